@@ -57,7 +57,8 @@ def request_logs(run: NodeRun, before: h.HeadPhase, state: h.HeadState, reports:
     Some of the workers may be killed before they send a goodbye.
     """
     begins_to_stop = state.phase is h.HeadPhase.STOPPING and before is not h.HeadPhase.STOPPING
-    if not begins_to_stop or state.verdict is None or not state.verdict.is_failure:
+    verdict = state.stop.verdict
+    if not begins_to_stop or verdict is None or not verdict.is_failure:
         return
 
     names = ("agent",) if run.plan.own_ray is None else ("agent", "ray")

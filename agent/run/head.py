@@ -264,7 +264,7 @@ class HeadAgent:
             last = actions[-1] if actions else None
             outcome = run.final(last.outcome) if isinstance(last, h.EndRun) else None
             if outcome is not None:
-                self._state = replace(self._state, verdict=outcome)
+                self._state = self._state.with_stop(verdict=outcome)
                 self._keeper.record_outcome(outcome)
                 await self._keeper.flush()
 
@@ -280,7 +280,7 @@ class HeadAgent:
         number = state.attempt.number
         is_booting = state.phase is h.HeadPhase.BOOTING
         submitted = number - 1 if is_booting else number
-        ray_ready = state.gcs_answers and state.ray.step is not Step.LOST
+        ray_ready = state.ray.gcs_answers and state.ray.item.step is not Step.LOST
         self._reports.publish(
             epoch=self._keeper.epoch,
             run_id=self._keeper.record.run_id,

@@ -277,7 +277,7 @@ class SubmissionMaker:
 
         # The words of this attempt, as a shell command without secrets.
         attempt = state.attempt.number
-        place = replace(placeholders, head_ip=state.ray_head_ip or placeholders.head_ip)
+        place = replace(placeholders, head_ip=state.ray.head_ip or placeholders.head_ip)
         gpus = [node.gpus for node in state.nodes()]
         words = fill(argv, gpus, place, reward_url, attempt, job.checkpoints)
         name = f"{safe_name(self._run_id)}-{attempt}.secrets"

@@ -198,18 +198,18 @@ class RunStatus:
             "seconds_in_phase": round(now - state.phase_since, 1),
             "phases": [*self.timeline.phases],
             "waits": [wait.to_dict(now) for wait in head.pending_waits(state)],
-            "ray": {"state": state.ray.step.value, "detail": state.ray.evidence},
+            "ray": {"state": state.ray.item.step.value, "detail": state.ray.item.evidence},
             "nodes": [self._node(one, now, joined=one.ip in alive) for one in (*ranked, *plain)],
             "services": [
-                self._service(state, key, item, now) for key, item in state.services.items()
+                self._service(state, key, item, now) for key, item in state.services.by_key.items()
             ],
             "prepare": [
                 {"name": name, "state": item.step.value, "detail": item.evidence}
-                for (_, name), item in state.steps.items()
+                for (_, name), item in state.steps.by_key.items()
             ],
             "outages": to_builtins(self.outages()),
             "job": job,
-            "verdict": to_builtins(state.verdict),
+            "verdict": to_builtins(state.stop.verdict),
             "attempts": [attempt.to_outcome() for attempt in keeper.record.attempts],
             "curve": self.job_lines.curve(),
             "cost": self.cost(),
@@ -244,9 +244,8 @@ class RunStatus:
         node, name = key
         worker = state.fleet.workers.get(node)
         where = HERE if worker is None else worker.name
-        outages = [
-            outage for outage in state.outages if (outage.service, outage.node) == (name, where)
-        ]
+        known = state.services.outages
+        outages = [outage for outage in known if (outage.service, outage.node) == (name, where)]
         since = next((outage.since for outage in outages if outage.until is None), None)
         seconds = 0.0
         for outage in outages:
@@ -269,7 +268,8 @@ class RunStatus:
         """Return log and finding texts, which only callers with a token may read."""
         state = self._get_state()
         plan = self._run.plan
-        findings = [*plan.findings, *state.differences, *state.probes.findings, *self.stalls]
+        between = (*state.comparison.differences, *state.probes.findings)
+        findings = [*plan.findings, *between, *self.stalls]
         warnings = [self._finding(finding) for finding in findings if finding.level is not Level.OK]
         for warning in warnings:
             del warning["level"]
@@ -299,7 +299,7 @@ class RunStatus:
         by_node = [(plan.topology.node_name, plan.findings)]
         by_node += [(worker.name, fleet.findings[worker.key]) for worker in checked]
         addresses = {worker.ip for worker in checked}
-        between = (*state.differences, *state.probes.findings)
+        between = (*state.comparison.differences, *state.probes.findings)
         return {
             "nodes": [name for name, _ in by_node],
             "unknown": [name for ip, name in fleet.alive.items() if ip not in addresses],
@@ -325,7 +325,7 @@ class RunStatus:
                 utc(outage.since),
                 None if outage.until is None else utc(outage.until),
             )
-            for outage in self._get_state().outages
+            for outage in self._get_state().services.outages
         )
 
     async def read_log(

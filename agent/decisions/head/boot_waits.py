@@ -13,7 +13,7 @@ from agent.base.text import first_names, listed
 from agent.decisions.attempts import is_loss
 from agent.decisions.head import head_state as h
 from agent.decisions.head import losses
-from agent.decisions.head.head_state import HeadPhase, HeadState
+from agent.decisions.head.head_state import HeadPhase, HeadState, Uncounted
 from agent.decisions.head.probes import preflight_waits, probe_waits
 from agent.decisions.shared import LogLine, Step, Wait
 from agent.plan import waits as planned
@@ -26,32 +26,37 @@ if TYPE_CHECKING:
 
 def expire_hang(state: HeadState, turn: Turn) -> HeadState:
     """Treat Ray as lost if it hangs too long while it is needed."""
-    until = state.hang_since + times.RAY_HANGS
-    if state.hang is None or not _ray_is_needed(state, state.hang) or turn.now < until:
+    ray = state.ray
+    until = ray.hang_since + times.RAY_HANGS
+    if ray.hang is None or not _ray_is_needed(state, ray.hang) or turn.now < until:
         return state
-    evidence = f"{state.hang.evidence} for {round(turn.now - state.hang_since)} s"
-    return replace(state, ray=state.ray.lost(evidence), hang=None)
+    evidence = f"{ray.hang.evidence} for {round(turn.now - ray.hang_since)} s"
+    return state.with_ray(item=ray.item.lost(evidence), hang=None)
 
 
 def hang_waits(state: HeadState) -> Iterator[Wait]:
     """Yield the wait for a hung Ray; `hang_messages` has logged it already."""
-    if state.hang is not None and _ray_is_needed(state, state.hang):
+    hang = state.ray.hang
+    if hang is not None and _ray_is_needed(state, hang):
         what = "the stopped processes of Ray to continue"
-        until = state.hang_since + times.RAY_HANGS
-        yield Wait(planned.HANG, what, until, state.hang.evidence, is_following=True)
+        until = state.ray.hang_since + times.RAY_HANGS
+        yield Wait(planned.HANG, what, until, hang.evidence, is_following=True)
 
 
 def hang_messages(before: HeadState, after: HeadState, event: HeadEvent) -> Iterator[LogLine]:
     """Yield the log lines for a Ray that hangs or runs again."""
-    if not isinstance(event, h.RayHangs) or before.hang is after.hang is None:
+    hang = after.ray.hang
+    if not isinstance(event, h.RayHangs):
         return
-    if after.hang is None:
+    if hang is None and before.ray.hang is None:
+        return
+    if hang is None:
         yield LogLine("Ray runs again: none of its processes is stopped")
         return
     follows = "left alone, since a job runs that does not need it"
-    if _ray_is_needed(after, after.hang):
+    if _ray_is_needed(after, hang):
         follows = f"Ray is started again unless it continues within {round(times.RAY_HANGS)} s"
-    yield LogLine(f"Ray hangs, {after.hang.evidence}: {follows}", "warning")
+    yield LogLine(f"Ray hangs, {hang.evidence}: {follows}", "warning")
 
 
 def _ray_is_needed(state: HeadState, hang: h.RayHangs) -> bool:
@@ -91,11 +96,12 @@ def _required_waits(state: HeadState) -> Iterator[Wait]:
     goal = state.goal
 
     # Ray, and the jobs that a given Ray lists.
-    if state.ray.step is Step.PENDING:
-        yield Wait(planned.HEAD, goal.ray, state.deadline_of(planned.HEAD), state.ray.evidence)
-    elif goal.asks_for_jobs and not state.jobs_known:
+    ray = state.ray.item
+    if ray.step is Step.PENDING:
+        yield Wait(planned.HEAD, goal.ray, state.deadline_of(planned.HEAD), ray.evidence)
+    elif goal.asks_for_jobs and not state.ray.jobs_known:
         what = f"the list of jobs of {goal.ray}"
-        yield Wait(planned.HEAD, what, state.deadline_of(planned.HEAD), state.ray.evidence)
+        yield Wait(planned.HEAD, what, state.deadline_of(planned.HEAD), ray.evidence)
     yield from hang_waits(state)
 
     # Services, prepare steps, and the end of the last attempt.
@@ -127,21 +133,22 @@ def recount_uncounted(state: HeadState, now: float) -> HeadState:
     Only once enough workers have joined: all before is waited for anyway.
     """
     fleet = state.fleet
-    known = state.uncounted_since
+    checked = state.uncounted.fleet
+    known = state.uncounted.since
     if not state.goal.has_job or len(fleet.alive) < state.required:
         return state
     late = {key for key, since in known.items() if now >= since + times.GCS_REPORTS_LOSS}
-    if not late and state.checked_fleet is not None and fleet.has_nodes_of(state.checked_fleet):
+    if not late and checked is not None and fleet.has_nodes_of(checked):
         return state
 
     uncounted = {node.node_id: known.get(node.node_id, now) for node in fleet.uncounted()}
     uncounted |= dict.fromkeys(late & uncounted.keys(), -math.inf)
-    return replace(state, uncounted_since=uncounted, checked_fleet=fleet)
+    return replace(state, uncounted=Uncounted(uncounted, fleet))
 
 
 def _dead_node_waits(state: HeadState) -> Iterator[Wait]:
     """Yield the wait for Ray to drop dead nodes: it would start parts of the job there."""
-    awaited = {key: at for key, at in state.uncounted_since.items() if math.isfinite(at)}
+    awaited = {key: at for key, at in state.uncounted.since.items() if math.isfinite(at)}
     if not awaited or not state.goal.has_job:
         return
 
@@ -154,13 +161,14 @@ def _dead_node_waits(state: HeadState) -> Iterator[Wait]:
 
 def _service_waits(state: HeadState) -> Iterator[Wait]:
     """Yield a wait per service that is not ready, one for all of its nodes."""
-    for name, pending in state.pending_services.items():
+    for name, pending in state.services.pending.items():
         nodes = {node: until for node, until in pending.items() if state.relies_on(node)}
         if len(nodes) == 1:
             key = (next(iter(nodes)), name)
             title = service_title(state, key)
-            item = state.services[key]
-            last = f"not started, {item.evidence}" if key in state.blocked else item.evidence
+            item = state.services.by_key[key]
+            is_blocked = key in state.services.blocked
+            last = f"not started, {item.evidence}" if is_blocked else item.evidence
             yield Wait(name, title, item.deadline, last)
         elif nodes:
             what = f"{name} on {state.goal.service(name).where.sentence()}"
@@ -169,9 +177,9 @@ def _service_waits(state: HeadState) -> Iterator[Wait]:
 
 
 def _evidence_of_nodes(state: HeadState, name: str) -> str:
-    keys = [(node, name) for node in state.pending_services[name] if state.relies_on(node)]
+    keys = [(node, name) for node in state.services.pending[name] if state.relies_on(node)]
     named = [
-        f"{service_title(state, key)}: {state.services[key].evidence or 'no report yet'}"
+        f"{service_title(state, key)}: {state.services.by_key[key].evidence or 'no report yet'}"
         for key in keys[:_MAX_NAMED]
     ]
     more = len(keys) - len(named)
@@ -198,9 +206,9 @@ def _last_detail(state: HeadState, rank: int | None) -> str:
 def _step_waits(state: HeadState) -> Iterator[Wait]:
     """Yield the waits for prepare steps; those with the same deadline share one."""
     running: dict[float, list[str]] = {}
-    for key, item in state.steps.items():
+    for key, item in state.steps.by_key.items():
         name = key[1]
-        if key in state.blocked:
+        if key in state.services.blocked:
             yield Wait(name, name, item.deadline, f"not started, {item.evidence}")
         elif item.step is Step.PENDING:
             running.setdefault(item.deadline, []).append(name)
@@ -227,22 +235,22 @@ def _running_waits(state: HeadState) -> Iterator[Wait]:
 def _resuming_waits(state: HeadState) -> Iterator[Wait]:
     snapshot = state.goal.resumed_attempt
     attempt = state.attempt
-    if state.verdict is not None and snapshot is not None:
+    if state.stop.verdict is not None and snapshot is not None:
         yield Wait(planned.STOP, "the job to stop", snapshot.stop_ordered_at + _stop_limit(state))
     elif attempt.submitted is None:
         until = state.deadline_of(planned.HEAD)
-        yield Wait(planned.HEAD, state.goal.ray, until, state.ray.evidence)
+        yield Wait(planned.HEAD, state.goal.ray, until, state.ray.item.evidence)
     else:
         until = attempt.last_status_at + state.goal.limits[planned.JOB]
         what = f"the status of attempt {attempt.number} from Ray"
-        yield Wait(planned.JOB, what, until, state.ray.evidence)
+        yield Wait(planned.JOB, what, until, state.ray.item.evidence)
 
 
 def submit_wait(state: HeadState) -> Wait:
     """Return the wait for a submission."""
     until = state.phase_since + state.goal.limits[planned.SUBMIT]
     who = "torchrun to start" if state.goal.by_torchrun else "Ray to take the job"
-    return Wait(planned.SUBMIT, who, until, state.ray.evidence)
+    return Wait(planned.SUBMIT, who, until, state.ray.item.evidence)
 
 
 def _judging_waits(state: HeadState) -> Iterator[Wait]:
@@ -258,7 +266,7 @@ def _judging_waits(state: HeadState) -> Iterator[Wait]:
 
 def stop_deadline(state: HeadState) -> float:
     """Return the time by which a job must have stopped; later if another attempt follows."""
-    saving = state.saving
+    saving = state.stop.saving
     if saving is None or saving.is_of_grace:
         return state.phase_since + _stop_limit(state)
     return saving.until + _stop_limit(state)
@@ -266,15 +274,16 @@ def stop_deadline(state: HeadState) -> float:
 
 def _stop_limit(state: HeadState) -> float:
     grace = state.goal.job_stop_grace
-    verdict = state.verdict
+    verdict = state.stop.verdict
     if verdict is not None and is_loss(verdict) and state.another_follows:
         return grace + times.JOB_KILLED
     return grace
 
 
 def _stopping_waits(state: HeadState) -> tuple[Wait]:
-    if state.saving is not None:
-        return (Wait(planned.SAVE, "the job to save", state.saving.until),)
+    saving = state.stop.saving
+    if saving is not None:
+        return (Wait(planned.SAVE, "the job to save", saving.until),)
     return (Wait(planned.STOP, "the job to stop", stop_deadline(state)),)
 
 

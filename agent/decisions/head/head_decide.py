@@ -40,14 +40,13 @@ def first_state(goal: h.HeadGoal) -> HeadState:
     state = HeadState(
         goal=goal,
         attempt=attempts.Attempt(first_id, number),
-        ray=v.Item(v.Step.READY) if goal.by_torchrun else v.Item(),
+        ray=h.RayState(v.Item(v.Step.READY) if goal.by_torchrun else v.Item()),
+        services=h.ServicesState(outages=goal.former_outages),
+        steps=h.StepsState(steps, holders=service_order.first_step_holders(goal)),
         fleet=Fleet(by_report=goal.by_torchrun, last_rank=goal.last_rank),
-        steps=steps,
-        step_holders=service_order.first_step_holders(goal),
-        reports_due=times.AGENT_SILENT if goal.has_former_ray else None,
         required=goal.expected_workers,
-        leftovers=dict.fromkeys(goal.former_workers, 0.0),
-        outages=goal.former_outages,
+        reports_due=times.AGENT_SILENT if goal.has_former_ray else None,
+        earlier=h.EarlierAttempts(leftovers=dict.fromkeys(goal.former_workers, 0.0)),
     )
 
     # The head's own services and steps start at once, as far as nothing blocks them.
@@ -55,24 +54,25 @@ def first_state(goal: h.HeadGoal) -> HeadState:
         if spec.where.includes(goal.rank, is_head=True):
             item = v.Item(was_ready=goal.resumed_attempt is not None)
             state = state.with_item((v.HERE, spec.name), item)
-    own = [key for key, item in state.steps.items() if item.step is v.Step.PENDING]
-    state = service_order.start_items(state, [*own, *state.services], 0.0)
+    own = [key for key, item in state.steps.by_key.items() if item.step is v.Step.PENDING]
+    state = service_order.start_items(state, [*own, *state.services.by_key], 0.0)
 
     return state if goal.resumed_attempt is None else _resume(state, goal.resumed_attempt)
 
 
 def _resume(state: HeadState, snapshot: attempts.AttemptSnapshot) -> HeadState:
+    state = state.with_losses(
+        last=snapshot.last_loss,
+        last_at=snapshot.last_loss_at,
+        below_required_since=snapshot.below_required_since,
+    )
+    state = state.with_stop(verdict=snapshot.end).with_earlier(leftovers={})
     return replace(
         state,
         phase=HeadPhase.RESUMING,
         attempt=replace(snapshot.attempt, submitted=None),
         required=snapshot.required,
         fleet=replace(state.fleet, dead_node_ids=snapshot.dead_node_ids),
-        last_loss=snapshot.last_loss,
-        last_loss_at=snapshot.last_loss_at,
-        below_required_since=snapshot.below_required_since,
-        verdict=snapshot.end,
-        leftovers={},
     )
 
 
@@ -82,8 +82,9 @@ def decide(state: HeadState, event: HeadEvent, now: float) -> tuple[HeadState, h
 
     # What is saved comes first, so that an agent that is killed while it acts leaves a record of
     # the decision.
-    if after.outages != state.outages and state.phase is not HeadPhase.LEAVING:
-        after = replace(after, actions=(h.SaveOutages(after.outages), *after.actions))
+    if after.services.outages != state.services.outages and state.phase is not HeadPhase.LEAVING:
+        save = h.SaveOutages(after.services.outages)
+        after = replace(after, actions=(save, *after.actions))
 
     snapshot = h.snapshot_of(after)
     saved = h.snapshot_of(state) or state.goal.resumed_attempt
@@ -196,14 +197,15 @@ def deadline(state: HeadState) -> float | None:
     # What else is due, some of it only in certain phases.
     others = [phases.hours_deadline(state), state.fleet.silence_check_at]
     if phase in {HeadPhase.BOOTING, HeadPhase.RUNNING}:
-        others += [state.services[key].restart_at for key in state.lost_services]
+        others += [state.services.by_key[key].restart_at for key in state.services.lost]
         others.append(service_order.service_node_deadline(state))
     if phase is HeadPhase.BOOTING and math.isfinite(goal.boot_limit):
         times.append(state.phase_since + goal.boot_limit)
     if phase is HeadPhase.STOPPING:
         others.append(shares.silent_shares_deadline(state))
-    if phase is HeadPhase.RUNNING and goal.has_job and state.below_required_since is not None:
-        times.append(state.below_required_since + goal.limits[planned.NODE])
+    short_since = state.losses.below_required_since
+    if phase is HeadPhase.RUNNING and goal.has_job and short_since is not None:
+        times.append(short_since + goal.limits[planned.NODE])
     return min((*times, *(at for at in others if at is not None)), default=None)
 
 
@@ -212,34 +214,36 @@ def apply_event(state: HeadState, event: HeadEvent, now: float) -> HeadState:  #
     match event:
         case h.RayNodes(nodes):  # Ray is up once the head's own node is listed
             head = next((node.ip for node in nodes if node.is_head and node.alive), None)
-            ray = state.ray if head is None else state.ray.ready()
+            ray = state.ray.item if head is None else state.ray.item.ready()
             sizes = {node.ip: node.size for node in nodes if node.alive}
             fleet = state.fleet.with_ray_nodes(nodes)
-            return replace(state, ray=ray, ray_head_ip=head, node_sizes=sizes, fleet=fleet)
+            return replace(state, fleet=fleet).with_ray(item=ray, head_ip=head, node_sizes=sizes)
         case v.Woke(seconds):  # AGENT_MAX_HOURS counts what a pod bills
             hours = state.goal.used_hours + seconds / 3600
             return replace(state, goal=replace(state.goal, used_hours=hours))
         case h.GcsOpen():
             evidence = "GCS answered, the head's node is not in it yet"
-            is_pending = state.ray.step is v.Step.PENDING
-            ray = replace(state.ray, evidence=evidence) if is_pending else state.ray
-            return replace(state, gcs_answers=True, ray=ray)
+            state = state.with_ray(gcs_answers=True)
+            if state.ray.item.step is not v.Step.PENDING:
+                return state
+            return state.with_ray(item=replace(state.ray.item, evidence=evidence))
         case h.HeadRaySilent(evidence) | h.SubmitWaits(_, evidence):
-            return replace(state, ray=replace(state.ray, evidence=evidence))
+            return state.with_ray(item=replace(state.ray.item, evidence=evidence))
         case h.RayGone(evidence, memory):
-            return replace(state, ray=state.ray.lost(evidence), oom_evidence=memory)
+            return state.with_ray(item=state.ray.item.lost(evidence), oom_evidence=memory)
         case h.RayHangs(evidence, beside_job):  # a job that starts or ends resets the time
-            lasts = state.hang is not None and state.hang.beside_job == beside_job
-            since = state.hang_since if lasts else now
-            return replace(state, hang=event if evidence else None, hang_since=since)
+            hang = state.ray.hang
+            lasts = hang is not None and hang.beside_job == beside_job
+            since = state.ray.hang_since if lasts else now
+            return state.with_ray(hang=event if evidence else None, hang_since=since)
         case h.WorkerIntroduced(key, _, facts, findings):
             fleet = replace(state.fleet, facts={**state.fleet.facts, key: facts})
             fleet = replace(fleet, findings={**fleet.findings, key: findings})
             return replace(state, fleet=fleet)
         case h.Cleared(over, left) if over == state.attempt.number - 1:
-            return replace(state, own_leftovers=f"{left} cannot be ended" if left else None)
+            return state.with_earlier(own_leftovers=f"{left} cannot be ended" if left else None)
         case h.CheckpointSeen(_, step, path):
-            return replace(state, newest_checkpoint=step, resumes_from=path)
+            return state.with_earlier(newest_checkpoint=step, resumes_from=path)
         case h.WorkerReported(worker):
             state = _apply_report(state, worker, now)
             return shares.apply_share_end(state, worker.key, worker.share, now)
@@ -251,7 +255,7 @@ def apply_event(state: HeadState, event: HeadEvent, now: float) -> HeadState:  #
         case h.WorkerReplaced(key):
             return _forget_worker(state, key)
         case v.StepOver(name, failure, node):
-            item = state.steps.get((node, name))
+            item = state.steps.by_key.get((node, name))
             if item is None:
                 return state
             return state.with_item((node, name), item.lost(failure) if failure else item.ready())
@@ -270,7 +274,7 @@ def apply_event(state: HeadState, event: HeadEvent, now: float) -> HeadState:  #
             if state.goal.ray_is_given:  # a network policy may keep them out of reach
                 return replace(state, attempt=replace(state.attempt, unreachable_nodes=why))
             attempt = replace(state.attempt, lost_nodes=(*state.attempt.lost_nodes, *silent))
-            return replace(state, attempt=attempt, last_loss=f"lost {why}", last_loss_at=now)
+            return replace(state, attempt=attempt).with_losses(last=f"lost {why}", last_at=now)
         case _:
             return state
 
@@ -285,7 +289,7 @@ def is_worker_needed(state: HeadState, key: str, now: float) -> bool:
     if not is_away or state.fleet.counts(worker):
         return True
     homes = (state.service_home(spec.name) for spec in state.goal.services)
-    return key in state.leftovers or key in state.shares.by_node or key in homes
+    return key in state.earlier.leftovers or key in state.shares.by_node or key in homes
 
 
 def _apply_report(state: HeadState, worker: Worker, now: float) -> HeadState:
@@ -303,7 +307,7 @@ def _apply_report(state: HeadState, worker: Worker, now: float) -> HeadState:
     # Its services.
     for report in worker.items:
         key = (worker.key, report.name)
-        item = state.services.get(key)
+        item = state.services.by_key.get(key)
         if item is not None:
             if report.generation > item.generation:  # an earlier head ordered this start
                 state = state.with_item(key, replace(item, generation=report.generation))
@@ -317,23 +321,22 @@ def _apply_report(state: HeadState, worker: Worker, now: float) -> HeadState:
 
 def _forget_worker(state: HeadState, key: str) -> HeadState:
     worker = state.fleet.workers.get(key)
-    leftovers = {name: since for name, since in state.leftovers.items() if name != key}
+    leftovers = {name: since for name, since in state.earlier.leftovers.items() if name != key}
     fleet = state.fleet.without_agent(key)
     is_elsewhere = worker is None or worker.ip in fleet.agent_at or worker.ip in fleet.ray_nodes
     probes = state.probes.without_node(key, "" if worker is None or is_elsewhere else worker.ip)
-    given_up = frozenset(item for item in state.abandoned_services if item[0] != key)
-    ordered = {node: names for node, names in state.steps_ordered.items() if node != key}
-    state = replace(
-        state, fleet=fleet, probes=probes, leftovers=leftovers, abandoned_services=given_up
-    )
-    return replace(state, steps_ordered=ordered).without_services_on(key)
+    abandoned = frozenset(item for item in state.services.abandoned if item[0] != key)
+    ordered = {node: names for node, names in state.steps.ordered.items() if node != key}
+    state = replace(state, fleet=fleet, probes=probes).with_earlier(leftovers=leftovers)
+    state = state.with_services(abandoned=abandoned).with_steps(ordered=ordered)
+    return state.without_services_on(key)
 
 
 def _apply_service_state(
     state: HeadState, node: str, report: v.ItemReport | ServiceEvent, now: float
 ) -> HeadState:
     key = (node, report.name)
-    item = state.services.get(key)
+    item = state.services.by_key.get(key)
     if item is None or report.generation not in (None, item.generation):
         return state  # a report about an earlier start
     if report.step is v.Step.READY:
@@ -349,14 +352,14 @@ def _apply_service_state(
 
 def _record_outage(state: HeadState, key: Key, old: v.Item, new: v.Item, now: float) -> HeadState:
     worker = state.fleet.workers.get(key[0])
-    outages = state.outages
+    outages = state.services.outages
     outage = v.Outage(key[1], key[0] if worker is None else worker.name, now)
     if old.step is v.Step.READY and new.step is not v.Step.READY:
         outages = (*outages, outage)[-_MAX_OUTAGES:]
     elif new.step is v.Step.READY:  # an open one may be of a former agent
         open_ones = {replace(outage, since=one.since) for one in outages}
         outages = tuple(replace(one, until=now) if one in open_ones else one for one in outages)
-    return replace(state, outages=outages)
+    return state.with_services(outages=outages)
 
 
 def messages(before: HeadState, after: HeadState, event: HeadEvent) -> list[HeadAction]:
@@ -364,9 +367,9 @@ def messages(before: HeadState, after: HeadState, event: HeadEvent) -> list[Head
     lines: list[HeadAction] = [*boot_waits.hang_messages(before, after, event)]
 
     # Are all prepare steps done now?
-    has_ended = isinstance(event, v.StepOver) and before.steps != after.steps
-    if has_ended and all(item.step is v.Step.READY for item in after.steps.values()):
-        lines.append(v.LogLine(f"{listed(name for _, name in after.steps)}: done"))
+    has_ended = isinstance(event, v.StepOver) and before.steps.by_key != after.steps.by_key
+    if has_ended and all(item.step is v.Step.READY for item in after.steps.by_key.values()):
+        lines.append(v.LogLine(f"{listed(name for _, name in after.steps.by_key)}: done"))
 
     lines += _messages_of_services(before, after, event)
     if isinstance(event, h.WorkerSilent) and before.fleet is not after.fleet:
@@ -386,8 +389,8 @@ def _messages_of_services(
     elif isinstance(event, v.ServiceReady):
         reported = [(event.node, event.name)]
     for key in reported:
-        then = before.services.get(key, v.Item()).step
-        now = after.services.get(key, v.Item()).step
+        then = before.services.by_key.get(key, v.Item()).step
+        now = after.services.by_key.get(key, v.Item()).step
         if now is v.Step.READY and then is not v.Step.READY:
             yield v.LogLine(f"{service_title(after, key)} answers")
 

@@ -255,11 +255,88 @@ class HeadPhase(str, Enum):
 Actions = tuple[HeadAction, ...]
 
 
+class RayState(Value):
+    """Ray on the head, and what it has answered."""
+
+    item: Item = field(default_factory=Item)
+    oom_evidence: str = ""  # what the kernel's OOM killer did here when Ray last exited
+    hang: RayHangs | None = None  # the Ray processes, other than GCS and raylet, that are stopped
+    hang_since: float = 0.0
+    gcs_answers: bool = False  # true once GCS accepts connections: workers can join
+    head_ip: str | None = None  # the address of the head node in GCS's list
+    node_sizes: Mapping[str, NodeSize] = field(default_factory=dict)  # by address, from GCS
+    jobs_asked: bool = False  # true once Ray was asked for the jobs of this run
+    jobs_known: bool = False  # true once it has answered
+
+
+class ServicesState(Value):
+    """The services of all nodes."""
+
+    by_key: dict[Key, Item] = field(default_factory=dict)  # in the order of their starts
+    pending: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """By service: the nodes on which it is not ready yet, with their deadlines."""
+    lost: frozenset[Key] = frozenset()  # ended, and not restarted yet
+    abandoned: frozenset[Key] = frozenset()  # optional ones that failed for good
+    blocked: frozenset[Key] = frozenset()  # a dependency is not ready; the head's own steps, too
+    outages: tuple[shared.Outage, ...] = ()  # when services did not answer, the newest last
+
+
+class StepsState(Value):
+    """The prepare steps."""
+
+    by_key: Mapping[Key, Item] = field(default_factory=dict)  # the head's own
+    ordered: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    """By a worker's agent id: the steps that are ordered there."""
+    holders: Mapping[StepOnDisk, str] = field(default_factory=dict)  # the nodes that run them
+
+
+class Uncounted(Value):
+    """The nodes in GCS's list that do not count."""
+
+    since: Mapping[str, float] = field(default_factory=dict)
+    """By id in Ray: since when; -inf once the head waits no longer for Ray to drop it."""
+    fleet: Fleet | None = None  # for which that was computed
+
+
+class Comparison(Value):
+    """The last comparison of the nodes."""
+
+    differences: tuple[Finding, ...] = ()
+    workers: Mapping[str, str] | None = None  # that were compared, address to name
+
+
+class Losses(Value):
+    """What the present attempt has lost."""
+
+    below_required_since: float | None = None  # since when fewer workers than required count
+    last: str = ""  # the last loss of a node while the job ran, as text
+    last_at: float | None = None  # when that was
+
+
+class EarlierAttempts(Value):
+    """What is known, and what may still run, of the attempts before this one."""
+
+    attempts: tuple[Attempt, ...] = ()  # of this head, each with its end
+    newest_checkpoint: int | None = None  # the step of the newest checkpoint, if known
+    resumes_from: str = ""  # the checkpoint that the recipe resumes from
+    leftovers: Mapping[str, float] = field(default_factory=dict)
+    """What may still run the previous attempt: agent id, or name without one, and last contact."""
+    own_leftovers: str | None = None  # what is left of the previous attempt here
+
+
 class Saving(Value):
     """A stop of the job that first lets the job save."""
 
     until: float  # then the job is stopped, saved or not
     is_of_grace: bool  # true if this wait is part of the stop's own grace
+
+
+class Stop(Value):
+    """How the job is stopped, and how the run ends."""
+
+    verdict: Outcome | None = None  # the end; early if the agent stops the job
+    saving: Saving | None = None  # the job may save before it is stopped; None once that is over
+    hours_warned: bool = False  # true once the end by AGENT_MAX_HOURS was announced
 
 
 class Notices(Value):
@@ -282,62 +359,26 @@ class HeadState(Value):
     phase_since: float = 0.0  # when this phase started
     actions: Actions = ()  # what is to be done after the last event
 
-    # Ray
-    ray: Item = field(default_factory=Item)
-    oom_evidence: str = ""  # what the kernel's OOM killer did here when Ray last exited
-    hang: RayHangs | None = None  # the Ray processes, other than GCS and raylet, that are stopped
-    hang_since: float = 0.0
-    gcs_answers: bool = False  # true once GCS accepts connections: workers can join
-    ray_head_ip: str | None = None  # the address of the head node in GCS's list
-    node_sizes: Mapping[str, NodeSize] = field(default_factory=dict)  # by address, from GCS
-    jobs_asked: bool = False  # true once Ray was asked for the jobs of this run
-    jobs_known: bool = False  # true once it has answered
+    # What runs here and on the workers
+    ray: RayState = field(default_factory=RayState)
+    services: ServicesState = field(default_factory=ServicesState)
+    steps: StepsState = field(default_factory=StepsState)
+    shares: JobShares = field(default_factory=JobShares)  # of an attempt by torchrun
 
-    # Services and prepare steps
-    services: dict[Key, Item] = field(default_factory=dict)  # in the order of their starts
-    pending_services: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    """By service: the nodes on which it is not ready yet, with their deadlines."""
-    lost_services: frozenset[Key] = frozenset()  # services that ended and are not restarted yet
-    abandoned_services: frozenset[Key] = frozenset()  # optional ones that failed for good
-    blocked: frozenset[Key] = frozenset()  # services and own steps with a dependency not ready
-    outages: tuple[shared.Outage, ...] = ()  # when services did not answer, the newest last
-    steps: Mapping[Key, Item] = field(default_factory=dict)  # the head's own prepare steps
-    steps_ordered: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    """By agent id: the prepare steps that are ordered there."""
-    step_holders: Mapping[StepOnDisk, str] = field(default_factory=dict)  # the nodes that run them
-
-    # The nodes, and what is compared and probed before the job
+    # The nodes
     fleet: Fleet = field(default_factory=Fleet)
-    uncounted_since: Mapping[str, float] = field(default_factory=dict)
-    """By id in Ray: since when a node in GCS's list does not count; -inf once the head waits no
-    longer for Ray to drop it."""
-    checked_fleet: Fleet | None = None  # for which that was computed
+    required: int = 0  # how many workers the running job needs
     reports_due: float | None = None
     """Until then a node in GCS's list may have an agent that has not reported to this one yet."""
-    required: int = 0  # how many workers the running job needs
-    differences: tuple[Finding, ...] = ()  # between nodes, in the last comparison
-    compared_workers: Mapping[str, str] | None = None  # in that one, address to name
+    uncounted: Uncounted = field(default_factory=Uncounted)
+    comparison: Comparison = field(default_factory=Comparison)
     probes: shared.Probes = field(default_factory=shared.Probes)  # between nodes, before the job
     preflight: shared.Preflight | None = None  # the all-reduce before the job, once it started
 
-    # Losses, and the attempts before this one
-    below_required_since: float | None = None  # since when fewer workers than required count
-    last_loss: str = ""  # the last loss of a node while the job ran, as text
-    last_loss_at: float | None = None  # when that was
-    earlier_attempts: tuple[Attempt, ...] = ()  # of this head, each with its end
-    newest_checkpoint: int | None = None  # the step of the newest checkpoint, if known
-    resumes_from: str = ""  # the checkpoint that the recipe resumes from
-    leftovers: Mapping[str, float] = field(default_factory=dict)
-    """What may still run the previous attempt: agent id, or name without one, and last contact."""
-    own_leftovers: str | None = None  # what is left of the previous attempt here
-
-    # The shares of a job by torchrun
-    shares: JobShares = field(default_factory=JobShares)  # of an attempt by torchrun
-
-    # The end, and nodes that their platform takes away
-    hours_warned: bool = False  # true once the end by AGENT_MAX_HOURS was announced
-    verdict: Outcome | None = None  # the end; early if the agent stops the job
-    saving: Saving | None = None  # the job may save before it is stopped; None once that is over
+    # Losses, further attempts and the end
+    losses: Losses = field(default_factory=Losses)
+    earlier: EarlierAttempts = field(default_factory=EarlierAttempts)
+    stop: Stop = field(default_factory=Stop)
     notices: Notices = field(default_factory=Notices)
 
     def do(self, *actions: HeadAction) -> HeadState:
@@ -348,16 +389,41 @@ class HeadState(Value):
         """Add a log line."""
         return self.do(LogLine(sentence, level))
 
+    def with_ray(self, **changes: object) -> HeadState:
+        """Change fields of `ray`."""
+        return replace(self, ray=replace(self.ray, **changes))
+
+    def with_services(self, **changes: object) -> HeadState:
+        """Change fields of `services`."""
+        return replace(self, services=replace(self.services, **changes))
+
+    def with_steps(self, **changes: object) -> HeadState:
+        """Change fields of `steps`."""
+        return replace(self, steps=replace(self.steps, **changes))
+
+    def with_losses(self, **changes: object) -> HeadState:
+        """Change fields of `losses`."""
+        return replace(self, losses=replace(self.losses, **changes))
+
+    def with_earlier(self, **changes: object) -> HeadState:
+        """Change fields of `earlier`."""
+        return replace(self, earlier=replace(self.earlier, **changes))
+
+    def with_stop(self, **changes: object) -> HeadState:
+        """Change fields of `stop`."""
+        return replace(self, stop=replace(self.stop, **changes))
+
     @property
     def verdict_for_workers(self) -> Outcome | None:
         """Return the outcome to send to workers: only while leaving, and not if superseded."""
-        ours_alone = self.verdict is not None and self.verdict.is_superseded
-        return self.verdict if self.phase is HeadPhase.LEAVING and not ours_alone else None
+        verdict = self.stop.verdict
+        ours_alone = verdict is not None and verdict.is_superseded
+        return verdict if self.phase is HeadPhase.LEAVING and not ours_alone else None
 
     @property
     def lost_attempts(self) -> tuple[LostAttempt, ...]:
         """Return the attempts of this run that were lost so far."""
-        return (*self.goal.lost_attempts, *(one.as_lost for one in self.earlier_attempts))
+        return (*self.goal.lost_attempts, *(one.as_lost for one in self.earlier.attempts))
 
     @property
     def another_follows(self) -> bool:
@@ -373,26 +439,27 @@ class HeadState(Value):
 
     def with_item(self, key: Key, item: Item) -> HeadState:
         """Set the state of a service on a node, or of one of the head's own steps."""
-        if key in self.steps:
-            return replace(self, steps={**self.steps, key: item})
+        if key in self.steps.by_key:
+            return self.with_steps(by_key={**self.steps.by_key, key: item})
         node, name = key
-        pending = self.pending_services
-        nodes = self.pending_services.get(name, {})
+        pending = self.services.pending
+        nodes = pending.get(name, {})
         if item.step is Step.PENDING and nodes.get(node) != item.deadline:
             pending = {**pending, name: {**nodes, node: item.deadline}}
         elif item.step is not Step.PENDING and node in nodes:
             pending = {**pending, name: {one: nodes[one] for one in nodes if one != node}}
-        lost = self.lost_services - {key}
+        lost = self.services.lost - {key}
         lost = lost | {key} if item.step is Step.LOST else lost
-        services = {**self.services, key: item}
-        return replace(self, services=services, pending_services=pending, lost_services=lost)
+        services = {**self.services.by_key, key: item}
+        return self.with_services(by_key=services, pending=pending, lost=lost)
 
     def without_service(self, key: Key) -> HeadState:
         """Remove a service that no wait covers any more."""
-        if key not in self.services:
+        if key not in self.services.by_key:
             return self
         state = self.with_item(key, Item(Step.READY))
-        return replace(state, services={k: item for k, item in state.services.items() if k != key})
+        others = {k: item for k, item in state.services.by_key.items() if k != key}
+        return state.with_services(by_key=others)
 
     def without_services_on(self, node: str) -> HeadState:
         """Remove the services of a node that left."""
@@ -403,9 +470,9 @@ class HeadState(Value):
 
     def service_home(self, name: str) -> str | None:
         """Return the node of a service that runs once, the latest one; None if none has it."""
-        if (HERE, name) in self.services:
+        if (HERE, name) in self.services.by_key:
             return HERE
-        return next((node for node, one in reversed(self.services) if one == name), None)
+        return next((node for node, one in reversed(self.services.by_key) if one == name), None)
 
     @property
     def unreported_nodes(self) -> tuple[str, ...]:
@@ -423,12 +490,12 @@ class HeadState(Value):
         if self.goal.by_torchrun:
             return self.shares.sizes
         fleet = self.fleet
-        head = self.ray_head_ip
+        head = self.ray.head_ip
         nodes = {} if head is None else {head: self.goal.facts}
         nodes |= {ip: fleet.facts.get(fleet.agent_at.get(ip, "")) for ip in fleet.alive}
         sizes = []
         for ip, facts in nodes.items():  # Ray has a node's GPUs and CPUs, its agent all its memory
-            size = self.node_sizes.get(ip, NodeSize(0))
+            size = self.ray.node_sizes.get(ip, NodeSize(0))
             if facts is not None:
                 memory = facts.memory or size.memory
                 size = replace(size, memory=memory, gpu_memory=facts.gpu_memory)
@@ -448,7 +515,7 @@ class HeadState(Value):
         if is_known or worker.ip in self.attempt.workers:
             return True
         # a spare that joined Ray: what it ran must have ended before the next attempt
-        if worker.name in self.attempt.lost_nodes or worker.key in self.leftovers:
+        if worker.name in self.attempt.lost_nodes or worker.key in self.earlier.leftovers:
             return True
         if self.goal.by_torchrun:  # in place of an expected one
             return any(one.key == worker.key for one in self.fleet.present()[:last])
@@ -617,7 +684,7 @@ def leave(state: HeadState, outcome: Outcome, now: float) -> HeadState:
     attempt = state.attempt
     if attempt.submitted is not None:
         attempt = replace(attempt, ended=now, end=outcome)
-    state = replace(state, verdict=outcome, attempt=attempt)
+    state = replace(state, attempt=attempt).with_stop(verdict=outcome)
     return state.enter(HeadPhase.LEAVING, now).do(EndRun(outcome))
 
 
@@ -633,9 +700,9 @@ def snapshot_of(state: HeadState) -> AttemptSnapshot | None:
         attempt=replace(attempt, report=None, job_ended_at=None, **left_out),
         required=state.required,
         dead_node_ids=state.fleet.dead_node_ids,
-        last_loss=state.last_loss,
-        last_loss_at=state.last_loss_at,
-        below_required_since=state.below_required_since,
-        end=state.verdict if is_stopping else None,
+        last_loss=state.losses.last,
+        last_loss_at=state.losses.last_at,
+        below_required_since=state.losses.below_required_since,
+        end=state.stop.verdict if is_stopping else None,
         stop_ordered_at=state.phase_since if is_stopping else 0.0,
     )

@@ -25,7 +25,7 @@ from agent.decisions import attempts
 from agent.decisions.attempts import Attempt, JobReport, is_loss, submission_id_of
 from agent.decisions.head import head_state as h
 from agent.decisions.head import shares
-from agent.decisions.head.head_state import HeadPhase, HeadState, leave
+from agent.decisions.head.head_state import HeadPhase, HeadState, Losses, leave
 from agent.decisions.shared import Step, Wait
 from agent.plan import waits as planned
 
@@ -74,7 +74,7 @@ def record_losses(state: HeadState, left: Mapping[str, str], now: float) -> Head
     own = {ip: name for ip, name in left.items() if ip in attempt.workers}
     attempt = replace(attempt, lost_nodes=gone, lost_workers={**attempt.lost_workers, **own})
     loss = f"{listed(left.values())} {'was' if len(left) == 1 else 'were'} lost"
-    return replace(state, attempt=attempt, last_loss=loss, last_loss_at=now)
+    return replace(state, attempt=attempt).with_losses(last=loss, last_at=now)
 
 
 def record_losses_before_resume(state: HeadState, now: float) -> HeadState:
@@ -88,7 +88,7 @@ def record_losses_before_resume(state: HeadState, now: float) -> HeadState:
 
 def ray_lost_outcome(state: HeadState) -> Outcome:
     """Return the outcome of an attempt whose Ray on the head exited."""
-    return ends.RAY_LOST_ON_HEAD.outcome(evidence=state.ray.evidence)
+    return ends.RAY_LOST_ON_HEAD.outcome(evidence=state.ray.item.evidence)
 
 
 # --- 2. does the attempt need it? ----------------------------------------------------------------
@@ -105,9 +105,9 @@ def fix_required_workers(state: HeadState) -> HeadState:
     required = state.required
     if state.goal.is_sized_to_nodes:
         # the workers in the job's size: those with GPUs, if any node has GPUs
-        having = {ip for ip, size in state.node_sizes.items() if size.gpus}
+        having = {ip for ip, size in state.ray.node_sizes.items() if size.gpus}
         sized = places
-        if not having.isdisjoint({state.ray_head_ip, *places}):
+        if not having.isdisjoint({state.ray.head_ip, *places}):
             sized = {ip: name for ip, name in places.items() if ip in having}
         places = sized if len(sized) >= required else places
         required = len(places)
@@ -135,17 +135,18 @@ def is_below_required(state: HeadState) -> bool:
 def watch_required_nodes(state: HeadState, now: float) -> HeadState:
     """Begin the grace when needed nodes are missing, and end it when all are back."""
     is_short = is_below_required(state)
-    if is_short and state.below_required_since is None:
+    if is_short and state.losses.below_required_since is None:
         loss = f"lost a needed node ({_missing_nodes(state)})"
         follows = "the cluster stays up, and the node can rejoin"
         if state.goal.has_job:
             grace = round(state.goal.limits[planned.NODE])
             follows = f"the job is stopped unless it is back within {grace} s"
-        state = replace(state, below_required_since=now, last_loss=loss, last_loss_at=now)
+        state = state.with_losses(below_required_since=now, last=loss, last_at=now)
         return state.log(f"{loss}: {follows}", "warning")
 
-    if not is_short and state.below_required_since is not None:
-        return replace(state, below_required_since=None).log("all needed nodes are back")
+    if not is_short and state.losses.below_required_since is not None:
+        state = state.with_losses(below_required_since=None)
+        return state.log("all needed nodes are back")
     return state
 
 
@@ -180,23 +181,23 @@ def recent_loss(state: HeadState, now: float) -> str:
 
     The job's end counts, not when Ray reported it. A loss is noticed some seconds later.
     """
-    if state.ray.step is Step.LOST:
+    if state.ray.item.step is Step.LOST:
         return ray_lost_outcome(state).reason
-    lost_at = state.last_loss_at
+    lost_at = state.losses.last_at
     ended_at = state.attempt.job_ended_at
     if ended_at is None:
         ended_at = now
     late = times.GCS_REPORTS_LOSS if state.goal.ray_is_given else times.LOSS_NOTICED
     if lost_at is None or not ended_at - times.RECENT_LOSS < lost_at <= ended_at + late:
         return ""
-    return state.last_loss
+    return state.losses.last
 
 
 def out_of_memory_nodes(state: HeadState) -> str:
     """Return the nodes on which the kernel just killed a process for memory, or ''."""
     workers = (worker for worker in state.fleet.workers.values() if worker.memory)
     nodes = {worker.name: worker.memory for worker in workers if state.expects(worker)}
-    nodes[state.goal.node or "the head"] = state.oom_evidence
+    nodes[state.goal.node or "the head"] = state.ray.oom_evidence
     return "; ".join(f"on {name} {memory}" for name, memory in nodes.items() if memory)
 
 
@@ -212,8 +213,8 @@ def attempt_end(state: HeadState, report: JobReport, now: float) -> Outcome:
     """Return the end of an attempt: the job's own result, or a loss that may be retried."""
     report = replace(report, memory=report.memory or out_of_memory_nodes(state))
     ended_at = state.attempt.job_ended_at
-    is_before = ended_at is None or (state.last_loss_at or 0.0) <= ended_at
-    own = attempts.verdict_of(report, state.last_loss if is_before else "")
+    is_before = ended_at is None or (state.losses.last_at or 0.0) <= ended_at
+    own = attempts.verdict_of(report, state.losses.last if is_before else "")
 
     # Did a loss cause the failure?
     loss = recent_loss(state, now)
@@ -249,7 +250,7 @@ def begin_next_attempt(state: HeadState, end: Outcome, now: float) -> HeadState:
 
     # Is a retry left? Announced losses do not use one, up to a number.
     ended = replace(state.attempt, ended=now, end=end)
-    earlier = (*state.earlier_attempts, ended)
+    earlier = (*state.earlier.attempts, ended)
     tried = (*state.goal.lost_attempts, *(attempt.as_lost for attempt in earlier))
     losses = attempts.count_losses(tried)
     if losses > state.goal.retries:
@@ -277,21 +278,22 @@ def begin_next_attempt(state: HeadState, end: Outcome, now: float) -> HeadState:
         began=now,
         not_before=now + pause,
     )
-    state = replace(state, attempt=attempt, earlier_attempts=earlier, verdict=None)
+    state = replace(state, attempt=attempt)
+    state = state.with_earlier(attempts=earlier).with_stop(verdict=None)
     return state.enter(HeadPhase.BOOTING, now).do(h.Retry(ended))
 
 
 def without_loss(state: HeadState) -> HeadState:
     """Forget the losses of an attempt that is over; the next needs all expected workers."""
-    state = replace(state, below_required_since=None, last_loss="", last_loss_at=None)
-    return replace(state, required=state.goal.expected_workers)
+    return replace(state, losses=Losses(), required=state.goal.expected_workers)
 
 
 def attempt_sentence(state: HeadState) -> str:
     """Describe the attempt that begins: its number, the loss before, its nodes."""
     before = [attempt.reason for attempt in state.lost_attempts[-1:]]
     nodes = f"{len(state.fleet.alive) + 1} of {state.goal.expected_workers + 1} node(s)"
-    resumes = [f"resumes from {state.resumes_from}"] if state.resumes_from else []
+    checkpoint = state.earlier.resumes_from
+    resumes = [f"resumes from {checkpoint}"] if checkpoint else []
     what = "; ".join([*before, nodes, *resumes])
     return f"attempt {state.attempt.number} of {state.last_attempt_number}: {what}"
 
@@ -313,14 +315,14 @@ def record_leftovers(state: HeadState, now: float) -> HeadState:
         left |= {name: now for name in state.attempt.former_workers if name not in known}
 
     # Lost nodes whose agent never reported to this head.
-    lost_at = now if state.last_loss_at is None else state.last_loss_at
+    lost_at = now if state.losses.last_at is None else state.losses.last_at
     left |= {name: lost_at for name in state.attempt.lost_nodes if name not in known}
-    return replace(state, leftovers=left, own_leftovers="it is being ended")
+    return state.with_earlier(leftovers=left, own_leftovers="it is being ended")
 
 
 def apply_cleared(state: HeadState, worker: Worker) -> HeadState:
     """Apply a worker's report of what still runs there from earlier attempts."""
-    left = state.leftovers
+    left = state.earlier.leftovers
     is_early = state.attempt.submitted is None
     unclear = 0 < worker.running_attempt < state.attempt.number
     if not is_early or worker.has_left or (not left and not unclear):
@@ -328,20 +330,21 @@ def apply_cleared(state: HeadState, worker: Worker) -> HeadState:
     if not state.expects(worker):
         return state
     others = {name: since for name, since in left.items() if name not in {worker.key, worker.name}}
-    return replace(state, leftovers={**others, worker.key: 0.0} if unclear else others)
+    return state.with_earlier(leftovers={**others, worker.key: 0.0} if unclear else others)
 
 
 def expire_leftovers(state: HeadState, now: float) -> HeadState:
     """Drop nodes that were unreachable for AGENT_NODE_GRACE: their fence has stopped all."""
-    if not state.leftovers:
+    leftovers = state.earlier.leftovers
+    if not leftovers:
         return state
     grace = state.goal.limits[planned.NODE]
     left = {
-        key: state.leftovers[key]
+        key: leftovers[key]
         for key, _, away in _leftovers(state)
         if away is None or away + grace > now  # the same sum as the wait's deadline
     }
-    return state if len(left) == len(state.leftovers) else replace(state, leftovers=left)
+    return state if len(left) == len(leftovers) else state.with_earlier(leftovers=left)
 
 
 def clearing_waits(state: HeadState) -> Iterator[Wait]:
@@ -351,10 +354,11 @@ def clearing_waits(state: HeadState) -> Iterator[Wait]:
     away = {name: at for _, name, at in _leftovers(state) if at is not None}
     grace = state.goal.limits[planned.NODE]
 
-    if here or state.own_leftovers is not None:
+    still_here = state.earlier.own_leftovers
+    if here or still_here is not None:
         until = state.attempt.began + grace + times.EARLIER_ATTEMPT_ENDS
-        own = [] if state.own_leftovers is None else ["this node"]
-        evidence = state.own_leftovers or "its agent answers, and what it ran is not gone yet"
+        own = [] if still_here is None else ["this node"]
+        evidence = still_here or "its agent answers, and what it ran is not gone yet"
         yield Wait(planned.CLEAR, f"{before} on {listed([*own, *here])}", until, evidence)
 
     if away:
@@ -365,7 +369,7 @@ def clearing_waits(state: HeadState) -> Iterator[Wait]:
 
 def _leftovers(state: HeadState) -> Iterator[tuple[str, str, float | None]]:
     """Yield key and name of each node that may be left, and since when it is out of reach."""
-    for key, since in state.leftovers.items():
+    for key, since in state.earlier.leftovers.items():
         worker = state.fleet.workers.get(key)
         if worker is None:
             yield key, key, since

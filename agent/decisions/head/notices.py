@@ -42,7 +42,7 @@ def answer_notices(state: HeadState, turn: Turn) -> HeadState:
 
     # Does the job need one of them? It gets its signal, and is stopped when it has saved, or when
     # the first node leaves.
-    is_free = state.phase is HeadPhase.RUNNING and state.goal.has_job and state.verdict is None
+    is_free = state.phase is HeadPhase.RUNNING and state.goal.has_job and state.stop.verdict is None
     if leaving != former and is_free and state.goal.notice_signal and _is_needed(state):
         workers = state.fleet.workers
         taken = [workers[key] for key in sorted(leaving) if key in workers]
@@ -51,7 +51,7 @@ def answer_notices(state: HeadState, turn: Turn) -> HeadState:
         within = f"the job may save within {round(seconds)} s, and is stopped then"
         state = state.log(f"{end.reason}: {within}", "warning")
         return stop_job(state, end, now, Saving(now + seconds, is_of_grace=False))
-    if state.saving is not None:
+    if state.stop.saving is not None:
         return state
 
     # Nothing waits for them: they may leave.

@@ -42,7 +42,7 @@ def booting(state: HeadState, event: HeadEvent, now: float) -> HeadState:
 
     # Have the last attempts made any progress?
     if isinstance(event, h.CheckpointSeen) and state.goal.has_job:
-        end = attempts.end_without_progress(state.lost_attempts, state.newest_checkpoint)
+        end = attempts.end_without_progress(state.lost_attempts, state.earlier.newest_checkpoint)
         if end is not None:
             return leave(state, end, now)
 
@@ -55,12 +55,12 @@ def booting(state: HeadState, event: HeadEvent, now: float) -> HeadState:
         return state if _is_leaving(state) else booting(state, Tick(), now)
 
     # Did Ray exit, or a prepare step or service fail?
-    if state.ray.step is Step.LOST:
+    if state.ray.item.step is Step.LOST:
         state = _restart_ray(state, now)
         if _is_leaving(state):
             return state
     state = unrecorded_run.look_for_jobs(state, event)
-    for (_, name), item in state.steps.items():
+    for (_, name), item in state.steps.by_key.items():
         if item.step is Step.LOST:
             end = ends.STEP_FAILED.outcome(name=name, evidence=item.evidence)
             return leave(state, end, now)
@@ -111,7 +111,7 @@ def _check_waits(state: HeadState, now: float) -> HeadState:
     if not pending:
         return _finish_boot(state, now)
     # Compare the nodes as soon as all have joined, so that warnings precede a long wait.
-    if not alive or len(alive) < state.required or alive is state.compared_workers:
+    if not alive or len(alive) < state.required or alive is state.comparison.workers:
         return state
     return probes.compare_nodes(state, now)
 
@@ -122,7 +122,7 @@ def _restart_ray(state: HeadState, now: float) -> HeadState:
     If Ray was up before, all deadlines of the boot start again: workers have to rejoin. With
     AGENT_JOB=none a running cluster is restarted the same way.
     """
-    ray = state.ray
+    ray = state.ray.item
     is_running = state.phase is HeadPhase.RUNNING
     most = 0 if state.goal.ray_is_given else h.RAY_RESTARTS
     tried = ray.recent_restarts(now) if is_running else ray.restarts
@@ -146,9 +146,8 @@ def _restart_ray(state: HeadState, now: float) -> HeadState:
 
 def _with_new_ray(state: HeadState, ray: Item) -> HeadState:
     """Restart Ray, and reset the state that belongs to the one that exited."""
-    state = replace(state, ray=ray, hang=None, fleet=state.fleet.with_ray_nodes(()))
-    state = replace(state, gcs_answers=False, ray_head_ip=None, node_sizes={})
-    return state.do(h.RestartRay())
+    state = state.with_ray(item=ray, hang=None, gcs_answers=False, head_ip=None, node_sizes={})
+    return replace(state, fleet=state.fleet.with_ray_nodes(())).do(h.RestartRay())
 
 
 def _finish_boot(state: HeadState, now: float) -> HeadState:
@@ -166,7 +165,7 @@ def _finish_boot(state: HeadState, now: float) -> HeadState:
         return state.enter(HeadPhase.RUNNING, now).log(stays)
 
     attempt = replace(
-        state.attempt, submitted=now, last_status_at=now, checkpoint=state.newest_checkpoint
+        state.attempt, submitted=now, last_status_at=now, checkpoint=state.earlier.newest_checkpoint
     )
     state = _without_memory_kills(replace(state, attempt=attempt))
     state = losses.fix_required_workers(state).enter(HeadPhase.SUBMITTING, now)
@@ -183,12 +182,12 @@ def _without_memory_kills(state: HeadState) -> HeadState:
         key: replace(worker, memory="") if worker.memory else worker
         for key, worker in state.fleet.workers.items()
     }
-    return replace(state, oom_evidence="", fleet=replace(state.fleet, workers=workers))
+    return replace(state, fleet=replace(state.fleet, workers=workers)).with_ray(oom_evidence="")
 
 
 def submitting(state: HeadState, event: HeadEvent, now: float) -> HeadState:
     """Wait until Ray accepts or refuses the job; give up after the submit limit."""
-    if state.ray.step is Step.LOST:
+    if state.ray.item.step is Step.LOST:
         return end_attempt(state, ray_lost_outcome(state), now)
     if isinstance(event, Refused):  # the recipe does not fit the nodes that joined
         return leave(state, event.outcome, now)
@@ -226,10 +225,10 @@ def running(state: HeadState, event: HeadEvent, now: float) -> HeadState:
     # Is the grace of a needed node over?
     state = losses.watch_required_nodes(state, now)
     grace = state.goal.limits[planned.NODE]
-    short = state.below_required_since if state.goal.has_job else None
+    short = state.losses.below_required_since if state.goal.has_job else None
     if short is not None and now >= short + grace:
         gone = shares.absent_share_nodes(state)
-        loss = f"lost a needed node: {gone}" if gone else state.last_loss
+        loss = f"lost a needed node: {gone}" if gone else state.losses.last
         return stop_job(state, ends.NODE_LOST.outcome(loss=loss), now)
 
     state, broken = service_order.restart_services(state, now)
@@ -265,9 +264,9 @@ def _end_of_job(state: HeadState, event: HeadEvent, now: float) -> HeadState | N
         return stop_job(state.log(text, "warning"), end, now)
 
     # Did Ray exit? With it the job is lost; a cluster without a job gets a new Ray.
-    if state.ray.step is Step.LOST and state.goal.has_job:
+    if state.ray.item.step is Step.LOST and state.goal.has_job:
         return end_attempt(state, ray_lost_outcome(state), now)
-    if state.ray.step is Step.LOST:
+    if state.ray.item.step is Step.LOST:
         return _restart_ray(state, now)
 
     # Is Ray silent about the job for too long?
@@ -283,14 +282,14 @@ def resuming(state: HeadState, event: HeadEvent, now: float) -> HeadState:
     attempt = state.attempt
     if isinstance(event, Refused):
         return leave(state, event.outcome, now)
-    if state.ray.step is Step.LOST:
-        end = state.verdict or ray_lost_outcome(state)
+    if state.ray.item.step is Step.LOST:
+        end = state.stop.verdict or ray_lost_outcome(state)
         return end_attempt(_follow_resumed_job(state, now), end, now)
 
     # Was the agent killed before it submitted the job? Then boot for the same attempt.
     if isinstance(event, h.NeverSubmitted):
         attempt = attempts.Attempt(attempt.id, attempt.number, began=now)
-        state = replace(losses.without_loss(state), attempt=attempt, hang_since=now)
+        state = replace(losses.without_loss(state), attempt=attempt).with_ray(hang_since=now)
         return booting(state.enter(HeadPhase.BOOTING, now), Tick(), now)
 
     # Does Ray have the job? Then it is followed like any other.
@@ -303,14 +302,14 @@ def resuming(state: HeadState, event: HeadEvent, now: float) -> HeadState:
     late = next((wait for wait in pending_waits(state) if wait.is_over(now)), None)
     if late is not None:
         evidence = f": {late.evidence}" if late.evidence else ""
-        end = state.verdict or ends.JOB_NOT_FOUND.outcome(what=late.what, evidence=evidence)
+        end = state.stop.verdict or ends.JOB_NOT_FOUND.outcome(what=late.what, evidence=evidence)
         return _give_up_job(_follow_resumed_job(state, now), end, now)
 
     # Is Ray up? Follow the job, or go on with the stop that the killed agent ordered.
     snapshot = state.goal.resumed_attempt
-    if snapshot is None or state.ray.step is not Step.READY or attempt.submitted is not None:
+    if snapshot is None or state.ray.item.step is not Step.READY or attempt.submitted is not None:
         return state
-    verdict = state.verdict
+    verdict = state.stop.verdict
     if verdict is not None:
         state = state.log(f"{verdict.reason}: stopping the job, as the killed agent did")
     state = losses.record_losses_before_resume(_follow_resumed_job(state, now), now)
@@ -325,18 +324,18 @@ def on_stop(state: HeadState, event: StopAsked, now: float) -> HeadState:
     SIGTERM also announces that the platform takes the head's node away: the job may save first.
     """
     end = ends.stopped(event.signum, expected=not state.goal.has_job)
-    if state.verdict is not None:
+    if state.stop.verdict is not None:
         return _stop_again(state, end, now, saves=event.signum == SIGTERM)
     return _end_now(state, end, now, saves=event.signum == SIGTERM)
 
 
 def hours_deadline(state: HeadState) -> float | None:
     """Return when AGENT_MAX_HOURS is to be announced, or is over; None if neither follows."""
-    if state.verdict is not None or math.isinf(state.goal.max_hours):
+    if state.stop.verdict is not None or math.isinf(state.goal.max_hours):
         return None
     tenth = state.goal.max_hours * 360  # a tenth of the hours, in seconds
     warned_before = min(times.HOURS_WARNING, tenth)
-    return state.goal.ends_at - (0.0 if state.hours_warned else warned_before)
+    return state.goal.ends_at - (0.0 if state.stop.hours_warned else warned_before)
 
 
 def end_by_hours(state: HeadState, turn: Turn) -> HeadState:
@@ -347,14 +346,14 @@ def end_by_hours(state: HeadState, turn: Turn) -> HeadState:
     if over is None or now < over:
         return state
 
-    if not state.hours_warned:
+    if not state.stop.hours_warned:
         nodes = goal.expected_workers + 1
         left = max(0.0, goal.ends_at - now)
         cost = "" if goal.price is None else f", ${goal.price * goal.max_hours * nodes:.2f}"
         used = f"{goal.max_hours:g} h of {nodes} node(s){cost}"
         stopped = "job" if goal.has_job else "cluster"
         what = f"the {stopped} is stopped in {round(left)} s: AGENT_MAX_HOURS allows {used}"
-        state = replace(state, hours_warned=True).log(what, "warning")
+        state = state.with_stop(hours_warned=True).log(what, "warning")
 
     if now < goal.ends_at:
         return state
@@ -367,7 +366,7 @@ def _end_now(state: HeadState, outcome: Outcome, now: float, *, saves: bool) -> 
     `saves` if a job that saves on a signal may do so first, within half of its grace.
     """
     if state.phase is HeadPhase.JUDGING and state.attempt.report is not None:
-        return leave(state, attempts.verdict_of(state.attempt.report, state.last_loss), now)
+        return leave(state, attempts.verdict_of(state.attempt.report, state.losses.last), now)
 
     is_submitted = state.phase in {HeadPhase.RESUMING, HeadPhase.RUNNING, HeadPhase.SUBMITTING}
     if not is_submitted or not state.goal.has_job:
@@ -385,17 +384,18 @@ def _stop_again(state: HeadState, outcome: Outcome, now: float, *, saves: bool) 
 
     The first verdict stands, unless it is a loss after which another attempt would follow.
     """
-    saving = state.saving
-    verdict = state.verdict
+    saving = state.stop.saving
+    verdict = state.stop.verdict
     if verdict is None or (attempts.is_loss(verdict) and state.another_follows):
-        state = replace(state, verdict=outcome)
+        state = state.with_stop(verdict=outcome)
 
     if saving is None:
         return state
     if saves and not saving.is_of_grace:  # so far only workers are taken away
         until = min(saving.until, now + times.SAVE_SHARE * state.goal.job_stop_grace)
-        return replace(state.enter(state.phase, now), saving=Saving(until, is_of_grace=True))
-    return replace(state, saving=None).do(h.StopJob(state.attempt.id))
+        saving = Saving(until, is_of_grace=True)
+        return state.enter(state.phase, now).with_stop(saving=saving)
+    return state.with_stop(saving=None).do(h.StopJob(state.attempt.id))
 
 
 def on_later_head(state: HeadState, event: h.LaterHead, now: float) -> HeadState:
@@ -404,7 +404,7 @@ def on_later_head(state: HeadState, event: h.LaterHead, now: float) -> HeadState
     On a given Ray the later head follows the same job, which is left running.
     """
     end = ends.SUPERSEDED.outcome(run=state.goal.run_id, evidence=event.evidence)
-    if state.verdict is not None:
+    if state.stop.verdict is not None:
         return _stop_again(state, end, now, saves=False)
     is_early = state.attempt.submitted is None
     if is_early or state.phase is HeadPhase.JUDGING or state.goal.ray_is_given:
@@ -426,7 +426,7 @@ def stop_job(
     if not state.goal.has_job:
         return leave(state, verdict, now)
     verdict = replace(verdict, phase=state.phase.value)
-    state = _follow_resumed_job(replace(state, verdict=verdict, saving=saving), now)
+    state = _follow_resumed_job(state.with_stop(verdict=verdict, saving=saving), now)
     state = state.enter(HeadPhase.STOPPING, now)
     if saving is None:
         return state.do(h.StopJob(state.attempt.id))
@@ -445,8 +445,8 @@ def _follow_resumed_job(state: HeadState, now: float) -> HeadState:
 
 def stopping(state: HeadState, event: HeadEvent, now: float) -> HeadState:
     """Wait for the job to stop, until its grace is over."""
-    assert state.verdict is not None  # noqa: S101 - entered only with a verdict
-    verdict = state.verdict
+    verdict = state.stop.verdict
+    assert verdict is not None  # noqa: S101 - entered only with a verdict
 
     # Has the job ended?
     ended = isinstance(event, h.JobReported) and event.report.ended
@@ -459,7 +459,7 @@ def stopping(state: HeadState, event: HeadEvent, now: float) -> HeadState:
     if ended and attempts.is_loss(verdict) and not state.attempt.signaled:
         report = shares.job_report(state) if state.goal.by_torchrun else state.attempt.report
         if report is not None and report.succeeded:
-            verdict = attempts.verdict_of(report, state.last_loss)
+            verdict = attempts.verdict_of(report, state.losses.last)
 
     # Is there anything left to wait for?
     refusal = event if isinstance(event, h.SubmitWaits) else None
@@ -468,7 +468,7 @@ def stopping(state: HeadState, event: HeadEvent, now: float) -> HeadState:
     )
     ends_with_ray = refusal is not None and not state.goal.ray_is_given
     is_late = now >= stop_deadline(state)
-    if not (ended or never_ran or ends_with_ray or is_late or state.ray.step is Step.LOST):
+    if not (ended or never_ran or ends_with_ray or is_late or state.ray.item.step is Step.LOST):
         return _stop_after_save(state, event, now)
 
     # Shares that ended since the stop was ordered may have failed earlier.
@@ -485,7 +485,7 @@ def stopping(state: HeadState, event: HeadEvent, now: float) -> HeadState:
 
 def _stop_after_save(state: HeadState, event: HeadEvent, now: float) -> HeadState:
     """Stop a job that may save first, once it has saved, or its time to save is over."""
-    saving = state.saving
+    saving = state.stop.saving
     attempt = state.attempt
     if saving is None:
         return state
@@ -499,7 +499,7 @@ def _stop_after_save(state: HeadState, event: HeadEvent, now: float) -> HeadStat
 
     why = (over.evidence if over else "") or "the job has not saved in time"
     since = state.phase_since if saving.is_of_grace else now
-    state = replace(state, saving=None, phase_since=since)
+    state = replace(state, phase_since=since).with_stop(saving=None)
     return state.log(f"{why}: stopping the job").do(h.StopJob(attempt.id))
 
 
@@ -508,7 +508,7 @@ def end_attempt(state: HeadState, end: Outcome, now: float) -> HeadState:
     state = losses.begin_next_attempt(state, end, now)
     if _is_leaving(state):
         return state
-    state = replace(state, shares=JobShares(), saving=None)
+    state = replace(state, shares=JobShares()).with_stop(saving=None)
     if state.goal.owns_ray:  # a new Ray, so that no actor of this attempt is left
         state = _with_new_ray(state, Item())
     return booting(state, Tick(), now)

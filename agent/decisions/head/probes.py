@@ -15,7 +15,7 @@ from agent.checks.machine import gpus_missing_in_ray
 from agent.checks.network import CHECK, PREFLIGHT, all_reduce_result, slow_links
 from agent.decisions import shared as v
 from agent.decisions.head import head_state as h
-from agent.decisions.head.head_state import ProbeNode, leave
+from agent.decisions.head.head_state import Comparison, ProbeNode, leave
 from agent.frameworks.recipe import NodeSize
 from agent.job.services import REWARD
 from agent.job.torchrun_command import ShareOrder
@@ -145,7 +145,7 @@ def probe_waits(state: HeadState) -> Iterator[v.Wait]:
     due = state.probes.due
     goal = state.goal
     waits = {v.SCORE: (planned.PROBE, "every node to get a score from the reward server")}
-    if goal.is_sized_by_links and not state.earlier_attempts:
+    if goal.is_sized_by_links and not state.earlier.attempts:
         waits[v.SAMPLE] = (planned.LINKS, "the bandwidth between the nodes")
     for kind in waits.keys() & due.keys():
         late = [node for node, _ in _pending(state, kind)]
@@ -161,7 +161,7 @@ def _order_scores(state: HeadState, reported: Worker | None, now: float) -> Head
     """Order all nodes to request a score once the server is ready, then each that reports later."""
     has_server = any(spec.name == REWARD for spec in state.goal.services)
     home = (has_server and state.service_home(REWARD)) or v.HERE
-    item = state.services.get((home, REWARD))
+    item = state.services.by_key.get((home, REWARD))
     if item is None or item.step is not v.Step.READY:
         return state
 
@@ -193,7 +193,7 @@ def _order_samples(state: HeadState, now: float) -> HeadState:
 
 def _order_reach(state: HeadState) -> HeadState:
     """Order probes between the head and each worker, and from each worker to the next rank."""
-    head = state.ray_head_ip
+    head = state.ray.head_ip
     goal = state.goal
     if head is None or goal.ray_is_given or goal.by_torchrun:  # no Ray, or unknown ports
         return state
@@ -214,8 +214,8 @@ def begin_preflight(state: HeadState, now: float) -> HeadState:
         return state
 
     # The members by rank, each with its GPUs: as Ray counts them where a job runs on Ray.
-    by_ray = {} if goal.by_torchrun else state.node_sizes
-    own = by_ray.get(state.ray_head_ip or "", goal.size)
+    by_ray = {} if goal.by_torchrun else state.ray.node_sizes
+    own = by_ray.get(state.ray.head_ip or "", goal.size)
     members = [(v.HERE, goal.node or "the head", own.gpus)]
     for worker in fleet.present():
         gpus = by_ray.get(worker.ip, NodeSize(worker.gpus)).gpus
@@ -336,7 +336,7 @@ def _name_at(state: HeadState, ip: str) -> str:
     key = state.fleet.agent_at.get(ip)
     if key is not None:
         return _name(state, key)
-    return _name(state, v.HERE) if ip in ("", state.ray_head_ip) else ip
+    return _name(state, v.HERE) if ip in ("", state.ray.head_ip) else ip
 
 
 def compare_nodes(state: HeadState, now: float) -> HeadState:
@@ -355,16 +355,16 @@ def compare_nodes(state: HeadState, now: float) -> HeadState:
 
         # Warn of each difference that is new.
         for finding in differences:
-            if finding.level is Level.WARN and finding not in state.differences:
+            if finding.level is Level.WARN and finding not in state.comparison.differences:
                 state = state.log(finding.sentence(), "warning")
-        state = replace(state, differences=differences)
+        state = replace(state, comparison=Comparison(differences, state.comparison.workers))
 
         # Does one forbid the job?
         conflicts = [finding for finding in differences if finding.level is Level.FAIL]
         if conflicts:
             return leave(state, _end_by_conflicts(conflicts, differing), now)
 
-    state = replace(state, compared_workers=fleet.alive)
+    state = replace(state, comparison=Comparison(state.comparison.differences, fleet.alive))
     return _order_samples(_order_reach(state), now)
 
 
@@ -382,13 +382,13 @@ def _gpu_counts(state: HeadState) -> Iterator[tuple[str, int, int]]:
     """Yield each node's GPUs as counted by its agent and by Ray, if Ray is ours."""
     goal = state.goal
     fleet = state.fleet
-    if goal.ray_is_given or goal.by_torchrun or state.ray_head_ip is None:
+    if goal.ray_is_given or goal.by_torchrun or state.ray.head_ip is None:
         return
-    own = state.node_sizes.get(state.ray_head_ip)
+    own = state.ray.node_sizes.get(state.ray.head_ip)
     if own is not None:
         yield goal.node, goal.size.gpus, own.gpus
     for ip, name in fleet.alive.items():
         worker = fleet.workers.get(fleet.agent_at.get(ip, ""))
-        size = state.node_sizes.get(ip)
+        size = state.ray.node_sizes.get(ip)
         if worker is not None and size is not None:
             yield name, worker.gpus, size.gpus

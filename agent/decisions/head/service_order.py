@@ -39,12 +39,12 @@ def _start(state: HeadState, key: Key, now: float) -> HeadState:
     within = spec.within
     if isinstance(spec, ServiceSpec) and spec.argv and item.restarted_at is not None:
         within = spec.restarted_within
-    evidence = "" if key in state.blocked else item.evidence
+    evidence = "" if key in state.services.blocked else item.evidence
     item = replace(item, evidence=evidence, deadline=now + within)
-    state = replace(state.with_item(key, item), blocked=state.blocked - {key})
+    state = state.with_item(key, item).with_services(blocked=state.services.blocked - {key})
 
     node, name = key
-    if key in state.steps:
+    if key in state.steps.by_key:
         return state.do(h.OrderStep(name, node))
     return state.do(h.StartService(name, node, item.generation))
 
@@ -53,47 +53,48 @@ def _block(state: HeadState, key: Key, missing: tuple[str, ...], now: float) -> 
     """Block a service or step until these are ready; only the first time is logged."""
     item = _item(state, key)
     evidence = f"waits for {listed(missing)}"
-    if key in state.blocked:
+    if key in state.services.blocked:
         if item.evidence == evidence:
             return state
         return state.with_item(key, replace(item, evidence=evidence))
 
     until = now + state.goal.max_prepare_seconds
     state = state.with_item(key, replace(item, evidence=evidence, deadline=until))
-    state = replace(state, blocked=state.blocked | {key})
+    state = state.with_services(blocked=state.services.blocked | {key})
     return state.do(LogLine(f"{service_title(state, key)} {evidence}"))
 
 
 def _spec(state: HeadState, key: Key) -> ServiceSpec | PrepareStep:
-    specs = state.goal.steps if key in state.steps else state.goal.services
+    specs = state.goal.steps if key in state.steps.by_key else state.goal.services
     return next(spec for spec in specs if spec.name == key[1])
 
 
 def start_unblocked(state: HeadState, turn: Turn) -> HeadState:
     """Start blocked services and steps whose dependencies are ready now."""
-    if not state.blocked:
+    blocked = state.services.blocked
+    if not blocked:
         return state
 
     # A report mostly affects its own node: checking all is too slow for thousands of workers.
-    keys = state.blocked
+    keys = blocked
     event = turn.event
     if isinstance(event, h.WorkerReported) and not _unblocks_other_nodes(turn.before, state):
         own = event.worker.key
-        keys = state.blocked.intersection((own, spec.name) for spec in state.goal.services)
+        keys = blocked.intersection((own, spec.name) for spec in state.goal.services)
 
     # Without those whose node left, or that already run.
-    items = {key: state.steps.get(key) or state.services.get(key) for key in keys}
+    items = {key: state.steps.by_key.get(key) or state.services.by_key.get(key) for key in keys}
     pending = {key for key, item in items.items() if item and item.step is Step.PENDING}
-    state = replace(state, blocked=state.blocked - (keys - pending))
+    state = state.with_services(blocked=blocked - (keys - pending))
     return start_items(state, sorted(pending), turn.now)
 
 
 def _unblocks_other_nodes(before: HeadState, state: HeadState) -> bool:
     """Return whether a change may unblock services or steps on other nodes."""
-    if before.steps is not state.steps or before.required != state.required:
+    if before.steps.by_key is not state.steps.by_key or before.required != state.required:
         return True
-    was = before.services
-    now = state.services
+    was = before.services.by_key
+    now = state.services.by_key
     if was is now:
         return False
     changed = (key for key in was.keys() | now if was.get(key) is not now.get(key))
@@ -113,8 +114,8 @@ def _is_dependency_ready(state: HeadState, node: str, name: str) -> bool:
     # Which services of this name does the node wait for: its own, all workers', or the only one?
     worker = state.fleet.workers.get(node)
     rank = state.goal.rank if worker is None else worker.effective_rank
-    known = state.services
-    abandoned = state.abandoned_services
+    known = state.services.by_key
+    abandoned = state.services.abandoned
     if spec.where.includes(rank, is_head=node == HERE):
         keys = {(node, name)}
     elif spec.where.kind == "workers":
@@ -130,7 +131,7 @@ def _is_dependency_ready(state: HeadState, node: str, name: str) -> bool:
 
 def _is_step_done(state: HeadState, node: str, name: str) -> bool:
     """Return whether a step is done; a node that does not have it does not wait for it."""
-    own = state.steps.get((HERE, name))
+    own = state.steps.by_key.get((HERE, name))
     on_head = any(step.where.kind == "head" for step in state.goal.steps if step.name == name)
     if node == HERE or on_head:
         return own is None or own.step is Step.READY
@@ -140,7 +141,7 @@ def _is_step_done(state: HeadState, node: str, name: str) -> bool:
 
 
 def _item(state: HeadState, key: Key) -> Item:
-    return state.steps[key] if key in state.steps else state.services[key]
+    return state.steps.by_key[key] if key in state.steps.by_key else state.services.by_key[key]
 
 
 def order_services(state: HeadState, turn: Turn) -> HeadState:
@@ -157,7 +158,7 @@ def order_services(state: HeadState, turn: Turn) -> HeadState:
     for spec in specs:
         key = (worker.key, spec.name)
         is_own = spec.where.includes(worker.effective_rank, is_head=False)
-        is_known = key in state.services or key in state.abandoned_services
+        is_known = key in state.services.by_key or key in state.services.abandoned
         if is_own and not is_known and not _has_other_home(state, worker, spec.name):
             new.append(key)
 
@@ -181,22 +182,22 @@ def restart_services(state: HeadState, now: float) -> tuple[HeadState, Outcome |
     """
     late = [
         (node, name)
-        for name, nodes in state.pending_services.items()
+        for name, nodes in state.services.pending.items()
         if nodes and now >= min(nodes.values())
         for node in nodes
         if now >= nodes[node]
     ]
 
     # Those that ended, and those that are late: restarted, given up, or the end of the run.
-    for key in (*sorted(state.lost_services), *late):
-        item = state.services[key]
+    for key in (*sorted(state.services.lost), *late):
+        item = state.services.by_key[key]
         spec = state.goal.service(key[1])
         broken = _lost_for_good(state, key, item, now)
         if broken is not None and spec.essential and state.relies_on(key[0]):
             return state, broken
         if broken is not None:
-            given_up = state.abandoned_services | {key}
-            state = replace(state.without_service(key), abandoned_services=given_up)
+            abandoned = state.services.abandoned | {key}
+            state = state.without_service(key).with_services(abandoned=abandoned)
             state = state.log(f"{broken.reason}; the run goes on without it", "warning")
         elif item.step is Step.LOST:
             state = _restart(state, key, item, now)
@@ -303,7 +304,7 @@ def first_step_holders(goal: h.HeadGoal) -> Mapping[StepOnDisk, str]:
 
 def _with_reported_holders(state: HeadState) -> Mapping[StepOnDisk, str]:
     """Return the holders, with the agents of those known by name that have reported."""
-    known = state.step_holders
+    known = state.steps.holders
     if not any(node.startswith(_BY_NAME) for node in known.values()):
         return known
     workers = state.fleet.workers.values()
@@ -316,7 +317,7 @@ def _names_of_holders(state: HeadState) -> Mapping[StepOnDisk, str]:
     """Return the workers that hold a disk, by name."""
     workers = state.fleet.workers
     names = {key: worker.name for key, worker in workers.items()}
-    others = {disk: node for disk, node in state.step_holders.items() if node != HERE}
+    others = {disk: node for disk, node in state.steps.holders.items() if node != HERE}
     return {disk: names.get(node, node.removeprefix(_BY_NAME)) for disk, node in others.items()}
 
 
@@ -337,7 +338,7 @@ def order_steps(state: HeadState, turn: Turn) -> HeadState:
         if _runs(state, name, node, turn.now)
     }
     may_unblock = len(holders) < len(known) or _unblocks_other_nodes(turn.before, state)
-    state = replace(state, step_holders=holders)
+    state = state.with_steps(holders=holders)
 
     # Whose turn may it be: any worker's, or only that of the one which reported?
     if may_unblock or isinstance(event, Tick | h.RayNodes):
@@ -359,7 +360,7 @@ def order_steps(state: HeadState, turn: Turn) -> HeadState:
 
 def _runs(state: HeadState, name: str, node: str, now: float) -> bool:
     if node == HERE:
-        return state.steps[HERE, name].step is Step.PENDING
+        return state.steps.by_key[HERE, name].step is Step.PENDING
     if node.startswith(_BY_NAME):
         return now < times.STEP_HOLDER_SILENT
     worker = state.fleet.workers.get(node)
@@ -378,8 +379,8 @@ def _order_steps_of(state: HeadState, worker: Worker, steps: tuple[PrepareStep, 
     key = worker.key
     facts = state.fleet.facts.get(key)
     done = {item.name for item in worker.items if item.step is Step.READY}
-    holders = {**state.step_holders}
-    ordered = state.steps_ordered.get(key, frozenset())
+    holders = {**state.steps.holders}
+    ordered = state.steps.ordered.get(key, frozenset())
     is_short = len(state.fleet.alive) < state.required
 
     # The steps that are its turn: those on a shared disk only if no other node runs them.
@@ -397,5 +398,5 @@ def _order_steps_of(state: HeadState, worker: Worker, steps: tuple[PrepareStep, 
 
     new = [name for name in chosen if name not in ordered]
     if new:
-        state = replace(state, steps_ordered={**state.steps_ordered, key: ordered.union(new)})
-    return replace(state, step_holders=holders).do(*(h.OrderStep(name, key) for name in new))
+        state = state.with_steps(ordered={**state.steps.ordered, key: ordered.union(new)})
+    return state.with_steps(holders=holders).do(*(h.OrderStep(name, key) for name in new))

@@ -102,7 +102,7 @@ def shares_verdict(state: HeadState) -> Outcome:
         return ends.SHARE_LOST.outcome(nodes=absent)
     report = job_report(state)
     assert report is not None  # noqa: S101 - one failed, or all have ended
-    return attempts.verdict_of(report, state.last_loss)
+    return attempts.verdict_of(report, state.losses.last)
 
 
 def silent_shares_deadline(state: HeadState) -> float | None:

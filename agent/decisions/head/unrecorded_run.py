@@ -31,16 +31,17 @@ _MOST_DIGITS = 10  # of an attempt's number in a job's id
 def look_for_jobs(state: HeadState, event: HeadEvent) -> HeadState:
     """Ask a given Ray for the jobs of this run: an agent without a record may have begun some."""
     if isinstance(event, h.JobsListed):
-        return replace(state, jobs_known=True)
-    if not state.goal.asks_for_jobs or state.jobs_asked or state.ray.step is not Step.READY:
+        return state.with_ray(jobs_known=True)
+    ray = state.ray
+    if not state.goal.asks_for_jobs or ray.jobs_asked or ray.item.step is not Step.READY:
         return state
     prefix = state.goal.submission_id or state.goal.run_id
-    return replace(state, jobs_asked=True).do(h.ListJobs(prefix))
+    return state.with_ray(jobs_asked=True).do(h.ListJobs(prefix))
 
 
 def unrecorded_attempts(state: HeadState, event: HeadEvent) -> h.RunRemembered | None:
     """Return the attempts that a worker or a given Ray reports, if the head has no record."""
-    if isinstance(event, h.JobsListed) and not state.jobs_known:
+    if isinstance(event, h.JobsListed) and not state.ray.jobs_known:
         newest = _newest_job(state.goal, event.ids)
         return h.RunRemembered(state.goal.run_id, newest) if newest else None
     if not isinstance(event, h.RunRemembered) or state.attempt.number > 1:
@@ -66,7 +67,7 @@ def may_run_on(state: HeadState, event: h.RunRemembered) -> bool:
 
     A killed agent has started that Ray, and the worker follows no later one.
     """
-    is_former_ray = state.goal.has_former_ray and not state.ray.restarts
+    is_former_ray = state.goal.has_former_ray and not state.ray.item.restarts
     return is_former_ray and bool(event.attempt) and not event.epoch
 
 
@@ -88,7 +89,7 @@ def follow_remembered(state: HeadState, event: h.RunRemembered, now: float) -> H
 def adopt_run(state: HeadState, event: h.RunRemembered, now: float) -> HeadState:
     """Continue the run that a worker reports; leave if no attempt is left."""
     if event.attempt and not state.goal.ray_is_given:  # its last attempt may still run there
-        state = replace(state, leftovers={**state.leftovers, "the former head": now})
+        state = state.with_earlier(leftovers={**state.earlier.leftovers, "the former head": now})
     tried = (LostAttempt(math.inf, ends.HEAD_LOST.reason),) * event.attempt
     number = event.attempt + 1
     attempt = replace(state.attempt, id=submission_id_of(event.run_id, number), number=number)

@@ -218,12 +218,12 @@ class HeadAgent(Agent):
     def _final(self, outcome: Outcome) -> Outcome:
         if self.machine.restarts is not None:
             outcome = self.machine.restarts.final(outcome)
-            self.state = replace(self.state, verdict=outcome)
+            self.state = self.state.with_stop(verdict=outcome)
         return outcome
 
     def _publish(self) -> None:
         state = self.state
-        ready = state.gcs_answers and state.ray.step is not Step.LOST
+        ready = state.ray.gcs_answers and state.ray.item.step is not Step.LOST
         self.reports.publish(
             epoch=self.keeper.epoch,
             run_id=self.keeper.record.run_id,

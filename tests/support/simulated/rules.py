@@ -163,7 +163,7 @@ class Rules:
             self.breaks("phases go forward", f"{before.phase} to {after.phase}")
         self._stopped |= isinstance(event, StopAsked)
         if isinstance(event, h.JobReported) and event.id == before.attempt.id:
-            verdict = before.verdict
+            verdict = before.stop.verdict
             counts = verdict is None or (is_loss(verdict) and not self._stopped)
             live = before.phase is not HeadPhase.BOOTING and before.attempt.ended is None
             if event.report.succeeded and counts and live:
@@ -254,8 +254,8 @@ class Rules:
         kept = {
             "workers": {*state.fleet.workers},
             "facts": {*state.fleet.facts},
-            "services": {node for node, _ in state.services} - {HERE},
-            "turns": {*state.steps_ordered},
+            "services": {node for node, _ in state.services.by_key} - {HERE},
+            "turns": {*state.steps.ordered},
             "probes": {node for links in state.probes.answers.values() for node, _ in links}
             - {HERE},
         }

@@ -239,4 +239,4 @@ def test_a_node_without_an_agent_is_not_compared() -> None:
     """A node that was joined by hand has no facts."""
     trace = Trace(PAIR, [(2.0, nodes(2))])
     assert trace.state.phase is HeadPhase.SUBMITTING
-    assert not trace.state.differences
+    assert not trace.state.comparison.differences

@@ -68,4 +68,4 @@ def test_no_finding_where_all_gpus_are_counted() -> None:
     """No finding if all are counted, or with AGENT_NUM_GPUS=0."""
     for trace in (met(8.0), met(0.0, here=0)):
         assert trace.state.phase is HeadPhase.SUBMITTING
-        assert not trace.state.differences
+        assert not trace.state.comparison.differences

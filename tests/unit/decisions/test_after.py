@@ -150,7 +150,7 @@ def test_an_agent_that_resumes_has_the_completed_steps() -> None:
     assert begins(trace) == [f"StartService {REWARD}"]
     shared = replace(EACH, once="/data/.done")
     done = Trace(replace(of(shared), finished_steps=frozenset({PREPARE_EACH})), [(1, TICK)])
-    assert done.state.step_holders == {}
+    assert done.state.steps.holders == {}
 
 
 def test_a_restart_waits_for_what_is_gone_too() -> None:
@@ -165,8 +165,11 @@ def test_a_restart_waits_for_what_is_gone_too() -> None:
     assert f"{REWARD} waits for {RETRIEVER}" in trace.log
     trace.take(ServiceReady(RETRIEVER, generation=2), 100)
     assert trace.effects[-1] == h.StartService(REWARD, HERE, 2)
-    item = trace.state.services[HERE, REWARD]
-    assert (item.deadline, trace.state.blocked) == (100 + REWARD_SPEC.restarted_within, frozenset())
+    item = trace.state.services.by_key[HERE, REWARD]
+    assert (item.deadline, trace.state.services.blocked) == (
+        100 + REWARD_SPEC.restarted_within,
+        frozenset(),
+    )
 
 
 def test_a_restart_that_waits_in_vain_ends_the_run() -> None:
@@ -179,7 +182,7 @@ def test_a_restart_that_waits_in_vain_ends_the_run() -> None:
     trace.take(ServiceGone(REWARD, "exit code 1"), 21)
     trace.take(ServiceGone(RETRIEVER, "exit code 1", generation=2), 30)
     assert trace.finish()
-    assert f"{RETRIEVER} is lost for good" in str(trace.state.verdict)
+    assert f"{RETRIEVER} is lost for good" in str(trace.state.stop.verdict)
 
 
 def test_what_is_given_up_is_not_waited_for() -> None:
@@ -214,7 +217,7 @@ def test_a_service_of_every_node_waits_for_its_own_node() -> None:
     trace.take(ServiceReady(RETRIEVER, "agent3"), 7)
     trace.take(says(2, PREPARE_EACH, at=500), 500)
     assert starts(trace)[2:] == [f"{RETRIEVER} agent2"]
-    item = trace.state.services["agent2", RETRIEVER]
+    item = trace.state.services.by_key["agent2", RETRIEVER]
     assert item.deadline == 500 + RETRIEVER_SPEC.within
 
 
@@ -291,7 +294,7 @@ def test_another_agent_of_a_node_is_waited_for_anew() -> None:
     assert isinstance(again, h.WorkerReported)
     trace.take(replace(again, worker=replace(again.worker, key="agent9")), 6)
     assert starts(trace) == [f"{RETRIEVER} {HERE}", f"{RETRIEVER} agent9"]
-    assert trace.state.blocked == frozenset()
+    assert trace.state.services.blocked == frozenset()
 
 
 def test_what_an_earlier_head_had_started_is_not_started_again() -> None:
@@ -367,7 +370,7 @@ def test_nothing_starts_too_early_and_nothing_waits_for_ever(
         else:
             trace.take(ServiceGone(name, failure), at)
     assert trace.finish(200)
-    assert trace.outcomes or not trace.state.blocked
+    assert trace.outcomes or not trace.state.services.blocked
 
 
 # --- on a worker ---------------------------------------------------------------------------------

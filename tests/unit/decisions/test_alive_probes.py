@@ -92,12 +92,12 @@ def test_outages_are_recorded() -> None:
     """From the time when a service is no longer ready until it answers again."""
     dead = ServiceGone(REWARD, "no answer within 60 s, 3 times in a row")
     trace = Trace(WITH_REWARD, [*SERVED, (10, dead), (11, TICK)])
-    assert [*trace.state.outages] == [Outage(REWARD, HERE, 10)]
+    assert [*trace.state.services.outages] == [Outage(REWARD, HERE, 10)]
     assert "reward server exited (no answer within 60 s, 3 times in a row): restart 1" in trace.log
     trace.take(ServiceReady(REWARD, generation=2), 15)
-    assert [*trace.state.outages] == [Outage(REWARD, HERE, 10, 15)]
+    assert [*trace.state.services.outages] == [Outage(REWARD, HERE, 10, 15)]
     trace.take(ServiceGone(REWARD, "exit code 1", generation=2), 30)
-    assert [*trace.state.outages][1:] == [Outage(REWARD, HERE, 30)]
+    assert [*trace.state.services.outages][1:] == [Outage(REWARD, HERE, 30)]
 
 
 def test_outages_outlive_the_agent() -> None:
@@ -112,16 +112,16 @@ def test_outages_outlive_the_agent() -> None:
         Outage(REWARD, HERE, -5),
     )
     again = Trace(replace(WITH_REWARD, former_outages=former), [(1, ServiceReady(REWARD))])
-    assert again.state.outages == (*former[:2], Outage(REWARD, HERE, -5, 1))
+    assert again.state.services.outages == (*former[:2], Outage(REWARD, HERE, -5, 1))
     assert [one.outages for one in again.actions if isinstance(one, h.SaveOutages)] == [
-        again.state.outages
+        again.state.services.outages
     ]
 
 
 def test_the_first_start_is_no_outage() -> None:
     """A service that was never ready has no outage."""
     trace = Trace(WITH_REWARD, [(1, ServiceWaits(REWARD, "refused")), (5, ServiceReady(REWARD))])
-    assert trace.state.outages == ()
+    assert trace.state.services.outages == ()
 
 
 URL = ServiceSpec(
@@ -142,9 +142,9 @@ def test_somebody_elses_server_is_waited_for() -> None:
             trace.take(ServiceReady(REWARD, generation=2), 200)
         trace.take(job("RUNNING"), 200)
         trace.take(job("RUNNING"), 309)
-        assert trace.state.verdict is None
+        assert trace.state.stop.verdict is None
         trace.take(TICK, 310)
-        assert (trace.state.verdict is None) == answers
+        assert (trace.state.stop.verdict is None) == answers
 
 
 @pytest.mark.parametrize("follows", [True, False])

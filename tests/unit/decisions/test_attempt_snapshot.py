@@ -171,7 +171,7 @@ def test_a_loss_counts_for_a_minute(at: float, attempt: int) -> None:
     after = next_agent(trace)
     after.take(nodes(2), 1)
     after.take(SUBMITTED, 2)
-    assert after.state.below_required_since is not None
+    assert after.state.losses.below_required_since is not None
     after.take(reported(2), 3)
     assert "all needed nodes are back" in after.log
     after.take(job("FAILED", 9), at)
@@ -186,7 +186,7 @@ def test_fewer_workers_were_enough() -> None:
     after = next_agent(trace)
     after.take(nodes(2), 1)
     after.take(SUBMITTED, 2)
-    assert (after.state.phase, after.state.below_required_since) == (HeadPhase.RUNNING, None)
+    assert (after.state.phase, after.state.losses.below_required_since) == (HeadPhase.RUNNING, None)
 
 
 RESUMED = replace(goal(1, retries=1), resumed_attempt=shifted(KNOWN, -100.0))
@@ -200,7 +200,7 @@ def test_its_ray_is_gone() -> None:
     """The attempt is over: with its decided outcome, else as lost; its workers are waited for."""
     trace = Trace(AFRESH, [(1, h.RayGone("exit 1"))])
     assert trace.state.attempt.number == 2
-    assert list(trace.state.leftovers) == ["pod2"]
+    assert list(trace.state.earlier.leftovers) == ["pod2"]
     stopped = replace(
         AFRESH,
         resumed_attempt=replace(
@@ -233,7 +233,7 @@ def test_neither_ray_nor_its_job_answers(retries: int, history: History, what: s
     trace = Trace(replace(AFRESH, retries=retries), history)
     assert [end.exit_code for end in trace.outcomes] == [75] * (1 - retries)
     assert trace.state.attempt.number == 1 + retries
-    end = trace.state.earlier_attempts[0].end if retries else trace.outcomes[0]
+    end = trace.state.earlier.attempts[0].end if retries else trace.outcomes[0]
     assert end is not None
     assert end.reason == f"timed out after the agent was killed, waiting for {what}"
 

@@ -142,4 +142,4 @@ def test_a_lost_spare_is_cleared_too() -> None:
     ]
     trace = Trace(goal(1, retries=1), history)
     assert "Retry" in trace.kinds()
-    assert "agent3" in trace.state.leftovers
+    assert "agent3" in trace.state.earlier.leftovers

@@ -72,7 +72,7 @@ def test_a_listed_node_that_goes_is_a_loss_whoever_counted_it(joined: bool) -> N
     trace.take(nodes(2), 7.0)
     trace.take(nodes(dead=(2,)), 8.0)
     assert trace.state.attempt.lost_nodes == ("pod2",)
-    assert "pod2 was lost" in trace.state.last_loss
+    assert "pod2 was lost" in trace.state.losses.last
     trace.take(job("FAILED", 1), 20.0)
     assert (trace.state.attempt.number, trace.outcomes) == (2, [])
 

@@ -374,5 +374,5 @@ def test_ends(of: h.HeadGoal, history: History, code: int, culprit: str, words: 
     assert [w for w in words if w not in end.reason] == []
     assert end.phase
     assert trace.state.phase is HeadPhase.LEAVING
-    assert trace.state.verdict == end
+    assert trace.state.stop.verdict == end
     assert head.deadline(trace.state) is None

@@ -165,7 +165,7 @@ def test_no_history_breaks_the_rules(drawn: tuple[h.HeadGoal, History]) -> None:
     assert len(set(submitted)) == len(submitted) <= of.has_job * (of.retries + 1)
     assert {deed.id for deed in trace.effects if isinstance(deed, h.StopJob)} <= set(submitted)
     assert deeds.count("StopJob") <= len(submitted)
-    assert deeds.count("Retry") == len(trace.state.earlier_attempts) <= of.retries
+    assert deeds.count("Retry") == len(trace.state.earlier.attempts) <= of.retries
     if of.has_job:
         assert deeds.count("RestartRay") <= (h.RAY_RESTARTS + 1) * (of.retries + 1)
     assert deeds.count("AskNodes") <= len(submitted)
@@ -212,10 +212,10 @@ def test_leaving_is_final(drawn: tuple[h.HeadGoal, History]) -> None:
     of, history = drawn
     trace = Trace(of, [])
     trace.take(TERM, 0.0)
-    verdict, deeds = trace.state.verdict, trace.actions.copy()
+    verdict, deeds = trace.state.stop.verdict, trace.actions.copy()
     for at, event in history:
         trace.take(event, at)
-    assert (trace.state.phase, trace.state.verdict) == (HeadPhase.LEAVING, verdict)
+    assert (trace.state.phase, trace.state.stop.verdict) == (HeadPhase.LEAVING, verdict)
     assert trace.actions == deeds
 
 

@@ -173,7 +173,7 @@ def test_never_two_at_once_on_one_disk(events: list[tuple[int, str]]) -> None:
             trace.take(h.WorkerReplaced(key), float(at))
         working += [node for _, node in orders(trace)[before:]]
         assert len(working) <= 1
-        assert [*trace.state.step_holders.values()] == working
+        assert [*trace.state.steps.holders.values()] == working
 
 
 def test_what_is_by_order() -> None:
@@ -187,4 +187,4 @@ def test_what_is_by_order() -> None:
     assert ordered_steps((SHARED_DATA_STEP, replace(last, after=(plain.name,)))) == (
         SHARED_DATA_STEP,
     )
-    assert head.first_state(of(SHARED_DATA_STEP)).step_holders == {("data", "nfs"): "head"}
+    assert head.first_state(of(SHARED_DATA_STEP)).steps.holders == {("data", "nfs"): "head"}

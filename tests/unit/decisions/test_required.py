@@ -81,7 +81,7 @@ def test_a_sized_attempt_requires_each_worker_that_it_counts() -> None:
 def test_more_workers_than_a_command_without_a_size_needs_are_spares() -> None:
     """It continues without one of them."""
     trace = Trace(goal(1), ONE_LOST)
-    assert (trace.state.phase, trace.state.below_required_since) == (HeadPhase.RUNNING, None)
+    assert (trace.state.phase, trace.state.losses.below_required_since) == (HeadPhase.RUNNING, None)
 
 
 @pytest.mark.parametrize(("lost", "is_short"), [(2, True), (3, False)])
@@ -92,7 +92,7 @@ def test_a_node_without_gpus_is_no_part_of_a_size_in_gpus(lost: int, *, is_short
     history = [(at, both if event == nodes(2, 3) else event) for at, event in THREE]
     left = h.RayNodes((HEAD, bare if lost == 2 else NODES[2]))
     trace = Trace(SIZED, [*history, (9, left)])
-    assert (trace.state.below_required_since is not None) is is_short
+    assert (trace.state.losses.below_required_since is not None) is is_short
 
 
 def test_as_many_as_were_expected_are_required_whatever_they_have() -> None:
@@ -100,7 +100,7 @@ def test_as_many_as_were_expected_are_required_whatever_they_have() -> None:
     bare = tuple(replace(NODES[n], gpus=0.0) for n in (2, 3))
     joined: History = [(2, reported(2)), (2, reported(3)), (3, h.RayNodes((HEAD, *bare)))]
     trace = Trace(SIZED, [*joined, (5, SUBMITTED), (9, h.RayNodes((HEAD, bare[0])))])
-    assert trace.state.below_required_since == 9
+    assert trace.state.losses.below_required_since == 9
 
 
 def test_every_share_of_torchrun_is_required() -> None:
@@ -109,10 +109,10 @@ def test_every_share_of_torchrun_is_required() -> None:
     joined: History = [(1, share_of(2, at=1)), (1, share_of(3, at=1))]
     begun: History = [*joined, *((2, done) for done in PREPARED), (5, SUBMITTED)]
     lost = Trace(of, [*begun, (6, share_of(3, at=6, gone=True))])
-    assert lost.state.below_required_since == 6
+    assert lost.state.losses.below_required_since == 6
     assert "lost a needed node (pod3; 1 of 2 joined" in lost.log
     over = Trace(of, [*begun, (6, share_of(3, DONE, 6)), (7, share_of(3, DONE, 7, gone=True))])
-    assert over.state.below_required_since is None
+    assert over.state.losses.below_required_since is None
 
 
 # --- after the death of the head's agent -------------------------------------------------------
@@ -174,4 +174,4 @@ def test_a_worker_that_stays_is_not_lost(tmp_path: Path) -> None:
     for trace, there in ((after, 2), (before, 3)):
         trace.take(nodes(there), 1)
         trace.take(SUBMITTED, 2)
-        assert (trace.state.phase, trace.state.last_loss) == (HeadPhase.RUNNING, "")
+        assert (trace.state.phase, trace.state.losses.last) == (HeadPhase.RUNNING, "")

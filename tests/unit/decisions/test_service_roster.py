@@ -102,23 +102,23 @@ def test_a_lost_node_of_its_own(last: tuple[float, h.HeadEvent], over: float) ->
     assert head.deadline(trace.state) == over
     trace.take(TICK, over)
     assert trace.state.phase == "stopping"
-    assert trace.state.verdict is not None
-    assert "lost a needed node (pod3, which runs reward server)" in trace.state.verdict.reason
-    assert trace.state.verdict.exit_code == 75
+    assert trace.state.stop.verdict is not None
+    assert "lost a needed node (pod3, which runs reward server)" in trace.state.stop.verdict.reason
+    assert trace.state.stop.verdict.exit_code == 75
 
 
 def test_what_ran_on_a_worker_that_left_is_awaited_no_more() -> None:
     """Its services go with it; the workers' wait says what is missing."""
     history: History = [(3, nodes(2)), (4, reported(2, joined=False)), (5, reported(2, gone=True))]
     trace = Trace(goal(1, services=(RETRIEVER,)), history)
-    assert {key[0] for key in trace.state.services} == {HERE}
+    assert {key[0] for key in trace.state.services.by_key} == {HERE}
 
 
 def test_what_an_earlier_head_started_is_taken_over() -> None:
     """A worker may report a later start than any that this head ordered."""
     trace = Trace(goal(1, services=(RETRIEVER,)), [(3, nodes(2)), (4, reported(2))])
     trace.take(reported(2, items=(ItemReport(RETRIEVER, Step.READY, generation=3),)), 5)
-    item = trace.state.services["agent2", RETRIEVER]
+    item = trace.state.services.by_key["agent2", RETRIEVER]
     assert (item.step, item.generation) == (Step.READY, 3)
 
 

@@ -65,9 +65,9 @@ def test_a_lost_worker_is_named_before_gcs_misses_it() -> None:
     trace = Trace(goal(1), [*PAIR, (9, SILENT), (9.5, nodes(2))])
     assert "pod2 is silent, connection refused by 10.0.0.2:8266; nor does its Ray" in trace.log
     assert "pod2 left Ray" in trace.log
-    assert trace.state.below_required_since == 9
+    assert trace.state.losses.below_required_since == 9
     trace.take(reported(2), 20)
-    assert trace.state.below_required_since is None
+    assert trace.state.losses.below_required_since is None
     assert "all needed nodes are back" in trace.log
 
 
@@ -98,7 +98,7 @@ def test_a_worker_that_lost_only_its_agent_still_serves() -> None:
     """The job continues there: no node is missing."""
     trace = Trace(goal(1), [*PAIR, (9, AGENT_ONLY), (500, job("RUNNING"))])
     assert "its Ray still answers" in trace.log
-    assert (trace.state.below_required_since, trace.outcomes) == (None, [])
+    assert (trace.state.losses.below_required_since, trace.outcomes) == (None, [])
 
 
 def test_a_worker_that_stays_away_costs_the_attempt() -> None:

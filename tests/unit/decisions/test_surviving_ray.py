@@ -79,7 +79,7 @@ def test_its_head_misses_nothing() -> None:
     trace.take(h.WorkerReported(again), 9)
     trace.take(h.WorkerReplaced("agent2"), 9)
     assert "left Ray" not in trace.log
-    assert (trace.state.below_required_since, trace.state.last_loss) == (None, "")
+    assert (trace.state.losses.below_required_since, trace.state.losses.last) == (None, "")
     trace.take(heads.job("FAILED", 7), 10)
     trace.take(h.NodesAsked("run-1", {}), 11)
     assert [end.exit_code for end in trace.outcomes] == [7]

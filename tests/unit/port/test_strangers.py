@@ -258,7 +258,7 @@ def test_an_unknown_rank_delays_no_boot() -> None:
     joined = [(2.0, reported(2)), (2.5, nodes(2)), (3.0, ready), (3.5, ServiceReady(RETRIEVER))]
     trace = Trace(goal(1, services=(RETRIEVER,)), [*begun, (1.5, stranger()), *joined])
     assert trace.state.phase is h.HeadPhase.SUBMITTING
-    assert trace.state.services["evil", RETRIEVER].step is Step.PENDING
+    assert trace.state.services.by_key["evil", RETRIEVER].step is Step.PENDING
 
 
 def test_a_further_worker_that_joined_ray_is_one_of_the_run() -> None:
@@ -313,10 +313,10 @@ def test_a_stranger_says_nothing_about_leftovers() -> None:
     """Another attempt does not wait for it."""
     trace = Trace(goal(1, retries=1), [])
     attempt = Attempt("run-2", 2, 0.0)
-    trace.state = replace(trace.state, attempt=attempt, leftovers={"agent2": 1.0})
+    trace.state = replace(trace.state, attempt=attempt).with_earlier(leftovers={"agent2": 1.0})
     trace.take(stranger(running_attempt=1), 2.0)
     trace.take(stranger(name="agent2"), 3.0)
-    assert trace.state.leftovers == {"agent2": 1.0}
+    assert trace.state.earlier.leftovers == {"agent2": 1.0}
 
 
 # --- quotas --------------------------------------------------------------------------------------
