@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from agent.base.value import Value
+from agent.frameworks.step_format import StepFormat
 from agent.node.facts import Package
 
 if TYPE_CHECKING:
@@ -24,22 +25,6 @@ class CheckpointFormat(Value):
     can_reshard: bool = True  # Whether it resumes with another number of processes
 
 
-class StepLine(Value):
-    """The line by which a job prints a step and its reward, as two regular expressions.
-
-    One expression for both would take quadratic time. They are compiled when the job writes.
-    """
-
-    step: str  # Finds the number, as `step`, behind any prefix; the number of steps, as `of`
-    reward: str  # Finds the reward, as `reward`, in the rest of the line
-
-
-STEP = "[0-9]{1,12}"
-"""Digits of a step: more of them are no step, and int() refuses 4,301."""
-_NUMBER = r"[-+]?(?:\d{1,30}(?:\.\d{0,30})?|\.\d{1,30})(?:[eE][-+]?\d{1,4})?"
-REWARD = rf"(?:np\.float\d+\()?(?P<reward>{_NUMBER})\b"
-
-
 DEFAULT_DIALECT: Literal["openrlhf"] = "openrlhf"  # Of the bundled reward server
 
 
@@ -48,7 +33,7 @@ class FrameworkInfo(Value):
 
     package: Package | None = None  # How it is found on a Python's path
     checkpoints: CheckpointFormat = CheckpointFormat()
-    step_line: StepLine | None = None  # None if it prints no reward
+    steps: StepFormat | None = None  # how it prints its steps
     is_sized_by_links: bool = False  # Whether its arguments depend on the links between the nodes
     dialect: Literal["openrlhf", "openrlhf-m"] = DEFAULT_DIALECT  # What its reward client reads
 

@@ -11,14 +11,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from agent.frameworks.arguments import Arguments, check_keys, rows_for
-from agent.frameworks.framework import (
-    REWARD,
-    STEP,
-    CheckpointFormat,
-    FrameworkInfo,
-    Preset,
-    StepLine,
-)
+from agent.frameworks.framework import CheckpointFormat, FrameworkInfo, Preset
 from agent.frameworks.pace import StepWork, steps_between_saves
 from agent.frameworks.recipe import (
     NAMED_BY,
@@ -44,19 +37,62 @@ from agent.frameworks.sizing import (
     Workload,
     sizing_for,
 )
+from agent.frameworks.step_format import STEP, KeyMeaning, LineFormat, StepFormat, bar
 from agent.node.facts import Package
 
 if TYPE_CHECKING:
     from agent.frameworks.recipe import NodeSize, RecipeInput, Version
     from agent.frameworks.sizing import Layout, Sizing
 
+STEPS = StepFormat(
+    lines=(
+        LineFormat(
+            "step", "Global step ", rf"\bGlobal step (?P<step>{STEP}): (?=\{{)", notation="dict"
+        ),
+        LineFormat("evaluation", "Evaluation start time"),
+        LineFormat("evaluation", "Starting async evaluation"),
+        LineFormat(
+            "values",
+            "Evaluation completed in ",
+            rf"global_step (?P<step>{STEP}), eval_metrics: (?=\{{)",
+            notation="dict",
+        ),
+        LineFormat(
+            "values", "Eval at step ", rf"Eval at step (?P<step>{STEP}): (?=\{{)", notation="dict"
+        ),
+        LineFormat("checkpoint", "[Torch] Checkpoint "),
+        # SFT, reward models and DPO: bars, one for each epoch.
+        bar(r"Train step of epoch (?P<epoch>\d{1,6})"),
+        LineFormat(
+            "total", "%|", r"Train epoch: {1,4}\d{1,3}%\|[^|]{0,500}\| \d{1,6}/(?P<epochs>\d{1,6}) "
+        ),
+        LineFormat("evaluation", "%|", r"Eval stage of (?:global_step|steps) \d"),
+    ),
+    meaning=KeyMeaning(
+        reward=("rollout/reward_mean", "reward"),
+        kl=("kl", "ppo_kl"),
+        response_length=("response_length", "rollout/response_length_mean"),
+        clipped=("rollout/truncated_rate",),
+        entropy=("entropy_loss",),
+        gradient_norm=("actor_grad_norm", "grad_norm"),
+        step_seconds=("timing/step_total",),
+    ),
+    of_evaluation=("eval_",),
+    shown=(
+        *("rollout/reward_mean", "reward", "group_reward_std", "kl", "ppo_kl", "ppo_clip_ratio"),
+        *("policy_loss", "entropy_loss", "actor_grad_norm", "response_length"),
+        *("rollout/response_length_mean", "rollout/truncated_rate", "timing/step_total", "eval_*"),
+        *("loss_mean", "gpt_loss", "loss", "grad_norm", "lr"),
+    ),
+)
+"""The lines of its PPO trainer, and the bars of its other trainers."""
 FRAMEWORK = FrameworkInfo(
     package=Package("openrlhf", "openrlhf", version_files=("version.txt",)),
     checkpoints=CheckpointFormat(
         prefix="global_step",
         can_reshard=False,  # DeepSpeed's ZeRO refuses another world size
     ),
-    step_line=StepLine(rf"\bGlobal step (?P<step>{STEP}): \{{", rf"'reward': {REWARD}"),
+    steps=STEPS,
     is_sized_by_links=True,
 )
 VERSIONS: tuple[Version, ...] = ((0, 8, 11), (0, 9, 10), (0, 10, 4), (0, 11, 2))

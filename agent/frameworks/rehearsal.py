@@ -5,15 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from agent.base.text import own_command
-from agent.frameworks.framework import REWARD, STEP, FrameworkInfo, Preset, StepLine
+from agent.frameworks.framework import FrameworkInfo, Preset
 from agent.frameworks.recipe import Command
+from agent.frameworks.step_format import MEAN_REWARD, KeyMeaning, StepFormat
 
 if TYPE_CHECKING:
     from agent.frameworks.recipe import RecipeInput, Version
 
 FRAMEWORK = FrameworkInfo(
-    step_line=StepLine(
-        rf"\bstep (?P<step>{STEP})/(?P<of>{STEP}) (?=mean reward )", rf"^mean reward {REWARD}"
+    steps=StepFormat(
+        lines=(MEAN_REWARD,), meaning=KeyMeaning(reward=("reward",)), shown=("reward",)
     )
 )
 VERSIONS: tuple[Version, ...] = ()

@@ -26,6 +26,7 @@ from agent.frameworks.sizing import (
     Workload,
     sizing_for,
 )
+from agent.frameworks.step_format import StepFormat
 from agent.node.facts import Package
 
 if TYPE_CHECKING:
@@ -37,7 +38,17 @@ if TYPE_CHECKING:
 FRAMEWORK = FrameworkInfo(
     package=Package("search-r1", "verl", own_file="search_r1"),
     checkpoints=CheckpointFormat(prefix="global_step_", can_resume=False),
-    step_line=verl.STEP_LINE,
+    steps=StepFormat(
+        lines=verl.STEPS.lines,
+        meaning=verl.MEANING,
+        of_evaluation=("val/",),
+        shown=(
+            *("critic/rewards/mean", "critic/kl", "actor/kl_loss", "actor/entropy_loss"),
+            *("actor/pg_clipfrac", "actor/grad_norm", "response_length/mean"),
+            *("response_length/clip_ratio", "env/finish_ratio", "env/ratio_of_valid_action"),
+            *("env/number_of_valid_search", "timing_s/step"),
+        ),
+    ),
 )
 VERSIONS: tuple[Version, ...] = ()
 ABOUT = "Search-R1: PPO or GRPO that learns to search; wants a retrieval server"

@@ -34,6 +34,7 @@ from agent.frameworks.sizing import (
     Workload,
     sizing_for,
 )
+from agent.frameworks.step_format import MEAN_REWARD, KeyMeaning, LineFormat, StepFormat
 from agent.node.facts import Package
 
 if TYPE_CHECKING:
@@ -42,6 +43,32 @@ if TYPE_CHECKING:
 FRAMEWORK = FrameworkInfo(
     package=Package("trl", "trl", version_files=("trl/VERSION", "VERSION")),
     checkpoints=CheckpointFormat(prefix="checkpoint-", last_file="trainer_state.json"),
+    steps=StepFormat(
+        lines=(
+            # Our own trainer's lines; TRL's and transformers' own stand beside a bar.
+            MEAN_REWARD,
+            LineFormat("values", "{'loss': ", r"(?=\{'loss': )", notation="dict", begins=True),
+            LineFormat("values", "{'reward", r"(?=\{'reward)", notation="dict", begins=True),
+            LineFormat("values", "{'eval_", r"(?=\{'eval_)", notation="dict", begins=True),
+            LineFormat("evaluation", "***** Running Evaluation *****"),
+            LineFormat("checkpoint", "Saving model checkpoint to "),
+        ),
+        meaning=KeyMeaning(
+            reward=("reward",),
+            kl=("kl",),
+            response_length=("completions/mean_length", "completion_length"),
+            clipped=("completions/clipped_ratio",),
+            entropy=("entropy",),
+            gradient_norm=("grad_norm",),
+            step_seconds=("step_time",),
+        ),
+        of_evaluation=("eval_",),
+        shown=(
+            *("reward", "reward_std", "frac_reward_zero_std", "loss", "kl", "entropy"),
+            *("grad_norm", "completions/mean_length", "completions/clipped_ratio"),
+            *("clip_ratio/region_mean", "step_time", "num_tokens", "learning_rate", "eval_*"),
+        ),
+    ),
 )
 VERSIONS: tuple[Version, ...] = (
     *((1, 0, 0), (1, 1, 0), (1, 2, 0), (1, 3, 0), (1, 4, 0), (1, 5, 1), (1, 6, 0), (1, 7, 1)),

@@ -14,15 +14,7 @@ from msgspec.structs import replace
 
 from agent.base.value import Value
 from agent.frameworks.arguments import Row, merged, quoted, read, rows_for, texts, whole
-from agent.frameworks.framework import (
-    REWARD,
-    STEP,
-    Checkout,
-    CheckpointFormat,
-    FrameworkInfo,
-    Preset,
-    StepLine,
-)
+from agent.frameworks.framework import Checkout, CheckpointFormat, FrameworkInfo, Preset
 from agent.frameworks.pace import HOUR, StepWork, step_seconds, steps_between_saves
 from agent.frameworks.recipe import (
     NAMED_BY,
@@ -49,6 +41,7 @@ from agent.frameworks.sizing import (
     Workload,
     sizing_for,
 )
+from agent.frameworks.step_format import STEP, KeyMeaning, LineFormat, StepFormat, bar
 from agent.node.facts import Package
 
 if TYPE_CHECKING:
@@ -58,7 +51,36 @@ if TYPE_CHECKING:
     from agent.frameworks.recipe import NodeSize
 
 TRACKER = "latest_checkpointed_iteration.txt"
-STEP_LINE = StepLine(rf"\bstep:(?P<step>{STEP}) - ", rf"(?:^|(?<= ))critic/rewards/mean:{REWARD}")
+MEANING = KeyMeaning(
+    reward=("critic/rewards/mean", "critic/score/mean"),
+    kl=("actor/kl_loss", "critic/kl", "actor/ppo_kl"),
+    response_length=("response_length/mean",),
+    clipped=("response_length/clip_ratio",),
+    entropy=("actor/entropy", "actor/entropy_loss"),
+    gradient_norm=("actor/grad_norm", "train/grad_norm"),
+    step_seconds=("timing_s/step",),
+    throughput=("perf/throughput",),
+)
+STEPS = StepFormat(
+    lines=(
+        LineFormat("step", "step:", rf"\bstep:(?P<step>{STEP}) - ", notation="dashes"),
+        LineFormat("total", "Total training steps: ", rf"steps: (?P<of>{STEP})(?![\w.])"),
+        bar("Training Progress"),
+        LineFormat("evaluation", "test_gen_batch meta info:"),
+        LineFormat("evaluation", "validation generation end"),
+        LineFormat("checkpoint", "local_global_step_folder: "),
+        LineFormat("checkpoint", "Saving checkpoint to: "),
+    ),
+    meaning=MEANING,
+    of_evaluation=("val-", "val/"),
+    shown=(
+        *("critic/rewards/mean", "critic/score/mean", "actor/kl_loss", "actor/ppo_kl"),
+        *("actor/entropy", "actor/pg_clipfrac", "actor/grad_norm", "response_length/mean"),
+        *("response_length/clip_ratio", "timing_s/step", "perf/throughput", "val-core/*"),
+        *("critic/kl", "actor/entropy_loss", "actor/lr", "train/loss", "train/*", "val/*"),
+    ),
+)
+"""The lines of its trainers; Search-R1, a fork, prints the same with three decimals."""
 FRAMEWORK = FrameworkInfo(
     package=Package("verl", "verl", version_files=("verl/version/version",)),
     checkpoints=CheckpointFormat(
@@ -66,7 +88,7 @@ FRAMEWORK = FrameworkInfo(
         tracker=TRACKER,
         can_reshard=False,  # Its shards are named by world size
     ),
-    step_line=STEP_LINE,
+    steps=STEPS,
     is_sized_by_links=True,
 )
 VERSIONS: tuple[Version, ...] = ((0, 5, 0), (0, 6, 1), (0, 7, 0), (0, 7, 1), (0, 8, 0), (0, 9, 1))

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import math
-import re
 import time
 from collections import deque
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
@@ -14,14 +11,13 @@ from msgspec.structs import replace
 from agent.base.text import escaped
 from agent.decisions.shared import place, shortened
 from agent.diagnosis.find_cause import LONGEST, NEAR, Log, find_known_lines, plain_lines, table
-from agent.frameworks import all_frameworks
+from agent.job.progress import ProgressReader, StepSeen, meant
 from agent.record.log import say
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from agent.decisions.shared import Known
-    from agent.frameworks.framework import StepLine
 
 
 class KnownLines:
@@ -90,30 +86,6 @@ _LONGEST_LINE = 32_768
 _LONGEST_SHOWN = 400
 
 
-@cache
-def _step_lines() -> tuple[StepLine, ...]:
-    """Return the lines of all frameworks: a command may use any, whatever its name is."""
-    lines = [framework.step_line for framework in all_frameworks()]
-    return tuple(dict.fromkeys(line for line in lines if line is not None))
-
-
-def point_in(line: str) -> tuple[tuple[int, float], int | None] | None:
-    """Return the step in a line and its reward, with the number of steps if it has one."""
-    for pattern in _step_lines():
-        step = re.search(pattern.step, line)
-        if step is None:
-            continue
-        behind = re.search(pattern.reward, line[step.end() :])
-        if behind is None:
-            continue
-        reward = float(behind["reward"])
-        if not math.isfinite(reward):  # JSON has no infinity
-            continue
-        of = step.groupdict().get("of")
-        return (int(step["step"]), reward), int(of) if of else None
-    return None
-
-
 class JobLines:
     """Collects the job's output; one thread writes, others read."""
 
@@ -122,6 +94,7 @@ class JobLines:
         self.known = KnownLines(clean)
         self.last_output: float | None = None  # time of the last output on the monotonic clock
         self._rest = b""
+        self._reader = ProgressReader()
         self._points: list[tuple[int, float]] = []
         self._last: deque[str] = deque(maxlen=MOST_LINES)
         self._steps: int | None = None
@@ -147,6 +120,7 @@ class JobLines:
     def begin_attempt(self) -> None:
         """Log the known lines of the next attempt again."""
         self.known = KnownLines(self._clean)
+        self._reader = ProgressReader()
 
     def curve(self) -> dict[str, object]:
         """Return the rewards by step, and the number of steps if known."""
@@ -177,13 +151,17 @@ class JobLines:
         line = raw[:_LONGEST_LINE].decode(errors="replace")
         # masked before it is cut: a part of a secret is not recognized
         self._last.append(self._clean(line[: 5 * _LONGEST_SHOWN])[:_LONGEST_SHOWN])
-        read = point_in(line)
-        if read is None:
-            return
+        for seen in self._reader.read(line, time.monotonic()):
+            if isinstance(seen, StepSeen):
+                self._add_step(seen)
 
-        # Another attempt resumes from a checkpoint: its steps replace those of the former one.
-        (step, reward), of = read
-        self._steps = of or self._steps
+    def _add_step(self, seen: StepSeen) -> None:
+        """Add a point; another attempt resumes from a checkpoint: its steps replace former ones."""
+        self._steps = seen.of or self._steps
+        reward = meant("reward", seen.metrics)
+        if reward is None:
+            return
+        step = seen.step
         points = self._points
         if points and step <= points[-1][0]:
             points = [point for point in points if point[0] < step]

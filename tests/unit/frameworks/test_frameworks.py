@@ -7,7 +7,7 @@ import pytest
 from agent.frameworks import all_frameworks, framework_named, recipe_of
 from agent.job.checkpoints import CheckpointOwner, FolderContents, resumes_from, step_of
 from agent.job.checkpoints import why_not_resumable as why_not
-from agent.record.job_lines import point_in
+from agent.job.progress import ProgressReader, StepSeen, meant
 from agent.settings.jobs import RECIPES
 
 ROWS = [
@@ -17,7 +17,7 @@ ROWS = [
     ("openrlhf", "openrlhf", "global_step7", True, False, "Global step 7: {'reward': 0.5}"),
     ("openrlhf-m", "openrlhf", "global_step7", True, False, "Global step 7: {'reward': 0.5}"),
     ("search-r1", "verl", "global_step_7", False, True, "step:7 - critic/rewards/mean:0.5"),
-    ("trl", "trl", "checkpoint-7", True, True, ""),
+    ("trl", "trl", "checkpoint-7", True, True, "step 7/40 mean reward 0.5"),
 ]
 
 
@@ -57,4 +57,9 @@ def test_a_framework(  # noqa: PLR0913 - the columns of a row
         owner = CheckpointOwner("any", name, "", "m", 8, 1)
         other = FolderContents(CheckpointOwner("any", name, "", "m", 4, 1), newest=checkpoint)
         assert bool(why_not(other, owner)) != reshards
-    assert point_in(line) == (((7, 0.5), 40 if "/40" in line else None) if line else None)
+    (seen,) = ProgressReader().read(line, 0.0)
+    assert isinstance(seen, StepSeen)
+    assert (seen.step, seen.of) == (7, 40 if "/40" in line else None)
+    assert meant("reward", seen.metrics) == 0.5
+    assert framework.steps is not None
+    assert framework.steps.meaning.value("reward", seen.metrics) == 0.5
