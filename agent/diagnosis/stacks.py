@@ -1,0 +1,489 @@
+"""Stacks of a job's processes, grouped by place, and a sentence that names suspects.
+
+A hung job has many processes that wait for few. `group` puts processes in the same place together,
+the most suspicious group first: stopped processes, then those in a function of the job, the fewest
+first, then those that wait for others. `sentence` names node, process and function of each.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from enum import IntEnum
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from agent.base.text import listed, without_controls
+from agent.base.value import Value
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+
+# --- stacks and their readers ---------------------------------------------------------------------
+
+
+class Frame(Value):
+    """A Python frame."""
+
+    function: str  # with its class from Python 3.11 on
+    file: str
+    line: int
+
+    @property
+    def place(self) -> str:
+        """Return file and line, as in `reward.py:44`."""
+        return f"{self.file.rpartition('/')[2]}:{self.line}"
+
+
+class ThreadStack(Value):
+    """The stack of a thread, innermost frame first."""
+
+    name: str
+    frames: tuple[Frame, ...]
+
+
+class ProcessStack(Value):
+    """A process of the job, and where its threads are."""
+
+    node: str
+    pid: int
+    role: str  # driver, rank 3, or Ray's process title
+    rank: int | None = None
+    world: int | None = None  # how many ranks its job has
+    parent: int = 0  # pid of the parent process
+    state: str = "S"  # the kernel's letter: R, S, D, T, Z
+    cpu_seconds: float = 0.0
+    threads: tuple[ThreadStack, ...] = ()
+    source: str = ""  # what read the stacks: py-spy, faulthandler; else why there are none
+    wait_channel: str = ""  # the kernel function that it waits in, if readable
+
+    @property
+    def frames(self) -> tuple[Frame, ...]:
+        """Return the frames of the thread that shows what the process does."""
+        return _telling_thread(self).frames
+
+
+_MOST_THREADS = 64
+_MOST_FRAMES = 64
+_LONGEST_NAME = 120
+_FAULTHANDLER_THREAD = re.compile(r"(?:Current thread|Thread) 0x[0-9a-f]+(?: \[([^\]]*)\])?.*:$")
+_FAULTHANDLER_FRAME = re.compile(r'  File "(.*)", line (\d{1,9}|\?\?\?) in (.*)$')
+_MAIN = "MainThread"
+
+
+class _SpyFrame(Value):
+    name: str
+    filename: str
+    line: int = 0
+
+
+class _SpyThread(Value):
+    frames: tuple[_SpyFrame, ...]
+    thread_name: str | None = None
+
+
+def parse_py_spy(text: str) -> tuple[ThreadStack, ...]:
+    """Read the output of `py-spy dump --json`; raise ValueError for anything else."""
+    try:
+        threads = msgspec.json.decode(text, type=tuple[_SpyThread, ...])
+    except msgspec.DecodeError as error:
+        raise ValueError(str(error)) from error
+    read = []
+    for thread in threads[:_MOST_THREADS]:
+        frames = [_frame(one.name, one.filename, one.line) for one in thread.frames]
+        if frames:
+            read.append(ThreadStack(_short(thread.thread_name or ""), _limited(frames)))
+    return tuple(read)
+
+
+def parse_faulthandler(text: str) -> tuple[ThreadStack, ...]:
+    """Read what Python's faulthandler writes; other lines are skipped.
+
+    It names threads from Python 3.14 on. The main thread is the one that runs a module.
+    """
+    names: list[str] = []
+    stacks: list[list[Frame]] = []
+    for line in text.splitlines():
+        thread = _FAULTHANDLER_THREAD.match(line)
+        frame = _FAULTHANDLER_FRAME.match(line)
+        if thread is not None and len(stacks) < _MOST_THREADS:
+            names.append(thread[1] or "")
+            stacks.append([])
+        elif frame is not None and stacks:
+            number = int(frame[2]) if frame[2].isdigit() else 0
+            stacks[-1].append(_frame(frame[3], frame[1], number))
+    read = []
+    for name, frames in zip(names, stacks, strict=True):
+        is_main = bool(frames) and frames[-1].function == "<module>"
+        if frames:
+            read.append(ThreadStack(_short(_MAIN if is_main else name), _limited(frames)))
+    return tuple(read)
+
+
+def _frame(function: str, file: str, line: int) -> Frame:
+    short = function.rpartition("<locals>.")[2]
+    return Frame(_short(short), _short(file[-_LONGEST_NAME:]), line)
+
+
+def _short(text: str) -> str:
+    return without_controls(text)[:_LONGEST_NAME]
+
+
+def _limited(frames: Sequence[Frame]) -> tuple[Frame, ...]:
+    """Return the innermost frames, and the outermost one."""
+    if len(frames) <= _MOST_FRAMES:
+        return tuple(frames)
+    return (*frames[: _MOST_FRAMES - 1], frames[-1])
+
+
+# --- where a process is ---------------------------------------------------------------------------
+
+
+class Activity(IntEnum):
+    """What a process does, the most suspicious first."""
+
+    STOPPED = 0  # by a signal or a debugger
+    BLOCKED = 1  # in the kernel: by a disk or a driver
+    WORKS = 2  # in a function of the job
+    WAITS_INSIDE = 3  # for its own child process, data loader or coroutine
+    WAITS_OUTSIDE = 4  # for other processes: in a collective, or for a result of Ray
+    UNKNOWN = 5  # no stack could be read
+    IDLE = 6  # has nothing to do
+
+
+class StackPlace(Value):
+    """What a process does, and in which function."""
+
+    activity: Activity
+    function: str = ""
+    where: str = ""  # file and line
+    waits_for: str = ""
+    key: str = ""  # equal for processes in the same place
+
+
+_STDLIB = re.compile(r"/lib(?:64)?/(?:python|pypy)3[.\d]*t?/(?!(?:site|dist)-packages/)")
+_PACKAGE = re.compile(r"/(?:site|dist)-packages/([^/]+)")
+_PLUMBING = {
+    *("ray", "grpc", "torch", "requests", "urllib3", "httpx", "httpcore", "aiohttp", "anyio"),
+    *("uvloop", "uvicorn", "starlette", "fastapi", "zmq", "numpy", "wandb", "cloudpickle"),
+    *("opentelemetry", "prometheus_client", "tqdm", "debugpy", "sentry_sdk", "tenacity", "sniffio"),
+    *("torchrun", "h11", "openai", "backoff", "multiprocess", "_virtualenv.py", "six.py"),
+}
+"""Packages whose frames do not show what a job does; the frame that calls them does."""
+_COLLECTIVE = re.compile(
+    r"_?(all_reduce|all_gather|reduce_scatter|broadcast|barrier|monitored_barrier|all_to_all"
+    r"|gather|scatter|reduce|send|recv|isend|irecv|batch_isend_irecv|init_process_group|new_group"
+    r"|init_device_mesh|destroy_process_group|rendezvous|wait|store_based_barrier)"
+    r"(_coalesced|_into_tensor|_tensor|_object|_object_list|_single|_multigpu|_base)*"
+)
+_IN_TORCH = "/torch/distributed/"
+_FORK = "/multiprocessing/popen_fork.py"
+_RAY_WAITS = {"get", "wait", "Worker.get_objects", "get_objects", "shutdown", "init", "connect"}
+_INSIDE = (
+    ("/torch/utils/data/", "its data loader"),
+    ("/multiprocessing/", "another process"),
+    ("/multiprocess/", "another process"),
+    ("/subprocess.py", "another process"),
+)
+
+
+def place_of(process: ProcessStack) -> StackPlace:
+    """Return what a process does, by the thread that shows it."""
+    place = _place_in(_telling_thread(process).frames)
+    if not place.function and not process.threads:
+        place = StackPlace(Activity.UNKNOWN)
+
+    # An actor whose coroutines wait has no frame of theirs; its title names the method.
+    method = _running_method(process)
+    if place.activity is Activity.IDLE and method:
+        place = StackPlace(Activity.WAITS_INSIDE, method, "", "a coroutine")
+
+    # What the kernel says of the process.
+    if process.state in {"T", "t"}:
+        place = msgspec.structs.replace(place, activity=Activity.STOPPED, waits_for="")
+    elif process.state == "D":
+        place = msgspec.structs.replace(place, activity=Activity.BLOCKED, waits_for="")
+    role = process.role if place.activity is Activity.UNKNOWN else ""
+    key = f"{place.activity.name} {place.function} {place.key} {role}"
+    return msgspec.structs.replace(place, key=key)
+
+
+def _running_method(process: ProcessStack) -> str:
+    title = process.role.removeprefix("ray::")
+    is_method = process.role.startswith("ray::") and "." in title
+    return title if is_method else ""
+
+
+def _place_in(frames: Sequence[Frame]) -> StackPlace:
+    """Return the place of a thread: its innermost frame that is no plumbing."""
+    # The frames of a forked process go on with those of its parent.
+    forked = next((n for n, frame in enumerate(frames) if _FORK in frame.file), len(frames))
+    at = next((n for n, frame in enumerate(frames[:forked]) if not _is_plumbing(frame)), None)
+    if at is None:
+        return StackPlace(Activity.IDLE)
+    caller = frames[at]
+    called = frames[:at]
+    file = caller.file.rpartition("/")[2]
+
+    # In a collective: the outermost function of torch.distributed names it. Two processes at
+    # different lines are in different collectives.
+    for frame in reversed(called):
+        if _IN_TORCH in frame.file and _COLLECTIVE.fullmatch(_last_part(frame.function)):
+            name = _last_part(frame.function)
+            return StackPlace(Activity.WAITS_OUTSIDE, name, caller.place, "its group", caller.place)
+
+    # For Ray, or for its own processes?
+    function = caller.function
+    if any(_package(one.file) == "ray" and one.function in _RAY_WAITS for one in called):
+        return StackPlace(Activity.WAITS_OUTSIDE, function, caller.place, "a result of Ray", file)
+    for part, what in _INSIDE:
+        if any(part in frame.file for frame in called):
+            return StackPlace(Activity.WAITS_INSIDE, function, caller.place, what, file)
+    return StackPlace(Activity.WORKS, function, caller.place, "", file)
+
+
+def _is_plumbing(frame: Frame) -> bool:
+    file = frame.file
+    if file.startswith("<") or _STDLIB.search(file):
+        return True
+    package = _package(file)
+    return package in _PLUMBING or package.startswith(("_pytest", "opentelemetry"))
+
+
+def _package(file: str) -> str:
+    named = _PACKAGE.search(file)
+    return "" if named is None else named[1]
+
+
+def _last_part(function: str) -> str:
+    return function.rpartition(".")[2]
+
+
+def _telling_thread(process: ProcessStack) -> ThreadStack:
+    """Return the thread that runs the job: the main thread, or the one that runs an actor's method.
+
+    An actor with several or with coroutines runs its methods in other threads, while its main
+    thread is idle.
+    """
+    main = next((one for one in process.threads if one.name == _MAIN), ThreadStack("", ()))
+    if _place_in(main.frames).activity is not Activity.IDLE:
+        return main
+    working = [one for one in process.threads if _place_in(one.frames).activity < Activity.IDLE]
+    for thread in working:
+        if any(_package(frame.file) == "ray" for frame in thread.frames[1:]):
+            return thread
+    return (working or [main])[0]
+
+
+def _other_places(process: ProcessStack) -> list[str]:
+    """Return the functions of the job in which other threads of a process are."""
+    telling = _telling_thread(process)
+    places = []
+    for thread in process.threads:
+        place = _place_in(thread.frames)
+        if thread is not telling and place.activity < Activity.UNKNOWN:
+            places.append(f"`{place.function}` ({place.where})")
+    return [*dict.fromkeys(places)]
+
+
+# --- groups ---------------------------------------------------------------------------------------
+
+
+class StackGroup(Value):
+    """Processes in the same place."""
+
+    place: StackPlace
+    processes: tuple[ProcessStack, ...]
+
+
+def group(stacks: Iterable[ProcessStack]) -> tuple[StackGroup, ...]:
+    """Return processes by place, the most suspicious and smallest group first."""
+    by_key: dict[str, list[ProcessStack]] = defaultdict(list)
+    places: dict[str, list[StackPlace]] = defaultdict(list)
+    for process in stacks:
+        place = place_of(process)
+        by_key[place.key].append(process)
+        places[place.key].append(place)
+    groups = []
+    for key, processes in by_key.items():
+        ordered = sorted(processes, key=lambda one: (one.rank or 0, one.node, one.pid))
+        place = Counter(places[key]).most_common(1)[0][0]
+        groups.append(StackGroup(place, tuple(ordered)))
+
+    def suspicion(one: StackGroup) -> tuple[int, int, str]:
+        return one.place.activity, len(one.processes), one.place.key
+
+    return tuple(sorted(groups, key=suspicion))
+
+
+class Suspect(Value):
+    """A process of a group that the others may wait for."""
+
+    node: str
+    process: str  # its role and pid
+    frames_key: str  # its frames in functions of the job
+    cpu_seconds: float  # so far
+
+
+class Examination(Value):
+    """What one look at all nodes found."""
+
+    at: float  # on the run's clock
+    groups: tuple[StackGroup, ...]
+    suspects: tuple[Suspect, ...]
+    sentence: str
+    evidence: tuple[str, ...] = ()  # further sentences: collectives, services, GPUs, kernel
+
+
+_MOST_SUSPECTS = 16
+_IDLE_CORES = 0.05  # an idle process of Ray uses less
+
+
+def examination(
+    at: float,
+    stacks: Iterable[ProcessStack],
+    since: str = "",
+    evidence: Sequence[str] = (),
+) -> Examination:
+    """Return what the stacks of all nodes show; `since` is the time of day of the last progress."""
+    groups = group(stacks)
+    suspects = []
+    for process in _suspicious(groups):
+        frames = [one for one in process.frames if not _is_plumbing(one)]
+        key = " ".join(f"{one.function}:{one.line}" for one in frames) or place_of(process).key
+        name = f"{process.role} (pid {process.pid})"
+        suspects.append(Suspect(process.node, name, key, process.cpu_seconds))
+    return Examination(at, groups, tuple(suspects), sentence(groups, since), tuple(evidence))
+
+
+def _suspicious(groups: Sequence[StackGroup]) -> tuple[ProcessStack, ...]:
+    """Return the processes of the first groups that are equally suspicious."""
+    found: list[ProcessStack] = []
+    for one in groups:
+        if one.place.activity is Activity.IDLE:
+            break
+        first = groups[0]
+        is_equal = one.place.activity is first.place.activity
+        if is_equal and len(one.processes) == len(first.processes):
+            found += one.processes
+    return tuple(found[:_MOST_SUSPECTS])
+
+
+def same_suspects(first: Examination, second: Examination) -> bool:
+    """Return whether two examinations have the same suspects, which did nothing in between.
+
+    Each is in the same frames, or used no CPU time.
+    """
+    before = {(one.node, one.process): one for one in first.suspects}
+    after = {(one.node, one.process): one for one in second.suspects}
+    if not before or before.keys() != after.keys():
+        return False
+    idle = _IDLE_CORES * max(0.0, second.at - first.at)
+    return all(
+        one.frames_key == after[key].frames_key or after[key].cpu_seconds - one.cpu_seconds <= idle
+        for key, one in before.items()
+    )
+
+
+# --- the sentence ---------------------------------------------------------------------------------
+
+_MOST_WAITING = 2  # groups that wait, in the sentence
+_MOST_NAMED = 3  # suspicious groups, and processes of one of them
+
+
+def sentence(groups: Sequence[StackGroup], since: str = "") -> str:
+    """Return where the job is, in one sentence: who waits, then whom they wait for."""
+    busy = [one for one in groups if one.place.activity is not Activity.IDLE]
+    if not busy:
+        count = sum(len(one.processes) for one in groups)
+        if not count:
+            return "no process of the job was found"
+        return f"all processes of the job ({count}) wait for work"
+
+    # Which groups are suspicious, and which only wait?
+    suspicious = _suspicious(groups)
+    suspects = [one for one in busy if one.processes[0] in suspicious]
+    waiting = sorted(
+        (one for one in busy if one not in suspects), key=lambda one: -len(one.processes)
+    )
+    named = [_group_text(one, busy) for one in waiting[:_MOST_WAITING]]
+    named += [_group_text(one, busy) for one in suspects[:_MOST_NAMED]]
+    more = len(busy) - len(named)
+    text = "; ".join(named)
+    if since:
+        text += f" since {since}"
+    if more > 0:
+        text += f" (and {more} more group{'s' if more > 1 else ''})"
+    missing = missing_ranks(groups)
+    return f"{text}; {missing}" if missing else text
+
+
+def missing_ranks(groups: Sequence[StackGroup]) -> str:
+    """Return a clause that names ranks without a process, or ''."""
+    processes = [process for one in groups for process in one.processes]
+    ranks = {process.rank for process in processes if process.rank is not None}
+    world = max((process.world or 0 for process in processes), default=0)
+    missing = [rank for rank in range(min(world, 1 << 16)) if rank not in ranks]
+    if not ranks or not missing:
+        return ""
+    numbers = [str(rank) for rank in missing[:_MOST_NAMED]]
+    if len(missing) > _MOST_NAMED:
+        numbers.append(f"{len(missing) - _MOST_NAMED} more")
+    if len(missing) == 1:
+        return f"rank {numbers[0]} of {world} has no process"
+    return f"ranks {listed(numbers)} of {world} have no process"
+
+
+def _group_text(one: StackGroup, groups: Sequence[StackGroup]) -> str:
+    """Return who is in a group, and where."""
+    count = len(one.processes)
+    does = _activity_text(one, is_one=count == 1)
+
+    # Too many to be named?
+    if count > _MOST_NAMED:
+        everyone = [process for other in groups for process in other.processes]
+        ranks = [process for process in everyone if process.role == f"rank {process.rank}"]
+        if all(process in ranks for process in one.processes):
+            return f"{count} of {len(ranks)} ranks {does}"
+        return f"{count} of {len(everyone)} processes {does}"
+
+    others = _other_places(one.processes[0]) if count == 1 else []
+    also = f" (other threads: {listed(others[:_MOST_NAMED])})" if others else ""
+    return f"{listed(_name(process, groups) for process in one.processes)} {does}{also}"
+
+
+def _activity_text(one: StackGroup, *, is_one: bool) -> str:
+    """Return what a group does, as a predicate."""
+    place = one.place
+    at = f" ({place.where})" if place.where else ""
+    function = f"`{place.function}`{at}"
+    waits = "waits" if is_one else "wait"
+    are = "is" if is_one else "are"
+    inside = f" in {function}" if place.function else ""
+    if place.activity is Activity.STOPPED:
+        return f"{are} stopped by a signal{inside}"
+    if place.activity is Activity.BLOCKED:
+        channel = one.processes[0].wait_channel
+        kernel = f" ({channel})" if channel else ""
+        return f"{are} blocked in the kernel{kernel}{inside}"
+    if place.activity is Activity.UNKNOWN:
+        return f"{'has' if is_one else 'have'} no readable stack ({one.processes[0].source})"
+    if place.activity is Activity.WORKS:
+        return f"{are} in {function}"
+    if place.waits_for == "its group":
+        return f"{waits} in {function}"
+    return f"{waits} for {place.waits_for} in {function}"
+
+
+def _name(process: ProcessStack, groups: Sequence[StackGroup]) -> str:
+    """Return role and node of a process, with its pid where several have that role."""
+    same = [
+        other
+        for one in groups
+        for other in one.processes
+        if (other.node, other.role) == (process.node, process.role)
+    ]
+    pid = f" (pid {process.pid})" if len(same) > 1 else ""
+    return f"{process.role} on {process.node}{pid}"
