@@ -367,7 +367,8 @@ class ProgressReader:
         elif step is None:
             return ()
         else:
-            seen = self._step(_Counted(step, of, kind.rank, at))
+            is_jobs_bar = self._rank == BAR and kind.rank == GENERAL_BAR and of == self._total
+            seen = self._step(_Counted(step, of, BAR if is_jobs_bar else kind.rank, at))
         if seen is None:
             is_other_bar = kind.rank == GENERAL_BAR and of != self._total and "epoch" not in numbers
             return (PauseSeen("evaluation", at),) if is_other_bar and self._is_bar else ()

@@ -205,6 +205,13 @@ def test_metrics_beside_a_bar_are_those_of_its_step() -> None:
     }
 
 
+def test_a_bar_with_metrics_shows_every_step() -> None:
+    """Its metrics make it the job's: later ones of the same total count on."""
+    bars = [BAR.replace("9/200", f"{n}/200") for n in range(9, 13)]
+    beside = [text for bar in bars for text in (bar, TRL)]
+    assert steps(*beside) == [9, 10, 11, 12]
+
+
 def test_steps_of_epochs_add_up() -> None:
     """SFT, reward models and DPO of OpenRLHF count anew in each epoch."""
     epochs = "Train epoch:   0%|          | 0/2 [00:00<?, ?it/s]"
