@@ -21,6 +21,7 @@ from msgspec.structs import replace
 from agent.base import ends, times
 from agent.decisions.attempts import Attempt, AttemptSnapshot, is_loss, retries_exhausted
 from agent.decisions.head import head_state as h
+from agent.decisions.head.head_goal import OUR_RAY, HeadGoal, StepOnDisk
 from agent.decisions.head.losses import MAX_NODES_BY_NAME
 from agent.frameworks.recipe import NodeSize
 from agent.job.job import is_sized, is_sized_by_links
@@ -52,7 +53,7 @@ if TYPE_CHECKING:
     from agent.record.run_record import ChosenRun
 
 
-def make_goal(plan: Plan, keeper: RunKeeper, now: float, done: Iterable[str] = ()) -> h.HeadGoal:
+def make_goal(plan: Plan, keeper: RunKeeper, now: float, done: Iterable[str] = ()) -> HeadGoal:
     """Return what the head's decisions need of the plan; `done` are the finished prepare steps."""
     settings = plan.settings
     given = plan.topology.given_ray
@@ -84,7 +85,7 @@ def make_goal(plan: Plan, keeper: RunKeeper, now: float, done: Iterable[str] = (
     probes = times.NODE_PROBE + times.ALL_REDUCE + times.ALL_REDUCE_SPARE + times.GCS_REPORTS_LOSS
     boot_limit = waits + preparing + before + probes + times.GCS_REPORTS_LOSS
 
-    return h.HeadGoal(
+    return HeadGoal(
         limits=limits,
         job_stop_grace=plan.budget.job,
         expected_workers=expected,
@@ -107,7 +108,7 @@ def make_goal(plan: Plan, keeper: RunKeeper, now: float, done: Iterable[str] = (
         step_holders={(step, disk): node for step, disk, node in keeper.record.step_holders},
         finished_steps=frozenset(done),
         retries=settings.job_retries,
-        ray=h.OUR_RAY if given is None else f"{given.owner}'s Ray",
+        ray=OUR_RAY if given is None else f"{given.owner}'s Ray",
         ray_is_given=given is not None,
         rank=plan.topology.platform.rank or 0,
         by_torchrun=plan.torchrun is not None,
@@ -265,7 +266,7 @@ class RunKeeper:
         """Record the ranks that the head assigned."""
         self.save(replace(self.record, ranks=names))
 
-    def record_step_holders(self, holders: Mapping[h.StepOnDisk, str]) -> None:
+    def record_step_holders(self, holders: Mapping[StepOnDisk, str]) -> None:
         """Record which workers, by name, run a step on a disk."""
         rows = tuple((step, disk, node) for (step, disk), node in holders.items())
         self.save(replace(self.record, step_holders=rows))

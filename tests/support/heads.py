@@ -8,6 +8,7 @@ from agent.decisions import head
 from agent.decisions.attempts import JobReport
 from agent.decisions.head import head_state as h
 from agent.decisions.head.fleet import RayNode, Worker
+from agent.decisions.head.head_goal import OUR_RAY, HeadGoal
 from agent.decisions.shared import LogLine, ServiceGone, ServiceReady, StepOver, StopAsked, Tick
 from agent.job.services import ON_EVERY, ON_HEAD, PrepareStep, ScoringProbe, ServiceSpec, TcpProbe
 from agent.plan import waits as planned
@@ -72,9 +73,9 @@ def goal(  # noqa: PLR0913 - what a run may be asked for
     given: bool = False,
     retries: int = 0,
     tried: tuple[LostAttempt, ...] = (),
-) -> h.HeadGoal:
+) -> HeadGoal:
     """Return a goal with distinct timeouts."""
-    return h.HeadGoal(
+    return HeadGoal(
         limits=LIMITS,
         job_stop_grace=16.0,
         expected_workers=workers,
@@ -86,7 +87,7 @@ def goal(  # noqa: PLR0913 - what a run may be asked for
         retries=retries,
         lost_attempts=tried,
         first_attempt=len(tried) + 1,
-        ray="KubeRay's Ray" if given else h.OUR_RAY,
+        ray="KubeRay's Ray" if given else OUR_RAY,
         ray_is_given=given,
     )
 
@@ -147,7 +148,7 @@ LOST = ServiceGone(REWARD, "exit code 1")
 class Trace:
     """The state of a head after a history of events, and all its actions."""
 
-    def __init__(self, of: h.HeadGoal, history: Iterable[tuple[float, h.HeadEvent]]) -> None:
+    def __init__(self, of: HeadGoal, history: Iterable[tuple[float, h.HeadEvent]]) -> None:
         self.state = head.first_state(of)
         self.now = 0.0
         self.actions: list[h.HeadAction] = []

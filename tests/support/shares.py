@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from msgspec.structs import replace
 
 from agent.decisions.head import head_state as h
@@ -10,11 +12,14 @@ from agent.job.torchrun_command import ShareEnd, ShareOver
 from agent.plan import waits as planned
 from support.heads import goal, reported
 
+if TYPE_CHECKING:
+    from agent.decisions.head.head_goal import HeadGoal
+
 DONE = ShareEnd(0)
 STOPPED = ShareEnd(1, by_order=True)
 
 
-def by_torchrun(workers: int = 1, **asked: int) -> h.HeadGoal:
+def by_torchrun(workers: int = 1, **asked: int) -> HeadGoal:
     """Return the goal of a run without Ray."""
     of = goal(workers, **asked)  # type: ignore[arg-type]  # retries, by name
     limits = {key: limit for key, limit in of.limits.items() if key != planned.HEAD}

@@ -21,6 +21,7 @@ from agent.plan import waits as planned
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from agent.decisions.head.head_goal import HeadGoal
     from agent.decisions.head.head_state import Key
 
     ServiceEvent = v.ServiceReady | v.ServiceWaits | v.ServiceGone
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 _MAX_OUTAGES = 200
 
 
-def first_state(goal: h.HeadGoal) -> HeadState:
+def first_state(goal: HeadGoal) -> HeadState:
     """Return the state in which the head starts, with its first actions."""
     number = goal.first_attempt
     first_id = attempts.submission_id_of(goal.run_id, number, goal.submission_id)

@@ -1,8 +1,7 @@
-"""The head's goal, state, events and actions, as frozen values."""
+"""The head's state, events and actions, as frozen values."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from enum import Enum
 from typing import NamedTuple
@@ -16,80 +15,15 @@ from agent.checks.finding import Finding
 from agent.decisions import attempts, shared
 from agent.decisions.attempts import Attempt, AttemptEvent, AttemptSnapshot, JobReport, LostAttempt
 from agent.decisions.head.fleet import Fleet, RayNode, Worker
+from agent.decisions.head.head_goal import HeadGoal, StepOnDisk
 from agent.decisions.shared import HERE, HeadAction, HeadEvent, Item, LogLine, Step
 from agent.frameworks.recipe import NodeSize
-from agent.job.services import PrepareStep, ServiceSpec
 from agent.job.torchrun_command import ShareEnd, ShareOrder, ShareOver
-from agent.node.facts import Facts
+from agent.node.facts import Facts  # noqa: TC001 - of an event, whose fields are read
 
 __all__ = ["HeadAction", "HeadEvent"]
 
-OUR_RAY = "Ray on this node"
 RAY_RESTARTS = 2
-
-
-StepOnDisk = tuple[str, str]  # a prepare step and the disk on which its marker lies
-
-
-class HeadGoal(Value):
-    """The configuration of this run, fixed at the start; times are on the run's clock."""
-
-    limits: Mapping[str, float]  # the limit of each wait in seconds, by its key in the plan
-    job_stop_grace: float  # seconds that a job may take to stop
-    expected_workers: int = 0
-    min_workers: int = 0  # these suffice after the workers' deadline (AGENT_PARTIAL)
-    has_job: bool = True
-    is_sized_to_nodes: bool = False  # its arguments are: the job needs each node that joined
-    is_sized_by_links: bool = False  # its arguments depend on links that are not yet measured
-    run_id: str = "run"
-    first_attempt: int = 1  # the number of this head's first: those of earlier heads count
-    submission_id: str | None = None  # as the owner of a given Ray expects the first
-    services: tuple[ServiceSpec, ...] = ()  # all services of the run, on every node
-    steps: tuple[PrepareStep, ...] = ()  # the head's own prepare steps, in their order
-    max_prepare_seconds: float = 0.0  # while a worker reports; also the limit of a blocked start
-    step_holders: Mapping[StepOnDisk, str] = field(default_factory=dict)
-    """The workers, by name, that an earlier agent of this run ordered to run a step on a disk."""
-    finished_steps: frozenset[str] = frozenset()  # the head's own, by a killed agent of this node
-    retries: int = 0  # how many attempts may follow the first one after losses
-    lost_attempts: tuple[LostAttempt, ...] = ()  # the lost attempts of earlier heads of this run
-    former_workers: tuple[str, ...] = ()  # the workers of the last of these attempts, by name
-    asks_for_jobs: bool = False  # of this run on a given Ray: no record tells of its attempts
-    has_former_ray: bool = False  # this node's Ray was started by a killed agent
-    resumed_attempt: AttemptSnapshot | None = None  # of a killed agent, whose Ray still runs
-    former_outages: tuple[shared.Outage, ...] = ()  # of services, by earlier agents of the run
-    ray: str = OUR_RAY  # the name of Ray in messages
-    ray_is_given: bool = False  # others start and stop Ray: the job outlives this agent
-    rank: int = 0  # the head's own
-    by_torchrun: bool = False  # true if torchrun starts the job on every node and no Ray runs
-    node: str = ""  # this node's name; `size` has its GPUs, CPUs and memory
-    size: NodeSize = NodeSize(0)
-    facts: Facts | None = None  # of the head's machine; None if nodes are not compared
-    preflight: bool = False  # AGENT_PREFLIGHT asks for an all-reduce over all nodes first
-    boot_limit: float = math.inf  # seconds that a boot may take, all its waits together
-    max_hours: float = math.inf  # AGENT_MAX_HOURS
-    used_hours: float = 0.0  # of these, used by earlier agents of the run
-    price: float | None = None  # dollars an hour of one node
-    notice_signal: int = 0  # the signal on which the job saves (AGENT_NOTICE_SIGNAL); 0 for none
-    brings_libraries: bool = False  # the job's runtime_env may install its own on every node
-
-    @property
-    def ends_at(self) -> float:
-        """Return when AGENT_MAX_HOURS is over, on the run's clock."""
-        return (self.max_hours - self.used_hours) * 3600
-
-    @property
-    def owns_ray(self) -> bool:
-        """Return whether this head starts Ray itself."""
-        return not self.ray_is_given and not self.by_torchrun
-
-    @property
-    def last_rank(self) -> int:
-        """Return the highest rank that the expected nodes have."""
-        return self.expected_workers + len({one.where.rank for one in self.services if one.alone})
-
-    def service(self, name: str) -> ServiceSpec:
-        """Return the service of this name."""
-        return next(spec for spec in self.services if spec.name == name)
 
 
 Key = tuple[str, str]  # a service or step on a node: HERE or the worker's agent id, then its name

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
     from agent.base.ends import Outcome
     from agent.decisions.head.fleet import Worker
-    from agent.decisions.head.head_state import Key, StepOnDisk, Turn
+    from agent.decisions.head.head_goal import HeadGoal, StepOnDisk
+    from agent.decisions.head.head_state import Key, Turn
     from agent.job.services import PrepareStep
 
 
@@ -290,7 +291,7 @@ _UNKNOWN = "?"  # the disk of a node without facts: it may be shared with any ot
 _BY_NAME = "named "  # before the name of a holder that has not reported to this agent yet
 
 
-def first_step_holders(goal: h.HeadGoal) -> Mapping[StepOnDisk, str]:
+def first_step_holders(goal: HeadGoal) -> Mapping[StepOnDisk, str]:
     """Return the first holders of disks: the head runs its own steps from the start.
 
     Workers may still run what an earlier agent has ordered.

@@ -22,7 +22,8 @@ from agent.decisions.shared import Step
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from agent.decisions.head.head_state import HeadEvent, HeadGoal, HeadState
+    from agent.decisions.head.head_goal import HeadGoal
+    from agent.decisions.head.head_state import HeadEvent, HeadState
 
 
 _MOST_DIGITS = 10  # of an attempt's number in a job's id

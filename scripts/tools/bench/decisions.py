@@ -12,6 +12,7 @@ from agent.decisions import head
 from agent.decisions.attempts import JobReport
 from agent.decisions.head import head_state as h
 from agent.decisions.head.fleet import RayNode, Worker
+from agent.decisions.head.head_goal import HeadGoal
 from agent.decisions.shared import ItemReport, ServiceReady, Step, StopAsked
 from agent.job.services import ON_EVERY, ServiceSpec, TcpProbe
 from agent.plan import waits as planned
@@ -72,7 +73,7 @@ def service(*, joined: bool, word: str = "") -> ItemReport:
 
 def states(size: int, *, by_torchrun: bool = False) -> Iterator[tuple[str, h.HeadState]]:
     """Return a head in each phase, first with half of its workers joined, then with all."""
-    goal = h.HeadGoal(LIMITS, 1e9, expected_workers=size, min_workers=size, services=(SERVICE,))
+    goal = HeadGoal(LIMITS, 1e9, expected_workers=size, min_workers=size, services=(SERVICE,))
     goal = replace(goal, by_torchrun=by_torchrun)
     how = ", torchrun" if by_torchrun else ""
     state = head.first_state(goal)

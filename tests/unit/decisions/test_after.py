@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -51,6 +53,9 @@ from support.heads import (
     reported,
 )
 
+if TYPE_CHECKING:
+    from agent.decisions.head.head_goal import HeadGoal
+
 EACH = PrepareStep(PREPARE_EACH, "mount", ON_EVERY, 100.0, "AGENT_WAIT_PREPARE")
 MAKE = PrepareStep(PREPARE, "make", ON_HEAD, 100.0, "AGENT_WAIT_PREPARE", after=(PREPARE_EACH,))
 DATA = PrepareStep("data", "make", ON_EVERY, 100.0, "within", after=(PREPARE,))
@@ -61,7 +66,7 @@ ON_RANK = replace(RETRIEVER_SPEC, name="judge", where=Where("rank", 1), after=()
 ON_WORKERS = replace(RETRIEVER_SPEC, name="cache", where=Where("workers"), after=())
 
 
-def of(*rows: PrepareStep | ServiceSpec, workers: int = 0) -> h.HeadGoal:
+def of(*rows: PrepareStep | ServiceSpec, workers: int = 0) -> HeadGoal:
     """Return a goal with these steps and services."""
     steps = tuple(row for row in rows if isinstance(row, PrepareStep))
     services = tuple(row for row in rows if isinstance(row, ServiceSpec))

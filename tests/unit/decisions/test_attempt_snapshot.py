@@ -48,6 +48,8 @@ from support.heads import (
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from agent.decisions.head.head_goal import HeadGoal
+
 STOPPED = Outcome(Kind.LOST, 75, "lost a needed node: pod2", "running", culprit="node")
 KNOWN = AttemptSnapshot(
     Attempt(
@@ -61,7 +63,7 @@ KNOWN = AttemptSnapshot(
 )
 DEATHS: History = [*((10, LOST), (20, LOST), (21, TICK), (30, LOST), (32, TICK)), (90, LOST)]
 
-STOPS: dict[str, tuple[h.HeadGoal, History]] = {
+STOPS: dict[str, tuple[HeadGoal, History]] = {
     "a node is lost for good": (goal(1), [*PAIR, (9, nodes(dead=(2,))), (69, TICK)]),
     "it is, and another attempt may follow": (
         goal(1, retries=1),
@@ -109,7 +111,7 @@ def next_agent(trace: Trace, after: float = 2.0) -> Trace:
 
 @pytest.mark.parametrize(("of", "history"), STOPS.values(), ids=STOPS.keys())
 @pytest.mark.parametrize("status", ["STOPPED", "SUCCEEDED", "FAILED"])
-def test_a_stop_goes_on_as_it_was_meant(of: h.HeadGoal, history: History, status: str) -> None:
+def test_a_stop_goes_on_as_it_was_meant(of: HeadGoal, history: History, status: str) -> None:
     """The reason for a stop decides the outcome, unless the job succeeded; it is stopped again."""
     trace = Trace(of, history)
     assert trace.state.phase is HeadPhase.STOPPING

@@ -32,12 +32,14 @@ from support.heads import (
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from agent.decisions.head.head_goal import HeadGoal
+
 STOPPED = h.RayHangs("its dashboard (pid 7) is stopped")
 BESIDE = h.RayHangs("its dashboard (pid 7) is stopped", beside_job=True)
 GOES_ON = h.RayHangs()
 AGAIN = "Ray was lost on the head: its dashboard (pid 7) is stopped for 30 s; starting it again: "
 
-CASES: dict[str, tuple[h.HeadGoal, History, HeadPhase, list[str]]] = {
+CASES: dict[str, tuple[HeadGoal, History, HeadPhase, list[str]]] = {
     "borne for half a minute": (
         goal(1),
         [(3, nodes()), (5, STOPPED), (34, TICK)],

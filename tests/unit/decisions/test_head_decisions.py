@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 from msgspec.structs import replace
 
@@ -39,10 +41,13 @@ from support.heads import (
     waits,
 )
 
+if TYPE_CHECKING:
+    from agent.decisions.head.head_goal import HeadGoal
+
 PARTIAL = goal(2, least=1)
 
 
-UNDER_WAY: dict[str, tuple[h.HeadGoal, History, HeadPhase, list[str]]] = {
+UNDER_WAY: dict[str, tuple[HeadGoal, History, HeadPhase, list[str]]] = {
     "nothing yet": (goal(), [(1, TICK)], HeadPhase.BOOTING, []),
     "a list without the head is no Ray": (goal(), [(1, nodes(up=False))], HeadPhase.BOOTING, []),
     "one machine": (goal(), [(3, nodes())], HeadPhase.SUBMITTING, ["SubmitJob"]),
@@ -190,7 +195,7 @@ UNDER_WAY: dict[str, tuple[h.HeadGoal, History, HeadPhase, list[str]]] = {
 @pytest.mark.parametrize(
     ("of", "history", "phase", "deeds"), UNDER_WAY.values(), ids=UNDER_WAY.keys()
 )
-def test_under_way(of: h.HeadGoal, history: History, phase: HeadPhase, deeds: list[str]) -> None:
+def test_under_way(of: HeadGoal, history: History, phase: HeadPhase, deeds: list[str]) -> None:
     """A history gives a phase, with exactly these actions."""
     trace = Trace(of, history)
     assert trace.state.phase is phase

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
 from agent.base.ends import Kind, Outcome
@@ -29,13 +31,16 @@ from support.heads import (
     waits,
 )
 
+if TYPE_CHECKING:
+    from agent.decisions.head.head_goal import HeadGoal
+
 DEATHS: History = [
     *((10, LOST), (20, LOST), (21, TICK), (30, LOST), (32, TICK)),
     (90, LOST),
 ]
 """A reward server exits three times: restarted at once, after one second, after two."""
 
-ENDS: dict[str, tuple[h.HeadGoal, History, int, str, list[str]]] = {
+ENDS: dict[str, tuple[HeadGoal, History, int, str, list[str]]] = {
     "Ray never starts": (
         goal(),
         [(1, h.HeadRaySilent("connection refused by 10.0.0.1:6379")), (100, TICK)],
@@ -365,7 +370,7 @@ ENDS: dict[str, tuple[h.HeadGoal, History, int, str, list[str]]] = {
 @pytest.mark.parametrize(
     ("of", "history", "code", "culprit", "words"), ENDS.values(), ids=ENDS.keys()
 )
-def test_ends(of: h.HeadGoal, history: History, code: int, culprit: str, words: list[str]) -> None:
+def test_ends(of: HeadGoal, history: History, code: int, culprit: str, words: list[str]) -> None:
     """A history ends with its last event, with this code, for this reason."""
     assert Trace(of, history[:-1]).outcomes == []
     trace = Trace(of, history)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -40,6 +42,9 @@ from support.heads import (
     reported,
     waits,
 )
+
+if TYPE_CHECKING:
+    from agent.decisions.head.head_goal import HeadGoal
 
 OURS = {0, 69, 75, 78, 130, 143}
 
@@ -101,7 +106,7 @@ PAUSES = [0.0, 0.1, 1.0, 1.0, 1.0, 5.0, 10.0, 61.0, 125.0, 1000.0]
 
 
 @st.composite
-def histories(draw: st.DrawFn) -> tuple[h.HeadGoal, History]:
+def histories(draw: st.DrawFn) -> tuple[HeadGoal, History]:
     """Draw a goal and its events, on a clock that never goes back."""
     of = draw(GOALS)
     events = FINE * 5 + BAD + (OF_SERVICE * 5 if of.services else [])
@@ -115,7 +120,7 @@ def histories(draw: st.DrawFn) -> tuple[h.HeadGoal, History]:
 
 
 @st.composite
-def goals_with_more(draw: st.DrawFn) -> h.HeadGoal:
+def goals_with_more(draw: st.DrawFn) -> HeadGoal:
     """Draw a goal with every item that has its own deadline."""
     services = [(), (REWARD_SPEC,), (REWARD_SPEC, RETRIEVER_SPEC), (ALONE,)]
     of = replace(
@@ -144,7 +149,7 @@ def serves(trace: Trace) -> bool:
 
 
 @given(histories())
-def test_no_history_breaks_the_rules(drawn: tuple[h.HeadGoal, History]) -> None:
+def test_no_history_breaks_the_rules(drawn: tuple[HeadGoal, History]) -> None:
     """Phases only go forward, every state has a deadline, actions are done once."""
     of, history = drawn
     trace, order = Trace(of, []), list(HeadPhase)
@@ -174,7 +179,7 @@ def test_no_history_breaks_the_rules(drawn: tuple[h.HeadGoal, History]) -> None:
 
 
 @given(histories())
-def test_every_history_ends(drawn: tuple[h.HeadGoal, History]) -> None:
+def test_every_history_ends(drawn: tuple[HeadGoal, History]) -> None:
     """If only time passes, the head ends, once, with a code of the contract."""
     of, history = drawn
     trace = Trace(of, history)
@@ -194,7 +199,7 @@ def test_every_history_ends(drawn: tuple[h.HeadGoal, History]) -> None:
 
 @settings(max_examples=settings().max_examples * 10)  # the events for a loop rarely coincide
 @given(goals_with_more(), st.data())
-def test_no_deadline_survives_a_tick(of: h.HeadGoal, data: st.DataObject) -> None:
+def test_no_deadline_survives_a_tick(of: HeadGoal, data: st.DataObject) -> None:
     """After a tick the next deadline is later: the head never loops."""
     trace, events = Trace(of, []), st.sampled_from(FINE + OF_MORE * 2)
     lost: list[h.HeadEvent] = [h.NeverSubmitted("run-1"), nodes(2, 3, 4)]
@@ -207,7 +212,7 @@ def test_no_deadline_survives_a_tick(of: h.HeadGoal, data: st.DataObject) -> Non
 
 
 @given(histories())
-def test_leaving_is_final(drawn: tuple[h.HeadGoal, History]) -> None:
+def test_leaving_is_final(drawn: tuple[HeadGoal, History]) -> None:
     """After the verdict, nothing changes it and no further action follows."""
     of, history = drawn
     trace = Trace(of, [])
@@ -220,7 +225,7 @@ def test_leaving_is_final(drawn: tuple[h.HeadGoal, History]) -> None:
 
 
 @given(histories())
-def test_time_alone_decides_nothing_early(drawn: tuple[h.HeadGoal, History]) -> None:
+def test_time_alone_decides_nothing_early(drawn: tuple[HeadGoal, History]) -> None:
     """Before the deadline a tick changes no phase and causes no action."""
     trace = Trace(*drawn)
     for _ in range(2):  # one event may leave the effect of another to the next

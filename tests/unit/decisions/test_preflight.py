@@ -53,6 +53,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from agent.decisions.head.head_goal import HeadGoal
+
 ASKED = replace(goal(2), node="abc1", preflight=True)
 JOINED: list[tuple[float, h.HeadEvent]] = [
     (1.0, reported(3)),
@@ -227,7 +229,7 @@ def test_a_node_that_goes_meanwhile() -> None:
     ids=["the pause after a loss", "a score that does not come"],
 )
 def test_what_else_is_over_meanwhile(
-    of: h.HeadGoal, history: list[tuple[float, h.HeadEvent]], over: float
+    of: HeadGoal, history: list[tuple[float, h.HeadEvent]], over: float
 ) -> None:
     """Only the all-reduce is waited for: the head does not loop until its deadline."""
     trace = Trace(of, [*history, (over, TICK)])

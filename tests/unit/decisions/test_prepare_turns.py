@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,11 +16,14 @@ from agent.job.services import ON_EVERY, ON_HEAD, PrepareStep, ordered_steps
 from support.heads import SHARED_DATA_STEP, TICK, History, Trace, goal, nodes, reported
 from support.worlds import MACHINE
 
+if TYPE_CHECKING:
+    from agent.decisions.head.head_goal import HeadGoal
+
 MORE = PrepareStep("more", "make {rank}", ON_EVERY, 60.0, "within")
 HERE_DONE = (2.0, StepOver("data"))
 
 
-def of(*steps: PrepareStep) -> h.HeadGoal:
+def of(*steps: PrepareStep) -> HeadGoal:
     """Return a goal with steps of a file; the head's disk is the shared one."""
     return replace(goal(3), steps=steps, facts=replace(MACHINE, disks={"/shared/.data": "nfs"}))
 

@@ -22,6 +22,8 @@ from support.node_runs import node_run_with
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from agent.decisions.head.head_goal import HeadGoal
+
 LATER = h.LaterHead(7, "pod2 follows it")
 FAILED = (10, job("FAILED", 1))
 
@@ -37,7 +39,7 @@ FAILED = (10, job("FAILED", 1))
         (goal(1, job=False), PAIR[:2], []),
     ],
 )
-def test_a_head_makes_room(of: h.HeadGoal, history: History, deeds: list[h.HeadAction]) -> None:
+def test_a_head_makes_room(of: HeadGoal, history: History, deeds: list[h.HeadAction]) -> None:
     """Its job is stopped, never made again; one on a Ray of others' is the later head's now."""
     trace = Trace(of, [*history, (11, LATER), (12, LATER)])
     assert trace.finish()

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from agent.decisions.head.head_goal import HeadGoal
+
 FIRST = Reply(1, "run", "running", ray_ready=True, head_ip="10.0.0.1", news=0)
 BYE = Bye("asked to stop by SIGTERM", "the last line")
 KEPT = agent_limit(1)
@@ -44,7 +46,7 @@ WORD = ItemReport(RETRIEVER, Step.READY)
 class Fleet:
     """A head's port and decisions, to which pods connect with ever new names."""
 
-    def __init__(self, of: h.HeadGoal, most: int = KEPT) -> None:
+    def __init__(self, of: HeadGoal, most: int = KEPT) -> None:
         limits = {**of.limits, planned.WORKERS: 1e9, planned.HEAD: 1e9}
         self.story, self.now = Trace(replace(of, facts=MACHINE, limits=limits), []), 0.0
         self.timeline = Timeline()
@@ -98,7 +100,7 @@ class Fleet:
 @pytest.mark.parametrize(
     "of", [goal(1, services=(RETRIEVER,), job=False), goal(9, services=(REWARD,)), by_torchrun(1)]
 )
-def test_pods_that_come_and_go(of: h.HeadGoal) -> None:
+def test_pods_that_come_and_go(of: HeadGoal) -> None:
     """Data by an agent's or a node's name does not grow with the number of former pods."""
 
     async def come_and_go() -> Fleet:

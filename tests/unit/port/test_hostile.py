@@ -28,6 +28,7 @@ from support.worlds import MACHINE, SECRET, plan_of, with_ray
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from agent.decisions.head.head_goal import HeadGoal
     from agent.node.facts import Facts
 
 import asyncio
@@ -316,7 +317,7 @@ LATER: heads.History = [
 """The job runs, and is stopped."""
 
 
-def began(of: h.HeadGoal) -> h.HeadState:
+def began(of: HeadGoal) -> h.HeadState:
     """Return a head that waits for its worker, with every comparison and probe enabled."""
     of = replace(of, facts=MACHINE, node="pod0")
     return heads.Trace(of, [(1.0, event) for event in PREPARED]).state

@@ -24,6 +24,7 @@ from support import workers as of_worker
 from support.heads import INT, PAIR, RUNNING, TERM, TICK, Trace, goal, job, nodes, reported
 
 if TYPE_CHECKING:
+    from agent.decisions.head.head_goal import HeadGoal
     from agent.decisions.head.head_state import HeadEvent
     from support.heads import History
 
@@ -37,7 +38,7 @@ def noticed(n: int, seconds: float, at: float, *, gone: bool = False) -> tuple[f
     return at, replace(report, worker=replace(report.worker, notice=seconds))
 
 
-def taken(workers: int = 1, retries: int = 0, least: int | None = None) -> h.HeadGoal:
+def taken(workers: int = 1, retries: int = 0, least: int | None = None) -> HeadGoal:
     """Return the goal of a run whose job saves on SIGUSR1."""
     return replace(goal(workers, least, retries=retries), notice_signal=USR1)
 
@@ -112,7 +113,7 @@ def test_a_node_that_does_not_come_back_ends_the_run() -> None:
     ],
     ids=["booting", "not joined", "no signal", "no job", "a spare"],
 )
-def test_a_node_that_nothing_waits_for_may_leave_at_once(of: h.HeadGoal, history: History) -> None:
+def test_a_node_that_nothing_waits_for_may_leave_at_once(of: HeadGoal, history: History) -> None:
     """The job continues, and the worker is released once."""
     trace = Trace(of, [*history, noticed(2, 13.0, 11)])
     assert signals(trace) == ["ReleaseWorker"]
