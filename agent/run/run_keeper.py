@@ -9,7 +9,6 @@ disk, has a higher epoch: its record is never overwritten.
 
 from __future__ import annotations
 
-import math
 import time
 from contextlib import suppress
 from signal import SIGTERM
@@ -18,14 +17,10 @@ from typing import TYPE_CHECKING
 import anyio
 from msgspec.structs import replace
 
-from agent.base import ends, times
+from agent.base import ends
 from agent.decisions.attempts import Attempt, AttemptSnapshot, is_loss, retries_exhausted
 from agent.decisions.head import head_state as h
-from agent.decisions.head.head_goal import OUR_RAY, HeadGoal, StepOnDisk
 from agent.decisions.head.losses import MAX_NODES_BY_NAME
-from agent.frameworks.recipe import NodeSize
-from agent.job.job import is_sized, is_sized_by_links
-from agent.plan import waits as planned
 from agent.record.background import ItemWriter
 from agent.record.files import FileLock, iso_time, safe_name
 from agent.record.log import disk_alarm
@@ -40,89 +35,16 @@ from agent.record.run_record import (
     SavedOutages,
     proof_of,
 )
-from agent.settings.jobs import notice_signal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
 
     from agent.base.ends import Outcome
+    from agent.decisions.head.head_goal import StepOnDisk
     from agent.decisions.shared import Outage
-    from agent.plan.plan import Plan
     from agent.port.protocol import Hello
     from agent.record.run_record import ChosenRun
-
-
-def make_goal(plan: Plan, keeper: RunKeeper, now: float, done: Iterable[str] = ()) -> HeadGoal:
-    """Return what the head's decisions need of the plan; `done` are the finished prepare steps."""
-    settings = plan.settings
-    given = plan.topology.given_ray
-    expected = plan.topology.expected_workers
-    limits = {wait.key: wait.seconds for wait in plan.waits}
-    is_sized_to_nodes = plan.torchrun is not None or (plan.job is not None and is_sized(plan.job))
-
-    # May the run proceed with fewer workers?
-    min_workers = expected
-    if settings.partial == "proceed" and settings.min_workers is not None:
-        min_workers = settings.min_workers
-
-    # On a given Ray, an earlier head may have submitted the job, and no notice is passed on.
-    asks_for_jobs = False
-    notice = 0
-    if plan.job is not None and given is None:
-        notice = notice_signal(settings)
-    elif plan.job is not None and given is not None:
-        has_given_id = given.submission_id == keeper.record.run_id
-        may_have_jobs = has_given_id or keeper.has_lost_record
-        asks_for_jobs = may_have_jobs and not keeper.record.attempts
-
-    # How long may a boot take that repeats its steps without an end?
-    longest = max([settings.wait_prepare, *(step.within for step in plan.steps)])
-    preparing = longest + limits.get(planned.BEFORE, 0.0)
-    own = {spec.name for spec in plan.all_services} | {planned.HEAD, planned.WORKERS}
-    waits = sum(wait.seconds for wait in plan.waits if wait.key in own)
-    before = settings.node_grace + times.EARLIER_ATTEMPT_ENDS + times.LONGEST_RETRY_PAUSE
-    probes = times.NODE_PROBE + times.ALL_REDUCE + times.ALL_REDUCE_SPARE + times.GCS_REPORTS_LOSS
-    boot_limit = waits + preparing + before + probes + times.GCS_REPORTS_LOSS
-
-    return HeadGoal(
-        limits=limits,
-        job_stop_grace=plan.budget.job,
-        expected_workers=expected,
-        min_workers=min_workers,
-        has_job=plan.job is not None,
-        is_sized_to_nodes=is_sized_to_nodes,
-        is_sized_by_links=keeper.record.basis is None and is_sized_by_links(plan.job),
-        run_id=keeper.record.run_id,
-        first_attempt=keeper.next_attempt,
-        lost_attempts=keeper.record.tried,
-        former_workers=keeper.former_nodes if given is None else (),
-        asks_for_jobs=asks_for_jobs,
-        has_former_ray=keeper.has_former_ray and plan.own_ray is not None,
-        former_outages=keeper.former_outages(now),
-        resumed_attempt=None if plan.job is None else keeper.open_attempt(now),
-        submission_id=None if given is None else given.submission_id,
-        services=plan.all_services,
-        steps=plan.steps,
-        max_prepare_seconds=preparing,
-        step_holders={(step, disk): node for step, disk, node in keeper.record.step_holders},
-        finished_steps=frozenset(done),
-        retries=settings.job_retries,
-        ray=OUR_RAY if given is None else f"{given.owner}'s Ray",
-        ray_is_given=given is not None,
-        rank=plan.topology.platform.rank or 0,
-        by_torchrun=plan.torchrun is not None,
-        node=plan.topology.node_name,
-        size=NodeSize(plan.gpus, plan.facts.cpus, plan.facts.memory, plan.facts.gpu_memory),
-        facts=plan.facts,
-        preflight=settings.preflight is not None,
-        boot_limit=boot_limit,
-        max_hours=settings.max_hours or math.inf,
-        used_hours=keeper.used_hours,
-        price=settings.price_per_hour,
-        notice_signal=notice,
-        brings_libraries=plan.job is not None and bool(plan.job.runtime_env),
-    )
 
 
 class RunKeeper:

@@ -31,7 +31,8 @@ from agent.port.protocol import Report, protocol_mismatch
 from agent.port.reports import Reports, agent_limit
 from agent.record.run_record import RUN_FILE, ChosenRun, RunRecord, fingerprint, why_not_resumed
 from agent.run.head_server import count_possible_callers, first_reply, make_expected
-from agent.run.run_keeper import RunKeeper, make_goal
+from agent.run.make_goal import make_goal
+from agent.run.run_keeper import RunKeeper
 from agent.run.silent_nodes import probe_nodes, watch_silent_workers
 from agent.settings.jobs import launcher
 from support.simulated.agents import Agent

@@ -21,8 +21,9 @@ from agent.record.node_record import NodeRecord, PidSpace, own_record
 from agent.record.run_folder import RunFolder
 from agent.record.run_record import RUN_FILE, RUN_LOCK, ChosenRun, RunRecord, choose_run
 from agent.run import make_ready
+from agent.run.make_goal import make_goal
 from agent.run.node_run import NodeRun
-from agent.run.run_keeper import RunKeeper, make_goal
+from agent.run.run_keeper import RunKeeper
 from agent.settings.redact import Redactor
 from support.free_ports import free_port
 from support.heads import TICK, Trace, goal, nodes

@@ -11,7 +11,8 @@ from msgspec.structs import replace
 from agent.decisions.head import head_state as h
 from agent.decisions.head.head_state import HeadPhase
 from agent.record.run_record import RUN_FILE, ChosenRun, RunRecord
-from agent.run.run_keeper import RunKeeper, make_goal
+from agent.run.make_goal import make_goal
+from agent.run.run_keeper import RunKeeper
 from support.heads import (
     HEAD,
     NODES,

@@ -18,7 +18,8 @@ from agent.decisions.head.head_state import HeadPhase
 from agent.plan.show import render
 from agent.platforms.rank_variables import GivenRay
 from agent.record.run_record import ChosenRun
-from agent.run.run_keeper import RunKeeper, make_goal
+from agent.run.make_goal import make_goal
+from agent.run.run_keeper import RunKeeper
 from agent.settings.redact import redactor_for
 from support import heads
 from support.captured import WITHOUT, changed, plan_of, read

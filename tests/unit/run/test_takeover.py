@@ -15,7 +15,8 @@ from agent.record import files
 from agent.record.files import NoRecord
 from agent.record.node_record import NODE_FILE, own_record
 from agent.record.run_record import RUN_FILE, ChosenRun, RunRecord, choose_run
-from agent.run.run_keeper import RunKeeper, make_goal
+from agent.run.make_goal import make_goal
+from agent.run.run_keeper import RunKeeper
 from agent.run.takeover import KilledAgent, find_killed_agent
 from support.captured import read
 from support.worlds import plan_of
