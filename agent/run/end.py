@@ -1,28 +1,29 @@
 """The end of a run on this node: all ways lead through `end_run`.
 
 What ended it, and who calls `end_run`:
-- the role, after it has stopped all that it had started (main.py);
-- an exception in the role, which becomes an outcome here, with a failure bundle (main.py);
+- the role, after it has stopped all that it had started, and before it closes its port: callers get
+  the verdict for as long as the pod is held (`end_role`, in head.py and worker.py);
+- an exception in the role, which becomes an outcome here (`end_failed_role`);
 - a run that was decided before this agent started: by a killed agent, or in an earlier container;
 - a refusal, or a bug, before there was a run folder (`end_refused`);
 - one kill of the agent too many, after which it only records that (`end_given_up`).
 
-`end_run` records the outcome for those that come later, and then answers one question: does the
-container exit, or is it held or stopped? A verdict holds or stops it as AGENT_ON_DONE says; so does
-any other end that the platform's next restart would only repeat. After a verdict the role does this
-itself, before it closes its port (`hold_after_verdict` in holding.py).
+`end_run` writes the failure bundle, records the outcome for those that come later, and then answers
+one question: does the container exit, or is it held or stopped? A verdict holds or stops it as
+AGENT_ON_DONE says; so does any other end that the platform's next restart would only repeat.
 """
 
 from __future__ import annotations
 
 import traceback
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import anyio
 
 from agent.base import ends, times
 from agent.base.errors import AgentError, innermost
+from agent.decisions.shared import StopAsked
 from agent.node.limits import process_limit_error
 from agent.plan.plan import log_root
 from agent.platforms.rank_variables import group_member, own_pod
@@ -33,106 +34,114 @@ from agent.record.events import Ended
 from agent.record.log import configure, disk_alarm, say
 from agent.record.node_record import folder_of
 from agent.record.run_folder import OUTCOME_FILE, former_outages, outcome_text, write_outcome
-from agent.run.restarts import Restarts, settings_digest
+from agent.run.restarts import Container, Restarts, settings_digest
 from agent.settings.load import settings_for_end
 from agent.settings.redact import redactor_for
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
     from pathlib import Path
 
     from agent.base.ends import Outcome
     from agent.plan.plan import Plan
     from agent.run.node_run import NodeRun
     from agent.run.run_keeper import RunKeeper
-    from agent.settings.model import Settings
 
 
-class Container(NamedTuple):
-    """What this container's end depends on, apart from the outcome."""
-
-    settings: Settings
-    environ: Mapping[str, str]
-    on_done: str
-    restarts: Restarts
-
-
-def container_of(plan: Plan, environ: Mapping[str, str], command: list[str] | None) -> Container:
-    """Return the container of a plan; this reads how its last agent ended."""
-    platform = plan.topology.platform
-    restarts_whatever_the_code = platform.restarts_containers or platform.restarts_groups
-    restarts = Restarts(
-        root=log_root(plan.settings),
-        node=plan.topology.node_name,
-        digest=settings_digest(environ, command),
-        is_on=plan.facts.is_first_process and restarts_whatever_the_code,
-        holds=plan.on_done != "exit",
-        longest=times.ATTEMPT_SHORT + sum(wait.seconds for wait in plan.waits),
-    )
-    return Container(plan.settings, environ, plan.on_done, restarts)
-
-
-def end_run(
+async def end_run(  # noqa: PLR0913 - what only some ends have
     outcome: Outcome,
     container: Container,
-    record: Callable[[Outcome], object] | None = None,
     *,
-    was_held: bool = False,
+    bundle: Callable[[Outcome], Awaitable[Outcome]] | None = None,
+    record: Callable[[Outcome], object] | None = None,
+    stopped: Callable[[], Awaitable[object]] | None = None,
+    others: Sequence[tuple[str, int]] = (),
 ) -> Outcome:
-    """Record the outcome, and hold or stop the container if it must not be started again.
+    """End the run on this node; return the outcome, which may name a bundle.
 
-    `record` writes what the end has to leave; `was_held` if the role has held the container.
+    `bundle` writes the failure bundle and `record` the outcome, if this end has them. A container
+    is held until `stopped` returns, or until a signal; the agents at `others` stop before it.
     """
-    # Record: the pod may be stopped, or its platform may end it, at any time from now on.
+    # Evidence first: the outcome names the bundle.
+    if bundle is not None:
+        outcome = await bundle(outcome)
+
+    # Then the record: the pod may be stopped, or its platform may end it, at any time from now on.
     if record is not None:
         record(outcome)
 
     # Does the container exit?
-    if was_held:
-        return outcome
     if outcome.holds_pod:
         must_hold = container.on_done != "exit"
     else:
         must_hold = container.restarts.would_repeat()
     if must_hold:
-        _hold(container, outcome)
+        await _hold(outcome, container, stopped, others)
     return outcome
 
 
-def _hold(container: Container, outcome: Outcome) -> None:
+async def _hold(
+    outcome: Outcome,
+    container: Container,
+    stopped: Callable[[], Awaitable[object]] | None,
+    others: Sequence[tuple[str, int]],
+) -> None:
     from agent.run.holding import Held, hold_until_signal  # noqa: PLC0415 - it loads aiohttp
 
     held = Held(container.settings, container.environ, container.on_done)
-    anyio.run(hold_until_signal, held, outcome)
+    if stopped is None:
+        await hold_until_signal(held, outcome)
+    else:
+        await held.hold(outcome, stopped, others)
 
 
 # --- the role has ended --------------------------------------------------------------------------
 
 
-def end_role(
-    outcome: Outcome, container: Container, run: NodeRun, keeper: RunKeeper | None
+async def end_role(
+    run: NodeRun,
+    outcome: Outcome,
+    *,
+    bundle: Callable[[Outcome], Awaitable[Outcome]] | None = None,
+    next_event: Callable[[], Awaitable[object]] | None = None,
+    others: Sequence[tuple[str, int]] = (),
 ) -> Outcome:
-    """End the run after its role: its last records are written, and its folder is closed."""
+    """End the run after its role has stopped all that it had started.
+
+    A role that still serves its port gives its `next_event`, which may be a request to stop.
+    """
 
     def record(outcome: Outcome) -> None:
-        run.record(Ended(round(run.now(), 3)))
-        if keeper is not None:
-            keeper.close()
         if not run_within(times.STALLED_DISK, partial(run.write_outcome, outcome)):
             disk_alarm.report(OUTCOME_FILE, "a write does not end")
-        run.close()
 
-    return end_run(outcome, container, record, was_held=outcome.holds_pod)
+    stopped = None if next_event is None else partial(_stop_request, next_event)
+    return await end_run(
+        outcome, run.container, bundle=bundle, record=record, stopped=stopped, others=others
+    )
 
 
-def outcome_of_failure(run: NodeRun, failure: Exception) -> Outcome:
-    """Return the outcome of an exception in the role, with a bundle, after killing all children."""
-    from agent.run.failure_bundle import write_bundle  # noqa: PLC0415 - as in `_hold`
+async def _stop_request(next_event: Callable[[], Awaitable[object]]) -> None:
+    while not isinstance(await next_event(), StopAsked):
+        continue
+
+
+async def end_failed_role(run: NodeRun, failure: Exception) -> Outcome:
+    """End the run after an exception in its role: all children are killed."""
+    from agent.run.failure_bundle import make_bundle  # noqa: PLC0415 - as in `_hold`
 
     error = agent_error_in(failure)
     process.kill(process.list_descendants())
     outcome = bug(failure) if error is None else error.outcome()
-    return write_bundle(run, outcome)
+    return await end_role(run, outcome, bundle=partial(make_bundle, run))
+
+
+def close_records(run: NodeRun, keeper: RunKeeper | None) -> None:
+    """Write the last records of a run that has ended, and release its folder."""
+    run.record(Ended(round(run.now(), 3)))
+    if keeper is not None:
+        keeper.close()
+    run.close()
 
 
 def bug(failure: Exception) -> Outcome:
@@ -192,7 +201,7 @@ def end_refused(environ: Mapping[str, str], command: list[str] | None, outcome: 
         run_within(times.STALLED_DISK, partial(restarts.record, "", outcome))
 
     container = Container(settings, environ, on_done, restarts)
-    end_run(redactor.clean_fields(outcome), container, record)
+    anyio.run(partial(end_run, redactor.clean_fields(outcome), container, record=record))
 
 
 def end_given_up(plan: Plan, container: Container, signal_name: str, kills: int) -> Outcome:
@@ -204,7 +213,7 @@ def end_given_up(plan: Plan, container: Container, signal_name: str, kills: int)
         run_within(times.STALLED_DISK, partial(_write_for_killed, root, node, outcome))
 
     outcome = ends.AGENT_KILLED.outcome(signal=signal_name, count=kills)
-    return end_run(outcome, container, record)
+    return anyio.run(partial(end_run, outcome, container, record=record))
 
 
 def _write_for_killed(root: Path, node: str, outcome: Outcome) -> None:

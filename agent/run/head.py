@@ -8,8 +8,8 @@
   waits for services, steps and workers, has the job submitted and followed, and tries again after
   a loss.
 - Perform those actions. Nothing is decided in this file.
-- End, once an action is EndRun: record the outcome, send it to the workers, stop services and
-  Ray within the grace, write the bundle, and hold or stop the pod.
+- End, once an action is EndRun: record the outcome, send it to the workers, and stop services and
+  Ray within the grace. Then the run ends as any other does (end.py).
 
 head_job.py makes the job's submission and reads its output and checkpoints, head_server.py makes
 what the port serves, and run_keeper.py writes the record of the run.
@@ -54,9 +54,9 @@ from agent.record.files import remove_file, write_atomically
 from agent.record.log import say
 from agent.run import head_job, head_server
 from agent.run.diagnose import Elsewhere, explain_end, find_cause
+from agent.run.end import end_role
 from agent.run.failure_bundle import make_bundle, parts_of_workers, request_logs
 from agent.run.head_job import Submission, SubmissionTask
-from agent.run.holding import hold_after_verdict
 from agent.run.local_services import LocalWork
 from agent.run.make_goal import make_goal
 from agent.run.make_ready import prune_sessions
@@ -155,8 +155,8 @@ class HeadAgent:
         # The run, its end, and the pod's. Until then callers get the verdict.
         try:
             outcome = await self._decide()
+            outcome = await self._shut_down(outcome)
             outcome = await self._end(outcome)
-            await self._hold(outcome)
         finally:
             with anyio.CancelScope(shield=True):
                 await runner.cleanup()
@@ -562,8 +562,8 @@ class HeadAgent:
 
     # --- end ------------------------------------------------------------------------------------
 
-    async def _end(self, outcome: Outcome) -> Outcome:
-        """Send the verdict to the workers and stop everything, within the grace."""
+    async def _shut_down(self, outcome: Outcome) -> Outcome:
+        """Send the verdict to the workers and stop everything; return the explained outcome."""
         run = self._run
         budget = self._plan.budget
 
@@ -594,20 +594,25 @@ class HeadAgent:
             if isinstance(self._link, TorchrunLink):
                 tasks.start_soon(self._link.share.stop, budget.ray)
         await run.stop_descendants(budget.leftovers)
+        return outcome
 
-        # What remains is the evidence of all nodes.
+    async def _end(self, outcome: Outcome) -> Outcome:
+        """End the run with the evidence of all nodes; the workers' pods stop before this one."""
+        run = self._run
         parts = parts_of_workers(run, self._status, self._state, self._reports)
-        return await make_bundle(run, outcome, self._keeper.record.attempts, parts)
-
-    async def _hold(self, outcome: Outcome) -> None:
-        """Hold or stop this pod as AGENT_ON_DONE says; those of the workers stop before it."""
+        attempts = self._keeper.record.attempts
         workers = self._state.fleet.workers.values()
         present = [
             worker for worker in workers if worker.ip and not worker.silent and not worker.refused
         ]
         others = [(worker.ip, self._plan.ports.agent) for worker in present]
-        next_event = partial(self._inbox.take, None)
-        await hold_after_verdict(self._run, outcome, next_event, others)
+        return await end_role(
+            run,
+            outcome,
+            bundle=partial(make_bundle, run, attempts=attempts, workers=parts),
+            next_event=partial(self._inbox.take, None),
+            others=others,
+        )
 
 
 def name_head_in_refusal(plan: Plan, refusal: Outcome) -> Outcome:

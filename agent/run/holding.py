@@ -23,13 +23,12 @@ from agent.base import times
 from agent.base.text import without_controls
 from agent.base.value import Value
 from agent.decisions.pod_stop import RUNPOD_OVER, PodAnswer, PodState, PodStop, after_answer
-from agent.decisions.shared import StopAsked
 from agent.plan.show import DELETE_CLUSTER, held_sentence, how_to_end
 from agent.platforms.rank_variables import own_pod
 from agent.processes import signals
 from agent.processes.probing import port_answers
 from agent.processes.waiting import NotYet, TimedOutError, until
-from agent.record.background import all_idle, run_within
+from agent.record.background import all_idle
 from agent.record.log import say
 from agent.settings.rules import POD_ACTIONS
 
@@ -37,7 +36,6 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from agent.base.ends import Outcome
-    from agent.run.node_run import NodeRun
     from agent.settings.model import Settings
 
 _LONGEST_DETAIL = 300
@@ -181,26 +179,6 @@ async def hold_until_signal(held: Held, outcome: Outcome) -> None:
         await tasks.start(signals.watch_signals, lambda _: stop.set(), lambda _: None)
         await held.hold(outcome, stop.wait)
         tasks.cancel_scope.cancel()
-
-
-async def hold_after_verdict(
-    run: NodeRun,
-    outcome: Outcome,
-    next_event: Callable[[], Awaitable[object]],
-    others: Sequence[tuple[str, int]] = (),
-) -> None:
-    """Hold or stop the pod after a verdict, until a stop is asked for."""
-
-    async def stopped() -> None:
-        while not isinstance(await next_event(), StopAsked):
-            continue
-
-    plan = run.plan
-    if plan.on_done == "exit" or not outcome.holds_pod:
-        return
-    # The pod may be ended at any time from now on, and its agent with it.
-    run_within(times.STALLED_DISK, partial(run.write_outcome, outcome))
-    await Held(plan.settings, plan.environ, plan.on_done).hold(outcome, stopped, others)
 
 
 async def _wait_for_others(others: Sequence[tuple[str, int]]) -> None:

@@ -7,8 +7,9 @@
 3. Choose the run: a head resumes a run on its disk or begins one; a worker returns to its run, or
    gets the run's id in the head's first reply.
 4. Take over the processes that a killed agent left in it (takeover.py).
-5. Run the role, head.py or worker.py, until its end. An exception in it becomes an outcome.
-6. Record and announce the end, and hold the pod if it must not be started again (end.py).
+5. Run the role, head.py or worker.py. An exception in it becomes an outcome.
+6. End the run, before the role closes its port: write the failure bundle, record the outcome, and
+   hold the pod if it must not be started again (end.py).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from __future__ import annotations
 import secrets
 import time
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
 import anyio
@@ -38,15 +40,15 @@ from agent.record.run_folder import RunFolder
 from agent.run import make_ready, plan_input
 from agent.run.end import (
     bug,
-    container_of,
+    close_records,
+    end_failed_role,
     end_given_up,
     end_refused,
     end_role,
     end_run,
-    outcome_of_failure,
 )
 from agent.run.node_run import NodeRun
-from agent.run.restarts import finished_before
+from agent.run.restarts import container_of, finished_before
 from agent.run.run_keeper import RunKeeper
 from agent.run.takeover import find_killed_agent, find_surviving_processes
 from agent.settings.jobs import launcher
@@ -60,8 +62,8 @@ if TYPE_CHECKING:
     from agent.checks.finding import Finding
     from agent.decisions.head.head_state import HeadEvent
     from agent.plan.plan import Plan
-    from agent.run.end import Container
     from agent.run.head import HeadAgent
+    from agent.run.restarts import Container
     from agent.run.takeover import KilledAgent, SurvivingProcesses
     from agent.settings.redact import Redactor
 
@@ -97,7 +99,7 @@ def run(environ: Mapping[str, str], command: list[str] | None) -> Outcome:
     killed = find_killed_agent(root, topology.node_name, is_head=topology.is_head)
     decided = _decided_before(plan, job, killed, container)
     if decided is not None:
-        return end_run(decided, container)
+        return anyio.run(end_run, decided, container)
 
     # Which run does this node work on?
     chosen = _choose_run(plan, job, killed) if topology.is_head else None
@@ -108,15 +110,15 @@ def run(environ: Mapping[str, str], command: list[str] | None) -> Outcome:
     surviving = find_surviving_processes(folder, names)
     keeper = None if chosen is None else _keep_record(plan, job, chosen, surviving)
 
-    # Run the role.
+    # Run the role, which ends the run.
     run_id = killed.run_id if keeper is None else keeper.record.run_id
     node_run = NodeRun(plan, redactor, folder, started, run_id, surviving)
+    node_run.container = container
     node_run.final = container.restarts.final
     node_run.on_end = lambda outcome: container.restarts.record(node_run.run_id, outcome)
     outcome = _run_role(node_run, keeper)
-
-    # Record and announce the end.
-    return end_role(outcome, container, node_run, keeper)
+    close_records(node_run, keeper)
+    return outcome
 
 
 # --- plan ----------------------------------------------------------------------------------------
@@ -247,7 +249,7 @@ def _keep_record(
 
 
 def _run_role(node_run: NodeRun, keeper: RunKeeper | None) -> Outcome:
-    """Run the head or the worker; an exception becomes an outcome, and all children are ended."""
+    """Run the head or the worker until the end of the run, which an exception is, too."""
     plan = node_run.plan
     parent.become_subreaper()
     say(f"pod-agent on {plan.topology.platform.name}: {plan.topology.sentence()}")
@@ -257,7 +259,7 @@ def _run_role(node_run: NodeRun, keeper: RunKeeper | None) -> Outcome:
     try:
         return anyio.run(_run_in_loop, node_run, keeper)
     except Exception as failure:  # noqa: BLE001 - whatever it is must end with a code and a cause
-        return outcome_of_failure(node_run, failure)
+        return anyio.run(end_failed_role, node_run, failure)
 
 
 async def _run_in_loop(node_run: NodeRun, keeper: RunKeeper | None) -> Outcome:
@@ -265,7 +267,8 @@ async def _run_in_loop(node_run: NodeRun, keeper: RunKeeper | None) -> Outcome:
         return await _run_head(node_run, keeper)
     if node_run.plan.topology.is_idle:  # with 0: the container's next command must run
         given = node_run.plan.topology.given_ray
-        return ends.IDLE_WORKER.outcome(owner="the platform" if given is None else given.owner)
+        owner = "the platform" if given is None else given.owner
+        return await end_role(node_run, ends.IDLE_WORKER.outcome(owner=owner))
     from agent.run.worker import WorkerAgent  # noqa: PLC0415 - see `_run_head`
 
     async with anyio.create_task_group() as tasks:
@@ -307,6 +310,7 @@ async def _run_head(node_run: NodeRun, keeper: RunKeeper) -> Outcome:
             stop = await inbox.take(0)
             assert isinstance(stop, StopAsked)  # noqa: S101 - nothing else is sent before
             outcome = ends.stopped(stop.signum, expected=node_run.plan.job is None)
+            outcome = await end_role(node_run, outcome, next_event=partial(inbox.take, None))
         else:
             from agent.run.head import HeadAgent  # noqa: PLC0415 - see above
 

@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from agent.processes.waiting import Inbox
     from agent.record.run_folder import OutageRecord, RunFolder
     from agent.record.run_record import AttemptRecord
+    from agent.run.restarts import Container
     from agent.run.takeover import SurvivingProcesses
     from agent.settings.redact import Redactor
 
@@ -123,7 +124,9 @@ class NodeRun:
         self.surviving = surviving  # the processes of a killed agent that this one replaces
         self._clock = RunClock(started)
 
-        # What the end of the run needs: a head sets these.
+        # What the end of the run needs.
+        self.container: Container
+        """What holds or stops it after the end; main.py sets it before the role."""
         self.on_end: Callable[[Outcome], None] = lambda _: None
         """Records an outcome for the next container, beside outcome.json."""
         self.final: Callable[[Outcome], Outcome] = lambda outcome: outcome

@@ -14,7 +14,7 @@ the folder of all runs (.ends/NODE.json), and the next one reads it:
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec.structs import replace
 
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from agent.plan.plan import Plan
+    from agent.settings.model import Settings
 
 QUICK_RESTARTS = 3  # after so many restarts with one cause, the next such end is a verdict
 _ENDS_FOLDER = ".ends"
@@ -178,6 +179,30 @@ class PastEnd(files.Record):
 def past_end_file(root: Path, node: str) -> Path:
     """Return the file of the last end of a node's container."""
     return root / _ENDS_FOLDER / f"{safe_name(node)}.json"
+
+
+class Container(NamedTuple):
+    """What this container's end depends on, apart from the outcome."""
+
+    settings: Settings
+    environ: Mapping[str, str]
+    on_done: str
+    restarts: Restarts
+
+
+def container_of(plan: Plan, environ: Mapping[str, str], command: list[str] | None) -> Container:
+    """Return the container of a plan; this reads how its last agent ended."""
+    platform = plan.topology.platform
+    restarts_whatever_the_code = platform.restarts_containers or platform.restarts_groups
+    restarts = Restarts(
+        root=log_root(plan.settings),
+        node=plan.topology.node_name,
+        digest=settings_digest(environ, command),
+        is_on=plan.facts.is_first_process and restarts_whatever_the_code,
+        holds=plan.on_done != "exit",
+        longest=times.ATTEMPT_SHORT + sum(wait.seconds for wait in plan.waits),
+    )
+    return Container(plan.settings, environ, plan.on_done, restarts)
 
 
 def settings_digest(environ: Mapping[str, str], command: Sequence[str] | None) -> str:

@@ -49,8 +49,8 @@ from agent.record.log import say
 from agent.record.run_record import fingerprint
 from agent.run import make_ready
 from agent.run.diagnose import explain_end
+from agent.run.end import end_role
 from agent.run.failure_bundle import make_bundle
-from agent.run.holding import hold_after_verdict
 from agent.run.local_services import LocalWork
 from agent.run.node_run import NodeRun, kill_leftovers, stop_ray, watch_until_end
 from agent.run.orders import HeadRequests
@@ -153,9 +153,8 @@ class WorkerAgent:
         # From here on events decide, until one of them ends the worker.
         leave = await self._decide()
         leave = replace(leave, outcome=await explain_end(run, leave.outcome))
-        outcome = await self._shut_down(leave)
-        await hold_after_verdict(run, outcome, partial(self._inbox.take, None))
-        return outcome
+        await self._shut_down(leave)
+        return await self._end(leave.outcome)
 
     async def _decide(self) -> w.EndWorker:
         """Process events one by one until a decision ends the worker."""
@@ -366,8 +365,8 @@ class WorkerAgent:
             "verdict": to_builtins(state.verdict),
         }
 
-    async def _shut_down(self, leave: w.EndWorker) -> Outcome:
-        """Report the end to the head and stop all that runs here; return the final outcome."""
+    async def _shut_down(self, leave: w.EndWorker) -> None:
+        """Report the end to the head, and stop all that runs here."""
         self._run.record_outcome(leave.outcome)
         self._log_tail = await self._requests.read_log_tails(leave.outcome)
         budget = self._plan.budget
@@ -381,11 +380,17 @@ class WorkerAgent:
             tasks.start_soon(self._local_share.stop, budget.ray)
         await self._run.stop_descendants(budget.leftovers)
 
-        # Does the head make the bundle? It does if it has this end, or if the end is its own.
+    async def _end(self, outcome: Outcome) -> Outcome:
+        """End the run on this node, with a bundle unless the head makes it."""
+        # The head does if it has received this end, or if the end is its own.
         has_verdict = self._reply is not None and self._reply.verdict is not None
-        if self._link.goodbye_delivered or has_verdict:
-            return leave.outcome
-        return await make_bundle(self._run, leave.outcome)
+        by_head = self._link.goodbye_delivered or has_verdict
+        return await end_role(
+            self._run,
+            outcome,
+            bundle=None if by_head else partial(make_bundle, self._run),
+            next_event=partial(self._inbox.take, None),
+        )
 
 
 # --- How a worker starts ------------------------------------------------------------------------

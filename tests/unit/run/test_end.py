@@ -1,20 +1,27 @@
-"""One end of a run: the outcome is recorded first, and the container is held at most once."""
+"""One end of a run: bundle, then record, then the container is held if it must be."""
 
 from __future__ import annotations
 
 import json
 import os
+from functools import partial
 from typing import TYPE_CHECKING
 
+import anyio
+import anyio.lowlevel
 import pytest
+from msgspec.structs import replace
 
 from agent.base import ends
+from agent.decisions.shared import StopAsked, Tick
 from agent.processes import parent
 from agent.record.node_record import own_record
 from agent.run import end as run_end
-from agent.run.end import Container, container_of, end_given_up, end_run
-from agent.run.restarts import QUICK_RESTARTS, Restarts
+from agent.run import holding
+from agent.run.end import end_given_up, end_role, end_run
+from agent.run.restarts import QUICK_RESTARTS, Container, Restarts, container_of
 from agent.settings.load import settings_for_end
+from support.node_runs import node_run_with
 from support.worlds import POD, plan_of
 
 if TYPE_CHECKING:
@@ -32,15 +39,13 @@ def restarts_in(root: Path, *, holds: bool) -> Restarts:
 
 
 @pytest.mark.parametrize(
-    ("outcome", "on_done", "quick_restarts", "was_held", "is_held"),
+    ("outcome", "on_done", "quick_restarts", "is_held"),
     [
-        (DONE, "hold", 0, False, True),
-        (DONE, "exit", 0, False, False),
-        (DONE, "hold", 0, True, False),
-        (LOST, "hold", 0, False, False),
-        (LOST, "hold", QUICK_RESTARTS, False, True),
-        (LOST, "hold", QUICK_RESTARTS, True, False),
-        (LOST, "exit", QUICK_RESTARTS, False, False),
+        (DONE, "hold", 0, True),
+        (DONE, "exit", 0, False),
+        (LOST, "hold", 0, False),
+        (LOST, "hold", QUICK_RESTARTS, True),
+        (LOST, "exit", QUICK_RESTARTS, False),
     ],
 )
 def test_which_ends_hold_the_container(  # noqa: PLR0913 - a table
@@ -50,23 +55,52 @@ def test_which_ends_hold_the_container(  # noqa: PLR0913 - a table
     on_done: str,
     quick_restarts: int,
     *,
-    was_held: bool,
     is_held: bool,
 ) -> None:
-    """A verdict does, and an end that restarts only repeat, unless the role has held it."""
+    """A verdict does, and an end that restarts only repeat; the outcome names the bundle."""
     for _ in range(quick_restarts):
         restarts_in(tmp_path, holds=True).record("run", outcome)
     restarts = restarts_in(tmp_path, holds=on_done != "exit")
-    steps: list[str] = []
+    steps: list[tuple[str, str]] = []
+    hinted = replace(outcome, remedy="The logs are in bundle.tar.gz")
+
+    async def bundle(_outcome: Outcome) -> Outcome:
+        return hinted
 
     def record(recorded: Outcome) -> None:
         restarts.record("run", recorded)
-        steps.append("recorded")
+        steps.append(("recorded", recorded.remedy))
 
-    monkeypatch.setattr(run_end, "_hold", lambda _container, _outcome: steps.append("held"))
+    async def hold(held: Outcome, *_args: object) -> None:
+        steps.append(("held", held.remedy))
+
+    monkeypatch.setattr(run_end, "_hold", hold)
     container = Container(settings_for_end({}), {}, on_done, restarts)
-    assert end_run(outcome, container, record, was_held=was_held) == outcome
-    assert steps == (["recorded", "held"] if is_held else ["recorded"])
+    ended = anyio.run(partial(end_run, outcome, container, bundle=bundle, record=record))
+    assert ended == hinted
+    all_steps = [("recorded", hinted.remedy), ("held", hinted.remedy)]
+    assert steps == (all_steps if is_held else all_steps[:1])
+
+
+def test_a_role_is_held_until_it_is_asked_to_stop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """outcome.json is on disk before the pod is reported as held; other events do not end that."""
+    events: list[object] = [Tick(), StopAsked(15)]
+    reported: list[bool] = []
+    run = node_run_with(tmp_path, ())
+    restarts = restarts_in(tmp_path, holds=True)
+    run.container = Container(settings_for_end({}), {}, "hold", restarts)
+    monkeypatch.setattr(
+        holding, "say", lambda *_: reported.append((run.folder.path / "outcome.json").exists())
+    )
+
+    async def next_event() -> object:
+        await anyio.lowlevel.checkpoint()
+        return events.pop(0)
+
+    assert anyio.run(partial(end_role, run, DONE, next_event=next_event)) == DONE
+    assert (events, {*reported}) == ([], {True})
 
 
 def test_an_agent_killed_too_often_leaves_its_outcome(

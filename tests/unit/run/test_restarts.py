@@ -10,6 +10,7 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import anyio
 import pytest
 from hypothesis import settings
 from msgspec.structs import replace
@@ -20,6 +21,7 @@ from agent.decisions.attempts import Attempt
 from agent.processes import parent
 from agent.run import end as run_end
 from agent.run import main, plan_input
+from agent.run import restarts as restarts_module
 from agent.run.restarts import PastEnd, Restarts, settings_digest
 from agent.settings.load import settings_for_end
 from support.worlds import MACHINE, POD, plan_of
@@ -84,21 +86,20 @@ class Container:
         return plan_of(environ, self.facts, command)
 
     def _role(self, node_run: NodeRun, keeper: RunKeeper) -> Outcome:
-        outcome, plan = self._outcomes[-1], node_run.plan
+        outcome = self._outcomes[-1]
         if outcome == UNFIT:
             raise PreflightError("a port is taken", culprit="ports")
-        keeper.new_epoch(plan.topology.node_name)
+        keeper.new_epoch(node_run.plan.topology.node_name)
         node_run.folder.become_latest()
         if outcome.is_jobs_verdict:
             self.jobs += 1
             keeper.record_submission(Attempt(f"job-{self.jobs}", keeper.next_attempt))
         keeper.record_end(outcome)
-        if outcome.holds_pod and plan.on_done != "exit":
-            node_run.write_outcome(outcome)
-            self.held = plan.on_done
-        return outcome
+        return anyio.run(run_end.end_role, node_run, outcome)
 
-    def _hold(self, container: run_end.Container, _outcome: Outcome) -> None:
+    async def _hold(
+        self, _outcome: Outcome, container: restarts_module.Container, *_asked_to_stop: object
+    ) -> None:
         self.held = container.on_done
 
 

@@ -35,7 +35,12 @@ class Signals:
 
 @pytest.fixture
 def sent(monkeypatch: pytest.MonkeyPatch) -> Signals:
-    """Return a sender of signals to a head."""
+    """Return a sender of signals to a head, whose end is left out."""
+
+    async def end_role(_run: object, outcome: Outcome, **_: object) -> Outcome:
+        return outcome
+
+    monkeypatch.setattr(main, "end_role", end_role)
     sender = Signals()
     monkeypatch.setattr(signals, "watch_signals", sender.watch)
     return sender
