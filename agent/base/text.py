@@ -101,11 +101,16 @@ def map_texts(data: Any, change: Callable[[str], str]) -> Any:  # noqa: ANN401 -
     if isinstance(data, dict):
         return {change(name): map_texts(value, change) for name, value in data.items()}
     if isinstance(data, list | tuple):
-        return [map_texts(value, change) for value in data]
+        # Most items are numbers: a head reads those of all GPUs with each report.
+        return [
+            value if type(value) in _WITHOUT_TEXT else map_texts(value, change) for value in data
+        ]
     if isinstance(data, str):
         return change(data)
     return data
 
+
+_WITHOUT_TEXT = {int, float, bool, type(None)}
 
 LAST_OUTPUT = "; last output: "
 """In evidence: what follows was printed by a program."""

@@ -139,6 +139,13 @@ STALL_STACKS = 45.0  # For all nodes to report their stacks.
 STALL_TASKS = 30.0  # For Ray to list its tasks.
 STACK_DUMP = 10.0  # For the stacks of one process.
 
+# --- Figures of the machines ----------------------------------------------------------------------
+
+FIGURES_READ = 10.0  # Between two readings of a node's figures.
+FIGURES_SENT = 30.0  # Between two reports with figures: a head reads those of a thousand nodes.
+FIGURES_GPUS = 5.0  # For AMD's tool to report its GPUs: a program in Python, about one second.
+FIGURES_LIMIT = 6.0  # For one reader; while a driver or disk hangs, its figures are left out.
+
 # --- Attempts and restarts ------------------------------------------------------------------------
 
 FIRST_RETRY_PAUSE = 10.0  # Before the second attempt; it doubles.
@@ -263,6 +270,7 @@ RULES = {
     "ALL_REDUCE_KILLED + ALL_REDUCE_STOP < ALL_REDUCE_SPARE": "a hung all-reduce is reported",
     "STACK_DUMP < STALL_STACKS": "one process is read within the time of all",
     "STATUS_READ < STATUS_REPEATED < STREAM_SILENT < HEAD_GONE": "a stream is reopened in time",
+    "FIGURES_GPUS < FIGURES_LIMIT < FIGURES_READ < FIGURES_SENT": "a hung driver delays no others",
     "LOG_LINES_AWAITED < ONE_REQUEST": "a request for logs is answered in time",
     "WRITE_STUCK < WRITE_STALLED < WRITE_RETRY": "a stalled disk is reported before the next try",
     "STOP_PARTS < STOP_WHOLE / 2": "the job gets most of a stop",

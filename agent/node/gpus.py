@@ -46,13 +46,13 @@ def busy_nvidia(text: str) -> GpuUtilization:
 
 def busy_rocm(text: str) -> GpuUtilization:
     """Read rocm-smi's JSON."""
-    uses = {card: values.get("gpu use (%)", "") for card, values in _cards(text).items()}
+    uses = {card: values.get("gpu use (%)", "") for card, values in cards_in(text).items()}
     return {card: int(use) for card, use in uses.items() if use.isdigit()}
 
 
 def busy_amd(text: str) -> GpuUtilization:
     """Read amd-smi's JSON: a list of GPUs, which newer ones have under `gpu_data`."""
-    gpus = _json_in(text)
+    gpus = json_in(text)
     if isinstance(gpus, dict):
         gpus = gpus.get("gpu_data")
     if not isinstance(gpus, list):
@@ -79,9 +79,9 @@ TOOLS: Mapping[str, tuple[Tool, ...]] = {
 """Tools by GPU vendor; the first one that works is used."""
 
 
-def _cards(text: str) -> dict[int, dict[str, str]]:
+def cards_in(text: str) -> dict[int, dict[str, str]]:
     """Return the values of each card in rocm-smi's JSON, with names in lower case."""
-    data = _json_in(text)
+    data = json_in(text)
     if not isinstance(data, dict):
         return {}
     cards = {}
@@ -92,7 +92,7 @@ def _cards(text: str) -> dict[int, dict[str, str]]:
     return cards
 
 
-def _json_in(text: str) -> Any:  # noqa: ANN401 - any JSON
+def json_in(text: str) -> Any:  # noqa: ANN401 - any JSON
     """Parse a tool's JSON, after possible warnings; raises ValueError without JSON."""
     begin = _JSON.search(text)
     if begin is None:
@@ -117,7 +117,7 @@ def driver_of_nvidia(text: str) -> tuple[DriverGpu, ...]:
 def driver_of_amd(text: str) -> tuple[DriverGpu, ...]:
     """Parse rocm-smi's JSON; raises ValueError for anything else."""
     gpus = []
-    for card, values in _cards(text).items():
+    for card, values in cards_in(text).items():
         memory = _whole(values.get("vram total memory (b)", "")) // MIB
         gpus.append(DriverGpu(card, values.get("card series", "AMD GPU"), memory))
     return tuple(gpus)

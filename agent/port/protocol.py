@@ -39,9 +39,10 @@ from agent.decisions.shared import Answer, ItemReport, Known, Order, Step
 from agent.job.services import Latency
 from agent.job.torchrun_command import ShareOver
 from agent.node.facts import Facts
+from agent.node.figures import Figures
 
 V = TypeVar("V", bound=Value)
-VERSION = 7  # The protocol's version; agents of different versions refuse each other
+VERSION = 8  # The protocol's version; agents of different versions refuse each other
 REPORT_PATH = "/report"
 SAMPLE_PATH = "/sample"
 SAMPLE_RUN = "run"
@@ -85,13 +86,20 @@ def _cut_tail(data: object) -> object:
 
 
 class WorkerStats(Value):
-    """A worker's statistics: service latencies, prepare steps, output of its share of the job."""
+    """A worker's statistics: services, prepare steps, its share of the job, its machine."""
 
     latencies: ByName[Latency] = field(default_factory=dict)  # Per service
     steps: ByName[Step] = field(default_factory=dict)
     progress: ByName[str] = field(default_factory=dict)  # Last line of each running step's log
     known: Items[Known] = ()  # Known lines in the output of its share of the job, each cause once
     attempt: Attempt = 0  # The attempt of that share; 0 without one
+    figures: Figures | None = None  # Of its machine, in every third report or so
+
+    def after(self, former: WorkerStats | None) -> WorkerStats:
+        """Return them with the former figures where they have none."""
+        if self.figures is not None or former is None or former.figures is None:
+            return self
+        return replace(self, figures=former.figures)
 
 
 class Hello(Value):

@@ -487,7 +487,8 @@ class Reports:
                 agent.asked_logs.discard(name)
                 self.logs[report.id, name] = text
         if report.stats is not None:
-            self.worker_stats[report.id] = report.stats
+            former = self.worker_stats.get(report.id)
+            self.worker_stats[report.id] = report.stats.after(former)
 
         # The agent is here, at this address.
         if report.ip != agent.ip:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from agent.base.text import Line, duration_text, escaped
 from agent.job.services import LATENCY_BOUNDS
+from agent.node.facts import MIB
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 _CLOCK_FIELDS = {
     *("seconds", "seconds_in_phase", "seconds_left", "heard_seconds_ago", "outage_seconds"),
-    *("latency", "cost"),
+    *("latency", "cost", "figures"),
 }
 """Fields that change with the clock or with each probe."""
 
@@ -289,6 +290,47 @@ def _joins(status: Status) -> Iterator[Sample]:
             yield {"node": node["name"], "rank": rank}, joined
 
 
+def _machines(status: Status) -> Iterator[tuple[dict[str, object], Status]]:
+    """Yield the labels and the figures of each node that has some, the head first."""
+    head = {"name": status["name"], "rank": 0, "figures": status["figures"]}
+    for node in (head, *status["nodes"]):
+        if node["figures"] is not None:
+            rank = "" if node["rank"] is None else node["rank"]
+            yield {"node": node["name"], "rank": rank}, node["figures"]
+
+
+def _of_gpus(column: str, combine: Callable[[list[float]], float], unit: float = 1) -> Samples:
+    """Return one sample for each node: its GPUs' figures, combined."""
+
+    def samples(status: Status) -> Iterator[Sample]:
+        for labels, figures in _machines(status):
+            values = [value for value in figures["gpus"].get(column, []) if value is not None]
+            if values:
+                yield labels, combine(values) * unit
+
+    return samples
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _of_machines(name: str) -> Samples:
+    """Return one sample for each node that reports a figure."""
+    return lambda status: (
+        (labels, figures[name]) for labels, figures in _machines(status) if figures[name]
+    )
+
+
+def _of_disks(place: int) -> Samples:
+    """Return a sample for each disk: 1 is what is used, 2 its size."""
+    return lambda status: (
+        ({**labels, "folder": disk[0]}, disk[place])
+        for labels, figures in _machines(status)
+        for disk in figures["disks"]
+    )
+
+
 def _labels(labels: Mapping[str, object]) -> str:
     """Return the labels of a series; surrogates as numbers."""
     pairs = []
@@ -324,5 +366,17 @@ _OF_HEADS: tuple[Metric, ...] = (
     ("job_step", "gauge", "The last step in the job's output.", _at("curve", "points", -1, 0)),
     ("job_steps", "gauge", "The number of the job's steps.", _at("curve", "steps")),
     ("job_reward", "gauge", "The mean reward of that step.", _at("curve", "points", -1, 1)),
+    ("gpu_use_percent", "gauge", "Mean utilization of a node's GPUs.", _of_gpus("use", _mean)),
+    ("gpu_power_watts", "gauge", "Power of a node's GPUs in all.", _of_gpus("power", sum)),
+    ("gpu_clock_mhz", "gauge", "Clock of a node's slowest GPU.", _of_gpus("clock", min)),
+    ("gpu_celsius", "gauge", "Temperature of its hottest GPU.", _of_gpus("temperature", max)),
+    ("gpu_memory_used_bytes", "gauge", "GPU memory in use.", _of_gpus("memory_used", sum, MIB)),
+    ("gpu_memory_bytes", "gauge", "GPU memory of a node.", _of_gpus("memory_total", sum, MIB)),
+    ("host_memory_used_bytes", "gauge", "Host memory in use.", _of_machines("host_memory_used")),
+    ("host_memory_bytes", "gauge", "Host memory of a node.", _of_machines("host_memory_total")),
+    ("disk_used_bytes", "gauge", "What is used of a folder's disk.", _of_disks(1)),
+    ("disk_bytes", "gauge", "The size of a folder's disk.", _of_disks(2)),
+    ("received_bytes_per_second", "gauge", "Over the network.", _of_machines("network_received")),
+    ("sent_bytes_per_second", "gauge", "Over the network.", _of_machines("network_sent")),
 )
 """The same of the metrics that only the head has."""

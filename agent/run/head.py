@@ -217,6 +217,7 @@ class HeadAgent:
         )
         start(self._run.keep_clock, self._on_wake)
         start(self._run.watch_machine)
+        start(self._run.watch_figures)
         start(stall.run)
         start(watch_silent_workers, self._reports, self._plan.ports, put)
         start(every, times.HOURS_RECORDED, "a record of the used hours", self._record_use)

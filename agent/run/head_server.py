@@ -129,6 +129,13 @@ def count_possible_callers(plan: Plan, sockets: Sequence[socket.socket], state: 
     return state.fleet.never_reported_count(state.required) + len(state.unreported_nodes)
 
 
+def figures_or_none(stats: WorkerStats | None) -> dict[str, object] | None:
+    """Return a node's figures for the status; None if there are none."""
+    if stats is None or stats.figures is None:
+        return None
+    return stats.figures.to_status()
+
+
 _NO_AGENT = "in Ray, without an agent"  # The phase of a node that joined by a plain `ray start`
 _PART = 256 << 10  # most bytes of a log in one reply
 
@@ -211,6 +218,7 @@ class RunStatus:
             "job": job,
             "verdict": to_builtins(state.stop.verdict),
             "attempts": [attempt.to_outcome() for attempt in keeper.record.attempts],
+            "figures": figures_or_none(self._run.stats.snapshot({})),
             "curve": self.job_lines.curve(),
             "cost": self.cost(),
         }
@@ -238,6 +246,7 @@ class RunStatus:
             "joined": joined,
             "phases": [*self.timeline.nodes.get(worker.key, ())],
             "steps": [{"name": name, "state": step.value} for name, step in steps.items()],
+            "figures": figures_or_none(stats),
         }
 
     def _service(self, state: HeadState, key: Key, item: Item, now: float) -> dict[str, object]:

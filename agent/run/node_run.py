@@ -44,6 +44,7 @@ from agent.record.job_lines import JobLines
 from agent.record.log import disk_alarm, log_to_file, say
 from agent.record.node_record import NODE_FILE, NodeRecorder
 from agent.record.run_folder import outcome_text, write_outcome
+from agent.run.node_figures import NodeFigures, Sources
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
     from agent.base.ends import Outcome
     from agent.decisions.shared import Item, Wait
     from agent.job.services import Placeholders
+    from agent.node.figures import Figures
     from agent.plan.plan import Plan
     from agent.processes.waiting import Inbox
     from agent.record.run_folder import OutageRecord, RunFolder
@@ -66,10 +68,16 @@ A = TypeVar("A")
 
 
 class NodeStats:
-    """Service latencies, step progress and share output of this node, in memory."""
+    """Service latencies, step progress, share output and figures of this node, in memory."""
 
-    def __init__(self, clean: Callable[[str], str]) -> None:
+    def __init__(
+        self,
+        clean: Callable[[str], str],
+        newest_figures: Callable[[], Figures | None] = lambda: None,
+    ) -> None:
         self._clean = clean
+        self._newest_figures = newest_figures
+        self._figures_due = 0.0  # when they were read that are sent next, on the run's clock
         self._latencies: dict[str, Latency] = {}
         self.progress: dict[str, str] = {}  # the last output line of each running step
         self._share: JobLines | None = None
@@ -96,12 +104,18 @@ class NodeStats:
         states = {name: item.step for name, item in steps.items()}
         progress = {step: self._clean(line) for step, line in self.progress.items()}
         causes = () if self._share is None else self._share.known.causes
-        return WorkerStats(dict(self._latencies), states, progress, causes, self._attempt)
+        figures = self._newest_figures()
+        return WorkerStats(dict(self._latencies), states, progress, causes, self._attempt, figures)
 
     def for_report(self, steps: Mapping[str, Item]) -> WorkerStats | None:
-        """Return the statistics for a report; None if there are none."""
+        """Return the statistics for a report; None if there are none. Figures are sent rarely."""
         stats = self.snapshot(steps)
-        return stats if stats.latencies or stats.steps or stats.known else None
+        if stats.figures is not None and stats.figures.at < self._figures_due:
+            stats = replace(stats, figures=None)
+        elif stats.figures is not None:
+            self._figures_due = stats.figures.at + times.FIGURES_SENT
+        has_any = stats.latencies or stats.steps or stats.known or stats.figures
+        return stats if has_any else None
 
 
 class NodeRun:
@@ -144,7 +158,8 @@ class NodeRun:
         self._dropped: set[tuple[str, str]] = set()  # errors of dropped events, each logged once
         self._waits = WaitLog(self.record, say)
         self.best_effort = BestEffort()  # runs optional tasks: their failures never end the run
-        self.stats = NodeStats(redactor.clean)
+        self.figures = NodeFigures(Sources(plan, lambda: folder.path), self.now)
+        self.stats = NodeStats(redactor.clean, lambda: self.figures.newest)
 
         # The records on disk: node.json continues a killed agent's.
         own = folder.own if surviving is None else folder.own.continuing(surviving.record)
@@ -262,6 +277,11 @@ class NodeRun:
             self.node.update(oom_kills=self.memory.kills.number)
 
         await self.best_effort.every(times.NODE_CHECK, "a look at disk and memory", look)
+
+    async def watch_figures(self) -> None:
+        """Read this node's figures at intervals."""
+        read = self.figures.read
+        await self.best_effort.every(times.FIGURES_READ, "a reading of the node's figures", read)
 
     async def next_event(
         self, inbox: Inbox[E], waits: Callable[[], tuple[Wait, ...]], deadline: float | None

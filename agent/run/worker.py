@@ -141,6 +141,7 @@ class WorkerAgent:
         start(self._link.run)
         start(run.keep_clock, put)
         start(run.watch_machine, self._link.report_now)
+        start(run.watch_figures)
         if refusal is not None:
             put(Refused(refusal))
         else:

@@ -62,7 +62,7 @@ class Field(NamedTuple):
     name: str
 
 
-def filled(hint: Any) -> Any:  # noqa: ANN401 - any type; one case, one return
+def filled(hint: Any) -> Any:  # noqa: ANN401, PLR0911 - any type; one case, one return
     """Return JSON that a type accepts, with each of its fields."""
     hint, marks = _bare(hint)
     origin, args = get_origin(hint), get_args(hint)
@@ -83,6 +83,8 @@ def filled(hint: Any) -> Any:  # noqa: ANN401 - any type; one case, one return
         return hint(max(marks[0].ge or 0, min(1, marks[0].le or 1)))
     if issubclass(hint, Enum):
         return next(iter(hint)).value
+    if hint.__struct_config__.array_like:
+        return [filled(one) for one in _hints(hint).values()]
     return {name: filled(one) for name, one in _hints(hint).items()}
 
 
@@ -98,8 +100,12 @@ def places(hint: Any, path: Path = (), name: str = "") -> Iterator[Field]:  # no
     elif isinstance(origin, type) and issubclass(origin, abc.Mapping):
         yield from places(args[1], (*path, str(filled(args[0]))), name)
     elif isinstance(hint, type) and issubclass(hint, Value):
-        for own, one in _hints(hint).items():
-            yield from places(one, (*path, own), f"{name}.{own}" if name else own)
+        is_array = hint.__struct_config__.array_like
+        for at, (own, one) in enumerate(_hints(hint).items()):
+            if is_array:
+                yield from places(one, (*path, at), f"{name}[{at}]")
+            else:
+                yield from places(one, (*path, own), f"{name}.{own}" if name else own)
 
 
 def put(message: Mapping[str, Any], path: Path, value: object) -> dict[str, Any]:
@@ -110,6 +116,8 @@ def put(message: Mapping[str, Any], path: Path, value: object) -> dict[str, Any]
         inner = inner[step]
     if value is not MISSING:
         inner[path[-1]] = value
+    elif isinstance(inner, list):
+        del inner[int(path[-1]) :]  # it ends before
     else:
         del inner[path[-1]]
     return changed  # type: ignore[no-any-return]  # it is a copy of the message

@@ -37,7 +37,7 @@ PURE = {
     "diagnosis",
 }
 """Folders without effects. In `node` only the files of READ_MACHINE have any."""
-READ_MACHINE = {f"agent/node/{name}.py" for name in ("read", "gpus")}
+READ_MACHINE = {f"agent/node/{name}.py" for name in ("read", "gpus", "read_figures")}
 READ_ENVIRON = {"agent/cli/command_line.py", "agent/__main__.py", "agent/processes/parent.py"}
 SLEEP = {f"agent/cli/{name}.py" for name in ("logs_verb", "stop_verb", "watch_status")}
 IMPORT_RAY = {"agent/bridge/ray_calls.py"}
@@ -58,6 +58,7 @@ LATE_IMPORTS = {
     "agent/run/end.py": "what holds a pod, and makes a bundle, at the end of a run",
     "agent/run/plan_files.py": "yaml, for a runtime_env that is not JSON",
     "agent/bridge/ray_calls.py": "Ray",
+    "agent/node/read_figures.py": "pynvml, which only nodes with NVIDIA's GPUs need",
     "agent/cli/watch_status.py": "rich, which is optional",
     "agent/record/log.py": "structlog, without the modules that it would load for tracebacks",
     "agent/processes/waiting.py": "tenacity, which nothing needs before `ray start`",

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import time
-from statistics import median
+from statistics import mean
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+from agent.base import times
 from agent.decisions import head
 from agent.decisions.attempts import JobReport
 from agent.decisions.head import head_state as h
 from agent.decisions.head.fleet import RayNode, Worker
 from agent.decisions.head.head_goal import HeadGoal
 from agent.decisions.shared import ItemReport, ServiceReady, Step, StopAsked
-from agent.job.services import ON_EVERY, ServiceSpec, TcpProbe
+from agent.job.services import ON_EVERY, Latency, ServiceSpec, TcpProbe
+from agent.node.figures import DiskFigures, Figures, GpuFigures
 from agent.plan import waits as planned
+from agent.port.protocol import Report, WorkerStats
 from agent.record.events import WaitLog
 
 if TYPE_CHECKING:
@@ -23,10 +27,23 @@ if TYPE_CHECKING:
 
 SIZES = (1_000, 5_000)
 LIMIT = 0.2
-"""Milliseconds per report: the decision, the waits, the deadline, and their log lines."""
+"""Milliseconds per report: reading it, the decision, the waits, the deadline, their log lines."""
 REPORTS = 400
 SERVICE = ServiceSpec(
     "retriever", "serve", ("serve",), TcpProbe(8000), 1e9, "within", where=ON_EVERY
+)
+GPU = GpuFigures(0, 100, 72_000, 81_559, 697, 700, 61, 1_395, ("power",), usual_power=650)
+STATS = WorkerStats(
+    {SERVICE.name: Latency().with_answer(0.02).with_answer(0.3)},
+    figures=Figures(
+        at=12_345.6,
+        gpus=tuple(replace(GPU, index=index) for index in range(8)),
+        host_memory_used=900 << 30,
+        host_memory_total=2_000 << 30,
+        disks=(DiskFigures("/workspace", 900 << 30, 1_000 << 30),),
+        network_received=9e9,
+        network_sent=9e9,
+    ),
 )
 LIMITS = {
     planned.HEAD: 600.0,
@@ -40,6 +57,7 @@ LIMITS = {
 def main() -> int:
     """Print a line for each phase and size; return 1 if one is over the limit."""
     slow = False
+    print(f"{'':8}a report with the figures of eight GPUs: {len(sent(STATS)):,} bytes")
     for size in SIZES:
         for phase, state in (*states(size), *states(size, by_torchrun=True)):
             took = cost(state, size)
@@ -47,6 +65,15 @@ def main() -> int:
             word = "MISSED" if took > LIMIT else "holds"
             print(f"{word:8}{phase:22}{size:6} workers: {took:.3f} ms a report (at most {LIMIT})")
     return int(slow)
+
+
+def sent(stats: WorkerStats) -> bytes:
+    """Return the body of a report of a node that follows the head."""
+    ready = (service(joined=True),)
+    report = Report(
+        *("agent1", "10.0.0.2", "following the head"), joined=True, items=ready, stats=stats
+    )
+    return json.dumps(report.to_dict()).encode()
 
 
 def worker(number: int, *, joined: bool, heard: float = 0.0) -> h.WorkerReported:
@@ -100,12 +127,14 @@ def states(size: int, *, by_torchrun: bool = False) -> Iterator[tuple[str, h.Hea
 
 
 def cost(state: h.HeadState, size: int) -> float:
-    """Return the median of milliseconds for a report, each from another worker.
+    """Return the mean of milliseconds for a report, each from another worker, without outliers.
 
     Each report has a change, for example a service that is not ready.
     """
     teller = WaitLog(lambda _row: None, lambda _sentence: None)
     took = []
+    bodies = (sent(STATS), sent(replace(STATS, figures=None)))
+    every = round(times.FIGURES_SENT / times.REPLY_HELD)
     for turn in range(REPORTS):
         number = 1 + turn * 7 % size
         now = 10.0 + turn * 0.001
@@ -114,8 +143,9 @@ def cost(state: h.HeadState, size: int) -> float:
         said = replace(known, last_report_at=now, detail=f"word {turn}", items=items)
         event = h.WorkerReported(said)
         began = time.perf_counter()
+        Report.from_dict(json.loads(bodies[turn % every > 0]))
         state, _ = head.decide(state, event, now)
         teller.update(head.pending_waits(state), now)
         teller.next_due(head.deadline(state), now)
         took.append((time.perf_counter() - began) * 1000)
-    return median(took)
+    return mean(sorted(took)[REPORTS // 10 : -REPORTS // 10])

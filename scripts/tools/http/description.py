@@ -72,6 +72,24 @@ VERDICT = closed(
     attempts_are_used_up=FLAG,
     is_superseded=FLAG,
 )
+GPU_COLUMNS = {
+    **dict.fromkeys(("index", "xid", "errors"), array(WHOLE)),
+    **dict.fromkeys(("use", "memory_used", "memory_total"), array(nullable(WHOLE))),
+    **dict.fromkeys(("power", "power_limit", "temperature", "clock"), array(nullable(WHOLE))),
+    "throttled": array(array(TEXT)),
+    "fault": array(TEXT),
+}
+FIGURES = closed(
+    gpus={"type": "object", "properties": GPU_COLUMNS, "additionalProperties": False},
+    gpu_fault=TEXT,
+    host_memory_used=WHOLE,
+    host_memory_total=WHOLE,
+    disks=array({"type": "array", "items": {"type": ["string", "integer"]}, "minItems": 3}),
+    network_received=NUMBER,
+    network_sent=NUMBER,
+)
+"""What a machine does: of its GPUs one list for each figure, in percent, MiB, W, MHz and degrees
+Celsius; memory and disks (folder, used, total) in bytes; the network in bytes a second."""
 NODE = closed(
     *("name", "ip", "phase", "detail", "last_error"),
     rank=nullable(WHOLE),
@@ -80,6 +98,7 @@ NODE = closed(
     joined=FLAG,
     phases=SPANS,
     steps=array(STEP),
+    figures=nullable(FIGURES),
 )
 SERVICE = closed(
     *("name", "state", "detail"),
@@ -118,6 +137,7 @@ HEAD_FIELDS: Schema = {
     "job": nullable(JOB),
     "verdict": nullable(VERDICT),
     "attempts": array(ATTEMPT),
+    "figures": nullable(FIGURES),
     "curve": closed(
         steps=nullable(WHOLE),
         points=array({"type": "array", "items": NUMBER, "minItems": 2, "maxItems": 2}),

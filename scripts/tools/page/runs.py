@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from msgspec.structs import asdict
+from msgspec.structs import asdict, replace
 
 from agent.job.services import Latency
+from agent.node.figures import DiskFigures, Figures, GpuFigures
 from agent.record.job_lines import JobLines
 
 if TYPE_CHECKING:
@@ -62,6 +63,7 @@ def status(nodes: int, *, step: int = 25) -> dict[str, Any]:
                 "exit_code": None,
             },
         ],
+        "figures": None,
         "curve": lines.curve(),
         "progress": {"head": {}, "pod2": {"fetch": "Fetching 5 files:  40%"}},
         "job_tail": [*lines.tail()[-5:], EVIL],
@@ -97,6 +99,16 @@ def _service(  # noqa: PLR0913 - a row of a table
     }
 
 
+def _figures(number: int) -> dict[str, object]:
+    """Return a machine's figures; the GPUs of the second one are hot and slow."""
+    gpu = GpuFigures(0, 97, 70_000, 81_559, 650, 700, 61 + number % 5, 1_395)
+    if number == 2:
+        gpu = replace(gpu, power=260, clock=690, throttled=("temperature",))
+    gpus = tuple(replace(gpu, index=index) for index in range(8))
+    disks = (DiskFigures("/workspace", 900 << 30, 2_000 << 30),)
+    return Figures(300.0, gpus, "", 812 << 30, 2_000 << 30, disks, 2.1e9, 2.2e9).to_status()
+
+
 def _workers(count: int) -> Iterator[dict[str, object]]:
     slow = 2 if count < 10 else count * 2 // 3
     for number in range(1, count + 1):
@@ -119,4 +131,5 @@ def _workers(count: int) -> Iterator[dict[str, object]]:
             "joined": not is_lost,
             "phases": [*phases, ["silent", 200.0]] if is_lost else phases,
             "steps": [{"name": "fetch", "state": "pending" if number == slow else "ready"}],
+            "figures": _figures(number),
         }

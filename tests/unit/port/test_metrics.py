@@ -76,6 +76,26 @@ def test_metrics_of_a_training_run() -> None:
     assert only(found["pod_agent_job_reward"]) == pytest.approx(0.89)
 
 
+def test_metrics_of_machines() -> None:
+    """One sample for each node: a thousand nodes with eight GPUs have a thousand of each."""
+    run = run_of(3)
+    run["figures"] = run["nodes"][0]["figures"]
+    run["nodes"][2]["figures"] = None
+    found = parsed(run)
+    power = {one["node"]: watts for one, watts in found["pod_agent_gpu_power_watts"]}
+    assert power == {"pod0": 8 * 650, "pod1": 8 * 650, "pod2": 8 * 260}
+    clock = {one["node"]: mhz for one, mhz in found["pod_agent_gpu_clock_mhz"]}
+    assert clock["pod2"] == 690
+    used = {one["folder"]: value for one, value in found["pod_agent_disk_used_bytes"]}
+    assert used == {"/workspace": 900 << 30}
+    assert found["pod_agent_gpu_memory_bytes"][0][1] == pytest.approx(8 * 81_559 << 20)
+    without = {**run["nodes"][0]["figures"], "gpus": {}, "disks": [], "host_memory_used": 0}
+    assert "pod_agent_gpu_use_percent" in found
+    run["nodes"] = [{**run["nodes"][0], "figures": without}]
+    run["figures"] = None
+    assert not {"pod_agent_gpu_use_percent", "pod_agent_disk_bytes"} & parsed(run).keys()
+
+
 def _by_service(sample: tuple[dict[str, str], float]) -> tuple[str, float]:
     labels, value = sample
     return labels["service"], value

@@ -1,0 +1,130 @@
+"""The figures of a machine at one moment: GPUs, memory, disks and network, as values.
+
+A worker sends them with its reports: a GPU and a disk are arrays there, since a thousand workers
+with eight GPUs each send them every ten seconds.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from agent.base.value import Bytes, Count, Gpus, Items, Rate, Seconds, Value
+
+MOST_GPUS = 16
+MOST_DISKS = 4
+
+Throttle = Literal["power", "temperature", "hardware", "power brake", "sync"]
+"""Why a GPU's clock is limited; `power` alone is usual at full load."""
+
+_BUSY = 5  # percent of utilization up to which a GPU counts as idle
+_WAITING = 35
+"""Percent of its usual power up to which a GPU only waits. A hung NCCL all-reduce takes 131 W
+at 100 % utilization, the lightest work on the same GPU 399 W (docs/evidence/gpu.md).
+"""
+_WAITING_OF_LIMIT = 25  # The same of its power limit, while its usual power is not known.
+_MOST_SAMPLES = 360
+_USUAL = 90  # The usual power is this percentile of the samples in which the GPU worked.
+
+
+class GpuFigures(Value, array_like=True):
+    """The figures of one GPU; None where its driver has none."""
+
+    index: Gpus
+    use: Count | None = None  # percent
+    memory_used: Count | None = None  # MiB, also below
+    memory_total: Count | None = None
+    power: Count | None = None  # watts, also below
+    power_limit: Count | None = None
+    temperature: Count | None = None  # degrees Celsius
+    clock: Count | None = None  # MHz of its processors
+    throttled: Items[Throttle] = ()
+    xid: Count = 0  # the number of the last Xid error since the agent's start; 0 for none
+    errors: Count = 0  # uncorrected ECC errors since the driver was loaded
+    usual_power: Count = 0  # watts while it worked so far; 0 if not known
+    fault: str = ""  # why the driver does not report it, such as a lost GPU
+
+    @property
+    def is_working(self) -> bool:
+        """Return whether it works, by its utilization and its power."""
+        return works(self, self.usual_power or None)
+
+
+class DiskFigures(Value, array_like=True):
+    """How full the disk of a folder is."""
+
+    folder: str
+    used: Bytes
+    total: Bytes
+
+
+_COLUMNS = (
+    *("index", "use", "memory_used", "memory_total", "power", "power_limit", "temperature"),
+    *("clock", "throttled", "xid", "errors", "fault"),
+)
+
+
+class Figures(Value, omit_defaults=True):
+    """The figures of one machine; 0 and empty for what could not be read."""
+
+    at: Seconds  # when they were read, on the clock of the node's run
+    gpus: Annotated[tuple[GpuFigures, ...], Meta(max_length=MOST_GPUS)] = ()
+    gpu_fault: str = ""  # why the driver reports no GPUs, such as one that hangs
+    host_memory_used: Bytes = 0  # without caches that the kernel can free
+    host_memory_total: Bytes = 0  # what this container may use
+    disks: Annotated[tuple[DiskFigures, ...], Meta(max_length=MOST_DISKS)] = ()
+    network_received: Rate = 0.0  # bytes a second since the last reading, RDMA included
+    network_sent: Rate = 0.0
+
+    def to_status(self) -> dict[str, object]:
+        """Return them for `/status`: of the GPUs one list for each figure, in their order."""
+        gpus = self.gpus
+        return {
+            "gpus": {name: [getattr(gpu, name) for gpu in gpus] for name in _COLUMNS if gpus},
+            "gpu_fault": self.gpu_fault,
+            "host_memory_used": self.host_memory_used,
+            "host_memory_total": self.host_memory_total,
+            "disks": [[disk.folder, disk.used, disk.total] for disk in self.disks],
+            "network_received": self.network_received,
+            "network_sent": self.network_sent,
+        }
+
+
+def works(gpu: GpuFigures, usual_power: float | None) -> bool:
+    """Return whether a GPU works: utilization alone says that a hung collective does.
+
+    `usual_power` is what it takes when it works; None if not known.
+    """
+    if gpu.use is None or gpu.use < _BUSY:
+        return False
+
+    # Which power does it take while it only waits?
+    if usual_power is not None:
+        waiting = usual_power * _WAITING / 100
+    elif gpu.power_limit:
+        waiting = gpu.power_limit * _WAITING_OF_LIMIT / 100
+    else:
+        return True
+    return gpu.power is None or gpu.power > waiting
+
+
+class UsualPower:
+    """The power that one GPU takes when it works, by its latest samples."""
+
+    def __init__(self) -> None:
+        self._samples: deque[int] = deque(maxlen=_MOST_SAMPLES)
+
+    def with_sample(self, gpu: GpuFigures) -> int:
+        """Add a sample; return the usual power in watts, 0 if not known yet."""
+        usual = self._quantile()
+        if gpu.power is not None and works(gpu, usual or None):
+            self._samples.append(gpu.power)
+            usual = self._quantile()
+        return usual
+
+    def _quantile(self) -> int:
+        if not self._samples:
+            return 0
+        return sorted(self._samples)[_USUAL * (len(self._samples) - 1) // 100]
