@@ -46,7 +46,7 @@ _PREFIX = (
 _RANK = r"\[(?:rank|Rank |default)(?P<a>\d{1,7})\]|\brank=(?P<b>\d{1,7})\b"
 _MILD = (
     r"(?<!NCCL )\bWARN(?:ING)?\b|^\W*(?:rank\d+\]:)?\[?W\d{3,4} |\b(?:INFO|DEBUG|NOTICE)\b"
-    r"|\w{4,}Warning: "
+    r"|(?<=\w{4})Warning: "
 )
 _HANDLED = (
     r"(?i)"
@@ -163,6 +163,12 @@ def sign_of(text: str) -> str:
 
 
 @cache
+def word_of(sign: str) -> str:
+    """Return a whole word of a sign, which a text with the sign contains; '' without one."""
+    return max(re.findall(r"(?<=\W)\w{3,}(?=\W)", sign), key=len, default="")
+
+
+@cache
 def table() -> Mapping[str, Cause]:
     """Return the rows by key, read at their first use: most runs start before they need them.
 
@@ -233,13 +239,15 @@ def matches(lines: Sequence[str], rows: Iterable[Cause]) -> dict[int, Cause]:
     every = range(len(lines))
     loud = [at for at in every if not _is_low(lines[at])]
 
-    # Most messages are in no line: their signs are searched in the whole text first.
+    # Most messages are in no line: a word of theirs is looked up among those of the whole text,
+    # then their signs are searched in it.
     text = "\n".join(lines)
+    spoken = {"", *compiled(r"\w+").findall(text)}
     loud_text = "\n".join([lines[at] for at in loud])
     messages = [(row, words) for row in rows for words in row.words]
     for row, words in messages:
         sign = sign_of(words.text)
-        if sign not in (text if words.mild else loud_text):
+        if word_of(sign) not in spoken or sign not in (text if words.mild else loud_text):
             continue
 
         # Which lines have it? Below a frame stands its line of code, which may quote a message.
@@ -275,13 +283,13 @@ def _before(lines: Sequence[str], at: int) -> str:
 
 
 def find_known_lines(
-    lines: Sequence[bytes], reported: Iterable[str] = (), before: Sequence[str] = ()
+    lines: Sequence[str], reported: Iterable[str] = (), before: Sequence[str] = ()
 ) -> list[Known]:
-    """Return the known lines among these, each row once, without rows already reported.
+    """Return the known lines among plain ones, each row once, without rows already reported.
 
     `before` are the lines before them, which may show what an error is about.
     """
-    texts = [*before, *plain_lines(b"\n".join(lines).decode(errors="replace"))]
+    texts = [*before, *(line[:LONGEST] for line in lines)]
     known_lines = []
     seen = {*reported}
     row_of = matches(texts, table().values())

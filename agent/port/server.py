@@ -298,8 +298,10 @@ class AgentServer:
         more = {} if self._control is None else self._control.private_status()
         return {**self._status(), **more}
 
-    async def _metrics(self, _request: web.Request) -> web.StreamResponse:
-        body = metrics(self._status()).encode()
+    async def _metrics(self, request: web.Request) -> web.StreamResponse:
+        # the names of the job's metrics are text of its output
+        may_read_all = self._has_secret or self._access.is_local(request)
+        body = metrics(self._full_status() if may_read_all else self._status()).encode()
         kind = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
         return web.Response(body=body, headers=kind)
 

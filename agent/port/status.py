@@ -69,7 +69,7 @@ def run_lines(status: Status) -> list[Line]:
 
 def lines_by_content(status: Status) -> dict[str, str]:
     """Return the lines of a status, each by itself without clocks and progress."""
-    content = status_lines({**at_rest(status), "curve": None, "progress": None})
+    content = status_lines({**at_rest(status), "progress": None, "prepare_lines": None})
     pairs = zip(content, status_lines(status), strict=True)
     return {content.label: line.label for content, line in pairs}
 
@@ -101,12 +101,32 @@ def _summary(status: Status) -> Iterator[Line]:
         text = f"job {job['name']}: {job['status']}"
         if job["attempt"] > 1:
             text += f", attempt {job['attempt']}"
-        curve = status.get("curve") or {}
-        if curve.get("points"):
-            step, reward = curve["points"][-1]
-            of = f" of {curve['steps']}" if curve.get("steps") else ""
-            text += f", step {step}{of}, mean reward {reward:.3g}"
+        text = ", ".join((text, *progress_parts(status.get("progress"))))
         yield _line(_TONES.get(job["status"], ""), text)
+
+
+def progress_parts(progress: Mapping[str, Any] | None) -> Iterator[str]:
+    """Yield the parts of a sentence about the job's steps, as `/status` has them."""
+    if not progress:
+        return
+    step = f"step {progress['step']}"
+    if progress["of"] is not None:
+        step += f" of {progress['of']}"
+    yield step
+    if progress["seconds_per_step"] is not None:
+        yield f"{short_duration(progress['seconds_per_step'])} a step"
+    if progress["ends_at"] is not None:
+        yield f"done about {progress['ends_at'][:16].replace('T', ' ')} UTC"
+    if progress["reward"] is not None:
+        reward = f"mean reward {progress['reward']:.3g}"
+        if progress["reward_trend"] is not None:
+            reward += f" ({progress['reward_trend']:+.2g} over the last 20 steps)"
+        yield reward
+
+
+def short_duration(seconds: float) -> str:
+    """Format a duration; one below ten seconds with its tenths."""
+    return f"{seconds:.2g} s" if seconds < 10 else duration_text(seconds)
 
 
 def _waits(status: Status) -> Iterator[Line]:
@@ -133,7 +153,7 @@ def _services(status: Status) -> Iterator[Line]:
 
 
 def _prepare_steps(status: Status) -> Iterator[Line]:
-    progress = (status.get("progress") or {}).get("head", {})
+    progress = (status.get("prepare_lines") or {}).get("head", {})
     for step in status.get("prepare", []):
         state = "done" if step["state"] == "ready" else step["state"]
         detail = step["detail"] or progress.get(step["name"], "")
@@ -170,7 +190,7 @@ def _preparing(status: Status, node: Status) -> str:
     failed = [step["name"] for step in steps if step["state"] == "lost"]
     if failed:
         return f"failed: {', '.join(failed)}"
-    progress = (status.get("progress") or {}).get(node["name"])
+    progress = (status.get("prepare_lines") or {}).get(node["name"])
     if progress:
         return "; ".join(f"{name}: {line}" for name, line in progress.items())
     running = [step["name"] for step in steps if step["state"] == "pending"]
@@ -257,6 +277,10 @@ def _job_states(status: Status) -> list[Sample]:
         return []
     states = dict.fromkeys([*JOB_STATES, job["status"]])
     return [({"status": state}, state == job["status"]) for state in states]
+
+
+def _job_metrics(status: Status) -> list[Sample]:
+    return [({"name": name}, value) for name, value in status["metrics"].items()]
 
 
 def _answer_times(status: Status) -> Iterator[Sample]:
@@ -363,9 +387,6 @@ _OF_HEADS: tuple[Metric, ...] = (
     ("service_answer_seconds", "histogram", "Latency of a probe's answer.", _answer_times),
     ("job_status", "gauge", "The job's status; 1 for the current one.", _job_states),
     ("attempt", "gauge", "The number of the attempt at the job.", _at("job", "attempt")),
-    ("job_step", "gauge", "The last step in the job's output.", _at("curve", "points", -1, 0)),
-    ("job_steps", "gauge", "The number of the job's steps.", _at("curve", "steps")),
-    ("job_reward", "gauge", "The mean reward of that step.", _at("curve", "points", -1, 1)),
     ("gpu_use_percent", "gauge", "Mean utilization of a node's GPUs.", _of_gpus("use", _mean)),
     ("gpu_power_watts", "gauge", "Power of a node's GPUs in all.", _of_gpus("power", sum)),
     ("gpu_clock_mhz", "gauge", "Clock of a node's slowest GPU.", _of_gpus("clock", min)),
@@ -378,5 +399,10 @@ _OF_HEADS: tuple[Metric, ...] = (
     ("disk_bytes", "gauge", "The size of a folder's disk.", _of_disks(2)),
     ("received_bytes_per_second", "gauge", "Over the network.", _of_machines("network_received")),
     ("sent_bytes_per_second", "gauge", "Over the network.", _of_machines("network_sent")),
+    ("job_step", "gauge", "The job's last step.", _at("progress", "step")),
+    ("job_steps", "gauge", "The number of the job's steps.", _at("progress", "of")),
+    ("job_step_seconds", "gauge", "Seconds of a step.", _at("progress", "seconds_per_step")),
+    ("job_reward", "gauge", "The mean reward of the last step.", _at("progress", "reward")),
+    ("job_metric", "gauge", "The newest value of each of the job's metrics.", _job_metrics),
 )
 """The same of the metrics that only the head has."""

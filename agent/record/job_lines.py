@@ -1,23 +1,27 @@
-"""The job's output: known error lines, the reward curve and the last lines."""
+"""The job's output, read once: known error lines, the job's steps, and the last lines."""
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import deque
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
-from agent.base.text import escaped
+from agent.base.text import escaped, without_controls
 from agent.decisions.shared import place, shortened
-from agent.diagnosis.find_cause import LONGEST, NEAR, Log, find_known_lines, plain_lines, table
-from agent.job.progress import ProgressReader, StepSeen, meant
+from agent.diagnosis.find_cause import LONGEST, NEAR, Log, find_known_lines, table
+from agent.job.progress import LONGEST_LINE, Progress, ProgressReader, StepSeen, ValuesSeen
+from agent.job.series import Series
 from agent.record.log import say
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from agent.decisions.shared import Known
+    from agent.job.progress import Reading
 
 
 class KnownLines:
@@ -31,12 +35,11 @@ class KnownLines:
         self._found: dict[str, tuple[str, Known]] = {}  # by key, with the node; '' is this one
         self._before: list[str] = []  # the lines before those that are scanned next
 
-    def scan(self, lines: Sequence[bytes]) -> None:
-        """Scan whole lines."""
+    def scan(self, lines: Sequence[str]) -> None:
+        """Scan whole lines without control characters."""
         for known in find_known_lines(lines, [*self._found], self._before):
             self._add("", known)
-        last = b"\n".join(line[:LONGEST] for line in lines[-NEAR:])
-        self._before = [*self._before, *plain_lines(last.decode(errors="replace"))][-NEAR:]
+        self._before = [*self._before, *(line[:LONGEST] for line in lines)][-NEAR:]
 
     def add_from_node(self, node: str, found: Sequence[Known]) -> None:
         """Add the lines that another node found in its output of the attempt."""
@@ -80,35 +83,57 @@ class KnownLines:
         return warnings
 
 
-MOST_POINTS = 600  # A longer curve is thinned out
 MOST_LINES = 40
-_LONGEST_LINE = 32_768
+MOST_POINTS = 600  # of the page's curve; a longer one is thinned out
 _LONGEST_SHOWN = 400
+_SPARE = 4_096  # characters behind a line's end in which a secret may go on
+_TREND = 20  # steps over which the reward's trend is
 
 
 class JobLines:
-    """Collects the job's output; one thread writes, others read."""
+    """Collects the job's output; threads write, others read.
 
-    def __init__(self, clean: Callable[[str], str]) -> None:
+    Each line is decoded, freed of control characters, masked and cut once. What is left is read by
+    three: the known lines, the progress, and the last lines for the page.
+    """
+
+    def __init__(
+        self, clean: Callable[[str], str], now: Callable[[], float] = time.monotonic
+    ) -> None:
         self._clean = clean
-        self.known = KnownLines(clean)
+        self._now = now
+        self.known = KnownLines(self._clean)
         self.last_output: float | None = None  # time of the last output on the monotonic clock
         self._rest = b""
-        self._reader = ProgressReader()
-        self._points: list[tuple[int, float]] = []
+        self._is_too_long = False  # whether the rest of the current line is skipped
         self._last: deque[str] = deque(maxlen=MOST_LINES)
-        self._steps: int | None = None
         self._has_failed = False
+
+        # Two threads write: that of the output, and that of AGENT_PROGRESS_FILE.
+        self._lock = threading.Lock()
+        self._reader = ProgressReader()
+        self._progress: Progress | None = None
+        self._series = Series()
 
     def write(self, data: bytes, _may_try_again: Callable[[float], bool]) -> bool:
         """Add a piece of output; a failure in a line is logged once and ends nothing."""
         self.last_output = time.monotonic()
         *lines, rest = (self._rest + data).split(b"\n")
-        if len(rest) > _LONGEST_LINE:
-            lines = [*lines, rest]
+        if self._is_too_long and lines:
+            del lines[0]
+            self._is_too_long = False
+
+        # A line without an end counts as one when it is too long; the rest of it is skipped. What
+        # a return overwrites counts at once: a bar may never end its line.
+        if self._is_too_long:
             rest = b""
-        self._rest = rest
-        self._read(lines)
+        elif len(rest) > LONGEST_LINE + _SPARE:
+            lines.append(rest)
+            self._is_too_long = True
+            rest = b""
+        overwritten = rest.rfind(b"\r", 0, len(rest) - 1)
+        self._rest = rest[overwritten + 1 :]
+        self._read(lines, rest[: overwritten + 1])
         return True
 
     def close(self) -> None:
@@ -117,54 +142,132 @@ class JobLines:
             self._read([self._rest])
         self._rest = b""
 
-    def begin_attempt(self) -> None:
-        """Log the known lines of the next attempt again."""
+    def begin_attempt(self, number: int) -> None:
+        """Begin the next attempt: its known lines are logged again, its steps count anew."""
         self.known = KnownLines(self._clean)
-        self._reader = ProgressReader()
+        with self._lock:
+            now = self._now()
+            former = self._progress
+            self._reader = ProgressReader(() if former is None else former.durations)
+            self._progress = Progress(number, now)
+            if former is not None:
+                self._progress = former.next_attempt(number, now)
+
+    @property
+    def progress(self) -> Progress | None:
+        """Return the progress of the running attempt; None before the first one."""
+        return self._progress
+
+    def series(self, since: int | None = None) -> dict[str, object]:
+        """Return the metrics by step, as `/series` has them."""
+        with self._lock:
+            return self._series.to_dict(since)
+
+    def newest(self) -> dict[str, float]:
+        """Return the newest value of each metric that is kept."""
+        with self._lock:
+            names = self._series.names
+        metrics = {} if self._progress is None else self._progress.metrics
+        return {name: metrics[name] for name in names if name in metrics}
+
+    def rewards(self, most: int | None = None) -> list[tuple[int, float]]:
+        """Return the last rewards by step."""
+        with self._lock:
+            return self._series.last("reward", most)
+
+    def reward_trend(self) -> float | None:
+        """Return by how much the mean reward rose over the last steps; None for too few."""
+        values = [value for _, value in self.rewards(_TREND)]
+        half = len(values) // 2
+        if half < 2:
+            return None
+        return fmean(values[-half:]) - fmean(values[:half])
+
+    def to_status(
+        self, utc: Callable[[float], str], *, is_running: bool
+    ) -> dict[str, object] | None:
+        """Return the job's steps as `/status` has them; None before the first one."""
+        known = self._progress
+        if known is None or known.last is None or known.last_at is None:
+            return None
+        each = known.seconds_per_step
+        ends_at = known.ends_at if is_running else None
+        return {
+            "attempt": known.attempt,
+            "step": known.last,
+            "of": known.of,
+            "highest": known.highest,
+            "seconds_per_step": None if each is None else round(each, 3),
+            "last_step_at": utc(known.last_at),
+            "ends_at": None if ends_at is None else utc(ends_at),
+            "reward": known.value("reward"),
+            "reward_trend": self.reward_trend(),
+        }
 
     def curve(self) -> dict[str, object]:
-        """Return the rewards by step, and the number of steps if known."""
-        return {"steps": self._steps, "points": [[*point] for point in self._points]}
+        """Return the rewards by step, and the number of steps if known, as the page draws them."""
+        points = self.rewards()
+        every = 1 + len(points) // MOST_POINTS
+        shown = [*points[:-1:every], *points[-1:]]
+        of = None if self._progress is None else self._progress.of
+        return {"steps": of, "points": [[*point] for point in shown]}
 
     def tail(self) -> list[str]:
         """Return the last lines, masked and without control characters."""
         return [escaped(line) for line in [*self._last]]
 
-    def _read(self, lines: list[bytes]) -> None:
-        """Read whole lines: a defect here must not end what follows the job's progress."""
-        if lines:
-            self._try(self.known.scan, lines)
-        for line in lines:
-            # as a terminal shows it
-            self._try(self._take, line.rstrip(b"\r").rpartition(b"\r")[2])
+    def _read(self, lines: list[bytes], overwritten: bytes = b"") -> None:
+        """Read whole lines, and what a return has overwritten in the one that is not whole."""
+        whole = [text.rstrip("\r") for text in self._texts(lines)]
+        shown = [text.rpartition("\r")[2] for text in whole]  # as a terminal shows it
+        if shown:
+            self._try(self.known.scan, shown)
+        self._last.extend(text[:_LONGEST_SHOWN] for text in shown)
+
+        # Each state of a bar may be a step.
+        pieces = [piece for text in whole for piece in text.split("\r")]
+        for text in self._texts([overwritten]) if overwritten else ():
+            pieces += text.split("\r")
+        at = self._now()
+        with self._lock:
+            for piece in pieces:
+                self._try(lambda text: self._count(self._reader.read(text, at)), piece)
+
+    def _texts(self, lines: list[bytes]) -> list[str]:
+        """Return lines as text, masked before they are cut: a part of a secret is none."""
+        if not lines:
+            return []
+        text = without_controls(b"\n".join(lines).decode(errors="replace"))
+        try:
+            texts = self._clean(text).split("\n")
+        except Exception as error:  # noqa: BLE001 - a bug must not end what follows the progress
+            self._report(error)
+            texts = []
+            for line in text.split("\n"):
+                self._try(lambda line: texts.append(self._clean(line)), line)
+        return [text[:LONGEST_LINE] for text in texts]
+
+    def _count(self, readings: Iterable[Reading]) -> None:
+        """Add what a line shows to the progress and the series."""
+        for seen in readings:
+            progress = self._progress or Progress(1, seen.at)
+            self._progress = progress.with_reading(seen)
+            if isinstance(seen, StepSeen):
+                self._series.add(progress.attempt, seen.step, seen.metrics, seen.of)
+            elif isinstance(seen, ValuesSeen):
+                step = progress.last if seen.step is None else seen.step
+                if step is not None:
+                    self._series.add_values(step, seen.metrics)
 
     def _try(self, read: Callable[[Any], None], data: object) -> None:
+        """Read something: a defect here must not end what follows the job's progress."""
         try:
             read(data)
         except Exception as error:  # noqa: BLE001 - whatever an expression or a number raises
-            if not self._has_failed:
-                self._has_failed = True
-                why = escaped(f"{type(error).__name__}: {error}"[:_LONGEST_SHOWN])
-                say(f"a bug: a line of the job's output cannot be read ({why})", "warning")
+            self._report(error)
 
-    def _take(self, raw: bytes) -> None:
-        line = raw[:_LONGEST_LINE].decode(errors="replace")
-        # masked before it is cut: a part of a secret is not recognized
-        self._last.append(self._clean(line[: 5 * _LONGEST_SHOWN])[:_LONGEST_SHOWN])
-        for seen in self._reader.read(line, time.monotonic()):
-            if isinstance(seen, StepSeen):
-                self._add_step(seen)
-
-    def _add_step(self, seen: StepSeen) -> None:
-        """Add a point; another attempt resumes from a checkpoint: its steps replace former ones."""
-        self._steps = seen.of or self._steps
-        reward = meant("reward", seen.metrics)
-        if reward is None:
-            return
-        step = seen.step
-        points = self._points
-        if points and step <= points[-1][0]:
-            points = [point for point in points if point[0] < step]
-        if len(points) >= MOST_POINTS:
-            points = points[::2]
-        self._points = [*points, (step, reward)]
+    def _report(self, error: Exception) -> None:
+        if not self._has_failed:
+            self._has_failed = True
+            why = escaped(f"{type(error).__name__}: {error}"[:_LONGEST_SHOWN])
+            say(f"a bug: a line of the job's output cannot be read ({why})", "warning")

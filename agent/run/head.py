@@ -462,7 +462,7 @@ class HeadAgent:
             say(message.sentence, message.level)
 
         # Through torchrun: every node starts its share.
-        self._status.job_lines.begin_attempt()
+        self._status.job_lines.begin_attempt(self._state.attempt.number)
         if isinstance(self._link, TorchrunLink):
             self._output = await self._link.launch(
                 self._state, self._reports, self._reward_ip, submission.basis

@@ -149,7 +149,7 @@ class RunStatus:
         self._get_state = get_state
         self.timeline = Timeline()
         self._alive: Mapping[str, str] = {}
-        self.job_lines = JobLines(run.redactor.clean)
+        self.job_lines = JobLines(run.redactor.clean, run.now)
         self.stalls: tuple[Finding, ...] = ()  # findings about attempts that showed no sign of work
         self.worker_stats: Mapping[str, WorkerStats] = {}  # from workers' reports, by agent
 
@@ -219,6 +219,9 @@ class RunStatus:
             "verdict": to_builtins(state.stop.verdict),
             "attempts": [attempt.to_outcome() for attempt in keeper.record.attempts],
             "figures": figures_or_none(self._run.stats.snapshot({})),
+            "progress": self.job_lines.to_status(
+                self._run.utc, is_running=state.phase is HeadPhase.RUNNING
+            ),
             "curve": self.job_lines.curve(),
             "cost": self.cost(),
         }
@@ -284,7 +287,7 @@ class RunStatus:
             del warning["level"]
 
         # What each node's prepare steps print at present.
-        progress = {HERE: dict(self._run.stats.snapshot({}).progress)} | {
+        prepare_lines = {HERE: dict(self._run.stats.snapshot({}).progress)} | {
             state.fleet.workers[key].name: dict(stats.progress)
             for key, stats in self.worker_stats.items()
             if stats.progress and key in state.fleet.workers
@@ -292,7 +295,8 @@ class RunStatus:
         return {
             "warnings": [*warnings, *self.job_lines.known.warnings()],
             "job_tail": self.job_lines.tail(),
-            "progress": progress,
+            "metrics": self.job_lines.newest(),
+            "prepare_lines": prepare_lines,
         }
 
     def findings(self) -> dict[str, object]:

@@ -261,7 +261,7 @@
     drawTimeline(nodes, slow, now);
   }
 
-  const progress = (name) => (status.progress || {})[name] || {};
+  const progress = (name) => (status.prepare_lines || {})[name] || {};
 
   // Which prepare step failed, or runs, and what that one said last.
   function preparing(node) {

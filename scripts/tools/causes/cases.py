@@ -51,7 +51,7 @@ def live_answer(case: Mapping[str, Any]) -> Diagnosis:
     for node, lines in case["logs"].items():
         before: Sequence[str] = ()
         for line in lines:
-            for known in find_known_lines([line.encode()], (), before):
+            for known in find_known_lines([line], (), before):
                 row = table()[known.key]
                 if row.kind != "cause":
                     continue

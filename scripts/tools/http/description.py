@@ -117,6 +117,18 @@ SERVICE = closed(
 OUTAGE = closed("service", "node", "from", to=nullable(TEXT))
 ATTEMPT = closed("start", number=WHOLE, end=nullable(TEXT), reason=TEXT, exit_code=nullable(WHOLE))
 JOB = closed("name", "status", attempt=WHOLE)
+PROGRESS = closed(
+    "last_step_at",
+    attempt=WHOLE,
+    step=WHOLE,
+    of=nullable(WHOLE),
+    highest=nullable(WHOLE),
+    seconds_per_step=nullable(NUMBER),
+    ends_at=nullable(TEXT),
+    reward=nullable(NUMBER),
+    reward_trend=nullable(NUMBER),
+)
+"""The job's steps, as its output or AGENT_PROGRESS_FILE has them."""
 WARNING = closed("check", "what", "remedy")
 HEAD_FIELDS: Schema = {
     **dict.fromkeys(("run_id", "platform", "name"), TEXT),
@@ -138,6 +150,7 @@ HEAD_FIELDS: Schema = {
     "verdict": nullable(VERDICT),
     "attempts": array(ATTEMPT),
     "figures": nullable(FIGURES),
+    "progress": nullable(PROGRESS),
     "curve": closed(
         steps=nullable(WHOLE),
         points=array({"type": "array", "items": NUMBER, "minItems": 2, "maxItems": 2}),
@@ -146,7 +159,8 @@ HEAD_FIELDS: Schema = {
 PRIVATE_FIELDS: Schema = {
     "warnings": array(WARNING),
     "job_tail": array(TEXT),
-    "progress": by_name(by_name(TEXT)),
+    "metrics": by_name(NUMBER),
+    "prepare_lines": by_name(by_name(TEXT)),
 }
 """Fields that contain texts of logs: only callers with a token get them."""
 WORKER = closed(

@@ -65,7 +65,9 @@ class Head:
 
     def _private(self) -> dict[str, object]:
         warning = {"check": "shm", "what": "64 MiB", "remedy": "more"}
-        return {"warnings": [warning], "job_tail": ["step 1"], "progress": {"pod0": {"data": "1%"}}}
+        lines = {"pod0": {"data": "1%"}}
+        more = {"metrics": {"reward": 0.5}, "prepare_lines": lines}
+        return {"warnings": [warning], "job_tail": ["step 1"], **more}
 
     @contextmanager
     def serve(self) -> Iterator[int]:

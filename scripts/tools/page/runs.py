@@ -8,6 +8,7 @@ from msgspec.structs import asdict, replace
 
 from agent.job.services import Latency
 from agent.node.figures import DiskFigures, Figures, GpuFigures
+from agent.record.files import iso_time
 from agent.record.job_lines import JobLines
 
 if TYPE_CHECKING:
@@ -16,13 +17,17 @@ if TYPE_CHECKING:
 EVIL = "<img src=x onerror=alert(1)><b>bold</b>"
 """Markup in fields that other programs fill: the page must show it as text."""
 STEPS = 40
+START = 1_795_331_520.0  # seconds since 1970 at the run's start
 ANSWERS = Latency().with_answer(0.3).with_answer(0.031)
 
 
 def status(nodes: int, *, step: int = 25) -> dict[str, Any]:
     """Return the status of a training run with this many workers, one of them slow to join."""
-    lines = JobLines(str)
+    now = 72.0
+    lines = JobLines(str, lambda: now)
+    lines.begin_attempt(2)
     for number in range(1, step + 1):
+        now += 7.5
         reward = 0.1 + 0.85 * (1 - 0.9**number)
         lines.write(b"step %d/%d mean reward %.2f\n" % (number, STEPS, reward), lambda _pause: True)
     return {
@@ -64,8 +69,10 @@ def status(nodes: int, *, step: int = 25) -> dict[str, Any]:
             },
         ],
         "figures": None,
+        "progress": lines.to_status(lambda at: iso_time(START + at), is_running=True),
         "curve": lines.curve(),
-        "progress": {"head": {}, "pod2": {"fetch": "Fetching 5 files:  40%"}},
+        "metrics": lines.newest(),
+        "prepare_lines": {"head": {}, "pod2": {"fetch": "Fetching 5 files:  40%"}},
         "job_tail": [*lines.tail()[-5:], EVIL],
         "warnings": [
             {

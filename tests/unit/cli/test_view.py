@@ -26,6 +26,9 @@ BOOTING = {
 STEERS = "\x1b[2J\x1b[31mred\x07\n\r\u202eevil\u2028"
 
 
+STEPS = "step 25 of 40, 7.5 s a step, mean reward 0.89 (+0.19 over the last 20 steps)"
+
+
 def lines(status: dict[str, Any]) -> list[str]:
     """Return the lines of a status."""
     return [line.label for line in status_lines(status)]
@@ -37,7 +40,10 @@ def test_a_small_run_is_shown_completely() -> None:
     assert shown[0] == (
         "run run-20261122-0712: running for 4 min 25 s, 5 min 37 s since the start, $12.50"
     )
-    assert shown[1] == "job rehearsal: running, attempt 2, step 25 of 40, mean reward 0.89"
+    assert shown[1] == (
+        "job rehearsal: running, attempt 2, step 25 of 40, 7.5 s a step, done about 2026-11-22 "
+        "07:18 UTC, mean reward 0.89 (+0.19 over the last 20 steps)"
+    )
     assert "node head  pod0  running  4 min 25 s" in shown
     (slow,) = [line for line in shown if line.startswith("node 2 ")]
     assert slow.startswith("node 2  pod2  10.0.0.3  joined  following the head  4 min 29 s  fetch")
@@ -83,12 +89,12 @@ def test_a_node_with_prepare_steps(state: str, said: dict[str, str], word: str) 
     """The failed or running step, with its progress if the caller may read logs."""
     run = run_of(1)
     run["nodes"][0].update(steps=[{"name": "fetch", "state": state}], detail="its word")
-    run["progress"] = {"pod1": said, "head": {"gsm8k": "99%"}}
+    run["prepare_lines"] = {"pod1": said, "head": {"gsm8k": "99%"}}
     run["prepare"] = [{"name": "gsm8k", "state": "pending", "detail": ""}]
     shown = lines(run)
     assert any(line.startswith("node 1 ") and line.endswith(word) for line in shown)
     assert any(line.startswith("prepare step gsm8k") and line.endswith("99%") for line in shown)
-    del run["progress"]
+    del run["prepare_lines"]
     assert lines(run)
 
 
@@ -173,6 +179,7 @@ def test_lines_about_changes() -> None:
     after["nodes"][1]["steps"] = [{"name": "fetch", "state": "lost"}]
     after["services"][0].update(state="lost", detail="killed by SIGKILL")
     after["job"]["status"] = "failed"
+    after["progress"]["ends_at"] = None
     after["verdict"] = {"kind": "job-failed", "reason": "exit code 3", "exit_code": 3}
     for node in after["nodes"]:
         node["phases"] = []
@@ -180,7 +187,7 @@ def test_lines_about_changes() -> None:
     assert found == [
         "run run-20261122-0712: running for 31 s, 31 s since the start, $12.50",
         "job-failed: exit code 3 (exit code 3)",
-        "job rehearsal: failed, attempt 2, step 25 of 40, mean reward 0.89",
+        f"job rehearsal: failed, attempt 2, {STEPS}",
         "waiting for the job 9 s left no report yet",
         "service reward server lost restarts: 1; outages: 1, 8 s killed by SIGKILL",
         "node head pod0 running 31 s",

@@ -48,7 +48,7 @@ def only(samples: list[tuple[dict[str, str], float]]) -> float:
 
 
 def test_metrics_of_a_training_run() -> None:
-    """Phases, nodes, services, job and curve equal those of the status."""
+    """Phases, nodes, services, job and progress equal those of the status."""
     found = parsed(run_of(256))
     assert found["pod_agent_phase"] == [({"role": "head", "phase": "running"}, 1.0)]
     spent = {labels["phase"]: seconds for labels, seconds in found["pod_agent_phase_seconds"]}
@@ -73,7 +73,11 @@ def test_metrics_of_a_training_run() -> None:
     assert only(found["pod_agent_attempt"]) == 2
     assert only(found["pod_agent_job_step"]) == 25
     assert only(found["pod_agent_job_steps"]) == 40
+    assert only(found["pod_agent_job_step_seconds"]) == 7.5
     assert only(found["pod_agent_job_reward"]) == pytest.approx(0.89)
+    ((labels, reward),) = found["pod_agent_job_metric"]
+    assert labels == {"name": "reward"}
+    assert reward == pytest.approx(0.89)
 
 
 def test_metrics_of_machines() -> None:
@@ -108,10 +112,10 @@ def test_missing_values_have_no_sample() -> None:
         "pod_agent_uptime_seconds",
         "pod_agent_waits",
     }
-    no_curve: dict[str, Any] = {"steps": None, "points": []}
-    without = {**run_of(3), "job": None, "curve": no_curve}
+    no_step: dict[str, Any] = {"progress": None, "metrics": {}}
+    without = {**run_of(3), "job": None, **no_step}
     assert not [name for name in parsed(without) if "job" in name or "attempt" in name]
-    early = {**run_of(3), "curve": no_curve, "services": []}
+    early = {**run_of(3), **no_step, "services": []}
     assert not {"pod_agent_job_reward", "pod_agent_service_up"} & parsed(early).keys()
 
 

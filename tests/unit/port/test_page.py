@@ -121,7 +121,7 @@ def test_what_the_script_reads_is_there() -> None:
     """Every key of the status that it reads exists, from a head or in RunStatus."""
     script = server.asset("page.js").decode()
     found = status_after(SERVED)
-    more = {"attempts", "curve", "warnings", "job_tail", "progress"}
+    more = {"attempts", "curve", "warnings", "job_tail", "prepare_lines", "metrics"}
     shown = run_of(3)  # what scripts/page looks at
     assert shown.keys() == found.keys() | more
     assert shown["nodes"][0].keys() == found["nodes"][0].keys()

@@ -1,0 +1,151 @@
+"""The job's metrics by step, bounded: what a curve shows.
+
+A key with more than MOST_POINTS points keeps every second one, then every fourth, and so on; its
+newest value is always its last point. Of more than MOST_KEYS keys those stay that people look at.
+An attempt that resumes from a checkpoint replaces the steps that it makes again.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from agent.base.value import Value
+from agent.job.progress import names_of, place_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from agent.frameworks.step_format import Meaning
+
+MOST_POINTS = 4_096
+MOST_KEYS = 48
+MOST_ATTEMPTS = 256  # marks of attempts; the last ones are kept
+
+
+class AttemptMark(Value):
+    """Where an attempt began: its first step, and the last one of the attempt before."""
+
+    number: int
+    first: int
+    after: int | None = None
+
+
+class Points:
+    """The points of one key, with rising steps."""
+
+    def __init__(self) -> None:
+        self.steps: list[int] = []
+        self.values: list[float] = []
+        self._every = 1  # every so many-th point is kept for good
+        self._behind = 0  # how many points the last one is behind one that is kept for good
+
+    def add(self, step: int, value: float) -> None:
+        """Add a point; it replaces those of this step and of later ones."""
+        self.forget_from(step)
+
+        # The newest one that thinning would leave out stays only until the next.
+        if self._behind:
+            self.steps.pop()
+            self.values.pop()
+        if self.steps:
+            self._behind = (self._behind + 1) % self._every
+        self.steps.append(step)
+        self.values.append(value)
+
+        if len(self.steps) > MOST_POINTS:
+            self._thin_out()
+
+    def _thin_out(self) -> None:
+        """Keep every second point, and the newest one."""
+        kept = len(self.steps)
+        if self._behind:
+            kept -= 1
+            self._behind += self._every * ((kept - 1) % 2)
+        self.steps = [*self.steps[:kept:2], *self.steps[kept:]]
+        self.values = [*self.values[:kept:2], *self.values[kept:]]
+        self._every *= 2
+
+    def forget_from(self, step: int) -> None:
+        """Remove the points of a step and of later ones."""
+        while self.steps and self.steps[-1] >= step:
+            self.steps.pop()
+            self.values.pop()
+            self._behind = 0
+
+    def since(self, step: int | None) -> dict[str, list[float]]:
+        """Return the points after a step; None: all."""
+        first = 0
+        if step is not None:
+            first = next((n for n, known in enumerate(self.steps) if known > step), len(self.steps))
+        return {"steps": [*self.steps[first:]], "values": self.values[first:]}
+
+
+class Series:
+    """The metrics of a run by step."""
+
+    def __init__(self) -> None:
+        self.of: int | None = None
+        self.attempts: list[AttemptMark] = []
+        self._keys: dict[str, Points] = {}
+        self._last: int | None = None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Return the keys, those that people look at first."""
+        return tuple(sorted(self._keys, key=place_of))
+
+    def add(self, attempt: int, step: int, metrics: Mapping[str, float], of: int | None) -> None:
+        """Add the metrics of a step."""
+        self.of = of or self.of
+        if not self.attempts or self.attempts[-1].number != attempt:
+            mark = AttemptMark(attempt, step, self._last)
+            self.attempts = [*self.attempts, mark][-MOST_ATTEMPTS:]
+        if self._last is not None and step < self._last:
+            self._forget_from(step)
+        self._last = step
+
+        self.add_values(step, metrics)
+
+    def add_values(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Add further metrics of a step."""
+        # Important ones first: they find room where others do not.
+        new = metrics.keys() - self._keys.keys()
+        for name in sorted(new, key=place_of) if new else ():
+            self._make_room(name)
+        for name, value in metrics.items():
+            points = self._keys.get(name)
+            if points is not None:
+                points.add(step, value)
+
+    def last(self, meaning: Meaning, most: int | None = None) -> list[tuple[int, float]]:
+        """Return the points of the first key with a meaning, at most so many of the last."""
+        name = next((name for name in names_of(meaning) if name in self._keys), None)
+        if name is None:
+            return []
+        points = self._keys[name]
+        first = 0 if most is None else max(0, len(points.steps) - most)
+        return [*zip(points.steps[first:], points.values[first:], strict=True)]
+
+    def to_dict(self, since: int | None = None) -> dict[str, object]:
+        """Return the series as `/series` has them; `since` leaves out that step and all before."""
+        keys = {name: self._keys[name].since(since) for name in self.names}
+        return {
+            "keys": {name: points for name, points in keys.items() if points["steps"]},
+            "attempts": msgspec.to_builtins(self.attempts),
+            "of": self.of,
+        }
+
+    def _make_room(self, name: str) -> None:
+        """Add a key, in place of one that matters less where there are too many."""
+        if len(self._keys) >= MOST_KEYS:
+            least = max(self._keys, key=place_of)
+            if place_of(name) >= place_of(least):
+                return
+            del self._keys[least]
+        self._keys[name] = Points()
+
+    def _forget_from(self, step: int) -> None:
+        for points in self._keys.values():
+            points.forget_from(step)
