@@ -4,7 +4,7 @@ A pod whose agent exits is started again by some platforms, and bills on. So aft
 agent stays, and does what AGENT_ON_DONE says, until it is asked to stop or the pod is stopped:
 - hold: it logs at intervals what the pod costs, and the command that ends it;
 - stop-pod, terminate-pod: it waits until the workers' pods have stopped, then asks RunPod to stop
-  this one, again and again (decisions/pod_stop.py says when).
+  this one, again and again; runpod/pod_stop.py decides when.
 """
 
 from __future__ import annotations
@@ -12,24 +12,18 @@ from __future__ import annotations
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
-from urllib.request import getproxies, proxy_bypass
 
-import aiohttp
 import anyio
-from msgspec import MsgspecError
-from msgspec.json import decode
 
 from agent.base import times
-from agent.base.text import without_controls
-from agent.base.value import Value
-from agent.decisions.pod_stop import RUNPOD_OVER, PodAnswer, PodState, PodStop, after_answer
 from agent.plan.show import DELETE_CLUSTER, held_sentence, how_to_end
-from agent.platforms.rank_variables import own_pod
 from agent.processes import signals
 from agent.processes.probing import port_answers
 from agent.processes.waiting import NotYet, TimedOutError, until
 from agent.record.background import all_idle
 from agent.record.log import say
+from agent.runpod.pod_api import PodApi
+from agent.runpod.pod_stop import RUNPOD_OVER, PodAnswer, PodStop, after_answer
 from agent.settings.rules import POD_ACTIONS
 
 if TYPE_CHECKING:
@@ -38,24 +32,13 @@ if TYPE_CHECKING:
     from agent.base.ends import Outcome
     from agent.settings.model import Settings
 
-_LONGEST_DETAIL = 300
-
 
 class Held:
-    """A pod whose run is over, until it is stopped; on RunPod by API v2, which gets its own id."""
+    """A pod whose run is over, until it is stopped."""
 
     def __init__(self, settings: Settings, environ: Mapping[str, str], on_done: str) -> None:
         self._action = POD_ACTIONS.get(on_done, "")
-        self._url = ""
-        self._headers = dict[str, str]()
-
-        # Can RunPod be asked about this pod?
-        pod = own_pod(environ)
-        key = settings.runpod_api_key
-        if pod and key:
-            self._url = f"{settings.runpod_api}/v2/pods/{pod}"
-            self._headers["Authorization"] = f"Bearer {key.reveal()}"
-
+        self._api = PodApi(settings, environ)
         self._command = how_to_end(settings.runpod_api, environ)
         self._price = settings.price_per_hour
 
@@ -75,7 +58,7 @@ class Held:
             if not self._action:
                 what = "holding the pod, which would be started again"
                 say(f"{what}: stop it when you have what you need")
-            elif self._url:
+            elif self._api.can_be_asked:
                 tasks.start_soon(self._stop, others)
             await stopped()
             tasks.cancel_scope.cancel()
@@ -85,8 +68,8 @@ class Held:
         began = anyio.current_time()
         if self._action:  # it is stopped at once, unless that fails
             await anyio.sleep(times.HOLD_REMINDER)
-        elif self._price is None and self._url:
-            await self._ask(acts=False)
+        elif self._price is None and self._api.can_be_asked:
+            await self._ask()
         while True:
             say(held_sentence(anyio.current_time() - began, self._price, self._command))
             await anyio.sleep(times.HOLD_REMINDER)
@@ -110,65 +93,22 @@ class Held:
 
             # What does the answer mean for the next request?
             had_obstacle = bool(stop.obstacle)
-            answer = await self._ask(acts=stop.acts)
+            answer = await self._ask(self._action if stop.acts else "")
             stop, line = after_answer(stop, answer)
             if line is not None:
                 say(line.sentence, line.level)
             if stop.obstacle and not had_obstacle:
                 say(held_sentence(0.0, self._price, self._command), "warning")
 
-    async def _ask(self, *, acts: bool) -> PodAnswer:
-        """Send a request, note the price in its answer; a failure is an answer without a code."""
-        # Is there a proxy? Not by `trust_env`: a `default` entry of ~/.netrc would replace the key.
-        scheme, _, path = self._url.partition("://")
-        host = path.partition("/")[0]
-        proxy = None if proxy_bypass(host) else getproxies().get(scheme)
-
-        # The request: an action, or only the pod's state.
-        method = "GET"
-        url = self._url
-        body = None
-        if acts:
-            method = "POST"
-            url = f"{self._url}/action"
-            body = {"action": self._action}
-
-        timeout = aiohttp.ClientTimeout(total=times.POD_REQUEST)
-        try:
-            async with (
-                aiohttp.ClientSession(timeout=timeout, headers=self._headers) as session,
-                session.request(
-                    method, url, json=body, proxy=proxy, allow_redirects=False
-                ) as reply,
-            ):
-                answer = _read_answer(reply.status, await reply.read())
-        except TimeoutError:
-            return PodAnswer(0, f"no answer within {times.POD_REQUEST:g} s")
-        except (aiohttp.ClientError, OSError) as error:
-            return PodAnswer(0, str(error) or type(error).__name__)
-
-        # Is it part of a cluster, and what does it cost?
+    async def _ask(self, action: str = "") -> PodAnswer:
+        """Send a request; its answer may have the pod's price and cluster."""
+        answer = await self._api.ask(action)
         pod = answer.pod
         if pod is not None and pod.cluster is not None:
             self._command = DELETE_CLUSTER
         if self._price is None and pod is not None and pod.status not in RUNPOD_OVER:
             self._price = pod.cost or None
         return answer
-
-
-class _Problem(Value):
-    detail: str = ""
-
-
-def _read_answer(code: int, body: bytes) -> PodAnswer:
-    """Read an answer; a pod that the description does not allow is none."""
-    try:
-        if code == 200:
-            return PodAnswer(code, pod=decode(body, type=PodState, strict=False))
-        detail = decode(body, type=_Problem).detail if body else ""
-    except (MsgspecError, RecursionError) as error:
-        detail = f"an answer that is no pod: {error}"
-    return PodAnswer(code, without_controls(detail)[:_LONGEST_DETAIL])
 
 
 async def hold_until_signal(held: Held, outcome: Outcome) -> None:

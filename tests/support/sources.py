@@ -9,7 +9,18 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 FOLDERS = (
     *("base", "settings", "node", "platforms", "frameworks", "job", "checks", "plan"),
-    *("decisions", "diagnosis", "record", "processes", "bridge", "serving", "port", "run", "cli"),
+    *(
+        "decisions",
+        "diagnosis",
+        "record",
+        "processes",
+        "bridge",
+        "serving",
+        "port",
+        "runpod",
+        "run",
+    ),
+    "cli",
 )
 """The folders of `agent/` in order: a file imports from its own folder and from those before it."""
 BUNDLED = "bundled"

@@ -1,4 +1,4 @@
-"""Dumps of torch's flight recorder: three of four ranks of torch 2.14 by gloo, and hostile ones."""
+"""Dumps of torch's flight recorder: of four ranks of torch 2.14 by gloo, and hostile ones."""
 
 from __future__ import annotations
 

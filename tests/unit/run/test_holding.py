@@ -12,12 +12,6 @@ import pytest
 
 from agent.base import ends, times
 from agent.base.errors import SettingsError
-from agent.decisions.pod_stop import (
-    PodAnswer,
-    PodState,
-    PodStop,
-    after_answer,
-)
 from agent.plan.show import held_sentence, render
 from agent.processes.waiting import NotYet, until
 from agent.run import holding
@@ -36,8 +30,6 @@ pytestmark = pytest.mark.processes
 KEY = "rpa_0123456789abcdef0123"
 POD = "7h9k2m4n6p"
 DONE = ends.JOB_SUCCEEDED.outcome(before="")
-READ, ACT = False, True
-RUNNING = PodState("RUNNING", ("stop", "restart", "terminate"), 0.44, locked=False)
 
 
 @pytest.fixture
@@ -206,38 +198,6 @@ def test_the_head_waits_for_its_workers(runpod: RunPodServer, said: list[str]) -
     anyio.run(main)
     assert runpod.pods[POD]["status"] == "EXITED"
     assert not any("have stopped" in line for line in said)
-
-
-ROWS: list[tuple[PodStop, PodAnswer, bool, bool]] = [
-    # state, answer, next request, whether it is accepted
-    (PodStop("stop"), PodAnswer(200, pod=RUNNING), ACT, False),
-    (PodStop("stop", ACT), PodAnswer(200, pod=RUNNING), READ, True),
-    (PodStop("terminate", ACT), PodAnswer(204), READ, True),
-    (PodStop("stop", ACT), PodAnswer(409, "wrong status"), READ, False),
-    (PodStop("stop"), PodAnswer(409, "?"), READ, False),
-    (PodStop("terminate", accepted=True), PodAnswer(404), READ, True),
-    (PodStop("terminate"), PodAnswer(404), READ, False),
-    (PodStop("stop", accepted=True), PodAnswer(200, pod=RUNNING), ACT, True),
-]
-
-
-@pytest.mark.parametrize(("stop", "answer", "acts", "accepted"), ROWS)
-def test_what_follows_from_an_answer(
-    stop: PodStop, answer: PodAnswer, *, acts: bool, accepted: bool
-) -> None:
-    """Each answer leads to one next request."""
-    after, _ = after_answer(stop, answer)
-    assert (after.acts, after.accepted) == (acts, accepted)
-
-
-def test_pauses_grow(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From one second to one minute."""
-    monkeypatch.undo()
-    stop, pauses = PodStop("stop"), []
-    for _ in range(8):
-        stop, _line = after_answer(stop, PodAnswer(503))
-        pauses.append(stop.pause)
-    assert pauses == [1, 2, 4, 8, 16, 32, 60, 60]
 
 
 def test_a_pod_outside_of_runpod_cannot_be_stopped() -> None:

@@ -1,0 +1,85 @@
+"""Requests to RunPod's API v2 about this pod, which has an id of its own there."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+from urllib.request import getproxies, proxy_bypass
+
+import aiohttp
+from msgspec import MsgspecError
+from msgspec.json import decode
+
+from agent.base import times
+from agent.base.text import without_controls
+from agent.base.value import Value
+from agent.platforms.rank_variables import own_pod
+from agent.runpod.pod_stop import PodAnswer, PodState
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from agent.settings.model import Settings
+
+_LONGEST_DETAIL = 300
+
+
+class PodApi:
+    """RunPod's API, asked about this pod and with the user's key."""
+
+    def __init__(self, settings: Settings, environ: Mapping[str, str]) -> None:
+        self._url = ""
+        self._headers = dict[str, str]()
+        pod = own_pod(environ)
+        key = settings.runpod_api_key
+        if pod and key:
+            self._url = f"{settings.runpod_api}/v2/pods/{pod}"
+            self._headers["Authorization"] = f"Bearer {key.reveal()}"
+
+    @property
+    def can_be_asked(self) -> bool:
+        """Return whether this is a pod of RunPod, and the user gave a key."""
+        return bool(self._url)
+
+    async def ask(self, action: str = "") -> PodAnswer:
+        """Ask for an action, or for the pod's state; a failure is an answer without a code."""
+        # Is there a proxy? Not by `trust_env`: a `default` entry of ~/.netrc would replace the key.
+        scheme, _, path = self._url.partition("://")
+        host = path.partition("/")[0]
+        proxy = None if proxy_bypass(host) else getproxies().get(scheme)
+
+        method = "GET"
+        url = self._url
+        body = None
+        if action:
+            method = "POST"
+            url = f"{self._url}/action"
+            body = {"action": action}
+
+        timeout = aiohttp.ClientTimeout(total=times.POD_REQUEST)
+        try:
+            async with (
+                aiohttp.ClientSession(timeout=timeout, headers=self._headers) as session,
+                session.request(
+                    method, url, json=body, proxy=proxy, allow_redirects=False
+                ) as reply,
+            ):
+                return _read_answer(reply.status, await reply.read())
+        except TimeoutError:
+            return PodAnswer(0, f"no answer within {times.POD_REQUEST:g} s")
+        except (aiohttp.ClientError, OSError) as error:
+            return PodAnswer(0, str(error) or type(error).__name__)
+
+
+class _Problem(Value):
+    detail: str = ""
+
+
+def _read_answer(code: int, body: bytes) -> PodAnswer:
+    """Read an answer; a pod that the description does not allow is none."""
+    try:
+        if code == 200:
+            return PodAnswer(code, pod=decode(body, type=PodState, strict=False))
+        detail = decode(body, type=_Problem).detail if body else ""
+    except (MsgspecError, RecursionError) as error:
+        detail = f"an answer that is no pod: {error}"
+    return PodAnswer(code, without_controls(detail)[:_LONGEST_DETAIL])
