@@ -40,6 +40,7 @@ after all of it, the head may begin the next one.
 FENCE_LATEST_SHARE = 0.95  # Since the last contact, for a worker that notices the silence late.
 FENCE_LEAST = 3.0  # The least time that a head has to answer again before the fence.
 PREPARE_STALE = 60.0  # A running prepare step extends the workers' deadline while it is reported.
+SPARES_REPORT = 10.0  # Workers beyond the expected ones find a head that is back within this.
 STEP_HOLDER_SILENT = 60.0  # A silent worker loses its turn at a step on a shared disk.
 RECENT_LOSS = 60.0  # A job that fails so soon after a loss failed because of it.
 LOSS_NOTICED = 20.0  # After a loss: GCS reports a killed node after 15 s.

@@ -179,6 +179,7 @@ class ItemReport(Value):
     step: Step
     evidence: str = ""
     generation: Count = 1
+    is_running: bool = False  # for a step: it has begun, and waits for no order
 
 
 class ServiceReady(SharedEvent):

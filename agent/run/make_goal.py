@@ -15,6 +15,7 @@ from agent.settings.jobs import notice_signal
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from agent.decisions.head.head_goal import StepOnDisk
     from agent.plan.plan import Plan
     from agent.run.run_keeper import RunKeeper
 
@@ -41,6 +42,11 @@ def make_goal(plan: Plan, keeper: RunKeeper, now: float, done: Iterable[str] = (
         has_given_id = given.submission_id == keeper.record.run_id
         may_have_jobs = has_given_id or keeper.has_lost_record
         asks_for_jobs = may_have_jobs and not keeper.record.attempts
+
+    # Who may run prepare steps that an earlier agent has ordered?
+    step_holders: dict[StepOnDisk, str] | None = None
+    if keeper.has_record:
+        step_holders = {(step, disk): node for step, disk, node in keeper.record.step_holders}
 
     # How long may a boot take that repeats its steps without an end?
     longest = max([settings.wait_prepare, *(step.within for step in plan.steps)])
@@ -71,7 +77,7 @@ def make_goal(plan: Plan, keeper: RunKeeper, now: float, done: Iterable[str] = (
         services=plan.all_services,
         steps=plan.steps,
         max_prepare_seconds=preparing,
-        step_holders={(step, disk): node for step, disk, node in keeper.record.step_holders},
+        step_holders=step_holders,
         finished_steps=frozenset(done),
         retries=settings.job_retries,
         ray=OUR_RAY if given is None else f"{given.owner}'s Ray",

@@ -69,8 +69,8 @@ class RunKeeper:
         memory: str = "",
     ) -> None:
         self._root = root
-        self.note_epoch: Callable[[int], None] = lambda _epoch: None
-        """Records an epoch in node.json; called before run.json has it."""
+        self.note_epoch: Callable[[int], OSError | None] = lambda _epoch: None
+        """Records an epoch in node.json, or returns an error; called before run.json has it."""
         self._noted_epoch = own_epoch
         self._writer: ItemWriter[RunRecord] = ItemWriter(RUN_FILE, self._write, disk_alarm)
         self._lock = chosen.lock  # locked until this process ends
@@ -82,6 +82,8 @@ class RunKeeper:
             before = self._adopt_ending(before, own_epoch)
         if before is not None and not job_survives:
             before = self._end_lost_attempt(before, memory)
+        self.has_record = before is not None
+        """Whether an earlier agent's record of this run was read."""
         self.has_lost_record = bool(chosen.lost_record)
         """Whether a record of this run exists that cannot be read."""
         first_epoch = own_epoch if self.has_lost_record else 0
@@ -203,16 +205,22 @@ class RunKeeper:
         attempt = hello.attempt
         record = self.record
 
+        # Is it a run of this job? Nothing is read for who cannot prove it.
+        proof = proof_of(record.fingerprint, run_id, attempt, epoch)
+        if hello.fingerprint != proof:
+            return False
+
         # Does this disk have a record of it?
         has_record = bool(record.attempts)
         if run_id != record.run_id:
             former = RunRecord.read(self._root / safe_name(run_id) / RUN_FILE)
             has_record = isinstance(former, RunRecord)
-
-        proof = proof_of(record.fingerprint, run_id, attempt, epoch)
-        if has_record or hello.fingerprint != proof:
+        if has_record:
             return False
-        send(h.RunRemembered(run_id, attempt, epoch if epoch > record.epoch else 0))
+
+        later = epoch if epoch > record.epoch else 0
+        is_of_other_head = epoch != record.epoch
+        send(h.RunRemembered(run_id, attempt, later, is_of_other_head=is_of_other_head))
         return True
 
     def later_epoch(self, own: RunRecord | None = None) -> int:
@@ -337,10 +345,16 @@ class RunKeeper:
         self._writer.finish()
 
     def _write(self, record: RunRecord) -> OSError | None:
-        """Write the record, unless a later head of this run has written it."""
+        """Write the record, unless a later head of this run has written it.
+
+        A new epoch is in node.json first: an agent that replaces this one, killed in between,
+        would take the epoch of another head for its own, or yield to its own.
+        """
         if self.later_epoch(record):
             return None
         if record.epoch != self._noted_epoch:
-            self.note_epoch(record.epoch)
+            error = self.note_epoch(record.epoch)
+            if error is not None:
+                return error
             self._noted_epoch = record.epoch
         return record.write(self._root / record.run_id / RUN_FILE)

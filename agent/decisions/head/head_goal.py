@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from msgspec import field
-
 from agent.base.value import Value
 from agent.decisions import shared
 from agent.decisions.attempts import AttemptSnapshot, LostAttempt
@@ -35,8 +33,8 @@ class HeadGoal(Value):
     services: tuple[ServiceSpec, ...] = ()  # all services of the run, on every node
     steps: tuple[PrepareStep, ...] = ()  # the head's own prepare steps, in their order
     max_prepare_seconds: float = 0.0  # while a worker reports; also the limit of a blocked start
-    step_holders: Mapping[StepOnDisk, str] = field(default_factory=dict)
-    """The workers, by name, that an earlier agent of this run ordered to run a step on a disk."""
+    step_holders: Mapping[StepOnDisk, str] | None = None
+    """The workers that an earlier agent ordered to run a step, by name; None without its record."""
     finished_steps: frozenset[str] = frozenset()  # the head's own, by a killed agent of this node
     retries: int = 0  # how many attempts may follow the first one after losses
     lost_attempts: tuple[LostAttempt, ...] = ()  # the lost attempts of earlier heads of this run

@@ -222,6 +222,7 @@ class StepsState(Value):
     ordered: Mapping[str, frozenset[str]] = field(default_factory=dict)
     """By a worker's agent id: the steps that are ordered there."""
     holders: Mapping[StepOnDisk, str] = field(default_factory=dict)  # the nodes that run them
+    are_of_other_head: bool = False  # a worker has proved that it outlived a head: it may run some
 
 
 class Uncounted(Value):
@@ -510,6 +511,7 @@ class RunRemembered(HeadEvent):
     run_id: str
     attempt: int
     epoch: int = 0  # the epoch of the head that it followed, if higher than ours; else 0
+    is_of_other_head: bool = False  # that head's epoch is another than ours
 
 
 class LaterHead(HeadEvent):

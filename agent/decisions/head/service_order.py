@@ -299,7 +299,7 @@ def first_step_holders(goal: HeadGoal) -> Mapping[StepOnDisk, str]:
     known = {} if goal.facts is None else goal.facts.disks
     steps = ordered_steps(goal.steps)
     disks = {step.name: known.get(step.once, _UNKNOWN) for step in steps if step.once}
-    former = {disk: f"{_BY_NAME}{name}" for disk, name in goal.step_holders.items()}
+    former = {disk: f"{_BY_NAME}{name}" for disk, name in (goal.step_holders or {}).items()}
     return {**former, **dict.fromkeys(disks.items(), HERE)}
 
 
@@ -339,7 +339,13 @@ def order_steps(state: HeadState, turn: Turn) -> HeadState:
         if _runs(state, name, node, turn.now)
     }
     may_unblock = len(holders) < len(known) or _unblocks_other_nodes(turn.before, state)
+    if isinstance(event, h.WorkerReported):
+        holders = {**_steps_that_run(state, event.worker), **holders}
+    if isinstance(event, h.RunRemembered) and event.is_of_other_head:
+        state = state.with_steps(are_of_other_head=True)
     state = state.with_steps(holders=holders)
+    awaits_holders = _awaits_holders(state, turn.now)
+    may_unblock |= _awaits_holders(turn.before, turn.now) and not awaits_holders
 
     # Whose turn may it be: any worker's, or only that of the one which reported?
     if may_unblock or isinstance(event, Tick | h.RayNodes):
@@ -348,13 +354,13 @@ def order_steps(state: HeadState, turn: Turn) -> HeadState:
         workers = [event.worker] if isinstance(event, h.WorkerReported) else []
     for worker in workers:
         if _runs_steps(worker, turn.now):
-            state = _order_steps_of(state, worker, steps)
+            state = _order_steps_of(state, worker, steps, awaits_holders=awaits_holders)
 
     # What is saved comes before the orders: an agent that replaces this one must find who may run
     # what.
     names = _names_of_holders(state)
     orders = state.actions[len(ordered_before) :]
-    if not orders or names == saved:
+    if names.items() <= saved.items():
         return state
     return replace(state, actions=(*ordered_before, h.SaveStepHolders(names), *orders))
 
@@ -376,9 +382,40 @@ def _runs_steps(worker: Worker, now: float) -> bool:
     return not (worker.has_left or worker.refused or is_silent)
 
 
-def _order_steps_of(state: HeadState, worker: Worker, steps: tuple[PrepareStep, ...]) -> HeadState:
-    key = worker.key
+def _steps_that_run(state: HeadState, worker: Worker) -> Mapping[StepOnDisk, str]:
+    """Return a worker as the holder of the steps on a disk that it runs already.
+
+    An earlier head ordered them, of which this one may have no record.
+    """
+    with_marker = {step.name: step for step in state.goal.steps if step.once is not None}
+    running = [item.name for item in worker.items if item.is_running and item.name in with_marker]
+    return {(name, _disk_of(state, worker.key, with_marker[name])): worker.key for name in running}
+
+
+def _disk_of(state: HeadState, key: str, step: PrepareStep) -> str:
+    """Return the disk on which a step's marker lies for a worker."""
     facts = state.fleet.facts.get(key)
+    return _UNKNOWN if facts is None else facts.disks.get(step.once or "", _UNKNOWN)
+
+
+def _awaits_holders(state: HeadState, now: float) -> bool:
+    """Return whether a worker that has not reported yet may run a step of an earlier head.
+
+    That is so without a record of the run where a worker has outlived its head. Spare workers find
+    a head that is back as soon as the others.
+    """
+    if state.goal.step_holders is not None or not state.steps.are_of_other_head:
+        return False
+    workers = [worker for worker in state.fleet.workers.values() if not worker.refused]
+    has_all = len(workers) >= state.goal.expected_workers
+    limit = times.SPARES_REPORT if has_all else times.STEP_HOLDER_SILENT
+    return now < limit
+
+
+def _order_steps_of(
+    state: HeadState, worker: Worker, steps: tuple[PrepareStep, ...], *, awaits_holders: bool
+) -> HeadState:
+    key = worker.key
     done = {item.name for item in worker.items if item.step is Step.READY}
     holders = {**state.steps.holders}
     ordered = state.steps.ordered.get(key, frozenset())
@@ -392,7 +429,9 @@ def _order_steps_of(state: HeadState, worker: Worker, steps: tuple[PrepareStep, 
         if step.once is not None and is_short and not state.expects(worker):
             continue  # it would keep those that share its disk from the step: they come first
         if step.once is not None:
-            disk = _UNKNOWN if facts is None else facts.disks.get(step.once, _UNKNOWN)
+            disk = _disk_of(state, key, step)
+            if awaits_holders and (step.name, disk) not in holders:
+                continue
             if holders.setdefault((step.name, disk), key) != key:
                 continue
         chosen.append(step.name)

@@ -180,8 +180,10 @@ def item_reports(state: WorkerState) -> tuple[ItemReport, ...]:
     steps = {name: item for name, item in state.steps.items() if name in needed}
 
     items = {**state.services, **steps}
+    running = state.running_steps
     return tuple(
-        ItemReport(name, item.step, item.evidence, item.generation) for name, item in items.items()
+        ItemReport(name, item.step, item.evidence, item.generation, is_running=name in running)
+        for name, item in items.items()
     )
 
 

@@ -35,11 +35,17 @@ def hello(n: int, disk: str = "nfs", at: float = 1.0) -> History:
 
 
 def says(
-    n: int, *over: str, at: float, gone: bool = False, pending: tuple[str, ...] = ()
+    n: int,
+    *over: str,
+    at: float,
+    gone: bool = False,
+    pending: tuple[str, ...] = (),
+    running: tuple[str, ...] = (),
 ) -> tuple[float, h.HeadEvent]:
     """Return a worker's report about finished steps, and its other steps."""
     items = tuple(ItemReport(name, Step.READY) for name in over)
     items += tuple(ItemReport(name, Step.PENDING) for name in pending)
+    items += tuple(ItemReport(name, Step.PENDING, is_running=True) for name in running)
     return at, reported(n, joined=False, preparing=True, heard=at, items=items, gone=gone)
 
 
@@ -137,6 +143,63 @@ def test_turns_after_a_restart_of_the_heads_agent(
     """Workers share a disk that the head lacks: one of them still runs what was ordered before."""
     trace = Trace(replace(of(SHARED_DATA_STEP), step_holders={DISK_OF_WORKERS: "pod3"}), history)
     assert orders(trace) == expected
+
+
+def outlives(n: int, at: float, *running: str) -> History:
+    """Return the first report of a worker that outlived a head, and the steps that it runs."""
+    remembered = h.RunRemembered("run", 0, is_of_other_head=True)
+    introduced = hello(n, AT, at)[0]
+    return [(at, remembered), introduced, says(n, at=at, running=running)]
+
+
+AFTER_A_LOST_DISK: dict[str, tuple[History, list[tuple[str, str]]]] = {
+    "one that waits reports first": ([*outlives(2, 1), (9, TICK)], []),
+    "the one that runs it is known": (
+        [*outlives(2, 1), *outlives(3, 2, "data"), *outlives(4, 3), says(2, at=5)],
+        [("data", "agent3")],
+    ),
+    "it has finished": (
+        [*outlives(2, 1), *outlives(3, 2, "data"), says(3, "data", at=5), *hello(4, AT, at=12)],
+        [("data", "agent3"), ("data", "agent2")],
+    ),
+    "nobody runs it": (
+        [*outlives(2, 1), *outlives(3, 2), *outlives(4, 3), says(4, at=12)],
+        [("data", "agent4")],
+    ),
+    "a spare runs it": (
+        [*outlives(2, 1), *outlives(3, 2), *outlives(4, 3), *outlives(5, 4, "data"), (12, TICK)],
+        [("data", "agent5")],
+    ),
+    "it never reports": (
+        [*outlives(2, 1), HERE_DONE, says(2, at=59), (60, TICK)],
+        [("data", "agent2")],
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("history", "expected"), AFTER_A_LOST_DISK.values(), ids=AFTER_A_LOST_DISK.keys()
+)
+def test_turns_of_a_head_that_lost_its_disk(
+    history: History, expected: list[tuple[str, str]]
+) -> None:
+    """It has no record of what was ordered: workers report what they run."""
+    assert orders(Trace(of(SHARED_DATA_STEP), history)) == expected
+
+
+def test_what_runs_is_saved_though_nothing_is_ordered() -> None:
+    """The next agent must find it, too; the holder is ordered the step that it runs."""
+    trace = Trace(of(SHARED_DATA_STEP), [*outlives(3, 2, "data")])
+    assert trace.effects == [
+        h.SaveStepHolders({DISK_OF_WORKERS: "pod3"}),
+        h.OrderStep("data", "agent3"),
+    ]
+
+
+def test_a_head_with_a_record_waits_for_no_other_worker() -> None:
+    """Its record has all that was ordered."""
+    trace = Trace(replace(of(SHARED_DATA_STEP), step_holders={}), outlives(2, 1))
+    assert orders(trace) == [("data", "agent2")]
 
 
 def test_who_has_a_turn_is_saved_first() -> None:

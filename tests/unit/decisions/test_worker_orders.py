@@ -123,10 +123,13 @@ def test_the_head_gets_the_state_of_an_order() -> None:
     ]
     (turn,) = (wait for wait in worker.pending_waits(trace.state) if "data" in wait.what)
     assert turn.what == "the head to have data run here"
+    assert [item.is_running for item in worker.item_reports(trace.state)] == [False]
     trace.take(order(1), 2)
     assert isinstance(trace.effects[-1], RunOwnStep)
+    assert [item.is_running for item in worker.item_reports(trace.state)] == [True]
     trace.take(StepOver("data"), 3)
-    assert [word.step for word in worker.item_reports(trace.state)] == [Step.READY]
+    (done,) = worker.item_reports(trace.state)
+    assert (done.step, done.is_running) == (Step.READY, False)
 
 
 def test_running_processes_continue_under_another_head() -> None:
