@@ -228,6 +228,14 @@ class LogDir:
         self.fault = self.fault or fault
 
 
+def owner_of_runs(root: Path) -> int | None:
+    """Return whose runs a reader of AGENT_LOG_DIR may use; None: all, since others write none."""
+    with suppress(OSError):
+        if root.stat().st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            return _owner_of_new_file(root)
+    return None
+
+
 def _owner_of_new_file(folder: Path) -> int:
     """Return the owner that a new file gets: on NFS that maps users, another than this one."""
     probe = folder / f".owner-{secrets.token_hex(4)}"

@@ -32,7 +32,7 @@ from agent.record import files, node_record
 from agent.record.events import EVENTS_FILE
 from agent.record.files import iso_time, read_small, reading, safe_name, write_atomically
 from agent.record.log import disk_alarm, say
-from agent.record.log_dir import LogDir, RefusedPathError, log_dir
+from agent.record.log_dir import LogDir, RefusedPathError, log_dir, owner_of_runs
 from agent.record.node_record import NodeRecord, own_record
 from agent.record.run_record import RUN_FILE, RunRecord
 
@@ -119,7 +119,7 @@ def node_folders(run: Path) -> list[Path]:
 
 
 def newest_run(folder: Path) -> Path | None:
-    """Return the run in or below a folder that was written last."""
+    """Return the run in or below a folder that was written last; none that another user made."""
     written: list[tuple[float, Path]] = []
     for node in _nodes_below(folder.resolve()):
         for name in _NODE_MARKS:
@@ -129,15 +129,24 @@ def newest_run(folder: Path) -> Path | None:
 
 
 def _nodes_below(folder: Path) -> Iterator[Path]:
-    """Yield the folders of nodes in or below a folder."""
+    """Yield the folders of nodes in or below a folder; none of another user in a shared one."""
+    owner = owner_of_runs(folder)
     for path, folders, names in os.walk(folder):
         place = Path(path)
+        folders[:] = [name for name in folders if _belongs_to(owner, place / name)]
         if _NODE_MARKS & {*names}:
             yield place
         if _NODE_MARKS & {*names} or len(place.relative_to(folder).parts) >= _DEEPEST_RUN:
             folders.clear()
         elif _CHECKPOINTS in folders:  # they may hold very many others
             folders.remove(_CHECKPOINTS)
+
+
+def _belongs_to(owner: int | None, folder: Path) -> bool:
+    """Return whether a folder is of this owner, or of any for None."""
+    with suppress(OSError):  # removed meanwhile
+        return owner in {None, folder.lstat().st_uid}
+    return False
 
 
 _PLACES = ("*", "*/*", "*/*/*")  # of steps in a folder, as in `ckpt/_actor/global_step40`
@@ -390,13 +399,24 @@ def make_key(folder: Path) -> str | None:
 def newest_key(root: Path) -> str | None:
     """Return the key that was written last in the latest run of a log folder, if it is readable.
 
-    It is sent to whoever answers as the head: no link may make a private file of it.
+    It is sent to whoever answers as the head: no link may make a private file of it, and a folder
+    that others may write into may have a `latest` or runs of other users.
     """
     place = LogDir()
     keys = list[tuple[float, str]]()
-    place.obey(str(root.absolute()), None, "private")
+    owner = owner_of_runs(root)
+    place.obey(str(root.absolute()), owner, "private")
+
+    # Which run? In the place of `latest` another user may have made a link.
+    run: Path | None = None
     with suppress(OSError):
         run = root / safe_name(str((root / "latest").readlink()))
+    if run is None or not _belongs_to(owner, run):
+        run = newest_run(root)
+    if run is None:
+        return None
+
+    with suppress(OSError):
         for node in place.names(run):
             with suppress(OSError, ValueError), reading(run / node / KEY_FILE, place) as file:
                 key = file.read(_KEY_LENGTH + 1).decode().strip()

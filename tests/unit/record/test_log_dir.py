@@ -14,7 +14,7 @@ from agent.record.bundle import BundlePart, make
 from agent.record.files import FileLock, appending, read_small, write_atomically
 from agent.record.log_dir import LogDir, RefusedPathError, log_dir
 from agent.record.node_record import folder_of
-from agent.record.run_folder import RunFolder, make_key, newest_key, read_checkpoints
+from agent.record.run_folder import RunFolder, make_key, newest_key, newest_run, read_checkpoints
 from agent.run.restarts import PastEnd
 
 if TYPE_CHECKING:
@@ -222,6 +222,35 @@ def test_the_key_of_a_link_is_not_sent(root: Path, victim: Path) -> None:
     other.mkdir()
     (other / "control.key").write_text("what another program keeps secret")
     assert newest_key(root) == key
+
+
+@needs_root
+def test_a_strangers_run_is_not_chosen(root: Path) -> None:
+    """In a shared folder anyone may write a newer run, and point `latest` to it."""
+    own = RunFolder(root, "own", "pod0", link=False)
+    key = make_key(own.path)
+    theirs = root / "theirs" / "pod0"
+    theirs.mkdir(parents=True)
+    (theirs / "node.json").write_text("{}")
+    (theirs / "control.key").write_text("0" * 32)
+    (root / "latest").symlink_to("theirs")
+    for path in (root / "theirs", theirs, *theirs.iterdir(), root / "latest"):
+        os.chown(path, OTHER, OTHER, follow_symlinks=False)
+    assert newest_key(root) == key
+    assert newest_run(root) == own.path.parent
+
+    # Below a run of this user, too.
+    planted = root / "own" / "pod1"
+    planted.mkdir()
+    (planted / "control.key").write_text("1" * 32)
+    os.chown(planted, OTHER, OTHER)
+    (root / "latest").unlink()
+    (root / "latest").symlink_to("own")
+    assert newest_key(root) == key
+
+    # A folder into which only its owner writes holds what that one put there.
+    root.chmod(0o755)
+    assert newest_run(root) == theirs.parent
 
 
 def test_no_name_leads_out_of_the_log_folder(root: Path) -> None:
