@@ -257,6 +257,8 @@ import os, signal, time
 from pathlib import Path
 
 FOLDER = Path(__file__).parent
+limit_cpu = signal.setitimer
+signal.setitimer = lambda which, seconds: limit_cpu(which, seconds / 10)  # on a busy machine, too
 with (FOLDER / "pids").open("a") as file:
     print(os.getpid(), file=file)
 

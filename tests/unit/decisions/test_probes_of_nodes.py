@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import json
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING
 
 import anyio
@@ -12,6 +14,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from agent.base import times
+from agent.base.errors import PreflightError
 from agent.decisions import head, worker
 from agent.decisions.head import head_state as h
 from agent.decisions.head.head_state import HeadPhase
@@ -258,16 +261,36 @@ def test_the_way_of_an_order_and_its_answer() -> None:
 def listening(count: int) -> list[socket.socket]:
     """Listen on consecutive ports, like the agent's and Ray's inner ones."""
     for _ in range(50):
-        first = bind("127.0.0.1", 0)
-        port, found = int(first.getsockname()[1]), [first]
-        try:
-            found += [bind("127.0.0.1", port + n) for n in range(1, count)]
-        except Exception:  # noqa: BLE001 - somebody has the next one: try elsewhere
-            for one in found:
-                one.close()
-            continue
-        return found
+        with ExitStack() as stack:
+            sockets = [stack.enter_context(bind("127.0.0.1", 0))]
+            port = int(sockets[0].getsockname()[1])
+            with suppress(PreflightError):  # somebody has the next one: try elsewhere
+                others = (bind("127.0.0.1", port + number) for number in range(1, count))
+                sockets.extend(map(stack.enter_context, others))
+                stack.pop_all()
+                return sockets
     raise AssertionError("no neighboring ports are free")
+
+
+def test_neighboring_ports_that_are_taken_leave_no_socket_open(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An open one would fail whichever test runs when it is collected."""
+    tries: list[int] = []
+    take = bind
+
+    def refuse_third(address: str, port: int) -> socket.socket:
+        tries.append(port)
+        if len(tries) == 3:
+            raise PreflightError("taken")
+        return take(address, port)
+
+    monkeypatch.setitem(globals(), "bind", refuse_third)
+    sockets = listening(3)
+    for listener in sockets:
+        listener.close()
+    gc.collect()
+    assert len(tries) == 6
 
 
 def test_reaching_another_worker() -> None:

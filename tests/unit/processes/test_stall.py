@@ -22,6 +22,7 @@ from agent.decisions.attempts import (
     quiet_period,
 )
 from agent.node.gpus import TOOLS
+from agent.processes import driver
 from agent.processes.driver import (
     NO_PTRACE,
     NO_PY_SPY,
@@ -260,15 +261,23 @@ def test_py_spy_is_found_beside_its_python_or_on_path(tmp_path: Path) -> None:
     assert find_py_spy(python, str(tmp_path)) == beside
 
 
-def test_the_driver_and_the_busiest_other_are_examined() -> None:
+def test_the_driver_and_the_busiest_other_are_examined(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of many actors the one that has worked most; a shell has no Python stack."""
-    found = processes_to_dump(
-        [myself("ray::A"), myself("driver"), myself("ray::B"), myself("driver")]
-    )
-    assert [one.role for one in found] == ["driver", "busiest: ray::A"]
-    ranks = [myself("rank 1 of this node"), myself("rank 0 of this node"), myself("ray::A")]
-    shown = [one.role for one in processes_to_dump(ranks)]
-    assert shown == ["rank 0 of this node", "busiest: rank 1 of this node"]
+    # This process is all of them: each gets a CPU time of its own, which stands still.
+    seconds: dict[int, float] = {}
+    monkeypatch.setattr(driver, "cpu_seconds", lambda process: seconds[id(process)])
+
+    def shown(**roles: float) -> list[str]:
+        jobs = [myself(role.replace("_", " ")) for role in roles]
+        seconds.update((id(job.process), roles[job.role.replace(" ", "_")]) for job in jobs)
+        return [job.role for job in processes_to_dump(jobs)]
+
+    assert shown(actor_A=7.0, driver=99.0, actor_B=8.0) == ["driver", "busiest: actor B"]
+    ranks = shown(rank_1_of_this_node=2.0, rank_0_of_this_node=1.0, actor_A=1.5)
+    assert ranks == ["rank 0 of this node", "busiest: rank 1 of this node"]
+    assert [job.role for job in processes_to_dump([myself("driver"), myself("driver")])] == [
+        "driver"
+    ]
     with subprocess.Popen(["sleep", "100"]) as sleeper:
         assert processes_to_dump([JobProcess("driver", psutil.Process(sleeper.pid))]) == []
         sleeper.kill()
