@@ -159,13 +159,24 @@ class Record(Value):
 
     def write(self, path: Path, *, durable: bool = True) -> OSError | None:
         """Replace the file as a whole; return the error on failure."""
-        text = json.dumps(self.to_dict(), indent=2) + "\n"
         if self.outlives_its_disk:  # before the write, which may fail, or take for ever
-            record_memory.keep(path, text)
+            self.keep_in_memory(path)
+        return self.write_kept(path, durable=durable)
+
+    def keep_in_memory(self, path: Path) -> bool:
+        """Keep the content until the disk has it; return whether the next agent gets it."""
+        return record_memory.keep(path, self._text())
+
+    def write_kept(self, path: Path, *, durable: bool = True) -> OSError | None:
+        """Replace the file by a content that is kept in memory, which then forgets it."""
+        text = self._text()
         error = write_atomically(path, text, durable=durable)
         if error is None and self.outlives_its_disk:
-            record_memory.keep(path, None)
+            record_memory.forget(path, text)
         return error
+
+    def _text(self) -> str:
+        return json.dumps(self.to_dict(), indent=2) + "\n"
 
 
 def read_end(path: Path, most: int, since: int = 0) -> bytes | None:

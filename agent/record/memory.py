@@ -42,20 +42,31 @@ class RecordMemory:
                 self._unsaved = unsaved
         self._former = set(self._unsaved)
 
-    def keep(self, path: Path, text: str | None) -> None:
-        """Keep a record's content until the disk takes one; None: it did."""
+    def keep(self, path: Path, text: str) -> bool:
+        """Keep a record's content until the disk has it; return whether the next agent gets it."""
         with self._changed:
             self._former.discard(path.name)
-            if text is None and path.name not in self._unsaved:
-                return
             unsaved = {name: kept for name, kept in self._unsaved.items() if name != path.name}
-            if text is not None and len(text) < _LONGEST_TEXT:
+            is_small = len(text) < _LONGEST_TEXT
+            if is_small:
                 unsaved[path.name] = (str(path.absolute()), text)
-            self._unsaved = unsaved
-            if self._descriptor is not None and _write_slot(
-                self._descriptor, self._number + 1, unsaved
-            ):
-                self._number += 1
+            return self._save(unsaved) and is_small
+
+    def forget(self, path: Path, text: str) -> None:
+        """Forget a record that the disk has now; a later one stays."""
+        with self._changed:
+            if path.name in self._unsaved and self._unsaved[path.name][1] == text:
+                unsaved = {name: kept for name, kept in self._unsaved.items() if name != path.name}
+                self._save(unsaved)
+
+    def _save(self, unsaved: dict[str, tuple[str, str]]) -> bool:
+        """Write what is not on the disk to the parent's file; return whether it is written."""
+        self._unsaved = unsaved
+        if self._descriptor is None:
+            return False
+        is_written = _write_slot(self._descriptor, self._number + 1, unsaved)
+        self._number += is_written
+        return is_written
 
     def path_of(self, name: str) -> Path | None:
         """Return where a killed agent's record of this name belongs; None if there is none."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import time
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 from msgspec.structs import replace
 
 from agent.base import times
+from agent.base.ends import Outcome
 from agent.base.value import Value
 from agent.record.background import ItemWriter
 from agent.record.files import LockHolder, Record, iso_time, safe_name, seconds_between
@@ -69,6 +71,7 @@ class NodeRecord(Record):
     attempt: int = 0  # on a worker: the head's attempt when Ray was started here
     unreached: float = 0.0  # start of the time without the head, on the monotonic clock; 0 with it
     oom_kills: int = 0  # processes that the kernel's OOM killer ended here, as far as known
+    ending: Outcome | None = None  # on a worker: the decided outcome; it may still stop things
     copied: int = 0  # bytes of the job's output written to job.log; may differ from stdout
 
     def continuing(self, former: NodeRecord) -> NodeRecord:
@@ -254,6 +257,7 @@ class NodeRecorder(ItemWriter[NodeRecord]):
         self.record = record  # the record with all changes, written or not
         self._where = where
         self._written_epoch = 0
+        self._path: Path | None = None  # of the last write
         self.put(record)
 
     def add_process(self, name: str, pid: int) -> None:
@@ -276,21 +280,35 @@ class NodeRecorder(ItemWriter[NodeRecord]):
                 self.record = record
                 self.put(record, urgent=not changes.keys() <= _COUNTERS)
 
-    def record_epoch(self, epoch: int, limit: float = times.STALLED_DISK) -> None:
-        """Write the epoch, for at most `limit` seconds: nothing may name it before."""
-        self.update(epoch=epoch)
+    def record_epoch(self, epoch: int, limit: float = times.STALLED_DISK) -> OSError | None:
+        """Keep the epoch for the next agent of this node: run.json must not have it before.
+
+        In memory it is at once, while a write of this record may be blocked. Where there is no
+        memory the disk must take it within `limit` seconds; otherwise return an error.
+        """
         with self._changed:
-            if self._thread is not None:
-                self._changed.wait_for(lambda: self._written_epoch == epoch, limit)
+            self.update(epoch=epoch)
+            if self._thread is None:
+                return None
+            if self._path is not None and self.record.keep_in_memory(self._path):
+                return None
+            if self._changed.wait_for(lambda: self._written_epoch == epoch, limit):
+                return None
+        return OSError(errno.EAGAIN, f"it waits for the write of its epoch to {NODE_FILE}")
 
     def finish(self, limit: float = 1.0) -> None:
         """Write that this agent ended in good order, for at most `limit` seconds."""
         self.update(ended=True)
         super().finish(limit)
 
-    def _write_record(self, record: NodeRecord) -> OSError | None:
+    def _write_record(self, _record: NodeRecord) -> OSError | None:
         with self._where() as path:
-            error = record.write(path, durable=False)  # no process outlives the machine's power
+            # The newest: an older one must not replace in memory what `record_epoch` kept there.
+            with self._changed:
+                self._path = path
+                record = self.record
+                record.keep_in_memory(path)
+            error = record.write_kept(path, durable=False)  # no process outlives the power
         if error is None:
             self._written_epoch = record.epoch
         return error

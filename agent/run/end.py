@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from agent.plan.plan import Plan
     from agent.run.node_run import NodeRun
     from agent.run.run_keeper import RunKeeper
+    from agent.run.takeover import KilledAgent
 
 
 async def end_run(  # noqa: PLR0913 - what only some ends have
@@ -213,6 +214,22 @@ def end_given_up(plan: Plan, container: Container, signal_name: str, kills: int)
         run_within(times.STALLED_DISK, partial(_write_for_killed, root, node, outcome))
 
     outcome = ends.AGENT_KILLED.outcome(signal=signal_name, count=kills)
+    return anyio.run(partial(end_run, outcome, container, record=record))
+
+
+def end_of_killed(plan: Plan, container: Container, killed: KilledAgent) -> Outcome:
+    """End with the outcome of a killed agent, which may have decided it without writing it."""
+    outcome = killed.outcome
+    assert outcome is not None  # noqa: S101 - its run was over
+    if killed.wrote_outcome:
+        return anyio.run(end_run, outcome, container)
+    node = plan.topology.node_name
+    root = log_root(plan.settings)
+
+    def record(outcome: Outcome) -> None:
+        container.restarts.record(killed.run_id, outcome)
+        run_within(times.STALLED_DISK, partial(_write_for_killed, root, node, outcome))
+
     return anyio.run(partial(end_run, outcome, container, record=record))
 
 

@@ -43,6 +43,7 @@ from agent.run.end import (
     close_records,
     end_failed_role,
     end_given_up,
+    end_of_killed,
     end_refused,
     end_role,
     end_run,
@@ -97,9 +98,12 @@ def run(environ: Mapping[str, str], command: list[str] | None) -> Outcome:
     topology = plan.topology
     root = log_root(plan.settings)
     killed = find_killed_agent(root, topology.node_name, is_head=topology.is_head)
-    decided = _decided_before(plan, job, killed, container)
-    if decided is not None:
-        return anyio.run(end_run, decided, container)
+    if killed.outcome is not None:
+        say("the agent was killed when its run was over: its verdict stands", "warning")
+        return end_of_killed(plan, container, killed)
+    finished = _finished_before(plan, job, container)
+    if finished is not None:
+        return anyio.run(end_run, finished, container)
 
     # Which run does this node work on?
     chosen = _choose_run(plan, job, killed) if topology.is_head else None
@@ -162,13 +166,8 @@ def _warn(findings: Iterable[Finding]) -> None:
 # --- already decided? ----------------------------------------------------------------------------
 
 
-def _decided_before(
-    plan: Plan, job: str, killed: KilledAgent, container: Container
-) -> Outcome | None:
-    """Return the outcome of a run that was over before this agent started."""
-    if killed.outcome is not None:
-        say("the agent was killed when its run was over: its verdict stands", "warning")
-        return killed.outcome
+def _finished_before(plan: Plan, job: str, container: Container) -> Outcome | None:
+    """Return the outcome of a run that was over before this container started."""
     if plan.settings.rerun or parent.former_agents:
         return None
     return finished_before(plan, job, container.restarts)

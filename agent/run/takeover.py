@@ -29,7 +29,13 @@ from agent.processes.oom import oom_sentence
 from agent.processes.process import Child, adopt
 from agent.processes.waiting import NotYet, TimedOutError, until
 from agent.record.log import say
-from agent.record.node_record import NodeRecord, folder_of, running_processes, why_unreadable
+from agent.record.node_record import (
+    NODE_FILE,
+    NodeRecord,
+    folder_of,
+    running_processes,
+    why_unreadable,
+)
 from agent.record.run_folder import read_outcome
 from agent.record.run_record import RUN_FILE, RunRecord
 from agent.settings.jobs import TORCHRUN
@@ -47,6 +53,7 @@ class KilledAgent(NamedTuple):
 
     run_id: str = ""  # '' if there is none, or no record of it
     outcome: Outcome | None = None  # if its run was over
+    wrote_outcome: bool = False  # True if outcome.json has it
 
 
 def find_killed_agent(root: Path, node: str, *, is_head: bool) -> KilledAgent:
@@ -56,7 +63,12 @@ def find_killed_agent(root: Path, node: str, *, is_head: bool) -> KilledAgent:
     folder = folder_of(root, node, parent.former_agents)
     if folder is None:
         return KilledAgent()
-    return KilledAgent(folder.parent.name, read_outcome(folder))
+    run_id = folder.parent.name
+    written = read_outcome(folder)
+    if written is not None:
+        return KilledAgent(run_id, written, wrote_outcome=True)
+    record = NodeRecord.read_patiently(folder / NODE_FILE)
+    return KilledAgent(run_id, record.ending if isinstance(record, NodeRecord) else None)
 
 
 async def _wait_for_records(root: Path, node: str, is_head: bool) -> None:  # noqa: FBT001 - of anyio.run

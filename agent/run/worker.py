@@ -45,6 +45,7 @@ from agent.port.sockets import bind
 from agent.processes import driver, signals
 from agent.processes.probing import port_answers
 from agent.processes.waiting import Inbox, NotYet, until
+from agent.record.background import in_thread
 from agent.record.log import say
 from agent.record.run_record import fingerprint
 from agent.run import make_ready
@@ -172,6 +173,7 @@ class WorkerAgent:
             self._state = state
             self._run.set_phase(state.phase.value)
             record_reachability(self._run, before, state)
+            await record_end(self._run, state)
 
             for action in actions:
                 if isinstance(action, w.EndWorker):
@@ -445,6 +447,17 @@ def record_reachability(run: NodeRun, before: w.WorkerState, after: w.WorkerStat
     if before.unreached_since != after.unreached_since:
         since = after.unreached_since
         run.node.update(unreached=0.0 if since is None else run.started + since)
+
+
+async def record_end(run: NodeRun, state: w.WorkerState) -> None:
+    """Record the decided outcome before this node acts on it.
+
+    To stop everything takes seconds: an agent that replaces this one in that time ends with it,
+    and does not wait for a head that has left.
+    """
+    if state.verdict is not None:
+        run.node.update(ending=state.verdict)
+        await in_thread(run.node.settle)
 
 
 def may_join_plain_ray(plan: Plan) -> bool:

@@ -412,6 +412,11 @@ class NodeLife:
         self.record = replace(self.record, **changed)
         self._file.put(self.record)
 
+    @property
+    def settle(self) -> Callable[[], None]:
+        """Return what waits until the record is written."""
+        return self._file.settle
+
     def record_epoch(self, epoch: int) -> None:
         """Write the epoch at once, before run.json has it."""
         self.update(epoch=epoch)

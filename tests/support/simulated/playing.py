@@ -54,6 +54,7 @@ SEAMS: dict[str, object] = {
     "agent.run.silent_nodes.port_answers": net.port_answers,
     "agent.run.silent_nodes.reply_evidence": net.reply_evidence,
     "agent.run.run_keeper.ItemWriter": LateFile,
+    "agent.run.worker.in_thread": in_thread,
     "agent.record.files.read_small": _read,
     "agent.record.files.write_atomically": _write,
     "agent.record.node_record.read_pid_space": _Boot,

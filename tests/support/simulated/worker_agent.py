@@ -11,7 +11,7 @@ from agent.decisions.worker import worker_state as w
 from agent.plan.plan_services import service_only_ranks
 from agent.port.client import HeadLink
 from agent.port.protocol import Bye, Hello, Reply, Report
-from agent.run.worker import first_state, make_hello, record_reachability
+from agent.run.worker import first_state, make_hello, record_end, record_reachability
 from support.simulated.agents import Agent, End
 from support.simulated.rays import Raylet
 from support.simulated.rules import said_by
@@ -31,6 +31,10 @@ class WorkerAgent(Agent):
         self.plan = plan
         if not self.replaces and (done := self.world.platform.begins(self.machine, "")):
             self.machine.leave(done.exit_code, done)
+            return
+        if node.surviving is not None and node.surviving.record.ending is not None:
+            decided = node.surviving.record.ending
+            self.machine.leave(decided.exit_code, decided)
             return
         self.id = f"{self.machine.name}-{self.world.count()}"
         self.reply: Reply | None = None
@@ -85,6 +89,7 @@ class WorkerAgent(Agent):
             self.world.note(self.machine.label, event, actions)
             self.world.rules.worker_decided(self, before, event, actions)
             record_reachability(run, before, self.state)
+            await record_end(run, self.state)
             for action in actions:
                 await self.dies_here()
                 if isinstance(action, w.EndWorker):

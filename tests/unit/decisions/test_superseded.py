@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 from typing import TYPE_CHECKING
 
 import anyio
 import pytest
 from msgspec.structs import replace
 
+from agent.base import times
 from agent.base.ends import Kind
 from agent.decisions.attempts import Attempt
 from agent.decisions.head import head_state as h
@@ -16,6 +18,7 @@ from agent.record.node_record import NODE_FILE, NodeRecord
 from agent.record.run_record import RUN_FILE, ChosenRun, RunRecord, proof_of
 from agent.run.head_server import first_reply
 from agent.run.run_keeper import RunKeeper
+from support.conditions import await_true
 from support.heads import PAIR, RUNNING, TERM, TICK, History, Trace, goal, job
 from support.node_runs import node_run_with
 
@@ -149,15 +152,37 @@ def test_no_record_of_the_run_has_an_epoch_that_the_nodes_lacks(tmp_path: Path) 
     run.close()
 
 
+def test_the_record_of_the_run_waits_for_the_nodes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where node.json cannot take the epoch, run.json does not name it, until it can."""
+    monkeypatch.setattr(times, "WRITE_RETRY", 0.05)
+    (tmp_path / "run-1").mkdir()
+    keeper = RunKeeper(tmp_path, "f" * 16, ChosenRun("run-1", None))
+    errors = [OSError(errno.EAGAIN, "busy"), OSError(errno.EAGAIN, "busy"), None]
+    written = list[bool]()
+
+    def note(_epoch: int) -> OSError | None:
+        written.append((tmp_path / "run-1" / RUN_FILE).exists())
+        return errors[len(written) - 1]
+
+    keeper.note_epoch = note
+    keeper.new_epoch("node-a")
+    await_true((tmp_path / "run-1" / RUN_FILE).exists)
+    assert written == [False, False, False]
+    keeper.close()
+
+
 def test_a_head_without_its_disk_outranks_the_one_before(tmp_path: Path) -> None:
     """If its clock is behind, its epoch is still higher than the one that its workers have."""
     keeper = RunKeeper(tmp_path, "f" * 16, ChosenRun("new", None))
     keeper.new_epoch("pod0")
     before = keeper.record.epoch + 1_000_000
     lower = keeper.record.epoch - 5
-    assert recalled(keeper, of_run("old", 1, lower), lower) == h.RunRemembered("old", 1)
+    told = recalled(keeper, of_run("old", 1, lower), lower)
+    assert told == h.RunRemembered("old", 1, is_of_other_head=True)
     told = recalled(keeper, of_run("old", 0, before), before)
-    assert told == h.RunRemembered("old", 0, before)
+    assert told == h.RunRemembered("old", 0, before, is_of_other_head=True)
     trace = Trace(goal(1), [(1, told)])
     assert trace.effects == [h.AdoptRun("old", 0, before)]
     keeper.adopt_run("old", 0, before)
@@ -197,6 +222,20 @@ def test_no_stranger_renames_a_run(tmp_path: Path) -> None:
     ):
         assert recalled(keeper, evil, epoch) is None
     keeper.close()
+
+
+def test_nothing_is_read_for_who_cannot_prove_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else anyone could let the head read its disk, in the loop, again and again."""
+    keeper = RunKeeper(tmp_path, "f" * 16, ChosenRun("run", None))
+    keeper.close()
+    read: list[str] = []
+    monkeypatch.setattr(RunRecord, "read", lambda path: read.append(path.parent.name))
+    assert recalled(keeper, Hello("evil", 1, run_id="old", fingerprint="x"), 5) is None
+    assert read == []
+    assert recalled(keeper, of_run("old", 1, 5), 5) is not None
+    assert read == ["old"]
 
 
 def test_who_joins_a_running_attempt_is_recorded(tmp_path: Path) -> None:

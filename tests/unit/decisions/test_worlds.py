@@ -10,8 +10,10 @@ from __future__ import annotations
 import os
 
 import pytest
+from msgspec.structs import replace
 
 from support.simulated.playing import broken_rules, on_platforms
+from support.simulated.setups import RAY, Setup, setup_of
 
 _FIRST, _, _LAST = os.environ.get("POD_AGENT_WORLDS", "0-49").partition("-")
 SEEDS = range(int(_FIRST), int(_LAST or _FIRST) + 1)
@@ -29,5 +31,37 @@ def test_a_sample_of_worlds(first: int) -> None:
 def test_no_pod_bills_on() -> None:
     """Whatever a platform starts again, no pod loops or outlives its run by a minute."""
     found = broken_rules(range(20), on_platforms)
+    if found:
+        pytest.fail(found, pytrace=False)
+
+
+def test_no_pod_bills_on_whose_agent_is_killed_with_the_verdict() -> None:
+    """It is recorded first: the next agent does not wait for a head that has left."""
+
+    def with_shared_data(seed: int) -> Setup:
+        return replace(setup_of(seed), shared_data=True, head_is_apart=True)
+
+    found = broken_rules([2112], with_shared_data)
+    if found:
+        pytest.fail(found, pytrace=False)
+
+
+def head_loses_its_disk(seed: int) -> Setup:
+    """Return a world whose head comes back without a record while workers prepare their disk."""
+    setup = setup_of(seed)
+    assert setup.kind == RAY
+    return replace(
+        setup,
+        workers=max(2, setup.workers),
+        shared_data=True,
+        head_is_apart=True,
+        step_seconds=30.0,
+        faults=((8.0, "head_loses_its_disk", 0), (20.0, "head_loses_its_disk", 0)),
+    )
+
+
+def test_a_step_runs_once_though_the_head_loses_its_disk() -> None:
+    """Workers report which of them runs it."""
+    found = broken_rules((3, 66, 84, 91, 118, 121), head_loses_its_disk)
     if found:
         pytest.fail(found, pytrace=False)

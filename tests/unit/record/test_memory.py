@@ -4,19 +4,32 @@ from __future__ import annotations
 
 import json
 import os
+import threading
+import time
+from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from agent.record import files, node_record
+from agent.record.background import DiskAlarm
+from agent.record.log import say
 from agent.record.memory import RecordMemory
-from agent.record.node_record import NODE_FILE, NodeRecord, folder_of, own_record
+from agent.record.node_record import (
+    NODE_FILE,
+    NodeRecord,
+    NodeRecorder,
+    folder_of,
+    own_record,
+)
 from agent.record.run_record import RUN_FILE, RunRecord
 from support.disks import fill_up, full_disk, needs_mount
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+LIMIT = 20.0
 
 
 @pytest.fixture
@@ -100,6 +113,60 @@ def test_a_later_heads_record_stands(
     assert RunRecord.read(path) == later
 
 
+def test_an_epoch_is_kept_while_a_write_is_blocked(
+    tmp_path: Path, kept: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The write of an older record that ends later does not take it from the memory."""
+    path = tmp_path / NODE_FILE
+    next_agent(kept, monkeypatch)
+    write = files.write_atomically
+    is_blocked = threading.Event()
+    goes_on = threading.Event()
+
+    def write_late(*arguments: Any, **options: Any) -> OSError | None:  # noqa: ANN401 - passed on
+        is_blocked.set()
+        goes_on.wait(LIMIT)
+        return write(*arguments, **options)
+
+    monkeypatch.setattr(files, "write_atomically", write_late)
+    recorder = NodeRecorder(own_record("poda", "run-1"), lambda: nullcontext(path), DiskAlarm(say))
+    recorder.start()
+    assert is_blocked.wait(LIMIT)
+    began = time.monotonic()
+    assert recorder.record_epoch(7, LIMIT) is None
+    assert time.monotonic() - began < LIMIT
+    assert not path.exists()
+    next_agent(kept, monkeypatch)
+    record = NodeRecord.read(path)
+    assert isinstance(record, NodeRecord)
+    assert record.epoch == 7
+
+    # Once the disk has it, the disk counts.
+    goes_on.set()
+    recorder.finish(LIMIT)
+    assert next_agent(kept, monkeypatch).path_of(NODE_FILE) is None
+    record = NodeRecord.read(path)
+    assert isinstance(record, NodeRecord)
+    assert record.epoch == 7
+
+
+def test_an_older_write_takes_nothing_from_memory(tmp_path: Path, kept: int) -> None:
+    """Only the content that the disk has is forgotten."""
+    path = tmp_path / NODE_FILE
+    memory = RecordMemory()
+    memory.attach(kept)
+    assert memory.keep(path, "older")
+    assert memory.keep(path, "newer")
+    memory.forget(path, "older")
+    again = RecordMemory()
+    again.attach(kept)
+    assert again.text_of(path) == "newer"
+    memory.forget(path, "newer")
+    again = RecordMemory()
+    again.attach(kept)
+    assert again.path_of(NODE_FILE) is None
+
+
 def test_a_relative_path(tmp_path: Path, kept: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """AGENT_LOG_DIR may be relative to the folder in which the agent was started."""
     monkeypatch.chdir(tmp_path)
@@ -113,5 +180,5 @@ def test_without_a_parent(tmp_path: Path) -> None:
     """Verbs that only read, and an agent whose machine has no such files."""
     memory = RecordMemory()
     memory.attach(None)
-    memory.keep(tmp_path / RUN_FILE, "text")
+    assert not memory.keep(tmp_path / RUN_FILE, "text")
     assert memory.text_of(tmp_path / RUN_FILE) is None

@@ -322,6 +322,19 @@ def test_a_stalled_disk_blocks_no_caller(tmp_path: Path) -> None:
     await_true(lambda: recording.read() is not None)
 
 
+def test_an_epoch_that_a_stalled_disk_does_not_take(tmp_path: Path) -> None:
+    """Without memory it is not kept yet: the caller gets an error, and none once it is written."""
+    disk = threading.Lock()
+    with disk:
+        recording = Recording(tmp_path, disk)
+        assert recording.recorder.record_epoch(7, 0.05) is not None
+    assert recording.recorder.record_epoch(7, 20.0) is None
+    written = recording.read()
+    assert written is not None
+    assert written.epoch == 7
+    recording.recorder.finish()
+
+
 def test_a_failing_disk_is_reported_once(tmp_path: Path) -> None:
     """A record that cannot be written makes one log line."""
     recording = Recording(tmp_path / "gone")

@@ -1,4 +1,4 @@
-"""A killed agent's records that cannot be read: for a while, or for good."""
+"""A killed agent's records: unreadable for a while or for good, and its decided end."""
 
 from __future__ import annotations
 
@@ -6,19 +6,26 @@ import errno
 import os
 from typing import TYPE_CHECKING
 
+import anyio
 import pytest
+from msgspec.structs import replace
 
-from agent.base import times
+from agent.base import ends, times
 from agent.decisions.attempts import Attempt
+from agent.decisions.worker import worker_state as w
 from agent.processes import parent
 from agent.record import files
 from agent.record.files import NoRecord
 from agent.record.node_record import NODE_FILE, own_record
 from agent.record.run_record import RUN_FILE, ChosenRun, RunRecord, choose_run
+from agent.run.end import end_of_killed
 from agent.run.make_goal import make_goal
+from agent.run.restarts import container_of
 from agent.run.run_keeper import RunKeeper
 from agent.run.takeover import KilledAgent, find_killed_agent
+from agent.run.worker import record_end
 from support.captured import read
+from support.node_runs import node_run_with
 from support.worlds import plan_of
 
 if TYPE_CHECKING:
@@ -120,6 +127,26 @@ def test_on_a_given_ray_it_goes_on_without_its_record(
     assert make_goal(plan, keeper, 0.0).asks_for_jobs
     assert keeper.record.epoch == OWN_EPOCH
     keeper.close()
+
+
+def test_a_worker_killed_while_it_leaves_has_decided(root: Path) -> None:
+    """Its head may have left already: the next agent ends with the outcome, and writes it."""
+    failed = ends.JOB_FAILED.outcome(code=7, code_name="7", details="", before="")
+    run = node_run_with(root, ())
+    leaving = w.WorkerState(w.WorkerGoal("pod0", {}), verdict=failed)
+    anyio.run(record_end, run, leaving)
+    environ = {"AGENT_LOG_DIR": str(root), "RAY_WORKER": "1", "AGENT_HEAD": "pod0"}
+    plan = plan_of(environ, command=["true"])
+    node = run.folder.own.node
+    killed = find_killed_agent(root, node, is_head=False)
+    assert killed == KilledAgent("run-1", failed)
+    plan = replace(plan, topology=replace(plan.topology, node_name=node))
+    container = container_of(plan, environ, ["true"])
+    assert end_of_killed(plan, container, killed) == failed
+    assert find_killed_agent(root, node, is_head=False) == KilledAgent(
+        "run-1", failed, wrote_outcome=True
+    )
+    run.close()
 
 
 def test_a_run_without_a_record_is_awaited_no_longer(
