@@ -60,7 +60,7 @@ from agent.run.head_job import Submission, SubmissionTask
 from agent.run.local_services import LocalWork
 from agent.run.make_goal import make_goal
 from agent.run.make_ready import prune_sessions
-from agent.run.node_run import kill_leftovers, start_ray, stop_ray, watch_until_end
+from agent.run.node_ray import kill_leftovers, start_ray, stop_ray, watch_until_end
 from agent.run.orders import Prober
 from agent.run.silent_nodes import probe_nodes, watch_silent_workers
 from agent.run.stall import StallWatch
