@@ -29,7 +29,7 @@ from agent.processes import parent
 from agent.processes.waiting import NotYet, TimedOutError, until
 from agent.record.background import Writer
 from agent.record.files import appending, read_end
-from agent.record.log import disk_alarm
+from agent.record.log import disk_alarm, mask
 from agent.record.node_record import read_stat
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ _MAX_LINE = 1 << 22  # Longest line of a piped stdout; the bridge sends all node
 _PIPE_BYTES = 1 << 20  # Buffer for a second or two without a reader
 _QUEUE_BYTES = 3 * _PIPE_BYTES
 """While half of it waits for a slow disk, nothing is read; a full pipe at the end still fits."""
-_TAIL_BYTES = 1 << 14  # Bytes of the end kept in memory, in case the disk accepts none
+_TAIL_BYTES = 1 << 14  # Bytes of the end that are kept in memory, or read from a file
 _WRITE_STEPS = 50  # Steps of `times.WRITE_PAUSE`, one second in all, to write the end of the log
 UNKNOWN_CODE = 255  # Of a child that another process reaped; it must not look like success
 _PREAMBLE = re.compile(r"^[\d-]+ [\d:,]+\s+(?:SUCC|INFO|WARNING|ERR|PANIC)\s+\w+\.py:\d+ -- ")
@@ -278,8 +278,8 @@ class Child:
         return f"exit code {name_of_code(code)}" + (f"{LAST_OUTPUT}{tail}" if tail else "")
 
     def tail(self, lines: int = 3, longest: int = 300) -> str:
-        """Return the last non-empty lines of its output, on one line."""
-        return informative_lines(self._output.end, lines, longest)
+        """Return the last non-empty lines of its output, masked, on one line."""
+        return informative_lines(self._output.end, lines, longest, mask)
 
     def _await_end(self) -> None:
         """Check for its end when the kernel reports it, without a task or a thread.
@@ -348,14 +348,21 @@ def start_time(pid: int) -> int:
     return 0 if stat is None else stat.start
 
 
-def tail_of(path: Path, lines: int = 3, longest: int = 300) -> str:
-    """Return a file's last informative lines, joined and cut to `longest` characters."""
-    return informative_lines(read_end(path, 16_384) or b"", lines, longest)
+def tail_of(path: Path, lines: int, longest: int, clean: Callable[[str], str]) -> str:
+    """Return a file's last informative lines, masked, joined and cut to `longest` characters."""
+    return informative_lines(read_end(path, _TAIL_BYTES) or b"", lines, longest, clean)
 
 
-def informative_lines(end: bytes, lines: int, longest: int) -> str:
-    """Return the last informative lines of a text, joined and cut."""
-    text = without_controls(end.decode(errors="replace"))
+def informative_lines(end: bytes, lines: int, longest: int, clean: Callable[[str], str]) -> str:
+    """Return the last informative lines of a text, masked by `clean`, joined and cut.
+
+    `end` has at most _TAIL_BYTES. A secret that is cut in two would not be recognized: it is masked
+    before the cut, and a first line without its start is left out. Control characters may be part
+    of a secret, or hide one: it is masked before and after they are removed.
+    """
+    if len(end) >= _TAIL_BYTES:
+        end = end.partition(b"\n")[2] or end
+    text = clean(without_controls(clean(end.decode(errors="replace"))))
     every = [line.rstrip() for line in text.splitlines() if line.strip()]
     informative = [line for line in every if not _BOILERPLATE.search(line)] or every
     last = informative[-lines:]

@@ -67,6 +67,7 @@ class _Log:
     def __init__(self) -> None:
         self._make: Callable[[], Any] = partial(_logger, Redactor(()), "", as_json=False)
         self._logger: Any = None
+        self._redactor = Redactor(())
         self._is_colored = False
         trouble = partial(self.stream_trouble, "stderr")
         self._stderr = Writer("stderr", partial(os.dup, 2), lost=self._lost, trouble=trouble)
@@ -81,6 +82,11 @@ class _Log:
         self._is_colored = style == "auto" and terminal and not environ.get("NO_COLOR")
         self._make = partial(_logger, redactor, node, as_json=style == "json")
         self._logger = None
+        self._redactor = redactor
+
+    def mask(self, text: str) -> str:
+        """Mask this node's secrets in a text, as in a line of the log."""
+        return self._redactor.clean(text)
 
     def set_file(self, path: Path | Callable[[], Path]) -> None:
         """Write the log to a file too, including the lines so far; the writer thread opens it."""
@@ -116,5 +122,6 @@ _log = _Log()
 disk_alarm: DiskAlarm = _log.disk  # the alarm of the run folder's disk, shared by all its writers
 configure = _log.configure
 log_to_file = _log.set_file
+mask = _log.mask
 say = _log.say
 stream_trouble = _log.stream_trouble

@@ -296,7 +296,7 @@ class HeadRequests:
                     tails[name] = text
 
         def read() -> str:
-            tail = clean(tail_of(run.folder.file(AGENT_LOG), _TAIL_LINES, LONGEST_TEXT))
+            tail = tail_of(run.folder.file(AGENT_LOG), _TAIL_LINES, LONGEST_TEXT, clean)
             if outcome.is_failure:
                 read_all()
             return tail

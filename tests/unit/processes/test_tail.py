@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import anyio
 import pytest
 
-from agent.processes.process import tail_of
+from agent.processes.process import Child, tail_of
+from agent.settings.redact import Redactor
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -64,11 +66,47 @@ def test_the_decisive_line(tmp_path: Path, log: str, tail: str) -> None:
     """Ray's boilerplate goes unless there is nothing else; others' words stay as they are."""
     file = tmp_path / "log"
     file.write_text(log, encoding="utf-8", newline="")
-    assert tail_of(file) == tail
+    assert tail_of(file, 3, 300, str) == tail
 
 
 def test_it_is_cut_and_may_be_missing(tmp_path: Path) -> None:
     """A line without end is cut to its end; no file has no words."""
     (tmp_path / "log").write_text("x" * 100_000 + "y")
-    assert tail_of(tmp_path / "log", longest=10) == "x" * 9 + "y"
-    assert tail_of(tmp_path / "none") == ""
+    assert tail_of(tmp_path / "log", 3, 10, str) == "x" * 9 + "y"
+    assert tail_of(tmp_path / "none", 3, 300, str) == ""
+
+
+SECRET = "s3cret-of-" + "the-cluster" * 3
+
+
+@pytest.mark.parametrize(
+    "log",
+    [
+        f"key {SECRET} {'y' * 270}",  # the cut to 300 characters is within it
+        f"{SECRET}{' ' * (16_384 - 20)}\nlast",  # that of the file is
+        f"key {SECRET[:20]}\x1b[0m{SECRET[20:]} {'y' * 270}",
+    ],
+)
+def test_a_secret_is_masked_before_the_cut(tmp_path: Path, log: str) -> None:
+    """No part of it remains, since a part is not recognized."""
+    file = tmp_path / "log"
+    file.write_text(log)
+    tail = tail_of(file, 3, 300, Redactor([SECRET]).clean)
+    assert tail.endswith(("y", "last"))
+    assert not any(SECRET[at : at + 6] in tail for at in range(len(SECRET) - 5))
+
+
+@pytest.mark.processes
+def test_the_tail_of_a_child_is_masked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the secrets that the log masks."""
+
+    async def story() -> str:
+        script = f"printf '%s %s' '{SECRET}' '{'y' * 280}'"
+        child = await Child.start("x", ["/bin/sh", "-c", script], {}, lambda: tmp_path / "log")
+        await child.wait()
+        return child.end_sentence(1)
+
+    monkeypatch.setattr("agent.record.log._log._redactor", Redactor([SECRET]))
+    sentence = anyio.run(story)
+    assert sentence.endswith("y")
+    assert SECRET[-15:] not in sentence
