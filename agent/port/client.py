@@ -46,6 +46,12 @@ if TYPE_CHECKING:
 _MAX_ANSWER_BYTES = 1 << 20
 
 
+def _plain_session(**options: Any) -> aiohttp.ClientSession:  # noqa: ANN401 - as aiohttp has it
+    """Return a session that inflates no answer: a small one could take any memory."""
+    headers = {"Accept-Encoding": "identity"}
+    return aiohttp.ClientSession(auto_decompress=False, headers=headers, **options)
+
+
 class _Sessions:
     """HTTP sessions, one for each of this node's addresses from which requests are sent."""
 
@@ -66,7 +72,7 @@ class _Sessions:
         if source not in self._by_source:
             local = (source, 0) if source else None
             connector = KeepaliveConnector(local_addr=local)
-            session = aiohttp.ClientSession(connector=connector, timeout=self._timeout)
+            session = _plain_session(connector=connector, timeout=self._timeout)
             self._by_source[source] = await self._stack.enter_async_context(session)
         return self._by_source[source]
 
@@ -389,7 +395,7 @@ async def download_sample(
     # A redirect of an unproven server is not followed. Only the start of a stream is proven, and
     # another status ends it anyway.
     try:
-        async with aiohttp.ClientSession(timeout=timeout) as session:
+        async with _plain_session(timeout=timeout) as session:
             for _ in range(TRIES):
                 signed = prover.sign("GET", url.raw_path_qs)
                 getting = session.get(url, headers=signed.headers, allow_redirects=False)

@@ -1,4 +1,4 @@
-"""Compressed request bodies are refused without inflating them."""
+"""Compressed bodies of requests and answers are never inflated."""
 
 from __future__ import annotations
 
@@ -8,13 +8,23 @@ import time
 import zlib
 from contextlib import closing
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+import anyio
 import psutil
 import pytest
 
-from support.agent_ports import SECONDS, served_port
+from agent.decisions.worker.worker_state import HeadSilent
+from agent.port.client import HeadLink, download_sample
+from agent.port.protocol import Report
+from support.agent_ports import FIRST, HELLO, SECONDS, served_port
+from support.http_peer import Peer, answering, reply
 from support.reward_process import reward_server
 from support.worlds import SECRET
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Callable
 
 pytestmark = pytest.mark.processes
 
@@ -86,3 +96,44 @@ def test_the_reward_server_inflates_nothing() -> None:
     """A small body cannot take its memory."""
     with reward_server() as server:
         check_inflates_nothing(server.port, "/get_reward")
+
+
+# --- answers -------------------------------------------------------------------------------------
+
+
+def compressed(body: bytes) -> Callable[[socket.socket, Peer], None]:
+    """Make a response with a body that is compressed."""
+    packer = zlib.compressobj(9, zlib.DEFLATED, 31)
+    return reply(packer.compress(body) + packer.flush(), "200 OK\r\nContent-Encoding: gzip")
+
+
+def test_a_worker_inflates_no_reply() -> None:
+    """What answers at the head's name may be anyone: a compressed reply is none."""
+    events: list[object] = []
+
+    async def story(port: int) -> None:
+        def take(event: object) -> None:
+            events.append(event)
+            tasks.cancel_scope.cancel()
+
+        link = HeadLink(
+            *("127.0.0.1", port, port, None, lambda: HELLO),
+            *(lambda _: Report("agent1", "127.0.0.1", "x"), take, lambda _: None),
+            joins_plain_ray=False,
+        )
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(link.run)
+
+    with answering(compressed(json.dumps(FIRST.to_dict()).encode())) as peer:
+        anyio.run(story, peer.port)
+        assert b"Accept-Encoding: identity\r\n" in peer.asked[0]
+    (event,) = events
+    assert isinstance(event, HeadSilent)
+
+
+def test_a_measurement_counts_what_arrives() -> None:
+    """The bytes of the network, not what they are inflated to."""
+    with answering(compressed(bytes(30 * MIB))) as peer:
+        result = anyio.run(download_sample, "127.0.0.1", peer.port, None, "run-1", 10.0)
+    assert not isinstance(result, str)
+    assert result[0] < MIB
