@@ -130,6 +130,19 @@ def is_ip(text: str) -> bool:
     return "%" not in text
 
 
+def quota_key(ip: str) -> str:
+    """Return what a limit for one address counts by: an IPv6 host may use all of its /64."""
+    if ":" not in ip:
+        return ip
+    try:
+        address = ipaddress.IPv6Address(ip.partition("%")[0])
+    except ValueError:
+        return ip
+    if address.ipv4_mapped is not None:
+        return str(address.ipv4_mapped)
+    return str(ipaddress.IPv6Network((int(address) >> 64 << 64, 64)))
+
+
 def is_public(address: str) -> bool:
     """Return whether an address is routable on the internet."""
     return ipaddress.ip_address(address).is_global

@@ -67,6 +67,7 @@ class MathVerifyPool:
         self._turns = turns
         self._granted: dict[int, asyncio.Future[_MathVerifyProcess]] = {}
         self._verdicts: dict[Pair, bool] = {}  # oldest first
+        self._steps: set[asyncio.Task[bool]] = set()
         self._closing = False
 
     async def decide(self, pairs: Iterable[Pair], client: str = "") -> dict[Pair, bool]:
@@ -103,6 +104,16 @@ class MathVerifyPool:
         if pair in self._verdicts:
             return self._verdicts[pair]
         process = await self._wait_for_turn(request)
+
+        # A step goes on without its request, which may be canceled: a new process costs seconds
+        # of imports, and the retry finds the verdict.
+        step = asyncio.create_task(self._step(process, pair, request))
+        self._steps.add(step)
+        step.add_done_callback(self._end_step)
+        return await asyncio.shield(step)
+
+    async def _step(self, process: _MathVerifyProcess, pair: Pair, request: QueuedRequest) -> bool:
+        """Return one verdict; then the process is the next request's."""
         assumed = self._turns.begin(request)
         began = time.monotonic()
         try:
@@ -113,6 +124,11 @@ class MathVerifyPool:
         finally:
             self._turns.end(request, assumed, time.monotonic() - began)
             self._pass_on(process)
+
+    def _end_step(self, step: asyncio.Task[bool]) -> None:
+        self._steps.discard(step)
+        if not step.cancelled():
+            step.exception()  # its request may be gone: asyncio logs an error that nobody read
 
     async def _wait_for_turn(self, request: QueuedRequest) -> _MathVerifyProcess:
         """Return an idle process once it is this request's turn."""

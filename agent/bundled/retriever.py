@@ -23,6 +23,7 @@ from typing import Any
 from aiohttp import web
 
 from agent.serving.bodies import Bodies
+from agent.serving.json_size import has_more_values
 from agent.serving.program import Program
 from agent.serving.replies import error_reply
 
@@ -30,6 +31,9 @@ PATH = "/retrieve"
 MAX_BODY = 4 << 20
 MAX_RESULTS = 1000
 MAX_RESULTS_IN_ALL = 100_000  # Of all queries of one request
+MAX_QUERIES = 10_000  # Of one request; search-r1-grpo sends 2,560, its prompts times its answers
+MAX_VALUES = 4 * MAX_QUERIES  # Of a request's JSON
+REQUEST_SECONDS = 300.0
 MAX_WORDS = 1000  # Of a query; further ones are ignored
 SATURATION = 1.2
 LENGTH = 0.75
@@ -104,6 +108,9 @@ def words(text: str) -> list[str]:
 
 def asked_for(body: bytearray) -> tuple[list[str], int, bool]:
     """Return queries, results for each, and whether with scores; a ValueError names the field."""
+    many = f"queries: at most {MAX_QUERIES} in one request"
+    if has_more_values(body, MAX_VALUES):
+        raise ValueError(many)
     try:
         asked = json.loads(body)
     except RecursionError:
@@ -113,6 +120,8 @@ def asked_for(body: bytearray) -> tuple[list[str], int, bool]:
     queries = asked.get("queries")
     if not isinstance(queries, list) or not all(isinstance(query, str) for query in queries):
         raise ValueError("queries: expected a list of strings")
+    if len(queries) > MAX_QUERIES:
+        raise ValueError(many)
     topk = asked.get("topk") or 3
     if type(topk) is not int or not 1 <= topk <= MAX_RESULTS:
         raise ValueError(f"topk: expected a whole number from 1 to {MAX_RESULTS}")
@@ -124,8 +133,9 @@ def asked_for(body: bytearray) -> tuple[list[str], int, bool]:
 class Retriever:
     """The server."""
 
-    def __init__(self, index: Index) -> None:
+    def __init__(self, index: Index, limit: float) -> None:
         self._index = index
+        self._limit = limit
         self._bodies = Bodies(MAX_BODY, 4 * MAX_BODY)
         self.program = Program("retriever", PATH, self._answer)
 
@@ -135,18 +145,31 @@ class Retriever:
                 queries, topk, with_scores = asked_for(body.data)
             except ValueError as problem:
                 return error_reply(400, str(problem))
-            results = []
-            for query in queries:  # one by one, so that requests take turns
-                best = await asyncio.to_thread(self._index.find, query, topk)
-                if with_scores:
-                    results.append([{"document": text, "score": score} for text, score in best])
-                else:
-                    results.append([text for text, _ in best])
+            try:
+                answering = self._results(queries, topk, with_scores=with_scores)
+                results = await asyncio.wait_for(answering, self._limit)
+            except asyncio.TimeoutError:  # another class until Python 3.11
+                why = f"{len(queries)} queries take longer than {self._limit:g} s (--limit)"
+                self.program.say(why)
+                return error_reply(504, f"{why}: send fewer in one request")
         return web.json_response({"result": results})
+
+    async def _results(
+        self, queries: list[str], topk: int, *, with_scores: bool
+    ) -> list[list[object]]:
+        """Return what the reply has for each query."""
+        results: list[list[object]] = []
+        for query in queries:  # one by one, so that requests take turns
+            best = await asyncio.to_thread(self._index.find, query, topk)
+            if with_scores:
+                results.append([{"document": text, "score": score} for text, score in best])
+            else:
+                results.append([text for text, _ in best])
+        return results
 
 
 def main(argv: list[str]) -> int:
-    """Serve until SIGTERM: 0 then, 1 for a bad corpus, 78 if it cannot listen."""
+    """Serve until SIGTERM: 0 then, 1 for a bad corpus, 2 for a flag, 78 if it cannot listen."""
     parser = argparse.ArgumentParser(
         prog="pod-agent retriever", description=(__doc__ or "").partition("\n")[0]
     )
@@ -154,13 +177,17 @@ def main(argv: list[str]) -> int:
     add("--host", default="127.0.0.1", metavar="HOST[,HOST]", help="where to listen (%(default)s)")
     add("--port", type=int, default=8000, help="0 for any free one (%(default)s)")
     add("--corpus", type=Path, help="JSON lines with `contents` (built-in facts)")
+    limit = "seconds for a request, then 504 (%(default)g)"
+    add("--limit", type=float, default=REQUEST_SECONDS, help=limit)
     options = parser.parse_args(argv)
+    if not 0 < options.limit < math.inf:
+        parser.error("--limit: expected seconds, more than 0")
     try:
         index = Index(read_corpus(options.corpus) if options.corpus else built_in())
     except (OSError, ValueError) as problem:
         print(f"retriever: {options.corpus}: {problem}", file=sys.stderr)
         return 1
-    return Retriever(index).program.run(options.host, options.port)
+    return Retriever(index, options.limit).program.run(options.host, options.port)
 
 
 if __name__ == "__main__":

@@ -23,22 +23,26 @@ import math
 import os
 import sys
 from itertools import starmap
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 from aiohttp import web
 from msgspec import Struct
 
+from agent.base.text import quota_key
 from agent.bundled import maths
 from agent.bundled.math_verify_pool import MathVerifyPool, NoVerdictError, is_installed, say
 from agent.bundled.turns import Turns
-from agent.serving.bodies import RETRY_AFTER, Bodies, Body
+from agent.serving.bodies import RETRY_AFTER, Bodies, Body, MemoryRoom
 from agent.serving.connections import trust
+from agent.serving.json_size import has_more_values
 from agent.serving.program import Program
 from agent.serving.replies import error_reply
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
+
+T = TypeVar("T")
 
 # Small enough that requests take turns, and that a stop need not wait for a huge batch.
 _CHUNK = 256
@@ -47,6 +51,11 @@ _REQUEST_SECONDS = 120.0
 _MAX_BODY = 64 << 20
 _MOST_BODIES = 128 << 20  # of all requests together
 _MOST_ITEMS = 1 << 18  # of one request
+_MOST_VALUES = 6 * _MOST_ITEMS  # in three lists, each a text and a comma
+_MOST_TEXTS = 8 * _MAX_BODY  # bytes of what is read of all bodies and graded
+_ITEM_BYTES = 300  # of an item while it is graded, without its texts
+_GRADE_BYTES = 100  # of a grade
+_TEXT_BYTES = 60  # of a text, without its characters
 WITHOUT_MATH_VERIFY = (
     "math-verify is not installed: numbers are compared by value, expressions, sets, percentages "
     "and short units as text; `pip install math-verify` compares them too"
@@ -76,6 +85,8 @@ class _Request(Struct):
 
 def read_request(body: bytes | bytearray) -> tuple[list[ScoredItem], bool]:
     """Return the texts of a body, and whether the reply is one number; or raise BadRequestError."""
+    if has_more_values(body, _MOST_VALUES):
+        raise BadRequestError(f"query: at most {_MOST_ITEMS} items in one request")
     try:
         asked = msgspec.json.decode(body, type=_Request)
         prompt = _text_or_none(asked.prompt)
@@ -97,6 +108,18 @@ def read_request(body: bytes | bytearray) -> tuple[list[ScoredItem], bool]:
     return list(zip(asked.query, prompts, labels, strict=True)), False
 
 
+def memory_of(body: bytes | bytearray) -> int:
+    """Return about the most memory that a body takes while it is read and graded."""
+    per_byte = 1 if body.isascii() and rb"\u" not in body else 4  # one emoji widens a whole text
+    return per_byte * len(body) + _ITEM_BYTES * (1 + body.count(b","))
+
+
+def memory_of_grades(graded: list[maths.Grade]) -> int:
+    """Return about the memory that grades take."""
+    texts = [text for grade in graded for text in (grade.answer, grade.gold) if text is not None]
+    return _GRADE_BYTES * len(graded) + sum(_TEXT_BYTES + len(text) for text in texts)
+
+
 def _text_or_none(raw: msgspec.Raw) -> str | None:
     """Return a text; a list of messages is not decoded, since its parts take much memory."""
     if bytes(memoryview(raw)[:1]) != b'"':
@@ -109,8 +132,18 @@ async def grade(batch: list[ScoredItem]) -> list[maths.Grade]:
     graded: list[maths.Grade] = []
     for start in range(0, len(batch), _CHUNK):
         grades = starmap(maths.grade, batch[start : start + _CHUNK])
-        graded += await asyncio.to_thread(list, grades)
+        graded += await in_thread(list, grades)
     return graded
+
+
+async def in_thread(run: Callable[..., T], *arguments: object) -> T:
+    """Call a function in a thread; if canceled, end with it: until then it takes memory."""
+    thread = asyncio.ensure_future(asyncio.to_thread(run, *arguments))
+    try:
+        return await asyncio.shield(thread)
+    except asyncio.CancelledError:
+        await asyncio.wait([thread])
+        raise
 
 
 async def decide(pool: MathVerifyPool, graded: list[maths.Grade], client: str) -> list[maths.Grade]:
@@ -145,7 +178,10 @@ class RewardServer:
         self._token = token
         self._pool = MathVerifyPool(Turns())
         self._bodies = Bodies(_MAX_BODY, _MOST_BODIES)
-        self._reading = asyncio.Lock()  # the texts of a body can take several times its memory
+        self._texts = MemoryRoom(
+            _MOST_TEXTS
+        )  # a body of many small items takes many times its size
+        self._reading = asyncio.Lock()  # its memory is only estimated
         self.program = Program("reward server", path, self._answer)
         self.program.app.on_shutdown.append(self._close)
 
@@ -174,16 +210,19 @@ class RewardServer:
         known = hmac.compare_digest(given.strip().encode(errors="replace"), self._token.encode())
         return not self._token or (kind.lower() == "bearer" and known)
 
-    async def _score(self, body: Body, client: str) -> tuple[list[maths.Grade], bool]:
+    async def _score(self, body: Body, ip: str) -> tuple[list[maths.Grade], bool]:
         """Return the grades of a body's texts, and whether the reply is one number."""
-        async with self._reading:
-            items, is_single = await asyncio.to_thread(read_request, body.data)
-        body.data = bytearray()
-        graded = await grade(items)
-        del items
-        # what math-verify has to compare is small where the texts are large
-        body.keep(sum(len(grade.answer or "") + len(grade.gold or "") for grade in graded))
-        return await decide(self._pool, graded, client), is_single
+        most = min(memory_of(body.data), self._texts.half)
+        async with self._texts.hold(ip, most) as texts:
+            async with self._reading:
+                items, is_single = await in_thread(read_request, body.data)
+            body.data = bytearray()
+            body.keep(0)
+            graded = await grade(items)
+            del items
+            # what math-verify has to compare is small where the texts are large
+            texts.keep(memory_of_grades(graded))
+            return await decide(self._pool, graded, quota_key(ip)), is_single
 
     async def _close(self, _app: web.Application) -> None:
         await self._pool.close()

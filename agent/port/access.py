@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from aiohttp import web
 
 from agent.base import times
-from agent.base.text import is_ip
+from agent.base.text import is_ip, quota_key
 from agent.port.proof import PROOF_HEADER, Claim, Verifier, digest, equal_secrets
 from agent.record.log import say
 
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 COOKIE = "pod_agent"  # The page's; its name ends with the port: browsers send it to all
 MOST_GUESSES = 10  # Wrong tokens that an address may send within LOGIN_WINDOW
 _MOST_LOGGED = 32  # Addresses with wrong tokens that are logged
+_MOST_GUESSING = 4096  # Addresses with wrong tokens that are counted apart
+_OTHERS = "many addresses"
 _CLAIM: Any = getattr(web, "RequestKey", lambda name, _: name)("claim", Claim)
 """The key of a signed request's claim; aiohttp below 3.14 has texts as keys."""
 
@@ -37,7 +39,8 @@ class Guesses:
 
     def may_guess(self, ip: str) -> bool:
         """Return whether a token from an address is compared now."""
-        return self._wrong[ip] < MOST_GUESSES or time.monotonic() >= self._window_ends
+        is_over = time.monotonic() >= self._window_ends
+        return is_over or self._wrong[self._counted_as(ip)] < MOST_GUESSES
 
     def count(self, ip: str) -> None:
         """Count a wrong token; log an address that reaches the limit, once."""
@@ -45,12 +48,20 @@ class Guesses:
         if now >= self._window_ends:
             self._wrong.clear()
             self._window_ends = now + times.LOGIN_WINDOW
-        self._wrong[ip] += 1
-        is_new = ip not in self._logged and len(self._logged) < _MOST_LOGGED
-        if self._wrong[ip] == MOST_GUESSES and is_new:
-            self._logged.add(ip)
+        key = self._counted_as(ip)
+        self._wrong[key] += 1
+        is_new = key not in self._logged and len(self._logged) < _MOST_LOGGED
+        if self._wrong[key] == MOST_GUESSES and is_new:
+            self._logged.add(key)
             limit = f"at most {MOST_GUESSES} a minute are compared"
-            say(f"wrong tokens are sent to the agent's port from {ip}: {limit}", "warning")
+            say(f"wrong tokens are sent to the agent's port from {key}: {limit}", "warning")
+
+    def _counted_as(self, ip: str) -> str:
+        """Return the key that an address counts by: beyond _MOST_GUESSING all have the same."""
+        key = quota_key(ip)
+        if key in self._wrong or len(self._wrong) < _MOST_GUESSING:
+            return key
+        return _OTHERS
 
 
 class PortAccess:

@@ -49,6 +49,7 @@ SAMPLE_RUN = "run"
 """Paths on the agent's port, and the parameter with the run that a measurement belongs to."""
 MAX_SAMPLE_BYTES = 8 << 20  # The most bytes sent in one measurement of a link
 MAX_REPORT_BYTES = 1 << 18  # A goodbye carries the ends of all logs
+MAX_REPORT_VALUES = 1 << 14  # Of its JSON; one whose lists are all full has 9,000
 MAX_HELLO_CHARACTERS = 48 << 10  # The head keeps each hello in memory
 MAX_ANSWERS = 16
 MAX_ORDERS = 1 << 16

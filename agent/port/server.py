@@ -26,6 +26,7 @@ from agent.port.access import PortAccess, host_names, is_signed_body, refusal_of
 from agent.port.proof import SESSION_HEADER
 from agent.port.protocol import (
     MAX_REPORT_BYTES,
+    MAX_REPORT_VALUES,
     MAX_SAMPLE_BYTES,
     REPORT_PATH,
     SAMPLE_PATH,
@@ -39,6 +40,7 @@ from agent.processes.waiting import NotYet, TimedOutError, until
 from agent.record.log import say
 from agent.serving.bodies import Bodies
 from agent.serving.connections import PortRunner, PortSite, suspend_deadline, trust
+from agent.serving.json_size import has_more_values
 from agent.serving.replies import error_reply, log_only_bugs, reply_to_error
 
 if TYPE_CHECKING:
@@ -47,6 +49,7 @@ if TYPE_CHECKING:
     from agent.port.reports import Reports
 
     Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+    BeforeBody = Callable[[web.Request], Awaitable[web.StreamResponse | None]]
     ControlHandler = Callable[[web.Request, "Control"], Awaitable[web.StreamResponse]]
 
 MAX_READERS = 16  # Readers at a time; each costs memory and CPU time
@@ -218,7 +221,7 @@ class AgentServer:
             web.get("/", self._page),
             *(web.get(path, self._file) for path in ASSETS),
             web.post("/login", self._login),
-            web.post(REPORT_PATH, self._guarded(self._report)),
+            web.post(REPORT_PATH, self._guarded(self._report, self._await_turn)),
             web.post("/stop", self._controlled(self._stop)),
             web.get("/events", self._controlled(lambda request, _: self._stream.serve(request))),
             web.get(SAMPLE_PATH, self._guarded(self._serve_sample)),
@@ -239,7 +242,9 @@ class AgentServer:
         except web.HTTPException as refusal:
             return reply_to_error(refusal)
 
-    def _guarded(self, handler: Handler) -> Handler:
+    def _guarded(self, handler: Handler, before_body: BeforeBody | None = None) -> Handler:
+        """Return a handler for those with the token; `before_body` may refuse a POST."""
+
         async def guard(request: web.Request) -> web.StreamResponse:
             if self._access.has_guessed_enough(request):
                 later = {"Retry-After": f"{times.LOGIN_WINDOW:.0f}"}
@@ -252,6 +257,9 @@ class AgentServer:
                 if request.content_type != _JSON:
                     # a cross-site page can send other types without a preflight request
                     return error_reply(415, f"Content-Type: expected {_JSON}")
+                refusal = None if before_body is None else await before_body(request)
+                if refusal is not None:
+                    return refusal
                 async with self._bodies.read(request) as body:
                     request[_BODY] = body.data
                 if not is_signed_body(request, request[_BODY]):
@@ -389,9 +397,20 @@ class AgentServer:
 
         return self._guarded(control)
 
+    async def _await_turn(self, request: web.Request) -> web.StreamResponse | None:
+        """Wait until an address may send a report; return the refusal if it sends too many."""
+        if self._reports is not None:
+            try:
+                await self._reports.wait_for_turn(request.remote or "")
+            except TooManyAgentsError:
+                return _too_many("this address sends too many reports")
+        return None
+
     async def _report(self, request: web.Request) -> web.StreamResponse:
         if self._reports is None:
             return error_reply(409, "this node is a worker")
+        if has_more_values(request[_BODY], MAX_REPORT_VALUES):
+            return error_reply(400, f"message: expected at most {MAX_REPORT_VALUES} values")
 
         # Can it be read? The body is freed, since the reply may be held.
         try:
@@ -416,10 +435,12 @@ class AgentServer:
         try:
             reply = await self._reports.handle(report)
         except TooManyAgentsError:
-            return error_reply(
-                503, "this head keeps as many agents as it can", {"Retry-After": "5"}
-            )
+            return _too_many("this head keeps as many agents as it can")
         return web.json_response(reply.to_dict())
+
+
+def _too_many(why: str) -> web.Response:
+    return error_reply(503, why, {"Retry-After": f"{times.REPORT_DELAY:.0f}"})
 
 
 def _refusal_of(ip: str, peer: str) -> str:

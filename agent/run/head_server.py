@@ -16,7 +16,7 @@ from agent.checks.finding import Level, group_findings
 from agent.decisions import head
 from agent.decisions.head.boot_waits import service_title
 from agent.decisions.head.fleet import Worker
-from agent.decisions.head.head_decide import is_worker_needed
+from agent.decisions.head.head_decide import is_agent_expected, is_worker_needed
 from agent.decisions.head.head_state import HeadPhase, WorkerReported
 from agent.decisions.shared import HERE, OrderKind, StopAsked
 from agent.job.services import digest
@@ -84,6 +84,7 @@ def make_reports(
         has_token=plan.secret() is not None,
         most=agent_limit(plan.topology.expected_workers),
         is_needed=lambda key: is_worker_needed(get_state(), key, run.now()),
+        is_expected=lambda key, rank: is_agent_expected(get_state(), key, rank),
     )
 
 

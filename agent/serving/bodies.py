@@ -15,6 +15,7 @@ import anyio
 from aiohttp import web
 
 from agent.base import times
+from agent.base.text import quota_key
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -23,20 +24,93 @@ RETRY_AFTER = 2  # Seconds, in a 503
 _BYTES_PER_DEADLINE = 32 << 20  # Of a body that may take times.BODY more
 
 
-class Body:
-    """A body in memory; `keep` returns the room that its request no longer needs."""
+class HeldMemory:
+    """A part of a room; `keep` returns what its request no longer needs."""
 
-    def __init__(self, bodies: Bodies, ip: str, size: int) -> None:
-        self._bodies = bodies
-        self._ip = ip
-        self.size = size
-        self.data = bytearray()
+    def __init__(self, room: MemoryRoom, client: str, size: int) -> None:
+        self._room = room
+        self._client = client
+        self._size = size
 
     def keep(self, size: int) -> None:
         """Count only `size` bytes from now on."""
-        returned = max(0, self.size - size)
-        self.size -= returned
-        self._bodies.give_back(self._ip, returned)
+        returned = max(0, self._size - size)
+        self._size -= returned
+        self._room.give_back(self._client, returned)
+
+
+class MemoryRoom:
+    """The memory that requests share: they wait for it in order, half is the most for an address.
+
+    What waits for two rooms waits for them in the same order everywhere.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self.half = most // 2
+        self._used = 0
+        self._used_by: Counter[str] = Counter()
+        self._waiting: dict[asyncio.Future[None], tuple[str, int]] = {}  # the oldest first
+
+    @asynccontextmanager
+    async def hold(self, ip: str, size: int) -> AsyncIterator[HeldMemory]:
+        """Wait for so many bytes, and hold them until the block ends; raise an HTTP 503."""
+        client = quota_key(ip)
+        await self._wait(client, size)
+        held = HeldMemory(self, client, size)
+        try:
+            yield held
+        finally:
+            held.keep(0)
+
+    def used(self) -> dict[str, int]:
+        """Return the bytes that each address uses now."""
+        return dict(self._used_by)
+
+    async def _wait(self, client: str, size: int) -> None:
+        granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting[granted] = client, size
+        self._grant()
+        try:
+            with anyio.fail_after(times.BODY_QUEUE):
+                await granted
+        except BaseException as error:
+            is_granted = self._waiting.pop(granted, None) is None
+            self.give_back(client, size if is_granted else 0)
+            if not isinstance(error, TimeoutError):
+                raise
+            raise web.HTTPServiceUnavailable(
+                reason="too many bodies are being read: retry",
+                headers={"Retry-After": str(RETRY_AFTER)},
+            ) from None
+
+    def give_back(self, client: str, size: int) -> None:
+        """Count these bytes no longer."""
+        self._used -= size
+        self._used_by[client] -= size
+        if not self._used_by[client]:
+            del self._used_by[client]
+        self._grant()
+
+    def _grant(self) -> None:
+        """Give room in order; a request that only its own address blocks is passed."""
+        for granted, (client, size) in [*self._waiting.items()]:
+            if self._used_by[client] + size > self.half:
+                continue
+            if self._used + size > self._most:
+                break
+            del self._waiting[granted]
+            self._used += size
+            self._used_by[client] += size
+            granted.set_result(None)
+
+
+class Body:
+    """A body in memory; `keep` returns the room that its request no longer needs."""
+
+    def __init__(self, data: bytearray, held: HeldMemory) -> None:
+        self.data = data
+        self.keep = held.keep
 
 
 class Bodies:
@@ -44,10 +118,8 @@ class Bodies:
 
     def __init__(self, longest: int, most: int) -> None:
         self.longest = longest
-        self._most = max(most, 2 * longest)
-        self._used = 0
-        self._used_by: Counter[str] = Counter()
-        self._waiting: dict[asyncio.Future[None], tuple[str, int]] = {}  # the oldest first
+        self._room = MemoryRoom(max(most, 2 * longest))
+        self.used = self._room.used
 
     @asynccontextmanager
     async def read(self, request: web.Request) -> AsyncIterator[Body]:
@@ -58,21 +130,15 @@ class Bodies:
         if size > self.longest:
             raise self._too_long(size)
 
-        ip = request.remote or ""
-        await self._wait_for_room(ip, size)
-
         # A larger body gets more time; it counts until the caller is done with it.
-        body = Body(self, ip, size)
         limit = times.BODY * (1 + size / _BYTES_PER_DEADLINE)
-        try:
+        async with self._room.hold(request.remote or "", size) as held:
             try:
                 with anyio.fail_after(limit):
-                    body.data = await self._read(request)
+                    data = await self._read(request)
             except TimeoutError:
                 raise web.HTTPRequestTimeout(reason=f"no body within {limit:g} s") from None
-            yield body
-        finally:
-            body.keep(0)
+            yield Body(data, held)
 
     async def _read(self, request: web.Request) -> bytearray:
         data = bytearray()
@@ -85,44 +151,3 @@ class Bodies:
     def _too_long(self, size: int) -> web.HTTPException:
         why = f"a body has at most {self.longest} bytes"
         return web.HTTPRequestEntityTooLarge(self.longest, size, reason=why)
-
-    async def _wait_for_room(self, ip: str, size: int) -> None:
-        room: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting[room] = ip, size
-        self._grant()
-        try:
-            with anyio.fail_after(times.BODY_QUEUE):
-                await room
-        except BaseException as error:
-            is_granted = self._waiting.pop(room, None) is None
-            self.give_back(ip, size if is_granted else 0)
-            if not isinstance(error, TimeoutError):
-                raise
-            raise web.HTTPServiceUnavailable(
-                reason="too many bodies are being read: retry",
-                headers={"Retry-After": str(RETRY_AFTER)},
-            ) from None
-
-    def used(self) -> dict[str, int]:
-        """Return the bytes that each address uses now."""
-        return dict(self._used_by)
-
-    def give_back(self, ip: str, size: int) -> None:
-        """Count these bytes no longer."""
-        self._used -= size
-        self._used_by[ip] -= size
-        if not self._used_by[ip]:
-            del self._used_by[ip]
-        self._grant()
-
-    def _grant(self) -> None:
-        """Give room in order; a request that only its own address blocks is passed."""
-        for room, (ip, size) in [*self._waiting.items()]:
-            if self._used_by[ip] + size > self._most // 2:
-                continue
-            if self._used + size > self._most:
-                break
-            del self._waiting[room]
-            self._used += size
-            self._used_by[ip] += size
-            room.set_result(None)

@@ -11,6 +11,7 @@ from aiohttp import web
 
 from agent.base import times
 from agent.base.ports import BACKLOG
+from agent.base.text import quota_key
 
 if TYPE_CHECKING:
     import socket
@@ -90,7 +91,7 @@ class Connection:
         self._is_admitted = False
         self.is_serving = False
         self._timer: asyncio.TimerHandle
-        self.ip = ""
+        self.ip = ""  # The address by which it counts
 
     def __getattr__(self, name: str) -> object:
         """Return a callback of aiohttp's protocol."""
@@ -99,7 +100,7 @@ class Connection:
     def connection_made(self, transport: asyncio.Transport) -> None:
         """Start to wait for a request, unless there are too many connections."""
         self._transport = transport
-        self.ip = str(transport.get_extra_info("peername")[0])
+        self.ip = quota_key(str(transport.get_extra_info("peername")[0]))
         self._is_admitted = self.connections.admit(self)
         if not self._is_admitted:
             self._transport.abort()

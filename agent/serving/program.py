@@ -11,6 +11,7 @@ import resource
 import signal
 import socket
 import sys
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 from aiohttp import web
@@ -21,7 +22,7 @@ from agent.serving.connections import PortRunner, PortSite, suspend_deadline
 from agent.serving.replies import error_reply, is_compressed, log_only_bugs, reply_to_error
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 
     from aiohttp.typedefs import Handler
 
@@ -59,15 +60,26 @@ class Program:
         stop = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
-        runner = PortRunner(self.app, self.say, shutdown_timeout=times.LAST_REQUESTS)
-        await runner.setup()
-        try:
-            for one in listening.values():
-                await PortSite(runner, one).start()
+        async with self.served(listening.values()):
             urls = ", ".join(f"http://{where}{self._path}" for where in listening)
             print(f"{self.name} listening on {urls}", file=sys.stderr, flush=True)
             ready()
             await stop.wait()
+
+    @asynccontextmanager
+    async def served(self, sockets: Iterable[socket.socket]) -> AsyncIterator[None]:
+        """Serve on listening sockets during the block."""
+        runner = PortRunner(
+            self.app,
+            self.say,
+            shutdown_timeout=times.LAST_REQUESTS,
+            handler_cancellation=True,  # a client that left needs no reply, and its memory is free
+        )
+        await runner.setup()
+        try:
+            for listener in sockets:
+                await PortSite(runner, listener).start()
+            yield
         finally:
             await runner.cleanup()
 

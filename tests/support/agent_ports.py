@@ -66,7 +66,11 @@ class Port:
     async def serve(self, up: threading.Event, done: threading.Event) -> None:
         """Serve until the end of the test."""
         expected = Expected(None, "", "", "")
-        reports = Reports(FIRST, expected, self.heard.append, lambda: 0.0, most=agent_limit(1000))
+        reports = Reports(
+            *(FIRST, expected, self.heard.append, lambda: 0.0),
+            most=agent_limit(1000),
+            has_token=self.token is not None,
+        )
         site = AgentServer(
             token=self.token,
             ready=lambda: True,

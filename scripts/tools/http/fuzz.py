@@ -43,11 +43,16 @@ class Head:
     def __init__(self, token: str | None, key: str | None = None) -> None:
         first = Reply(1, "run-1", "running", ray_ready=True, head_ip="10.0.0.1", news=0)
         expected = Expected(None, "", "", "")
+        reports = Reports(
+            *(first, expected, lambda _: None, lambda: 0.0),
+            most=agent_limit(1000),
+            has_token=token is not None,
+        )
         self.site = AgentServer(
             token=token,
             ready=lambda: True,
             status=lambda: status(3),
-            reports=Reports(first, expected, lambda _: None, lambda: 0.0, most=agent_limit(1000)),
+            reports=reports,
             run_id=lambda: "run-1",
             control=Control(lambda: None, 5.0, key, self._findings, self._log, self._private),
         )

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import socket
 import subprocess
 import sys
+import threading
 import urllib.error
 import urllib.request
 from contextlib import contextmanager
@@ -12,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from agent.bundled.retriever import Index, built_in
+from agent.bundled.retriever import MAX_QUERIES, Index, Retriever, built_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -77,10 +80,56 @@ def test_requests_and_replies(tmp_path: Path) -> None:
             (b"[]", "body"),
             (b'{"queries": [1]}', "queries"),
             (b'{"queries": [], "topk": -1}', "topk"),
+            (json.dumps({"queries": ["x"] * (MAX_QUERIES + 1)}).encode(), "queries"),
+            (b'{"more": [' + b"{}," * 1_000_000 + b"1]}", "queries"),
         ):
             status, reply = post(url, body)
             assert (status, reply["error"].partition(":")[0]) == (400, field)
         assert post(f"{url}/x", b"{}")[0] == 404
+
+
+def test_a_request_has_a_deadline(tmp_path: Path) -> None:
+    """One that takes longer is a 504 that says so, and others are answered meanwhile."""
+    corpus = tmp_path / "corpus.jsonl"
+    corpus.write_text('{"contents": "owl"}\n' * 20_000)
+    asked = {"queries": ["owl"] * 5_000, "topk": 1}
+    with running("--corpus", str(corpus), "--limit", "0.5") as url:
+        status, reply = post(url, json.dumps(asked).encode())
+        assert status == 504
+        assert "5000 queries take longer than 0.5 s" in reply["error"]
+        assert post(url, b'{"queries": ["owl"], "topk": 1}')[0] == 200
+
+
+def test_a_client_that_leaves_ends_its_request() -> None:
+    """Its queries are not answered any more."""
+    found: list[str] = []
+    begun = threading.Event()
+
+    class Slow(Index):
+        def find(self, query: str, topk: int) -> list[tuple[dict[str, Any], float]]:
+            found.append(query)
+            begun.set()
+            return super().find(query, topk) if query == "good" else []
+
+    async def story() -> None:
+        program = Retriever(Slow(built_in()), 60.0).program
+        taken = socket.create_server(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+        url = f"http://127.0.0.1:{port}/retrieve"
+        async with program.served([taken]):
+            body = json.dumps({"queries": ["x"] * 10_000}).encode()
+            head = f"POST /retrieve HTTP/1.1\r\nHost: a\r\nContent-Length: {len(body)}\r\n\r\n"
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(head.encode() + body)
+            await asyncio.to_thread(begun.wait, 20)
+            writer.close()
+            status, _ = await asyncio.to_thread(post, url, b'{"queries": ["good"], "topk": 1}')
+            assert status == 200
+            before = len(found)
+            await asyncio.to_thread(post, url, b'{"queries": ["good"], "topk": 1}')
+            assert len(found) == before + 1 < 10_000
+
+    asyncio.run(story())
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"contents": 1}'])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import http.client
 import json
@@ -11,14 +12,17 @@ import socket
 import subprocess
 import sys
 import threading
+import tracemalloc
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import aiohttp
 import anyio
 import pytest
 
+from agent.base import times
 from agent.bundled.rehearsal import RewardClient, RewardError
-from agent.bundled.reward_server import main
+from agent.bundled.reward_server import BadRequestError, RewardServer, main, read_request
 from agent.processes.probing import reward_answers
 from support.reward_process import (
     NOTICE,
@@ -34,6 +38,8 @@ from support.worlds import SECRET
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from agent.bundled import maths
 
 pytestmark = pytest.mark.processes
 
@@ -371,6 +377,23 @@ def test_a_killed_process_is_restarted(fake: Path) -> None:
 
 
 @pytest.mark.serial
+def test_a_client_that_leaves_costs_no_process(fake: Path) -> None:
+    """Its step goes on, since a new process takes seconds, and the retry finds its verdict."""
+    (fake / "parsed").touch()
+    with reward_server(env={"PYTHONPATH": str(fake)}) as server:
+        body = pairs("slow+x", *(f"slow+{n}x" for n in range(20)))
+        leaving = http.client.HTTPConnection("127.0.0.1", server.port, timeout=SECONDS)
+        leaving.request("POST", "/get_reward", json.dumps(body))
+        while "slow" not in (fake / "parsed").read_text():
+            assert server.process.poll() is None
+        leaving.close()
+        assert ask(server.url, pairs("slow+x")).body["rewards"] == [1.0]
+        assert len((fake / "pids").read_text().split()) <= 2
+        assert (fake / "parsed").read_text().count("slow") <= 8
+        assert server.stop() == (0, "")
+
+
+@pytest.mark.serial
 def test_a_stop_does_not_wait_for_a_blocked_process(fake: Path) -> None:
     """SIGTERM ends it promptly, with a 503 for open requests, and leaves no process."""
     replies: list[Reply] = []
@@ -384,6 +407,76 @@ def test_a_stop_does_not_wait_for_a_blocked_process(fake: Path) -> None:
     assert [reply.status for reply in replies] == [503]
     pids = (fake / "pids").read_text().split()
     assert [pid for pid in pids if Path("/proc", pid).exists()] == []
+
+
+@pytest.mark.parametrize("part", [b'"",', b"1,", b"[],"])
+def test_very_many_items_are_refused_before_they_are_read(part: bytes) -> None:
+    """A body of them takes 25 times its size in memory once it is read."""
+    body = b'{"query": ["1"], "labels": [' + part * 2_000_000 + b"1]}"
+    tracemalloc.start()
+    with pytest.raises(BadRequestError, match="at most 262144 items"):
+        read_request(body)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 3 * len(body)
+
+
+class Undecided:
+    """A reward server in this process, whose batches are never decided."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, most: int) -> None:
+        monkeypatch.setattr("agent.bundled.reward_server._MOST_TEXTS", most)
+        monkeypatch.setattr("agent.bundled.reward_server.decide", self._decide)
+        self.server = RewardServer("/get_reward", 20.0)
+        self.deciding = 0
+        self.changed = asyncio.Event()
+
+    async def _decide(self, *_: object) -> list[maths.Grade]:
+        self.deciding += 1
+        self.changed.set()
+        try:
+            return await asyncio.Future()
+        finally:
+            self.deciding -= 1
+            self.changed.set()
+
+    async def wait_for(self, deciding: int) -> None:
+        """Wait until so many batches are being decided."""
+        while self.deciding != deciding:
+            self.changed.clear()
+            await self.changed.wait()
+
+    def used(self) -> int:
+        """Return the memory that is counted for all batches."""
+        return sum(self.server._texts.used().values())  # noqa: SLF001 - no reply shows it
+
+
+ITEMS = 5_000
+SMALL = json.dumps({"query": [""] * ITEMS}).encode()
+
+
+def test_many_small_items_count_by_what_they_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In all requests together: what does not fit waits, and is then a 503."""
+    monkeypatch.setattr(times, "BODY_QUEUE", 1.0)
+    small = Undecided(monkeypatch, 8 << 20)
+
+    async def story() -> None:
+        taken = socket.create_server(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{taken.getsockname()[1]}/get_reward"
+        async with small.server.program.served([taken]), aiohttp.ClientSession() as session:
+            asked = [asyncio.create_task(session.post(url, data=SMALL)) for _ in range(12)]
+            done, _ = await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED, timeout=20)
+            assert {(await one).status for one in done} == {503}
+            assert 4 <= small.deciding <= 8  # half of 8 MiB, each at least 100 bytes an item
+            assert small.used() >= small.deciding * ITEMS * 100
+
+            # Their clients leave: nothing remains of them.
+            for one in asked:
+                one.cancel()
+            await asyncio.wait_for(small.wait_for(0), 20)
+            assert small.used() == 0
+
+    asyncio.run(story())
 
 
 @pytest.mark.serial

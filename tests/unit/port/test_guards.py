@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from agent.port import access as control_access
-from agent.port.access import UNGUARDED_PATHS
+from agent.port.access import MOST_GUESSES, UNGUARDED_PATHS, Guesses
 from agent.port.server import ASSETS
 from support.event_stream import BY_KEY, BY_TOKEN, StreamedHead, streamed_head
 from support.served import SECONDS
@@ -105,3 +105,30 @@ def test_without_a_token_the_key_opens_it(bare: StreamedHead, path: str) -> None
     assert asked(bare, "GET", path, {}) == 401
     assert asked(bare, "GET", path, BY_KEY) in {200, 404}
     assert asked(bare, "POST", "/stop", JSON) == 401
+
+
+# --- wrong tokens --------------------------------------------------------------------------------
+
+
+def test_wrong_tokens_count_by_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An IPv6 host may use any address of its /64."""
+    monkeypatch.setattr(control_access, "MOST_GUESSES", MOST_GUESSES)
+    guesses = Guesses()
+    for number in range(MOST_GUESSES):
+        assert guesses.may_guess(f"2001:db8::{number:x}")
+        guesses.count(f"2001:db8::{number:x}")
+    assert not guesses.may_guess("2001:db8::ffff")
+    assert guesses.may_guess("2001:db8:0:1::1")
+
+
+def test_wrong_tokens_of_many_addresses_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beyond a number of addresses, further ones count together, until the minute is over."""
+    monkeypatch.setattr(control_access, "MOST_GUESSES", MOST_GUESSES)
+    guesses = Guesses()
+    for number in range(20_000):
+        guesses.count(f"10.{number >> 8}.{number & 255}.1")
+    assert len(guesses._wrong) < 5_000  # noqa: SLF001 - memory that no answer shows
+    assert guesses.may_guess("10.0.0.1")
+    assert not guesses.may_guess("192.0.2.1")
+    guesses._window_ends = 0.0  # noqa: SLF001 - as after a minute
+    assert guesses.may_guess("192.0.2.1")

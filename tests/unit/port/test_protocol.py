@@ -11,17 +11,24 @@ from msgspec.structs import replace
 
 from agent.base import times
 from agent.base.ends import Kind, Outcome
+from agent.base.value import MOST_ADDRESSES, MOST_ITEMS
 from agent.checks.finding import Finding, Level
-from agent.decisions.shared import Answer, ItemReport, Order, OrderKind, Step
+from agent.decisions.shared import Answer, ItemReport, Known, Order, OrderKind, Step
+from agent.job.services import Latency
+from agent.node.facts import RdmaDevice
 from agent.port.protocol import (
+    MAX_ANSWERS,
+    MAX_REPORT_VALUES,
     VERSION,
     Bye,
     Hello,
     Reply,
     Report,
+    WorkerStats,
     protocol_mismatch,
 )
 from agent.port.reports import Expected
+from agent.serving.json_size import has_more_values
 from support.json_values import ANY_JSON
 from support.worlds import MACHINE
 
@@ -109,6 +116,42 @@ def test_a_report_may_be_short() -> None:
     report = Report.from_dict(PROPER)
     assert report == Report("agent1", "", "joining Ray")
     assert len(json.dumps(report.to_dict())) < 250
+
+
+def test_the_largest_report_has_fewer_values_than_are_parsed() -> None:
+    """The limit refuses no agent."""
+    names = [f"name{number}" for number in range(MOST_ITEMS)]
+    texts = dict.fromkeys(names, "text")
+    addresses = dict.fromkeys(names, ("10.0.0.1",) * MOST_ADDRESSES)
+    finding = Finding("shm", Level.WARN, "64 MiB", "more")
+    facts = replace(
+        MACHINE,
+        interfaces=addresses,
+        known_names=addresses,
+        variables={f"NAME{number}": "text" for number in range(256)},
+        taken_ports={8_000 + number: "text" for number in range(MOST_ITEMS)},
+        reserved_ports=((1, 2),) * MOST_ITEMS,
+        rdma=(RdmaDevice("mlx5_0"),) * MOST_ITEMS,
+        data_columns=dict.fromkeys(names, True),
+        **dict.fromkeys(("disks", "missing_inputs", "unreadable_inputs"), texts),
+    )
+    report = Report(
+        *("agent1", "10.0.0.1", "leaving"),
+        items=(ItemReport("reward", Step.READY, "text", 7),) * MOST_ITEMS,
+        stats=WorkerStats(
+            latencies=dict.fromkeys(names, Latency()),
+            steps=dict.fromkeys(names, Step.READY),
+            progress=texts,
+            known=(Known("key", "line", "cause", "remedy"),) * MOST_ITEMS,
+        ),
+        logs=texts,
+        answers=(Answer("score", "10.0.0.1", "text", 1.0),) * MAX_ANSWERS,
+        hello=Hello("pod1", 1, findings=(finding,) * MOST_ITEMS, facts=facts),
+        bye=Bye("over", "text"),
+    )
+    body = json.dumps(report.to_dict()).encode()
+    assert Report.from_dict(json.loads(body)) == report
+    assert not has_more_values(body, MAX_REPORT_VALUES * 2 // 3)
 
 
 def test_unknown_fields_do_no_harm() -> None:

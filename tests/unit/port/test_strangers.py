@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import socket
 from contextlib import closing
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,7 @@ from agent.base import times
 from agent.decisions.attempts import Attempt
 from agent.decisions.head import head_state as h
 from agent.decisions.head.fleet import Worker
+from agent.decisions.head.head_decide import is_agent_expected
 from agent.decisions.shared import ItemReport, ServiceReady, Step
 from agent.decisions.worker.worker_state import HeadSpoke
 from agent.job.services import Where
@@ -27,8 +29,9 @@ from agent.port.reports import (
     Reports,
     TooManyAgentsError,
     _Pace,
+    agent_limit,
 )
-from support.agent_ports import JSON, served_port
+from support.agent_ports import BEARER, JSON, served_port
 from support.heads import (
     PREPARED,
     RETRIEVER,
@@ -42,6 +45,7 @@ from support.heads import (
     reported,
 )
 from support.shares import by_torchrun
+from support.worlds import SECRET
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -347,7 +351,6 @@ def test_one_address_does_not_push_out_the_others(ray: str) -> None:
             for number in range(2 * BASE_LIMIT):
                 hello = Hello(f"evil{number}", None, ray=ray)
                 evil = Report(f"evil{number}", "10.6.6.6", "x", hello=hello)
-                port.reports._pace = _Pace()  # noqa: SLF001 - how fast they come is another quota
                 await port.reports.handle(replace(evil, bye=Bye("over"), logs={"x": "y"}))
             assert len(port.reports.byes) <= MOST_DEPARTED + 1
             assert len(port.reports.logs) <= MOST_DEPARTED + 1
@@ -366,6 +369,7 @@ def test_an_address_has_a_pace(monkeypatch: pytest.MonkeyPatch) -> None:
 
     async def send(report: Report, joined: bool) -> None:  # noqa: FBT001 - what toggles
         try:
+            await port.reports.wait_for_turn(report.ip)
             await port.reports.handle(replace(report, joined=joined))
             counts[report.id] = counts.get(report.id, 0) + 1
         except TooManyAgentsError:
@@ -393,10 +397,154 @@ def test_a_token_has_no_pace() -> None:
     async def story() -> None:
         with anyio.fail_after(10):
             for _ in range(500):
+                await port.reports.wait_for_turn(POD1.ip)
                 await port.reports.handle(POD1)
 
     anyio.run(story)
     assert len(port.workers) == 500
+
+
+def burst(form: str, sharers: int) -> int:
+    """Return how many reports are handled at once that come from ever new addresses."""
+
+    async def story() -> int:
+        pace = _Pace(sharers)
+        for number in range(2_000):
+            with anyio.move_on_after(0) as limit:
+                await pace.wait(form.format(number))
+            if limit.cancelled_caught:
+                return number
+        return 2_000
+
+    return anyio.run(story)
+
+
+def test_an_ipv6_network_has_a_pace() -> None:
+    """A host may use all of its addresses; workers that are expected there are not delayed."""
+    assert burst("10.0.0.1", 8) == 50
+    assert burst("10.0.{}.1", 8) == 2_000
+    assert 400 <= burst("2001:db8::{:x}", 8) < 450
+    assert burst("2001:db8::{:x}", 100) == 2_000
+    assert burst("2001:db8:{:x}::1", 8) == 2_000
+
+
+def test_a_report_is_paced_before_its_body_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever it has: a body costs the head more than the sender."""
+    monkeypatch.setattr(times, "REPORT_PACE", 100.0)
+    monkeypatch.setattr("agent.port.reports._BURST", 2)
+    head = b"POST /report HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+    with served_port(None) as port:
+        statuses = [port.report(JSON, "[[no JSON").status for _ in range(3)]
+        assert statuses == [400, 400, 503]
+        with socket.create_connection(("127.0.0.1", port.number), 20) as one:
+            one.sendall(head + b"Content-Length: 1000\r\n\r\n")
+            assert b" 503 " in one.recv(1000)
+    with served_port(SECRET) as port:
+        assert {port.report({**JSON, **BEARER}).status for _ in range(9)} == {200}
+
+
+@pytest.mark.parametrize("part", ["[],", '{"a":1},', "1,", '"",'])
+def test_a_report_of_very_many_values_is_not_parsed(part: str) -> None:
+    """A body of 256 KiB would take 6 MiB."""
+    body = json.dumps({**POD1.to_dict(), "ip": "", "more": []})
+    full = body.replace('"more": []', f'"more": [{part * 40_000}1]')
+    for token in (None, SECRET):
+        with served_port(token) as port:
+            headers = {**JSON, **BEARER}
+            assert port.report(headers, body).status == 200
+            refused = port.report(headers, full[: 1 << 18])
+            assert (refused.status, "values" in refused.error) == (400, True)
+
+
+def crowded(has_token: bool) -> tuple[Port, int]:  # noqa: FBT001 - what the test varies
+    """Return a head of one worker at its limit: strangers of many networks hold their reports."""
+    port = Port(has_token=has_token)
+    limit = agent_limit(1)
+    port.reports._most = limit  # noqa: SLF001 - as that of one worker
+    port.reports._is_expected = lambda key, rank: key == "agent1" or rank in {None, 1}  # noqa: SLF001 - the same
+    return port, limit
+
+
+async def crowd(port: Port, limit: int) -> None:
+    """Register strangers until the limit; most are of one network."""
+    for number in range(limit):
+        ip = f"2001:db8::{number:x}" if number % 4 else f"10.{number}.0.1"
+        hello = Hello(f"evil{number}", 9 + number, ray="2.60.0")
+        await port.reports.handle(Report(f"evil{number}", ip, "x", hello=hello))
+
+
+def test_strangers_do_not_push_out_a_worker() -> None:
+    """At the limit one of them goes, of the network that has the most; never for another one."""
+    port, limit = crowded(has_token=False)
+
+    async def story() -> None:
+        with anyio.fail_after(20):
+            await crowd(port, limit)
+            with pytest.raises(TooManyAgentsError):
+                await port.reports.handle(replace(EVIL, hello=Hello("evil", 999, ray="2.60.0")))
+            old = replace(POD1, id="old", hello=replace(HELLO, ray="2.0.0"))
+            with pytest.raises(TooManyAgentsError):
+                await port.reports.handle(old)
+            reply = await port.reports.handle(POD1)
+            assert (reply.refusal, reply.wants_hello) == ("", False)
+
+    anyio.run(story)
+    gone = [event.key for event in port.events if isinstance(event, h.WorkerReplaced)]
+    assert gone == ["evil1"]
+    assert port.workers[-1].key == "agent1"
+
+
+def test_agents_with_the_token_are_not_forgotten_for_others() -> None:
+    """A spare that reports stays."""
+    port, limit = crowded(has_token=True)
+
+    async def story() -> None:
+        await crowd(port, limit)
+        with pytest.raises(TooManyAgentsError):
+            await port.reports.handle(POD1)
+
+    anyio.run(story)
+
+
+def test_a_departed_stranger_is_forgotten_before_a_worker() -> None:
+    """Though the worker departed earlier: its goodbye explains the run's end."""
+    port, limit = crowded(has_token=False)
+
+    async def story() -> None:
+        await port.reports.handle(replace(POD1, bye=Bye("over")))
+        port.now += 1
+        await crowd(port, limit - 1)
+        port.now += times.AGENT_SILENT
+        await port.reports.handle(replace(EVIL, hello=Hello("evil", 999, ray="2.60.0")))
+
+    anyio.run(story)
+    gone = [event.key for event in port.events if isinstance(event, h.WorkerReplaced)]
+    assert gone == ["evil0"]
+
+
+def test_a_network_does_not_fill_the_head_with_goodbyes() -> None:
+    """Of all agents that departed from an IPv6 /64 a quarter of the limit is kept at most."""
+    port = Port()
+
+    async def story() -> None:
+        for number in range(BASE_LIMIT):
+            hello = Hello(f"evil{number}", None, ray="2.60.0")
+            evil = Report(f"evil{number}", f"2001:db8::{number:x}", "x", hello=hello)
+            await port.reports.handle(replace(evil, bye=Bye("over")))
+
+    anyio.run(story)
+    assert len(port.reports.byes) == BASE_LIMIT // 4
+
+
+def test_the_run_expects_its_ranks() -> None:
+    """Of an agent that did not report yet, then as everywhere."""
+    trace = running()
+    assert is_agent_expected(trace.state, "new", 1)
+    assert is_agent_expected(trace.state, "new", None)
+    assert not is_agent_expected(trace.state, "new", 2)
+    assert is_agent_expected(trace.state, "agent2", 99)
+    trace.take(stranger(), 5.0)
+    assert not is_agent_expected(trace.state, "evil", 9)
 
 
 def test_a_refused_agent_recalls_no_run() -> None:

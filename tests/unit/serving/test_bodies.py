@@ -94,11 +94,12 @@ def test_bodies_wait_for_room_in_order() -> None:
     run(story)
 
 
-def test_one_address_has_half_of_the_room() -> None:
-    """Others are served while it waits for itself."""
+@pytest.mark.parametrize("form", ["10.0.0.1", "2001:db8::{}"])
+def test_one_address_has_half_of_the_room(form: str) -> None:
+    """Others are served while it waits for itself; an IPv6 network counts as one."""
 
     async def story(bodies: Bodies) -> None:
-        crowd = [Reading(bodies, Asked(100)) for _ in range(5)]
+        crowd = [Reading(bodies, Asked(100, form.format(n))) for n in range(5)]
         other = Reading(bodies, Asked(100, "10.0.0.2"))
         await turns()
         assert [one.has_body.is_set() for one in crowd] == [True] * 2 + [False] * 3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import http.client
 import json
@@ -205,7 +206,11 @@ def test_a_flood_leaves_descriptors() -> None:
 
 @pytest.mark.parametrize("token", [None, SECRET])
 def test_a_thousand_workers_behind_one_address(token: str | None) -> None:
-    """They connect at the same time, and each keeps its connection, whatever else is connected."""
+    """They connect at the same time, and each keeps its connection, whatever else is connected.
+
+    Without a token an address has a pace: most reports are answered with 503 on their connections.
+    """
+    statuses = {200, 503} if token is None else {200}
     with (
         served_port(token) as port,
         connected(port.number, 1000, "127.0.0.2") as workers,
@@ -214,7 +219,7 @@ def test_a_thousand_workers_behind_one_address(token: str | None) -> None:
         for _ in range(2):
             for number, one in enumerate(workers):
                 one.sendall(report_of(number, port.number, token))
-            assert {status_on(one) for one in workers} == {200}
+            assert {status_on(one) for one in workers} == statuses
             few = 100 if token else 10
             others = stack.enter_context(connected(port.number, few, "127.0.0.2", HALF))
             assert status_on(others[-1], b"\r\n\r\n") == 200
@@ -237,3 +242,31 @@ def test_workers_of_one_address_leave_room_for_others(monkeypatch: pytest.Monkey
         assert is_closed(crowd[0])
         for one in (*few, *some, *crowd[1:]):
             assert status_on(one, LIVEZ) == 200
+
+
+class Wire(asyncio.Transport):
+    """A connection from an address."""
+
+    def __init__(self, ip: str) -> None:
+        super().__init__({"peername": (ip, 1, 0, 0)})
+        self.is_aborted = False
+
+    def abort(self) -> None:
+        """Close it at once."""
+        self.is_aborted = True
+
+
+def test_an_ipv6_network_counts_as_one_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host may use any address of its /64."""
+    monkeypatch.setattr(connections, "MAX_UNTRUSTED_PER_ADDRESS", 3)
+    warnings: list[str] = []
+
+    async def story() -> list[bool]:
+        counted = connections.Connections(warnings.append)
+        wires = [Wire(f"2001:db8:0:{n // 4}::{n}") for n in range(6)]
+        for wire in wires:
+            connections.Connection(counted, asyncio.Protocol()).connection_made(wire)
+        return [wire.is_aborted for wire in wires]
+
+    assert asyncio.run(story()) == [True, False, False, False, False, False]
+    assert "from 2001:db8::/64" in warnings[0]
