@@ -236,6 +236,7 @@ LINES_RETRY = 2.0  # Until lines that could not be written are tried again.
 WRITE_RETRY = 15.0  # Until an item that could not be written is tried again.
 RECORD_COUNTERS = 0.5  # Between writes of counters that change all the time.
 RUN_RECORD_CHECK = 3.0  # Between two checks whether a later head serves this run.
+STEPS_SAVED = 1.0  # Between two writes of the job's steps: a killed agent forgets no more.
 NODE_CHECK = 5.0  # Between two reads of a node's own statistics.
 FILE_LOCK = 2.0  # For a lock of the run folder on a network disk.
 FOLDER_MOVE = 0.1  # For a blocked writer before the run folder moves: the next reply tries again.

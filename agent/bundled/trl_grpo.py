@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from agent.bundled import rehearsal
 else:  # by its path, since the agent's package may be missing in this Python
@@ -259,7 +259,8 @@ def _callback(requested: threading.Event) -> Any:  # noqa: ANN401 - a TrainerCal
                     at = f"{part}step {state.global_step}/{state.max_steps}"
                     mean = float(logs[f"{part}reward"])
                     length = float(logs.get(f"{part}completions/mean_length", 0))
-                    print(f"{at} mean reward {mean:.3f} tokens {length:.0f}", flush=True)
+                    line = f"{at} mean reward {mean:.3f} tokens {length:.0f}"
+                    print(line, *metrics_of(logs), flush=True)
 
         def on_step_end(self, args: Any, _state: object, control: Any, **_: object) -> None:  # noqa: ANN401 - TRL's own
             was_requested = requested.is_set()
@@ -272,6 +273,15 @@ def _callback(requested: threading.Event) -> Any:  # noqa: ANN401 - a TrainerCal
             control.should_save = control.should_save or bool(wanted.item())
 
     return Callback()
+
+
+def metrics_of(logs: Mapping[str, Any]) -> list[str]:
+    """Return the numbers among TRL's metrics as `name=value`, without blanks in a name."""
+    pairs = []
+    for name, value in logs.items():
+        with contextlib.suppress(TypeError, ValueError):
+            pairs.append(f"{name.replace(' ', '_')}={float(value):.6g}")
+    return pairs
 
 
 def last_checkpoint(folder: Path) -> str | None:

@@ -34,7 +34,7 @@ from agent.frameworks.sizing import (
     Workload,
     sizing_for,
 )
-from agent.frameworks.step_format import MEAN_REWARD, KeyMeaning, LineFormat, StepFormat
+from agent.frameworks.step_format import MEAN_REWARD, STEP, KeyMeaning, LineFormat, StepFormat
 from agent.node.facts import Package
 
 if TYPE_CHECKING:
@@ -47,6 +47,9 @@ FRAMEWORK = FrameworkInfo(
         lines=(
             # Our own trainer's lines; TRL's and transformers' own stand beside a bar.
             MEAN_REWARD,
+            LineFormat(
+                "values", "eval_step ", rf"\beval_step (?P<step>{STEP})/", notation="equals"
+            ),
             LineFormat("values", "{'loss': ", r"(?=\{'loss': )", notation="dict", begins=True),
             LineFormat("values", "{'reward", r"(?=\{'reward)", notation="dict", begins=True),
             LineFormat("values", "{'eval_", r"(?=\{'eval_)", notation="dict", begins=True),

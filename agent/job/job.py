@@ -110,14 +110,22 @@ def is_sized_by_links(job: Job | None) -> bool:
     return recipe_of(job.recipe.known).FRAMEWORK.is_sized_by_links
 
 
+PROGRESS_VARIABLE = "AGENT_PROGRESS_FILE"
+"""The file of an attempt to which the job may append its steps."""
+
+
 def entrypoint(
-    argv: list[str], attempt: int, file: str = "", clean: Callable[[str], str] = str
+    argv: list[str],
+    attempt: int,
+    file: str = "",
+    clean: Callable[[str], str] = str,
+    progress: str = "",
 ) -> tuple[str, str]:
     """Return the shell command of a job, which Ray shows and logs, and the secrets that it needs.
 
-    It is the argv, with AGENT_ATTEMPT exported: Ray's runtime_env cannot carry it, since Ray
-    refuses a job whose own one differs. Words that `clean` would mask become variables that the
-    shell reads from `file`, which it then removes; an option's name stays.
+    It is the argv, with AGENT_ATTEMPT and AGENT_PROGRESS_FILE exported: Ray's runtime_env cannot
+    carry them, since Ray refuses a job whose own one differs. Words that `clean` would mask become
+    variables that the shell reads from `file`, which it then removes; an option's name stays.
     """
     words: list[str] = []
     values: list[str] = []
@@ -134,7 +142,10 @@ def entrypoint(
         values.append(f"AGENT_SECRET_{len(values) + 1}={shlex.quote(secret)}")
         words.append(f'{option}"$AGENT_SECRET_{len(values)}"')
 
-    line = f"export AGENT_ATTEMPT={attempt}; exec {' '.join(words)}"
+    exports = f"export AGENT_ATTEMPT={attempt}"
+    if progress:
+        exports += f" {PROGRESS_VARIABLE}={shlex.quote(progress)}"
+    line = f"{exports}; exec {' '.join(words)}"
     if not values:
         return line, ""
     place = shlex.quote(file)

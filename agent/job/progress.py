@@ -294,6 +294,19 @@ class ProgressReader:
         self._first_epoch: int | None = None
         self._ahead: list[_Counted] = []  # lines with steps that do not follow the last one
 
+    def resume(self, known: Progress) -> None:
+        """Go on after lines that another reader has read before, at other times."""
+        self._durations = deque(known.durations, RECENT)
+        if known.last == self._last and known.last_at is not None:
+            self._last_at = known.last_at
+
+    def resume_file(self, known: Progress) -> None:
+        """Go on with steps that come from AGENT_PROGRESS_FILE."""
+        self._rank = FILE
+        self._last = known.last
+        self._total = known.of
+        self.resume(known)
+
     def read(self, text: str, at: float) -> tuple[Reading, ...]:
         """Return what a line shows, its step first; most lines show nothing."""
         text = text[:LONGEST_LINE]

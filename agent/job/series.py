@@ -7,6 +7,10 @@ An attempt that resumes from a checkpoint replaces the steps that it makes again
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from contextlib import suppress
+from itertools import islice, pairwise
+from statistics import fmean
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -15,12 +19,11 @@ from agent.base.value import Value
 from agent.job.progress import names_of, place_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from agent.frameworks.step_format import Meaning
 
 MOST_POINTS = 4_096
 MOST_KEYS = 48
+TREND = 20  # steps over which a trend is
 MOST_ATTEMPTS = 256  # marks of attempts; the last ones are kept
 
 
@@ -30,6 +33,24 @@ class AttemptMark(Value):
     number: int
     first: int
     after: int | None = None
+
+
+class PointsState(Value):
+    """The points of one key, as they are saved."""
+
+    steps: list[int]
+    values: list[float]
+    every: int = 1
+    behind: int = 0
+
+
+class SeriesState(Value):
+    """A series, as it is saved."""
+
+    keys: Mapping[str, PointsState] = {}
+    attempts: tuple[AttemptMark, ...] = ()
+    of: int | None = None
+    last: int | None = None
 
 
 class Points:
@@ -67,6 +88,24 @@ class Points:
         self.values = [*self.values[:kept:2], *self.values[kept:]]
         self._every *= 2
 
+    @property
+    def state(self) -> PointsState:
+        """Return what `from_state` needs."""
+        return PointsState([*self.steps], [*self.values], self._every, self._behind)
+
+    @classmethod
+    def from_state(cls, state: PointsState) -> Points:
+        """Return the points that were saved; raises ValueError if they are none."""
+        points = cls()
+        points.steps = state.steps[:MOST_POINTS]
+        points.values = [*map(float, state.values[:MOST_POINTS])]
+        points._every = max(1, state.every)
+        points._behind = max(0, state.behind)
+        rises = all(before < after for before, after in pairwise(points.steps))
+        if not rises or len(points.steps) != len(points.values):
+            raise ValueError("steps do not rise, or have no values")
+        return points
+
     def forget_from(self, step: int) -> None:
         """Remove the points of a step and of later ones."""
         while self.steps and self.steps[-1] >= step:
@@ -90,6 +129,24 @@ class Series:
         self.attempts: list[AttemptMark] = []
         self._keys: dict[str, Points] = {}
         self._last: int | None = None
+
+    @property
+    def state(self) -> SeriesState:
+        """Return what `from_state` needs."""
+        keys = {name: points.state for name, points in self._keys.items()}
+        return SeriesState(keys, tuple(self.attempts), self.of, self._last)
+
+    @classmethod
+    def from_state(cls, state: SeriesState) -> Series:
+        """Return the series that was saved, without keys that are broken."""
+        series = cls()
+        series.of = state.of
+        series.attempts = [*state.attempts][-MOST_ATTEMPTS:]
+        series._last = state.last
+        for name, points in islice(state.keys.items(), MOST_KEYS):
+            with suppress(ValueError):
+                series._keys[name] = Points.from_state(points)
+        return series
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -127,6 +184,14 @@ class Series:
         points = self._keys[name]
         first = 0 if most is None else max(0, len(points.steps) - most)
         return [*zip(points.steps[first:], points.values[first:], strict=True)]
+
+    def trend(self, meaning: Meaning) -> float | None:
+        """Return by how much the mean of a value rose over the last steps; None for too few."""
+        values = [value for _, value in self.last(meaning, TREND)]
+        half = len(values) // 2
+        if half < 2:
+            return None
+        return fmean(values[-half:]) - fmean(values[:half])
 
     def to_dict(self, since: int | None = None) -> dict[str, object]:
         """Return the series as `/series` has them; `since` leaves out that step and all before."""

@@ -163,12 +163,17 @@ class Torchrun(Value):
             *torchrun_arguments(argv),
         ]
 
-    def environment(self, full: Mapping[str, str], attempt: int) -> dict[str, str]:
+    def environment(
+        self, full: Mapping[str, str], attempt: int, progress: str = ""
+    ) -> dict[str, str]:
         """Return the environment of torchrun and its ranks."""
         dropped = {f"PET_{name}" for name in _SET_BY_AGENT}
         kept = {name: text for name, text in full.items() if name not in dropped}
         within = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(max(1, int(self.stop_within)))}
-        return {**within, **kept, "AGENT_ATTEMPT": str(attempt)}
+        own = {"AGENT_ATTEMPT": str(attempt)}
+        if progress:
+            own["AGENT_PROGRESS_FILE"] = progress
+        return {**within, **kept, **own}
 
 
 def torchrun_problems(

@@ -167,6 +167,8 @@ class Control(NamedTuple):
     """Read a node's log from an offset; a string is why there is none."""
     private_status: Callable[[], dict[str, object]] = dict
     """Status fields for authenticated callers only: warnings, log text."""
+    series: Callable[[int | None], dict[str, object]] = lambda _since: {}
+    """The job's metrics by step, after a step."""
 
 
 class AgentServer:
@@ -225,6 +227,7 @@ class AgentServer:
             web.post("/stop", self._controlled(self._stop)),
             web.get("/events", self._controlled(lambda request, _: self._stream.serve(request))),
             web.get(SAMPLE_PATH, self._guarded(self._serve_sample)),
+            web.get("/series", self._controlled(self._get_series)),
             web.get("/findings", self._controlled(self._get_findings)),
             web.get("/logs/{node}/{name}", self._controlled(self._get_log)),
         ]
@@ -370,6 +373,12 @@ class AgentServer:
 
     async def _get_findings(self, _request: web.Request, control: Control) -> web.StreamResponse:
         return web.json_response(control.findings())
+
+    async def _get_series(self, request: web.Request, control: Control) -> web.StreamResponse:
+        since = request.query.get("since")
+        if since is not None and not (since.isascii() and since.isdigit() and len(since) < 16):
+            return error_reply(400, "since: expected a whole number")
+        return web.json_response(control.series(None if since is None else int(since)))
 
     async def _get_log(self, request: web.Request, control: Control) -> web.StreamResponse:
         after = request.query.get("after")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
@@ -13,15 +12,17 @@ from msgspec.structs import replace
 from agent.base.text import escaped, without_controls
 from agent.decisions.shared import place, shortened
 from agent.diagnosis.find_cause import LONGEST, NEAR, Log, find_known_lines, table
-from agent.job.progress import LONGEST_LINE, Progress, ProgressReader, StepSeen, ValuesSeen
+from agent.job.progress import LONGEST_LINE, Progress, ProgressReader
 from agent.job.series import Series
 from agent.record.log import say
+from agent.record.series_file import SavedLine, add_reading
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from agent.decisions.shared import Known
     from agent.job.progress import Reading
+    from agent.record.series_file import SavedSteps
 
 
 class KnownLines:
@@ -87,7 +88,7 @@ MOST_LINES = 40
 MOST_POINTS = 600  # of the page's curve; a longer one is thinned out
 _LONGEST_SHOWN = 400
 _SPARE = 4_096  # characters behind a line's end in which a secret may go on
-_TREND = 20  # steps over which the reward's trend is
+_MOST_UNSAVED = 200
 
 
 class JobLines:
@@ -115,9 +116,29 @@ class JobLines:
         self._progress: Progress | None = None
         self._series = Series()
 
+        # What was read, for the agent that continues after this one; and what one before has read.
+        self._number = 0
+        self._unsaved: deque[SavedLine] = deque(maxlen=_MOST_UNSAVED)
+        self._position = 0  # bytes of the attempt's output so far
+        self._file_read = 0  # the same of AGENT_PROGRESS_FILE
+        self._known_up_to = 0
+        self._repeats = False  # whether an earlier agent has read what is read now
+
     def write(self, data: bytes, _may_try_again: Callable[[float], bool]) -> bool:
         """Add a piece of output; a failure in a line is logged once and ends nothing."""
         self.last_output = time.monotonic()
+        known = max(0, self._known_up_to - self._position)
+        for part in (data[:known], data[known:]):
+            if part:
+                self._position += len(part)
+                self._repeats = self._position <= self._known_up_to
+                self._add(part)
+        if self._repeats and self._progress is not None:
+            self._reader.resume(self._progress)
+        self._repeats = False
+        return True
+
+    def _add(self, data: bytes) -> None:
         *lines, rest = (self._rest + data).split(b"\n")
         if self._is_too_long and lines:
             del lines[0]
@@ -134,7 +155,6 @@ class JobLines:
         overwritten = rest.rfind(b"\r", 0, len(rest) - 1)
         self._rest = rest[overwritten + 1 :]
         self._read(lines, rest[: overwritten + 1])
-        return True
 
     def close(self) -> None:
         """Add the last line, which has no line end."""
@@ -149,9 +169,57 @@ class JobLines:
             now = self._now()
             former = self._progress
             self._reader = ProgressReader(() if former is None else former.durations)
+            self._position = 0
+            self._file_read = 0
+            self._known_up_to = 0
             self._progress = Progress(number, now)
             if former is not None:
                 self._progress = former.next_attempt(number, now)
+            self._keep(None, number, now)
+
+    def restore(self, saved: SavedSteps) -> None:
+        """Go on with what an earlier agent saved, whose times are on this one's clock."""
+        with self._lock:
+            self._progress = saved.progress
+            self._series = saved.series
+            self._number = saved.number
+            self._known_up_to = saved.read
+            self._file_read = saved.file_read
+
+    def follow_attempt(self, number: int) -> int:
+        """Follow an attempt that an earlier agent began; return where its file is to be read on.
+
+        Its output is read again: what that agent has read changes neither progress nor series.
+        """
+        if self._progress is None or self._progress.attempt != number:
+            self.begin_attempt(number)
+        elif self._file_read:
+            self._reader.resume_file(self._progress)
+        return self._file_read
+
+    def read_file(self, lines: Iterable[bytes], position: int) -> None:
+        """Read new lines of AGENT_PROGRESS_FILE, which end at this offset."""
+        at = self._now()
+        with self._lock:
+            self._file_read = position
+            for line in lines:
+                self._try(lambda raw: self._count(self._reader.read_file(raw, at)), line)
+
+    def take_unsaved(self) -> list[SavedLine]:
+        """Return what was read since the last call, at most the last of it."""
+        with self._lock:
+            unsaved = [*self._unsaved]
+            self._unsaved.clear()
+        return unsaved
+
+    def everything(self) -> SavedLine:
+        """Return all that is known of the run's steps as one line."""
+        with self._lock:
+            progress = self._progress
+            attempt = 0 if progress is None else progress.attempt
+            line = SavedLine(self._number, "all", 0.0, attempt)
+            line = replace(line, read=self._position, file_read=self._file_read)
+            return replace(line, progress=progress, series=self._series.state)
 
     @property
     def progress(self) -> Progress | None:
@@ -170,19 +238,6 @@ class JobLines:
         metrics = {} if self._progress is None else self._progress.metrics
         return {name: metrics[name] for name in names if name in metrics}
 
-    def rewards(self, most: int | None = None) -> list[tuple[int, float]]:
-        """Return the last rewards by step."""
-        with self._lock:
-            return self._series.last("reward", most)
-
-    def reward_trend(self) -> float | None:
-        """Return by how much the mean reward rose over the last steps; None for too few."""
-        values = [value for _, value in self.rewards(_TREND)]
-        half = len(values) // 2
-        if half < 2:
-            return None
-        return fmean(values[-half:]) - fmean(values[:half])
-
     def to_status(
         self, utc: Callable[[float], str], *, is_running: bool
     ) -> dict[str, object] | None:
@@ -190,6 +245,8 @@ class JobLines:
         known = self._progress
         if known is None or known.last is None or known.last_at is None:
             return None
+        with self._lock:
+            trend = self._series.trend("reward")
         each = known.seconds_per_step
         ends_at = known.ends_at if is_running else None
         return {
@@ -201,12 +258,13 @@ class JobLines:
             "last_step_at": utc(known.last_at),
             "ends_at": None if ends_at is None else utc(ends_at),
             "reward": known.value("reward"),
-            "reward_trend": self.reward_trend(),
+            "reward_trend": trend,
         }
 
     def curve(self) -> dict[str, object]:
         """Return the rewards by step, and the number of steps if known, as the page draws them."""
-        points = self.rewards()
+        with self._lock:
+            points = self._series.last("reward")
         every = 1 + len(points) // MOST_POINTS
         shown = [*points[:-1:every], *points[-1:]]
         of = None if self._progress is None else self._progress.of
@@ -229,9 +287,16 @@ class JobLines:
         for text in self._texts([overwritten]) if overwritten else ():
             pieces += text.split("\r")
         at = self._now()
+        repeats = self._repeats
+
+        def read(text: str) -> None:
+            seen = self._reader.read(text, at)
+            if not repeats:
+                self._count(seen)
+
         with self._lock:
             for piece in pieces:
-                self._try(lambda text: self._count(self._reader.read(text, at)), piece)
+                self._try(read, piece)
 
     def _texts(self, lines: list[bytes]) -> list[str]:
         """Return lines as text, masked before they are cut: a part of a secret is none."""
@@ -248,16 +313,19 @@ class JobLines:
         return [text[:LONGEST_LINE] for text in texts]
 
     def _count(self, readings: Iterable[Reading]) -> None:
-        """Add what a line shows to the progress and the series."""
+        """Add what a line shows to the progress and the series, and keep it to be saved."""
         for seen in readings:
             progress = self._progress or Progress(1, seen.at)
-            self._progress = progress.with_reading(seen)
-            if isinstance(seen, StepSeen):
-                self._series.add(progress.attempt, seen.step, seen.metrics, seen.of)
-            elif isinstance(seen, ValuesSeen):
-                step = progress.last if seen.step is None else seen.step
-                if step is not None:
-                    self._series.add_values(step, seen.metrics)
+            self._progress = add_reading(progress, self._series, seen)
+            self._keep(seen, progress.attempt, seen.at)
+
+    def _keep(self, seen: Reading | None, attempt: int, at: float) -> None:
+        line = SavedLine.of_reading(seen, attempt, at)
+        self._number += 1
+        read = self._position - len(self._rest)
+        self._unsaved.append(
+            replace(line, number=self._number, read=read, file_read=self._file_read)
+        )
 
     def _try(self, read: Callable[[Any], None], data: object) -> None:
         """Read something: a defect here must not end what follows the job's progress."""

@@ -14,6 +14,7 @@ from agent.record.events import EVENTS_FILE, RecordedEvent, read_events
 from agent.record.files import seconds_between
 from agent.record.run_folder import OUTCOME_FILE, newest_run, node_folders, read_outcome
 from agent.record.run_record import RUN_FILE, RunRecord
+from agent.record.series_file import SERIES_FILE, read_steps
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -92,6 +93,7 @@ def explain(folder: Path) -> list[str]:
     lines = [
         _title(node, starts, lasted=events[-1].at),
         *_phases(events, first_phase.value),
+        *_steps(node),
         *_waits(events, is_over=outcome is not None),
         *_joined(events),
         *_services(events),
@@ -145,6 +147,24 @@ def _phases(events: list[RecordedEvent], phase: str) -> list[str]:
         return []
     phases = ", ".join(f"{name} {_time(seconds)}" for name, seconds in long.items())
     return [f"phases: {phases}"]
+
+
+def _steps(node: Path) -> list[str]:
+    """Return how far the job came, and how its reward moved."""
+    saved = read_steps(node / SERIES_FILE)
+    known = None if saved is None else saved.progress
+    if saved is None or known is None or known.last is None:
+        return []
+    each = known.seconds_per_step
+    reward = known.value("reward")
+    trend = saved.series.trend("reward")
+    parts = [f"step {known.last}" if known.of is None else f"step {known.last} of {known.of}"]
+    if each is not None:
+        parts.append(f"{_time(each)} a step")
+    if reward is not None:
+        moved = "" if trend is None else f" ({trend:+.2g} over the last 20 steps)"
+        parts.append(f"mean reward {reward:.3g}{moved}")
+    return [f"steps: {', '.join(parts)}"]
 
 
 def _waits(events: list[RecordedEvent], *, is_over: bool) -> list[str]:

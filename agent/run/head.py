@@ -57,6 +57,7 @@ from agent.run.diagnose import Elsewhere, explain_end, find_cause
 from agent.run.end import end_role
 from agent.run.failure_bundle import make_bundle, parts_of_workers, request_logs
 from agent.run.head_job import Submission, SubmissionTask
+from agent.run.job_steps import StepKeeper, progress_path
 from agent.run.local_services import LocalWork
 from agent.run.make_goal import make_goal
 from agent.run.make_ready import prune_sessions
@@ -105,6 +106,7 @@ class HeadAgent:
         self._event_filter = EventFilter()
         self._status = head_server.RunStatus(run, keeper, lambda: self._state)
         run.outages = self._status.outages
+        self._steps = StepKeeper(run, self._status.job_lines)
         self._reports: Reports  # of the workers; there once the port is served
 
         # What runs on this node.
@@ -141,6 +143,7 @@ class HeadAgent:
         # Services and steps first: they take the longest. A head that is refused starts nothing,
         # and is served only until its workers have the refusal.
         started = self._started
+        await self._steps.restore()
         if started.refusal is None:
             await self._start_all()
         else:
@@ -221,6 +224,7 @@ class HeadAgent:
         start(stall.run)
         start(watch_silent_workers, self._reports, self._plan.ports, put)
         start(every, times.HOURS_RECORDED, "a record of the used hours", self._record_use)
+        start(every, times.STEPS_SAVED, "the job's steps", self._steps.look)
         check = self._look_for_later_head
         start(every, times.RUN_RECORD_CHECK, "a look for a later head's record", check)
 
@@ -462,7 +466,7 @@ class HeadAgent:
             say(message.sentence, message.level)
 
         # Through torchrun: every node starts its share.
-        self._status.job_lines.begin_attempt(self._state.attempt.number)
+        await self._steps.begin(self._state.attempt.number)
         if isinstance(self._link, TorchrunLink):
             self._output = await self._link.launch(
                 self._state, self._reports, self._reward_ip, submission.basis
@@ -485,6 +489,7 @@ class HeadAgent:
 
     async def _follow(self, job_id: str) -> None:
         """Follow a job that an earlier agent submitted."""
+        self._steps.follow(self._state.attempt.number)
         submission = await self._make_submission(is_followed=True)
         line = submission.line if isinstance(submission, Submission) else ""
         mirror = await self._start_output(job_id, line)
@@ -506,7 +511,12 @@ class HeadAgent:
             keeper.save(replace(keeper.record, basis=basis))
 
         maker = head_job.SubmissionMaker(
-            self._plan, self._state, keeper.record.run_id, basis, is_followed=is_followed
+            self._plan,
+            self._state,
+            keeper.record.run_id,
+            basis,
+            str(progress_path(self._run.folder, self._state.attempt.number)),
+            is_followed=is_followed,
         )
         reward_place = replace(self._placeholders, node_ip=self._reward_ip)
         url = reward_url(self._plan.all_services, reward_place)
@@ -558,6 +568,7 @@ class HeadAgent:
         if self._output is not None:
             drain = partial(self._output.finish, self._plan.budget.output)
             await anyio.to_thread.run_sync(drain)
+            await self._steps.look()
             self._output = None
             self._run.node.update(passed_on=0, copied=0)  # of the next attempt
 

@@ -229,9 +229,17 @@ async def read_basis(plan: Plan, state: HeadState) -> JobBasis:
 class SubmissionMaker:
     """Makes the submission of an attempt for the nodes that joined."""
 
-    def __init__(
-        self, plan: Plan, state: HeadState, run_id: str, basis: JobBasis, *, is_followed: bool
+    def __init__(  # noqa: PLR0913 - what a submission is made of
+        self,
+        plan: Plan,
+        state: HeadState,
+        run_id: str,
+        basis: JobBasis,
+        progress_file: str = "",
+        *,
+        is_followed: bool,
     ) -> None:
+        self._progress_file = progress_file
         self._plan = plan
         self._state = state
         self._run_id = run_id
@@ -282,7 +290,7 @@ class SubmissionMaker:
         words = fill(argv, gpus, place, reward_url, attempt, job.checkpoints)
         name = f"{safe_name(self._run_id)}-{attempt}.secrets"
         file = "" if ray is None else f"{ray.session}/{name}"
-        line, secrets = entrypoint(words, attempt, file, clean)
+        line, secrets = entrypoint(words, attempt, file, clean, self._progress_file)
 
         # Is one left? The driver of a given Ray may run on another machine than its file.
         if clean(line) != line:

@@ -103,6 +103,7 @@ def make_server(
         findings=status.findings,
         log=partial(status.read_log, reports),
         private_status=status.private_details,
+        series=status.job_lines.series,
     )
     return AgentServer(
         token=token,

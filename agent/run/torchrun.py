@@ -37,6 +37,7 @@ from agent.plan.plan import JOB_LOG
 from agent.processes import process
 from agent.processes.output import OutputCopies, PreambleFilter, RecentOutput, size_at_start
 from agent.record.log import say
+from agent.run.job_steps import progress_path
 from agent.settings.jobs import TORCHRUN
 
 if TYPE_CHECKING:
@@ -100,7 +101,8 @@ class LocalShare:
         command = plan.torchrun.command(words, rank, size, attempt_id, place.head_ip)
         full = {**recipe_env, **plan.environment(place.node_ip, place.head_ip)}
         full |= environment.without_proxy_to(full, [share.reward_ip])
-        env = plan.torchrun.environment(full, attempt)
+        progress = str(progress_path(run.folder, attempt))
+        env = plan.torchrun.environment(full, attempt, progress)
 
         self._is_stopped = False
         say(f"starting torchrun: node rank {rank} of {size}")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import anyio
 
+from agent.job.series import Series
 from agent.port.server import AgentServer, Control, LogPart
 from agent.port.sockets import bind
 from agent.record import run_folder
@@ -53,6 +54,14 @@ async def a_log(node: str, name: str, after: int | None) -> LogPart | str:
     return LogPart("".join(parts[place : place + 1]), place + 1)
 
 
+def a_series() -> Series:
+    """Return the metrics of three steps."""
+    series = Series()
+    for step in (1, 2, 3):
+        series.add(1, step, {"reward": step / 10}, 9)
+    return series
+
+
 class Lives(Protocol):
     """An object that runs in its own thread."""
 
@@ -75,7 +84,9 @@ class Head:
         self.stopped = threading.Event()
         self.over = threading.Event()
         self.up = threading.Event()
-        control = Control(self.stopped.set, 5.0, key, lambda: {**FINDINGS}, log)
+        control = Control(
+            self.stopped.set, 5.0, key, lambda: {**FINDINGS}, log, series=a_series().to_dict
+        )
         self.site = AgentServer(
             token=token, ready=lambda: True, status=lambda: {**STATUS}, control=control
         )

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 VARIABLES = ROOT / "docs/reference/env.md"
-SET_FOR_THE_JOB = {"AGENT_ATTEMPT"}
+SET_FOR_THE_JOB = {"AGENT_ATTEMPT", "AGENT_PROGRESS_FILE"}
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 NAMED = re.compile(r"`([\w.]+)`\s+(?:in|of)\s+\[[^\]]*\]\(([^)\s]+)\)")
 

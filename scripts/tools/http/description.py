@@ -212,6 +212,13 @@ class Described(NamedTuple):
 
 
 NODE_AND_NAME = (("path", "node", TEXT), ("path", "name", TEXT))
+SERIES = closed(
+    keys=by_name(closed(steps=array(WHOLE), values=array(NUMBER))),
+    attempts=array(closed(number=WHOLE, first=WHOLE, after=nullable(WHOLE))),
+    of=nullable(WHOLE),
+)
+"""The job's metrics by step; an attempt began at its first step, after the last one before."""
+SINCE = ("query", "since", {"type": "string", "pattern": "^[0-9]{1,15}$"})
 AFTER = ("query", "after", {"type": "string", "pattern": "^[0-9]{1,15}$"})
 PATHS = (
     Described("get", "/livez", "liveness; `pod-agent status --live` asks it", OPEN, schema=OK),
@@ -242,6 +249,13 @@ PATHS = (
         others=(400, 404),
         head_only=True,
         parameters=(*NODE_AND_NAME, AFTER),
+    ),
+    Described(
+        *("get", "/series", "the job's metrics by step, all or after a step", CONTROL),
+        schema=SERIES,
+        others=(400,),
+        head_only=True,
+        parameters=(SINCE,),
     ),
     Described(
         *("get", "/findings", "the findings of all nodes' checks", CONTROL),

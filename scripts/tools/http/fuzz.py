@@ -19,6 +19,7 @@ import anyio
 from msgspec.json import schema_components
 
 from agent import __version__
+from agent.job.series import Series
 from agent.port.protocol import REPORT_PATH, VERSION, Reply, Report
 from agent.port.reports import Expected, Reports, agent_limit
 from agent.port.server import AgentServer, Control, LogPart
@@ -54,7 +55,9 @@ class Head:
             status=lambda: status(3),
             reports=reports,
             run_id=lambda: "run-1",
-            control=Control(lambda: None, 5.0, key, self._findings, self._log, self._private),
+            control=Control(
+                lambda: None, 5.0, key, self._findings, self._log, self._private, self._series
+            ),
         )
         self._up, self._over = threading.Event(), threading.Event()
 
@@ -67,6 +70,11 @@ class Head:
         if (node, name) != ("head", "job"):
             return f"{node} has no log {name!r}"
         return LogPart("step 1\n", (after or 0) + 7)
+
+    def _series(self, since: int | None) -> dict[str, object]:
+        series = Series()
+        series.add(1, 3, {"reward": 0.5}, 40)
+        return series.to_dict(since)
 
     def _private(self) -> dict[str, object]:
         warning = {"check": "shm", "what": "64 MiB", "remedy": "more"}

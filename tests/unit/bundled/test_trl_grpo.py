@@ -159,6 +159,12 @@ def test_the_newest_complete_checkpoint(tmp_path: Path) -> None:
     assert trl_grpo.last_checkpoint(tmp_path) == str(tmp_path / "checkpoint-10")
 
 
+def test_all_metrics_of_a_step_are_printed() -> None:
+    """The agent reads them; transformers 5 has numbers as texts."""
+    logs = {"loss": "0.0187", "reward": 0.96875, "rewards/a b/mean": 1, "note": "x", "kl": None}
+    assert trl_grpo.metrics_of(logs) == ["loss=0.0187", "reward=0.96875", "rewards/a_b/mean=1"]
+
+
 def test_config_pairs() -> None:
     """Values are JSON if valid; a name that GRPOConfig lacks is refused."""
     known = {"epsilon", "use_vllm", "loss_type", "top_k"}

@@ -75,6 +75,14 @@ def test_quoting_keeps_every_word(words: list[str]) -> None:
     assert shlex.split(line) == ["export", "AGENT_ATTEMPT=2;", "exec", *words]
 
 
+def test_the_job_finds_its_file_for_steps() -> None:
+    """Whatever the folder is called; the command is the same."""
+    words = ["sh", "-c", 'echo "$AGENT_ATTEMPT $AGENT_PROGRESS_FILE"']
+    line, _ = entrypoint(words, 3, progress="/a b/'x'")
+    done = subprocess.run(["/bin/sh", "-c", line], capture_output=True, check=True, text=True)
+    assert done.stdout == "3 /a b/'x'\n"
+
+
 def test_a_real_shell_expands_nothing() -> None:
     """Dollars, quotes, globs and line ends reach the job as they were written."""
     words = ["$HOME", "`id`", "*", "a'b\"c", "x\ny", ";exit 3", "", "ü"]

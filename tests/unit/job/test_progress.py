@@ -169,6 +169,18 @@ def test_an_evaluation_of_openrlhf_has_its_step() -> None:
     assert read(line) == (PauseSeen("evaluation", 0.0), values)
 
 
+def test_lines_of_our_own_trainer_for_trl() -> None:
+    """All metrics of a step in one line; those of an evaluation are no step."""
+    step, *rest = read(
+        "step 9/200 mean reward 0.969 tokens 5 loss=0.0187 reward=0.9688 completions/mean_length=5",
+        "eval_step 9/200 mean reward 0.5 tokens 9 eval_reward=0.5 eval_loss=nan",
+    )
+    assert isinstance(step, StepSeen)
+    assert step.metrics == {"reward": 0.9688, "loss": 0.0187, "completions/mean_length": 5.0}
+    values = ValuesSeen(9, {"eval_reward": 0.5}, 60.0, ("eval_loss",))
+    assert rest == [PauseSeen("evaluation", 60.0), values]
+
+
 def test_the_total_stands_in_another_line() -> None:
     """In verl the step line has none; its bar counts only where there are no such lines."""
     bar = "(TaskRunner pid=9) Training Progress:   {}%|▏ | {}/140 [00:49<1:53:43, 49.09s/it]"

@@ -178,6 +178,8 @@ def test_the_environment_of_a_share() -> None:
         "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "13",
         "AGENT_ATTEMPT": "2",
     }
+    made = Torchrun(PYTHON, 6379, 4, 13.7).environment(given, 2, "/x/progress-2.jsonl")
+    assert made["AGENT_PROGRESS_FILE"] == "/x/progress-2.jsonl"
     own = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "5"}
     made = Torchrun(PYTHON, 6379, 4, 13.7).environment(own, 1)
     assert made["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] == "5"

@@ -7,6 +7,7 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 import pytest
+from msgspec.json import encode
 
 from agent.base.ends import Kind, Outcome
 from agent.base.errors import UnavailableError
@@ -17,6 +18,7 @@ from agent.decisions.shared import ServiceGone, ServiceReady
 from agent.record import events as e
 from agent.record.run_folder import RunFolder, outcome_text, write_outcome
 from agent.record.run_record import AttemptRecord, RunRecord
+from agent.record.series_file import SERIES_FILE, SavedLine
 from agent.record.summary import explain
 from agent.run.node_run import NodeRun
 from agent.settings.redact import Redactor
@@ -94,6 +96,22 @@ def test_a_whole_run(tmp_path: Path) -> None:
         "end: job-failed, exit code 7: the job failed with exit code 7",
         "remedy: job.log shows why: a GPU ran out of memory",
     ]
+
+
+def test_the_jobs_steps(tmp_path: Path) -> None:
+    """How far it came, how long a step took, and how the reward moved."""
+    run = run_of(tmp_path)
+    lines = [SavedLine(1, "attempt", 0.0, 2)]
+    for step in range(1, 9):
+        metrics = {"critic/rewards/mean": step / 100}
+        lines.append(SavedLine(step + 1, "step", 61.0 * step, 2, step, 40, metrics))
+    path = run / "pod0" / SERIES_FILE
+    path.write_bytes(b"\n".join(map(encode, lines)))
+    assert explain(run)[2] == (
+        "steps: step 8 of 40, 61 s a step, mean reward 0.08 (+0.04 over the last 20 steps)"
+    )
+    path.write_text("broken")
+    assert not any(line.startswith("steps") for line in explain(run))
 
 
 def test_a_workers_folder_by_itself(tmp_path: Path) -> None:

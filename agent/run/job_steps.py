@@ -1,0 +1,108 @@
+"""Keep the job's steps on the head: save them, and read AGENT_PROGRESS_FILE of the attempt.
+
+At its start the head reads what an agent before it has saved, its own or that of a head on another
+node of the run. As an attempt proceeds, what was read of its output is saved every second; lines
+that the job appends to AGENT_PROGRESS_FILE are read as often.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from agent.base import times
+from agent.record.background import in_thread
+from agent.record.files import remove_file
+from agent.record.log import say
+from agent.record.log_dir import log_dir
+from agent.record.series_file import SERIES_FILE, ProgressFile, SeriesFile, read_steps, shifted
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from agent.record.job_lines import JobLines
+    from agent.record.run_folder import RunFolder
+    from agent.record.series_file import SavedLine, SavedSteps
+    from agent.run.node_run import NodeRun
+
+
+def progress_path(folder: RunFolder, attempt: int) -> Path:
+    """Return AGENT_PROGRESS_FILE of an attempt."""
+    return folder.file(f"progress-{attempt}.jsonl")
+
+
+class StepKeeper:
+    """Saves the steps of a run, and continues those that were saved."""
+
+    def __init__(self, run: NodeRun, lines: JobLines) -> None:
+        self._run = run
+        self._lines = lines
+        self._file = SeriesFile(partial(run.folder.held, SERIES_FILE), self._everything)
+        self._progress_file: ProgressFile | None = None
+
+    async def restore(self) -> None:
+        """Continue the steps that an earlier agent of the run has saved."""
+        own = self._run.folder.file(SERIES_FILE)
+        found = await in_thread(partial(self._read, own), times.IDLE_DISK)
+        if found is None:
+            return
+        path, saved = found
+        self._lines.restore(saved)
+        if path != own:
+            self._file.add(self._everything())
+        if saved.progress is not None and saved.progress.last is not None:
+            say(f"the job's steps so far are known: {saved.progress.last} was the last one")
+
+    async def begin(self, attempt: int) -> None:
+        """Begin an attempt."""
+        self._lines.begin_attempt(attempt)
+        self._progress_file = ProgressFile(progress_path(self._run.folder, attempt))
+        await in_thread(partial(remove_file, self._progress_file.path))  # of a former run
+
+    def follow(self, attempt: int) -> None:
+        """Follow an attempt that an earlier agent began."""
+        position = self._lines.follow_attempt(attempt)
+        self._progress_file = ProgressFile(progress_path(self._run.folder, attempt), position)
+
+    async def look(self) -> None:
+        """Read what the job has appended to its file, and save what is new."""
+        file = self._progress_file
+        if file is not None:
+            read = await in_thread(file.read_lines, times.STALLED_DISK)
+            if read and file is self._progress_file:
+                self._lines.read_file(read, file.position)
+        for line in self._lines.take_unsaved():
+            self._file.add(replace(line, at=line.at + self._zero))
+
+    def close(self) -> None:
+        """Write the rest."""
+        self._file.finish()
+
+    @property
+    def _zero(self) -> float:
+        """Return the time at which the run's clock was 0, in seconds since 1970."""
+        return time.time() - self._run.now()
+
+    def _everything(self) -> SavedLine:
+        line = self._lines.everything()
+        progress = None if line.progress is None else shifted(line.progress, self._zero)
+        return replace(line, at=time.time(), progress=progress)
+
+    def _read(self, own: Path) -> tuple[Path, SavedSteps] | None:
+        """Return what was saved here, or last by another node of the run."""
+        others: list[tuple[float, Path]] = []
+        with suppress(OSError):
+            for name in log_dir.names(own.parent.parent):
+                path = own.parent.parent / name / SERIES_FILE
+                with suppress(OSError):
+                    others.append((log_dir.stat(path).st_mtime, path))
+        newest = [path for _, path in sorted(others, reverse=True)]
+        for path in sorted(newest, key=lambda path: path != own):
+            saved = read_steps(path, self._zero)
+            if saved is not None:
+                return path, saved
+        return None

@@ -1,0 +1,41 @@
+"""`/series`: the job's metrics by step, for those who may read a log."""
+
+from __future__ import annotations
+
+import json
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
+
+import pytest
+
+from support.served import SECONDS, a_head, a_series
+
+TOKEN = "t" * 16
+
+
+def asked(port: int, query: str = "", token: str = TOKEN) -> object:
+    """Return what the port answers."""
+    request = Request(f"http://127.0.0.1:{port}/series{query}")
+    request.add_header("Authorization", f"Bearer {token}")
+    with urlopen(request, timeout=SECONDS) as reply:  # noqa: S310 - http
+        return json.load(reply)
+
+
+def test_all_steps_or_those_after_one() -> None:
+    """A reader that knows the first steps asks for the others."""
+    with a_head(TOKEN) as head:
+        assert asked(head.port) == a_series().to_dict()
+        assert asked(head.port, "?since=2") == a_series().to_dict(2)
+        assert asked(head.port, "?since=3") == {**a_series().to_dict(), "keys": {}}
+
+
+@pytest.mark.parametrize(
+    ("token", "query", "code"),
+    [("wrong", "", 401), (TOKEN, "?since=x", 400), (TOKEN, f"?since={'9' * 16}", 400)],
+)
+def test_refusals(token: str, query: str, code: int) -> None:
+    """Names of metrics are text of the job's output."""
+    with a_head(TOKEN) as head, pytest.raises(HTTPError) as refused:
+        asked(head.port, query, token)
+    refused.value.close()
+    assert refused.value.code == code
