@@ -203,7 +203,7 @@ MOST_ANNOUNCED = 10  # so many announced losses of a run do not count against AG
 
 def count_losses(tried: Sequence[LostAttempt]) -> int:
     """Return how many of these attempts count against AGENT_JOB_RETRIES."""
-    return len(tried) - min(MOST_ANNOUNCED, sum(one.announced for one in tried))
+    return len(tried) - min(MOST_ANNOUNCED, sum(attempt.announced for attempt in tried))
 
 
 def submission_id_of(run_id: str, number: int, fixed: str | None = None) -> str:
@@ -238,18 +238,18 @@ def end_without_progress(tried: Sequence[LostAttempt], newest: int | None) -> Ou
     """
 
     def has_saved(since: Sequence[LostAttempt]) -> bool:
-        steps = [*(one.checkpoint for one in since), newest]
+        steps = [*(attempt.checkpoint for attempt in since), newest]
         return any(b is not None and (a is None or b > a) for a, b in pairwise(steps))
 
     # Did the last two fail by the same cause?
-    causes = [one.cause for one in tried[-2:] if one.cause]
+    causes = [attempt.cause for attempt in tried[-2:] if attempt.cause]
     is_same = len(causes) == 2 and causes[0].key == causes[1].key
     if is_same and not has_saved(tried[-2:]):
         return ends.SAME_CAUSE.outcome(cause=causes[1].text)
 
     # Were the last three short?
     recent = tried[-_MOST_IN_VAIN:]
-    are_short = all(one.seconds <= times.ATTEMPT_SHORT for one in recent)
+    are_short = all(attempt.seconds <= times.ATTEMPT_SHORT for attempt in recent)
     if len(recent) < _MOST_IN_VAIN or not are_short or has_saved(recent):
         return None
     count = len(recent)
@@ -303,7 +303,7 @@ def informative_stack_lines(stacks: str) -> list[str]:
     for part in re.split(r"^(?=Thread )", stacks, flags=re.MULTILINE):
         lines = [line for line in part.splitlines() if line.strip()]
         files = [line.rpartition("(")[2] for line in lines if line.startswith(_FRAME)]
-        is_idle = all(one.startswith(_ORDINARY) for one in files) and _MAIN not in part
+        is_idle = all(file.startswith(_ORDINARY) for file in files) and _MAIN not in part
         if is_idle and part.startswith("Thread "):
             lines = [line for line in lines[1:] if not line.startswith(_FRAME)]
         kept += lines

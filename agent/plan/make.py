@@ -25,7 +25,7 @@ from agent.job import services as work
 from agent.job.job import PLACEHOLDERS
 from agent.job.torchrun_command import Torchrun, gpus_of, processes
 from agent.node.facts import visible_devices
-from agent.plan import plan as planned
+from agent.plan import plan as process_names
 from agent.plan.listeners import listeners_of
 from agent.plan.plan import Plan, PlannedProcess, address_of, stop_budget
 from agent.plan.plan_job import plan_job, plan_recipe_job
@@ -196,11 +196,11 @@ def _processes(plan: Plan) -> Iterator[PlannedProcess]:
     if plan.joins_cluster and isinstance(launch, OwnRay | GivenRay):
         if isinstance(launch, OwnRay):
             argv = launch.command(is_head=topology.is_head)
-            yield PlannedProcess(planned.RAY, "ray", argv, planned.RAY_LOG)
+            yield PlannedProcess(process_names.RAY, "ray", argv, process_names.RAY_LOG)
         if topology.is_head:
             bridge = own_command(facts.ray.executable, "ray-bridge", launch.gcs, launch.dashboard)
             label = "watch" if plan.job is None else "submit"
-            yield PlannedProcess(planned.BRIDGE, label, tuple(bridge), "ray-bridge.log")
+            yield PlannedProcess(process_names.BRIDGE, label, tuple(bridge), "ray-bridge.log")
 
     # The all-reduce over all nodes before the job; the head hosts its store.
     if plan.settings.preflight is not None and topology.given_ray is None:
@@ -212,7 +212,7 @@ def _processes(plan: Plan) -> Iterator[PlannedProcess]:
         )
         if topology.is_head:
             argv = (*argv, "--host")
-        yield PlannedProcess(planned.ALL_REDUCE, "before", argv, planned.PREFLIGHT_LOG)
+        yield PlannedProcess(process_names.ALL_REDUCE, "before", argv, process_names.PREFLIGHT_LOG)
 
 
 def _findings(

@@ -193,7 +193,7 @@ class RunStatus:
         alive = state.fleet.alive
         workers = state.fleet.workers.values()
         known = {worker.ip for worker in workers}
-        ranked = sorted(workers, key=lambda one: (one.rank or 0, one.name))
+        ranked = sorted(workers, key=lambda worker: (worker.rank or 0, worker.name))
         plain = [Worker("", ip, ip, phase=_NO_AGENT) for ip in alive if ip not in known]
         return {
             "run_id": keeper.record.run_id,
@@ -208,7 +208,9 @@ class RunStatus:
             "phases": [*self.timeline.phases],
             "waits": [wait.to_dict(now) for wait in head.pending_waits(state)],
             "ray": {"state": state.ray.item.step.value, "detail": state.ray.item.evidence},
-            "nodes": [self._node(one, now, joined=one.ip in alive) for one in (*ranked, *plain)],
+            "nodes": [
+                self._node(worker, now, joined=worker.ip in alive) for worker in (*ranked, *plain)
+            ],
             "services": [
                 self._service(state, key, item, now) for key, item in state.services.by_key.items()
             ],

@@ -9,7 +9,7 @@ from agent.base import times
 from agent.decisions.head.head_goal import OUR_RAY, HeadGoal
 from agent.frameworks.recipe import NodeSize
 from agent.job.job import is_sized, is_sized_by_links
-from agent.plan import waits as planned
+from agent.plan import waits as wait_keys
 from agent.settings.jobs import notice_signal
 
 if TYPE_CHECKING:
@@ -50,8 +50,8 @@ def make_goal(plan: Plan, keeper: RunKeeper, now: float, done: Iterable[str] = (
 
     # How long may a boot take that repeats its steps without an end?
     longest = max([settings.wait_prepare, *(step.within for step in plan.steps)])
-    preparing = longest + limits.get(planned.BEFORE, 0.0)
-    own = {spec.name for spec in plan.all_services} | {planned.HEAD, planned.WORKERS}
+    preparing = longest + limits.get(wait_keys.BEFORE, 0.0)
+    own = {spec.name for spec in plan.all_services} | {wait_keys.HEAD, wait_keys.WORKERS}
     waits = sum(wait.seconds for wait in plan.waits if wait.key in own)
     before = settings.node_grace + times.EARLIER_ATTEMPT_ENDS + times.LONGEST_RETRY_PAUSE
     probes = times.NODE_PROBE + times.ALL_REDUCE + times.ALL_REDUCE_SPARE + times.GCS_REPORTS_LOSS

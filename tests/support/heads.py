@@ -11,7 +11,7 @@ from agent.decisions.head.fleet import RayNode, Worker
 from agent.decisions.head.head_goal import OUR_RAY, HeadGoal
 from agent.decisions.shared import LogLine, ServiceGone, ServiceReady, StepOver, StopAsked, Tick
 from agent.job.services import ON_EVERY, ON_HEAD, PrepareStep, ScoringProbe, ServiceSpec, TcpProbe
-from agent.plan import waits as planned
+from agent.plan import waits as wait_keys
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -46,11 +46,11 @@ STEPS = (
 )
 SHARED_DATA_STEP = PrepareStep("data", "make", ON_EVERY, 60.0, "within", "/shared/.data")
 LIMITS = {
-    planned.HEAD: 100.0,
-    planned.WORKERS: 200.0,
-    planned.SUBMIT: 120.0,
-    planned.JOB: 120.0,
-    planned.NODE: 60.0,
+    wait_keys.HEAD: 100.0,
+    wait_keys.WORKERS: 200.0,
+    wait_keys.SUBMIT: 120.0,
+    wait_keys.JOB: 120.0,
+    wait_keys.NODE: 60.0,
 }
 SUBMITTED = h.Submitted("run-1")
 PREPARED: list[h.HeadEvent] = [StepOver(step.name) for step in STEPS]
@@ -105,7 +105,7 @@ def reported(  # noqa: PLR0913 - what a worker may say
     joined: bool = True,
     rank: int | None = None,
     preparing: bool = False,
-    gone: bool = False,
+    has_left: bool = False,
     detail: str = "",
     refused: str = "",
     heard: float = 0.0,
@@ -114,10 +114,19 @@ def reported(  # noqa: PLR0913 - what a worker may say
     memory: str = "",
 ) -> h.WorkerReported:
     """Return the event of a report from the worker with this number."""
-    name, ip = f"pod{n}", f"10.0.0.{n}"
     return h.WorkerReported(
         Worker(
-            *(f"agent{n}", name, ip, rank, phase, detail, heard, joined, preparing, refused, gone),
+            f"agent{n}",
+            name=f"pod{n}",
+            ip=f"10.0.0.{n}",
+            rank=rank,
+            phase=phase,
+            detail=detail,
+            last_report_at=heard,
+            joined=joined,
+            preparing=preparing,
+            refused=refused,
+            has_left=has_left,
             items=items,
             answers=answers,
             memory=memory,

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from agent.decisions.head import head_state as h
 from agent.frameworks.recipe import NodeSize
 from agent.job.torchrun_command import ShareEnd, ShareOver
-from agent.plan import waits as planned
+from agent.plan import waits as wait_keys
 from support.heads import goal, reported
 
 if TYPE_CHECKING:
@@ -22,8 +22,8 @@ STOPPED = ShareEnd(1, by_order=True)
 def by_torchrun(workers: int = 1, **asked: int) -> HeadGoal:
     """Return the goal of a run without Ray."""
     of = goal(workers, **asked)  # type: ignore[arg-type]  # retries, by name
-    limits = {key: limit for key, limit in of.limits.items() if key != planned.HEAD}
-    limits[planned.JOB] = 8.0
+    limits = {key: limit for key, limit in of.limits.items() if key != wait_keys.HEAD}
+    limits[wait_keys.JOB] = 8.0
     return replace(of, limits=limits, by_torchrun=True, node="pod0", size=NodeSize(8))
 
 
@@ -43,10 +43,10 @@ def share_of(  # noqa: PLR0913 - what a worker may say
     at: float = 0.0,
     *,
     attempt: int = 1,
-    gone: bool = False,
+    has_left: bool = False,
     rank: int | None = None,
 ) -> h.WorkerReported:
     """Return the event of a worker's report, with its torchrun's result if it has ended."""
-    said = reported(n, heard=at, gone=gone, rank=rank).worker
+    said = reported(n, heard=at, has_left=has_left, rank=rank).worker
     part = None if end is None else ShareOver(attempt, end)
     return h.WorkerReported(replace(said, share=part, gpus=4))

@@ -16,7 +16,7 @@ from agent.decisions.shared import (
 from agent.decisions.worker import worker_state as w
 from agent.decisions.worker.worker_state import WorkerPhase
 from agent.job.services import ON_EVERY, PrepareStep
-from agent.plan import waits as planned
+from agent.plan import waits as wait_keys
 from support.heads import RETRIEVER_SPEC
 
 if TYPE_CHECKING:
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 TICK, TERM, INT = Tick(), StopAsked(15), StopAsked(2)
 STEP = PrepareStep("AGENT_PREPARE_EACH", "fetch", ON_EVERY, 7200.0, "AGENT_WAIT_PREPARE")
 LIMITS = {
-    planned.HEAD: 100.0,
-    planned.JOIN: 120.0,
-    planned.FENCE: 48.0,
-    planned.SILENT_HEAD: 60.0,
+    wait_keys.HEAD: 100.0,
+    wait_keys.JOIN: 120.0,
+    wait_keys.FENCE: 48.0,
+    wait_keys.SILENT_HEAD: 60.0,
 }
 History = list[tuple[float, w.WorkerEvent]]
 DOWN = w.RayExited("exit code 1")

@@ -16,7 +16,7 @@ from agent.decisions.head import losses
 from agent.decisions.head.head_state import HeadPhase, HeadState, Uncounted
 from agent.decisions.head.probes import preflight_waits, probe_waits
 from agent.decisions.shared import LogLine, Step, Wait
-from agent.plan import waits as planned
+from agent.plan import waits as wait_keys
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -40,7 +40,7 @@ def hang_waits(state: HeadState) -> Iterator[Wait]:
     if hang is not None and _ray_is_needed(state, hang):
         what = "the stopped processes of Ray to continue"
         until = state.ray.hang_since + times.RAY_HANGS
-        yield Wait(planned.HANG, what, until, hang.evidence, is_following=True)
+        yield Wait(wait_keys.HANG, what, until, hang.evidence, is_following=True)
 
 
 def hang_messages(before: HeadState, after: HeadState, event: HeadEvent) -> Iterator[LogLine]:
@@ -89,7 +89,7 @@ def _boot_waits(state: HeadState) -> Iterator[Wait]:
     yield from probe_waits(state)
     if attempt.not_before > attempt.began:
         what = f"attempt {attempt.number} to begin"
-        yield Wait(planned.PAUSE, what, attempt.not_before, "a pause after the loss")
+        yield Wait(wait_keys.PAUSE, what, attempt.not_before, "a pause after the loss")
 
 
 def _required_waits(state: HeadState) -> Iterator[Wait]:
@@ -98,10 +98,10 @@ def _required_waits(state: HeadState) -> Iterator[Wait]:
     # Ray, and the jobs that a given Ray lists.
     ray = state.ray.item
     if ray.step is Step.PENDING:
-        yield Wait(planned.HEAD, goal.ray, state.deadline_of(planned.HEAD), ray.evidence)
+        yield Wait(wait_keys.HEAD, goal.ray, state.deadline_of(wait_keys.HEAD), ray.evidence)
     elif goal.asks_for_jobs and not state.ray.jobs_known:
         what = f"the list of jobs of {goal.ray}"
-        yield Wait(planned.HEAD, what, state.deadline_of(planned.HEAD), ray.evidence)
+        yield Wait(wait_keys.HEAD, what, state.deadline_of(wait_keys.HEAD), ray.evidence)
     yield from hang_waits(state)
 
     # Services, prepare steps, and the end of the last attempt.
@@ -114,16 +114,16 @@ def _required_waits(state: HeadState) -> Iterator[Wait]:
     if len(state.fleet.alive) < state.required:
         longest = state.attempt.began + state.goal.max_prepare_seconds
         prepares_until = min(longest, state.fleet.last_preparing_at + times.PREPARE_STALE)
-        until = max(state.deadline_of(planned.WORKERS), prepares_until)
+        until = max(state.deadline_of(wait_keys.WORKERS), prepares_until)
         missing = partial(state.fleet.describe_missing, state.required)
-        yield Wait(planned.WORKERS, "workers", until, missing)
+        yield Wait(wait_keys.WORKERS, "workers", until, missing)
 
     # Nodes in Ray whose agents may still report, and those that Ray is to drop.
     unreported = state.unreported_nodes
     if state.reports_due is not None and unreported:
         what = f"a report from {first_names(unreported, _MAX_NAMED)}"
         evidence = "Ray lists it; a node without an agent counts after this"
-        yield Wait(planned.REPORTS, what, state.reports_due, evidence)
+        yield Wait(wait_keys.REPORTS, what, state.reports_due, evidence)
     yield from _dead_node_waits(state)
 
 
@@ -156,7 +156,7 @@ def _dead_node_waits(state: HeadState) -> Iterator[Wait]:
     names = dict.fromkeys(state.fleet.label_at(node.ip) for node in dead)
     until = min(awaited.values()) + times.GCS_REPORTS_LOSS
     what = f"Ray to drop {first_names(names, _MAX_NAMED)}"
-    yield Wait(planned.DEAD_NODES, what, until, "Ray lists it, and it has not joined or was lost")
+    yield Wait(wait_keys.DEAD_NODES, what, until, "Ray lists it, and it has not joined or was lost")
 
 
 def _service_waits(state: HeadState) -> Iterator[Wait]:
@@ -192,7 +192,7 @@ def _rank_waits(state: HeadState) -> Iterator[Wait]:
         if spec.where.kind == "rank" and spec.essential and state.service_home(spec.name) is None:
             what = f"{spec.where.sentence()}, which is to run {spec.name}"
             key = f"{spec.name} {spec.where.sentence()}"
-            until = state.deadline_of(planned.WORKERS)
+            until = state.deadline_of(wait_keys.WORKERS)
             yield Wait(key, what, until, partial(_last_detail, state, spec.where.rank))
 
 
@@ -220,9 +220,9 @@ def _running_waits(state: HeadState) -> Iterator[Wait]:
     if state.goal.has_job and not state.goal.by_torchrun:
         report = state.attempt.report
         status = report.status.lower() if report else "submitted"
-        until = state.attempt.last_status_at + state.goal.limits[planned.JOB]
+        until = state.attempt.last_status_at + state.goal.limits[wait_keys.JOB]
         yield Wait(
-            key=planned.JOB,
+            key=wait_keys.JOB,
             what="the job's status from Ray",
             deadline=until,
             source=f"last: {status}",
@@ -236,21 +236,21 @@ def _resuming_waits(state: HeadState) -> Iterator[Wait]:
     snapshot = state.goal.resumed_attempt
     attempt = state.attempt
     if state.stop.verdict is not None and snapshot is not None:
-        yield Wait(planned.STOP, "the job to stop", snapshot.stop_ordered_at + _stop_limit(state))
+        yield Wait(wait_keys.STOP, "the job to stop", snapshot.stop_ordered_at + _stop_limit(state))
     elif attempt.submitted is None:
-        until = state.deadline_of(planned.HEAD)
-        yield Wait(planned.HEAD, state.goal.ray, until, state.ray.item.evidence)
+        until = state.deadline_of(wait_keys.HEAD)
+        yield Wait(wait_keys.HEAD, state.goal.ray, until, state.ray.item.evidence)
     else:
-        until = attempt.last_status_at + state.goal.limits[planned.JOB]
+        until = attempt.last_status_at + state.goal.limits[wait_keys.JOB]
         what = f"the status of attempt {attempt.number} from Ray"
-        yield Wait(planned.JOB, what, until, state.ray.item.evidence)
+        yield Wait(wait_keys.JOB, what, until, state.ray.item.evidence)
 
 
 def submit_wait(state: HeadState) -> Wait:
     """Return the wait for a submission."""
-    until = state.phase_since + state.goal.limits[planned.SUBMIT]
+    until = state.phase_since + state.goal.limits[wait_keys.SUBMIT]
     who = "torchrun to start" if state.goal.by_torchrun else "Ray to take the job"
-    return Wait(planned.SUBMIT, who, until, state.ray.item.evidence)
+    return Wait(wait_keys.SUBMIT, who, until, state.ray.item.evidence)
 
 
 def _judging_waits(state: HeadState) -> Iterator[Wait]:
@@ -261,7 +261,7 @@ def _judging_waits(state: HeadState) -> Iterator[Wait]:
     else:
         what = "a report from every node"
         until = state.phase_since + times.NODES_ASKED
-    yield Wait(planned.FAILURE_REPORTS, what, until, doubt)
+    yield Wait(wait_keys.FAILURE_REPORTS, what, until, doubt)
 
 
 def stop_deadline(state: HeadState) -> float:
@@ -283,8 +283,8 @@ def _stop_limit(state: HeadState) -> float:
 def _stopping_waits(state: HeadState) -> tuple[Wait]:
     saving = state.stop.saving
     if saving is not None:
-        return (Wait(planned.SAVE, "the job to save", saving.until),)
-    return (Wait(planned.STOP, "the job to stop", stop_deadline(state)),)
+        return (Wait(wait_keys.SAVE, "the job to save", saving.until),)
+    return (Wait(wait_keys.STOP, "the job to stop", stop_deadline(state)),)
 
 
 _WAITS = {

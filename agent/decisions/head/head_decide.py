@@ -16,7 +16,7 @@ from agent.decisions.head import head_state as h
 from agent.decisions.head.boot_waits import pending_waits, service_title
 from agent.decisions.head.fleet import Fleet, Worker
 from agent.decisions.head.head_state import HeadAction, HeadEvent, HeadPhase, HeadState, Turn
-from agent.plan import waits as planned
+from agent.plan import waits as wait_keys
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -206,7 +206,7 @@ def deadline(state: HeadState) -> float | None:
         others.append(shares.silent_shares_deadline(state))
     short_since = state.losses.below_required_since
     if phase is HeadPhase.RUNNING and goal.has_job and short_since is not None:
-        times.append(short_since + goal.limits[planned.NODE])
+        times.append(short_since + goal.limits[wait_keys.NODE])
     return min((*times, *(at for at in others if at is not None)), default=None)
 
 
@@ -285,7 +285,7 @@ def is_worker_needed(state: HeadState, key: str, now: float) -> bool:
     worker = state.fleet.workers.get(key)
     if worker is None:
         return False
-    silent_at = worker.last_report_at + state.goal.limits[planned.NODE]
+    silent_at = worker.last_report_at + state.goal.limits[wait_keys.NODE]
     is_away = worker.has_left or worker.refused or now >= silent_at
     if not is_away or state.fleet.counts(worker):
         return True
@@ -365,9 +365,11 @@ def _record_outage(state: HeadState, key: Key, old: v.Item, new: v.Item, now: fl
     outage = v.Outage(key[1], key[0] if worker is None else worker.name, now)
     if old.step is v.Step.READY and new.step is not v.Step.READY:
         outages = (*outages, outage)[-_MAX_OUTAGES:]
-    elif new.step is v.Step.READY:  # an open one may be of a former agent
-        open_ones = {replace(outage, since=one.since) for one in outages}
-        outages = tuple(replace(one, until=now) if one in open_ones else one for one in outages)
+    elif new.step is v.Step.READY:  # an open outage may have begun under a former agent
+        is_open = {replace(outage, since=known.since) for known in outages}
+        outages = tuple(
+            replace(known, until=now) if known in is_open else known for known in outages
+        )
     return state.with_services(outages=outages)
 
 

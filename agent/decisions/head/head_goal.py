@@ -71,7 +71,8 @@ class HeadGoal(Value):
     @property
     def last_rank(self) -> int:
         """Return the highest rank that the expected nodes have."""
-        return self.expected_workers + len({one.where.rank for one in self.services if one.alone})
+        ranks = {service.where.rank for service in self.services if service.alone}
+        return self.expected_workers + len(ranks)
 
     def service(self, name: str) -> ServiceSpec:
         """Return the service of this name."""

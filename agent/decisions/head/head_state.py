@@ -358,7 +358,7 @@ class HeadState(Value):
     @property
     def lost_attempts(self) -> tuple[LostAttempt, ...]:
         """Return the attempts of this run that were lost so far."""
-        return (*self.goal.lost_attempts, *(one.as_lost for one in self.earlier.attempts))
+        return (*self.goal.lost_attempts, *(attempt.as_lost for attempt in self.earlier.attempts))
 
     @property
     def another_follows(self) -> bool:
@@ -382,7 +382,8 @@ class HeadState(Value):
         if item.step is Step.PENDING and nodes.get(node) != item.deadline:
             pending = {**pending, name: {**nodes, node: item.deadline}}
         elif item.step is not Step.PENDING and node in nodes:
-            pending = {**pending, name: {one: nodes[one] for one in nodes if one != node}}
+            others = {other: until for other, until in nodes.items() if other != node}
+            pending = {**pending, name: others}
         lost = self.services.lost - {key}
         lost = lost | {key} if item.step is Step.LOST else lost
         services = {**self.services.by_key, key: item}
@@ -407,7 +408,8 @@ class HeadState(Value):
         """Return the node of a service that runs once, the latest one; None if none has it."""
         if (HERE, name) in self.services.by_key:
             return HERE
-        return next((node for node, one in reversed(self.services.by_key) if one == name), None)
+        keys = reversed(self.services.by_key)
+        return next((node for node, service in keys if service == name), None)
 
     @property
     def unreported_nodes(self) -> tuple[str, ...]:
@@ -453,7 +455,7 @@ class HeadState(Value):
         if worker.name in self.attempt.lost_nodes or worker.key in self.earlier.leftovers:
             return True
         if self.goal.by_torchrun:  # in place of an expected one
-            return any(one.key == worker.key for one in self.fleet.present()[:last])
+            return any(expected.key == worker.key for expected in self.fleet.present()[:last])
         return self.fleet.counts(worker)
 
     def relies_on(self, node: str) -> bool:

@@ -27,7 +27,7 @@ from agent.decisions.head import head_state as h
 from agent.decisions.head import shares
 from agent.decisions.head.head_state import HeadPhase, HeadState, Losses, leave
 from agent.decisions.shared import Step, Wait
-from agent.plan import waits as planned
+from agent.plan import waits as wait_keys
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -139,7 +139,7 @@ def watch_required_nodes(state: HeadState, now: float) -> HeadState:
         loss = f"lost a needed node ({_missing_nodes(state)})"
         follows = "the cluster stays up, and the node can rejoin"
         if state.goal.has_job:
-            grace = round(state.goal.limits[planned.NODE])
+            grace = round(state.goal.limits[wait_keys.NODE])
             follows = f"the job is stopped unless it is back within {grace} s"
         state = state.with_losses(below_required_since=now, last=loss, last_at=now)
         return state.log(f"{loss}: {follows}", "warning")
@@ -338,7 +338,7 @@ def expire_leftovers(state: HeadState, now: float) -> HeadState:
     leftovers = state.earlier.leftovers
     if not leftovers:
         return state
-    grace = state.goal.limits[planned.NODE]
+    grace = state.goal.limits[wait_keys.NODE]
     left = {
         key: leftovers[key]
         for key, _, away in _leftovers(state)
@@ -352,19 +352,19 @@ def clearing_waits(state: HeadState) -> Iterator[Wait]:
     before = f"the end of attempt {state.attempt.number - 1}"
     here = sorted(name for _, name, at in _leftovers(state) if at is None)
     away = {name: at for _, name, at in _leftovers(state) if at is not None}
-    grace = state.goal.limits[planned.NODE]
+    grace = state.goal.limits[wait_keys.NODE]
 
     still_here = state.earlier.own_leftovers
     if here or still_here is not None:
         until = state.attempt.began + grace + times.EARLIER_ATTEMPT_ENDS
         own = [] if still_here is None else ["this node"]
         evidence = still_here or "its agent answers, and what it ran is not gone yet"
-        yield Wait(planned.CLEAR, f"{before} on {listed([*own, *here])}", until, evidence)
+        yield Wait(wait_keys.CLEAR, f"{before} on {listed([*own, *here])}", until, evidence)
 
     if away:
         what = f"{before} on {listed(sorted(away))}, out of reach"
         until = max(away.values()) + grace
-        yield Wait(planned.UNREACHABLE, what, until, "it ends all itself by then")
+        yield Wait(wait_keys.UNREACHABLE, what, until, "it ends all itself by then")
 
 
 def _leftovers(state: HeadState) -> Iterator[tuple[str, str, float | None]]:

@@ -28,7 +28,7 @@ from agent.decisions.head.boot_waits import pending_waits, stop_deadline, submit
 from agent.decisions.head.head_state import HeadPhase, JobShares, Saving, leave
 from agent.decisions.head.losses import ray_lost_outcome
 from agent.decisions.shared import Item, Refused, Step, StopAsked, Tick
-from agent.plan import waits as planned
+from agent.plan import waits as wait_keys
 
 if TYPE_CHECKING:
     from agent.base.ends import Outcome
@@ -89,7 +89,7 @@ def _check_waits(state: HeadState, now: float) -> HeadState:
     # Are the workers late, and do those that joined suffice (AGENT_PARTIAL)?
     least = state.goal.min_workers
     may_shrink = least < state.required and len(alive) >= least
-    if late is not None and late.key == planned.WORKERS and may_shrink:
+    if late is not None and late.key == wait_keys.WORKERS and may_shrink:
         missing = state.fleet.describe_missing(state.required)
         what = f"going on with {len(alive)} worker(s), as AGENT_PARTIAL=proceed; {missing}"
         state = replace(state, required=len(alive)).log(what, "warning")
@@ -97,7 +97,7 @@ def _check_waits(state: HeadState, now: float) -> HeadState:
 
     # Is a wait, or the whole boot, over its limit? What an earlier attempt had is lost.
     if late is not None:
-        had_it = late.key in {planned.WORKERS, planned.HEAD, planned.CLEAR}
+        had_it = late.key in {wait_keys.WORKERS, wait_keys.HEAD, wait_keys.CLEAR}
         row = ends.NOT_BACK_IN_TIME if had_it and state.attempt.number > 1 else ends.NOT_IN_TIME
         end = row.outcome(what=late.what, evidence=late.evidence or "no report yet")
         return leave(state, end, now)
@@ -129,7 +129,7 @@ def _restart_ray(state: HeadState, now: float) -> HeadState:
     what = "Ray was lost on the head" if ray.was_ready else "Ray did not start"
 
     # Is a restart left, and time for it?
-    is_late = now >= state.deadline_of(planned.HEAD) and not ray.was_ready
+    is_late = now >= state.deadline_of(wait_keys.HEAD) and not ray.was_ready
     if tried >= most or is_late:
         end = ends.RAY_NOT_STARTED.outcome(what=what, evidence=ray.evidence)
         return leave(state, ray_lost_outcome(state) if is_running else end, now)
@@ -224,7 +224,7 @@ def running(state: HeadState, event: HeadEvent, now: float) -> HeadState:
 
     # Is the grace of a needed node over?
     state = losses.watch_required_nodes(state, now)
-    grace = state.goal.limits[planned.NODE]
+    grace = state.goal.limits[wait_keys.NODE]
     short = state.losses.below_required_since if state.goal.has_job else None
     if short is not None and now >= short + grace:
         gone = shares.absent_share_nodes(state)
@@ -271,7 +271,7 @@ def _end_of_job(state: HeadState, event: HeadEvent, now: float) -> HeadState | N
 
     # Is Ray silent about the job for too long?
     has_status = state.goal.has_job and not state.goal.by_torchrun
-    if has_status and now >= state.attempt.last_status_at + state.goal.limits[planned.JOB]:
+    if has_status and now >= state.attempt.last_status_at + state.goal.limits[wait_keys.JOB]:
         silent = round(now - state.attempt.last_status_at)
         return _give_up_job(state, ends.NO_STATUS_FROM_RAY.outcome(seconds=silent), now)
     return None

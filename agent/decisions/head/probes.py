@@ -19,7 +19,7 @@ from agent.decisions.head.head_state import Comparison, ProbeNode, leave
 from agent.frameworks.recipe import NodeSize
 from agent.job.services import REWARD
 from agent.job.torchrun_command import ShareOrder
-from agent.plan import waits as planned
+from agent.plan import waits as wait_keys
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -144,9 +144,9 @@ def probe_waits(state: HeadState) -> Iterator[v.Wait]:
     """Yield the waits for scores, and for the links by which the first attempt's job is sized."""
     due = state.probes.due
     goal = state.goal
-    waits = {v.SCORE: (planned.PROBE, "every node to get a score from the reward server")}
+    waits = {v.SCORE: (wait_keys.PROBE, "every node to get a score from the reward server")}
     if goal.is_sized_by_links and not state.earlier.attempts:
-        waits[v.SAMPLE] = (planned.LINKS, "the bandwidth between the nodes")
+        waits[v.SAMPLE] = (wait_keys.LINKS, "the bandwidth between the nodes")
     for kind in waits.keys() & due.keys():
         late = [node for node, _ in _pending(state, kind)]
         if late:
@@ -177,17 +177,21 @@ def _order_scores(state: HeadState, reported: Worker | None, now: float) -> Head
         state = replace(state, probes=replace(probes, answers=answers))
         asked = [*workers.values()]
 
-    able = [one for one in asked if not (one.has_left or one.refused or one.service_only)]
-    pairs = [(v.HERE, at), *((worker.key, at) for worker in able)]
+    keys = [
+        worker.key
+        for worker in asked
+        if not (worker.has_left or worker.refused or worker.service_only)
+    ]
+    pairs = [(v.HERE, at), *((key, at) for key in keys)]
     return _order(state, v.SCORE, pairs, now + times.NODE_PROBE)
 
 
 def _order_samples(state: HeadState, now: float) -> HeadState:
     agents = state.fleet.present()
     near = agents[:MAX_HEAD_LINKS]
-    links = [*((v.HERE, one.ip) for one in near), *((one.key, "") for one in near)]
+    links = [*((v.HERE, worker.ip) for worker in near), *((worker.key, "") for worker in near)]
     ring = zip(agents, [*agents[1:], *agents[:1]], strict=True)
-    links += [(one.key, following.ip) for one, following in ring if following.ip != one.ip]
+    links += [(worker.key, other.ip) for worker, other in ring if other.ip != worker.ip]
     return _order(state, v.SAMPLE, links, now + times.BANDWIDTH_SAMPLE)
 
 
@@ -232,7 +236,7 @@ def preflight_waits(state: HeadState) -> Iterator[v.Wait]:
     """Yield the wait for the head's result of the all-reduce."""
     until = state.probes.due.get(v.ALL_REDUCE)
     if until is not None:
-        yield v.Wait(planned.PREFLIGHT, f"an all-reduce over all nodes ({PREFLIGHT})", until)
+        yield v.Wait(wait_keys.PREFLIGHT, f"an all-reduce over all nodes ({PREFLIGHT})", until)
 
 
 def finish_preflight(state: HeadState, now: float) -> HeadState:
@@ -252,7 +256,7 @@ def finish_preflight(state: HeadState, now: float) -> HeadState:
     gone = tuple(names[key] for key in names if key not in present)
     if own is None and gone and not known.lost:
         known = replace(known, lost=gone)
-        until = min(until, now + state.goal.limits[planned.NODE])
+        until = min(until, now + state.goal.limits[wait_keys.NODE])
 
     # Is it over: by the head's result, or for lack of it?
     is_over = own is not None or now >= until
@@ -264,7 +268,7 @@ def finish_preflight(state: HeadState, now: float) -> HeadState:
         return state
 
     words = "" if own is None else own.words
-    speed, failure = all_reduce_result(words, [one[1:] for one in known.shares])
+    speed, failure = all_reduce_result(words, [(name, gpus) for _, name, gpus in known.shares])
     if not failure:
         return state.log(speed)
     if known.lost:
@@ -273,7 +277,9 @@ def finish_preflight(state: HeadState, now: float) -> HeadState:
 
     # The head's own result is the most detailed; without it, those of the others.
     failures = [
-        f"{names[key]}: {one.evidence}" for key, one in answers.items() if one and one.evidence
+        f"{names[key]}: {answer.evidence}"
+        for key, answer in answers.items()
+        if answer and answer.evidence
     ]
     if failures and not words:
         failure = listed(failures)
@@ -315,13 +321,13 @@ def _finding(state: HeadState, node: str, answer: v.Answer) -> Finding | None:
 
 def _report_findings(state: HeadState, findings: Iterable[Finding]) -> HeadState:
     """Store findings; log the first ones, and once that there are more."""
-    for one in findings:
+    for finding in findings:
         known = state.probes.findings
-        if one in known or len(known) >= _MAX_FINDINGS:
+        if finding in known or len(known) >= _MAX_FINDINGS:
             continue
-        state = replace(state, probes=replace(state.probes, findings=(*known, one)))
+        state = replace(state, probes=replace(state.probes, findings=(*known, finding)))
         if len(known) < _MAX_LOGGED:
-            state = state.log(one.sentence(), "warning")
+            state = state.log(finding.sentence(), "warning")
         elif len(known) == _MAX_LOGGED:
             state = state.log("more of the kind: `pod-agent doctor --all` here", "warning")
     return state

@@ -13,7 +13,7 @@ from agent.decisions.head.boot_waits import service_title
 from agent.decisions.head.head_state import HeadPhase, HeadState
 from agent.decisions.shared import HERE, Item, LogLine, Step, Tick
 from agent.job.services import ServiceSpec, ordered_steps
-from agent.plan import waits as planned
+from agent.plan import waits as wait_keys
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -205,7 +205,7 @@ def restart_services(state: HeadState, now: float) -> tuple[HeadState, Outcome |
 
     # Workers with only an essential service; the same sum as in `service_node_deadline`.
     for spec, worker in _service_only_workers(state):
-        if now >= worker.last_report_at + state.goal.limits[planned.NODE]:
+        if now >= worker.last_report_at + state.goal.limits[wait_keys.NODE]:
             loss = f"lost a needed node ({worker.label}, which runs {spec.name})"
             return state, ends.NODE_LOST.outcome(loss=loss)
     return state, None
@@ -247,7 +247,7 @@ def _restart(state: HeadState, key: Key, item: Item, now: float) -> HeadState:
 def service_node_deadline(state: HeadState) -> float | None:
     """Return the time by which such workers must report again; None if there are none."""
     reports = [worker.last_report_at for _, worker in _service_only_workers(state)]
-    return min(reports) + state.goal.limits[planned.NODE] if reports else None
+    return min(reports) + state.goal.limits[wait_keys.NODE] if reports else None
 
 
 def service_address(state: HeadState, name: str) -> str | None:

@@ -19,7 +19,7 @@ from agent.decisions.attempts import JobReport
 from agent.decisions.head.head_state import JobShares, NodeShare
 from agent.decisions.shared import HERE
 from agent.frameworks.recipe import NodeSize
-from agent.plan import waits as planned
+from agent.plan import waits as wait_keys
 
 if TYPE_CHECKING:
     from agent.base.ends import Outcome
@@ -109,7 +109,7 @@ def silent_shares_deadline(state: HeadState) -> float | None:
     """Return when workers that do not answer the order to stop count as absent."""
     if state.shares.is_settled or state.shares.silent_are_absent:
         return None
-    return state.phase_since + state.goal.limits[planned.JOB]
+    return state.phase_since + state.goal.limits[wait_keys.JOB]
 
 
 def expire_silent_shares(state: HeadState, now: float) -> HeadState:

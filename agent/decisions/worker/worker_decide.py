@@ -29,7 +29,7 @@ from agent.decisions.worker import worker_state as w
 from agent.decisions.worker.worker_state import HeadSpoke, RayStep, WorkerPhase, WorkerState
 from agent.job.services import ordered_steps
 from agent.job.torchrun_command import ShareOver
-from agent.plan import waits as planned
+from agent.plan import waits as wait_keys
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -123,23 +123,25 @@ def pending_waits(state: WorkerState) -> tuple[v.Wait, ...]:
         return ()
     waits = []
     if state.taken_at is not None:
-        waits.append(v.Wait(planned.SAVE, "the head to let the job save", state.taken_at))
+        waits.append(v.Wait(wait_keys.SAVE, "the head to let the job save", state.taken_at))
     waits += _step_waits(state)
 
     # The head and its Ray, by phase.
     goal = state.goal
     if state.phase is WorkerPhase.FINDING and (not state.ray_ready or state.service_only):
-        until = goal.limits[planned.HEAD]
+        until = goal.limits[wait_keys.HEAD]
         if state.last_reply_at:
             until = max(until, _reply_deadline(state))
-        waits.append(v.Wait(planned.HEAD, f"the head {goal.head}", until, state.evidence))
+        waits.append(v.Wait(wait_keys.HEAD, f"the head {goal.head}", until, state.evidence))
     if state.phase is WorkerPhase.JOINING:
         waits.append(_join_wait(state))
     if state.phase is WorkerPhase.FOLLOWING:
         what = f"a reply from the head {goal.head}"
         until = _reply_deadline(state)
         answers = state.silent_for < times.SILENCE_LOGGED
-        waits.append(v.Wait(planned.SILENT_HEAD, what, until, state.evidence, is_following=answers))
+        waits.append(
+            v.Wait(wait_keys.SILENT_HEAD, what, until, state.evidence, is_following=answers)
+        )
     return tuple(waits)
 
 
@@ -156,7 +158,7 @@ def _step_waits(state: WorkerState) -> list[v.Wait]:
     running = state.running_steps
     if running:
         until = min(state.steps[name].deadline for name in running)
-        waits.append(v.Wait(planned.PREPARE, listed(running), until))
+        waits.append(v.Wait(wait_keys.PREPARE, listed(running), until))
 
     for name, missing in _unmet_dependencies(state, state.blocked).items():
         evidence = f"not started, waits for {listed(missing)}"
@@ -168,12 +170,12 @@ def _turn_deadline(state: WorkerState) -> float:
     """Return when every blocked or ordered step must have started."""
     longest = max(step.within for step in state.goal.steps)
     limits = state.goal.limits
-    return max(longest, limits.get(planned.PREPARE, longest)) + limits.get(planned.BEFORE, 0.0)
+    return max(longest, limits.get(wait_keys.PREPARE, longest)) + limits.get(wait_keys.BEFORE, 0.0)
 
 
 def _reply_deadline(state: WorkerState) -> float:
     """Return when the head must have answered again (AGENT_HEAD_GRACE)."""
-    return state.last_reply_at + state.goal.limits[planned.SILENT_HEAD]
+    return state.last_reply_at + state.goal.limits[wait_keys.SILENT_HEAD]
 
 
 def _join_wait(state: WorkerState) -> v.Wait:
@@ -184,14 +186,14 @@ def _join_wait(state: WorkerState) -> v.Wait:
     # A node that was part of the cluster waits for the head, then for its Ray.
     if state.has_joined_before and state.head_is_silent:
         until = _reply_deadline(state)
-        return v.Wait(planned.SILENT_HEAD, f"{head} to come back", until, state.evidence)
+        return v.Wait(wait_keys.SILENT_HEAD, f"{head} to come back", until, state.evidence)
     if state.has_joined_before and not state.ray_ready:
-        until = state.phase_since + limits[planned.HEAD]
-        return v.Wait(planned.HEAD, f"Ray at {head}", until, state.evidence)
+        until = state.phase_since + limits[wait_keys.HEAD]
+        return v.Wait(wait_keys.HEAD, f"Ray at {head}", until, state.evidence)
 
-    until = max(limits[planned.HEAD], state.phase_since + limits[planned.JOIN])
+    until = max(limits[wait_keys.HEAD], state.phase_since + limits[wait_keys.JOIN])
     why = state.ray_evidence or state.raylet_evidence
-    return v.Wait(planned.JOIN, "Ray on this node to join", until, why)
+    return v.Wait(wait_keys.JOIN, "Ray on this node to join", until, why)
 
 
 def _unmet_dependencies(state: WorkerState, names: Iterable[str]) -> dict[str, list[str]]:
@@ -353,7 +355,7 @@ def _is_plain(state: WorkerState, now: float) -> bool:
 
 def _on_stop(state: WorkerState, event: v.StopAsked, now: float) -> Decision:
     """Leave; on a first SIGTERM under a job that saves on a signal, ask the head for its time."""
-    limit = state.goal.limits.get(planned.SAVE)
+    limit = state.goal.limits.get(wait_keys.SAVE)
     is_first = event.signum == SIGTERM and state.taken_at is None
     if limit is None or not is_first or not state.joined:
         return _leave_by_signal(state, event.signum)
@@ -527,7 +529,7 @@ def _joining(state: WorkerState, event: WorkerEvent, now: float) -> Decision:
         return rejoined
 
     # Is the wait over: for this node's Ray, or for the head?
-    if wait.is_over(now) and wait.key == planned.JOIN:
+    if wait.is_over(now) and wait.key == wait_keys.JOIN:
         why = wait.evidence or "no output of `ray start`"
         return _leave(state, ends.RAY_NOT_JOINED.outcome(evidence=why))
     if wait.is_over(now):
@@ -600,7 +602,7 @@ def _fence_deadline(state: WorkerState) -> float | None:
         return None
     # The grace counts from the first silence. The head's own grace for this node counts from its
     # last contact: the fence must be done by then, but never acts on a moment's silence.
-    limit = state.goal.limits[planned.FENCE]
+    limit = state.goal.limits[wait_keys.FENCE]
     latest = state.last_reached_at + limit / times.FENCE_SHARE * times.FENCE_LATEST_SHARE
     return min(since + limit, max(latest, since + times.FENCE_LEAST))
 
@@ -615,7 +617,7 @@ def _apply_fence(state: WorkerState, now: float) -> Decision:
     if fence_at is None or now < fence_at:
         return state, ()
 
-    limit = round(state.goal.limits[planned.FENCE])
+    limit = round(state.goal.limits[wait_keys.FENCE])
     out = f"neither the head {state.goal.head} nor its GCS was reached for {limit} s"
     why = "another attempt may begin without this node"
     what = f"{out} ({state.evidence}): stopping all that runs here, since {why}"

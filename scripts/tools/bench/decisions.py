@@ -18,7 +18,7 @@ from agent.decisions.head.head_goal import HeadGoal
 from agent.decisions.shared import ItemReport, ServiceReady, Step, StopAsked
 from agent.job.services import ON_EVERY, Latency, ServiceSpec, TcpProbe
 from agent.node.figures import DiskFigures, Figures, GpuFigures
-from agent.plan import waits as planned
+from agent.plan import waits as wait_keys
 from agent.port.protocol import Report, WorkerStats
 from agent.record.events import WaitLog
 
@@ -46,11 +46,11 @@ STATS = WorkerStats(
     ),
 )
 LIMITS = {
-    planned.HEAD: 600.0,
-    planned.WORKERS: 600.0,
-    planned.SUBMIT: 120.0,
-    planned.JOB: 1e9,
-    planned.NODE: 60.0,
+    wait_keys.HEAD: 600.0,
+    wait_keys.WORKERS: 600.0,
+    wait_keys.SUBMIT: 120.0,
+    wait_keys.JOB: 1e9,
+    wait_keys.NODE: 60.0,
 }
 
 

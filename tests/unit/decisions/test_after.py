@@ -36,7 +36,7 @@ from agent.job.services import (
     longest_waits,
     ordered_steps,
 )
-from agent.plan import waits as planned
+from agent.plan import waits as wait_keys
 from support import workers
 from support.heads import (
     LOST,
@@ -318,7 +318,9 @@ def test_a_node_whose_step_fails_is_named() -> None:
     trace.take(says(2, pending=PREPARE_EACH, rank=1, at=4), 4)
     assert (trace.state.phase, starts(trace)) == (HeadPhase.BOOTING, [])
     failed = f"{PREPARE_EACH} failed: exit code 5"
-    trace.take(reported(2, "leaving", joined=False, rank=1, gone=True, detail=failed, heard=9), 9)
+    trace.take(
+        reported(2, "leaving", joined=False, rank=1, has_left=True, detail=failed, heard=9), 9
+    )
     assert trace.finish()
     (end,) = trace.outcomes
     assert end.exit_code == 69
@@ -364,9 +366,9 @@ def test_nothing_starts_too_early_and_nothing_waits_for_ever(
                 for (what, where), step in words.items()
                 if where == node
             )
-            gone = is_step and not is_well
+            has_left = is_step and not is_well
             n = int(node.removeprefix("agent"))
-            trace.take(reported(n, rank=n - 1, heard=at, items=items, gone=gone), at)
+            trace.take(reported(n, rank=n - 1, heard=at, items=items, has_left=has_left), at)
         elif is_step:
             trace.take(StepOver(name, failure), at)
         elif is_well:
@@ -423,7 +425,7 @@ def test_a_step_after_one_by_order_is_by_order_as_well() -> None:
 
 def test_the_time_of_what_it_waits_for_counts_before_its_own() -> None:
     """A worker gives up its turn only after the limits of all items before it."""
-    limits = {**workers.LIMITS, planned.PREPARE: 100.0, planned.BEFORE: 7000.0}
+    limits = {**workers.LIMITS, wait_keys.PREPARE: 100.0, wait_keys.BEFORE: 7000.0}
     made = replace(OF_LOCAL, steps=(DATA,), limits=limits)
     kept: workers.History = [(at, workers.replied()) for at in range(10, 7100, 50)]
     trace = workers.WorkerTrace(made, kept)

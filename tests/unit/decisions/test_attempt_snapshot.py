@@ -117,7 +117,7 @@ def test_a_stop_goes_on_as_it_was_meant(of: HeadGoal, history: History, status: 
     assert trace.state.phase is HeadPhase.STOPPING
     after = next_agent(trace)
     after.take(nodes(2), 1)
-    assert [type(deed) for deed in after.effects] == [h.FollowJob, h.StopJob]
+    assert [type(action) for action in after.effects] == [h.FollowJob, h.StopJob]
     code = {"FAILED": 1}.get(status)
     for one, at in ((trace, trace.now + 3), (after, 1.5)):
         one.take(job(status, code), at)
@@ -147,7 +147,7 @@ def test_a_job_is_followed_though_its_worker_is_away() -> None:
     assert after.state.phase is HeadPhase.RUNNING
     after.take(job("RUNNING"), 50)
     after.take(TICK, 57.9)
-    assert not [deed for deed in after.effects if isinstance(deed, h.StopJob)]
+    assert not [action for action in after.effects if isinstance(action, h.StopJob)]
     after.take(TICK, 58.1)
     assert after.effects[-1] == h.StopJob("run-1")
     after.take(job("STOPPED"), 60)
@@ -248,16 +248,18 @@ def test_a_job_on_a_given_ray_is_stopped_before_another(stopped: bool) -> None: 
     after = next_agent(trace, after=300.0)
     after.take(TICK, 1 if stopped else 1000)
     after.take(nodes(2), 1001)
-    deeds = [
-        deed for deed in after.effects if isinstance(deed, h.FollowJob | h.StopJob | h.SubmitJob)
+    actions = [
+        action
+        for action in after.effects
+        if isinstance(action, h.FollowJob | h.StopJob | h.SubmitJob)
     ]
-    assert deeds == [h.FollowJob("run-1"), h.StopJob("run-1")]
+    assert actions == [h.FollowJob("run-1"), h.StopJob("run-1")]
 
 
 def test_a_stop_is_asked_for_meanwhile() -> None:
     """The job is followed until it is stopped."""
     trace = Trace(AFRESH, [(1, TERM)])
-    assert [type(deed) for deed in trace.effects] == [h.FollowJob, h.StopJob]
+    assert [type(action) for action in trace.effects] == [h.FollowJob, h.StopJob]
     trace.take(h.NeverSubmitted("run-1"), 2)
     assert [end.exit_code for end in trace.outcomes] == [143]
 

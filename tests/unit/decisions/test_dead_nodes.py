@@ -9,7 +9,7 @@ from agent.base import times
 from agent.decisions import head
 from agent.decisions.head import head_state as h
 from agent.decisions.head.fleet import RayNode
-from agent.plan import waits as planned
+from agent.plan import waits as wait_keys
 from support.heads import HEAD, NODES, RUNNING, TICK, History, Trace, goal, job, nodes, reported
 
 CUT = h.WorkerSilent("agent3", "timed out", ray_answers=False)
@@ -25,7 +25,7 @@ def is_submitted(trace: Trace) -> bool:
 def test_a_job_is_not_submitted_while_ray_lists_a_dead_node() -> None:
     """Ray would start parts of it there: the job would fail, or hang without a loss."""
     trace = Trace(goal(1), SPARE_IS_CUT)
-    (wait,) = [one for one in head.pending_waits(trace.state) if one.key == planned.DEAD_NODES]
+    (wait,) = [one for one in head.pending_waits(trace.state) if one.key == wait_keys.DEAD_NODES]
     assert (wait.what, wait.deadline) == ("Ray to drop pod3", 1.7 + times.GCS_REPORTS_LOSS)
     assert not is_submitted(trace)
     trace.take(nodes(2, dead=(3,)), 17.0)
@@ -34,7 +34,7 @@ def test_a_job_is_not_submitted_while_ray_lists_a_dead_node() -> None:
 
 def test_a_node_that_left_is_waited_for_too() -> None:
     """Its agent said goodbye; so did one whose Ray is started again."""
-    for leaves in (reported(3, gone=True, joined=False), reported(3, joined=False)):
+    for leaves in (reported(3, has_left=True, joined=False), reported(3, joined=False)):
         trace = Trace(goal(1), [(1.0, leaves), (1.5, nodes(2, 3)), (2.0, reported(2))])
         assert not is_submitted(trace)
         trace.take(nodes(2), 3.0)

@@ -118,9 +118,9 @@ CASES: dict[str, tuple[HeadGoal, History, HeadPhase, list[str]]] = {
 @pytest.mark.parametrize("case", CASES)
 def test_what_follows(case: str) -> None:
     """Ray is restarted only if a job is to be submitted, or none runs."""
-    of, history, phase, deeds = CASES[case]
+    of, history, phase, actions = CASES[case]
     trace = Trace(of, history)
-    assert (trace.state.phase, list(trace.kinds())) == (phase, deeds)
+    assert (trace.state.phase, list(trace.kinds())) == (phase, actions)
 
 
 def test_the_half_minute_is_a_deadline() -> None:

@@ -22,7 +22,7 @@ from agent.decisions.attempts import (
 )
 from agent.decisions.head import head_state as h
 from agent.decisions.head.head_state import HeadPhase
-from agent.plan import waits as planned
+from agent.plan import waits as wait_keys
 from support.heads import PAIR, RUNNING, TERM, TICK, History, Trace, goal, job, nodes, reported
 
 GONE = (9, nodes(dead=(2,)))
@@ -141,7 +141,7 @@ def test_a_loss_counts_by_the_jobs_end(history: History, reason: str | None) -> 
         [(0, h.RayGone("exit 1", OUT)), *PAIR, GONE, FAILED],
         [
             (0, reported(3, memory=OUT)),
-            (1, reported(3, gone=True, memory=OUT)),
+            (1, reported(3, has_left=True, memory=OUT)),
             *PAIR,
             GONE,
             FAILED,
@@ -226,7 +226,7 @@ def test_an_attempt_with_fewer_workers_waits_for_its_pause() -> None:
     trace = Trace(of, [(1, h.RayGone("killed")), (3, nodes(2)), (3, reported(2)), (201, TICK)])
     assert "going on with 1 worker(s), as AGENT_PARTIAL=proceed" in trace.log
     (wait,) = head.pending_waits(trace.state)
-    assert (wait.key, wait.deadline) == (planned.PAUSE, 301.0)
+    assert (wait.key, wait.deadline) == (wait_keys.PAUSE, 301.0)
     trace.take(TICK, 301)
     assert trace.effects[-1] == h.SubmitJob("run-2")
 

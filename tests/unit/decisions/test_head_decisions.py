@@ -81,7 +81,7 @@ UNDER_WAY: dict[str, tuple[HeadGoal, History, HeadPhase, list[str]]] = {
     ),
     "a worker that left does not count": (
         goal(1),
-        [(2, reported(2)), (3, reported(2, "leaving", gone=True)), (4, nodes(2))],
+        [(2, reported(2)), (3, reported(2, "leaving", has_left=True)), (4, nodes(2))],
         HeadPhase.BOOTING,
         [],
     ),
@@ -193,13 +193,13 @@ UNDER_WAY: dict[str, tuple[HeadGoal, History, HeadPhase, list[str]]] = {
 
 
 @pytest.mark.parametrize(
-    ("of", "history", "phase", "deeds"), UNDER_WAY.values(), ids=UNDER_WAY.keys()
+    ("of", "history", "phase", "actions"), UNDER_WAY.values(), ids=UNDER_WAY.keys()
 )
-def test_under_way(of: HeadGoal, history: History, phase: HeadPhase, deeds: list[str]) -> None:
+def test_under_way(of: HeadGoal, history: History, phase: HeadPhase, actions: list[str]) -> None:
     """A history gives a phase, with exactly these actions."""
     trace = Trace(of, history)
     assert trace.state.phase is phase
-    assert list(trace.kinds()) == deeds
+    assert list(trace.kinds()) == actions
 
 
 def test_messages_on_the_way() -> None:
@@ -260,8 +260,8 @@ def test_a_service_that_was_given_up_on_a_worker_is_not_ordered_again() -> None:
     ]
     trace = Trace(replace(goal(1), services=(extra,)), history)
     assert "the run goes on without it" in trace.log
-    ordered = [deed for deed in trace.effects if isinstance(deed, h.StartService)]
-    assert [(deed.name, deed.node) for deed in ordered] == [(RETRIEVER, "agent2")]
+    ordered = [action for action in trace.effects if isinstance(action, h.StartService)]
+    assert [(action.name, action.node) for action in ordered] == [(RETRIEVER, "agent2")]
 
 
 def test_silence_is_no_proof_that_a_given_ray_has_no_such_job() -> None:

@@ -63,7 +63,7 @@ FINE = [
         1, reported(2, rank=1), reported(3, rank=2), reported(3, joined=False, detail="no route")
     ),
     *times(1, reported(2, joined=False, preparing=True), reported(4, refused="version mismatch")),
-    *times(1, reported(3, gone=True), waits("not yet"), job("PENDING")),
+    *times(1, reported(3, has_left=True), waits("not yet"), job("PENDING")),
     *times(3, *PREPARED),
     *times(2, h.RayHangs()),
     *times(1, h.RayHangs("its dashboard is stopped", beside_job=True)),
@@ -165,17 +165,19 @@ def test_no_history_breaks_the_rules(drawn: tuple[HeadGoal, History]) -> None:
         has_end = head.deadline(trace.state) is not None
         assert has_end or after is HeadPhase.LEAVING or serves(trace)
         assert [wait.what for wait in head.pending_waits(trace.state) if not wait.what] == []
-    deeds = list(trace.kinds())
-    submitted = [deed.id for deed in trace.effects if isinstance(deed, h.SubmitJob)]
+    actions = list(trace.kinds())
+    submitted = [action.id for action in trace.effects if isinstance(action, h.SubmitJob)]
     assert len(set(submitted)) == len(submitted) <= of.has_job * (of.retries + 1)
-    assert {deed.id for deed in trace.effects if isinstance(deed, h.StopJob)} <= set(submitted)
-    assert deeds.count("StopJob") <= len(submitted)
-    assert deeds.count("Retry") == len(trace.state.earlier.attempts) <= of.retries
+    assert {action.id for action in trace.effects if isinstance(action, h.StopJob)} <= set(
+        submitted
+    )
+    assert actions.count("StopJob") <= len(submitted)
+    assert actions.count("Retry") == len(trace.state.earlier.attempts) <= of.retries
     if of.has_job:
-        assert deeds.count("RestartRay") <= (h.RAY_RESTARTS + 1) * (of.retries + 1)
-    assert deeds.count("AskNodes") <= len(submitted)
-    assert deeds.count("EndRun") == (trace.state.phase is HeadPhase.LEAVING)
-    assert "EndRun" not in deeds[:-1]
+        assert actions.count("RestartRay") <= (h.RAY_RESTARTS + 1) * (of.retries + 1)
+    assert actions.count("AskNodes") <= len(submitted)
+    assert actions.count("EndRun") == (trace.state.phase is HeadPhase.LEAVING)
+    assert "EndRun" not in actions[:-1]
 
 
 @given(histories())
@@ -217,11 +219,11 @@ def test_leaving_is_final(drawn: tuple[HeadGoal, History]) -> None:
     of, history = drawn
     trace = Trace(of, [])
     trace.take(TERM, 0.0)
-    verdict, deeds = trace.state.stop.verdict, trace.actions.copy()
+    verdict, actions = trace.state.stop.verdict, trace.actions.copy()
     for at, event in history:
         trace.take(event, at)
     assert (trace.state.phase, trace.state.stop.verdict) == (HeadPhase.LEAVING, verdict)
-    assert trace.actions == deeds
+    assert trace.actions == actions
 
 
 @given(histories())

@@ -21,7 +21,7 @@ from agent.decisions.head.probes import MAX_HEAD_LINKS, slowest_link
 from agent.decisions.shared import HERE, SAMPLE, Answer, Answered
 from agent.frameworks.sizing import SLOW_LINK
 from agent.job.services import Placeholders
-from agent.plan import waits as planned
+from agent.plan import waits as wait_keys
 from agent.port.client import download_sample
 from agent.port.protocol import MAX_SAMPLE_BYTES, Report
 from agent.port.server import AgentServer
@@ -142,7 +142,7 @@ def test_a_job_that_is_sized_by_links_waits_for_them() -> None:
     """It is submitted after the last sample, and knows the slowest link."""
     trace = Trace(replace(SIZED, retries=1), JOINED)
     assert trace.state.phase.value == "booting"
-    assert [wait.key for wait in pending_waits(trace.state)] == [planned.LINKS]
+    assert [wait.key for wait in pending_waits(trace.state)] == [wait_keys.LINKS]
     assert slowest_link(trace.state) is None
     answered(trace, 700, 3.0)
     assert trace.state.phase is HeadPhase.SUBMITTING
@@ -226,7 +226,7 @@ def test_a_node_that_left_is_not_awaited() -> None:
     busy = (Answer(SAMPLE, "10.0.0.2", "no time was left for it"),)
     trace.take(reported(3, answers=busy), 3.7)
     assert "network" not in trace.log
-    trace.take(reported(3, gone=True), 4.0)
+    trace.take(reported(3, has_left=True), 4.0)
     assert "network: 100 Mbps between pod1, pod2 and pod3: " in trace.log
 
 

@@ -37,7 +37,7 @@ from agent.frameworks.recipe import NodeSize
 from agent.job.services import Placeholders
 from agent.job.torchrun_command import ShareOrder
 from agent.node.facts import TorchPython
-from agent.plan import waits as planned
+from agent.plan import waits as wait_keys
 from agent.plan.show import render
 from agent.record.run_folder import RunFolder
 from agent.run import orders as asked_module
@@ -144,7 +144,7 @@ def test_all_begin_together_and_the_job_waits() -> None:
     assert not any(isinstance(action, h.SubmitJob) for action in trace.actions)
     (wait,) = head.pending_waits(trace.state)
     until = 2.0 + times.ALL_REDUCE + times.ALL_REDUCE_SPARE
-    assert (wait.key, wait.deadline) == (planned.PREFLIGHT, until)
+    assert (wait.key, wait.deadline) == (wait_keys.PREFLIGHT, until)
     trace.take(reported(2, answers=(Answer(ALL_REDUCE, ""),)), 8.0)
     assert not any(isinstance(action, h.SubmitJob) for action in trace.actions)
     trace.take(answer(came()), 9.0)
@@ -201,8 +201,8 @@ def test_it_cannot_hang() -> None:
 def test_a_node_that_goes_meanwhile() -> None:
     """It has the same grace as while the job runs; then the run is lost, with its name."""
     trace = Trace(ASKED, JOINED)
-    trace.take(reported(2, gone=True), 10.0)
-    trace.take(TICK, 10.0 + LIMITS[planned.NODE])
+    trace.take(reported(2, has_left=True), 10.0)
+    trace.take(TICK, 10.0 + LIMITS[wait_keys.NODE])
     (end,) = trace.outcomes
     assert (end.exit_code, end.culprit) == (75, "node")
     assert end.reason.endswith("the all-reduce was aborted after the loss of pod2")
@@ -234,7 +234,7 @@ def test_what_else_is_over_meanwhile(
     """Only the all-reduce is waited for: the head does not loop until its deadline."""
     trace = Trace(of, [*history, (over, TICK)])
     (wait,) = head.pending_waits(trace.state)
-    assert (wait.key, head.deadline(trace.state)) == (planned.PREFLIGHT, wait.deadline)
+    assert (wait.key, head.deadline(trace.state)) == (wait_keys.PREFLIGHT, wait.deadline)
 
 
 def test_its_deadline_passes_while_ray_is_started_again() -> None:

@@ -38,7 +38,7 @@ def says(
     n: int,
     *over: str,
     at: float,
-    gone: bool = False,
+    has_left: bool = False,
     pending: tuple[str, ...] = (),
     running: tuple[str, ...] = (),
 ) -> tuple[float, h.HeadEvent]:
@@ -46,12 +46,14 @@ def says(
     items = tuple(ItemReport(name, Step.READY) for name in over)
     items += tuple(ItemReport(name, Step.PENDING) for name in pending)
     items += tuple(ItemReport(name, Step.PENDING, is_running=True) for name in running)
-    return at, reported(n, joined=False, preparing=True, heard=at, items=items, gone=gone)
+    return at, reported(n, joined=False, preparing=True, heard=at, items=items, has_left=has_left)
 
 
 def orders(trace: Trace) -> list[tuple[str, str]]:
     """Name the orders and their nodes."""
-    return [(deed.name, deed.node) for deed in trace.effects if isinstance(deed, h.OrderStep)]
+    return [
+        (action.name, action.node) for action in trace.effects if isinstance(action, h.OrderStep)
+    ]
 
 
 STORIES: dict[str, tuple[tuple[PrepareStep, ...], History, list[tuple[str, str]]]] = {
@@ -78,7 +80,7 @@ STORIES: dict[str, tuple[tuple[PrepareStep, ...], History, list[tuple[str, str]]
     ),
     "one that leaves has had its turn": (
         (SHARED_DATA_STEP,),
-        [HERE_DONE, *hello(2), *hello(3), says(2, at=4, gone=True)],
+        [HERE_DONE, *hello(2), *hello(3), says(2, at=4, has_left=True)],
         [("data", "agent2"), ("data", "agent3")],
     ),
     "so has one that was replaced": (
@@ -205,8 +207,10 @@ def test_a_head_with_a_record_waits_for_no_other_worker() -> None:
 def test_who_has_a_turn_is_saved_first() -> None:
     """By the worker's name, before its order; the head's own turns are not."""
     trace = Trace(of(SHARED_DATA_STEP), [*hello(2, AT), HERE_DONE, *hello(3)])
-    deeds = [deed for deed in trace.effects if isinstance(deed, h.SaveStepHolders | h.OrderStep)]
-    assert deeds == [
+    actions = [
+        action for action in trace.effects if isinstance(action, h.SaveStepHolders | h.OrderStep)
+    ]
+    assert actions == [
         h.SaveStepHolders({DISK_OF_WORKERS: "pod2"}),
         h.OrderStep("data", "agent2"),
         h.SaveStepHolders({DISK_OF_WORKERS: "pod2", ("data", "nfs"): "pod3"}),

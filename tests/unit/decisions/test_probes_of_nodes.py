@@ -33,7 +33,7 @@ from agent.decisions.shared import (
 )
 from agent.decisions.worker import worker_state as w
 from agent.job.services import ON_EVERY, Placeholders
-from agent.plan import waits as planned
+from agent.plan import waits as wait_keys
 from agent.port.protocol import Hello, Reply, Report
 from agent.port.reports import Expected, Reports
 from agent.port.sockets import bind
@@ -75,14 +75,14 @@ def test_the_submission_waits_for_their_word_and_not_for_long() -> None:
     trace.take(nodes(2, 3), 8.0)
     assert not trace.effects
     (wait,) = head.pending_waits(trace.state)
-    assert (wait.key, wait.deadline) == (planned.PROBE, 7.0 + times.NODE_PROBE)
+    assert (wait.key, wait.deadline) == (wait_keys.PROBE, 7.0 + times.NODE_PROBE)
     assert wait.evidence == "no answer from pod3"
     trace.take(TICK, wait.deadline)
     assert trace.state.phase is HeadPhase.SUBMITTING
     assert "no answer to a scoring request within 10 s: pod3 to the head. " in trace.log
 
 
-@pytest.mark.parametrize("last", [reported(3, answers=FINE), reported(3, gone=True)])
+@pytest.mark.parametrize("last", [reported(3, answers=FINE), reported(3, has_left=True)])
 def test_it_goes_on_with_the_last_word(last: h.WorkerReported) -> None:
     """The wait ends when all have answered, or are gone."""
     asked = replace(SCORED, expected_workers=1, min_workers=1)

@@ -109,10 +109,10 @@ def test_every_share_of_torchrun_is_required() -> None:
     of = replace(by_torchrun(1, prepare=True), is_sized_to_nodes=True)
     joined: History = [(1, share_of(2, at=1)), (1, share_of(3, at=1))]
     begun: History = [*joined, *((2, done) for done in PREPARED), (5, SUBMITTED)]
-    lost = Trace(of, [*begun, (6, share_of(3, at=6, gone=True))])
+    lost = Trace(of, [*begun, (6, share_of(3, at=6, has_left=True))])
     assert lost.state.losses.below_required_since == 6
     assert "lost a needed node (pod3; 1 of 2 joined" in lost.log
-    over = Trace(of, [*begun, (6, share_of(3, DONE, 6)), (7, share_of(3, DONE, 7, gone=True))])
+    over = Trace(of, [*begun, (6, share_of(3, DONE, 6)), (7, share_of(3, DONE, 7, has_left=True))])
     assert over.state.losses.below_required_since is None
 
 

@@ -10,7 +10,7 @@ from agent.decisions.head import head_state as h
 from agent.decisions.head.service_order import service_address
 from agent.decisions.shared import HERE, SCORE, Answer, Answered, ItemReport, Step
 from agent.job.services import Where
-from agent.plan import waits as planned
+from agent.plan import waits as wait_keys
 from support.heads import (
     HEAD,
     RETRIEVER,
@@ -48,10 +48,12 @@ ALONE = replace(REWARD_SPEC, where=Where("rank", 2), alone=True)
 OF_ALONE = replace(goal(1), services=(ALONE,))
 
 
-def apart(at: float, step: Step = Step.READY, *, gone: bool = False) -> tuple[float, h.HeadEvent]:
+def apart(
+    at: float, step: Step = Step.READY, *, has_left: bool = False
+) -> tuple[float, h.HeadEvent]:
     """Return a report of a node that is there for the reward server only."""
     items = (ItemReport(ALONE.name, step),)
-    report = reported(3, joined=False, heard=at, items=items, gone=gone)
+    report = reported(3, joined=False, heard=at, items=items, has_left=has_left)
     return at, h.WorkerReported(replace(report.worker, given_rank=2, service_only=True))
 
 
@@ -73,7 +75,7 @@ def test_a_node_of_its_own_is_awaited() -> None:
     trace.take(apart(5, Step.PENDING)[1], 5)
     assert [type(deed).__name__ for deed in trace.effects] == ["StartService"]
     trace.take(apart(6)[1], 6)
-    assert [wait.key for wait in head.pending_waits(trace.state)] == [planned.PROBE]
+    assert [wait.key for wait in head.pending_waits(trace.state)] == [wait_keys.PROBE]
     for at, event in SCORED:
         trace.take(event, at)
     assert trace.state.phase == "submitting"
@@ -91,7 +93,7 @@ def test_a_node_that_never_comes() -> None:
 
 @pytest.mark.parametrize(
     ("last", "over"),
-    [((10.0, TICK), 66.0), (apart(10.0, gone=True), 70.0), (apart(16.1), 76.1)],
+    [((10.0, TICK), 66.0), (apart(10.0, has_left=True), 70.0), (apart(16.1), 76.1)],
     ids=["silent", "gone", "at a time that floats round"],
 )
 def test_a_lost_node_of_its_own(last: tuple[float, h.HeadEvent], over: float) -> None:
@@ -109,7 +111,11 @@ def test_a_lost_node_of_its_own(last: tuple[float, h.HeadEvent], over: float) ->
 
 def test_what_ran_on_a_worker_that_left_is_awaited_no_more() -> None:
     """Its services go with it; the workers' wait says what is missing."""
-    history: History = [(3, nodes(2)), (4, reported(2, joined=False)), (5, reported(2, gone=True))]
+    history: History = [
+        (3, nodes(2)),
+        (4, reported(2, joined=False)),
+        (5, reported(2, has_left=True)),
+    ]
     trace = Trace(goal(1, services=(RETRIEVER,)), history)
     assert {key[0] for key in trace.state.services.by_key} == {HERE}
 

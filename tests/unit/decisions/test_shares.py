@@ -19,7 +19,7 @@ from agent.decisions.worker import worker_state as w
 from agent.frameworks.recipe import NodeSize
 from agent.job.services import Where
 from agent.job.torchrun_command import ShareEnd, ShareOrder, ShareOver
-from agent.plan import waits as planned
+from agent.plan import waits as wait_keys
 from support import workers
 from support.heads import LIMITS, PREPARED, RETRIEVER_SPEC, SUBMITTED, TERM, TICK, History, Trace
 from support.shares import DONE, STOPPED, by_torchrun, failed, own, share_of
@@ -58,7 +58,7 @@ def test_a_service_on_a_rank_is_waited_for() -> None:
     judge = replace(RETRIEVER_SPEC, where=Where("rank", 1))
     trace = Trace(replace(by_torchrun(1), services=(judge,)), [(1.0, TICK)])
     awaited = {wait.key: wait.deadline for wait in head.pending_waits(trace.state)}
-    assert awaited["retriever rank 1"] == awaited[planned.WORKERS] == LIMITS[planned.WORKERS]
+    assert awaited["retriever rank 1"] == awaited[wait_keys.WORKERS] == LIMITS[wait_keys.WORKERS]
     trace.take(share_of(2, at=2.0, rank=1), 2.0)
     assert [*trace.kinds()] == ["StartService"]
 
@@ -120,7 +120,7 @@ def test_verdicts(history: History, code: int, words: str) -> None:
         # the worker falls silent, and nobody else notices
         ([], "lost a needed node: pod2, longer"),
         # it says goodbye: AGENT_NODE_GRACE, too
-        ([(9.0, share_of(2, at=9.0, gone=True))], "lost a needed node: pod2, longer"),
+        ([(9.0, share_of(2, at=9.0, has_left=True))], "lost a needed node: pod2, longer"),
         # its agent was started anew, and has none of the job's processes
         (
             [(9.0, REPLACED), (9.1, share_of(3, at=9.1))],
@@ -189,7 +189,7 @@ BYES = st.sampled_from([False, False, True])
 EVENTS = st.one_of(
     st.sampled_from([TICK, TICK, TERM, SUBMITTED, h.Submitted("run-2"), REPLACED]),
     st.builds(own, ENDS, st.sampled_from([1, 1, 2])),
-    st.builds(share_of, st.integers(2, 4), st.none() | ENDS, gone=BYES),
+    st.builds(share_of, st.integers(2, 4), st.none() | ENDS, has_left=BYES),
     st.sampled_from(PREPARED),
 )
 PAUSES = st.sampled_from([0.0, 0.1, 1.0, 1.0, 5.0, 16.0, 61.0, 500.0])
@@ -301,10 +301,10 @@ ANYTHING = st.lists(
             [TICK, own(DONE), own(failed(3)), own(STOPPED), REPLACED, TERM]
             + [h.WorkerSilent("agent3", "no answer", ray_answers=False)]
             + [
-                share_of(n, end, gone=gone)
+                share_of(n, end, has_left=has_left)
                 for n in (2, 3)
                 for end in WORDS
-                for gone in (False, True)
+                for has_left in (False, True)
             ]
             + [h.WorkerReported(replace(share_of(4).worker, ip="10.0.0.3"))]
         ),

@@ -51,8 +51,8 @@ def state_of(trace: Trace) -> NodeState:
         ([*PAIR, (9, SILENT)], NodeState.LOST),
         ([*PAIR, (9, nodes(dead=(2,)))], NodeState.LOST),
         ([*PAIR, (9, SILENT), (12, reported(2))], NodeState.JOINED),
-        ([*PAIR, (9, reported(2, gone=True))], NodeState.LEFT),
-        ([*PAIR, (9, reported(2, gone=True)), (10, SILENT)], NodeState.LEFT),
+        ([*PAIR, (9, reported(2, has_left=True))], NodeState.LEFT),
+        ([*PAIR, (9, reported(2, has_left=True)), (10, SILENT)], NodeState.LEFT),
     ],
 )
 def test_how_a_node_stands(history: History, state: NodeState) -> None:

@@ -32,7 +32,7 @@ FAILED = (10, job("FAILED", 1))
 
 
 @pytest.mark.parametrize(
-    ("of", "history", "deeds"),
+    ("of", "history", "actions"),
     [
         (goal(1, retries=3), [], []),
         (goal(1, retries=3), PAIR[:2], [h.SubmitJob("run-1"), h.StopJob("run-1")]),
@@ -42,11 +42,11 @@ FAILED = (10, job("FAILED", 1))
         (goal(1, job=False), PAIR[:2], []),
     ],
 )
-def test_a_head_makes_room(of: HeadGoal, history: History, deeds: list[h.HeadAction]) -> None:
+def test_a_head_makes_room(of: HeadGoal, history: History, actions: list[h.HeadAction]) -> None:
     """Its job is stopped, never made again; one on a Ray of others' is the later head's now."""
     trace = Trace(of, [*history, (11, LATER), (12, LATER)])
     assert trace.finish()
-    assert trace.effects[:-1] == deeds
+    assert trace.effects[:-1] == actions
     (end,) = trace.outcomes
     assert (end.kind, end.exit_code, end.is_superseded) == (Kind.LOST, 75, True)
     assert "superseded: a later head of run run has taken over (pod2 follows it)" in end.reason

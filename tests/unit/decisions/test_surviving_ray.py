@@ -11,7 +11,7 @@ from agent.decisions.head import head_state as h
 from agent.decisions.shared import ItemReport, ServiceReady, Step
 from agent.decisions.worker import worker_state as w
 from agent.decisions.worker.worker_state import RayStep, StartRay, StopRay, WorkerPhase
-from agent.plan import waits as planned
+from agent.plan import waits as wait_keys
 from support import heads
 from support.heads import nodes, reported
 from support.workers import TICK, WorkerTrace, goal, replied
@@ -97,7 +97,7 @@ def submitted(trace: heads.Trace) -> bool:
 def test_nodes_whose_agents_have_not_reported_yet_are_waited_for() -> None:
     """GCS lists them already; the job begins once their services are ready."""
     trace = heads.Trace(RESTARTED, [(0.5, ServiceReady(heads.RETRIEVER)), (1.0, nodes(2, 3))])
-    (wait,) = [one for one in head.pending_waits(trace.state) if one.key == planned.REPORTS]
+    (wait,) = [one for one in head.pending_waits(trace.state) if one.key == wait_keys.REPORTS]
     assert (wait.what, wait.deadline) == ("a report from 10.0.0.2 and 10.0.0.3", times.AGENT_SILENT)
     for number, at in ((2, 2.0), (3, 3.0)):
         trace.take(reported(number), at)

@@ -148,15 +148,15 @@ UNDER_WAY: dict[str, tuple[w.WorkerGoal, History, WorkerPhase, list[w.WorkerActi
 
 
 @pytest.mark.parametrize(
-    ("of", "history", "phase", "deeds"), UNDER_WAY.values(), ids=UNDER_WAY.keys()
+    ("of", "history", "phase", "actions"), UNDER_WAY.values(), ids=UNDER_WAY.keys()
 )
 def test_under_way(
-    of: w.WorkerGoal, history: History, phase: WorkerPhase, deeds: list[w.WorkerAction]
+    of: w.WorkerGoal, history: History, phase: WorkerPhase, actions: list[w.WorkerAction]
 ) -> None:
-    """A history leads to a phase, by these deeds and no others."""
+    """A history leads to a phase, by these actions and no others."""
     trace = WorkerTrace(of, history)
     assert trace.state.phase is phase
-    assert trace.effects == deeds
+    assert trace.effects == actions
     assert trace.state.joined is (phase is WorkerPhase.FOLLOWING)
 
 

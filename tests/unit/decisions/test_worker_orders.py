@@ -40,7 +40,7 @@ def told(rank: int, epoch: int = 1) -> w.HeadSpoke:
     return replace(replied(epoch), rank=rank)
 
 
-def deeds(trace: WorkerTrace) -> list[str]:
+def action_names(trace: WorkerTrace) -> list[str]:
     """Name what was done."""
     return [type(deed).__name__ for deed in trace.effects]
 
@@ -91,7 +91,7 @@ STORIES: dict[str, tuple[w.WorkerGoal, History, list[str]]] = {
 @pytest.mark.parametrize(("of", "history", "expected"), STORIES.values(), ids=STORIES.keys())
 def test_by_order(of: w.WorkerGoal, history: History, expected: list[str]) -> None:
     """What happens decides what is done, and nothing else."""
-    assert deeds(WorkerTrace(of, history)) == expected
+    assert action_names(WorkerTrace(of, history)) == expected
 
 
 def test_a_step_has_its_time_from_its_order() -> None:
@@ -110,7 +110,7 @@ def test_a_step_has_its_time_from_its_order() -> None:
 def test_steps_run_side_by_side() -> None:
     """An order may come while AGENT_PREPARE_EACH still runs: each has its own time."""
     trace = WorkerTrace(OF_STEPS, [(2, replied()), (3, order(1))])
-    assert deeds(trace) == ["RunOwnStep"]
+    assert action_names(trace) == ["RunOwnStep"]
     assert trace.state.running_steps == (EACH.name, "data")
     assert trace.state.steps["data"].deadline == 53.0
 

@@ -106,11 +106,11 @@ def test_never_two_rays_at_once(drawn: tuple[w.WorkerGoal, History]) -> None:
             running = False
         done = len(trace.effects)
         trace.take(event, at)
-        for deed in trace.effects[done:]:
-            if isinstance(deed, StartRay):
+        for action in trace.effects[done:]:
+            if isinstance(action, StartRay):
                 assert not running
                 running = True
-            if isinstance(deed, StopRay):
+            if isinstance(action, StopRay):
                 assert running
         assert running or not trace.state.joined
 
@@ -133,8 +133,8 @@ def test_leaving_is_final(drawn: tuple[w.WorkerGoal, History]) -> None:
     """Once it leaves, nothing changes its end and nothing more is done."""
     of, history = drawn
     trace = WorkerTrace(of, [(0.0, TERM)])
-    state, deeds = trace.state, trace.actions.copy()
+    state, actions = trace.state, trace.actions.copy()
     for at, event in history:
         trace.take(event, at)
     assert trace.state == state
-    assert trace.actions == deeds
+    assert trace.actions == actions

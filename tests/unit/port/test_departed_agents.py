@@ -15,7 +15,7 @@ from agent.decisions.head.fleet import Worker
 from agent.decisions.head.head_decide import is_worker_needed
 from agent.decisions.head.losses import MAX_NODES_BY_NAME
 from agent.decisions.shared import SAMPLE, Answer, ItemReport, ServiceReady, Step
-from agent.plan import waits as planned
+from agent.plan import waits as wait_keys
 from agent.port.protocol import Bye, Hello, Reply, Report, WorkerStats
 from agent.port.reports import (
     BASE_LIMIT,
@@ -47,7 +47,7 @@ class Fleet:
     """A head's port and decisions, to which pods connect with ever new names."""
 
     def __init__(self, of: HeadGoal, most: int = KEPT) -> None:
-        limits = {**of.limits, planned.WORKERS: 1e9, planned.HEAD: 1e9}
+        limits = {**of.limits, wait_keys.WORKERS: 1e9, wait_keys.HEAD: 1e9}
         self.story, self.now = Trace(replace(of, facts=MACHINE, limits=limits), []), 0.0
         self.timeline = Timeline()
         self.take(ServiceReady(REWARD))

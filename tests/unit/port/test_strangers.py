@@ -226,7 +226,7 @@ def running() -> Trace:
     return Trace(spec_goal, [*begun, *joined, (4.0, SUBMITTED)])
 
 
-def deeds(state: h.HeadState) -> Iterator[h.HeadEvent]:
+def hostile_events(state: h.HeadState) -> Iterator[h.HeadEvent]:
     """Yield everything that a stranger may report."""
     number = state.attempt.number
     lost = (ItemReport(RETRIEVER, Step.LOST, "no"),)
@@ -245,7 +245,7 @@ def test_an_unknown_rank_ends_no_run() -> None:
     trace = running()
     trace.take(job("RUNNING"), 5.0)
     assert trace.state.phase is h.HeadPhase.RUNNING
-    for number, event in enumerate(deeds(trace.state)):
+    for number, event in enumerate(hostile_events(trace.state)):
         trace.take(event, 6.0 + number)
         trace.take(TICK, 6.5 + number)
     trace.take(TICK, 50.0)

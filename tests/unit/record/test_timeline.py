@@ -28,8 +28,8 @@ def test_a_node_s_phases() -> None:
         (3.0, reported(2, "joining Ray", joined=False)),
         (4.0, reported(2, "joining Ray", joined=False)),
         (9.0, reported(2, heard=9.0)),
-        (20.0, reported(2, gone=True)),
-        (25.0, reported(2, gone=True)),
+        (20.0, reported(2, has_left=True)),
+        (25.0, reported(2, has_left=True)),
     ]
     assert spans(timeline_of(history), "agent2") == [
         ("finding the head", 1.0),

@@ -16,7 +16,7 @@ from agent.decisions.head.head_state import HeadPhase
 from agent.decisions.shared import Order, OrderKind
 from agent.decisions.worker import worker_state as w
 from agent.decisions.worker.worker_state import WorkerPhase
-from agent.plan import waits as planned
+from agent.plan import waits as wait_keys
 from agent.record.run_record import AttemptRecord, RunRecord
 from agent.settings.jobs import notice_signal
 from agent.settings.load import load
@@ -32,9 +32,11 @@ USR1 = 10
 SAVED = h.SaveOver("run-1", "the job has saved checkpoint-7")
 
 
-def noticed(n: int, seconds: float, at: float, *, gone: bool = False) -> tuple[float, HeadEvent]:
+def noticed(
+    n: int, seconds: float, at: float, *, has_left: bool = False
+) -> tuple[float, HeadEvent]:
     """Return a worker's report that its node is taken away in this many seconds."""
-    report = reported(n, gone=gone, heard=at)
+    report = reported(n, has_left=has_left, heard=at)
     return at, replace(report, worker=replace(report.worker, notice=seconds))
 
 
@@ -46,21 +48,21 @@ def taken(workers: int = 1, retries: int = 0, least: int | None = None) -> HeadG
 def signals(trace: Trace) -> list[str]:
     """Return the actions on the job and the workers, in order."""
     kinds = (h.SaveJob, h.StopJob, h.ReleaseWorker, h.Retry, h.EndRun)
-    return [type(deed).__name__ for deed in trace.effects if isinstance(deed, kinds)]
+    return [type(action).__name__ for action in trace.effects if isinstance(action, kinds)]
 
 
 ONE = noticed(2, 14.0, 10)
 
 
 @pytest.mark.parametrize(
-    ("history", "deeds"),
+    ("history", "actions"),
     [
         ([ONE], ["SaveJob"]),
         ([ONE, noticed(2, 13.0, 11)], ["SaveJob"]),
         ([ONE, (12, SAVED)], ["SaveJob", "StopJob", "ReleaseWorker"]),
         ([ONE, (12, h.SaveOver("run-0", "an earlier one"))], ["SaveJob"]),
         ([ONE, (24, TICK)], ["SaveJob", "StopJob", "ReleaseWorker"]),
-        ([ONE, noticed(2, 0.0, 12, gone=True)], ["SaveJob", "StopJob"]),
+        ([ONE, noticed(2, 0.0, 12, has_left=True)], ["SaveJob", "StopJob"]),
         (
             [ONE, (12, SAVED), (14, job("STOPPED"))],
             ["SaveJob", "StopJob", "ReleaseWorker", "Retry"],
@@ -74,16 +76,16 @@ ONE = noticed(2, 14.0, 10)
         ([ONE, (12, INT)], ["SaveJob", "StopJob"]),
     ],
 )
-def test_the_job_saves_before_its_node_is_taken_away(history: History, deeds: list[str]) -> None:
+def test_the_job_saves_before_its_node_is_taken_away(history: History, actions: list[str]) -> None:
     """It is stopped after it has saved, or at the end of the notice; then the node may leave."""
     trace = Trace(taken(), [*PAIR, *history])
-    assert signals(trace) == deeds
+    assert signals(trace) == actions
     assert [d.signum for d in trace.effects if isinstance(d, h.SaveJob)] == [USR1]
 
 
 def test_another_attempt_begins_as_soon_as_the_node_is_back() -> None:
     """Without a retry and without a pause, although GCS may list the lost node for a while."""
-    history = [*PAIR, ONE, (12, SAVED), (13, job("STOPPED")), noticed(2, 0.0, 14, gone=True)]
+    history = [*PAIR, ONE, (12, SAVED), (13, job("STOPPED")), noticed(2, 0.0, 14, has_left=True)]
     trace = Trace(taken(), history)
     assert "announced losses that AGENT_JOB_RETRIES does not count: 1 of 10" in trace.log
     assert (trace.state.phase, trace.state.attempt.number) == (HeadPhase.BOOTING, 2)
@@ -96,7 +98,7 @@ def test_another_attempt_begins_as_soon_as_the_node_is_back() -> None:
 
 def test_a_node_that_does_not_come_back_ends_the_run() -> None:
     """The wait for workers has its deadline; the end is a loss with its name."""
-    trace = Trace(taken(), [*PAIR, ONE, noticed(2, 0.0, 12, gone=True), (13, job("STOPPED"))])
+    trace = Trace(taken(), [*PAIR, ONE, noticed(2, 0.0, 12, has_left=True), (13, job("STOPPED"))])
     assert trace.finish()
     (end,) = trace.outcomes
     assert (end.exit_code, end.kind) == (75, Kind.LOST)
@@ -124,7 +126,7 @@ def test_a_loss_by_sigterm_costs_no_retry_where_retries_are_allowed(
     retries: int, *, free: bool
 ) -> None:
     """Without a signal to save on AGENT_NODE_GRACE holds; without retries the run ends."""
-    gone = noticed(2, 0.0, 10, gone=True)
+    gone = noticed(2, 0.0, 10, has_left=True)
     trace = Trace(goal(1, retries=retries), [*PAIR, gone, (11, nodes()), (71, TICK)])
     trace.take(job("STOPPED"), 72)
     assert ("does not count: 1 of 10" in trace.log) == free
@@ -169,15 +171,15 @@ def test_announced_losses_are_recorded() -> None:
 
 
 @pytest.mark.parametrize(
-    ("event", "deeds"),
+    ("event", "actions"),
     [(TERM, ["SaveJob"]), (INT, ["StopJob"])],
 )
-def test_sigterm_to_the_head_lets_the_job_save_first(event: HeadEvent, deeds: list[str]) -> None:
+def test_sigterm_to_the_head_lets_the_job_save_first(event: HeadEvent, actions: list[str]) -> None:
     """Within half of the job's grace, and in all no longer than any stop; Ctrl-C stops at once."""
     trace = Trace(taken(0), [*RUNNING, (10, event)])
-    assert signals(trace) == deeds
+    assert signals(trace) == actions
     assert trace.finish()
-    assert signals(trace) == [*deeds, *(["StopJob"] if event is TERM else []), "EndRun"]
+    assert signals(trace) == [*actions, *(["StopJob"] if event is TERM else []), "EndRun"]
     assert trace.now == 10 + 16.0
     assert [end.exit_code for end in trace.outcomes] == [143 if event is TERM else 130]
 
@@ -210,7 +212,7 @@ LEAVE = w.Ordered(Order("head1", 1, OrderKind.LEAVE))
 def saving_worker(*, limit: float | None = 14.0) -> w.WorkerGoal:
     """Return a worker's goal with a time to save."""
     of = of_worker.goal()
-    own = {} if limit is None else {planned.SAVE: limit}
+    own = {} if limit is None else {wait_keys.SAVE: limit}
     return replace(of, limits={**of.limits, **own})
 
 
@@ -258,7 +260,7 @@ def test_the_verdict_ends_a_worker_that_waits() -> None:
     wait = worker.pending_waits(
         of_worker.WorkerTrace(saving_worker(), [*JOINED, (10, TERM)]).state
     )[0]
-    assert (wait.key, wait.deadline) == (planned.SAVE, 24.0)
+    assert (wait.key, wait.deadline) == (wait_keys.SAVE, 24.0)
 
 
 # --- the setting ----------------------------------------------------------------------------------

@@ -108,7 +108,7 @@ def test_who_is_there_when_the_job_is_stopped(
 ) -> None:
     """A job that is stopped for a failure has all asked, who may be killed before a goodbye."""
     trace.note(reported(2))
-    trace.note(reported(3, gone=True))
+    trace.note(reported(3, has_left=True))
     trace.state = replace(trace.state, phase=HeadPhase.STOPPING).with_stop(verdict=verdict)
     trace.decided()
     trace.decided(before=HeadPhase.STOPPING)
