@@ -136,9 +136,15 @@ TORCHRUN_POLL = 0.05  # torchrun's checks of its processes: short, to find the f
 STALL_CHECK_SHORTEST = 1.0  # Signs of work are read ten times within AGENT_STALL, no more often,
 STALL_CHECK_LONGEST = 60.0  # and no less often.
 STALL_BUSY = 15.0  # For all nodes to report whether they are busy.
-STALL_STACKS = 45.0  # For all nodes to report their stacks.
+STALL_STACKS = 30.0  # For all nodes to report their stacks, and what else may explain a hang.
+NODE_EXAMINED = 22.0  # For one node to collect them; what is not read in time is left out.
 STALL_TASKS = 30.0  # For Ray to list its tasks.
 STACK_DUMP = 10.0  # For the stacks of one process.
+RECORDER_POLL = 0.5  # A dump that has not grown for so long is whole.
+SERVICE_EXAMINED = 10.0  # For a service to answer one request while a job hangs.
+KERNEL_RECENT = 3600.0  # Older messages of the kernel do not explain a hang.
+STACK_SIGNALED = 2.0  # For a process to write its stacks on a signal.
+RECORDER_DUMP = 15.0  # For torch's flight recorder to write a dump; an H100 took 6.5 s.
 
 # --- Figures of the machines ----------------------------------------------------------------------
 
@@ -270,7 +276,10 @@ RULES = {
     "REACH_TRY < RAYLET_REACHED < NODE_PROBE": "a try ends before its probe",
     "HEAD_RESULT < ALL_REDUCE": "an all-reduce that fails ends sooner than one that hangs",
     "ALL_REDUCE_KILLED + ALL_REDUCE_STOP < ALL_REDUCE_SPARE": "a hung all-reduce is reported",
-    "STACK_DUMP < STALL_STACKS": "one process is read within the time of all",
+    "STACK_DUMP < NODE_EXAMINED < STALL_STACKS": "one process is read within the time of all",
+    "STACK_DUMP + STACK_SIGNALED < NODE_EXAMINED": "a signal follows a failed look",
+    "SERVICE_EXAMINED < STALL_STACKS": "services are asked within the time of all nodes",
+    "RECORDER_DUMP < NODE_EXAMINED": "a dump is read within the time of its node",
     "STATUS_READ < STATUS_REPEATED < STREAM_SILENT < HEAD_GONE": "a stream is reopened in time",
     "FIGURES_GPUS < FIGURES_LIMIT < FIGURES_READ < FIGURES_SENT": "a hung driver delays no others",
     "LOG_LINES_AWAITED < ONE_REQUEST": "a request for logs is answered in time",

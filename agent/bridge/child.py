@@ -3,8 +3,8 @@
 From its start it watches Ray's nodes in GCS, and sends each change of their list. A `submit` or a
 `follow` is a thread: it submits the job or looks it up, copies the driver's output to a file if the
 command names one, and sends the job's state from the dashboard until its end. A second thread sends
-it from GCS while the dashboard does not answer. `stop`, `list`, `tasks` and `actors` are one answer
-each. The bridge ends when the agent closes its stdin.
+it from GCS while the dashboard does not answer. `stop`, `list`, `tasks`, `unplaced` and `actors`
+are one answer each. The bridge ends when the agent closes its stdin.
 """
 
 from __future__ import annotations
@@ -20,7 +20,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from agent.base import times
-from agent.bridge.ray_calls import Gcs, Jobs, dead_actors, import_ray, is_final, last_finished
+from agent.bridge.ray_calls import (
+    Gcs,
+    Jobs,
+    dead_actors,
+    import_ray,
+    is_final,
+    last_finished,
+    unplaced,
+)
 from agent.processes.resolving import set_keepalive
 from agent.record.log_dir import log_dir
 
@@ -273,12 +281,14 @@ class Bridge:
         self._until_done(times.GCS_POLL, send_state)
 
     def _answer(self, command: Mapping[str, Any]) -> None:
-        """Send when a task finished last, or why actors died; nothing if Ray does not answer."""
+        """Send the answer to a question about tasks or actors; nothing if Ray does not answer."""
         kind = command["do"]
         answer = dict[str, object]()
         try:
             if kind == "tasks":
                 answer["finished"] = last_finished(self._dashboard)
+            elif kind == "unplaced":
+                answer["unplaced"] = unplaced(self._dashboard)
             else:
                 answer["actors"] = dead_actors(self._gcs, self._dashboard, command["ids"])
         except Exception as error:  # noqa: BLE001 - whatever Ray raises is evidence

@@ -139,6 +139,11 @@ class RayLink:
         answer = await self._ask(limit, do="tasks")
         return answer.get("finished")
 
+    async def unplaced(self, limit: float) -> list[str]:
+        """Return which actors, tasks and placement groups wait for resources."""
+        answer = await self._ask(limit, do="unplaced")
+        return [str(text) for text in answer.get("unplaced", ())]
+
     async def dead_actors(self, ids: Sequence[str], limit: float) -> list[dict[str, str]]:
         """Return why Ray believes that actors died, with the ends of their logs: id, ip, text."""
         answer = await self._ask(limit, do="actors", ids=[*ids])
@@ -176,7 +181,7 @@ class RayLink:
             kind = data["event"]
             if kind == "stop-taken":
                 self._stops_accepted.setdefault(str(data["id"]), anyio.Event()).set()
-            elif kind in {"actors", "tasks"}:
+            elif kind in {"actors", "tasks", "unplaced"}:
                 answer = self._answers[kind]
                 if not answer.done():
                     answer.set_result(data)

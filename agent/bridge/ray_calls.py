@@ -164,6 +164,48 @@ def last_finished(dashboard: str) -> float | None:
     return max((float(end) / 1000 for end in ends if end), default=None)
 
 
+def unplaced(dashboard: str) -> list[str]:
+    """Return what waits for a node with enough resources: actors, tasks and placement groups.
+
+    Tried on Ray 2.60.
+    """
+    from ray.util.state import (  # noqa: PLC0415 - Ray is imported as late as can be
+        list_actors,
+        list_placement_groups,
+        list_tasks,
+    )
+
+    waiting: dict[str, int] = {}
+
+    def add(what: str, needs: object) -> None:
+        named = f"{what} waits for a node with {_resources_text(needs)}"
+        waiting[named] = waiting.get(named, 0) + 1
+
+    for state in ("PENDING_CREATION", "DEPENDENCIES_UNREADY"):
+        for actor in list_actors(
+            dashboard, [("state", "=", state)], _MAX_TASKS, _TASKS_LIMIT, detail=True
+        ):
+            add(f"an actor of class {actor.class_name}", actor.required_resources)
+    for group in list_placement_groups(
+        dashboard, [("state", "=", "PENDING")], _MAX_TASKS, _TASKS_LIMIT, detail=True
+    ):
+        add("a placement group", [bundle.get("unit_resources") for bundle in group.bundles or ()])
+    pending = [("state", "=", "PENDING_NODE_ASSIGNMENT")]
+    for task in list_tasks(dashboard, pending, _MAX_TASKS, _TASKS_LIMIT, detail=True):
+        if str(task.type) == "NORMAL_TASK":
+            add(f"a task {task.name}", task.required_resources)
+    return [f"{text} ({count} of them)" if count > 1 else text for text, count in waiting.items()]
+
+
+def _resources_text(needs: object) -> str:
+    """Return resources as text, as in `CPU: 1, GPU: 8`."""
+    if isinstance(needs, list):
+        return " and ".join(_resources_text(bundle) for bundle in needs) or "unknown resources"
+    if not isinstance(needs, dict) or not needs:
+        return "unknown resources"
+    return ", ".join(f"{name}: {amount:g}" for name, amount in needs.items())
+
+
 def dead_actors(gcs: str, dashboard: str, ids: Sequence[str]) -> list[dict[str, str]]:
     """Return why Ray believes that actors died, with the ends of their logs; tried on Ray 2.60."""
     from ray.util.state import get_actor, get_log  # noqa: PLC0415 - Ray is imported as late as can be

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import base64
 import contextlib
+import faulthandler
 import http.client
 import json
 import math
@@ -372,6 +373,24 @@ def write_private(file: Path, text: str) -> Path:
     with open(descriptor, "w", encoding="utf-8") as out:  # noqa: PTH123 - a descriptor has no path
         out.write(text)
     return file
+
+
+def register_stacks() -> None:
+    """Write this process's stacks to a file on a signal, if the agent has named a folder for it.
+
+    The agent sends the signal only to a process whose file names it (processes/job_stacks.py).
+    """
+    folder = os.environ.get("POD_AGENT_STACKS")
+    if not folder:
+        return
+    signum = signal.SIGRTMIN + 5  # real-time signals are of no use to Python, Ray, torch and CUDA
+    with contextlib.suppress(OSError):
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        path = Path(folder, f"{os.getpid()}.stacks")
+        file = path.open("w", encoding="utf-8")  # open until the process ends
+        file.write(json.dumps({"pid": os.getpid(), "signal": signum}) + "\n")
+        file.flush()
+        faulthandler.register(signum, file=file, all_threads=True)
 
 
 def _end_on_signals() -> None:

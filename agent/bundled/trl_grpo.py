@@ -106,6 +106,7 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Train to the end, or exit with the reason."""
+    rehearsal.register_stacks()
     options = parser().parse_args(argv)
     os.environ.update(sharding_of(options))
     run: Callable[[argparse.Namespace], object] = train

@@ -258,13 +258,6 @@ def end_without_progress(tried: Sequence[LostAttempt], newest: int | None) -> Ou
 
 
 DIAGNOSTICS_PER_LIMIT = 10  # how often a job without progress is diagnosed within its limit
-_FRAME = "    "
-_MAIN = '"MainThread"'
-_ORDINARY = (
-    *("ray/", "threading.py", "concurrent/", "asyncio/", "socketserver.py", "selectors.py"),
-    *("grpc/", "queue.py", "multiprocessing/"),
-)
-"""Files in the stack of a thread that is of no interest."""
 
 
 class StalledSinceLoss(HeadEvent):
@@ -295,19 +288,6 @@ def diagnostics_interval(limit: float) -> float:
     """Return the seconds between two diagnostics."""
     interval = limit / DIAGNOSTICS_PER_LIMIT
     return min(times.STALL_CHECK_LONGEST, max(times.STALL_CHECK_SHORTEST, interval))
-
-
-def informative_stack_lines(stacks: str) -> list[str]:
-    """Return the lines of stacks without idle threads of Python and Ray."""
-    kept = []
-    for part in re.split(r"^(?=Thread )", stacks, flags=re.MULTILINE):
-        lines = [line for line in part.splitlines() if line.strip()]
-        files = [line.rpartition("(")[2] for line in lines if line.startswith(_FRAME)]
-        is_idle = all(file.startswith(_ORDINARY) for file in files) and _MAIN not in part
-        if is_idle and part.startswith("Thread "):
-            lines = [line for line in lines[1:] if not line.startswith(_FRAME)]
-        kept += lines
-    return kept
 
 
 def quiet_period(

@@ -1,4 +1,4 @@
-"""The dumps of torch's flight recorder: which rank did not enter which collective.
+"""Read the dumps of torch's flight recorder, and find who did not enter which collective.
 
 A rank's dump is a pickle of its last collectives by process group, each with a number that all
 ranks of the group count alike. The reader accepts only containers, texts and numbers, and a limited

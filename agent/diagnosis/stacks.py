@@ -60,8 +60,13 @@ class ProcessStack(Value):
     wait_channel: str = ""  # the kernel function that it waits in, if readable
 
     @property
+    def telling_thread(self) -> ThreadStack:
+        """Return the thread that shows what the process does."""
+        return _telling_thread(self)
+
+    @property
     def frames(self) -> tuple[Frame, ...]:
-        """Return the frames of the thread that shows what the process does."""
+        """Return the frames of that thread."""
         return _telling_thread(self).frames
 
 
@@ -180,10 +185,12 @@ _COLLECTIVE = re.compile(
 )
 _IN_TORCH = "/torch/distributed/"
 _FORK = "/multiprocessing/popen_fork.py"
+_MULTIPROCESSING = "/multiprocessing/"
+_GIVEN = {"<string>", "<stdin>"}  # code of `python -c`, and what pipes it
 _RAY_WAITS = {"get", "wait", "Worker.get_objects", "get_objects", "shutdown", "init", "connect"}
 _INSIDE = (
     ("/torch/utils/data/", "its data loader"),
-    ("/multiprocessing/", "another process"),
+    (_MULTIPROCESSING, "another process"),
     ("/multiprocess/", "another process"),
     ("/subprocess.py", "another process"),
 )
@@ -210,6 +217,19 @@ def place_of(process: ProcessStack) -> StackPlace:
     return msgspec.structs.replace(place, key=key)
 
 
+_SERVING = ("/selectors.py", "/asyncio/base_events.py", "/uvloop/")
+
+
+def busy_place(service: ProcessStack) -> StackPlace | None:
+    """Return where a server handles a request; None if all its threads only wait for requests."""
+    for thread in service.threads:
+        at = place_index(thread.frames)
+        called = thread.frames[:at]
+        if at is not None and not any(part in one.file for one in called for part in _SERVING):
+            return _place_in(thread.frames)
+    return None
+
+
 def _running_method(process: ProcessStack) -> str:
     title = process.role.removeprefix("ray::")
     is_method = process.role.startswith("ray::") and "." in title
@@ -218,10 +238,8 @@ def _running_method(process: ProcessStack) -> str:
 
 def _place_in(frames: Sequence[Frame]) -> StackPlace:
     """Return the place of a thread: its innermost frame that is no plumbing."""
-    # The frames of a forked process go on with those of its parent.
-    forked = next((n for n, frame in enumerate(frames) if _FORK in frame.file), len(frames))
-    at = next((n for n, frame in enumerate(frames[:forked]) if not _is_plumbing(frame)), None)
-    if at is None:
+    at = place_index(frames)
+    if at is None or _only_starts(frames[: at + 1]):
         return StackPlace(Activity.IDLE)
     caller = frames[at]
     called = frames[:at]
@@ -244,9 +262,23 @@ def _place_in(frames: Sequence[Frame]) -> StackPlace:
     return StackPlace(Activity.WORKS, function, caller.place, "", file)
 
 
+def place_index(frames: Sequence[Frame]) -> int | None:
+    """Return the index of the innermost frame that is no plumbing; None without one."""
+    # The frames of a forked process go on with those of its parent.
+    forked = next((n for n, frame in enumerate(frames) if _FORK in frame.file), len(frames))
+    return next((n for n, frame in enumerate(frames[:forked]) if not _is_plumbing(frame)), None)
+
+
+def _only_starts(frames: Sequence[Frame]) -> bool:
+    """Return whether the last frame is a command that only starts a process of multiprocessing."""
+    return frames[-1].file in _GIVEN and any(_MULTIPROCESSING in one.file for one in frames)
+
+
 def _is_plumbing(frame: Frame) -> bool:
     file = frame.file
-    if file.startswith("<") or _STDLIB.search(file):
+    if file.startswith("<") and file not in _GIVEN:
+        return True
+    if _STDLIB.search(file):
         return True
     package = _package(file)
     return package in _PLUMBING or package.startswith(("_pytest", "opentelemetry"))
@@ -444,7 +476,7 @@ def _group_text(one: StackGroup, groups: Sequence[StackGroup]) -> str:
     # Too many to be named?
     if count > _MOST_NAMED:
         everyone = [process for other in groups for process in other.processes]
-        ranks = [process for process in everyone if process.role == f"rank {process.rank}"]
+        ranks = [process for process in everyone if process.rank is not None]
         if all(process in ranks for process in one.processes):
             return f"{count} of {len(ranks)} ranks {does}"
         return f"{count} of {len(everyone)} processes {does}"
@@ -486,4 +518,7 @@ def _name(process: ProcessStack, groups: Sequence[StackGroup]) -> str:
         if (other.node, other.role) == (process.node, process.role)
     ]
     pid = f" (pid {process.pid})" if len(same) > 1 else ""
-    return f"{process.role} on {process.node}{pid}"
+    role = process.role
+    if process.rank is not None and role != f"rank {process.rank}":
+        role = f"rank {process.rank} ({role})"
+    return f"{role} on {process.node}{pid}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import signal
 import time
 from contextlib import suppress
@@ -48,17 +47,9 @@ _NO_ACTORS = (
     "ray::DashboardHead",
 )
 """Ray's own processes and idle workers (2.60)."""
-_PREFERRED_ROLES = ("driver", "rank 0 of this node")
 # Cores used by idle processes: a base, and per process
 _IDLE_CORES = 0.05
 _IDLE_EACH = 0.02
-_MAX_STACK = 6_000
-_NO_BACKTRACE = {"RUST_BACKTRACE": "0"}  # Makes py-spy print errors without its own backtrace
-NO_PTRACE = (
-    "Where py-spy may not look into processes, give the container SYS_PTRACE (`--cap-add "
-    "SYS_PTRACE`, on Kubernetes securityContext.capabilities.add)"
-)
-NO_PY_SPY = "py-spy is not installed here: `pip install py-spy` in the image shows where it hangs"
 
 
 async def output_of(
@@ -72,11 +63,13 @@ async def output_of(
 
     text = b""
     code = None
-    with anyio.move_on_after(limit):
-        text = await child.stdout.read()
-        code = await child.wait()
-    with anyio.CancelScope(shield=True):
-        await child.stop(0.0)
+    try:
+        with anyio.move_on_after(limit):
+            text = await child.stdout.read()
+            code = await child.wait()
+    finally:
+        with anyio.CancelScope(shield=True):
+            await child.stop(0.0)
 
     if code is None:
         return "", f"{child.name} did not end within {limit:g} s"
@@ -109,7 +102,7 @@ def handles_signal(process: psutil.Process | None, signum: int) -> bool:
     """Return whether the job handles a signal, which would otherwise end it."""
     if process is None:
         return False
-    return known(lambda: _catches(_signal_target(process, signum), signum), otherwise=False)
+    return known(lambda: catches_signal(_signal_target(process, signum), signum), otherwise=False)
 
 
 def drivers_by_job() -> dict[str, psutil.Process]:
@@ -169,7 +162,7 @@ def forward_signal(driver: psutil.Process | None, signum: int) -> str:
     try:
         process = _signal_target(driver, signum)
         label = f"pid {process.pid}, {process.name()}"
-        is_caught = _catches(process, signum)
+        is_caught = catches_signal(process, signum)
         process.send_signal(signum)
     except (psutil.Error, OSError) as error:
         return not_passed_on(signum, f"the job cannot be signaled: {error}")
@@ -187,16 +180,16 @@ def _signal_target(leader: psutil.Process, signum: int) -> psutil.Process:
     """Return the leader; if it is a shell without a handler, its only child that may have one."""
     process = leader
     # The process name of a script is its own.
-    while not _catches(process, signum) and Path(process.exe()).name in _SHELLS:
+    while not catches_signal(process, signum) and Path(process.exe()).name in _SHELLS:
         children = process.children()
-        handling = [child for child in children if _catches(child, signum)] or children
+        handling = [child for child in children if catches_signal(child, signum)] or children
         if len(handling) != 1:
             break
         process = handling[0]
     return process
 
 
-def _catches(process: psutil.Process, signum: int) -> bool:
+def catches_signal(process: psutil.Process, signum: int) -> bool:
     """Return whether a process has a handler for a signal, by its mask in hexadecimal digits."""
     try:
         status = Path(f"/proc/{process.pid}/status").read_text(encoding="utf-8", errors="replace")
@@ -208,19 +201,24 @@ def _catches(process: psutil.Process, signum: int) -> bool:
 
 
 class JobProcess(NamedTuple):
-    """A process of the job and its role: driver, rank, or Ray's process title."""
+    """A process of the job and its role: driver, rank, Ray's process title, or a child of these."""
 
     role: str
     process: psutil.Process
+    rank: int | None = None  # among all nodes, if its environment has one
+    world: int | None = None
+    is_child: bool = False  # started by a driver, an actor or a rank
 
 
 def job_processes(submission_id: str | None) -> list[JobProcess]:
-    """Return the job's processes on this node: driver, actors, tasks, ranks."""
+    """Return the job's processes on this node: driver, actors, tasks, ranks, and their children."""
     leader = None if submission_id is None else find_driver(submission_id)
     roles: dict[int, str] = {}
+    children_of: set[int] = set()  # Pythons with a role: what they start is their child
     of_the_job = []
     for process in _oldest_first():  # parents first: a child has its parent's role
-        role = roles.get(known(process.ppid, 0), "")
+        parent = known(process.ppid, 0)
+        role = roles.get(parent, "")
         if leader is not None and process.pid == leader.pid:
             role = "driver"
 
@@ -232,24 +230,36 @@ def job_processes(submission_id: str | None) -> list[JobProcess]:
             elif title.startswith(_WORKERS_TITLE):
                 role = title.strip()[:100]
             elif not role and RANK_VARIABLE in process.environ():
-                role = f"rank {process.environ().get('LOCAL_RANK', '?')} of this node"
+                role = f"rank {process.environ().get('RANK', '?')}"
 
         if role:
             roles[process.pid] = role
-            of_the_job.append(JobProcess(role, process))
+            is_child = parent in children_of
+            if is_child or is_python(process):  # a shell only starts what has its role
+                children_of.add(process.pid)
+            of_the_job.append(_with_rank(role, process, is_child=is_child))
     return of_the_job
 
 
-def processes_to_dump(processes: Iterable[JobProcess]) -> list[JobProcess]:
-    """Return the driver or this node's rank 0, and the busiest other process; Python only."""
-    pythons = [job for job in processes if _is_python(job.process)]
-    drivers = [job for job in pythons if job.role in _PREFERRED_ROLES][:1]
-    others = [job for job in pythons if job not in drivers and job.role != "driver"]
-    busiest = sorted(others, key=lambda job: -cpu_seconds(job.process))[:1]
-    return [*drivers, *(JobProcess(f"busiest: {job.role}", job.process) for job in busiest)]
+def service_processes(name: str, pid: int) -> list[JobProcess]:
+    """Return the processes of a service, by its first one."""
+    return [JobProcess(f"service {name}", process) for process in tree_of(pid)]
 
 
-def _is_python(process: psutil.Process) -> bool:
+def _with_rank(role: str, process: psutil.Process, *, is_child: bool) -> JobProcess:
+    """Return a process of the job, with its rank if it is no child, which inherits its parent's."""
+    if is_child:
+        return JobProcess(f"child of {role}", process, is_child=True)
+    environ = known(process.environ, dict[str, str]())
+    rank = environ.get("RANK", "")
+    world = environ.get("WORLD_SIZE", "")
+    if role != "driver" and rank.isdecimal() and world.isdecimal():
+        return JobProcess(role, process, int(rank[:6]), int(world[:6]))
+    return JobProcess(role, process)
+
+
+def is_python(process: psutil.Process) -> bool:
+    """Return whether a process is a Python."""
     return Path(known(process.exe, "")).name.startswith("python")
 
 
@@ -292,27 +302,3 @@ def busy_cores(used: float, seconds: float, processes: int) -> str:
     cores = used / max(seconds, 1e-3)
     idle = _IDLE_CORES + _IDLE_EACH * processes
     return "" if cores < idle else f"{cores:.2f} cores"
-
-
-async def stacks_of(
-    processes: Iterable[JobProcess],
-    py_spy: str | None,
-    env: Mapping[str, str],
-    log: Callable[[], Path],
-) -> str:
-    """Return the stacks of processes by py-spy, or why there are none."""
-    lines = []
-    for role, process in processes:
-        if py_spy is None:
-            return NO_PY_SPY
-        lines.append(f"{role} (pid {process.pid}):")
-        argv = [py_spy, "dump", "--pid", str(process.pid)]
-        text, fault = await output_of(argv, {**env, **_NO_BACKTRACE}, log, times.STACK_DUMP)
-        lines.append(f"no stack: {fault}. {NO_PTRACE}" if fault else text[:_MAX_STACK].rstrip())
-    return "\n".join(lines) or "no Python process of the job runs here"
-
-
-def find_py_spy(python: str, path: str | None) -> str | None:
-    """Return py-spy next to a Python, else the one on PATH."""
-    beside = shutil.which("py-spy", path=str(Path(python).parent))
-    return beside or shutil.which("py-spy", path=path)

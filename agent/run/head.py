@@ -61,7 +61,7 @@ from agent.run.job_steps import StepKeeper, progress_path
 from agent.run.local_services import LocalWork
 from agent.run.make_goal import make_goal
 from agent.run.make_ready import prune_sessions
-from agent.run.node_ray import kill_leftovers, start_ray, stop_ray, watch_until_end
+from agent.run.node_run import kill_leftovers, start_ray, stop_ray, watch_until_end
 from agent.run.orders import Prober
 from agent.run.silent_nodes import probe_nodes, watch_silent_workers
 from agent.run.stall import StallWatch
@@ -216,7 +216,13 @@ class HeadAgent:
         put = self._inbox.put
         every = self._run.best_effort.every
         stall = StallWatch(
-            self._run, self._reports, self._status, self._link, lambda: self._state, put
+            self._run,
+            self._reports,
+            self._status,
+            self._link,
+            get_state=lambda: self._state,
+            send=put,
+            place=lambda: self._placeholders,
         )
         start(self._run.keep_clock, self._on_wake)
         start(self._run.watch_machine)

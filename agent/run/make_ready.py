@@ -40,7 +40,7 @@ from agent.processes.process import Child
 from agent.processes.resolving import resolve
 from agent.processes.waiting import NotYet, TimedOutError, until
 from agent.record.log import say
-from agent.run.node_ray import start_ray
+from agent.run.node_run import start_ray
 from agent.settings.rules import may_listen_on
 
 if TYPE_CHECKING:

@@ -1,7 +1,8 @@
 """What head and worker share: one run on one node.
 
 `NodeRun` has the run's clock, folder, records and child processes. Both event loops take an event
-by its `next_event` and decide by its `decide`; `write_outcome` is the end.
+by its `next_event` and decide by its `decide`; `write_outcome` is the end. Below it: this node's
+Ray from start to stop.
 """
 
 from __future__ import annotations
@@ -10,18 +11,24 @@ import time
 import traceback
 from functools import cached_property, partial
 from signal import SIGINT
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
+import anyio
 from msgspec.structs import replace
 
 from agent import __version__
 from agent.base import ends, times
+from agent.base.text import listed
 from agent.decisions.shared import Tick, Woke
-from agent.processes import process
+from agent.job.services import Latency
+from agent.plan.plan import RAY
+from agent.port.protocol import WorkerStats
+from agent.processes import driver, process
 from agent.processes.oom import MemoryWatch
 from agent.processes.process import Child
+from agent.processes.ray_parts import RayParts
 from agent.processes.run_clock import RunClock
-from agent.processes.waiting import BestEffort, NotYet, until
+from agent.processes.waiting import BestEffort, NotYet, TimedOutError, until
 from agent.record import events
 from agent.record.background import run_within
 from agent.record.events import (
@@ -33,17 +40,19 @@ from agent.record.events import (
     WaitLog,
 )
 from agent.record.files import iso_time
+from agent.record.job_lines import JobLines
 from agent.record.log import disk_alarm, log_to_file, say
 from agent.record.node_record import NODE_FILE, NodeRecorder
 from agent.record.run_folder import outcome_text, write_outcome
 from agent.run.node_figures import NodeFigures, Sources
-from agent.run.node_stats import NodeStats
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Coroutine, Mapping, Sequence
 
     from agent.base.ends import Outcome
-    from agent.decisions.shared import Wait
+    from agent.decisions.shared import Item, Wait
+    from agent.job.services import Placeholders
+    from agent.node.figures import Figures
     from agent.plan.plan import Plan
     from agent.processes.waiting import Inbox
     from agent.record.run_folder import OutageRecord, RunFolder
@@ -56,6 +65,57 @@ if TYPE_CHECKING:
 S = TypeVar("S")
 E = TypeVar("E")
 A = TypeVar("A")
+
+
+class NodeStats:
+    """Service latencies, step progress, share output and figures of this node, in memory."""
+
+    def __init__(
+        self,
+        clean: Callable[[str], str],
+        newest_figures: Callable[[], Figures | None] = lambda: None,
+    ) -> None:
+        self._clean = clean
+        self._newest_figures = newest_figures
+        self._figures_due = 0.0  # when they were read that are sent next, on the run's clock
+        self._latencies: dict[str, Latency] = {}
+        self.progress: dict[str, str] = {}  # the last output line of each running step
+        self._share: JobLines | None = None
+        self._attempt = 0
+
+    def record_latency(self, service: str, seconds: float) -> None:
+        """Record the time of a service's successful answer."""
+        self._latencies[service] = self._latencies.get(service, Latency()).with_answer(seconds)
+
+    def share_lines(self, attempt: int) -> JobLines:
+        """Return the scanner for the output of this node's share of an attempt."""
+        if self._share is None or attempt != self._attempt:
+            self._share = JobLines(self._clean)
+            self._attempt = attempt
+        return self._share
+
+    @property
+    def last_share_output(self) -> float | None:
+        """Return when that share wrote output last, on the monotonic clock."""
+        return None if self._share is None else self._share.last_output
+
+    def snapshot(self, steps: Mapping[str, Item]) -> WorkerStats:
+        """Return all statistics, with the state of each step."""
+        states = {name: item.step for name, item in steps.items()}
+        progress = {step: self._clean(line) for step, line in self.progress.items()}
+        causes = () if self._share is None else self._share.known.causes
+        figures = self._newest_figures()
+        return WorkerStats(dict(self._latencies), states, progress, causes, self._attempt, figures)
+
+    def for_report(self, steps: Mapping[str, Item]) -> WorkerStats | None:
+        """Return the statistics for a report; None if there are none. Figures are sent rarely."""
+        stats = self.snapshot(steps)
+        if stats.figures is not None and stats.figures.at < self._figures_due:
+            stats = replace(stats, figures=None)
+        elif stats.figures is not None:
+            self._figures_due = stats.figures.at + times.FIGURES_SENT
+        has_any = stats.latencies or stats.steps or stats.known or stats.figures
+        return stats if has_any else None
 
 
 class NodeRun:
@@ -279,3 +339,52 @@ class NodeRun:
         """Stop every remaining descendant process."""
         for name in await process.stop_descendants(limit):
             say(f"had to kill {name}", "warning")
+
+
+# --- This node's Ray ----------------------------------------------------------------------------
+
+
+async def start_ray(run: NodeRun, placeholders: Placeholders, env: Mapping[str, str]) -> Child:
+    """Start this node's Ray."""
+    if run.surviving is None or not run.surviving.has_ray:
+        say(f"starting Ray's head on {placeholders.node_ip}:{run.plan.ports.gcs}")
+    process = run.plan.process(RAY)
+    return await run.start(process.name, process.command(placeholders), env, process.log)
+
+
+async def watch_until_end(
+    run: NodeRun, child: Child, *watches: Callable[[], Coroutine[Any, Any, None]]
+) -> str:
+    """Watch one `ray start`, and run the given watches, until it ends; return how it ended."""
+    parts = RayParts(child, run.now)
+    async with anyio.create_task_group() as tasks:
+        for watch in (parts.watch, *watches):
+            tasks.start_soon(watch)
+        code = await child.wait()
+        tasks.cancel_scope.cancel()
+    run.node.remove_process(child.pid)
+    return parts.end_sentence(code)
+
+
+async def stop_ray(child: Child, grace: float) -> None:
+    """Stop this node's Ray."""
+    await child.stop(grace, leader_ends_group=True)
+
+
+async def kill_leftovers(whose: str, limit: float | None) -> str:
+    """Kill what Ray's workers and drivers left; return what remains (nothing, without a limit)."""
+    logged: list[str] = []
+
+    async def kill() -> bool | NotYet:
+        killed = await anyio.to_thread.run_sync(driver.kill_leftovers)
+        for name in killed:
+            if name not in logged:
+                logged.append(name)
+                say(f"{whose} had left {name} running: killed", "warning")
+        return NotYet(listed(killed)) if killed else True
+
+    try:
+        await until(kill, limit, longest=0.5)
+    except TimedOutError as late:
+        return str(late)
+    return ""

@@ -36,7 +36,8 @@ from agent.record.bundle import last_lines
 from agent.record.files import read_end, remove_file
 from agent.record.log import say
 from agent.run.diagnose import ray_log_folder
-from agent.run.stall import BUSY, STACKS, Diagnostics, log_stacks
+from agent.run.examine import STACKS
+from agent.run.stall import BUSY, Diagnostics
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -264,8 +265,6 @@ class HeadRequests:
         self._logs.pop(name, None)  # an earlier result is outdated
         if name in (BUSY, STACKS):
             text = await self._diagnostics.collect(name)
-            if name == STACKS:
-                log_stacks(run.plan.topology.node_name, text, "at the head")
             self._logs[name] = text[:LONGEST_TAIL]
         elif name in known:
             path = run.folder.file(known[name])

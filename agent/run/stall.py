@@ -3,46 +3,43 @@
 A job counts as quiet from its last output on. At intervals `StallWatch` looks further:
 1. Does anything of the job work on any node, by its CPU and GPUs (`Diagnostics`)?
 2. Has a task of Ray finished lately?
-3. After AGENT_STALL without any of these signs, the stacks of the job's processes on all nodes are
-   collected in a file of the run folder, and the finding is logged, once for each attempt. The job
-   goes on, unless it has lost a node: then the head decides what follows (`StalledSinceLoss`).
+3. After AGENT_STALL without any of these signs, the job is examined on all nodes
+   (run/examine.py), and the finding is logged, once for each attempt. The job goes on, unless it
+   has lost a node: then the head decides what follows (`StalledSinceLoss`).
 """
 
 from __future__ import annotations
 
 import time
-from functools import partial
 from typing import TYPE_CHECKING
 
 import anyio
 from msgspec.structs import replace
 
 from agent.base import times
-from agent.base.text import duration_text, listed
+from agent.base.text import duration_text
 from agent.bridge.link import RayLink
 from agent.checks.finding import Finding, Level
 from agent.decisions.attempts import (
     Quiet,
     StalledSinceLoss,
     diagnostics_interval,
-    informative_stack_lines,
     quiet_period,
 )
 from agent.decisions.head.head_state import HeadPhase
 from agent.decisions.shared import HERE
 from agent.node.gpus import TOOLS
-from agent.processes import driver as job
 from agent.processes.driver import Utilization
 from agent.processes.waiting import Failure
-from agent.record.background import in_thread
-from agent.record.files import write_atomically
 from agent.record.log import say
+from agent.run.examine import FOR_TOOLS, STACKS, JobExaminer, NodeExaminer, stacks_file
 from agent.run.head_server import request_log
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from agent.decisions.head.head_state import HeadState
+    from agent.job.services import Placeholders
     from agent.port.reports import Reports
     from agent.run.head_server import RunStatus
     from agent.run.node_run import NodeRun
@@ -50,11 +47,8 @@ if TYPE_CHECKING:
 
 
 BUSY = "how busy"
-STACKS = "process stacks"
-"""Diagnostics that a worker sends like a log; no service has such a name."""
+"""What a worker sends like a log; no service has such a name."""
 IDLE = "idle"
-_MOST_LINES = 60  # most lines of one node's stacks in the log
-_FOR_TOOLS = ("PATH", "HOME", "LD_LIBRARY_PATH", "LANG", "TMPDIR")
 
 
 class Diagnostics:
@@ -67,15 +61,17 @@ class Diagnostics:
 
         # The tools get an environment without secrets.
         plan = run.plan
-        self._env = {name: plan.environ[name] for name in _FOR_TOOLS if name in plan.environ}
+        self._env = {name: plan.environ[name] for name in FOR_TOOLS if name in plan.environ}
         tools = TOOLS.get(plan.facts.gpu_maker, ()) if plan.facts.gpus else ()
         self._utilization = Utilization(tools, self._env, run.folder.file)
+        self._examiner = NodeExaminer(run)
 
     async def collect(self, what: str, submission_id: str | None = None) -> str:
         """Return one of the diagnostics, or why it failed: a failure is no sign of an idle job."""
-        examine = self._examine_activity if what == BUSY else self._examine_stacks
+        if what == STACKS:
+            return await self._examiner.examine(submission_id)
         text = await self._run.best_effort(
-            f"a look at the job here ({what})", examine, submission_id
+            f"a look at the job here ({what})", self._examine_activity, submission_id
         )
         return f"it cannot be looked at: {text.reason}" if isinstance(text, Failure) else text
 
@@ -87,31 +83,8 @@ class Diagnostics:
             return "its share of the job writes"
         return await self._utilization.sample(submission_id) or IDLE
 
-    async def _examine_stacks(self, submission_id: str | None) -> str:
-        """Return the stacks of the driver, if it is here, and of the busiest actor or rank."""
-        plan = self._run.plan
-        processes = await anyio.to_thread.run_sync(job.job_processes, submission_id)
-        dumped = job.processes_to_dump(processes)
-        py_spy = job.find_py_spy(plan.facts.job_python, plan.environ.get("PATH"))
-        log = partial(self._run.folder.file, "py-spy.log")
-        text = await job.stacks_of(dumped, py_spy, self._env, log)
-        return self._run.redactor.clean(text)
 
-
-def log_stacks(node: str, text: str, where: str) -> None:
-    """Log a node's stacks; `where` names the place of omitted lines."""
-    lines = informative_stack_lines(text)
-    for line in lines[:_MOST_LINES]:
-        say(f"stacks of {node}: {line}")
-    if len(lines) > _MOST_LINES:
-        say(f"stacks of {node}: ({len(lines) - _MOST_LINES} more lines {where})")
-
-
-_MOST_IDLE_NODES = 8  # most nodes whose stacks are logged; the file has all
-_REMEDY = (
-    "Look in the stacks for who waits for whom: a collective whose rank is missing, a result that "
-    "nobody makes, a lock; `pod-agent stop` ends it. AGENT_STALL sets after how long this is logged"
-)
+_REMEDY = "`pod-agent stop` ends it; AGENT_STALL sets after how long this is logged"
 
 
 class StallWatch:
@@ -125,6 +98,7 @@ class StallWatch:
         link: RayLink | TorchrunLink,
         get_state: Callable[[], HeadState],
         send: Callable[[StalledSinceLoss], None],
+        place: Callable[[], Placeholders],
     ) -> None:
         self._run = run
         self._reports = reports
@@ -133,6 +107,7 @@ class StallWatch:
         self._get_state = get_state
         self._send = send
         self._diagnostics = Diagnostics(run)
+        self._examiner = JobExaminer(run, link, place, self._ask_present)
         self._limit = run.plan.settings.stall
         self._quiet: Quiet | None = None
 
@@ -183,36 +158,33 @@ class StallWatch:
         runs_on = latest.phase is HeadPhase.RUNNING and latest.attempt.number == quiet.attempt
         if not runs_on or self._with_output(quiet) != quiet:
             return quiet
-        await self._report(quiet, state)
+        await self._report(quiet)
         return replace(quiet, is_reported=True)
 
     def _with_output(self, quiet: Quiet) -> Quiet:
         last_output = self._run.run_time(self._status.job_lines.last_output)
         return quiet.with_work_at(last_output)
 
-    async def _report(self, quiet: Quiet, state: HeadState) -> None:
-        """Collect the stacks of all nodes, and log the finding."""
+    async def _report(self, quiet: Quiet) -> None:
+        """Examine the job on all nodes, and log the finding."""
         long = duration_text(round(self._run.now() - quiet.since))
         what = f"the job shows no sign of work for {long}"
         say(f"{what} (AGENT_STALL): looking where it is", "warning")
-        stacks = await self._ask_all(STACKS, times.STALL_STACKS, state)
-        logged = [*stacks][:_MOST_IDLE_NODES]
-
-        # Some go to the log, all of them to a file.
-        path = self._run.folder.file(f"stacks-{quiet.attempt}.log")
-        for name in logged:
-            log_stacks(name, stacks[name], f"in {path.name}")
-        whole = "\n".join(f"--- {name}\n{text}\n" for name, text in stacks.items())
-        write = partial(write_atomically, path, whole, durable=False)
-        is_written = await in_thread(lambda: write() is None, times.STALLED_DISK)
-        where = f"; the stacks of {listed(logged)} are in {path}" if is_written else ""
+        since = self._run.utc(quiet.since)[11:16]
+        found = await self._examiner.examine(quiet.attempt, since)
+        for line in found.evidence:
+            say(f"stall: {line}")
 
         # The finding.
-        finding = Finding("stall", Level.WARN, f"{what}{where}", _REMEDY)
+        where = f"{found.sentence}; all stacks are in {stacks_file(quiet.attempt)}"
+        finding = Finding("stall", Level.WARN, f"{what}: {where}", _REMEDY)
         self._status.stalls = (*self._status.stalls, finding)
         say(finding.sentence(), "warning")
         if quiet.has_lost_node:
             self._send(StalledSinceLoss(quiet.attempt, long))
+
+    async def _ask_present(self, what: str, limit: float) -> dict[str, str]:
+        return await self._ask_all(what, limit, self._get_state())
 
     async def _ask_all(self, what: str, limit: float, state: HeadState) -> dict[str, str]:
         """Request diagnostics from all present nodes concurrently; name those without answer."""

@@ -22,6 +22,7 @@ from agent.base import times
 from agent.decisions.attempts import submission_id_of
 from agent.decisions.head import head_state as h
 from agent.decisions.shared import HERE, OrderKind
+from agent.diagnosis.flight_recorder import recorder_environment
 from agent.job.job import fill
 from agent.job.services import reward_url
 from agent.job.torchrun_command import (
@@ -35,6 +36,7 @@ from agent.job.torchrun_command import (
 from agent.plan import environment
 from agent.plan.plan import JOB_LOG
 from agent.processes import process
+from agent.processes.job_stacks import STACKS_FOLDER, STACKS_VARIABLE
 from agent.processes.output import OutputCopies, PreambleFilter, RecentOutput, size_at_start
 from agent.record.log import say
 from agent.run.job_steps import progress_path
@@ -101,6 +103,8 @@ class LocalShare:
         command = plan.torchrun.command(words, rank, size, attempt_id, place.head_ip)
         full = {**recipe_env, **plan.environment(place.node_ip, place.head_ip)}
         full |= environment.without_proxy_to(full, [share.reward_ip])
+        full |= recorder_environment(str(run.folder.path), full)
+        full[STACKS_VARIABLE] = str(run.folder.file(STACKS_FOLDER))
         progress = str(progress_path(run.folder, attempt))
         env = plan.torchrun.environment(full, attempt, progress)
 

@@ -53,7 +53,7 @@ from agent.run.diagnose import explain_end
 from agent.run.end import end_role
 from agent.run.failure_bundle import make_bundle
 from agent.run.local_services import LocalWork
-from agent.run.node_ray import kill_leftovers, stop_ray, watch_until_end
+from agent.run.node_run import NodeRun, kill_leftovers, stop_ray, watch_until_end
 from agent.run.orders import HeadRequests
 from agent.run.torchrun import LocalShare
 from agent.settings.jobs import NO_JOB, TORCHRUN
@@ -69,7 +69,6 @@ if TYPE_CHECKING:
     from agent.node.facts import Facts
     from agent.plan.plan import Plan
     from agent.processes.process import Child
-    from agent.run.node_run import NodeRun
 
 
 class WorkerAgent:

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from agent.decisions.shared import HERE, Item, Known, Step
 from agent.job.services import LATENCY_BOUNDS, Latency
 from agent.port.protocol import Report, WorkerStats, read
-from agent.run.node_stats import NodeStats
+from agent.run.node_run import NodeStats
 from support.fake_runs import status_of
 from support.heads import REWARD, Trace, goal, reported
 from support.worlds import plan_of

@@ -16,6 +16,7 @@ from agent.diagnosis.stacks import (
     Frame,
     ProcessStack,
     ThreadStack,
+    busy_place,
     examination,
     group,
     parse_faulthandler,
@@ -99,6 +100,25 @@ def test_the_kernels_state_counts_more(state: str, activity: str) -> None:
     assert place_of(replace(rank, state=state)).activity.name == activity
     assert place_of(replace(rank, threads=(), state="T")).activity is Activity.STOPPED
     assert place_of(replace(rank, threads=())).activity is Activity.UNKNOWN
+
+
+def test_where_a_service_is() -> None:
+    """A thread that handles a request is named, not the loop that waits for requests."""
+    loop = (
+        Frame("select", "/usr/lib/python3.11/selectors.py", 415),
+        Frame("serve_forever", "/usr/lib/python3.11/socketserver.py", 233),
+        Frame("<module>", "/app/judge.py", 20),
+    )
+    handler = (
+        Frame("wait", "/usr/lib/python3.11/threading.py", 629),
+        Frame("score", "/app/judge.py", 9),
+        Frame("handle", "/usr/lib/python3.11/http/server.py", 436),
+    )
+    idle = ProcessStack("poda", 1, "service judge", threads=(ThreadStack("MainThread", loop),))
+    assert busy_place(idle) is None
+    place = busy_place(replace(idle, threads=(*idle.threads, ThreadStack("", handler))))
+    assert place is not None
+    assert (place.function, place.where) == ("score", "judge.py:9")
 
 
 # --- the sentence ---------------------------------------------------------------------------------

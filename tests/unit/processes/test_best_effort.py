@@ -87,7 +87,8 @@ from pathlib import Path
 import anyio
 from agent.run.node_run import NodeRun
 from agent.run.orders import Prober
-from agent.run.stall import BUSY, STACKS, Diagnostics
+from agent.run.examine import STACKS
+from agent.run.stall import BUSY, Diagnostics
 from agent.decisions.shared import ALL_REDUCE
 from agent.record.log import say
 from agent.record.run_folder import RunFolder

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from functools import partial
 from typing import TYPE_CHECKING
 
 import anyio
-import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,21 +16,13 @@ from agent.decisions.attempts import (
     DIAGNOSTICS_PER_LIMIT,
     Quiet,
     diagnostics_interval,
-    informative_stack_lines,
     quiet_period,
 )
 from agent.node.gpus import TOOLS
-from agent.processes import driver
 from agent.processes.driver import (
-    NO_PTRACE,
-    NO_PY_SPY,
-    JobProcess,
     Utilization,
     busy_cores,
-    find_py_spy,
     output_of,
-    processes_to_dump,
-    stacks_of,
 )
 
 if TYPE_CHECKING:
@@ -93,36 +83,6 @@ def test_a_stall_of_a_killed_agent_is_examined_by_the_next(former: tuple[int, ..
         finally:
             trainer.kill()
     assert found.stdout == f"{[trainer.pid] if former else []}\n"
-
-
-STACKS_OF_ONE = """\
-driver (pid 7):
-Process 7: python train.py
-Python v3.11.7 (/usr/bin/python3.11)
-
-Thread 7 (idle): "MainThread"
-    get (ray/_private/worker.py:3009)
-    wait_for_the_trainers (train.py:15)
-Thread 8 (idle): "PythonGCThread"
-    Condition.wait (threading.py:327)
-    PythonGCThread.run (ray/_private/gc_collect_manager.py:29)
-Thread 9 (idle): "loader"
-    get (queue.py:171)
-    load (data.py:3)
-busiest: ray::A (pid 9):
-Thread 9 (idle): "MainThread"
-    main_loop (ray/_private/worker.py:974)
-Thread 10 (active)
-    Thread.run (threading.py:982)"""
-
-
-def test_threads_that_only_wait_are_left_out_of_the_log() -> None:
-    """The main thread is always included, others only with frames outside of Python and Ray."""
-    told = informative_stack_lines(STACKS_OF_ONE)
-    kept = [line for line in STACKS_OF_ONE.splitlines() if line]
-    assert told == [*kept[:6], *kept[9:15]]
-    assert informative_stack_lines(NO_PY_SPY) == [NO_PY_SPY]
-    assert informative_stack_lines("") == []
 
 
 # --- how busy ------------------------------------------------------------------------------------
@@ -190,94 +150,3 @@ def test_a_tool_has_its_time(tmp_path: Path) -> None:
     assert anyio.run(ask, "exec sleep 100", 0.3) == ("", "tool did not end within 0.3 s")
     missing = anyio.run(output_of, ["/none/py-spy"], {}, lambda: log, 5.0)
     assert missing == ("", "[Errno 2] No such file or directory: '/none/py-spy'")
-
-
-def myself(what: str) -> JobProcess:
-    """Return this very process in a role."""
-    return JobProcess(what, psutil.Process())
-
-
-@pytest.mark.parametrize(
-    ("script", "told"),
-    [
-        (
-            "echo 'Thread 1 (idle): \"MainThread\"'",
-            "driver (pid {pid}):\nThread 1 ",
-        ),
-        ("echo 'Error: Permission Denied: Try sudo' >&2; exit 1", NO_PTRACE),
-        ("echo 'Operation not permitted (os error 1)' >&2; exit 1", NO_PTRACE),
-        (
-            "echo 'Failed to find python version' >&2; exit 1",
-            "no stack: exit code 1; last output",
-        ),
-    ],
-)
-def test_stacks(script: str, told: str, tmp_path: Path) -> None:
-    """From py-spy; without permission the message names the missing capability."""
-    tool = fake(tmp_path, "py-spy", script)
-    text = anyio.run(stacks_of, [myself("driver")], tool, {}, lambda: tmp_path / "log")
-    assert told.replace("{pid}", str(psutil.Process().pid)) in text
-
-
-REAL = find_py_spy(sys.executable, None)
-_DROPS = "setpriv --inh-caps=-sys_ptrace --bounding-set=-sys_ptrace"
-
-
-@pytest.mark.skipif(REAL is None, reason="py-spy is not installed here")
-@pytest.mark.parametrize("may_trace", [True, False])
-def test_the_real_py_spy(tmp_path: Path, *, may_trace: bool) -> None:
-    """It names the function in which a process waits; without SYS_PTRACE the message says so."""
-    if os.geteuid() != 0:
-        pytest.skip("only root can do both")
-    script = "def waits_here():\n    input()\nprint('up', flush=True)\nwaits_here()"
-    tool = fake(tmp_path, "py-spy", f'exec {"" if may_trace else _DROPS} {REAL} "$@"')
-    with subprocess.Popen(
-        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as child:
-        assert child.stdout is not None
-        assert child.stdout.readline() == b"up\n"
-        found = [JobProcess("driver", psutil.Process(child.pid))]
-        text = anyio.run(stacks_of, found, tool, dict(os.environ), lambda: tmp_path / "log")
-        child.kill()
-    assert ("waits_here" in text) if may_trace else text.endswith(NO_PTRACE)
-
-
-def test_no_py_spy_and_no_process(tmp_path: Path) -> None:
-    """Both are logged."""
-    assert anyio.run(stacks_of, [myself("driver")], None, {}, lambda: tmp_path / "log") == NO_PY_SPY
-    nothing = anyio.run(stacks_of, [], None, {}, lambda: tmp_path / "log")
-    assert nothing == "no Python process of the job runs here"
-
-
-def test_py_spy_is_found_beside_its_python_or_on_path(tmp_path: Path) -> None:
-    """An image's Python may have it where PATH does not lead."""
-    python = str(tmp_path / "env/bin/python")
-    assert find_py_spy(python, str(tmp_path)) is None
-    on_path = fake(tmp_path, "py-spy", "true")
-    assert find_py_spy(python, str(tmp_path)) == on_path
-    (tmp_path / "env/bin").mkdir(parents=True)
-    assert find_py_spy(python, str(tmp_path)) == on_path
-    beside = fake(tmp_path / "env/bin", "py-spy", "true")
-    assert find_py_spy(python, str(tmp_path)) == beside
-
-
-def test_the_driver_and_the_busiest_other_are_examined(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of many actors the one that has worked most; a shell has no Python stack."""
-    # This process is all of them: each gets a CPU time of its own, which stands still.
-    seconds: dict[int, float] = {}
-    monkeypatch.setattr(driver, "cpu_seconds", lambda process: seconds[id(process)])
-
-    def shown(**roles: float) -> list[str]:
-        jobs = [myself(role.replace("_", " ")) for role in roles]
-        seconds.update((id(job.process), roles[job.role.replace(" ", "_")]) for job in jobs)
-        return [job.role for job in processes_to_dump(jobs)]
-
-    assert shown(actor_A=7.0, driver=99.0, actor_B=8.0) == ["driver", "busiest: actor B"]
-    ranks = shown(rank_1_of_this_node=2.0, rank_0_of_this_node=1.0, actor_A=1.5)
-    assert ranks == ["rank 0 of this node", "busiest: rank 1 of this node"]
-    assert [job.role for job in processes_to_dump([myself("driver"), myself("driver")])] == [
-        "driver"
-    ]
-    with subprocess.Popen(["sleep", "100"]) as sleeper:
-        assert processes_to_dump([JobProcess("driver", psutil.Process(sleeper.pid))]) == []
-        sleeper.kill()

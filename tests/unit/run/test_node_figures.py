@@ -16,7 +16,7 @@ from agent.node.read_figures import HostMemory
 from agent.port.protocol import Report, WorkerStats
 from agent.run import node_figures
 from agent.run.node_figures import NodeFigures, Source, gpu_reader
-from agent.run.node_stats import NodeStats
+from agent.run.node_run import NodeStats
 from support.fake_runs import status_of
 from support.heads import Trace, goal, reported
 from support.worlds import plan_of

@@ -14,16 +14,19 @@ from agent.bridge.link import RayLink
 from agent.decisions import head
 from agent.decisions.attempts import StalledSinceLoss
 from agent.decisions.head.head_state import HeadPhase
-from agent.decisions.shared import SAMPLE, SCORE, Answer
+from agent.decisions.shared import HERE, SAMPLE, SCORE, Answer
 from agent.decisions.worker import worker_state as w
+from agent.diagnosis.node_findings import NodeFindings, decode, encode
+from agent.diagnosis.stacks import Frame, ProcessStack, ThreadStack
 from agent.job.services import Placeholders
 from agent.record.run_folder import RunFolder
 from agent.run import orders as asked_module
 from agent.run import stall as looks_module
+from agent.run.examine import STACKS
 from agent.run.head_server import request_log
 from agent.run.node_run import NodeRun
 from agent.run.orders import HeadRequests, Prober
-from agent.run.stall import BUSY, IDLE, STACKS, Diagnostics, StallWatch, log_stacks
+from agent.run.stall import BUSY, IDLE, Diagnostics, StallWatch
 from agent.settings.redact import MASK, Redactor
 from support.free_ports import free_port
 from support.heads import goal, reported
@@ -39,6 +42,9 @@ if TYPE_CHECKING:
     from agent.port.protocol import Report
     from agent.port.reports import Reports
     from agent.run.head_server import RunStatus
+
+
+PLACE = Placeholders("127.0.0.1", "127.0.0.1", "0")
 
 
 # --- a worker, and the head ----------------------------------------------------------------------
@@ -63,7 +69,9 @@ def test_a_worker_reports_utilization_and_stacks(run: NodeRun) -> None:
             await asked.fetch_log(what, lambda: told.append(1))
 
     anyio.run(tell_both)
-    assert asked.for_report()[0] == {BUSY: IDLE, STACKS: "no Python process of the job runs here"}
+    (busy, stacks) = (asked.for_report()[0] or {}).values()
+    assert busy == IDLE
+    assert decode(stacks, "pod2").stacks == ()
     assert len(told) == 4
 
 
@@ -79,24 +87,6 @@ def test_a_share_that_writes_is_no_share_that_hangs(run: NodeRun) -> None:
     lines.write(b"step 1\n", lambda _: False)
     assert anyio.run(look) == "its share of the job writes"
     assert anyio.run(look) == IDLE
-
-
-def test_a_worker_s_own_log_has_its_stacks(run: NodeRun, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those that the head asks for, as many lines as a log can bear."""
-    said: list[str] = []
-    monkeypatch.setattr(looks_module, "say", said.append)
-    log_stacks("podb", 'driver (pid 7):\nThread 1 (idle): "MainThread"\n    wait (a.py:1)', "")
-    assert said[1:] == [
-        'stacks of podb: Thread 1 (idle): "MainThread"',
-        "stacks of podb:     wait (a.py:1)",
-    ]
-    said.clear()
-    log_stacks("podb", "\n".join(f"line {number}" for number in range(100)), "at the head")
-    assert len(said) == 61
-    assert said[-1] == "stacks of podb: (40 more lines at the head)"
-    said.clear()
-    anyio.run(HeadRequests(run).fetch_log, STACKS, lambda: None)
-    assert said == ["stacks of node-a: no Python process of the job runs here"]
 
 
 def test_no_answer_is_lost_to_another(run: NodeRun, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,7 +163,7 @@ def test_a_request_for_stacks_goes_to_a_worker_and_back(run: NodeRun) -> None:
     first, second, stacks = anyio.run(look_twice)
     assert first == "looked at for the first time"
     assert second == IDLE
-    assert stacks == "no Python process of the job runs here"
+    assert decode(stacks or "", "pod2").stacks == ()
 
 
 class Job(NamedTuple):
@@ -200,14 +190,26 @@ class Ray(RayLink):
         """Tell it."""
         return self.finished
 
+    async def unplaced(self, _limit: float) -> list[str]:
+        """Tell what has no node."""
+        return ["a placement group waits for a node with GPU: 8"]
+
+
+def found_on(node: str, rank: int, function: str, note: str) -> str:
+    """Return what a node reports: a rank in a function."""
+    frame = Frame(function, "/app/reward.py", 44)
+    threads = (ThreadStack("MainThread", (frame,)),)
+    stack = ProcessStack(node, 7 + rank, f"rank {rank}", rank=rank, world=2, threads=threads)
+    return encode(NodeFindings((stack,), (), (note,) if note else ()), 9_000)
+
 
 class OneHead:
     """A head that watches a job, with a test clock."""
 
     def __init__(self, run: NodeRun, monkeypatch: pytest.MonkeyPatch) -> None:
         self.run, self.time, self.said = run, 0.0, []  # type: ignore[var-annotated]  # of texts
-        self.answers = {BUSY: IDLE, STACKS: f"driver (pid 7):\n{SECRET}"}
-        self.workers = {BUSY: IDLE, STACKS: "rank 1 of this node (pid 9):\nwait"}
+        self.answers = {BUSY: IDLE, STACKS: found_on(HERE, 0, "compute_score", f"GPU 0: {SECRET}")}
+        self.workers = {BUSY: IDLE, STACKS: found_on("agent2", 1, "train", "")}
         self.asked: list[str] = []
         self.shown, self.ray = Shown(), Ray(None)
         monkeypatch.setattr(NodeRun, "now", lambda _run: self.time)
@@ -220,7 +222,15 @@ class OneHead:
         shown, nobody = cast("RunStatus", self.shown), cast("Reports", None)
         self.told: list[h.HeadEvent] = []
         tell = self.told.append
-        self.watch = StallWatch(run, nobody, shown, self.ray, lambda: self.state, tell)
+        self.watch = StallWatch(
+            run,
+            nobody,
+            shown,
+            self.ray,
+            get_state=lambda: self.state,
+            send=tell,
+            place=lambda: PLACE,
+        )
         monkeypatch.setattr(self.watch._diagnostics, "collect", self._own)  # noqa: SLF001 - this machine's looks
 
     async def _own(self, what: str, _id: str | None) -> str:
@@ -259,15 +269,19 @@ def test_a_quiet_job_is_logged_with_all_stacks_once(watched: OneHead) -> None:
     assert watched.said[0] == (
         "the job shows no sign of work for 10 s (AGENT_STALL): looking where it is"
     )
-    assert f"stacks of node-a: {MASK}" in watched.said
-    assert "stacks of pod2: wait" in watched.said
-    file = watched.run.folder.file("stacks-1.log")
-    assert file.read_text() == (
-        f"--- node-a\ndriver (pid 7):\n{MASK}\n\n--- pod2\nrank 1 of this node (pid 9):\nwait\n"
+    assert f"stall: node-a: GPU 0: {MASK}" in watched.said
+    assert "stall: a placement group waits for a node with GPU: 8" in watched.said
+    sentence = (
+        "rank 0 on node-a is in `compute_score` (reward.py:44); "
+        "rank 1 on pod2 is in `train` (reward.py:44) since "
     )
-    assert watched.said[-1].startswith("stall: the job shows no sign of work for 10 s")
-    assert str(file) in watched.said[-1]
+    assert watched.said[-1].startswith(f"stall: the job shows no sign of work for 10 s: {sentence}")
     assert "`pod-agent stop`" in watched.said[-1]
+    file = watched.run.folder.file("stacks-1.log").read_text()
+    assert file.startswith(sentence)
+    assert "--- node-a\n" in file
+    assert "compute_score (/app/reward.py:44)" in file
+    assert SECRET not in file
     assert len(watched.shown.stalls) == 1
     count = len(watched.said)
     watched.look(1000.0)
@@ -325,7 +339,9 @@ def test_it_can_be_turned_off(tmp_path: Path) -> None:
     plan = plan_of({"AGENT_LOG_DIR": str(tmp_path), "AGENT_STALL": "0"}, command=["true"])
     run = NodeRun(plan, Redactor(()), RunFolder(tmp_path, "run-1", "node-a"), 0.0, "run-1")
     shown, nobody = cast("RunStatus", Shown()), cast("Reports", None)
-    watch = StallWatch(run, nobody, shown, Ray(None), lambda: head.first_state(goal()), print)
+    watch = StallWatch(
+        run, nobody, shown, Ray(None), lambda: head.first_state(goal()), print, lambda: PLACE
+    )
 
     async def ends() -> None:
         with anyio.fail_after(20):

@@ -1,0 +1,115 @@
+"""Request dumps of torch's flight recorder from the ranks on this node, and read them.
+
+A watchdog of NCCL's reads a byte from a rank's pipe, and writes the dump some seconds later. It
+truncates the file first, so the file is read once it no longer grows.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import anyio
+
+from agent.base import times
+from agent.base.text import error_text
+from agent.diagnosis.flight_recorder import LARGEST_DUMP, DumpError, dump_files, read_dump
+from agent.processes.process import known
+from agent.processes.waiting import NotYet, TimedOutError, until
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from agent.diagnosis.flight_recorder import GroupProgress
+    from agent.processes.driver import JobProcess
+
+
+_MOST_RANKS = 16
+
+
+class RecorderFindings(NamedTuple):
+    """What the flight recorders of a node's ranks show, and why some show nothing."""
+
+    progress: tuple[GroupProgress, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+async def read_recorders(
+    processes: Sequence[JobProcess], folder: Path, limit: float = times.RECORDER_DUMP
+) -> RecorderFindings:
+    """Request and read the dumps of all ranks here; keep copies in a folder."""
+    progress: list[GroupProgress] = []
+    notes: list[str] = []
+
+    async def read(rank: int, pipe: Path, dump: Path) -> None:
+        try:
+            data = await _request(pipe, dump, limit)
+            progress.extend(await anyio.to_thread.run_sync(partial(read_dump, data, rank)))
+        except (DumpError, OSError) as error:
+            why = error_text(error) if isinstance(error, OSError) else str(error)
+            notes.append(f"no flight recorder dump of rank {rank}: {why}")
+            return
+        copy = folder / f"flight-recorder-{rank}.dump"
+        with suppress(OSError):  # an extra for a person
+            await anyio.to_thread.run_sync(partial(copy.write_bytes, data))
+
+    ranks = [one for one in processes if one.rank is not None and not one.is_child]
+    async with anyio.create_task_group() as tasks:
+        for one in ranks[:_MOST_RANKS]:
+            files = dump_files(known(one.process.environ, dict[str, str]()), one.rank or 0)
+            if files is not None and _is_pipe(files[0]):
+                tasks.start_soon(read, one.rank or 0, Path(files[0]), Path(files[1]))
+    return RecorderFindings(tuple(progress), tuple(notes))
+
+
+def _is_pipe(name: str) -> bool:
+    """Return whether there is a pipe: only a process group by NCCL makes one."""
+    with suppress(OSError):
+        return stat.S_ISFIFO(Path(name).stat().st_mode)
+    return False
+
+
+async def _request(pipe: Path, dump: Path, limit: float) -> bytes:
+    """Request a dump and return it once it no longer grows; raise DumpError at the limit."""
+    before = _size_and_time(dump)
+    await anyio.to_thread.run_sync(partial(_write_byte, pipe))
+    last = before
+    changed_at = anyio.current_time()
+
+    async def is_whole() -> bytes | NotYet:
+        nonlocal last, changed_at
+        now = _size_and_time(dump)
+        if now != last:
+            last = now
+            changed_at = anyio.current_time()
+        is_steady = anyio.current_time() - changed_at >= times.RECORDER_POLL
+        if now is None or now == before or not now[0] or not is_steady:
+            return NotYet()
+        if now[0] > LARGEST_DUMP:
+            raise DumpError(f"it has {now[0]} bytes")
+        return await anyio.to_thread.run_sync(dump.read_bytes)
+
+    try:
+        return await until(is_whole, limit)
+    except TimedOutError:
+        raise DumpError(f"none was written within {limit:g} s") from None
+
+
+def _write_byte(pipe: Path) -> None:
+    """Write a byte into a pipe; without a reader this fails, and does not wait."""
+    descriptor = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
+    try:
+        os.write(descriptor, b"1")
+    finally:
+        os.close(descriptor)
+
+
+def _size_and_time(path: Path) -> tuple[int, int] | None:
+    with suppress(OSError):
+        status = path.stat()
+        return status.st_size, status.st_mtime_ns
+    return None

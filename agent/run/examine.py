@@ -1,0 +1,210 @@
+"""Examine a job that makes no progress, on all nodes at once.
+
+Each node reads the stacks of the driver, of all Ray workers or ranks, and of what they started,
+requests dumps of torch's flight recorder, and looks at its GPUs, its kernel's messages and its
+engines' logs (`NodeExaminer`). The head collects that, asks the services, groups the processes, and
+returns one sentence that names node, process and function (`JobExaminer`). The rest is in a file.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import anyio
+
+from agent.base import times
+from agent.base.value import LONGEST_TAIL
+from agent.bridge.link import RayLink
+from agent.diagnosis import node_findings
+from agent.diagnosis.flight_recorder import not_entered
+from agent.diagnosis.node_findings import NodeFindings
+from agent.diagnosis.stacks import busy_place, examination
+from agent.job.services import ON_HEAD, LogPattern
+from agent.processes import driver
+from agent.processes.hang_evidence import engine_logs, gpu_notes, kernel_notes
+from agent.processes.job_stacks import STACKS_FOLDER, StackTools, find_py_spy, read_stacks
+from agent.processes.probing import ReadinessProbe
+from agent.processes.recorder_dumps import read_recorders
+from agent.processes.waiting import Failure
+from agent.record.background import in_thread
+from agent.record.files import write_atomically
+from agent.run.diagnose import ray_log_folder
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping
+
+    from agent.diagnosis.stacks import Examination
+    from agent.job.services import Placeholders, ServiceSpec
+    from agent.processes.driver import JobProcess
+    from agent.run.node_run import NodeRun
+    from agent.run.torchrun import TorchrunLink
+
+
+STACKS = "process stacks"
+"""What a worker sends like a log; no service has such a name."""
+FOR_TOOLS = ("PATH", "HOME", "LD_LIBRARY_PATH", "LANG", "TMPDIR")
+
+
+class NodeExaminer:
+    """Examines the job's processes on this node."""
+
+    def __init__(self, run: NodeRun) -> None:
+        self._run = run
+        environ = run.plan.environ
+        self._env = {name: environ[name] for name in FOR_TOOLS if name in environ}
+
+    async def examine(self, submission_id: str | None = None) -> str:
+        """Return what was found here, as JSON of limited size without secrets; or why nothing."""
+        what = "an examination of the job here"
+        text = await self._run.best_effort(what, self._examine, submission_id)
+        return f"it cannot be examined: {text.reason}" if isinstance(text, Failure) else text
+
+    async def _examine(self, submission_id: str | None) -> str:
+        run = self._run
+        plan = run.plan
+        node = plan.topology.node_name
+        processes = await anyio.to_thread.run_sync(driver.job_processes, submission_id)
+        found: dict[str, Any] = {}
+
+        async def add(name: str, read: Callable[[], Awaitable[object]]) -> None:
+            found[name] = await read()
+
+        # All at once, within the node's limit; what is late is left out.
+        log = partial(run.folder.file, "py-spy.log")
+        tools = StackTools(self._py_spy(), self._env, log, str(run.folder.file(STACKS_FOLDER)))
+        limit = times.NODE_EXAMINED
+        local = partial(read_stacks, node, processes, tools, limit)
+        services = partial(read_stacks, node, self._services(), tools, limit)
+        recorders = partial(read_recorders, processes, run.folder.path)
+        with anyio.move_on_after(limit + 1.0):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(add, "stacks", local)
+                tasks.start_soon(add, "services", services)
+                tasks.start_soon(add, "recorders", recorders)
+                tasks.start_soon(add, "machine", self._machine_notes)
+                tasks.start_soon(add, "logs", self._engine_logs)
+
+        # As text for the head.
+        notes: list[str] = []
+        for service in found.get("services", ()):
+            place = busy_place(service)
+            if place is not None:
+                notes.append(f"{service.role} is in `{place.function}` ({place.where})")
+        progress = ()
+        if "recorders" in found:
+            progress = found["recorders"].progress
+            notes += found["recorders"].notes
+        notes += found.get("machine", ())
+        stacks = found.get("stacks", ())
+        findings = NodeFindings(stacks, progress, tuple(notes), found.get("logs") or "")
+        return node_findings.encode(findings, LONGEST_TAIL, run.redactor.clean)
+
+    def _py_spy(self) -> str | None:
+        plan = self._run.plan
+        return find_py_spy(plan.facts.job_python, plan.environ.get("PATH"))
+
+    def _services(self) -> list[JobProcess]:
+        """Return the processes of the services that run here."""
+        names = {spec.name for spec in self._run.plan.all_services}
+        found = []
+        for started in self._run.node.record.started:
+            if started.name in names:
+                found += driver.service_processes(started.name, started.pid)
+        return found
+
+    async def _machine_notes(self) -> list[str]:
+        """Return sentences about GPUs and the kernel."""
+        run = self._run
+        notes = []
+        if run.plan.facts.gpus and run.plan.facts.gpu_maker == "nvidia":
+            notes += await gpu_notes(self._env, partial(run.folder.file, "nvidia-smi.log"))
+        return notes + (await in_thread(kernel_notes, times.STALLED_DISK) or [])
+
+    async def _engine_logs(self) -> str:
+        read = partial(engine_logs, ray_log_folder(self._run))
+        return await in_thread(read, times.STALLED_DISK) or ""
+
+
+class JobExaminer:
+    """Examines the job on all nodes; `ask_all` returns each node's text by the node's name."""
+
+    def __init__(
+        self,
+        run: NodeRun,
+        link: RayLink | TorchrunLink,
+        place: Callable[[], Placeholders],
+        ask_all: Callable[[str, float], Awaitable[Mapping[str, str]]],
+    ) -> None:
+        self._run = run
+        self._link = link
+        self._place = place
+        self._ask_all = ask_all
+
+    async def examine(self, attempt: int, since: str) -> Examination:
+        """Return what was found; `since` is the time of day of the job's last progress."""
+        texts: dict[str, str] = {}
+        services: list[str] = []
+        unplaced: list[str] = []
+
+        async def ask_nodes() -> None:
+            texts.update(await self._ask_all(STACKS, times.STALL_STACKS))
+
+        async def ask_services() -> None:
+            services.extend(await self._service_notes())
+
+        async def ask_ray() -> None:
+            if isinstance(self._link, RayLink):
+                unplaced.extend(await self._link.unplaced(times.STALL_TASKS))
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(ask_nodes)
+            tasks.start_soon(ask_services)
+            tasks.start_soon(ask_ray)
+
+        # What do all of them show together?
+        findings = {node: node_findings.decode(text, node) for node, text in texts.items()}
+        stacks = [stack for one in findings.values() for stack in one.stacks]
+        progress = [group for one in findings.values() for group in one.collectives]
+        notes = [f"{node}: {note}" for node, one in findings.items() for note in one.notes]
+        evidence = [*not_entered(progress), *unplaced, *services, *notes]
+        clean = self._run.redactor.clean
+        found = examination(self._run.now(), stacks, since, [clean(one) for one in evidence])
+        await self._write(attempt, found, findings)
+        return found
+
+    async def _write(
+        self, attempt: int, found: Examination, findings: Mapping[str, NodeFindings]
+    ) -> None:
+        """Write all of it to a file of the run folder."""
+        parts = [found.sentence, *found.evidence, ""]
+        for node, one in findings.items():
+            parts.append(f"--- {node}\n{node_findings.as_text(one)}\n")
+        text = self._run.redactor.clean("\n".join(parts))
+        path = self._run.folder.file(stacks_file(attempt))
+        await in_thread(partial(write_atomically, path, text, durable=False), times.STALLED_DISK)
+
+    async def _service_notes(self) -> list[str]:
+        """Return which services do not answer a request as before the job."""
+        notes: list[str] = []
+
+        async def ask(spec: ServiceSpec) -> None:
+            log = self._run.folder.file(spec.log)
+            token = self._run.plan.secret("AGENT_REWARD_TOKEN")
+            probe = ReadinessProbe(spec.ready, self._place(), log, token)
+            evidence = await self._run.best_effort(
+                f"a probe of {spec.name}", probe.ask, times.SERVICE_EXAMINED
+            )
+            if isinstance(evidence, str) and evidence:
+                notes.append(f"service {spec.name} does not answer: {evidence}")
+
+        async with anyio.create_task_group() as tasks:
+            for spec in self._run.plan.all_services:
+                if not isinstance(spec.ready, LogPattern) and spec.where == ON_HEAD:
+                    tasks.start_soon(ask, spec)
+        return notes
+
+
+def stacks_file(attempt: int) -> str:
+    """Return the name of the file with all stacks of an attempt."""
+    return f"stacks-{attempt}.log"

@@ -1,0 +1,223 @@
+"""Stacks of real processes: by py-spy, by a signal where our program takes it, else none."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import anyio
+import psutil
+import pytest
+from anyio.lowlevel import checkpoint
+
+from agent.bundled import rehearsal
+from agent.diagnosis.stacks import place_of
+from agent.processes.driver import JobProcess
+from agent.processes.job_stacks import (
+    NO_PTRACE,
+    NO_PY_SPY,
+    STACK_SIGNAL,
+    StackTools,
+    find_py_spy,
+    read_stacks,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from agent.diagnosis.stacks import ProcessStack
+
+REAL = find_py_spy(sys.executable, None)
+_DROPS = "setpriv --inh-caps=-sys_ptrace --bounding-set=-sys_ptrace"
+WAITS = "def waits_here():\n    print('up', flush=True)\n    input()\nwaits_here()"
+needs_py_spy = pytest.mark.skipif(REAL is None, reason="py-spy is not installed here")
+
+
+def fake(folder: Path, name: str, script: str) -> str:
+    """Make a tool from a shell script; return its path."""
+    path = folder / name
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+@contextmanager
+def running(script: str) -> Iterator[psutil.Process]:
+    """Run a Python that has printed a line."""
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"up\n"
+        try:
+            yield psutil.Process(child.pid)
+        finally:
+            child.kill()
+
+
+def look(
+    *processes: psutil.Process, tool: str | None = None, signaled: str = "", limit: float = 20.0
+) -> tuple[ProcessStack, ...]:
+    """Read the stacks of processes."""
+    jobs = [JobProcess(f"rank {n}", process, n, 9) for n, process in enumerate(processes)]
+    tools = StackTools(tool, dict(os.environ), lambda: Path(os.devnull), signaled)
+
+    async def read() -> tuple[ProcessStack, ...]:
+        stacks = await read_stacks("poda", jobs, tools, limit)
+        for _ in range(10):  # pipes of a tool that was stopped close in the loop's next turns
+            await checkpoint()
+        return stacks
+
+    return anyio.run(read)
+
+
+@needs_py_spy
+def test_the_real_py_spy() -> None:
+    """It names the function in which each process waits."""
+    with running(WAITS) as one, running(WAITS) as other:
+        stacks = look(one, other, tool=REAL)
+    assert [stack.pid for stack in stacks] == [one.pid, other.pid]
+    assert {place_of(stack).function for stack in stacks} == {"waits_here"}
+    assert {stack.source for stack in stacks} == {"py-spy"}
+    assert (stacks[1].rank, stacks[1].world, stacks[1].parent) == (1, 9, os.getpid())
+
+
+@needs_py_spy
+def test_a_stopped_process_is_read() -> None:
+    """py-spy cannot stop a process that is stopped already, and must not wait for it."""
+    with running(WAITS) as process:
+        process.send_signal(signal.SIGSTOP)
+        until = time.monotonic() + 10
+        while process.status() != psutil.STATUS_STOPPED and time.monotonic() < until:
+            time.sleep(0.01)
+        (stack,) = look(process, tool=REAL)
+        assert process.status() == psutil.STATUS_STOPPED
+    place = place_of(stack)
+    assert (place.activity.name, place.function) == ("STOPPED", "waits_here")
+
+
+@needs_py_spy
+def test_without_the_capability_the_message_names_it(tmp_path: Path) -> None:
+    """On most pods py-spy may not look into processes."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can drop it")
+    tool = fake(tmp_path, "py-spy", f'exec {_DROPS} {REAL} "$@"')
+    with running(WAITS) as process:
+        (stack,) = look(process, tool=tool)
+    assert (stack.threads, stack.source) == ((), NO_PTRACE)
+
+
+@pytest.mark.parametrize(
+    ("script", "told"),
+    [
+        ("echo '[{\"frames\": 7}]'", "py-spy printed no stacks"),
+        ("echo 'Permission denied (os error 13)' >&2; exit 1", NO_PTRACE),
+        ("echo 'Failed to find python version' >&2; exit 1", "exit code 1; last output: Failed"),
+    ],
+)
+def test_a_tool_that_fails(script: str, told: str, tmp_path: Path) -> None:
+    """The process is there, with the reason."""
+    with running(WAITS) as process:
+        (stack,) = look(process, tool=fake(tmp_path, "py-spy", script))
+        (without,) = look(process)
+    assert stack.source.startswith(told)
+    assert without.source == NO_PY_SPY
+    assert without.wait_channel or without.state == "R"
+
+
+def test_a_tool_that_hangs_costs_only_its_process(tmp_path: Path) -> None:
+    """After the node's limit the others are there."""
+    script = 'case "$*" in *"--pid {0}") exec sleep 100;; esac; exit 3'
+    with running(WAITS) as one, running(WAITS) as other:
+        tool = fake(tmp_path, "py-spy", script.replace("{0}", str(one.pid)))
+        began = time.monotonic()
+        stacks = look(one, other, tool=tool, limit=1.5)
+    assert time.monotonic() - began < 8
+    assert [stack.source for stack in stacks] == ["its stack was not read in time", "exit code 3"]
+
+
+def test_a_shell_has_no_stack() -> None:
+    """It is left out beside a Python; alone it is there, so that somebody is named."""
+    with subprocess.Popen(["sleep", "100"]) as sleeper, running(WAITS) as python:
+        shell = psutil.Process(sleeper.pid)
+        assert [stack.pid for stack in look(shell, python)] == [python.pid]
+        (alone,) = look(shell)
+        sleeper.kill()
+    assert alone.source == "it is no Python process"
+
+
+# --- by a signal ----------------------------------------------------------------------------------
+
+REGISTERS = """
+import os, sys
+sys.path.insert(0, {folder!r})
+os.environ["POD_AGENT_STACKS"] = {stacks!r}
+import rehearsal
+rehearsal.register_stacks()
+"""
+
+
+def registering(stacks: Path) -> str:
+    """Return the beginning of a program that registers."""
+    return REGISTERS.format(folder=str(Path(rehearsal.__file__).parent), stacks=str(stacks))
+
+
+def test_a_process_that_registered_is_signaled(tmp_path: Path) -> None:
+    """Where py-spy may not look, its own handler writes the stacks; twice, too."""
+    with running(registering(tmp_path) + WAITS) as process:
+        for _ in range(2):
+            (stack,) = look(process, signaled=str(tmp_path))
+            assert stack.source == "faulthandler"
+            assert place_of(stack).function == "waits_here"
+        assert process.is_running()
+
+
+CHILD = """
+import os, signal, subprocess, sys
+pid = os.fork()
+if pid == 0:
+    {child}
+    input()
+print("up", flush=True)
+print(pid, flush=True)
+input()
+"""
+
+
+@pytest.mark.parametrize(
+    "child", ["pass", "os.execvp(sys.executable, [sys.executable, '-c', 'input()'])"]
+)
+def test_other_processes_get_no_signal(child: str, tmp_path: Path) -> None:
+    """Neither a child of a registered process, nor a program without a handler: it would die."""
+    with running(registering(tmp_path) + CHILD.replace("{child}", child)) as process:
+        until = time.monotonic() + 10
+        while not process.children() and time.monotonic() < until:
+            time.sleep(0.01)
+        (one,) = process.children()
+        claimed = tmp_path / f"{one.pid}.stacks"
+        for text in ("", json.dumps({"pid": process.pid, "signal": STACK_SIGNAL}), "{}"):
+            if text:
+                claimed.write_text(text + "\n")
+            (stack,) = look(one, signaled=str(tmp_path))
+            assert stack.source == NO_PY_SPY
+        assert one.status() != psutil.STATUS_ZOMBIE
+        one.kill()
+
+
+def test_py_spy_is_found_beside_its_python_or_on_path(tmp_path: Path) -> None:
+    """An image's Python may have it where PATH does not lead."""
+    python = str(tmp_path / "env/bin/python")
+    assert find_py_spy(python, str(tmp_path)) is None
+    on_path = fake(tmp_path, "py-spy", "true")
+    assert find_py_spy(python, str(tmp_path)) == on_path
+    (tmp_path / "env/bin").mkdir(parents=True)
+    assert find_py_spy(python, str(tmp_path)) == on_path
+    beside = fake(tmp_path / "env/bin", "py-spy", "true")
+    assert find_py_spy(python, str(tmp_path)) == beside
