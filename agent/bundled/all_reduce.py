@@ -29,16 +29,16 @@ _GPU_BYTES = 256 << 20
 _CPU_BYTES = 8 << 20
 _ROUNDS = 3
 _LONGEST_ERROR = 300
-_EXIT_SECONDS = 5.0  # seconds for ranks to exit after the measurement
-_AFTER_A_FAILURE = 3.0
+_EXIT_SECONDS = 5.0  # for ranks to exit after the measurement
+_AFTER_A_FAILURE = 3.0  # seconds in which the other ranks can report a failure, too
 _POLL_SECONDS = 0.1
 _BEGAN = time.monotonic()  # the start: the import of torch counts towards the limit
 
 
 def parsed(argv: Sequence[str]) -> argparse.Namespace:
     """Read the command line."""
-    made = argparse.ArgumentParser(prog="all_reduce", description=__doc__, allow_abbrev=False)
-    add = made.add_argument
+    parser = argparse.ArgumentParser(prog="all_reduce", description=__doc__, allow_abbrev=False)
+    add = parser.add_argument
     add("--address", required=True, help="address of the store")
     add("--port", type=int, required=True)
     add("--node", type=int, required=True, help="index of this node, from 0")
@@ -48,7 +48,7 @@ def parsed(argv: Sequence[str]) -> argparse.Namespace:
     add("--out", required=True, help="JSON file for the result")
     add("--host", action="store_true", help="serve the store")
     add("--local-rank", type=int, help=argparse.SUPPRESS)
-    return made.parse_args(argv)
+    return parser.parse_args(argv)
 
 
 def processes(gpus: Sequence[int]) -> list[int]:
@@ -83,13 +83,14 @@ def run_rank(options: argparse.Namespace) -> None:
         backend = "nccl" if by_gpu else "gloo"
         dist.init_process_group(backend, store=group, rank=rank, world_size=world, timeout=limit)
 
-        # The first one connects; reading its sum waits for the GPU.
+        # The first all-reduce also connects the ranks; to read its sum is to wait for the GPU.
         numbers = torch.ones(size // 4, dtype=torch.float32, device=device)
         store.set(f"at/{rank}", "the first all-reduce")
         dist.all_reduce(numbers)
         if abs(float(numbers[0]) - world) > 0:
             raise RuntimeError(f"a wrong sum: {float(numbers[0])}, not {world}")
 
+        # The next ones are timed.
         store.set(f"at/{rank}", "the all-reduce")
         began = time.monotonic()
         for _ in range(_ROUNDS):
@@ -156,8 +157,11 @@ def as_host(options: argparse.Namespace) -> dict[str, object]:
     store = serve_store(dist, options.address, options.port, limit)
     ranks = start_ranks(options)
     in_time = ended_in_time(ranks, options.within, lambda: bool(_read(store, _OVER)))
+
+    # What has each rank written to the store?
     world = range(sum(processes(options.gpus)))
-    failed = [[rank, why] for rank in world if (why := _read(store, f"failed/{rank}"))]
+    failures = {rank: _read(store, f"failed/{rank}") for rank in world}
+    failed = [[rank, why] for rank, why in failures.items() if why]
     result = {
         "in_time": in_time,
         "at": [] if in_time else [_read(store, f"at/{rank}") for rank in world],
@@ -175,12 +179,16 @@ def serve_store(dist: Any, address: str, port: int, limit: timedelta) -> Any:  #
     """
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     handle = socket.create_server((address, port), family=family).detach()
-    more: dict[str, object] = {"is_master": True, "timeout": limit, "wait_for_workers": False}
-    more |= {"master_listen_fd": handle}
+    settings: dict[str, object] = {
+        "is_master": True,
+        "timeout": limit,
+        "wait_for_workers": False,
+        "master_listen_fd": handle,
+    }
     try:
-        return dist.TCPStore(address, port, None, **more)
+        return dist.TCPStore(address, port, None, **settings)
     except NotImplementedError:
-        return dist.TCPStore(address, port, None, **more, use_libuv=False)
+        return dist.TCPStore(address, port, None, **settings, use_libuv=False)
 
 
 def _read(store: Any, key: str) -> str:  # noqa: ANN401 - same

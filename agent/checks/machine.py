@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _GIB = 1 << 30
 WANTED_FILES = 65_536
 _MAX_USED = 0.95  # Ray's default RAY_local_fs_capacity_threshold, above which it creates no objects
-_LEAST_PROCESSES = 4096  # each of Ray's has tens of threads; one per CPU and one per actor
+_LEAST_PROCESSES = 4096  # Ray starts one per CPU and one per actor, each with tens of threads
 
 
 def open_files(node: CheckedNode) -> Result:
@@ -55,7 +55,7 @@ def disk(node: CheckedNode) -> Result:
 
 
 def temp_dir(node: CheckedNode) -> Result:
-    """Its name is predictable: on a shared host another user may have created it first."""
+    """The folder's name is predictable: another user of the host may have created it first."""
     facts = node.facts
     folder = node.facts.ray_temp
     if folder is None or facts.owns_exclusively(folder):
@@ -198,7 +198,7 @@ def found_on(facts: Facts) -> Iterator[tuple[str, str]]:
     framework = facts.framework
     ray = facts.ray
 
-    # The GPUs and the network; the driver knows more than its files show.
+    # The GPUs and the network: by the driver's answer, else by its files.
     kinds = Counter({", ".join(facts.node_versions.gpu_models): facts.gpus})
     if driver is not None and driver.gpus:
         sized = ((gpu.name, round(gpu.memory * MIB / _GIB)) for gpu in driver.gpus)

@@ -15,26 +15,28 @@ from agent.frameworks.recipe import count_of
 if TYPE_CHECKING:
     from agent.frameworks.recipe import RecipeInput
 
-HOUR = 3600.0
-"""Seconds that training may lose, about, when a node is lost."""
+HOUR = 3600.0  # The training, in seconds, that the loss of a node may cost, about
+
+# Operations per second of common GPUs in bf16: 40 % of the peak, by the memory in GB.
 _SPEEDS = ((16, 25e12), (24, 60e12), (48, 110e12), (96, 250e12))
-_FASTEST = 400e12
-"""Operations per second in bf16 of common GPUs up to so many GB, in practice (40 % of the peak)."""
-_ASSUMED_MEMORY = 80
-_TRAINED = 8
-"""Operations of a parameter for each token: forward twice (checkpointing), and backward."""
-_SCORED = 2  # A forward pass
-_TOLERATED = 1.5  # Hours for which the usual number of steps stays: the estimate is no better
-_PART_OF_LONGEST = 4  # Texts have a quarter of the longest one's tokens
+_FASTEST = 400e12  # Of GPUs with more memory
+_ASSUMED_MEMORY = 80  # In GB, where the GPU is not known
+
+# Operations for each parameter and token.
+_TRAINED = 8  # Forward twice, because of gradient checkpointing, and backward
+_SCORED = 2  # Forward once
+
+_TOLERATED = 1.5  # The usual number of steps stays if they take at most so many hours
+_PART_OF_LONGEST = 4  # A text has on average a quarter of the tokens of the longest
 
 
 class StepWork(Value):
     """The work of a step."""
 
     samples: int
-    longest: int  # Tokens of the longest sample
-    trained: int = 1  # Models that are trained on it
-    scored: int = 0  # Forward passes of models besides: the reference's, and of old probabilities
+    longest: int  # The tokens of the longest sample
+    trained: int = 1  # How many models are trained
+    scored: int = 0  # Further forward passes: of the reference, and for the old probabilities
     generates: bool = True  # Whether its texts are generated, which takes as long as the rest
 
 

@@ -31,8 +31,7 @@ class NodeSize(Value):
 
 CONFIG = "config.json"  # Where a shape is exact; any other source is an estimate
 WEIGHT = 2  # Bytes of a weight in bf16
-LOGIT = 6
-"""Bytes of a logit in a training step, and in a forward pass: in bf16 and in float32."""
+LOGIT = 6  # Bytes of a logit, which is held twice: in bf16 and in float32
 
 
 class ModelShape(Value):
@@ -41,8 +40,8 @@ class ModelShape(Value):
     parameters: Count
     layers: Count
     hidden: Count
-    wide: Count  # The width of the feed-forward part that a token passes
-    cached: Count  # Values of a token in the KV cache, in all layers
+    wide: Count  # The width of the feed-forward part; with experts, of those that a token passes
+    cached: Count  # The values of a token in the KV cache of all layers
     vocabulary: Count
     heads: Count = 0  # 0 if not known
     kv_heads: Count = 8
@@ -56,7 +55,7 @@ class ModelShape(Value):
 
     @property
     def active(self) -> int:
-        """Return the parameters that compute a token: of experts those that it passes."""
+        """Return the number of parameters that a token passes: not all experts."""
         layer = self.hidden * (4 * self.hidden + 3 * self.wide)
         return min(self.parameters, self.layers * layer + self.vocabulary * self.hidden)
 
@@ -68,8 +67,8 @@ class ModelShape(Value):
     def token(self, logit: int = LOGIT) -> int:
         """Return the bytes of a token in a training step, with gradient checkpointing.
 
-        These are its input of each layer, the values of the layer that is computed again, and its
-        logits, of so many bytes each.
+        These are its input to each layer, its values in the layer that is computed again, and its
+        logits, of `logit` bytes each.
         """
         inputs = WEIGHT * self.layers * self.hidden
         return inputs + self.token_forward + (logit - LOGIT) * self.vocabulary
@@ -89,7 +88,7 @@ class ModelShape(Value):
     @staticmethod
     def from_config(config: Mapping[str, object]) -> ModelShape | None:
         """Return the shape that a `config.json` describes; None if it lacks the usual fields."""
-        # The sizes of the language model, which one with vision keeps in a part of its own.
+        # The sizes of the language model: in a vision model, under `text_config`.
         text = config.get("text_config")
         main = {**config, **text} if isinstance(text, dict) else config
         hidden = _number(main, "hidden_size")

@@ -93,7 +93,7 @@ class Figures(Value, omit_defaults=True):
 
 
 def works(gpu: GpuFigures, usual_power: float | None) -> bool:
-    """Return whether a GPU works: utilization alone says that a hung collective does.
+    """Return whether a GPU works; a hung collective has full utilization, but little power.
 
     `usual_power` is what it takes when it works; None if not known.
     """

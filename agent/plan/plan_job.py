@@ -1,4 +1,4 @@
-"""Plans the job: the recipe's command for the expected nodes, or the user's own command."""
+"""The job of the plan: the recipe's command for the expected nodes, or the user's command."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ if TYPE_CHECKING:
 def plan_recipe_job(
     node: CheckedNode, command: tuple[str, ...] | None, basis: JobBasis
 ) -> RecipeJob | None:
-    """Plan the recipe, on every node for its variables; raises SettingsError if no nodes fit it."""
+    """Plan the recipe; raise SettingsError if it does not fit the nodes.
+
+    Workers plan it, too: Ray on each node needs the recipe's environment variables.
+    """
     settings = node.settings
     topology = node.topology
     platform = topology.platform
@@ -44,7 +47,7 @@ def plan_recipe_job(
 
     version, version_warning = version_of(known, facts.framework)
     folder = checkpoint_folder(settings, command)
-    given = replace(
+    asked = replace(
         recipe_input(known, settings, version, folder, facts.job_python, nodes),
         is_nearest=bool(version_warning),
         columns=facts.data_columns,
@@ -52,7 +55,7 @@ def plan_recipe_job(
         platform=platform.name,
         basis=basis,
     )
-    return plan_recipe(known, given)
+    return plan_recipe(known, asked)
 
 
 def plan_job(
