@@ -229,7 +229,7 @@ RETRIES_EXHAUSTED = _lost(
 )
 """Found at the start: the attempts of earlier heads count."""
 SAME_CAUSE = _lost(
-    "the same cause ended two attempts in a row without a newer checkpoint: {cause}",
+    "the same cause ended two attempts {where}: {cause}",
     "job",
     "Remove the cause; begin anew in another AGENT_LOG_DIR",
     attempts_are_used_up=True,

@@ -41,6 +41,7 @@ class FailureCause(Value):
     text: str
     node: str = ""  # the node that it lies on, if known
     is_permanent: bool = False  # whether another try on the same node cannot help
+    needs_step: bool = False  # it says something about the job only with the step at which it was
 
 
 class JobReport(Value):
@@ -117,6 +118,9 @@ def verdict_of(report: JobReport, loss: str = "") -> Outcome:
 
 
 _MOST_IN_VAIN = 3
+_FEW_RETRIES = 2
+"""Somebody who sets AGENT_JOB_RETRIES above this wants many attempts, short ones as well."""
+_NUMBER = re.compile(r"\d+")
 
 
 class Attempt(Value):
@@ -139,6 +143,7 @@ class Attempt(Value):
     announced_nodes: tuple[str, ...] = ()  # those that their platform takes away, by name
     former_workers: tuple[str, ...] = ()  # those that a killed agent counted: it may run there
     checkpoint: int | None = None  # the step of the newest checkpoint when it began, if known
+    last_step: int | None = None  # the last step that it made, once it is over, if known
     unreachable_nodes: str = ""  # nodes of a given Ray that did not answer after it failed
     signaled: bool = False  # the agent sent SIGTERM to the driver: exit code 0 is no success
 
@@ -154,9 +159,27 @@ class Attempt(Value):
         """Return it as a lost attempt, for the decision about the next."""
         began = self.began if self.submitted is None else self.submitted
         reason = "" if self.end is None else self.end.reason
-        cause = None if self.report is None else self.report.cause
         seconds = (self.ended or began) - began
-        return LostAttempt(seconds, reason, self.checkpoint, cause, self.loss_was_announced)
+        return LostAttempt(
+            seconds,
+            reason,
+            self.checkpoint,
+            self.own_cause,
+            self.loss_was_announced,
+            self.last_step,
+        )
+
+    @property
+    def own_cause(self) -> FailureCause | None:
+        """Return why it was lost if the job itself is the cause; None after a loss from outside.
+
+        Without a known line in its output that is how it ended, apart from the numbers in it.
+        """
+        if self.report is not None and self.report.cause is not None:
+            return self.report.cause
+        if self.end is None or self.end.culprit != "job" or self.lost_nodes:
+            return None
+        return FailureCause(_NUMBER.sub("#", self.end.reason), self.end.reason, needs_step=True)
 
 
 class AttemptSnapshot(Value):
@@ -194,8 +217,9 @@ class LostAttempt(Value):
     seconds: float  # how long it ran
     reason: str = ""
     checkpoint: int | None = None  # the step of the newest checkpoint when it began
-    cause: FailureCause | None = None  # of its output; unknown for attempts of earlier heads
+    cause: FailureCause | None = None  # of its own; None if it was lost from outside
     announced: bool = False  # true if only nodes were lost that had announced it
+    last_step: int | None = None  # the last step that it made, if known
 
 
 MOST_ANNOUNCED = 10  # so many announced losses of a run do not count against AGENT_JOB_RETRIES
@@ -209,6 +233,38 @@ def count_losses(tried: Sequence[LostAttempt]) -> int:
 def submission_id_of(run_id: str, number: int, fixed: str | None = None) -> str:
     """Return an attempt's id in Ray; `fixed` is the one set for the first attempt, if any."""
     return fixed if fixed and number == 1 else f"{run_id}-{number}"
+
+
+def _got_further(since: Sequence[LostAttempt], newest: int | None) -> bool:
+    """Return whether one of these attempts made more steps than one before, or saved any."""
+    saved = [*(attempt.checkpoint for attempt in since), newest]
+    made = [attempt.last_step for attempt in since]
+    if any(b is not None and (a is None or b > a) for a, b in pairwise(saved)):
+        return True
+    return any(a is not None and b is not None and b > a for a, b in pairwise(made))
+
+
+def _where_same_cause(tried: Sequence[LostAttempt], newest: int | None) -> str:
+    """Return where the last attempt failed by the same cause as one before; '' if it did not.
+
+    Attempts in between that were lost from outside say nothing about the job.
+    """
+    own = [number for number, attempt in enumerate(tried) if attempt.cause is not None]
+    if len(own) < 2 or own[-1] != len(tried) - 1:
+        return ""
+    former = tried[own[-2]]
+    last = tried[-1]
+    if former.cause is None or last.cause is None or former.cause.key != last.cause.key:
+        return ""
+
+    # At the same step? What was saved in between has not helped.
+    if last.last_step is not None and last.last_step == former.last_step:
+        return f"at step {last.last_step}"
+
+    # Else two in a row, of which the second one got no further.
+    if last.cause.needs_step or own[-2] != len(tried) - 2 or _got_further([former, last], newest):
+        return ""
+    return "without a newer checkpoint"
 
 
 def is_loss(end: Outcome) -> bool:
@@ -230,27 +286,26 @@ def retries_exhausted(tried: Sequence[LostAttempt], retries: int) -> Outcome | N
     )
 
 
-def end_without_progress(tried: Sequence[LostAttempt], newest: int | None) -> Outcome | None:
-    """Return the end of a run whose last attempts saved nothing, or None.
+def end_without_progress(
+    tried: Sequence[LostAttempt], newest: int | None, retries: int
+) -> Outcome | None:
+    """Return the end of a run whose last attempts made no progress, or None.
 
-    Two with the same cause in their output are enough, else three that were short. `newest` is
-    the step of the newest checkpoint now; without one only time counts.
+    Two that the same cause ended at the same step are enough, whatever AGENT_JOB_RETRIES is. Where
+    that is small, three short ones are enough, whatever ended them. `newest` is the step of the
+    newest checkpoint now; without steps and checkpoints only time counts.
     """
-
-    def has_saved(since: Sequence[LostAttempt]) -> bool:
-        steps = [*(attempt.checkpoint for attempt in since), newest]
-        return any(b is not None and (a is None or b > a) for a, b in pairwise(steps))
-
-    # Did the last two fail by the same cause?
-    causes = [attempt.cause for attempt in tried[-2:] if attempt.cause]
-    is_same = len(causes) == 2 and causes[0].key == causes[1].key
-    if is_same and not has_saved(tried[-2:]):
-        return ends.SAME_CAUSE.outcome(cause=causes[1].text)
+    where = _where_same_cause(tried, newest)
+    if where:
+        cause = tried[-1].cause
+        return ends.SAME_CAUSE.outcome(where=where, cause=cause.text if cause else "")
 
     # Were the last three short?
+    if retries > _FEW_RETRIES:
+        return None
     recent = tried[-_MOST_IN_VAIN:]
     are_short = all(attempt.seconds <= times.ATTEMPT_SHORT for attempt in recent)
-    if len(recent) < _MOST_IN_VAIN or not are_short or has_saved(recent):
+    if len(recent) < _MOST_IN_VAIN or not are_short or _got_further(recent, newest):
         return None
     count = len(recent)
     minutes = round(times.ATTEMPT_SHORT / 60)

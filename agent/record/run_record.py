@@ -16,7 +16,13 @@ from agent.base.ends import Outcome
 from agent.base.errors import PreflightError
 from agent.base.text import error_text
 from agent.base.value import Value
-from agent.decisions.attempts import Attempt, AttemptSnapshot, LostAttempt, count_losses
+from agent.decisions.attempts import (
+    Attempt,
+    AttemptSnapshot,
+    FailureCause,
+    LostAttempt,
+    count_losses,
+)
 from agent.decisions.shared import Outage
 from agent.frameworks.recipe import JobBasis
 from agent.record import files
@@ -84,6 +90,8 @@ class AttemptRecord(Value):
     head: str = ""  # the name of the head that submitted it; '' in an older record
     lock: int | None = None  # the inode of that head's lock; 0 without a lock, None if unknown
     announced: bool | UnsetType = UNSET  # True if it was lost by announced losses of nodes alone
+    cause: FailureCause | UnsetType = UNSET  # why it was lost, if the job itself is the cause
+    last_step: int | UnsetType = UNSET  # the last step that it made, if known
     snapshot: SavedSnapshot | UnsetType = UNSET
 
     def resumed(self, now: float) -> AttemptSnapshot:
@@ -110,7 +118,14 @@ class AttemptRecord(Value):
         """Return the attempt as the retry decisions count it."""
         seconds = files.seconds_between(self.start, self.end or self.start)
         announced = self.announced is True
-        return LostAttempt(seconds, self.reason, self.checkpoint, announced=announced)
+        return LostAttempt(
+            seconds,
+            self.reason,
+            self.checkpoint,
+            self.cause or None,
+            announced=announced,
+            last_step=None if self.last_step is UNSET else self.last_step,
+        )
 
     def to_outcome(self) -> dict[str, object]:
         """Return the attempt for outcome.json."""
@@ -170,13 +185,19 @@ class RunRecord(files.Record):
         return tuple(attempt.tried for attempt in ended if (attempt.exit_code or 0) <= 128)
 
     def end_attempt(
-        self, end: str, reason: str, exit_code: int | None, *, announced: bool = False
+        self,
+        end: str,
+        reason: str,
+        exit_code: int | None,
+        *,
+        announced: bool = False,
+        cause: FailureCause | None = None,
     ) -> RunRecord:
         """Return the run with its open attempt ended."""
         if self.open_attempt is None:
             return self
         how = {"end": end, "reason": reason, "exit_code": exit_code, "snapshot": UNSET}
-        return self.with_changes(**how, announced=announced or UNSET)
+        return self.with_changes(**how, announced=announced or UNSET, cause=cause or UNSET)
 
     @property
     def is_over(self) -> bool:

@@ -347,7 +347,9 @@ class HeadAgent:
                 )
             case h.Retry(ended):
                 await self._clean_up_attempt(ended)
-                start(head_job.send_newest_checkpoint, self._run, ended.number, put)
+                number = ended.number
+                last_step = self._steps.last_of(number)
+                start(head_job.send_newest_checkpoint, self._run, number, put, last_step)
 
             # Ray and its nodes.
             case h.RestartRay():
@@ -546,9 +548,11 @@ class HeadAgent:
         self._run.record(AttemptOver(ended.number, ended.id, ended.end))
         if ended.end is not None:
             announced = ended.loss_was_announced
-            self._keeper.record_attempt_end(ended.end, announced=announced)
+            cause = ended.own_cause
+            self._keeper.record_attempt_end(ended.end, announced=announced, cause=cause)
             await self._keeper.flush()
         await self._finish_output()
+        self._keeper.record_last_step(ended.number, self._steps.last_of(ended.number))
         self._link.forget(ended.id)
 
         # Our own Ray is stopped with it: actors may be detached, and their child processes have

@@ -120,21 +120,25 @@ async def stop_job(
 
 
 async def send_newest_checkpoint(
-    run: NodeRun, attempt: int, send: Callable[[CheckpointSeen], None]
+    run: NodeRun,
+    attempt: int,
+    send: Callable[[CheckpointSeen], None],
+    last_step: int | None = None,
 ) -> None:
     """Send the newest checkpoint after an attempt; attempt 0 means those of earlier heads."""
     job = run.plan.job
+    nothing = CheckpointSeen(attempt, last_step=last_step)
     if job is None or not job.checkpoints:
-        send(CheckpointSeen(attempt))
+        send(nothing)
         return
     read = partial(run_folder.read_checkpoints, job.checkpoints)
     contents = await in_thread(read, times.CHECKPOINT_LISTING)
     if contents is None:
-        send(CheckpointSeen(attempt))
+        send(nothing)
         return
     name = resumes_from(contents, job.framework) if job.framework else ""
     path = f"{job.checkpoints}/{name}" if name else ""
-    send(CheckpointSeen(attempt, step_of(contents.newest), path))
+    send(CheckpointSeen(attempt, step_of(contents.newest), path, last_step))
 
 
 async def save_job(

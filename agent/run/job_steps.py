@@ -78,6 +78,11 @@ class StepKeeper:
         for line in self._lines.take_unsaved():
             self._file.add(replace(line, at=line.at + self._zero))
 
+    def last_of(self, attempt: int) -> int | None:
+        """Return the last step of an attempt; None if it made none, or none is known."""
+        progress = self._lines.progress
+        return progress.last if progress is not None and progress.attempt == attempt else None
+
     def close(self) -> None:
         """Write the rest."""
         self._file.finish()

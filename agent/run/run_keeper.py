@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from agent.base.ends import Outcome
+    from agent.decisions.attempts import FailureCause
     from agent.decisions.head.head_goal import StepOnDisk
     from agent.decisions.shared import Outage
     from agent.port.protocol import Hello
@@ -325,13 +326,25 @@ class RunKeeper:
         names = (*dict.fromkeys((*present, *last.nodes)),)
         self.save(self.record.with_changes(nodes=names[:MAX_NODES_BY_NAME]))
 
-    def record_attempt_end(self, end: Outcome, *, announced: bool = False) -> None:
-        """Record how the last attempt ended; `announced` if nodes were taken away."""
+    def record_attempt_end(
+        self, end: Outcome, *, announced: bool = False, cause: FailureCause | None = None
+    ) -> None:
+        """Record how the last attempt ended; `announced` if nodes were taken away.
+
+        `cause` is the job's own, if it is not a loss from outside.
+        """
         now = iso_time(time.time())
         code = end.exit_code
         if end.culprit == ends.MAX_HOURS.culprit:  # stopped, not lost: no retry is used
             code = 128 + SIGTERM
-        self.save(self.record.end_attempt(now, end.reason, code, announced=announced))
+        record = self.record.end_attempt(now, end.reason, code, announced=announced, cause=cause)
+        self.save(record)
+
+    def record_last_step(self, attempt: int, step: int | None) -> None:
+        """Record the last step of an attempt that has ended, once its output was read."""
+        attempts = self.record.attempts
+        if step is not None and attempts and attempts[-1].number == attempt:
+            self.save(self.record.with_changes(last_step=step))
 
     def record_end(self, end: Outcome) -> None:
         """Record how this head ended; a run that can be resumed stays open."""

@@ -243,8 +243,12 @@ def apply_event(state: HeadState, event: HeadEvent, now: float) -> HeadState:  #
             return replace(state, fleet=fleet)
         case h.Cleared(over, left) if over == state.attempt.number - 1:
             return state.with_earlier(own_leftovers=f"{left} cannot be ended" if left else None)
-        case h.CheckpointSeen(_, step, path):
-            return state.with_earlier(newest_checkpoint=step, resumes_from=path)
+        case h.CheckpointSeen(over, step, path, last_step):
+            earlier = tuple(
+                replace(attempt, last_step=last_step) if attempt.number == over else attempt
+                for attempt in state.earlier.attempts
+            )
+            return state.with_earlier(attempts=earlier, newest_checkpoint=step, resumes_from=path)
         case h.WorkerReported(worker):
             state = _apply_report(state, worker, now)
             return shares.apply_share_end(state, worker.key, worker.share, now)

@@ -531,11 +531,12 @@ class Cleared(HeadEvent):
 
 
 class CheckpointSeen(HeadEvent):
-    """The newest checkpoint after an attempt, or after earlier heads (attempt 0)."""
+    """The newest checkpoint, and the last step, after an attempt, or earlier heads' (attempt 0)."""
 
     attempt: int
     step: int | None = None
     path: str = ""  # the checkpoint that the recipe resumes from
+    last_step: int | None = None  # the last step of that attempt, if known
 
 
 class WorkerReported(HeadEvent):

@@ -42,7 +42,8 @@ def booting(state: HeadState, event: HeadEvent, now: float) -> HeadState:
 
     # Have the last attempts made any progress?
     if isinstance(event, h.CheckpointSeen) and state.goal.has_job:
-        end = attempts.end_without_progress(state.lost_attempts, state.earlier.newest_checkpoint)
+        newest = state.earlier.newest_checkpoint
+        end = attempts.end_without_progress(state.lost_attempts, newest, state.goal.retries)
         if end is not None:
             return leave(state, end, now)
 

@@ -339,7 +339,8 @@ class HeadAgent(Agent):
     async def _clear_away(self, ended: Any) -> None:  # noqa: ANN401 - an Attempt
         if ended.end is not None:
             announced = ended.loss_was_announced
-            self.keeper.record_attempt_end(ended.end, announced=announced)
+            cause = ended.own_cause
+            self.keeper.record_attempt_end(ended.end, announced=announced, cause=cause)
             await self.keeper.flush()
         await self.dies_here()
         self.bridge.forget(ended.id)

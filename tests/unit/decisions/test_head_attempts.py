@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from agent.base.ends import Kind
@@ -258,10 +260,23 @@ def test_attempts_that_are_used_up_are_worth_a_hold() -> None:
     assert (end.exit_code, end.is_jobs_verdict, end.holds_pod) == (75, False, True)
 
 
+LOST_HEAD = LostAttempt(100.0, "its head was lost")
+
+
+@pytest.mark.parametrize("retries", [3, 40])
+def test_many_retries_are_used_however_short_the_attempts_are(retries: int) -> None:
+    """Three losses of the head within 100 s end no run that allows more attempts."""
+    trace = Trace(goal(retries=retries, tried=(LOST_HEAD,) * 2), [(3, nodes())])
+    trace.take(h.Submitted("run-3"), 4)
+    trace.take(h.RayGone("exit 1"), 9)
+    trace.take(h.CheckpointSeen(3), 9.1)
+    assert trace.outcomes == []
+
+
 def test_no_progress() -> None:
     """The third lost attempt in a row within ten minutes ends the run, restarts included."""
-    before = (LostAttempt(100.0, "its head was lost"), LostAttempt(5.0, "its head was lost"))
-    trace = Trace(goal(retries=9, tried=before), [])
+    before = (replace(LOST_HEAD, announced=True), replace(LOST_HEAD, seconds=5.0, announced=True))
+    trace = Trace(goal(retries=2, tried=before), [])
     assert trace.state.attempt.number == 3
     trace.take(nodes(), 3)
     trace.take(h.Submitted("run-3"), 4)
@@ -314,11 +329,18 @@ def test_in_vain(
     tried: list[tuple[float, int | None]], newest: int | None, *, is_vain: bool
 ) -> None:
     """Three short attempts in a row without a newer checkpoint; if unknown, by time."""
-    end = end_without_progress(
-        [LostAttempt(seconds, "Ray was lost", step) for seconds, step in tried], newest
-    )
+    lost = [LostAttempt(seconds, "Ray was lost", step) for seconds, step in tried]
+    end = end_without_progress(lost, newest, 2)
     assert (end is not None) == is_vain
     assert end is None or "no progress: 3 attempts in a row" in end.reason
+    assert end_without_progress(lost, newest, 3) is None
+
+
+def test_short_attempts_that_made_more_steps_are_not_in_vain() -> None:
+    """Steps are progress, also where none are saved."""
+    tried = [LostAttempt(5.0, last_step=step) for step in (3, 3, 4)]
+    assert end_without_progress(tried, None, 2) is None
+    assert end_without_progress([*tried, *tried[:2], tried[0]], None, 2) is not None
 
 
 QUOTA = FailureCause("disk quota", "the quota is used up", is_permanent=True)
@@ -369,12 +391,115 @@ def test_the_same_cause_at_the_same_step_twice_ends_the_run(
         LostAttempt(9_999.0, "lost", step, cause)
         for step, cause in zip(steps, causes, strict=False)
     ]
-    end = end_without_progress(tried, steps[-1])
+    end = end_without_progress(tried, steps[-1], 1000)
     assert (end is not None) == ends
     assert end is None or end.reason == (
-        "the same cause ended two attempts in a row without a newer checkpoint: "
+        "the same cause ended two attempts without a newer checkpoint: "
         "a CUDA kernel accessed memory illegally"
     )
+
+
+WEDGED = FailureCause("no step for # min", "no step for 12 min", needs_step=True)
+OUTSIDE = None
+
+
+@pytest.mark.parametrize(
+    ("tried", "newest", "step"),
+    [
+        # the same step: a checkpoint between the two has not helped
+        ([(SHAPE, 25, 10), (SHAPE, 25, 20)], 20, 25),
+        ([(SHAPE, 25, 10), (OUTSIDE, 12, 20), (SHAPE, 25, 20)], 20, 25),
+        ([(WEDGED, 25, None), (WEDGED, 25, None)], None, 25),
+        # further, another cause, or lost from outside
+        ([(SHAPE, 25, 10), (SHAPE, 26, 10)], 10, None),
+        ([(SHAPE, 25, 10), (WEDGED, 25, 10)], 10, None),
+        ([(SHAPE, 25, 10), (SHAPE, 25, 10), (OUTSIDE, 25, 10)], 10, None),
+        ([(OUTSIDE, 25, 10)] * 9, 10, None),
+        # earlier: a newer checkpoint is progress; what lies between may be
+        ([(SHAPE, 25, 10), (SHAPE, 22, 20)], 20, None),
+        ([(SHAPE, 25, 10), (SHAPE, 22, 10)], 10, 0),
+        ([(SHAPE, 25, 10), (OUTSIDE, 40, 10), (SHAPE, 22, 10)], 10, None),
+        # unknown steps: how an attempt ended is no cause by itself
+        ([(WEDGED, None, None), (WEDGED, None, None)], None, None),
+        ([(WEDGED, 25, None), (WEDGED, 22, None)], None, None),
+    ],
+)
+def test_attempts_are_compared_by_their_steps(
+    tried: list[tuple[FailureCause | None, int | None, int | None]],
+    newest: int | None,
+    step: int | None,
+) -> None:
+    """The same cause at the same step twice ends the run; 0 stands for a step that is not named."""
+    lost = [LostAttempt(9_999.0, "lost", saved, why, last_step=last) for why, last, saved in tried]
+    end = end_without_progress(lost, newest, 1000)
+    assert (end is not None) == (step is not None)
+    if end is not None:
+        assert (f"two attempts at step {step}: " in end.reason) == bool(step)
+        assert end.holds_pod
+
+
+def _attempts(
+    causes: st.SearchStrategy[FailureCause | None],
+) -> st.SearchStrategy[list[LostAttempt]]:
+    numbers = st.none() | st.integers(0, 30)
+    seconds = st.floats(0, 10_000)
+    attempt = st.builds(
+        LostAttempt, seconds=seconds, checkpoint=numbers, cause=causes, last_step=numbers
+    )
+    return st.lists(attempt, max_size=9)
+
+
+CAUSES = st.sampled_from([SHAPE, QUOTA, WEDGED])
+
+
+@given(_attempts(st.none()), st.none() | st.integers(0, 30), st.integers(3, 1000))
+def test_losses_from_outside_never_end_a_run_early(
+    tried: list[LostAttempt], newest: int | None, retries: int
+) -> None:
+    """However often pods and links are lost: only AGENT_JOB_RETRIES counts them."""
+    assert end_without_progress(tried, newest, retries) is None
+
+
+@given(_attempts(st.none() | CAUSES), st.none() | st.integers(0, 30), st.integers(0, 1000))
+def test_attempts_that_each_got_further_go_on(
+    tried: list[LostAttempt], newest: int | None, retries: int
+) -> None:
+    """Whatever ended them, and however short they were."""
+    further = [replace(attempt, last_step=number) for number, attempt in enumerate(tried)]
+    assert end_without_progress(further, newest, retries) is None
+
+
+@given(_attempts(st.none() | CAUSES), CAUSES, st.integers(0, 30), st.integers(0, 1000), st.data())
+def test_same_step_and_same_cause_end_every_run(
+    before: list[LostAttempt], cause: FailureCause, step: int, retries: int, data: st.DataObject
+) -> None:
+    """Whatever AGENT_JOB_RETRIES is, whatever was saved and whatever was lost in between."""
+    outside = data.draw(_attempts(st.none()))
+    own = LostAttempt(data.draw(st.floats(0, 10_000)), "lost", 5, cause, last_step=step)
+    later = replace(own, checkpoint=data.draw(st.none() | st.integers(0, 30)))
+    newest = data.draw(st.none() | st.integers(0, 30))
+    end = end_without_progress([*before, own, *outside, later], newest, retries)
+    assert end is not None
+    assert end.reason == f"the same cause ended two attempts at step {step}: {cause.text}"
+
+
+def test_a_job_that_ends_at_the_same_step_twice_is_not_tried_again() -> None:
+    """Without a known line in its output, too: it ended the same way, apart from numbers."""
+    trace = Trace(goal(retries=40), [])
+    at = 0.0
+    for attempt, pid in ((1, 4711), (2, 815)):
+        trace.take(nodes(), at + 60)
+        trace.take(TICK, at + 110)
+        trace.take(h.Submitted(f"run-{attempt}"), at + 111)
+        ended = job("FAILED", None, f"actor {pid} died", attempt)
+        trace.take(ended, at + 5_000)
+        assert trace.outcomes == []
+        trace.take(h.CheckpointSeen(attempt, 10 * attempt, "/ckpt", last_step=25), at + 5_001)
+        at += 5_100
+    (end,) = trace.outcomes
+    assert end.exit_code == 75
+    assert "the same cause ended two attempts at step 25: " in end.reason
+    assert "actor 815 died" in end.reason
 
 
 def test_a_saved_checkpoint_is_reported_and_counts() -> None:

@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from msgspec import UNSET
 from msgspec.structs import replace
 
+from agent.base import ends
 from agent.base.ends import Kind, Outcome
 from agent.base.errors import PreflightError
-from agent.decisions.attempts import Attempt, AttemptSnapshot
+from agent.decisions.attempts import Attempt, AttemptSnapshot, FailureCause
 from agent.decisions.shared import HERE, Outage
 from agent.frameworks.recipe import JobBasis, ModelShape
 from agent.record.files import LockHolder, NoRecord, iso_time, seconds_between
@@ -450,6 +451,27 @@ def test_attempts_are_sized_alike(tmp_path: Path) -> None:
     written = RunRecord.read(tmp_path / "4711" / RUN_FILE)
     assert isinstance(written, RunRecord)
     assert written.basis == basis
+
+
+def test_a_later_head_knows_at_which_step_and_by_what_attempts_ended(tmp_path: Path) -> None:
+    """Else each head of a run would try a job that ends at the same step once more."""
+    (tmp_path / "4711").mkdir()
+    keeper = RunKeeper(tmp_path, "f" * 16, ChosenRun("4711", RECORD))
+    cause = FailureCause("illegal access", "a CUDA kernel accessed memory illegally")
+    end = ends.FAILED_WITHOUT_CODE.outcome(evidence="it died", before="")
+    for number in (1, 2):
+        keeper.record_submission(Attempt(f"4711-{number}", number))
+        keeper.record_attempt_end(end, cause=cause)
+        keeper.record_last_step(number, 25)
+    keeper.record_submission(Attempt("4711-3", 3))
+    keeper.record_attempt_end(ends.HEAD_LOST.outcome())
+    keeper.record_last_step(2, 99)  # a late word of another attempt
+    keeper.record_last_step(3, None)
+    keeper.close()
+    written = RunRecord.read(tmp_path / "4711" / RUN_FILE)
+    assert isinstance(written, RunRecord)
+    known = [(one.cause, one.last_step) for one in written.tried]
+    assert known == [(cause, 25), (cause, 25), (None, None)]
 
 
 def test_outages_of_a_killed_agent_are_kept(tmp_path: Path) -> None:
