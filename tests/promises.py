@@ -103,6 +103,10 @@ PROMISES = (
     ),
     # jobs
     Promise(
+        "the job's steps are read from its output or its own file, and outlive the agent",
+        "test_steps.py::test_a_jobs_own_file_and_an_agent_that_is_killed",
+    ),
+    Promise(
         "a recipe is sized for the nodes that joined, scored, and resumed by the next run",
         "test_recipes.py::test_verl_is_sized_scored_and_resumed",
     ),

@@ -155,11 +155,11 @@ class Progress(Value):
 
     @property
     def seconds_per_step(self) -> float | None:
-        """Return the seconds of a step: the median of the last ones."""
-        if not self.durations:
-            return None
-        pairs = zip(self.durations, self.strides, strict=True)
-        return median(seconds / steps for seconds, steps in pairs)
+        """Return the mean seconds of the last steps, with what stood between them.
+
+        Several lines may be read at once: single durations would mean little.
+        """
+        return sum(self.durations) / sum(self.strides) if self.durations else None
 
     @property
     def ends_at(self) -> float | None:

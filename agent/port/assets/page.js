@@ -187,16 +187,36 @@
     parent.append(node);
   }
 
+  // How far the job is, when it will be done, and how its reward moves.
+  function stepsSoFar(steps) {
+    const parts = [`Step ${steps.step}${steps.of === null ? "" : ` of ${steps.of}`}`];
+    if (steps.seconds_per_step !== null) {
+      const each = steps.seconds_per_step;
+      parts.push(`${each < 10 ? `${Number(each.toPrecision(2))} s` : long(each)} a step`);
+    }
+    if (steps.ends_at !== null) {
+      const end = new Date(steps.ends_at);
+      parts.push(`done about ${end.toLocaleString([], { dateStyle: "short", timeStyle: "short" })}`);
+    }
+    if (steps.reward !== null) {
+      const trend = steps.reward_trend;
+      const sign = trend < 0 ? "" : "+";
+      const moved = trend === null ? ""
+        : ` (${sign}${Number(trend.toPrecision(2))} over the last 20 steps)`;
+      parts.push(`mean reward ${Number(steps.reward.toPrecision(3))}${moved}`);
+    }
+    return parts.join(", ");
+  }
+
   function drawCurve() {
     const { points = [], steps = null } = status.curve || {};
-    show(at("curve"), points.length > 0);
+    const known = status.progress || null;
+    const svg = at("curve").querySelector("svg");
+    show(at("curve"), known !== null);
+    svg.classList.toggle("empty", !points.length);
+    if (known !== null) text(at("curve-text"), stepsSoFar(known));
     if (!points.length) return;
     const [step, reward] = points[points.length - 1];
-    const of = steps ? ` of ${steps}` : "";
-    const caption = `Mean reward ${reward.toPrecision(3)} at step ${step}${of}; `
-      + `it began with ${points[0][1].toPrecision(3)} at step ${points[0][0]}`;
-    text(at("curve-text"), caption);
-    const svg = at("curve").querySelector("svg");
     const key = JSON.stringify([points.length, points[0], points[points.length - 1], steps]);
     if (svg.dataset.key === key) return;
     svg.dataset.key = key;

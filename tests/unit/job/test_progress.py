@@ -295,7 +295,7 @@ def test_progress_of_an_attempt() -> None:
     assert (known.first, known.last, known.of, known.highest) == (5, 8, 20, 8)
     assert known.durations == (10.0, 10.0, 60.0)
     assert (known.usual, known.longest, known.last_at) == (10.0, 60.0, 240.0)
-    assert known.ends_at == 240.0 + 12 * 10.0
+    assert known.ends_at == pytest.approx(240.0 + 12 * 80 / 3)
     assert known.value("reward") == 0.8
     paused = known.with_reading(PauseSeen("checkpoint", 250.0))
     assert paused.pause_at == 250.0
