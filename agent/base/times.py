@@ -202,6 +202,7 @@ CAUSE_SEARCH = 2.0  # For the search of the logs for a known cause.
 # --- A pod after its run --------------------------------------------------------------------------
 
 HOURS_WARNING = 600.0  # AGENT_MAX_HOURS is announced this long before, or a tenth of a short run.
+RECEIPT_LOOK = 1.0  # Between two looks at what a run spends its time on.
 HOURS_RECORDED = 60.0  # Between two records of the used hours: a killed agent forgets no more.
 HOLD_REMINDER = 600.0  # A held pod's price is logged again, and a refused stop is tried again.
 RESTART_PAUSE = 600.0  # A platform restarts an ended container within this: Kubernetes in 5 min.

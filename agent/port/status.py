@@ -7,6 +7,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from agent.base.text import Line, duration_text, escaped
+from agent.decisions.receipt import sentence
 from agent.job.services import LATENCY_BOUNDS
 from agent.node.facts import MIB
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 _CLOCK_FIELDS = {
     *("seconds", "seconds_in_phase", "seconds_left", "heard_seconds_ago", "outage_seconds"),
-    *("latency", "cost", "figures"),
+    *("latency", "cost", "figures", "receipt"),
 }
 """Fields that change with the clock or with each probe."""
 
@@ -63,14 +64,20 @@ def status_lines(status: Status) -> list[Line]:
 
 def run_lines(status: Status) -> list[Line]:
     """Return the lines of a status apart from its nodes."""
-    parts = (_summary(status), _waits(status), _services(status), _prepare_steps(status))
+    parts = (
+        _summary(status),
+        _receipt(status),
+        _waits(status),
+        _services(status),
+        _prepare_steps(status),
+    )
     return [line for part in parts for line in part]
 
 
 def lines_by_content(status: Status) -> dict[str, str]:
     """Return the lines of a status, each by itself without clocks and progress."""
     content = status_lines({**at_rest(status), "progress": None, "prepare_lines": None})
-    pairs = zip(content, status_lines(status), strict=True)
+    pairs = zip(content, status_lines({**status, "receipt": None}), strict=True)
     return {content.label: line.label for content, line in pairs}
 
 
@@ -127,6 +134,13 @@ def progress_parts(progress: Mapping[str, Any] | None) -> Iterator[str]:
 def short_duration(seconds: float) -> str:
     """Format a duration; one below ten seconds with its tenths."""
     return f"{seconds:.2g} s" if seconds < 10 else duration_text(seconds)
+
+
+def _receipt(status: Status) -> Iterator[Line]:
+    receipt = status.get("receipt")
+    line = sentence(receipt) if receipt else ""
+    if line:
+        yield _line("dim", f"time: {line}")
 
 
 def _waits(status: Status) -> Iterator[Line]:

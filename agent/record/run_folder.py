@@ -16,7 +16,7 @@ import time
 from contextlib import contextmanager, suppress
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from msgspec import convert, field, to_builtins
 from msgspec.json import decode
@@ -37,7 +37,7 @@ from agent.record.node_record import NodeRecord, own_record
 from agent.record.run_record import RUN_FILE, RunRecord
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from agent.record.run_record import AttemptRecord
 
@@ -53,14 +53,18 @@ class OutageRecord(Value):
     until: str | None = field(name="to", default=None)
 
 
-def outcome_text(
+def outcome_text(  # noqa: PLR0913 - what it contains
     outcome: Outcome,
     attempts: Sequence[AttemptRecord] = (),
     outages: Sequence[OutageRecord] = (),
     bundle: str = "",
     cost: float | None = None,
+    receipt: Mapping[str, object] | None = None,
 ) -> str:
-    """Return the content of outcome.json; `cost` is the dollars of all nodes where it is known."""
+    """Return the content of outcome.json.
+
+    `cost` is the dollars of all nodes where it is known, `receipt` what the time was spent on.
+    """
     data = {
         **to_builtins(outcome),
         "attempts": [attempt.to_outcome() for attempt in attempts],
@@ -70,6 +74,8 @@ def outcome_text(
         data["bundle"] = bundle
     if cost is not None:
         data["cost"] = cost
+    if receipt is not None:
+        data["receipt"] = receipt
     return json.dumps(data, indent=2) + "\n"
 
 
@@ -95,6 +101,15 @@ def read_outcome(folder: Path) -> Outcome | None:
         return convert(json.loads(read_small(folder / OUTCOME_FILE)), Outcome)
     except (OSError, ValueError, RecursionError):
         return None
+
+
+def read_receipt(folder: Path) -> dict[str, Any] | None:
+    """Read the receipt of a run from outcome.json; None if there is none."""
+    try:
+        receipt = json.loads(read_small(folder / OUTCOME_FILE)).get("receipt")
+    except (OSError, ValueError, RecursionError, AttributeError):
+        return None
+    return receipt if isinstance(receipt, dict) else None
 
 
 def write_outcome(folder: Path, text: str) -> OSError | None:

@@ -23,6 +23,7 @@ from agent.decisions.attempts import (
     LostAttempt,
     count_losses,
 )
+from agent.decisions.receipt import Meter
 from agent.decisions.shared import Outage
 from agent.frameworks.recipe import JobBasis
 from agent.record import files
@@ -70,6 +71,17 @@ class SavedOutages(Value):
             )
             for outage in self.known
         )
+
+
+class SavedMeter(Value):
+    """What the time of the run was spent on so far, for the next agent."""
+
+    clock: Moment  # when the clock of its times was 0
+    known: Meter
+
+    def on_clock(self, now: float) -> Meter:
+        """Return it on the clock of this run."""
+        return self.known.later(now - self.clock.age())
 
 
 def _later(moment: float | None, *, by: float) -> float | None:
@@ -150,6 +162,7 @@ class RunRecord(files.Record):
     basis: JobBasis | None = None  # what its recipe is sized by, once it was submitted
     used: float = 0.0  # seconds that agents have run
     outages: SavedOutages | None = None  # when services did not answer
+    receipt: SavedMeter | None = None  # what the time was spent on so far
     ending: Outcome | None = None  # the decided outcome; workers may not have received it yet
 
     def with_snapshot(self, known: AttemptSnapshot, now: float) -> RunRecord:

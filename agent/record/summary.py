@@ -8,11 +8,18 @@ from agent.base import times
 from agent.base.errors import UnavailableError
 from agent.base.text import duration_text, escaped, first_names
 from agent.decisions.head.head_state import HeadPhase, WorkerReplaced, WorkerReported, WorkerSilent
+from agent.decisions.receipt import sentence
 from agent.decisions.shared import HERE
 from agent.decisions.worker.worker_state import WorkerPhase
 from agent.record.events import EVENTS_FILE, RecordedEvent, read_events
 from agent.record.files import seconds_between
-from agent.record.run_folder import OUTCOME_FILE, newest_run, node_folders, read_outcome
+from agent.record.run_folder import (
+    OUTCOME_FILE,
+    newest_run,
+    node_folders,
+    read_outcome,
+    read_receipt,
+)
 from agent.record.run_record import RUN_FILE, RunRecord
 from agent.record.series_file import SERIES_FILE, read_steps
 
@@ -94,6 +101,7 @@ def explain(folder: Path) -> list[str]:
         _title(node, starts, lasted=events[-1].at),
         *_phases(events, first_phase.value),
         *_steps(node),
+        *_receipt(node, record, lasted=events[-1].at),
         *_waits(events, is_over=outcome is not None),
         *_joined(events),
         *_services(events),
@@ -165,6 +173,19 @@ def _steps(node: Path) -> list[str]:
         moved = "" if trend is None else f" ({trend:+.2g} over the last 20 steps)"
         parts.append(f"mean reward {reward:.3g}{moved}")
     return [f"steps: {', '.join(parts)}"]
+
+
+def _receipt(node: Path, record: RunRecord | NoRecord, *, lasted: float) -> list[str]:
+    """Return what the run's time was spent on: at its end, or as last recorded."""
+    receipt = read_receipt(node)
+    if receipt is None and isinstance(record, RunRecord) and record.receipt is not None:
+        meter = record.receipt.known
+        receipt = meter.receipt(max(lasted, meter.seen_at)).to_dict(None)
+    try:
+        line = "" if receipt is None else sentence(receipt)
+    except (KeyError, TypeError, ValueError, AttributeError):  # another version's
+        return []
+    return [f"time: {line}"] if line else []
 
 
 def _waits(events: list[RecordedEvent], *, is_over: bool) -> list[str]:

@@ -107,6 +107,7 @@ class HeadAgent:
         self._status = head_server.RunStatus(run, keeper, lambda: self._state)
         run.outages = self._status.outages
         self._steps = StepKeeper(run, self._status.job_lines)
+        run.receipt = self._status.receipt.to_dict
         self._reports: Reports  # of the workers; there once the port is served
 
         # What runs on this node.
@@ -229,6 +230,8 @@ class HeadAgent:
         start(self._run.watch_figures)
         start(stall.run)
         start(watch_silent_workers, self._reports, self._plan.ports, put)
+        look = self._status.look_at_run
+        start(every, times.RECEIPT_LOOK, "a look at what the run does", look)
         start(every, times.HOURS_RECORDED, "a record of the used hours", self._record_use)
         start(every, times.STEPS_SAVED, "the job's steps", self._steps.look)
         check = self._look_for_later_head
@@ -239,6 +242,7 @@ class HeadAgent:
         self._inbox.put(event)
 
     async def _record_use(self) -> None:
+        self._status.receipt.save()
         self._keeper.record_use(self._run.now())
 
     async def _look_for_later_head(self) -> None:

@@ -31,6 +31,7 @@ from agent.record.files import reading
 from agent.record.job_lines import JobLines
 from agent.record.run_folder import OutageRecord, make_key
 from agent.record.summary import Timeline
+from agent.run.run_receipt import RunReceipt
 
 if TYPE_CHECKING:
     import socket
@@ -154,6 +155,7 @@ class RunStatus:
         self.job_lines = JobLines(run.redactor.clean, run.now)
         self.stalls: tuple[Finding, ...] = ()  # findings about attempts that showed no sign of work
         self.worker_stats: Mapping[str, WorkerStats] = {}  # from workers' reports, by agent
+        self.receipt = RunReceipt(run, keeper, get_state, lambda: self.job_lines.progress)
 
     def apply_event(self, event: HeadEvent) -> None:
         """Update timeline, run record and job lines with an event that was decided on."""
@@ -162,6 +164,7 @@ class RunStatus:
             self._alive = state.fleet.alive
             self._keeper.record_nodes(self._alive.values())
         self.timeline.add(event, state, self._run.now())
+        self.receipt.look_at_change(self.stalls)
         if isinstance(event, WorkerReported):
             stats = self.worker_stats.get(event.worker.key)
             has_share = event.worker.key in state.shares.by_node
@@ -228,7 +231,12 @@ class RunStatus:
             ),
             "curve": self.job_lines.curve(),
             "cost": self.cost(),
+            "receipt": self.receipt.to_dict(),
         }
+
+    async def look_at_run(self) -> None:
+        """Look at what the run does, for its receipt."""
+        self.receipt.look(self.stalls)
 
     def cost(self) -> float | None:
         """Return what the run has cost so far, all nodes and heads together; None if unknown."""

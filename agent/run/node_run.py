@@ -150,6 +150,8 @@ class NodeRun:
         self.outages: Callable[[], Sequence[OutageRecord]] = tuple
         """The outages of services so far, on a head; for outcome.json."""
         self.cost: float | None = None  # dollars of all nodes so far, on a head that has a price
+        self.receipt: Callable[[], dict[str, object] | None] = lambda: None
+        """What the run's time was spent on so far, on a head; for outcome.json."""
         self.bundle: str | None = None  # the failure bundle's file name, '' if writing it failed
         self.output_begins = 0  # offset in job.log of the current attempt's output
 
@@ -331,7 +333,14 @@ class NodeRun:
     def write_outcome(self, outcome: Outcome) -> bool:
         """Write outcome.json; return True once that was tried."""
         self.on_end(outcome)
-        text = outcome_text(outcome, self.attempts(), self.outages(), self.bundle or "", self.cost)
+        text = outcome_text(
+            outcome,
+            self.attempts(),
+            self.outages(),
+            self.bundle or "",
+            self.cost,
+            self.receipt(),
+        )
         write_outcome(self.folder.path, text)
         return True
 

@@ -32,6 +32,7 @@ from agent.record.run_record import (
     AttemptRecord,
     RunRecord,
     RunState,
+    SavedMeter,
     SavedOutages,
     proof_of,
 )
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from agent.base.ends import Outcome
     from agent.decisions.attempts import FailureCause
     from agent.decisions.head.head_goal import StepOnDisk
+    from agent.decisions.receipt import Meter
     from agent.decisions.shared import Outage
     from agent.port.protocol import Hello
     from agent.record.run_record import ChosenRun
@@ -146,6 +148,18 @@ class RunKeeper:
     def record_use(self, seconds: float) -> None:
         """Record how long this agent has run: AGENT_MAX_HOURS and the cost count all agents."""
         self.save(replace(self.record, used=round(self.used_hours * 3600 + seconds, 1)))
+
+    def record_meter(self, meter: Meter, now: float) -> None:
+        """Record what the run's time was spent on so far, on a clock that is at `now`."""
+        self.save(replace(self.record, receipt=SavedMeter(Moment.before(now), meter)))
+
+    def former_meter(self, now: float) -> Meter | None:
+        """Return the meter of the run's earlier agents, on the clock of this one; or None."""
+        saved = self.record.receipt
+        if saved is None:
+            return None
+        job_runs = self.record.open_attempt is not None
+        return saved.on_clock(now).resumed(now, job_runs=job_runs)
 
     def final_outcome(self, retries: int, max_hours: float | None = None) -> Outcome | None:
         """Return the outcome of a run that is decided or out of attempts or hours; else None."""

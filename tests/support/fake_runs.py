@@ -35,7 +35,7 @@ def status_of(  # noqa: PLR0913 - all that a status shows
     run.now, run.utc = lambda: now, str
     run.stats = SimpleNamespace(snapshot=lambda _tails: own)
     record = SimpleNamespace(run_id="run-1", attempts=())
-    keeper: Any = SimpleNamespace(record=record, epoch=1)
+    keeper: Any = SimpleNamespace(record=record, epoch=1, former_meter=lambda _now: None)
     status = RunStatus(run, keeper, lambda: state)
     status.timeline = timeline or status.timeline
     status.worker_stats = by_agent
@@ -51,6 +51,7 @@ def run_of(plan: Plan, clean: Callable[[str], str] = str) -> Any:  # noqa: ANN40
         best_effort=BestEffort(),
         run_id="run-1",
         record_kill=lambda: None,
+        started=0.0,
     )
 
 

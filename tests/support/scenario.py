@@ -146,7 +146,14 @@ def kill_agent(container: Container) -> None:
     os.kill(agent.host_pid, signal.SIGKILL)
 
 
+def status_of_head(head: Container) -> dict[str, Any]:
+    """Return the head's status."""
+    status = json.loads(head.exec([AGENT, "status", "--json"]).stdout)
+    assert isinstance(status, dict)
+    return status
+
+
 def states(head: Container) -> dict[str, str]:
     """Return each node's state from the head's status."""
-    status = json.loads(head.exec([AGENT, "status", "--json"]).stdout)
+    status = status_of_head(head)
     return {node["name"]: node["state"] for node in status["nodes"]}

@@ -8,6 +8,7 @@ from agent.base.ends import Kind
 from agent.checks.finding import Level
 from agent.decisions.head.fleet import NodeState
 from agent.decisions.head.head_state import HeadPhase
+from agent.decisions.receipt import PARTS
 from agent.job.services import Latency
 from agent.port.access import COOKIE
 from agent.port.proof import PROOF_HEADER, SCHEME, SESSION_HEADER
@@ -129,12 +130,20 @@ PROGRESS = closed(
     reward_trend=nullable(NUMBER),
 )
 """The job's steps, as its output or AGENT_PROGRESS_FILE has them."""
+RECEIPT = closed(
+    total=NUMBER,
+    seconds=closed(**dict.fromkeys(PARTS, NUMBER)),
+    away=NUMBER,
+    cost=nullable(closed(**dict.fromkeys(PARTS, NUMBER))),
+)
+"""What the run's time was spent on, in seconds, and in dollars where the price is known."""
 WARNING = closed("check", "what", "remedy")
 HEAD_FIELDS: Schema = {
     **dict.fromkeys(("run_id", "platform", "name"), TEXT),
     "role": {"const": "head"},
     "run_name": nullable(TEXT),
     "cost": nullable(NUMBER),
+    "receipt": RECEIPT,
     "epoch": WHOLE,
     "phase": one_of(HeadPhase),
     "seconds": NUMBER,

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import asdict, replace
 
+from agent.decisions.receipt import Receipt
 from agent.job.services import Latency
 from agent.node.figures import DiskFigures, Figures, GpuFigures
 from agent.record.files import iso_time
@@ -18,6 +19,7 @@ EVIL = "<img src=x onerror=alert(1)><b>bold</b>"
 """Markup in fields that other programs fill: the page must show it as text."""
 STEPS = 40
 START = 1_795_331_520.0  # seconds since 1970 at the run's start
+SPENT = Receipt(boot=40.0, wait=30.0, first_step=60.0, training=150.0, redone=32.0)
 ANSWERS = Latency().with_answer(0.3).with_answer(0.031)
 
 
@@ -34,6 +36,7 @@ def status(nodes: int, *, step: int = 25) -> dict[str, Any]:
         "run_id": "run-20261122-0712",
         "run_name": "first sums",
         "cost": 12.5,
+        "receipt": SPENT.to_dict(12.0),
         "epoch": 1,
         "role": "head",
         "platform": "runpod",

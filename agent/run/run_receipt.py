@@ -1,0 +1,122 @@
+"""The receipt of this run: the head looks at what the run does, and records it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from agent.decisions import head
+from agent.decisions.head.head_state import HeadPhase
+from agent.decisions.receipt import Meter, RunActivity
+from agent.plan import waits as planned
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from agent.checks.finding import Finding
+    from agent.decisions.head.head_state import HeadState
+    from agent.job.progress import Progress
+    from agent.run.node_run import NodeRun
+    from agent.run.run_keeper import RunKeeper
+
+_FOR_OTHERS = {
+    *(planned.WORKERS, planned.NODE, planned.REPORTS, planned.DEAD_NODES),
+    *(planned.CLEAR, planned.UNREACHABLE, planned.PAUSE),
+}
+"""Waits for workers, for the end of a lost attempt, and for the pause after it."""
+_JOB_PHASES = {
+    *(HeadPhase.SUBMITTING, HeadPhase.RUNNING, HeadPhase.JUDGING, HeadPhase.STOPPING),
+    HeadPhase.RESUMING,
+}
+
+
+class RunReceipt:
+    """Counts the time of the run, the time of its earlier agents included."""
+
+    def __init__(
+        self,
+        run: NodeRun,
+        keeper: RunKeeper,
+        get_state: Callable[[], HeadState],
+        get_progress: Callable[[], Progress | None],
+    ) -> None:
+        self._run = run
+        self._keeper = keeper
+        self._get_state = get_state
+        self._get_progress = get_progress
+        self._started = run.started  # on the machine's clock; the run's clock may stand still
+        self._seen: tuple[object, ...] = ()
+        self._stalls: tuple[Finding, ...] = ()
+        former = keeper.former_meter(run.now())
+        self._meter = Meter() if former is None else former
+
+    def look(self, stalls: tuple[Finding, ...]) -> None:
+        """Look at what the run does; `stalls` are the stalls that were found so far."""
+        state = self._get_state()
+        is_stalled = stalls != self._stalls
+        self._stalls = stalls
+        activity = activity_of(state, self._get_progress(), self._later, is_stalled=is_stalled)
+        self._meter = self._meter.at_moment(activity, self._now())
+        self._seen = (state.phase, state.attempt.number)
+
+    def look_at_change(self, stalls: tuple[Finding, ...]) -> None:
+        """Look at the run if its phase or its attempt has changed."""
+        state = self._get_state()
+        if self._seen != (state.phase, state.attempt.number):
+            self.look(stalls)
+
+    def to_dict(self) -> dict[str, object]:
+        """Return the receipt so far."""
+        self.look(self._stalls)
+        state = self._get_state()
+        goal = state.goal
+        price = None if goal.price is None else goal.price * (goal.expected_workers + 1)
+        verdict = state.stop.verdict
+        has_succeeded = verdict is not None and verdict.exit_code == 0
+        receipt = self._meter.receipt(self._now(), has_succeeded=has_succeeded)
+        return receipt.to_dict(price)
+
+    def save(self) -> None:
+        """Record it for the next agent of this run, and for `explain`."""
+        self._keeper.record_meter(self._meter, self._now())
+
+    def _now(self) -> float:
+        return self._later(self._run.now())
+
+    def _later(self, at: float) -> float:
+        """Return a time of the run's clock with all times in which that clock stood still."""
+        return at + self._run.started - self._started
+
+
+def activity_of(
+    state: HeadState,
+    progress: Progress | None,
+    to_clock: Callable[[float], float] = float,
+    *,
+    is_stalled: bool = False,
+) -> RunActivity:
+    """Return what a run does, by its head's state and its job's progress."""
+    phase = state.phase
+    number = state.attempt.number
+    if phase is HeadPhase.LEAVING:
+        return RunActivity("hold")
+    if phase is HeadPhase.BOOTING:
+        waits = head.pending_waits(state)
+        is_waiting = bool(waits) and all(wait.key in _FOR_OTHERS for wait in waits)
+        return RunActivity("wait" if is_waiting else "boot", number)
+    if phase not in _JOB_PHASES or not state.goal.has_job:
+        return RunActivity("training", number)
+
+    # A job: its steps decide, once they are those of this attempt.
+    if progress is None or progress.attempt != number:
+        return RunActivity("job", number, is_stalled=is_stalled)
+    return RunActivity(
+        "job",
+        number,
+        step=progress.last,
+        step_at=None if progress.last_at is None else to_clock(progress.last_at),
+        first=progress.first,
+        each=progress.seconds_per_step,
+        usual=progress.usual,
+        is_pausing=progress.pause_at is not None,
+        is_stalled=is_stalled,
+    )

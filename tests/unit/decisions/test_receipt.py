@@ -1,0 +1,183 @@
+"""The receipt of a run: its parts sum to the run's time, whatever happens."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec import convert, to_builtins
+
+from agent.decisions.receipt import Meter, Receipt, RunActivity, sentence
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+BOOT, WAIT, HOLD = RunActivity("boot"), RunActivity("wait"), RunActivity("hold")
+
+
+def job(step: int | None = None, at: float | None = None, **more: Any) -> RunActivity:  # noqa: ANN401
+    """Return a job that has completed this step of its first attempt."""
+    fields: dict[str, Any] = {"attempt": 1, **more}
+    return RunActivity("job", step=step, step_at=at, **fields)
+
+
+def spent(
+    looks: Sequence[tuple[float, RunActivity]], end: float, **ended: bool
+) -> dict[str, float]:
+    """Return the parts that are not 0 after these looks at a run."""
+    meter = Meter()
+    for at, activity in looks:
+        meter = meter.at_moment(activity, at)
+    receipt = meter.receipt(end, **ended)
+    assert receipt.total == pytest.approx(end)
+    return {part: seconds for part, seconds in receipt.seconds().items() if seconds}
+
+
+def test_a_run_without_faults() -> None:
+    """Boot, waiting for workers, the first step, training, and the hold after the verdict."""
+    looks = [(0, BOOT), (20, WAIT), (50, job()), (110.5, job(1, 110)), (120.5, job(2, 120))]
+    assert spent([*looks, (125, HOLD)], 200) == {
+        "boot": 20,
+        "wait": 30,
+        "first_step": 60,
+        "training": 15,
+        "hold": 75,
+    }
+
+
+def test_what_is_open_shows_at_any_time() -> None:
+    """The time since the last step counts as training until something shows that it was not."""
+    looks = [(0, BOOT), (10, job()), (21, job(1, 20)), (31, job(2, 30))]
+    assert spent(looks, 36) == {"boot": 10, "first_step": 10, "training": 16}
+    assert spent(looks[:2], 36) == {"boot": 10, "first_step": 26}
+
+
+def test_a_checkpoint_takes_what_is_beyond_a_usual_step() -> None:
+    """The step itself is training."""
+    looks: list[tuple[float, RunActivity]] = [
+        (0, job()),
+        (5, job(1, 5)),
+        (15, job(2, 15, usual=10.0)),
+    ]
+    looks += [(26, job(2, 15, usual=10.0, is_pausing=True)), (40, job(3, 40, usual=10.0))]
+    assert spent(looks, 40) == {"first_step": 5, "training": 20, "checkpoints": 15}
+
+
+def test_a_stall_counts_from_its_last_step_on() -> None:
+    """It was found later; the step that ends it begins with training again."""
+    looks: list[tuple[float, RunActivity]] = [
+        (0, job()),
+        (5, job(1, 5)),
+        (400, job(1, 5, is_stalled=True)),
+        (700, job(1, 5)),
+    ]
+    assert spent(looks, 700) == {"first_step": 5, "stalled": 695}
+    looks += [(800, job(2, 800)), (810, job(3, 810))]
+    assert spent(looks, 820) == {"first_step": 5, "stalled": 795, "training": 20}
+
+
+def test_steps_after_a_loss_are_redone() -> None:
+    """An attempt that resumes at step 2 of 4 repeats what lies between; then it trains."""
+    looks: list[tuple[float, RunActivity]] = [(0, job()), (5, job(1, 5))]
+    looks += [(float(5 + 10 * n), job(1 + n, 5 + 10 * n)) for n in (1, 2, 3)]
+    looks += [(40, WAIT), (60, job(attempt=2)), (70, job(3, 70, attempt=2))]
+    looks += [(80, job(4, 80, attempt=2)), (95, job(5, 95, attempt=2))]
+    # the first 5 s after step 4 were lost with the first attempt
+    assert spent(looks, 95) == {
+        "first_step": 5 + 10,
+        "training": 35 + 15,
+        "wait": 20,
+        "redone": 10,
+    }
+
+
+def test_many_steps_between_two_looks() -> None:
+    """Short steps: what lies before the first one, and what an earlier attempt had done."""
+    looks = [(0.0, job()), (20.0, job(6, 20.0, first=1, each=2.0)), (30.0, WAIT)]
+    looks += [(40.0, job(attempt=2)), (60.0, job(4, 60.0, first=1, each=2.0, attempt=2))]
+    looks += [(68.0, job(8, 68.0, first=1, each=2.0, attempt=2))]
+    assert spent(looks, 68.0) == {
+        "first_step": 10.0 + 14.0,
+        "training": 10.0 + 10.0 + 4.0,
+        "wait": 10.0,
+        "redone": 6.0 + 4.0,
+    }
+
+
+def test_a_job_without_step_lines() -> None:
+    """Once it succeeded, all of it was training; one that failed never got to a step."""
+    looks = [(0, BOOT), (10, job()), (60, HOLD)]
+    assert spent(looks, 70, has_succeeded=True) == {"boot": 10, "training": 50, "hold": 10}
+    assert spent(looks, 70) == {"boot": 10, "first_step": 50, "hold": 10}
+
+
+def test_an_agent_that_was_killed() -> None:
+    """The next one continues: time without an agent is a wait, or the job's where that runs on."""
+    meter = Meter()
+    for at, activity in [(0.0, BOOT), (10.0, job()), (20.0, job(1, 20)), (25.0, job(1, 20))]:
+        meter = meter.at_moment(activity, at)
+    saved = convert(to_builtins(meter), Meter)
+    assert saved == meter
+
+    # The clock of the next agent begins 40 s after the first one's.
+    runs_on = saved.later(-40.0).resumed(0.5, job_runs=True).at_moment(job(2, 1.0), 2.0)
+    parts = {part: seconds for part, seconds in runs_on.receipt(2.0).seconds().items() if seconds}
+    assert parts == {"boot": 10.0, "first_step": 10.0, "training": 22.0}
+    lost = saved.later(-40.0).resumed(0.5, job_runs=False).receipt(10.5)
+    assert (lost.training, lost.wait, lost.away, lost.boot) == (5.0, 15.5, 15.5, 20.0)
+    assert lost.total == pytest.approx(50.5)
+
+
+def test_what_it_costs() -> None:
+    """A price of all nodes, by the hour; time without an agent costs nothing."""
+    receipt = Receipt(boot=1_800.0, wait=3_600.0, training=36_000.0, away=1_800.0)
+    found = receipt.to_dict(price=4.0)
+    assert found["total"] == 41_400.0
+    cost = found["cost"]
+    assert isinstance(cost, dict)
+    assert (cost["boot"], cost["wait"], cost["training"], cost["hold"]) == (2.0, 2.0, 40.0, 0.0)
+    assert sentence(found) == "boot 30 min ($2.00), wait 60 min ($2.00), training 10 h ($40.00)"
+    assert sentence(receipt.to_dict(None)) == "boot 30 min, wait 60 min, training 10 h"
+
+
+PARTS_OF_RUNS = st.sampled_from(["boot", "wait", "hold", "job", "job", "job"])
+LOOKS = st.lists(
+    st.tuples(
+        st.floats(-5, 500),
+        st.builds(
+            RunActivity,
+            PARTS_OF_RUNS,
+            st.integers(1, 3),
+            st.none() | st.integers(0, 50),
+            st.none() | st.floats(-100, 10_000),
+            st.none() | st.integers(0, 50),
+            st.none() | st.floats(0, 100),
+            st.none() | st.floats(0, 100),
+            st.booleans(),
+            st.booleans(),
+        ),
+        st.sampled_from(["", "", "", "killed", "killed with its job"]),
+    ),
+    max_size=60,
+)
+
+
+@given(LOOKS, st.floats(0, 1_000))
+def test_the_parts_sum_to_the_run(looks: list[tuple[float, RunActivity, str]], more: float) -> None:
+    """In any order of events, with clocks that jump back and agents that are killed."""
+    meter, now, before = Meter(), 0.0, 0.0
+    latest = 0.0
+    for pause, activity, death in looks:
+        now = max(0.0, now + pause)
+        latest = max(latest, now)
+        meter = meter.at_moment(activity, now)
+        assert all(seconds >= 0 for seconds in meter.spent.seconds().values())
+        if death:
+            meter = meter.later(-latest).resumed(7.0, job_runs=death == "killed")
+            before += latest
+            now = latest = 7.0
+    receipt = meter.receipt(latest + more)
+    assert receipt.total == pytest.approx(before + latest + more, rel=1e-9, abs=1e-6)
+    assert 0 <= receipt.away <= receipt.wait + 1e-6

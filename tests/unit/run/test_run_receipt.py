@@ -1,0 +1,115 @@
+"""The receipt of a run, as the head makes it from its state and the job's steps."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from agent.decisions.receipt import Meter, RunActivity
+from agent.job.progress import Progress
+from agent.record.node_record import Moment
+from agent.record.run_record import RunRecord, SavedMeter
+from agent.run.run_receipt import RunReceipt, activity_of
+from support.heads import PAIR, History, Trace, goal, job
+
+if TYPE_CHECKING:
+    from agent.decisions.head.head_state import HeadState
+
+RUNS: History = PAIR
+
+
+def state_of(history: History, workers: int = 1) -> HeadState:
+    """Return the head's state after these events."""
+    return Trace(goal(workers), history).state
+
+
+def test_what_a_head_does() -> None:
+    """Booting is a wait once only workers are missing; a job has the steps of its own attempt."""
+    begins = state_of([])
+    assert activity_of(begins, None).part == "boot"
+    running = state_of(RUNS)
+    assert activity_of(running, None) == RunActivity("job", 1)
+    progress = Progress(
+        1, 4.0, first=1, last=3, last_at=9.0, durations=(2.0, 4.0), strides=(1, 1), pause_at=9.5
+    )
+    seen = activity_of(running, progress, lambda at: at + 100)
+    assert seen == RunActivity("job", 1, 3, 109.0, 1, 3.0, 3.0, is_pausing=True)
+    assert activity_of(running, progress.next_attempt(2, 10.0)) == RunActivity("job", 1)
+    ended = state_of([*RUNS, (9.0, job("SUCCEEDED"))])
+    assert activity_of(ended, progress).part == "hold"
+
+
+class Rig:
+    """A receipt whose clock, state and progress a test sets."""
+
+    def __init__(self, former: Meter | None = None) -> None:
+        self.at = 0.0
+        self.state = state_of([])
+        self.progress: Progress | None = None
+        self.saved: list[tuple[Meter, float]] = []
+        self.run = SimpleNamespace(now=lambda: self.at, started=50.0)
+        keeper: Any = SimpleNamespace(
+            former_meter=lambda _now: former,
+            record_meter=lambda meter, now: self.saved.append((meter, now)),
+        )
+        run: Any = self.run
+        self.receipt = RunReceipt(run, keeper, lambda: self.state, lambda: self.progress)
+
+    def seconds(self) -> dict[str, float]:
+        """Return the parts that are not 0."""
+        found: Any = self.receipt.to_dict()
+        return {part: spent for part, spent in found["seconds"].items() if spent}
+
+
+def test_a_run_on_the_clock() -> None:
+    """Each phase is settled when it ends, and the rest is open; a stall counts once."""
+    rig = Rig()
+    rig.receipt.look(())
+    rig.at = 10.0
+    rig.state = state_of(RUNS)
+    rig.receipt.look_at_change(())
+    assert rig.seconds() == {"boot": 10.0}
+    rig.at = 30.0
+    rig.progress = Progress(1, 10.0, first=1, last=1, last_at=25.0)
+    rig.receipt.look(())
+    assert rig.seconds() == {"boot": 10.0, "first_step": 15.0, "training": 5.0}
+    finding: Any = object()
+    rig.at = 500.0
+    rig.receipt.look((finding,))
+    rig.at = 510.0
+    rig.receipt.look((finding,))
+    assert rig.seconds() == {"boot": 10.0, "first_step": 15.0, "stalled": 485.0}
+    rig.at = 530.0
+    rig.progress = Progress(1, 10.0, first=1, last=2, last_at=520.0)
+    rig.receipt.look((finding,))
+    assert rig.seconds() == {"boot": 10.0, "first_step": 15.0, "stalled": 495.0, "training": 10.0}
+
+
+def test_a_stopped_agent() -> None:
+    """The run's clock stood still for 100 s, and the job ran on."""
+    rig = Rig()
+    rig.at = 10.0
+    rig.state = state_of(RUNS)
+    rig.receipt.look(())
+    rig.run.started += 100.0
+    rig.at = 12.0
+    assert rig.seconds() == {"boot": 10.0, "first_step": 102.0}
+
+
+def test_the_record_of_a_run_has_it() -> None:
+    """The next agent reads it from run.json, on its own clock."""
+    rig = Rig()
+    rig.at = 10.0
+    rig.state = state_of(RUNS)
+    rig.receipt.look(())
+    rig.receipt.save()
+    ((meter, now),) = rig.saved
+    assert now == 10.0
+    record = RunRecord("run-1", "f", 1, receipt=SavedMeter(Moment.before(now), meter))
+    read = RunRecord.from_dict(record.to_dict())
+    assert isinstance(read, RunRecord)
+    assert read.receipt is not None
+    on_clock = read.receipt.on_clock(0.0).resumed(0.0, job_runs=False)
+    assert on_clock.receipt(5.0).total == pytest.approx(15.0, abs=0.5)
