@@ -22,8 +22,8 @@ PROGRAMS = {
     "rehearsal": "bundled.rehearsal:main",
     "fetch-model": "bundled.fetch_model:main",
     "ray-bridge": "bridge.child:main",
-    "ray-facts": "node.python_facts:print_facts",
-    "framework-facts": "node.python_facts:print_facts",
+    "ray-facts": "node.python_facts:print_ray_facts",
+    "framework-facts": "node.python_facts:print_framework_facts",
 }
 """Verbs that are programs with arguments of their own; `cli` has all others.
 

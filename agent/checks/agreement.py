@@ -9,6 +9,7 @@ from agent.base.text import first_names, listed
 from agent.checks.finding import Finding, Level
 from agent.node.facts import COLLECTIVES, DEBUGGER, INTERFACES
 from agent.node.python_facts import CUDA, LIBRARIES, NCCL, TORCH
+from agent.settings.jobs import FRAMEWORKS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     Nodes = Sequence[tuple[str, Facts]]  # name and facts of each node, the head's first
 
 _UNSET = "not set"
-_LIBRARIES = tuple(dict.fromkeys((TORCH, CUDA, NCCL, *LIBRARIES.values())))
+_LIBRARIES = tuple(dict.fromkeys((TORCH, CUDA, NCCL, *LIBRARIES.values(), *FRAMEWORKS)))
 _MAY_DIFFER = {"transformers", "flash-attn"}
 
 

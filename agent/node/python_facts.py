@@ -27,12 +27,12 @@ TORCH = "torch"
 CUDA = "CUDA of torch"
 NCCL = "NCCL"
 LIBRARIES = {
-    **{name: name for name in ("torch", "vllm", "sglang", "verl", "openrlhf", "trl")},
+    **{name: name for name in ("torch", "vllm", "sglang")},
     **{name: name for name in ("deepspeed", "transformers", "flash-attn")},
     "nvidia-nccl-cu12": NCCL,
     "nvidia-nccl-cu13": NCCL,
 }
-"""Display names of libraries by distribution name."""
+"""Display names of libraries by distribution name; those of frameworks are arguments."""
 _METADATA = re.compile(r"(?P<name>.+?)-(?P<version>[^-]+)(?:-py[\d.]+)?\.(?:dist|egg)-info")
 _TORCH_FACT = re.compile(r"^(__version__|cuda|hip)\b[^=\n]*= '([^'\n]+)'", re.MULTILINE)
 _LONGEST_VERSION = 100
@@ -55,11 +55,12 @@ def _distributions(path: Iterable[str]) -> Iterator[tuple[str, str, Path]]:
                     yield name, match["version"][:_LONGEST_VERSION], Path(folder)
 
 
-def installed(path: Iterable[str]) -> dict[str, str]:
+def installed(path: Iterable[str], frameworks: Iterable[str] = ()) -> dict[str, str]:
     """Return the versions of known libraries on a Python's path; the first of a name counts."""
+    known = {**LIBRARIES, **{name: name for name in frameworks}}
     versions: dict[str, str] = {}
     for name, version, folder in _distributions(path):
-        library = LIBRARIES.get(name)
+        library = known.get(name)
         if library is None or library in versions:
             continue
         versions[library] = version
@@ -89,7 +90,7 @@ def text_of(file: Path) -> str:
 _DEFAULT_EXTRA = ("aiohttp", "aiohttp_cors", "opencensus")
 
 
-def ray_facts() -> dict[str, object]:
+def ray_facts(frameworks: Iterable[str] = ()) -> dict[str, object]:
     """Return the fields of RayPython for this Python, without importing Ray."""
     versions: dict[str, str] = {}
     for name, version, _ in _distributions(sys.path):
@@ -116,14 +117,19 @@ def ray_facts() -> dict[str, object]:
         "folder": folder,
         "hub": versions.get("huggingface-hub"),
         "debugpy": versions.get("debugpy"),
-        "libraries": installed(sys.path),
+        "libraries": installed(sys.path, frameworks),
     }
 
 
-def print_facts(argv: list[str]) -> int:
-    """Print the facts of this Python as JSON; with arguments, those of a framework."""
-    facts = framework_facts(*argv) if argv else ray_facts()
-    print(json.dumps(facts))
+def print_ray_facts(argv: list[str]) -> int:
+    """Print the facts of this Python as JSON; the arguments are the names of frameworks."""
+    print(json.dumps(ray_facts(argv)))
+    return 0
+
+
+def print_framework_facts(argv: list[str]) -> int:
+    """Print the facts of a framework as JSON."""
+    print(json.dumps(framework_facts(*argv)))
     return 0
 
 

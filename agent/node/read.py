@@ -41,6 +41,7 @@ from agent.node.facts import (
     contradiction,
 )
 from agent.node.python_facts import TORCH, framework_facts, of_command, ray_facts, text_of
+from agent.settings.jobs import FRAMEWORKS
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -448,7 +449,7 @@ the one that unpacked it, by the one file."""
 
 def find_ray(path: str | None) -> RayPython:
     """Find the Python with Ray: this one, else the recorded, that of `ray`, the one file's."""
-    here = msgspec.convert(ray_facts(), RayPython)
+    here = msgspec.convert(ray_facts(FRAMEWORKS), RayPython)
     if here.version is not None:
         return here
     other = _recorded(RECORD) or of_command("ray", path) or _recorded(STARTED_BY)
@@ -463,7 +464,7 @@ def _recorded(name: str) -> str | None:
 
 def ask_python(executable: str) -> RayPython:
     """Return the facts of another Python."""
-    argv = own_command(executable, "ray-facts")
+    argv = own_command(executable, "ray-facts", *FRAMEWORKS)
     facts = _answer(argv, f"{executable}, which has Ray,", RayPython)
     return replace(facts or RayPython("", "does not run", None), executable=executable)
 

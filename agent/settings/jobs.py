@@ -74,6 +74,8 @@ RECIPES = (  # name, module, framework
 )
 """Every recipe, in the order of `pod-agent recipes`."""
 
+FRAMEWORKS = tuple(dict.fromkeys(recipe.framework for recipe in RECIPES if recipe.framework))
+
 BY_NAME = {recipe.name: recipe for recipe in RECIPES}
 
 

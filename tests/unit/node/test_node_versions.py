@@ -11,6 +11,7 @@ from agent import __version__
 from agent.node.facts import compared_variables
 from agent.node.python_facts import installed
 from agent.node.read import gather, gpu_models
+from agent.settings.jobs import FRAMEWORKS
 from support.worlds import MACHINE
 
 if TYPE_CHECKING:
@@ -59,9 +60,8 @@ def test_libraries(
     tmp_path: Path, names: tuple[str, ...], torch: str, expected: dict[str, str]
 ) -> None:
     """A library's version is that of its metadata's name; torch's file knows more."""
-    assert installed([str(tmp_path / "nothing"), site(tmp_path / "site", *names, torch=torch)]) == (
-        expected
-    )
+    paths = [str(tmp_path / "nothing"), site(tmp_path / "site", *names, torch=torch)]
+    assert installed(paths, FRAMEWORKS) == expected
 
 
 def test_the_first_on_the_path_counts(tmp_path: Path) -> None:

@@ -96,7 +96,7 @@ def test_without_ray_here_the_recorded_one_is_asked(
     nothing = RayPython(sys.executable, "3.11.7", None)
     other = str(bare_python(tmp_path))
     path = put_ray(tmp_path / "bin", f"#!{other}")
-    monkeypatch.setattr(read, "ray_facts", lambda: asdict(nothing))
+    monkeypatch.setattr(read, "ray_facts", lambda _frameworks: asdict(nothing))
     monkeypatch.setattr(read, "ask_python", lambda python: RayPython(python, "", "2"))
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
     assert read.find_ray("/nowhere") == nothing
