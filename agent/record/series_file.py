@@ -179,7 +179,7 @@ class ProgressFile:
         self.position = position  # the bytes of all lines so far
 
     def read_lines(self) -> list[bytes]:
-        """Return the whole lines that are new, at most a megabyte of them."""
+        """Return the whole lines that are new, at most 64 KiB of them."""
         with suppress(OSError, ValueError), reading(self.path) as file:
             if os.fstat(file.fileno()).st_size < self.position:  # written anew
                 self.position = 0
@@ -193,4 +193,4 @@ class ProgressFile:
         return []
 
 
-_MOST_AT_ONCE = 1 << 20
+_MOST_AT_ONCE = 1 << 16  # bytes: a job that appends without end takes little of a core

@@ -70,11 +70,8 @@ class StepKeeper:
 
     async def look(self) -> None:
         """Read what the job has appended to its file, and save what is new."""
-        file = self._progress_file
-        if file is not None:
-            read = await in_thread(file.read_lines, times.STALLED_DISK)
-            if read and file is self._progress_file:
-                self._lines.read_file(read, file.position)
+        if self._progress_file is not None:
+            await in_thread(partial(self._read_new, self._progress_file), times.STALLED_DISK)
         for line in self._lines.take_unsaved():
             self._file.add(replace(line, at=line.at + self._zero))
 
@@ -86,6 +83,11 @@ class StepKeeper:
     def close(self) -> None:
         """Write the rest."""
         self._file.finish()
+
+    def _read_new(self, file: ProgressFile) -> None:
+        lines = file.read_lines()
+        if lines and file is self._progress_file:
+            self._lines.read_file(lines, file.position)
 
     @property
     def _zero(self) -> float:

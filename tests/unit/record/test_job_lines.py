@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import time
 from typing import TYPE_CHECKING
 
@@ -173,6 +174,33 @@ def test_twenty_thousand_lines_cost_about_a_second_at_most(line: bytes) -> None:
 
     # half as much on an idle machine
     assert min(measure() for _ in range(5)) < 0.2
+
+
+_HOSTILE = st.sampled_from(
+    [
+        *(b"step:1 - ", b"step 2/9 ", b"\n", b"\r", b"\r\n", b"\x1b]", b"\x1b[31m", b"\xff", b"\0"),
+        *(b"Global step 3: {", b"'reward': ", b"1e999", b"9" * 400, b" 4%|# | 4/9 [0<1, 1it/s]"),
+        *(
+            b"{'loss': ",
+            b"a:1 - ",
+            b"mean reward ",
+            b"nan",
+            b"\xc2",
+            b"x" * 40_000,
+            b'{"step": 5, ',
+        ),
+    ]
+)
+
+
+@given(st.lists(st.one_of(st.binary(max_size=30), _HOSTILE), max_size=30))
+def test_any_bytes_are_read(pieces: list[bytes]) -> None:
+    """Nothing raises, and what is shown is JSON without infinite numbers."""
+    lines = fed(*pieces)
+    lines.close()
+    assert not lines._has_failed  # noqa: SLF001 - such a bug is only logged
+    json.dumps([lines.series(), lines.newest(), lines.curve(), lines.tail()], allow_nan=False)
+    assert all(len(line) <= 4_000 for line in lines.tail())
 
 
 def test_ten_megabytes_without_a_line_end() -> None:

@@ -1,0 +1,82 @@
+"""A head keeps the job's steps: of its own former agent, and of a head on another node."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import TYPE_CHECKING
+
+import anyio
+import pytest
+
+from agent.record.files import write_atomically
+from agent.record.job_lines import JobLines
+from agent.record.run_folder import RunFolder
+from agent.record.series_file import SERIES_FILE
+from agent.run.job_steps import StepKeeper, progress_path
+from agent.run.node_run import NodeRun
+from agent.settings.redact import Redactor
+from support.worlds import plan_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+class Head:
+    """A head's agent, as far as it keeps steps."""
+
+    def __init__(self, root: Path, node: str) -> None:
+        folder = RunFolder(root, "run-1", node)
+        self.run = NodeRun(plan_of({}), Redactor(()), folder, time.monotonic())
+        self.lines = JobLines(str, self.run.now)
+        self.keeper = StepKeeper(self.run, self.lines)
+
+    async def work(self, attempt: int, *steps: int) -> None:
+        """Continue the run with these steps of an attempt, in its output or its file."""
+        await self.keeper.restore()
+        await self.keeper.begin(attempt)
+        for step in steps:
+            self.lines.write(b"step %d/90 mean reward 0.5\n" % step, lambda _: False)
+        await self.keeper.look()
+
+    def end(self) -> None:
+        """End, with everything on disk."""
+        self.keeper.close()
+        self.run.close()
+
+
+@pytest.mark.parametrize("second", ["pod0", "pod7"])
+def test_the_next_head_goes_on_with_the_steps(tmp_path: Path, second: str) -> None:
+    """On the same node or another one; its own file then has everything."""
+    first = Head(tmp_path, "pod0")
+    anyio.run(first.work, 1, 1, 2, 3)
+    first.end()
+    again = Head(tmp_path, second)
+    anyio.run(again.work, 2, 3, 4)
+    again.end()
+    if second != "pod0":
+        (tmp_path / "run-1" / "pod0" / SERIES_FILE).unlink()
+    third = Head(tmp_path, second)
+    anyio.run(third.keeper.restore)
+    known = third.lines.progress
+    assert known is not None
+    assert (known.attempt, known.first, known.last, known.of) == (2, 3, 4, 90)
+    keys = third.lines.series()["keys"]
+    assert isinstance(keys, dict)
+    assert keys["reward"]["steps"] == [1, 2, 3, 4]
+    third.end()
+
+
+def test_the_file_of_the_job_is_read(tmp_path: Path) -> None:
+    """An attempt begins without what a former one of that number has left."""
+    head = Head(tmp_path, "pod0")
+    path = progress_path(head.run.folder, 1)
+    write_atomically(path, json.dumps({"step": 80}) + "\n")
+    anyio.run(head.work, 1)
+    assert head.lines.to_status(str, is_running=True) is None
+    write_atomically(path, json.dumps({"step": 3, "of": 9, "reward": 0.25}) + "\n")
+    anyio.run(head.keeper.look)
+    known = head.lines.progress
+    assert known is not None
+    assert (known.last, known.of, head.lines.newest()) == (3, 9, {"reward": 0.25})
+    head.end()
