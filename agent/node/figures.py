@@ -60,6 +60,16 @@ class DiskFigures(Value, array_like=True):
     total: Bytes
 
 
+class Forecast(Value):
+    """When a memory or disk of a machine will be full, by its growth."""
+
+    what: str  # `host memory`, or a disk by its folder
+    seconds: Seconds  # from now on
+    per_hour: Bytes  # by how much it grows
+    since: Seconds  # for how long it has grown so
+    program: str = ""  # the program that took most of it, if one did
+
+
 _COLUMNS = (
     *("index", "use", "memory_used", "memory_total", "power", "power_limit", "temperature"),
     *("clock", "throttled", "xid", "errors", "fault"),
@@ -77,6 +87,7 @@ class Figures(Value, omit_defaults=True):
     disks: Annotated[tuple[DiskFigures, ...], Meta(max_length=MOST_DISKS)] = ()
     network_received: Rate = 0.0  # bytes a second since the last reading, RDMA included
     network_sent: Rate = 0.0
+    forecasts: Items[Forecast] = ()  # of what will be full soon
 
     def to_status(self) -> dict[str, object]:
         """Return them for `/status`: of the GPUs one list for each figure, in their order."""

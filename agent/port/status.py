@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _CLOCK_FIELDS = {
     *("seconds", "seconds_in_phase", "seconds_left", "heard_seconds_ago", "outage_seconds"),
-    *("latency", "cost", "figures", "receipt"),
+    *("latency", "cost", "figures", "receipt", "slow"),
 }
 """Fields that change with the clock or with each probe."""
 
@@ -192,6 +192,7 @@ def _node(status: Status, node: Status) -> tuple[str, ...]:
     since = duration_text(status["seconds"] - phases[-1][1]) if phases else ""
     is_present = node["state"] not in {"left", "lost"}
     text = node["last_error"] or _preparing(status, node) or node["detail"]
+    text = "; ".join(filter(None, (node.get("slow", ""), text)))
     if is_present and silence is not None and silence > _SILENT_AFTER:
         text = "; ".join(filter(None, (f"last report {duration_text(silence)} ago", text)))
     rank = "-" if node["rank"] is None else str(node["rank"])

@@ -91,6 +91,13 @@ class AttemptOver(Value):
     outcome: Outcome | None
 
 
+class NodeNoticed(Value):
+    """A node's figures show that it is slow, or what will be full there."""
+
+    node: str
+    what: str
+
+
 class ProcessStarted(Value):
     """A child process was started."""
 

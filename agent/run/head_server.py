@@ -31,6 +31,7 @@ from agent.record.files import reading
 from agent.record.job_lines import JobLines
 from agent.record.run_folder import OutageRecord, make_key
 from agent.record.summary import Timeline
+from agent.run.machine_watch import MachineWatch
 from agent.run.run_receipt import RunReceipt
 
 if TYPE_CHECKING:
@@ -156,6 +157,7 @@ class RunStatus:
         self.stalls: tuple[Finding, ...] = ()  # findings about attempts that showed no sign of work
         self.worker_stats: Mapping[str, WorkerStats] = {}  # from workers' reports, by agent
         self.receipt = RunReceipt(run, keeper, get_state, lambda: self.job_lines.progress)
+        self.machines = MachineWatch(run, get_state, lambda: self.job_lines.progress)
 
     def apply_event(self, event: HeadEvent) -> None:
         """Update timeline, run record and job lines with an event that was decided on."""
@@ -234,6 +236,18 @@ class RunStatus:
             "receipt": self.receipt.to_dict(),
         }
 
+    async def look_at_nodes(self) -> None:
+        """Look at the figures of all nodes: which are slow, and what will be full."""
+        workers = self._get_state().fleet.workers
+        own = self._run.figures.newest
+        figures = {} if own is None else {HERE: own}
+        for key, stats in self.worker_stats.items():
+            worker = workers.get(key)
+            is_here = worker is not None and not worker.has_left and not worker.silent
+            if stats.figures is not None and is_here:
+                figures[key] = stats.figures
+        self.machines.look(figures)
+
     async def look_at_run(self) -> None:
         """Look at what the run does, for its receipt."""
         self.receipt.look(self.stalls)
@@ -262,6 +276,7 @@ class RunStatus:
             "phases": [*self.timeline.nodes.get(worker.key, ())],
             "steps": [{"name": name, "state": step.value} for name, step in steps.items()],
             "figures": figures_or_none(stats),
+            "slow": self.machines.slow_text(worker.key),
         }
 
     def _service(self, state: HeadState, key: Key, item: Item, now: float) -> dict[str, object]:
@@ -293,7 +308,7 @@ class RunStatus:
         state = self._get_state()
         plan = self._run.plan
         between = (*state.comparison.differences, *state.probes.findings)
-        findings = [*plan.findings, *between, *self.stalls]
+        findings = [*plan.findings, *between, *self.stalls, *self.machines.findings()]
         warnings = [self._finding(finding) for finding in findings if finding.level is not Level.OK]
         for warning in warnings:
             del warning["level"]

@@ -10,11 +10,13 @@ import anyio
 from msgspec.structs import replace
 
 from agent.base import times
+from agent.diagnosis.forecast import Trend
 from agent.node.figures import Figures, UsualPower
 from agent.node.read_figures import (
     HostMemory,
     NetworkReader,
     NvmlReader,
+    memory_by_program,
     read_amd,
     read_disks,
     read_host_memory,
@@ -22,10 +24,10 @@ from agent.node.read_figures import (
 from agent.record.background import in_background
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
-    from agent.node.figures import DiskFigures, GpuFigures
+    from agent.node.figures import DiskFigures, Forecast, GpuFigures
     from agent.plan.plan import Plan
 
 T = TypeVar("T")
@@ -65,6 +67,7 @@ class Sources:
         self.gpus = gpu_reader(plan)
         self.memory: Callable[[], HostMemory] = read_host_memory
         self.network = NetworkReader().read
+        self.programs: Callable[[], Mapping[str, int]] = memory_by_program
         self._plan = plan
         self._run_folder = run_folder
 
@@ -99,6 +102,12 @@ class NodeFigures:
         self._disks = Source(sources.disks)
         self._usual: dict[int, UsualPower] = {}
 
+        # What grows: memory with the programs that hold it, and each disk.
+        self._programs = Source(sources.programs)
+        self._largest: Mapping[str, int] = {}
+        self._programs_due = 0.0
+        self._trends: dict[str, Trend] = {}
+
     async def read(self) -> None:
         """Read all sources at the same time."""
         # The start of Ray and of the job has the CPUs first.
@@ -129,7 +138,28 @@ class NodeFigures:
         async with anyio.create_task_group() as tasks:
             for part in (read_gpus, read_memory, read_network, read_all_disks):
                 tasks.start_soon(part)
-        self.newest = replace(Figures(at=round(now, 1)), **read)
+        figures = replace(Figures(at=round(now, 1)), **read)
+        self.newest = replace(figures, forecasts=await self._forecasts(figures))
+
+    async def _forecasts(self, figures: Figures) -> tuple[Forecast, ...]:
+        """Return what will be full soon, by these figures and earlier ones."""
+        if figures.at >= self._programs_due:
+            self._programs_due = figures.at + times.PROGRAMS_READ
+            self._largest = await self._programs.value() or {}
+
+        grows = [("host memory", figures.host_memory_used, figures.host_memory_total)]
+        grows += [(f"the disk of {disk.folder}", disk.used, disk.total) for disk in figures.disks]
+        forecasts = []
+        for what, used, total in grows:
+            if not total:  # it could not be read
+                continue
+            trend = self._trends.setdefault(what, Trend(what))
+            programs = self._largest if what == "host memory" else {}
+            trend.add(figures.at, used, total, programs)
+            forecast = trend.forecast()
+            if forecast is not None:
+                forecasts.append(forecast)
+        return tuple(forecasts)
 
     async def _read_gpus(
         self, source: Source[tuple[Sequence[GpuFigures], str]]

@@ -275,7 +275,7 @@
         node.rank === null ? "–" : node.rank, node.name, [node.state, NODE_KINDS[node.state]],
         node.phase, [after === null ? "" : long(after), slow.has(nodes[index]) ? "bad" : ""],
         node.ip, reportedAgo === null ? "" : `${long(reportedAgo)} ago`,
-        node.last_error || preparing(node) || node.detail,
+        [node.slow, node.last_error || preparing(node) || node.detail].filter(Boolean).join("; "),
       ];
     }));
     drawTimeline(nodes, slow, now);

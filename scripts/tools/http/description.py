@@ -92,7 +92,7 @@ FIGURES = closed(
 """What a machine does: of its GPUs one list for each figure, in percent, MiB, W, MHz and degrees
 Celsius; memory and disks (folder, used, total) in bytes; the network in bytes a second."""
 NODE = closed(
-    *("name", "ip", "phase", "detail", "last_error"),
+    *("name", "ip", "phase", "detail", "last_error", "slow"),
     rank=nullable(WHOLE),
     state=one_of(NodeState),
     heard_seconds_ago=nullable(NUMBER),

@@ -142,4 +142,5 @@ def _workers(count: int) -> Iterator[dict[str, object]]:
             "phases": [*phases, ["silent", 200.0]] if is_lost else phases,
             "steps": [{"name": "fetch", "state": "pending" if number == slow else "ready"}],
             "figures": _figures(number),
+            "slow": "power 260 W, median 650 W" if number == 2 and count > 10 else "",
         }

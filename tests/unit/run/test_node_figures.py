@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import anyio
+import pytest
 from msgspec.structs import replace
 
 from agent.base import times
@@ -24,7 +25,6 @@ from support.worlds import plan_of
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    import pytest
 
 WORK = GpuFigures(0, 98, power=650, power_limit=700)
 HANG = GpuFigures(0, 100, power=131, power_limit=700)
@@ -37,6 +37,7 @@ def sources(**changed: Callable[[], Any]) -> Any:  # noqa: ANN401 - stands for S
         "memory": lambda: HostMemory(3, 9),
         "network": lambda: (10.0, 20.0),
         "disks": lambda: (DiskFigures("/tmp", 1, 2),),
+        "programs": dict,
     }
     return SimpleNamespace(**{**healthy, **changed})
 
@@ -145,3 +146,26 @@ def test_figures_are_sent_every_thirty_seconds() -> None:
         if report is not None and report.figures is not None:
             sent.append(report.figures.at)
     assert sent == [10.0, 40.0, 70.0, 100.0]
+
+
+def test_a_leak_is_forecast() -> None:
+    """Memory that grows steadily for twenty minutes, and the program that takes it."""
+    now = [10.0]
+    gib = 1 << 30
+
+    def memory() -> HostMemory:
+        return HostMemory(int((80 + now[0] / 360) * gib), 100 * gib)
+
+    leak = sources(memory=memory, programs=lambda: {"ray::WorkerDict": memory().used // 2 * 2})
+    figures = NodeFigures(leak, lambda: now[0])
+
+    async def pass_time() -> None:
+        while now[0] < 1_500:
+            await figures.read()
+            now[0] += 30
+
+    anyio.run(pass_time)
+    assert figures.newest is not None
+    (forecast,) = figures.newest.forecasts
+    assert (forecast.what, forecast.program) == ("host memory", "ray::WorkerDict")
+    assert forecast.per_hour == pytest.approx(10 * gib, rel=0.1)

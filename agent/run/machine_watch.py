@@ -1,0 +1,103 @@
+"""What the figures of all nodes show on the head: slow nodes, and what will be full."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from agent.checks.finding import Finding, Level
+from agent.decisions.shared import HERE
+from agent.diagnosis import forecast
+from agent.diagnosis.slow_nodes import NodeMean, SlowNode, slow_nodes
+from agent.record.events import NodeNoticed
+from agent.record.log import say
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from agent.decisions.head.head_state import HeadState
+    from agent.job.progress import Progress
+    from agent.node.figures import Figures, Forecast
+    from agent.run.node_run import NodeRun
+
+_SLOW = (
+    "Look at that machine: cooling, power, another job on its GPUs; a job is as fast as its "
+    "slowest node. Replace the node if it stays"
+)
+_FULL = (
+    "Lower what grows (batch, workers, what is kept), or give the node more; with checkpoints a "
+    "restart of the job frees memory"
+)
+
+
+class MachineWatch:
+    """Looks at the nodes' figures at intervals; logs what is new."""
+
+    def __init__(
+        self,
+        run: NodeRun,
+        get_state: Callable[[], HeadState],
+        get_progress: Callable[[], Progress | None],
+    ) -> None:
+        self._run = run
+        self._get_state = get_state
+        self._get_progress = get_progress
+        self._means: dict[str, NodeMean] = {}
+        self._logged: dict[tuple[str, str], float] = {}
+        """What was logged of a node, and the seconds ahead of a forecast."""
+        self.slow: Mapping[str, SlowNode] = {}  # by agent
+        self._full: tuple[str, ...] = ()
+
+    def look(self, figures: Mapping[str, Figures]) -> None:
+        """Look at the newest figures of all nodes, by their agents; HERE is this node."""
+        # Which nodes are slow, and was it logged?
+        self._means = {
+            key: self._means.get(key, NodeMean()).with_figures(one) for key, one in figures.items()
+        }
+        self.slow = {one.key: one for one in slow_nodes(self._means)}
+        for key, one in self.slow.items():
+            if (key, one.measure) not in self._logged:
+                self._log(key, one.measure, one.sentence(self._name(key)), 0.0)
+
+        # What will be full? It is logged again once half of that time is over.
+        full = []
+        for key, known in figures.items():
+            for ahead in known.forecasts:
+                sentence = forecast.sentence(ahead, self._name(key), self._since(ahead))
+                full.append(sentence)
+                logged = self._logged.get((key, ahead.what))
+                if logged is None or ahead.seconds < logged / 2:
+                    self._log(key, ahead.what, sentence, ahead.seconds)
+        self._full = tuple(full)
+
+    def findings(self) -> list[Finding]:
+        """Return what the figures show now, as warnings."""
+        slow = [one.sentence(self._name(key)) for key, one in self.slow.items()]
+        return [
+            *(Finding("slow node", Level.WARN, what, _SLOW) for what in slow),
+            *(Finding("full soon", Level.WARN, what, _FULL) for what in self._full),
+        ]
+
+    def slow_text(self, key: str) -> str:
+        """Return in which figure a node is slow, without its name, or ''."""
+        one = self.slow.get(key)
+        return "" if one is None else one.sentence("").removeprefix(": ")
+
+    def _log(self, key: str, what: str, sentence: str, seconds: float) -> None:
+        self._logged[key, what] = seconds
+        self._run.record(NodeNoticed(self._name(key), sentence))
+        say(sentence, "warning")
+
+    def _name(self, key: str) -> str:
+        if key == HERE:
+            return self._run.plan.topology.node_name
+        worker = self._get_state().fleet.workers.get(key)
+        return key if worker is None else worker.name
+
+    def _since(self, one: Forecast) -> str:
+        """Return the step since which it grows, by the usual length of a step; '' if not known."""
+        progress = self._get_progress()
+        each = None if progress is None else progress.seconds_per_step
+        if progress is None or progress.last is None or progress.first is None or not each:
+            return ""
+        step = progress.last - round(one.since / each)
+        return f"since about step {step}" if step >= progress.first else ""
