@@ -25,10 +25,10 @@ Meaning = Literal[
     "throughput",
 ]
 """What people look at, whatever a framework calls it."""
-Notation = Literal["", "dashes", "dict", "equals", "bar"]
+Notation = Literal["", "dashes", "dict", "equals"]
 """How metrics are written behind a step: `- key:1 - key:2`, `{'key': 1}`, or `key=1 key: 2`.
 
-A bar has the last of these, or an object behind itself.
+Where the last is expected, an object counts as well.
 """
 
 
@@ -99,7 +99,7 @@ _BAR = (
 def bar(description: str, rank: int = BAR) -> LineFormat:
     """Return the format of a bar of tqdm with a description, which is an expression."""
     pattern = rf"{description}:? {{0,4}}{_BAR}"
-    return LineFormat("step", "%|", pattern, notation="bar", rank=rank, begins=True)
+    return LineFormat("step", "%|", pattern, notation="equals", rank=rank, begins=True)
 
 
 MEAN_REWARD = LineFormat(
@@ -118,8 +118,23 @@ def _json_with(key: str) -> LineFormat:
 
 
 _WORD = r"(?i:(?:global[ _])?(?:step|iteration|iter|update))"
+SLIME = (
+    LineFormat(
+        "step",
+        "{'train/",
+        rf"step (?P<step>{STEP}): (?=\{{'train/)",
+        notation="dict",
+        begins=True,
+    ),
+    *(
+        LineFormat("values", sign, rf"{sign}\d{{1,12}}: (?=\{{)", notation="dict", begins=True)
+        for sign in ("rollout ", "perf ", "eval ")
+    ),
+)
+"""The lines of slime and miles, for which there is no recipe."""
 GENERAL = StepFormat(
     lines=(
+        *SLIME,
         LineFormat(
             "step",
             "/",
@@ -142,13 +157,19 @@ GENERAL = StepFormat(
         bar("", GENERAL_BAR),
     ),
     meaning=KeyMeaning(
-        reward=("reward", "mean_reward", "reward_mean", "reward/mean"),
-        kl=("kl", "kl_loss", "kl_div"),
-        response_length=("response_length", "completion_length"),
-        clipped=("clipped_ratio", "truncated_rate"),
-        entropy=("entropy",),
+        reward=(
+            *("reward", "mean_reward", "reward_mean", "reward/mean"),
+            *("rollout/raw_reward", "rollout/rewards"),
+        ),
+        kl=("kl", "kl_loss", "kl_div", "train/kl_loss", "train/ppo_kl"),
+        response_length=(
+            *("response_length", "completion_length"),
+            *("rollout/response_len/mean", "rollout/response_lengths"),
+        ),
+        clipped=("clipped_ratio", "truncated_rate", "rollout/truncated_ratio", "rollout/truncated"),
+        entropy=("entropy", "train/entropy_loss"),
         gradient_norm=("grad_norm", "gradient_norm", "total_norm"),
-        step_seconds=("step_time", "step_seconds"),
+        step_seconds=("step_time", "step_seconds", "perf/step_time"),
         throughput=("tokens_per_second", "throughput"),
     ),
     of_evaluation=("eval_", "eval/", "val_", "val/"),

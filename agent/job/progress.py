@@ -247,7 +247,7 @@ _COUNTS = {"step", "of", "epoch", "epochs"}
 _LARGEST = 1e300
 _NO_RATE = "?it/s"  # in a bar of tqdm whose program has made no step since it began
 _MOST_PREFIXES = 6
-_BEHIND_BAR = 8  # characters behind a bar's rate in which an object may begin
+_BEHIND_STEP = 8  # characters behind a step, or a bar's rate, in which an object may begin
 
 
 def _pairs(notation: str, text: str) -> Iterator[tuple[str, str]]:
@@ -259,7 +259,7 @@ def _pairs(notation: str, text: str) -> Iterator[tuple[str, str]]:
             if number is not None and _ONE_NAME.fullmatch(name):
                 yield name, number["number"]
         return
-    is_dict = notation == "dict" or (notation == "bar" and "]{" in text[:_BEHIND_BAR])
+    is_dict = notation == "dict" or "{" in text[:_BEHIND_STEP]
     pattern = _IN_DICT if is_dict else _EQUALS
     for pair in islice(pattern.finditer(text), MOST_METRICS):
         yield pair["name"], pair["number"]

@@ -41,6 +41,10 @@ OPENRLHF = (
     " 'rollout/reward_mean': 0.37}"
 )
 FROZEN = "✨ Global step 2: {'critic_loss': 0.4, 'rollout/reward_mean': 0.37}"
+SLIME = (
+    "(MegatronTrainRayActor pid=9) [2026-11-26 10:11:12] model.py:918 - step 12: "
+    "{'train/loss': 0.1, 'train/grad_norm': 0.5, 'train/step': 12}"
+)
 TRL = "{'loss': 0.0187, 'grad_norm': 0.03, 'reward': 0.454, 'kl': 1.87, 'epoch': 0.6}"
 QUOTED = "{'loss': '-0.007415', 'reward': '0.9688', 'step_time': '17.3', 'epoch': '0.07143'}"
 BAR = "  4%|▍         | 9/200 [03:00<1:04:17, 20.20s/it]"
@@ -73,7 +77,9 @@ def steps(*lines: str, every: float = 60.0) -> list[int]:
         ("step 3/40 mean reward 0.61 nodes 3", 3, 40, {"reward": 0.61}),
         ("step 9/200 mean reward 0.5 tokens 9 kl=0.1 loss=-1e-3", 9, 200, {"loss": -0.001}),
         ("step:10 - train/loss:0.5 - train/lr:1e-05", 10, None, {"train/loss": 0.5}),
+        (SLIME, 12, None, {"train/loss": 0.1, "train/grad_norm": 0.5}),
         # Any other program.
+        ("step 12: {'loss': 0.1, 'acc': 0.5}", 12, None, {"loss": 0.1, "acc": 0.5}),
         ("step 3/40 loss=0.5, lr=1e-5", 3, 40, {"loss": 0.5, "lr": 1e-05}),
         ("[rank0]: 2026-11-26 10:11:12 INFO Step: 3 / 40 | loss: 0.5", 3, 40, {"loss": 0.5}),
         (
@@ -222,6 +228,17 @@ def test_a_bar_with_metrics_shows_every_step() -> None:
     bars = [BAR.replace("9/200", f"{n}/200") for n in range(9, 13)]
     beside = [text for bar in bars for text in (bar, TRL)]
     assert steps(*beside) == [9, 10, 11, 12]
+
+
+def test_slimes_other_lines_are_metrics_of_the_last_step() -> None:
+    """They count rollouts, which are no steps; an evaluation is known as one."""
+    logged = "[2026-11-26 10:11:12] rollout_metrics.py:247 - "
+    assert read(f"{logged}rollout 3: {{'rollout/raw_reward': 0.5, 'rollout/truncated': 0.1}}") == (
+        ValuesSeen(None, {"rollout/raw_reward": 0.5, "rollout/truncated": 0.1}, 0.0),
+    )
+    pause, values = read(f"{logged}eval 3: {{'eval/aime': 0.25}}")
+    assert pause == PauseSeen("evaluation", 0.0)
+    assert values == ValuesSeen(None, {"eval/aime": 0.25}, 0.0)
 
 
 def test_steps_of_epochs_add_up() -> None:
