@@ -230,13 +230,19 @@ _FORMER_SIZE = "TORCH_NCCL_TRACE_BUFFER_SIZE"
 _ENTRIES = "2000"
 
 
-def recorder_environment(folder: str, given: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that turn the recorder on for training processes; given ones win."""
-    pairs = {
+def recorder_environment(
+    folder: str, given: Mapping[str, str], *, has_pipes: bool
+) -> dict[str, str]:
+    """Return the variables that turn the recorder on for training processes; given ones win.
+
+    torch ends a process that cannot make its pipe: where the folder's disk has none, it gets none.
+    """
+    pairs: dict[tuple[str, ...], str] = {
         (_SIZE, _FORMER_SIZE): _ENTRIES,
         (DUMP, FORMER_DUMP): f"{folder}/flight-recorder-",
-        (PIPE,): f"{folder}/flight-recorder-pipe-",
     }
+    if has_pipes:
+        pairs[(PIPE,)] = f"{folder}/flight-recorder-pipe-"
     chosen = dict[str, str]()
     for names, value in pairs.items():
         if not any(name in given for name in names):

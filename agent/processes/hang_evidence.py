@@ -10,45 +10,50 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agent.base import times
-from agent.base.text import plain
-from agent.processes.driver import output_of
+from agent.base.text import listed, plain
 from agent.record.files import read_end
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Iterable
 
-_QUERY = "index,utilization.gpu,power.draw,power.limit,clocks.sm,clocks_throttle_reasons.active"
-_GPUS = (
-    "nvidia-smi",
-    f"--query-gpu={_QUERY},ecc.errors.uncorrected.volatile.total",
-    "--format=csv,noheader",
-)
+    from agent.node.figures import Figures
+
 _MOST_NOTES = 8
-_NO_THROTTLING = {0, 1}  # none, or an idle GPU
 
 
-async def gpu_notes(env: Mapping[str, str], log: Callable[[], Path]) -> list[str]:
-    """Return a sentence about each NVIDIA GPU: use, power, clock, throttling and errors."""
-    text, fault = await output_of(_GPUS, env, log, times.STACK_DUMP)
-    if fault:
-        return [f"nvidia-smi: {fault}"]
-    return [note for line in text.splitlines()[:_MOST_NOTES] if (note := gpu_note(line))]
+def gpu_notes(figures: Figures | None) -> list[str]:
+    """Return a sentence about all GPUs, and one for each that has a fault."""
+    if figures is None:
+        return []
+    notes = [f"no GPU is reported: {figures.gpu_fault}"] if figures.gpu_fault else []
+    gpus = [gpu for gpu in figures.gpus if not gpu.fault]
+    if gpus:
+        working = sum(gpu.is_working for gpu in gpus)
+        notes.append(
+            f"{working} of {len(gpus)} GPUs work: utilization {_range(gpu.use for gpu in gpus)} %, "
+            f"power {_range(gpu.power for gpu in gpus)} of "
+            f"{_range(gpu.power_limit for gpu in gpus)} W, "
+            f"clock {_range(gpu.clock for gpu in gpus)} MHz"
+        )
+    for gpu in figures.gpus:
+        faults = [gpu.fault] if gpu.fault else []
+        faults += [f"Xid {gpu.xid}"] if gpu.xid else []
+        faults += [f"{gpu.errors} uncorrected memory errors"] if gpu.errors else []
+        slowed = [reason for reason in gpu.throttled if reason != "power"]  # usual at full load
+        faults += [f"slowed by {listed(slowed)}"] if slowed else []
+        if faults:
+            notes.append(f"GPU {gpu.index}: {', '.join(faults)}")
+    return notes[:_MOST_NOTES]
 
 
-def gpu_note(line: str) -> str:
-    """Return a line of nvidia-smi as a sentence; '' for any other line."""
-    cells = [cell.strip() for cell in line.split(",")]
-    if len(cells) != 7:
-        return ""
-    index, used, power, limit, clock, throttled, errors = cells
-    note = f"GPU {index}: {used}, {power} of {limit}, {clock}"
-    with suppress(ValueError):
-        reasons = int(throttled, 16)
-        if reasons not in _NO_THROTTLING:
-            note += f", throttled (reasons {throttled})"
-    if errors.isdecimal() and int(errors):
-        note += f", {errors} uncorrected memory errors"
-    return note
+def _range(values: Iterable[int | None]) -> str:
+    """Return the smallest and the largest of some numbers, as in `98 to 100`."""
+    known = [value for value in values if value is not None]
+    if not known:
+        return "unknown"
+    least = min(known)
+    most = max(known)
+    return f"{least}" if least == most else f"{least} to {most}"
 
 
 KMSG = "/dev/kmsg"

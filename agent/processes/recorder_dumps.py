@@ -66,6 +66,17 @@ async def read_recorders(
     return RecorderFindings(tuple(progress), tuple(notes))
 
 
+def has_pipes(folder: Path) -> bool:
+    """Return whether a pipe can be made in a folder: some network disks have none."""
+    path = folder / f".pipe-{os.getpid()}"
+    try:
+        os.mkfifo(path)
+        path.unlink()
+    except OSError:
+        return False
+    return True
+
+
 def _is_pipe(name: str) -> bool:
     """Return whether there is a pipe: only a process group by NCCL makes one."""
     with suppress(OSError):

@@ -115,10 +115,7 @@ class NodeExaminer:
 
     async def _machine_notes(self) -> list[str]:
         """Return sentences about GPUs and the kernel."""
-        run = self._run
-        notes = []
-        if run.plan.facts.gpus and run.plan.facts.gpu_maker == "nvidia":
-            notes += await gpu_notes(self._env, partial(run.folder.file, "nvidia-smi.log"))
+        notes = gpu_notes(self._run.figures.newest)
         return notes + (await in_thread(kernel_notes, times.STALLED_DISK) or [])
 
     async def _engine_logs(self) -> str:

@@ -38,6 +38,8 @@ from agent.plan.plan import JOB_LOG
 from agent.processes import process
 from agent.processes.job_stacks import STACKS_FOLDER, STACKS_VARIABLE
 from agent.processes.output import OutputCopies, PreambleFilter, RecentOutput, size_at_start
+from agent.processes.recorder_dumps import has_pipes
+from agent.record.background import in_thread
 from agent.record.log import say
 from agent.run.job_steps import progress_path
 from agent.settings.jobs import TORCHRUN
@@ -103,7 +105,9 @@ class LocalShare:
         command = plan.torchrun.command(words, rank, size, attempt_id, place.head_ip)
         full = {**recipe_env, **plan.environment(place.node_ip, place.head_ip)}
         full |= environment.without_proxy_to(full, [share.reward_ip])
-        full |= recorder_environment(str(run.folder.path), full)
+        folder = run.folder.path
+        pipes = await in_thread(partial(has_pipes, folder), times.STALLED_DISK)
+        full |= recorder_environment(str(folder), full, has_pipes=bool(pipes))
         full[STACKS_VARIABLE] = str(run.folder.file(STACKS_FOLDER))
         progress = str(progress_path(run.folder, attempt))
         env = plan.torchrun.environment(full, attempt, progress)

@@ -158,12 +158,15 @@ def test_fields_of_any_form(entry: object, config: object, frames: list[object])
 
 def test_the_recorders_environment() -> None:
     """Both names of each variable; a value of the user's wins under either name."""
-    chosen = recorder_environment("/logs/run/poda", {})
+    chosen = recorder_environment("/logs/run/poda", {}, has_pipes=True)
     assert chosen["TORCH_FR_BUFFER_SIZE"] == chosen["TORCH_NCCL_TRACE_BUFFER_SIZE"] == "2000"
     assert dump_files(chosen, 3) == (
         "/logs/run/poda/flight-recorder-pipe-3.pipe",
         "/logs/run/poda/flight-recorder-3",
     )
-    given_size = recorder_environment("/logs", {"TORCH_NCCL_TRACE_BUFFER_SIZE": "0"})
+    given_size = recorder_environment(
+        "/logs", {"TORCH_NCCL_TRACE_BUFFER_SIZE": "0"}, has_pipes=True
+    )
     assert "TORCH_FR_BUFFER_SIZE" not in given_size
     assert dump_files({}, 3) is None
+    assert dump_files(recorder_environment("/logs", {}, has_pipes=False), 3) is None

@@ -3,55 +3,36 @@
 from __future__ import annotations
 
 import os
-from functools import partial
 from typing import TYPE_CHECKING
 
-import anyio
-import pytest
+from msgspec.structs import replace
 
-from agent.processes.hang_evidence import (
-    engine_logs,
-    gpu_note,
-    gpu_notes,
-    kernel_note,
-    kernel_notes,
-)
+from agent.node.figures import Figures, GpuFigures
+from agent.processes.hang_evidence import engine_logs, gpu_notes, kernel_note, kernel_notes
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 
-@pytest.mark.parametrize(
-    ("line", "note"),
-    [
-        (
-            "0, 100 %, 131.25 W, 700.00 W, 1980 MHz, 0x0000000000000000, 0",
-            "GPU 0: 100 %, 131.25 W of 700.00 W, 1980 MHz",
-        ),
-        (
-            "3, 99 %, 300.00 W, 700.00 W, 345 MHz, 0x0000000000000048, 2",
-            (
-                "GPU 3: 99 %, 300.00 W of 700.00 W, 345 MHz, throttled (reasons "
-                "0x0000000000000048), 2 uncorrected memory errors"
-            ),
-        ),
-        (
-            "0, 0 %, 77 W, 700 W, 345 MHz, 0x0000000000000001, [N/A]",
-            "GPU 0: 0 %, 77 W of 700 W, 345 MHz",
-        ),
-        ("No devices were found", ""),
-        ("", ""),
-    ],
-)
-def test_a_gpu(line: str, note: str) -> None:
-    """Use, power and clock; throttling and errors where there are some."""
-    assert gpu_note(line) == note
-
-
-def test_no_tool(tmp_path: Path) -> None:
-    """The reason is a note."""
-    (note,) = anyio.run(partial(gpu_notes, {"PATH": ""}, lambda: tmp_path / "log"))
-    assert note.startswith("nvidia-smi: ")
+def test_gpus_that_only_wait() -> None:
+    """All together in one sentence; one with a fault by itself."""
+    gpus = tuple(
+        GpuFigures(n, use=98 + n, power=131, power_limit=700, clock=1980, usual_power=500)
+        for n in range(3)
+    )
+    assert gpu_notes(Figures(at=9.0, gpus=gpus)) == [
+        "0 of 3 GPUs work: utilization 98 to 100 %, power 131 of 700 W, clock 1980 MHz"
+    ]
+    slow = replace(gpus[1], power=450, clock=345, throttled=("power", "temperature"), errors=2)
+    lost = GpuFigures(2, fault="GPU is lost", xid=79)
+    assert gpu_notes(Figures(at=9.0, gpus=(slow, lost))) == [
+        "1 of 1 GPUs work: utilization 99 %, power 450 of 700 W, clock 345 MHz",
+        "GPU 1: 2 uncorrected memory errors, slowed by temperature",
+        "GPU 2: GPU is lost, Xid 79",
+    ]
+    hangs = Figures(at=9.0, gpu_fault="the driver does not answer")
+    assert gpu_notes(hangs) == ["no GPU is reported: the driver does not answer"]
+    assert gpu_notes(None) == gpu_notes(Figures(at=9.0)) == []
 
 
 def test_kernel_messages() -> None:

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from agent.processes.driver import JobProcess
-from agent.processes.recorder_dumps import read_recorders
+from agent.processes.recorder_dumps import has_pipes, read_recorders
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -106,3 +106,10 @@ def test_a_rank_without_a_recorder(tmp_path: Path) -> None:
         found = read(one, tmp_path, 1.0)
     assert len(found.notes) == 1
     assert "no flight recorder dump of rank 1" in found.notes[0]
+
+
+def test_a_disk_without_pipes(tmp_path: Path) -> None:
+    """Torch would end a process that cannot make its pipe."""
+    assert has_pipes(tmp_path)
+    assert not has_pipes(tmp_path / "none")
+    assert list(tmp_path.iterdir()) == []
