@@ -84,6 +84,10 @@ PROMISES = (
         "a head that comes back elsewhere goes on with its run, and workers rejoin it",
         "test_losses.py::test_a_head_with_a_new_address_continues_its_run[shared]",
     ),
+    Promise(
+        "a hang is examined on all nodes; one sentence names node, process and function",
+        "test_hangs.py::test_a_hang_is_named[engine]",
+    ),
     # reward server, services, prepare steps
     Promise(
         "a reward server that hangs or fails is started again, and outages are recorded",

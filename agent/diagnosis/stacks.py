@@ -212,8 +212,8 @@ def place_of(process: ProcessStack) -> StackPlace:
         place = msgspec.structs.replace(place, activity=Activity.STOPPED, waits_for="")
     elif process.state == "D":
         place = msgspec.structs.replace(place, activity=Activity.BLOCKED, waits_for="")
-    role = process.role if place.activity is Activity.UNKNOWN else ""
-    key = f"{place.activity.name} {place.function} {place.key} {role}"
+    why = process.source if place.activity is Activity.UNKNOWN else ""
+    key = f"{place.activity.name} {place.function} {place.key} {why}"
     return msgspec.structs.replace(place, key=key)
 
 
@@ -355,7 +355,7 @@ class Suspect(Value):
 
     node: str
     process: str  # its role and pid
-    frames_key: str  # its frames in functions of the job
+    frames_key: str  # its frames in functions of the job; '' if its stack could not be read
     cpu_seconds: float  # so far
 
 
@@ -384,7 +384,7 @@ def examination(
     suspects = []
     for process in _suspicious(groups):
         frames = [one for one in process.frames if not _is_plumbing(one)]
-        key = " ".join(f"{one.function}:{one.line}" for one in frames) or place_of(process).key
+        key = " ".join(f"{one.function}:{one.line}" for one in frames)
         name = f"{process.role} (pid {process.pid})"
         suspects.append(Suspect(process.node, name, key, process.cpu_seconds))
     return Examination(at, groups, tuple(suspects), sentence(groups, since), tuple(evidence))
@@ -413,10 +413,11 @@ def same_suspects(first: Examination, second: Examination) -> bool:
     if not before or before.keys() != after.keys():
         return False
     idle = _IDLE_CORES * max(0.0, second.at - first.at)
-    return all(
-        one.frames_key == after[key].frames_key or after[key].cpu_seconds - one.cpu_seconds <= idle
-        for key, one in before.items()
-    )
+    for key, one in before.items():
+        has_same_frames = one.frames_key != "" and one.frames_key == after[key].frames_key
+        if not has_same_frames and after[key].cpu_seconds - one.cpu_seconds > idle:
+            return False
+    return True
 
 
 # --- the sentence ---------------------------------------------------------------------------------

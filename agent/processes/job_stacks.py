@@ -192,7 +192,10 @@ def _from(file: Path, offset: int) -> bytes:
         return opened.read(_LARGEST_DUMP)
 
 
-def find_py_spy(python: str, path: str | None) -> str | None:
-    """Return py-spy next to a Python, else the one on PATH."""
-    beside = which("py-spy", path=str(Path(python).parent))
-    return beside or which("py-spy", path=path)
+def find_py_spy(pythons: Sequence[str], path: str | None) -> str | None:
+    """Return py-spy next to one of these Pythons, else the one on PATH."""
+    for python in pythons:
+        beside = which("py-spy", path=str(Path(python).parent))
+        if beside is not None:
+            return beside
+    return which("py-spy", path=path)

@@ -8,6 +8,7 @@ returns one sentence that names node, process and function (`JobExaminer`). The 
 
 from __future__ import annotations
 
+import sys
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -102,7 +103,7 @@ class NodeExaminer:
 
     def _py_spy(self) -> str | None:
         plan = self._run.plan
-        return find_py_spy(plan.facts.job_python, plan.environ.get("PATH"))
+        return find_py_spy([plan.facts.job_python, sys.executable], plan.environ.get("PATH"))
 
     def _services(self) -> list[JobProcess]:
         """Return the processes of the services that run here."""

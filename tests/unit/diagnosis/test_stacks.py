@@ -199,6 +199,8 @@ def test_processes_without_anything_to_say() -> None:
         "driver on poda has no readable stack (py-spy is not installed)"
     )
     assert examination(0.0, idle).suspects == ()
+    crowd = [replace(one, threads=(), source="no py-spy") for one in ranks(24)]
+    assert sentence(group(crowd)) == "24 of 24 ranks have no readable stack (no py-spy)"
 
 
 # --- two examinations -----------------------------------------------------------------------------
@@ -227,6 +229,10 @@ def test_the_same_suspects() -> None:
 
     assert same_suspects(first, moved(1.0))
     assert not same_suspects(first, moved(30.0))
+    unread = [replace(one, threads=(), source="no py-spy") for one in ranks(4, 2)]
+    assert same_suspects(looked(0.0, *unread), looked(60.0, *unread))
+    busy = [replace(one, cpu_seconds=50.0) for one in unread]
+    assert not same_suspects(looked(0.0, *unread), looked(60.0, *busy))
     other = [replace(one, pid=one.pid + 500) for one in ranks(4, 2)]
     assert not same_suspects(first, looked(60.0, *other))
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from agent.diagnosis.stacks import ProcessStack
 
-REAL = find_py_spy(sys.executable, None)
+REAL = find_py_spy([sys.executable], None)
 _DROPS = "setpriv --inh-caps=-sys_ptrace --bounding-set=-sys_ptrace"
 WAITS = "def waits_here():\n    print('up', flush=True)\n    input()\nwaits_here()"
 needs_py_spy = pytest.mark.skipif(REAL is None, reason="py-spy is not installed here")
@@ -214,10 +214,11 @@ def test_other_processes_get_no_signal(child: str, tmp_path: Path) -> None:
 def test_py_spy_is_found_beside_its_python_or_on_path(tmp_path: Path) -> None:
     """An image's Python may have it where PATH does not lead."""
     python = str(tmp_path / "env/bin/python")
-    assert find_py_spy(python, str(tmp_path)) is None
+    assert find_py_spy([python], str(tmp_path)) is None
     on_path = fake(tmp_path, "py-spy", "true")
-    assert find_py_spy(python, str(tmp_path)) == on_path
+    assert find_py_spy([python], str(tmp_path)) == on_path
     (tmp_path / "env/bin").mkdir(parents=True)
-    assert find_py_spy(python, str(tmp_path)) == on_path
+    assert find_py_spy([python], str(tmp_path)) == on_path
     beside = fake(tmp_path / "env/bin", "py-spy", "true")
-    assert find_py_spy(python, str(tmp_path)) == beside
+    assert find_py_spy([python], str(tmp_path)) == beside
+    assert find_py_spy(["/none/bin/python", python], str(tmp_path)) == beside
