@@ -361,32 +361,49 @@ class ItemWriter(Background, Generic[T]):
         """Wait until the newest item is written, for at most `limit` seconds."""
         with self._changed:
             if self._thread is not None:
-                self._changed.wait_for(
-                    lambda: self._due == math.inf and self._busy_since is None, limit
-                )
+                self._changed.wait_for(lambda: self.is_settled, limit)
+
+    @property
+    def is_settled(self) -> bool:
+        """Return whether the newest item is written, or given up."""
+        return self._due == math.inf and self._busy_since is None
+
+    def due_in(self) -> float:
+        """Return the seconds until an item is to be written; infinite without one."""
+        return max(0.0, self._due - time.monotonic())
 
     def _run(self) -> None:
         while True:
             # Wait until the item is due; a close writes it at once.
             with self._changed:
-                while not self._closing and (pause := self._due - time.monotonic()) > 0:
+                while not self._closing and (pause := self.due_in()) > 0:
                     self._changed.wait(None if pause == math.inf else pause)
-                if self._due == math.inf or self._item is None:
-                    return
-                item = self._item
-                self._due = math.inf
-                self._busy_since = time.monotonic()
+                item = self.begin_write()
+            if item is None:
+                return
+            self.end_write(item)
 
-            # The disk may block here: callers go on.
-            error = self._write(item)
+    def begin_write(self) -> T | None:
+        """Return the item that is to be written now; None without one."""
+        with self._changed:
+            if self._due == math.inf:
+                return None
+            self._due = math.inf
+            self._busy_since = time.monotonic()
+            return self._item
 
-            with self._changed:
-                self._last = time.monotonic()
-                self._busy_since = None
-                if error is not None and not self._closing:
-                    self._due = min(self._due, self._last + times.WRITE_RETRY)
-                self._changed.notify_all()
-            self._disk.report(self.name, "" if error is None else error_text(error))
+    def end_write(self, item: T) -> None:
+        """Write an item; if that fails, it is due again later."""
+        # The disk may block here: callers go on.
+        error = self._write(item)
+
+        with self._changed:
+            self._last = time.monotonic()
+            self._busy_since = None
+            if error is not None and not self._closing:
+                self._due = min(self._due, self._last + times.WRITE_RETRY)
+            self._changed.notify_all()
+        self._disk.report(self.name, "" if error is None else error_text(error))
 
 
 class DiskAlarm:

@@ -263,9 +263,14 @@ class NodeRecorder(ItemWriter[NodeRecord]):
     def add_process(self, name: str, pid: int) -> None:
         """Add a process; one that has exited already is skipped."""
         process = process_of(name, pid)
-        if process is not None:
-            others = [other for other in self.record.started if other.pid != pid]
+        if process is None:
+            return
+        others = [other for other in self.record.started if other.pid != pid]
+        with self._changed:
             self.update(started=(*others, process))
+            # A slow write may be under way: the next agent must know of this process at once.
+            if self._path is not None:
+                self.record.keep_in_memory(self._path)
 
     def remove_process(self, pid: int) -> None:
         """Remove a process that has exited."""

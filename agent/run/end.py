@@ -217,12 +217,12 @@ def end_given_up(plan: Plan, container: Container, signal_name: str, kills: int)
     return anyio.run(partial(end_run, outcome, container, record=record))
 
 
-def end_of_killed(plan: Plan, container: Container, killed: KilledAgent) -> Outcome:
+async def end_of_killed(plan: Plan, container: Container, killed: KilledAgent) -> Outcome:
     """End with the outcome of a killed agent, which may have decided it without writing it."""
     outcome = killed.outcome
     assert outcome is not None  # noqa: S101 - its run was over
     if killed.wrote_outcome:
-        return anyio.run(end_run, outcome, container)
+        return await end_run(outcome, container)
     node = plan.topology.node_name
     root = log_root(plan.settings)
 
@@ -230,7 +230,7 @@ def end_of_killed(plan: Plan, container: Container, killed: KilledAgent) -> Outc
         container.restarts.record(killed.run_id, outcome)
         run_within(times.STALLED_DISK, partial(_write_for_killed, root, node, outcome))
 
-    return anyio.run(partial(end_run, outcome, container, record=record))
+    return await end_run(outcome, container, record=record)
 
 
 def _write_for_killed(root: Path, node: str, outcome: Outcome) -> None:

@@ -18,7 +18,7 @@ import secrets
 import time
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import anyio
 
@@ -56,7 +56,7 @@ from agent.settings.jobs import launcher
 from agent.settings.redact import redactor_for
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Awaitable, Callable, Iterable, Mapping
     from pathlib import Path
 
     from agent.base.ends import Outcome
@@ -91,19 +91,49 @@ def run(environ: Mapping[str, str], command: list[str] | None) -> Outcome:
     _open_log(plan, environ, redactor)
     container = container_of(plan, environ, command)
 
-    # Is the run decided already?
+    # Was the agent killed too often?
     if parent.gave_up_after is not None:
         return end_given_up(plan, container, *parent.gave_up_after)
+
+    # Which run does it take part in, or is that decided already?
+    begun = begin(plan, redactor, container, started)
+    if isinstance(begun, DecidedRun):
+        return anyio.run(begun.end)
+
+    # Run the role, which ends the run.
+    outcome = _run_role(*begun)
+    close_records(*begun)
+    return outcome
+
+
+class Begun(NamedTuple):
+    """A run that this node takes part in: `keeper` has its record, on a head."""
+
+    node_run: NodeRun
+    keeper: RunKeeper | None
+
+
+class DecidedRun(NamedTuple):
+    """A run that was decided before this agent started: `end` ends it here."""
+
+    end: Callable[[], Awaitable[Outcome]]
+
+
+def begin(
+    plan: Plan, redactor: Redactor, container: Container, started: float
+) -> Begun | DecidedRun:
+    """Choose the run and take over what a killed agent left, unless the run is decided already."""
+    # Is the run decided already?
     job = _fingerprint(plan, redactor)
     topology = plan.topology
     root = log_root(plan.settings)
     killed = find_killed_agent(root, topology.node_name, is_head=topology.is_head)
     if killed.outcome is not None:
         say("the agent was killed when its run was over: its verdict stands", "warning")
-        return end_of_killed(plan, container, killed)
+        return DecidedRun(partial(end_of_killed, plan, container, killed))
     finished = _finished_before(plan, job, container)
     if finished is not None:
-        return anyio.run(end_run, finished, container)
+        return DecidedRun(partial(end_run, finished, container))
 
     # Which run does this node work on?
     chosen = _choose_run(plan, job, killed) if topology.is_head else None
@@ -114,15 +144,12 @@ def run(environ: Mapping[str, str], command: list[str] | None) -> Outcome:
     surviving = find_surviving_processes(folder, names)
     keeper = None if chosen is None else _keep_record(plan, job, chosen, surviving)
 
-    # Run the role, which ends the run.
     run_id = killed.run_id if keeper is None else keeper.record.run_id
     node_run = NodeRun(plan, redactor, folder, started, run_id, surviving)
     node_run.container = container
     node_run.final = container.restarts.final
     node_run.on_end = lambda outcome: container.restarts.record(node_run.run_id, outcome)
-    outcome = _run_role(node_run, keeper)
-    close_records(node_run, keeper)
-    return outcome
+    return Begun(node_run, keeper)
 
 
 # --- plan ----------------------------------------------------------------------------------------
@@ -256,12 +283,13 @@ def _run_role(node_run: NodeRun, keeper: RunKeeper | None) -> Outcome:
         say(note)
     _warn(finding for finding in plan.findings if finding.check != NAMES)
     try:
-        return anyio.run(_run_in_loop, node_run, keeper)
+        return anyio.run(run_in_loop, node_run, keeper)
     except Exception as failure:  # noqa: BLE001 - whatever it is must end with a code and a cause
         return anyio.run(end_failed_role, node_run, failure)
 
 
-async def _run_in_loop(node_run: NodeRun, keeper: RunKeeper | None) -> Outcome:
+async def run_in_loop(node_run: NodeRun, keeper: RunKeeper | None) -> Outcome:
+    """Run the head or the worker in an event loop, until the end of the run."""
     if keeper is not None:
         return await _run_head(node_run, keeper)
     if node_run.plan.topology.is_idle:  # with 0: the container's next command must run

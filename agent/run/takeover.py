@@ -59,7 +59,7 @@ class KilledAgent(NamedTuple):
 def find_killed_agent(root: Path, node: str, *, is_head: bool) -> KilledAgent:
     """Return the run, among those in `root`, that a killed agent of this node was in."""
     if parent.former_agents:
-        anyio.run(_wait_for_records, root, node, is_head)
+        anyio.run(wait_for_records, root, node, is_head)
     folder = folder_of(root, node, parent.former_agents)
     if folder is None:
         return KilledAgent()
@@ -71,7 +71,7 @@ def find_killed_agent(root: Path, node: str, *, is_head: bool) -> KilledAgent:
     return KilledAgent(run_id, record.ending if isinstance(record, NodeRecord) else None)
 
 
-async def _wait_for_records(root: Path, node: str, is_head: bool) -> None:  # noqa: FBT001 - of anyio.run
+async def wait_for_records(root: Path, node: str, is_head: bool) -> None:  # noqa: FBT001 - of anyio.run
     """Wait while the killed agent's records cannot be read: an error of a disk may pass.
 
     Without them another run would begin, and its job must not run beside the killed agent's.

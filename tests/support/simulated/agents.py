@@ -1,111 +1,148 @@
-"""The common part of both roles' agents: tasks on a machine, an inbox, late file writes."""
+"""An agent on a simulated machine: the shipped one, from its plan to its exit."""
 
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
-from agent.base.value import Value
-from agent.decisions.shared import Tick
-from agent.processes.waiting import Inbox
-from support.simulated.machines import Execution, NodeLife, Service
+from agent.record.memory import RecordMemory
+from agent.record.run_folder import OUTCOME_FILE
+from agent.run import main
+from agent.run.end import agent_error_in, close_records, end_failed_role
+from agent.run.restarts import Container
+from agent.run.takeover import wait_for_records
+from agent.settings.redact import redactor_for
+from support.simulated.virtual import Life
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import Callable, Iterator
 
-    from agent.job.services import PrepareStep
-    from support.simulated.machines import LateFile, Machine
+    from agent.base.ends import Outcome
+    from agent.plan.plan import Plan
+    from agent.record.files import FileLock
+    from agent.run.node_run import NodeRun
+    from agent.run.run_keeper import RunKeeper
+    from support.simulated.disks import Drive
+    from support.simulated.machines import Machine
 
 
 class Agent:
     """One agent, until it exits or is killed."""
 
-    def __init__(self, machine: Machine, *, replaces: bool) -> None:
-        self.machine, self.world = machine, machine.world
-        self.replaces = replaces
-        self.inbox: Inbox[Any] = Inbox(lambda event: event)
-        self.files: list[LateFile[Any]] = []
-        self._tasks: list[asyncio.Task[Any]] = []
-        self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
+        self.world = machine.world
+        self.is_head = self.world.is_head(machine)
+        self.life = Life(machine, self)
+        self.pid = machine.new_pid()
+        self.locks: list[FileLock] = []
+        self.drives: dict[int, Drive] = {}
+        """The threads of its writers of records."""
+        self.plan: Plan
+        self.node: NodeRun
+        self.keeper: RunKeeper | None = None
+
+        # What is seen of it: its state after each decision, its id in reports.
+        self.state: Any = None
+        self.id = ""
+        self.verdict: Outcome | None = None
+        """On a worker: the verdict that it was sent."""
+        self.on_stop: Callable[[int], None] = lambda _signum: None
 
     def start(self) -> None:
-        """Start the agent's task."""
-        self.go(self.live())
-
-    async def live(self) -> None:
-        """Run the agent from start to exit."""
-        raise NotImplementedError
-
-    def begin(self) -> NodeLife:
-        """Read the state on this machine, and start a record."""
-        self.node = NodeLife(self.machine, replaces=self.replaces)
-        self.world.note(self.machine.label, f"{type(self).__name__} begins")
-        return self.node
-
-    def go(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        """Run a coroutine as a task of this agent."""
-        task = self.machine.run(work)
-        self._tasks.append(task)
+        """Start its process."""
+        self.world.lives.append(self.life)
+        task = self.life.context.run(asyncio.get_running_loop().create_task, self._live())
         task.add_done_callback(self._over)
-        return task
 
     def _over(self, task: asyncio.Task[Any]) -> None:
-        self._tasks.remove(task)
-        if not task.cancelled() and task.exception() is not None:
+        if not task.cancelled() and task.exception() is not None and not self.life.is_over:
             self.world.fail(task.exception())
 
-    def kill(self) -> None:
-        """Cancel all its tasks."""
-        for task in [*self._tasks]:
-            task.cancel()
+    def end(self) -> None:
+        """End its process: the kernel releases its locks, and ends what only it could end."""
+        self.life.is_over = True
+        for lock in self.locks:
+            lock.release()
+        for process in [*self.machine.processes.values()]:
+            if hasattr(process, "stdin"):  # a bridge reads the end of its input
+                self.world.later(self.world.random.uniform(0.0, 0.5), process.end, 0)
 
-    async def dies_here(self) -> None:
+    def signal(self, signum: int) -> None:
+        """Send it a signal that asks for a stop."""
+        self.life.context.copy().run(self.on_stop, signum)
+
+    async def _live(self) -> None:
+        """Run from start to exit, as run/main.py does with a plan."""
+        machine = self.machine
+        world = self.world
+        plan = self.plan = world.plan(machine)
+        role = "HeadAgent" if self.is_head else "WorkerAgent"
+        world.note(machine.label, f"{role} begins")
+
+        # The parent's values: which agents were killed before it, and what they left in memory.
+        machine.records = RecordMemory()
+        machine.records.attach(machine.memory)
+        restarts = world.platform.begins(machine)
+        container = Container(plan.settings, plan.environ, plan.on_done, restarts)
+        redactor = redactor_for(plan.environ, plan.settings, plan.texts_with_secrets)
+        started = machine.clock.monotonic()
+        if machine.killed:
+            await wait_for_records(machine.logs, machine.name, self.is_head)
+        begun = main.begin(plan, redactor, container, started)
+        if isinstance(begun, main.DecidedRun):
+            outcome = await begun.end()
+            machine.leave(outcome.exit_code, outcome)
+            return
+
+        # Its role.
+        self.node, self.keeper = begun
+        try:
+            outcome = await main.run_in_loop(*begun)
+        except Exception as failure:
+            if agent_error_in(failure) is None:
+                raise
+            outcome = await end_failed_role(self.node, failure)
+        close_records(*begun)
+        world.rules.agent_left(self, outcome, self.node.folder.path / OUTCOME_FILE)
+        machine.leave(outcome.exit_code, outcome)
+
+    # --- what is seen of it -----------------------------------------------------------------------
+
+    def decided(self, before: Any, event: object, after: Any, actions: tuple[Any, ...]) -> None:  # noqa: ANN401 - of either role
+        """Look at one decision."""
+        if self.life.is_over:
+            return
+        self.state = after
+        self.world.note(self.machine.label, event, actions)
+        if self.is_head:
+            self.world.rules.head_decided(self, before, event, actions)
+        else:
+            self.verdict = getattr(event, "verdict", None) or self.verdict
+            self.world.rules.worker_decided(self, before, event, actions)
+
+    def comes_to_action(self) -> None:
         """Count an action; kill the agent before it, if the setup says so."""
         place = self.world.counted(self.machine.label, "actions")
-        if place in self.world.setup.kills:
+        if place in self.world.setup.kills and not self.life.is_over:
             self.world.note(self.machine.label, f"agent is killed before its action {place[1]}")
             self.machine.kill_agent()
-            await asyncio.sleep(0)
-
-    async def next_event(self, deadline: float | None) -> Any:  # noqa: ANN401 - of either role
-        """Return the next event, or a Tick at the deadline."""
-        limit = None if deadline is None else (deadline - self.node.now()) / self.machine.clock.rate
-        return await self.inbox.take(None if limit is None else max(0.0, limit)) or Tick()
-
-    async def prepared(self, step: PrepareStep) -> str:
-        """Run a prepare step, unless it has finished before; return '' or the failure."""
-        async with self._turns[step.name]:
-            if step.name in self.node.finished_steps:
-                return ""
-            if (self.world.disk_of(self.machine), step.once) in self.world.markers:
-                return ""
-            running = Execution(self.machine, step)
-            try:
-                await asyncio.sleep(self.world.random.uniform(0.5, self.world.setup.step_seconds))
-            except asyncio.CancelledError:
-                # the step was stopped, and not killed with its agent
-                if self.machine.agent is self:
-                    self.machine.steps.discard(running)
-                raise
-            running.succeeds()
-            self.node.update(done=(*self.node.record.done, step.name))
-            return ""
-
-    def serve(self, name: str, generation: int) -> None:
-        """Start a service, or adopt one that a killed agent left running."""
-        former = self.machine.services.get(name)
-        if former is not None and self.node.surviving is not None and former.lives:
-            former.attended(generation)
-            return
-        if former is not None:
-            former.lives = False
-        Service(self.machine, name, generation)
 
 
-class End(Value):
-    """The end of an agent."""
+class Watched(tuple[Any, ...]):  # noqa: SLOT001 - a tuple has no slots for its agent
+    """The actions of a decision, each counted as it begins."""
 
-    code: int
-    was_told: bool
-    """True on a worker that ends with the head's verdict."""
+    agent: Agent
+
+    @classmethod
+    def by(cls, agent: Agent, actions: tuple[Any, ...]) -> Watched:
+        """Return the actions of an agent."""
+        watched = cls(actions)
+        watched.agent = agent
+        return watched
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield the actions."""
+        for action in tuple.__iter__(self):
+            self.agent.comes_to_action()
+            yield action

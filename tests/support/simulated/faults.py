@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from agent.decisions.head import head_state as h
-from agent.decisions.shared import StopAsked
-from agent.job.torchrun_command import ShareEnd
 from support.simulated.rays import Raylet
 from support.simulated.setups import SKEWS
 
 if TYPE_CHECKING:
-    from support.simulated.machines import Machine, Share
+    from support.simulated.machines import Machine
+    from support.simulated.programs import Share
     from support.simulated.world import World
 
 
@@ -126,11 +124,10 @@ class Faults:
 
     def _ray_hangs(self, index: int) -> None:
         """Stop a part of the head's Ray that a running job does not need."""
-        cluster = self._world.head.cluster
-        if cluster is not None and cluster.lives:
-            busy = any(job.has_driver for job in cluster.jobs.values())
-            self._world.head.tell(h.RayHangs("its dashboard is stopped", beside_job=busy))
-            self._world.later((5.0, 20.0, 50.0, 50.0)[index], self._world.head.tell, h.RayHangs())
+        head = self._world.head
+        if head.cluster is not None and head.cluster.lives:
+            head.hang("its dashboard (pid 7) is stopped")
+            self._world.later((5.0, 20.0, 50.0, 50.0)[index], head.hang, "")
 
     def _job_fails(self, _index: int) -> None:
         cluster = self._world.given or self._world.head.cluster
@@ -138,10 +135,9 @@ class Faults:
             job.finish("FAILED", 9)
 
     def _share_fails(self, index: int) -> None:
-
         shares = [one.share for one in self._world.machines if one.share is not None]
         if shares:
-            shares[index % len(shares)].end(ShareEnd(9, 0, "it failed"))
+            shares[index % len(shares)].fails(9)
 
     def _bad_network(self, _index: int) -> None:
         self._world.disturbed[""] = self._world.now + 100.0
@@ -155,9 +151,9 @@ class Faults:
         self._world.network.doubles = not self._world.network.doubles
 
     def _service_dies(self, index: int) -> None:
-        found = [one for machine in self._world.machines for one in machine.services.values()]
-        if found:
-            found[index % len(found)].end("exit code 1")
+        services = [one for machine in self._world.machines for one in machine.services]
+        if services:
+            services[index % len(services)].end(1)
 
     def _slow_disks(self, _index: int) -> None:
         self._world.disks_are_slow = not self._world.disks_are_slow
@@ -182,9 +178,9 @@ class Faults:
         shared = index % 2 == 0
         if index < 2:
             self._cut(self._world.head)
-        files = self._world.head.files if shared else {}
-        former, self._world.former_heads = self._world.head, (self._world.head,)
-        self._world.head = self._world.add_machine(files)
+        former = self._world.head
+        self._world.former_heads = (former,)
+        self._world.head = self._world.add_machine(former.disk if shared else None)
         self._world.head.name = former.name
         self._world.head_ip = self._world.head.ip
         self._world.later(self._world.random.uniform(2, 20), self._world.head.boot)
@@ -210,10 +206,10 @@ class Faults:
     def _stop_worker(self, index: int) -> None:
         machine = self._worker(index)
         self._disturb(machine)
-        machine.tell(StopAsked(15))
+        machine.signal(15)
         if "AGENT_NOTICE_SIGNAL" in self._world.setup.environ and index % 2:
             self._world.later(40.0, machine.start_again, keeps_disk=bool(index % 3))
 
     def _stop_head(self, index: int) -> None:
         if index == 0:
-            self._world.head.tell(StopAsked(15))
+            self._world.head.signal(15)

@@ -1,23 +1,26 @@
 """The network between machines: partitions, slow and lost packets, duplicate requests.
 
-A worker's real link posts its reports here instead of through aiohttp; the data is the text of the
-real protocol.
+A worker's link posts its reports here instead of through aiohttp's client, and the route of the
+head's server answers them, with its checks of the token and of the sender.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import re
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from support.simulated.virtual import HERE
+from agent.port.proof import PROOF_HEADER, Claim
+from agent.port.protocol import REPORT_PATH
+from support.simulated.virtual import here, is_over
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 
+    from aiohttp import web
     from typing_extensions import Self
 
+    from agent.port.server import AgentServer
     from support.simulated.machines import Machine
     from support.simulated.world import World
 
@@ -29,7 +32,7 @@ class Call:
 
     def __init__(self, src: Machine, dst: Machine) -> None:
         self.src, self.dst = src, dst
-        self.reply: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self.reply: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
         self.server: asyncio.Task[None] | None = None
         self.arrived = self.broken = False
 
@@ -71,32 +74,40 @@ class Network:
         late = self.is_bad and draw.random() < 0.3
         return draw.uniform(0.2, 4.0) if late else draw.uniform(0.001, 0.02)
 
-    async def post(self, ip: str, body: object) -> str:
-        """Send a report from this machine; return the text of the reply."""
-        src, dst = HERE.get(), self._world.at(ip)
+    async def post(self, ip: str, headers: Mapping[str, str], body: bytes) -> Response:
+        """Send a report from this machine; return the reply."""
+        src = here()
+        dst = self._world.at(ip)
         await asyncio.sleep(self.delay())
         if dst is None or not self.reaches(src, dst):
             await asyncio.sleep(_CONNECT)
             raise TimeoutError
         if dst.serves is None:
             raise ConnectionRefusedError(111, "connection refused")
-        text, call = json.dumps(body), Call(src, dst)
+        call = Call(src, dst)
         self._calls[call] = None
-        call.server = dst.run(self._arrives(call, text))
+        request = Request(src.ip, headers, body)
+        call.server = self._serve(dst, self._arrives(call, request))
         if self.doubles and self._world.random.random() < 0.1:
             again = Call(src, dst)
             again.broken = True
             pause = self._world.random.uniform(0.1, 6.0)
-            again.server = dst.run(self._arrives(again, text, pause))
+            again.server = self._serve(dst, self._arrives(again, request.sent_again(), pause))
         try:
             return await asyncio.wait_for(call.reply, _LIMIT)
         except (asyncio.CancelledError, asyncio.TimeoutError):
             self._world.later(self.delay(), call.break_off)
             raise
         finally:
-            del self._calls[call]
+            self._calls.pop(call, None)
 
-    async def _arrives(self, call: Call, text: str, pause: float = 0.0) -> None:
+    def _serve(self, dst: Machine, work: Any) -> asyncio.Task[None]:  # noqa: ANN401 - a coroutine
+        """Run the server's part of a request in the agent that has the port."""
+        assert dst.agent is not None
+        create = asyncio.get_running_loop().create_task
+        return dst.agent.life.context.copy().run(create, work)
+
+    async def _arrives(self, call: Call, request: Request, pause: float = 0.0) -> None:
         await asyncio.sleep(pause + self.delay())
         if not self.reaches(call.src, call.dst):
             return
@@ -106,7 +117,7 @@ class Network:
         call.arrived = True
         if call.broken:
             asyncio.get_running_loop().call_later(0.001, call.break_off)
-        reply = await call.dst.serves(text)
+        reply = await call.dst.serves(request)
         await asyncio.sleep(self.delay())
         if self.reaches(call.src, call.dst) and not call.reply.done():
             call.reply.set_result(reply)
@@ -132,7 +143,8 @@ class Network:
 
     async def probe(self, ip: str, what: str, limit: float) -> str:
         """Probe a port of a machine; return '' or the error."""
-        src, dst = HERE.get(), self._world.at(ip)
+        src = here()
+        dst = self._world.at(ip)
         await asyncio.sleep(self.delay())
         if dst is None or not self.reaches(src, dst):
             await asyncio.sleep(limit)
@@ -140,7 +152,95 @@ class Network:
         return "" if dst.listens(what) else f"connection refused by {ip} ({what})"
 
 
-# --- replacements for aiohttp and for probes in product code ------------------------------------
+# --- the agent's port -----------------------------------------------------------------------------
+
+
+class Response(NamedTuple):
+    """An answer of an agent's port."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+
+class Request(dict[Any, Any]):
+    """A report as it arrives: what the server's route reads of aiohttp's request."""
+
+    method = "POST"
+    path = raw_path = REPORT_PATH
+    content_type = "application/json"
+    body_exists = True
+    transport = None
+
+    def __init__(self, remote: str, headers: Mapping[str, str], body: bytes) -> None:
+        super().__init__()
+        self.remote = remote
+        self.headers = headers
+        self._body = body
+        self.content_length = len(body)
+
+    def sent_again(self) -> Request:
+        """Return the same request, sent again."""
+        return Request(self.remote, self.headers, self._body)
+
+    @property
+    def content(self) -> Self:
+        """Return the reader of its body."""
+        return self
+
+    async def iter_any(self) -> AsyncIterator[bytes]:
+        """Yield the body."""
+        yield self._body
+
+
+class Port:
+    """An open port: `cleanup` closes it."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+
+    async def cleanup(self) -> None:
+        """Close it."""
+        if not is_over():
+            self._machine.serves = None
+
+
+async def open_port(server: AgentServer, _sockets: object) -> Port:
+    """Open an agent's port: its route for reports answers what arrives."""
+    machine = here()
+    handlers = [route.handler for route in server.routes() if route.path == REPORT_PATH]
+    handle: Callable[[Request], Awaitable[web.Response]] = cast("Any", handlers[0])
+    secret = (machine.world.setup.token or "").encode()
+
+    async def serve(request: Request) -> Response:
+        answer = await handle(request)
+        assert isinstance(answer.body, bytes)
+        headers = dict(answer.headers)
+        claim = next((value for value in request.values() if isinstance(value, Claim)), None)
+        if claim is not None:
+            proof = claim.reply_signature(secret, answer.status, answer.body)
+            headers[PROOF_HEADER] = proof
+        return Response(answer.status, headers, answer.body)
+
+    if machine.world.is_head(machine):
+        machine.serves = serve
+    return Port(machine)
+
+
+async def listen(_port: Port, _sockets: object) -> None:
+    """Open the port on another address: it is open on all."""
+
+
+class Socket:
+    """A bound socket."""
+
+
+def bind(_ip: str, _port: int) -> Socket:
+    """Take the agent's port on an address."""
+    return Socket()
+
+
+# --- requests -------------------------------------------------------------------------------------
 
 
 class Session:
@@ -155,36 +255,46 @@ class Session:
     async def __aexit__(self, *_: object) -> None:
         """Close nothing."""
 
-    def post(self, url: str, data: bytes, **_headers: object) -> _Posted:
+    def post(self, url: str, data: bytes, headers: Mapping[str, str], **_options: object) -> Posted:
         """Send a request."""
-        return _Posted(url, json.loads(data))
+        return Posted(url, headers, data)
 
 
-class _Posted:
+class Posted:
     """A request, and its reply when it has arrived."""
 
-    status = 200
-    headers: ClassVar[dict[str, str]] = {}
-
-    def __init__(self, url: str, body: object) -> None:
-        self._url, self._body = url, body
-        self._text = ""
+    def __init__(self, url: str, headers: Mapping[str, str], body: bytes) -> None:
+        self._url = url
+        self._request = headers, body
+        self._response = Response(0, {}, b"")
 
     async def __aenter__(self) -> Self:
-        self._text = await HERE.get().world.network.post(ip_in(self._url), self._body)
+        machine = here()
+        machine.world.rules.report_sent(machine, self._request[1])
+        self._response = await machine.world.network.post(ip_in(self._url), *self._request)
         return self
 
     async def __aexit__(self, *_: object) -> None:
         """Close nothing."""
 
     @property
+    def status(self) -> int:
+        """Return the status of the reply."""
+        return self._response.status
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """Return the headers of the reply."""
+        return self._response.headers
+
+    @property
     def content(self) -> Self:
-        """Return the object with the text."""
+        """Return the reader of its body."""
         return self
 
     async def iter_any(self) -> AsyncIterator[bytes]:
-        """Yield the text."""
-        yield self._text.encode()
+        """Yield the body."""
+        yield self._response.body
 
 
 def ip_in(url: str) -> str:
@@ -194,25 +304,36 @@ def ip_in(url: str) -> str:
     return found[1]
 
 
-async def resolve(_host: str) -> tuple[str, ...]:
-    """Return the head's address from DNS."""
+async def resolve(host: str, _limit: float = 2.0) -> tuple[str, ...]:
+    """Return the addresses of a name, which is the head's, from DNS."""
     await asyncio.sleep(0)
-    return (HERE.get().world.head_ip,)
+    if re.fullmatch(r"[0-9.]+", host):
+        return (host,)
+    return (here().world.head_ip,)
 
 
 async def port_answers(ip: str, port: int, limit: float = 2.0) -> str:
-    """Probe a port of Ray."""
-    world = HERE.get().world
-    return await world.network.probe(ip, "gcs" if port == world.gcs_port else "raylet", limit)
+    """Probe a port."""
+    world = here().world
+    what = {world.gcs_port: "gcs", 8000: "service"}.get(port, "raylet")
+    return await world.network.probe(ip, what, limit)
 
 
 async def reply_evidence(
     url: str, _body: object, _expect: str, limit: float, **_options: object
 ) -> str:
     """Probe an agent's port."""
-    return await HERE.get().world.network.probe(ip_in(url), "agent", limit)
+    return await here().world.network.probe(ip_in(url), "agent", limit)
+
+
+async def download_sample(
+    ip: str, _port: int, _token: str | None, _run_id: str, limit: float
+) -> tuple[int, float] | str:
+    """Measure the link to another agent: it is fast, if there is one."""
+    evidence = await here().world.network.probe(ip, "agent", min(limit, 3.0))
+    return evidence or (1 << 30, 0.001)
 
 
 def source_towards(_ip: str) -> str:
     """Return this machine's address."""
-    return HERE.get().ip
+    return here().ip

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from agent.record.run_record import RUN_FILE, RunRecord
 from agent.run.restarts import QUICK_RESTARTS, Restarts
-from support.simulated.virtual import RUNS
 
 if TYPE_CHECKING:
     from agent.base.ends import Outcome
@@ -42,24 +40,17 @@ class Platform:
         """Say whether agents record their ends there, since the platform restarts any of them."""
         return self.rule in {RUNPOD, LWS}
 
-    def begins(self, machine: Machine, fingerprint: str) -> Outcome | None:
-        """Let a container's agent begin; return the end of a run that it does not repeat."""
-        machine.restarts = restarts = Restarts(
-            *(RUNS, machine.name, "settings"),
+    def begins(self, machine: Machine) -> Restarts:
+        """Let a container's agent begin, and read how the one before it ended."""
+        machine.restarts = Restarts(
+            machine.logs,
+            machine.name,
+            "settings",
             is_on=self.keeps_ends,
             holds=self.keeps_ends,
             longest=_LONGEST,
         )
-        if not self.keeps_ends:
-            return None
-        if not self._world.is_head(machine):
-            last = restarts.before
-            return last.outcome if last is not None and last.outcome.is_jobs_verdict else None
-        for id_ in self._world.run_ids(machine.files, None):
-            found = RunRecord.read(RUNS / id_ / RUN_FILE)
-            if isinstance(found, RunRecord) and found.fingerprint == fingerprint:
-                return found.ending if found.ending and found.ending.is_jobs_verdict else None
-        return None
+        return machine.restarts
 
     def left(self, machine: Machine, outcome: Outcome) -> float | None:
         """Handle the exit of a container; return the pause before it starts again, or None."""
@@ -78,7 +69,6 @@ class Platform:
             fails = self._restarts[machine.label]
             return None if fails > _BACKOFF_LIMIT else min(300.0, 10.0 * 2 ** (fails - 1))
         assert machine.restarts is not None
-        machine.restarts.record("", outcome)
         if outcome.holds_pod or machine.restarts.would_repeat():
             return None
         self._count(machine, outcome)

@@ -1,82 +1,321 @@
-"""Runs worlds: product code uses a world instead of this machine."""
+"""Runs worlds: shipped agents on simulated machines.
+
+What runs is `begin`, `run_in_loop` and `end_role` of agent/run, with everything that they call:
+HeadAgent and WorkerAgent, the records and their files, the protocol, the links. `EFFECTS` is where
+that reaches the machine: time, threads, files, processes, the network. Nothing else is replaced.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import os
+import warnings
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
+import anyio
 from msgspec.structs import replace
 
+from agent.node.limits import OomKills
+from agent.processes.run_clock import RunClock
+from agent.record.events import Dropped
+from agent.run.node_run import NodeRun
+from support.simulated import disks, programs, virtual
 from support.simulated import network as net
-from support.simulated.machines import LateFile, in_thread
+from support.simulated.agents import Watched
 from support.simulated.platforms import RULES
 from support.simulated.setups import GIVEN, Setup, setup_of
-from support.simulated.virtual import HERE, LocalTime, VirtualLoop
+from support.simulated.virtual import LIFE, VirtualLoop, here
 from support.simulated.world import World
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Awaitable, Callable, Iterable, Iterator
+
+    import tenacity
+    from anyio.abc import TaskStatus
+
+    from agent.base.ends import Outcome
 
 _AGAIN = "POD_AGENT_WORLDS={seed} .venv/bin/pytest tests/unit/decisions/test_worlds.py"
+_decide = NodeRun.decide
 
 
-def _read(path: object) -> str:
-    files = HERE.get().files
-    if str(path) not in files:
-        raise FileNotFoundError(str(path))
-    return files[str(path)]
+# --- what is watched ------------------------------------------------------------------------------
 
 
-def _write(path: object, text: str, *, durable: bool = True) -> None:  # noqa: ARG001 - as written
-    HERE.get().files[str(path)] = text
+def decide(
+    run: NodeRun,
+    decide: Callable[..., Any],
+    from_outside: tuple[type, ...],
+    state: object,
+    event: object,
+) -> tuple[Any, Any, tuple[Any, ...]]:
+    """Decide as shipped, and look at the decision."""
+    event, after, actions = _decide(run, decide, from_outside, state, event)
+    life = LIFE.get()
+    assert life is not None
+    life.agent.decided(state, event, after, actions)
+    return event, after, Watched.by(life.agent, actions)
 
 
-class _Boot:
-    """Replaces the class that defines a boot of the machine."""
+class Recorder:
+    """Replaces the recorder of events: a dropped event is a bug."""
+
+    def __init__(self, *_: object) -> None:
+        """Accept the arguments of the real one."""
+
+    def add(self, event: object) -> None:
+        """Look at an event."""
+        if isinstance(event, Dropped):
+            here().world.fail(AssertionError(f"dropped: {event}"))
+
+    def finish(self) -> None:
+        """Do nothing."""
+
+
+def render(sentence: str, level: str) -> str:
+    """Note a line of an agent's log."""
+    machine = virtual.HERE.get()
+    if machine is not None and not virtual.is_over():
+        machine.world.said(machine, sentence, level)
+    return sentence
+
+
+# --- effects --------------------------------------------------------------------------------------
+
+
+async def watch_signals(
+    stop: Callable[[int], None],
+    _notify: object,
+    _record_kill: object = None,
+    *,
+    task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED,
+) -> None:
+    """Take signals that ask for a stop."""
+    life = LIFE.get()
+    assert life is not None
+    life.agent.on_stop = stop
+    task_status.started()
+    await anyio.sleep_forever()
+
+
+class Parent:
+    """The parent process of the agent that asks."""
 
     @property
-    def boot_id(self) -> str:
-        """Return the ID of this boot of this machine."""
-        machine = HERE.get()
-        return f"{machine.name}-{machine.boots}"
+    def former_agents(self) -> tuple[int, ...]:
+        """Return the pids of the killed agents before this one."""
+        return here().killed
 
 
-SEAMS: dict[str, object] = {
-    "aiohttp.ClientSession": net.Session,
-    "anyio.to_thread.run_sync": in_thread,
-    "agent.port.client.KeepaliveConnector": lambda **_options: None,
-    "agent.port.client.resolve": net.resolve,
-    "agent.port.client.port_answers": net.port_answers,
-    "agent.port.client.source_towards": net.source_towards,
-    "agent.run.silent_nodes.port_answers": net.port_answers,
-    "agent.run.silent_nodes.reply_evidence": net.reply_evidence,
-    "agent.run.run_keeper.ItemWriter": LateFile,
-    "agent.run.worker.in_thread": in_thread,
-    "agent.record.files.read_small": _read,
-    "agent.record.files.write_atomically": _write,
-    "agent.record.node_record.read_pid_space": _Boot,
-    "agent.run.restarts.PastEnd.save": lambda end, root, node: end.write(
-        root / ".ends" / f"{node}.json"
-    ),
+class Memory:
+    """Replaces the watch for out-of-memory kills: there are none."""
+
+    kills = OomKills(0, of_container=True)
+
+    def poll(self) -> str:
+        """Return no evidence."""
+        return ""
+
+    recent = poll
+
+
+async def activity(_diagnostics: object, _job: str | None) -> str:
+    """Return what works for the job here."""
+    world = here().world
+    return "it works" if world.rules.job_works else "idle"
+
+
+async def stacks(_diagnostics: object, _job: str | None) -> str:
+    """Return no stacks."""
+    return ""
+
+
+class Output:
+    """Replaces copies of the job's output: simulated jobs write none."""
+
+    def __init__(self, source: Any, _preamble: object) -> None:  # noqa: ANN401 - a path, or in memory
+        self.path = getattr(source, "path", source)
+
+    def __getattr__(self, _name: str) -> Callable[..., None]:
+        """Copy nothing."""
+        return _nothing
+
+
+def _nothing(*_: object, **_named: object) -> None:
+    """Do nothing."""
+
+
+async def _nothing_async(*_: object, **_named: object) -> None:
+    """Do nothing."""
+
+
+def no_bundle(_run: NodeRun, outcome: Outcome, *_: object) -> Outcome:
+    """Write no bundle."""
+    return outcome
+
+
+def no_size(*_: object) -> Any:  # noqa: ANN401 - awaitable
+    """Return that a log is empty."""
+    return asyncio.sleep(0, 0)
+
+
+class Retrying:
+    """What `until` uses of tenacity's class: the same waits, at a tenth of its cost."""
+
+    def __init__(
+        self,
+        *,
+        retry: tenacity.retry_if_result,
+        wait: Callable[[Any], float],
+        stop: tenacity.stop_after_delay,
+        sleep: Callable[[float], Awaitable[None]],
+        retry_error_callback: Callable[[Any], bool],
+    ) -> None:
+        self._retry = retry
+        self._wait = wait
+        self._stop = stop
+        self._sleep = sleep
+        self._failed = retry_error_callback
+        self.attempt_number = 0
+        self.seconds_since_start = 0.0
+
+    async def __call__(self, ask: Callable[[], Awaitable[bool]]) -> bool:
+        """Ask until the answer is true, or the time is over."""
+        began = virtual.monotonic()
+        while True:
+            self.attempt_number += 1
+            holds = await ask()
+            if holds:
+                return holds
+            self.seconds_since_start = virtual.monotonic() - began
+            pause = self._wait(self)
+            if self._stop(self):  # type: ignore[arg-type]  # it reads the seconds alone
+                return self._failed(self)
+            await self._sleep(pause)
+
+
+def draw_hex(size: int) -> str:
+    """Return random digits that the seed decides; outside of worlds any."""
+    machine = virtual.HERE.get()
+    if machine is None:
+        return os.urandom(size).hex()
+    return "".join(machine.world.random.choice("0123456789abcdef") for _ in range(2 * size))
+
+
+EFFECTS: dict[str, object] = {
+    # time
+    "time.time": virtual.wall,
+    "time.time_ns": virtual.wall_ns,
+    "time.monotonic": virtual.monotonic,
+    "time.gmtime": virtual.gmtime,
+    "agent.run.node_run.RunClock": partial(RunClock, read=virtual.monotonic),
+    # threads
+    "anyio.to_thread.run_sync": disks.run_sync,
+    "agent.record.background.start_thread": disks.start_thread,
+    "agent.run.worker.in_thread": disks.in_thread,
+    "agent.record.background.Writer._run": _nothing,  # lines are written nowhere
+    "agent.record.background.ItemWriter._run": disks.run_writer,
+    "agent.record.background.ItemWriter.put": disks.put,
+    "agent.record.background.ItemWriter.settle": disks.settle,
+    "agent.record.background.ItemWriter.finish": disks.finish,
+    # files
     **{
-        f"agent.{name}.time": LocalTime()
+        f"agent.{name}.write_atomically": disks.write_atomically
+        for name in ("record.files", "record.run_folder", "run.head", "run.examine")
+    },
+    **{
+        f"agent.{name}.record_memory": disks.MachineMemory()
+        for name in ("record.files", "record.node_record")
+    },
+    "agent.record.files.FileLock.take": disks.take_lock,
+    "agent.record.log_dir.LogDir.guard": lambda _dir, root: root.mkdir(parents=True, exist_ok=True),
+    "agent.run.node_run.log_to_file": _nothing,
+    "agent.run.head_job.OutputCopies": Output,
+    "agent.run.head_job.size_at_start": no_size,
+    "agent.run.torchrun.OutputCopies": Output,
+    "agent.run.torchrun.size_at_start": no_size,
+    "agent.run.failure_bundle.write_bundle": no_bundle,
+    "agent.run.end._hold": _nothing_async,  # the world's platform holds
+    "agent.run.diagnose.diagnose_logs": _nothing,
+    "agent.run.local_services.Path": lambda text: here().world.data_of(here()) / text.strip("/"),
+    # processes
+    "agent.processes.process.Child.start": programs.start_child,
+    "agent.run.takeover.adopt": programs.adopt,
+    "agent.processes.process.kill_tree": programs.kill_tree,
+    "agent.processes.process.list_descendants": programs.list_descendants,
+    "agent.processes.process.reap": _nothing,
+    "agent.processes.driver.kill_leftovers": programs.kill_leftovers,
+    "agent.processes.driver.find_driver": programs.find_driver,
+    "agent.processes.driver.find_first_rank": programs.find_driver,
+    "agent.processes.driver.terminate_driver": programs.terminate_driver,
+    "agent.processes.signals.watch_signals": watch_signals,
+    **{f"agent.run.{name}.parent": Parent() for name in ("main", "takeover")},
+    "anyio.run": _nothing,  # an agent waits for a killed one's records before it begins
+    "agent.record.node_record.read_stat": programs.read_stat,
+    "agent.record.node_record.read_pid_space": lambda: here().place,
+    "agent.record.run_record.read_pid_space": lambda: here().place,
+    "agent.record.node_record.os.getpid": programs.own_pid,
+    "agent.processes.ray_parts.RayParts.watch": programs.watch_parts,
+    "agent.run.node_run.MemoryWatch": Memory,
+    "agent.run.takeover.oom_kills": lambda: Memory.kills,
+    "agent.run.head.watch_helpers": programs.watch_helpers,
+    "agent.run.local_services.cpu_of": lambda _pid: 0.0,
+    "agent.run.stall.Diagnostics._examine_activity": activity,
+    "agent.run.examine.NodeExaminer._examine": stacks,
+    # the machine, before Ray
+    "agent.run.make_ready.raise_open_files": _nothing,
+    "agent.run.make_ready.stale_ray": lambda *_, **_named: [],
+    "agent.run.make_ready.taken_ports": lambda *_: [],
+    "agent.run.make_ready.secure_folder": _nothing,
+    "agent.run.make_ready.prune_sessions": _nothing_async,
+    "agent.run.head.prune_sessions": _nothing_async,
+    # the network
+    "aiohttp.ClientSession": net.Session,
+    "agent.port.client.KeepaliveConnector": lambda **_options: None,
+    "agent.port.client.is_bindable": lambda _ip: False,
+    "agent.port.server.AgentServer.open": net.open_port,
+    "agent.port.server.listen": net.listen,
+    **{f"agent.{name}.bind": net.bind for name in ("run.make_ready", "run.worker")},
+    **{f"agent.{name}.resolve": net.resolve for name in ("port.client", "run.make_ready")},
+    **{
+        f"agent.{name}.port_answers": net.port_answers
         for name in (
-            *("run.run_keeper", "record.node_record", "port.reports", "run.worker"),
-            *("port.client", "run.restarts"),
+            *("port.client", "run.silent_nodes", "run.head", "run.worker", "run.orders"),
+            "processes.probing",
         )
     },
+    "agent.run.silent_nodes.reply_evidence": net.reply_evidence,
+    "agent.run.orders.download_sample": net.download_sample,
+    **{
+        f"agent.{name}.source_towards": net.source_towards
+        for name in ("port.client", "run.make_ready", "run.worker")
+    },
+    # what takes most of the time of a world: the same loop without its bookkeeping
+    "tenacity.AsyncRetrying": Retrying,
+    # chance
+    "secrets.token_hex": draw_hex,
 }
-"""The functions by which product code uses the machine: time, disk and network."""
+"""What shipped code does to its machine, by name, and what does it in a world."""
+
+WATCHED: dict[str, object] = {
+    "agent.run.node_run.NodeRun.decide": decide,
+    "agent.run.node_run.EventRecorder": Recorder,
+    "agent.record.log._log._render": render,
+    "agent.record.log._log._stderr.put": _nothing,
+    "agent.record.log._log._file_writer.put": _nothing,
+}
+"""What is looked at in a world, by name."""
 
 
 @contextmanager
 def in_a_world() -> Iterator[None]:
     """Let product code use a world instead of this machine."""
     with ExitStack() as stack:
-        for name, new in SEAMS.items():
+        for name, new in {**EFFECTS, **WATCHED}.items():
             stack.enter_context(patch(name, new))
         yield
 
@@ -84,16 +323,27 @@ def in_a_world() -> Iterator[None]:
 def play(seed: int, setup: Setup | None = None) -> World:
     """Run a world, and return it."""
     loop = VirtualLoop()
+    asyncio.set_event_loop(loop)
     try:
-        asyncio.set_event_loop(loop)
-        return loop.run_until_complete(_played(seed, setup or setup_of(seed), loop))
+        with warnings.catch_warnings():
+            # A task that is canceled before its first step, as many are with a killed agent.
+            warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
+            world = loop.run_until_complete(_played(seed, setup or setup_of(seed), loop))
+            _clear(world, loop)
     finally:
-        left = asyncio.all_tasks(loop)
-        for task in left:
-            task.cancel()
-        loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
         asyncio.set_event_loop(None)
         loop.close()
+    return world
+
+
+def _clear(world: World, loop: VirtualLoop) -> None:
+    """End all tasks, those of killed agents too, and remove the disks."""
+    world.clear()
+    left = asyncio.all_tasks(loop)
+    for task in left:
+        task.cancel()
+    loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+    world.remove()
 
 
 async def _played(seed: int, setup: Setup, loop: VirtualLoop) -> World:
@@ -111,7 +361,8 @@ def on_platforms(seed: int) -> Setup:
 
 def broken_rules(seeds: Iterable[int], setup: Callable[[int], Setup] = setup_of) -> str:
     """Run worlds; return the broken rules by world, and the first history, or ''."""
-    broken, story = [], ""
+    broken = []
+    story = ""
     with in_a_world():
         for seed in seeds:
             world = play(seed, setup(seed))

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from support.simulated.machines import Machine
+    from support.simulated.programs import Process
     from support.simulated.world import World
 
 FALLS, HANGS, GOES_ON = "falls", "hangs", "goes on"
@@ -24,7 +25,10 @@ class Raylet:
     def __init__(self, cluster: Cluster, machine: Machine) -> None:
         self.cluster, self.machine = cluster, machine
         self.id = f"{machine.name}-raylet{cluster.world.count()}"
-        self.lives, self.is_up, self.is_dead_for_gcs = True, False, False
+        self.lives = True
+        self.is_up = False
+        self.is_dead_for_gcs = False
+        self.process: Process | None = None  # none of a node of a given Ray
         cluster.world.later(cluster.world.random.uniform(0.5, 3), self._join)
 
     def _join(self) -> None:
@@ -35,7 +39,6 @@ class Raylet:
             self.is_up = True
             cluster.listed[self.id] = self
             cluster.joined(self)
-            self.machine.ray_is_up(self)
         else:
             self.end("could not join", at_once=True)
 
@@ -43,11 +46,15 @@ class Raylet:
         """Stop it with everything that runs on it; `at_once` if GCS sees the end."""
         if not self.lives:
             return
-        self.lives, random = False, self.cluster.world.random
+        self.lives = False
+        random = self.cluster.world.random
         self.cluster.missed(self, 0.1 if at_once else random.uniform(0.5, MISSED_AFTER))
         for job in self.cluster.jobs.values():
             job.loses(self)
-        self.machine.ray_ended(self, why)
+        if self.machine.raylet is self:
+            self.machine.raylet = None
+        if self.process is not None:
+            self.process.end(1, why)
 
 
 class Cluster:
@@ -55,7 +62,10 @@ class Cluster:
 
     def __init__(self, world: World, machine: Machine) -> None:
         self.world, self.machine = world, machine
-        self.lives, self.has_gcs, self.is_up = True, False, False
+        self.lives = True
+        self.has_gcs = False
+        self.is_up = False
+        self.process: Process | None = None  # none of a given Ray
         self.listed: dict[str, Raylet] = {}
         self.dead: dict[str, Raylet] = {}
         self.jobs: dict[str, Job] = {}
@@ -119,6 +129,8 @@ class Cluster:
         self.lives = self.has_gcs = self.is_up = False
         for job in self.jobs.values():
             self.world.later(self.world.random.uniform(0, 5), job.end_driver)
+        if self.process is not None:
+            self.process.end(1, "its GCS is gone")
         for raylet in [*self.listed.values()]:  # a raylet without its GCS ends after a minute
             self.world.later(60.0, raylet.end, "its GCS is gone", at_once=True)
         self.changed()

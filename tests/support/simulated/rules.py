@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from typing import TYPE_CHECKING, Any
+
+from msgspec import to_builtins
 
 from agent.base.ends import Kind
 from agent.decisions import head, worker
 from agent.decisions.attempts import is_loss
 from agent.decisions.head import head_state as h
-from agent.decisions.head.fleet import Worker
 from agent.decisions.head.head_state import HeadPhase
 from agent.decisions.shared import HERE, StopAsked, Tick
 from agent.decisions.worker import worker_state as w
@@ -17,12 +19,13 @@ from support.simulated.rays import Job
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from pathlib import Path
 
     from agent.base.ends import Outcome
-    from support.simulated.agents import Agent, End
-    from support.simulated.head_agent import HeadAgent
-    from support.simulated.machines import Execution, Group
-    from support.simulated.worker_agent import WorkerAgent
+    from agent.decisions.head.fleet import Worker
+    from support.simulated.agents import Agent
+    from support.simulated.machines import Machine
+    from support.simulated.programs import Execution, Group
     from support.simulated.world import World
 
 _MOST_TICKS = 5
@@ -98,7 +101,7 @@ class Rules:
         later = self._world.head
         for former in self._world.former_heads:
             is_its_own = isinstance(new, Job) and new.cluster.machine is former
-            if former.files is later.files:
+            if former.disk == later.disk:
                 how = f"{new.id} begins while {other.id} lives"
                 self.breaks("a former head makes room", how)
             elif former.label in self._world.network.cut_off and not is_its_own:
@@ -113,19 +116,20 @@ class Rules:
         """A step with a marker runs once per disk: neither again, nor twice in parallel."""
         agent = new.machine.agent
         new.is_unasked = agent is not None and self._takes_it_for_bare(agent)
-        if new.step.once is None or new.is_unasked:
+        if new.is_unasked:
             return
         machines = [one for one in self._world.machines if one.is_on and one.code is None]
         others = [run for one in machines for run in one.steps if not run.is_unasked]
-        same = [run for run in others if (run.disk, run.step.once) == (new.disk, new.step.once)]
+        same = [run for run in others if (run.disk, run.name) == (new.disk, new.name)]
+        same.remove(new)
         if same and not self._world.has_two_heads:
-            how = f"{new.step.name} on {new.machine.name} beside {same[0].machine.name}"
+            how = f"{new.name} on {new.machine.name} beside {same[0].machine.name}"
             self.breaks("a step runs once on a disk", how)
 
     def _takes_it_for_bare(self, agent: Agent) -> bool:
         """Return whether a worker began while the head's agent was down, and cannot detect it."""
-        state = getattr(agent, "state", None)
-        known = getattr(agent, "id", "") in self._known
+        state = agent.state
+        known = agent.id in self._known
         return isinstance(state, w.WorkerState) and state.is_plain_head and not known
 
     # --- decisions ------------------------------------------------------------------------------
@@ -144,7 +148,7 @@ class Rules:
             self._ticks[name] = -1_000_000
 
     def head_decided(
-        self, agent: HeadAgent, before: h.HeadState, event: object, actions: Iterable[object]
+        self, agent: Agent, before: h.HeadState, event: object, actions: Iterable[object]
     ) -> None:
         """Check one decision of a head."""
         after, order = agent.state, [*HeadPhase]
@@ -155,10 +159,9 @@ class Rules:
         )
         if deadline is None and not at_rest:
             self.breaks("every state has a deadline", f"the head in {after.phase}")
-        is_new = after.attempt.number != before.attempt.number or isinstance(
-            event,
-            h.RunRemembered,  # the killed agent's attempt, which may run
-        )
+        # A killed agent's attempt, which may run, is gone on with.
+        is_adopted = any(isinstance(action, h.AdoptRun) for action in actions)
+        is_new = after.attempt.number != before.attempt.number or is_adopted
         if not is_new and order.index(after.phase) < order.index(before.phase):
             self.breaks("phases go forward", f"{before.phase} to {after.phase}")
         self._stopped |= isinstance(event, StopAsked)
@@ -174,8 +177,15 @@ class Rules:
         if len([one for one in actions if isinstance(one, h.SubmitJob)]) > 1:
             self.breaks("one submission at a time", f"{actions}")
 
-    def sent(self, key: str, content: tuple[Any, ...]) -> None:
+    def report_sent(self, machine: Machine, body: bytes) -> None:
         """Record a worker's report, in order."""
+        if not body or machine.agent is None:
+            return
+        report = json.loads(body)
+        machine.agent.id = report["id"]
+        self._sent_by(report["id"], said_in(report))
+
+    def _sent_by(self, key: str, content: tuple[Any, ...]) -> None:
         said = self._sent.setdefault(key, [])
         if not said or said[-1] != content:
             said.append(content)
@@ -192,7 +202,7 @@ class Rules:
         self._newest[one.key] = max(self._newest.get(one.key, -1), min(found))
 
     def worker_decided(
-        self, agent: WorkerAgent, before: w.WorkerState, event: object, actions: Iterable[object]
+        self, agent: Agent, before: w.WorkerState, event: object, actions: Iterable[object]
     ) -> None:
         """Check one decision of a worker."""
         after = agent.state
@@ -211,8 +221,16 @@ class Rules:
 
     # --- ends -----------------------------------------------------------------------------------
 
-    def head_left(self, agent: HeadAgent, end: Outcome) -> None:
-        """Check the end of a head."""
+    def agent_left(self, agent: Agent, end: Outcome, _file: Path) -> None:
+        """Check the end of an agent."""
+        if agent.state is None:
+            self._world.note(agent.machine.label, f"ends at once: {end.sentence()}")
+        elif agent.is_head:
+            self._head_left(agent, end)
+        else:
+            self._worker_left(agent, end)
+
+    def _head_left(self, agent: Agent, end: Outcome) -> None:
         state = agent.state
         self._world.note(agent.machine.label, f"the run ends: {end.sentence()}")
         if (agent.machine.label, agent.machine.boots) in self._succeeded and end.exit_code != 0:
@@ -264,12 +282,12 @@ class Rules:
             if any(count > _MOST_LIVES_KEPT for count in of_name.values()):
                 self.breaks("memory is bounded by the number of names", f"{what}: {of_name}")
 
-    def worker_left(self, agent: WorkerAgent, outcome: Outcome, end: End) -> None:
-        """Check the end of a worker."""
+    def _worker_left(self, agent: Agent, outcome: Outcome) -> None:
         machine, the_head = agent.machine, self._world.head
         self._world.note(machine.label, f"leaves: {outcome.sentence()}")
-        if end.was_told and end.code not in self._codes:
-            how = f"{machine.name} leaves with {end.code}, the head with {self._codes}"
+        was_told = agent.verdict is not None and agent.verdict.exit_code == outcome.exit_code
+        if was_told and outcome.exit_code not in self._codes:
+            how = f"{machine.name} leaves with {outcome.exit_code}, the head with {self._codes}"
             self.breaks("workers leave with the head's code", how)
         gives_up = outcome.exit_code == 75 and outcome.culprit == "head"
         there = the_head.agent is not None and self._world.network.reaches(machine, the_head)
@@ -286,9 +304,15 @@ class Rules:
                 return
 
 
-def said_by(one: Any) -> tuple[Any, ...]:  # noqa: ANN401 - a worker or its report
-    """Return the parts of a worker's report that decisions use."""
-    same = (one.phase, one.joined, one.preparing, one.items)
-    if isinstance(one, Worker):
-        return (*same, one.running_attempt, one.share, one.has_left)
-    return (*same, one.running_attempt, one.share, one.bye is not None)
+_SAID = ("phase", "joined", "preparing", "items", "running_attempt", "share")
+"""The parts of a worker's report that decisions use, beside its goodbye."""
+
+
+def said_in(report: dict[str, Any]) -> tuple[Any, ...]:
+    """Return what a report that is sent says."""
+    return (*(report.get(name) or None for name in _SAID), report.get("bye") is not None)
+
+
+def said_by(one: Worker) -> tuple[Any, ...]:
+    """Return what a report said that a head decides on."""
+    return (*(to_builtins(getattr(one, name)) or None for name in _SAID), one.has_left)

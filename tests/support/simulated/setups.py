@@ -10,6 +10,7 @@ from msgspec import field
 from agent.base.value import Value
 from support.simulated.platforms import NEVER
 from support.simulated.rays import FALLS, GOES_ON, HANGS
+from support.worlds import SECRET
 
 LAST_FAULT = 600.0
 LONGEST_ATTEMPT = 1000.0
@@ -43,7 +44,7 @@ class Setup(Value):
     """Agents to kill before an action, numbered from the beginning."""
     lost_writes: frozenset[tuple[str, int]] = field(default_factory=frozenset)
     """Agents to kill during a write of run.json, numbered from the beginning."""
-    has_token: bool = False
+    token: str | None = None
     platform: str = NEVER
     """Which containers are started again."""
 
@@ -101,7 +102,6 @@ def setup_of(seed: int) -> Setup:
     retries = draw.choice((0, 1, 1, 2, 3))
     environ = {
         "AGENT_JOB_RETRIES": str(retries),
-        "AGENT_LOG_DIR": "/logs",
         "AGENT_WAIT_HEAD": "200s",
         "AGENT_WAIT_WORKERS": "200s",
         "AGENT_WAIT_PREPARE": "200s",
@@ -155,5 +155,5 @@ def setup_of(seed: int) -> Setup:
         kills=frozenset(kills),
         lost_writes=frozenset({("pod0", draw.randint(1, 8))} if draw.random() < 0.15 else ()),
         services=services.replace("= 8000", AFTER) if draw.random() < 0.4 else services,
-        has_token=draw.random() < 0.5,
+        token=SECRET if draw.random() < 0.5 else None,
     )

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import re
+import shutil
+import tempfile
 from collections import Counter
+from contextvars import Context, copy_context
+from functools import partial
+from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
 
@@ -19,23 +24,26 @@ from agent.plan.make import make_plan
 from agent.platforms.resolve import resolve
 from agent.record.run_record import RUN_FILE
 from agent.settings import load
+from support.simulated.disks import no_space
 from support.simulated.faults import Faults
-from support.simulated.head_agent import HeadAgent
-from support.simulated.machines import Group, Machine, Share
+from support.simulated.machines import Machine
 from support.simulated.network import Network
 from support.simulated.platforms import NEVER, Platform
+from support.simulated.programs import Group
 from support.simulated.rays import Cluster
 from support.simulated.rules import Rules
 from support.simulated.setups import GIVEN, LAST_FAULT, LONGEST_ATTEMPT, TORCHRUN, Setup
 from support.simulated.virtual import Clock, VirtualLoop
-from support.simulated.worker_agent import WorkerAgent
 from support.worlds import MACHINE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Coroutine, Iterable
 
     from agent.plan.plan import Plan
-    from support.simulated.agents import Agent
+    from support.simulated.programs import Share
+    from support.simulated.virtual import Life
+
+FAST_DISK = "/dev/shm" if Path("/dev/shm").is_dir() else None
 
 
 class World:
@@ -45,9 +53,15 @@ class World:
         self.seed, self.setup = seed, setup
         self.random = Random(seed ^ 0x5EED)  # noqa: S311 - delays, no secret
         self._loop = loop
+        self.context: Context = copy_context()
+        """The context of what belongs to no machine."""
+        self.folder = Path(tempfile.mkdtemp(prefix="world-", dir=FAST_DISK))
         self.over = asyncio.Event()
+        self.is_over = False
+        """True once agents are only cleared away."""
+        self.lives: list[Life] = []
         self._count = 0
-        self._runs = 0
+        self._disks = 0
         self.history: list[tuple[float, str, object, tuple[object, ...]]] = []
         self.errors: list[BaseException] = []
         self.network = Network(self)
@@ -55,8 +69,9 @@ class World:
         self.platform = Platform(self, setup.platform)
         self.faults = Faults(self)
         self._counts: Counter[tuple[str, str]] = Counter()
-        self.markers: set[tuple[str, str]] = set()
-        self.disks_are_slow = self.disks_are_full = self.has_two_heads = False
+        self.disks_are_slow = False
+        self.disks_are_full = False
+        self.has_two_heads = False
         self.gcs_port = 6379
         self.given: Cluster | None = None
         self.groups: list[Group] = []
@@ -74,11 +89,22 @@ class World:
 
     def later(self, seconds: float, do: Callable[..., None], *args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - passed on
         """Call a function after this many seconds."""
-        self._loop.call_later(seconds, lambda: do(*args, **kwargs))
+        self._loop.call_later(seconds, partial(do, *args, **kwargs), context=self.context.copy())
+
+    def go(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        """Run a task that belongs to no agent."""
+        return self.context.copy().run(self._loop.create_task, work)
 
     def note(self, who: str, what: object, actions: Iterable[object] = ()) -> None:
         """Add an entry to the history."""
         self.history.append((self.now, who, what, tuple(actions)))
+
+    def said(self, machine: Machine, sentence: str, level: str) -> None:
+        """Add a line of an agent's log to the history; a failed optional task is a bug."""
+        if level != "info":
+            self.note(machine.label, f"{level}: {sentence}")
+        if "the run continues without it" in sentence or "a bug in the agent" in sentence:
+            self.fail(AssertionError(sentence))
 
     def fail(self, error: BaseException | None) -> None:
         """End the world with an exception of product code."""
@@ -98,11 +124,18 @@ class World:
 
     # --- machines -------------------------------------------------------------------------------
 
-    def add_machine(self, files: dict[str, str] | None = None) -> Machine:
+    def new_disk(self) -> Path:
+        """Make the folder of a disk."""
+        self._disks += 1
+        disk = self.folder / f"disk{self._disks}"
+        disk.mkdir()
+        return disk
+
+    def add_machine(self, disk: Path | None = None) -> Machine:
         """Add a machine, with its own disk or with another machine's."""
         number = len(self.machines)
-        clock = Clock(*self.setup.clocks[number % len(self.setup.clocks)])
-        machine = Machine(self, number, clock, {} if files is None else files)
+        clock = Clock(self._loop, *self.setup.clocks[number % len(self.setup.clocks)])
+        machine = Machine(self, number, clock, disk or self.new_disk())
         self.machines.append(machine)
         return machine
 
@@ -138,31 +171,14 @@ class World:
         is_apart = is_head and self.setup.head_is_apart
         return "shared" if self.setup.shared_data and not is_apart else machine.name
 
-    def run_ids(self, files: Mapping[str, str], left: Any) -> list[str]:  # noqa: ANN401 - what a killed agent left
-        """Return the run to continue: a killed agent's, else the one written last."""
-        if left is not None and left.record.run_id:
-            return [left.record.run_id]
-        known = [path.split("/")[-2] for path in files if path.endswith(f"/{RUN_FILE}")]
-        return known[-1:]
+    def data_of(self, machine: Machine) -> Path:
+        """Return the folder of the disk with a machine's data."""
+        return self.folder / f"data-{self.disk_of(machine)}"
 
-    def is_former_gone(self, machine: Machine) -> bool:
-        """Return whether the processes of a disk's former heads have ended or are visible."""
-        return all(
-            one.files is not machine.files or one.code is not None for one in self.former_heads
-        )
-
-    def new_run_id(self) -> str:
-        """Make a run ID."""
-        self._runs += 1
-        if self.setup.kind == GIVEN:
-            return "rayjob"
-        return "run" if self.setup.fixed_run_id else f"run{self._runs}"
-
-    def new_agent(self, machine: Machine, *, replaces: bool) -> Agent:
-        """Make the agent of a machine."""
-        if self.is_head(machine):
-            return HeadAgent(machine, replaces=replaces)
-        return WorkerAgent(machine, replaces=replaces)
+    def disk_fault(self, machine: Machine, path: Path) -> OSError | None:
+        """Return the error of a write to a machine's disk, if there is one."""
+        del machine
+        return no_space() if self.disks_are_full and path.name == RUN_FILE else None
 
     def plan(self, machine: Machine) -> Plan:
         """Return the real plan of a node."""
@@ -175,6 +191,9 @@ class World:
         else:
             environ |= {"RAY_WORKER": "1", "AGENT_HEAD": "head.test"}
         environ["EXPECTED_WORKERS"] = str(setup.workers)
+        environ["AGENT_LOG_DIR"] = str(machine.logs)
+        if setup.token is not None:
+            environ["RAY_AUTH_TOKEN"] = setup.token
         if setup.kind == TORCHRUN:
             environ["AGENT_LAUNCHER"] = "torchrun"
         command = ["train.py", *(["{nodes}"] if setup.is_sized else [])]
@@ -192,18 +211,25 @@ class World:
         if setup.services:
             file, _ = parse(setup.services, "services.toml", loaded.settings)
         topology = resolve(environ, loaded.settings, facts)
+        if setup.fixed_run_id and setup.kind != GIVEN:
+            topology = replace(topology, platform=replace(topology.platform, run_id="run"))
         return make_plan(loaded, topology, facts, environ, {}, file)
 
-    def start_share(self, machine: Machine, number: int, size: int) -> None:
-        """Start a node's torchrun of an attempt; an earlier one is stopped first."""
-        if machine.share is not None:
-            machine.share.lives, machine.share = False, None
-        groups = [one for one in self.groups if one.number == number and not one.is_broken]
-        fits = groups[-1] if groups and not self.is_head(machine) else None
-        if fits is None:
-            fits = Group(self, f"torchrun-{number}", number, size)
-            self.groups.append(fits)
-        Share(machine, fits)
+    def group_of(self, share: Share, size: int) -> Group:
+        """Return the group that a node's torchrun joins; the head's begins one."""
+        same = [one for one in self.groups if one.id == share.id and not one.is_broken]
+        if same and share.rank:
+            return same[-1]
+        group = Group(self, share.id, size)
+        self.groups.append(group)
+        return group
+
+    def submit(self, machine: Machine, cluster: Cluster, id_: str) -> None:
+        """Let a cluster accept the job that a head's agent submits."""
+        state = None if machine.agent is None else machine.agent.state
+        if state is not None:
+            needed = None if self.setup.is_sized else state.required
+            cluster.submit(id_, state.attempt.number, needed)
 
     def quiet_for(self, machine: Machine) -> float:
         """Return the time since the last fault of a machine, or of the head."""
@@ -216,8 +242,9 @@ class World:
         """Run until all agents have ended."""
         setup = self.setup
         if setup.kind == GIVEN:
-            ray_head = Machine(self, 256, self.head.clock, {})
-            ray_head.label, ray_head.ip = "ray-head", "10.0.1.1"
+            ray_head = Machine(self, 256, self.head.clock, self.new_disk())
+            ray_head.label = "ray-head"
+            ray_head.ip = "10.0.1.1"
             self.given = ray_head.cluster = Cluster(self, ray_head)
         for _ in range(setup.workers + setup.spares):
             self.add_machine()
@@ -238,9 +265,21 @@ class World:
                     break
         if not self.rules.broken:
             self.rules.at_the_end()
+
+    def clear(self) -> None:
+        """Let all agents end without any effect, and release what they hold."""
+        self.is_over = True
         for machine in self.machines:
             if machine.agent is not None:
-                machine.agent.kill()
+                machine.agent.end()
+        for life in self.lives:
+            life.release()
+
+    def remove(self) -> None:
+        """Remove all disks."""
+        for machine in self.machines:
+            machine.clear()
+        shutil.rmtree(self.folder, ignore_errors=True)
 
     def _awaited(self) -> list[Machine]:
         return [one for one in self.machines if one.is_on and self.has_agent(one)]

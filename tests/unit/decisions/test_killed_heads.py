@@ -22,7 +22,7 @@ MOMENTS = range(1, 21)
 """The actions before which the agent is killed."""
 DELAYS = (0.0, 0.02, 0.1, 0.3, 0.6, 1.0, 1.5, 2.5)
 """Seconds after a decision."""
-SEEDS = range(8)
+SEEDS = range(6)
 
 
 @pytest.fixture(autouse=True)

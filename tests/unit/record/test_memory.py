@@ -113,7 +113,7 @@ def test_a_later_heads_record_stands(
     assert RunRecord.read(path) == later
 
 
-def test_an_epoch_is_kept_while_a_write_is_blocked(
+def test_epoch_and_processes_are_kept_while_a_write_is_blocked(
     tmp_path: Path, kept: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The write of an older record that ends later does not take it from the memory."""
@@ -134,12 +134,14 @@ def test_an_epoch_is_kept_while_a_write_is_blocked(
     assert is_blocked.wait(LIMIT)
     began = time.monotonic()
     assert recorder.record_epoch(7, LIMIT) is None
+    recorder.add_process("step", os.getpid())
     assert time.monotonic() - began < LIMIT
     assert not path.exists()
     next_agent(kept, monkeypatch)
     record = NodeRecord.read(path)
     assert isinstance(record, NodeRecord)
     assert record.epoch == 7
+    assert [process.name for process in record.started] == ["step"]
 
     # Once the disk has it, the disk counts.
     goes_on.set()

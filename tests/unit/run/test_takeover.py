@@ -142,7 +142,7 @@ def test_a_worker_killed_while_it_leaves_has_decided(root: Path) -> None:
     assert killed == KilledAgent("run-1", failed)
     plan = replace(plan, topology=replace(plan.topology, node_name=node))
     container = container_of(plan, environ, ["true"])
-    assert end_of_killed(plan, container, killed) == failed
+    assert anyio.run(end_of_killed, plan, container, killed) == failed
     assert find_killed_agent(root, node, is_head=False) == KilledAgent(
         "run-1", failed, wrote_outcome=True
     )

@@ -1,0 +1,252 @@
+"""Disks and threads of simulated machines: real files, written by threads in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import math
+import os
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import anyio
+
+from agent.base import times
+from agent.record import background, files
+from agent.record.background import ItemWriter
+from agent.record.files import FileLock
+from agent.record.run_record import RUN_FILE
+from support.simulated.virtual import LIFE, here, is_over
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from agent.record.files import LockHolder
+    from support.simulated.virtual import Life
+
+T = TypeVar("T")
+_SETTLED_WITHIN = 0.5
+_FAST = 0.01
+_write_atomically = files.write_atomically
+_take = FileLock.take
+_put = ItemWriter.put
+_in_thread = background.in_thread
+
+
+# --- threads ------------------------------------------------------------------------------------
+
+
+class DoneThread:
+    """A thread that has ended: in a world each runs at once."""
+
+    def join(self, _limit: float | None = None) -> None:
+        """Return: it has ended."""
+
+    def is_alive(self) -> bool:
+        """Return False: it has ended."""
+        return False
+
+
+def start_thread(act: Callable[[], object], name: str | None = None) -> DoneThread:
+    """Run a thread's work at once."""
+    del name
+    act()
+    return DoneThread()
+
+
+async def run_sync(work: Callable[..., T], *arguments: Any, **_options: object) -> T | None:  # noqa: ANN401 - of any type
+    """Run a thread's work at once; one that waits for a writer takes virtual time."""
+    if getattr(work, "__func__", None) is settle:
+        await _settled(work.__self__)  # type: ignore[attr-defined]  # a bound method
+        return None
+    await asyncio.sleep(0)
+    return work(*arguments)
+
+
+async def in_thread(read: Callable[[], T], limit: float = times.WAIT_READ) -> T | None:
+    """Return a result from a thread, which may wait for a writer."""
+    if getattr(read, "__func__", None) is settle:
+        return await run_sync(read)
+    return await _in_thread(read, limit)
+
+
+# --- the threads that write records ---------------------------------------------------------------
+
+
+class Drive:
+    """The thread of one ItemWriter: it writes when an item is due, in virtual time."""
+
+    def __init__(self, writer: ItemWriter[Any], life: Life) -> None:
+        self._writer = writer
+        self._life = life
+        self._world = life.machine.world
+        self._slow = self._world.random.uniform(0.05, 0.9 * _SETTLED_WITHIN)
+        """Seconds of a write where disks are slow."""
+        self._waits: asyncio.TimerHandle | None = None
+        self._item: Any = None  # the item of the write that is under way
+
+    def is_put(self) -> None:
+        """Note a new item; kill the agent as it writes it, if the setup says so."""
+        if self._writer.name == RUN_FILE:
+            place = self._world.counted(self._life.machine.label, RUN_FILE)
+            if place in self._world.setup.lost_writes:
+                self._world.later(self._slow * self._world.random.random(), self._kill)
+        self.look()
+
+    def _kill(self) -> None:
+        machine = self._life.machine
+        if machine.agent is self._life.agent:
+            machine.world.note(machine.label, f"agent is killed as it writes {RUN_FILE}")
+            machine.kill_agent()
+
+    def look(self) -> None:
+        """Begin to write an item that is due, or wait until it is."""
+        if self._item is not None:
+            return
+        self._wait_no_more()
+        pause = self._writer.due_in()
+        if pause == math.inf:
+            return
+        step = self.look
+        if pause == 0.0:
+            self._item = self._writer.begin_write()
+            self._keep_in_memory()
+            pause = self._slow if self._world.disks_are_slow else _FAST
+            step = self._write
+        self._waits = asyncio.get_running_loop().call_later(pause, step)
+
+    def _keep_in_memory(self) -> None:
+        """Begin the write: the record is in memory before the disk has it."""
+        with _beginning():
+            self._writer._write(self._item)  # noqa: SLF001 - the first half of `end_write`
+
+    def _write(self) -> None:
+        item = self._item
+        self._item = None
+        if not is_over():
+            self._writer.end_write(item)
+        self.look()
+
+    def write_now(self) -> None:
+        """Write what is left at once."""
+        self._wait_no_more()
+        if self._item is None:
+            self._item = self._writer.begin_write()
+        if self._item is not None:
+            self._write()
+
+    def _wait_no_more(self) -> None:
+        if self._waits is not None:
+            self._waits.cancel()
+            self._waits = None
+
+
+def _drive_of(writer: ItemWriter[Any]) -> Drive | None:
+    life = LIFE.get()
+    return None if life is None else life.agent.drives.get(id(writer))
+
+
+def run_writer(writer: ItemWriter[Any]) -> None:
+    """Begin what a writer's thread does."""
+    life = LIFE.get()
+    assert life is not None
+    drive = life.agent.drives[id(writer)] = Drive(writer, life)
+    drive.look()
+
+
+def put(writer: ItemWriter[Any], item: object, *, urgent: bool = True) -> None:
+    """Replace the item to write."""
+    _put(writer, item, urgent=urgent)
+    drive = _drive_of(writer)
+    if drive is not None and not is_over():
+        drive.is_put()
+
+
+def settle(writer: ItemWriter[Any], limit: float = _SETTLED_WITHIN) -> None:
+    """Wait until the newest item is written; `run_sync` does it."""
+    raise NotImplementedError
+
+
+async def _settled(writer: ItemWriter[Any]) -> None:
+    with anyio.move_on_after(_SETTLED_WITHIN):
+        while not writer.is_settled:  # noqa: ASYNC110 - a disk has no event
+            await asyncio.sleep(_FAST)
+
+
+def finish(writer: ItemWriter[Any], limit: float = times.FLUSH) -> None:
+    """Write what is left at once."""
+    del limit
+    writer.close()
+    drive = _drive_of(writer)
+    if drive is not None and not is_over():
+        drive.write_now()
+
+
+# --- files --------------------------------------------------------------------------------------
+
+
+_begins = False  # True while a write of a record only begins
+
+
+@contextmanager
+def _beginning() -> Iterator[None]:
+    global _begins  # noqa: PLW0603 - all worlds run in one thread
+    _begins = True
+    try:
+        yield
+    finally:
+        _begins = False
+
+
+def write_atomically(
+    path: Path, text: str, *, durable: bool = True, mode: int | None = None
+) -> OSError | None:
+    """Write a file, if this machine's disk takes it and its agent runs."""
+    del durable
+    if is_over():
+        return None
+    if _begins:
+        return OSError(errno.EINPROGRESS, "the disk has not taken it yet")
+    fault = here().world.disk_fault(here(), path)
+    if fault is not None:
+        return fault
+    return _write_atomically(path, text, durable=False, mode=mode)
+
+
+def no_space() -> OSError:
+    """Return the error of a full disk."""
+    return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def take_lock(lock: FileLock, limit: float = times.FILE_LOCK) -> LockHolder:
+    """Take a lock, which is released with the agent's end."""
+    life = LIFE.get()
+    if life is not None:
+        life.agent.locks.append(lock)
+    return _take(lock, limit)
+
+
+class MachineMemory:
+    """The memory of records of the machine on which it is used."""
+
+    def keep(self, path: Path, text: str) -> bool:
+        """Keep a record's content; return whether the next agent gets it."""
+        return not is_over() and here().records.keep(path, text)
+
+    def forget(self, path: Path, text: str) -> None:
+        """Forget a record that the disk has."""
+        if not is_over():
+            here().records.forget(path, text)
+
+    def path_of(self, name: str) -> Path | None:
+        """Return where a killed agent's record belongs."""
+        return here().records.path_of(name)
+
+    def text_of(self, path: Path) -> str | None:
+        """Return what a killed agent could not write."""
+        return here().records.text_of(path)
+
+    def attach(self, descriptor: int | None) -> None:
+        """Read what a killed agent left."""
+        here().records.attach(descriptor)
