@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec.structs import replace
 
-from agent.base.text import map_texts
+from agent.base.text import escaped, map_texts, plain
 from agent.base.value import Value
 from agent.diagnosis.flight_recorder import GroupProgress
 from agent.diagnosis.stacks import ProcessStack, ThreadStack, place_index
@@ -79,11 +79,13 @@ def _cut(thread: ThreadStack, most: int) -> ThreadStack:
 def decode(text: str, node: str) -> NodeFindings:
     """Read a node's findings; any other text is a note, such as why there are none."""
     try:
-        findings = msgspec.json.decode(text, type=NodeFindings)
-    except (msgspec.DecodeError, UnicodeError):
-        return NodeFindings(notes=(text[:_LONGEST_NOTE],) if text.strip() else ())
+        fields = msgspec.json.decode(text)
+        logs = fields.get("logs", "") if isinstance(fields, dict) else ""
+        findings = msgspec.convert(map_texts(fields, escaped), type=NodeFindings)
+    except (msgspec.DecodeError, msgspec.ValidationError, UnicodeError, RecursionError):
+        return NodeFindings(notes=(escaped(text[:_LONGEST_NOTE]),) if text.strip() else ())
     stacks = tuple(replace(stack, node=node) for stack in findings.stacks)
-    return replace(findings, stacks=stacks)
+    return replace(findings, stacks=stacks, logs=plain(logs))
 
 
 def as_text(findings: NodeFindings) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from enum import IntEnum
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -275,7 +276,12 @@ def _only_starts(frames: Sequence[Frame]) -> bool:
 
 
 def _is_plumbing(frame: Frame) -> bool:
-    file = frame.file
+    return _is_plumbing_file(frame.file)
+
+
+@lru_cache(maxsize=4096)
+def _is_plumbing_file(file: str) -> bool:
+    """Return whether frames of a file do not show what a job does: many have the same files."""
     if file.startswith("<") and file not in _GIVEN:
         return True
     if _STDLIB.search(file):
@@ -477,9 +483,9 @@ def _group_text(one: StackGroup, groups: Sequence[StackGroup]) -> str:
     # Too many to be named?
     if count > _MOST_NAMED:
         everyone = [process for other in groups for process in other.processes]
-        ranks = [process for process in everyone if process.rank is not None]
-        if all(process in ranks for process in one.processes):
-            return f"{count} of {len(ranks)} ranks {does}"
+        ranks = sum(process.rank is not None for process in everyone)
+        if all(process.rank is not None for process in one.processes):
+            return f"{count} of {ranks} ranks {does}"
         return f"{count} of {len(everyone)} processes {does}"
 
     others = _other_places(one.processes[0]) if count == 1 else []

@@ -63,7 +63,7 @@ async def read_stacks(
     node: str, processes: Sequence[JobProcess], tools: StackTools, limit: float
 ) -> tuple[ProcessStack, ...]:
     """Return the stacks of processes; those that are not read within the limit have none."""
-    chosen = _worth_reading(processes)
+    chosen = await anyio.to_thread.run_sync(_worth_reading, processes)
     read = await anyio.to_thread.run_sync(lambda: [_from_proc(node, one) for one in chosen])
     results = [*read]
     slots = anyio.Semaphore(_AT_ONCE)

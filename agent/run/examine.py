@@ -13,6 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import anyio
+from msgspec.structs import replace
 
 from agent.base import times
 from agent.base.value import LONGEST_TAIL
@@ -33,7 +34,7 @@ from agent.record.files import write_atomically
 from agent.run.diagnose import ray_log_folder
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from agent.diagnosis.stacks import Examination
     from agent.job.services import Placeholders, ServiceSpec
@@ -99,7 +100,8 @@ class NodeExaminer:
         notes += found.get("machine", ())
         stacks = found.get("stacks", ())
         findings = NodeFindings(stacks, progress, tuple(notes), found.get("logs") or "")
-        return node_findings.encode(findings, LONGEST_TAIL, run.redactor.clean)
+        encode = partial(node_findings.encode, findings, LONGEST_TAIL, run.redactor.clean)
+        return await anyio.to_thread.run_sync(encode)  # many frames take a while
 
     def _py_spy(self) -> str | None:
         plan = self._run.plan
@@ -122,6 +124,9 @@ class NodeExaminer:
     async def _engine_logs(self) -> str:
         read = partial(engine_logs, ray_log_folder(self._run))
         return await in_thread(read, times.STALLED_DISK) or ""
+
+
+_MOST_EVIDENCE = 12
 
 
 class JobExaminer:
@@ -160,22 +165,43 @@ class JobExaminer:
             tasks.start_soon(ask_services)
             tasks.start_soon(ask_ray)
 
-        # What do all of them show together?
+        # What do all of them show together? Many nodes take a while.
+        read = partial(self._combine, since, texts, [*unplaced, *services])
+        found, evidence, findings = await anyio.to_thread.run_sync(read)
+        await self._write(attempt, found, evidence, findings)
+        return found
+
+    def _combine(
+        self, since: str, texts: Mapping[str, str], evidence: Sequence[str]
+    ) -> tuple[Examination, list[str], dict[str, NodeFindings]]:
+        """Return the examination with its first evidence, all evidence, and each node's findings.
+
+        Notes about the suspects' nodes come first.
+        """
         findings = {node: node_findings.decode(text, node) for node, text in texts.items()}
         stacks = [stack for one in findings.values() for stack in one.stacks]
         progress = [group for one in findings.values() for group in one.collectives]
-        notes = [f"{node}: {note}" for node, one in findings.items() for note in one.notes]
-        evidence = [*not_entered(progress), *unplaced, *services, *notes]
+        found = examination(self._run.now(), stacks, since)
+
+        suspected = {suspect.node for suspect in found.suspects}
+        nodes = sorted(findings, key=lambda node: node not in suspected)
+        notes = [f"{node}: {note}" for node in nodes for note in findings[node].notes]
         clean = self._run.redactor.clean
-        found = examination(self._run.now(), stacks, since, [clean(one) for one in evidence])
-        await self._write(attempt, found, findings)
-        return found
+        everything = [clean(text) for text in (*not_entered(progress), *evidence, *notes)]
+        first = everything[:_MOST_EVIDENCE]
+        if len(everything) > len(first):
+            first.append(f"{len(everything) - len(first)} more findings are in the file")
+        return replace(found, evidence=tuple(first)), everything, findings
 
     async def _write(
-        self, attempt: int, found: Examination, findings: Mapping[str, NodeFindings]
+        self,
+        attempt: int,
+        found: Examination,
+        evidence: Sequence[str],
+        findings: Mapping[str, NodeFindings],
     ) -> None:
         """Write all of it to a file of the run folder."""
-        parts = [found.sentence, *found.evidence, ""]
+        parts = [found.sentence, *evidence, ""]
         for node, one in findings.items():
             parts.append(f"--- {node}\n{node_findings.as_text(one)}\n")
         text = self._run.redactor.clean("\n".join(parts))

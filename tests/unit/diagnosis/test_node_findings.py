@@ -84,3 +84,12 @@ def test_any_other_text_is_a_note(text: str) -> None:
     assert found.stacks == ()
     assert decode(json.dumps({"stacks": 7}), "poda").notes
     assert decode("no answer within 30 s", "poda").notes == ("no answer within 30 s",)
+
+
+def test_control_characters_of_another_node_are_escaped() -> None:
+    """They come as escapes of JSON, past the checks of the report's text."""
+    stack = ProcessStack("x", 1, "rank 1\x1b[2J\nfake line", source="y")
+    found = decode(encode(NodeFindings((stack,), (), ("a\x07b",), "one\ntwo\x1b[0m"), MOST), "poda")
+    assert found.stacks[0].role == "rank 1\\x1b[2J\\nfake line"
+    assert found.notes == ("a\\x07b",)
+    assert found.logs == "one\ntwo"
