@@ -62,9 +62,19 @@ class Outcome(Value):
         """Return whether the run neither succeeded nor was stopped."""
         return self.exit_code != 0 and self.kind is not Kind.STOPPED
 
+    @property
+    def is_warning(self) -> bool:
+        """Return whether a success is none to rely on; its first word is `warning`."""
+        return self.reason.startswith("warning: ")
+
+    @property
+    def headline(self) -> str:
+        """Return kind and reason."""
+        return self.reason if self.is_warning else f"{self.kind.value}: {self.reason}"
+
     def sentence(self) -> str:
         """Return the outcome in one line, the last that this node prints."""
-        text = f"{self.kind.value}: {self.reason} (exit code {self.exit_code})"
+        text = f"{self.headline} (exit code {self.exit_code})"
         return f"{text}. {self.remedy}" if self.remedy else text
 
 
@@ -105,6 +115,15 @@ _OUTPUT = "Its output is in job.log"
 
 JOB_SUCCEEDED = _row(Kind.DONE, 0, "the job succeeded{before}", is_jobs_verdict=True)
 _job_failed = partial(_row, Kind.JOB_FAILED, BY_CALLER, is_jobs_verdict=True)
+JOB_MADE_FEW_STEPS = _row(
+    Kind.DONE,
+    0,
+    "warning: {steps}, though {success}",
+    "job",
+    f"{_OUTPUT}. If it was to stop early, nothing is wrong",
+    is_jobs_verdict=True,
+)
+"""The exit code stays the job's, which somebody may rely on."""
 JOB_FAILED = _job_failed(
     "the job failed with exit code {code_name}{details}{before}", "job", _OUTPUT
 )

@@ -69,7 +69,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = None if is_plain_run else _run_verb(environ, before, command)
         if code is None:
             outcome = load("run.main:run_safely")(environ, command)
-            say(outcome.sentence(), "info" if outcome.exit_code == 0 else "error")
+            level = "info" if outcome.exit_code == 0 else "error"
+            say(outcome.sentence(), "warning" if outcome.is_warning else level)
             code = outcome.exit_code
             exit_now(code)
         sys.stdout.flush()

@@ -290,6 +290,7 @@ class ProgressReader:
         self._stride = 1
         self._total: int | None = None  # in the lines whose steps count
         self._of: int | None = None  # in any line
+        self._of_is_general = False  # whether that line is any program's bar
         self._epochs: int | None = None
         self._first_epoch: int | None = None
         self._ahead: list[_Counted] = []  # lines with steps that do not follow the last one
@@ -306,6 +307,11 @@ class ProgressReader:
         self._last = known.last
         self._total = known.of
         self.resume(known)
+
+    @property
+    def total(self) -> int | None:
+        """Return how many steps there are, if a line showed that."""
+        return self._total or self._of
 
     def read(self, text: str, at: float) -> tuple[Reading, ...]:
         """Return what a line shows, its step first; most lines show nothing."""
@@ -368,7 +374,7 @@ class ProgressReader:
         numbers = {name: text for name, text in found.groupdict().items() if text is not None}
         step, of = self._numbered(numbers)
         if kind.shows == "total" or _NO_RATE in found[0]:
-            self._of = of or self._of
+            self._note_total(of, is_general=kind.rank == GENERAL_BAR)
             return ()
         if kind.shows == "values" and step is None and self._rank == GENERAL_BAR:
             self._rank = BAR  # metrics beside a bar: it shows the job's steps
@@ -394,6 +400,16 @@ class ProgressReader:
         if names and all(name.startswith(_of_evaluation()) for name in names):
             return PauseSeen("evaluation", at), ValuesSeen(seen.step, metrics, at, broken)
         return (replace(seen, metrics=metrics, not_finite=broken),)
+
+    def _note_total(self, of: int | None, *, is_general: bool) -> None:
+        """Note the number of steps; a bar of any program has none of those that better lines show.
+
+        That may be the bar of an evaluation.
+        """
+        if of is None or (is_general and self._rank > GENERAL_BAR):
+            return
+        self._of = of
+        self._of_is_general = is_general
 
     @property
     def _is_bar(self) -> bool:
@@ -424,6 +440,8 @@ class ProgressReader:
             self._rank = seen.rank
             self._last = None
             self._total = None
+            if self._of_is_general:
+                self._of = None
         if not self._follows(seen) and not self._is_new_beginning(seen):
             return None
 

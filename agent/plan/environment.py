@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from agent.job.services import NODE_IP
@@ -24,6 +25,8 @@ _NEVER_INHERITED = (
     "RAY_AUTH_TOKEN_FILE",
 )
 _WANDB = "WANDB_API_KEY"
+_WANDB_OFF = {"disabled", "dryrun", "offline"}
+_NOT_IN_WANDB_ID = re.compile(r"[^\w.-]")
 INHERITED_SECRETS = (_WANDB, "RAY_AUTH_TOKEN", "AGENT_REWARD_TOKEN")
 _CLUSTER_AUTH = ("RAY_AUTH_TOKEN", TOKEN_MODE)  # the token, and the mode that makes Ray require it
 _SEARCH_PATHS = (
@@ -46,6 +49,19 @@ def for_node(
         chosen["WANDB_MODE"] = "offline"  # without a key W&B prompts on a terminal
     everything = {**chosen, **for_children(environ, settings, node_ip, head_ip)}
     return visible_devices(everything, facts.gpu_maker, facts.ray.version)[0]
+
+
+def one_wandb_run(full: Mapping[str, str], run_id: str, *, has_login: bool) -> dict[str, str]:
+    """Return the variables that make all attempts of a run one run of W&B: one curve, not three.
+
+    The user's values win. A sweep names its runs itself.
+    """
+    is_on = has_login or bool(full.get(_WANDB))
+    is_on = is_on and full.get("WANDB_MODE", "") not in _WANDB_OFF
+    if not is_on or not run_id or not {"WANDB_RESUME", "WANDB_SWEEP_ID"}.isdisjoint(full):
+        return {}
+    own = {"WANDB_RUN_ID": _NOT_IN_WANDB_ID.sub("-", run_id), "WANDB_RESUME": "allow"}
+    return {name: text for name, text in own.items() if name not in full}
 
 
 def for_children(environ: Mapping[str, str], settings: Settings, *nodes: str) -> dict[str, str]:

@@ -96,10 +96,13 @@ def _summary(status: Status) -> Iterator[Line]:
 
     verdict = status.get("verdict")
     if verdict:
+        reason = verdict["reason"]
         tone: Tone = "good" if verdict["exit_code"] == 0 else "bad"
-        yield _line(
-            tone, f"{verdict['kind']}: {verdict['reason']} (exit code {verdict['exit_code']})"
-        )
+        headline = f"{verdict['kind']}: {reason}"
+        if reason.startswith("warning: "):  # a success that is none to rely on
+            tone = "busy"
+            headline = reason
+        yield _line(tone, f"{headline} (exit code {verdict['exit_code']})")
         if verdict.get("remedy"):
             yield _line(tone, verdict["remedy"])
 

@@ -226,6 +226,12 @@ class JobLines:
         """Return the progress of the running attempt; None before the first one."""
         return self._progress
 
+    @property
+    def total(self) -> int | None:
+        """Return how many steps the job is to make, as its output says, if it does."""
+        with self._lock:
+            return self._reader.total
+
     def series(self, since: int | None = None) -> dict[str, object]:
         """Return the metrics by step, as `/series` has them."""
         with self._lock:

@@ -261,6 +261,8 @@ def _end(outcome: Outcome | None) -> list[str]:
     if outcome is None:
         return [f"no {OUTCOME_FILE}: the agent still runs, or was killed"]
     lines = [f"end: {outcome.kind.value}, exit code {outcome.exit_code}: {outcome.reason}"]
+    if outcome.is_warning:
+        lines = [f"end: {outcome.headline} (exit code {outcome.exit_code})"]
     if outcome.remedy:
         lines.append(f"remedy: {outcome.remedy}")
     return lines

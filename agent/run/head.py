@@ -29,6 +29,7 @@ from agent.base.ends import Kind, Outcome
 from agent.base.text import error_text
 from agent.bridge.link import RayLink
 from agent.decisions import head
+from agent.decisions.few_steps import warn_of_few_steps
 from agent.decisions.head import head_state as h
 from agent.decisions.head.service_order import service_address
 from agent.decisions.shared import (
@@ -281,6 +282,7 @@ class HeadAgent:
             last = actions[-1] if actions else None
             outcome = run.final(last.outcome) if isinstance(last, h.EndRun) else None
             if outcome is not None:
+                outcome = await self._check_steps(outcome)
                 self._state = self._state.with_stop(verdict=outcome)
                 self._keeper.record_outcome(outcome)
                 await self._keeper.flush()
@@ -290,6 +292,19 @@ class HeadAgent:
                 self._reports.run_decided.set()
             if outcome is not None:
                 return outcome
+
+    async def _check_steps(self, outcome: Outcome) -> Outcome:
+        """Warn of a job that succeeded without all its steps: its whole output is read first."""
+        if outcome.kind is not Kind.DONE or not outcome.is_jobs_verdict:
+            return outcome
+        await self._finish_output()
+        lines = self._status.job_lines
+        attempt = self._state.attempt
+        checkpoint = self._state.earlier.resumes_from
+        progress = lines.progress
+        if progress is None or progress.attempt != attempt.number:
+            return outcome
+        return warn_of_few_steps(outcome, progress, lines.total, checkpoint)
 
     def _publish(self) -> None:
         """Set what workers' reports are answered with."""

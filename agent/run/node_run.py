@@ -21,6 +21,7 @@ from agent.base import ends, times
 from agent.base.text import listed
 from agent.decisions.shared import Tick, Woke
 from agent.job.services import Latency
+from agent.plan import environment
 from agent.plan.plan import RAY
 from agent.port.protocol import WorkerStats
 from agent.processes import driver, process
@@ -267,6 +268,11 @@ class NodeRun:
         if self.folder.path != before:
             self.node.update(run_id=run_id)
 
+    def with_wandb_run(self, env: Mapping[str, str]) -> dict[str, str]:
+        """Return the environment of the job's processes with this run's W&B run."""
+        has_login = self.plan.facts.wandb_login
+        return {**env, **environment.one_wandb_run(env, self.run_id or "", has_login=has_login)}
+
     async def watch_machine(self, on_memory: Callable[[], None] = lambda: None) -> None:
         """Log stalled disks and out-of-memory kills."""
 
@@ -321,7 +327,10 @@ class NodeRun:
     def record_outcome(self, outcome: Outcome) -> None:
         """Log and record the outcome."""
         self.record(Decided(outcome))
-        say(f"leaving: {outcome.reason}")
+        if outcome.is_warning:
+            say(outcome.reason.removeprefix("warning: "), "warning")
+        else:
+            say(f"leaving: {outcome.reason}")
 
     def record_kill(self) -> None:
         """Record that a second Ctrl-C ended this agent at once."""
@@ -358,7 +367,8 @@ async def start_ray(run: NodeRun, placeholders: Placeholders, env: Mapping[str, 
     if run.surviving is None or not run.surviving.has_ray:
         say(f"starting Ray's head on {placeholders.node_ip}:{run.plan.ports.gcs}")
     process = run.plan.process(RAY)
-    return await run.start(process.name, process.command(placeholders), env, process.log)
+    argv = process.command(placeholders)
+    return await run.start(process.name, argv, run.with_wandb_run(env), process.log)
 
 
 async def watch_until_end(

@@ -104,6 +104,7 @@ class LocalShare:
         size = str(len(share.nodes))
         command = plan.torchrun.command(words, rank, size, attempt_id, place.head_ip)
         full = {**recipe_env, **plan.environment(place.node_ip, place.head_ip)}
+        full = run.with_wandb_run(full)
         full |= environment.without_proxy_to(full, [share.reward_ip])
         folder = run.folder.path
         pipes = await in_thread(partial(has_pipes, folder), times.STALLED_DISK)

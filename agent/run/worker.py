@@ -251,7 +251,7 @@ class WorkerAgent:
 
         process = plan.process(RAY)
         argv = process.command(Placeholders(node_ip, head_ip))
-        env = plan.environment(node_ip, head_ip)
+        env = self._run.with_wandb_run(plan.environment(node_ip, head_ip))
         self._ray = await self._run.start(process.name, argv, env, process.log)
         self._tasks.start_soon(self._watch_ray, self._ray, node_ip)
 

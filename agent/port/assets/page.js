@@ -118,8 +118,10 @@
     show(at("verdict"), Boolean(verdict));
     if (!verdict) return;
     const remedy = verdict.remedy ? ` ${verdict.remedy}.` : "";
-    text(at("verdict"), `${verdict.kind}: ${verdict.reason} (exit code ${verdict.exit_code}).${remedy}`);
-    kind(at("verdict"), verdict.exit_code === 0 ? "verdict good" : "verdict");
+    const warns = verdict.reason.startsWith("warning: ");
+    const headline = warns ? verdict.reason : `${verdict.kind}: ${verdict.reason}`;
+    text(at("verdict"), `${headline} (exit code ${verdict.exit_code}).${remedy}`);
+    kind(at("verdict"), verdict.exit_code === 0 && !warns ? "verdict good" : "verdict");
   }
 
   function drawWarnings() {

@@ -98,6 +98,14 @@ def test_a_node_with_prepare_steps(state: str, said: dict[str, str], word: str) 
     assert lines(run)
 
 
+def test_a_success_with_a_warning_begins_with_it() -> None:
+    """Nobody takes it for a success."""
+    verdict = {"kind": "done", "reason": "warning: 3 of 400 steps", "exit_code": 0, "remedy": ""}
+    shown = lines({**run_of(1), "verdict": verdict})
+    (line,) = [line for line in shown if "3 of 400" in str(line)]
+    assert "done" not in str(line)
+
+
 def test_a_verdict() -> None:
     """A verdict has its remedy."""
     verdict = {"kind": "lost", "reason": "no word", "exit_code": 75, "remedy": "Try again"}

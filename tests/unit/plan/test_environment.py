@@ -13,6 +13,7 @@ from agent.node.facts import MIB
 from agent.plan.environment import (
     for_bridge,
     for_node,
+    one_wandb_run,
     without_cluster_auth,
 )
 from agent.plan.ray_start import object_store
@@ -96,6 +97,31 @@ def test_a_secrets_file_becomes_its_value() -> None:
     assert not named.keys() & found.keys()
     assert (found["RAY_AUTH_TOKEN"], found["WANDB_API_KEY"]) == (SECRET, f"{SECRET}-w")
     assert "WANDB_MODE" not in found
+
+
+KEY = {"WANDB_API_KEY": "k"}
+ONE_RUN = {"WANDB_RUN_ID": "job-4711-2", "WANDB_RESUME": "allow"}
+
+
+@pytest.mark.parametrize(
+    ("full", "has_login", "expected"),
+    [
+        (KEY, False, ONE_RUN),
+        ({}, True, ONE_RUN),
+        ({}, False, {}),
+        ({**KEY, "WANDB_MODE": "disabled"}, True, {}),
+        ({"WANDB_MODE": "offline"}, False, {}),
+        ({**KEY, "WANDB_RUN_ID": "mine"}, False, {"WANDB_RESUME": "allow"}),
+        ({**KEY, "WANDB_RESUME": "must"}, False, {}),
+        ({**KEY, "WANDB_SWEEP_ID": "s"}, False, {}),
+    ],
+)
+def test_attempts_are_one_run_of_wandb(
+    full: dict[str, str], expected: dict[str, str], *, has_login: bool
+) -> None:
+    """Where W&B is on; the user's values win, and an id has only letters that W&B takes."""
+    assert one_wandb_run(full, "job:4711/2", has_login=has_login) == expected
+    assert one_wandb_run(full, "", has_login=has_login) == {}
 
 
 CLUSTER, W_AND_B = f"{SECRET}-cluster", f"{SECRET}-wandb"
