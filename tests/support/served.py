@@ -85,7 +85,9 @@ class Head:
         self.over = threading.Event()
         self.up = threading.Event()
         control = Control(
-            self.stopped.set, 5.0, key, lambda: {**FINDINGS}, log, series=a_series().to_dict
+            *(self.stopped.set, 5.0, key, lambda: {**FINDINGS}, log),
+            private_status=lambda: {"metrics": {"reward": 0.5}},
+            series=a_series().to_dict,
         )
         self.site = AgentServer(
             token=token, ready=lambda: True, status=lambda: {**STATUS}, control=control

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
@@ -39,3 +40,18 @@ def test_refusals(token: str, query: str, code: int) -> None:
         asked(head.port, query, token)
     refused.value.close()
     assert refused.value.code == code
+
+
+@pytest.mark.parametrize("caller", ["127.0.0.1", "127.0.0.2"])
+def test_without_a_token_names_of_metrics_stay_on_the_node(caller: str) -> None:
+    """A job may print anything as a name; numbers that the agent names itself are for all."""
+    with a_head() as head:
+        link = http.client.HTTPConnection(
+            "127.0.0.1", head.port, timeout=SECONDS, source_address=(caller, 0)
+        )
+        link.request("GET", "/metrics")
+        text = link.getresponse().read().decode()
+        link.close()
+    assert "pod_agent_phase{" in text
+    is_local = caller == "127.0.0.1"
+    assert ('pod_agent_job_metric{name="reward"} 0.5' in text) == is_local
