@@ -79,6 +79,7 @@
     text(at("run"), runTitle() || `${status.role || ""} ${status.name || ""}`);
     document.title = `${status.phase} · ${runTitle() || "pod-agent"}`;
     text(at("headline"), headline(job));
+    drawSpent();
     drawWaits();
     drawVerdict();
     drawWarnings();
@@ -98,6 +99,17 @@
     const of = job ? `; job ${job.name}: ${job.status}` : "";
     const cost = typeof status.cost === "number" ? `; $${status.cost.toFixed(2)} so far` : "";
     return `${status.role === "head" ? "The head is" : "This worker is"} ${status.phase}${of}${cost}`;
+  }
+
+  // What the run's time was spent on, and money where the price is known.
+  function drawSpent() {
+    const { seconds, cost } = status.receipt || { seconds: {}, cost: null };
+    const parts = Object.entries(seconds).filter(([, spent]) => spent >= 1).map(([part, spent]) => {
+      const money = cost && cost[part] > 0 ? ` ($${cost[part].toFixed(2)})` : "";
+      return `${part.replace("_", " ")} ${long(spent)}${money}`;
+    });
+    show(at("spent"), parts.length > 0);
+    text(at("spent"), `Time: ${parts.join(", ")}`);
   }
 
   function drawWaits() {

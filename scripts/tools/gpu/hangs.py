@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tools.gpu import agents, nvml, recorder
+from tools.gpu import agents, agents_figures, nvml, recorder
 from tools.gpu.part import PartError
 from tools.gpu.preflight import HANGING, SHARED_GPU, may_take_two
 
@@ -42,7 +42,12 @@ def run(at: Work) -> None:
     failures = []
     at.figures["recorder_names"] = recorder.names_in(torch_libraries())
     with nvml.Sampler() as sampler:
-        at.figures["states"] = states(at, sampler)
+        at.figures["agent"] = agent = dict[str, Any]()
+        failures += agents_figures.compare(at, agent)
+        at.figures["states"], lines, readings = states(at, sampler)
+        if at.has_gpu:
+            agent["states"], wrong = agents_figures.judge(readings, lines)
+            failures += wrong
         for name, act in (("nccl", by_nccl), ("gloo", by_gloo)):
             figures = at.figures[name] = dict[str, Any]()
             try:
@@ -61,16 +66,24 @@ def torch_libraries() -> list[Path]:
     return [folder / f"libtorch_{kind}.so" for kind in ("cpu", "cuda", "python")]
 
 
-def states(at: Work, sampler: nvml.Sampler) -> dict[str, Any]:
-    """Return what the GPU shows with no process, and in each state of a program."""
+def states(
+    at: Work, sampler: nvml.Sampler
+) -> tuple[dict[str, Any], list[dict[str, Any]], list[agents_figures.Reading]]:
+    """Return what the GPU shows with no process, and in each state of a program.
+
+    With it the states with their times, and the agent's own readings meanwhile.
+    """
     begin = time.time()
     time.sleep(min(EACH_SECONDS, at.left()))
     found: dict[str, Any] = {"no process": sampler.between(begin, time.time())}
-    program = at.run("load", [sys.executable, str(LOAD), f"{EACH_SECONDS:g}"], limit=80)
-    for line in program.output.splitlines():
-        state = json.loads(line)
+    program = at.start("load", [sys.executable, str(LOAD), f"{EACH_SECONDS:g}"])
+    readings = agents_figures.read_during(at, program)
+    if at.wait(program) != 0:
+        raise PartError(f"load failed: {program.tail()}")
+    lines = [json.loads(line) for line in program.output.splitlines()]
+    for state in lines:
         found[state["state"]] = sampler.between(state["begin"], state["end"])
-    return found
+    return found, lines, readings
 
 
 def by_nccl(at: Work, sampler: nvml.Sampler, figures: dict[str, Any]) -> None:

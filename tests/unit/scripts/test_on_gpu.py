@@ -12,7 +12,8 @@ import pytest
 
 from agent.frameworks.recipe import ModelShape, NodeSize
 from agent.frameworks.sizing import FSDP_RESIDENT, Workload, sizing_of
-from tools.gpu import memory, nvml, overlay, recorder, running, training
+from agent.node.figures import GpuFigures
+from tools.gpu import agents_figures, memory, nvml, overlay, recorder, running, training
 from tools.gpu.part import Part, PartError, processes_of
 
 if TYPE_CHECKING:
@@ -107,3 +108,46 @@ def test_a_folder_without_wheels_is_named(tmp_path: Path) -> None:
     """`run` without `pack` says so."""
     with pytest.raises(overlay.OverlayError, match="scripts/gpu pack"):
         overlay.make(tmp_path / "python", tmp_path)
+
+
+def gpu(use: int, power: int) -> GpuFigures:
+    """Return the figures of an H100 of 700 W."""
+    return GpuFigures(0, use, 500, 81_559, power, 700, 40, 1_980)
+
+
+def test_whether_a_gpu_works_is_judged_by_state() -> None:
+    """The measured rows of docs/evidence/gpu.md are judged rightly; a wrong one is named."""
+    rows = {
+        "a context alone": (0, 132),
+        "matmul": (99, 697),
+        "small matmuls": (100, 507),
+        "copies": (100, 399),
+        "one thread spins": (100, 139),
+    }
+    readings, lines = [], []
+    for number, (state, (use, power)) in enumerate(rows.items()):
+        lines.append({"state": state, "begin": number * 10.0, "end": number * 10.0 + 9})
+        readings += [
+            agents_figures.Reading(number * 10.0 + second, gpu(use, power)) for second in range(10)
+        ]
+    states, wrong = agents_figures.judge(readings, lines)
+    assert wrong == []
+    assert states["usual_power"] == 697
+    assert states["one thread spins"]["works"] == 0
+    lines[1]["state"] = "one thread spins"
+    assert (
+        "one thread spins: works in 100% of the readings"
+        in agents_figures.judge(readings, lines)[1]
+    )
+
+
+def test_figures_that_differ_from_nvidia_smi() -> None:
+    """What does not change must be equal, what does near it; unknown values are left out."""
+    smi = {"memory_total_mib": 81_559.0, "power_limit_w": 700.0, "power_w": 81.5}
+    smi |= {"celsius": 41.0, "utilization": 0.0, "memory_used_mib": 500.0}
+    assert agents_figures.differences(gpu(0, 77), {**smi, "ecc_errors": "[N/A]"}) == []
+    other = {**smi, "power_limit_w": 650.0, "celsius": 60.0}
+    assert agents_figures.differences(gpu(0, 77), other) == [
+        "power_limit: 700 here, 650 by nvidia-smi",
+        "temperature: 40 here, 60 by nvidia-smi",
+    ]
