@@ -28,6 +28,7 @@ _CLOCK_FIELDS = {
 }
 """Fields that change with the clock or with each probe."""
 
+_ADVICE = "training"  # the check of advice on the job's metrics (diagnosis/advice.py)
 _MAX_TEXT = 400  # Characters of one text
 _SILENT_AFTER = 15
 _WORST_FIRST = ("lost", "silent", "booting", "left", "joined")
@@ -113,6 +114,9 @@ def _summary(status: Status) -> Iterator[Line]:
             text += f", attempt {job['attempt']}"
         text = ", ".join((text, *progress_parts(status.get("progress"))))
         yield _line(_TONES.get(job["status"], ""), text)
+    for warning in status.get("warnings") or ():
+        if warning["check"] == _ADVICE:
+            yield _line("busy", f"{_ADVICE}: {warning['what']}. {warning['remedy']}")
 
 
 def progress_parts(progress: Mapping[str, Any] | None) -> Iterator[str]:

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from agent.base.text import escaped, without_controls
 from agent.decisions.shared import place, shortened
+from agent.diagnosis.advice import advise
 from agent.diagnosis.find_cause import LONGEST, NEAR, Log, find_known_lines, table
 from agent.job.progress import LONGEST_LINE, Progress, ProgressReader
 from agent.job.series import Series
@@ -231,6 +232,14 @@ class JobLines:
         """Return how many steps the job is to make, as its output says, if it does."""
         with self._lock:
             return self._reader.total
+
+    def advice(self) -> list[dict[str, str]]:
+        """Return advice on the job's metrics, as warnings for `/status`."""
+        known = self._progress
+        if known is None:
+            return []
+        with self._lock:
+            return [advice.to_warning() for advice in advise(known, self._series.last)]
 
     def series(self, since: int | None = None) -> dict[str, object]:
         """Return the metrics by step, as `/series` has them."""

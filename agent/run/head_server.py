@@ -320,7 +320,11 @@ class RunStatus:
             if stats.progress and key in state.fleet.workers
         }
         return {
-            "warnings": [*warnings, *self.job_lines.known.warnings()],
+            "warnings": [
+                *warnings,
+                *self.job_lines.known.warnings(),
+                *self.job_lines.advice(),
+            ],
             "job_tail": self.job_lines.tail(),
             "metrics": self.job_lines.newest(),
             "prepare_lines": prepare_lines,

@@ -14,6 +14,7 @@ from rich.console import Console
 
 from agent.base.text import duration_text
 from agent.cli.rich_view import rich_view
+from agent.diagnosis.advice import Advice
 from agent.port.status import lines_by_content, status_lines
 from tools.page.runs import status as run_of
 
@@ -104,6 +105,15 @@ def test_a_success_with_a_warning_begins_with_it() -> None:
     shown = lines({**run_of(1), "verdict": verdict})
     (line,) = [line for line in shown if "3 of 400" in str(line)]
     assert "done" not in str(line)
+
+
+def test_advice_is_below_the_job() -> None:
+    """Other warnings are in the log, and on the page."""
+    advice = Advice("the KL rose", "Less").to_warning()
+    other = {"check": "disk", "what": "nearly full", "remedy": "More"}
+    shown = lines({**run_of(1), "warnings": [other, advice]})
+    assert "training: the KL rose. Less" in shown
+    assert not any("nearly full" in line for line in shown)
 
 
 def test_a_verdict() -> None:
