@@ -189,8 +189,13 @@ _FORK = "/multiprocessing/popen_fork.py"
 _MULTIPROCESSING = "/multiprocessing/"
 _GIVEN = {"<string>", "<stdin>"}  # code of `python -c`, and what pipes it
 _RAY_WAITS = {"get", "wait", "Worker.get_objects", "get_objects", "shutdown", "init", "connect"}
+_ENGINES = {"vllm": "_process_input_queue", "sglang": "recv_requests"}
+"""The function in which the process of an idle engine waits for requests, by package."""
+_QUEUES = ("/queue.py", "/multiprocessing/queues.py", "/multiprocessing/connection.py", "/zmq/")
+_TAKES = {"get", "recv", "recv_bytes", "recv_multipart", "poll"}
+_LOADER = "/torch/utils/data/"
 _INSIDE = (
-    ("/torch/utils/data/", "its data loader"),
+    (_LOADER, "its data loader"),
     (_MULTIPROCESSING, "another process"),
     ("/multiprocess/", "another process"),
     ("/subprocess.py", "another process"),
@@ -257,10 +262,25 @@ def _place_in(frames: Sequence[Frame]) -> StackPlace:
     function = caller.function
     if any(_package(one.file) == "ray" and one.function in _RAY_WAITS for one in called):
         return StackPlace(Activity.WAITS_OUTSIDE, function, caller.place, "a result of Ray", file)
+
+    # For work? An engine's loop is idle; any other consumer waits for whoever fills its queue.
+    innermost = frames[: at + 1]
+    if any(_ENGINES.get(_package(one.file)) == _last_part(one.function) for one in innermost):
+        return StackPlace(Activity.IDLE)
+    if any(map(_is_queue, innermost)) and not any(_LOADER in one.file for one in called):
+        return StackPlace(Activity.WAITS_OUTSIDE, function, caller.place, "a queue", file)
     for part, what in _INSIDE:
         if any(part in frame.file for frame in called):
             return StackPlace(Activity.WAITS_INSIDE, function, caller.place, what, file)
     return StackPlace(Activity.WORKS, function, caller.place, "", file)
+
+
+def _is_queue(frame: Frame) -> bool:
+    """Return whether a frame takes something from a queue, a pipe or a socket of zmq."""
+    function = _last_part(frame.function)
+    if _package(frame.file) == "vllm":  # its queue between processes
+        return function in {"dequeue", "acquire_read"}
+    return function in _TAKES and any(part in frame.file for part in _QUEUES)
 
 
 def place_index(frames: Sequence[Frame]) -> int | None:
@@ -376,6 +396,7 @@ class Examination(Value):
 
 
 _MOST_SUSPECTS = 16
+_MOST_KEPT = 16  # frames of a suspect, the innermost ones
 _IDLE_CORES = 0.05  # an idle process of Ray uses less
 
 
@@ -389,7 +410,7 @@ def examination(
     groups = group(stacks)
     suspects = []
     for process in _suspicious(groups):
-        frames = [one for one in process.frames if not _is_plumbing(one)]
+        frames = [one for one in process.frames if not _is_plumbing(one)][:_MOST_KEPT]
         key = " ".join(f"{one.function}:{one.line}" for one in frames)
         name = f"{process.role} (pid {process.pid})"
         suspects.append(Suspect(process.node, name, key, process.cpu_seconds))

@@ -121,6 +121,32 @@ def test_where_a_service_is() -> None:
     assert (place.function, place.where) == ("score", "judge.py:9")
 
 
+def test_who_waits_for_work_is_no_suspect() -> None:
+    """An idle engine of vLLM, and a consumer of a queue; the caller of a stuck function is one."""
+    get = Frame("Queue.get", "/usr/lib/python3.11/queue.py", 171)
+    engine = (
+        get,
+        Frame("EngineCoreProc._process_input_queue", "/x/site-packages/vllm/v1/engine/core.py", 9),
+        Frame("EngineCoreProc.run_busy_loop", "/x/site-packages/vllm/v1/engine/core.py", 5),
+    )
+    consumer = (get, Frame("consume", "/app/train.py", 7))
+    stuck = (Frame("step", "/x/site-packages/vllm/v1/engine/core.py", 70), *engine[2:])
+
+    def place(frames: tuple[Frame, ...]) -> tuple[str, str, str]:
+        threads = (ThreadStack("MainThread", frames),)
+        found = place_of(ProcessStack("poda", 1, "child of driver", threads=threads))
+        return found.activity.name, found.function, found.waits_for
+
+    worker = (
+        Frame("MessageQueue.acquire_read", "/x/site-packages/vllm/distributed/shm.py", 30),
+        Frame("WorkerProc.worker_busy_loop", "/x/site-packages/vllm/v1/executor/mp.py", 8),
+    )
+    assert place(worker) == ("WAITS_OUTSIDE", "MessageQueue.acquire_read", "a queue")
+    assert place(engine) == ("IDLE", "", "")
+    assert place(consumer) == ("WAITS_OUTSIDE", "consume", "a queue")
+    assert place(stuck) == ("WORKS", "step", "")
+
+
 # --- the sentence ---------------------------------------------------------------------------------
 
 
