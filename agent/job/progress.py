@@ -115,14 +115,18 @@ class Progress(Value):
             return replace(self._with_values(seen), of=seen.of or self.of)
 
         # How long did it take? The first one of an attempt includes its start, and one that goes
-        # back began anew.
+        # back began anew. Of several lines that were read at once only the first has a time.
         durations = self.durations
         strides = self.strides
         longest = self.longest
         if self.last is not None and self.last_at is not None and seen.step > self.last:
             duration = max(0.0, seen.at - self.last_at)
-            durations = (*durations, duration)[-RECENT:]
-            strides = (*strides, seen.step - self.last)[-RECENT:]
+            stride = seen.step - self.last
+            if duration:
+                durations = (*durations, duration)[-RECENT:]
+                strides = (*strides, stride)[-RECENT:]
+            elif strides and self.last != self.first:
+                strides = (*strides[:-1], strides[-1] + stride)
             longest = max(longest, duration)
 
         known = self._with_values(seen)

@@ -329,6 +329,20 @@ def test_lines_for_several_steps() -> None:
     assert known.ends_at == 300.0 + 50 * 6.0
 
 
+def test_lines_that_are_read_at_once() -> None:
+    """An agent that was killed reads many together: they have one time, not none."""
+    known = Progress(1, 0.0)
+    for step, at in [(1, 10.0), (2, 20.0), *((step, 100.0) for step in range(3, 11)), (11, 110.0)]:
+        known = known.with_step(StepSeen(step, 100, {}, at))
+    assert known.durations == (10.0, 80.0, 10.0)
+    assert known.strides == (1, 8, 1)
+    assert known.seconds_per_step == 10.0
+    first = Progress(1, 0.0)
+    for step in (1, 2, 3):
+        first = first.with_step(StepSeen(step, 100, {}, 10.0))
+    assert (first.durations, first.seconds_per_step) == ((), None)
+
+
 def test_the_next_attempt() -> None:
     """It resumes from a checkpoint; what is known of the run stays."""
     known = Progress(1, 0.0)
