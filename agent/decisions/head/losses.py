@@ -57,7 +57,24 @@ def nodes_that_left(before: Fleet, state: HeadState) -> dict[str, str]:
         uncounted = {ip: before.label_at(ip) for ip in gone}
         known = {*state.attempt.lost_nodes} if uncounted else set()
         left |= {ip: name for ip, name in uncounted.items() if name not in known}
+        left |= _replaced_nodes(before, fleet)
     return left
+
+
+def _replaced_nodes(before: Fleet, fleet: Fleet) -> dict[str, str]:
+    """Return the nodes that count, while GCS drops the Ray that an agent there ran before.
+
+    A pod that is back within seconds joins again before GCS misses it: it was never away, and the
+    job's processes on it are.
+    """
+    return {
+        ip: fleet.alive[ip]
+        for ip, nodes in before.ray_nodes.items()
+        if ip in fleet.alive
+        and ip in fleet.agent_at
+        and nodes != fleet.ray_nodes[ip]
+        and not before.ids_at(ip) <= fleet.ids_at(ip)
+    }
 
 
 def record_nodes_that_left(state: HeadState, turn: Turn) -> HeadState:

@@ -81,3 +81,17 @@ def test_a_cluster_without_a_job_is_up_at_once() -> None:
     """Nothing begins on the dead node."""
     trace = Trace(replace(goal(1), has_job=False), SPARE_IS_CUT)
     assert trace.state.phase is h.HeadPhase.RUNNING
+
+
+@pytest.mark.parametrize("has_agent", [True, False])
+def test_a_node_that_is_back_before_ray_missed_it_is_a_loss(has_agent: bool) -> None:  # noqa: FBT001 - a table
+    """The job's processes on its former Ray are gone; two Rays by hand are two nodes."""
+    again = RayNode("id2b", NODES[2].ip)
+    trace = Trace(goal(1, retries=1), [(1.0, nodes(2)), (5.0, h.Submitted("run-1"))])
+    if has_agent:
+        trace.take(reported(2), 6.0)
+    trace.take(h.RayNodes((HEAD, NODES[2], again)), 8.0)
+    assert trace.state.attempt.lost_nodes == ()
+    trace.take(h.RayNodes((HEAD, again)), 20.0)
+    assert trace.state.attempt.lost_nodes == (("pod2",) if has_agent else ())
+    assert trace.state.phase is h.HeadPhase.RUNNING
