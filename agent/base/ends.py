@@ -219,9 +219,18 @@ NODE_TAKEN = _lost("the platform takes away {nodes}", "node")
 """Announced by a SIGTERM to the worker; the job was sent AGENT_NOTICE_SIGNAL before its stop."""
 SHARE_LOST = _lost("lost a needed node while the job ran: {nodes} (no report of its share)", "node")
 """With torchrun: a node did not report the end of its share."""
-STALLED_SINCE_LOSS = _lost(
-    "the job shows no sign of work for {duration} since {loss} (AGENT_STALL)", "node"
+STALLED_SINCE_LOSS = _lost("{what} since {loss} (AGENT_STALL){suspects}", "node")
+STALLED = _lost("{what} (AGENT_STALL){suspects}", "job")
+"""Two examinations had the same suspects, and AGENT_ON_STALL is `retry`."""
+STALL_STOPS = _row(
+    Kind.LOST,
+    75,
+    "{what} (AGENT_STALL){suspects}",
+    "job",
+    "Remove the cause and run again: it resumes from the newest checkpoint",
+    attempts_are_used_up=True,
 )
+"""The same with `stop`: no attempt follows, and a pod that is held by AGENT_ON_DONE is held."""
 FAILED_AFTER_LOSS = _lost("{loss}, and {failure}", "node")  # just after it; retries are left
 FAILED_WITHOUT_CODE = _lost(
     "the job failed without an exit code of its own: {evidence}{before}", "job"

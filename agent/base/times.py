@@ -132,9 +132,15 @@ GCS_POLL = 2.0  # The bridge asks GCS for the job while the dashboard is silent.
 BRIDGE_PAUSE = 0.5  # Before the second start of a bridge; it doubles.
 LONGEST_BRIDGE_PAUSE = 5.0  # Well below `NO_JOB_STATUS`.
 TORCHRUN_POLL = 0.05  # torchrun's checks of its processes: short, to find the first failure.
-# AGENT_STALL (30m): no sign of work; after a lost node the attempt ends.
+# AGENT_STALL (auto): no step for three times the median, at least STALL_LEAST; AGENT_FIRST_STEP.
+STALL_LEAST = 300.0  # A step that takes less is no hang, however short the others were.
+STALL_QUIET = 1800.0  # Where steps are not known: no sign of work at all for so long.
+FIRST_STEP = 3600.0  # AGENT_FIRST_STEP: a model of 235B loads and compiles for long.
+STALL_AGAIN = 60.0  # Until the second examination: suspects that work are elsewhere by then.
+STALL_AGAIN_LONGEST = 600.0  # Between later ones, where the two before differed.
 STALL_CHECK_SHORTEST = 1.0  # Signs of work are read ten times within AGENT_STALL, no more often,
 STALL_CHECK_LONGEST = 60.0  # and no less often.
+CHECKPOINT_GROWS = 60.0  # A checkpoint with a file that changed so recently is being written.
 STALL_BUSY = 15.0  # For all nodes to report whether they are busy.
 STALL_STACKS = 30.0  # For all nodes to report their stacks, and what else may explain a hang.
 NODE_EXAMINED = 22.0  # For one node to collect them; what is not read in time is left out.

@@ -8,7 +8,6 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from msgspec import field
-from msgspec.structs import replace
 
 from agent.base import ends, times
 from agent.base.ends import Kind, Outcome, name_of_code, shell_code
@@ -268,8 +267,13 @@ def _where_same_cause(tried: Sequence[LostAttempt], newest: int | None) -> str:
 
 
 def is_loss(end: Outcome) -> bool:
-    """Return whether an attempt with this end was lost, so that another may follow."""
+    """Return whether an attempt with this end was lost."""
     return end.kind is Kind.LOST and not end.is_jobs_verdict and not end.is_superseded
+
+
+def may_be_retried(end: Outcome) -> bool:
+    """Return whether another attempt may follow one with this end."""
+    return is_loss(end) and not end.attempts_are_used_up
 
 
 def pause_after(losses: int) -> float:
@@ -310,47 +314,3 @@ def end_without_progress(
     count = len(recent)
     minutes = round(times.ATTEMPT_SHORT / 60)
     return ends.NO_PROGRESS.outcome(count=count, minutes=minutes, last=recent[-1].reason)
-
-
-DIAGNOSTICS_PER_LIMIT = 10  # how often a job without progress is diagnosed within its limit
-
-
-class StalledSinceLoss(HeadEvent):
-    """An attempt that lost a node has made no progress since, for AGENT_STALL."""
-
-    attempt: int
-    duration: str
-
-
-class Quiet(Value):
-    """Since when an attempt has made no progress."""
-
-    attempt: int
-    since: float
-    is_reported: bool = False  # the stall was reported: once per attempt, and after a loss
-    has_lost_node: bool = False  # it has lost a node, rejoined or not: time counts from the loss
-
-    def with_work_at(self, at: float | None) -> Quiet:
-        """Return it after a sign of progress at a time; None is no sign."""
-        return self if at is None or at <= self.since else replace(self, since=at)
-
-    def lasts(self, limit: float, now: float) -> bool:
-        """Return whether it lasts longer than this limit, and the stall is not reported yet."""
-        return not self.is_reported and now >= self.since + limit
-
-
-def diagnostics_interval(limit: float) -> float:
-    """Return the seconds between two diagnostics."""
-    interval = limit / DIAGNOSTICS_PER_LIMIT
-    return min(times.STALL_CHECK_LONGEST, max(times.STALL_CHECK_SHORTEST, interval))
-
-
-def quiet_period(
-    quiet: Quiet | None, attempt: int | None, now: float, *, lost_a_node: bool
-) -> Quiet | None:
-    """Return the quiet period of the running attempt; None if none runs."""
-    if attempt is None:
-        return None
-    if quiet is not None and (quiet.attempt, quiet.has_lost_node) == (attempt, lost_a_node):
-        return quiet
-    return Quiet(attempt, now, has_lost_node=lost_a_node)

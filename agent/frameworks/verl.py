@@ -70,6 +70,8 @@ STEPS = StepFormat(
         LineFormat("evaluation", "validation generation end"),
         LineFormat("checkpoint", "local_global_step_folder: "),
         LineFormat("checkpoint", "Saving checkpoint to: "),
+        LineFormat("checkpoint", "Saving actor checkpoint to "),  # Search-R1
+        LineFormat("checkpoint", "Saving critic checkpoint to "),
     ),
     meaning=MEANING,
     of_evaluation=("val-", "val/"),

@@ -100,6 +100,11 @@ def is_sized(job: Job) -> bool:
     return job.recipe is not None or not named.isdisjoint(_SIZES)
 
 
+def prints_steps(job: Job) -> bool:
+    """Return whether the job's framework prints its steps in a known way."""
+    return job.recipe is not None and recipe_of(job.recipe.known).FRAMEWORK.steps is not None
+
+
 def is_sized_by_links(job: Job | None) -> bool:
     """Return whether the command depends on the measured bandwidth between the nodes.
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from agent.base import times
-from agent.job.job import is_sized_by_links
+from agent.job.job import is_sized_by_links, prints_steps
 from agent.job.services import ON_EVERY, longest_waits
 from agent.plan.plan import PlannedWait
-from agent.settings.jobs import notice_signal
+from agent.settings.jobs import notice_signal, on_stall
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from agent.job.job import Job
     from agent.job.services import PrepareStep
     from agent.plan.plan import Plan
     from agent.settings.model import Settings
@@ -23,7 +24,8 @@ PREPARE = "prepare"
 BEFORE = "before"  # everything that a service or step waits for before it starts
 SUBMIT = "submit"
 JOB = "word of the job"
-STALL = "stall"  # a job without progress: its stacks are logged; after a lost node it is ended
+FIRST_STEP = "first step"
+STALL = "stall"  # a job without progress: it is examined, and AGENT_ON_STALL follows
 JOIN = "join"
 NODE = "lost node"
 SILENT_HEAD = "silent head"
@@ -99,9 +101,24 @@ def _on_the_head(plan: Plan, before: Mapping[str, float]) -> Iterator[PlannedWai
         yield PlannedWait(SUBMIT, "the job to be accepted, from the first try", limit)
         yield PlannedWait(JOB, "the job's status", silence)
     if job is not None and settings.stall:
-        what = "progress of the job, or its stacks are logged"
-        yield PlannedWait(STALL, what, settings.stall, "AGENT_STALL")
+        yield from _of_stalls(settings, job)
     yield PlannedWait(NODE, "a lost node", settings.node_grace, "AGENT_NODE_GRACE")
+
+
+def _of_stalls(settings: Settings, job: Job) -> Iterator[PlannedWait]:
+    """Yield after how long a job without progress is examined."""
+    follows = on_stall(settings)
+    examined = "or it is examined" + ("" if follows == "log" else f", then {follows}")
+    if settings.first_step is not None or prints_steps(job):
+        first = times.FIRST_STEP if settings.first_step is None else settings.first_step
+        yield PlannedWait(
+            FIRST_STEP, f"the job's first step, {examined}", first, "AGENT_FIRST_STEP"
+        )
+    if settings.stall == "auto":
+        what = f"a sign of work of the job, a step within three usual ones, {examined}"
+        yield PlannedWait(STALL, what, times.STALL_QUIET, "AGENT_STALL")
+    else:
+        yield PlannedWait(STALL, f"progress of the job, {examined}", settings.stall, "AGENT_STALL")
 
 
 def _of_steps(

@@ -18,7 +18,7 @@ import anyio
 from msgspec.structs import replace
 
 from agent.base import ends
-from agent.decisions.attempts import Attempt, AttemptSnapshot, is_loss, retries_exhausted
+from agent.decisions.attempts import Attempt, AttemptSnapshot, may_be_retried, retries_exhausted
 from agent.decisions.head import head_state as h
 from agent.decisions.head.losses import MAX_NODES_BY_NAME
 from agent.record.background import ItemWriter
@@ -127,7 +127,7 @@ class RunKeeper:
         end = snapshot.known.end if snapshot else None
         if end is None and memory:
             end = ends.OUT_OF_MEMORY.outcome(evidence=memory)
-        if self._replaces_agent and end is not None and not is_loss(end):
+        if self._replaces_agent and end is not None and not may_be_retried(end):
             self._verdict = self._verdict or end
 
         lost = end or ends.HEAD_LOST.outcome()
@@ -309,7 +309,7 @@ class RunKeeper:
         if self.record.open_attempt is None:
             return None
         snapshot = self.record.open_attempt.resumed(now)
-        if self._replaces_agent or snapshot.end is None or is_loss(snapshot.end):
+        if self._replaces_agent or snapshot.end is None or may_be_retried(snapshot.end):
             return snapshot
         return replace(snapshot, end=None)  # a user who starts a run again wants it to continue
 

@@ -1,16 +1,18 @@
-"""Detect a job without sign of work: check all nodes, then report process stacks.
+"""Watch a job's progress; a job that makes none is looked at on all nodes, and examined.
 
-A job counts as quiet from its last output on. At intervals `StallWatch` looks further:
-1. Does anything of the job work on any node, by its CPU and GPUs (`Diagnostics`)?
-2. Has a task of Ray finished lately?
-3. After AGENT_STALL without any of these signs, the job is examined on all nodes
-   (run/examine.py), and the finding is logged, once for each attempt. The job goes on, unless it
-   has lost a node: then the head decides what follows (`StalledSinceLoss`).
+The rules are in decisions/stall.py. At intervals `StallWatch` compares the job's steps and its
+output with the limits of AGENT_STALL. Where one is near:
+1. Does anything of the job work on any node, by its GPUs or CPUs, or does a checkpoint grow
+   (`Diagnostics`)? Has a task of Ray finished lately?
+2. If none of that explains it, the job is examined on all nodes, and the finding is logged.
+3. A minute later once more, if AGENT_ON_STALL is to follow: where both agree, the head's decisions
+   get `Stalled`, and end the attempt or the run.
 """
 
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import TYPE_CHECKING
 
 import anyio
@@ -20,27 +22,42 @@ from agent.base import times
 from agent.base.text import duration_text
 from agent.bridge.link import RayLink
 from agent.checks.finding import Finding, Level
-from agent.decisions.attempts import (
-    Quiet,
-    StalledSinceLoss,
-    diagnostics_interval,
-    quiet_period,
-)
+from agent.decisions import stall
 from agent.decisions.head.head_state import HeadPhase
 from agent.decisions.shared import HERE
+from agent.decisions.stall import (
+    CHECKPOINT_GROWS,
+    IDLE,
+    SHARE_WRITES,
+    JobSigns,
+    Next,
+    Stalled,
+    StallRules,
+    look_of,
+)
+from agent.diagnosis.stacks import same_suspects
+from agent.job.job import prints_steps
 from agent.node.gpus import TOOLS
 from agent.processes.driver import Utilization
 from agent.processes.waiting import Failure
+from agent.record.background import in_thread
 from agent.record.log import say
+from agent.record.run_folder import read_newest_files
 from agent.run.examine import FOR_TOOLS, STACKS, JobExaminer, NodeExaminer, stacks_file
 from agent.run.head_server import request_log
+from agent.settings.jobs import on_stall
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from agent.decisions.head.head_state import HeadState
+    from agent.decisions.stall import Alarm, StallState
+    from agent.diagnosis.stacks import Examination
     from agent.job.services import Placeholders
+    from agent.node.figures import GpuFigures
+    from agent.plan.plan import Plan
     from agent.port.reports import Reports
+    from agent.record.run_folder import CheckpointFiles
     from agent.run.head_server import RunStatus
     from agent.run.node_run import NodeRun
     from agent.run.torchrun import TorchrunLink
@@ -48,7 +65,6 @@ if TYPE_CHECKING:
 
 BUSY = "how busy"
 """What a worker sends like a log; no service has such a name."""
-IDLE = "idle"
 
 
 class Diagnostics:
@@ -58,6 +74,7 @@ class Diagnostics:
         self._run = run
         self._last_output: float | None = None
         """When this node's share of the job wrote output last, as of the last call."""
+        self._checkpoint: CheckpointFiles | None = None  # the newest one at the last call
 
         # The tools get an environment without secrets.
         plan = run.plan
@@ -79,16 +96,67 @@ class Diagnostics:
         """Return what works for the job on this node, or that nothing does."""
         before = self._last_output
         self._last_output = self._run.stats.last_share_output
+        if await self._checkpoint_grows():
+            return CHECKPOINT_GROWS
         if self._last_output != before:
-            return "its share of the job writes"
+            return SHARE_WRITES
+        gpus = self._read_gpus()
+        if gpus:
+            at_work = (gpu for gpu in gpus if gpu.is_working)
+            return next((f"GPU {gpu.index} at {gpu.use} %" for gpu in at_work), IDLE)
         return await self._utilization.sample(submission_id) or IDLE
 
+    def _read_gpus(self) -> list[GpuFigures]:
+        """Return the GPUs as they were read last, with their power; none if it was long ago."""
+        figures = self._run.figures.newest
+        if figures is None or self._run.now() > figures.at + times.STALL_CHECK_LONGEST:
+            return []
+        return [gpu for gpu in figures.gpus if gpu.use is not None]
 
-_REMEDY = "`pod-agent stop` ends it; AGENT_STALL sets after how long this is logged"
+    async def _checkpoint_grows(self) -> bool:
+        """Return whether the newest checkpoint here changed lately, or since the last call."""
+        plan = self._run.plan
+        folder = plan.settings.checkpoints if plan.job is None else plan.job.checkpoints
+        if not folder:
+            return False
+        before = self._checkpoint
+        read = partial(read_newest_files, folder, "")
+        newest = self._checkpoint = await in_thread(read, times.CHECKPOINT_LISTING)
+        if newest is None:
+            return False
+        changed_at = max((changed for _, _, changed in newest.files), default=0) / 1e9
+        is_new = abs(time.time() - changed_at) < times.CHECKPOINT_GROWS
+        return is_new or (before is not None and newest != before)
+
+
+_MOST_FINDINGS = 20  # most stalls in /status, the newest
+_REMEDY = (
+    "`pod-agent stop` ends the run; AGENT_ON_STALL sets what follows a stall, AGENT_STALL after "
+    "how long a job counts as stalled"
+)
+LEAST = "POD_AGENT_STALL_LEAST"
+"""For tests: the least limit of a step, in seconds."""
+
+
+def rules_of(plan: Plan) -> StallRules | None:
+    """Return the rules about stalls of a run's job; None if it is not watched."""
+    settings = plan.settings
+    job = plan.job
+    if job is None or not settings.stall:
+        return None
+    return StallRules(
+        limit=None if settings.stall == "auto" else settings.stall,
+        first_step=settings.first_step,
+        prints_steps=prints_steps(job),
+        on_stall=on_stall(settings),
+        is_set_by_hand=settings.on_stall is not None,
+        has_debugger=settings.debug_ray != "0",
+        least=float(plan.environ.get(LEAST, times.STALL_LEAST)),
+    )
 
 
 class StallWatch:
-    """Checks a quiet job at intervals, and logs its stacks after AGENT_STALL without work."""
+    """Watches the job's progress, and examines a job that makes none."""
 
     def __init__(  # noqa: PLR0913 - all that it looks at
         self,
@@ -97,7 +165,7 @@ class StallWatch:
         status: RunStatus,
         link: RayLink | TorchrunLink,
         get_state: Callable[[], HeadState],
-        send: Callable[[StalledSinceLoss], None],
+        send: Callable[[Stalled], None],
         place: Callable[[], Placeholders],
     ) -> None:
         self._run = run
@@ -107,87 +175,118 @@ class StallWatch:
         self._get_state = get_state
         self._send = send
         self._diagnostics = Diagnostics(run)
-        self._examiner = JobExaminer(run, link, place, self._ask_present)
-        self._limit = run.plan.settings.stall
-        self._quiet: Quiet | None = None
+        self._examiner = JobExaminer(run, link, place, self._ask_all)
+        self._rules = rules_of(run.plan)
+        self._state: StallState | None = None
+        self._last_found: Examination | None = None  # of the alarm that stands
 
     async def run(self) -> None:
         """Watch until canceled, if AGENT_STALL is set."""
-        if not self._limit or self._run.plan.job is None:
+        rules = self._rules
+        if rules is not None:
+            what = "a look for a job without progress"
+            await self._run.best_effort.every(
+                rules.between_ticks, what, partial(self._check, rules)
+            )
+
+    async def _check(self, rules: StallRules) -> None:
+        """Compare the running attempt with its limits; look at the nodes if one is near."""
+        signs = self._signs()
+        before = self._state
+        self._state, follows = stall.tick(before, rules, signs, self._run.now())
+        if signs is None or self._state is None:
             return
-        what = "a look for a job without a sign of work"
-        await self._run.best_effort.every(diagnostics_interval(self._limit), what, self._check)
+        self._log_progress(before, self._state, signs)
+        if follows is Next.LOOK:
+            await self._look(rules, signs)
 
-    async def _check(self) -> None:
-        """Update the state of the running attempt; check the nodes if it is quiet."""
-        # Since when has it been quiet, by its output?
+    def _signs(self) -> JobSigns | None:
+        """Return what is known of the running attempt; None if none runs."""
         state = self._get_state()
-        now = self._run.now()
-        is_running = state.phase is HeadPhase.RUNNING
-        number = state.attempt.number if is_running else None
-        lost = bool(state.attempt.lost_nodes)
-        quiet = quiet_period(self._quiet, number, now, lost_a_node=lost)
-        if quiet is not None:
-            quiet = self._with_output(quiet)
+        if state.phase is not HeadPhase.RUNNING:
+            return None
+        attempt = state.attempt
+        lines = self._status.job_lines
+        return JobSigns(
+            attempt.number,
+            began_at=attempt.submitted or 0.0,
+            has_lost_node=bool(attempt.lost_nodes),
+            last_output=self._run.run_time(lines.last_output),
+            progress=lines.progress,
+        )
 
-        # Long enough to look for other signs of work?
-        if quiet is not None and quiet.lasts(diagnostics_interval(self._limit), now):
-            quiet = await self._check_nodes(quiet, state)
-        self._quiet = quiet
-
-    async def _check_nodes(self, quiet: Quiet, state: HeadState) -> Quiet:
-        """Check all nodes, then Ray's tasks, for work; report a job that shows neither."""
-        # Does a node work?
-        answers = await self._ask_all(BUSY, times.STALL_BUSY, state)
-        if any(answer != IDLE for answer in answers.values()):
-            return quiet.with_work_at(self._run.now())
-        quiet = self._with_output(quiet)
-        if not quiet.lasts(self._limit, self._run.now()):
-            return quiet
-
-        # Did a task of Ray finish lately?
-        if isinstance(self._link, RayLink):
+    async def _look(self, rules: StallRules, signs: JobSigns) -> None:
+        """Look at all nodes, and at Ray's tasks; examine the job if the alarm stands."""
+        # Does it work on any node, or has a task finished lately?
+        reports = await self._ask_all(BUSY, times.STALL_BUSY)
+        look = look_of(reports.values())
+        asks_ray = stall.is_limit_over(self._state, rules, signs, self._run.now())
+        if isinstance(self._link, RayLink) and asks_ray and not look.work:
             finished = await self._link.last_finished(times.STALL_TASKS)
             if finished is not None:
-                quiet = quiet.with_work_at(self._run.now() - (time.time() - finished))
-        if not quiet.lasts(self._limit, self._run.now()):
-            return quiet
+                look = replace(look, task_at=self._run.now() - (time.time() - finished))
 
-        # Does the attempt still run, without output meanwhile?
-        latest = self._get_state()
-        runs_on = latest.phase is HeadPhase.RUNNING and latest.attempt.number == quiet.attempt
-        if not runs_on or self._with_output(quiet) != quiet:
-            return quiet
-        await self._report(quiet)
-        return replace(quiet, is_reported=True)
+        # Does the same attempt still run, and without progress?
+        latest = self._signs()
+        if latest is None or self._state is None or latest.attempt != signs.attempt:
+            return
+        before = self._state
+        self._state, follows = stall.after_look(before, rules, latest, look, self._run.now())
+        self._log_progress(before, self._state, latest)
+        if follows is Next.EXAMINE:
+            await self._examine(rules, latest, self._state.alarm)
 
-    def _with_output(self, quiet: Quiet) -> Quiet:
-        last_output = self._run.run_time(self._status.job_lines.last_output)
-        return quiet.with_work_at(last_output)
+    async def _examine(self, rules: StallRules, signs: JobSigns, alarm: Alarm | None) -> None:
+        """Examine the job on all nodes; log what was found, and send what follows."""
+        assert alarm is not None  # noqa: S101 - the reason of the examination
+        is_first = not alarm.examinations
+        what = stall.sentence(alarm, signs, self._run.now())
+        if is_first:
+            say(f"{what} (AGENT_STALL): looking where it is", "warning")
+        since = self._run.utc(alarm.since)[11:16]
+        found = await self._examiner.examine(signs.attempt, since)
+        former = None if is_first else self._last_found
+        agrees = former is not None and same_suspects(former, found)
+        self._last_found = found
 
-    async def _report(self, quiet: Quiet) -> None:
-        """Examine the job on all nodes, and log the finding."""
-        long = duration_text(round(self._run.now() - quiet.since))
-        what = f"the job shows no sign of work for {long}"
-        say(f"{what} (AGENT_STALL): looking where it is", "warning")
-        since = self._run.utc(quiet.since)[11:16]
-        found = await self._examiner.examine(quiet.attempt, since)
+        # Has it gone on meanwhile?
+        latest = self._signs()
+        if latest is None or self._state is None or latest.attempt != signs.attempt:
+            return
+        before = self._state
+        now = self._run.now()
+        self._state, then = stall.after_examination(before, rules, latest, now, agrees=agrees)
+        self._log_progress(before, self._state, latest)
+
+        # The finding, and what follows.
+        if is_first:
+            self._report(what, found, signs.attempt)
+        if is_first or then != "log":
+            self._send(Stalled(signs.attempt, what, found.sentence, then))
+
+    def _report(self, what: str, found: Examination, attempt: int) -> None:
+        """Log a stall, and show it among the warnings."""
         for line in found.evidence:
             say(f"stall: {line}")
-
-        # The finding.
-        where = f"{found.sentence}; all stacks are in {stacks_file(quiet.attempt)}"
+        where = f"{found.sentence}; all stacks are in {stacks_file(attempt)}"
         finding = Finding("stall", Level.WARN, f"{what}: {where}", _REMEDY)
-        self._status.stalls = (*self._status.stalls, finding)
+        self._status.stalls = (*self._status.stalls, finding)[-_MOST_FINDINGS:]
         say(finding.sentence(), "warning")
-        if quiet.has_lost_node:
-            self._send(StalledSinceLoss(quiet.attempt, long))
 
-    async def _ask_present(self, what: str, limit: float) -> dict[str, str]:
-        return await self._ask_all(what, limit, self._get_state())
+    def _log_progress(self, before: StallState | None, after: StallState, signs: JobSigns) -> None:
+        """Log that a stalled job has gone on."""
+        if before is None or before.alarm is None or after.alarm is not None:
+            return
+        long = duration_text(round(self._run.now() - before.alarm.since))
+        if before.attempt != after.attempt or before.has_lost_node != after.has_lost_node:
+            return
+        steps = signs.steps
+        where = "" if steps is None else f" at step {steps.last}"
+        say(f"the job has gone on{where}, after {long}: it was no hang")
 
-    async def _ask_all(self, what: str, limit: float, state: HeadState) -> dict[str, str]:
+    async def _ask_all(self, what: str, limit: float) -> dict[str, str]:
         """Request diagnostics from all present nodes concurrently; name those without answer."""
+        state = self._get_state()
         id_ = None if state.goal.by_torchrun else state.attempt.id
         workers = [
             worker

@@ -106,6 +106,13 @@ def _has_flag(settings: Settings, flags: tuple[str, ...]) -> bool:
     return any(word.partition("=")[0] in flags for word in settings.job_args)
 
 
+def on_stall(settings: Settings) -> Literal["log", "retry", "stop"]:
+    """Return AGENT_ON_STALL or its default: another attempt, where AGENT_JOB_RETRIES allows one."""
+    if settings.on_stall is not None:
+        return settings.on_stall
+    return "retry" if settings.job_retries and settings.debug_ray == "0" else "log"
+
+
 def notice_signal(settings: Settings) -> int:
     """Return the signal on which the job saves: AGENT_NOTICE_SIGNAL, else the recipe's; 0: none."""
     known = BY_NAME.get(settings.job or "")

@@ -85,11 +85,22 @@ class Settings(Value, kw_only=True):
         "directory to upload as the job's working_dir",
         shown="none: the code is in the image",
     )
-    stall: float = var(
-        v.duration_or_off,
-        "time without progress after which stacks are logged, and after a lost node the attempt "
-        "is lost; `0` off",
-        "30m",
+    stall: float | Literal["auto"] = var(
+        v.duration_or_auto,
+        "when a job without progress is examined. `auto`: no step for three times the median "
+        "step, at least 5 min and half as long again as the longest so far; where steps are not "
+        "known, no output, no finished Ray task and idle GPUs for 30 min. A duration replaces "
+        "both; `0` off",
+        "auto",
+    )
+    on_stall: Literal["log", "retry", "stop"] | None = var(
+        v.one_of("log", "retry", "stop"),
+        "what follows once two examinations agree: `log`, `retry` (the attempt is lost) or "
+        "`stop` (the run ends with 75)",
+        shown="retry where AGENT_JOB_RETRIES allows one, else log",
+    )
+    first_step: float | None = var(
+        v.duration, "how long the first step may take, with loading and compiling", shown="60m"
     )
     notice_signal: str | None = var(
         v.signal_name,

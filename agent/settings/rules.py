@@ -45,6 +45,7 @@ def contradictions(settings: Settings, command: tuple[str, ...] | None) -> list[
         *_check_workers(settings),
         *_check_ray_args(settings.ray_args),
         *_check_launcher(settings),
+        *_check_debugger(settings),
         *_check_reserved(settings, command),
     ]
 
@@ -226,6 +227,14 @@ def _check_launcher(settings: Settings) -> Iterator[Problem]:
     if names:
         expected = "unset: every node runs its processes in its own environment and folder"
         yield Problem(names, "a value, though torchrun starts the job and no Ray runs", expected)
+
+
+def _check_debugger(settings: Settings) -> Iterator[Problem]:
+    """Refuse to end what a breakpoint stops: with the debugger, a job without steps is no hang."""
+    if settings.debug_ray != "0" and settings.on_stall in {"retry", "stop"}:
+        given = f"{settings.on_stall!r} beside DEBUG_RAY={settings.debug_ray}"
+        expected = "log, or unset: a breakpoint would end the job"
+        yield Problem("AGENT_ON_STALL", given, expected)
 
 
 _FOR_RAY = (

@@ -6,7 +6,7 @@ import ipaddress
 import re
 import shlex
 from signal import Signals
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 
 import msgspec
 
@@ -80,6 +80,16 @@ def duration(text: str) -> float:
 def duration_or_off(text: str) -> float:
     """Read a duration, or `0` for never."""
     return 0.0 if text.strip() in {"0", "off"} else duration(text)
+
+
+def duration_or_auto(text: str) -> float | Literal["auto"]:
+    """Read a duration, `auto`, or `0` for never."""
+    if text.strip().lower() == "auto":
+        return "auto"
+    try:
+        return duration_or_off(text)
+    except ValueError as error:
+        raise ValueError(f"`auto`, 0, or {error}") from None
 
 
 def amount(most: float, expected: str) -> Callable[[str], float]:

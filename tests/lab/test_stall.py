@@ -51,6 +51,38 @@ def test_a_job_that_hangs_after_a_loss_is_retried(cluster: Cluster) -> None:
     head.wait_for("attempt 2 of 2: .*podb.*; 2 of 2 node", timeout=5)
 
 
+STEPS_STOP = """
+import os, pathlib, threading, time
+saved = pathlib.Path("/tmp/step")
+done = int(saved.read_text()) if saved.exists() else 0
+
+def compute_score():
+    threading.Event().wait()
+
+for step in range(done + 1, 13):
+    time.sleep(0.5)
+    print(f"step {step}/12 loss=0.5", flush=True)
+    saved.write_text(str(step))
+    if step == 8 and os.environ["AGENT_ATTEMPT"] == "1":
+        compute_score()
+"""
+
+
+def test_a_job_whose_steps_stop_is_retried(cluster: Cluster) -> None:
+    """By the median rule, with its least limit scaled; the second examination agrees."""
+    cluster.env |= {"AGENT_JOB_RETRIES": "1", "POD_AGENT_STALL_LEAST": "10"}
+    (Path(cluster.pods[0].tmp) / "train.py").write_text(STEPS_STOP)
+    (head,) = cluster.agents(sys.executable, "/tmp/train.py")
+    head.wait_for("^step 8/12", "stdout", timeout=BOOT)
+    head.wait_for(r"\(AGENT_STALL\): looking where it is", timeout=60)
+    head.wait_for("stall: the job has made no step for .* since step 8", timeout=60)
+    assert "driver on poda is in `compute_score` (train.py:" in head.stderr()
+    head.wait_for(r"attempt 1 of 2 is lost: the job has made no step for \d+ s since", timeout=120)
+    assert ends([head], 2 * BOOT) == [0], head.tail()
+    assert head.stdout().splitlines() == [f"step {step}/12 loss=0.5" for step in range(1, 13)]
+    assert "compute_score" in cluster.outcome(0)["attempts"][0]["reason"]
+
+
 @pytest.mark.pods(2)
 def test_a_job_that_hangs_is_inspected_on_every_node(cluster: Cluster) -> None:
     """Stacks of the driver and of all actors; the reason where py-spy is missing."""

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from agent.base import times
 from agent.base.text import first_names, listed
-from agent.decisions.attempts import is_loss
+from agent.decisions.attempts import may_be_retried
 from agent.decisions.head import head_state as h
 from agent.decisions.head import losses
 from agent.decisions.head.head_state import HeadPhase, HeadState, Uncounted
@@ -275,7 +275,7 @@ def stop_deadline(state: HeadState) -> float:
 def _stop_limit(state: HeadState) -> float:
     grace = state.goal.job_stop_grace
     verdict = state.stop.verdict
-    if verdict is not None and is_loss(verdict) and state.another_follows:
+    if verdict is not None and may_be_retried(verdict) and state.another_follows:
         return grace + times.JOB_KILLED
     return grace
 

@@ -22,7 +22,7 @@ from agent.base import ends, times
 from agent.base.ends import Kind, Outcome
 from agent.base.text import listed
 from agent.decisions import attempts
-from agent.decisions.attempts import Attempt, JobReport, is_loss, submission_id_of
+from agent.decisions.attempts import Attempt, JobReport, may_be_retried, submission_id_of
 from agent.decisions.head import head_state as h
 from agent.decisions.head import shares
 from agent.decisions.head.head_state import HeadPhase, HeadState, Losses, leave
@@ -256,7 +256,7 @@ def attempt_end(state: HeadState, report: JobReport, now: float) -> Outcome:
 
 def begin_next_attempt(state: HeadState, end: Outcome, now: float) -> HeadState:
     """Begin the next attempt if this end is a loss and retries are left, else leave."""
-    if not is_loss(end) or not state.goal.has_job:
+    if not may_be_retried(end) or not state.goal.has_job:
         return leave(state, end, now)
 
     # Did a node run out of memory? The next attempt would do so too.

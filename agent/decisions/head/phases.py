@@ -28,6 +28,7 @@ from agent.decisions.head.boot_waits import pending_waits, stop_deadline, submit
 from agent.decisions.head.head_state import HeadPhase, JobShares, Saving, leave
 from agent.decisions.head.losses import ray_lost_outcome
 from agent.decisions.shared import Item, Refused, Step, StopAsked, Tick
+from agent.decisions.stall import Stalled
 from agent.plan import waits as wait_keys
 
 if TYPE_CHECKING:
@@ -215,13 +216,11 @@ def running(state: HeadState, event: HeadEvent, now: float) -> HeadState:
     if over is not None:
         return over
 
-    # Has the job made no progress since it lost a node?
-    attempt = state.attempt
-    lost = attempt.lost_nodes
-    if isinstance(event, attempts.StalledSinceLoss) and event.attempt == attempt.number and lost:
-        loss = f"the loss of {listed(lost)}"
-        end = ends.STALLED_SINCE_LOSS.outcome(duration=event.duration, loss=loss)
-        return stop_job(state.log(f"{end.reason}: stopping the job", "warning"), end, now)
+    # Is the job stalled, and is it to be ended for that?
+    if isinstance(event, Stalled) and event.attempt == state.attempt.number:
+        end = _end_of_stall(state, event)
+        if end is not None:
+            return stop_job(state.log(f"{end.reason}: stopping the job", "warning"), end, now)
 
     # Is the grace of a needed node over?
     state = losses.watch_required_nodes(state, now)
@@ -234,6 +233,20 @@ def running(state: HeadState, event: HeadEvent, now: float) -> HeadState:
 
     state, broken = service_order.restart_services(state, now)
     return state if broken is None else stop_job(state, broken, now)
+
+
+def _end_of_stall(state: HeadState, event: Stalled) -> Outcome | None:
+    """Return the end of a stalled attempt; None if it is only logged (AGENT_ON_STALL)."""
+    lost = state.attempt.lost_nodes
+    suspects = f": {event.suspects}" if event.suspects else ""
+    if event.then == "lost" and lost:
+        loss = f"the loss of {listed(lost)}"
+        return ends.STALLED_SINCE_LOSS.outcome(what=event.what, loss=loss, suspects=suspects)
+    if event.then == "retry":
+        return ends.STALLED.outcome(what=event.what, suspects=suspects)
+    if event.then == "stop":
+        return ends.STALL_STOPS.outcome(what=event.what, suspects=suspects)
+    return None
 
 
 def judging(state: HeadState, event: HeadEvent, now: float) -> HeadState:
@@ -387,7 +400,7 @@ def _stop_again(state: HeadState, outcome: Outcome, now: float, *, saves: bool) 
     """
     saving = state.stop.saving
     verdict = state.stop.verdict
-    if verdict is None or (attempts.is_loss(verdict) and state.another_follows):
+    if verdict is None or (attempts.may_be_retried(verdict) and state.another_follows):
         state = state.with_stop(verdict=outcome)
 
     if saving is None:

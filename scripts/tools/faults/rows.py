@@ -71,6 +71,13 @@ ROWS = (
         (STALL + "test_a_job_that_hangs_after_a_loss_is_retried",),
     ),
     Row(
+        "steps-stop",
+        "the job's steps stop",
+        "all nodes are examined, and a sentence names node, process and function; if a second "
+        "examination agrees, the attempt is lost and the next one resumes (AGENT_ON_STALL=retry)",
+        (STALL + "test_a_job_whose_steps_stop_is_retried",),
+    ),
+    Row(
         "worker-idle",
         "a worker is lost while no job runs (AGENT_JOB=none)",
         "the cluster keeps running, and the worker rejoins",

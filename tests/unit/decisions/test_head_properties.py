@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from agent.base.ends import shell_code
 from agent.decisions import head
-from agent.decisions.attempts import Attempt, AttemptSnapshot, StalledSinceLoss
+from agent.decisions.attempts import Attempt, AttemptSnapshot
 from agent.decisions.head import head_state as h
 from agent.decisions.head.head_state import HeadPhase
 from agent.decisions.shared import (
@@ -23,6 +23,7 @@ from agent.decisions.shared import (
     ServiceWaits,
     StepOver,
 )
+from agent.decisions.stall import Stalled
 from agent.job.services import Where
 from support.heads import (
     INT,
@@ -67,7 +68,8 @@ FINE = [
     *times(3, *PREPARED),
     *times(2, h.RayHangs()),
     *times(1, h.RayHangs("its dashboard is stopped", beside_job=True)),
-    *times(1, StalledSinceLoss(1, "30 min"), StalledSinceLoss(2, "30 min")),
+    *times(1, Stalled(1, "no step", then="lost"), Stalled(2, "no step", then="retry")),
+    *times(1, Stalled(1, "no step"), Stalled(1, "no step", "rank 1 waits", "stop")),
     *times(1, h.NodesAsked("run-1"), h.NodesAsked("run-1", {"pod2": "connection refused"})),
 ]
 BAD = [

@@ -15,10 +15,10 @@ from msgspec.structs import replace
 
 from agent.base.ports import port_map
 from agent.bridge.child import enable_keepalive
-from agent.decisions.attempts import StalledSinceLoss
 from agent.decisions.head import head_state as h
 from agent.decisions.head.fleet import NodeState
 from agent.decisions.head.head_state import HeadPhase
+from agent.decisions.stall import Stalled, Then
 from agent.port.client import KeepaliveConnector
 from agent.port.sockets import bind
 from agent.processes.waiting import NotYet, until
@@ -142,7 +142,8 @@ def test_a_spare_does_not_stand_in(comes: int) -> None:
     assert "pod2" in trace.log.partition("attempt 1 of 2 is lost")[2]
 
 
-STALLED = StalledSinceLoss(1, "30 min")
+QUIET = "the job shows no sign of work for 30 min"
+STALLED = Stalled(1, QUIET, "rank 1 on pod2 is in `load` (data.py:7)", "lost")
 BACK: History = [*PAIR, (9, SILENT), (30, reported(2)), (31, job("RUNNING"))]
 
 
@@ -153,7 +154,7 @@ def test_a_stall_after_a_loss_is_that_loss(retries: int, last: type) -> None:
     assert trace.effects[-1] == h.StopJob("run-1")
     trace.take(job("STOPPED"), 135)
     assert isinstance(trace.effects[-1], last)
-    why = "the job shows no sign of work for 30 min since the loss of pod2 (AGENT_STALL)"
+    why = f"{QUIET} since the loss of pod2 (AGENT_STALL): {STALLED.suspects}"
     assert f"{why}: stopping the job" in trace.log
     assert [(end.exit_code, end.culprit, end.reason) for end in trace.outcomes] == [
         (75, "node", why)
@@ -161,12 +162,48 @@ def test_a_stall_after_a_loss_is_that_loss(retries: int, last: type) -> None:
 
 
 @pytest.mark.parametrize(
-    ("history", "event"), [(PAIR, STALLED), (BACK, replace(STALLED, attempt=2))]
+    ("history", "event"),
+    [
+        (PAIR, STALLED),
+        (BACK, replace(STALLED, attempt=2)),
+        (PAIR, replace(STALLED, then="log")),
+        (PAIR, replace(STALLED, attempt=2, then="stop")),
+    ],
 )
 def test_a_stall_alone_ends_nothing(history: History, event: h.HeadEvent) -> None:
-    """Where no node was lost, or in another attempt."""
-    trace = Trace(goal(1), [*history, (40, job("RUNNING")), (41, event)])
+    """Where no node was lost, in another attempt, or where it is only logged."""
+    trace = Trace(goal(1, retries=1), [*history, (40, job("RUNNING")), (41, event)])
     assert trace.state.phase is HeadPhase.RUNNING
+
+
+def test_a_stall_is_a_loss_where_it_is_to_be_retried() -> None:
+    """The decision is saved before the job is stopped; another attempt follows, if one may."""
+    trace = Trace(goal(1, retries=1), [*PAIR, (40, replace(STALLED, then="retry"))])
+    saved, stop = trace.actions[-3], trace.actions[-1]
+    assert stop == h.StopJob("run-1")
+    assert isinstance(saved, h.SaveSnapshot)
+    assert saved.snapshot.end is not None
+    assert saved.snapshot.end.reason == f"{QUIET} (AGENT_STALL): {STALLED.suspects}"
+    trace.take(job("STOPPED"), 45)
+    assert f"attempt 1 of 2 is lost: {QUIET} (AGENT_STALL): rank 1 on pod2" in trace.log
+    assert not trace.outcomes
+
+
+@pytest.mark.parametrize(("retries", "then"), [(1, "stop"), (0, "retry")])
+def test_a_stall_ends_a_run_where_no_attempt_is_to_follow(retries: int, then: Then) -> None:
+    """By AGENT_ON_STALL=stop, or for want of a retry: 75, and a pod that is to be held is held."""
+    trace = Trace(goal(1, retries=retries), [*PAIR, (40, replace(STALLED, then=then))])
+    trace.take(job("STOPPED"), 45)
+    assert [(end.exit_code, end.culprit, end.holds_pod) for end in trace.outcomes] == [
+        (75, "job", True)
+    ]
+
+
+def test_a_job_that_succeeds_before_its_stop_was_not_stalled() -> None:
+    """Its own end stands."""
+    trace = Trace(goal(1, retries=1), [*PAIR, (40, replace(STALLED, then="stop"))])
+    trace.take(job("SUCCEEDED", 0), 41)
+    assert [end.exit_code for end in trace.outcomes] == [0]
 
 
 # --- how it is noticed -------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""A job without progress: when it is inspected, its CPU use, and its stacks."""
+"""A job without progress: what it keeps busy."""
 
 from __future__ import annotations
 
@@ -9,15 +9,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from agent.decisions.attempts import (
-    DIAGNOSTICS_PER_LIMIT,
-    Quiet,
-    diagnostics_interval,
-    quiet_period,
-)
 from agent.node.gpus import TOOLS
 from agent.processes.driver import (
     Utilization,
@@ -27,41 +19,6 @@ from agent.processes.driver import (
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-
-LIMIT = 100.0
-
-
-# --- when ----------------------------------------------------------------------------------------
-
-
-@given(st.floats(1, 100_000), st.floats(0, 1e6), st.floats(0, 1e6))
-def test_a_job_is_examined_before_it_counts_as_hung(limit: float, since: float, now: float) -> None:
-    """Several times, where its limit is not tiny; a sign of work makes it young again."""
-    quiet = Quiet(1, since)
-    assert quiet.lasts(diagnostics_interval(limit), now) or not quiet.lasts(limit, now)
-    assert diagnostics_interval(limit) <= max(1.0, limit / DIAGNOSTICS_PER_LIMIT)
-    assert not quiet.with_work_at(now).lasts(diagnostics_interval(limit), now)
-    assert quiet.with_work_at(now).since == max(since, now)
-
-
-def test_each_attempt_is_reported_once() -> None:
-    """A reported stall is not reported again; another attempt starts anew."""
-    told = Quiet(1, 0.0, is_reported=True)
-    assert not told.lasts(diagnostics_interval(LIMIT), 1e6)
-    assert not told.lasts(LIMIT, 1e6)
-    assert quiet_period(told, 1, 5.0, lost_a_node=False) is told
-    assert quiet_period(told, 2, 5.0, lost_a_node=False) == Quiet(2, 5.0)
-    assert quiet_period(told, None, 5.0, lost_a_node=False) is None
-    assert Quiet(1, 3.0).with_work_at(None) == Quiet(1, 3.0)
-
-
-def test_a_loss_begins_a_new_time() -> None:
-    """What was quiet before it was lost for another reason; the first loss counts, and is told."""
-    told = Quiet(1, 0.0, is_reported=True)
-    since = quiet_period(told, 1, 5.0, lost_a_node=True)
-    assert since == Quiet(1, 5.0, has_lost_node=True)
-    assert quiet_period(since, 1, 9.0, lost_a_node=True) is since
 
 
 IN_ITS_STEAD = """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from typing import TYPE_CHECKING, NamedTuple, cast
@@ -12,13 +13,15 @@ from msgspec.structs import replace
 
 from agent.bridge.link import RayLink
 from agent.decisions import head
-from agent.decisions.attempts import StalledSinceLoss
 from agent.decisions.head.head_state import HeadPhase
 from agent.decisions.shared import HERE, SAMPLE, SCORE, Answer
+from agent.decisions.stall import CHECKPOINT_GROWS, IDLE, Stalled
 from agent.decisions.worker import worker_state as w
 from agent.diagnosis.node_findings import NodeFindings, decode, encode
 from agent.diagnosis.stacks import Frame, ProcessStack, ThreadStack
+from agent.job.progress import Progress
 from agent.job.services import Placeholders
+from agent.node.figures import Figures, GpuFigures
 from agent.record.run_folder import RunFolder
 from agent.run import orders as asked_module
 from agent.run import stall as looks_module
@@ -26,7 +29,7 @@ from agent.run.examine import STACKS
 from agent.run.head_server import request_log
 from agent.run.node_run import NodeRun
 from agent.run.orders import HeadRequests, Prober
-from agent.run.stall import BUSY, IDLE, Diagnostics, StallWatch
+from agent.run.stall import BUSY, Diagnostics, StallWatch, rules_of
 from agent.settings.redact import MASK, Redactor
 from support.free_ports import free_port
 from support.heads import goal, reported
@@ -73,6 +76,40 @@ def test_a_worker_reports_utilization_and_stacks(run: NodeRun) -> None:
     assert busy == IDLE
     assert decode(stacks, "pod2").stacks == ()
     assert len(told) == 4
+
+
+@pytest.mark.parametrize(
+    ("power", "at", "answer"),
+    [(400, 1.0, "GPU 0 at 100 %"), (131, 1.0, IDLE), (400, -100.0, "looked at for the first time")],
+    ids=["at work", "in a hung collective", "read long ago"],
+)
+def test_a_gpu_that_waits_does_not_work(
+    run: NodeRun, power: int, at: float, answer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its utilization alone says that a hung collective does."""
+    gpu = GpuFigures(0, use=100, power=power, usual_power=500)
+    run.figures.newest = Figures(at=at, gpus=(gpu,))
+    monkeypatch.setattr(NodeRun, "now", lambda _run: 2.0)
+    assert anyio.run(Diagnostics(run).collect, BUSY) == answer
+
+
+def test_a_checkpoint_that_grows_is_work(
+    run: NodeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a file that changed lately, or since the last look where the disk's clock is wrong."""
+    settings = replace(run.plan.settings, checkpoints=str(tmp_path / "saved"))
+    monkeypatch.setattr(run, "plan", replace(run.plan, settings=settings, job=None))
+    shard = tmp_path / "saved/global_step_20/actor.pt"
+    shard.parent.mkdir(parents=True)
+    shard.write_bytes(b"x")
+    looks = Diagnostics(run)
+    assert anyio.run(looks.collect, BUSY) == CHECKPOINT_GROWS
+    os.utime(shard, (1e9, 1e9))
+    assert anyio.run(looks.collect, BUSY) == CHECKPOINT_GROWS
+    assert anyio.run(looks.collect, BUSY) != CHECKPOINT_GROWS
+    shard.write_bytes(b"xx")
+    os.utime(shard, (1e9, 1e9))
+    assert anyio.run(looks.collect, BUSY) == CHECKPOINT_GROWS
 
 
 def test_a_share_that_writes_is_no_share_that_hangs(run: NodeRun) -> None:
@@ -170,6 +207,7 @@ class Job(NamedTuple):
     """What is known of the job's output."""
 
     last_output: float | None = None
+    progress: Progress | None = None
 
 
 class Shown:
@@ -195,11 +233,15 @@ class Ray(RayLink):
         return ["a placement group waits for a node with GPU: 8"]
 
 
-def found_on(node: str, rank: int, function: str, note: str) -> str:
+def found_on(  # noqa: PLR0913 - a process
+    node: str, rank: int, function: str, note: str, line: int = 44, cpu: float = 0.0
+) -> str:
     """Return what a node reports: a rank in a function."""
-    frame = Frame(function, "/app/reward.py", 44)
+    frame = Frame(function, "/app/reward.py", line)
     threads = (ThreadStack("MainThread", (frame,)),)
-    stack = ProcessStack(node, 7 + rank, f"rank {rank}", rank=rank, world=2, threads=threads)
+    stack = ProcessStack(
+        node, 7 + rank, f"rank {rank}", rank=rank, world=2, cpu_seconds=cpu, threads=threads
+    )
     return encode(NodeFindings((stack,), (), (note,) if note else ()), 9_000)
 
 
@@ -244,7 +286,16 @@ class OneHead:
     def look(self, at: float) -> None:
         """Let the watch look at a time."""
         self.time = at
-        anyio.run(self.watch._check)  # noqa: SLF001 - one turn of its loop
+        rules = rules_of(self.run.plan)
+        assert rules is not None
+        anyio.run(self.watch._check, rules)  # noqa: SLF001 - one turn of its loop
+
+    @property
+    def followed(self) -> list[tuple[str, str]]:
+        """Return what the head's decisions were sent, and what follows."""
+        sent = [event for event in self.told if isinstance(event, Stalled)]
+        assert all("compute_score" in event.suspects for event in sent)
+        return [(event.what, event.then) for event in sent]
 
 
 def replace_state(state: HeadState, fleet: object, phase: HeadPhase) -> HeadState:
@@ -290,18 +341,59 @@ def test_a_quiet_job_is_logged_with_all_stacks_once(watched: OneHead) -> None:
 
 def test_a_stall_ends_an_attempt_that_had_lost_a_node(watched: OneHead) -> None:
     """The limit counts from the loss; the head's decisions get an event, and stop the job."""
+    what = "the job shows no sign of work for 10 s"
     watched.look(10.0)
-    assert watched.told == []
+    assert watched.followed == [(what, "log")]
     lost = replace(watched.state.attempt, lost_nodes=("pod2",))
     watched.state = replace(watched.state, attempt=lost)
     watched.look(15.0)
     watched.look(24.0)
-    assert watched.told == []
+    assert len(watched.told) == 1
     watched.look(25.0)
-    assert watched.told == [StalledSinceLoss(1, "10 s")]
+    assert watched.followed[1:] == [(what, "lost")]
     assert len(watched.shown.stalls) == 2
     watched.look(1000.0)
-    assert len(watched.told) == 1
+    assert len(watched.told) == 2
+
+
+def test_a_job_that_goes_on_is_no_hang(watched: OneHead) -> None:
+    """The log says so, and a later stall is another one."""
+    watched.shown.job_lines = Job(1.0, Progress(1, 0.0, 3, 4, last_at=1.0, durations=(1.0,) * 20))
+    watched.look(11.5)
+    watched.look(12.5)
+    what = "the job has made no step for 10 s since step 4 (usually 1 s)"
+    assert watched.followed == [(what, "log")]
+    watched.shown.job_lines = Job(13.0, Progress(1, 0.0, 3, 5, last_at=13.0, durations=(2.0,) * 20))
+    watched.look(13.5)
+    assert watched.said[-1] == "the job has gone on at step 5, after 12 s: it was no hang"
+    watched.look(30.0)
+    assert len(watched.told) == 2
+
+
+@pytest.mark.parametrize("moves", [False, True])
+def test_a_stall_is_acted_on_after_two_examinations(
+    moves: bool,  # noqa: FBT001 - a row
+    run: NodeRun,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A minute apart, with the same suspects in the same frames."""
+    retried = replace(run.plan.settings, job_retries=1)
+    monkeypatch.setattr(run, "plan", replace(run.plan, settings=retried))
+    one = OneHead(run, monkeypatch)
+    steps = Progress(1, 0.0, 3, 4, last_at=1.0, durations=(1.0,) * 20, highest=4)
+    one.shown.job_lines = Job(1.0, steps)
+    one.look(0.0)
+    one.look(11.5)
+    one.look(70.0)
+    what = "the job has made no step for {} since step 4 (usually 1 s)"
+    first = (what.format("10 s"), "log")
+    assert one.followed == [first]
+    if moves:
+        one.answers[STACKS] = found_on(HERE, 0, "compute_score", "", line=45, cpu=55.0)
+    one.look(72.0)
+    assert one.followed == [first] if moves else [first, (what.format("1 min 11 s"), "retry")]
+    one.look(1000.0)
+    assert len(one.shown.stalls) == 1
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from msgspec.structs import asdict
 from agent.base.errors import SettingsError
 from agent.run.plan_input import plan_from_environment
 from agent.settings import load
+from agent.settings.jobs import on_stall
 from agent.settings.model import SECRET_FILE_VARIABLES, SET_BY_PLATFORM
 from agent.settings.rules import reward_choice
 from agent.settings.values import Secret
@@ -357,6 +358,34 @@ def test_a_named_reward_model_replaces_the_default_server(
 def test_models_that_do_not_go_together(changes: dict[str, str], named: str) -> None:
     """A reward model beside a server, neither of them, or a revision of no model of the hub."""
     assert named in told(changes)
+
+
+@pytest.mark.parametrize("debugger", ["1", "post-mortem"])
+@pytest.mark.parametrize("action", ["retry", "stop"])
+def test_no_breakpoint_ends_a_job(debugger: str, action: str) -> None:
+    """An action set by hand beside the debugger is refused; without it, nothing is acted on."""
+    assert f"AGENT_ON_STALL: got '{action}' beside DEBUG_RAY={debugger}" in told(
+        {"DEBUG_RAY": debugger, "AGENT_ON_STALL": action}
+    )
+    for fine in ({"AGENT_ON_STALL": "log"}, {"AGENT_JOB_RETRIES": "3"}):
+        load({"DEBUG_RAY": debugger, **fine}, None)
+
+
+@pytest.mark.parametrize(
+    ("environ", "action"),
+    [
+        ({}, "log"),
+        ({"AGENT_JOB_RETRIES": "3"}, "retry"),
+        ({"AGENT_JOB_RETRIES": "3", "DEBUG_RAY": "1"}, "log"),
+        ({"AGENT_JOB_RETRIES": "3", "AGENT_ON_STALL": "log"}, "log"),
+        ({"AGENT_ON_STALL": "stop"}, "stop"),
+    ],
+)
+def test_a_stalled_job_is_retried_where_an_attempt_may_follow(
+    environ: dict[str, str], action: str
+) -> None:
+    """By default; what is set by hand wins."""
+    assert on_stall(settings_of(environ)) == action
 
 
 CONTRADICTION = {"RUNPOD_POD_ID": "poda", "HEAD_POD_ID": "poda", "RAY_WORKER": "1"}

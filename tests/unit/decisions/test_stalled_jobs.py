@@ -1,0 +1,354 @@
+"""When a job without progress is examined, and what follows: limits, looks, examinations."""
+
+from __future__ import annotations
+
+import math
+from statistics import median
+from typing import Any, Literal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from agent.base import times
+from agent.decisions import stall
+from agent.decisions.stall import (
+    Alarm,
+    JobSigns,
+    Look,
+    Next,
+    StallRule,
+    StallRules,
+    StallState,
+    Then,
+    look_of,
+)
+from agent.job.progress import Progress
+
+AUTO = StallRules(prints_steps=True)
+RETRY = replace(AUTO, on_stall="retry")
+WORKS = Look("GPU 0 at 90 %")
+IDLE = Look()
+
+
+def signs(
+    durations: tuple[float, ...] = (),
+    last_at: float | None = 1000.0,
+    output: float | None = None,
+    **known: Any,  # noqa: ANN401 - fields of Progress
+) -> JobSigns:
+    """Return an attempt that began at 0, made its 41st step at `last_at`, and wrote since then."""
+    steps = {} if last_at is None else {"first": 1, "last": 41, "last_at": last_at, "highest": 41}
+    longest = max(durations, default=0.0)
+    fields: dict[str, Any] = {"durations": durations, "longest": longest, **steps, **known}
+    return JobSigns(1, 0.0, last_output=output, progress=Progress(1, 0.0, **fields))
+
+
+class Watch:
+    """A watch with its state."""
+
+    def __init__(self, rules: StallRules, seen: JobSigns, look: Look = IDLE) -> None:
+        self.rules, self.signs, self.look = rules, seen, look
+        self.state: StallState | None = None
+        self.examined: list[float] = []
+        self.then: list[tuple[float, Then]] = []
+
+    def until(self, end: float, begin: float = 0.0, *, agrees: bool = True) -> None:
+        """Let time pass; the nodes show what `look` has, and examinations agree."""
+        now = begin
+        while now <= end:
+            state, follows = stall.tick(self.state, self.rules, self.signs, now)
+            assert state is not None
+            if follows is Next.LOOK:
+                state, follows = stall.after_look(state, self.rules, self.signs, self.look, now)
+                if follows is Next.EXAMINE:
+                    self.examined.append(now)
+                    state, then = stall.after_examination(
+                        state, self.rules, self.signs, now, agrees=agrees
+                    )
+                    if then != "log":
+                        self.then.append((now, then))
+            self.state = state
+            now += 1.0
+
+    @property
+    def alarm(self) -> Alarm | None:
+        """Return the alarm that stands."""
+        return None if self.state is None else self.state.alarm
+
+
+def alarm_after(rules: StallRules, seen: JobSigns, look: Look = IDLE, most: float = 6e4) -> float:
+    """Return after how many seconds since the last step an alarm was raised, within a tick."""
+    since = seen.steps.last_at if seen.steps else 0.0
+    assert since is not None
+    watch = Watch(rules, seen, look)
+    watch.until(since + most)
+    return watch.examined[0] - since if watch.examined else math.inf
+
+
+# --- the limits ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("durations", "limit"),
+    [
+        ((1.0,) * 20, 300.0),  # never sooner than 5 minutes
+        ((99.0,) * 20, 300.0),
+        ((200.0,) * 20, 600.0),  # three medians
+        ((200.0,) * 19 + (900.0,), 1350.0),  # half as long again as the longest
+        ((200.0,), 600.0),
+        ((), 3000.0),  # after the first step: three times what it took with loading
+    ],
+)
+def test_a_step_may_take_three_medians(durations: tuple[float, ...], limit: float) -> None:
+    """At least 5 minutes, and half as long again as the longest so far."""
+    seen = signs(durations, output=1e9)
+    assert limit <= alarm_after(AUTO, seen) <= limit + 2 * AUTO.between_looks
+
+
+@given(st.lists(st.floats(0, 1e5), min_size=1, max_size=20), st.floats(0, 1e5))
+def test_no_alarm_before_a_step_is_late(durations: list[float], waited: float) -> None:
+    """By each part of the rule, whatever the steps took."""
+    seen = signs(tuple(durations), output=1e9)
+    state, _ = stall.after_look(StallState(1, 0.0), AUTO, seen, IDLE, 1000.0 + waited)
+    is_late = waited >= max(300.0, 3 * median(durations), 1.5 * max(durations))
+    assert (state.alarm is not None) == is_late
+
+
+def test_a_duration_replaces_the_rule_but_not_the_longest_step() -> None:
+    """A step that took longer than AGENT_STALL before was no hang."""
+    half = StallRules(limit=30.0)
+    assert 30 <= alarm_after(half, signs((1.0,) * 20, output=1e9)) <= 37
+    assert 150 <= alarm_after(half, signs((100.0,) * 20, output=1e9)) <= 157
+
+
+@pytest.mark.parametrize("checkpoint", [True, False])
+def test_an_evaluation_or_a_checkpoint_may_take_longer(checkpoint: bool) -> None:  # noqa: FBT001 - a row
+    """Five times as long, counted from the line, or from the last growth of a file."""
+    known: dict[str, float] = {} if checkpoint else {"pause_at": 1010.0}
+    watch = Watch(RETRY, signs((200.0,) * 20, output=1e9, **known))
+    watch.until(1010.0)
+    watch.look = Look(checkpoint_grows=checkpoint)
+    watch.until(1000.0 + 660, 1011.0)
+    watch.look = IDLE
+    watch.until(1000.0 + 2990, 1661.0)
+    assert watch.examined == []
+    watch.until(9000.0, 3991.0)
+    assert watch.alarm is not None
+    assert len(watch.examined) == 1  # nothing can follow: no second examination
+    assert watch.then == []
+
+
+@pytest.mark.parametrize(
+    ("rules", "limit"),
+    [
+        (AUTO, times.FIRST_STEP),
+        (replace(AUTO, first_step=600.0), 600.0),
+        (StallRules(first_step=600.0), 600.0),  # set by hand: some step is expected
+        (replace(AUTO, limit=60.0, first_step=600.0), 600.0),
+    ],
+)
+def test_the_first_step_may_take_longer(rules: StallRules, limit: float) -> None:
+    """AGENT_FIRST_STEP, while anything of the job writes."""
+    seen = signs(last_at=None, output=1e9)
+    assert limit <= alarm_after(rules, seen) <= limit + 2 * rules.between_looks
+
+
+def test_a_job_that_works_and_prints_no_steps_is_no_stalled_job() -> None:
+    """It may have another logger; where AGENT_FIRST_STEP is set, a step is due."""
+    seen = signs(last_at=None, output=1e9)
+    assert math.isinf(alarm_after(AUTO, seen, WORKS))
+    assert alarm_after(replace(AUTO, first_step=600.0), seen, WORKS) <= 720
+
+
+@pytest.mark.parametrize("rules", [StallRules(), StallRules(limit=1800.0)])
+def test_without_steps_any_sign_counts(rules: StallRules) -> None:
+    """Output, a node that works or does not answer, a share that writes, a finished task."""
+    seen = signs(last_at=None, output=0.0)
+    assert 1800 <= alarm_after(rules, seen) <= 1920
+    assert math.isinf(alarm_after(rules, replace(seen, last_output=1e9)))
+    for look in (WORKS, Look(writes=True), Look(is_partial=True), Look(checkpoint_grows=True)):
+        assert math.isinf(alarm_after(rules, seen, look))
+    assert 2800 <= alarm_after(rules, seen, Look(task_at=1000.0)) <= 2920
+
+
+def test_after_its_last_step_a_job_has_no_steps() -> None:
+    """It may evaluate and upload for long: then signs of work count."""
+    seen = signs((10.0,) * 20, of=41, output=2000.0)
+    assert 2800 <= alarm_after(RETRY, seen) <= 2960
+    watch = Watch(RETRY, seen)
+    watch.until(6e4)
+    assert watch.then == []
+
+
+@pytest.mark.parametrize(
+    ("output", "look", "limit"),
+    [
+        (1001.0, WORKS, 1800.0),  # silent nodes at work: the log stream may pause
+        (1001.0, Look(task_at=1100.0), 1800.0),
+        (1001.0, IDLE, 300.0),
+        (1001.0, Look(writes=True), 300.0),  # torchrun: other shares write, rank 0 is silent
+        (1e9, WORKS, 300.0),  # engines write and work: nobody makes a step
+    ],
+)
+def test_a_log_stream_may_pause(output: float, look: Look, limit: float) -> None:
+    """Without any output, nodes at work excuse a missing step for half an hour."""
+    seen = signs((10.0,) * 20, output=output)
+    assert limit <= alarm_after(AUTO, seen, look) <= limit + 2 * AUTO.between_looks
+
+
+def test_a_late_look_does_not_raise_an_alarm_about_a_step_that_came() -> None:
+    """The nodes are asked for seconds: a step may come meanwhile."""
+    late = signs((10.0,) * 20, output=1e9)
+    state, follows = stall.tick(StallState(1, 0.0), AUTO, late, 1400.0)
+    assert follows is Next.LOOK
+    assert state is not None
+    went_on = signs((10.0,) * 20, last_at=1399.0, output=1e9)
+    state, follows = stall.after_look(state, AUTO, went_on, IDLE, 1405.0)
+    assert (state.alarm, follows) == (None, Next.NOTHING)
+
+
+# --- what follows --------------------------------------------------------------------------------
+
+
+HUNG = signs((10.0,) * 20, output=1e9)
+
+
+@pytest.mark.parametrize("action", ["retry", "stop"])
+def test_two_examinations_a_minute_apart_must_agree(action: Literal["retry", "stop"]) -> None:
+    """Then it is acted on once; where they differ, later ones are compared, ever more rarely."""
+    watch = Watch(replace(AUTO, on_stall=action), HUNG)
+    watch.until(9000.0)
+    assert len(watch.examined) == 2
+    assert watch.examined[1] - watch.examined[0] == 60.0
+    assert watch.then == [(watch.examined[1], action)]
+    watch = Watch(replace(AUTO, on_stall=action), HUNG)
+    watch.until(2e4, agrees=False)
+    assert watch.then == []
+    pauses = [
+        after - before for before, after in zip(watch.examined, watch.examined[1:], strict=False)
+    ]
+    assert pauses[:5] == [60.0, 120.0, 240.0, 480.0, 600.0]
+    assert len(watch.examined) == 12
+    watch.until(2.1e4, 2e4 + 1)
+    assert len(watch.examined) == 12
+
+
+@pytest.mark.parametrize(
+    ("rules", "seen"),
+    [
+        (AUTO, HUNG),
+        (replace(RETRY, has_debugger=True), HUNG),
+        (RETRY, signs((10.0,) * 20, output=1e9, pause_at=1001.0)),
+        (RETRY, signs(last_at=None)),
+    ],
+    ids=["log", "DEBUG_RAY", "an evaluation", "no step of the run"],
+)
+def test_nothing_follows(rules: StallRules, seen: JobSigns) -> None:
+    """With `log`, a debugger, after a line of an evaluation, before the first step of the run."""
+    watch = Watch(rules, seen)
+    watch.until(9000.0)
+    assert len(watch.examined) == 1
+    assert watch.then == []
+
+
+def test_an_action_set_by_hand_also_covers_the_first_step() -> None:
+    """Its default does so only where the run has made steps before."""
+    first = signs(last_at=None)
+    watch = Watch(replace(RETRY, is_set_by_hand=True, first_step=600.0), first)
+    watch.until(3000.0)
+    assert [then for _, then in watch.then] == ["retry"]
+    watch = Watch(replace(RETRY, first_step=600.0), first)
+    watch.until(3000.0)
+    assert watch.then == []
+    watch.signs = signs(last_at=None, highest=70)  # of an earlier attempt
+    watch.until(6000.0, 3001.0)
+    assert [then for _, then in watch.then] == ["retry"]
+
+
+def test_a_job_that_goes_on_after_the_alarm_is_not_ended() -> None:
+    """Neither between the examinations, nor during the second one; a later stall is a new one."""
+    watch = Watch(RETRY, HUNG)
+    watch.until(1330.0)
+    assert watch.alarm is not None
+    state = watch.state
+    assert state is not None
+    went_on = signs((10.0,) * 20, last_at=1395.0, output=1e9)
+    state, then = stall.after_examination(state, RETRY, went_on, 1396.0, agrees=True)
+    assert (state.alarm, then) == (None, "log")
+    watch.signs = went_on
+    watch.until(1690.0, 1331.0)
+    assert len(watch.examined) == 1
+    watch.until(1800.0, 1691.0)
+    assert len(watch.then) == 1
+
+
+def test_an_attempt_that_lost_a_node_is_lost_without_a_sign_of_work() -> None:
+    """At once and by default, as no retry is needed to know it; AGENT_ON_STALL=log keeps it."""
+    lost = replace(signs(last_at=None, output=0.0), has_lost_node=True)
+    rules = StallRules(limit=100.0)
+    watch = Watch(rules, replace(lost, has_lost_node=False))
+    watch.until(150.0)
+    assert (len(watch.examined), watch.then) == (1, [])
+    watch.signs = lost
+    watch.until(240.0, 151.0)
+    assert watch.then == []
+    watch.until(260.0, 241.0)
+    assert [then for _, then in watch.then] == ["lost"]
+    for log in (replace(rules, is_set_by_hand=True), replace(rules, has_debugger=True)):
+        watch = Watch(log, lost)
+        watch.until(900.0)
+        assert watch.then == []
+
+
+def test_a_new_attempt_begins_anew() -> None:
+    """Its own alarm is another one."""
+    watch = Watch(StallRules(limit=100.0), signs(last_at=None, output=0.0))
+    watch.until(150.0)
+    watch.signs = replace(watch.signs, attempt=2, began_at=150.0)
+    watch.until(240.0, 151.0)
+    assert len(watch.examined) == 1
+    watch.until(270.0, 241.0)
+    assert len(watch.examined) == 2
+    assert stall.tick(watch.state, watch.rules, None, 300.0) == (None, Next.NOTHING)
+
+
+# --- words ---------------------------------------------------------------------------------------
+
+
+def test_the_reports_of_nodes_make_a_look() -> None:
+    """Nodes that do not answer are neither idle nor at work."""
+    assert look_of(["idle", "idle"]) == IDLE
+    assert look_of(["idle", "GPU 3 at 97 %"]) == Look("GPU 3 at 97 %")
+    assert look_of(["its share of the job writes"]) == Look(writes=True)
+    assert look_of(["a checkpoint grows", "1.00 cores"]) == Look(
+        "1.00 cores", checkpoint_grows=True
+    )
+    for unknown in ("no answer within 15 s", "it cannot be looked at: x", stall.FIRST_LOOK):
+        assert look_of(["idle", unknown]) == Look(is_partial=True)
+
+
+@pytest.mark.parametrize(
+    ("alarm", "seen", "text"),
+    [
+        (
+            Alarm(StallRule.STEPS, 1720.0, 1000.0, 41),
+            HUNG,
+            "the job has made no step for 12 min since step 41 (usually 10 s)",
+        ),
+        (
+            Alarm(StallRule.FIRST_STEP, 3600.0, 0.0),
+            signs(last_at=None),
+            "the job has made no step for 28 min 40 s since it began",
+        ),
+        (
+            Alarm(StallRule.QUIET, 1720.0, 0.0),
+            HUNG,
+            "the job shows no sign of work for 28 min 40 s",
+        ),
+    ],
+)
+def test_a_stall_is_described(alarm: Alarm, seen: JobSigns, text: str) -> None:
+    """By the rule that found it."""
+    assert stall.sentence(alarm, seen, 1720.0) == text
