@@ -17,6 +17,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from agent.diagnosis.flight_recorder import not_entered, read_dump
 from tools.gpu import agents, agents_figures, nvml, recorder
 from tools.gpu.part import PartError
 from tools.gpu.preflight import HANGING, SHARED_GPU, may_take_two
@@ -24,6 +25,7 @@ from tools.gpu.preflight import HANGING, SHARED_GPU, may_take_two
 if TYPE_CHECKING:
     import psutil
 
+    from agent.diagnosis.flight_recorder import GroupProgress
     from tools.gpu.part import Work
 
 LOAD = Path(__file__).parent / "inside" / "load.py"
@@ -134,8 +136,8 @@ def hang(at: Work, way: str, ranks: int, sampler: nvml.Sampler, figures: dict[st
     figures["gpu"] = sampler.between(began, time.time())
     figures["alarm_seconds"] = None if found is None else round(time.time() - began, 1)
     if found is not None:
-        at.wait_for(agent, r"stall: ", 20, errors=True)  # the finding follows the stacks
-    figures["alarm"] = [line[-300:] for line in agent.errors.splitlines() if "stall" in line][-4:]
+        at.wait_for(agent, r"all stacks are in", 35, errors=True)  # with the flight recorder
+    figures["alarm"] = [line[-400:] for line in agent.errors.splitlines() if "stall" in line][-8:]
     figures["named"] = [name for name in ("compute_score", "all_reduce") if name in agent.errors]
     began_to_stop = time.monotonic()
     figures["code"] = at.stop(agent)
@@ -175,10 +177,14 @@ def read_recorder(at: Work, folder: Path) -> dict[str, Any]:
     except PartError as error:
         return {"failure": str(error)}
     figures: dict[str, Any] = {"seconds": round(time.monotonic() - began, 1)}
+    progress: list[GroupProgress] = []
     for name, path in dumps.items():
         data = path.read_bytes()
         try:
             figures[name] = {"bytes": len(data), **recorder.about(recorder.load(data))}
+            progress += read_dump(data, int(name.rpartition("_")[2]))
         except Exception as error:  # noqa: BLE001 - a dump of any other form is a figure, too
             figures[name] = {"bytes": len(data), "failure": f"{type(error).__name__}: {error}"}
+    figures["agent_reads"] = [f"rank {one.rank}: {one.recent[-1].name}" for one in progress]
+    figures["agent_says"] = [*not_entered(progress)]
     return figures
