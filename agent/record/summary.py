@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 MOST_SPANS = 32  # phases kept of each node: the first one and the latest
 _MOST_LINES = 10
 _MOST_WAITS = 3
+_MOST_NOTICED = 3  # the latest sentences about nodes' figures
 
 
 # --- phases in /status ---------------------------------------------------------------------------
@@ -105,6 +106,7 @@ def explain(folder: Path) -> list[str]:
         *_waits(events, is_over=outcome is not None),
         *_joined(events),
         *_services(events),
+        *_noticed(events),
         *_attempts(record),
         *_end(outcome),
     ]
@@ -244,6 +246,14 @@ def _services(events: list[RecordedEvent]) -> list[str]:
         return []
     texts = [f"{name} failed {len(why)} x ({why[-1]})" for name, why in failed.items()]
     return [f"services: {'; '.join(texts)}"]
+
+
+def _noticed(events: list[RecordedEvent]) -> list[str]:
+    """Return what the nodes' figures showed: slow nodes, and what would be full."""
+    sentences = dict.fromkeys(event.data["what"] for event in events if event.kind == "NodeNoticed")
+    if not sentences:
+        return []
+    return [f"nodes: {'; '.join([*sentences][-_MOST_NOTICED:])}"]
 
 
 def _attempts(record: RunRecord | NoRecord) -> list[str]:

@@ -14,10 +14,12 @@ from agent.base.errors import UnavailableError
 from agent.cli.command_line import main
 from agent.decisions.head.fleet import Worker
 from agent.decisions.head.head_state import WorkerReported
+from agent.decisions.receipt import Meter, Receipt, RunActivity
 from agent.decisions.shared import ServiceGone, ServiceReady
 from agent.record import events as e
+from agent.record.node_record import Moment
 from agent.record.run_folder import RunFolder, outcome_text, write_outcome
-from agent.record.run_record import AttemptRecord, RunRecord
+from agent.record.run_record import AttemptRecord, RunRecord, SavedMeter
 from agent.record.series_file import SERIES_FILE, SavedLine
 from agent.record.summary import explain
 from agent.run.node_run import NodeRun
@@ -198,3 +200,20 @@ def test_the_first_phase_is_an_event(tmp_path: Path) -> None:
     run.close()
     found = [one.data for one in e.read_events(run.folder.path) if one.kind == "PhaseEntered"]
     assert found == [{"phase": "following"}, {"phase": "leaving"}]
+
+
+def test_what_the_figures_and_the_clock_showed(tmp_path: Path) -> None:
+    """A slow node is named with its figure; the receipt comes from outcome.json, else run.json."""
+    slow = "pod170: GPU 14 %, median 91 %"
+    noticed = (30.0, e.NodeNoticed("pod170", slow))
+    write(tmp_path / "run/pod0", *HEAD, noticed, (40.0, e.NodeNoticed("pod170", slow)))
+    meter = Meter(Receipt(boot=13.5), at=13.5, seen_at=14.0, now=RunActivity("job", 1))
+    saved = SavedMeter(Moment.before(14.0), meter)
+    RunRecord("run", "f", 1, head="pod0", receipt=saved).write(tmp_path / "run/run.json")
+    lines = explain(tmp_path)
+    assert f"nodes: {slow}" in lines
+    assert "time: boot 14 s, first step 26 s" in lines
+
+    text = outcome_text(FAILED, receipt=Receipt(boot=13.5, training=180.0).to_dict(20.0))
+    write_outcome(tmp_path / "run/pod0", text)
+    assert "time: boot 14 s ($0.07), training 3 min ($1.00)" in explain(tmp_path)
