@@ -45,6 +45,7 @@ STEP_HOLDER_SILENT = 60.0  # A silent worker loses its turn at a step on a share
 RECENT_LOSS = 60.0  # A job that fails so soon after a loss failed because of it.
 LOSS_NOTICED = 20.0  # After a loss: GCS reports a killed node after 15 s.
 EARLIER_ATTEMPT_ENDS = 60.0  # Beyond AGENT_NODE_GRACE, for all nodes to end an attempt.
+GPUS_FREED = 45.0  # For a driver to free what killed processes held: seconds for 80 GiB.
 
 # --- An agent that does not run -------------------------------------------------------------------
 
@@ -291,6 +292,7 @@ RULES = {
     "RECORDER_DUMP < NODE_EXAMINED": "a dump is read within the time of its node",
     "STATUS_READ < STATUS_REPEATED < STREAM_SILENT < HEAD_GONE": "a stream is reopened in time",
     "FIGURES_GPUS < FIGURES_LIMIT < FIGURES_READ < FIGURES_SENT": "a hung driver delays no others",
+    "GPUS_FREED < EARLIER_ATTEMPT_ENDS": "memory that stays held delays an attempt, no more",
     "LOG_LINES_AWAITED < ONE_REQUEST": "a request for logs is answered in time",
     "WRITE_STUCK < WRITE_STALLED < WRITE_RETRY": "a stalled disk is reported before the next try",
     "STOP_PARTS < STOP_WHOLE / 2": "the job gets most of a stop",

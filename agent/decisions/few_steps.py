@@ -22,9 +22,7 @@ def warn_of_few_steps(
     steps = missing_steps(progress, total, checkpoint)
     if not steps:
         return success
-    return ends.JOB_MADE_FEW_STEPS.outcome(
-        code=success.exit_code, steps=steps, success=success.reason
-    )
+    return ends.JOB_MADE_FEW_STEPS.outcome(steps=steps, success=success.reason)
 
 
 def missing_steps(progress: Progress, total: int | None, checkpoint: str = "") -> str:

@@ -10,6 +10,7 @@ import os
 import shutil
 import time
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from subprocess import DEVNULL, PIPE, Popen, TimeoutExpired
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -40,6 +41,7 @@ _THROTTLES: Mapping[str, Throttle] = {
     "SyncBoost": "sync",
 }
 """Throttling by NVML's names of the reasons; an idle GPU and set clocks are none."""
+_MOST_HOLDERS = 16  # processes of one GPU that are named
 _XID_EVENTS = 16  # most Xid errors that are read at once
 
 
@@ -64,6 +66,26 @@ class NvmlReader:
             return (), "nvidia-ml-py is not installed"
         except Exception as error:  # noqa: BLE001 - NVML's errors are made at run time
             return (), str(error)
+
+    def holders(self) -> dict[int, list[str]]:
+        """Return the processes with memory of each GPU, as far as driver and container show them.
+
+        In a container the driver often shows none.
+        """
+        if self._nvml is None:
+            self.read()
+        if self._nvml is None:
+            return {}
+        holders: dict[int, list[str]] = {}
+        for index, handle in enumerate(self._handles):
+            read = partial(self._nvml.nvmlDeviceGetComputeRunningProcesses, handle)
+            found = self._known(read) or ()
+            holders[index] = []
+            for process in found[:_MOST_HOLDERS]:
+                with suppress(psutil.Error, OSError):
+                    name = psutil.Process(process.pid).name()
+                    holders[index].append(f"{name}, pid {process.pid}")
+        return holders
 
     def _open(self) -> None:
         import pynvml  # noqa: PLC0415 - only a node with NVIDIA's GPUs needs it

@@ -588,7 +588,12 @@ class HeadAgent:
                 await stop_ray(former_ray, self._plan.budget.ray)
             leftovers = await kill_leftovers(f"attempt {ended.number}", times.LEFTOVERS_KILLED)
             await self._discard_ray_events()
-        self._inbox.put(h.Cleared(ended.number, leftovers))
+        self._tasks.start_soon(self._put_cleared, ended.number, leftovers)
+
+    async def _put_cleared(self, attempt: int, leftovers: str) -> None:
+        """Put that an attempt has left nothing here, once its GPUs' memory is free, too."""
+        await self._run.gpu_memory.await_free()
+        self._inbox.put(h.Cleared(attempt, leftovers))
 
     async def _finish_output(self) -> None:
         """Pass on the rest of an attempt's output; cancel a submission in preparation."""

@@ -45,6 +45,7 @@ from agent.record.job_lines import JobLines
 from agent.record.log import disk_alarm, log_to_file, say
 from agent.record.node_record import NODE_FILE, NodeRecorder
 from agent.record.run_folder import outcome_text, write_outcome
+from agent.run.gpu_memory import GpuMemory
 from agent.run.node_figures import NodeFigures, Sources
 
 if TYPE_CHECKING:
@@ -162,6 +163,7 @@ class NodeRun:
         self._waits = WaitLog(self.record, say)
         self.best_effort = BestEffort()  # runs optional tasks: their failures never end the run
         self.figures = NodeFigures(Sources(plan, lambda: folder.path), self.now)
+        self.gpu_memory = GpuMemory(plan)
         self.stats = NodeStats(redactor.clean, lambda: self.figures.newest)
 
         # The records on disk: node.json continues a killed agent's.
@@ -287,7 +289,9 @@ class NodeRun:
         await self.best_effort.every(times.NODE_CHECK, "a look at disk and memory", look)
 
     async def watch_figures(self) -> None:
-        """Read this node's figures at intervals."""
+        """Read this node's figures at intervals; first what its GPUs hold before any job."""
+        if self.surviving is None:
+            await self.gpu_memory.look_at_start()
         read = self.figures.read
         await self.best_effort.every(times.FIGURES_READ, "a reading of the node's figures", read)
 

@@ -269,6 +269,8 @@ class WorkerAgent:
 
         end = await watch_until_end(self._run, child, watch_until_up)
         await kill_leftovers("Ray", None)
+        if self._state.verdict is None:
+            await self._run.gpu_memory.await_free()
         self._inbox.put(w.RayExited(end))
 
     async def _serve(self, local_socket: socket.socket) -> None:

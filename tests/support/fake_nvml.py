@@ -91,6 +91,12 @@ class FakeNvml(ModuleType):
         used, total = self.value(handle, "memory")
         return SimpleNamespace(used=used, total=total, free=total - used)
 
+    def nvmlDeviceGetComputeRunningProcesses(self, handle: int) -> list[SimpleNamespace]:  # noqa: N802
+        """Return the processes of a GPU; none unless the GPU has some."""
+        if "pids" not in self.gpus[handle]:
+            return []
+        return [SimpleNamespace(pid=pid) for pid in self.value(handle, "pids")]
+
     def nvmlDeviceGetPowerUsage(self, handle: int) -> int:  # noqa: N802
         """Return milliwatts."""
         return int(self.value(handle, "power"))

@@ -21,6 +21,8 @@ NOT_SECONDS = {
     "base/value.py": "ranges of messages",
     "bundled/": "programs that run without the agent",
     "checks/": "rates and shares",
+    "diagnosis/advice.py": "thresholds of advice",
+    "record/series_file.py": "ranges of what is saved",
     "settings/values.py": "limits of settings",
     "frameworks/": "sizes and bounds",
     "job/": "defaults of a service, bounds of a histogram, and a day",

@@ -52,6 +52,18 @@ def test_a_gpu_by_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
     assert fake.opened == 1
 
 
+def test_who_holds_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By name where the process is visible here; a GPU that does not say so has none."""
+    own = os.getpid()
+    denied = NVMLError(NOT_SUPPORTED)
+    fake = FakeNvml({**H100, "pids": [own, 2**22 + 1]}, H100, {**H100, "pids": denied})
+    holders = nvml_of(monkeypatch, fake).holders()
+    assert [len(names) for names in holders.values()] == [1, 0, 0]
+    assert holders[0][0].endswith(f", pid {own}")
+    fails = FakeNvml(init=NVMLError(NOT_LOADED))
+    assert nvml_of(monkeypatch, fails).holders() == {}
+
+
 def test_reasons_of_a_low_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two bits of one reason are one word; with an older driver by the former function."""
     hot = {**H100, "reasons": 0x20 | 0x40 | 0x80 | 0x8}

@@ -1,0 +1,112 @@
+"""See that this node's GPUs are free before the next attempt.
+
+Memory that a dead process still holds, or that a foreign process holds, makes the next attempt run
+out of memory as soon as it begins. After the processes of an attempt were killed, this waits until
+the memory is free, names what holds it, and gives up at a deadline: the attempt begins anyway.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from agent.base import times
+from agent.base.text import listed
+from agent.node.facts import CUDA
+from agent.node.read_figures import NvmlReader
+from agent.processes.waiting import NotYet, TimedOutError, until
+from agent.record.log import say
+from agent.run.node_figures import Source, gpu_reader
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from agent.node.figures import GpuFigures
+    from agent.plan.plan import Plan
+
+_IDLE_SHARE = 5  # percent of its memory that a GPU without a job may hold
+_BEYOND_START = 512  # MiB beyond what it held at the agent's start
+_MIB_PER_GIB = 1024
+
+
+def held_gpus(
+    gpus: Sequence[GpuFigures], at_start: Mapping[int, int], visible: frozenset[int] | None = None
+) -> tuple[GpuFigures, ...]:
+    """Return the GPUs whose memory is not free; `visible` are those of this node's job."""
+    held = []
+    for gpu in gpus:
+        is_ours = visible is None or gpu.index in visible
+        if not is_ours or gpu.memory_used is None or not gpu.memory_total:
+            continue
+        idle = gpu.memory_total * _IDLE_SHARE // 100
+        if gpu.memory_used > max(idle, at_start.get(gpu.index, 0) + _BEYOND_START):
+            held.append(gpu)
+    return tuple(held)
+
+
+def describe(held: Sequence[GpuFigures], names: Mapping[int, Sequence[str]]) -> str:
+    """Name GPUs whose memory is held, and the processes that hold it, if known."""
+    parts = []
+    for gpu in held:
+        used = (gpu.memory_used or 0) / _MIB_PER_GIB
+        total = (gpu.memory_total or 0) / _MIB_PER_GIB
+        who = listed(names.get(gpu.index, ())) or "no process that is visible here"
+        parts.append(f"GPU {gpu.index} holds {used:.1f} of {total:.0f} GiB ({who})")
+    return "; ".join(parts)
+
+
+def visible_gpus(environ: Mapping[str, str]) -> frozenset[int] | None:
+    """Return the GPUs that the environment selects by number; None for all."""
+    if CUDA not in environ:
+        return None
+    words = [word.strip() for word in environ[CUDA].split(",")]
+    return frozenset(int(word) for word in words if word.isdecimal())
+
+
+class GpuMemory:
+    """The memory of this node's GPUs between attempts."""
+
+    def __init__(
+        self, plan: Plan, holders: Callable[[], Mapping[int, Sequence[str]]] | None = None
+    ) -> None:
+        read = gpu_reader(plan)
+        self._source = None if read is None else Source(read)
+        self._holders = Source(holders or NvmlReader().holders)
+        self._visible = visible_gpus(plan.environ)
+        self._at_start: dict[int, int] = {}
+
+        # A service may hold memory while no job runs.
+        own = [spec for spec in plan.all_services if spec.argv is not None]
+        self._may_wait = all(spec.asked == "builtin" for spec in own)
+
+    async def look_at_start(self) -> None:
+        """Name what holds memory before the first attempt."""
+        gpus = await self._read()
+        held = held_gpus(gpus, {}, self._visible)
+        if held:
+            say(f"before the job: {describe(held, await self._names())}", "warning")
+        self._at_start = {gpu.index: gpu.memory_used or 0 for gpu in gpus}
+
+    async def await_free(self, limit: float = times.GPUS_FREED) -> None:
+        """Wait until the GPUs have the memory that they had at the start, within a limit."""
+        if self._source is None or not self._may_wait:
+            return
+
+        async def look() -> bool | NotYet:
+            held = held_gpus(await self._read(), self._at_start, self._visible)
+            return NotYet(describe(held, await self._names())) if held else True
+
+        waits = partial(say, level="warning")
+        try:
+            await until(look, limit, on_evidence=lambda why: waits(f"waiting for GPUs: {why}"))
+        except TimedOutError as late:
+            waits(f"not free within {limit:g} s, the next attempt may run out of memory: {late}")
+
+    async def _read(self) -> Sequence[GpuFigures]:
+        """Return the GPUs' figures; none while the driver hangs, which others report."""
+        found = None if self._source is None else await self._source.value()
+        return () if found is None else found[0]
+
+    async def _names(self) -> Mapping[int, Sequence[str]]:
+        """Return the processes that hold memory, by GPU."""
+        return await self._holders.value() or {}

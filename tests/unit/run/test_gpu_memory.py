@@ -1,0 +1,118 @@
+"""The GPUs of a node between attempts: what holds their memory is named and waited for."""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING
+
+import anyio
+import pytest
+from msgspec.structs import replace
+
+from agent.node.figures import GpuFigures
+from agent.run import gpu_memory
+from agent.run.gpu_memory import GpuMemory, held_gpus, visible_gpus
+from support.worlds import MACHINE, plan_of
+
+if TYPE_CHECKING:
+    from agent.plan.plan import Plan
+
+FREE = GpuFigures(0, memory_used=500, memory_total=80_000)
+HELD = replace(FREE, memory_used=71_680)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "at_start", "visible", "is_held"),
+    [
+        (FREE, {}, None, False),
+        (HELD, {}, None, True),
+        (HELD, {0: 71_500}, None, False),  # as at the start
+        (HELD, {0: 60_000}, None, True),
+        (HELD, {}, frozenset({1}), False),  # of somebody else
+        (HELD, {}, frozenset({0}), True),
+        (replace(HELD, memory_used=None), {}, None, False),
+        (replace(HELD, memory_total=None), {}, None, False),
+    ],
+)
+def test_which_gpus_are_held(
+    gpu: GpuFigures, at_start: dict[int, int], visible: frozenset[int] | None, *, is_held: bool
+) -> None:
+    """One that held as much at the start, or is not ours, is none."""
+    assert bool(held_gpus([gpu], at_start, visible)) == is_held
+
+
+def test_visible_gpus() -> None:
+    """Those named by an id cannot be compared: none is looked at."""
+    assert visible_gpus({}) is None
+    assert visible_gpus({"CUDA_VISIBLE_DEVICES": "2, 3"}) == frozenset({2, 3})
+    assert visible_gpus({"CUDA_VISIBLE_DEVICES": "GPU-8a2"}) == frozenset()
+
+
+class Node:
+    """The GPU memory of a node, one reading after the other; the last one stays."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *gpus: GpuFigures, plan: Plan) -> None:
+        self.said: list[str] = []
+        self.readings = 0
+        readings = itertools.chain(gpus, itertools.repeat(gpus[-1]))
+
+        def read() -> tuple[tuple[GpuFigures, ...], str]:
+            self.readings += 1
+            return (next(readings),), ""
+
+        monkeypatch.setattr(gpu_memory, "gpu_reader", lambda _plan: read)
+        monkeypatch.setattr(
+            gpu_memory, "say", lambda sentence, level="": self.said.append(f"{level} {sentence}")
+        )
+        self.memory = GpuMemory(plan, lambda: {0: ["python3, pid 4711"]})
+
+
+@pytest.fixture
+def plan() -> Plan:
+    """Return the plan of a node with a GPU."""
+    return plan_of({"RAY_WORKER": "0"}, replace(MACHINE, gpus=1), command=["train"])
+
+
+def test_memory_of_a_dead_process_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch, plan: Plan
+) -> None:
+    """It is named once, with who holds it."""
+    node = Node(monkeypatch, FREE, HELD, HELD, FREE, plan=plan)
+    anyio.run(node.memory.look_at_start)
+    assert node.said == []
+    anyio.run(node.memory.await_free)
+    assert node.said == ["warning waiting for GPUs: GPU 0 holds 70.0 of 78 GiB (python3, pid 4711)"]
+    assert node.readings == 4
+
+
+def test_a_foreign_process_does_not_hold_the_run_up(
+    monkeypatch: pytest.MonkeyPatch, plan: Plan
+) -> None:
+    """The wait has a deadline, and what was there at the start is not waited for."""
+    node = Node(monkeypatch, FREE, HELD, plan=plan)
+    anyio.run(node.memory.look_at_start)
+    anyio.run(node.memory.await_free, 0.2)
+    assert "the next attempt may run out of memory: GPU 0 holds 70.0" in node.said[-1]
+
+    there = Node(monkeypatch, HELD, plan=plan)
+    anyio.run(there.memory.look_at_start)
+    anyio.run(there.memory.await_free, 0.2)
+    assert there.said == ["warning before the job: GPU 0 holds 70.0 of 78 GiB (python3, pid 4711)"]
+
+
+@pytest.mark.parametrize("reward", ["builtin", "serve --gpu"])
+def test_a_service_may_hold_memory(monkeypatch: pytest.MonkeyPatch, reward: str) -> None:
+    """Nothing is waited for where a service of the user's may use a GPU."""
+    environ = {"RAY_WORKER": "0", "AGENT_REWARD": reward}
+    plan = plan_of(environ, replace(MACHINE, gpus=1), command=["train"])
+    node = Node(monkeypatch, HELD, plan=plan)
+    anyio.run(node.memory.await_free, 0.2)
+    assert bool(node.said) == (reward == "builtin")
+
+
+def test_a_node_without_gpus_waits_for_nothing() -> None:
+    """Nothing is read there."""
+    plan = plan_of({"RAY_WORKER": "0"}, command=["train"])
+    memory = GpuMemory(plan, lambda: pytest.fail("no GPU"))
+    anyio.run(memory.look_at_start)
+    anyio.run(memory.await_free)
