@@ -274,15 +274,19 @@ class StallWatch:
         say(finding.sentence(), "warning")
 
     def _log_progress(self, before: StallState | None, after: StallState, signs: JobSigns) -> None:
-        """Log that a stalled job has gone on."""
+        """Log that a stalled job has gone on, and say so in its warning."""
         if before is None or before.alarm is None or after.alarm is not None:
             return
-        long = duration_text(round(self._run.now() - before.alarm.since))
         if before.attempt != after.attempt or before.has_lost_node != after.has_lost_node:
             return
+        long = duration_text(round(self._run.now() - before.alarm.since))
         steps = signs.steps
         where = "" if steps is None else f" at step {steps.last}"
-        say(f"the job has gone on{where}, after {long}: it was no hang")
+        went_on = f"has gone on{where}, after {long}: it was no hang"
+        say(f"the job {went_on}")
+        if before.alarm.examinations and self._status.stalls:
+            *earlier, last = self._status.stalls
+            self._status.stalls = (*earlier, replace(last, what=f"{last.what}; it {went_on}"))
 
     async def _ask_all(self, what: str, limit: float) -> dict[str, str]:
         """Request diagnostics from all present nodes concurrently; name those without answer."""

@@ -12,6 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from agent.bridge.link import RayLink
+from agent.checks.finding import Finding
 from agent.decisions import head
 from agent.decisions.head.head_state import HeadPhase
 from agent.decisions.shared import HERE, SAMPLE, SCORE, Answer
@@ -366,6 +367,9 @@ def test_a_job_that_goes_on_is_no_hang(watched: OneHead) -> None:
     watched.shown.job_lines = Job(13.0, Progress(1, 0.0, 3, 5, last_at=13.0, durations=(2.0,) * 20))
     watched.look(13.5)
     assert watched.said[-1] == "the job has gone on at step 5, after 12 s: it was no hang"
+    (shown,) = watched.shown.stalls
+    assert isinstance(shown, Finding)
+    assert shown.what.endswith("; it has gone on at step 5, after 12 s: it was no hang")
     watched.look(30.0)
     assert len(watched.told) == 2
 
