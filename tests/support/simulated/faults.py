@@ -10,6 +10,7 @@ from support.simulated.setups import SKEWS
 if TYPE_CHECKING:
     from support.simulated.machines import Machine
     from support.simulated.programs import Share
+    from support.simulated.virtual import Life
     from support.simulated.world import World
 
 
@@ -64,6 +65,7 @@ class Faults:
     def _heal(self, _index: int) -> None:
         self._disturb(*self._world.machines)
         self._world.network.cut_off.clear()
+        self._world.network.mute.clear()
         for one in self._world.machines:
             raylet = one.raylet
             if raylet is not None and raylet.is_dead_for_gcs:
@@ -160,6 +162,41 @@ class Faults:
 
     def _full_disks(self, _index: int) -> None:
         self._world.disks_are_full = True
+
+    def _pause_agent(self, index: int) -> None:
+        """Let an agent take no step for a while, as a frozen container does."""
+        machine = self._world.machines[index % len(self._world.machines)]
+        if machine.agent is not None:
+            life = machine.agent.life
+            life.is_paused = True
+            self._disturb(machine)
+            pause = self._world.random.choice((2.0, 6.0, 20.0, 45.0, 90.0))
+            self._world.later(pause, self._resume, life)
+
+    def _resume(self, life: Life) -> None:
+        self._disturb(life.machine)
+        life.resume()
+
+    def _dns_fails(self, index: int) -> None:
+        """Let DNS give no answer for a while, or another one: that there is no such name."""
+        network = self._world.network
+        network.dns_error = ("no answer", "no answer", "no such name")[index % 3]
+        self._world.disturbed[""] = self._world.now + 30.0
+        self._world.later(self._world.random.choice((3.0, 20.0, 40.0)), self._dns_answers)
+
+    def _dns_answers(self) -> None:
+        self._world.network.dns_error = ""
+
+    def _one_way(self, index: int) -> None:
+        """Let a worker's packets get through to no machine, though others reach it."""
+        self._disturb(self._worker(index))
+        self._world.network.mute.add(self._worker(index).label)
+        self._world.network.notice_cuts()
+
+    def _failing_writes(self, index: int) -> None:
+        """Let the next writes to a machine's disk fail."""
+        machine = self._world.machines[index % len(self._world.machines)]
+        machine.failing_writes += self._world.random.choice((1, 2, 5))
 
     def _clock_jumps(self, index: int) -> None:
         machine = self._world.machines[index % len(self._world.machines)]

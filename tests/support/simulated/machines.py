@@ -42,6 +42,8 @@ class Machine:
         """The name that its agent uses; a platform may give it to another machine, too."""
         self.disk = disk
         """The folder of its disk; two machines may share a disk."""
+        self.failing_writes = 0
+        """How many of the next writes its disk does not take."""
         self.is_on = True
         self.boots = 1
         self.context = world.context.copy()

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from agent.port.proof import PROOF_HEADER, Claim
 from agent.port.protocol import REPORT_PATH
+from agent.processes.resolving import NoDnsAnswer
 from support.simulated.virtual import here, is_over
 
 if TYPE_CHECKING:
@@ -56,6 +57,10 @@ class Network:
         self._world = world
         self.cut_off: set[str] = set()
         """Machines that reach no other machine."""
+        self.mute: set[str] = set()
+        """Machines whose packets reach no other machine, though others' reach them."""
+        self.dns_error = ""
+        """Why DNS has no answer now; '' if it answers."""
         self.is_bad = False
         self.doubles = False
         self._calls: dict[Call, None] = {}
@@ -65,7 +70,7 @@ class Network:
         """Return whether packets get from one machine to another and back."""
         if one is other:
             return one.is_on
-        is_cut = {one.label, other.label} & self.cut_off
+        is_cut = {one.label, other.label} & (self.cut_off | self.mute)
         return one.is_on and other.is_on and not is_cut
 
     def delay(self) -> float:
@@ -304,12 +309,17 @@ def ip_in(url: str) -> str:
     return found[1]
 
 
-async def resolve(host: str, _limit: float = 2.0) -> tuple[str, ...]:
-    """Return the addresses of a name, which is the head's, from DNS."""
-    await asyncio.sleep(0)
+async def resolve(host: str, limit: float = 2.0) -> tuple[str, ...] | str:
+    """Return the addresses of a name, which is the head's, from DNS; or why there are none."""
     if re.fullmatch(r"[0-9.]+", host):
         return (host,)
-    return (here().world.head_ip,)
+    world = here().world
+    error = world.network.dns_error
+    if error == "no answer":
+        await asyncio.sleep(limit)
+        return NoDnsAnswer(f"no answer from DNS about {host} so far")
+    await asyncio.sleep(0)
+    return f"{host} does not resolve ({error})" if error else (world.head_ip,)
 
 
 async def port_answers(ip: str, port: int, limit: float = 2.0) -> str:

@@ -15,6 +15,8 @@ from agent.decisions.head import head_state as h
 from agent.decisions.head.head_state import HeadPhase
 from agent.decisions.shared import HERE, StopAsked, Tick
 from agent.decisions.worker import worker_state as w
+from agent.record.run_folder import read_outcome
+from agent.record.run_record import RUN_FILE, RunRecord
 from support.simulated.rays import Job
 
 if TYPE_CHECKING:
@@ -223,6 +225,8 @@ class Rules:
 
     def agent_left(self, agent: Agent, end: Outcome, _file: Path) -> None:
         """Check the end of an agent."""
+        if end.kind is Kind.REFUSED:  # a world of refused agents tests nothing
+            self.breaks("no node is refused", f"{agent.machine.name}: {end.reason}")
         if agent.state is None:
             self._world.note(agent.machine.label, f"ends at once: {end.sentence()}")
         elif agent.is_head:
@@ -237,6 +241,7 @@ class Rules:
             self.breaks("success is final", end.reason)
         if end.is_superseded and not self._world.has_two_heads:
             self.breaks("a head is superseded by another alone", end.reason)
+        self._is_recorded(agent, end)
         retries_left = state.another_follows and not self._stopped
         was_under_way = end.phase in {phase.value for phase in [*HeadPhase][2:6]} | {"resuming"}
         given = self._world.given
@@ -253,6 +258,24 @@ class Rules:
             if running:
                 self.breaks("nothing runs after the end", f"{running}")
         self._bounded(state)
+
+    def _is_recorded(self, agent: Agent, end: Outcome) -> None:
+        """Check that run.json and outcome.json have the code with which the head exits."""
+        if end.is_superseded or self._world.has_two_heads or self._world.disks_are_full:
+            return
+        machine = agent.machine
+        assert agent.keeper is not None
+        record = agent.keeper.record
+        found = RunRecord.read(machine.logs / record.run_id / RUN_FILE)
+        written = read_outcome(agent.node.folder.path)
+        is_failing = any(name == "failing_writes" for _, name, _ in self._world.setup.faults)
+        if is_failing:
+            return
+        if not isinstance(found, RunRecord) or found.ending is None:
+            self.breaks("the records have the end", f"run.json: {found}")
+        elif written is None or {found.ending.exit_code, written.exit_code} != {end.exit_code}:
+            how = f"run.json: {found.ending.sentence()}, outcome.json: {written}, {end.sentence()}"
+            self.breaks("the records have the end", how)
 
     def _of_the_last_attempt(self, end: Outcome, *, retries_left: bool) -> None:
         """Check that a run that ends with its job has the last attempt's result."""

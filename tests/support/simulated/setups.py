@@ -94,6 +94,19 @@ once = "/data/.done"
 AFTER = '= 8000\nafter = ["data"]'
 
 
+FURTHER = ("pause_agent", "pause_agent", "dns_fails", "one_way", "failing_writes")
+
+
+def _further_faults(draw: Random, kind: str) -> list[tuple[float, str, int]]:
+    """Draw faults of an agent's machine alone, in some worlds."""
+    if draw.random() < 0.6:
+        return []
+    known = FURTHER if kind == RAY else ("pause_agent", "dns_fails", "failing_writes")
+    count = draw.choice((1, 1, 2))
+    times = (draw.uniform(1.0, 150.0) for _ in range(count))
+    return [(round(at, 2), draw.choice(known), draw.randint(0, 3)) for at in times]
+
+
 def setup_of(seed: int) -> Setup:
     """Draw a setup."""
     draw = Random(seed)  # noqa: S311 - worlds, no secret
@@ -134,6 +147,10 @@ def setup_of(seed: int) -> Setup:
     clocks = [(draw.uniform(*skews), draw.uniform(-1e-4, 1e-4)) for _ in range(12)]
     if kind != GIVEN and Random(~seed).random() < 0.4:  # noqa: S311 - beside the draws above
         environ["AGENT_NOTICE_SIGNAL"] = "SIGUSR1"
+    if kind != GIVEN:
+        faults += _further_faults(Random(seed * 7 + 3), kind)  # noqa: S311 - same
+    if Random(seed * 11 + 5).random() < 0.06:  # noqa: S311 - same
+        environ["AGENT_MAX_HOURS"] = "0.05"
     is_apart = Random(-seed).random() < 0.3  # noqa: S311 - beside the draws above
     return Setup(
         kind=kind,

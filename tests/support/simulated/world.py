@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import re
 import shutil
+import sys
 import tempfile
 from collections import Counter
 from contextvars import Context, copy_context
@@ -20,6 +23,7 @@ from agent.base.value import Value
 from agent.decisions.shared import LogLine, Tick
 from agent.job.services import NO_FILE
 from agent.job.services_file import parse
+from agent.node.facts import TorchPython
 from agent.plan.make import make_plan
 from agent.platforms.resolve import resolve
 from agent.record.run_record import RUN_FILE
@@ -177,7 +181,9 @@ class World:
 
     def disk_fault(self, machine: Machine, path: Path) -> OSError | None:
         """Return the error of a write to a machine's disk, if there is one."""
-        del machine
+        if machine.failing_writes > 0:
+            machine.failing_writes -= 1
+            return OSError(errno.EIO, os.strerror(errno.EIO))
         return no_space() if self.disks_are_full and path.name == RUN_FILE else None
 
     def plan(self, machine: Machine) -> Plan:
@@ -202,6 +208,7 @@ class World:
             hostname=machine.name,
             interfaces={"eth0": (machine.ip,)},
             default_source=machine.ip,
+            torch=TorchPython(sys.executable, "2.8.0"),
             disks={"/data/.done": self.disk_of(machine)},
         )
         if setup.services:
