@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from support.scenario import Cluster
     from tools.lab import Container
 
-LIMIT = "20s"
+LEAST = "15"
+"""The least limit of a step in seconds, instead of five minutes; the job's own steps decide."""
 NAMED = 60.0
 """Seconds from the alarm to the sentence."""
 
@@ -54,6 +55,7 @@ class Engine:
         with open("/tmp/skyrl-logs/engine.log", "a") as log:
             while True:
                 print("GET /metrics 200 OK", file=log, flush=True)
+                print("GET /metrics 200 OK", flush=True)  # output is no step
                 time.sleep(1)
     def load(self):
         child = multiprocessing.get_context("fork").Process(target=read_shard)
@@ -170,7 +172,7 @@ def start(
     cluster: Cluster, script: str, *words: str, python: str = sys.executable
 ) -> list[Container]:
     """Start a job that hangs on both pods."""
-    cluster.env |= {"AGENT_STALL": LIMIT}
+    cluster.env |= {"POD_AGENT_STALL_LEAST": LEAST}
     for pod in cluster.pods:
         (Path(pod.tmp) / "train.py").write_text(script)
     return cluster.agents(python, "/tmp/train.py", *words)
