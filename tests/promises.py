@@ -107,6 +107,10 @@ PROMISES = (
     ),
     # jobs
     Promise(
+        "a job that ends with 0 and made no step after a resume ends with a warning; one W&B run",
+        "test_steps.py::test_a_resumed_job_that_makes_no_step_ends_with_a_warning",
+    ),
+    Promise(
         "the job's steps are read from its output or its own file, and outlive the agent",
         "test_steps.py::test_a_jobs_own_file_and_an_agent_that_is_killed",
     ),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from agent.record.summary import explain
-from support.scenario import AGENT, BOOT, Cluster, await_true, ends, kill_agent
+from support.scenario import AGENT, BOOT, Cluster, await_true, ends, kill_agent, last_line
 
 if TYPE_CHECKING:
     from tools.lab import Container
@@ -83,3 +83,29 @@ def test_the_rehearsals_steps(cluster: Cluster) -> None:
     (line,) = [text for text in explain(cluster.pods[0].tmp / "logs") if "steps:" in text]
     assert line.startswith("steps: step 40 of 40, ")
     assert "mean reward 0.9" in line or "mean reward 1" in line
+
+
+@pytest.mark.pods(1)
+def test_a_resumed_job_that_makes_no_step_ends_with_a_warning(cluster: Cluster) -> None:
+    """Its code stays 0; the two attempts are one run of W&B, and run.json has the last step."""
+    job = (
+        'echo "wandb $WANDB_RUN_ID $WANDB_RESUME"; [ "$AGENT_ATTEMPT" = 1 ] || exit 0; '
+        "for n in 1 2 3; do echo step $n/400 mean reward 0.5; sleep 0.3; done; exec sleep 1000"
+    )
+    cluster.env |= {"AGENT_JOB_RETRIES": "1", "WANDB_API_KEY": "0" * 40}
+    head = cluster.agent(0, "sh", "-c", job)
+    head.wait_for("^step 3/400", "stdout", timeout=BOOT)
+    await_true("its step is known", lambda: last_step(cluster, head) == 3, 20)
+    raylet = next(process for process in head.processes() if process.name == "raylet")
+    assert head.exec(["kill", "-9", str(raylet.pid)]).returncode == 0
+    assert ends([head], BOOT) == [0]
+
+    warning = "warning: the job made no step, after an earlier attempt had come to step 3, though"
+    assert f" WARN {warning}" in last_line(head)
+    assert cluster.outcome(0)["reason"].startswith(warning)
+    record = json.loads((cluster.pods[0].tmp / "logs/latest/run.json").read_text())
+    assert record["attempts"][0]["last_step"] == 3
+    printed = [line for line in head.stdout().splitlines() if line.startswith("wandb ")]
+    assert printed == [f"wandb {record['run_id']} allow"] * 2
+    (line,) = [text for text in explain(cluster.pods[0].tmp / "logs") if text.startswith("end: ")]
+    assert line.startswith(f"end: {warning}")

@@ -24,6 +24,7 @@ from agent.decisions.attempts import (
 )
 from agent.decisions.head import head_state as h
 from agent.decisions.head.head_state import HeadPhase
+from agent.decisions.stall import Stalled
 from agent.plan import waits as wait_keys
 from support.heads import PAIR, RUNNING, TERM, TICK, History, Trace, goal, job, nodes, reported
 
@@ -481,6 +482,25 @@ def test_same_step_and_same_cause_end_every_run(
     end = end_without_progress([*before, own, *outside, later], newest, retries)
     assert end is not None
     assert end.reason == f"the same cause ended two attempts at step {step}: {cause.text}"
+
+
+def test_a_job_that_is_wedged_at_the_same_step_twice_is_not_tried_again() -> None:
+    """After the restart the same function hangs again, on whichever node and rank."""
+    trace = Trace(goal(retries=40), [])
+    at = 0.0
+    for attempt, suspect in ((1, "rank 17 on pod2"), (2, "rank 3 on pod1")):
+        trace.take(nodes(), at + 60)
+        trace.take(TICK, at + 110)
+        trace.take(h.Submitted(f"run-{attempt}"), at + 111)
+        suspects = f"{suspect} is in `compute_score` (reward.py:44) since 0{attempt}:12"
+        trace.take(Stalled(attempt, "no step for 12 min", suspects, "retry"), at + 200)
+        trace.take(job("STOPPED", None, "", attempt), at + 201)
+        assert trace.outcomes == []
+        trace.take(h.CheckpointSeen(attempt, 20, "/ckpt", last_step=25), at + 202)
+        at += 5_100
+    (end,) = trace.outcomes
+    assert "the same cause ended two attempts at step 25: " in end.reason
+    assert "`compute_score` (reward.py:44)" in end.reason
 
 
 def test_a_job_that_ends_at_the_same_step_twice_is_not_tried_again() -> None:
