@@ -236,10 +236,10 @@ def test_a_flood_is_searched_quickly() -> None:
 
 
 class Keeper:
-    """Records the nodes that take part."""
+    """The record of a run without earlier agents."""
 
-    def record_nodes(self, _nodes: object) -> None:
-        """Ignore the call."""
+    def former_meter(self, _now: float) -> None:
+        """Return no meter."""
 
 
 def test_what_is_known_is_a_warning_of_the_status(tmp_path: Path) -> None:

@@ -226,7 +226,7 @@ class Asked:
         workers = {"k1": Worker("k1", "pod1"), "k0": Worker("k0", "pod0", has_left=True)}
         fleet = SimpleNamespace(workers=workers)
         self.state: Any = SimpleNamespace(fleet=fleet, phase=HeadPhase.RUNNING)
-        keeper: Any = None
+        keeper: Any = SimpleNamespace(former_meter=lambda _now: None)
         self.status = RunStatus(self.run, keeper, lambda: self.state)
         self.job = self.run.folder.file("job.log")
 
