@@ -29,8 +29,9 @@ NOT_SECONDS = {
 }
 SHARES = {"_STEADY", "_LOOP_SHARE", "_IDLE_CORES", "_IDLE_EACH"} | {
     *("_BUSY_SHARE", "_MAX_WAIT", "_TRY_DELAYS", "_PAUSES", "_COUNTERS"),
+    *("_MEDIANS", "_LONGEST", "_WITH_PAUSE", "_WITHOUT_OUTPUT"),
 }
-"""Shares, rates and sequences."""
+"""Shares, multiples, rates and sequences."""
 
 
 @pytest.mark.parametrize("rule", RULES)
