@@ -118,13 +118,22 @@ class NvmlReader:
     def _bus(self, handle: Any) -> object:  # noqa: ANN401 - a pointer
         return self._known(lambda: self._nvml.nvmlDeviceGetPciInfo(handle).busId)
 
+    def _memory(self, handle: Any) -> Any:  # noqa: ANN401 - NVML's pointer and structure
+        """Return a GPU's memory without what its driver keeps for itself, as nvidia-smi does."""
+        nvml = self._nvml
+        second = getattr(nvml, "nvmlMemory_v2", None)  # not in packages before 2022
+        if second is not None:
+            with suppress(nvml.NVMLError):  # not in drivers before 510
+                return nvml.nvmlDeviceGetMemoryInfo(handle, second)
+        return nvml.nvmlDeviceGetMemoryInfo(handle)
+
     def _gpu(self, index: int) -> GpuFigures:
         nvml = self._nvml
         handle = self._handles[index]
         fault = ""
         memory = None
         try:
-            memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+            memory = self._memory(handle)
         except nvml.NVMLError as error:
             fault = str(error)
         use = self._known(lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu)

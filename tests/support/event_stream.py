@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from contextlib import AbstractContextManager
 
+WARNINGS = [{"check": "disk", "what": "it is nearly full", "remedy": "make room"}]
+"""As `/status` has them for callers with the token."""
 BY_KEY = {"Authorization": f"Bearer {KEY}"}
 BY_TOKEN = {"Authorization": f"Bearer {SECRET}"}
 
@@ -33,7 +35,7 @@ class StreamedHead:
         self.status: dict[str, Any] = {"role": "head", "phase": "booting", "seconds": 0.0}
         self.looks = 0
         self.up, self.over = threading.Event(), threading.Event()
-        more = {"warnings": ["a warning"]}
+        more = {"warnings": WARNINGS}
         control = Control(lambda: None, 5.0, KEY, dict, a_log, lambda: {**more})
         self.site = AgentServer(
             token=token,

@@ -43,7 +43,8 @@ class FakeNvml(ModuleType):
     NVML_VOLATILE_ECC = 0
     NVML_TEMPERATURE_GPU = 0
     NVML_CLOCK_SM = 1
-    nvmlEventTypeXidCriticalError = 8  # noqa: N815 - NVML's names, also below
+    nvmlMemory_v2 = 0x02000028  # noqa: N815 - NVML's names, also below
+    nvmlEventTypeXidCriticalError = 8  # noqa: N815
     nvmlClocksThrottleReasonGpuIdle = 0x1  # noqa: N815
     nvmlClocksThrottleReasonSwPowerCap = 0x4  # noqa: N815
     nvmlClocksThrottleReasonHwSlowdown = 0x8  # noqa: N815
@@ -86,9 +87,14 @@ class FakeNvml(ModuleType):
         """Return percents."""
         return SimpleNamespace(gpu=self.value(handle, "use"), memory=34)
 
-    def nvmlDeviceGetMemoryInfo(self, handle: int) -> SimpleNamespace:  # noqa: N802
-        """Return bytes."""
+    def nvmlDeviceGetMemoryInfo(self, handle: int, version: int = 1) -> SimpleNamespace:  # noqa: N802
+        """Return bytes; the first version counts what the driver keeps for itself."""
         used, total = self.value(handle, "memory")
+        reserved = self.gpus[handle].get("reserved")
+        if version == self.nvmlMemory_v2 and reserved is None:
+            raise NVMLError(NOT_SUPPORTED)
+        if version == 1:
+            used += reserved or 0
         return SimpleNamespace(used=used, total=total, free=total - used)
 
     def nvmlDeviceGetComputeRunningProcesses(self, handle: int) -> list[SimpleNamespace]:  # noqa: N802

@@ -15,7 +15,7 @@ import pytest
 from agent.base.errors import UnavailableError
 from agent.cli import status_verb, watch_status
 from agent.port.status import lines_by_content
-from support.event_stream import StreamedHead, streamed_head
+from support.event_stream import WARNINGS, StreamedHead, streamed_head
 from support.http_peer import answering, reply
 from support.served import KEY, environ_of, leave_key
 from support.terminal import on_a_terminal
@@ -84,7 +84,7 @@ def test_json_has_one_object_per_line(tmp_path: Path) -> None:
             assert program.stdout is not None
             for line in program.stdout:
                 assert json.loads(line)["phase"] == "running"
-                if json.loads(line)["warnings"] == ["a warning"]:  # the stream's, after the first
+                if json.loads(line)["warnings"] == WARNINGS:  # the stream's, after the first
                     break
             head.status = {**run_of(2), **OVER}
             (last,) = program.stdout.read().splitlines()

@@ -238,6 +238,9 @@ def test_a_flood_is_searched_quickly() -> None:
 class Keeper:
     """The record of a run without earlier agents."""
 
+    def record_nodes(self, _nodes: object) -> None:
+        """Ignore the call."""
+
     def former_meter(self, _now: float) -> None:
         """Return no meter."""
 

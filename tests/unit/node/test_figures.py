@@ -52,6 +52,16 @@ def test_a_gpu_by_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
     assert fake.opened == 1
 
 
+@pytest.mark.parametrize("reserved", [480 << 20, None])
+def test_memory_of_the_driver_is_not_in_use(
+    monkeypatch: pytest.MonkeyPatch, reserved: int | None
+) -> None:
+    """An H100 showed 480 MiB without a process; drivers before 510 cannot leave that out."""
+    fake = FakeNvml({**H100, "reserved": reserved, "memory": (0, 81_559 << 20)})
+    gpus, fault = nvml_of(monkeypatch, fake).read()
+    assert (gpus[0].memory_used, gpus[0].memory_total, fault) == (0, 81_559, "")
+
+
 def test_who_holds_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """By name where the process is visible here; a GPU that does not say so has none."""
     own = os.getpid()

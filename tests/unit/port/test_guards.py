@@ -21,8 +21,7 @@ if TYPE_CHECKING:
 JSON = {"Content-Type": "application/json"}
 ROUTES = [
     *(("GET", path) for path in ("/status", "/metrics", "/", "/events", "/findings", "/sample")),
-    ("GET", "/logs/head/job"),
-    *(("GET", path) for path in ASSETS),
+    *(("GET", path) for path in ("/logs/head/job", "/series", *ASSETS)),
     *(("POST", path) for path in ("/login", "/report", "/stop")),
 ]
 """All except the probes, which reveal nothing."""

@@ -13,7 +13,14 @@ import pytest
 from agent.base import times
 from agent.port import server
 from agent.port.access import COOKIE
-from support.event_stream import BY_KEY, BY_TOKEN, next_status, reading, streamed_head
+from support.event_stream import (
+    BY_KEY,
+    BY_TOKEN,
+    WARNINGS,
+    next_status,
+    reading,
+    streamed_head,
+)
 from support.served import KEY, SECONDS
 from support.worlds import SECRET
 
@@ -26,7 +33,7 @@ def test_changed_statuses_are_sent(monkeypatch: pytest.MonkeyPatch) -> None:
         assert answer.headers["Content-Type"] == "text/event-stream"
         assert answer.headers["Cache-Control"] == "no-store"
         first = next_status(answer)
-        assert (first["phase"], first["warnings"]) == ("booting", ["a warning"])
+        assert (first["phase"], first["warnings"]) == ("booting", WARNINGS)
         head.status["phase"] = "running"
         second = next_status(answer)
         assert second["phase"] == "running"
