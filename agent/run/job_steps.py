@@ -31,8 +31,12 @@ if TYPE_CHECKING:
 
 
 def progress_path(folder: RunFolder, attempt: int) -> Path:
-    """Return AGENT_PROGRESS_FILE of an attempt."""
-    return folder.file(f"progress-{attempt}.jsonl")
+    """Return AGENT_PROGRESS_FILE of an attempt.
+
+    It lies beside run.json, not in the head's own folder: its path is part of the job's command,
+    which a head on another node must know word by word to follow the job.
+    """
+    return folder.path.parent / f"progress-{attempt}.jsonl"
 
 
 class StepKeeper:

@@ -80,3 +80,12 @@ def test_the_file_of_the_job_is_read(tmp_path: Path) -> None:
     assert known is not None
     assert (known.last, known.of, head.lines.newest()) == (3, 9, {"reward": 0.25})
     head.end()
+
+
+def test_the_path_of_the_jobs_file_is_that_of_every_head(tmp_path: Path) -> None:
+    """Ray's line with the job's command, which has the path, is no output of the job."""
+    first = Head(tmp_path, "pod0")
+    other = Head(tmp_path, "pod1")
+    assert progress_path(first.run.folder, 1) == progress_path(other.run.folder, 1)
+    first.end()
+    other.end()
