@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 _CHUNK = 1 << 16
 _MOST_RECENT = 8 << 20  # Bytes of torchrun's output for a slow reader of stdout
 _MAX_FIRST_LINE = 4096  # Ray's first line is far shorter; a job may never end its first line
+_BEFORE_WORDS = "; exec "  # In a job's shell command, between its exports and its words
 _SETTING_UP = re.compile(rb"\S+ \S+\tINFO job_manager\.py:\d+ -- Runtime env is setting up\.\n")
 
 
@@ -36,7 +37,12 @@ class PreambleFilter:
 
     def __init__(self, job_id: str = "", entrypoint: str = "") -> None:
         """Without an entrypoint, everything is passed on: Ray has written nothing."""
-        self._line = f"Running entrypoint for job {job_id}: {entrypoint}\n".encode()
+        # What stands before the job's words may be another: an agent of another run folder, which
+        # the paths there name, has submitted the job.
+        exports, mark, words = entrypoint.partition(_BEFORE_WORDS)
+        line_begins = f"Running entrypoint for job {job_id}: "
+        self._begin = line_begins.encode() if mark else f"{line_begins}{exports}\n".encode()
+        self._end = f"{mark}{words}\n".encode() if mark else b""
         self.held = b""  # Bytes that are held back, since they may be Ray's
         self._at_start = True
         self.found = not entrypoint
@@ -58,16 +64,33 @@ class PreambleFilter:
             data = data[match.end() :] if match else data
 
         # Its line about the entrypoint may follow the job's first output.
-        at = data.find(self._line)
-        if at >= 0:
-            self.found = True
-            return data[:at] + data[at + len(self._line) :]
+        at = data.find(self._begin)
+        while at >= 0:
+            behind = at + len(self._begin)
+            end = data.find(self._end, behind)
+            if end >= 0 and b"\n" not in data[behind:end]:
+                self.found = True
+                return data[:at] + data[end + len(self._end) :]
+            if end < 0 and not last and self._may_go_on(data[behind:]):
+                self.held = data[at:]
+                return data[:at]
+            at = data.find(self._begin, behind)
 
         # Does the chunk end with the beginning of that line?
-        sizes = () if last else range(min(len(self._line), len(data)), 0, -1)
-        held = next((size for size in sizes if data.endswith(self._line[:size])), 0)
+        held = 0 if last else _overlap(data, self._begin)
         self.held = data[len(data) - held :]
         return data[: len(data) - held]
+
+    def _may_go_on(self, rest: bytes) -> bool:
+        """Return whether the end of Ray's line may follow these bytes behind its begin."""
+        words = rest[: len(rest) - _overlap(rest, self._end)]
+        return b"\n" not in words and len(words) < _MAX_FIRST_LINE
+
+
+def _overlap(data: bytes, text: bytes) -> int:
+    """Return how many bytes at the end of data are the beginning of a text."""
+    sizes = range(min(len(text), len(data)), 0, -1)
+    return next((size for size in sizes if data.endswith(text[:size])), 0)
 
 
 class RecentOutput:
