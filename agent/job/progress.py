@@ -50,6 +50,7 @@ class StepSeen(Value):
     metrics: Mapping[str, float]  # finite numbers, by the framework's own names
     at: float  # on the run's clock
     not_finite: tuple[str, ...] = ()  # names of metrics that are nan or infinite
+    by_bar: bool = False  # it was shown by a progress bar that may be any program's
 
 
 class ValuesSeen(Value):
@@ -86,6 +87,8 @@ class Progress(Value):
     longest: float = 0.0  # the longest of all durations of the run so far
     pause_at: float | None = None  # the last PauseSeen since the last step
     highest: int | None = None  # step of all attempts of the run
+    only_bar: bool = False
+    """Whether all steps of the run so far come from progress bars that may be any program's."""
     metrics: Mapping[str, float] = {}  # the newest values
     not_finite: tuple[str, ...] = ()  # names of metrics whose newest value is nan or infinite
 
@@ -99,6 +102,7 @@ class Progress(Value):
             strides=self.strides,
             longest=self.longest,
             highest=self.highest,
+            only_bar=self.only_bar,
         )
 
     def with_reading(self, seen: Reading) -> Progress:
@@ -107,12 +111,13 @@ class Progress(Value):
             return self.with_step(seen)
         if isinstance(seen, PauseSeen):
             return replace(self, pause_at=seen.at)
-        return self._with_values(seen)
+        return replace(self._with_values(seen), only_bar=False)  # a framework's line
 
     def with_step(self, seen: StepSeen) -> Progress:
         """Return the progress after a step; a step that was seen already adds its metrics."""
+        only_bar = seen.by_bar and (self.only_bar or self.highest is None)
         if self.last is not None and seen.step == self.last:
-            return replace(self._with_values(seen), of=seen.of or self.of)
+            return replace(self._with_values(seen), of=seen.of or self.of, only_bar=only_bar)
 
         # How long did it take? The first one of an attempt includes its start, and one that goes
         # back began anew. Of several lines that were read at once only the first has a time.
@@ -141,6 +146,7 @@ class Progress(Value):
             longest=longest,
             pause_at=None,
             highest=seen.step if self.highest is None else max(self.highest, seen.step),
+            only_bar=only_bar,
         )
 
     def _with_values(self, seen: StepSeen | ValuesSeen) -> Progress:
@@ -457,7 +463,8 @@ class ProgressReader:
         self._last = seen.step
         self._ahead = []
         self._total = seen.of or self._total
-        return StepSeen(seen.step, self._total or self._of, {}, seen.at)
+        by_bar = seen.rank == GENERAL_BAR
+        return StepSeen(seen.step, self._total or self._of, {}, seen.at, by_bar=by_bar)
 
     def _follows(self, seen: _Counted) -> bool:
         """Return whether a step is the last one again, or a little ahead of it."""

@@ -48,6 +48,7 @@ class SavedLine(Value):
     of: Count | None = None
     metrics: Mapping[str, float] = {}
     not_finite: tuple[str, ...] = ()
+    by_bar: bool = False  # of `step`
     read: Count = 0  # bytes of the attempt's output that were read up to here
     file_read: Count = 0  # the same of AGENT_PROGRESS_FILE
     progress: Progress | None = None  # of `all`, with times in seconds since 1970
@@ -62,13 +63,13 @@ class SavedLine(Value):
         if isinstance(seen, StepSeen | ValuesSeen):
             line = replace(line, step=seen.step, metrics=seen.metrics, not_finite=seen.not_finite)
         if isinstance(seen, StepSeen):
-            return replace(line, kind="step", of=seen.of)
+            return replace(line, kind="step", of=seen.of, by_bar=seen.by_bar)
         return line if seen is None else replace(line, kind="values")
 
     def reading(self, at: float) -> Reading | None:
         """Return what the line of output showed, with its time on another clock."""
         if self.kind == "step" and self.step is not None:
-            return StepSeen(self.step, self.of, self.metrics, at, self.not_finite)
+            return StepSeen(self.step, self.of, self.metrics, at, self.not_finite, self.by_bar)
         if self.kind == "values":
             return ValuesSeen(self.step, self.metrics, at, self.not_finite)
         if self.kind in {"evaluation", "checkpoint"}:

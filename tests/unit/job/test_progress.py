@@ -304,6 +304,46 @@ def test_large_numbers_of_the_file() -> None:
 # --- the progress of an attempt -------------------------------------------------------------------
 
 
+def progress_of(*lines: str, known: Progress | None = None) -> Progress:
+    """Return the progress of an attempt after lines that come once a minute."""
+    progress = Progress(1, 0.0) if known is None else known
+    for seen in read(*lines):
+        progress = progress.with_reading(seen)
+    return progress
+
+
+@pytest.mark.parametrize(
+    ("lines", "only_bar"),
+    [
+        ((), False),
+        ((BAR,), True),
+        ((BAR, BAR.replace("9/200", "10/200")), True),
+        ((BAR, TRL), False),
+        ((BAR, TRL, BAR), False),
+        ((BAR, "step 3/20 loss=0.5"), False),
+        (("step 3/20 loss=0.5", BAR), False),
+        ((SFT,), False),
+        ((VERL, BAR), False),
+    ],
+)
+def test_steps_of_a_bar_alone_are_marked(lines: tuple[str, ...], *, only_bar: bool) -> None:
+    """The bar may be that of a download or of tokenizing, which are no steps of the job."""
+    known = progress_of(*lines)
+    assert known.only_bar is only_bar
+    assert known.next_attempt(2, 900.0).only_bar is only_bar
+
+
+def test_a_better_line_ends_the_mark_for_the_run() -> None:
+    """A bar in a later attempt does not bring it back; AGENT_PROGRESS_FILE ends it, too."""
+    known = progress_of("step 3/20 loss=0.5").next_attempt(2, 900.0)
+    assert not progress_of(BAR, known=known).only_bar
+    reader = ProgressReader()
+    known = progress_of(BAR)
+    for seen in (*reader.read(BAR, 60.0), *reader.read_file(b'{"step": 9}', 70.0)):
+        known = known.with_reading(seen)
+    assert not known.only_bar
+
+
 def test_progress_of_an_attempt() -> None:
     """Durations between steps, without the time before the first one."""
     known = Progress(1, 100.0)

@@ -64,6 +64,18 @@ def step(number: int) -> bytes:
     return b"step %d/90 mean reward 0.%02d kl=0.5\n" % (number, number)
 
 
+def test_the_next_agent_knows_which_steps_are_a_bars(tmp_path: Path) -> None:
+    """They may be no steps of the job: the rules about stalls ask for it."""
+    path = tmp_path / "series.jsonl"
+    first = Agent(path)
+    first.lines.begin_attempt(1)
+    first.output(b" 12%|#  | 3/25 [00:10<01:12,  3.3s/it]\r\n")
+    first.end()
+    second = Agent(path)
+    assert second.lines.progress is not None
+    assert second.lines.progress.only_bar
+
+
 def test_the_next_agent_goes_on(tmp_path: Path) -> None:
     """It reads the attempt's output again from the start, and neither times nor series change."""
     path = tmp_path / "series.jsonl"
