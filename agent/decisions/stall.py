@@ -35,6 +35,7 @@ _WITH_PAUSE = 5.0  # An evaluation or a checkpoint may take so many times as lon
 _WITHOUT_OUTPUT = 6.0
 """Nodes that work may only have a log stream that pauses: so many times the least limit."""
 _LOOKS_PER_LIMIT = 10  # Signs of work are read so often within a limit.
+_LEAST_DURATIONS = 5  # Before so many steps the usual one is not known well enough to end a job.
 _MOST_EXAMINATIONS = 12  # Of one alarm: suspects that change so often are at work.
 
 Then = Literal["log", "retry", "stop", "lost"]
@@ -138,8 +139,12 @@ class JobSigns(Value):
 
     @property
     def has_begun(self) -> bool:
-        """Return whether the run has made a step, in this attempt or an earlier one."""
-        return self.progress is not None and self.progress.highest is not None
+        """Return whether the run has made a step, in this attempt or an earlier one.
+
+        A progress bar of any program may count files or samples: it is no step of a training.
+        """
+        progress = self.progress
+        return progress is not None and progress.highest is not None and not progress.only_bar
 
     @property
     def is_complete(self) -> bool:
@@ -148,6 +153,18 @@ class JobSigns(Value):
         if steps is None or steps.of is None or steps.last is None:
             return False
         return steps.last >= steps.of
+
+    @property
+    def may_be_complete(self) -> bool:
+        """Return whether its last line with a step may have been the last one of all.
+
+        Steps may count from 0, and not every step has a line. Where the number of steps is not
+        known, each one may be the last: saving and evaluating may follow.
+        """
+        steps = self.steps
+        if steps is None or steps.last is None:
+            return False
+        return steps.of is None or steps.last + max((1, *steps.strides)) >= steps.of
 
     @property
     def pause_at(self) -> float:
@@ -166,6 +183,7 @@ class Alarm(Value):
     since: float
     step: int | None = None  # the last step before it
     examinations: int = 0
+    agreed: int = 0  # so many of the last ones had the suspects of the one before
     examined_at: float = -math.inf  # the end of the last examination
     is_acted_on: bool = False
 
@@ -214,7 +232,8 @@ def tick(
     if alarm is not None:
         is_due = now >= alarm.examined_at + _pause_after(alarm.examinations)
         again = is_due and alarm.examinations < _MOST_EXAMINATIONS
-        return state, Next.LOOK if again and _may_follow(state, rules, signs) else Next.NOTHING
+        follows = again and _may_follow(state, rules, signs, now)
+        return state, Next.LOOK if follows else Next.NOTHING
 
     # Is a limit over, or long enough quiet to look for other signs of work?
     if now < state.looked_at + rules.between_looks:
@@ -258,18 +277,22 @@ def after_examination(
     alarm = state.alarm
     if alarm is None:  # it has gone on meanwhile
         return state, "log"
-    alarm = replace(alarm, examinations=alarm.examinations + 1, examined_at=now)
+    count = alarm.examinations + 1
+    agreed = alarm.agreed + 1 if agrees and count > 1 else 0
+    alarm = replace(alarm, examinations=count, agreed=agreed, examined_at=now)
     state = replace(state, alarm=alarm)
-    if not _may_follow(state, rules, signs):
+    if not _may_follow(state, rules, signs, now):
         return state, "log"
 
-    # A job that shows no sign of work since it lost a node is lost; else two must agree.
-    is_lost = state.has_lost_node and alarm.rule is StallRule.QUIET
-    agrees = agrees and alarm.examinations > 1
-    if not (agrees or is_lost):
+    # A job that shows no sign of work since it lost a node is lost. Else the first two
+    # examinations must agree, or three later ones in a row: a busy loop is seen twice in one line
+    # sooner or later.
+    is_lost = _is_lost(state, alarm)
+    is_sure = agreed >= (1 if count == 2 else 2)
+    if not (is_sure or is_lost):
         return state, "log"
     acted_on = replace(state, alarm=replace(alarm, is_acted_on=True))
-    return acted_on, "lost" if state.has_lost_node else rules.on_stall
+    return acted_on, "lost" if is_lost else rules.on_stall
 
 
 def sentence(alarm: Alarm, signs: JobSigns, now: float) -> str:
@@ -353,12 +376,17 @@ def _is_excused(due: _Due, rules: StallRules, signs: JobSigns, look: Look, now: 
 # --- what follows --------------------------------------------------------------------------------
 
 
-def _may_follow(state: StallState, rules: StallRules, signs: JobSigns) -> bool:
+def _is_lost(state: StallState, alarm: Alarm) -> bool:
+    """Return whether the job has shown no sign of work since it lost a node."""
+    return state.has_lost_node and alarm.rule is StallRule.QUIET
+
+
+def _may_follow(state: StallState, rules: StallRules, signs: JobSigns, now: float) -> bool:
     """Return whether anything but a line in the log may follow this alarm."""
     alarm = state.alarm
     if alarm is None or alarm.is_acted_on or rules.has_debugger:
         return False
-    if state.has_lost_node:
+    if _is_lost(state, alarm):
         return rules.on_stall != "log" or not rules.is_set_by_hand
     if rules.on_stall == "log":
         return False
@@ -368,7 +396,17 @@ def _may_follow(state: StallState, rules: StallRules, signs: JobSigns) -> bool:
     last_at = None if steps is None else steps.last_at
     if max(signs.pause_at, state.checkpoint_at) > (last_at or signs.began_at):
         return False
-    return rules.is_set_by_hand or (signs.has_begun and not signs.is_complete)
+    if rules.is_set_by_hand:
+        return True
+
+    # Unasked only where the steps are known well. The last step may be behind it: then, and only
+    # where their number is unknown, a long silence has to say the same.
+    if not signs.has_begun or (steps is not None and len(steps.durations) < _LEAST_DURATIONS):
+        return False
+    if not signs.may_be_complete:
+        return True
+    is_silent = signs.last_output is None or now >= signs.last_output + times.STALL_QUIET
+    return is_silent and steps is not None and steps.of is None
 
 
 def _pause_after(examinations: int) -> float:

@@ -117,6 +117,12 @@ def _json_with(key: str) -> LineFormat:
     return LineFormat("step", key, pattern, notation="dict", rank=GENERAL_LINE, begins=True)
 
 
+def _long(shows: Literal["evaluation", "checkpoint"], sign: str, words: str) -> LineFormat:
+    """Return the format of a line that begins with what takes longer than a step."""
+    pattern = rf"(?i:(?:\w{{1,20}} ){{0,2}}{words}\b)"
+    return LineFormat(shows, sign, pattern, rank=GENERAL_LINE, begins=True)
+
+
 _WORD = r"(?i:(?:global[ _])?(?:step|iteration|iter|update))"
 SLIME = (
     LineFormat(
@@ -153,6 +159,10 @@ GENERAL = StepFormat(
         ),
         _json_with("loss"),
         _json_with("reward"),
+        # What may take longer than a step, in anybody's words at the begin of a line.
+        _long("evaluation", "valuat", "evaluat(?:e|ing|ion)"),
+        _long("evaluation", "alidat", "validat(?:e|ing|ion)"),
+        _long("checkpoint", "ing ", "(?:sav|writ|upload|export|merg)ing"),
         bar(r"(?i:epoch) (?P<epoch>\d{1,6})", GENERAL_BAR),
         bar("", GENERAL_BAR),
     ),

@@ -22,7 +22,15 @@ from msgspec.structs import replace
 from agent.base.text import without_controls
 from agent.base.value import Value
 from agent.frameworks import all_frameworks
-from agent.frameworks.step_format import BAR, FILE, GENERAL, GENERAL_BAR, NUMBER, Meaning
+from agent.frameworks.step_format import (
+    BAR,
+    FILE,
+    GENERAL,
+    GENERAL_BAR,
+    GENERAL_LINE,
+    NUMBER,
+    Meaning,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -375,10 +383,11 @@ class ProgressReader:
         self, kind: LineFormat, line: str, found: re.Match[str], at: float
     ) -> tuple[Reading, ...]:
         """Return what a line of a known kind shows."""
-        if kind.shows == "evaluation":
-            return (PauseSeen("evaluation", at),)
-        if kind.shows == "checkpoint":
-            return (PauseSeen("checkpoint", at),)
+        if kind.shows in {"evaluation", "checkpoint"}:
+            # Beside a framework's own lines the words of any program may be a model's text.
+            if kind.rank == GENERAL_LINE and self._rank > GENERAL_LINE:
+                return ()
+            return (PauseSeen("evaluation" if kind.shows == "evaluation" else "checkpoint", at),)
 
         # Which step is it? A bar that has no rate yet shows no step, only their number.
         numbers = {name: text for name, text in found.groupdict().items() if text is not None}

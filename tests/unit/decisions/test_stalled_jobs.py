@@ -24,7 +24,7 @@ from agent.decisions.stall import (
     Then,
     look_of,
 )
-from agent.job.progress import Progress
+from agent.job.progress import Progress, ProgressReader
 
 AUTO = StallRules(prints_steps=True)
 RETRY = replace(AUTO, on_stall="retry")
@@ -39,7 +39,9 @@ def signs(
     **known: Any,  # noqa: ANN401 - fields of Progress
 ) -> JobSigns:
     """Return an attempt that began at 0, made its 41st step at `last_at`, and wrote since then."""
-    steps = {} if last_at is None else {"first": 1, "last": 41, "last_at": last_at, "highest": 41}
+    steps: dict[str, Any] = {}
+    if last_at is not None:
+        steps = {"first": 1, "last": 41, "of": 400, "last_at": last_at, "highest": 41}
     longest = max(durations, default=0.0)
     fields: dict[str, Any] = {"durations": durations, "longest": longest, **steps, **known}
     return JobSigns(1, 0.0, last_output=output, progress=Progress(1, 0.0, **fields))
@@ -312,6 +314,110 @@ def test_a_new_attempt_begins_anew() -> None:
     watch.until(270.0, 241.0)
     assert len(watch.examined) == 2
     assert stall.tick(watch.state, watch.rules, None, 300.0) == (None, Next.NOTHING)
+
+
+# --- healthy jobs whose steps are over, or not known well ----------------------------------------
+
+
+def printed(*lines: str, each: float = 20.0) -> Progress:
+    """Return what the shipped reader makes of lines, one after the other."""
+    reader = ProgressReader()
+    progress = Progress(1, 0.0)
+    for number, line in enumerate(lines, 1):
+        for seen in reader.read(line, number * each):
+            progress = progress.with_reading(seen)
+    return progress
+
+
+def ended_by(progress: Progress, rules: StallRules = RETRY, *, lost: bool = False) -> list[Then]:
+    """Return what follows where no step comes for an hour, while GPUs work and it writes."""
+    seen = JobSigns(1, 0.0, has_lost_node=lost, last_output=1e9, progress=progress)
+    watch = Watch(rules, seen, WORKS)
+    last = progress.last_at or 0.0
+    watch.until(last + 3600.0, last)
+    assert watch.examined
+    return [then for _, then in watch.then]
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        [f"step {number}/100 loss=0.5" for number in range(100)],  # from 0
+        [f"step {number}/1000 loss=0.5" for number in range(0, 1000, 10)],  # each tenth
+        [f"step {number} loss=0.5" for number in range(1, 101)],  # without their number
+        [f"step:{number} - critic/rewards/mean:0.5" for number in range(1, 101)],
+    ],
+    ids=["from 0", "each tenth", "general line without a number", "verl without its bar"],
+)
+def test_a_job_that_may_have_made_its_last_step_is_not_ended(lines: list[str]) -> None:
+    """It may save, merge, upload or evaluate; after half an hour of silence it hangs."""
+    progress = printed(*lines)
+    assert ended_by(progress) == []
+    if progress.of is None:
+        silent = replace(signs(), last_output=progress.last_at, progress=progress)
+        watch = Watch(RETRY, silent)
+        last = progress.last_at or 0.0
+        watch.until(last + 3600.0, last)
+        assert [then for _, then in watch.then] == ["retry"]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "Running evaluation on 5000 prompts",
+        "INFO 11-26 10:11:12 Evaluating...",
+        "Saving checkpoint to /data/ckpt/40",
+        "saving model to /data/step_40",
+        "Validation: 1/200 batches",
+        "Start merging 8 shards",
+    ],
+)
+def test_anybodys_words_for_an_evaluation_or_a_checkpoint(line: str) -> None:
+    """No attempt is ended for that, whatever program writes it."""
+    steps = [f"step {number}/1000 loss=0.5" for number in range(1, 41)]
+    assert ended_by(printed(*steps)) == ["retry"]
+    assert ended_by(printed(*steps, line)) == []
+
+
+def test_words_in_a_models_text_are_no_evaluation() -> None:
+    """Where a framework's own lines show the steps, only its own lines show what takes longer."""
+    steps = [f"step:{number} - critic/rewards/mean:0.5" for number in range(1, 41)]
+    assert printed(*steps, "Evaluate the expression: 3 + 4").pause_at is None
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ["Step 1/3: preparing data", "Step 2/3: training"],
+        [f"{number}%|#| {number}/100 [00:{number}<01:12,  1.3s/it]" for number in range(10, 31)],
+    ],
+    ids=["few steps", "a bar of any program"],
+)
+def test_steps_that_are_not_known_well_end_nothing(lines: list[str]) -> None:
+    """Stages of a script and a bar of samples are no steps of a training."""
+    assert ended_by(printed(*lines)) == []
+    assert ended_by(printed(*lines), replace(RETRY, is_set_by_hand=True)) == ["retry"]
+
+
+def test_a_node_that_was_lost_long_ago_makes_no_late_step_a_loss() -> None:
+    """A lost node matters where the job shows no sign of work at all."""
+    steps = [f"step {number}/1000 loss=0.5" for number in range(1, 41)]
+    assert ended_by(printed(*steps), AUTO, lost=True) == []
+    verl = [f"step:{number} - critic/rewards/mean:0.5" for number in range(1, 41)]
+    paused = printed(*verl, "validation generation end")
+    assert ended_by(paused, lost=True) == []
+
+
+def test_later_examinations_must_agree_three_times_in_a_row() -> None:
+    """A busy loop is in one line in two of many examinations."""
+    state: StallState | None = StallState(1, 0.0, alarm=Alarm(StallRule.STEPS, 1400.0, 1000.0, 41))
+    then: list[Then] = []
+    for count, agrees in enumerate([False, False, True, False, True, True]):
+        assert state is not None
+        now = 1400.0 + 700 * count
+        state, follows = stall.after_examination(state, RETRY, HUNG, now, agrees=agrees)
+        then.append(follows)
+    assert then == ["log"] * 5 + ["retry"]
 
 
 # --- words ---------------------------------------------------------------------------------------
