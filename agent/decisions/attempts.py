@@ -172,11 +172,16 @@ class Attempt(Value):
     def own_cause(self) -> FailureCause | None:
         """Return why it was lost if the job itself is the cause; None after a loss from outside.
 
-        Without a known line in its output that is how it ended, apart from the numbers in it.
+        Without a known line in its output that is how it stalled, apart from the numbers in it.
         """
         if self.report is not None and self.report.cause is not None:
             return self.report.cause
         if self.end is None or self.end.culprit != "job" or self.lost_nodes:
+            return None
+
+        # Ray's word alone: whoever killed its driver or its supervisor may be outside.
+        report = self.report
+        if report is not None and report.status == "FAILED" and not report.driver_exit_code:
             return None
         return FailureCause(_NUMBER.sub("#", self.end.reason), self.end.reason, needs_step=True)
 

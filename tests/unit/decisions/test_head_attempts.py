@@ -503,8 +503,8 @@ def test_a_job_that_is_wedged_at_the_same_step_twice_is_not_tried_again() -> Non
     assert "`compute_score` (reward.py:44)" in end.reason
 
 
-def test_a_job_that_ends_at_the_same_step_twice_is_not_tried_again() -> None:
-    """Without a known line in its output, too: it ended the same way, apart from numbers."""
+def test_a_driver_that_is_killed_at_the_same_step_twice_is_tried_again() -> None:
+    """Ray has no exit code where its supervisor dies: who killed it may be outside."""
     trace = Trace(goal(retries=40), [])
     at = 0.0
     for attempt, pid in ((1, 4711), (2, 815)):
@@ -513,13 +513,9 @@ def test_a_job_that_ends_at_the_same_step_twice_is_not_tried_again() -> None:
         trace.take(h.Submitted(f"run-{attempt}"), at + 111)
         ended = job("FAILED", None, f"actor {pid} died", attempt)
         trace.take(ended, at + 5_000)
-        assert trace.outcomes == []
         trace.take(h.CheckpointSeen(attempt, 10 * attempt, "/ckpt", last_step=25), at + 5_001)
+        assert trace.outcomes == []
         at += 5_100
-    (end,) = trace.outcomes
-    assert end.exit_code == 75
-    assert "the same cause ended two attempts at step 25: " in end.reason
-    assert "actor 815 died" in end.reason
 
 
 def test_a_saved_checkpoint_is_reported_and_counts() -> None:
