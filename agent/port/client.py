@@ -3,7 +3,8 @@
 `HeadLink.run` repeats: resolve the head's name, send a report, handle the reply. The head holds the
 reply for REPLY_HELD at most, until there is news; `report_now` cuts this short. Without a reply,
 the port of GCS shows whether plain Ray runs there. Otherwise the head is silent: the next report
-follows a growing pause, and goes to another of the head's addresses, or to a new one.
+follows a growing pause, and goes to another of the head's addresses, or to a new one. The delivered
+goodbye is the last report, also of a pod that is held after its run.
 """
 
 from __future__ import annotations
@@ -159,13 +160,18 @@ class HeadLink:
         self._changed.set()
 
     async def run(self) -> None:
-        """Send reports and handle replies until canceled."""
+        """Send reports and handle replies until canceled, or until the goodbye is delivered."""
         step = times.CONNECT_PAUSE
         async with _Sessions() as sessions, anyio.create_task_group() as tasks:
             while True:
                 former = self._followed_ip
                 epoch = self._epoch
-                if await self._report_once(sessions) and not self._is_unknown:
+                has_reply = await self._report_once(sessions)
+                if self.goodbye_delivered:
+                    return
+
+                # The reply to a goodbye is never held: it is sent again after a pause, too.
+                if has_reply and not (self._is_unknown or self._is_leaving):
                     step = times.CONNECT_PAUSE
                     if former not in ("", self._followed_ip) and self._epoch > epoch:
                         tasks.start_soon(self._report_to_former_head, sessions, former)
@@ -173,6 +179,11 @@ class HeadLink:
                 with anyio.move_on_after(step):  # a change on this node is reported at once
                     await self._changed.wait()
                 step = min(step * 1.5, times.LONGEST_CONNECT_PAUSE)
+
+    @property
+    def _is_leaving(self) -> bool:
+        """Return whether the last report was a goodbye."""
+        return self._last_report is not None and self._last_report.bye is not None
 
     async def _report_to_former_head(self, sessions: _Sessions, ip: str) -> None:
         """Report the later epoch to the head followed before; the hello names the epoch's run."""
@@ -280,6 +291,8 @@ class HeadLink:
             later = "a later one of the same run has replied before"
             return _NoReply(f"the head at {ip} is an earlier one: {later}", from_an_agent=True)
         self._handle_reply(ip, reply)
+        if report.bye is not None and not self._sends_hello:
+            self.goodbye_delivered = True
         return None
 
     async def _request(

@@ -421,6 +421,14 @@ def test_very_many_items_are_refused_before_they_are_read(part: bytes) -> None:
     assert peak < 3 * len(body)
 
 
+def test_the_largest_batch_is_read() -> None:
+    """It has the texts, prompts and labels of all items."""
+    most = 262_144
+    body = {name: ["x"] * most for name in ("query", "prompts", "labels")}
+    items, is_one = read_request(json.dumps(body).encode())
+    assert (len(items), is_one) == (most, False)
+
+
 class Undecided:
     """A reward server in this process, whose batches are never decided."""
 

@@ -11,7 +11,7 @@ import pytest
 from agent.decisions.worker import worker_state as w
 from agent.port import client
 from agent.port.client import HeadLink
-from agent.port.protocol import Reply, Report
+from agent.port.protocol import Bye, Reply, Report
 from agent.port.reports import Expected, Reports
 from agent.port.server import AgentServer
 from agent.port.sockets import bind
@@ -162,6 +162,83 @@ def test_reports_are_numbered_in_order() -> None:
     assert len(reports.numbers) > 4
     assert [*reports.numbers] == sorted({*reports.numbers})
     assert reports.numbers[0] == 1
+
+
+class Leaving:
+    """A worker's link to a head that counts its reports, and the worker's goodbye."""
+
+    def __init__(self, token: str | None) -> None:
+        self.token = token
+        self.reports = Numbered(FIRST, Expected(None, "", "", ""), lambda _: None, lambda: 0.0)
+        self.port = free_port()
+        self.bye: Bye | None = None
+        self.link = HeadLink(
+            *("127.0.0.1", self.port, 1, token, lambda: HELLO),
+            lambda _: Report("agent1", "127.0.0.1", "leaving", bye=self.bye),
+            lambda _: None,
+            lambda _: None,
+        )
+
+    async def serve(self) -> web.BaseRunner:
+        """Open the head's port."""
+        site = AgentServer(token=self.token, ready=lambda: True, status=dict, reports=self.reports)
+        return await site.open([bind("127.0.0.1", self.port)])
+
+    async def until_reported(self, count: int) -> None:
+        """Wait until the head has received so many reports."""
+
+        async def arrived() -> bool | NotYet:
+            return True if len(self.reports.numbers) >= count else NotYet()
+
+        await until(arrived, 20.0)
+
+    async def check_quiet(self) -> None:
+        """Check that the link ends: it sends no report any more."""
+        last = self.reports.numbers
+        self.reports.publish(phase="over")  # a report that is held is answered now
+        await anyio.sleep(0.5)
+        assert self.reports.numbers == last
+
+
+@pytest.mark.parametrize("token", [None, "t" * 32])
+def test_no_report_follows_the_goodbye(token: str | None) -> None:
+    """A pod that is held after its run keeps its agent: a head that is held, too, is left alone."""
+
+    async def story() -> None:
+        leaving = Leaving(token)
+        runner = await leaving.serve()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(leaving.link.run)
+            await leaving.until_reported(2)
+            leaving.bye = Bye("done", "")
+            await leaving.link.send_goodbye(10.0)
+            assert leaving.link.goodbye_delivered
+            await leaving.check_quiet()
+            tasks.cancel_scope.cancel()
+        await runner.cleanup()
+
+    anyio.run(story)
+
+
+def test_a_head_that_starts_late_receives_one_goodbye() -> None:
+    """A worker that was refused is held, and its head starts after the time for a goodbye."""
+
+    async def story() -> None:
+        leaving = Leaving(None)
+        leaving.bye = Bye("refused", "")
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(leaving.link.run)
+            await leaving.link.send_goodbye(0.1)
+            assert not leaving.link.goodbye_delivered
+            runner = await leaving.serve()
+            await leaving.until_reported(1)
+            await leaving.check_quiet()
+            assert leaving.link.goodbye_delivered
+            assert [*leaving.reports.byes] == ["agent1"]
+            tasks.cancel_scope.cancel()
+        await runner.cleanup()
+
+    anyio.run(story)
 
 
 def test_a_name_that_does_not_resolve_is_looked_up_at_intervals(
