@@ -219,15 +219,19 @@ NODE_TAKEN = _lost("the platform takes away {nodes}", "node")
 """Announced by a SIGTERM to the worker; the job was sent AGENT_NOTICE_SIGNAL before its stop."""
 SHARE_LOST = _lost("lost a needed node while the job ran: {nodes} (no report of its share)", "node")
 """With torchrun: a node did not report the end of its share."""
-STALLED_SINCE_LOSS = _lost("{what} since {loss} (AGENT_STALL){suspects}", "node")
-STALLED = _lost("{what} (AGENT_STALL){suspects}", "job")
+_AFTER_STALL = (
+    "All stacks are in stacks-{attempt}.log in the head's run folder. Remove the cause and run "
+    "again; the job resumes from its newest checkpoint, if it has one"
+)
+STALLED_SINCE_LOSS = _lost("{what}{suspects}", "node", _AFTER_STALL)
+STALLED = _lost("{what}{suspects}", "job", _AFTER_STALL)
 """Two examinations had the same suspects, and AGENT_ON_STALL is `retry`."""
 STALL_STOPS = _row(
     Kind.LOST,
     75,
-    "{what} (AGENT_STALL){suspects}",
+    "{what}{suspects}",
     "job",
-    "Remove the cause and run again: it resumes from the newest checkpoint",
+    _AFTER_STALL,
     attempts_are_used_up=True,
 )
 """The same with `stop`: no attempt follows, and a pod that is held by AGENT_ON_DONE is held."""

@@ -49,6 +49,7 @@ CHECKS: tuple[tuple[str, Callable[[CheckedNode], Result | None], tuple[str, ...]
     ("port range", network.ephemeral_ports, (_OWN,)),
     (PORTS, machine.free_ports, (_OWN, _GIVEN, _TORCHRUN)),
     ("AGENT_PREFLIGHT", ray.torch_installed, (_OWN, _GIVEN)),
+    ("AGENT_ON_STALL", job_needs.stall_action, (_OWN, _GIVEN, _TORCHRUN)),
     ("AGENT_ON_DONE", machine.pod_stop, (_OWN, _GIVEN, _TORCHRUN)),
 )
 """Every check, in the order of `pod-agent doctor -v`: name, function, what runs the job where it

@@ -143,6 +143,17 @@ def placeholder_slips(texts: Iterable[tuple[str, str, Sequence[str]]]) -> tuple[
     return tuple(findings.values())
 
 
+def stall_action(node: CheckedNode) -> Result | None:
+    """Without a limit no stall is found, so nothing can follow one."""
+    action = node.settings.on_stall
+    if node.settings.stall or action not in {"retry", "stop"}:
+        return None
+    return warn(
+        f"{action} never follows, as AGENT_STALL=0 turns off all limits of a stall",
+        "Unset AGENT_STALL, or AGENT_ON_STALL",
+    )
+
+
 _KEY = re.compile(r"(?:[^-]*-)?[\w-]{40,}", re.ASCII)  # W&B's own server puts its name before it
 
 

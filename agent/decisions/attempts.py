@@ -143,6 +143,7 @@ class Attempt(Value):
     former_workers: tuple[str, ...] = ()  # those that a killed agent counted: it may run there
     checkpoint: int | None = None  # the step of the newest checkpoint when it began, if known
     last_step: int | None = None  # the last step that it made, once it is over, if known
+    stall_key: str = ""  # the cause of the stall that it is ended for, if it is
     unreachable_nodes: str = ""  # nodes of a given Ray that did not answer after it failed
     signaled: bool = False  # the agent sent SIGTERM to the driver: exit code 0 is no success
 
@@ -172,12 +173,15 @@ class Attempt(Value):
     def own_cause(self) -> FailureCause | None:
         """Return why it was lost if the job itself is the cause; None after a loss from outside.
 
-        Without a known line in its output that is how it stalled, apart from the numbers in it.
+        Without a known line in its output that is where it stalled, or how it ended, apart from the
+        numbers in it.
         """
         if self.report is not None and self.report.cause is not None:
             return self.report.cause
         if self.end is None or self.end.culprit != "job" or self.lost_nodes:
             return None
+        if self.stall_key:
+            return FailureCause(self.stall_key, self.end.reason, needs_step=True)
 
         # Ray's word alone: whoever killed its driver or its supervisor may be outside.
         report = self.report

@@ -87,7 +87,8 @@ class StallRules(Value):
     first_step: float | None = None  # AGENT_FIRST_STEP, if it is set
     prints_steps: bool = False  # the job's framework is known to print its steps
     on_stall: Literal["log", "retry", "stop"] = "log"
-    is_set_by_hand: bool = False  # AGENT_ON_STALL is set: it also applies before the first step
+    is_set_by_hand: bool = False
+    """AGENT_ON_STALL is set: it also applies before the first step, and to the last attempt."""
     has_debugger: bool = False  # DEBUG_RAY: a breakpoint is no hang
     least: float = times.STALL_LEAST  # tests scale it
 
@@ -119,6 +120,11 @@ class StallRule(str, Enum):
     FIRST_STEP = "first step"
     QUIET = "quiet"
 
+    @property
+    def setting(self) -> str:
+        """Return the variable that sets its limit."""
+        return "AGENT_FIRST_STEP" if self is StallRule.FIRST_STEP else "AGENT_STALL"
+
 
 class JobSigns(Value):
     """What the head knows of a running attempt without asking a node; on the run's clock."""
@@ -128,6 +134,7 @@ class JobSigns(Value):
     has_lost_node: bool = False  # it has lost a node, rejoined or not
     last_output: float | None = None
     progress: Progress | None = None
+    may_be_retried: bool = True  # AGENT_JOB_RETRIES allows another attempt after this one
 
     @property
     def steps(self) -> Progress | None:
@@ -214,6 +221,13 @@ class Stalled(HeadEvent):
     what: str  # as "no step for 12 min since step 41"
     suspects: str = ""  # the sentence of the examination, or ''
     then: Then = "log"
+    setting: str = "AGENT_STALL"  # whose limit is over
+    cause_key: str = ""  # rule and suspects without names and times: equal for the same cause
+
+    @property
+    def what_with_setting(self) -> str:
+        """Return for how long there was no progress, with the setting in parentheses."""
+        return with_setting(self.what, self.setting)
 
 
 # --- the course of a watch -----------------------------------------------------------------------
@@ -307,6 +321,22 @@ def sentence(alarm: Alarm, signs: JobSigns, now: float) -> str:
     return f"the job has made no step for {long} since step {steps.last}{usual}"
 
 
+def with_setting(what: str, setting: str) -> str:
+    """Return such a sentence with the setting in its parenthesis."""
+    if what.endswith(")"):
+        return f"{what[:-1]}, {setting})"
+    return f"{what} ({setting})"
+
+
+def after_stall(alarm: Alarm, signs: JobSigns, now: float) -> str:
+    """Return how the job went on after an alarm."""
+    long = duration_text(round(now - alarm.since))
+    steps = signs.steps
+    if alarm.rule is StallRule.QUIET or steps is None:
+        return f"the job works again after {long} without a sign of work"
+    return f"the job made step {steps.last} after {long} without one"
+
+
 # --- the limits ----------------------------------------------------------------------------------
 
 
@@ -346,11 +376,11 @@ def _dues(state: StallState, rules: StallRules, signs: JobSigns) -> Iterator[_Du
 def _step_limit(rules: StallRules, steps: Progress, *, has_pause: bool) -> float:
     """Return how long the next step may take; `has_pause` with an evaluation or a checkpoint."""
     longest = _LONGEST * steps.longest
-    if rules.limit is not None:
-        return max(rules.limit, longest)
 
     # After the first step of all, its own time with loading and compiling is all that is known.
-    if steps.usual is not None:
+    if rules.limit is not None:
+        usual = rules.limit
+    elif steps.usual is not None:
         usual = max(rules.least, _MEDIANS * steps.usual)
     else:
         until_first = _MEDIANS * ((steps.last_at or 0.0) - steps.began_at)
@@ -381,6 +411,13 @@ def _is_lost(state: StallState, alarm: Alarm) -> bool:
     return state.has_lost_node and alarm.rule is StallRule.QUIET
 
 
+def _is_only_logged(rules: StallRules, signs: JobSigns) -> bool:
+    """Return whether nothing is to follow a stall: the default ends no run for want of a retry."""
+    if rules.on_stall == "retry" and not rules.is_set_by_hand:
+        return not signs.may_be_retried
+    return rules.on_stall == "log"
+
+
 def _may_follow(state: StallState, rules: StallRules, signs: JobSigns, now: float) -> bool:
     """Return whether anything but a line in the log may follow this alarm."""
     alarm = state.alarm
@@ -388,7 +425,7 @@ def _may_follow(state: StallState, rules: StallRules, signs: JobSigns, now: floa
         return False
     if _is_lost(state, alarm):
         return rules.on_stall != "log" or not rules.is_set_by_hand
-    if rules.on_stall == "log":
+    if _is_only_logged(rules, signs):
         return False
 
     # Loading, compiling, saving and evaluating take their time: no attempt is ended for that.

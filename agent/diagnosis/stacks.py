@@ -394,6 +394,16 @@ class Examination(Value):
     sentence: str
     evidence: tuple[str, ...] = ()  # further sentences: collectives, services, GPUs, kernel
 
+    @property
+    def cause_key(self) -> str:
+        """Return the functions of the suspects with their files: equal for the same cause.
+
+        It has no node, process, line or time, which another attempt at the job changes.
+        """
+        places = [place_of(process) for process in _suspicious(self.groups)]
+        keys = {f"{one.function} {one.where.rpartition(':')[0]}".strip() for one in places}
+        return ", ".join(sorted(keys))
+
 
 _MOST_SUSPECTS = 16
 _MOST_KEPT = 16  # frames of a suspect, the innermost ones
@@ -460,7 +470,8 @@ def sentence(groups: Sequence[StackGroup], since: str = "") -> str:
         count = sum(len(one.processes) for one in groups)
         if not count:
             return "no process of the job was found"
-        return f"all processes of the job ({count}) wait for work"
+        idle = f"all processes of the job ({count}) wait for work: no task is running"
+        return f"{idle}; look at the driver and at unplaced actors"
 
     # Which groups are suspicious, and which only wait?
     suspicious = _suspicious(groups)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from agent.base import times
+from agent.base.text import duration_text
 from agent.job.job import is_sized_by_links, prints_steps
 from agent.job.services import ON_EVERY, longest_waits
 from agent.plan.plan import PlannedWait
@@ -107,18 +108,31 @@ def _on_the_head(plan: Plan, before: Mapping[str, float]) -> Iterator[PlannedWai
 
 def _of_stalls(settings: Settings, job: Job) -> Iterator[PlannedWait]:
     """Yield after how long a job without progress is examined."""
-    follows = on_stall(settings)
-    examined = "or it is examined" + ("" if follows == "log" else f", then {follows}")
+    examined = f"then the job is examined{_after_stall(settings)}"
     if settings.first_step is not None or prints_steps(job):
         first = times.FIRST_STEP if settings.first_step is None else settings.first_step
-        yield PlannedWait(
-            FIRST_STEP, f"the job's first step, {examined}", first, "AGENT_FIRST_STEP"
-        )
+        what = f"without a first step, {examined}"
+        yield PlannedWait(FIRST_STEP, what, first, "AGENT_FIRST_STEP")
     if settings.stall == "auto":
-        what = f"a sign of work of the job, a step within three usual ones, {examined}"
+        least = duration_text(times.STALL_LEAST)
+        known = f"steps known: 3 usual steps, at least {least}"
+        what = f"without a sign of work ({known}), {examined}"
         yield PlannedWait(STALL, what, times.STALL_QUIET, "AGENT_STALL")
     else:
-        yield PlannedWait(STALL, f"progress of the job, {examined}", settings.stall, "AGENT_STALL")
+        what = f"without a sign of work, or a step where they are known, {examined}"
+        yield PlannedWait(STALL, what, settings.stall, "AGENT_STALL")
+
+
+def _after_stall(settings: Settings) -> str:
+    """Return what follows a stall, as a clause; '' if it is only logged."""
+    action = on_stall(settings)
+    if action == "stop":
+        return "; if twice alike, the run ends with 75"
+    if action == "log":
+        return ""
+    is_by_hand = settings.on_stall is not None
+    last = "ends with 75" if is_by_hand else "is only logged"
+    return f"; if twice alike, the attempt is lost (without a retry left, it {last})"
 
 
 def _of_steps(

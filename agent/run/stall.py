@@ -19,7 +19,6 @@ import anyio
 from msgspec.structs import replace
 
 from agent.base import times
-from agent.base.text import duration_text
 from agent.bridge.link import RayLink
 from agent.checks.finding import Finding, Level
 from agent.decisions import stall
@@ -131,8 +130,8 @@ class Diagnostics:
 
 _MOST_FINDINGS = 20  # most stalls in /status, the newest
 _REMEDY = (
-    "`pod-agent stop` ends the run; AGENT_ON_STALL sets what follows a stall, AGENT_STALL after "
-    "how long a job counts as stalled"
+    "Look at the named process first; `pod-agent stop` ends the run. AGENT_ON_STALL=retry ends a "
+    "stalled attempt; a longer {setting} delays this alarm"
 )
 LEAST = "POD_AGENT_STALL_LEAST"
 """For tests: the least limit of a step, in seconds."""
@@ -213,6 +212,7 @@ class StallWatch:
             has_lost_node=bool(attempt.lost_nodes),
             last_output=self._run.run_time(lines.last_output),
             progress=lines.progress,
+            may_be_retried=state.last_attempt_number > attempt.number,
         )
 
     async def _look(self, rules: StallRules, signs: JobSigns) -> None:
@@ -240,9 +240,11 @@ class StallWatch:
         """Examine the job on all nodes; log what was found, and send what follows."""
         assert alarm is not None  # noqa: S101 - the reason of the examination
         is_first = not alarm.examinations
+        setting = alarm.rule.setting
         what = stall.sentence(alarm, signs, self._run.now())
         if is_first:
-            say(f"{what} (AGENT_STALL): looking where it is", "warning")
+            doing = f"examining the job on all nodes, up to {times.STALL_STACKS:g} s"
+            say(f"{stall.with_setting(what, setting)}: {doing}", "warning")
         since = self._run.utc(alarm.since)[11:16]
         found = await self._examiner.examine(signs.attempt, since)
         former = None if is_first else self._last_found
@@ -260,16 +262,19 @@ class StallWatch:
 
         # The finding, and what follows.
         if is_first:
-            self._report(what, found, signs.attempt)
+            self._report(what, setting, found, signs.attempt)
         if is_first or then != "log":
-            self._send(Stalled(signs.attempt, what, found.sentence, then))
+            key = f"{alarm.rule.value}: {found.cause_key}"
+            self._send(Stalled(signs.attempt, what, found.sentence, then, setting, key))
 
-    def _report(self, what: str, found: Examination, attempt: int) -> None:
+    def _report(self, what: str, setting: str, found: Examination, attempt: int) -> None:
         """Log a stall, and show it among the warnings."""
         for line in found.evidence:
             say(f"stall: {line}")
-        where = f"{found.sentence}; all stacks are in {stacks_file(attempt)}"
-        finding = Finding("stall", Level.WARN, f"{what}: {where}", _REMEDY)
+        path = self._run.folder.file(stacks_file(attempt))
+        where = f"{found.sentence}; all stacks are in {path}"
+        remedy = _REMEDY.format(setting=setting)
+        finding = Finding("stall", Level.WARN, f"{what}: {where}", remedy)
         self._status.stalls = (*self._status.stalls, finding)[-_MOST_FINDINGS:]
         say(finding.sentence(), "warning")
 
@@ -279,14 +284,11 @@ class StallWatch:
             return
         if before.attempt != after.attempt or before.has_lost_node != after.has_lost_node:
             return
-        long = duration_text(round(self._run.now() - before.alarm.since))
-        steps = signs.steps
-        where = "" if steps is None else f" at step {steps.last}"
-        went_on = f"has gone on{where}, after {long}: it was no hang"
-        say(f"the job {went_on}")
+        went_on = stall.after_stall(before.alarm, signs, self._run.now())
+        say(went_on)
         if before.alarm.examinations and self._status.stalls:
             *earlier, last = self._status.stalls
-            self._status.stalls = (*earlier, replace(last, what=f"{last.what}; it {went_on}"))
+            self._status.stalls = (*earlier, replace(last, what=f"{last.what}; {went_on}"))
 
     async def _ask_all(self, what: str, limit: float) -> dict[str, str]:
         """Request diagnostics from all present nodes concurrently; name those without answer."""

@@ -107,7 +107,10 @@ def _has_flag(settings: Settings, flags: tuple[str, ...]) -> bool:
 
 
 def on_stall(settings: Settings) -> Literal["log", "retry", "stop"]:
-    """Return AGENT_ON_STALL or its default: another attempt, where AGENT_JOB_RETRIES allows one."""
+    """Return AGENT_ON_STALL or its default: another attempt with AGENT_JOB_RETRIES, else `log`.
+
+    The default `retry` is not for the last attempt: a stall of that one is only logged.
+    """
     if settings.on_stall is not None:
         return settings.on_stall
     return "retry" if settings.job_retries and settings.debug_ray == "0" else "log"

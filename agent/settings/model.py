@@ -90,17 +90,20 @@ class Settings(Value, kw_only=True):
         "when a job without progress is examined. `auto`: no step for three times the median "
         "step, at least 5 min and half as long again as the longest so far; where steps are not "
         "known, no output, no finished Ray task and idle GPUs for 30 min. A duration replaces "
-        "both; `0` off",
+        "the median with its 5 min, and the 30 min; `0` off",
         "auto",
     )
     on_stall: Literal["log", "retry", "stop"] | None = var(
         v.one_of("log", "retry", "stop"),
-        "what follows once two examinations agree: `log`, `retry` (the attempt is lost) or "
-        "`stop` (the run ends with 75)",
-        shown="retry where AGENT_JOB_RETRIES allows one, else log",
+        "what follows once two examinations agree: `log`, `retry` (the attempt is lost; set by "
+        "hand and without a retry left, the run ends with 75) or `stop` (the run ends with 75)",
+        shown="retry while AGENT_JOB_RETRIES allows one, else log",
     )
     first_step: float | None = var(
-        v.duration, "how long the first step may take, with loading and compiling", shown="60m"
+        v.duration,
+        "how long the first step may take, with loading and compiling. Unset: before any step of "
+        "the run, GPUs at work raise no alarm, as the job may print no steps",
+        shown="60m",
     )
     notice_signal: str | None = var(
         v.signal_name,

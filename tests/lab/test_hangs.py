@@ -161,7 +161,7 @@ ready.http = "http://{{node_ip}}:5055/health"
 
 def sentence_of(head: Container, began: float) -> str:
     """Return the sentence of the alarm; it comes within a minute of the alarm."""
-    head.wait_for(r"\(AGENT_STALL\): looking where it is", timeout=120)
+    head.wait_for(r"AGENT_STALL\): examining the job", timeout=120)
     alarm = time.monotonic()
     head.wait_for(r"stall: the job .*all stacks are in", timeout=NAMED)
     assert time.monotonic() - alarm < NAMED, began

@@ -74,7 +74,7 @@ def test_a_job_whose_steps_stop_is_retried(cluster: Cluster) -> None:
     (Path(cluster.pods[0].tmp) / "train.py").write_text(STEPS_STOP)
     (head,) = cluster.agents(sys.executable, "/tmp/train.py")
     head.wait_for("^step 8/12", "stdout", timeout=BOOT)
-    head.wait_for(r"\(AGENT_STALL\): looking where it is", timeout=60)
+    head.wait_for(r"AGENT_STALL\): examining the job", timeout=60)
     head.wait_for("stall: the job has made no step for .* since step 8", timeout=60)
     assert "driver on poda is in `compute_score` (train.py:" in head.stderr()
     head.wait_for(r"attempt 1 of 2 is lost: the job has made no step for \d+ s since", timeout=120)

@@ -28,7 +28,7 @@ from agent.decisions.head.boot_waits import pending_waits, stop_deadline, submit
 from agent.decisions.head.head_state import HeadPhase, JobShares, Saving, leave
 from agent.decisions.head.losses import ray_lost_outcome
 from agent.decisions.shared import Item, Refused, Step, StopAsked, Tick
-from agent.decisions.stall import Stalled
+from agent.decisions.stall import Stalled, with_setting
 from agent.plan import waits as wait_keys
 
 if TYPE_CHECKING:
@@ -220,6 +220,8 @@ def running(state: HeadState, event: HeadEvent, now: float) -> HeadState:
     if isinstance(event, Stalled) and event.attempt == state.attempt.number:
         end = _end_of_stall(state, event)
         if end is not None:
+            attempt = replace(state.attempt, stall_key=event.cause_key)
+            state = replace(state, attempt=attempt)
             return stop_job(state.log(f"{end.reason}: stopping the job", "warning"), end, now)
 
     # Is the grace of a needed node over?
@@ -240,13 +242,18 @@ def _end_of_stall(state: HeadState, event: Stalled) -> Outcome | None:
     lost = state.attempt.lost_nodes
     suspects = f": {event.suspects}" if event.suspects else ""
     if event.then == "lost" and lost:
-        loss = f"the loss of {listed(lost)}"
-        return ends.STALLED_SINCE_LOSS.outcome(what=event.what, loss=loss, suspects=suspects)
-    if event.then == "retry":
-        return ends.STALLED.outcome(what=event.what, suspects=suspects)
-    if event.then == "stop":
-        return ends.STALL_STOPS.outcome(what=event.what, suspects=suspects)
-    return None
+        since = f"{event.what} since the loss of {listed(lost)}"
+        row = ends.STALLED_SINCE_LOSS
+        what = with_setting(since, event.setting)
+    elif event.then == "retry":
+        row = ends.STALLED
+        what = event.what_with_setting
+    elif event.then == "stop":
+        row = ends.STALL_STOPS
+        what = event.what_with_setting
+    else:
+        return None
+    return row.outcome(what=what, suspects=suspects, attempt=event.attempt)
 
 
 def judging(state: HeadState, event: HeadEvent, now: float) -> HeadState:

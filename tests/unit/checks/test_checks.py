@@ -407,6 +407,13 @@ ROWS: dict[str, tuple[str, dict[str, str], Facts, Level, str]] = {
         Level.WARN,
         "RunPod refuses terminate-pod",
     ),
+    "an action that can follow nothing": (
+        "AGENT_ON_STALL",
+        {"AGENT_ON_STALL": "stop", "AGENT_STALL": "0"},
+        MACHINE,
+        Level.WARN,
+        "stop never follows, as AGENT_STALL=0",
+    ),
     "all cores": ("cores", {}, replace(MACHINE, machine_cpus=16), Level.OK, "16; Ray"),
     "a share of the cores": (
         "cores",
@@ -635,11 +642,26 @@ def test_every_check_is_run_and_tested() -> None:
     names = [f.check for f in run_checks(MACHINE, settings_of({}), topology_of({}))]
     assert len(names) == len(set(names))
     elsewhere = {"torch", "AGENT_PREFLIGHT"}  # test_torchrun.py, test_preflight.py
-    of_some = {"nodes", "RDMA", "AGENT_ON_DONE"}
+    of_some = {"nodes", "RDMA", "AGENT_ON_DONE", "AGENT_ON_STALL"}
     assert {*names, *elsewhere, *of_some} == {
         name.format(temp=MACHINE.temp) for name, _, _ in CHECKS
     }
     assert {*names, *of_some} == {row[0] for row in ROWS.values()}, "a check without a row in ROWS"
+
+
+@pytest.mark.parametrize(
+    "fine",
+    [
+        {},
+        {"AGENT_STALL": "0"},
+        {"AGENT_ON_STALL": "stop"},
+        {"AGENT_STALL": "0", "AGENT_ON_STALL": "log"},
+    ],
+)
+def test_an_action_that_can_follow_is_no_finding(fine: dict[str, str]) -> None:
+    """Only `retry` or `stop` beside AGENT_STALL=0 can never follow."""
+    settings = settings_of(fine)
+    assert run_checks(MACHINE, settings, topology_of(fine), "AGENT_ON_STALL") == ()
 
 
 def test_no_finding_has_a_secret() -> None:

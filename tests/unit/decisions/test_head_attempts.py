@@ -484,20 +484,31 @@ def test_same_step_and_same_cause_end_every_run(
     assert end.reason == f"the same cause ended two attempts at step {step}: {cause.text}"
 
 
-def test_a_job_that_is_wedged_at_the_same_step_twice_is_not_tried_again() -> None:
-    """After the restart the same function hangs again, on whichever node and rank."""
+@pytest.mark.parametrize("is_same", [True, False])
+def test_a_job_that_is_wedged_at_the_same_step_twice_is_not_tried_again(
+    is_same: bool,  # noqa: FBT001 - a row
+) -> None:
+    """In the same function, on whichever node and rank, and whatever else the sentence says."""
     trace = Trace(goal(retries=40), [])
     at = 0.0
-    for attempt, suspect in ((1, "rank 17 on pod2"), (2, "rank 3 on pod1")):
+    rows = (
+        (1, "12 min", "rank 17 on abcx is in `compute_score` (reward.py:44) since 01:12"),
+        (2, "12 min 30 s", "rank 3 on xyz is in `compute_score` (reward.py:44) (and 1 more group)"),
+    )
+    for attempt, long, suspects in rows:
         trace.take(nodes(), at + 60)
         trace.take(TICK, at + 110)
         trace.take(h.Submitted(f"run-{attempt}"), at + 111)
-        suspects = f"{suspect} is in `compute_score` (reward.py:44) since 0{attempt}:12"
-        trace.take(Stalled(attempt, "no step for 12 min", suspects, "retry"), at + 200)
+        key = "steps: compute_score reward.py" if is_same else f"steps: function_{attempt}"
+        stalled = Stalled(attempt, f"no step for {long}", suspects, "retry", cause_key=key)
+        trace.take(stalled, at + 200)
         trace.take(job("STOPPED", None, "", attempt), at + 201)
         assert trace.outcomes == []
         trace.take(h.CheckpointSeen(attempt, 20, "/ckpt", last_step=25), at + 202)
         at += 5_100
+    if not is_same:
+        assert trace.outcomes == []
+        return
     (end,) = trace.outcomes
     assert "the same cause ended two attempts at step 25: " in end.reason
     assert "`compute_score` (reward.py:44)" in end.reason

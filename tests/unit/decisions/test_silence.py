@@ -143,7 +143,9 @@ def test_a_spare_does_not_stand_in(comes: int) -> None:
 
 
 QUIET = "the job shows no sign of work for 30 min"
-STALLED = Stalled(1, QUIET, "rank 1 on pod2 is in `load` (data.py:7)", "lost")
+STALLED = Stalled(
+    1, QUIET, "rank 1 on pod2 is in `load` (data.py:7)", "lost", cause_key="quiet: load data.py"
+)
 BACK: History = [*PAIR, (9, SILENT), (30, reported(2)), (31, job("RUNNING"))]
 
 
@@ -184,6 +186,7 @@ def test_a_stall_is_a_loss_where_it_is_to_be_retried() -> None:
     assert isinstance(saved, h.SaveSnapshot)
     assert saved.snapshot.end is not None
     assert saved.snapshot.end.reason == f"{QUIET} (AGENT_STALL): {STALLED.suspects}"
+    assert saved.snapshot.attempt.stall_key == STALLED.cause_key
     trace.take(job("STOPPED"), 45)
     assert f"attempt 1 of 2 is lost: {QUIET} (AGENT_STALL): rank 1 on pod2" in trace.log
     assert not trace.outcomes
@@ -194,9 +197,22 @@ def test_a_stall_ends_a_run_where_no_attempt_is_to_follow(retries: int, then: Th
     """By AGENT_ON_STALL=stop, or for want of a retry: 75, and a pod that is to be held is held."""
     trace = Trace(goal(1, retries=retries), [*PAIR, (40, replace(STALLED, then=then))])
     trace.take(job("STOPPED"), 45)
-    assert [(end.exit_code, end.culprit, end.holds_pod) for end in trace.outcomes] == [
-        (75, "job", True)
-    ]
+    (end,) = trace.outcomes
+    assert (end.exit_code, end.culprit, end.holds_pod) == (75, "job", True)
+    assert end.remedy == (
+        "All stacks are in stacks-1.log in the head's run folder. Remove the cause and run again; "
+        "the job resumes from its newest checkpoint, if it has one"
+    )
+
+
+def test_the_setting_of_a_stall_is_in_its_parenthesis() -> None:
+    """The sentence has one parenthesis, and names the setting whose limit is over."""
+    what = "the job has made no step for 12 min since step 41 (usually 3 min)"
+    event = replace(STALLED, what=what, then="stop", setting="AGENT_FIRST_STEP")
+    trace = Trace(goal(1), [*PAIR, (40, event)])
+    trace.take(job("STOPPED"), 45)
+    (end,) = trace.outcomes
+    assert end.reason.startswith(f"{what[:-1]}, AGENT_FIRST_STEP): rank 1 on pod2 ")
 
 
 def test_a_job_that_succeeds_before_its_stop_was_not_stalled() -> None:

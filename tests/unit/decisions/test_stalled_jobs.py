@@ -125,6 +125,13 @@ def test_a_duration_replaces_the_rule_but_not_the_longest_step() -> None:
     assert 150 <= alarm_after(half, signs((100.0,) * 20, output=1e9)) <= 157
 
 
+def test_a_duration_keeps_the_limit_of_an_evaluation() -> None:
+    """Five times the duration, after the line of an evaluation or a checkpoint."""
+    known = signs((10.0,) * 20, output=1e9, pause_at=1010.0)
+    limit = alarm_after(StallRules(limit=60.0), known)
+    assert 10 + 300 <= limit <= 10 + 320
+
+
 @pytest.mark.parametrize("checkpoint", [True, False])
 def test_an_evaluation_or_a_checkpoint_may_take_longer(checkpoint: bool) -> None:  # noqa: FBT001 - a row
     """Five times as long, counted from the line, or from the last growth of a file."""
@@ -253,6 +260,20 @@ def test_nothing_follows(rules: StallRules, seen: JobSigns) -> None:
     watch.until(9000.0)
     assert len(watch.examined) == 1
     assert watch.then == []
+
+
+def test_the_last_attempt_is_retried_only_by_hand() -> None:
+    """By default a stall is only logged where no retry is left; set by hand, it ends the run."""
+    last = replace(HUNG, may_be_retried=False)
+    watch = Watch(RETRY, last)
+    watch.until(9000.0)
+    assert (len(watch.examined), watch.then) == (1, [])
+    watch = Watch(replace(RETRY, is_set_by_hand=True), last)
+    watch.until(9000.0)
+    assert [then for _, then in watch.then] == ["retry"]
+    watch = Watch(replace(AUTO, on_stall="stop", is_set_by_hand=True), last)
+    watch.until(9000.0)
+    assert [then for _, then in watch.then] == ["stop"]
 
 
 def test_an_action_set_by_hand_also_covers_the_first_step() -> None:

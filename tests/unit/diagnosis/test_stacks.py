@@ -160,6 +160,15 @@ def test_the_rank_that_all_others_wait_for() -> None:
     assert [(one.node, one.process) for one in found.suspects] == [("pod2", "rank 17 (pid 1017)")]
 
 
+def test_the_cause_of_a_hang_has_neither_node_nor_time() -> None:
+    """Only the suspects' function and file, so that another attempt's can be compared."""
+    first = examination(7.0, ranks(24, 17), "02:12")
+    moved = [replace(one, node="abcx") for one in ranks(24, 3)]
+    later = examination(99.0, moved, "09:47")
+    assert first.sentence != later.sentence
+    assert first.cause_key == later.cause_key == "compute_score fsdp.py"
+
+
 def test_a_stopped_rank() -> None:
     """It is the suspect, though it is in the collective like the others."""
     stacks = [replace(one, state="T") if one.rank == 3 else one for one in ranks(4)]
@@ -219,7 +228,10 @@ def test_processes_without_anything_to_say() -> None:
     """No process, only idle ones, or none that could be read."""
     idle = [one for one in processes("ray") if one.role == "ray::Engine"]
     assert sentence(()) == "no process of the job was found"
-    assert sentence(group(idle)) == "all processes of the job (1) wait for work"
+    assert sentence(group(idle)) == (
+        "all processes of the job (1) wait for work: no task is running; look at the driver and at "
+        "unplaced actors"
+    )
     unread = [ProcessStack("poda", 5, "driver", source="py-spy is not installed")]
     assert sentence(group(unread)) == (
         "driver on poda has no readable stack (py-spy is not installed)"

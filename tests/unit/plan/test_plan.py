@@ -90,6 +90,31 @@ def test_golden_summary(name: str) -> None:
     assert text.count("\n") <= MOST_LINES
 
 
+@pytest.mark.parametrize(
+    ("environ", "follows"),
+    [
+        ({}, ""),
+        ({"AGENT_ON_STALL": "stop"}, "; if twice alike, the run ends with 75"),
+        (
+            {"AGENT_JOB_RETRIES": "2"},
+            "; if twice alike, the attempt is lost (without a retry left, it is only logged)",
+        ),
+        (
+            {"AGENT_JOB_RETRIES": "2", "AGENT_ON_STALL": "retry"},
+            "; if twice alike, the attempt is lost (without a retry left, it ends with 75)",
+        ),
+    ],
+)
+def test_a_plan_says_what_follows_a_stall(environ: dict[str, str], follows: str) -> None:
+    """After which time the job is examined, and what that leads to."""
+    known = "without a sign of work (steps known: 3 usual steps, at least 5 min)"
+    (wait,) = [one for one in plan_of(environ).waits if one.key == "stall"]
+    assert wait.what == f"{known}, then the job is examined{follows}"
+    (wait,) = [one for one in plan_of({**environ, "AGENT_STALL": "9m"}).waits if one.key == "stall"]
+    known = "without a sign of work, or a step where they are known"
+    assert wait.what == f"{known}, then the job is examined{follows}"
+
+
 def test_the_worst_comes_first() -> None:
     """A refusal precedes warnings, and no number of warnings hides one."""
     bad = with_ray(replace(MACHINE, shm=0, shm_free=0, nofile_hard=1, temp_free=0), version="2.1")

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from agent.bridge.link import RayLink
 from agent.checks.finding import Finding
 from agent.decisions import head
+from agent.decisions.attempts import LostAttempt
 from agent.decisions.head.head_state import HeadPhase
 from agent.decisions.shared import HERE, SAMPLE, SCORE, Answer
 from agent.decisions.stall import CHECKPOINT_GROWS, IDLE, Stalled
@@ -319,7 +320,8 @@ def test_a_quiet_job_is_logged_with_all_stacks_once(watched: OneHead) -> None:
     assert watched.said == []
     watched.look(10.0)
     assert watched.said[0] == (
-        "the job shows no sign of work for 10 s (AGENT_STALL): looking where it is"
+        "the job shows no sign of work for 10 s (AGENT_STALL): examining the job on all nodes, "
+        "up to 30 s"
     )
     assert f"stall: node-a: GPU 0: {MASK}" in watched.said
     assert "stall: a placement group waits for a node with GPU: 8" in watched.said
@@ -328,8 +330,12 @@ def test_a_quiet_job_is_logged_with_all_stacks_once(watched: OneHead) -> None:
         "rank 1 on pod2 is in `train` (reward.py:44) since "
     )
     assert watched.said[-1].startswith(f"stall: the job shows no sign of work for 10 s: {sentence}")
-    assert "`pod-agent stop`" in watched.said[-1]
-    file = watched.run.folder.file("stacks-1.log").read_text()
+    path = watched.run.folder.file("stacks-1.log")
+    assert watched.said[-1].endswith(
+        f"; all stacks are in {path}. Look at the named process first; `pod-agent stop` ends the "
+        "run. AGENT_ON_STALL=retry ends a stalled attempt; a longer AGENT_STALL delays this alarm"
+    )
+    file = path.read_text()
     assert file.startswith(sentence)
     assert "--- node-a\n" in file
     assert "compute_score (/app/reward.py:44)" in file
@@ -366,12 +372,56 @@ def test_a_job_that_goes_on_is_no_hang(watched: OneHead) -> None:
     assert watched.followed == [(what, "log")]
     watched.shown.job_lines = Job(13.0, Progress(1, 0.0, 3, 5, last_at=13.0, durations=(2.0,) * 20))
     watched.look(13.5)
-    assert watched.said[-1] == "the job has gone on at step 5, after 12 s: it was no hang"
+    assert watched.said[-1] == "the job made step 5 after 12 s without one"
     (shown,) = watched.shown.stalls
     assert isinstance(shown, Finding)
-    assert shown.what.endswith("; it has gone on at step 5, after 12 s: it was no hang")
+    assert shown.what.endswith("; the job made step 5 after 12 s without one")
     watched.look(30.0)
     assert len(watched.told) == 2
+
+
+def test_a_job_without_steps_goes_on(watched: OneHead) -> None:
+    """Then there is no step to name."""
+    watched.look(10.0)
+    watched.shown.job_lines = Job(12.0)
+    watched.look(12.5)
+    assert watched.said[-1] == "the job works again after 12 s without a sign of work"
+
+
+def test_a_late_first_step_names_its_own_setting(
+    run: NodeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A longer AGENT_STALL would not delay that alarm."""
+    first = replace(run.plan.settings, first_step=5.0)
+    monkeypatch.setattr(run, "plan", replace(run.plan, settings=first))
+    one = OneHead(run, monkeypatch)
+    one.look(0.0)
+    one.shown.job_lines = Job(5.5)
+    one.look(6.0)
+    what = "the job has made no step for 6 s since it began (AGENT_FIRST_STEP)"
+    assert one.said[0] == f"{what}: examining the job on all nodes, up to 30 s"
+    assert one.said[-1].endswith("; a longer AGENT_FIRST_STEP delays this alarm")
+    (event,) = one.told
+    assert isinstance(event, Stalled)
+    assert event.setting == "AGENT_FIRST_STEP"
+    assert event.cause_key == "first step: compute_score reward.py, train reward.py"
+
+
+@pytest.mark.parametrize(("retries", "then"), [(1, "log"), (2, "retry")])
+def test_the_last_attempt_is_not_ended_by_default(
+    retries: int, then: str, run: NodeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A loss has used one of AGENT_JOB_RETRIES."""
+    retried = replace(run.plan.settings, job_retries=retries)
+    monkeypatch.setattr(run, "plan", replace(run.plan, settings=retried))
+    one = OneHead(run, monkeypatch)
+    left = replace(one.state.goal, retries=retries, lost_attempts=(LostAttempt(9.0),))
+    one.state = replace(one.state, goal=left)
+    steps = Progress(1, 0.0, 3, 4, last_at=1.0, durations=(1.0,) * 20, highest=4, of=9)
+    one.shown.job_lines = Job(1.0, steps)
+    for at in (0.0, 11.5, 72.0):
+        one.look(at)
+    assert one.followed[-1][1] == then
 
 
 @pytest.mark.parametrize("moves", [False, True])
@@ -384,7 +434,8 @@ def test_a_stall_is_acted_on_after_two_examinations(
     retried = replace(run.plan.settings, job_retries=1)
     monkeypatch.setattr(run, "plan", replace(run.plan, settings=retried))
     one = OneHead(run, monkeypatch)
-    steps = Progress(1, 0.0, 3, 4, last_at=1.0, durations=(1.0,) * 20, highest=4)
+    one.state = replace(one.state, goal=replace(one.state.goal, retries=1))
+    steps = Progress(1, 0.0, 3, 4, last_at=1.0, durations=(1.0,) * 20, highest=4, of=9)
     one.shown.job_lines = Job(1.0, steps)
     one.look(0.0)
     one.look(11.5)
