@@ -77,7 +77,7 @@ class NodeRecord(Record):
     def continuing(self, former: NodeRecord) -> NodeRecord:
         """Return this agent's record with the work of the killed agent that it replaces."""
         own = {"node": self.node, "place": self.place, "agent": self.agent}
-        return replace(former, **own, ended=False, oom_kills=self.oom_kills)
+        return replace(former, **own, ended=False, oom_kills=self.oom_kills, ending=None)
 
 
 class Moment(Value):
@@ -266,11 +266,7 @@ class NodeRecorder(ItemWriter[NodeRecord]):
         if process is None:
             return
         others = [other for other in self.record.started if other.pid != pid]
-        with self._changed:
-            self.update(started=(*others, process))
-            # A slow write may be under way: the next agent must know of this process at once.
-            if self._path is not None:
-                self.record.keep_in_memory(self._path)
+        self.update(started=(*others, process))
 
     def remove_process(self, pid: int) -> None:
         """Remove a process that has exited."""
@@ -281,9 +277,14 @@ class NodeRecorder(ItemWriter[NodeRecord]):
         """Change fields of the record; threads may call it."""
         with self._changed:
             record = replace(self.record, **changes)
-            if record != self.record:
-                self.record = record
-                self.put(record, urgent=not changes.keys() <= _COUNTERS)
+            if record == self.record:
+                return
+            self.record = record
+            is_urgent = not changes.keys() <= _COUNTERS
+            self.put(record, urgent=is_urgent)
+            # A slow write may be under way: the next agent must know of this change at once.
+            if is_urgent and self._path is not None:
+                record.keep_in_memory(self._path)
 
     def record_epoch(self, epoch: int, limit: float = times.STALLED_DISK) -> OSError | None:
         """Keep the epoch for the next agent of this node: run.json must not have it before.

@@ -218,11 +218,19 @@ def end_given_up(plan: Plan, container: Container, signal_name: str, kills: int)
 
 
 async def end_of_killed(plan: Plan, container: Container, killed: KilledAgent) -> Outcome:
-    """End with the outcome of a killed agent, which may have decided it without writing it."""
+    """End with the outcome of a killed agent, which may have decided it without writing it.
+
+    It wrote it once it had stopped everything: otherwise that is done here.
+    """
     outcome = killed.outcome
     assert outcome is not None  # noqa: S101 - its run was over
     if killed.wrote_outcome:
         return await end_run(outcome, container)
+
+    # Its Ray, services and ranks may still run, and the pod may be held from now on.
+    for name in await process.stop_descendants(plan.budget.services):
+        say(f"had to kill {name}, which the killed agent left running", "warning")
+
     node = plan.topology.node_name
     root = log_root(plan.settings)
 

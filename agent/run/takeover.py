@@ -4,7 +4,7 @@ The parent process starts this agent in place of a killed one.
 
 1. The killed agent's record (node.json) is found in its run folder, by the pids of killed agents.
    While it, or run.json on a head, cannot be read, it is read again for some seconds.
-2. If its run was over, its outcome stands: nothing is started.
+2. If its run was over, its outcome stands: nothing is started, what still runs is stopped (end.py).
 3. Otherwise this agent continues the run. Of the processes in that record it keeps Ray and the
    services, if Ray still runs, and adopts each where it would have started it; others are killed.
 4. Without a readable record, everything that killed agents left is killed: the run cannot be

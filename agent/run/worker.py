@@ -173,10 +173,10 @@ class WorkerAgent:
             self._state = state
             self._run.set_phase(state.phase.value)
             record_reachability(self._run, before, state)
-            await record_end(self._run, state)
 
             for action in actions:
                 if isinstance(action, w.EndWorker):
+                    await record_end(self._run, action)
                     return action
                 await self._perform(action)
 
@@ -451,14 +451,15 @@ def record_reachability(run: NodeRun, before: w.WorkerState, after: w.WorkerStat
         run.node.update(unreached=0.0 if since is None else run.started + since)
 
 
-async def record_end(run: NodeRun, state: w.WorkerState) -> None:
+async def record_end(run: NodeRun, leave: w.EndWorker) -> None:
     """Record the decided outcome before this node acts on it.
 
     To stop everything takes seconds: an agent that replaces this one in that time ends with it,
-    and does not wait for a head that has left.
+    and does not wait for a head that has left. An end that the head must receive is not recorded:
+    the next agent follows the head, decides it again, and reports it.
     """
-    if state.verdict is not None:
-        run.node.update(ending=state.verdict)
+    if not leave.must_report:
+        run.node.update(ending=leave.outcome)
         await in_thread(run.node.settle)
 
 

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 import anyio
 import psutil
 import pytest
+from msgspec.structs import replace
 
-from agent.base import times
+from agent.base import ends, times
 from agent.node.read import taken_ports
 from agent.plan.plan import RAY
 from agent.port.sockets import bind
@@ -200,6 +201,8 @@ def test_a_record_goes_on_in_the_next(tmp_path: Path) -> None:
     assert NodeRecord.read(folder / "node.json") == former
     new = own_record("pod0", "").continuing(former)
     assert (new.run_id, new.passed_on, new.done) == ("run-1", 9, ("a",))
+    left = replace(former, ending=ends.JOB_SUCCEEDED.outcome(before=""))
+    assert own_record("pod0", "").continuing(left) == new  # the next one decides its own end
     killed = former.agent.pid
     assert folder_of(tmp_path, "pod0", (killed,)) == tmp_path / "run-1" / "pod0"
     assert folder_of(tmp_path, "pod0", (killed + 1, killed))  # the last agent left no record

@@ -135,6 +135,7 @@ def test_epoch_and_processes_are_kept_while_a_write_is_blocked(
     began = time.monotonic()
     assert recorder.record_epoch(7, LIMIT) is None
     recorder.add_process("step", os.getpid())
+    recorder.update(done=("data",))
     assert time.monotonic() - began < LIMIT
     assert not path.exists()
     next_agent(kept, monkeypatch)
@@ -142,6 +143,7 @@ def test_epoch_and_processes_are_kept_while_a_write_is_blocked(
     assert isinstance(record, NodeRecord)
     assert record.epoch == 7
     assert [process.name for process in record.started] == ["step"]
+    assert record.done == ("data",)
 
     # Once the disk has it, the disk counts.
     goes_on.set()

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
+import subprocess
 from typing import TYPE_CHECKING
 
 import anyio
+import psutil
 import pytest
 from msgspec.structs import replace
 
 from agent.base import ends, times
 from agent.decisions.attempts import Attempt
 from agent.decisions.worker import worker_state as w
-from agent.processes import parent
+from agent.processes import parent, process
 from agent.record import files
 from agent.record.files import NoRecord
 from agent.record.node_record import NODE_FILE, own_record
@@ -29,11 +32,13 @@ from support.node_runs import node_run_with
 from support.worlds import plan_of
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
 STALE = OSError(errno.ESTALE, "Stale file handle")
 JOB = "f" * 16
 OWN_EPOCH = 5
+LIMIT = 20.0
 LONGER_THAN_READ_AT_ONCE = 12
 
 
@@ -129,12 +134,19 @@ def test_on_a_given_ray_it_goes_on_without_its_record(
     keeper.close()
 
 
-def test_a_worker_killed_while_it_leaves_has_decided(root: Path) -> None:
-    """Its head may have left already: the next agent ends with the outcome, and writes it."""
+def test_a_worker_killed_while_it_leaves_has_decided(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its head may have left already: the next agent ends with the outcome, and writes it.
+
+    What the killed agent was about to stop is stopped before that: the pod may be held.
+    """
     failed = ends.JOB_FAILED.outcome(code=7, code_name="7", details="", before="")
     run = node_run_with(root, ())
-    leaving = w.WorkerState(w.WorkerGoal("pod0", {}), verdict=failed)
-    anyio.run(record_end, run, leaving)
+    ray = subprocess.Popen(["sleep", "60"], start_new_session=True)
+    monkeypatch.setattr(process, "list_descendants", lambda: running([ray.pid]))
+    monkeypatch.setattr(process, "reap", lambda: None)  # this test waits for it
+    anyio.run(record_end, run, w.EndWorker(failed))
     environ = {"AGENT_LOG_DIR": str(root), "RAY_WORKER": "1", "AGENT_HEAD": "pod0"}
     plan = plan_of(environ, command=["true"])
     node = run.folder.own.node
@@ -143,9 +155,24 @@ def test_a_worker_killed_while_it_leaves_has_decided(root: Path) -> None:
     plan = replace(plan, topology=replace(plan.topology, node_name=node))
     container = container_of(plan, environ, ["true"])
     assert anyio.run(end_of_killed, plan, container, killed) == failed
+    assert ray.wait(LIMIT) == -signal.SIGTERM
     assert find_killed_agent(root, node, is_head=False) == KilledAgent(
         "run-1", failed, wrote_outcome=True
     )
+    run.close()
+
+
+def running(pids: Iterable[int]) -> list[psutil.Process]:
+    """Return those of the processes that run."""
+    return [*filter(process.is_alive, map(psutil.Process, pids))]
+
+
+def test_an_end_that_the_head_must_receive_is_not_recorded(root: Path) -> None:
+    """The next agent decides it again, and reports it: the head would wait for this node."""
+    failed = ends.STEP_FAILED.outcome(name="data", evidence="exit code 1")
+    run = node_run_with(root, ())
+    anyio.run(record_end, run, w.EndWorker(failed, must_report=True))
+    assert find_killed_agent(root, run.folder.own.node, is_head=False) == KilledAgent("run-1")
     run.close()
 
 
