@@ -54,10 +54,10 @@ def nodes_that_left(before: Fleet, state: HeadState) -> dict[str, str]:
         left = {ip: name for ip, name in was.items() if ip not in fleet.alive}
     if before.ray_nodes is not fleet.ray_nodes:
         gone = (ip for ip in before.ray_nodes if ip not in fleet.ray_nodes and ip not in was)
-        uncounted = {ip: before.label_at(ip) for ip in gone}
-        known = {*state.attempt.lost_nodes} if uncounted else set()
-        left |= {ip: name for ip, name in uncounted.items() if name not in known}
-        left |= _replaced_nodes(before, fleet)
+        late = {ip: before.label_at(ip) for ip in gone}
+        late |= _replaced_nodes(before, fleet)
+        known = {*state.attempt.lost_nodes} if late else set()
+        left |= {ip: name for ip, name in late.items() if name not in known}
     return left
 
 
@@ -65,7 +65,7 @@ def _replaced_nodes(before: Fleet, fleet: Fleet) -> dict[str, str]:
     """Return the nodes that count, while GCS drops the Ray that an agent there ran before.
 
     A pod that is back within seconds joins again before GCS misses it: it was never away, and the
-    job's processes on it are.
+    job's processes on it are. A Ray that counted as dead was missed already.
     """
     return {
         ip: fleet.alive[ip]
@@ -73,7 +73,7 @@ def _replaced_nodes(before: Fleet, fleet: Fleet) -> dict[str, str]:
         if ip in fleet.alive
         and ip in fleet.agent_at
         and nodes != fleet.ray_nodes[ip]
-        and not before.ids_at(ip) <= fleet.ids_at(ip)
+        and not before.ids_at(ip) <= fleet.ids_at(ip) | before.dead_node_ids
     }
 
 

@@ -95,3 +95,22 @@ def test_a_node_that_is_back_before_ray_missed_it_is_a_loss(has_agent: bool) -> 
     trace.take(h.RayNodes((HEAD, again)), 20.0)
     assert trace.state.attempt.lost_nodes == (("pod2",) if has_agent else ())
     assert trace.state.phase is h.HeadPhase.RUNNING
+
+
+@pytest.mark.parametrize("is_cut_off", [True, False])
+def test_a_loss_that_counted_does_not_count_again_when_ray_misses_it(is_cut_off: bool) -> None:  # noqa: FBT001 - a table
+    """It is back on another Ray since; what fails later is the job's own."""
+    again = RayNode("id2b", NODES[2].ip)
+    trace = Trace(goal(1, retries=1), [(1.0, nodes(2)), (1.5, reported(2))])
+    trace.take(h.Submitted("run-1"), 5.0)
+    if is_cut_off:
+        trace.take(h.WorkerSilent("agent2", "timed out", ray_answers=False), 100.0)
+    trace.take(reported(2, joined=False), 100.0)
+    trace.take(h.RayNodes((HEAD, NODES[2], again)), 103.0)
+    trace.take(reported(2, joined=True), 103.5)
+    trace.take(h.RayNodes((HEAD, again)), 115.0)
+    assert trace.state.losses.last_at == 100.0
+    trace.take(job("FAILED", 1), 170.0)
+    trace.take(TICK, 200.0)
+    assert trace.state.attempt.number == 1
+    assert [outcome.exit_code for outcome in trace.outcomes] == [1]
