@@ -149,8 +149,9 @@ def _collective(entry: Mapping[str, Any]) -> Collective:
 def _caller(frames: object) -> str:
     """Return the innermost frame outside of torch, as in `sync (fsdp.py:20)`."""
     for frame in frames if isinstance(frames, list) else ():
-        if isinstance(frame, dict) and _TORCH not in str(frame.get("filename"))[:1000]:
-            file = _text(frame.get("filename")).rpartition("/")[2]
+        path = frame.get("filename") if isinstance(frame, dict) else None
+        if isinstance(frame, dict) and not (isinstance(path, str) and _TORCH in path):
+            file = _text(path).rpartition("/")[2]
             return f"`{_text(frame.get('name'))}` ({file}:{_text(frame.get('line'))})"
     return ""
 

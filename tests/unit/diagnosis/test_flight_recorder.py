@@ -6,6 +6,7 @@ import io
 import os
 import pickle
 import struct
+import time
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,21 @@ def test_a_real_rank_that_did_not_enter() -> None:
             "of process group 0 (default_pg), where ranks 1 and 3 wait"
         ),
     )
+
+
+def test_nested_lists_that_share_each_other_take_no_time() -> None:
+    """As text, 430 bytes of them are gigabytes."""
+    shared: list[Any] = ["x" * 100]
+    for _ in range(18):
+        shared = [shared, shared]
+    frames = [{"name": shared, "filename": shared, "line": shared}]
+    names = {"process_group": (shared, shared), "profiling_name": shared, "pg_id": shared}
+    dump = {"entries": [{"collective_seq_id": 1, "frames": frames, "state": shared, **names}]}
+    data = pickle.dumps(dump, protocol=2)
+    began = time.process_time()
+    (group,) = read_dump(data, 0)
+    assert time.process_time() - began < 0.2
+    assert group.recent[0].where == "`` (:)"
 
 
 def test_ranks_in_different_collectives() -> None:
