@@ -401,7 +401,7 @@ class ProgressReader:
         # Does it count? Only then its metrics are read.
         seen: StepSeen | ValuesSeen | None
         if kind.shows == "values":
-            seen = ValuesSeen(step, {}, at)
+            seen = ValuesSeen(step if step == self._last else None, {}, at)
         elif step is None:
             return ()
         else:

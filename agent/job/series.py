@@ -166,14 +166,14 @@ class Series:
         self.add_values(step, metrics)
 
     def add_values(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Add further metrics of a step."""
+        """Add further metrics of a step; a key that has later ones keeps those instead."""
         # Important ones first: they find room where others do not.
         new = metrics.keys() - self._keys.keys()
         for name in sorted(new, key=place_of) if new else ():
             self._make_room(name)
         for name, value in metrics.items():
             points = self._keys.get(name)
-            if points is not None:
+            if points is not None and (not points.steps or points.steps[-1] <= step):
                 points.add(step, value)
 
     def last(self, meaning: Meaning, most: int | None = None) -> list[tuple[int, float]]:

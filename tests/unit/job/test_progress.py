@@ -171,8 +171,9 @@ def test_pauses(line: str, kind: str) -> None:
 def test_an_evaluation_of_openrlhf_has_its_step() -> None:
     """It says how good the model was after it."""
     line = "✨ Evaluation completed in 0:01:02, global_step 20, eval_metrics: {'eval_a_pass1': 0.5}"
-    values = ValuesSeen(20, {"eval_a_pass1": 0.5}, 0.0)
-    assert read(line) == (PauseSeen("evaluation", 0.0), values)
+    values = ValuesSeen(20, {"eval_a_pass1": 0.5}, 60.0)
+    _, *readings = read("✨ Global step 20: {'reward': 0.5}", line)
+    assert readings == [PauseSeen("evaluation", 60.0), values]
 
 
 def test_lines_of_our_own_trainer_for_trl() -> None:
@@ -247,6 +248,13 @@ def test_steps_of_epochs_add_up() -> None:
     second = SFT.replace("epoch 0", "epoch 1").replace("3/25", "1/25")
     seen = [one for one in read(epochs, SFT, second) if isinstance(one, StepSeen)]
     assert [(one.step, one.of) for one in seen] == [(3, 50), (26, 50)]
+
+
+def test_values_of_another_step_are_those_of_the_last_one() -> None:
+    """A model's text can name any step; only the job's own lines say which one it is at."""
+    line = "eval_step {}/40 reward=0.5"
+    readings = read("step 7/40 mean reward 0.5", line.format(7), line.format(0), line.format(39))
+    assert [seen.step for seen in readings if isinstance(seen, ValuesSeen)] == [7, None, None]
 
 
 def test_a_models_text_is_no_step() -> None:

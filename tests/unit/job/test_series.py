@@ -48,6 +48,16 @@ def test_another_attempt_replaces_the_steps_that_it_makes_again() -> None:
     assert series.attempts == [AttemptMark(1, 1), AttemptMark(2, 4, 5)]
 
 
+def test_values_of_a_former_step_remove_nothing() -> None:
+    """Only a step of the job itself takes points away."""
+    series = Series()
+    for step in range(1, 41):
+        series.add(1, step, {"reward": step / 100}, 100)
+    series.add_values(0, {"reward": 9.0, "eval_loss": 1.0})
+    assert [step for step, _ in series.last("reward")] == [*range(1, 41)]
+    assert series.last("reward", 1) == [(40, 0.4)]
+
+
 @pytest.mark.parametrize("count", [MOST_POINTS, 3 * MOST_POINTS + 1, 100_000])
 def test_many_points_are_thinned_evenly(count: int) -> None:
     """The first and the newest stay, and no gap is more than twice another one."""
