@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import parse_qs
 
 import anyio
+import msgspec
 from aiohttp import web
 from msgspec.structs import replace
 
@@ -378,7 +379,11 @@ class AgentServer:
         since = request.query.get("since")
         if since is not None and not (since.isascii() and since.isdigit() and len(since) < 16):
             return error_reply(400, "since: expected a whole number")
-        return web.json_response(control.series(None if since is None else int(since)))
+        after = None if since is None else int(since)
+
+        # Megabytes in a long run: a thread, so that nothing waits for it.
+        body = await anyio.to_thread.run_sync(lambda: msgspec.json.encode(control.series(after)))
+        return web.Response(body=body, content_type=_JSON)
 
     async def _get_log(self, request: web.Request, control: Control) -> web.StreamResponse:
         after = request.query.get("after")

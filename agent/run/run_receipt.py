@@ -52,7 +52,7 @@ class RunReceipt:
     def look(self, stalls: tuple[Finding, ...]) -> None:
         """Look at what the run does; `stalls` are the stalls that were found so far."""
         state = self._get_state()
-        is_stalled = stalls != self._stalls
+        is_stalled = _has_new(self._stalls, stalls)
         self._stalls = stalls
         activity = activity_of(state, self._get_progress(), self._later, is_stalled=is_stalled)
         self._meter = self._meter.at_moment(activity, self._now())
@@ -85,6 +85,11 @@ class RunReceipt:
     def _later(self, at: float) -> float:
         """Return a time of the run's clock with all times in which that clock stood still."""
         return at + self._run.started - self._started
+
+
+def _has_new(before: tuple[Finding, ...], after: tuple[Finding, ...]) -> bool:
+    """Return whether a stall was found; one that is said to have gone on is no new one."""
+    return len(after) > len(before) or after[:-1] != before[:-1]
 
 
 def activity_of(

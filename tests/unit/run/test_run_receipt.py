@@ -6,7 +6,9 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from msgspec.structs import replace
 
+from agent.checks.finding import Finding, Level
 from agent.decisions.receipt import Meter, RunActivity
 from agent.job.progress import Progress
 from agent.record.node_record import Moment
@@ -85,6 +87,33 @@ def test_a_run_on_the_clock() -> None:
     rig.progress = Progress(1, 10.0, first=1, last=2, last_at=520.0)
     rig.receipt.look((finding,))
     assert rig.seconds() == {"boot": 10.0, "first_step": 15.0, "stalled": 495.0, "training": 10.0}
+
+
+def test_a_stall_that_was_no_hang_counts_once() -> None:
+    """The warning then says that the job has gone on: the step after it is not stalled."""
+    rig = Rig()
+    rig.at = 10.0
+    rig.state = state_of(RUNS)
+    rig.progress = Progress(1, 10.0, first=1, last=1, last_at=10.0)
+    rig.receipt.look(())
+    former = Finding("stall", Level.WARN, "attempt 1 makes no progress")
+    finding = Finding("stall", Level.WARN, "attempt 2 makes no progress")
+    rig.at = 400.0
+    rig.receipt.look((former, finding))
+    rig.at = 500.0
+    rig.progress = replace(rig.progress, last=2, last_at=500.0)
+    rig.receipt.look((former, finding))
+    before = rig.seconds()["stalled"]
+    gone_on = replace(finding, what=f"{finding.what}; it has gone on")
+    rig.at = 520.0
+    rig.receipt.look((former, gone_on))
+    rig.at = 600.0
+    rig.progress = replace(rig.progress, last=3, last_at=600.0)
+    rig.receipt.look((former, gone_on))
+    assert rig.seconds()["stalled"] == before
+    rig.at = 900.0
+    rig.receipt.look((gone_on, finding))  # another one; the oldest are left out
+    assert rig.seconds()["stalled"] > before
 
 
 def test_a_stopped_agent() -> None:
