@@ -27,6 +27,7 @@ from agent.processes.process import (
     send_signal,
     tree_of,
 )
+from agent.record.background import result_in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -286,7 +287,8 @@ class Utilization:
                     return busy_gpu(uses)
 
         # No GPU answers: the CPU time of the job's processes since the last sample.
-        processes = await anyio.to_thread.run_sync(job_processes, submission_id)
+        search = partial(job_processes, submission_id)
+        processes = await result_in_thread(search, times.NODE_EXAMINED)
         used = sum(cpu_seconds(job.process) for job in processes)
         now = time.monotonic()
         last = self._last

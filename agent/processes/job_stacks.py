@@ -24,6 +24,7 @@ from agent.diagnosis.stacks import ProcessStack, parse_faulthandler, parse_py_sp
 from agent.processes.driver import catches_signal, is_python, output_of
 from agent.processes.process import cpu_seconds, known
 from agent.processes.waiting import NotYet, TimedOutError, until
+from agent.record.background import in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -44,6 +45,7 @@ STACKS_VARIABLE = "POD_AGENT_STACKS"
 _AT_ONCE = 4
 _MOST_PROCESSES = 64
 _LARGEST_DUMP = 4 << 20  # bytes
+_LONGEST_HEADER = 1_000  # characters of a file's first line
 _NO_BACKTRACE = {"RUST_BACKTRACE": "0"}  # makes py-spy print errors without its own backtrace
 _NOT_RUNNABLE = {"T", "t", "D"}
 """States in which py-spy cannot stop a process; it reads one that does not change (0.4.3)."""
@@ -63,9 +65,12 @@ async def read_stacks(
     node: str, processes: Sequence[JobProcess], tools: StackTools, limit: float
 ) -> tuple[ProcessStack, ...]:
     """Return the stacks of processes; those that are not read within the limit have none."""
-    chosen = await anyio.to_thread.run_sync(_worth_reading, processes)
-    read = await anyio.to_thread.run_sync(lambda: [_from_proc(node, one) for one in chosen])
-    results = [*read]
+
+    def look() -> tuple[list[JobProcess], list[ProcessStack]]:
+        chosen = _worth_reading(processes)
+        return chosen, [_from_proc(node, one) for one in chosen]
+
+    chosen, results = await in_thread(look, limit) or ([], [])
     slots = anyio.Semaphore(_AT_ONCE)
 
     async def add(at: int) -> None:
@@ -126,7 +131,7 @@ async def _threads_of(
     stack: ProcessStack, process: psutil.Process, tools: StackTools
 ) -> tuple[tuple[ThreadStack, ...], str]:
     """Return the threads of a process and what read them; without any, why."""
-    if not is_python(process):
+    if not await in_thread(partial(is_python, process), times.STALLED_DISK):
         return (), "it is no Python process"
     why = NO_PY_SPY
     if tools.py_spy is not None:
@@ -158,17 +163,19 @@ async def _signaled_stacks(process: psutil.Process, folder: str) -> str:
     if not folder:
         return ""
     file = Path(folder) / f"{process.pid}.stacks"
-    if not known(lambda: _has_registered(process, file), otherwise=False):
+    before = await in_thread(partial(_size_if_registered, process, file), times.STALLED_DISK)
+    if before is None:
         return ""
 
-    before = file.stat().st_size
     with suppress(psutil.Error, OSError):
         process.send_signal(STACK_SIGNAL)
     text = ""
 
     async def is_written() -> bool | NotYet:
         nonlocal text
-        data = await anyio.to_thread.run_sync(partial(_from, file, before))
+        data = await in_thread(partial(_from, file, before), times.STALLED_DISK)
+        if data is None:  # the disk does not answer
+            return True
         has_grown = len(data) > len(text)
         text = data.decode(errors="replace")
         return NotYet() if has_grown or not text else True
@@ -178,18 +185,24 @@ async def _signaled_stacks(process: psutil.Process, folder: str) -> str:
     return text
 
 
-def _has_registered(process: psutil.Process, file: Path) -> bool:
-    """Return whether this very process registered, and still has a handler."""
-    registered = json.loads(file.read_text().partition("\n")[0])
-    is_same = registered == {"pid": process.pid, "signal": STACK_SIGNAL}
-    is_younger = file.stat().st_mtime >= process.create_time() - 1.0
-    return is_same and is_younger and catches_signal(process, STACK_SIGNAL)
+def _size_if_registered(process: psutil.Process, file: Path) -> int | None:
+    """Return the size of the file if this very process registered, and still has a handler."""
+    with suppress(psutil.Error, OSError, ValueError, RecursionError):
+        with file.open(encoding="utf-8") as opened:
+            registered = json.loads(opened.readline(_LONGEST_HEADER))
+        status = file.stat()
+        is_same = registered == {"pid": process.pid, "signal": STACK_SIGNAL}
+        is_younger = status.st_mtime >= process.create_time() - 1.0
+        if is_same and is_younger and catches_signal(process, STACK_SIGNAL):
+            return status.st_size
+    return None
 
 
 def _from(file: Path, offset: int) -> bytes:
-    with file.open("rb") as opened:
+    with suppress(OSError), file.open("rb") as opened:
         opened.seek(offset)
         return opened.read(_LARGEST_DUMP)
+    return b""
 
 
 def find_py_spy(pythons: Sequence[str], path: str | None) -> str | None:

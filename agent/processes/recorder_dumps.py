@@ -20,6 +20,7 @@ from agent.base.text import error_text
 from agent.diagnosis.flight_recorder import LARGEST_DUMP, DumpError, dump_files, read_dump
 from agent.processes.process import known
 from agent.processes.waiting import NotYet, TimedOutError, until
+from agent.record.background import result_in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -41,28 +42,32 @@ class RecorderFindings(NamedTuple):
 async def read_recorders(
     processes: Sequence[JobProcess], folder: Path, limit: float = times.RECORDER_DUMP
 ) -> RecorderFindings:
-    """Request and read the dumps of all ranks here; keep copies in a folder."""
+    """Request and read the dumps of all ranks here; keep copies in a folder.
+
+    A disk that does not answer costs its rank the dump, with a note, and holds nothing else.
+    """
     progress: list[GroupProgress] = []
     notes: list[str] = []
 
-    async def read(rank: int, pipe: Path, dump: Path) -> None:
+    async def read(one: JobProcess, rank: int) -> None:
         try:
-            data = await _request(pipe, dump, limit)
-            progress.extend(await anyio.to_thread.run_sync(partial(read_dump, data, rank)))
-        except (DumpError, OSError) as error:
+            files = await result_in_thread(partial(_files_of, one, rank), times.STALLED_DISK)
+            if files is None:
+                return
+            data = await _request(*files, limit)
+            progress.extend(await result_in_thread(partial(read_dump, data, rank), limit))
+        except (DumpError, OSError, RecursionError) as error:
             why = error_text(error) if isinstance(error, OSError) else str(error)
             notes.append(f"no flight recorder dump of rank {rank}: {why}")
             return
         copy = folder / f"flight-recorder-{rank}.dump"
         with suppress(OSError):  # an extra for a person
-            await anyio.to_thread.run_sync(partial(copy.write_bytes, data))
+            await result_in_thread(partial(copy.write_bytes, data), times.STALLED_DISK)
 
     ranks = [one for one in processes if one.rank is not None and not one.is_child]
     async with anyio.create_task_group() as tasks:
         for one in ranks[:_MOST_RANKS]:
-            files = dump_files(known(one.process.environ, dict[str, str]()), one.rank or 0)
-            if files is not None and _is_pipe(files[0]):
-                tasks.start_soon(read, one.rank or 0, Path(files[0]), Path(files[1]))
+            tasks.start_soon(read, one, one.rank or 0)
     return RecorderFindings(tuple(progress), tuple(notes))
 
 
@@ -77,23 +82,30 @@ def has_pipes(folder: Path) -> bool:
     return True
 
 
-def _is_pipe(name: str) -> bool:
-    """Return whether there is a pipe: only a process group by NCCL makes one."""
-    with suppress(OSError):
-        return stat.S_ISFIFO(Path(name).stat().st_mode)
-    return False
+def _files_of(one: JobProcess, rank: int) -> tuple[Path, Path] | None:
+    """Return a rank's pipe and its dump; None without a pipe, which only NCCL's groups make."""
+    files = dump_files(known(one.process.environ, dict[str, str]()), rank)
+    if files is None:
+        return None
+    pipe = Path(files[0])
+    try:
+        is_pipe = stat.S_ISFIFO(pipe.stat().st_mode)
+    except OSError:
+        return None
+    return (pipe, Path(files[1])) if is_pipe else None
 
 
 async def _request(pipe: Path, dump: Path, limit: float) -> bytes:
     """Request a dump and return it once it no longer grows; raise DumpError at the limit."""
-    before = _size_and_time(dump)
-    await anyio.to_thread.run_sync(partial(_write_byte, pipe))
+    look = partial(_size_and_time, dump)
+    before = await result_in_thread(look, times.STALLED_DISK)
+    await result_in_thread(partial(_write_byte, pipe), times.STALLED_DISK)
     last = before
     changed_at = anyio.current_time()
 
     async def is_whole() -> bytes | NotYet:
         nonlocal last, changed_at
-        now = _size_and_time(dump)
+        now = await result_in_thread(look, times.STALLED_DISK)
         if now != last:
             last = now
             changed_at = anyio.current_time()
@@ -102,7 +114,7 @@ async def _request(pipe: Path, dump: Path, limit: float) -> bytes:
             return NotYet()
         if now[0] > LARGEST_DUMP:
             raise DumpError(f"it has {now[0]} bytes")
-        return await anyio.to_thread.run_sync(dump.read_bytes)
+        return await result_in_thread(dump.read_bytes, limit)
 
     try:
         return await until(is_whole, limit)

@@ -90,6 +90,29 @@ async def in_thread(read: Callable[[], T], limit: float = times.WAIT_READ) -> T 
     return future.result()
 
 
+async def result_in_thread(read: Callable[[], T], limit: float) -> T:
+    """Return a result from a thread, or raise its error; TimeoutError after `limit` seconds.
+
+    A thread that a stalled disk holds is left behind: it holds no caller.
+    """
+    results: list[T] = []
+    errors: list[Exception] = []
+
+    def act() -> bool:
+        try:
+            results.append(read())
+        except Exception as error:  # noqa: BLE001 - raised in the caller
+            errors.append(error)
+        return True
+
+    is_over = await in_thread(act, limit)
+    if not is_over:
+        raise TimeoutError(f"no answer within {limit:g} s")
+    if errors:
+        raise errors[0]
+    return results[0]
+
+
 class Sink:
     """A lazily opened descriptor, used by one thread, which it may block forever.
 

@@ -150,20 +150,30 @@ class SeriesFile(Writer):
         super().__init__(SERIES_FILE, lost="".format)
         self._where = where
         self._everything = everything
+        self._begins_anew = False
         disk_alarm.follow(self).open(self._open, MOST_BYTES)
 
     def add(self, line: SavedLine) -> None:
         """Queue a line."""
         self.put_bytes(msgspec.json.encode(line) + b"\n")
 
+    def begin_anew(self) -> None:
+        """Replace the file by one that has everything, with the first line that is written."""
+        self._begins_anew = True
+
     def _open(self) -> int:
-        """Open the file, which begins anew if it is too long."""
+        """Open the file, which begins anew if it is too long.
+
+        The line with everything is too long for the queue of lines.
+        """
         with self._where() as path:
-            if log_dir.exists(path) and log_dir.stat(path).st_size > MOST_BYTES:
+            is_too_long = log_dir.exists(path) and log_dir.stat(path).st_size > MOST_BYTES
+            if self._begins_anew or is_too_long:
                 text = msgspec.json.encode(self._everything()).decode()
                 error = write_atomically(path, f"{text}\n", durable=False)
                 if error is not None:
                     raise error
+                self._begins_anew = False
             file = log_dir.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
         size = os.fstat(file).st_size
         if size > 0 and os.pread(file, 1, size - 1) != b"\n":  # torn by an agent that was killed

@@ -29,7 +29,7 @@ from agent.processes.job_stacks import STACKS_FOLDER, StackTools, find_py_spy, r
 from agent.processes.probing import ReadinessProbe
 from agent.processes.recorder_dumps import read_recorders
 from agent.processes.waiting import Failure
-from agent.record.background import in_thread
+from agent.record.background import in_thread, result_in_thread
 from agent.record.files import write_atomically
 from agent.run.diagnose import ray_log_folder
 
@@ -66,7 +66,11 @@ class NodeExaminer:
         run = self._run
         plan = run.plan
         node = plan.topology.node_name
-        processes = await anyio.to_thread.run_sync(driver.job_processes, submission_id)
+        limit = times.NODE_EXAMINED
+        search = partial(driver.job_processes, submission_id)
+        processes = await result_in_thread(search, limit)
+        serving = await in_thread(self._services, times.STALLED_DISK) or []
+        py_spy = await in_thread(self._py_spy, times.STALLED_DISK)
         found: dict[str, Any] = {}
 
         async def add(name: str, read: Callable[[], Awaitable[object]]) -> None:
@@ -74,10 +78,9 @@ class NodeExaminer:
 
         # All at once, within the node's limit; what is late is left out.
         log = partial(run.folder.file, "py-spy.log")
-        tools = StackTools(self._py_spy(), self._env, log, str(run.folder.file(STACKS_FOLDER)))
-        limit = times.NODE_EXAMINED
+        tools = StackTools(py_spy, self._env, log, str(run.folder.file(STACKS_FOLDER)))
         local = partial(read_stacks, node, processes, tools, limit)
-        services = partial(read_stacks, node, self._services(), tools, limit)
+        services = partial(read_stacks, node, serving, tools, limit)
         recorders = partial(read_recorders, processes, run.folder.path)
         with anyio.move_on_after(limit + 1.0):
             async with anyio.create_task_group() as tasks:

@@ -20,6 +20,7 @@ from agent.record.files import remove_file
 from agent.record.log import say
 from agent.record.log_dir import log_dir
 from agent.record.series_file import SERIES_FILE, ProgressFile, SeriesFile, read_steps, shifted
+from agent.run.node_figures import Source
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -47,6 +48,7 @@ class StepKeeper:
         self._lines = lines
         self._file = SeriesFile(partial(run.folder.held, SERIES_FILE), self._everything)
         self._progress_file: ProgressFile | None = None
+        self._reading: Source[None] | None = None  # of that file, which a stalled disk may hold
 
     async def restore(self) -> None:
         """Continue the steps that an earlier agent of the run has saved."""
@@ -57,25 +59,26 @@ class StepKeeper:
         path, saved = found
         self._lines.restore(saved)
         if path != own:
-            self._file.add(self._everything())
+            self._file.begin_anew()
         if saved.progress is not None and saved.progress.last is not None:
             say(f"the job's steps so far are known: {saved.progress.last} was the last one")
 
     async def begin(self, attempt: int) -> None:
         """Begin an attempt."""
         self._lines.begin_attempt(attempt)
-        self._progress_file = ProgressFile(progress_path(self._run.folder, attempt))
-        await in_thread(partial(remove_file, self._progress_file.path))  # of a former run
+        file = ProgressFile(progress_path(self._run.folder, attempt))
+        self._use(file)
+        await in_thread(partial(remove_file, file.path))  # of a former run
 
     def follow(self, attempt: int) -> None:
         """Follow an attempt that an earlier agent began."""
         position = self._lines.follow_attempt(attempt)
-        self._progress_file = ProgressFile(progress_path(self._run.folder, attempt), position)
+        self._use(ProgressFile(progress_path(self._run.folder, attempt), position))
 
     async def look(self) -> None:
         """Read what the job has appended to its file, and save what is new."""
-        if self._progress_file is not None:
-            await in_thread(partial(self._read_new, self._progress_file), times.STALLED_DISK)
+        if self._reading is not None:
+            await self._reading.value()
         for line in self._lines.take_unsaved():
             self._file.add(replace(line, at=line.at + self._zero))
 
@@ -87,6 +90,10 @@ class StepKeeper:
     def close(self) -> None:
         """Write the rest."""
         self._file.finish()
+
+    def _use(self, file: ProgressFile) -> None:
+        self._progress_file = file
+        self._reading = Source(partial(self._read_new, file), times.STALLED_DISK)
 
     def _read_new(self, file: ProgressFile) -> None:
         lines = file.read_lines()

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from contextlib import contextmanager
 from pathlib import Path
@@ -177,6 +178,32 @@ def test_a_process_that_registered_is_signaled(tmp_path: Path) -> None:
             assert stack.source == "faulthandler"
             assert place_of(stack).function == "waits_here"
         assert process.is_running()
+
+
+@pytest.mark.parametrize("first", ["{", "", "[" * 500, "\udcff"])
+def test_a_broken_file_is_none(first: str, tmp_path: Path) -> None:
+    """Whatever its first line is, the process gets no signal."""
+    with running(WAITS) as process:
+        file = tmp_path / f"{process.pid}.stacks"
+        file.write_bytes(first.encode(errors="surrogateescape") + b"\n")
+        (stack,) = look(process, signaled=str(tmp_path))
+        assert stack.source == NO_PY_SPY
+        assert process.status() != psutil.STATUS_ZOMBIE
+
+
+def test_a_disk_that_does_not_answer(tmp_path: Path) -> None:
+    """It holds neither the agent's loop nor its end: opening a pipe waits as such a disk does."""
+    with running(WAITS) as process:
+        file = tmp_path / f"{process.pid}.stacks"
+        os.mkfifo(file)
+        release = threading.Timer(9.0, lambda: os.close(os.open(file, os.O_RDWR)))
+        release.start()
+        began = time.monotonic()
+        (stack,) = look(process, signaled=str(tmp_path))
+        assert time.monotonic() - began < 7
+        assert stack.source == NO_PY_SPY
+        release.cancel()
+        os.close(os.open(file, os.O_WRONLY | os.O_NONBLOCK))  # the thread ends
 
 
 CHILD = """

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import threading
+import time
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import psutil
 import pytest
 
+from agent.base import times
+from agent.processes import recorder_dumps
 from agent.processes.driver import JobProcess
 from agent.processes.recorder_dumps import has_pipes, read_recorders
 
@@ -106,6 +111,58 @@ def test_a_rank_without_a_recorder(tmp_path: Path) -> None:
         found = read(one, tmp_path, 1.0)
     assert len(found.notes) == 1
     assert "no flight recorder dump of rank 1" in found.notes[0]
+
+
+class Rank:
+    """A rank's process, as far as its environment."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def environ(self) -> dict[str, str]:
+        """Return where its pipe and its dump are."""
+        return {
+            "TORCH_NCCL_DEBUG_INFO_PIPE_FILE": f"{self.folder}/pipe-",
+            "TORCH_FR_DUMP_TEMP_FILE": f"{self.folder}/dump-",
+        }
+
+
+@pytest.mark.parametrize(
+    ("call", "name", "has_note"),
+    [
+        ("stat", "pipe-1.pipe", True),
+        ("stat", "dump-1", True),
+        ("read_bytes", "dump-1", True),
+        ("write_bytes", "flight-recorder-1.dump", False),
+    ],
+)
+def test_a_frozen_disk_holds_nothing(
+    call: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, has_note: bool
+) -> None:
+    """Neither the agent's loop, nor its end: each call has a thread and a limit."""
+    os.mkfifo(tmp_path / "pipe-1.pipe")
+    monkeypatch.setattr(times, "STALLED_DISK", 0.2)
+    answers = threading.Event()
+    real = getattr(Path, call)
+
+    def frozen(path: Path, *arguments: object, **named: object) -> object:
+        if path.name == name:
+            answers.wait(8)
+        return real(path, *arguments, **named)
+
+    def write_dump(_pipe: Path) -> None:
+        with (tmp_path / "dump-1").open("wb") as file:
+            file.write(REAL.read_bytes())
+
+    monkeypatch.setattr(Path, call, frozen)
+    monkeypatch.setattr(recorder_dumps, "_write_byte", write_dump)
+    process: Any = Rank(tmp_path)
+    began = time.monotonic()
+    found = read(JobProcess("rank 1", process, 1, 4), tmp_path, 1.5)
+    assert time.monotonic() - began < 6
+    assert bool(found.notes) is has_note
+    assert all("no answer within" in note for note in found.notes)
+    answers.set()
 
 
 def test_a_disk_without_pipes(tmp_path: Path) -> None:

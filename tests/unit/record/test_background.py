@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +16,14 @@ import anyio
 import pytest
 
 from agent.base import times
-from agent.record.background import DiskAlarm, ItemWriter, Writer, in_background, in_thread
+from agent.record.background import (
+    DiskAlarm,
+    ItemWriter,
+    Writer,
+    in_background,
+    in_thread,
+    result_in_thread,
+)
 from agent.record.files import appending
 from support.scenario import await_true
 
@@ -262,6 +270,29 @@ def test_a_failed_item_is_written_later(monkeypatch: pytest.MonkeyPatch) -> None
         time.sleep(0.01)  # a step of the wait above
     latest.finish()
     assert written == [5]
+
+
+def test_a_result_or_its_error_in_time() -> None:
+    """A thread that hangs holds neither the caller's limit nor its end."""
+    answers = threading.Event()
+
+    def fails() -> str:
+        raise ValueError("no number")
+
+    async def ask() -> None:
+        assert await result_in_thread(lambda: 7, 60) == 7
+        with pytest.raises(ValueError, match="no number"):
+            await result_in_thread(fails, 60)
+        with pytest.raises(TimeoutError, match="no answer within"):
+            await result_in_thread(partial(answers.wait, 20), 0.05)
+        with anyio.move_on_after(0.05) as scope:
+            await result_in_thread(partial(answers.wait, 20), 60)
+        assert scope.cancelled_caught
+
+    began = time.monotonic()
+    anyio.run(ask)
+    assert time.monotonic() - began < 10
+    answers.set()
 
 
 def test_a_reader_that_fails_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from typing import TYPE_CHECKING
 
 import anyio
+import msgspec
 import pytest
 
+from agent.base import times
+from agent.job.progress import Progress
+from agent.job.series import MOST_KEYS, Series
+from agent.record.background import MAX_QUEUED
 from agent.record.files import write_atomically
 from agent.record.job_lines import JobLines
 from agent.record.run_folder import RunFolder
-from agent.record.series_file import SERIES_FILE
+from agent.record.series_file import SERIES_FILE, ProgressFile, SavedLine
 from agent.run.job_steps import StepKeeper, progress_path
 from agent.run.node_run import NodeRun
 from agent.settings.redact import Redactor
@@ -79,6 +85,69 @@ def test_the_file_of_the_job_is_read(tmp_path: Path) -> None:
     known = head.lines.progress
     assert known is not None
     assert (known.last, known.of, head.lines.newest()) == (3, 9, {"reward": 0.25})
+    head.end()
+
+
+def test_a_long_series_moves_to_another_node(tmp_path: Path) -> None:
+    """The line with everything is longer than what is queued for a disk."""
+    series = Series()
+    steps = [*range(1, 1_200)]
+    for step in steps:
+        series.add(1, step, {f"m{n}": step + n / 7 for n in range(MOST_KEYS - 1)}, 5_000)
+    progress = Progress(1, time.time(), first=1, last=steps[-1], highest=steps[-1])
+    line = SavedLine(5_000, "all", time.time(), 1, progress=progress, series=series.state)
+    text = msgspec.json.encode(line).decode() + "\n"
+    assert len(text) > MAX_QUEUED
+    former = tmp_path / "run-1" / "pod0" / SERIES_FILE
+    former.parent.mkdir(parents=True)
+    write_atomically(former, text)
+
+    second = Head(tmp_path, "pod7")
+    anyio.run(second.work, 2)
+    second.lines.write(b"step 1200/5000 mean reward 0.5\n", lambda _: False)
+    anyio.run(second.keeper.look)
+    second.end()
+    former.unlink()
+    third = Head(tmp_path, "pod7")
+    anyio.run(third.keeper.restore)
+    keys = third.lines.series()["keys"]
+    assert isinstance(keys, dict)
+    assert keys["m0"]["steps"] == steps
+    assert keys["reward"]["steps"] == [1_200]
+    third.end()
+
+
+def test_a_frozen_disk_holds_one_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No further read begins while one hangs; what it returns at last counts once."""
+    monkeypatch.setattr(times, "STALLED_DISK", 0.05)
+    answers = threading.Event()
+    calls: list[int] = []
+    read = ProgressFile.read_lines
+
+    def frozen(file: ProgressFile) -> list[bytes]:
+        calls.append(file.position)
+        answers.wait(20)
+        return read(file)
+
+    monkeypatch.setattr(ProgressFile, "read_lines", frozen)
+    head = Head(tmp_path, "pod0")
+    text = json.dumps({"step": 3, "of": 9}) + "\n"
+
+    async def work() -> None:
+        await head.keeper.begin(1)
+        write_atomically(progress_path(head.run.folder, 1), text)
+        for _ in range(5):
+            await head.keeper.look()
+        assert calls == [0]
+        answers.set()
+        with anyio.fail_after(10):
+            while len(calls) < 3:
+                await head.keeper.look()
+
+    anyio.run(work)
+    assert calls[:3] == [0, len(text), len(text)]
+    assert head.lines.progress is not None
+    assert head.lines.progress.last == 3
     head.end()
 
 

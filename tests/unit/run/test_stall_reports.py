@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import time
 from typing import TYPE_CHECKING, NamedTuple, cast
 
@@ -24,6 +25,7 @@ from agent.diagnosis.stacks import Frame, ProcessStack, ThreadStack
 from agent.job.progress import Progress
 from agent.job.services import Placeholders
 from agent.node.figures import Figures, GpuFigures
+from agent.processes import driver
 from agent.record.run_folder import RunFolder
 from agent.run import orders as asked_module
 from agent.run import stall as looks_module
@@ -63,6 +65,25 @@ def run(tmp_path: Path) -> Iterator[NodeRun]:
     made = NodeRun(plan, Redactor((SECRET,)), RunFolder(tmp_path, "run-1", "node-a"), 0.0, "run-1")
     yield made
     made.close()
+
+
+@pytest.mark.parametrize("what", [STACKS, BUSY])
+def test_a_search_for_processes_that_hangs(
+    run: NodeRun, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """It does not hold the agent's end."""
+    answers = threading.Event()
+    monkeypatch.setattr(driver, "job_processes", lambda _id: answers.wait(8) and [])
+
+    async def collect() -> None:
+        with anyio.move_on_after(0.3) as scope:
+            await Diagnostics(run).collect(what)
+        assert scope.cancelled_caught
+
+    began = time.monotonic()
+    anyio.run(collect)
+    assert time.monotonic() - began < 6
+    answers.set()
 
 
 def test_a_worker_reports_utilization_and_stacks(run: NodeRun) -> None:
