@@ -118,9 +118,9 @@ _job_failed = partial(_row, Kind.JOB_FAILED, BY_CALLER, is_jobs_verdict=True)
 JOB_MADE_FEW_STEPS = _row(
     Kind.DONE,
     0,
-    "warning: {steps}, though {success}",
+    "warning: the job exited with 0 {steps}{before}",
     "job",
-    f"{_OUTPUT}. If it was to stop early, nothing is wrong",
+    "Check the end of job.log; if the job stops early on purpose, ignore this",
     is_jobs_verdict=True,
 )
 """The exit code stays the job's, which somebody may rely on."""

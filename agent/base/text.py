@@ -84,6 +84,17 @@ def duration_text(seconds: float) -> str:
     return f"{larger} {rest} min" if rest else larger
 
 
+def number_text(value: float, digits: int = 3, *, signed: bool = False) -> str:
+    """Format a number with so many significant digits; a larger one in whole digits, as `312`."""
+    sign = "+" if signed else ""
+    if 10**digits - 0.5 <= abs(value) < _LARGEST_PLAIN:
+        return f"{value:{sign}.0f}"
+    return f"{value:{sign}.{digits}g}"
+
+
+_LARGEST_PLAIN = 10**15  # a broken metric may be larger
+
+
 def without_controls(text: str) -> str:
     """Return a text without terminal escape sequences and control characters."""
     return _CONTROLS.sub("", text)

@@ -7,7 +7,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from agent.base.ports import port_map, single_ports
-from agent.base.text import duration_text, first_names, listed
+from agent.base.text import duration_text, first_names, listed, number_text
 from agent.checks.finding import Finding, Level, fail, ok, warn
 from agent.node.facts import INTERFACES, PROXIES
 from agent.platforms.rank_variables import RUNPOD
@@ -155,7 +155,7 @@ def slow_links(links: Iterable[tuple[str, str, float]], weights: int = 0) -> Fin
     size = weights or EXAMPLE
     model = "" if weights else " (a model of 7B, for one)"
     what = (
-        f"{rate / 1e6:.3g} Mbps between {first_names(names)}: syncing "
+        f"{number_text(rate / 1e6)} Mbps between {first_names(names)}: syncing "
         f"{round(size / 1e9, 1):g} GB of weights{model} takes {duration_text(size * 8 / rate)}"
     )
     remedy = (
@@ -241,7 +241,7 @@ def all_reduce_result(text: str, shares: Sequence[tuple[str, int]]) -> tuple[str
     over = f"{gpus} GPUs" if gpus else f"{len(shares)} node(s) by CPU"
     size = round(reduced["bytes"] / (1 << 20))
     ms = reduced["seconds"] * 1000
-    return f"{PREFLIGHT}: an all-reduce of {size} MiB over {over} takes {ms:.3g} ms", ""
+    return f"{PREFLIGHT}: an all-reduce of {size} MiB over {over} takes {number_text(ms)} ms", ""
 
 
 def _is_consequence(error: str) -> bool:

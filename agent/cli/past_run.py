@@ -51,7 +51,7 @@ def past_status(head: Path, *, as_json: bool) -> str:
 
     if outcome is None:
         return f"run {run.name}: no {file}: the agent was killed, or still runs"
-    end = f"{outcome.kind.value}: {outcome.reason} (exit code {outcome.exit_code})"
+    end = f"{outcome.headline} (exit code {outcome.exit_code})"
     more = f"`pod-agent explain {run}` shows what took long"
     lines = (f"run {run.name} is over: {end}", outcome.remedy, more)
     return "\n".join(escaped(line) for line in lines if line)

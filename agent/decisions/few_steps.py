@@ -22,11 +22,13 @@ def warn_of_few_steps(
     steps = missing_steps(progress, total, checkpoint)
     if not steps:
         return success
-    return ends.JOB_MADE_FEW_STEPS.outcome(steps=steps, success=success.reason)
+    without_losses = ends.JOB_SUCCEEDED.outcome(before="").reason
+    before = success.reason.removeprefix(without_losses)
+    return ends.JOB_MADE_FEW_STEPS.outcome(steps=steps, before=before)
 
 
 def missing_steps(progress: Progress, total: int | None, checkpoint: str = "") -> str:
-    """Say which steps are missing; '' if none are, or nothing is known of them.
+    """Say after how many steps it ended; '' if none are missing, or nothing is known of them.
 
     Not every step has a line, and some programs count from 0: the last one may be behind the total
     by as much as two lines with steps are apart.
@@ -38,14 +40,14 @@ def missing_steps(progress: Progress, total: int | None, checkpoint: str = "") -
     # Did it make some, and fewer than all?
     if last is not None:
         is_short = of is not None and last + apart < of
-        return f"the job made only {last} of {of} steps" if is_short else ""
+        return f"after {last} of {of} steps" if is_short else ""
 
     # Did it make none, and were some left to make?
     before = progress.highest
     if of is not None and before is not None and before + apart >= of:
         return ""
     if before is not None:
-        return f"the job made no step, after an earlier attempt had come to step {before}"
+        return f"without a step, though an earlier attempt had come to step {before}"
     if of:
-        return f"the job made none of {of} steps"
-    return f"the job made no step after it resumed from {checkpoint}" if checkpoint else ""
+        return f"after 0 of {of} steps"
+    return f"without a step after it resumed from {checkpoint}" if checkpoint else ""

@@ -41,6 +41,7 @@ class Receipt(Value):
     redone: float = 0.0
     hold: float = 0.0
     away: float = 0.0  # part of `wait`: no agent ran, which costs nothing
+    has_steps: bool = True  # False: the job has printed none, which may be its way
 
     def with_time(self, part: Part, seconds: float) -> Receipt:
         """Return it with more time of a part."""
@@ -66,6 +67,7 @@ class Receipt(Value):
             "total": round(self.total, 1),
             "seconds": {part: round(spent, 1) for part, spent in self.seconds().items()},
             "away": round(self.away, 1),
+            "has_steps": self.has_steps,
             "cost": cost,
         }
 
@@ -94,6 +96,7 @@ class Meter(Value):
     highest: int | None = None  # step of all attempts
     redo_until: int | None = None  # the same of the attempts before this one
     usual: float | None = None  # seconds of a step before the open one
+    prints_steps: bool = False  # the job is known to print its steps
 
     def at_moment(self, activity: RunActivity, now: float) -> Meter:
         """Return the meter after a look at the run."""
@@ -123,6 +126,8 @@ class Meter(Value):
     def receipt(self, now: float, *, has_succeeded: bool = False) -> Receipt:
         """Return the receipt at a moment; a job that succeeded without a step was all training."""
         spent = self._settled(max(now, self.seen_at)).spent
+        if self.highest is None and not self.prints_steps and spent.first_step:
+            spent = replace(spent, has_steps=False)
         if has_succeeded and self.highest is None:
             moved = spent.first_step
             spent = replace(spent, first_step=0.0).with_time("training", moved)
@@ -195,10 +200,18 @@ def sentence(receipt: dict[str, object]) -> str:
     cost = receipt.get("cost") or {}
     assert isinstance(seconds, dict)  # noqa: S101 - as `to_dict` makes it
     assert isinstance(cost, dict)  # noqa: S101 - same
+    names = PARTS
+    if not receipt.get("has_steps", True):
+        names = {**PARTS, **dict.fromkeys(("first_step", "training"), "job")}
     parts = []
-    for part, name in PARTS.items():
+    for part, name in names.items():
         spent = seconds.get(part, 0.0)
         if spent >= _SHORTEST:
-            money = f" (${cost[part]:.2f})" if cost.get(part) else ""
-            parts.append(f"{name} {duration_text(spent)}{money}")
+            notes = []
+            if cost.get(part):
+                notes.append(f"${cost[part]:.2f}")
+            if name == "job":
+                notes.append("no steps known")
+            more = f" ({', '.join(notes)})" if notes else ""
+            parts.append(f"{name} {duration_text(spent)}{more}")
     return ", ".join(parts)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from statistics import median, quantiles
 from typing import TYPE_CHECKING, Literal
 
+from agent.base.text import number_text
 from agent.base.value import Value
 from agent.frameworks.step_format import Meaning
 from agent.job.progress import names_of
@@ -106,7 +107,8 @@ def by_rule(rule: Rule, points: Points) -> Advice | None:
     if change <= max(rule.spreads * spread, rule.share * abs(before), rule.least):
         return None
     since = recent[0][0]
-    what = f"the {rule.name} {rule.turn} from {before:.3g} to {now:.3g} since step {since}"
+    change_text = f"from {number_text(before)} to {number_text(now)}"
+    what = f"the {rule.name} {rule.turn} {change_text} since step {since}"
     return Advice(what, rule.remedy)
 
 

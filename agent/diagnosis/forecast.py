@@ -12,7 +12,7 @@ from itertools import pairwise
 from statistics import median
 from typing import TYPE_CHECKING
 
-from agent.base.text import duration_text
+from agent.base.text import duration_text, number_text
 from agent.base.value import Value
 from agent.node.figures import Forecast
 
@@ -28,6 +28,7 @@ FULL = 95  # percent at which it counts as full: Ray kills workers and refuses t
 AHEAD = 8  # windows: further ahead says nothing
 LONGEST = 12 * 3600  # seconds ahead
 GB = 10**9
+HOST_MEMORY = "host memory"
 
 
 class Sample(Value):
@@ -106,8 +107,12 @@ def grown_program(samples: Sequence[Sample]) -> str:
 
 def sentence(forecast: Forecast, node: str, since: str = "") -> str:
     """Return a forecast as a sentence; `since` names the step since which it grows."""
-    how = f"{forecast.per_hour / GB:+.2g} GB an hour"
+    preposition = "of" if forecast.what == HOST_MEMORY else "on"
+    subject = f"{forecast.what} {preposition} {node}"
+    growth = f"{number_text(forecast.per_hour / GB, 2)} GB an hour"
     when = since or f"for {duration_text(forecast.since)}"
     where = f", most of it in `{forecast.program}`" if forecast.program else ""
+    if forecast.seconds <= 0:
+        return f"{subject} is above {FULL} % and grows by {growth} {when}{where}"
     full = duration_text(forecast.seconds)
-    return f"{forecast.what} of {node} is full in {full}: {how} {when}{where}"
+    return f"{subject} reaches {FULL} % in {full}: +{growth} {when}{where}"

@@ -10,6 +10,8 @@ from __future__ import annotations
 from statistics import median
 from typing import TYPE_CHECKING, Literal
 
+from agent.base import times
+from agent.base.text import duration_text
 from agent.base.value import Value
 
 if TYPE_CHECKING:
@@ -19,13 +21,14 @@ if TYPE_CHECKING:
 
 Measure = Literal["use", "power", "clock"]
 MEASURES: Mapping[Measure, tuple[int, str, str]] = {
-    "use": (50, "GPU", "%"),
-    "power": (60, "power", "W"),
-    "clock": (80, "clock", "MHz"),
+    "use": (50, "GPU utilization", "%"),
+    "power": (60, "GPU power", "W"),
+    "clock": (80, "GPU clock", "MHz"),
 }
 """By figure: the percent of the median below which a node is slow, its name and unit."""
 LEAST_NODES = 3  # with fewer, nobody can say which one is slow
-LEAST_READINGS = 10  # five minutes of reports
+LEAST_READINGS = 10
+SHORTEST = LEAST_READINGS * times.FIGURES_SENT  # seconds for which a slow node was slow, about
 LEAST_USE = 30  # percent of utilization: below, the median node is idle
 MOST_SLOW = 4  # one node in so many may be slow; more have another role
 _WEIGHT = 10  # a new reading counts as one of so many
@@ -96,11 +99,13 @@ class SlowNode(Value):
     median: float
     throttled: tuple[str, ...] = ()
 
-    def sentence(self, name: str) -> str:
-        """Return it as a sentence: `pod170: GPU 14 %, median 91 %`."""
+    def sentence(self, seconds: float = SHORTEST) -> str:
+        """Return it in words: `GPU utilization 14 %, median of all nodes 91 %, for 5 min`."""
         _, what, unit = MEASURES[self.measure]
+        figure = f"{what} {self.value:.0f} {unit}"
+        middle = f"median of all nodes {self.median:.0f} {unit}"
         why = f" (limited by {', '.join(self.throttled)})" if self.throttled else ""
-        return f"{name}: {what} {self.value:.0f} {unit}, median {self.median:.0f} {unit}{why}"
+        return f"{figure}, {middle}, for {duration_text(seconds)}{why}"
 
 
 def slow_nodes(nodes: Mapping[str, NodeMean]) -> tuple[SlowNode, ...]:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from msgspec.structs import replace
 
-from agent.base.text import without_controls
+from agent.base.text import number_text, without_controls
 from agent.base.value import Value
 from agent.frameworks import all_frameworks
 from agent.frameworks.step_format import (
@@ -521,3 +521,11 @@ def _body_start(line: str) -> int:
 
 def _whole(number: object) -> int | None:
     return number if isinstance(number, int) and not isinstance(number, bool) else None
+
+
+def reward_text(reward: float, trend: float | None) -> str:
+    """Return the mean reward of the last step, and how it moved if known."""
+    text = f"mean reward {number_text(reward)}"
+    if trend is None:
+        return text
+    return f"{text} ({number_text(trend, 2, signed=True)} over the last 20 steps)"

@@ -63,7 +63,7 @@ class DiskFigures(Value, array_like=True):
 class Forecast(Value):
     """When a memory or disk of a machine will be full, by its growth."""
 
-    what: str  # `host memory`, or a disk by its folder
+    what: str  # `host memory`, or `disk` and its folder
     seconds: Seconds  # from now on
     per_hour: Bytes  # by how much it grows
     since: Seconds  # for how long it has grown so

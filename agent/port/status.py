@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from agent.base.text import Line, duration_text, escaped
 from agent.decisions.receipt import sentence
+from agent.job.progress import reward_text
 from agent.job.services import LATENCY_BOUNDS
 from agent.node.facts import MIB
 
@@ -28,7 +29,11 @@ _CLOCK_FIELDS = {
 }
 """Fields that change with the clock or with each probe."""
 
-_ADVICE = "training"  # the check of advice on the job's metrics (diagnosis/advice.py)
+_STALL = "stall"
+_OF_RUN = (_STALL, "slow node", "full soon", "training")
+"""The checks of warnings about what the run does (run/stall.py, run/machine_watch.py, and
+diagnosis/advice.py); others are about machines and settings."""
+_NUMBER = re.compile(r"(?<![\w-])\d+(?:\.\d+)?")  # none within a name
 _MAX_TEXT = 400  # Characters of one text
 _SILENT_AFTER = 15
 _WORST_FIRST = ("lost", "silent", "booting", "left", "joined")
@@ -47,6 +52,8 @@ def at_rest(status: Any, name: str = "") -> Any:  # noqa: ANN401 - any JSON
         return 0
     if name == "evidence":
         return re.sub(r"\d", "", str(status))
+    if name == "warnings":
+        return [{**one, "what": _NUMBER.sub("", str(one["what"]))} for one in status or ()]
     if isinstance(status, dict):
         return {key: at_rest(value, key) for key, value in status.items()}
     if isinstance(status, list):
@@ -114,9 +121,16 @@ def _summary(status: Status) -> Iterator[Line]:
             text += f", attempt {job['attempt']}"
         text = ", ".join((text, *progress_parts(status.get("progress"))))
         yield _line(_TONES.get(job["status"], ""), text)
-    for warning in status.get("warnings") or ():
-        if warning["check"] == _ADVICE:
-            yield _line("busy", f"{_ADVICE}: {warning['what']}. {warning['remedy']}")
+    yield from _warnings(status)
+
+
+def _warnings(status: Status) -> Iterator[Line]:
+    """Yield the warnings about what the run does; of stalls the last one."""
+    warnings = [one for one in status.get("warnings") or () if one["check"] in _OF_RUN]
+    stalls = [one for one in warnings if one["check"] == _STALL]
+    for warning in [*stalls[-1:], *(one for one in warnings if one["check"] != _STALL)]:
+        what = one_line(f"{warning['check']}: {warning['what']}")
+        yield Line(f"{what}. {one_line(warning['remedy'])}", tone="busy")
 
 
 def progress_parts(progress: Mapping[str, Any] | None) -> Iterator[str]:
@@ -132,10 +146,7 @@ def progress_parts(progress: Mapping[str, Any] | None) -> Iterator[str]:
     if progress["ends_at"] is not None:
         yield f"done about {progress['ends_at'][:16].replace('T', ' ')} UTC"
     if progress["reward"] is not None:
-        reward = f"mean reward {progress['reward']:.3g}"
-        if progress["reward_trend"] is not None:
-            reward += f" ({progress['reward_trend']:+.2g} over the last 20 steps)"
-        yield reward
+        yield reward_text(progress["reward"], progress["reward_trend"])
 
 
 def short_duration(seconds: float) -> str:
@@ -187,7 +198,8 @@ def node_rows(status: Status) -> list[tuple[Tone, list[str]]]:
         return []
     worst = {state: place for place, state in enumerate(_WORST_FIRST)}
     since = duration_text(status["seconds_in_phase"])
-    head = ("head", status.get("name") or "", "", "", status["phase"], since, "")
+    slow = status.get("slow") or ""
+    head = ("head", status.get("name") or "", "", "", status["phase"], since, slow)
     nodes = sorted(status["nodes"], key=lambda node: worst.get(node["state"], 0))
     rows = [head, *(_node(status, node) for node in nodes)]
     return [(_TONES.get(row[3], ""), [*map(one_line, row)]) for row in rows]

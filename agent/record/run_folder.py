@@ -103,6 +103,11 @@ def read_outcome(folder: Path) -> Outcome | None:
         return None
 
 
+def stacks_file(attempt: int) -> str:
+    """Return the name of the file with all stacks of an attempt that stalled."""
+    return f"stacks-{attempt}.log"
+
+
 def read_receipt(folder: Path) -> dict[str, Any] | None:
     """Read the receipt of a run from outcome.json; None if there is none."""
     try:

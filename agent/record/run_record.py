@@ -78,6 +78,7 @@ class SavedMeter(Value):
 
     clock: Moment  # when the clock of its times was 0
     known: Meter
+    price: float | None = None  # dollars an hour of all nodes, if known
 
     def on_clock(self, now: float) -> Meter:
         """Return it on the clock of this run."""

@@ -11,6 +11,8 @@ from agent.decisions.head.head_state import HeadPhase, WorkerReplaced, WorkerRep
 from agent.decisions.receipt import sentence
 from agent.decisions.shared import HERE
 from agent.decisions.worker.worker_state import WorkerPhase
+from agent.diagnosis.advice import advise
+from agent.job.progress import reward_text
 from agent.record.events import EVENTS_FILE, RecordedEvent, read_events
 from agent.record.files import seconds_between
 from agent.record.run_folder import (
@@ -19,6 +21,7 @@ from agent.record.run_folder import (
     node_folders,
     read_outcome,
     read_receipt,
+    stacks_file,
 )
 from agent.record.run_record import RUN_FILE, RunRecord
 from agent.record.series_file import SERIES_FILE, read_steps
@@ -29,6 +32,7 @@ if TYPE_CHECKING:
     from agent.base.ends import Outcome
     from agent.decisions.head.head_state import HeadEvent, HeadState
     from agent.record.files import NoRecord
+    from agent.record.series_file import SavedSteps
 
 MOST_SPANS = 32  # phases kept of each node: the first one and the latest
 _MOST_LINES = 10
@@ -98,21 +102,25 @@ def explain(folder: Path) -> list[str]:
     outcome = read_outcome(node)
     is_head = starts[-1].data["role"] == "head"
     first_phase = HeadPhase.BOOTING if is_head else WorkerPhase.FINDING
+    saved = read_steps(node / SERIES_FILE)
     lines = [
         _title(node, starts, lasted=events[-1].at),
         *_phases(events, first_phase.value),
-        *_steps(node),
+        *_steps(saved),
         *_receipt(node, record, lasted=events[-1].at),
-        *_waits(events, is_over=outcome is not None),
-        *_joined(events),
-        *_services(events),
-        *_noticed(events),
+        *_stalled(events, node),
+        *_advice(saved),
         *_attempts(record),
-        *_end(outcome),
+        *_noticed(events),
+        *_services(events),
     ]
-    if len(lines) > _MOST_LINES:
-        lines = [*lines[: _MOST_LINES - 2], *lines[-2:]]  # the end and its remedy are last
-    return [escaped(" ".join(line.split())) for line in lines]
+    details = [*_waits(events, is_over=outcome is not None), *_joined(events)]
+
+    # The end and its remedy are last; waits and nodes that joined are shown if there is room.
+    end = _end(outcome)
+    lines = lines[: _MOST_LINES - len(end)]
+    details = details[: _MOST_LINES - len(end) - len(lines)]
+    return [escaped(" ".join(line.split())) for line in (*lines, *details, *end)]
 
 
 def _title(node: Path, starts: list[RecordedEvent], *, lasted: float) -> str:
@@ -159,9 +167,8 @@ def _phases(events: list[RecordedEvent], phase: str) -> list[str]:
     return [f"phases: {phases}"]
 
 
-def _steps(node: Path) -> list[str]:
+def _steps(saved: SavedSteps | None) -> list[str]:
     """Return how far the job came, and how its reward moved."""
-    saved = read_steps(node / SERIES_FILE)
     known = None if saved is None else saved.progress
     if saved is None or known is None or known.last is None:
         return []
@@ -172,9 +179,35 @@ def _steps(node: Path) -> list[str]:
     if each is not None:
         parts.append(f"{_time(each)} a step")
     if reward is not None:
-        moved = "" if trend is None else f" ({trend:+.2g} over the last 20 steps)"
-        parts.append(f"mean reward {reward:.3g}{moved}")
+        parts.append(reward_text(reward, trend))
     return [f"steps: {', '.join(parts)}"]
+
+
+def _stalled(events: list[RecordedEvent], node: Path) -> list[str]:
+    """Return the last stall with the suspects, and how many attempts stalled before."""
+    stalls = {event.data["attempt"]: event.data for event in events if event.kind == "Stalled"}
+    if not stalls:
+        return []
+    *before, (attempt, last) = stalls.items()
+    suspects = last.get("suspects")
+    what = f"{last['what']}: {suspects}" if suspects else last["what"]
+    where = [f"attempt {attempt}"]
+    stacks = stacks_file(attempt)
+    if (node / stacks).exists():
+        where.append(stacks)
+    if before:
+        where.append(f"before it {first_names(f'attempt {number}' for number, _ in before)}")
+    return [f"stalled: {what} ({'; '.join(where)})"]
+
+
+def _advice(saved: SavedSteps | None) -> list[str]:
+    """Return the advice on the job's metrics at its last steps."""
+    if saved is None or saved.progress is None:
+        return []
+    advice = advise(saved.progress, saved.series.last)
+    if not advice:
+        return []
+    return [f"training: {'; '.join(one.what for one in advice)}. {advice[0].remedy}"]
 
 
 def _receipt(node: Path, record: RunRecord | NoRecord, *, lasted: float) -> list[str]:
@@ -182,7 +215,7 @@ def _receipt(node: Path, record: RunRecord | NoRecord, *, lasted: float) -> list
     receipt = read_receipt(node)
     if receipt is None and isinstance(record, RunRecord) and record.receipt is not None:
         meter = record.receipt.known
-        receipt = meter.receipt(max(lasted, meter.seen_at)).to_dict(None)
+        receipt = meter.receipt(max(lasted, meter.seen_at)).to_dict(record.receipt.price)
     try:
         line = "" if receipt is None else sentence(receipt)
     except (KeyError, TypeError, ValueError, AttributeError):  # another version's

@@ -31,6 +31,7 @@ from agent.processes.recorder_dumps import read_recorders
 from agent.processes.waiting import Failure
 from agent.record.background import in_thread, result_in_thread
 from agent.record.files import write_atomically
+from agent.record.run_folder import stacks_file
 from agent.run.diagnose import ray_log_folder
 
 if TYPE_CHECKING:
@@ -230,8 +231,3 @@ class JobExaminer:
                 if not isinstance(spec.ready, LogPattern) and spec.where == ON_HEAD:
                     tasks.start_soon(ask, spec)
         return notes
-
-
-def stacks_file(attempt: int) -> str:
-    """Return the name of the file with all stacks of an attempt."""
-    return f"stacks-{attempt}.log"

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 _IDLE_SHARE = 5  # percent of its memory that a GPU without a job may hold
 _BEYOND_START = 512  # MiB beyond what it held at the agent's start
 _MIB_PER_GIB = 1024
+_MAY_FAIL = "the job may run out of memory"
 
 
 def held_gpus(
@@ -44,15 +45,23 @@ def held_gpus(
     return tuple(held)
 
 
-def describe(held: Sequence[GpuFigures], names: Mapping[int, Sequence[str]]) -> str:
-    """Name GPUs whose memory is held, and the processes that hold it, if known."""
+def describe(held: Sequence[GpuFigures], names: Mapping[int, Sequence[str]], when: str = "") -> str:
+    """Name GPUs whose memory is in use, and the processes that use it, if known."""
     parts = []
     for gpu in held:
         used = (gpu.memory_used or 0) / _MIB_PER_GIB
         total = (gpu.memory_total or 0) / _MIB_PER_GIB
         who = listed(names.get(gpu.index, ())) or "no process that is visible here"
-        parts.append(f"GPU {gpu.index} holds {used:.1f} of {total:.0f} GiB ({who})")
+        parts.append(f"GPU {gpu.index} has {used:.1f} of {total:.0f} GiB in use{when} ({who})")
     return "; ".join(parts)
+
+
+def what_to_end(held: Sequence[GpuFigures], names: Mapping[int, Sequence[str]]) -> str:
+    """Return what would free the memory of these GPUs."""
+    known = {name for gpu in held for name in names.get(gpu.index, ())}
+    if not known:
+        return "free that memory"
+    return "end that process" if len(known) == 1 else "end these processes"
 
 
 def visible_gpus(environ: Mapping[str, str]) -> frozenset[int] | None:
@@ -84,7 +93,9 @@ class GpuMemory:
         gpus = await self._read()
         held = held_gpus(gpus, {}, self._visible)
         if held:
-            say(f"before the job: {describe(held, await self._names())}", "warning")
+            names = await self._names()
+            found = describe(held, names, " before the job")
+            say(f"{found}: {what_to_end(held, names)}, or {_MAY_FAIL}", "warning")
         self._at_start = {gpu.index: gpu.memory_used or 0 for gpu in gpus}
 
     async def await_free(self, limit: float = times.GPUS_FREED) -> None:
@@ -98,9 +109,12 @@ class GpuMemory:
 
         waits = partial(say, level="warning")
         try:
-            await until(look, limit, on_evidence=lambda why: waits(f"waiting for GPUs: {why}"))
+            await until(
+                look, limit, on_evidence=lambda why: waits(f"waiting for GPU memory: {why}")
+            )
         except TimedOutError as late:
-            waits(f"not free within {limit:g} s, the next attempt may run out of memory: {late}")
+            what = f"GPU memory is still in use after {limit:g} s: {late}"
+            waits(f"{what}. Starting the attempt anyway; it may run out of memory")
 
     async def _read(self) -> Sequence[GpuFigures]:
         """Return the GPUs' figures; none while the driver hangs, which others report."""

@@ -228,6 +228,7 @@ class RunStatus:
             "verdict": to_builtins(state.stop.verdict),
             "attempts": [attempt.to_outcome() for attempt in keeper.record.attempts],
             "figures": figures_or_none(self._run.stats.snapshot({})),
+            "slow": self.machines.slow_text(HERE),
             "progress": self.job_lines.to_status(
                 self._run.utc, is_running=state.phase is HeadPhase.RUNNING
             ),

@@ -61,7 +61,7 @@ class StepKeeper:
         if path != own:
             self._file.begin_anew()
         if saved.progress is not None and saved.progress.last is not None:
-            say(f"the job's steps so far are known: {saved.progress.last} was the last one")
+            say(f"continuing the job's step count at step {saved.progress.last}")
 
     async def begin(self, attempt: int) -> None:
         """Begin an attempt."""

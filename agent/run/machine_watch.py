@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from agent.checks.finding import Finding, Level
 from agent.decisions.shared import HERE
 from agent.diagnosis import forecast
-from agent.diagnosis.slow_nodes import NodeMean, SlowNode, slow_nodes
+from agent.diagnosis.slow_nodes import SHORTEST, NodeMean, SlowNode, slow_nodes
 from agent.record.events import NodeNoticed
 from agent.record.log import say
 
@@ -19,10 +19,8 @@ if TYPE_CHECKING:
     from agent.node.figures import Figures, Forecast
     from agent.run.node_run import NodeRun
 
-_SLOW = (
-    "Look at that machine: cooling, power, another job on its GPUs; a job is as fast as its "
-    "slowest node. Replace the node if it stays"
-)
+_SLOW = "Check its cooling, its power and other jobs on it, or replace it"
+_RAY_KILLS = "Ray kills workers there"
 _FULL = (
     "Lower what grows (batch, workers, what is kept), or give the node more; with checkpoints a "
     "restart of the job frees memory"
@@ -45,7 +43,9 @@ class MachineWatch:
         self._logged: dict[tuple[str, str], float] = {}
         """What was logged of a node, and the seconds ahead of a forecast."""
         self.slow: Mapping[str, SlowNode] = {}  # by agent
-        self._full: tuple[str, ...] = ()
+        self._slow_since: dict[str, float] = {}  # the same, on this run's clock
+        self._full: tuple[tuple[str, str], ...] = ()
+        """What will be full, and the remedy."""
 
     def look(self, figures: Mapping[str, Figures]) -> None:
         """Look at the newest figures of all nodes, by their agents; HERE is this node."""
@@ -54,38 +54,47 @@ class MachineWatch:
             key: self._means.get(key, NodeMean()).with_figures(one) for key, one in figures.items()
         }
         self.slow = {one.key: one for one in slow_nodes(self._means)}
+        since = self._run.now() - SHORTEST
+        self._slow_since = {key: self._slow_since.get(key, since) for key in self.slow}
         for key, one in self.slow.items():
             if (key, one.measure) not in self._logged:
-                self._log(key, one.measure, one.sentence(self._name(key)), 0.0)
+                sentence = f"slow node {self._name(key)}: {self.slow_text(key)}"
+                self._log(key, one.measure, sentence, _SLOW, 0.0)
 
         # What will be full? It is logged again once half of that time is over.
         full = []
         for key, known in figures.items():
             for ahead in known.forecasts:
                 sentence = forecast.sentence(ahead, self._name(key), self._since(ahead))
-                full.append(sentence)
+                full.append((sentence, self._remedy(ahead)))
                 logged = self._logged.get((key, ahead.what))
                 if logged is None or ahead.seconds < logged / 2:
-                    self._log(key, ahead.what, sentence, ahead.seconds)
+                    self._log(key, ahead.what, sentence, self._remedy(ahead), ahead.seconds)
         self._full = tuple(full)
 
     def findings(self) -> list[Finding]:
         """Return what the figures show now, as warnings."""
-        slow = [one.sentence(self._name(key)) for key, one in self.slow.items()]
+        slow = [f"{self._name(key)}: {self.slow_text(key)}" for key in self.slow]
         return [
             *(Finding("slow node", Level.WARN, what, _SLOW) for what in slow),
-            *(Finding("full soon", Level.WARN, what, _FULL) for what in self._full),
+            *(Finding("full soon", Level.WARN, what, remedy) for what, remedy in self._full),
         ]
 
     def slow_text(self, key: str) -> str:
-        """Return in which figure a node is slow, without its name, or ''."""
+        """Return in which figure a node is slow and for how long, without its name, or ''."""
         one = self.slow.get(key)
-        return "" if one is None else one.sentence("").removeprefix(": ")
+        return "" if one is None else one.sentence(self._run.now() - self._slow_since[key])
 
-    def _log(self, key: str, what: str, sentence: str, seconds: float) -> None:
+    def _remedy(self, ahead: Forecast) -> str:
+        """Return what to do about what will be full, and what follows at the latest."""
+        by_ray = not self._get_state().goal.by_torchrun
+        is_memory = ahead.what == forecast.HOST_MEMORY
+        return f"{_RAY_KILLS}. {_FULL}" if by_ray and is_memory else _FULL
+
+    def _log(self, key: str, what: str, sentence: str, remedy: str, seconds: float) -> None:
         self._logged[key, what] = seconds
         self._run.record(NodeNoticed(self._name(key), sentence))
-        say(sentence, "warning")
+        say(f"{sentence}. {remedy}", "warning")
 
     def _name(self, key: str) -> str:
         if key == HERE:

@@ -10,7 +10,7 @@ import anyio
 from msgspec.structs import replace
 
 from agent.base import times
-from agent.diagnosis.forecast import Trend
+from agent.diagnosis.forecast import HOST_MEMORY, Trend
 from agent.node.figures import Figures, UsualPower
 from agent.node.read_figures import (
     HostMemory,
@@ -147,14 +147,14 @@ class NodeFigures:
             self._programs_due = figures.at + times.PROGRAMS_READ
             self._largest = await self._programs.value() or {}
 
-        grows = [("host memory", figures.host_memory_used, figures.host_memory_total)]
-        grows += [(f"the disk of {disk.folder}", disk.used, disk.total) for disk in figures.disks]
+        grows = [(HOST_MEMORY, figures.host_memory_used, figures.host_memory_total)]
+        grows += [(f"disk {disk.folder}", disk.used, disk.total) for disk in figures.disks]
         forecasts = []
         for what, used, total in grows:
             if not total:  # it could not be read
                 continue
             trend = self._trends.setdefault(what, Trend(what))
-            programs = self._largest if what == "host memory" else {}
+            programs = self._largest if what == HOST_MEMORY else {}
             trend.add(figures.at, used, total, programs)
             forecast = trend.forecast()
             if forecast is not None:

@@ -149,9 +149,12 @@ class RunKeeper:
         """Record how long this agent has run: AGENT_MAX_HOURS and the cost count all agents."""
         self.save(replace(self.record, used=round(self.used_hours * 3600 + seconds, 1)))
 
-    def record_meter(self, meter: Meter, now: float) -> None:
-        """Record what the run's time was spent on so far, on a clock that is at `now`."""
-        self.save(replace(self.record, receipt=SavedMeter(Moment.before(now), meter)))
+    def record_meter(self, meter: Meter, now: float, price: float | None = None) -> None:
+        """Record what the run's time was spent on so far, on a clock that is at `now`.
+
+        `price` is dollars an hour of all nodes.
+        """
+        self.save(replace(self.record, receipt=SavedMeter(Moment.before(now), meter, price)))
 
     def former_meter(self, now: float) -> Meter | None:
         """Return the meter of the run's earlier agents, on the clock of this one; or None."""

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from agent.decisions import head
 from agent.decisions.head.head_state import HeadPhase
 from agent.decisions.receipt import Meter, RunActivity
+from agent.job.job import prints_steps
 from agent.plan import waits as planned
 
 if TYPE_CHECKING:
@@ -47,7 +50,9 @@ class RunReceipt:
         self._seen: tuple[object, ...] = ()
         self._stalls: tuple[Finding, ...] = ()
         former = keeper.former_meter(run.now())
-        self._meter = Meter() if former is None else former
+        meter = Meter() if former is None else former
+        job = run.plan.job
+        self._meter = replace(meter, prints_steps=job is not None and prints_steps(job))
 
     def look(self, stalls: tuple[Finding, ...]) -> None:
         """Look at what the run does; `stalls` are the stalls that were found so far."""
@@ -67,17 +72,19 @@ class RunReceipt:
     def to_dict(self) -> dict[str, object]:
         """Return the receipt so far."""
         self.look(self._stalls)
-        state = self._get_state()
-        goal = state.goal
-        price = None if goal.price is None else goal.price * (goal.expected_workers + 1)
-        verdict = state.stop.verdict
+        verdict = self._get_state().stop.verdict
         has_succeeded = verdict is not None and verdict.exit_code == 0
         receipt = self._meter.receipt(self._now(), has_succeeded=has_succeeded)
-        return receipt.to_dict(price)
+        return receipt.to_dict(self._price())
 
     def save(self) -> None:
         """Record it for the next agent of this run, and for `explain`."""
-        self._keeper.record_meter(self._meter, self._now())
+        self._keeper.record_meter(self._meter, self._now(), self._price())
+
+    def _price(self) -> float | None:
+        """Return the dollars an hour of all nodes; None if not known."""
+        goal = self._get_state().goal
+        return None if goal.price is None else goal.price * (goal.expected_workers + 1)
 
     def _now(self) -> float:
         return self._later(self._run.now())

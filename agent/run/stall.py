@@ -41,8 +41,8 @@ from agent.processes.driver import Utilization
 from agent.processes.waiting import Failure
 from agent.record.background import in_thread
 from agent.record.log import say
-from agent.record.run_folder import read_newest_files
-from agent.run.examine import FOR_TOOLS, STACKS, JobExaminer, NodeExaminer, stacks_file
+from agent.record.run_folder import read_newest_files, stacks_file
+from agent.run.examine import FOR_TOOLS, STACKS, JobExaminer, NodeExaminer
 from agent.run.head_server import request_log
 from agent.settings.jobs import on_stall
 

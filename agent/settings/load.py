@@ -161,7 +161,11 @@ def _unknown_names(environ: Mapping[str, str], problems: list[Problem]) -> tuple
         else:
             meant = _near(name.upper(), without_prefix)
 
-        if name in model.RESERVED_NAMES:
+        if name in model.SET_FOR_JOBS:
+            misspelled.append(
+                f"{name} is set by the agent in the job's environment; your value is ignored"
+            )
+        elif name in model.RESERVED_NAMES:
             problems.append(Problem(name, f"a variable that is {LATER}", "it unset"))
         elif is_prefixed and meant is not None:
             problems.append(Problem(name, "an unknown name", f"{meant} (did you mean that?)"))

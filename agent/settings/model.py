@@ -267,6 +267,7 @@ SECRET_FILE_VARIABLES = {f"{name}_FILE": name for name in SECRETS} | {TOKEN_PATH
 KNOWN_NAMES = (*FIELD_OF, *SECRET_FILE_VARIABLES)  # every name that is read
 FOREIGN_NAMES = ("RAY_DEBUG", "RAY_AUTH_MODE", "RAY_ADDRESS", "WANDB_MODE")
 """Variables of Ray and W&B that resemble known names; they are not misspellings."""
+SET_FOR_JOBS = ("AGENT_ATTEMPT", "AGENT_PROGRESS_FILE")  # by the agent, never read
 RESERVED_NAMES = ("AGENT_NOTIFY",)  # for a later version
 
 

@@ -52,7 +52,7 @@ def test_a_jobs_own_file_and_an_agent_that_is_killed(cluster: Cluster) -> None:
     (head,) = cluster.agents(sys.executable, "-c", WRITES_A_FILE)
     await_true("ten steps are known", lambda: last_step(cluster, head) >= 10, BOOT)
     kill_agent(head)
-    head.wait_for("the job's steps so far are known", timeout=20)
+    head.wait_for("continuing the job's step count at step", timeout=20)
     await_true("further steps are known", lambda: last_step(cluster, head) >= 30, 40)
     shown = status(cluster, head)["progress"]
     assert (shown["attempt"], shown["of"]) == (1, 60)
@@ -100,7 +100,10 @@ def test_a_resumed_job_that_makes_no_step_ends_with_a_warning(cluster: Cluster) 
     assert head.exec(["kill", "-9", str(raylet.pid)]).returncode == 0
     assert ends([head], BOOT) == [0]
 
-    warning = "warning: the job made no step, after an earlier attempt had come to step 3, though"
+    warning = (
+        "warning: the job exited with 0 without a step, though an earlier attempt had come to "
+        "step 3; before that, "
+    )
     assert f" WARN {warning}" in last_line(head)
     assert cluster.outcome(0)["reason"].startswith(warning)
     record = json.loads((cluster.pods[0].tmp / "logs/latest/run.json").read_text())

@@ -103,10 +103,13 @@
 
   // What the run's time was spent on, and money where the price is known.
   function drawSpent() {
-    const { seconds, cost } = status.receipt || { seconds: {}, cost: null };
+    const { seconds, cost, has_steps: hasSteps } = status.receipt || { seconds: {}, cost: null };
+    const isJob = (part) => hasSteps === false && ["first_step", "training"].includes(part);
     const parts = Object.entries(seconds).filter(([, spent]) => spent >= 1).map(([part, spent]) => {
-      const money = cost && cost[part] > 0 ? ` ($${cost[part].toFixed(2)})` : "";
-      return `${part.replace("_", " ")} ${long(spent)}${money}`;
+      const money = cost && cost[part] > 0 ? `$${cost[part].toFixed(2)}` : "";
+      const notes = [money, isJob(part) ? "no steps known" : ""].filter(Boolean).join(", ");
+      const name = isJob(part) ? "job" : part.replace("_", " ");
+      return `${name} ${long(spent)}${notes ? ` (${notes})` : ""}`;
     });
     show(at("spent"), parts.length > 0);
     text(at("spent"), `Time: ${parts.join(", ")}`);

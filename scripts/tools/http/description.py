@@ -134,12 +134,13 @@ RECEIPT = closed(
     total=NUMBER,
     seconds=closed(**dict.fromkeys(PARTS, NUMBER)),
     away=NUMBER,
+    has_steps=FLAG,
     cost=nullable(closed(**dict.fromkeys(PARTS, NUMBER))),
 )
 """What the run's time was spent on, in seconds, and in dollars where the price is known."""
 WARNING = closed("check", "what", "remedy")
 HEAD_FIELDS: Schema = {
-    **dict.fromkeys(("run_id", "platform", "name"), TEXT),
+    **dict.fromkeys(("run_id", "platform", "name", "slow"), TEXT),
     "role": {"const": "head"},
     "run_name": nullable(TEXT),
     "cost": nullable(NUMBER),

@@ -72,6 +72,7 @@ def status(nodes: int, *, step: int = 25) -> dict[str, Any]:
             },
         ],
         "figures": None,
+        "slow": "",
         "progress": lines.to_status(lambda at: iso_time(START + at), is_running=True),
         "curve": lines.curve(),
         "metrics": lines.newest(),
@@ -142,5 +143,7 @@ def _workers(count: int) -> Iterator[dict[str, object]]:
             "phases": [*phases, ["silent", 200.0]] if is_lost else phases,
             "steps": [{"name": "fetch", "state": "pending" if number == slow else "ready"}],
             "figures": _figures(number),
-            "slow": "power 260 W, median 650 W" if number == 2 and count > 10 else "",
+            "slow": "GPU power 260 W, median of all nodes 650 W, for 5 min"
+            if number == 2 and count > 10
+            else "",
         }

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from agent.base import ends
 from agent.cli.command_line import main
 from agent.port.log_filter import LogFilter, time_since
-from agent.record.run_folder import newest_run, node_folders
+from agent.record.run_folder import newest_run, node_folders, outcome_text, write_outcome
 from support.run_folders import leave_run
 from support.worlds import SECRET
 
@@ -55,6 +56,15 @@ def test_status(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["status", "--json"]) == 0
     data = json.loads(capsys.readouterr().out)
     assert (data["run_id"], data["is_over"], data["outcome"]["exit_code"]) == ("run-1", True, 7)
+
+
+def test_status_of_a_run_with_too_few_steps(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its first word is `warning`, as while the head answers."""
+    end = ends.JOB_MADE_FEW_STEPS.outcome(steps="after 3 of 400 steps", before="")
+    write_outcome(root / "run-1/pod0", outcome_text(end))
+    assert main(["status"]) == 0
+    first = capsys.readouterr().out.splitlines()[0]
+    assert first.startswith("run run-1 is over: warning: the job exited with 0 after 3 of 400")
 
 
 def test_status_of_a_run_without_an_outcome(root: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -54,6 +54,38 @@ def test_a_small_run_is_shown_completely() -> None:
     )
 
 
+WARNINGS = [
+    {"check": "stall", "what": "no step for 9 min; it has gone on", "remedy": "R0"},
+    {"check": "stall", "what": "no step for 12 min: rank 17 on pod2", "remedy": "R1"},
+    {"check": "slow node", "what": "pod1: GPU utilization 14 %", "remedy": "R2"},
+    {"check": "full soon", "what": "disk /c on pod1 reaches 95 % in 2 h", "remedy": "R3"},
+    {"check": "training", "what": "loss is nan", "remedy": "R4"},
+    {"check": "shared memory", "what": "64 MiB", "remedy": "R5"},
+]
+
+
+def test_warnings_about_what_the_run_does() -> None:
+    """The last stall, slow nodes, what will be full, and advice; no finding about a machine."""
+    shown = lines({**run_of(3), "warnings": WARNINGS, "slow": "GPU power 260 W"})
+    assert shown[2:6] == [
+        "stall: no step for 12 min: rank 17 on pod2. R1",
+        "slow node: pod1: GPU utilization 14 %. R2",
+        "full soon: disk /c on pod1 reaches 95 % in 2 h. R3",
+        "training: loss is nan. R4",
+    ]
+    assert not any("64 MiB" in line for line in shown)
+    assert "node head  pod0  running  4 min 25 s  GPU power 260 W" in shown
+
+
+def test_a_forecast_that_comes_nearer_is_no_change() -> None:
+    """Two nodes that differ in a number stay two lines."""
+    status = {**run_of(3), "warnings": [WARNINGS[3], {**WARNINGS[3], "what": "disk /c on pod2"}]}
+    later = copy.deepcopy(status)
+    later["warnings"][0]["what"] = "disk /c on pod1 reaches 95 % in 1 h"
+    assert lines_by_content(status).keys() == lines_by_content(later).keys()
+    assert sum("full soon" in line for line in lines_by_content(status)) == 2
+
+
 def test_a_wait() -> None:
     """Name, time left and evidence; the end of the run is none."""
     run = {**run_of(3), **BOOTING}

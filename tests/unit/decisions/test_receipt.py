@@ -113,6 +113,16 @@ def test_a_job_without_step_lines() -> None:
     assert spent(looks, 70) == {"boot": 10, "first_step": 50, "hold": 10}
 
 
+@pytest.mark.parametrize("has_succeeded", [True, False])
+def test_no_first_step_for_hours(has_succeeded: bool) -> None:  # noqa: FBT001
+    """A job that prints no steps is not said to take hours for its first one."""
+    meter = Meter().at_moment(BOOT, 0).at_moment(job(), 12)
+    found = meter.receipt(18_012, has_succeeded=has_succeeded).to_dict(2.0)
+    assert sentence(found) == "boot 12 s ($0.01), job 5 h ($10.00, no steps known)"
+    known = Meter(prints_steps=True).at_moment(BOOT, 0).at_moment(job(), 12)
+    assert sentence(known.receipt(18_012).to_dict(None)) == "boot 12 s, first step 5 h"
+
+
 def test_an_agent_that_was_killed() -> None:
     """The next one continues: time without an agent is a wait, or the job's where that runs on."""
     meter = Meter()

@@ -36,10 +36,24 @@ def test_a_leak() -> None:
     assert forecast.seconds == pytest.approx(8 / 3 * 3600, rel=0.05)
     said = sentence(replaced(forecast), "pod2", "since step 40")
     assert said == (
-        "host memory of pod2 is full in 2 h 40 min: +3.1 GB an hour since step 40, "
+        "host memory of pod2 reaches 95 % in 2 h 40 min: +3.1 GB an hour since step 40, "
         "most of it in `ray::WorkerDict`"
     )
     assert "+3.1 GB an hour for 20 min" in sentence(replaced(forecast), "pod2")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "per_hour", "words"),
+    [
+        (9_600, 312 * GB, "reaches 95 % in 2 h 40 min: +312 GB an hour for 20 min"),
+        (9_600, GB // 4, "reaches 95 % in 2 h 40 min: +0.25 GB an hour for 20 min"),
+        (0, 3_100_000_000, "is above 95 % and grows by 3.1 GB an hour for 20 min"),
+    ],
+)
+def test_a_disk(seconds: int, per_hour: int, words: str) -> None:
+    """It is on a node; large numbers have plain digits, and one that is full already says so."""
+    ahead = Forecast("disk /workspace/ckpt", seconds, per_hour, 1_200)
+    assert sentence(ahead, "pod2") == f"disk /workspace/ckpt on pod2 {words}"
 
 
 def replaced(forecast: Forecast) -> Forecast:

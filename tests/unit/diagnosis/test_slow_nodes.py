@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from agent.diagnosis.slow_nodes import LEAST_READINGS, NodeMean, slow_nodes
 from agent.node.figures import Figures, GpuFigures
 
+USE = "GPU utilization {} %, median of all nodes 91 %, for 5 min"
+
 
 def node(use: int = 91, power: int = 650, clock: int = 1_395, **more: Any) -> NodeMean:  # noqa: ANN401
     """Return the means of a node whose eight GPUs all do the same for minutes."""
@@ -23,7 +25,7 @@ def node(use: int = 91, power: int = 650, clock: int = 1_395, **more: Any) -> No
 
 def sentences(nodes: dict[str, NodeMean]) -> list[str]:
     """Return what is said about these nodes."""
-    return [one.sentence(one.key) for one in slow_nodes(nodes)]
+    return [f"{one.key}: {one.sentence()}" for one in slow_nodes(nodes)]
 
 
 def fleet(count: int, **others: NodeMean) -> dict[str, NodeMean]:
@@ -33,11 +35,13 @@ def fleet(count: int, **others: NodeMean) -> dict[str, NodeMean]:
 
 def test_one_of_many() -> None:
     """Named with its figure and the median."""
-    assert sentences(fleet(255, pod170=node(use=14))) == ["pod170: GPU 14 %, median 91 %"]
-    assert sentences(fleet(3, slow=node(power=260))) == ["slow: power 260 W, median 650 W"]
+    assert sentences(fleet(255, pod170=node(use=14))) == [f"pod170: {USE.format(14)}"]
+    assert sentences(fleet(3, slow=node(power=260))) == [
+        "slow: GPU power 260 W, median of all nodes 650 W, for 5 min"
+    ]
     hot = node(clock=345, throttled=("power", "temperature"))
     assert sentences(fleet(7, hot=hot)) == [
-        "hot: clock 345 MHz, median 1395 MHz (limited by temperature)"
+        "hot: GPU clock 345 MHz, median of all nodes 1395 MHz, for 5 min (limited by temperature)"
     ]
 
 
@@ -48,13 +52,15 @@ def test_one_gpu_of_a_node_has_a_low_clock() -> None:
         gpus = [GpuFigures(n, 91, power=650, clock=1_395) for n in range(8)]
         gpus[5] = GpuFigures(5, 91, power=650, clock=600)
         mean = mean.with_figures(Figures(float(at), tuple(gpus)))
-    assert sentences(fleet(7, one=mean)) == ["one: clock 600 MHz, median 1395 MHz"]
+    assert sentences(fleet(7, one=mean)) == [
+        "one: GPU clock 600 MHz, median of all nodes 1395 MHz, for 5 min"
+    ]
 
 
 def test_the_clearest_figure_of_each_node_and_the_slowest_first() -> None:
     """A node is named once."""
     nodes = fleet(20, idle=node(use=9, power=140), late=node(use=40))
-    assert sentences(nodes) == ["idle: GPU 9 %, median 91 %", "late: GPU 40 %, median 91 %"]
+    assert sentences(nodes) == [f"idle: {USE.format(9)}", f"late: {USE.format(40)}"]
 
 
 @pytest.mark.parametrize(

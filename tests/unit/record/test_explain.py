@@ -16,6 +16,7 @@ from agent.decisions.head.fleet import Worker
 from agent.decisions.head.head_state import WorkerReported
 from agent.decisions.receipt import Meter, Receipt, RunActivity
 from agent.decisions.shared import ServiceGone, ServiceReady
+from agent.decisions.stall import Stalled
 from agent.record import events as e
 from agent.record.node_record import Moment
 from agent.record.run_folder import RunFolder, outcome_text, write_outcome
@@ -89,12 +90,12 @@ def test_a_whole_run(tmp_path: Path) -> None:
     assert explain(run_of(tmp_path)) == [
         "run run-1, recorded by the head pod0: began 2026-11-22T06:48:25.000Z, lasted 3 min 22 s",
         "phases: booting 13.5 s, submitting 0.5 s, running 3 min 7 s, leaving 1.0 s",
+        "job: attempt 1: 3 min, exit code 7",
+        f"services: {FAILURES}",
         "waited for workers 13.2 s; last: 1 of 2 joined; pod2 last reported: joining Ray",
         "waited for Ray on this node 3.7 s",
         "joined: pod2 after 13.0 s and pod1 after 6.0 s",
         "left: pod2 (asked to stop by SIGTERM)",
-        f"services: {FAILURES}",
-        "job: attempt 1: 3 min, exit code 7",
         "end: job-failed, exit code 7: the job failed with exit code 7",
         "remedy: job.log shows why: a GPU ran out of memory",
     ]
@@ -204,16 +205,56 @@ def test_the_first_phase_is_an_event(tmp_path: Path) -> None:
 
 def test_what_the_figures_and_the_clock_showed(tmp_path: Path) -> None:
     """A slow node is named with its figure; the receipt comes from outcome.json, else run.json."""
-    slow = "pod170: GPU 14 %, median 91 %"
+    slow = "slow node pod170: GPU utilization 14 %, median of all nodes 91 %, for 5 min"
     noticed = (30.0, e.NodeNoticed("pod170", slow))
     write(tmp_path / "run/pod0", *HEAD, noticed, (40.0, e.NodeNoticed("pod170", slow)))
     meter = Meter(Receipt(boot=13.5), at=13.5, seen_at=14.0, now=RunActivity("job", 1))
-    saved = SavedMeter(Moment.before(14.0), meter)
+    saved = SavedMeter(Moment.before(14.0), meter, price=20.0)
     RunRecord("run", "f", 1, head="pod0", receipt=saved).write(tmp_path / "run/run.json")
     lines = explain(tmp_path)
     assert f"nodes: {slow}" in lines
-    assert "time: boot 14 s, first step 26 s" in lines
+    assert "time: boot 14 s ($0.07), job 26 s ($0.15, no steps known)" in lines
 
     text = outcome_text(FAILED, receipt=Receipt(boot=13.5, training=180.0).to_dict(20.0))
     write_outcome(tmp_path / "run/pod0", text)
     assert "time: boot 14 s ($0.07), training 3 min ($1.00)" in explain(tmp_path)
+
+
+def test_a_stall_is_shown_before_the_waits(tmp_path: Path) -> None:
+    """The last one with its suspects; what matters most is never cut off."""
+    run = run_of(tmp_path)
+    where = "rank 17 on pod2 is in compute_score"
+    told: tuple[tuple[float, object], ...] = (
+        (60.0, Stalled(1, "no step for 9 min", "nothing is known")),
+        (130.0, Stalled(2, "no step for 12 min since step 41", where)),
+        (131.0, Stalled(2, "no step for 13 min since step 41", where, "retry")),
+        (140.0, e.NodeNoticed("pod1", "slow node pod1: GPU utilization 14 %")),
+        *((150.0 + n, e.Waited(f"thing {n}", 900, "")) for n in range(3)),
+    )
+    write(run / "pod0", *told)
+    (run / "pod0/stacks-2.log").write_text("stacks")
+    step = SavedLine(2, "step", 61.0, 2, 41, 90, {"critic/rewards/mean": 0.5}, ("actor/loss",))
+    (run / "pod0" / SERIES_FILE).write_bytes(encode(step))
+    lines = explain(run)
+    assert lines[2].startswith("steps: step 41 of 90")
+    assert lines[3] == (
+        f"stalled: no step for 13 min since step 41: {where} "
+        "(attempt 2; stacks-2.log; before it attempt 1)"
+    )
+    assert lines[4].startswith("training: actor/loss is nan or infinite at step 41. The weights")
+    assert [line.split(":")[0] for line in lines[5:]] == [
+        *("job", "nodes", "services", "end", "remedy")
+    ]
+    assert len(lines) == 10
+
+
+def test_large_rewards_have_plain_digits(tmp_path: Path) -> None:
+    """312, and not 3.1e+02."""
+    run = run_of(tmp_path)
+    lines = [
+        SavedLine(step, "step", 61.0 * step, 1, step, 40, {"critic/rewards/mean": 1000.0 + step**3})
+        for step in range(1, 9)
+    ]
+    (run / "pod0" / SERIES_FILE).write_bytes(b"\n".join(map(encode, lines)))
+    assert "mean reward 1512 (+" in explain(run)[2]
+    assert "e+0" not in explain(run)[2]

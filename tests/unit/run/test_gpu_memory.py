@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from agent.node.figures import GpuFigures
 from agent.run import gpu_memory
-from agent.run.gpu_memory import GpuMemory, held_gpus, visible_gpus
+from agent.run.gpu_memory import GpuMemory, held_gpus, visible_gpus, what_to_end
 from support.worlds import MACHINE, plan_of
 
 if TYPE_CHECKING:
@@ -81,7 +81,9 @@ def test_memory_of_a_dead_process_is_waited_for(
     anyio.run(node.memory.look_at_start)
     assert node.said == []
     anyio.run(node.memory.await_free)
-    assert node.said == ["warning waiting for GPUs: GPU 0 holds 70.0 of 78 GiB (python3, pid 4711)"]
+    assert node.said == [
+        "warning waiting for GPU memory: GPU 0 has 70.0 of 78 GiB in use (python3, pid 4711)"
+    ]
     assert node.readings == 4
 
 
@@ -92,12 +94,26 @@ def test_a_foreign_process_does_not_hold_the_run_up(
     node = Node(monkeypatch, FREE, HELD, plan=plan)
     anyio.run(node.memory.look_at_start)
     anyio.run(node.memory.await_free, 0.2)
-    assert "the next attempt may run out of memory: GPU 0 holds 70.0" in node.said[-1]
+    assert node.said[-1] == (
+        "warning GPU memory is still in use after 0.2 s: GPU 0 has 70.0 of 78 GiB in use (python3, "
+        "pid 4711). Starting the attempt anyway; it may run out of memory"
+    )
 
     there = Node(monkeypatch, HELD, plan=plan)
     anyio.run(there.memory.look_at_start)
     anyio.run(there.memory.await_free, 0.2)
-    assert there.said == ["warning before the job: GPU 0 holds 70.0 of 78 GiB (python3, pid 4711)"]
+    assert there.said == [
+        (
+            "warning GPU 0 has 70.0 of 78 GiB in use before the job (python3, pid 4711): "
+            "end that process, or the job may run out of memory"
+        )
+    ]
+
+
+def test_what_would_free_it() -> None:
+    """Only a process that is known can be ended."""
+    assert what_to_end([HELD], {}) == "free that memory"
+    assert what_to_end([HELD], {0: ["a, pid 1", "b, pid 2"]}) == "end these processes"
 
 
 @pytest.mark.parametrize("reward", ["builtin", "serve --gpu"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 from agent.decisions.shared import HERE
@@ -21,12 +22,15 @@ STATE = Trace(goal(3), [(2.0, reported(2)), (2.1, reported(3)), (2.2, reported(4
 KEYS = {worker.name: key for key, worker in STATE.fleet.workers.items()}
 LEAK = Forecast("host memory", 9_600, 3_100_000_000, 1_200, "ray::WorkerDict")
 
+CLOCK = [600.0]  # the run's clock: its last item
+
 
 def watch(progress: Progress | None = None) -> tuple[MachineWatch, list[Any]]:
     """Return the watch of a head with three workers, and the events that it records."""
     run = run_of(plan_of({}))
     events: list[Any] = []
     run.record = events.append
+    run.now = lambda: CLOCK[-1]
     return MachineWatch(run, lambda: STATE, lambda: progress), events
 
 
@@ -44,11 +48,16 @@ def test_a_slow_node_is_logged_once(monkeypatch: pytest.MonkeyPatch) -> None:
     for at in range(LEAST_READINGS + 5):
         nodes = {key: figures(at) for key in (HERE, *KEYS.values())}
         machines.look({**nodes, KEYS[slow]: figures(at, 14)})
-    said = f"{slow}: GPU 14 %, median 91 %"
-    assert log == [said]
+    figure = "GPU utilization 14 %, median of all nodes 91 %, for 5 min"
+    said = f"slow node {slow}: {figure}"
+    remedy = "Check its cooling, its power and other jobs on it, or replace it"
+    assert log == [f"{said}. {remedy}"]
     assert [event.what for event in events] == [said]
-    assert [finding.what for finding in machines.findings()] == [said]
-    assert machines.slow_text(KEYS[slow]) == "GPU 14 %, median 91 %"
+    (finding,) = machines.findings()
+    assert finding.sentence() == f"slow node: {slow}: {figure}. {remedy}"
+    assert machines.slow_text(KEYS[slow]) == figure
+    monkeypatch.setattr(sys.modules[__name__], "CLOCK", [720.0])
+    assert machines.slow_text(KEYS[slow]) == figure.replace("5 min", "7 min")
     assert machines.slow_text(HERE) == ""
 
     # It recovers, or leaves.
@@ -73,10 +82,10 @@ def test_a_forecast_is_logged_again_at_half_of_its_time(
     assert [event.node for event in events] == [name, name]
     assert len(log) == 2
     assert (
-        f"host memory of {name} is full in 2 h 40 min: +3.1 GB an hour since about step 40, "
-        "most of it in `ray::WorkerDict`"
-    ) == log[0]
+        f"host memory of {name} reaches 95 % in 2 h 40 min: +3.1 GB an hour since about step 40, "
+        "most of it in `ray::WorkerDict`. Ray kills workers there. Lower what grows"
+    ) in log[0]
     (finding,) = machines.findings()
-    assert "is full in 76 min 40 s" in finding.what
+    assert "reaches 95 % in 76 min 40 s" in finding.what
     machines.look({})
     assert machines.findings() == []

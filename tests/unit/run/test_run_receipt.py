@@ -51,10 +51,12 @@ class Rig:
         self.state = state_of([])
         self.progress: Progress | None = None
         self.saved: list[tuple[Meter, float]] = []
-        self.run = SimpleNamespace(now=lambda: self.at, started=50.0)
+        self.run = SimpleNamespace(
+            now=lambda: self.at, started=50.0, plan=SimpleNamespace(job=None)
+        )
         keeper: Any = SimpleNamespace(
             former_meter=lambda _now: former,
-            record_meter=lambda meter, now: self.saved.append((meter, now)),
+            record_meter=lambda meter, now, _price: self.saved.append((meter, now)),
         )
         run: Any = self.run
         self.receipt = RunReceipt(run, keeper, lambda: self.state, lambda: self.progress)

@@ -138,6 +138,14 @@ def test_an_unknown_name_without_a_known_word_gets_no_suggestion() -> None:
     assert load({"AGENT_ID": "7"}).misspelled == ("unknown and ignored: AGENT_ID",)
 
 
+@pytest.mark.parametrize("name", ["AGENT_PROGRESS_FILE", "AGENT_ATTEMPT"])
+def test_a_name_that_the_agent_sets_for_the_job(name: str) -> None:
+    """It is known, and not the user's to set."""
+    assert load({name: "/x"}).misspelled == (
+        f"{name} is set by the agent in the job's environment; your value is ignored",
+    )
+
+
 @pytest.mark.parametrize("name", ["AGENT_RAY_PORT", "AGENT_DASHBOARD_PORT", "AGENT_PORT"])
 def test_a_service_link_is_ignored_with_a_line(name: str) -> None:
     """NAME_PORT=tcp://… of Kubernetes is ignored with a sentence."""
