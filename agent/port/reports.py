@@ -72,6 +72,7 @@ class _Agent(Struct):
     last_report: float = 0.0
     said_goodbye: bool = False
     ip: str = ""
+    outlived_head: bool = False  # Its hello proves that it took part in a former head's run
     is_cut_off: bool = False  # Its connection broke, and no report has followed
     sequence: int = 0  # The number of its last report
     is_silent: bool = False  # It did not answer either, until its next report
@@ -248,13 +249,14 @@ class Reports:
         agent = self._agents.get(report.id)
         if report.hello is not None and agent is None and not self._is_closed:
             hello = report.hello.with_clock_offset(time.time())
-            await self._wait_for_run_decision(hello, report.epoch)
+            outlived_head = await self._wait_for_run_decision(hello, report.epoch)
             if self._is_outranked(report, hello):
                 return replace(self._reply, verdict=None)
             unclear = await self._reply_of_conflict(report, hello)
             if unclear is not None:
                 return unclear
             agent = self._agents.get(report.id) or self._register(report, hello)
+            agent.outlived_head |= outlived_head
 
         # Without a hello, or after the end, whose verdict is another run's, nothing is recorded.
         if agent is None and self._is_closed:
@@ -396,17 +398,22 @@ class Reports:
             return None
         return agent
 
-    async def _wait_for_run_decision(self, hello: Hello, epoch: int) -> None:
+    async def _wait_for_run_decision(self, hello: Hello, epoch: int) -> bool:
         """Wait until the head has decided on the agent's run: another run's name makes it leave.
 
         An agent that asks again waits too: the run may be recorded and not yet in the reply.
+        Return whether its hello proves that run.
         """
         if not hello.run_id or self._expected.refusal_of(hello):
-            return  # a refused agent changes nothing: the run that it names counts for nothing
-        if self._on_recalled_run(hello, epoch) and self.run_decided.is_set():
+            return (
+                False  # a refused agent changes nothing: the run that it names counts for nothing
+            )
+        is_proven = self._on_recalled_run(hello, epoch)
+        if is_proven and self.run_decided.is_set():
             self.run_decided = anyio.Event()
         with anyio.move_on_after(times.RUN_DECIDED):
             await self.run_decided.wait()
+        return is_proven
 
     def _register(self, report: Report, hello: Hello) -> _Agent:
         """Register an agent, and forget an earlier one of the same node."""
@@ -573,6 +580,7 @@ class Reports:
             preparing=report.preparing,
             refused=agent.refusal,
             has_left=report.bye is not None,
+            outlived_head=agent.outlived_head,
             error=report.error,
             items=report.items,
             answers=report.answers,

@@ -185,8 +185,10 @@ class AgentServer:
         names: Iterable[str | None] = (),
         run_id: Callable[[], str] = str,
         control: Control | None = None,
+        expected_workers: int = 0,
     ) -> None:
         self._has_secret = token is not None
+        self._expected_workers = expected_workers
         self._access = PortAccess(token, None if control is None else control.key, run_id)
         self._ready = ready
         self._status = status
@@ -207,6 +209,7 @@ class AgentServer:
         runner = PortRunner(
             app,
             lambda sentence: say(f"the agent's port {sentence}", "warning"),
+            self._expected_workers,
             shutdown_timeout=0.2,
             handler_cancellation=True,
         )

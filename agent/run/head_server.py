@@ -115,6 +115,7 @@ def make_server(
         run_id=lambda: run.run_id,
         names=(topology.node_name, topology.head_host, *topology.platform.own_names),
         control=control,
+        expected_workers=topology.expected_workers,
     )
 
 

@@ -23,7 +23,7 @@ MAX_OPEN = 16_384  # Limit of open connections, where half the limit of open fil
 MAX_UNTRUSTED_PER_ADDRESS = 1024
 """Limit of connections from one address that did not show a token; at most half of all.
 
-A thousand workers may call at once from behind one address.
+A thousand workers may call at once from behind one address, and more where more are expected.
 """
 _ACCEPTED_PER_TURN = 16  # Connections accepted in one turn of the loop, before any is counted
 
@@ -31,8 +31,10 @@ _ACCEPTED_PER_TURN = 16  # Connections accepted in one turn of the loop, before 
 class Connections:
     """The open connections of one port, on all of its sockets; `warn` logs a sentence."""
 
-    def __init__(self, warn: Callable[[str], None]) -> None:
+    def __init__(self, warn: Callable[[str], None], expected_workers: int = 0) -> None:
         self._log = warn
+        # a worker that connects again may have its former connection open
+        self._most_of_address = max(MAX_UNTRUSTED_PER_ADDRESS, 2 * expected_workers)
         self._open: set[Connection] = set()
         self._untrusted: dict[str, dict[Connection, None]] = {}  # By address, the oldest first
         self._has_warned = False
@@ -45,7 +47,7 @@ class Connections:
 
         # Must another one be closed: of its own address, or of the address with the most?
         crowd = self._untrusted.get(connection.ip, {})
-        if len(crowd) < min(MAX_UNTRUSTED_PER_ADDRESS, most // 2):
+        if len(crowd) < min(self._most_of_address, most // 2):
             crowd = {}
             if len(self._open) >= most:
                 crowd = max(self._untrusted.values(), key=len, default={})
@@ -143,11 +145,12 @@ class PortRunner(web.AppRunner):
         self,
         app: web.Application,
         warn: Callable[[str], None],
+        expected_workers: int = 0,
         **options: Any,  # noqa: ANN401 - as aiohttp has it
     ) -> None:
         # aiohttp would inflate a body before the handler checks a token
         super().__init__(app, access_log=None, auto_decompress=False, **options)
-        self._connections = Connections(warn)
+        self._connections = Connections(warn, expected_workers)
 
     @property
     def server(self) -> Any:  # noqa: ANN401 - called like aiohttp's server, of which this makes one

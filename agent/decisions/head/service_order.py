@@ -339,7 +339,7 @@ def order_steps(state: HeadState, turn: Turn) -> HeadState:
         if _runs(state, name, node, turn.now)
     }
     may_unblock = len(holders) < len(known) or _unblocks_other_nodes(turn.before, state)
-    if isinstance(event, h.WorkerReported):
+    if isinstance(event, h.WorkerReported) and _may_hold(state, event.worker, turn.now):
         holders = {**_steps_that_run(state, event.worker), **holders}
     if isinstance(event, h.RunRemembered) and event.is_of_other_head:
         state = state.with_steps(are_of_other_head=True)
@@ -382,6 +382,12 @@ def _runs_steps(worker: Worker, now: float) -> bool:
     return not (worker.has_left or worker.refused or is_silent)
 
 
+def _may_hold(state: HeadState, worker: Worker, now: float) -> bool:
+    """Return whether what a worker reports to run may keep others from a disk: not a stranger's."""
+    is_of_run = worker.outlived_head or state.expects(worker)
+    return is_of_run and _runs_steps(worker, now)
+
+
 def _steps_that_run(state: HeadState, worker: Worker) -> Mapping[StepOnDisk, str]:
     """Return a worker as the holder of the steps on a disk that it runs already.
 
@@ -406,7 +412,7 @@ def _awaits_holders(state: HeadState, now: float) -> bool:
     """
     if state.goal.step_holders is not None or not state.steps.are_of_other_head:
         return False
-    workers = [worker for worker in state.fleet.workers.values() if not worker.refused]
+    workers = [worker for worker in state.fleet.workers.values() if state.expects(worker)]
     has_all = len(workers) >= state.goal.expected_workers
     limit = times.SPARES_REPORT if has_all else times.STEP_HOLDER_SILENT
     return now < limit

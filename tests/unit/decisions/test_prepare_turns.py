@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given
@@ -41,12 +41,14 @@ def says(
     has_left: bool = False,
     pending: tuple[str, ...] = (),
     running: tuple[str, ...] = (),
+    **more: Any,  # noqa: ANN401 - passed on
 ) -> tuple[float, h.HeadEvent]:
     """Return a worker's report about finished steps, and its other steps."""
     items = tuple(ItemReport(name, Step.READY) for name in over)
     items += tuple(ItemReport(name, Step.PENDING) for name in pending)
     items += tuple(ItemReport(name, Step.PENDING, is_running=True) for name in running)
-    return at, reported(n, joined=False, preparing=True, heard=at, items=items, has_left=has_left)
+    more |= {"joined": False, "preparing": True, "heard": at, "has_left": has_left}
+    return at, reported(n, items=items, **more)
 
 
 def orders(trace: Trace) -> list[tuple[str, str]]:
@@ -196,6 +198,29 @@ def test_what_runs_is_saved_though_nothing_is_ordered() -> None:
         h.SaveStepHolders({DISK_OF_WORKERS: "pod3"}),
         h.OrderStep("data", "agent3"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("more", "holder"),
+    [
+        ({"rank": 77}, "pod2"),
+        ({"refused": "version mismatch"}, "pod2"),
+        ({"rank": 1, "refused": "version mismatch"}, "pod2"),
+        ({"rank": 77, "outlived_head": True}, "pod9"),
+        ({"rank": 1}, "pod9"),
+    ],
+)
+def test_a_stranger_keeps_no_worker_from_a_step(more: dict[str, Any], holder: str) -> None:
+    """Anyone can report that a step runs; a spare of a former head's run may run one."""
+    introduced = [hello(n, AT)[0] for n in (9, 2, 3, 4)]
+    trace = Trace(of(SHARED_DATA_STEP), [outlives(2, 1)[0], *introduced])
+    for at in range(2, 30):
+        trace.take(says(9, at=at, running=("data",), **more)[1], at)
+        for n in (2, 3, 4):
+            trace.take(says(n, at=at, rank=n - 1)[1], at)
+    saved = [action for action in trace.effects if isinstance(action, h.SaveStepHolders)]
+    assert {name for action in saved for name in action.holders.values()} == {holder}
+    assert {node for _, node in orders(trace)} <= {holder.replace("pod", "agent")}
 
 
 def test_a_head_with_a_record_waits_for_no_other_worker() -> None:

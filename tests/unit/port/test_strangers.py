@@ -568,3 +568,23 @@ def test_a_refused_agent_recalls_no_run() -> None:
     assert reply.refusal
     assert reply.fingerprint == ""
     assert recalled == []
+
+
+@pytest.mark.parametrize("is_proven", [True, False])
+def test_who_proves_the_run_is_no_stranger(
+    monkeypatch: pytest.MonkeyPatch, *, is_proven: bool
+) -> None:
+    """A step that such a worker runs keeps others from its disk, whatever the worker's rank."""
+    monkeypatch.setattr(times, "RUN_DECIDED", 0.05)
+    events: list[object] = []
+    reports = Reports(
+        FIRST_WITH_PROOF,
+        Expected(None, "", "", ""),
+        events.append,
+        lambda: 100.0,
+        on_recalled_run=lambda _hello, _epoch: is_proven,
+    )
+    hello = Hello("spare", 77, run_id="run-0", fingerprint="recorded")
+    anyio.run(reports.handle, replace(EVIL, hello=hello))
+    workers = [event.worker for event in events if isinstance(event, h.WorkerReported)]
+    assert [worker.outlived_head for worker in workers] == [is_proven]

@@ -270,3 +270,19 @@ def test_an_ipv6_network_counts_as_one_address(monkeypatch: pytest.MonkeyPatch) 
 
     assert asyncio.run(story()) == [True, False, False, False, False, False]
     assert "from 2001:db8::/64" in warnings[0]
+
+
+def test_all_workers_of_one_network_keep_their_connections(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """More workers than the limit of an address are expected: each may connect twice."""
+    monkeypatch.setattr(connections, "MAX_UNTRUSTED_PER_ADDRESS", 3)
+
+    async def story() -> list[bool]:
+        counted = connections.Connections(lambda _: None, expected_workers=5)
+        wires = [Wire(f"2001:db8::{n}") for n in range(11)]
+        for wire in wires:
+            connections.Connection(counted, asyncio.Protocol()).connection_made(wire)
+        return [wire.is_aborted for wire in wires]
+
+    assert asyncio.run(story()) == [True] + [False] * 10
