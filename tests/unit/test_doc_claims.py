@@ -12,17 +12,23 @@ import pytest
 
 from agent.base import ends, times
 from agent.base.errors import SettingsError
+from agent.decisions.few_steps import warn_of_few_steps
 from agent.diagnosis.advice import RULES, by_rule
+from agent.diagnosis.forecast import HOST_MEMORY, sentence
 from agent.diagnosis.slow_nodes import (
     LEAST_NODES,
     LEAST_READINGS,
     LEAST_USE,
     MEASURES,
     MOST_SLOW,
+    SlowNode,
 )
+from agent.job.progress import Progress
+from agent.node.figures import Forecast, GpuFigures
 from agent.node.read import command_fault
 from agent.port.access import host_names, refusal_of
 from agent.processes.parent import NOTICES, STOPS
+from agent.run.gpu_memory import describe
 from agent.settings import load
 from agent.settings.model import RESERVED_NAMES, SECRET_FILE_VARIABLES
 from support.sources import DOCS, ROOT, name_of
@@ -103,12 +109,21 @@ def test_a_program_that_does_not_exist_is_described_as_it_is_reported(tmp_path: 
 
 def test_messages_of_a_running_job_are_quoted_as_they_are_made() -> None:
     """The troubleshooting page quotes each sentence that people search for."""
+    slow = SlowNode("10.0.0.4", "use", 14.0, 91.0).sentence()
+    full = Forecast(HOST_MEMORY, 9_600, 3_100_000_000, 1_200)
+    held = GpuFigures(0, memory_used=71_680, memory_total=80_000)
+    success = ends.JOB_SUCCEEDED.outcome(before="")
+    few = warn_of_few_steps(success, Progress(1, 0.0, last=3, of=400), 400)
     entropy = next(rule for rule in RULES if (rule.meaning, rule.turn) == ("entropy", "fell"))
     points = [(step, 0.8 if step < 56 else 0.1) for step in range(1, 61)]
     advice = by_rule(entropy, points)
     assert advice is not None
     again = ends.SAME_CAUSE.outcome(where="at step 12", cause="…")
     quoted = (
+        f"slow node pod170: {slow}",
+        sentence(full, "pod2", "since about step 40"),
+        f"waiting for GPU memory: {describe([held], {0: ['python3, pid 4711']})}",
+        few.reason,
         f"{advice.to_warning()['check']}: {advice.what}",
         again.headline,
     )
