@@ -6,7 +6,7 @@ import errno
 import os
 import socket
 import time
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
@@ -14,10 +14,11 @@ from msgspec.structs import replace
 
 from agent.base import times
 from agent.base.ends import Outcome
+from agent.base.text import error_text
 from agent.base.value import Value
 from agent.record.background import ItemWriter
 from agent.record.files import LockHolder, Record, iso_time, safe_name, seconds_between
-from agent.record.log_dir import log_dir
+from agent.record.log_dir import RefusedPathError, log_dir
 from agent.record.memory import record_memory
 
 if TYPE_CHECKING:
@@ -199,7 +200,7 @@ def folder_of(root: Path, node: str, agents: Collection[int]) -> Path | None:
     unsaved = record_memory.path_of(NODE_FILE)
     if unsaved is not None and log_dir.exists(unsaved.parent):
         return unsaved.parent
-    for path in _newest_records(root, node):
+    for path in _find_records(root, node).newest:
         record = NodeRecord.read_patiently(path)
         if not isinstance(record, NodeRecord) or record.node != node or record.ended:
             continue
@@ -210,36 +211,63 @@ def folder_of(root: Path, node: str, agents: Collection[int]) -> Path | None:
 
 def why_unreadable(root: Path, node: str) -> str:
     """Return why a record that may be of this node's killed agents cannot be read, or ''."""
-    for path in _newest_records(root, node):
+    # Can the disk say where the records are?
+    found = _find_records(root, node)
+    faults = [*found.faults]
+    unsaved = record_memory.path_of(NODE_FILE)
+    if unsaved is not None:
+        with _faults_to(faults, unsaved.parent):
+            log_dir.stat(unsaved.parent)
+    if faults:
+        return faults[0]
+
+    # Can each of them be read?
+    for path in found.newest:
         record = NodeRecord.read(path)
         if not isinstance(record, NodeRecord) and not record.is_missing:
             return f"{path}: {record.why}"
     return ""
 
 
-def _newest_records(root: Path, node: str) -> list[Path]:
-    """Return the files of this node's agents in the newest runs, the newest first."""
+class _FoundRecords(NamedTuple):
+    """The records of a node's agents; `faults` are errors of the disk, which may hide others."""
+
+    newest: list[Path]  # the newest first
+    faults: list[str]
+
+
+def _find_records(root: Path, node: str) -> _FoundRecords:
+    """Return the files of this node's agents in the newest runs."""
+    faults: list[str] = []
     written = []
-    for path in _records_of(root, safe_name(node)):
-        with suppress(OSError):
+    for path in _records_of(root, safe_name(node), faults):
+        with _faults_to(faults, path):
             written.append((log_dir.stat(path).st_mtime, path))
-    return [path for _, path in sorted(written, reverse=True)[:MAX_RUNS]]
+    newest = [path for _, path in sorted(written, reverse=True)[:MAX_RUNS]]
+    return _FoundRecords(newest, faults)
 
 
-def _records_of(root: Path, name: str) -> Iterator[Path]:
+def _records_of(root: Path, name: str, faults: list[str]) -> Iterator[Path]:
     """Yield the files of all agents with a name, or one that begins with it, in all runs."""
-    with suppress(OSError):
-        for run in log_dir.names(root):
-            yield from _records_in(root / run, name)
+    runs: list[str] = []
+    with _faults_to(faults, root):
+        runs = log_dir.names(root)
+    for run in runs:
+        nodes: list[str] = []
+        with _faults_to(faults, root / run):
+            if not (root / run).is_symlink():  # `latest`
+                nodes = log_dir.names(root / run)
+        yield from (root / run / node / NODE_FILE for node in nodes if node.startswith(name))
 
 
-def _records_in(run: Path, name: str) -> Iterator[Path]:
-    if run.is_symlink():  # `latest`
-        return
-    with suppress(OSError):  # a file, or another user's folder
-        for node in log_dir.names(run):
-            if node.startswith(name):
-                yield run / node / NODE_FILE
+@contextmanager
+def _faults_to(faults: list[str], path: Path) -> Iterator[None]:
+    """Add an error of the disk to `faults`; what is missing or refused stays so, and is none."""
+    try:
+        yield
+    except OSError as error:
+        if not isinstance(error, FileNotFoundError | NotADirectoryError | RefusedPathError):
+            faults.append(f"{path}: {error_text(error)}")
 
 
 # --- the writer ----------------------------------------------------------------------------------

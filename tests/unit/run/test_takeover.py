@@ -19,6 +19,7 @@ from agent.decisions.worker import worker_state as w
 from agent.processes import parent, process
 from agent.record import files
 from agent.record.files import NoRecord
+from agent.record.log_dir import RefusedPathError, log_dir
 from agent.record.node_record import NODE_FILE, own_record
 from agent.record.run_record import RUN_FILE, ChosenRun, RunRecord, choose_run
 from agent.run.end import end_of_killed
@@ -96,6 +97,40 @@ def test_a_record_that_cannot_be_read_for_a_while_is_awaited(
     refuse_reads(monkeypatch, name, LONGER_THAN_READ_AT_ONCE)
     chosen = chosen_by_next_agent(root)
     assert (chosen.run_id, chosen.before) == ("run", expected)
+
+
+@pytest.mark.parametrize("call", ["stat", "names"])
+def test_a_folder_that_cannot_be_listed_for_a_while_is_awaited(
+    root: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    """A network disk may refuse to look up a file, or to list a folder, that is there."""
+    left = LONGER_THAN_READ_AT_ONCE
+    real = getattr(log_dir, call)
+
+    def refuse(path: Path) -> object:
+        nonlocal left
+        if left and (call == "names" or path.name == NODE_FILE):
+            left -= 1
+            raise STALE
+        return real(path)
+
+    monkeypatch.setattr(log_dir, call, refuse)
+    assert find_killed_agent(root, "pod0", is_head=True) == KilledAgent("run")
+    assert left == 0
+
+
+def test_a_path_that_is_refused_is_not_awaited(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another user's folder stays another user's, and a run may be removed meanwhile."""
+    (root / "run" / "pod0" / NODE_FILE).unlink()
+    (root / "file").write_text("")
+    monkeypatch.setattr(times, "RECORD_UNREADABLE", 600.0)
+    assert find_killed_agent(root, "pod0", is_head=True) == KilledAgent()
+
+    def refuse(_path: Path) -> list[str]:
+        raise RefusedPathError("it belongs to user 7")
+
+    monkeypatch.setattr(log_dir, "names", refuse)
+    assert find_killed_agent(root, "pod0", is_head=True) == KilledAgent()
 
 
 def test_a_worker_needs_no_record_of_the_run(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
