@@ -31,11 +31,29 @@ def newest_run(environ: Mapping[str, str], no_head: str) -> list[Path]:
     """
     root = log_root(load(environ).settings)
     why = f"no head's agent answers: {no_head}"
-    path = run_folder.newest_run(root)
-    if path is None:
-        raise UnavailableError(f"{why}; {root} (AGENT_LOG_DIR) holds no run")
-    warn(f"{why}; from the newest run folder, {escaped(str(path))}:")
-    return run_folder.node_folders(path)
+    chosen = run_folder.choose_newest_run(root)
+    warn_left_out(root, chosen)
+    if chosen.run is None:
+        raise UnavailableError(f"{why}; {no_run_in(root, chosen)}")
+    warn(f"{why}; from the newest run folder, {escaped(str(chosen.run))}:")
+    return [*chosen.nodes]
+
+
+def warn_left_out(root: Path, chosen: run_folder.ChosenFolder) -> None:
+    """Warn of the runs that were not chosen, since other users made them."""
+    if not chosen.left_out:
+        return
+    why = "is left out: another user made it"
+    if len(chosen.left_out) > 1:
+        why = "are left out: other users made them"
+    names = first_names(chosen.left_out)
+    warn(f"{escaped(names)} in {root} {why}; `pod-agent explain FOLDER` reads any that you name")
+
+
+def no_run_in(root: Path, chosen: run_folder.ChosenFolder) -> str:
+    """Return that no run was found in AGENT_LOG_DIR."""
+    whose = " of this user" if chosen.left_out else ""
+    return f"{root} (AGENT_LOG_DIR) holds no run{whose}"
 
 
 def past_status(head: Path, *, as_json: bool) -> str:

@@ -16,7 +16,7 @@ import time
 from contextlib import contextmanager, suppress
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from msgspec import convert, field, to_builtins
 from msgspec.json import decode
@@ -37,7 +37,7 @@ from agent.record.node_record import NodeRecord, own_record
 from agent.record.run_record import RUN_FILE, RunRecord
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from agent.record.run_record import AttemptRecord
 
@@ -139,21 +139,64 @@ def node_folders(run: Path) -> list[Path]:
 
 
 def newest_run(folder: Path) -> Path | None:
-    """Return the run in or below a folder that was written last; none that another user made."""
+    """Return the run in or below a folder that was written last, whoever made it."""
+    return _newest(_nodes_below(folder.resolve()))
+
+
+class ChosenFolder(NamedTuple):
+    """The run chosen in AGENT_LOG_DIR, and what was left out."""
+
+    run: Path | None
+    nodes: tuple[Path, ...] = ()  # the folders of its nodes, the head's first
+    left_out: tuple[str, ...] = ()  # runs of other users
+
+
+def choose_newest_run(root: Path) -> ChosenFolder:
+    """Choose the newest run in AGENT_LOG_DIR; where others may write, none that others made.
+
+    What the owner of AGENT_LOG_DIR made is used, too.
+    """
+    # Whose runs are used?
+    root = root.resolve()
+    own = owner_of_runs(root)
+    owners: set[int] | None = None
+    if own is not None:
+        owners = {own, root.stat().st_uid}
+
+    # Which is the newest?
+    left_out: list[str] = []
+    known = {*_nodes_below(root, owners, left_out)}
+    run = _newest(known)
+    nodes = [] if run is None else node_folders(run)
+    nodes = [node for node in nodes if node in known]
+    return ChosenFolder(run, tuple(nodes), tuple(sorted(left_out)))
+
+
+def _newest(nodes: Iterable[Path]) -> Path | None:
+    """Return the run of the node's folder that was written last."""
     written: list[tuple[float, Path]] = []
-    for node in _nodes_below(folder.resolve()):
+    for node in nodes:
         for name in _NODE_MARKS:
             with suppress(OSError):
                 written.append(((node / name).stat().st_mtime, node.parent))
     return max(written, default=(0.0, None))[1]
 
 
-def _nodes_below(folder: Path) -> Iterator[Path]:
-    """Yield the folders of nodes in or below a folder; none of another user in a shared one."""
-    owner = owner_of_runs(folder)
+def _nodes_below(
+    folder: Path, owners: Collection[int] | None = None, left_out: list[str] | None = None
+) -> Iterator[Path]:
+    """Yield the folders of nodes in or below a folder.
+
+    With `owners` none that others made; the names of their runs are added to `left_out`.
+    """
     for path, folders, names in os.walk(folder):
         place = Path(path)
-        folders[:] = [name for name in folders if _belongs_to(owner, place / name)]
+        if owners is not None:
+            others = [name for name in folders if not _belongs_to(owners, place / name)]
+            folders[:] = [name for name in folders if name not in others]
+            if left_out is not None:
+                runs = filter(_holds_run, map(place.joinpath, others))
+                left_out += [str(run.relative_to(folder)) for run in runs]
         if _NODE_MARKS & {*names}:
             yield place
         if _NODE_MARKS & {*names} or len(place.relative_to(folder).parts) >= _DEEPEST_RUN:
@@ -162,10 +205,20 @@ def _nodes_below(folder: Path) -> Iterator[Path]:
             folders.remove(_CHECKPOINTS)
 
 
-def _belongs_to(owner: int | None, folder: Path) -> bool:
-    """Return whether a folder is of this owner, or of any for None."""
+def _belongs_to(owners: Collection[int], folder: Path) -> bool:
+    """Return whether one of these users made a folder."""
     with suppress(OSError):  # removed meanwhile
-        return owner in {None, folder.lstat().st_uid}
+        return folder.lstat().st_uid in owners
+    return False
+
+
+def _holds_run(folder: Path) -> bool:
+    """Return whether a folder is a run's, as far as this user can read it."""
+    if folder.is_symlink():  # `latest`
+        return False
+    with suppress(OSError):
+        names = {path.name for path in folder.glob("*/*")}
+        return (folder / RUN_FILE).exists() or bool(_NODE_MARKS & names)
     return False
 
 
@@ -431,8 +484,11 @@ def newest_key(root: Path) -> str | None:
     run: Path | None = None
     with suppress(OSError):
         run = root / safe_name(str((root / "latest").readlink()))
-    if run is None or not _belongs_to(owner, run):
-        run = newest_run(root)
+    owners = None if owner is None else {owner}
+    if run is not None and owners is not None and not _belongs_to(owners, run):
+        run = None
+    if run is None:
+        run = _newest(_nodes_below(root.resolve(), owners))
     if run is None:
         return None
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+from contextlib import nullcontext
 from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING
 
@@ -11,6 +14,7 @@ import pytest
 from agent.base import ends
 from agent.cli.command_line import main
 from agent.port.log_filter import LogFilter, time_since
+from agent.record.events import EVENTS_FILE, Began, Ended, EventRecorder
 from agent.record.run_folder import newest_run, node_folders, outcome_text, write_outcome
 from support.run_folders import leave_run
 from support.worlds import SECRET
@@ -158,3 +162,35 @@ def test_lines_since(text: str, minutes: int, left: str) -> None:
 def test_a_log_without_times_is_printed_whole() -> None:
     """`--since` has no effect then."""
     assert LogFilter(since=NOON).apply("step 1\nstep 2\n", NOON) == "step 1\nstep 2\n"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
+def test_a_run_of_another_user(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """None is chosen where others may write, and the message names it; a named one is read."""
+    root.chmod(0o777)
+    theirs = root / "run-1"
+    for path in (theirs, *theirs.rglob("*")):
+        os.chown(path, 12_345, 12_345)
+    left_out = f"run-1 in {root} is left out: another user made it"
+    assert main(["status"]) == 0
+    shown = capsys.readouterr()
+    assert shown.out.startswith("run run-2 is over")
+    assert left_out in shown.err
+    assert main(["logs", "job"]) == 0
+    assert left_out in capsys.readouterr().err
+
+    # The only run is another user's.
+    shutil.rmtree(root / "run-2")
+    for verb in (["status"], ["logs", "job"], ["explain"]):
+        assert main(verb) == 69
+        err = capsys.readouterr().err
+        assert left_out in err
+        assert f"{root} (AGENT_LOG_DIR) holds no run of this user" in err
+    theirs.chmod(0o775)
+    began = Began("head", "run-1", "2026-11-22T06:48:25.000Z", "1.0")
+    events = theirs / "pod0" / EVENTS_FILE
+    recorder = EventRecorder(lambda: nullcontext(events), str, began, lambda: 0.0)
+    recorder.add(Ended(1.0))
+    recorder.finish()
+    assert main(["explain", str(theirs)]) == 0
+    assert capsys.readouterr().out.startswith("run run-1")

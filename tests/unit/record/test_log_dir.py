@@ -14,7 +14,15 @@ from agent.record.bundle import BundlePart, make
 from agent.record.files import FileLock, appending, read_small, write_atomically
 from agent.record.log_dir import LogDir, RefusedPathError, log_dir
 from agent.record.node_record import folder_of
-from agent.record.run_folder import RunFolder, make_key, newest_key, newest_run, read_checkpoints
+from agent.record.run_folder import (
+    ChosenFolder,
+    RunFolder,
+    choose_newest_run,
+    make_key,
+    newest_key,
+    newest_run,
+    read_checkpoints,
+)
 from agent.run.restarts import PastEnd
 
 if TYPE_CHECKING:
@@ -237,7 +245,10 @@ def test_a_strangers_run_is_not_chosen(root: Path) -> None:
     for path in (root / "theirs", theirs, *theirs.iterdir(), root / "latest"):
         os.chown(path, OTHER, OTHER, follow_symlinks=False)
     assert newest_key(root) == key
-    assert newest_run(root) == own.path.parent
+    assert choose_newest_run(root) == ChosenFolder(own.path.parent, (own.path,), ("theirs",))
+
+    # A folder that is named is read, whoever made it.
+    assert newest_run(root) == newest_run(root / "theirs") == theirs.parent
 
     # Below a run of this user, too.
     planted = root / "own" / "pod1"
@@ -250,7 +261,11 @@ def test_a_strangers_run_is_not_chosen(root: Path) -> None:
 
     # A folder into which only its owner writes holds what that one put there.
     root.chmod(0o755)
-    assert newest_run(root) == theirs.parent
+    assert choose_newest_run(root).run == theirs.parent
+    root.chmod(0o777)
+    os.chown(root, OTHER, OTHER)
+    assert choose_newest_run(root).run == theirs.parent
+    assert newest_key(root) == key
 
 
 def test_no_name_leads_out_of_the_log_folder(root: Path) -> None:
