@@ -31,6 +31,12 @@ _OPCODES = {
     *("BINPUT", "LONG_BINPUT", "BINGET", "LONG_BINGET"),
 }
 """Those that make containers and scalars; torch 2.11 and 2.14 use some of them."""
+_KEYS = {"BINUNICODE", "SHORT_BINUNICODE", "BININT", "BININT1", "BININT2"}
+_GETS = {"BINGET", "LONG_BINGET"}
+_PUTS = {"MEMOIZE", "BINPUT", "LONG_BINPUT"}
+_TAKE_ALL = {"TUPLE", "APPENDS", "SETITEMS"}  # all that is above the mark
+_TAKE = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3, "APPEND": 1, "SETITEM": 2}
+_PUT_NOTHING = {"PROTO", "FRAME", "STOP", "APPEND", "APPENDS", "SETITEM", "SETITEMS"}
 
 
 class DumpError(ValueError):
@@ -106,12 +112,53 @@ def _load(data: bytes) -> Any:  # noqa: ANN401 - lists, mappings, texts and numb
 
 
 def _check_opcodes(data: bytes) -> None:
-    """Raise DumpError for other opcodes, and for an index that would make a memo of gigabytes."""
+    """Raise DumpError for other opcodes, and for an index that would make a memo of gigabytes.
+
+    Keys are texts and short numbers: the hash of tuples that share each other takes for ever, and
+    holds all threads.
+    """
+    keys = _KeyCheck()
     for count, (opcode, argument, _) in enumerate(pickletools.genops(data)):
         if opcode.name not in _OPCODES or count > _MOST_OPCODES:
             raise DumpError(f"it has the opcode {opcode.name}, or too many")
         if opcode.name == "LONG_BINPUT" and isinstance(argument, int) and argument > count:
             raise DumpError("it has an index outside of its memo")
+        keys.add(opcode.name, argument)
+
+
+class _KeyCheck:
+    """Follows the unpickler's stack: of each object, whether it may be a key."""
+
+    def __init__(self) -> None:
+        self._stack: list[bool] = []
+        self._marks: list[int] = []
+        self._memo: dict[int, bool] = {}
+
+    def add(self, name: str, argument: Any) -> None:  # noqa: ANN401 - by the opcode
+        """Follow an opcode; raise DumpError for another key."""
+        if name in _KEYS:
+            self._stack.append(True)
+            return
+        if name in _GETS:
+            self._stack.append(self._memo[argument])
+            return
+        if name == "MARK":
+            self._marks.append(len(self._stack))
+            return
+        if name in _PUTS:
+            self._memo[len(self._memo) if argument is None else argument] = self._stack[-1]
+            return
+
+        # What does it take from the stack?
+        start = self._marks.pop() if name in _TAKE_ALL else len(self._stack) - _TAKE.get(name, 0)
+        taken = self._stack[start:]
+        del self._stack[start:]
+        if name in {"SETITEM", "SETITEMS"} and not all(taken[::2]):
+            raise DumpError("it has a key that is no text")
+
+        # And what does it put there?
+        if name not in _PUT_NOTHING:
+            self._stack.append(False)
 
 
 def _group_name(entry: Mapping[str, Any]) -> str:

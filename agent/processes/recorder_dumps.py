@@ -55,7 +55,8 @@ async def read_recorders(
             if files is None:
                 return
             data = await _request(*files, limit)
-            progress.extend(await result_in_thread(partial(read_dump, data, rank), limit))
+            parse = partial(read_dump, data, rank)
+            progress.extend(await result_in_thread(parse, times.NODE_EXAMINED))
         except (DumpError, OSError, RecursionError) as error:
             why = error_text(error) if isinstance(error, OSError) else str(error)
             notes.append(f"no flight recorder dump of rank {rank}: {why}")

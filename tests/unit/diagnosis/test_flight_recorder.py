@@ -80,6 +80,19 @@ def test_nested_lists_that_share_each_other_take_no_time() -> None:
     assert group.recent[0].where == "`` (:)"
 
 
+@pytest.mark.parametrize("protocol", [2, 4])
+def test_keys_are_texts_and_short_numbers(protocol: int) -> None:
+    """The hash of nested tuples that share each other would hold all threads of the agent."""
+    shared: tuple[Any, ...] = ("x",)
+    for _ in range(18):
+        shared = (shared, shared)
+    for keys in ({shared: 1}, {"a": 1, (): 2}, {2**61: 1, "b": 2}, {1.5: 1}):
+        with pytest.raises(DumpError, match="key"):
+            read_dump(pickle.dumps({"entries": [keys]}, protocol=protocol), 0)
+    plain = {"a": shared, 7: [shared, {"b": (1, {"c": shared})}], 70_000: "a"}
+    assert read_dump(pickle.dumps({"entries": [plain]}, protocol=protocol), 0) == ()
+
+
 def test_ranks_in_different_collectives() -> None:
     """The same number, but another collective: they wait for each other forever."""
     progress = [*made(0, "all_reduce"), *made(1, "broadcast"), *made(2, "all_reduce")]
