@@ -105,8 +105,11 @@ async def result_in_thread(read: Callable[[], T], limit: float) -> T:
             errors.append(error)
         return True
 
-    is_over = await in_thread(act, limit)
-    if not is_over:
+    future = in_background(act)
+    if future is None:
+        raise RuntimeError(NO_THREAD)
+    await asyncio.wait([future], timeout=limit)
+    if not future.done():
         raise TimeoutError(f"no answer within {limit:g} s")
     if errors:
         raise errors[0]

@@ -290,7 +290,7 @@ def test_neighboring_ports_that_are_taken_leave_no_socket_open(
     for listener in sockets:
         listener.close()
     gc.collect()
-    assert len(tries) == 6
+    assert len(tries) >= 6  # others may take neighboring ports meanwhile
 
 
 def test_reaching_another_worker() -> None:
