@@ -43,29 +43,62 @@ class Rule(Value):
 
 RULES = (
     Rule(
-        *("reward", "mean reward", "fell", 4.0, 0.2, 0.02),
-        "Look at the last responses and at the reward server; an earlier checkpoint may be better",
+        meaning="reward",
+        name="mean reward",
+        turn="fell",
+        spreads=4.0,
+        share=0.2,
+        least=0.02,
+        remedy="Look at the last responses and at the reward server; an earlier checkpoint "
+        "may be better",
     ),
     Rule(
-        *("kl", "KL", "rose", 4.0, 2.0, 0.02),
-        "The policy leaves its reference quickly: a lower learning rate or a higher KL coefficient",
+        meaning="kl",
+        name="KL",
+        turn="rose",
+        spreads=4.0,
+        share=2.0,
+        least=0.02,
+        remedy="The policy leaves its reference quickly: a lower learning rate or a higher "
+        "KL coefficient",
     ),
     Rule(
-        *("entropy", "entropy", "fell", 4.0, 0.5, 0.05),
-        "The policy collapses to few responses: a lower learning rate, an entropy bonus, or a "
-        "higher clip range",
+        meaning="entropy",
+        name="entropy",
+        turn="fell",
+        spreads=4.0,
+        share=0.5,
+        least=0.05,
+        remedy="The policy collapses to few responses: a lower learning rate, an entropy "
+        "bonus, or a higher clip range",
     ),
     Rule(
-        *("entropy", "entropy", "rose", 4.0, 1.0, 0.2),
-        "The policy comes apart: look at the last responses; a lower learning rate",
+        meaning="entropy",
+        name="entropy",
+        turn="rose",
+        spreads=4.0,
+        share=1.0,
+        least=0.2,
+        remedy="The policy comes apart: look at the last responses; a lower learning rate",
     ),
     Rule(
-        *("gradient_norm", "gradient norm", "rose", 6.0, 4.0, 0.1),
-        "Look at the data of these steps; gradient clipping, or a lower learning rate",
+        meaning="gradient_norm",
+        name="gradient norm",
+        turn="rose",
+        spreads=6.0,
+        share=4.0,
+        least=0.1,
+        remedy="Look at the data of these steps; gradient clipping, or a lower learning rate",
     ),
     Rule(
-        *("clipped", "share of clipped responses", "rose", 4.0, 0.0, 0.2),
-        "Responses reach their longest length: look at them; allow longer ones, or reward shorter",
+        meaning="clipped",
+        name="share of clipped responses",
+        turn="rose",
+        spreads=4.0,
+        share=0.0,
+        least=0.2,
+        remedy="Responses reach their longest length: look at them; allow longer ones, or "
+        "reward shorter",
     ),
 )
 """All thresholds of advice; docs/progress.md has them as a table."""

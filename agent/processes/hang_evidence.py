@@ -58,7 +58,7 @@ def _range(values: Iterable[int | None]) -> str:
 
 KMSG = "/dev/kmsg"
 _KERNEL = re.compile(
-    r"NVRM: (Xid|GPU)|blocked for more than|Out of memory|I/O error|not responding|link is down"
+    r"NVRM: (Xid|GPU)\b|blocked for more than|Out of memory|I/O error|not responding|link is down"
     r"|Hardware Error|amdgpu.*(reset|timeout|hang)",
     re.IGNORECASE,
 )
@@ -99,7 +99,8 @@ def kernel_note(message: str, now: float) -> str:
     return f"kernel, {age:.0f} s ago: {first}" if age <= times.KERNEL_RECENT else ""
 
 
-_LOG_NAMES = ("worker-*.out", "worker-*.err", "*.log")
+_RAY_LOGS = ("worker-*.out", "worker-*.err")
+_LOGS_BELOW = ("*.log", "*/*.log", "*/*/*.log")
 _MOST_LOGS = 6
 _LAST_LINES = 5
 _LONGEST_END = 4096
@@ -108,15 +109,17 @@ _FOLDERS = ("/tmp/skyrl-logs",)  # of SkyRL's engines
 
 def engine_logs(ray_logs: Path | None, folders: Iterable[str] = _FOLDERS) -> str:
     """Return the last lines of the logs that engines wrote last."""
+    places = [(Path(name), pattern) for name in folders for pattern in _LOGS_BELOW]
+    if ray_logs is not None:
+        places += [(ray_logs, pattern) for pattern in _RAY_LOGS]
+
     files: list[tuple[float, Path]] = []
-    for folder, depth in [(ray_logs, 0), *((Path(name), 2) for name in folders)]:
-        patterns = ("*.log", "*/*.log", "*/*/*.log") if depth else _LOG_NAMES[:2]
-        for pattern in patterns if folder is not None else ():
-            with suppress(OSError):
-                for path in folder.glob(pattern) if folder is not None else ():
-                    status = path.stat()
-                    if status.st_size:
-                        files.append((status.st_mtime, path))
+    for folder, pattern in places:
+        with suppress(OSError):
+            for path in folder.glob(pattern):
+                status = path.stat()
+                if status.st_size:
+                    files.append((status.st_mtime, path))
     parts = []
     for changed, path in sorted(files, reverse=True)[:_MOST_LOGS]:
         end = plain((read_end(path, _LONGEST_END) or b"").decode(errors="replace"))

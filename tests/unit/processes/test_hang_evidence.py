@@ -44,7 +44,8 @@ def test_kernel_messages() -> None:
     assert kernel_note(xid, 9000.0) == ""
     hung = "4,1,10000000,-;INFO: task python:812 blocked for more than 122 seconds."
     assert kernel_note(hung, 11.0).endswith("blocked for more than 122 seconds.")
-    for other in ("6,1,10000000,-;eth0: link up", "", "x;NVRM: Xid", "\0" * 9):
+    routine = "4,1,10000000,-;NVRM: gpuClearFbhubPoison: FBHUB Interrupt detected. Clearing it."
+    for other in (routine, "6,1,10000000,-;eth0: link up", "", "x;NVRM: Xid", "\0" * 9):
         assert kernel_note(other, 11.0) == ""
 
 
