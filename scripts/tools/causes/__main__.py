@@ -1,4 +1,4 @@
-"""Print right, wrong and silent answers for each half of tests/causes, or for other folders."""
+"""Print right, wrong and silent answers for the cases of tests/causes, or for other folders."""
 
 from __future__ import annotations
 
@@ -10,24 +10,17 @@ from pathlib import Path
 from tools.causes.cases import Result, diagnosis, judge, live_answer, load
 
 CASES = Path(__file__).resolve().parents[3] / "tests" / "causes"
-SEEN, HELD_OUT = "seen", "held_out"
+SEEN = CASES / "seen"
 
 
 def main(argv: list[str]) -> int:
     """Print the figures: 0."""
     parser = argparse.ArgumentParser(prog="scripts/causes", description=__doc__)
     parser.add_argument("folders", nargs="*", type=Path, help="folders with other cases")
-    parser.add_argument("--half", choices=(SEEN, HELD_OUT), help="only one half")
-    parser.add_argument(
-        "-v",
-        action="store_true",
-        help="show wrong and silent answers, except those of "
-        f"{HELD_OUT}, which no author of a row may read",
-    )
+    parser.add_argument("-v", action="store_true", help="show wrong and silent answers")
     options = parser.parse_args(argv)
-    halves = [options.half] if options.half else [SEEN, HELD_OUT]
-    for folder in options.folders or [CASES / half for half in halves]:
-        _print(folder, show=options.v and folder.name != HELD_OUT)
+    for folder in options.folders or [SEEN]:
+        _print(folder, show=options.v)
     return 0
 
 
