@@ -1,28 +1,21 @@
-"""Causes of failures: the rows of rows.toml, and the search for them in a run's logs."""
+"""The search for the cause of a failure in a run's logs."""
 
 from __future__ import annotations
 
-import re
-from enum import Enum, IntEnum
-from functools import cache
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING
 
-import msgspec
 from msgspec.structs import replace
 
-from agent.base.text import parse_toml, without_controls
+from agent.base.text import without_controls
 from agent.base.value import Value
 from agent.decisions.shared import Known, place, shortened
+from agent.diagnosis.rows import Row, Weight, compiled, sign_of, table, word_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-ANY = "…"  # any text in the words of a message; `^` at their start is the start of a line
 LONGEST = 2_000  # characters of a line that are searched
-_SEARCHED = 1_000  # those of them that `only` and `unless` search
 NEAR = 14  # lines before a match that `Words.near` may match
-_ERROR = r"\W{0,6}(?:[A-Za-z_][\w.]{0,120})?(?:[Ee]rror|Exception|Timeout\w*|Disconnected|ERROR)\b"
 _STAMP = r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d+)?Z?"
 _PREFIX = (
     r"\s*(?:"
@@ -66,132 +59,6 @@ _PRINTED_SETTINGS = "Namespace("  # what follows are values of argparse, in any 
 _MONTHS = "JanFebMarAprMayJunJulAugSepOctNovDec"
 
 
-class Weight(IntEnum):
-    """How much a row explains; in one log the greatest weight wins."""
-
-    LAST = 0  # how a process ended. It counts only where the log has nothing else
-    WEAK = 1  # a service that does not answer, or a killed process: most causes lead to these
-    CAUSE = 2
-    ROOT = 3  # of hardware, kernel or scheduler: often printed last, and explains the rest
-
-
-class Again(Enum):
-    """Whether another try may help."""
-
-    YES = "yes"
-    NO = "no"
-    EITHER = "either"  # the log alone does not show it
-
-
-class Words(Value, forbid_unknown_fields=True):
-    """One message, as some version of a program prints it; rows.toml explains the fields."""
-
-    text: str
-    example: str
-    error: bool = False
-    near: str = ""
-    only: str = ""
-    unless: str = ""
-    mild: bool = False
-
-    def match(self, line: str, body: str, before: str) -> bool:
-        """Return whether a line matches; `body` is the line without the prefixes of a launcher."""
-        # Does it have the words, in their order?
-        parts = _parts(self.text)
-        is_at_start = self.text.startswith("^")
-        if is_at_start and not body.startswith(parts[0]):
-            return False
-        searched = body if is_at_start else line
-        at = 0
-        for part in parts:
-            at = searched.find(part, at)
-            if at < 0:
-                return False
-            at += len(part)
-
-        # Do the expressions allow it?
-        return (
-            (not self.error or compiled(_ERROR).match(body) is not None)
-            and (not self.only or compiled(self.only).search(line, 0, _SEARCHED) is not None)
-            and (not self.unless or compiled(self.unless).search(line, 0, _SEARCHED) is None)
-            and (not self.near or compiled(self.near).search(f"{before}\n{line}") is not None)
-        )
-
-
-class Cause(Value, forbid_unknown_fields=True):
-    """A row of rows.toml: a cause, its remedy, and the messages that show it."""
-
-    kind: Literal["noise", "cause", "symptom"]
-    key: str
-    cause: str  # may name groups of `reads` in braces
-    what_to_do: str
-    words: tuple[Words, ...]
-    sources: tuple[str, ...]
-    labels: tuple[str, ...] = ()
-    weight: Weight = Weight.CAUSE
-    again: Again = Again.EITHER
-    after_loss: bool = False
-    reads: str = ""  # a regular expression whose named groups fill `cause` and `what_to_do`
-    is_live: bool = True
-    of_ray: bool = False
-
-    def filled(self, line: str) -> tuple[str, str]:
-        """Return the cause and the remedy with the names in a line."""
-        if not self.reads:
-            return self.cause, self.what_to_do
-        read = compiled(self.reads).search(line)
-        names = compiled(self.reads).groupindex
-        values = {name: (read and read[name]) or "?" for name in names}
-        return self.cause.format(**values), self.what_to_do.format(**values)
-
-
-@cache
-def _parts(text: str) -> tuple[str, ...]:
-    return tuple(text.removeprefix("^").split(ANY))
-
-
-@cache
-def compiled(pattern: str) -> re.Pattern[str]:
-    """Compile an expression at its first use: most rows never need theirs."""
-    return re.compile(pattern)
-
-
-@cache
-def sign_of(text: str) -> str:
-    """Return the longest part that each matching line contains: most signs are in no line."""
-    return max(_parts(text), key=len)
-
-
-@cache
-def word_of(sign: str) -> str:
-    """Return a whole word of a sign, which a text with the sign contains; '' without one."""
-    return max(re.findall(r"(?<=\W)\w{3,}(?=\W)", sign), key=len, default="")
-
-
-@cache
-def table() -> Mapping[str, Cause]:
-    """Return the rows by key, read at their first use: most runs start before they need them.
-
-    Of several rows that match a line the first one counts.
-    """
-    data = parse_toml(Path(__file__).with_name("rows.toml").read_text(encoding="utf-8"))
-    kinds = ("noise", "cause", "symptom")
-    rows = [_row({**row, "kind": kind}, data["patterns"]) for kind in kinds for row in data[kind]]
-    return {row.key: row for row in rows}
-
-
-def _row(row: Mapping[str, Any], patterns: Mapping[str, str]) -> Cause:
-    def full(expression: str) -> str:
-        return re.sub(r"<([a-z_]+)>", lambda named: patterns[named[1]], expression)
-
-    words = []
-    for message in row["words"]:
-        expressions = {n: full(message[n]) for n in ("near", "only", "unless") if n in message}
-        words.append({**message, **expressions})
-    weight = Weight[row.get("weight", "cause").upper()]
-    return msgspec.convert({**row, "words": words, "weight": weight}, Cause)
-
-
 def plain_lines(text: str) -> list[str]:
     """Split a log into lines without control characters, as a terminal shows them."""
     lines = without_controls(text.replace("\r\n", "\n")).split("\n")
@@ -232,9 +99,9 @@ def last_progress(lines: Sequence[str]) -> int:
     return next((at for at in reversed(range(len(lines))) if progress.search(lines[at])), -1)
 
 
-def matches(lines: Sequence[str], rows: Iterable[Cause]) -> dict[int, Cause]:
+def matches(lines: Sequence[str], rows: Iterable[Row]) -> dict[int, Row]:
     """Return the first row that matches each line, by the line's index."""
-    row_of: dict[int, Cause] = {}
+    row_of: dict[int, Row] = {}
     bodies: dict[int, str] = {}
     every = range(len(lines))
     loud = [at for at in every if not _is_low(lines[at])]
@@ -369,7 +236,7 @@ class Diagnosis(Value):
     node: str = ""  # whose log the line is from
     ip: str = ""  # the address of the node that the line is about, if the log names it
     rank: int | None = None
-    row: Cause | None = None  # the row that explains the failure, if any
+    row: Row | None = None  # the row that explains the failure, if any
     cause: str = ""
     what_to_do: str = ""
 
@@ -429,7 +296,7 @@ def diagnose_logs(logs: Sequence[Log]) -> Diagnosis:
 
 
 def _strongest(
-    texts: Sequence[Sequence[str]], known: Mapping[Spot, Cause], errors: Sequence[Spot]
+    texts: Sequence[Sequence[str]], known: Mapping[Spot, Row], errors: Sequence[Spot]
 ) -> Spot | None:
     """Return the line that explains most, if it explains more than the errors without a row."""
     if not known:

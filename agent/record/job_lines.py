@@ -12,7 +12,8 @@ from msgspec.structs import replace
 from agent.base.text import escaped, without_controls
 from agent.decisions.shared import place, shortened
 from agent.diagnosis.advice import advise
-from agent.diagnosis.find_cause import LONGEST, NEAR, Log, find_known_lines, table
+from agent.diagnosis.find_cause import LONGEST, NEAR, Log, find_known_lines
+from agent.diagnosis.rows import table
 from agent.job.progress import LONGEST_LINE, Progress, ProgressReader
 from agent.job.series import Series
 from agent.record.log import say

@@ -23,12 +23,11 @@ from agent.base.ends import Kind
 from agent.decisions.attempts import FailureCause
 from agent.diagnosis.find_cause import (
     ACTOR_WITHOUT_A_WORD,
-    Again,
     Diagnosis,
     Log,
-    Weight,
     diagnose_logs,
 )
+from agent.diagnosis.rows import Again, Weight
 from agent.node.read import free_at
 from agent.plan.plan import BRIDGE, JOB_LOG, RAY_LOG
 from agent.record.background import in_thread

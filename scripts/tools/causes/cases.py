@@ -10,12 +10,11 @@ from agent.diagnosis.find_cause import (
     NEAR,
     Diagnosis,
     Log,
-    Weight,
     diagnose_logs,
     find_known_lines,
     plain_lines,
-    table,
 )
+from agent.diagnosis.rows import Weight, table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -6,7 +6,7 @@ import textwrap
 from typing import TYPE_CHECKING
 
 from agent.checks.finding import Level
-from agent.diagnosis.find_cause import Again, sign_of, table
+from agent.diagnosis.rows import Again, sign_of, table
 from tools.troubleshooting.bad_machine import findings
 from tools.troubleshooting.pains import PAINS
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from agent.diagnosis.find_cause import Cause
+    from agent.diagnosis.rows import Row
 
 MESSAGES = "scripts/tools/troubleshooting/messages.md"
 _LONGEST, _BEFORE = 110, 20
@@ -187,11 +187,11 @@ def _row(*cells: str) -> str:
     return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
 
 
-def _of_kind(kind: str) -> Iterator[Cause]:
+def _of_kind(kind: str) -> Iterator[Row]:
     return (row for row in table().values() if row.kind == kind)
 
 
-def _example(row: Cause) -> str:
+def _example(row: Row) -> str:
     """Return the matching part of a row's first example, with some context."""
     line, sign = (
         row.words[0].example.replace("`", "'"),

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from agent.diagnosis.find_cause import table
+from agent.diagnosis.rows import table
 from causes.ordinary.lines import TEMPLATES, compose
 
 CAUSES = Path(__file__).parents[2] / "causes"

@@ -13,21 +13,16 @@ from hypothesis import strategies as st
 
 from agent.diagnosis.find_cause import (
     NEAR,
-    Again,
-    Cause,
     Diagnosis,
     Log,
-    Weight,
-    Words,
     body_of,
-    compiled,
     diagnose_logs,
     find_known_lines,
     matches,
     plain_lines,
     rank_of,
-    table,
 )
+from agent.diagnosis.rows import Again, Row, Weight, Words, compiled, table
 from causes.ordinary.lines import compose
 from tools.causes.__main__ import main
 from tools.causes.cases import Result, diagnosis, judge, live_answer, load
@@ -83,7 +78,7 @@ def _context(words: Words) -> str:
 @pytest.mark.parametrize(
     ("row", "words"), WORDS, ids=[f"{r.key}-{n}" for n, (r, _) in enumerate(WORDS)]
 )
-def test_each_example_has_its_row(row: Cause, words: Words) -> None:
+def test_each_example_has_its_row(row: Row, words: Words) -> None:
     """The variant matches its example, and no earlier row does."""
     context = _context(words) if words.near else ""
     assert bool(context) or not words.near

@@ -12,7 +12,8 @@ from msgspec.structs import replace
 from agent.decisions import head
 from agent.decisions.head.head_state import JobShares, NodeShare
 from agent.decisions.shared import HERE
-from agent.diagnosis.find_cause import diagnose_logs, find_known_lines, sign_of, table
+from agent.diagnosis.find_cause import diagnose_logs, find_known_lines
+from agent.diagnosis.rows import sign_of, table
 from agent.frameworks.recipe import NodeSize
 from agent.job.torchrun_command import ShareEnd
 from agent.port.protocol import WorkerStats

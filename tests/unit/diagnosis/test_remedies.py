@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.base.ends import Kind, Outcome
-from agent.diagnosis.find_cause import Diagnosis, Log, diagnose_logs, matches, table
+from agent.diagnosis.find_cause import Diagnosis, Log, diagnose_logs, matches
+from agent.diagnosis.rows import table
 from agent.record.run_folder import RunFolder
 from agent.run import diagnose as explained_module
 from agent.run.diagnose import Elsewhere, explain_end, find_cause

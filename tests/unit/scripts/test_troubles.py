@@ -9,7 +9,7 @@ import pytest
 
 from agent.checks import run_checks
 from agent.checks.finding import Level
-from agent.diagnosis.find_cause import table
+from agent.diagnosis.rows import table
 from support.sources import ROOT
 from support.worlds import MACHINE, settings_of, topology_of
 from tools.troubleshooting.__main__ import main

@@ -1,0 +1,178 @@
+"""Rows of rows.toml: each matches parsed errors by words or a function, with its cause."""
+
+from __future__ import annotations
+
+import re
+from enum import Enum, IntEnum
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+
+from agent.base.text import parse_toml
+from agent.base.value import Value
+from agent.diagnosis.cause import Cause
+from agent.diagnosis.errors.parsed_error import LogLevel
+from agent.diagnosis.row_functions import FUNCTIONS
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from agent.diagnosis.errors.parsed_error import ParsedError
+
+ANY = "…"  # any text in the words of a message; `^` at their start is the start of a line
+_SEARCHED = 1_000  # characters of a line that `only` and `unless` search
+_ERROR = r"\W{0,6}(?:[A-Za-z_][\w.]{0,120})?(?:[Ee]rror|Exception|Timeout\w*|Disconnected|ERROR)\b"
+
+
+class Weight(IntEnum):
+    """How much a row explains; in one log the greatest weight wins."""
+
+    LAST = 0  # how a process ended. It counts only where the log has nothing else
+    WEAK = 1  # a service that does not answer, or a killed process: most causes lead to these
+    CAUSE = 2
+    ROOT = 3  # of hardware, kernel or scheduler: often printed last, and explains the rest
+
+
+class Again(Enum):
+    """Whether another try may help."""
+
+    YES = "yes"
+    NO = "no"
+    EITHER = "either"  # the log alone does not show it
+
+
+class Words(Value, forbid_unknown_fields=True):
+    """One message, as some version of a program prints it; rows.toml explains the fields."""
+
+    example: str
+    text: str = ""
+    type: str = ""
+    error: bool = False
+    near: str = ""
+    only: str = ""
+    unless: str = ""
+    mild: bool = False
+
+    def match_error(self, error: ParsedError) -> bool:
+        """Return whether an error matches."""
+        if self.type and not _is_type(error.type, self.type):
+            return False
+        if error.level < LogLevel.UNSTATED and not self.mild:
+            return False
+        frames = (f'  File "{f.file}", line {f.line}, in {f.function}' for f in error.frames)
+        before = "\n".join([*frames, *error.before]) if self.near else ""
+        return self.match(error.text, error.line, before)
+
+    def match(self, line: str, body: str, before: str) -> bool:
+        """Return whether a line matches; `body` is the line without the prefixes of a launcher."""
+        # Does it have the words, in their order?
+        parts = _parts(self.text)
+        is_at_start = self.text.startswith("^")
+        if is_at_start and not body.startswith(parts[0]):
+            return False
+        searched = body if is_at_start else line
+        at = 0
+        for part in parts:
+            at = searched.find(part, at)
+            if at < 0:
+                return False
+            at += len(part)
+
+        # Do the expressions allow it?
+        return (
+            (not self.error or compiled(_ERROR).match(body) is not None)
+            and (not self.only or compiled(self.only).search(line, 0, _SEARCHED) is not None)
+            and (not self.unless or compiled(self.unless).search(line, 0, _SEARCHED) is None)
+            and (not self.near or compiled(self.near).search(f"{before}\n{line}") is not None)
+        )
+
+
+def _is_type(printed: str, wanted: str) -> bool:
+    """Return whether a type has a name, with or without its module."""
+    return printed == wanted or printed.endswith(f".{wanted}")
+
+
+class Row(Value, forbid_unknown_fields=True):
+    """A row of rows.toml: a cause, its remedy, and the errors that show it."""
+
+    kind: Literal["noise", "cause", "symptom"]
+    key: str
+    cause: str  # may name groups of `reads` in braces; of a function, as documentation shows it
+    what_to_do: str
+    words: tuple[Words, ...]
+    sources: tuple[str, ...]
+    function: str = ""  # a name of row_functions.FUNCTIONS, which decides after the words
+    labels: tuple[str, ...] = ()
+    weight: Weight = Weight.CAUSE
+    again: Again = Again.EITHER
+    after_loss: bool = False
+    reads: str = ""  # a regular expression whose named groups fill `cause` and `what_to_do`
+    is_live: bool = True
+    of_ray: bool = False
+
+    def explain(self, error: ParsedError) -> Cause | None:
+        """Return the cause that an error shows, if it is this row's."""
+        if not any(words.match_error(error) for words in self.words):
+            return None
+        if self.function:
+            return FUNCTIONS[self.function](error)
+        sentence, remedy = self.filled(error.text)
+        return Cause(self.key, sentence, remedy)
+
+    def filled(self, line: str) -> tuple[str, str]:
+        """Return the cause and the remedy with the names in a line."""
+        if not self.reads:
+            return self.cause, self.what_to_do
+        read = compiled(self.reads).search(line)
+        names = compiled(self.reads).groupindex
+        values = {name: (read and read[name]) or "?" for name in names}
+        return self.cause.format(**values), self.what_to_do.format(**values)
+
+
+@cache
+def _parts(text: str) -> tuple[str, ...]:
+    return tuple(text.removeprefix("^").split(ANY))
+
+
+@cache
+def compiled(pattern: str) -> re.Pattern[str]:
+    """Compile an expression at its first use: most rows never need theirs."""
+    return re.compile(pattern)
+
+
+@cache
+def sign_of(text: str) -> str:
+    """Return the longest part that each matching line contains: most signs are in no line."""
+    return max(_parts(text), key=len)
+
+
+@cache
+def word_of(sign: str) -> str:
+    """Return a whole word of a sign, which a text with the sign contains; '' without one."""
+    return max(re.findall(r"(?<=\W)\w{3,}(?=\W)", sign), key=len, default="")
+
+
+@cache
+def table() -> Mapping[str, Row]:
+    """Return the rows by key, read at their first use: most runs start before they need them.
+
+    Of several rows that match a line the first one counts.
+    """
+    data = parse_toml(Path(__file__).with_name("rows.toml").read_text(encoding="utf-8"))
+    kinds = ("noise", "cause", "symptom")
+    rows = [_row({**row, "kind": kind}, data["patterns"]) for kind in kinds for row in data[kind]]
+    return {row.key: row for row in rows}
+
+
+def _row(row: Mapping[str, Any], patterns: Mapping[str, str]) -> Row:
+    def full(expression: str) -> str:
+        return re.sub(r"<([a-z_]+)>", lambda named: patterns[named[1]], expression)
+
+    words = []
+    for message in row["words"]:
+        expressions = {n: full(message[n]) for n in ("near", "only", "unless") if n in message}
+        words.append({**message, **expressions})
+    weight = Weight[row.get("weight", "cause").upper()]
+    return msgspec.convert({**row, "words": words, "weight": weight}, Row)

@@ -1,0 +1,75 @@
+"""Rows match parsed errors by their fields, and functions give the sentences of some."""
+
+from __future__ import annotations
+
+from agent.diagnosis.errors.parsed_error import ErrorKind, LogLevel, ParsedError, TracebackFrame
+from agent.diagnosis.row_functions import FUNCTIONS
+from agent.diagnosis.rows import Words, table
+
+SIGNAL = "signal only works in main thread of the main interpreter"
+
+
+def python_error(
+    type_: str, message: str, *frames: TracebackFrame, level: LogLevel = LogLevel.ERROR
+) -> ParsedError:
+    """Return an exception as the parser gives it."""
+    line = f"{type_}: {message}"
+    return ParsedError(ErrorKind.PYTHON, line, type_, message, frames, level=level)
+
+
+def test_a_type_has_a_name_and_a_module() -> None:
+    """Both are parts of what is printed."""
+    error = python_error("torch.OutOfMemoryError", "CUDA out of memory")
+    assert (error.module, error.name) == ("torch", "OutOfMemoryError")
+    assert (python_error("ValueError", "x").module, python_error("ValueError", "x").name) == (
+        "",
+        "ValueError",
+    )
+
+
+def test_a_condition_on_the_type_is_exact() -> None:
+    """With or without the module, but no part of a name."""
+    words = Words(example="torch.OutOfMemoryError: x", type="OutOfMemoryError")
+    assert words.match_error(python_error("torch.OutOfMemoryError", "x"))
+    assert words.match_error(python_error("OutOfMemoryError", "x"))
+    assert not words.match_error(python_error("MyOutOfMemoryError", "x"))
+
+
+def test_a_warning_is_no_error() -> None:
+    """Only words that say so match it."""
+    words = Words(example="ValueError: x", text="ValueError: x")
+    warning = python_error("ValueError", "x", level=LogLevel.WARNING)
+    assert not words.match_error(warning)
+    assert Words(example="ValueError: x", text="ValueError: x", mild=True).match_error(warning)
+
+
+def test_frames_are_searched_near_an_error() -> None:
+    """They show which part of a program fails."""
+    words = Words(example="KeyError: 'x'", type="KeyError", near="rl_dataset")
+    frame = TracebackFrame("/x/verl/utils/dataset/rl_dataset.py", 9, "_build_messages")
+    assert words.match_error(python_error("KeyError", "'x'", frame))
+    assert not words.match_error(python_error("KeyError", "'x'"))
+
+
+def test_causes_are_found_in_a_chain_from_the_innermost() -> None:
+    """What an error wraps comes before it."""
+    inner = python_error("ValueError", "inner")
+    middle = ParsedError(ErrorKind.PYTHON, "OSError: middle", "OSError", "middle", cause=inner)
+    outer = ParsedError(ErrorKind.PYTHON, "E: outer", "E", "outer", cause=middle)
+    assert [error.message for error in outer.chain()] == ["inner", "middle", "outer"]
+
+
+def test_a_function_names_the_place() -> None:
+    """The frame that installs the handler, not that of Python's own module."""
+    user = TracebackFrame("/x/openrlhf/cli/serve.py", 31, "start")
+    own = TracebackFrame("/usr/lib/python3.12/signal.py", 58, "signal")
+    row = table()["signal in a thread"]
+    cause = row.explain(python_error("ValueError", SIGNAL, user, own))
+    assert cause is not None
+    assert cause.sentence.endswith("(/x/openrlhf/cli/serve.py:31)")
+    assert row.explain(python_error("ValueError", "another")) is None
+
+
+def test_each_function_has_its_row() -> None:
+    """No function without a row, no row without its function."""
+    assert {row.function for row in table().values() if row.function} == set(FUNCTIONS)
