@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
+    from agent.processes.process import StartChild
+
 _EVENTS: dict[str, type[h.HeadEvent]] = {
     "nodes": h.RayNodes,
     "submitted": h.Submitted,
@@ -41,19 +43,21 @@ _EVENTS: dict[str, type[h.HeadEvent]] = {
 class RayLink:
     """Sends commands to the bridge and emits events of Ray's nodes and the job."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the bridge's command, and callbacks
         self,
         argv: list[str],
         env: Mapping[str, str],
         log: Callable[[], Path],
         emit: Callable[[h.HeadEvent], None],
         on_child: Callable[[Child], None] = lambda _child: None,
+        start: StartChild = Child.start,
     ) -> None:
         self._argv = argv
         self._env = env
         self._log = log
         self._emit = emit
         self._on_child = on_child
+        self._start_child = start
         self._child: Child | None = None
         self._commands: list[dict[str, object]] = []
         self._restarted = False
@@ -88,7 +92,9 @@ class RayLink:
 
         async def start() -> Child | NotYet:
             try:
-                return await Child.start("ray bridge", self._argv, self._env, self._log, piped=True)
+                return await self._start_child(
+                    "ray bridge", self._argv, self._env, self._log, piped=True
+                )
             except ProcessLimitError as error:
                 return NotYet(error.sentence())
             except OSError as error:

@@ -21,7 +21,6 @@ from agent.base import times
 from agent.base.text import error_text, in_url, is_ip
 from agent.base.value import Value
 from agent.job.services import HttpProbe, LogPattern, ScoringProbe, TcpProbe
-from agent.processes.process import cpu_seconds, tree_of
 from agent.processes.resolving import resolve
 from agent.processes.waiting import NotYet, until
 from agent.record.files import reading
@@ -273,8 +272,3 @@ async def until_dead(
         return f"{evidence}, {misses} times in a row"
 
     return await until(probe, None, step=alive.every, longest=alive.every)
-
-
-def cpu_of(pid: int) -> float:
-    """Return the CPU seconds used by a process and its descendants."""
-    return sum(map(cpu_seconds, tree_of(pid)), 0.0)

@@ -16,7 +16,7 @@ import signal
 import subprocess
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import TYPE_CHECKING, Literal, Protocol, TypeVar
 
 import anyio
 import psutil
@@ -342,6 +342,23 @@ class Child:
                 send(self.pid, signum)
 
 
+class StartChild(Protocol):
+    """The form of `Child.start`."""
+
+    async def __call__(  # noqa: PLR0913 - as `Child.start`
+        self,
+        name: str,
+        argv: Sequence[str],
+        env: Mapping[str, str],
+        log: Callable[[], Path],
+        *,
+        keep_group: bool = False,
+        piped: bool = False,
+        on_output: Callable[[bytes], None] = ...,
+    ) -> Child:
+        """Start a command in its own session."""
+
+
 def start_time(pid: int) -> int:
     """Return a process's start time in ticks since boot; 0 if unknown."""
     stat = read_stat(pid)
@@ -410,26 +427,30 @@ def list_descendants() -> list[psutil.Process]:
     return [process for process in below if process.pid != own and is_alive(process)]
 
 
-async def stop_descendants(grace: float) -> list[str]:
+async def stop_descendants(
+    grace: float,
+    descendants: Callable[[], list[psutil.Process]] = list_descendants,
+    reap: Callable[[], None] = reap,
+) -> list[str]:
     """Stop all descendants, of any session; return the names of those killed."""
-    send_signal(list_descendants(), signal.SIGTERM)
-    if await _wait_until_gone(grace):
-        return []
-    killed = kill(list_descendants())
-    await _wait_until_gone(2.0)
-    return killed
 
-
-async def _wait_until_gone(limit: float) -> bool:
-    async def check() -> bool | NotYet:
-        alive = list_descendants()
+    async def are_gone() -> bool | NotYet:
+        alive = descendants()
         reap()  # after the check, so that the last one leaves no zombie
         return NotYet() if alive else True
 
-    try:
-        return await until(check, limit, longest=0.1)
-    except TimedOutError:
-        return False
+    async def wait_until_gone(limit: float) -> bool:
+        try:
+            return await until(are_gone, limit, longest=0.1)
+        except TimedOutError:
+            return False
+
+    send_signal(descendants(), signal.SIGTERM)
+    if await wait_until_gone(grace):
+        return []
+    killed = kill(descendants())
+    await wait_until_gone(2.0)
+    return killed
 
 
 def kill_tree(pid: int) -> None:
@@ -451,10 +472,14 @@ def tree_of(pid: int) -> list[psutil.Process]:
     return []
 
 
-def kill_marked(variable: str, matches: Callable[[str], bool]) -> list[str]:
+def kill_marked(
+    variable: str,
+    matches: Callable[[str], bool],
+    descendants: Callable[[], list[psutil.Process]] = list_descendants,
+) -> list[str]:
     """Kill descendants by a variable in their environment; return their names."""
     marked = []
-    for process in list_descendants():
+    for process in descendants():
         environ = known(process.environ, dict[str, str]())
         if matches(environ.get(variable, "")):
             marked.append(process)
@@ -494,3 +519,8 @@ def is_alive(process: psutil.Process) -> bool:
 def cpu_seconds(process: psutil.Process) -> float:
     """Return the CPU time that a process has used so far."""
     return known(lambda: float(sum(process.cpu_times()[:2])), 0.0)
+
+
+def cpu_of(pid: int) -> float:
+    """Return the CPU seconds used by a process and its descendants."""
+    return sum(map(cpu_seconds, tree_of(pid)), 0.0)

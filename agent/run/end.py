@@ -34,6 +34,7 @@ from agent.record.events import Ended
 from agent.record.log import configure, disk_alarm, say
 from agent.record.node_record import folder_of
 from agent.record.run_folder import OUTCOME_FILE, former_outages, outcome_text, write_outcome
+from agent.run.effects import REAL
 from agent.run.restarts import Container, Restarts, settings_digest
 from agent.settings.load import settings_for_end
 from agent.settings.redact import redactor_for
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
 
     from agent.base.ends import Outcome
     from agent.plan.plan import Plan
+    from agent.run.effects import Processes
     from agent.run.node_run import NodeRun
     from agent.run.run_keeper import RunKeeper
     from agent.run.takeover import KilledAgent
@@ -132,7 +134,7 @@ async def end_failed_role(run: NodeRun, failure: Exception) -> Outcome:
     from agent.run.failure_bundle import make_bundle  # noqa: PLC0415 - as in `_hold`
 
     error = agent_error_in(failure)
-    process.kill(process.list_descendants())
+    process.kill(run.effects.processes.descendants())
     outcome = bug(failure) if error is None else error.outcome()
     return await end_role(run, outcome, bundle=partial(make_bundle, run))
 
@@ -211,13 +213,16 @@ def end_given_up(plan: Plan, container: Container, signal_name: str, kills: int)
     root = log_root(plan.settings)
 
     def record(outcome: Outcome) -> None:
-        run_within(times.STALLED_DISK, partial(_write_for_killed, root, node, outcome))
+        write = partial(_write_for_killed, root, node, container.killed_agents, outcome)
+        run_within(times.STALLED_DISK, write)
 
     outcome = ends.AGENT_KILLED.outcome(signal=signal_name, count=kills)
     return anyio.run(partial(end_run, outcome, container, record=record))
 
 
-async def end_of_killed(plan: Plan, container: Container, killed: KilledAgent) -> Outcome:
+async def end_of_killed(
+    plan: Plan, container: Container, killed: KilledAgent, processes: Processes = REAL.processes
+) -> Outcome:
     """End with the outcome of a killed agent, which may have decided it without writing it.
 
     It wrote it once it had stopped everything: otherwise that is done here.
@@ -228,7 +233,8 @@ async def end_of_killed(plan: Plan, container: Container, killed: KilledAgent) -
         return await end_run(outcome, container)
 
     # Its Ray, services and ranks may still run, and the pod may be held from now on.
-    for name in await process.stop_descendants(plan.budget.services):
+    limit = plan.budget.services
+    for name in await process.stop_descendants(limit, processes.descendants, processes.reap):
         say(f"had to kill {name}, which the killed agent left running", "warning")
 
     node = plan.topology.node_name
@@ -236,14 +242,15 @@ async def end_of_killed(plan: Plan, container: Container, killed: KilledAgent) -
 
     def record(outcome: Outcome) -> None:
         container.restarts.record(killed.run_id, outcome)
-        run_within(times.STALLED_DISK, partial(_write_for_killed, root, node, outcome))
+        write = partial(_write_for_killed, root, node, container.killed_agents, outcome)
+        run_within(times.STALLED_DISK, write)
 
     return await end_run(outcome, container, record=record)
 
 
-def _write_for_killed(root: Path, node: str, outcome: Outcome) -> None:
+def _write_for_killed(root: Path, node: str, killed: tuple[int, ...], outcome: Outcome) -> None:
     """Write outcome.json in the folder of the killed agents, as they would have written it."""
-    folder = folder_of(root, node, parent.former_agents)
+    folder = folder_of(root, node, killed)
     if folder is None:
         return
     record = run_record.RunRecord.read(folder.parent / run_record.RUN_FILE)

@@ -46,7 +46,6 @@ from agent.plan import environment
 from agent.plan.plan import BRIDGE
 from agent.processes import driver
 from agent.processes.probing import port_answers
-from agent.processes.ray_parts import watch_helpers
 from agent.processes.waiting import NotYet, until
 from agent.record.background import in_thread
 from agent.record.event_filter import EventFilter, recorded_form
@@ -138,6 +137,7 @@ class HeadAgent:
             partial(run.folder.file, process.log),
             self._put_ray_event,
             run.record_child,
+            run.effects.processes.start,
         )
 
     async def run(self) -> Outcome:
@@ -172,7 +172,8 @@ class HeadAgent:
         if self._plan.own_ray is None:
             say(driver.not_passed_on(signum, "the agent has not started the Ray of the job"))
         else:
-            say(driver.forward_signal(driver.find_driver(self._state.attempt.id), signum))
+            process = self._run.effects.processes.find_driver(self._state.attempt.id)
+            say(driver.forward_signal(process, signum))
 
     # --- start ----------------------------------------------------------------------------------
 
@@ -361,6 +362,7 @@ class HeadAgent:
                         head_job.stop_job,
                         self._link,
                         job,
+                        terminate=self._run.effects.processes.terminate_driver,
                         flush=self._keeper.flush,
                         send=put,
                         task=self._submission_task,
@@ -422,7 +424,7 @@ class HeadAgent:
 
         watch_gcs = partial(self._watch_gcs, ip, self._plan.ports.gcs, 0.1)
         watch_hangs = partial(
-            watch_helpers,
+            self._run.effects.processes.watch_ray_helpers,
             child,
             lambda evidence, beside_job: put(h.RayHangs(evidence, beside_job)),
             self._run.best_effort,
@@ -586,7 +588,8 @@ class HeadAgent:
             self._ray = None
             if former_ray is not None:
                 await stop_ray(former_ray, self._plan.budget.ray)
-            leftovers = await kill_leftovers(f"attempt {ended.number}", times.LEFTOVERS_KILLED)
+            whose = f"attempt {ended.number}"
+            leftovers = await kill_leftovers(self._run, whose, times.LEFTOVERS_KILLED)
             await self._discard_ray_events()
         self._tasks.start_soon(self._put_cleared, ended.number, leftovers)
 

@@ -89,15 +89,16 @@ async def start_job_output(
     return output, mirror
 
 
-async def stop_job(
+async def stop_job(  # noqa: PLR0913 - a job, and who learns of its stop
     link: RayLink | TorchrunLink,
     job_id: str,
     *,
     flush: Callable[[], Awaitable[None]],
     send: Callable[[DriverSignaled], None],
     task: SubmissionTask,
+    terminate: Callable[[str], str] = driver.terminate_driver,
 ) -> None:
-    """Stop a job through Ray, or signal its driver where the dashboard hangs.
+    """Stop a job through Ray, or signal its driver by `terminate` where the dashboard hangs.
 
     `flush` writes the reason first, for an agent that replaces this one. A submission in
     preparation is canceled.
@@ -112,7 +113,7 @@ async def stop_job(
         return
 
     # No driver is here if it runs on another machine, or has ended.
-    pids = driver.terminate_driver(job_id)
+    pids = terminate(job_id)
     if pids:
         send(DriverSignaled(job_id))
         timeout = f"Ray did not take the stop of the job within {times.STOP_ACCEPTED:g} s"
@@ -150,7 +151,8 @@ async def save_job(
     """
     # Would it save?
     plan = run.plan
-    find = driver.find_driver if plan.torchrun is None else driver.find_first_rank
+    processes = run.effects.processes
+    find = processes.find_driver if plan.torchrun is None else processes.find_first_rank
     process = await anyio.to_thread.run_sync(find, job_id)
     if not driver.handles_signal(process, signum):
         why = "no driver of it runs here" if process is None else "the job does not handle it"

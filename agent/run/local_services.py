@@ -27,7 +27,7 @@ from agent.decisions.shared import (
     StepOver,
 )
 from agent.plan import environment
-from agent.processes.probing import ReadinessProbe, cpu_of, until_dead
+from agent.processes.probing import ReadinessProbe, until_dead
 from agent.processes.waiting import NotYet, TimedOutError, until
 from agent.record.background import NO_THREAD, in_background, in_thread
 from agent.record.files import iso_time
@@ -184,7 +184,8 @@ class LocalWork:
 
         async def probe_until_dead() -> None:
             nonlocal silence
-            silence = await self._probe(spec, place, generation, partial(cpu_of, child.pid))
+            cpu = partial(self._run.effects.processes.cpu_of, child.pid)
+            silence = await self._probe(spec, place, generation, cpu)
             await child.stop(times.SERVICE_GRACE)
 
         async with anyio.create_task_group() as tasks:

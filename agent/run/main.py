@@ -29,7 +29,7 @@ from agent.checks.finding import Level
 from agent.decisions.shared import StopAsked
 from agent.job.job import job_identity
 from agent.plan.plan import RAY, log_root
-from agent.processes import parent, signals
+from agent.processes import parent
 from agent.processes.waiting import Inbox
 from agent.record import run_record
 from agent.record.background import run_within
@@ -38,6 +38,7 @@ from agent.record.log_dir import log_dir
 from agent.record.memory import record_memory
 from agent.record.run_folder import RunFolder
 from agent.run import make_ready, plan_input
+from agent.run.effects import REAL
 from agent.run.end import (
     bug,
     close_records,
@@ -51,7 +52,7 @@ from agent.run.end import (
 from agent.run.node_run import NodeRun
 from agent.run.restarts import container_of, finished_before
 from agent.run.run_keeper import RunKeeper
-from agent.run.takeover import find_killed_agent, find_surviving_processes
+from agent.run.takeover import KilledAgent, find_killed_agent, find_surviving_processes
 from agent.settings.jobs import launcher
 from agent.settings.redact import redactor_for
 
@@ -63,9 +64,10 @@ if TYPE_CHECKING:
     from agent.checks.finding import Finding
     from agent.decisions.head.head_state import HeadEvent
     from agent.plan.plan import Plan
+    from agent.run.effects import Effects
     from agent.run.head import HeadAgent
     from agent.run.restarts import Container
-    from agent.run.takeover import KilledAgent, SurvivingProcesses
+    from agent.run.takeover import SurvivingProcesses
     from agent.settings.redact import Redactor
 
 
@@ -95,8 +97,16 @@ def run(environ: Mapping[str, str], command: list[str] | None) -> Outcome:
     if parent.gave_up_after is not None:
         return end_given_up(plan, container, *parent.gave_up_after)
 
-    # Which run does it take part in, or is that decided already?
-    begun = begin(plan, redactor, container, started)
+    # Which run was a killed agent in?
+    killed = KilledAgent()
+    if container.killed_agents:
+        topology = plan.topology
+        find = partial(find_killed_agent, is_head=topology.is_head)
+        root = log_root(plan.settings)
+        killed = anyio.run(find, root, topology.node_name, container.killed_agents)
+
+    # Which run does this one take part in, or is that decided already?
+    begun = begin(plan, redactor, container, killed, started)
     if isinstance(begun, DecidedRun):
         return anyio.run(begun.end)
 
@@ -119,18 +129,21 @@ class DecidedRun(NamedTuple):
     end: Callable[[], Awaitable[Outcome]]
 
 
-def begin(
-    plan: Plan, redactor: Redactor, container: Container, started: float
+def begin(  # noqa: PLR0913 - what an agent starts with
+    plan: Plan,
+    redactor: Redactor,
+    container: Container,
+    killed: KilledAgent,
+    started: float,
+    effects: Effects = REAL,
 ) -> Begun | DecidedRun:
     """Choose the run and take over what a killed agent left, unless the run is decided already."""
     # Is the run decided already?
     job = _fingerprint(plan, redactor)
     topology = plan.topology
-    root = log_root(plan.settings)
-    killed = find_killed_agent(root, topology.node_name, is_head=topology.is_head)
     if killed.outcome is not None:
         say("the agent was killed when its run was over: its verdict stands", "warning")
-        return DecidedRun(partial(end_of_killed, plan, container, killed))
+        return DecidedRun(partial(end_of_killed, plan, container, killed, effects.processes))
     finished = _finished_before(plan, job, container)
     if finished is not None:
         return DecidedRun(partial(end_run, finished, container))
@@ -141,11 +154,11 @@ def begin(
 
     # Which processes of a killed agent go on in it?
     names = (RAY, *(service.name for service in plan.possible_services))
-    surviving = find_surviving_processes(folder, names)
+    surviving = find_surviving_processes(folder, names, container.killed_agents, effects.processes)
     keeper = None if chosen is None else _keep_record(plan, job, chosen, surviving)
 
     run_id = killed.run_id if keeper is None else keeper.record.run_id
-    node_run = NodeRun(plan, redactor, folder, started, run_id, surviving)
+    node_run = NodeRun(plan, redactor, folder, started, run_id, surviving, effects)
     node_run.container = container
     node_run.final = container.restarts.final
     node_run.on_end = lambda outcome: container.restarts.record(node_run.run_id, outcome)
@@ -195,7 +208,7 @@ def _warn(findings: Iterable[Finding]) -> None:
 
 def _finished_before(plan: Plan, job: str, container: Container) -> Outcome | None:
     """Return the outcome of a run that was over before this container started."""
-    if plan.settings.rerun or parent.former_agents:
+    if plan.settings.rerun or container.killed_agents:
         return None
     return finished_before(plan, job, container.restarts)
 
@@ -329,7 +342,8 @@ async def _run_head(node_run: NodeRun, keeper: RunKeeper) -> Outcome:
             head.on_notice(signum)
 
     async with anyio.create_task_group() as tasks:
-        await tasks.start(signals.watch_signals, on_stop, on_notice, node_run.record_kill)
+        watch_signals = node_run.effects.processes.watch_signals
+        await tasks.start(watch_signals, on_stop, on_notice, node_run.record_kill)
 
         # Launch Ray first, then load the rest.
         started = await make_ready.start_head(node_run, keeper, stop_scope)

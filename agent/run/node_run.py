@@ -24,9 +24,8 @@ from agent.job.services import Latency
 from agent.plan import environment
 from agent.plan.plan import RAY
 from agent.port.protocol import WorkerStats
-from agent.processes import driver, process
+from agent.processes import process
 from agent.processes.oom import MemoryWatch
-from agent.processes.process import Child
 from agent.processes.ray_parts import RayParts
 from agent.processes.run_clock import RunClock
 from agent.processes.waiting import BestEffort, NotYet, TimedOutError, until
@@ -45,6 +44,7 @@ from agent.record.job_lines import JobLines
 from agent.record.log import disk_alarm, log_to_file, say
 from agent.record.node_record import NODE_FILE, NodeRecorder
 from agent.record.run_folder import outcome_text, write_outcome
+from agent.run.effects import REAL
 from agent.run.gpu_memory import GpuMemory
 from agent.run.node_figures import NodeFigures, Sources
 
@@ -56,9 +56,11 @@ if TYPE_CHECKING:
     from agent.job.services import Placeholders
     from agent.node.figures import Figures
     from agent.plan.plan import Plan
+    from agent.processes.process import Child
     from agent.processes.waiting import Inbox
     from agent.record.run_folder import OutageRecord, RunFolder
     from agent.record.run_record import AttemptRecord
+    from agent.run.effects import Effects
     from agent.run.restarts import Container
     from agent.run.takeover import SurvivingProcesses
     from agent.settings.redact import Redactor
@@ -131,7 +133,11 @@ class NodeRun:
         started: float,
         run_id: str = "",
         surviving: SurvivingProcesses | None = None,
+        effects: Effects = REAL,
     ) -> None:
+        self.effects = effects
+        """How head and worker reach their machine."""
+
         # The run, its clock and its folder.
         self.plan = plan
         self.redactor = redactor
@@ -170,7 +176,7 @@ class NodeRun:
         own = folder.own if surviving is None else folder.own.continuing(surviving.record)
         self.node = NodeRecorder(own, partial(folder.held, NODE_FILE), disk_alarm)
         disk_alarm.folder = lambda: folder.path
-        self.memory = MemoryWatch()
+        self.memory = MemoryWatch(effects.processes.oom_kills)
         self.node.update(oom_kills=self.memory.kills.number)
         log_to_file(partial(folder.file, "agent.log"))
         self.node.start()
@@ -319,7 +325,8 @@ class NodeRun:
         if child is not None:
             say(f"{name} (pid {child.pid}) still runs: adopted")
             return child
-        child = await Child.start(name, argv, env, file, keep_group=keep_group, on_output=on_output)
+        start = self.effects.processes.start
+        child = await start(name, argv, env, file, keep_group=keep_group, on_output=on_output)
         self.record_child(child)
         return child
 
@@ -359,7 +366,9 @@ class NodeRun:
 
     async def stop_descendants(self, limit: float) -> None:
         """Stop every remaining descendant process."""
-        for name in await process.stop_descendants(limit):
+        processes = self.effects.processes
+        killed = await process.stop_descendants(limit, processes.descendants, processes.reap)
+        for name in killed:
             say(f"had to kill {name}", "warning")
 
 
@@ -381,7 +390,8 @@ async def watch_until_end(
     """Watch one `ray start`, and run the given watches, until it ends; return how it ended."""
     parts = RayParts(child, run.now)
     async with anyio.create_task_group() as tasks:
-        for watch in (parts.watch, *watches):
+        tasks.start_soon(run.effects.processes.watch_ray_parts, parts)
+        for watch in watches:
             tasks.start_soon(watch)
         code = await child.wait()
         tasks.cancel_scope.cancel()
@@ -394,12 +404,12 @@ async def stop_ray(child: Child, grace: float) -> None:
     await child.stop(grace, leader_ends_group=True)
 
 
-async def kill_leftovers(whose: str, limit: float | None) -> str:
+async def kill_leftovers(run: NodeRun, whose: str, limit: float | None) -> str:
     """Kill what Ray's workers and drivers left; return what remains (nothing, without a limit)."""
     logged: list[str] = []
 
     async def kill() -> bool | NotYet:
-        killed = await anyio.to_thread.run_sync(driver.kill_leftovers)
+        killed = await anyio.to_thread.run_sync(run.effects.processes.kill_leftovers)
         for name in killed:
             if name not in logged:
                 logged.append(name)

@@ -22,6 +22,7 @@ from agent.base import times
 from agent.base.ends import Outcome
 from agent.base.text import error_text
 from agent.plan.plan import log_root
+from agent.processes import parent
 from agent.record import files, run_record
 from agent.record.files import iso_time, safe_name
 from agent.record.log import say
@@ -182,12 +183,13 @@ def past_end_file(root: Path, node: str) -> Path:
 
 
 class Container(NamedTuple):
-    """What this container's end depends on, apart from the outcome."""
+    """What agents of this container have in common, and what its end depends on."""
 
     settings: Settings
     environ: Mapping[str, str]
     on_done: str
     restarts: Restarts
+    killed_agents: tuple[int, ...] = ()  # the pids of those that this agent replaces, last first
 
 
 def container_of(plan: Plan, environ: Mapping[str, str], command: list[str] | None) -> Container:
@@ -202,7 +204,7 @@ def container_of(plan: Plan, environ: Mapping[str, str], command: list[str] | No
         holds=plan.on_done != "exit",
         longest=times.ATTEMPT_SHORT + sum(wait.seconds for wait in plan.waits),
     )
-    return Container(plan.settings, environ, plan.on_done, restarts)
+    return Container(plan.settings, environ, plan.on_done, restarts, parent.former_agents)
 
 
 def settings_digest(environ: Mapping[str, str], command: Sequence[str] | None) -> str:

@@ -16,17 +16,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-import anyio
 import psutil
 
 from agent.base import times
 from agent.base.text import listed
 from agent.job.torchrun_command import RANK_VARIABLE
-from agent.node.limits import oom_kills
 from agent.plan.plan import RAY
-from agent.processes import driver, parent, process
+from agent.processes import process
 from agent.processes.oom import oom_sentence
-from agent.processes.process import Child, adopt
 from agent.processes.waiting import NotYet, TimedOutError, until
 from agent.record.log import say
 from agent.record.node_record import (
@@ -38,14 +35,17 @@ from agent.record.node_record import (
 )
 from agent.record.run_folder import read_outcome
 from agent.record.run_record import RUN_FILE, RunRecord
+from agent.run.effects import REAL
 from agent.settings.jobs import TORCHRUN
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Collection, Iterable, Sequence
     from pathlib import Path
 
     from agent.base.ends import Outcome
+    from agent.processes.process import Child
     from agent.record.run_folder import RunFolder
+    from agent.run.effects import Processes
 
 
 class KilledAgent(NamedTuple):
@@ -56,11 +56,25 @@ class KilledAgent(NamedTuple):
     wrote_outcome: bool = False  # True if outcome.json has it
 
 
-def find_killed_agent(root: Path, node: str, *, is_head: bool) -> KilledAgent:
-    """Return the run, among those in `root`, that a killed agent of this node was in."""
-    if parent.former_agents:
-        anyio.run(wait_for_records, root, node, is_head)
-    folder = folder_of(root, node, parent.former_agents)
+async def find_killed_agent(
+    root: Path, node: str, killed: Collection[int], *, is_head: bool
+) -> KilledAgent:
+    """Return the run, among those in `root`, that the agents with these pids were in.
+
+    This waits while their records cannot be read: an error of a disk may pass. Without them another
+    run would begin, and its job must not run beside theirs.
+    """
+
+    async def can_be_read() -> bool | NotYet:
+        why = _why_unreadable(root, node, killed, is_head=is_head)
+        return NotYet(why) if why else True
+
+    try:
+        await until(can_be_read, times.RECORD_UNREADABLE, on_evidence=_say_unreadable)
+    except TimedOutError as error:
+        say(f"no longer waiting for a record of the killed agent: {error}", "warning")
+
+    folder = folder_of(root, node, killed)
     if folder is None:
         return KilledAgent()
     run_id = folder.parent.name
@@ -71,29 +85,13 @@ def find_killed_agent(root: Path, node: str, *, is_head: bool) -> KilledAgent:
     return KilledAgent(run_id, record.ending if isinstance(record, NodeRecord) else None)
 
 
-async def wait_for_records(root: Path, node: str, is_head: bool) -> None:  # noqa: FBT001 - of anyio.run
-    """Wait while the killed agent's records cannot be read: an error of a disk may pass.
-
-    Without them another run would begin, and its job must not run beside the killed agent's.
-    """
-
-    async def can_be_read() -> bool | NotYet:
-        why = _why_unreadable(root, node, is_head=is_head)
-        return NotYet(why) if why else True
-
-    try:
-        await until(can_be_read, times.RECORD_UNREADABLE, on_evidence=_say_unreadable)
-    except TimedOutError as error:
-        say(f"no longer waiting for a record of the killed agent: {error}", "warning")
-
-
 def _say_unreadable(why: str) -> None:
     say(f"a record of the killed agent cannot be read, reading it again: {why}", "warning")
 
 
-def _why_unreadable(root: Path, node: str, *, is_head: bool) -> str:
+def _why_unreadable(root: Path, node: str, killed: Collection[int], *, is_head: bool) -> str:
     """Return why the run of a killed agent cannot be continued yet, or ''."""
-    folder = folder_of(root, node, parent.former_agents)
+    folder = folder_of(root, node, killed)
     if folder is None:
         return why_unreadable(root, node)
     if not is_head:
@@ -105,7 +103,12 @@ def _why_unreadable(root: Path, node: str, *, is_head: bool) -> str:
     return f"{path}: {record.why}"
 
 
-def find_surviving_processes(folder: RunFolder, names: Iterable[str]) -> SurvivingProcesses | None:
+def find_surviving_processes(
+    folder: RunFolder,
+    names: Iterable[str],
+    killed: Sequence[int],
+    processes: Processes = REAL.processes,
+) -> SurvivingProcesses | None:
     """Return what the killed agents that this one replaces left running, if there are any.
 
     The last of them may have no record, where the disk was full: then the record of an earlier one
@@ -113,24 +116,31 @@ def find_surviving_processes(folder: RunFolder, names: Iterable[str]) -> Survivi
     """
     # Does this node's record belong to one of the killed agents?
     record = folder.former
-    killed = parent.former_agents
     if record is None or record.ended or record.agent.pid not in killed:
-        _end_unrecorded()
+        if killed:
+            _end_unrecorded(processes)
         return None
 
     # Was memory short when it was killed?
-    kills = oom_kills()
+    kills = processes.oom_kills()
     kills_since = kills.number - record.oom_kills
     evidence = oom_sentence(kills, kills_since) if kills_since > 0 else ""
     why = f" ({evidence})" if evidence else ""
     say(f"the agent (pid {killed[0]}) was killed{why}: this one continues its run", "warning")
-    return SurvivingProcesses(record, names, evidence if kills.of_container else "")
+    memory = evidence if kills.of_container else ""
+    return SurvivingProcesses(record, names, processes, memory)
 
 
 class SurvivingProcesses:
     """A killed agent's node record, and those of its child processes that still run."""
 
-    def __init__(self, record: NodeRecord, names: Iterable[str], memory: str = "") -> None:
+    def __init__(
+        self,
+        record: NodeRecord,
+        names: Iterable[str],
+        processes: Processes = REAL.processes,
+        memory: str = "",
+    ) -> None:
         """Keep the processes with these names, and kill the others.
 
         `memory` is the kernel's out-of-memory evidence in this container since the kill, or ''. A
@@ -139,6 +149,7 @@ class SurvivingProcesses:
         """
         self.record = record
         self.memory = memory
+        self._processes = processes
         self.running = {
             known.name: known for known in running_processes(record) if known != record.agent
         }
@@ -149,11 +160,14 @@ class SurvivingProcesses:
         has_lost_ray = RAY in started and not self.has_ray
         useful = set[str]() if has_lost_ray else {*names}
         for name in {*self.running} - useful:
-            process.kill_tree(self.running.pop(name).pid)
+            processes.kill_tree(self.running.pop(name).pid)
 
         # torchrun's ranks have sessions of their own.
         if TORCHRUN in started:
-            process.kill_marked(RANK_VARIABLE, lambda id_: id_.startswith(f"{record.run_id}-"))
+            own_ranks = f"{record.run_id}-"
+            process.kill_marked(
+                RANK_VARIABLE, lambda id_: id_.startswith(own_ranks), processes.descendants
+            )
 
     @property
     def has_ray(self) -> bool:
@@ -165,18 +179,20 @@ class SurvivingProcesses:
         ray = self.running.pop(RAY, None)
         if ray is not None:
             say(f"ending {RAY} (pid {ray.pid}), which an earlier attempt ran on", "warning")
-            process.kill_tree(ray.pid)
-        driver.kill_leftovers()
+            self._processes.kill_tree(ray.pid)
+        self._processes.kill_leftovers()
 
     def adopt(self, name: str, log: Callable[[], Path]) -> Child | None:
         """Adopt a process, once."""
         known = self.running.pop(name, None)
-        return None if known is None else adopt(name, known.pid, known.start, log)
+        if known is None:
+            return None
+        return self._processes.adopt(name, known.pid, known.start, log)
 
 
-def _end_unrecorded() -> None:
+def _end_unrecorded(processes: Processes) -> None:
     """End what killed agents left of a run that this agent does not continue."""
-    leftovers = process.list_descendants() if parent.former_agents else []
+    leftovers = processes.descendants()
     if leftovers:
         what = "the agent was killed, and its run cannot be continued here: ending"
         say(f"{what} {listed(process.kill(leftovers))}", "warning")

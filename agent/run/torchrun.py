@@ -148,8 +148,9 @@ class LocalShare:
         # A killed torchrun leaves its ranks, each in its own session.
         if code != 0:
             is_of_attempt = attempt_id.__eq__
+            descendants = self._run.effects.processes.descendants
             killed = await anyio.to_thread.run_sync(
-                process.kill_marked, RANK_VARIABLE, is_of_attempt
+                process.kill_marked, RANK_VARIABLE, is_of_attempt, descendants
             )
             for name in killed:
                 say(f"torchrun had left {name} running: killed", "warning")

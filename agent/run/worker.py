@@ -42,7 +42,7 @@ from agent.port import server
 from agent.port.client import HeadLink
 from agent.port.protocol import Bye, Hello, Reply, Report
 from agent.port.sockets import bind
-from agent.processes import driver, signals
+from agent.processes import driver
 from agent.processes.probing import port_answers
 from agent.processes.waiting import Inbox, NotYet, until
 from agent.record.background import in_thread
@@ -128,7 +128,7 @@ class WorkerAgent:
         # Signals before any process: one that comes earlier would leave the process behind.
         why = "the job's driver runs on the head"
         await self._tasks.start(
-            signals.watch_signals,
+            run.effects.processes.watch_signals,
             lambda signum: put(StopAsked(signum)),
             lambda signum: say(driver.not_passed_on(signum, why)),
             run.record_kill,
@@ -268,7 +268,7 @@ class WorkerAgent:
             put(w.RayUp())
 
         end = await watch_until_end(self._run, child, watch_until_up)
-        await kill_leftovers("Ray", None)
+        await kill_leftovers(self._run, "Ray", None)
         if self._state.verdict is None:
             await self._run.gpu_memory.await_free()
         self._inbox.put(w.RayExited(end))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from agent.decisions.shared import HERE
 from agent.port.protocol import WorkerStats
 from agent.processes.waiting import BestEffort
+from agent.run.effects import REAL
 from agent.run.head_server import RunStatus
 from agent.run.orders import Prober
 
@@ -52,6 +53,7 @@ def run_of(plan: Plan, clean: Callable[[str], str] = str) -> Any:  # noqa: ANN40
         run_id="run-1",
         record_kill=lambda: None,
         started=0.0,
+        effects=REAL,
     )
 
 

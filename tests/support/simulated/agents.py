@@ -10,8 +10,9 @@ from agent.record.run_folder import OUTCOME_FILE
 from agent.run import main
 from agent.run.end import agent_error_in, close_records, end_failed_role
 from agent.run.restarts import Container
-from agent.run.takeover import wait_for_records
+from agent.run.takeover import find_killed_agent
 from agent.settings.redact import redactor_for
+from support.simulated.effects import SIMULATED
 from support.simulated.virtual import Life
 
 if TYPE_CHECKING:
@@ -84,12 +85,14 @@ class Agent:
         machine.records = RecordMemory()
         machine.records.attach(machine.memory)
         restarts = world.platform.begins(machine)
-        container = Container(plan.settings, plan.environ, plan.on_done, restarts)
-        redactor = redactor_for(plan.environ, plan.settings, plan.texts_with_secrets)
+        settings = plan.settings
+        container = Container(settings, plan.environ, plan.on_done, restarts, machine.killed)
+        redactor = redactor_for(plan.environ, settings, plan.texts_with_secrets)
         started = machine.clock.monotonic()
-        if machine.killed:
-            await wait_for_records(machine.logs, machine.name, self.is_head)
-        begun = main.begin(plan, redactor, container, started)
+        killed = await find_killed_agent(
+            machine.logs, machine.name, machine.killed, is_head=self.is_head
+        )
+        begun = main.begin(plan, redactor, container, killed, started, SIMULATED)
         if isinstance(begun, main.DecidedRun):
             outcome = await begun.end()
             machine.leave(outcome.exit_code, outcome)

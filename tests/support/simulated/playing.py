@@ -16,10 +16,8 @@ from itertools import count
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
-import anyio
 from msgspec.structs import replace
 
-from agent.node.limits import OomKills
 from agent.processes.run_clock import RunClock
 from agent.record.events import Dropped
 from agent.run.node_run import NodeRun
@@ -35,7 +33,6 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Iterator
 
     import tenacity
-    from anyio.abc import TaskStatus
 
     from agent.base.ends import Outcome
 
@@ -85,42 +82,6 @@ def render(sentence: str, level: str) -> str:
 
 
 # --- effects --------------------------------------------------------------------------------------
-
-
-async def watch_signals(
-    stop: Callable[[int], None],
-    _notify: object,
-    _record_kill: object = None,
-    *,
-    task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED,
-) -> None:
-    """Take signals that ask for a stop."""
-    life = LIFE.get()
-    assert life is not None
-    life.agent.on_stop = stop
-    task_status.started()
-    await anyio.sleep_forever()
-
-
-class Parent:
-    """The parent process of the agent that asks."""
-
-    @property
-    def former_agents(self) -> tuple[int, ...]:
-        """Return the pids of the killed agents before this one."""
-        return here().killed
-
-
-class Memory:
-    """Replaces the watch for out-of-memory kills: there are none."""
-
-    kills = OomKills(0, of_container=True)
-
-    def poll(self) -> str:
-        """Return no evidence."""
-        return ""
-
-    recent = poll
 
 
 async def activity(_diagnostics: object, _job: str | None) -> str:
@@ -243,27 +204,10 @@ EFFECTS: dict[str, object] = {
     "agent.run.diagnose.diagnose_logs": _nothing,
     "agent.run.local_services.Path": lambda text: here().world.data_of(here()) / text.strip("/"),
     # processes
-    "agent.processes.process.Child.start": programs.start_child,
-    "agent.run.takeover.adopt": programs.adopt,
-    "agent.processes.process.kill_tree": programs.kill_tree,
-    "agent.processes.process.list_descendants": programs.list_descendants,
-    "agent.processes.process.reap": _nothing,
-    "agent.processes.driver.kill_leftovers": programs.kill_leftovers,
-    "agent.processes.driver.find_driver": programs.find_driver,
-    "agent.processes.driver.find_first_rank": programs.find_driver,
-    "agent.processes.driver.terminate_driver": programs.terminate_driver,
-    "agent.processes.signals.watch_signals": watch_signals,
-    **{f"agent.run.{name}.parent": Parent() for name in ("main", "takeover")},
-    "anyio.run": _nothing,  # an agent waits for a killed one's records before it begins
     "agent.record.node_record.read_stat": programs.read_stat,
     "agent.record.node_record.read_pid_space": lambda: here().place,
     "agent.record.run_record.read_pid_space": lambda: here().place,
     "agent.record.node_record.os.getpid": programs.own_pid,
-    "agent.processes.ray_parts.RayParts.watch": programs.watch_parts,
-    "agent.run.node_run.MemoryWatch": Memory,
-    "agent.run.takeover.oom_kills": lambda: Memory.kills,
-    "agent.run.head.watch_helpers": programs.watch_helpers,
-    "agent.run.local_services.cpu_of": lambda _pid: 0.0,
     "agent.run.stall.Diagnostics._examine_activity": activity,
     "agent.run.examine.NodeExaminer._examine": stacks,
     # the machine, before Ray

@@ -11,7 +11,6 @@ import pytest
 from agent.base import times
 from agent.bridge.link import RayLink
 from agent.decisions.attempts import DriverSignaled
-from agent.processes import driver
 from agent.run.head_job import SubmissionTask, stop_job
 
 if TYPE_CHECKING:
@@ -38,7 +37,6 @@ def test_ray_first_then_the_driver(
         return "pid 7, sleep"
 
     monkeypatch.setattr(times, "STOP_ACCEPTED", 5.0 if takes else 0.5)
-    monkeypatch.setattr(driver, "terminate_driver", ask_to_end)
     argv = [sys.executable, "-c", f"TAKES = {takes}\n{BRIDGE}"]
     told: list[object] = []
 
@@ -51,7 +49,12 @@ def test_ray_first_then_the_driver(
             tasks.start_soon(link.run)
             with anyio.fail_after(20):
                 await stop_job(
-                    link, "run-1", flush=settled, send=told.append, task=SubmissionTask()
+                    link,
+                    "run-1",
+                    flush=settled,
+                    send=told.append,
+                    task=SubmissionTask(),
+                    terminate=ask_to_end,
                 )
             tasks.cancel_scope.cancel()
 

@@ -16,7 +16,8 @@ from msgspec.structs import replace
 from agent.decisions.head import head_state as h
 from agent.decisions.shared import HERE, Outage, ServiceGone, ServiceReady, ServiceWaits
 from agent.job.services import LivenessCheck, LogPattern, Placeholders, ScoringProbe, ServiceSpec
-from agent.processes.probing import ReadinessProbe, cpu_of, reply_evidence, until_dead
+from agent.processes.probing import ReadinessProbe, reply_evidence, until_dead
+from agent.processes.process import cpu_of
 from support.heads import REWARD, RUNNING, SERVED, TICK, WITH_REWARD, Trace, goal, job
 from support.reward_process import reward_server
 

@@ -18,12 +18,13 @@ from agent.base import ends, times
 from agent.node.read import taken_ports
 from agent.plan.plan import RAY
 from agent.port.sockets import bind
-from agent.processes import parent, process
+from agent.processes import process
 from agent.processes.process import Child, adopt, start_time
 from agent.processes.waiting import NotYet, until
 from agent.record.node_record import NodeRecord, folder_of, own_record, process_of
 from agent.record.run_folder import RunFolder
 from agent.run import make_ready
+from agent.run.effects import REAL
 from agent.run.make_ready import prepare_machine
 from agent.run.takeover import SurvivingProcesses, find_surviving_processes
 from support.free_ports import free_port
@@ -114,19 +115,20 @@ def test_another_process_of_that_pid_is_left_alone() -> None:
     os.kill(pid, 9)
 
 
-def test_ranks_of_a_torchrun_that_is_gone_are_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_of_a_torchrun_that_is_gone_are_ended() -> None:
     """Each rank has its own session below our parent; its torchrun was killed with the agent."""
     rank, other = (
         orphan("env", f"TORCHELASTIC_RUN_ID={run}-1", "sleep", "60") for run in ("run-1", "run-2")
     )
-    monkeypatch.setattr(process, "list_descendants", lambda: [*map(psutil.Process, (rank, other))])
+    ranks = [*map(psutil.Process, (rank, other))]
+    processes = REAL.processes._replace(descendants=lambda: ranks)
     anyio.run(is_so, lambda: all(psutil.Process(p).name() == "sleep" for p in (rank, other)))
     torchrun = subprocess.Popen(["sleep", "60"])
     record = record_with(torchrun=torchrun.pid)
     torchrun.kill()
     torchrun.wait()
     try:
-        SurvivingProcesses(record, (RAY,))
+        SurvivingProcesses(record, (RAY,), processes)
         anyio.run(is_so, lambda: not lives(rank))
         assert lives(other)
     finally:
@@ -212,7 +214,7 @@ def test_a_record_goes_on_in_the_next(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("before", "found"), [(0, True), (1, True), (2, False)])
 def test_the_record_of_an_earlier_agent_serves_where_the_last_left_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: int, *, found: bool
+    tmp_path: Path, before: int, *, found: bool
 ) -> None:
     """An agent killed while the disk was full could not record which agent it replaced."""
     first = RunFolder(tmp_path, "run-1", "pod0", link=False)
@@ -220,10 +222,9 @@ def test_the_record_of_an_earlier_agent_serves_where_the_last_left_none(
     assert record.write(first.path / "node.json") is None
     first.close()
     killed = (record.agent.pid + 1,) * before + ((record.agent.pid,) if found else ())
-    monkeypatch.setattr(parent, "former_agents", killed)
-    monkeypatch.setattr(process, "list_descendants", list)
     again = RunFolder(tmp_path, "run-1", "pod0", link=False)
-    left = find_surviving_processes(again, (RAY,))
+    processes = REAL.processes._replace(descendants=list)
+    left = find_surviving_processes(again, (RAY,), killed, processes)
     again.close()
     assert (left is not None) is found
 
@@ -241,17 +242,14 @@ def test_who_is_ended_holds_no_port_any_more() -> None:
     child.communicate()
 
 
-def test_what_a_run_that_cannot_be_continued_left_is_ended(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_run_that_cannot_be_continued_left_is_ended(tmp_path: Path) -> None:
     """Without a readable record its job would run beside the next one; another pod's is left."""
     pid, other = (orphan("sleep", "60") for _ in range(2))
-    monkeypatch.setattr(process, "list_descendants", lambda: [psutil.Process(pid)])
+    processes = REAL.processes._replace(descendants=lambda: [psutil.Process(pid)])
     folder = RunFolder(tmp_path, "run-2", "pod0", link=False)
-    assert find_surviving_processes(folder, (RAY,)) is None
+    assert find_surviving_processes(folder, (RAY,), (), processes) is None
     assert lives(pid)
-    monkeypatch.setattr(parent, "former_agents", (os.getpid(),))
-    assert find_surviving_processes(folder, (RAY,)) is None
+    assert find_surviving_processes(folder, (RAY,), (os.getpid(),), processes) is None
     assert (lives(pid), lives(other)) == (False, True)
     os.kill(other, 9)
     folder.close()

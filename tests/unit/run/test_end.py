@@ -103,14 +103,11 @@ def test_a_role_is_held_until_it_is_asked_to_stop(
     assert (events, {*reported}) == ([], {True})
 
 
-def test_an_agent_killed_too_often_leaves_its_outcome(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_agent_killed_too_often_leaves_its_outcome(tmp_path: Path) -> None:
     """The folder of the killed agent gets outcome.json; without a folder nothing is written."""
     environ = {"RUNPOD_POD_ID": "podaaa", "AGENT_LOG_DIR": str(tmp_path), "EXPECTED_WORKERS": "0"}
     plan = plan_of(environ, POD, ["train"])
-    container = container_of(plan, environ, ["train"])
-    monkeypatch.setattr(parent, "former_agents", (os.getpid(),))
+    container = container_of(plan, environ, ["train"])._replace(killed_agents=(os.getpid(),))
     assert end_given_up(plan, container, "SIGKILL", 4).exit_code == parent.GAVE_UP
     assert not [*tmp_path.glob("**/outcome.json")]
 

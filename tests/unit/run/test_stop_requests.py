@@ -10,13 +10,17 @@ import pytest
 
 from agent.base import ends
 from agent.decisions.shared import StopAsked
-from agent.processes import signals
 from agent.run import head as head_module
 from agent.run import main, make_ready
+from agent.run.effects import REAL
 from support.fake_runs import run_of
 from support.worlds import plan_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from anyio.abc import TaskStatus
+
     from agent.base.ends import Outcome
     from agent.decisions.head.head_state import HeadEvent
     from agent.plan.plan import Plan
@@ -26,8 +30,16 @@ if TYPE_CHECKING:
 class Signals:
     """Stands for the process's signals."""
 
-    async def watch(self, stop: Any, notify: Any, _record_kill: Any, *, task_status: Any) -> None:  # noqa: ANN401 - callables
+    async def watch(
+        self,
+        stop: Callable[[int], None],
+        notify: Callable[[int], None],
+        record_kill: Callable[[], object] = print,
+        *,
+        task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED,
+    ) -> None:
         """Keep the handlers."""
+        del record_kill
         self.stop, self.notify = stop, notify
         task_status.started()
         await anyio.sleep_forever()
@@ -41,15 +53,15 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> Signals:
         return outcome
 
     monkeypatch.setattr(main, "end_role", end_role)
-    sender = Signals()
-    monkeypatch.setattr(signals, "watch_signals", sender.watch)
-    return sender
+    return Signals()
 
 
-def run_head(plan: Plan) -> Outcome:
+def run_head(plan: Plan, sent: Signals) -> Outcome:
     """Run a head of which only the start of its decisions counts."""
     keeper: Any = None
-    return anyio.run(main._run_head, run_of(plan), keeper)  # noqa: SLF001 - the boundary
+    run = run_of(plan)
+    run.effects = REAL._replace(processes=REAL.processes._replace(watch_signals=sent.watch))
+    return anyio.run(main._run_head, run, keeper)  # noqa: SLF001 - the boundary
 
 
 def test_early_signals_are_passed_on_once_and_in_order(
@@ -77,7 +89,7 @@ def test_early_signals_are_passed_on_once_and_in_order(
 
     monkeypatch.setattr(head_module, "HeadAgent", Head)
     monkeypatch.setattr(make_ready, "start_head", start)
-    run_head(plan_of({}, command=["train"]))
+    run_head(plan_of({}, command=["train"]), sent)
     assert stops == [StopAsked(signal.SIGTERM), StopAsked(signal.SIGINT)]
     assert notices == [signal.SIGUSR1, signal.SIGUSR2]
 
@@ -107,7 +119,7 @@ def test_a_stop_ends_the_wait_for_the_own_address(
 
     monkeypatch.setattr(make_ready, "start_head", start)
     plan = plan_of(environ, command=None if environ else ["train"])
-    assert run_head(plan).exit_code == code
+    assert run_head(plan, sent).exit_code == code
 
 
 async def _stop_soon(sent: Signals) -> None:

@@ -6,6 +6,7 @@ import errno
 import os
 import signal
 import subprocess
+from functools import partial
 from typing import TYPE_CHECKING
 
 import anyio
@@ -16,12 +17,13 @@ from msgspec.structs import replace
 from agent.base import ends, times
 from agent.decisions.attempts import Attempt
 from agent.decisions.worker import worker_state as w
-from agent.processes import parent, process
+from agent.processes import process
 from agent.record import files
 from agent.record.files import NoRecord
 from agent.record.log_dir import RefusedPathError, log_dir
 from agent.record.node_record import NODE_FILE, own_record
 from agent.record.run_record import RUN_FILE, ChosenRun, RunRecord, choose_run
+from agent.run.effects import REAL
 from agent.run.end import end_of_killed
 from agent.run.make_goal import make_goal
 from agent.run.restarts import container_of
@@ -44,7 +46,7 @@ LONGER_THAN_READ_AT_ONCE = 12
 
 
 @pytest.fixture
-def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def root(tmp_path: Path) -> Path:
     """Return a log folder with the records of a head's agent that was killed."""
     (tmp_path / "run" / "pod0").mkdir(parents=True)
     keeper = RunKeeper(tmp_path, JOB, ChosenRun("run", None))
@@ -52,7 +54,6 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     keeper.record_submission(Attempt("run-1"))
     keeper.close()
     assert own_record("pod0", "run").write(tmp_path / "run" / "pod0" / NODE_FILE) is None
-    monkeypatch.setattr(parent, "former_agents", (os.getpid(),))
     return tmp_path
 
 
@@ -71,9 +72,15 @@ def refuse_reads(monkeypatch: pytest.MonkeyPatch, name: str, times_: int | None 
     monkeypatch.setattr(files, "read_small", refuse)
 
 
+def killed_agent(root: Path, node: str, *, is_head: bool) -> KilledAgent:
+    """Return what the next agent finds of a killed one, which was this process."""
+    find = partial(find_killed_agent, is_head=is_head)
+    return anyio.run(find, root, node, (os.getpid(),))
+
+
 def chosen_by_next_agent(root: Path, *, job_outlives_agents: bool = False) -> ChosenRun:
     """Return the run that the agent in place of the killed one chooses."""
-    killed = find_killed_agent(root, "pod0", is_head=True)
+    killed = killed_agent(root, "pod0", is_head=True)
     chosen = choose_run(
         root,
         None,
@@ -115,7 +122,7 @@ def test_a_folder_that_cannot_be_listed_for_a_while_is_awaited(
         return real(path)
 
     monkeypatch.setattr(log_dir, call, refuse)
-    assert find_killed_agent(root, "pod0", is_head=True) == KilledAgent("run")
+    assert killed_agent(root, "pod0", is_head=True) == KilledAgent("run")
     assert left == 0
 
 
@@ -124,20 +131,20 @@ def test_a_path_that_is_refused_is_not_awaited(root: Path, monkeypatch: pytest.M
     (root / "run" / "pod0" / NODE_FILE).unlink()
     (root / "file").write_text("")
     monkeypatch.setattr(times, "RECORD_UNREADABLE", 600.0)
-    assert find_killed_agent(root, "pod0", is_head=True) == KilledAgent()
+    assert killed_agent(root, "pod0", is_head=True) == KilledAgent()
 
     def refuse(_path: Path) -> list[str]:
         raise RefusedPathError("it belongs to user 7")
 
     monkeypatch.setattr(log_dir, "names", refuse)
-    assert find_killed_agent(root, "pod0", is_head=True) == KilledAgent()
+    assert killed_agent(root, "pod0", is_head=True) == KilledAgent()
 
 
 def test_a_worker_needs_no_record_of_the_run(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It belongs to the head: a worker does not wait for it."""
     refuse_reads(monkeypatch, RUN_FILE)
     monkeypatch.setattr(times, "RECORD_UNREADABLE", 600.0)
-    assert find_killed_agent(root, "pod0", is_head=False) == KilledAgent("run")
+    assert killed_agent(root, "pod0", is_head=False) == KilledAgent("run")
 
 
 def test_a_run_whose_record_stays_unreadable_is_not_continued(
@@ -169,9 +176,7 @@ def test_on_a_given_ray_it_goes_on_without_its_record(
     keeper.close()
 
 
-def test_a_worker_killed_while_it_leaves_has_decided(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_worker_killed_while_it_leaves_has_decided(root: Path) -> None:
     """Its head may have left already: the next agent ends with the outcome, and writes it.
 
     What the killed agent was about to stop is stopped before that: the pod may be held.
@@ -179,19 +184,22 @@ def test_a_worker_killed_while_it_leaves_has_decided(
     failed = ends.JOB_FAILED.outcome(code=7, code_name="7", details="", before="")
     run = node_run_with(root, ())
     ray = subprocess.Popen(["sleep", "60"], start_new_session=True)
-    monkeypatch.setattr(process, "list_descendants", lambda: running([ray.pid]))
-    monkeypatch.setattr(process, "reap", lambda: None)  # this test waits for it
     anyio.run(record_end, run, w.EndWorker(failed))
     environ = {"AGENT_LOG_DIR": str(root), "RAY_WORKER": "1", "AGENT_HEAD": "pod0"}
     plan = plan_of(environ, command=["true"])
     node = run.folder.own.node
-    killed = find_killed_agent(root, node, is_head=False)
+    killed = killed_agent(root, node, is_head=False)
     assert killed == KilledAgent("run-1", failed)
     plan = replace(plan, topology=replace(plan.topology, node_name=node))
     container = container_of(plan, environ, ["true"])
-    assert anyio.run(end_of_killed, plan, container, killed) == failed
+    container = container._replace(killed_agents=(os.getpid(),))
+    processes = REAL.processes._replace(
+        descendants=lambda: running([ray.pid]),
+        reap=lambda: None,  # this test waits for it
+    )
+    assert anyio.run(end_of_killed, plan, container, killed, processes) == failed
     assert ray.wait(LIMIT) == -signal.SIGTERM
-    assert find_killed_agent(root, node, is_head=False) == KilledAgent(
+    assert killed_agent(root, node, is_head=False) == KilledAgent(
         "run-1", failed, wrote_outcome=True
     )
     run.close()
@@ -207,7 +215,7 @@ def test_an_end_that_the_head_must_receive_is_not_recorded(root: Path) -> None:
     failed = ends.STEP_FAILED.outcome(name="data", evidence="exit code 1")
     run = node_run_with(root, ())
     anyio.run(record_end, run, w.EndWorker(failed, must_report=True))
-    assert find_killed_agent(root, run.folder.own.node, is_head=False) == KilledAgent("run-1")
+    assert killed_agent(root, run.folder.own.node, is_head=False) == KilledAgent("run-1")
     run.close()
 
 
@@ -218,4 +226,4 @@ def test_a_run_without_a_record_is_awaited_no_longer(
     (root / "run" / RUN_FILE).unlink()
     monkeypatch.setattr(times, "RECORD_UNREADABLE", 600.0)
     assert isinstance(RunRecord.read(root / "run" / RUN_FILE), NoRecord)
-    assert find_killed_agent(root, "pod0", is_head=True) == KilledAgent("run")
+    assert killed_agent(root, "pod0", is_head=True) == KilledAgent("run")
