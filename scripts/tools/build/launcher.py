@@ -20,8 +20,6 @@ import sys
 import time
 import zlib
 
-FIRST, LAST = (3, 10), (3, 13)
-"""The oldest and newest Python for which the file has libraries."""
 PARENTS = ("/tmp", "/var/tmp", "/dev/shm")
 """Where the private folder is made: the first usable one.
 
@@ -42,8 +40,9 @@ class UnusableError(Exception):
 def main() -> None:
     """Unpack and execute the agent."""
     archive = os.path.dirname(os.path.abspath(__file__))
-    _choose_python(archive)
-    _check_machine()
+    minors = _pythons_of_this_machine()
+    _choose_python(archive, minors)
+    _check_glibc()
     digest = _member("digest").decode()
     problems = []
     for parent in PARENTS:
@@ -80,15 +79,35 @@ def _member(name: str) -> bytes:
 # --- which Python ------------------------------------------------------------------------------
 
 
-def _choose_python(archive: str) -> None:
-    """Execute another Python on PATH if this one is too old or too new."""
-    if FIRST <= sys.version_info[:2] <= LAST and sys.implementation.name == "cpython":
+def _pythons_of_this_machine() -> "list[int]":
+    """Return the minor versions of Python 3 for which the file has libraries on this machine."""
+    system, machine = sys.platform, os.uname().machine
+    targets = _member("targets").decode().split()
+    minors = [
+        int(target[len("cp3") : target.index("-")])
+        for target in targets
+        if system == "linux" and target.endswith("-" + machine)
+    ]
+    if not minors:
+        fail(
+            "this is %s on %s, and the file is for Linux with %s"
+            % (system, machine, ", ".join(targets)),
+            "On a Mac or Windows, for `init`, `recipe`, `recipes` and `env`: pip install the wheel."
+            " On Linux: a file for this machine (./scripts/build --for)",
+        )
+    return sorted(minors, reverse=True)
+
+
+def _choose_python(archive: str, minors: "list[int]") -> None:
+    """Execute another Python on PATH if the file has no libraries for this one."""
+    is_python_3 = sys.version_info[0] == 3 and sys.implementation.name == "cpython"
+    if is_python_3 and sys.version_info[1] in minors:
         return
     import shutil
     import subprocess
 
     question = "import sys; print(sys.implementation.name, *sys.version_info[:2])"
-    for minor in range(LAST[1], FIRST[1] - 1, -1):
+    for minor in minors:
         found = shutil.which("python3.%d" % minor)
         if found is None:
             continue
@@ -101,18 +120,17 @@ def _choose_python(archive: str) -> None:
         )
         if asked.stdout.split() == [b"cpython", b"3", str(minor).encode()]:
             os.execv(found, [found, "-I", "-S", archive, *sys.argv[1:]])  # noqa: S606 - same program
+    wanted = " or ".join("python3.%d" % minor for minor in reversed(minors))
     fail(
-        "%s is %s %s, and there is no python3.10 to python3.13 on PATH"
-        % (sys.executable, sys.implementation.name, _own_version()),
+        "%s is %s %s, and there is no %s on PATH"
+        % (sys.executable, sys.implementation.name, _own_version(), wanted),
         "Put one of them on PATH, or run: /path/to/python3 %s" % archive,
     )
 
 
-def _check_machine() -> None:
-    """Refuse a machine for which the file has no libraries."""
-    machine, needed = os.uname().machine, tuple(map(int, _member("glibc").split(b".")))
-    if sys.platform != "linux" or machine not in ("x86_64", "aarch64"):
-        fail("this is %s on %s" % (sys.platform, machine), "It runs on Linux, x86-64 or arm64")
+def _check_glibc() -> None:
+    """Refuse a system whose C library is another one, or too old for the libraries."""
+    needed = tuple(map(int, _member("glibc").split(b".")))
     try:
         name, _, version = (os.confstr("CS_GNU_LIBC_VERSION") or "").partition(" ")
     except (OSError, ValueError):

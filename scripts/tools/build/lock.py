@@ -198,9 +198,9 @@ def required(wheel: Path) -> list[Requirement]:
     return [Requirement(line) for line in metadata(wheel).get("Requires-Dist", [])]
 
 
-def fetch(wheels: list[Wheel]) -> dict[str, Path]:
+def fetch(wheels: list[Wheel], targets: tuple[Target, ...] = TARGETS) -> dict[str, Path]:
     """Return the files of the lock's wheels by name; missing ones are fetched."""
-    for target in TARGETS:
+    for target in targets:
         missing = [w for w in wheels if target.name in w.targets and not (CACHE / w.file).exists()]
         if missing:
             _download(target, [f"{w.name}=={w.version} --hash=sha256:{w.sha256}" for w in missing])

@@ -20,10 +20,11 @@ from pathlib import Path
 
 from packaging.utils import parse_wheel_filename
 
-from tools.build.lock import REPO, TARGETS, BuildError, Wheel, digest, fetch, metadata, run_pip
+from tools.build.licenses import LICENSE_TEXT, apache_license, license_name, notices
+from tools.build.lock import REPO, TARGETS, BuildError, Target, Wheel, digest, fetch, run_pip
 
 HERE = Path(__file__).parent
-SOURCES = ("agent", "pyproject.toml", "README.md")
+SOURCES = ("agent", "pyproject.toml", "README.md", "LICENSE")
 """The sources of a distribution."""
 BACKEND = REPO / ".onefile" / "backend"
 BACKEND_PINS = REPO / "requirements" / "build.txt"
@@ -45,20 +46,28 @@ class Made:
         return (self.onefile, self.wheel, self.sdist, self.bill)
 
 
-def make(place: Path, wheels: list[Wheel]) -> Made:
-    """Build everything into a folder."""
+def make(place: Path, wheels: list[Wheel], targets: tuple[Target, ...] = TARGETS) -> Made:
+    """Build everything into a folder; the one file for some targets."""
     place.mkdir(parents=True, exist_ok=True)
-    files = fetch(wheels)
+    bundled = [wheel for wheel in wheels if any(one.name in wheel.targets for one in targets)]
+    files = fetch(bundled, targets)
     seconds = commit_time()
-    wheel, sdist = distributions(place, seconds)
-    onefile = place / "pod-agent"
-    write_onefile(onefile, wheel, wheels, files)
-    bill = place / "pod-agent.cdx.json"
-    bill.write_text(bill_of_materials(onefile, wheel, wheels, files, seconds), encoding="utf-8")
+    wheel, sdist = distributions(place, apache_license(bundled, files), seconds)
+    onefile = place / onefile_name(targets)
+    write_onefile(onefile, wheel, bundled, files, targets)
+    bill = place / f"{onefile.name}.cdx.json"
+    bill.write_text(bill_of_materials(onefile, wheel, bundled, files, seconds), encoding="utf-8")
     made = Made(onefile, wheel, sdist, bill)
     sums = "".join(f"{digest(file)}  {file.name}\n" for file in made.files())
     (place / "SHA256SUMS").write_text(sums, encoding="utf-8")
     return made
+
+
+def onefile_name(targets: tuple[Target, ...]) -> str:
+    """Return the file's name, which tells its targets unless it has all of them."""
+    if targets == TARGETS:
+        return "pod-agent"
+    return "-".join(["pod-agent", *(target.name for target in targets)])
 
 
 # --- the tree ----------------------------------------------------------------------------------
@@ -100,13 +109,14 @@ def copy_sources(folder: Path) -> None:
             copy.chmod(0o755 if source.stat().st_mode & stat.S_IXUSR else 0o644)
 
 
-def distributions(place: Path, seconds: int) -> tuple[Path, Path]:
-    """Build wheel and sdist with the pinned backend."""
+def distributions(place: Path, license_text: bytes, seconds: int) -> tuple[Path, Path]:
+    """Build wheel and sdist with the pinned backend; both have the license's text."""
     python = _backend()
     work = BACKEND.parent / "work"
     shutil.rmtree(work, ignore_errors=True)
     try:
         copy_sources(work / "source")
+        (work / "source" / LICENSE_TEXT).write_bytes(license_text)
         for kind in ("sdist", "wheel"):
             call = f"import setuptools.build_meta as b, sys; b.build_{kind}(sys.argv[1])"
             done = subprocess.run(
@@ -157,20 +167,26 @@ def _repack(source: Path, target: Path, seconds: int) -> None:
 
 
 def write_onefile(
-    target: Path, own_wheel: Path, wheels: list[Wheel], files: dict[str, Path]
+    target: Path,
+    own_wheel: Path,
+    wheels: list[Wheel],
+    files: dict[str, Path],
+    targets: tuple[Target, ...] = TARGETS,
 ) -> None:
     """Write the shell header and the archive behind it."""
     contents = {
         "agent": own_wheel.name,
         "targets": {
             one.name: sorted(wheel.file for wheel in wheels if one.name in wheel.targets)
-            for one in TARGETS
+            for one in targets
         },
     }
     members = {
         "__main__.py": (HERE / "launcher.py").read_bytes(),
         "contents.json": json.dumps(contents, indent=1, sort_keys=True).encode(),
+        "targets": " ".join(contents["targets"]).encode(),
         "glibc": needed_glibc(wheels).encode(),
+        "NOTICES.txt": notices([own_wheel, *(files[name] for name in sorted(files))]).encode(),
         f"wheels/{own_wheel.name}": own_wheel.read_bytes(),
         **{f"wheels/{name}": file.read_bytes() for name, file in sorted(files.items())},
     }
@@ -252,7 +268,7 @@ def _component(name: str, version: str, kind: str, files: list[Path]) -> dict[st
         "purl": purl,
     }
     if files[0].suffix == ".whl":
-        described |= _licence(files[0])
+        described |= _license(files[0])
     if len(files) == 1:
         return described | {"hashes": [_hash(files[0])]}
     parts = [
@@ -266,12 +282,9 @@ def _hash(file: Path) -> dict[str, str]:
     return {"alg": "SHA-256", "content": digest(file)}
 
 
-def _licence(wheel: Path) -> dict[str, object]:
+def _license(wheel: Path) -> dict[str, object]:
     """Return the license that a wheel's metadata names."""
-    fields = metadata(wheel)
-    expression = fields.get("License-Expression")
+    expression, name = license_name(wheel)
     if expression:
-        return {"licenses": [{"expression": expression[0]}]}
-    classifiers = [c for c in fields.get("Classifier", []) if c.startswith("License ::")]
-    name = classifiers[0].rpartition(" :: ")[2] if classifiers else ""
+        return {"licenses": [{"expression": expression}]}
     return {"licenses": [{"license": {"name": name}}]} if name else {}

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from tools.build import lock, make
+from tools.build import licenses, lock, make
 from tools.build.lock import Target, Wheel, digest
 
 pytestmark = pytest.mark.processes
@@ -36,8 +36,10 @@ ANOTHER_UID = 12_345
 
 
 def write_wheel(folder: Path, name: str, files: dict[str, str]) -> Wheel:
-    """Write a wheel with some files."""
+    """Write a wheel with some files, and metadata unless they have it."""
     path = folder / f"{name}-1.0-py3-none-any.whl"
+    fields = f"Metadata-Version: 2.4\nName: {name}\nVersion: 1.0\n"
+    files = {f"{name}-1.0.dist-info/METADATA": fields, **files}
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
         for member, text in files.items():
             file.writestr(zipfile.ZipInfo(member, make.ZIP_EPOCH), text)
@@ -248,12 +250,9 @@ def test_versions_that_nobody_uses_are_removed(small: Small) -> None:
 
 def test_a_python_that_does_not_suit_starts_one_that_does(small: Small, tmp_path: Path) -> None:
     """`python3` is too old: a newer one on PATH is used, if it really is newer."""
-    text = (tmp_path / "launcher.py").read_text(encoding="utf-8")
     newer, newest = sys.version_info[1] + 1, sys.version_info[1] + 2
-    changed = f"FIRST, LAST = (3, {newer}), (3, {newest})"
-    text = text.replace("FIRST, LAST = (3, 10), (3, 13)", changed)
-    (tmp_path / "launcher.py").write_text(text, encoding="utf-8")
-    make.write_onefile(small.file, tmp_path / "pod_agent-1.0-py3-none-any.whl", [], {})
+    targets = tuple(Target(minor, HERE.machine) for minor in (newer, newest))
+    make.write_onefile(small.file, tmp_path / "pod_agent-1.0-py3-none-any.whl", [], {}, targets)
     programs = tmp_path / "programs"
     programs.mkdir()
     (programs / "python3").symlink_to(sys.executable)
@@ -263,6 +262,7 @@ def test_a_python_that_does_not_suit_starts_one_that_does(small: Small, tmp_path
     code, _, err = small.run(PATH=str(programs))
     assert code == 78
     assert f"is cpython {sys.version_info[0]}.{sys.version_info[1]}" in err
+    assert f"no python3.{newer} or python3.{newest} on PATH" in err
     assert "/path/to/python3" in err
     pretends = programs / f"python3.{newer}"
     answer = f'case "$*" in *version_info*) echo cpython 3 {newer} ;; *) echo "$3 $4" ;; esac'
@@ -272,9 +272,57 @@ def test_a_python_that_does_not_suit_starts_one_that_does(small: Small, tmp_path
     assert process.communicate(timeout=60)[0] == f"{small.file} run\n"
 
 
+def test_a_file_for_another_machine_is_78(small: Small, tmp_path: Path) -> None:
+    """The message names the machines that it is for, and how to get another one."""
+    other = "aarch64" if HERE.machine == "x86_64" else "x86_64"
+    targets = (Target(sys.version_info[1], other),)
+    make.write_onefile(small.file, tmp_path / "pod_agent-1.0-py3-none-any.whl", [], {}, targets)
+    code, _, err = small.run()
+    assert code == 78
+    assert f"this is linux on {HERE.machine}, and the file is for Linux with" in err
+    assert targets[0].name in err
+    assert "./scripts/build --for" in err
+
+
+def test_a_file_for_one_python_is_named_after_it() -> None:
+    """One with all libraries keeps the plain name."""
+    assert make.onefile_name(lock.TARGETS) == "pod-agent"
+    assert make.onefile_name((Target(12, "x86_64"),)) == "pod-agent-cp312-x86_64"
+
+
 def test_an_old_python_can_read_the_launcher() -> None:
     """RHEL 8 has 3.6: the launcher uses only its syntax."""
     ast.parse(LAUNCHER.read_text(encoding="utf-8"), feature_version=(3, 6))
+
+
+# --- the licenses ------------------------------------------------------------------------------
+
+
+def test_the_license_text_comes_from_a_pinned_library(tmp_path: Path) -> None:
+    """It is taken only where it is the published text, whatever the file is called."""
+    other = write_wheel(tmp_path, "yarl", {"yarl-1.0.dist-info/licenses/LICENSE": "another text"})
+    with pytest.raises(lock.BuildError, match="yarl"):
+        licenses.apache_license([other], {other.file: tmp_path / other.file})
+
+
+def test_the_notices_have_each_bundled_project_once(small: Small) -> None:
+    """With its license's name and texts."""
+    folder = small.file.parent
+    fields = "Metadata-Version: 2.4\nName: kind\nVersion: 1.0\nLicense-Expression: MIT\n"
+    for number in (1, 2):
+        (folder / str(number)).mkdir()
+        write_wheel(
+            folder / str(number),
+            "kind",
+            {
+                "kind-1.0.dist-info/METADATA": fields,
+                "kind-1.0.dist-info/licenses/NOTICE": "made by somebody",
+            },
+        )
+    wheels = [folder / str(number) / "kind-1.0-py3-none-any.whl" for number in (1, 2)]
+    text = licenses.notices(wheels)
+    assert text.count("kind 1.0: MIT") == 1
+    assert text.count("made by somebody") == 1
 
 
 # --- the lock ----------------------------------------------------------------------------------
