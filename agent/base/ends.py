@@ -286,7 +286,12 @@ OTHER_RUN = _lost("the head {head} began another run: {theirs}, not {ours}", "he
 
 # --- 70: a bug in the agent ---------------------------------------------------------------------
 
-BUG = _row(Kind.BUG, 70, "a bug in the agent: {error}", remedy="Please report it with agent.log")
+BUG = _row(
+    Kind.BUG,
+    70,
+    "a bug in the agent: {error}",
+    remedy="Please report it with agent.log, as `Report a bug` in docs/upgrade.md says",
+)
 AGENT_KILLED = _row(Kind.BUG, 70, "the agent was killed by {signal} {count} times: giving up")
 """Printed by the parent, as `NO_PROCESS`."""
 

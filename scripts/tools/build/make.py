@@ -52,7 +52,7 @@ def make(place: Path, wheels: list[Wheel], targets: tuple[Target, ...] = TARGETS
     bundled = [wheel for wheel in wheels if any(one.name in wheel.targets for one in targets)]
     files = fetch(bundled, targets)
     seconds = commit_time()
-    wheel, sdist = distributions(place, apache_license(bundled, files), seconds)
+    wheel, sdist = distributions(place, apache_license(files.values()), seconds)
     onefile = place / onefile_name(targets)
     write_onefile(onefile, wheel, bundled, files, targets)
     bill = place / f"{onefile.name}.cdx.json"
@@ -110,13 +110,14 @@ def copy_sources(folder: Path) -> None:
 
 
 def distributions(place: Path, license_text: bytes, seconds: int) -> tuple[Path, Path]:
-    """Build wheel and sdist with the pinned backend; both have the license's text."""
+    """Build wheel and sdist with the pinned backend; both have the license's text, where given."""
     python = _backend()
     work = BACKEND.parent / "work"
     shutil.rmtree(work, ignore_errors=True)
     try:
         copy_sources(work / "source")
-        (work / "source" / LICENSE_TEXT).write_bytes(license_text)
+        if license_text:
+            (work / "source" / LICENSE_TEXT).write_bytes(license_text)
         for kind in ("sdist", "wheel"):
             call = f"import setuptools.build_meta as b, sys; b.build_{kind}(sys.argv[1])"
             done = subprocess.run(

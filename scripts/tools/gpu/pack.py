@@ -48,7 +48,7 @@ def fill(folder: Path, target: Target) -> list[Path]:
         run_pip("download", "--no-deps", *options, "--dest", str(new), *TRAINING, *DIAGNOSIS)
         built = Path(place, "built")
         built.mkdir()
-        wheel, _ = distributions(built, commit_time())
+        wheel, _ = distributions(built, b"", commit_time())
         shutil.copyfile(wheel, new / wheel.name)
         for old in folder.glob("*.whl"):
             old.unlink()

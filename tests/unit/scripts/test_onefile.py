@@ -302,7 +302,7 @@ def test_the_license_text_comes_from_a_pinned_library(tmp_path: Path) -> None:
     """It is taken only where it is the published text, whatever the file is called."""
     other = write_wheel(tmp_path, "yarl", {"yarl-1.0.dist-info/licenses/LICENSE": "another text"})
     with pytest.raises(lock.BuildError, match="yarl"):
-        licenses.apache_license([other], {other.file: tmp_path / other.file})
+        licenses.apache_license([tmp_path / other.file])
 
 
 def test_the_notices_have_each_bundled_project_once(small: Small) -> None:
