@@ -26,6 +26,7 @@ RECENT = 5  # so many of the last steps
 PAST = 50  # are compared with so many before
 LEAST_PAST = 20  # without so many there is no advice
 POINTS = RECENT + PAST
+COLLAPSE = 0.5  # a mean reward that fell by more than this share of its past has collapsed
 _SIGMA = 1.349  # the quartiles of normal noise are so many standard deviations apart
 
 
@@ -109,6 +110,12 @@ class Advice(Value):
 
     what: str
     remedy: str
+    state: Literal["look", "end"] = "look"  # "end": no further step is likely to repair it
+    plain: str = ""  # `what` without the metrics' names, which are text of the job's output
+
+    def to_dict(self) -> dict[str, str]:
+        """Return it as `/status` has it for every reader."""
+        return {"what": self.plain or self.what, "remedy": self.remedy, "state": self.state}
 
     def to_warning(self) -> dict[str, str]:
         """Return it as `/status` has warnings."""
@@ -142,7 +149,8 @@ def by_rule(rule: Rule, points: Points) -> Advice | None:
     since = recent[0][0]
     change_text = f"from {number_text(before)} to {number_text(now)}"
     what = f"the {rule.name} {rule.turn} {change_text} since step {since}"
-    return Advice(what, rule.remedy)
+    is_collapse = rule.meaning == "reward" and change > COLLAPSE * abs(before)
+    return Advice(what, rule.remedy, "end" if is_collapse else "look")
 
 
 _NAMES: Mapping[Meaning, str] = {rule.meaning: rule.name for rule in RULES}
@@ -161,4 +169,5 @@ def _not_finite(progress: Progress) -> tuple[Advice, ...]:
         "The weights may be lost: stop, and go on from a checkpoint before it, with a lower "
         "learning rate or in bfloat16"
     )
-    return (Advice(what, remedy),)
+    plain = f"a metric or loss is nan or infinite{at}"
+    return (Advice(what, remedy, "end", plain),)

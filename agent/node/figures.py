@@ -100,6 +100,7 @@ class Figures(Value, omit_defaults=True):
             "disks": [[disk.folder, disk.used, disk.total] for disk in self.disks],
             "network_received": self.network_received,
             "network_sent": self.network_sent,
+            "forecasts": [[ahead.what, ahead.seconds] for ahead in self.forecasts],
         }
 
 

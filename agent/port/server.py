@@ -170,6 +170,8 @@ class Control(NamedTuple):
     """Status fields for authenticated callers only: warnings, log text."""
     series: Callable[[int | None], dict[str, object]] = lambda _since: {}
     """The job's metrics by step, after a step."""
+    judge: Callable[[dict[str, object]], dict[str, object]] = dict
+    """Add the judgment to a status."""
 
 
 class AgentServer:
@@ -195,7 +197,7 @@ class AgentServer:
         self._run_id = run_id
         self._reports = reports
         self._control = control
-        self._stream = StatusStream(self._full_status)
+        self._stream = StatusStream(lambda: self._judged(self._full_status()))
         self._sampling = asyncio.Lock()
         self._bodies = Bodies(MAX_REPORT_BYTES, _MOST_BODIES)
         self._names = host_names([socket.gethostname(), *names])
@@ -307,11 +309,15 @@ class AgentServer:
                     row["detail"] = str(row.get("detail", "")).partition(": ")[0]
             for row in status.get("attempts", ()):
                 row["reason"] = str(row.get("reason") or "").partition(": ")[0]
-        return web.json_response(status)
+        return web.json_response(self._judged(status))
 
     def _full_status(self) -> dict[str, object]:
         more = {} if self._control is None else self._control.private_status()
         return {**self._status(), **more}
+
+    def _judged(self, status: dict[str, object]) -> dict[str, object]:
+        """Add the judgment that follows from what the reader of this status may read."""
+        return status if self._control is None else self._control.judge(status)
 
     async def _metrics(self, request: web.Request) -> web.StreamResponse:
         # the names of the job's metrics are text of its output

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from agent.decisions.shared import Known
+    from agent.diagnosis.advice import Advice
     from agent.job.progress import Reading
     from agent.record.series_file import SavedSteps
 
@@ -234,13 +235,13 @@ class JobLines:
         with self._lock:
             return self._reader.total
 
-    def advice(self) -> list[dict[str, str]]:
-        """Return advice on the job's metrics, as warnings for `/status`."""
+    def advice(self) -> tuple[Advice, ...]:
+        """Return advice on the job's metrics."""
         known = self._progress
         if known is None:
-            return []
+            return ()
         with self._lock:
-            return [advice.to_warning() for advice in advise(known, self._series.last)]
+            return advise(known, self._series.last)
 
     def series(self, since: int | None = None) -> dict[str, object]:
         """Return the metrics by step, as `/series` has them."""
@@ -264,6 +265,7 @@ class JobLines:
         with self._lock:
             trend = self._series.trend("reward")
         each = known.seconds_per_step
+        usual = known.usual
         ends_at = known.ends_at if is_running else None
         return {
             "attempt": known.attempt,
@@ -271,6 +273,9 @@ class JobLines:
             "of": known.of,
             "highest": known.highest,
             "seconds_per_step": None if each is None else round(each, 3),
+            "usual_seconds": None if usual is None else round(usual, 3),
+            "seconds_since_step": round(max(0.0, self._now() - known.last_at), 1),
+            "is_pausing": known.pause_at is not None,
             "last_step_at": utc(known.last_at),
             "ends_at": None if ends_at is None else utc(ends_at),
             "reward": known.value("reward"),

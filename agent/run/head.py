@@ -234,6 +234,8 @@ class HeadAgent:
         start(watch_silent_workers, self._reports, self._plan.ports, put)
         look = self._status.look_at_run
         start(every, times.RECEIPT_LOOK, "a look at what the run does", look)
+        look_at_checkpoints = self._status.checkpoints.look
+        start(every, times.CHECKPOINTS_LOOK, "a look for checkpoints", look_at_checkpoints)
         look_at_nodes = self._status.look_at_nodes
         start(every, times.NODES_LOOK, "a look at the nodes' figures", look_at_nodes)
         start(every, times.HOURS_RECORDED, "a record of the used hours", self._record_use)

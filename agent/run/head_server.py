@@ -19,7 +19,10 @@ from agent.decisions.head.fleet import Worker
 from agent.decisions.head.head_decide import is_agent_expected, is_worker_needed
 from agent.decisions.head.head_state import HeadPhase, WorkerReported
 from agent.decisions.shared import HERE, OrderKind, StopAsked
+from agent.decisions.stall import Stalled
+from agent.diagnosis.glance import glance_of
 from agent.job.services import digest
+from agent.plan import waits as planned
 from agent.plan.plan import AGENT_LOG, JOB_LOG, RAY_LOG, log_files, versions
 from agent.port.protocol import Reply
 from agent.port.reports import Expected, Reports, agent_limit
@@ -31,8 +34,10 @@ from agent.record.files import reading
 from agent.record.job_lines import JobLines
 from agent.record.run_folder import OutageRecord, make_key
 from agent.record.summary import Timeline
+from agent.run.checkpoint_watch import CheckpointWatch
 from agent.run.machine_watch import MachineWatch
 from agent.run.run_receipt import RunReceipt
+from agent.settings.jobs import on_stall
 
 if TYPE_CHECKING:
     import socket
@@ -106,6 +111,7 @@ def make_server(
         log=partial(status.read_log, reports),
         private_status=status.private_details,
         series=status.job_lines.series,
+        judge=judged,
     )
     return AgentServer(
         token=token,
@@ -117,6 +123,11 @@ def make_server(
         control=control,
         expected_workers=topology.expected_workers,
     )
+
+
+def judged(status: dict[str, object]) -> dict[str, object]:
+    """Return a status with its judgment, which quotes nothing that is not in this status."""
+    return {**status, "glance": to_builtins(glance_of(status))}
 
 
 def make_expected(plan: Plan, keeper: RunKeeper) -> Expected:
@@ -159,6 +170,8 @@ class RunStatus:
         self.worker_stats: Mapping[str, WorkerStats] = {}  # from workers' reports, by agent
         self.receipt = RunReceipt(run, keeper, get_state, lambda: self.job_lines.progress)
         self.machines = MachineWatch(run, get_state, lambda: self.job_lines.progress)
+        self.stalled: Stalled | None = None  # the present attempt, since it was found to be stalled
+        self.checkpoints = CheckpointWatch(run)
 
     def apply_event(self, event: HeadEvent) -> None:
         """Update timeline, run record and job lines with an event that was decided on."""
@@ -168,6 +181,8 @@ class RunStatus:
             self._keeper.record_nodes(self._alive.values())
         self.timeline.add(event, state, self._run.now())
         self.receipt.look_at_change(self.stalls)
+        if isinstance(event, Stalled):
+            self.stalled = event
         if isinstance(event, WorkerReported):
             stats = self.worker_stats.get(event.worker.key)
             has_share = event.worker.key in state.shares.by_node
@@ -234,6 +249,13 @@ class RunStatus:
                 self._run.utc, is_running=state.phase is HeadPhase.RUNNING
             ),
             "curve": self.job_lines.curve(),
+            "nodes_expected": state.goal.expected_workers + 1,
+            "attempts_allowed": state.last_attempt_number,
+            "loss_seconds_left": self._loss_seconds_left(state, now),
+            "stall": self._stall(state),
+            "advice": [advice.to_dict() for advice in self.job_lines.advice()],
+            "checkpoint": self.checkpoints.to_status(),
+            "price": self.receipt.price(),
             "cost": self.cost(),
             "receipt": self.receipt.to_dict(),
         }
@@ -261,6 +283,26 @@ class RunStatus:
             return None
         hours = goal.used_hours + self._run.now() / 3600
         return round(goal.price * hours * (goal.expected_workers + 1), 2)
+
+    def _loss_seconds_left(self, state: HeadState, now: float) -> float | None:
+        """Return the seconds until the job is stopped for a missing node; None if none is."""
+        since = state.losses.below_required_since
+        is_running = state.goal.has_job and state.phase is HeadPhase.RUNNING
+        if since is None or not is_running:
+            return None
+        return round(max(0.0, since + state.goal.limits[planned.NODE] - now), 1)
+
+    def _stall(self, state: HeadState, *, with_suspects: bool = False) -> dict[str, object] | None:
+        """Return the stall of the running attempt, and what follows; None without one."""
+        stalled = self.stalled
+        is_running = state.phase is HeadPhase.RUNNING
+        if stalled is None or stalled.attempt != state.attempt.number or not is_running:
+            return None
+        then = on_stall(self._run.plan.settings)
+        if then == "retry" and state.last_attempt_number <= stalled.attempt:
+            then = "log"
+        suspects = self._run.redactor.clean(stalled.suspects) if with_suspects else ""
+        return {"what": stalled.what, "then": then, "suspects": suspects}
 
     def _node(self, worker: Worker, now: float, *, joined: bool) -> dict[str, object]:
         stats = self.worker_stats.get(worker.key)
@@ -325,8 +367,9 @@ class RunStatus:
             "warnings": [
                 *warnings,
                 *self.job_lines.known.warnings(),
-                *self.job_lines.advice(),
+                *(advice.to_warning() for advice in self.job_lines.advice()),
             ],
+            "stall": self._stall(state, with_suspects=True),
             "job_tail": self.job_lines.tail(),
             "metrics": self.job_lines.newest(),
             "prepare_lines": prepare_lines,

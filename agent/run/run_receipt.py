@@ -75,13 +75,13 @@ class RunReceipt:
         verdict = self._get_state().stop.verdict
         has_succeeded = verdict is not None and verdict.exit_code == 0
         receipt = self._meter.receipt(self._now(), has_succeeded=has_succeeded)
-        return receipt.to_dict(self._price())
+        return receipt.to_dict(self.price())
 
     def save(self) -> None:
         """Record it for the next agent of this run, and for `explain`."""
-        self._keeper.record_meter(self._meter, self._now(), self._price())
+        self._keeper.record_meter(self._meter, self._now(), self.price())
 
-    def _price(self) -> float | None:
+    def price(self) -> float | None:
         """Return the dollars an hour of all nodes; None if not known."""
         goal = self._get_state().goal
         return None if goal.price is None else goal.price * (goal.expected_workers + 1)

@@ -284,6 +284,7 @@ class StallWatch:
             return
         if before.attempt != after.attempt or before.has_lost_node != after.has_lost_node:
             return
+        self._status.stalled = None
         went_on = stall.after_stall(before.alarm, signs, self._run.now())
         say(went_on)
         if before.alarm.examinations and self._status.stalls:

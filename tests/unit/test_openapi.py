@@ -16,6 +16,7 @@ from jsonschema import (  # type: ignore[import-untyped]  # it has no types
 from agent.port import access as control_access
 from agent.port.access import UNGUARDED_PATHS
 from agent.port.protocol import VERSION
+from agent.run.head_server import judged
 from support.head_status import SERVED, status_after
 from support.heads import TERM
 from support.worlds import SECRET
@@ -119,7 +120,7 @@ def test_a_status_of_a_run_fits_the_description() -> None:
     """As the head's decisions make it; a field that is new or missing does not fit."""
     fits = Draft202012Validator(HEAD)
     for history in ([], SERVED, [*SERVED, (5.0, TERM)]):
-        fits.validate(made := json.loads(json.dumps(status_after(history))))
+        fits.validate(made := json.loads(json.dumps(judged(status_after(history)))))
         with pytest.raises(ValidationError):
             fits.validate({**made, "new": 1})
         for name in made:

@@ -9,6 +9,7 @@ from agent.checks.finding import Level
 from agent.decisions.head.fleet import NodeState
 from agent.decisions.head.head_state import HeadPhase
 from agent.decisions.receipt import PARTS
+from agent.diagnosis.glance import SIGNS
 from agent.job.services import Latency
 from agent.port.access import COOKIE
 from agent.port.proof import PROOF_HEADER, SCHEME, SESSION_HEADER
@@ -88,9 +89,11 @@ FIGURES = closed(
     disks=array({"type": "array", "items": {"type": ["string", "integer"]}, "minItems": 3}),
     network_received=NUMBER,
     network_sent=NUMBER,
+    forecasts=array({"type": "array", "items": {"type": ["string", "number"]}, "minItems": 2}),
 )
 """What a machine does: of its GPUs one list for each figure, in percent, MiB, W, MHz and degrees
-Celsius; memory and disks (folder, used, total) in bytes; the network in bytes a second."""
+Celsius; memory and disks (folder, used, total) in bytes; the network in bytes a second;
+of what will be full soon its name and the seconds until then."""
 NODE = closed(
     *("name", "ip", "phase", "detail", "last_error", "slow"),
     rank=nullable(WHOLE),
@@ -125,6 +128,9 @@ PROGRESS = closed(
     of=nullable(WHOLE),
     highest=nullable(WHOLE),
     seconds_per_step=nullable(NUMBER),
+    usual_seconds=nullable(NUMBER),
+    seconds_since_step=NUMBER,
+    is_pausing=FLAG,
     ends_at=nullable(TEXT),
     reward=nullable(NUMBER),
     reward_trend=nullable(NUMBER),
@@ -139,11 +145,28 @@ RECEIPT = closed(
 )
 """What the run's time was spent on, in seconds, and in dollars where the price is known."""
 WARNING = closed("check", "what", "remedy")
+STATE: Schema = {"type": "string", "enum": [*SIGNS]}
+STALL = closed("what", "suspects", then={"type": "string", "enum": ["log", "retry", "stop"]})
+CHECKPOINT = closed(step=WHOLE, at=nullable(TEXT))
+GLANCE = closed(
+    *("sentence", "details"),
+    state=STATE,
+    exceptions=array(closed("name", "state", "figure", "detail")),
+    more_exceptions=WHOLE,
+)
+"""The judgment of the run: keep it, look at it, or consider ending it."""
 HEAD_FIELDS: Schema = {
     **dict.fromkeys(("run_id", "platform", "name", "slow"), TEXT),
     "role": {"const": "head"},
     "run_name": nullable(TEXT),
     "cost": nullable(NUMBER),
+    "nodes_expected": WHOLE,
+    "attempts_allowed": WHOLE,
+    "loss_seconds_left": nullable(NUMBER),
+    "stall": nullable(STALL),
+    "advice": array(closed("what", "remedy", state=STATE)),
+    "checkpoint": nullable(CHECKPOINT),
+    "price": nullable(NUMBER),
     "receipt": RECEIPT,
     "epoch": WHOLE,
     "phase": one_of(HeadPhase),
@@ -185,8 +208,8 @@ WORKER = closed(
 )
 HEAD: Schema = {
     "type": "object",
-    "properties": {**HEAD_FIELDS, **PRIVATE_FIELDS},
-    "required": [*HEAD_FIELDS],
+    "properties": {**HEAD_FIELDS, **PRIVATE_FIELDS, "glance": GLANCE},
+    "required": [*HEAD_FIELDS, "glance"],
     "additionalProperties": False,
 }
 FINDING = closed("check", "what", "remedy", level=one_of(Level))

@@ -24,6 +24,7 @@ from agent.port.protocol import REPORT_PATH, VERSION, Reply, Report
 from agent.port.reports import Expected, Reports, agent_limit
 from agent.port.server import AgentServer, Control, LogPart
 from agent.port.sockets import bind
+from agent.run.head_server import judged
 from tools.http.description import description
 from tools.page.runs import status
 
@@ -56,7 +57,9 @@ class Head:
             reports=reports,
             run_id=lambda: "run-1",
             control=Control(
-                lambda: None, 5.0, key, self._findings, self._log, self._private, self._series
+                *(lambda: None, 5.0, key, self._findings, self._log, self._private),
+                series=self._series,
+                judge=judged,
             ),
         )
         self._up, self._over = threading.Event(), threading.Event()

@@ -35,6 +35,13 @@ def status(nodes: int, *, step: int = 25) -> dict[str, Any]:
     return {
         "run_id": "run-20261122-0712",
         "run_name": "first sums",
+        "nodes_expected": nodes + 1,
+        "attempts_allowed": 3,
+        "loss_seconds_left": None,
+        "stall": None,
+        "advice": [],
+        "checkpoint": {"step": 20, "at": "2026-11-22T07:05:00Z"},
+        "price": 12.0,
         "cost": 12.5,
         "receipt": SPENT.to_dict(12.0),
         "epoch": 1,

@@ -22,7 +22,7 @@ FALLS = {rule.meaning: rule for rule in RULES if rule.turn == "fell"}
 
 def advised(lines: JobLines) -> list[str]:
     """Return what the advice says."""
-    return [warning["what"] for warning in lines.advice()]
+    return [advice.what for advice in lines.advice()]
 
 
 def training(metrics: Callable[[int], str], steps: int = 60) -> JobLines:

@@ -1,0 +1,507 @@
+"""The judgment of a run in one look: keep it, look at it, or consider ending it.
+
+`glance_of` is a pure function of a head's `/status`. Terminal, page and notifications show its
+result, so that all give the same judgment. It quotes only what its reader may read: the server
+applies it to the status that it is about to send.
+
+The first situation that applies makes the sentences, in this order: the run has ended; no job runs
+yet; the job's metrics are broken; it hangs; nodes or services are missing; something differs; fine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from statistics import median
+from typing import Any, Literal
+
+from agent.base.text import duration_text, first_names, number_text
+from agent.base.value import Value
+
+State = Literal["keep", "look", "end"]
+SIGNS: Mapping[State, str] = {"keep": "●", "look": "▲", "end": "■"}
+"""By state; never color alone."""
+Status = Mapping[str, Any]
+
+MOST_EXCEPTIONS = 24  # rows; further ones are counted
+SLOW_STEPS = 3  # a step that takes so many times the usual one is named
+SHORTEST_WAIT = 60  # seconds without a step before it is named
+STEADY = 0.01  # a reward that moved by less than this share of it is steady
+SOON_FULL = 2 * 3600  # seconds ahead from which a full memory or disk makes the state `look`
+SOON_OVER = 120  # seconds left of a wait from which it makes the state `look`
+_MOST_NAMED = 3
+_WORST_FIRST = ("lost", "silent", "fault", "failed", "down", "slow", "full soon", "booting", "left")
+_NO_REPORT_AFTER = 15  # seconds
+_PART_OF_RUN = {"running", "judging", "stopping"}
+
+
+class GlanceException(Value):
+    """A node, service or prepare step that differs from the others."""
+
+    name: str
+    state: str  # one of _WORST_FIRST
+    figure: str  # the number that shows it, or ''
+    detail: str
+
+
+class Glance(Value):
+    """The judgment: a state, what is the case, and why and what comes next."""
+
+    state: State
+    sentence: str
+    details: str
+    exceptions: tuple[GlanceException, ...] = ()
+    more_exceptions: int = 0
+
+    @property
+    def sign(self) -> str:
+        """Return the sign of the state."""
+        return SIGNS[self.state]
+
+
+def glance_of(status: Status) -> Glance:
+    """Return the judgment on a head's status.
+
+    Raises KeyError, TypeError or ValueError for the status of another version.
+    """
+    exceptions = exceptions_of(status)
+    said = _said(status, exceptions)
+    return Glance(
+        said.state,
+        said.sentence,
+        said.details,
+        tuple(exceptions[:MOST_EXCEPTIONS]),
+        max(0, len(exceptions) - MOST_EXCEPTIONS),
+    )
+
+
+class _Said(Value):
+    state: State
+    sentence: str
+    details: str
+
+
+def _said(status: Status, exceptions: Sequence[GlanceException]) -> _Said:
+    if status.get("verdict"):
+        return _ended(status, status["verdict"])
+    if status["phase"] != "running":
+        return _before_or_after_job(status, exceptions)
+    for judge in (_broken_metrics, _stalled, _losing_nodes, _missing, _no_step, _advised, _differs):
+        said = judge(status, exceptions)
+        if said is not None:
+            return said
+    return _fine(status)
+
+
+# --- the run has ended ----------------------------------------------------------------------------
+
+
+def _ended(status: Status, verdict: Mapping[str, Any]) -> _Said:
+    """Judge an end; a failed run needs a person, a stopped or successful one none."""
+    reason = _capitalized(verdict["reason"])
+    remedy = verdict.get("remedy") or ""
+    if verdict["exit_code"] == 0 and verdict["reason"].startswith("warning: "):
+        what = f"Done, with a {verdict['reason']}."
+        return _Said("look", what, _joined(remedy, _spent(status)))
+    if verdict["exit_code"] == 0:
+        what = f"Done: {verdict['reason']}."
+        return _Said("keep", what, _joined(_result(status), _spent(status)))
+    code = f"exit code {verdict['exit_code']}"
+    if verdict["kind"] == "stopped" and verdict["exit_code"] >= 128:
+        return _Said("keep", f"Stopped: {verdict['reason']}.", _joined(code, _spent(status)))
+    return _Said("end", f"{reason}.", _joined(remedy, _spent(status), code))
+
+
+def _result(status: Status) -> str:
+    progress = status.get("progress")
+    if not progress:
+        return ""
+    text = f"{progress['step']} steps"
+    reward = progress.get("reward")
+    return text if reward is None else f"{text}, last reward {number_text(reward)}"
+
+
+def _spent(status: Status) -> str:
+    receipt = status.get("receipt")
+    seconds = receipt["total"] if receipt else status["seconds"]
+    text = f"after {duration_text(seconds)}"
+    cost = status.get("cost")
+    return text if cost is None else f"{text} and {money(cost)}"
+
+
+# --- no job runs ----------------------------------------------------------------------------------
+
+
+def _before_or_after_job(status: Status, exceptions: Sequence[GlanceException]) -> _Said:
+    phase = status["phase"]
+    waits = [wait for wait in status["waits"] if not wait.get("following")]
+    if phase == "resuming":
+        what = "The agent was restarted and looks for the job of this run."
+        return _Said("look", what, _waited(waits))
+    if phase == "judging":
+        return _Said("look", "The job failed; all nodes are asked whether one was lost.", "")
+    if phase in {"stopping", "leaving"}:
+        return _Said("look", "The job is being stopped.", _waited(waits))
+    if phase == "submitting":
+        return _Said("keep", f"{_attempt(status)} is being submitted.", _waited(waits))
+
+    # Booting: what is waited for, and does a limit end it soon?
+    expected = status["nodes_expected"]
+    joined = 1 + sum(node["state"] == "joined" for node in status["nodes"])
+    job = status.get("job")
+    what = f"Starting: {joined} of {expected} nodes have joined."
+    if expected == 1:
+        what = "Starting on one node."
+    if job and job["attempt"] > 1:
+        before = [attempt for attempt in status.get("attempts", ()) if attempt.get("reason")]
+        why = f": {before[-1]['reason']}" if before else ""
+        what = f"{_attempt(status)} is being prepared{why}."
+    is_late = any(wait["seconds_left"] < SOON_OVER for wait in waits)
+    is_late = is_late and status["seconds_in_phase"] > SOON_OVER
+    has_loss = any(row.state in {"lost", "failed", "silent", "fault"} for row in exceptions)
+    return _Said("look" if is_late or has_loss else "keep", what, _waited(waits))
+
+
+def _waited(waits: Sequence[Mapping[str, Any]]) -> str:
+    """Return what is waited for and what ends that; the wait that ends first has its evidence."""
+    if not waits:
+        return ""
+    first = min(waits, key=lambda wait: wait["seconds_left"])
+    names = first_names([wait["what"] for wait in waits], _MOST_NAMED)
+    left = duration_text(first["seconds_left"])
+    evidence = f" ({first['evidence']})" if first["evidence"] else ""
+    return f"Waiting for {names}{evidence}; {left} left."
+
+
+# --- a job runs -----------------------------------------------------------------------------------
+
+
+def _broken_metrics(status: Status, _rows: Sequence[GlanceException]) -> _Said | None:
+    """Judge metrics that no further step repairs: nan, or a reward that collapsed."""
+    broken = [one for one in status.get("advice", ()) if one["state"] == "end"]
+    if not broken:
+        return None
+    others = [one["what"] for one in status["advice"] if one is not broken[0]]
+    more = f"{_capitalized('; '.join(others))}." if others else ""
+    checkpoint = status.get("checkpoint")
+    saved = ""
+    if checkpoint and checkpoint["step"] is not None:
+        saved = f"Newest checkpoint: step {checkpoint['step']}."
+    return _Said(
+        "end", f"{_capitalized(broken[0]['what'])}.", _joined(more, saved, _hourly(status))
+    )
+
+
+def _stalled(status: Status, _rows: Sequence[GlanceException]) -> _Said | None:
+    """Judge a job that was examined since it makes no progress."""
+    stall = status.get("stall")
+    if not stall:
+        return None
+    what = f"{_capitalized(stall['what'])}."
+    gpus = _gpu_use(status)
+    if stall["then"] == "log":
+        follows = "Nothing ends it by itself (AGENT_ON_STALL=log)."
+        details = _joined(stall["suspects"], gpus, follows, _hourly(status))
+        return _Said("end", what, details)
+    follows = "It is examined once more, then the run is stopped."
+    if stall["then"] == "retry":
+        follows = f"It is examined once more, then the attempt ends. {_next_attempt(status)}"
+    return _Said("look", what, _joined(stall["suspects"], gpus, follows))
+
+
+def _losing_nodes(status: Status, rows: Sequence[GlanceException]) -> _Said | None:
+    """Judge needed nodes that are missing: their grace runs."""
+    left = status.get("loss_seconds_left")
+    if left is None:
+        return None
+    names = [row.name for row in rows if row.state in {"lost", "silent", "left"}]
+    what = f"{_nodes_text(status, names)} missing: {first_names(names, _MOST_NAMED)}."
+    if not names:
+        what = "A needed node is missing."
+    ends = f"The attempt ends in {duration_text(left)} unless all are back (AGENT_NODE_GRACE)."
+    return _Said("look", what, _joined(ends, _next_attempt(status)))
+
+
+def _missing(status: Status, rows: Sequence[GlanceException]) -> _Said | None:
+    """Judge nodes without a report, and services that do not answer."""
+    silent = [row.name for row in rows if row.state in {"silent", "lost"}]
+    if silent:
+        names = first_names(silent, _MOST_NAMED)
+        what = f"{_nodes_text(status, silent)} without a report: {names}."
+        return _Said("look", what, _joined("The job runs on.", _progress(status)))
+    down = [row for row in rows if row.state in {"down", "failed"}]
+    if down:
+        what = f"{_capitalized(down[0].name)} does not answer."
+        if len(down) > 1:
+            what = f"{first_names([row.name for row in down], _MOST_NAMED)} do not answer."
+        return _Said("look", what, _joined(down[0].figure, down[0].detail, _progress(status)))
+    return None
+
+
+def _no_step(status: Status, _rows: Sequence[GlanceException]) -> _Said | None:
+    """Judge a step that takes much longer than the usual one."""
+    progress = status.get("progress")
+    job = status.get("job")
+    if not progress or not job or progress["attempt"] != job["attempt"]:
+        return None
+    since = progress["seconds_since_step"]
+    usual = progress["usual_seconds"]
+    if usual is None or since < max(SLOW_STEPS * usual, SHORTEST_WAIT):
+        return None
+    what = f"No step for {duration_text(since)}. A step usually takes {step_time(usual)}."
+    if progress["is_pausing"]:
+        what = f"No step for {duration_text(since)}: an evaluation or checkpoint runs."
+    follows = "AGENT_STALL decides when the job is examined."
+    return _Said("look", what, _joined(_gpu_use(status), follows))
+
+
+def _advised(status: Status, _rows: Sequence[GlanceException]) -> _Said | None:
+    """Judge a metric that left its past."""
+    advice = status.get("advice") or ()
+    if not advice:
+        return None
+    first, *others = advice
+    more = f"{_capitalized('; '.join(one['what'] for one in others))}." if others else ""
+    return _Said("look", f"{_capitalized(first['what'])}.", _joined(more, first["remedy"]))
+
+
+def _differs(status: Status, rows: Sequence[GlanceException]) -> _Said | None:
+    """Judge nodes that are slow, have a fault, or will be full."""
+    for state, words in (("fault", "a GPU fault"), ("slow", "a slow node")):
+        named = [row for row in rows if row.state == state]
+        if named:
+            names = first_names([row.name for row in named], _MOST_NAMED)
+            what = f"Training, with {words}: {names}."
+            return _Said("look", what, _joined(named[0].detail, _progress(status)))
+    full = [row for row in rows if row.state == "full soon" and _is_soon(status, row)]
+    if full:
+        what = f"Training; {full[0].detail} on {full[0].name} in {full[0].figure}."
+        return _Said("look", what, _progress(status))
+    return None
+
+
+def _fine(status: Status) -> _Said:
+    """Return the sentences of a run in which nothing differs."""
+    expected = status["nodes_expected"]
+    report = "The node reports." if expected == 1 else f"All {expected} nodes report."
+    job = status.get("job")
+    if not job:
+        what = "The cluster is up; no job is submitted (AGENT_JOB=none)."
+        return _Said("keep", what, _joined(report, "It stays until it is stopped."))
+    progress = status.get("progress")
+    if not progress or progress["attempt"] != job["attempt"]:
+        since = duration_text(status["seconds_in_phase"])
+        what = f"{_attempt(status)} runs for {since}, without a known step so far."
+        return _Said("keep", what, report)
+    what = f"Training: step {progress['step']}"
+    if progress["of"] is not None:
+        what += f" of {progress['of']}"
+    return _Said("keep", f"{what}. Nothing to do.", _joined(_progress(status), report))
+
+
+# --- parts of sentences ---------------------------------------------------------------------------
+
+
+def _progress(status: Status) -> str:
+    """Return reward and expected end, as far as they are known."""
+    progress = status.get("progress")
+    if not progress:
+        return ""
+    parts = []
+    if progress["reward"] is not None:
+        text = f"Reward {number_text(progress['reward'])}"
+        trend = progress["reward_trend"]
+        if trend is not None:
+            is_steady = abs(trend) < STEADY * abs(progress["reward"])
+            moved = "steady" if is_steady else number_text(trend, 2, signed=True)
+            text += f" ({moved} over 20 steps)"
+        parts.append(text)
+    left = seconds_to_end(progress)
+    if left is not None:
+        text = f"done about {progress['ends_at'][11:16]} UTC, in {duration_text(left)}"
+        if status.get("price") is not None:
+            text += f" and {money(status['price'] * left / 3600)}"
+        parts.append(text)
+    return f"{'; '.join(parts)}." if parts else ""
+
+
+def seconds_to_end(progress: Mapping[str, Any]) -> float | None:
+    """Return the seconds until the last step is expected; None if not known, or overdue."""
+    if progress["ends_at"] is None:
+        return None
+    ends = datetime.fromisoformat(progress["ends_at"].replace("Z", "+00:00"))
+    last = datetime.fromisoformat(progress["last_step_at"].replace("Z", "+00:00"))
+    left = (ends - last).total_seconds() - progress["seconds_since_step"]
+    return left if left > 0 else None
+
+
+def _next_attempt(status: Status) -> str:
+    """Return what follows the loss of this attempt, and what is done again."""
+    job = status["job"]
+    allowed = status["attempts_allowed"]
+    if job["attempt"] >= allowed:
+        return f"No attempt follows: this is {job['attempt']} of {allowed} (AGENT_JOB_RETRIES)."
+    text = f"Then attempt {job['attempt'] + 1} of {allowed} starts"
+    checkpoint = status.get("checkpoint")
+    progress = status.get("progress")
+    if not checkpoint or checkpoint["step"] is None or not progress:
+        return f"{text}."
+    again = max(0, progress["step"] - checkpoint["step"])
+    text += f" from step {checkpoint['step']}: {again} steps again"
+    each = progress["seconds_per_step"]
+    if each is not None and status.get("price") is not None:
+        text += f", {money(status['price'] * again * each / 3600)}"
+    return f"{text}."
+
+
+def _attempt(status: Status) -> str:
+    job = status["job"] or {"attempt": 1}
+    allowed = status["attempts_allowed"]
+    return f"Attempt {job['attempt']} of {allowed}" if allowed > 1 else "The job"
+
+
+def _hourly(status: Status) -> str:
+    price = status.get("price")
+    return "" if price is None else f"Each further hour costs {money(price)}."
+
+
+def _nodes_text(status: Status, names: Sequence[str]) -> str:
+    verb = "is" if len(names) == 1 else "are"
+    return f"{len(names)} of {status['nodes_expected']} nodes {verb}"
+
+
+def _gpu_use(status: Status) -> str:
+    """Return what the GPUs do: a hung collective shows full utilization."""
+    uses = [use for _, figures in _machines(status) for use in _known(figures, "use")]
+    if not uses:
+        return ""
+    power = [watts for _, figures in _machines(status) for watts in _known(figures, "power")]
+    text = f"GPUs: {median(uses):.0f} %"
+    return f"{text}, {median(power):.0f} W." if power else f"{text}."
+
+
+def _is_soon(status: Status, row: GlanceException) -> bool:
+    figures = dict(_machines(status)).get(row.name) or {}
+    return any(seconds < SOON_FULL for _, seconds in figures.get("forecasts", ()))
+
+
+def money(dollars: float) -> str:
+    """Format dollars: `$12.50`, `$12,824`."""
+    return f"${dollars:,.0f}" if dollars >= 100 else f"${dollars:.2f}"
+
+
+def step_time(seconds: float) -> str:
+    """Format the time of a step; one below ten seconds with its tenths."""
+    return f"{seconds:.2g} s" if seconds < 10 else duration_text(seconds)
+
+
+def _capitalized(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def _joined(*parts: str) -> str:
+    """Join sentences; each ends with a full stop."""
+    sentences = [part if part.endswith(".") else f"{part}." for part in parts if part]
+    return " ".join(map(_capitalized, sentences))
+
+
+# --- what differs ---------------------------------------------------------------------------------
+
+
+def exceptions_of(status: Status) -> list[GlanceException]:
+    """Return the nodes, services and prepare steps that differ, the worst first."""
+    rows = [*_service_rows(status)]
+    is_running = status["phase"] in _PART_OF_RUN
+    for name, figures in _machines(status):
+        rows += _machine_rows(name, figures)
+    if status.get("slow"):
+        rows.append(_slow_row(status.get("name") or "head", status["slow"], status["figures"]))
+    for node in status["nodes"]:
+        if node["state"] in {"joined", "booting"} and node["slow"]:
+            rows.append(_slow_row(node["name"], node["slow"], node["figures"]))
+        row = _node_row(node, is_running=is_running)
+        if row is not None:
+            rows.append(row)
+    place = {state: number for number, state in enumerate(_WORST_FIRST)}
+    return sorted(rows, key=lambda row: place[row.state])
+
+
+def _node_row(node: Mapping[str, Any], *, is_running: bool) -> GlanceException | None:
+    """Return the row of a node that is not part of the cluster, or does not report."""
+    state = node["state"]
+    if state == "joined" or (state == "left" and not is_running):
+        return None
+    silence = node["heard_seconds_ago"]
+    figure = ""
+    if silence is not None and silence > _NO_REPORT_AFTER:
+        figure = duration_text(silence)
+    detail = node["last_error"] or node["detail"] or node["phase"]
+    return GlanceException(node["name"], state, figure, detail)
+
+
+def _machines(status: Status) -> list[tuple[str, Mapping[str, Any]]]:
+    """Return the figures of all present nodes, with their names, the head first."""
+    rows = [(status.get("name") or "head", status.get("figures"))]
+    rows += [
+        (node["name"], node["figures"])
+        for node in status["nodes"]
+        if node["state"] not in {"lost", "left", "silent"}
+    ]
+    return [(name, figures) for name, figures in rows if figures]
+
+
+def _known(figures: Mapping[str, Any], column: str) -> list[float]:
+    return [value for value in figures["gpus"].get(column, ()) if value is not None]
+
+
+def _machine_rows(name: str, figures: Mapping[str, Any]) -> list[GlanceException]:
+    """Return the faults of a machine, and what will be full on it."""
+    rows = []
+    faults = [fault for fault in figures["gpus"].get("fault", ()) if fault]
+    errors = sum(figures["gpus"].get("errors", ()))
+    xids = [number for number in figures["gpus"].get("xid", ()) if number]
+    if figures["gpu_fault"] or faults:
+        detail = figures["gpu_fault"] or faults[0]
+        rows.append(GlanceException(name, "fault", "", detail))
+    elif xids:
+        rows.append(GlanceException(name, "fault", f"Xid {xids[0]}", "the GPU's driver reports it"))
+    elif errors:
+        detail = "uncorrected memory errors since its driver was loaded"
+        rows.append(GlanceException(name, "fault", f"{errors}", detail))
+    for what, seconds in figures.get("forecasts", ()):
+        detail = f"{what} is full"
+        rows.append(GlanceException(name, "full soon", duration_text(seconds), detail))
+    return rows
+
+
+def _slow_row(name: str, why: str, figures: Mapping[str, Any] | None) -> GlanceException:
+    """Return the row of a slow node, with its utilization, clock and temperature."""
+    if not figures or not figures["gpus"]:
+        return GlanceException(name, "slow", "", why)
+    uses = _known(figures, "use")
+    clocks = _known(figures, "clock")
+    heat = _known(figures, "temperature")
+    more = []
+    if clocks:
+        more.append(f"{min(clocks):.0f} MHz")
+    if heat:
+        more.append(f"{max(heat):.0f} °C")
+    figure = f"{sum(uses) / len(uses):.0f} %" if uses else ""
+    return GlanceException(name, "slow", figure, "; ".join((why, *more)))
+
+
+def _service_rows(status: Status) -> list[GlanceException]:
+    """Return the rows of services that were ready and do not answer, and of failed steps."""
+    rows = []
+    for service in status["services"]:
+        is_out = service["outage_since"] is not None
+        if service["state"] == "lost" or is_out:
+            seconds = status["seconds"] - service["outage_since"] if is_out else 0.0
+            figure = duration_text(seconds) if is_out else ""
+            rows.append(GlanceException(service["name"], "down", figure, service["detail"]))
+    rows += [
+        GlanceException(step["name"], "failed", "", step["detail"])
+        for step in status.get("prepare", ())
+        if step["state"] == "lost"
+    ]
+    return rows

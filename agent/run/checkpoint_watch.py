@@ -1,0 +1,57 @@
+"""Which checkpoints of the run appear in its folder, and when: looked at every minute."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from agent.base import times
+from agent.base.value import Value
+from agent.job.checkpoints import resumes_from, step_of
+from agent.record.background import in_thread
+from agent.record.run_folder import read_checkpoints
+
+if TYPE_CHECKING:
+    from agent.run.node_run import NodeRun
+
+MOST_MARKS = 200  # of the run's checkpoints; the newest are kept
+
+
+class CheckpointMark(Value):
+    """A checkpoint, and when it was there at the latest, on the run's clock."""
+
+    step: int
+    at: float
+    is_former: bool  # it was there at the first look
+
+
+class CheckpointWatch:
+    """Looks into the checkpoint folder at intervals."""
+
+    def __init__(self, run: NodeRun) -> None:
+        self._run = run
+        self._has_looked = False
+        self.marks: tuple[CheckpointMark, ...] = ()
+
+    async def look(self) -> None:
+        """Look for a checkpoint that a further attempt would resume from."""
+        job = self._run.plan.job
+        if job is None or not job.checkpoints:
+            return
+        read = partial(read_checkpoints, job.checkpoints)
+        contents = await in_thread(read, times.CHECKPOINT_LISTING)
+        if contents is None:
+            return
+        path = resumes_from(contents, job.framework) if job.framework else contents.newest
+        step = step_of(path) if path else None
+        if step is not None and (not self.marks or self.marks[-1].step != step):
+            mark = CheckpointMark(step, self._run.now(), is_former=not self._has_looked)
+            self.marks = (*self.marks, mark)[-MOST_MARKS:]
+        self._has_looked = True
+
+    def to_status(self) -> dict[str, object] | None:
+        """Return the newest checkpoint as `/status` has it; None without one."""
+        if not self.marks:
+            return None
+        newest = self.marks[-1]
+        return {"step": newest.step, "at": None if newest.is_former else self._run.utc(newest.at)}

@@ -1,0 +1,337 @@
+"""Made-up runs in each situation that the page distinguishes, with any number of nodes.
+
+The job's lines are verl's, read by the shipped reader; figures and states are set here.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from typing import Any, NamedTuple
+
+from agent.decisions.receipt import Receipt
+from agent.node.figures import DiskFigures, Figures, Forecast, GpuFigures
+from agent.record.files import iso_time
+from agent.record.job_lines import JobLines
+
+SITUATIONS = ("ok", "boot", "hang", "collapse", "lost", "failed", "ended")
+"""Those of every size; further ones are `alone`, `cluster` and `stepless`."""
+EVIL = "<img src=x onerror=alert(1)><b>bold</b>"
+"""Markup in fields that other programs fill: the page must show it as text."""
+TOTAL = 400
+STEP = 212  # the last step of most situations
+EACH = 61.0  # seconds of a step
+BEGAN = 280.0  # seconds from the run's start to the first step
+START = 1_795_299_480.0  # seconds since 1970 at the run's start
+PRICE = 13.8  # dollars an hour of one node
+COLLAPSE_AT = 200
+SAVED_EVERY = 20
+BROKE_AT = 95  # the step at which the first attempt lost a node
+
+
+class MadeRun(NamedTuple):
+    """A run as the head's port serves it."""
+
+    status: dict[str, Any]  # for every reader
+    private: dict[str, Any]  # for those with the token
+    series: dict[str, Any]
+    logs: dict[str, str]  # the text of each log of the head
+
+
+def made_run(situation: str, nodes: int) -> MadeRun:
+    """Return a run in a situation, with this many nodes, its head included."""
+    now = _now(situation)
+    lines = _lines(situation, now)
+    status = _status(situation, nodes, now, lines)
+    private = {
+        "warnings": _warnings(situation, lines),
+        "job_tail": [] if situation in {"boot", "cluster"} else [*lines.tail()[-5:], EVIL],
+        "metrics": lines.newest(),
+        "prepare_lines": {"head": {}},
+        "stall": _stall(situation, suspects=True),
+    }
+    logs = {"job": "\n".join(lines.tail()) + "\n", "agent": _agent_log(nodes)}
+    return MadeRun(status, private, lines.series(), logs)
+
+
+def _now(situation: str) -> float:
+    """Return the seconds since the run's start."""
+    if situation == "boot":
+        return 95.0
+    last = BEGAN + _last_step(situation) * EACH
+    return last + {"hang": 860.0, "failed": 40.0, "ended": 30.0}.get(situation, 12.0)
+
+
+def _last_step(situation: str) -> int:
+    return TOTAL if situation == "ended" else STEP
+
+
+# --- the job --------------------------------------------------------------------------------------
+
+
+def _lines(situation: str, now: float) -> JobLines:
+    """Return what is known of the job by the lines that it has printed."""
+    at = 0.0
+    lines = JobLines(str, lambda: at)
+    if situation in {"boot", "cluster"}:
+        return lines
+    lines.begin_attempt(1)
+    if situation == "stepless":
+        lines.write(b"training has begun\n", lambda _pause: False)
+        return lines
+    lines.write(b"Total training steps: %d\n" % TOTAL, lambda _pause: False)
+    noise = random.Random(7)  # noqa: S311 - for curves that look real
+    for step in range(1, _last_step(situation) + 1):
+        at = BEGAN + step * EACH
+        if step == BROKE_AT:
+            lines.begin_attempt(2)
+            lines.write(b"Total training steps: %d\n" % TOTAL, lambda _pause: False)
+        line = f"(TaskRunner pid=981) {_metrics(situation, step, noise)}\n"
+        lines.write(line.encode(), lambda _pause: False)
+    at = now
+    return lines
+
+
+def _metrics(situation: str, step: int, noise: random.Random) -> str:
+    """Return verl's line of a step."""
+    worse = max(0, step - COLLAPSE_AT) if situation == "collapse" else 0
+    reward = max(0.0, 0.12 + 0.6 * (1 - math.exp(-step / 60)) - worse * 0.07)
+    values = {
+        "actor/kl_loss": 0.0008 * step**0.6 * (1 + worse * worse * 0.6) + noise.random() * 0.002,
+        "actor/entropy": max(0.02, 0.5 * math.exp(-step / 140) - worse * 0.02)
+        + noise.random() / 90,
+        "actor/grad_norm": 0.4 + noise.random() * 0.2 + worse * 0.5,
+        "critic/rewards/mean": reward + noise.uniform(-0.02, 0.02) * (reward > 0.05),
+        "critic/score/mean": reward,
+        "response_length/mean": 420 + step * 2.1 + worse * 24 + noise.uniform(-25, 25),
+        "response_length/clip_ratio": 0.03,
+        "timing_s/step": EACH,
+        "timing_s/gen": 38.2,
+        "timing_s/update_actor": 17.1,
+        "timing_s/old_log_prob": 4.4,
+        "perf/throughput": 1890 + noise.uniform(-120, 120) - worse * 11,
+        "perf/mfu/actor": 0.34,
+    }
+    if step % 40 == 0:
+        values["val-core/openai/gsm8k/acc/mean@1"] = max(0.0, reward - 0.03)
+    return f"step:{step} - " + " - ".join(f"{name}:{value:.5g}" for name, value in values.items())
+
+
+def _stall(situation: str, *, suspects: bool = False) -> dict[str, Any] | None:
+    if situation != "hang":
+        return None
+    words = "rank 3 on pod1 is in all_reduce (reward.py:44)" if suspects else ""
+    return {"what": "no step for 14 min 20 s since step 212", "then": "log", "suspects": words}
+
+
+def _warnings(situation: str, lines: JobLines) -> list[dict[str, str]]:
+    warnings = [
+        {
+            "check": "NCCL_SOCKET_IFNAME",
+            "what": "eth0 on pod2, podnet1 on the others",
+            "remedy": "Set the same on all nodes",
+        }
+    ]
+    if situation == "hang":
+        stall = _stall(situation, suspects=True) or {}
+        what = f"{stall['what']}: {stall['suspects']}"
+        warnings.append({"check": "stall", "what": what, "remedy": "Look at the named process"})
+    return warnings + [advice.to_warning() for advice in lines.advice()]
+
+
+def _agent_log(nodes: int) -> str:
+    return "\n".join(f"22:44:{n % 60:02} pod{n} joined Ray" for n in range(nodes)) + "\n"
+
+
+# --- the status -----------------------------------------------------------------------------------
+
+
+def _status(situation: str, nodes: int, now: float, lines: JobLines) -> dict[str, Any]:
+    is_over = situation in {"failed", "ended"}
+    is_booting = situation == "boot"
+    phase = "booting" if is_booting else "leaving" if is_over else "running"
+    price = round(PRICE * nodes, 2)
+    job = {"name": "verl-grpo", "status": "running", "attempt": 2}
+    if is_booting:
+        job = {"name": "verl-grpo", "status": "not submitted", "attempt": 1}
+    if situation == "stepless":
+        job = {"name": "python train.py", "status": "running", "attempt": 1}
+    if is_over:
+        job["status"] = {"failed": "failed", "ended": "succeeded"}[situation]
+    receipt = Receipt(boot=min(now, BEGAN), wait=18.0, training=max(0.0, now - BEGAN))
+    has_steps = not is_booting and situation not in {"cluster", "stepless"}
+    return {
+        "run_id": "20261121-2244-7f3a",
+        "run_name": "first sums",
+        "epoch": 1,
+        "role": "head",
+        "platform": "runpod",
+        "name": "pod0",
+        "phase": phase,
+        "seconds": now,
+        "seconds_in_phase": now if is_booting else now - BEGAN,
+        "phases": [["booting", 0.0], *([] if is_booting else [["running", BEGAN]])],
+        "waits": _waits(nodes) if is_booting else [],
+        "ray": {"state": "ready", "detail": ""},
+        "nodes": [_node(situation, nodes, number) for number in range(1, nodes)],
+        "services": _services(situation),
+        "prepare": [{"name": "gsm8k", "state": "ready", "detail": ""}],
+        "outages": [
+            {
+                "service": "reward server",
+                "node": "pod0",
+                "from": iso_time(START + 3400),
+                "to": iso_time(START + 3408),
+            }
+        ]
+        if has_steps
+        else [],
+        "job": None if situation == "cluster" else job,
+        "verdict": _verdict(situation, nodes),
+        "attempts": _attempts(is_over=is_over, now=now) if has_steps else [],
+        "figures": _figures(situation, 0, is_slow=False),
+        "slow": "",
+        "progress": lines.to_status(lambda at: iso_time(START + at), is_running=not is_over),
+        "curve": lines.curve(),
+        "nodes_expected": nodes,
+        "attempts_allowed": 3 if has_steps or is_booting else 1,
+        "loss_seconds_left": 19.0 if situation == "lost" and nodes > 1 else None,
+        "stall": _stall(situation),
+        "advice": [advice.to_dict() for advice in lines.advice()],
+        "checkpoint": {"step": (_last_step(situation) // SAVED_EVERY) * SAVED_EVERY, "at": None}
+        if has_steps
+        else None,
+        "price": price,
+        "cost": round(price * now / 3600, 2),
+        "receipt": receipt.to_dict(price),
+    }
+
+
+def _waits(nodes: int) -> list[dict[str, Any]]:
+    if nodes == 1:
+        evidence = "connection refused by 127.0.0.1:5000"
+        what = "the reward server"
+    else:
+        evidence = f"{nodes - 1 - _late(nodes)} of {nodes - 1} joined"
+        what = "workers"
+    return [{"what": what, "evidence": evidence, "seconds_left": 505.0, "following": False}]
+
+
+def _late(nodes: int) -> int:
+    """Return how many nodes have not joined while the run boots."""
+    return max(1, nodes // 10)
+
+
+def _verdict(situation: str, nodes: int) -> dict[str, Any] | None:
+    common = {
+        "phase": "running",
+        "culprit": "job",
+        "is_jobs_verdict": True,
+        "attempts_are_used_up": False,
+        "is_superseded": False,
+    }
+    if situation == "failed":
+        return {
+            **common,
+            "kind": "job-failed",
+            "exit_code": 1,
+            "reason": f"CUDA out of memory on pod{min(7, nodes - 1)}, step 212",
+            "remedy": "AGENT_JOB_ARGS=actor_rollout_ref.actor.ppo_max_token_len_per_gpu=16384",
+        }
+    if situation == "ended":
+        reason = "the job succeeded"
+        return {**common, "kind": "done", "exit_code": 0, "reason": reason, "remedy": ""}
+    return None
+
+
+def _attempts(*, is_over: bool, now: float) -> list[dict[str, Any]]:
+    broke = BEGAN + BROKE_AT * EACH
+    return [
+        {
+            "number": 1,
+            "start": iso_time(START + 200),
+            "end": iso_time(START + broke - 120),
+            "reason": "lost a needed node (pod3)",
+            "exit_code": 75,
+        },
+        {
+            "number": 2,
+            "start": iso_time(START + broke - 60),
+            "end": iso_time(START + now) if is_over else None,
+            "reason": "",
+            "exit_code": None,
+        },
+    ]
+
+
+def _services(situation: str) -> list[dict[str, Any]]:
+    is_booting = situation == "boot"
+    reward = {
+        "name": "reward server",
+        "state": "pending" if is_booting else "ready",
+        "detail": f"refused {EVIL}" if is_booting else "",
+        "restarts": 0 if is_booting else 1,
+        "outages": 0 if is_booting else 1,
+        "outage_seconds": 0.0 if is_booting else 8.0,
+        "outage_since": None,
+        "latency": None,
+    }
+    return [] if situation in {"cluster", "stepless"} else [reward]
+
+
+def _slow_node(nodes: int) -> int | None:
+    """Return the slow node of a large run."""
+    return nodes * 2 // 3 if nodes > 16 else None
+
+
+def _lost_nodes(nodes: int) -> tuple[int, ...]:
+    if nodes == 1:
+        return ()
+    return (41, nodes - 1) if nodes > 41 else (nodes - 1,)
+
+
+def _node(situation: str, nodes: int, number: int) -> dict[str, Any]:
+    is_late = situation == "boot" and number >= nodes - _late(nodes)
+    is_gone = situation == "lost" and number in _lost_nodes(nodes)
+    is_slow = situation in {"collapse", "lost", "failed"} and number == _slow_node(nodes)
+    state = "booting" if is_late else "joined"
+    if is_gone:
+        state = "silent" if number == 41 or nodes < 10 else "lost"
+    slow = "GPU clock 345 MHz, median of all nodes 1980 MHz, for 12 min (limited by temperature)"
+    detail = EVIL if number == 1 else ""
+    return {
+        "name": f"pod{number}",
+        "ip": f"10.0.{number // 250}.{number % 250 + 1}",
+        "rank": number,
+        "state": state,
+        "phase": "finding the head" if is_late else "following the head",
+        "detail": "pulling the model: 40 %" if is_late else detail,
+        "last_error": "its Ray is gone" if is_gone and state == "lost" else "",
+        "heard_seconds_ago": 41.0 if is_gone else 1.5,
+        "joined": state == "joined",
+        "phases": [["finding the head", 1.0], ["following the head", 60.0 + number % 17]],
+        "steps": [],
+        "figures": None if is_late else _figures(situation, number, is_slow=is_slow),
+        "slow": slow if is_slow else "",
+    }
+
+
+def _figures(situation: str, number: int, *, is_slow: bool) -> dict[str, object]:
+    """Return a machine's figures: eight GPUs, host memory, and the disk of the checkpoints."""
+    noise = random.Random(number)  # noqa: S311 - same
+    use = 0 if situation in {"boot", "cluster", "failed", "ended"} else 91
+    if situation == "hang":
+        use = 100
+    gpus = []
+    for index in range(8):
+        seen = max(0, min(100, use + noise.randint(-7, 7))) if 0 < use < 100 else use
+        power = 131 if situation == "hang" else 90 + seen * 6
+        clock = 1980
+        heat = 61 + number % 5
+        if is_slow:
+            seen, clock, heat, power = 14, 345, 84, 210
+        gpus.append(GpuFigures(index, seen, 71_000, 81_559, power, 700, heat, clock))
+    disks = (DiskFigures("/workspace", 1_200 << 30, 2_000 << 30),)
+    ahead = (Forecast("disk /workspace", 19 * 3600, 42 * 10**9, 3600),) if number == 0 else ()
+    figures = Figures(300.0, tuple(gpus), "", 812 << 30, 2_000 << 30, disks, 2.1e9, 2.2e9, ahead)
+    return figures.to_status()

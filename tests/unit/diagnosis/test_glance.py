@@ -1,0 +1,175 @@
+"""The judgment of a run in one look: state, sentences, and what differs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from agent.diagnosis.glance import MOST_EXCEPTIONS, Glance, glance_of
+from tools.page.situations import made_run
+
+
+def judged(situation: str, nodes: int = 3, **changes: Any) -> Glance:  # noqa: ANN401 - any field
+    """Return the judgment on a made run whose reader has the token, with changed fields."""
+    run = made_run(situation, nodes)
+    return glance_of({**run.status, **run.private, **changes})
+
+
+@pytest.mark.parametrize(
+    ("situation", "nodes", "state", "sentence", "details"),
+    [
+        ("ok", 3, "keep", "Training: step 212 of 400. Nothing to do.", "All 3 nodes report."),
+        ("ok", 1, "keep", "Training: step 212 of 400. Nothing to do.", "The node reports."),
+        ("ok", 3, "keep", "Training", "UTC, in 3 h 10 min and $132"),
+        ("boot", 3, "keep", "Starting: 2 of 3 nodes have joined.", "Waiting for workers (1 of 2"),
+        ("boot", 1, "keep", "Starting on one node.", "Waiting for the reward server (connection"),
+        ("hang", 16, "end", "No step for 14 min 20 s since step 212.", "GPUs: 100 %, 131 W."),
+        ("hang", 16, "end", "No step", "Rank 3 on pod1 is in all_reduce (reward.py:44)."),
+        ("hang", 16, "end", "No step", "Each further hour costs $221."),
+        ("collapse", 3, "end", "The mean reward fell from 0.", "Newest checkpoint: step 200."),
+        ("lost", 3, "look", "1 of 3 nodes is missing: pod2.", "ends in 19 s unless all are back"),
+        ("lost", 256, "look", "2 of 256 nodes are missing: pod255 and pod41.", "attempt 3 of 3"),
+        ("lost", 256, "look", "2 of 256", "from step 200: 12 steps again, $718."),
+        ("failed", 3, "end", "CUDA out of memory on pod2, step 212.", "AGENT_JOB_ARGS="),
+        ("ended", 3, "keep", "Done: the job succeeded.", "400 steps, last reward 0.7"),
+        ("cluster", 3, "keep", "The cluster is up; no job is submitted", "It stays until"),
+        ("stepless", 3, "keep", "The job runs for", "All 3 nodes report."),
+    ],
+)
+def test_a_situation_has_its_sentence(
+    situation: str, nodes: int, state: str, sentence: str, details: str
+) -> None:
+    """State, sentence and details; the first situation that applies makes them."""
+    found = judged(situation, nodes)
+    assert (found.state, sentence in found.sentence) == (state, True), found.sentence
+    assert details in found.details
+
+
+STALL = {"what": "no step for 14 min", "suspects": ""}
+
+
+@pytest.mark.parametrize(
+    ("changes", "state", "words"),
+    [
+        ({"stall": {**STALL, "then": "retry"}}, "look", "Then attempt 3 of 3 starts from step 200"),
+        ({"stall": {**STALL, "then": "stop"}}, "look", "then the run is stopped"),
+        ({"stall": {**STALL, "then": "log"}}, "end", "Nothing ends it by itself"),
+        (
+            {"attempts_allowed": 2, "loss_seconds_left": 3.0},
+            "look",
+            "No attempt follows: this is 2",
+        ),
+        ({"slow": "GPU clock 345 MHz"}, "look", "with a slow node: pod0"),
+        (
+            {"advice": [{"what": "the KL rose", "remedy": "R", "state": "look"}]},
+            "look",
+            "The KL rose",
+        ),
+        ({"phase": "stopping"}, "look", "being stopped"),
+        ({"phase": "resuming"}, "look", "restarted"),
+        ({"phase": "submitting"}, "keep", "Attempt 2 of 3 is being submitted."),
+        ({"phase": "judging"}, "look", "whether one was lost"),
+    ],
+)
+def test_what_changes_the_judgment_of_a_healthy_run(
+    changes: dict[str, Any], state: str, words: str
+) -> None:
+    """One field each; without the change the state is `keep`."""
+    assert judged("ok").state == "keep"
+    found = judged("ok", **changes)
+    assert (found.state, words in f"{found.sentence} {found.details}") == (state, True), found
+
+
+def changed(status_field: str, **changes: Any) -> Glance:  # noqa: ANN401 - any field
+    """Return the judgment with changes in an object, or the first item of a list, of the status."""
+    run = made_run("ok", 3)
+    known = run.status[status_field]
+    item = known[0] if isinstance(known, list) else known
+    item.update(changes)
+    return glance_of(run.status)
+
+
+def test_a_step_that_takes_long() -> None:
+    """From three times a usual step on; a pause that the job's lines show is named."""
+    assert changed("progress", seconds_since_step=182.0).state == "keep"
+    late = changed("progress", seconds_since_step=184.0)
+    assert (late.state, late.sentence) == (
+        "look",
+        "No step for 3 min 4 s. A step usually takes 61 s.",
+    )
+    pausing = changed("progress", seconds_since_step=184.0, is_pausing=True)
+    assert pausing.sentence == "No step for 3 min 4 s: an evaluation or checkpoint runs."
+
+
+def test_quick_steps_need_a_minute_of_silence() -> None:
+    """Steps of a second that pause for ten are nothing to look at."""
+    assert changed("progress", usual_seconds=1.0, seconds_since_step=59.0).state == "keep"
+    assert changed("progress", usual_seconds=1.0, seconds_since_step=61.0).state == "look"
+
+
+def test_an_overdue_end_is_left_out() -> None:
+    """A forecast that has passed would be wrong."""
+    assert "done about" in changed("progress").details
+    assert "done about" not in changed("progress", ends_at="2026-11-22T01:00:00Z").details
+
+
+def test_a_service_that_is_out() -> None:
+    """Since when, and what is known of it."""
+    found = changed("services", outage_since=13_200.0, detail="connection refused")
+    assert found.sentence == "Reward server does not answer."
+    assert "Connection refused." in found.details
+    row = found.exceptions[0]
+    assert (row.name, row.state, row.figure) == ("reward server", "down", "24 s")
+
+
+def test_a_gpu_fault_is_named() -> None:
+    """An Xid error of one GPU."""
+    run = made_run("ok", 3)
+    run.status["nodes"][1]["figures"]["gpus"]["xid"][3] = 79
+    found = glance_of(run.status)
+    assert found.sentence == "Training, with a GPU fault: pod2."
+    assert found.exceptions[0].figure == "Xid 79"
+
+
+def test_a_disk_that_is_full_soon_is_named_early_and_counts_late() -> None:
+    """It differs from 12 hours on; it changes the state in the last two."""
+    run = made_run("ok", 3)
+    found = glance_of(run.status)
+    assert (found.state, found.exceptions[0].state) == ("keep", "full soon")
+    run.status["figures"]["forecasts"] = [["disk /workspace", 3600]]
+    found = glance_of(run.status)
+    assert (found.state, found.sentence) == (
+        "look",
+        "Training; disk /workspace is full on pod0 in 60 min.",
+    )
+
+
+def test_what_differs_is_worst_first_and_bounded() -> None:
+    """Lost before silent before slow; rows beyond the limit are counted."""
+    found = judged("lost", 256)
+    assert [row.state for row in found.exceptions] == ["lost", "silent", "slow", "full soon"]
+    slow = found.exceptions[2]
+    assert (slow.name, slow.figure) == ("pod170", "14 %")
+    assert slow.detail.endswith("345 MHz; 84 °C")
+    run = made_run("boot", 256)
+    for node in run.status["nodes"]:
+        node["state"] = "booting"
+    found = glance_of(run.status)
+    assert (len(found.exceptions), found.more_exceptions) == (
+        MOST_EXCEPTIONS,
+        256 - MOST_EXCEPTIONS,
+    )
+
+
+def test_without_the_token_nothing_quotes_a_log() -> None:
+    """The judgment is made from what its reader may read: the suspects of a hang are not there."""
+    run = made_run("hang", 3)
+    assert "reward.py" in glance_of({**run.status, **run.private}).details
+    assert "reward.py" not in glance_of(run.status).details
+
+
+@pytest.mark.parametrize(("cost", "shown"), [(None, False), (12.5, True)])
+def test_money_is_named_where_the_price_is_known(cost: float | None, shown: bool) -> None:  # noqa: FBT001 - a row
+    """A failed run says what it has cost."""
+    assert ("and $12.50" in judged("failed", cost=cost).details) is shown
