@@ -12,7 +12,7 @@ from agent.cli.printing import warn
 from agent.cli.running_head import HEAD
 from agent.plan.plan import log_files, log_root
 from agent.record import run_folder
-from agent.record.files import read_end, read_small
+from agent.record.files import NoRecord, read_end, read_small
 from agent.settings import load
 
 if TYPE_CHECKING:
@@ -62,12 +62,17 @@ def past_status(head: Path, *, as_json: bool) -> str:
     file = run_folder.OUTCOME_FILE
     outcome = run_folder.read_outcome(head)
 
-    if as_json:
-        data = None if outcome is None else json.loads(read_small(head / file))
-        source = {"run_id": run.name, "node": head.name, "folder": str(run)}
-        return json.dumps({**source, "is_over": outcome is not None, "outcome": data})
+    # An outcome that cannot be read is none that was not written.
+    if isinstance(outcome, NoRecord) and not outcome.is_missing:
+        raise UnavailableError(f"run {run.name}: {file} cannot be read: {outcome.why}")
 
-    if outcome is None:
+    is_over = not isinstance(outcome, NoRecord)
+    if as_json:
+        data = json.loads(read_small(head / file)) if is_over else None
+        source = {"run_id": run.name, "node": head.name, "folder": str(run)}
+        return json.dumps({**source, "is_over": is_over, "outcome": data})
+
+    if isinstance(outcome, NoRecord):
         return f"run {run.name}: no {file}: the agent was killed, or still runs"
     end = f"{outcome.headline} (exit code {outcome.exit_code})"
     more = f"`pod-agent explain {run}` shows what took long"

@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
 from enum import Enum
 from functools import partial
-from typing import TYPE_CHECKING, BinaryIO, ClassVar
+from typing import TYPE_CHECKING, BinaryIO, ClassVar, TypeVar
 
 from msgspec import ValidationError, convert, to_builtins
 
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from typing_extensions import Self
+
+T = TypeVar("T")
 
 PART_SUFFIX = ".part"  # suffix of a file that is being written
 _RECORD_VERSION = 1
@@ -98,6 +100,22 @@ class NoRecord(Value):
     is_missing: bool = False
 
 
+def read_json(path: Path, to_record: Callable[[object], T | NoRecord]) -> T | NoRecord:
+    """Convert the content of a JSON file; NoRecord if there is none, or it cannot be read."""
+    return _parse(partial(read_small, path), to_record)
+
+
+def _parse(read: Callable[[], str], to_record: Callable[[object], T | NoRecord]) -> T | NoRecord:
+    try:
+        return to_record(json.loads(read()))
+    except FileNotFoundError:
+        return NoRecord("there is none", is_missing=True)
+    except OSError as error:
+        return NoRecord(error_text(error))
+    except (ValueError, RecursionError) as error:
+        return NoRecord(f"it is broken: {error}")
+
+
 class Record(Value):
     """The content of a JSON file that the next agent reads."""
 
@@ -126,26 +144,15 @@ class Record(Value):
 
         The file counts if a head with a later epoch has written it since.
         """
-        on_disk = cls._parse(partial(read_small, path))
+        on_disk = read_json(path, cls.from_dict)
         text = record_memory.text_of(path) if cls.outlives_its_disk else None
         if text is None:
             return on_disk
-        in_memory = cls._parse(lambda: text)
+        in_memory = _parse(lambda: text, cls.from_dict)
         if isinstance(in_memory, NoRecord):
             return on_disk
         is_superseded = getattr(on_disk, "epoch", 0) > getattr(in_memory, "epoch", 0)
         return on_disk if is_superseded else in_memory
-
-    @classmethod
-    def _parse(cls, read: Callable[[], str]) -> Self | NoRecord:
-        try:
-            return cls.from_dict(json.loads(read()))
-        except FileNotFoundError:
-            return NoRecord("there is none", is_missing=True)
-        except OSError as error:
-            return NoRecord(error_text(error))
-        except (ValueError, RecursionError) as error:
-            return NoRecord(f"it is broken: {error}")
 
     @classmethod
     def read_patiently(cls, path: Path) -> Self | NoRecord:

@@ -18,7 +18,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from msgspec import convert, field, to_builtins
+from msgspec import ValidationError, convert, field, to_builtins
 from msgspec.json import decode
 
 from agent.base import times
@@ -30,7 +30,15 @@ from agent.decisions.shared import HERE
 from agent.job import checkpoints
 from agent.record import files, node_record
 from agent.record.events import EVENTS_FILE
-from agent.record.files import iso_time, read_small, reading, safe_name, write_atomically
+from agent.record.files import (
+    NoRecord,
+    iso_time,
+    read_json,
+    read_small,
+    reading,
+    safe_name,
+    write_atomically,
+)
 from agent.record.log import disk_alarm, say
 from agent.record.log_dir import LogDir, RefusedPathError, log_dir, owner_of_runs
 from agent.record.node_record import NodeRecord, own_record
@@ -95,12 +103,16 @@ def former_outages(record: RunRecord, head: str) -> list[OutageRecord]:
     ]
 
 
-def read_outcome(folder: Path) -> Outcome | None:
-    """Read outcome.json; return None if there is none or it is invalid."""
-    try:
-        return convert(json.loads(read_small(folder / OUTCOME_FILE)), Outcome)
-    except (OSError, ValueError, RecursionError):
-        return None
+def read_outcome(folder: Path) -> Outcome | NoRecord:
+    """Read outcome.json; NoRecord if there is none, or it cannot be read."""
+
+    def to_outcome(data: object) -> Outcome | NoRecord:
+        try:
+            return convert(data, Outcome)
+        except ValidationError as error:
+            return NoRecord(f"it is no outcome: {error}")
+
+    return read_json(folder / OUTCOME_FILE, to_outcome)
 
 
 def stacks_file(attempt: int) -> str:

@@ -368,7 +368,7 @@ def finished_run(
         name = _last(root, platform_run_id, has=RUN_FILE)
     if name is None:
         return None
-    record = RunRecord.read(root / name / RUN_FILE)
+    record = RunRecord.read_patiently(root / name / RUN_FILE)
     if not isinstance(record, RunRecord):
         return None
     if record.fingerprint != fingerprint or record.head != node:
@@ -385,7 +385,7 @@ def run_to_return_to(root: Path, platform_run_id: str | None, node: str) -> str:
     name = _last(root, platform_run_id, has=safe_name(node))
     if name is None:
         return ""
-    record = RunRecord.read(root / name / RUN_FILE)
+    record = RunRecord.read_patiently(root / name / RUN_FILE)
     if isinstance(record, RunRecord) and record.is_over:
         return ""
     return name

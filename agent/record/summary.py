@@ -14,7 +14,7 @@ from agent.decisions.worker.worker_state import WorkerPhase
 from agent.diagnosis.advice import advise
 from agent.job.progress import reward_text
 from agent.record.events import EVENTS_FILE, RecordedEvent, read_events
-from agent.record.files import seconds_between
+from agent.record.files import NoRecord, seconds_between
 from agent.record.run_folder import (
     OUTCOME_FILE,
     newest_run,
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
     from agent.base.ends import Outcome
     from agent.decisions.head.head_state import HeadEvent, HeadState
-    from agent.record.files import NoRecord
     from agent.record.series_file import SavedSteps
 
 MOST_SPANS = 32  # phases kept of each node: the first one and the latest
@@ -100,6 +99,7 @@ def explain(folder: Path) -> list[str]:
             culprit="RUN FOLDER",
         )
     outcome = read_outcome(node)
+    is_over = not isinstance(outcome, NoRecord) or not outcome.is_missing
     is_head = starts[-1].data["role"] == "head"
     first_phase = HeadPhase.BOOTING if is_head else WorkerPhase.FINDING
     saved = read_steps(node / SERIES_FILE)
@@ -114,7 +114,7 @@ def explain(folder: Path) -> list[str]:
         *_noticed(events),
         *_services(events),
     ]
-    details = [*_waits(events, is_over=outcome is not None), *_joined(events)]
+    details = [*_waits(events, is_over=is_over), *_joined(events)]
 
     # The end and its remedy are last; waits and nodes that joined are shown if there is room.
     end = _end(outcome)
@@ -300,8 +300,10 @@ def _attempts(record: RunRecord | NoRecord) -> list[str]:
     return [f"job: {'; '.join(texts)}"]
 
 
-def _end(outcome: Outcome | None) -> list[str]:
-    if outcome is None:
+def _end(outcome: Outcome | NoRecord) -> list[str]:
+    if isinstance(outcome, NoRecord) and not outcome.is_missing:
+        return [f"the end is unknown: {OUTCOME_FILE} cannot be read: {outcome.why}"]
+    if isinstance(outcome, NoRecord):
         return [f"no {OUTCOME_FILE}: the agent still runs, or was killed"]
     lines = [f"end: {outcome.kind.value}, exit code {outcome.exit_code}: {outcome.reason}"]
     if outcome.is_warning:

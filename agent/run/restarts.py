@@ -100,7 +100,7 @@ class Restarts:
         self._began = iso_time(time.time())
         self._last: PastEnd | None = None
         if is_on:
-            recorded = PastEnd.read(past_end_file(root, node))
+            recorded = PastEnd.read_patiently(past_end_file(root, node))
             self.before = recorded if isinstance(recorded, PastEnd) else None
 
     def record(self, run_id: str, outcome: Outcome) -> None:

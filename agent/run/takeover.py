@@ -3,7 +3,7 @@
 The parent process starts this agent in place of a killed one.
 
 1. The killed agent's record (node.json) is found in its run folder, by the pids of killed agents.
-   While it, or run.json on a head, cannot be read, it is read again for some seconds.
+   While it, outcome.json, or run.json on a head, cannot be read, it is read again for some seconds.
 2. If its run was over, its outcome stands: nothing is started, what still runs is stopped (end.py).
 3. Otherwise this agent continues the run. Of the processes in that record it keeps Ray and the
    services, if Ray still runs, and adopts each where it would have started it; others are killed.
@@ -25,6 +25,7 @@ from agent.plan.plan import RAY
 from agent.processes import process
 from agent.processes.oom import oom_sentence
 from agent.processes.waiting import NotYet, TimedOutError, until
+from agent.record.files import NoRecord
 from agent.record.log import say
 from agent.record.node_record import (
     NODE_FILE,
@@ -33,7 +34,7 @@ from agent.record.node_record import (
     running_processes,
     why_unreadable,
 )
-from agent.record.run_folder import read_outcome
+from agent.record.run_folder import OUTCOME_FILE, read_outcome
 from agent.record.run_record import RUN_FILE, RunRecord
 from agent.run.effects import REAL
 from agent.settings.jobs import TORCHRUN
@@ -79,7 +80,7 @@ async def find_killed_agent(
         return KilledAgent()
     run_id = folder.parent.name
     written = read_outcome(folder)
-    if written is not None:
+    if not isinstance(written, NoRecord):
         return KilledAgent(run_id, written, wrote_outcome=True)
     record = NodeRecord.read_patiently(folder / NODE_FILE)
     return KilledAgent(run_id, record.ending if isinstance(record, NodeRecord) else None)
@@ -94,13 +95,15 @@ def _why_unreadable(root: Path, node: str, killed: Collection[int], *, is_head: 
     folder = folder_of(root, node, killed)
     if folder is None:
         return why_unreadable(root, node)
-    if not is_head:
-        return ""
-    path = folder.parent / RUN_FILE
-    record = RunRecord.read(path)
-    if isinstance(record, RunRecord) or record.is_missing:
-        return ""
-    return f"{path}: {record.why}"
+    records: list[tuple[Path, Outcome | RunRecord | NoRecord]]
+    records = [(folder / OUTCOME_FILE, read_outcome(folder))]
+    if is_head:
+        run_file = folder.parent / RUN_FILE
+        records.append((run_file, RunRecord.read(run_file)))
+    for path, record in records:
+        if isinstance(record, NoRecord) and not record.is_missing:
+            return f"{path}: {record.why}"
+    return ""
 
 
 def find_surviving_processes(

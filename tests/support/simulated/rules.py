@@ -15,6 +15,7 @@ from agent.decisions.head import head_state as h
 from agent.decisions.head.head_state import HeadPhase
 from agent.decisions.shared import HERE, StopAsked, Tick
 from agent.decisions.worker import worker_state as w
+from agent.record.files import NoRecord
 from agent.record.run_folder import read_outcome
 from agent.record.run_record import RUN_FILE, RunRecord
 from support.simulated.rays import Job
@@ -273,7 +274,9 @@ class Rules:
             return
         if not isinstance(found, RunRecord) or found.ending is None:
             self.breaks("the records have the end", f"run.json: {found}")
-        elif written is None or {found.ending.exit_code, written.exit_code} != {end.exit_code}:
+        elif isinstance(written, NoRecord):
+            self.breaks("the records have the end", f"outcome.json: {written}")
+        elif {found.ending.exit_code, written.exit_code} != {end.exit_code}:
             how = f"run.json: {found.ending.sentence()}, outcome.json: {written}, {end.sentence()}"
             self.breaks("the records have the end", how)
 

@@ -78,6 +78,16 @@ def test_status_of_a_run_without_an_outcome(root: Path, capsys: pytest.CaptureFi
     assert "no outcome.json" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("as_json", [True, False])
+def test_status_of_a_run_whose_outcome_cannot_be_read(
+    root: Path, capsys: pytest.CaptureFixture[str], *, as_json: bool
+) -> None:
+    """It is not called a run without an end."""
+    (root / "run-1/pod0/outcome.json").write_text("{")
+    assert main(["status", *(["--json"] if as_json else [])]) == 69
+    assert "run run-1: outcome.json cannot be read: it is broken: " in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("words", "code", "out"),
     [

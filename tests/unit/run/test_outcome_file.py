@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from agent.base.ends import Kind, Outcome
 from agent.record import node_record, run_folder
 from agent.record.background import DiskAlarm
+from agent.record.files import NoRecord
 from agent.record.node_record import folder_of
 from agent.record.run_folder import (
     OutageRecord,
@@ -79,12 +80,14 @@ def test_a_verdict_is_found_by_the_agent_after_a_killed_one(tmp_path: Path) -> N
     folder.own.write(folder.path / node_record.NODE_FILE)
     found = folder_of(tmp_path, "pod0", (os.getpid(),))
     assert found == folder.path
-    assert read_outcome(found) is None
+    assert read_outcome(found) == NoRecord("there is none", is_missing=True)
     outcome = Outcome(Kind.JOB_FAILED, 5, "the job failed", is_jobs_verdict=True)
     write_outcome(folder.path, outcome_text(outcome))
     assert read_outcome(found) == outcome
     assert folder_of(tmp_path, "pod1", (os.getpid(),)) is None
     assert folder_of(tmp_path, "pod0", ()) is None
     (folder.path / "outcome.json").write_text("[]")
-    assert read_outcome(folder.path) is None
+    broken = read_outcome(folder.path)
+    assert isinstance(broken, NoRecord)
+    assert not broken.is_missing
     folder.close()

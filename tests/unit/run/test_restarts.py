@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import time
@@ -19,6 +20,7 @@ from agent.base import ends
 from agent.base.errors import PreflightError
 from agent.decisions.attempts import Attempt
 from agent.processes import parent
+from agent.record import files
 from agent.run import end as run_end
 from agent.run import main, plan_input
 from agent.run import restarts as restarts_module
@@ -160,6 +162,27 @@ def test_a_finished_job_is_not_run_again(
     pod.environ["AGENT_RERUN"] = "1"
     pod.start(DONE, ["python", "other.py"])
     assert pod.jobs == 4
+
+
+def test_a_finished_job_is_not_run_again_after_an_error_of_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each record is opened again: on a network disk the first handle may be of the former file."""
+    machine = Container(tmp_path, monkeypatch, RUNPOD)
+    assert machine.start(DONE) == 0
+    read_small = files.read_small
+    refused = set[Path]()
+
+    def refuse_first(path: Path) -> str:
+        if path.exists() and path not in refused:
+            refused.add(path)
+            raise OSError(errno.ESTALE, "Stale file handle")
+        return read_small(path)
+
+    monkeypatch.setattr(files, "read_small", refuse_first)
+    assert machine.start(DONE) == 0
+    assert machine.jobs == 1
+    assert {"run.json", "podaaa.json"} <= {path.name for path in refused}
 
 
 def test_a_command_that_is_typed_again_is_a_new_run(

@@ -22,6 +22,7 @@ from agent.record import files
 from agent.record.files import NoRecord
 from agent.record.log_dir import RefusedPathError, log_dir
 from agent.record.node_record import NODE_FILE, own_record
+from agent.record.run_folder import OUTCOME_FILE, outcome_text, write_outcome
 from agent.record.run_record import RUN_FILE, ChosenRun, RunRecord, choose_run
 from agent.run.effects import REAL
 from agent.run.end import end_of_killed
@@ -57,7 +58,9 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def refuse_reads(monkeypatch: pytest.MonkeyPatch, name: str, times_: int | None = None) -> None:
+def refuse_reads(
+    monkeypatch: pytest.MonkeyPatch, name: str, times_: int | None = None, error: OSError = STALE
+) -> None:
     """Refuse to read files of a name, so many times or always."""
     left = times_
     read_small = files.read_small
@@ -66,7 +69,7 @@ def refuse_reads(monkeypatch: pytest.MonkeyPatch, name: str, times_: int | None 
         nonlocal left
         if path.name == name and path.exists() and left != 0:
             left = None if left is None else left - 1
-            raise STALE
+            raise error
         return read_small(path)
 
     monkeypatch.setattr(files, "read_small", refuse)
@@ -208,6 +211,20 @@ def test_a_worker_killed_while_it_leaves_has_decided(root: Path) -> None:
 def running(pids: Iterable[int]) -> list[psutil.Process]:
     """Return those of the processes that run."""
     return [*filter(process.is_alive, map(psutil.Process, pids))]
+
+
+@pytest.mark.parametrize("is_head", [True, False])
+@pytest.mark.parametrize("number", [errno.ESTALE, errno.EIO])
+def test_an_outcome_that_cannot_be_read_for_a_while_is_awaited(
+    root: Path, monkeypatch: pytest.MonkeyPatch, number: int, *, is_head: bool
+) -> None:
+    """Taken for none, a finished run would be continued: the job would run a second time."""
+    done = ends.JOB_SUCCEEDED.outcome(before="")
+    write_outcome(root / "run" / "pod0", outcome_text(done))
+    refuse_reads(monkeypatch, OUTCOME_FILE, 6, OSError(number, "no"))
+    assert find_killed_agent(root, "pod0", is_head=is_head) == KilledAgent(
+        "run", done, wrote_outcome=True
+    )
 
 
 def test_an_end_that_the_head_must_receive_is_not_recorded(root: Path) -> None:
