@@ -18,14 +18,15 @@ import re
 import sys
 from collections import Counter, defaultdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from aiohttp import web
-
-from agent.serving.bodies import Bodies
+from agent.serving.bodies import Bodies, MemoryRoom
 from agent.serving.json_size import has_more_values
 from agent.serving.program import Program
-from agent.serving.replies import error_reply
+from agent.serving.replies import error_reply, send
+
+if TYPE_CHECKING:
+    from aiohttp import web
 
 PATH = "/retrieve"
 MAX_BODY = 4 << 20
@@ -33,6 +34,7 @@ MAX_RESULTS = 1000
 MAX_RESULTS_IN_ALL = 100_000  # Of all queries of one request
 MAX_QUERIES = 10_000  # Of one request; search-r1-grpo sends 2,560, its prompts times its answers
 MAX_VALUES = 4 * MAX_QUERIES  # Of a request's JSON
+MOST_OF_REPLY = 64 << 20  # Counted of a reply while it is made; then what it takes
 REQUEST_SECONDS = 300.0
 MAX_WORDS = 1000  # Of a query; further ones are ignored
 SATURATION = 1.2
@@ -137,6 +139,7 @@ class Retriever:
         self._index = index
         self._limit = limit
         self._bodies = Bodies(MAX_BODY, 4 * MAX_BODY)
+        self._replies = MemoryRoom(4 * MOST_OF_REPLY)
         self.program = Program("retriever", PATH, self._answer)
 
     async def _answer(self, request: web.Request) -> web.Response:
@@ -152,7 +155,11 @@ class Retriever:
                 why = f"{len(queries)} queries take longer than {self._limit:g} s (--limit)"
                 self.program.say(why)
                 return error_reply(504, f"{why}: send fewer in one request")
-        return web.json_response({"result": results})
+            body.keep(0)
+            async with self._replies.hold(request.remote or "", MOST_OF_REPLY) as held:
+                reply = json.dumps({"result": results}).encode()
+                held.keep(len(reply))
+                return await send(request, reply)
 
     async def _results(
         self, queries: list[str], topk: int, *, with_scores: bool

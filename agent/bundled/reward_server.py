@@ -26,21 +26,22 @@ from itertools import starmap
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
-from aiohttp import web
 from msgspec import Struct
 
 from agent.base.text import quota_key
 from agent.bundled import maths
 from agent.bundled.math_verify_pool import MathVerifyPool, NoVerdictError, is_installed, say
 from agent.bundled.turns import Turns
-from agent.serving.bodies import RETRY_AFTER, Bodies, Body, MemoryRoom
+from agent.serving.bodies import RETRY_AFTER, Bodies, Body, HeldMemory, MemoryRoom
 from agent.serving.connections import trust
 from agent.serving.json_size import has_more_values
 from agent.serving.program import Program
-from agent.serving.replies import error_reply
+from agent.serving.replies import error_reply, send
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    from aiohttp import web
 
 T = TypeVar("T")
 
@@ -192,8 +193,7 @@ class RewardServer:
             trust(request)
         try:
             async with self._bodies.read(request) as body:
-                scoring = self._score(body, request.remote or "")
-                graded, is_single = await asyncio.wait_for(scoring, self._limit)
+                return await self._score_and_send(request, body)
         except BadRequestError as problem:
             return error_reply(400, str(problem))
         except (NoVerdictError, asyncio.TimeoutError) as problem:
@@ -201,28 +201,36 @@ class RewardServer:
             say(f"no rewards, the client has to retry: {why}")
             retry = {"Retry-After": str(RETRY_AFTER)}
             return error_reply(503, f"no rewards yet, retry: {why}", retry)
-        if is_single:
-            return web.json_response(graded[0].reward)
-        return web.json_response(reply_to(graded, self._dialect))
 
     def _has_token(self, request: web.Request) -> bool:
         kind, _, given = request.headers.get("Authorization", "").partition(" ")
         known = hmac.compare_digest(given.strip().encode(errors="replace"), self._token.encode())
         return not self._token or (kind.lower() == "bearer" and known)
 
-    async def _score(self, body: Body, ip: str) -> tuple[list[maths.Grade], bool]:
-        """Return the grades of a body's texts, and whether the reply is one number."""
+    async def _score_and_send(self, request: web.Request, body: Body) -> web.Response:
+        """Score a body's texts and send the reply; their memory counts until the client has it."""
+        ip = request.remote or ""
         most = min(memory_of(body.data), self._texts.half)
         async with self._texts.hold(ip, most) as texts:
-            async with self._reading:
-                items, is_single = await in_thread(read_request, body.data)
-            body.data = bytearray()
-            body.keep(0)
-            graded = await grade(items)
-            del items
-            # what math-verify has to compare is small where the texts are large
-            texts.keep(memory_of_grades(graded))
-            return await decide(self._pool, graded, quota_key(ip)), is_single
+            scoring = self._score(body, texts, quota_key(ip))
+            reply = await asyncio.wait_for(scoring, self._limit)
+            texts.keep(len(reply))
+            return await send(request, reply)
+
+    async def _score(self, body: Body, texts: HeldMemory, client: str) -> bytes:
+        """Return the reply to a body."""
+        async with self._reading:
+            items, is_single = await in_thread(read_request, body.data)
+        body.data = bytearray()
+        body.keep(0)
+        graded = await grade(items)
+        del items
+        # what math-verify has to compare is small where the texts are large
+        texts.keep(memory_of_grades(graded))
+        graded = await decide(self._pool, graded, client)
+        if is_single:
+            return msgspec.json.encode(graded[0].reward)
+        return msgspec.json.encode(reply_to(graded, self._dialect))
 
     async def _close(self, _app: web.Application) -> None:
         await self._pool.close()

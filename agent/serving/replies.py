@@ -1,18 +1,37 @@
-"""Errors of an HTTP server: as JSON to the client, and logged only where they are a bug."""
+"""Replies of an HTTP server: sent within a deadline; errors as JSON, logged only as bugs."""
 
 from __future__ import annotations
 
 import logging
 
+import anyio
 from aiohttp import web
 from aiohttp.http import HttpProcessingError
 
+from agent.base import times
+
+_BYTES_PER_DEADLINE = 32 << 20  # Of a reply that may take times.READER_STALLED more
 _PASSED_ON = ("Allow", "Retry-After")  # Headers of aiohttp's errors
 
 
 def error_reply(status: int, why: str, headers: dict[str, str] | None = None) -> web.Response:
     """Return an error as JSON."""
     return web.json_response({"error": why}, status=status, headers=headers)
+
+
+async def send(request: web.Request, body: bytes) -> web.Response:
+    """Send JSON; return once the client has accepted it, or was disconnected since it does not.
+
+    Until then a handler counts the memory: what a client does not read stays in this process.
+    """
+    reply = web.Response(body=body, content_type="application/json")
+    limit = times.READER_STALLED * (1 + len(body) / _BYTES_PER_DEADLINE)
+    with anyio.move_on_after(limit) as sending:
+        await reply.prepare(request)
+        await reply.write_eof()
+    if sending.cancelled_caught and request.transport is not None:
+        request.transport.abort()
+    return reply
 
 
 def reply_to_error(refusal: web.HTTPException, more: str = "") -> web.Response:

@@ -24,6 +24,7 @@ from agent.base import times
 from agent.bundled.rehearsal import RewardClient, RewardError
 from agent.bundled.reward_server import BadRequestError, RewardServer, main, read_request
 from agent.processes.probing import reward_answers
+from agent.processes.waiting import NotYet, until
 from support.reward_process import (
     NOTICE,
     PROGRAM,
@@ -485,6 +486,49 @@ def test_many_small_items_count_by_what_they_take(monkeypatch: pytest.MonkeyPatc
             assert small.used() == 0
 
     asyncio.run(story())
+
+
+async def send_unread(url: str, body: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Send a request, and accept nothing of the reply but what a small buffer takes."""
+    client = socket.socket()
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    client.setblocking(False)  # noqa: FBT003 - the socket module's own signature
+    address = url.split("/")[2].split(":")
+    await asyncio.get_running_loop().sock_connect(client, (address[0], int(address[1])))
+    reader, writer = await asyncio.open_connection(sock=client, limit=1024)
+    head = f"POST /get_reward HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+    writer.write(head.encode() + body)
+    return reader, writer
+
+
+def test_a_reply_that_is_not_read_counts_and_has_a_deadline(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Until the client has it: replies that nobody reads would fill the memory uncounted."""
+    monkeypatch.setattr(times, "READER_STALLED", 2.0)
+    server = RewardServer("/get_reward", 60.0)
+    body = json.dumps({"query": ["7"] * 200_000, "labels": ["7"] * 200_000}).encode()
+    least = 200_000 * 5 * len("1.0,")
+    seen: list[int] = []
+
+    async def is_forgotten() -> bool | NotYet:
+        return NotYet() if server._texts.used() else True  # noqa: SLF001
+
+    async def story() -> None:
+        taken = socket.create_server(("127.0.0.1", 0))
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        url = f"http://127.0.0.1:{taken.getsockname()[1]}/get_reward"
+        async with server.program.served([taken]):
+            reader, writer = await send_unread(url, body)
+            assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+            seen.append(sum(server._texts.used().values()))  # noqa: SLF001 - no reply shows it
+            await until(is_forgotten, 20.0)
+            with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
+                await reader.readexactly(least)
+            writer.close()
+
+    asyncio.run(asyncio.wait_for(story(), 50))
+    assert least <= seen[0] < 2 * least
 
 
 @pytest.mark.serial
