@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,7 @@ from agent.base import times
 from agent.processes.driver import drivers_by_job
 from agent.processes.process import children_of
 from agent.processes.waiting import NotYet, until
+from agent.record.background import result_in_thread
 from agent.record.log import say
 from agent.record.node_record import read_stat
 
@@ -100,9 +102,10 @@ async def watch_helpers(
 
     async def check() -> None:
         nonlocal emitted
-        in_thread = anyio.to_thread.run_sync  # with many workers a search takes some time
-        stopped = "" if child.is_stopping else await in_thread(stopped_helper, child.pid)
-        runs = stopped != "" and bool(await in_thread(drivers_by_job))
+        stopped = ""
+        if not child.is_stopping:  # with many workers a search takes some time
+            stopped = await result_in_thread(partial(stopped_helper, child.pid))
+        runs = stopped != "" and bool(await result_in_thread(drivers_by_job))
         if (stopped, runs) != emitted:
             emitted = (stopped, runs)
             emit(*emitted)

@@ -90,10 +90,11 @@ async def in_thread(read: Callable[[], T], limit: float = times.WAIT_READ) -> T 
     return future.result()
 
 
-async def result_in_thread(read: Callable[[], T], limit: float) -> T:
+async def result_in_thread(read: Callable[[], T], limit: float | None = None) -> T:
     """Return a result from a thread, or raise its error; TimeoutError after `limit` seconds.
 
-    A thread that a stalled disk holds is left behind: it holds no caller.
+    A thread that a stalled disk holds is left behind: it holds no caller, and takes no thread of a
+    pool from others.
     """
     results: list[T] = []
     errors: list[Exception] = []

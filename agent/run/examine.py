@@ -105,7 +105,7 @@ class NodeExaminer:
         stacks = found.get("stacks", ())
         findings = NodeFindings(stacks, progress, tuple(notes), found.get("logs") or "")
         encode = partial(node_findings.encode, findings, LONGEST_TAIL, run.redactor.clean)
-        return await anyio.to_thread.run_sync(encode)  # many frames take a while
+        return await result_in_thread(encode)  # many frames take a while
 
     def _py_spy(self) -> str | None:
         plan = self._run.plan
@@ -171,7 +171,7 @@ class JobExaminer:
 
         # What do all of them show together? Many nodes take a while.
         read = partial(self._combine, since, texts, [*unplaced, *services])
-        found, evidence, findings = await anyio.to_thread.run_sync(read)
+        found, evidence, findings = await result_in_thread(read)
         await self._write(attempt, found, evidence, findings)
         return found
 

@@ -47,7 +47,7 @@ from agent.plan.plan import BRIDGE
 from agent.processes import driver
 from agent.processes.probing import port_answers
 from agent.processes.waiting import NotYet, until
-from agent.record.background import in_thread
+from agent.record.background import in_thread, result_in_thread
 from agent.record.event_filter import EventFilter, recorded_form
 from agent.record.events import AttemptOver
 from agent.record.files import remove_file, write_atomically
@@ -253,7 +253,7 @@ class HeadAgent:
 
     async def _look_for_later_head(self) -> None:
         read = self._keeper.later_epoch
-        epoch = await anyio.to_thread.run_sync(read, abandon_on_cancel=True)
+        epoch = await result_in_thread(read)
         if epoch:
             self._inbox.put(h.LaterHead(epoch, "run.json has its epoch"))
 
@@ -514,7 +514,7 @@ class HeadAgent:
         if submission.secrets:
             self._secrets = Path(submission.secrets_file)
             write = partial(write_atomically, self._secrets, submission.secrets, mode=0o600)
-            error = await anyio.to_thread.run_sync(write, abandon_on_cancel=True)
+            error = await result_in_thread(write)
             if error is not None:
                 self._inbox.put(h.SubmitWaits(job_id, error_text(error), final=True))
                 return
@@ -607,8 +607,8 @@ class HeadAgent:
             await in_thread(partial(remove_file, self._secrets))  # of a job that never started
             self._secrets = None
         if self._output is not None:
-            drain = partial(self._output.finish, self._plan.budget.output)
-            await anyio.to_thread.run_sync(drain)
+            limit = self._plan.budget.output
+            await in_thread(partial(self._output.finish, limit), 2 * limit)
             await self._steps.look()
             self._output = None
             self._run.node.update(passed_on=0, copied=0)  # of the next attempt

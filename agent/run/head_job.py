@@ -153,7 +153,7 @@ async def save_job(
     plan = run.plan
     processes = run.effects.processes
     find = processes.find_driver if plan.torchrun is None else processes.find_first_rank
-    process = await anyio.to_thread.run_sync(find, job_id)
+    process = await in_thread(partial(find, job_id), times.NODE_EXAMINED)
     if not driver.handles_signal(process, signum):
         why = "no driver of it runs here" if process is None else "the job does not handle it"
         send(SaveOver(job_id, driver.not_passed_on(signum, why)))

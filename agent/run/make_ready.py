@@ -17,12 +17,10 @@ import stat
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import anyio
 import psutil
 from msgspec.structs import replace
 
@@ -39,12 +37,15 @@ from agent.port.sockets import bind
 from agent.processes.process import Child
 from agent.processes.resolving import resolve
 from agent.processes.waiting import NotYet, TimedOutError, until
+from agent.record.background import result_in_thread
 from agent.record.log import say
 from agent.run.node_run import start_ray
 from agent.settings.rules import may_listen_on
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterator
+
+    import anyio
 
     from agent.node.facts import Folder
     from agent.plan.plan import Address, Plan
@@ -246,8 +247,7 @@ async def prune_sessions(temp_dir: str, best_effort: BestEffort) -> None:
         if old:
             say(f"removed {len(old)} earlier session(s) of Ray from {temp_dir}")
 
-    remove = partial(anyio.to_thread.run_sync, prune, abandon_on_cancel=True)
-    await best_effort("the removal of Ray's earlier sessions", remove)
+    await best_effort("the removal of Ray's earlier sessions", result_in_thread, prune)
 
 
 async def find_own_address(address: Address, addresses: tuple[str, ...], limit: float) -> str:

@@ -30,7 +30,7 @@ from agent.processes.ray_parts import RayParts
 from agent.processes.run_clock import RunClock
 from agent.processes.waiting import BestEffort, NotYet, TimedOutError, until
 from agent.record import events
-from agent.record.background import run_within
+from agent.record.background import result_in_thread, run_within
 from agent.record.events import (
     Decided,
     Dropped,
@@ -409,7 +409,7 @@ async def kill_leftovers(run: NodeRun, whose: str, limit: float | None) -> str:
     logged: list[str] = []
 
     async def kill() -> bool | NotYet:
-        killed = await anyio.to_thread.run_sync(run.effects.processes.kill_leftovers)
+        killed = await result_in_thread(run.effects.processes.kill_leftovers)
         for name in killed:
             if name not in logged:
                 logged.append(name)

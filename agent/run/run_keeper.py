@@ -14,14 +14,13 @@ from contextlib import suppress
 from signal import SIGTERM
 from typing import TYPE_CHECKING
 
-import anyio
 from msgspec.structs import replace
 
 from agent.base import ends
 from agent.decisions.attempts import Attempt, AttemptSnapshot, may_be_retried, retries_exhausted
 from agent.decisions.head import head_state as h
 from agent.decisions.head.losses import MAX_NODES_BY_NAME
-from agent.record.background import ItemWriter
+from agent.record.background import ItemWriter, in_thread
 from agent.record.files import FileLock, iso_time, safe_name
 from agent.record.log import disk_alarm
 from agent.record.log_dir import log_dir
@@ -331,7 +330,7 @@ class RunKeeper:
     async def flush(self) -> None:
         """Wait until all records are on disk, within a limit."""
         epoch = self.record.epoch
-        await anyio.to_thread.run_sync(self._writer.settle, abandon_on_cancel=True)
+        await in_thread(self._writer.settle)
         self.epoch = max(self.epoch, epoch)
 
     def record_nodes(self, nodes: Iterable[str]) -> None:

@@ -39,7 +39,7 @@ from agent.processes import process
 from agent.processes.job_stacks import STACKS_FOLDER, STACKS_VARIABLE
 from agent.processes.output import OutputCopies, PreambleFilter, RecentOutput, size_at_start
 from agent.processes.recorder_dumps import has_pipes
-from agent.record.background import in_thread
+from agent.record.background import in_thread, result_in_thread
 from agent.record.log import say
 from agent.run.job_steps import progress_path
 from agent.settings.jobs import TORCHRUN
@@ -149,15 +149,14 @@ class LocalShare:
         if code != 0:
             is_of_attempt = attempt_id.__eq__
             descendants = self._run.effects.processes.descendants
-            killed = await anyio.to_thread.run_sync(
-                process.kill_marked, RANK_VARIABLE, is_of_attempt, descendants
-            )
+            kill = partial(process.kill_marked, RANK_VARIABLE, is_of_attempt, descendants)
+            killed = await result_in_thread(kill)
             for name in killed:
                 say(f"torchrun had left {name} running: killed", "warning")
 
         # What its output shows is sent with the end, or before.
         text = self._read_output()
-        await anyio.to_thread.run_sync(output.finish, times.STALLED_DISK)
+        await in_thread(partial(output.finish, times.STALLED_DISK), 2 * times.STALLED_DISK)
         self._send(ShareOver(attempt, self._end_of(child, code, text)))
 
     def _end_of(self, child: Child, code: int, text: str) -> ShareEnd:

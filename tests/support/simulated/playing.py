@@ -177,7 +177,7 @@ EFFECTS: dict[str, object] = {
     # threads
     "anyio.to_thread.run_sync": disks.run_sync,
     "agent.record.background.start_thread": disks.start_thread,
-    "agent.run.worker.in_thread": disks.in_thread,
+    **{f"agent.run.{name}.in_thread": disks.in_thread for name in ("run_keeper", "worker")},
     "agent.record.background.Writer._run": _nothing,  # lines are written nowhere
     "agent.record.background.ItemWriter._run": disks.run_writer,
     "agent.record.background.ItemWriter.put": disks.put,

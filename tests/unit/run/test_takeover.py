@@ -222,7 +222,7 @@ def test_an_outcome_that_cannot_be_read_for_a_while_is_awaited(
     done = ends.JOB_SUCCEEDED.outcome(before="")
     write_outcome(root / "run" / "pod0", outcome_text(done))
     refuse_reads(monkeypatch, OUTCOME_FILE, 6, OSError(number, "no"))
-    assert find_killed_agent(root, "pod0", is_head=is_head) == KilledAgent(
+    assert killed_agent(root, "pod0", is_head=is_head) == KilledAgent(
         "run", done, wrote_outcome=True
     )
 
