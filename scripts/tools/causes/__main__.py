@@ -1,4 +1,7 @@
-"""Print right, wrong and silent answers for the cases of tests/causes, or for other folders."""
+"""Measure how well the agent names the causes of failed runs; without arguments: all cases.
+
+Needs nothing but Python. The cases and their format: tests/causes/README.md.
+"""
 
 from __future__ import annotations
 
@@ -6,25 +9,81 @@ import argparse
 import sys
 from collections import Counter, defaultdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tools.causes.cases import Result, diagnosis, judge, live_answer, load
+from tools.causes.ordinary import count_false_causes
+from tools.causes.runs import Grade, measure
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 CASES = Path(__file__).resolve().parents[3] / "tests" / "causes"
 SEEN = CASES / "seen"
+HELD_OUT = CASES / "held_out"
 
 
 def main(argv: list[str]) -> int:
     """Print the figures: 0."""
-    parser = argparse.ArgumentParser(prog="scripts/causes", description=__doc__)
-    parser.add_argument("folders", nargs="*", type=Path, help="folders with other cases")
-    parser.add_argument("-v", action="store_true", help="show wrong and silent answers")
+    parser = argparse.ArgumentParser(
+        prog="scripts/causes",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("folders", nargs="*", type=Path, help="folders with cases like the seen")
+    parser.add_argument(
+        "--cases", metavar="FOLDER", type=Path, help="a folder with cases like the held-out ones"
+    )
+    parser.add_argument(
+        "-v",
+        action="store_true",
+        help="show answers that are not right, except those of "
+        f"{HELD_OUT.name}, which no author of a row may read",
+    )
+    parser.add_argument(
+        "--ordinary",
+        metavar="FOLDER",
+        type=Path,
+        help="count the causes named in the ordinary logs of tests/causes/ordinary_sources.toml: "
+        "they are fetched into this folder, and whatever else lies there counts too",
+    )
+    parser.add_argument(
+        "--mirrors",
+        metavar="FOLDER",
+        type=Path,
+        help="with --ordinary: clones to read instead of GitHub, as OWNER+NAME or OWNER+NAME/repo",
+    )
     options = parser.parse_args(argv)
-    for folder in options.folders or [SEEN]:
-        _print(folder, show=options.v)
+    if options.ordinary is not None:
+        return count_false_causes(options.ordinary, options.mirrors)
+    chosen = options.folders or ([] if options.cases else [SEEN])
+    for folder in chosen:
+        _print_seen(folder, show=options.v)
+    if options.cases or not options.folders:
+        folder = options.cases or HELD_OUT
+        _print_held_out(folder, show=options.v and folder != HELD_OUT)
     return 0
 
 
-def _print(folder: Path, *, show: bool) -> None:
+def _print_held_out(folder: Path, *, show: bool) -> None:
+    figures = measure(folder, show=show)
+    for title, kinds in (("at the end", figures.end), ("as it runs", figures.live)):
+        print(f"\n{folder.name}, {title:20}{''.join(f'{one.value:>8}' for one in Grade)}")
+        for kind in sorted(kinds, key=lambda kind: (kind == "trap", kind)):
+            print(f"  {kind:30}{_grades(kinds[kind])}")
+        cases = _sum({kind: grades for kind, grades in kinds.items() if kind != "trap"})
+        print(f"  {'all but traps':30}{_grades(cases)}   of {cases.total()}")
+
+
+def _sum(kinds: Mapping[str, Counter[Grade]]) -> Counter[Grade]:
+    return sum(kinds.values(), Counter[Grade]())
+
+
+def _grades(counts: Counter[Grade]) -> str:
+    return "".join(f"{counts[one]:8}" for one in Grade)
+
+
+def _print_seen(folder: Path, *, show: bool) -> None:
     classes: dict[str, Counter[Result]] = defaultdict(Counter)
     live: Counter[Result] = Counter()
     for name, case in load(folder):

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 TEMPLATES: tuple[str, ...] = tuple(
     line
@@ -47,12 +47,12 @@ _VALUES: dict[str, Callable[[random.Random], str]] = {
 _TOKEN = re.compile(r"<(?:hex(?P<digits>\d+)|(?P<name>" + "|".join(_VALUES) + "))>")
 
 
-def compose(count: int, seed: int = 20_000) -> list[str]:
+def compose(count: int, seed: int = 20_000, templates: Sequence[str] = TEMPLATES) -> list[str]:
     """Return this many lines, each template in turn in a random order, the same for a seed."""
     chance = random.Random(seed)  # noqa: S311 - a log needs variety, no secrets
     lines: list[str] = []
     while len(lines) < count:
-        order = chance.sample(TEMPLATES, len(TEMPLATES))
+        order = chance.sample(templates, len(templates))
         lines += [_fill(template, chance) for template in order]
     return lines[:count]
 
