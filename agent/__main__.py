@@ -4,6 +4,8 @@
    reaps, and starts a killed agent again (processes/parent.py); the child goes on here.
 2. The child calls the program of the verb: one of PROGRAMS, or the command line (cli/).
 
+On a Mac or Windows nothing runs: cli/other_system.py has the verbs that work there.
+
 Each program imports only what it needs, since the CPU is busy while Ray starts.
 """
 
@@ -51,6 +53,8 @@ def main() -> int:
     if not __package__:
         _import_own_package()
     load = importlib.import_module("agent").load
+    if sys.platform != "linux":
+        return int(load("cli.other_system:main")())
     verb = sys.argv[1] if len(sys.argv) > 1 else ""
     is_run = verb in RUNS
 

@@ -1,4 +1,4 @@
-"""The command line: the table of verbs, and how one of them runs and reports its errors.
+"""The command line: how a verb runs and reports its errors.
 
 Without a verb, or with `run`, this node boots: agent/run/main.py. Another verb is parsed by
 agent/cli/parser.py, and runs in its own module. Some verbs are programs with arguments of their
@@ -10,11 +10,13 @@ from __future__ import annotations
 import os
 import sys
 from contextlib import suppress
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from agent import load
 from agent.base import times
-from agent.base.errors import AgentError, SettingsError
+from agent.base.errors import AgentError
+from agent.cli.failures import failure_lines
+from agent.cli.verbs import VERBS
 from agent.processes import parent
 from agent.processes.signals import exit_now, make_streams_safe
 from agent.record.background import finish_all, run_within
@@ -23,38 +25,6 @@ from agent.settings.redact import redactor_for
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-
-
-class Verb(NamedTuple):
-    """A verb: its line in `--help`, and its module in agent/cli/ with OPTIONS and `run`."""
-
-    about: str
-    module: str = ""  # '' for `run` itself, and for the programs in agent/__main__.py
-    takes_command: bool = False  # whether a command may follow after --
-
-
-VERBS = {
-    "run": Verb(
-        "boot this node, run the job, end with its exit code (default)", takes_command=True
-    ),
-    "plan": Verb("print what run would do, and touch nothing", "plan_verb", takes_command=True),
-    "doctor": Verb("check this machine and its settings", "doctor_verb"),
-    "status": Verb("show the state of the run, from the head's agent", "status_verb"),
-    "logs": Verb("print a log of any node, through the head's agent", "logs_verb"),
-    "explain": Verb("summarize a run in ten lines: what took long, why it ended", "explain_verb"),
-    "stop": Verb(
-        "stop the run as SIGTERM on the head does, and wait until it has ended", "stop_verb"
-    ),
-    "env": Verb("list all environment variables with their current values", "env_verb"),
-    "init": Verb("write the file that starts a run on a platform", "init_verb"),
-    "recipes": Verb("list the recipes, one a line", "recipes_verb"),
-    "recipe": Verb("print the command that a recipe would submit, and why", "recipe_verb"),
-    "completion": Verb("print the completion for a shell", "completion_verb"),
-    "reward-server": Verb("the bundled reward server (--help for its flags)"),
-    "retriever": Verb("a stand-in for Search-R1's retriever (--help for its flags)"),
-    "rehearsal": Verb("the bundled GPU-free GRPO job (--help for its flags)"),
-}
-"""Every verb, in the order of `--help`."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -79,16 +49,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     except KeyboardInterrupt:
         return 130
-    except SettingsError as error:
-        return _report_failure(
-            error.end.exit_code,
-            "pod-agent: the settings are wrong, nothing was started:",
-            *(f"  {problem.sentence()}" for problem in error.problems),
-            *(f"  {hint}" for hint in error.hints),
-            f"refused: {len(error.problems)} problem(s) (exit code 78). {error.remedy}",
-        )
     except AgentError as error:
-        return _report_failure(error.end.exit_code, f"pod-agent: {error.sentence()}")
+        return _report_failure(error.end.exit_code, *failure_lines(error))
     return int(code)
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import shlex
+import sys
 from typing import TYPE_CHECKING
 
-from agent.cli.command_line import VERBS
 from agent.cli.init_verb import PLATFORMS
 from agent.cli.options import name_among, value
 from agent.cli.parser import flags_of
+from agent.cli.verbs import VERBS
 from agent.settings.jobs import BY_NAME
 
 if TYPE_CHECKING:
@@ -49,11 +50,14 @@ def run(_: Mapping[str, str], options: argparse.Namespace) -> None:
 
 def completion_for(shell: str) -> str:
     """Return the script that a shell evaluates."""
-    words = {verb: [*_ARGUMENTS.get(verb, ()), *flags_of(verb)] for verb in VERBS}
+    # On a Mac or Windows the modules of the other verbs cannot be loaded.
+    is_linux = sys.platform == "linux"
+    verbs = [name for name, verb in VERBS.items() if is_linux or verb.works_anywhere]
+    words = {verb: [*_ARGUMENTS.get(verb, ()), *flags_of(verb)] for verb in verbs}
     if shell == "fish":
         return "\n".join(_fish_lines(words))
 
-    words["''"] = [*VERBS, "--version", "--help"]
+    words["''"] = [*verbs, "--version", "--help"]
     cases = (f"    {verb}) words='{' '.join(follow)}' ;;" for verb, follow in words.items())
     script = _BASH.replace("CASES", "\n".join(cases))
     if shell == "zsh":

@@ -81,7 +81,7 @@ def run(_: Mapping[str, str], options: argparse.Namespace) -> int:
     options.to.mkdir(parents=True, exist_ok=True)
     for file in files:
         target = options.to / file.name
-        target.write_text(file.text, encoding="utf-8")
+        target.write_bytes(file.text.encode())  # Linux reads it: no line ends of Windows
         if file.is_program:
             target.chmod(0o755)
         print(f"wrote {target}")

@@ -10,8 +10,8 @@ import shlex
 from typing import TYPE_CHECKING, NoReturn
 
 from agent import load
-from agent.cli.command_line import VERBS
 from agent.cli.options import closest
+from agent.cli.verbs import VERBS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

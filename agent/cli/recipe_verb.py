@@ -27,7 +27,7 @@ from agent.job.job import command_of, recipe_input, version_of
 from agent.node.facts import Framework
 from agent.node.read import columns_of, find_framework, find_ray
 from agent.plan.plan_job import checkpoint_folder
-from agent.run.plan_input import read_shape
+from agent.run.model_shape import read_shape
 from agent.settings import load
 from agent.settings.jobs import BY_NAME
 from agent.settings.redact import redactor_for

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import resource
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -87,6 +86,13 @@ def oom_kills(proc: Path = PROC, base: Path = BASE) -> OomKills:
     return OomKills(0, of_container=False)
 
 
+def open_files() -> tuple[int, int]:
+    """Return how many files a process may open: the present limit, and the highest one."""
+    import resource  # noqa: PLC0415 - Windows has no such module, and reads no limits
+
+    return resource.getrlimit(resource.RLIMIT_NOFILE)
+
+
 def process_room(uid: int, proc: Path = PROC, base: Path = BASE) -> Room | None:
     """Return how many more processes and threads may start, by the lowest limit; None without."""
     rooms = []
@@ -95,6 +101,8 @@ def process_room(uid: int, proc: Path = PROC, base: Path = BASE) -> Room | None:
             most = int((folder / "pids.max").read_text())
             now = int((folder / "pids.current").read_text())
             rooms.append(Room(most - now, f"pids.max is {most}, {now} in use"))
+    import resource  # noqa: PLC0415 - Windows has no such module, and reads no limits
+
     soft = resource.getrlimit(resource.RLIMIT_NPROC)[0]
     if soft != resource.RLIM_INFINITY and uid != 0:  # it does not apply to root
         rooms.append(Room(soft, f"`ulimit -u` is {soft}"))

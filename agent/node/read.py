@@ -6,7 +6,6 @@ import csv
 import json
 import os
 import re
-import resource
 import shutil
 import socket
 import stat
@@ -142,7 +141,7 @@ def gather(  # noqa: PLR0913 - all inputs of the facts
 ) -> Facts:
     """Read the facts of this machine; takes a few milliseconds and starts nothing."""
     shm = shutil.disk_usage("/dev/shm") if Path("/dev/shm").is_dir() else None
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    soft, hard = limits.open_files()
     disk = shutil.disk_usage(temp)
     machine_memory = int(psutil.virtual_memory().total)
     maker, gpus = gpus_of(Path("/dev"))

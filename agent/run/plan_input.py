@@ -26,7 +26,7 @@ from agent.base.value import Value
 from agent.checks import NAMES, run_checks
 from agent.checks.job_needs import RECIPE_CHECKS
 from agent.frameworks import recipe_of
-from agent.frameworks.recipe import JobBasis, shape_of
+from agent.frameworks.recipe import JobBasis
 from agent.job.checkpoints import kept_settings
 from agent.job.services import ServicesFile
 from agent.job.torchrun_command import split_python, torchrun_problems
@@ -43,6 +43,7 @@ from agent.processes import parent
 from agent.processes.resolving import lookup_briefly
 from agent.record.background import run_within
 from agent.record.run_folder import read_checkpoints
+from agent.run.model_shape import read_shape
 from agent.run.plan_files import read_runtime_env, read_services
 from agent.settings import read_settings
 from agent.settings.jobs import TORCHRUN, launcher, recipe_info
@@ -53,7 +54,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from agent.checks.finding import Finding
-    from agent.frameworks.recipe import ModelShape
     from agent.node.facts import RayPython, TorchPython
     from agent.plan.plan import Plan
     from agent.settings.model import Settings
@@ -319,16 +319,6 @@ def _read_basis(environ: Mapping[str, str], given: Given) -> JobBasis:
     if saved is None:
         return replace(basis, kept={})
     return replace(basis, kept=kept_settings(saved, known.framework))
-
-
-def read_shape(settings: Settings, environ: Mapping[str, str]) -> ModelShape | None:
-    """Return the shape of a model from its `config.json` here, else from its name."""
-    model = settings.model
-    revision = settings.model_revision
-    if not model:
-        return None
-    config = run_within(times.STALLED_DISK, lambda: read.model_config(model, environ, revision))
-    return shape_of(model, config)
 
 
 # --- doctor --------------------------------------------------------------------------------------

@@ -38,7 +38,12 @@ PURE = {
 }
 """Folders without effects. In `node` only the files of READ_MACHINE have any."""
 READ_MACHINE = {f"agent/node/{name}.py" for name in ("read", "gpus", "read_figures")}
-READ_ENVIRON = {"agent/cli/command_line.py", "agent/__main__.py", "agent/processes/parent.py"}
+READ_ENVIRON = {
+    "agent/cli/command_line.py",
+    "agent/cli/other_system.py",
+    "agent/__main__.py",
+    "agent/processes/parent.py",
+}
 SLEEP = {f"agent/cli/{name}.py" for name in ("logs_verb", "stop_verb", "watch_status")}
 IMPORT_RAY = {"agent/bridge/ray_calls.py"}
 EFFECTS = {"anyio", "asyncio", "subprocess", "threading", "socket", "psutil", "aiohttp", "requests"}

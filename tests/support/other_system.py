@@ -1,0 +1,78 @@
+"""Run the command line as on a Mac or Windows: without Ray and without what only POSIX has.
+
+    python other_system.py darwin|win32 WORD…
+
+The real systems are not at hand. The standard library and the libraries of the agent, which have
+wheels of their own there, are imported before anything is hidden.
+"""
+
+# ruff: noqa: F401, E402 - what is imported here must not be imported later
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import os
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import tempfile
+import urllib.request
+from typing import TYPE_CHECKING
+
+import aiohttp
+import anyio
+import msgspec
+import psutil
+import requests
+import structlog
+import yaml
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
+
+    from _typeshed.importlib import MetaPathFinderProtocol
+
+system = sys.argv.pop(1)
+hidden_modules = {"ray"}
+hidden_of_os = ["memfd_create", "sched_getaffinity", "pidfd_open", "O_TMPFILE"]
+if system == "win32":
+    hidden_modules |= {"fcntl", "pwd", "grp", "resource", "termios", "tty", "pty"}
+    hidden_of_os += ["geteuid", "getuid", "getgid", "getegid", "fork", "setsid", "killpg", "mkfifo"]
+    hidden_of_os += ["uname", "O_NOFOLLOW", "O_DIRECTORY", "O_CLOEXEC", "O_NONBLOCK", "statvfs"]
+    hidden_of_os += ["getpgid", "WNOHANG", "confstr", "sysconf", "fchmod", "fchown", "chown"]
+    kept = {"SIGINT", "SIGTERM", "SIGABRT", "SIGFPE", "SIGILL", "SIGSEGV", "SIG_DFL", "SIG_IGN"}
+    for name in [name for name in vars(signal) if name.startswith("SIG") and name not in kept]:
+        delattr(signal, name)
+
+
+class Hiding:
+    """A finder of modules that finds none of the hidden ones."""
+
+    def __init__(self, finder: MetaPathFinderProtocol) -> None:
+        self._finder = finder
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Find a module, unless it is hidden."""
+        if name.partition(".")[0] in hidden_modules:
+            return None
+        return self._finder.find_spec(name, path, target)
+
+
+sys.meta_path[:] = [Hiding(finder) for finder in sys.meta_path]
+for name in hidden_modules:
+    sys.modules.pop(name, None)
+for name in hidden_of_os:
+    if hasattr(os, name):
+        delattr(os, name)
+sys.platform = system
+sys.argv[0] = "pod-agent"
+
+from agent.__main__ import main
+
+sys.exit(main())

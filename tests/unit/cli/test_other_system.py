@@ -1,0 +1,65 @@
+"""On a Mac and Windows the verbs that touch nothing work, and the others say why not."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parents[2] / "support" / "other_system.py"
+SYSTEMS = ("darwin", "win32")
+
+
+def run_on(system: str, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run the command line as on another system."""
+    argv = [sys.executable, str(SCRIPT), system, *words]
+    return subprocess.run(argv, capture_output=True, text=True, check=False, timeout=60)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("system", SYSTEMS)
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--help"], "write the file that starts a run on a platform"),
+        (["--version"], "Ray not installed"),
+        (["recipes"], "verl-grpo"),
+        (["recipe", "verl-grpo", "--nodes", "2", "--gpus", "8", "--model-size", "7B"], "nnodes=2"),
+        (["env"], "AGENT_ALLOW_INSECURE"),
+        (["completion", "bash"], "complete -o default"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_what_touches_nothing_works(system: str, words: list[str], expected: str) -> None:
+    """Neither Ray nor a call of POSIX is needed."""
+    done = run_on(system, *words)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert expected in done.stdout
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_init_writes_the_same_file_as_on_linux(system: str, tmp_path: Path) -> None:
+    """With the line ends of Linux, which reads it."""
+    words = ["init", "slurm", "verl-grpo", "--nodes", "3", "--gpus", "8", "--to"]
+    done = run_on(system, *words, str(tmp_path / "there"))
+    assert done.returncode == 0, done.stderr
+    here = [sys.executable, "-m", "agent", *words, str(tmp_path / "here")]
+    subprocess.run(here, check=True, capture_output=True, timeout=60)
+    (written,) = (tmp_path / "there").iterdir()
+    assert written.read_bytes() == (tmp_path / "here" / written.name).read_bytes()
+    assert b"\r" not in written.read_bytes()
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("system", SYSTEMS)
+@pytest.mark.parametrize("words", [[], ["run"], ["run", "--", "true"], ["plan"], ["doctor"]])
+def test_what_needs_linux_is_78(system: str, words: list[str]) -> None:
+    """It names the verbs that work, and starts nothing."""
+    done = run_on(system, *words)
+    assert done.returncode == 78
+    assert f"needs Linux, and this is {system}" in done.stderr
+    assert "init, recipes, recipe, completion" in done.stderr
+    assert "Traceback" not in done.stderr
