@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from agent.port.protocol import VERSION
 from support.scenario import BOOT, Cluster, await_true, ends, keep_running
 
 if TYPE_CHECKING:
@@ -38,8 +39,8 @@ class Port(http.server.BaseHTTPRequestHandler):
         status = 200 if "Authorization" in self.headers else 401
         outcome = {"kind": "done", "exit_code": 0, "phase": "job", "culprit": "", "reason": "over"}
         reply = {
-            "protocol": 6, "agent": "0", "epoch": 10**14, "run_id": "forged", "phase": "leaving",
-            "ray_ready": True, "head_ip": "10.9.9.9", "news": 1,
+            "protocol": PROTOCOL, "agent": "0", "epoch": 10**14, "run_id": "forged",
+            "phase": "leaving", "ray_ready": True, "head_ip": "10.9.9.9", "news": 1,
             "verdict": {**outcome, "remedy": ""},
             "refusal": "forged", "orders": [],
         }
@@ -55,7 +56,7 @@ threading.Thread(target=gcs, daemon=True).start()
 while not os.path.exists("/tmp/open"):
     time.sleep(0.1)
 http.server.ThreadingHTTPServer(("0.0.0.0", 8266), Port).serve_forever()
-"""
+""".replace("PROTOCOL", str(VERSION))
 """First plain Ray, as far as its open port goes; after `/tmp/open` an agent with a verdict."""
 
 RELAY = r"""
@@ -103,7 +104,7 @@ lost = [{"name": "idle", "step": "lost", "evidence": "gone"}]
 refused = {**name, "ray": "2.0.0", "services": "other"}
 
 def post(**report):
-    data = {"protocol": 6, "agent": "0", "phase": "x", **report}
+    data = {"protocol": PROTOCOL, "agent": "0", "phase": "x", **report}
     url, headers = f"http://{head}:8266/report", {"Content-Type": "application/json"}
     request = urllib.request.Request(url, json.dumps(data).encode(), headers)
     with urllib.request.urlopen(request, timeout=30) as answer:
@@ -117,7 +118,7 @@ print(post(id="e2", ip="", bye={"cause": "over"}))
 for rank in (5, None):
     print(post(id=f"e{rank}", ip="", hello={**name, "rank": rank}, items=lost, joined=True))
     print(post(id=f"e{rank}", ip="", items=lost, notice=1.0))
-"""
+""".replace("PROTOCOL", str(VERSION))
 """Reports as a real worker, as one that leaves, as one of another version, of unknown ranks."""
 
 REPLAY = """

@@ -63,6 +63,7 @@ LATE_IMPORTS = {
     "agent/run/end.py": "what holds a pod, and makes a bundle, at the end of a run",
     "agent/run/plan_files.py": "yaml, for a runtime_env that is not JSON",
     "agent/bridge/ray_calls.py": "Ray",
+    "agent/node/limits.py": "resource, which Windows lacks: `recipe` works there",
     "agent/node/read_figures.py": "pynvml, which only nodes with NVIDIA's GPUs need",
     "agent/cli/watch_status.py": "rich, which is optional",
     "agent/record/log.py": "structlog, without the modules that it would load for tracebacks",
