@@ -8,6 +8,7 @@ import re
 import shlex
 import sys
 import textwrap
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -130,6 +131,13 @@ LAST_OUTPUT = "; last output: "
 def plain(text: str) -> str:
     """Return a text with newlines as its only control characters."""
     return _DIRECTION_MARKS.sub("", without_controls(_LINE_ENDS.sub("\n", text)))
+
+
+def shown_path(path: Path) -> str:
+    """Return a path as people type it: from the folder in which the agent was started."""
+    with suppress(ValueError, OSError):
+        return str(path.relative_to(Path.cwd()))
+    return str(path)
 
 
 def is_ip(text: str) -> bool:

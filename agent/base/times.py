@@ -257,8 +257,13 @@ STEPS_SAVED = 1.0  # Between two writes of the job's steps: a killed agent forge
 NODE_CHECK = 5.0  # Between two reads of a node's own statistics.
 FILE_LOCK = 2.0  # For a lock of the run folder on a network disk.
 FOLDER_MOVE = 0.1  # For a blocked writer before the run folder moves: the next reply tries again.
-WAIT_REMINDER = 30.0  # An unchanged wait is logged again after this.
-WAIT_QUIET = 2.0  # Between two log lines of one wait whose evidence changes.
+WAIT_REMINDER = 30.0  # An unchanged wait is recorded again after this.
+WAIT_QUIET = 2.0  # Between two records of one wait whose evidence changes.
+WAIT_SAID = 15.0  # A wait is logged after this, and a change of its evidence no sooner either,
+WAIT_SAID_AGAIN = 60.0  # then after this,
+WAIT_REPEATED = 300.0  # and then at this interval.
+WAIT_DRAWN = 1.0  # On a terminal its line is drawn again after this.
+JOINED_TOGETHER = 1.0  # Nodes of a large run that join within this are logged in one line.
 SPAN_SHORTEST = 0.05  # `explain` leaves out what took less.
 
 # --- Polling of processes, files and sockets ------------------------------------------------------
@@ -296,6 +301,7 @@ RULES = {
     "GPUS_FREED < EARLIER_ATTEMPT_ENDS": "memory that stays held delays an attempt, no more",
     "LOG_LINES_AWAITED < ONE_REQUEST": "a request for logs is answered in time",
     "WRITE_STUCK < WRITE_STALLED < WRITE_RETRY": "a stalled disk is reported before the next try",
+    "WAIT_QUIET < WAIT_SAID < WAIT_SAID_AGAIN < WAIT_REPEATED": "a wait is logged less and less",
     "STOP_PARTS < STOP_WHOLE / 2": "the job gets most of a stop",
     "STOP_BUNDLE + FLUSH < STOP_EXIT": "bundle and last writes fit before the exit",
     "FIRST_RETRY_PAUSE < LONGEST_RETRY_PAUSE < ATTEMPT_SHORT": "a pause is no progress",

@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if code is None:
             outcome = load("run.main:run_safely")(environ, command)
             level = "info" if outcome.exit_code == 0 else "error"
-            say(outcome.sentence(), "warning" if outcome.is_warning else level)
+            say(outcome.sentence(), "warning" if outcome.is_warning else level, is_last=True)
             code = outcome.exit_code
             exit_now(code)
         sys.stdout.flush()

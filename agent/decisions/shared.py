@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from agent.base import times
 from agent.base.ends import Outcome
+from agent.base.text import duration_text
 from agent.base.value import Bytes, Count, OptionalAddress, Required, Seconds, Value
 from agent.checks.finding import Finding
 from agent.job.torchrun_command import ShareOrder
@@ -33,10 +34,10 @@ class Wait(Value):
 
     def sentence(self, now: float, evidence: str | None = None) -> str:
         """Return the log line: what is missing, the evidence, the time left."""
-        left = max(0, round(self.deadline - now))
+        left = duration_text(self.deadline - now)
         evidence = self.evidence if evidence is None else evidence
         why = f", {evidence}" if evidence else ""
-        return f"waiting for {self.what}{why} ({left} s left)"
+        return f"waiting for {self.what}{why} ({left} left)"
 
     def to_dict(self, now: float) -> dict[str, object]:
         """Return it as /status has it."""
@@ -70,10 +71,12 @@ class WorkerAction(Value):
 
 
 class LogLine(HeadAction, WorkerAction):
-    """A line for the log."""
+    """A line for the log: a sentence, or what is known of a subject and how long it took."""
 
     sentence: str
     level: str = "info"
+    subject: str = ""
+    seconds: float | None = None
 
 
 class Tick(SharedEvent):

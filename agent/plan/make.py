@@ -33,7 +33,7 @@ from agent.plan.plan_services import all_services, plan_steps, service_only_rank
 from agent.plan.ray_start import OwnRay
 from agent.plan.waits import planned_waits
 from agent.platforms.rank_variables import GivenRay
-from agent.settings.jobs import TORCHRUN, launcher
+from agent.settings.jobs import DEFAULT, TORCHRUN, launcher
 from agent.settings.rules import TEMP_DIR
 
 if TYPE_CHECKING:
@@ -249,7 +249,8 @@ def _notes(plan: Plan) -> Iterator[str]:
             yield f"{whose}: set {there} there"
         return
 
-    if settings.wandb_api_key is None:
+    is_rehearsal = plan.command is None and settings.job in {None, DEFAULT}  # it has no W&B
+    if settings.wandb_api_key is None and not is_rehearsal:
         what = "has this machine's `wandb login`" if facts.wandb_login else "stays offline"
         yield f"WANDB_API_KEY is not set: W&B {what}"
 

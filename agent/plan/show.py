@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 MOST_LINES = 12
 DELETE_CLUSTER = "delete the cluster in RunPod's console"
 _LONGEST_JOB = 100  # characters of a job's command; `-v` shows all
+_LONGEST_TITLE = 40  # the same in a line of the log
 
 
 # --- in twelve lines -----------------------------------------------------------------------------
@@ -138,10 +139,7 @@ def _job_text(plan: Plan) -> str:
     # A command of the user, cut where it is long.
     recipe = job.recipe
     if recipe is None:
-        text = shell_line(job.argv)
-        if len(text) > _LONGEST_JOB:
-            text = f"{text[:_LONGEST_JOB]} ..."
-        return text
+        return _cut(shell_line(job.argv), _LONGEST_JOB)
 
     # A recipe, by what it was sized for.
     nodes = f"{plan.topology.expected_workers + 1} node(s) like this one"
@@ -151,6 +149,19 @@ def _job_text(plan: Plan) -> str:
         return f"{job.name}, a small GRPO on CPUs (AGENT_JOB names another)"
     model = f" of {recipe.input.model}" if recipe.input.model else ""
     return f"{job.name}{model}, {len(job.argv)} words, sized for {nodes}"
+
+
+def job_title(plan: Plan) -> str:
+    """Return the name of the job in messages: a recipe's, or the start of a command."""
+    if plan.job is None:
+        return ""
+    if plan.job.recipe is None:
+        return _cut(shell_line(plan.job.argv), _LONGEST_TITLE)
+    return plan.job.name
+
+
+def _cut(text: str, longest: int) -> str:
+    return text if len(text) <= longest else f"{text[:longest]} ..."
 
 
 def _waits_text(plan: Plan) -> str:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, BinaryIO
 from agent.base import times
 from agent.record.background import NO_THREAD, Background, Sink, in_thread
 from agent.record.files import appending
-from agent.record.log import disk_alarm, say, stream_trouble
+from agent.record.log import disk_alarm, end_drawing, say, stream_trouble
 from agent.record.log_dir import log_dir
 
 if TYPE_CHECKING:
@@ -311,6 +311,7 @@ class OutputCopies:
 
     def to_stdout(self, begins: int, on_passed: Callable[[int], None]) -> None:
         """Copy to stdout, from an offset on; `on_passed` gets the bytes that it accepted."""
+        end_drawing()
         sink = Sink(partial(os.dup, 1), partial(stream_trouble, "stdout"))
         self._copies.append(OutputCopy(self, "job output", sink, begins, on_passed))
 

@@ -15,6 +15,7 @@ import msgspec
 
 from agent.base import times
 from agent.base.ends import Outcome
+from agent.base.text import duration_text
 from agent.base.value import Value
 from agent.record.background import Writer
 from agent.record.files import reading, rotate
@@ -243,41 +244,70 @@ def read_events(folder: Path) -> Iterator[RecordedEvent]:
 
 
 class _LoggedWait(msgspec.Struct):
-    """The last log line about a wait."""
+    """A pending wait, as far as it is recorded and logged."""
 
-    kind: str  # the evidence without its numbers
-    logged_at: float
+    since: float
+    kind: str  # the evidence of the last record, without its numbers
+    recorded_at: float
     checked_at: float
+    evidence: str
+    said_kind: str = ""  # the same of the last line on stderr
+    said_at: float | None = None
+
+    def due(self) -> float:
+        """Return when the next line is due, if the evidence stays."""
+        if self.said_at is None:
+            return self.since + times.WAIT_SAID
+        if self.said_at < self.since + times.WAIT_SAID_AGAIN:
+            return self.since + times.WAIT_SAID_AGAIN
+        return self.said_at + times.WAIT_REPEATED
 
 
 class WaitLog:
-    """Logs pending waits when they change, and every half minute."""
+    """Records pending waits when they change, and logs those that go on.
+
+    Each is logged after 15 s, after one minute and then every five, and when its evidence is
+    another. On a terminal, where `draw` is given and returns True, one line says it all instead.
+    The log's file has them from their start.
+    """
 
     def __init__(
-        self, record: Callable[[Waited | WaitsOver], None], say: Callable[[str], None]
+        self,
+        record: Callable[[Waited | WaitsOver], None],
+        say: Callable[[str, str], None],
+        draw: Callable[[str], bool] = lambda _sentence: False,
     ) -> None:
         self._record = record
         self._say = say
+        self._draw = draw
         self._logged: dict[str, _LoggedWait] = {}
         self._due: float | None = None
 
     def update(self, waits: tuple[Wait, ...], now: float) -> None:
-        """Log the waits that are new, changed or due for a reminder."""
+        """Record and log the waits that are new, changed or due."""
         own = [wait for wait in waits if not wait.is_following]
-        self._due = min((self._log_if_due(wait, now) for wait in own), default=None)
+        checks = [self._check(wait, now) for wait in own]
         over = sorted(self._logged.keys() - {wait.what for wait in waits})
         for what in over:
             del self._logged[what]
         if over:
             self._record(WaitsOver(tuple(over)))
 
+        # What is to be said? Without a terminal that is drawn on, each wait by itself.
+        if self._draw(self._drawn_sentence(own, now)):
+            if own:
+                checks.append(now + times.WAIT_DRAWN)
+        else:
+            checks += [self._say_if_due(wait, now) for wait in own]
+        self._due = min(checks, default=None)
+
     def next_due(self, deadline: float | None, now: float) -> float | None:
-        """Return the seconds until the deadline or the next log line; None without either."""
+        """Return the seconds until the deadline or the next look; None without either."""
         due = [time for time in (deadline, self._due) if time is not None]
         return max(0.0, min(due) - now) if due else None
 
-    def _log_if_due(self, wait: Wait, now: float) -> float:
-        """Log a wait if it is due; return when to check it again.
+    def _check(self, wait: Wait, now: float) -> float:
+        """Record a wait if it is due; return when to check it again.
 
         Its evidence may be computed over all workers: at most every `times.WAIT_QUIET` seconds.
         """
@@ -286,10 +316,41 @@ class WaitLog:
             return last.checked_at + times.WAIT_QUIET
         evidence = wait.evidence
         kind = re.sub(r"\d+", "", evidence)
-        if last is not None and kind == last.kind and now < last.logged_at + times.WAIT_REMINDER:
+        if last is None:
+            last = _LoggedWait(now, kind, now, now, evidence)
+            self._logged[wait.what] = last
+        else:
             last.checked_at = now
-            return last.logged_at + times.WAIT_REMINDER
-        self._logged[wait.what] = _LoggedWait(kind, now, now)
+            last.evidence = evidence
+            if kind == last.kind and now < last.recorded_at + times.WAIT_REMINDER:
+                return last.recorded_at + times.WAIT_REMINDER
+            last.kind = kind
+            last.recorded_at = now
         self._record(Waited(wait.what, wait.deadline, evidence))
-        self._say(wait.sentence(now, evidence))
+        self._say(wait.sentence(now, evidence), "debug")
         return now + times.WAIT_REMINDER
+
+    def _say_if_due(self, wait: Wait, now: float) -> float:
+        """Log a wait that goes on, or whose evidence is another; return when the next line is due.
+
+        Lines about changes are no closer to each other than the first one is to the start.
+        """
+        last = self._logged[wait.what]
+        due = last.due()
+        if last.said_at is not None and last.kind != last.said_kind:
+            due = min(due, last.said_at + times.WAIT_SAID)
+        if now < due:
+            return due
+        last.said_at = now
+        last.said_kind = last.kind
+        self._say(wait.sentence(now, last.evidence), "info")
+        return last.due()
+
+    def _drawn_sentence(self, waits: list[Wait], now: float) -> str:
+        """Return one line about all waits: what for, since when, and the evidence; '' for none."""
+        if not waits:
+            return ""
+        known = {wait.what: self._logged[wait.what] for wait in waits}
+        longest = max(now - one.since for one in known.values())
+        whats = [f"{what}, {one.evidence}" if one.evidence else what for what, one in known.items()]
+        return f"waiting {duration_text(longest)} for {'; '.join(whats)}"

@@ -282,10 +282,14 @@ class JobLines:
             "reward_trend": trend,
         }
 
+    def rewards(self) -> list[tuple[int, float]]:
+        """Return the rewards by step."""
+        with self._lock:
+            return self._series.last("reward")
+
     def curve(self) -> dict[str, object]:
         """Return the rewards by step, and the number of steps if known, as the page draws them."""
-        with self._lock:
-            points = self._series.last("reward")
+        points = self.rewards()
         every = 1 + len(points) // MOST_POINTS
         shown = [*points[:-1:every], *points[-1:]]
         of = None if self._progress is None else self._progress.of

@@ -64,8 +64,16 @@ async def explain_end(
     run: NodeRun, outcome: Outcome, elsewhere: Elsewhere | None = None
 ) -> Outcome:
     """Add the cause in this node's logs, and in those of other nodes, to an outcome's remedy."""
+    diagnosis = await diagnose_end(run, outcome, elsewhere)
+    return outcome if diagnosis is None else await with_cause(run, outcome, diagnosis)
+
+
+async def diagnose_end(
+    run: NodeRun, outcome: Outcome, elsewhere: Elsewhere | None = None
+) -> Diagnosis | None:
+    """Return the cause that the logs of this node, and of others, show; None without one."""
     if outcome.kind not in _EXPLAINED_KINDS:
-        return outcome
+        return None
     if outcome.kind is not Kind.JOB_FAILED or elsewhere is None:
         elsewhere = Elsewhere()
 
@@ -81,11 +89,13 @@ async def explain_end(
         logs += await _logs_of_actors(actors, elsewhere.link, elsewhere.nodes)
         diagnosis = await in_thread(partial(diagnose_logs, logs), times.CAUSE_SEARCH) or diagnosis
     if diagnosis is None:
-        return outcome
-
-    # What can be done about it, that the outcome does not say already?
+        return None
     node = elsewhere.nodes.get(diagnosis.ip, "") or diagnosis.node
-    diagnosis = replace(diagnosis, node=node)
+    return replace(diagnosis, node=node)
+
+
+async def with_cause(run: NodeRun, outcome: Outcome, diagnosis: Diagnosis) -> Outcome:
+    """Add a cause to an outcome's remedy, unless that says it already."""
     remedy = await in_thread(partial(_remedy, run, outcome.kind, diagnosis)) or ""
     remedy = run.redactor.clean(remedy)
     if not remedy or remedy in outcome.remedy:

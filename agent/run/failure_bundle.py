@@ -19,6 +19,7 @@ from msgspec.structs import replace
 
 from agent.base import times
 from agent.base.ends import STARTING
+from agent.base.text import shown_path
 from agent.decisions.head import head_state as h
 from agent.decisions.head.fleet import NodeState
 from agent.decisions.shared import OrderKind
@@ -124,6 +125,7 @@ def write_bundle(
     fault = run_within(limit, lambda: bundle.make(path, parts(), run.redactor.clean, until))
     run.bundle = path.name if fault == "" else ""
     if run.bundle:
+        say(shown_path(path), subject="bundle")
         return hinted
     why = fault or f"the disk took longer than {limit:g} s"
     say(f"no failure bundle in {path.parent}: {why}", "warning")

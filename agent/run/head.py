@@ -26,7 +26,7 @@ from msgspec.structs import replace
 
 from agent.base import times
 from agent.base.ends import Kind, Outcome
-from agent.base.text import error_text
+from agent.base.text import error_text, shown_path
 from agent.bridge.link import RayLink
 from agent.decisions import head
 from agent.decisions.few_steps import warn_of_few_steps
@@ -41,6 +41,7 @@ from agent.decisions.shared import (
     Step,
     Woke,
 )
+from agent.diagnosis.end_lines import totals
 from agent.job.services import REWARD, reward_url
 from agent.plan import environment
 from agent.plan.plan import BRIDGE
@@ -53,7 +54,7 @@ from agent.record.events import AttemptOver
 from agent.record.files import remove_file, write_atomically
 from agent.record.log import say
 from agent.run import head_job, head_server
-from agent.run.diagnose import Elsewhere, explain_end, find_cause
+from agent.run.diagnose import Elsewhere, diagnose_end, find_cause, with_cause
 from agent.run.end import end_role
 from agent.run.failure_bundle import make_bundle, parts_of_workers, request_logs
 from agent.run.head_job import Submission, SubmissionTask
@@ -61,7 +62,7 @@ from agent.run.job_steps import StepKeeper, progress_path
 from agent.run.local_services import LocalWork
 from agent.run.make_goal import make_goal
 from agent.run.make_ready import prune_sessions
-from agent.run.node_run import kill_leftovers, start_ray, stop_ray, watch_until_end
+from agent.run.node_run import kill_leftovers, say_line, start_ray, stop_ray, watch_until_end
 from agent.run.orders import Prober
 from agent.run.silent_nodes import probe_nodes, watch_silent_workers
 from agent.run.stall import StallWatch
@@ -335,7 +336,7 @@ class HeadAgent:
         put = self._inbox.put
         match action:
             case LogLine():
-                say(action.sentence, action.level)
+                say_line(action)
 
             # The run: what the next agent must know of it.
             case h.SaveSnapshot(snapshot):
@@ -496,7 +497,7 @@ class HeadAgent:
             self._inbox.put(Refused(submission))
             return
         for message in submission.messages:
-            say(message.sentence, message.level)
+            say_line(message)
 
         # Through torchrun: every node starts its share.
         await self._steps.begin(self._state.attempt.number)
@@ -622,16 +623,19 @@ class HeadAgent:
 
         # Why did it end? The rest of the job's output may have the cause.
         await self._finish_output()
-        outcome = await explain_end(run, outcome, self._elsewhere())
+        diagnosis = await diagnose_end(run, outcome, self._elsewhere())
+        attempt = self._state.attempt
+        last_step = self._steps.last_of(attempt.number)
+        end = await head_job.known_end(run, outcome, diagnosis, attempt, last_step)
+        if diagnosis is not None:
+            outcome = await with_cause(run, outcome, diagnosis)
 
         # Record it, and what the run cost.
         await self._record_use()
         self._keeper.record_end(outcome)
         await self._keeper.flush()
         run.cost = self._status.cost()
-        if run.cost is not None:
-            say(f"all nodes of this run cost ${run.cost:.2f} so far (AGENT_PRICE_PER_HOUR)")
-        run.record_outcome(outcome)
+        run.record_outcome(outcome, end)
 
         # Stop all at the same time, while workers get the verdict: those of a superseded head
         # follow the later one.
@@ -649,6 +653,12 @@ class HeadAgent:
         await run.stop_descendants(budget.leftovers)
         return outcome
 
+    def _say_totals(self) -> None:
+        """Log what the run took, and where its records are."""
+        run = self._run
+        rewards = self._status.job_lines.rewards()
+        say(totals(run.now(), rewards, run.cost, shown_path(run.folder.path)))
+
     async def _end(self, outcome: Outcome) -> Outcome:
         """End the run with the evidence of all nodes; the workers' pods stop before this one."""
         run = self._run
@@ -659,10 +669,16 @@ class HeadAgent:
             worker for worker in workers if worker.ip and not worker.silent and not worker.refused
         ]
         others = [(worker.ip, self._plan.ports.agent) for worker in present]
+
+        async def write_bundle(outcome: Outcome) -> Outcome:
+            outcome = await make_bundle(run, outcome, attempts, parts)
+            self._say_totals()
+            return outcome
+
         return await end_role(
             run,
             outcome,
-            bundle=partial(make_bundle, run, attempts=attempts, workers=parts),
+            bundle=write_bundle,
             next_event=partial(self._inbox.take, None),
             others=others,
         )

@@ -26,6 +26,7 @@ from agent.decisions.attempts import DriverSignaled
 from agent.decisions.head.head_state import CheckpointSeen, SaveOver
 from agent.decisions.head.probes import slowest_link
 from agent.decisions.shared import LogLine
+from agent.diagnosis.end_lines import RunEnd
 from agent.frameworks.recipe import CONFIG, JobBasis, MisfitError, shape_of
 from agent.job import checkpoints
 from agent.job.checkpoints import resumes_from, step_of
@@ -50,7 +51,9 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
     from agent.bridge.link import RayLink
+    from agent.decisions.attempts import Attempt
     from agent.decisions.head.head_state import HeadState
+    from agent.diagnosis.find_cause import Diagnosis
     from agent.frameworks.recipe import Command
     from agent.job.job import Job, RecipeJob
     from agent.job.services import Placeholders
@@ -140,6 +143,34 @@ async def send_newest_checkpoint(
     name = resumes_from(contents, job.framework) if job.framework else ""
     path = f"{job.checkpoints}/{name}" if name else ""
     send(CheckpointSeen(attempt, step_of(contents.newest), path, last_step))
+
+
+async def known_end(
+    run: NodeRun,
+    outcome: Outcome,
+    diagnosis: Diagnosis | None,
+    attempt: Attempt,
+    last_step: int | None,
+) -> RunEnd:
+    """Return what is known of a run's end: the last step, and where the job would continue."""
+    submitted = attempt.submitted
+    end = RunEnd(
+        outcome,
+        diagnosis,
+        step=last_step,
+        job_seconds=None if submitted is None else run.now() - submitted,
+    )
+    job = run.plan.job
+    if not outcome.is_failure or last_step is None or job is None or not job.framework:
+        return end
+
+    # From which checkpoint does the recipe resume?
+    seen: list[CheckpointSeen] = []
+    with anyio.move_on_after(times.WAIT_READ):
+        await send_newest_checkpoint(run, attempt.number, seen.append)
+    if not seen or not seen[0].path:
+        return end
+    return replace(end, checkpoint=seen[0].step)
 
 
 async def save_job(

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import anyio
 
+from agent import __version__
 from agent.base import ends, times
 from agent.base.errors import AgentError, PreflightError
 from agent.checks import NAMES
@@ -33,7 +34,7 @@ from agent.processes import parent
 from agent.processes.waiting import Inbox
 from agent.record import run_record
 from agent.record.background import run_within
-from agent.record.log import configure, say
+from agent.record.log import configure, say, say_title
 from agent.record.log_dir import log_dir
 from agent.record.memory import record_memory
 from agent.record.run_folder import RunFolder
@@ -171,7 +172,14 @@ def begin(  # noqa: PLR0913 - what an agent starts with
 def _open_log(plan: Plan, environ: Mapping[str, str], redactor: Redactor) -> None:
     """Log in this plan's form, and make the folder of all runs."""
     log_dir.allow(plan.settings.log_mode)
-    configure(plan.settings.log, environ, redactor, plan.topology.node_name)
+    # The streams of several nodes may be one, as under srun: a worker's lines name it.
+    configure(
+        plan.settings.log,
+        environ,
+        redactor,
+        plan.topology.node_name,
+        names_node=not plan.topology.is_head,
+    )
     # A misspelled setting may explain whatever comes next.
     _warn(finding for finding in plan.findings if finding.check == NAMES)
     _make_log_dir(log_root(plan.settings))
@@ -239,7 +247,7 @@ def _choose_run(plan: Plan, job: str, killed: KilledAgent) -> run_record.ChosenR
 
     # Why this run?
     if chosen.skipped:
-        say(chosen.skipped)
+        say(chosen.skipped, "debug")
     if chosen.lost_record:
         lost = f"run {chosen.run_id} continues without its record: {chosen.lost_record}"
         say(f"{lost}. Its newest job is followed", "warning")
@@ -291,14 +299,33 @@ def _run_role(node_run: NodeRun, keeper: RunKeeper | None) -> Outcome:
     """Run the head or the worker until the end of the run, which an exception is, too."""
     plan = node_run.plan
     parent.become_subreaper()
-    say(f"pod-agent on {plan.topology.platform.name}: {plan.topology.sentence()}")
+    say_title(_title(node_run))
+    say(f"pod-agent on {plan.topology.platform.name}: {plan.topology.sentence()}", "debug")
     for note in plan.notes:
-        say(note)
-    _warn(finding for finding in plan.findings if finding.check != NAMES)
+        say(note, is_timed=False)
+    for finding in plan.findings:
+        if finding.level is Level.WARN and finding.check != NAMES:
+            say(finding.in_short(), "warning", is_timed=False)
+            if finding.in_short() != finding.sentence():
+                say(finding.sentence(), "debug")
     try:
         return anyio.run(run_in_loop, node_run, keeper)
     except Exception as failure:  # noqa: BLE001 - whatever it is must end with a code and a cause
         return anyio.run(end_failed_role, node_run, failure)
+
+
+def _title(node_run: NodeRun) -> str:
+    """Return the first line about a run: version, platform, this node and its role, the run."""
+    topology = node_run.plan.topology
+    nodes = topology.expected_workers + 1
+    role = f"head of {nodes}" if nodes > 1 else "head, alone"
+    if not topology.is_head:
+        place = "" if topology.own_rank is None else f", rank {topology.own_rank} of {nodes}"
+        role = f"worker{place}"
+    parts = [f"pod-agent {__version__}", topology.platform.name, f"{topology.node_name}, {role}"]
+    if node_run.run_id:
+        parts.append(f"run {node_run.run_id}")
+    return " · ".join(parts)
 
 
 async def run_in_loop(node_run: NodeRun, keeper: RunKeeper | None) -> Outcome:

@@ -10,6 +10,8 @@ from agent.decisions.head.head_goal import OUR_RAY, HeadGoal
 from agent.frameworks.recipe import NodeSize
 from agent.job.job import is_sized, is_sized_by_links
 from agent.plan import waits as wait_keys
+from agent.plan.page_address import page_address
+from agent.plan.show import job_title
 from agent.settings.jobs import notice_signal
 
 if TYPE_CHECKING:
@@ -88,6 +90,9 @@ def make_goal(plan: Plan, keeper: RunKeeper, now: float, done: Iterable[str] = (
         size=NodeSize(plan.gpus, plan.facts.cpus, plan.facts.memory, plan.facts.gpu_memory),
         facts=plan.facts,
         preflight=settings.preflight is not None,
+        gcs_port=plan.ports.gcs if given is None else given.gcs_port,
+        job=job_title(plan),
+        watch=page_address(plan),
         boot_limit=boot_limit,
         max_hours=settings.max_hours or math.inf,
         used_hours=keeper.used_hours,

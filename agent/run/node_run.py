@@ -20,6 +20,7 @@ from agent import __version__
 from agent.base import ends, times
 from agent.base.text import listed
 from agent.decisions.shared import Tick, Woke
+from agent.diagnosis.end_lines import RunEnd, end_lines
 from agent.job.services import Latency
 from agent.plan import environment
 from agent.plan.plan import RAY
@@ -41,7 +42,7 @@ from agent.record.events import (
 )
 from agent.record.files import iso_time
 from agent.record.job_lines import JobLines
-from agent.record.log import disk_alarm, log_to_file, say
+from agent.record.log import disk_alarm, draw, log_to_file, say
 from agent.record.node_record import NODE_FILE, NodeRecorder
 from agent.record.run_folder import outcome_text, write_outcome
 from agent.run.effects import REAL
@@ -52,7 +53,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping, Sequence
 
     from agent.base.ends import Outcome
-    from agent.decisions.shared import Item, Wait
+    from agent.decisions.shared import Item, LogLine, Wait
     from agent.job.services import Placeholders
     from agent.node.figures import Figures
     from agent.plan.plan import Plan
@@ -166,7 +167,7 @@ class NodeRun:
         # Events and what is logged of them.
         self._phase = ""
         self._dropped: set[tuple[str, str]] = set()  # errors of dropped events, each logged once
-        self._waits = WaitLog(self.record, say)
+        self._waits = WaitLog(self.record, say, draw)
         self.best_effort = BestEffort()  # runs optional tasks: their failures never end the run
         self.figures = NodeFigures(Sources(plan, lambda: folder.path), self.now)
         self.gpu_memory = GpuMemory(plan)
@@ -335,20 +336,18 @@ class NodeRun:
         self.record(ProcessStarted(child.name, child.pid))
         self.node.add_process(child.name, child.pid)
 
-    def record_outcome(self, outcome: Outcome) -> None:
-        """Log and record the outcome."""
+    def record_outcome(self, outcome: Outcome, end: RunEnd | None = None) -> None:
+        """Record the outcome, and log what is known of the end."""
         self.record(Decided(outcome))
-        if outcome.is_warning:
-            say(outcome.reason.removeprefix("warning: "), "warning")
-        else:
-            say(f"leaving: {outcome.reason}")
+        for line in end_lines(end or RunEnd(outcome)):
+            say_line(line)
 
     def record_kill(self) -> None:
         """Record that a second Ctrl-C ended this agent at once."""
         outcome = ends.STOPPED_BY_SIGNAL.outcome(code=128 + SIGINT, signal="a second SIGINT")
         outcome = replace(outcome, phase=self._phase or ends.STARTING)
         run_within(times.FLUSH, partial(self.write_outcome, outcome))
-        say(outcome.sentence(), "error")
+        say(outcome.sentence(), "error", is_last=True)
 
     def write_outcome(self, outcome: Outcome) -> bool:
         """Write outcome.json; return True once that was tried."""
@@ -372,13 +371,18 @@ class NodeRun:
             say(f"had to kill {name}", "warning")
 
 
+def say_line(line: LogLine) -> None:
+    """Log a line that a decision asks for."""
+    say(line.sentence, line.level, subject=line.subject, seconds=line.seconds)
+
+
 # --- This node's Ray ----------------------------------------------------------------------------
 
 
 async def start_ray(run: NodeRun, placeholders: Placeholders, env: Mapping[str, str]) -> Child:
     """Start this node's Ray."""
     if run.surviving is None or not run.surviving.has_ray:
-        say(f"starting Ray's head on {placeholders.node_ip}:{run.plan.ports.gcs}")
+        say(f"starting Ray's head on {placeholders.node_ip}:{run.plan.ports.gcs}", "debug")
     process = run.plan.process(RAY)
     argv = process.command(placeholders)
     return await run.start(process.name, argv, run.with_wandb_run(env), process.log)

@@ -53,7 +53,7 @@ from agent.run.diagnose import explain_end
 from agent.run.end import end_role
 from agent.run.failure_bundle import make_bundle
 from agent.run.local_services import LocalWork
-from agent.run.node_run import NodeRun, kill_leftovers, stop_ray, watch_until_end
+from agent.run.node_run import NodeRun, kill_leftovers, say_line, stop_ray, watch_until_end
 from agent.run.orders import HeadRequests
 from agent.run.torchrun import LocalShare
 from agent.settings.jobs import NO_JOB, TORCHRUN
@@ -192,7 +192,7 @@ class WorkerAgent:
         report_now = self._link.report_now
         match action:
             case LogLine():
-                say(action.sentence, action.level)
+                say_line(action)
 
             # Ray
             case w.StartRay(head_ip):

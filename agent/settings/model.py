@@ -194,7 +194,9 @@ class Settings(Value, kw_only=True):
         "./agent-logs",
     )
     log: Literal["auto", "console", "json"] = var(
-        v.one_of("auto", "console", "json"), "`auto`, `console`, `json`", "auto"
+        v.one_of("auto", "console", "json"),
+        "`auto`; `console`: all lines, as agent.log has them; `json`",
+        "auto",
     )
     log_mode: Literal["private", "group", "umask"] = var(
         v.one_of("private", "group", "umask"),

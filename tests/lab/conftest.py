@@ -33,6 +33,7 @@ def cluster_of(
                 "HEAD_POD_ID": names[0],
                 "EXPECTED_WORKERS": str(count - 1),
                 "AGENT_LOG_DIR": "/tmp/logs",
+                "AGENT_LOG": "console",  # all lines
                 "AGENT_ON_DONE": "exit",
             },
         )

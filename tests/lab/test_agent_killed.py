@@ -160,10 +160,10 @@ def test_killed_while_it_ends(cluster: Cluster) -> None:
     # it misses the head's goodbye
     assert worker.exec(["kill", "-STOP", str(follower.pid)]).returncode == 0
     (cluster.pods[0].tmp / "end").touch()
-    head.wait_for("leaving: the job failed with exit code 7", timeout=30)
+    head.wait_for(r"✗ job +the job failed with exit code 7", timeout=30)
     kill_agent(head)
     assert worker.exec(["kill", "-CONT", str(follower.pid)]).returncode == 0
-    head.wait_for(r"starting it again[\s\S]*leaving: the job failed with exit code 7", timeout=30)
+    head.wait_for(r"starting it again[\s\S]*✗ job +the job failed with exit code 7", timeout=30)
     assert ends([head, worker], 60) == [7, 7], head.tail() + worker.tail()
     assert head.stdout() == "running\n"
     assert [one["exit_code"] for one in cluster.outcome(0)["attempts"]] == [7]

@@ -73,7 +73,7 @@ def test_a_slow_link_is_measured_and_named(cluster: Cluster) -> None:
     cluster.env |= BY_TORCHRUN  # torchrun needs no Ray; the links are measured in the same way
     agents = cluster.agents("sh", "-c", "exec sleep 600")
     agents[0].wait_for(r"Mbps between \w+, \w+ and \w+: syncing", timeout=BOOT)
-    agents[0].wait_for("the job is started", timeout=BOOT)
+    agents[0].wait_for("✓ job ", timeout=BOOT)
     (warning,) = [line for line in agents[0].stderr().splitlines() if " Mbps between " in line]
     found = re.search(
         r"network: ([\d.]+) Mbps between (\w+), (\w+) and (\w+): syncing 15 GB", warning

@@ -86,7 +86,7 @@ def test_a_run_that_has_used_its_hours(cluster: Cluster) -> None:
     outcome = cluster.outcome(0)
     assert outcome["kind"] == "stopped"
     assert outcome["cost"] >= 1.99
-    assert f"cost ${outcome['cost']:.2f} so far" in head.stderr()
+    assert f" · ${outcome['cost']:.2f} · " in head.stderr()
 
 
 @pytest.mark.pods(1)

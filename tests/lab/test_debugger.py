@@ -75,7 +75,7 @@ def test_a_breakpoint_on_a_worker_is_found_from_the_head(cluster: Cluster) -> No
     job = (sys.executable, "/tmp/place.py")
     head = cluster.agent(0, *job)
     worker = cluster.agent(1, *job, env={"AGENT_RESOURCES": '{"here": 1}'})
-    head.wait_for("the job is submitted", timeout=BOOT)
+    head.wait_for("✓ job ", timeout=BOOT)
     assert "a task that stops at a breakpoint waits for `ray debug`" in head.stderr()
     argv = [sys.executable, "/tmp/person.py", RAY, f"{cluster.pods[0].ip}:6379"]
     session = head.exec(argv, env=LEGACY, timeout=60)

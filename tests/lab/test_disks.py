@@ -169,4 +169,4 @@ def test_a_full_shm(cluster: Cluster) -> None:
     cluster.started.append(head)
     assert head.wait(BOOT) == 0, head.tail()
     assert head.stdout() == "9000000\n"
-    assert "WARN /dev/shm: 1024 MiB, 0 MiB free: the object store shrinks" in head.stderr()
+    assert "! /dev/shm: 1024 MiB, 0 MiB free: the object store shrinks" in head.stderr()

@@ -196,7 +196,7 @@ def test_a_failed_check_on_the_head_ends_its_workers(cluster: Cluster) -> None:
     head, worker = cluster.agents("true")
     assert ends([head, worker], 20) == [78, 78]
     assert "on the head poda: ports: taken: 8265" in last_line(head)
-    assert last_line(worker).split("ERROR")[1] == last_line(head).split("ERROR")[1]
+    assert last_line(worker).split("refused: ")[1] == last_line(head).split("refused: ")[1]
     holder.kill()
 
 

@@ -64,6 +64,7 @@ class Operator:
             "RAY_USAGE_STATS_ENABLED": "0",
             "EXPECTED_WORKERS": "1",
             "AGENT_LOG_DIR": "/tmp/logs",
+            "AGENT_LOG": "console",
             **self._auth,
         }
         made = pod.start(["sleep", "infinity"], env={**common, **own})
@@ -90,6 +91,7 @@ class Operator:
             "RAY_JOB_SUBMISSION_ID": name,
             "EXPECTED_WORKERS": "1",
             "AGENT_LOG_DIR": "/tmp/logs",
+            "AGENT_LOG": "console",
             **self._auth,
         }
         made = self._cluster.pods[2].start([AGENT, "run", "--", *job], env=env)
@@ -116,7 +118,7 @@ def test_in_the_head_container(cluster: Cluster) -> None:
     agent = head.spawn([AGENT, "run", "--", *show])
     agent.wait_for("waiting for KubeRay's Ray, connection refused", timeout=BOOT)
     ray = [operator.start_ray(head)]
-    agent.wait_for("reward server answers", timeout=BOOT)
+    agent.wait_for("✓ reward server ", timeout=BOOT)
     agent.wait_for("waiting for workers, 0 of 1 joined", timeout=BOOT)
 
     idle = worker.exec([AGENT, "run", "--", *show])

@@ -151,7 +151,7 @@ def test_dstack_in_any_order(cluster: Cluster, order: tuple[int, ...], token: st
     job = ("sh", "-c", "echo running; while [ ! -e /tmp/go ]; do sleep 0.1; done; exit 9")
     agents: dict[int, podlab.Container] = {}
     for rank, following in itertools.zip_longest(order, order[1:]):
-        env = {"AGENT_LOG_DIR": "/tmp/logs", **secret, **dstack(pods, rank)}
+        env = {"AGENT_LOG_DIR": "/tmp/logs", "AGENT_LOG": "console", **secret, **dstack(pods, rank)}
         agents[rank] = pods[rank].start([AGENT, "run", "--", *job], env=env)
         cluster.started.append(agents[rank])
         if following is not None:

@@ -139,5 +139,5 @@ def test_an_all_reduce_before_a_ray_job(cluster: Cluster) -> None:
     log = agents[0].stderr()
     speed = re.search(r"an all-reduce of 8 MiB over 2 node\(s\) by CPU takes ([\d.]+) ms", log)
     assert speed is not None, log
-    assert log.index(speed[0]) < log.index("submitting the job")
+    assert log.index(speed[0]) < log.index("✓ nodes ")
     assert agents[0].stdout() == "the job\n"

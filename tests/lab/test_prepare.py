@@ -26,8 +26,8 @@ def test_steps_run_beside_the_boot_and_before_the_job(cluster: Cluster) -> None:
     assert ends([head, worker]) == [7, 7]
     assert head.stdout() == "each\ndata\n"
     log = head.stderr()
-    done = log.index("AGENT_PREPARE_EACH and AGENT_PREPARE: done")
-    assert done < log.index("submitting the job")
+    done = log.index("✓ AGENT_PREPARE_EACH and AGENT_PREPARE done")
+    assert done < log.index("✓ nodes ")
 
 
 @pytest.mark.pods(2)
@@ -48,7 +48,7 @@ def test_a_reward_command_waits_for_the_data_that_it_reads(cluster: Cluster) -> 
     assert ends([head, worker]) == [0, 0], head.tail()
     assert head.stdout() == "data\n"
     log = head.stderr()
-    assert log.index("AGENT_PREPARE: done") < log.index("reward server answers")
+    assert log.index("✓ AGENT_PREPARE ") < log.index("✓ reward server ")
 
 
 @pytest.mark.pods(2)
@@ -102,7 +102,7 @@ def test_a_model_is_fetched_on_each_node_beside_the_boot(cluster: Cluster) -> No
     assert head.stdout().split() == ["README.md", "config.json", "model.safetensors"]
     assert list((cluster.pods[1].tmp / "hf").glob("hub/models--*/snapshots/*/config.json"))
     log = head.stderr()
-    assert log.index("starting Ray's head") < log.index("submitting the job")
+    assert log.index("starting Ray's head") < log.index("✓ nodes ")
     assert f"{hub.MODEL} is in /tmp/hf" in cluster.file(1, "model.log").read_text()
 
     cluster.env["AGENT_MODEL"] = "acme/none"

@@ -62,8 +62,8 @@ def test_a_slow_reward_server_overlaps_with_the_boot(cluster: Cluster) -> None:
     assert head.wait(60) == 0
     assert 12 < seconds < 12 + 7, seconds
     assert head.stdout() == f"url=http://{cluster.pods[0].ip}:5000/get_reward\n"
-    submitted = head.stderr().index("submitting the job")
-    assert head.stderr().index("reward server answers") < submitted
+    submitted = head.stderr().index("✓ nodes ")
+    assert head.stderr().index("✓ reward server ") < submitted
 
 
 @pytest.mark.pods(1)
@@ -100,11 +100,11 @@ def test_a_killed_reward_server_is_restarted(cluster: Cluster) -> None:
     wait = "while [ ! -e /tmp/go ]; do sleep 0.1; done"
     job = f'{wait}; exec {sys.executable} -c "{ask}" {{reward_url}}'
     head = cluster.agent(0, "sh", "-c", job)
-    head.wait_for("the job is submitted", timeout=60)
+    head.wait_for("✓ job ", timeout=60)
     pid = (cluster.pods[0].tmp / "server.pid").read_text().strip()
     assert head.exec(["kill", "-9", pid]).returncode == 0
     head.wait_for("restart 1 of 3", timeout=20)
-    head.wait_for(r"reward server answers[\s\S]*reward server answers", timeout=20)
+    head.wait_for(r"✓ reward server [\s\S]*✓ reward server ", timeout=20)
     (cluster.pods[0].tmp / "go").touch()
     assert head.wait(60) == 0, head.tail()
     assert "rewards" in head.stdout()
@@ -125,14 +125,14 @@ def test_a_reward_server_that_hangs_or_fails_is_restarted(cluster: Cluster) -> N
     (tmp / "services.toml").write_text(textwrap.dedent(services))
     cluster.env["AGENT_SERVICES"] = "/tmp/services.toml"
     head = cluster.agent(0, "sh", "-c", "while [ ! -e /tmp/go ]; do sleep 0.1; done")
-    head.wait_for("the job is submitted", timeout=60)
+    head.wait_for("✓ job ", timeout=60)
     pid = (tmp / "server.pid").read_text().strip()
     assert head.exec(["kill", "-STOP", pid]).returncode == 0
     head.wait_for(r"exited \(no answer within 1 s, 2 times in a row\): restart 1 of 3", timeout=20)
-    head.wait_for(r"reward server answers[\s\S]*reward server answers", timeout=20)
+    head.wait_for(r"✓ reward server [\s\S]*✓ reward server ", timeout=20)
     (tmp / "ill").touch()
     head.wait_for(r"exited \(it answered 500.*2 times in a row\): restart 2 of 3", timeout=20)
-    head.wait_for(r"(reward server answers[\s\S]*){3}", timeout=20)
+    head.wait_for(r"(✓ reward server [\s\S]*){3}", timeout=20)
     (tmp / "go").touch()
     assert head.wait(60) == 0, head.tail()
     outages = cluster.outcome(0)["outages"]

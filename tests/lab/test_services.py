@@ -63,15 +63,15 @@ def test_a_retriever_on_every_node(cluster: Cluster) -> None:
     ask = f"{sys.executable} /tmp/ask.py {' '.join(hosts)}"
     job = f"while [ ! -e /tmp/go ]; do sleep 0.1; done; {ask}"
     head, worker = cluster.agents("sh", "-c", job)
-    head.wait_for("the job is submitted", timeout=BOOT)
+    head.wait_for("✓ job ", timeout=BOOT)
     log = head.stderr()
-    for title in ("retriever answers", "retriever on podb answers"):
-        assert log.index(title) < log.index("submitting the job")
+    for title in ("✓ retriever  ", "✓ retriever on podb "):
+        assert log.index(title) < log.index("✓ nodes ")
     assert "retriever listening on" in cluster.file(1, "retriever.log").read_text()
     pid = (cluster.pods[1].tmp / "retriever.pid").read_text().strip()
     assert worker.exec(["kill", "-9", pid]).returncode == 0
     head.wait_for(r"retriever on podb exited \(exit code 137.*restart 1 of 3", timeout=20)
-    head.wait_for(r"retriever on podb answers[\s\S]*retriever on podb answers", timeout=20)
+    head.wait_for(r"✓ retriever on podb [\s\S]*✓ retriever on podb ", timeout=20)
     (cluster.pods[0].tmp / "go").touch()
     assert ends([head, worker]) == [0, 0], head.tail()
     assert head.stdout() == "".join(f"{host} Hamlet\n" for host in hosts)
@@ -103,7 +103,7 @@ def test_a_reward_server_on_a_separate_node(cluster: Cluster) -> None:
     assert ends([head, first, alone]) == [0, 0, 0], head.tail()
     assert head.stdout().splitlines()[-1] == f"2 2 http://{cluster.pods[2].ip}:5000/get_reward"
     assert "this node joins no Ray" in alone.stderr()
-    assert "reward server on podc answers" in head.stderr()
+    assert "✓ reward server on podc " in head.stderr()
 
 
 @pytest.mark.pods(2)
@@ -116,7 +116,7 @@ def test_a_killed_agent_of_a_separate_node(cluster: Cluster) -> None:
     (before,) = [p for p in alone.processes() if "reward-server" in p.cmdline]
     kill_agent(alone)
     alone.wait_for(rf"reward server \(pid {before.pid}\) still runs: adopted", timeout=30)
-    head.wait_for(r"job is submitted[\s\S]*reward server on podb answers", timeout=30)
+    head.wait_for(r"✓ job [\s\S]*✓ reward server on podb ", timeout=30)
     (cluster.pods[0].tmp / "go").touch()
     assert ends([head, alone]) == [0, 0], head.tail()
     assert "asked again" in head.stdout()
@@ -150,12 +150,12 @@ def test_the_next_head_agent_keeps_a_workers_services(cluster: Cluster) -> None:
     write(cluster, RETRIEVER)
     job = "while [ ! -e /tmp/go ]; do sleep 0.1; done"
     head, worker = cluster.agents("sh", "-c", job)
-    head.wait_for("the job is submitted", timeout=BOOT)
+    head.wait_for("✓ job ", timeout=BOOT)
     files = [pod.tmp / "retriever.pid" for pod in cluster.pods]
     before = [file.read_text() for file in files]
     (first,) = [p for p in head.processes() if p.ppid == 1 and "pod-agent run" in p.cmdline]
     os.kill(first.host_pid, signal.SIGKILL)
-    head.wait_for(r"continues its run[\s\S]*retriever on podb answers", timeout=30)
+    head.wait_for(r"continues its run[\s\S]*✓ retriever on podb ", timeout=30)
     assert [file.read_text() for file in files] == before
     (cluster.pods[0].tmp / "go").touch()
     assert ends([head, worker]) == [0, 0], head.tail()
@@ -176,4 +176,4 @@ def test_after_holds_across_a_killed_agent(cluster: Cluster) -> None:
     for pod in cluster.pods:
         (pod.tmp / "go").touch()
     assert ends([head, worker]) == [0, 0], head.tail()
-    assert head.stderr().count("retriever on podb answers") == 1
+    assert head.stderr().count("✓ retriever on podb ") == 1

@@ -104,7 +104,7 @@ def test_a_resumed_job_that_makes_no_step_ends_with_a_warning(cluster: Cluster) 
         "warning: the job exited with 0 without a step, though an earlier attempt had come to "
         "step 3"
     )
-    assert f" WARN {warning}" in last_line(head)
+    assert f" {warning}" in last_line(head)
     assert cluster.outcome(0)["reason"].startswith(warning)
     record = json.loads((cluster.pods[0].tmp / "logs/latest/run.json").read_text())
     assert record["attempts"][0]["last_step"] == 3

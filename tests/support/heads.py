@@ -201,7 +201,8 @@ class Trace:
     @property
     def log(self) -> str:
         """All log lines."""
-        return "\n".join(a.sentence for a in self.actions if isinstance(a, LogLine))
+        lines = [action for action in self.actions if isinstance(action, LogLine)]
+        return "\n".join(f"{line.subject} {line.sentence}".strip() for line in lines)
 
     @property
     def outcomes(self) -> list[Outcome]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from agent.base import times
-from agent.base.text import listed
+from agent.base.text import first_names, in_url, listed
 from agent.decisions import attempts
 from agent.decisions import shared as v
 from agent.decisions.head import boot_waits, losses, notices, phases, probes, service_order, shares
@@ -16,6 +16,7 @@ from agent.decisions.head import head_state as h
 from agent.decisions.head.boot_waits import pending_waits, service_title
 from agent.decisions.head.fleet import Fleet, Worker
 from agent.decisions.head.head_state import HeadAction, HeadEvent, HeadPhase, HeadState, Turn
+from agent.job.services import REWARD
 from agent.plan import waits as wait_keys
 
 if TYPE_CHECKING:
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 
 
 _MAX_OUTAGES = 200
+_MANY_WORKERS = 16  # with so many, nodes that join within a second are logged in one line
+_MOST_NAMED = 8  # of them
 
 
 def first_state(goal: HeadGoal) -> HeadState:
@@ -138,7 +141,8 @@ def _recount_absent(state: HeadState, turn: Turn) -> HeadState:
 
 
 def _log_changes(state: HeadState, turn: Turn) -> HeadState:
-    return state.do(*messages(turn.before, state, turn.event))
+    state = state.do(*messages(turn.before, state, turn.event, turn.now))
+    return _log_nodes(state, turn)
 
 
 def _continue_phase(state: HeadState, turn: Turn) -> HeadState:
@@ -190,10 +194,10 @@ def deadline(state: HeadState) -> float | None:
     phase = state.phase
 
     # The waits of the phase; a boot without any goes on at once.
-    times = [wait.deadline for wait in pending_waits(state)]
-    if phase is HeadPhase.BOOTING and not times:
-        times.append(state.phase_since)
-    times += state.probes.due.values()
+    moments = [wait.deadline for wait in pending_waits(state)]
+    if phase is HeadPhase.BOOTING and not moments:
+        moments.append(state.phase_since)
+    moments += state.probes.due.values()
 
     # What else is due, some of it only in certain phases.
     others = [phases.hours_deadline(state), state.fleet.silence_check_at]
@@ -201,13 +205,15 @@ def deadline(state: HeadState) -> float | None:
         others += [state.services.by_key[key].restart_at for key in state.services.lost]
         others.append(service_order.service_node_deadline(state))
     if phase is HeadPhase.BOOTING and math.isfinite(goal.boot_limit):
-        times.append(state.phase_since + goal.boot_limit)
+        moments.append(state.phase_since + goal.boot_limit)
     if phase is HeadPhase.STOPPING:
         others.append(shares.silent_shares_deadline(state))
+    if state.joined.names:
+        others.append(state.joined.since + times.JOINED_TOGETHER)
     short_since = state.losses.below_required_since
     if phase is HeadPhase.RUNNING and goal.has_job and short_since is not None:
-        times.append(short_since + goal.limits[wait_keys.NODE])
-    return min((*times, *(at for at in others if at is not None)), default=None)
+        moments.append(short_since + goal.limits[wait_keys.NODE])
+    return min((*moments, *(at for at in others if at is not None)), default=None)
 
 
 def apply_event(state: HeadState, event: HeadEvent, now: float) -> HeadState:  # noqa: C901, PLR0911, PLR0912 - one case, one return
@@ -377,25 +383,30 @@ def _record_outage(state: HeadState, key: Key, old: v.Item, new: v.Item, now: fl
     return state.with_services(outages=outages)
 
 
-def messages(before: HeadState, after: HeadState, event: HeadEvent) -> list[HeadAction]:
-    """Return the log lines for what an event changed."""
+def messages(before: HeadState, after: HeadState, event: HeadEvent, now: float) -> list[HeadAction]:
+    """Return the log lines for what an event changed, without the nodes that joined and left."""
     lines: list[HeadAction] = [*boot_waits.hang_messages(before, after, event)]
+    took = now - after.attempt.began
+
+    # Is Ray up now?
+    if after.ray.item.step is v.Step.READY and before.ray.item.step is not v.Step.READY:
+        where = f"{in_url(after.ray.head_ip or '')}:{after.goal.gcs_port}"
+        lines.append(v.LogLine(where, "done", "Ray", took))
 
     # Are all prepare steps done now?
     has_ended = isinstance(event, v.StepOver) and before.steps.by_key != after.steps.by_key
     if has_ended and all(item.step is v.Step.READY for item in after.steps.by_key.values()):
-        lines.append(v.LogLine(f"{listed(name for _, name in after.steps.by_key)}: done"))
+        names = listed(name for _, name in after.steps.by_key)
+        lines.append(v.LogLine("done", "done", names, took))
 
-    lines += _messages_of_services(before, after, event)
+    lines += _messages_of_services(before, after, event, now)
     if isinstance(event, h.WorkerSilent) and before.fleet is not after.fleet:
         lines += _messages_of_silence(before, after, event.key)
-    if before.fleet.alive is not after.fleet.alive:
-        lines += _messages_of_nodes(before, after)
     return lines
 
 
 def _messages_of_services(
-    before: HeadState, after: HeadState, event: HeadEvent
+    before: HeadState, after: HeadState, event: HeadEvent, now: float
 ) -> Iterator[v.LogLine]:
     """Yield a line for each reported service that answers now."""
     reported: list[Key] = []
@@ -404,10 +415,12 @@ def _messages_of_services(
     elif isinstance(event, v.ServiceReady):
         reported = [(event.node, event.name)]
     for key in reported:
-        then = before.services.by_key.get(key, v.Item()).step
-        now = after.services.by_key.get(key, v.Item()).step
-        if now is v.Step.READY and then is not v.Step.READY:
-            yield v.LogLine(f"{service_title(after, key)} answers")
+        former = before.services.by_key.get(key, v.Item())
+        item = after.services.by_key.get(key, v.Item())
+        if item.step is v.Step.READY and former.step is not v.Step.READY:
+            began = item.restarted_at or after.attempt.began
+            what = "scored a test answer" if key[1] == REWARD else "answers"
+            yield v.LogLine(what, "done", service_title(after, key), now - began)
 
 
 def _messages_of_silence(before: HeadState, after: HeadState, key: str) -> Iterator[v.LogLine]:
@@ -420,21 +433,45 @@ def _messages_of_silence(before: HeadState, after: HeadState, key: str) -> Itera
     yield v.LogLine(f"{worker.label} is silent, {worker.silent}; {why}", "warning")
 
 
-def _messages_of_nodes(before: HeadState, after: HeadState) -> Iterator[v.LogLine]:
-    """Yield the lines for the nodes that count now, then for those that do not any more."""
-    was = before.fleet.alive
-    alive = after.fleet.alive
-    ray = "" if after.goal.by_torchrun else " Ray"
-    joined = [ip for ip in alive if ip not in was]
-    for ip in joined:
-        yield v.LogLine(f"{alive[ip]} joined{ray}")
+def _log_nodes(state: HeadState, turn: Turn) -> HeadState:
+    """Log the nodes that count now, then those that do not any more.
+
+    Nodes of a large run that join within a second have one line.
+    """
+    was = turn.before.fleet.alive
+    alive = state.fleet.alive
+    joined = [] if alive is was else [ip for ip in alive if ip not in was]
+    names = [alive[ip] for ip in joined]
+    ray = "" if state.goal.by_torchrun else " Ray"
+    if state.goal.expected_workers < _MANY_WORKERS:
+        state = state.do(*(v.LogLine(f"{name} joined{ray}") for name in names))
+    else:
+        state = _log_together(state, names, turn.now)
+
     unused = "is one more than the running attempt needs: unused until another begins"
     for ip in joined:
-        if _is_spare(after, ip):
-            yield v.LogLine(f"{alive[ip]} {unused}")
+        if _is_spare(state, ip):
+            state = state.log(f"{alive[ip]} {unused}")
     for ip, name in was.items():
         if ip not in alive:
-            yield v.LogLine(f"{name} left{ray}", "warning")
+            state = state.log(f"{name} left{ray}", "warning")
+    return state
+
+
+def _log_together(state: HeadState, names: list[str], now: float) -> HeadState:
+    """Log nodes that joined once a second has passed since the first, or all are there."""
+    joined = state.joined
+    if names:
+        since = joined.since if joined.names else now
+        joined = h.Joined((*joined.names, *names), since)
+    if not joined.names:
+        return state
+    is_complete = len(state.fleet.alive) >= state.required
+    if is_complete or now >= joined.since + times.JOINED_TOGETHER:
+        ray = "" if state.goal.by_torchrun else " Ray"
+        state = state.log(f"{first_names(joined.names, _MOST_NAMED)} joined{ray}")
+        joined = h.Joined()
+    return replace(state, joined=joined)
 
 
 def _is_spare(state: HeadState, ip: str) -> bool:

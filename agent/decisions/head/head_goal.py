@@ -51,6 +51,9 @@ class HeadGoal(Value):
     size: NodeSize = NodeSize(0)
     facts: Facts | None = None  # of the head's machine; None if nodes are not compared
     preflight: bool = False  # AGENT_PREFLIGHT asks for an all-reduce over all nodes first
+    gcs_port: int = 0  # of Ray, for messages
+    job: str = ""  # its name in messages
+    watch: str = ""  # how to open the page from elsewhere
     boot_limit: float = math.inf  # seconds that a boot may take, all its waits together
     max_hours: float = math.inf  # AGENT_MAX_HOURS
     used_hours: float = 0.0  # of these, used by earlier agents of the run

@@ -285,6 +285,13 @@ class Notices(Value):
         return Notices(self.leaving - {key}, self.released - {key})
 
 
+class Joined(Value):
+    """Nodes of a large run that joined, and are not logged yet."""
+
+    names: tuple[str, ...] = ()
+    since: float = 0.0  # when the first of them joined
+
+
 class HeadState(Value):
     """The whole input of the head's decisions, apart from event and time."""
 
@@ -307,6 +314,7 @@ class HeadState(Value):
     """Until then a node in GCS's list may have an agent that has not reported to this one yet."""
     uncounted: Uncounted = field(default_factory=Uncounted)
     comparison: Comparison = field(default_factory=Comparison)
+    joined: Joined = field(default_factory=Joined)
     probes: shared.Probes = field(default_factory=shared.Probes)  # between nodes, before the job
     preflight: shared.Preflight | None = None  # the all-reduce before the job, once it started
 

@@ -27,7 +27,7 @@ from agent.decisions.head import head_state as h
 from agent.decisions.head.boot_waits import pending_waits, stop_deadline, submit_wait
 from agent.decisions.head.head_state import HeadPhase, JobShares, Saving, leave
 from agent.decisions.head.losses import ray_lost_outcome
-from agent.decisions.shared import Item, Refused, Step, StopAsked, Tick
+from agent.decisions.shared import Item, LogLine, Refused, Step, StopAsked, Tick
 from agent.decisions.stall import Stalled, with_setting
 from agent.plan import waits as wait_keys
 
@@ -161,10 +161,11 @@ def _finish_boot(state: HeadState, now: float) -> HeadState:
         return state
 
     goal = state.goal
-    nodes = f"{len(state.fleet.alive) + 1} node(s)"
+    nodes = len(state.fleet.alive) + 1
     if not goal.has_job:
-        stays = f"the cluster of {nodes} is up and stays until it is stopped (AGENT_JOB=none)"
-        return state.enter(HeadPhase.RUNNING, now).log(stays)
+        size = f"the cluster of {nodes} node(s)"
+        stays = f"{size} is up and stays until it is stopped (AGENT_JOB=none)"
+        return _log_watch(state.enter(HeadPhase.RUNNING, now).log(stays))
 
     attempt = replace(
         state.attempt, submitted=now, last_status_at=now, checkpoint=state.earlier.newest_checkpoint
@@ -174,8 +175,16 @@ def _finish_boot(state: HeadState, now: float) -> HeadState:
     if attempt.number > 1:
         state = state.log(losses.attempt_sentence(state))
     state = shares.start_shares(state) if goal.by_torchrun else state
-    doing = "starting the job by torchrun" if goal.by_torchrun else "submitting the job"
-    return state.log(f"{nodes} ready: {doing}").do(h.SubmitJob(attempt.id))
+    ready = f"{nodes} of {goal.expected_workers + 1}"
+    line = LogLine(ready, "done", "nodes", now - attempt.began)
+    return state.do(line, h.SubmitJob(attempt.id))
+
+
+def _log_watch(state: HeadState) -> HeadState:
+    """Log how to open the page, once for each head."""
+    if not state.goal.watch or state.attempt.number != state.goal.first_attempt:
+        return state
+    return state.do(LogLine(state.goal.watch, subject="watch"))
 
 
 def _without_memory_kills(state: HeadState) -> HeadState:
@@ -196,10 +205,12 @@ def submitting(state: HeadState, event: HeadEvent, now: float) -> HeadState:
 
     # Is the job accepted, or refused for good?
     if isinstance(event, h.Submitted):
-        state = state.enter(HeadPhase.RUNNING, now)
+        which = f"attempt {state.attempt.number} of {state.last_attempt_number}"
+        line = LogLine(f"{state.goal.job}, {which}", "done", "job")
+        state = _log_watch(state.enter(HeadPhase.RUNNING, now).do(line))
         if not state.goal.by_torchrun:
-            return state.log("the job is submitted")
-        return running(state.log("the job is started"), event, now)  # a share may have ended
+            return state
+        return running(state, event, now)  # a share may have ended
     if isinstance(event, h.SubmitWaits) and event.final:
         return leave(state, ends.JOB_REFUSED_BY_RAY.outcome(evidence=event.evidence), now)
 

@@ -487,7 +487,7 @@ def _finding(state: WorkerState, event: WorkerEvent, now: float) -> Decision:
     if not state.ray_ready or state.preparing or state.service_only:
         return state, ()
     if state.goal.by_torchrun:
-        log = v.LogLine(f"ready: following the head {state.goal.head} ({state.head_ip})")
+        log = v.LogLine(f"ready: following the head {state.goal.head} ({state.head_ip})", "done")
         return _follow(state, now), (log,)
     return _start_join(_enter_joining(state, now))
 
@@ -522,7 +522,7 @@ def _joining(state: WorkerState, event: WorkerEvent, now: float) -> Decision:
     wait = _join_wait(state)
     if state.ray is RayStep.UP:
         state = replace(_follow(state, now), has_joined_before=True)
-        return state, (v.LogLine("Ray is up on this node: following the head"),)
+        return state, (v.LogLine("Ray is up on this node: following the head", "done"),)
 
     rejoined = _rejoin(state, event, now)
     if rejoined is not None:

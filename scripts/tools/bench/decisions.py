@@ -131,7 +131,7 @@ def cost(state: h.HeadState, size: int) -> float:
 
     Each report has a change, for example a service that is not ready.
     """
-    teller = WaitLog(lambda _row: None, lambda _sentence: None)
+    teller = WaitLog(lambda _row: None, lambda _sentence, _level: None)
     took = []
     bodies = (sent(STATS), sent(replace(STATS, figures=None)))
     every = round(times.FIGURES_SENT / times.REPLY_HELD)

@@ -73,8 +73,11 @@ class Recorder:
         """Do nothing."""
 
 
-def render(sentence: str, level: str) -> str:
+def render(
+    sentence: str, level: str, _mark: str = "", subject: str = "", *_: object, **__: object
+) -> str:
     """Note a line of an agent's log."""
+    sentence = f"{subject} {sentence}".strip()
     machine = virtual.HERE.get()
     if machine is not None and not virtual.is_over():
         machine.world.said(machine, sentence, level)

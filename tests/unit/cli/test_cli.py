@@ -128,7 +128,7 @@ def test_a_program_that_is_not_there_ends_before_the_boot(tmp_path: Path) -> Non
     assert done.returncode == 78, done.stderr
     last = done.stderr.strip().splitlines()[-1]
     assert "'./no-such-train.sh' does not exist" in last
-    assert "WARN names: RAY_WORKERS is no known variable" in done.stderr
+    assert "! names: RAY_WORKERS is no known variable" in done.stderr
     shown = agent("plan", "--", "./no-such-train.sh", env=env, cwd=tmp_path)
     assert shown.returncode == 0
     assert "FAIL job: the program after --: './no-such-train.sh'" in shown.stdout

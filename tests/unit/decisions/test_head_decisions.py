@@ -204,14 +204,17 @@ def test_under_way(of: HeadGoal, history: History, phase: HeadPhase, actions: li
 
 def test_messages_on_the_way() -> None:
     """Every change is one log line that a person can grep."""
+    names = {"job": "train.py", "gcs_port": 6379, "watch": "ssh -L 8266:localhost:8266 pod0"}
     trace = Trace(
-        WITH_REWARD,
+        replace(WITH_REWARD, **names),
         [*SERVED, (9, LOST), (12, ServiceReady(REWARD)), (13, TERM), (29, TICK)],
     )
     sentences = [
-        "reward server answers",
-        "1 node(s) ready: submitting the job",
-        "the job is submitted",
+        "Ray 10.0.0.1:6379",
+        "reward server scored a test answer",
+        "nodes 1 of 1",
+        "job train.py, attempt 1 of 1",
+        "watch ssh -L 8266:localhost:8266 pod0",
         "reward server exited (exit code 1): restart 1 of 3",
         "asked to stop by SIGTERM: stopping the job",
         "the job did not stop in time",
@@ -225,6 +228,26 @@ def test_joining_and_leaving_are_logged_by_name() -> None:
     assert "pod2 joined Ray" in trace.log
     assert "10.0.0.3 joined Ray" in trace.log
     assert "pod2 left Ray" in trace.log
+
+
+def test_nodes_of_a_large_run_are_logged_together() -> None:
+    """Up to 16 nodes each have a line; beyond that, those of one second share one."""
+    few = Trace(goal(15), [(3, nodes(*range(2, 17)))])
+    assert few.log.count(" joined Ray") == 15
+
+    many = goal(17)
+    history: History = [(3.0, nodes(2, 3)), (3.5, nodes(2, 3, 4)), (3.9, TICK)]
+    trace = Trace(many, history)
+    assert " joined Ray" not in trace.log
+    assert head.deadline(trace.state) == 4.0
+    trace = Trace(many, [*history, (4.0, TICK), (5.0, nodes(*range(2, 15)))])
+    assert trace.log.splitlines().count("10.0.0.2, 10.0.0.3 and 10.0.0.4 joined Ray") == 1
+    assert trace.log.count(" joined Ray") == 1
+
+    # Nobody waits for the line once all are there.
+    trace = Trace(many, [*history, (4.0, TICK), (5.0, nodes(*range(2, 19)))])
+    last = next(line for line in trace.log.splitlines() if "10.0.0.5" in line)
+    assert last.endswith("10.0.0.12 and 6 more joined Ray")
 
 
 def test_a_node_whose_agent_left_is_not_counted_for_gcs_still_lists_it() -> None:

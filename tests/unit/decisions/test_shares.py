@@ -74,7 +74,7 @@ def test_shares_stand_in_the_order_of_ranks() -> None:
     trace = Trace(by_torchrun(4), history)
     assert list(trace.state.shares.by_node) == [HERE, "agent2", "agent3", "agent4", "agent5"]
     assert [part.size.gpus for part in trace.state.shares.by_node.values()] == [8, 4, 4, 4, 4]
-    assert "5 node(s) ready: starting the job by torchrun" in trace.log
+    assert "nodes 5 of 5" in trace.log
     assert "joined Ray" not in trace.log
 
 

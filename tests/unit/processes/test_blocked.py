@@ -122,7 +122,7 @@ def test_a_full_disk_is_logged_once() -> None:
     assert code == 7
     told = [line for line in err.splitlines() if b"cannot be written" in line]
     assert len(told) == 1
-    assert b"WARN" in told[0]
+    assert b" ! " in told[0]
     assert b"No space left on device" in told[0]
     assert err.endswith(b" done: the last word\n")
 
@@ -172,7 +172,7 @@ def test_a_copy_that_cannot_be_costs_the_copy_alone(
     assert out == source.read_bytes()
     told = [line for line in err.splitlines() if b"cannot be written" in line]
     assert len(told) == (0 if place.startswith(str(tmp_path)) else 1), err
-    assert all(b"WARN" in line for line in told)
+    assert all(b" ! " in line for line in told)
 
 
 def test_an_unreadable_output_is_logged_once(tmp_path: Path) -> None:
@@ -289,13 +289,13 @@ def test_a_disk_with_room_again_gets_all_lines(tmp_path: Path) -> None:
             (heard if "sentence" in line else told).append(line)
         running.stdin.close()
         assert running.wait(LIMIT) == 7
-    assert told[0].startswith("WARN agent.log cannot be written: File too large. ", 9)
+    assert told[0].startswith("! agent.log cannot be written: File too large. ", 9)
     assert [line[9:] for line in told] == [
         told[0][9:],
-        "there is room again\n",
-        "WARN agent.log can be written again\n",
+        "  there is room again\n",
+        "! agent.log can be written again\n",
     ]
-    kept = [line[9:] for line in file.read_text().splitlines(keepends=True)]
+    kept = [line[11:] for line in file.read_text().splitlines(keepends=True)]
     sentences = [f"sentence {number}\n" for number in range(1000)]
     assert [line for line in kept if line.startswith("sentence")] == sentences
     assert [line for line in kept if line not in sentences] == [line[9:] for line in told]

@@ -259,7 +259,7 @@ def test_the_end_by_a_second_sigint_is_written(
     plan = plan_of({"AGENT_LOG_DIR": str(tmp_path)}, command=["true"])
     folder = RunFolder(tmp_path, "run-1", "node-a")
     logged: list[str] = []
-    monkeypatch.setattr(node_run_module, "say", lambda sentence, _level: logged.append(sentence))
+    monkeypatch.setattr(node_run_module, "say", lambda sentence, *_, **__: logged.append(sentence))
     node_run = NodeRun(plan, redactor_for({}, plan.settings, ()), folder, 0.0, "run-1")
     attempt = AttemptRecord(1, "run-1-1", "2026-11-26T10:00:00Z")
     node_run.attempts = lambda: (attempt,)

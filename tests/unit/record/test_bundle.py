@@ -309,7 +309,7 @@ def heard(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Return what is said from now on."""
     said: list[str] = []
     monkeypatch.setattr(
-        failure_bundle, "say", lambda sentence, _level="info": said.append(sentence)
+        failure_bundle, "say", lambda sentence, _level="info", **_: said.append(sentence)
     )
     return said
 

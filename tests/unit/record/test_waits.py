@@ -8,12 +8,22 @@ from agent.record.events import Waited, WaitLog, WaitsOver
 
 
 class Told:
-    """A logger of waits, with its log lines and records."""
+    """A logger of waits, with its log lines and records; `is_drawn` as on a terminal."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_drawn: bool = False) -> None:
         self.said: list[str] = []
+        self.in_file: list[str] = []
+        self.drawn: list[str] = []
         self.recorded: list[Waited | WaitsOver] = []
-        self._teller = WaitLog(self.recorded.append, self.said.append)
+        self._is_drawn = is_drawn
+        self._teller = WaitLog(self.recorded.append, self._say, self._draw)
+
+    def _say(self, sentence: str, level: str) -> None:
+        (self.in_file if level == "debug" else self.said).append(sentence)
+
+    def _draw(self, sentence: str) -> bool:
+        self.drawn.append(sentence)
+        return self._is_drawn
 
     def tell(self, now: float, *waits: Wait) -> list[str]:
         """Update the waits; return the log lines."""
@@ -31,58 +41,102 @@ LATER = Wait("head", "the head pod0", 600.0, "connection refused for 9 s")
 OTHER = Wait("head", "the head pod0", 600.0, "no address for pod0")
 
 
-def test_a_wait_is_logged_at_once_then_every_half_minute() -> None:
-    """The first line comes at once; the same evidence again only after 30 s."""
+def test_a_wait_that_goes_on_is_logged_less_and_less() -> None:
+    """After 15 s, after one minute, then every five; a short one is not logged at all."""
     told = Told()
-    first = "waiting for the head pod0, connection refused for 1 s (600 s left)"
-    assert told.tell(0.0, HEAD) == [first]
-    assert told.tell(10.0, LATER) == []
-    assert told.tell(27.9, LATER) == []
-    again = "waiting for the head pod0, connection refused for 9 s (570 s left)"
-    assert told.tell(30.0, LATER) == [again]
-    assert told.tell(31.0, LATER) == []
+    said = [now for now in range(900) if told.tell(float(now), LATER)]
+    assert said == [15, 60, 360, 660]
+    short = Told()
+    assert not any(short.tell(float(now), HEAD) for now in range(15))
 
 
-def test_new_evidence_is_logged_soon_but_not_in_a_flood() -> None:
-    """Other evidence is logged at most every two seconds."""
+def test_a_line_has_the_newest_evidence_and_the_time_left() -> None:
+    """The sentence names what is missing, why, and how long it may last."""
     told = Told()
     told.tell(0.0, HEAD)
-    assert told.tell(1.0, OTHER) == []
-    assert len(told.tell(2.0, OTHER)) == 1
-    assert told.tell(3.0, HEAD) == []
-    assert len(told.tell(4.0, HEAD)) == 1
+    told.tell(10.0, LATER)
+    said = "waiting for the head pod0, connection refused for 9 s (9 min 45 s left)"
+    assert told.tell(15.0, LATER) == [said]
+
+
+def test_other_evidence_is_logged_but_not_in_a_flood() -> None:
+    """What changes while a wait is logged is said at most every 15 s."""
+    told = Told()
+    assert [bool(told.tell(now, OTHER)) for now in (0.0, 5.0, 15.0)] == [False, False, True]
+    assert told.tell(20.0, HEAD) == []
+    said = "waiting for the head pod0, connection refused for 1 s (9 min 30 s left)"
+    assert told.tell(30.0, HEAD) == [said]
+    assert told.tell(32.0, LATER) == []
+
+
+def test_the_file_has_each_wait_at_once() -> None:
+    """From the start, again on a change after two seconds, and every half minute."""
+    told = Told()
+    first = "waiting for the head pod0, connection refused for 1 s (10 min left)"
+    told.tell(0.0, HEAD)
+    assert told.in_file == [first]
+    told.tell(1.0, OTHER)
+    assert told.in_file == [first]
+    told.tell(2.0, OTHER)
+    assert len(told.in_file) == 2
+    told.tell(31.0, OTHER)
+    assert len(told.in_file) == 2
+    told.tell(33.0, OTHER)
+    assert len(told.in_file) == 3
+
+
+def test_a_terminal_has_one_line_for_all_waits() -> None:
+    """It is drawn again each second, and erased at the end; nothing else is logged."""
+    told = Told(is_drawn=True)
+    reward = Wait("reward server", "reward server", 300.0)
+    told.tell(0.0, HEAD)
+    assert told.patience(None, 0.0) == 1.0
+    told.tell(16.0, LATER, reward)
+    told.tell(17.0)
+    assert told.drawn == [
+        "waiting 0 s for the head pod0, connection refused for 1 s",
+        "waiting 16 s for the head pod0, connection refused for 9 s; reward server",
+        "",
+    ]
+    assert told.said == []
+    assert told.patience(None, 17.0) is None
 
 
 def test_it_requests_a_call_for_its_next_line() -> None:
-    """Where no event comes, its own times do: the reminder's, or those of news held back."""
+    """Where no event comes, its own times do: the next line's, or those of news held back."""
     told = Told()
     told.tell(0.0, HEAD)
-    assert told.patience(600.0, 0.5) == 29.5
+    assert told.patience(600.0, 0.5) == 14.5
     assert told.patience(7.0, 0.5) == 6.5
     told.tell(1.0, OTHER)
     assert told.patience(600.0, 1.0) == 1.0
     assert told.patience(600.0, 2.5) == 0.0
     told.tell(2.5, OTHER, Wait("reward server", "reward server", 300.0))
-    assert told.patience(None, 2.5) == 30.0
+    assert told.patience(None, 2.5) == 12.5
     told.tell(31.0, Wait("node", "a reply from the head pod0", 60.0, is_following=True))
     assert told.patience(60.0, 31.0) == 29.0
     assert told.patience(None, 31.0) is None
 
 
 def test_each_wait_has_its_own_clock() -> None:
-    """A second wait is logged at once, independent of the first."""
+    """A second wait is logged 15 s after its own start."""
     told = Told()
     told.tell(0.0, HEAD)
     reward = Wait("reward server", "reward server", 300.0)
-    assert told.tell(1.0, HEAD, reward) == ["waiting for reward server (299 s left)"]
+    told.tell(10.0, HEAD, reward)
+    assert len(told.tell(15.0, HEAD, reward)) == 1
+    assert told.tell(25.0, HEAD, reward) == ["waiting for reward server (4 min 35 s left)"]
 
 
-def test_a_wait_that_returns_is_logged_again() -> None:
-    """A wait that was over and begins again is logged at once."""
+def test_a_wait_that_returns_begins_anew() -> None:
+    """One that was over and begins again is in the file at once, and logged after 15 s."""
     told = Told()
     told.tell(0.0, HEAD)
-    assert told.tell(1.0) == []
-    assert len(told.tell(2.0, HEAD)) == 1
+    told.tell(1.0)
+    told.tell(2.0, HEAD)
+    assert len(told.in_file) == 2
+    assert told.tell(16.0, HEAD) == []
+    assert len(told.tell(17.0, HEAD)) == 1
 
 
 def test_following_is_not_logged() -> None:
@@ -90,10 +144,12 @@ def test_following_is_not_logged() -> None:
     told = Told()
     following = Wait("node", "a reply from the head pod0", 60.0, "running", is_following=True)
     assert told.tell(0.0, following) == []
+    assert told.tell(30.0, following) == []
+    assert told.in_file == []
 
 
-def test_a_logged_wait_and_its_end_are_recorded() -> None:
-    """The record has each line with its evidence, and the end of each wait."""
+def test_a_wait_and_its_end_are_recorded() -> None:
+    """The record has each wait from its start, its changes, and its end."""
     told = Told()
     for now, waits in ((0.0, (HEAD,)), (1.0, (HEAD,)), (2.0, (OTHER,)), (3.0, ())):
         told.tell(now, *waits)
@@ -118,7 +174,7 @@ def test_expensive_evidence_is_read_rarely() -> None:
         told.tell(step * 0.05, wait)
     assert looks == 2
     told.tell(4.0, wait)
-    assert told.said == ["waiting for workers, all joined (596 s left)"]
+    assert told.in_file[-1] == "waiting for workers, all joined (9 min 56 s left)"
 
 
 def test_a_wait_that_is_over_has_no_time_left() -> None:

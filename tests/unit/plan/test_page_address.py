@@ -1,0 +1,40 @@
+"""The address of the page, as each platform has it."""
+
+from __future__ import annotations
+
+import pytest
+
+from agent.plan.page_address import page_address
+from support.captured import plan_of, read
+
+TOKEN = {"RAY_AUTH_TOKEN": "t0ken-of-more-than-thirty-two-characters"}
+CASES = {
+    "runpod-head": "ssh -L 8266:localhost:8266 {RUNPOD_POD_ID} · http://localhost:8266 "
+    "(the proxy wants RAY_AUTH_TOKEN)",
+    "dstack-head": "http://localhost:8266 where `dstack apply` is attached "
+    "(with 8266 among its ports)",
+    "slurm-head": "ssh -L {port}:gpu-0:{port} login1 · http://localhost:{port}",
+    "skypilot-head": "ssh -L {port}:localhost:{port} rl · http://localhost:{port}",
+    "lws-head": "kubectl port-forward rl-0 8266 · http://localhost:8266",
+    "kuberay-head": "kubectl port-forward {HOSTNAME} 8266 · http://localhost:8266",
+    "plain-head": "ssh -L 8266:localhost:8266 {node} · http://localhost:8266",
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_page_as_a_platform_has_it(name: str) -> None:
+    """A proxy, a forwarded port, a tunnel through the login node, or ssh to the head."""
+    environ, facts = read(name)
+    plan = plan_of(environ, facts)
+    place = {"port": plan.ports.agent, "node": plan.topology.node_name}
+    assert page_address(plan) == CASES[name].format(**environ, **place)
+
+
+@pytest.mark.parametrize("name", ["runpod-head", "runpod-cluster-head"])
+def test_the_proxy_of_runpod_needs_a_token(name: str) -> None:
+    """It shows a port of the pod to everyone: the page's form asks for the token there."""
+    environ, facts = read(name)
+    plan = plan_of(environ | TOKEN, facts)
+    pod = environ["RUNPOD_POD_ID"]
+    expected = f"https://{pod}-8266.proxy.runpod.net (with 8266/http among the pod's ports)"
+    assert page_address(plan) == expected
