@@ -127,8 +127,15 @@ class Row(Value, forbid_unknown_fields=True):
             return self.cause, self.what_to_do
         read = compiled(self.reads).search(line)
         names = compiled(self.reads).groupindex
-        values = {name: (read and read[name]) or "?" for name in names}
-        return self.cause.format(**values), self.what_to_do.format(**values)
+        values = {name: (read and read[name]) or "" for name in names}
+
+        # What could not be read is left out with its parentheses.
+        cause = self.cause
+        for name, value in values.items():
+            if not value:
+                cause = cause.replace(f" ({{{name}}})", "")
+        values = {name: value or "?" for name, value in values.items()}
+        return cause.format(**values), self.what_to_do.format(**values)
 
 
 @cache

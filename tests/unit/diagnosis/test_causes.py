@@ -37,6 +37,7 @@ NEARBY = (
     '  File "/x/vllm/v1/engine/core.py", line 9, in _initialize_kv_caches',
     '  File "/x/multiprocessing/shared_memory.py", line 9, in __init__',
     '  File "/x/vllm/model_executor/layers/linear.py", line 9, in divide',
+    '  File "/x/sglang/srt/mem_cache/memory_pool.py", line 9, in _create_buffers',
     '  File "/x/verl/utils/config.py", line 9, in omega_conf_to_dataclass',
     '  File "/x/transformers/tokenization_utils_base.py", line 9, in apply_chat_template',
     '  File "/x/huggingface_hub/file_download.py", line 9, in https://huggingface.co',
@@ -90,7 +91,8 @@ def test_each_example_has_its_row(row: Row, words: Words) -> None:
 
 def test_each_row_is_whole() -> None:
     """A row has words, a source, and sentences whose names the expression gives."""
-    labels = {case["cause"] for _, case in load(CASES / "seen")}
+    text = (CASES / "labels.toml").read_text()
+    labels = {*re.findall(r'^label = "(\w+)"$', text, re.MULTILINE)}
     for row in ALL:
         assert row.words, row.key
         assert row.sources, row.key
