@@ -5,6 +5,7 @@ A function returns the cause with its sentence and remedy, or None where the err
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from agent.diagnosis.cause import Cause
@@ -33,7 +34,112 @@ def signal_outside_main_thread(error: ParsedError) -> Cause | None:
     )
 
 
+_PACKAGES = ("/site-packages/", "/dist-packages/")
+
+
+def package_of(file: str) -> str:
+    """Return the installed package that a file belongs to; '' for other files."""
+    for folder in _PACKAGES:
+        _, found, rest = file.rpartition(folder)
+        if found:
+            return rest.partition("/")[0].removesuffix(".py")
+    return ""
+
+
+def _user_of(error: ParsedError, package: str) -> str:
+    """Return who uses a package: another package, or the file of the job that does."""
+    for frame in reversed(error.frames):
+        user = package_of(frame.file)
+        if user not in {"", package}:
+            return user
+        if not user and not frame.file.startswith("<"):
+            return f"{frame.file}:{frame.line}"
+    return ""
+
+
+def import_between_packages(error: ParsedError) -> Cause | None:
+    """A package imports a name that the installed version of another one lacks."""
+    # Which name of which package, and is it installed or the job's own?
+    found = re.match(r"cannot import name '(\w+)' from '([\w.]+)' \((.+)\)", error.message)
+    verb = "imports"
+    if found is None:
+        found = re.match(r"module '([\w.]+)' has no attribute '(\w+)'", error.message)
+        if found is None:
+            return None
+        module, name = found.groups()
+        package = module.partition(".")[0]
+        verb = "uses"
+        if not any(package_of(frame.file) == package for frame in error.frames[-1:]) and (
+            not error.frames or not package_of(error.frames[-1].file)
+        ):
+            return None  # a file of the job may have the package's name
+    else:
+        name, module, file = found.groups()
+        package = module.partition(".")[0]
+        if package_of(file) != package:
+            return None
+
+    # Who uses it?
+    user = _user_of(error, package) or "the job"
+    return Cause(
+        "packages do not fit",
+        f"{user} {verb} {name} of {module}, which the installed {package} does not have",
+        f"Install the version of {package} that {user} was written for (`pip check`, and the "
+        "requirements of the framework)",
+    )
+
+
+def numpy_of_another_size(error: ParsedError) -> Cause | None:
+    """Say which of numpy and a compiled package is newer, by the sizes of numpy's objects."""
+    sizes = re.search(r"Expected (\d+) from C header, got (\d+)", error.message)
+    if sizes is None:
+        return None
+    user = _user_of(error, "numpy") or "a package"
+    if sizes.groups() == ("96", "88"):
+        return Cause(
+            "numpy and a compiled package",
+            f"{user} was compiled for numpy 1, and numpy 2 is installed",
+            f"`pip install 'numpy<2'` in the image, or a newer {user}",
+        )
+    if sizes.groups() == ("88", "96"):
+        return Cause(
+            "numpy and a compiled package",
+            f"{user} was compiled for numpy 2, and numpy 1 is installed",
+            "`pip install 'numpy>=2'` in the image, if the other packages take it, or an older "
+            f"{user}",
+        )
+    return Cause(
+        "numpy and a compiled package",
+        f"{user} was compiled for another numpy than the installed one",
+        f"Install {user} again, for the installed numpy (`pip install --force-reinstall`)",
+    )
+
+
+def numpy_too_new(error: ParsedError) -> Cause | None:
+    """A package cannot use the installed numpy: its message may say up to which."""
+    limit = re.search(r"needs NumPy (\d+)\.(\d+) or less\. Got NumPy ([\d.]+\d)", error.message)
+    if limit is not None:
+        major, minor, installed = limit.groups()
+        return Cause(
+            "numpy too new",
+            f"numba needs numpy {major}.{minor} or older, and {installed} is installed",
+            f"`pip install 'numpy<{major}.{int(minor) + 1}'` in the image, or a newer numba",
+        )
+    user = _user_of(error, "numpy") or "a package"
+    return Cause(
+        "numpy too new",
+        f"{user} was written for numpy 1, and numpy 2 is installed",
+        f"`pip install 'numpy<2'` in the image, or a newer {user}",
+    )
+
+
 FUNCTIONS: Mapping[str, RowFunction] = {
-    function.__name__: function for function in (signal_outside_main_thread,)
+    function.__name__: function
+    for function in (
+        signal_outside_main_thread,
+        import_between_packages,
+        numpy_of_another_size,
+        numpy_too_new,
+    )
 }
 """The functions by name, as rows.toml has them."""

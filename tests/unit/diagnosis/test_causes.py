@@ -46,8 +46,10 @@ NEARBY = (
     '  File "/x/openrlhf/utils/remote_rm_utils.py", line 9, in request_api_wrapper',
     '  File "/x/search_r1/llm_agent/generation.py", line 9, in _batch_search',
     '  File "/x/trl/extras/vllm_client.py", line 9, in update_named_param',
+    '  File "/x/trl/extras/vllm_client.py", line 9, in init_communicator',
     '  File "/x/wandb/sdk/wandb_init.py", line 9, in init',
     "node-1:1:2 [0] NCCL INFO Bootstrap : Using docker0:172.17.0.1<0>",
+    '  File "/usr/lib/python3/site-packages/datasets/table.py", line 9, in array_cast',
 )
 """Lines before an error that show what it is about."""
 

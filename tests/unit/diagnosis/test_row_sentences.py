@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from agent.diagnosis.find_cause import Diagnosis, Log, diagnose_logs, find_known_lines
@@ -404,3 +406,33 @@ def test_a_misfit_of_versions_names_the_older_side(text: str, cause: str, advice
     answer = found(text)
     assert answer.cause.startswith(cause)
     assert advice in answer.what_to_do
+
+
+MISSES = [
+    tuple(line.split(" :: ", 1))
+    for line in (Path(__file__).parents[2] / "data" / "near_misses.txt").read_text().splitlines()
+    if not line.startswith("#")
+]
+
+
+@pytest.mark.parametrize(
+    ("key", "line"), MISSES, ids=[f"{k}-{n}" for n, (k, _) in enumerate(MISSES)]
+)
+def test_a_near_miss_is_not_that_cause(key: str, line: str) -> None:
+    """Neither at the end of a run nor while it runs."""
+    assert key in table()
+    assert found(line).key != key
+    assert key not in [known.key for known in find_known_lines([line])]
+
+
+LONGEST_SENTENCE = 205  # with the log's name, the node and the rank it has 240 characters at most
+
+
+def test_each_row_fits_into_a_sentence() -> None:
+    """What happened and what to do stand before the quoted line, in at most 240 characters."""
+    long = [
+        (row.key, len(row.cause) + len(row.what_to_do) + 2)
+        for row in table().values()
+        if len(row.cause) + len(row.what_to_do) + 2 > LONGEST_SENTENCE
+    ]
+    assert long == []
