@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from agent.checks import job_needs, machine, network, ray
+from agent.checks import job_needs, machine, network, package_pairs, ray
 from agent.checks.finding import CheckedNode, Finding, Level
 from agent.settings.jobs import TORCHRUN, launcher
 
@@ -29,6 +29,7 @@ CHECKS: tuple[tuple[str, Callable[[CheckedNode], Result | None], tuple[str, ...]
     ("nodes", network.expected_nodes, (_OWN, _TORCHRUN)),
     ("ray", ray.ray_installed, (_OWN, _GIVEN)),
     ("torch", ray.torch_installed, (_TORCHRUN,)),
+    ("packages", package_pairs.package_pairs, (_OWN, _GIVEN)),
     ("token", ray.token, (_OWN, _GIVEN, _TORCHRUN)),
     ("addresses", ray.public_addresses, (_OWN, _GIVEN, _TORCHRUN)),
     ("node address", ray.node_address, (_OWN, _GIVEN, _TORCHRUN)),

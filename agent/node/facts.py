@@ -92,6 +92,8 @@ class RayPython(Value):
     hub: str | None = None  # the version of huggingface_hub, which fetches models; or None
     debugpy: str | None = None  # the version of debugpy, which Ray's distributed debugger needs
     libraries: ByName[str] = field(default_factory=dict)  # versions of known libraries by name
+    packages: ByName[str] = field(default_factory=dict)  # of those that may not fit each other
+    built_for: ByName[str] = field(default_factory=dict)  # the torch of compiled packages
 
     def breaks_command_line(self) -> bool:
         """Return whether the `ray` command fails with "is not a valid Sentinel".

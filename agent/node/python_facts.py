@@ -33,6 +33,15 @@ LIBRARIES = {
     "nvidia-nccl-cu13": NCCL,
 }
 """Display names of libraries by distribution name; those of frameworks are arguments."""
+PAIRED = {
+    *("torch", "torchvision", "torchaudio", "vllm", "xformers", "flash-attn", "tensordict"),
+    *("transformers", "huggingface-hub", "peft", "numpy", "numba"),
+    *("fastapi", "prometheus-fastapi-instrumentator"),
+}
+"""Packages of the pairs in checks/package_pairs.py, and those that are built for one torch."""
+_BUILT_FOR_TORCH = ("vllm", "xformers", "torchvision", "torchaudio", "flash-attn")
+_PINNED_TORCH = re.compile(r"^Requires-Dist: torch ?\(?==([\d.]+\d)", re.MULTILINE)
+_TORCH_OF_WHEEL = re.compile(r"torch(\d+\.\d+)")
 _METADATA = re.compile(r"(?P<name>.+?)-(?P<version>[^-]+)(?:-py[\d.]+)?\.(?:dist|egg)-info")
 _TORCH_FACT = re.compile(r"^(__version__|cuda|hip)\b[^=\n]*= '([^'\n]+)'", re.MULTILINE)
 _LONGEST_VERSION = 100
@@ -93,8 +102,10 @@ _DEFAULT_EXTRA = ("aiohttp", "aiohttp_cors", "opencensus")
 def ray_facts(frameworks: Iterable[str] = ()) -> dict[str, object]:
     """Return the fields of RayPython for this Python, without importing Ray."""
     versions: dict[str, str] = {}
-    for name, version, _ in _distributions(sys.path):
+    folders: dict[str, Path] = {}
+    for name, version, at in _distributions(sys.path):
         versions.setdefault(name, version)
+        folders.setdefault(name, at)
 
     # Where is Ray? Its source says its version; its metadata may be missing.
     folder = ""
@@ -118,7 +129,25 @@ def ray_facts(frameworks: Iterable[str] = ()) -> dict[str, object]:
         "hub": versions.get("huggingface-hub"),
         "debugpy": versions.get("debugpy"),
         "libraries": installed(sys.path, frameworks),
+        "packages": {name: versions[name] for name in sorted(PAIRED & versions.keys())},
+        "built_for": _torch_of_builds(versions, folders),
     }
+
+
+def _torch_of_builds(versions: dict[str, str], folders: dict[str, Path]) -> dict[str, str]:
+    """Return the torch that compiled packages were built for, where their metadata names one."""
+    found = {}
+    for name in _BUILT_FOR_TORCH:
+        if name not in versions:
+            continue
+        stem = name.replace("-", "_")
+        info = folders[name] / f"{stem}-{versions[name]}.dist-info"
+        pinned = _PINNED_TORCH.search(text_of(info / "METADATA"))
+        if pinned is None:  # a wheel that was installed by its URL names its torch there
+            pinned = _TORCH_OF_WHEEL.search(text_of(info / "direct_url.json"))
+        if pinned is not None:
+            found[name] = pinned[1][:_LONGEST_VERSION]
+    return found
 
 
 def print_ray_facts(argv: list[str]) -> int:

@@ -20,6 +20,7 @@ from msgspec.structs import replace
 
 from agent.base import times
 from agent.base.ends import Kind
+from agent.checks.package_pairs import misfits
 from agent.decisions.attempts import FailureCause
 from agent.diagnosis.find_cause import (
     ACTOR_WITHOUT_A_WORD,
@@ -135,7 +136,8 @@ async def _logs_of_actors(actors: list[str], link: RayLink, nodes: Mapping[str, 
 def _remedy(run: NodeRun, kind: Kind, diagnosis: Diagnosis) -> str:
     """Return what to do: that Ray's disk is full counts before what is written about it."""
     if kind is Kind.JOB_FAILED:
-        return diagnosis.remedy()
+        suspect = "" if diagnosis.row else _suspect(run)
+        return ". ".join(filter(None, (diagnosis.remedy(), suspect)))
     path = run.plan.facts.temp
     is_vague = diagnosis.key in {"", "disk full"}
     free = free_at(path) if is_vague and run.plan.own_ray is not None else None
@@ -145,6 +147,12 @@ def _remedy(run: NodeRun, kind: Kind, diagnosis: Diagnosis) -> str:
             "move Ray's sessions (AGENT_RAY_ARGS=--temp-dir=/larger)"
         )
     return diagnosis.remedy() if diagnosis.row else ""
+
+
+def _suspect(run: NodeRun) -> str:
+    """Return packages that are known not to fit each other, for a failure without a known cause."""
+    found = misfits(run.plan.facts.ray)
+    return f"first suspect: {found[0].what}. {found[0].remedy}" if found else ""
 
 
 def _read_logs(run: NodeRun, kind: Kind) -> list[Log]:

@@ -23,7 +23,12 @@ ENVIRON = {
 FACTS = Facts(
     hostname="pod-host",
     interfaces={"lo": ("127.0.0.1",), "eth0": ("172.17.0.2",), "podnet1": ("8.8.4.4",)},
-    ray=RayPython("/opt/my env/bin/python", "3.10.14", "2.39.0"),
+    ray=RayPython(
+        "/opt/my env/bin/python",
+        "3.10.14",
+        "2.39.0",
+        packages={"fastapi": "0.137.1", "prometheus-fastapi-instrumentator": "8.0.0"},
+    ),
     cpus=4,
     machine_cpus=192,
     memory=2048 * MIB,

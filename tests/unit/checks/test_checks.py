@@ -108,6 +108,23 @@ ROWS: dict[str, tuple[str, dict[str, str], Facts, Level, str]] = {
     ),
     "last bad click": ("ray", {}, with_ray(CLICK, click="8.4.1"), Level.FAIL, "cannot start"),
     "older click": ("ray", {}, with_ray(CLICK, click="8.2.1"), Level.OK, "2.40.0"),
+    "packages that do not fit": (
+        "packages",
+        {},
+        with_ray(
+            MACHINE,
+            packages={"fastapi": "0.137.1", "prometheus-fastapi-instrumentator": "8.0.0"},
+        ),
+        Level.WARN,
+        "fastapi 0.137.1 and prometheus-fastapi-instrumentator 8.0.0 do not fit",
+    ),
+    "packages that fit": (
+        "packages",
+        {},
+        with_ray(MACHINE, packages={"fastapi": "0.136.3"}),
+        Level.OK,
+        "no pair",
+    ),
     "newer click": ("ray", {}, with_ray(CLICK, click="8.5.1"), Level.OK, "2.40.0"),
     "unknown click": ("ray", {}, with_ray(CLICK, click=None), Level.OK, "2.40.0"),
     "click, newer ray": ("ray", {}, with_ray(CLICK, version="2.53.0"), Level.OK, "2.53.0"),

@@ -8,6 +8,7 @@ import anyio
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from agent.base.ends import Kind, Outcome
 from agent.diagnosis.find_cause import Diagnosis, Log, diagnose_logs, matches
@@ -259,4 +260,18 @@ def test_the_cause_for_the_next_attempt(run: NodeRun, tmp_path: Path) -> None:
     assert (
         cause("NCCL WARN socketStartConnect: Connect to 10.0.0.7<1> failed : timed out\n") is None
     )
+    run.close()
+
+
+def test_packages_that_do_not_fit_are_the_first_suspect(run: NodeRun) -> None:
+    """Only where no row names the cause."""
+    packages = {"fastapi": "0.137.1", "prometheus-fastapi-instrumentator": "8.0.0"}
+    ray = replace(run.plan.facts.ray, packages=packages)
+    run.plan = replace(run.plan, facts=replace(run.plan.facts, ray=ray))
+    run.folder.file("job.log").write_text("RuntimeError: shapes differ\n")
+    told = outcome_of(run, Kind.JOB_FAILED).remedy
+    assert "RuntimeError: shapes differ" in told
+    assert "first suspect: fastapi 0.137.1 and prometheus-fastapi-instrumentator 8.0.0 do" in told
+    run.folder.file("job.log").write_text("OSError: [Errno 122] Disk quota exceeded\n")
+    assert "suspect" not in outcome_of(run, Kind.JOB_FAILED).remedy
     run.close()

@@ -6,6 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 import pytest
+from msgspec.structs import replace
 
 from agent.checks import run_checks
 from agent.checks.finding import Level
@@ -20,7 +21,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 ONE_POD = {"RUNPOD_POD_ID": "poda"}
-BY_CHECK = {f.check for f in run_checks(MACHINE, settings_of(ONE_POD), topology_of(ONE_POD))}
+WITH_PACKAGES = replace(MACHINE, ray=replace(MACHINE.ray, packages={"numpy": "1.26.4"}))
+BY_CHECK = {f.check for f in run_checks(WITH_PACKAGES, settings_of(ONE_POD), topology_of(ONE_POD))}
 ELSEWHERE = {
     *("versions of hello", "agreement", "links between nodes", "reward from each node"),
     "Ray's GPUs",
