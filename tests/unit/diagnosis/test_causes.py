@@ -50,6 +50,7 @@ NEARBY = (
     '  File "/x/wandb/sdk/wandb_init.py", line 9, in init',
     "node-1:1:2 [0] NCCL INFO Bootstrap : Using docker0:172.17.0.1<0>",
     '  File "/usr/lib/python3/site-packages/datasets/table.py", line 9, in array_cast',
+    "[c10d] The IPv6 network addresses of (node-0, 29500) cannot be retrieved (gai error: -2)",
 )
 """Lines before an error that show what it is about."""
 
