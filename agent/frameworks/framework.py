@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from agent.base.value import Value
@@ -28,6 +29,9 @@ class CheckpointFormat(Value):
 DEFAULT_DIALECT: Literal["openrlhf"] = "openrlhf"  # Of the bundled reward server
 
 
+_HINT_FOR_VERL = re.compile(r" \((?:in verl|verl:) [^()]*\)")
+
+
 class FrameworkInfo(Value):
     """What other parts of the agent read about a framework."""
 
@@ -36,6 +40,21 @@ class FrameworkInfo(Value):
     steps: StepFormat | None = None  # how it prints its steps
     is_sized_by_links: bool = False  # Whether its arguments depend on the links between the nodes
     dialect: Literal["openrlhf", "openrlhf-m"] = DEFAULT_DIALECT  # What its reward client reads
+    settings: tuple[tuple[str, str], ...] = ()  # Its names of the engines' settings, by theirs
+
+    def in_own_words(self, remedy: str) -> str:
+        """Return a remedy with the framework's names of an engine's settings."""
+        if not self.settings:
+            return remedy
+        text = _HINT_FOR_VERL.sub(self._kept_hint, remedy)
+        for name, own in self.settings:
+            text = re.sub(rf"(?<![\w.-]){name}\b", own, text)
+        return text
+
+    def _kept_hint(self, hint: re.Match[str]) -> str:
+        """Return a hint for verl if this is verl, unless `settings` has it."""
+        is_verl = self.package is not None and self.package.name == "verl"
+        return hint[0] if is_verl and "rollout." not in hint[0] else ""
 
 
 class Checkout(Value):

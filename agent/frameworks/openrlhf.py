@@ -94,6 +94,10 @@ FRAMEWORK = FrameworkInfo(
     ),
     steps=STEPS,
     is_sized_by_links=True,
+    settings=(
+        ("gpu_memory_utilization", "--vllm.gpu_memory_utilization"),
+        ("max_model_len", "--data.max_len"),
+    ),
 )
 VERSIONS: tuple[Version, ...] = ((0, 8, 11), (0, 9, 10), (0, 10, 4), (0, 11, 2))
 ABOUT = "GRPO or PPO with vLLM engines on the training GPUs, over Ray"

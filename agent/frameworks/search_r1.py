@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 FRAMEWORK = FrameworkInfo(
     package=Package("search-r1", "verl", own_file="search_r1"),
     checkpoints=CheckpointFormat(prefix="global_step_", can_resume=False),
+    settings=verl.FRAMEWORK.settings,
     steps=StepFormat(
         lines=verl.STEPS.lines,
         meaning=verl.MEANING,

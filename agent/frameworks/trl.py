@@ -43,6 +43,10 @@ if TYPE_CHECKING:
 FRAMEWORK = FrameworkInfo(
     package=Package("trl", "trl", version_files=("trl/VERSION", "VERSION")),
     checkpoints=CheckpointFormat(prefix="checkpoint-", last_file="trainer_state.json"),
+    settings=(
+        ("gpu_memory_utilization", "vllm_gpu_memory_utilization"),
+        ("max_model_len", "vllm_max_model_length"),
+    ),
     steps=StepFormat(
         lines=(
             # Our own trainer's lines; TRL's and transformers' own stand beside a bar.

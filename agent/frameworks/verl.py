@@ -92,6 +92,12 @@ FRAMEWORK = FrameworkInfo(
     ),
     steps=STEPS,
     is_sized_by_links=True,
+    settings=(
+        ("gpu_memory_utilization", "actor_rollout_ref.rollout.gpu_memory_utilization"),
+        ("mem_fraction_static", "actor_rollout_ref.rollout.gpu_memory_utilization"),
+        ("max_model_len", "actor_rollout_ref.rollout.max_model_len"),
+        ("max_num_batched_tokens", "actor_rollout_ref.rollout.max_num_batched_tokens"),
+    ),
 )
 VERSIONS: tuple[Version, ...] = ((0, 5, 0), (0, 6, 1), (0, 7, 0), (0, 7, 1), (0, 8, 0), (0, 9, 1))
 ABOUT = "verl: GRPO or PPO with vLLM rollouts; the reward is verl's own, or a server's"

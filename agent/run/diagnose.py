@@ -29,6 +29,7 @@ from agent.diagnosis.find_cause import (
     diagnose_logs,
 )
 from agent.diagnosis.rows import Again, Weight
+from agent.frameworks import framework_named
 from agent.node.read import free_at
 from agent.plan.plan import BRIDGE, JOB_LOG, RAY_LOG
 from agent.record.background import in_thread
@@ -135,6 +136,9 @@ async def _logs_of_actors(actors: list[str], link: RayLink, nodes: Mapping[str, 
 
 def _remedy(run: NodeRun, kind: Kind, diagnosis: Diagnosis) -> str:
     """Return what to do: that Ray's disk is full counts before what is written about it."""
+    if run.plan.job is not None:
+        framework = framework_named(run.plan.job.framework)
+        diagnosis = replace(diagnosis, what_to_do=framework.in_own_words(diagnosis.what_to_do))
     if kind is Kind.JOB_FAILED:
         suspect = "" if diagnosis.row else _suspect(run)
         return ". ".join(filter(None, (diagnosis.remedy(), suspect)))

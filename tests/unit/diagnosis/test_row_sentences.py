@@ -8,6 +8,7 @@ import pytest
 
 from agent.diagnosis.find_cause import Diagnosis, Log, diagnose_logs, find_known_lines
 from agent.diagnosis.rows import table
+from agent.frameworks import framework_named
 
 
 def found(text: str) -> Diagnosis:
@@ -436,3 +437,25 @@ def test_each_row_fits_into_a_sentence() -> None:
         if len(row.cause) + len(row.what_to_do) + 2 > LONGEST_SENTENCE
     ]
     assert long == []
+
+
+@pytest.mark.parametrize(
+    ("name", "setting"),
+    [
+        ("verl", "actor_rollout_ref.rollout.gpu_memory_utilization"),
+        ("openrlhf", "--vllm.gpu_memory_utilization"),
+        ("trl", "vllm_gpu_memory_utilization"),
+        ("", "raise gpu_memory_utilization"),
+    ],
+)
+def test_a_remedy_has_the_names_of_the_runs_framework(name: str, setting: str) -> None:
+    """Where a recipe runs, its own setting is named, and no other framework's."""
+    framework = framework_named(name)
+    told = framework.in_own_words(table()["KV cache"].what_to_do)
+    assert setting in told
+    prompts = framework.in_own_words(table()["prompt too long"].what_to_do)
+    assert ("data.filter_overlong_prompts" in prompts) is (name in {"verl", ""})
+    if name:
+        sglang = framework.in_own_words(table()["KV cache of SGLang"].what_to_do)
+        assert "in verl" not in sglang
+    assert framework.in_own_words("Look at the log") == "Look at the log"
