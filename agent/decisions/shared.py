@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from agent.base import times
 from agent.base.ends import Outcome
 from agent.base.text import duration_text
-from agent.base.value import Bytes, Count, OptionalAddress, Required, Seconds, Value
+from agent.base.value import Bytes, Count, OptionalAddress, Required, Seconds, Timestamp, Value
 from agent.checks.finding import Finding
 from agent.job.torchrun_command import ShareOrder
 
@@ -298,7 +298,10 @@ class Known(Value):
     what_to_do: str
     is_noise: bool = False
     is_symptom: bool = False  # whether the line only shows that another rank failed
+    is_seen: bool = False  # whether nothing shows so far that it ended a process or the steps
     rank: Count | None = None
+    prefix: str = ""  # what launchers and loggers wrote before the line
+    at: Timestamp | None = None  # when it arrived, by the clock of its node
 
     def sentence(self, node: str = "") -> str:
         """Return the message, with the name of another node."""
@@ -306,4 +309,6 @@ class Known(Value):
             return f"noise in the job's output, to be ignored ({self.line!r}): {self.cause}"
         where = place(node, self.rank)
         what = "shows a symptom" if self.is_symptom else "shows"
-        return f"the job's output{where} {what}: {self.cause} ({self.line!r}). {self.what_to_do}"
+        if self.is_seen:
+            return f"seen in the job's output{where}, which goes on: {self.cause} ({self.line!r})"
+        return f"the job's output{where} {what}: {self.cause}. {self.what_to_do}: {self.line!r}"

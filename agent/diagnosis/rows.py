@@ -13,11 +13,14 @@ import msgspec
 from agent.base.text import parse_toml
 from agent.base.value import Value
 from agent.diagnosis.cause import Cause
+from agent.diagnosis.errors.forms import is_about_an_error
+from agent.diagnosis.errors.log_parser import Signs
 from agent.diagnosis.errors.parsed_error import LogLevel
+from agent.diagnosis.errors.prefixes import read_line
 from agent.diagnosis.row_functions import FUNCTIONS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from agent.diagnosis.errors.parsed_error import ParsedError
 
@@ -61,8 +64,7 @@ class Words(Value, forbid_unknown_fields=True):
             return False
         if error.level < LogLevel.UNSTATED and not self.mild:
             return False
-        frames = (f'  File "{f.file}", line {f.line}, in {f.function}' for f in error.frames)
-        before = "\n".join([*frames, *error.before]) if self.near else ""
+        before = "\n".join([*error.stack(), *error.before]) if self.near else ""
         return self.match(error.text, error.line, before)
 
     def match(self, line: str, body: str, before: str) -> bool:
@@ -171,6 +173,92 @@ def table() -> Mapping[str, Row]:
     kinds = ("noise", "cause", "symptom")
     rows = [_row({**row, "kind": kind}, data["patterns"]) for kind in kinds for row in data[kind]]
     return {row.key: row for row in rows}
+
+
+_Entry = tuple[int, "Row", str]  # the row's place in the table, the row, and a sign of its words
+
+
+@cache
+def _signs() -> tuple[Mapping[str, Sequence[_Entry]], Sequence[_Entry]]:
+    """Return the signs of all rows by a word of theirs, and those without a word."""
+    by_word: dict[str, list[_Entry]] = {}
+    without: list[_Entry] = []
+    for place, row in enumerate(table().values()):
+        for words in row.words:
+            sign = sign_of(words.text)
+            word = word_of(sign)
+            entries = by_word.setdefault(word, []) if word else without
+            entries.append((place, row, sign))
+    return by_word, without
+
+
+@cache
+def quiet_signs() -> tuple[str, ...]:
+    """Return the signs of messages without a word of an error, which look like ordinary lines."""
+    every = [words for row in table().values() for words in row.words]
+    quiet = (sign_of(words.text) for words in every if not _is_loud(words.example))
+    return tuple(dict.fromkeys(filter(None, quiet)))
+
+
+def _is_loud(example: str) -> bool:
+    return is_about_an_error(read_line(example).body)
+
+
+def _signed(text: str) -> Iterator[_Entry]:
+    by_word, without = _signs()
+    for word in by_word.keys() & compiled(r"\w+").findall(text):
+        yield from by_word[word]
+    yield from without
+
+
+@cache
+def _least_signs() -> tuple[str, ...]:
+    """Return the signs without a word that contain none of the others."""
+    _, without = _signs()
+    signs = sorted({sign for _, _, sign in without}, key=len)
+    least: list[str] = []
+    for sign in signs:
+        if not any(other in sign for other in least):
+            least.append(sign)
+    return tuple(least)
+
+
+def may_match(text: str) -> bool:
+    """Return whether a text has the sign of a row: most texts have none."""
+    for sign in _least_signs():  # a loop costs half of any() here
+        if sign in text:
+            return True
+    by_word, _ = _signs()
+    words = by_word.keys() & compiled(r"\w+").findall(text)
+    return any(sign in text for word in words for _, _, sign in by_word[word])
+
+
+def known_signs() -> Signs:
+    """Return which lines a row may explain, for a parser."""
+    kinds = ("noise", "cause", "symptom")
+    return Signs(quiet_signs(), may_match, lambda e: explain(e, *kinds, of_ray=True) is not None)
+
+
+def explain(error: ParsedError, *kinds: str, of_ray: bool = False) -> tuple[Row, Cause] | None:
+    """Return the first row of some kinds that explains an error, with its cause.
+
+    One that only tells how a process ended yields to one behind it.
+    """
+    text = error.text
+    rows = {place: row for place, row, sign in _signed(text) if sign in text}
+    best: tuple[Row, Cause] | None = None
+    for _, row in sorted(rows.items(), key=lambda item: item[0]):
+        if row.kind not in kinds or (row.of_ray and not of_ray):
+            continue
+        if best is not None and row.weight is Weight.LAST:
+            continue
+        cause = row.explain(error)
+        if cause is None:
+            continue
+        best = row, cause
+        if row.weight is not Weight.LAST:
+            break
+    return best
 
 
 def _row(row: Mapping[str, Any], patterns: Mapping[str, str]) -> Row:

@@ -12,7 +12,8 @@ from msgspec.structs import replace
 from agent.base.text import escaped, without_controls
 from agent.decisions.shared import place, shortened
 from agent.diagnosis.advice import advise
-from agent.diagnosis.find_cause import LONGEST, NEAR, Log, find_known_lines
+from agent.diagnosis.find_cause import Log
+from agent.diagnosis.live_errors import LiveErrors
 from agent.diagnosis.rows import table
 from agent.job.progress import LONGEST_LINE, Progress, ProgressReader
 from agent.job.series import Series
@@ -29,57 +30,99 @@ if TYPE_CHECKING:
 
 
 class KnownLines:
-    """Logs known lines of an attempt's output, each cause once.
+    """Logs known lines of an attempt's output: each cause once, before as seen once.
 
     One thread scans this node's output, another adds what the other nodes found.
     """
 
-    def __init__(self, clean: Callable[[str], str]) -> None:
+    def __init__(self, clean: Callable[[str], str], clock: Callable[[], float] = time.time) -> None:
         self._clean = clean
-        self._found: dict[str, tuple[str, Known]] = {}  # by key, with the node; '' is this one
-        self._before: list[str] = []  # the lines before those that are scanned next
+        self._clock = clock
+        self._errors = LiveErrors(clock())
+        self._found: dict[str, Known] = {}  # this node's, by key
+        self._of_nodes: dict[str, tuple[str, Known]] = {}  # the others', by key, with the node
+        self._lines: dict[str, dict[str, Known]] = {}  # their lines, by node and key
+        self._ahead: dict[str, float] = {}  # seconds that their clocks are ahead
+        self._first: Known | None = None
 
-    def scan(self, lines: Sequence[str]) -> None:
+    def scan(self, lines: Sequence[str], *, have_steps_stopped: bool = False) -> None:
         """Scan whole lines without control characters."""
-        for known in find_known_lines(lines, [*self._found], self._before):
-            self._add("", known)
-        self._before = [*self._before, *(line[:LONGEST] for line in lines)][-NEAR:]
+        for known in self._errors.read(lines, have_steps_stopped=have_steps_stopped):
+            _, there = self._of_nodes.get(known.key, ("", known))
+            is_reported = known.key in self._of_nodes and not there.is_seen
+            self._found[known.key] = self._cleaned(known) if is_reported else self._say("", known)
 
-    def add_from_node(self, node: str, found: Sequence[Known]) -> None:
-        """Add the lines that another node found in its output of the attempt."""
+        # What is the cause if the job ends now? Other nodes compare its time with theirs.
+        first = self._errors.first
+        if first is not None and (self._first is None or first.line != self._first.line):
+            self._first = self._cleaned(first)
+
+    def add_from_node(self, node: str, found: Sequence[Known], ahead: float = 0.0) -> None:
+        """Add what another node, whose clock is ahead, found in its output of the attempt."""
+        self._ahead[node] = ahead
         for known in found:
+            at = None if known.at is None else known.at - ahead
+            self._lines.setdefault(node, {}).setdefault(known.key, replace(known, at=at))
             row = table().get(known.key)
-            if known.key not in self._found and row is not None and row.is_live:
-                self._add(node, known)
+            here = self._found.get(known.key)
+            _, there = self._of_nodes.get(known.key, ("", here))
+            is_new = there is None or (there.is_seen and not known.is_seen)
+            if is_new and row is not None and row.is_live:
+                self._of_nodes[known.key] = node, self._say(node, known)
 
     def logs_of_nodes(self, first: str = "") -> tuple[Log, ...]:
         """Return the lines that other nodes reported, those of one node first."""
-        lines: dict[str, list[str]] = {}
-        for node, known in [*self._found.values()]:
-            if node:
-                lines.setdefault(node, []).append(known.line)
-        nodes = sorted(lines, key=lambda name: name != first)
-        return tuple(Log(node, "the job's output", "\n".join(lines[node])) for node in nodes)
+        nodes = sorted(self._lines, key=lambda name: name != first)
+        logs = []
+        for node in nodes:
+            lines = [f"{known.prefix}{known.line}" for known in self._lines[node].values()]
+            times = [known.at for known in self._lines[node].values() if known.at is not None]
+            log = Log(node, "the job's output", "\n".join(lines), clock_ahead=self._ahead[node])
+            logs.append(replace(log, at=min(times, default=None)))
+        return tuple(logs)
 
-    def _add(self, node: str, known: Known) -> None:
+    @property
+    def first_at(self) -> float | None:
+        """Return when the present first cause in this node's output arrived, by its clock."""
+        return None if self._first is None else self._first.at
+
+    def _cleaned(self, known: Known) -> Known:
         """Mask secrets before the line is shortened, since that could cut a secret in two."""
         line = shortened(self._clean(known.line))
         cause = self._clean(known.cause)
-        cleaned = replace(known, line=line, cause=cause)
-        self._found[known.key] = node, cleaned
-        say(cleaned.sentence(node), "info" if known.is_noise else "warning")
+        remedy = self._clean(known.what_to_do)
+        prefix = self._clean(known.prefix)[:_LONGEST_PREFIX]
+        cleaned = replace(known, line=line, cause=cause, what_to_do=remedy, prefix=prefix)
+        return replace(cleaned, at=self._clock() if known.at is None else known.at)
+
+    def _say(self, node: str, known: Known) -> Known:
+        cleaned = self._cleaned(known)
+        say(cleaned.sentence(node), "info" if known.is_noise or known.is_seen else "warning")
+        return cleaned
 
     @property
     def causes(self) -> tuple[Known, ...]:
-        """Return the known lines in this node's output, without noise."""
-        lines = [*self._found.values()]
-        return tuple(known for node, known in lines if not node and not known.is_noise)
+        """Return the causes and symptoms in this node's output, without what was only seen."""
+        found = [*self._found.values()]
+        return tuple(known for known in found if not known.is_noise and not known.is_seen)
+
+    @property
+    def for_head(self) -> tuple[Known, ...]:
+        """Return what a head compares with other nodes' errors: the first one, known or not."""
+        found = tuple(known for known in [*self._found.values()] if not known.is_noise)
+        first = self._first
+        if first is None or any(known.key == first.key for known in found):
+            return found
+        return (first, *found)
 
     def warnings(self) -> list[dict[str, str]]:
         """Return the warnings for `/status`."""
         warnings = []
-        for node, known in [*self._found.values()]:
-            if known.is_noise:
+        of_nodes = {key: one for key, one in [*self._of_nodes.items()] if not one[1].is_seen}
+        own = [("", known) for key, known in [*self._found.items()] if key not in of_nodes]
+        everything = [*of_nodes.values(), *own]
+        for node, known in everything:
+            if known.is_noise or known.is_seen:
                 continue
             cause = f"{node}: {known.cause}" if node else known.cause
             what = f"{cause}{place('', known.rank)} ({known.line})"
@@ -90,8 +133,11 @@ class KnownLines:
 MOST_LINES = 40
 MOST_POINTS = 600  # of the page's curve; a longer one is thinned out
 _LONGEST_SHOWN = 400
+_LONGEST_PREFIX = 160
 _SPARE = 4_096  # characters behind a line's end in which a secret may go on
 _MOST_UNSAVED = 200
+_STEPS_STOPPED = 300.0  # seconds without a step after which an error has stopped the steps
+_STEPS_MISSED = 3  # and so many times as long as a step
 
 
 class JobLines:
@@ -304,7 +350,7 @@ class JobLines:
         whole = [text.rstrip("\r") for text in self._texts(lines)]
         shown = [text.rpartition("\r")[2] for text in whole]  # as a terminal shows it
         if shown:
-            self._try(self.known.scan, shown)
+            self._try(self._scan, shown)
         self._last.extend(text[:_LONGEST_SHOWN] for text in shown)
 
         # Each state of a bar may be a step.
@@ -322,6 +368,17 @@ class JobLines:
         with self._lock:
             for piece in pieces:
                 self._try(read, piece)
+
+    def _scan(self, shown: list[str]) -> None:
+        self.known.scan(shown, have_steps_stopped=self._have_steps_stopped())
+
+    def _have_steps_stopped(self) -> bool:
+        """Return whether steps were usual, and none came for much longer than one takes."""
+        known = self._progress
+        each = None if known is None else known.seconds_per_step
+        if known is None or each is None or known.last_at is None:
+            return False
+        return self._now() - known.last_at > max(_STEPS_STOPPED, _STEPS_MISSED * each)
 
     def _texts(self, lines: list[bytes]) -> list[str]:
         """Return lines as text, masked before they are cut: a part of a secret is none."""

@@ -60,6 +60,7 @@ class Elsewhere(NamedTuple):
     logs: tuple[Log, ...] = ()  # what other nodes' shares printed about a cause
     nodes: Mapping[str, str] = MappingProxyType({})  # the workers' names by address
     link: RayLink | None = None
+    first_at: float | None = None  # when the first cause in this node's output arrived
 
 
 async def explain_end(
@@ -81,6 +82,7 @@ async def diagnose_end(
 
     # Does a log show the cause?
     own = await in_thread(partial(_read_logs, run, outcome.kind), times.CAUSE_SEARCH) or []
+    own = [replace(log, at=elsewhere.first_at) for log in own]
     logs = [*own, *elsewhere.logs]
     diagnosis = await in_thread(partial(diagnose_logs, logs), times.CAUSE_SEARCH)
 
@@ -98,6 +100,7 @@ async def diagnose_end(
 
 async def with_cause(run: NodeRun, outcome: Outcome, diagnosis: Diagnosis) -> Outcome:
     """Add a cause to an outcome's remedy, unless that says it already."""
+    run.cause_page = run.redactor.clean(diagnosis.page())
     remedy = await in_thread(partial(_remedy, run, outcome.kind, diagnosis)) or ""
     remedy = run.redactor.clean(remedy)
     if not remedy or remedy in outcome.remedy:
@@ -110,7 +113,8 @@ async def find_cause(run: NodeRun, output: Path, elsewhere: Elsewhere) -> Failur
 
     def search() -> Diagnosis:
         text = (read_end(output, _TAIL) or b"").decode(errors="replace")
-        return diagnose_logs([Log("", output.name, text), *elsewhere.logs])
+        own = Log("", output.name, text, at=elsewhere.first_at)
+        return diagnose_logs([own, *elsewhere.logs])
 
     diagnosis = await in_thread(search, times.CAUSE_SEARCH)
     row = None if diagnosis is None else diagnosis.row

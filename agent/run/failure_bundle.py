@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 _MOST_OF_MAIN_LOG = 2 << 20
 _MOST_OF_OTHER_LOG = 512 << 10
 """Most bytes of the agent's and the job's log, and of any other log in the run folder."""
+_CAUSE_FILE = "cause.txt"
 _DRIVERS = 3
 _MOST_ASKED = 64  # number of workers whose logs are requested when the job is stopped
 
@@ -108,6 +109,7 @@ def write_bundle(
         node = bundle_folder(run)
         folder = run.folder.path
         most = _MOST_OF_MAIN_LOG
+        yield BundlePart(_CAUSE_FILE, run.cause_page)
         yield BundlePart(run_folder.OUTCOME_FILE, text)
         yield BundlePart("plan.txt", render(run.plan, run.redactor))
         facts = _facts(run.plan.facts, run.redactor.clean)

@@ -565,7 +565,8 @@ class HeadAgent:
         workers = self._state.fleet.workers.values()
         names = {worker.ip: worker.name for worker in workers if worker.ip}
         link = self._link if isinstance(self._link, RayLink) else None
-        return Elsewhere(self._status.logs_of_nodes(), names, link)
+        known = self._status.job_lines.known
+        return Elsewhere(self._status.logs_of_nodes(), names, link, known.first_at)
 
     # --- try again ------------------------------------------------------------------------------
 

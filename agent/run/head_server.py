@@ -188,7 +188,10 @@ class RunStatus:
             has_share = event.worker.key in state.shares.by_node
             if stats is not None and has_share and stats.attempt == state.attempt.number:
                 # a report of an earlier attempt is skipped
-                self.job_lines.known.add_from_node(event.worker.name, stats.known)
+                facts = state.fleet.facts.get(event.worker.key)
+                ahead = None if facts is None else facts.node_versions.clock_ahead
+                known = self.job_lines.known
+                known.add_from_node(event.worker.name, stats.known, ahead or 0.0)
 
     def logs_of_nodes(self) -> tuple[Log, ...]:
         """Return what other nodes' shares printed about a cause, the first that failed first."""

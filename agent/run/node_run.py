@@ -108,7 +108,7 @@ class NodeStats:
         """Return all statistics, with the state of each step."""
         states = {name: item.step for name, item in steps.items()}
         progress = {step: self._clean(line) for step, line in self.progress.items()}
-        causes = () if self._share is None else self._share.known.causes
+        causes = () if self._share is None else self._share.known.for_head
         figures = self._newest_figures()
         return WorkerStats(dict(self._latencies), states, progress, causes, self._attempt, figures)
 
@@ -161,6 +161,7 @@ class NodeRun:
         self.cost: float | None = None  # dollars of all nodes so far, on a head that has a price
         self.receipt: Callable[[], dict[str, object] | None] = lambda: None
         """What the run's time was spent on so far, on a head; for outcome.json."""
+        self.cause_page = ""  # the cause of a failure, and the lines that show it
         self.bundle: str | None = None  # the failure bundle's file name, '' if writing it failed
         self.output_begins = 0  # offset in job.log of the current attempt's output
 

@@ -198,7 +198,7 @@ def test_doctor_of_all_nodes(run: Run) -> None:
 
 def test_a_failed_run_names_its_cause(ended: Run) -> None:
     """The cause is in outcome.json, in the last line, and in ten lines of `explain`."""
-    cause = "job.log shows why: a GPU ran out of memory ("
+    cause = "a GPU ran out of memory. Take a smaller micro batch"
     assert str(ended.cluster.outcome(0)["remedy"]).startswith(cause)
     assert cause in last_line(ended.head)
     lines = explain(ended.cluster.pods[0].tmp / "logs" / "latest")

@@ -76,9 +76,9 @@ def test_the_output_of_failed_ranks_gives_the_remedy(cluster: Cluster) -> None:
     fails = f"import os\nif os.environ['RANK'] == '3':\n    raise MemoryError({OOM!r})\n"
     agents = start(cluster, f"{fails}import time\ntime.sleep(600)\n")
     assert ends(agents, START) == [1, 1], agents[0].tail()
-    assert "the job's output shows why on podb: a GPU ran out of memory" in last_line(agents[0])
+    assert "a GPU ran out of memory on podb" in last_line(agents[0])
     assert "Take a smaller micro batch" in last_line(agents[0])
-    assert "job.log shows why (rank 3): a GPU ran out of memory" in last_line(agents[1])
+    assert "a GPU ran out of memory (rank 3)" in last_line(agents[1])
 
 
 SEVEN = """

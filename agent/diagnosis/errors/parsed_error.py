@@ -1,4 +1,4 @@
-"""`ParsedError`: one error that a program printed, freed of what launchers and loggers add."""
+"""`ParsedError`: one error that a program printed, without what others add to it."""
 
 from __future__ import annotations
 
@@ -91,6 +91,13 @@ class ParsedError(Value):
         if self.cause is not None:
             yield from self.cause.chain()
         yield self
+
+    def stack(self) -> Iterator[str]:
+        """Yield the frames as Python prints them."""
+        for frame in self.frames:
+            yield f'  File "{frame.file}", line {frame.line}, in {frame.function}'
+            if frame.code:
+                yield f"    {frame.code}"
 
     def is_in(self, *folders: str) -> bool:
         """Return whether a frame's file lies in one of these folders: `vllm`, `ray/_private`."""

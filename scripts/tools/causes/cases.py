@@ -6,18 +6,12 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from agent.base.text import parse_toml
-from agent.diagnosis.find_cause import (
-    NEAR,
-    Diagnosis,
-    Log,
-    diagnose_logs,
-    find_known_lines,
-    plain_lines,
-)
-from agent.diagnosis.rows import Weight, table
+from agent.diagnosis.find_cause import Diagnosis, Log, diagnose_logs
+from agent.diagnosis.live_errors import LiveErrors
+from agent.diagnosis.rows import table
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
 UNKNOWN = "unknown"
@@ -45,18 +39,17 @@ def diagnosis(case: Mapping[str, Any]) -> Diagnosis:
 
 
 def live_answer(case: Mapping[str, Any]) -> Diagnosis:
-    """Return the answer while the job runs: its logs line by line, without their end."""
+    """Return what is reported as a cause while the job runs: its logs, line by line."""
     best = Diagnosis()
     for node, lines in case["logs"].items():
-        before: Sequence[str] = ()
+        errors = LiveErrors()
         for line in lines:
-            for known in find_known_lines([line], (), before):
-                row = table()[known.key]
-                if row.kind != "cause":
+            for known in errors.read([line]):
+                row = table().get(known.key)
+                if row is None or row.kind != "cause" or known.is_seen:
                     continue
-                if best.row is None or row.weight > best.row.weight > Weight.LAST:
+                if best.row is None or row.weight > best.row.weight:
                     best = Diagnosis(known.line, node=node, row=row)
-            before = [*before, *plain_lines(line)][-NEAR:]
     return best
 
 

@@ -93,9 +93,9 @@ def play(case: Case, folder: Path) -> Answer:
     with patch("agent.record.job_lines.say"):
         for node, text in texts.items():
             if node != HEAD:
-                found = read_output(text).known.causes
-                head.known.add_from_node(node, found)
-                named += found
+                found = read_output(text).known
+                head.known.add_from_node(node, found.for_head)
+                named += found.causes
     live = tuple(f"{one.cause}. {one.what_to_do}" for one in named if not one.is_symptom)
     if case.exit == 0:
         return Answer("", live)
@@ -107,7 +107,7 @@ def play(case: Case, folder: Path) -> Answer:
     run = NodeRun(plan, redactor, RunFolder(folder, case.id, HEAD), 0.0, case.id)
     run.folder.file(JOB_LOG).write_text(own.text, encoding="utf-8")
     run.output_begins = own.begins
-    elsewhere = Elsewhere(head.known.logs_of_nodes(), NODES)
+    elsewhere = Elsewhere(head.known.logs_of_nodes(), NODES, None, head.known.first_at)
     outcome = Outcome(Kind.JOB_FAILED, case.exit, f"the job failed with {case.exit}")
     end = anyio.run(explain_end, run, outcome, elsewhere).remedy
     run.close()
@@ -170,7 +170,7 @@ def quoted(sentence: str, case: Case) -> str:
         places = [at for at, letter in enumerate(sentence) if letter == mark]
         for start in places:
             for end in places:
-                part = sentence[start + 1 : end]
+                part = sentence[start + 1 : end].removesuffix("…")  # a long line is cut at its end
                 if len(part) > max(len(best), _SHORTEST_QUOTE) and _unescaped(part) in logs:
                     best = part
     return best

@@ -34,6 +34,10 @@ a test fails if it is outdated.
 """
 _IN_A_BUNDLE = (
     (
+        "`cause.txt`",
+        "the first page: the cause, or the first error if it is unknown, and the lines before it",
+    ),
+    (
         "`outcome.json`, `plan.txt`, `run.json`",
         "how it ended, what was planned, the attempts",
     ),
@@ -100,14 +104,17 @@ def _logs() -> Iterator[str]:
     yield "## Known messages in logs"
     yield ""
     yield _paragraph(
-        "When a run fails, the agent searches the ends of the logs of the job, the services and "
-        "Ray for these rows, on all nodes. A cause takes precedence over its consequences (a "
-        "service that does not answer, a killed process), and an earlier line over a later one. "
-        "An error that was retried, or that training steps followed, does not count. The row "
-        "becomes the remedy of the outcome, with the line, the node and the rank. If no row "
-        "matches, the remedy quotes the line of the first error. Words in braces come from the "
-        "line. Rows marked *live* are also reported while the job runs, once per attempt: in "
-        "the head's log and among the warnings of its status and page. `./scripts/causes` "
+        "When a run fails, the agent reads the ends of the logs of the job, the services and "
+        "Ray, on all nodes, as errors: tracebacks with what they wrap, fatal lines of native "
+        "programs, NCCL, kernel and driver, Slurm, shells and JSON, without the prefixes of "
+        "launchers and loggers. The first error that nothing else led to is the cause: a lost "
+        "connection, a watchdog or a dead actor is a consequence. An error that was retried, that "
+        "training steps followed, or that stands in a text of the model does not count. A row "
+        "of this table explains the error, and becomes the remedy of the outcome, with the line, "
+        "the node and the rank. If no row does, the remedy quotes the line. Words in braces come "
+        "from the line. Rows marked *live* are also reported while the job runs: as seen, once, "
+        "and as a cause once the error ended a process or the steps; causes are also among the "
+        "warnings of status and page. `./scripts/causes` "
         "measures how often the cause is right. *Again*: whether another try may help; ? means "
         "that the log does not show it."
     )

@@ -6,26 +6,23 @@ import re
 import time
 from collections import Counter
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.diagnosis.find_cause import (
-    NEAR,
-    Diagnosis,
-    Log,
-    body_of,
-    diagnose_logs,
-    find_known_lines,
-    matches,
-    plain_lines,
-    rank_of,
-)
-from agent.diagnosis.rows import Again, Row, Weight, Words, compiled, table
+from agent.diagnosis.errors.log_parser import parse_log
+from agent.diagnosis.errors.prefixes import read_line
+from agent.diagnosis.find_cause import Diagnosis, Log, diagnose_logs, plain_lines
+from agent.diagnosis.live_errors import LiveErrors, find_known_lines
+from agent.diagnosis.rows import Again, Row, Weight, Words, compiled, explain, known_signs, table
 from causes.ordinary.lines import compose
 from tools.causes.__main__ import main
 from tools.causes.cases import Result, diagnosis, judge, live_answer, load
+
+if TYPE_CHECKING:
+    from agent.diagnosis.errors.process_output import Occurrence
 
 CASES = Path(__file__).parents[2] / "causes"
 ALL = tuple(table().values())
@@ -74,6 +71,11 @@ def labels(*texts: str) -> tuple[str, ...]:
 # --- rows ----------------------------------------------------------------------------------------
 
 
+def errors_of(lines: list[str]) -> list[Occurrence]:
+    """Return the errors that the parser finds in some lines."""
+    return [*parse_log(lines, signs=known_signs()).occurrences]
+
+
 def _context(words: Words) -> str:
     """Return a line that the variant wants to see before its own."""
     return next((line for line in NEARBY if re.search(words.near, line)), "")
@@ -87,9 +89,11 @@ def test_each_example_has_its_row(row: Row, words: Words) -> None:
     context = _context(words) if words.near else ""
     assert bool(context) or not words.near
     lines = [context, "    the line of code", words.example] if context else ["", words.example]
-    assert words.match(words.example, body_of(words.example), context)
-    found = matches(lines, table().values())
-    assert found[len(lines) - 1].key == row.key
+    assert words.match(words.example, read_line(words.example).body.strip(), context)
+    found = [explain(o.error, "noise", "cause", "symptom", of_ray=True) for o in errors_of(lines)]
+    assert found
+    assert found[-1] is not None
+    assert found[-1][0].key == row.key
 
 
 def test_each_row_is_whole() -> None:
@@ -130,12 +134,12 @@ def test_causes_are_right_in_most_cases() -> None:
     assert counts[Result.WRONG] <= 0.015 * total
 
 
-def test_causes_are_right_while_the_job_runs() -> None:
-    """What is reported while the job runs is right as often, or is not reported."""
+def test_no_cause_is_wrong_while_the_job_runs() -> None:
+    """A cause is reported where a process ended; the rest only as seen."""
     counts = Counter(judge(case, live_answer(case)) for _, case in load(CASES / "seen"))
     total = sum(counts.values())
-    assert counts[Result.RIGHT] >= 0.88 * total
-    assert counts[Result.WRONG] <= 0.02 * total
+    assert counts[Result.RIGHT] >= 0.55 * total
+    assert counts[Result.WRONG] <= 0.01 * total
 
 
 def test_ordinary_lines_have_no_cause() -> None:
@@ -188,10 +192,11 @@ def test_prefixes_do_not_matter(prefix: str) -> None:
 
 def test_ranks_are_read() -> None:
     """From the prefixes of torch and vLLM."""
-    assert rank_of("[rank3]: x") == 3
-    assert rank_of("(WorkerDict pid=4) [rank12]:[E1117 00:51:46.1 x.cpp:1] [Rank 12] x") == 12
-    assert rank_of("(VllmWorker rank=5 pid=4) ERROR x") == 5
-    assert rank_of("x") is None
+    assert read_line("[rank3]: x").rank == 3
+    line = "(WorkerDict pid=4) [rank12]:[E1117 00:51:46.1 x.cpp:1] [Rank 12] x"
+    assert read_line(line).rank == 12
+    assert read_line("(VllmWorker rank=5 pid=4) ERROR x").rank == 5
+    assert read_line("x").rank is None
 
 
 def test_lines_of_code_are_no_messages() -> None:
@@ -200,7 +205,7 @@ def test_lines_of_code_are_no_messages() -> None:
     text = f'[rank3]:   File "/x/train.py", line 9, in main\n[rank3]:     {code}\n'
     assert cause(text).row is None
     found = cause(f"{text}[rank3]: RuntimeError: CUDA error: out of memory")
-    assert found.line == "[rank3]: RuntimeError: CUDA error: out of memory"
+    assert (found.line, found.rank) == ("RuntimeError: CUDA error: out of memory", 3)
 
 
 # --- weighing ------------------------------------------------------------------------------------
@@ -213,7 +218,7 @@ def test_a_cause_counts_before_its_symptom() -> None:
     """A later watchdog line, or one of another node, hides no cause; node and rank are named."""
     found = cause(WATCHDOG, f"[rank9]: {OOM}")
     assert (found.key, found.node, found.rank) == ("GPU memory", "node-1", 9)
-    assert found.remedy().startswith("job.log shows why on node-1 (rank 9): a GPU ran out of")
+    assert found.remedy().startswith("a GPU ran out of memory on node-1 (rank 9). Take a ")
     assert cause(f"{OOM}\n{WATCHDOG}").key == "GPU memory"
 
 
@@ -278,7 +283,7 @@ torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
     )
     remedy = found.remedy()
     assert remedy == (
-        "no known cause: the first error on node-0 is 'ValueError: the answer is 42' in job.log"
+        "unknown to pod-agent: the first error on node-0, in job.log: 'ValueError: the answer is 42'"
     )
 
 
@@ -286,7 +291,7 @@ def test_a_symptom_alone_is_no_cause() -> None:
     """It is named with what to look for, and nothing is asserted."""
     found = cause(WATCHDOG)
     assert found.row is None
-    assert found.remedy().startswith("no known cause: job.log shows on node-0 (rank 0) ")
+    assert found.remedy().startswith("unknown to pod-agent on node-0 (rank 0): a collective ")
     assert "Look for the rank that is silent" in found.remedy()
 
 
@@ -363,12 +368,11 @@ def test_any_log_has_a_diagnosis(lines: list[str]) -> None:
 
 def test_context_may_lie_in_an_earlier_piece() -> None:
     """While the job runs, its output comes in pieces; an error's frames may be in the one before."""
-    frame = '  File "/x/rl_dataset.py", line 9, in _build_messages'
-    error = "KeyError: 'problem'"
-    assert [k.key for k in find_known_lines([error], (), [frame, "    messages"])] == [
-        "data column"
-    ]
-    assert find_known_lines([error], (), ["x"] * NEAR) == []
+    errors = LiveErrors()
+    assert errors.read(['  File "/x/rl_dataset.py", line 9, in _build_messages']) == []
+    assert errors.read(["    messages = row['problem']"]) == []
+    assert [known.key for known in errors.read(["KeyError: 'problem'"])] == ["data column"]
+    assert find_known_lines(["x", "KeyError: 'problem'"]) == []
 
 
 def test_weights_are_in_order() -> None:

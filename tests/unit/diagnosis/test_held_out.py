@@ -134,6 +134,9 @@ def test_what_is_named_while_it_runs_is_graded(
 def test_a_case_goes_the_way_of_a_run(tmp_path: Path) -> None:
     """Another node's known line reaches the head's end; a former attempt's does not count."""
     answer = play(FAILED, tmp_path)
+    assert (grade_end(FAILED, answer), grade_live(FAILED, answer)) == (Grade.RIGHT, Grade.SILENT)
+    ended = {"head": f"{FAILED.logs['head']}\nJob 'raysubmit_1' failed"}
+    answer = play(replace(FAILED, id="ended", logs=ended), tmp_path)
     assert (grade_end(FAILED, answer), grade_live(FAILED, answer)) == (Grade.RIGHT, Grade.RIGHT)
     elsewhere = replace(FAILED, logs={"head": "step 1/2", "worker-1": FAILED.logs["head"]})
     answer = play(replace(elsewhere, id="two"), tmp_path)
@@ -191,9 +194,10 @@ def test_causes_in_ordinary_lines_are_counted(
     folder.mkdir()
     assert fetched(source, folder, tmp_path / "mirrors") == text.decode()
     assert fetched(replace(source, sha256="0" * 64), folder, None) is None
-    (folder / "own.log").write_text("OSError: [Errno 28] No space left on device\n")
+    ended = "OSError: [Errno 28] No space left on device\nJob 'raysubmit_1' failed\n"
+    (folder / "own.log").write_text(ended)
     monkeypatch.setattr(ordinary, "read_sources", lambda: [source])
     assert main(["--ordinary", str(folder)]) == 1
     printed = capsys.readouterr().out
     assert "own.log: as it runs: a disk is full" in printed
-    assert "2 logs, 4 lines: 2 causes named" in printed
+    assert "2 logs, 5 lines: 2 causes named" in printed

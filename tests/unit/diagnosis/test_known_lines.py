@@ -12,7 +12,8 @@ from msgspec.structs import replace
 from agent.decisions import head
 from agent.decisions.head.head_state import JobShares, NodeShare
 from agent.decisions.shared import HERE
-from agent.diagnosis.find_cause import diagnose_logs, find_known_lines
+from agent.diagnosis.find_cause import diagnose_logs
+from agent.diagnosis.live_errors import find_known_lines
 from agent.diagnosis.rows import sign_of, table
 from agent.frameworks.recipe import NodeSize
 from agent.job.torchrun_command import ShareEnd
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from agent.decisions.shared import Known
     from agent.run.run_keeper import RunKeeper
 
 SIGNS = {sign_of(words.text) for row in table().values() for words in row.words}
@@ -88,6 +90,11 @@ def told(lines: Sequence[str]) -> list[str]:
     return [known.key for known in find_known_lines(lines)]
 
 
+def causes_of(line: str) -> tuple[Known, ...]:
+    """Return what a process that ends with a line reports as its cause."""
+    return tuple(known for known in find_known_lines([line, ENDED]) if not known.is_seen)
+
+
 def test_every_live_row_and_every_noise_has_an_example() -> None:
     """Every row has a known line; harmless lines are always reported as harmless."""
     assert all(row.is_live for row in table().values() if row.kind == "noise")
@@ -102,8 +109,8 @@ def test_a_known_line_is_logged_with_its_own_cause(key: str, line: str) -> None:
         assert found == []
         return
     said = [known for known in found if known.key == key]
-    assert said[0].line == line
-    assert said[0].sentence().startswith("the job's output")
+    assert line.endswith(said[0].line)
+    assert "the job's output" in said[0].sentence()
 
 
 @pytest.mark.parametrize("line", NOISY)
@@ -134,26 +141,46 @@ def test_no_ordinary_line_has_a_cause() -> None:
     assert told([before + line for before in PREFIXES for line in ORDINARY]) == []
 
 
-def test_each_cause_is_logged_once_in_an_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However often it is printed; in another attempt it is logged again."""
+def test_each_error_is_logged_once_as_seen_and_once_as_a_cause(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """However often it is printed; a cause it is once a line shows that a process ended."""
     said: list[tuple[str, str]] = []
     lines = KnownLines(Redactor((SECRET,)).clean)
     monkeypatch.setattr(job_lines, "say", lambda *one: said.append(one))
-    full = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
     noise = "metric_exporter.cc:206: Export metrics to agent failed: IOError:14"
     for _ in range(3):
-        lines.scan(["step 1", full, noise, full])
-    assert [level for _, level in said] == ["warning", "info"]
+        lines.scan(["step 1", OOM, noise, OOM])
+    assert [level for _, level in said] == ["info", "info"]
+    assert lines.warnings() == []
+    assert any(
+        text.startswith("seen in the job's output, which goes on: a GPU") for text, _ in said
+    )
+    for _ in range(3):
+        lines.scan([ENDED])
+    assert [level for _, level in said] == ["info", "info", "warning"]
     (shown,) = lines.warnings()
     assert shown["check"] == "job output"
     assert shown["what"].startswith("a GPU ran out of memory (torch.OutOfMemoryError: CUDA out")
     assert shown["remedy"].startswith("Take a smaller micro batch")
-    lines.scan([full])
-    assert len(lines.warnings()) == 1
+
+
+def test_an_error_that_steps_follow_is_no_cause(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor one that another try is announced for; steps that stop make a cause of one."""
+    said: list[str] = []
+    monkeypatch.setattr(job_lines, "say", lambda text, level: said.append(f"{level} {text}"))
+    lines = KnownLines(str)
+    lines.scan([f"{OOM}, retrying", "step 3/40 mean reward 0.61"])
+    assert said == []
+    lines.scan([OOM, "step 4/40 mean reward 0.61", ENDED])
+    assert not any(text.startswith("warning") for text in said)
+    lines.scan([FILES], have_steps_stopped=True)
+    assert said[-1].startswith("warning the job's output shows: the limit of open files")
 
 
 FILES = "OSError: [Errno 24] Too many open files: 'x'"
 OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
+ENDED = "E0804 15:34:58.362 4 api.py:869] failed (exitcode: 1) local_rank: 0 (pid: 4) of binary: x"
 
 
 def test_a_cause_of_another_node_is_logged_once_with_the_node(
@@ -164,22 +191,24 @@ def test_a_cause_of_another_node_is_logged_once_with_the_node(
     lines = KnownLines(Redactor((SECRET,)).clean)
     monkeypatch.setattr(job_lines, "say", lambda *one: said.append(one))
     full, files = f"{OOM} {SECRET}", FILES
-    (memory,), (handles,) = find_known_lines([full]), find_known_lines([files])
+    (memory,), (handles,) = causes_of(full), causes_of(files)
     lines.add_from_node("podb", (memory,))
     for node in ("podb", "podc"):
         lines.add_from_node(node, (memory,))
-    lines.scan([full])
-    ((sentence, level),) = said
+    lines.scan([full, ENDED])
+    sentence, level = said[0]
+    assert len(said) == 1
     assert level == "warning"
-    assert sentence.startswith("the job's output on podb shows: a GPU ran out of memory ('torch.")
+    assert sentence.startswith("the job's output on podb shows: a GPU ran out of memory. Take")
     assert "Take a smaller micro batch" in sentence
-    assert SECRET not in sentence
-    lines.scan([files])
+    assert not any(SECRET in text for text, _ in said)
     lines.add_from_node("podb", (memory, handles))
     assert len(said) == 2
-    assert [one["what"][:9] for one in lines.warnings()] == ["podb: a G", "the limit"]
-    ((here, first),) = [(one.node, one.text) for one in lines.logs_of_nodes()]
-    assert (here, OOM in first) == ("podb", True)
+    whats = [one["what"][:9] for one in lines.warnings()]
+    assert whats == ["podb: a G", "podb: the"]
+    logs = {one.node: one.text for one in lines.logs_of_nodes()}
+    assert OOM in logs["podb"]
+    assert OOM in logs["podc"]
 
 
 def test_what_was_found_in_an_earlier_attempt_explains_no_later_one(
@@ -189,7 +218,7 @@ def test_what_was_found_in_an_earlier_attempt_explains_no_later_one(
     said: list[tuple[str, str]] = []
     lines = JobLines(str)
     monkeypatch.setattr(job_lines, "say", lambda *one: said.append(one))
-    (memory,) = find_known_lines([OOM])
+    (memory,) = causes_of(OOM)
     lines.known.add_from_node("podb", (memory,))
     lines.begin_attempt(2)
     assert lines.known.logs_of_nodes() == ()
@@ -206,7 +235,7 @@ def test_no_secret_and_no_control_character_is_logged(monkeypatch: pytest.Monkey
     start = "OSError: [Errno 28] No space left on device: \x1b[31m"
     for length in range(80, 160):
         lines = KnownLines(Redactor((SECRET,)).clean)
-        lines.scan([f"{start}{'x' * length}{SECRET}\x07"])
+        lines.scan([f"{start}{'x' * length}{SECRET}\x07", ENDED])
     assert len(said) == 80
     assert not any(SECRET[:8] in sentence or "\x1b" in sentence for sentence in said)
     assert any(MASK in sentence for sentence in said)
@@ -252,21 +281,19 @@ def test_what_is_known_is_a_warning_of_the_status(tmp_path: Path) -> None:
     run = NodeRun(plan, Redactor(()), RunFolder(tmp_path, "run-1", "node-a"), 0.0, "run-1")
     state = head.first_state(goal())
     watched = RunStatus(run, cast("RunKeeper", Keeper()), lambda: state)
-    watched.job_lines.write(b"Failed accept4: Too many open files\n", lambda _pause: False)
+    watched.job_lines.write(f"{FILES}\n{ENDED}\n".encode(), lambda _pause: False)
     warnings = watched.private_details()["warnings"]
     assert isinstance(warnings, list)
     assert warnings[-1] == watched.job_lines.known.warnings()[0]
     failed = NodeShare("pod2", NodeSize(0), ShareEnd(1, 0), 1.0)
     shares = {HERE: NodeShare("node-a", NodeSize(0)), "agent2": failed}
     state = replace(state, shares=JobShares(shares))
-    watched.worker_stats = {"agent2": WorkerStats(known=tuple(find_known_lines([OOM])), attempt=1)}
+    watched.worker_stats = {"agent2": WorkerStats(known=causes_of(OOM), attempt=1)}
     watched.apply_event(reported(2))
     warnings = watched.private_details()["warnings"]
     assert isinstance(warnings, list)
-    assert warnings[-1]["what"].startswith("pod2: a GPU ran out of memory")
-    watched.worker_stats = {
-        "agent2": WorkerStats(known=tuple(find_known_lines([FILES])), attempt=0)
-    }
+    assert any(one["what"].startswith("pod2: a GPU ran out of memory") for one in warnings)
+    watched.worker_stats = {"agent2": WorkerStats(known=causes_of(FILES), attempt=0)}
     watched.apply_event(reported(2))  # of ranks that have ended
     assert watched.private_details()["warnings"] == warnings
     assert diagnose_logs(watched.logs_of_nodes()).cause == "a GPU ran out of memory"

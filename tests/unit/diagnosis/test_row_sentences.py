@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.diagnosis.find_cause import Diagnosis, Log, diagnose_logs, find_known_lines
+from agent.diagnosis.find_cause import Diagnosis, Log, diagnose_logs
+from agent.diagnosis.live_errors import find_known_lines
 from agent.diagnosis.rows import table
 from agent.frameworks import framework_named
 

@@ -27,6 +27,7 @@ from agent.record.bundle import (
 )
 from agent.record.run_folder import RunFolder
 from agent.run import failure_bundle
+from agent.run.diagnose import explain_end
 from agent.run.failure_bundle import make_bundle, write_bundle
 from agent.run.node_run import NodeRun
 from agent.run.orders import HeadRequests
@@ -208,6 +209,23 @@ def test_a_failed_run_leaves_a_bundle(run: NodeRun) -> None:
     told = json.loads(found["outcome.json"])
     assert (told["remedy"], told["bundle"]) == (end.remedy, path.name)
     assert write_bundle(run, end) is end
+
+
+def test_its_first_page_is_the_cause(run: NodeRun) -> None:
+    """The unknown error with the four lines before it, masked."""
+    lines = [f"line {number}" for number in range(6)]
+    run.folder.file("job.log").write_text("\n".join([*lines, f"ValueError: {SECRET} is bad\n"]))
+    ended = anyio.run(explain_end, run, FAILED)
+    anyio.run(make_bundle, run, ended)
+    found = unpacked(the_bundle(run))
+    assert next(iter(found)) == "cause.txt"
+    shown = found["cause.txt"].split("\n")
+    assert shown[0].startswith("unknown to pod-agent: the first error, in job.log: 'ValueError: ")
+    assert shown[-6:] == [
+        *(f"    line {at}" for at in range(2, 6)),
+        f"    ValueError: {MASK} is bad",
+        "",
+    ]
 
 
 def test_it_has_logs_of_ray(run: NodeRun, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.diagnosis.find_cause import rank_of
+from agent.diagnosis.errors.prefixes import read_line
 from agent.processes.output import OutputCopies, PreambleFilter
 from agent.record import job_lines
 from agent.record.job_lines import MOST_LINES, MOST_POINTS, JobLines
@@ -212,8 +212,8 @@ def test_ten_megabytes_without_a_line_end() -> None:
     assert time.process_time() - began < 0.5
 
 
-@pytest.mark.parametrize("prefix", ["[rank{}]: ", "[default{}]:", "x rank={} "])
+@pytest.mark.parametrize("prefix", ["[rank{}]: ", "[default{}]:", "(x rank={} pid=1) "])
 def test_a_rank_of_too_many_digits_is_none(prefix: str) -> None:
     """No message or record holds a number without limit."""
-    assert rank_of(prefix.format("12")) == 12
-    assert rank_of(prefix.format("7" * 150)) is None
+    assert read_line(prefix.format("12") + "x").rank == 12
+    assert read_line(prefix.format("7" * 150) + "x").rank is None

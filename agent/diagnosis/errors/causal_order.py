@@ -1,0 +1,232 @@
+"""The order of errors by cause: which one came first, and which only follow from it.
+
+An error counts before those that pass it on (wrappers) and those that follow from the end of
+another process (consequences). Among the rest one that ended its process counts before one that
+its process survived, and then the first in time.
+"""
+
+from __future__ import annotations
+
+import re
+from enum import IntEnum
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from agent.base.value import Value
+from agent.diagnosis.errors.parsed_error import ErrorKind, LogLevel, ParsedError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from agent.diagnosis.errors.log_parser import ParsedLog
+    from agent.diagnosis.errors.process_output import Occurrence
+
+_WRAPPER = re.compile(
+    r"(?:\w+\.)*(?:RayTaskError|TrainingFailedError|TuneError|UserCodeException|RuntimeEnvSetupError|ChildFailedError|EngineDeadError|AsyncEngineDeadError"
+    r"|CalledProcessError"
+    r"|ProcessRaisedException|ProcessExitedException|SystemExit|KeyboardInterrupt|SignalException"
+    r"|WorkerCrashedError|ExceptionGroup|BaseExceptionGroup|InstantiationException)\b"
+    r"|.{0,80}Caught \w{1,60} in (?:DataLoader|pin memory|replica)|BackOff|.{0,20}Back-off"
+    r"|.{0,40}Exception in ASGI application|(?:tenacity\.)?RetryError\b.{0,3}RetryError\["
+    r"|Error merging override|NoneType: None"
+    r"|.{0,200}(?:Engine core initialization failed|Engine core proc|EngineCore (?:failed"
+    r"|encountered)|Engine process failed to start"
+    r"|Error executing method|Got fatal signal|See (?:stack trace|root cause)"
+    r"|Engine process \(pid"
+    r"|Executor failed|Error executing method|Got fatal signal|See (?:stack trace|root cause)"
+    r"|Engine process \(pid|WorkerProc (?:initialization failed|hit an exception|failed)"
+    r"|error raised in its creation task|JobSupervisor"
+    r"|Job entrypoint command failed|failed \(exitcode|[Ee]xited with (?:exit )?code"
+    r"|exit(?:ed with|) (?:code|status)"
+    r"|Scheduler hit an exception|hit an exception|returned non-zero exit status"
+    r"|One or more tasks? failed"
+    r"|Error executing job|Job .{1,80} failed|Command .{1,300} failed|Exited with exit code"
+    r"|Unhandled exception|Uncaught exception|Exception in worker|Exception in thread"
+    r"|Encountered exception|An error occurred)"
+)
+_CONSEQUENCE = re.compile(
+    r"Watchdog caught collective operation timeout|detected by watchdog"
+    r"|watchdog thread terminated"
+    r"|DistBackendError|\bnccl\w*Error\b|NCCL error|NCCL communicator was aborted"
+    r"|ncclInvalidUsage"
+    r"|Connection closed by|[Cc]onnection reset|ConnectionResetError|[Bb]roken pipe|Socket closed"
+    r"|BrokenPipeError|Some NCCL operations have failed or timed out|recvValue failed"
+    r"|sendBytes failed|ncclUnhandledCudaError|Timed out waiting \d+ms for (?:recv|send)"
+    r"|Socket Timeout|wait timeout after|DistNetworkError|DistStoreError|store->get\("
+    r"|Timeout at NCCL work|monitoredBarrier|EOFError\b|remote process exited"
+    r"|taking the entire process down"
+    r"|To avoid data inconsistency|[Ss]ignal 15|SIGTERM|terminated by signal|SIGABRT"
+    r"|Signal: Aborted"
+    r"|ActorDiedError|RayActorError|ActorUnavailableError|OwnerDiedError|ObjectLostError"
+    r"|The actor (?:is dead|died)"
+    r"|[Aa]ctor .{0,80}died|worker (?:process )?(?:has )?died|died unexpectedly"
+    r"|Worker unexpectedly exit|was terminated|CANCELLED|"
+    r"Aborted(?: \(core dumped\))?$|Terminated$|terminate called after throwing|"
+    r"\b(?:node|worker|peer|process)\S{0,20} (?:failed|exited|has exited|is dead)\b"
+    r"|Job step aborted|task \d+: |StreamReset|GOAWAY"
+    r"|Connection refused|ConnectionRefused|Cannot connect to host|Connect call failed"
+    r"|NewConnectionError|httpx\.ConnectError|All connection attempts failed"
+    r"|RemoteDisconnected|ServerDisconnected|Remote end closed connection|is (?:already )?dead\b"
+    r"|CancelledError|ProcessGroupNCCL|Failed to (?:shut|clean|destroy|kill)|heartbeat|Heartbeat"
+)
+_STEP_ENDED = re.compile(r"aborted|Terminated|Terminating|Exited with|: Killed|Force")
+_ENDS = re.compile(
+    r"RayTaskError|ChildFailedError|failed \(exitcode|died|error raised in its creation task"
+    r"|Error executing job|Engine core initialization failed|EngineDeadError"
+    r"|Exited with exit code"
+    r"|Job entrypoint command failed|WorkerProc initialization failed"
+)
+_ARGPARSE = re.compile(r"[\w./-]{1,120}: error: ")  # a program ends behind it
+_GOES_ON = 12  # ordinary lines of a process behind an error that it survived
+
+
+class Role(IntEnum):
+    """What an error is to the end of the run."""
+
+    ORIGINAL = 0
+    CONSEQUENCE = 1
+    WRAPPER = 2
+
+
+class Standing(IntEnum):
+    """How much shows that an error ended something; the least counts first."""
+
+    FATAL = 0  # it ended a process: what passes it on says so, or it is an end by its form
+    LAST = 1  # its process printed nothing ordinary behind it
+    SURVIVED = 2  # its process went on
+    QUOTED = 3  # it stands in a text, or was ignored: no cause is named by it
+    OVERCOME = 4  # steps followed, or another try
+
+
+class Candidate(Value):
+    """An error that may be the first cause."""
+
+    error: ParsedError  # the part of the chain that shows most
+    whole: ParsedError
+    role: Role
+    standing: Standing
+    log: int  # the number of its log
+    at: float | None = None  # when the first error of that log arrived, if it is known
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Return its place in the order of logs and lines."""
+        return self.log, self.error.number
+
+
+def role_of(error: ParsedError) -> Role:
+    """Return whether an error only passes on another one, or follows from another's end."""
+    if _WRAPPER.match(error.line):
+        return Role.WRAPPER
+    if error.kind is ErrorKind.SLURM:  # it states why, or only that a step ended
+        if " DUE TO " in error.line:
+            return Role.ORIGINAL
+        return Role.WRAPPER if _STEP_ENDED.search(error.line) else role_of_text(error)
+    if error.kind is ErrorKind.NCCL:  # one line of several; rows name those that show a cause
+        return Role.CONSEQUENCE
+    return role_of_text(error)
+
+
+def role_of_text(error: ParsedError) -> Role:
+    """Return the role of an error by its words alone."""
+    if _CONSEQUENCE.search(error.line[:600]) or _CONSEQUENCE.search(error.printed[:300]):
+        return Role.CONSEQUENCE
+    return Role.ORIGINAL
+
+
+_LOOKUPS = {"KeyError", "AttributeError", "IndexError", "StopIteration", "LookupError", "Empty"}
+
+
+def main_error(error: ParsedError) -> ParsedError:
+    """Return the part of a chain that shows the cause: the innermost that is no wrapper.
+
+    A failed lookup, during whose handling something else failed, shows less than that.
+    """
+    chain = [*error.chain()]
+    originals = [part for part in chain if role_of(part) is Role.ORIGINAL]
+    if not originals:
+        consequences = [part for part in chain if role_of(part) is Role.CONSEQUENCE]
+        return (consequences or chain)[0]
+    first = originals[0]
+    if first.name in _LOOKUPS and len(originals) > 1 and len(originals[1].message) > 40:
+        return originals[1]
+    return first
+
+
+def shows_an_end(error: ParsedError) -> bool:
+    """Return whether an error shows that a process ended by another one."""
+    return any(_ENDS.search(part.line) is not None for part in error.chain())
+
+
+def candidates(logs: Sequence[ParsedLog], clocks_ahead: Sequence[float] = ()) -> list[Candidate]:
+    """Return the errors of all logs with their role and standing, their times on one clock."""
+    ends = _Ends(logs)
+    found = []
+    for number, log in enumerate(logs):
+        for occurrence in log.occurrences:
+            error = main_error(occurrence.error)
+            role = role_of(error)
+            standing = _standing(occurrence, error, ends)
+            if clocks_ahead and clocks_ahead[number] and error.time is not None:
+                error = replace(error, time=error.time - clocks_ahead[number])
+            found.append(Candidate(error, occurrence.error, role, standing, number))
+    return found
+
+
+class _Ends:
+    """What the logs show about which errors ended a process."""
+
+    def __init__(self, logs: Sequence[ParsedLog]) -> None:
+        self.types: set[str] = set()
+        for log in logs:
+            for occurrence in log.occurrences:
+                for error in occurrence.error.chain():
+                    inner = re.search(r"RayTaskError\((\w{1,80})\)", error.type)
+                    if inner is not None:
+                        self.types.add(inner[1])
+
+
+def _standing(occurrence: Occurrence, error: ParsedError, ends: _Ends) -> Standing:
+    if occurrence.is_harmless:
+        return Standing.QUOTED
+    if occurrence.is_overcome:
+        return Standing.OVERCOME
+    is_passed_on = shows_an_end(occurrence.error)
+    is_linked = is_passed_on or error.name in ends.types
+    if occurrence.is_quoted:
+        return Standing.FATAL if is_passed_on else Standing.QUOTED
+    if error.level < LogLevel.UNSTATED:
+        return Standing.SURVIVED
+    if error.kind in {ErrorKind.KERNEL, ErrorKind.NVRM, ErrorKind.SLURM} or is_linked:
+        return Standing.FATAL
+    if error.kind is ErrorKind.CPP or _begins_a_program(error) or _ARGPARSE.match(error.line):
+        return Standing.FATAL
+    is_unmarked = error.kind is ErrorKind.PLAIN and error.level is LogLevel.UNSTATED
+    goes_on = occurrence.ordinary_after > _GOES_ON
+    return Standing.SURVIVED if goes_on or is_unmarked else Standing.LAST
+
+
+def _begins_a_program(error: ParsedError) -> bool:
+    """Return whether a traceback begins where a program does: nobody has caught it."""
+    if not error.frames:
+        return False
+    return error.frames[0].function in {"<module>", "_run_module_as_main", "_run_code"} or any(
+        "Error executing job" in line for line in error.before[-3:]
+    )
+
+
+def first_of(candidates_: Iterable[Candidate]) -> Candidate | None:
+    """Return the earliest of some candidates: by time where all logs state it, else by place."""
+    firsts: dict[int, Candidate] = {}
+    for candidate in candidates_:
+        known = firsts.get(candidate.log)
+        if known is None or candidate.place < known.place:
+            firsts[candidate.log] = candidate
+    if not firsts:
+        return None
+    if len(firsts) > 1 and all(one.error.time is not None for one in firsts.values()):
+        return min(firsts.values(), key=lambda one: (one.error.time or 0.0, one.log))
+    if len(firsts) > 1 and all(one.at is not None for one in firsts.values()):
+        return min(firsts.values(), key=lambda one: (one.at or 0.0, one.log))
+    return min(firsts.values(), key=lambda one: one.place)

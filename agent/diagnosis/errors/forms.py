@@ -1,0 +1,282 @@
+"""The forms of errors by program: expressions for one line each, in bounded time."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from agent.diagnosis.errors.parsed_error import ErrorKind, LogLevel
+
+# --- Python --------------------------------------------------------------------------------------
+
+HEADER = "Traceback (most recent call last)"
+HEADER_LINE = re.compile(
+    r"(?:[^{\[\"'<]{0,200}\W)?\s{0,20}(?:╭─+ )?Traceback \(most recent call last\)(?::| ─)"
+)
+FRAME = re.compile(
+    r"\s{0,20}File \"(?P<file>[^\"]{1,500})\", line (?P<line>\d{1,7})"
+    r"(?:, in (?P<function>.{1,200}))?"
+)
+BOX_FRAME = re.compile(
+    r"│ (?P<file>[^\s:│]{1,400}\.\w{1,6}):(?P<line>\d{1,7}) in (?P<function>[\w.<>]{1,100})"
+)
+HEAD = re.compile(
+    r"(?P<type>(?:[A-Za-z_]\w{0,80}\.){0,9}[A-Za-z_]\w{0,100})"
+    r"(?:\((?P<inner>[^:]{0,120}?)\))?(?:: ?(?P<message>.{0,2000}))?$"
+)
+"""The last line of a traceback: a type, and what is behind it."""
+LIKE_A_TYPE = re.compile(
+    r"(?:[A-Za-z_]\w{0,80}\.){0,9}_?[A-Z]\w{0,100}?"
+    r"(?:Error|Exception|Timeout|Interrupt|Failed|Died|Refused|Expired|NotFound|Invalid|Abort"
+    r"|Failure|Disconnected|Mismatch|Overflow|Unavailable|Exit|Group|Exceeded|Denied|Full"
+    r"|Empty)s?"
+    r"(?:\([^:]{0,120}?\))?(?::|$)"
+    r"|Exception(?::|$)"
+    r"|(?:[a-z_]\w{0,60}\.){1,8}[A-Z]\w{2,60}: "
+)
+"""A line outside a traceback that begins with an exception."""
+CHAINED = (
+    "During handling of the above exception, another exception occurred",
+    "The above exception was the direct cause of the following exception",
+)
+GUTTER = re.compile(r" {0,40}(?:\+ |[|+]-?(?=[ \n]|$)) ?")
+SEPARATOR = re.compile(r"\W{4,200}$|\s{0,40}\+-\+-{4,}|\s{0,40}[+|]-{8,}")
+PROCESS = re.compile(
+    r"\bray::(?P<actor>[\w.:<>]{1,80})[^()]{0,20}\([^)]{0,20}\)? ?\(?pid=(?P<pid>\d{1,9})"
+    r"(?:, ip=(?P<ip>[\w.:]{3,45}))?"
+)
+PASSED_ON = re.compile(r"Caught \w{1,60} in (?:DataLoader|pin memory|replica)")
+"""Messages of exceptions that another process raised: its own traceback follows."""
+HARMLESS_BEFORE = (
+    "Exception ignored in",
+    "--- Logging error ---",
+    "Error in sys.excepthook",
+    "Exception ignored on",
+)
+ANNOUNCES = re.compile(r"[Ee]rror|[Ff]ail|[Ee]xception|[Cc]annot|[Cc]ould not|[Uu]nable")
+"""Words of a logger's line that the traceback below it belongs to."""
+OF_A_TASK = ("Task exception was never retrieved", "Future exception was never retrieved")
+
+# --- other programs ------------------------------------------------------------------------------
+
+_CRASH = re.compile(
+    r"terminate called|Fatal Python error: |\*\*\* SIG[A-Z]{3,6} |\*\*\* Process received signal"
+    r"|!{3,12} Segfault|Segmentation fault|Bus error|Illegal instruction|Floating point exception"
+    r"|double free or corruption|free\(\): |malloc\(\): |malloc_consolidate|munmap_chunk"
+    r"|corrupted "
+    r"|\*\*\* stack smashing|Aborted(?: \(core dumped\))?$|Killed(?:$| )"
+    r"|pure virtual method called"
+    r"|panic: |thread '[^']{1,60}' (?:\(\d+\) )?panicked at|fatal error: |ptxas fatal"
+    r"|[\w./+-]{1,200}: symbol lookup error: "
+    r"|[\w./+-]{1,200}: error while loading shared libraries: "
+    r"|[\w./+-]{1,200}: [\w./-]{1,200}:\d{1,6}: .{1,300}Assertion .{1,300} failed"
+    r"|INTERNAL ASSERT FAILED"
+    r"|[\w./-]{1,200}\.(?:cuh?|cpp|cc|h|hpp):\d{1,6}: .{1,400}Assertion .{1,300} failed"
+    r"|what\(\): |Caught signal \d{1,2}|c10::|CUDA (?:driver )?[Ee]rror: "
+    r"|Memory access fault by GPU"
+)
+_KERNEL = re.compile(
+    r"(?:kernel: )?(?:\[ {0,6}\d{1,8}\.\d{3,6}\] ?)?(?:Out of memory: "
+    r"|Memory cgroup out of memory|oom-kill:|oom_reaper"
+    r"|[\w./:-]{1,60}\[\d{1,9}\]: segfault at |Kernel panic|EXT4-fs error|XFS \("
+    r"|blk_update_request|Buffer I/O error"
+    r"|INFO: task |watchdog: BUG|mce: |pcieport |AER: |mlx5_core |nfs: server )"
+)
+_NVRM = re.compile(
+    r"\s{0,40}(?:kernel: )?(?:\[ {0,6}\d{1,8}\.\d{3,6}\] ?)?(?:NVRM: |nvidia-nvswitch\d{1,3}: "
+    r"|.{0,40}SXid \()"
+)
+_XID = re.compile(
+    r"S?Xid \(|fallen off the bus|API mismatch|RmInitAdapter failed|rm_init_adapter failed"
+    r"|GPU .{0,60}(?:lost|halted)"
+)
+_SLURM = re.compile(
+    r"(?:srun|slurmstepd|sbatch|salloc|slurmd"
+    r"|slurmctld)(?:\[[\w.-]{1,60}\])?: (?P<rest>.{0,1900})"
+)
+_SLURM_OK = re.compile(
+    r"(?:job \d+ (?:queued|has been allocated)|Granted|Pending|launching|Relinquish|debug|info"
+    r"|Submitted|StepId)",
+    re.IGNORECASE,
+)
+_SHELL = re.compile(
+    r"(?:-?(?:/[\w./-]{1,200}/)?(?:ba|z|da|k|tc)?sh|/?[\w./-]{1,200}\.(?:sh|bash|slurm|sbatch)"
+    r"|/[\w./-]{1,200}/(?:job\d+/)?slurm_script|\./[\w./-]{1,200})"
+    r": (?:line )?\d{1,6}: .{1,1500}"
+    r"|(?:/[\w./-]{1,200}/)?(?:ba|z|da|k|tc)?sh: .{1,1500}"
+    r"|(?:/usr/bin/)?env: .{1,500}|(?:exec|OCI runtime exec failed"
+    r"|OCI runtime create failed): .{1,1500}"
+    r"|(?:/[\w./-]{1,200}/)?python[\d.]{0,5}: (?:can't open file|No module named"
+    r"|Error while).{0,1500}"
+    r"|(?:cp|mv|rm|ln|cat|ls|cd|mkdir|tar|touch|chmod|chown|mount|mount\.nfs4?|umount|rsync"
+    r"|curl|wget|ssh|scp|git|make|nvcc|gcc|g\+\+|cc1plus|ld|ninja|pip3?|apt-get|docker|sudo"
+    r"|unzip|gzip)"
+    r": (?!\S+ \(\d+%\)).{1,1500}"
+    r"|[\w./-]{1,120}: error: .{1,1500}|fatal: .{1,1500}|make(?:\[\d+\])?: \*\*\* .{1,500}"
+    r"|E: .{3,500}"
+)
+_SHELL_OK = re.compile(
+    r"(?:using|removing|created|copied|Cloning|Already|Saving|sending|receiving|Collecting"
+    r"|Entering|Leaving)\b"
+)
+_JAVA = re.compile(
+    r"(?:Exception in thread \"[^\"]{0,80}\" |(?P<inner>Caused by: ))?"
+    r"(?P<type>(?:javax?|org|com|io|net|scala|kotlin|sun|jdk)\.(?:[a-z]\w{0,40}\.){1,9}"
+    r"[A-Z]\w{0,80}(?:Exception|Error))(?:: (?P<message>.{0,1900}))?$"
+)
+JAVA_FRAME = re.compile(
+    r"\s{1,8}at [\w.$<>/]{3,300}\((?P<file>[\w.]{1,100})(?::(?P<line>\d{1,7}))?\)"
+    r"|\s{1,8}\.\.\. \d+ more"
+)
+_NCCL = re.compile(r"(?:[\w./-]{1,80}:\d{1,7} )?NCCL (?:WARN|ERROR) (?P<message>.{0,1900})")
+NATIVE_FRAME = re.compile(
+    r"\s{0,8}(?:Exception raised from |\*\*\* Check failure stack"
+    r"|frame #\d{1,3}: |@ {1,20}(?:0x)?[\da-f]{6,18}"
+    r"|#\d{1,3} {1,2}0x[\da-f]{4,18} |\[\s{0,3}\d{1,3}\] [\w/(.]|\d{1,3} {1,4}0x[\da-f]{4,18} )"
+)
+_INSTANCE = re.compile(r"terminate called after throwing an instance of '([^']{1,200})'")
+
+_BEGINS = re.compile(
+    r"\W{0,4}(?:\w{1,30} )?(?:error|fatal|failed|failure|cannot|can't|could not|couldn't"
+    r"|unable|exception|abort(?:ed|ing)?"
+    r"|panic|killed|invalid|unknown|unsupported|unrecognized|missing|refused|denied"
+    r"|permission denied|no such|segmentation|watchdog|insufficient|not enough|out of memory"
+    r"|too many|timed out"
+    r"|no (?:gpus?|space|module|route|devices?|available|suitable)|quota|preempted|evicted"
+    r"|rejected)\b",
+    re.IGNORECASE,
+)
+"""Beginnings of a message about an error, in any program."""
+STEMS = (
+    *("error", "fail", "exception", "warn", 'file "', "cannot", "not ", "no ", "kill", "signal"),
+    *("unable", "refused", "denied", "invalid", "missing", "mismatch", "timed out", "timeout"),
+    *("exceed", "unsupported", "abort", "reach", "die", "dead", "crash", "corrupt", "memory"),
+    *("oom", "panic", "fatal", "xid", "nvrm", "cancel", "terminat", "fault", "traceback", "what()"),
+    *("insufficient", "incompatible", "undefined", "unexpected", "unrecogni", "conflict"),
+    *("too many", "already", "quota", "closed", "reset", "expired", "unavailable", "unknown"),
+    *("lost", "exhausted", "eviction", "evicted", "preempt", "duplicate", "exit"),
+)
+"""Parts of words, in small letters: a line without any of them is about no error."""
+
+
+PROGRESS = re.compile(
+    r"\bstep:\d+ - |\bGlobal step \d+: \{|\bstep \d+/\d+ |\{'loss': |\bTrain epoch \["
+    r"|\biteration +\d+/ *\d+ \||\bEpoch: \[\d+\]\[ *\d+/\d+\]"
+)
+"""Lines that a training step prints."""
+
+
+class Form(NamedTuple):
+    """The form of one line that is an error by itself."""
+
+    kind: ErrorKind
+    type: str = ""
+    message: str = ""
+    level: LogLevel = LogLevel.ERROR
+    is_inner: bool = False  # Java's `Caused by:`
+
+
+def form_of(body: str, level: LogLevel) -> Form | None:
+    """Return the form of a line outside a Python traceback; None for an ordinary one."""
+    # Programs whose form is their own, whatever level they state.
+    for form_of_program in (_nccl, _driver, _slurm):
+        form = form_of_program(body)
+        if form is not None:
+            return None if form is _ORDINARY else form
+    if level < LogLevel.UNSTATED:
+        return Form(ErrorKind.PLAIN, "", body, level)
+
+    # The end of a native program, exceptions without a traceback, shells.
+    for form_of_error in (_crash, _java, _exception, _shell, _event):
+        form = form_of_error(body)
+        if form is not None:
+            return form._replace(level=max(form.level, level))
+
+    # What states its level, or begins like an error.
+    if level is LogLevel.FATAL:
+        return Form(ErrorKind.CPP, "", body, level)
+    if _ADVICE.match(body):
+        return None
+    is_title = body.rstrip().endswith(":")
+    if (level is LogLevel.ERROR or _BEGINS.match(body)) and not is_title:
+        return Form(ErrorKind.PLAIN, "", body, LogLevel.ERROR)
+    return Form(ErrorKind.PLAIN, "", body, LogLevel.UNSTATED)
+
+
+_ADVICE = re.compile(
+    r"\W{0,4}(?:if|when(?:ever)?|in case|to avoid|to fix|note|tip|hint|see|usage|for example|e\.g\."
+    r"|you (?:may|can|might)|consider|try |example|docs?:)\b",
+    re.IGNORECASE,
+)
+"""Beginnings of documentation, which names errors that did not happen."""
+_EVENT = re.compile(
+    r"(?:Warning|Error) {2,12}(?:Fail|Evict|OOM|Unhealthy|Preempt|Node)\w{0,40} {2,}"
+)
+_ORDINARY = Form(ErrorKind.PLAIN)
+
+
+def _nccl(body: str) -> Form | None:
+    match = _NCCL.match(body) if "NCCL" in body else None
+    return None if match is None else Form(ErrorKind.NCCL, "", match["message"])
+
+
+def _driver(body: str) -> Form | None:
+    """Return the form of a line of the kernel, or of NVIDIA's driver in it."""
+    if ("NVRM" in body or "nvswitch" in body or "SXid" in body) and _NVRM.match(body):
+        is_fault = _XID.search(body) is not None
+        return Form(ErrorKind.NVRM, "", body) if is_fault else _ORDINARY
+    return Form(ErrorKind.KERNEL, "", body) if _KERNEL.match(body) else None
+
+
+def _slurm(body: str) -> Form | None:
+    match = _SLURM.match(body) if body[0] == "s" else None
+    if match is None:
+        return None
+    if _SLURM_OK.match(match["rest"]):
+        return _ORDINARY
+    return Form(ErrorKind.SLURM, "", match["rest"].removeprefix("error: "))
+
+
+def _crash(body: str) -> Form | None:
+    if not _CRASH.match(body):
+        return None
+    named = _INSTANCE.match(body)
+    return Form(ErrorKind.CPP, named[1] if named else "", body, LogLevel.FATAL)
+
+
+def _java(body: str) -> Form | None:
+    match = _JAVA.match(body) if "." in body[:80] else None
+    if match is None:
+        return None
+    is_inner = match["inner"] is not None
+    return Form(ErrorKind.JAVA, match["type"], match["message"] or "", is_inner=is_inner)
+
+
+def _exception(body: str) -> Form | None:
+    head = HEAD.match(body) if LIKE_A_TYPE.match(body) else None
+    if head is None:
+        return None
+    is_warning = head["type"].endswith("Warning")
+    level = LogLevel.WARNING if is_warning else LogLevel.ERROR
+    return Form(ErrorKind.PYTHON, head["type"], head["message"] or "", level)
+
+
+def _event(body: str) -> Form | None:
+    """Return the form of a warning among the events of a pod."""
+    return Form(ErrorKind.PLAIN, "", body) if _EVENT.match(body) else None
+
+
+def _shell(body: str) -> Form | None:
+    if not _SHELL.match(body):
+        return None
+    rest = body.partition(": ")[2]
+    return None if _SHELL_OK.match(rest) else Form(ErrorKind.SHELL, "", rest)
+
+
+def is_about_an_error(body: str) -> bool:
+    """Return whether a line has a part of a word that errors have."""
+    small = body.lower()
+    for stem in STEMS:  # noqa: SIM110 - any() takes twice the time, and each line passes here
+        if stem in small:
+            return True
+    return False

@@ -1,0 +1,522 @@
+"""Parse a log into errors, line by line, in bounded memory and linear time.
+
+1. Prefixes come off; they separate the processes whose output is mixed in one log.
+2. Each process is read by itself: a traceback is open until its exception, an exception until a
+   line that does not continue it. What it wraps, or was raised from, becomes its cause.
+3. What follows an error is counted: ordinary lines of its process, and steps of the training.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import OrderedDict, deque
+from collections.abc import Callable  # noqa: TC003 - a NamedTuple's field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from msgspec.structs import replace
+
+from agent.base.text import without_controls
+from agent.base.value import Value
+from agent.diagnosis.errors import forms
+from agent.diagnosis.errors.forms import PROGRESS, form_of
+from agent.diagnosis.errors.parsed_error import ErrorKind, LogLevel, ParsedError, TracebackFrame
+from agent.diagnosis.errors.prefixes import LONGEST, PrintedLine, read_line, seconds_of
+from agent.diagnosis.errors.process_output import (
+    HeldError,
+    Occurrence,
+    ProcessOutput,
+    ReleasedError,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+_MOST_PROCESSES = 512  # that are open at a time
+_MOST_ERRORS = 2_000  # of one log; the first quarter and the last ones
+_MOST_STRAYS = 8  # lines of others within a traceback
+_LONGEST_JSON = 32_000
+_RETRY_WITHIN = 6  # lines
+_STALE = 600.0  # seconds before the log begins: what the kernel printed then is another story
+HANDLED = re.compile(
+    r"\bretrying\b|\bwill retry\b|\bfalling back\b|\bfallback\b|\bskipping\b|\bignor(?:ed|ing)\b"
+    r"|\btrying (?:again|the next|another)\b|\bretry loop\b|\battempt \d+ ?(?:/|of) ?\d+"
+    r"|\bretry \d+ ?(?:/|of) ?\d+|\b(?:succeeded|recovered) (?:after|on)\b",
+    re.IGNORECASE,
+)
+_HANDLED_SIGNS = ("etry", "all", "kip", "gnor", "rying", "ttempt", "ucceeded", "ecovered")
+_PROGRESS_SIGNS = ("step", "loss", "poch", "iteration")
+_PRINTED_SETTINGS = ("Namespace(", "Error executing job with overrides")
+_CELL = ("│", "┃", "║")
+_ENDED = re.compile(
+    r"Set the environment variable HYDRA_FULL_ERROR|Job '[\w-]{1,80}' failed|Status message: Job"
+    r"|srun: error: .{1,200}: (?:Exited with|Killed|Terminated)|Command exited with non-zero"
+)
+"""Lines of launchers behind the end of a program that failed."""
+_JSON_LEVELS = {"error": LogLevel.ERROR, "fatal": LogLevel.FATAL, "critical": LogLevel.FATAL}
+
+
+class Signs(NamedTuple):
+    """Which lines a row explains that are not marked as errors: the parser keeps no others."""
+
+    quiet: tuple[str, ...] = ()  # texts of such lines without any word of an error
+    may_match: Callable[[str], bool] = lambda _text: False
+    explains: Callable[[ParsedError], bool] = lambda _error: False
+
+
+_NO_SIGNS = Signs()
+
+
+class ParsedLog(Value):
+    """The errors of a log in the order of their lines."""
+
+    occurrences: tuple[Occurrence, ...] = ()
+    last_step: int = -1  # the number of the last line that a training step prints
+    last_end: int = -1  # that of the last line that states the end of a program
+
+
+class LogParser:
+    """Reads the lines of one log; `result` may be called at any time."""
+
+    def __init__(
+        self,
+        node: str = "",
+        log: str = "",
+        signs: Signs = _NO_SIGNS,
+        most: int = _MOST_ERRORS,
+        began: float | None = None,
+    ) -> None:
+        """`began` is when the log began at the earliest, in seconds since the year did."""
+        self.changes = 0  # grows with each error, and with what shows more about one
+        self._most_first = most // 4
+        self._node = node
+        self._log = log
+        self._signs = signs
+        self._processes: OrderedDict[tuple[str, ...], ProcessOutput] = OrderedDict()
+        self._first: list[ReleasedError] = []
+        self._last: deque[ReleasedError] = deque(maxlen=most - most // 4)
+        self._number = -1
+        self._last_step = -1
+        self._last_end = -1
+        self._stamp = ""
+        self._began = began  # the first time that a program states
+
+    def read(self, lines: Iterable[str]) -> None:
+        """Read lines, which may hold control characters."""
+        for line in lines:
+            self.feed(line)
+
+    def feed(self, printed: str) -> None:
+        """Read one line."""
+        # What a return overwrote is not shown at a terminal.
+        self._number += 1
+        shown = printed if len(printed) <= _LONGEST_JSON else printed[:_LONGEST_JSON]
+        if not shown.isprintable():
+            shown = without_controls(shown.rstrip("\r\n").rpartition("\r")[2])
+        line = read_line(shown)
+        if line.stamp:
+            self._stamp = line.stamp
+            if self._began is None and line.stamp[0].isdigit():  # not the kernel's own form
+                self._began = seconds_of(line.stamp)
+        process = self._process(line.source)
+        body = line.body
+        if not body or body.isspace():
+            process.end_of_message()
+            return
+
+        # Does it show a step? Then what came before has been overcome.
+        is_step = any(sign in body for sign in _PROGRESS_SIGNS) and PROGRESS.search(body)
+        if is_step:
+            self._last_step = self._number
+            self.changes += bool(self._first)
+            process.quoted = 0
+        if body[0] in "SJEsC" and _ENDED.match(body):
+            self._last_end = self._number
+            self.changes += 1
+        self._mark_handled(process, body)
+        process.read_quotes(line)
+        if not self._read_error(process, line, shown) and not is_step:
+            process.count(line)
+        process.before.append(body)
+        process.previous_level = line.level
+        process.previous = self._number
+
+    def close(self) -> None:
+        """End all that is open: the log has ended."""
+        for process in self._processes.values():
+            self._release(process)
+
+    def result(self) -> ParsedLog:
+        """Return what was read so far."""
+        held = ((process, process.held) for process in self._processes.values())
+        open_ = (self._record(process, error) for process, error in held if error is not None)
+        records = sorted(
+            (*self._first, *self._last, *open_), key=lambda record: record.error.number
+        )
+        found = [
+            record.occurrence(self._last_step, is_stale=self._is_stale(record.error))
+            for record in records
+        ]
+        return ParsedLog(tuple(found), self._last_step, self._last_end)
+
+    # --- processes -------------------------------------------------------------------------------
+
+    def _process(self, source: tuple[str, ...]) -> ProcessOutput:
+        process = self._processes.get(source)
+        if process is None:
+            process = ProcessOutput()
+            self._processes[source] = process
+            if len(self._processes) > _MOST_PROCESSES:
+                _, oldest = self._processes.popitem(last=False)
+                self._release(oldest)
+        elif source:
+            self._processes.move_to_end(source)
+        return process
+
+    def _mark_handled(self, process: ProcessOutput, body: str) -> None:
+        """Mark an error that this line announces another try for."""
+        newest = process.held or process.newest
+        if newest is None or self._number - newest.last > _RETRY_WITHIN:
+            return
+        if any(sign in body for sign in _HANDLED_SIGNS) and HANDLED.search(body[:400]):
+            newest.is_retried = True
+
+    # --- errors ----------------------------------------------------------------------------------
+
+    def _read_error(self, process: ProcessOutput, line: PrintedLine, shown: str) -> bool:
+        """Read a line as part of an error; return False for an ordinary line."""
+        body = line.body
+        if process.is_open and self._read_traceback(process, line):
+            return True
+
+        # Does it belong to the error before it, or begin a traceback?
+        if process.held is not None and any(text in body for text in forms.CHAINED):
+            process.is_chained = True
+            return True
+        if self._opens(body, process):
+            self._open(process, line)
+            return True
+        if self._continues(process, line):
+            return True
+
+        # Is it an error by itself?
+        is_quiet = not forms.is_about_an_error(body) and line.level < LogLevel.ERROR
+        if is_quiet and not any(sign in body for sign in self._signs.quiet):
+            self._release(process)
+            return False
+        if body[0] == "{" or body.startswith("[{"):
+            self._release(process)
+            return self._read_json(process, line, shown)
+        if body.startswith(forms.HARMLESS_BEFORE):
+            self._release(process)
+            process.is_harmless = True
+            return True
+        return self._read_form(process, line)
+
+    def _opens(self, body: str, process: ProcessOutput) -> bool:
+        """Return whether a traceback begins here: its header, or a frame without one."""
+        if forms.HEADER in body and forms.HEADER_LINE.match(body):
+            return True
+        if 'File "' in body and forms.FRAME.match(_without_gutter(body)):
+            return True
+        if "ray::" not in body[:120] or forms.PROCESS.search(body) is None:
+            return False
+        return body.startswith("Unhandled error") or (
+            process.held is not None and process.held.is_wrapper
+        )
+
+    def _open(self, process: ProcessOutput, line: PrintedLine) -> None:
+        """Begin a traceback; its level is that of the line that announces it."""
+        if process.held is not None and not process.is_chained and not process.held.is_wrapper:
+            self._release(process)
+        process.is_open = True
+        process.frames = []
+        process.strays = 0
+        process.opened = tuple(process.before)
+        level = line.level
+        is_behind = process.previous == self._number - 1 and bool(process.before)
+        if is_behind and level is LogLevel.UNSTATED:
+            is_announced = forms.ANNOUNCES.search(process.before[-1][:400]) is not None
+            level = min(level, process.previous_level) if is_announced else level
+        process.level = level
+        self._read_traceback(process, line)
+
+    def _read_traceback(self, process: ProcessOutput, line: PrintedLine) -> bool:
+        """Read a line of an open traceback; return False if it is another process's."""
+        body = _without_gutter(line.body)
+        frame = forms.FRAME.match(body) or forms.BOX_FRAME.search(body)
+        if frame is not None:
+            process.add_frame(frame)
+            process.strays = 0
+            return True
+        place = forms.PROCESS.search(body) if "ray::" in body else None
+        if place is not None and body.startswith(("ray::", "Unhandled error")):
+            process.place = (place["actor"], place["pid"], place["ip"] or "")
+            return True
+        if forms.HEADER in body or body[0] in " \t^~" or forms.SEPARATOR.match(body):
+            process.add_code(body)
+            return True
+
+        # Its last line is the exception.
+        head = forms.HEAD.match(body)
+        if head is not None and _is_exception(head, body, process.frames):
+            self._complete(process, line, head)
+            return True
+        process.strays += 1
+        if process.strays > _MOST_STRAYS:
+            process.is_open = False
+            self._release(process)
+        return False
+
+    def _complete(self, process: ProcessOutput, line: PrintedLine, head: re.Match[str]) -> None:
+        """End a traceback with its exception, and join it to what it wraps or was raised from."""
+        message = head["message"] or ""
+        place = forms.PROCESS.match(message)
+        is_wrapper = place is not None or head["type"].endswith(("RayTaskError", "SetupError"))
+        is_wrapper = is_wrapper or forms.PASSED_ON.match(message) is not None
+        error = self._error(process, line, ErrorKind.PYTHON)
+        type_ = f"{head['type']}({head['inner']})" if head["inner"] else head["type"]
+        level = process.level
+        if level is LogLevel.UNSTATED:
+            level = LogLevel.ERROR
+        if head["type"].endswith("Warning"):
+            level = LogLevel.WARNING
+        error = replace(
+            error,
+            line=_without_gutter(line.body).strip(),
+            type=type_,
+            message=message,
+            frames=tuple(process.frames),
+            level=level,
+            before=process.opened or tuple(process.before),
+        )
+        if process.place is not None:
+            actor, pid, ip = process.place
+            error = replace(error, actor=error.actor or actor, pid=int(pid), ip=error.ip or ip)
+        if place is not None:
+            ip = place["ip"] or error.ip
+            error = replace(error, actor=place["actor"], pid=int(place["pid"]), ip=ip)
+        process.is_open = False
+        process.frames = []
+        process.place = None
+
+        held = process.held
+        if held is None:
+            process.held = self._hold(process, error, is_wrapper=is_wrapper)
+            self.changes += 1
+        elif process.is_chained:
+            if held.is_wrapper and held.depth:  # the chain goes on inside of what is wrapped
+                held.chain_inner(error)
+            else:
+                held.raise_from(error, is_wrapper=is_wrapper)
+        else:
+            held.wrap(error, is_wrapper=is_wrapper)
+        process.is_chained = False
+        if process.held is not None:
+            process.held.last = self._number
+
+    def _continues(self, process: ProcessOutput, line: PrintedLine) -> bool:
+        """Return whether a line continues the message of the error before it, or its stack."""
+        held = process.held
+        body = line.body
+        if held is None:
+            return False
+        is_stack = any(
+            form.match(body) for form in (forms.NATIVE_FRAME, forms.JAVA_FRAME, forms.SEPARATOR)
+        )
+        if is_stack or self._is_native_message(held, line) or held.continues(line):
+            held.last = self._number
+            return True
+        return False
+
+    def _is_native_message(self, held: HeldError, line: PrintedLine) -> bool:
+        """Take the message below `terminate called after throwing an instance of`."""
+        body = line.body
+        if held.error.kind is not ErrorKind.CPP or "what():" not in body[:40]:
+            return False
+        message = body.partition("what():")[2].strip()
+        shown = replace(held.error, line=body.strip(), message=message, printed=line.printed)
+        held.error = replace(shown, number=self._number)
+        return True
+
+    def _read_form(self, process: ProcessOutput, line: PrintedLine) -> bool:
+        """Read a line that is an error by itself."""
+        body = line.body
+        for words in _PRINTED_SETTINGS:
+            body = body.partition(words)[0]
+        if process.held is None and process.repeats(body, self._number):
+            return True
+        form = None
+        if body and body[0] not in _CELL:
+            form = form_of(body, line.level)
+        is_joined = process.is_chained or (form is not None and form.is_inner)
+        is_inner = form is not None and is_joined and process.held is not None
+        if not is_inner:
+            self._release(process)
+        if form is None:
+            return False
+        is_plain = form.kind is ErrorKind.PLAIN
+        is_weak = form.level <= LogLevel.UNSTATED
+        is_unmarked = is_plain and is_weak
+        if is_unmarked and (_is_data(body) or not self._signs.may_match(body)):
+            return False
+        error = self._error(process, line, form.kind)
+        level = form.level if line.level is LogLevel.UNSTATED else line.level
+        if form.kind in _ALWAYS_ERRORS:
+            level = max(level, LogLevel.ERROR)
+        error = replace(
+            error, line=body.strip(), type=form.type, message=form.message or body, level=level
+        )
+        if is_unmarked and not self._signs.explains(error):
+            return False
+        if is_inner and process.held is not None:
+            if process.is_chained:
+                process.held.raise_from(error, is_wrapper=False)
+                process.is_chained = False
+            else:
+                process.held.wrap(error, is_wrapper=False)
+            return True
+        is_wrapper = error.type.endswith("RayTaskError")
+        process.held = self._hold(process, error, is_wrapper=is_wrapper)
+        process.held.is_ended = form.kind not in {ErrorKind.PYTHON, ErrorKind.CPP, ErrorKind.JAVA}
+        if process.held.is_ended:
+            self._release(process)
+        return not is_unmarked
+
+    def _read_json(self, process: ProcessOutput, line: PrintedLine, shown: str) -> bool:
+        """Read a log line in JSON; the traceback in it is one of its own."""
+        at = shown.find("{")
+        if at < 0 or not any(
+            f'"{name}"' in shown for name in ("level", "severity", "levelname", "lvl")
+        ):
+            return False
+        try:
+            data = json.loads(shown[at:])
+        except (ValueError, RecursionError):
+            return False
+        if not isinstance(data, dict):
+            return False
+        level = _JSON_LEVELS.get(_text(data, "level", "severity", "levelname", "lvl").lower())
+        if level is None:
+            return False
+        message = _text(data, "message", "msg", "event", "error")
+        stack = _text(data, "exc_info", "exception", "stack_trace", "stack", "traceback")
+        self._release(process)
+        error = self._error(process, line, ErrorKind.JSON)
+        error = replace(error, line=message[:LONGEST], message=message[:LONGEST], level=level)
+        if stack:
+            inner = LogParser(self._node, self._log)
+            inner.read(stack.split("\n")[:400])
+            inner.close()
+            inside = inner.result().occurrences
+            if inside:
+                wrapped = replace(inside[-1].error, number=self._number, printed=error.printed)
+                error = replace(error, cause=wrapped)
+        process.held = self._hold(process, error, is_wrapper=False)
+        self._release(process)
+        return True
+
+    def _error(self, process: ProcessOutput, line: PrintedLine, kind: ErrorKind) -> ParsedError:
+        """Return an error with the place of a line."""
+        return ParsedError(
+            kind,
+            line.body.strip(),
+            printed=line.printed,
+            before=tuple(process.before),
+            node=self._node,
+            log=self._log,
+            number=self._number,
+            time=seconds_of(line.stamp or self._stamp),
+            rank=line.rank,
+            pid=line.pid,
+            actor=line.actor,
+            ip=line.ip,
+            repeated=line.repeated,
+        )
+
+    def _release(self, process: ProcessOutput) -> None:
+        """Keep an error that is whole."""
+        held = process.held
+        process.held = None
+        process.is_chained = False
+        if held is None:
+            return
+        record = self._record(process, held)
+        process.is_harmless = False
+        process.newest = record
+        self.changes += 1
+        if len(self._first) < self._most_first:
+            self._first.append(record)
+        else:
+            self._last.append(record)
+
+    def _record(self, process: ProcessOutput, held: HeldError) -> ReleasedError:
+        """Return the error that a process holds, with the process's state."""
+        error = held.whole()
+        is_loud = error.level >= LogLevel.UNSTATED
+        is_retried = is_loud and HANDLED.search(error.printed[:600]) is not None
+        record = ReleasedError(held, process)
+        record.is_retried = held.is_retried or is_retried
+        record.is_harmless = process.is_harmless
+        return record
+
+    def _hold(self, process: ProcessOutput, error: ParsedError, *, is_wrapper: bool) -> HeldError:
+        """Return an error to be held, with whether it stands in a text."""
+        is_quoted = process.quoted > 0
+        return HeldError(error, is_wrapper=is_wrapper, last=self._number, is_quoted=is_quoted)
+
+    def _is_stale(self, error: ParsedError) -> bool:
+        """Return whether the kernel printed it long before the log begins."""
+        if error.kind not in _OF_KERNEL or error.time is None or self._began is None:
+            return False
+        return error.time < self._began - _STALE
+
+
+def _is_data(body: str) -> bool:
+    """Return whether a line that is not marked as an error shows data, or only points elsewhere."""
+    is_value = body[0] in "{'\"" or body.startswith(("['", '["', "[{"))
+    return is_value or "error_file:" in body or "To enable traceback" in body
+
+
+_OF_KERNEL = {ErrorKind.KERNEL, ErrorKind.NVRM}
+_ALWAYS_ERRORS = {ErrorKind.NCCL, ErrorKind.KERNEL, ErrorKind.NVRM}
+_LOWER_CASE = {"timeout", "error", "gaierror", "herror"}
+
+
+def _without_gutter(body: str) -> str:
+    """Return a line of an exception group without the lines that Python draws beside it."""
+    if body[:1] in " +|":
+        gutter = forms.GUTTER.match(body)
+        if gutter is not None:
+            return body[gutter.end() :] or " "
+    return body
+
+
+def _is_exception(head: re.Match[str], body: str, frames: list[TracebackFrame]) -> bool:
+    """Return whether a line at the end of a traceback is its exception."""
+    module, _, name = head["type"].rpartition(".")
+    if forms.LIKE_A_TYPE.match(body):
+        return True
+    if module:
+        return name[:1].isupper() or name[:1] == "_" or name in _LOWER_CASE
+    if frames and head["type"] in frames[-1].code:
+        return True
+    return name[:1].isupper() and sum(letter.isupper() for letter in name) > 1
+
+
+def _text(data: dict[str, Any], *names: str) -> str:
+    """Return the first of some fields that is a text."""
+    return next((data[name] for name in names if isinstance(data.get(name), str)), "")
+
+
+def parse_log(
+    lines: Iterable[str],
+    node: str = "",
+    log: str = "",
+    signs: Signs = _NO_SIGNS,
+) -> ParsedLog:
+    """Return the errors of a whole log."""
+    parser = LogParser(node, log, signs)
+    parser.read(lines)
+    parser.close()
+    return parser.result()

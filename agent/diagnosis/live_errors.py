@@ -1,0 +1,156 @@
+"""Errors in the output of a running job: reported once, as a cause once they ended it.
+
+An error is a cause if it ended its process by its form, if a line behind it shows that a process
+ended, or if the steps have stopped since. All else the job may go on from.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from agent.decisions.shared import Known
+from agent.diagnosis.errors.causal_order import Role, Standing, candidates, shows_an_end
+from agent.diagnosis.errors.log_parser import LogParser
+from agent.diagnosis.errors.parsed_error import ErrorKind
+from agent.diagnosis.find_cause import UNKNOWN, Explained, explained, first_cause
+from agent.diagnosis.rows import Weight, explain, known_signs
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from agent.diagnosis.errors.causal_order import Candidate
+    from agent.diagnosis.errors.log_parser import ParsedLog
+
+_LARGEST_ZONE = 14 * 3_600.0  # seconds that local time may differ
+_NATIVE = {ErrorKind.KERNEL, ErrorKind.NVRM, ErrorKind.SLURM, ErrorKind.CPP}
+_MOST_ERRORS = 200  # that are kept of a running job's output
+
+
+class LiveErrors:
+    """Reads an attempt's output, and returns each row's error once as seen, and once as cause."""
+
+    def __init__(self, began: float | None = None) -> None:
+        """`began` is when the attempt did, in seconds since 1970."""
+        earliest = None if began is None else _within_year(began) - _LARGEST_ZONE
+        self._parser = LogParser(signs=known_signs(), most=_MOST_ERRORS, began=earliest)
+        self._seen: set[str] = set()
+        self._causes: set[str] = set()
+        self._read_up_to = -1  # the number of the last error that was looked at
+        self._changes = -1
+        self._known: dict[tuple[int, int], Explained] = {}
+        self.first: Known | None = None  # the cause if the job ended now, known or not
+
+    def read(self, lines: Iterable[str], *, have_steps_stopped: bool = False) -> list[Known]:
+        """Read lines; return what is new: noise, symptoms, errors seen, and causes."""
+        self._parser.read(lines)
+        if self._parser.changes == self._changes and not have_steps_stopped:
+            return []
+        self._changes = self._parser.changes
+        log = self._parser.result()
+        found = [one for one in candidates([log]) if one.standing < Standing.QUOTED]
+        known = [self._explained(one) for one in found]
+
+        # What has ended something?
+        new = self._side_lines(log)
+        first = first_cause(known)
+        self.first = None if first is None else _reported(first, is_seen=True)
+        if first is not None and first.row is not None and first.row.is_live:
+            has_ended = have_steps_stopped or log.last_end > first.number
+            has_ended = has_ended or _is_an_end(first) or _is_followed_by_an_end(first, found)
+            key = first.row.key
+            if has_ended and first.weight >= Weight.CAUSE and key not in self._causes:
+                self._causes.add(key)
+                self._seen.add(key)
+                new.append(_reported(first, is_seen=False))
+
+        # What else does a row explain?
+        for one in known:
+            if one.row is None or not one.row.is_live or one.row.key in self._seen:
+                continue
+            self._seen.add(one.row.key)
+            new.append(_reported(one, is_seen=True))
+        return new
+
+    def _explained(self, candidate: Candidate) -> Explained:
+        """Return the row that explains an error, looked up once."""
+        key = candidate.whole.number, sum(len(part.text) for part in candidate.whole.chain())
+        known = self._known.get(key)
+        if known is None:
+            if len(self._known) > 2 * _MOST_ERRORS:
+                self._known.clear()
+            known = explained(candidate)
+            self._known[key] = known
+            return known
+        standing = replace(known.candidate, standing=candidate.standing)
+        return replace(known, candidate=standing)
+
+    def _side_lines(self, log: ParsedLog) -> list[Known]:
+        """Return the new noise and symptoms, each row once."""
+        lines = []
+        last = self._read_up_to
+        for occurrence in log.occurrences:
+            error = occurrence.error
+            if error.number <= self._read_up_to or occurrence.is_quoted:
+                continue
+            last = max(last, error.number)
+            found = explain(error, "noise", "symptom")
+            if found is None or found[0].key in self._seen or not found[0].is_live:
+                continue
+            row, cause = found
+            self._seen.add(row.key)
+            known = Known(row.key, error.line, cause.sentence, cause.remedy, rank=error.rank)
+            is_noise = row.kind == "noise"
+            lines.append(replace(known, is_noise=is_noise, is_symptom=not is_noise))
+        self._read_up_to = last
+        return lines
+
+
+def _within_year(seconds: float) -> float:
+    """Return a time in seconds since its year began."""
+    at = time.gmtime(seconds)
+    return (at.tm_yday - 1) * 86_400.0 + at.tm_hour * 3_600 + at.tm_min * 60 + at.tm_sec
+
+
+def _is_an_end(first: Explained) -> bool:
+    """Return whether an error ended a process by its form.
+
+    A traceback from the start of a program may be a tool's; if it is the job's, its end follows.
+    """
+    candidate = first.candidate
+    is_native = candidate.error.kind in _NATIVE or shows_an_end(candidate.whole)
+    return candidate.standing is Standing.FATAL and is_native
+
+
+def _is_followed_by_an_end(first: Explained, found: Iterable[Candidate]) -> bool:
+    """Return whether a line behind an error shows that a process ended."""
+    return any(
+        one.role is not Role.ORIGINAL
+        and one.whole.number > first.number
+        and shows_an_end(one.whole)
+        for one in found
+    )
+
+
+def _reported(known: Explained, *, is_seen: bool) -> Known:
+    """Return an error as it is reported, with what stands before its line."""
+    error = known.candidate.error
+    prefix = error.printed.removesuffix(error.line) if error.printed.endswith(error.line) else ""
+    key = UNKNOWN if known.row is None else known.row.key
+    whole = known.candidate.whole
+    return Known(
+        key=key,
+        line=error.line or error.printed,
+        cause=UNKNOWN if known.cause is None else known.cause.sentence,
+        what_to_do="" if known.cause is None else known.cause.remedy,
+        rank=next((part.rank for part in whole.chain() if part.rank is not None), None),
+        is_seen=is_seen,
+        prefix=prefix,
+    )
+
+
+def find_known_lines(lines: Iterable[str]) -> list[Known]:
+    """Return what is reported of a job that prints these lines."""
+    return LiveErrors().read(lines)

@@ -1,0 +1,135 @@
+"""The first cause among the errors of all nodes, and what only follows from it."""
+
+from __future__ import annotations
+
+import pytest
+
+from agent.diagnosis.find_cause import Diagnosis, Log, diagnose_logs
+from agent.diagnosis.rows import table
+
+TRACE = 'Traceback (most recent call last):\n  File "/x/a.py", line 3, in f\n    g()\n'
+REAL = f"{TRACE}ZeroDivisionError: division by zero"
+OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
+GONE = "NCCL error: remote process exited or there was a network error"
+
+
+def cause(*texts: str) -> Diagnosis:
+    """Return the diagnosis of the logs of some nodes."""
+    return diagnose_logs([Log(f"n{at}", "job.log", text) for at, text in enumerate(texts)])
+
+
+def with_prefix(prefix: str, text: str) -> str:
+    """Return a text with a prefix before each line."""
+    return "\n".join(f"{prefix}{line}" for line in text.split("\n"))
+
+
+@pytest.mark.parametrize(
+    "consequence",
+    [
+        f"[rank0]: torch.distributed.DistBackendError: {GONE}",
+        "[rank0]:[E1126 10:00:00.1 P:6] [Rank 0] Watchdog caught collective operation timeout: W",
+        "ConnectionResetError: [Errno 104] Connection reset by peer",
+        "BrokenPipeError: [Errno 32] Broken pipe",
+        "ray.exceptions.ActorDiedError: The actor died unexpectedly before finishing this task.",
+        "aiohttp.client_exceptions.ServerDisconnectedError: Server disconnected",
+        "n0:1:2 [0] socket.cc:49 NCCL WARN socketProgress: Connection closed by remote peer n1",
+        "terminate called after throwing an instance of 'c10::DistBackendError'",
+        "srun: error: n0: task 0: Exited with exit code 1",
+        "slurmstepd: error: *** STEP 12.0 ON n0 CANCELLED AT 2025-11-26T10:00:00 ***",
+        "(APIServer pid=1) RuntimeError: Engine core initialization failed. See root cause above.",
+        "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: train.py FAILED",
+        "E1126 20:12:10.1 2 api.py:869] failed (exitcode: 1) local_rank: 2 (pid: 7) of b",
+    ],
+)
+def test_what_follows_from_an_end_is_no_cause(consequence: str) -> None:
+    """On either side of the error, and on another node."""
+    for texts in ((f"{consequence}\n{REAL}",), (f"{REAL}\n{consequence}",), (consequence, REAL)):
+        found = cause(*texts)
+        assert (found.line, found.key) == ("ZeroDivisionError: division by zero", ""), texts
+
+
+def test_the_first_in_time_counts() -> None:
+    """Between nodes, by their clocks, whose offsets are known; else by the order of the logs."""
+    late = "2025-11-26 10:00:05,000 - a - ERROR - ValueError: late"
+    early = "2025-11-26 10:00:01,000 - a - ERROR - ValueError: early"
+    assert cause(late, early).line == "ValueError: early"
+    logs = [Log("n0", "job.log", late), Log("n1", "job.log", early, clock_ahead=-10.0)]
+    assert diagnose_logs(logs).line == "ValueError: late"
+    logs = [Log("n0", "job.log", "ValueError: b", at=9.0), Log("n1", "x", "OSError: a", at=8.0)]
+    assert diagnose_logs(logs).line == "OSError: a"
+    assert cause("ValueError: b", "OSError: a").line == "ValueError: b"
+
+
+def test_an_error_that_ended_a_process_counts_before_one_that_did_not() -> None:
+    """What an actor printed and went on from is earlier, and no cause."""
+    survived = with_prefix("(RewardManager pid=3) ", f"{TRACE}ValueError: cannot parse the answer")
+    goes_on = "\n".join(f"(RewardManager pid=3) scored batch {at}" for at in range(20))
+    ended = with_prefix("(W pid=9, ip=10.0.0.9) ", REAL)
+    driver = (
+        f"{TRACE}ray.exceptions.RayTaskError(ZeroDivisionError): ray::W.f() (pid=9, ip=10.0.0.9)\n"
+        '  File "/x/w.py", line 4, in f\nZeroDivisionError: division by zero'
+    )
+    found = cause(f"{survived}\n{goes_on}\n{ended}\n{driver}")
+    assert (found.line, found.ip) == ("ZeroDivisionError: division by zero", "10.0.0.9")
+
+
+@pytest.mark.parametrize(
+    "trap",
+    [
+        f"(T pid=1) [response] I ran it:\n{with_prefix('(T pid=1) ', OOM)}\n(T pid=1) [score] 0.0",
+        f"<tool_response>\n{TRACE}{OOM}\n</tool_response>",
+        f"If you see `{OOM}`, lower the batch size.",
+        f"{OOM}, retrying with half of the batch",
+        f"{TRACE}{OOM}\nstep 4/40 mean reward 0.61",
+        f"WARNING: {OOM}",
+        f"[rank0]:[W1126 10:00:00.1 P.cpp:6] {OOM}",
+        f"Namespace(hint='{OOM}')",
+        f'{{"prompt": "why?", "response": "{OOM}"}}',
+        f"│ prompt │ {OOM} │",
+        f"Exception ignored in: <function f>\n{TRACE}{OOM}\n",
+        "[Sun Nov 23 09:00:00 2025] NVRM: Xid (PCI:0000:17:00): 79, GPU has fallen off the bus.",
+    ],
+)
+def test_scary_lines_are_no_cause(trap: str) -> None:
+    """Texts, warnings, what was overcome, and what the kernel printed days before the run."""
+    began = "2025-11-26 10:00:01,000 - a - INFO - begun"
+    goes_on = "\n".join(f"loading {at}" for at in range(9))
+    found = cause(f"{trap}\n{began}\n{goes_on}\n{REAL}")
+    assert (found.line, found.key) == ("ZeroDivisionError: division by zero", "")
+    found = cause(f"{trap}\n{began}\n{goes_on}", f"{began}\n{REAL}")
+    assert (found.line, found.key) == ("ZeroDivisionError: division by zero", "")
+    assert cause(f"{began}\n{trap}\n{goes_on}").key in {"", "Xid"}
+
+
+def test_an_unknown_error_is_quoted_with_its_place_and_time() -> None:
+    """Without its prefixes, cut at its end, with the lines before it on the first page."""
+    long = "ValueError: " + "the answer is 42, " * 40
+    before = [f"2025-11-26 10:00:0{at},000 - a - INFO - line {at}" for at in range(6)]
+    text = "\n".join([*before, f"(W pid=3) [rank3]: 2025-11-26 10:00:07,000 - a - ERROR - {long}"])
+    page = cause(text).page()
+    remedy = cause(text).remedy()
+    start = "unknown to pod-agent: the first error on n0 (rank 3), in job.log at 11-26 10:00:07: "
+    assert remedy.startswith(f"{start}'ValueError: the answer is 42, ")
+    assert remedy.endswith("…'")
+    assert page.startswith(remedy)
+    text = "\n".join([*before, f"{TRACE}ValueError: short"])
+    shown = cause(text).page().split("\n")
+    assert shown[-6:] == [*(f"    line {at}" for at in range(2, 6)), "    ValueError: short", ""]
+
+
+def test_no_sentence_is_too_long_to_read() -> None:
+    """Whatever a row states: sentences at its end are left out."""
+    for row in table().values():
+        for words in row.words if row.kind == "cause" else ():
+            remedy = cause("", f"[rank9]: {words.example}").remedy()
+            before, _, _ = remedy.partition(" It shows in job.log")
+            assert len(before) <= 241, row.key
+
+
+def test_a_known_cause_has_its_place_and_remedy_before_the_line() -> None:
+    """What happened, where, what to do; then the line."""
+    remedy = cause("", f"[rank9]: {OOM}").remedy()
+    before, quote = remedy.split(" It shows in job.log: ")
+    assert before.startswith("a GPU ran out of memory on n1 (rank 9). Take a smaller")
+    assert len(before) <= 240
+    assert quote == repr(OOM)

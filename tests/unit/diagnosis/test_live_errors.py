@@ -1,0 +1,76 @@
+"""Errors of a running job: logged once, and as a cause once they ended something."""
+
+from __future__ import annotations
+
+import pytest
+
+from agent.diagnosis.find_cause import UNKNOWN
+from agent.diagnosis.live_errors import LiveErrors, find_known_lines
+
+OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
+TRACE = 'Traceback (most recent call last):\n  File "/x/a.py", line 3, in f\n    g()\n'
+
+
+def reported(*texts: str) -> list[tuple[str, bool]]:
+    """Return the keys of what is reported of a job that prints these texts, and if as seen."""
+    errors = LiveErrors()
+    return [(k.key, k.is_seen) for text in texts for k in errors.read(text.split("\n"))]
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        "E1126 20:12:10.1 2 api.py:869] failed (exitcode: 1) local_rank: 2 (pid: 7) of b",
+        "Job 'raysubmit_x' failed",
+        "srun: error: n0: task 0: Exited with exit code 1",
+        "ray.exceptions.RayTaskError(OutOfMemoryError): ray::A.f() (pid=1, ip=10.0.0.4)",
+    ],
+)
+def test_an_end_makes_a_cause(end: str) -> None:
+    """Whatever shows it, and once."""
+    assert reported(f"{TRACE}{OOM}") == [("GPU memory", True)]
+    assert reported(f"{TRACE}{OOM}", end, end) == [("GPU memory", True), ("GPU memory", False)]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "NVRM: Xid (PCI:0000:17:00): 79, GPU has fallen off the bus.",
+        "terminate called after throwing an instance of 'x'\n  what():  CUDA out of memory. Tried",
+    ],
+)
+def test_some_errors_are_ends_by_their_form(text: str) -> None:
+    """The driver's faults, and the end of a native program."""
+    assert [is_seen for _, is_seen in reported(text)] == [False]
+
+
+def test_what_steps_follow_is_no_cause() -> None:
+    """Also where it was the last error before an end; without steps it becomes one."""
+    step = "step 4/40 mean reward 0.61"
+    ended = "Job 'raysubmit_x' failed"
+    assert reported(f"{TRACE}{OOM}\n{step}\n{ended}") == []
+    errors = LiveErrors()
+    errors.read([OOM])
+    assert [known.is_seen for known in errors.read(["x"], have_steps_stopped=True)] == [False]
+
+
+def test_the_first_cause_so_far_is_known_without_a_row() -> None:
+    """Other nodes compare it with theirs."""
+    errors = LiveErrors()
+    assert errors.read(f"{TRACE}ValueError: 42".split("\n")) == []
+    assert errors.first is not None
+    assert (errors.first.key, errors.first.line) == (UNKNOWN, "ValueError: 42")
+
+
+def test_what_the_kernel_printed_before_the_attempt_is_no_cause() -> None:
+    """Its lines have their own times."""
+    began = 1_764_151_930.0  # 2025-11-26 10:12:10
+    old = "[Sun Nov 23 09:00:00 2025] NVRM: Xid (PCI:0000:17:00): 79, GPU has fallen off the bus."
+    assert LiveErrors(began).read([old]) == []
+    assert LiveErrors(began).read([old.replace("Sun Nov 23", "Wed Nov 26")]) != []
+
+
+def test_a_text_of_the_model_is_not_even_seen() -> None:
+    """Nor a line of documentation."""
+    assert find_known_lines(["[response] look:", *TRACE.split("\n"), OOM, "[score] 0"]) == []
+    assert find_known_lines([f"If you see {OOM}, lower it"]) == []
