@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING
 from agent.base.errors import UnavailableError
 from agent.base.text import escaped, first_names
 from agent.cli.printing import warn
-from agent.cli.running_head import HEAD
+from agent.cli.running_head import HEAD, reader_settings
 from agent.plan.plan import log_files, log_root
 from agent.record import run_folder
 from agent.record.files import NoRecord, read_end, read_small
-from agent.settings import load
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -29,7 +28,7 @@ def newest_run(environ: Mapping[str, str], no_head: str) -> list[Path]:
 
     A warning says why no head answers, and which folder takes its place.
     """
-    root = log_root(load(environ).settings)
+    root = log_root(reader_settings(environ))
     why = f"no head's agent answers: {no_head}"
     chosen = run_folder.choose_newest_run(root)
     warn_left_out(root, chosen)

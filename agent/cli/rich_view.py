@@ -8,36 +8,41 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console, Group
 from rich.live import Live
-from rich.table import Table
 from rich.text import Text
 
-from agent.port.status import node_rows, one_line, run_lines
+from agent.base.text import Terminal
+from agent.port.brief_status import brief_lines
+from agent.port.status import one_line
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+    from agent.base.text import Line
     from agent.port.status import Status
 
 _STYLES = {"title": "bold", "good": "green", "busy": "yellow", "bad": "bold red", "dim": "dim"}
 
-_NAME_WIDTH = 40
+
+def rich_view(status: Status, outage: str, height: int, width: int) -> Group:
+    """Return at most `height` lines: the status in one look, then the job's last output."""
+    shown = [_text(outage, "bad")] if outage else []
+    terminal = Terminal(width)
+    for line in brief_lines(status):
+        first, *more = terminal.render([line], str).splitlines() or [""]
+        shown.append(_labelled(first, line))
+        shown += [_text(text, "") for text in more]
+    tail = [_text(line, "dim") for line in map(one_line, status.get("job_tail", []))]
+    room = max(0, height - len(shown))
+    return Group(*shown[:height], *tail[len(tail) - min(room, len(tail)) :])
 
 
-def rich_view(status: Status, outage: str, height: int) -> Group:
-    """Return at most `height` lines, cut at the width: to draw thousands of nodes takes seconds."""
-    lines = [_text(outage, "bad")] if outage else []
-    lines += [_text(line.label, line.tone) for line in run_lines(status)]
-    lines += [_text(line, "dim") for line in map(one_line, status.get("job_tail", []))]
-    nodes = Table.grid(padding=(0, 2, 0, 0), expand=True)
-    for tone, cells in node_rows(status)[: max(0, height - len(lines))]:
-        nodes.add_row(*(_text(cell, tone) for cell in cells))
-    for column in nodes.columns:
-        column.overflow = "ellipsis"
-    # where the width is scarce, rich narrows the other columns before these: rank and name
-    for column in nodes.columns[:2]:
-        column.no_wrap = True
-        column.max_width = _NAME_WIDTH
-    return Group(*lines[:height], *([nodes] if nodes.rows else []))
+def _labelled(text: str, line: Line) -> Text:
+    """Return a line with the color of its label alone; a title has no other text."""
+    shown = _text(text, "")
+    style = _STYLES.get(line.tone)
+    if style:
+        shown.stylize(style, 0, len(line.label))
+    return shown
 
 
 def _text(text: str, tone: str) -> Text:
@@ -65,5 +70,5 @@ class LiveScreen:
 
     def __call__(self, status: Status, outage: str) -> None:
         """Show a status, and why there is no newer one; raises for one that cannot be shown."""
-        view = rich_view(status, outage, self._console.height - 1)
+        view = rich_view(status, outage, self._console.height - 1, self._console.width)
         self._live.update(view, refresh=True)

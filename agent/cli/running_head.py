@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from agent.base.errors import UnavailableError
 from agent.base.ports import port_map
-from agent.base.text import escaped, in_url, map_texts
+from agent.base.text import escaped, in_url, is_loopback, map_texts
 from agent.cli.http_request import ask
 from agent.plan.plan import log_root
 from agent.platforms.resolve import port_base
@@ -48,6 +48,18 @@ class RunningHead(NamedTuple):
         raise UnavailableError(f"{self.where}: {why}")
 
 
+def reader_settings(environ: Mapping[str, str]) -> Settings:
+    """Return the settings of a verb that only asks.
+
+    AGENT_HEAD=127.0.0.1 stands for the end of `ssh -L` here, which is asked in any case; a run
+    refuses it.
+    """
+    head = environ.get("AGENT_HEAD", "").strip()
+    if head and is_loopback(head):
+        environ = {name: text for name, text in environ.items() if name != "AGENT_HEAD"}
+    return load(environ).settings
+
+
 def require_head(environ: Mapping[str, str]) -> RunningHead:
     """Return the head and its status; raises if none answers."""
     head = find_head(environ)
@@ -58,7 +70,7 @@ def require_head(environ: Mapping[str, str]) -> RunningHead:
 
 def find_head(environ: Mapping[str, str]) -> RunningHead | str:
     """Return the head and its status, or why none answers; raises if it asks for the token."""
-    settings = load(environ).settings
+    settings = reader_settings(environ)
     port = own_port(environ, settings)
 
     # Is it this node's agent? An ssh shell lacks the variables that name the head.

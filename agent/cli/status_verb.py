@@ -6,13 +6,14 @@ import json
 from typing import TYPE_CHECKING
 
 from agent.base.errors import UnavailableError
-from agent.base.text import NO_TERMINAL
+from agent.base.text import NO_TERMINAL, Line
 from agent.cli.http_request import ask
 from agent.cli.options import JSON, flag
 from agent.cli.past_run import newest_run, past_status
 from agent.cli.printing import terminal_of
 from agent.cli.running_head import find_head, in_known_format, own_port
 from agent.cli.watch_status import follow_status, screen, show_until_end
+from agent.port.brief_status import brief_lines
 from agent.port.status import status_lines
 from agent.settings import load
 from agent.settings.redact import redactor_for
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 OPTIONS = (
     JSON,
     flag("--watch", "update until the run ends"),
+    flag("--all", "also every node, service and phase"),
     flag("--live", "check only whether this node's agent is up: 0 or 69"),
 )
 
@@ -36,7 +38,9 @@ def run(environ: Mapping[str, str], options: argparse.Namespace) -> None:
         check_live(environ)
     else:
         terminal = terminal_of(environ)
-        show_status(environ, terminal, as_json=options.json, watch=options.watch)
+        show_status(
+            environ, terminal, as_json=options.json, watch=options.watch, has_all=options.all
+        )
 
 
 def show_status(
@@ -45,6 +49,7 @@ def show_status(
     *,
     as_json: bool,
     watch: bool = False,
+    has_all: bool = False,
 ) -> None:
     """Print the status, with `watch` until the end; raises where there is neither head nor run."""
     head = find_head(environ)
@@ -62,7 +67,10 @@ def show_status(
         if as_json:
             text = json.dumps(head.status)
         else:
-            text = terminal.render(status_lines(head.status), str)
+            lines = brief_lines(head.status)
+            if has_all:
+                lines += [Line(""), *status_lines(head.status)]
+            text = terminal.render(lines, str)
     print(text, flush=True)
 
 

@@ -18,8 +18,9 @@ from agent.base.text import duration_text, escaped, map_texts
 from agent.cli.http_request import FAILURES, error_text, sent
 from agent.cli.printing import warn
 from agent.cli.running_head import in_known_format, status_at
+from agent.port.brief_status import lines_by_content
 from agent.port.proof import TRIES, Prover, ReplyProof
-from agent.port.status import at_rest, lines_by_content, one_line
+from agent.port.status import at_rest, one_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

@@ -83,13 +83,6 @@ def run_lines(status: Status) -> list[Line]:
     return [line for part in parts for line in part]
 
 
-def lines_by_content(status: Status) -> dict[str, str]:
-    """Return the lines of a status, each by itself without clocks and progress."""
-    content = status_lines({**at_rest(status), "progress": None, "prepare_lines": None})
-    pairs = zip(content, status_lines({**status, "receipt": None}), strict=True)
-    return {content.label: line.label for content, line in pairs}
-
-
 def _line(tone: Tone, *cells: object) -> Line:
     return Line("  ".join(filter(None, map(one_line, cells))), tone=tone)
 

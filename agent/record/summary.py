@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
 
 from agent.base import times
 from agent.base.errors import UnavailableError
@@ -103,11 +104,12 @@ def explain(folder: Path) -> list[str]:
     is_head = starts[-1].data["role"] == "head"
     first_phase = HeadPhase.BOOTING if is_head else WorkerPhase.FINDING
     saved = read_steps(node / SERIES_FILE)
+    receipt = _known_receipt(node, record, lasted=events[-1].at)
     lines = [
-        _title(node, starts, lasted=events[-1].at),
+        _title(node, starts, receipt, lasted=events[-1].at),
         *_phases(events, first_phase.value),
         *_steps(saved),
-        *_receipt(node, record, lasted=events[-1].at),
+        *_receipt(receipt),
         *_stalled(events, node),
         *_advice(saved),
         *_attempts(record),
@@ -123,14 +125,20 @@ def explain(folder: Path) -> list[str]:
     return [escaped(" ".join(line.split())) for line in (*lines, *details, *end)]
 
 
-def _title(node: Path, starts: list[RecordedEvent], *, lasted: float) -> str:
-    """Return which run and node this is, when it began and how long it lasted."""
+def _title(
+    node: Path, starts: list[RecordedEvent], receipt: dict[str, Any] | None, *, lasted: float
+) -> str:
+    """Return which run and node this is, when it began, how long it lasted and what it cost."""
     role = starts[-1].data["role"]
     run_id = starts[-1].data["run_id"] or "without an id"
     began = starts[0].data["started_at"]
     title = (
         f"run {run_id}, recorded by the {role} {node.name}: began {began}, lasted {_time(lasted)}"
     )
+    with suppress(KeyError, TypeError, ValueError, AttributeError):  # another version's
+        cost = (receipt or {}).get("cost")
+        if cost:
+            title += f", cost ${sum(cost.values()):.2f}"
     agents = len({start.data["started_at"] for start in starts})
     if agents > 1:
         title += f"; its agent was started {agents} times"
@@ -210,12 +218,19 @@ def _advice(saved: SavedSteps | None) -> list[str]:
     return [f"training: {'; '.join(one.what for one in advice)}. {advice[0].remedy}"]
 
 
-def _receipt(node: Path, record: RunRecord | NoRecord, *, lasted: float) -> list[str]:
-    """Return what the run's time was spent on: at its end, or as last recorded."""
+def _known_receipt(
+    node: Path, record: RunRecord | NoRecord, *, lasted: float
+) -> dict[str, Any] | None:
+    """Return the receipt of a run: at its end, or as last recorded."""
     receipt = read_receipt(node)
     if receipt is None and isinstance(record, RunRecord) and record.receipt is not None:
         meter = record.receipt.known
         receipt = meter.receipt(max(lasted, meter.seen_at)).to_dict(record.receipt.price)
+    return receipt
+
+
+def _receipt(receipt: dict[str, Any] | None) -> list[str]:
+    """Return what the run's time was spent on."""
     try:
         line = "" if receipt is None else sentence(receipt)
     except (KeyError, TypeError, ValueError, AttributeError):  # another version's

@@ -11,6 +11,7 @@ from agent.base.errors import UnavailableError
 from agent.cli import status_verb
 from agent.cli.command_line import main
 from support.http_peer import answering, reply
+from tools.page.runs import status as run_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -51,6 +52,26 @@ def test_the_head_of_a_worker_must_be_a_head(tmp_path: Path) -> None:
         environ["AGENT_PORT"] = str(peer.port)
         with pytest.raises(UnavailableError, match="is a worker's, not the head's"):
             status_verb.show_status(environ, as_json=False)
+
+
+def test_the_end_of_a_tunnel_is_a_head(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Through `ssh -L` the head is at this machine: AGENT_HEAD may say so, for a verb that asks."""
+    with answering(reply(json.dumps(run_of(2)).encode())) as peer:
+        environ = {"AGENT_PORT": str(peer.port), "AGENT_LOG_DIR": str(tmp_path)}
+        environ["AGENT_HEAD"] = "127.0.0.1"
+        status_verb.show_status(environ, as_json=False)
+        brief = capsys.readouterr().out
+        status_verb.show_status(environ, as_json=False, has_all=True)
+        everything = capsys.readouterr().out
+    assert brief.startswith("first sums · rehearsal · attempt 2 of 3 · ")
+    assert "nodes     3 fine" in brief
+    assert everything.startswith(brief)
+    assert "\nnode 1  pod1  10.0.0.2  joined" in everything
+
+    monkeypatch.setattr("os.environ", {**environ, "PATH": "/usr/bin:/bin"})
+    assert main(["plan"]) == 78, "a run has no use for it"
 
 
 @pytest.mark.parametrize(("head", "code"), [("200 OK", 0), ("503 Not yet", 69), ("302 Found", 69)])

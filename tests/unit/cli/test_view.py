@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import io
 from typing import Any
 
@@ -12,10 +11,11 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
 
-from agent.base.text import duration_text
+from agent.base.text import Terminal, duration_text
 from agent.cli.rich_view import rich_view
 from agent.diagnosis.advice import Advice
-from agent.port.status import lines_by_content, status_lines
+from agent.port.brief_status import bars, brief_lines, lines_by_content
+from agent.port.status import status_lines
 from tools.page.runs import status as run_of
 
 BOOTING = {
@@ -25,9 +25,6 @@ BOOTING = {
     "waits": [{"what": "workers", "evidence": "1 of 3 joined", "seconds_left": 90.0}],
 }
 STEERS = "\x1b[2J\x1b[31mred\x07\n\r\u202eevil\u2028"
-
-
-STEPS = "step 25 of 40, 7.5 s a step, mean reward 0.89 (+0.19 over the last 20 steps)"
 
 
 def lines(status: dict[str, Any]) -> list[str]:
@@ -75,15 +72,6 @@ def test_warnings_about_what_the_run_does() -> None:
     ]
     assert not any("64 MiB" in line for line in shown)
     assert "node head  pod0  running  4 min 25 s  GPU power 260 W" in shown
-
-
-def test_a_forecast_that_comes_nearer_is_no_change() -> None:
-    """Two nodes that differ in a number stay two lines."""
-    status = {**run_of(3), "warnings": [WARNINGS[3], {**WARNINGS[3], "what": "disk /c on pod2"}]}
-    later = copy.deepcopy(status)
-    later["warnings"][0]["what"] = "disk /c on pod1 reaches 95 % in 1 h"
-    assert lines_by_content(status).keys() == lines_by_content(later).keys()
-    assert sum("full soon" in line for line in lines_by_content(status)) == 2
 
 
 def test_a_wait() -> None:
@@ -168,7 +156,7 @@ def test_no_text_controls_the_terminal(
     run["services"] = [dict(run["services"][0], name=name, detail=words)]
     for node in run["nodes"][:5]:
         node.update(name=name, phase=name, detail=words, last_error=words)
-    for line in lines(run):
+    for line in [*lines(run), *(f"{line.label}{line.text}" for line in brief_lines(run))]:
         assert not set(line) & set(STEERS) - set("[2J31mredevil")
 
 
@@ -178,10 +166,10 @@ def test_the_view_fits_every_terminal(size: tuple[int, int], nodes: int) -> None
     height, width = size
     run = run_of(nodes)
     for node in run["nodes"][:5]:
-        node.update(name="[red]x[/red]:smile:", last_error="界" * 90)
+        node.update(name="[red]x[/red]:smile:", state="lost", last_error="界" * 90)
     console = Console(file=io.StringIO(), width=width, no_color=True)
     with console.capture() as captured:
-        console.print(rich_view(run, "10.0.0.4:8266 does not answer", height), end="")
+        console.print(rich_view(run, "10.0.0.4:8266 does not answer", height, width), end="")
     shown = captured.get().splitlines()
     assert shown[0] == "10.0.0.4:8266 does not answer"
     assert len(shown) <= height
@@ -190,15 +178,15 @@ def test_the_view_fits_every_terminal(size: tuple[int, int], nodes: int) -> None
 
 
 def test_names_of_nodes_are_not_squeezed() -> None:
-    """However much the other columns hold, rank and name are shown whole at 80 columns."""
+    """However much is said of them, their names are shown whole at 80 columns."""
     run = run_of(3)
     name = "trainer-0.grpo-headless.research"
     for node in run["nodes"]:
-        node.update(name=name, phase="following the head " * 3, detail="a long line " * 20)
+        node.update(name=name, state="silent", detail="a long line " * 20)
     console = Console(file=io.StringIO(), width=80, no_color=True)
     with console.capture() as captured:
-        console.print(rich_view(run, "", 40), end="")
-    assert captured.get().count(name) == 3
+        console.print(rich_view(run, "", 40, 80), end="")
+    assert captured.get().count(name) >= 3
 
 
 @pytest.mark.parametrize(
@@ -209,39 +197,107 @@ def test_durations(seconds: float, words: str) -> None:
     assert duration_text(seconds) == words
 
 
+def brief(status: dict[str, Any], columns: int = 80) -> list[str]:
+    """Return the lines of a status in one look, at a terminal."""
+    return Terminal(columns).render(brief_lines(status), str).splitlines()
+
+
+def test_one_look_at_a_run() -> None:
+    """What runs, the judgment, the step, the reward with its curve, what is saved, the nodes."""
+    run = run_of(2)
+    run["nodes"][1]["figures"] = None
+    run["nodes"][1]["slow"] = ""
+    run.update(prepare_lines={}, metrics={"actor/ppo_kl": 0.021})
+    assert brief(run) == [
+        "first sums · rehearsal · attempt 2 of 3 · 5 min 12 s · $12.50",
+        "● keep    Training: step 25 of 40. Nothing to do.",
+        "          Reward 0.89 (+0.19 over 20 steps); done about 07:18 UTC, in 112 s and",
+        "          $0.38. All 3 nodes report.",
+        "step      25/40 · 7.5 s each, last 0 s ago · done about 07:18 UTC",
+        "reward    0.89 ▲0.19 ▁▂▃▄▅▅▆▆▇▇██████   KL 0.021",
+        "saved     step 20, 5 steps ago",
+        "nodes     3 fine",
+    ]
+
+
+def large_run() -> dict[str, Any]:
+    """Return a run of 256 nodes, of which some are lost, silent or slow."""
+    run = run_of(255)
+    for number in (3, 5, 6):
+        run["nodes"][number].update(state="silent", heard_seconds_ago=40.0, detail="probing")
+    run["nodes"][254].update(state="lost", last_error="its Ray is gone")
+    return run
+
+
+def test_a_large_run_is_a_screen() -> None:
+    """What differs is named, the worst first; names and states are whole at 80 columns."""
+    shown = brief(large_run())
+    assert len(shown) < 24
+    (nodes,) = [line for line in shown if line.startswith("nodes ")]
+    assert nodes == "nodes     251 fine · 1 lost · 3 silent · 1 slow"
+    assert shown[shown.index(nodes) + 1] == "  lost    pod255   its Ray is gone"
+    assert "  silent  pod4     probing, 40 s" in shown
+    assert max(map(len, shown)) <= 80
+
+    for node in (run := large_run())["nodes"][:40]:
+        node.update(name="trainer-0.grpo-headless.research", state="lost", last_error="gone")
+    shown = brief(run)
+    assert len(shown) < 32
+    assert sum("trainer-0.grpo-headless.research" in line for line in shown) == 14
+    assert shown[-1] == f"          and {40 + 1 + 0 - 12} more: --all shows them"
+
+
+def test_a_boot_names_what_is_awaited() -> None:
+    """The judgment has the wait and its evidence; running steps show their last line."""
+    run = {**run_of(3), **BOOTING, "progress": None, "nodes_expected": 6}
+    run["prepare"] = [{"name": "gsm8k", "state": "pending", "detail": ""}]
+    run["prepare_lines"] = {"head": {"gsm8k": "99%"}, "pod2": {"fetch": "40%"}}
+    shown = brief(run)
+    assert any("Waiting for workers (1 of 3 joined); 90 s left." in line for line in shown)
+    assert "prepare   gsm8k  99%" in shown
+    assert "prepare   pod2  fetch: 40%" in shown
+    assert shown[-1] == "nodes     4 fine · 2 never reported"
+
+
+def test_an_end_has_its_sentence_and_remedy() -> None:
+    """As the last line of the log has it; a doubtful success is none."""
+    verdict = {"kind": "lost", "reason": "no word", "exit_code": 75, "remedy": "Try again"}
+    shown = brief({**run_of(1), "phase": "leaving", "verdict": verdict})
+    assert shown[1:3] == ["■ over    lost: no word (exit code 75)", "          Try again"]
+    verdict |= {"kind": "done", "reason": "warning: 3 of 400 steps", "exit_code": 0}
+    shown = brief({**run_of(1), "phase": "leaving", "verdict": verdict})
+    assert shown[1] == "▲ over    warning: 3 of 400 steps (exit code 0)"
+
+
+@pytest.mark.parametrize(
+    ("values", "shown"),
+    [
+        ([], ""),
+        ([1.0], ""),
+        ([1.0, 1.0], "▄▄"),
+        ([0.0, 0.5, 1.0], "▁▅█"),
+        ([*range(32)], "▁▁▂▂▃▃▄▄▅▅▆▆▇▇██"),
+    ],
+)
+def test_bars(values: list[float], shown: str) -> None:
+    """A curve in at most 16 bars."""
+    assert bars(values) == shown
+
+
 def test_lines_about_changes() -> None:
-    """A line for each change; clocks, and counts in a wait's evidence, make none."""
+    """A line for each change; clocks and counts make none."""
 
     def changes(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
         known = lines_by_content(before)
         return [line for content, line in lines_by_content(after).items() if content not in known]
 
-    before = {**run_of(2), **BOOTING}
-    assert len(lines_by_content(before)) == len(status_lines({**before, "receipt": None}))
-    after = copy.deepcopy(before)
-    after.update(seconds=31.0, seconds_in_phase=31.0)
-    after["waits"][0].update(evidence="2 of 3 joined", seconds_left=89.0)
+    before = run_of(2)
+    after = run_of(2, step=26)
+    after.update(seconds=31.0, seconds_in_phase=31.0, cost=13.0, receipt=None)
     after["services"][0].update(latency=None)
     assert changes(before, after) == []
-    after["phase"] = "running"
-    after["waits"] = [{"what": "the job", "evidence": "", "seconds_left": 9.0}]
     after["nodes"][0].update(state="lost", last_error="its Ray is gone\x1b[2J")
-    after["nodes"][1]["steps"] = [{"name": "fetch", "state": "lost"}]
-    after["services"][0].update(state="lost", detail="killed by SIGKILL")
-    after["job"]["status"] = "failed"
-    after["progress"]["ends_at"] = None
-    after["verdict"] = {"kind": "job-failed", "reason": "exit code 3", "exit_code": 3}
-    for node in after["nodes"]:
-        node["phases"] = []
-    found = [" ".join(line.split()) for line in changes(before, after)]
-    assert found == [
-        "run run-20261122-0712: running for 31 s, 31 s since the start, $12.50",
-        "job-failed: exit code 3 (exit code 3)",
-        f"job rehearsal: failed, attempt 2, {STEPS}",
-        "waiting for the job 9 s left no report yet",
-        "service reward server lost restarts: 1; outages: 1, 8 s killed by SIGKILL",
-        "node head pod0 running 31 s",
-        "node 1 pod1 10.0.0.2 lost following the head its Ray is gone\\x1b[2J",
-        "node 2 pod2 10.0.0.3 joined following the head failed: fetch",
-    ]
+    found = changes(before, after)
+    assert any(line.startswith("▲ look") and "pod1" in line for line in found)
+    assert "  lost    pod1     its Ray is gone\\x1b[2J" in found
     assert changes(after, after) == []

@@ -14,7 +14,7 @@ import pytest
 
 from agent.base.errors import UnavailableError
 from agent.cli import status_verb, watch_status
-from agent.port.status import lines_by_content
+from agent.port.brief_status import lines_by_content
 from support.event_stream import WARNINGS, StreamedHead, streamed_head
 from support.http_peer import answering, reply
 from support.served import KEY, environ_of, leave_key
@@ -63,16 +63,13 @@ def test_a_pipe_gets_lines_until_the_end(tmp_path: Path) -> None:
         with watching(head, tmp_path) as program:
             assert program.stdout is not None
             for line in program.stdout:
-                if line.startswith("node 2  pod2"):
+                if line.startswith("nodes     3 fine"):
                     break
             head.status = {**run_of(2), "phase": "stopping"}
-            assert program.stdout.readline().startswith("run run-20261122-0712: stopping for ")
-            assert program.stdout.readline().startswith("node head  pod0  stopping")
+            assert program.stdout.readline() == "▲ look    The job is being stopped.\n"
             head.status = {**run_of(2), **OVER}
-            phase, verdict, node = program.stdout.read().splitlines()
-            assert phase.startswith("run run-20261122-0712: leaving for ")
-            assert verdict == "done: the job succeeded (exit code 0)"
-            assert node.startswith("node head  pod0  leaving")
+            (verdict,) = program.stdout.read().splitlines()
+            assert verdict == "● over    done: the job succeeded (exit code 0)"
             assert program.wait(20) == 0
 
 
@@ -100,7 +97,7 @@ def test_without_a_stream_status_is_polled(tmp_path: Path) -> None:
         (tmp_path / "latest" / "pod0" / "control.key").write_text("no key of this head's")
         with subprocess.Popen(WATCH, env=given, stdout=subprocess.PIPE, text=True) as poller:
             assert poller.stdout is not None
-            assert poller.stdout.readline().startswith("run run-2026")
+            assert poller.stdout.readline().startswith("first sums · rehearsal · ")
             head.status = {**run_of(2), **OVER}
             assert "done: the job succeeded" in poller.stdout.read()
             assert poller.wait(20) == 0
@@ -112,8 +109,7 @@ def test_a_terminal_shows_the_live_view(tmp_path: Path) -> None:
     with streamed_head() as head:
         head.status = run_of(3)
         with on_a_terminal(WATCH, environ(head, tmp_path), 40, 100) as terminal:
-            terminal.wait_for("the view", lambda: any("pod3" in x for x in terminal.lines()))
-            assert any("joined" in line for line in terminal.lines())
+            terminal.wait_for("the view", lambda: any("4 fine" in x for x in terminal.lines()))
             lost = run_of(3)
             lost["nodes"][1].update(state="lost", last_error="its Ray is gone\x1b[2J")
             head.status = lost
@@ -121,7 +117,7 @@ def test_a_terminal_shows_the_live_view(tmp_path: Path) -> None:
             terminal.wait_for("a change", lambda: any(gone in x for x in terminal.lines()))
             head.status = {**lost, **OVER}
             assert terminal.to_the_end() == 0
-        assert "done: the job succeeded (exit code 0)" in terminal.lines()
+        assert "● over    done: the job succeeded (exit code 0)" in terminal.lines()
 
 
 def test_at_a_terminal_without_rich(tmp_path: Path) -> None:
@@ -132,12 +128,12 @@ def test_at_a_terminal_without_rich(tmp_path: Path) -> None:
         head.status = run_of(3)
         given = {**environ(head, tmp_path), "PYTHONPATH": str(tmp_path)}
         with on_a_terminal(WATCH, given, 40, 100) as terminal:
-            terminal.wait_for("lines", lambda: any("node 3  pod3" in x for x in terminal.lines()))
+            terminal.wait_for("lines", lambda: any("4 fine" in x for x in terminal.lines()))
             head.status = {**run_of(3), **OVER}
             assert terminal.to_the_end() == 0
         assert b"\x1b[?25l" not in terminal.raw  # the cursor is not hidden
         shown = [line for line in terminal.lines() if line]
-        assert "done: the job succeeded (exit code 0)" in shown
+        assert "● over    done: the job succeeded (exit code 0)" in shown
         assert not any("rich" in line for line in shown)
 
 

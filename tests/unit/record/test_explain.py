@@ -217,7 +217,9 @@ def test_what_the_figures_and_the_clock_showed(tmp_path: Path) -> None:
 
     text = outcome_text(FAILED, receipt=Receipt(boot=13.5, training=180.0).to_dict(20.0))
     write_outcome(tmp_path / "run/pod0", text)
-    assert "time: boot 14 s ($0.07), training 3 min ($1.00)" in explain(tmp_path)
+    lines = explain(tmp_path)
+    assert lines[0].endswith(", cost $1.07")
+    assert "time: boot 14 s ($0.07), training 3 min ($1.00)" in lines
 
 
 def test_a_stall_is_shown_before_the_waits(tmp_path: Path) -> None:
