@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from agent.base.errors import Problem
 from agent.base.ports import port_conflicts, port_map, single_ports
 from agent.job.services import NODE_IP
+from agent.plan.page_address import proxied_ip
 from agent.plan.plan import Listener
 from agent.settings.jobs import TORCHRUN, launcher
 from agent.settings.rules import reward_listener
@@ -57,7 +58,9 @@ def listeners_of(plan: Plan) -> Iterator[Listener]:
         yield _RANKS
 
     own_guard = "none" if settings.ray_auth_token is None else "token"
-    yield Listener(str(ports.agent), "agent", f"{NODE_IP} and 127.0.0.1", own_guard)
+    proxied = proxied_ip(plan)
+    where = NODE_IP if proxied is None else f"{NODE_IP}, {proxied} (RunPod's proxy)"
+    yield Listener(str(ports.agent), "agent", f"{where} and 127.0.0.1", own_guard)
 
 
 def _of_ray(ray: OwnRay, ports: Ports, *, is_head: bool) -> Iterator[Listener]:

@@ -6,12 +6,30 @@ import json
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from agent.platforms.rank_variables import RUNPOD_CLUSTER, own_pod
+from agent.platforms.rank_variables import RUNPOD, RUNPOD_CLUSTER, own_pod
+from agent.settings.jobs import TORCHRUN
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from agent.plan.plan import Plan
+
+
+_ON_RUNPOD = {RUNPOD, RUNPOD_CLUSTER.platform.name, TORCHRUN}
+"""The platforms whose nodes are RunPod's pods and have no other way to the page."""
+
+
+def proxied_ip(plan: Plan) -> str | None:
+    """Return the further address of a head on RunPod at which the proxy reaches it; None without.
+
+    The proxy comes in by the default route's interface, which is not that between the pods. It
+    shows a port to everyone, so that nothing listens there without a token.
+    """
+    source = plan.facts.default_source
+    is_proxied = own_pod(plan.environ) is not None and plan.topology.platform.name in _ON_RUNPOD
+    if not is_proxied or not plan.topology.is_head or plan.secret() is None:
+        return None
+    return None if source == plan.address.ip else source
 
 
 def page_address(plan: Plan) -> str:
@@ -24,7 +42,7 @@ def page_address(plan: Plan) -> str:
 
     # Its proxy shows a port of the pod to everyone, so that the page is only open with a token.
     pod = own_pod(environ)
-    if pod is not None and platform in {"runpod", RUNPOD_CLUSTER.platform.name, "torchrun"}:
+    if pod is not None and platform in _ON_RUNPOD:
         if plan.secret() is None:
             return (
                 f"ssh -L {port}:localhost:{port} {pod} · {local} (the proxy wants RAY_AUTH_TOKEN)"

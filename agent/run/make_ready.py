@@ -33,6 +33,7 @@ from agent.checks.finding import Level
 from agent.checks.machine import WANTED_FILES
 from agent.job.services import Placeholders
 from agent.node.read import read_folder, source_towards, taken_ports
+from agent.plan.page_address import proxied_ip
 from agent.port.sockets import bind
 from agent.processes.process import Child
 from agent.processes.resolving import resolve
@@ -373,8 +374,10 @@ def open_port(plan: Plan, ip: str, refusal: Outcome | None) -> list[socket.socke
     """
     if ip == "127.0.0.1" or (refusal is not None and not may_listen_on(ip, plan.settings)):
         return []  # open already, or not allowed
+    proxied = proxied_ip(plan)
+    addresses = [ip] if proxied in {None, ip} else [ip, proxied]
     try:
-        return [bind(ip, plan.ports.agent)]
+        return [bind(address, plan.ports.agent) for address in addresses]
     except PreflightError:
         if refusal is None:
             raise

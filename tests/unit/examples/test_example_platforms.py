@@ -163,7 +163,7 @@ def test_who_restarts_what() -> None:
 def test_dstack_forwards_the_dashboard() -> None:
     """The port that dstack forwards is the one on which the dashboard listens."""
     (task,) = documents("dstack/verl-grpo.dstack.yml")
-    assert task["ports"] == [8265]
+    assert task["ports"] == [8265, 8266]
     assert task["resources"]["shm_size"]
 
 

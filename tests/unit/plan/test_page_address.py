@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agent.plan.page_address import page_address
+from agent.plan.page_address import page_address, proxied_ip
 from support.captured import plan_of, read
 
 TOKEN = {"RAY_AUTH_TOKEN": "t0ken-of-more-than-thirty-two-characters"}
@@ -38,3 +38,10 @@ def test_the_proxy_of_runpod_needs_a_token(name: str) -> None:
     pod = environ["RUNPOD_POD_ID"]
     expected = f"https://{pod}-8266.proxy.runpod.net (with 8266/http among the pod's ports)"
     assert page_address(plan) == expected
+
+    # It comes in by another interface than the other pods.
+    assert proxied_ip(plan) == facts.default_source == "10.0.0.5"
+    assert plan.address.ip != "10.0.0.5"
+    (own,) = [listener for listener in plan.listeners if listener.who == "agent"]
+    assert "10.0.0.5 (RunPod's proxy)" in own.bind
+    assert proxied_ip(plan_of(environ, facts)) is None, "without a token nothing listens there"
