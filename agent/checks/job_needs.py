@@ -126,7 +126,7 @@ _BRACES = re.compile(r"(?<!\$)\{([a-z][a-z_]*)\}")
 
 
 def placeholder_slips(texts: Iterable[tuple[str, str, Sequence[str]]]) -> tuple[Finding, ...]:
-    """Find `{node}` where `{nodes}` is meant: it would reach the command as it is.
+    """Find words in braces that are no placeholders: they would reach the command as they are.
 
     Each text has the words that name its source, and the placeholders that are filled in there.
     """
@@ -136,10 +136,11 @@ def placeholder_slips(texts: Iterable[tuple[str, str, Sequence[str]]]) -> tuple[
             if name in known:
                 continue
             near = [other for other in known if nearly_equal(name, other) or other.startswith(name)]
+            what = f"{{{name}}} in {source} is no placeholder and stays as it is"
+            remedy = f"Placeholders are {' '.join(f'{{{one}}}' for one in known)}"
             if near:
-                what = f"{{{name}}} in {source} is no placeholder and stays as it is"
                 remedy = f"Did you mean {{{near[0]}}}?"
-                findings[source, name] = Finding("placeholders", Level.WARN, what, remedy)
+            findings[source, name] = Finding("placeholders", Level.WARN, what, remedy)
     return tuple(findings.values())
 
 

@@ -1,4 +1,4 @@
-"""`pod-agent env`: the table of all variables, with values and problems."""
+"""`pod-agent env`: the variables that are set, then all others, and what is wrong with them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from agent.base.text import Line
 from agent.checks import misspelling_findings
 from agent.checks.finding import problem_lines
-from agent.cli.options import JSON
+from agent.cli.options import JSON, flag
 from agent.cli.printing import print_json, terminal_of
 from agent.settings.load import env_lines, env_rows, read_settings
 from agent.settings.redact import redactor_for
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Mapping
 
-OPTIONS = (JSON,)
+OPTIONS = (JSON, flag("--all", "also those that have their defaults"))
 
 
 def run(environ: Mapping[str, str], options: argparse.Namespace) -> None:
-    """Print the table, below the problems and warnings."""
+    """Print the variables, below the problems and warnings; wrong settings are no failure."""
     loaded, problems = read_settings(environ)
     clean = redactor_for(environ, loaded.settings).clean
     rows = [*env_rows(loaded, environ)]
@@ -32,4 +32,5 @@ def run(environ: Mapping[str, str], options: argparse.Namespace) -> None:
         return
     wrong = [Line("FAIL ", problem.sentence(), "bad") for problem in problems]
     warnings = problem_lines(misspelling_findings(loaded.misspelled))
-    print(terminal_of(environ).render([*wrong, *warnings, *env_lines(rows)], clean))
+    lines = [*wrong, *warnings, *env_lines(rows, has_all=options.all)]
+    print(terminal_of(environ).render(lines, clean))

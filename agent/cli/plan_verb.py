@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from agent.base import ends
 from agent.cli.options import JSON, flag
 from agent.cli.printing import print_json, terminal_of
 from agent.plan.show import render, summary, to_json
@@ -15,11 +16,15 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Mapping
 
-OPTIONS = (JSON, flag("-v --verbose", "print every command, environment, port and wait"))
+OPTIONS = (
+    JSON,
+    flag("-v --verbose", "print every command, environment, port and wait"),
+    flag("--check", "exit with the code that `run` would be refused with"),
+)
 
 
-def run(environ: Mapping[str, str], options: argparse.Namespace) -> None:
-    """Print the plan."""
+def run(environ: Mapping[str, str], options: argparse.Namespace) -> int:
+    """Print the plan; return 0, or with `--check` 78 if the run would be refused."""
     plan = with_taken_ports(plan_from_environment(environ, options.command))
     redactor = redactor_for(environ, plan.settings, plan.texts_with_secrets)
     if options.json:
@@ -28,3 +33,4 @@ def run(environ: Mapping[str, str], options: argparse.Namespace) -> None:
         print(render(plan, redactor))
     else:
         print(terminal_of(environ).render(summary(plan), redactor.clean))
+    return ends.REFUSED.exit_code if options.check and plan.failed() else 0

@@ -15,7 +15,19 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterator, Mapping
 
+    from agent.settings.jobs import RecipeInfo
+
 OPTIONS = (JSON,)
+_TRAINS = {
+    "rehearsal": "GRPO, on CPUs",
+    "grpo": "GRPO",
+    "ppo": "PPO",
+    "sft": "fine-tuning",
+    "rm": "a reward model",
+    "dpo": "DPO",
+}
+"""What a recipe trains, by the last word of its name."""
+_WIDTHS = (16, 15, 17, 9, 0)
 
 
 def run(environ: Mapping[str, str], options: argparse.Namespace) -> None:
@@ -42,11 +54,27 @@ def recipe_rows() -> Iterator[dict[str, Any]]:
 
 
 def recipe_lines() -> Iterator[Line]:
-    """Yield a line for each recipe."""
-    for row in recipe_rows():
-        framework = f"{row['framework'] or 'no framework'} {', '.join(row['versions'])}".rstrip()
-        text = (
-            f"{row['about']}; {framework}; needs {', '.join(row['needs']) or 'nothing'}; "
-            f"reward server {row['reward']}; by {row['launcher']}"
-        )
-        yield Line(f"{row['name']:<16} ", text, "title")
+    """Yield a line for each recipe, below a heading."""
+    yield Line(_row("recipe", "trains by", "rewards from", "launcher", "framework"), tone="dim")
+    for known in RECIPES:
+        versions = [".".join(map(str, one[:2])) for one in recipe_of(known).VERSIONS]
+        framework = known.framework or "none"
+        if versions:
+            framework += f" {versions[0]}"
+        if len({*versions}) > 1:
+            framework += f" to {versions[-1]}"
+        trains = _TRAINS[known.name.rpartition("-")[2]]
+        yield Line(_row(known.name, trains, _rewards_of(known), known.launcher, framework))
+    yield Line("", "All but rehearsal need AGENT_MODEL and AGENT_TRAIN_DATA.")
+    yield Line("", "`pod-agent recipe NAME --nodes N --gpus G` prints the command, with reasons.")
+
+
+def _row(*cells: str) -> str:
+    return "".join(f"{cell:<{width}}" for cell, width in zip(cells, _WIDTHS, strict=True)).rstrip()
+
+
+def _rewards_of(known: RecipeInfo) -> str:
+    """Return where its rewards come from; '-' where it learns from the data alone."""
+    if known.launcher == "torchrun" and known.reward == "unused":
+        return "-"
+    return {"needed": "a server", "possible": "own, or a server", "unused": "own"}[known.reward]

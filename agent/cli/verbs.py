@@ -27,7 +27,7 @@ VERBS = {
         "stop the run as SIGTERM on the head does, and wait until it has ended", "stop_verb"
     ),
     "env": Verb(
-        "list all environment variables with their current values",
+        "list the environment variables that are set (--all: all of them)",
         "env_verb",
         works_anywhere=True,
     ),

@@ -18,7 +18,7 @@ from agent.settings.jobs import DEFAULT
 from agent.settings.model import secret_texts
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from agent.checks.finding import Finding
     from agent.job.job import Job
@@ -36,20 +36,33 @@ _LONGEST_TITLE = 40  # the same in a line of the log
 
 
 def summary(plan: Plan) -> list[Line]:
-    """Return the plan in at most twelve lines, more only if more than that refuses the run."""
+    """Return the plan in at most twelve lines, more only if more than that refuses the run.
+
+    What refuses the run comes first, warnings last.
+    """
     names, checks = _findings(plan)
-    top = [*problem_lines(names), *_rows(plan)]
+    failed = [finding for finding in checks if finding.level is Level.FAIL]
+    warnings = problem_lines(finding for finding in checks if finding.level is not Level.FAIL)
+    top = [*problem_lines(names), *refusal_lines(failed), *_rows(plan)]
 
-    # How many problems fit below? All that refuse the run are shown in any case.
-    problems = problem_lines(checks)
-    refusals = sum(finding.level is Level.FAIL for finding in checks)
-    room = max(refusals, MOST_LINES - 1 - len(top))
-
-    last = f"{len(checks) - len(problems)} check(s) passed"
-    if len(problems) > room:
-        last += f"; {len(problems) - room} more warning(s)"
+    # How many warnings fit below?
+    room = max(0, MOST_LINES - 1 - len(top))
+    last = f"{len(checks) - len(failed) - len(warnings)} check(s) passed"
+    if len(warnings) > room:
+        last += f"; {len(warnings) - room} more warning(s)"
     last += "; -v shows commands, environment, ports and waits"
-    return [*top, *problems[:room], Line("", last)]
+    return [*top, *warnings[:room], Line("", last)]
+
+
+def refusal_lines(failed: Sequence[Finding]) -> list[Line]:
+    """Return that the run would be refused, and why; nothing if it would start."""
+    if not failed:
+        return []
+    reasons = f"{len(failed)} check(s) fail"
+    return [
+        Line("refused:   ", f"`run` would be refused (78): {reasons}", "bad"),
+        *problem_lines(failed),
+    ]
 
 
 def _findings(plan: Plan) -> tuple[tuple[Finding, ...], tuple[Finding, ...]]:
@@ -221,7 +234,8 @@ def held_sentence(seconds: float, price: float | None, command: str) -> str:
 def render(plan: Plan, redactor: Redactor) -> str:
     """Render a plan for `pod-agent plan -v`."""
     names, checks = _findings(plan)
-    lines = [f"{row.label}{row.text}" for row in (*map(toned_line, names), *_rows(plan))]
+    refusals = refusal_lines(plan.failed())[:1]
+    lines = [f"{row.label}{row.text}" for row in (*map(toned_line, names), *refusals, *_rows(plan))]
     for title, section in _sections(plan, checks):
         body = [f"  {line}" for line in section]
         if body:

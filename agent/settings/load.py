@@ -18,8 +18,6 @@ from agent.settings.values import LATER
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from agent.base.text import Tone
-
 
 _MAY_BE_EMPTY = {"AGENT_JOB_ARGS", "WANDB_API_KEY", "RUNPOD_API_KEY"}
 _PREFIX = "AGENT_"
@@ -203,16 +201,28 @@ def env_rows(loaded: Loaded, environ: Mapping[str, str]) -> Iterator[dict[str, s
         }
 
 
-def env_lines(rows: Iterable[Mapping[str, str]]) -> Iterator[Line]:
-    """Yield two lines for each variable, below the heading of its group."""
-    group = ""
+def env_lines(rows: Iterable[Mapping[str, str]], *, has_all: bool) -> Iterator[Line]:
+    """Yield a line for each variable that is set; then the others, below their groups' headings."""
+    # What is set?
+    unset = []
     for row in rows:
+        if row["origin"].startswith("default"):
+            unset.append(row)
+        else:
+            text = f"{row['name']}={row['value']}"
+            yield Line(text, f"  [{row['origin']}]", "good")
+    if not has_all:
+        number = f"{len(unset)} variables have their defaults"
+        yield Line("", f"{number}: --all lists them, and what each is for")
+        return
+
+    # The rest, each with its default and what it is for.
+    group = ""
+    for row in unset:
         if row["group"] != group:
             group = row["group"]
             yield Line(f"{group}:", tone="title")
-        text = row["name"]
-        if row["value"]:
-            text += f"={row['value']}"
-        tone: Tone = "" if row["origin"].startswith("default") else "good"
-        yield Line(text, f"  [{row['origin']}]", tone)
-        yield Line("    ", f"{row['meaning']}; default: {row['default'] or 'none'}")
+        default = f"default: {row['default'] or 'none'}"
+        if row["origin"] != "default":  # such as one that was ignored
+            default = f"{row['origin']}, {row['default'] or 'none'}"
+        yield Line(row["name"], f"  {row['meaning']} ({default})")

@@ -183,16 +183,24 @@ def test_what_is_not_set_stays_a_placeholder(known: RecipeInfo) -> None:
 
 def test_every_recipe_has_a_line() -> None:
     """The list has a line for each recipe, in the order of the table."""
-    lines = list(recipe_lines())
-    assert [line.label.strip() for line in lines] == [job.name for job in RECIPES]
-    assert all(len(row) <= 80 for row in Terminal(80).render(lines, str).splitlines())
+    heading, *rows = Terminal(80).render(recipe_lines(), str).splitlines()
+    assert heading.split()[0] == "recipe"
+    assert [row.split()[0] for row in rows[: len(RECIPES)]] == [job.name for job in RECIPES]
+    assert len(rows) == len(RECIPES) + 2
+    assert all(len(row) <= 80 for row in rows)
+    by_name = {row.split()[0]: " ".join(row.split()[1:]) for row in rows}
+    assert by_name["verl-grpo"].startswith("GRPO own, or a server ray verl 0.5 to ")
+    assert by_name["openrlhf-sft"].startswith("fine-tuning - torchrun openrlhf ")
+    assert by_name["search-r1-ppo"].startswith("PPO own ray search-r1")
+    needs = {need for job in RECIPES[1:] for need in job.needs}
+    assert needs == {"AGENT_MODEL", "AGENT_TRAIN_DATA"}, "as the line below the table says"
 
 
 def test_the_program() -> None:
     """The verbs of the real program, their codes and streams."""
     listed = run("recipes")
     assert listed.returncode == 0, listed.stderr
-    assert listed.stdout.startswith("rehearsal")
+    assert "\nrehearsal " in listed.stdout
     shown = run("recipe", "rehearsal", "--nodes", "2", "--gpus", "0", "--json")
     assert shown.returncode == 0, shown.stderr
     assert json.loads(shown.stdout)["argv"][2] == "rehearsal"

@@ -12,6 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from agent.base.text import NO_TERMINAL, own_command
+from agent.job.job import PLACEHOLDERS
 from agent.plan.show import MOST_LINES, render, summary, to_json
 from agent.settings.redact import redactor_for
 from support.golden import assert_golden
@@ -120,8 +121,10 @@ def test_the_worst_comes_first() -> None:
     bad = with_ray(replace(MACHINE, shm=0, shm_free=0, nofile_hard=1, temp_free=0), version="2.1")
     lines = summary(plan_of({**RUNPOD, "RUNPOD_POD_ID": "podaaa"}, bad))
     signs = [line.label for line in lines if line.tone]
-    assert signs[0] == "FAIL "
-    assert signs == sorted(signs)
+    assert signs[:2] == ["refused:   ", "FAIL "]
+    assert lines[0].text == f"`run` would be refused (78): {signs.count('FAIL ')} check(s) fail"
+    assert signs[1:] == sorted(signs[1:])
+    assert lines[signs.count("FAIL ") + 1].label == "role:      "
     assert "more warning" in lines[-1].text
 
 
@@ -133,13 +136,15 @@ def test_a_slip_is_the_first_line() -> None:
 
 
 def test_a_mistyped_placeholder_is_named() -> None:
-    """It would reach the command as it is; braces of other kinds are the user's own."""
-    command = ["train", "--n={node}", "{gpus}", "{nodes}", "${node}", "{step}", "{}"]
+    """It would reach the command as it is, as any other word in braces; `${…}` is the shell's."""
+    command = ["train", "--n={node}", "{gpus}", "{nodes}", "${node}", "{step}", "{}", "{Step}"]
     found = [f for f in plan_of({}, MACHINE, command).findings if f.check == "placeholders"]
     assert [finding.remedy for finding in found] == [
         "Did you mean {nodes}?",
         "Did you mean {gpus_per_node}?",
+        f"Placeholders are {' '.join(f'{{{name}}}' for name in PLACEHOLDERS)}",
     ]
+    assert found[-1].what == "{step} in the job's command is no placeholder and stays as it is"
 
 
 @pytest.mark.parametrize("name", CASES)

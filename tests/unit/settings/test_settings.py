@@ -273,12 +273,30 @@ def test_a_duration_is_bounded_or_refused(text: str) -> None:
 def test_the_table_shows_every_variable_and_no_secret() -> None:
     """`env` lists every variable; secrets are masked, with their origin."""
     environ = {"RAY_AUTH_TOKEN": SECRET, "AGENT_LOG": "json"}
-    table = NO_TERMINAL.render(env_lines(env_rows(load(environ), environ)), str)
+    rows = [*env_rows(load(environ), environ)]
+    table = NO_TERMINAL.render(env_lines(rows, has_all=True), str)
     assert SECRET not in table
     assert "RAY_AUTH_TOKEN=********  [environment]" in table
     assert "AGENT_LOG=json  [environment]" in table
-    assert "AGENT_JOB  [default]" in table
+    assert "AGENT_JOB  recipe name, or `none`: boot and stay (default: rehearsal)" in table
     assert all(f"\n{name}" in f"\n{table}" for name in FIELD_OF)
+
+
+def test_what_is_set_comes_first_and_alone() -> None:
+    """One line each; the others are counted, and listed below on request."""
+    environ = {"AGENT_LOG": "json", "AGENT_PORT": "9300", "RAY_AUTH_TOKEN": SECRET}
+    rows = [*env_rows(load(environ), environ)]
+    lines = NO_TERMINAL.render(env_lines(rows, has_all=False), str).splitlines()
+    assert [line.partition("  ")[0] for line in lines[:3]] == [
+        "AGENT_PORT=9300",
+        "AGENT_LOG=json",
+        "RAY_AUTH_TOKEN=********",
+    ]
+    assert lines[3:] == [
+        f"{len(rows) - 3} variables have their defaults: --all lists them, and what each is for"
+    ]
+    table = NO_TERMINAL.render(env_lines(rows, has_all=True), str).splitlines()
+    assert table[:3] == lines[:3]
 
 
 def test_every_variable_is_printed_once() -> None:
