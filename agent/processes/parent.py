@@ -308,4 +308,5 @@ def _prctl(option: int, value: int) -> None:
 
 def _say(sentence: str) -> None:
     with suppress(OSError):
-        os.write(2, f"pod-agent: {sentence}\n".encode())
+        erase = "\r\033[K" if os.isatty(2) else ""  # a line that the agent draws again and again
+        os.write(2, f"{erase}pod-agent: {sentence}\n".encode())

@@ -121,7 +121,7 @@ def test_a_slip_on_the_command_line(arguments: tuple[str, ...], words: str) -> N
 
 
 def test_a_program_that_is_not_there_ends_before_the_boot(tmp_path: Path) -> None:
-    """78 by `run`; `plan` shows it and stays 0."""
+    """78 by `run`; `plan` shows it first and stays 0, with --check it is 78, too."""
     env = {"AGENT_LOG_DIR": str(tmp_path), "RAY_WORKERS": "3", "AGENT_PORT": "21970"}
     env |= {"AGENT_RAY_PORT": "21960", "AGENT_DASHBOARD_PORT": "21961", "AGENT_REWARD": "off"}
     done = agent("run", "--", "./no-such-train.sh", env=env, cwd=tmp_path)
@@ -131,7 +131,13 @@ def test_a_program_that_is_not_there_ends_before_the_boot(tmp_path: Path) -> Non
     assert "! names: RAY_WORKERS is no known variable" in done.stderr
     shown = agent("plan", "--", "./no-such-train.sh", env=env, cwd=tmp_path)
     assert shown.returncode == 0
+    first, second, *_ = shown.stdout.splitlines()
+    assert first.startswith("warn names: RAY_WORKERS is no known variable")
+    assert second == "refused:   `run` would be refused (78): 1 check(s) fail"
     assert "FAIL job: the program after --: './no-such-train.sh'" in shown.stdout
+    checked = agent("plan", "--check", "--", "./no-such-train.sh", env=env, cwd=tmp_path)
+    assert (checked.returncode, checked.stdout) == (78, shown.stdout)
+    assert agent("plan", "--check", "--", "true", env=env, cwd=tmp_path).returncode == 0
     told = agent("doctor", env={"RAY_WORKERS": "3"}, cwd=tmp_path)
     assert "warn names: RAY_WORKERS" in told.stdout
 
@@ -177,8 +183,8 @@ def test_a_name_without_an_encoding_is_printed_escaped() -> None:
 
 
 def test_a_closed_pipe_is_no_error() -> None:
-    """`pod-agent env | head -1` ends quietly."""
-    pipe = f"{AGENT} env | head -1"
+    """`pod-agent env --all | head -1` ends quietly."""
+    pipe = f"{AGENT} env --all | head -1"
     done = subprocess.run(
         ["/bin/sh", "-c", pipe], env=CLEAN, capture_output=True, text=True, timeout=30, check=False
     )

@@ -89,7 +89,7 @@ def test_completion_names_all(shell: str) -> None:
         (["logs", "--f"], "--follow"),
         (["recipe", "verl-"], "verl-grpo verl-ppo"),
         (["run", "--", "pl"], ""),
-        (["plan", "--"], "-- --help --json --verbose"),
+        (["plan", "--"], "-- --check --help --json --verbose"),
     ],
 )
 def test_bash_completes(words: list[str], found: str) -> None:
