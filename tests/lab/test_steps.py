@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -76,8 +77,8 @@ def test_the_rehearsals_steps(cluster: Cluster) -> None:
     head, worker = cluster.agents()
     await_true("a step is known", lambda: last_step(cluster, head) >= 2, BOOT)
     told = head.exec([AGENT, "status"], env=cluster.env, timeout=60).stdout
-    assert "job rehearsal: running, step " in told
-    assert " of 40" in told
+    assert re.search(r"^step +\d+/40 · ", told, re.MULTILINE), told
+    assert "nodes     2 fine" in told
     assert series(head, since=1)["keys"]["reward"]["steps"][0] == 2
     assert ends([head, worker], BOOT) == [0, 0]
     (line,) = [text for text in explain(cluster.pods[0].tmp / "logs") if "steps:" in text]

@@ -65,14 +65,14 @@ def test_the_view_follows_a_run(cluster: Cluster) -> None:
     def shows(text: str) -> bool:
         return any(text in line for line in screen())
 
-    await_true("the view", lambda: shows("waiting for workers"), BOOT)
+    await_true("the view", lambda: shows("Starting: 1 of 2 nodes have joined."), BOOT)
     worker = cluster.agent(1, "sh", "-c", JOB)
     progress = f"{EACH}: 40% of it"  # from the worker's reports and from the head's own step
     await_true("progress", lambda: any(progress in line for line in screen()), BOOT)
     for each in cluster.pods:
         (each.tmp / "prepared").touch()
     await_true("the job's lines", lambda: any("line 6 of the job" in x for x in screen()), BOOT)
-    await_true("the worker", lambda: shows("joined"), BOOT)
+    await_true("the worker", lambda: shows("nodes     2 fine"), BOOT)
     asked = head.exec([AGENT, "status", "--json"], env=cluster.env, timeout=30)
     (reward,) = json.loads(asked.stdout)["services"]
     assert sum(reward["latency"]["counts"]) >= 1, reward
