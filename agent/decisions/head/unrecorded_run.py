@@ -47,6 +47,8 @@ def unrecorded_attempts(state: HeadState, event: HeadEvent) -> h.RunRemembered |
         return h.RunRemembered(state.goal.run_id, newest) if newest else None
     if not isinstance(event, h.RunRemembered) or state.attempt.number > 1:
         return None
+    if not state.goal.has_job:  # workers count a running cluster as an attempt
+        event = replace(event, attempt=0)
     is_known = (event.run_id, event.attempt, event.epoch) == (state.goal.run_id, 0, 0)
     return None if is_known else event
 

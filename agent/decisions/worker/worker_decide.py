@@ -296,6 +296,11 @@ def _apply_answer(state: WorkerState, event: HeadSpoke, now: float) -> WorkerSta
     if state.phase is WorkerPhase.JOINING and event.ray_ready and not state.ray_ready:
         phase_since = now
 
+    # Of which run is this node? It may join Ray on the reply of a head that does not know it yet.
+    run_id = state.run_id
+    if state.phase is WorkerPhase.FINDING or not run_id:
+        run_id = event.run_id
+
     last = event.phase
     if not last:
         last = "Ray's GCS answers" if event.ray_ready else "nothing"
@@ -305,7 +310,7 @@ def _apply_answer(state: WorkerState, event: HeadSpoke, now: float) -> WorkerSta
         head_is_silent=False,
         silent_for=0.0,
         head_attempt=event.attempt,
-        run_id=event.run_id if state.phase is WorkerPhase.FINDING else state.run_id,
+        run_id=run_id,
         last_reply_at=now,
         evidence=f"the head last reported: {last}",
         head_phase=event.phase,

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from agent.decisions import head
 from agent.decisions.attempts import Attempt
 from agent.decisions.head import head_state as h
+from agent.plan import waits as wait_keys
 from agent.record.files import FileLock
 from agent.record.node_record import NODE_FILE as NODE
 from agent.record.node_record import NodeRecord, PidSpace, own_record
@@ -26,7 +27,7 @@ from agent.run.node_run import NodeRun
 from agent.run.run_keeper import RunKeeper
 from agent.settings.redact import Redactor
 from support.free_ports import free_port
-from support.heads import TICK, Trace, goal, nodes
+from support.heads import TICK, Trace, goal, nodes, reported
 from support.worlds import plan_of
 
 if TYPE_CHECKING:
@@ -218,3 +219,22 @@ def test_a_head_that_workers_remember_had_made_no_attempt() -> None:
     """No node of it is waited for."""
     trace = Trace(goal(retries=1), [(1, h.RunRemembered("old", 0)), (3, nodes())])
     assert trace.effects[-1] == h.SubmitJob("old-1")
+
+
+@pytest.mark.parametrize("has_former_ray", [True, False])
+def test_a_cluster_without_a_job_has_no_attempt_to_find(*, has_former_ray: bool) -> None:
+    """A killed agent's workers report its run: no job is looked for, and none is counted as lost.
+
+    Looking for it ended the run as a bug of the agent (70), since no limit of a job exists there.
+    """
+    of = replace(goal(1, job=False), has_former_ray=has_former_ray)
+    of = replace(of, limits={key: of.limits[key] for key in of.limits if key != wait_keys.JOB})
+    trace = Trace(of, [(1, h.RunRemembered("run", 1))])
+    assert trace.effects == []
+    trace.take(nodes(2), 3)
+    trace.take(reported(2), 4)
+    assert trace.state.phase is h.HeadPhase.RUNNING
+
+    trace = Trace(of, [(1, h.RunRemembered("old", 1, 7))])
+    assert trace.effects == [h.AdoptRun("old", 0, 7)]
+    assert not trace.state.lost_attempts

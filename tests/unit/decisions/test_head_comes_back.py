@@ -63,6 +63,11 @@ def test_a_worker_joins_the_head_that_came_back(history: History) -> None:
         ([*JOINED, (20, SILENT), (30, DOWN), (67, SILENT)], 68, "the head pod0 to come back"),
         ([*JOINED, (20, SILENT), (60, NOT_READY)], 160, "Ray at the head pod0"),
         ([*JOINED, (20, OTHER)], 20, "began another run: another, not run"),
+        (
+            [(2, replied(run="")), (8, w.RayUp()), (9, replied()), (20, OTHER)],
+            20,
+            "began another run: another, not run",
+        ),
     ],
 )
 def test_a_head_that_does_not_come_back_is_lost(history: History, at: float, words: str) -> None:
