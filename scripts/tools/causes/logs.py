@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import zlib
+from datetime import datetime, timedelta
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
@@ -25,6 +27,7 @@ def written(source: str, case: str) -> Text:
     lines: list[str] = []
     prefixes: list[str] = []
     begins = 0
+    begin = _first_time(source)
     for number, line in enumerate(source.strip("\n").split("\n")):
         word, _, rest = line.removeprefix("%% ").partition(" ")
         if not line.startswith("%% "):
@@ -43,10 +46,44 @@ def written(source: str, case: str) -> Text:
         else:
             count, style = rest.split()
             seed = zlib.crc32(f"{case} {number}".encode())
-            added = compose(int(count), seed, _part("noise", style))
+            templates = [_TIMES.sub(_marked, line) for line in _part("noise", style)]
+            added = compose(int(count), seed, templates)
+            added = [_timed(one, at, begin) for at, one in enumerate(added, -len(added))]
         before = "".join(prefixes)
         lines += [before + one for one in added]
     return Text("\n".join(lines) + "\n", begins)
+
+
+_TIMES = re.compile(r"<mmdd> <clock>|<(stamp|vtime|clock|mmdd)>")
+_FORMATS = {
+    "stamp": "%Y-%m-%d %H:%M:%S",
+    "vtime": "%m-%d %H:%M:%S",
+    "clock": "%H:%M:%S",
+    "mmdd": "%m%d",
+    "<mmdd> <clock>": "%m%d %H:%M:%S",
+}
+_MARK = re.compile("\x00([^\x00]*)\x00")
+_FIRST = re.compile(r"(?:(\d{4})-)?(\d\d)-(\d\d)[T_ ](\d\d):(\d\d):(\d\d)")
+_EARLY = datetime(2026, 1, 2, 3, 4, 5)  # noqa: DTZ001 - the time of a log, of no zone
+
+
+def _first_time(source: str) -> datetime:
+    """Return the first time that a case's own lines show: its ordinary lines are earlier."""
+    found = _FIRST.search(source)
+    if found is None:
+        return _EARLY
+    year, *rest = found.groups()
+    month, day, hour, minute, second = map(int, rest)
+    return datetime(int(year or 2026), month, day, hour, minute, second)  # noqa: DTZ001 - as above
+
+
+def _marked(match: re.Match[str]) -> str:
+    return f"\x00{_FORMATS[match[1] or match[0]]}\x00"
+
+
+def _timed(line: str, seconds: int, begin: datetime) -> str:
+    at = begin + timedelta(seconds=seconds)
+    return _MARK.sub(lambda match: at.strftime(match[1]), line)
 
 
 @lru_cache

@@ -21,7 +21,7 @@ from agent.base.ends import Kind, Outcome
 from agent.base.text import parse_toml, without_controls
 from agent.base.value import Value
 from agent.plan.plan import JOB_LOG
-from agent.record.job_lines import JobLines
+from agent.record.job_lines import JobLines, KnownLines
 from agent.record.run_folder import RunFolder
 from agent.run.diagnose import Elsewhere, explain_end
 from agent.run.node_run import NodeRun
@@ -36,9 +36,11 @@ HEAD = "head"
 NODES = {"10.8.0.11": HEAD, **{f"10.8.0.{11 + n}": f"worker-{n}" for n in range(1, 8)}}
 """The nodes' names by their addresses, in all cases."""
 
-_UNKNOWN = re.compile(r"no known cause|unknown to pod-agent|shows a symptom", re.IGNORECASE)
-_SHORTEST_QUOTE = 12
+UNKNOWN = re.compile(r"no known cause|unknown to pod-agent|shows a symptom", re.IGNORECASE)
+_SHORTEST_QUOTE = 8
+_NO_LIMIT = 300.0  # seconds
 _CHUNK = 4096
+_BETWEEN = 10.0  # seconds between the outputs of two nodes
 
 
 class Grade(Enum):
@@ -68,12 +70,16 @@ class Case(Value):
         """Return each node's log."""
         return {node: written(source, self.id) for node, source in self.logs.items()}
 
+    def is_true_on(self, text: Text) -> bool:
+        """Return whether a true line is in a log."""
+        return any(line in text.text for line in self.lines)
+
 
 class Answer(NamedTuple):
     """What a user reads of a run."""
 
     end: str  # the outcome's remedy
-    live: tuple[str, ...]  # causes named while the job ran
+    live: tuple[str, ...]  # sentences that named a cause while the job ran
 
 
 def load_runs(folder: Path) -> Iterator[Case]:
@@ -85,18 +91,19 @@ def load_runs(folder: Path) -> Iterator[Case]:
 
 def play(case: Case, folder: Path) -> Answer:
     """Return what the product says of a case, while it runs and at its end."""
-    # While it runs: each node reads its output, and known lines elsewhere are reported to the head.
+    # While it runs: each node reads its output, and what a node knows is reported to the head. The
+    # node with the true line wrote it before the others wrote what followed from it.
     texts = case.texts()
-    own = texts.get(HEAD, Text("", 0))
-    head = read_output(own)
-    named = [*head.known.causes]
-    with patch("agent.record.job_lines.say"):
-        for node, text in texts.items():
-            if node != HEAD:
-                found = read_output(text).known
-                head.known.add_from_node(node, found.for_head)
-                named += found.causes
-    live = tuple(f"{one.cause}. {one.what_to_do}" for one in named if not one.is_symptom)
+    nodes = sorted(texts, key=lambda node: (not case.is_true_on(texts[node]), node == HEAD))
+    outputs = {}
+    with patch("agent.record.job_lines.say") as said:
+        for at, node in enumerate(nodes):
+            outputs[node] = read_output(texts[node], at * _BETWEEN)
+        head = outputs.pop(HEAD)
+        for node, output in outputs.items():
+            head.known.add_from_node(node, output.known.for_head)
+    sentences = [call.args[0] for call in said.call_args_list if call.args[1] == "warning"]
+    live = tuple(dict.fromkeys(one for one in sentences if not UNKNOWN.search(one)))
     if case.exit == 0:
         return Answer("", live)
 
@@ -105,24 +112,26 @@ def play(case: Case, folder: Path) -> Answer:
     plan = plan_of(environ, command=["true"])
     redactor = redactor_for(environ, plan.settings, plan.texts_with_secrets)
     run = NodeRun(plan, redactor, RunFolder(folder, case.id, HEAD), 0.0, case.id)
-    run.folder.file(JOB_LOG).write_text(own.text, encoding="utf-8")
-    run.output_begins = own.begins
-    elsewhere = Elsewhere(head.known.logs_of_nodes(), NODES, None, head.known.first_at)
+    run.folder.file(JOB_LOG).write_text(texts[HEAD].text, encoding="utf-8")
+    run.output_begins = texts[HEAD].begins
+    known = head.known
+    elsewhere = Elsewhere(known.logs_of_nodes(), NODES, first_at=known.first_at)
     outcome = Outcome(Kind.JOB_FAILED, case.exit, f"the job failed with {case.exit}")
-    end = anyio.run(explain_end, run, outcome, elsewhere).remedy
+    with patch("agent.base.times.CAUSE_SEARCH", _NO_LIMIT):  # the answer is graded, not the machine
+        end = anyio.run(explain_end, run, outcome, elsewhere).remedy
     run.close()
     return Answer(end, live)
 
 
-def read_output(text: Text) -> JobLines:
-    """Return what an agent knows of its job's last attempt; what it would log is not printed."""
+def read_output(text: Text, at: float = 0.0) -> JobLines:
+    """Return what an agent knows of its job's last attempt, which was written at this time."""
     lines = JobLines(str)
     lines.begin_attempt(1)
+    lines.known = KnownLines(str, lambda: at)
     data = text.text.encode()[text.begins :]
-    with patch("agent.record.job_lines.say"):
-        for start in range(0, len(data), _CHUNK):
-            lines.write(data[start : start + _CHUNK], lambda _seconds: False)
-        lines.close()
+    for start in range(0, len(data), _CHUNK):
+        lines.write(data[start : start + _CHUNK], lambda _seconds: False)
+    lines.close()
     return lines
 
 
@@ -131,9 +140,8 @@ def read_output(text: Text) -> JobLines:
 
 def grade_end(case: Case, answer: Answer) -> Grade:
     """Grade the sentence at the end of a run."""
-    quote = quoted(answer.end, case)
-    named = answer.end.replace(quote, "") if quote else answer.end
-    names_one = bool(answer.end) and _UNKNOWN.search(answer.end) is None
+    quote, named = quoted(answer.end, case)
+    names_one = bool(answer.end) and UNKNOWN.search(answer.end) is None
     if case.trap:
         return Grade.WRONG if names_one else Grade.RIGHT
     if names_one:
@@ -145,7 +153,8 @@ def grade_live(case: Case, answer: Answer) -> Grade:
     """Grade the causes that were named while the job ran: each must be right."""
     if not answer.live:
         return Grade.RIGHT if case.trap else Grade.SILENT
-    if case.trap or not all(_is_accepted(case, said) for said in answer.live):
+    named = [quoted(said, case)[1] for said in answer.live]
+    if case.trap or not all(_is_accepted(case, said) for said in named):
         return Grade.WRONG
     return Grade.RIGHT
 
@@ -158,12 +167,17 @@ def _is_accepted(case: Case, said: str) -> bool:
 
 
 def _is_true_line(case: Case, quote: str) -> bool:
+    """Return whether a quote is from a true line, or holds one."""
     plain = _unescaped(quote)
-    return bool(plain) and any(plain in line or line in plain for line in case.lines)
+    logs = "\n".join(without_controls(text.text) for text in case.texts().values())
+    true = [one for one in logs.split("\n") if any(part in one for part in case.lines)]
+    if any(line in plain for line in case.lines):
+        return True
+    return bool(plain) and any(plain in line for line in [*true, *case.lines])
 
 
-def quoted(sentence: str, case: Case) -> str:
-    """Return the longest part in quotation marks that is from the case's logs; '' if none."""
+def quoted(sentence: str, case: Case) -> tuple[str, str]:
+    """Return the longest part in quotation marks that is from the case's logs, and the rest."""
     logs = "\n".join(without_controls(text.text) for text in case.texts().values())
     best = ""
     for mark in ("'", '"'):
@@ -171,9 +185,9 @@ def quoted(sentence: str, case: Case) -> str:
         for start in places:
             for end in places:
                 part = sentence[start + 1 : end].removesuffix("…")  # a long line is cut at its end
-                if len(part) > max(len(best), _SHORTEST_QUOTE) and _unescaped(part) in logs:
+                if len(part) >= max(len(best) + 1, _SHORTEST_QUOTE) and _unescaped(part) in logs:
                     best = part
-    return best
+    return best, sentence.replace(best, "") if best else sentence
 
 
 def _unescaped(quote: str) -> str:
