@@ -111,16 +111,17 @@ class StepKeeper:
         return replace(line, at=time.time(), progress=progress)
 
     def _read(self, own: Path) -> tuple[Path, SavedSteps] | None:
-        """Return what was saved here, or last by another node of the run."""
-        others: list[tuple[float, Path]] = []
+        """Return what was saved last, here or by another node of the run.
+
+        Each head continues the numbers of the lines that it found: the highest is the newest. A
+        node that was the head before may have an older file of its own.
+        """
+        newest: tuple[Path, SavedSteps] | None = None
+        others: list[str] = []
         with suppress(OSError):
-            for name in log_dir.names(own.parent.parent):
-                path = own.parent.parent / name / SERIES_FILE
-                with suppress(OSError):
-                    others.append((log_dir.stat(path).st_mtime, path))
-        newest = [path for _, path in sorted(others, reverse=True)]
-        for path in sorted(newest, key=lambda path: path != own):
+            others = log_dir.names(own.parent.parent)
+        for path in (own, *(own.parent.parent / name / SERIES_FILE for name in others)):
             saved = read_steps(path, self._zero)
-            if saved is not None:
-                return path, saved
-        return None
+            if saved is not None and (newest is None or saved.number > newest[1].number):
+                newest = path, saved
+        return newest

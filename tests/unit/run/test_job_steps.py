@@ -73,6 +73,22 @@ def test_the_next_head_goes_on_with_the_steps(tmp_path: Path, second: str) -> No
     third.end()
 
 
+def test_a_node_that_is_the_head_again_goes_on_with_the_newest_steps(tmp_path: Path) -> None:
+    """Its own file ends where it was the head before: the other head's goes further."""
+    for node, attempt, step in (("pod1", 1, 1), ("pod2", 2, 2), ("pod1", 3, 3), ("pod2", 4, 4)):
+        head = Head(tmp_path, node)
+        anyio.run(head.work, attempt, step)
+        head.end()
+    last = Head(tmp_path, "pod1")
+    anyio.run(last.keeper.restore)
+    keys = last.lines.series()["keys"]
+    assert isinstance(keys, dict)
+    assert keys["reward"]["steps"] == [1, 2, 3, 4]
+    assert last.lines.progress is not None
+    assert last.lines.progress.attempt == 4
+    last.end()
+
+
 def test_the_file_of_the_job_is_read(tmp_path: Path) -> None:
     """An attempt begins without what a former one of that number has left."""
     head = Head(tmp_path, "pod0")
