@@ -375,12 +375,13 @@ def _dues(state: StallState, rules: StallRules, signs: JobSigns) -> Iterator[_Du
 
 def _step_limit(rules: StallRules, steps: Progress, *, has_pause: bool) -> float:
     """Return how long the next step may take; `has_pause` with an evaluation or a checkpoint."""
-    longest = _LONGEST * steps.longest
+    # A duration is the limit, whatever the steps took.
+    if rules.limit is not None:
+        return _WITH_PAUSE * rules.limit if has_pause else rules.limit
 
     # After the first step of all, its own time with loading and compiling is all that is known.
-    if rules.limit is not None:
-        usual = rules.limit
-    elif steps.usual is not None:
+    longest = _LONGEST * steps.longest
+    if steps.usual is not None:
         usual = max(rules.least, _MEDIANS * steps.usual)
     else:
         until_first = _MEDIANS * ((steps.last_at or 0.0) - steps.began_at)

@@ -90,7 +90,7 @@ class Settings(Value, kw_only=True):
         "when a job without progress is examined. `auto`: no step for three times the median "
         "step, at least 5 min and half as long again as the longest so far; where steps are not "
         "known, no output, no finished Ray task and idle GPUs for 30 min. A duration replaces "
-        "the median with its 5 min, and the 30 min; `0` off",
+        "both; `0` off",
         "auto",
     )
     on_stall: Literal["log", "retry", "stop"] | None = var(
