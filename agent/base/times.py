@@ -219,6 +219,7 @@ RESTART_PAUSE = 600.0  # A platform restarts an ended container within this: Kub
 POD_REQUEST = 20.0  # For one request to RunPod's API.
 POD_RETRY_PAUSE = 1.0  # Before a failed request to RunPod's API is repeated; it doubles.
 LONGEST_POD_RETRY_PAUSE = 60.0  # A held pod bills, so that an API that works again is found soon.
+PRICE_ASKED = 600.0  # RunPod is asked for the pod's price beside the run, for no longer.
 POD_STOPS = 60.0  # The container of a stopped pod is killed within this; then RunPod is asked.
 WORKERS_STOP_FIRST = 30.0  # The head's pod is stopped last, after waiting so long for the workers'.
 

@@ -27,6 +27,7 @@ from agent.job.torchrun_command import Torchrun, gpus_of, processes
 from agent.node.facts import visible_devices
 from agent.plan import plan as process_names
 from agent.plan.listeners import listeners_of
+from agent.plan.node_price import NodePrice
 from agent.plan.plan import Plan, PlannedProcess, address_of, stop_budget
 from agent.plan.plan_job import plan_job, plan_recipe_job
 from agent.plan.plan_services import all_services, plan_steps, service_only_ranks, with_reward
@@ -262,5 +263,7 @@ def _notes(plan: Plan) -> Iterator[str]:
     price = settings.price_per_hour
     if hours is not None and topology.is_head:
         nodes = topology.expected_workers + 1
-        cost = f", at most ${hours * price * nodes:.2f} for {nodes} node(s)" if price else ""
+        cost = ""
+        if price:
+            cost = f", at most ${NodePrice(price).cost(hours, nodes):.2f} for {nodes} node(s)"
         yield f"AGENT_MAX_HOURS={hours:g}: then the job is stopped{cost}"

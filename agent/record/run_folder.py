@@ -67,11 +67,13 @@ def outcome_text(  # noqa: PLR0913 - what it contains
     outages: Sequence[OutageRecord] = (),
     bundle: str = "",
     cost: float | None = None,
+    price_source: str | None = None,
     receipt: Mapping[str, object] | None = None,
 ) -> str:
     """Return the content of outcome.json.
 
-    `cost` is the dollars of all nodes where it is known, `receipt` what the time was spent on.
+    `cost` is the dollars of all nodes where the price is known; `receipt` is what the time was
+    spent on.
     """
     data = {
         **to_builtins(outcome),
@@ -82,6 +84,8 @@ def outcome_text(  # noqa: PLR0913 - what it contains
         data["bundle"] = bundle
     if cost is not None:
         data["cost"] = cost
+    if price_source is not None:
+        data["price_source"] = price_source
     if receipt is not None:
         data["receipt"] = receipt
     return json.dumps(data, indent=2) + "\n"

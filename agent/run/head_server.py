@@ -260,6 +260,7 @@ class RunStatus:
             "checkpoint": self.checkpoints.to_status(),
             "price": self.receipt.price(),
             "cost": self.cost(),
+            "price_source": self.price_source(),
             "receipt": self.receipt.to_dict(),
         }
 
@@ -285,7 +286,12 @@ class RunStatus:
         if goal.price is None:
             return None
         hours = goal.used_hours + self._run.now() / 3600
-        return round(goal.price * hours * (goal.expected_workers + 1), 2)
+        return round(goal.price.cost(hours, goal.expected_workers + 1), 2)
+
+    def price_source(self) -> str | None:
+        """Return who says what a node costs; None if that is unknown."""
+        price = self._get_state().goal.price
+        return None if price is None else price.source
 
     def _loss_seconds_left(self, state: HeadState, now: float) -> float | None:
         """Return the seconds until the job is stopped for a missing node; None if none is."""

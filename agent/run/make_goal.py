@@ -10,6 +10,7 @@ from agent.decisions.head.head_goal import OUR_RAY, HeadGoal
 from agent.frameworks.recipe import NodeSize
 from agent.job.job import is_sized, is_sized_by_links
 from agent.plan import waits as wait_keys
+from agent.plan.node_price import NodePrice
 from agent.plan.page_address import page_address
 from agent.plan.show import job_title
 from agent.settings.jobs import notice_signal
@@ -59,6 +60,10 @@ def make_goal(plan: Plan, keeper: RunKeeper, now: float, done: Iterable[str] = (
     probes = times.NODE_PROBE + times.ALL_REDUCE + times.ALL_REDUCE_SPARE + times.GCS_REPORTS_LOSS
     boot_limit = waits + preparing + before + probes + times.GCS_REPORTS_LOSS
 
+    price = None
+    if settings.price_per_hour is not None:
+        price = NodePrice(settings.price_per_hour)
+
     return HeadGoal(
         limits=limits,
         job_stop_grace=plan.budget.job,
@@ -96,7 +101,7 @@ def make_goal(plan: Plan, keeper: RunKeeper, now: float, done: Iterable[str] = (
         boot_limit=boot_limit,
         max_hours=settings.max_hours or math.inf,
         used_hours=keeper.used_hours,
-        price=settings.price_per_hour,
+        price=price,
         notice_signal=notice,
         brings_libraries=plan.job is not None and bool(plan.job.runtime_env),
     )

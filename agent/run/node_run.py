@@ -158,6 +158,7 @@ class NodeRun:
         """The attempts of the job so far, on a head; for outcome.json."""
         self.outages: Callable[[], Sequence[OutageRecord]] = tuple
         """The outages of services so far, on a head; for outcome.json."""
+        self.price_source: str | None = None
         self.cost: float | None = None  # dollars of all nodes so far, on a head that has a price
         self.receipt: Callable[[], dict[str, object] | None] = lambda: None
         """What the run's time was spent on so far, on a head; for outcome.json."""
@@ -359,6 +360,7 @@ class NodeRun:
             self.outages(),
             self.bundle or "",
             self.cost,
+            self.price_source,
             self.receipt(),
         )
         write_outcome(self.folder.path, text)

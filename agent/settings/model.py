@@ -217,7 +217,7 @@ class Settings(Value, kw_only=True):
     price_per_hour: float | None = var(
         v.amount(100_000.0, "dollars above 0, as a number alone, such as 2.79"),
         "price of one node in dollars an hour, for messages about cost",
-        shown="on RunPod the pod's published cost",
+        shown="on RunPod the pod's published cost, asked with RUNPOD_API_KEY",
     )
     max_hours: float | None = var(
         v.amount(8760.0, "hours above 0 and of at most a year, such as 12 or 0.5"),

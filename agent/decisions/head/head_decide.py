@@ -111,6 +111,8 @@ def _decide_event(before: HeadState, event: HeadEvent, now: float) -> HeadState:
         return phases.on_stop(before, event, now)
     if isinstance(event, h.LaterHead):
         return phases.on_later_head(before, event, now)
+    if isinstance(event, h.PriceKnown):
+        before = replace(before, goal=replace(before.goal, price=event.price))
 
     turn = Turn(before, event, now)
     state = before

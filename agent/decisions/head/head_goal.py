@@ -11,6 +11,7 @@ from agent.decisions.attempts import AttemptSnapshot, LostAttempt
 from agent.frameworks.recipe import NodeSize
 from agent.job.services import PrepareStep, ServiceSpec
 from agent.node.facts import Facts
+from agent.plan.node_price import NodePrice
 
 OUR_RAY = "Ray on this node"
 
@@ -57,7 +58,7 @@ class HeadGoal(Value):
     boot_limit: float = math.inf  # seconds that a boot may take, all its waits together
     max_hours: float = math.inf  # AGENT_MAX_HOURS
     used_hours: float = 0.0  # of these, used by earlier agents of the run
-    price: float | None = None  # dollars an hour of one node
+    price: NodePrice | None = None  # RunPod's may come later
     notice_signal: int = 0  # the signal on which the job saves (AGENT_NOTICE_SIGNAL); 0 for none
     brings_libraries: bool = False  # the job's runtime_env may install its own on every node
 

@@ -20,6 +20,7 @@ from agent.decisions.shared import HERE, HeadAction, HeadEvent, Item, LogLine, S
 from agent.frameworks.recipe import NodeSize
 from agent.job.torchrun_command import ShareEnd, ShareOrder, ShareOver
 from agent.node.facts import Facts  # noqa: TC001 - of an event, whose fields are read
+from agent.plan.node_price import NodePrice  # noqa: TC001 - same
 
 __all__ = ["HeadAction", "HeadEvent"]
 
@@ -529,6 +530,12 @@ class LaterHead(HeadEvent):
 
     epoch: int
     evidence: str
+
+
+class PriceKnown(HeadEvent):
+    """The platform gave the price of a node, which the user did not set."""
+
+    price: NodePrice
 
 
 class Cleared(HeadEvent):

@@ -381,7 +381,7 @@ def end_by_hours(state: HeadState, turn: Turn) -> HeadState:
     if not state.stop.hours_warned:
         nodes = goal.expected_workers + 1
         left = max(0.0, goal.ends_at - now)
-        cost = "" if goal.price is None else f", ${goal.price * goal.max_hours * nodes:.2f}"
+        cost = "" if goal.price is None else f", ${goal.price.cost(goal.max_hours, nodes):.2f}"
         used = f"{goal.max_hours:g} h of {nodes} node(s){cost}"
         stopped = "job" if goal.has_job else "cluster"
         what = f"the {stopped} is stopped in {round(left)} s: AGENT_MAX_HOURS allows {used}"

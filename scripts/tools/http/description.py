@@ -167,6 +167,7 @@ HEAD_FIELDS: Schema = {
     "advice": array(closed("what", "remedy", state=STATE)),
     "checkpoint": nullable(CHECKPOINT),
     "price": nullable(NUMBER),
+    "price_source": nullable(TEXT),
     "receipt": RECEIPT,
     "epoch": WHOLE,
     "phase": one_of(HeadPhase),

@@ -42,6 +42,7 @@ def status(nodes: int, *, step: int = 25) -> dict[str, Any]:
         "advice": [],
         "checkpoint": {"step": 20, "at": "2026-11-22T07:05:00Z"},
         "price": 12.0,
+        "price_source": "AGENT_PRICE_PER_HOUR",
         "cost": 12.5,
         "receipt": SPENT.to_dict(12.0),
         "epoch": 1,

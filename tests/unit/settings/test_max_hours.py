@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from agent.base import ends
 from agent.decisions.attempts import Attempt
 from agent.decisions.head import head_state as h
+from agent.plan.node_price import NodePrice
 from agent.port.status import status_lines
 from agent.record.run_folder import outcome_text
 from agent.record.run_record import RUN_FILE, ChosenRun, RunRecord
@@ -23,7 +24,7 @@ from support.worlds import plan_of
 if TYPE_CHECKING:
     from pathlib import Path
 
-HOURS = replace(goal(1), max_hours=2.0, price=3.0)
+HOURS = replace(goal(1), max_hours=2.0, price=NodePrice(3.0))
 """Two hours of two nodes."""
 OVER = ends.MAX_HOURS.outcome(hours=2.0)
 
@@ -123,7 +124,7 @@ def test_the_plan_has_the_highest_cost() -> None:
 
 def test_the_cost_counts_all_nodes_and_all_heads() -> None:
     """Two nodes for 2.5 h at $3; unknown without a price, where nothing is shown."""
-    for price, cost in ((3.0, 15.0), (None, None)):
+    for price, cost in ((NodePrice(3.0), 15.0), (None, None)):
         state = Trace(replace(goal(1), price=price, used_hours=2.0), []).state
         status = status_of(state, plan_of({}), now=1800.0)
         assert status.status()["cost"] == status.cost() == cost

@@ -1,0 +1,45 @@
+"""The price of this pod, by RunPod: asked for beside a run, which does not wait for it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from agent.base import times
+from agent.plan.node_price import BY_RUNPOD, NodePrice
+from agent.processes.waiting import NotYet, TimedOutError, until
+from agent.record.log import say
+
+if TYPE_CHECKING:
+    from agent.runpod.pod_api import PodApi
+
+_FINAL = {400, 401, 403, 404, 422}  # the same request would get the same answer
+
+
+async def ask_for_price(api: PodApi) -> NodePrice | None:
+    """Return this pod's price, asked for repeatedly; None if RunPod gives none."""
+    refusal = ""
+
+    async def ask() -> NodePrice | NotYet | None:
+        nonlocal refusal
+        answer = await api.ask()
+        if answer.pod is not None and answer.pod.cost > 0:
+            return NodePrice(answer.pod.cost, BY_RUNPOD)
+        about = answer.detail or (f"code {answer.code}" if answer.pod is None else "no cost yet")
+        if answer.code in _FINAL:
+            refusal = about
+            return None
+        return NotYet(about)
+
+    try:
+        price = await until(
+            ask,
+            times.PRICE_ASKED,
+            step=times.POD_RETRY_PAUSE,
+            longest=times.LONGEST_POD_RETRY_PAUSE,
+        )
+    except TimedOutError as late:
+        price = None
+        refusal = str(late)
+    if price is None:
+        say(f"RunPod gives no price of this pod, AGENT_PRICE_PER_HOUR sets one: {refusal}")
+    return price
