@@ -27,6 +27,18 @@ from agent.frameworks.sizing import (
     sizing_for,
 )
 from agent.frameworks.step_format import StepFormat
+from agent.frameworks.verl_keys import (
+    ACTOR,
+    GPUS,
+    MINI_BATCH,
+    MODEL,
+    NODES,
+    ROLLOUT,
+    TENSOR_PARALLEL,
+    TRAIN_BATCH,
+)
+from agent.frameworks.verl_memory import MEMORY_KEYS
+from agent.frameworks.verl_placement import Placement, groups_of
 from agent.node.facts import Package
 
 if TYPE_CHECKING:
@@ -75,9 +87,6 @@ PRESETS = {
     "search-r1-grpo": replace(_PPO, about="GRPO with Search-R1", args=_GRPO_ARGS),
 }
 
-ACTOR = verl.ACTOR
-ROLLOUT = verl.ROLLOUT
-MODEL = verl.MODEL
 
 _MICRO_BATCH = f"{ACTOR}.ppo_micro_batch_size"
 _CRITIC_MICRO_BATCH = "critic.ppo_micro_batch_size"
@@ -188,8 +197,8 @@ def make(asked: RecipeInput) -> Command:
     # What fits the nodes: layout by memory, groups of GPUs, then batches.
     sizing = _sizing(asked, given)
     tensor_parallel = sizing.tensor_parallel
-    groups = verl.groups_of(asked.nodes, tensor_parallel, given)
-    placement = verl.Placement(_FORKED_FROM, groups, tensor_parallel, has_servers=False)
+    groups = groups_of(asked.nodes, tensor_parallel, given)
+    placement = Placement(_FORKED_FROM, groups, tensor_parallel, has_servers=False)
     cpu_notes = placement.check(asked.nodes)
     samples = _samples(asked, given, sizing)
     grpo = asked.recipe == "search-r1-grpo"
@@ -198,9 +207,9 @@ def make(asked: RecipeInput) -> Command:
     settings = (*_AUTHORS_SETTINGS, *_ALGORITHM[asked.recipe])
     rows: list[Row] = [
         *_model_and_data(asked),
-        (verl.NODES, groups.count, "groups of GPUs, each on one node"),
-        (verl.GPUS, groups.gpus, "groups have one size"),
-        (verl.TENSOR_PARALLEL, tensor_parallel, sizing.why["tensor_parallel"]),
+        (NODES, groups.count, "groups of GPUs, each on one node"),
+        (GPUS, groups.gpus, "groups have one size"),
+        (TENSOR_PARALLEL, tensor_parallel, sizing.why["tensor_parallel"]),
         *batches,
         *((key, value, "as its authors run it") for key, value in settings),
         *_by_size(asked, sizing),
@@ -261,7 +270,7 @@ def _sizing(asked: RecipeInput, given: Mapping[str, str]) -> Sizing:
         trained=2 if is_ppo else 1,
         frozen=1,
         share=authors.share,
-        tensor_parallel=whole(given, verl.TENSOR_PARALLEL),
+        tensor_parallel=whole(given, TENSOR_PARALLEL),
         in_nodes=Host(
             frozen=2 if preferred is SEARCH_R1_OFFLOAD else 0,
             loading=4,
@@ -270,7 +279,7 @@ def _sizing(asked: RecipeInput, given: Mapping[str, str]) -> Sizing:
             keeps_engines=True,
         ),
     )
-    return sizing_for(asked, [key for key in given if key.startswith(verl.MEMORY_KEYS)], load)
+    return sizing_for(asked, [key for key in given if key.startswith(MEMORY_KEYS)], load)
 
 
 def _longest(given: Mapping[str, str]) -> int:
@@ -314,8 +323,8 @@ def _batches(
     """
     # The user's sizes, else the nearest to its authors'.
     unit = 4 * gpus if 4 * gpus <= _MINI_NEAR else gpus
-    mini = whole(given, verl.MINI_BATCH) or nearest(_MINI_NEAR, unit)
-    train = whole(given, verl.TRAIN_BATCH) or 2 * mini
+    mini = whole(given, MINI_BATCH) or nearest(_MINI_NEAR, unit)
+    train = whole(given, TRAIN_BATCH) or 2 * mini
     at_once, log_probs_at_once = samples
     largest = max(part for part in range(1, at_once + 1) if mini // gpus % part == 0)
     micro = whole(given, _MICRO_BATCH) or largest * gpus
@@ -325,18 +334,27 @@ def _batches(
     # Do the GPUs divide all of them, and the smaller ones the larger?
     log_prob = ((key, whole(given, key) or gpus) for key in _LOG_PROB_BATCHES)
     parts = (_MICRO_BATCH, micro), (_CRITIC_MICRO_BATCH, critic)
-    for key, value in ((verl.TRAIN_BATCH, answers), (verl.MINI_BATCH, mini), *parts, *log_prob):
+    for key, value in (
+        (TRAIN_BATCH, answers),
+        (MINI_BATCH, mini),
+        *parts,
+        *log_prob,
+    ):
         check_multiple(key, value, gpus)
-    check_multiple(verl.TRAIN_BATCH, train, mini)
+    check_multiple(TRAIN_BATCH, train, mini)
     for _, size in parts:
-        check_multiple(verl.MINI_BATCH, mini, size)
+        check_multiple(MINI_BATCH, mini, size)
 
     even = f"divisible by {gpus} GPUs"
     fitting = "by its authors' scripts and the GPUs' memory"
     rows: list[Row] = [
-        (verl.TRAIN_BATCH, train, f"near 512, and {even}; the data needs at least {train} rows"),
+        (
+            TRAIN_BATCH,
+            train,
+            f"near 512, and {even}; the data needs at least {train} rows",
+        ),
         ("data.val_batch_size", mini, "near 256; evaluation skips an incomplete batch"),
-        (verl.MINI_BATCH, mini, f"near 256, and {even}"),
+        (MINI_BATCH, mini, f"near 256, and {even}"),
         (_MICRO_BATCH, micro, f"{micro // gpus} per GPU, {fitting}"),
         *(
             (key, log_probs_at_once * gpus, f"{log_probs_at_once} per GPU, {fitting}")

@@ -1,0 +1,99 @@
+"""The keys of verl's configuration: those that the recipe sets, and which ones a version lacks."""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+from typing import TYPE_CHECKING
+
+from agent.frameworks.arguments import rows_for
+from agent.frameworks.recipe import MisfitError, Version, version_text
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from agent.frameworks.arguments import Override
+
+ACTOR = "actor_rollout_ref.actor"
+ROLLOUT = "actor_rollout_ref.rollout"
+MODEL = "actor_rollout_ref.model"
+NODES = "trainer.nnodes"
+GPUS = "trainer.n_gpus_per_node"
+TENSOR_PARALLEL = f"{ROLLOUT}.tensor_model_parallel_size"
+TRAIN_BATCH = "data.train_batch_size"
+MINI_BATCH = f"{ACTOR}.ppo_mini_batch_size"
+SAMPLES = f"{ROLLOUT}.n"
+MODE = f"{ROLLOUT}.mode"
+STORES_KEY = "transfer_queue.backend.SimpleStorage.num_data_storage_units"
+PROMPT = "data.max_prompt_length"
+ANSWER = "data.max_response_length"
+REF = "actor_rollout_ref.ref"
+STRATEGY = f"{ACTOR}.strategy"
+FSDP_SIZE = f"{ACTOR}.fsdp_config.fsdp_size"
+DTYPE = f"{ACTOR}.fsdp_config.model_dtype"
+"""The keys on which the format of checkpoints depends."""
+
+_MOVED: tuple[tuple[Version, str, str], ...] = (
+    ((0, 7, 1), "custom_reward_function", "reward.custom_reward_function"),
+    ((0, 7, 1), "reward_manager", "reward.reward_manager"),
+    ((0, 8), "critic.model.fsdp_config", "critic.fsdp"),
+    ((0, 9), "reward_model.model.path", "reward.reward_model.model_path"),
+    ((0, 9), "reward_model.num_workers", "reward.num_workers"),
+    ((0, 9), "reward_model.reward_manager", "reward.reward_manager.name"),
+    ((0, 9), "reward_model", "reward.reward_model"),
+    ((0, 9), "sandbox_fusion", "reward.sandbox_fusion"),
+)
+"""Moved keys, and the first version that refuses or ignores the old one."""
+_ESTIMATORS = {
+    *("gae", "gdpo", "gpg", "grpo", "grpo_passk", "grpo_vectorized", "opo"),
+    *("optimal_token_baseline", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "remax"),
+    *("rloo", "rloo_vectorized", "tir_optimal_token_baseline"),
+}
+"""Those of 0.9.1; earlier versions have some of them. verl checks only after the first rollout."""
+
+
+def check_keys(users: list[Override], version: Version) -> None:
+    """Refuse all keys that this version of verl lacks or ignores; those of 0.5 are not known."""
+    # another engine or tree has keys that are not in the tables
+    names = [override.key for override in users]
+    elsewhere = any(name == "model_engine" or "@" in name or "/" in name for name in names)
+    if version < (0, 6) or elsewhere:
+        return
+    sections: dict[str, set[str]] = {}
+    for section, *keys in rows_for("verl_keys.txt", version):
+        sections.setdefault(section.strip("."), set()).update(keys)
+    complaints = list(filter(None, (_complaint(user, version, sections) for user in users)))
+    if complaints:
+        raise MisfitError(f"AGENT_JOB_ARGS: {'; '.join(complaints)}")
+
+
+def _complaint(override: Override, version: Version, sections: Mapping[str, set[str]]) -> str:
+    """Return why a key is wrong in this version, with a suggestion; '' for a valid key."""
+    key = override.key
+    verl = f"verl {version_text(version)}"
+
+    # Has this version moved it?
+    for since, old, new in _MOVED:
+        if version >= since and f"{key}.".startswith(f"{old}."):
+            return f"{key}: {verl} calls it {new}{key.removeprefix(old)}"
+    if override.prefix == "++":
+        return ""
+
+    # Which known section is it in, and by which name?
+    section = key
+    while section and section not in sections:
+        section = section.rpartition(".")[0]
+    name = key.removeprefix(section).strip(".").partition(".")[0]
+    known = sections[section]
+    if override.prefix == "+":
+        has_key = name in known and key == f"{section}.{name}".lstrip(".")
+        return f"+{key}: {verl} has this key: write {key}=… or ++{key}=…" if has_key else ""
+
+    # Is the name among the section's, or the estimator among those that there are?
+    if key == "algorithm.adv_estimator":
+        name = override.value
+        known = _ESTIMATORS
+    if not name or name in known:
+        return ""
+    near = get_close_matches(name, known, 1)
+    hint = f" ({near[0]}?)" if near else ""
+    return f"{key}: {verl} has no {name}{hint}; ++{key}=… insists"

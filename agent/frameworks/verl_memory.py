@@ -1,0 +1,148 @@
+"""What a model takes with verl: layouts by memory, the engines' share, and what is saved."""
+
+from __future__ import annotations
+
+from math import gcd
+from typing import TYPE_CHECKING
+
+from agent.frameworks.arguments import whole
+from agent.frameworks.recipe import MisfitError, Version
+from agent.frameworks.sizing import (
+    VERL,
+    VERL_CPU,
+    VERL_OFFLOAD,
+    Host,
+    Sizing,
+    Workload,
+    sizing_for,
+)
+from agent.frameworks.verl_keys import (
+    ACTOR,
+    ANSWER,
+    FSDP_SIZE,
+    GPUS,
+    MODEL,
+    NODES,
+    PROMPT,
+    REF,
+    ROLLOUT,
+    STRATEGY,
+    TENSOR_PARALLEL,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from agent.frameworks.arguments import Row
+    from agent.frameworks.recipe import RecipeInput
+
+PROMPT_TOKENS = 1024
+ANSWER_TOKENS = 2048
+_SHARE = 0.6  # The engines' usual part of each GPU, as in the scripts
+_ALL_GPUS = "-1"
+SAVED = f"{ACTOR}.checkpoint.save_contents"
+_SHARDS = "[model,optimizer,extra]"
+WHOLE_MODEL = "hf_model"
+_SHARDS_AND_WHOLE = f"[model,optimizer,extra,{WHOLE_MODEL}]"
+_GATHERED = 6  # Bytes of a parameter of the whole model on the first node: in float32 and in bf16
+_NO_WHOLE_MODEL_FROM = 14e9  # Parameters
+WHY_SHARDS = f"without an HF model: one node would gather it, {_GATHERED} bytes a parameter"
+KL_IN_REWARD = "algorithm.use_kl_in_reward"
+_DEEP_SLEEP: Version = (0, 6)  # From it on sleeping engines drop their weights
+MEMORY_KEYS = (
+    *(NODES, GPUS, TENSOR_PARALLEL, STRATEGY, f"{ACTOR}.fsdp_config", "critic.fsdp"),
+    *("critic.model.fsdp_config", "critic.strategy", f"{REF}.fsdp_config"),
+    *(f"{ROLLOUT}.gpu_memory_utilization", f"{ROLLOUT}.free_cache_engine"),
+    *(f"{ACTOR}.ulysses", f"{MODEL}.enable_", f"{ROLLOUT}.quantization", "model_engine"),
+)
+"""Beginnings of keys that change the memory that a model takes."""
+
+
+def sizing_and_saved(asked: RecipeInput, given: Mapping[str, str]) -> tuple[Sizing, str]:
+    """Return the sizing, and what a checkpoint has.
+
+    The first node gathers a whole model at each save: so there is none from a size on, or where it
+    would cost another layout.
+    """
+    if SAVED in given:
+        return _sizing(asked, given, given[SAVED]), given[SAVED]
+    without = _sizing(asked, given, _SHARDS)
+
+    # Is the model too large to be gathered on one node?
+    model = asked.basis.model
+    if model is not None and model.parameters >= _NO_WHOLE_MODEL_FROM:
+        return without, _SHARDS
+
+    # Does gathering it cost another layout, or memory that a node lacks?
+    try:
+        gathering = _sizing(asked, given, _SHARDS_AND_WHOLE)
+    except MisfitError:
+        return without, _SHARDS
+    if gathering.layout != without.layout or gathering.warnings != without.warnings:
+        return without, _SHARDS
+    return gathering, _SHARDS_AND_WHOLE
+
+
+def _sizing(asked: RecipeInput, given: Mapping[str, str], saved: str) -> Sizing:
+    kept = asked.basis.kept
+    is_fsdp2 = kept.get(STRATEGY) == "fsdp2"
+    layouts = tuple(layout for layout in VERL if not kept or (layout == VERL_CPU) == is_fsdp2)
+    adapters = trains_adapters(given)
+    load = Workload(
+        layouts=layouts,
+        tokens=longest_sample(given),
+        trained=1 if asked.recipe == "verl-grpo" else 2,
+        share=_SHARE,
+        tensor_parallel=whole(given, TENSOR_PARALLEL),
+        adapters=adapters,
+        in_nodes=Host(
+            frozen=4 if has_reference(asked, given) and not adapters else 0,
+            loading=4,
+            loads_tied=True,
+            gathered=_GATHERED if WHOLE_MODEL in saved else 0,
+            keeps_engines=adapters or asked.version < _DEEP_SLEEP,
+        ),
+        within=kept[FSDP_SIZE] != _ALL_GPUS if FSDP_SIZE in kept else None,
+    )
+    return sizing_for(asked, [key for key in given if key.startswith(MEMORY_KEYS)], load)
+
+
+def trains_adapters(given: Mapping[str, str]) -> bool:
+    """Return whether the user turned LoRA on."""
+    return given.get(f"{MODEL}.lora_rank", "0") != "0"
+
+
+def has_reference(asked: RecipeInput, given: Mapping[str, str]) -> bool:
+    """Return whether it loads a reference: always in the nodes' memory, and in float32."""
+    by_loss = given.get(f"{ACTOR}.use_kl_loss", str(asked.recipe == "verl-grpo"))
+    in_reward = str(bool(asked.reward_model) and asked.recipe == "verl-ppo")
+    return "true" in {by_loss.lower(), given.get(KL_IN_REWARD, in_reward).lower()}
+
+
+def memory_rows(asked: RecipeInput, sizing: Sizing) -> Iterable[Row]:
+    """Return the settings of the layout, and of the engines' share of a GPU."""
+    yield f"{ROLLOUT}.gpu_memory_utilization", f"{sizing.share:g}", sizing.why["share"]
+    critic = "critic.fsdp" if asked.version >= (0, 8) else "critic.model.fsdp_config"
+    for part, sharding in ((ACTOR, f"{ACTOR}.fsdp_config"), ("critic", critic)):
+        if part == "critic" and asked.recipe == "verl-grpo":
+            continue
+        if sizing.layout.name == VERL_OFFLOAD.name:
+            yield f"{sharding}.param_offload", "True", sizing.why["layout"]
+            yield f"{sharding}.optimizer_offload", "True", sizing.why["layout"]
+        elif sizing.layout.name == VERL_CPU.name:
+            yield f"{part}.strategy", "fsdp2", "it alone trains with offloaded states"
+            yield f"{sharding}.offload_policy", "True", sizing.why["layout"]
+        if sizing.within_nodes:
+            yield f"{sharding}.fsdp_size", fsdp_size(asked, sizing), sizing.why["within_nodes"]
+
+
+def fsdp_size(asked: RecipeInput, sizing: Sizing) -> str:
+    """Return over how many GPUs the weights are sharded."""
+    gpus = gcd(*(node.gpus for node in asked.gpu_nodes))
+    return str(gpus) if sizing.within_nodes else _ALL_GPUS
+
+
+def longest_sample(given: Mapping[str, str]) -> int:
+    """Return the tokens of the longest prompt with the longest answer."""
+    prompt = whole(given, PROMPT) or PROMPT_TOKENS
+    return prompt + (whole(given, ANSWER) or ANSWER_TOKENS)
