@@ -74,6 +74,8 @@ class Verifier:
         session, client, count, body, signature = parts
         if session != self.session or not count.isdecimal() or len(count) > _MOST_DIGITS:
             return None
+        if count != str(int(count)):  # other digits, or zeros in front
+            return None
         claim = Claim(session, client, int(count), body)
         if not equal_secrets(signature, claim.signature(self._secret, method, path)):
             return None

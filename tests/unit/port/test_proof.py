@@ -113,6 +113,17 @@ def test_a_signature_holds_for_one_request(another: tuple[str, str]) -> None:
     assert server.accept(header(request), *POST)
 
 
+@pytest.mark.parametrize("number", ["01", "\uff11", "1 ", "+1", "1_", "\u00b2"])
+def test_a_counter_has_one_spelling(number: str) -> None:
+    """Another spelling of the same number is another request."""
+    server = Verifier(SECRET)
+    good = header(known(Prover(SECRET), server).sign(*POST, BODY))
+    session, client, count, *rest = good.split(".")
+    assert count == "1"
+    assert server.accept(".".join((session, client, number, *rest)), *POST) is None
+    assert server.accept(good, *POST)
+
+
 @given(st.data())
 def test_no_part_of_a_request_can_be_changed(data: st.DataObject) -> None:
     """Another character anywhere makes it unsigned; so does any text that is no signature."""

@@ -109,9 +109,9 @@ def test_a_failure_is_reported_once_and_retried(tmp_path: Path) -> None:
     writer.put("between")
     assert told == ["No space left on device"]
     failing.clear()
-    await_true("it is written", (tmp_path / "lines").exists)
+    await_true("it is written", lambda: told[1:] == [""] and writer.is_idle)
     writer.put("after")
-    writer.finish(10)
+    writer.finish(60)
     assert told == ["No space left on device", ""]
     assert (tmp_path / "lines").read_text() == "before\nbetween\nafter\n"
 

@@ -302,10 +302,12 @@ def test_counters_are_written_rarely(tmp_path: Path) -> None:
     recording = Recording(tmp_path)
     await_true(lambda: recording.read() is not None)
     began = time.monotonic()
+    former = recording.writes
     for count in range(100_000):
         recording.recorder.update(passed_on=count)
-    await_true(lambda: getattr(recording.read(), "passed_on", 0) == 99_999)
-    assert recording.writes <= 3 + (time.monotonic() - began) / 0.5
+    await_true(lambda: getattr(recording.read(), "passed_on", 0) == 99_999, 60.0)
+    writes = recording.writes - former
+    assert writes <= 2 + (time.monotonic() - began) / 0.5  # one may have been due, one is the last
     recording.recorder.finish()
 
 
