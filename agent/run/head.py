@@ -64,11 +64,10 @@ from agent.run.make_goal import make_goal
 from agent.run.make_ready import prune_sessions
 from agent.run.node_run import kill_leftovers, say_line, start_ray, stop_ray, watch_until_end
 from agent.run.orders import Prober
-from agent.run.pod_price import ask_for_price
+from agent.run.pod_price import send_pod_price
 from agent.run.silent_nodes import probe_nodes, watch_silent_workers
 from agent.run.stall import StallWatch
 from agent.run.torchrun import TorchrunLink
-from agent.runpod.pod_api import PodApi
 
 if TYPE_CHECKING:
     from agent.decisions.attempts import Attempt
@@ -243,21 +242,15 @@ class HeadAgent:
         start(every, times.NODES_LOOK, "a look at the nodes' figures", look_at_nodes)
         start(every, times.HOURS_RECORDED, "a record of the used hours", self._record_use)
         start(every, times.STEPS_SAVED, "the job's steps", self._steps.look)
-        start(self._run.best_effort, "the price of this pod", self._learn_price)
+        if self._state.goal.price is None:
+            send_price = partial(send_pod_price, self._run, put)
+            start(self._run.best_effort, "the price of this pod", send_price)
         check = self._look_for_later_head
         start(every, times.RUN_RECORD_CHECK, "a look for a later head's record", check)
 
     def _on_wake(self, event: Woke) -> None:
         self._keeper.used_hours += event.seconds / 3600
         self._inbox.put(event)
-
-    async def _learn_price(self) -> None:
-        api = PodApi(self._run.plan.settings, self._run.container.environ)
-        if self._state.goal.price is not None or not api.can_be_asked:
-            return
-        price = await ask_for_price(api)
-        if price is not None:
-            self._inbox.put(h.PriceKnown(price))
 
     async def _record_use(self) -> None:
         self._status.receipt.save()

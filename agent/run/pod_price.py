@@ -5,14 +5,29 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from agent.base import times
+from agent.decisions.head.head_state import PriceKnown
 from agent.plan.node_price import BY_RUNPOD, NodePrice
 from agent.processes.waiting import NotYet, TimedOutError, until
 from agent.record.log import say
+from agent.runpod.pod_api import PodApi
 
 if TYPE_CHECKING:
-    from agent.runpod.pod_api import PodApi
+    from collections.abc import Callable
+
+    from agent.run.node_run import NodeRun
 
 _FINAL = {400, 401, 403, 404, 422}  # the same request would get the same answer
+
+
+async def send_pod_price(run: NodeRun, send: Callable[[PriceKnown], None]) -> None:
+    """Ask for the price of the head's pod, where the user gave a key, and send it as an event."""
+    api = PodApi(run.plan.settings, run.container.environ)
+    if not api.can_be_asked:
+        return
+    price = await ask_for_price(api)
+    if price is not None:
+        say(f"a node costs ${price.per_hour:.2f} an hour: {price.source}")
+        send(PriceKnown(price))
 
 
 async def ask_for_price(api: PodApi) -> NodePrice | None:
