@@ -1,4 +1,4 @@
-"""The keys of verl's configuration: those that the recipe sets, and which ones a version lacks."""
+"""The keys of verl's configuration: which ones the recipe sets, and which a version lacks."""
 
 from __future__ import annotations
 
