@@ -477,12 +477,14 @@ _KEY_LENGTH = 32
 _KEY_FORM = f"[0-9a-f]{{{_KEY_LENGTH}}}"
 
 
-def make_key(folder: Path) -> str | None:
-    """Write a new random key for this node's users; return None on failure."""
-    key = secrets.token_hex(_KEY_LENGTH // 2)
-    if write_atomically(folder / KEY_FILE, key, mode=0o600) is not None:
-        return None
-    return key
+def new_key() -> str:
+    """Return a new random key for this node's users."""
+    return secrets.token_hex(_KEY_LENGTH // 2)
+
+
+def write_key(folder: Path, key: str) -> bool:
+    """Write the key where only this node's users find it; return whether that worked."""
+    return write_atomically(folder / KEY_FILE, key, mode=0o600) is None
 
 
 def newest_key(root: Path) -> str | None:

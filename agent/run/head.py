@@ -155,7 +155,9 @@ class HeadAgent:
 
         # Workers report from their first second.
         self._reports = await self._make_reports()
-        server = head_server.make_server(self._run, self._status, self._reports, self._inbox.put)
+        server = await head_server.make_server(
+            self._run, self._status, self._reports, self._inbox.put
+        )
         self._start_watches()
         runner = await server.open([started.local_socket, *started.sockets])
 

@@ -32,7 +32,7 @@ from agent.record.background import in_thread
 from agent.record.events import GoodbyeReceived
 from agent.record.files import reading
 from agent.record.job_lines import JobLines
-from agent.record.run_folder import OutageRecord, make_key
+from agent.record.run_folder import OutageRecord, new_key, write_key
 from agent.record.summary import Timeline
 from agent.run.checkpoint_watch import CheckpointWatch
 from agent.run.machine_watch import MachineWatch
@@ -95,7 +95,7 @@ def make_reports(
     )
 
 
-def make_server(
+async def make_server(
     run: NodeRun, status: RunStatus, reports: Reports, send: Callable[[HeadEvent], None]
 ) -> AgentServer:
     """Return the server of the head's port: workers' reports, status, logs, and a stop."""
@@ -106,7 +106,7 @@ def make_server(
         stop=partial(send, StopAsked(SIGTERM)),
         stop_limit=plan.settings.stop_grace,
         # Without a token, a key file grants access to this node's users.
-        key=make_key(run.folder.path) if token is None else None,
+        key=await make_key(run.folder.path) if token is None else None,
         findings=status.findings,
         log=partial(status.read_log, reports),
         private_status=status.private_details,
@@ -123,6 +123,16 @@ def make_server(
         control=control,
         expected_workers=topology.expected_workers,
     )
+
+
+async def make_key(folder: Path) -> str:
+    """Return a new key, written into the run folder.
+
+    If the disk does not answer, the file comes later, or never: the run does not wait for it.
+    """
+    key = new_key()
+    await in_thread(partial(write_key, folder, key), times.STALLED_DISK)
+    return key
 
 
 def judged(status: dict[str, object]) -> dict[str, object]:

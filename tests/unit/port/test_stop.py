@@ -80,12 +80,12 @@ def test_only_the_user_can_read_the_key(tmp_path: Path) -> None:
     folder.mkdir(parents=True)
     (tmp_path / "latest").symlink_to("run-1")
     (folder / run_folder.KEY_FILE).write_text("old")
-    key = run_folder.make_key(folder)
-    assert key is not None
+    key = run_folder.new_key()
+    assert run_folder.write_key(folder, key)
     assert run_folder.newest_key(tmp_path) == key
     assert stat.S_IMODE((folder / run_folder.KEY_FILE).stat().st_mode) == 0o600
 
 
 def test_without_a_writable_key_the_run_continues(tmp_path: Path) -> None:
     """Only verbs without a token are refused then."""
-    assert run_folder.make_key(tmp_path / "nowhere") is None
+    assert not run_folder.write_key(tmp_path / "nowhere", run_folder.new_key())

@@ -18,10 +18,11 @@ from agent.record.run_folder import (
     ChosenFolder,
     RunFolder,
     choose_newest_run,
-    make_key,
+    new_key,
     newest_key,
     newest_run,
     read_checkpoints,
+    write_key,
 )
 from agent.run.restarts import PastEnd
 
@@ -119,7 +120,7 @@ def test_a_folder_that_is_exchanged_during_the_run(root: Path, victim: Path) -> 
         write()
     error = write_atomically(folder.file("outcome.json"), "{}")
     assert isinstance(error, RefusedPathError)
-    assert make_key(folder.path) is None
+    assert not write_key(folder.path, new_key())
     assert sorted(path.name for path in victim.parent.iterdir()) == [".bashrc", "pod0"]
 
 
@@ -218,7 +219,8 @@ def test_the_end_of_an_agent_is_not_written_elsewhere(root: Path, victim: Path) 
 def test_the_key_of_a_link_is_not_sent(root: Path, victim: Path) -> None:
     """`stop` and `status` send the newest key to whoever answers: no private file is one."""
     folder = RunFolder(root, "4242", "pod0")
-    key = make_key(folder.path)
+    key = new_key()
+    assert write_key(folder.path, key)
     assert newest_key(root) == key
     planted = root / "4242" / "pod1"
     planted.mkdir()
@@ -236,7 +238,8 @@ def test_the_key_of_a_link_is_not_sent(root: Path, victim: Path) -> None:
 def test_a_strangers_run_is_not_chosen(root: Path) -> None:
     """In a shared folder anyone may write a newer run, and point `latest` to it."""
     own = RunFolder(root, "own", "pod0", link=False)
-    key = make_key(own.path)
+    key = new_key()
+    assert write_key(own.path, key)
     theirs = root / "theirs" / "pod0"
     theirs.mkdir(parents=True)
     (theirs / "node.json").write_text("{}")
