@@ -435,7 +435,10 @@ def _node_row(node: Mapping[str, Any], *, is_running: bool) -> GlanceException |
     figure = ""
     if silence is not None and silence > _NO_REPORT_AFTER:
         figure = duration_text(silence)
-    detail = node["last_error"] or node["detail"] or node["phase"]
+    detail = node["last_error"] or node["detail"]
+    if not detail and state in {"silent", "lost"}:
+        detail = f"does not report; it was {node['phase']}"
+    detail = detail or node["phase"]
     return GlanceException(node["name"], state, figure, detail)
 
 
@@ -469,7 +472,7 @@ def _machine_rows(name: str, figures: Mapping[str, Any]) -> list[GlanceException
         detail = "uncorrected memory errors since its driver was loaded"
         rows.append(GlanceException(name, "fault", f"{errors}", detail))
     for what, seconds in figures.get("forecasts", ()):
-        detail = f"{what} is full"
+        detail = f"{what} will be full"
         rows.append(GlanceException(name, "full soon", duration_text(seconds), detail))
     return rows
 
@@ -482,7 +485,7 @@ def _slow_row(name: str, why: str, figures: Mapping[str, Any] | None) -> GlanceE
     clocks = _known(figures, "clock")
     heat = _known(figures, "temperature")
     more = []
-    if clocks:
+    if clocks and "MHz" not in why:
         more.append(f"{min(clocks):.0f} MHz")
     if heat:
         more.append(f"{max(heat):.0f} °C")

@@ -7,7 +7,7 @@ have bounded repetitions, so that the time for a line grows with its length only
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
 from agent.base.value import Value
 
@@ -25,6 +25,7 @@ Meaning = Literal[
     "throughput",
 ]
 """What people look at, whatever a framework calls it."""
+MEANINGS: tuple[Meaning, ...] = get_args(Meaning)
 Notation = Literal["", "dashes", "dict", "equals"]
 """How metrics are written behind a step: `- key:1 - key:2`, `{'key': 1}`, or `key=1 key: 2`.
 

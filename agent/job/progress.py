@@ -226,7 +226,8 @@ def place_of(name: str) -> int:
 
 
 @cache
-def _of_evaluation() -> tuple[str, ...]:
+def of_evaluation() -> tuple[str, ...]:
+    """Return the beginnings of names that only metrics of an evaluation have."""
     begins = [name for known in all_formats() for name in known.of_evaluation]
     return tuple(dict.fromkeys(begins))
 
@@ -416,7 +417,7 @@ class ProgressReader:
 
         # A line that has only metrics of an evaluation is no step.
         names = (*metrics, *broken)
-        if names and all(name.startswith(_of_evaluation()) for name in names):
+        if names and all(name.startswith(of_evaluation()) for name in names):
             return PauseSeen("evaluation", at), ValuesSeen(seen.step, metrics, at, broken)
         return (replace(seen, metrics=metrics, not_finite=broken),)
 

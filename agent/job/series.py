@@ -16,13 +16,16 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from agent.base.value import Value
-from agent.job.progress import names_of, place_of
+from agent.frameworks.step_format import MEANINGS
+from agent.job.progress import names_of, of_evaluation, place_of
 
 if TYPE_CHECKING:
     from agent.frameworks.step_format import Meaning
 
 MOST_POINTS = 4_096
 MOST_KEYS = 48
+FEW_POINTS = 240  # of a curve that is sent with each status
+VALIDATION = "validation"  # the first metric of an evaluation
 TREND = 20  # steps over which a trend is
 MOST_ATTEMPTS = 256  # marks of attempts; the last ones are kept
 
@@ -120,6 +123,14 @@ class Points:
             first = next((n for n, known in enumerate(self.steps) if known > step), len(self.steps))
         return {"steps": [*self.steps[first:]], "values": self.values[first:]}
 
+    def thinned(self, most: int) -> dict[str, list[float]]:
+        """Return about so many points, with the newest one."""
+        every = 1 + len(self.steps) // most
+        return {
+            "steps": [*self.steps[:-1:every], *self.steps[-1:]],
+            "values": [*self.values[:-1:every], *self.values[-1:]],
+        }
+
 
 class Series:
     """The metrics of a run by step."""
@@ -198,6 +209,33 @@ class Series:
         keys = {name: self._keys[name].since(since) for name in self.names}
         return {
             "keys": {name: points for name, points in keys.items() if points["steps"]},
+            "meanings": self.meanings(),
+            "attempts": msgspec.to_builtins(self.attempts),
+            "of": self.of,
+        }
+
+    def meanings(self) -> dict[str, str]:
+        """Return the key that shows each thing that people look at, where the job has one."""
+        found = {}
+        for meaning in MEANINGS:
+            name = next((name for name in names_of(meaning) if name in self._keys), None)
+            if name is not None:
+                found[str(meaning)] = name
+        evaluated = next((name for name in self.names if name.startswith(of_evaluation())), None)
+        if evaluated is not None:
+            found[VALIDATION] = evaluated
+        return found
+
+    def curves(self) -> dict[str, object]:
+        """Return a few points of each curve with a meaning, under that name instead of the job's.
+
+        The job's own names are text of its output, which not every reader may have.
+        """
+        meanings = self.meanings()
+        keys = {meaning: self._keys[name].thinned(FEW_POINTS) for meaning, name in meanings.items()}
+        return {
+            "keys": keys,
+            "meanings": {meaning: meaning for meaning in meanings},
             "attempts": msgspec.to_builtins(self.attempts),
             "of": self.of,
         }

@@ -122,7 +122,7 @@ def _progress(status: Status) -> Iterator[Line]:
     # How does it go?
     values = []
     if progress["reward"] is not None:
-        values.append(_reward(progress, status.get("curve") or {}))
+        values.append(_reward(progress, status.get("curves") or {}))
     values += _other_values(status.get("metrics") or {})
     if progress["reward"] is not None:
         yield _row("reward", "   ".join(values))
@@ -149,14 +149,14 @@ def _other_values(metrics: Mapping[str, float]) -> Iterator[str]:
         yield f"length {number_text(length)}{share}"
 
 
-def _reward(progress: Mapping[str, Any], curve: Mapping[str, Any]) -> str:
+def _reward(progress: Mapping[str, Any], curves: Mapping[str, Any]) -> str:
     """Return the reward, how it moved, and its curve."""
     text = number_text(progress["reward"])
     trend = progress["reward_trend"]
     if trend:
         text += f" {'▲' if trend > 0 else '▼'}{number_text(abs(trend), 2)}"
-    points = [value for _, value in curve.get("points", ()) if value is not None]
-    return f"{text} {bars(points)}".rstrip()
+    points = curves.get("keys", {}).get("reward", {})
+    return f"{text} {bars(points.get('values', ()))}".rstrip()
 
 
 def bars(values: Sequence[float]) -> str:

@@ -11,8 +11,6 @@ import os
 import socket
 import time
 from contextlib import suppress
-from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import parse_qs
 
@@ -24,6 +22,8 @@ from msgspec.structs import replace
 from agent.base import times
 from agent.base.text import LAST_OUTPUT, map_texts
 from agent.port.access import PortAccess, host_names, is_signed_body, refusal_of
+from agent.port.page_files import ASSETS, asset
+from agent.port.page_status import page_status
 from agent.port.proof import SESSION_HEADER
 from agent.port.protocol import (
     MAX_REPORT_BYTES,
@@ -55,8 +55,6 @@ if TYPE_CHECKING:
 
 MAX_READERS = 16  # Readers at a time; each costs memory and CPU time
 _LOOP_SHARE = 50.0  # Reading the status takes at most one fiftieth of the loop's time
-ASSETS = {"/page.js": "text/javascript", "/page.css": "text/css", "/page.svg": "image/svg+xml"}
-"""The page's static files and their types; they are public and contain no data of a run."""
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'"
     "; form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
@@ -131,22 +129,10 @@ class StatusStream:
         self._next_read = began + max(times.STATUS_READ, _LOOP_SHARE * (time.monotonic() - began))
 
 
-@cache
-def asset(path: str) -> bytes:
-    """Return one of the page's files."""
-    return (Path(__file__).parent / "assets" / path.removeprefix("/")).read_bytes()
-
-
-def status_page(*, streams: bool) -> bytes:
-    """Return the page; it reads `/events` if `streams`, else it polls `/status`."""
-    text = asset("page.html")
-    return text.replace(b'data-news="status"', b'data-news="events"') if streams else text
-
-
 def login_page(note: str = "") -> bytes:
     """Return the form that asks for the token."""
     shown = f'<p class="alarm" role="alert">{note}</p>' if note else ""
-    return asset("login.html").replace(b"<!--note-->", shown.encode())
+    return asset("/login.html").replace(b"<!--note-->", shown.encode())
 
 
 class LogPart(NamedTuple):
@@ -155,6 +141,7 @@ class LogPart(NamedTuple):
     text: str
     next: int | None  # Offset of the next part; None where only the last lines are available
     is_over: bool = False  # The run has its verdict: an agent that stops answering has left
+    start: int | None = None  # Offset of its first line, where lines before it can be read
 
 
 class Control(NamedTuple):
@@ -164,8 +151,8 @@ class Control(NamedTuple):
     stop_limit: float  # Seconds that a stop may take
     key: str | None  # Control key: the credential of callers on this node where there is no token
     findings: Callable[[], dict[str, object]]  # Of all nodes; they contain paths and addresses
-    log: Callable[[str, str, int | None], Awaitable[LogPart | str]]
-    """Read a node's log from an offset; a string is why there is none."""
+    log: Callable[[str, str, int | None, int | None], Awaitable[LogPart | str]]
+    """Read a node's log after one offset or before another; a string is why there is none."""
     private_status: Callable[[], dict[str, object]] = dict
     """Status fields for authenticated callers only: warnings, log text."""
     series: Callable[[int | None], dict[str, object]] = lambda _since: {}
@@ -309,7 +296,12 @@ class AgentServer:
                     row["detail"] = str(row.get("detail", "")).partition(": ")[0]
             for row in status.get("attempts", ()):
                 row["reason"] = str(row.get("reason") or "").partition(": ")[0]
-        return web.json_response(self._judged(status))
+        status = self._judged(status)
+        if "brief" in request.query:
+            status = page_status(status)
+            if self._has_secret:
+                del status["curves"]  # its reader may read /series
+        return web.json_response(status)
 
     def _full_status(self) -> dict[str, object]:
         more = {} if self._control is None else self._control.private_status()
@@ -329,8 +321,7 @@ class AgentServer:
     async def _page(self, request: web.Request) -> web.StreamResponse:
         if not self._access.has_token(request):
             return _document(login_page(), 401)
-        streams = self._has_secret and self._control is not None
-        return _document(status_page(streams=streams))
+        return _document(asset("/page.html"))
 
     async def _file(self, request: web.Request) -> web.StreamResponse:
         return _document(asset(request.path), kind=ASSETS[request.path])
@@ -395,15 +386,20 @@ class AgentServer:
         return web.Response(body=body, content_type=_JSON)
 
     async def _get_log(self, request: web.Request, control: Control) -> web.StreamResponse:
-        after = request.query.get("after")
-        if after is not None and not (after.isascii() and after.isdigit() and len(after) < 16):
-            return error_reply(400, "after: expected a whole number")
+        places: list[int | None] = []
+        for name in ("after", "before"):
+            text = request.query.get(name)
+            if text is not None and not (text.isascii() and text.isdigit() and len(text) < 16):
+                return error_reply(400, f"{name}: expected a whole number")
+            places.append(None if text is None else int(text))
         node = request.match_info["node"]
-        name = request.match_info["name"]
-        part = await control.log(node, name, int(after) if after is not None else None)
+        log = request.match_info["name"]
+        part = await control.log(node, log, *places)
         if isinstance(part, str):
             return error_reply(404, part)
-        return web.json_response({"text": part.text, "next": part.next, "over": part.is_over})
+        return web.json_response(
+            {"text": part.text, "next": part.next, "over": part.is_over, "start": part.start}
+        )
 
     def _controlled(self, handler: ControlHandler) -> Handler:
         """Return a handler of a head's operation, for authorized callers only."""

@@ -131,7 +131,6 @@ class KnownLines:
 
 
 MOST_LINES = 40
-MOST_POINTS = 600  # of the page's curve; a longer one is thinned out
 _LONGEST_SHOWN = 400
 _LONGEST_PREFIX = 160
 _SPARE = 4_096  # characters behind a line's end in which a secret may go on
@@ -333,13 +332,10 @@ class JobLines:
         with self._lock:
             return self._series.last("reward")
 
-    def curve(self) -> dict[str, object]:
-        """Return the rewards by step, and the number of steps if known, as the page draws them."""
-        points = self.rewards()
-        every = 1 + len(points) // MOST_POINTS
-        shown = [*points[:-1:every], *points[-1:]]
-        of = None if self._progress is None else self._progress.of
-        return {"steps": of, "points": [[*point] for point in shown]}
+    def curves(self) -> dict[str, object]:
+        """Return a few points of each curve that people look at, as `/status` has them."""
+        with self._lock:
+            return self._series.curves()
 
     def tail(self) -> list[str]:
         """Return the last lines, masked and without control characters."""

@@ -49,6 +49,11 @@ class CheckpointWatch:
             self.marks = (*self.marks, mark)[-MOST_MARKS:]
         self._has_looked = True
 
+    def to_series(self) -> list[list[object]]:
+        """Return step and time of each checkpoint; no time for one that was there before."""
+        utc = self._run.utc
+        return [[mark.step, None if mark.is_former else utc(mark.at)] for mark in self.marks]
+
     def to_status(self) -> dict[str, object] | None:
         """Return the newest checkpoint as `/status` has it; None without one."""
         if not self.marks:

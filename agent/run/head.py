@@ -65,6 +65,7 @@ from agent.run.make_ready import prune_sessions
 from agent.run.node_run import kill_leftovers, say_line, start_ray, stop_ray, watch_until_end
 from agent.run.orders import Prober
 from agent.run.pod_price import send_pod_price
+from agent.run.run_report import write_report
 from agent.run.silent_nodes import probe_nodes, watch_silent_workers
 from agent.run.stall import StallWatch
 from agent.run.torchrun import TorchrunLink
@@ -236,12 +237,10 @@ class HeadAgent:
         start(self._run.watch_figures)
         start(stall.run)
         start(watch_silent_workers, self._reports, self._plan.ports, put)
-        look = self._status.look_at_run
-        start(every, times.RECEIPT_LOOK, "a look at what the run does", look)
-        look_at_checkpoints = self._status.checkpoints.look
-        start(every, times.CHECKPOINTS_LOOK, "a look for checkpoints", look_at_checkpoints)
-        look_at_nodes = self._status.look_at_nodes
-        start(every, times.NODES_LOOK, "a look at the nodes' figures", look_at_nodes)
+        status = self._status
+        start(every, times.RECEIPT_LOOK, "a look at what the run does", status.look_at_run)
+        start(every, times.CHECKPOINTS_LOOK, "a look for checkpoints", status.checkpoints.look)
+        start(every, times.NODES_LOOK, "a look at the nodes' figures", status.look_at_nodes)
         start(every, times.HOURS_RECORDED, "a record of the used hours", self._record_use)
         start(every, times.STEPS_SAVED, "the job's steps", self._steps.look)
         if self._state.goal.price is None:
@@ -683,6 +682,7 @@ class HeadAgent:
             self._say_totals()
             return outcome
 
+        await write_report(run, self._status, outcome)
         return await end_role(
             run,
             outcome,

@@ -110,7 +110,7 @@ async def make_server(
         findings=status.findings,
         log=partial(status.read_log, reports),
         private_status=status.private_details,
-        series=status.job_lines.series,
+        series=status.series,
         judge=judged,
     )
     return AgentServer(
@@ -237,6 +237,7 @@ class RunStatus:
             "platform": plan.topology.platform.name,
             "name": plan.topology.node_name,
             "phase": state.phase.value,
+            "at": self._run.utc(now),
             "seconds": round(now, 1),
             "seconds_in_phase": round(now - state.phase_since, 1),
             "phases": [*self.timeline.phases],
@@ -261,7 +262,7 @@ class RunStatus:
             "progress": self.job_lines.to_status(
                 self._run.utc, is_running=state.phase is HeadPhase.RUNNING
             ),
-            "curve": self.job_lines.curve(),
+            "curves": {**self.job_lines.curves(), "checkpoints": self.checkpoints.to_series()},
             "nodes_expected": state.goal.expected_workers + 1,
             "attempts_allowed": state.last_attempt_number,
             "loss_seconds_left": self._loss_seconds_left(state, now),
@@ -273,6 +274,10 @@ class RunStatus:
             "price_source": self.price_source(),
             "receipt": self.receipt.to_dict(),
         }
+
+    def series(self, since: int | None = None) -> dict[str, object]:
+        """Return the job's metrics by step, with the run's checkpoints, as `/series` has them."""
+        return {**self.job_lines.series(since), "checkpoints": self.checkpoints.to_series()}
 
     async def look_at_nodes(self) -> None:
         """Look at the figures of all nodes: which are slow, and what will be full."""
@@ -437,9 +442,14 @@ class RunStatus:
         )
 
     async def read_log(
-        self, reports: Reports, node: str, name: str, after: int | None
+        self,
+        reports: Reports,
+        node: str,
+        name: str,
+        after: int | None,
+        before: int | None = None,
     ) -> LogPart | str:
-        """Return a log's tail, or what follows an offset; or a sentence why it cannot."""
+        """Return a log's tail, or what is after or before an offset; or why it cannot."""
         plan = self._run.plan
         own_name = plan.topology.node_name
 
@@ -454,7 +464,10 @@ class RunStatus:
         workers = self._get_state().fleet.workers.values()
         present = {worker.name: worker.key for worker in workers if not worker.has_left}
         if node in {HERE, own_name} and file is not None:
-            return await self._read_local(self._run.folder.file(file), after)
+            path = self._run.folder.file(file)
+            if before is None:
+                return await self._read_local(path, after)
+            return await self._read_earlier(path, before)
         if node in present and known_name in logs:
             limit = times.LOG_LINES_AWAITED
             text = await request_log(reports, present[node], known_name, limit)
@@ -470,19 +483,30 @@ class RunStatus:
 
         async def more() -> LogPart | NotYet:
             is_over = self._get_state().phase is HeadPhase.LEAVING
-            part = await in_thread(partial(_read_lines, path, after), times.STALLED_DISK)
+            part = await in_thread(partial(read_lines, path, after), times.STALLED_DISK)
             if part is None:
                 return NotYet()
-            lines, next_offset = part
+            lines, start, next_offset = part
             if not lines and after is not None and not is_over:
                 return NotYet()
             text = self._run.redactor.clean(lines.decode(errors="replace"))
-            return LogPart(text, next_offset, is_over)
+            earlier = start if after is None and start else None
+            return LogPart(text, next_offset, is_over, earlier)
 
         try:
             return await until(more, times.LOG_LINES_AWAITED, longest=times.LOG_POLL)
         except TimedOutError:
             return LogPart("", after or 0)
+
+    async def _read_earlier(self, path: Path, before: int) -> LogPart | str:
+        """Read the lines of a local log that end before an offset."""
+        read = partial(read_lines, path, before=before)
+        part = await in_thread(read, times.STALLED_DISK)
+        if part is None:
+            return "the disk of the log does not answer"
+        lines, start, _ = part
+        text = self._run.redactor.clean(lines.decode(errors="replace"))
+        return LogPart(text, before, start=start or None)
 
 
 async def request_log(reports: Reports, key: str, name: str, limit: float) -> str | None:
@@ -499,17 +523,23 @@ async def request_log(reports: Reports, key: str, name: str, limit: float) -> st
         return None
 
 
-def _read_lines(path: Path, after: int | None) -> tuple[bytes, int]:
-    """Read whole lines from an offset, or the last ones; return them and the next offset."""
+def read_lines(
+    path: Path, after: int | None = None, *, before: int | None = None
+) -> tuple[bytes, int, int]:
+    """Read whole lines after an offset, before one, or the last ones.
+
+    Returns them, the offset of the first, and that behind the last.
+    """
     try:
         with reading(path) as file:
             size = file.seek(0, os.SEEK_END)
             is_end = after is None or after > size  # the log was started over
-            start = max(0, size - _PART) if is_end else after or 0
+            end = size if before is None else min(before, size)
+            start = max(0, end - _PART) if is_end else after or 0
             file.seek(start)
-            data = file.read(_PART)
+            data = file.read(min(_PART, max(0, end - start)))
     except (OSError, ValueError):
-        return b"", 0
+        return b"", 0, 0
 
     # Only whole lines: a secret that is cut in two would not be masked.
     if is_end and start:
@@ -519,4 +549,4 @@ def _read_lines(path: Path, after: int | None) -> tuple[bytes, int]:
     whole = data[: data.rfind(b"\n") + 1]
     if not whole and len(data) == _PART:
         whole = data
-    return whole, start + len(whole)
+    return whole, start, start + len(whole)

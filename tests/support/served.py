@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from pathlib import Path
 
-    Log = Callable[[str, str, int | None], Awaitable[LogPart | str]]
+    Log = Callable[[str, str, int | None, int | None], Awaitable[LogPart | str]]
 
 SECONDS = 20.0
 KEY = "0123456789abcdef" * 2
@@ -43,7 +43,9 @@ STATUS = {
 LOGS = {("head", "job"): ["step 1\n", "step 2\n"], ("pod1", "agent"): ["joined\n"]}
 
 
-async def a_log(node: str, name: str, after: int | None) -> LogPart | str:
+async def a_log(
+    node: str, name: str, after: int | None, _before: int | None = None
+) -> LogPart | str:
     """Yield a log's parts one by one; of a worker's log, only the tail."""
     parts = LOGS.get((node, name))
     if parts is None:

@@ -12,8 +12,8 @@ from agent.decisions.receipt import PARTS
 from agent.diagnosis.glance import SIGNS
 from agent.job.services import Latency
 from agent.port.access import COOKIE
+from agent.port.page_files import ASSETS
 from agent.port.proof import PROOF_HEADER, SCHEME, SESSION_HEADER
-from agent.port.server import ASSETS
 
 Schema = dict[str, Any]
 
@@ -155,6 +155,16 @@ GLANCE = closed(
     more_exceptions=WHOLE,
 )
 """The judgment of the run: keep it, look at it, or consider ending it."""
+SERIES = closed(
+    keys=by_name(closed(steps=array(WHOLE), values=array(NUMBER))),
+    meanings=by_name(TEXT),
+    attempts=array(closed(number=WHOLE, first=WHOLE, after=nullable(WHOLE))),
+    of=nullable(WHOLE),
+    checkpoints=array({"type": "array", "minItems": 2, "maxItems": 2}),
+)
+"""The job's metrics by step; an attempt began at its first step, after the last one before.
+
+`meanings` has the key of what people look at; a checkpoint is its step and its time."""
 HEAD_FIELDS: Schema = {
     **dict.fromkeys(("run_id", "platform", "name", "slow"), TEXT),
     "role": {"const": "head"},
@@ -171,6 +181,7 @@ HEAD_FIELDS: Schema = {
     "receipt": RECEIPT,
     "epoch": WHOLE,
     "phase": one_of(HeadPhase),
+    "at": TEXT,
     "seconds": NUMBER,
     "seconds_in_phase": NUMBER,
     "phases": SPANS,
@@ -185,10 +196,7 @@ HEAD_FIELDS: Schema = {
     "attempts": array(ATTEMPT),
     "figures": nullable(FIGURES),
     "progress": nullable(PROGRESS),
-    "curve": closed(
-        steps=nullable(WHOLE),
-        points=array({"type": "array", "items": NUMBER, "minItems": 2, "maxItems": 2}),
-    ),
+    "curves": SERIES,
 }
 PRIVATE_FIELDS: Schema = {
     "warnings": array(WARNING),
@@ -213,12 +221,34 @@ HEAD: Schema = {
     "required": [*HEAD_FIELDS, "glance"],
     "additionalProperties": False,
 }
+CELL: Schema = {"type": "array", "minItems": 4, "maxItems": 4}
+GPUS = closed(
+    **dict.fromkeys(
+        ("use", "lowest_use", "power", "memory_used", "memory_total"), nullable(NUMBER)
+    ),
+    lowest=nullable(TEXT),
+)
+_LONG = {"nodes", "figures", "slow", "phases", "ray", "epoch", "job_tail", "prepare_lines"}
+BRIEF: Schema = {
+    "type": "object",
+    "properties": {
+        **{name: field for name, field in HEAD["properties"].items() if name not in _LONG},
+        "cells": array(CELL),
+        "gpus": nullable(GPUS),
+    },
+    "required": ["glance", "cells", "gpus"],
+    "additionalProperties": False,
+}
+"""The head's status as its page reads it: a node is its name, its state, the use of each GPU, and
+whether it is slow."""
+FOR_PAGE = ("query", "brief", TEXT)
+OPTIONAL = {"after", "before", "brief"}
 FINDING = closed("check", "what", "remedy", level=one_of(Level))
 ROW = closed("check", "what", "remedy", level=one_of(Level), nodes=array(TEXT))
 FINDINGS = closed(
     nodes=array(TEXT), unknown=array(TEXT), findings=array(ROW), between=array(FINDING)
 )
-PART = closed("text", next=nullable(WHOLE), over=FLAG)
+PART = closed("text", next=nullable(WHOLE), over=FLAG, start=nullable(WHOLE))
 OK = closed(ok=FLAG)
 REPORT: Schema = {"type": "object", "required": ["id", "phase"]}
 REPLY: Schema = {"type": "object", "required": ["protocol", "agent", "epoch", "run_id", "phase"]}
@@ -246,18 +276,20 @@ class Described(NamedTuple):
 
 
 NODE_AND_NAME = (("path", "node", TEXT), ("path", "name", TEXT))
-SERIES = closed(
-    keys=by_name(closed(steps=array(WHOLE), values=array(NUMBER))),
-    attempts=array(closed(number=WHOLE, first=WHOLE, after=nullable(WHOLE))),
-    of=nullable(WHOLE),
-)
-"""The job's metrics by step; an attempt began at its first step, after the last one before."""
 SINCE = ("query", "since", {"type": "string", "pattern": "^[0-9]{1,15}$"})
 AFTER = ("query", "after", {"type": "string", "pattern": "^[0-9]{1,15}$"})
+BEFORE = ("query", "before", {"type": "string", "pattern": "^[0-9]{1,15}$"})
 PATHS = (
     Described("get", "/livez", "liveness; `pod-agent status --live` asks it", OPEN, schema=OK),
     Described("get", "/readyz", "readiness: 200 or 503", OPEN, schema=OK, others=(503,)),
-    Described("get", "/status", "the status as JSON", TOKEN, schema={"anyOf": [HEAD, WORKER]}),
+    Described(
+        "get",
+        "/status",
+        "the status as JSON",
+        TOKEN,
+        schema={"anyOf": [HEAD, BRIEF, WORKER]},
+        parameters=(FOR_PAGE,),
+    ),
     Described("get", "/metrics", "the status for Prometheus", TOKEN, "text/plain"),
     Described("get", "/", "the page, or the form that asks for the token", TOKEN, HTML),
     *(
@@ -282,7 +314,7 @@ PATHS = (
         schema=PART,
         others=(400, 404),
         head_only=True,
-        parameters=(*NODE_AND_NAME, AFTER),
+        parameters=(*NODE_AND_NAME, AFTER, BEFORE),
     ),
     Described(
         *("get", "/series", "the job's metrics by step, all or after a step", CONTROL),
@@ -383,7 +415,7 @@ def _operation(row: Described, report: Schema) -> Schema:
     }
     if row.parameters:
         made["parameters"] = [
-            {"in": place, "name": name, "required": name != "after", "schema": schema}
+            {"in": place, "name": name, "required": name not in OPTIONAL, "schema": schema}
             for place, name, schema in row.parameters
         ]
     if row.takes is not None:

@@ -69,7 +69,9 @@ class Head:
         rows = [{**found, "nodes": ["pod0"]}]
         return {"nodes": ["pod0"], "unknown": [], "findings": rows, "between": [found]}
 
-    async def _log(self, node: str, name: str, after: int | None) -> LogPart | str:
+    async def _log(
+        self, node: str, name: str, after: int | None, _before: int | None = None
+    ) -> LogPart | str:
         if (node, name) != ("head", "job"):
             return f"{node} has no log {name!r}"
         return LogPart("step 1\n", (after or 0) + 7)
@@ -77,7 +79,7 @@ class Head:
     def _series(self, since: int | None) -> dict[str, object]:
         series = Series()
         series.add(1, 3, {"reward": 0.5}, 40)
-        return series.to_dict(since)
+        return {**series.to_dict(since), "checkpoints": []}
 
     def _private(self) -> dict[str, object]:
         warning = {"check": "shm", "what": "64 MiB", "remedy": "more"}
@@ -113,7 +115,7 @@ def described() -> dict[str, Any]:
     own = {"properties": {"protocol": {"const": VERSION}}, "required": ["protocol"]}
     found = description(__version__, {"allOf": [report, own]})
     found["components"]["schemas"] = components
-    node, name, _ = found["paths"][_LOG]["get"]["parameters"]
+    node, name, *_ = found["paths"][_LOG]["get"]["parameters"]
     node["schema"], name["schema"] = {"enum": ["head", "pod9"]}, {"enum": ["job", "agent"]}
     return found
 

@@ -9,7 +9,10 @@ import math
 import random
 from typing import Any, NamedTuple
 
+from msgspec.structs import asdict
+
 from agent.decisions.receipt import Receipt
+from agent.job.services import Latency
 from agent.node.figures import DiskFigures, Figures, Forecast, GpuFigures
 from agent.record.files import iso_time
 from agent.record.job_lines import JobLines
@@ -51,7 +54,17 @@ def made_run(situation: str, nodes: int) -> MadeRun:
         "stall": _stall(situation, suspects=True),
     }
     logs = {"job": "\n".join(lines.tail()) + "\n", "agent": _agent_log(nodes)}
-    return MadeRun(status, private, lines.series(), logs)
+    series = {**lines.series(), "checkpoints": _checkpoints(situation)}
+    status["curves"]["checkpoints"] = series["checkpoints"]
+    return MadeRun(status, private, series, logs)
+
+
+def _checkpoints(situation: str) -> list[list[object]]:
+    """Return step and time of each checkpoint."""
+    if situation in {"boot", "cluster", "stepless"}:
+        return []
+    steps = range(SAVED_EVERY, _last_step(situation) + 1, SAVED_EVERY)
+    return [[step, iso_time(START + BEGAN + step * EACH + 21)] for step in steps]
 
 
 def _now(situation: str) -> float:
@@ -168,6 +181,7 @@ def _status(situation: str, nodes: int, now: float, lines: JobLines) -> dict[str
         "platform": "runpod",
         "name": "pod0",
         "phase": phase,
+        "at": iso_time(START + now),
         "seconds": now,
         "seconds_in_phase": now if is_booting else now - BEGAN,
         "phases": [["booting", 0.0], *([] if is_booting else [["running", BEGAN]])],
@@ -192,7 +206,7 @@ def _status(situation: str, nodes: int, now: float, lines: JobLines) -> dict[str
         "figures": _figures(situation, 0, is_slow=False),
         "slow": "",
         "progress": lines.to_status(lambda at: iso_time(START + at), is_running=not is_over),
-        "curve": lines.curve(),
+        "curves": {**lines.curves(), "checkpoints": []},
         "nodes_expected": nodes,
         "attempts_allowed": 3 if has_steps or is_booting else 1,
         "loss_seconds_left": 19.0 if situation == "lost" and nodes > 1 else None,
@@ -202,6 +216,7 @@ def _status(situation: str, nodes: int, now: float, lines: JobLines) -> dict[str
         if has_steps
         else None,
         "price": price,
+        "price_source": "AGENT_PRICE_PER_HOUR",
         "cost": round(price * now / 3600, 2),
         "receipt": receipt.to_dict(price),
     }
@@ -274,7 +289,7 @@ def _services(situation: str) -> list[dict[str, Any]]:
         "outages": 0 if is_booting else 1,
         "outage_seconds": 0.0 if is_booting else 8.0,
         "outage_since": None,
-        "latency": None,
+        "latency": None if is_booting else asdict(Latency().with_answer(0.031)),
     }
     return [] if situation in {"cluster", "stepless"} else [reward]
 

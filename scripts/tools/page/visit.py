@@ -1,180 +1,251 @@
-"""One visit: sign in, check all parts, follow changes, and see the head exit."""
+"""Visits of the page in a browser: made runs in each situation, size and window."""
 
 from __future__ import annotations
 
+import json
 import secrets
-from typing import TYPE_CHECKING, Any
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from agent.port.server import AgentServer, Control
+from agent.port.page_status import page_status
+from agent.port.report_page import report_page
+from agent.port.server import AgentServer, Control, LogPart
 from agent.port.sockets import bind
-from tools.page.chromium import Tab, a_tab
-from tools.page.runs import EVIL, status
+from agent.run.head_server import judged
+from tools.page.rules import AXE, OWN_RULES
+from tools.page.situations import made_run
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import AsyncIterator, Sequence
     from pathlib import Path
 
-_MORE = ("warnings", "job_tail")
-_LOOKS = {
-    "light": {"width": 1100, "height": 900, "dark": False, "phone": False},
-    "dark": {"width": 1100, "height": 900, "dark": True, "phone": False},
-    "phone": {"width": 390, "height": 844, "dark": False, "phone": True},
-}
-_SERIOUS = """axe.run(document, {resultTypes: ["violations"]}).then((found) => found.violations
-  .filter((one) => ["serious", "critical"].includes(one.impact))
-  .map((one) => `${one.id}: ${one.help}: ${one.nodes.map((node) => node.html).slice(0, 3)}`))"""
+    from tools.page.chromium import Tab
+    from tools.page.situations import MadeRun
+
+MOST_ELEMENTS = 400
+HEIGHTS = {390: 844, 1280: 800, 1920: 1080}
+"""The height of the window by its width."""
+_DRAWN = "document.getElementById('sentence').textContent === {}"
+_BLANK = """[...document.querySelectorAll('canvas')].filter((canvas) => canvas.offsetParent)
+  .filter((canvas) => {
+    const copy = document.createElement('canvas');
+    [copy.width, copy.height] = [canvas.width, canvas.height];
+    const area = copy.getContext('2d', {willReadFrequently: true});
+    area.drawImage(canvas, 0, 0);
+    return !area.getImageData(0, 0, copy.width, copy.height).data.some((value) => value);
+  }).map((canvas) => canvas.getAttribute('aria-label') || canvas.id)"""
+_OVER = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+
+
+class Look(NamedTuple):
+    """A window."""
+
+    width: int
+    dark: bool
+
+    @property
+    def name(self) -> str:
+        """Return it as part of a file's name."""
+        return f"{'dark' if self.dark else 'light'}-{self.width}"
 
 
 class Shown:
-    """A head's port that serves a run which the test can change."""
+    """A head's port that serves a made run; `token` guards it."""
 
-    def __init__(self, nodes: int, token: str | None) -> None:
-        self.nodes = nodes
+    def __init__(self, run: MadeRun, token: str | None) -> None:
+        self.run = run
         self.token = token
-        self.run = status(nodes)
+        self.stops = 0
         self._socket = bind("127.0.0.1", 0)
         self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
 
-    def _public(self) -> dict[str, object]:
-        return {name: value for name, value in self.run.items() if name not in _MORE}
+    def _stop(self) -> None:
+        self.stops += 1
 
-    def _more(self) -> dict[str, object]:
-        return {name: self.run[name] for name in _MORE}
+    async def _log(
+        self, _node: str, name: str, after: int | None, before: int | None = None
+    ) -> LogPart | str:
+        text = self.run.logs.get(name)
+        if text is None:
+            return f"no log {name!r}"
+        if before is not None:
+            return LogPart("earlier lines\n", before, start=0)
+        return LogPart("" if after else text, len(text), start=0 if after else 4096)
 
-    async def open(self) -> Any:  # noqa: ANN401 - aiohttp's runner
-        """Serve the page."""
-        control = Control(lambda: None, 5.0, None, dict, _no_log, self._more)
-        site = AgentServer(
-            token=self.token, ready=lambda: True, status=self._public, control=control
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[Any]:
+        """Serve the page; yield the runner, which a visit may end early."""
+        control = Control(
+            *(self._stop, 5.0, None, dict, self._log, lambda: self.run.private),
+            series=lambda _since: self.run.series,
+            judge=judged,
         )
-        return await site.open([self._socket])
-
-
-async def _no_log(_node: str, _name: str, _at: int | None) -> str:
-    return "a made run has no logs"
-
-
-async def visit(nodes: int, folder: Path, axe: str | None) -> list[str]:
-    """Return the errors on the page of a run with this many workers."""
-    return [
-        *await _with_token(nodes, folder, axe),
-        *await _without_token(nodes),
-    ]
-
-
-async def picture(url: str, path: Path) -> None:
-    """Take a screenshot of the page of a run that reports rewards."""
-    async with a_tab() as tab:
-        await tab.call("Page.navigate", url=url)
-        await tab.wait_for("document.querySelector('svg path, svg polyline') !== null")
-        await tab.looks_like(width=760, height=1000, dark=False, phone=False)
-        await tab.picture(path)
-
-
-async def _with_token(nodes: int, folder: Path, axe: str | None) -> list[str]:
-    shown = Shown(nodes, secrets.token_hex(16))
-    runner = await shown.open()
-    wrong: list[str] = []
-    try:
-        async with a_tab() as tab:
-            await tab.call("Page.navigate", url=shown.url)
-            await tab.wait_for("document.forms.length === 1")
-            await tab.picture(folder / "login.png")
-            await tab.tell(f"document.forms[0].token.value = {shown.token!r}")
-            tab.complaints.clear()  # the browser logs the form's 401
-            await tab.tell("document.forms[0].querySelector('button').click()")
-            await tab.wait_for(_rows(nodes))
-            await tab.looks_like(width=760, height=1000, dark=False, phone=False)
-            await tab.picture(folder / f"{nodes}-small.png")
-            wrong += await _is_complete(tab, shown.run)
-            for name, look in _LOOKS.items():
-                await tab.looks_like(**look)  # type: ignore[arg-type]  # each by its name
-                wrong += await _fits(tab, name)
-                if axe is not None:
-                    await tab.tell(f"{axe}; 0")
-                    wrong += [f"{name}: {found}" for found in await tab.tell(_SERIOUS)]
-                await tab.picture(folder / f"{nodes}-{name}.png")
-            await tab.looks_like(**_LOOKS["light"])  # type: ignore[arg-type]  # same
-            wrong += await _stays_in_its_place(tab, shown)
-            wrong += tab.complaints
+        site = AgentServer(
+            token=self.token, ready=lambda: True, status=lambda: self.run.status, control=control
+        )
+        runner = await site.open([self._socket])
+        try:
+            yield runner
+        finally:
             await runner.cleanup()
-            await tab.wait_for("document.getElementById('gone').innerText.includes('is gone')")
-            await tab.picture(folder / f"{nodes}-gone.png", whole=False)
-    finally:
-        await runner.cleanup()
+
+
+def judged_run(run: MadeRun) -> dict[str, Any]:
+    """Return the whole status of a made run, with its judgment."""
+    return judged({**run.status, **run.private})
+
+
+async def visit_situation(  # noqa: PLR0913 - what a visit is about
+    tab: Tab,
+    situation: str,
+    nodes: int,
+    looks: Sequence[Look],
+    folder: Path,
+    axe: str | None,
+) -> list[str]:
+    """Return what is wrong on the page of a run, in each window."""
+    run = made_run(situation, nodes)
+    shown = Shown(run, secrets.token_hex(16))
+    async with shown.open():
+        await sign_in(tab, shown)
+        tab.complaints.clear()  # the browser logs the form's 401
+        await tab.call("Page.navigate", url=shown.url)
+        return await _check(tab, run, looks, folder, f"{situation}-{nodes}", axe)
+
+
+async def visit_report(  # noqa: PLR0913 - same
+    tab: Tab, situation: str, nodes: int, looks: Sequence[Look], folder: Path, axe: str | None
+) -> list[str]:
+    """Return what is wrong in the report of a run, opened from its file."""
+    run = made_run(situation, nodes)
+    file = folder / f"report-{situation}-{nodes}.html"
+    file.write_text(report_page(page_status(judged_run(run)), run.series, run.logs), "utf-8")
+    tab.complaints.clear()
+    await tab.call("Page.navigate", url=file.resolve().as_uri())
+    wrong = await _check(tab, run, looks, folder, f"report-{situation}-{nodes}", axe)
+    if await tab.tell("!document.getElementById('stop').hidden"):
+        wrong.append("a report has a button that stops")
     return wrong
 
 
-async def _without_token(nodes: int) -> list[str]:
-    """Without a token the page shows the status, and no log text."""
-    shown = Shown(nodes, None)
-    runner = await shown.open()
-    try:
-        async with a_tab() as tab:
-            await tab.call("Page.navigate", url=shown.url)
-            await tab.wait_for(_rows(nodes))
-            text = await tab.tell("document.body.textContent")
-            shown.run = status(nodes, step=30)
-            await tab.wait_for(_says("step 30 of 40"))
-            told = [word for word in ("NCCL_SOCKET_IFNAME", "step 25/40") if word in text]
-            return [*tab.complaints, *(f"shown without a token: {word}" for word in told)]
-    finally:
-        await runner.cleanup()
+async def sign_in(tab: Tab, shown: Shown) -> None:
+    """Send the token by the form."""
+    await tab.call("Page.navigate", url=shown.url)
+    await tab.wait_for(f"location.href.startsWith('{shown.url}') && document.forms.length === 1")
+    await tab.tell(f"document.forms[0].token.value = {shown.token!r}")
+    await tab.tell("document.forms[0].querySelector('button').click()")
+    await tab.wait_for("document.getElementById('strip') !== null")
 
 
-def _rows(count: int) -> str:
-    return f"document.querySelectorAll('#nodes tbody tr').length === {count}"
-
-
-def _says(words: str) -> str:
-    return f"document.body.innerText.includes({words!r})"
-
-
-async def _is_complete(tab: Tab, run: Mapping[str, Any]) -> list[str]:
-    """List what the page does not show of a run, and markup that was not escaped."""
-    slow = max((n for n in run["nodes"] if n["joined"]), key=lambda node: node["phases"][2][1])
+async def _check(  # noqa: PLR0913 - what is checked, and where
+    tab: Tab, run: MadeRun, looks: Sequence[Look], folder: Path, name: str, axe: str | None
+) -> list[str]:
+    glance = judged_run(run)["glance"]
+    await tab.wait_for(_DRAWN.format(json.dumps(glance["sentence"])))
+    await tab.wait_for("document.getElementById('log-say').textContent !== ''")
+    wrong = []
+    state = await tab.tell("document.getElementById('strip').dataset.state")
+    if state != glance["state"]:
+        wrong.append(f"the strip is {state}, not {glance['state']}")
     title = await tab.tell("document.title")
-    expected = (
-        *(
-            run["run_name"],
-            run["run_id"],
-            "running",
-            "reward server",
-            "1, 8 s in all",
-            EVIL,
-            "rehearsal: running",
-        ),
-        *("attempt 2", "lost a needed node (pod3)", "step 25 of 40", "NCCL_SOCKET_IFNAME"),
-        *("Set the same on all nodes", f"Slow to join: {slow['name']} after 68 s"),
-    )
-    wrong = [f"not shown: {words}" for words in expected if not await tab.tell(_says(words))]
-    if run["run_name"] not in title:
-        wrong.append(f"the title is {title!r}, without the run's name")
-    await tab.tell("document.getElementById('tail').open = true")
-    if not await tab.tell(_says("step 25/40")):
-        wrong.append("not shown: the job's last lines")
-    if await tab.tell("document.images.length + document.querySelectorAll('main td b').length"):
+    sign = {"keep": "●", "look": "▲", "end": "■"}[glance["state"]]
+    if not title.startswith(sign) or run.status["run_name"] not in title:
+        wrong.append(f"the title is {title!r}")
+    icon = await tab.tell("document.getElementById('icon').getAttribute('href')")
+    if icon != f"/{glance['state']}.svg" and not icon.startswith("data:"):
+        wrong.append(f"the icon is {icon}")
+    count = await tab.tell("document.getElementsByTagName('*').length")
+    if count >= MOST_ELEMENTS:
+        wrong.append(f"{count} elements")
+    if await tab.tell("document.images.length + document.querySelectorAll('td b').length"):
         wrong.append("text became markup")
-    marked = await tab.tell("document.querySelectorAll('#timeline .row.slow').length")
-    if marked != 1:
-        wrong.append(f"{marked} slow nodes stand out, not 1")
+    for look in looks:
+        wrong += [f"{look.name}: {found}" for found in await _check_look(tab, look, axe)]
+        await tab.picture(folder / f"{name}-{look.name}.png")
+    wrong += tab.complaints
+    return [f"{name}: {found}" for found in wrong]
+
+
+async def _check_look(tab: Tab, look: Look, axe: str | None) -> list[str]:
+    height = HEIGHTS[look.width]
+    await tab.looks_like(look.width, height, dark=look.dark, phone=look.width < 500)
+    # after the next frame, in which the page has drawn itself anew
+    await tab.tell("new Promise((done) => requestAnimationFrame(() => setTimeout(done, 30)))")
+    wrong = [f"a canvas is blank: {label}" for label in await tab.tell(_BLANK)]
+    over = await tab.tell(_OVER)
+    if over > 0:
+        wrong.append(f"the page is {over} px wider than the window")
+    wrong += await tab.tell(OWN_RULES)
+    if axe is not None:
+        await tab.tell(f"{axe}; 0")
+        wrong += await tab.tell(AXE)
     return wrong
 
 
-async def _fits(tab: Tab, look: str) -> list[str]:
-    """Check whether the page is wider than its window: only tables may scroll."""
-    over = await tab.tell(
-        "document.documentElement.scrollWidth - document.documentElement.clientWidth"
-    )
-    return [f"{look}: the page is {over} px wider than the window"] if over > 0 else []
+# --- what is done on the page ---------------------------------------------------------------------
 
 
-async def _stays_in_its_place(tab: Tab, shown: Shown) -> list[str]:
-    """Check whether updates move the visible part of the page."""
-    await tab.tell("window.scrollTo(0, 300); document.querySelector('.tall').scrollTop = 40")
-    places = "[window.scrollY, document.querySelector('.tall').scrollTop, performance.timeOrigin]"
-    before = await tab.tell(places)
-    shown.run = status(shown.nodes, step=26)
-    await tab.wait_for(_says("step 26 of 40"))
-    after = await tab.tell(places)
-    return [] if before == after else [f"it moved from {before} to {after}"]
+async def visit_without_token(tab: Tab) -> list[str]:
+    """Without a token the page has judgment and curves, and no text of a log."""
+    run = made_run("hang", 3)
+    shown = Shown(run, None)
+    async with shown.open():
+        await tab.call("Page.navigate", url=shown.url)
+        await tab.wait_for("document.querySelectorAll('#plots canvas').length === 6")
+        await tab.wait_for("document.getElementById('log-say').textContent.includes('TOKEN')")
+        text = await tab.tell("document.body.textContent")
+    tab.complaints.clear()  # the browser logs the 401 of metrics and logs
+    secret = ("NCCL_SOCKET_IFNAME", "TaskRunner", "reward.py", "critic/")
+    return [f"shown without a token: {word}" for word in secret if word in text]
+
+
+async def visit_stop(tab: Tab) -> list[str]:
+    """A stop needs the token and the typed word; the cookie does not suffice."""
+    wrong = []
+    shown = Shown(made_run("hang", 3), secrets.token_hex(16))
+    async with shown.open():
+        await sign_in(tab, shown)
+        await tab.wait_for("!document.getElementById('stop').hidden")
+        headers = "{method: 'POST', body: '{}', headers: {'Content-Type': 'application/json'}}"
+        if await tab.tell(f"fetch('/stop', {headers}).then((answer) => answer.status)") != 401:
+            wrong.append("the cookie alone stops the run")
+        for token, word, answer in (
+            (shown.token, "halt", "Type the word stop"),
+            ("wrong", "stop", "that is not the token"),
+            (shown.token, "stop", "is being stopped"),
+        ):
+            await tab.tell("document.getElementById('stop').click()")
+            await tab.tell(f"document.getElementById('stop-token').value = {token!r}")
+            await tab.tell(f"document.getElementById('stop-word').value = {word!r}")
+            await tab.tell("document.getElementById('stop-send').click()")
+            there = f"document.getElementById('stop-answer').textContent.includes({answer!r})"
+            await tab.wait_for(there)
+            await tab.tell("document.getElementById('stop-dialog').close()")
+        if shown.stops != 1:
+            wrong.append(f"it was stopped {shown.stops} times")
+    tab.complaints.clear()  # the browser logs each 401
+    return wrong
+
+
+async def visit_gone(tab: Tab) -> list[str]:
+    """The page says that the head does not answer, keeps its place, and searches the log."""
+    wrong = []
+    shown = Shown(made_run("ok", 3), secrets.token_hex(16))
+    async with shown.open() as runner:
+        await sign_in(tab, shown)
+        await tab.wait_for("document.getElementById('lines').textContent.includes('step:212')")
+        search = "document.getElementById('log-search')"
+        typed = f"{search}.dispatchEvent(new Event('input'))"
+        await tab.tell(f"{search}.value = 'step:21[12]'; {typed}")
+        lines = await tab.tell("document.getElementById('lines').textContent")
+        if [line.split(" - ")[0][-8:] for line in lines.split("\n")] != ["step:211", "step:212"]:
+            wrong.append(f"the search shows {lines[:200]}")
+        await tab.tell("document.getElementById('log-earlier').click()")
+        await tab.tell(f"{search}.value = '('; {typed}")
+        say = "document.getElementById('log-say').textContent"
+        await tab.wait_for(f"{say}.includes('not a regular expression')")
+        await tab.wait_for("document.getElementById('log-earlier').hidden")
+        await runner.cleanup()
+        await tab.wait_for("!document.getElementById('gone').hidden")
+    tab.complaints.clear()  # the browser logs requests that nobody answers
+    return wrong

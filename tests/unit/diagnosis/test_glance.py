@@ -141,7 +141,7 @@ def test_a_disk_that_is_full_soon_is_named_early_and_counts_late() -> None:
     found = glance_of(run.status)
     assert (found.state, found.sentence) == (
         "look",
-        "Training; disk /workspace is full on pod0 in 60 min.",
+        "Training; disk /workspace will be full on pod0 in 60 min.",
     )
 
 
@@ -151,7 +151,8 @@ def test_what_differs_is_worst_first_and_bounded() -> None:
     assert [row.state for row in found.exceptions] == ["lost", "silent", "slow", "full soon"]
     slow = found.exceptions[2]
     assert (slow.name, slow.figure) == ("pod170", "14 %")
-    assert slow.detail.endswith("345 MHz; 84 °C")
+    assert slow.detail.endswith("(limited by temperature); 84 °C")
+    assert found.exceptions[1].detail == "does not report; it was following the head"
     run = made_run("boot", 256)
     for node in run.status["nodes"]:
         node["state"] = "booting"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -23,6 +24,7 @@ def test_what_series_has() -> None:
             "eval_loss": {"steps": [2], "values": [3.0]},
             "other": {"steps": [1, 2], "values": [1.0, 2.0]},
         },
+        "meanings": {"reward": "reward", "validation": "eval_loss"},
         "attempts": [{"number": 1, "first": 1, "after": None}],
         "of": 9,
     }
@@ -32,6 +34,19 @@ def test_what_series_has() -> None:
     assert series.to_dict(2)["keys"] == {}
     assert series.last("reward", 1) == [(2, 0.6)]
     assert series.last("kl", 1) == []
+
+
+def test_a_few_points_of_what_has_a_meaning_are_for_all() -> None:
+    """Under our own names: those of the job are text of its output."""
+    series = Series()
+    for step in range(1000):
+        series.add(1, step, {"critic/rewards/mean": step / 10, "said by a model": 1.0}, 1000)
+    curves: dict[str, Any] = series.curves()
+    assert curves["meanings"] == {"reward": "reward"}
+    assert [*curves["keys"]] == ["reward"]
+    points = curves["keys"]["reward"]
+    assert (len(points["steps"]), points["steps"][0], points["steps"][-1]) == (201, 0, 999)
+    assert points["values"][-1] == 99.9
 
 
 def test_another_attempt_replaces_the_steps_that_it_makes_again() -> None:

@@ -16,7 +16,7 @@ from agent.cli.http_request import ask
 from agent.cli.running_head import status_at
 from agent.decisions.head.head_state import WorkerReported
 from agent.port import access as control_access
-from agent.port import server as control_server
+from agent.port import page_files
 from agent.port.access import COOKIE, MOST_GUESSES, PortAccess, host_names, refusal_of
 from support.agent_ports import BEARER, JSON, REPORT, SECONDS, STATUS, Port, served_port
 from support.worlds import SECRET, settings_of
@@ -319,20 +319,20 @@ def test_every_answer_is_hardened(bare: Port, guarded: Port, path: str) -> None:
         assert "require-trusted-types-for 'script'" in policy
 
 
-@pytest.mark.parametrize("path", ["/page.js", "/page.css", "/page.svg"])
+@pytest.mark.parametrize("path", ["/page.js", "/page.css", "/keep.svg"])
 def test_the_page_s_own_files(bare: Port, guarded: Port, path: str) -> None:
     """They are open, since the form needs them, and have their content types."""
     for port in (bare, guarded):
         answer = port.ask("GET", path)
-        assert (answer.status, answer.body) == (200, control_server.asset(path))
-        assert answer.headers.get_content_type() == control_server.ASSETS[path]
+        assert (answer.status, answer.body) == (200, page_files.asset(path))
+        assert answer.headers.get_content_type() == page_files.ASSETS[path]
     assert bare.ask("GET", path, {"Origin": "https://evil.example"}).status == 403
 
 
-def test_the_page_reads_what_it_may(bare: Port, guarded: Port) -> None:
-    """A worker has no event stream: its page polls the status."""
+def test_the_page_is_served(bare: Port, guarded: Port) -> None:
+    """The same one to all who may read the status."""
     for port, headers in ((bare, {}), (guarded, BEARER)):
-        assert port.ask("GET", "/", headers).body == control_server.status_page(streams=False)
+        assert port.ask("GET", "/", headers).body == page_files.asset("/page.html")
 
 
 def test_metrics_are_served_as_prometheus_has_them(bare: Port) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from agent.port import access as control_access
 from agent.port.access import MOST_GUESSES, UNGUARDED_PATHS, Guesses
-from agent.port.server import ASSETS
+from agent.port.page_files import ASSETS
 from support.event_stream import BY_KEY, BY_TOKEN, StreamedHead, streamed_head
 from support.served import SECONDS
 from support.worlds import SECRET

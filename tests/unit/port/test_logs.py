@@ -128,12 +128,16 @@ def test_logs_need_a_head_and_a_key(tmp_path: Path) -> None:
 # --- a log that is followed ---------------------------------------------------------------------
 
 
-async def _first_life(_node: str, _name: str, after: int | None) -> LogPart | str:
+async def _first_life(
+    _node: str, _name: str, after: int | None, _before: int | None = None
+) -> LogPart | str:
     await anyio.sleep(0.1 if after else 0.0)
     return LogPart("" if after else "one\n", 4)
 
 
-async def _second_life(_node: str, _name: str, after: int | None) -> LogPart | str:
+async def _second_life(
+    _node: str, _name: str, after: int | None, _before: int | None = None
+) -> LogPart | str:
     return LogPart("two\n" if after == 4 else "", 8, is_over=True)
 
 
@@ -230,9 +234,11 @@ class Asked:
         self.status = RunStatus(self.run, keeper, lambda: self.state)
         self.job = self.run.folder.file("job.log")
 
-    def part(self, node: str, name: str, after: int | None = None) -> LogPart | str:
+    def part(
+        self, node: str, name: str, after: int | None = None, before: int | None = None
+    ) -> LogPart | str:
         """Request a part."""
-        return anyio.run(self.status.read_log, self.reports, node, name, after)
+        return anyio.run(self.status.read_log, self.reports, node, name, after, before)
 
 
 @pytest.fixture
@@ -264,6 +270,20 @@ def test_of_a_long_log_the_end_is_read(asked: Asked) -> None:
     assert part.text.startswith("line ")
     assert part.text.endswith("line 59999\n")
     assert part.next == asked.job.stat().st_size
+
+
+def test_what_is_before_the_end_is_read_backwards(asked: Asked) -> None:
+    """Parts of whole lines, until the first line of the log; a secret at a cut is masked."""
+    lines = [f"line {number} {SECRET}\n" for number in range(30_000)]
+    asked.job.write_text("".join(lines))
+    part = asked.part("head", "job")
+    assert isinstance(part, LogPart)
+    text = part.text
+    while part.start is not None:
+        part = asked.part("head", "job", before=part.start)
+        assert isinstance(part, LogPart)
+        text = part.text + text
+    assert text == "".join(lines).replace(SECRET, MASK)
 
 
 def test_a_truncated_log_is_read_from_its_start(asked: Asked) -> None:

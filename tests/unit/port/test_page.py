@@ -2,22 +2,46 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 import pytest
+from jsonschema import Draft202012Validator  # type: ignore[import-untyped]  # it has no types
 
 from agent.decisions.head import head_state as h
 from agent.decisions.shared import ServiceGone, ServiceReady, ServiceWaits
+from agent.decisions.stall import Stalled
+from agent.plan import waits as planned
 from agent.port import server
+from agent.port.page_files import ASSETS, SCRIPTS, asset
+from agent.port.page_status import page_status
+from agent.run.head_server import judged
 from support.fake_runs import status_of
 from support.head_status import EVIL, SERVED, status_after
-from support.heads import REWARD, TERM, History, Trace, goal, job
+from support.heads import REWARD, TERM, History, Trace, goal, job, nodes
 from support.worlds import SECRET, plan_of
-from tools.http.description import NODE, SERVICE, VERDICT, WAIT
+from tools.http.description import (
+    ATTEMPT,
+    BRIEF,
+    CHECKPOINT,
+    GLANCE,
+    GPUS,
+    JOB,
+    OUTAGE,
+    PROGRESS,
+    SERVICE,
+    STALL,
+    VERDICT,
+    WAIT,
+    WORKER,
+)
+from tools.page.rules import color_complaints
 from tools.page.runs import status as run_of
+from tools.page.situations import made_run
 
-DOM = {"append", "children", "className", "hidden", "setAttribute", "tagName", "textContent"}
-"""The attributes of the script's elements that belong to the page, not to the cluster."""
+SCRIPT = "\n".join(asset(path).decode() for path in SCRIPTS)
+ARRAY = {"filter", "find", "forEach", "join", "length", "map", "push", "reduce", "slice"}
+"""What belongs to arrays, not to the cluster."""
 
 
 def test_the_status_has_all_of_it() -> None:
@@ -88,82 +112,99 @@ def test_the_status_counts_outages() -> None:
     assert (reward["outage_seconds"], reward["outage_since"]) == (2.5, 8.0)
 
 
-def test_the_page_is_the_same_for_every_run() -> None:
-    """It contains no data of a run: all texts arrive as JSON, and never as markup."""
-    assert server.status_page(streams=False) == server.asset("page.html")
-    changed = server.status_page(streams=True).replace(b'"events"', b'"status"')
-    assert changed == server.asset("page.html")
-
-
 @pytest.mark.parametrize("name", ["page.html", "login.html"])
 def test_markup_holds_no_program_and_loads_only_what_is_ours(name: str) -> None:
     """The content policy requires it: scripts and styles are separate files."""
-    text = server.asset(name).decode()
+    text = asset(name).decode()
     assert not re.search(r"<style|style=|<script(?![^>]* src=)|\son\w+=|javascript:", text)
     loaded = re.findall(r'(?:src|href)="([^"]*)"', text)
-    assert set(loaded) <= server.ASSETS.keys()
+    assert set(loaded) <= ASSETS.keys()
     assert 'lang="en"' in text
     assert 'name="viewport"' in text
 
 
+def test_the_page_loads_all_scripts_in_their_order() -> None:
+    """A file of the page that is not loaded would be dead; the last one begins."""
+    assert tuple(re.findall(r'<script src="([^"]*)"', asset("page.html").decode())) == SCRIPTS
+    names = re.findall(r"^(?:async )?function (\w+)|^(?:const|let) (\w+)", SCRIPT, re.MULTILINE)
+    defined = [one or other for one, other in names]
+    assert len(defined) == len(set(defined))
+
+
 def test_the_script_makes_no_markup() -> None:
     """It writes text nodes only, requests only our URLs, and finds its elements on the page."""
-    script, text = server.asset("page.js").decode(), server.asset("page.html").decode()
-    assert not re.search(r"innerHTML|outerHTML|insertAdjacent|document\.write|\beval\b", script)
-    assert re.findall(r"https?://[^\"]+", script) == ["http://www.w3.org/2000/svg"]
-    asked = re.findall(r'(?:fetch|EventSource)\("([^"]+)"', script)
-    assert asked == ["/status", "/events"]
-    ids = set(re.findall(r'\bat\("([^"]+)"\)', script))
-    assert ids <= set(re.findall(r'\bid="([^"]+)"', text))
+    assert not re.search(r"innerHTML|outerHTML|insertAdjacent|document\.write|\beval\(", SCRIPT)
+    assert not re.findall(r"https?://[^\"]+", SCRIPT)
+    asked = re.findall(r"(?:fetch|read)\([\"`](/\w+)", SCRIPT)
+    assert set(asked) == {"/status", "/stop", "/logs"}
+    assert '"/series"' in SCRIPT
+    ids = set(re.findall(r'\bat\("([^"]+)"\)', SCRIPT)) - {"data"}
+    assert ids <= set(re.findall(r'\bid="([^"]+)"', asset("page.html").decode()))
 
 
-def test_what_the_script_reads_is_there() -> None:
-    """Every key of the status that it reads exists, from a head or in RunStatus."""
-    script = server.asset("page.js").decode()
-    found = status_after(SERVED)
-    more = {"attempts", "curve", "warnings", "job_tail", "prepare_lines", "metrics"}
-    shown = run_of(3)  # what scripts/page looks at
-    assert shown.keys() == found.keys() | more
-    assert shown["nodes"][0].keys() == found["nodes"][0].keys()
-    assert shown["services"][0].keys() == found["services"][0].keys()
-    assert set(re.findall(r"\bstatus\.(\w+)", script)) <= found.keys() | more
-    assert set(re.findall(r"\bnode\.(\w+)", script)) - DOM <= found["nodes"][0].keys()
-    assert set(re.findall(r"\bstep\.(\w+)", script)) <= shown["nodes"][0]["steps"][0].keys()
-    (service,) = found["services"]
-    assert set(re.findall(r"\bservice\.(\w+)", script)) <= service.keys()
-
-
-# whose keys the variables of each function of the script are
 READS = {
-    "drawWaits": ("wait", WAIT),
-    "drawVerdict": ("verdict", VERDICT),
-    "drawServices": ("one", SERVICE),
-    "drawNodes": ("node", NODE),
+    "status": {**BRIEF["properties"], **WORKER["properties"]},
+    "known": {**BRIEF["properties"], **WORKER["properties"]},
+    "progress": PROGRESS["properties"],
+    "service": SERVICE["properties"],
+    "attempt": ATTEMPT["properties"],
+    "outage": OUTAGE["properties"],
+    "gpus": {**GPUS["properties"], "length": {}},
+    "saved": CHECKPOINT["properties"],
+    "wait": WAIT["properties"],
+    "job": JOB["properties"],
+    "verdict": VERDICT["properties"],
+    "glance": GLANCE["properties"],
+    "stall": STALL["properties"],
 }
+"""By the name of a variable in the scripts: the fields of the object that it holds."""
 
 
-@pytest.mark.parametrize("function", READS)
-def test_a_cell_reads_a_key_that_is_there(function: str) -> None:
-    """A wrong name would make an empty cell."""
-    script = server.asset("page.js").decode()
-    (body,) = re.findall(rf"\n  function {function}\(.*?\n  }}\n", script, re.DOTALL)
-    variable, schema = READS[function]
-    names = set(re.findall(rf"\b{variable}\.(\w+)", body))
+@pytest.mark.parametrize("variable", READS)
+def test_what_the_scripts_read_is_there(variable: str) -> None:
+    """A wrong name would make an empty place on the page."""
+    names = set(re.findall(rf"\b{variable}\.(\w+)", SCRIPT))
     assert names
-    assert names - DOM <= schema["properties"].keys()
+    assert names <= READS[variable].keys() | ARRAY
 
 
-def test_every_column_of_nodes_has_its_header() -> None:
-    """The table of the nodes has as many headers as cells."""
-    script, markup = server.asset("page.js").decode(), server.asset("page.html").decode()
-    (body,) = re.findall(r"\n  function drawNodes\(.*?\n  }\n", script, re.DOTALL)
-    (cells,) = re.findall(r"return \[\n(.*?)\n      \];", body, re.DOTALL)
-    headers = re.findall(r'<th scope="col">', markup.partition('id="timeline"')[2])
-    depth = commas = 0
-    for character in cells:
-        depth += (character in "([{") - (character in ")]}")
-        commas += character == "," and depth == 0
-    assert commas == len(headers)
+def test_made_runs_are_as_a_head_makes_them() -> None:
+    """What scripts/page looks at has the fields of a head's status, and no others."""
+    found = status_after(SERVED)
+    for run in (made_run("ok", 3).status, run_of(3)):
+        private = {"warnings", "job_tail", "prepare_lines", "metrics"}
+        assert run.keys() - private == found.keys()
+        assert run["nodes"][0].keys() == found["nodes"][0].keys()
+        assert run["services"][0].keys() == found["services"][0].keys()
+
+
+def test_the_brief_status_is_small_and_fits_its_description() -> None:
+    """At 256 nodes it is a tenth of the whole one; each node is a short row."""
+    run = made_run("lost", 256)
+    full = judged({**run.status, **run.private})
+    brief = page_status(full)
+    Draft202012Validator(BRIEF).validate(json.loads(json.dumps(brief)))
+    del brief["curves"]
+    assert len(json.dumps(brief)) < 25_000 < len(json.dumps(full)) / 10
+    assert len(brief["cells"]) == 256
+    assert brief["cells"][170] == ("pod170", "joined", [14] * 8, True)
+    assert brief["cells"][255] == ("pod255", "lost", brief["cells"][255][2], False)
+    assert (brief["gpus"]["lowest"], brief["gpus"]["lowest_use"]) == ("pod170", 14.0)
+
+
+def test_the_brief_status_of_a_worker_is_its_own() -> None:
+    """A worker's page shows the worker alone."""
+    assert page_status({"role": "worker", "phase": "joining Ray"}) == {
+        "role": "worker",
+        "phase": "joining Ray",
+    }
+
+
+def test_colors_are_told_apart_by_all() -> None:
+    """Fine, slow and lost differ in both schemes, as color-blind people see them."""
+    assert color_complaints(asset("page.css").decode()) == []
+    same = asset("page.css").decode().replace("--warn: #", "--warn: #a3002b; --other: #", 1)
+    assert "light, protanopia: warn and bad differ by 0" in color_complaints(same)
 
 
 def test_the_form_posts_the_token() -> None:
@@ -172,3 +213,47 @@ def test_the_form_posts_the_token() -> None:
     assert b'type="password"' in server.login_page()
     assert b"not the token" in server.login_page("That is not the token.")
     assert b"not the token" not in server.login_page()
+
+
+RUNNING = [(1.0, nodes(2, 3)), (2.0, h.Submitted("run-1")), (3.0, job("RUNNING"))]
+
+
+def test_the_status_has_the_grace_of_a_missing_node() -> None:
+    """From its loss on, until the job is stopped."""
+    plan = plan_of({"AGENT_JOB_RETRIES": "2"})
+    trace = Trace(goal(2, retries=2), ())
+    for at, event in RUNNING:
+        trace.take(event, at)
+    assert status_of(trace.state, plan).status()["loss_seconds_left"] is None
+    trace.take(nodes(2), 5.0)
+    found = status_of(trace.state, plan, now=9.0).status()
+    grace = trace.state.goal.limits[planned.NODE]
+    assert found["loss_seconds_left"] == grace - 4.0
+    assert (found["nodes_expected"], found["attempts_allowed"]) == (3, 3)
+
+
+@pytest.mark.parametrize(
+    ("set_by_user", "retries", "then"),
+    [
+        ({}, 0, "log"),
+        ({"AGENT_JOB_RETRIES": "1"}, 1, "retry"),
+        ({"AGENT_JOB_RETRIES": "1", "AGENT_ON_STALL": "retry"}, 0, "log"),
+        ({"AGENT_ON_STALL": "stop"}, 0, "stop"),
+    ],
+)
+def test_the_status_has_a_stall_and_what_follows(
+    set_by_user: dict[str, str], retries: int, then: str
+) -> None:
+    """For the running attempt; the suspects, text of the job, only for readers with the token."""
+    trace = Trace(goal(2, retries=retries), ())
+    for at, event in RUNNING:
+        trace.take(event, at)
+    status = status_of(trace.state, plan_of(set_by_user))
+    assert status.status()["stall"] is None
+    status.stalled = Stalled(1, "no step for 12 min since step 41", "rank 3 is in f")
+    found = {"what": "no step for 12 min since step 41", "then": then, "suspects": ""}
+    assert status.status()["stall"] == found
+    private = {**found, "suspects": "rank 3 is in f"}
+    assert status.private_details()["stall"] == private
+    status.stalled = Stalled(2, "no step of another attempt")
+    assert status.status()["stall"] is None

@@ -11,6 +11,7 @@ import pytest
 from agent.processes.output import OutputCopies, PreambleFilter, RecentOutput
 from agent.processes.process import Child
 from agent.record.job_lines import JobLines
+from support.job_series import rewards
 
 FULL = Path("/dev/full")
 
@@ -34,7 +35,7 @@ def test_an_output_whose_disk_is_full(capfd: pytest.CaptureFixture[str]) -> None
     output.finish(20.0)
     text = "".join(f"step {n}/3 mean reward 0.5\n" for n in (1, 2, 3))
     assert capfd.readouterr().out == recent.end(1000).decode() == text
-    assert lines.curve() == {"steps": 3, "points": [[n, 0.5] for n in (1, 2, 3)]}
+    assert rewards(lines) == (3, [(n, 0.5) for n in (1, 2, 3)])
 
 
 def test_a_slow_reader_gets_the_end(capfd: pytest.CaptureFixture[str]) -> None:

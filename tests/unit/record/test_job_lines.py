@@ -12,10 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.diagnosis.errors.prefixes import read_line
+from agent.job.series import FEW_POINTS
 from agent.processes.output import OutputCopies, PreambleFilter
 from agent.record import job_lines
-from agent.record.job_lines import MOST_LINES, MOST_POINTS, JobLines
+from agent.record.job_lines import MOST_LINES, JobLines
 from agent.settings.redact import MASK, Redactor
+from support.job_series import rewards
 from support.worlds import SECRET
 
 if TYPE_CHECKING:
@@ -53,7 +55,7 @@ def test_a_failure_in_a_line_does_not_end_the_reader(
             file.write(b"torch.OutOfMemoryError: CUDA out of memory. poison\n")
             file.write(b"step %d/2 mean reward 0.5\n" % step)
     output.finish(20)
-    assert lines.curve() == {"steps": 2, "points": [[1, 0.5], [2, 0.5]]}
+    assert rewards(lines) == (2, [(1, 0.5), (2, 0.5)])
     assert len([line for line in said if "ValueError: a defect" in line]) == 1
 
 
@@ -63,7 +65,7 @@ def test_what_another_attempt_does_again_counts_anew() -> None:
     lines = fed(*first)
     lines.begin_attempt(2)
     lines.write(b"step 2/9 mean reward 0.5\n", lambda _pause: False)
-    assert lines.curve() == {"steps": 9, "points": [[1, 0.1], [2, 0.5]]}
+    assert rewards(lines) == (9, [(1, 0.1), (2, 0.5)])
 
 
 @given(st.lists(st.integers(0, 200), max_size=6))
@@ -73,7 +75,7 @@ def test_pieces_do_not_matter(cuts: list[int]) -> None:
     edges = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
     lines = fed(*(text[a:b] for a, b in itertools.pairwise(edges)))
     lines.close()
-    assert lines.curve() == {"steps": 2, "points": [[1, 0.5], [2, 1.0]]}
+    assert rewards(lines) == (2, [(1, 0.5), (2, 1.0)])
     assert lines.tail()[-1] == "end"
     assert lines.tail()[0] == "busy 20 %"
 
@@ -98,9 +100,8 @@ def test_output_without_an_end_stays_small() -> None:
     endless = fed(*[b"x" * 60_000] * 50)
     assert sum(map(len, endless.tail())) < 100_000
     many = fed(*(b"step %d/9999999 mean reward 0.5\n" % step for step in range(5000)))
-    curve = many.curve()["points"]
-    assert isinstance(curve, list)
-    assert len(curve) <= MOST_POINTS
+    _, curve = rewards(many)
+    assert len(curve) <= FEW_POINTS + 1
     assert (curve[0][0], curve[-1][0]) == (0, 4999)
     assert len(many.tail()) == MOST_LINES
 
@@ -199,7 +200,7 @@ def test_any_bytes_are_read(pieces: list[bytes]) -> None:
     lines = fed(*pieces)
     lines.close()
     assert not lines._has_failed  # noqa: SLF001 - such a bug is only logged
-    json.dumps([lines.series(), lines.newest(), lines.curve(), lines.tail()], allow_nan=False)
+    json.dumps([lines.series(), lines.newest(), lines.curves(), lines.tail()], allow_nan=False)
     assert all(len(line) <= 4_000 for line in lines.tail())
 
 

@@ -1,0 +1,119 @@
+"use strict";
+// The log: any node's, searched by an expression, followed; parts are loaded as they are asked for.
+
+const MOST_LINES = 1500;  // lines that are shown, the newest
+const LOG_POLL = 2000;
+const LOG_POLL_WORKER = 10_000;  // a worker sends its last lines by order of the head
+let log = { text: "", next: null, start: null, source: "" };
+let logTimer = 0;
+
+function setUpLog(status) {
+  at("log-node").value = status.name || "head";
+  at("log-name").addEventListener("change", openLog);
+  at("log-node").addEventListener("change", openLog);
+  at("log-search").addEventListener("input", drawLog);
+  at("log-follow").addEventListener("change", () => { if (at("log-follow").checked) readLog(); });
+  at("log-earlier").addEventListener("click", readEarlier);
+  offerLogs(status);
+  if (!status.job || status.phase === "booting") at("log-name").value = "agent";
+  openLog();
+}
+
+// The logs that a node has: those of the head by its services; others by the same names.
+function offerLogs(status) {
+  const services = (status.services || []).map(({ name }) => name.replace(/ .*$/, ""));
+  const names = [...new Set(["job", "agent", "ray", ...services, ...(status.prepare || []).map(({ name }) => name)])];
+  const select = at("log-name");
+  const chosen = select.value;
+  each(select, names, (parent) => made("option", parent), (option, name) => {
+    option.value = name;
+    setText(option, name);
+  });
+  if (names.includes(chosen)) select.value = chosen;
+}
+
+function showLogOf(node) {
+  at("log-node").value = node;
+  openLog();
+  at("log").scrollIntoView({ block: "nearest" });
+}
+
+function openLog() {
+  clearTimeout(logTimer);
+  const source = `${encodeURIComponent(at("log-node").value.trim() || "head")}/${encodeURIComponent(at("log-name").value)}`;
+  log = { text: "", next: null, start: null, source };
+  readLog();
+}
+
+async function readLog() {
+  clearTimeout(logTimer);
+  const { source } = log;
+  const query = log.next === null ? "" : `?after=${log.next}`;
+  const part = await fetchLog(source, query);
+  if (source !== log.source) return;  // another one was chosen meanwhile
+  if (part) {
+    const isWhole = part.next === null;  // the last lines of a worker's
+    log.text = isWhole || log.next === null ? part.text : log.text + part.text;
+    if (log.next === null) log.start = part.start;
+    log.next = part.next;
+    drawLog();
+  }
+  if (!at("log-follow").checked || (part && part.over) || isReport()) return;
+  const pause = part && part.next === null ? LOG_POLL_WORKER : LOG_POLL;
+  logTimer = setTimeout(readLog, document.hidden ? 5 * pause : pause);
+}
+
+async function readEarlier() {
+  const { source, start } = log;
+  if (!start) return;
+  const part = await fetchLog(source, `?before=${start}`);
+  if (!part || source !== log.source) return;
+  log.text = part.text + log.text;
+  log.start = part.start;
+  drawLog();
+}
+
+// A part of a log; null, with the reason on the page, where there is none.
+async function fetchLog(source, query) {
+  if (isReport()) return reportLog(source);
+  try {
+    const answer = await fetch(`/logs/${source}${query}`, { cache: "no-store" });
+    const said = await answer.json();
+    if (answer.ok) return said;
+    const why = answer.status === 401
+      ? "Logs are shown with RAY_AUTH_TOKEN only. On the head's node: pod-agent logs" : said.error;
+    setText(at("log-say"), why);
+  } catch (error) {
+    if (!(error instanceof TypeError)) throw error;  // what fetch raises where nobody answers
+    setText(at("log-say"), "The head does not answer.");
+  }
+  setText(at("lines"), "");
+  return null;
+}
+
+function drawLog() {
+  const pre = at("lines");
+  const atEnd = pre.scrollTop + pre.clientHeight >= pre.scrollHeight - 8;
+  const all = log.text.split("\n");
+  if (lastOf(all) === "") all.pop();
+  let found = all;
+  let words = `${all.length.toLocaleString("en")} ${all.length === 1 ? "line" : "lines"}`;
+  const wanted = at("log-search").value;
+  at("log-search").setCustomValidity("");
+  if (wanted) {
+    try {
+      const pattern = new RegExp(wanted, "i");
+      found = all.filter((text) => pattern.test(text));
+      words = `${found.length.toLocaleString("en")} of ${words} match`;
+    } catch (error) {
+      if (!(error instanceof SyntaxError)) throw error;
+      at("log-search").setCustomValidity("This is no regular expression.");
+      words = `not a regular expression: ${error.message.replace(/^.*: /, "")}`;
+    }
+  }
+  const hasEarlier = Boolean(log.start);
+  show(at("log-earlier"), hasEarlier);
+  setText(at("log-say"), `${words}${hasEarlier ? `; ${Math.ceil(log.start / 1024).toLocaleString("en")} KiB before them` : ""}`);
+  setText(pre, found.slice(-MOST_LINES).join("\n"));
+  if (atEnd || at("log-follow").checked) pre.scrollTop = pre.scrollHeight;
+}

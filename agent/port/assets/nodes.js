@@ -1,0 +1,185 @@
+"use strict";
+// The nodes: a cell for each with a bar for each GPU, and a table of those that differ.
+
+const LABELLED = 16;  // up to so many nodes have their names under their cells
+const MOST_ROWS = 10;
+const GONE = new Set(["lost", "silent"]);
+const ROW_KINDS = {
+  lost: "bad", silent: "bad", fault: "bad", failed: "bad", down: "bad",
+  slow: "warn", "full soon": "warn", booting: "warn", left: "quiet",
+};
+const ROW_SIGNS = { bad: "✕", warn: "▲", quiet: "–" };
+let cells = [];       // the nodes as they are drawn, the head first
+let chosenCell = null;
+
+function drawNodes(status) {
+  const section = at("nodes");
+  show(section, status.role === "head");
+  if (status.role !== "head") return;
+  cells = status.cells || [];
+  const rows = status.glance.exceptions;
+  setText(at("nodes-sum"), nodesSum(status, cells));
+  drawExceptions(status, rows);
+  drawGrid(rows);
+}
+
+function nodesSum(status, all) {
+  const counts = {};
+  for (const [, state] of all) counts[state] = (counts[state] || 0) + 1;
+  const joined = counts.joined || 0;
+  const gpus = all.reduce((sum, [, , uses]) => sum + uses.length, 0);
+  const others = Object.entries(counts).filter(([state]) => state !== "joined").map(([state, count]) => `${count} ${state}`);
+  const slow = all.filter(([, , , isSlow]) => isSlow).length;
+  if (slow) others.push(`${slow} slow`);
+  const size = `${status.nodes_expected} ${status.nodes_expected === 1 ? "node" : "nodes"}${gpus ? `, ${gpus} GPUs` : ""}`;
+  return `${size}: ${[`${joined} joined`, ...others].join(", ")}.`;
+}
+
+// The services that are no exceptions.
+function serviceRows(status, named) {
+  const found = [];
+  for (const service of status.services || []) {
+    if (named.has(service.name)) continue;
+    const detail = [
+      service.restarts ? `restarts: ${service.restarts}` : "",
+      service.outages ? `outages: ${service.outages}, ${durationText(service.outage_seconds)} in all` : "",
+      service.detail,
+    ].filter(Boolean).join("; ");
+    const figure = service.latency ? `${Math.round(1000 * service.latency.last)} ms` : "";
+    found.push({ name: service.name, state: service.state, figure, detail, kind: service.state === "ready" ? "good" : "warn" });
+  }
+  return found;
+}
+
+// The exceptions first, then services; nodes that are booting are many, and come last.
+function drawExceptions(status, rows) {
+  const all = rows.map((row) => ({ ...row, kind: ROW_KINDS[row.state] || "quiet" }));
+  const isBooting = (row) => row.state === "booting";
+  const services = serviceRows(status, new Set(rows.map((row) => row.name)));
+  const ordered = [...all.filter((row) => !isBooting(row)), ...services, ...all.filter(isBooting)];
+  const shown = ordered.slice(0, MOST_ROWS);
+  const more = status.glance.more_exceptions + ordered.length - shown.length;
+  const body = at("differ").tBodies[0];
+  show(at("differ"), shown.length > 0);
+  each(body, shown, (parent) => {
+    const row = made("tr", parent);
+    made("th", row).scope = "row";
+    for (let cell = 0; cell < 3; cell += 1) made("td", row);
+  }, (row, { name, state, figure, detail, kind }) => {
+    setText(row.children[0], name);
+    setText(row.children[1], `${ROW_SIGNS[kind] || "●"} ${state}`);
+    setClass(row.children[1], kind);
+    setText(row.children[2], figure);
+    setText(row.children[3], detail);
+  });
+  setText(at("more-differ"), more ? `and ${more} more` : "");
+  show(at("more-differ"), more > 0);
+}
+
+// --- the grid -----------------------------------------------------------------------------------
+
+function gridOf(width) {
+  const count = cells.length;
+  const isLabelled = count <= LABELLED;
+  let columns = width > 350 ? 32 : 16;
+  if (isLabelled) columns = Math.min(count, width > 320 ? 4 : 2);
+  else if (count <= 64) columns = width > 350 ? 16 : 8;
+  const wide = width / columns;
+  const high = isLabelled ? 66 : Math.max(26, Math.min(34, wide * 1.4));
+  return { columns, isLabelled, wide, high, rows: Math.ceil(count / columns) };
+}
+
+function drawGrid() {
+  const canvas = at("grid");
+  show(canvas.parentElement, cells.length > 0);
+  if (!cells.length) return;
+  const layout = gridOf(canvas.parentElement.clientWidth);
+  const { area } = fitCanvas(canvas, layout.rows * layout.high);
+  area.font = "11px system-ui, sans-serif";
+  area.textBaseline = "bottom";
+  cells.forEach((cell, index) => drawCell(area, layout, cell, index));
+  canvas.setAttribute("aria-label", `${at("nodes-sum").textContent} Nodes that differ are in the table.`);
+}
+
+function drawCell(area, layout, [name, state, uses, isSlow], index) {
+  const x = (index % layout.columns) * layout.wide;
+  const y = Math.floor(index / layout.columns) * layout.high;
+  const wide = layout.wide - (layout.isLabelled ? 8 : 2);
+  const high = layout.high - (layout.isLabelled ? 20 : 3);
+  area.fillStyle = colorOf("--empty");
+  area.fillRect(x, y, wide, high);
+
+  // A bar for each GPU, ✕ for a node that is gone, a frame for a slow one.
+  if (GONE.has(state)) cross(area, x, y, wide, high);
+  else {
+    area.fillStyle = colorOf(isSlow ? "--warn" : "--blue");
+    uses.forEach((use, gpu) => {
+      const bar = wide / uses.length;
+      const tall = (high * Math.max(0, Math.min(100, use === null ? 0 : use))) / 100;
+      area.fillRect(x + gpu * bar + 0.4, y + high - tall, Math.max(1, bar - 0.8), tall);
+    });
+    if (isSlow) frame(area, x, y, wide, high, colorOf("--warn"));
+    else if (state === "booting") dashes(area, x, y, wide, high);
+  }
+  if (index === chosenCell) frame(area, x, y, wide, high, colorOf("--ink"));
+  if (!layout.isLabelled) return;
+  area.fillStyle = colorOf("--quiet");
+  const known = uses.filter((use) => use !== null);
+  const use = known.length ? `${Math.round(known.reduce((a, b) => a + b, 0) / known.length)} %` : "";
+  const words = state === "joined" ? `${use}${isSlow ? " slow" : ""}` : state;
+  area.fillText(`${name}  ${words}`, x, y + high + 17, wide);
+}
+
+function cross(area, x, y, wide, high) {
+  frame(area, x, y, wide, high, colorOf("--bad"));
+  line(area, x + 2, y + 2, x + wide - 2, y + high - 2, colorOf("--bad"), 2);
+  line(area, x + wide - 2, y + 2, x + 2, y + high - 2, colorOf("--bad"), 2);
+}
+
+function frame(area, x, y, wide, high, color) {
+  area.strokeStyle = color;
+  area.lineWidth = 2;
+  area.strokeRect(x + 1, y + 1, wide - 2, high - 2);
+}
+
+function dashes(area, x, y, wide, high) {
+  area.setLineDash([3, 3]);
+  frame(area, x, y, wide, high, colorOf("--quiet"));
+  area.setLineDash([]);
+}
+
+// --- one node by pointer or key -------------------------------------------------------------------
+
+function setUpNodes() {
+  const canvas = at("grid");
+  const choose = (index) => {
+    chosenCell = index;
+    drawGrid();
+    setText(at("cell-text"), index === null ? at("cell-text").dataset.key : cellText(cells[index]));
+  };
+  at("cell-text").dataset.key = at("cell-text").textContent;
+  canvas.addEventListener("pointermove", (event) => {
+    const layout = gridOf(canvas.parentElement.clientWidth);
+    const place = canvas.getBoundingClientRect();
+    const column = Math.floor((event.clientX - place.left) / layout.wide);
+    const index = Math.floor((event.clientY - place.top) / layout.high) * layout.columns + column;
+    choose(column < layout.columns && index >= 0 && index < cells.length ? index : null);
+  });
+  canvas.addEventListener("pointerleave", () => choose(null));
+  canvas.addEventListener("keydown", (event) => {
+    const { columns } = gridOf(canvas.parentElement.clientWidth);
+    const moves = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -columns, ArrowDown: columns, Home: -Infinity, End: Infinity };
+    if (event.key === "Escape") choose(null);
+    if (event.key === "Enter" && chosenCell !== null) showLogOf(cells[chosenCell][0]);
+    if (!(event.key in moves)) return;
+    event.preventDefault();
+    choose(Math.max(0, Math.min(cells.length - 1, (chosenCell === null ? 0 : chosenCell + moves[event.key]))));
+  });
+  canvas.addEventListener("click", () => { if (chosenCell !== null) showLogOf(cells[chosenCell][0]); });
+}
+
+function cellText([name, state, uses, isSlow]) {
+  const known = uses.filter((use) => use !== null);
+  const gpus = known.length ? `, GPUs ${known.join(", ")} %` : "";
+  return `${name}: ${state}${isSlow ? ", slow" : ""}${gpus}`;
+}

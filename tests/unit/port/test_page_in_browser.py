@@ -1,0 +1,51 @@
+"""The page in a real browser, where one is installed; scripts/page visits many more runs."""
+
+from __future__ import annotations
+
+import shutil
+from functools import partial
+from typing import TYPE_CHECKING
+
+import anyio
+import pytest
+
+from tools.page.chromium import NAMES, a_tab
+from tools.page.visit import Look, visit_gone, visit_report, visit_situation, visit_stop
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+    from pathlib import Path
+
+    from tools.page.chromium import Tab
+
+pytestmark = pytest.mark.skipif(not any(map(shutil.which, NAMES)), reason="needs a Chromium")
+LOOKS = (Look(390, dark=True), Look(1920, dark=False))
+
+
+def visited(visit: Callable[[Tab], Awaitable[list[str]]]) -> list[str]:
+    """Return the complaints of a visit."""
+
+    async def visit_once() -> list[str]:
+        async with a_tab() as tab:
+            return await visit(tab)
+
+    return anyio.run(visit_once)
+
+
+@pytest.mark.parametrize(("situation", "nodes"), [("hang", 3), ("lost", 256)])
+def test_a_run_is_shown(situation: str, nodes: int, tmp_path: Path) -> None:
+    """With its judgment, without complaints of the browser, and within all limits."""
+    what = partial(visit_situation, situation=situation, nodes=nodes, looks=LOOKS)
+    assert visited(partial(what, folder=tmp_path, axe=None)) == []
+
+
+def test_a_report_opens_from_its_file(tmp_path: Path) -> None:
+    """Under its own policy, without a server."""
+    what = partial(visit_report, situation="failed", nodes=16, looks=LOOKS)
+    assert visited(partial(what, folder=tmp_path, axe=None)) == []
+
+
+@pytest.mark.parametrize("visit", [visit_stop, visit_gone])
+def test_what_is_done_on_the_page(visit: Callable[[Tab], Awaitable[list[str]]]) -> None:
+    """A stop, a search in the log, and a head that leaves."""
+    assert visited(visit) == []

@@ -1,0 +1,72 @@
+"""Which checkpoints of the run appear in its folder."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import anyio
+
+from agent.run.checkpoint_watch import CheckpointWatch
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+class Folder:
+    """A run whose job saves into a folder, and its clock."""
+
+    def __init__(self, path: Path, framework: str = "") -> None:
+        self.path = path
+        self.now = 10.0
+        job = SimpleNamespace(checkpoints=str(path), framework=framework)
+        plan = SimpleNamespace(job=job)
+        run: Any = SimpleNamespace(plan=plan, now=lambda: self.now, utc=lambda at: f"at {at:g}")
+        self.watch = CheckpointWatch(run)
+
+    def look(self) -> None:
+        """Look ten seconds later."""
+        self.now += 10
+        anyio.run(self.watch.look)
+
+
+def test_each_new_checkpoint_is_marked_once(tmp_path: Path) -> None:
+    """One that was there before the run has no time."""
+    folder = Folder(tmp_path)
+    (tmp_path / "global_step_20").mkdir()
+    folder.look()
+    assert folder.watch.to_status() == {"step": 20, "at": None}
+    folder.look()
+    (tmp_path / "global_step_40").mkdir()
+    folder.look()
+    folder.look()
+    assert folder.watch.to_status() == {"step": 40, "at": "at 40"}
+    assert folder.watch.to_series() == [[20, None], [40, "at 40"]]
+
+
+def test_the_first_checkpoint_of_a_run_has_its_time(tmp_path: Path) -> None:
+    """An empty folder at the first look, or none."""
+    folder = Folder(tmp_path / "absent")
+    folder.look()
+    assert folder.watch.to_status() is None
+    (tmp_path / "absent" / "global_step_5").mkdir(parents=True)
+    folder.look()
+    assert folder.watch.to_status() == {"step": 5, "at": "at 30"}
+
+
+def test_what_a_framework_would_not_resume_from_is_none(tmp_path: Path) -> None:
+    """Verl resumes from what its own file names: a checkpoint in the making is not listed."""
+    folder = Folder(tmp_path, "verl")
+    for step in (20, 40):
+        (tmp_path / f"global_step_{step}").mkdir()
+    (tmp_path / "latest_checkpointed_iteration.txt").write_text("20")
+    folder.look()
+    assert folder.watch.to_status() == {"step": 20, "at": None}
+
+
+def test_a_job_without_checkpoints_is_not_looked_at() -> None:
+    """A cluster without a job has none, either."""
+    run: Any = SimpleNamespace(plan=SimpleNamespace(job=None))
+    watch = CheckpointWatch(run)
+    anyio.run(watch.look)
+    assert watch.to_status() is None
