@@ -224,6 +224,15 @@ PRICE_ASKED = 600.0  # RunPod is asked for the pod's price beside the run, for n
 POD_STOPS = 60.0  # The container of a stopped pod is killed within this; then RunPod is asked.
 WORKERS_STOP_FIRST = 30.0  # The head's pod is stopped last, after waiting so long for the workers'.
 
+# --- Messages to AGENT_NOTIFY ---------------------------------------------------------------------
+
+NOTIFY_LOOK = 2.0  # Between two looks at what is worth a message.
+NOTIFY_REQUEST = 10.0  # For one request, whatever the server sends.
+NOTIFY_RETRY_PAUSE = 1.0  # Before a failed one is repeated; it grows.
+LONGEST_NOTIFY_PAUSE = 20.0  # A service that limits its requests accepts one again within this.
+NOTIFY_WITHIN = 300.0  # A message that was not accepted within this is no news any more.
+NOTIFY_GRACE = 2.0  # The end of a run waits so long for its message to be accepted.
+
 # --- HTTP servers (the agent's port, the bundled ones), and verbs that ask the agent --------------
 
 HEADER = 10.0  # From the start of a connection to its first complete request header.

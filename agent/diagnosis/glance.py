@@ -96,20 +96,26 @@ def _said(status: Status, exceptions: Sequence[GlanceException]) -> _Said:
 # --- the run has ended ----------------------------------------------------------------------------
 
 
+def state_of_end(kind: str, exit_code: int, reason: str) -> State:
+    """Judge an end: a failed run needs a person, a stopped or successful one none."""
+    if exit_code == 0:
+        return "look" if reason.startswith("warning: ") else "keep"
+    return "keep" if kind == "stopped" and exit_code >= 128 else "end"
+
+
 def _ended(status: Status, verdict: Mapping[str, Any]) -> _Said:
-    """Judge an end; a failed run needs a person, a stopped or successful one none."""
-    reason = _capitalized(verdict["reason"])
+    """Return the sentences of an end."""
+    reason = verdict["reason"]
     remedy = verdict.get("remedy") or ""
-    if verdict["exit_code"] == 0 and verdict["reason"].startswith("warning: "):
-        what = f"Done, with a {verdict['reason']}."
-        return _Said("look", what, _joined(remedy, _spent(status)))
-    if verdict["exit_code"] == 0:
-        what = f"Done: {verdict['reason']}."
-        return _Said("keep", what, _joined(_result(status), _spent(status)))
+    state = state_of_end(verdict["kind"], verdict["exit_code"], reason)
     code = f"exit code {verdict['exit_code']}"
-    if verdict["kind"] == "stopped" and verdict["exit_code"] >= 128:
-        return _Said("keep", f"Stopped: {verdict['reason']}.", _joined(code, _spent(status)))
-    return _Said("end", f"{reason}.", _joined(remedy, _spent(status), code))
+    if state == "look":
+        return _Said(state, f"Done, with a {reason}.", _joined(remedy, _spent(status)))
+    if state == "end":
+        return _Said(state, f"{_capitalized(reason)}.", _joined(remedy, _spent(status), code))
+    if verdict["exit_code"] == 0:
+        return _Said(state, f"Done: {reason}.", _joined(_result(status), _spent(status)))
+    return _Said(state, f"Stopped: {reason}.", _joined(code, _spent(status)))
 
 
 def _result(status: Status) -> str:

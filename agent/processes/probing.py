@@ -11,6 +11,7 @@ import socket
 from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated
 from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
 import anyio
@@ -89,6 +90,15 @@ async def first_answer(ask: Callable[[], Awaitable[str]], limit: float) -> str:
             for after in _TRY_DELAYS:
                 tasks.start_soon(attempt, after)
     return answers[0] if answers else f"no answer within {limit:g} s"
+
+
+def proxy_for(url: str) -> str | None:
+    """Return the proxy of the environment for a request that has a secret; None without.
+
+    `trust_env` would do more: a `default` entry of ~/.netrc would replace the secret.
+    """
+    parts = urlsplit(url)
+    return None if proxy_bypass(parts.netloc) else getproxies().get(parts.scheme)
 
 
 def reason(error: BaseException) -> str:

@@ -8,9 +8,10 @@ What ended it, and who calls `end_run`:
 - a refusal, or a bug, before there was a run folder (`end_refused`);
 - one kill of the agent too many, after which it only records that (`end_given_up`).
 
-`end_run` writes the failure bundle, records the outcome for those that come later, and then answers
-one question: does the container exit, or is it held or stopped? A verdict holds or stops it as
-AGENT_ON_DONE says; so does any other end that the platform's next restart would only repeat.
+`end_run` writes the failure bundle, records the outcome for those that come later, and on the head
+has the user notified. Then it answers one question: does the container exit, or is it held or
+stopped? A verdict holds or stops it as AGENT_ON_DONE says; so does any other end that the
+platform's next restart would only repeat.
 """
 
 from __future__ import annotations
@@ -57,13 +58,15 @@ async def end_run(  # noqa: PLR0913 - what only some ends have
     *,
     bundle: Callable[[Outcome], Awaitable[Outcome]] | None = None,
     record: Callable[[Outcome], object] | None = None,
+    notify: Callable[[Outcome], Awaitable[None]] | None = None,
     stopped: Callable[[], Awaitable[object]] | None = None,
     others: Sequence[tuple[str, int]] = (),
 ) -> Outcome:
     """End the run on this node; return the outcome, which may name a bundle.
 
-    `bundle` writes the failure bundle and `record` the outcome, if this end has them. A container
-    is held until `stopped` returns, or until a signal; the agents at `others` stop before it.
+    `bundle` writes the failure bundle, `record` the outcome, and `notify` sends it to the user, if
+    this end has them. A container is held until `stopped` returns, or until a signal; the agents at
+    `others` stop before it.
     """
     # Evidence first: the outcome names the bundle.
     if bundle is not None:
@@ -72,6 +75,8 @@ async def end_run(  # noqa: PLR0913 - what only some ends have
     # Then the record: the pod may be stopped, or its platform may end it, at any time from now on.
     if record is not None:
         record(outcome)
+    if notify is not None:
+        await notify(outcome)
 
     # Does the container exit?
     if outcome.holds_pod:
@@ -118,10 +123,36 @@ async def end_role(
         if not run_within(times.STALLED_DISK, partial(run.write_outcome, outcome)):
             disk_alarm.report(OUTCOME_FILE, "a write does not end")
 
+    async def notify(outcome: Outcome) -> None:
+        if run.notifier is not None:
+            run.notifier.send_end(outcome, run.now(), run.cost)
+            await run.notifier.finish()
+        else:
+            await _notify(run.plan, run.redactor.clean, run.run_id, outcome, run.now())
+
     stopped = None if next_event is None else partial(_stop_request, next_event)
     return await end_run(
-        outcome, run.container, bundle=bundle, record=record, stopped=stopped, others=others
+        outcome,
+        run.container,
+        bundle=bundle,
+        record=record,
+        notify=notify,
+        stopped=stopped,
+        others=others,
     )
+
+
+async def _notify(
+    plan: Plan, clean: Callable[[str], str], run_id: str, outcome: Outcome, seconds: float = 0.0
+) -> None:
+    """Send the end of a run that has no head which could."""
+    if plan.settings.notify is None or not plan.topology.is_head:
+        return
+    from agent.run.notify import Notifier  # noqa: PLC0415 - as in `_hold`
+
+    notifier = Notifier(plan, clean, lambda: run_id)
+    notifier.send_end(outcome, seconds)
+    await notifier.finish()
 
 
 async def _stop_request(next_event: Callable[[], Awaitable[object]]) -> None:
@@ -216,8 +247,10 @@ def end_given_up(plan: Plan, container: Container, signal_name: str, kills: int)
         write = partial(_write_for_killed, root, node, container.killed_agents, outcome)
         run_within(times.STALLED_DISK, write)
 
+    clean = redactor_for(container.environ, plan.settings).clean
+    notify = partial(_notify, plan, clean, "")
     outcome = ends.AGENT_KILLED.outcome(signal=signal_name, count=kills)
-    return anyio.run(partial(end_run, outcome, container, record=record))
+    return anyio.run(partial(end_run, outcome, container, record=record, notify=notify))
 
 
 async def end_of_killed(
@@ -245,7 +278,9 @@ async def end_of_killed(
         write = partial(_write_for_killed, root, node, container.killed_agents, outcome)
         run_within(times.STALLED_DISK, write)
 
-    return await end_run(outcome, container, record=record)
+    clean = redactor_for(container.environ, plan.settings).clean
+    notify = partial(_notify, plan, clean, killed.run_id)
+    return await end_run(outcome, container, record=record, notify=notify)
 
 
 def _write_for_killed(root: Path, node: str, killed: tuple[int, ...], outcome: Outcome) -> None:

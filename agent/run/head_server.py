@@ -36,6 +36,7 @@ from agent.record.run_folder import OutageRecord, new_key, write_key
 from agent.record.summary import Timeline
 from agent.run.checkpoint_watch import CheckpointWatch
 from agent.run.machine_watch import MachineWatch
+from agent.run.notify import Notifier
 from agent.run.run_receipt import RunReceipt
 from agent.settings.jobs import on_stall
 
@@ -182,6 +183,8 @@ class RunStatus:
         self.machines = MachineWatch(run, get_state, lambda: self.job_lines.progress)
         self.stalled: Stalled | None = None  # the present attempt, since it was found to be stalled
         self.checkpoints = CheckpointWatch(run)
+        self.notifier = Notifier(run.plan, run.redactor.clean, lambda: keeper.record.run_id)
+        run.notifier = self.notifier
 
     def apply_event(self, event: HeadEvent) -> None:
         """Update timeline, run record and job lines with an event that was decided on."""
@@ -292,8 +295,10 @@ class RunStatus:
         self.machines.look(figures)
 
     async def look_at_run(self) -> None:
-        """Look at what the run does, for its receipt."""
+        """Look at what the run does, for its receipt and for messages about it."""
         self.receipt.look(self.stalls)
+        if self.notifier.is_due(self._run.now()):
+            self.notifier.look(self.status())
 
     def cost(self) -> float | None:
         """Return what the run has cost so far, all nodes and heads together; None if unknown."""

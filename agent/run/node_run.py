@@ -62,6 +62,7 @@ if TYPE_CHECKING:
     from agent.record.run_folder import OutageRecord, RunFolder
     from agent.record.run_record import AttemptRecord
     from agent.run.effects import Effects
+    from agent.run.notify import Notifier
     from agent.run.restarts import Container
     from agent.run.takeover import SurvivingProcesses
     from agent.settings.redact import Redactor
@@ -162,6 +163,7 @@ class NodeRun:
         self.cost: float | None = None  # dollars of all nodes so far, on a head that has a price
         self.receipt: Callable[[], dict[str, object] | None] = lambda: None
         """What the run's time was spent on so far, on a head; for outcome.json."""
+        self.notifier: Notifier | None = None  # on a head, from its first status on
         self.cause_page = ""  # the cause of a failure, and the lines that show it
         self.bundle: str | None = None  # the failure bundle's file name, '' if writing it failed
         self.output_begins = 0  # offset in job.log of the current attempt's output
@@ -339,8 +341,10 @@ class NodeRun:
         self.node.add_process(child.name, child.pid)
 
     def record_outcome(self, outcome: Outcome, end: RunEnd | None = None) -> None:
-        """Record the outcome, and log what is known of the end."""
+        """Record the outcome, log what is known of the end, and send it to the user."""
         self.record(Decided(outcome))
+        if self.notifier is not None:  # while all is stopped
+            self.notifier.send_end(outcome, self.now(), self.cost)
         for line in end_lines(end or RunEnd(outcome)):
             say_line(line)
 

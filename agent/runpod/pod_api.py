@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
-from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
 from msgspec import MsgspecError
@@ -13,6 +13,7 @@ from agent.base import times
 from agent.base.text import without_controls
 from agent.base.value import Value
 from agent.platforms.rank_variables import own_pod
+from agent.processes.probing import proxy_for
 from agent.runpod.pod_stop import PodAnswer, PodState
 
 if TYPE_CHECKING:
@@ -42,11 +43,6 @@ class PodApi:
 
     async def ask(self, action: str = "") -> PodAnswer:
         """Ask for an action, or for the pod's state; a failure is an answer without a code."""
-        # Is there a proxy? Not by `trust_env`: a `default` entry of ~/.netrc would replace the key.
-        scheme, _, path = self._url.partition("://")
-        host = path.partition("/")[0]
-        proxy = None if proxy_bypass(host) else getproxies().get(scheme)
-
         method = "GET"
         url = self._url
         body = None
@@ -60,11 +56,11 @@ class PodApi:
             async with (
                 aiohttp.ClientSession(timeout=timeout, headers=self._headers) as session,
                 session.request(
-                    method, url, json=body, proxy=proxy, allow_redirects=False
+                    method, url, json=body, proxy=proxy_for(url), allow_redirects=False
                 ) as reply,
             ):
                 return _read_answer(reply.status, await reply.read())
-        except TimeoutError:
+        except (TimeoutError, asyncio.TimeoutError):  # two things until Python 3.11
             return PodAnswer(0, f"no answer within {times.POD_REQUEST:g} s")
         except (aiohttp.ClientError, OSError) as error:
             return PodAnswer(0, str(error) or type(error).__name__)

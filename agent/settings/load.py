@@ -13,7 +13,6 @@ from agent.base.value import Value
 from agent.settings import model
 from agent.settings.model import Settings
 from agent.settings.rules import contradictions
-from agent.settings.values import LATER
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -163,8 +162,6 @@ def _unknown_names(environ: Mapping[str, str], problems: list[Problem]) -> tuple
             misspelled.append(
                 f"{name} is set by the agent in the job's environment; your value is ignored"
             )
-        elif name in model.RESERVED_NAMES:
-            problems.append(Problem(name, f"a variable that is {LATER}", "it unset"))
         elif is_prefixed and meant is not None:
             problems.append(Problem(name, "an unknown name", f"{meant} (did you mean that?)"))
         elif is_prefixed:

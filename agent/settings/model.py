@@ -223,6 +223,12 @@ class Settings(Value, kw_only=True):
         v.amount(8760.0, "hours above 0 and of at most a year, such as 12 or 0.5"),
         "hours that a run may use, all attempts and waits together; then its job is stopped",
     )
+    notify: v.Secret | None = var(
+        v.notify_urls,
+        "secret URLs, with spaces between them, to which the head posts JSON at the start, a loss, "
+        "a stall, advice to end the run, and the end",
+        shown="none",
+    )
     rerun: bool = var(v.yes_or_no, "`1`: a restarted container runs a finished job again", "0")
     ray_auth_token: v.Secret | None = var(
         v.secret,
@@ -232,7 +238,9 @@ class Settings(Value, kw_only=True):
     allow_insecure: bool = var(v.yes_or_no, "`1` allows what is refused as unsafe", "0")
 
 
-SECRETS = ("WANDB_API_KEY", "RAY_AUTH_TOKEN", "RUNPOD_API_KEY", "AGENT_REWARD_TOKEN")
+SECRETS = (
+    *("WANDB_API_KEY", "RAY_AUTH_TOKEN", "RUNPOD_API_KEY", "AGENT_REWARD_TOKEN", "AGENT_NOTIFY"),
+)
 """Variables whose value is never shown; `<NAME>_FILE` may name a file instead."""
 SET_BY_PLATFORM = ("RUNPOD_API_KEY",)
 """Secrets that a platform sets on every pod: a file that the user names precedes them."""
@@ -270,7 +278,6 @@ KNOWN_NAMES = (*FIELD_OF, *SECRET_FILE_VARIABLES)  # every name that is read
 FOREIGN_NAMES = ("RAY_DEBUG", "RAY_AUTH_MODE", "RAY_ADDRESS", "WANDB_MODE")
 """Variables of Ray and W&B that resemble known names; they are not misspellings."""
 SET_FOR_JOBS = ("AGENT_ATTEMPT", "AGENT_PROGRESS_FILE")  # by the agent, never read
-RESERVED_NAMES = ("AGENT_NOTIFY",)  # for a later version
 
 
 def secret_texts(settings: Settings, names: Iterable[str] = SECRETS) -> dict[str, str]:

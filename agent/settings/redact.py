@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 V = TypeVar("V", bound=Value)
 MASK = "********"
+NOTIFY = "AGENT_NOTIFY"  # secret URLs
 
 _KNOWN_SECRETS = {
     *(*SECRETS, "DBPASS", "SSHPASS", "USERPASS", "HF_TOKENS", "KAGGLE_KEY", "VOLC_SK"),
@@ -113,7 +114,19 @@ def secrets_in(name: str, text: str) -> set[str]:
     whole = text.strip()
     if looks_secret(name) and (name in SECRETS or not _is_ordinary(whole)):
         secrets.add(whole)
+    if name == NOTIFY:
+        secrets |= {*_parts_of_urls(text)}
     return {secret for secret in secrets if len(secret) >= SHORTEST}
+
+
+def _parts_of_urls(text: str) -> Iterator[str]:
+    """Yield each of several URLs, and its path, in which alone the secret may be quoted."""
+    for url in text.split():
+        yield url
+        path = url.partition("://")[2].partition("/")[2]
+        if len(path) >= SHORTEST:
+            yield f"/{path}"
+            yield f"/{path.partition('?')[0]}"
 
 
 def _is_ordinary(text: str) -> bool:
@@ -202,5 +215,6 @@ def redactor_for(
     everything = (*environ.items(), *more)
     secrets = {secret for name, text in everything for secret in secrets_in(name, text)}
     if settings is not None:
-        secrets |= {*secret_texts(settings).values()}
+        texts = secret_texts(settings)
+        secrets |= {*texts.values(), *_parts_of_urls(texts.get(NOTIFY, ""))}
     return Redactor(secrets)

@@ -7,6 +7,7 @@ import re
 import shlex
 from signal import Signals
 from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -207,6 +208,20 @@ revision = matching(
     "a branch, a tag or a commit of the model on the hub",
 )
 url_path = matching(r"/[\w./~%+-]*", "a path that begins with /, such as /get_reward")
+
+
+def notify_urls(text: str) -> Secret:
+    """Read URLs, each of which is a secret: whoever has it can send messages."""
+    expected = "URLs with a host, https://host/path, with spaces between them"
+    for url in secret(text).reveal().split():
+        try:
+            parts = urlsplit(url)
+            is_url = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
+        except ValueError:  # of its port or host
+            is_url = False
+        if not is_url or not url.isprintable():
+            raise ValueError(expected)
+    return Secret(text.strip())
 
 
 def resources(text: str) -> dict[str, float]:

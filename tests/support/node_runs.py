@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from agent.job.services import PrepareStep
 
 
-def node_run_with(root: Path, steps: tuple[PrepareStep, ...]) -> NodeRun:
+def node_run_with(root: Path, steps: tuple[PrepareStep, ...], **more: str) -> NodeRun:
     """Return the run of a node with these steps."""
-    environ = {"AGENT_LOG_DIR": str(root), "RAY_WORKER": "0"}
+    environ = {"AGENT_LOG_DIR": str(root), "RAY_WORKER": "0", **more}
     plan = replace(plan_of(environ, command=["true"]), steps=steps)
     redactor = redactor_for(environ, plan.settings, plan.texts_with_secrets)
     return NodeRun(plan, redactor, RunFolder(root, "run-1", "node-a"), 0.0, "run-1")

@@ -60,7 +60,7 @@ RIDDLES = re.compile(
 
 LATE_IMPORTS = {
     "agent/run/main.py": "what runs once `ray start` was launched",
-    "agent/run/end.py": "what holds a pod, and makes a bundle, at the end of a run",
+    "agent/run/end.py": "what holds a pod, makes a bundle and notifies, at the end of a run",
     "agent/run/plan_files.py": "yaml, for a runtime_env that is not JSON",
     "agent/bridge/ray_calls.py": "Ray",
     "agent/node/limits.py": "resource, which Windows lacks: `recipe` works there",

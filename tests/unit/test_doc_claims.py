@@ -30,7 +30,7 @@ from agent.port.access import host_names, refusal_of
 from agent.processes.parent import NOTICES, STOPS
 from agent.run.gpu_memory import describe
 from agent.settings import load
-from agent.settings.model import RESERVED_NAMES, SECRET_FILE_VARIABLES
+from agent.settings.model import SECRET_FILE_VARIABLES
 from support.sources import DOCS, ROOT, name_of
 from support.worlds import POD, SECRET, plan_of
 
@@ -174,9 +174,6 @@ def test_what_is_refused_by_its_name() -> None:
         load({"AGENT_JOB": "no-such-recipe"})
     with pytest.raises(SettingsError, match="AGENT_MODL"):
         load({"AGENT_MODL": "x"})
-    for name in RESERVED_NAMES:
-        with pytest.raises(SettingsError, match=name):
-            load({name: "x"})
     assert load({"AGENT_OF_ANOTHER_TOOL": "x"}).misspelled
     assert "Other unknown ones are named in a warning" in page("migrate.md")
     assert "`pod-agent plan -v` shows every step" in page("migrate.md")

@@ -234,6 +234,20 @@ def test_the_longer_of_two_secrets_goes_first() -> None:
     assert text == f"a {MASK} b {MASK} c"
 
 
+HOOKS = "https://hooks.example.org/services/T0/B0/k3y?x=1  http://ntfy.example:8080/topic-of-mine"
+
+
+@pytest.mark.parametrize("from_file", [False, True])
+def test_an_address_for_notices_is_a_secret(*, from_file: bool) -> None:
+    """Each URL of AGENT_NOTIFY, and its path alone, as an error or a proxy's log has it."""
+    environ = {"AGENT_NOTIFY": HOOKS}
+    redactor = redactor_for({} if from_file else environ, settings_of(environ))
+    assert "k3y" not in redactor.clean("POST https://hooks.example.org/services/T0/B0/k3y?x=1")
+    assert redactor.clean("GET /services/T0/B0/k3y?x=1 gives 404") == f"GET {MASK} gives 404"
+    assert redactor.clean("no /topic-of-mine here") == f"no {MASK} here"
+    assert redactor.clean("hooks.example.org refuses") == "hooks.example.org refuses"
+
+
 def test_ordinary_text_is_left_alone() -> None:
     """Without secrets, or with values too short to be one, nothing is torn out of a text."""
     assert Redactor([]).clean("as it was") == "as it was"

@@ -33,6 +33,7 @@ CONTRACT = [
         "AGENT_MAX_HOURS",
         "AGENT_MODEL_REVISION",
         "AGENT_NOTICE_SIGNAL",
+        "AGENT_NOTIFY",
         "AGENT_PRICE_PER_HOUR",
         "AGENT_RERUN",
         "AGENT_RUNPOD_API",
@@ -215,6 +216,10 @@ BAD = {
     "AGENT_ON_DONE": ["sleep", ""],
     "AGENT_ALLOW_INSECURE": ["yes", ""],
     "AGENT_RERUN": ["yes", ""],
+    "AGENT_NOTIFY": [
+        *("hooks.example.org/x", "ftp://a.example/x", "https://", "http://h:99999/", ""),
+        *("https://a.example/x https:/b", "http://h:0/x", "https://[::1/x", "https://a/\u200b"),
+    ],
     "AGENT_MAX_HOURS": ["0", "-1", "soon", "8761", "nan", ""],
     "AGENT_PRICE_PER_HOUR": ["0", "$2.79", "inf", ""],
     "AGENT_RUNPOD_API": ["http://api.runpod.io", "ftp://x", "https://", "https://u:p@x", "api", ""],

@@ -52,7 +52,6 @@ def test_a_near_miss_is_refused(typo: str, meant: str) -> None:
 @pytest.mark.parametrize(
     ("environ", "command", "got"),
     [
-        ({"AGENT_NOTIFY": SECRET}, None, "AGENT_NOTIFY: got a variable that is"),
         ({"AGENT_REWARD": "judge"}, ["true"], "AGENT_REWARD: got 'judge', which is"),
         ({}, ["run", "--url=http://{address:b}/"], "--: got {address:b}, which is"),
         ({"AGENT_PREPARE": "x {address:b}"}, None, "AGENT_PREPARE: got {address:b}, which is"),
@@ -158,15 +157,17 @@ def test_a_service_link_is_ignored_with_a_line(name: str) -> None:
 def test_a_secret_from_a_file(form: str, tmp_path: Path) -> None:
     """A secret's file form gives the secret, without the newline that editors add."""
     file = tmp_path / "secret"
-    file.write_text(f"{SECRET}\n")
+    text = f"https://{SECRET}.example/x" if form == "AGENT_NOTIFY_FILE" else SECRET
+    file.write_text(f"{text}\n")
     loaded = load({form: str(file)})
     held = {"WANDB_API_KEY": loaded.settings.wandb_api_key}
     held["RAY_AUTH_TOKEN"] = loaded.settings.ray_auth_token
     held["RUNPOD_API_KEY"] = loaded.settings.runpod_api_key
     held["AGENT_REWARD_TOKEN"] = loaded.settings.reward_token
+    held["AGENT_NOTIFY"] = loaded.settings.notify
     secret = held[SECRET_FILE_VARIABLES[form]]
     assert secret is not None
-    assert secret.reveal() == SECRET
+    assert secret.reveal() == text
     assert loaded.origins[SECRET_FILE_VARIABLES[form]] == f"file named by {form}"
 
 

@@ -1,0 +1,132 @@
+"""Which moments of a run are worth a message to its user, and the sentence of each.
+
+`notices_of` compares a head's `/status` with what was sent before. The judgment is that of
+glance.py. The head looks at intervals, and run/notify.py sends.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Literal
+
+from msgspec.structs import replace
+
+from agent.base.text import duration_text
+from agent.base.value import Value
+from agent.diagnosis.glance import SIGNS, glance_of, money, state_of_end
+
+if TYPE_CHECKING:
+    from agent.base.ends import Outcome
+
+Moment = Literal["start", "loss", "stall", "advice", "end"]
+Status = Mapping[str, Any]
+
+LONGEST_CONTENT = 2000  # characters that Discord accepts in `content`
+_MENTION = re.compile(r"@(?=everyone|here)|<(?=[!@#])")  # in Discord, in Slack
+_URL = re.compile(r"https?://[^\s()]+")
+
+
+class Notice(Value):
+    """One message: the moment, its sentence, and why or what comes next."""
+
+    moment: Moment
+    sign: str  # of the judgment: ●, ▲ or ■
+    sentence: str
+    reason: str
+
+    def to_json(self, run_id: str, title: str, page: str) -> dict[str, str]:
+        """Return the body of its request; `page` says how to open the run's page."""
+        # A log line that it quotes must not call everybody of a channel.
+        text = _MENTION.sub("\\g<0>\u200b", f"{self.sign} {title}: {self.sentence}")
+        content = text
+        if len(content) > LONGEST_CONTENT:
+            content = content[: LONGEST_CONTENT - 1] + "…"
+        url = _URL.search(page)
+        return {
+            "text": text,
+            "content": content,
+            "run": run_id,
+            "state": self.moment,
+            "reason": _MENTION.sub("\\g<0>\u200b", self.reason),
+            "url": "" if url is None else url[0],
+        }
+
+
+class Noticed(Value):
+    """What was sent of a run so far."""
+
+    started: int = 0  # the last attempt whose start was
+    ended: int = 0  # the last attempt whose end was
+    stalled: int = 0  # the last attempt whose stall was
+    is_losing: bool = False  # the missing nodes were
+    is_advised: bool = False  # the advice to end the run was
+
+
+def first_noticed(status: Status) -> Noticed:
+    """Return what earlier agents of the run have sent, by the first status of this one."""
+    ended = [attempt["number"] for attempt in status["attempts"] if attempt["end"]]
+    last = max(ended, default=0)
+    job = status.get("job")
+    is_resumed = job is not None and status["phase"] not in {"booting", "submitting"}
+    return Noticed(started=job["attempt"] if job and is_resumed else last, ended=last)
+
+
+def notices_of(before: Noticed, status: Status) -> tuple[Noticed, tuple[Notice, ...]]:
+    """Return what there is to send since, and what was then sent; an end is sent by itself."""
+    job = status.get("job")
+    if status.get("verdict") or job is None:
+        return before, ()
+    after = before
+    notices = []
+
+    # Was an attempt lost, after which another one follows?
+    ended = [attempt for attempt in status["attempts"] if attempt["end"]]
+    if ended and ended[-1]["number"] > before.ended:
+        number = ended[-1]["number"]
+        reason = ended[-1]["reason"] or ""
+        what = f"attempt {number} of {status['attempts_allowed']} was lost: {reason}."
+        notices.append(Notice("loss", SIGNS["look"], what, reason))
+        after = replace(after, ended=number)
+
+    # All others are moments of a running job.
+    if status["phase"] != "running":
+        return replace(after, is_losing=False, is_advised=False), tuple(notices)
+    attempt = job["attempt"]
+    if attempt > before.started:
+        nodes = 1 + sum(bool(node["joined"]) for node in status["nodes"])
+        on_nodes = "one node" if nodes == 1 else f"{nodes} nodes"
+        what = f"attempt {attempt} of {status['attempts_allowed']} runs on {on_nodes}."
+        notices.append(Notice("start", SIGNS["keep"], f"{job['name']}, {what}", ""))
+        after = replace(after, started=attempt)
+
+    # Is a needed node missing? Other troubles do not hide that.
+    is_losing = status.get("loss_seconds_left") is not None
+    if is_losing and not before.is_losing:
+        notices.append(_notice("loss", {**status, "stall": None, "advice": ()}))
+
+    # Does the job hang, or should it be ended for another reason?
+    has_stalled = status.get("stall") is not None
+    if has_stalled and attempt > before.stalled:
+        notices.append(_notice("stall", {**status, "advice": ()}))
+        after = replace(after, stalled=attempt)
+    without_stall = {**status, "stall": None}
+    is_advised = glance_of(without_stall).state == "end"
+    if is_advised and not before.is_advised:
+        notices.append(_notice("advice", without_stall))
+    return replace(after, is_losing=is_losing, is_advised=is_advised), tuple(notices)
+
+
+def notice_of_end(outcome: Outcome, seconds: float, cost: float | None) -> Notice:
+    """Return the message of a run's end."""
+    state = state_of_end(outcome.kind.value, outcome.exit_code, outcome.reason)
+    spent = f"after {duration_text(seconds)}"
+    if cost is not None:
+        spent += f" and {money(cost)}"
+    what = f"{outcome.headline}, {spent} (exit code {outcome.exit_code})."
+    return Notice("end", SIGNS[state], what, outcome.reason)
+
+
+def _notice(moment: Moment, status: Status) -> Notice:
+    glance = glance_of(status)
+    return Notice(moment, glance.sign, glance.sentence, glance.details)

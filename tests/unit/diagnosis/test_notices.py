@@ -1,0 +1,104 @@
+"""Which moments of a run are worth a message, each once, and with which sentence."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from agent.base import ends
+from agent.diagnosis.notices import (
+    LONGEST_CONTENT,
+    Notice,
+    Noticed,
+    first_noticed,
+    notice_of_end,
+    notices_of,
+)
+from tools.page.situations import made_run
+
+OK = made_run("ok", 3).status  # attempt 2 runs
+BEFORE = {**OK, "phase": "booting", "attempts": [], "job": {**OK["job"], "attempt": 1}}
+HANG = made_run("hang", 3).status
+
+
+def sent(*statuses: dict[str, Any], first: dict[str, Any] = BEFORE) -> list[Notice]:
+    """Return what is sent for statuses that follow each other."""
+    noticed = first_noticed(first)
+    notices: list[Notice] = []
+    for status in statuses:
+        noticed, some = notices_of(noticed, status)
+        notices += some
+    return notices
+
+
+def test_a_start_and_a_loss() -> None:
+    """The first attempt runs, a node is missing, the attempt is lost, the next one runs."""
+    first = {**OK, "attempts": [], "job": {**OK["job"], "attempt": 1}}
+    missing = {**first, "loss_seconds_left": 50.0}
+    (before, _open) = OK["attempts"]
+    booting = {**OK, "phase": "booting", "attempts": [before]}
+    notices = sent(first, first, missing, missing, booting, booting, OK, OK)
+    assert [notice.moment for notice in notices] == ["start", "loss", "loss", "start"]
+    assert notices[0].sentence == f"{OK['job']['name']}, attempt 1 of 3 runs on 3 nodes."
+    assert notices[1].sentence == "A needed node is missing."
+    assert "ends in 50 s unless all are back" in notices[1].reason
+    assert notices[2].sentence == f"attempt 1 of 3 was lost: {before['reason']}."
+    assert [notice.sign for notice in notices] == ["●", "▲", "▲", "●"]
+
+
+def test_a_stall_and_advice_to_end() -> None:
+    """Once an attempt; the advice again only after the run was fine."""
+    broken = made_run("collapse", 3).status
+    notices = sent(OK, HANG, HANG, OK, HANG, broken, broken, OK, broken)[2:]
+    assert [notice.moment for notice in notices] == ["stall", "advice", "advice"]
+    assert notices[0].sentence == "No step for 14 min 20 s since step 212."
+    assert notices[1].sentence.startswith("The mean reward fell from 0.")
+    assert {notice.sign for notice in notices} == {"■"}
+
+
+def test_a_stall_that_ends_the_attempt_is_to_be_looked_at() -> None:
+    """The sign is that of the judgment."""
+    stall = {"what": "no step for 14 min", "suspects": "", "then": "retry"}
+    assert [notice.sign for notice in sent(OK, {**OK, "stall": stall})[2:]] == ["▲"]
+
+
+@pytest.mark.parametrize("phase", ["resuming", "running"])
+def test_an_agent_that_goes_on_repeats_nothing(phase: str) -> None:
+    """After a killed agent, the start and earlier losses are no news."""
+    first = {**OK, "phase": phase}
+    assert first_noticed(first) == Noticed(started=2, ended=1)
+    assert sent(OK, first=first) == []
+
+
+def test_a_run_that_ends_or_has_no_job_sends_nothing_here() -> None:
+    """Its end is sent by itself."""
+    assert sent(made_run("failed", 3).status, made_run("cluster", 3).status) == []
+
+
+@pytest.mark.parametrize(
+    ("outcome", "sign"),
+    [
+        (ends.JOB_SUCCEEDED.outcome(before=""), "●"),
+        (ends.stopped(15, expected=False), "●"),
+        (ends.MAX_HOURS.outcome(hours=2.0), "■"),
+    ],
+)
+def test_the_end_has_its_sign(outcome: ends.Outcome, sign: str) -> None:
+    """A person is needed for what neither succeeded nor was stopped by one."""
+    notice = notice_of_end(outcome, 7200.0, None)
+    assert notice.sign == sign
+    assert notice.sentence.endswith(f"after 2 h (exit code {outcome.exit_code}).")
+
+
+def test_a_long_text_fits_and_calls_nobody() -> None:
+    """Discord accepts 2,000 characters; a quoted line must not call a whole channel."""
+    notice = Notice("end", "■", f"@everyone <!channel> {'x' * 3000}", "@here @torch.jit")
+    message = notice.to_json("run-1", "first sums", "ssh -L 1:localhost:1 a · http://localhost:1")
+    assert len(message["content"]) == LONGEST_CONTENT
+    assert message["content"].endswith("…")
+    assert len(message["text"]) > 3000
+    assert "@everyone" not in message["text"]
+    assert "<!channel" not in message["text"]
+    assert message["reason"] == "@\u200bhere @torch.jit"
+    assert message["url"] == "http://localhost:1"
