@@ -9,6 +9,13 @@ import re
 from typing import TYPE_CHECKING
 
 from agent.diagnosis.cause import Cause
+from agent.diagnosis.config_functions import refused_by_a_check, refused_field
+from agent.diagnosis.version_functions import (
+    argument_of_another_version,
+    module_of_another_version,
+    package_of,
+    user_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -34,29 +41,6 @@ def signal_outside_main_thread(error: ParsedError) -> Cause | None:
     )
 
 
-_PACKAGES = ("/site-packages/", "/dist-packages/")
-
-
-def package_of(file: str) -> str:
-    """Return the installed package that a file belongs to; '' for other files."""
-    for folder in _PACKAGES:
-        _, found, rest = file.rpartition(folder)
-        if found:
-            return rest.partition("/")[0].removesuffix(".py")
-    return ""
-
-
-def _user_of(error: ParsedError, package: str) -> str:
-    """Return who uses a package: another package, or the file of the job that does."""
-    for frame in reversed(error.frames):
-        user = package_of(frame.file)
-        if user not in {"", package}:
-            return user
-        if not user and not frame.file.startswith("<"):
-            return f"{frame.file}:{frame.line}"
-    return ""
-
-
 def import_between_packages(error: ParsedError) -> Cause | None:
     """A package imports a name that the installed version of another one lacks."""
     # Which name of which package, and is it installed or the job's own?
@@ -80,7 +64,7 @@ def import_between_packages(error: ParsedError) -> Cause | None:
             return None
 
     # Who uses it?
-    user = _user_of(error, package) or "the job"
+    user = user_of(error, package) or "the job"
     return Cause(
         "packages do not fit",
         f"{user} {verb} {name} of {module}, which the installed {package} does not have",
@@ -94,7 +78,7 @@ def numpy_of_another_size(error: ParsedError) -> Cause | None:
     sizes = re.search(r"Expected (\d+) from C header, got (\d+)", error.message)
     if sizes is None:
         return None
-    user = _user_of(error, "numpy") or "a package"
+    user = user_of(error, "numpy") or "a package"
     if sizes.groups() == ("96", "88"):
         return Cause(
             "numpy and a compiled package",
@@ -125,7 +109,7 @@ def numpy_too_new(error: ParsedError) -> Cause | None:
             f"numba needs numpy {major}.{minor} or older, and {installed} is installed",
             f"`pip install 'numpy<{major}.{int(minor) + 1}'` in the image, or a newer numba",
         )
-    user = _user_of(error, "numpy") or "a package"
+    user = user_of(error, "numpy") or "a package"
     return Cause(
         "numpy too new",
         f"{user} was written for numpy 1, and numpy 2 is installed",
@@ -140,6 +124,10 @@ FUNCTIONS: Mapping[str, RowFunction] = {
         import_between_packages,
         numpy_of_another_size,
         numpy_too_new,
+        module_of_another_version,
+        argument_of_another_version,
+        refused_field,
+        refused_by_a_check,
     )
 }
 """The functions by name, as rows.toml has them."""

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _WRAPPER = re.compile(
     r"(?:\w+\.)*(?:RayTaskError|TrainingFailedError|TuneError|UserCodeException|RuntimeEnvSetupError|ChildFailedError|EngineDeadError|AsyncEngineDeadError"
-    r"|CalledProcessError"
+    r"|CalledProcessError|SubprocException"
     r"|ProcessRaisedException|ProcessExitedException|SystemExit|KeyboardInterrupt|SignalException"
     r"|WorkerCrashedError|ExceptionGroup|BaseExceptionGroup|InstantiationException)\b"
     r"|.{0,80}Caught \w{1,60} in (?:DataLoader|pin memory|replica)|BackOff|.{0,20}Back-off"
@@ -70,7 +70,14 @@ _CONSEQUENCE = re.compile(
     r"|RemoteDisconnected|ServerDisconnected|Remote end closed connection|is (?:already )?dead\b"
     r"|CancelledError|ProcessGroupNCCL|Failed to (?:shut|clean|destroy|kill)|heartbeat|Heartbeat"
 )
-_STEP_ENDED = re.compile(r"aborted|Terminated|Terminating|Exited with|: Killed|Force")
+_STEP_ENDED = re.compile(
+    r"aborted|Terminated|Terminating|Exited with|: Killed|Force|Application launch failed"
+    r"|pyxis: (?:container start failed|printing |couldn't start container)|spank"
+    r"|Timed out waiting for job step"
+)
+_SLURM_GOES_ON = re.compile(r"couldn't chdir to .{1,300} instead|unable to unlink|: Force")
+_HOOK_FAILED = re.compile(r"docker: .{0,400}\berror running (?:\w+ )?hook\b")
+"""The program that ran says why in the next line."""
 _ENDS = re.compile(
     r"RayTaskError|ChildFailedError|failed \(exitcode|died|error raised in its creation task"
     r"|Error executing job|Engine core initialization failed|EngineDeadError"
@@ -118,6 +125,8 @@ class Candidate(Value):
 def role_of(error: ParsedError) -> Role:
     """Return whether an error only passes on another one, or follows from another's end."""
     if _WRAPPER.match(error.line):
+        return Role.WRAPPER
+    if _HOOK_FAILED.match(error.line) and "nvidia-container-cli" not in error.line:
         return Role.WRAPPER
     if error.kind is ErrorKind.SLURM:  # it states why, or only that a step ended
         if " DUE TO " in error.line:
@@ -197,6 +206,8 @@ def _standing(occurrence: Occurrence, error: ParsedError, ends: _Ends) -> Standi
     if occurrence.is_quoted:
         return Standing.FATAL if is_passed_on else Standing.QUOTED
     if error.level < LogLevel.UNSTATED:
+        return Standing.SURVIVED
+    if error.kind is ErrorKind.SLURM and _SLURM_GOES_ON.search(error.line):
         return Standing.SURVIVED
     if error.kind in {ErrorKind.KERNEL, ErrorKind.NVRM, ErrorKind.SLURM} or is_linked:
         return Standing.FATAL

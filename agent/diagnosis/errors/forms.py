@@ -110,7 +110,7 @@ _SHELL = re.compile(
     r"|Error while).{0,1500}"
     r"|(?:cp|mv|rm|ln|cat|ls|cd|mkdir|tar|touch|chmod|chown|mount|mount\.nfs4?|umount|rsync"
     r"|curl|wget|ssh|scp|git|make|nvcc|gcc|g\+\+|cc1plus|ld|ninja|pip3?|apt-get|docker|sudo"
-    r"|unzip|gzip)"
+    r"|unzip|gzip|nvidia-container-cli|enroot|singularity|apptainer)"
     r": (?!\S+ \(\d+%\)).{1,1500}"
     r"|[\w./-]{1,120}: error: .{1,1500}|fatal: .{1,1500}|make(?:\[\d+\])?: \*\*\* .{1,500}"
     r"|E: .{3,500}"
@@ -210,7 +210,7 @@ _ADVICE = re.compile(
 )
 """Beginnings of documentation, which names errors that did not happen."""
 _EVENT = re.compile(
-    r"(?:Warning|Error) {2,12}(?:Fail|Evict|OOM|Unhealthy|Preempt|Node)\w{0,40} {2,}"
+    r"\s{0,8}(?:Warning|Error) {2,12}(?:Fail|Evict|OOM|Unhealthy|Preempt|Node)\w{0,40} {2,}"
 )
 _ORDINARY = Form(ErrorKind.PLAIN)
 

@@ -53,7 +53,18 @@ _ENDED = re.compile(
     r"|srun: error: .{1,200}: (?:Exited with|Killed|Terminated)|Command exited with non-zero"
 )
 """Lines of launchers behind the end of a program that failed."""
-_JSON_LEVELS = {"error": LogLevel.ERROR, "fatal": LogLevel.FATAL, "critical": LogLevel.FATAL}
+_JSON_LEVELS = {
+    "error": LogLevel.ERROR,
+    "err": LogLevel.ERROR,
+    "50": LogLevel.ERROR,  # of bunyan and pino
+    "fatal": LogLevel.FATAL,
+    "critical": LogLevel.FATAL,
+    "60": LogLevel.FATAL,
+}
+_JSON_LEVEL_NAMES = ("level", "severity", "levelname", "lvl", "log.level", "loglevel", "log_level")
+_JSON_STACKS = ("exc_info", "exception", "stack_trace", "stack", "traceback", "exc_text")
+_JSON_LOG = '{"log":"'
+"""A line of a container as Docker's logs hold it."""
 
 
 class Signs(NamedTuple):
@@ -111,6 +122,8 @@ class LogParser:
         # What a return overwrote is not shown at a terminal.
         self._number += 1
         shown = printed if len(printed) <= _LONGEST_JSON else printed[:_LONGEST_JSON]
+        if shown.startswith(_JSON_LOG):
+            shown = _line_of_docker(shown)
         if not shown.isprintable():
             shown = without_controls(shown.rstrip("\r\n").rpartition("\r")[2])
         line = read_line(shown)
@@ -386,9 +399,7 @@ class LogParser:
     def _read_json(self, process: ProcessOutput, line: PrintedLine, shown: str) -> bool:
         """Read a log line in JSON; the traceback in it is one of its own."""
         at = shown.find("{")
-        if at < 0 or not any(
-            f'"{name}"' in shown for name in ("level", "severity", "levelname", "lvl")
-        ):
+        if at < 0 or not any(f'"{name}"' in shown for name in _JSON_LEVEL_NAMES):
             return False
         try:
             data = json.loads(shown[at:])
@@ -396,14 +407,23 @@ class LogParser:
             return False
         if not isinstance(data, dict):
             return False
-        level = _JSON_LEVELS.get(_text(data, "level", "severity", "levelname", "lvl").lower())
+        stated = next((data[name] for name in _JSON_LEVEL_NAMES if name in data), "")
+        level = _JSON_LEVELS.get(str(stated).lower())
         if level is None:
             return False
         message = _text(data, "message", "msg", "event", "error")
-        stack = _text(data, "exc_info", "exception", "stack_trace", "stack", "traceback")
+        stack = _text(data, *_JSON_STACKS)
+        if forms.HEADER in message:
+            stack = stack or message
+            message = message.partition("\n")[0]
+        below = ""
+        why = _text(data, "error", "err")
+        if why and why not in message and not stack:
+            below = f"\n{why}"
         self._release(process)
         error = self._error(process, line, ErrorKind.JSON)
-        error = replace(error, line=message[:LONGEST], message=message[:LONGEST], level=level)
+        message = message[:LONGEST]
+        error = replace(error, line=message, message=f"{message}{below[:LONGEST]}", level=level)
         if stack:
             inner = LogParser(self._node, self._log)
             inner.read(stack.split("\n")[:400])
@@ -502,6 +522,15 @@ def _is_exception(head: re.Match[str], body: str, frames: list[TracebackFrame]) 
     if frames and head["type"] in frames[-1].code:
         return True
     return name[:1].isupper() and sum(letter.isupper() for letter in name) > 1
+
+
+def _line_of_docker(shown: str) -> str:
+    """Return the line that a container printed, from a line of Docker's own log."""
+    try:
+        data = json.loads(shown)
+    except (ValueError, RecursionError):
+        return shown
+    return _text(data, "log").rstrip("\r\n") if isinstance(data, dict) else shown
 
 
 def _text(data: dict[str, Any], *names: str) -> str:

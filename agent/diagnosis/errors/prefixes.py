@@ -41,7 +41,7 @@ _PAREN = re.compile(
     r"|\(pid=(?P<pid2>[\w.]{1,20})(?:, ip=(?P<ip2>[\w.:]{3,45}))?\) ?"
 )
 _BRACKET = re.compile(
-    r"\[(?:rank ?|Rank |default)(?P<rank>\d{1,6})\]:? ?"
+    r"\[(?:rank[ =]?|Rank |default)(?P<rank>\d{1,6})\]:? ?"
     r"|\[(?P<role>[A-Za-z_]\w{0,30}?)(?P<local>\d{1,5})\|(?P<rank2>\d{1,6})\]: ?"
     r"|\[\d{1,5},(?P<rank3>\d{1,6})\]<std(?:out|err)>: ?"
     rf"|\[(?P<time>{_STAMP})(?:[ ,]+(?P<letter>[DIWEFC])(?=[ ,\]]))?(?P<more>[^\]\n]{{0,60}})\] ?"
@@ -75,6 +75,8 @@ _WORD = re.compile(
     r"|(?P<host2>[A-Za-z][\w.-]{0,60}\d): (?=\S)"
     r"|(?P<host3>[A-Za-z][\w.-]{1,60}):\d{1,9}:\d{1,9} \[\d{1,3}\] ?"
     r"(?=(?:[\w./-]{1,80}:\d{1,7} )?NCCL )"
+    r"|(?:kubelet|containerd|dockerd|crio)\[\d{1,9}\]: "
+    r"|std(?:out|err) [FP] "
     r"|level=(?P<level4>\w{4,8}) msg=\"?"
     rf"|time=\"(?P<time>{_STAMP})\" ?"
 )

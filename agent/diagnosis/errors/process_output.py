@@ -25,6 +25,8 @@ _MOST_CONTINUED = 12  # lines of one message
 _DEEPEST = 12  # errors of one chain
 _MOST_TITLED = 2  # lines that are not indented below a title
 _LONGEST_MESSAGE = 4_000
+_COUNTS_ERRORS = re.compile(r"^\d{1,4} validation errors? for ")  # they stand below
+_WITH_OUTPUT = {"SubprocessCalledProcessError"}  # what pip printed stands below it
 _WITH_LAST_ERROR = {"DistBackendError"}  # what NCCL printed last stands below it
 _OPENS_TEXT = re.compile(
     r"\s{0,8}(?:\[(?:prompt|response|output|completion|sequence|solution|question|input)s?\]"
@@ -99,6 +101,7 @@ class HeldError:
         self.depth = 0
         self.continued = 0
         self.is_ended = False
+        self.has_said_why = False  # a line below the first one shows more
 
     @property
     def innermost(self) -> ParsedError:
@@ -140,6 +143,8 @@ class HeldError:
         body = line.body
         if self.is_ended or self.continued >= _MOST_CONTINUED:
             return False
+        if self.innermost.name in _WITH_OUTPUT:
+            return self.continues_output(body)
         if self.innermost.name in _WITH_LAST_ERROR and self.continue_last_error(body):
             return True
         has_own_level = line.level is not LogLevel.UNSTATED
@@ -148,6 +153,7 @@ class HeldError:
 
         # Indented lines, and what follows a title.
         is_title = not self.message.strip() or self.message.rstrip().endswith(":")
+        is_title = is_title or _COUNTS_ERRORS.match(self.message) is not None
         is_titled = is_title and self.continued < _MOST_TITLED and not LIKE_A_TYPE.match(body)
         if body[0] not in " \t" and not is_titled:
             return False
@@ -169,6 +175,22 @@ class HeldError:
             self.is_ended = True
         return True
 
+    def says_why(self, body: str) -> bool:
+        """Return whether a line of the message shows more than its first line, which counts."""
+        if self.has_said_why:
+            return False
+        if _COUNTS_ERRORS.match(self.message):
+            return "[type=" in body
+        return self.innermost.name in _WITH_OUTPUT and body.lstrip().startswith("ERROR: ")
+
+    def continues_output(self, body: str) -> bool:
+        """Take the output of a program that failed, of which only its errors count."""
+        text = body.lstrip()
+        is_output = body[0] in " \t" or text.startswith(("Command '", "Last "))
+        if is_output and text.startswith("ERROR: "):
+            self.continue_message(body)
+        return is_output
+
     def continue_message(self, body: str) -> None:
         """Add a line to the innermost message."""
         self.continued += 1
@@ -176,6 +198,9 @@ class HeldError:
         if len(newest.message) > _LONGEST_MESSAGE:
             return
         longer = replace(newest, message=f"{newest.message}\n{body}")
+        if self.says_why(body):
+            self.has_said_why = True
+            longer = replace(longer, line=body.strip())
         if not newest.message.strip() and newest.line.rstrip().endswith(":"):
             longer = replace(longer, line=f"{newest.line} {body.strip()}")
         if self.inside:

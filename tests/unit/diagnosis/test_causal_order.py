@@ -133,3 +133,93 @@ def test_a_known_cause_has_its_place_and_remedy_before_the_line() -> None:
     assert before.startswith("a GPU ran out of memory on n1 (rank 9). Take a smaller")
     assert len(before) <= 240
     assert quote == repr(OOM)
+
+
+# --- the line that says why -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        (
+            (
+                "slurmstepd: error: pyxis: container start failed with error code: 1\n"
+                "slurmstepd: error: pyxis: printing enroot log file:\n"
+                "slurmstepd: error: pyxis:     [ERROR] Failed to import the image: bad header\n"
+                "slurmstepd: error: pyxis: couldn't start container\n"
+                "slurmstepd: error: Failed to invoke spank plugin stack\n"
+                "srun: error: node-2: task 0: Exited with exit code 1"
+            ),
+            "pyxis:     [ERROR] Failed to import the image: bad header",
+        ),
+        (
+            (
+                "slurmstepd: error: couldn't chdir to `/home/run': No such file or directory: "
+                "going to /tmp instead\nslurmstepd: error: execve(): train: Exec format error"
+            ),
+            "execve(): train: Exec format error",
+        ),
+        (
+            (
+                "docker: Error response from daemon: failed task: OCI runtime create failed: "
+                "error during container init: error running prestart hook #0: exit status 1\n"
+                "nvidia-container-cli: mount error: open failed: /proc/driver"
+            ),
+            "nvidia-container-cli: mount error: open failed: /proc/driver",
+        ),
+        (
+            (
+                "  Warning  BackOff  1m  kubelet  Back-off restarting failed container\n"
+                "  Warning  Failed   5m  kubelet  Error: failed to start: no such program"
+            ),
+            "failed to start: no such program",
+        ),
+        (
+            "Nov 26 10:00:00 node-1 kubelet[123]: E1126 10:00:00.1     123 pods.go:4] out of pods",
+            "out of pods",
+        ),
+        (
+            '{"log":"ValueError: bad magic number in shard 3\\n","stream":"stderr","time":"x"}',
+            "ValueError: bad magic number in shard 3",
+        ),
+        (
+            '{"level":50,"time":17,"msg":"The sandbox refused the code: 3 workers left"}',
+            "The sandbox refused the code: 3 workers left",
+        ),
+        (
+            (
+                '{"levelname": "ERROR", "message": "Traceback (most recent call last):\\n  File '
+                '\\"/app/a.py\\", line 3, in f\\n    f()\\nValueError: 3 scores for 4 prompts"}'
+            ),
+            "ValueError: 3 scores for 4 prompts",
+        ),
+        (
+            (
+                "[rank=0] Traceback (most recent call last):\n[rank=1] Traceback (most recent "
+                'call last):\n[rank=0]   File "/app/a.py", line 3, in f\n[rank=1]   File "/a.py", '
+                "line 3, in f\n[rank=0] ValueError: 7 is odd\n[rank=1] ValueError: 7 is odd"
+            ),
+            "ValueError: 7 is odd",
+        ),
+        (
+            (
+                "torch._dynamo.exc.BackendCompilerFailed: backend='inductor' raised:\n"
+                "SubprocException: An exception occurred in a subprocess:\n\n"
+                "Traceback (most recent call last):\n"
+                '  File "/x/subproc_pool.py", line 9, in do_job\nValueError: the kernel has no grid'
+            ),
+            "ValueError: the kernel has no grid",
+        ),
+        (
+            (
+                "ray._private.runtime_env.utils.SubprocessCalledProcessError: Run cmd[9] failed "
+                "with the following details.\nCommand '['pip']' returned non-zero exit status 1.\n"
+                "Last 50 lines of stdout:\n    Collecting x\n    ERROR: Failed to build 'x'"
+            ),
+            "ERROR: Failed to build 'x'",
+        ),
+    ],
+)
+def test_the_line_that_says_why_is_quoted(text: str, line: str) -> None:
+    """Not the first one of a program, which only says that something failed."""
+    assert diagnose_logs([Log("", "job.log", text)]).line.endswith(line)

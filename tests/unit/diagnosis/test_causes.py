@@ -45,6 +45,7 @@ NEARBY = (
     '  File "/x/trl/extras/vllm_client.py", line 9, in update_named_param',
     '  File "/x/trl/extras/vllm_client.py", line 9, in init_communicator',
     '  File "/x/wandb/sdk/wandb_init.py", line 9, in init',
+    '  File "/x/vllm/config/parallel.py", line 9, in _verify_args',
     "node-1:1:2 [0] NCCL INFO Bootstrap : Using docker0:172.17.0.1<0>",
     '  File "/usr/lib/python3/site-packages/datasets/table.py", line 9, in array_cast',
     "[c10d] The IPv6 network addresses of (node-0, 29500) cannot be retrieved (gai error: -2)",
@@ -88,8 +89,9 @@ def test_each_example_has_its_row(row: Row, words: Words) -> None:
     """The variant matches its example, and no earlier row does."""
     context = _context(words) if words.near else ""
     assert bool(context) or not words.near
-    lines = [context, "    the line of code", words.example] if context else ["", words.example]
-    assert words.match(words.example, read_line(words.example).body.strip(), context)
+    example = words.example.split("\n")
+    lines = [context, "    the line of code", *example] if context else ["", *example]
+    assert words.match(words.example, read_line(example[0]).body.strip(), context)
     found = [explain(o.error, "noise", "cause", "symptom", of_ray=True) for o in errors_of(lines)]
     assert found
     assert found[-1] is not None
