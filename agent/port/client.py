@@ -23,7 +23,7 @@ from yarl import URL
 from agent.base import times
 from agent.base.text import escaped, in_url
 from agent.decisions.worker.worker_state import HeadSilent, HeadSpoke, Ordered, WorkerEvent
-from agent.node.read import is_bindable, source_towards
+from agent.port.node_network import NETWORK
 from agent.port.proof import TRIES, Prover, ReplyProof
 from agent.port.protocol import (
     REPORT_PATH,
@@ -34,8 +34,8 @@ from agent.port.protocol import (
     Report,
     protocol_mismatch,
 )
-from agent.processes.probing import port_answers, reason
-from agent.processes.resolving import NoDnsAnswer, resolve, set_keepalive
+from agent.processes.connecting import reason
+from agent.processes.resolving import NoDnsAnswer, set_keepalive
 from agent.processes.waiting import NotYet, until
 
 if TYPE_CHECKING:
@@ -43,6 +43,10 @@ if TYPE_CHECKING:
 
     from aiohttp.connector import Connection
     from typing_extensions import Self
+
+    from agent.port.node_network import Network
+
+    OpenSession = Callable[[str, aiohttp.ClientTimeout], aiohttp.ClientSession]
 
 _MAX_ANSWER_BYTES = 1 << 20
 
@@ -53,10 +57,17 @@ def _plain_session(**options: Any) -> aiohttp.ClientSession:  # noqa: ANN401 - a
     return aiohttp.ClientSession(auto_decompress=False, headers=headers, **options)
 
 
+def open_session(source: str, timeout: aiohttp.ClientTimeout) -> aiohttp.ClientSession:
+    """Return a session that sends from an address, or for '' from the route's."""
+    local = (source, 0) if source else None
+    return _plain_session(connector=KeepaliveConnector(local_addr=local), timeout=timeout)
+
+
 class _Sessions:
     """HTTP sessions, one for each of this node's addresses from which requests are sent."""
 
-    def __init__(self) -> None:
+    def __init__(self, open_one: OpenSession) -> None:
+        self._open = open_one
         total = times.REPLY_HELD + times.REPORT_MARGIN
         self._timeout = aiohttp.ClientTimeout(total=total, connect=3)
         self._by_source: dict[str, aiohttp.ClientSession] = {}
@@ -71,9 +82,7 @@ class _Sessions:
     async def get(self, source: str) -> aiohttp.ClientSession:
         """Return the session that sends from an address, or for '' from the route's."""
         if source not in self._by_source:
-            local = (source, 0) if source else None
-            connector = KeepaliveConnector(local_addr=local)
-            session = _plain_session(connector=connector, timeout=self._timeout)
+            session = self._open(source, self._timeout)
             self._by_source[source] = await self._stack.enter_async_context(session)
         return self._by_source[source]
 
@@ -122,6 +131,8 @@ class HeadLink:
         *,
         last_ip: str = "",
         joins_plain_ray: bool = True,
+        network: Network = NETWORK,
+        open_session: OpenSession = open_session,
     ) -> None:
         """Use `last_ip` while DNS gives no answer; join plain Ray only if `joins_plain_ray`."""
         self._host = host
@@ -134,6 +145,8 @@ class HeadLink:
         self._report = report
         self._emit = emit
         self._on_reply = on_reply
+        self._network = network
+        self._open_session = open_session
 
         # Where the head is.
         self._ip: str | None = None
@@ -162,7 +175,7 @@ class HeadLink:
     async def run(self) -> None:
         """Send reports and handle replies until canceled, or until the goodbye is delivered."""
         step = times.CONNECT_PAUSE
-        async with _Sessions() as sessions, anyio.create_task_group() as tasks:
+        async with _Sessions(self._open_session) as sessions, anyio.create_task_group() as tasks:
             while True:
                 former = self._followed_ip
                 epoch = self._epoch
@@ -218,6 +231,7 @@ class HeadLink:
             return True
 
         # Does GCS answer? A plain `ray start --head` has no agent, and a killed one is replaced.
+        port_answers = self._network.port_answers
         if not failure.from_an_agent and not await port_answers(self._ip, self._gcs_port):
             if self._joins_plain_ray:
                 self._silent_since = None
@@ -240,7 +254,7 @@ class HeadLink:
 
     async def _resolve_head(self) -> str | None:
         """Return the head's address; the last one where DNS does not answer."""
-        addresses = await resolve(self._host)
+        addresses = await self._network.resolve(self._host)
         if not isinstance(addresses, str):
             self._dns_error = ""
             return addresses[self._address_index % len(addresses)]
@@ -252,7 +266,8 @@ class HeadLink:
     def _next_report(self, ip: str) -> Report:
         """Return a numbered report: the head ignores one that a later one overtook."""
         self._sequence += 1
-        return replace(self._report(source_towards(ip) or ""), sequence=self._sequence)
+        own_ip = self._network.source_towards(ip) or ""
+        return replace(self._report(own_ip), sequence=self._sequence)
 
     async def _send(
         self, sessions: _Sessions, ip: str, report: Report, hold: float
@@ -300,7 +315,9 @@ class HeadLink:
     ) -> tuple[int, str] | _NoReply:
         """Post a report; return status and text of the answer, if it is proven."""
         # Without a token the head takes the sender's address for this node's.
-        source = report.ip if self._token is None and is_bindable(report.ip) else ""
+        source = ""
+        if self._token is None and self._network.is_bindable(report.ip):
+            source = report.ip
         session = await sessions.get(source)
 
         where = self._address(ip)
@@ -365,7 +382,7 @@ class HeadLink:
 
     async def send_goodbye(self, limit: float) -> None:
         """Send the head a goodbye; the head may not run yet, or no longer."""
-        async with _Sessions() as sessions:
+        async with _Sessions(self._open_session) as sessions:
 
             async def delivered() -> bool | NotYet:
                 ip = self._ip or await self._resolve_head()

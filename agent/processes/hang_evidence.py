@@ -56,7 +56,6 @@ def _range(values: Iterable[int | None]) -> str:
     return f"{least}" if least == most else f"{least} to {most}"
 
 
-KMSG = "/dev/kmsg"
 _KERNEL = re.compile(
     r"NVRM: (Xid|GPU)\b|blocked for more than|Out of memory|I/O error|not responding|link is down"
     r"|Hardware Error|amdgpu.*(reset|timeout|hang)",
@@ -66,7 +65,7 @@ _LARGEST_MESSAGE = 8192
 _MOST_MESSAGES = 100_000
 
 
-def kernel_notes(device: str = KMSG) -> list[str]:
+def kernel_notes(device: str) -> list[str]:
     """Return the kernel's last messages about GPUs, disks and memory, where they may be read."""
     try:
         descriptor = os.open(device, os.O_RDONLY | os.O_NONBLOCK)

@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-import os
 import re
 import socket
-from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
@@ -19,9 +17,10 @@ from aiohttp.abc import AbstractResolver
 from msgspec import Meta, convert
 
 from agent.base import times
-from agent.base.text import error_text, in_url, is_ip
+from agent.base.text import error_text, is_ip
 from agent.base.value import Value
 from agent.job.services import HttpProbe, LogPattern, ScoringProbe, TcpProbe
+from agent.processes.connecting import port_answers, reason
 from agent.processes.resolving import resolve
 from agent.processes.waiting import NotYet, until
 from agent.record.files import reading
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
     from aiohttp.abc import ResolveResult
 
     from agent.job.services import LivenessCheck, Placeholders, Readiness
+    from agent.processes.connecting import PortAnswers
 
 _MAX_REPLY = 1 << 20
 
@@ -46,29 +46,6 @@ _CHUNK = 1 << 20
 _REFUSED = "connection refused"
 _BUSY = ("no answer ", "it answered 503", "it answered 429")  # Perhaps it is only busy
 _BUSY_SHARE = 0.02  # Of a core: a busy service uses more, and one that hangs uses none
-
-
-async def port_answers(host: str, port: int, limit: float = 2.0) -> str:
-    """Try a TCP connection; return '' if it succeeds, else why not."""
-    where = f"{in_url(host)}:{port}"
-    deadline = anyio.current_time() + limit
-    addresses = await resolve(host, limit)
-    if isinstance(addresses, str):
-        return addresses
-
-    # Each address is tried within one deadline for all.
-    why = f"no answer from {where} within {limit:g} s"
-    with anyio.CancelScope(deadline=deadline):
-        for address in addresses:
-            try:
-                stream = await anyio.connect_tcp(address, port)
-            except OSError as error:
-                why = f"{reason(error.__cause__ or error)} by {where}"
-                continue
-            with suppress(OSError, anyio.BrokenResourceError):
-                await stream.aclose()
-            return ""
-    return why
 
 
 async def first_answer(ask: Callable[[], Awaitable[str]], limit: float) -> str:
@@ -99,13 +76,6 @@ def proxy_for(url: str) -> str | None:
     """
     parts = urlsplit(url)
     return None if proxy_bypass(parts.netloc) else getproxies().get(parts.scheme)
-
-
-def reason(error: BaseException) -> str:
-    """Return an OS error in lower case, such as 'connection refused'."""
-    if isinstance(error, OSError) and error.errno is not None and error.errno > 0:
-        return os.strerror(error.errno).lower()
-    return str(error) or type(error).__name__
 
 
 class _RewardReply(Value):
@@ -182,12 +152,18 @@ class ReadinessProbe:
     """Probes whether one service is ready; `token` is sent to a reward server."""
 
     def __init__(
-        self, ready: Readiness, place: Placeholders, log: Path, token: str | None = None
+        self,
+        ready: Readiness,
+        place: Placeholders,
+        log: Path,
+        token: str | None = None,
+        connect: PortAnswers = port_answers,
     ) -> None:
         self._ready = ready
         self._placeholders = place
         self._log = log
         self._token = token
+        self._port_answers = connect
         self._offset = log.stat().st_size if log.exists() else 0
         self._rest = ""  # The start of a line of the log whose end was not written yet
 
@@ -200,7 +176,8 @@ class ReadinessProbe:
             case HttpProbe(url, body, expect):
                 return await reply_evidence(place.fill(url), body, expect, limit)
             case TcpProbe(port):
-                return await port_answers(place.node_ip, port, min(limit, times.LOCAL_CONNECT))
+                limit = min(limit, times.LOCAL_CONNECT)
+                return await self._port_answers(place.node_ip, port, limit)
             case LogPattern(pattern):
                 return self._search_log(pattern)
 

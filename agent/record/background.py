@@ -390,6 +390,10 @@ class ItemWriter(Background, Generic[T]):
             if self._thread is not None:
                 self._changed.wait_for(lambda: self.is_settled, limit)
 
+    async def until_settled(self) -> None:
+        """Do the same in a thread; without one nothing is waited for."""
+        await in_thread(self.settle)
+
     @property
     def is_settled(self) -> bool:
         """Return whether the newest item is written, or given up."""

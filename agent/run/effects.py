@@ -8,22 +8,34 @@ Whatever is the same for all processes of this machine stays a plain call: time,
 
 from __future__ import annotations
 
+import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from agent.node.limits import oom_kills
-from agent.processes import driver, process, ray_parts, signals
+from agent.node.read import taken_ports
+from agent.port.node_network import NETWORK, Network
+from agent.processes import driver, process, ray_machine, ray_parts, signals
+from agent.processes.driver import Utilization
 from agent.processes.process import Child, StartChild
+from agent.record.background import ItemWriter
+from agent.record.files import write_atomically
+from agent.record.log import log_to_file
+from agent.record.node_record import NodeRecorder
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
-    from pathlib import Path
+    from collections.abc import Callable, Coroutine, Iterable
 
     import psutil
     from anyio.abc import TaskStatus
 
+    from agent.node.facts import Folder
     from agent.node.limits import OomKills
+    from agent.processes.driver import JobProcess
     from agent.processes.ray_parts import RayParts
     from agent.processes.waiting import BestEffort
+    from agent.record.run_record import RunRecord
+    from agent.run.late_effects import LateEffects
 
 
 class WatchSignals(Protocol):
@@ -58,6 +70,8 @@ class Processes(NamedTuple):
     find_first_rank: Callable[[str], psutil.Process | None] = driver.find_first_rank
     terminate_driver: Callable[[str], str] = driver.terminate_driver
     kill_leftovers: Callable[[], list[str]] = driver.kill_leftovers
+    job_processes: Callable[[str | None], list[JobProcess]] = driver.job_processes
+    utilization: type[Utilization] = Utilization
 
     # What goes on in those of Ray, and in this container.
     watch_ray_parts: Callable[[RayParts], Coroutine[Any, Any, None]] = ray_parts.RayParts.watch
@@ -68,10 +82,67 @@ class Processes(NamedTuple):
     cpu_of: Callable[[int], float] = process.cpu_of
 
 
+class StaleRay(Protocol):
+    """The form of `stale_ray`."""
+
+    def __call__(self, temp_dir: str, *, everything: bool) -> list[psutil.Process]:
+        """Find Ray processes of an earlier run."""
+
+
+class TakenPorts(Protocol):
+    """The form of `taken_ports`."""
+
+    def __call__(self, ports: Iterable[int]) -> dict[int, str]:
+        """Return the ports in use, each with the process that listens."""
+
+
+class MachineEffects(NamedTuple):
+    """This machine itself, and what is prepared on it before Ray."""
+
+    kernel_log: str = "/dev/kmsg"
+    raise_open_files: Callable[[int], None] = ray_machine.raise_open_files
+    stale_ray: StaleRay = ray_machine.stale_ray
+    taken_ports: TakenPorts = taken_ports
+    secure_folder: Callable[[str, int], Folder | None] = ray_machine.secure_folder
+    prune_sessions: Callable[[str, BestEffort], Coroutine[Any, Any, None]] = (
+        ray_machine.prune_sessions
+    )
+
+
+class WriteFile(Protocol):
+    """The form of `write_atomically`."""
+
+    def __call__(
+        self, path: Path, text: str, *, durable: bool = ..., mode: int | None = ...
+    ) -> OSError | None:
+        """Replace a file as a whole; return the error on failure."""
+
+
+class Disk(NamedTuple):
+    """Files: those who write this run's records, and what a user's path means."""
+
+    node_recorder: type[NodeRecorder] = NodeRecorder
+    run_writer: type[ItemWriter[RunRecord]] = ItemWriter
+    log_to_file: Callable[[Callable[[], Path]], None] = log_to_file
+    write: WriteFile = write_atomically
+    path: Callable[[str], Path] = Path
+
+
+def _late() -> LateEffects:
+    from agent.run.late_effects import REAL_LATE  # noqa: PLC0415 - aiohttp, after `ray start`
+
+    return REAL_LATE
+
+
 class Effects(NamedTuple):
     """All effects of a run on one node."""
 
+    clock: Callable[[], float] = time.monotonic
     processes: Processes = Processes()
+    machine: MachineEffects = MachineEffects()
+    disk: Disk = Disk()
+    network: Network = NETWORK
+    late: Callable[[], LateEffects] = _late
 
 
 REAL = Effects()

@@ -36,7 +36,7 @@ from agent.record.log import configure, disk_alarm, say
 from agent.record.node_record import folder_of
 from agent.record.run_folder import OUTCOME_FILE, former_outages, outcome_text, write_outcome
 from agent.run.effects import REAL
-from agent.run.restarts import Container, Restarts, settings_digest
+from agent.run.restarts import Container, Restarts, hold_by_setting, settings_digest
 from agent.settings.load import settings_for_end
 from agent.settings.redact import redactor_for
 
@@ -84,23 +84,8 @@ async def end_run(  # noqa: PLR0913 - what only some ends have
     else:
         must_hold = container.restarts.would_repeat()
     if must_hold:
-        await _hold(outcome, container, stopped, others)
+        await container.hold(outcome, container, stopped, others)
     return outcome
-
-
-async def _hold(
-    outcome: Outcome,
-    container: Container,
-    stopped: Callable[[], Awaitable[object]] | None,
-    others: Sequence[tuple[str, int]],
-) -> None:
-    from agent.run.holding import Held, hold_until_signal  # noqa: PLC0415 - it loads aiohttp
-
-    held = Held(container.settings, container.environ, container.on_done)
-    if stopped is None:
-        await hold_until_signal(held, outcome)
-    else:
-        await held.hold(outcome, stopped, others)
 
 
 # --- the role has ended --------------------------------------------------------------------------
@@ -148,7 +133,7 @@ async def _notify(
     """Send the end of a run that has no head which could."""
     if plan.settings.notify is None or not plan.topology.is_head:
         return
-    from agent.run.notify import Notifier  # noqa: PLC0415 - as in `_hold`
+    from agent.run.notify import Notifier  # noqa: PLC0415 - only an end notifies
 
     notifier = Notifier(plan, clean, lambda: run_id)
     notifier.send_end(outcome, seconds)
@@ -162,7 +147,7 @@ async def _stop_request(next_event: Callable[[], Awaitable[object]]) -> None:
 
 async def end_failed_role(run: NodeRun, failure: Exception) -> Outcome:
     """End the run after an exception in its role: all children are killed."""
-    from agent.run.failure_bundle import make_bundle  # noqa: PLC0415 - as in `_hold`
+    from agent.run.failure_bundle import make_bundle  # noqa: PLC0415 - only a failed role needs it
 
     error = agent_error_in(failure)
     process.kill(run.effects.processes.descendants())
@@ -234,7 +219,7 @@ def end_refused(environ: Mapping[str, str], command: list[str] | None, outcome: 
     def record(outcome: Outcome) -> None:
         run_within(times.STALLED_DISK, partial(restarts.record, "", outcome))
 
-    container = Container(settings, environ, on_done, restarts)
+    container = Container(settings, environ, on_done, restarts, hold_by_setting)
     anyio.run(partial(end_run, redactor.clean_fields(outcome), container, record=record))
 
 

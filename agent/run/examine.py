@@ -30,7 +30,6 @@ from agent.processes.probing import ReadinessProbe
 from agent.processes.recorder_dumps import read_recorders
 from agent.processes.waiting import Failure
 from agent.record.background import in_thread, result_in_thread
-from agent.record.files import write_atomically
 from agent.record.run_folder import stacks_file
 from agent.run.diagnose import ray_log_folder
 
@@ -68,7 +67,7 @@ class NodeExaminer:
         plan = run.plan
         node = plan.topology.node_name
         limit = times.NODE_EXAMINED
-        search = partial(driver.job_processes, submission_id)
+        search = partial(run.effects.processes.job_processes, submission_id)
         processes = await result_in_thread(search, limit)
         serving = await in_thread(self._services, times.STALLED_DISK) or []
         py_spy = await in_thread(self._py_spy, times.STALLED_DISK)
@@ -123,7 +122,8 @@ class NodeExaminer:
     async def _machine_notes(self) -> list[str]:
         """Return sentences about GPUs and the kernel."""
         notes = gpu_notes(self._run.figures.newest)
-        return notes + (await in_thread(kernel_notes, times.STALLED_DISK) or [])
+        read = partial(kernel_notes, self._run.effects.machine.kernel_log)
+        return notes + (await in_thread(read, times.STALLED_DISK) or [])
 
     async def _engine_logs(self) -> str:
         read = partial(engine_logs, ray_log_folder(self._run))
@@ -210,7 +210,8 @@ class JobExaminer:
             parts.append(f"--- {node}\n{node_findings.as_text(one)}\n")
         text = self._run.redactor.clean("\n".join(parts))
         path = self._run.folder.file(stacks_file(attempt))
-        await in_thread(partial(write_atomically, path, text, durable=False), times.STALLED_DISK)
+        write = partial(self._run.effects.disk.write, path, text, durable=False)
+        await in_thread(write, times.STALLED_DISK)
 
     async def _service_notes(self) -> list[str]:
         """Return which services do not answer a request as before the job."""

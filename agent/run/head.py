@@ -46,12 +46,11 @@ from agent.job.services import REWARD, reward_url
 from agent.plan import environment
 from agent.plan.plan import BRIDGE
 from agent.processes import driver
-from agent.processes.probing import port_answers
 from agent.processes.waiting import NotYet, until
 from agent.record.background import in_thread, result_in_thread
 from agent.record.event_filter import EventFilter, recorded_form
 from agent.record.events import AttemptOver
-from agent.record.files import remove_file, write_atomically
+from agent.record.files import remove_file
 from agent.record.log import say
 from agent.run import head_job, head_server
 from agent.run.diagnose import Elsewhere, diagnose_end, find_cause, with_cause
@@ -61,7 +60,6 @@ from agent.run.head_job import Submission, SubmissionTask
 from agent.run.job_steps import StepKeeper, progress_path
 from agent.run.local_services import LocalWork
 from agent.run.make_goal import make_goal
-from agent.run.make_ready import prune_sessions
 from agent.run.node_run import kill_leftovers, say_line, start_ray, stop_ray, watch_until_end
 from agent.run.orders import Prober
 from agent.run.pod_price import send_pod_price
@@ -160,7 +158,8 @@ class HeadAgent:
             self._run, self._status, self._reports, self._inbox.put
         )
         self._start_watches()
-        runner = await server.open([started.local_socket, *started.sockets])
+        sockets = [started.local_socket, *started.sockets]
+        runner = await self._run.effects.late().open_port(server, sockets)
 
         # The run, its end, and the pod's. Until then callers get the verdict.
         try:
@@ -191,7 +190,8 @@ class HeadAgent:
         if self._ray is not None:
             start(self._watch_ray, self._ray)
         if plan.own_ray is not None:
-            start(prune_sessions, plan.own_ray.session, self._run.best_effort)
+            prune = self._run.effects.machine.prune_sessions
+            start(prune, plan.own_ray.session, self._run.best_effort)
         given = plan.topology.given_ray
         if given is not None:
             start(self._watch_gcs, given.gcs_host, given.gcs_port, 1.0)
@@ -236,7 +236,7 @@ class HeadAgent:
         start(self._run.watch_machine)
         start(self._run.watch_figures)
         start(stall.run)
-        start(watch_silent_workers, self._reports, self._plan.ports, put)
+        start(watch_silent_workers, self._reports, self._plan.ports, put, self._run.effects)
         status = self._status
         start(every, times.RECEIPT_LOOK, "a look at what the run does", status.look_at_run)
         start(every, times.CHECKPOINTS_LOOK, "a look for checkpoints", status.checkpoints.look)
@@ -386,7 +386,7 @@ class HeadAgent:
             case h.RestartRay():
                 await self._start_ray_again()
             case h.AskNodes(job):
-                start(probe_nodes, job, self._state.fleet, put)
+                start(probe_nodes, job, self._state.fleet, put, self._run.effects.network)
             case h.ReleaseWorker(node):
                 self._reports.order(node, OrderKind.LEAVE)
 
@@ -448,7 +448,7 @@ class HeadAgent:
         put = self._inbox.put
 
         async def is_open() -> bool | NotYet:
-            evidence = await port_answers(host, port)
+            evidence = await self._run.effects.network.port_answers(host, port)
             return NotYet(evidence) if evidence else True
 
         await until(is_open, None, longest=step, on_evidence=lambda why: put(h.HeadRaySilent(why)))
@@ -519,7 +519,8 @@ class HeadAgent:
         # Then the secrets, which the driver reads from a file.
         if submission.secrets:
             self._secrets = Path(submission.secrets_file)
-            write = partial(write_atomically, self._secrets, submission.secrets, mode=0o600)
+            write_file = self._run.effects.disk.write
+            write = partial(write_file, self._secrets, submission.secrets, mode=0o600)
             error = await result_in_thread(write)
             if error is not None:
                 self._inbox.put(h.SubmitWaits(job_id, error_text(error), final=True))

@@ -40,7 +40,7 @@ from agent.node.read import cached_model, model_config
 from agent.plan.environment import without_proxy_to
 from agent.plan.plan import JOB_LOG
 from agent.processes import driver
-from agent.processes.output import OutputCopies, PreambleFilter, size_at_start
+from agent.processes.output import PreambleFilter, size_at_start
 from agent.processes.waiting import NotYet, TimedOutError, until
 from agent.record import run_folder
 from agent.record.background import in_thread
@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from agent.job.job import Job, RecipeJob
     from agent.job.services import Placeholders
     from agent.plan.plan import Plan
+    from agent.processes.output import OutputCopies
     from agent.record.job_lines import JobLines
     from agent.record.run_folder import CheckpointFiles
     from agent.run.node_run import NodeRun
@@ -84,7 +85,7 @@ async def start_job_output(
     log = run.folder.file(JOB_LOG)
     run.output_begins = max(0, await size_at_start(log) - known.copied)
 
-    output = OutputCopies(source, PreambleFilter(job_id, command_line))
+    output = run.effects.late().copy_output(source, PreambleFilter(job_id, command_line))
     output.to_stdout(known.passed_on, lambda count: update(passed_on=count))
     output.to_file(log, known.copied, lambda count: update(copied=count))
     output.to_watcher(watcher)
@@ -99,7 +100,7 @@ async def stop_job(  # noqa: PLR0913 - a job, and who learns of its stop
     flush: Callable[[], Awaitable[None]],
     send: Callable[[DriverSignaled], None],
     task: SubmissionTask,
-    terminate: Callable[[str], str] = driver.terminate_driver,
+    terminate: Callable[[str], str],
 ) -> None:
     """Stop a job through Ray, or signal its driver by `terminate` where the dashboard hangs.
 

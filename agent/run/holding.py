@@ -18,7 +18,7 @@ import anyio
 from agent.base import times
 from agent.plan.show import DELETE_CLUSTER, held_sentence, how_to_end
 from agent.processes import signals
-from agent.processes.probing import port_answers
+from agent.processes.connecting import port_answers
 from agent.processes.waiting import NotYet, TimedOutError, until
 from agent.record.background import all_idle
 from agent.record.log import say

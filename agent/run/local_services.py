@@ -13,7 +13,6 @@ import asyncio
 import time
 from collections import defaultdict
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import anyio
@@ -35,6 +34,7 @@ from agent.record.log import say
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from agent.job.services import Placeholders, PrepareStep, ServiceSpec
     from agent.processes.process import Child
@@ -86,7 +86,7 @@ class LocalWork:
 
         # Was it done in an earlier run, whose marker is on a disk that keeps it?
         place = self._place()
-        marker = None if step.once is None else Path(place.fill(step.once))
+        marker = None if step.once is None else run.effects.disk.path(place.fill(step.once))
         if marker is not None:
             try:
                 is_done = await _is_there(marker, name)
@@ -208,7 +208,8 @@ class LocalWork:
         """Send an event when a service is ready; return why it is dead once it stops answering."""
         log = self._run.folder.file(spec.log)
         token = self._run.plan.secret("AGENT_REWARD_TOKEN")
-        probe = ReadinessProbe(spec.ready, place, log, token)
+        port_answers = self._run.effects.network.port_answers
+        probe = ReadinessProbe(spec.ready, place, log, token, port_answers)
 
         async def probe_once(limit: float) -> str:
             began = anyio.current_time()

@@ -65,7 +65,7 @@ if TYPE_CHECKING:
     from agent.checks.finding import Finding
     from agent.decisions.head.head_state import HeadEvent
     from agent.plan.plan import Plan
-    from agent.run.effects import Effects
+    from agent.run.effects import Disk, Effects
     from agent.run.head import HeadAgent
     from agent.run.restarts import Container
     from agent.run.takeover import SurvivingProcesses
@@ -156,7 +156,9 @@ def begin(  # noqa: PLR0913 - what an agent starts with
     # Which processes of a killed agent go on in it?
     names = (RAY, *(service.name for service in plan.possible_services))
     surviving = find_surviving_processes(folder, names, container.killed_agents, effects.processes)
-    keeper = None if chosen is None else _keep_record(plan, job, chosen, surviving)
+    keeper = None
+    if chosen is not None:
+        keeper = _keep_record(plan, job, chosen, surviving, effects.disk)
 
     run_id = killed.run_id if keeper is None else keeper.record.run_id
     node_run = NodeRun(plan, redactor, folder, started, run_id, surviving, effects)
@@ -275,6 +277,7 @@ def _keep_record(
     job: str,
     chosen: run_record.ChosenRun,
     surviving: SurvivingProcesses | None,
+    disk: Disk,
 ) -> RunKeeper:
     """Return the keeper of the run's record; end a surviving Ray that the record has no use for."""
     keeps_ray = surviving is not None and surviving.has_ray
@@ -286,6 +289,7 @@ def _keep_record(
         replaces_agent=surviving is not None,
         own_epoch=0 if surviving is None else surviving.record.epoch,
         memory="" if surviving is None or keeps_ray else surviving.memory,
+        disk=disk,
     )
     if surviving is not None and keeper.has_outdated_ray:
         surviving.end_ray()

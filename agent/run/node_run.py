@@ -42,8 +42,8 @@ from agent.record.events import (
 )
 from agent.record.files import iso_time
 from agent.record.job_lines import JobLines
-from agent.record.log import disk_alarm, draw, log_to_file, say
-from agent.record.node_record import NODE_FILE, NodeRecorder
+from agent.record.log import disk_alarm, draw, say
+from agent.record.node_record import NODE_FILE
 from agent.record.run_folder import outcome_text, write_outcome
 from agent.run.effects import REAL
 from agent.run.gpu_memory import GpuMemory
@@ -146,7 +146,7 @@ class NodeRun:
         self.folder = folder
         self.run_id = run_id  # the node's run; '' on a worker that has no reply of the head yet
         self.surviving = surviving  # the processes of a killed agent that this one replaces
-        self._clock = RunClock(started)
+        self._clock = RunClock(started, effects.clock)
 
         # What the end of the run needs.
         self.container: Container
@@ -179,11 +179,12 @@ class NodeRun:
 
         # The records on disk: node.json continues a killed agent's.
         own = folder.own if surviving is None else folder.own.continuing(surviving.record)
-        self.node = NodeRecorder(own, partial(folder.held, NODE_FILE), disk_alarm)
+        where = partial(folder.held, NODE_FILE)
+        self.node = effects.disk.node_recorder(own, where, disk_alarm)
         disk_alarm.folder = lambda: folder.path
-        self.memory = MemoryWatch(effects.processes.oom_kills)
+        self.memory = MemoryWatch(effects.processes.oom_kills, effects.clock)
         self.node.update(oom_kills=self.memory.kills.number)
-        log_to_file(partial(folder.file, "agent.log"))
+        effects.disk.log_to_file(partial(folder.file, "agent.log"))
         self.node.start()
 
     @cached_property

@@ -26,9 +26,8 @@ from agent.plan import environment
 from agent.plan.make import GPUS, PREFLIGHT_RESULT
 from agent.plan.plan import AGENT_LOG
 from agent.plan.plan import ALL_REDUCE as PROCESS
-from agent.port.client import download_sample
 from agent.port.protocol import MAX_ANSWERS
-from agent.processes.probing import port_answers, reward_answers
+from agent.processes.probing import reward_answers
 from agent.processes.process import tail_of
 from agent.processes.waiting import Failure, NotYet, TimedOutError, until
 from agent.record.background import in_thread
@@ -95,6 +94,7 @@ class Prober:
     def __init__(self, run: NodeRun) -> None:
         self._run = run
         self._plan = run.plan
+        self._network = run.effects.network
         self._slots = asyncio.Semaphore(_AT_ONCE)
         self._one_sample = asyncio.Lock()
 
@@ -129,7 +129,7 @@ class Prober:
             evidence = await reward_answers(url, times.NODE_PROBE - 1, token)
         else:  # its request format is not known
             split = urlsplit(url)
-            evidence = await port_answers(split.hostname or "", split.port or 80)
+            evidence = await self._network.port_answers(split.hostname or "", split.port or 80)
         return Answer(SCORE, at, evidence, time.monotonic() - began)
 
     async def _reach(self, at: str, _place: Placeholders) -> Answer:
@@ -141,7 +141,7 @@ class Prober:
             nonlocal best
             for port in (ports.object_manager, *[ports.node_manager] * _TRIES):
                 began = time.monotonic()
-                evidence = await port_answers(at, port, times.REACH_TRY)
+                evidence = await self._network.port_answers(at, port, times.REACH_TRY)
                 if evidence:
                     return NotYet(evidence)
                 best = min(best, time.monotonic() - began)
@@ -168,7 +168,7 @@ class Prober:
                 seconds_left = deadline - anyio.current_time()
                 if seconds_left <= 0:
                     break
-                sample = await download_sample(
+                sample = await self._run.effects.late().download_sample(
                     ip,
                     self._plan.ports.agent,
                     self._plan.secret(),

@@ -31,11 +31,18 @@ from agent.settings.model import KNOWN_NAMES
 from agent.settings.redact import MASK, looks_secret
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
     from pathlib import Path
+    from typing import Any
 
     from agent.plan.plan import Plan
     from agent.settings.model import Settings
+
+    StopRequest = Callable[[], Awaitable[object]]
+    Hold = Callable[
+        [Outcome, "Container", StopRequest | None, Sequence[tuple[str, int]]],
+        Coroutine[Any, Any, None],
+    ]
 
 QUICK_RESTARTS = 3  # after so many restarts with one cause, the next such end is a verdict
 _ENDS_FOLDER = ".ends"
@@ -182,6 +189,22 @@ def past_end_file(root: Path, node: str) -> Path:
     return root / _ENDS_FOLDER / f"{safe_name(node)}.json"
 
 
+async def hold_by_setting(
+    outcome: Outcome,
+    container: Container,
+    stopped: StopRequest | None,
+    others: Sequence[tuple[str, int]],
+) -> None:
+    """Do what AGENT_ON_DONE says, until `stopped` returns or until a signal."""
+    from agent.run.holding import Held, hold_until_signal  # noqa: PLC0415 - it loads aiohttp
+
+    held = Held(container.settings, container.environ, container.on_done)
+    if stopped is None:
+        await hold_until_signal(held, outcome)
+    else:
+        await held.hold(outcome, stopped, others)
+
+
 class Container(NamedTuple):
     """What agents of this container have in common, and what its end depends on."""
 
@@ -189,6 +212,7 @@ class Container(NamedTuple):
     environ: Mapping[str, str]
     on_done: str
     restarts: Restarts
+    hold: Hold  # holds or stops it after the end
     killed_agents: tuple[int, ...] = ()  # the pids of those that this agent replaces, last first
 
 
@@ -204,7 +228,9 @@ def container_of(plan: Plan, environ: Mapping[str, str], command: list[str] | No
         holds=plan.on_done != "exit",
         longest=times.ATTEMPT_SHORT + sum(wait.seconds for wait in plan.waits),
     )
-    return Container(plan.settings, environ, plan.on_done, restarts, parent.former_agents)
+    return Container(
+        plan.settings, environ, plan.on_done, restarts, hold_by_setting, parent.former_agents
+    )
 
 
 def settings_digest(environ: Mapping[str, str], command: Sequence[str] | None) -> str:

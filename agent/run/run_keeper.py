@@ -20,7 +20,6 @@ from agent.base import ends
 from agent.decisions.attempts import Attempt, AttemptSnapshot, may_be_retried, retries_exhausted
 from agent.decisions.head import head_state as h
 from agent.decisions.head.losses import MAX_NODES_BY_NAME
-from agent.record.background import ItemWriter, in_thread
 from agent.record.files import FileLock, iso_time, safe_name
 from agent.record.log import disk_alarm
 from agent.record.log_dir import log_dir
@@ -35,6 +34,7 @@ from agent.record.run_record import (
     SavedOutages,
     proof_of,
 )
+from agent.run.effects import REAL
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from agent.decisions.shared import Outage
     from agent.port.protocol import Hello
     from agent.record.run_record import ChosenRun
+    from agent.run.effects import Disk
 
 
 class RunKeeper:
@@ -69,13 +70,14 @@ class RunKeeper:
         replaces_agent: bool = False,
         own_epoch: int = 0,
         memory: str = "",
+        disk: Disk = REAL.disk,
     ) -> None:
         self._root = root
         self.note_epoch: Callable[[int], OSError | None] = lambda _epoch: None
         """Records an epoch in node.json, or returns an error; called before run.json has it."""
         self._noted_epoch = own_epoch
-        self._writer: ItemWriter[RunRecord] = ItemWriter(RUN_FILE, self._write, disk_alarm)
-        self._lock = chosen.lock  # locked until this process ends
+        self._writer = disk.run_writer(RUN_FILE, self._write, disk_alarm)
+        self.lock = chosen.lock  # locked until this process ends
         self._former_head = chosen.former_head
         self._replaces_agent = replaces_agent
         self._verdict: Outcome | None = None
@@ -270,7 +272,7 @@ class RunKeeper:
             log_dir.remove(self._root / former / RUN_FILE)
             lock = FileLock(folder / RUN_LOCK)
             lock.take()
-            self._lock = lock
+            self.lock = lock
 
     def record_submission(
         self, attempt: Attempt, nodes: tuple[str, ...] = (), required: int = 0
@@ -287,7 +289,7 @@ class RunKeeper:
                 checkpoint=attempt.checkpoint,
                 nodes=nodes,
                 head=self.record.head,
-                lock=0 if self._lock is None else self._lock.inode,
+                lock=0 if self.lock is None else self.lock.inode,
             )
         )
         begun = Attempt(
@@ -330,7 +332,7 @@ class RunKeeper:
     async def flush(self) -> None:
         """Wait until all records are on disk, within a limit."""
         epoch = self.record.epoch
-        await in_thread(self._writer.settle)
+        await self._writer.until_settled()
         self.epoch = max(self.epoch, epoch)
 
     def record_nodes(self, nodes: Iterable[str]) -> None:

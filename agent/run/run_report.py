@@ -12,7 +12,6 @@ from agent.base.text import error_text, map_texts
 from agent.port.page_status import page_status
 from agent.port.report_page import REPORT_FILE, report_page
 from agent.record.background import in_thread
-from agent.record.files import write_atomically
 from agent.record.log import disk_alarm
 from agent.run.head_server import judged, read_lines
 
@@ -40,5 +39,5 @@ def _write(run: NodeRun, data: dict[str, Any]) -> str:
     }
     masked = map_texts(data, clean)
     page = report_page(masked["status"], masked["series"], logs)
-    failure = write_atomically(run.folder.file(REPORT_FILE), page)
+    failure = run.effects.disk.write(run.folder.file(REPORT_FILE), page)
     return "" if failure is None else error_text(failure)

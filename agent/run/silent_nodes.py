@@ -10,19 +10,26 @@ import anyio
 from agent.base import times
 from agent.base.text import in_url
 from agent.decisions.head import head_state as h
-from agent.processes.probing import first_answer, port_answers, reply_evidence
+from agent.port.node_network import NETWORK
+from agent.processes.probing import first_answer
 from agent.processes.waiting import NotYet, until
+from agent.run.effects import REAL
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from agent.base.ports import Ports
     from agent.decisions.head.fleet import Fleet
+    from agent.port.node_network import Network
     from agent.port.reports import Reports
+    from agent.run.effects import Effects
 
 
 async def watch_silent_workers(
-    reports: Reports, ports: Ports, send: Callable[[h.WorkerSilent], None]
+    reports: Reports,
+    ports: Ports,
+    send: Callable[[h.WorkerSilent], None],
+    effects: Effects = REAL,
 ) -> None:
     """Probe workers whose connection broke, and at intervals those that are overdue.
 
@@ -36,7 +43,7 @@ async def watch_silent_workers(
         if agent is None or not agent.ip:
             return
         async with limiter:
-            agent_evidence, ray_evidence = await probe_worker(agent.ip, ports)
+            agent_evidence, ray_evidence = await probe_worker(agent.ip, ports, effects)
 
         # Has it reported meanwhile, or left?
         agent = reports.awaited(key)
@@ -62,7 +69,7 @@ async def watch_silent_workers(
                 tasks.start_soon(on_disconnect, key)
 
 
-async def probe_worker(ip: str, ports: Ports) -> tuple[str, str]:
+async def probe_worker(ip: str, ports: Ports, effects: Effects) -> tuple[str, str]:
     """Probe a worker's agent and its Ray; return the evidence that each is silent, or ''."""
     limit = times.PROBE_OF_SILENT + times.PROBE_EVIDENCE
     evidence = dict[str, str]()
@@ -72,15 +79,21 @@ async def probe_worker(ip: str, ports: Ports) -> tuple[str, str]:
 
     # Without redirects: a stranger that reported cannot have a request sent elsewhere.
     url = f"http://{in_url(ip)}:{ports.agent}/livez"
+    reply_evidence = effects.late().reply_evidence
     ask_agent = partial(reply_evidence, url, None, "", limit, follows_redirects=False)
-    ask_ray = partial(port_answers, ip, ports.node_manager, limit)
+    ask_ray = partial(effects.network.port_answers, ip, ports.node_manager, limit)
     async with anyio.create_task_group() as both:
         both.start_soon(ask, "agent", ask_agent)
         both.start_soon(ask, "ray", ask_ray)
     return evidence["agent"], evidence["ray"]
 
 
-async def probe_nodes(job_id: str, fleet: Fleet, send: Callable[[h.NodesAsked], None]) -> None:
+async def probe_nodes(
+    job_id: str,
+    fleet: Fleet,
+    send: Callable[[h.NodesAsked], None],
+    network: Network = NETWORK,
+) -> None:
     """Probe all workers of a failed job at their raylets' ports, and send the silent ones.
 
     GCS needs 15 s to miss a node; the kernel of a live node answers at once.
@@ -88,7 +101,7 @@ async def probe_nodes(job_id: str, fleet: Fleet, send: Callable[[h.NodesAsked], 
     silent: dict[str, str] = {}
 
     async def probe_port(ip: str, name: str, port: int) -> None:
-        evidence = await port_answers(ip, port, times.PER_NODE_ASKED)
+        evidence = await network.port_answers(ip, port, times.PER_NODE_ASKED)
         if evidence:
             silent[name] = f"its Ray does not answer, {evidence}"
 

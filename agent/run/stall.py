@@ -37,7 +37,6 @@ from agent.decisions.stall import (
 from agent.diagnosis.stacks import same_suspects
 from agent.job.job import prints_steps
 from agent.node.gpus import TOOLS
-from agent.processes.driver import Utilization
 from agent.processes.waiting import Failure
 from agent.record.background import in_thread
 from agent.record.log import say
@@ -79,7 +78,8 @@ class Diagnostics:
         plan = run.plan
         self._env = {name: plan.environ[name] for name in FOR_TOOLS if name in plan.environ}
         tools = TOOLS.get(plan.facts.gpu_maker, ()) if plan.facts.gpus else ()
-        self._utilization = Utilization(tools, self._env, run.folder.file)
+        utilization = run.effects.processes.utilization
+        self._utilization = utilization(tools, self._env, run.folder.file)
         self._examiner = NodeExaminer(run)
 
     async def collect(self, what: str, submission_id: str | None = None) -> str:

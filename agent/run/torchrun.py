@@ -37,7 +37,7 @@ from agent.plan import environment
 from agent.plan.plan import JOB_LOG
 from agent.processes import process
 from agent.processes.job_stacks import STACKS_FOLDER, STACKS_VARIABLE
-from agent.processes.output import OutputCopies, PreambleFilter, RecentOutput, size_at_start
+from agent.processes.output import PreambleFilter, RecentOutput, size_at_start
 from agent.processes.recorder_dumps import has_pipes
 from agent.record.background import in_thread, result_in_thread
 from agent.record.log import say
@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from agent.frameworks.recipe import JobBasis
     from agent.job.services import Placeholders
     from agent.port.reports import Reports
+    from agent.processes.output import OutputCopies
     from agent.processes.process import Child
     from agent.record.job_lines import JobLines
     from agent.run.node_run import NodeRun
@@ -115,7 +116,7 @@ class LocalShare:
 
         self._is_stopped = False
         say(f"starting torchrun: node rank {rank} of {size}")
-        output = OutputCopies(recent, PreambleFilter())
+        output = run.effects.late().copy_output(recent, PreambleFilter())
         if not plan.topology.is_head:  # there the job's output is scanned
             output.to_watcher(run.stats.share_lines(attempt))
         output.start()
@@ -222,7 +223,7 @@ class TorchrunLink:
         log = self._run.folder.file(JOB_LOG)
         self._run.output_begins = await size_at_start(log)
         recent = self.share.new_output()
-        output = OutputCopies(recent, PreambleFilter())
+        output = self._run.effects.late().copy_output(recent, PreambleFilter())
         output.to_stdout(0, lambda _count: None)
         output.to_watcher(self._watcher)
         output.start()

@@ -35,17 +35,13 @@ from agent.decisions.shared import LogLine, Refused, StopAsked, Tick
 from agent.decisions.worker import worker_state as w
 from agent.job.job import job_identity
 from agent.job.services import Placeholders, digest
-from agent.node.read import source_towards
 from agent.plan.plan import RAY, versions
 from agent.plan.plan_services import service_only_ranks
-from agent.port import server
 from agent.port.client import HeadLink
 from agent.port.protocol import Bye, Hello, Reply, Report
-from agent.port.sockets import bind
+from agent.port.server import AgentServer
 from agent.processes import driver
-from agent.processes.probing import port_answers
 from agent.processes.waiting import Inbox, NotYet, until
-from agent.record.background import in_thread
 from agent.record.log import say
 from agent.record.run_record import fingerprint
 from agent.run import make_ready
@@ -78,6 +74,7 @@ class WorkerAgent:
         self._run = run
         self._tasks = tasks
         self._plan = run.plan
+        self._network = run.effects.network
         self._id = secrets.token_hex(8)
         self._inbox: Inbox[w.WorkerEvent] = Inbox(run.redactor.clean_fields)
         self._state = first_state(run, worker_goal(run.plan))
@@ -112,6 +109,8 @@ class WorkerAgent:
             on_reply=self._on_reply,
             last_ip="" if run.surviving is None else run.surviving.record.head_ip,
             joins_plain_ray=may_join_plain_ray(plan),
+            network=run.effects.network,
+            open_session=run.effects.late().open_session,
         )
 
     async def run(self) -> Outcome:
@@ -122,8 +121,8 @@ class WorkerAgent:
         put = self._inbox.put
 
         # The port first: a second agent on this node ends here, before it changes anything.
-        local_socket = bind("127.0.0.1", plan.ports.agent)
-        refusal = await make_ready.prepare_machine(plan, run.surviving)
+        local_socket = self._network.bind("127.0.0.1", plan.ports.agent)
+        refusal = await make_ready.prepare_machine(run)
 
         # Signals before any process: one that comes earlier would leave the process behind.
         why = "the job's driver runs on the head"
@@ -148,7 +147,8 @@ class WorkerAgent:
         else:
             start(self._serve, local_socket)
             if plan.own_ray is not None:
-                start(make_ready.prune_sessions, plan.own_ray.session, run.best_effort)
+                prune = run.effects.machine.prune_sessions
+                start(prune, plan.own_ray.session, run.best_effort)
             for step in self._state.running_steps:
                 start(self._work.prepare, step)
 
@@ -228,7 +228,7 @@ class WorkerAgent:
         head = self._state.head_ip or ""
         rank = self._state.rank
         return Placeholders(
-            node_ip=self._own_ip or source_towards(head) or "127.0.0.1",
+            node_ip=self._own_ip or self._network.source_towards(head) or "127.0.0.1",
             head_ip=head,
             rank="" if rank is None else str(rank),
             log_dir=str(self._run.folder.path),
@@ -236,7 +236,7 @@ class WorkerAgent:
 
     async def _start_ray(self, head_ip: str) -> None:
         plan = self._plan
-        node_ip = plan.address.ip or source_towards(head_ip)
+        node_ip = plan.address.ip or self._network.source_towards(head_ip)
         if node_ip is None:
             self._inbox.put(w.RayExited(f"no route to the head at {head_ip}"))
             return
@@ -259,7 +259,7 @@ class WorkerAgent:
         """Emit that this node's Ray is up, then that it has ended."""
 
         async def check() -> bool | NotYet:
-            evidence = await port_answers(node_ip, self._plan.ports.node_manager)
+            evidence = await self._network.port_answers(node_ip, self._plan.ports.node_manager)
             return NotYet(evidence) if evidence else True
 
         async def watch_until_up() -> None:
@@ -276,14 +276,14 @@ class WorkerAgent:
     async def _serve(self, local_socket: socket.socket) -> None:
         """Serve this node's probes and status on loopback and on its address."""
         topology = self._plan.topology
-        site = server.AgentServer(
+        site = AgentServer(
             token=self._plan.secret(),
             ready=lambda: self._state.phase is not w.WorkerPhase.LEAVING,
             status=self._status,
             run_id=lambda: self._run.run_id,
             names=(topology.node_name, *topology.platform.own_names),
         )
-        runner = await site.open([local_socket])
+        runner = await self._run.effects.late().open_port(site, [local_socket])
 
         # The address may be known only once the head is found: by the route to it.
         early = self._plan.address.ip or self._plan.facts.default_source
@@ -304,7 +304,8 @@ class WorkerAgent:
         if ip in self._plan.facts.addresses_of(self._plan.topology.head_host or ""):
             return  # the port there is that of the head, another process on this machine
         try:
-            await server.listen(runner, [bind(ip, self._plan.ports.agent)])
+            opened = self._network.bind(ip, self._plan.ports.agent)
+            await self._run.effects.late().listen(runner, [opened])
         except PreflightError:  # the run does not need them
             say(f"the agent's port cannot be opened on {ip}: probes there fail", "warning")
 
@@ -460,7 +461,7 @@ async def record_end(run: NodeRun, leave: w.EndWorker) -> None:
     """
     if not leave.must_report:
         run.node.update(ending=leave.outcome)
-        await in_thread(run.node.settle)
+        await run.node.until_settled()
 
 
 def may_join_plain_ray(plan: Plan) -> bool:

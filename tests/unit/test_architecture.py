@@ -60,7 +60,9 @@ RIDDLES = re.compile(
 
 LATE_IMPORTS = {
     "agent/run/main.py": "what runs once `ray start` was launched",
-    "agent/run/end.py": "what holds a pod, makes a bundle and notifies, at the end of a run",
+    "agent/run/effects.py": "aiohttp, once `ray start` was launched",
+    "agent/run/end.py": "what makes a bundle and notifies, at the end of a run",
+    "agent/run/restarts.py": "what holds a pod at the end of a run",
     "agent/run/plan_files.py": "yaml, for a runtime_env that is not JSON",
     "agent/bridge/ray_calls.py": "Ray",
     "agent/node/limits.py": "resource, which Windows lacks: `recipe` works there",
@@ -75,7 +77,7 @@ Loading modules takes most of the CPU until `ray start`, and of every one-shot v
 import at their top, and are loaded themselves when they are needed: by agent/run/main.py, or by
 `agent.load`, which imports the module of a verb.
 """
-MOST_LATE_IMPORTS = 30
+MOST_LATE_IMPORTS = 31
 
 
 def folder(name: str) -> str:

@@ -12,7 +12,7 @@ from agent.run.end import agent_error_in, close_records, end_failed_role
 from agent.run.restarts import Container
 from agent.run.takeover import find_killed_agent
 from agent.settings.redact import redactor_for
-from support.simulated.effects import SIMULATED
+from support.simulated.effects import SIMULATED, hold_nothing
 from support.simulated.virtual import Life
 
 if TYPE_CHECKING:
@@ -20,10 +20,8 @@ if TYPE_CHECKING:
 
     from agent.base.ends import Outcome
     from agent.plan.plan import Plan
-    from agent.record.files import FileLock
     from agent.run.node_run import NodeRun
     from agent.run.run_keeper import RunKeeper
-    from support.simulated.disks import Drive
     from support.simulated.machines import Machine
 
 
@@ -36,11 +34,10 @@ class Agent:
         self.is_head = self.world.is_head(machine)
         self.life = Life(machine, self)
         self.pid = machine.new_pid()
-        self.locks: list[FileLock] = []
-        self.drives: dict[int, Drive] = {}
-        """The threads of its writers of records."""
         self.plan: Plan
         self.node: NodeRun
+        self._has_begun = False
+        """True once it takes part in a run: `node` is there, and has locked its folder."""
         self.keeper: RunKeeper | None = None
 
         # What is seen of it: its state after each decision, its id in reports.
@@ -63,8 +60,10 @@ class Agent:
     def end(self) -> None:
         """End its process: the kernel releases its locks, and ends what only it could end."""
         self.life.is_over = True
-        for lock in self.locks:
-            lock.release()
+        if self._has_begun:
+            self.node.folder.close()
+        if self.keeper is not None and self.keeper.lock is not None:
+            self.keeper.lock.release()
         for process in [*self.machine.processes.values()]:
             if hasattr(process, "stdin"):  # a bridge reads the end of its input
                 self.world.later(self.world.random.uniform(0.0, 0.5), process.end, 0)
@@ -86,7 +85,9 @@ class Agent:
         machine.records.attach(machine.memory)
         restarts = world.platform.begins(machine)
         settings = plan.settings
-        container = Container(settings, plan.environ, plan.on_done, restarts, machine.killed)
+        container = Container(
+            settings, plan.environ, plan.on_done, restarts, hold_nothing, machine.killed
+        )
         redactor = redactor_for(plan.environ, settings, plan.texts_with_secrets)
         started = machine.clock.monotonic()
         killed = await find_killed_agent(
@@ -100,6 +101,7 @@ class Agent:
 
         # Its role.
         self.node, self.keeper = begun
+        self._has_begun = True
         try:
             outcome = await main.run_in_loop(*begun)
         except Exception as failure:

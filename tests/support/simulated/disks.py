@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import anyio
 
 from agent.base import times
-from agent.record import background, files
-from agent.record.background import ItemWriter
-from agent.record.files import FileLock
+from agent.record import files
+from agent.record.background import ItemWriter, Writer
+from agent.record.node_record import NodeRecord, NodeRecorder
 from agent.record.run_record import RUN_FILE
 from support.simulated.virtual import LIFE, here, is_over
 
@@ -22,16 +22,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from agent.record.files import LockHolder
     from support.simulated.virtual import Life
 
 T = TypeVar("T")
 _SETTLED_WITHIN = 0.5
 _FAST = 0.01
 _write_atomically = files.write_atomically
-_take = FileLock.take
-_put = ItemWriter.put
-_in_thread = background.in_thread
 
 
 # --- threads ------------------------------------------------------------------------------------
@@ -49,26 +45,11 @@ class DoneThread:
 
 
 def start_thread(act: Callable[[], object], name: str | None = None) -> DoneThread:
-    """Run a thread's work at once."""
+    """Run a thread's work at once; one that writes lines writes them nowhere."""
     del name
-    act()
+    if not isinstance(getattr(act, "__self__", None), Writer):
+        act()
     return DoneThread()
-
-
-async def run_sync(work: Callable[..., T], *arguments: Any, **_options: object) -> T | None:  # noqa: ANN401 - of any type
-    """Run a thread's work at once; one that waits for a writer takes virtual time."""
-    if getattr(work, "__func__", None) is settle:
-        await _settled(work.__self__)  # type: ignore[attr-defined]  # a bound method
-        return None
-    await asyncio.sleep(0)
-    return work(*arguments)
-
-
-async def in_thread(read: Callable[[], T], limit: float = times.WAIT_READ) -> T | None:
-    """Return a result from a thread, which may wait for a writer."""
-    if getattr(read, "__func__", None) is settle:
-        return await run_sync(read)
-    return await _in_thread(read, limit)
 
 
 # --- the threads that write records ---------------------------------------------------------------
@@ -142,45 +123,40 @@ class Drive:
             self._waits = None
 
 
-def _drive_of(writer: ItemWriter[Any]) -> Drive | None:
-    life = LIFE.get()
-    return None if life is None else life.agent.drives.get(id(writer))
+class DrivenWriter(ItemWriter[T]):
+    """A writer of records whose thread is a `Drive`."""
+
+    _drive: Drive | None = None
+
+    def _run(self) -> None:
+        """Begin what the thread does."""
+        life = LIFE.get()
+        assert life is not None
+        self._drive = Drive(self, life)
+        self._drive.look()
+
+    def put(self, item: T, *, urgent: bool = True) -> None:
+        """Replace the item to write."""
+        super().put(item, urgent=urgent)
+        if self._drive is not None and not is_over():
+            self._drive.is_put()
+
+    async def until_settled(self) -> None:
+        """Wait in virtual time until the newest item is written."""
+        with anyio.move_on_after(_SETTLED_WITHIN):
+            while not self.is_settled:  # noqa: ASYNC110 - a disk has no event
+                await asyncio.sleep(_FAST)
+
+    def finish(self, limit: float = times.FLUSH) -> None:
+        """Write what is left at once."""
+        del limit
+        self.close()
+        if self._drive is not None and not is_over():
+            self._drive.write_now()
 
 
-def run_writer(writer: ItemWriter[Any]) -> None:
-    """Begin what a writer's thread does."""
-    life = LIFE.get()
-    assert life is not None
-    drive = life.agent.drives[id(writer)] = Drive(writer, life)
-    drive.look()
-
-
-def put(writer: ItemWriter[Any], item: object, *, urgent: bool = True) -> None:
-    """Replace the item to write."""
-    _put(writer, item, urgent=urgent)
-    drive = _drive_of(writer)
-    if drive is not None and not is_over():
-        drive.is_put()
-
-
-def settle(writer: ItemWriter[Any], limit: float = _SETTLED_WITHIN) -> None:
-    """Wait until the newest item is written; `run_sync` does it."""
-    raise NotImplementedError
-
-
-async def _settled(writer: ItemWriter[Any]) -> None:
-    with anyio.move_on_after(_SETTLED_WITHIN):
-        while not writer.is_settled:  # noqa: ASYNC110 - a disk has no event
-            await asyncio.sleep(_FAST)
-
-
-def finish(writer: ItemWriter[Any], limit: float = times.FLUSH) -> None:
-    """Write what is left at once."""
-    del limit
-    writer.close()
-    drive = _drive_of(writer)
-    if drive is not None and not is_over():
-        drive.write_now()
+class DrivenNodeRecorder(NodeRecorder, DrivenWriter[NodeRecord]):
+    """The writer of node.json."""
 
 
 # --- files --------------------------------------------------------------------------------------
@@ -217,14 +193,6 @@ def write_atomically(
 def no_space() -> OSError:
     """Return the error of a full disk."""
     return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
-def take_lock(lock: FileLock, limit: float = times.FILE_LOCK) -> LockHolder:
-    """Take a lock, which is released with the agent's end."""
-    life = LIFE.get()
-    if life is not None:
-        life.agent.locks.append(lock)
-    return _take(lock, limit)
 
 
 class MachineMemory:

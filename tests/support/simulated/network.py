@@ -251,9 +251,6 @@ def bind(_ip: str, _port: int) -> Socket:
 class Session:
     """Replaces aiohttp's client session."""
 
-    def __init__(self, **_options: object) -> None:
-        """Accept the arguments of the real one."""
-
     async def __aenter__(self) -> Self:
         return self
 
@@ -322,24 +319,26 @@ async def resolve(host: str, limit: float = 2.0) -> tuple[str, ...] | str:
     return f"{host} does not resolve ({error})" if error else (world.head_ip,)
 
 
-async def port_answers(ip: str, port: int, limit: float = 2.0) -> str:
+async def port_answers(host: str, port: int, limit: float = 2.0) -> str:
     """Probe a port."""
     world = here().world
     what = {world.gcs_port: "gcs", 8000: "service"}.get(port, "raylet")
-    return await world.network.probe(ip, what, limit)
+    return await world.network.probe(host, what, limit)
 
 
 async def reply_evidence(
-    url: str, _body: object, _expect: str, limit: float, **_options: object
+    url: str, body: object, expect: str, limit: float, *, follows_redirects: bool
 ) -> str:
     """Probe an agent's port."""
+    del body, expect, follows_redirects
     return await here().world.network.probe(ip_in(url), "agent", limit)
 
 
 async def download_sample(
-    ip: str, _port: int, _token: str | None, _run_id: str, limit: float
+    ip: str, port: int, token: str | None, run_id: str, limit: float
 ) -> tuple[int, float] | str:
     """Measure the link to another agent: it is fast, if there is one."""
+    del port, token, run_id
     evidence = await here().world.network.probe(ip, "agent", min(limit, 3.0))
     return evidence or (1 << 30, 0.001)
 

@@ -1,8 +1,9 @@
 """Runs worlds: shipped agents on simulated machines.
 
 What runs is `begin`, `run_in_loop` and `end_role` of agent/run, with everything that they call:
-HeadAgent and WorkerAgent, the records and their files, the protocol, the links. `EFFECTS` is where
-that reaches the machine: time, threads, files, processes, the network. Nothing else is replaced.
+HeadAgent and WorkerAgent, the records and their files, the protocol, the links. They reach a
+machine by `Effects` (agent/run/effects.py), for which effects.py gives those of a world. `BY_NAME`
+is the rest, and says why it is no parameter.
 """
 
 from __future__ import annotations
@@ -11,18 +12,16 @@ import asyncio
 import os
 import warnings
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 from msgspec.structs import replace
 
-from agent.processes.run_clock import RunClock
 from agent.record.events import Dropped
+from agent.record.log_dir import log_dir
 from agent.run.node_run import NodeRun
 from support.simulated import disks, programs, virtual
-from support.simulated import network as net
 from support.simulated.agents import Watched
 from support.simulated.platforms import RULES
 from support.simulated.setups import GIVEN, Setup, setup_of
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
 
     import tenacity
 
-    from agent.base.ends import Outcome
 
 _AGAIN = "POD_AGENT_WORLDS={seed} .venv/bin/pytest tests/unit/decisions/test_worlds.py"
 _decide = NodeRun.decide
@@ -87,44 +85,8 @@ def render(
 # --- effects --------------------------------------------------------------------------------------
 
 
-async def activity(_diagnostics: object, _job: str | None) -> str:
-    """Return what works for the job here."""
-    world = here().world
-    return "it works" if world.rules.job_works else "idle"
-
-
-async def stacks(_diagnostics: object, _job: str | None) -> str:
-    """Return no stacks."""
-    return ""
-
-
-class Output:
-    """Replaces copies of the job's output: simulated jobs write none."""
-
-    def __init__(self, source: Any, _preamble: object) -> None:  # noqa: ANN401 - a path, or in memory
-        self.path = getattr(source, "path", source)
-
-    def __getattr__(self, _name: str) -> Callable[..., None]:
-        """Copy nothing."""
-        return _nothing
-
-
 def _nothing(*_: object, **_named: object) -> None:
     """Do nothing."""
-
-
-async def _nothing_async(*_: object, **_named: object) -> None:
-    """Do nothing."""
-
-
-def no_bundle(_run: NodeRun, outcome: Outcome, *_: object) -> Outcome:
-    """Write no bundle."""
-    return outcome
-
-
-def no_size(*_: object) -> Any:  # noqa: ANN401 - awaitable
-    """Return that a log is empty."""
-    return asyncio.sleep(0, 0)
 
 
 class Retrying:
@@ -170,83 +132,40 @@ def draw_hex(size: int) -> str:
     return "".join(machine.world.random.choice("0123456789abcdef") for _ in range(2 * size))
 
 
-EFFECTS: dict[str, object] = {
+BY_NAME: dict[str, object] = {
     # time
     "time.time": virtual.wall,
     "time.time_ns": virtual.wall_ns,
     "time.monotonic": virtual.monotonic,
     "time.gmtime": virtual.gmtime,
-    "agent.run.node_run.RunClock": partial(RunClock, read=virtual.monotonic),
     # threads
-    "anyio.to_thread.run_sync": disks.run_sync,
     "agent.record.background.start_thread": disks.start_thread,
-    **{f"agent.run.{name}.in_thread": disks.in_thread for name in ("run_keeper", "worker")},
-    "agent.record.background.Writer._run": _nothing,  # lines are written nowhere
-    "agent.record.background.ItemWriter._run": disks.run_writer,
-    "agent.record.background.ItemWriter.put": disks.put,
-    "agent.record.background.ItemWriter.settle": disks.settle,
-    "agent.record.background.ItemWriter.finish": disks.finish,
     # files
     **{
         f"agent.{name}.write_atomically": disks.write_atomically
-        for name in ("record.files", "record.run_folder", "run.head", "run.examine")
+        for name in ("record.files", "record.run_folder")
     },
     **{
         f"agent.{name}.record_memory": disks.MachineMemory()
         for name in ("record.files", "record.node_record")
     },
-    "agent.record.files.FileLock.take": disks.take_lock,
-    "agent.record.log_dir.LogDir.guard": lambda _dir, root: root.mkdir(parents=True, exist_ok=True),
-    "agent.run.node_run.log_to_file": _nothing,
-    "agent.run.head_job.OutputCopies": Output,
-    "agent.run.head_job.size_at_start": no_size,
-    "agent.run.torchrun.OutputCopies": Output,
-    "agent.run.torchrun.size_at_start": no_size,
-    "agent.run.failure_bundle.write_bundle": no_bundle,
-    "agent.run.end._hold": _nothing_async,  # the world's platform holds
-    "agent.run.diagnose.diagnose_logs": _nothing,
-    "agent.run.local_services.Path": lambda text: here().world.data_of(here()) / text.strip("/"),
     # processes
     "agent.record.node_record.read_stat": programs.read_stat,
     "agent.record.node_record.read_pid_space": lambda: here().place,
     "agent.record.run_record.read_pid_space": lambda: here().place,
     "agent.record.node_record.os.getpid": programs.own_pid,
-    "agent.run.stall.Diagnostics._examine_activity": activity,
-    "agent.run.examine.NodeExaminer._examine": stacks,
-    # the machine, before Ray
-    "agent.run.make_ready.raise_open_files": _nothing,
-    "agent.run.make_ready.stale_ray": lambda *_, **_named: [],
-    "agent.run.make_ready.taken_ports": lambda *_: [],
-    "agent.run.make_ready.secure_folder": _nothing,
-    "agent.run.make_ready.prune_sessions": _nothing_async,
-    "agent.run.head.prune_sessions": _nothing_async,
-    # the network
-    "aiohttp.ClientSession": net.Session,
-    "agent.port.client.KeepaliveConnector": lambda **_options: None,
-    "agent.port.client.is_bindable": lambda _ip: False,
-    "agent.port.server.AgentServer.open": net.open_port,
-    "agent.port.server.listen": net.listen,
-    **{f"agent.{name}.bind": net.bind for name in ("run.make_ready", "run.worker")},
-    **{f"agent.{name}.resolve": net.resolve for name in ("port.client", "run.make_ready")},
-    **{
-        f"agent.{name}.port_answers": net.port_answers
-        for name in (
-            *("port.client", "run.silent_nodes", "run.head", "run.worker", "run.orders"),
-            "processes.probing",
-        )
-    },
-    "agent.run.silent_nodes.reply_evidence": net.reply_evidence,
-    "agent.run.orders.download_sample": net.download_sample,
-    **{
-        f"agent.{name}.source_towards": net.source_towards
-        for name in ("port.client", "run.make_ready", "run.worker")
-    },
-    # what takes most of the time of a world: the same loop without its bookkeeping
+    # what takes most of the time of a world: rows searched in logs; a loop's bookkeeping
+    "agent.run.diagnose.diagnose_logs": _nothing,
     "tenacity.AsyncRetrying": Retrying,
     # chance
     "secrets.token_hex": draw_hex,
 }
-"""What shipped code does to its machine, by name, and what does it in a world."""
+"""What remains to be replaced by name, and what replaces it.
+
+Time, threads, chance and the identity of a process are not of one run: whatever file uses them gets
+a machine's own. Files of records are written by a function that all records share, and kept in
+memory by an object of the process.
+"""
 
 WATCHED: dict[str, object] = {
     "agent.run.node_run.NodeRun.decide": decide,
@@ -261,8 +180,10 @@ WATCHED: dict[str, object] = {
 @contextmanager
 def in_a_world() -> Iterator[None]:
     """Let product code use a world instead of this machine."""
+    _, _, mode = log_dir.rules
     with ExitStack() as stack:
-        for name, new in {**EFFECTS, **WATCHED}.items():
+        stack.callback(log_dir.obey, "", None, mode)
+        for name, new in {**BY_NAME, **WATCHED}.items():
             stack.enter_context(patch(name, new))
         yield
 

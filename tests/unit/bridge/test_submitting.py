@@ -53,7 +53,12 @@ def orders_of(make: Callable[[], Awaitable[str]], *, is_slow: bool = False) -> l
                 await handing_over.wait()
             with anyio.fail_after(20):
                 await stop_job(
-                    cast("RayLink", link), "run-1", flush=settled, send=nothing, task=submitting
+                    cast("RayLink", link),
+                    "run-1",
+                    flush=settled,
+                    send=nothing,
+                    task=submitting,
+                    terminate=str,
                 )
 
     anyio.run(story)

@@ -26,8 +26,10 @@ from agent.port.client import download_sample
 from agent.port.protocol import MAX_SAMPLE_BYTES, Report
 from agent.port.server import AgentServer
 from agent.port.sockets import bind
-from agent.run import orders
-from support.fake_runs import prober_of
+from agent.run.effects import REAL
+from agent.run.late_effects import REAL_LATE
+from agent.run.orders import Prober
+from support.fake_runs import prober_of, run_of
 from support.heads import TICK, Trace, goal, nodes, reported
 from support.worlds import MACHINE, SECRET, plan_of
 
@@ -318,12 +320,16 @@ def test_what_is_slow_is_slow_each_time(
     """A busy machine varies: after different speeds the link is measured again."""
     left = [round(mbps * 1e6 / 8) for mbps in looks]
 
-    async def look(*_: object) -> tuple[int, float]:
+    async def look(
+        ip: str, port: int, token: str | None, run_id: str, limit: float
+    ) -> tuple[int, float]:
+        del ip, port, token, run_id, limit
         return left.pop(0), 1.0
 
-    monkeypatch.setattr(orders, "download_sample", look)
     monkeypatch.setattr(times, "SAMPLE_PAUSE", 0.01)
-    prober = prober_of(plan_of({}))
+    run = run_of(plan_of({}))
+    run.effects = REAL._replace(late=lambda: REAL_LATE._replace(download_sample=look))
+    prober = Prober(run)
     answer = anyio.run(prober.probe, SAMPLE, "", Placeholders("127.0.0.1", "127.0.0.1", "1"))
     assert not left
     assert answer.size * 8 / 1e6 / answer.seconds == told

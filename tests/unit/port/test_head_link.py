@@ -9,8 +9,8 @@ import anyio
 import pytest
 
 from agent.decisions.worker import worker_state as w
-from agent.port import client
 from agent.port.client import HeadLink
+from agent.port.node_network import NETWORK, Network
 from agent.port.protocol import Bye, Reply, Report
 from agent.port.reports import Expected, Reports
 from agent.port.server import AgentServer
@@ -35,10 +35,16 @@ class Names:
         self.answer: tuple[str, ...] | str = HERE
         self.asked = 0
 
-    async def resolve(self, _host: str) -> tuple[str, ...] | str:
+    async def resolve(self, host: str, limit: float = 0.0) -> tuple[str, ...] | str:
         """Replace the resolver."""
+        del host, limit
         self.asked += 1
         return self.answer
+
+    @property
+    def network(self) -> Network:
+        """Return a network with these names."""
+        return NETWORK._replace(resolve=self.resolve)
 
 
 async def a_head(port: int) -> web.BaseRunner:
@@ -49,18 +55,19 @@ async def a_head(port: int) -> web.BaseRunner:
 
 
 @pytest.mark.parametrize("answer", [MUTE, UNKNOWN])
-def test_a_head_that_falls_silent_while_dns_fails(
-    monkeypatch: pytest.MonkeyPatch, answer: str
-) -> None:
+def test_a_head_that_falls_silent_while_dns_fails(answer: str) -> None:
     """If DNS does not answer, the last address is tried; not if the name does not exist."""
     dns, port = Names(), free_port()
-    monkeypatch.setattr(client, "resolve", dns.resolve)
     heard: list[w.WorkerEvent] = []
 
     def report(_ip: str) -> Report:
         return Report("agent1", "127.0.0.1", "following the head")
 
-    link = HeadLink("head.test", port, 1, None, lambda: HELLO, report, heard.append, lambda _: None)
+    link = HeadLink(
+        *("head.test", port, 1, None, lambda: HELLO),
+        *(report, heard.append, lambda _: None),
+        network=dns.network,
+    )
 
     async def await_last(kind: type[w.WorkerEvent], words: str = "") -> None:
         async def look() -> bool | NotYet:
@@ -93,17 +100,19 @@ def test_a_head_that_falls_silent_while_dns_fails(
     anyio.run(story)
 
 
-def test_a_new_agent_calls_where_the_one_before_did_while_dns_is_silent(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_new_agent_calls_where_the_one_before_did_while_dns_is_silent() -> None:
     """A killed agent followed the head at an address, which its record keeps."""
     dns, port = Names(), free_port()
     dns.answer = MUTE
-    monkeypatch.setattr(client, "resolve", dns.resolve)
     heard: list[w.WorkerEvent] = []
     says = (lambda: HELLO, lambda _: Report("agent1", "127.0.0.1", "following the head"))
     link = HeadLink(
-        *("head.test", port, 1, None), *says, heard.append, lambda _: None, last_ip="127.0.0.1"
+        *("head.test", port, 1, None),
+        *says,
+        heard.append,
+        lambda _: None,
+        last_ip="127.0.0.1",
+        network=dns.network,
     )
 
     async def spoke() -> bool | NotYet:
@@ -241,18 +250,16 @@ def test_a_head_that_starts_late_receives_one_goodbye() -> None:
     anyio.run(story)
 
 
-def test_a_name_that_does_not_resolve_is_looked_up_at_intervals(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_name_that_does_not_resolve_is_looked_up_at_intervals() -> None:
     """Also after a change on this node, which is to be reported at once."""
     dns = Names()
     dns.answer = UNKNOWN
-    monkeypatch.setattr(client, "resolve", dns.resolve)
     link = HeadLink(
         *("head.test", free_port(), 1, None, lambda: HELLO),
         lambda _: Report("agent1", "127.0.0.1", "finding the head"),
         lambda _: None,
         lambda _: None,
+        network=dns.network,
     )
 
     async def story() -> None:

@@ -17,6 +17,7 @@ from agent.port.page_status import page_status
 from agent.port.report_page import report_page
 from agent.record.log import disk_alarm
 from agent.run import run_report
+from agent.run.effects import REAL
 from agent.run.head_server import judged
 from agent.settings.redact import MASK, Redactor
 from support.worlds import SECRET
@@ -71,6 +72,7 @@ def ended(folder: Path) -> tuple[Any, Any]:
     made = made_run("failed", 3)
     points = {"steps": [1], "values": [0.5]}
     run = SimpleNamespace(
+        effects=REAL,
         folder=SimpleNamespace(file=lambda name: folder / name),
         redactor=Redactor((SECRET,)),
         plan=SimpleNamespace(logs=lambda: {"job": "job.log", "agent": "agent.log"}),

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import psutil
@@ -23,10 +23,10 @@ from agent.processes.process import Child, adopt, start_time
 from agent.processes.waiting import NotYet, until
 from agent.record.node_record import NodeRecord, folder_of, own_record, process_of
 from agent.record.run_folder import RunFolder
-from agent.run import make_ready
 from agent.run.effects import REAL
 from agent.run.make_ready import prepare_machine
 from agent.run.takeover import SurvivingProcesses, find_surviving_processes
+from support.fake_runs import run_of
 from support.free_ports import free_port
 from support.worlds import plan_of
 
@@ -146,15 +146,20 @@ def record_with(**pids: int) -> NodeRecord:
 
 def test_ports_of_a_killed_agents_ray_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """An exiting process frees its ports last; a port that stays taken is refused."""
-    monkeypatch.setattr(make_ready, "stale_ray", lambda *_, **__: [])
-    monkeypatch.setattr(make_ready, "raise_open_files", lambda _: None)
     monkeypatch.setattr(times, "DESCENDANTS_EXIT", 0.5)
     plan = plan_of({"AGENT_PORT": str(free_port())})
     left = SurvivingProcesses(record_with(), ())
     taken = bind("127.0.0.1", plan.ports.node_manager)
 
     def prepared(former: SurvivingProcesses | None) -> str:
-        end = anyio.run(prepare_machine, plan, former)
+        run: Any = run_of(plan)
+        run.surviving = former
+        machine = REAL.machine._replace(
+            stale_ray=lambda _folder, *, everything: [],  # noqa: ARG005 - as the real one
+            raise_open_files=lambda _hard: None,
+        )
+        run.effects = REAL._replace(machine=machine)
+        end = anyio.run(prepare_machine, run)
         return "" if end is None else end.reason
 
     assert str(plan.ports.node_manager) in prepared(None)

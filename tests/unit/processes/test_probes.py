@@ -12,12 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.processes import resolving
+from agent.processes.connecting import port_answers, reason
 from agent.processes.probing import (
     REWARD_REQUEST,
     check_reward_reply,
     first_answer,
-    port_answers,
-    reason,
     reward_answers,
 )
 

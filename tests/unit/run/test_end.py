@@ -16,10 +16,9 @@ from agent.base import ends
 from agent.decisions.shared import StopAsked, Tick
 from agent.processes import parent
 from agent.record.node_record import own_record
-from agent.run import end as run_end
 from agent.run import holding
 from agent.run.end import end_given_up, end_role, end_run
-from agent.run.restarts import QUICK_RESTARTS, Container, Restarts, container_of
+from agent.run.restarts import QUICK_RESTARTS, Container, Restarts, container_of, hold_by_setting
 from agent.settings.load import settings_for_end
 from support.node_runs import node_run_with
 from support.worlds import POD, plan_of
@@ -48,9 +47,8 @@ def restarts_in(root: Path, *, holds: bool) -> Restarts:
         (LOST, "exit", QUICK_RESTARTS, False),
     ],
 )
-def test_which_ends_hold_the_container(  # noqa: PLR0913 - a table
+def test_which_ends_hold_the_container(
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     outcome: Outcome,
     on_done: str,
     quick_restarts: int,
@@ -74,8 +72,7 @@ def test_which_ends_hold_the_container(  # noqa: PLR0913 - a table
     async def hold(held: Outcome, *_args: object) -> None:
         steps.append(("held", held.remedy))
 
-    monkeypatch.setattr(run_end, "_hold", hold)
-    container = Container(settings_for_end({}), {}, on_done, restarts)
+    container = Container(settings_for_end({}), {}, on_done, restarts, hold)
     ended = anyio.run(partial(end_run, outcome, container, bundle=bundle, record=record))
     assert ended == hinted
     all_steps = [("recorded", hinted.remedy), ("held", hinted.remedy)]
@@ -90,7 +87,7 @@ def test_a_role_is_held_until_it_is_asked_to_stop(
     reported: list[bool] = []
     run = node_run_with(tmp_path, ())
     restarts = restarts_in(tmp_path, holds=True)
-    run.container = Container(settings_for_end({}), {}, "hold", restarts)
+    run.container = Container(settings_for_end({}), {}, "hold", restarts, hold_by_setting)
     monkeypatch.setattr(
         holding, "say", lambda *_: reported.append((run.folder.path / "outcome.json").exists())
     )

@@ -15,7 +15,7 @@ from agent.base import ends, times
 from agent.run import notify
 from agent.run.end import end_role
 from agent.run.notify import Notifier
-from agent.run.restarts import Container, Restarts
+from agent.run.restarts import Container, Restarts, hold_by_setting
 from agent.settings.load import settings_for_end
 from support.conditions import await_true
 from support.free_ports import free_port
@@ -237,7 +237,7 @@ def test_an_end_without_a_head_is_sent_too(tmp_path: Path) -> None:
     with answering(OK) as peer:
         run = node_run_with(tmp_path, (), AGENT_NOTIFY=peer.url)
         restarts = Restarts(tmp_path, "pod", "digest", is_on=False, holds=False, longest=600.0)
-        run.container = Container(settings_for_end({}), {}, "exit", restarts)
+        run.container = Container(settings_for_end({}), {}, "exit", restarts, hold_by_setting)
         anyio.run(partial(end_role, run, FAILED))
         run.close()
     assert [message["state"] for message in bodies(peer)] == ["end"]

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import anyio
 
 from agent.base import times
+from agent.processes.ray_machine import prune_sessions
 from agent.processes.waiting import BestEffort
-from agent.run.make_ready import prune_sessions
 
 if TYPE_CHECKING:
     from pathlib import Path

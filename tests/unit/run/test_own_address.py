@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from agent.base import times
 from agent.base.errors import PreflightError, UnavailableError
 from agent.plan.plan import Address
+from agent.port.node_network import NETWORK
 from agent.run import make_ready
 
 OWN = Address(None, "the address of pod0.test", ("pod0.test",))
@@ -20,12 +21,13 @@ def test_each_dns_reply_is_logged_once(monkeypatch: pytest.MonkeyPatch) -> None:
     answers: list[tuple[str, ...] | str] = ["no answer", "no answer", ("10.0.0.9",), ("10.0.0.2",)]
     said: list[str] = []
 
-    async def resolve(_host: str) -> tuple[str, ...] | str:
+    async def resolve(host: str, limit: float = 0.0) -> tuple[str, ...] | str:
+        del host, limit
         return answers.pop(0)
 
-    monkeypatch.setattr(make_ready, "resolve", resolve)
+    network = NETWORK._replace(resolve=resolve)
     monkeypatch.setattr(make_ready, "say", said.append)
-    assert anyio.run(make_ready.find_own_address, OWN, MINE, 60.0) == "10.0.0.2"
+    assert anyio.run(make_ready.find_own_address, OWN, MINE, 60.0, network) == "10.0.0.2"
     waits, wrong = "waiting for this node's own address", "pod0.test is 10.0.0.9, no address"
     assert said == [
         f"{waits}: no answer",
@@ -36,28 +38,30 @@ def test_each_dns_reply_is_logged_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_pod_of_an_ssh_shell_has_no_such_name(monkeypatch: pytest.MonkeyPatch) -> None:
     """HEAD_POD_ID is wrong there: 78 within seconds, instead of 69 after AGENT_WAIT_HEAD."""
 
-    async def resolve(_host: str) -> tuple[str, ...] | str:
+    async def resolve(host: str, limit: float = 0.0) -> tuple[str, ...] | str:
+        del host, limit
         return "pod0.test does not resolve"
 
-    monkeypatch.setattr(make_ready, "resolve", resolve)
+    network = NETWORK._replace(resolve=resolve)
     monkeypatch.setattr(times, "OWN_POD_NAME", 0.3)
     in_shell = replace(OWN, must_be_own=True)
     with pytest.raises(PreflightError, match="could not be found") as caught:
-        anyio.run(make_ready.find_own_address, in_shell, MINE, 600.0)
+        anyio.run(make_ready.find_own_address, in_shell, MINE, 600.0, network)
     assert caught.value.culprit == "HEAD_POD_ID"
     assert "pod0.test does not resolve" in caught.value.why
     assert "RAY_WORKER=1" in caught.value.remedy
     with pytest.raises(UnavailableError):
-        anyio.run(make_ready.find_own_address, OWN, MINE, 0.3)
+        anyio.run(make_ready.find_own_address, OWN, MINE, 0.3, network)
 
 
-def test_a_name_that_stays_anothers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_that_stays_anothers() -> None:
     """At the deadline the node is not the head, and the error has its addresses."""
 
-    async def resolve(_host: str) -> tuple[str, ...] | str:
+    async def resolve(host: str, limit: float = 0.0) -> tuple[str, ...] | str:
+        del host, limit
         return ("10.0.0.9",)
 
-    monkeypatch.setattr(make_ready, "resolve", resolve)
+    network = NETWORK._replace(resolve=resolve)
     with pytest.raises(PreflightError, match="is not the head") as caught:
-        anyio.run(make_ready.find_own_address, OWN, MINE, 0.3)
+        anyio.run(make_ready.find_own_address, OWN, MINE, 0.3, network)
     assert "10.0.0.9, no address of this node (it has: 10.0.0.2" in caught.value.why

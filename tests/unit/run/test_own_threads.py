@@ -20,7 +20,7 @@ def test_leftovers_are_killed_while_all_threads_of_the_pool_hang(tmp_path: Path)
     rounds = iter([["ray::IDLE"], []])
     processes = Processes(kill_leftovers=lambda: next(rounds))
     run = node_run_with(tmp_path, ())
-    run.effects = Effects(processes)
+    run.effects = Effects(processes=processes)
 
     async def kill() -> str:
         pool = anyio.to_thread.current_default_thread_limiter()

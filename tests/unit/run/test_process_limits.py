@@ -102,7 +102,7 @@ def test_any_other_error_stays_what_it_is(error: Exception) -> None:
 
 RAISE = """
 import resource
-from agent.run.make_ready import raise_open_files
+from agent.processes.ray_machine import raise_open_files
 
 hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
 most = 4096 if hard == resource.RLIM_INFINITY else min(4096, hard)

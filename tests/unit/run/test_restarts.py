@@ -72,7 +72,8 @@ class Container:
         self._outcomes: list[Outcome] = []
         monkeypatch.setattr(plan_input, "plan_from_environment", self._plan)
         monkeypatch.setattr(main, "_run_role", self._role)
-        monkeypatch.setattr(run_end, "_hold", self._hold)
+        for module in (restarts_module, run_end):
+            monkeypatch.setattr(module, "hold_by_setting", self._hold)
         monkeypatch.setattr(parent, "is_init", True)
 
     def start(self, outcome: Outcome, command: list[str] | None = None) -> int:

@@ -29,6 +29,7 @@ from agent.processes import driver
 from agent.record.run_folder import RunFolder
 from agent.run import orders as asked_module
 from agent.run import stall as looks_module
+from agent.run.effects import REAL
 from agent.run.examine import STACKS
 from agent.run.head_server import request_log
 from agent.run.node_run import NodeRun
@@ -73,7 +74,14 @@ def test_a_search_for_processes_that_hangs(
 ) -> None:
     """It does not hold the agent's end."""
     answers = threading.Event()
-    monkeypatch.setattr(driver, "job_processes", lambda _id: answers.wait(8) and [])
+
+    def search(_id: str | None) -> list[driver.JobProcess]:
+        answers.wait(8)
+        return []
+
+    monkeypatch.setattr(driver, "job_processes", search)
+    processes = REAL.processes._replace(job_processes=search)
+    run.effects = REAL._replace(processes=processes)
 
     async def collect() -> None:
         with anyio.move_on_after(0.3) as scope:

@@ -18,7 +18,7 @@ import pytest
 
 from agent.base import times
 from agent.port.protocol import Hello, Report
-from agent.run.make_ready import raise_open_files
+from agent.processes.ray_machine import raise_open_files
 from agent.serving import connections
 from agent.serving.connections import MAX_UNTRUSTED_PER_ADDRESS
 from support.agent_ports import BEARER, SECONDS, served_port
