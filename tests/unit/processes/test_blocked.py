@@ -295,9 +295,9 @@ def test_a_disk_with_room_again_gets_all_lines(tmp_path: Path) -> None:
         "  there is room again\n",
         "! agent.log can be written again\n",
     ]
-    kept = [line[11:] for line in file.read_text().splitlines(keepends=True)]
-    sentences = [f"sentence {number}\n" for number in range(1000)]
-    assert [line for line in kept if line.startswith("sentence")] == sentences
+    kept = [line[9:] for line in file.read_text().splitlines(keepends=True)]
+    sentences = [f"  sentence {number}\n" for number in range(1000)]
+    assert [line for line in kept if line.startswith("  sentence")] == sentences
     assert [line for line in kept if line not in sentences] == [line[9:] for line in told]
 
 
