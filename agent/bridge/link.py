@@ -12,9 +12,9 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import anyio
-from msgspec import convert
 
 from agent.base import times
+from agent.base.typed import convert
 from agent.decisions.head import head_state as h
 from agent.node.limits import ProcessLimitError
 from agent.processes.process import Child

@@ -84,12 +84,16 @@ class _Request(Struct):
     label: str | float | None = None
 
 
+# Made once: msgspec describes a type at its first use, and crashes if two threads do so at once.
+_requests = msgspec.json.Decoder(_Request)
+
+
 def read_request(body: bytes | bytearray) -> tuple[list[ScoredItem], bool]:
     """Return the texts of a body, and whether the reply is one number; or raise BadRequestError."""
     if has_more_values(body, _MOST_VALUES):
         raise BadRequestError(f"query: at most {_MOST_ITEMS} items in one request")
     try:
-        asked = msgspec.json.decode(body, type=_Request)
+        asked = _requests.decode(body)
         prompt = _text_or_none(asked.prompt)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as problem:
         raise BadRequestError(f"body: {problem}") from None

@@ -8,6 +8,7 @@ import msgspec
 from msgspec.structs import replace
 
 from agent.base.text import escaped, map_texts, plain
+from agent.base.typed import convert
 from agent.base.value import Value
 from agent.diagnosis.flight_recorder import GroupProgress
 from agent.diagnosis.stacks import ProcessStack, ThreadStack, place_index
@@ -81,7 +82,7 @@ def decode(text: str, node: str) -> NodeFindings:
     try:
         fields = msgspec.json.decode(text)
         logs = fields.get("logs", "") if isinstance(fields, dict) else ""
-        findings = msgspec.convert(map_texts(fields, escaped), type=NodeFindings)
+        findings = convert(map_texts(fields, escaped), NodeFindings)
     except (msgspec.DecodeError, msgspec.ValidationError, UnicodeError, RecursionError):
         return NodeFindings(notes=(escaped(text[:_LONGEST_NOTE]),) if text.strip() else ())
     stacks = tuple(replace(stack, node=node) for stack in findings.stacks)

@@ -8,9 +8,8 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import msgspec
-
 from agent.base.text import parse_toml
+from agent.base.typed import convert
 from agent.base.value import Value
 from agent.diagnosis.cause import Cause
 from agent.diagnosis.errors.forms import is_about_an_error
@@ -270,4 +269,4 @@ def _row(row: Mapping[str, Any], patterns: Mapping[str, str]) -> Row:
         expressions = {n: full(message[n]) for n in ("near", "only", "unless") if n in message}
         words.append({**message, **expressions})
     weight = Weight[row.get("weight", "cause").upper()]
-    return msgspec.convert({**row, "words": words, "weight": weight}, Row)
+    return convert({**row, "words": words, "weight": weight}, Row)

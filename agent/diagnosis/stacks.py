@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from agent.base.text import listed, without_controls
+from agent.base.typed import decode
 from agent.base.value import Value
 
 if TYPE_CHECKING:
@@ -93,7 +94,7 @@ class _SpyThread(Value):
 def parse_py_spy(text: str) -> tuple[ThreadStack, ...]:
     """Read the output of `py-spy dump --json`; raise ValueError for anything else."""
     try:
-        threads = msgspec.json.decode(text, type=tuple[_SpyThread, ...])
+        threads = decode(text, tuple[_SpyThread, ...])
     except msgspec.DecodeError as error:
         raise ValueError(str(error)) from error
     read = []

@@ -10,10 +10,11 @@ from graphlib import CycleError, TopologicalSorter
 from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 from urllib.parse import urlsplit
 
-from msgspec import Meta, ValidationError, convert
+from msgspec import Meta, ValidationError
 
 from agent.base.errors import Problem
 from agent.base.text import is_loopback, parse_toml
+from agent.base.typed import convert
 from agent.job.services import (
     BY_COMMAND,
     NAMES_IN_AFTER,

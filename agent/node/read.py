@@ -17,13 +17,13 @@ from netrc import NetrcParseError, netrc
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeVar
 
-import msgspec
 import psutil
 from msgspec.structs import replace
 
 from agent import __version__
 from agent.base import times
 from agent.base.text import own_command
+from agent.base.typed import convert, decode
 from agent.base.value import MOST_ITEMS
 from agent.node import limits
 from agent.node.facts import (
@@ -448,7 +448,7 @@ the one that unpacked it, by the one file."""
 
 def find_ray(path: str | None) -> RayPython:
     """Find the Python with Ray: this one, else the recorded, that of `ray`, the one file's."""
-    here = msgspec.convert(ray_facts(FRAMEWORKS), RayPython)
+    here = convert(ray_facts(FRAMEWORKS), RayPython)
     if here.version is not None:
         return here
     other = _recorded(RECORD) or of_command("ray", path) or _recorded(STARTED_BY)
@@ -475,7 +475,7 @@ def _answer(argv: list[str], what: str, kind: type[T]) -> T | None:
             ended = subprocess.run(
                 argv, capture_output=True, text=True, timeout=times.PYTHON_ANSWERS, check=True
             )
-        return msgspec.json.decode(ended.stdout.splitlines()[-1], type=kind)
+        return decode(ended.stdout.splitlines()[-1], kind)
     except (OSError, subprocess.SubprocessError, ValueError, IndexError):
         return None
 
@@ -501,6 +501,6 @@ def find_framework(package: Package, python: str, folder: str) -> Framework:
     name = package.name
     words = (name, folder, package.module, package.own_file, *package.version_files)
     if python == sys.executable:
-        return msgspec.convert(framework_facts(*words), Framework)
+        return convert(framework_facts(*words), Framework)
     argv = own_command(python, "framework-facts", *words)
     return _answer(argv, f"{python}, which is to run the job,", Framework) or Framework(name)

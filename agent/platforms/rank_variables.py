@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from agent.base.errors import Problem, SettingsError
 from agent.base.ports import DEFAULTS, Ports
 from agent.base.text import in_url, is_loopback
+from agent.base.typed import decode
 from agent.base.value import Value
 from agent.settings import values
 
@@ -284,9 +285,7 @@ def detect_sagemaker(environ: Mapping[str, str], _settings: Settings) -> Platfor
     text = environ.get(HOSTS, "")
     current = environ.get(CURRENT, "").strip()
     try:
-        hosts = sorted(
-            {parse_host(name, HOSTS) for name in msgspec.json.decode(text, type=list[str])}
-        )
+        hosts = sorted({parse_host(name, HOSTS) for name in decode(text, list[str])})
     except msgspec.DecodeError:
         hosts = []
     if current not in hosts:

@@ -9,13 +9,14 @@ from __future__ import annotations
 import json
 from typing import Annotated, TypeVar
 
-from msgspec import Meta, ValidationError, convert, field, to_builtins
+from msgspec import Meta, ValidationError, field, to_builtins
 from msgspec.structs import replace
 
 from agent import __version__
 from agent.base import times
 from agent.base.ends import Outcome
 from agent.base.text import escaped, map_texts, plain
+from agent.base.typed import convert
 from agent.base.value import (
     LONGEST_TAIL,
     LONGEST_TEXT,

@@ -14,10 +14,11 @@ from urllib.request import getproxies, proxy_bypass
 import aiohttp
 import anyio
 from aiohttp.abc import AbstractResolver
-from msgspec import Meta, convert
+from msgspec import Meta
 
 from agent.base import times
 from agent.base.text import error_text, is_ip
+from agent.base.typed import convert
 from agent.base.value import Value
 from agent.job.services import HttpProbe, LogPattern, ScoringProbe, TcpProbe
 from agent.processes.connecting import port_answers, reason

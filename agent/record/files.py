@@ -15,10 +15,11 @@ from enum import Enum
 from functools import partial
 from typing import TYPE_CHECKING, BinaryIO, ClassVar, TypeVar
 
-from msgspec import ValidationError, convert, to_builtins
+from msgspec import ValidationError, to_builtins
 
 from agent.base import times
 from agent.base.text import error_text
+from agent.base.typed import convert
 from agent.base.value import Value
 from agent.record.background import run_within
 from agent.record.log_dir import LogDir, log_dir

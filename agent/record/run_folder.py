@@ -18,13 +18,13 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from msgspec import ValidationError, convert, field, to_builtins
-from msgspec.json import decode
+from msgspec import ValidationError, field, to_builtins
 
 from agent.base import times
 from agent.base.ends import Outcome
 from agent.base.errors import PreflightError
 from agent.base.text import error_text
+from agent.base.typed import convert, decode
 from agent.base.value import Value
 from agent.decisions.shared import HERE
 from agent.job import checkpoints
@@ -250,7 +250,7 @@ def read_checkpoints(folder: str) -> checkpoints.FolderContents:
     fault = ""
     try:
         text = read_small(place / checkpoints.CHECKPOINT_FILE)
-        mark = decode(text, type=checkpoints.CheckpointOwner)
+        mark = decode(text, checkpoints.CheckpointOwner)
     except FileNotFoundError:
         fault = ""
     except OSError as error:

@@ -15,6 +15,7 @@ import msgspec
 from msgspec import Meta
 from msgspec.structs import replace
 
+from agent.base.typed import decode
 from agent.base.value import Attempt, Count, Value
 from agent.job.progress import PauseSeen, Progress, StepSeen, ValuesSeen
 from agent.job.series import Series, SeriesState
@@ -113,7 +114,7 @@ def read_steps(path: Path, zero: float = 0.0) -> SavedSteps | None:
             if file.tell() > _MOST_READ:
                 break
             try:
-                line = msgspec.json.decode(raw, type=SavedLine)
+                line = decode(raw, SavedLine)
             except (ValueError, RecursionError):  # incomplete, since an agent was killed, or broken
                 continue
             saved = _with_line(saved or SavedSteps(None, Series()), line, line.at - zero)

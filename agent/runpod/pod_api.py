@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import aiohttp
 from msgspec import MsgspecError
-from msgspec.json import decode
 
 from agent.base import times
 from agent.base.text import without_controls
+from agent.base.typed import decode
 from agent.base.value import Value
 from agent.platforms.rank_variables import own_pod
 from agent.processes.probing import proxy_for
@@ -74,8 +74,8 @@ def _read_answer(code: int, body: bytes) -> PodAnswer:
     """Read an answer; a pod that the description does not allow is none."""
     try:
         if code == 200:
-            return PodAnswer(code, pod=decode(body, type=PodState, strict=False))
-        detail = decode(body, type=_Problem).detail if body else ""
+            return PodAnswer(code, pod=decode(body, PodState, strict=False))
+        detail = decode(body, _Problem).detail if body else ""
     except (MsgspecError, RecursionError) as error:
         detail = f"an answer that is no pod: {error}"
     return PodAnswer(code, without_controls(detail)[:_LONGEST_DETAIL])

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from agent.base.text import is_ip
+from agent.base.typed import decode
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -227,7 +228,7 @@ def notify_urls(text: str) -> Secret:
 def resources(text: str) -> dict[str, float]:
     """Read Ray's custom resources."""
     try:
-        return msgspec.json.decode(text, type=_Resources)
+        return decode(text, _Resources)
     except (msgspec.DecodeError, RecursionError):
         raise ValueError(
             'JSON of names and amounts such as {"h100": 8} (CPU and GPU have AGENT_NUM_CPUS and '

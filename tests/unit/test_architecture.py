@@ -48,6 +48,7 @@ SLEEP = {f"agent/cli/{name}.py" for name in ("logs_verb", "stop_verb", "watch_st
 IMPORT_RAY = {"agent/bridge/ray_calls.py"}
 EFFECTS = {"anyio", "asyncio", "subprocess", "threading", "socket", "psutil", "aiohttp", "requests"}
 """Modules by which a program acts; a file of a pure folder imports none of them."""
+TYPED = "agent/base/typed.py"
 LONGEST = 700
 FIRST_LINE = 90
 RIDDLES = re.compile(
@@ -197,6 +198,7 @@ def test_pure_folders_have_no_effects() -> None:
     """Files of pure folders import nothing by which a program acts; of `node` only its readers."""
     pure = [n for n in trees() if folder(n) in PURE | {"node"} and n not in READ_MACHINE]
     used = {name: sorted(packages(trees()[name]) & EFFECTS) for name in pure}
+    assert used.pop(TYPED) == ["threading"]  # a lock alone
     assert {name: effects for name, effects in used.items() if effects} == {}
 
 
@@ -216,6 +218,21 @@ def late_imports(tree: ast.AST) -> set[int]:
         for node in ast.walk(function)
         if isinstance(node, ast.Import | ast.ImportFrom)
     }
+
+
+def test_types_are_read_in_one_place() -> None:
+    """Two threads that let msgspec describe a type at once crash; only this file has a lock."""
+    direct = re.compile(
+        r"msgspec\.convert\(|\btype=|from msgspec(\.json)? import .*\b(convert|decode)\b"
+    )
+    found = {
+        name
+        for name in own_files()
+        if folder(name) != BUNDLED
+        for line in (ROOT / name).read_text().splitlines()
+        if ("msgspec" in line or "decode(" in line) and direct.search(line)
+    }
+    assert found == {TYPED}
 
 
 def test_few_imports_are_inside_functions() -> None:
