@@ -152,6 +152,7 @@ SERVICE_EXAMINED = 10.0  # For a service to answer one request while a job hangs
 KERNEL_RECENT = 3600.0  # Older messages of the kernel do not explain a hang.
 STACK_SIGNALED = 2.0  # For a process to write its stacks on a signal.
 RECORDER_DUMP = 15.0  # For torch's flight recorder to write a dump; an H100 took 6.5 s.
+STEPS_STOPPED = 300.0  # Without a step for so long: an error before has stopped the steps.
 
 # --- Figures of the machines ----------------------------------------------------------------------
 
@@ -208,6 +209,7 @@ GIVE_UP = 5.0  # For a last agent, after one that was killed too often, to recor
 AGENT_EXIT = 2.0  # An agent that has sent its code exits within this, unless a disk blocks.
 BUNDLE_EXTRA = 1.0  # The caller waits so much longer than the time limit of the bundle's thread.
 DEAD_ACTORS = 6.0  # For Ray to return why actors died, and the ends of their logs.
+KERNEL_LINE_AGE = 600.0  # A line of the kernel from so long before a log began is no cause.
 CAUSE_SEARCH = 2.0  # For the search of the logs for a known cause.
 
 # --- A pod after its run --------------------------------------------------------------------------

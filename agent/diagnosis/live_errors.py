@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from agent.diagnosis.errors.causal_order import Candidate
     from agent.diagnosis.errors.log_parser import ParsedLog
 
-_LARGEST_ZONE = 14 * 3_600.0  # seconds that local time may differ
+_LARGEST_ZONE = 14 * 3_600  # seconds that local time may differ
 _NATIVE = {ErrorKind.KERNEL, ErrorKind.NVRM, ErrorKind.SLURM, ErrorKind.CPP}
 _MOST_ERRORS = 200  # that are kept of a running job's output
 

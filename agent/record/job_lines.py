@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
+from agent.base import times
 from agent.base.text import escaped, without_controls
 from agent.decisions.shared import place, shortened
 from agent.diagnosis.advice import advise
@@ -76,9 +77,9 @@ class KnownLines:
         logs = []
         for node in nodes:
             lines = [f"{known.prefix}{known.line}" for known in self._lines[node].values()]
-            times = [known.at for known in self._lines[node].values() if known.at is not None]
+            moments = [known.at for known in self._lines[node].values() if known.at is not None]
             log = Log(node, "the job's output", "\n".join(lines), clock_ahead=self._ahead[node])
-            logs.append(replace(log, at=min(times, default=None)))
+            logs.append(replace(log, at=min(moments, default=None)))
         return tuple(logs)
 
     @property
@@ -135,8 +136,7 @@ _LONGEST_SHOWN = 400
 _LONGEST_PREFIX = 160
 _SPARE = 4_096  # characters behind a line's end in which a secret may go on
 _MOST_UNSAVED = 200
-_STEPS_STOPPED = 300.0  # seconds without a step after which an error has stopped the steps
-_STEPS_MISSED = 3  # and so many times as long as a step
+_STEPS_MISSED = 3  # An error has stopped the steps after so many times the usual one
 
 
 class JobLines:
@@ -374,7 +374,7 @@ class JobLines:
         each = None if known is None else known.seconds_per_step
         if known is None or each is None or known.last_at is None:
             return False
-        return self._now() - known.last_at > max(_STEPS_STOPPED, _STEPS_MISSED * each)
+        return self._now() - known.last_at > max(times.STEPS_STOPPED, _STEPS_MISSED * each)
 
     def _texts(self, lines: list[bytes]) -> list[str]:
         """Return lines as text, masked before they are cut: a part of a secret is none."""

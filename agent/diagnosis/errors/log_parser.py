@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from msgspec.structs import replace
 
+from agent.base import times
 from agent.base.text import without_controls
 from agent.base.value import Value
 from agent.diagnosis.errors import forms
@@ -37,7 +38,6 @@ _MOST_ERRORS = 2_000  # of one log; the first quarter and the last ones
 _MOST_STRAYS = 8  # lines of others within a traceback
 _LONGEST_JSON = 32_000
 _RETRY_WITHIN = 6  # lines
-_STALE = 600.0  # seconds before the log begins: what the kernel printed then is another story
 HANDLED = re.compile(
     r"\bretrying\b|\bwill retry\b|\bfalling back\b|\bfallback\b|\bskipping\b|\bignor(?:ed|ing)\b"
     r"|\btrying (?:again|the next|another)\b|\bretry loop\b|\battempt \d+ ?(?:/|of) ?\d+"
@@ -489,7 +489,7 @@ class LogParser:
         """Return whether the kernel printed it long before the log begins."""
         if error.kind not in _OF_KERNEL or error.time is None or self._began is None:
             return False
-        return error.time < self._began - _STALE
+        return error.time < self._began - times.KERNEL_LINE_AGE
 
 
 def _is_data(body: str) -> bool:
