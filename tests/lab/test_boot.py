@@ -110,7 +110,7 @@ def test_dstack_names_the_missing_rank(cluster: Cluster) -> None:
     worker = cluster.agent(1, "true", env={"DSTACK_NODE_RANK": "1"})
     assert ends([head, worker], 60) == [69, 69]
     assert "no report from rank 2" in last_line(head)
-    assert "rank 1 of 3: DSTACK_NODE_RANK=1, DSTACK_NODES_NUM=3" in worker.stderr()
+    assert "dstack · node1, worker, rank 1 of 3" in worker.stderr()
     found = (cluster.pods[0].tmp / "logs" / "run-42").iterdir()
     assert [path.name for path in found if path.is_dir()] == ["node0"]
 
