@@ -354,7 +354,7 @@ def order_steps(state: HeadState, turn: Turn) -> HeadState:
         workers = [event.worker] if isinstance(event, h.WorkerReported) else []
     for worker in workers:
         if _runs_steps(worker, turn.now):
-            state = _order_steps_of(state, worker, steps, awaits_holders=awaits_holders)
+            state = _order_steps_of(state, worker, steps, turn.now, awaits_holders=awaits_holders)
 
     # What is saved comes before the orders: an agent that replaces this one must find who may run
     # what.
@@ -388,6 +388,20 @@ def _may_hold(state: HeadState, worker: Worker, now: float) -> bool:
     return is_of_run and _runs_steps(worker, now)
 
 
+def _replaces_expected(state: HeadState, worker: Worker, now: float) -> bool:
+    """Return whether a worker takes the place of an expected one that is missing.
+
+    Without ranks of a platform the head gives them in order, and a replacement a further one: each
+    expected rank was given before. After a restart of the head's agent its workers report first.
+    """
+    if worker.rank is not None or now < times.STEP_HOLDER_SILENT:
+        return False
+    workers = state.fleet.workers.values()
+    there = [one for one in workers if _runs_steps(one, now) and not one.lost]
+    expected = [one for one in there if state.expects(one)]
+    return len(expected) < state.goal.last_rank
+
+
 def _steps_that_run(state: HeadState, worker: Worker) -> Mapping[StepOnDisk, str]:
     """Return a worker as the holder of the steps on a disk that it runs already.
 
@@ -419,20 +433,26 @@ def _awaits_holders(state: HeadState, now: float) -> bool:
 
 
 def _order_steps_of(
-    state: HeadState, worker: Worker, steps: tuple[PrepareStep, ...], *, awaits_holders: bool
+    state: HeadState,
+    worker: Worker,
+    steps: tuple[PrepareStep, ...],
+    now: float,
+    *,
+    awaits_holders: bool,
 ) -> HeadState:
     key = worker.key
     done = {item.name for item in worker.items if item.step is Step.READY}
     holders = {**state.steps.holders}
     ordered = state.steps.ordered.get(key, frozenset())
     is_short = len(state.fleet.alive) < state.required
+    takes_part = state.expects(worker) or _replaces_expected(state, worker, now)
 
     # The steps that are its turn: those on a shared disk only if no other node runs them.
     chosen = []
     for step in steps:
         if step.name in done or unmet_dependencies(state, key, step.after):
             continue
-        if step.once is not None and is_short and not state.expects(worker):
+        if step.once is not None and is_short and not takes_part:
             continue  # it would keep those that share its disk from the step: they come first
         if step.once is not None:
             disk = _disk_of(state, key, step)

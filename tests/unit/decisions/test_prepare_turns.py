@@ -223,6 +223,41 @@ def test_a_stranger_keeps_no_worker_from_a_step(more: dict[str, Any], holder: st
     assert {node for _, node in orders(trace)} <= {holder.replace("pod", "agent")}
 
 
+def ranked(
+    n: int, at: float, given_rank: int, *over: str, has_left: bool = False
+) -> tuple[float, h.HeadEvent]:
+    """Return the report of a worker that waits, on a platform without ranks."""
+    _, event = says(n, *over, at=at, has_left=has_left)
+    assert isinstance(event, h.WorkerReported)
+    return at, h.WorkerReported(replace(event.worker, given_rank=given_rank))
+
+
+GONE = ranked(2, 70, 1, has_left=True)
+SILENT = (70.0, h.WorkerSilent("agent2", "connection refused"))
+IN_PLACE_OF_ANOTHER: dict[str, tuple[History, list[tuple[str, str]]]] = {
+    "which is there": ([ranked(2, 65, 1), ranked(3, 70, 2)], []),
+    "which has left": ([GONE, ranked(3, 71, 2)], [("data", "agent3")]),
+    "which is lost": ([ranked(2, 65, 1, "data"), SILENT, ranked(3, 71, 2)], [("data", "agent3")]),
+    "which may not have reported yet": ([ranked(3, 50, 2), (59, TICK)], []),
+    "which has not reported for long": ([ranked(3, 50, 2), (61, TICK)], [("data", "agent3")]),
+    "whose rank it would have": ([GONE, says(3, at=71, rank=2)], []),
+    "with a further one": ([GONE, ranked(3, 71, 2), ranked(4, 72, 3)], [("data", "agent3")]),
+}
+
+
+@pytest.mark.parametrize(
+    ("history", "expected"), IN_PLACE_OF_ANOTHER.values(), ids=IN_PLACE_OF_ANOTHER.keys()
+)
+def test_a_worker_in_place_of_an_expected_one(
+    history: History, expected: list[tuple[str, str]]
+) -> None:
+    """Without ranks a replacement has a further one; all expected ranks were given before."""
+    of_one = replace(of(SHARED_DATA_STEP), expected_workers=1, step_holders={})
+    introduced = [event for n in (2, 3, 4) for event in hello(n, AT)[:1]]
+    trace = Trace(of_one, [HERE_DONE, *introduced, *history])
+    assert [order for order in orders(trace) if order[1] != "agent2"] == expected
+
+
 def test_a_head_with_a_record_waits_for_no_other_worker() -> None:
     """Its record has all that was ordered."""
     trace = Trace(replace(of(SHARED_DATA_STEP), step_holders={}), outlives(2, 1))
