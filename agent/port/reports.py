@@ -216,6 +216,8 @@ class Reports:
         new = replace(self._reply, **changed)  # names of its fields
         if new != self._reply:
             self._reply = replace(new, news=self._reply.news + 1)
+            if new.verdict is not None:
+                self.run_decided.set()
             for agent in self._agents.values():
                 agent.wake.set()
 
@@ -404,10 +406,10 @@ class Reports:
         An agent that asks again waits too: the run may be recorded and not yet in the reply.
         Return whether its hello proves that run.
         """
-        if not hello.run_id or self._expected.refusal_of(hello):
-            return (
-                False  # a refused agent changes nothing: the run that it names counts for nothing
-            )
+        # A refused agent changes nothing, and a head whose run is over decides on no other.
+        is_over = self._reply.verdict is not None
+        if not hello.run_id or is_over or self._expected.refusal_of(hello):
+            return False
         is_proven = self._on_recalled_run(hello, epoch)
         if is_proven and self.run_decided.is_set():
             self.run_decided = anyio.Event()

@@ -9,6 +9,7 @@ import anyio.lowlevel
 import pytest
 from msgspec.structs import replace
 
+from agent.base import ends, times
 from agent.decisions import worker
 from agent.decisions.attempts import LostAttempt
 from agent.decisions.head import head_state as h
@@ -205,6 +206,38 @@ def test_a_worker_with_a_run_is_answered_after_the_decision() -> None:
     anyio.run(trace)
     assert remembered == [("old", 1, 9)] * 2
     assert [reply.run_id for reply in replies] == ["old"] * 2
+
+
+@pytest.mark.parametrize("asks_before", [True, False])
+def test_a_worker_with_a_run_is_answered_at_the_end(*, asks_before: bool) -> None:
+    """A head that has ended decides on no run: the verdict follows at once."""
+    recalled: list[str] = []
+
+    def on_memory(hello: Hello, _epoch: int) -> bool:
+        recalled.append(hello.run_id)
+        return True
+
+    expected = Expected("2.60.0", "3.11.7", "", "abc")
+    reports = Reports(FIRST, expected, lambda _event: None, lambda: 1.0, on_recalled_run=on_memory)
+    verdict = ends.STOPPED_BY_SIGNAL.outcome(code=0, signal="SIGTERM")
+    replies: list[Reply] = []
+
+    async def ask() -> None:
+        replies.append(await reports.handle(replace(POD1, hello=KNOWING, epoch=9)))
+
+    async def trace() -> None:
+        with anyio.fail_after(times.RUN_DECIDED / 2):
+            async with anyio.create_task_group() as tasks:
+                if asks_before:
+                    tasks.start_soon(ask)
+                    await anyio.wait_all_tasks_blocked()
+                reports.publish(verdict=verdict)
+                if not asks_before:
+                    tasks.start_soon(ask)
+
+    anyio.run(trace)
+    assert [reply.verdict for reply in replies] == [verdict]
+    assert recalled == (["old"] if asks_before else [])
 
 
 def test_what_others_remember_is_written_down(tmp_path: Path) -> None:
