@@ -85,6 +85,7 @@ def follow_remembered(state: HeadState, event: h.RunRemembered, now: float) -> H
     goal = replace(state.goal, run_id=run_id, lost_attempts=tried, first_attempt=number)
     goal = replace(goal, resumed_attempt=snapshot)
     state = replace(state, goal=goal, attempt=attempt).enter(HeadPhase.RESUMING, now)
+    state = state.with_ray(jobs_known=True)
     state = state.log(f"attempt {number} of run {run_id} has no record: looking for its job")
     return state.do(h.AdoptRun(run_id, number - 1, is_running=True))
 

@@ -222,6 +222,18 @@ def test_the_jobs_of_a_run_with_an_id_of_its_own_are_found() -> None:
     assert trace.effects[1:] == [h.AdoptRun("rl", 1, is_running=True), h.FollowJob("rl-2")]
 
 
+def test_a_followed_job_that_is_lost_is_followed_by_another_attempt() -> None:
+    """Ray has listed the jobs: it is not asked again."""
+    run = replace(GIVEN, expected_workers=1)
+    trace = heads.Trace(run, [(1.0, heads.nodes(2)), (2.0, h.JobsListed(("rl",)))])
+    trace.take(h.Submitted("rl"), 3.0)
+    trace.take(heads.nodes(dead=(2,)), 4.0)
+    trace.take(h.JobReported("rl", JobReport("FAILED", driver_exit_code=1)), 5.0)
+    trace.take(h.NodesAsked("rl", {}), 6.0)
+    assert [action.ended.number for action in trace.effects if isinstance(action, h.Retry)] == [1]
+    assert "the list of jobs" not in str([wait.what for wait in head.pending_waits(trace.state)])
+
+
 def test_a_run_without_jobs_begins_once_ray_has_said_so() -> None:
     """The first attempt, by the id that the RayJob expects."""
     trace = heads.Trace(GIVEN, [(1.0, heads.nodes())])
