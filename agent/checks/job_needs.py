@@ -30,6 +30,7 @@ _CHECKPOINT_FACTOR = 7  # a checkpoint's size by its weights: 2 bytes, plus 12 o
 def recipe_findings(known: RecipeInfo, node: CheckedNode, folder: str) -> tuple[Finding, ...]:
     """Check a recipe's framework, model and data, and the disk of its checkpoints."""
     results = [(FRAMEWORK, _framework(known, node))]
+    results += [(FRAMEWORK, result) for result in _packages(known, node)]
     if known.needs:
         results += [(INPUTS, result) for result in _inputs(node)]
         results += [(CHECKPOINTS, result) for result in _checkpoints(node, folder)]
@@ -51,6 +52,25 @@ def _framework(known: RecipeInfo, node: CheckedNode) -> Result | None:
         return warn(f"{known.framework} {warning}; known are {versions}", remedy)
     name = f"{known.framework} {framework.version}".strip()
     return ok(f"{name} in {framework.folder}")
+
+
+def _packages(known: RecipeInfo, node: CheckedNode) -> Iterator[Result]:
+    """An engine or a package for adapters that is missing ends the job only after the boot."""
+    framework = node.facts.framework
+    ray = node.facts.ray
+    if framework is None or not framework.folder or not (ray.libraries or ray.packages):
+        return
+    settings = node.settings
+    if (
+        "AGENT_ROLLOUT" in known.takes
+        and settings.rollout == "sglang"
+        and ("sglang" not in ray.libraries)
+    ):
+        what = f"AGENT_ROLLOUT=sglang: sglang is not installed for {node.facts.job_python}"
+        yield warn(what, "Install verl[sglang] there, in the version of the installed verl")
+    if settings.lora_rank is not None and "peft" not in ray.packages:
+        what = f"AGENT_LORA_RANK: peft is not installed for {node.facts.job_python}"
+        yield warn(what, "Install peft there: the framework trains adapters with it")
 
 
 def _missing(known: RecipeInfo, node: CheckedNode) -> Result:

@@ -130,7 +130,7 @@ PRESETS = {
 SAME_GPUS = "checkpoints can be resumed with the same number of GPUs only (ZeRO)"
 LEAST = "takes the least memory; batches by tokens or packing fill the GPU"
 _REWARD_TASKS_UNTIL: Version = (0, 9, 1)  # Before it calls of the reward server take a CPU each
-_DOTTED: Version = (0, 10, 2)  # The first release whose flags have dots
+DOTTED: Version = (0, 10, 2)  # The first release whose flags have dots
 _WANDB = "by-WANDB_API_KEY"  # Turns W&B on; wandb reads the key from the environment
 
 _PAIRS = ("train.colocate_actor_ref", "train.colocate_critic_reward")
@@ -213,7 +213,8 @@ def command(
     # Would adapters train at the rate of full training?
     warnings = list(sizing.warnings)
     rate = next(flag for flag in (LEARNING_RATE[0], "adam.lr") if arguments.supports(flag))
-    if arguments.whole("ds.lora.rank") and not arguments.given(rate):
+    follows_a_script = asked.recipe == "openrlhf-sft" and asked.lora_rank is not None
+    if arguments.whole("ds.lora.rank") and not (arguments.given(rate) or follows_a_script):
         default = arguments.word(rate) or "OpenRLHF's default"
         warnings.append(adapter_warning(arguments.text(rate), default))
 
@@ -221,6 +222,7 @@ def command(
         _STAGE: arguments.word("ds.zero_stage"),
         "dtype": arguments.word("ds.param_dtype") or "bf16",
         "GPUs of a rank": str(_rank_gpus(arguments)),
+        "rank of adapters": arguments.word("ds.lora.rank") or "0",
     }
     return Command(
         argv=(asked.python, "-m", f"openrlhf.cli.{module}", *arguments.argv()),
@@ -367,7 +369,7 @@ def flags_of(program: str, version: Version) -> tuple[dict[str, str], dict[str, 
             dotted, _, flat = word.partition("=")
             flat = flat or dotted.rpartition(":")[2].replace(".", "_")
             dotted = dotted.replace(":", ".")
-            spelling[dotted] = flat if version < _DOTTED else dotted
+            spelling[dotted] = flat if version < DOTTED else dotted
             flags[spelling[dotted]] = words
     return flags, spelling
 

@@ -14,7 +14,7 @@ from agent.frameworks.sizing import OPENRLHF_TRAIN, ZERO3, Host, Workload, sizin
 
 if TYPE_CHECKING:
     from agent.frameworks.arguments import Arguments
-    from agent.frameworks.recipe import Command, RecipeInput
+    from agent.frameworks.recipe import Command, RecipeInput, Version
 
 FRAMEWORK = openrlhf.FRAMEWORK
 VERSIONS = openrlhf.VERSIONS
@@ -53,6 +53,7 @@ _SETTINGS = {
     "openrlhf-dpo": (*_PAIRS, ("adam.lr", "5e-7", "as its script; the default is 1e-5")),
 }
 """Columns and what does not depend on the nodes, by recipe: flag, value, reason."""
+_PARAM_DTYPE: Version = (0, 9, 2)  # The release in which --bf16 became --param_dtype
 _IN_PAIRS = {"rm", "dpo"}  # A sample is two answers, in one pass
 _ALL_ROWS = 100_000_000
 _KEYS = ("data.input_key", "data.output_key", "data.chosen_key", "data.rejected_key")
@@ -82,6 +83,8 @@ def make(asked: RecipeInput) -> Command:
     arguments.add("train.batch_size", size, why=f"fits the {ranks} ranks, nearest to 256")
     arguments.add("train.micro_batch_size", micro, why=openrlhf.LEAST)
 
+    _add_adapters(arguments, asked)
+
     # Which layout fits? DPO has a reference, and a reward model one value in place of the logits.
     frozen = 1 if kind == "dpo" else 0
     longest = openrlhf.longest(arguments) * (2 if kind in _IN_PAIRS else 1)
@@ -93,6 +96,7 @@ def make(asked: RecipeInput) -> Command:
         logit=0 if kind == "rm" else openrlhf.LOGIT_IN_FLOAT32,
         in_nodes=Host(loading=WEIGHT * (1 + frozen), gathered=WEIGHT),
         adapters=bool(arguments.whole("ds.lora.rank")),
+        rank=0 if asked.lora_rank is None else arguments.whole("ds.lora.rank"),
     )
     sizing = sizing_for(asked, arguments.changed(openrlhf.MEMORY), load)
     arguments.add("ds.packing_samples", why="samples are not padded")
@@ -108,8 +112,38 @@ def make(asked: RecipeInput) -> Command:
         f"{count_of(world, 'GPU')} = {count_of(world, 'process')}; {text}",
         f"a batch needs data of at least {size} rows",
         openrlhf.SAME_GPUS,
+        *_merge_notes(asked),
     )
     return openrlhf.command(module, arguments, asked, sizing, notes)
+
+
+def _add_adapters(arguments: Arguments, asked: RecipeInput) -> None:
+    """Train adapters as its script for them does, where AGENT_LORA_RANK is set."""
+    rank = asked.lora_rank
+    if rank is None:
+        return
+    arguments.add("ds.lora.rank", rank, why="AGENT_LORA_RANK")
+    arguments.add("ds.lora.alpha", rank, why="as its script for adapters: as the rank")
+    if asked.recipe == "openrlhf-sft":
+        arguments.add("adam.lr", "5e-6", why="as its script for adapters")
+
+
+def _merge_notes(asked: RecipeInput) -> tuple[str, ...]:
+    """Return the command that merges adapters, since OpenRLHF saves them alone."""
+    if asked.lora_rank is None:
+        return ()
+    folder = asked.checkpoints
+    words = ["python3 -m openrlhf.cli.lora_combiner", f"--model_path {asked.model_path}"]
+    words += [f"--lora_path {folder}/model", f"--output_path {folder}/merged"]
+    if asked.version < _PARAM_DTYPE:
+        words.append("--bf16")
+    else:
+        words.append(
+            "--param_dtype bf16" if asked.version < openrlhf.DOTTED else "--ds.param_dtype bf16"
+        )
+    if asked.recipe == "openrlhf-rm":
+        words.append("--is_rm")
+    return (f"the model of the end has adapters alone; this merges them: `{' '.join(words)}`",)
 
 
 def _add_columns(arguments: Arguments, asked: RecipeInput) -> None:

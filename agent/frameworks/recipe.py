@@ -64,6 +64,16 @@ class ModelShape(Value):
         """Return the bytes of all weights."""
         return WEIGHT * self.parameters
 
+    def adapters(self, rank: int) -> int:
+        """Return about how many parameters adapters (LoRA) of all linear layers have.
+
+        Each layer gets two matrices: its inputs by the rank, and the rank by its outputs.
+        """
+        attention = 4 * (self.hidden + self.hidden)
+        forward = 3 * (self.hidden + self.wide)
+        experts = max(1, round(self.parameters / self.active))
+        return rank * self.layers * (attention + experts * forward)
+
     def token(self, logit: int = LOGIT) -> int:
         """Return the bytes of a token in a training step, with gradient checkpointing.
 
@@ -212,6 +222,8 @@ class RecipeInput(Value):
     eval_data: str = ""
     is_nearest: bool = False  # Whether another release is installed, which may have other arguments
     tensor_parallel: int | None = None  # AGENT_TENSOR_PARALLEL
+    lora_rank: int | None = None  # AGENT_LORA_RANK
+    rollout: str = "vllm"  # AGENT_ROLLOUT
     basis: JobBasis = JobBasis()  # What sizes it besides the nodes
     revision: str = ""  # AGENT_MODEL_REVISION, or ''
     args: tuple[str, ...] = ()  # The user's own arguments, which replace the recipe's

@@ -45,6 +45,7 @@ _ENGINE_OVERHEAD = 1.5e9  # An engine's own: activations and CUDA graphs
 _SEQUENCES = 16  # Sequences of full length that an engine holds at once, at least, if there is room
 _SURE_TOKENS = 8192  # Longer sequences are rare, so that they do not decide whether a model fits
 _MOST_TOKENS = 24_576  # Tokens of a micro batch beyond which it does not become faster
+_ADAPTER = 16  # Bytes of a parameter of adapters: weight, gradient and Adam in float32
 _LEAST_SHARE = 0.4  # Of each GPU for engines, if there is room: below it they hold few sequences
 _MOST_SHARE = 0.95
 _MOST_NODES = 64
@@ -139,6 +140,7 @@ class Workload(Value):
     logit: int = LOGIT  # Bytes of a logit in a training step
     in_nodes: Host = Host()  # What else it keeps in the nodes' memory
     adapters: bool = False  # Whether only adapters are trained (LoRA)
+    rank: int = 0  # Of those adapters, to count them too; 0 if it is not known
     link: float | None = None  # Bits per second between nodes, by the slowest link, if known
     within: bool | None = None  # Whether to gather weights within nodes; None: by the network
     unsized: Layout | None = None  # The layout for a model of unknown size; None: the first one
@@ -298,7 +300,12 @@ class _Fit(Value):
         each += (load.trained + load.frozen) * layout.everywhere
         if self.within:
             each += load.trained * (layout.copy or 0.0) / load.gpus
-        return self.model.parameters * each
+        return self.model.parameters * each + self.adapters
+
+    @property
+    def adapters(self) -> float:
+        """Return the bytes of adapters with their gradients and Adam, all in float32."""
+        return _ADAPTER * self.model.adapters(self.load.rank) / self.shards
 
     @property
     def training(self) -> float:
@@ -491,6 +498,11 @@ def _states_text(fit: _Fit) -> str:
     text = bytes_of(each, fit.shards)
     if whole:
         text += f" + {bytes_of(whole, 1)}"
+    if load.rank:
+        over = f" / {count_of(fit.shards, 'GPU')}" if fit.shards > 1 else ""
+        count = f"{fit.model.adapters(load.rank) / 1e9:.2g} B"
+        size = f"{count} × {_ADAPTER} bytes{over} = {_gb(fit.adapters)}"
+        text += f" + adapters of rank {load.rank}: {size}"
     return text
 
 

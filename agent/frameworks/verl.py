@@ -28,6 +28,13 @@ from agent.frameworks.sizing import (
     Sizing,
 )
 from agent.frameworks.step_format import STEP, KeyMeaning, LineFormat, StepFormat, bar
+from agent.frameworks.verl_adapters import (
+    RANK,
+    adapter_rows,
+    merge_note,
+    rank_of,
+    trains_adapters,
+)
 from agent.frameworks.verl_keys import (
     ACTOR,
     ANSWER,
@@ -54,13 +61,13 @@ from agent.frameworks.verl_memory import (
     PROMPT_TOKENS,
     SAVED,
     WHOLE_MODEL,
+    WHY_ADAPTER_SHARDS,
     WHY_SHARDS,
     fsdp_size,
     has_reference,
     longest_sample,
     memory_rows,
     sizing_and_saved,
-    trains_adapters,
 )
 from agent.frameworks.verl_placement import STORES, Placement, batches, groups_of
 from agent.node.facts import Package
@@ -119,7 +126,7 @@ FRAMEWORK = FrameworkInfo(
     ),
 )
 VERSIONS: tuple[Version, ...] = ((0, 5, 0), (0, 6, 1), (0, 7, 0), (0, 7, 1), (0, 8, 0), (0, 9, 1))
-ABOUT = "verl: GRPO or PPO with vLLM rollouts; the reward is verl's own, or a server's"
+ABOUT = "verl: GRPO or PPO with vLLM or SGLang rollouts; the reward is verl's own, or a server's"
 
 _GSM8K = "{data}/gsm8k"
 _PRESET = Preset(
@@ -173,7 +180,6 @@ _SETTINGS: tuple[Row, ...] = (
     ),
     ("trainer.max_actor_ckpt_to_keep", "2", _KEPT_CHECKPOINTS),
     ("trainer.total_epochs", "15", "as the scripts; the default is 30"),
-    (f"{ROLLOUT}.name", "vllm", "verl has no default"),
 )
 """Settings that depend on neither nodes nor version."""
 _DYNAMIC = {
@@ -201,9 +207,11 @@ def make(asked: RecipeInput) -> Command:
     sizing, saved = sizing_and_saved(asked, given)
     sizes, notes, prompts = _sizes(asked, given, sizing)
     every, pace = steps_between_saves(asked, _step_of(asked, given, prompts), _EVERY)
+    why_shards = WHY_SHARDS if asked.lora_rank is None else WHY_ADAPTER_SHARDS
     rows = (
         *_model_and_data(asked, given),
-        (SAVED, saved, "with an HF model" if WHOLE_MODEL in saved else WHY_SHARDS),
+        *adapter_rows(asked),
+        (SAVED, saved, "with an HF model" if WHOLE_MODEL in saved else why_shards),
         *sizes,
         *memory_rows(asked, sizing),
         *_batches_by_tokens(asked, given, sizing),
@@ -219,7 +227,9 @@ def make(asked: RecipeInput) -> Command:
         notes.append("verl scores by data_source; AGENT_REWARD uses a reward server instead")
     if not asked.eval_data:
         notes.append("no AGENT_EVAL_DATA: the model is never evaluated")
-    if WHOLE_MODEL not in saved:
+    if asked.lora_rank is not None:
+        notes.append(merge_note(asked))
+    elif WHOLE_MODEL not in saved:
         notes.append(_MERGE)
     if asked.version >= (0, 9):
         notes.append("verl 0.9 also needs the packages TransferQueue and orjson")
@@ -230,18 +240,20 @@ def make(asked: RecipeInput) -> Command:
         env={"HYDRA_FULL_ERROR": "1"},
         why=why,
         notes=(*notes, *sizing.notes),
-        warnings=(*sizing.warnings, *_rate_warnings(given)),
+        warnings=(*sizing.warnings, *_rate_warnings(asked, given)),
         # the critic's are as the actor's
         format={
             STRATEGY: given.get(STRATEGY, strategy),
             FSDP_SIZE: given.get(FSDP_SIZE, fsdp_size(asked, sizing)),
             DTYPE: given.get(DTYPE, "fp32"),
+            RANK: rank_of(asked, given),
         },
     )
 
 
-def _rate_warnings(given: Mapping[str, str]) -> Iterable[str]:
-    if trains_adapters(given) and _RATE not in given:
+def _rate_warnings(asked: RecipeInput, given: Mapping[str, str]) -> Iterable[str]:
+    is_set = asked.lora_rank is not None or _RATE in given
+    if trains_adapters(asked, given) and not is_set:
         yield adapter_warning(_RATE, "verl's default of 1e-6")
 
 
@@ -349,6 +361,8 @@ def _model_and_data(asked: RecipeInput, given: Mapping[str, str]) -> Iterable[Ro
         yield "trainer.max_critic_ckpt_to_keep", "2", "as the actor's"
 
     yield from _SETTINGS
+    chosen = "AGENT_ROLLOUT" if asked.rollout == "sglang" else "verl has no default"
+    yield f"{ROLLOUT}.name", asked.rollout, chosen
 
 
 def _batches_by_tokens(
@@ -388,7 +402,7 @@ def _reward_model(asked: RecipeInput, given: Mapping[str, str]) -> Iterable[Row]
         return
 
     # From 0.7 on engines of its own generate the scores.
-    yield f"{root}.rollout.name", "vllm", "verl has no default"
+    yield f"{root}.rollout.name", asked.rollout, "verl has no default"
     yield f"{root}.rollout.gpu_memory_utilization", "0.8", f"{scripts}: it sleeps meanwhile"
     yield f"{root}.rollout.tensor_model_parallel_size", 1, scripts
     longest = longest_sample(given)

@@ -5,17 +5,22 @@ from __future__ import annotations
 from math import gcd
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from agent.frameworks.arguments import whole
 from agent.frameworks.recipe import MisfitError, Version
 from agent.frameworks.sizing import (
     VERL,
     VERL_CPU,
     VERL_OFFLOAD,
+    VERL_RESIDENT,
     Host,
+    Layout,
     Sizing,
     Workload,
     sizing_for,
 )
+from agent.frameworks.verl_adapters import RANK, trains_adapters
 from agent.frameworks.verl_keys import (
     ACTOR,
     ANSWER,
@@ -46,9 +51,11 @@ WHOLE_MODEL = "hf_model"
 _SHARDS_AND_WHOLE = f"[model,optimizer,extra,{WHOLE_MODEL}]"
 _GATHERED = 6  # Bytes of a parameter of the whole model on the first node: in float32 and in bf16
 _NO_WHOLE_MODEL_FROM = 14e9  # Parameters
+WHY_ADAPTER_SHARDS = "without an HF model: its weights would have the names of adapters"
 WHY_SHARDS = f"without an HF model: one node would gather it, {_GATHERED} bytes a parameter"
 KL_IN_REWARD = "algorithm.use_kl_in_reward"
 _DEEP_SLEEP: Version = (0, 6)  # From it on sleeping engines drop their weights
+_SGLANG_BACKUP: Version = (0, 9)  # From it on SGLang's sleeping engines keep a copy in the nodes
 MEMORY_KEYS = (
     *(NODES, GPUS, TENSOR_PARALLEL, STRATEGY, f"{ACTOR}.fsdp_config", "critic.fsdp"),
     *("critic.model.fsdp_config", "critic.strategy", f"{REF}.fsdp_config"),
@@ -67,6 +74,8 @@ def sizing_and_saved(asked: RecipeInput, given: Mapping[str, str]) -> tuple[Sizi
     if SAVED in given:
         return _sizing(asked, given, given[SAVED]), given[SAVED]
     without = _sizing(asked, given, _SHARDS)
+    if asked.lora_rank is not None:
+        return without, _SHARDS
 
     # Is the model too large to be gathered on one node?
     model = asked.basis.model
@@ -87,7 +96,10 @@ def _sizing(asked: RecipeInput, given: Mapping[str, str], saved: str) -> Sizing:
     kept = asked.basis.kept
     is_fsdp2 = kept.get(STRATEGY) == "fsdp2"
     layouts = tuple(layout for layout in VERL if not kept or (layout == VERL_CPU) == is_fsdp2)
-    adapters = trains_adapters(given)
+    adapters = trains_adapters(asked, given)
+    keeps_weights = adapters or asked.version < _DEEP_SLEEP
+    if asked.rollout == "sglang":
+        keeps_weights = asked.version >= _SGLANG_BACKUP
     load = Workload(
         layouts=layouts,
         tokens=longest_sample(given),
@@ -100,16 +112,27 @@ def _sizing(asked: RecipeInput, given: Mapping[str, str], saved: str) -> Sizing:
             loading=4,
             loads_tied=True,
             gathered=_GATHERED if WHOLE_MODEL in saved else 0,
-            keeps_engines=adapters or asked.version < _DEEP_SLEEP,
+            keeps_engines=keeps_weights,
         ),
         within=kept[FSDP_SIZE] != _ALL_GPUS if FSDP_SIZE in kept else None,
+        rank=0 if asked.lora_rank is None else whole(given, RANK) or asked.lora_rank,
     )
+    if load.rank and load.trained > 1:
+        load = _beside_a_critic(load)
     return sizing_for(asked, [key for key in given if key.startswith(MEMORY_KEYS)], load)
 
 
-def trains_adapters(given: Mapping[str, str]) -> bool:
-    """Return whether the user turned LoRA on."""
-    return given.get(f"{MODEL}.lora_rank", "0") != "0"
+def _beside_a_critic(load: Workload) -> Workload:
+    """Return the workload of PPO with adapters: a critic in full, and the actor's weights."""
+    layouts = tuple(map(_with_frozen_actor, load.layouts))
+    return replace(load, layouts=layouts, trained=1, frozen=1, adapters=False)
+
+
+def _with_frozen_actor(layout: Layout) -> Layout:
+    """Return a layout with weights of the actor too: on the GPUs, or offloaded with the rest."""
+    if layout.name == VERL_RESIDENT.name:
+        return replace(layout, frozen=layout.untrained)
+    return replace(layout, host=layout.host + layout.untrained)
 
 
 def has_reference(asked: RecipeInput, given: Mapping[str, str]) -> bool:

@@ -37,16 +37,30 @@ class RecipeInfo(Value):
     needs: tuple[str, ...] = ("AGENT_MODEL", "AGENT_TRAIN_DATA")  # variables that must be set
     sends_token: bool = False  # whether its reward client sends AGENT_REWARD_TOKEN
     loads_reward_model: bool = False  # whether its framework can load AGENT_REWARD_MODEL
+    takes: tuple[str, ...] = ()  # variables that only some recipes have a use for
     notice_signal: str = ""  # the signal on which its program saves and continues; '' if untested
 
 
+_OF_VERL = ("AGENT_LORA_RANK", "AGENT_ROLLOUT", "AGENT_BACKEND")
 RECIPES = (  # name, module, framework
     RecipeInfo(DEFAULT, "rehearsal", reward="needed", needs=(), sends_token=True),
     RecipeInfo(
-        "verl-grpo", "verl", "verl", reward="possible", sends_token=True, loads_reward_model=True
+        "verl-grpo",
+        "verl",
+        "verl",
+        reward="possible",
+        sends_token=True,
+        loads_reward_model=True,
+        takes=_OF_VERL,
     ),
     RecipeInfo(
-        "verl-ppo", "verl", "verl", reward="possible", sends_token=True, loads_reward_model=True
+        "verl-ppo",
+        "verl",
+        "verl",
+        reward="possible",
+        sends_token=True,
+        loads_reward_model=True,
+        takes=_OF_VERL,
     ),
     RecipeInfo("openrlhf-grpo", "openrlhf", "openrlhf", reward="needed", loads_reward_model=True),
     RecipeInfo("openrlhf-ppo", "openrlhf", "openrlhf", reward="needed", loads_reward_model=True),
@@ -59,9 +73,27 @@ RECIPES = (  # name, module, framework
     ),
     RecipeInfo("search-r1-ppo", "search_r1", "search-r1"),
     RecipeInfo("search-r1-grpo", "search_r1", "search-r1"),
-    RecipeInfo("openrlhf-sft", "openrlhf_train", "openrlhf", launcher="torchrun"),
-    RecipeInfo("openrlhf-rm", "openrlhf_train", "openrlhf", launcher="torchrun"),
-    RecipeInfo("openrlhf-dpo", "openrlhf_train", "openrlhf", launcher="torchrun"),
+    RecipeInfo(
+        "openrlhf-sft",
+        "openrlhf_train",
+        "openrlhf",
+        launcher="torchrun",
+        takes=("AGENT_LORA_RANK",),
+    ),
+    RecipeInfo(
+        "openrlhf-rm",
+        "openrlhf_train",
+        "openrlhf",
+        launcher="torchrun",
+        takes=("AGENT_LORA_RANK",),
+    ),
+    RecipeInfo(
+        "openrlhf-dpo",
+        "openrlhf_train",
+        "openrlhf",
+        launcher="torchrun",
+        takes=("AGENT_LORA_RANK",),
+    ),
     RecipeInfo(
         "trl-grpo",
         "trl",

@@ -137,6 +137,18 @@ class Settings(Value, kw_only=True):
         "GPUs of one rollout engine",
         shown="by size; `1` where the size is unknown",
     )
+    lora_rank: int | None = var(
+        v.whole(1, 4096),
+        "rank of the adapters (LoRA) that verl, and OpenRLHF's SFT, RM and DPO, train instead of "
+        "the whole model",
+        shown="off",
+    )
+    rollout: Literal["vllm", "sglang"] | None = var(
+        v.one_of("vllm", "sglang"), "engines of verl's recipes: `vllm` or `sglang`", shown="vllm"
+    )
+    backend: Literal["fsdp", "megatron"] | None = var(
+        v.one_of("fsdp", "megatron"), "how verl's recipes train: `fsdp`", shown="fsdp"
+    )
     reward_model: str | None = var(
         v.text, "reward model that the recipe's framework loads on the training GPUs: id or path"
     )

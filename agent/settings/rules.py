@@ -18,6 +18,7 @@ from agent.settings.jobs import (
     reward_model,
 )
 from agent.settings.model import FIELD_OF, Settings, secret_texts
+from agent.settings.recipe_options import check_recipe_options
 from agent.settings.values import LATER, reserved_placeholder
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ def contradictions(settings: Settings, command: tuple[str, ...] | None) -> list[
     return [
         *_check_job(settings, command),
         *_check_recipe(settings, command),
+        *check_recipe_options(settings, command),
         *_check_reward(settings, command),
         *_check_secrets(settings),
         *_check_workers(settings),

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from agent.frameworks import recipe_of
 from agent.frameworks.recipe import MisfitError, NodeSize, RecipeInput
 from agent.settings.jobs import RECIPES
@@ -53,23 +55,24 @@ def made(framework: str, version: Version) -> Iterator[Made]:
 
 
 def asking(job: RecipeInfo, version: Version, nodes: Nodes) -> Iterator[tuple[str, RecipeInput]]:
-    """Yield the smallest and the largest set of inputs."""
+    """Yield the smallest and the largest set of inputs, and the smallest with each option."""
     for how, full in (("bare", False), ("full", True)):
-        yield (
-            how,
-            RecipeInput(
-                recipe=job.name,
-                nodes=tuple(NodeSize(gpus, cpus) for gpus, cpus in nodes.sizes),
-                version=version,
-                model="Qwen/Qwen2.5-7B-Instruct",
-                train_data="/data/train.parquet",
-                eval_data="/data/test.parquet" if full or "AGENT_EVAL_DATA" in job.needs else "",
-                checkpoints="/data/checkpoints",
-                tensor_parallel=nodes.tensor_parallel,
-                scores=job.reward == "needed" or (full and job.reward == "possible"),
-                wandb=full,
-            ),
+        asked = RecipeInput(
+            recipe=job.name,
+            nodes=tuple(NodeSize(gpus, cpus) for gpus, cpus in nodes.sizes),
+            version=version,
+            model="Qwen/Qwen2.5-7B-Instruct",
+            train_data="/data/train.parquet",
+            eval_data="/data/test.parquet" if full or "AGENT_EVAL_DATA" in job.needs else "",
+            checkpoints="/data/checkpoints",
+            tensor_parallel=nodes.tensor_parallel,
+            scores=job.reward == "needed" or (full and job.reward == "possible"),
+            wandb=full,
         )
+        yield how, asked
+        if not full and "AGENT_ROLLOUT" in job.takes:
+            yield "sglang", replace(asked, rollout="sglang")
+            yield "sglang with adapters", replace(asked, rollout="sglang", lora_rank=64)
 
 
 def make(recipe: Recipe, asked: RecipeInput, nodes: Nodes, how: str) -> Made:

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from agent.checks import CHECKS, run_checks
 from agent.checks.finding import CheckedNode, Finding, Level
 from agent.checks.job_needs import recipe_findings
-from agent.node.facts import MIB, Driver, DriverGpu, Facts, Folder, RdmaDevice, Room
+from agent.node.facts import MIB, Driver, DriverGpu, Facts, Folder, Framework, RdmaDevice, Room
 from agent.plan.show import summary
 from agent.platforms.resolve import resolve
 from agent.settings.jobs import BY_NAME
@@ -702,6 +702,31 @@ def test_what_a_plan_says_of_a_cluster() -> None:
 def test_a_keys_text_is_never_printed() -> None:
     """A finding about a malformed key does not contain the key."""
     assert "hunter2" not in found("W&B key", {"WANDB_API_KEY": "hunter2"}, MACHINE).sentence()
+
+
+@pytest.mark.parametrize(
+    ("environ", "installed", "said"),
+    [
+        ({"AGENT_ROLLOUT": "sglang"}, {"vllm": "0.11.0"}, "sglang is not installed"),
+        ({"AGENT_ROLLOUT": "sglang"}, {"sglang": "0.5.8"}, ""),
+        ({"AGENT_LORA_RANK": "64"}, {"vllm": "0.11.0"}, "peft is not installed"),
+        ({"AGENT_LORA_RANK": "64"}, {"peft": "0.18.0"}, ""),
+        ({"AGENT_ROLLOUT": "sglang"}, {}, ""),  # nothing is known of that Python
+    ],
+)
+def test_packages_of_a_recipes_options(
+    environ: dict[str, str], installed: dict[str, str], said: str
+) -> None:
+    """An engine, or a package for adapters, that is missing is named before the boot."""
+    ray = replace(MACHINE.ray, libraries=installed, packages=installed)
+    framework = Framework("verl", "/env/verl", "0.9.1")
+    facts = replace(MACHINE, ray=ray, framework=framework)
+    given = {"AGENT_MODEL": "a/b", "AGENT_TRAIN_DATA": "/d", "AGENT_JOB": "verl-grpo"}
+    settings = settings_of({**given, **environ})
+    node = CheckedNode(facts, settings, resolve({}, settings, facts))
+    whats = [finding.what for finding in recipe_findings(BY_NAME["verl-grpo"], node, "/ckpt")]
+    missing = [what.partition(": ")[2] for what in whats if "is not installed" in what]
+    assert missing == ([f"{said} for {facts.job_python}"] if said else [])
 
 
 @pytest.mark.parametrize(("free", "warned"), [(210 << 30, False), (209 << 30, True), (None, False)])
