@@ -43,7 +43,7 @@ class Outcome(Value):
     culprit: str = ""
     remedy: str = ""
     is_jobs_verdict: bool = False  # the job itself ended
-    attempts_are_used_up: bool = False  # no attempt may follow, or AGENT_MAX_HOURS is over
+    attempts_are_used_up: bool = False  # no attempt may follow, or a limit of the run is reached
     is_superseded: bool = False  # a later head continues the run: this is of this node alone
 
     def outcome(self, *, code: int | None = None, **words: object) -> Outcome:
@@ -152,6 +152,17 @@ MAX_HOURS = _row(
     "Raise AGENT_MAX_HOURS to continue this run, its attempts and checkpoints count on",
     attempts_are_used_up=True,
 )
+
+MAX_COST = _row(
+    Kind.STOPPED,
+    78,
+    "the run has used its ${cost:.2f} (AGENT_MAX_COST)",
+    "AGENT_MAX_COST",
+    "Raise AGENT_MAX_COST to continue this run, its attempts and checkpoints count on",
+    attempts_are_used_up=True,
+)
+LIMITS_OF_RUN = {MAX_HOURS.culprit, MAX_COST.culprit}
+"""The variables that stop a run which is not lost."""
 
 # --- 78: settings, machine or job are wrong; fix and run again ----------------------------------
 

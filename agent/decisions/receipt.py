@@ -7,7 +7,7 @@ attempt, shows what it was.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from msgspec.structs import replace
 
@@ -26,6 +26,8 @@ PARTS: dict[Part, str] = {
     "hold": "hold",  # after the verdict: stopping everything, and holding the pod
 }
 """The parts of a receipt in their order, with their names in a sentence."""
+WASTED: tuple[Part, ...] = ("boot", "wait", "stalled", "redone", "hold")
+"""The parts in which nothing new is trained; `stalled` and `redone` are those of lost attempts."""
 _SHORTEST = 1  # second below which a part is left out of a sentence
 
 
@@ -41,6 +43,7 @@ class Receipt(Value):
     redone: float = 0.0
     hold: float = 0.0
     away: float = 0.0  # part of `wait`: no agent ran, which costs nothing
+    steps: int = 0  # made in this run; one that was made again counts once
     has_steps: bool = True  # False: the job has printed none, which may be its way
 
     def with_time(self, part: Part, seconds: float) -> Receipt:
@@ -59,16 +62,24 @@ class Receipt(Value):
     def to_dict(self, price: float | None) -> dict[str, object]:
         """Return it as status and outcome have it; `price` is dollars an hour of all nodes."""
         cost = None
+        cost_wasted = None
+        cost_per_step = None
         if price is not None:
             paid = replace(self, wait=max(0.0, self.wait - self.away))
             dollars = {part: price * spent / 3600 for part, spent in paid.seconds().items()}
             cost = {part: round(spent, 2) for part, spent in dollars.items()}
+            cost_wasted = round(sum(dollars[part] for part in WASTED), 2)
+            if self.steps:
+                cost_per_step = round(sum(dollars.values()) / self.steps, 4)
         return {
             "total": round(self.total, 1),
             "seconds": {part: round(spent, 1) for part, spent in self.seconds().items()},
             "away": round(self.away, 1),
             "has_steps": self.has_steps,
             "cost": cost,
+            "wasted": round(sum(self.seconds()[part] for part in WASTED), 1),
+            "cost_wasted": cost_wasted,
+            "cost_per_step": cost_per_step,
         }
 
 
@@ -162,6 +173,12 @@ class Meter(Value):
             spent = spent.with_time("first_step", seconds - after_first)
             seconds = after_first
 
+        # How many of the steps are new to this run?
+        made = step - max(from_step, self.highest or 0)
+        if self.highest is None and self.now.step is None:
+            made += 1  # the first of them, too
+        spent = replace(spent, steps=spent.steps + max(0, made))
+
         # Which share of the steps had an earlier attempt done?
         if self.redo_until is not None and not self.now.is_stalled:
             count = max(1, step - from_step)
@@ -214,4 +231,13 @@ def sentence(receipt: dict[str, object]) -> str:
                 notes.append("no steps known")
             more = f" ({', '.join(notes)})" if notes else ""
             parts.append(f"{name} {duration_text(spent)}{more}")
-    return ", ".join(parts)
+    return f"{', '.join(parts)}{_summary(receipt)}"
+
+
+def _summary(receipt: dict[str, Any]) -> str:
+    """Return what a step has cost, and how much money trained nothing; '' without steps."""
+    per_step = receipt.get("cost_per_step")
+    cost = receipt.get("cost_wasted")
+    if per_step is None or cost is None:
+        return ""
+    return f"; ${per_step:.2f} a step, ${cost:.2f} trained nothing"

@@ -5,7 +5,8 @@ result, so that all give the same judgment. It quotes only what its reader may r
 applies it to the status that it is about to send.
 
 The first situation that applies makes the sentences, in this order: the run has ended; no job runs
-yet; the job's metrics are broken; it hangs; nodes or services are missing; something differs; fine.
+yet; the job's metrics are broken; it hangs; nodes or services are missing; its money is
+nearly used; something differs; fine.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any, Literal
 
 from agent.base.text import duration_text, first_names, number_text
 from agent.base.value import Value
+from agent.plan.node_price import MOST_OF_COST
 
 State = Literal["keep", "look", "end"]
 SIGNS: Mapping[State, str] = {"keep": "●", "look": "▲", "end": "■"}
@@ -86,7 +88,7 @@ def _said(status: Status, exceptions: Sequence[GlanceException]) -> _Said:
         return _ended(status, status["verdict"])
     if status["phase"] != "running":
         return _before_or_after_job(status, exceptions)
-    for judge in (_broken_metrics, _stalled, _losing_nodes, _missing, _no_step, _advised, _differs):
+    for judge in _JUDGES:
         said = judge(status, exceptions)
         if said is not None:
             return said
@@ -269,6 +271,33 @@ def _advised(status: Status, _rows: Sequence[GlanceException]) -> _Said | None:
     first, *others = advice
     more = f"{_capitalized('; '.join(one['what'] for one in others))}." if others else ""
     return _Said("look", f"{_capitalized(first['what'])}.", _joined(more, first["remedy"]))
+
+
+def cost_notice(status: Status) -> tuple[str, str] | None:
+    """Return what there is to say of AGENT_MAX_COST, and what follows; None if there is nothing."""
+    limit = status.get("max_cost")
+    cost = status.get("cost")
+    price = status.get("price")
+    if limit is None:
+        return None
+    if cost is None or not price:
+        if status["seconds"] < SHORTEST_WAIT:
+            return None
+        what = "AGENT_MAX_COST has no effect yet: no price is known."
+        return what, "AGENT_PRICE_PER_HOUR sets it."
+    if cost < MOST_OF_COST * limit:
+        return None
+    left = duration_text(max(0.0, (limit - cost) / price * 3600))
+    return f"{money(cost)} of AGENT_MAX_COST={money(limit)} are used.", f"The end is in {left}."
+
+
+def _costly(status: Status, _rows: Sequence[GlanceException]) -> _Said | None:
+    """Judge money that is nearly used."""
+    notice = cost_notice(status)
+    if notice is None:
+        return None
+    what, follows = notice
+    return _Said("look", what, _joined(follows, _progress(status)))
 
 
 def _differs(status: Status, rows: Sequence[GlanceException]) -> _Said | None:
@@ -514,3 +543,9 @@ def _service_rows(status: Status) -> list[GlanceException]:
         if step["state"] == "lost"
     ]
     return rows
+
+
+_JUDGES = (
+    *(_broken_metrics, _stalled, _losing_nodes, _missing, _no_step, _advised, _costly, _differs),
+)
+"""Of a running job, in their order: the first that finds something makes the sentences."""

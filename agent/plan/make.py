@@ -267,3 +267,11 @@ def _notes(plan: Plan) -> Iterator[str]:
         if price:
             cost = f", at most ${NodePrice(price).cost(hours, nodes):.2f} for {nodes} node(s)"
         yield f"AGENT_MAX_HOURS={hours:g}: then the job is stopped{cost}"
+
+    limit = settings.max_cost
+    if limit is not None and topology.is_head:
+        lasts = "after RunPod has given the price of this pod"
+        if price is not None:
+            nodes = topology.expected_workers + 1
+            lasts = f"after {NodePrice(price).hours(limit, nodes):.1f} h of {nodes} node(s)"
+        yield f"AGENT_MAX_COST={limit:g}: then the job is stopped, {lasts}"

@@ -11,7 +11,7 @@ from agent.platforms import kuberay, rank_variables, slurm
 from agent.platforms.rank_variables import DSTACK, LWS, PlatformInfo, own_pod
 from agent.settings.jobs import TORCHRUN, launcher
 from agent.settings.model import TOKEN_MODE
-from agent.settings.rules import POD_ACTIONS, changed
+from agent.settings.rules import NEEDS_PRICE, POD_ACTIONS, changed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -155,6 +155,9 @@ def resolve(environ: Mapping[str, str], settings: Settings, facts: Facts) -> Top
         got = f"'{settings.on_done}' without RUNPOD_POD_ID"
         wanted = "exit or hold: only a pod of RunPod can be stopped"
         problems.append(Problem("AGENT_ON_DONE", got, wanted))
+    if settings.max_cost is not None and settings.price_per_hour is None and own is None:
+        got = "a limit without a price, and without RUNPOD_POD_ID"
+        problems.append(Problem("AGENT_MAX_COST", got, NEEDS_PRICE))
     if given is not None and is_head:
         problems += settings_without_effect(settings, given)
     if given is None and launcher(settings) != TORCHRUN:

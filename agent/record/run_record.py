@@ -162,6 +162,8 @@ class RunRecord(files.Record):
     """Prepare steps that workers were ordered to run: step, disk of its marker, node by name."""
     basis: JobBasis | None = None  # what its recipe is sized by, once it was submitted
     used: float = 0.0  # seconds that agents have run
+    paid: float = 0.0  # dollars of all nodes so far, by agents that knew a price
+    paid_seconds: float = 0.0  # the part of `used` that these dollars paid
     outages: SavedOutages | None = None  # when services did not answer
     receipt: SavedMeter | None = None  # what the time was spent on so far
     ending: Outcome | None = None  # the decided outcome; workers may not have received it yet

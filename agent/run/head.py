@@ -255,7 +255,7 @@ class HeadAgent:
 
     async def _record_use(self) -> None:
         self._status.receipt.save()
-        self._keeper.record_use(self._run.now())
+        self._keeper.record_use(self._run.now(), self._status.cost())
 
     async def _look_for_later_head(self) -> None:
         read = self._keeper.later_epoch

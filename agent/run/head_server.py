@@ -274,6 +274,7 @@ class RunStatus:
             "checkpoint": self.checkpoints.to_status(),
             "price": self.receipt.price(),
             "cost": self.cost(),
+            "max_cost": plan.settings.max_cost,
             "price_source": self.price_source(),
             "receipt": self.receipt.to_dict(),
         }
@@ -302,11 +303,8 @@ class RunStatus:
 
     def cost(self) -> float | None:
         """Return what the run has cost so far, all nodes and heads together; None if unknown."""
-        goal = self._get_state().goal
-        if goal.price is None:
-            return None
-        hours = goal.used_hours + self._run.now() / 3600
-        return round(goal.price.cost(hours, goal.expected_workers + 1), 2)
+        cost = self._get_state().goal.cost(self._run.now())
+        return None if cost is None else round(cost, 2)
 
     def price_source(self) -> str | None:
         """Return who says what a node costs; None if that is unknown."""

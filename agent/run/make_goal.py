@@ -102,6 +102,9 @@ def make_goal(plan: Plan, keeper: RunKeeper, now: float, done: Iterable[str] = (
         max_hours=settings.max_hours or math.inf,
         used_hours=keeper.used_hours,
         price=price,
+        max_cost=settings.max_cost or math.inf,
+        paid=keeper.paid,
+        paid_hours=keeper.paid_hours,
         notice_signal=notice,
         brings_libraries=plan.job is not None and bool(plan.job.runtime_env),
     )

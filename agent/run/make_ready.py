@@ -225,7 +225,8 @@ async def start_head(
 
     # Is the run's end decided already, or does this machine refuse? Then no Ray starts.
     keeps_ray = surviving is not None and surviving.has_ray
-    refusal = keeper.final_outcome(settings.job_retries, settings.max_hours)
+    limits = (settings.max_hours, settings.max_cost)
+    refusal = keeper.final_outcome(settings.job_retries, *limits)
     if refusal is None:
         refusal = await prepare_machine(run)
     elif surviving is not None:

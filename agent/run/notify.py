@@ -20,7 +20,7 @@ import anyio
 
 from agent.base import times
 from agent.base.text import listed, map_texts, without_controls
-from agent.diagnosis.notices import Noticed, first_noticed, notice_of_end, notices_of
+from agent.diagnosis.user_notices import Noticed, first_noticed, notice_of_end, notices_of
 from agent.plan.page_address import page_address
 from agent.processes.probing import proxy_for
 from agent.processes.waiting import NotYet, TimedOutError, until
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from agent.base.ends import Outcome
-    from agent.diagnosis.notices import Notice
+    from agent.diagnosis.user_notices import Notice
     from agent.plan.plan import Plan
 
 _PASSES = {408, 425, 429}  # statuses after which the same request may be accepted

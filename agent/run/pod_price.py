@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from agent.base import times
@@ -20,12 +21,28 @@ _FINAL = {400, 401, 403, 404, 422}  # the same request would get the same answer
 
 
 async def send_pod_price(run: NodeRun, send: Callable[[PriceKnown], None]) -> None:
-    """Ask for the price of the head's pod, where the user gave a key, and send it as an event."""
-    api = PodApi(run.plan.settings, run.container.environ)
+    """Ask for the price of the head's pod, where the user gave a key, and send it as an event.
+
+    A limit of money needs it: it is then asked for until it is known, and its want is an error.
+    """
+    settings = run.plan.settings
+    api = PodApi(settings, run.container.environ)
     if not api.can_be_asked:
         return
-    price = await ask_for_price(api)
-    if price is not None:
+    has_limit = settings.max_cost is not None
+    if has_limit:
+        say(f"AGENT_MAX_COST={settings.max_cost:g} counts once RunPod gives a price", "warning")
+
+    async def ask() -> NodePrice | NotYet:
+        price = await ask_for_price(api)
+        if price is None and has_limit:
+            what = "AGENT_MAX_COST has no effect without a price, the run goes on"
+            say(f"{what}: set AGENT_PRICE_PER_HOUR; asking RunPod again", "error")
+        return price or NotYet()
+
+    pause = times.HOLD_REMINDER
+    with suppress(TimedOutError):
+        price = await until(ask, None if has_limit else 0.0, step=pause, longest=pause)
         say(f"a node costs ${price.per_hour:.2f} an hour: {price.source}")
         send(PriceKnown(price))
 

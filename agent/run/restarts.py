@@ -48,6 +48,7 @@ QUICK_RESTARTS = 3  # after so many restarts with one cause, the next such end i
 _ENDS_FOLDER = ".ends"
 _NOT_OF_THE_JOB = {
     *("AGENT_RERUN", "AGENT_ON_DONE", "AGENT_PRICE_PER_HOUR", "AGENT_RUNPOD_API"),
+    *("AGENT_NOTIFY", "AGENT_NOTIFY_FILE"),
     *("RUNPOD_API_KEY", "RUNPOD_API_KEY_FILE", "AGENT_LOG", "AGENT_LOG_MODE"),
 }
 """Settings whose change is no reason to run a finished job again."""

@@ -101,6 +101,8 @@ class RunKeeper:
         former epoch would supersede it.
         """
         self.used_hours = self.record.used / 3600  # those of the run's earlier agents
+        self.paid = self.record.paid  # their dollars, and the hours that these paid
+        self.paid_hours = self.record.paid_seconds / 3600
         self._writer.start()
 
     def _adopt_ending(self, before: RunRecord, own_epoch: int) -> RunRecord:
@@ -146,9 +148,16 @@ class RunKeeper:
             return self.record.open_attempt.number
         return max((attempt.number for attempt in self.record.attempts), default=0) + 1
 
-    def record_use(self, seconds: float) -> None:
-        """Record how long this agent has run: AGENT_MAX_HOURS and the cost count all agents."""
-        self.save(replace(self.record, used=round(self.used_hours * 3600 + seconds, 1)))
+    def record_use(self, seconds: float, cost: float | None = None) -> None:
+        """Record how long this agent has run, and what the run has cost, if that is known.
+
+        AGENT_MAX_HOURS and AGENT_MAX_COST count all agents of the run.
+        """
+        used = round(self.used_hours * 3600 + seconds, 1)
+        record = replace(self.record, used=used)
+        if cost is not None:
+            record = replace(record, paid=round(cost, 4), paid_seconds=used)
+        self.save(record)
 
     def record_meter(self, meter: Meter, now: float, price: float | None = None) -> None:
         """Record what the run's time was spent on so far, on a clock that is at `now`.
@@ -165,12 +174,16 @@ class RunKeeper:
         job_runs = self.record.open_attempt is not None
         return saved.on_clock(now).resumed(now, job_runs=job_runs)
 
-    def final_outcome(self, retries: int, max_hours: float | None = None) -> Outcome | None:
-        """Return the outcome of a run that is decided or out of attempts or hours; else None."""
+    def final_outcome(
+        self, retries: int, max_hours: float | None = None, max_cost: float | None = None
+    ) -> Outcome | None:
+        """Return the outcome of a run that is decided or out of attempts, hours or money."""
         if self._verdict is not None:
             return self._verdict
         if max_hours is not None and self.used_hours >= max_hours:
             return ends.MAX_HOURS.outcome(hours=max_hours)
+        if max_cost is not None and self.paid >= max_cost:
+            return ends.MAX_COST.outcome(cost=max_cost)
         if self.record.open_attempt is not None:
             return None
         return retries_exhausted(self.record.tried, retries)
@@ -353,7 +366,7 @@ class RunKeeper:
         """
         now = iso_time(time.time())
         code = end.exit_code
-        if end.culprit == ends.MAX_HOURS.culprit:  # stopped, not lost: no retry is used
+        if end.culprit in ends.LIMITS_OF_RUN:  # stopped, not lost: no retry is used
             code = 128 + SIGTERM
         record = self.record.end_attempt(now, end.reason, code, announced=announced, cause=cause)
         self.save(record)

@@ -235,6 +235,11 @@ class Settings(Value, kw_only=True):
         v.amount(8760.0, "hours above 0 and of at most a year, such as 12 or 0.5"),
         "hours that a run may use, all attempts and waits together; then its job is stopped",
     )
+    max_cost: float | None = var(
+        v.amount(1e9, "dollars above 0, as a number alone, such as 500"),
+        "dollars that a run may cost, all nodes, attempts and waits together; then its job is "
+        "stopped. It needs a price",
+    )
     notify: v.Secret | None = var(
         v.notify_urls,
         "secret URLs, with spaces between them, to which the head posts JSON at the start, a loss, "

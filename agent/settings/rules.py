@@ -32,6 +32,7 @@ _EXPECTED = {
     "AGENT_TRAIN_DATA": "training data, by an absolute path or as its framework names it",
 }
 
+NEEDS_PRICE = "AGENT_PRICE_PER_HOUR beside it, the price of one node"
 POD_ACTIONS = {"stop-pod": "stop", "terminate-pod": "terminate"}
 """The values of AGENT_ON_DONE that end a pod, and the action of RunPod's API."""
 
@@ -44,6 +45,7 @@ def contradictions(settings: Settings, command: tuple[str, ...] | None) -> list[
         *check_recipe_options(settings, command),
         *_check_reward(settings, command),
         *_check_secrets(settings),
+        *_check_cost(settings),
         *_check_workers(settings),
         *_check_ray_args(settings.ray_args),
         *_check_launcher(settings),
@@ -152,6 +154,13 @@ def _check_secrets(settings: Settings) -> Iterator[Problem]:
         if not token.isascii() or not token.isprintable() or " " in token:
             expected = "printable ASCII without spaces, for example from `openssl rand -hex 32`"
             yield Problem(name, "a secret that cannot travel in an HTTP header", expected)
+
+
+def _check_cost(settings: Settings) -> Iterator[Problem]:
+    """Refuse a limit of money that could never be reached; RunPod gives a price by its API."""
+    has_source = settings.price_per_hour is not None or settings.runpod_api_key is not None
+    if settings.max_cost is not None and not has_source:
+        yield Problem("AGENT_MAX_COST", "a limit without a price", NEEDS_PRICE)
 
 
 def _check_reserved(settings: Settings, command: tuple[str, ...] | None) -> Iterator[Problem]:

@@ -11,7 +11,16 @@ from agent.base import times
 from agent.base.text import first_names, in_url, listed
 from agent.decisions import attempts
 from agent.decisions import shared as v
-from agent.decisions.head import boot_waits, losses, notices, phases, probes, service_order, shares
+from agent.decisions.head import (
+    boot_waits,
+    cost_limit,
+    losses,
+    notices,
+    phases,
+    probes,
+    service_order,
+    shares,
+)
 from agent.decisions.head import head_state as h
 from agent.decisions.head.boot_waits import pending_waits, service_title
 from agent.decisions.head.fleet import Fleet, Worker
@@ -179,6 +188,7 @@ STEPS: tuple[tuple[Callable[[HeadState, Turn], HeadState], str], ...] = (
     (_continue_phase, "after all that it decides on"),
     (notices.answer_notices, "after the phase, which may have ended the run by the job's own end"),
     (phases.end_by_hours, "after the phase, for the same reason"),
+    (cost_limit.end_by_cost, "same"),
     (
         service_order.start_unblocked,
         "after the phase, which may have made ready what others depend on",
@@ -202,7 +212,8 @@ def deadline(state: HeadState) -> float | None:
     moments += state.probes.due.values()
 
     # What else is due, some of it only in certain phases.
-    others = [phases.hours_deadline(state), state.fleet.silence_check_at]
+    others = [phases.hours_deadline(state), cost_limit.cost_deadline(state)]
+    others.append(state.fleet.silence_check_at)
     if phase in {HeadPhase.BOOTING, HeadPhase.RUNNING}:
         others += [state.services.by_key[key].restart_at for key in state.services.lost]
         others.append(service_order.service_node_deadline(state))

@@ -59,6 +59,9 @@ class HeadGoal(Value):
     max_hours: float = math.inf  # AGENT_MAX_HOURS
     used_hours: float = 0.0  # of these, used by earlier agents of the run
     price: NodePrice | None = None  # RunPod's may come later
+    max_cost: float = math.inf  # AGENT_MAX_COST, in dollars
+    paid: float = 0.0  # of these, by earlier agents of the run that knew a price
+    paid_hours: float = 0.0  # the part of `used_hours` that they paid with it
     notice_signal: int = 0  # the signal on which the job saves (AGENT_NOTICE_SIGNAL); 0 for none
     brings_libraries: bool = False  # the job's runtime_env may install its own on every node
 
@@ -66,6 +69,25 @@ class HeadGoal(Value):
     def ends_at(self) -> float:
         """Return when AGENT_MAX_HOURS is over, on the run's clock."""
         return (self.max_hours - self.used_hours) * 3600
+
+    @property
+    def nodes(self) -> int:
+        """Return the nodes of the run, which bill whether or not they have joined."""
+        return self.expected_workers + 1
+
+    def cost(self, now: float) -> float | None:
+        """Return the dollars of the run so far, all its agents together; None without a price."""
+        if self.price is None:
+            return None
+        hours = self.used_hours - self.paid_hours + now / 3600
+        return self.paid + self.price.cost(hours, self.nodes)
+
+    def costs_at(self, dollars: float) -> float:
+        """Return when the run has cost so much, on its clock; never without a price."""
+        if self.price is None or math.isinf(dollars):
+            return math.inf
+        hours = self.price.hours(dollars - self.paid, self.nodes)
+        return (hours + self.paid_hours - self.used_hours) * 3600
 
     @property
     def owns_ray(self) -> bool:

@@ -273,6 +273,7 @@ class Stop(Value):
     verdict: Outcome | None = None  # the end; early if the agent stops the job
     saving: Saving | None = None  # the job may save before it is stopped; None once that is over
     hours_warned: bool = False  # true once the end by AGENT_MAX_HOURS was announced
+    cost_warned: bool = False  # true once most of AGENT_MAX_COST was used, and that announced
 
 
 class Notices(Value):

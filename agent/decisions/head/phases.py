@@ -358,7 +358,7 @@ def on_stop(state: HeadState, event: StopAsked, now: float) -> HeadState:
     end = ends.stopped(event.signum, expected=not state.goal.has_job)
     if state.stop.verdict is not None:
         return _stop_again(state, end, now, saves=event.signum == SIGTERM)
-    return _end_now(state, end, now, saves=event.signum == SIGTERM)
+    return end_now(state, end, now, saves=event.signum == SIGTERM)
 
 
 def hours_deadline(state: HeadState) -> float | None:
@@ -389,10 +389,10 @@ def end_by_hours(state: HeadState, turn: Turn) -> HeadState:
 
     if now < goal.ends_at:
         return state
-    return _end_now(state, ends.MAX_HOURS.outcome(hours=goal.max_hours), now, saves=True)
+    return end_now(state, ends.MAX_HOURS.outcome(hours=goal.max_hours), now, saves=True)
 
 
-def _end_now(state: HeadState, outcome: Outcome, now: float, *, saves: bool) -> HeadState:
+def end_now(state: HeadState, outcome: Outcome, now: float, *, saves: bool) -> HeadState:
     """Stop the job if it was submitted, then leave with this outcome.
 
     `saves` if a job that saves on a signal may do so first, within half of its grace.

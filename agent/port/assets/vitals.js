@@ -124,9 +124,11 @@ function gpuTile(status) {
 function costTile(status) {
   const used = durationText(status.receipt ? status.receipt.total : status.seconds || 0);
   if (!isNumber(status.cost)) return { name: "Time", value: used, more: "price not known (AGENT_PRICE_PER_HOUR)" };
-  const wasted = status.receipt && status.receipt.cost
-    ? ["boot", "wait", "stalled", "redone", "hold"].reduce((sum, part) => sum + status.receipt.cost[part], 0) : 0;
+  const wasted = (status.receipt && status.receipt.cost_wasted) || 0;
+  const perStep = status.receipt && status.receipt.cost_per_step;
   const parts = [`in ${used}`];
+  if (isNumber(status.max_cost)) parts.push(`of ${moneyText(status.max_cost)}`);
+  if (isNumber(perStep)) parts.push(`${moneyText(perStep)} a step`);
   if (wasted >= 1) parts.push(`${moneyText(wasted)} not for training`);
   return { name: "Cost", value: moneyText(status.cost), more: parts.join(" · ") };
 }

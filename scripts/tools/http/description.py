@@ -142,6 +142,9 @@ RECEIPT = closed(
     away=NUMBER,
     has_steps=FLAG,
     cost=nullable(closed(**dict.fromkeys(PARTS, NUMBER))),
+    wasted=NUMBER,
+    cost_wasted=nullable(NUMBER),
+    cost_per_step=nullable(NUMBER),
 )
 """What the run's time was spent on, in seconds, and in dollars where the price is known."""
 WARNING = closed("check", "what", "remedy")
@@ -170,6 +173,7 @@ HEAD_FIELDS: Schema = {
     "role": {"const": "head"},
     "run_name": nullable(TEXT),
     "cost": nullable(NUMBER),
+    "max_cost": nullable(NUMBER),
     "nodes_expected": WHOLE,
     "attempts_allowed": WHOLE,
     "loss_seconds_left": nullable(NUMBER),

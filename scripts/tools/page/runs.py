@@ -44,6 +44,7 @@ def status(nodes: int, *, step: int = 25) -> dict[str, Any]:
         "price": 12.0,
         "price_source": "AGENT_PRICE_PER_HOUR",
         "cost": 12.5,
+        "max_cost": None,
         "receipt": SPENT.to_dict(12.0),
         "epoch": 1,
         "role": "head",

@@ -217,6 +217,7 @@ def _status(situation: str, nodes: int, now: float, lines: JobLines) -> dict[str
         else None,
         "price": price,
         "price_source": "AGENT_PRICE_PER_HOUR",
+        "max_cost": None,
         "cost": round(price * now / 3600, 2),
         "receipt": receipt.to_dict(price),
     }

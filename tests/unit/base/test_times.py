@@ -27,7 +27,7 @@ NOT_SECONDS = {
     "frameworks/": "sizes and bounds",
     "job/": "defaults of a service, bounds of a histogram, and a day",
 }
-SHARES = {"_STEADY", "STEADY", "_LOOP_SHARE", "_IDLE_CORES", "_IDLE_EACH"} | {
+SHARES = {"MOST_OF_COST", "_STEADY", "STEADY", "_LOOP_SHARE", "_IDLE_CORES", "_IDLE_EACH"} | {
     *("_BUSY_SHARE", "_MAX_WAIT", "_TRY_DELAYS", "_PAUSES", "_COUNTERS"),
     *("_MEDIANS", "_LONGEST", "_WITH_PAUSE", "_WITHOUT_OUTPUT"),
 }

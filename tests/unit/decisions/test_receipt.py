@@ -47,6 +47,33 @@ def test_a_run_without_faults() -> None:
     }
 
 
+def test_waste_and_the_cost_of_a_step() -> None:
+    """Steps that are made again count once; boot, waits, stalls and redone steps are waste."""
+    meter = Meter()
+    again: dict[str, Any] = {"attempt": 2, "first": 1}
+    looks = [
+        (0, BOOT),
+        (100, job(first=1)),
+        (210, job(2, 200, first=1, each=10.0)),
+        (300, BOOT),
+        (400, job(**again)),
+        (520, job(1, 500, **again)),
+        (620, job(4, 600, **again)),
+    ]
+    for at, activity in looks:
+        meter = meter.at_moment(activity, at)
+    receipt = meter.receipt(600.0 + 20)
+    assert receipt.steps == 4
+    shown = receipt.to_dict(36.0)
+    assert shown["cost_per_step"] == pytest.approx(36 * 620 / 3600 / 4, abs=0.001)
+    assert shown["wasted"] == round(receipt.boot + receipt.redone, 1)
+    assert shown["cost_wasted"] == pytest.approx(36 * float(str(shown["wasted"])) / 3600, abs=0.01)
+    line = sentence(shown)
+    assert line.endswith("; $1.55 a step, $2.33 trained nothing")
+    free = receipt.to_dict(None)
+    assert (free["cost_wasted"], free["cost_per_step"]) == (None, None)
+
+
 def test_what_is_open_shows_at_any_time() -> None:
     """The time since the last step counts as training until something shows that it was not."""
     looks = [(0, BOOT), (10, job()), (21, job(1, 20)), (31, job(2, 30))]

@@ -61,6 +61,9 @@ STALL = {"what": "no step for 14 min", "suspects": ""}
             "No attempt follows: this is 2",
         ),
         ({"slow": "GPU clock 345 MHz"}, "look", "with a slow node: pod0"),
+        ({"max_cost": 150.0, "cost": 120.0}, "look", "$120 of AGENT_MAX_COST=$150 are used."),
+        ({"max_cost": 150.0, "cost": 120.0, "price": 60.0}, "look", "The end is in 30 min."),
+        ({"max_cost": 150.0, "cost": None}, "look", "AGENT_MAX_COST has no effect yet"),
         (
             {"advice": [{"what": "the KL rose", "remedy": "R", "state": "look"}]},
             "look",

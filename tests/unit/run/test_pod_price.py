@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import anyio
@@ -11,9 +12,9 @@ from agent.base import times
 from agent.decisions.head import head_state as h
 from agent.plan.node_price import BY_RUNPOD, NodePrice
 from agent.run import pod_price
-from agent.run.pod_price import ask_for_price
+from agent.run.pod_price import ask_for_price, send_pod_price
 from agent.runpod.pod_api import PodApi
-from support.fake_runs import status_of
+from support.fake_runs import run_of, status_of
 from support.heads import PAIR, Trace, goal
 from support.runpod_server import RunPodServer, serve
 from support.worlds import plan_of, settings_of
@@ -63,6 +64,32 @@ def test_a_key_that_is_refused_is_asked_once(
     assert anyio.run(ask_for_price, api_of(runpod, "rpa_another0123456789")) is None
     assert len(runpod.requests) == 1
     assert said[0].startswith("RunPod gives no price of this pod, AGENT_PRICE_PER_HOUR sets one: ")
+
+
+@pytest.mark.parametrize("limit", [None, "50"])
+def test_a_limit_of_money_without_a_price(
+    runpod: RunPodServer, monkeypatch: pytest.MonkeyPatch, limit: str | None
+) -> None:
+    """An error each time, and the price is asked for until it comes; without a limit, once."""
+    monkeypatch.setattr(times, "HOLD_REMINDER", 0.05)
+    lines: list[str] = []
+    monkeypatch.setattr(
+        pod_price, "say", lambda line, level="info": lines.append(f"{level} {line}")
+    )
+    runpod.faults["GET"] = [(403, {})] * 2
+    environ = {"AGENT_RUNPOD_API": runpod.url, "RUNPOD_API_KEY": KEY, "RUNPOD_POD_ID": POD}
+    environ |= {} if limit is None else {"AGENT_MAX_COST": limit}
+    run = run_of(plan_of(environ))
+    run.container = SimpleNamespace(environ=environ)
+    sent: list[h.PriceKnown] = []
+    anyio.run(send_pod_price, run, sent.append)
+    errors = [line for line in lines if line.startswith("error AGENT_MAX_COST has no effect")]
+    warnings = [line for line in lines if line.startswith("warning AGENT_MAX_COST=50 counts once")]
+    if limit is None:
+        assert (sent, errors, warnings) == ([], [], [])
+    else:
+        assert sent == [h.PriceKnown(PRICE)]
+        assert (len(errors), len(warnings)) == (2, 1)
 
 
 def test_a_pod_without_a_cost_is_asked_for_a_while(

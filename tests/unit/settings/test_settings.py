@@ -31,6 +31,7 @@ CONTRACT = [
     *("AGENT_MIN_WORKERS", "AGENT_LOG_DIR", "AGENT_LOG", "AGENT_ON_DONE"),
     *("AGENT_ALLOW_INSECURE", "AGENT_REWARD_MODEL", "AGENT_RUN_NAME", "AGENT_LOG_MODE"),
     *(
+        "AGENT_MAX_COST",
         "AGENT_MAX_HOURS",
         "AGENT_MODEL_REVISION",
         "AGENT_NOTICE_SIGNAL",
@@ -221,6 +222,7 @@ BAD = {
         *("hooks.example.org/x", "ftp://a.example/x", "https://", "http://h:99999/", ""),
         *("https://a.example/x https:/b", "http://h:0/x", "https://[::1/x", "https://a/\u200b"),
     ],
+    "AGENT_MAX_COST": ["0", "-1", "$5", "inf", ""],
     "AGENT_MAX_HOURS": ["0", "-1", "soon", "8761", "nan", ""],
     "AGENT_PRICE_PER_HOUR": ["0", "$2.79", "inf", ""],
     "AGENT_RUNPOD_API": ["http://api.runpod.io", "ftp://x", "https://", "https://u:p@x", "api", ""],

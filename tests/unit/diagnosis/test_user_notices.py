@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from agent.base import ends
-from agent.diagnosis.notices import (
+from agent.diagnosis.user_notices import (
     LONGEST_CONTENT,
     Notice,
     Noticed,
@@ -55,6 +55,17 @@ def test_a_stall_and_advice_to_end() -> None:
     assert notices[0].sentence == "No step for 14 min 20 s since step 212."
     assert notices[1].sentence.startswith("The mean reward fell from 0.")
     assert {notice.sign for notice in notices} == {"■"}
+
+
+def test_money_that_is_nearly_used_and_a_limit_without_a_price() -> None:
+    """Each once."""
+    none = {**OK, "max_cost": 100.0, "cost": None}
+    most = {**OK, "max_cost": 100.0, "cost": 85.0}
+    notices = sent(OK, none, none, {**most, "cost": 50.0}, most, most)[2:]
+    assert [notice.moment for notice in notices] == ["cost", "cost"]
+    assert notices[0].sentence == "AGENT_MAX_COST has no effect yet: no price is known."
+    assert notices[1].sentence == "$85.00 of AGENT_MAX_COST=$100 are used."
+    assert {notice.sign for notice in notices} == {"▲"}
 
 
 def test_a_stall_that_ends_the_attempt_is_to_be_looked_at() -> None:

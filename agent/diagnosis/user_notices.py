@@ -14,12 +14,12 @@ from msgspec.structs import replace
 
 from agent.base.text import duration_text
 from agent.base.value import Value
-from agent.diagnosis.glance import SIGNS, glance_of, money, state_of_end
+from agent.diagnosis.glance import SIGNS, cost_notice, glance_of, money, state_of_end
 
 if TYPE_CHECKING:
     from agent.base.ends import Outcome
 
-Moment = Literal["start", "loss", "stall", "advice", "end"]
+Moment = Literal["start", "loss", "stall", "advice", "cost", "end"]
 Status = Mapping[str, Any]
 
 LONGEST_CONTENT = 2000  # characters that Discord accepts in `content`
@@ -61,6 +61,7 @@ class Noticed(Value):
     stalled: int = 0  # the last attempt whose stall was
     is_losing: bool = False  # the missing nodes were
     is_advised: bool = False  # the advice to end the run was
+    has_cost: bool | None = None  # whether the last notice about AGENT_MAX_COST had a cost
 
 
 def first_noticed(status: Status) -> Noticed:
@@ -88,6 +89,13 @@ def notices_of(before: Noticed, status: Status) -> tuple[Noticed, tuple[Notice, 
         what = f"attempt {number} of {status['attempts_allowed']} was lost: {reason}."
         notices.append(Notice("loss", SIGNS["look"], what, reason))
         after = replace(after, ended=number)
+
+    # Is most of the money used, or its limit without effect?
+    about_cost = cost_notice(status)
+    has_cost = status.get("cost") is not None
+    if about_cost is not None and has_cost is not before.has_cost:
+        notices.append(Notice("cost", SIGNS["look"], *about_cost))
+        after = replace(after, has_cost=has_cost)
 
     # All others are moments of a running job.
     if status["phase"] != "running":
