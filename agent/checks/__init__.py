@@ -51,7 +51,6 @@ CHECKS: tuple[tuple[str, Callable[[CheckedNode], Result | None], tuple[str, ...]
     (PORTS, machine.free_ports, (_OWN, _GIVEN, _TORCHRUN)),
     ("AGENT_PREFLIGHT", ray.torch_installed, (_OWN, _GIVEN)),
     ("AGENT_ON_STALL", job_needs.stall_action, (_OWN, _GIVEN, _TORCHRUN)),
-    ("AGENT_ON_DONE", machine.pod_stop, (_OWN, _GIVEN, _TORCHRUN)),
 )
 """Every check, in the order of `pod-agent doctor -v`: name, function, what runs the job where it
 applies. `{temp}` is the folder of Ray's sessions. To add a check, add a row and its function, which

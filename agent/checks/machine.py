@@ -222,14 +222,3 @@ def found_on(facts: Facts) -> Iterator[tuple[str, str]]:
     yield "CPUs", str(facts.cpus)
     yield "memory", f"{facts.memory / _GIB:.0f} GiB"
     yield facts.temp, f"{facts.temp_free / _GIB:.0f} GiB free"
-
-
-def pod_stop(node: CheckedNode) -> Result | None:
-    """RunPod stops and deletes the pods of an Instant Cluster only with their cluster."""
-    if not node.topology.refuses_pod_actions(node.settings):
-        return None
-    what = f"RunPod refuses {node.settings.on_done} to a pod of an Instant Cluster"
-    return warn(
-        f"{what}: after the job's verdict this pod is held, and bills",
-        "Delete the cluster then, in RunPod's console",
-    )

@@ -92,12 +92,11 @@ def _rows(plan: Plan) -> Iterator[Line]:
     yield Line("waits:     ", _waits_text(plan))
 
     # What happens to the pod at the end?
-    is_refused = topology.refuses_pod_actions(plan.settings)
     done = plan.on_done
-    if is_refused:
-        done += ", which RunPod refuses here"
+    if topology.deletes_cluster(plan.settings):
+        done += ": the head deletes the whole cluster"
     yield Line("when done: ", f"{done}; logs in {_log_folder(plan)}")
-    if plan.on_done == "hold" or is_refused:
+    if plan.on_done == "hold":
         command = how_to_end(plan.settings.runpod_api, plan.environ)
         yield Line("held:      ", held_sentence(0.0, plan.settings.price_per_hour, command))
 

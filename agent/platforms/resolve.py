@@ -98,10 +98,9 @@ class Topology(Value):
         """Return whether this node needs no agent: a worker whose Ray the platform starts."""
         return self.given_ray is not None and not self.is_head
 
-    def refuses_pod_actions(self, settings: Settings) -> bool:
-        """Return whether the platform refuses to stop or delete this pod, as AGENT_ON_DONE asks."""
-        is_member = self.platform.name == rank_variables.RUNPOD_CLUSTER.platform.name
-        return is_member and settings.on_done in POD_ACTIONS
+    def deletes_cluster(self, settings: Settings) -> bool:
+        """Return whether AGENT_ON_DONE deletes the Instant Cluster that this pod belongs to."""
+        return _is_member(self.platform) and settings.on_done == "terminate-pod"
 
     def sentence(self) -> str:
         """Describe this node in one line: worker, rank 2 of 3: DSTACK_NODE_RANK=2, …."""
@@ -109,6 +108,11 @@ class Topology(Value):
         nodes = self.platform.nodes
         place = "" if rank is None else f", rank {rank} of {nodes}"
         return f"{self.role}{place}: {', '.join(self.evidence)}"
+
+
+def _is_member(platform: PlatformInfo) -> bool:
+    """Return whether this pod is one of an Instant Cluster."""
+    return platform.name == rank_variables.RUNPOD_CLUSTER.platform.name
 
 
 def resolve(environ: Mapping[str, str], settings: Settings, facts: Facts) -> Topology:
@@ -154,6 +158,10 @@ def resolve(environ: Mapping[str, str], settings: Settings, facts: Facts) -> Top
     if settings.on_done in POD_ACTIONS and own is None:
         got = f"'{settings.on_done}' without RUNPOD_POD_ID"
         wanted = "exit or hold: only a pod of RunPod can be stopped"
+        problems.append(Problem("AGENT_ON_DONE", got, wanted))
+    elif settings.on_done == "stop-pod" and _is_member(platform):
+        got = "'stop-pod', which RunPod refuses to a pod of an Instant Cluster"
+        wanted = "terminate-pod, which deletes the whole cluster after the run, or hold"
         problems.append(Problem("AGENT_ON_DONE", got, wanted))
     if settings.max_cost is not None and settings.price_per_hour is None and own is None:
         got = "a limit without a price, and without RUNPOD_POD_ID"

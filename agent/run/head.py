@@ -62,7 +62,7 @@ from agent.run.local_services import LocalWork
 from agent.run.make_goal import make_goal
 from agent.run.node_run import kill_leftovers, say_line, start_ray, stop_ray, watch_until_end
 from agent.run.orders import Prober
-from agent.run.pod_price import send_pod_price
+from agent.run.pod_price import ask_about_pod
 from agent.run.run_report import write_report
 from agent.run.silent_nodes import probe_nodes, watch_silent_workers
 from agent.run.stall import StallWatch
@@ -243,9 +243,9 @@ class HeadAgent:
         start(every, times.NODES_LOOK, "a look at the nodes' figures", status.look_at_nodes)
         start(every, times.HOURS_RECORDED, "a record of the used hours", self._record_use)
         start(every, times.STEPS_SAVED, "the job's steps", self._steps.look)
-        if self._state.goal.price is None:
-            send_price = partial(send_pod_price, self._run, put)
-            start(self._run.best_effort, "the price of this pod", send_price)
+        has_price = self._state.goal.price is not None
+        ask_runpod = partial(ask_about_pod, self._run, put, has_price=has_price)
+        start(self._run.best_effort, "RunPod's answers about this pod", ask_runpod)
         check = self._look_for_later_head
         start(every, times.RUN_RECORD_CHECK, "a look for a later head's record", check)
 

@@ -3,6 +3,7 @@
 A pod whose agent exits is started again by some platforms, and bills on. So after a verdict the
 agent stays, and does what AGENT_ON_DONE says, until it is asked to stop or the pod is stopped:
 - hold: it logs at intervals what the pod costs, and the command that ends it;
+- terminate-pod on an Instant Cluster: the head deletes the cluster, once the workers have left;
 - stop-pod, terminate-pod: it waits until the workers' pods have stopped, then asks RunPod to stop
   this one, again and again; runpod/pod_stop.py decides when.
 """
@@ -36,7 +37,15 @@ if TYPE_CHECKING:
 class Held:
     """A pod whose run is over, until it is stopped."""
 
-    def __init__(self, settings: Settings, environ: Mapping[str, str], on_done: str) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        environ: Mapping[str, str],
+        on_done: str,
+        *,
+        is_head: bool = False,
+    ) -> None:
+        self._is_head = is_head
         self._action = POD_ACTIONS.get(on_done, "")
         self._api = PodApi(settings, environ)
         self._command = how_to_end(settings.runpod_api, environ)
@@ -82,7 +91,7 @@ class Held:
 
         say(f"asking RunPod to {self._action} this pod (AGENT_ON_DONE)")
         await _wait_for_others(others)
-        stop = PodStop(self._action)
+        stop = PodStop(self._action, is_head=self._is_head)
         while True:
             await anyio.sleep(stop.pause)
 
@@ -93,7 +102,10 @@ class Held:
 
             # What does the answer mean for the next request?
             had_obstacle = bool(stop.obstacle)
-            answer = await self._ask(self._action if stop.acts else "")
+            if stop.acts and stop.cluster:
+                answer = await self._api.delete_cluster(stop.cluster)
+            else:
+                answer = await self._ask(self._action if stop.acts else "")
             stop, line = after_answer(stop, answer)
             if line is not None:
                 say(line.sentence, line.level)
@@ -131,4 +143,4 @@ async def _wait_for_others(others: Sequence[tuple[str, int]]) -> None:
         for ip, port in others:
             await until(partial(is_gone, ip, port), None, step=0.5)
     if scope.cancelled_caught:
-        say("not all pods of the workers have stopped: this one is stopped now", "warning")
+        say("not all agents of the workers have stopped: this pod is ended now", "warning")

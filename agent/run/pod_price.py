@@ -5,11 +5,14 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+import anyio
+
 from agent.base import times
 from agent.decisions.head.head_state import PriceKnown
 from agent.plan.node_price import BY_RUNPOD, NodePrice
 from agent.processes.waiting import NotYet, TimedOutError, until
 from agent.record.log import say
+from agent.run.pod_cluster import check_cluster
 from agent.runpod.pod_api import PodApi
 
 if TYPE_CHECKING:
@@ -18,6 +21,16 @@ if TYPE_CHECKING:
     from agent.run.node_run import NodeRun
 
 _FINAL = {400, 401, 403, 404, 422}  # the same request would get the same answer
+
+
+async def ask_about_pod(
+    run: NodeRun, send: Callable[[PriceKnown], None], *, has_price: bool
+) -> None:
+    """Ask RunPod about the price of the head's pod, and about the cluster that it may belong to."""
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(check_cluster, run)
+        if not has_price:
+            tasks.start_soon(send_pod_price, run, send)
 
 
 async def send_pod_price(run: NodeRun, send: Callable[[PriceKnown], None]) -> None:

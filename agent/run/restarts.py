@@ -199,7 +199,7 @@ async def hold_by_setting(
     """Do what AGENT_ON_DONE says, until `stopped` returns or until a signal."""
     from agent.run.holding import Held, hold_until_signal  # noqa: PLC0415 - it loads aiohttp
 
-    held = Held(container.settings, container.environ, container.on_done)
+    held = Held(container.settings, container.environ, container.on_done, is_head=container.is_head)
     if stopped is None:
         await hold_until_signal(held, outcome)
     else:
@@ -215,6 +215,7 @@ class Container(NamedTuple):
     restarts: Restarts
     hold: Hold  # holds or stops it after the end
     killed_agents: tuple[int, ...] = ()  # the pids of those that this agent replaces, last first
+    is_head: bool = False  # of the run: it alone deletes an Instant Cluster
 
 
 def container_of(plan: Plan, environ: Mapping[str, str], command: list[str] | None) -> Container:
@@ -230,7 +231,13 @@ def container_of(plan: Plan, environ: Mapping[str, str], command: list[str] | No
         longest=times.ATTEMPT_SHORT + sum(wait.seconds for wait in plan.waits),
     )
     return Container(
-        plan.settings, environ, plan.on_done, restarts, hold_by_setting, parent.former_agents
+        plan.settings,
+        environ,
+        plan.on_done,
+        restarts,
+        hold_by_setting,
+        parent.former_agents,
+        plan.topology.is_head,
     )
 
 

@@ -1,9 +1,10 @@
-"""Requests to RunPod's API v2 about this pod, which has an id of its own there."""
+"""Requests to RunPod's API v2 about this pod and its Instant Cluster."""
 
 from __future__ import annotations
 
 import asyncio
 from typing import TYPE_CHECKING
+from urllib.parse import quote
 
 import aiohttp
 from msgspec import MsgspecError
@@ -25,7 +26,7 @@ _LONGEST_DETAIL = 300
 
 
 class PodApi:
-    """RunPod's API, asked about this pod and with the user's key."""
+    """RunPod's API, asked about this pod and its cluster, with the user's key."""
 
     def __init__(self, settings: Settings, environ: Mapping[str, str]) -> None:
         self._url = ""
@@ -43,14 +44,25 @@ class PodApi:
 
     async def ask(self, action: str = "") -> PodAnswer:
         """Ask for an action, or for the pod's state; a failure is an answer without a code."""
-        method = "GET"
-        url = self._url
-        body = None
         if action:
-            method = "POST"
-            url = f"{self._url}/action"
-            body = {"action": action}
+            return await self._request("POST", f"{self._url}/action", {"action": action})
+        return await self._request("GET", self._url)
 
+    async def delete_cluster(self, cluster: str) -> PodAnswer:
+        """Ask to delete a cluster with all of its pods."""
+        return await self._request("DELETE", self._cluster_url(cluster))
+
+    async def ask_about_cluster(self, cluster: str) -> PodAnswer:
+        """Ask for a cluster; the answer's code says whether the key may see it."""
+        return await self._request("GET", self._cluster_url(cluster), is_pod=False)
+
+    def _cluster_url(self, cluster: str) -> str:
+        base = self._url.rpartition("/v2/pods/")[0]
+        return f"{base}/v2/clusters/{quote(cluster, safe='')}"
+
+    async def _request(
+        self, method: str, url: str, body: dict[str, str] | None = None, *, is_pod: bool = True
+    ) -> PodAnswer:
         timeout = aiohttp.ClientTimeout(total=times.POD_REQUEST)
         try:
             async with (
@@ -59,6 +71,8 @@ class PodApi:
                     method, url, json=body, proxy=proxy_for(url), allow_redirects=False
                 ) as reply,
             ):
+                if reply.status == 200 and not is_pod:
+                    return PodAnswer(200)
                 return _read_answer(reply.status, await reply.read())
         except (TimeoutError, asyncio.TimeoutError):  # two things until Python 3.11
             return PodAnswer(0, f"no answer within {times.POD_REQUEST:g} s")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from msgspec.structs import replace
 
 from agent.base import times
@@ -44,6 +46,8 @@ class PodStop(Value):
     failures: int = 0  # answers in a row after which the same is tried again
     accepted: bool = False  # true once RunPod accepted the action: the container will be stopped
     obstacle: str = ""  # why the pod still runs, as logged last
+    is_head: bool = False  # of the run: it alone deletes the cluster that a pod belongs to
+    cluster: str = ""  # the action deletes this one, and the pod with it
 
 
 def after_answer(stop: PodStop, answer: PodAnswer) -> tuple[PodStop, LogLine | None]:
@@ -54,7 +58,8 @@ def after_answer(stop: PodStop, answer: PodAnswer) -> tuple[PodStop, LogLine | N
 
     # Was this the action? RunPod accepts it, or the pod's status changed since it was read.
     if stop.acts and code in {200, 204}:
-        return _accepted(stop, f"RunPod accepted to {stop.action} this pod")
+        what = "delete this pod's cluster" if stop.cluster else f"{stop.action} this pod"
+        return _accepted(stop, f"RunPod accepted to {what}")
     if stop.acts and code == 409:
         return _held(stop, f"its status forbids it{about}")
 
@@ -69,10 +74,7 @@ def after_answer(stop: PodStop, answer: PodAnswer) -> tuple[PodStop, LogLine | N
     if pod.status in RUNPOD_OVER:
         return _accepted(stop, f"RunPod lists this pod as {pod.status}")
     if pod.cluster is not None or pod.locked:
-        why = "it is locked"
-        if pod.cluster is not None:
-            why = f"it belongs to cluster {pod.cluster.id} and stops only with it"
-        return _held(stop, why, is_refused=True)
+        return _bound(stop, pod.cluster)
     if stop.action not in pod.actions:
         can = ", ".join(pod.actions) or "nothing"
         return _held(stop, f"its status {pod.status} allows {can}")
@@ -88,10 +90,29 @@ _REFUSALS = {
 }
 
 
+def _bound(stop: PodStop, cluster: ClusterMember | None) -> tuple[PodStop, LogLine | None]:
+    """Return what follows for a locked pod, or one that ends only with its Instant Cluster."""
+    if cluster is None:
+        return _held(stop, "it is locked", is_refused=True)
+    if stop.action != "terminate":
+        why = f"it belongs to cluster {cluster.id} and stops only with it"
+        return _held(stop, why, is_refused=True)
+    if stop.is_head:
+        return replace(stop, acts=True, pause=0.0, cluster=cluster.id), None
+    why = f"the head deletes its cluster {cluster.id}"
+    log = None if why == stop.obstacle else LogLine(f"holding this pod until {why}")
+    return replace(stop, pause=times.HOLD_REMINDER, obstacle=why), log
+
+
 def _accepted(stop: PodStop, sentence: str) -> tuple[PodStop, LogLine | None]:
     """Wait for the end of the container, and ask again if it does not come."""
     log = None if stop.accepted else LogLine(f"{sentence}: waiting for the container's end")
-    return PodStop(stop.action, pause=times.POD_STOPS, accepted=True), log
+    return _next(stop, times.POD_STOPS, accepted=True), log
+
+
+def _next(stop: PodStop, pause: float, **more: Any) -> PodStop:  # noqa: ANN401 - its fields
+    """Return the progress that reads the pod's state after a pause."""
+    return PodStop(stop.action, pause=pause, is_head=stop.is_head, **more)
 
 
 def _held(stop: PodStop, why: str, *, is_refused: bool = False) -> tuple[PodStop, LogLine | None]:
@@ -99,9 +120,9 @@ def _held(stop: PodStop, why: str, *, is_refused: bool = False) -> tuple[PodStop
     text = f"holding the pod, which RunPod does not {stop.action}: {why}; trying again"
     log = LogLine(text, "error")
     if is_refused:
-        return PodStop(stop.action, pause=times.HOLD_REMINDER, obstacle=why), log
+        return _next(stop, times.HOLD_REMINDER, obstacle=why), log
 
     pause = min(times.POD_RETRY_PAUSE * 2**stop.failures, times.LONGEST_POD_RETRY_PAUSE)
     failures = min(stop.failures + 1, 30)
-    soon = PodStop(stop.action, pause=pause, failures=failures, obstacle=why)
+    soon = _next(stop, pause, failures=failures, obstacle=why)
     return soon, None if why == stop.obstacle else log

@@ -1,4 +1,4 @@
-"""A server for RunPod's pod API, made from its published description.
+"""A server for RunPod's API of pods and clusters, made from its published description.
 
 It refuses what the description refuses, and checks each of its own replies against it. By hand:
 `python tests/support/runpod_server.py PORT KEY POD... [--tls CERTIFICATE KEY]` prints each request.
@@ -21,6 +21,10 @@ import jsonschema  # type: ignore[import-untyped]  # it ships no types
 DESCRIPTION: dict[str, Any] = json.loads(
     Path(__file__).with_name("runpod_v2_pods.json").read_text()
 )
+_CLUSTERS = json.loads(Path(__file__).with_name("runpod_v2_clusters.json").read_text())
+DESCRIPTION["paths"] |= _CLUSTERS["paths"]
+for _kind, _parts in _CLUSTERS["components"].items():
+    DESCRIPTION["components"].setdefault(_kind, {}).update(_parts)
 ALLOWED = {
     "PROVISIONING": ["stop", "terminate"],
     "STARTING": ["stop", "terminate"],
@@ -73,7 +77,8 @@ def sample(schema: dict[str, Any]) -> Any:  # noqa: ANN401 - whatever JSON has
         return {name: sample(properties[name]) for name in schema.get("required", ())}
     if schema.get("format") == "date-time":
         return "2026-06-01T12:00:00Z"
-    return {"string": "text", "array": [], "integer": 1, "number": 1.0, "boolean": False}[kind]
+    number = max(1, schema.get("minimum", 1))
+    return {"string": "text", "array": [], "integer": number, "number": 1.0, "boolean": False}[kind]
 
 
 @dataclass
@@ -97,8 +102,33 @@ class RunPodServer:
         made = {**sample(schema), "id": pod, "status": "RUNNING", "cost": 0.44, **changes}
         return {**made, "actions": changes.get("actions", ALLOWED[made["status"]])}
 
-    def reply(self, method: str, path: str, key: str, body: bytes) -> tuple[int, Any]:
+    def reply_about_cluster(self, method: str, cluster: str) -> tuple[int, Any]:
+        """Return status code and content of the reply about a cluster, whose pods end with it."""
+        members = [
+            pod
+            for pod in self.pods.values()
+            if pod.get("cluster", {}).get("id") == cluster and pod.get("status") != "TERMINATED"
+        ]
+        if not members:
+            return 404, "cluster not found"
+        if method == "GET":
+            return 200, {
+                **sample(resolved(DESCRIPTION["components"]["schemas"]["Cluster"])),
+                "id": cluster,
+            }
+        if not self.rights:
+            return 403, "the key lacks the right"
+        for pod in members:
+            pod["status"] = "TERMINATED"
+        return 204, None
+
+    def reply(  # noqa: PLR0911 - one refusal, one return
+        self, method: str, path: str, key: str, body: bytes
+    ) -> tuple[int, Any]:
         """Return status code and content of the reply to a request."""
+        of_cluster = re.fullmatch(r"/v2/clusters/([^/]+)", path)
+        if of_cluster and key == f"Bearer {self.key}":
+            return self.reply_about_cluster(method, of_cluster[1])
         match = re.fullmatch(r"/v2/pods/([^/]+)(/action)?", path)
         template = "/v2/pods/{id}" + ((match[2] or "") if match else "")
         operation = DESCRIPTION["paths"][template].get(method.lower()) if match else None
@@ -129,6 +159,8 @@ class RunPodServer:
     def content(self, method: str, path: str, code: int, found: Any) -> bytes:  # noqa: ANN401 - as above
         """Return the body of a reply, checked against the description."""
         template = "/v2/pods/{id}/action" if path.endswith("/action") else "/v2/pods/{id}"
+        if path.startswith("/v2/clusters/"):
+            template = "/v2/clusters/{id}"
         replies = DESCRIPTION["paths"][template].get(method.lower(), {}).get("responses", {})
         described = resolved(replies.get(str(code), replies.get("default", {})))
         if code == 204:

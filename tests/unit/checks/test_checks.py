@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
+from agent.base.errors import SettingsError
 from agent.checks import CHECKS, run_checks
 from agent.checks.finding import CheckedNode, Finding, Level
 from agent.checks.job_needs import recipe_findings
@@ -410,20 +411,6 @@ ROWS: dict[str, tuple[str, dict[str, str], Facts, Level, str]] = {
         Level.WARN,
         "NCCL_IB_HCA==mlx5_1 selects no active one",
     ),
-    "a pod of a cluster": (
-        "AGENT_ON_DONE",
-        {**CLUSTER, "AGENT_ON_DONE": "stop-pod"},
-        MACHINE,
-        Level.WARN,
-        "RunPod refuses stop-pod to a pod of an Instant Cluster: after the job's verdict this pod",
-    ),
-    "a pod of a cluster that is to be deleted": (
-        "AGENT_ON_DONE",
-        {**CLUSTER, "AGENT_ON_DONE": "terminate-pod"},
-        MACHINE,
-        Level.WARN,
-        "RunPod refuses terminate-pod",
-    ),
     "an action that can follow nothing": (
         "AGENT_ON_STALL",
         {"AGENT_ON_STALL": "stop", "AGENT_STALL": "0"},
@@ -688,15 +675,25 @@ def test_no_finding_has_a_secret() -> None:
 
 
 def test_what_a_plan_says_of_a_cluster() -> None:
-    """That the pods are held, and how they end; other pods are stopped as asked."""
-    environ = {**CLUSTER, "AGENT_ON_DONE": "stop-pod"}
+    """That the head deletes it, or how it ends; other pods are stopped as asked."""
+    environ = {**CLUSTER, "AGENT_ON_DONE": "terminate-pod"}
     shown = {line.label.strip(): line.text for line in summary(plan_of(environ, MACHINE))}
-    assert shown["when done:"].startswith("stop-pod, which RunPod refuses here; logs in")
+    assert shown["when done:"].startswith("terminate-pod: the head deletes the whole cluster; logs")
+    environ = {**CLUSTER, "AGENT_ON_DONE": "hold"}
+    shown = {line.label.strip(): line.text for line in summary(plan_of(environ, MACHINE))}
     assert shown["held:"].endswith("to end it: delete the cluster in RunPod's console")
     pod = {"RUNPOD_POD_ID": "abc", "AGENT_ON_DONE": "stop-pod", "RUNPOD_API_KEY": "k" * 20}
     shown = {line.label.strip(): line.text for line in summary(plan_of(pod, MACHINE))}
     assert shown["when done:"].startswith("stop-pod; logs in")
     assert "held:" not in shown
+
+
+def test_a_pod_of_a_cluster_cannot_be_stopped_alone() -> None:
+    """78 at the start, with the reason and the remedy."""
+    refused = "AGENT_ON_DONE: got 'stop-pod', which RunPod refuses"
+    with pytest.raises(SettingsError, match=refused) as caught:
+        topology_of({**CLUSTER, "AGENT_ON_DONE": "stop-pod"})
+    assert "terminate-pod, which deletes the whole cluster" in str(caught.value)
 
 
 def test_a_keys_text_is_never_printed() -> None:

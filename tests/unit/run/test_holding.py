@@ -58,12 +58,12 @@ def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return lines
 
 
-def held_by(url: str, on_done: str, key: str = KEY, **more: str) -> Held:
+def held_by(url: str, on_done: str, key: str = KEY, *, is_head: bool = False, **more: str) -> Held:
     """Return a pod whose run is over."""
     environ = {"AGENT_RUNPOD_API": url, "AGENT_ON_DONE": on_done, **more}
     environ |= {"RUNPOD_API_KEY": key} if key else {}
     settings = settings_of(environ)
-    return Held(settings, {"RUNPOD_POD_ID": POD}, settings.on_done or "")
+    return Held(settings, {"RUNPOD_POD_ID": POD}, settings.on_done or "", is_head=is_head)
 
 
 def hold_until(held: Held, holds: Callable[[], bool]) -> None:
@@ -144,6 +144,50 @@ def test_a_pod_that_cannot_be_stopped_is_held(
     assert KEY not in "".join(said)
     if "locked" in words or "cluster" in words:  # the key is not even requested
         assert sum(one[0] == "POST" for one in runpod.requests) == 1
+
+
+MEMBER = {"cluster": {"id": "cluster_abc", "rank": 0}}
+
+
+def test_the_head_deletes_its_cluster(runpod: RunPodServer, said: list[str]) -> None:
+    """Once, with all pods; the pods themselves get no action."""
+    runpod.pods |= {POD: dict(MEMBER), "other": dict(MEMBER)}
+    held = held_by(runpod.url, "terminate-pod", is_head=True)
+    hold_until(held, lambda: len(runpod.requests) >= 4)
+    assert {pod["status"] for pod in runpod.pods.values()} == {"TERMINATED"}
+    assert runpod.requests[:2] == [("GET", POD, "", 200), ("DELETE", "cluster_abc", "", 204)]
+    assert [one[0] for one in runpod.requests[2:]] == ["GET"] * len(runpod.requests[2:])
+    assert any("RunPod accepted to delete this pod's cluster" in line for line in said)
+
+
+def test_a_worker_leaves_the_cluster_to_the_head(runpod: RunPodServer, said: list[str]) -> None:
+    """It is held, says why once, and asks again."""
+    runpod.pods[POD] = dict(MEMBER)
+    hold_until(held_by(runpod.url, "terminate-pod"), lambda: len(runpod.requests) >= 3)
+    assert {one[0] for one in runpod.requests} == {"GET"}
+    why = "holding this pod until the head deletes its cluster cluster_abc"
+    assert said.count(why) == 1
+    assert any("to end it: delete the cluster" in line for line in said)
+
+
+@pytest.mark.parametrize("code", [0, 429, 500])
+def test_a_cluster_that_is_not_deleted_at_once(
+    runpod: RunPodServer, said: list[str], code: int
+) -> None:
+    """After temporary errors it is deleted; a key without the right holds the pod, loudly."""
+    runpod.pods[POD] = dict(MEMBER)
+    runpod.faults["DELETE"] = [(code, {})] * 2
+    runpod.rights = False
+
+    def refused() -> bool:
+        if not any("RUNPOD_API_KEY lacks the right to it (403)" in line for line in said):
+            return False
+        runpod.rights = True
+        return runpod.pods[POD].get("status") == "TERMINATED"
+
+    hold_until(held_by(runpod.url, "terminate-pod", is_head=True), refused)
+    assert any("to end it: delete the cluster" in line for line in said)
+    assert KEY not in "".join(said)
 
 
 def test_a_held_pod_logs_its_price(runpod: RunPodServer, said: list[str]) -> None:
