@@ -126,8 +126,10 @@ class Agent:
             self.verdict = getattr(event, "verdict", None) or self.verdict
             self.world.rules.worker_decided(self, before, event, actions)
 
-    def comes_to_action(self) -> None:
-        """Count an action; kill the agent before it, if the setup says so."""
+    def comes_to_action(self, action: object) -> None:
+        """Count an action; before it, let happen what the setup says."""
+        if not self.life.is_over:
+            self.world.faults.of_decision(self.machine, type(action).__name__)
         place = self.world.counted(self.machine.label, "actions")
         if place in self.world.setup.kills and not self.life.is_over:
             self.world.note(self.machine.label, f"agent is killed before its action {place[1]}")
@@ -149,5 +151,5 @@ class Watched(tuple[Any, ...]):  # noqa: SLOT001 - a tuple has no slots for its 
     def __iter__(self) -> Iterator[Any]:
         """Yield the actions."""
         for action in tuple.__iter__(self):
-            self.agent.comes_to_action()
+            self.agent.comes_to_action(action)
             yield action

@@ -140,7 +140,7 @@ class Bridge(Process):
     async def _obey(self, command: dict[str, Any]) -> None:
         await self._imported.wait()
         kind = command["do"]
-        if kind in {"tasks", "actors"}:
+        if kind in {"tasks", "actors", "unplaced"}:
             self._send(event=kind, finished=None, actors=[])
             return
         await asyncio.sleep(self.world.random.uniform(0.05, 1.5))

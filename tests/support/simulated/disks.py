@@ -14,19 +14,24 @@ import anyio
 from agent.base import times
 from agent.record import files
 from agent.record.background import ItemWriter, Writer
+from agent.record.files import PART_SUFFIX
 from agent.record.node_record import NodeRecord, NodeRecorder
 from agent.record.run_record import RUN_FILE
 from support.simulated.virtual import LIFE, here, is_over
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
+    from random import Random
 
+    from support.simulated.machines import Machine
     from support.simulated.virtual import Life
 
 T = TypeVar("T")
 _SETTLED_WITHIN = 0.5
 _FAST = 0.01
+_WRITTEN_BACK = 30.0
+"""Seconds after which the kernel has written a file by itself."""
 _write_atomically = files.write_atomically
 
 
@@ -94,6 +99,8 @@ class Drive:
             self._item = self._writer.begin_write()
             self._keep_in_memory()
             pause = self._slow if self._world.disks_are_slow else _FAST
+            stalled = self._life.machine.stalled_until - self._world.now
+            pause = max(pause, stalled)
             step = self._write
         self._waits = asyncio.get_running_loop().call_later(pause, step)
 
@@ -179,15 +186,39 @@ def write_atomically(
     path: Path, text: str, *, durable: bool = True, mode: int | None = None
 ) -> OSError | None:
     """Write a file, if this machine's disk takes it and its agent runs."""
-    del durable
     if is_over():
         return None
     if _begins:
         return OSError(errno.EINPROGRESS, "the disk has not taken it yet")
-    fault = here().world.disk_fault(here(), path)
+    machine = here()
+    fault = machine.world.disk_fault(machine, path)
     if fault is not None:
         return fault
+    if machine.torn_writes:
+        machine.torn_writes -= 1
+        return _break_off(machine, path, text)
+    if durable:
+        machine.unsynced.pop(path, None)
+    else:
+        machine.unsynced[path] = (text, machine.world.now)
     return _write_atomically(path, text, durable=False, mode=mode)
+
+
+def _break_off(machine: Machine, path: Path, text: str) -> OSError:
+    """Kill the agent amid a write: a part of the text lies beside the file."""
+    world = machine.world
+    part = path.with_name(f".{path.name}.{world.random.randrange(16**8):08x}{PART_SUFFIX}")
+    part.write_text(text[: world.random.randrange(len(text) + 1)], encoding="utf-8")
+    world.note(machine.label, f"agent is killed amid a write of {path.name}")
+    world.later(0.0, machine.kill_agent)
+    return OSError(errno.EIO, "the agent ends")
+
+
+def tear(files: Mapping[Path, tuple[str, float]], now: float, random: Random) -> None:
+    """Leave a part of each file that was just written without a sync, as a power failure may."""
+    for path, (text, at) in files.items():
+        if path.exists() and now < at + _WRITTEN_BACK:
+            path.write_text(text[: random.randrange(len(text))], encoding="utf-8")
 
 
 def no_space() -> OSError:

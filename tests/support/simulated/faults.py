@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from agent.record.run_record import RUN_FILE
 from support.simulated.rays import Raylet
 from support.simulated.setups import SKEWS
 
@@ -12,6 +13,13 @@ if TYPE_CHECKING:
     from support.simulated.programs import Share
     from support.simulated.virtual import Life
     from support.simulated.world import World
+
+
+_OF_ANY_MACHINE = {"pause_agent", "torn_writes", "link_blinks", "one_way_blinks"}
+_BORNE_MUTE = 70.0
+"""Seconds for which Ray may return no status of a job."""
+_KNOWN_READY = 12.0
+"""Seconds after which an agent has found out that a service is ready."""
 
 
 class Faults:
@@ -23,11 +31,38 @@ class Faults:
     def happens(self, name: str, index: int) -> None:
         """Inject a fault; the index selects the target, or the variant."""
         self._world.note("FAULT", f"{name} {index}")
+        self._world.harms.happens(name)
         getattr(self, f"_{name}")(index)
+
+    def of_decision(self, machine: Machine, action: str) -> None:
+        """Inject the faults that follow a decision of an agent: at its action, or some time later.
+
+        At once means before the action, so before what it records.
+        """
+        triggers = [one for one in self._world.setup.triggers if one.action == action]
+        if not triggers:
+            return
+        place = self._world.counted(machine.label, action)
+        for one in triggers:
+            if (one.label, one.number) != place:
+                continue
+            number = self._world.machines.index(machine)
+            index = number if one.fault in _OF_ANY_MACHINE else max(0, number - 1)
+            if one.after is None:
+                self.happens(one.fault, index)
+            else:
+                self._world.later(one.after, self.happens, one.fault, index)
 
     def _disturb(self, *machines: Machine) -> None:
         for one in machines:
             self._world.disturbed[one.label] = self._world.now
+
+    def _machine(self, index: int) -> Machine:
+        """Return any machine, a head too."""
+        return self._world.machines[index % len(self._world.machines)]
+
+    def _agents(self) -> list[Machine]:
+        return [one for one in self._world.machines if one.agent is not None]
 
     def _worker(self, index: int) -> Machine:
         workers = self._world.workers
@@ -41,9 +76,20 @@ class Faults:
         self._disturb(self._worker(index))
         self._worker(index).kill_agent()
 
+    def _kill_head_agent_twice(self, index: int) -> None:
+        """Kill also the agent that follows, as it starts or while it takes over."""
+        self._kill_head_agent(0)
+        pause = self._world.random.uniform(0.3, (3.5, 6.0, 12.0, 25.0)[index % 4])
+        self._world.later(pause, self._kill_head_agent, 0)
+
     def _cut(self, machine: Machine) -> None:
-        self._disturb(machine)
         self._world.network.cut_off.add(machine.label)
+        self._is_cut(machine)
+
+    def _is_cut(self, machine: Machine) -> None:
+        """Let those notice that a machine no longer exchanges packets with the others."""
+        self._disturb(machine)
+        machine.severed_at = self._world.now
         self._world.network.notice_cuts()
         for one in self._world.machines:
             raylet = one.raylet
@@ -53,7 +99,7 @@ class Faults:
                 self._world.later(self._world.random.uniform(15, 25), self._share_is_cut, one.share)
 
     def _share_is_cut(self, share: Share) -> None:
-        if share.lives and share.machine.label in self._world.network.cut_off:
+        if share.lives and not self._world.network.reaches_others(share.machine):
             share.group.breaks(share)
 
     def _cut_worker(self, index: int) -> None:
@@ -64,12 +110,47 @@ class Faults:
 
     def _heal(self, _index: int) -> None:
         self._disturb(*self._world.machines)
-        self._world.network.cut_off.clear()
-        self._world.network.mute.clear()
+        self._world.network.restore(*self._world.machines)
+        self._end_dead_raylets()
+
+    def _end_dead_raylets(self) -> None:
+        """A raylet that GCS gave up ends as it reaches GCS again."""
         for one in self._world.machines:
             raylet = one.raylet
             if raylet is not None and raylet.is_dead_for_gcs:
                 self._world.later(1.0, raylet.end, "it was marked dead", at_once=True)
+
+    def _link_blinks(self, index: int) -> None:
+        """Cut a machine's link for ten seconds at most; the head's, too."""
+        machine = self._machine(index)
+        self._cut(machine)
+        self._blink_ends(machine)
+
+    def _blink_ends(self, machine: Machine) -> None:
+        seconds = self._world.random.uniform(0.5, 10.0)
+        self._world.harms.silence(machine, seconds)
+        self._world.later(seconds, self._restore, machine)
+
+    def _restore(self, machine: Machine) -> None:
+        self._disturb(machine)
+        self._world.network.restore(machine)
+        self._end_dead_raylets()
+
+    def _one_way(self, index: int) -> None:
+        """Lose all packets from a worker, or all to it: a request may arrive without its answer."""
+        self._cut_one_way(self._worker(index), index)
+
+    def _one_way_blinks(self, index: int) -> None:
+        """Do so for ten seconds at most, also to the head."""
+        machine = self._machine(index)
+        self._cut_one_way(machine, self._world.random.randrange(2))
+        self._blink_ends(machine)
+
+    def _cut_one_way(self, machine: Machine, direction: int) -> None:
+        network = self._world.network
+        lost = network.mute if direction % 2 else network.deaf
+        lost.add(machine.label)
+        self._is_cut(machine)
 
     def _worker_dies(self, index: int) -> None:
         self._disturb(self._worker(index))
@@ -79,7 +160,27 @@ class Faults:
         machine = self._worker(index)
         self._worker_dies(index)
         pause = self._world.random.choice((3.0, 20.0, 50.0))
+        machine.returns = True
         self._world.later(pause, machine.come_back, keeps_disk=self._world.random.random() < 0.5)
+
+    def _worker_moves(self, index: int) -> None:
+        """Start a worker's pod elsewhere, under its name with another address."""
+        machine = self._worker(index)
+        self._worker_dies(index)
+        machine.returns = True
+        pause = self._world.random.choice((1.0, 5.0, 20.0, 50.0))
+        ip = self._world.new_ip()
+        self._world.later(pause, machine.come_back, keeps_disk=index % 2 == 0, ip=ip)
+
+    def _addresses_swap(self, index: int) -> None:
+        """Start the pods of two workers again, each with the other's address."""
+        one, other = self._worker(index), self._worker(index + 1)
+        for machine, ip in ((one, other.ip), (other, one.ip)):
+            self._disturb(machine)
+            machine.die()
+            machine.returns = True
+            pause = self._world.random.uniform(2.0, 12.0)
+            self._world.later(pause, machine.come_back, keeps_disk=True, ip=ip)
 
     def _worker_is_replaced(self, index: int) -> None:
         self._worker_dies(index)
@@ -93,6 +194,7 @@ class Faults:
     def _raylet_dies(self, index: int) -> None:
         raylet = self._worker(index).raylet
         if raylet is not None:
+            self._disturb(raylet.machine)
             raylet.end("exit code 1", at_once=False)
 
     def _heads_ray_dies(self, _index: int) -> None:
@@ -106,28 +208,47 @@ class Faults:
     def _head_loses_its_disk(self, _index: int) -> None:
         self._back_after(keeps_disk=False)
 
-    def _back_after(self, *, keeps_disk: bool) -> None:
-        if self._world.head.code is None and self._world.head.is_on:
-            self._disturb(*self._world.machines)
-            self._world.head.die()
-            pause = self._world.random.uniform(2, 20)
-            self._world.later(pause, self._head_is_back, self._world.head, keeps_disk=keeps_disk)
+    def _head_moves(self, index: int) -> None:
+        """Start the head's pod with another address, which DNS has at once, or some time later."""
+        late = (0.0, 0.0, 5.0, 30.0)[index % 4]
+        self._back_after(keeps_disk=index != 1, ip=self._world.new_ip(), dns_is_late=late)
 
-    def _head_is_back(self, machine: Machine, *, keeps_disk: bool) -> None:
+    def _back_after(self, *, keeps_disk: bool, ip: str = "", dns_is_late: float = 0.0) -> None:
+        head = self._world.head
+        if head.code is None and head.is_on:
+            self._disturb(*self._world.machines)
+            head.die()
+            head.returns = True
+            pause = self._world.random.uniform(2, 20)
+            back = self._world.later
+            back(pause, self._head_is_back, head, keeps_disk=keeps_disk, ip=ip)
+            if ip:
+                back(pause + dns_is_late, self._dns_has, ip)
+
+    def _dns_has(self, ip: str) -> None:
+        self._disturb(*self._world.machines)
+        self._world.head_ip = ip
+
+    def _head_is_back(self, machine: Machine, *, keeps_disk: bool, ip: str = "") -> None:
         self._disturb(*self._world.machines)
         if not keeps_disk:  # another host, with its own clock
             machine.clock.skew = self._world.random.uniform(*SKEWS)
-        machine.come_back(keeps_disk=keeps_disk)
+            self._world.rules.records_are_lost()
+        machine.come_back(keeps_disk=keeps_disk, ip=ip)
 
     def _mute_ray(self, index: int) -> None:
         cluster = self._world.given or self._world.head.cluster
         if cluster is not None:
-            cluster.mute_until = self._world.now + (15.0, 60.0, 130.0, 200.0)[index]
+            seconds = (15.0, 60.0, 130.0, 200.0)[index]
+            if seconds > _BORNE_MUTE or self._world.now < cluster.mute_until + _BORNE_MUTE:
+                self._world.harms.add("Ray returns no status for long")
+            cluster.mute_until = self._world.now + seconds
 
     def _ray_hangs(self, index: int) -> None:
         """Stop a part of the head's Ray that a running job does not need."""
         head = self._world.head
         if head.cluster is not None and head.cluster.lives:
+            self._world.harms.repeats("Ray hangs", most=1, within=600.0)
             head.hang("its dashboard (pid 7) is stopped")
             self._world.later((5.0, 20.0, 50.0, 50.0)[index], head.hang, "")
 
@@ -152,10 +273,20 @@ class Faults:
     def _doubles(self, _index: int) -> None:
         self._world.network.doubles = not self._world.network.doubles
 
+    def _reorders(self, _index: int) -> None:
+        """Let some reports arrive long after later ones, also when nobody waits for the reply."""
+        self._world.network.reorders = not self._world.network.reorders
+
     def _service_dies(self, index: int) -> None:
         services = [one for machine in self._world.machines for one in machine.services]
         if services:
-            services[index % len(services)].end(1)
+            service = services[index % len(services)]
+            machine = service.machine
+            lived = self._world.now - max(service.ready_at, machine.agent_since)
+            if not lived > _KNOWN_READY:  # its agent may not know that it was ready
+                self._world.harms.add("a service exits before it is ready")
+            self._world.harms.repeats(f"{machine.label} loses a service", most=2, within=700.0)
+            service.end(1)
 
     def _slow_disks(self, _index: int) -> None:
         self._world.disks_are_slow = not self._world.disks_are_slow
@@ -167,14 +298,26 @@ class Faults:
         """Let an agent take no step for a while, as a frozen container does."""
         machine = self._world.machines[index % len(self._world.machines)]
         if machine.agent is not None:
-            life = machine.agent.life
-            life.is_paused = True
-            self._disturb(machine)
             pause = self._world.random.choice((2.0, 6.0, 20.0, 45.0, 90.0))
-            self._world.later(pause, self._resume, life)
+            self._pause(machine, pause)
+
+    def _pause(self, machine: Machine, seconds: float) -> None:
+        assert machine.agent is not None
+        life = machine.agent.life
+        life.is_paused = True
+        self._disturb(machine)
+        machine.severed_at = self._world.now
+        self._world.harms.silence(machine, seconds)
+        self._world.later(seconds, self._resume, life)
+
+    def _pause_all_agents(self, index: int) -> None:
+        """Let no agent take a step for a while, as where all machines are suspended."""
+        for machine in self._agents():
+            self._pause(machine, (2.0, 20.0, 45.0, 90.0)[index % 4])
 
     def _resume(self, life: Life) -> None:
         self._disturb(life.machine)
+        life.machine.severed_at = self._world.now
         life.resume()
 
     def _dns_fails(self, index: int) -> None:
@@ -187,16 +330,40 @@ class Faults:
     def _dns_answers(self) -> None:
         self._world.network.dns_error = ""
 
-    def _one_way(self, index: int) -> None:
-        """Let a worker's packets get through to no machine, though others reach it."""
-        self._disturb(self._worker(index))
-        self._world.network.mute.add(self._worker(index).label)
-        self._world.network.notice_cuts()
-
     def _failing_writes(self, index: int) -> None:
         """Let the next writes to a machine's disk fail."""
         machine = self._world.machines[index % len(self._world.machines)]
         machine.failing_writes += self._world.random.choice((1, 2, 5))
+
+    def _torn_writes(self, index: int) -> None:
+        """Kill an agent amid its next write, after which a part of a file lies on the disk."""
+        self._disturb(self._machine(index))
+        self._machine(index).torn_writes += 1
+
+    def _full_disk(self, index: int) -> None:
+        """Let a machine's disk have no room for a while, or for good."""
+        seconds = self._world.random.choice((5.0, 30.0, 100.0, 1e9))
+        self._machine(index).full_until = self._world.now + seconds
+
+    def _stalled_disk(self, index: int) -> None:
+        """Let no write of a record to a machine's disk end for a while."""
+        seconds = self._world.random.choice((2.0, 12.0, 40.0))
+        self._machine(index).stalled_until = self._world.now + seconds
+
+    def _workers_disks_fail(self, index: int) -> None:
+        """Let the disks of all workers, and of no head, be full for a while, or fail."""
+        for machine in self._world.workers:
+            if index % 2:
+                machine.failing_writes += 3
+            else:
+                machine.full_until = self._world.now + (20.0, 0.0, 200.0)[index % 3]
+
+    def _torn_record(self, _index: int) -> None:
+        """Start the head's pod again with a disk on which run.json is broken off."""
+        for path in self._world.head.logs.glob(f"*/{RUN_FILE}"):
+            text = path.read_text(encoding="utf-8")
+            path.write_text(text[: len(text) // 2], encoding="utf-8")
+        self._back_after(keeps_disk=True)
 
     def _clock_jumps(self, index: int) -> None:
         machine = self._world.machines[index % len(self._world.machines)]
@@ -220,6 +387,7 @@ class Faults:
         self._world.head = self._world.add_machine(former.disk if shared else None)
         self._world.head.name = former.name
         self._world.head_ip = self._world.head.ip
+        self._world.head.severed_at = self._world.now
         self._world.later(self._world.random.uniform(2, 20), self._world.head.boot)
 
     def _node_dies(self, index: int) -> None:

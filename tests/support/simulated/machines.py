@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 from typing import TYPE_CHECKING, Any
 
-from agent.base import ends
+from agent.base import ends, times
 from agent.record.memory import RecordMemory
 from agent.record.node_record import PidSpace
 from support.simulated.agents import Agent
+from support.simulated.disks import tear
 from support.simulated.programs import program_of
 from support.simulated.virtual import HERE
 
@@ -44,7 +46,21 @@ class Machine:
         """The folder of its disk; two machines may share a disk."""
         self.failing_writes = 0
         """How many of the next writes its disk does not take."""
+        self.torn_writes = 0
+        """How many of the next writes break off amid a file."""
+        self.full_until = 0.0
+        """Until then its disk has no room."""
+        self.stalled_until = 0.0
+        """Until then no write of a record ends."""
+        self.failed_at = -math.inf
+        """When its disk last did not take a write."""
+        self.unsynced: dict[Path, tuple[str, float]] = {}
+        """What was written without a sync: the texts of files that a power failure may tear."""
+        self.severed_at = -math.inf
+        """When it was last cut off, paused, or gone."""
         self.is_on = True
+        self.returns = False
+        """Whether it comes back, while it is off."""
         self.boots = 1
         self.context = world.context.copy()
         """The context of what runs here beside an agent."""
@@ -52,6 +68,7 @@ class Machine:
 
         # Its agent.
         self.agent: Agent | None = None
+        self.agent_since = 0.0
         self.killed: tuple[int, ...] = ()
         """The pids of the agents that were killed in this container, the last first."""
         self.memory = os.memfd_create("records")
@@ -65,6 +82,7 @@ class Machine:
         """The ends of its agents, as they record them."""
 
         # Its processes.
+        self.service_ended_at = -math.inf
         self.processes: dict[int, Process] = {}
         self._pids = _FIRST_PID + 100_000 * number
         self.cluster: Cluster | None = None
@@ -72,6 +90,19 @@ class Machine:
         self.hung_helper = ""
         """Which part of its Ray is stopped, though the job does not need it."""
         self.when_helpers_change: list[Callable[[], None]] = []
+
+    @property
+    def is_paused(self) -> bool:
+        """Return whether its agent takes no steps."""
+        return self.agent is not None and self.agent.life.is_paused
+
+    @property
+    def takes_records(self) -> bool:
+        """Return whether its disk has taken all writes for so long that each was tried again."""
+        now = self.world.now
+        fails = self.failing_writes or self.torn_writes or self.world.disks_are_full
+        failed_at = max(self.failed_at, self.full_until, self.stalled_until)
+        return not fails and now > failed_at + 1.5 * times.WRITE_RETRY
 
     @property
     def logs(self) -> Path:
@@ -107,6 +138,7 @@ class Machine:
             if not replaces:
                 self.killed = ()
             self.agent = Agent(self)
+            self.agent_since = self.world.now
             self.agent.start()
 
     def kill_agent(self) -> None:
@@ -120,7 +152,11 @@ class Machine:
         self.killed = (self.agent.pid, *self.killed)
         self._agent_gone()
         self.deaths += 1
+        self.world.disturbed[self.label] = self.world.now
+        self.world.harms.kill(self)
         if self.deaths > _MOST_DEATHS:
+            self.world.harms.add("an agent is killed once too often")
+            self.severed_at = self.world.now
             self.leave(70)
         else:
             pause = self.world.random.uniform(0.3, 3)
@@ -146,14 +182,20 @@ class Machine:
     def die(self) -> None:
         """Remove the whole pod, with everything that runs on it."""
         self.is_on = False
+        self.severed_at = self.world.now
         self.boots += 1
         self.world.network.notice_cuts()
         self._agent_gone()
         self._forget_records()
         self.end_all(at_once=False)
+        if self.world.setup.power_fails:
+            tear(self.unsynced, self.world.now, self.world.random)
+        self.unsynced.clear()
 
-    def come_back(self, *, keeps_disk: bool) -> None:
-        """Start the pod again."""
+    def come_back(self, *, keeps_disk: bool, ip: str = "") -> None:
+        """Start the pod again, possibly with another address."""
+        self.ip = ip or self.ip
+        self.returns = False
         if not self.is_on and self.code is None:
             self.is_on = True
             if not keeps_disk:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from agent.port.server import AgentServer
     from support.simulated.machines import Machine
+    from support.simulated.virtual import Life
     from support.simulated.world import World
 
 _LIMIT, _CONNECT = 15.0, 3.0
@@ -50,6 +51,12 @@ class Call:
             self.server.cancel()
 
 
+def _pair(src: Machine, dst: Machine) -> tuple[Life | None, Life | None]:
+    """Return the ends of a connection: two agents, each of which has its own."""
+    ends = (None if one.agent is None else one.agent.life for one in (src, dst))
+    return next(ends), next(ends)
+
+
 class Network:
     """All links, and all requests in progress."""
 
@@ -59,19 +66,38 @@ class Network:
         """Machines that reach no other machine."""
         self.mute: set[str] = set()
         """Machines whose packets reach no other machine, though others' reach them."""
+        self.deaf: set[str] = set()
+        """Machines that no packets of others reach, though theirs reach others."""
         self.dns_error = ""
         """Why DNS has no answer now; '' if it answers."""
         self.is_bad = False
         self.doubles = False
+        self.reorders = False
+        self._open: dict[tuple[Life | None, Life | None], None] = {}
+        """Connections between agents that have carried an answer."""
         self._calls: dict[Call, None] = {}
         """An ordered list, since a set's order would make a seed ambiguous."""
 
     def reaches(self, one: Machine, other: Machine) -> bool:
         """Return whether packets get from one machine to another and back."""
-        if one is other:
-            return one.is_on
-        is_cut = {one.label, other.label} & (self.cut_off | self.mute)
-        return one.is_on and other.is_on and not is_cut
+        return self.passes(one, other) and self.passes(other, one)
+
+    def passes(self, src: Machine, dst: Machine) -> bool:
+        """Return whether packets get from one machine to another."""
+        if src is dst:
+            return src.is_on
+        is_lost = src.label in self.mute or dst.label in self.deaf
+        is_cut = is_lost or {src.label, dst.label} & self.cut_off
+        return src.is_on and dst.is_on and not is_cut
+
+    def reaches_others(self, machine: Machine) -> bool:
+        """Return whether a machine's link works in both directions."""
+        return machine.label not in self.cut_off | self.mute | self.deaf
+
+    def restore(self, *machines: Machine) -> None:
+        """Let the links of these machines work again."""
+        for lost in (self.cut_off, self.mute, self.deaf):
+            lost.difference_update(machine.label for machine in machines)
 
     def delay(self) -> float:
         """Return the current one-way delay: a lost packet is sent again later."""
@@ -84,19 +110,30 @@ class Network:
         src = here()
         dst = self._world.at(ip)
         await asyncio.sleep(self.delay())
-        if dst is None or not self.reaches(src, dst):
+
+        # An open connection carries a request though its answer is lost; a new one needs both ways.
+        has_way = dst is not None and self.reaches(src, dst)
+        if dst is not None and _pair(src, dst) in self._open:
+            has_way = self.passes(src, dst)
+        if dst is None or not has_way:
             await asyncio.sleep(_CONNECT)
             raise TimeoutError
         if dst.serves is None:
             raise ConnectionRefusedError(111, "connection refused")
+
         call = Call(src, dst)
         self._calls[call] = None
         request = Request(src.ip, headers, body)
-        call.server = self._serve(dst, self._arrives(call, request))
-        if self.doubles and self._world.random.random() < 0.1:
+        late = 0.0
+        if self.reorders and self._world.random.random() < 0.3:
+            late = self._world.random.uniform(0.1, 0.7)  # a report that is cut short is overtaken
+        call.server = self._serve(dst, self._arrives(call, request, late))
+        if (self.doubles or self.reorders) and self._world.random.random() < 0.1:
             again = Call(src, dst)
             again.broken = True
             pause = self._world.random.uniform(0.1, 6.0)
+            if self.reorders:
+                pause *= 10.0
             again.server = self._serve(dst, self._arrives(again, request.sent_again(), pause))
         try:
             return await asyncio.wait_for(call.reply, _LIMIT)
@@ -114,7 +151,7 @@ class Network:
 
     async def _arrives(self, call: Call, request: Request, pause: float = 0.0) -> None:
         await asyncio.sleep(pause + self.delay())
-        if not self.reaches(call.src, call.dst):
+        if not self.passes(call.src, call.dst):
             return
         if call.dst.serves is None:
             call.fail()
@@ -124,7 +161,8 @@ class Network:
             asyncio.get_running_loop().call_later(0.001, call.break_off)
         reply = await call.dst.serves(request)
         await asyncio.sleep(self.delay())
-        if self.reaches(call.src, call.dst) and not call.reply.done():
+        if self.passes(call.dst, call.src) and not call.reply.done():
+            self._open[_pair(call.src, call.dst)] = None
             call.reply.set_result(reply)
 
     def notice_cuts(self) -> None:
@@ -134,9 +172,18 @@ class Network:
                 for end in (call.fail, call.break_off):
                     self._world.later(self._world.random.uniform(1, 5), self._ends, call, end)
 
+        for src in self._world.machines:
+            for dst in self._world.heads:
+                if _pair(src, dst) in self._open and not self.reaches(src, dst):
+                    self._world.later(self._world.random.uniform(1, 5), self._close, src, dst)
+
     def _ends(self, call: Call, end: Any) -> None:  # noqa: ANN401 - one of two methods
         if not self.reaches(call.src, call.dst):
             end()
+
+    def _close(self, src: Machine, dst: Machine) -> None:
+        if not self.reaches(src, dst):
+            self._open.pop(_pair(src, dst), None)
 
     def agent_is_gone(self, machine: Machine) -> None:
         """Close all connections of an ended agent, as the kernel does."""
@@ -145,6 +192,8 @@ class Network:
                 call.server.cancel()
                 if self.reaches(call.src, call.dst):
                     self._world.later(self.delay(), call.fail)
+            elif call.src is machine and self.reaches(call.src, call.dst):
+                self._world.later(self.delay(), call.break_off)
 
     async def probe(self, ip: str, what: str, limit: float) -> str:
         """Probe a port of a machine; return '' or the error."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 from contextvars import copy_context
 from pathlib import Path
@@ -136,6 +137,7 @@ class Service(Process):
     """A service, which listens some time after its start."""
 
     is_ready = False
+    ready_at = math.inf
 
     def begin(self) -> None:
         """Listen later."""
@@ -143,6 +145,11 @@ class Service(Process):
 
     def _ready(self) -> None:
         self.is_ready = self.runs
+        self.ready_at = self.world.now
+
+    def is_ended(self) -> None:
+        """Note when it ended."""
+        self.machine.service_ended_at = self.world.now
 
 
 class Execution(Process):

@@ -39,6 +39,8 @@ class Raylet:
             self.is_up = True
             cluster.listed[self.id] = self
             cluster.joined(self)
+        elif cluster is cluster.world.given:  # its owner starts it until it joins
+            cluster.world.later(2.0, self._join)
         else:
             self.end("could not join", at_once=True)
 

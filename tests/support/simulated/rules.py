@@ -51,6 +51,7 @@ class Rules:
         self._world = world
         self.broken: list[str] = []
         self._attempts: list[Job | Group] = []
+        self._without_record = 0
         self._ticks: Counter[str] = Counter()
         self._ticked_at: dict[str, float] = {}
         self._succeeded: set[tuple[str, int]] = set()
@@ -104,6 +105,8 @@ class Rules:
         later = self._world.head
         for former in self._world.former_heads:
             is_its_own = isinstance(new, Job) and new.cluster.machine is former
+            if former.disk == later.disk and _run_of(other) != _run_of(new):
+                continue
             if former.disk == later.disk:
                 how = f"{new.id} begins while {other.id} lives"
                 self.breaks("a former head makes room", how)
@@ -157,14 +160,16 @@ class Rules:
         after, order = agent.state, [*HeadPhase]
         deadline = head.deadline(after)
         self._ticked(agent, event, deadline)
+        has_status = after.goal.has_job and not after.goal.by_torchrun
         at_rest = after.phase is HeadPhase.LEAVING or (
-            after.goal.by_torchrun and after.phase is HeadPhase.RUNNING
+            after.phase is HeadPhase.RUNNING and not has_status
         )
         if deadline is None and not at_rest:
             self.breaks("every state has a deadline", f"the head in {after.phase}")
         # A killed agent's attempt, which may run, is gone on with.
         is_adopted = any(isinstance(action, h.AdoptRun) for action in actions)
         is_new = after.attempt.number != before.attempt.number or is_adopted
+        is_new |= not after.goal.has_job and any(isinstance(one, h.RestartRay) for one in actions)
         if not is_new and order.index(after.phase) < order.index(before.phase):
             self.breaks("phases go forward", f"{before.phase} to {after.phase}")
         self._stopped |= isinstance(event, StopAsked)
@@ -179,6 +184,7 @@ class Rules:
         self._codes |= {one.outcome.exit_code for one in actions if isinstance(one, h.EndRun)}
         if len([one for one in actions if isinstance(one, h.SubmitJob)]) > 1:
             self.breaks("one submission at a time", f"{actions}")
+        self._world.judges.head_decided(agent, actions)
 
     def report_sent(self, machine: Machine, body: bytes) -> None:
         """Record a worker's report, in order."""
@@ -244,11 +250,11 @@ class Rules:
             self.breaks("a head is superseded by another alone", end.reason)
         self._is_recorded(agent, end)
         retries_left = state.another_follows and not self._stopped
-        was_under_way = end.phase in {phase.value for phase in [*HeadPhase][2:6]} | {"resuming"}
         given = self._world.given
         unsure = given is not None and self._world.now < given.mute_until + _QUIET
         is_final = end.attempts_are_used_up or unsure  # a process that may run has no successor
-        if is_loss(end) and retries_left and was_under_way and not is_final:
+        is_final |= _is_over_in_boot(end)
+        if is_loss(end) and retries_left and not is_final:
             self.breaks("a loss is followed by another attempt", end.reason)
         if end.kind is Kind.BUG:
             self.breaks("no bug", end.reason)
@@ -260,23 +266,25 @@ class Rules:
                 self.breaks("nothing runs after the end", f"{running}")
         self._bounded(state)
 
+    def records_are_lost(self) -> None:
+        """Note that no record has the nodes of the attempts so far: a given Ray still runs one."""
+        self._without_record = len(self._attempts)
+
     def _is_recorded(self, agent: Agent, end: Outcome) -> None:
         """Check that run.json and outcome.json have the code with which the head exits."""
-        if end.is_superseded or self._world.has_two_heads or self._world.disks_are_full:
-            return
         machine = agent.machine
+        shares = [one for one in self._world.heads if one.disk == machine.disk]
+        if end.is_superseded or len(shares) > 1 or not machine.takes_records:
+            return
         assert agent.keeper is not None
         record = agent.keeper.record
         found = RunRecord.read(machine.logs / record.run_id / RUN_FILE)
         written = read_outcome(agent.node.folder.path)
-        is_failing = any(name == "failing_writes" for _, name, _ in self._world.setup.faults)
-        if is_failing:
-            return
         if not isinstance(found, RunRecord) or found.ending is None:
             self.breaks("the records have the end", f"run.json: {found}")
-        elif isinstance(written, NoRecord):
-            self.breaks("the records have the end", f"outcome.json: {written}")
-        elif {found.ending.exit_code, written.exit_code} != {end.exit_code}:
+        elif isinstance(written, NoRecord) or {found.ending.exit_code, written.exit_code} != {
+            end.exit_code
+        }:
             how = f"run.json: {found.ending.sentence()}, outcome.json: {written}, {end.sentence()}"
             self.breaks("the records have the end", how)
 
@@ -290,7 +298,8 @@ class Rules:
             self.breaks("the verdict is the last attempt's", how)
         if last.status == "RUNNING" and last.lives:
             self.breaks("the verdict is the last attempt's", f"{last.id} runs on")
-        if last.fell_by_loss and end.exit_code == 1 and retries_left:
+        is_known = len(self._attempts) > self._without_record
+        if last.fell_by_loss and is_known and end.exit_code == 1 and retries_left:
             self.breaks("a job that fell by a loss is tried again", end.reason)
 
     def _bounded(self, state: h.HeadState) -> None:
@@ -315,6 +324,7 @@ class Rules:
         if was_told and outcome.exit_code not in self._codes:
             how = f"{machine.name} leaves with {outcome.exit_code}, the head with {self._codes}"
             self.breaks("workers leave with the head's code", how)
+        self._world.judges.worker_left(machine, outcome)
         gives_up = outcome.exit_code == 75 and outcome.culprit == "head"
         there = the_head.agent is not None and self._world.network.reaches(machine, the_head)
         if gives_up and there and self._world.quiet_for(machine) > _QUIET:
@@ -328,6 +338,19 @@ class Rules:
                 phase = getattr(getattr(agent, "state", None), "phase", None)
                 self.breaks("the run ends", f"{machine.name} is still there, in {phase}")
                 return
+
+
+def _run_of(job: Job | Group) -> str:
+    """Return the run of a job: a head that finds the lock of a run held begins another one."""
+    return job.id.rpartition("-")[0]
+
+
+def _is_over_in_boot(end: Outcome) -> bool:
+    """Return whether a run ends in its boot since something that an attempt had is not back.
+
+    What waits for it has a limit (AGENT_WAIT_WORKERS), and no further attempt waits again.
+    """
+    return end.phase == HeadPhase.BOOTING.value and "not ready in time" in end.reason
 
 
 _SAID = ("phase", "joined", "preparing", "items", "running_attempt", "share")

@@ -2,20 +2,37 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from random import Random
 
 from msgspec import field
+from msgspec.structs import replace
 
 from agent.base.value import Value
+from support.simulated import harms
+from support.simulated.harms import TORCHRUN
 from support.simulated.platforms import NEVER
 from support.simulated.rays import FALLS, GOES_ON, HANGS
 from support.worlds import SECRET
 
 LAST_FAULT = 600.0
+_STOPPED_AT = 700.0
+"""When a cluster without a job is stopped."""
 LONGEST_ATTEMPT = 1000.0
 """The sum of all timeouts of one attempt and of the pause before it."""
-RAY, GIVEN, TORCHRUN = "ray", "given Ray", "torchrun"
+RAY, GIVEN = "ray", "given Ray"
+
+
+class Trigger(Value):
+    """A fault that follows a decision: at the nth action of a kind on a machine, or after it."""
+
+    label: str
+    action: str
+    number: int
+    fault: str
+    after: float | None = None
+    """Seconds after the decision; None for before the action, so before what it records."""
 
 
 class Setup(Value):
@@ -44,6 +61,9 @@ class Setup(Value):
     """Agents to kill before an action, numbered from the beginning."""
     lost_writes: frozenset[tuple[str, int]] = field(default_factory=frozenset)
     """Agents to kill during a write of run.json, numbered from the beginning."""
+    triggers: tuple[Trigger, ...] = ()
+    power_fails: bool = False
+    """A pod that is gone leaves torn what it has just written without a sync."""
     token: str | None = None
     platform: str = NEVER
     """Which containers are started again."""
@@ -53,6 +73,11 @@ class Setup(Value):
         """Return how many attempts announced losses of nodes may cost beside the retries."""
         is_allowed = self.retries or "AGENT_NOTICE_SIGNAL" in self.environ
         return sum(name == "stop_worker" for _, name, _ in self.faults) if is_allowed else 0
+
+    @property
+    def has_job(self) -> bool:
+        """Return whether the run has a job: without one it lasts until it is stopped."""
+        return self.environ.get("AGENT_JOB") != "none"
 
 
 SKEWS = (-300.0, 300.0)
@@ -94,17 +119,99 @@ once = "/data/.done"
 AFTER = '= 8000\nafter = ["data"]'
 
 
-FURTHER = ("pause_agent", "pause_agent", "dns_fails", "one_way", "failing_writes")
+_OF_ANY = (
+    *("pause_agent", "pause_agent", "pause_all_agents", "failing_writes", "torn_writes"),
+    *("full_disk", "stalled_disk", "kill_head_agent_twice", "head_moves", "torn_record"),
+)
+_OF_WORKERS = (
+    *("dns_fails", "link_blinks", "one_way_blinks", "reorders", "workers_disks_fail"),
+    *("worker_moves", "addresses_swap"),
+)
+FURTHER = {
+    RAY: (*_OF_ANY, *_OF_WORKERS, "one_way", "one_way"),
+    TORCHRUN: (*_OF_ANY, *_OF_WORKERS),
+    GIVEN: _OF_ANY,
+}
+"""Faults of single agents, of their disks and links; `harms.py` has which of them are harmless."""
+HARMLESS = {
+    kind: tuple(sorted({*FAULTS[kind], *FURTHER[kind]} & (harms.HARMLESS - {"heal"})))
+    for kind in (RAY, TORCHRUN, GIVEN)
+}
+_DELAYS = (None, None, 0.0, 0.02, 0.3, 1.0, 3.0)
+_HEAD_ACTIONS = (
+    *("SaveSnapshot", "SubmitJob", "FollowJob", "StopJob", "Retry", "EndRun", "StartService"),
+    *("OrderStep", "SaveStepHolders", "AskNodes", "AdoptRun", "RestartRay", "SaveOutages"),
+)
+_WORKER_ACTIONS = (
+    *("StartRay", "StopRay", "EndWorker", "RunOwnStep", "StartOwnService", "StartShare"),
+    *("StopShare", "SendLog"),
+)
+
+
+def _random(seed: int) -> Random:
+    """Return draws beside those of `setup_of`, which further kinds of draws must not move."""
+    return Random(seed)  # noqa: S311 - worlds, no secret
 
 
 def _further_faults(draw: Random, kind: str) -> list[tuple[float, str, int]]:
-    """Draw faults of an agent's machine alone, in some worlds."""
+    """Draw faults of single agents, in some worlds."""
     if draw.random() < 0.6:
         return []
-    known = FURTHER if kind == RAY else ("pause_agent", "dns_fails", "failing_writes")
     count = draw.choice((1, 1, 2))
     times = (draw.uniform(1.0, 150.0) for _ in range(count))
-    return [(round(at, 2), draw.choice(known), draw.randint(0, 3)) for at in times]
+    return [(round(at, 2), draw.choice(FURTHER[kind]), draw.randint(0, 3)) for at in times]
+
+
+def _triggers(draw: Random, kind: str, *, harmless: bool) -> tuple[Trigger, ...]:
+    """Draw faults that follow a decision, in some worlds."""
+    if draw.random() < 0.6:
+        return ()
+    triggers = []
+    for _ in range(draw.choice((1, 1, 2))):
+        is_head = kind == GIVEN or draw.random() < 0.6
+        action = draw.choice(_HEAD_ACTIONS if is_head else _WORKER_ACTIONS)
+        mild = ["kill_head_agent", "kill_head_agent", "pause_agent", "torn_writes"]
+        hard = ["head_restarts", "mute_ray"]
+        if not is_head:
+            mild[:2] = ["kill_worker_agent", "kill_worker_agent"]
+            hard = ["worker_blinks", "worker_blinks", "cut_worker"]
+        if kind != GIVEN:
+            mild += ["link_blinks", "one_way_blinks"]
+        fault = draw.choice(mild if harmless or draw.random() < 0.6 else hard)
+        label = "pod0" if is_head else "pod1"
+        number = draw.choice((1, 1, 1, 2, 3))
+        triggers.append(Trigger(label, action, number, fault, draw.choice(_DELAYS)))
+    return tuple(triggers)
+
+
+def _kills(draw: Random) -> frozenset[tuple[str, int]]:
+    """Draw late and repeated kills of agents before an action, in some worlds."""
+    if draw.random() < 0.85:
+        return frozenset()
+    label = draw.choice(("pod0", "pod0", "pod1"))
+    first = draw.choice((draw.randint(1, 30), draw.randint(30, 150)))
+    again = (first + draw.choice((1, 2, 4, 9)) * time for time in range(draw.choice((1, 2, 2, 3))))
+    return frozenset((label, number) for number in again)
+
+
+def harmless_setup_of(seed: int) -> Setup:
+    """Draw a setup whose faults must cost nothing: one attempt, and the job's own code."""
+    draw = _random(seed * 13 + 1)
+    of = setup_of(seed)
+    environ = {name: text for name, text in of.environ.items() if name != "AGENT_MAX_HOURS"}
+    faults = [] if of.has_job else [(_STOPPED_AT, "stop_head", 0)]
+    now = 1.0
+    for _ in range(draw.choice((0, 1, 2, 3, 4, 6))):
+        now = min(250.0, now + draw.choice(PAUSES) * draw.uniform(0.5, 1.2))
+        faults.append((round(now, 2), draw.choice(HARMLESS[of.kind]), draw.randint(0, 3)))
+    return replace(
+        of,
+        environ=environ,
+        faults=tuple(faults),
+        triggers=_triggers(draw, of.kind, harmless=True),
+        job_seconds=draw.choice((80.0, 150.0, 300.0)),
+        spares=draw.choice((0, 0, 1)),
+    )
 
 
 def setup_of(seed: int) -> Setup:
@@ -145,13 +252,18 @@ def setup_of(seed: int) -> Setup:
         faults.append((0.0, "slow_disks", 0))
     skews = draw.choice(((0.0, 0.0), (0.0, 0.0), SKEWS, (-5.0, 5.0)))
     clocks = [(draw.uniform(*skews), draw.uniform(-1e-4, 1e-4)) for _ in range(12)]
-    if kind != GIVEN and Random(~seed).random() < 0.4:  # noqa: S311 - beside the draws above
+    if kind != GIVEN and _random(~seed).random() < 0.4:
         environ["AGENT_NOTICE_SIGNAL"] = "SIGUSR1"
-    if kind != GIVEN:
-        faults += _further_faults(Random(seed * 7 + 3), kind)  # noqa: S311 - same
-    if Random(seed * 11 + 5).random() < 0.06:  # noqa: S311 - same
+    faults += _further_faults(_random(seed * 7 + 3), kind)
+    if _random(seed * 11 + 5).random() < 0.06:
         environ["AGENT_MAX_HOURS"] = "0.05"
-    is_apart = Random(-seed).random() < 0.3  # noqa: S311 - beside the draws above
+    elif kind == RAY and _random(seed * 11 + 6).random() < 0.06:
+        environ["AGENT_JOB"] = "none"
+        faults.append((_STOPPED_AT, "stop_head", 0))
+    if services and _random(seed * 17 + 2).random() < 0.2:
+        rank = _random(seed * 17 + 3).randint(1, workers)
+        services = re.sub('where = "[a-z]+"', f'where = "rank {rank}"', services, count=1)
+    is_apart = _random(-seed).random() < 0.3
     return Setup(
         kind=kind,
         workers=workers,
@@ -169,7 +281,9 @@ def setup_of(seed: int) -> Setup:
         fixed_run_id=draw.random() < 0.5,
         clocks=tuple(clocks),
         faults=tuple(faults),
-        kills=frozenset(kills),
+        kills=frozenset(kills) | _kills(_random(seed * 19 + 4)),
+        triggers=_triggers(_random(seed * 23 + 1), kind, harmless=False),
+        power_fails=_random(seed * 29 + 8).random() < 0.3,
         lost_writes=frozenset({("pod0", draw.randint(1, 8))} if draw.random() < 0.15 else ()),
         services=services.replace("= 8000", AFTER) if draw.random() < 0.4 else services,
         token=SECRET if draw.random() < 0.5 else None,

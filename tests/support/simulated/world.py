@@ -30,13 +30,15 @@ from agent.record.run_record import RUN_FILE
 from agent.settings import load
 from support.simulated.disks import no_space
 from support.simulated.faults import Faults
+from support.simulated.harms import TORCHRUN, Harms
+from support.simulated.judges import Judges
 from support.simulated.machines import Machine
 from support.simulated.network import Network
 from support.simulated.platforms import NEVER, Platform
 from support.simulated.programs import Group
 from support.simulated.rays import Cluster
 from support.simulated.rules import Rules
-from support.simulated.setups import GIVEN, LAST_FAULT, LONGEST_ATTEMPT, TORCHRUN, Setup
+from support.simulated.setups import GIVEN, LAST_FAULT, LONGEST_ATTEMPT, Setup
 from support.simulated.virtual import Clock, VirtualLoop
 from support.worlds import MACHINE
 
@@ -65,6 +67,7 @@ class World:
         """True once agents are only cleared away."""
         self.lives: list[Life] = []
         self._count = 0
+        self._moves = 0
         self._disks = 0
         self.history: list[tuple[float, str, object, tuple[object, ...]]] = []
         self.errors: list[BaseException] = []
@@ -72,6 +75,8 @@ class World:
         self.rules = Rules(self)
         self.platform = Platform(self, setup.platform)
         self.faults = Faults(self)
+        self.harms = Harms(self)
+        self.judges = Judges(self)
         self._counts: Counter[tuple[str, str]] = Counter()
         self.disks_are_slow = False
         self.disks_are_full = False
@@ -143,6 +148,11 @@ class World:
         self.machines.append(machine)
         return machine
 
+    def new_ip(self) -> str:
+        """Return an address that no machine has had."""
+        self._moves += 1
+        return f"10.0.2.{self._moves}"
+
     @property
     def workers(self) -> list[Machine]:
         """Return all machines except heads."""
@@ -181,10 +191,19 @@ class World:
 
     def disk_fault(self, machine: Machine, path: Path) -> OSError | None:
         """Return the error of a write to a machine's disk, if there is one."""
+        fault = None
         if machine.failing_writes > 0:
             machine.failing_writes -= 1
-            return OSError(errno.EIO, os.strerror(errno.EIO))
-        return no_space() if self.disks_are_full and path.name == RUN_FILE else None
+            fault = OSError(errno.EIO, os.strerror(errno.EIO))
+        elif self.disk_is_full(machine) or (self.disks_are_full and path.name == RUN_FILE):
+            fault = no_space()
+        if fault is not None:
+            machine.failed_at = self.now
+        return fault
+
+    def disk_is_full(self, machine: Machine) -> bool:
+        """Return whether a machine's disk takes nothing now."""
+        return self.now < machine.full_until
 
     def plan(self, machine: Machine) -> Plan:
         """Return the real plan of a node."""
@@ -202,7 +221,7 @@ class World:
             environ["RAY_AUTH_TOKEN"] = setup.token
         if setup.kind == TORCHRUN:
             environ["AGENT_LAUNCHER"] = "torchrun"
-        command = ["train.py", *(["{nodes}"] if setup.is_sized else [])]
+        command = ["train.py", *(["{nodes}"] if setup.is_sized else [])] if setup.has_job else None
         facts = replace(
             MACHINE,
             hostname=machine.name,
@@ -240,6 +259,8 @@ class World:
 
     def quiet_for(self, machine: Machine) -> float:
         """Return the time since the last fault of a machine, or of the head."""
+        if machine.is_paused or self.head.is_paused:
+            return 0.0
         names = ("", machine.label, self.head.label)
         return self.now - max(self.disturbed.get(name, 0.0) for name in names)
 
@@ -268,7 +289,7 @@ class World:
             while not self.over.is_set():
                 with anyio.move_on_after(5.0):
                     await self.over.wait()
-                if self.now > 10.0 and all(one.code is not None for one in self._awaited()):
+                if self.now > 10.0 and self._all_have_ended():
                     break
         if not self.rules.broken:
             self.rules.at_the_end()
@@ -288,8 +309,11 @@ class World:
             machine.clear()
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def _awaited(self) -> list[Machine]:
-        return [one for one in self.machines if one.is_on and self.has_agent(one)]
+    def _all_have_ended(self) -> bool:
+        """Return whether all agents have ended, also of the machines that come back."""
+        awaited = [one for one in self.machines if self.has_agent(one)]
+        returns = [one for one in awaited if not one.is_on and one.returns]
+        return not returns and all(one.code is not None for one in awaited if one.is_on)
 
     # --- output ---------------------------------------------------------------------------------
 

@@ -46,6 +46,7 @@ def setup(kind: str, *faults: tuple[float, str, int], kills: frozenset[tuple[str
         faults=((0.0, "slow_disks", 0), *faults),
         kills=kills,
         lost_writes=frozenset(),
+        triggers=(),
         job_seconds=80.0,
         job_code=7,
     )
