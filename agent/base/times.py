@@ -210,7 +210,7 @@ AGENT_EXIT = 2.0  # An agent that has sent its code exits within this, unless a 
 BUNDLE_EXTRA = 1.0  # The caller waits so much longer than the time limit of the bundle's thread.
 DEAD_ACTORS = 6.0  # For Ray to return why actors died, and the ends of their logs.
 KERNEL_LINE_AGE = 600.0  # A line of the kernel from so long before a log began is no cause.
-CAUSE_SEARCH = 2.0  # For the search of the logs for a known cause.
+CAUSE_SEARCH = 10.0  # For the search of the logs, whose bytes are bounded, on a machine under load.
 
 # --- A pod after its run --------------------------------------------------------------------------
 

@@ -36,7 +36,7 @@ def end_lines(end: RunEnd) -> list[LogLine]:
     remedy = outcome.remedy
     shown: list[LogLine] = []
     if diagnosis is not None and diagnosis.line:
-        shown = [LogLine(f"{shortened(diagnosis.line)} ({diagnosis.log})", subject="line")]
+        shown = [LogLine(f"{shortened(diagnosis.line)} ({diagnosis.source})", subject="line")]
     if diagnosis is not None and diagnosis.row is not None:
         what = f"{diagnosis.cause}{place(diagnosis.node, diagnosis.rank)}"
         remedy = diagnosis.what_to_do

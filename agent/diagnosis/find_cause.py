@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 ACTOR_WITHOUT_A_WORD = "actor without a word"  # its row is for workers of Ray: see their logs
 UNKNOWN = "unknown to pod-agent"
 _LINES_BEFORE = 4
+_LEAST_TO_DO = 40  # characters
 _LONGEST = 240  # characters of what a user reads before the quoted line
 
 
@@ -40,6 +41,7 @@ class Log(Value):
     of_ray: bool = False  # whether Ray itself wrote it, not the job
     clock_ahead: float = 0.0  # seconds that its node's clock is ahead of this one's
     at: float | None = None  # when its first error arrived, in seconds since 1970, on one clock
+    first_line: int | None = None  # the number of the text's first line in the file, from 1 on
 
 
 class Diagnosis(Value):
@@ -47,6 +49,7 @@ class Diagnosis(Value):
 
     line: str = ""  # without prefixes
     log: str = ""
+    number: int | None = None  # of the line in the log's file, from 1 on, if it is known
     node: str = ""  # whose log the line is from
     ip: str = ""  # the address of the node that the line is about, if the log names it
     rank: int | None = None
@@ -61,16 +64,22 @@ class Diagnosis(Value):
         """Return the row's key; '' if the cause is not known."""
         return "" if self.row is None else self.row.key
 
+    @property
+    def source(self) -> str:
+        """Return the log's name, with the number of the line if it is known: job.log:18204."""
+        return self.log if self.number is None else f"{self.log}:{self.number}"
+
     def remedy(self) -> str:
         """Return it as the remedy of an outcome: what happened, where, what to do, the line."""
         if not self.line:
             return ""
         where = place(self.node, self.rank)
-        shown = f"{self.log}{f' at {self.time}' if self.time else ''}: {shortened(self.line)!r}"
+        when = f" at {self.time}" if self.time else ""
+        shown = f"{self.source}{when}: {shortened(self.line)!r}"
         if self.row is not None:
-            return f"{_within(f'{self.cause}{where}. {self.what_to_do}')}. It shows in {shown}"
+            return f"{_within(f'{self.cause}{where}', self.what_to_do)}. It shows in {shown}"
         if self.cause:
-            what = _within(f"{UNKNOWN}{where}: {self.cause}. {self.what_to_do}")
+            what = _within(f"{UNKNOWN}{where}: {self.cause}", self.what_to_do)
             return f"{what}. It shows in {shown}"
         return f"{UNKNOWN}: the first error{where}, in {shown}"
 
@@ -79,16 +88,16 @@ class Diagnosis(Value):
         if not self.line:
             return ""
         shown = "\n".join(f"    {line}" for line in (*self.before, self.line))
-        return f"{self.remedy()}\n\n{self.log}{place(self.node, self.rank)}:\n{shown}\n"
+        return f"{self.remedy()}\n\n{self.source}{place(self.node, self.rank)}:\n{shown}\n"
 
 
-def _within(sentences: str) -> str:
-    """Return sentences without those at their end that would make them too long to read."""
-    text = sentences.removesuffix(".")
+def _within(what: str, what_to_do: str) -> str:
+    """Return what happened and what to do, without what makes it too long to read at its end."""
+    text = f"{what}. {what_to_do}".removesuffix(".")
     while len(text) > _LONGEST:
         shorter = max(text[:-1].rfind(mark) for mark in (". ", "; ", ": ", ", "))
-        if shorter <= 0:
-            return f"{text[:_LONGEST]}…"
+        if shorter < len(what) + _LEAST_TO_DO:  # something to do is left, if not a whole sentence
+            return f"{text[: _LONGEST - 1].rpartition(' ')[0]}…"
         text = text[:shorter]
     return text
 
@@ -206,6 +215,7 @@ def _diagnosis(logs: Sequence[Log], known: Explained) -> Diagnosis:
     diagnosis = Diagnosis(
         line=error.line,
         log=log.name,
+        number=None if log.first_line is None else log.first_line + error.number,
         node=log.node,
         ip=next((part.ip for part in whole.chain() if part.ip), ""),
         rank=next((part.rank for part in whole.chain() if part.rank is not None), None),

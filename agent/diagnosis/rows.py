@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 ANY = "…"  # any text in the words of a message; `^` at their start is the start of a line
 _SEARCHED = 1_000  # characters of a line that `only` and `unless` search
+_LONGEST_NAME = 60  # characters of a name from a line that a sentence repeats
 _ERROR = r"\W{0,6}(?:[A-Za-z_][\w.]{0,120})?(?:[Ee]rror|Exception|Timeout\w*|Disconnected|ERROR)\b"
 
 
@@ -128,7 +129,7 @@ class Row(Value, forbid_unknown_fields=True):
             return self.cause, self.what_to_do
         read = compiled(self.reads).search(line)
         names = compiled(self.reads).groupindex
-        values = {name: (read and read[name]) or "" for name in names}
+        values = {name: short_name((read and read[name]) or "") for name in names}
 
         # What could not be read is left out with its parentheses.
         cause = self.cause
@@ -137,6 +138,14 @@ class Row(Value, forbid_unknown_fields=True):
                 cause = cause.replace(f" ({{{name}}})", "")
         values = {name: value or "?" for name, value in values.items()}
         return cause.format(**values), self.what_to_do.format(**values)
+
+
+def short_name(name: str) -> str:
+    """Return a name without its middle if it is long: its beginning and its end show most."""
+    if len(name) <= _LONGEST_NAME:
+        return name
+    end = _LONGEST_NAME * 2 // 3
+    return f"{name[: _LONGEST_NAME - end - 1]}…{name[-end:]}"
 
 
 @cache

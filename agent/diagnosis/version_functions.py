@@ -100,6 +100,8 @@ def argument_of_another_version(error: ParsedError) -> Cause | None:
 
     # Who calls? A function of the job's own code may be the job's own fault.
     called = _called(found)
+    if not found["owner"] and called != "__init__":
+        return None  # a function may be the job's: of a reward, a tool, a callback
     user = package_of(error.frames[-1].file)
     if user:
         return Cause(

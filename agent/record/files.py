@@ -38,6 +38,8 @@ _RECORD_VERSION = 1
 _LONGEST_NAME = 200
 _MOST_NUMBERS = 10_000
 _READ_AGAIN = 3  # further tries to read a record
+_MOST_COUNTED = 256 << 20  # bytes whose lines are counted: a fraction of a second
+_COUNTED_AT_ONCE = 1 << 20  # bytes
 
 
 def safe_name(name: str) -> str:
@@ -195,6 +197,38 @@ def read_end(path: Path, most: int, since: int = 0) -> bytes | None:
             return file.read(most)
     except (OSError, ValueError):
         return None
+
+
+def read_end_from(path: Path, most: int, since: int = 0) -> tuple[bytes, int | None]:
+    """Return a file's last bytes as `read_end` does, and the number of their first line.
+
+    The number counts from 1 on. It is None where the lines before would take too long to count, or
+    the file cannot be read.
+    """
+    try:
+        with reading(path) as file:
+            begin = max(since, file.seek(0, os.SEEK_END) - most)
+            number = _line_at(file, begin)
+            file.seek(begin)
+            return file.read(most), number
+    except (OSError, ValueError):
+        return b"", None
+
+
+def _line_at(file: BinaryIO, offset: int) -> int | None:
+    """Return the number of the line at an offset of a file."""
+    if offset > _MOST_COUNTED:
+        return None
+    file.seek(0)
+    number = 1
+    left = offset
+    while left > 0:
+        part = file.read(min(left, _COUNTED_AT_ONCE))
+        if not part:
+            return None
+        number += part.count(b"\n")
+        left -= len(part)
+    return number
 
 
 def remove_file(path: Path) -> None:

@@ -33,7 +33,7 @@ from agent.frameworks import framework_named
 from agent.node.read import free_at
 from agent.plan.plan import BRIDGE, JOB_LOG, RAY_LOG
 from agent.record.background import in_thread
-from agent.record.files import read_end
+from agent.record.files import read_end_from
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -48,6 +48,7 @@ RAY_LOGS = (
 )
 """Ray's log files that may show why it ended."""
 _TAIL = 256 << 10  # bytes read from the end of each log
+_MOST_READ = 2 << 20  # bytes of all logs together: what a search takes is bounded by its input
 _FULL_BELOW = 1 << 20  # free bytes
 _EXPLAINED_KINDS = (Kind.JOB_FAILED, Kind.UNAVAILABLE, Kind.LOST)
 _ACTOR_ID = r"^\s+actor_id: ([0-9a-f]{32})$"  # an actor's id in the error of one that died
@@ -112,8 +113,9 @@ async def find_cause(run: NodeRun, output: Path, elsewhere: Elsewhere) -> Failur
     """Return the cause in a failed attempt's output, unless the loss of a node leads to it."""
 
     def search() -> Diagnosis:
-        text = (read_end(output, _TAIL) or b"").decode(errors="replace")
-        own = Log("", output.name, text, at=elsewhere.first_at)
+        data, first_line = read_end_from(output, _TAIL)
+        text = data.decode(errors="replace")
+        own = Log("", output.name, text, at=elsewhere.first_at, first_line=first_line)
         return diagnose_logs([own, *elsewhere.logs])
 
     diagnosis = await in_thread(search, times.CAUSE_SEARCH)
@@ -182,10 +184,13 @@ def _read_logs(run: NodeRun, kind: Kind) -> list[Log]:
 
     # What do they end with?
     logs = []
+    left = _MOST_READ
     for path in paths:
         begins = run.output_begins if path == job_log else 0
-        data = read_end(path, _TAIL, begins) or b""
-        logs.append(Log("", path.name, data.decode(errors="replace"), path != job_log))
+        data, first_line = read_end_from(path, min(_TAIL, left), begins)
+        left -= len(data)
+        text = data.decode(errors="replace")
+        logs.append(Log("", path.name, text, path != job_log, first_line=first_line))
     return logs
 
 

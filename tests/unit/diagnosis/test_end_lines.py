@@ -71,3 +71,12 @@ def test_the_totals_of_a_run() -> None:
     where = "agent-logs/run-1/pod0"
     assert totals(21.0, rewards, None, where) == f"21 s · reward 0.091 → 0.99 · {where}"
     assert totals(13080.0, [], 150.0, where) == f"3 h 38 min · $150.00 · {where}"
+
+
+def test_the_line_is_shown_with_its_number() -> None:
+    """Where the file's lines before the searched text were counted."""
+    log = Log("", "job.log", "step 1/2\nKeyError: 'never seen before'\n", first_line=18_203)
+    diagnosis = diagnose_logs([log])
+    shown = end_lines(RunEnd(FAILED, diagnosis))[1]
+    assert shown.sentence == "KeyError: 'never seen before' (job.log:18204)"
+    assert 'in job.log:18204: "KeyError' in diagnosis.remedy()

@@ -224,7 +224,7 @@ def test_an_address_in_the_log_is_a_nodes_name(run: NodeRun) -> None:
     elsewhere = Elsewhere((), {"10.0.0.7": "pod7"})
     ended = anyio.run(explain_end, run, Outcome(Kind.JOB_FAILED, 1, "it failed"), elsewhere)
     assert ended.remedy.startswith("a GPU ran out of memory on pod7. ")
-    assert "It shows in job.log: 'torch.OutOfMemoryError: CUDA out of memory." in ended.remedy
+    assert "It shows in job.log:1: 'torch.OutOfMemoryError: CUDA out of memory." in ended.remedy
     run.close()
 
 
@@ -234,7 +234,7 @@ def test_only_the_last_attempts_output_counts(run: NodeRun) -> None:
     run.folder.file("job.log").write_text(f"{before}RuntimeError: shapes differ\n")
     run.output_begins = len(before)
     assert outcome_of(run, Kind.JOB_FAILED).remedy == (
-        "unknown to pod-agent: the first error, in job.log: 'RuntimeError: shapes differ'"
+        "unknown to pod-agent: the first error, in job.log:2: 'RuntimeError: shapes differ'"
     )
     run.close()
 

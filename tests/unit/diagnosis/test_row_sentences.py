@@ -8,7 +8,7 @@ import pytest
 
 from agent.diagnosis.find_cause import Diagnosis, Log, diagnose_logs
 from agent.diagnosis.live_errors import find_known_lines
-from agent.diagnosis.rows import table
+from agent.diagnosis.rows import Row, compiled, short_name, table
 from agent.frameworks import framework_named
 
 
@@ -460,3 +460,42 @@ def test_a_remedy_has_the_names_of_the_runs_framework(name: str, setting: str) -
         sglang = framework.in_own_words(table()["KV cache of SGLang"].what_to_do)
         assert "in verl" not in sglang
     assert framework.in_own_words("Look at the log") == "Look at the log"
+
+
+LONG_VALUES = {
+    "path": "/mnt/lustre/team-posttraining/checkpoints/qwen3-235b-grpo/run-2026-11-26/global_step_1200",
+    "peer": "ip-10-128-254-117.us-west-2.compute.internal",
+    "host": "rollout-server-headless.reinforcement-learning.svc.cluster.local",
+    "why": "Requested node configuration is not available in this partition",
+    "most": "95",
+    "has": "3.20.3",
+    "needs": "6.31.1",
+}
+LONG_VALUE = "actor_rollout_ref.rollout.engine_kwargs.vllm.disable_log_requests_of_all_ranks"
+
+
+@pytest.mark.parametrize("row", [row for row in table().values() if row.kind == "cause"])
+def test_a_sentence_with_long_names_can_be_read(row: Row) -> None:
+    """With long paths, hosts and keys: at most 240 characters, with something to do in it."""
+    names = compiled(row.reads).groupindex if row.reads else {}
+    values = {name: short_name(LONG_VALUES.get(name, LONG_VALUE)) for name in names}
+    diagnosis = Diagnosis(
+        line="the line",
+        log="job.log",
+        node="gpu-pool-h100-worker-127",
+        rank=1023,
+        row=row,
+        cause=row.cause.format(**values),
+        what_to_do=row.what_to_do.format(**{**values, "reward_url": "http://10.128.254.117:8000"}),
+    )
+    said = diagnosis.remedy().partition(". It shows in ")[0]
+    assert len(said) <= 240
+    assert len(said) > len(diagnosis.cause) + 40, "no room for what to do"
+
+
+def test_a_long_name_keeps_its_beginning_and_its_end() -> None:
+    """The middle of a path shows least."""
+    path = LONG_VALUES["path"]
+    answer = found(f"PermissionError: [Errno 13] Permission denied: '{path}'")
+    assert "(/mnt/lustre/team-po…" in answer.cause
+    assert path[-40:] in answer.cause

@@ -40,6 +40,7 @@ def found(text: str) -> Diagnosis:
         ("/app/train.py", "main", "GRPOConfig.__init__", "argument of another version"),
         (f"{SITE}/verl/config.py", "omega_conf_to_dataclass", "RunConfig.__init__", None),
         ("/app/train.py", "main", "compute_score", ""),
+        (f"{SITE}/verl/reward_manager.py", "__call__", "compute_score", ""),
     ],
 )
 def test_an_argument_that_is_not_taken(
