@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from agent.checks import job_needs, machine, network, package_pairs, ray
 from agent.checks.finding import CheckedNode, Finding, Level
-from agent.settings.jobs import TORCHRUN, launcher
+from agent.settings.jobs import runs_by_shares
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,35 +22,35 @@ TEMP_DIR = "temp dir"
 
 _OWN = "Ray of the agent"
 _GIVEN = "Ray of the platform"
-_TORCHRUN = "torchrun"
+_SHARES = "a launcher on every node"
 
 
 CHECKS: tuple[tuple[str, Callable[[CheckedNode], Result | None], tuple[str, ...]], ...] = (
-    ("nodes", network.expected_nodes, (_OWN, _TORCHRUN)),
+    ("nodes", network.expected_nodes, (_OWN, _SHARES)),
     ("ray", ray.ray_installed, (_OWN, _GIVEN)),
-    ("torch", ray.torch_installed, (_TORCHRUN,)),
+    ("torch", ray.torch_installed, (_SHARES,)),
     ("packages", package_pairs.package_pairs, (_OWN, _GIVEN)),
-    ("token", ray.token, (_OWN, _GIVEN, _TORCHRUN)),
-    ("addresses", ray.public_addresses, (_OWN, _GIVEN, _TORCHRUN)),
-    ("node address", ray.node_address, (_OWN, _GIVEN, _TORCHRUN)),
+    ("token", ray.token, (_OWN, _GIVEN, _SHARES)),
+    ("addresses", ray.public_addresses, (_OWN, _GIVEN, _SHARES)),
+    ("node address", ray.node_address, (_OWN, _GIVEN, _SHARES)),
     ("debugger", ray.debugger, (_OWN,)),
-    ("open files", machine.open_files, (_OWN, _TORCHRUN)),
-    ("/dev/shm", machine.shared_memory, (_OWN, _TORCHRUN)),
-    ("{temp}", machine.disk, (_OWN, _TORCHRUN)),
+    ("open files", machine.open_files, (_OWN, _SHARES)),
+    ("/dev/shm", machine.shared_memory, (_OWN, _SHARES)),
+    ("{temp}", machine.disk, (_OWN, _SHARES)),
     (TEMP_DIR, machine.temp_dir, (_OWN,)),
     ("cores", machine.cores, (_OWN,)),
-    ("processes", machine.processes, (_OWN, _TORCHRUN)),
-    ("GPUs", machine.gpus, (_OWN, _TORCHRUN)),
-    ("visible GPUs", machine.visible_devices, (_OWN, _TORCHRUN)),
-    ("GPU health", machine.gpu_health, (_OWN, _TORCHRUN)),
-    ("interfaces", network.named_interfaces, (_OWN, _TORCHRUN)),
-    ("RDMA", network.rdma_devices, (_OWN, _TORCHRUN)),
-    ("proxies", network.proxies, (_OWN, _TORCHRUN)),
-    ("W&B key", job_needs.wandb_key, (_OWN, _GIVEN, _TORCHRUN)),
+    ("processes", machine.processes, (_OWN, _SHARES)),
+    ("GPUs", machine.gpus, (_OWN, _SHARES)),
+    ("visible GPUs", machine.visible_devices, (_OWN, _SHARES)),
+    ("GPU health", machine.gpu_health, (_OWN, _SHARES)),
+    ("interfaces", network.named_interfaces, (_OWN, _SHARES)),
+    ("RDMA", network.rdma_devices, (_OWN, _SHARES)),
+    ("proxies", network.proxies, (_OWN, _SHARES)),
+    ("W&B key", job_needs.wandb_key, (_OWN, _GIVEN, _SHARES)),
     ("port range", network.ephemeral_ports, (_OWN,)),
-    (PORTS, machine.free_ports, (_OWN, _GIVEN, _TORCHRUN)),
+    (PORTS, machine.free_ports, (_OWN, _GIVEN, _SHARES)),
     ("AGENT_PREFLIGHT", ray.torch_installed, (_OWN, _GIVEN)),
-    ("AGENT_ON_STALL", job_needs.stall_action, (_OWN, _GIVEN, _TORCHRUN)),
+    ("AGENT_ON_STALL", job_needs.stall_action, (_OWN, _GIVEN, _SHARES)),
 )
 """Every check, in the order of `pod-agent doctor -v`: name, function, what runs the job where it
 applies. `{temp}` is the folder of Ray's sessions. To add a check, add a row and its function, which
@@ -66,8 +66,8 @@ def run_checks(
         return ()
     # What runs the job?
     kind = _OWN
-    if launcher(settings) == TORCHRUN:
-        kind = _TORCHRUN
+    if runs_by_shares(settings):
+        kind = _SHARES
     elif topology.given_ray is not None:
         kind = _GIVEN
 

@@ -10,6 +10,8 @@ from agent.checks.finding import Finding, Level, fail, ok, warn
 from agent.frameworks import recipe_of
 from agent.frameworks.recipe import version_list
 from agent.job.job import version_of
+from agent.node.job_script import IGNORE
+from agent.settings.jobs import runs_by_shares
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -132,14 +134,29 @@ def job_program(node: CheckedNode) -> tuple[Finding, ...]:
     """A missing program would fail with exit code 127, only after the boot."""
     fault = node.facts.program_fault
     topology = node.topology
-    elsewhere = not topology.is_head or topology.given_ray is not None
+    by_shares = runs_by_shares(node.settings)  # then every node runs it
+    elsewhere = not (topology.is_head or by_shares) or topology.given_ray is not None
     if not fault or elsewhere or _may_be_installed_later(node.settings):
         return ()
-    remedy = (
-        "Correct the command after --, put its program on PATH, or provide it by "
-        "AGENT_PREPARE or AGENT_WORKING_DIR"
-    )
+    later = "AGENT_PREPARE_EACH" if by_shares else "AGENT_PREPARE or AGENT_WORKING_DIR"
+    remedy = f"Correct the command after --, put its program on PATH, or provide it by {later}"
     return (Finding("job", Level.FAIL, f"the program after --: {fault}", remedy),)
+
+
+def job_script(node: CheckedNode) -> Iterator[Finding]:
+    """A script that cleans up as for a Ray of its own ends the agent, its Ray and itself."""
+    topology = node.topology
+    is_run_here = topology.is_head or runs_by_shares(node.settings)
+    if not is_run_here or topology.is_idle:
+        return
+    for line in node.facts.ending_lines:
+        what = f"{line.path}, line {line.number}: `{line.text}` would end the agent or its Ray"
+        level = Level.FAIL
+        if not line.is_sure:
+            level = Level.WARN
+            what += ", if it is reached"
+        remedy = f"Remove it, since the agent cleans up; or insist: end the line with `{IGNORE}`"
+        yield Finding("job's script", level, what, remedy)
 
 
 _BRACES = re.compile(r"(?<!\$)\{([a-z][a-z_]*)\}")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from agent.base.text import is_ip, is_public
 from agent.checks.finding import fail, ok, warn
 from agent.node.facts import FIRST_DEBUGPY, OLDEST, supports_token_auth, version
-from agent.settings.jobs import TORCHRUN, launcher
+from agent.settings.jobs import TORCHRUN, launcher, runs_by_shares
 
 if TYPE_CHECKING:
     from agent.checks.finding import CheckedNode, Result
@@ -43,8 +43,8 @@ def torch_installed(node: CheckedNode) -> Result | None:
     if torch is not None and torch.version is not None:
         return ok(f"torch {torch.version} of {torch.executable}")
     if not by_torchrun:
-        what = f"nccl needs torch, which is not installed for {node.facts.ray.executable}"
-        return fail(what, "Use an image with torch in Ray's Python, or unset AGENT_PREFLIGHT")
+        what = f"nccl needs torch, which is not installed for {node.facts.job_python}"
+        return fail(what, "Use an image with torch in that Python, or unset AGENT_PREFLIGHT")
     searched = "any Python here"
     if torch is not None and torch.asked:
         searched = ", ".join(torch.asked)
@@ -59,11 +59,11 @@ def token(node: CheckedNode) -> Result:
     """Ray executes any code that it is sent; only the token protects it and the agent's port."""
     settings = node.settings
     ray = node.facts.ray.version
-    by_torchrun = launcher(settings) == TORCHRUN
+    by_shares = runs_by_shares(settings)
     if settings.ray_auth_token is None:
-        return _no_token(node, by_torchrun=by_torchrun)
+        return _no_token(node, by_shares=by_shares)
 
-    if not by_torchrun and not supports_token_auth(ray):
+    if not by_shares and not supports_token_auth(ray):
         has_none = f"Ray {ray} has no token auth (2.52 is the first)"
         what = f"RAY_AUTH_TOKEN is set, but {has_none}: Ray's own ports stay open"
         if settings.allow_insecure:
@@ -77,12 +77,12 @@ def token(node: CheckedNode) -> Result:
             "Set a random one on every node, for example from `openssl rand -hex 32`",
         )
 
-    if by_torchrun:
+    if by_shares:
         return ok("required by the agent's port")
     return ok("required by Ray and by the agent's port")
 
 
-def _no_token(node: CheckedNode, *, by_torchrun: bool) -> Result:
+def _no_token(node: CheckedNode, *, by_shares: bool) -> Result:
     settings = node.settings
     given = node.topology.given_ray
     what = "RAY_AUTH_TOKEN is not set: whoever reaches these ports can run code here"
@@ -92,7 +92,7 @@ def _no_token(node: CheckedNode, *, by_torchrun: bool) -> Result:
     remedy = "Set the same RAY_AUTH_TOKEN on every node"
     if node.is_alone:
         remedy = "Set RAY_AUTH_TOKEN, since the ports are open on every interface"
-    if settings.dashboard_host is None and not by_torchrun:
+    if settings.dashboard_host is None and not by_shares:
         port = settings.dashboard_port or node.topology.platform.ports.dashboard
         reach = f"ssh -L 8265:127.0.0.1:{port} HEAD"
         remedy += f"; the dashboard stays on 127.0.0.1 (reach it with `{reach}`)"
@@ -100,11 +100,11 @@ def _no_token(node: CheckedNode, *, by_torchrun: bool) -> Result:
 
 
 def public_addresses(node: CheckedNode) -> Result:
-    """Ray and torchrun's store listen on every interface; Ray's token guards it, torch has none."""
+    """Ray and the job's ranks listen on every interface; Ray's token guards it, torch has none."""
     settings = node.settings
-    by_torchrun = launcher(node.settings) == TORCHRUN
+    by_shares = runs_by_shares(node.settings)
     has_auth = node.topology.given_ray is not None or supports_token_auth(node.facts.ray.version)
-    is_guarded = settings.ray_auth_token is not None and has_auth and not by_torchrun
+    is_guarded = settings.ray_auth_token is not None and has_auth and not by_shares
     chosen = filter(None, (settings.node_ip, settings.dashboard_host))
     used = dict.fromkeys((*node.facts.addresses(), *chosen))
     public = [address for address in used if is_ip(address) and is_public(address)]
@@ -112,8 +112,8 @@ def public_addresses(node: CheckedNode) -> Result:
         return ok("no open port on a public address of this node")
     what = f"{', '.join(public)} is publicly routable, and no token guards the open ports there"
     remedy = "Set RAY_AUTH_TOKEN, with Ray 2.52 or newer"
-    if by_torchrun:
-        remedy = "Use nodes on a private network: torch has no token auth"
+    if by_shares:
+        remedy = "Use nodes on a private network: the job's own ports have no token auth"
     result = warn if settings.allow_insecure else fail
     return result(what, f"{remedy}; or insist: AGENT_ALLOW_INSECURE=1")
 

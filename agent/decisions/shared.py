@@ -15,7 +15,7 @@ from agent.base.ends import Outcome
 from agent.base.text import duration_text
 from agent.base.value import Bytes, Count, OptionalAddress, Required, Seconds, Timestamp, Value
 from agent.checks.finding import Finding
-from agent.job.torchrun_command import ShareOrder
+from agent.job.share import ShareOrder
 
 
 class Wait(Value):

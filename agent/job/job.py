@@ -29,7 +29,7 @@ from agent.settings.jobs import RecipeInfo
 from agent.settings.rules import reward_choice
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from agent.frameworks.recipe import Version
     from agent.job.services import Placeholders
@@ -41,6 +41,10 @@ COMMAND = "command"  # The name of a job given as a command after `--`
 _SIZES = ("nodes", "gpus_per_node", "total_gpus")
 PLACEHOLDERS = (*_SIZES, "head_ip", "reward_url", "log_dir", "attempt", "checkpoints")
 _PLACEHOLDER = re.compile(r"\{(" + "|".join(PLACEHOLDERS) + r")\}")
+
+
+_BRACES = re.compile(r"\{(\w+)\}")
+_NONE: Mapping[str, str] = {}
 
 
 class Job(Value):
@@ -78,20 +82,29 @@ def fill(  # noqa: PLR0913 - all that is filled in
     reward_url: str,
     attempt: int,
     checkpoints: str,
+    of_launcher: Mapping[str, str] = _NONE,
 ) -> list[str]:
-    """Fill in the placeholders, known once every node has joined; other braces stay."""
+    """Fill in the placeholders, known once every node has joined; other braces stay.
+
+    `of_launcher` has those of a launcher, which precede the others.
+    """
     nodes, gpus_per_node, total_gpus = sizes(gpus)
     values = {
-        "nodes": nodes,
-        "gpus_per_node": gpus_per_node,
-        "total_gpus": total_gpus,
+        "nodes": str(nodes),
+        "gpus_per_node": str(gpus_per_node),
+        "total_gpus": str(total_gpus),
         "head_ip": place.head_ip,
         "reward_url": reward_url,
         "log_dir": place.log_dir,
-        "attempt": attempt,
+        "attempt": str(attempt),
         "checkpoints": checkpoints,
     }
-    return [_PLACEHOLDER.sub(lambda match: str(values[match[1]]), word) for word in argv]
+    return fill_words(argv, {**values, **of_launcher})
+
+
+def fill_words(argv: Iterable[str], values: Mapping[str, str]) -> list[str]:
+    """Fill in the placeholders that have a value; other braces stay."""
+    return [_BRACES.sub(lambda match: values.get(match[1], match[0]), word) for word in argv]
 
 
 def is_sized(job: Job) -> bool:

@@ -5,20 +5,20 @@ from __future__ import annotations
 import re
 from itertools import dropwhile
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from agent.base import times
 from agent.base.ends import shell_code
 from agent.base.errors import Problem
 from agent.base.text import in_url
-from agent.base.value import JOB_NODES, Attempt, ExitCode, OptionalAddress, Rank, Seconds, Value
-from agent.frameworks.recipe import JobBasis, NodeSize
-from agent.job.services import HEAD_IP
+from agent.base.value import Value
+from agent.job.share import ShareEnd
 from agent.settings.jobs import TORCHRUN
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from agent.job.share import SharePlace
     from agent.settings.model import Settings
 
 
@@ -26,46 +26,6 @@ RANK_VARIABLE = "TORCHELASTIC_RUN_ID"
 """An environment variable of every rank, with the id of the attempt."""
 _PYTHON = re.compile(r"python(\d+(\.\d+)?)?")
 _TORCHRUN_NAMES = {"torchrun", "torch.distributed.run", "torch.distributed.launch"}
-_VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
-
-
-class ShareOrder(Value):
-    """The order to run a job on a node: its rank, and the size of every node by rank."""
-
-    rank: Rank
-    nodes: Annotated[tuple[NodeSize, ...], JOB_NODES]
-    reward_ip: OptionalAddress = ""  # The address of the reward server's node, if the run has one
-
-    basis: JobBasis = JobBasis()  # What sizes a recipe besides the nodes
-
-    @property
-    def gpus(self) -> list[int]:
-        """Return each node's GPUs."""
-        return [node.gpus for node in self.nodes]
-
-
-class ShareEnd(Value):
-    """How the job's processes on one node ended."""
-
-    code: ExitCode  # 0, the exit code of the first rank that failed, or torchrun's own
-    local_rank: Rank | None = None
-    """The local rank that failed first; None if torchrun reports none."""
-    words: str = ""  # The end of its output, where no rank is named
-    ago: Seconds = 0.0  # Seconds from the failure to this report, by the node's clock
-    by_order: bool = False  # True if nothing failed before the order to stop
-    lost: bool = False  # True if its node stopped it because the head was unreachable
-
-    @property
-    def failed(self) -> bool:
-        """Return whether it failed by itself."""
-        return self.code != 0 and not self.by_order
-
-
-class ShareOver(Value):
-    """The job's processes on this node have ended."""
-
-    attempt: Attempt
-    end: ShareEnd
 
 
 def split_python(command: Sequence[str]) -> tuple[str | None, list[str]]:
@@ -109,23 +69,6 @@ def command_fault(command: Sequence[str]) -> tuple[str, str] | None:
     return None
 
 
-def gpus_of(settings: Settings, seen: int, environ: Mapping[str, str]) -> int:
-    """Return the number of a node's GPUs that are visible to its processes."""
-    if settings.num_gpus is not None:
-        return settings.num_gpus
-    counts = [seen]
-    for name in _VISIBLE:
-        if name in environ:
-            devices = [device for device in environ[name].split(",") if device.strip()]
-            counts.append(len(devices))
-    return min(counts)
-
-
-def processes(gpus: int, settings: Settings) -> int:
-    """Return the number of processes of a node: one per GPU, else AGENT_NUM_CPUS or 1."""
-    return gpus or settings.num_cpus or 1
-
-
 _SET_BY_AGENT = (
     *("NNODES", "NPROC_PER_NODE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT", "MAX_RESTARTS"),
     *("RDZV_BACKEND", "RDZV_ENDPOINT", "RDZV_ID", "RDZV_CONF", "MONITOR_INTERVAL"),
@@ -148,32 +91,42 @@ class Torchrun(Value):
     processes: int  # The number of processes on this node
     stop_within: float  # Seconds that its processes get to stop before torchrun kills them
 
+    launcher: ClassVar[str] = TORCHRUN
+    name: ClassVar[str] = TORCHRUN
+    mark: ClassVar[str] = RANK_VARIABLE
+    stops_its_group: ClassVar[bool] = True
     session: ClassVar[None] = None  # Without Ray there are no sessions
+    port_user: ClassVar[tuple[str, str]] = ("torchrun's rendezvous", "every interface (torch's)")
 
-    def command(
-        self, argv: Sequence[str], rank: str, nodes: str, attempt: str, head_ip: str = HEAD_IP
-    ) -> list[str]:
-        """Return this node's command line; rank, nodes and attempt may be placeholders."""
+    def placeholders(self, _place: SharePlace) -> dict[str, str]:
+        """Return none: torchrun gives ranks and port to the script."""
+        return {}
+
+    def command(self, argv: Sequence[str], place: SharePlace) -> list[str]:
+        """Return this node's command line."""
         return [
             *(self.python, "-m", "torch.distributed.run"),
-            *("--nnodes", nodes, "--node_rank", rank),
-            *("--master_addr", in_url(head_ip), "--master_port", str(self.port)),
-            *("--rdzv_id", attempt, "--nproc_per_node", str(self.processes)),
+            *("--nnodes", place.nodes, "--node_rank", place.rank),
+            *("--master_addr", in_url(place.head_ip), "--master_port", str(self.port)),
+            *("--rdzv_id", place.attempt_id, "--nproc_per_node", str(self.processes)),
             *("--max_restarts", "0", "--monitor_interval", str(times.TORCHRUN_POLL)),
             *torchrun_arguments(argv),
         ]
 
-    def environment(
-        self, full: Mapping[str, str], attempt: int, progress: str = ""
-    ) -> dict[str, str]:
+    def environment(self, full: Mapping[str, str], _place: SharePlace) -> dict[str, str]:
         """Return the environment of torchrun and its ranks."""
         dropped = {f"PET_{name}" for name in _SET_BY_AGENT}
         kept = {name: text for name, text in full.items() if name not in dropped}
         within = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(max(1, int(self.stop_within)))}
-        own = {"AGENT_ATTEMPT": str(attempt)}
-        if progress:
-            own["AGENT_PROGRESS_FILE"] = progress
-        return {**within, **kept, **own}
+        return {**within, **kept}
+
+    def is_closing(self, text: str, now: float) -> bool:
+        """Return whether it stops its ranks after a failure."""
+        return seconds_since_closing(text, now) is not None
+
+    def end(self, _code: int, text: str, now: float) -> ShareEnd | None:
+        """Return the rank that failed first, with its own code."""
+        return first_failure(text, now)
 
 
 def torchrun_problems(
@@ -208,16 +161,19 @@ def first_failure(text: str, now: float) -> ShareEnd | None:
         if named is None:
             continue
         noticed = lines[at]
-        if closes_by_itself(text):
+        if seconds_since_closing(text, now) is not None:
             noticed = next(filter(_CLOSES.search, lines[max(0, at - 1000) : at]), noticed)
         code = shell_code(int(named[1]))
         return ShareEnd(code, local_rank=int(named[2]), ago=_since(noticed, now))
     return None
 
 
-def closes_by_itself(text: str) -> bool:
-    """Return whether torchrun has started to stop its ranks because one failed."""
-    return _CLOSES.search(text) is not None and _STOPPED_BY_SIGNAL.search(text) is None
+def seconds_since_closing(text: str, now: float) -> float | None:
+    """Return the seconds since torchrun stopped a rank because one failed; None if it has not."""
+    if _STOPPED_BY_SIGNAL.search(text) is not None:
+        return None
+    closing = [line for line in text.splitlines() if _CLOSES.search(line)]
+    return _since(closing[-1], now) if closing else None
 
 
 def _since(line: str, now: float) -> float:

@@ -155,6 +155,15 @@ class TorchPython(Value):
     asked: Items[str] = ()  # the Pythons that were searched, if none has it
 
 
+class EndingLine(Value):
+    """A line of the job's script that would end the agent or its Ray."""
+
+    path: str
+    number: Count
+    text: str
+    is_sure: bool  # False if it may not be reached
+
+
 class Room(Value):
     """How many more processes and threads may start, by the lowest limit."""
 
@@ -177,7 +186,8 @@ class Facts(Value):
     interfaces: Addresses  # IP addresses by the interface that carries them, loopback included
     ray: RayPython = RayPython(sys.executable, "", None)
     """The Python with Ray, which an image may keep apart from the agent's."""
-    torch: TorchPython | None = None  # set only if torchrun starts the job
+    torch: TorchPython | None = None  # set only if a launcher without Ray starts the job
+    ending_lines: Items[EndingLine] = ()  # of the job's script, where this node runs it
     cpus: Cpus = 1
     machine_cpus: Cpus = 0  # CPUs of the whole machine, which Ray would use; 0 if not read
     memory: Bytes = 0

@@ -9,7 +9,7 @@ from agent.base.ports import port_conflicts, port_map, single_ports
 from agent.job.services import NODE_IP
 from agent.plan.page_address import proxied_ip
 from agent.plan.plan import Listener
-from agent.settings.jobs import TORCHRUN, launcher
+from agent.settings.jobs import runs_by_shares
 from agent.settings.rules import reward_listener
 
 if TYPE_CHECKING:
@@ -35,12 +35,12 @@ def listeners_of(plan: Plan) -> Iterator[Listener]:
     if topology.is_idle:
         return
 
-    # The cluster, where the agent starts it: torchrun or Ray.
+    # The cluster, where the agent starts it: a launcher on every node or Ray.
     is_ours = plan.joins_cluster and topology.given_ray is None
-    if is_ours and plan.torchrun is not None:
+    if is_ours and plan.share_launcher is not None:
         if topology.is_head:
-            everywhere = "every interface (torch's)"
-            yield Listener(str(ports.gcs), "torchrun's rendezvous", everywhere, "none")
+            who, bind = plan.share_launcher.port_user
+            yield Listener(str(ports.gcs), who, bind, "none")
         yield _RANKS
     elif is_ours and ray is not None:
         yield from _of_ray(ray, ports, is_head=topology.is_head)
@@ -100,7 +100,7 @@ def ports_here(
 ) -> tuple[dict[str, int], tuple[int, int] | None]:
     """Return the ports that a node listens on besides its services, and those of Ray's workers."""
     ports = port_map(settings.ray_port, settings.dashboard_port, settings.port, base)
-    if launcher(settings) == TORCHRUN:
+    if runs_by_shares(settings):
         return {"rendezvous": ports.gcs, "agent": ports.agent}, None
     is_without_ray = not joins_ray or (given is not None and given.session is None)
     if is_without_ray:

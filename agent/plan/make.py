@@ -19,11 +19,13 @@ from agent.base.ports import port_map
 from agent.base.text import own_command
 from agent.checks import misspelling_findings, run_checks
 from agent.checks.finding import CheckedNode
-from agent.checks.job_needs import job_program, placeholder_slips, recipe_findings
+from agent.checks.job_needs import job_program, job_script, placeholder_slips, recipe_findings
 from agent.frameworks.recipe import JobBasis
 from agent.job import services as work
 from agent.job.job import PLACEHOLDERS
-from agent.job.torchrun_command import Torchrun, gpus_of, processes
+from agent.job.node_command import NODE_PLACEHOLDERS, NodeCommand
+from agent.job.share import gpus_of, processes
+from agent.job.torchrun_command import Torchrun
 from agent.node.facts import visible_devices
 from agent.plan import plan as process_names
 from agent.plan.listeners import listeners_of
@@ -34,7 +36,7 @@ from agent.plan.plan_services import all_services, plan_steps, service_only_rank
 from agent.plan.ray_start import OwnRay
 from agent.plan.waits import planned_waits
 from agent.platforms.rank_variables import GivenRay
-from agent.settings.jobs import DEFAULT, TORCHRUN, launcher
+from agent.settings.jobs import DEFAULT, NODE, TORCHRUN, launcher
 from agent.settings.rules import TEMP_DIR
 
 if TYPE_CHECKING:
@@ -144,19 +146,22 @@ def _without_service_nodes(
 def _launch(
     node: CheckedNode, environ: Mapping[str, str], ports: Ports, budget: StopBudget
 ) -> Launch:
-    """Return what starts the job's processes: the platform's Ray, torchrun or a Ray of ours."""
+    """Return what starts the job's processes: a launcher on every node, or a Ray."""
     settings = node.settings
     facts = node.facts
     platform = node.topology.platform
     if platform.given_ray is not None:
         return platform.given_ray
+    here = processes(gpus_of(settings, facts.gpus, environ), settings)
     if launcher(settings) == TORCHRUN:
         return Torchrun(
             python=facts.job_python,
             port=ports.gcs,
-            processes=processes(gpus_of(settings, facts.gpus, environ), settings),
+            processes=here,
             stop_within=budget.job - 1.0,
         )
+    if launcher(settings) == NODE:
+        return NodeCommand(port=ports.gcs, processes=here, stop_within=budget.job - 1.0)
     return OwnRay(
         settings=settings,
         facts=replace(facts, cpus=min(facts.cpus, platform.cpus or facts.cpus)),
@@ -188,7 +193,7 @@ def private_folder(facts: Facts, job_id: str | None = None) -> str:
 
 
 def _processes(plan: Plan) -> Iterator[PlannedProcess]:
-    """Yield the agent's own processes here; not torchrun, which the head orders after the joins."""
+    """Yield the agent's own processes here; not a share, which the head orders after the joins."""
     topology = plan.topology
     facts = plan.facts
     launch = plan.launch
@@ -223,6 +228,7 @@ def _findings(
     yield from misspelling_findings(misspelled)
     yield from run_checks(plan.facts, plan.settings, plan.topology)
     yield from job_program(node)
+    yield from job_script(node)
     yield from placeholder_slips(_texts_with_placeholders(plan))
     if recipe is not None and plan.job is not None:
         yield from recipe_findings(recipe.known, node, plan.job.checkpoints)
@@ -230,8 +236,11 @@ def _findings(
 
 def _texts_with_placeholders(plan: Plan) -> Iterator[tuple[str, str, tuple[str, ...]]]:
     """Yield each text in which placeholders are filled in, with its source and what it may have."""
+    known: tuple[str, ...] = PLACEHOLDERS
+    if launcher(plan.settings) == NODE:
+        known = (*PLACEHOLDERS, *NODE_PLACEHOLDERS)
     for word in (*(plan.command or ()), *plan.settings.job_args):
-        yield "the job's command", word, PLACEHOLDERS
+        yield "the job's command", word, known
     commands = {step.name: step.command for step in plan.all_steps}
     commands |= {spec.name: spec.asked for spec in plan.all_services}
     for name, command in commands.items():

@@ -13,7 +13,7 @@ from agent.base.value import Value
 from agent.checks.finding import Finding, Level
 from agent.job.job import Job
 from agent.job.services import HttpProbe, PrepareStep, ServiceSpec, service_log, step_log
-from agent.job.torchrun_command import gpus_of
+from agent.job.share import gpus_of
 from agent.node.facts import Facts
 from agent.plan import environment
 from agent.plan.ray_start import OwnRay
@@ -22,10 +22,12 @@ from agent.platforms.resolve import Topology
 from agent.settings.model import Settings, secret_texts
 
 if TYPE_CHECKING:
+    from agent.job.node_command import NodeCommand
     from agent.job.services import Placeholders
+    from agent.job.share import ShareLauncher
     from agent.job.torchrun_command import Torchrun
 
-    Launch = OwnRay | GivenRay | Torchrun
+    Launch = OwnRay | GivenRay | Torchrun | NodeCommand
 
 
 class Address(Value):
@@ -145,7 +147,7 @@ class Plan(Value):
     address: Address
     ports: Ports
     launch: Launch
-    job: Job | None  # on the head; with torchrun on every node
+    job: Job | None  # on the head; without Ray on every node
     recipe_env: Mapping[str, str]  # environment variables of a recipe, for every node
     steps: tuple[PrepareStep, ...]  # the prepare steps of this node
     all_steps: tuple[PrepareStep, ...]  # those of the run, with this node's fetch of the model
@@ -162,7 +164,7 @@ class Plan(Value):
 
     @property
     def joins_cluster(self) -> bool:
-        """Return whether this node is one of Ray's or torchrun's, not only for a service."""
+        """Return whether this node runs Ray or a share of the job, not only a service."""
         return not self.topology.is_idle and not any(spec.alone for spec in self.services)
 
     @property
@@ -171,13 +173,13 @@ class Plan(Value):
         return self.launch if isinstance(self.launch, OwnRay) else None
 
     @property
-    def torchrun(self) -> Torchrun | None:
-        """Return the torchrun that starts the job on this node, if one does."""
+    def share_launcher(self) -> ShareLauncher | None:
+        """Return what starts this node's share of the job; None where Ray runs it."""
         return None if isinstance(self.launch, OwnRay | GivenRay) else self.launch
 
     @property
     def gpus(self) -> int:
-        """Return the GPUs for torchrun's processes on this node."""
+        """Return the GPUs for this node's share of the job."""
         return gpus_of(self.settings, self.facts.gpus, self.environ)
 
     def process(self, name: str) -> PlannedProcess:
@@ -197,7 +199,7 @@ class Plan(Value):
             own = environment.for_children(environ, settings, node_ip, given.gcs_host)
         else:
             own = environment.for_node(environ, settings, self.facts, node_ip, head_ip)
-            if self.torchrun is not None:  # the token then guards only the agent's port
+            if self.share_launcher is not None:  # the token then guards only the agent's port
                 own = environment.without_cluster_auth(own, settings, keeps_wandb=True)
             else:
                 stop = {"RAY_JOB_STOP_WAIT_TIME_S": f"{max(1, int(self.budget.job))}"}
@@ -222,9 +224,9 @@ class Plan(Value):
     def logs(self) -> dict[str, str]:
         """Return the log files of this node by the names for `pod-agent logs`."""
         found = {"agent": AGENT_LOG}
-        if self.torchrun is None:
+        if self.share_launcher is None:
             found["ray"] = RAY_LOG
-        if self.topology.is_head or self.torchrun is not None:
+        if self.topology.is_head or self.share_launcher is not None:
             found["job"] = JOB_LOG
         if self.settings.preflight is not None:
             found["preflight"] = PREFLIGHT_LOG
@@ -248,7 +250,7 @@ def log_files(name: str) -> tuple[str, ...]:
 
 def versions(plan: Plan) -> tuple[str | None, str, str]:
     """Return the versions that must be equal on all nodes: Ray and its Python, or torch."""
-    if plan.torchrun is None:
+    if plan.share_launcher is None:
         return plan.facts.ray.version, plan.facts.ray.python, ""
     torch = plan.facts.torch
     return None, "", "" if torch is None else torch.version or ""

@@ -11,7 +11,7 @@ from agent.frameworks.recipe import NodeSize
 from agent.job.checkpoints import folder_of
 from agent.job.job import COMMAND, Job, plan_recipe, recipe_input, version_of
 from agent.plan.plan import log_root
-from agent.settings.jobs import TORCHRUN, launcher, recipe_info
+from agent.settings.jobs import recipe_info, runs_by_shares
 
 if TYPE_CHECKING:
     from agent.checks.finding import CheckedNode
@@ -67,7 +67,7 @@ def plan_job(
 ) -> Job | None:
     """Return the job; None without one, and on a worker where Ray runs it."""
     folder = checkpoint_folder(node.settings, command)
-    is_started_here = node.topology.is_head or launcher(node.settings) == TORCHRUN
+    is_started_here = node.topology.is_head or runs_by_shares(node.settings)
     if not folder or not is_started_here:
         return None
     if recipe is None:

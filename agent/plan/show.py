@@ -9,7 +9,9 @@ from msgspec import to_builtins
 from agent.base.text import Line, duration_text, listed, mib, shell_line
 from agent.checks import NAMES
 from agent.checks.finding import Level, problem_lines, toned_line
+from agent.job.job import fill_words
 from agent.job.services import HEAD_IP, NODE_IP, Placeholders
+from agent.job.share import SharePlace
 from agent.plan import environment
 from agent.plan.plan import log_root
 from agent.plan.waits import HEAD, JOIN, PREFLIGHT, PREPARE, WORKERS
@@ -324,15 +326,22 @@ def _job_lines(plan: Plan, job: Job) -> Iterator[str]:
 
 
 def _job_argv(plan: Plan, job: Job) -> list[str]:
-    """Return the job's argv; with torchrun that of this node, if all expected nodes join."""
+    """Return the job's argv; without Ray that of this node, if all expected nodes join."""
     argv = list(job.argv)
-    if plan.torchrun is None or not argv:
+    if plan.share_launcher is None or not argv:
         return argv
+    place = _share_place(plan)
+    argv = fill_words(argv, plan.share_launcher.placeholders(place))
+    return plan.share_launcher.command(argv, place)
+
+
+def _share_place(plan: Plan) -> SharePlace:
+    """Return where this node runs its share if all expected nodes join."""
     topology = plan.topology
     rank = "{rank}" if topology.own_rank is None else str(topology.own_rank)
     nodes = str(topology.expected_workers + 1)
     own_address = plan.address.ip if topology.is_head else None
-    return plan.torchrun.command(argv, rank, nodes, "{run id}-{attempt}", own_address or HEAD_IP)
+    return SharePlace(rank, nodes, own_address or HEAD_IP, "{run id}-{attempt}")
 
 
 def environment_of(plan: Plan) -> dict[str, str]:
@@ -341,6 +350,8 @@ def environment_of(plan: Plan) -> dict[str, str]:
         return {}
     environ = plan.environ
     full = plan.environment(plan.address.ip or NODE_IP, HEAD_IP)
+    if plan.share_launcher is not None and plan.job is not None:
+        full = plan.share_launcher.environment(full, _share_place(plan))
     secrets = secret_texts(plan.settings, environment.INHERITED_SECRETS)
     shown = {name: text for name, text in full.items() if environ.get(name) != text}
     shown |= {name: "(dropped)" for name in environ if name not in full}

@@ -62,7 +62,7 @@ def planned_waits(plan: Plan) -> Iterator[PlannedWait]:
         yield PlannedWait(HEAD, head, settings.wait_head, "AGENT_WAIT_HEAD")
         here = tuple(step for step in plan.all_steps if step.where.kind == ON_EVERY.kind)
         yield from _of_steps(settings, here, before)
-        if plan.torchrun is None:
+        if plan.share_launcher is None:
             yield PlannedWait(JOIN, "Ray on this node to join, per join", times.RAY_JOINS)
         out_of_reach = "head and GCS out of reach, until all here is stopped"
         yield PlannedWait(FENCE, out_of_reach, fence, "AGENT_NODE_GRACE")
@@ -79,7 +79,7 @@ def _on_the_head(plan: Plan, before: Mapping[str, float]) -> Iterator[PlannedWai
     job = plan.job
     given = plan.topology.given_ray
     workers = plan.topology.expected_workers
-    if plan.torchrun is None:
+    if plan.share_launcher is None:
         whose = "the head's Ray" if given is None else f"{given.owner}'s Ray"
         yield PlannedWait(HEAD, whose, settings.wait_head, "AGENT_WAIT_HEAD")
     yield from _of_steps(settings, plan.all_steps, before)
@@ -98,7 +98,7 @@ def _on_the_head(plan: Plan, before: Mapping[str, float]) -> Iterator[PlannedWai
         yield PlannedWait(LINKS, links, times.BANDWIDTH_SAMPLE)
     if job is not None:
         limit = times.SUBMISSION + (job.upload.size / _UPLOAD_RATE if job.upload else 0)
-        silence = times.NO_JOB_STATUS if plan.torchrun is None else times.SHARE_REPORTS
+        silence = times.NO_JOB_STATUS if plan.share_launcher is None else times.SHARE_REPORTS
         yield PlannedWait(SUBMIT, "the job to be accepted, from the first try", limit)
         yield PlannedWait(JOB, "the job's status", silence)
     if job is not None and settings.stall:

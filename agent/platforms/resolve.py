@@ -9,7 +9,7 @@ from agent.base.ports import DEFAULTS
 from agent.base.value import Value
 from agent.platforms import kuberay, rank_variables, slurm
 from agent.platforms.rank_variables import DSTACK, LWS, PlatformInfo, own_pod
-from agent.settings.jobs import TORCHRUN, launcher
+from agent.settings.jobs import runs_by_shares
 from agent.settings.model import TOKEN_MODE
 from agent.settings.rules import NEEDS_PRICE, POD_ACTIONS, changed
 
@@ -168,7 +168,7 @@ def resolve(environ: Mapping[str, str], settings: Settings, facts: Facts) -> Top
         problems.append(Problem("AGENT_MAX_COST", got, NEEDS_PRICE))
     if given is not None and is_head:
         problems += settings_without_effect(settings, given)
-    if given is None and launcher(settings) != TORCHRUN:
+    if given is None and not runs_by_shares(settings):
         problems += _auth_mode_problems(environ, settings)
     if problems:
         raise SettingsError(tuple(problems))
@@ -236,7 +236,7 @@ def _auth_mode_problems(environ: Mapping[str, str], settings: Settings) -> Itera
 def settings_without_effect(settings: Settings, given: GivenRay) -> Iterator[Problem]:
     """Yield a problem for settings that have no effect on a Ray the agent does not start."""
     names = [*changed(settings, _FOR_OWN_RAY)]
-    if launcher(settings) != "ray":
+    if runs_by_shares(settings):
         names.append("AGENT_LAUNCHER")
     if names:
         got = f"a value, though {given.owner} starts Ray, with no agent on its nodes"

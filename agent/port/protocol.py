@@ -38,7 +38,7 @@ from agent.checks.finding import Finding
 from agent.decisions.head.head_state import HeadPhase
 from agent.decisions.shared import Answer, ItemReport, Known, Order, Step
 from agent.job.services import Latency
-from agent.job.torchrun_command import ShareOver
+from agent.job.share import ShareOver
 from agent.node.facts import Facts
 from agent.node.figures import Figures
 

@@ -34,7 +34,7 @@ from agent.record.log import say
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from agent.job.torchrun_command import ShareOrder
+    from agent.job.share import ShareOrder
     from agent.port.protocol import Bye, Hello, Reply, Report, WorkerStats
 
 K = TypeVar("K")
@@ -151,7 +151,7 @@ class Expected(Value):
         if hello.job != self.job:
             return (
                 f"the job of {hello.name} differs from the head's; give every node the same "
-                "AGENT_LAUNCHER, and torchrun the same command"
+                "AGENT_LAUNCHER, and without Ray the same command"
             )
         return ""
 

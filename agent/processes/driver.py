@@ -15,6 +15,7 @@ import anyio
 import psutil
 
 from agent.base import times
+from agent.job.node_command import NODE_MARK
 from agent.job.torchrun_command import RANK_VARIABLE
 from agent.node.gpus import busy_gpu
 from agent.node.limits import ProcessLimitError
@@ -84,12 +85,22 @@ def find_driver(submission_id: str) -> psutil.Process | None:
 
 
 def find_first_rank(attempt: str) -> psutil.Process | None:
-    """Return the process of rank 0 of an attempt that torchrun starts, if it is on this node."""
+    """Return the process of rank 0 of an attempt without Ray, if it is on this node.
+
+    Torchrun marks its ranks. Of a command that runs once on each node it is the rank 0 of a
+    torchrun below it, or the command itself.
+    """
+    command: psutil.Process | None = None
     for process in _oldest_first():
         environ = known(process.environ, dict[str, str]())
-        if environ.get(RANK_VARIABLE) == attempt and environ.get("RANK") == "0":
+        is_by_torchrun = RANK_VARIABLE in environ
+        is_of_command = environ.get(NODE_MARK) == attempt
+        is_of_attempt = environ.get(RANK_VARIABLE) == attempt or (is_of_command and is_by_torchrun)
+        if is_of_attempt and environ.get("RANK") == "0":
             return process  # its own children, which inherit its environment, are younger
-    return None
+        if is_of_command and command is None:
+            command = process
+    return command
 
 
 def _oldest_first() -> list[psutil.Process]:

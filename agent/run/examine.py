@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from agent.job.services import Placeholders, ServiceSpec
     from agent.processes.driver import JobProcess
     from agent.run.node_run import NodeRun
-    from agent.run.torchrun import TorchrunLink
+    from agent.run.share_link import ShareLink
 
 
 STACKS = "process stacks"
@@ -139,7 +139,7 @@ class JobExaminer:
     def __init__(
         self,
         run: NodeRun,
-        link: RayLink | TorchrunLink,
+        link: RayLink | ShareLink,
         place: Callable[[], Placeholders],
         ask_all: Callable[[str, float], Awaitable[Mapping[str, str]]],
     ) -> None:

@@ -64,13 +64,13 @@ from agent.run.node_run import kill_leftovers, say_line, start_ray, stop_ray, wa
 from agent.run.orders import Prober
 from agent.run.pod_price import ask_about_pod
 from agent.run.run_report import write_report
+from agent.run.share_link import ShareLink
 from agent.run.silent_nodes import probe_nodes, watch_silent_workers
 from agent.run.stall import StallWatch
-from agent.run.torchrun import TorchrunLink
 
 if TYPE_CHECKING:
     from agent.decisions.attempts import Attempt
-    from agent.job.torchrun_command import ShareOrder
+    from agent.job.share import ShareOrder
     from agent.plan.plan import Plan
     from agent.port.reports import Reports
     from agent.processes.output import OutputCopies
@@ -123,12 +123,12 @@ class HeadAgent:
         self._output: OutputCopies | None = None
         self._secrets: Path | None = None  # the file from which the driver reads its secrets
 
-    def _make_link(self) -> RayLink | TorchrunLink:
+    def _make_link(self) -> RayLink | ShareLink:
         """Return what submits and follows the job: through Ray, or by torchrun on all nodes."""
         plan = self._plan
         run = self._run
-        if plan.torchrun is not None:
-            return TorchrunLink(
+        if plan.share_launcher is not None:
+            return ShareLink(
                 run, self._tasks, self._placeholders, self._inbox.put, self._status.job_lines
             )
         process = plan.process(BRIDGE)
@@ -328,7 +328,7 @@ class HeadAgent:
             phase=state.phase.value,
             attempt=number,
             fingerprint=self._keeper.proof(submitted),
-            ray_ready=ray_ready or state.goal.by_torchrun,  # without Ray
+            ray_ready=ray_ready or state.goal.by_shares,  # without Ray
             verdict=state.verdict_for_workers,
         )
 
@@ -506,7 +506,7 @@ class HeadAgent:
 
         # Through torchrun: every node starts its share.
         await self._steps.begin(self._state.attempt.number)
-        if isinstance(self._link, TorchrunLink):
+        if isinstance(self._link, ShareLink):
             self._output = await self._link.launch(
                 self._state, self._reports, self._reward_ip, submission.basis
             )
@@ -591,7 +591,7 @@ class HeadAgent:
         # Our own Ray is stopped with it: actors may be detached, and their child processes have
         # sessions of their own.
         leftovers = ""
-        if isinstance(self._link, TorchrunLink):
+        if isinstance(self._link, ShareLink):
             await self._link.share.stop(self._plan.budget.ray)
         elif self._plan.own_ray is not None:
             former_ray = self._ray
@@ -656,7 +656,7 @@ class HeadAgent:
             tasks.start_soon(self._work.stop_services, budget.services)
             if self._ray is not None:
                 tasks.start_soon(stop_ray, self._ray, budget.ray)
-            if isinstance(self._link, TorchrunLink):
+            if isinstance(self._link, ShareLink):
                 tasks.start_soon(self._link.share.stop, budget.ray)
         await run.stop_descendants(budget.leftovers)
         return outcome

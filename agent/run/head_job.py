@@ -62,7 +62,7 @@ if TYPE_CHECKING:
     from agent.record.job_lines import JobLines
     from agent.record.run_folder import CheckpointFiles
     from agent.run.node_run import NodeRun
-    from agent.run.torchrun import TorchrunLink
+    from agent.run.share_link import ShareLink
 
 
 async def start_job_output(
@@ -94,7 +94,7 @@ async def start_job_output(
 
 
 async def stop_job(  # noqa: PLR0913 - a job, and who learns of its stop
-    link: RayLink | TorchrunLink,
+    link: RayLink | ShareLink,
     job_id: str,
     *,
     flush: Callable[[], Awaitable[None]],
@@ -184,7 +184,7 @@ async def save_job(
     # Would it save?
     plan = run.plan
     processes = run.effects.processes
-    find = processes.find_driver if plan.torchrun is None else processes.find_first_rank
+    find = processes.find_driver if plan.share_launcher is None else processes.find_first_rank
     process = await in_thread(partial(find, job_id), times.NODE_EXAMINED)
     if not driver.handles_signal(process, signum):
         why = "no driver of it runs here" if process is None else "the job does not handle it"

@@ -143,7 +143,7 @@ def judged(status: dict[str, object]) -> dict[str, object]:
 
 def make_expected(plan: Plan, keeper: RunKeeper) -> Expected:
     """Return what workers must agree on: versions, services, and torchrun's command."""
-    job = "" if plan.torchrun is None else keeper.record.fingerprint
+    job = "" if plan.share_launcher is None else keeper.record.fingerprint
     return Expected(*versions(plan), digest(plan.all_services, plan.steps), job)
 
 

@@ -87,7 +87,7 @@ class MachineWatch:
 
     def _remedy(self, ahead: Forecast) -> str:
         """Return what to do about what will be full, and what follows at the latest."""
-        by_ray = not self._get_state().goal.by_torchrun
+        by_ray = not self._get_state().goal.by_shares
         is_memory = ahead.what == forecast.HOST_MEMORY
         return f"{_RAY_KILLS}. {_FULL}" if by_ray and is_memory else _FULL
 

@@ -29,7 +29,9 @@ def make_goal(plan: Plan, keeper: RunKeeper, now: float, done: Iterable[str] = (
     given = plan.topology.given_ray
     expected = plan.topology.expected_workers
     limits = {wait.key: wait.seconds for wait in plan.waits}
-    is_sized_to_nodes = plan.torchrun is not None or (plan.job is not None and is_sized(plan.job))
+    is_sized_to_nodes = plan.share_launcher is not None or (
+        plan.job is not None and is_sized(plan.job)
+    )
 
     # May the run proceed with fewer workers?
     min_workers = expected
@@ -90,7 +92,7 @@ def make_goal(plan: Plan, keeper: RunKeeper, now: float, done: Iterable[str] = (
         ray=OUR_RAY if given is None else f"{given.owner}'s Ray",
         ray_is_given=given is not None,
         rank=plan.topology.platform.rank or 0,
-        by_torchrun=plan.torchrun is not None,
+        shares_by="" if plan.share_launcher is None else plan.share_launcher.launcher,
         node=plan.topology.node_name,
         size=NodeSize(plan.gpus, plan.facts.cpus, plan.facts.memory, plan.facts.gpu_memory),
         facts=plan.facts,

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
     from agent.base.ends import Outcome
     from agent.job.services import Placeholders
-    from agent.job.torchrun_command import ShareOrder
+    from agent.job.share import ShareOrder
     from agent.run.node_run import NodeRun
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import shlex
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,10 +29,13 @@ from agent.checks.job_needs import RECIPE_CHECKS
 from agent.frameworks import recipe_of
 from agent.frameworks.recipe import JobBasis
 from agent.job.checkpoints import kept_settings
+from agent.job.node_command import node_problems
 from agent.job.services import ServicesFile
 from agent.job.torchrun_command import split_python, torchrun_problems
 from agent.node import gpus, read
 from agent.node.facts import Facts
+from agent.node.job_script import ending_lines
+from agent.node.python_facts import of_command
 from agent.node.upload import UploadSize
 from agent.plan.listeners import port_clashes
 from agent.plan.make import make_plan, private_folder
@@ -46,7 +50,7 @@ from agent.record.run_folder import read_checkpoints
 from agent.run.model_shape import read_shape
 from agent.run.plan_files import read_runtime_env, read_services
 from agent.settings import read_settings
-from agent.settings.jobs import TORCHRUN, launcher, recipe_info
+from agent.settings.jobs import NODE, TORCHRUN, launcher, recipe_info, runs_by_shares
 from agent.settings.load import Loaded
 from agent.settings.rules import TEMP_DIR, flags_of
 
@@ -54,7 +58,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from agent.checks.finding import Finding
-    from agent.node.facts import RayPython, TorchPython
+    from agent.node.facts import EndingLine, RayPython, TorchPython
     from agent.plan.plan import Plan
     from agent.settings.model import Settings
 
@@ -154,19 +158,40 @@ def _read_machine(environ: Mapping[str, str], given: Given, *, wants_job: bool) 
     if launcher(settings) == TORCHRUN:
         program = None
         problems += torchrun_problems(settings, given.words, wants_job=wants_job)
+    elif launcher(settings) == NODE:
+        problems += node_problems(settings, given.words, wants_job=wants_job)
 
     facts = read.gather(
         known_names, ray, environ, program, is_first_process=parent.is_init, temp=temp
     )
-    facts = replace(facts, torch=_find_torch(path, ray, given))
+    facts = replace(
+        facts, torch=_find_torch(path, ray, given), ending_lines=_find_ending_lines(given)
+    )
     services = read_services(settings, problems)
     return Machine(facts, services, tuple(problems))
 
 
+def _find_ending_lines(given: Given) -> tuple[EndingLine, ...]:
+    """Return lines of the job's script that would end the agent or its Ray."""
+    words = given.words or ()
+    with_ray = not runs_by_shares(given.settings)
+    look = partial(ending_lines, words, with_ray=with_ray)
+    return run_within(times.STALLED_DISK, look) or ()
+
+
 def _find_torch(path: str | None, ray: RayPython, given: Given) -> TorchPython | None:
-    """Return the torch of torchrun's Python, or of Ray's for the all-reduce before the job."""
+    """Return the torch of the job's Python without Ray, or of Ray's for the all-reduce before it.
+
+    A command of its own Python, such as a shell script, may use another torch than is found here:
+    it is asked for only where an all-reduce needs one.
+    """
+    words = given.words or ()
     if launcher(given.settings) == TORCHRUN:
-        return read.find_torch(path, split_python(given.words or ())[0])
+        return read.find_torch(path, split_python(words)[0])
+    if launcher(given.settings) == NODE:
+        python = split_python(words)[0] or of_command(words[0] if words else "", path)
+        is_asked_for = python is not None or given.settings.preflight is not None
+        return read.find_torch(path, python) if is_asked_for else None
     if given.settings.preflight is not None:
         return read.find_torch(path, ray.executable)
     return None

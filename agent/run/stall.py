@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from agent.record.run_folder import CheckpointFiles
     from agent.run.head_server import RunStatus
     from agent.run.node_run import NodeRun
-    from agent.run.torchrun import TorchrunLink
+    from agent.run.share_link import ShareLink
 
 
 BUSY = "how busy"
@@ -162,7 +162,7 @@ class StallWatch:
         run: NodeRun,
         reports: Reports,
         status: RunStatus,
-        link: RayLink | TorchrunLink,
+        link: RayLink | ShareLink,
         get_state: Callable[[], HeadState],
         send: Callable[[Stalled], None],
         place: Callable[[], Placeholders],
@@ -294,7 +294,7 @@ class StallWatch:
     async def _ask_all(self, what: str, limit: float) -> dict[str, str]:
         """Request diagnostics from all present nodes concurrently; name those without answer."""
         state = self._get_state()
-        id_ = None if state.goal.by_torchrun else state.attempt.id
+        id_ = None if state.goal.by_shares else state.attempt.id
         workers = [
             worker
             for worker in state.fleet.workers.values()

@@ -20,7 +20,8 @@ import psutil
 
 from agent.base import times
 from agent.base.text import listed
-from agent.job.torchrun_command import RANK_VARIABLE
+from agent.job.node_command import NodeCommand
+from agent.job.torchrun_command import Torchrun
 from agent.plan.plan import RAY
 from agent.processes import process
 from agent.processes.oom import oom_sentence
@@ -37,7 +38,6 @@ from agent.record.node_record import (
 from agent.record.run_folder import OUTCOME_FILE, read_outcome
 from agent.record.run_record import RUN_FILE, RunRecord
 from agent.run.effects import REAL
-from agent.settings.jobs import TORCHRUN
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
@@ -165,12 +165,13 @@ class SurvivingProcesses:
         for name in {*self.running} - useful:
             processes.kill_tree(self.running.pop(name).pid)
 
-        # torchrun's ranks have sessions of their own.
-        if TORCHRUN in started:
-            own_ranks = f"{record.run_id}-"
-            process.kill_marked(
-                RANK_VARIABLE, lambda id_: id_.startswith(own_ranks), processes.descendants
-            )
+        # The processes of a share may have sessions of their own, as torchrun's ranks have.
+        own_attempts = f"{record.run_id}-"
+        for launcher in (Torchrun, NodeCommand):
+            if launcher.name in started:
+                process.kill_marked(
+                    launcher.mark, lambda id_: id_.startswith(own_attempts), processes.descendants
+                )
 
     @property
     def has_ray(self) -> bool:

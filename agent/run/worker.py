@@ -51,8 +51,8 @@ from agent.run.failure_bundle import make_bundle
 from agent.run.local_services import LocalWork
 from agent.run.node_run import NodeRun, kill_leftovers, say_line, stop_ray, watch_until_end
 from agent.run.orders import HeadRequests
-from agent.run.torchrun import LocalShare
-from agent.settings.jobs import NO_JOB, TORCHRUN
+from agent.run.share_link import LocalShare
+from agent.settings.jobs import NO_JOB
 from agent.settings.rules import may_listen_on
 
 if TYPE_CHECKING:
@@ -211,7 +211,7 @@ class WorkerAgent:
             case w.StopSteps():
                 self._work.stop_steps()
 
-            # This node's share of a job that torchrun starts
+            # This node's share of the job, without Ray
             case w.StartShare(attempt, share):
                 output = self._local_share.new_output()
                 await self._local_share.start(attempt, share, self._place(), output)
@@ -414,7 +414,7 @@ def worker_goal(plan: Plan) -> w.WorkerGoal:
         without_job=plan.settings.job == NO_JOB,
         rank=plan.topology.platform.rank,
         service_only_ranks=service_only_ranks(plan.all_services),
-        by_torchrun=plan.torchrun is not None,
+        by_shares=plan.share_launcher is not None,
     )
 
 
@@ -480,11 +480,11 @@ def may_join_plain_ray(plan: Plan) -> bool:
 
 def make_hello(plan: Plan, last: Reply | None, clean: Callable[[str], str]) -> Hello:
     """Return a worker's hello; `last` is the last reply of a head that may be restarted."""
-    # Under torchrun each node starts its share of the job: it must be the same job.
+    # Without Ray each node starts its share of the job: it must be the same job.
     job = ""
-    if plan.torchrun is not None and plan.job is not None:
+    if plan.share_launcher is not None and plan.job is not None:
         argv, recipe = job_identity(plan.job)
-        job = fingerprint(argv, TORCHRUN, recipe, clean)
+        job = fingerprint(argv, plan.share_launcher.launcher, recipe, clean)
 
     ray, python, torch = versions(plan)
     findings = tuple(
@@ -511,7 +511,14 @@ def make_hello(plan: Plan, last: Reply | None, clean: Callable[[str], str]) -> H
 
 def facts_to_send(facts: Facts) -> Facts:
     """Return facts without what only their own node uses, such as thousands of addresses."""
-    return replace(facts, interfaces={}, known_names={}, reserved_ports=(), ray_temp=None)
+    return replace(
+        facts,
+        interfaces={},
+        known_names={},
+        reserved_ports=(),
+        ray_temp=None,
+        ending_lines=(),
+    )
 
 
 def reported_state(state: w.WorkerState) -> tuple[object, ...]:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 NO_JOB = "none"
 DEFAULT = "rehearsal"
 TORCHRUN = "torchrun"
+NODE = "node"
 
 _REWARD_MODEL_FLAGS = ("--reward.model_name_or_path", "--reward_pretrain")
 """Flags by which AGENT_JOB_ARGS names a reward model."""
@@ -156,7 +157,12 @@ def notice_signal(settings: Settings) -> int:
     return Signals[name] if name else 0
 
 
-def launcher(settings: Settings) -> Literal["ray", "torchrun"]:
+def launcher(settings: Settings) -> Literal["ray", "torchrun", "node"]:
     """Return what starts the job's processes: AGENT_LAUNCHER, else the recipe's, else Ray."""
     job = BY_NAME.get(settings.job or "")  # none beside a command
     return settings.launcher or ("ray" if job is None else job.launcher)
+
+
+def runs_by_shares(settings: Settings) -> bool:
+    """Return whether a launcher starts the job on every node, and no Ray runs."""
+    return launcher(settings) != "ray"

@@ -66,9 +66,10 @@ class Settings(Value, kw_only=True):
     job: str | None = var(v.text, "recipe name, or `none`: boot and stay", shown="rehearsal")
     job_args: tuple[str, ...] = var(v.shell_words, "extra arguments of the recipe's command", "")
     job_retries: int = var(v.whole(0, 1000), "further attempts at the job after a loss", "0")
-    launcher: Literal["ray", "torchrun"] | None = var(
-        v.one_of("ray", "torchrun"),
-        "`ray`, or `torchrun`: one on each node, without Ray",
+    launcher: Literal["ray", "torchrun", "node"] | None = var(
+        v.one_of("ray", "torchrun", "node"),
+        "`ray`; without Ray `torchrun`, one on each node, or `node`: the command once on each "
+        "node, with NNODES, NODE_RANK, MASTER_ADDR, MASTER_PORT and NPROC_PER_NODE",
         shown="the recipe's, else ray",
     )
     model_revision: str | None = var(
@@ -173,11 +174,11 @@ class Settings(Value, kw_only=True):
         v.resources, "custom Ray resources (JSON)", "{}", shown="none"
     )
     num_gpus: int | None = var(
-        v.whole(0, 1024), "GPUs that Ray, or torchrun, may use here", shown="detected"
+        v.whole(0, 1024), "GPUs that Ray or the launcher may use here", shown="detected"
     )
     num_cpus: int | None = var(
         v.whole(1, 100_000),
-        "CPUs that Ray may use here; for torchrun without GPUs: processes",
+        "CPUs that Ray may use here; without Ray and GPUs: processes of the node",
         shown="detected, within the pod's limits",
     )
     ray_args: tuple[str, ...] = var(
@@ -185,7 +186,9 @@ class Settings(Value, kw_only=True):
         "further flags of `ray start`, such as `--temp-dir=/mnt/nvme` or `--object-store-memory=N`",
         "",
     )
-    ray_port: int | None = var(v.port, "Ray's GCS, or torchrun's rendezvous", shown="6379")
+    ray_port: int | None = var(
+        v.port, "Ray's GCS; without Ray the port at which the job's processes meet", shown="6379"
+    )
     dashboard_port: int | None = var(v.port, "Ray's dashboard", shown="8265")
     port: int | None = var(v.port, "the agent's own; Ray's inner ports follow it", shown="8266")
     dashboard_host: str | None = var(
@@ -294,7 +297,8 @@ SECRET_FILE_VARIABLES = {f"{name}_FILE": name for name in SECRETS} | {TOKEN_PATH
 KNOWN_NAMES = (*FIELD_OF, *SECRET_FILE_VARIABLES)  # every name that is read
 FOREIGN_NAMES = ("RAY_DEBUG", "RAY_AUTH_MODE", "RAY_ADDRESS", "WANDB_MODE")
 """Variables of Ray and W&B that resemble known names; they are not misspellings."""
-SET_FOR_JOBS = ("AGENT_ATTEMPT", "AGENT_PROGRESS_FILE")  # by the agent, never read
+SET_FOR_JOBS = ("AGENT_ATTEMPT", "AGENT_ATTEMPT_ID", "AGENT_PROGRESS_FILE")
+"""Set by the agent, never read."""
 
 
 def secret_texts(settings: Settings, names: Iterable[str] = SECRETS) -> dict[str, str]:

@@ -228,8 +228,9 @@ def _check_workers(settings: Settings) -> Iterator[Problem]:
 
 
 def _check_launcher(settings: Settings) -> Iterator[Problem]:
-    """Refuse settings that only Ray supports, where torchrun starts the job."""
-    if launcher(settings) != "torchrun":
+    """Refuse settings that only Ray supports, where a launcher starts the job on every node."""
+    chosen = launcher(settings)
+    if chosen == "ray":
         return
     if settings.job == NO_JOB:
         given = f"'{NO_JOB}', though without Ray there is no cluster to keep"
@@ -237,7 +238,8 @@ def _check_launcher(settings: Settings) -> Iterator[Problem]:
     names = " + ".join(changed(settings, _FOR_RAY))
     if names:
         expected = "unset: every node runs its processes in its own environment and folder"
-        yield Problem(names, "a value, though torchrun starts the job and no Ray runs", expected)
+        got = f"a value, though AGENT_LAUNCHER is {chosen!r} and no Ray runs"
+        yield Problem(names, got, expected)
 
 
 def _check_debugger(settings: Settings) -> Iterator[Problem]:

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from agent.decisions.head import head_state as h
 from agent.frameworks.recipe import NodeSize
-from agent.job.torchrun_command import ShareEnd, ShareOver
+from agent.job.share import ShareEnd, ShareOver
 from agent.plan import waits as wait_keys
 from support.heads import goal, reported
 
@@ -24,7 +24,7 @@ def by_torchrun(workers: int = 1, **asked: int) -> HeadGoal:
     of = goal(workers, **asked)  # type: ignore[arg-type]  # retries, by name
     limits = {key: limit for key, limit in of.limits.items() if key != wait_keys.HEAD}
     limits[wait_keys.JOB] = 8.0
-    return replace(of, limits=limits, by_torchrun=True, node="pod0", size=NodeSize(8))
+    return replace(of, limits=limits, shares_by="torchrun", node="pod0", size=NodeSize(8))
 
 
 def failed(code: int, local_rank: int | None = 0, ago: float = 0.0, words: str = "") -> ShareEnd:

@@ -217,7 +217,7 @@ def _step_waits(state: HeadState) -> Iterator[Wait]:
 
 
 def _running_waits(state: HeadState) -> Iterator[Wait]:
-    if state.goal.has_job and not state.goal.by_torchrun:
+    if state.goal.has_job and not state.goal.by_shares:
         report = state.attempt.report
         status = report.status.lower() if report else "submitted"
         until = state.attempt.last_status_at + state.goal.limits[wait_keys.JOB]
@@ -249,7 +249,7 @@ def _resuming_waits(state: HeadState) -> Iterator[Wait]:
 def submit_wait(state: HeadState) -> Wait:
     """Return the wait for a submission."""
     until = state.phase_since + state.goal.limits[wait_keys.SUBMIT]
-    who = "torchrun to start" if state.goal.by_torchrun else "Ray to take the job"
+    who = "the job to start on every node" if state.goal.by_shares else "Ray to take the job"
     return Wait(wait_keys.SUBMIT, who, until, state.ray.item.evidence)
 
 

@@ -17,7 +17,7 @@ from agent.base.value import Value
 from agent.checks.finding import Finding
 from agent.decisions.shared import Answer, ItemReport
 from agent.frameworks.recipe import NodeSize
-from agent.job.torchrun_command import ShareOver
+from agent.job.share import ShareOver
 from agent.node.facts import Facts
 
 if TYPE_CHECKING:

@@ -53,10 +53,10 @@ def first_state(goal: HeadGoal) -> HeadState:
     state = HeadState(
         goal=goal,
         attempt=attempts.Attempt(first_id, number),
-        ray=h.RayState(v.Item(v.Step.READY) if goal.by_torchrun else v.Item()),
+        ray=h.RayState(v.Item(v.Step.READY) if goal.by_shares else v.Item()),
         services=h.ServicesState(outages=goal.former_outages),
         steps=h.StepsState(steps, holders=service_order.first_step_holders(goal)),
-        fleet=Fleet(by_report=goal.by_torchrun, last_rank=goal.last_rank),
+        fleet=Fleet(by_report=goal.by_shares, last_rank=goal.last_rank),
         required=goal.expected_workers,
         reports_due=times.AGENT_SILENT if goal.has_former_ray else None,
         earlier=h.EarlierAttempts(leftovers=dict.fromkeys(goal.former_workers, 0.0)),
@@ -455,7 +455,7 @@ def _log_nodes(state: HeadState, turn: Turn) -> HeadState:
     alive = state.fleet.alive
     joined = [] if alive is was else [ip for ip in alive if ip not in was]
     names = [alive[ip] for ip in joined]
-    ray = "" if state.goal.by_torchrun else " Ray"
+    ray = "" if state.goal.by_shares else " Ray"
     if state.goal.expected_workers < _MANY_WORKERS:
         state = state.do(*(v.LogLine(f"{name} joined{ray}") for name in names))
     else:
@@ -481,7 +481,7 @@ def _log_together(state: HeadState, names: list[str], now: float) -> HeadState:
         return state
     is_complete = len(state.fleet.alive) >= state.required
     if is_complete or now >= joined.since + times.JOINED_TOGETHER:
-        ray = "" if state.goal.by_torchrun else " Ray"
+        ray = "" if state.goal.by_shares else " Ray"
         state = state.log(f"{first_names(joined.names, _MOST_NAMED)} joined{ray}")
         joined = h.Joined()
     return replace(state, joined=joined)

@@ -47,7 +47,7 @@ class HeadGoal(Value):
     ray: str = OUR_RAY  # the name of Ray in messages
     ray_is_given: bool = False  # others start and stop Ray: the job outlives this agent
     rank: int = 0  # the head's own
-    by_torchrun: bool = False  # true if torchrun starts the job on every node and no Ray runs
+    shares_by: str = ""  # the launcher that starts the job on every node without Ray, or ''
     node: str = ""  # this node's name; `size` has its GPUs, CPUs and memory
     size: NodeSize = NodeSize(0)
     facts: Facts | None = None  # of the head's machine; None if nodes are not compared
@@ -90,9 +90,14 @@ class HeadGoal(Value):
         return (hours + self.paid_hours - self.used_hours) * 3600
 
     @property
+    def by_shares(self) -> bool:
+        """Return whether a launcher starts the job on every node, and no Ray runs."""
+        return bool(self.shares_by)
+
+    @property
     def owns_ray(self) -> bool:
         """Return whether this head starts Ray itself."""
-        return not self.ray_is_given and not self.by_torchrun
+        return not self.ray_is_given and not self.by_shares
 
     @property
     def last_rank(self) -> int:

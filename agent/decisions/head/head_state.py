@@ -18,7 +18,7 @@ from agent.decisions.head.fleet import Fleet, RayNode, Worker
 from agent.decisions.head.head_goal import HeadGoal, StepOnDisk
 from agent.decisions.shared import HERE, HeadAction, HeadEvent, Item, LogLine, Step
 from agent.frameworks.recipe import NodeSize
-from agent.job.torchrun_command import ShareEnd, ShareOrder, ShareOver
+from agent.job.share import ShareEnd, ShareOrder, ShareOver
 from agent.node.facts import Facts  # noqa: TC001 - of an event, whose fields are read
 from agent.plan.node_price import NodePrice  # noqa: TC001 - same
 
@@ -434,7 +434,7 @@ class HeadState(Value):
 
     def nodes(self) -> tuple[NodeSize, ...]:
         """Return the sizes of the head and of each worker that counts."""
-        if self.goal.by_torchrun:
+        if self.goal.by_shares:
             return self.shares.sizes
         fleet = self.fleet
         head = self.ray.head_ip
@@ -464,7 +464,7 @@ class HeadState(Value):
         # a spare that joined Ray: what it ran must have ended before the next attempt
         if worker.name in self.attempt.lost_nodes or worker.key in self.earlier.leftovers:
             return True
-        if self.goal.by_torchrun:  # in place of an expected one
+        if self.goal.by_shares:  # in place of an expected one
             return any(expected.key == worker.key for expected in self.fleet.present()[:last])
         return self.fleet.counts(worker)
 

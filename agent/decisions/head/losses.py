@@ -141,7 +141,7 @@ def unreturned_nodes(state: HeadState) -> tuple[str, ...]:
 
 def is_below_required(state: HeadState) -> bool:
     """Return whether required workers are missing; a spare does not replace an attempt's own."""
-    if state.goal.by_torchrun:
+    if state.goal.by_shares:
         return bool(state.shares.absent)
     places = state.attempt.workers
     if len(state.fleet.alive) < state.required or not places:

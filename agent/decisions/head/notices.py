@@ -89,7 +89,7 @@ def _with_notice(state: HeadState, worker: Worker) -> HeadState:
 
 def _is_needed(state: HeadState) -> bool:
     """Return whether the attempt cannot go on without the nodes that are taken away."""
-    if state.goal.by_torchrun:
+    if state.goal.by_shares:
         return not state.notices.leaving.isdisjoint(state.shares.by_node)
     # as if these nodes were lost
     fleet = state.fleet

@@ -174,7 +174,7 @@ def _finish_boot(state: HeadState, now: float) -> HeadState:
     state = losses.fix_required_workers(state).enter(HeadPhase.SUBMITTING, now)
     if attempt.number > 1:
         state = state.log(losses.attempt_sentence(state))
-    state = shares.start_shares(state) if goal.by_torchrun else state
+    state = shares.start_shares(state) if goal.by_shares else state
     ready = f"{nodes} of {goal.expected_workers + 1}"
     line = LogLine(ready, "done", "nodes", now - attempt.began)
     return state.do(line, h.SubmitJob(attempt.id))
@@ -208,7 +208,7 @@ def submitting(state: HeadState, event: HeadEvent, now: float) -> HeadState:
         which = f"attempt {state.attempt.number} of {state.last_attempt_number}"
         line = LogLine(f"{state.goal.job}, {which}", "done", "job")
         state = _log_watch(state.enter(HeadPhase.RUNNING, now).do(line))
-        if not state.goal.by_torchrun:
+        if not state.goal.by_shares:
             return state
         return running(state, event, now)  # a share may have ended
     if isinstance(event, h.SubmitWaits) and event.final:
@@ -288,7 +288,7 @@ def _end_of_job(state: HeadState, event: HeadEvent, now: float) -> HeadState | N
         if losses.must_ask_nodes(state, event.report, now):
             return state.enter(HeadPhase.JUDGING, now).do(h.AskNodes(state.attempt.id))
         return end_attempt(state, losses.attempt_end(state, event.report, now), now)
-    if state.goal.by_torchrun and shares.job_report(state) is not None:
+    if state.goal.by_shares and shares.job_report(state) is not None:
         end = shares.shares_verdict(state)
         if state.shares.is_settled:
             return end_attempt(state, end, now)
@@ -302,7 +302,7 @@ def _end_of_job(state: HeadState, event: HeadEvent, now: float) -> HeadState | N
         return _restart_ray(state, now)
 
     # Is Ray silent about the job for too long?
-    has_status = state.goal.has_job and not state.goal.by_torchrun
+    has_status = state.goal.has_job and not state.goal.by_shares
     if has_status and now >= state.attempt.last_status_at + state.goal.limits[wait_keys.JOB]:
         silent = round(now - state.attempt.last_status_at)
         return _give_up_job(state, ends.NO_STATUS_FROM_RAY.outcome(seconds=silent), now)
@@ -482,14 +482,14 @@ def stopping(state: HeadState, event: HeadEvent, now: float) -> HeadState:
 
     # Has the job ended?
     ended = isinstance(event, h.JobReported) and event.report.ended
-    if state.goal.by_torchrun:
+    if state.goal.by_shares:
         state = shares.expire_silent_shares(state, now)
         ended = state.shares.is_settled
 
     # Did it succeed before its stop took effect? One that Ray 2.60 stopped is STOPPED, whatever
     # its exit code.
     if ended and attempts.is_loss(verdict) and not state.attempt.signaled:
-        report = shares.job_report(state) if state.goal.by_torchrun else state.attempt.report
+        report = shares.job_report(state) if state.goal.by_shares else state.attempt.report
         if report is not None and report.succeeded:
             verdict = attempts.verdict_of(report, state.losses.last)
 
@@ -504,7 +504,7 @@ def stopping(state: HeadState, event: HeadEvent, now: float) -> HeadState:
         return _stop_after_save(state, event, now)
 
     # Shares that ended since the stop was ordered may have failed earlier.
-    if state.goal.by_torchrun and verdict.is_jobs_verdict:
+    if state.goal.by_shares and verdict.is_jobs_verdict:
         verdict = shares.shares_verdict(state)
     if is_late and not ended:
         state = state.log("the job did not stop in time", "warning")

@@ -18,7 +18,7 @@ from agent.decisions.head import head_state as h
 from agent.decisions.head.head_state import Comparison, ProbeNode, leave
 from agent.frameworks.recipe import NodeSize
 from agent.job.services import REWARD
-from agent.job.torchrun_command import ShareOrder
+from agent.job.share import ShareOrder
 from agent.plan import waits as wait_keys
 
 if TYPE_CHECKING:
@@ -199,7 +199,7 @@ def _order_reach(state: HeadState) -> HeadState:
     """Order probes between the head and each worker, and from each worker to the next rank."""
     head = state.ray.head_ip
     goal = state.goal
-    if head is None or goal.ray_is_given or goal.by_torchrun:  # no Ray, or unknown ports
+    if head is None or goal.ray_is_given or goal.by_shares:  # no Ray, or unknown ports
         return state
     agents = state.fleet.present()
     by_hand = state.fleet.alive.keys() - {worker.ip for worker in agents}  # nodes without an agent
@@ -218,7 +218,7 @@ def begin_preflight(state: HeadState, now: float) -> HeadState:
         return state
 
     # The members by rank, each with its GPUs: as Ray counts them where a job runs on Ray.
-    by_ray = {} if goal.by_torchrun else state.ray.node_sizes
+    by_ray = {} if goal.by_shares else state.ray.node_sizes
     own = by_ray.get(state.ray.head_ip or "", goal.size)
     members = [(v.HERE, goal.node or "the head", own.gpus)]
     for worker in fleet.present():
@@ -388,7 +388,7 @@ def _gpu_counts(state: HeadState) -> Iterator[tuple[str, int, int]]:
     """Yield each node's GPUs as counted by its agent and by Ray, if Ray is ours."""
     goal = state.goal
     fleet = state.fleet
-    if goal.ray_is_given or goal.by_torchrun or state.ray.head_ip is None:
+    if goal.ray_is_given or goal.by_shares or state.ray.head_ip is None:
         return
     own = state.ray.node_sizes.get(state.ray.head_ip)
     if own is not None:

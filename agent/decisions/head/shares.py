@@ -1,4 +1,4 @@
-"""The shares of a job that torchrun starts, one for each node.
+"""The shares of a job that a launcher starts, one for each node.
 
 At submission each node that counts gets a share: the head first, then the workers by rank. Each
 node reports how its share ended. The first share that failed is the verdict of the job, and the
@@ -20,11 +20,12 @@ from agent.decisions.head.head_state import JobShares, NodeShare
 from agent.decisions.shared import HERE
 from agent.frameworks.recipe import NodeSize
 from agent.plan import waits as wait_keys
+from agent.settings.jobs import TORCHRUN
 
 if TYPE_CHECKING:
     from agent.base.ends import Outcome
     from agent.decisions.head.head_state import HeadState
-    from agent.job.torchrun_command import ShareOver
+    from agent.job.share import ShareOver
 
 
 def start_shares(state: HeadState) -> HeadState:
@@ -77,10 +78,12 @@ def job_report(state: HeadState) -> JobReport | None:
         shares = state.shares.by_node.values()
         succeeded = shares and all(share.end and share.end.code == 0 for share in shares)
         return JobReport("SUCCEEDED", driver_exit_code=0) if succeeded else None
-    rank = failed.end.local_rank
     end = failed.end
-    name = "torchrun itself" if rank is None else f"local rank {rank}"
-    return JobReport("FAILED", end.words, end.code, place=f"{name} on {failed.node}")
+    place = f"local rank {end.local_rank} on {failed.node}"
+    if end.local_rank is None:
+        what = "torchrun itself" if state.goal.shares_by == TORCHRUN else "the command"
+        place = f"{what} on {failed.node}"
+    return JobReport("FAILED", end.words, end.code, place=place)
 
 
 def absent_share_nodes(state: HeadState) -> str:

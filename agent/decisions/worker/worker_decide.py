@@ -28,7 +28,7 @@ from agent.decisions import shared as v
 from agent.decisions.worker import worker_state as w
 from agent.decisions.worker.worker_state import HeadSpoke, RayStep, WorkerPhase, WorkerState
 from agent.job.services import ordered_steps
-from agent.job.torchrun_command import ShareOver
+from agent.job.share import ShareOver
 from agent.plan import waits as wait_keys
 
 if TYPE_CHECKING:
@@ -282,7 +282,7 @@ def _apply_answer(state: WorkerState, event: HeadSpoke, now: float) -> WorkerSta
         if state.has_agent:
             gone = "its agent is gone, though Ray's GCS still answers"
             return replace(_reached(state, now), evidence=gone, silent_for=0.0)
-        if state.goal.by_torchrun:
+        if state.goal.by_shares:
             bare = "no agent answers there, only a port that is open"
             return replace(state, evidence=event.refusal or bare)
         if event.ray_ready and not _is_plain(state, now):
@@ -411,10 +411,10 @@ def _carry_out(  # noqa: PLR0911 - one order, one return
         case v.OrderKind.RUN_STEP if name in state.steps:
             is_begun = name in state.running_steps or name in state.blocked
             return (state, ()) if is_begun else _run_steps(state, {name}, now)
-        case v.OrderKind.RUN_SHARE if goal.by_torchrun and order.share is not None:
+        case v.OrderKind.RUN_SHARE if goal.by_shares and order.share is not None:
             state = replace(state, share_attempt=order.generation, share_over=None)
             return state, (w.StartShare(order.generation, order.share),)
-        case v.OrderKind.STOP_SHARE if goal.by_torchrun:
+        case v.OrderKind.STOP_SHARE if goal.by_shares:
             return state, (w.StopShare(),)
 
     refused = f"an order of the head's is refused: this node's plan has no {name!r} to run"
@@ -491,7 +491,7 @@ def _finding(state: WorkerState, event: WorkerEvent, now: float) -> Decision:
     # reported.
     if not state.ray_ready or state.preparing or state.service_only:
         return state, ()
-    if state.goal.by_torchrun:
+    if state.goal.by_shares:
         log = v.LogLine(f"ready: following the head {state.goal.head} ({state.head_ip})", "done")
         return _follow(state, now), (log,)
     return _start_join(_enter_joining(state, now))
@@ -566,7 +566,7 @@ def _following(state: WorkerState, event: WorkerEvent, now: float) -> Decision:
         return _leave(state, end)
 
     # Does this node have a Ray, and is it lost?
-    if state.ray is not RayStep.DOWN or state.goal.by_torchrun or state.service_only:
+    if state.ray is not RayStep.DOWN or state.goal.by_shares or state.service_only:
         return state, ()
     if state.is_plain_head:
         return _leave(state, ends.RAY_LOST_ON_WORKER.outcome(evidence=state.ray_evidence))
@@ -584,7 +584,7 @@ def _rejoin(state: WorkerState, event: WorkerEvent, now: float) -> Decision | No
     state = replace(state, epoch=event.epoch)
 
     # Does this node join no Ray? Its share ran with the former head.
-    if state.service_only or state.goal.by_torchrun:
+    if state.service_only or state.goal.by_shares:
         log = v.LogLine("the head was restarted: following it", "warning")
         return state, (log,) if state.service_only else (log, w.StopShare())
 

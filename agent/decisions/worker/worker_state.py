@@ -14,7 +14,7 @@ from agent.base.ends import Outcome
 from agent.base.value import Value
 from agent.decisions.shared import Item, ItemReport, LocalWorkerEvent, Order, Step, WorkerAction
 from agent.job.services import PrepareStep, ServiceSpec, ordered_steps
-from agent.job.torchrun_command import ShareOrder, ShareOver
+from agent.job.share import ShareOrder, ShareOver
 
 __all__ = ["ShareOver", "WorkerAction"]
 
@@ -47,7 +47,7 @@ class WorkerGoal(Value):
     without_job: bool = False  # AGENT_JOB=none: a stop is then the expected end, with code 0
     rank: int | None = None  # this node's rank, if its platform has one
     service_only_ranks: frozenset[int] = frozenset()  # of nodes that do not join Ray
-    by_torchrun: bool = False  # true if torchrun starts its share of the job and no Ray runs
+    by_shares: bool = False  # true if a launcher starts its share of the job and no Ray runs
 
 
 class WorkerState(Value):
@@ -138,7 +138,7 @@ class WorkerState(Value):
 
         A Ray that joined while the head had no agent is started again once the head has one.
         """
-        is_up = self.goal.by_torchrun or self.ray is RayStep.UP
+        is_up = self.goal.by_shares or self.ray is RayStep.UP
         is_in_cluster = is_up and self.epoch is not None and not self.service_only
         return self.phase is WorkerPhase.FOLLOWING and is_in_cluster
 

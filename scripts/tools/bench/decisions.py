@@ -101,7 +101,7 @@ def service(*, joined: bool, word: str = "") -> ItemReport:
 def states(size: int, *, by_torchrun: bool = False) -> Iterator[tuple[str, h.HeadState]]:
     """Return a head in each phase, first with half of its workers joined, then with all."""
     goal = HeadGoal(LIMITS, 1e9, expected_workers=size, min_workers=size, services=(SERVICE,))
-    goal = replace(goal, by_torchrun=by_torchrun)
+    goal = replace(goal, shares_by="torchrun" if by_torchrun else "")
     how = ", torchrun" if by_torchrun else ""
     state = head.first_state(goal)
     nodes = [RayNode("head", "10.255.0.1", is_head=True)]

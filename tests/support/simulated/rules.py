@@ -160,7 +160,7 @@ class Rules:
         after, order = agent.state, [*HeadPhase]
         deadline = head.deadline(after)
         self._ticked(agent, event, deadline)
-        has_status = after.goal.has_job and not after.goal.by_torchrun
+        has_status = after.goal.has_job and not after.goal.by_shares
         at_rest = after.phase is HeadPhase.LEAVING or (
             after.phase is HeadPhase.RUNNING and not has_status
         )

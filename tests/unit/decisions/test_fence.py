@@ -19,7 +19,7 @@ from agent.decisions.worker.worker_state import (
     WorkerPhase,
 )
 from agent.frameworks.recipe import NodeSize
-from agent.job.torchrun_command import ShareEnd, ShareOrder, ShareOver
+from agent.job.share import ShareEnd, ShareOrder, ShareOver
 from support.heads import RETRIEVER
 from support.workers import (
     DOWN,
@@ -103,7 +103,7 @@ def test_services_end_too() -> None:
 
 def test_a_share_that_is_stopped_has_no_code_for_the_job() -> None:
     """The head counts it as lost, since other ranks may wait for it in a collective."""
-    trace = WorkerTrace(replace(GOAL, by_torchrun=True), [(2, replied()), (9, w.Ordered(PART))])
+    trace = WorkerTrace(replace(GOAL, by_shares=True), [(2, replied()), (9, w.Ordered(PART))])
     trace.take(replied(), 30)
     trace.take(SILENT, 31)
     trace.take(TICK, 79)
@@ -115,7 +115,7 @@ def test_a_share_that_is_stopped_has_no_code_for_the_job() -> None:
 
 def test_a_share_that_ended_before_counts() -> None:
     """A failure before the fence is reported; only stopped ranks are lost."""
-    trace = WorkerTrace(replace(GOAL, by_torchrun=True), [(2, replied()), (9, w.Ordered(PART))])
+    trace = WorkerTrace(replace(GOAL, by_shares=True), [(2, replied()), (9, w.Ordered(PART))])
     trace.take(ShareOver(1, ShareEnd(7)), 20)
     trace.take(SILENT, 31)
     trace.take(TICK, 79)

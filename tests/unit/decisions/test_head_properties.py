@@ -129,9 +129,9 @@ def goals_with_more(draw: st.DrawFn) -> HeadGoal:
         draw(GOALS),
         preflight=draw(st.booleans()),
         services=draw(st.sampled_from(services)),
-        by_torchrun=draw(st.sampled_from([False, False, True])),
+        shares_by=draw(st.sampled_from(["", "", "torchrun", "node"])),
     )
-    if of.has_job and not of.by_torchrun and draw(st.booleans()):
+    if of.has_job and not of.by_shares and draw(st.booleans()):
         return replace(
             of,
             resumed_attempt=AttemptSnapshot(Attempt("run-1", submitted=-50.0), of.expected_workers),

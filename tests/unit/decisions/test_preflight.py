@@ -35,7 +35,7 @@ from agent.decisions.shared import (
 from agent.decisions.worker import worker_state as w
 from agent.frameworks.recipe import NodeSize
 from agent.job.services import Placeholders
-from agent.job.torchrun_command import ShareOrder
+from agent.job.share import ShareOrder
 from agent.node.facts import TorchPython
 from agent.plan import waits as wait_keys
 from agent.plan.show import render

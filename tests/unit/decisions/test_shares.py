@@ -18,7 +18,7 @@ from agent.decisions.shared import HERE, Order, OrderKind
 from agent.decisions.worker import worker_state as w
 from agent.frameworks.recipe import NodeSize
 from agent.job.services import Where
-from agent.job.torchrun_command import ShareEnd, ShareOrder, ShareOver
+from agent.job.share import ShareEnd, ShareOrder, ShareOver
 from agent.plan import waits as wait_keys
 from support import workers
 from support.heads import LIMITS, PREPARED, RETRIEVER_SPEC, SUBMITTED, TERM, TICK, History, Trace
@@ -230,7 +230,7 @@ def test_no_history_breaks_the_rules(
 
 # --- the worker ----------------------------------------------------------------------------------
 
-WORKER = replace(workers.goal(), by_torchrun=True)
+WORKER = replace(workers.goal(), by_shares=True)
 SEAT = ShareOrder(1, (NodeSize(8), NodeSize(4)))
 RUN = w.Ordered(Order("head1", 1, OrderKind.RUN_SHARE, "job", 1, SEAT))
 STOP = w.Ordered(Order("head1", 2, OrderKind.STOP_SHARE, "job", 1))

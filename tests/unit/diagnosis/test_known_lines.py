@@ -16,7 +16,7 @@ from agent.diagnosis.find_cause import diagnose_logs
 from agent.diagnosis.live_errors import find_known_lines
 from agent.diagnosis.rows import sign_of, table
 from agent.frameworks.recipe import NodeSize
-from agent.job.torchrun_command import ShareEnd
+from agent.job.share import ShareEnd
 from agent.port.protocol import WorkerStats
 from agent.record import job_lines
 from agent.record.job_lines import JobLines, KnownLines

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.job.torchrun_command import closes_by_itself, first_failure
+from agent.job.torchrun_command import first_failure, seconds_since_closing
 
 NOON = 12 * 3600.0
 CLOSING = (
@@ -91,12 +91,12 @@ def test_midnight_and_a_clock_that_was_set_back() -> None:
 def test_no_failure(text: str) -> None:
     """A rank that was stopped has not failed; nor has one without a message."""
     assert first_failure(text, NOON) is None
-    assert not closes_by_itself(text)
+    assert seconds_since_closing(text, NOON) is None
 
 
 def test_closing_by_itself() -> None:
     """A torchrun that stops its ranks unasked has seen one fail."""
-    assert closes_by_itself(f"step\n{CLOSING}\n")
+    assert seconds_since_closing(f"step\n{CLOSING}\n", NOON) == 9.5
 
 
 @given(st.text(max_size=300))

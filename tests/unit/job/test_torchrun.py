@@ -10,11 +10,10 @@ from msgspec.structs import replace
 
 from agent.base.errors import SettingsError
 from agent.checks.finding import Level
+from agent.job.share import SharePlace, gpus_of, processes
 from agent.job.torchrun_command import (
     Torchrun,
     command_fault,
-    gpus_of,
-    processes,
     torchrun_arguments,
     torchrun_problems,
 )
@@ -152,9 +151,8 @@ def test_processes_of_a_node(environ: dict[str, str], seen: int, gpus: int, coun
 
 def test_the_command_line_of_a_share() -> None:
     """Rank, nodes, the head's address and the attempt; restarts are the agent's, not torch's."""
-    line = Torchrun(PYTHON, 6379, 4, 13.0).command(
-        ["python", "t.py", "x"], "1", "2", "run-2", "fd00::1"
-    )
+    place = SharePlace("1", "2", "fd00::1", "run-2")
+    line = Torchrun(PYTHON, 6379, 4, 13.0).command(["python", "t.py", "x"], place)
     assert line == [
         *(PYTHON, "-m", "torch.distributed.run", "--nnodes", "2", "--node_rank", "1"),
         *("--master_addr", "[fd00::1]", "--master_port", "6379", "--rdzv_id", "run-2"),
@@ -171,17 +169,15 @@ def test_the_environment_of_a_share() -> None:
         "PET_LOG_DIR": "/logs",
         "OMP_NUM_THREADS": "4",
     }
-    made = Torchrun(PYTHON, 6379, 4, 13.7).environment(given, 2)
+    place = SharePlace("1", "2", "10.0.0.1", "run-2")
+    made = Torchrun(PYTHON, 6379, 4, 13.7).environment(given, place)
     assert made == {
         "PET_LOG_DIR": "/logs",
         "OMP_NUM_THREADS": "4",
         "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "13",
-        "AGENT_ATTEMPT": "2",
     }
-    made = Torchrun(PYTHON, 6379, 4, 13.7).environment(given, 2, "/x/progress-2.jsonl")
-    assert made["AGENT_PROGRESS_FILE"] == "/x/progress-2.jsonl"
     own = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "5"}
-    made = Torchrun(PYTHON, 6379, 4, 13.7).environment(own, 1)
+    made = Torchrun(PYTHON, 6379, 4, 13.7).environment(own, place)
     assert made["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] == "5"
 
 

@@ -14,7 +14,7 @@ from agent.decisions import head
 from agent.decisions.head import head_state as h
 from agent.decisions.shared import SAMPLE, Answer, Order, OrderKind, Tick
 from agent.frameworks.recipe import NodeSize
-from agent.job.torchrun_command import ShareEnd, ShareOrder, ShareOver
+from agent.job.share import ShareEnd, ShareOrder, ShareOver
 from agent.node.facts import Folder
 from agent.port.protocol import MAX_HELLO_CHARACTERS, Hello, Reply, Report
 from agent.record.events import Dropped
@@ -463,9 +463,7 @@ def test_several_fields_of_a_report(changes: list[tuple[Field, object]]) -> None
 STORIES = [
     workers.WorkerTrace(workers.goal(), [(1.0, workers.replied())]).state,
     workers.WorkerTrace(workers.goal(), [(1.0, workers.replied()), (2.0, w.RayUp())]).state,
-    workers.WorkerTrace(
-        replace(workers.goal(), by_torchrun=True), [(1.0, workers.replied())]
-    ).state,
+    workers.WorkerTrace(replace(workers.goal(), by_shares=True), [(1.0, workers.replied())]).state,
 ]
 
 

@@ -95,7 +95,7 @@ from agent.record.run_folder import RunFolder
 from agent.processes.process import Child
 from agent.settings.redact import Redactor
 from agent.frameworks.recipe import NodeSize
-from agent.job.torchrun_command import ShareOrder
+from agent.job.share import ShareOrder
 from agent.job.services import Placeholders
 from support.worlds import MACHINE, plan_of
 

@@ -1,12 +1,13 @@
-"""Run a job by torchrun: this node's share, and on the head the shares of all nodes.
+"""Run a job without Ray: this node's share, and on the head the shares of all nodes.
 
-A job that torchrun starts has one share for each node: the ranks of that node, below one torchrun.
-TorchrunLink is on the head, where RayLink is for a job on Ray. It orders the share of an attempt
+A job has one share for each node, which a launcher starts: the ranks of that node below one
+torchrun, or the job's command and its processes.
+ShareLink is on the head, where RayLink is for a job on Ray. It orders the share of an attempt
 from every worker's agent, and starts the head's own. LocalShare is on every node: it stops the
-share of the former attempt, starts torchrun, watches it until it exits, kills the ranks that it
-left, and reads from its output which rank failed first. The ends of all shares decide the attempt
-(decisions/head/shares.py). An agent that replaces a killed one follows no share: a share ends with
-its agent.
+share of the former attempt, starts the launcher, watches it until it exits, kills the processes
+that it left, and reads from its output which rank failed first. The ends of all shares decide the
+attempt (decisions/head/shares.py). An agent that replaces a killed one follows no share: a share
+ends with its agent.
 """
 
 from __future__ import annotations
@@ -23,16 +24,9 @@ from agent.decisions.attempts import submission_id_of
 from agent.decisions.head import head_state as h
 from agent.decisions.shared import HERE, OrderKind
 from agent.diagnosis.flight_recorder import recorder_environment
-from agent.job.job import fill
+from agent.job.job import PROGRESS_VARIABLE, fill
 from agent.job.services import reward_url
-from agent.job.torchrun_command import (
-    RANK_VARIABLE,
-    ShareEnd,
-    ShareOrder,
-    ShareOver,
-    closes_by_itself,
-    first_failure,
-)
+from agent.job.share import ShareEnd, ShareLauncher, ShareOrder, ShareOver, SharePlace
 from agent.plan import environment
 from agent.plan.plan import JOB_LOG
 from agent.processes import process
@@ -42,7 +36,6 @@ from agent.processes.recorder_dumps import has_pipes
 from agent.record.background import in_thread, result_in_thread
 from agent.record.log import say
 from agent.run.job_steps import progress_path
-from agent.settings.jobs import TORCHRUN
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -56,11 +49,11 @@ if TYPE_CHECKING:
     from agent.run.node_run import NodeRun
 
 
-_LONGEST_END = 1 << 20  # bytes of the output's end that are searched for torchrun's failure report
+_LONGEST_END = 1 << 20  # bytes of the output's end that are searched for a failure report
 
 
 class LocalShare:
-    """Runs this node's torchrun, one attempt after the other."""
+    """Runs this node's share of the job, one attempt after the other."""
 
     def __init__(
         self, run: NodeRun, tasks: anyio.abc.TaskGroup, send: Callable[[ShareOver], None]
@@ -72,6 +65,12 @@ class LocalShare:
         self._recent = self.new_output()
         self._is_stopped = False
 
+    @property
+    def _launcher(self) -> ShareLauncher:
+        launcher = self._run.plan.share_launcher
+        assert launcher is not None  # noqa: S101 - shares are ordered only where one runs the job
+        return launcher
+
     def new_output(self) -> RecentOutput:
         """Return the place in memory for a share's output: a full log disk loses none of it."""
         return RecentOutput(self._run.folder.file(JOB_LOG))
@@ -82,8 +81,7 @@ class LocalShare:
         """Start the share of an attempt, after an earlier one; `recent` gets its output."""
         plan = self._run.plan
         run = self._run
-        assert plan.torchrun is not None  # noqa: S101 - ordered only where it starts the job
-        assert plan.job is not None  # noqa: S101 - every node has one where torchrun starts it
+        assert plan.job is not None  # noqa: S101 - every node has one without Ray
         await self.stop(plan.budget.ray)
         self._recent = recent
 
@@ -91,19 +89,20 @@ class LocalShare:
         # that it fits.
         recipe = plan.job.recipe
         argv = plan.job.argv
+        launcher = self._launcher
         recipe_env = {}
         if recipe is not None:
             sized = recipe.command(share.nodes, run.run_id, share.basis)
             argv = sized.argv
             recipe_env = {**sized.env}
         reward = reward_url(plan.all_services, replace(place, node_ip=share.reward_ip))
-        words = fill(argv, share.gpus, place, reward, attempt, plan.job.checkpoints)
-
-        # torchrun's command around it, and the environment of both.
         attempt_id = submission_id_of(run.run_id, attempt)
-        rank = str(share.rank)
-        size = str(len(share.nodes))
-        command = plan.torchrun.command(words, rank, size, attempt_id, place.head_ip)
+        here = SharePlace(str(share.rank), str(len(share.nodes)), place.head_ip, attempt_id)
+        own = launcher.placeholders(here)
+        words = fill(argv, share.gpus, place, reward, attempt, plan.job.checkpoints, own)
+
+        # The launcher's command line for it, and the environment of both.
+        command = launcher.command(words, here)
         full = {**recipe_env, **plan.environment(place.node_ip, place.head_ip)}
         full = run.with_wandb_run(full)
         full |= environment.without_proxy_to(full, [share.reward_ip])
@@ -111,20 +110,21 @@ class LocalShare:
         pipes = await in_thread(partial(has_pipes, folder), times.STALLED_DISK)
         full |= recorder_environment(str(folder), full, has_pipes=bool(pipes))
         full[STACKS_VARIABLE] = str(run.folder.file(STACKS_FOLDER))
-        progress = str(progress_path(run.folder, attempt))
-        env = plan.torchrun.environment(full, attempt, progress)
+        env = launcher.environment(full, here)
+        env["AGENT_ATTEMPT"] = str(attempt)
+        env[PROGRESS_VARIABLE] = str(progress_path(run.folder, attempt))
 
         self._is_stopped = False
-        say(f"starting torchrun: node rank {rank} of {size}")
+        say(f"starting {launcher.name}: node rank {here.rank} of {here.nodes}")
         output = run.effects.late().copy_output(recent, PreambleFilter())
         if not plan.topology.is_head:  # there the job's output is scanned
             output.to_watcher(run.stats.share_lines(attempt))
         output.start()
-        self._child = await run.start(TORCHRUN, command, env, JOB_LOG, on_output=recent.add)
+        self._child = await run.start(launcher.name, command, env, JOB_LOG, on_output=recent.add)
         self._tasks.start_soon(self._watch, self._child, attempt, attempt_id, output)
 
     async def stop(self, grace: float) -> None:
-        """Stop the share: torchrun forwards the signal to its ranks.
+        """Stop the share: torchrun forwards the signal, a command's whole group gets it.
 
         A torchrun that already stops its ranks after a failure gets no signal: it would forget
         which rank failed.
@@ -132,13 +132,14 @@ class LocalShare:
         child = self._child
         if child is None or not child.running:
             return
-        if closes_by_itself(self._read_output()):
+        launcher = self._launcher
+        if launcher.is_closing(self._read_output(), _time_of_day()):
             with anyio.move_on_after(grace):
                 await child.wait()
                 return
             grace = 0.0
         self._is_stopped = True
-        await child.stop(grace, leader_ends_group=True)
+        await child.stop(grace, leader_ends_group=launcher.stops_its_group)
 
     async def _watch(
         self, child: Child, attempt: int, attempt_id: str, output: OutputCopies
@@ -146,14 +147,14 @@ class LocalShare:
         code = await child.wait()
         self._run.node.remove_process(child.pid)
 
-        # A killed torchrun leaves its ranks, each in its own session.
+        # A killed launcher leaves processes in sessions of their own, as torchrun's ranks are.
         if code != 0:
             is_of_attempt = attempt_id.__eq__
             descendants = self._run.effects.processes.descendants
-            kill = partial(process.kill_marked, RANK_VARIABLE, is_of_attempt, descendants)
+            kill = partial(process.kill_marked, self._launcher.mark, is_of_attempt, descendants)
             killed = await result_in_thread(kill)
             for name in killed:
-                say(f"torchrun had left {name} running: killed", "warning")
+                say(f"{self._launcher.name} had left {name} running: killed", "warning")
 
         # What its output shows is sent with the end, or before.
         text = self._read_output()
@@ -161,8 +162,8 @@ class LocalShare:
         self._send(ShareOver(attempt, self._end_of(child, code, text)))
 
     def _end_of(self, child: Child, code: int, text: str) -> ShareEnd:
-        """Return how a share ended: by its first failed rank, by order, or by torchrun's code."""
-        failure = None if code == 0 else first_failure(text, _time_of_day())
+        """Return how a share ended: by its first failed rank, by order, or by its own code."""
+        failure = None if code == 0 else self._launcher.end(code, text, _time_of_day())
         if failure is not None:
             return failure
         if self._is_stopped:
@@ -180,7 +181,7 @@ def _time_of_day() -> float:
     return local.tm_hour * 3600 + local.tm_min * 60 + local.tm_sec + now % 1
 
 
-class TorchrunLink:
+class ShareLink:
     """Starts, stops and follows attempts on all nodes, as RayLink does for Ray."""
 
     def __init__(

@@ -1,0 +1,180 @@
+"""Lines of a job's script that would end the agent or its Ray."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from msgspec.structs import replace
+
+from agent.checks.finding import CheckedNode, Level
+from agent.checks.job_needs import job_script
+from agent.node.facts import EndingLine
+from agent.node.job_script import ending_lines
+from agent.platforms.resolve import resolve
+from agent.settings import load
+from support.captured import machine
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+WORKER = {"RAY_WORKER": "1", "AGENT_HEAD": "10.0.0.9"}
+SLIME = """#!/bin/bash
+# for rerun the task: pkill -9 python
+pkill -9 sglang
+sleep 3
+ray stop --force
+pkill -9 ray
+pkill -9 python
+sleep 3
+set -ex
+export PYTHONUNBUFFERED=1
+ray start --head --node-ip-address ${MASTER_ADDR} --num-gpus 8
+"""
+
+
+def found(tmp_path: Path, text: str, name: str = "run.sh", *, with_ray: bool = True) -> list[int]:
+    """Return the numbers of the lines that are found in a script."""
+    script = tmp_path / name
+    script.write_text(text)
+    command = ["python3" if name.endswith(".py") else "bash", str(script)]
+    return [line.number for line in ending_lines(command, with_ray=with_ray)]
+
+
+def test_the_clean_up_of_an_upstream_script(tmp_path: Path) -> None:
+    """What would end the run is found by its line; sglang's processes are none of ours."""
+    assert found(tmp_path, SLIME) == [5, 6, 7]
+    assert found(tmp_path, SLIME, with_ray=False) == [7]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "pkill -9 python",
+        "pkill python3",
+        "pkill -f 'python.*agent'",
+        "pkill -9 -f run.sh",
+        "sudo pkill -KILL python || true",
+        "/usr/bin/pkill -9 ray 2>/dev/null",
+        "killall python3",
+        "killall -9 -q python3 raylet",
+        "ray stop --force",
+        "sleep 1; ray stop",
+        "timeout 30 ray stop -f &>/dev/null || true",
+        "ps aux | grep python | grep -v grep | awk '{print $2}' | xargs kill -9",
+        "ps -ef | grep ray | awk '{print $2}' | xargs -r kill -9",
+        "kill -9 $(pgrep -f raylet)",
+        "kill -9 `pidof python3`",
+        "kill -9 -1",
+        "FOO=1 pkill python",
+    ],
+)
+def test_what_ends_the_run(tmp_path: Path, line: str) -> None:
+    """Each form is found, at the place of a command."""
+    assert found(tmp_path, f"set -x\n{line}\necho done\n") == [2]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "# pkill -9 python",
+        "echo 'pkill -9 python'",
+        'echo "run: ray stop --force; pkill python"',
+        "printf '%s\\n' ray stop",
+        "pkill -9 sglang",
+        "pkill -9 redis",
+        "pkill -P $$ python",
+        "pkill -F server.pid",
+        'pkill -f "$NAME"',
+        "kill -9 $SERVER_PID",
+        "kill %1",
+        "grep python log.txt",
+        "ray status",
+        "ray job stop x",
+        "pkill -9 python  # pod-agent: ignore",
+        "cat <<EOF\npkill -9 python\nEOF",
+        "ssh worker 'pkill -9 python'",
+        "pip install ray; python train.py --stop",
+    ],
+)
+def test_what_does_not(tmp_path: Path, line: str) -> None:
+    """Comments, printed text, other processes, other hosts, and lines that the user insists on."""
+    assert found(tmp_path, f"set -x\n{line}\necho done\n") == []
+
+
+@pytest.mark.parametrize(
+    ("text", "sure"),
+    [
+        ("pkill python\n", True),
+        ('if [ -n "$CLEAN" ]; then\n  pkill python\nfi\n', False),
+        ("if true; then echo x; fi\npkill python\n", True),
+        ("cleanup() {\n  pkill python\n}\n", False),
+        ("cleanup() {\n  true\n}\npkill python\n", True),
+        ("for h in $HOSTS; do\n  ray stop\ndone\n", False),
+        ("for h in $HOSTS; do\n  echo $h\ndone\nray stop\n", True),
+        ("case $1 in\n  stop) ray stop ;;\nesac\n", False),
+        ("case $1 in\n  a) true ;;\nesac\nray stop \\\n  --force\n", True),
+        ('[ -z "$KEEP" ] && ray stop\n', False),
+        ("trap 'ray stop' EXIT\npkill python\n", True),
+    ],
+)
+def test_a_line_that_may_not_be_reached_is_not_sure(tmp_path: Path, text: str, sure: bool) -> None:  # noqa: FBT001
+    """Below a condition, in a loop or a function it is a warning."""
+    script = tmp_path / "run.sh"
+    script.write_text(text)
+    (line,) = ending_lines(["bash", str(script)], with_ray=True)
+    assert line.is_sure is sure
+
+
+def test_python(tmp_path: Path) -> None:
+    """Calls that run a command count, printed text does not; only those at the top are sure."""
+    text = (
+        "import os, subprocess\n"
+        'print("pkill -9 python")\n'
+        'os.system("pkill -9 sglang; ray stop --force")\n'
+        "def clean():\n"
+        '    subprocess.run(["pkill", "-9", "python"], check=False)\n'
+    )
+    script = tmp_path / "run.py"
+    script.write_text(text)
+    lines = ending_lines(["python3", "-u", str(script)], with_ray=True)
+    assert [(line.number, line.is_sure) for line in lines] == [(3, True), (5, False)]
+
+
+def test_the_command_itself(tmp_path: Path) -> None:
+    """The text of `bash -c` is read, and a program that is a script; other files are not."""
+    (line,) = ending_lines(["bash", "-lc", "pkill -9 python; python t.py"], with_ray=True)
+    assert (line.path, line.number) == ("the command after --", 1)
+    program = tmp_path / "go"
+    program.write_text("#!/bin/sh\nray stop\n")
+    assert [line.number for line in ending_lines([str(program)], with_ray=True)] == [2]
+    assert ending_lines(["python3", str(tmp_path / "missing.py")], with_ray=True) == ()
+    (tmp_path / "data.sh").write_bytes(b"\xff\xfe\x00'\"")
+    assert ending_lines(["bash", str(tmp_path / "data.sh")], with_ray=True) == ()
+
+
+@pytest.mark.parametrize(
+    ("environ", "levels"),
+    [
+        ({}, [Level.FAIL, Level.WARN]),
+        ({"RAY_WORKER": "1", "AGENT_HEAD": "10.0.0.9"}, []),
+        (
+            {"RAY_WORKER": "1", "AGENT_HEAD": "10.0.0.9", "AGENT_LAUNCHER": "node"},
+            [Level.FAIL, Level.WARN],
+        ),
+    ],
+)
+def test_where_it_is_refused(environ: dict[str, str], levels: list[Level]) -> None:
+    """On the head, without Ray on every node; the remedy names how to insist."""
+    lines = (
+        EndingLine("run.sh", 7, "pkill -9 python", is_sure=True),
+        EndingLine("run.sh", 9, "ray stop", is_sure=False),
+    )
+    facts = replace(machine(environ), ending_lines=lines)
+    settings = load(environ, ["bash", "run.sh"]).settings
+    node = CheckedNode(facts, settings, resolve(environ, settings, facts))
+    findings = list(job_script(node))
+    assert [one.level for one in findings] == levels
+    for one in findings[:1]:
+        assert one.what == "run.sh, line 7: `pkill -9 python` would end the agent or its Ray"
+        assert "# pod-agent: ignore" in one.remedy
