@@ -27,7 +27,7 @@ def run_on(system: str, *words: str) -> subprocess.CompletedProcess[str]:
         (["--version"], "Ray not installed"),
         (["recipes"], "verl-grpo"),
         (["recipe", "verl-grpo", "--nodes", "2", "--gpus", "8", "--model-size", "7B"], "nnodes=2"),
-        (["env"], "AGENT_ALLOW_INSECURE"),
+        (["env", "--all"], "AGENT_ALLOW_INSECURE"),
         (["completion", "bash"], "complete -o default"),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
