@@ -645,9 +645,8 @@ def test_every_check_is_run_and_tested() -> None:
     """Each check returns one finding, has a unique name, and has a row in a test's table."""
     names = [f.check for f in run_checks(MACHINE, settings_of({}), topology_of({}))]
     assert len(names) == len(set(names))
-    # test_torchrun.py, test_preflight.py, test_package_pairs.py
-    elsewhere = {"torch", "AGENT_PREFLIGHT", "packages"}
-    of_some = {"nodes", "RDMA", "AGENT_ON_STALL"}
+    elsewhere = {"torch", "AGENT_PREFLIGHT"}  # test_torchrun.py, test_preflight.py
+    of_some = {"nodes", "RDMA", "packages", "AGENT_ON_STALL"}
     assert {*names, *elsewhere, *of_some} == {
         name.format(temp=MACHINE.temp) for name, _, _ in CHECKS
     }
