@@ -9,6 +9,7 @@ is the rest, and says why it is no parameter.
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import warnings
 from contextlib import ExitStack, contextmanager
@@ -198,6 +199,7 @@ def play(seed: int, setup: Setup | None = None) -> World:
             warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
             world = loop.run_until_complete(_played(seed, setup or setup_of(seed), loop))
             _clear(world, loop)
+            gc.collect()  # else a later test collects them, and fails by the warning
     finally:
         asyncio.set_event_loop(None)
         loop.close()
