@@ -44,17 +44,17 @@ waits_for_the_others()
 
 @pytest.mark.pods(2)
 def test_a_workers_ranks_are_watched(cluster: Cluster) -> None:
-    """Its fatal line is logged on both nodes, its output is progress, its stacks are logged."""
+    """A fatal line is seen once, as the rank goes on; output is progress, stacks are logged."""
     cluster.env["AGENT_STALL"] = f"{LIMIT}s"
     head, worker = start(cluster, SCRIPT)
     head.wait_for("up 0", stream="stdout", timeout=START)
-    head.wait_for("the job's output on podb shows: a GPU ran out of memory", timeout=WRITES)
+    seen = "seen in the job's output, which goes on: a GPU ran out of memory"
+    worker.wait_for(seen, timeout=WRITES)
     head.wait_for("stall: the job shows no sign of work for", timeout=180)
     written = job_log(cluster, 1)
     assert {"last word 2", "last word 3"} <= {*written.splitlines()}
     head_log, worker_log = head.stderr(), worker.stderr()
-    assert head_log.count("a GPU ran out of memory") == 1
-    assert worker_log.count("the job's output shows: a GPU ran out of memory") == 1
+    assert worker_log.count(seen) == 1
     waits = "rank 0 on poda, rank 1 on poda, rank 2 on podb and rank 3 on podb are in"
     assert f"{waits} `waits_for_the_others` (train.py:" in head_log or (
         "4 of 4 ranks are in `waits_for_the_others` (train.py:" in head_log
@@ -67,7 +67,6 @@ def test_a_workers_ranks_are_watched(cluster: Cluster) -> None:
     assert head.stderr().count("stall: the job shows no sign of work") == 1
     bundle = bundle_contents(cluster, 0, head)
     assert bundle["poda/stacks-1.log"].count("waits_for_the_others") >= 2
-    assert "podb: a GPU ran out of memory" in bundle["status.json"]
 
 
 @pytest.mark.pods(2)
@@ -78,7 +77,7 @@ def test_the_output_of_failed_ranks_gives_the_remedy(cluster: Cluster) -> None:
     assert ends(agents, START) == [1, 1], agents[0].tail()
     assert "a GPU ran out of memory on podb" in last_line(agents[0])
     assert "Take a smaller micro batch" in last_line(agents[0])
-    assert "a GPU ran out of memory (rank 3)" in last_line(agents[1])
+    assert "a GPU ran out of memory" in last_line(agents[1])
 
 
 SEVEN = """

@@ -56,7 +56,7 @@ _CONSEQUENCE = re.compile(
     r"|Socket Timeout|wait timeout after|DistNetworkError|DistStoreError|store->get\("
     r"|Timeout at NCCL work|monitoredBarrier|EOFError\b|remote process exited"
     r"|taking the entire process down"
-    r"|To avoid data inconsistency|[Ss]ignal 15|SIGTERM|terminated by signal|SIGABRT"
+    r"|To avoid data inconsistency|[Ss]ignal:? 15|SIGTERM|terminated by signal|SIGABRT"
     r"|Signal: Aborted"
     r"|ActorDiedError|RayActorError|ActorUnavailableError|OwnerDiedError|ObjectLostError"
     r"|The actor (?:is dead|died)"

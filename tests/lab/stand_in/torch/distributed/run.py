@@ -26,7 +26,7 @@ MEET_WITHIN = 600.0
 LOGGED = "torch/distributed/elastic/multiprocessing/api.py:1002]"
 
 
-class SignalReceived(Exception):  # noqa: N818 - torch's own is a SignalException
+class SignalException(Exception):  # noqa: N818 - the name of torch
     """A signal requests the end."""
 
 
@@ -40,7 +40,7 @@ def main() -> None:
         ranks = [start(asked, local, base, world, folder) for local in range(asked.nproc_per_node)]
         try:
             failed = first_failure(ranks, asked.monitor_interval)
-        except SignalReceived as signaled:
+        except SignalException as signaled:
             log("W", f"Received {signaled} death signal, shutting down workers")
             close(ranks)
             raise
@@ -51,7 +51,7 @@ def main() -> None:
 
 def on_signal(number: int, _frame: object) -> NoReturn:
     """Turn a signal into an exception like torch's, whose traceback ends the program with 1."""
-    raise SignalReceived(number)
+    raise SignalException(f"Process {os.getpid()} got signal: {number}")
 
 
 def parse(words: list[str]) -> argparse.Namespace:
