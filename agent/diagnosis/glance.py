@@ -4,9 +4,9 @@
 result, so that all give the same judgment. It quotes only what its reader may read: the server
 applies it to the status that it is about to send.
 
-The first situation that applies makes the sentences, in this order: the run has ended; no job runs
-yet; the job's metrics are broken; it hangs; nodes or services are missing; its money is
-nearly used; something differs; fine.
+The first situation that applies makes the sentences: the run has ended; no job runs yet; the job's
+metrics are broken; it hangs; nodes or services are missing; its money is nearly used; something
+differs; fine.
 """
 
 from __future__ import annotations
@@ -67,31 +67,31 @@ def glance_of(status: Status) -> Glance:
     Raises KeyError, TypeError or ValueError for the status of another version.
     """
     exceptions = exceptions_of(status)
-    said = _said(status, exceptions)
+    sentences = _sentences(status, exceptions)
     return Glance(
-        said.state,
-        said.sentence,
-        said.details,
+        sentences.state,
+        sentences.sentence,
+        sentences.details,
         tuple(exceptions[:MOST_EXCEPTIONS]),
         max(0, len(exceptions) - MOST_EXCEPTIONS),
     )
 
 
-class _Said(Value):
+class _Sentences(Value):
     state: State
     sentence: str
     details: str
 
 
-def _said(status: Status, exceptions: Sequence[GlanceException]) -> _Said:
+def _sentences(status: Status, exceptions: Sequence[GlanceException]) -> _Sentences:
     if status.get("verdict"):
         return _ended(status, status["verdict"])
     if status["phase"] != "running":
         return _before_or_after_job(status, exceptions)
     for judge in _JUDGES:
-        said = judge(status, exceptions)
-        if said is not None:
-            return said
+        sentences = judge(status, exceptions)
+        if sentences is not None:
+            return sentences
     return _fine(status)
 
 
@@ -105,19 +105,19 @@ def state_of_end(kind: str, exit_code: int, reason: str) -> State:
     return "keep" if kind == "stopped" and exit_code >= 128 else "end"
 
 
-def _ended(status: Status, verdict: Mapping[str, Any]) -> _Said:
+def _ended(status: Status, verdict: Mapping[str, Any]) -> _Sentences:
     """Return the sentences of an end."""
     reason = verdict["reason"]
     remedy = verdict.get("remedy") or ""
     state = state_of_end(verdict["kind"], verdict["exit_code"], reason)
     code = f"exit code {verdict['exit_code']}"
     if state == "look":
-        return _Said(state, f"Done, with a {reason}.", _joined(remedy, _spent(status)))
+        return _Sentences(state, f"Done, with a {reason}.", _joined(remedy, _spent(status)))
     if state == "end":
-        return _Said(state, f"{_capitalized(reason)}.", _joined(remedy, _spent(status), code))
+        return _Sentences(state, f"{_capitalized(reason)}.", _joined(remedy, _spent(status), code))
     if verdict["exit_code"] == 0:
-        return _Said(state, f"Done: {reason}.", _joined(_result(status), _spent(status)))
-    return _Said(state, f"Stopped: {reason}.", _joined(code, _spent(status)))
+        return _Sentences(state, f"Done: {reason}.", _joined(_result(status), _spent(status)))
+    return _Sentences(state, f"Stopped: {reason}.", _joined(code, _spent(status)))
 
 
 def _result(status: Status) -> str:
@@ -140,18 +140,18 @@ def _spent(status: Status) -> str:
 # --- no job runs ----------------------------------------------------------------------------------
 
 
-def _before_or_after_job(status: Status, exceptions: Sequence[GlanceException]) -> _Said:
+def _before_or_after_job(status: Status, exceptions: Sequence[GlanceException]) -> _Sentences:
     phase = status["phase"]
     waits = [wait for wait in status["waits"] if not wait.get("following")]
     if phase == "resuming":
         what = "The agent was restarted and looks for the job of this run."
-        return _Said("look", what, _waited(waits))
+        return _Sentences("look", what, _waited(waits))
     if phase == "judging":
-        return _Said("look", "The job failed; all nodes are asked whether one was lost.", "")
+        return _Sentences("look", "The job failed; all nodes are asked whether one was lost.", "")
     if phase in {"stopping", "leaving"}:
-        return _Said("look", "The job is being stopped.", _waited(waits))
+        return _Sentences("look", "The job is being stopped.", _waited(waits))
     if phase == "submitting":
-        return _Said("keep", f"{_attempt(status)} is being submitted.", _waited(waits))
+        return _Sentences("keep", f"{_attempt(status)} is being submitted.", _waited(waits))
 
     # Booting: what is waited for, and does a limit end it soon?
     expected = status["nodes_expected"]
@@ -167,7 +167,7 @@ def _before_or_after_job(status: Status, exceptions: Sequence[GlanceException]) 
     is_late = any(wait["seconds_left"] < SOON_OVER for wait in waits)
     is_late = is_late and status["seconds_in_phase"] > SOON_OVER
     has_loss = any(row.state in {"lost", "failed", "silent", "fault"} for row in exceptions)
-    return _Said("look" if is_late or has_loss else "keep", what, _waited(waits))
+    return _Sentences("look" if is_late or has_loss else "keep", what, _waited(waits))
 
 
 def _waited(waits: Sequence[Mapping[str, Any]]) -> str:
@@ -184,7 +184,7 @@ def _waited(waits: Sequence[Mapping[str, Any]]) -> str:
 # --- a job runs -----------------------------------------------------------------------------------
 
 
-def _broken_metrics(status: Status, _rows: Sequence[GlanceException]) -> _Said | None:
+def _broken_metrics(status: Status, _rows: Sequence[GlanceException]) -> _Sentences | None:
     """Judge metrics that no further step repairs: nan, or a reward that collapsed."""
     broken = [one for one in status.get("advice", ()) if one["state"] == "end"]
     if not broken:
@@ -195,12 +195,12 @@ def _broken_metrics(status: Status, _rows: Sequence[GlanceException]) -> _Said |
     saved = ""
     if checkpoint and checkpoint["step"] is not None:
         saved = f"Newest checkpoint: step {checkpoint['step']}."
-    return _Said(
+    return _Sentences(
         "end", f"{_capitalized(broken[0]['what'])}.", _joined(more, saved, _hourly(status))
     )
 
 
-def _stalled(status: Status, _rows: Sequence[GlanceException]) -> _Said | None:
+def _stalled(status: Status, _rows: Sequence[GlanceException]) -> _Sentences | None:
     """Judge a job that was examined since it makes no progress."""
     stall = status.get("stall")
     if not stall:
@@ -210,14 +210,14 @@ def _stalled(status: Status, _rows: Sequence[GlanceException]) -> _Said | None:
     if stall["then"] == "log":
         follows = "Nothing ends it by itself (AGENT_ON_STALL=log)."
         details = _joined(stall["suspects"], gpus, follows, _hourly(status))
-        return _Said("end", what, details)
+        return _Sentences("end", what, details)
     follows = "It is examined once more, then the run is stopped."
     if stall["then"] == "retry":
         follows = f"It is examined once more, then the attempt ends. {_next_attempt(status)}"
-    return _Said("look", what, _joined(stall["suspects"], gpus, follows))
+    return _Sentences("look", what, _joined(stall["suspects"], gpus, follows))
 
 
-def _losing_nodes(status: Status, rows: Sequence[GlanceException]) -> _Said | None:
+def _losing_nodes(status: Status, rows: Sequence[GlanceException]) -> _Sentences | None:
     """Judge needed nodes that are missing: their grace runs."""
     left = status.get("loss_seconds_left")
     if left is None:
@@ -227,26 +227,26 @@ def _losing_nodes(status: Status, rows: Sequence[GlanceException]) -> _Said | No
     if not names:
         what = "A needed node is missing."
     ends = f"The attempt ends in {duration_text(left)} unless all are back (AGENT_NODE_GRACE)."
-    return _Said("look", what, _joined(ends, _next_attempt(status)))
+    return _Sentences("look", what, _joined(ends, _next_attempt(status)))
 
 
-def _missing(status: Status, rows: Sequence[GlanceException]) -> _Said | None:
+def _missing(status: Status, rows: Sequence[GlanceException]) -> _Sentences | None:
     """Judge nodes without a report, and services that do not answer."""
     silent = [row.name for row in rows if row.state in {"silent", "lost"}]
     if silent:
         names = first_names(silent, _MOST_NAMED)
         what = f"{_nodes_text(status, silent)} without a report: {names}."
-        return _Said("look", what, _joined("The job runs on.", _progress(status)))
+        return _Sentences("look", what, _joined("The job runs on.", _progress(status)))
     down = [row for row in rows if row.state in {"down", "failed"}]
     if down:
         what = f"{_capitalized(down[0].name)} does not answer."
         if len(down) > 1:
             what = f"{first_names([row.name for row in down], _MOST_NAMED)} do not answer."
-        return _Said("look", what, _joined(down[0].figure, down[0].detail, _progress(status)))
+        return _Sentences("look", what, _joined(down[0].figure, down[0].detail, _progress(status)))
     return None
 
 
-def _no_step(status: Status, _rows: Sequence[GlanceException]) -> _Said | None:
+def _no_step(status: Status, _rows: Sequence[GlanceException]) -> _Sentences | None:
     """Judge a step that takes much longer than the usual one."""
     progress = status.get("progress")
     job = status.get("job")
@@ -260,17 +260,17 @@ def _no_step(status: Status, _rows: Sequence[GlanceException]) -> _Said | None:
     if progress["is_pausing"]:
         what = f"No step for {duration_text(since)}: an evaluation or checkpoint runs."
     follows = "AGENT_STALL decides when the job is examined."
-    return _Said("look", what, _joined(_gpu_use(status), follows))
+    return _Sentences("look", what, _joined(_gpu_use(status), follows))
 
 
-def _advised(status: Status, _rows: Sequence[GlanceException]) -> _Said | None:
+def _advised(status: Status, _rows: Sequence[GlanceException]) -> _Sentences | None:
     """Judge a metric that left its past."""
     advice = status.get("advice") or ()
     if not advice:
         return None
     first, *others = advice
     more = f"{_capitalized('; '.join(one['what'] for one in others))}." if others else ""
-    return _Said("look", f"{_capitalized(first['what'])}.", _joined(more, first["remedy"]))
+    return _Sentences("look", f"{_capitalized(first['what'])}.", _joined(more, first["remedy"]))
 
 
 def cost_notice(status: Status) -> tuple[str, str] | None:
@@ -291,47 +291,47 @@ def cost_notice(status: Status) -> tuple[str, str] | None:
     return f"{money(cost)} of AGENT_MAX_COST={money(limit)} are used.", f"The end is in {left}."
 
 
-def _costly(status: Status, _rows: Sequence[GlanceException]) -> _Said | None:
+def _costly(status: Status, _rows: Sequence[GlanceException]) -> _Sentences | None:
     """Judge money that is nearly used."""
     notice = cost_notice(status)
     if notice is None:
         return None
     what, follows = notice
-    return _Said("look", what, _joined(follows, _progress(status)))
+    return _Sentences("look", what, _joined(follows, _progress(status)))
 
 
-def _differs(status: Status, rows: Sequence[GlanceException]) -> _Said | None:
+def _differs(status: Status, rows: Sequence[GlanceException]) -> _Sentences | None:
     """Judge nodes that are slow, have a fault, or will be full."""
     for state, words in (("fault", "a GPU fault"), ("slow", "a slow node")):
         named = [row for row in rows if row.state == state]
         if named:
             names = first_names([row.name for row in named], _MOST_NAMED)
             what = f"Training, with {words}: {names}."
-            return _Said("look", what, _joined(named[0].detail, _progress(status)))
+            return _Sentences("look", what, _joined(named[0].detail, _progress(status)))
     full = [row for row in rows if row.state == "full soon" and _is_soon(status, row)]
     if full:
         what = f"Training; {full[0].detail} on {full[0].name} in {full[0].figure}."
-        return _Said("look", what, _progress(status))
+        return _Sentences("look", what, _progress(status))
     return None
 
 
-def _fine(status: Status) -> _Said:
+def _fine(status: Status) -> _Sentences:
     """Return the sentences of a run in which nothing differs."""
     expected = status["nodes_expected"]
     report = "The node reports." if expected == 1 else f"All {expected} nodes report."
     job = status.get("job")
     if not job:
         what = "The cluster is up; no job is submitted (AGENT_JOB=none)."
-        return _Said("keep", what, _joined(report, "It stays until it is stopped."))
+        return _Sentences("keep", what, _joined(report, "It stays until it is stopped."))
     progress = status.get("progress")
     if not progress or progress["attempt"] != job["attempt"]:
         since = duration_text(status["seconds_in_phase"])
         what = f"{_attempt(status)} runs for {since}, without a known step so far."
-        return _Said("keep", what, report)
+        return _Sentences("keep", what, report)
     what = f"Training: step {progress['step']}"
     if progress["of"] is not None:
         what += f" of {progress['of']}"
-    return _Said("keep", f"{what}. Nothing to do.", _joined(_progress(status), report))
+    return _Sentences("keep", f"{what}. Nothing to do.", _joined(_progress(status), report))
 
 
 # --- parts of sentences ---------------------------------------------------------------------------

@@ -149,8 +149,3 @@ def _reported(known: Explained, *, is_seen: bool) -> Known:
         is_seen=is_seen,
         prefix=prefix,
     )
-
-
-def find_known_lines(lines: Iterable[str]) -> list[Known]:
-    """Return what is reported of a job that prints these lines."""
-    return LiveErrors().read(lines)

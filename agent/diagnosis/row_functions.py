@@ -12,6 +12,7 @@ from agent.diagnosis.cause import Cause
 from agent.diagnosis.config_functions import refused_by_a_check, refused_field
 from agent.diagnosis.version_functions import (
     argument_of_another_version,
+    lacking_name,
     module_of_another_version,
     package_of,
     user_of,
@@ -63,14 +64,7 @@ def import_between_packages(error: ParsedError) -> Cause | None:
         if package_of(file) != package:
             return None
 
-    # Who uses it?
-    user = user_of(error, package) or "the job"
-    return Cause(
-        "packages do not fit",
-        f"{user} {verb} {name} of {module}, which the installed {package} does not have",
-        f"Install the version of {package} that {user} was written for (`pip check`, and the "
-        "requirements of the framework)",
-    )
+    return lacking_name(error, package, f"{verb} {name} of {module}")
 
 
 def numpy_of_another_size(error: ParsedError) -> Cause | None:

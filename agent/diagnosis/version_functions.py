@@ -66,6 +66,17 @@ def user_of(error: ParsedError, package: str) -> str:
     return ""
 
 
+def lacking_name(error: ParsedError, package: str, use: str) -> Cause:
+    """Return that an installed package lacks a name; `use` is what its user does with the name."""
+    user = user_of(error, package) or "the job"
+    return Cause(
+        "packages do not fit",
+        f"{user} {use}, which the installed {package} does not have",
+        f"Install the version of {package} that {user} was written for (`pip check`, and the "
+        "requirements of the framework)",
+    )
+
+
 def module_of_another_version(error: ParsedError) -> Cause | None:
     """A package is installed, and lacks a module: Python names the whole path only then."""
     found = _MODULE.search(error.message)
@@ -78,13 +89,7 @@ def module_of_another_version(error: ParsedError) -> Cause | None:
     importers = [frame for frame in error.frames if not frame.file.startswith("<")]
     if importers and package_of(importers[-1].file) == package:
         return None  # the installation itself is incomplete
-    user = user_of(error, package) or "the job"
-    return Cause(
-        "packages do not fit",
-        f"{user} imports {name}, which the installed {package} does not have",
-        f"Install the version of {package} that {user} was written for (`pip check`, and the "
-        "requirements of the framework)",
-    )
+    return lacking_name(error, package, f"imports {name}")
 
 
 def argument_of_another_version(error: ParsedError) -> Cause | None:

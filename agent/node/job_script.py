@@ -25,7 +25,6 @@ IGNORE = "# pod-agent: ignore"
 _LARGEST = 1 << 20  # bytes of a script that is read
 _MOST = 3  # lines that are named
 _SHELLS = re.compile(r"(ba|da|z|k)?sh")
-_PYTHONS = re.compile(r"python[\d.]*")
 
 
 class _Victims(Value):

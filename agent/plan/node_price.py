@@ -1,4 +1,4 @@
-"""The price of a node, and the cost of nodes by it: nothing else multiplies prices."""
+"""The price of a node, and what nodes cost by it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ BY_RUNPOD = "RunPod's price of the head's pod"
 
 
 class NodePrice(Value):
-    """What one node costs, and who says so."""
+    """What one node costs, and where the price is from."""
 
     per_hour: float  # dollars
     source: str = BY_USER

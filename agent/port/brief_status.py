@@ -175,12 +175,12 @@ def bars(values: Sequence[float]) -> str:
 
 def _prepare_steps(status: Status) -> Iterator[Line]:
     """Yield the prepare steps that run, with the last line of their output."""
-    said = status.get("prepare_lines") or {}
-    head = said.get("head", {})
+    lines_by_node = status.get("prepare_lines") or {}
+    head = lines_by_node.get("head", {})
     for step in status.get("prepare", ()):
         if step["state"] == "pending":
             yield _row("prepare", f"{step['name']}  {head.get(step['name'], '') or step['detail']}")
-    others = {name: lines for name, lines in said.items() if name != "head" and lines}
+    others = {name: lines for name, lines in lines_by_node.items() if name != "head" and lines}
     for name, lines in [*others.items()][:MOST_ROWS]:
         shown = "; ".join(f"{step}: {line}" for step, line in lines.items())
         yield _row("prepare", f"{name}  {shown}")

@@ -293,7 +293,7 @@ class WaitLog:
         if over:
             self._record(WaitsOver(tuple(over)))
 
-        # What is to be said? Without a terminal that is drawn on, each wait by itself.
+        # What is logged? Without a terminal that is drawn on, each wait by itself.
         if self._draw(self._drawn_sentence(own, now)):
             if own:
                 checks.append(now + times.WAIT_DRAWN)

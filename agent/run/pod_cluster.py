@@ -54,4 +54,4 @@ def _refusal(answer: PodAnswer) -> str | NotYet:
         about += f" ({answer.detail})"
     if answer.code == 200:
         return ""
-    return about if 400 <= answer.code < 500 and answer.code not in {408, 429} else NotYet(about)
+    return about if answer.is_final else NotYet(about)

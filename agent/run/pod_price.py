@@ -1,4 +1,4 @@
-"""The price of this pod, by RunPod: asked for beside a run, which does not wait for it."""
+"""The answers of RunPod about the head's pod: asked for beside a run, which never waits."""
 
 from __future__ import annotations
 
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from agent.run.node_run import NodeRun
-
-_FINAL = {400, 401, 403, 404, 422}  # the same request would get the same answer
 
 
 async def ask_about_pod(
@@ -70,7 +68,7 @@ async def ask_for_price(api: PodApi) -> NodePrice | None:
         if answer.pod is not None and answer.pod.cost > 0:
             return NodePrice(answer.pod.cost, BY_RUNPOD)
         about = answer.detail or (f"code {answer.code}" if answer.pod is None else "no cost yet")
-        if answer.code in _FINAL:
+        if answer.is_final:
             refusal = about
             return None
         return NotYet(about)

@@ -36,6 +36,11 @@ class PodAnswer(Value):
     detail: str = ""
     pod: PodState | None = None
 
+    @property
+    def is_final(self) -> bool:
+        """Return whether the same request would be refused again."""
+        return 400 <= self.code < 500 and self.code not in {408, 429}
+
 
 class PodStop(Value):
     """The progress of a stop, and its next request."""

@@ -32,8 +32,6 @@ _WRAPPER = re.compile(
     r"|Error merging override|NoneType: None"
     r"|.{0,200}(?:Engine core initialization failed|Engine core proc|EngineCore (?:failed"
     r"|encountered)|Engine process failed to start"
-    r"|Error executing method|Got fatal signal|See (?:stack trace|root cause)"
-    r"|Engine process \(pid"
     r"|Executor failed|Error executing method|Got fatal signal|See (?:stack trace|root cause)"
     r"|Engine process \(pid|WorkerProc (?:initialization failed|hit an exception|failed)"
     r"|error raised in its creation task|JobSupervisor"
@@ -41,7 +39,7 @@ _WRAPPER = re.compile(
     r"|exit(?:ed with|) (?:code|status)"
     r"|Scheduler hit an exception|hit an exception|returned non-zero exit status"
     r"|One or more tasks? failed"
-    r"|Error executing job|Job .{1,80} failed|Command .{1,300} failed|Exited with exit code"
+    r"|Error executing job|Job .{1,80} failed|Command .{1,300} failed"
     r"|Unhandled exception|Uncaught exception|Exception in worker|Exception in thread"
     r"|Encountered exception|An error occurred)"
 )

@@ -55,7 +55,6 @@ HARMLESS_BEFORE = (
 )
 ANNOUNCES = re.compile(r"[Ee]rror|[Ff]ail|[Ee]xception|[Cc]annot|[Cc]ould not|[Uu]nable")
 """Words of a logger's line that the traceback below it belongs to."""
-OF_A_TASK = ("Task exception was never retrieved", "Future exception was never retrieved")
 
 # --- other programs ------------------------------------------------------------------------------
 

@@ -23,6 +23,24 @@ function each(parent, items, make, update) {
   items.forEach((item, index) => update(parent.children[index], item));
 }
 
+// --- requests ----------------------------------------------------------------------------------
+
+const ANSWER_LIMIT = 30_000;  // milliseconds: a tunnel that died answers nothing, and ends nothing
+// What fetch raises where nobody answers, an answer that does not come or end, and a proxy's page.
+const NO_ANSWER = new Set(["TypeError", "TimeoutError", "SyntaxError"]);
+
+// The status and the JSON of an answer; null where the agent does not answer.
+async function ask(path, options = {}) {
+  const signal = AbortSignal.timeout(ANSWER_LIMIT);
+  try {
+    const answer = await fetch(path, { cache: "no-store", signal, ...options });
+    return { status: answer.status, isOk: answer.ok, data: await answer.json() };
+  } catch (error) {
+    if (!NO_ANSWER.has(error.name)) throw error;
+    return null;
+  }
+}
+
 // --- texts ------------------------------------------------------------------------------------
 
 function durationText(seconds) {

@@ -76,17 +76,14 @@ async function readEarlier() {
 // A part of a log; null, with the reason on the page, where there is none.
 async function fetchLog(source, query) {
   if (isReport()) return reportLog(source);
-  try {
-    const answer = await fetch(`/logs/${source}${query}`, { cache: "no-store" });
-    const said = await answer.json();
-    if (answer.ok) return said;
-    const why = answer.status === 401
-      ? "Logs are shown with RAY_AUTH_TOKEN only. On the head's node: pod-agent logs" : said.error;
-    setText(at("log-say"), why);
-  } catch (error) {
-    if (!(error instanceof TypeError)) throw error;  // what fetch raises where nobody answers
-    setText(at("log-say"), "The head does not answer.");
+  const answer = await ask(`/logs/${source}${query}`);
+  if (answer && answer.isOk) return answer.data;
+  let why = "The head does not answer.";
+  if (answer) why = answer.data.error;
+  if (answer && answer.status === 401) {
+    why = "Logs are shown with RAY_AUTH_TOKEN only. On the head's node: pod-agent logs";
   }
+  setText(at("log-say"), why);
   setText(at("lines"), "");
   return null;
 }

@@ -68,19 +68,10 @@ function showGone(words) {
 
 // --- what is read -----------------------------------------------------------------------------------
 
-async function read(path) {
-  const answer = await fetch(path, { cache: "no-store" });
-  return { isRefused: answer.status === 401, data: answer.ok ? await answer.json() : null };
-}
-
 async function poll() {
-  try {
-    const { isRefused, data } = await read("/status?brief=1");
-    if (isRefused) whyOld = "The token is asked for again: reload the page.";
-    if (data) await take(data);
-  } catch (error) {
-    if (!(error instanceof TypeError)) throw error;  // what fetch raises where nobody answers
-  }
+  const answer = await ask("/status?brief=1");
+  if (answer && answer.status === 401) whyOld = "The token is asked for again: reload the page.";
+  if (answer && answer.isOk) await take(answer.data);
   drawClock();
   setTimeout(poll, document.hidden ? POLL_HIDDEN : POLL);
 }
@@ -110,12 +101,12 @@ async function readSeries(before) {
   if (isSame && lastStep !== null) return;
   const isAnew = lastStep === null || !before || !before.progress || !progress
     || before.progress.attempt !== progress.attempt || progress.step < lastStep;
-  const { isRefused, data } = await read(isAnew ? "/series" : `/series?since=${lastStep}`);
-  if (isRefused) {
+  const answer = await ask(isAnew ? "/series" : `/series?since=${lastStep}`);
+  if (answer && answer.status === 401) {
     hasSeries = false;
     series = known.curves;
-  } else if (data) {
-    series = isAnew ? data : joined(series, data);
+  } else if (answer && answer.isOk) {
+    series = isAnew ? answer.data : joined(series, answer.data);
     lastStep = progress ? progress.step : null;
   }
 }

@@ -78,21 +78,19 @@ async function sendStop() {
     return;
   }
   at("stop-send").disabled = true;
-  try {
-    const answer = await fetch("/stop", {
-      method: "POST",
-      headers: { "Authorization": `Bearer ${at("stop-token").value.trim()}`, "Content-Type": "application/json" },
-      body: "{}",
-    });
-    const said = await answer.json();
-    setText(at("stop-answer"), answer.ok
-      ? `The run is being stopped, within ${durationText(said.within)}.`
-      : `Not stopped: ${answer.status === 401 ? "that is not the token" : said.error}.`);
-  } catch (error) {
-    if (!(error instanceof TypeError)) throw error;  // what fetch raises where nobody answers
-    setText(at("stop-answer"), "Not stopped: the head does not answer.");
-  } finally {
-    at("stop-token").value = "";
-    at("stop-send").disabled = false;
-  }
+  const token = at("stop-token").value.trim();
+  at("stop-token").value = "";
+  const answer = await ask("/stop", {
+    method: "POST",
+    headers: { "Authorization": `Bearer ${token}`, "Content-Type": "application/json" },
+    body: "{}",
+  });
+  at("stop-send").disabled = false;
+  setText(at("stop-answer"), stopAnswer(answer));
+}
+
+function stopAnswer(answer) {
+  if (!answer) return "The head does not answer.";
+  if (answer.isOk) return `The run is being stopped, within ${durationText(answer.data.within)}.`;
+  return `Not stopped: ${answer.status === 401 ? "that is not the token" : answer.data.error}.`;
 }

@@ -13,7 +13,6 @@ from agent.decisions import head
 from agent.decisions.head.head_state import JobShares, NodeShare
 from agent.decisions.shared import HERE
 from agent.diagnosis.find_cause import diagnose_logs
-from agent.diagnosis.live_errors import find_known_lines
 from agent.diagnosis.rows import sign_of, table
 from agent.frameworks.recipe import NodeSize
 from agent.job.share import ShareEnd
@@ -25,7 +24,7 @@ from agent.run.head_server import RunStatus
 from agent.run.node_run import NodeRun
 from agent.settings.redact import MASK, Redactor
 from support.heads import goal, reported
-from support.known_lines import LINES, NOISY
+from support.known_lines import LINES, NOISY, find_known_lines
 from support.worlds import SECRET, plan_of
 
 if TYPE_CHECKING:

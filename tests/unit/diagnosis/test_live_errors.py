@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from agent.diagnosis.find_cause import UNKNOWN
-from agent.diagnosis.live_errors import LiveErrors, find_known_lines
+from agent.diagnosis.live_errors import LiveErrors
+from support.known_lines import find_known_lines
 
 OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
 TRACE = 'Traceback (most recent call last):\n  File "/x/a.py", line 3, in f\n    g()\n'

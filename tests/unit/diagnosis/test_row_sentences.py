@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from agent.diagnosis.find_cause import Diagnosis, Log, diagnose_logs
-from agent.diagnosis.live_errors import find_known_lines
 from agent.diagnosis.rows import Row, compiled, short_name, table
 from agent.frameworks import framework_named
+from support.known_lines import find_known_lines
 
 
 def found(text: str) -> Diagnosis:

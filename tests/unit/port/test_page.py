@@ -135,9 +135,10 @@ def test_the_script_makes_no_markup() -> None:
     """It writes text nodes only, requests only our URLs, and finds its elements on the page."""
     assert not re.search(r"innerHTML|outerHTML|insertAdjacent|document\.write|\beval\(", SCRIPT)
     assert not re.findall(r"https?://[^\"]+", SCRIPT)
-    asked = re.findall(r"(?:fetch|read)\([\"`](/\w+)", SCRIPT)
+    asked = re.findall(r"\bask\([\"`](/\w+)", SCRIPT)
     assert set(asked) == {"/status", "/stop", "/logs"}
     assert '"/series"' in SCRIPT
+    assert SCRIPT.count("fetch(") == 1  # with a limit: `ask`
     ids = set(re.findall(r'\bat\("([^"]+)"\)', SCRIPT)) - {"data"}
     assert ids <= set(re.findall(r'\bid="([^"]+)"', asset("page.html").decode()))
 
