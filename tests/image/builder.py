@@ -64,8 +64,8 @@ class Store:
 
     def config(self, name: str) -> dict[str, Any]:
         """Return an image's configuration."""
-        told = json.loads(self.buildah("inspect", "--type", "image", f"localhost/{name}"))
-        config = told["Docker"]["config"]
+        inspected = json.loads(self.buildah("inspect", "--type", "image", f"localhost/{name}"))
+        config = inspected["Docker"]["config"]
         assert isinstance(config, dict)
         return config
 

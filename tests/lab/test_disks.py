@@ -132,7 +132,7 @@ def test_sigterm_while_a_disk_stalls_an_attempt(
         agent.wait_for("AGENT_PREPARE: running", timeout=30)
         disk.freeze()
         (pod.tmp / "go").touch()
-        agent.wait_for("waiting for torchrun to start", timeout=30)
+        agent.wait_for("waiting for the job to start on every node", timeout=30)
         began = time.monotonic()
         agent.signal(signal.SIGTERM)
         assert agent.wait(60) == 143, agent.tail()

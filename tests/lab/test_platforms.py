@@ -34,9 +34,9 @@ def look():
 
 ray.init(log_to_driver=False)
 nodes = [node for node in ray.nodes() if node["Alive"]]
-looks = [look.options(scheduling_strategy=On(n["NodeID"], soft=False)).remote() for n in nodes]
+surveys = [look.options(scheduling_strategy=On(n["NodeID"], soft=False)).remote() for n in nodes]
 addresses = [node["NodeManagerAddress"] for node in nodes]
-print("survey " + json.dumps(dict(zip(addresses, ray.get(looks)))))
+print("survey " + json.dumps(dict(zip(addresses, ray.get(surveys)))))
 """
 """A job that prints the environment of its processes on each node."""
 

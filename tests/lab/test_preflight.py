@@ -59,7 +59,7 @@ def test_an_all_reduce_precedes_the_job(cluster: Cluster) -> None:
     log = agents[0].stderr()
     speed = re.search(r"an all-reduce of 8 MiB over 3 node\(s\) by CPU takes ([\d.]+) ms", log)
     assert speed is not None, log
-    assert log.index(speed[0]) < log.index("waiting for torchrun to start")
+    assert log.index(speed[0]) < log.index("waiting for the job to start")
     assert "the job" in agents[0].stdout()
 
 

@@ -42,8 +42,8 @@ def last_step(cluster: Cluster, head: Container) -> int:
 def series(head: Container, since: int | None = None) -> dict[str, Any]:
     """Return the series from the head's port."""
     url = "http://127.0.0.1:8266/series" + ("" if since is None else f"?since={since}")
-    told = ("-H", f"Authorization: Bearer {TOKEN}")
-    return dict(json.loads(head.exec(["curl", "-s", "-m", "10", *told, url], timeout=30).stdout))
+    output = ("-H", f"Authorization: Bearer {TOKEN}")
+    return dict(json.loads(head.exec(["curl", "-s", "-m", "10", *output, url], timeout=30).stdout))
 
 
 @pytest.mark.pods(1)
@@ -76,9 +76,9 @@ def test_the_rehearsals_steps(cluster: Cluster) -> None:
     cluster.env |= {"RAY_AUTH_TOKEN": TOKEN, "AGENT_JOB": "rehearsal", "AGENT_ON_DONE": "exit"}
     head, worker = cluster.agents()
     await_true("a step is known", lambda: last_step(cluster, head) >= 2, BOOT)
-    told = head.exec([AGENT, "status"], env=cluster.env, timeout=60).stdout
-    assert re.search(r"^step +\d+/40 · ", told, re.MULTILINE), told
-    assert "nodes     2 fine" in told
+    output = head.exec([AGENT, "status"], env=cluster.env, timeout=60).stdout
+    assert re.search(r"^step +\d+/40 · ", output, re.MULTILINE), output
+    assert "nodes     2 fine" in output
     assert series(head, since=1)["keys"]["reward"]["steps"][0] == 2
     assert ends([head, worker], BOOT) == [0, 0]
     (line,) = [text for text in explain(cluster.pods[0].tmp / "logs") if "steps:" in text]

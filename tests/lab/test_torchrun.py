@@ -36,7 +36,7 @@ def test_ranks_over_three_pods_and_no_ray(cluster: Cluster) -> None:
     """Six ranks connect; rank 0 is on the head, whose output is the run's; no Ray runs."""
     say_more = (
         f"{WHO}\n"
-        'say("told", *sys.argv[1:], os.environ["AGENT_ATTEMPT"])\n'
+        'say("given", *sys.argv[1:], os.environ["AGENT_ATTEMPT"])\n'
         'say("env", *(n for n in os.environ if n.startswith("RAY_")))\n'
         'say("ifname", os.environ["GLOO_SOCKET_IFNAME"])\n'
     )
@@ -44,7 +44,7 @@ def test_ranks_over_three_pods_and_no_ray(cluster: Cluster) -> None:
     assert ends(agents, START) == [0, 0, 0], agents[0].tail()
     lines = agents[0].stdout().splitlines()
     assert {"I am 0 0 6", "I am 1 1 6"} == {line for line in lines if line.startswith("I am")}
-    assert f"told 3 {cluster.pods[0].ip} 1 {{other}} 1" in lines
+    assert f"given 3 {cluster.pods[0].ip} 1 {{other}} 1" in lines
     assert "env" in lines
     assert "ifname podnet1" in lines
     theirs = job_log(cluster, 1) + job_log(cluster, 2)

@@ -53,7 +53,7 @@ class Port:
     """A served site, and the reports that it received."""
 
     def __init__(self, token: str | None) -> None:
-        self.heard: list[ReportEvent] = []
+        self.received: list[ReportEvent] = []
         self.token = token
         self.socket = bind("127.0.0.1", 0)
         self.number = int(self.socket.getsockname()[1])
@@ -67,7 +67,7 @@ class Port:
         """Serve until the end of the test."""
         expected = Expected(None, "", "", "")
         reports = Reports(
-            *(FIRST, expected, self.heard.append, lambda: 0.0),
+            *(FIRST, expected, self.received.append, lambda: 0.0),
             most=agent_limit(1000),
             has_token=self.token is not None,
         )

@@ -33,7 +33,7 @@ class StreamedHead:
         self.socket = bind("127.0.0.1", 0)
         self.port = int(self.socket.getsockname()[1])
         self.status: dict[str, Any] = {"role": "head", "phase": "booting", "seconds": 0.0}
-        self.looks = 0
+        self.reads = 0
         self.up, self.over = threading.Event(), threading.Event()
         more = {"warnings": WARNINGS}
         control = Control(lambda: None, 5.0, KEY, dict, a_log, lambda: {**more})
@@ -45,7 +45,7 @@ class StreamedHead:
         )
 
     def _look(self) -> dict[str, object]:
-        self.looks += 1
+        self.reads += 1
         return {**self.status, "seconds": time.monotonic()}
 
     def live(self) -> None:

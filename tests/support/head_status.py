@@ -13,9 +13,9 @@ from support.worlds import SECRET, plan_of
 EVIL = '<script>alert("x")</script>'
 SERVED: History = [
     (1.0, ServiceWaits(REWARD, EVIL)),
-    (2.0, reported(2, rank=1, heard=2.0)),
+    (2.0, reported(2, rank=1, reported_at=2.0)),
     (3.0, nodes(2, 3)),
-    (4.0, reported(4, EVIL, joined=False, heard=4.0)),
+    (4.0, reported(4, EVIL, joined=False, reported_at=4.0)),
 ]
 
 

@@ -125,9 +125,12 @@ def put(message: Mapping[str, Any], path: Path, value: object) -> dict[str, Any]
 
 def named(error: str, name: str) -> bool:
     """Return whether an error names a place, its parent, or its content."""
-    told = error.partition(": ")[0].replace("[...]", "")
+    name_in_error = error.partition(": ")[0].replace("[...]", "")
     is_missing = error.endswith(f"missing required field `{name.rpartition('.')[2]}`")
-    return is_missing or (told != error and (told.startswith(name) or name.startswith(told)))
+    return is_missing or (
+        name_in_error != error
+        and (name_in_error.startswith(name) or name.startswith(name_in_error))
+    )
 
 
 def body(message: object) -> bytes:

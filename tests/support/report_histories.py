@@ -26,7 +26,7 @@ class CountingHead:
     """A head's reports, and their events."""
 
     def __init__(self, *, has_token: bool = False) -> None:
-        self.heard: list[Worker] = []
+        self.received: list[Worker] = []
         self.replaced: list[str] = []
         self.later: list[int] = []
         self.introduced: list[tuple[str, Facts]] = []
@@ -45,7 +45,7 @@ class CountingHead:
         elif isinstance(event, WorkerIntroduced):
             self.introduced.append((event.name, event.facts))
         else:
-            self.heard.append(event.worker)
+            self.received.append(event.worker)
 
     def _on_bye(self, name: str, bye: Bye) -> None:
         self.byes.append((name, bye))

@@ -47,6 +47,6 @@ def share_of(  # noqa: PLR0913 - what a worker may say
     rank: int | None = None,
 ) -> h.WorkerReported:
     """Return the event of a worker's report, with its torchrun's result if it has ended."""
-    said = reported(n, heard=at, has_left=has_left, rank=rank).worker
+    said = reported(n, reported_at=at, has_left=has_left, rank=rank).worker
     part = None if end is None else ShareOver(attempt, end)
     return h.WorkerReported(replace(said, share=part, gpus=4))

@@ -212,8 +212,8 @@ class Job:
         try:
             await_true(f"{what} job {self.id}", check, timeout, step=0.3)
         except AssertionError as late:
-            told = f"{self.fields()}\n{self.text()}\n{self.cluster.report()}"
-            raise AssertionError(f"{late}\n{told}") from None
+            evidence = f"{self.fields()}\n{self.text()}\n{self.cluster.report()}"
+            raise AssertionError(f"{late}\n{evidence}") from None
 
     def processes(self) -> dict[str, list[ProcessInfo]]:
         """Return the job's processes by node, found by Slurm's variables, whatever their parent."""

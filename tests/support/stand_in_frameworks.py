@@ -314,7 +314,7 @@ def flags(
     return vars(parser.parse_args(words))
 
 
-def _colocated(  # noqa: PLR0913 - all that OpenRLHF looks at
+def _colocated(  # noqa: PLR0913 - all that OpenRLHF reads
     groups: int,
     gpus: int,
     engines: int,

@@ -76,7 +76,7 @@ def sent(stats: WorkerStats) -> bytes:
     return json.dumps(report.to_dict()).encode()
 
 
-def worker(number: int, *, joined: bool, heard: float = 0.0) -> h.WorkerReported:
+def worker(number: int, *, joined: bool, reported_at: float = 0.0) -> h.WorkerReported:
     """Return one worker's report; its service answers once it has joined."""
     phase = "following the head" if joined else "joining Ray"
     return h.WorkerReported(
@@ -86,7 +86,7 @@ def worker(number: int, *, joined: bool, heard: float = 0.0) -> h.WorkerReported
             ip=f"10.{number >> 16}.{number >> 8 & 255}.{number & 255}",
             rank=number,
             phase=phase,
-            last_report_at=heard,
+            last_report_at=reported_at,
             joined=joined,
             items=(service(joined=joined),),
         )

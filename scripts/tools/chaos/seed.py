@@ -181,8 +181,8 @@ class _Run:
             if _TRACE in said:
                 found.append(f"pod{pod} wrote a traceback")
             last, code = said.strip().splitlines()[-1:], codes[pod]
-            told = f"(exit code {code})" if code != GAVE_UP else "giving up"
-            if code is not None and not (last and told in last[0]):
+            ending = f"(exit code {code})" if code != GAVE_UP else "giving up"
+            if code is not None and not (last and ending in last[0]):
                 found.append(f"pod{pod} ended with {code} with the last line: {' '.join(last)}")
         return found
 

@@ -94,30 +94,30 @@ def run(part: Part) -> Result:
     """Run one part; an error of the checker becomes its result."""
     began, sum_before = time.monotonic(), digest(part)
     verdicts: tuple[Verdict, ...] = ()
-    broken = told = ""
+    broken = detail = ""
     try:
         if part.how == "pods":
-            told = PODS[part.name]()
+            detail = PODS[part.name]()
         elif part.how == "started":
-            told = STARTED[part.framework]()
+            detail = STARTED[part.framework]()
         else:
             verdicts = tuple(judged(part))
         if part.framework == "trl" and verdicts:
-            told, trained = training(part.version)
+            detail, trained = training(part.version)
             verdicts += (trained,)
     except (CannotFetchError, NotTrainedError, BrokenError, ImportError) as error:
         broken = f"not judged: {error}"
-    return Result(part.name, sum_before, time.monotonic() - began, verdicts, told, broken)
+    return Result(part.name, sum_before, time.monotonic() - began, verdicts, detail, broken)
 
 
 def training(version: str) -> tuple[str, Verdict]:
     """Train with one TRL; skip a release that the recipe does not support on CPUs."""
     where = ("trl-grpo", "two processes here", "trained")
     try:
-        told, faults = train_with(version)
+        detail, faults = train_with(version)
     except MisfitError as misfit:
         return "", Verdict(*where, misfit=str(misfit))
-    return told, Verdict(*where, tuple(faults))
+    return detail, Verdict(*where, tuple(faults))
 
 
 def judged(part: Part) -> list[Verdict]:
@@ -146,7 +146,7 @@ def verdict(command: Made, faults: Mapping[str, Sequence[Fault]]) -> Verdict:
 def asked(part: Part, cases: Sequence[Case]) -> dict[str, list[Fault]]:
     """Check the cases beside the framework's package, in the suite's environment."""
     python = environment("train" if part.framework == "trl" else "judge")
-    told = {
+    detail = {
         "package": str(package(part.framework, part.version)),
         "cases": [
             {"name": c.name, "argv": c.argv, "nodes": c.nodes, "module": c.module} for c in cases
@@ -158,7 +158,7 @@ def asked(part: Part, cases: Sequence[Case]) -> dict[str, list[Fault]]:
         env = {"PATH": os.defpath, "PYTHONPATH": str(REPO / "scripts"), "HOME": folder}
         try:
             done = subprocess.run(
-                argv, input=json.dumps(told), capture_output=True, text=True,
+                argv, input=json.dumps(detail), capture_output=True, text=True,
                 timeout=JUDGE_LIMIT, check=False, env=env, cwd=folder,
             )  # fmt: skip
         except subprocess.TimeoutExpired:
@@ -174,9 +174,9 @@ def digest(part: Part) -> str:
     total = hashlib.sha256()
     with contextlib.suppress(ImportError):
         for one in made(part.framework, version_of(part)):
-            told = one.case.argv if one.case else one.misfit
+            detail = one.case.argv if one.case else one.misfit
             total.update(
-                f"{one.recipe} {one.nodes} {one.how} {told}".replace(str(REPO), "").encode()
+                f"{one.recipe} {one.nodes} {one.how} {detail}".replace(str(REPO), "").encode()
             )
     ours = {"trl": ("trl_grpo.py", "rehearsal.py"), "verl": ("verl_reward.py", "rehearsal.py")}
     bundled = [REPO / "agent/bundled" / name for name in ours.get(part.framework, ())]

@@ -77,7 +77,9 @@ class Cluster:
             for bundle in bundles:
                 for name, amount in bundle.items():
                     whole[name] = whole.get(name, 0) + amount
-            place = self.place(whole, f"{len(bundles)} bundles of {told(bundles[0])} on one node")
+            place = self.place(
+                whole, f"{len(bundles)} bundles of {described(bundles[0])} on one node"
+            )
             return Group([dict(bundle) for bundle in bundles], [place] * len(bundles))
         if strategy != "PACK":
             raise ValueError(f"no model of a placement group's strategy {strategy!r}")
@@ -90,7 +92,7 @@ class Cluster:
                 for node, (gpus, cpus) in zip(self.nodes, before, strict=True):
                     node.gpus, node.cpus = gpus, cpus
                 raise WaitsForEverError(
-                    f"of {len(bundles)} bundles of {told(bundle)} only {count} fit on {self}"
+                    f"of {len(bundles)} bundles of {described(bundle)} only {count} fit on {self}"
                 )
             self.nodes[fits[0]].take(bundle)
             where.append(fits[0])
@@ -102,7 +104,7 @@ class Cluster:
             if self.nodes[i].has(wanted):
                 self.nodes[i].take(wanted)
                 return i
-        raise WaitsForEverError(f"no room for {what or told(wanted)} on {self}")
+        raise WaitsForEverError(f"no room for {what or described(wanted)} on {self}")
 
     def place_on(self, number: int, wanted: Mapping[str, float], what: str) -> None:
         """Reserve resources of a given node."""
@@ -120,8 +122,8 @@ class Cluster:
         free = group.free[index]
         if any(free.get(name, 0) < amount - GRAIN for name, amount in wanted.items()):
             raise WaitsForEverError(
-                f"bundle {index} of its placement group has {told(free)} left, not the "
-                f"{told(wanted)} of {what}"
+                f"bundle {index} of its placement group has {described(free)} left, not the "
+                f"{described(wanted)} of {what}"
             )
         for name, amount in wanted.items():
             free[name] = free.get(name, 0) - amount
@@ -149,6 +151,6 @@ def waits_once(cluster: Cluster, place: Callable[[Cluster], None]) -> list[Fault
     return []
 
 
-def told(amounts: Mapping[str, float]) -> str:
+def described(amounts: Mapping[str, float]) -> str:
     """Format an amount of resources."""
     return " and ".join(f"{amount:g} {name}" for name, amount in amounts.items()) or "nothing"

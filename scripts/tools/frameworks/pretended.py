@@ -1,6 +1,6 @@
 """The agent on this machine with GPUs that do not exist: how far a framework gets.
 
-Ray is told a number of GPUs; the framework itself runs up to the first use of one.
+Ray gets a number of GPUs; the framework itself runs up to the first use of one.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ class Result:
     """A hash of the recipes and checkers behind it: if it changes, the part runs again."""
     seconds: float
     verdicts: tuple[Verdict, ...] = ()
-    told: str = ""
+    detail: str = ""
     """For a real run: what was observed."""
     broken: str = ""
     """Why nothing could be checked."""
@@ -51,7 +51,7 @@ class Result:
 
     def sentence(self) -> str:
         """Render one line."""
-        ends = [self.broken or (count(self.verdicts) if self.verdicts else ""), self.told]
+        ends = [self.broken or (count(self.verdicts) if self.verdicts else ""), self.detail]
         end = "; ".join(end for end in ends if end)
         return f"{self.part}: {end} ({self.seconds:.0f} s)"
 
@@ -100,7 +100,7 @@ def rows(result: Result | None) -> Iterable[tuple[str, str]]:
     if result is None:
         return [("", "not run")]
     if not result.verdicts:
-        return [("", result.broken or result.told)]
+        return [("", result.broken or result.detail)]
     recipes = dict.fromkeys(verdict.recipe for verdict in result.verdicts)
     return [
         (recipe, count([verdict for verdict in result.verdicts if verdict.recipe == recipe]))

@@ -1,6 +1,6 @@
 """Start verl by its recipe's name, on a machine without GPUs.
 
-Ray is told a number of GPUs, so that everything up to the first use of one is verl's own:
+Ray gets a number of GPUs, so that everything up to the first use of one is verl's own:
 configuration, data, placement, workers. Its output shows how far it got. verl starts its reward
 workers only after those; here they are started alone.
 """

@@ -111,7 +111,7 @@ def train_one_way(version: str, *, sharded: bool) -> tuple[str, list[Fault]]:
     env = {"PATH": os.defpath, "HOME": str(ground), **QUIET}
     env["PYTHONPATH"] = str(package("trl", version))
     numbers = tuple(int(number) for number in version.split("."))
-    told = []
+    output = []
     with reward_server(ground / "reward.log") as url:
         for steps in (6, 8):
             python, *words = command(ground, numbers, steps, url)
@@ -124,19 +124,19 @@ def train_one_way(version: str, *, sharded: bool) -> tuple[str, list[Fault]]:
             )  # fmt: skip
             if done.returncode != 0:
                 return "", [Fault("crash", f"training: {done.stderr.strip()[-LONGEST:]}")]
-            told.append(done.stdout)
+            output.append(done.stdout)
     kept = ground / "checkpoints" / "checkpoint-5" / "pytorch_model_fsdp_0"
     if kept.is_dir() != sharded:
         return "", [Fault("ignored", f"its checkpoint is {'not ' * sharded}sharded")]
-    seen = STEP.findall(told[1])
-    if not FROM_CHECKPOINT.search(told[1]) or [step for step, *_ in seen] != ["7", "8"]:
+    seen = STEP.findall(output[1])
+    if not FROM_CHECKPOINT.search(output[1]) or [step for step, *_ in seen] != ["7", "8"]:
         return "", [
-            Fault("ignored", f"it did not resume from its checkpoint: {told[1][-LONGEST:]}")
+            Fault("ignored", f"it did not resume from its checkpoint: {output[1][-LONGEST:]}")
         ]
-    return f"trained to step 6, resumed to 8: reward {curve(''.join(told))}", []
+    return f"trained to step 6, resumed to 8: reward {curve(''.join(output))}", []
 
 
-def curve(told: str) -> str:
+def curve(output: str) -> str:
     """Format the first and last mean reward."""
-    rewards = [reward for _step, _of, reward in STEP.findall(told)]
+    rewards = [reward for _step, _of, reward in STEP.findall(output)]
     return f"{rewards[0]} to {rewards[-1]}" if rewards else "not in the output"

@@ -57,8 +57,8 @@ def on_pods() -> str:
             raise NotTrainedError(f"codes {codes}: {second[0].tail()}")
     first, retried = halves(before)
     lost, killed, steps = gone_on(retried), gone_on(after), STEP.findall(after)
-    told = RESUMES.search(said)
-    if told is None or int(told[1]) != killed:
+    printed = RESUMES.search(said)
+    if printed is None or int(printed[1]) != killed:
         raise NotTrainedError(f"the agent did not report that it resumes from {killed}: {said}")
     if killed < KILLED_AT or int(steps[-1][0]) != STEPS or float(steps[-1][2]) < LEARNT:
         raise NotTrainedError(f"from checkpoint {killed}: steps {steps}")
@@ -138,22 +138,22 @@ def await_checkpoint(head: podlab.Container, ground: Path, number: int) -> None:
         time.sleep(0.2)
 
 
-def halves(told: str) -> tuple[str, str]:
+def halves(printed: str) -> tuple[str, str]:
     """Split a run's output where its second attempt began to train."""
-    found = FROM_CHECKPOINT.search(told)
+    found = FROM_CHECKPOINT.search(printed)
     if found is None:
-        raise NotTrainedError(f"no attempt resumed from a checkpoint: {told}")
-    return told[: found.start()], told[found.start() :]
+        raise NotTrainedError(f"no attempt resumed from a checkpoint: {printed}")
+    return printed[: found.start()], printed[found.start() :]
 
 
-def gone_on(told: str) -> int:
+def gone_on(printed: str) -> int:
     """Return the checkpoint that an attempt resumed; its first step must be the next one."""
-    found, steps = FROM_CHECKPOINT.search(told), STEP.findall(told)
+    found, steps = FROM_CHECKPOINT.search(printed), STEP.findall(printed)
     if found is None or not steps or int(steps[0][0]) != int(found[1]) + 1:
-        raise NotTrainedError(f"it did not resume from its checkpoint: {told}")
+        raise NotTrainedError(f"it did not resume from its checkpoint: {printed}")
     return int(found[1])
 
 
-def last_step(told: str) -> str:
+def last_step(printed: str) -> str:
     """Return the last step in the output."""
-    return str(STEP.findall(told)[-1][0])
+    return str(STEP.findall(printed)[-1][0])

@@ -47,8 +47,8 @@ def started(at: Work, name: str, caches: Path) -> dict[str, Any]:
         "HF_HUB_OFFLINE": "1",
     }
     argv = [sys.executable, str(COMPILED), "--layers", layers, "--hidden", hidden]
-    told: dict[str, Any] = json.loads(read_last(at.run(name, argv, env)))
-    return told
+    printed: dict[str, Any] = json.loads(read_last(at.run(name, argv, env)))
+    return printed
 
 
 def pack(caches: Path, archive: Path) -> dict[str, float | int]:

@@ -1,6 +1,6 @@
 """A hang in a collective: what the GPU shows meanwhile, and what finds it.
 
-First the GPU's states that a hang is to be told from. Then jobs of the agent that hang: by NCCL
+First the states of a GPU that are no hang. Then jobs of the agent that hang: by NCCL
 (two ranks on one GPU where NCCL takes them, else one whose all-reduce waits behind kernels that
 spin), and by gloo with an idle GPU. Each is diagnosed by py-spy, by the flight recorder, and by the
 agent's own alarm.

@@ -90,11 +90,11 @@ def doctor(at: Work) -> None:
     code = at.wait(program, 40)
     seconds = round(time.monotonic() - program.began, 2)
     at.figures["doctor"] = {"code": code, "seconds": seconds}
-    told = json.loads(program.output)
-    worse = [one for one in told["findings"] if one["level"] not in {"ok", "info"}]
+    report = json.loads(program.output)
+    worse = [one for one in report["findings"] if one["level"] not in {"ok", "info"}]
     lines = [f"{one['level']} {one['check']}: {one['what'][:TOLD]}" for one in worse]
-    gpus_found = [one["what"] for one in told["findings"] if "GPU" in one["check"]]
-    at.figures["doctor"] |= {"ok": told["ok"], "findings": lines, "gpus": gpus_found}
+    gpus_found = [one["what"] for one in report["findings"] if "GPU" in one["check"]]
+    at.figures["doctor"] |= {"ok": report["ok"], "findings": lines, "gpus": gpus_found}
 
 
 def utilization(at: Work, maker: str) -> dict[int, int]:

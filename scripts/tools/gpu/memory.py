@@ -113,22 +113,22 @@ def measured(at: Work, name: str, size: Size, url: str) -> dict[str, object]:
     argv += ["--answers", str(size.answers), "--length", str(size.length)]
     argv += [] if at.has_gpu else ["--cpu"]
     program = at.run(name, argv, agents.QUIET, limit=EACH_SECONDS)
-    told = json.loads(read_last(program))
+    printed = json.loads(read_last(program))
     shape = ModelShape.from_config(size.config())
     if shape is None:
         raise PartError("no shape follows from the configuration")
     expected = predicted(shape, FSDP_RESIDENT, size.tokens)
     row = {
-        "parameters": told["parameters"],
+        "parameters": printed["parameters"],
         "parameters_by_sizing": shape.parameters,
         "predicted_gb": round(expected / 1e9, 2),
-        "seconds": told["seconds"],
+        "seconds": printed["seconds"],
     }
     for kind in ("allocated", "reserved", "used"):
-        peak = told.get(kind)
+        peak = printed.get(kind)
         row[f"{kind}_gb"] = None if peak is None else round(peak / 1e9, 2)
         row[f"{kind}_ratio"] = None if peak is None else round(peak / expected, 3)
-    row["after_loading_gb"] = round(told["after_loading"] / 1e9, 2)
+    row["after_loading_gb"] = round(printed["after_loading"] / 1e9, 2)
     return row
 
 

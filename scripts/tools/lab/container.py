@@ -64,8 +64,8 @@ def parse_status(text: str) -> dict[str, str]:
 def processes_of(pidns: str) -> list[ProcessInfo]:
     """List the processes of a pid namespace (the text of its /proc/PID/ns/pid link), by pid."""
     entries = [entry for entry in PROC.iterdir() if entry.name.isdigit()]
-    looks = [look for entry in entries if (look := _look(entry, pidns))]
-    inner = {int(fields["Pid"]): int(fields["NSpid"].split()[-1]) for fields, _ in looks}
+    entries_read = [look for entry in entries if (look := _look(entry, pidns))]
+    inner = {int(fields["Pid"]): int(fields["NSpid"].split()[-1]) for fields, _ in entries_read}
     infos = (
         ProcessInfo(
             pid=inner[int(fields["Pid"])],
@@ -75,7 +75,7 @@ def processes_of(pidns: str) -> list[ProcessInfo]:
             name=fields["Name"],
             cmdline=cmdline or f"[{fields['Name']}]",
         )
-        for fields, cmdline in looks
+        for fields, cmdline in entries_read
     )
     return sorted(infos, key=lambda info: info.pid)
 

@@ -43,8 +43,8 @@ def question(number: int, name: str) -> bytes:
 
 def answer(packet: bytes, number: int) -> str | None:
     """Parse a reply: an address, "" for "no such name", None if it answers another query."""
-    told, flags, _, answers, _, _ = struct.unpack_from("!6H", packet)
-    if told != number or not flags & 0x8000:
+    number_in_reply, flags, _, answers, _, _ = struct.unpack_from("!6H", packet)
+    if number_in_reply != number or not flags & 0x8000:
         return None
     if flags & 0xF == NXDOMAIN or not answers:
         return ""

@@ -91,17 +91,21 @@ class Running:
     def _first_report(self, report: int) -> _Report:
         try:
             ready = select.select([report], [], [], START_TIMEOUT)[0]
-            told = _read_report(report) if ready else None
+            report_read = _read_report(report) if ready else None
         except BaseException:
             self._let_go()
             os.close(report)
             raise
-        if told is None or "error" in told:
+        if report_read is None or "error" in report_read:
             self._let_go()
             os.close(report)
-            why = told["error"] if told else f"no report from it within {START_TIMEOUT:g} s"
+            why = (
+                report_read["error"]
+                if report_read
+                else f"no report from it within {START_TIMEOUT:g} s"
+            )
             raise LabError(f"{self.label}: cannot start: {why}{self.tail()}")
-        return told
+        return report_read
 
     def _open_pidfd(self) -> int | None:
         """Open a pidfd: the kernel may reuse the PID before we signal it."""

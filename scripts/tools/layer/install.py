@@ -61,7 +61,7 @@ def run(what: str, remedy: str, *argv: str | Path) -> None:
         fail(what, remedy)
 
 
-def told(python: str | Path, code: str) -> list[str]:
+def output_of(python: str | Path, code: str) -> list[str]:
     """Run a script in a Python; return its output lines."""
     done = subprocess.run([python, "-I", "-c", code], capture_output=True, text=True, check=True)
     return done.stdout.splitlines()
@@ -112,7 +112,7 @@ def install_agent(home: Path, given: str | None) -> None:
 
     python = given or of_command("ray", os.environ.get("PATH")) or sys.executable
     note(python, home)
-    version = told(python, "import sys; print('%d.%d' % sys.version_info[:2])")[0]
+    version = output_of(python, "import sys; print('%d.%d' % sys.version_info[:2])")[0]
     pinned = pinned_libraries(version)
     for theirs in ("PYTHONPATH", "PIP_CONSTRAINT"):  # these are for the framework's libraries
         os.environ.pop(theirs, None)

@@ -164,12 +164,12 @@ async def a_tab() -> AsyncIterator[Tab]:
 
 
 async def _port(file: Path, log: Path) -> int:
-    async def told() -> int | NotYet:
+    async def port_printed() -> int | NotYet:
         if not file.exists() or not file.read_text():
             return NotYet(log.read_text(errors="replace")[-500:])
         return int(file.read_text().splitlines()[0])
 
     try:
-        return await until(told, LIMIT)
+        return await until(port_printed, LIMIT)
     except TimedOutError as error:
         raise BrowserError(f"Chromium did not start: {error}") from None

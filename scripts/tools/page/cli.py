@@ -66,18 +66,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     FOLDER.mkdir(exist_ok=True)
     axe = None if options.axe is None else options.axe.read_text(encoding="utf-8")
-    looks = [Look(width, dark) for width in options.width or HEIGHTS for dark in (False, True)]
+    windows = [Look(width, dark) for width in options.width or HEIGHTS for dark in (False, True)]
 
     visits: list[tuple[str, Visit]] = []
     for situation, nodes in product(options.situation or SITUATIONS, options.nodes or SIZES):
         name = f"{situation} on {nodes}"
-        visits.append((name, _of(situation, nodes, looks, axe)))
+        visits.append((name, _of(situation, nodes, windows, axe)))
     if not options.situation and not options.nodes:
-        visits += [(f"{situation} on 3", _of(situation, 3, looks, axe)) for situation in FURTHER]
+        visits += [(f"{situation} on 3", _of(situation, 3, windows, axe)) for situation in FURTHER]
         visits += [("without a token", visit_without_token), ("stop", visit_stop)]
         visits += [("a head that is gone", visit_gone)]
         for situation in ("failed", "ended"):
-            visit = partial(visit_report, situation=situation, nodes=64, looks=looks)
+            visit = partial(visit_report, situation=situation, nodes=64, windows=windows)
             visits.append((f"report, {situation}", partial(visit, folder=FOLDER, axe=axe)))
 
     complaints = color_complaints(asset("/page.css").decode())
@@ -88,15 +88,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     for complaint in complaints:
         print(complaint, file=sys.stderr)
     rules = "own rules" if axe is None else "own rules and axe-core"
-    print(f"{len(visits)} runs in {len(looks)} windows by {rules}: {len(complaints)} complaints")
+    print(f"{len(visits)} runs in {len(windows)} windows by {rules}: {len(complaints)} complaints")
     if options.docs:
         for name, source in PICTURES.items():
             shutil.copy(FOLDER / source, DOCS / name)
     return 1 if complaints else 0
 
 
-def _of(situation: str, nodes: int, looks: Sequence[Look], axe: str | None) -> Visit:
-    visit = partial(visit_situation, situation=situation, nodes=nodes, looks=looks)
+def _of(situation: str, nodes: int, windows: Sequence[Look], axe: str | None) -> Visit:
+    visit = partial(visit_situation, situation=situation, nodes=nodes, windows=windows)
     return partial(visit, folder=FOLDER, axe=axe)
 
 

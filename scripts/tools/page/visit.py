@@ -99,7 +99,7 @@ async def visit_situation(  # noqa: PLR0913 - what a visit is about
     tab: Tab,
     situation: str,
     nodes: int,
-    looks: Sequence[Look],
+    windows: Sequence[Look],
     folder: Path,
     axe: str | None,
 ) -> list[str]:
@@ -110,11 +110,11 @@ async def visit_situation(  # noqa: PLR0913 - what a visit is about
         await sign_in(tab, shown)
         tab.complaints.clear()  # the browser logs the form's 401
         await tab.call("Page.navigate", url=shown.url)
-        return await _check(tab, run, looks, folder, f"{situation}-{nodes}", axe)
+        return await _check(tab, run, windows, folder, f"{situation}-{nodes}", axe)
 
 
 async def visit_report(  # noqa: PLR0913 - same
-    tab: Tab, situation: str, nodes: int, looks: Sequence[Look], folder: Path, axe: str | None
+    tab: Tab, situation: str, nodes: int, windows: Sequence[Look], folder: Path, axe: str | None
 ) -> list[str]:
     """Return what is wrong in the report of a run, opened from its file."""
     run = made_run(situation, nodes)
@@ -122,7 +122,7 @@ async def visit_report(  # noqa: PLR0913 - same
     file.write_text(report_page(page_status(judged_run(run)), run.series, run.logs), "utf-8")
     tab.complaints.clear()
     await tab.call("Page.navigate", url=file.resolve().as_uri())
-    wrong = await _check(tab, run, looks, folder, f"report-{situation}-{nodes}", axe)
+    wrong = await _check(tab, run, windows, folder, f"report-{situation}-{nodes}", axe)
     if await tab.tell("!document.getElementById('stop').hidden"):
         wrong.append("a report has a button that stops")
     return wrong
@@ -138,7 +138,7 @@ async def sign_in(tab: Tab, shown: Shown) -> None:
 
 
 async def _check(  # noqa: PLR0913 - what is checked, and where
-    tab: Tab, run: MadeRun, looks: Sequence[Look], folder: Path, name: str, axe: str | None
+    tab: Tab, run: MadeRun, windows: Sequence[Look], folder: Path, name: str, axe: str | None
 ) -> list[str]:
     glance = judged_run(run)["glance"]
     await tab.wait_for(_DRAWN.format(json.dumps(glance["sentence"])))
@@ -159,7 +159,7 @@ async def _check(  # noqa: PLR0913 - what is checked, and where
         wrong.append(f"{count} elements")
     if await tab.tell("document.images.length + document.querySelectorAll('td b').length"):
         wrong.append("text became markup")
-    for look in looks:
+    for look in windows:
         wrong += [f"{look.name}: {found}" for found in await _check_look(tab, look, axe)]
         await tab.picture(folder / f"{name}-{look.name}.png")
     wrong += tab.complaints

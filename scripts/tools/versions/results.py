@@ -56,9 +56,9 @@ class Result:
         """Render one line."""
         names = f" (Ray {self.installed}, Python {self.python})" if self.installed else ""
         steps = ", ".join(f"{step.name} {step.word} {step.seconds:.0f} s" for step in self.steps)
-        told = [f"{self.pair}{names}: {self.word}", steps]
-        told += [self.what, *(step.what for step in self.steps if step.what)]
-        return "; ".join(part for part in told if part) + f" ({self.seconds:.0f} s in all)"
+        parts = [f"{self.pair}{names}: {self.word}", steps]
+        parts += [self.what, *(step.what for step in self.steps if step.what)]
+        return "; ".join(part for part in parts if part) + f" ({self.seconds:.0f} s in all)"
 
 
 def of_steps(

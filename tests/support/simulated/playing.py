@@ -232,12 +232,12 @@ def on_platforms(seed: int) -> Setup:
 def broken_rules(seeds: Iterable[int], setup: Callable[[int], Setup] = setup_of) -> str:
     """Run worlds; return the broken rules by world, and the first history, or ''."""
     broken = []
-    story = ""
+    transcript = ""
     with in_a_world():
         for seed in seeds:
             world = play(seed, setup(seed))
             if world.rules.broken:
                 again = _AGAIN.format(seed=seed)
                 broken.append(f"seed {seed} ({again}): {world.rules.broken[0]}")
-                story = story or world.story()
-    return "\n".join([story, *broken]) if broken else ""
+                transcript = transcript or world.transcript()
+    return "\n".join([transcript, *broken]) if broken else ""

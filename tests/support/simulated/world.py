@@ -317,7 +317,7 @@ class World:
 
     # --- output ---------------------------------------------------------------------------------
 
-    def story(self) -> str:
+    def transcript(self) -> str:
         """Return the history, line by line."""
         setup = asdict(self.setup)
         lines = [f"seed {self.seed}", *(f"  {name} = {value!r}" for name, value in setup.items())]
@@ -327,7 +327,7 @@ class World:
                 continue
             line = what if isinstance(what, str) else shown(what)
             kind = (who, line[:40])  # repeated lines are printed only if they differ
-            gist = re.sub(r"(heard|seconds)=[0-9.]+", "", line)
+            gist = re.sub(r"(last_report_at|seconds)=[0-9.]+", "", line)
             is_known, last[kind] = last.get(kind) == gist, gist
             if not is_known or actions or isinstance(what, str):
                 lines.append(f"{at:9.3f} {who:8} {line}")

@@ -38,13 +38,13 @@ def test_ray_first_then_the_driver(
 
     monkeypatch.setattr(times, "STOP_ACCEPTED", 5.0 if takes else 0.5)
     argv = [sys.executable, "-c", f"TAKES = {takes}\n{BRIDGE}"]
-    told: list[object] = []
+    events: list[object] = []
 
     async def settled() -> None:
-        told.append("settled")
+        events.append("settled")
 
-    async def story() -> None:
-        link = RayLink(argv, {}, lambda: tmp_path / "bridge.log", told.append)
+    async def scenario() -> None:
+        link = RayLink(argv, {}, lambda: tmp_path / "bridge.log", events.append)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(link.run)
             with anyio.fail_after(20):
@@ -52,12 +52,12 @@ def test_ray_first_then_the_driver(
                     link,
                     "run-1",
                     flush=settled,
-                    send=told.append,
+                    send=events.append,
                     task=SubmissionTask(),
                     terminate=ask_to_end,
                 )
             tasks.cancel_scope.cancel()
 
-    anyio.run(story)
+    anyio.run(scenario)
     assert asked == ([] if takes else ["run-1"])
-    assert told == ["settled", *([] if takes else [DriverSignaled("run-1")])]
+    assert events == ["settled", *([] if takes else [DriverSignaled("run-1")])]

@@ -46,7 +46,7 @@ def orders_of(make: Callable[[], Awaitable[str]], *, is_slow: bool = False) -> l
             await anyio.wait_all_tasks_blocked()
         link.orders.append("given up" if made is None else f"submit {made}")
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with anyio.create_task_group() as tasks:
             submitting.start(tasks, submit)
             if is_slow:
@@ -61,7 +61,7 @@ def orders_of(make: Callable[[], Awaitable[str]], *, is_slow: bool = False) -> l
                     terminate=str,
                 )
 
-    anyio.run(story)
+    anyio.run(scenario)
     return link.orders
 
 

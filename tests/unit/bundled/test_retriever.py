@@ -111,7 +111,7 @@ def test_a_client_that_leaves_ends_its_request() -> None:
             begun.set()
             return super().find(query, topk) if query == "good" else []
 
-    async def story() -> None:
+    async def scenario() -> None:
         program = Retriever(Slow(built_in()), 60.0).program
         taken = socket.create_server(("127.0.0.1", 0))
         port = taken.getsockname()[1]
@@ -129,7 +129,7 @@ def test_a_client_that_leaves_ends_its_request() -> None:
             await asyncio.to_thread(post, url, b'{"queries": ["good"], "topk": 1}')
             assert len(found) == before + 1 < 10_000
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"contents": 1}'])

@@ -469,7 +469,7 @@ def test_many_small_items_count_by_what_they_take(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(times, "BODY_QUEUE", 1.0)
     small = Undecided(monkeypatch, 8 << 20)
 
-    async def story() -> None:
+    async def scenario() -> None:
         taken = socket.create_server(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{taken.getsockname()[1]}/get_reward"
         async with small.server.program.served([taken]), aiohttp.ClientSession() as session:
@@ -485,7 +485,7 @@ def test_many_small_items_count_by_what_they_take(monkeypatch: pytest.MonkeyPatc
             await asyncio.wait_for(small.wait_for(0), 20)
             assert small.used() == 0
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 async def send_unread(url: str, body: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -514,7 +514,7 @@ def test_a_reply_that_is_not_read_counts_and_has_a_deadline(
     async def is_forgotten() -> bool | NotYet:
         return NotYet() if server._texts.used() else True  # noqa: SLF001
 
-    async def story() -> None:
+    async def scenario() -> None:
         taken = socket.create_server(("127.0.0.1", 0))
         taken.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
         url = f"http://127.0.0.1:{taken.getsockname()[1]}/get_reward"
@@ -527,7 +527,7 @@ def test_a_reply_that_is_not_read_counts_and_has_a_deadline(
                 await reader.readexactly(least)
             writer.close()
 
-    asyncio.run(asyncio.wait_for(story(), 50))
+    asyncio.run(asyncio.wait_for(scenario(), 50))
     assert least <= seen[0] < 2 * least
 
 

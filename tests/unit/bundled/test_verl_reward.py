@@ -29,9 +29,9 @@ pytestmark = pytest.mark.processes
 TOKEN = "AGENT_REWARD_TOKEN"  # noqa: S105 - the name of the variable
 
 
-def run(story: Coroutine[object, object, None]) -> None:
+def run(scenario: Coroutine[object, object, None]) -> None:
     """Run a coroutine in a new event loop."""
-    asyncio.run(asyncio.wait_for(story, 60))
+    asyncio.run(asyncio.wait_for(scenario, 60))
 
 
 async def score(url: str, text: str = r"\boxed{4}", truth: object = "4", **more: float) -> float:
@@ -85,13 +85,13 @@ def test_the_recipe_names_this_file() -> None:
 def test_the_bundled_server_scores() -> None:
     """Right answers score 1, wrong ones 0, concurrently."""
 
-    async def story(url: str) -> None:
+    async def scenario(url: str) -> None:
         texts = [f"It is \\boxed{{{number}}}." for number in range(200)]
         rewards = await asyncio.gather(*(score(url, text, "7") for text in texts))
         assert rewards == [float(number == 7) for number in range(200)]
 
     with reward_server() as server:
-        run(story(server.url))
+        run(scenario(server.url))
 
 
 def test_the_token_of_the_server_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,20 +127,20 @@ async def accepted(url: str) -> None:
 def test_ground_truths_in_requests(truth: object, sent: object) -> None:
     """Any ground truth is sent as text, a number or null."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         ok = web.json_response
         async with scripted(lambda _, __: ok({"rewards": [0.5]})) as (url, requests):
             assert await score(url, "text", truth) == 0.5
         labels = [sent]
         assert requests == [{"query": ["text"], "prompts": ["What is 2+2?"], "labels": labels}]
 
-    run(story())
+    run(scenario())
 
 
 def test_an_overloaded_server_ends_the_job() -> None:
     """The error comes within the limit and contains the server's reply; no answer gets 0."""
 
-    async def story(url: str) -> None:
+    async def scenario(url: str) -> None:
         begun = asyncio.get_running_loop().time()
         with pytest.raises(RuntimeError, match="no rewards yet, retry") as error:
             await score(url, within=3)
@@ -148,13 +148,13 @@ def test_an_overloaded_server_ends_the_job() -> None:
         assert "AGENT_REWARD" in str(error.value)
 
     with reward_server("--limit", "0.0000001") as server:
-        run(story(server.url))
+        run(scenario(server.url))
 
 
 def test_a_restarted_server_changes_no_reward() -> None:
     """If the server is killed and restarted on its port, every answer gets its own reward."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         loop = asyncio.get_running_loop()
         with reward_server() as first:
             url, port = first.url, str(first.port)
@@ -166,13 +166,13 @@ def test_a_restarted_server_changes_no_reward() -> None:
         with reward_server("--port", port):
             assert await asyncio.gather(*waiting) == [1.0, 0.0] * 20
 
-    run(story())
+    run(scenario())
 
 
 def test_a_lost_server_fails_every_request() -> None:
     """The error names the server; the first one, within the limit, ends the job."""
 
-    async def story(url: str) -> None:
+    async def scenario(url: str) -> None:
         begun = asyncio.get_running_loop().time()
         tasks = [score(url, within=1, parallel=4) for _ in range(8)]
         with pytest.raises(RuntimeError):
@@ -187,7 +187,7 @@ def test_a_lost_server_fails_every_request() -> None:
 
     with reward_server() as server:
         server.stop(signal.SIGKILL)
-        run(story(server.url))
+        run(scenario(server.url))
 
 
 @pytest.mark.parametrize(
@@ -200,7 +200,7 @@ def test_a_lost_server_fails_every_request() -> None:
 def test_an_invalid_reply_is_not_a_reward(body: str, status: int, said: str) -> None:
     """It ends the job with a class of Python's own, which Ray's driver can load."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         reply = web.Response
         async with scripted(lambda _, __: reply(text=body, status=status)) as (url, requests):
             with pytest.raises(RuntimeError, match=said) as error:
@@ -208,13 +208,13 @@ def test_an_invalid_reply_is_not_a_reward(body: str, status: int, said: str) -> 
         assert type(error.value) is RuntimeError
         assert len(requests) == 1
 
-    run(story())
+    run(scenario())
 
 
 def test_concurrent_requests_are_limited() -> None:
     """No more requests than `parallel` are open, whatever the number of answers."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         open_now, most = 0, 0
 
         async def answer(_: dict[str, object], __: int) -> web.Response:
@@ -230,13 +230,13 @@ def test_concurrent_requests_are_limited() -> None:
         assert rewards == [1.0] * 60
         assert most == 5
 
-    run(story())
+    run(scenario())
 
 
 def test_credentials_of_the_url_are_sent_and_not_logged() -> None:
     """The server gets them as a header; the error has neither them nor the query."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         async def refused(request: web.Request) -> web.Response:
             return web.Response(text=request.headers["Authorization"][:6], status=403)
 
@@ -253,4 +253,4 @@ def test_credentials_of_the_url_are_sent_and_not_logged() -> None:
         assert "hidden" not in str(error.value)
         await runner.cleanup()
 
-    run(story())
+    run(scenario())

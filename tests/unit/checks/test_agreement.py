@@ -231,8 +231,8 @@ def test_a_warning_is_reported_once() -> None:
     for at, event in again:
         trace.take(event, at)
     assert [type(a) for a in trace.actions].count(h.SubmitJob) == 2
-    told = [a for a in trace.actions if isinstance(a, LogLine) and "NCCL_DEBUG" in a.sentence]
-    assert len(told) == 1
+    warned = [a for a in trace.actions if isinstance(a, LogLine) and "NCCL_DEBUG" in a.sentence]
+    assert len(warned) == 1
 
 
 def test_a_node_without_an_agent_is_not_compared() -> None:

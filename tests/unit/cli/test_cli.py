@@ -138,8 +138,8 @@ def test_a_program_that_is_not_there_ends_before_the_boot(tmp_path: Path) -> Non
     checked = agent("plan", "--check", "--", "./no-such-train.sh", env=env, cwd=tmp_path)
     assert (checked.returncode, checked.stdout) == (78, shown.stdout)
     assert agent("plan", "--check", "--", "true", env=env, cwd=tmp_path).returncode == 0
-    told = agent("doctor", env={"RAY_WORKERS": "3"}, cwd=tmp_path)
-    assert "warn names: RAY_WORKERS" in told.stdout
+    doctor = agent("doctor", env={"RAY_WORKERS": "3"}, cwd=tmp_path)
+    assert "warn names: RAY_WORKERS" in doctor.stdout
 
 
 @pytest.mark.parametrize("folder", ["/proc/nowhere/logs", "/dev/null/logs"])

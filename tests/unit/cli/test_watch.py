@@ -140,14 +140,14 @@ def test_at_a_terminal_without_rich(tmp_path: Path) -> None:
 def test_a_lost_head_ends_the_watch() -> None:
     """A short outage is shown; after 15 s without a status the watch ends, and why."""
     now = iter([0.0, 0.0, 5.0, 6.0, 10.0, 15.0, 21.5])
-    told: list[Mapping[str, Any] | str] = [run_of(1), "refused", run_of(1), *["refused"] * 9]
+    answers: list[Mapping[str, Any] | str] = [run_of(1), "refused", run_of(1), *["refused"] * 9]
     shown: list[str] = []
 
     def show(status: Mapping[str, Any], outage: str) -> None:
         shown.append(outage or status["phase"])
 
     with pytest.raises(UnavailableError) as caught:
-        watch_status.show_until_end(show, "10.0.0.4:8266", told, lambda: next(now))
+        watch_status.show_until_end(show, "10.0.0.4:8266", answers, lambda: next(now))
     words = caught.value.sentence()
     assert shown == [
         *("running", "10.0.0.4:8266 does not answer: refused", "running"),

@@ -94,7 +94,7 @@ def says(n: int, *done: str, at: float, rank: int | None = None, pending: str = 
     items = tuple(ItemReport(name, Step.READY) for name in done)
     items += tuple(ItemReport(name, Step.PENDING) for name in pending.split())
     return reported(
-        n, joined=not pending, preparing=bool(pending), heard=at, items=items, rank=rank
+        n, joined=not pending, preparing=bool(pending), reported_at=at, items=items, rank=rank
     )
 
 
@@ -319,7 +319,7 @@ def test_a_node_whose_step_fails_is_named() -> None:
     assert (trace.state.phase, starts(trace)) == (HeadPhase.BOOTING, [])
     failed = f"{PREPARE_EACH} failed: exit code 5"
     trace.take(
-        reported(2, "leaving", joined=False, rank=1, has_left=True, detail=failed, heard=9), 9
+        reported(2, "leaving", joined=False, rank=1, has_left=True, detail=failed, reported_at=9), 9
     )
     assert trace.finish()
     (end,) = trace.outcomes
@@ -368,7 +368,7 @@ def test_nothing_starts_too_early_and_nothing_waits_for_ever(
             )
             has_left = is_step and not is_well
             n = int(node.removeprefix("agent"))
-            trace.take(reported(n, rank=n - 1, heard=at, items=items, has_left=has_left), at)
+            trace.take(reported(n, rank=n - 1, reported_at=at, items=items, has_left=has_left), at)
         elif is_step:
             trace.take(StepOver(name, failure), at)
         elif is_well:

@@ -159,7 +159,7 @@ def test_a_redirect_of_a_stranger(*, follows: bool) -> None:
             raise web.HTTPFound("/secret")
         return web.Response(text="secret")
 
-    async def story() -> str:
+    async def scenario() -> str:
         app = web.Application()
         app.router.add_get("/{path}", reply)
         runner = web.AppRunner(app)
@@ -171,5 +171,5 @@ def test_a_redirect_of_a_stranger(*, follows: bool) -> None:
         finally:
             await runner.cleanup()
 
-    assert anyio.run(story) == ""
+    assert anyio.run(scenario) == ""
     assert asked == (["/livez", "/secret"] if follows else ["/livez"])

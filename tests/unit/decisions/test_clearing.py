@@ -132,7 +132,7 @@ def test_a_restarted_head_has_the_earlier_nodes() -> None:
 
 def test_a_lost_spare_is_cleared_too() -> None:
     """It joined a running attempt, which may use it: the next begins once it is out of reach."""
-    spare = replace(reported(3, rank=9, heard=7.0).worker, running_attempt=1)
+    spare = replace(reported(3, rank=9, reported_at=7.0).worker, running_attempt=1)
     history: History = [
         *PAIR,
         (7, h.WorkerReported(spare)),

@@ -80,7 +80,7 @@ def test_a_lost_attempt_is_over_on_disk_before_the_next_ray_starts(
         assert isinstance(record, RunRecord)
         found.append((record.open_attempt, record.epoch == keeper.record.epoch))
 
-    async def story() -> None:
+    async def scenario() -> None:
         environ = {"AGENT_PORT": str(free_port()), "AGENT_NODE_IP": "127.0.0.1"}
         plan = plan_of({**environ, "AGENT_JOB_RETRIES": "3"}, command=["train"])
         folder = RunFolder(tmp_path, "4711", "podb")
@@ -93,7 +93,7 @@ def test_a_lost_attempt_is_over_on_disk_before_the_next_ray_starts(
     monkeypatch.setattr(RunRecord, "write", write_slowly)
     monkeypatch.setattr(make_ready, "prepare_machine", prepare)
     monkeypatch.setattr(make_ready, "start_ray", start_ray)
-    anyio.run(story)
+    anyio.run(scenario)
     assert found == [(None, True)]
     keeper.close()
 

@@ -185,7 +185,7 @@ def test_a_stopped_dashboard_is_found_below_ray(tmp_path: Path) -> None:
     (tmp_path / "dashboard").mkdir()
     program = tmp_path / "dashboard" / "dashboard.py"
     shutil.copy(sleep, program)
-    told: list[tuple[str, bool]] = []
+    noted: list[tuple[str, bool]] = []
 
     async def trace() -> tuple[int, str]:
         script = f"{program} 100 & echo $!; wait"
@@ -195,25 +195,25 @@ def test_a_stopped_dashboard_is_found_below_ray(tmp_path: Path) -> None:
             text = (tmp_path / "log").read_text().strip() if (tmp_path / "log").exists() else ""
             return int(text) if text else NotYet()
 
-        async def heard(number: int) -> None:
+        async def received(number: int) -> None:
             async def look() -> bool | NotYet:
-                return True if len(told) >= number else NotYet()
+                return True if len(noted) >= number else NotYet()
 
             await until(look, 20.0)
 
         async with anyio.create_task_group() as tasks:
             dashboard = await until(pid, 20.0)
-            tell = (lambda evidence, job: told.append((evidence, job)), BestEffort())
+            tell = (lambda evidence, job: noted.append((evidence, job)), BestEffort())
             tasks.start_soon(watch_helpers, child, *tell)
             os.kill(dashboard, signal.SIGSTOP)
-            await heard(1)
+            await received(1)
             seen = stopped_helper(child.pid)
             os.kill(dashboard, signal.SIGCONT)
-            await heard(2)
+            await received(2)
             tasks.cancel_scope.cancel()
         await child.stop(0.0)
         return dashboard, seen
 
     pid, seen = anyio.run(trace)
     assert seen == f"its dashboard (pid {pid}) is stopped"
-    assert told == [(seen, False), ("", False)]
+    assert noted == [(seen, False), ("", False)]

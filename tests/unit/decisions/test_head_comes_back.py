@@ -104,12 +104,12 @@ GCS_ALONE = replied(epoch=None, phase="", run="")
 HELD = replied(held=True, ready=False)
 
 
-@pytest.mark.parametrize("heard", [replied(ready=False), HELD], ids=["answered", "held"])
-def test_gcs_alone_is_no_plain_head_once_an_agent_answered(heard: w.HeadSpoke) -> None:
+@pytest.mark.parametrize("received", [replied(ready=False), HELD], ids=["answered", "held"])
+def test_gcs_alone_is_no_plain_head_once_an_agent_answered(received: w.HeadSpoke) -> None:
     """Its agent was killed while Ray boots: no step starts without an order, no worker joins."""
     gone: History = [(3, GCS_ALONE), (4, GCS_ALONE), (5, GCS_ALONE)]
     for steps in ((SHARED_DATA_STEP,), ()):
-        trace = WorkerTrace(replace(GOAL, steps=steps), [(2, heard), *gone])
+        trace = WorkerTrace(replace(GOAL, steps=steps), [(2, received), *gone])
         assert (trace.effects, trace.state.is_plain_head) == ([], False)
         assert trace.state.evidence == "its agent is gone, though Ray's GCS still answers"
     trace.take(replied(), 6)

@@ -114,13 +114,17 @@ UNDER_WAY: dict[str, tuple[HeadGoal, History, HeadPhase, list[str]]] = {
     ),
     "a preparing worker has more time": (
         goal(1),
-        [(3, nodes()), (190, reported(2, joined=False, preparing=True, heard=190)), (201, TICK)],
+        [
+            (3, nodes()),
+            (190, reported(2, joined=False, preparing=True, reported_at=190)),
+            (201, TICK),
+        ],
         HeadPhase.BOOTING,
         [],
     ),
     "one that prepares unheard has not": (
         goal(1),
-        [(3, nodes()), (4, reported(2, joined=False, preparing=True, heard=4)), (201, TICK)],
+        [(3, nodes()), (4, reported(2, joined=False, preparing=True, reported_at=4)), (201, TICK)],
         HeadPhase.LEAVING,
         ["EndRun"],
     ),
@@ -291,8 +295,8 @@ def test_silence_is_no_proof_that_a_given_ray_has_no_such_job() -> None:
     """Only Ray's answer ends the wait for a job that it may still accept, or its grace."""
     history: History = [(3, nodes()), (9, waits("No agent")), (10, TERM), (11, waits("No agent"))]
     assert Trace(goal(given=True), history).state.phase is HeadPhase.STOPPING
-    told = Trace(goal(given=True), [*history, (12, waits("stopped", canceled=True))])
-    assert told.outcomes[0].exit_code == 143
+    stopped = Trace(goal(given=True), [*history, (12, waits("stopped", canceled=True))])
+    assert stopped.outcomes[0].exit_code == 143
 
 
 def gpus_of(state: h.HeadState) -> tuple[int, int, int]:

@@ -75,7 +75,7 @@ def test_nothing_is_broken_without_a_mutation() -> None:
     """A world whose faults are harmless breaks no rule."""
     faults = ((20.0, "link_blinks", 1), (35.0, "kill_head_agent", 0))
     played = world(*faults, (50.0, "kill_worker_agent", 0))
-    assert not played.rules.broken, played.story()
+    assert not played.rules.broken, played.transcript()
     assert not played.harms.why
 
 
@@ -145,7 +145,7 @@ def test_a_world_waits_for_the_head_that_comes_back() -> None:
     of = next(one for one in map(setup_of, range(100)) if one.kind == GIVEN)
     faults = ((15.0, "head_restarts", 0),)
     played = play(3, replace(of, faults=faults, kills=frozenset(), lost_writes=frozenset()))
-    assert not played.rules.broken, played.story()
+    assert not played.rules.broken, played.transcript()
     assert played.head.code is not None
 
 
@@ -154,5 +154,5 @@ def test_a_worker_killed_with_the_verdict_leaves_with_it(after: float) -> None:
     """It is recorded first: the next agent does not wait for a head that has left."""
     kill = Trigger("pod1", "EndWorker", 1, "kill_worker_agent", after)
     played = world(triggers=(kill,))
-    assert not played.rules.broken, played.story()
-    assert {machine.code for machine in played.machines} == {0}, played.story()
+    assert not played.rules.broken, played.transcript()
+    assert {machine.code for machine in played.machines} == {0}, played.transcript()

@@ -55,10 +55,10 @@ def setup(kind: str, *faults: tuple[float, str, int], kills: frozenset[tuple[str
 def run(of: Setup, seed: int) -> World:
     """Run a world to its end: the job's own code on every node, and one attempt."""
     world = play(seed, of)
-    assert not world.rules.broken, world.story()
+    assert not world.rules.broken, world.transcript()
     codes = {one.code for one in world.machines if world.has_agent(one)}
-    assert codes == {7}, world.story()
-    assert len({job.id for job in world.rules.jobs}) == 1, world.story()
+    assert codes == {7}, world.transcript()
+    assert len({job.id for job in world.rules.jobs}) == 1, world.transcript()
     return world
 
 

@@ -96,7 +96,7 @@ def test_reported_if_and_only_if_slow(measured: list[tuple[str, str, float]]) ->
     assert found is None or len(found.sentence()) < 300
 
 
-# --- who measures, and when it is told -----------------------------------------------------------
+# --- who measures, and when it is reported --------------------------------------------------------
 
 PAIR = replace(goal(2), node="pod1", facts=MACHINE)
 JOINED: list[tuple[float, h.HeadEvent]] = [
@@ -187,8 +187,8 @@ def test_one_sentence_for_all() -> None:
     trace = Trace(PAIR, JOINED)
     answered(trace, 100, 3.0)
     answered(trace, 50, 4.0)
-    told = "network: 100 Mbps between pod1, pod2 and pod3: syncing 15 GB of weights"
-    assert trace.log.count("network: ") == trace.log.count(told) == 1
+    expected = "network: 100 Mbps between pod1, pod2 and pod3: syncing 15 GB of weights"
+    assert trace.log.count("network: ") == trace.log.count(expected) == 1
     assert [one.check for one in trace.state.probes.findings] == ["network"]
     fast = Trace(PAIR, JOINED)
     answered(fast, 9000, 3.0)
@@ -271,9 +271,9 @@ def test_a_sample_is_drawn() -> None:
 )
 def test_not_for_everybody(asks: str, shows: str | None, status: int) -> None:
     """A node of another run gets none, nor one without the token."""
-    told = drawn("run-1", asks, token=SECRET, shows=shows)
-    assert isinstance(told, str)
-    assert told.endswith(f"answered {status}")
+    expected = drawn("run-1", asks, token=SECRET, shows=shows)
+    assert isinstance(expected, str)
+    assert expected.endswith(f"answered {status}")
 
 
 def test_a_node_without_a_run_gives_none() -> None:
@@ -304,7 +304,7 @@ def test_several_at_once_take_turns() -> None:
 
 
 @pytest.mark.parametrize(
-    ("looks", "told"),
+    ("read_at", "expected"),
     [
         ([9000], 9000),
         ([96, 95], 96),
@@ -315,10 +315,10 @@ def test_several_at_once_take_turns() -> None:
     ],
 )
 def test_what_is_slow_is_slow_each_time(
-    looks: list[float], told: float, monkeypatch: pytest.MonkeyPatch
+    read_at: list[float], expected: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A busy machine varies: after different speeds the link is measured again."""
-    left = [round(mbps * 1e6 / 8) for mbps in looks]
+    left = [round(mbps * 1e6 / 8) for mbps in read_at]
 
     async def look(
         ip: str, port: int, token: str | None, run_id: str, limit: float
@@ -332,7 +332,7 @@ def test_what_is_slow_is_slow_each_time(
     prober = Prober(run)
     answer = anyio.run(prober.probe, SAMPLE, "", Placeholders("127.0.0.1", "127.0.0.1", "1"))
     assert not left
-    assert answer.size * 8 / 1e6 / answer.seconds == told
+    assert answer.size * 8 / 1e6 / answer.seconds == expected
 
 
 def test_a_node_measures() -> None:

@@ -20,11 +20,11 @@ def test_a_raylet_that_does_not_answer_is_named() -> None:
         dead.bind(("127.0.0.1", 0))  # and does not listen
         open_port, closed = lives.getsockname()[1], dead.getsockname()[1]
         for ip in ("localhost", "127.0.0.1"):
-            told: list[h.NodesAsked] = []
+            events: list[h.NodesAsked] = []
             one = RayNode("a", "127.0.0.1", port=open_port)
             other = RayNode("b", ip, port=closed)
             fleet = Fleet().with_ray_nodes((one, other))
-            anyio.run(probe_nodes, "run-1", fleet, told.append)
-            (asked,) = told
+            anyio.run(probe_nodes, "run-1", fleet, events.append)
+            (asked,) = events
             assert list(asked.silent) == [ip]
             assert "refused" in asked.silent[ip]

@@ -47,7 +47,7 @@ def says(
     items = tuple(ItemReport(name, Step.READY) for name in over)
     items += tuple(ItemReport(name, Step.PENDING) for name in pending)
     items += tuple(ItemReport(name, Step.PENDING, is_running=True) for name in running)
-    more |= {"joined": False, "preparing": True, "heard": at, "has_left": has_left}
+    more |= {"joined": False, "preparing": True, "reported_at": at, "has_left": has_left}
     return at, reported(n, items=items, **more)
 
 

@@ -103,8 +103,8 @@ def test_a_node_that_gets_no_score_is_named() -> None:
     trace.take(reported(2, answers=bad), 7.0)
     trace.take(reported(2, answers=bad), 8.0)  # a report may come twice
     assert trace.state.phase is HeadPhase.SUBMITTING
-    told = "reward server: pod2 gets no score from it: connection refused by 10.0.0.1:5000. "
-    assert trace.log.count(told) == 1
+    sentence = "reward server: pod2 gets no score from it: connection refused by 10.0.0.1:5000. "
+    assert trace.log.count(sentence) == 1
 
 
 def test_a_reward_server_on_a_worker() -> None:
@@ -184,9 +184,9 @@ def test_many_are_counted() -> None:
     trace = Trace(goal(1), [(1.0, reported(2)), (2.0, nodes(2))])
     for n in range(100):
         trace.take(reported(2, answers=(Answer(REACH, f"10.1.0.{n}", "refused"),)), 3.0 + n)
-    told = [a for a in trace.actions if isinstance(a, LogLine) and a.level == "warning"]
-    assert len(told) == 9
-    assert told[-1].sentence == "more of the kind: `pod-agent doctor --all` here"
+    warnings = [a for a in trace.actions if isinstance(a, LogLine) and a.level == "warning"]
+    assert len(warnings) == 9
+    assert warnings[-1].sentence == "more of the kind: `pod-agent doctor --all` here"
     assert len(trace.state.probes.findings) == 64
 
 
@@ -232,9 +232,9 @@ def test_an_order_has_an_address(at: str) -> None:
 
 def test_the_way_of_an_order_and_its_answer() -> None:
     """An order is sent as JSON, runs once, and its answer reaches the decisions."""
-    told: list[object] = []
+    events: list[object] = []
     reply = Reply(1, "run-1", "booting", ray_ready=False, head_ip="10.0.0.1", news=0)
-    reports = Reports(reply, Expected("2.60.0", "3.11.7", "", ""), told.append, lambda: 1.0)
+    reports = Reports(reply, Expected("2.60.0", "3.11.7", "", ""), events.append, lambda: 1.0)
     hello = Hello("pod2", 1, ray="2.60.0", python="3.11.7", facts=MACHINE)
     first = Report("agent2", "10.0.0.2", "joining Ray", hello=hello)
     anyio.run(reports.handle, first)
@@ -250,7 +250,7 @@ def test_the_way_of_an_order_and_its_answer() -> None:
     assert not anyio.run(
         reports.handle, Report.from_dict(json.loads(json.dumps(back.to_dict())))
     ).orders
-    last = told[-1]
+    last = events[-1]
     assert isinstance(last, h.WorkerReported)
     assert last.worker.answers == answers
 

@@ -24,11 +24,11 @@ def job(step: int | None = None, at: float | None = None, **more: Any) -> RunAct
 
 
 def spent(
-    looks: Sequence[tuple[float, RunActivity]], end: float, **ended: bool
+    samples: Sequence[tuple[float, RunActivity]], end: float, **ended: bool
 ) -> dict[str, float]:
-    """Return the parts that are not 0 after these looks at a run."""
+    """Return the parts that are not 0 after these samples of a run."""
     meter = Meter()
-    for at, activity in looks:
+    for at, activity in samples:
         meter = meter.at_moment(activity, at)
     receipt = meter.receipt(end, **ended)
     assert receipt.total == pytest.approx(end)
@@ -37,8 +37,8 @@ def spent(
 
 def test_a_run_without_faults() -> None:
     """Boot, waiting for workers, the first step, training, and the hold after the verdict."""
-    looks = [(0, BOOT), (20, WAIT), (50, job()), (110.5, job(1, 110)), (120.5, job(2, 120))]
-    assert spent([*looks, (125, HOLD)], 200) == {
+    samples = [(0, BOOT), (20, WAIT), (50, job()), (110.5, job(1, 110)), (120.5, job(2, 120))]
+    assert spent([*samples, (125, HOLD)], 200) == {
         "boot": 20,
         "wait": 30,
         "first_step": 60,
@@ -51,7 +51,7 @@ def test_waste_and_the_cost_of_a_step() -> None:
     """Steps that are made again count once; boot, waits, stalls and redone steps are waste."""
     meter = Meter()
     again: dict[str, Any] = {"attempt": 2, "first": 1}
-    looks = [
+    samples = [
         (0, BOOT),
         (100, job(first=1)),
         (210, job(2, 200, first=1, each=10.0)),
@@ -60,7 +60,7 @@ def test_waste_and_the_cost_of_a_step() -> None:
         (520, job(1, 500, **again)),
         (620, job(4, 600, **again)),
     ]
-    for at, activity in looks:
+    for at, activity in samples:
         meter = meter.at_moment(activity, at)
     receipt = meter.receipt(600.0 + 20)
     assert receipt.steps == 4
@@ -76,43 +76,43 @@ def test_waste_and_the_cost_of_a_step() -> None:
 
 def test_what_is_open_shows_at_any_time() -> None:
     """The time since the last step counts as training until something shows that it was not."""
-    looks = [(0, BOOT), (10, job()), (21, job(1, 20)), (31, job(2, 30))]
-    assert spent(looks, 36) == {"boot": 10, "first_step": 10, "training": 16}
-    assert spent(looks[:2], 36) == {"boot": 10, "first_step": 26}
+    samples = [(0, BOOT), (10, job()), (21, job(1, 20)), (31, job(2, 30))]
+    assert spent(samples, 36) == {"boot": 10, "first_step": 10, "training": 16}
+    assert spent(samples[:2], 36) == {"boot": 10, "first_step": 26}
 
 
 def test_a_checkpoint_takes_what_is_beyond_a_usual_step() -> None:
     """The step itself is training."""
-    looks: list[tuple[float, RunActivity]] = [
+    samples: list[tuple[float, RunActivity]] = [
         (0, job()),
         (5, job(1, 5)),
         (15, job(2, 15, usual=10.0)),
     ]
-    looks += [(26, job(2, 15, usual=10.0, is_pausing=True)), (40, job(3, 40, usual=10.0))]
-    assert spent(looks, 40) == {"first_step": 5, "training": 20, "checkpoints": 15}
+    samples += [(26, job(2, 15, usual=10.0, is_pausing=True)), (40, job(3, 40, usual=10.0))]
+    assert spent(samples, 40) == {"first_step": 5, "training": 20, "checkpoints": 15}
 
 
 def test_a_stall_counts_from_its_last_step_on() -> None:
     """It was found later; the step that ends it begins with training again."""
-    looks: list[tuple[float, RunActivity]] = [
+    samples: list[tuple[float, RunActivity]] = [
         (0, job()),
         (5, job(1, 5)),
         (400, job(1, 5, is_stalled=True)),
         (700, job(1, 5)),
     ]
-    assert spent(looks, 700) == {"first_step": 5, "stalled": 695}
-    looks += [(800, job(2, 800)), (810, job(3, 810))]
-    assert spent(looks, 820) == {"first_step": 5, "stalled": 795, "training": 20}
+    assert spent(samples, 700) == {"first_step": 5, "stalled": 695}
+    samples += [(800, job(2, 800)), (810, job(3, 810))]
+    assert spent(samples, 820) == {"first_step": 5, "stalled": 795, "training": 20}
 
 
 def test_steps_after_a_loss_are_redone() -> None:
     """An attempt that resumes at step 2 of 4 repeats what lies between; then it trains."""
-    looks: list[tuple[float, RunActivity]] = [(0, job()), (5, job(1, 5))]
-    looks += [(float(5 + 10 * n), job(1 + n, 5 + 10 * n)) for n in (1, 2, 3)]
-    looks += [(40, WAIT), (60, job(attempt=2)), (70, job(3, 70, attempt=2))]
-    looks += [(80, job(4, 80, attempt=2)), (95, job(5, 95, attempt=2))]
+    samples: list[tuple[float, RunActivity]] = [(0, job()), (5, job(1, 5))]
+    samples += [(float(5 + 10 * n), job(1 + n, 5 + 10 * n)) for n in (1, 2, 3)]
+    samples += [(40, WAIT), (60, job(attempt=2)), (70, job(3, 70, attempt=2))]
+    samples += [(80, job(4, 80, attempt=2)), (95, job(5, 95, attempt=2))]
     # the first 5 s after step 4 were lost with the first attempt
-    assert spent(looks, 95) == {
+    assert spent(samples, 95) == {
         "first_step": 5 + 10,
         "training": 35 + 15,
         "wait": 20,
@@ -122,10 +122,10 @@ def test_steps_after_a_loss_are_redone() -> None:
 
 def test_many_steps_between_two_looks() -> None:
     """Short steps: what lies before the first one, and what an earlier attempt had done."""
-    looks = [(0.0, job()), (20.0, job(6, 20.0, first=1, each=2.0)), (30.0, WAIT)]
-    looks += [(40.0, job(attempt=2)), (60.0, job(4, 60.0, first=1, each=2.0, attempt=2))]
-    looks += [(68.0, job(8, 68.0, first=1, each=2.0, attempt=2))]
-    assert spent(looks, 68.0) == {
+    samples = [(0.0, job()), (20.0, job(6, 20.0, first=1, each=2.0)), (30.0, WAIT)]
+    samples += [(40.0, job(attempt=2)), (60.0, job(4, 60.0, first=1, each=2.0, attempt=2))]
+    samples += [(68.0, job(8, 68.0, first=1, each=2.0, attempt=2))]
+    assert spent(samples, 68.0) == {
         "first_step": 10.0 + 14.0,
         "training": 10.0 + 10.0 + 4.0,
         "wait": 10.0,
@@ -135,9 +135,9 @@ def test_many_steps_between_two_looks() -> None:
 
 def test_a_job_without_step_lines() -> None:
     """Once it succeeded, all of it was training; one that failed never got to a step."""
-    looks = [(0, BOOT), (10, job()), (60, HOLD)]
-    assert spent(looks, 70, has_succeeded=True) == {"boot": 10, "training": 50, "hold": 10}
-    assert spent(looks, 70) == {"boot": 10, "first_step": 50, "hold": 10}
+    samples = [(0, BOOT), (10, job()), (60, HOLD)]
+    assert spent(samples, 70, has_succeeded=True) == {"boot": 10, "training": 50, "hold": 10}
+    assert spent(samples, 70) == {"boot": 10, "first_step": 50, "hold": 10}
 
 
 @pytest.mark.parametrize("has_succeeded", [True, False])
@@ -202,11 +202,13 @@ LOOKS = st.lists(
 
 
 @given(LOOKS, st.floats(0, 1_000))
-def test_the_parts_sum_to_the_run(looks: list[tuple[float, RunActivity, str]], more: float) -> None:
+def test_the_parts_sum_to_the_run(
+    samples: list[tuple[float, RunActivity, str]], more: float
+) -> None:
     """In any order of events, with clocks that jump back and agents that are killed."""
     meter, now, before = Meter(), 0.0, 0.0
     latest = 0.0
-    for pause, activity, death in looks:
+    for pause, activity, death in samples:
         now = max(0.0, now + pause)
         latest = max(latest, now)
         meter = meter.at_moment(activity, now)

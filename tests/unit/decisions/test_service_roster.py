@@ -28,7 +28,7 @@ from support.heads import (
 
 
 def test_many_nodes_are_one_wait() -> None:
-    """A service on every node is told once, with the first few nodes that are not ready."""
+    """A service on every node is logged once, with the first few nodes that are not ready."""
     history: History = [(3, nodes(2, 3)), (4, reported(2)), (4, reported(3))]
     trace = Trace(goal(2, services=(RETRIEVER,)), history)
     items = (ItemReport(RETRIEVER, Step.PENDING, "connection refused"),)
@@ -53,7 +53,7 @@ def apart(
 ) -> tuple[float, h.HeadEvent]:
     """Return a report of a node that is there for the reward server only."""
     items = (ItemReport(ALONE.name, step),)
-    report = reported(3, joined=False, heard=at, items=items, has_left=has_left)
+    report = reported(3, joined=False, reported_at=at, items=items, has_left=has_left)
     return at, h.WorkerReported(replace(report.worker, given_rank=2, service_only=True))
 
 

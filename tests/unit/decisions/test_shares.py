@@ -205,10 +205,10 @@ def test_no_history_breaks_the_rules(
     trace, now = Trace(by_torchrun(count, retries=retries), []), 1.0
     for pause, event in drawn:
         now += pause
-        heard = event
+        received = event
         if isinstance(event, h.WorkerReported):
-            heard = h.WorkerReported(replace(event.worker, last_report_at=now))
-        trace.take(heard, now)
+            received = h.WorkerReported(replace(event.worker, last_report_at=now))
+        trace.take(received, now)
         runs = (
             trace.state.phase is HeadPhase.RUNNING
         )  # its own processes are watched, with no limit

@@ -229,16 +229,16 @@ def watched(
     counter: CountingHead, port: int
 ) -> tuple[Callable[[], Coroutine[None, None, None]], list[h.WorkerSilent]]:
     """Return a watch of agents at a port, and its events."""
-    told: list[h.WorkerSilent] = []
+    silent: list[h.WorkerSilent] = []
     ports = replace(port_map(None, None, None), agent=port, node_manager=port)
-    return partial(watch_silent_workers, counter.reports, ports, told.append), told
+    return partial(watch_silent_workers, counter.reports, ports, silent.append), silent
 
 
-async def until_told(told: list[h.WorkerSilent]) -> None:
+async def until_told(silent: list[h.WorkerSilent]) -> None:
     """Wait for a word."""
 
     async def look() -> bool | NotYet:
-        return True if told else NotYet()
+        return True if silent else NotYet()
 
     await until(look, 8.0)
 
@@ -252,25 +252,25 @@ def closed_port() -> int:
 def test_a_broken_connection_is_followed_by_one_question() -> None:
     """An agent whose held report broke off, and which does not answer, has fallen silent."""
     counter = CountingHead()
-    watch, told = watched(counter, closed_port())
+    watch, silent = watched(counter, closed_port())
 
     async def trace() -> None:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(watch)
             with anyio.move_on_after(0.1):  # as aiohttp does where the peer is gone
                 await counter.reports.handle(WAITS)
-            await until_told(told)
+            await until_told(silent)
             tasks.cancel_scope.cancel()
 
     anyio.run(trace)
-    assert [(one.key, one.ray_answers) for one in told] == [("agent1", False)]
-    assert "refused" in told[0].evidence
+    assert [(one.key, one.ray_answers) for one in silent] == [("agent1", False)]
+    assert "refused" in silent[0].evidence
 
 
 def test_who_calls_again_at_once_is_not_asked() -> None:
     """An agent also breaks off a held report to send a newer one."""
     counter = CountingHead()
-    watch, told = watched(counter, closed_port())
+    watch, silent = watched(counter, closed_port())
 
     async def trace() -> None:
         async with anyio.create_task_group() as tasks:
@@ -283,7 +283,7 @@ def test_who_calls_again_at_once_is_not_asked() -> None:
             tasks.cancel_scope.cancel()
 
     anyio.run(trace)
-    assert told == []
+    assert silent == []
 
 
 def test_an_agent_is_asked_again_where_a_packet_is_lost() -> None:
@@ -304,7 +304,7 @@ def test_an_agent_is_asked_again_where_a_packet_is_lost() -> None:
         runner = web.AppRunner(app, shutdown_timeout=0.1, handler_cancellation=True)
         await runner.setup()
         await web.SockSite(runner, listener).start()
-        watch, told = watched(counter, listener.getsockname()[1])
+        watch, silent = watched(counter, listener.getsockname()[1])
 
         async def asked_again() -> bool | NotYet:
             return True if calls > 1 else NotYet()
@@ -317,7 +317,7 @@ def test_an_agent_is_asked_again_where_a_packet_is_lost() -> None:
             await anyio.sleep(2.5)  # longer than silence would be listened to
             tasks.cancel_scope.cancel()
         await runner.cleanup()
-        assert told == []
+        assert silent == []
 
     anyio.run(trace)
     assert calls == 2

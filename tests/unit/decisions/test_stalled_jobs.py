@@ -1,4 +1,4 @@
-"""When a job without progress is examined, and what follows: limits, looks, examinations."""
+"""When a job without progress is examined, and what follows: limits, samples, examinations."""
 
 from __future__ import annotations
 

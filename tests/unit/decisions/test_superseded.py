@@ -179,11 +179,11 @@ def test_a_head_without_its_disk_outranks_the_one_before(tmp_path: Path) -> None
     keeper.new_epoch("pod0")
     before = keeper.record.epoch + 1_000_000
     lower = keeper.record.epoch - 5
-    told = recalled(keeper, of_run("old", 1, lower), lower)
-    assert told == h.RunRemembered("old", 1, is_of_other_head=True)
-    told = recalled(keeper, of_run("old", 0, before), before)
-    assert told == h.RunRemembered("old", 0, before, is_of_other_head=True)
-    trace = Trace(goal(1), [(1, told)])
+    remembered = recalled(keeper, of_run("old", 1, lower), lower)
+    assert remembered == h.RunRemembered("old", 1, is_of_other_head=True)
+    remembered = recalled(keeper, of_run("old", 0, before), before)
+    assert remembered == h.RunRemembered("old", 0, before, is_of_other_head=True)
+    trace = Trace(goal(1), [(1, remembered)])
     assert trace.effects == [h.AdoptRun("old", 0, before)]
     keeper.adopt_run("old", 0, before)
     assert keeper.record.epoch == before + 1

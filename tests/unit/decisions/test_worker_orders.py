@@ -35,7 +35,7 @@ def order(number: int, name: str = "data") -> w.Ordered:
     return w.Ordered(Order("head1", number, OrderKind.RUN_STEP, name))
 
 
-def told(rank: int, epoch: int = 1) -> w.HeadSpoke:
+def ordered_start(rank: int, epoch: int = 1) -> w.HeadSpoke:
     """Return the head's reply with this node's rank."""
     return replace(replied(epoch), rank=rank)
 
@@ -77,14 +77,27 @@ STORIES: dict[str, tuple[w.WorkerGoal, History, list[str]]] = {
         [(2, replied(epoch=None)), (8, w.HeadSilent("x")), (13, replied(epoch=None))],
         [],
     ),
-    "a node of its own joins no Ray": (OF_ALONE, [(1, told(2)), (2, told(2))], []),
-    "another rank does": (OF_ALONE, [(1, told(1))], ["StartRay"]),
-    "it follows a head that was started anew": (
+    "a node of its own joins no Ray": (
         OF_ALONE,
-        [(1, told(2)), (2, told(2, epoch=2)), (50, told(2, epoch=2)), (100, TICK)],
+        [(1, ordered_start(2)), (2, ordered_start(2))],
         [],
     ),
-    "and leaves one that fell silent": (OF_ALONE, [(1, told(2)), (62, TICK)], ["EndWorker"]),
+    "another rank does": (OF_ALONE, [(1, ordered_start(1))], ["StartRay"]),
+    "it follows a head that was started anew": (
+        OF_ALONE,
+        [
+            (1, ordered_start(2)),
+            (2, ordered_start(2, epoch=2)),
+            (50, ordered_start(2, epoch=2)),
+            (100, TICK),
+        ],
+        [],
+    ),
+    "and leaves one that fell silent": (
+        OF_ALONE,
+        [(1, ordered_start(2)), (62, TICK)],
+        ["EndWorker"],
+    ),
 }
 
 
@@ -116,7 +129,7 @@ def test_steps_run_side_by_side() -> None:
 
 
 def test_the_head_gets_the_state_of_an_order() -> None:
-    """What is run by order is told; AGENT_PREPARE_EACH is this node's own affair."""
+    """What is run by order is reported; AGENT_PREPARE_EACH is this node's own affair."""
     trace = WorkerTrace(OF_STEPS, [(1, replied())])
     assert [(word.name, word.step) for word in worker.item_reports(trace.state)] == [
         ("data", Step.PENDING)
@@ -153,7 +166,7 @@ def test_running_processes_continue_under_another_head() -> None:
 
 def test_a_node_of_its_own_follows() -> None:
     """It is reported as a node for a service only, and never as joined."""
-    state = WorkerTrace(OF_ALONE, [(1, told(2))]).state
+    state = WorkerTrace(OF_ALONE, [(1, ordered_start(2))]).state
     assert (state.phase, state.service_only, state.joined, state.rank) == (
         WorkerPhase.FOLLOWING,
         True,
@@ -166,7 +179,15 @@ def test_a_node_of_its_own_follows() -> None:
 
 
 EVENTS = st.sampled_from(
-    [TICK, told(2), told(2, epoch=2), replied(epoch=None), w.HeadSilent("x"), order(1), TERM]
+    [
+        TICK,
+        ordered_start(2),
+        ordered_start(2, epoch=2),
+        replied(epoch=None),
+        w.HeadSilent("x"),
+        order(1),
+        TERM,
+    ]
 )
 
 
@@ -183,13 +204,13 @@ def test_a_node_of_its_own_never_starts_ray(events: list[tuple[w.WorkerEvent, fl
 
 def test_ranks_come_with_the_reply() -> None:
     """The first hello gets rank 1; a node with a rank from its platform gets none."""
-    heard: list[Worker] = []
+    received: list[Worker] = []
     kept: list[tuple[str, ...]] = []
     first = Reply(1, "run-1", "booting", ray_ready=False, head_ip="10.0.0.1", news=0)
     reports = Reports(
         first,
         Expected(None, "", "", ""),
-        lambda event: heard.append(event.worker) if hasattr(event, "worker") else None,
+        lambda event: received.append(event.worker) if hasattr(event, "worker") else None,
         lambda: 1.0,
         keep_ranks=kept.append,
         has_token=True,
@@ -204,6 +225,6 @@ def test_ranks_come_with_the_reply() -> None:
     assert [rank("a", "pod1"), rank("b", "pod2"), rank("c", "pod9", 5)] == [1, 2, None]
     assert rank("d", "pod1") == 1
     assert kept == [("pod1",), ("pod1", "pod2")]
-    assert [(one.effective_rank, one.service_only) for one in heard] == [
+    assert [(one.effective_rank, one.service_only) for one in received] == [
         *((1, False), (2, False), (5, True), (1, False)),
     ]

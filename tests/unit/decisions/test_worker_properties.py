@@ -122,8 +122,8 @@ def test_every_history_ends(drawn: tuple[w.WorkerGoal, History]) -> None:
     trace = WorkerTrace(of, history)
     assert trace.finish()
     (end,) = trace.outcomes
-    heard = {e.verdict.exit_code for _, e in history if isinstance(e, w.HeadSpoke) and e.verdict}
-    assert end.exit_code in OURS | heard
+    received = {e.verdict.exit_code for _, e in history if isinstance(e, w.HeadSpoke) and e.verdict}
+    assert end.exit_code in OURS | received
     assert end.reason
     assert end.phase
 

@@ -41,15 +41,15 @@ def test_it_survives_the_wire(answers: list[float], steps: dict[str, Step]) -> N
     latency = Latency()
     for seconds in answers:
         latency = latency.with_answer(seconds)
-    told = WorkerStats({REWARD: latency}, steps, dict.fromkeys(steps, "40%"), (KNOWN,), 2)
-    report = Report("id", "10.0.0.2", "following the head", stats=told)
-    heard = Report.from_dict(json.loads(json.dumps(report.to_dict()))).stats
-    assert heard is not None
-    assert heard.latencies == told.latencies
-    assert heard.known == (KNOWN,)
+    sent = WorkerStats({REWARD: latency}, steps, dict.fromkeys(steps, "40%"), (KNOWN,), 2)
+    report = Report("id", "10.0.0.2", "following the head", stats=sent)
+    received = Report.from_dict(json.loads(json.dumps(report.to_dict()))).stats
+    assert received is not None
+    assert received.latencies == sent.latencies
+    assert received.known == (KNOWN,)
     if all(name.isprintable() for name in steps):
-        assert heard == told
-    assert all(name.isprintable() for name in (*heard.steps, *heard.progress))
+        assert received == sent
+    assert all(name.isprintable() for name in (*received.steps, *received.progress))
 
 
 @pytest.mark.parametrize(
@@ -80,10 +80,12 @@ def test_what_is_none_is_refused(data: Any) -> None:  # noqa: ANN401 - whatever 
 
 def test_it_is_bounded() -> None:
     """A worker cannot fill the head's memory, nor anybody's terminal."""
-    heard = read(WorkerStats, {"progress": {"n" * 9000: "x" * 9000}, "steps": {"n" * 9000: "lost"}})
-    ((name, line),) = heard.progress.items()
+    received = read(
+        WorkerStats, {"progress": {"n" * 9000: "x" * 9000}, "steps": {"n" * 9000: "lost"}}
+    )
+    ((name, line),) = received.progress.items()
     assert (len(name), len(line)) == (2000, 2000)
-    assert {*heard.steps} == {name}
+    assert {*received.steps} == {name}
 
 
 def test_a_node_stores_its_statistics() -> None:
@@ -93,8 +95,8 @@ def test_a_node_stores_its_statistics() -> None:
     seen.record_latency(REWARD, 0.03)
     seen.record_latency(REWARD, 70.0)
     seen.progress["fetch"] = "40% of hunter2"
-    told = seen.for_report({"fetch": Item()})
-    assert told == WorkerStats({REWARD: ANSWERS}, {"fetch": Step.PENDING}, {"fetch": "40% of ****"})
+    sent = seen.for_report({"fetch": Item()})
+    assert sent == WorkerStats({REWARD: ANSWERS}, {"fetch": Step.PENDING}, {"fetch": "40% of ****"})
     seen.progress.pop("fetch")
     assert seen.snapshot({}).progress == {}
 

@@ -22,7 +22,7 @@ AT_ONCE = 25
 
 @pytest.mark.parametrize("first", SEEDS[::AT_ONCE])
 def test_a_sample_of_worlds(first: int) -> None:
-    """No rule is broken in some worlds; `./scripts/test --all` looks at 2,000."""
+    """No rule is broken in some worlds; `./scripts/test --all` plays 2,000."""
     found = broken_rules(range(first, min(first + AT_ONCE, SEEDS.stop)))
     if found:
         pytest.fail(found, pytrace=False)

@@ -84,7 +84,7 @@ the answer is 42
 """.splitlines()
 
 
-def told(lines: Sequence[str]) -> list[str]:
+def remarks_on(lines: Sequence[str]) -> list[str]:
     """Return the keys of the known lines among these."""
     return [known.key for known in find_known_lines(lines)]
 
@@ -132,12 +132,12 @@ def test_noise_is_called_noise(line: str) -> None:
 )
 def test_ordinary_lines_have_no_cause(lines: list[tuple[str, str]]) -> None:
     """With any prefix and in any order: no false alarm."""
-    assert told([before + line for before, line in lines]) == []
+    assert remarks_on([before + line for before, line in lines]) == []
 
 
 def test_no_ordinary_line_has_a_cause() -> None:
     """Each of them alone."""
-    assert told([before + line for before in PREFIXES for line in ORDINARY]) == []
+    assert remarks_on([before + line for before in PREFIXES for line in ORDINARY]) == []
 
 
 def test_each_error_is_logged_once_as_seen_and_once_as_a_cause(

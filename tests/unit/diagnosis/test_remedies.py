@@ -137,10 +137,10 @@ def test_a_failed_job_is_explained_by_its_output(run: NodeRun) -> None:
     """The remedy names the log, keeps the existing text, and shows no secret."""
     text = f"Failed to initialize NVML: {SECRET}\n"
     run.folder.file("job.log").write_text("x" * (300 << 10) + "\n" + text)
-    told = outcome_of(run, Kind.JOB_FAILED, "Its output is in job.log").remedy
-    assert told.startswith("the container lost its GPUs (NVML: ")
-    assert told.endswith("Its output is in job.log")
-    assert SECRET not in told
+    what_to_do = outcome_of(run, Kind.JOB_FAILED, "Its output is in job.log").remedy
+    assert what_to_do.startswith("the container lost its GPUs (NVML: ")
+    assert what_to_do.endswith("Its output is in job.log")
+    assert SECRET not in what_to_do
     run.close()
 
 
@@ -185,8 +185,10 @@ def test_no_logs_no_remedy(run: NodeRun) -> None:
 def test_a_full_disk_of_rays_is_named(run: NodeRun, monkeypatch: pytest.MonkeyPatch) -> None:
     """If Ray could not write its error, the full disk is named; never for a job's own failure."""
     monkeypatch.setattr(explained_module, "free_at", lambda _folder: 4096)
-    told = outcome_of(run, Kind.UNAVAILABLE).remedy
-    assert told.startswith(f"the disk of {run.plan.facts.temp}, where Ray keeps its sessions, is ")
+    what_to_do = outcome_of(run, Kind.UNAVAILABLE).remedy
+    assert what_to_do.startswith(
+        f"the disk of {run.plan.facts.temp}, where Ray keeps its sessions, is "
+    )
     assert outcome_of(run, Kind.JOB_FAILED).remedy == ""
     run.close()
 
@@ -269,9 +271,12 @@ def test_packages_that_do_not_fit_are_the_first_suspect(run: NodeRun) -> None:
     ray = replace(run.plan.facts.ray, packages=packages)
     run.plan = replace(run.plan, facts=replace(run.plan.facts, ray=ray))
     run.folder.file("job.log").write_text("RuntimeError: shapes differ\n")
-    told = outcome_of(run, Kind.JOB_FAILED).remedy
-    assert "RuntimeError: shapes differ" in told
-    assert "first suspect: fastapi 0.137.1 and prometheus-fastapi-instrumentator 8.0.0 do" in told
+    what_to_do = outcome_of(run, Kind.JOB_FAILED).remedy
+    assert "RuntimeError: shapes differ" in what_to_do
+    assert (
+        "first suspect: fastapi 0.137.1 and prometheus-fastapi-instrumentator 8.0.0 do"
+        in what_to_do
+    )
     run.folder.file("job.log").write_text("OSError: [Errno 122] Disk quota exceeded\n")
     assert "suspect" not in outcome_of(run, Kind.JOB_FAILED).remedy
     run.close()

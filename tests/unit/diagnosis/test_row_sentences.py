@@ -452,8 +452,8 @@ def test_each_row_fits_into_a_sentence() -> None:
 def test_a_remedy_has_the_names_of_the_runs_framework(name: str, setting: str) -> None:
     """Where a recipe runs, its own setting is named, and no other framework's."""
     framework = framework_named(name)
-    told = framework.in_own_words(table()["KV cache"].what_to_do)
-    assert setting in told
+    sentence = framework.in_own_words(table()["KV cache"].what_to_do)
+    assert setting in sentence
     prompts = framework.in_own_words(table()["prompt too long"].what_to_do)
     assert ("data.filter_overlong_prompts" in prompts) is (name in {"verl", ""})
     if name:

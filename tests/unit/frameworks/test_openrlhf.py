@@ -87,13 +87,13 @@ def check_sizes(command: Command, gpus: int) -> None:
 @pytest.mark.parametrize("version", VERSIONS)
 def test_every_version_on_every_shape(version: Version, shape: str, recipe: str) -> None:
     """Flags are those of the version, sizes are divisible, and the note has the arithmetic."""
-    gpus, tensor_parallel, told = SHAPES[shape]
+    gpus, tensor_parallel, note = SHAPES[shape]
     command = openrlhf.make(asked(gpus, version, recipe=recipe, tensor_parallel=tensor_parallel))
     known = openrlhf.flags_of("ppo", version)[0]
     for flag, words in flags_of(command).items():
         assert known[flag][0] == str(len(words)), f"{version} takes --{flag} otherwise"
     check_sizes(command, sum(gpus))
-    assert told in command.notes[0]
+    assert note in command.notes[0]
     assert set(command.why) <= {f"--{flag}" for flag in flags_of(command)}
 
 

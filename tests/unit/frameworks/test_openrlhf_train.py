@@ -53,14 +53,14 @@ def asked(
 @pytest.mark.parametrize("version", VERSIONS)
 def test_every_version_on_every_shape(version: Version, shape: str, recipe: str) -> None:
     """Flags are those of the version, ranks are equal, and the note has the arithmetic."""
-    gpus, told = SHAPES[shape]
+    gpus, note = SHAPES[shape]
     command = openrlhf_train.make(asked(recipe, gpus, version, eval_data="/data/eval.jsonl"))
     assert command.argv[:3] == ("python3", "-m", f"openrlhf.cli.train_{PROGRAMS[recipe]}")
     known = openrlhf.flags_of(PROGRAMS[recipe], version)[0]
     flags = flags_of(command)
     for flag, words in flags.items():
         assert known[flag][0] == str(len(words)), f"{version} takes --{flag} otherwise"
-    assert command.notes[0] == told
+    assert command.notes[0] == note
     assert "/ckpt/state" in command.argv, "a folder of its own, whose old neighbors it deletes"
     assert ("data.output_key" in flags or "output_key" in flags) == (recipe == "openrlhf-sft")
     assert ("data.chosen_key" in flags or "chosen_key" in flags) == (recipe != "openrlhf-sft")
@@ -105,13 +105,13 @@ M_SHAPES = {
 @pytest.mark.parametrize("shape", M_SHAPES)
 def test_the_fork_on_every_shape(shape: str) -> None:
     """OpenRLHF-M has each flag, and the actor's GPUs divide a rollout's prompts."""
-    gpus, tensor_parallel, told = M_SHAPES[shape]
+    gpus, tensor_parallel, note = M_SHAPES[shape]
     command = openrlhf_m.make(asked("openrlhf-m-grpo", gpus, tensor_parallel=tensor_parallel))
     known = openrlhf.flags_of("m", openrlhf_m.VERSIONS[-1])[0]
     flags = flags_of(command)
     for flag, words in flags.items():
         assert known[flag][0] == str(len(words)), f"--{flag} takes something else"
-    assert told in command.notes[0]
+    assert note in command.notes[0]
     assert int(flags["rollout_batch_size"][0]) % sum(gpus) == 0
     assert flags["input_key"] == ("message",)
     assert command.env["NCCL_IB_DISABLE"] == "1"

@@ -63,13 +63,13 @@ def test_the_release_without_cpu_training() -> None:
 @pytest.mark.parametrize("shape", SHAPES)
 def test_every_shape(shape: str) -> None:
     """The program's parser accepts the command, and an update is whole groups of answers."""
-    gpus, tensor_parallel, told = SHAPES[shape]
+    gpus, tensor_parallel, note = SHAPES[shape]
     what = asked(gpus, tensor_parallel=tensor_parallel, eval_data="/data/eval.jsonl")
     command = trl.make(what)
     assert command.argv[0] == "/env/bin/python"
     assert command.argv[1] == trl_grpo.__file__, "torchrun starts it by its file"
     taken = trl_grpo.parser().parse_args(command.argv[2:])
-    assert told in command.notes[0]
+    assert note in command.notes[0]
     assert taken.cpu == (not any(gpus))
     assert taken.vllm_tensor_parallel_size == (tensor_parallel if any(gpus) else 0)
     assert taken.shard == ("fsdp" if sum(gpus) > 1 else "none")

@@ -65,5 +65,5 @@ def test_the_plan_chooses_the_dialect(job: str) -> None:
     service = reward_service(settings, None)
     assert service is not None
     assert service.argv is not None
-    told = service.argv[service.argv.index("--path") + 2 :]
-    assert told == (("--dialect", "openrlhf-m") if job == "openrlhf-m-grpo" else ())
+    dialect_args = service.argv[service.argv.index("--path") + 2 :]
+    assert dialect_args == (("--dialect", "openrlhf-m") if job == "openrlhf-m-grpo" else ())

@@ -55,7 +55,7 @@ Root Cause (first observed failure):
 """
 
 
-@pytest.mark.parametrize(("told", "code"), [("7", 7), ("-9", 137), ("1", 1), ("-6", 134)])
+@pytest.mark.parametrize(("printed_code", "code"), [("7", 7), ("-9", 137), ("1", 1), ("-6", 134)])
 @pytest.mark.parametrize(
     ("text", "ago"),
     [
@@ -66,9 +66,9 @@ Root Cause (first observed failure):
         (f"{TOLD}\n{CLOSING}\n{FAILED}", 1.75),
     ],
 )
-def test_the_first_failure(text: str, ago: float, told: str, code: int) -> None:
+def test_the_first_failure(text: str, ago: float, printed_code: str, code: int) -> None:
     """Its code as a shell tells it, its local rank, and how long ago torchrun noticed."""
-    found = first_failure(text.replace("{}", told), NOON)
+    found = first_failure(text.replace("{}", printed_code), NOON)
     assert found is not None
     assert (found.code, found.local_rank) == (code, 1)
     assert found.ago == pytest.approx(ago)

@@ -115,8 +115,12 @@ def test_what_only_ray_could_heed_is_refused(name: str, text: str, remedy: str) 
     """Each is named with its remedy; nothing is ignored in silence."""
     with pytest.raises(SettingsError) as refused:
         load({**BY_TORCHRUN, name: text})
-    told = {p.variable: p for p in refused.value.problems}
-    found = told.get("AGENT_LAUNCHER", told.get(name)) if text == "verl-grpo" else told[name]
+    by_variable = {p.variable: p for p in refused.value.problems}
+    found = (
+        by_variable.get("AGENT_LAUNCHER", by_variable.get(name))
+        if text == "verl-grpo"
+        else by_variable[name]
+    )
     assert found is not None
     assert remedy in found.expected
 

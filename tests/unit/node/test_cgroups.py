@@ -213,10 +213,10 @@ def test_an_oom_kill_is_reported_once_and_remembered_for_a_minute() -> None:
     watch = MemoryWatch(lambda: limits.OomKills(number, of_container=True), lambda: now)
     assert (watch.poll(), watch.recent()) == ("", "")
     number = 7
-    told = "this container ran out of memory: the kernel's OOM killer ended 2 processes of it"
-    assert (watch.poll(), watch.poll(), watch.recent()) == (told, "", told)
+    sentence = "this container ran out of memory: the kernel's OOM killer ended 2 processes of it"
+    assert (watch.poll(), watch.poll(), watch.recent()) == (sentence, "", sentence)
     now += 59
-    assert watch.recent() == told
+    assert watch.recent() == sentence
     now += 2
     assert watch.recent() == ""
     number = 8

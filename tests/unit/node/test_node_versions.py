@@ -71,7 +71,7 @@ def test_the_first_on_the_path_counts(tmp_path: Path) -> None:
 
 
 def test_this_pythons_libraries_are_no_invention() -> None:
-    """What is told of this Python is what its own metadata says."""
+    """What is reported of this Python is what its own metadata says."""
     import importlib.metadata  # noqa: PLC0415 - the judge, slow to load
 
     for name, version in installed(sys.path).items():
@@ -80,7 +80,7 @@ def test_this_pythons_libraries_are_no_invention() -> None:
 
 
 def test_nvidias_models(tmp_path: Path) -> None:
-    """The driver's files name the model of each GPU; each model is told once."""
+    """The driver's files name the model of each GPU; each model is named once."""
     for bus in ("0000:1b:00.0", "0000:43:00.0"):
         (tmp_path / bus).mkdir()
         lines = "Model: \t\t NVIDIA H100 80GB HBM3\nIRQ:   \t\t 17\nGPU UUID: \t GPU-x\n"
@@ -90,7 +90,7 @@ def test_nvidias_models(tmp_path: Path) -> None:
 
 
 def test_amds_models(tmp_path: Path) -> None:
-    """A board that names no product is told by its memory."""
+    """A board that names no product is named by its memory."""
     for name, product in (("renderD128", "AMD Instinct MI300X\n"), ("renderD129", None)):
         device = tmp_path / name / "device"
         device.mkdir(parents=True)

@@ -44,7 +44,7 @@ def read(**environ: str) -> dict[str, object]:
 
 
 def test_none_is_empty() -> None:
-    """Without a wish Ray is told nothing."""
+    """Without a wish Ray gets none."""
     assert read() == {}
 
 

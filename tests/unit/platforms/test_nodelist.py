@@ -141,11 +141,11 @@ def test_slurm_agrees(slurm_conf: Path, cases: list[tuple[str, list[str]]]) -> N
     It knows no text after the last bracket, so none is drawn here.
     """
     text = ",".join(text for text, _ in cases)
-    told = subprocess.run(
+    done = subprocess.run(
         [str(SCONTROL), "show", "hostnames", text],
         env={"SLURM_CONF": str(slurm_conf)},
         capture_output=True,
         text=True,
         check=True,
     )
-    assert list(expand(text)) == told.stdout.split()
+    assert list(expand(text)) == done.stdout.split()

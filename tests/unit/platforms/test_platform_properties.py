@@ -96,7 +96,7 @@ def test_every_environment_has_one_claim(environ: dict[str, str]) -> None:
     assert claim.evidence
 
 
-def told(node: Node) -> Plan | SettingsError:
+def planned_on(node: Node) -> Plan | SettingsError:
     """Return a node's plan, or why it is refused."""
     try:
         return plan_of(node.environ, node.facts)
@@ -138,7 +138,7 @@ def test_never_two_heads(platform: str, nodes: int, data: st.DataObject) -> None
         "EXPECTED_WORKERS": st.sampled_from(["1", "4"]),
     }
     more = data.draw(st.fixed_dictionaries({}, optional=hand))
-    plans = [told(node) for node in cluster(platform, nodes, more)]
+    plans = [planned_on(node) for node in cluster(platform, nodes, more)]
     found = [plan.topology for plan in plans if not isinstance(plan, SettingsError)]
     assert sum(t.is_head and not t.must_own_head_host for t in found) <= 1
 

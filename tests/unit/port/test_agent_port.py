@@ -47,7 +47,7 @@ def test_a_worker_reports(bare: Port) -> None:
     """JSON to an address is enough, with any parameters after the content type."""
     assert bare.report(JSON).status == 200
     assert bare.report({"Content-Type": "application/JSON; charset=utf-8"}).status == 200
-    event = bare.heard[-1]
+    event = bare.received[-1]
     assert isinstance(event, WorkerReported)
     assert event.worker.name == "pod1"
 
@@ -65,11 +65,11 @@ def test_a_worker_reports(bare: Port) -> None:
 )
 def test_reports_are_json_by_name(bare: Port, guarded: Port, headers: dict[str, str]) -> None:
     """A content type that a page can send without a preflight request is refused."""
-    before = len(bare.heard)
+    before = len(bare.received)
     answer = bare.report(headers)
     assert answer.status == 415
     assert "application/json" in answer.error
-    assert len(bare.heard) == before
+    assert len(bare.received) == before
     assert guarded.report(headers).status == 401
     assert guarded.report({**headers, **BEARER}).status == 415
 
@@ -89,9 +89,9 @@ def test_no_page_of_another_site_may_post(
     bare: Port, guarded: Port, headers: dict[str, str]
 ) -> None:
     """Only our own pages may post, by any header with which a browser reports the origin."""
-    before = len(bare.heard)
+    before = len(bare.received)
     assert bare.report({**JSON, **headers}).status == 403
-    assert len(bare.heard) == before
+    assert len(bare.received) == before
     assert guarded.report({**JSON, **BEARER, **headers}).status == 403
     assert guarded.ask("POST", "/login", {**FORM, **headers}, f"token={SECRET}").status == 403
 
@@ -421,7 +421,7 @@ def _check_control_characters(bare: Port) -> None:
     evil = "\x1b[31m\r\npod-agent: done\u2028\u202e\ud800\x00é"
     said = {"id": evil, "phase": evil, "detail": evil, "error": evil, "hello": {"name": evil}}
     assert bare.report(JSON, {**REPORT, **said}).status == 200
-    event = bare.heard[-1]
+    event = bare.received[-1]
     assert isinstance(event, WorkerReported)
     worker = event.worker
     for text in (worker.name, worker.phase, worker.detail, worker.error, worker.key):

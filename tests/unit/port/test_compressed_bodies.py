@@ -111,7 +111,7 @@ def test_a_worker_inflates_no_reply() -> None:
     """What answers at the head's name may be anyone: a compressed reply is none."""
     events: list[object] = []
 
-    async def story(port: int) -> None:
+    async def scenario(port: int) -> None:
         def take(event: object) -> None:
             events.append(event)
             tasks.cancel_scope.cancel()
@@ -125,7 +125,7 @@ def test_a_worker_inflates_no_reply() -> None:
             tasks.start_soon(link.run)
 
     with answering(compressed(json.dumps(FIRST.to_dict()).encode())) as peer:
-        anyio.run(story, peer.port)
+        anyio.run(scenario, peer.port)
         assert b"Accept-Encoding: identity\r\n" in peer.asked[0]
     (event,) = events
     assert isinstance(event, HeadSilent)

@@ -48,7 +48,7 @@ class Fleet:
 
     def __init__(self, of: HeadGoal, most: int = KEPT) -> None:
         limits = {**of.limits, wait_keys.WORKERS: 1e9, wait_keys.HEAD: 1e9}
-        self.story, self.now = Trace(replace(of, facts=MACHINE, limits=limits), []), 0.0
+        self.scenario, self.now = Trace(replace(of, facts=MACHINE, limits=limits), []), 0.0
         self.timeline = Timeline()
         self.take(ServiceReady(REWARD))
         self.names: tuple[str, ...] = ()
@@ -57,7 +57,7 @@ class Fleet:
             *(FIRST, expected, self.take, self._clock),
             keep_ranks=self._keep,
             most=most,
-            is_needed=lambda key: is_worker_needed(self.story.state, key, self.now),
+            is_needed=lambda key: is_worker_needed(self.scenario.state, key, self.now),
         )
 
     def _clock(self) -> float:
@@ -68,8 +68,8 @@ class Fleet:
 
     def take(self, event: h.HeadEvent) -> None:
         """Apply an event to the decisions."""
-        self.story.take(event, self.now)
-        self.timeline.add(event, self.story.state, self.now)
+        self.scenario.take(event, self.now)
+        self.timeline.add(event, self.scenario.state, self.now)
 
     async def pod(self, n: int, *, leaves: Callable[[int], bool] = bool) -> None:
         """Let a pod join, report everything possible, and depart, with a goodbye or without."""
@@ -92,7 +92,7 @@ class Fleet:
 
     def known(self) -> dict[str, set[str]]:
         """Return the agents and pods that each part of the head stores, by its own name."""
-        parts = {**asdict(self.story.state), **vars(self.reports), **vars(self.timeline)}
+        parts = {**asdict(self.scenario.state), **vars(self.reports), **vars(self.timeline)}
         parts["names"] = self.names
         return {name: {*re.findall(r"<(\d+)>", repr(part))} for name, part in parts.items()}
 
@@ -114,7 +114,7 @@ def test_pods_that_come_and_go(of: HeadGoal) -> None:
     assert {name: n for name, n in counts.items() if n > KEPT} == {}
     assert counts["_agents"] > KEPT // 10
     latest = {f"agent<{n}>" for n in range(2 * KEPT, 3 * KEPT)}
-    assert fleet.reports.byes.keys() - fleet.story.state.shares.by_node.keys() <= latest
+    assert fleet.reports.byes.keys() - fleet.scenario.state.shares.by_node.keys() <= latest
 
 
 def test_who_is_there_stays() -> None:
@@ -131,8 +131,8 @@ def test_who_is_there_stays() -> None:
         return fleet
 
     fleet = anyio.run(trace)
-    assert fleet.story.state.fleet.alive == {"10.9.9.9": "stays"}
-    assert fleet.story.state.fleet.facts["agent1"].hostname == MACHINE.hostname
+    assert fleet.scenario.state.fleet.alive == {"10.9.9.9": "stays"}
+    assert fleet.scenario.state.fleet.facts["agent1"].hostname == MACHINE.hostname
     agent = fleet.reports.awaited("agent1")
     assert agent is not None
     assert agent.ip == "10.9.9.9"
@@ -141,10 +141,10 @@ def test_who_is_there_stays() -> None:
 @pytest.mark.parametrize("expected", [0, 1, 5_000])
 def test_strangers_take_no_room_for_ever(expected: int) -> None:
     """The number is limited with room for all workers; more wait until one of those is silent."""
-    now, told = 0.0, list[object]()
+    now, events = 0.0, list[object]()
     most = agent_limit(expected)
     assert most >= max(BASE_LIMIT, 2 * expected)
-    reports = Reports(FIRST, Expected(None, "", "", ""), told.append, lambda: now, most=most)
+    reports = Reports(FIRST, Expected(None, "", "", ""), events.append, lambda: now, most=most)
 
     async def hello(n: int) -> Reply:
         return await reports.handle(Report(f"agent{n}", "", "p", hello=Hello(f"pod{n}", n)))
@@ -158,7 +158,7 @@ def test_strangers_take_no_room_for_ever(expected: int) -> None:
         assert (await reports.handle(Report("agent0", "", "p"))).refusal == ""
         now = 60.0
         assert not (await hello(most)).wants_hello
-        assert sum(isinstance(event, h.WorkerReplaced) for event in told) >= 1
+        assert sum(isinstance(event, h.WorkerReplaced) for event in events) >= 1
 
     anyio.run(trace)
 

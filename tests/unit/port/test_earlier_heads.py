@@ -41,7 +41,7 @@ class Head:
         (root / "run").mkdir(parents=True)
         self.keeper = RunKeeper(root, JOB, ChosenRun("run", before), job_survives=True)
         tried = tuple(one.tried for one in attempts)
-        self.story = heads.Trace(heads.goal(1, retries=3, tried=tried), [])
+        self.scenario = heads.Trace(heads.goal(1, retries=3, tried=tried), [])
 
     async def open(self, port: int, tasks: anyio.abc.TaskGroup) -> web.BaseRunner:
         """Open its port."""
@@ -51,12 +51,12 @@ class Head:
             tasks.start_soon(decide, known)
 
         async def decide(known: h.RunRemembered) -> None:
-            self.story.take(known, 1.0)
-            for deed in self.story.effects:
+            self.scenario.take(known, 1.0)
+            for deed in self.scenario.effects:
                 assert isinstance(deed, h.AdoptRun)
                 keeper.adopt_run(deed.run_id, deed.attempts, deed.epoch)
             await keeper.flush()
-            reports.publish(epoch=keeper.epoch, attempt=self.story.state.attempt.number)
+            reports.publish(epoch=keeper.epoch, attempt=self.scenario.state.attempt.number)
             reports.run_decided.set()
 
         first = await first_reply(keeper, keeper.next_attempt, "10.0.0.1")
@@ -77,8 +77,8 @@ class Worker:
 
     def __init__(self, port: int) -> None:
         self.last: Reply | None = None
-        self.heard: list[w.WorkerEvent] = []
-        link = (self.hello, lambda _: Report("agent1", "127.0.0.1", FOLLOWS), self.heard.append)
+        self.received: list[w.WorkerEvent] = []
+        link = (self.hello, lambda _: Report("agent1", "127.0.0.1", FOLLOWS), self.received.append)
         self.link = HeadLink("127.0.0.1", port, 1, None, *link, self.on_reply)
 
     def hello(self) -> Hello:
@@ -97,7 +97,7 @@ class Worker:
         """Wait until the last event is like this one."""
 
         async def look() -> bool | NotYet:
-            last = self.heard[-1] if self.heard else None
+            last = self.received[-1] if self.received else None
             return True if isinstance(last, kind) and words in str(last) else NotYet()
 
         await until(look, 20.0)
@@ -124,7 +124,7 @@ def test_a_head_without_its_disk_whose_clock_is_behind(tmp_path: Path, killed_wh
 
     anyio.run(trace)
     assert second.keeper.record.epoch == 901
-    assert second.story.effects == [h.AdoptRun("run", len(attempts), 900)]
+    assert second.scenario.effects == [h.AdoptRun("run", len(attempts), 900)]
     assert [one.number for one in second.keeper.record.attempts] == [one.number for one in attempts]
 
 
@@ -142,14 +142,14 @@ def test_an_earlier_head_is_not_followed(tmp_path: Path) -> None:
             await runner.cleanup()
             runner = await earlier.open(port, tasks)
             await worker.awaits(w.HeadSilent, "is an earlier one")
-            greeted = len(worker.heard) + 2
+            greeted = len(worker.received) + 2
             with anyio.fail_after(20):
-                while len(worker.heard) < greeted:
+                while len(worker.received) < greeted:
                     await anyio.lowlevel.checkpoint()
             tasks.cancel_scope.cancel()
         await runner.cleanup()
 
     anyio.run(trace)
-    assert "is an earlier one" in str(worker.heard[-1])
-    assert not any(isinstance(one, w.HeadSpoke) and one.epoch == 100 for one in worker.heard)
-    assert (earlier.story.effects, earlier.keeper.record.epoch) == ([], 100)
+    assert "is an earlier one" in str(worker.received[-1])
+    assert not any(isinstance(one, w.HeadSpoke) and one.epoch == 100 for one in worker.received)
+    assert (earlier.scenario.effects, earlier.keeper.record.epoch) == ([], 100)

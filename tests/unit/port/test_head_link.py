@@ -58,25 +58,25 @@ async def a_head(port: int) -> web.BaseRunner:
 def test_a_head_that_falls_silent_while_dns_fails(answer: str) -> None:
     """If DNS does not answer, the last address is tried; not if the name does not exist."""
     dns, port = Names(), free_port()
-    heard: list[w.WorkerEvent] = []
+    received: list[w.WorkerEvent] = []
 
     def report(_ip: str) -> Report:
         return Report("agent1", "127.0.0.1", "following the head")
 
     link = HeadLink(
         *("head.test", port, 1, None, lambda: HELLO),
-        *(report, heard.append, lambda _: None),
+        *(report, received.append, lambda _: None),
         network=dns.network,
     )
 
     async def await_last(kind: type[w.WorkerEvent], words: str = "") -> None:
         async def look() -> bool | NotYet:
-            last = heard[-1] if heard else None
+            last = received[-1] if received else None
             return True if isinstance(last, kind) and words in str(last) else NotYet()
 
         await until(look, 20.0)
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with anyio.create_task_group() as tasks:
             first = await a_head(port)
             tasks.start_soon(link.run)
@@ -91,34 +91,34 @@ def test_a_head_that_falls_silent_while_dns_fails(answer: str) -> None:
                 await await_last(w.HeadSpoke)
             else:
                 await anyio.sleep(1.5)  # tries are at most a second apart
-                assert isinstance(heard[-1], w.HeadSilent)
+                assert isinstance(received[-1], w.HeadSilent)
                 dns.answer = HERE
                 await await_last(w.HeadSpoke)
             tasks.cancel_scope.cancel()
         await second.cleanup()
 
-    anyio.run(story)
+    anyio.run(scenario)
 
 
 def test_a_new_agent_calls_where_the_one_before_did_while_dns_is_silent() -> None:
     """A killed agent followed the head at an address, which its record keeps."""
     dns, port = Names(), free_port()
     dns.answer = MUTE
-    heard: list[w.WorkerEvent] = []
+    received: list[w.WorkerEvent] = []
     says = (lambda: HELLO, lambda _: Report("agent1", "127.0.0.1", "following the head"))
     link = HeadLink(
         *("head.test", port, 1, None),
         *says,
-        heard.append,
+        received.append,
         lambda _: None,
         last_ip="127.0.0.1",
         network=dns.network,
     )
 
     async def spoke() -> bool | NotYet:
-        return True if any(isinstance(one, w.HeadSpoke) for one in heard) else NotYet()
+        return True if any(isinstance(one, w.HeadSpoke) for one in received) else NotYet()
 
-    async def story() -> None:
+    async def scenario() -> None:
         runner = await a_head(port)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(link.run)
@@ -126,7 +126,7 @@ def test_a_new_agent_calls_where_the_one_before_did_while_dns_is_silent() -> Non
             tasks.cancel_scope.cancel()
         await runner.cleanup()
 
-    anyio.run(story)
+    anyio.run(scenario)
 
 
 class Numbered(Reports):
@@ -154,7 +154,7 @@ def test_reports_are_numbered_in_order() -> None:
     async def arrived(count: int) -> bool | NotYet:
         return True if len(reports.numbers) >= count else NotYet()
 
-    async def story() -> None:
+    async def scenario() -> None:
         site = AgentServer(token=None, ready=lambda: True, status=dict, reports=reports)
         runner = await site.open([bind("127.0.0.1", port)])
         async with anyio.create_task_group() as tasks:
@@ -166,7 +166,7 @@ def test_reports_are_numbered_in_order() -> None:
         await link.send_goodbye(20.0)
         await runner.cleanup()
 
-    anyio.run(story)
+    anyio.run(scenario)
     assert link.goodbye_delivered
     assert len(reports.numbers) > 4
     assert [*reports.numbers] == sorted({*reports.numbers})
@@ -213,7 +213,7 @@ class Leaving:
 def test_no_report_follows_the_goodbye(token: str | None) -> None:
     """A pod that is held after its run keeps its agent: a head that is held, too, is left alone."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         leaving = Leaving(token)
         runner = await leaving.serve()
         async with anyio.create_task_group() as tasks:
@@ -226,13 +226,13 @@ def test_no_report_follows_the_goodbye(token: str | None) -> None:
             tasks.cancel_scope.cancel()
         await runner.cleanup()
 
-    anyio.run(story)
+    anyio.run(scenario)
 
 
 def test_a_head_that_starts_late_receives_one_goodbye() -> None:
     """A worker that was refused is held, and its head starts after the time for a goodbye."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         leaving = Leaving(None)
         leaving.bye = Bye("refused", "")
         async with anyio.create_task_group() as tasks:
@@ -247,7 +247,7 @@ def test_a_head_that_starts_late_receives_one_goodbye() -> None:
             tasks.cancel_scope.cancel()
         await runner.cleanup()
 
-    anyio.run(story)
+    anyio.run(scenario)
 
 
 def test_a_name_that_does_not_resolve_is_looked_up_at_intervals() -> None:
@@ -262,12 +262,12 @@ def test_a_name_that_does_not_resolve_is_looked_up_at_intervals() -> None:
         network=dns.network,
     )
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(link.run)
             link.report_now()
             await anyio.sleep(1.0)
             tasks.cancel_scope.cancel()
 
-    anyio.run(story)
+    anyio.run(scenario)
     assert 3 <= dns.asked <= 10  # 0.1 s, then half as long again each time

@@ -75,18 +75,18 @@ def test_loopback_is_taken_already() -> None:
 def test_a_heads_refusal_names_the_head() -> None:
     """Workers print it too, and what is wrong is wrong elsewhere."""
     plan = a_plan()
-    told = name_head_in_refusal(plan, REFUSAL)
-    assert told.reason == f"on the head {plan.topology.node_name}: ports: taken: 8265"
+    sentence = name_head_in_refusal(plan, REFUSAL)
+    assert sentence.reason == f"on the head {plan.topology.node_name}: ports: taken: 8265"
     assert name_head_in_refusal(a_plan(EXPECTED_WORKERS="0"), REFUSAL) == REFUSAL
 
 
 def test_a_goodbye_waits_for_the_head() -> None:
     """A head whose port opens only after the first try hears it nevertheless."""
     port, asked = free_port(), list[str]()
-    heard: list[ReportEvent] = []
+    received: list[ReportEvent] = []
     reply = Reply(1, "run-1", "booting", ray_ready=False, head_ip="10.0.0.1", news=0)
 
-    async def story() -> None:
+    async def scenario() -> None:
         again = anyio.Event()
 
         def report(ip: str) -> Report:
@@ -102,13 +102,13 @@ def test_a_goodbye_waits_for_the_head() -> None:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(partial(link.send_goodbye, 20.0))
                 await again.wait()
-                reports = Reports(reply, Expected(None, "", "", ""), heard.append, lambda: 0.0)
+                reports = Reports(reply, Expected(None, "", "", ""), received.append, lambda: 0.0)
                 site = AgentServer(token=None, ready=lambda: True, status=dict, reports=reports)
                 runner = await site.open([bind("127.0.0.1", port)])
         await runner.cleanup()
 
-    anyio.run(story)
-    (said,) = heard
+    anyio.run(scenario)
+    (said,) = received
     assert isinstance(said, WorkerReported)
     assert (said.worker.has_left, said.worker.detail) == (True, "disk full")
 
@@ -119,8 +119,8 @@ def test_a_goodbye_to_nobody_ends() -> None:
     nobody = ("127.0.0.1", free_port(), 1, None)
     link = HeadLink(*nobody, lambda: HELLO, lambda _: left, lambda _: None, lambda _: None)
 
-    async def story() -> None:
+    async def scenario() -> None:
         with anyio.fail_after(5):
             await link.send_goodbye(0.2)
 
-    anyio.run(story)
+    anyio.run(scenario)

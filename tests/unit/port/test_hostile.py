@@ -167,9 +167,9 @@ def sent_by_a_node(facts: Facts) -> Facts:
 
 def test_versions_steer_no_terminal() -> None:
     """A library's version with escape sequences is printed as text: in the log and by `doctor`."""
-    told = sent_by_a_node(with_ray(MACHINE, libraries={"torch": f"2.6.0{ESCAPE}"}))
+    sent = sent_by_a_node(with_ray(MACHINE, libraries={"torch": f"2.6.0{ESCAPE}"}))
     of = replace(goal(1), facts=with_ray(MACHINE, libraries={"torch": "2.6.0"}), node="pod0")
-    trace = Trace(of, [(2.0, reported(2)), (2.0, h.WorkerIntroduced("agent2", "pod2", told))])
+    trace = Trace(of, [(2.0, reported(2)), (2.0, h.WorkerIntroduced("agent2", "pod2", sent))])
     trace.take(nodes(2), 3.0)
     (end,) = trace.outcomes
     shown = json.dumps(status_of(trace.state, plan_of({})).findings(), ensure_ascii=False)
@@ -330,22 +330,22 @@ class Port:
     """A head's port, and its decisions on the received reports."""
 
     def __init__(self) -> None:
-        self.told: list[h.HeadEvent] = []
+        self.sent: list[h.HeadEvent] = []
         self.site = AgentServer(token=None, ready=lambda: True, status=dict)
 
     def fresh(self) -> None:
         """Discard the received reports."""
-        self.told.clear()
+        self.sent.clear()
         first = Reply(
             1, "run", "booting", ray_ready=True, head_ip="10.0.0.1", news=0, fingerprint=WORD
         )
         expected = Expected(WORD, WORD, WORD, WORD, WORD)
         self.site._reports = Reports(  # noqa: SLF001 - one port does for all cases
-            *(first, expected, self.told.append, lambda: 2.0), on_recalled_run=self._remember
+            *(first, expected, self.sent.append, lambda: 2.0), on_recalled_run=self._remember
         )
 
     def _remember(self, hello: Hello, epoch: int) -> bool:
-        self.told.append(h.RunRemembered(hello.run_id, hello.attempt, epoch))
+        self.sent.append(h.RunRemembered(hello.run_id, hello.attempt, epoch))
         return False
 
     def decide(self) -> None:
@@ -353,8 +353,8 @@ class Port:
         for state in HEADS:
             trace, timeline = heads.Trace(state.goal, ()), Timeline()
             trace.state = state
-            again = [(10.0, event) for event in self.told if isinstance(event, h.WorkerReported)]
-            came = [(2.0, event) for event in self.told]
+            again = [(10.0, event) for event in self.sent if isinstance(event, h.WorkerReported)]
+            came = [(2.0, event) for event in self.sent]
             for at, event in [*came, *JOINED, *again, *LATER]:
                 trace.take(event, at)
                 timeline.add(event, trace.state, at)
@@ -469,11 +469,11 @@ STORIES = [
 
 def heard_of(reply: Reply) -> list[w.WorkerEvent]:
     """Return the events of a reply for a worker's decisions."""
-    told: list[w.WorkerEvent] = []
+    sent: list[w.WorkerEvent] = []
     nobody: Any = None
-    link = HeadLink(*("pod0", 1, 1, None), nobody, nobody, told.append, lambda _reply: None)
+    link = HeadLink(*("pod0", 1, 1, None), nobody, nobody, sent.append, lambda _reply: None)
     link._handle_reply("10.0.0.1", reply)  # noqa: SLF001 - what a link does with each
-    return told
+    return sent
 
 
 def reply_in(data: object) -> Reply | str:

@@ -105,9 +105,9 @@ def test_a_worker_s_last_lines_are_not_followed(
     leave_key(tmp_path, KEY)
     with a_head() as head:
         logs_verb.show_logs(environ_of(head.port, tmp_path), ["pod1"], LogFilter(), follow=True)
-    told = capsys.readouterr()
-    assert told.out == "joined\n"
-    assert "cannot be followed" in told.err
+    printed = capsys.readouterr()
+    assert printed.out == "joined\n"
+    assert "cannot be followed" in printed.err
 
 
 def test_logs_need_a_head_and_a_key(tmp_path: Path) -> None:
@@ -208,8 +208,8 @@ def test_following_ends_when_the_agent_stays_away(
         output.wait_for("one\n")
     thread.join(SECONDS)
     assert (codes, output.getvalue()) == ([69], "one\n")
-    told = capsys.readouterr().err
-    assert "no log and no verdict for 1 s: 127.0.0.1" in told
+    printed = capsys.readouterr().err
+    assert "no log and no verdict for 1 s: 127.0.0.1" in printed
 
 
 # --- what the head gives -------------------------------------------------------------------------

@@ -170,7 +170,7 @@ def test_what_the_scripts_read_is_there(variable: str) -> None:
 
 
 def test_made_runs_are_as_a_head_makes_them() -> None:
-    """What scripts/page looks at has the fields of a head's status, and no others."""
+    """What scripts/page reads has the fields of a head's status, and no others."""
     found = status_after(SERVED)
     for run in (made_run("ok", 3).status, run_of(3)):
         private = {"warnings", "job_tail", "prepare_lines", "metrics"}

@@ -35,13 +35,13 @@ def visited(visit: Callable[[Tab], Awaitable[list[str]]]) -> list[str]:
 @pytest.mark.parametrize(("situation", "nodes"), [("hang", 3), ("lost", 256)])
 def test_a_run_is_shown(situation: str, nodes: int, tmp_path: Path) -> None:
     """With its judgment, without complaints of the browser, and within all limits."""
-    what = partial(visit_situation, situation=situation, nodes=nodes, looks=LOOKS)
+    what = partial(visit_situation, situation=situation, nodes=nodes, windows=LOOKS)
     assert visited(partial(what, folder=tmp_path, axe=None)) == []
 
 
 def test_a_report_opens_from_its_file(tmp_path: Path) -> None:
     """Under its own policy, without a server."""
-    what = partial(visit_report, situation="failed", nodes=16, looks=LOOKS)
+    what = partial(visit_report, situation="failed", nodes=16, windows=LOOKS)
     assert visited(partial(what, folder=tmp_path, axe=None)) == []
 
 

@@ -281,7 +281,7 @@ def test_reports_do_not_contain_the_token() -> None:
             await stream.send(data)
             return await stream.receive()
 
-    async def story() -> None:
+    async def scenario() -> None:
         runner = await head.serve()
         listener = await anyio.create_tcp_listener(local_host="127.0.0.1")
         port = local_port(listener)
@@ -298,7 +298,7 @@ def test_reports_do_not_contain_the_token() -> None:
             tasks.cancel_scope.cancel()
         await runner.cleanup()
 
-    anyio.run(story)
+    anyio.run(scenario)
     assert SECRET.encode() not in b"".join(requests + replies)
 
 
@@ -308,7 +308,7 @@ def test_a_relay_is_not_joined() -> None:
     A relay that changes the address breaks the proof.
     """
 
-    async def story(address: bytes) -> list[w.WorkerEvent]:
+    async def scenario(address: bytes) -> list[w.WorkerEvent]:
         head = Head()
         runner = await head.serve()
 
@@ -330,9 +330,9 @@ def test_a_relay_is_not_joined() -> None:
         await runner.cleanup()
         return worker.events
 
-    events = anyio.run(story, b"10.0.0.1")
+    events = anyio.run(scenario, b"10.0.0.1")
     assert {one.ip for one in events if isinstance(one, w.HeadSpoke)} == {"10.0.0.1"}
-    changed = anyio.run(story, b"10.6.6.6")
+    changed = anyio.run(scenario, b"10.6.6.6")
     assert not any(isinstance(one, w.HeadSpoke) for one in changed)
 
 
@@ -345,7 +345,7 @@ def test_no_redirect_is_followed(token: str | None) -> None:
         asked.append(request.path)
         raise web.HTTPTemporaryRedirect("/elsewhere")
 
-    async def story() -> None:
+    async def scenario() -> None:
         listening = bind("127.0.0.1", 0)
         port = int(listening.getsockname()[1])
         app = web.Application()
@@ -361,14 +361,14 @@ def test_no_redirect_is_followed(token: str | None) -> None:
         assert "307" in str(await download_sample("127.0.0.1", port, token, "run-1", 5.0))
         await runner.cleanup()
 
-    anyio.run(story)
+    anyio.run(scenario)
     assert set(asked) == {"/report", "/sample"}
 
 
 def test_a_head_with_another_token() -> None:
     """Neither follows the other, and the worker says why."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         head = Head("another")
         runner = await head.serve()
         worker = Worker(head.port)
@@ -379,7 +379,7 @@ def test_a_head_with_another_token() -> None:
         assert worker.replies == []
         await runner.cleanup()
 
-    anyio.run(story)
+    anyio.run(scenario)
 
 
 S1 = "5" * 32
@@ -404,7 +404,7 @@ def test_an_impostor_is_not_followed(session: str, status: int, answer: dict[str
             return web.json_response({}, status=401, headers=again)
         return web.json_response(answer, status=status, headers={PROOF_HEADER: "0" * 64})
 
-    async def story() -> None:
+    async def scenario() -> None:
         app = web.Application()
         app.router.add_post(REPORT_PATH, reply)
         runner = web.AppRunner(app)
@@ -420,7 +420,7 @@ def test_an_impostor_is_not_followed(session: str, status: int, answer: dict[str
         assert {type(one) for one in worker.events} == {w.HeadSilent}
         assert worker.replies == []
 
-    anyio.run(story)
+    anyio.run(scenario)
     assert asked
     assert not any(SECRET in one for one in asked)
 
@@ -428,7 +428,7 @@ def test_an_impostor_is_not_followed(session: str, status: int, answer: dict[str
 def test_plain_ray_gets_no_token() -> None:
     """Ray would send it there in clear: such a head is joined only if that is insisted on."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         listener = await anyio.create_tcp_listener(local_host="127.0.0.1")
         gcs = local_port(listener)
         closed = bind("127.0.0.1", 0)
@@ -444,13 +444,13 @@ def test_plain_ray_gets_no_token() -> None:
             tasks.cancel_scope.cancel()
         assert {type(one) for one in wary.events} == {w.HeadSilent}
 
-    anyio.run(story)
+    anyio.run(scenario)
 
 
 def test_another_body_is_refused() -> None:
     """The signed header alone opens nothing: the body has to be the one that was signed."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         head, prover = Head(), Prover(SECRET)
         runner = await head.serve()
         url = f"http://127.0.0.1:{head.port}{REPORT_PATH}"
@@ -464,7 +464,7 @@ def test_another_body_is_refused() -> None:
             assert "not the one that was signed" in text
         await runner.cleanup()
 
-    anyio.run(story)
+    anyio.run(scenario)
 
 
 async def _send(

@@ -323,6 +323,6 @@ def test_versions_must_agree(
     """Ray refuses any difference, even in the patch, so the head refuses it first, by name."""
     ray, python, torch = worker
     hello = Hello("pod1", ray=ray, python=python, torch=torch)
-    told = Expected(*head, services="").refusal_of(hello)
-    assert words in told
-    assert bool(told) == bool(words)
+    why = Expected(*head, services="").refusal_of(hello)
+    assert words in why
+    assert bool(why) == bool(words)

@@ -26,7 +26,7 @@ def test_a_report_becomes_an_event_and_is_answered() -> None:
     """A first report is answered at once, and the head's decisions get the worker's data."""
     counter = CountingHead()
     assert anyio.run(counter.reports.handle, replace(POD1, hold=LATE)) == FIRST
-    (worker,) = counter.heard
+    (worker,) = counter.received
     assert (worker.name, worker.ip, worker.rank, worker.last_report_at) == (
         "pod1",
         "10.0.0.2",
@@ -41,14 +41,14 @@ def test_a_worker_of_a_later_head_is_ignored(*, has_token: bool) -> None:
     """With a token, its hello proves the later head, whether the worker is known or not."""
     counter = CountingHead(has_token=has_token)
     counter.take(replace(POD1, epoch=1))
-    assert (counter.later, len(counter.heard)) == ([], 1)
+    assert (counter.later, len(counter.received)) == ([], 1)
     counter.take(replace(BEAT, epoch=2))
     counter.take(replace(POD1, epoch=3, hello=replace(HELLO, run_id="run-1")))
     counter.take(replace(POD2, epoch=4, hello=replace(HELLO, name="pod2", rank=2, run_id="run-1")))
     counter.take(
         replace(POD2, epoch=5, hello=replace(HELLO, name="pod2", rank=2, run_id="another"))
     )
-    assert (counter.later, len(counter.heard)) == ([3, 4] if has_token else [], 2)
+    assert (counter.later, len(counter.received)) == ([3, 4] if has_token else [], 2)
 
 
 EVIL = '{"protocol":3,"id":"x","phase":"p","epoch":999999999999999,"hello":{"name":"evil"%s}}'
@@ -74,7 +74,7 @@ def test_a_later_epoch_is_at_most_a_day_ahead(hours: float, later: bool) -> None
     epoch = int((time.time() + hours * 3600) * 1000)
     counter.take(replace(POD1, epoch=epoch, hello=replace(HELLO, run_id="run-1")))
     assert counter.later == ([epoch] if later else [])
-    assert counter.heard == []
+    assert counter.received == []
 
 
 def test_a_report_is_held_until_there_is_an_order() -> None:
@@ -84,7 +84,7 @@ def test_a_report_is_held_until_there_is_an_order() -> None:
     async def ask() -> None:
         replies.append(await counter.reports.handle(replace(POD1, news=0, hold=LATE)))
 
-    async def story() -> None:
+    async def scenario() -> None:
         with anyio.fail_after(LATE / 2):
             async with anyio.create_task_group() as tasks:
                 await counter.reports.handle(POD1)
@@ -94,7 +94,7 @@ def test_a_report_is_held_until_there_is_an_order() -> None:
                 assert replies == []
                 counter.reports.publish(phase="running", ray_ready=True, verdict=DONE)
 
-    anyio.run(story)
+    anyio.run(scenario)
     assert {reply.news for reply in replies} == {1}
     assert [reply.verdict for reply in replies] == [DONE, DONE]
 
@@ -111,10 +111,14 @@ def test_a_report_that_arrives_after_its_successor_changes_nothing(news: int) ->
         late = replace(BEAT, sequence=sequence, obeyed=1, hold=LATE, news=news, bye=BYE)
         reply = anyio.run(within_soon, counter.reports, late)
         assert [order.name for order in reply.orders] == ["retriever"]
-    assert [worker.joined for worker in counter.heard] == [False, True]
-    assert (counter.byes, counter.reports.byes, counter.heard[-1].last_report_at) == ([], {}, 12.5)
+    assert [worker.joined for worker in counter.received] == [False, True]
+    assert (counter.byes, counter.reports.byes, counter.received[-1].last_report_at) == (
+        [],
+        {},
+        12.5,
+    )
     counter.take(replace(BEAT, sequence=4, bye=BYE))
-    assert counter.heard[-1].has_left
+    assert counter.received[-1].has_left
 
 
 def test_reports_without_numbers_are_taken_as_they_come() -> None:
@@ -122,7 +126,7 @@ def test_reports_without_numbers_are_taken_as_they_come() -> None:
     counter = CountingHead()
     for joined in (False, True, False):
         counter.take(replace(POD1, joined=joined))
-    assert [worker.joined for worker in counter.heard] == [False, True, False]
+    assert [worker.joined for worker in counter.received] == [False, True, False]
 
 
 async def within_soon(reports: Reports, report: Report) -> Reply:
@@ -143,7 +147,7 @@ def test_another_version_is_refused() -> None:
     counter = CountingHead()
     reply = anyio.run(counter.reports.handle, replace(POD1, hello=replace(HELLO, ray="2.50.0")))
     assert "Ray 2.50.0 here, 2.60.0 on the head" in reply.refusal
-    assert counter.heard[0].refused == reply.refusal
+    assert counter.received[0].refused == reply.refusal
     anyio.run(counter.reports.wait_for_goodbyes, LATE, 0)
 
 
@@ -155,7 +159,7 @@ def test_farewell_waits_for_each() -> None:
         for report in (POD1, POD2):
             await counter.reports.handle(replace(report, bye=BYE))
 
-    async def story() -> None:
+    async def scenario() -> None:
         await counter.reports.handle(POD1)
         await counter.reports.handle(POD2)
         with anyio.fail_after(LATE / 2):
@@ -163,8 +167,8 @@ def test_farewell_waits_for_each() -> None:
                 tasks.start_soon(leave)
                 await counter.reports.wait_for_goodbyes(LATE, 0)
 
-    anyio.run(story)
-    assert [worker.has_left for worker in counter.heard] == [False, False, True, True]
+    anyio.run(scenario)
+    assert [worker.has_left for worker in counter.received] == [False, False, True, True]
 
 
 def test_farewell_names_those_who_stay_silent(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,7 +189,7 @@ def test_farewell_waits_for_those_who_are_about_to_call(monkeypatch: pytest.Monk
         await counter.reports.wait_for_goodbyes(LATE, 1)
         ended.append(True)
 
-    async def story() -> None:
+    async def scenario() -> None:
         with anyio.fail_after(LATE / 2):
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(part)
@@ -196,7 +200,7 @@ def test_farewell_waits_for_those_who_are_about_to_call(monkeypatch: pytest.Monk
                 assert ended == []
                 await counter.reports.handle(replace(POD1, bye=BYE))
 
-    anyio.run(story)
+    anyio.run(scenario)
     assert (ended, said) == ([True], [])
     anyio.run(counter.reports.wait_for_goodbyes, SOON, 2)
     assert [line.partition(";")[0] for line in said] == ["2 never called"]
@@ -206,9 +210,9 @@ def test_a_stranger_is_asked_who_it_is() -> None:
     """A heartbeat of an unknown agent does not count until it has sent a hello."""
     counter = CountingHead()
     reply = counter.take(BEAT)
-    assert (reply.wants_hello, reply.verdict, counter.heard) == (True, None, [])
+    assert (reply.wants_hello, reply.verdict, counter.received) == (True, None, [])
     assert not counter.take(POD1).wants_hello
-    assert [worker.name for worker in counter.heard] == ["pod1"]
+    assert [worker.name for worker in counter.received] == ["pod1"]
 
 
 def test_a_worker_whose_address_changed_is_the_same() -> None:
@@ -216,8 +220,8 @@ def test_a_worker_whose_address_changed_is_the_same() -> None:
     counter = CountingHead()
     counter.take(POD1)
     counter.take(replace(BEAT, ip="10.0.0.77"))
-    assert {worker.key for worker in counter.heard} == {"agent1"}
-    assert counter.heard[-1].ip == "10.0.0.77"
+    assert {worker.key for worker in counter.received} == {"agent1"}
+    assert counter.received[-1].ip == "10.0.0.77"
 
 
 def test_a_later_agent_of_a_node_replaces_the_former() -> None:
@@ -237,7 +241,7 @@ def test_two_machines_of_one_name_are_two_workers() -> None:
     """Two that run at the same time are distinguished, though they share name and rank."""
     counter = CountingHead(has_token=True)
 
-    async def story() -> None:
+    async def scenario() -> None:
         with anyio.fail_after(LATE / 2):
             async with anyio.create_task_group() as tasks:
                 await counter.reports.handle(POD1)
@@ -249,7 +253,7 @@ def test_two_machines_of_one_name_are_two_workers() -> None:
                 tasks.cancel_scope.cancel()
         await counter.reports.handle(replace(BEAT, id="agent9"))
 
-    anyio.run(story)
+    anyio.run(scenario)
     assert counter.replaced == ["agent1"]
 
 
@@ -268,7 +272,7 @@ def test_ranks_by_the_first_hello() -> None:
         report = replace(POD1, id=key, ip=f"10.0.0.{ord(key)}", hello=hello, news=0, hold=hold)
         return (await reports.handle(report)).rank
 
-    async def story() -> list[int | None]:
+    async def scenario() -> list[int | None]:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(rank, "pod1", "a", LATE)
             await anyio.wait_all_tasks_blocked()
@@ -276,7 +280,7 @@ def test_ranks_by_the_first_hello() -> None:
             tasks.cancel_scope.cancel()
         return found
 
-    assert anyio.run(story) == [2, 3, 3]
+    assert anyio.run(scenario) == [2, 3, 3]
     assert kept == [("pod1", "pod2"), ("pod1", "pod2", "pod1")]
 
 
@@ -290,7 +294,7 @@ def test_an_order_is_repeated_until_it_was_taken_in() -> None:
     """It goes to one worker only, at once, and ends when that worker has it."""
     counter, replies = CountingHead(), list[Reply]()
 
-    async def story() -> None:
+    async def scenario() -> None:
         with anyio.fail_after(LATE / 2):
             async with anyio.create_task_group() as tasks:
                 for pod in (POD1, POD2):
@@ -305,7 +309,7 @@ def test_an_order_is_repeated_until_it_was_taken_in() -> None:
         other = await counter.reports.handle(replace(POD2, hello=None))
         assert other.orders == ()
 
-    anyio.run(story)
+    anyio.run(scenario)
     (order,) = replies[0].orders
     assert (order.number, order.kind, order.name) == (1, OrderKind.START_SERVICE, "retriever")
     assert counter.take(BEAT).orders == (order,)
@@ -353,7 +357,7 @@ def test_after_the_end_a_new_worker_gets_no_verdict() -> None:
     late = counter.take(replace(POD1, id="agent7"))
     assert (late.held, late.phase, late.verdict, late.ray_ready) == (True, "held", None, False)
     assert counter.take(BEAT).verdict == DONE
-    assert len({worker.key for worker in counter.heard}) == 2
+    assert len({worker.key for worker in counter.received}) == 2
 
 
 def test_facts_travel_once_as_a_value() -> None:

@@ -40,7 +40,7 @@ def test_with_a_token_the_key_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("found", ["", "another"], ids=["no key", "a key of another run"])
 def test_without_token_and_key_nothing_is_stopped(found: str, tmp_path: Path) -> None:
-    """Whoever reaches the port may not end the run; the one who may is told how."""
+    """Whoever reaches the port may not end the run; the one who may learns how."""
     if found:
         leave_key(tmp_path, found)
     with a_head() as head:

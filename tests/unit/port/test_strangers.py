@@ -84,7 +84,7 @@ def answered(port: Port, *reports: Report) -> list[Reply]:
     """Return the replies to reports, while agent1 goes on reporting."""
     replies = list[Reply]()
 
-    async def story() -> None:
+    async def scenario() -> None:
         await port.reports.handle(POD1)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(port.follow, POD1)
@@ -93,7 +93,7 @@ def answered(port: Port, *reports: Report) -> list[Reply]:
                 replies.extend([await port.reports.handle(report) for report in reports])
             tasks.cancel_scope.cancel()
 
-    anyio.run(story)
+    anyio.run(scenario)
     return replies
 
 
@@ -129,7 +129,7 @@ def test_a_successor_on_the_same_node() -> None:
     """An agent whose connection broke is replaced at once, one that is silent after its time."""
     port = Port()
 
-    async def story() -> None:
+    async def scenario() -> None:
         await port.reports.handle(POD1)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(port.follow, POD1)
@@ -139,7 +139,7 @@ def test_a_successor_on_the_same_node() -> None:
             reply = await port.reports.handle(replace(POD1, id="agent2"))
         assert (reply.refusal, reply.wants_hello) == ("", False)
 
-    anyio.run(story)
+    anyio.run(scenario)
     assert h.WorkerReplaced("agent1") in port.events
 
 
@@ -148,7 +148,7 @@ def test_an_agent_between_two_reports(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(times, "HOLDER_REPORTS", 0.05)
     port = Port()
 
-    async def story() -> None:
+    async def scenario() -> None:
         await port.reports.handle(POD1)
         reply = await port.reports.handle(replace(POD1, id="agent2"))
         assert (reply.wants_hello, reply.refusal) == (True, "")
@@ -156,7 +156,7 @@ def test_an_agent_between_two_reports(monkeypatch: pytest.MonkeyPatch) -> None:
         reply = await port.reports.handle(replace(POD1, id="agent2"))
         assert (reply.wants_hello, reply.refusal) == (False, "")
 
-    anyio.run(story)
+    anyio.run(scenario)
     assert port.workers[-1].key == "agent2"
 
 
@@ -178,9 +178,9 @@ def test_an_address_comes_from_the_connection(named: str) -> None:
         reply = post(port.number, replace(POD1, ip=named, bye=Bye("over")), "127.6.6.6")
         assert f"address is {named}, and its report came from 127.6.6.6" in reply.refusal
         assert "set RAY_AUTH_TOKEN" in reply.refusal
-        assert port.heard == []
+        assert port.received == []
         assert not post(port.number, replace(POD1, ip=""), "127.6.6.6").refusal
-        (event,) = port.heard
+        (event,) = port.received
         assert isinstance(event, h.WorkerReported)
         assert event.worker.ip == "127.6.6.6"
 
@@ -190,7 +190,7 @@ def test_a_worker_sends_from_its_own_address(ip: str) -> None:
     """The one with which it joins Ray; where it has no such address, the head refuses it."""
     replies: list[HeadSpoke] = []
 
-    async def story(number: int) -> None:
+    async def scenario(number: int) -> None:
         def take(event: object) -> None:
             assert isinstance(event, HeadSpoke)
             replies.append(event)
@@ -204,7 +204,7 @@ def test_a_worker_sends_from_its_own_address(ip: str) -> None:
             tasks.start_soon(link.run)
 
     with served_port(None) as port:
-        anyio.run(story, port.number)
+        anyio.run(scenario, port.number)
     assert ("its report came from 127.0.0.1" in replies[0].refusal) == (ip != "127.5.5.5")
 
 
@@ -331,12 +331,12 @@ def test_one_goodbye_per_agent() -> None:
     port = Port()
     leaves = replace(POD1, hello=None, bye=Bye("over", "the end"))
 
-    async def story() -> None:
+    async def scenario() -> None:
         await port.reports.handle(POD1)
         for number in range(20):
             await port.reports.handle(replace(leaves, logs={f"log{number}": "x" * 1000}))
 
-    anyio.run(story)
+    anyio.run(scenario)
     assert port.reports.logs == {("agent1", "log0"): "x" * 1000}
     assert [worker.has_left for worker in port.workers] == [False, True]
 
@@ -346,7 +346,7 @@ def test_one_address_does_not_push_out_the_others(ray: str) -> None:
     """Of the agents that departed from an address, or were refused there, a few are kept."""
     port = Port()
 
-    async def story() -> None:
+    async def scenario() -> None:
         with anyio.fail_after(60):
             for number in range(2 * BASE_LIMIT):
                 hello = Hello(f"evil{number}", None, ray=ray)
@@ -356,7 +356,7 @@ def test_one_address_does_not_push_out_the_others(ray: str) -> None:
             assert len(port.reports.logs) <= MOST_DEPARTED + 1
             await port.reports.handle(POD1)
 
-    anyio.run(story)
+    anyio.run(scenario)
     assert port.workers[-1].key == "agent1"
     assert not any(event == h.WorkerReplaced("agent1") for event in port.events)
 
@@ -375,7 +375,7 @@ def test_an_address_has_a_pace(monkeypatch: pytest.MonkeyPatch) -> None:
         except TooManyAgentsError:
             pass
 
-    async def story() -> None:
+    async def scenario() -> None:
         evil = replace(EVIL, hello=Hello("evil", 9, ray="2.60.0"))
         with anyio.move_on_after(0.5):
             await port.reports.handle(POD1)
@@ -385,7 +385,7 @@ def test_an_address_has_a_pace(monkeypatch: pytest.MonkeyPatch) -> None:
                         tasks.start_soon(send, evil, number % 2 == 0)
         await send(POD1, joined=True)
 
-    anyio.run(story)
+    anyio.run(scenario)
     assert counts["agent1"] == 1
     assert counts["evil"] <= 50 + 0.6 / times.REPORT_PACE
 
@@ -394,20 +394,20 @@ def test_a_token_has_no_pace() -> None:
     """Agents that hold it are trusted."""
     port = Port(has_token=True)
 
-    async def story() -> None:
+    async def scenario() -> None:
         with anyio.fail_after(10):
             for _ in range(500):
                 await port.reports.wait_for_turn(POD1.ip)
                 await port.reports.handle(POD1)
 
-    anyio.run(story)
+    anyio.run(scenario)
     assert len(port.workers) == 500
 
 
 def burst(form: str, sharers: int) -> int:
     """Return how many reports are handled at once that come from ever new addresses."""
 
-    async def story() -> int:
+    async def scenario() -> int:
         pace = _Pace(sharers)
         for number in range(2_000):
             with anyio.move_on_after(0) as limit:
@@ -416,7 +416,7 @@ def burst(form: str, sharers: int) -> int:
                 return number
         return 2_000
 
-    return anyio.run(story)
+    return anyio.run(scenario)
 
 
 def test_an_ipv6_network_has_a_pace() -> None:
@@ -477,7 +477,7 @@ def test_strangers_do_not_push_out_a_worker() -> None:
     """At the limit one of them goes, of the network that has the most; never for another one."""
     port, limit = crowded(has_token=False)
 
-    async def story() -> None:
+    async def scenario() -> None:
         with anyio.fail_after(20):
             await crowd(port, limit)
             with pytest.raises(TooManyAgentsError):
@@ -488,7 +488,7 @@ def test_strangers_do_not_push_out_a_worker() -> None:
             reply = await port.reports.handle(POD1)
             assert (reply.refusal, reply.wants_hello) == ("", False)
 
-    anyio.run(story)
+    anyio.run(scenario)
     gone = [event.key for event in port.events if isinstance(event, h.WorkerReplaced)]
     assert gone == ["evil1"]
     assert port.workers[-1].key == "agent1"
@@ -498,26 +498,26 @@ def test_agents_with_the_token_are_not_forgotten_for_others() -> None:
     """A spare that reports stays."""
     port, limit = crowded(has_token=True)
 
-    async def story() -> None:
+    async def scenario() -> None:
         await crowd(port, limit)
         with pytest.raises(TooManyAgentsError):
             await port.reports.handle(POD1)
 
-    anyio.run(story)
+    anyio.run(scenario)
 
 
 def test_a_departed_stranger_is_forgotten_before_a_worker() -> None:
     """Though the worker departed earlier: its goodbye explains the run's end."""
     port, limit = crowded(has_token=False)
 
-    async def story() -> None:
+    async def scenario() -> None:
         await port.reports.handle(replace(POD1, bye=Bye("over")))
         port.now += 1
         await crowd(port, limit - 1)
         port.now += times.AGENT_SILENT
         await port.reports.handle(replace(EVIL, hello=Hello("evil", 999, ray="2.60.0")))
 
-    anyio.run(story)
+    anyio.run(scenario)
     gone = [event.key for event in port.events if isinstance(event, h.WorkerReplaced)]
     assert gone == ["evil0"]
 
@@ -526,13 +526,13 @@ def test_a_network_does_not_fill_the_head_with_goodbyes() -> None:
     """Of all agents that departed from an IPv6 /64 a quarter of the limit is kept at most."""
     port = Port()
 
-    async def story() -> None:
+    async def scenario() -> None:
         for number in range(BASE_LIMIT):
             hello = Hello(f"evil{number}", None, ray="2.60.0")
             evil = Report(f"evil{number}", f"2001:db8::{number:x}", "x", hello=hello)
             await port.reports.handle(replace(evil, bye=Bye("over")))
 
-    anyio.run(story)
+    anyio.run(scenario)
     assert len(port.reports.byes) == BASE_LIMIT // 4
 
 

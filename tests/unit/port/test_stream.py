@@ -127,7 +127,7 @@ def test_readers_are_limited() -> None:
         assert first.enter_context(reading(head, BY_KEY)).status == 200
         for _ in range(server.MAX_READERS - 1):
             assert next_status(readers.enter_context(reading(head, BY_KEY)))["phase"] == "booting"
-        assert head.looks < server.MAX_READERS
+        assert head.reads < server.MAX_READERS
         with reading(head, BY_KEY) as answer:
             assert answer.status == 503
             assert "/status" in json.loads(answer.read())["error"]

@@ -51,10 +51,10 @@ async def is_so(holds: Callable[[], bool]) -> None:
 def orphan(*argv: str) -> int:
     """Start a session that is not our child; return its leader's PID."""
     line = 'setsid "$@" >/dev/null 2>&1 & echo $!'
-    told = subprocess.run(
+    helper = subprocess.run(
         ["sh", "-c", line, "sh", *argv], capture_output=True, text=True, check=True
     )
-    return int(told.stdout)
+    return int(helper.stdout)
 
 
 def taken(pid: int) -> Child:
@@ -76,7 +76,7 @@ def test_its_end_is_noticed_and_its_session_ended() -> None:
     """As with a child process, none of its session is left."""
     pid = orphan("sh", "-c", "sleep 60 & exec sleep 61")
 
-    async def story() -> None:
+    async def scenario() -> None:
         child = taken(pid)
         await is_so(lambda: bool(psutil.Process(pid).children()))
         (other,) = psutil.Process(pid).children()
@@ -86,31 +86,31 @@ def test_its_end_is_noticed_and_its_session_ended() -> None:
         assert not child.running
         await is_so(lambda: not lives(other.pid))
 
-    anyio.run(story)
+    anyio.run(scenario)
 
 
 def test_it_is_stopped() -> None:
     """TERM, the grace, and KILL for a process that ignores TERM."""
     pid = orphan("sh", "-c", "trap '' TERM; while :; do sleep 0.1; done")
 
-    async def story() -> None:
+    async def scenario() -> None:
         child = taken(pid)
         with anyio.fail_after(20):
             await child.stop(0.3)
             assert not lives(pid)
 
-    anyio.run(story)
+    anyio.run(scenario)
 
 
 def test_another_process_of_that_pid_is_left_alone() -> None:
     """A PID without its start time identifies no process."""
     pid = orphan("sleep", "60")
 
-    async def story() -> None:
+    async def scenario() -> None:
         assert adopt("sleep", pid, start_time(pid) - 1, lambda: LOG) is None
         assert adopt("sleep", 2**22 + 1, 1, lambda: LOG) is None
 
-    anyio.run(story)
+    anyio.run(scenario)
     assert lives(pid)
     os.kill(pid, 9)
 
@@ -180,7 +180,7 @@ def test_only_useful_processes_are_adopted(ray: str, kept: list[str]) -> None:
     pids = {name: orphan("sleep", "60") for name in names}
     record = record_with(**pids)
 
-    async def story() -> None:
+    async def scenario() -> None:
         if ray == "is gone":
             os.kill(pids["ray_start"], 9)
             await is_so(lambda: not lives(pids["ray_start"]))
@@ -194,7 +194,7 @@ def test_only_useful_processes_are_adopted(ray: str, kept: list[str]) -> None:
         await is_so(lambda: not lives(pids["ray_bridge"]))
         await is_so(lambda: lives(pids["reward"]) is bool(kept))
 
-    anyio.run(story)
+    anyio.run(scenario)
     for name in kept:
         os.kill(pids[name.replace(" ", "_")], 9)
 

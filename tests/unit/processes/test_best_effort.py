@@ -54,12 +54,12 @@ def test_a_failure_is_logged_once(error: Exception, reason: str) -> None:
     async def succeed() -> int:
         return 7
 
-    async def story() -> list[object]:
+    async def scenario() -> list[object]:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(best_effort, "a look", fail)
         return [await best_effort("a look", fail), await best_effort("a look", succeed)]
 
-    failure, result = anyio.run(story)
+    failure, result = anyio.run(scenario)
     assert isinstance(failure, Failure)
     assert failure.reason.startswith(reason)
     assert result == 7
@@ -71,12 +71,12 @@ def test_a_cancellation_is_no_failure() -> None:
     logged: list[str] = []
     best_effort = BestEffort(lambda sentence, _level: logged.append(sentence))
 
-    async def story() -> bool:
+    async def scenario() -> bool:
         with anyio.move_on_after(0.01) as scope:
             await best_effort("a look", anyio.sleep_forever)
         return scope.cancelled_caught
 
-    assert anyio.run(story)
+    assert anyio.run(scenario)
     assert logged == []
 
 
@@ -153,9 +153,9 @@ def test_a_diagnostic_that_cannot_start(open_folder: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    *looks, share = done.stdout.splitlines()
+    *results, share = done.stdout.splitlines()
     full = "no room for another process or thread"
-    assert [f"could not be started: {full}" in look for look in looks] == [True] * 3
+    assert [f"could not be started: {full}" in look for look in results] == [True] * 3
     assert f"could not be started: {full}" in share
     assert done.stderr.count("failed, the run continues without it") == 3, done.stderr
 
@@ -169,27 +169,27 @@ read _
 def test_a_bridge_that_cannot_be_started(tmp_path: Path) -> None:
     """It is retried until it starts; the head gets the evidence each time."""
     program = tmp_path / "bridge"
-    told: list[h.HeadEvent] = []
+    events: list[h.HeadEvent] = []
 
-    async def heard(number: int) -> None:
+    async def received(number: int) -> None:
         async def look() -> bool | NotYet:
-            return True if len(told) >= number else NotYet()
+            return True if len(events) >= number else NotYet()
 
         await until(look, 20.0)
 
-    async def story() -> None:
-        link = RayLink([str(program)], {}, lambda: tmp_path / "bridge.log", told.append)
+    async def scenario() -> None:
+        link = RayLink([str(program)], {}, lambda: tmp_path / "bridge.log", events.append)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(link.run)
-            await heard(1)
+            await received(1)
             ready = tmp_path / "ready"
             ready.write_text(BRIDGE)
             ready.chmod(0o755)
             ready.rename(program)
-            await heard(len(told) + 1)
+            await received(len(events) + 1)
             tasks.cancel_scope.cancel()
 
-    anyio.run(story)
+    anyio.run(scenario)
     why = "the ray bridge could not be started: No such file or directory"
-    assert told[0] == h.HeadRaySilent(why)
-    assert h.Submitted("run-1") in told
+    assert events[0] == h.HeadRaySilent(why)
+    assert h.Submitted("run-1") in events

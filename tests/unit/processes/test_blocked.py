@@ -120,10 +120,10 @@ def test_a_full_disk_is_logged_once() -> None:
     """One line, in the log's own format; the last line is still the last."""
     code, _, err = run(CHATTER, "/dev/full")
     assert code == 7
-    told = [line for line in err.splitlines() if b"cannot be written" in line]
-    assert len(told) == 1
-    assert b" ! " in told[0]
-    assert b"No space left on device" in told[0]
+    warnings = [line for line in err.splitlines() if b"cannot be written" in line]
+    assert len(warnings) == 1
+    assert b" ! " in warnings[0]
+    assert b"No space left on device" in warnings[0]
     assert err.endswith(b" done: the last word\n")
 
 
@@ -170,9 +170,9 @@ def test_a_copy_that_cannot_be_costs_the_copy_alone(
     code, out, err = run(JOB, source, place, 3)
     assert code == 7
     assert out == source.read_bytes()
-    told = [line for line in err.splitlines() if b"cannot be written" in line]
-    assert len(told) == (0 if place.startswith(str(tmp_path)) else 1), err
-    assert all(b" ! " in line for line in told)
+    warnings = [line for line in err.splitlines() if b"cannot be written" in line]
+    assert len(warnings) == (0 if place.startswith(str(tmp_path)) else 1), err
+    assert all(b" ! " in line for line in warnings)
 
 
 def test_an_unreadable_output_is_logged_once(tmp_path: Path) -> None:
@@ -278,27 +278,27 @@ def test_a_disk_with_room_again_gets_all_lines(tmp_path: Path) -> None:
     ) as running:
         assert running.stdin is not None
         assert running.stderr is not None
-        heard = []
+        received = []
         while "File too large" not in (line := running.stderr.readline()):
-            heard.append(line)
-        told = [line]
+            received.append(line)
+        warnings = [line]
         assert file.stat().st_size == 10_000
         print("there is room again", file=running.stdin, flush=True)
         while "can be written again" not in line:
             line = running.stderr.readline()
-            (heard if "sentence" in line else told).append(line)
+            (received if "sentence" in line else warnings).append(line)
         running.stdin.close()
         assert running.wait(LIMIT) == 7
-    assert told[0].startswith("! agent.log cannot be written: File too large. ", 9)
-    assert [line[9:] for line in told] == [
-        told[0][9:],
+    assert warnings[0].startswith("! agent.log cannot be written: File too large. ", 9)
+    assert [line[9:] for line in warnings] == [
+        warnings[0][9:],
         "  there is room again\n",
         "! agent.log can be written again\n",
     ]
     kept = [line[9:] for line in file.read_text().splitlines(keepends=True)]
     sentences = [f"  sentence {number}\n" for number in range(1000)]
     assert [line for line in kept if line.startswith("  sentence")] == sentences
-    assert [line for line in kept if line not in sentences] == [line[9:] for line in told]
+    assert [line for line in kept if line not in sentences] == [line[9:] for line in warnings]
 
 
 TAKEOVER = """

@@ -95,7 +95,7 @@ def test_broken_marks_are_nobodys() -> None:
         assert found("run-1") is None
 
 
-TRAP = 'trap "echo heard > log" USR1; echo > up; while :; do sleep 0.02; done'
+TRAP = 'trap "echo received > log" USR1; echo > up; while :; do sleep 0.02; done'
 CATCHES = (
     "import pathlib, signal, time\n"
     "signal.signal(signal.SIGUSR1, lambda *_: pathlib.Path('log').touch())\n"

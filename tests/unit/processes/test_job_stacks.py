@@ -116,19 +116,19 @@ def test_without_the_capability_the_message_names_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("script", "told"),
+    ("script", "expected"),
     [
         ("echo '[{\"frames\": 7}]'", "py-spy printed no stacks"),
         ("echo 'Permission denied (os error 13)' >&2; exit 1", NO_PTRACE),
         ("echo 'Failed to find python version' >&2; exit 1", "exit code 1; last output: Failed"),
     ],
 )
-def test_a_tool_that_fails(script: str, told: str, tmp_path: Path) -> None:
+def test_a_tool_that_fails(script: str, expected: str, tmp_path: Path) -> None:
     """The process is there, with the reason."""
     with running(WAITS) as process:
         (stack,) = look(process, tool=fake(tmp_path, "py-spy", script))
         (without,) = look(process)
-    assert stack.source.startswith(told)
+    assert stack.source.startswith(expected)
     assert without.source == NO_PY_SPY
     assert without.wait_channel or without.state == "R"
 

@@ -44,7 +44,7 @@ def test_a_late_answer_is_there_for_the_next_who_asks(
 ) -> None:
     """The lookup runs once, the wait is logged, and its late answer is used."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         for _ in range(2):
             said = await resolving.resolve(host, 0.01)
             assert said == f"no answer from DNS about {host} so far"
@@ -54,25 +54,25 @@ def test_a_late_answer_is_there_for_the_next_who_asks(
         assert await resolving.resolve(host, 20) == answer
         assert slow.asked == [host, host]
 
-    anyio.run(story)
+    anyio.run(scenario)
 
 
 def test_two_who_ask_at_once_share_an_answer(slow: SlowDns) -> None:
     """One lookup serves both."""
-    heard: list[object] = []
+    resolved: list[object] = []
 
     async def ask() -> None:
-        heard.append(await resolving.resolve("pod0", 20))
+        resolved.append(await resolving.resolve("pod0", 20))
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(ask)
             tasks.start_soon(ask)
             await anyio.wait_all_tasks_blocked()
             slow.go.set()
 
-    anyio.run(story)
-    assert heard == [("10.0.0.1",)] * 2
+    anyio.run(scenario)
+    assert resolved == [("10.0.0.1",)] * 2
     assert slow.asked == ["pod0"]
 
 
@@ -91,7 +91,7 @@ def test_a_name_that_no_resolver_takes_is_reported() -> None:
 def test_a_canceled_lookup_is_removed(slow: SlowDns) -> None:
     """Lookups of a hung resolver do not accumulate."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         for _ in range(5):
             await resolving.resolve("pod0", 0.001)
         lookup = resolving._lookups["pod0"]  # noqa: SLF001 - what must not grow
@@ -99,7 +99,7 @@ def test_a_canceled_lookup_is_removed(slow: SlowDns) -> None:
         slow.go.set()
         await resolving.resolve("pod0", 20)
 
-    anyio.run(story)
+    anyio.run(scenario)
 
 
 def test_no_thread_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:

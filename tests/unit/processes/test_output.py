@@ -90,8 +90,8 @@ def test_a_stream_that_begins_anew_is_written_once(text: str, drops: list[tuple[
     copy = ResumableCopy(file)
     for length, step in [*drops, (len(text), 3)]:
         copy.position = 0
-        heard = text[:length]
-        for at in range(0, len(heard), step):
-            copy.write(heard[at : at + step])
+        written = text[:length]
+        for at in range(0, len(written), step):
+            copy.write(written[at : at + step])
         assert text.startswith(file.getvalue())
     assert file.getvalue() == text

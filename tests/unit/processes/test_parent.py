@@ -161,9 +161,9 @@ def test_a_stop_waits_until_the_next_agent_handles_signals(tmp_path: Path) -> No
         os.kill(os.getpid(), 9)
     os.kill(os.getpid(), 15)
     os.kill(os.getpid(), 2)
-    heard = []
-    parent.set_handler(heard.append)
-    print(sorted(heard), file=sys.stderr)
+    received = []
+    parent.set_handler(received.append)
+    print(sorted(received), file=sys.stderr)
     sys.exit(6)
     """
     process = run(tmp_path, body)

@@ -51,17 +51,17 @@ from agent.processes.probing import (
 )
 def test_a_reply_is_checked(body: bytes, words: str) -> None:
     """Only one finite number is a score; anything else is reported as what it is."""
-    told = check_reward_reply(body)
-    assert words in told
-    assert bool(told) == bool(words)
+    problem = check_reward_reply(body)
+    assert words in problem
+    assert bool(problem) == bool(words)
 
 
 @given(st.binary(max_size=300))
 def test_no_bytes_break_the_judge(body: bytes) -> None:
     """Any bytes of a server are evidence, shown in part, and raise no error."""
-    told = check_reward_reply(body)
-    assert told
-    assert len(told) < 400
+    problem = check_reward_reply(body)
+    assert problem
+    assert len(problem) < 400
 
 
 def test_the_sample_is_a_request_of_the_protocol() -> None:
@@ -71,7 +71,7 @@ def test_the_sample_is_a_request_of_the_protocol() -> None:
 
 
 def test_an_open_and_a_closed_port() -> None:
-    """An open port is no evidence; a closed one is told with its address."""
+    """An open port is no evidence; a closed one is reported with its address."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
@@ -82,7 +82,7 @@ def test_an_open_and_a_closed_port() -> None:
 
 
 def test_an_ipv6_address_is_printed_in_brackets() -> None:
-    """Host and port can be told apart."""
+    """Host and port can be distinguished."""
     with socket.socket(socket.AF_INET6) as listener:
         try:
             listener.bind(("::1", 0))

@@ -28,10 +28,10 @@ pytestmark = pytest.mark.processes
 ENV = {"PATH": os.defpath}
 
 
-def run(story: Callable[[], Awaitable[None]]) -> None:
+def run(scenario: Callable[[], Awaitable[None]]) -> None:
     """Run a coroutine; afterwards no child, open file or managed PID may be left."""
     before = open_files()
-    anyio.run(story)
+    anyio.run(scenario)
     assert not psutil.Process().children()
     assert not process.managed
     late = time.monotonic() + 20
@@ -92,26 +92,26 @@ async def gone(pid: int) -> None:
 def test_any_number_of_waiters_get_the_code(tmp_path: Path, script: str, code: int) -> None:
     """Each waiter, early or late, gets the same code."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         child = await start(tmp_path, script)
-        heard: list[int] = []
+        received: list[int] = []
 
         async def wait() -> None:
-            heard.append(await child.wait())
+            received.append(await child.wait())
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(wait)
             tasks.start_soon(wait)
-        assert [*heard, await child.wait()] == [code] * 3
+        assert [*received, await child.wait()] == [code] * 3
         assert not child.running
 
-    run(story)
+    run(scenario)
 
 
 def test_it_ends_without_a_waiter(tmp_path: Path) -> None:
     """Its exit is observed and it is reaped without a waiter."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         child = await start(tmp_path, "exit 3")
 
         async def check() -> bool | NotYet:
@@ -120,7 +120,7 @@ def test_it_ends_without_a_waiter(tmp_path: Path) -> None:
         await until(check, 20.0)
         assert not psutil.pid_exists(child.pid)
 
-    run(story)
+    run(scenario)
 
 
 def test_the_rest_of_its_group_ends_before_it_is_reaped(
@@ -136,7 +136,7 @@ def test_the_rest_of_its_group_ends_before_it_is_reaped(
 
     monkeypatch.setattr(os, "killpg", noted)
 
-    async def story() -> None:
+    async def scenario() -> None:
         child = await start(tmp_path, f"sleep 1000 & echo $! > {tmp_path}/pid; exit 5")
         assert await child.wait() == 5
         await gone(int(await written(tmp_path / "pid")))
@@ -144,7 +144,7 @@ def test_the_rest_of_its_group_ends_before_it_is_reaped(
         await child.stop(1.0)
         assert leaders == [psutil.STATUS_ZOMBIE]
 
-    run(story)
+    run(scenario)
 
 
 def test_a_pid_that_is_somebody_elses_by_now_is_left_alone(
@@ -152,7 +152,7 @@ def test_a_pid_that_is_somebody_elses_by_now_is_left_alone(
 ) -> None:
     """Stopping a reaped child sends no signal."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         child = await start(tmp_path, "true")
         await child.wait()
 
@@ -164,13 +164,13 @@ def test_a_pid_that_is_somebody_elses_by_now_is_left_alone(
         await child.stop(1.0)
         await child.stop(1.0, leader_ends_group=True)
 
-    run(story)
+    run(scenario)
 
 
 def test_what_a_prepare_step_leaves_behind_stays(tmp_path: Path) -> None:
     """If its background processes are to continue, they do."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         script = f"sleep 1000 & echo $! > {tmp_path}/pid"
         child = await start(tmp_path, script, keep_group=True)
         assert await child.wait() == 0
@@ -179,7 +179,7 @@ def test_what_a_prepare_step_leaves_behind_stays(tmp_path: Path) -> None:
         os.kill(pid, signal.SIGKILL)
         await gone(pid)
 
-    run(story)
+    run(scenario)
 
 
 @pytest.mark.parametrize("leader_only", [False, True])
@@ -196,64 +196,64 @@ def test_stop_ends_it_and_its_group(
         f"sh -c 'echo $$ > {tmp_path}/pid; while :; do sleep 0.05; done' & while :; do wait; done"
     )
 
-    async def story() -> None:
+    async def scenario() -> None:
         child = await start(tmp_path, script.replace("{wait}", wait))
         pid = int(await written(tmp_path / "pid"))
         await child.stop(0.5 if code == 137 else 20.0, leader_ends_group=leader_only)
         assert await child.wait() == code
         await gone(pid)
 
-    run(story)
+    run(scenario)
 
 
 def test_a_stop_that_is_canceled_still_kills(tmp_path: Path) -> None:
     """A canceled stop leaves no process behind."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         child = await start(tmp_path, f"trap '' TERM; echo > {tmp_path}/up; while :; do :; done")
         await written(tmp_path / "up")
         with anyio.move_on_after(0.1):
             await child.stop(60.0)
         assert await child.wait() == 137
 
-    run(story)
+    run(scenario)
 
 
 def test_the_reaper_leaves_children_alone(tmp_path: Path) -> None:
     """A child that has exited, and is not yet reaped by us, is left to its owner."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         child = await start(tmp_path, "exit 9")
         await_end(child.pid, os.WNOWAIT)
         process.reap()
         assert psutil.Process(child.pid).status() == psutil.STATUS_ZOMBIE
         assert await child.wait() == 9
 
-    run(story)
+    run(scenario)
 
 
 def test_a_child_that_others_reaped_is_no_success(tmp_path: Path) -> None:
     """Its code is unknown, which is a failure."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         child = await start(tmp_path, "exit 0")
         await_end(child.pid)
         assert await child.wait() == 255
 
-    run(story)
+    run(scenario)
 
 
 def test_talking_through_pipes(tmp_path: Path) -> None:
     """Input arrives, output is read to the end, and a closed pipe is reported."""
 
-    async def story() -> None:
-        script = "read line; echo heard $line; echo bye; echo oops >&2"
+    async def scenario() -> None:
+        script = "read line; echo received $line; echo bye; echo oops >&2"
         log = partial(Path, tmp_path, "log")
         child = await Child.start("child", ["sh", "-c", script], ENV, log, piped=True)
         assert child.stdin is not None
         child.stdin.write(b"you\n")
         await child.stdin.drain()
-        assert await child.stdout.readline() == b"heard you\n"
+        assert await child.stdout.readline() == b"received you\n"
         assert await child.wait() == 0
         assert await child.stdout.readline() == b"bye\n"
         assert await child.stdout.readline() == b""
@@ -261,13 +261,13 @@ def test_talking_through_pipes(tmp_path: Path) -> None:
         assert child.end_sentence(0).endswith("oops")
         await child.stop(0.0)
 
-    run(story)
+    run(scenario)
 
 
 def test_a_deaf_child_with_pipes_is_stopped(tmp_path: Path) -> None:
     """Neither a full pipe nor unread output keeps it running, or a file open."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         script = "import sys; print('x' * 20_000_000, flush=True); sys.stdin.read()"
         log = partial(Path, tmp_path, "log")
         child = await Child.start("child", [sys.executable, "-c", script], ENV, log, piped=True)
@@ -279,20 +279,20 @@ def test_a_deaf_child_with_pipes_is_stopped(tmp_path: Path) -> None:
         await child.stop(0.2)
         assert await child.wait() in {137, 143}
 
-    run(story)
+    run(scenario)
 
 
 def test_a_program_that_is_not_there_leaves_nothing(tmp_path: Path) -> None:
     """The error is the system's own."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         log = partial(Path, tmp_path, "log")
         with pytest.raises(FileNotFoundError):
             await Child.start("child", ["/no/such/program"], ENV, log)
         with pytest.raises(FileNotFoundError):
             await Child.start("child", ["/no/such/program"], ENV, log, piped=True)
 
-    run(story)
+    run(scenario)
 
 
 def test_a_log_that_cannot_be_opened_is_reported_once(
@@ -304,7 +304,7 @@ def test_a_log_that_cannot_be_opened_is_reported_once(
     monkeypatch.setattr(process, "disk_alarm", word)
     log = partial(Path, tmp_path, "gone", "ray-start.log")
 
-    async def story() -> None:
+    async def scenario() -> None:
         for _ in range(2):
             child = await Child.start("ray start", ["sh", "-c", "echo hi; exit 6"], ENV, log)
             assert await child.wait() == 6
@@ -313,9 +313,9 @@ def test_a_log_that_cannot_be_opened_is_reported_once(
         assert await piped.wait() == 0
         await piped.stop(0.0)
 
-    run(story)
-    (told,) = said
-    assert told.startswith("ray-start.log cannot be written: No such file or directory. ")
+    run(scenario)
+    (line,) = said
+    assert line.startswith("ray-start.log cannot be written: No such file or directory. ")
 
 
 @pytest.mark.parametrize("place", ["/dev/full", "fifo"], ids=["full", "stalled"])
@@ -325,24 +325,24 @@ def test_a_disk_that_takes_nothing_holds_no_child_up(tmp_path: Path, place: str)
     if place == "fifo":
         os.mkfifo(path)  # opening it without a reader blocks for ever
 
-    async def story() -> None:
+    async def scenario() -> None:
         script = "yes 'a line that no disk takes' | head -c 3000000; echo last words; exit 6"
         child = await Child.start("child", ["sh", "-c", script], ENV, lambda: path)
         with anyio.fail_after(30):
             assert await child.wait() == 6
         assert child.tail(1).endswith("last words")
 
-    anyio.run(story)
+    anyio.run(scenario)
 
 
 def test_a_fast_child_loses_nothing(tmp_path: Path) -> None:
     """If it writes faster than the disk, it waits, and every byte arrives."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         child = await start(tmp_path, "seq 1000000")
         assert await child.wait() == 0
 
-    run(story)
+    run(scenario)
     assert (tmp_path / "log").read_text().split() == [str(n) for n in range(1, 1_000_001)]
 
 
@@ -352,7 +352,7 @@ def test_a_child_outlives_who_reads_its_output(tmp_path: Path) -> None:
 import os, sys, anyio
 from pathlib import Path
 from agent.processes.process import Child
-async def story():
+async def scenario():
     wait = "while [ ! -e {tmp_path}/go ]; do sleep 0.05; done"
     script = f"echo first; {{wait}}; echo second; sleep 1000"
     child = await Child.start("child", ["sh", "-c", script], dict(PATH=os.defpath),
@@ -362,32 +362,32 @@ async def story():
         await anyio.sleep(0.01)
     print(child.pid, flush=True)
     os._exit(0)
-anyio.run(story)
+anyio.run(scenario)
 """
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
     )
     pid = int(done.stdout)
 
-    async def story() -> None:
+    async def scenario() -> None:
         child = adopt("child", pid, start_time(pid), partial(Path, tmp_path, "log"))
         assert child is not None
         (tmp_path / "go").touch()
 
-        async def heard() -> bool | NotYet:
+        async def received() -> bool | NotYet:
             return "second" in child.tail() or NotYet()
 
-        await until(heard, 20.0)
+        await until(received, 20.0)
         await child.stop(0.0)
 
-    anyio.run(story)
+    anyio.run(scenario)
     assert (tmp_path / "log").read_text().split() == ["first", "second"]
 
 
 def test_a_child_is_known_by_its_start_too(tmp_path: Path) -> None:
     """PID and start time identify a process; a program's name may contain anything."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         child = await start(tmp_path, "printf ') 1 2 (' > /proc/self/comm; exec sleep 1000")
         ticks = os.sysconf("SC_CLK_TCK")
         since_boot = psutil.Process(child.pid).create_time() - psutil.boot_time()
@@ -395,4 +395,4 @@ def test_a_child_is_known_by_its_start_too(tmp_path: Path) -> None:
         await child.stop(5.0)
         assert start_time(child.pid) == 0
 
-    run(story)
+    run(scenario)

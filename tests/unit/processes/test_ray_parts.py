@@ -30,7 +30,7 @@ def in_state(state: str, stat: ProcessStat) -> ProcessStat:
 
 
 @pytest.mark.parametrize(
-    ("looks", "lost", "stopped"),
+    ("tables", "lost", "stopped"),
     [
         ([{}], "", ""),
         ([{10: GCS}, BOTH], "", ""),
@@ -44,17 +44,17 @@ def in_state(state: str, stat: ProcessStat) -> ProcessStat:
     ],
 )
 def test_a_search_for_parts(
-    looks: list[dict[int, ProcessStat]], lost: str, stopped: str, monkeypatch: pytest.MonkeyPatch
+    tables: list[dict[int, ProcessStat]], lost: str, stopped: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A process seen once must stay; a stopped one may continue, and is logged."""
-    told: list[str] = []
-    monkeypatch.setattr(ray_parts, "say", lambda line, _level: told.append(line))
-    clock = iter(range(len(looks)))
+    logged: list[str] = []
+    monkeypatch.setattr(ray_parts, "say", lambda line, _level: logged.append(line))
+    clock = iter(range(len(tables)))
     parts = RayParts(cast("Child", None), lambda: next(clock))
-    verdicts = [parts.find_lost(look) for look in looks]
+    verdicts = [parts.find_lost(look) for look in tables]
     assert verdicts[-1] == lost
     assert not any(verdicts[:-1])
-    assert told == ([f"{stopped}: Ray is taken for lost after 30 s"] if stopped else [])
+    assert logged == ([f"{stopped}: Ray is taken for lost after 30 s"] if stopped else [])
 
 
 def test_what_only_hangs_is_borne_for_half_a_minute() -> None:
@@ -79,33 +79,33 @@ def test_a_part_that_is_killed_ends_its_ray(
     for name in ("gcs_server", "raylet"):
         shutil.copy(sleep, tmp_path / name)
     script = f"{tmp_path}/gcs_server 100 & {tmp_path}/raylet 100 & exec {sleep} 100"
-    told: list[str] = []
-    monkeypatch.setattr(ray_parts, "say", lambda line, _level: told.append(line))
+    logged: list[str] = []
+    monkeypatch.setattr(ray_parts, "say", lambda line, _level: logged.append(line))
 
-    async def story() -> tuple[str, int]:
+    async def scenario() -> tuple[str, int]:
         child = await Child.start("ray", ["/bin/sh", "-c", script], {}, lambda: tmp_path / "log")
         parts = RayParts(child, anyio.current_time)
 
         async def both() -> bool | NotYet:
             return True if len(ray_processes(child.pid)) == 2 else NotYet()
 
-        async def heard() -> bool | NotYet:
-            return True if told else NotYet()
+        async def is_logged() -> bool | NotYet:
+            return True if logged else NotYet()
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(parts.watch)
             await until(both, 5.0)
             pids = {stat.name: pid for pid, stat in ray_processes(child.pid).items()}
             os.kill(pids["gcs_server"], signal.SIGSTOP)
-            await until(heard, 5.0)
+            await until(is_logged, 5.0)
             os.kill(pids["gcs_server"], signal.SIGCONT)
             os.kill(pids["raylet"], signal.SIGKILL)
             code = await child.wait()
             tasks.cancel_scope.cancel()
         return parts.end_sentence(code), code
 
-    sentence, code = anyio.run(story)
-    assert "its gcs_server" in told[0]
+    sentence, code = anyio.run(scenario)
+    assert "its gcs_server" in logged[0]
     assert "its raylet" in sentence
     assert "is gone; `ray start` ended" in sentence
     assert code != 0  # it was stopped: its own end after 100 s would be 0

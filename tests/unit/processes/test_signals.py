@@ -34,20 +34,20 @@ from agent.processes import signals
 from agent.processes.signals import exit_now
 
 async def live():
-    heard = []
+    taken = []
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(signals.watch_signals, heard.append, lambda signum: heard.append(-signum))
+        tasks.start_soon(signals.watch_signals, taken.append, lambda signum: taken.append(-signum))
         await anyio.wait_all_tasks_blocked()
         os.kill(os.getpid(), {number})
         with anyio.fail_after(5):
-            while not heard:
+            while not taken:
                 await anyio.sleep(0.01)
         tasks.cancel_scope.cancel()
-    return heard
+    return taken
 
-heard = anyio.run(live)
+taken = anyio.run(live)
 os.kill(os.getpid(), {number})
-print(*map(int, heard), flush=True)
+print(*map(int, taken), flush=True)
 exit_now(7)
 """
 
@@ -67,14 +67,14 @@ exit_now(7)
     ],
 )
 def test_a_late_signal_does_not_change_the_code(number: int, passed_on: int) -> None:
-    """The first one is heard, the one after the end is not, and the code stays."""
-    assert told(STORY.format(number=int(number))) == (7, f"{passed_on}\n")
+    """The first one is taken, the one after the end is not, and the code stays."""
+    assert output_of(STORY.format(number=int(number))) == (7, f"{passed_on}\n")
 
 
-def told(story: str, before: Callable[[], None] | None = None) -> tuple[int, str]:
+def output_of(scenario: str, before: Callable[[], None] | None = None) -> tuple[int, str]:
     """Run a coroutine in a separate Python; return its code and its output."""
     done = subprocess.run(
-        [sys.executable, "-c", story],
+        [sys.executable, "-c", scenario],
         capture_output=True,
         text=True,
         timeout=60,
@@ -108,22 +108,22 @@ import anyio
 from agent.processes import signals
 
 async def live():
-    heard = []
+    taken = []
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(signals.watch_signals, heard.append, lambda signum: heard.append(-signum))
+        tasks.start_soon(signals.watch_signals, taken.append, lambda signum: taken.append(-signum))
         with anyio.fail_after(5):
-            while not heard:
+            while not taken:
                 await anyio.sleep(0.01)
         tasks.cancel_scope.cancel()
-    return heard
+    return taken
 
 print(*map(int, anyio.run(live)))
 """
 
 
 def test_a_signal_during_imports_is_handled_later() -> None:
-    """A notice of the first moments is noted and reaches the story, once."""
-    assert told(EARLY) == (0, "-10\n")
+    """A notice of the first moments is noted and reaches the program, once."""
+    assert output_of(EARLY) == (0, "-10\n")
 
 
 STRUCK = """
@@ -138,7 +138,7 @@ print("goes on")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_request_while_we_import_ends_us_at_once(number: int) -> None:
     """Our parent then says by which; a KeyboardInterrupt would be a 130 without a word."""
-    assert told(STRUCK.format(number=int(number))) == (-number, "")
+    assert output_of(STRUCK.format(number=int(number))) == (-number, "")
 
 
 CHILD = (
@@ -164,7 +164,7 @@ def test_children_start_with_defaults() -> None:
             signal.signal(number, signal.SIG_IGN)
         signal.pthread_sigmask(signal.SIG_BLOCK, {10, 12, 15})
 
-    assert told(PARENT, spoil) == (0, "[] []\n" * 3)
+    assert output_of(PARENT, spoil) == (0, "[] []\n" * 3)
 
 
 IGNORED = """
@@ -172,17 +172,17 @@ import os, signal, subprocess, anyio
 from agent.processes import signals
 
 async def live():
-    heard = []
+    taken = []
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(signals.watch_signals, heard.append, lambda signum: heard.append(-signum))
+        tasks.start_soon(signals.watch_signals, taken.append, lambda signum: taken.append(-signum))
         await anyio.wait_all_tasks_blocked()
         for number in (1, 2, 2, 10, 15):
             os.kill(os.getpid(), number)
         with anyio.fail_after(5):
-            while signal.SIGTERM not in heard:
+            while signal.SIGTERM not in taken:
                 await anyio.sleep(0.01)
         tasks.cancel_scope.cancel()
-    print(*sorted(map(int, heard)), subprocess.run(["sh", "-c", "exit 3"]).returncode)
+    print(*sorted(map(int, taken)), subprocess.run(["sh", "-c", "exit 3"]).returncode)
 
 anyio.run(live)
 """
@@ -195,7 +195,7 @@ def test_what_nohup_ignores_stays_ignored() -> None:
         for number in (signal.SIGHUP, signal.SIGINT, signal.SIGUSR1, signal.SIGCHLD):
             signal.signal(number, signal.SIG_IGN)
 
-    assert told(IGNORED, ignore) == (0, "-10 15 3\n")
+    assert output_of(IGNORED, ignore) == (0, "-10 15 3\n")
 
 
 @pytest.mark.parametrize("words", [[], ["run"], ["run", "--", "true"]])
@@ -247,7 +247,7 @@ anyio.run(live)
 
 def test_a_second_sigint_records_the_end_first() -> None:
     """outcome.json and the last line are written before the exit with 130."""
-    code, out = told(TWICE)
+    code, out = output_of(TWICE)
     assert code == 130
     assert "recorded" in out.splitlines()
 

@@ -100,13 +100,13 @@ def test_a_secret_is_masked_before_the_cut(tmp_path: Path, log: str) -> None:
 def test_the_tail_of_a_child_is_masked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the secrets that the log masks."""
 
-    async def story() -> str:
+    async def scenario() -> str:
         script = f"printf '%s %s' '{SECRET}' '{'y' * 280}'"
         child = await Child.start("x", ["/bin/sh", "-c", script], {}, lambda: tmp_path / "log")
         await child.wait()
         return child.end_sentence(1)
 
     monkeypatch.setattr("agent.record.log._log._redactor", Redactor([SECRET]))
-    sentence = anyio.run(story)
+    sentence = anyio.run(scenario)
     assert sentence.endswith("y")
     assert SECRET[-15:] not in sentence

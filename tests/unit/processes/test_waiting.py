@@ -46,37 +46,40 @@ def test_a_false_answer_is_an_answer(answer: object) -> None:
 
 def test_it_times_out_with_the_last_evidence() -> None:
     """At the deadline the error has the last evidence, and every change was reported."""
-    check, heard = Asked(10**9), list[str]()
+    check = Asked(10**9)
+    sentences: list[str] = []
     with pytest.raises(TimedOutError) as caught:
-        anyio.run(partial(until, check, 0.05, step=0.005, longest=0.01, on_evidence=heard.append))
+        anyio.run(
+            partial(until, check, 0.05, step=0.005, longest=0.01, on_evidence=sentences.append)
+        )
     assert check.times > 1
     assert str(caught.value) == f"try {check.times}"
-    assert heard == [f"try {n + 1}" for n in range(len(heard))]
-    assert len(heard) >= check.times - 1
+    assert sentences == [f"try {n + 1}" for n in range(len(sentences))]
+    assert len(sentences) >= check.times - 1
 
 
 def test_the_last_question_is_asked_at_the_deadline() -> None:
     """A long step neither outlasts the deadline nor ends the wait before it."""
     check = Asked(2)
 
-    async def story() -> str:
+    async def scenario() -> str:
         with anyio.fail_after(30):
             return await until(check, 0.05, step=60.0, longest=60.0)
 
-    assert anyio.run(story) == "here"
+    assert anyio.run(scenario) == "here"
 
 
 def test_the_same_evidence_is_logged_once() -> None:
     """Evidence is not reported again until it changes."""
     answers = iter(["refused", "refused", "slow", "refused", ""])
-    heard: list[str] = []
+    sentences: list[str] = []
 
     async def check() -> bool | NotYet:
         evidence = next(answers)
         return NotYet(evidence) if evidence else True
 
-    anyio.run(partial(until, check, 5.0, step=0.001, on_evidence=heard.append))
-    assert heard == ["refused", "slow", "refused"]
+    anyio.run(partial(until, check, 5.0, step=0.001, on_evidence=sentences.append))
+    assert sentences == ["refused", "slow", "refused"]
 
 
 def test_a_bug_in_a_condition_is_no_timeout() -> None:
@@ -92,12 +95,12 @@ def test_a_bug_in_a_condition_is_no_timeout() -> None:
 def test_it_can_be_canceled_between_two_steps() -> None:
     """A stop request does not wait for the next step."""
 
-    async def story() -> bool:
+    async def scenario() -> bool:
         with anyio.move_on_after(0.02) as scope:
             await until(Asked(10**9), None, step=60.0, longest=60.0)
         return scope.cancelled_caught
 
-    assert anyio.run(story)
+    assert anyio.run(scenario)
 
 
 def test_beats_end_on_request() -> None:
@@ -114,13 +117,13 @@ def test_beats_end_on_request() -> None:
 def test_events_are_taken_in_order() -> None:
     """One queue sees everything in the order in which it came, and None after its patience."""
 
-    async def story() -> list[str | None]:
+    async def scenario() -> list[str | None]:
         inbox: Inbox[str] = Inbox(str)
         inbox.put("a")
         inbox.put("b")
         return [await inbox.take(limit) for limit in (None, 0.0, 0.01, 0.0)]
 
-    assert anyio.run(story) == ["a", "b", None, None]
+    assert anyio.run(scenario) == ["a", "b", None, None]
 
 
 def test_an_event_wakes_the_taker() -> None:
@@ -131,11 +134,11 @@ def test_an_event_wakes_the_taker() -> None:
     async def take() -> None:
         taken.append(await inbox.take(None))
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(take)
             await anyio.wait_all_tasks_blocked()
             inbox.put("late")
 
-    anyio.run(story)
+    anyio.run(scenario)
     assert taken == ["late"]

@@ -92,7 +92,7 @@ def test_a_line_longer_than_the_queue_is_dropped(tmp_path: Path) -> None:
 
 def test_a_failure_is_reported_once_and_retried(tmp_path: Path) -> None:
     """The failure and the recovery are reported; lines queued in between are written."""
-    told: list[str] = []
+    reasons: list[str] = []
     failing = threading.Event()
     failing.set()
     tries = []
@@ -103,39 +103,39 @@ def test_a_failure_is_reported_once_and_retried(tmp_path: Path) -> None:
             raise OSError(errno.ENOSPC, "No space left on device")
         return appending(tmp_path / "lines")()
 
-    writer = Writer("test", opener, trouble=told.append)
+    writer = Writer("test", opener, trouble=reasons.append)
     writer.put("before")
     await_true("two tries", lambda: len(tries) > 1)
     writer.put("between")
-    assert told == ["No space left on device"]
+    assert reasons == ["No space left on device"]
     failing.clear()
-    await_true("it is written", lambda: told[1:] == [""] and writer.is_idle)
+    await_true("it is written", lambda: reasons[1:] == [""] and writer.is_idle)
     writer.put("after")
     writer.finish(60)
-    assert told == ["No space left on device", ""]
+    assert reasons == ["No space left on device", ""]
     assert (tmp_path / "lines").read_text() == "before\nbetween\nafter\n"
 
 
 def test_finish_does_not_retry_on_a_full_disk() -> None:
     """A write that fails after `finish` is not tried again."""
-    told: list[str] = []
-    writer = Writer("test", lambda: os.open("/dev/full", os.O_WRONLY), trouble=told.append)
+    reasons: list[str] = []
+    writer = Writer("test", lambda: os.open("/dev/full", os.O_WRONLY), trouble=reasons.append)
     writer.put("never read")
-    await_true("it was tried", lambda: bool(told))
+    await_true("it was tried", lambda: bool(reasons))
     writer.finish(3600)
-    assert told == ["No space left on device"]
+    assert reasons == ["No space left on device"]
 
 
 def test_a_closed_pipe_is_no_failure() -> None:
     """Lines for a closed pipe are dropped, and nothing is reported."""
-    told: list[str] = []
+    reasons: list[str] = []
     reader, pipe = os.pipe()
     os.close(reader)
-    writer = Writer("test", opener_of(pipe), trouble=told.append)
+    writer = Writer("test", opener_of(pipe), trouble=reasons.append)
     for _ in range(1000):
         writer.put("x" * 1000)
     writer.finish(10)
-    assert told == []
+    assert reasons == []
 
 
 def test_a_non_blocking_pipe_loses_nothing() -> None:

@@ -145,9 +145,9 @@ def test_a_cut_secret_is_removed(tmp_path: Path) -> None:
 @given(st.text(max_size=200), st.integers(1, 50))
 def test_any_text_fits(text: str, most: int) -> None:
     """Any text fits into its limit, and controls no terminal."""
-    told = masked_end(text, most, CLEAN)
-    assert len(told.encode(errors="replace")) <= most
-    assert not {c for c in told if ord(c) < 0x20 or 0x7F <= ord(c) < 0xA0} - {"\n", "\t"}
+    text_found = masked_end(text, most, CLEAN)
+    assert len(text_found.encode(errors="replace")) <= most
+    assert not {c for c in text_found if ord(c) < 0x20 or 0x7F <= ord(c) < 0xA0} - {"\n", "\t"}
 
 
 def test_a_pipe_instead_of_a_log_does_not_block(tmp_path: Path) -> None:
@@ -206,8 +206,8 @@ def test_a_failed_run_leaves_a_bundle(run: NodeRun) -> None:
     assert found["pod1/agent.log"] == "bye\n"
     assert found["plan.txt"].count("job:    train ") == 1
     assert json.loads(found["node-a/facts.json"])["hostname"] == "node-a"
-    told = json.loads(found["outcome.json"])
-    assert (told["remedy"], told["bundle"]) == (end.remedy, path.name)
+    text_found = json.loads(found["outcome.json"])
+    assert (text_found["remedy"], text_found["bundle"]) == (end.remedy, path.name)
     assert write_bundle(run, end) is end
 
 
@@ -276,7 +276,7 @@ def test_a_refused_run_leaves_none(run: NodeRun) -> None:
 @needs_mount
 def test_a_full_disk_is_one_log_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The outcome stays, and no incomplete file is left."""
-    said = heard(monkeypatch)
+    said = logged(monkeypatch)
     with full_disk(tmp_path / "disk", "size=256k") as root:
         run = run_in(root)
         fill_up(root)
@@ -291,7 +291,7 @@ def test_a_stalled_disk_does_not_delay_the_end(
     run: NodeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The bundle is abandoned, and no file appears later."""
-    said, stalls, over = heard(monkeypatch), threading.Event(), threading.Event()
+    said, stalls, over = logged(monkeypatch), threading.Event(), threading.Event()
     monkeypatch.setattr(times, "BUNDLE_EXTRA", 0.1)
     run.plan = replace(run.plan, budget=replace(run.plan.budget, bundle=0.1))
 
@@ -313,7 +313,7 @@ def test_an_error_of_the_bundle_changes_no_outcome(
     run: NodeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Any error of the bundle is only logged."""
-    said = heard(monkeypatch)
+    said = logged(monkeypatch)
 
     def broken(*_told: object) -> str:
         raise LookupError("no such thing")
@@ -323,7 +323,7 @@ def test_an_error_of_the_bundle_changes_no_outcome(
     assert said == [f"no failure bundle in {run.folder.path}: LookupError: no such thing"]
 
 
-def heard(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def logged(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Return what is said from now on."""
     said: list[str] = []
     monkeypatch.setattr(

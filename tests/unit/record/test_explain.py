@@ -58,15 +58,15 @@ FAILED = Outcome(
 
 
 def write(
-    folder: Path, *told: tuple[float, object], role: e.Role = "head", start: str = START
+    folder: Path, *history: tuple[float, object], role: e.Role = "head", start: str = START
 ) -> None:
     """Write a node's events, as an agent does."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / e.EVENTS_FILE
-    times = iter([0.0, *(at for at, _ in told)])
+    times = iter([0.0, *(at for at, _ in history)])
     began = e.Began(role, "run-1", start, "1.0")
     recorder = e.EventRecorder(lambda: nullcontext(path), str, began, lambda: next(times))
-    for _, event in told:
+    for _, event in history:
         recorder.add(event)
     recorder.finish()
 
@@ -130,11 +130,11 @@ def test_a_workers_folder_by_itself(tmp_path: Path) -> None:
 
 def test_an_unfinished_wait(tmp_path: Path) -> None:
     """A wait that nothing ended was in vain; while the run goes on, it is one so far."""
-    told = (
+    history = (
         (2.0, e.Waited("workers", 600, "0 of 1 joined; 1 never reported")),
         (600.0, e.Ended(600.0)),
     )
-    write(tmp_path / "pod0", *told)
+    write(tmp_path / "pod0", *history)
     line = "waited for workers 9 min 58 s{}; last: 0 of 1 joined; 1 never reported"
     assert line.format(" so far") in explain(tmp_path)
     write_outcome(
@@ -226,14 +226,14 @@ def test_a_stall_is_shown_before_the_waits(tmp_path: Path) -> None:
     """The last one with its suspects; what matters most is never cut off."""
     run = run_of(tmp_path)
     where = "rank 17 on pod2 is in compute_score"
-    told: tuple[tuple[float, object], ...] = (
+    history: tuple[tuple[float, object], ...] = (
         (60.0, Stalled(1, "no step for 9 min", "nothing is known")),
         (130.0, Stalled(2, "no step for 12 min since step 41", where)),
         (131.0, Stalled(2, "no step for 13 min since step 41", where, "retry")),
         (140.0, e.NodeNoticed("pod1", "slow node pod1: GPU utilization 14 %")),
         *((150.0 + n, e.Waited(f"thing {n}", 900, "")) for n in range(3)),
     )
-    write(run / "pod0", *told)
+    write(run / "pod0", *history)
     (run / "pod0/stacks-2.log").write_text("stacks")
     step = SavedLine(2, "step", 61.0, 2, 41, 90, {"critic/rewards/mean": 0.5}, ("actor/loss",))
     (run / "pod0" / SERIES_FILE).write_bytes(encode(step))

@@ -43,5 +43,5 @@ def test_a_state_is_recorded_when_it_changes_even_back() -> None:
 
 def test_an_unchanged_report_is_not_recorded() -> None:
     """Its heartbeats are not recorded, its changes are."""
-    again, left = reported(2, heard=9.0), reported(2, heard=10.0, has_left=True)
+    again, left = reported(2, reported_at=9.0), reported(2, reported_at=10.0, has_left=True)
     assert kept(reported(2), again, left) == [reported(2), left]

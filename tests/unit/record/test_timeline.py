@@ -27,7 +27,7 @@ def test_a_node_s_phases() -> None:
         (1.0, reported(2, "finding the head", joined=False)),
         (3.0, reported(2, "joining Ray", joined=False)),
         (4.0, reported(2, "joining Ray", joined=False)),
-        (9.0, reported(2, heard=9.0)),
+        (9.0, reported(2, reported_at=9.0)),
         (20.0, reported(2, has_left=True)),
         (25.0, reported(2, has_left=True)),
     ]

@@ -43,8 +43,8 @@ OTHER = Wait("head", "the head pod0", 600.0, "no address for pod0")
 
 def test_a_wait_that_goes_on_is_logged_less_and_less() -> None:
     """After 15 s, after one minute, then every five; a short one is not logged at all."""
-    told = Told()
-    said = [now for now in range(900) if told.tell(float(now), LATER)]
+    recorder = Told()
+    said = [now for now in range(900) if recorder.tell(float(now), LATER)]
     assert said == [15, 60, 360, 660]
     short = Told()
     assert not any(short.tell(float(now), HEAD) for now in range(15))
@@ -52,108 +52,108 @@ def test_a_wait_that_goes_on_is_logged_less_and_less() -> None:
 
 def test_a_line_has_the_newest_evidence_and_the_time_left() -> None:
     """The sentence names what is missing, why, and how long it may last."""
-    told = Told()
-    told.tell(0.0, HEAD)
-    told.tell(10.0, LATER)
+    recorder = Told()
+    recorder.tell(0.0, HEAD)
+    recorder.tell(10.0, LATER)
     said = "waiting for the head pod0, connection refused for 9 s (9 min 45 s left)"
-    assert told.tell(15.0, LATER) == [said]
+    assert recorder.tell(15.0, LATER) == [said]
 
 
 def test_other_evidence_is_logged_but_not_in_a_flood() -> None:
     """What changes while a wait is logged is said at most every 15 s."""
-    told = Told()
-    assert [bool(told.tell(now, OTHER)) for now in (0.0, 5.0, 15.0)] == [False, False, True]
-    assert told.tell(20.0, HEAD) == []
+    recorder = Told()
+    assert [bool(recorder.tell(now, OTHER)) for now in (0.0, 5.0, 15.0)] == [False, False, True]
+    assert recorder.tell(20.0, HEAD) == []
     said = "waiting for the head pod0, connection refused for 1 s (9 min 30 s left)"
-    assert told.tell(30.0, HEAD) == [said]
-    assert told.tell(32.0, LATER) == []
+    assert recorder.tell(30.0, HEAD) == [said]
+    assert recorder.tell(32.0, LATER) == []
 
 
 def test_the_file_has_each_wait_at_once() -> None:
     """From the start, again on a change after two seconds, and every half minute."""
-    told = Told()
+    recorder = Told()
     first = "waiting for the head pod0, connection refused for 1 s (10 min left)"
-    told.tell(0.0, HEAD)
-    assert told.in_file == [first]
-    told.tell(1.0, OTHER)
-    assert told.in_file == [first]
-    told.tell(2.0, OTHER)
-    assert len(told.in_file) == 2
-    told.tell(31.0, OTHER)
-    assert len(told.in_file) == 2
-    told.tell(33.0, OTHER)
-    assert len(told.in_file) == 3
+    recorder.tell(0.0, HEAD)
+    assert recorder.in_file == [first]
+    recorder.tell(1.0, OTHER)
+    assert recorder.in_file == [first]
+    recorder.tell(2.0, OTHER)
+    assert len(recorder.in_file) == 2
+    recorder.tell(31.0, OTHER)
+    assert len(recorder.in_file) == 2
+    recorder.tell(33.0, OTHER)
+    assert len(recorder.in_file) == 3
 
 
 def test_a_terminal_has_one_line_for_all_waits() -> None:
     """It is drawn again each second, and erased at the end; nothing else is logged."""
-    told = Told(is_drawn=True)
+    recorder = Told(is_drawn=True)
     reward = Wait("reward server", "reward server", 300.0)
-    told.tell(0.0, HEAD)
-    assert told.patience(None, 0.0) == 1.0
-    told.tell(16.0, LATER, reward)
-    told.tell(17.0)
-    assert told.drawn == [
+    recorder.tell(0.0, HEAD)
+    assert recorder.patience(None, 0.0) == 1.0
+    recorder.tell(16.0, LATER, reward)
+    recorder.tell(17.0)
+    assert recorder.drawn == [
         "waiting 0 s for the head pod0, connection refused for 1 s",
         "waiting 16 s for the head pod0, connection refused for 9 s; reward server",
         "",
     ]
-    assert told.said == []
-    assert told.patience(None, 17.0) is None
+    assert recorder.said == []
+    assert recorder.patience(None, 17.0) is None
 
 
 def test_it_requests_a_call_for_its_next_line() -> None:
     """Where no event comes, its own times do: the next line's, or those of news held back."""
-    told = Told()
-    told.tell(0.0, HEAD)
-    assert told.patience(600.0, 0.5) == 14.5
-    assert told.patience(7.0, 0.5) == 6.5
-    told.tell(1.0, OTHER)
-    assert told.patience(600.0, 1.0) == 1.0
-    assert told.patience(600.0, 2.5) == 0.0
-    told.tell(2.5, OTHER, Wait("reward server", "reward server", 300.0))
-    assert told.patience(None, 2.5) == 12.5
-    told.tell(31.0, Wait("node", "a reply from the head pod0", 60.0, is_following=True))
-    assert told.patience(60.0, 31.0) == 29.0
-    assert told.patience(None, 31.0) is None
+    recorder = Told()
+    recorder.tell(0.0, HEAD)
+    assert recorder.patience(600.0, 0.5) == 14.5
+    assert recorder.patience(7.0, 0.5) == 6.5
+    recorder.tell(1.0, OTHER)
+    assert recorder.patience(600.0, 1.0) == 1.0
+    assert recorder.patience(600.0, 2.5) == 0.0
+    recorder.tell(2.5, OTHER, Wait("reward server", "reward server", 300.0))
+    assert recorder.patience(None, 2.5) == 12.5
+    recorder.tell(31.0, Wait("node", "a reply from the head pod0", 60.0, is_following=True))
+    assert recorder.patience(60.0, 31.0) == 29.0
+    assert recorder.patience(None, 31.0) is None
 
 
 def test_each_wait_has_its_own_clock() -> None:
     """A second wait is logged 15 s after its own start."""
-    told = Told()
-    told.tell(0.0, HEAD)
+    recorder = Told()
+    recorder.tell(0.0, HEAD)
     reward = Wait("reward server", "reward server", 300.0)
-    told.tell(10.0, HEAD, reward)
-    assert len(told.tell(15.0, HEAD, reward)) == 1
-    assert told.tell(25.0, HEAD, reward) == ["waiting for reward server (4 min 35 s left)"]
+    recorder.tell(10.0, HEAD, reward)
+    assert len(recorder.tell(15.0, HEAD, reward)) == 1
+    assert recorder.tell(25.0, HEAD, reward) == ["waiting for reward server (4 min 35 s left)"]
 
 
 def test_a_wait_that_returns_begins_anew() -> None:
     """One that was over and begins again is in the file at once, and logged after 15 s."""
-    told = Told()
-    told.tell(0.0, HEAD)
-    told.tell(1.0)
-    told.tell(2.0, HEAD)
-    assert len(told.in_file) == 2
-    assert told.tell(16.0, HEAD) == []
-    assert len(told.tell(17.0, HEAD)) == 1
+    recorder = Told()
+    recorder.tell(0.0, HEAD)
+    recorder.tell(1.0)
+    recorder.tell(2.0, HEAD)
+    assert len(recorder.in_file) == 2
+    assert recorder.tell(16.0, HEAD) == []
+    assert len(recorder.tell(17.0, HEAD)) == 1
 
 
 def test_following_is_not_logged() -> None:
     """Watching a joined worker or a running job is not logged."""
-    told = Told()
+    recorder = Told()
     following = Wait("node", "a reply from the head pod0", 60.0, "running", is_following=True)
-    assert told.tell(0.0, following) == []
-    assert told.tell(30.0, following) == []
-    assert told.in_file == []
+    assert recorder.tell(0.0, following) == []
+    assert recorder.tell(30.0, following) == []
+    assert recorder.in_file == []
 
 
 def test_a_wait_and_its_end_are_recorded() -> None:
     """The record has each wait from its start, its changes, and its end."""
-    told = Told()
+    recorder = Told()
     for now, waits in ((0.0, (HEAD,)), (1.0, (HEAD,)), (2.0, (OTHER,)), (3.0, ())):
-        told.tell(now, *waits)
-    assert told.recorded == [
+        recorder.tell(now, *waits)
+    assert recorder.recorded == [
         Waited("the head pod0", 600.0, "connection refused for 1 s"),
         Waited("the head pod0", 600.0, "no address for pod0"),
         WaitsOver(("the head pod0",)),
@@ -162,19 +162,19 @@ def test_a_wait_and_its_end_are_recorded() -> None:
 
 def test_expensive_evidence_is_read_rarely() -> None:
     """However many reports come, all workers are looked at every two seconds at most."""
-    looks = 0
+    checks = 0
 
     def look() -> str:
-        nonlocal looks
-        looks += 1
-        return f"{looks} of 9 joined" if looks < 3 else "all joined"
+        nonlocal checks
+        checks += 1
+        return f"{checks} of 9 joined" if checks < 3 else "all joined"
 
-    told, wait = Told(), Wait("workers", "workers", 600.0, look)
+    recorder, wait = Told(), Wait("workers", "workers", 600.0, look)
     for step in range(80):
-        told.tell(step * 0.05, wait)
-    assert looks == 2
-    told.tell(4.0, wait)
-    assert told.in_file[-1] == "waiting for workers, all joined (9 min 56 s left)"
+        recorder.tell(step * 0.05, wait)
+    assert checks == 2
+    recorder.tell(4.0, wait)
+    assert recorder.in_file[-1] == "waiting for workers, all joined (9 min 56 s left)"
 
 
 def test_a_wait_that_is_over_has_no_time_left() -> None:

@@ -77,7 +77,7 @@ def made(  # noqa: PLR0913 - all that it rests on
     return anyio.run(maker.make, PLACE, URL, found)
 
 
-def heard(found: Submission | Outcome) -> str:
+def sentence_of(found: Submission | Outcome) -> str:
     """Return the log lines about it."""
     assert isinstance(found, Submission), found
     return "\n".join(said.sentence for said in found.messages)
@@ -114,7 +114,7 @@ def test_a_recipe_is_made_of_what_joined(tmp_path: Path) -> None:
     """Not for the expected nodes; the log has the calculation, the folder its owner file."""
     of = plan(tmp_path / "c", AGENT_NUM_GPUS="1", AGENT_REWARD="builtin")
     submitted = made(of)
-    found, said = words(submitted), heard(submitted)
+    found, said = words(submitted), sentence_of(submitted)
     assert found[found.index("--gpus") + 1] == "16"
     assert found[found.index("--url") + 1] == URL
     assert "16 GPUs: batch 1024 = 16 x 64" in said
@@ -190,7 +190,7 @@ def test_checkpoints_that_are_there(
         assert said in found.reason
         assert str(tmp_path) in found.reason
     else:
-        assert (f"resumes from {tmp_path}/global_step_40" in heard(found)) == steps
+        assert (f"resumes from {tmp_path}/global_step_40" in sentence_of(found)) == steps
 
 
 def test_a_further_attempt_without_a_node_is_a_loss(tmp_path: Path) -> None:
@@ -210,7 +210,7 @@ def test_a_job_that_is_followed_again_is_not_checked(tmp_path: Path) -> None:
     assert isinstance(made(plan(tmp_path)), Outcome)
     assert isinstance(made(plan(tmp_path), is_followed=True), Submission)
     assert write_mark(str(tmp_path), OURS) == ""
-    assert "begins at step 0" in heard(made(plan(tmp_path)))
+    assert "begins at step 0" in sentence_of(made(plan(tmp_path)))
 
 
 def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
@@ -239,7 +239,7 @@ def test_one_disk_for_all_nodes(
     """A folder on a different disk per node gets a warning: shards stay where ranks ran."""
     introduced = h.WorkerIntroduced("agent2", "pod2", replace(MACHINE, checkpoints=other))
     of = plan(tmp_path / "c", replace(WITH, checkpoints=own))
-    said = heard(made(of, (*TWO, introduced)))
+    said = sentence_of(made(of, (*TWO, introduced)))
     assert ("is no disk that all nodes share" in said) == warned
 
 
@@ -271,7 +271,7 @@ def test_a_pinned_revision_is_a_folder_of_the_cache(tmp_path: Path) -> None:
     assert (basis.commit, basis.folder) == (snapshot.name, str(snapshot))
     submitted = made(of, many, basis=basis)
     assert f"actor_rollout_ref.model.path={snapshot}" in words(submitted)
-    assert f"org/model is commit {snapshot.name}" in heard(submitted)
+    assert f"org/model is commit {snapshot.name}" in sentence_of(submitted)
 
 
 @pytest.mark.parametrize(
@@ -343,7 +343,7 @@ def test_a_run_keeps_the_format_of_its_checkpoints(tmp_path: Path) -> None:
     assert f"{key}=8" in words(again)
     assert (
         f"keeps the settings of the checkpoints: actor_rollout_ref.actor.strategy fsdp, {key} 8"
-        in (heard(again))
+        in (sentence_of(again))
     )
     other = made(of(AGENT_JOB_ARGS=f"{key}=4"), many)
     assert isinstance(other, Outcome)

@@ -1,4 +1,4 @@
-"""The head looks at all nodes' figures: it logs a slow node and a forecast once."""
+"""The head reads all nodes' figures: it logs a slow node and a forecast once."""
 
 from __future__ import annotations
 

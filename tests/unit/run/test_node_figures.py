@@ -128,8 +128,8 @@ def test_a_report_and_the_status_have_them() -> None:
 
     trace = Trace(goal(1), [(2.0, reported(1))])
     key = next(iter(trace.state.fleet.workers))
-    told = status_of(trace.state, plan_of({}), stats={key: WorkerStats(figures=figures)})
-    status: Any = told.status()
+    shown = status_of(trace.state, plan_of({}), stats={key: WorkerStats(figures=figures)})
+    status: Any = shown.status()
     (node,) = status["nodes"]
     assert node["figures"]["gpus"]["power"] == [650, 131]
     assert status["figures"] is None

@@ -36,7 +36,7 @@ def noticed(
     n: int, seconds: float, at: float, *, has_left: bool = False
 ) -> tuple[float, HeadEvent]:
     """Return a worker's report that its node is taken away in this many seconds."""
-    report = reported(n, has_left=has_left, heard=at)
+    report = reported(n, has_left=has_left, reported_at=at)
     return at, replace(report, worker=replace(report.worker, notice=seconds))
 
 

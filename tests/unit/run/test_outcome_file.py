@@ -70,8 +70,8 @@ def test_an_outcome_that_cannot_be_written_is_logged(
     monkeypatch.setattr(run_folder, "disk_alarm", word)
     error = write_outcome(tmp_path / "gone", outcome_text(Outcome(Kind.DONE, 0, "done")))
     assert isinstance(error, FileNotFoundError)
-    (told,) = said
-    assert told.startswith("outcome.json cannot be written: No such file or directory. ")
+    (line,) = said
+    assert line.startswith("outcome.json cannot be written: No such file or directory. ")
 
 
 def test_a_verdict_is_found_by_the_agent_after_a_killed_one(tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ def test_what_runs_is_stopped_and_may_be_run_again(tmp_path: Path) -> None:
     async def are_gone() -> bool | NotYet:
         return True if all(map(is_gone, pids.read_text().split())) else NotYet()
 
-    async def story() -> None:
+    async def scenario() -> None:
         with anyio.fail_after(60):
             async with anyio.create_task_group() as tasks:
                 for name in names:
@@ -63,7 +63,7 @@ def test_what_runs_is_stopped_and_may_be_run_again(tmp_path: Path) -> None:
                 await work.prepare(name)
             assert sent == [StepOver("one", ""), StepOver("two", "")]
 
-    anyio.run(story)
+    anyio.run(scenario)
     run.close()
 
 
@@ -93,7 +93,7 @@ def test_a_marker_that_cannot_be_read(
     said: list[str] = []
     monkeypatch.setattr(local_services, "say", lambda line, _level="info": said.append(line))
 
-    async def story() -> None:
+    async def scenario() -> None:
         await work.prepare("data")
         assert sent == [StepOver("data", "")]
         assert any(os.strerror(number) in line for line in said)
@@ -102,7 +102,7 @@ def test_a_marker_that_cannot_be_read(
         await work.prepare("data")
         assert sent[1:] == [StepOver("data", f"{marker} cannot be read: {os.strerror(number)}")]
 
-    anyio.run(story)
+    anyio.run(scenario)
     run.close()
 
 

@@ -96,17 +96,17 @@ def test_a_search_for_processes_that_hangs(
 
 def test_a_worker_reports_utilization_and_stacks(run: NodeRun) -> None:
     """By the names under which it is asked, with its next report."""
-    asked, told = HeadRequests(run), []
+    asked, events = HeadRequests(run), []
 
     async def tell_both() -> None:
         for what in (BUSY, BUSY, STACKS, "/etc/passwd"):
-            await asked.fetch_log(what, lambda: told.append(1))
+            await asked.fetch_log(what, lambda: events.append(1))
 
     anyio.run(tell_both)
     (busy, stacks) = (asked.for_report()[0] or {}).values()
     assert busy == IDLE
     assert decode(stacks, "pod2").stacks == ()
-    assert len(told) == 4
+    assert len(events) == 4
 
 
 @pytest.mark.parametrize(
@@ -133,22 +133,22 @@ def test_a_checkpoint_that_grows_is_work(
     shard = tmp_path / "saved/global_step_20/actor.pt"
     shard.parent.mkdir(parents=True)
     shard.write_bytes(b"x")
-    looks = Diagnostics(run)
-    assert anyio.run(looks.collect, BUSY) == CHECKPOINT_GROWS
+    diagnostics = Diagnostics(run)
+    assert anyio.run(diagnostics.collect, BUSY) == CHECKPOINT_GROWS
     os.utime(shard, (1e9, 1e9))
-    assert anyio.run(looks.collect, BUSY) == CHECKPOINT_GROWS
-    assert anyio.run(looks.collect, BUSY) != CHECKPOINT_GROWS
+    assert anyio.run(diagnostics.collect, BUSY) == CHECKPOINT_GROWS
+    assert anyio.run(diagnostics.collect, BUSY) != CHECKPOINT_GROWS
     shard.write_bytes(b"xx")
     os.utime(shard, (1e9, 1e9))
-    assert anyio.run(looks.collect, BUSY) == CHECKPOINT_GROWS
+    assert anyio.run(diagnostics.collect, BUSY) == CHECKPOINT_GROWS
 
 
 def test_a_share_that_writes_is_no_share_that_hangs(run: NodeRun) -> None:
     """Output since the last look is progress; otherwise CPU use decides."""
-    looks, lines = Diagnostics(run), run.stats.share_lines(1)
+    diagnostics, lines = Diagnostics(run), run.stats.share_lines(1)
 
     async def look() -> str:
-        return await looks.collect(BUSY)
+        return await diagnostics.collect(BUSY)
 
     assert anyio.run(look) == "looked at for the first time"
     assert anyio.run(look) == IDLE
@@ -171,15 +171,15 @@ def test_no_answer_is_lost_to_another(run: NodeRun, monkeypatch: pytest.MonkeyPa
     asked, place = HeadRequests(run), Placeholders("127.0.0.1", "127.0.0.1", "1")
 
     async def both() -> list[tuple[Answer, ...]]:
-        told = []
+        events = []
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(asked.probe, SAMPLE, "", place, lambda: None)
             await anyio.wait_all_tasks_blocked()
             await asked.probe(SCORE, "", place, lambda: None)
-            told.append(asked.for_report()[1])
+            events.append(asked.for_report()[1])
             asked.clear_sent()
             may_end.set()
-        return [*told, asked.for_report()[1]]
+        return [*events, asked.for_report()[1]]
 
     assert anyio.run(both) == [(Answer(SCORE, ""),), (Answer(SAMPLE, ""),)]
 
@@ -293,8 +293,8 @@ class OneHead:
         fleet = state.fleet.with_report(reported(2).worker)
         self.state: HeadState = replace_state(state, fleet, HeadPhase.RUNNING)
         shown, nobody = cast("RunStatus", self.shown), cast("Reports", None)
-        self.told: list[h.HeadEvent] = []
-        tell = self.told.append
+        self.events: list[h.HeadEvent] = []
+        tell = self.events.append
         self.watch = StallWatch(
             run,
             nobody,
@@ -304,7 +304,7 @@ class OneHead:
             send=tell,
             place=lambda: PLACE,
         )
-        monkeypatch.setattr(self.watch._diagnostics, "collect", self._own)  # noqa: SLF001 - this machine's looks
+        monkeypatch.setattr(self.watch._diagnostics, "collect", self._own)  # noqa: SLF001 - this machine's evidence
 
     async def _own(self, what: str, _id: str | None) -> str:
         self.asked.append(what)
@@ -324,7 +324,7 @@ class OneHead:
     @property
     def followed(self) -> list[tuple[str, str]]:
         """Return what the head's decisions were sent, and what follows."""
-        sent = [event for event in self.told if isinstance(event, Stalled)]
+        sent = [event for event in self.events if isinstance(event, Stalled)]
         assert all("compute_score" in event.suspects for event in sent)
         return [(event.what, event.then) for event in sent]
 
@@ -384,12 +384,12 @@ def test_a_stall_ends_an_attempt_that_had_lost_a_node(watched: OneHead) -> None:
     watched.state = replace(watched.state, attempt=lost)
     watched.look(15.0)
     watched.look(24.0)
-    assert len(watched.told) == 1
+    assert len(watched.events) == 1
     watched.look(25.0)
     assert watched.followed[1:] == [(what, "lost")]
     assert len(watched.shown.stalls) == 2
     watched.look(1000.0)
-    assert len(watched.told) == 2
+    assert len(watched.events) == 2
 
 
 def test_a_job_that_goes_on_is_no_hang(watched: OneHead) -> None:
@@ -406,7 +406,7 @@ def test_a_job_that_goes_on_is_no_hang(watched: OneHead) -> None:
     assert isinstance(shown, Finding)
     assert shown.what.endswith("; the job made step 5 after 12 s without one")
     watched.look(30.0)
-    assert len(watched.told) == 2
+    assert len(watched.events) == 2
 
 
 def test_a_job_without_steps_goes_on(watched: OneHead) -> None:
@@ -430,7 +430,7 @@ def test_a_late_first_step_names_its_own_setting(
     what = "the job has made no step for 6 s since it began (AGENT_FIRST_STEP)"
     assert one.said[0] == f"{what}: examining the job on all nodes, up to 30 s"
     assert one.said[-1].endswith("; a longer AGENT_FIRST_STEP delays this alarm")
-    (event,) = one.told
+    (event,) = one.events
     assert isinstance(event, Stalled)
     assert event.setting == "AGENT_FIRST_STEP"
     assert event.cause_key == "first step: compute_score reward.py, train reward.py"
@@ -511,7 +511,7 @@ def test_a_job_that_prints_is_not_examined(watched: OneHead) -> None:
 
 
 def test_it_can_be_turned_off(tmp_path: Path) -> None:
-    """AGENT_STALL=0 looks at nothing."""
+    """AGENT_STALL=0 examines nothing."""
     plan = plan_of({"AGENT_LOG_DIR": str(tmp_path), "AGENT_STALL": "0"}, command=["true"])
     run = NodeRun(plan, Redactor(()), RunFolder(tmp_path, "run-1", "node-a"), 0.0, "run-1")
     shown, nobody = cast("RunStatus", Shown()), cast("Reports", None)

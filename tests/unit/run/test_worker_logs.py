@@ -61,10 +61,10 @@ class Story:
         self.reports = Reports(reply, expected, lambda _event: None, lambda: 0.0)
         self.state = head.first_state(goal(2))
 
-    def say(self, n: int, **told: object) -> tuple[Order, ...]:
+    def say(self, n: int, **paths: object) -> tuple[Order, ...]:
         """Let a worker's agent report; return the orders that it gets."""
         report = Report(f"agent{n}", f"10.0.0.{n}", "following the head", hello=Hello(f"pod{n}", n))
-        return anyio.run(self.reports.handle, replace(report, **told)).orders
+        return anyio.run(self.reports.handle, replace(report, **paths)).orders
 
     def note(self, event: h.WorkerReported) -> None:
         """Let a worker's report be decided upon."""
@@ -117,10 +117,10 @@ def test_who_is_there_when_the_job_is_stopped(
 
 
 def test_logs_of_a_goodbye_and_last_words_of_the_silent(trace: Story) -> None:
-    """Who left has sent all; who died without a word has what was heard last, first of all."""
+    """Who left has sent all; who was killed has the last report, first of all."""
     trace.say(3, bye=Bye("done"), logs={"agent": "one\ntwo\n", "raylet.out": "end\n"})
     trace.note(reported(3))
-    trace.note(reported(2, detail="all is well", heard=-12.0))
+    trace.note(reported(2, detail="all is well", reported_at=-12.0))
     silent = trace.state.fleet.mark_silent("agent2", "connection refused", 0.0, is_lost=True)
     trace.state = replace(trace.state, fleet=replace(silent, facts={"agent2": MACHINE}))
     parts = trace.parts()
@@ -144,5 +144,5 @@ def test_nodes_of_one_name_have_separate_logs(trace: Story) -> None:
     for key in ("a", "b"):
         worker = Worker(key, "node-a", "10.0.0.9", phase="joining Ray")
         trace.note(h.WorkerReported(worker))
-    told = [name for name in trace.parts() if name.endswith("last-report.json")]
-    assert told == ["node-a-2/last-report.json", "node-a-3/last-report.json"]
+    paths = [name for name in trace.parts() if name.endswith("last-report.json")]
+    assert paths == ["node-a-2/last-report.json", "node-a-3/last-report.json"]

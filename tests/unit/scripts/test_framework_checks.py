@@ -209,9 +209,9 @@ def test_a_program_is_checked_by_its_own_code(
         check=True,
         timeout=60,
     )
-    told = [f"{f['kind']}: {f['what']}" for f in json.loads(out.read_text())["case"]]
-    assert len(told) == len(faults)
-    for one, begins in zip(told, faults, strict=True):
+    described = [f"{f['kind']}: {f['what']}" for f in json.loads(out.read_text())["case"]]
+    assert len(described) == len(faults)
+    for one, begins in zip(described, faults, strict=True):
         assert one.startswith(begins)
 
 
@@ -319,15 +319,15 @@ def test_results_are_stored_and_printed(tmp_path: Path) -> None:
 
 def test_a_training_is_summarized_by_its_first_and_last_reward(tmp_path: Path) -> None:
     """Steps and checkpoints are in the program's output, the server in its first line."""
-    told = (
+    printed = (
         "no checkpoint yet: from step 0, 2 processes\n"
         "step 1/8 mean reward 0.062 tokens 1\neval_step 1/8 mean reward 0.9 tokens 1\n"
         "going on from /x/checkpoints/checkpoint-5, 2 processes\n"
         "step 6/8 mean reward 0.984 tokens 1\n"
     )
-    assert training.curve(told) == "0.062 to 0.984"
+    assert training.curve(printed) == "0.062 to 0.984"
     assert training.curve("nothing") == "not in the output"
-    found = training.FROM_CHECKPOINT.search(told)
+    found = training.FROM_CHECKPOINT.search(printed)
     assert found
     assert found[1] == "5"
     log = tmp_path / "log"

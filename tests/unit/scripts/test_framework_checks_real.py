@@ -22,11 +22,11 @@ def test_attempts_have_separate_results() -> None:
     assert trl_on_pods.gone_on(again) == 5
 
 
-@pytest.mark.parametrize("told", ["", FIRST, AGAIN.replace("step 6/", "step 1/")])
-def test_an_attempt_that_went_not_on_is_found(told: str) -> None:
+@pytest.mark.parametrize("output", ["", FIRST, AGAIN.replace("step 6/", "step 1/")])
+def test_an_attempt_that_went_not_on_is_found(output: str) -> None:
     """No line about a checkpoint, or another step than the one after it."""
     with pytest.raises(NotTrainedError):
-        trl_on_pods.gone_on(told)
+        trl_on_pods.gone_on(output)
 
 
 def test_one_attempt_is_not_two() -> None:

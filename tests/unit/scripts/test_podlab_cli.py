@@ -38,7 +38,7 @@ def test_command_line() -> None:
 
 @pytest.mark.parametrize("words", [["run"], ["run", "--env", "A", "--", "x"], []])
 def test_wrong_command_line(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    """Misuse is told by argparse, with 2."""
+    """Misuse is reported by argparse, with 2."""
     with pytest.raises(SystemExit) as end:
         cli.make_parser().parse_args(words)
     assert end.value.code == 2
@@ -53,7 +53,7 @@ def test_cannot(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[s
 
 
 def test_missing_names_the_cause(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not root and no tools are told apart, the latter with the packages' names."""
+    """Not root and no tools are distinguished, the latter with the packages' names."""
     monkeypatch.setattr("os.geteuid", lambda: 1000)
     assert "needs root" in str(rights.missing.__wrapped__())
     monkeypatch.setattr("os.geteuid", lambda: 0)

@@ -57,12 +57,12 @@ async def turns() -> None:
         await asyncio.sleep(0)
 
 
-def run(story: Callable[[Bodies], Awaitable[None]]) -> None:
-    """Run a story."""
+def run(scenario: Callable[[Bodies], Awaitable[None]]) -> None:
+    """Run a scenario."""
 
     async def with_bodies() -> None:
         bodies = Bodies(LONGEST, MOST)
-        await story(bodies)
+        await scenario(bodies)
         await turns()
         assert bodies.used() == {}
         ones = [Reading(bodies, Asked(100, f"10.1.0.{n}")) for n in range(4)]
@@ -77,7 +77,7 @@ def run(story: Callable[[Bodies], Awaitable[None]]) -> None:
 def test_bodies_wait_for_room_in_order() -> None:
     """The first to wait is the first to read, and a later small one does not pass it."""
 
-    async def story(bodies: Bodies) -> None:
+    async def scenario(bodies: Bodies) -> None:
         ones = [Reading(bodies, Asked(100, f"10.0.0.{n}")) for n in range(6)]
         small = Reading(bodies, Asked(1, "10.0.0.9"))
         await turns()
@@ -91,14 +91,14 @@ def test_bodies_wait_for_room_in_order() -> None:
         for one in (*ones[1:], small):
             await one.end()
 
-    run(story)
+    run(scenario)
 
 
 @pytest.mark.parametrize("form", ["10.0.0.1", "2001:db8::{}"])
 def test_one_address_has_half_of_the_room(form: str) -> None:
     """Others are served while it waits for itself; an IPv6 network counts as one."""
 
-    async def story(bodies: Bodies) -> None:
+    async def scenario(bodies: Bodies) -> None:
         crowd = [Reading(bodies, Asked(100, form.format(n))) for n in range(5)]
         other = Reading(bodies, Asked(100, "10.0.0.2"))
         await turns()
@@ -107,7 +107,7 @@ def test_one_address_has_half_of_the_room(form: str) -> None:
         for one in (*crowd, other):
             await one.end()
 
-    run(story)
+    run(scenario)
 
 
 @pytest.mark.parametrize(
@@ -126,19 +126,19 @@ def test_what_is_too_long_or_late_is_refused(
     """Each by its status."""
     monkeypatch.setattr(times, "BODY", 0.05)
 
-    async def story(bodies: Bodies) -> None:
+    async def scenario(bodies: Bodies) -> None:
         with pytest.raises(kind):
             async with bodies.read(asked):
                 pass
 
-    run(story)
+    run(scenario)
 
 
 def test_a_wait_for_room_has_a_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     """It ends with a 503 to retry; one that is canceled leaves nothing behind."""
     monkeypatch.setattr(times, "BODY_QUEUE", 0.1)
 
-    async def story(bodies: Bodies) -> None:
+    async def scenario(bodies: Bodies) -> None:
         ones = [Reading(bodies, Asked(100)) for _ in range(2)]
         late, gone = Reading(bodies, Asked(100)), Reading(bodies, Asked(100))
         await turns()
@@ -149,4 +149,4 @@ def test_a_wait_for_room_has_a_deadline(monkeypatch: pytest.MonkeyPatch) -> None
         for one in ones:
             await one.end()
 
-    run(story)
+    run(scenario)

@@ -134,7 +134,7 @@ def test_a_stream_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(times, "HEADER", 0.5)
     monkeypatch.setattr(times, "CONNECTION_IDLE", 0.5)
     with streamed_head(SECRET) as head, reading(head, BY_TOKEN) as answer:
-        for number in range(5):  # the head looks at its status every half second
+        for number in range(5):  # the head reads its status every half second
             head.status["phase"] = f"phase {number}"
             while next_status(answer)["phase"] != f"phase {number}":
                 pass
@@ -261,14 +261,14 @@ def test_an_ipv6_network_counts_as_one_address(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(connections, "MAX_UNTRUSTED_PER_ADDRESS", 3)
     warnings: list[str] = []
 
-    async def story() -> list[bool]:
+    async def scenario() -> list[bool]:
         counted = connections.Connections(warnings.append)
         wires = [Wire(f"2001:db8:0:{n // 4}::{n}") for n in range(6)]
         for wire in wires:
             connections.Connection(counted, asyncio.Protocol()).connection_made(wire)
         return [wire.is_aborted for wire in wires]
 
-    assert asyncio.run(story()) == [True, False, False, False, False, False]
+    assert asyncio.run(scenario()) == [True, False, False, False, False, False]
     assert "from 2001:db8::/64" in warnings[0]
 
 
@@ -278,11 +278,11 @@ def test_all_workers_of_one_network_keep_their_connections(
     """More workers than the limit of an address are expected: each may connect twice."""
     monkeypatch.setattr(connections, "MAX_UNTRUSTED_PER_ADDRESS", 3)
 
-    async def story() -> list[bool]:
+    async def scenario() -> list[bool]:
         counted = connections.Connections(lambda _: None, expected_workers=5)
         wires = [Wire(f"2001:db8::{n}") for n in range(11)]
         for wire in wires:
             connections.Connection(counted, asyncio.Protocol()).connection_made(wire)
         return [wire.is_aborted for wire in wires]
 
-    assert asyncio.run(story()) == [True] + [False] * 10
+    assert asyncio.run(scenario()) == [True] + [False] * 10

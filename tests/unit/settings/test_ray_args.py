@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 WORKER = {"AGENT_HEAD": "10.0.0.1", "RAY_WORKER": "1"}
 
 
-def told(given: str) -> str:
+def problem_of(given: str) -> str:
     """Return the problems of flags that are refused for every Ray."""
     with pytest.raises(SettingsError) as caught:
         load({"AGENT_RAY_ARGS": given})
@@ -60,7 +60,7 @@ def test_a_worker_is_given_no_flag_of_the_heads() -> None:
 @pytest.mark.parametrize("form", ["{}", "{}=7", "{} 7"])
 def test_flags_that_the_agent_sets_are_refused(flag: str, form: str) -> None:
     """Each flag that the agent sets is refused."""
-    sentence = told(form.format(flag))
+    sentence = problem_of(form.format(flag))
     assert sentence.startswith(f"AGENT_RAY_ARGS: got {flag}; expected other flags")
 
 
@@ -86,7 +86,7 @@ def test_every_flag_that_is_planned_is_owned_or_gives_way() -> None:
 )
 def test_what_is_no_flag(given: str, complaint: str) -> None:
     """Stray words and incomplete flags are named."""
-    assert complaint in told(given)
+    assert complaint in problem_of(given)
 
 
 def test_the_users_memory_wins() -> None:

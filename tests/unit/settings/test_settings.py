@@ -245,15 +245,17 @@ def test_all_problems_come_together() -> None:
     environ = {name: texts[0] for name, texts in BAD.items() if name != "AGENT_MIN_WORKERS"}
     environ |= {"AGENT_JOBS": "rehearsal", "AGENT_MIN_WORKERS": "2"}
     environ |= {"AGENT_PARTIAL": "fail", "WANDB_API_KEY": "x", "WANDB_API_KEY_FILE": "/x"}
-    told = {problem.variable for problem in problems_of(environ)}
+    named = {problem.variable for problem in problems_of(environ)}
     expected = set(BAD) - {"AGENT_PARTIAL"} | {"AGENT_JOBS", "WANDB_API_KEY + WANDB_API_KEY_FILE"}
-    assert told == expected
+    assert named == expected
 
 
 def test_one_bad_value_is_reported_once() -> None:
     """An invalid value is not reported again as part of a contradiction."""
-    told = [p.variable for p in problems_of({"AGENT_PARTIAL": "proceed", "AGENT_MIN_WORKERS": "x"})]
-    assert told == ["AGENT_MIN_WORKERS"]
+    named = [
+        p.variable for p in problems_of({"AGENT_PARTIAL": "proceed", "AGENT_MIN_WORKERS": "x"})
+    ]
+    assert named == ["AGENT_MIN_WORKERS"]
 
 
 @given(st.integers(0, 99), st.integers(0, 999), st.integers(0, 9999))

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def told(environ: dict[str, str], command: list[str] | None = None) -> str:
+def message_of(environ: dict[str, str], command: list[str] | None = None) -> str:
     """Return the error text of an environment that must be refused."""
     with pytest.raises(SettingsError) as caught:
         load(environ, command)
@@ -44,7 +44,7 @@ def told(environ: dict[str, str], command: list[str] | None = None) -> str:
 )
 def test_a_near_miss_is_refused(typo: str, meant: str) -> None:
     """A name almost equal to a known one is an error that names the known one."""
-    sentence = told({typo: "1"})
+    sentence = message_of({typo: "1"})
     assert typo in sentence
     assert f"{meant} (did you mean that?)" in sentence
 
@@ -61,7 +61,7 @@ def test_what_is_reserved_is_refused(
     environ: dict[str, str], command: list[str] | None, got: str
 ) -> None:
     """A value for a later version is never ignored; what a shell expands is no placeholder."""
-    sentence = told(environ, command)
+    sentence = message_of(environ, command)
     assert f"{got} not in this version" in sentence
     assert SECRET not in sentence
     load({}, ["sh", "-c", "echo ${address:1}"])
@@ -185,7 +185,7 @@ def test_a_file_precedes_the_key_that_runpod_sets(tmp_path: Path) -> None:
 def test_two_forms_of_one_secret(form: str) -> None:
     """A secret given twice is refused, both names in the message, the value in none."""
     secret = SECRET_FILE_VARIABLES[form]
-    sentence = told({secret: SECRET, form: "/run/secret"})
+    sentence = message_of({secret: SECRET, form: "/run/secret"})
     assert secret in sentence
     assert form in sentence
     assert SECRET not in sentence
@@ -194,11 +194,11 @@ def test_two_forms_of_one_secret(form: str) -> None:
 @pytest.mark.parametrize("form", sorted(SECRET_FILE_VARIABLES))
 def test_an_unreadable_or_empty_file(form: str, tmp_path: Path) -> None:
     """A file that is missing, no text or empty is refused by the name of its variable."""
-    assert f"{form}: got {tmp_path}/none (No such file" in told({form: f"{tmp_path}/none"})
+    assert f"{form}: got {tmp_path}/none (No such file" in message_of({form: f"{tmp_path}/none"})
     (tmp_path / "binary").write_bytes(b"\xff\xfe")
-    assert form in told({form: f"{tmp_path}/binary"})
+    assert form in message_of({form: f"{tmp_path}/binary"})
     (tmp_path / "empty").write_text("\n")
-    assert f"{form}: got nothing" in told({form: f"{tmp_path}/empty"})
+    assert f"{form}: got nothing" in message_of({form: f"{tmp_path}/empty"})
 
 
 def test_a_file_that_an_editor_marked_or_broke(tmp_path: Path) -> None:
@@ -209,7 +209,7 @@ def test_a_file_that_an_editor_marked_or_broke(tmp_path: Path) -> None:
     assert secret is not None
     assert secret.reveal() == SECRET
     file.write_text(f"{SECRET}\0")
-    sentence = told({"WANDB_API_KEY_FILE": str(file)})
+    sentence = message_of({"WANDB_API_KEY_FILE": str(file)})
     assert "WANDB_API_KEY: got a secret that cannot be one" in sentence
     assert SECRET not in sentence
 
@@ -217,13 +217,13 @@ def test_a_file_that_an_editor_marked_or_broke(tmp_path: Path) -> None:
 def test_an_empty_key_is_no_key() -> None:
     """An empty WANDB_API_KEY, as templates leave it, means none; an empty token is refused."""
     assert load({"WANDB_API_KEY": ""}).settings.wandb_api_key is None
-    assert "RAY_AUTH_TOKEN: got nothing" in told({"RAY_AUTH_TOKEN": ""})
+    assert "RAY_AUTH_TOKEN: got nothing" in message_of({"RAY_AUTH_TOKEN": ""})
 
 
 @pytest.mark.parametrize("word", ["caf\udce9", "nul\0byte"])
 def test_a_command_that_is_not_text(word: str) -> None:
     """A word that no job could be given as it stands is refused."""
-    assert "--: got a word that is not text" in told({}, ["echo", word])
+    assert "--: got a word that is not text" in message_of({}, ["echo", word])
 
 
 def test_equal_settings_are_equal() -> None:
@@ -237,15 +237,15 @@ def test_no_secret_is_ever_printed() -> None:
     """Neither loaded values nor problems contain a secret."""
     loaded = load({"RAY_AUTH_TOKEN": SECRET, "WANDB_API_KEY": SECRET})
     assert SECRET not in f"{loaded!r} {loaded.settings} {asdict(loaded.settings)}"
-    assert SECRET not in told({"RAY_AUTH_TOKEN": f"{SECRET} two", "WANDB_API_KEY": SECRET})
-    assert SECRET not in told({"RAY_AUTH_TOKEN": SECRET, "AGENT_PORT": "x"})
-    assert SECRET not in told({"RAY_AUTH_TOKEN": f"{SECRET}\udcff"})
+    assert SECRET not in message_of({"RAY_AUTH_TOKEN": f"{SECRET} two", "WANDB_API_KEY": SECRET})
+    assert SECRET not in message_of({"RAY_AUTH_TOKEN": SECRET, "AGENT_PORT": "x"})
+    assert SECRET not in message_of({"RAY_AUTH_TOKEN": f"{SECRET}\udcff"})
 
 
 @pytest.mark.parametrize("on_done", ["stop-pod", "terminate-pod"])
 def test_a_pod_is_stopped_with_a_key_only(on_done: str) -> None:
     """Without a key the pod could not be stopped: that is found at the start."""
-    sentence = told({"AGENT_ON_DONE": on_done})
+    sentence = message_of({"AGENT_ON_DONE": on_done})
     assert "RUNPOD_API_KEY: got nothing; expected a key of RunPod's API" in sentence
     assert settings_of({"AGENT_ON_DONE": on_done, "RUNPOD_API_KEY": SECRET}).on_done == on_done
 
@@ -278,7 +278,7 @@ def test_contradictions(
     environ: dict[str, str], command: list[str] | None, words: list[str]
 ) -> None:
     """A contradiction between settings is refused and names all of them."""
-    sentence = told(environ, command)
+    sentence = message_of(environ, command)
     assert [word for word in words if word not in sentence] == []
 
 
@@ -366,14 +366,14 @@ def test_a_named_reward_model_replaces_the_default_server(
 )
 def test_models_that_do_not_go_together(changes: dict[str, str], named: str) -> None:
     """A reward model beside a server, neither of them, or a revision of no model of the hub."""
-    assert named in told(changes)
+    assert named in message_of(changes)
 
 
 @pytest.mark.parametrize("debugger", ["1", "post-mortem"])
 @pytest.mark.parametrize("action", ["retry", "stop"])
 def test_no_breakpoint_ends_a_job(debugger: str, action: str) -> None:
     """An action set by hand beside the debugger is refused; without it, nothing is acted on."""
-    assert f"AGENT_ON_STALL: got '{action}' beside DEBUG_RAY={debugger}" in told(
+    assert f"AGENT_ON_STALL: got '{action}' beside DEBUG_RAY={debugger}" in message_of(
         {"DEBUG_RAY": debugger, "AGENT_ON_STALL": action}
     )
     for fine in ({"AGENT_ON_STALL": "log"}, {"AGENT_JOB_RETRIES": "3"}):

@@ -25,5 +25,5 @@ def answer(judge: Callable[[Path, Sequence[Case]], dict[str, list[Fault]]]) -> N
         for c in asked["cases"]
     ]
     found = judge(Path(asked["package"]), cases)
-    told = {name: [asdict(fault) for fault in faults] for name, faults in found.items()}
-    out.write_text(json.dumps(told), encoding="utf-8")
+    faults_by_name = {name: [asdict(fault) for fault in faults] for name, faults in found.items()}
+    out.write_text(json.dumps(faults_by_name), encoding="utf-8")

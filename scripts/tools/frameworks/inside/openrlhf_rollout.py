@@ -31,9 +31,9 @@ class OneRollout:
         generator = samples.SamplesGenerator(strategy, prompts, evaluation, tokenizer, models[-1])
         batch, *_ = generator.generate_samples(**generate)
         rewards = Counter(float(sample.rewards.flatten()[0]) for sample in batch)
-        told = ", ".join(f"{count} x {reward:g}" for reward, count in sorted(rewards.items()))
+        listed = ", ".join(f"{count} x {reward:g}" for reward, count in sorted(rewards.items()))
         print(f"OpenRLHF loaded {len(prompts)} prompts for {steps} steps", flush=True)
-        print(f"OpenRLHF's engines were given these rewards: {told}", flush=True)
+        print(f"OpenRLHF's engines were given these rewards: {listed}", flush=True)
         sys.exit(0)
 
 

@@ -70,8 +70,8 @@ class AsyncLLMEngine:
     @classmethod
     def from_engine_args(cls, args: AsyncEngineArgs) -> AsyncLLMEngine:
         """Make an engine, and print its options."""
-        told = ("model", "tensor_parallel_size", "max_model_len", "enable_sleep_mode")
-        words = ", ".join(f"{name}={args.given.get(name)}" for name in told)
+        shown_names = ("model", "tensor_parallel_size", "max_model_len", "enable_sleep_mode")
+        words = ", ".join(f"{name}={args.given.get(name)}" for name in shown_names)
         print(f"stand-in for vLLM's engine: {words}", flush=True)
         return cls()
 
