@@ -23,6 +23,7 @@ PROGRAMS = {
     "retriever": "bundled.retriever:main",
     "rehearsal": "bundled.rehearsal:main",
     "fetch-model": "bundled.fetch_model:main",
+    "read-ahead": "processes.page_cache:main",
     "ray-bridge": "bridge.child:main",
     "ray-facts": "node.python_facts:print_ray_facts",
     "framework-facts": "node.python_facts:print_framework_facts",

@@ -71,6 +71,11 @@ def mib(size: int) -> str:
     return f"{size / 1024:.0f} KiB"
 
 
+def gigabytes(size: int) -> str:
+    """Format a size in GB."""
+    return f"{size / 1e9:.1f} GB"
+
+
 def duration_text(seconds: float) -> str:
     """Format a duration in its two largest units, as the page does."""
     whole = max(0, round(seconds))

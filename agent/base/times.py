@@ -93,6 +93,7 @@ more often, also in another container that shares the folder.
 """
 RAY_JOINS = 120.0  # For `ray start` on a worker, per join.
 RAY_HANGS = 30.0  # A stopped process of Ray is a lost Ray after this.
+MODEL_READ_AFTER = 5.0  # Until Ray has started here: it has the disk and the CPUs first.
 RUN_DECIDED = 5.0  # A first report is held for so long until the head has chosen its run.
 
 # --- Probes between nodes before the job ----------------------------------------------------------

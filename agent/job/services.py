@@ -197,10 +197,16 @@ def model_fetch(settings: Settings, ray: RayPython, *, is_here: bool) -> tuple[P
     model = settings.model
     if model is None or is_here or not is_hub_id(model) or ray.hub is None:
         return ()
-    pinned = () if settings.model_revision is None else ("--revision", settings.model_revision)
-    command = shlex.join(own_command(ray.executable, "fetch-model", model, *pinned))
+    command = shlex.join(own_command(ray.executable, "fetch-model", *model_words(settings)))
     within = settings.wait_prepare
     return (PrepareStep(MODEL, command, ON_EVERY, within, after=(PREPARE_EACH,)),)
+
+
+def model_words(settings: Settings) -> tuple[str, ...]:
+    """Return the arguments of a program about the model: which, and its revision if it is set."""
+    model = settings.model or ""
+    revision = settings.model_revision
+    return (model,) if revision is None else (model, "--revision", revision)
 
 
 REWARD = "reward server"

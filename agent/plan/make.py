@@ -8,6 +8,7 @@ the ports and the findings, which are shown, checked and run as the plan has the
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -207,6 +208,17 @@ def _processes(plan: Plan) -> Iterator[PlannedProcess]:
             bridge = own_command(facts.ray.executable, "ray-bridge", launch.gcs, launch.dashboard)
             label = "watch" if plan.job is None else "submit"
             yield PlannedProcess(process_names.BRIDGE, label, tuple(bridge), "ray-bridge.log")
+
+    # The model's files are read into the page cache, unless the job runs on other machines.
+    model = plan.settings.model
+    has_job_here = not isinstance(launch, GivenRay) or launch.session is not None
+    if model is not None and plan.joins_cluster and has_job_here:
+        yield PlannedProcess(
+            process_names.READ_AHEAD,
+            "ahead",
+            tuple(own_command(sys.executable, "read-ahead", *work.model_words(plan.settings))),
+            process_names.READ_AHEAD_LOG,
+        )
 
     # The all-reduce over all nodes before the job; the head hosts its store.
     if plan.settings.preflight is not None and topology.given_ray is None:

@@ -77,6 +77,8 @@ JOB_LOG = "job.log"
 ALL_REDUCE = "all-reduce"
 PREFLIGHT_LOG = "preflight.log"
 BRIDGE = "ray bridge"
+READ_AHEAD = "page cache"
+READ_AHEAD_LOG = "page-cache.log"
 
 
 class PlannedProcess(Value):

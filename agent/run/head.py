@@ -200,7 +200,8 @@ class HeadAgent:
         # From which checkpoint does the first attempt resume?
         start(head_job.send_newest_checkpoint, self._run, 0, self._inbox.put)
 
-        # Services and prepare steps that need nothing else.
+        # Services and prepare steps that need nothing else; the model is read ahead after them.
+        start(self._work.read_model)
         for action in self._state.actions:
             await self._perform(action)
 
@@ -258,8 +259,7 @@ class HeadAgent:
         self._keeper.record_use(self._run.now(), self._status.cost())
 
     async def _look_for_later_head(self) -> None:
-        read = self._keeper.later_epoch
-        epoch = await result_in_thread(read)
+        epoch = await result_in_thread(self._keeper.later_epoch)
         if epoch:
             self._inbox.put(h.LaterHead(epoch, "run.json has its epoch"))
 

@@ -31,6 +31,7 @@ from agent.processes.waiting import NotYet, TimedOutError, until
 from agent.record.background import NO_THREAD, in_background, in_thread
 from agent.record.files import iso_time
 from agent.record.log import say
+from agent.run.model_ahead import ModelAhead
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -57,6 +58,8 @@ class LocalWork:
         self._place = place
         self._locks: defaultdict[str, anyio.Lock] = defaultdict(anyio.Lock)
         """One lock per step: a repeated run waits until the stopped one has ended."""
+        self._unfinished = {step.name for step in run.plan.steps} - {*run.finished_steps}
+        self._model = ModelAhead(run, is_prepared=lambda: not self._unfinished)
         self._running_steps: set[anyio.CancelScope] = set()
         self._running: dict[str, Child] = {}
 
@@ -70,7 +73,17 @@ class LocalWork:
                     failure = await self._run_step(step)
             finally:
                 self._running_steps.discard(scope)
+            if not failure:
+                self._unfinished.discard(name)
             self._send(StepOver(name, failure))
+
+    async def read_model(self) -> None:
+        """Read the model into the page cache, once the steps are over."""
+        await self._run.best_effort("reading the model ahead", self._model.read)
+
+    def job_starts(self) -> None:
+        """Leave the job what it needs of this node."""
+        self._model.job_starts()
 
     def stop_steps(self) -> None:
         """Stop the running steps; a later run of a step starts once it has ended."""
@@ -197,7 +210,8 @@ class LocalWork:
         self._send(ServiceGone(name, why, generation=generation))
 
     async def stop_services(self, grace: float) -> None:
-        """Stop all services concurrently."""
+        """Stop all services concurrently, and what reads ahead."""
+        self._model.stop()
         async with anyio.create_task_group() as tasks:
             for child in self._running.values():
                 tasks.start_soon(child.stop, grace)

@@ -31,6 +31,7 @@ from msgspec.structs import replace
 from agent.base import times
 from agent.base.errors import PreflightError
 from agent.decisions import worker
+from agent.decisions.head.head_state import HeadPhase
 from agent.decisions.shared import LogLine, Refused, StopAsked, Tick
 from agent.decisions.worker import worker_state as w
 from agent.job.job import job_identity
@@ -149,6 +150,7 @@ class WorkerAgent:
             if plan.own_ray is not None:
                 prune = run.effects.machine.prune_sessions
                 start(prune, plan.own_ray.session, run.best_effort)
+            start(self._work.read_model)
             for step in self._state.running_steps:
                 start(self._work.prepare, step)
 
@@ -173,6 +175,8 @@ class WorkerAgent:
             self._state = state
             self._run.set_phase(state.phase.value)
             record_reachability(self._run, before, state)
+            if state.head_phase == HeadPhase.RUNNING.value:
+                self._work.job_starts()
 
             for action in actions:
                 if isinstance(action, w.EndWorker):

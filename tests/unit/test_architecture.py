@@ -43,6 +43,7 @@ READ_ENVIRON = {
     "agent/cli/other_system.py",
     "agent/__main__.py",
     "agent/processes/parent.py",
+    "agent/processes/page_cache.py",
 }
 SLEEP = {f"agent/cli/{name}.py" for name in ("logs_verb", "stop_verb", "watch_status")}
 IMPORT_RAY = {"agent/bridge/ray_calls.py"}
