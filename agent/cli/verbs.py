@@ -46,6 +46,7 @@ VERBS = {
         "recipe_verb",
         works_anywhere=True,
     ),
+    "warm": Verb("fetch models to this node, and read them into its memory", "warm_verb"),
     "completion": Verb(
         "print the completion for a shell",
         "completion_verb",

@@ -17,6 +17,7 @@ from tools.bench.figures import Follow, Run, order, table, targets
 from tools.bench.follow import follow
 from tools.bench.measure import measure
 from tools.bench.systems import SYSTEMS, former
+from tools.bench.weights import show_weights
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -75,6 +76,12 @@ def make_parser() -> argparse.ArgumentParser:
         help="only the time until faults are reported and repaired: --rounds, over a minute each; "
         "rounds already in --json FILE count",
     )
+    parser.add_argument(
+        "--weights",
+        type=int,
+        metavar="GB",
+        help="only load weights of so many GB from a slow disk, cold and read ahead: as root",
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the raw values there")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="keep every run's logs there")
     return parser
@@ -109,6 +116,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = make_parser().parse_args(argv)
     if options.decisions:
         return decisions.main()
+    if options.weights:
+        show_weights(options.weights)
+        return 0
     if options.former is not None:
         SYSTEMS[FORMER] = former(options.former)
         options.peers.append(FORMER)

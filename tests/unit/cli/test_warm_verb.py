@@ -1,0 +1,91 @@
+"""`pod-agent warm`: models are fetched and read into memory before a run."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from agent.base.text import own_command
+from support import hub
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+STAND_IN = """
+import sys, pathlib, os
+folder = pathlib.Path(os.environ["HF_HOME"], "hub/models--acme--m")
+(folder / "snapshots/c0ffee").mkdir(parents=True)
+(folder / "refs").mkdir()
+for name in ("main", "v1"):
+    (folder / "refs" / name).write_text("c0ffee")
+(folder / "snapshots/c0ffee/model.safetensors").write_bytes(b"w" * 1000)
+"""
+
+
+def warm(home: Path, *words: str, **more: str) -> subprocess.CompletedProcess[str]:
+    """Run the verb with a cache of its own."""
+    env = {**hub.environment(home, "http://127.0.0.1:9"), **more}
+    argv = own_command(sys.executable, "warm", *words)
+    return subprocess.run(argv, env=env, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_a_folder_is_read(tmp_path: Path) -> None:
+    """Several models, one line each; 0."""
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "model.safetensors").write_bytes(b"w" * 1000)
+    done = warm(tmp_path, str(tmp_path / "a"), str(tmp_path / "b"))
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert [line.partition(": ")[0] for line in lines] == [f"{tmp_path}/a", f"{tmp_path}/b"]
+    assert all("in 1 file(s) are in the page cache (" in line for line in lines)
+
+
+def test_the_model_of_the_run_is_the_default(tmp_path: Path) -> None:
+    """AGENT_MODEL, as `run` reads it."""
+    (tmp_path / "model.safetensors").write_bytes(b"w" * 1000)
+    done = warm(tmp_path, AGENT_MODEL=str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"{tmp_path}: 0.0 GB in 1 file(s)")
+
+
+def test_nothing_to_warm_is_a_problem_of_the_settings(tmp_path: Path) -> None:
+    """78, with what may be named."""
+    done = warm(tmp_path)
+    assert done.returncode == 78
+    assert "MODEL: got none; expected a folder or an id, or AGENT_MODEL set" in done.stderr
+
+
+def test_what_cannot_be_had_is_named(tmp_path: Path) -> None:
+    """69 in the end; the other models are warmed all the same."""
+    (tmp_path / "model.safetensors").write_bytes(b"w")
+    done = warm(tmp_path, "/none/such", "acme/m", str(tmp_path))
+    assert done.returncode == 69
+    assert "/none/such (no such folder)" in done.stderr
+    assert "has no huggingface_hub, which fetches it" in done.stderr
+    assert f"{tmp_path}: 0.0 GB in 1 file(s)" in done.stdout
+
+
+@pytest.mark.parametrize("revision", [None, "v1"])
+def test_a_model_of_the_hub_is_fetched_then_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, revision: str | None
+) -> None:
+    """By the program with which a run fetches it, with its revision."""
+    from agent.cli import warm_verb  # noqa: PLC0415
+    from agent.cli.parser import parse  # noqa: PLC0415
+    from support.worlds import MACHINE, with_ray  # noqa: PLC0415
+
+    asked: list[tuple[str, ...]] = []
+
+    def command(_python: str, *words: str) -> list[str]:
+        asked.append(words)
+        return [sys.executable, "-c", STAND_IN]
+
+    monkeypatch.setattr(warm_verb, "find_ray", lambda _path: with_ray(MACHINE, hub="1.2.3").ray)
+    monkeypatch.setattr(warm_verb, "own_command", command)
+    words = [] if revision is None else ["--revision", revision]
+    warm_verb.run({"HF_HOME": str(tmp_path)}, parse(["warm", "acme/m", *words], None))
+    assert asked == [("fetch-model", "acme/m", *words)]
