@@ -166,6 +166,17 @@ REPORT_WRITTEN = 10.0  # For report.html at the end of a run: some MB, and masks
 CHECKPOINTS_LOOK = 60.0  # Between two looks for new checkpoints of the running job.
 NODES_LOOK = 30.0  # Between two looks at the figures of all nodes, as often as they are sent.
 
+# --- Compile caches -------------------------------------------------------------------------------
+
+CACHES_SEED = 300.0  # A slow volume delays a node by no more: then it starts cold.
+CACHES_LOOK = 30.0  # Between two looks at a node's cache folder.
+CACHES_QUIET = (
+    120.0  # Without a new file for so long, the first steps have compiled what they need.
+)
+CACHES_SAVE = 900.0  # For an archive to be written beside the job.
+CACHES_SAVED_AGAIN = 1800.0  # Between two writes of a node.
+CACHES_SAVE_AT_END = 15.0  # The same after a job, while services and Ray stop.
+
 # --- Attempts and restarts ------------------------------------------------------------------------
 
 FIRST_RETRY_PAUSE = 10.0  # Before the second attempt; it doubles.
@@ -312,6 +323,7 @@ RULES = {
     "RECORDER_DUMP < NODE_EXAMINED": "a dump is read within the time of its node",
     "STATUS_READ < STATUS_REPEATED < STREAM_SILENT < HEAD_GONE": "a stream is reopened in time",
     "FIGURES_GPUS < FIGURES_LIMIT < FIGURES_READ < FIGURES_SENT": "a hung driver delays no others",
+    "CACHES_LOOK < CACHES_QUIET < CACHES_SAVE < CACHES_SAVED_AGAIN": "one write at a time",
     "GPUS_FREED < EARLIER_ATTEMPT_ENDS": "memory that stays held delays an attempt, no more",
     "LOG_LINES_AWAITED < ONE_REQUEST": "a request for logs is answered in time",
     "WRITE_STUCK < WRITE_STALLED < WRITE_RETRY": "a stalled disk is reported before the next try",

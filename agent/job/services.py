@@ -127,7 +127,10 @@ class Placeholders(Value):
 PREPARE = "AGENT_PREPARE"
 PREPARE_EACH = "AGENT_PREPARE_EACH"
 MODEL = "AGENT_MODEL"
-"""The names of the steps from variables; AGENT_MODEL fetches the model."""
+CACHES = "AGENT_CACHE_DIR"
+"""The names of the steps from variables; AGENT_MODEL fetches the model, AGENT_CACHE_DIR seeds the
+compile caches.
+"""
 
 
 class PrepareStep(Value):
@@ -176,7 +179,7 @@ def ordered_steps(steps: Iterable[PrepareStep]) -> tuple[PrepareStep, ...]:
     depends on such a step, or on something on another node.
     """
     each = [step for step in steps if step.where.kind == ON_EVERY.kind]
-    own = {PREPARE_EACH, MODEL, *(step.name for step in each)}
+    own = {PREPARE_EACH, MODEL, CACHES, *(step.name for step in each)}
     own -= {step.name for step in each if step.once or _PLACEHOLDER.search(step.command)}
 
     # What depends on a step or service that is not the node's own is not its own either.

@@ -50,7 +50,7 @@ _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?")
 _RESERVED_NAMES = frozenset(
     {
         *("agent", "ray", "job", "ray-start", "ray-bridge", "ray-job"),
-        *("prepare", "prepare-each", "reward-server", "model"),
+        *("prepare", "prepare-each", "reward-server", "model", "cache-dir", "compile-caches"),
         *("head", "workers", "submit", "join", "stop"),
     }
 )

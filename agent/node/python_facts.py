@@ -36,9 +36,11 @@ LIBRARIES = {
 PAIRED = {
     *("torch", "torchvision", "torchaudio", "vllm", "xformers", "flash-attn", "tensordict"),
     *("transformers", "huggingface-hub", "peft", "numpy", "numba"),
-    *("fastapi", "prometheus-fastapi-instrumentator"),
+    *("fastapi", "prometheus-fastapi-instrumentator", "triton"),
 }
-"""Packages of the pairs in checks/package_pairs.py, and those that are built for one torch."""
+"""Packages of the pairs in checks/package_pairs.py, those that are built for one torch, and Triton,
+whose version belongs to the kind of a node (node_kind.py).
+"""
 _BUILT_FOR_TORCH = ("vllm", "xformers", "torchvision", "torchaudio", "flash-attn")
 _PINNED_TORCH = re.compile(r"^Requires-Dist: torch ?\(?==([\d.]+\d)", re.MULTILINE)
 _TORCH_OF_WHEEL = re.compile(r"torch(\d+\.\d+)")

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 
     from agent.base.ports import Ports
     from agent.checks.finding import Finding
+    from agent.job.compile_caches import CompileCaches
     from agent.job.job import RecipeJob
     from agent.job.services import ServicesFile, ServiceSpec
     from agent.node.facts import Facts
@@ -69,6 +70,7 @@ def make_plan(  # noqa: PLR0913 - all inputs of a plan
     file: ServicesFile = work.NO_FILE,
     upload: UploadSize | None = None,
     basis: JobBasis = JobBasis(),  # noqa: B008 - a value
+    caches: CompileCaches | None = None,
 ) -> Plan:
     """Make the plan of this node; `basis` is what its recipe is sized by."""
     settings = loaded.settings
@@ -88,7 +90,7 @@ def make_plan(  # noqa: PLR0913 - all inputs of a plan
 
     # Which steps come before them?
     node = CheckedNode(facts, settings, topology)
-    all_steps = plan_steps(node, file, tuple(spec for spec in here if spec.alone))
+    all_steps = plan_steps(node, file, tuple(spec for spec in here if spec.alone), caches)
     steps = tuple(step for step in all_steps if step.where.includes(rank, is_head=is_head))
 
     # What starts the job's processes, and within which time do they stop?
@@ -123,6 +125,7 @@ def make_plan(  # noqa: PLR0913 - all inputs of a plan
         all_services=services,
         budget=budget,
         on_done=on_done,
+        caches=caches,
     )
     return replace(
         plan,

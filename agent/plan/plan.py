@@ -11,6 +11,7 @@ from agent.base import times
 from agent.base.ports import Ports
 from agent.base.value import Value
 from agent.checks.finding import Finding, Level
+from agent.job.compile_caches import CompileCaches
 from agent.job.job import Job
 from agent.job.services import HttpProbe, PrepareStep, ServiceSpec, service_log, step_log
 from agent.job.share import gpus_of
@@ -163,6 +164,7 @@ class Plan(Value):
     listeners: tuple[Listener, ...] = ()
     findings: tuple[Finding, ...] = ()
     notes: tuple[str, ...] = ()
+    caches: CompileCaches | None = None  # the compile caches of this node, if they are kept
 
     @property
     def joins_cluster(self) -> bool:
@@ -206,7 +208,8 @@ class Plan(Value):
             else:
                 stop = {"RAY_JOB_STOP_WAIT_TIME_S": f"{max(1, int(self.budget.job))}"}
                 own = {**environment.OWN_RAY, **(stop if self.topology.is_head else {}), **own}
-        return {**self.recipe_env, **own}
+        caches = {} if self.caches is None else self.caches.variables(environ)
+        return {**caches, **self.recipe_env, **own}
 
     @property
     def texts_with_secrets(self) -> tuple[tuple[str, str], ...]:

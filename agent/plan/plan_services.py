@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from agent.base.ports import Ports
     from agent.checks.finding import CheckedNode
+    from agent.job.compile_caches import CompileCaches
     from agent.job.services import PrepareStep, ServicesFile, ServiceSpec
     from agent.platforms.resolve import Topology
     from agent.settings.model import Settings
@@ -50,7 +51,10 @@ def service_only_ranks(services: tuple[ServiceSpec, ...]) -> frozenset[int]:
 
 
 def plan_steps(
-    node: CheckedNode, file: ServicesFile, alone: tuple[ServiceSpec, ...]
+    node: CheckedNode,
+    file: ServicesFile,
+    alone: tuple[ServiceSpec, ...],
+    caches: CompileCaches | None = None,
 ) -> tuple[PrepareStep, ...]:
     """Return the prepare steps; `alone` are the services here with which this node joins no Ray."""
     settings = node.settings
@@ -66,7 +70,8 @@ def plan_steps(
     fetch: tuple[PrepareStep, ...] = ()
     if is_wanted and has_ray:
         fetch = work.model_fetch(settings, facts.ray, is_here=facts.model_is_here)
-    return work.prepare_steps(settings, (*fetch, *file.steps))
+    seeding = () if caches is None else (caches.seeding(settings),)
+    return work.prepare_steps(settings, (*fetch, *seeding, *file.steps))
 
 
 def service_problems(

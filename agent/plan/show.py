@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from agent.checks.finding import Finding
+    from agent.job.compile_caches import CompileCaches
     from agent.job.job import Job
     from agent.job.services import PrepareStep, ServiceSpec
     from agent.plan.plan import Plan
@@ -92,6 +93,8 @@ def _rows(plan: Plan) -> Iterator[Line]:
     if plan.job is not None or topology.is_head:
         yield Line("job:       ", _job_text(plan))
     yield Line("waits:     ", _waits_text(plan))
+    if plan.caches is not None:
+        yield Line("caches:    ", _caches_text(plan.caches))
 
     # What happens to the pod at the end?
     done = plan.on_done
@@ -113,6 +116,14 @@ def head_of(plan: Plan) -> str | None:
     if host is None and topology.given_ray is not None:
         return topology.given_ray.gcs_host
     return host
+
+
+def _caches_text(caches: CompileCaches) -> str:
+    """Return which archive seeds this node's compile caches."""
+    size = "not there yet"
+    if caches.archive_bytes is not None:
+        size = mib(caches.archive_bytes)
+    return f"seeded from {caches.volume}/{caches.archive} ({size}), kept in {caches.folder}"
 
 
 def _nodes_text(plan: Plan) -> str:
@@ -266,6 +277,8 @@ def _sections(plan: Plan, checks: tuple[Finding, ...]) -> Iterator[tuple[str, It
         "checks of this machine",
         (f"{row.label}{row.text}" for row in map(toned_line, checks)),
     )
+    if plan.caches is not None:
+        yield "kind of this node, for its compile caches", (plan.caches.kind.sentence(),)
     yield "notes", plan.notes
 
 
@@ -382,8 +395,23 @@ def to_json(plan: Plan) -> dict[str, Any]:
         "findings": to_builtins(plan.findings),
         "refused": bool(plan.failed()),
         "notes": list(plan.notes),
+        "caches": _caches_json(plan),
         "logs": _log_folder(plan),
         "on_done": plan.on_done,
+    }
+
+
+def _caches_json(plan: Plan) -> dict[str, Any] | None:
+    caches = plan.caches
+    if caches is None:
+        return None
+    return {
+        "volume": caches.volume,
+        "folder": caches.folder,
+        "archive": caches.archive,
+        "archive_bytes": caches.archive_bytes,
+        "kind": to_builtins(caches.kind),
+        "variables": caches.variables(plan.environ),
     }
 
 

@@ -247,5 +247,5 @@ def settings_without_effect(settings: Settings, given: GivenRay) -> Iterator[Pro
 _FOR_OWN_RAY = (
     *("AGENT_NUM_CPUS", "AGENT_NUM_GPUS", "AGENT_RESOURCES", "AGENT_RAY_ARGS"),
     *("AGENT_DASHBOARD_HOST", "DEBUG_RAY", "AGENT_PREPARE_EACH", "AGENT_NOTICE_SIGNAL"),
-    "AGENT_PREFLIGHT",
+    *("AGENT_PREFLIGHT", "AGENT_CACHE_DIR"),
 )

@@ -52,7 +52,7 @@ from agent.record.event_filter import EventFilter, recorded_form
 from agent.record.events import AttemptOver
 from agent.record.files import remove_file
 from agent.record.log import say
-from agent.run import head_job, head_server
+from agent.run import head_job, head_server, make_ready
 from agent.run.diagnose import Elsewhere, diagnose_end, find_cause, with_cause
 from agent.run.end import end_role
 from agent.run.failure_bundle import make_bundle, parts_of_workers, request_logs
@@ -71,7 +71,6 @@ from agent.run.stall import StallWatch
 if TYPE_CHECKING:
     from agent.decisions.attempts import Attempt
     from agent.job.share import ShareOrder
-    from agent.plan.plan import Plan
     from agent.port.reports import Reports
     from agent.processes.output import OutputCopies
     from agent.processes.process import Child
@@ -150,7 +149,7 @@ class HeadAgent:
         if started.refusal is None:
             await self._start_all()
         else:
-            self._inbox.put(Refused(name_head_in_refusal(self._plan, started.refusal)))
+            self._inbox.put(Refused(make_ready.name_head_in_refusal(self._plan, started.refusal)))
 
         # Workers report from their first second.
         self._reports = await self._make_reports()
@@ -236,6 +235,7 @@ class HeadAgent:
         start(self._run.keep_clock, self._on_wake)
         start(self._run.watch_machine)
         start(self._run.watch_figures)
+        start(self._run.watch_caches)
         start(stall.run)
         start(watch_silent_workers, self._reports, self._plan.ports, put, self._run.effects)
         status = self._status
@@ -654,6 +654,7 @@ class HeadAgent:
                 callers = head_server.count_possible_callers(self._plan, sockets, self._state)
                 tasks.start_soon(self._reports.wait_for_goodbyes, budget.final_replies, callers)
             tasks.start_soon(self._work.stop_services, budget.services)
+            tasks.start_soon(run.caches.save_at_end, outcome)
             if self._ray is not None:
                 tasks.start_soon(stop_ray, self._ray, budget.ray)
             if isinstance(self._link, ShareLink):
@@ -691,10 +692,3 @@ class HeadAgent:
             next_event=partial(self._inbox.take, None),
             others=others,
         )
-
-
-def name_head_in_refusal(plan: Plan, refusal: Outcome) -> Outcome:
-    """Add the head's name to its refusal where workers read it."""
-    if not plan.topology.expected_workers or refusal.kind is not Kind.REFUSED:
-        return refusal
-    return replace(refusal, reason=f"on the head {plan.topology.node_name}: {refusal.reason}")

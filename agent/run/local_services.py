@@ -25,6 +25,8 @@ from agent.decisions.shared import (
     ServiceWaits,
     StepOver,
 )
+from agent.job.compile_caches import SEAL, seal_of
+from agent.job.services import CACHES
 from agent.plan import environment
 from agent.processes.probing import ReadinessProbe, until_dead
 from agent.processes.waiting import NotYet, TimedOutError, until
@@ -75,6 +77,8 @@ class LocalWork:
                 self._running_steps.discard(scope)
             if not failure:
                 self._unfinished.discard(name)
+            if name == CACHES:
+                await self._run.caches.note_seeded()
             self._send(StepOver(name, failure))
 
     async def read_model(self) -> None:
@@ -126,7 +130,7 @@ class LocalWork:
         """Run a step's command to its end; stop it if this is canceled."""
         run = self._run
         name = step.name
-        env = self._step_environment(place)
+        env = self._step_environment(name, place)
         say(f"{name}: running (output in {step.log})")
         # A step may leave a server running on purpose.
         child = await run.start(name, step.argv(place), env, step.log, keep_group=True)
@@ -143,7 +147,7 @@ class LocalWork:
                 run.stats.progress.pop(name, None)
         return child, code
 
-    def _step_environment(self, place: Placeholders) -> dict[str, str]:
+    def _step_environment(self, name: str, place: Placeholders) -> dict[str, str]:
         """Return a step's environment.
 
         A worker's step may run before the head is found: its own address is then unknown.
@@ -153,7 +157,10 @@ class LocalWork:
             env = plan.environment(place.node_ip, place.head_ip)
         else:
             env = environment.for_children(plan.environ, plan.settings)
-        return environment.without_cluster_auth(env, plan.settings, keeps_wandb=True)
+        env = environment.without_cluster_auth(env, plan.settings, keeps_wandb=True)
+        if name == CACHES:
+            env[SEAL] = seal_of(plan.secret())
+        return env
 
     async def _log_progress(self, name: str, child: Child) -> None:
         """Log the last line of a step's output as it changes."""

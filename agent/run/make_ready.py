@@ -18,7 +18,7 @@ import psutil
 from msgspec.structs import replace
 
 from agent.base import ends, times
-from agent.base.ends import Outcome
+from agent.base.ends import Kind, Outcome
 from agent.base.errors import PreflightError, UnavailableError
 from agent.base.value import Value
 from agent.checks import PORTS, TEMP_DIR, run_checks
@@ -250,6 +250,13 @@ async def start_head(
         refusal=refusal,
         ray=ray,
     )
+
+
+def name_head_in_refusal(plan: Plan, refusal: Outcome) -> Outcome:
+    """Add the head's name to its refusal where workers read it."""
+    if not plan.topology.expected_workers or refusal.kind is not Kind.REFUSED:
+        return refusal
+    return replace(refusal, reason=f"on the head {plan.topology.node_name}: {refusal.reason}")
 
 
 def open_port(

@@ -21,7 +21,7 @@ from agent.base import ends, times
 from agent.base.text import listed
 from agent.decisions.shared import Tick, Woke
 from agent.diagnosis.end_lines import RunEnd, end_lines
-from agent.job.services import Latency
+from agent.job.services import CACHES, Latency
 from agent.plan import environment
 from agent.plan.plan import RAY
 from agent.port.protocol import WorkerStats
@@ -45,6 +45,7 @@ from agent.record.job_lines import JobLines
 from agent.record.log import disk_alarm, draw, say
 from agent.record.node_record import NODE_FILE
 from agent.record.run_folder import outcome_text, write_outcome
+from agent.run.cache_keeper import CacheKeeper
 from agent.run.effects import REAL
 from agent.run.gpu_memory import GpuMemory
 from agent.run.node_figures import NodeFigures, Sources
@@ -186,6 +187,13 @@ class NodeRun:
         self.node.update(oom_kills=self.memory.kills.number)
         effects.disk.log_to_file(partial(folder.file, "agent.log"))
         self.node.start()
+        self.caches = CacheKeeper(
+            plan,
+            self.start,
+            self.node.remove_process,
+            lambda: self.run_id,
+            is_seeded=CACHES in self.finished_steps,
+        )
 
     @cached_property
     def _recorder(self) -> EventRecorder:
@@ -306,6 +314,12 @@ class NodeRun:
             await self.gpu_memory.look_at_start()
         read = self.figures.read
         await self.best_effort.every(times.FIGURES_READ, "a reading of the node's figures", read)
+
+    async def watch_caches(self) -> None:
+        """Have what is new in this node's compile caches written back."""
+        if self.plan.caches is not None:
+            look = self.caches.look
+            await self.best_effort.every(times.CACHES_LOOK, "a look at the compile caches", look)
 
     async def next_event(
         self, inbox: Inbox[E], waits: Callable[[], tuple[Wait, ...]], deadline: float | None

@@ -49,6 +49,7 @@ from agent.record.background import run_within
 from agent.record.run_folder import read_checkpoints
 from agent.run.model_shape import read_shape
 from agent.run.plan_files import read_runtime_env, read_services
+from agent.run.read_caches import read_caches
 from agent.settings import read_settings
 from agent.settings.jobs import NODE, TORCHRUN, launcher, recipe_info, runs_by_shares
 from agent.settings.load import Loaded
@@ -88,7 +89,8 @@ def plan_from_environment(
     facts = _add_own_name(machine.facts, topology)
     facts = _add_disks(facts, given.settings, topology, machine.services)
     facts = add_job_facts(facts, given.loaded, topology)
-    return make_plan(
+    caches, without_caches = read_caches(given.loaded, topology, facts)
+    plan = make_plan(
         given.loaded,
         topology,
         facts,
@@ -97,7 +99,9 @@ def plan_from_environment(
         file=machine.services,
         upload=job.upload,
         basis=_read_basis(environ, given),
+        caches=caches,
     )
+    return replace(plan, notes=(*plan.notes, *filter(None, (without_caches,))))
 
 
 # --- settings ------------------------------------------------------------------------------------

@@ -143,6 +143,7 @@ class WorkerAgent:
         start(run.keep_clock, put)
         start(run.watch_machine, self._link.report_now)
         start(run.watch_figures)
+        start(run.watch_caches)
         if refusal is not None:
             put(Refused(refusal))
         else:
@@ -388,6 +389,7 @@ class WorkerAgent:
             if self._ray is not None:
                 tasks.start_soon(stop_ray, self._ray, budget.ray)
             tasks.start_soon(self._local_share.stop, budget.ray)
+            tasks.start_soon(self._run.caches.save_at_end, leave.outcome)
         await self._run.stop_descendants(budget.leftovers)
 
     async def _end(self, outcome: Outcome) -> Outcome:

@@ -133,6 +133,16 @@ def absolute_path(path: str) -> str:
     return word
 
 
+def folder_or_off(path: str) -> str:
+    """Read an absolute path, or `off`."""
+    if path.strip().lower() == "off":
+        return "off"
+    try:
+        return absolute_path(path)
+    except ValueError:
+        raise ValueError("`off`, or an absolute path such as /workspace/caches") from None
+
+
 def one_of(*choices: Choice) -> Callable[[str], Choice]:
     """Make a reader of one of these words."""
 

@@ -13,18 +13,34 @@ from agent.processes.waiting import Inbox
 from agent.record.run_folder import RunFolder
 from agent.run.node_run import NodeRun
 from agent.settings.redact import redactor_for
-from support.worlds import plan_of
+from support.worlds import plan_of, settings_of
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
+    from agent.job.compile_caches import CompileCaches
     from agent.job.services import PrepareStep
 
 
 def node_run_with(root: Path, steps: tuple[PrepareStep, ...], **more: str) -> NodeRun:
     """Return the run of a node with these steps."""
+    return _node_run(root, steps, None, more)
+
+
+def node_run_with_caches(root: Path, caches: CompileCaches, **more: str) -> NodeRun:
+    """Return the run of a node that keeps these compile caches."""
+    return _node_run(root, (caches.seeding(settings_of({})),), caches, more)
+
+
+def _node_run(
+    root: Path,
+    steps: tuple[PrepareStep, ...],
+    caches: CompileCaches | None,
+    more: Mapping[str, str],
+) -> NodeRun:
     environ = {"AGENT_LOG_DIR": str(root), "RAY_WORKER": "0", **more}
-    plan = replace(plan_of(environ, command=["true"]), steps=steps)
+    plan = replace(plan_of(environ, command=["true"]), steps=steps, caches=caches)
     redactor = redactor_for(environ, plan.settings, plan.texts_with_secrets)
     return NodeRun(plan, redactor, RunFolder(root, "run-1", "node-a"), 0.0, "run-1")
 

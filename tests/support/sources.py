@@ -12,6 +12,7 @@ FOLDERS = (
     *(
         "decisions",
         "diagnosis",
+        "caches",
         "record",
         "processes",
         "bridge",

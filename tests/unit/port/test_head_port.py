@@ -16,8 +16,7 @@ from agent.port.protocol import Bye, Hello, Reply, Report
 from agent.port.reports import Expected, Reports
 from agent.port.server import AgentServer
 from agent.port.sockets import bind
-from agent.run.head import name_head_in_refusal
-from agent.run.make_ready import open_port
+from agent.run.make_ready import name_head_in_refusal, open_port
 from agent.settings.rules import may_listen_on
 from support.free_ports import free_port
 from support.worlds import SECRET, plan_of, settings_of

@@ -1,0 +1,122 @@
+"""Which files of a cache folder are archived, which archives are removed, and when to write."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING
+
+from agent.base import times
+from agent.base.value import Value
+from agent.job.compile_caches import LIBRARY_CACHES
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Sequence
+
+MOST_BYTES = 4 << 30  # of the files in an archive
+MOST_FILES = 100_000
+LARGEST_FILE = 512 << 20
+LONGEST_PATH = 1024
+MOST_OF_VOLUME = 20 << 30  # of all archives of this user or token
+UNUSED_FOR = 30 * 24 * 3600.0  # seconds after which an archive that seeded no node is removed
+ABANDONED = 24 * 3600.0  # seconds after which a part or a claim of a killed program is removed
+STATE = ".pod-agent"  # the program's own folder within a node's cache folder
+
+_ARCHIVED = frozenset(library.folder for library in LIBRARY_CACHES) - {"hf_modules"}
+"""Folders in archives. The models' own code is copied from the hub's cache in milliseconds."""
+_LEFT_OUT = (
+    # A lock that is left behind makes torch's extensions wait forever.
+    *("lock", "*.lock", "*.lck", ".ninja_lock"),
+    *("*.tmp", "*.tmp.*", "tmp.*", "*.part", "*.pid", ".nfs*"),
+    # vLLM: which GPUs of this machine reach each other, and images that it has fetched.
+    *("gpu_p2p_access_cache*", "assets"),
+    *("locks", "tmp"),
+)
+"""Names of files and folders that are of no use, or wrong, on another node."""
+
+
+class CacheFile(Value):
+    """A file below a node's cache folder."""
+
+    path: str  # relative
+    size: int
+    mtime_ns: int
+    is_program: bool = False  # whether it may be executed
+
+
+class OldArchive(Value):
+    """An archive or a leftover on the volume, and when it was last written or read."""
+
+    name: str
+    size: int
+    used: float
+
+
+def is_safe(path: str) -> bool:
+    """Return whether a path of an archive stays below the cache folder, in one of its folders."""
+    parts = path.split("/")
+    if len(path) > LONGEST_PATH or not path.isprintable() or "\\" in path or len(parts) < 2:
+        return False
+    return parts[0] in _ARCHIVED and not {"", ".", "..", STATE}.intersection(parts)
+
+
+def is_archived(path: str) -> bool:
+    """Return whether a file is archived, by its path."""
+    if not is_safe(path):
+        return False
+    names = path.split("/")[1:]
+    return not any(fnmatchcase(name, pattern) for name in names for pattern in _LEFT_OUT)
+
+
+def choose_files(files: Iterable[CacheFile]) -> tuple[CacheFile, ...]:
+    """Return the files to archive, the newest first where not all fit."""
+    wanted = [file for file in files if is_archived(file.path) and file.size <= LARGEST_FILE]
+    wanted.sort(key=lambda file: (-file.mtime_ns, file.path))
+    chosen = []
+    room = MOST_BYTES
+    for file in wanted[:MOST_FILES]:
+        if file.size <= room:
+            room -= file.size
+            chosen.append(file)
+    return tuple(chosen)
+
+
+def has_news(chosen: Iterable[CacheFile], known: Collection[tuple[str, int]]) -> bool:
+    """Return whether a file is not among those that the archive is known to have."""
+    return any((file.path, file.size) not in known for file in chosen)
+
+
+def outdated(archives: Sequence[OldArchive], keep: str, now: float) -> tuple[str, ...]:
+    """Return the archives to remove: unused for long, or the oldest of too many bytes."""
+    newest_first = sorted(archives, key=lambda archive: -archive.used)
+    removed = []
+    room = MOST_OF_VOLUME
+    for archive in newest_first:
+        room -= archive.size
+        is_old = archive.used + UNUSED_FOR < now
+        if archive.name != keep and (is_old or room < 0):
+            removed.append(archive.name)
+    return tuple(removed)
+
+
+class CacheLook(Value):
+    """What a look at a node's cache folder has found."""
+
+    files: int = 0
+    size: int = 0
+    changed: float = 0.0  # when its newest file was written, in seconds since 1970
+
+
+def look_of(chosen: Sequence[CacheFile]) -> CacheLook:
+    """Return what the files that would be archived look like."""
+    newest = max((file.mtime_ns for file in chosen), default=0)
+    return CacheLook(len(chosen), sum(file.size for file in chosen), newest / 1e9)
+
+
+def is_due(look: CacheLook, saved: CacheLook, now: float, next_save: float) -> bool:
+    """Return whether to write the archive now: the job has compiled, and compiles no more.
+
+    `saved` is what the folder was like at the last write, `next_save` when another one may be.
+    """
+    is_changed = (look.files, look.size) != (saved.files, saved.size)
+    is_quiet = look.changed + times.CACHES_QUIET <= now
+    return look.files > 0 and is_changed and is_quiet and now >= next_save

@@ -1,0 +1,104 @@
+"""`pod-agent compile-caches seed|save`: the program that reads or writes a node's archive.
+
+A process of its own, since a volume may hang: its work is in a child, which it leaves behind at the
+deadline. It ends with 0 whatever the volume does; its last line says what came of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import select
+import signal
+import sys
+from typing import TYPE_CHECKING
+
+import psutil
+
+from agent.base import times
+from agent.base.errors import AgentError
+from agent.base.text import error_text
+from agent.caches.cache_archive import Trust
+from agent.caches.cache_folder import CachePlace
+from agent.caches.cache_store import save, seed
+from agent.job.compile_caches import SEAL
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+_REFUSED = 78
+_LONGEST = 4096
+
+
+def main(argv: Sequence[str]) -> int:
+    """Seed or save; return 0, or 78 if the node's folder is not this user's own."""
+    parser = argparse.ArgumentParser(prog="pod-agent compile-caches", description=__doc__)
+    parser.add_argument("action", choices=("seed", "save"))
+    parser.add_argument("--volume", required=True, help="folder of the archives")
+    parser.add_argument("--folder", required=True, help="the node's cache folder")
+    parser.add_argument("--archive", required=True, help="file name of this kind's archive")
+    parser.add_argument("--kind", required=True, help="digest of this kind of node")
+    parser.add_argument("--run", default="", help="id of the run that saves")
+    parser.add_argument("--node", default="", help="name of the node that saves")
+    parser.add_argument("--limit", type=float, default=times.CACHES_SEED, help="seconds")
+    asked = parser.parse_args(argv)
+
+    place = CachePlace(asked.volume, asked.folder, asked.archive, asked.kind)
+    trust = Trust(os.environ.get(SEAL, ""), os.getuid())
+    if asked.action == "seed":
+        late = f"cold: {asked.volume} took longer than {asked.limit:g} s"
+        return in_child(lambda: seed(place, trust).in_words(), asked.limit, late)
+    late = f"not written back: {asked.volume} took longer than {asked.limit:g} s"
+    return in_child(lambda: _save_quietly(place, trust, asked.run, asked.node), asked.limit, late)
+
+
+def _save_quietly(place: CachePlace, trust: Trust, run_id: str, node: str) -> str:
+    """Save with the least priority: the job has CPUs and disks first."""
+    os.nice(19)
+    psutil.Process().ionice(psutil.IOPRIO_CLASS_IDLE)
+    return save(place, trust, run_id, node)
+
+
+def in_child(act: Callable[[], str], limit: float, late: str) -> int:
+    """Print what a child returns within `limit` seconds, or `late`; return the exit code.
+
+    A child that a hung disk holds cannot be killed before the disk answers: nobody waits for it.
+    """
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(reading)
+        code = 0
+        try:
+            sentence = act()
+        except AgentError as error:
+            code = _REFUSED
+            sentence = error.sentence()
+        except OSError as error:
+            sentence = f"cold: {error_text(error)}"
+        except Exception as error:  # noqa: BLE001 - a bug here must not cost the run
+            sentence = f"cold: {type(error).__name__}: {error}"
+        os.write(writing, bytes([code]) + sentence.encode(errors="replace")[:_LONGEST])
+        os._exit(0)
+
+    # The parent: a request to stop ends the child, too.
+    os.close(writing)
+
+    def stop(signum: int, _frame: object) -> None:
+        os.kill(child, signal.SIGKILL)
+        os._exit(128 + signum)
+
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(signum, stop)
+    ready, _, _ = select.select([reading], [], [], limit)
+    answer = os.read(reading, _LONGEST + 1) if ready else b""
+    if not answer:
+        os.kill(child, signal.SIGKILL)
+        print("its program was killed" if ready else late, flush=True)
+        return 0
+    print(answer[1:].decode(), flush=True)
+    return answer[0]
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,197 @@
+"""A node's cache folder and the volume: seed the folder, and write back what is new.
+
+`seed` copies this kind's archive from the volume, checks it, and adds the files that the folder
+lacks. `save` writes the folder as a new archive: one node of a kind does in each run, the first
+that claims it. If another run has written an archive meanwhile, its files are added first. Two
+writers at once each put a whole archive there, and the last one stays; the next write adds the
+rest.
+
+Whatever is wrong with a volume or an archive is a sentence, and the node starts cold.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from agent.base.text import error_text, mib
+from agent.caches import cache_archive
+from agent.caches.cache_archive import Trust, UnusableArchiveError
+from agent.caches.cache_files import (
+    ABANDONED,
+    STATE,
+    CacheFile,
+    OldArchive,
+    choose_files,
+    has_news,
+    outdated,
+)
+from agent.caches.cache_folder import (
+    NOTHING_NEW,
+    CachePlace,
+    KnownArchive,
+    Seeded,
+    clear_other_kind,
+    is_part,
+    list_files,
+    make_private,
+    read_known,
+    remove_parts,
+    scan,
+    write_known,
+    write_seeded,
+)
+
+SUFFIX = ".caches"
+_CLAIM_SUFFIX = ".claim"
+_SPARE = 1 << 30  # bytes that stay free on either disk
+
+
+# --- seed ----------------------------------------------------------------------------------------
+
+
+def seed(place: CachePlace, trust: Trust) -> Seeded:
+    """Seed the node's folder from the volume; raise PreflightError if the folder is not its own."""
+    began = time.monotonic()
+    make_private(place, trust.uid)
+    clear_other_kind(place)
+    remove_parts(place.root)
+
+    # Nothing of the volume may end a run.
+    try:
+        seeded = Seeded("cold", f"no archive of this kind of node in {place.volume} yet")
+        if os.path.lexists(place.path):
+            seeded = _add_archive(place, trust)
+    except UnusableArchiveError as fault:
+        seeded = Seeded("cold", f"{place.path} is not used: {fault}")
+    except OSError as error:
+        seeded = Seeded("cold", f"{place.path} cannot be read: {error_text(error)}")
+
+    # An earlier run on this machine may have left what it compiled.
+    here = choose_files(list_files(place.root))
+    if seeded.state == "cold" and here:
+        sentence = f"from this node's own disk; {seeded.sentence}"
+        seeded = Seeded("seeded", sentence, len(here), sum(file.size for file in here))
+    seeded = replace(seeded, seconds=round(time.monotonic() - began, 2))
+    write_seeded(place, seeded)
+    return seeded
+
+
+def _add_archive(place: CachePlace, trust: Trust) -> Seeded:
+    """Add the archive's files that the folder lacks."""
+    known = read_known(place)
+    if known.signature and cache_archive.signature_at(place.path) == known.signature:
+        size = sum(size for _, size in known.files)
+        sentence = f"by {place.archive}, which this node has read or written"
+        _touch(place.path)
+        return Seeded("seeded", sentence, len(known.files), size)
+
+    files: list[tuple[str, int]] = []
+    with tempfile.TemporaryFile(dir=place.root / STATE) as copy:
+        _check_room(place.root, place.path.stat().st_size)
+        signature, contents = cache_archive.copy_checked(place.path, copy, place.kind, trust)
+        _check_room(place.root, contents.size)
+
+        def target(entry: CacheFile) -> Path | None:
+            files.append((entry.path, entry.size))
+            path = place.root / entry.path
+            if os.path.lexists(path):
+                return None
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            return path
+
+        cache_archive.unpack(copy, contents, target)
+    write_known(place, KnownArchive(signature, tuple(files)))
+    _touch(place.path)
+    size = sum(size for _, size in files)
+    return Seeded("seeded", f"from {place.path}", len(files), size)
+
+
+def _check_room(folder: Path, needed: int) -> None:
+    free = shutil.disk_usage(folder).free
+    if free < needed + _SPARE:
+        raise UnusableArchiveError(f"{folder} has {mib(free)} free, and {mib(needed)} are needed")
+
+
+def _touch(path: Path) -> None:
+    """Show that an archive is used; where that is not allowed, its age counts from its write."""
+    with suppress(OSError):
+        os.utime(path)
+
+
+# --- save ----------------------------------------------------------------------------------------
+
+
+def save(place: CachePlace, trust: Trust, run_id: str, node: str) -> str:
+    """Write the archive if this node has something new, and is the one that writes; say so."""
+    known = read_known(place)
+    chosen = choose_files(list_files(place.root))
+    if not has_news(chosen, {*known.files}) and place.path.exists():
+        return NOTHING_NEW
+    volume = Path(place.volume)
+    try:
+        volume.mkdir(mode=0o700, parents=True, exist_ok=True)
+        holder = _claim(place, run_id, node)
+        if holder != node:
+            return f"{NOTHING_NEW}: {holder} writes this kind's archive"
+        _add_archive_of_others(place, trust, known)
+        chosen = choose_files(list_files(place.root))
+        size = sum(file.size for file in chosen)
+        _prune(volume, place.archive, trust.uid)
+        free = shutil.disk_usage(volume).free
+        if free < size + _SPARE:
+            return f"not written back: {volume} has {mib(free)} free, and {mib(size)} may be needed"
+        signature, written = cache_archive.write_archive(
+            place.path, place.root, chosen, place.kind, trust.seal
+        )
+    except OSError as error:
+        return f"not written back: {place.path} cannot be written: {error_text(error)}"
+    files = tuple((file.path, file.size) for file in written)
+    write_known(place, KnownArchive(signature, files))
+    packed = place.path.stat().st_size
+    return f"{len(files)} file(s) ({mib(size)}, packed {mib(packed)}) written to {place.path}"
+
+
+def _claim(place: CachePlace, run_id: str, node: str) -> str:
+    """Return the node that writes this kind's archive in this run: the first that claims it."""
+    claim = Path(place.volume, f".{place.archive}.{run_id}{_CLAIM_SUFFIX}")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    try:
+        descriptor = os.open(claim, flags, 0o600)
+    except FileExistsError:
+        return claim.read_text(encoding="utf-8") or node
+    with open(descriptor, "w", encoding="utf-8") as file:  # noqa: PTH123 - a descriptor
+        file.write(node)
+    return node
+
+
+def _add_archive_of_others(place: CachePlace, trust: Trust, known: KnownArchive) -> None:
+    """Add what another run has written since this node read the archive."""
+    signature = cache_archive.signature_at(place.path)
+    if signature in {"", known.signature}:
+        return
+    with suppress(UnusableArchiveError):  # it is replaced
+        _add_archive(place, trust)
+
+
+def _prune(volume: Path, keep: str, uid: int) -> None:
+    """Remove this user's old archives, and what killed programs left on the volume."""
+    now = time.time()
+    archives = []
+    for file in scan(volume):
+        status = file.stat(follow_symlinks=False)
+        if status.st_uid != uid or not file.is_file(follow_symlinks=False):
+            continue
+        if file.name.endswith(SUFFIX):
+            archives.append(OldArchive(file.name, status.st_size, status.st_mtime))
+        is_claim = file.name.startswith(".") and file.name.endswith(_CLAIM_SUFFIX)
+        if (is_claim or is_part(file.name)) and status.st_mtime + ABANDONED < now:
+            Path(file.path).unlink(missing_ok=True)
+    for name in outdated(archives, keep, now):
+        (volume / name).unlink(missing_ok=True)

@@ -1,0 +1,124 @@
+"""Have this node's compile caches written back: beside the job, and after its success.
+
+The agent only looks at the folder. A program with the least priority writes (cache_program.py):
+once no new file has come for a while, so that the first steps have compiled what they need, then
+rarely, and once more after a job that succeeded. After a failure files may be incomplete.
+"""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import anyio
+
+from agent.base import times
+from agent.base.ends import Kind
+from agent.caches.cache_files import CacheLook, choose_files, is_due, look_of
+from agent.caches.cache_folder import NOTHING_NEW, Seeded, list_files, read_seeded
+from agent.job.compile_caches import SEAL, seal_of
+from agent.plan import environment
+from agent.record.background import in_thread
+from agent.record.log import say
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Mapping
+    from typing import Any
+
+    from agent.base.ends import Outcome
+    from agent.plan.plan import Plan
+    from agent.processes.process import Child
+
+    StartProgram = Callable[[str, list[str], Mapping[str, str], str], Coroutine[Any, Any, Child]]
+
+PROGRAM = "compile caches"
+LOG = "compile-caches.log"
+_LONGEST_LINE = 400
+
+
+class CacheKeeper:
+    """Watches a node's cache folder, and starts the program that writes it back."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        start: StartProgram,
+        forget: Callable[[int], None],
+        run_id: Callable[[], str],
+        *,
+        is_seeded: bool,
+    ) -> None:
+        self._plan = plan
+        self._caches = plan.caches
+        self._start = start
+        self._forget = forget
+        self._run_id = run_id
+        self._is_seeded = is_seeded
+        self.seeded: Seeded | None = None
+        self._saved = CacheLook()  # the folder at the last write
+        self._next_save = 0.0  # when another write may be, in seconds since 1970
+        self._writing = anyio.Lock()
+
+    async def note_seeded(self) -> None:
+        """Read how the folder was seeded, after the prepare step that did it."""
+        self._is_seeded = True
+        await self._read_seeded()
+        if self.seeded is not None:
+            say(f"compile caches: {self.seeded.in_words()}")
+
+    async def _read_seeded(self) -> None:
+        if self._caches is not None and self._is_seeded and self.seeded is None:
+            read = partial(read_seeded, Path(self._caches.folder))
+            self.seeded = await in_thread(read)
+
+    async def look(self) -> None:
+        """Look at the folder, and write it back when that is due."""
+        await self._read_seeded()
+        look = await self._look()
+        now = time.time()
+        if look is None or not is_due(look, self._saved, now, self._next_save):
+            return
+        self._next_save = now + times.CACHES_SAVED_AGAIN
+        await self._save(look, times.CACHES_SAVE)
+
+    async def save_at_end(self, outcome: Outcome) -> None:
+        """Write back what is new after a job that succeeded, while all else stops."""
+        if outcome.kind is not Kind.DONE:
+            return
+        with anyio.move_on_after(times.CACHES_SAVE_AT_END):
+            look = await self._look()
+            if look is not None and look.files:
+                await self._save(look, times.CACHES_SAVE_AT_END)
+
+    async def _look(self) -> CacheLook | None:
+        """Return what the folder is like; None before it is seeded, or if its disk hangs."""
+        caches = self._caches
+        if caches is None or not self._is_seeded:
+            return None
+        return await in_thread(
+            lambda: look_of(choose_files(list_files(Path(caches.folder)))), times.CACHES_LOOK
+        )
+
+    async def _save(self, look: CacheLook, limit: float) -> None:
+        """Run the program that writes, after one that still does."""
+        caches = self._caches
+        assert caches is not None  # noqa: S101 - there is a look
+        plan = self._plan
+        async with self._writing:
+            if (look.files, look.size) == (self._saved.files, self._saved.size):
+                return
+            words = ("--run", self._run_id() or "none", "--node", plan.topology.node_name)
+            argv = [*caches.argv("save"), *words, "--limit", f"{limit:g}"]
+            own = environment.for_children(plan.environ, plan.settings)
+            env = environment.without_cluster_auth(own, plan.settings)
+            child = await self._start(PROGRAM, argv, {**env, SEAL: seal_of(plan.secret())}, LOG)
+            try:
+                await child.wait()
+            finally:
+                self._forget(child.pid)
+            self._saved = look
+            result = child.tail(1, _LONGEST_LINE)
+            level = "debug" if result.startswith(NOTHING_NEW) else "info"
+            say(f"compile caches: {result}", level)

@@ -1,0 +1,107 @@
+"""Which compile caches this node keeps: by AGENT_CACHE_DIR, its disks, and its kind."""
+
+from __future__ import annotations
+
+import os
+import stat
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from agent.base import times
+from agent.job.compile_caches import OFF, CompileCaches, default_folder, seal_of, signer_of
+from agent.node import read
+from agent.node.node_kind import read_kind
+from agent.plan.make import private_folder
+from agent.plan.plan_job import checkpoint_folder
+from agent.record.background import run_within
+from agent.settings.jobs import recipe_info
+from agent.settings.model import secret_texts
+
+if TYPE_CHECKING:
+    from agent.node.facts import Facts
+    from agent.plan.plan import Plan
+    from agent.platforms.resolve import Topology
+    from agent.settings.load import Loaded
+    from agent.settings.model import Settings
+
+NO_PLACE = "compile caches stay where each library puts them"
+
+
+def read_caches(
+    loaded: Loaded, topology: Topology, facts: Facts
+) -> tuple[CompileCaches | None, str]:
+    """Return the caches of this node, if it keeps any; else why not, or '' if nobody asked."""
+    settings = loaded.settings
+    if settings.cache_dir == OFF or topology.is_idle or topology.given_ray is not None:
+        return None, ""
+    volume = settings.cache_dir
+    if volume is None:
+        volume = _beside_checkpoints(loaded, facts)
+    if not volume:
+        return None, ""
+
+    # May the job run what is in a folder of this node?
+    around = private_folder(facts)
+    fault = _fault_of(facts, around)
+    if fault:
+        return None, f"{NO_PLACE}: {fault}"
+
+    python = facts.ray
+    if facts.job_python != facts.ray.executable:
+        python = read.ask_python(facts.job_python)
+    seal = seal_of(secret_texts(settings).get("RAY_AUTH_TOKEN"))
+    signer = signer_of(seal, facts.uid)
+    volume = str(Path(volume).expanduser())
+    caches = CompileCaches(volume, around, read_kind(facts, python), signer)
+    return caches, ""
+
+
+def with_archive_size(plan: Plan) -> Plan:
+    """Add the size of this kind's archive; without one, or a disk that answers, None."""
+    caches = plan.caches
+    if caches is None:
+        return plan
+
+    def look() -> int | None:
+        with suppress(OSError):
+            return Path(caches.volume, caches.archive).lstat().st_size
+        return None
+
+    size = run_within(times.STALLED_DISK, look)
+    return replace(plan, caches=replace(caches, archive_bytes=size))
+
+
+def _beside_checkpoints(loaded: Loaded, facts: Facts) -> str:
+    """Return the folder beside the checkpoints, if these are on a volume; else ''."""
+    settings = loaded.settings
+    folder = checkpoint_folder(settings, loaded.command)
+    if not folder or not _has_checkpoints(settings, loaded.command):
+        return ""
+    mount = facts.checkpoints
+    if mount is None:  # of a command, whose checkpoints the agent does not read
+        mount = run_within(times.STALLED_DISK, lambda: read.mount_of(folder))
+    if mount is None or mount.is_containers_own:
+        return ""
+    return default_folder(folder)
+
+
+def _has_checkpoints(settings: Settings, command: tuple[str, ...] | None) -> bool:
+    """Return whether the job writes checkpoints, as far as is known."""
+    known = recipe_info(settings, command)
+    return settings.checkpoints is not None or (known is not None and bool(known.framework))
+
+
+def _fault_of(facts: Facts, around: str) -> str:
+    """Return why the job may not run what is below a folder, or ''."""
+    folder = read.read_folder(around)
+    if folder is not None and (not folder.is_folder or folder.uid != facts.uid):
+        return f"{around} is not this user's own"
+    with suppress(OSError):
+        if os.statvfs(facts.temp).f_flag & os.ST_NOEXEC:
+            return f"{facts.temp} is mounted without the right to execute"
+    if folder is not None and folder.mode & stat.S_IWOTH:
+        return f"others may write to {around}"
+    return ""

@@ -1,0 +1,41 @@
+"""Cache folders and volumes in a test's folder."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from agent.caches.cache_archive import Trust
+from agent.caches.cache_folder import CachePlace
+
+if TYPE_CHECKING:
+    from agent.job.compile_caches import CompileCaches
+
+KIND = "0123456789abcdef"
+SEAL = "ab" * 32
+UNSEALED = Trust("", os.getuid())
+SEALED = Trust(SEAL, os.getuid())
+
+
+def place_of(folder: Path, node: str, kind: str = KIND) -> CachePlace:
+    """Return the place of a node; all nodes share the volume."""
+    around = folder / node
+    return CachePlace(str(folder / "volume"), str(around / "caches"), "cpu-x.caches", kind)
+
+
+def compile_here(place: CachePlace | CompileCaches, *paths: str, text: str = "code") -> None:
+    """Write files into a node's folder, as a job that compiles does."""
+    for path in paths:
+        file = Path(place.folder, path)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+
+
+def contents(place: CachePlace) -> dict[str, str]:
+    """Return the files of a node's folder, without the program's own."""
+    return {
+        str(file.relative_to(place.root)): file.read_text()
+        for file in place.root.rglob("*")
+        if file.is_file() and ".pod-agent" not in file.parts
+    }

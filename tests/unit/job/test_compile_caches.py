@@ -1,0 +1,179 @@
+"""Compile caches in the plan: variables, the archive's name, and the step that seeds."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from msgspec.structs import replace
+
+from agent.base.errors import SettingsError
+from agent.job.compile_caches import (
+    LIBRARY_CACHES,
+    CompileCaches,
+    default_folder,
+    seal_of,
+    signer_of,
+)
+from agent.job.services import CACHES
+from agent.node.facts import Folder, Mount
+from agent.node.node_kind import NodeKind
+from agent.plan.show import render, summary, to_json
+from agent.platforms.resolve import resolve
+from agent.run.plan_input import plan_from_environment
+from agent.run.read_caches import read_caches, with_archive_size
+from agent.settings import load
+from agent.settings.redact import redactor_for
+from support.worlds import MACHINE
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from agent.node.facts import Facts
+
+KIND = NodeKind("NVIDIA H100 80GB HBM3", "570.1", "x86_64", "ab", "", "3.11.7", {"torch": "2.8.0"})
+HERE = CompileCaches("/vol", "/tmp/pod-agent", KIND, "u0")
+COMMAND = ["python3", "-c", "print(1)"]
+
+
+def caches_of(
+    environ: Mapping[str, str], facts: Facts = MACHINE, command: list[str] | None = COMMAND
+) -> tuple[CompileCaches | None, str]:
+    """Return the caches of a node, and why it keeps none."""
+    loaded = load(environ, command)
+    return read_caches(loaded, resolve(environ, loaded.settings, facts), facts)
+
+
+def test_each_library_has_its_own_folder() -> None:
+    """Below one path that hardware does not change."""
+    variables = HERE.variables({})
+    assert variables["TRITON_CACHE_DIR"] == f"{HERE.folder}/triton"
+    assert variables["DG_JIT_CACHE_DIR"] == variables["SGLANG_DG_CACHE_DIR"]
+    assert len({*variables.values()}) == len(LIBRARY_CACHES)
+    other = replace(HERE, kind=replace(KIND, gpu="H200", driver="9"))
+    assert other.variables({}) == variables
+    assert other.archive != HERE.archive
+
+
+@pytest.mark.parametrize(
+    ("given", "stay"),
+    [
+        ("TRITON_CACHE_DIR", {"TRITON_CACHE_DIR"}),
+        ("TRITON_HOME", {"TRITON_CACHE_DIR"}),
+        ("DG_JIT_CACHE_DIR", {"DG_JIT_CACHE_DIR", "SGLANG_DG_CACHE_DIR"}),
+    ],
+)
+def test_the_users_place_stays(given: str, stay: set[str]) -> None:
+    """With what belongs to it; an empty value is a choice, too."""
+    assert HERE.variables({}).keys() - HERE.variables({given: ""}).keys() == stay
+
+
+def test_who_shares_archives() -> None:
+    """Nodes with one token, and without one those of one user; the token cannot be read of it."""
+    seal = seal_of("token-0123456789")
+    assert seal == seal_of("token-0123456789") != seal_of("token-2")
+    assert signer_of(seal, 0) == signer_of(seal, 1000)
+    assert signer_of("", 0) == "u0"
+    assert seal_of(None) == ""
+    assert seal[:8] not in signer_of(seal, 0)
+
+
+def test_the_archives_name() -> None:
+    """It says for which GPU it is, and fits a file name."""
+    assert HERE.archive == f"nvidia-h100-80gb-hbm3-{KIND.digest}-u0.caches"
+    cpu = replace(HERE, kind=replace(KIND, gpu=""))
+    assert cpu.archive.startswith("x86_64-")
+
+
+VOLUME = Mount("/workspace", "nfs4", "server:/x")
+
+
+@pytest.mark.parametrize(
+    ("environ", "mount", "expected"),
+    [
+        ({"AGENT_CACHE_DIR": "/vol/c"}, None, "/vol/c"),
+        ({"AGENT_CACHE_DIR": "off", "AGENT_CHECKPOINTS": "/workspace/run/ckpt"}, VOLUME, ""),
+        ({"AGENT_CHECKPOINTS": "/workspace/run/ckpt"}, VOLUME, "/workspace/run/compile-caches"),
+        ({"AGENT_CHECKPOINTS": "/x/ckpt"}, Mount("/", "overlay", "overlay"), ""),
+        ({}, VOLUME, ""),  # a command whose checkpoints are not known
+    ],
+)
+def test_where_archives_are(environ: dict[str, str], mount: Mount | None, expected: str) -> None:
+    """AGENT_CACHE_DIR, else beside the checkpoints where these are on a volume."""
+    caches, why = caches_of(environ, replace(MACHINE, checkpoints=mount))
+    assert ("" if caches is None else caches.volume) == expected
+    assert why == ""
+    assert default_folder("/a/b") == "/a/compile-caches"
+
+
+def test_the_rehearsal_keeps_none() -> None:
+    """It compiles nothing."""
+    assert caches_of({}, replace(MACHINE, checkpoints=VOLUME), None) == (None, "")
+
+
+@pytest.mark.parametrize(
+    ("folder", "words"),
+    [
+        (Folder("/x", is_folder=True, uid=5, mode=0o700), "is not this user's own"),
+        (Folder("/x", is_folder=False, uid=0, mode=0o700), "is not this user's own"),
+        (Folder("/x", is_folder=True, uid=0, mode=0o777), "others may write to"),
+    ],
+)
+def test_a_folder_that_is_not_ours(
+    monkeypatch: pytest.MonkeyPatch, folder: Folder, words: str
+) -> None:
+    """The job would run what others can put there: the caches stay where they were, with a note."""
+    monkeypatch.setattr("agent.node.read.read_folder", lambda _path: folder)
+    caches, why = caches_of({"AGENT_CACHE_DIR": "/vol"})
+    assert caches is None
+    assert words in why
+
+
+@pytest.mark.parametrize("text", ["caches", "./x", "On"])
+def test_a_wrong_value(text: str) -> None:
+    """It is refused with what is expected."""
+    with pytest.raises(SettingsError, match=r"AGENT_CACHE_DIR: got .*; expected `off`, or an abs"):
+        load({"AGENT_CACHE_DIR": text})
+
+
+def test_the_plan_shows_them(tmp_path: Path) -> None:
+    """Archive, size, folder and variables, in lines and as JSON; the token only as a digest."""
+    token = "token-0123456789abcdef"  # noqa: S105 - no secret of anybody's
+    environ = {"AGENT_CACHE_DIR": str(tmp_path), "RAY_AUTH_TOKEN": token, "TRITON_HOME": "/mine"}
+    plan = with_archive_size(plan_from_environment(environ, COMMAND))
+    assert plan.caches is not None
+    line = next(row.text for row in summary(plan) if row.label.startswith("caches:"))
+    assert line.startswith(f"seeded from {tmp_path}/{plan.caches.archive} (not there yet), kept in")
+
+    (tmp_path / plan.caches.archive).write_bytes(b"x" * 3000)
+    plan = with_archive_size(plan)
+    assert plan.caches is not None
+    data: dict[str, Any] = to_json(plan)["caches"]
+    assert data["archive_bytes"] == 3000
+    assert data["variables"]["VLLM_CACHE_ROOT"] == f"{plan.caches.folder}/vllm"
+    assert "TRITON_CACHE_DIR" not in to_json(plan)["environment"]
+    assert "TORCHINDUCTOR_CACHE_DIR" in to_json(plan)["environment"]
+    whole = render(plan, redactor_for(environ, plan.settings))
+    assert "kind of this node, for its compile caches" in whole
+    assert seal_of(token) not in whole + json.dumps(to_json(plan))
+
+    # The step that seeds, on every node, before the job.
+    step = next(step for step in plan.steps if step.name == CACHES)
+    assert step.where.kind == "every"
+    assert f"--volume {tmp_path}" in step.command
+    assert "AGENT_CACHE_DIR" not in {step.name for step in plan_without(environ).steps}
+
+
+def plan_without(environ: Mapping[str, str]) -> Any:  # noqa: ANN401 - a plan
+    """Return the plan with caches turned off."""
+    return plan_from_environment({**environ, "AGENT_CACHE_DIR": "off"}, COMMAND)
+
+
+def test_launchers_without_ray_have_them(tmp_path: Path) -> None:
+    """Each node's processes inherit the variables."""
+    environ = {"AGENT_CACHE_DIR": str(tmp_path), "AGENT_LAUNCHER": "node"}
+    plan = plan_from_environment(environ, COMMAND)
+    assert plan.caches is not None
+    assert plan.environment("10.0.0.1", "10.0.0.1").items() >= plan.caches.variables({}).items()

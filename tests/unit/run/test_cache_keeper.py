@@ -1,0 +1,144 @@
+"""A node's compile caches in a run: seeded by the step, written back by the program."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import anyio
+import pytest
+
+from agent.base import ends, times
+from agent.job.compile_caches import CompileCaches, seal_of, signer_of
+from agent.job.services import CACHES, Placeholders
+from agent.node.node_kind import NodeKind
+from agent.run import cache_keeper
+from agent.run.local_services import LocalWork
+from support.cache_places import compile_here
+from support.node_runs import node_run_with, node_run_with_caches
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from agent.run.node_run import NodeRun
+
+KIND = NodeKind("", "", "x86_64", "ab", "", "3.11.7", {"torch": "2.8.0"})
+DONE = ends.JOB_SUCCEEDED.outcome(before="")
+FAILED = ends.REFUSED.outcome(reason="x", culprit="x", remedy="x")
+
+
+def node_run(folder: Path, name: str) -> NodeRun:
+    """Return the run of a node that keeps caches; all nodes share the volume."""
+    caches = CompileCaches(str(folder / "volume"), str(folder / name / "own"), KIND, "u0")
+    run = node_run_with_caches(folder / name, caches)
+    run.run_id = f"run-of-{name}"
+    return run
+
+
+async def seed(run: NodeRun) -> None:
+    """Run the prepare step."""
+    sent: list[object] = []
+    await LocalWork(run, sent.append, Placeholders).prepare(CACHES)
+    assert [getattr(event, "failure", None) for event in sent] == [""]
+
+
+@pytest.fixture
+def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take a folder for quiet at once."""
+    monkeypatch.setattr(times, "CACHES_QUIET", 0.0)
+
+
+def archives(folder: Path) -> list[Path]:
+    """Return the archives on the volume."""
+    return [*(folder / "volume").glob("*.caches")]
+
+
+@pytest.mark.usefixtures("quiet")
+def test_written_back_beside_the_job(tmp_path: Path) -> None:
+    """Once something was compiled; the next node is seeded by it, and says so."""
+    first = node_run(tmp_path, "first")
+    second = node_run(tmp_path, "second")
+
+    async def story() -> None:
+        await first.caches.look()
+        await seed(first)
+        assert first.caches.seeded is not None
+        assert first.caches.seeded.state == "cold"
+        await first.caches.look()
+        assert archives(tmp_path) == []
+
+        assert first.plan.caches is not None
+        compile_here(first.plan.caches, "triton/a/x")
+        await first.caches.look()
+        assert len(archives(tmp_path)) == 1
+
+        await seed(second)
+        assert second.caches.seeded is not None
+        assert second.caches.seeded.state == "seeded"
+
+    anyio.run(story)
+
+
+@pytest.mark.parametrize(("outcome", "written"), [(DONE, 1), (FAILED, 0)])
+def test_written_back_at_the_end(tmp_path: Path, outcome: ends.Outcome, written: int) -> None:
+    """After a success: a job that failed may have left incomplete files."""
+    run = node_run(tmp_path, "node")
+
+    async def story() -> None:
+        await seed(run)
+        assert run.plan.caches is not None
+        compile_here(run.plan.caches, "triton/a/x")
+        await run.caches.look()  # not quiet yet
+        assert archives(tmp_path) == []
+        await run.caches.save_at_end(outcome)
+        assert len(archives(tmp_path)) == written
+
+    anyio.run(story)
+
+
+def test_the_end_waits_no_longer_than_its_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program that does not end is left to the stop of all that runs here."""
+    run = node_run(tmp_path, "node")
+    monkeypatch.setattr(times, "CACHES_SAVE_AT_END", 0.5)
+
+    async def story() -> None:
+        await seed(run)
+        assert run.plan.caches is not None
+        compile_here(run.plan.caches, "triton/a/x")
+        slow = lambda _self, *_words: ["sleep", "1000"]  # noqa: E731 - a stand-in
+        monkeypatch.setattr(CompileCaches, "argv", slow)
+        with anyio.fail_after(20):
+            await run.caches.save_at_end(DONE)
+        await run.stop_descendants(5.0)
+
+    anyio.run(story)
+
+
+def test_without_caches_nothing_is_looked_at(tmp_path: Path) -> None:
+    """A run without AGENT_CACHE_DIR starts no program."""
+    run = node_run_with(tmp_path, ())
+
+    async def story() -> None:
+        await run.watch_caches()
+        await run.caches.look()
+        await run.caches.save_at_end(DONE)
+
+    anyio.run(story)
+    assert not run.folder.file(cache_keeper.LOG).exists()
+
+
+def test_a_token_signs(tmp_path: Path) -> None:
+    """The step and the program get the key that is made of it, by a variable."""
+    token = "token-0123456789abcdef"  # noqa: S105 - no secret of anybody's
+    signer = signer_of(seal_of(token), 0)
+    caches = CompileCaches(str(tmp_path / "volume"), str(tmp_path / "own"), KIND, signer)
+    run = node_run_with_caches(tmp_path / "node", caches, RAY_AUTH_TOKEN=token)
+
+    async def story() -> None:
+        await seed(run)
+        compile_here(caches, "triton/a/x")
+        await run.caches.save_at_end(DONE)
+
+    anyio.run(story)
+    assert archives(tmp_path)[0].read_bytes().split(b"\n")[1].startswith(b"signed ")
