@@ -181,6 +181,8 @@ RECIPE_DOES_NOT_FIT = _refused(
     "Change its arguments, or use other nodes",
     _SUBMITTING,
 )
+FRAMEWORK_REFUSES = _refused("{framework} refuses {what}: {words}", "{culprit}", "{remedy}")
+"""The installed framework was asked beside the boot, and does not accept the job's arguments."""
 REVISION_NOT_FETCHED = _refused(
     "revision {revision} of {model} is not in the cache of the hub on the head",
     "AGENT_MODEL_REVISION",

@@ -9,6 +9,7 @@ from agent.base.text import nearly_equal
 from agent.checks.finding import Finding, Level, fail, ok, warn
 from agent.frameworks import recipe_of
 from agent.frameworks.recipe import version_list
+from agent.job.framework_question import why_not_asked
 from agent.job.job import version_of
 from agent.node.job_script import IGNORE
 from agent.settings.jobs import runs_by_shares
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from agent.checks.finding import CheckedNode, Result
+    from agent.job.job import Job
     from agent.settings.jobs import RecipeInfo
     from agent.settings.model import Settings
 
@@ -73,6 +75,15 @@ def _packages(known: RecipeInfo, node: CheckedNode) -> Iterator[Result]:
     if settings.lora_rank is not None and "peft" not in ray.packages:
         what = f"AGENT_LORA_RANK: peft is not installed for {node.facts.job_python}"
         yield warn(what, "Install peft there: the framework trains adapters with it")
+
+
+def unasked_framework(job: Job | None) -> Iterator[Finding]:
+    """Without the framework's own check a wrong argument ends the job only after the boot."""
+    why = "" if job is None else why_not_asked(job)
+    if why:
+        what = f"the installed framework is not asked whether it accepts the command: {why}"
+        remedy = "Try the command's arguments once where that framework is installed"
+        yield Finding(FRAMEWORK, Level.WARN, what, remedy)
 
 
 def _missing(known: RecipeInfo, node: CheckedNode) -> Result:

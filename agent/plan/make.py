@@ -20,7 +20,13 @@ from agent.base.ports import port_map
 from agent.base.text import own_command
 from agent.checks import misspelling_findings, run_checks
 from agent.checks.finding import CheckedNode
-from agent.checks.job_needs import job_program, job_script, placeholder_slips, recipe_findings
+from agent.checks.job_needs import (
+    job_program,
+    job_script,
+    placeholder_slips,
+    recipe_findings,
+    unasked_framework,
+)
 from agent.frameworks.recipe import JobBasis
 from agent.job import services as work
 from agent.job.job import PLACEHOLDERS
@@ -244,6 +250,8 @@ def _findings(
     yield from run_checks(plan.facts, plan.settings, plan.topology)
     yield from job_program(node)
     yield from job_script(node)
+    if plan.topology.is_head:
+        yield from unasked_framework(plan.job)
     yield from placeholder_slips(_texts_with_placeholders(plan))
     if recipe is not None and plan.job is not None:
         yield from recipe_findings(recipe.known, node, plan.job.checkpoints)

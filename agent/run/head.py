@@ -56,6 +56,7 @@ from agent.run import head_job, head_server, make_ready
 from agent.run.diagnose import Elsewhere, diagnose_end, find_cause, with_cause
 from agent.run.end import end_role
 from agent.run.failure_bundle import make_bundle, parts_of_workers, request_logs
+from agent.run.framework_answer import FrameworkAsker
 from agent.run.head_job import Submission, SubmissionTask
 from agent.run.job_steps import StepKeeper, progress_path
 from agent.run.local_services import LocalWork
@@ -114,6 +115,7 @@ class HeadAgent:
         self._ray = started.ray
         self._work = LocalWork(run, inbox.put, lambda: self._placeholders)
         self._prober = Prober(run)
+        self._framework = FrameworkAsker(run, started.env, lambda: self._placeholders, inbox.put)
         self._link = self._make_link()
         self._link_scope = anyio.CancelScope()
 
@@ -376,6 +378,8 @@ class HeadAgent:
                         task=self._submission_task,
                     )
                 )
+            case h.AskFramework():
+                start(self._framework.ask)
             case h.Retry(ended):
                 await self._clean_up_attempt(ended)
                 number = ended.number
@@ -648,6 +652,7 @@ class HeadAgent:
         # Stop all at the same time, while workers get the verdict: those of a superseded head
         # follow the later one.
         self._link_scope.cancel()
+        self._framework.cancel()
         async with anyio.create_task_group() as tasks:
             if not outcome.is_superseded:
                 sockets = self._started.sockets

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from agent.base import times
 from agent.decisions.head.head_goal import OUR_RAY, HeadGoal
 from agent.frameworks.recipe import NodeSize
+from agent.job.framework_question import question_of
 from agent.job.job import is_sized, is_sized_by_links
 from agent.plan import waits as wait_keys
 from agent.plan.node_price import NodePrice
@@ -62,6 +63,7 @@ def make_goal(plan: Plan, keeper: RunKeeper, now: float, done: Iterable[str] = (
     probes = times.NODE_PROBE + times.ALL_REDUCE + times.ALL_REDUCE_SPARE + times.GCS_REPORTS_LOSS
     boot_limit = waits + preparing + before + probes + times.GCS_REPORTS_LOSS
 
+    question = question_of(plan.job, plan.facts)
     price = None
     if settings.price_per_hour is not None:
         price = NodePrice(settings.price_per_hour)
@@ -108,5 +110,6 @@ def make_goal(plan: Plan, keeper: RunKeeper, now: float, done: Iterable[str] = (
         paid=keeper.paid,
         paid_hours=keeper.paid_hours,
         notice_signal=notice,
+        framework="" if question is None else question.framework,
         brings_libraries=plan.job is not None and bool(plan.job.runtime_env),
     )

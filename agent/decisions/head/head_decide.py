@@ -14,6 +14,7 @@ from agent.decisions import shared as v
 from agent.decisions.head import (
     boot_waits,
     cost_limit,
+    framework_check,
     losses,
     notices,
     phases,
@@ -70,7 +71,9 @@ def first_state(goal: HeadGoal) -> HeadState:
     own = [key for key, item in state.steps.by_key.items() if item.step is v.Step.PENDING]
     state = service_order.start_items(state, [*own, *state.services.by_key], 0.0)
 
-    return state if goal.resumed_attempt is None else _resume(state, goal.resumed_attempt)
+    if goal.resumed_attempt is not None:
+        return _resume(state, goal.resumed_attempt)
+    return framework_check.ask(state, 0.0) if goal.framework else state
 
 
 def _resume(state: HeadState, snapshot: attempts.AttemptSnapshot) -> HeadState:
@@ -179,6 +182,10 @@ STEPS: tuple[tuple[Callable[[HeadState, Turn], HeadState], str], ...] = (
     (
         losses.record_nodes_that_left,
         "before the phase, which blames a recent loss for a job that fails",
+    ),
+    (
+        framework_check.follow_framework,
+        "before the phase, which submits once no answer is awaited",
     ),
     (
         service_order.order_services,

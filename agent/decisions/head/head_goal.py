@@ -63,6 +63,7 @@ class HeadGoal(Value):
     paid: float = 0.0  # of these, by earlier agents of the run that knew a price
     paid_hours: float = 0.0  # the part of `used_hours` that they paid with it
     notice_signal: int = 0  # the signal on which the job saves (AGENT_NOTICE_SIGNAL); 0 for none
+    framework: str = ""  # that is asked whether it accepts the job's command; '' for none
     brings_libraries: bool = False  # the job's runtime_env may install its own on every node
 
     @property

@@ -94,6 +94,10 @@ class SaveSnapshot(HeadAction):
     snapshot: AttemptSnapshot
 
 
+class AskFramework(HeadAction):
+    """Ask the framework whether it accepts the job's command; FrameworkAnswered follows."""
+
+
 class SaveOutages(HeadAction):
     """Save the outages of services for the next agent."""
 
@@ -287,6 +291,13 @@ class Notices(Value):
         return Notices(self.leaving - {key}, self.released - {key})
 
 
+class FrameworkCheck(Value):
+    """The question whether the installed framework accepts the job's command."""
+
+    until: float | None = None  # then the job is submitted without an answer; None if none is due
+    doubt: str = ""  # a refusal of before the prepare steps, which may change the framework
+
+
 class Joined(Value):
     """Nodes of a large run that joined, and are not logged yet."""
 
@@ -317,6 +328,7 @@ class HeadState(Value):
     uncounted: Uncounted = field(default_factory=Uncounted)
     comparison: Comparison = field(default_factory=Comparison)
     joined: Joined = field(default_factory=Joined)
+    framework: FrameworkCheck = field(default_factory=FrameworkCheck)
     probes: shared.Probes = field(default_factory=shared.Probes)  # between nodes, before the job
     preflight: shared.Preflight | None = None  # the all-reduce before the job, once it started
 
@@ -357,6 +369,10 @@ class HeadState(Value):
     def with_stop(self, **changes: object) -> HeadState:
         """Change fields of `stop`."""
         return replace(self, stop=replace(self.stop, **changes))
+
+    def with_framework(self, framework: FrameworkCheck) -> HeadState:
+        """Set what is known of the framework's answer."""
+        return replace(self, framework=framework)
 
     @property
     def verdict_for_workers(self) -> Outcome | None:
@@ -524,6 +540,13 @@ class RunRemembered(HeadEvent):
     attempt: int
     epoch: int = 0  # the epoch of the head that it followed, if higher than ours; else 0
     is_of_other_head: bool = False  # that head's epoch is another than ours
+
+
+class FrameworkAnswered(HeadEvent):
+    """The installed framework accepts the job's command, refuses it, or could not be asked."""
+
+    refusal: Outcome | None = None
+    unknown: str = ""  # why it could not be asked
 
 
 class LaterHead(HeadEvent):

@@ -155,7 +155,7 @@ def asked(part: Part, cases: Sequence[Case]) -> dict[str, list[Fault]]:
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "faults.json"
         argv = [str(python), "-m", f"tools.frameworks.inside.{part.framework}", str(out)]
-        env = {"PATH": os.defpath, "PYTHONPATH": str(REPO / "scripts"), "HOME": folder}
+        env = {"PATH": os.defpath, "PYTHONPATH": f"{REPO / 'scripts'}:{REPO}", "HOME": folder}
         try:
             done = subprocess.run(
                 argv, input=json.dumps(detail), capture_output=True, text=True,
@@ -179,7 +179,8 @@ def digest(part: Part) -> str:
                 f"{one.recipe} {one.nodes} {one.how} {detail}".replace(str(REPO), "").encode()
             )
     ours = {"trl": ("trl_grpo.py", "rehearsal.py"), "verl": ("verl_reward.py", "rehearsal.py")}
-    bundled = [REPO / "agent/bundled" / name for name in ours.get(part.framework, ())]
+    names = ("ask_framework.py", "stub_modules.py", *ours.get(part.framework, ()))
+    bundled = [REPO / "agent/bundled" / name for name in names]
     for file in [*judges(part), *bundled]:
         total.update(file.read_bytes() if file.exists() else b"")
     return total.hexdigest()[:16]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-from tools.frameworks.inside.stubs import StubModule, Value
+from agent.bundled.stub_modules import StubModule, StubResult
 from tools.frameworks.placement import Cluster
 
 if TYPE_CHECKING:
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from tools.frameworks.placement import Group
 
 
-class PlacedGroup(Value):
+class PlacedGroup(StubResult):
     """The result of `placement_group`."""
 
     def __init__(self, group: Group) -> None:
@@ -26,14 +26,14 @@ class PlacedGroup(Value):
         return True
 
 
-class Got(Value):
+class Got(StubResult):
     """The result of `ray.get`: an address and a port where a pair is expected."""
 
-    def __iter__(self) -> Iterator[Value]:
-        return iter((Value(), Value()))
+    def __iter__(self) -> Iterator[StubResult]:
+        return iter((StubResult(), StubResult()))
 
 
-class Where(Value):
+class Where(StubResult):
     """A scheduling strategy: a bundle of a group."""
 
     def __init__(
@@ -59,10 +59,10 @@ class Remote:
         """Change the requested resources."""
         return Remote(self.ray, self.what, {**self.asked, **more})
 
-    def remote(self, *_args: object, **_kwargs: object) -> Value:
+    def remote(self, *_args: object, **_kwargs: object) -> StubResult:
         """Start it: find its place."""
         self.ray.start(self.__name__, self.asked)
-        return Value()
+        return StubResult()
 
 
 class ModelledRay(StubModule):
@@ -99,7 +99,7 @@ class ModelledRay(StubModule):
             return Remote(self, args[0], options)
         return lambda what: Remote(self, what, options)
 
-    def get(self, _what: object) -> Value:
+    def get(self, _what: object) -> StubResult:
         """Model `ray.get`: everything placed is ready."""
         return Got()
 

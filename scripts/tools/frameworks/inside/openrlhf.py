@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import argparse
-import ast
 import contextlib
-import importlib.util
 import io
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
-from tools.frameworks.facts import words
+from agent.bundled import stub_modules
+from agent.bundled.ask_framework import (
+    HEAVY_OF_OPENRLHF,
+    RefusedError,
+    options_of,
+    refusing,
+)
 from tools.frameworks.faults import Case, Fault
-from tools.frameworks.inside import stubs
 from tools.frameworks.inside.exchange import answer
 from tools.frameworks.inside.modelled_ray import ModelledRay
 from tools.frameworks.inside.uses import names_read
@@ -22,30 +24,18 @@ from tools.frameworks.placement import Cluster, WaitsForEverError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from pathlib import Path
 
-HEAVY = frozenset(
-    words("""
-        ray torch deepspeed transformers datasets vllm tqdm peft wandb loralib flash_attn
-        optree accelerate bitsandbytes einops ring_flash_attn torchdata torchmetrics PIL
-        aiohttp requests pylatexenc sympy jsonlines tensorboard liger_kernel
-        latex2sympy2_extended math_verify levenshtein
-    """)
-)
-"""Modules that its files import at the top and that need GPUs."""
 PLACES = "openrlhf.cli.train_ppo_ray"
 """Its program that places actors: that part runs as well."""
 SAID = ("[Warning]", "Set args", "Recommend setting")
 """Texts with which its own checks report a replaced value."""
 
 
-class RefusedError(Exception):
-    """The parser's error."""
-
-
 def judge(package: Path, cases: Sequence[Case]) -> dict[str, list[Fault]]:
     """Check all cases with one version's package."""
     sys.path.insert(0, str(package))
-    stubs.install(HEAVY)
+    stub_modules.install(HEAVY_OF_OPENRLHF)
     # prints and option reads during the import are not part of the program's run
     read = names_read(package / "openrlhf")
     ray = ModelledRay()
@@ -71,7 +61,7 @@ def run(ray: ModelledRay, case: Case, read: frozenset[str], *, roomy: bool) -> l
     parsers: list[argparse.ArgumentParser] = []
     try:
         with contextlib.redirect_stdout(out), strict_argparse(parsers):
-            args = options_of(case.module)
+            args = options_of(case.module, trains=case.module == PLACES)
     except RefusedError as error:
         return [Fault("refused", str(error))]
     except AssertionError as error:
@@ -90,22 +80,6 @@ def run(ray: ModelledRay, case: Case, read: frozenset[str], *, roomy: bool) -> l
     return faults
 
 
-def options_of(module: str) -> object:
-    """Run one of its programs; return its options after its own checks."""
-    spec = importlib.util.find_spec(module)
-    if spec is None or spec.origin is None:
-        raise ImportError(f"the package has no {module}")
-    tree = ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
-    if module != PLACES:
-        # everything before it is options and checks; training itself needs the machine
-        for part in tree.body:
-            if isinstance(part, ast.FunctionDef) and part.name == "train":
-                part.body = [ast.copy_location(ast.Pass(), part)]
-    names: dict[str, object] = {"__name__": "__main__", "__file__": spec.origin}
-    exec(compile(tree, spec.origin, "exec"), names)  # noqa: S102 - the package's own program
-    return names["args"]
-
-
 @contextlib.contextmanager
 def strict_argparse(made: list[argparse.ArgumentParser]) -> Iterator[None]:
     """Make parsers refuse abbreviations and raise an exception; record those that parse."""
@@ -116,13 +90,7 @@ def strict_argparse(made: list[argparse.ArgumentParser]) -> Iterator[None]:
         made.append(self)
         return parse(self, *args, **kwargs)
 
-    def error(_self: argparse.ArgumentParser, message: str) -> None:
-        raise RefusedError(message)
-
-    with (
-        mock.patch.object(argparse.ArgumentParser, "parse_args", parse_args),
-        mock.patch.object(argparse.ArgumentParser, "error", error),
-    ):
+    with mock.patch.object(argparse.ArgumentParser, "parse_args", parse_args), refusing():
         yield
 
 

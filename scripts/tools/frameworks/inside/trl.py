@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import importlib.util
 import io
 import sys
 import warnings
@@ -12,14 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
+from agent.bundled.ask_framework import ON_CPUS, load
 from tools.frameworks.faults import Case, Fault
 from tools.frameworks.inside.exchange import answer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-ON_A_CPU = ("use_cpu=true", "bf16=false")
-"""The fields of a configuration that a machine without GPUs does not support."""
 
 
 def judge(package: Path, cases: Sequence[Case]) -> dict[str, list[Fault]]:
@@ -42,7 +39,7 @@ def judge_one(arguments: Any, case: Case) -> list[Fault]:  # noqa: ANN401 - tran
     except SystemExit:
         return [*faults, Fault("refused", said.getvalue().strip().splitlines()[-1])]
     options.wandb = False  # the optional packages of this environment do not matter
-    options.config = [*options.config, *ON_A_CPU]
+    options.config = [*options.config, *ON_CPUS]
     options.checkpoints = "checkpoints"
     world = sum(gpus for gpus, _cpus in case.nodes) or 1
     try:
@@ -53,16 +50,6 @@ def judge_one(arguments: Any, case: Case) -> list[Fault]:  # noqa: ANN401 - tran
     except Exception as error:  # noqa: BLE001 - whatever its code ends with is a finding
         faults.append(Fault("crash", f"{type(error).__name__}: {error}"))
     return faults
-
-
-def load(path: Path) -> Any:  # noqa: ANN401 - the program's names
-    """Load a program by its path, as Python does, without starting it."""
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    if spec is None or spec.loader is None:
-        raise ImportError(f"{path} is no program")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 if __name__ == "__main__":

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+from agent.bundled import stub_modules
+from agent.bundled.ask_framework import ComposeInput, compose
 from tools.frameworks.facts import words
 from tools.frameworks.faults import Case, Fault
-from tools.frameworks.inside import stubs
 from tools.frameworks.inside.exchange import answer
 from tools.frameworks.inside.modelled_ray import ModelledRay, PlacedGroup
 from tools.frameworks.inside.uses import names_read
@@ -49,7 +50,7 @@ def judge(package: Path, cases: Sequence[Case]) -> dict[str, list[Fault]]:
     # GPUs of the modelled nodes, independent of this machine
     os.environ["VERL_PLATFORM"] = "nvidia"
     warnings.simplefilter("ignore")
-    stubs.install(HEAVY)
+    stub_modules.install(HEAVY)
     importlib.import_module("transformers").AutoConfig = ModelFile  # type: ignore[attr-defined] # a stub takes any
     ray = ModelledRay()
     ray.install()
@@ -58,11 +59,11 @@ def judge(package: Path, cases: Sequence[Case]) -> dict[str, list[Fault]]:
     read = names_read(package / "verl", but=frozenset() if migrates else frozenset({MIGRATION}))
     server = (package / SERVER).read_text(encoding="utf-8")
     has_cpu = re.search(r"@ray\.remote\(num_cpus=1\)\nclass \w*Server", server) is not None
-    verl = Verl(package, ray, program, read, compose(package, []), has_cpu)
+    verl = Verl(package, ray, program, read, compose(tree(package, [])), has_cpu)
     return {case.name: judge_one(verl, case) for case in cases}
 
 
-class ModelFile(stubs.Value):
+class ModelFile(stub_modules.StubResult):
     """A model's config.json, reduced to its architecture."""
 
     architectures = ("Qwen2ForCausalLM",)
@@ -116,7 +117,7 @@ def run(verl: Verl, case: Case, overrides: Sequence[Override]) -> list[Fault]:
     out = io.StringIO()
     faults: list[Fault] = []
     try:
-        config = compose(verl.package, case.argv)
+        config = compose(tree(verl.package, case.argv))
         faults += type_faults(verl.defaults, config, overrides)
         with contextlib.redirect_stdout(out):
             faults += steps(verl, config, case)
@@ -138,12 +139,10 @@ def is_refusal(error: Exception) -> bool:
     return theirs in {"hydra", "omegaconf"} or isinstance(error, ValueError)
 
 
-def compose(package: Path, argv: Sequence[str]) -> Any:  # noqa: ANN401 - hydra is not here to be typed
-    """Compose the tree as the command line does."""
-    hydra = importlib.import_module("hydra")
+def tree(package: Path, argv: Sequence[str]) -> ComposeInput:
+    """Return what main_ppo composes, as the command line does."""
     folder = str(package / "verl/trainer/config")
-    with hydra.initialize_config_dir(folder, version_base=None):
-        return hydra.compose("ppo_trainer", overrides=list(argv))
+    return ComposeInput(folder, "ppo_trainer", tuple(argv), {"version_base": None})
 
 
 def type_faults(defaults: Any, config: Any, overrides: Sequence[Override]) -> list[Fault]:  # noqa: ANN401 - the same

@@ -1,4 +1,4 @@
-"""Stubs of heavy modules that a parser's file imports but does not use for parsing."""
+"""Stand-ins for heavy modules that a parser's file imports but does not use for parsing."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Shape(type):
             return super().__call__(*args, **kwargs)
         if len(args) == 1 and not kwargs and callable(args[0]):
             return args[0]  # used as a decorator: return the decorated object unchanged
-        return Value()
+        return StubResult()
 
     def __getitem__(cls, _item: object) -> Any:  # noqa: ANN401 - the same
         return cls
@@ -45,7 +45,7 @@ class Shape(type):
         return True
 
 
-class Value:
+class StubResult:
     """The result of a stub's call: false, empty, zero, and valid for any operation."""
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - it stands for anything

@@ -1,0 +1,406 @@
+"""Ask the installed framework whether it accepts a command, without running the command.
+
+It runs in the framework's Python, and needs neither the agent nor a GPU. The question is JSON in an
+environment variable: `module` (what `python -m` runs, or the path of trl_grpo.py), `argv`, `world`
+(the number of processes), `folder` (where the command runs). The answer is the last line of stdout,
+JSON as well: `verdict` (accepted, refused or unknown), `what` (the framework's own words), `key`
+(the argument that they are about), `near` (the framework's argument with nearly that name).
+
+- A program of hydra (verl, Search-R1): its configuration is composed with the overrides.
+- A program of argparse (OpenRLHF): it is run up to its training, with stand-ins for heavy modules.
+- TRL: the bundled trl_grpo.py makes TRL's configuration, on CPUs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import contextlib
+import difflib
+import importlib
+import importlib.util
+import io
+import json
+import os
+import re
+import sys
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+from unittest import mock
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from types import ModuleType
+
+    from agent.bundled import stub_modules
+else:  # by its path, since the agent's package may be missing in this Python
+    _FILE = Path(__file__).with_name("stub_modules.py")
+    _SPEC = importlib.util.spec_from_file_location("pod_agent_stub_modules", _FILE)
+    stub_modules = importlib.util.module_from_spec(_SPEC)
+    _SPEC.loader.exec_module(stub_modules)
+
+QUESTION = "POD_AGENT_QUESTION"  # The environment variable with the question
+ACCEPTED = "accepted"
+REFUSED = "refused"
+UNKNOWN = "unknown"
+_LONGEST = 600  # characters of the framework's words
+_NICE = 10  # what it takes of the CPU, Ray's start needs more
+
+HEAVY_OF_OPENRLHF = {
+    *("ray", "torch", "deepspeed", "transformers", "datasets", "vllm", "tqdm", "peft", "wandb"),
+    *("loralib", "flash_attn", "optree", "accelerate", "bitsandbytes", "einops", "PIL"),
+    *("ring_flash_attn", "torchdata", "torchmetrics", "aiohttp", "requests", "pylatexenc"),
+    *("sympy", "jsonlines", "tensorboard", "liger_kernel", "latex2sympy2_extended"),
+    *("math_verify", "levenshtein"),
+}
+"""Modules that OpenRLHF's files import at the top, and that take seconds or a GPU."""
+ON_CPUS = ("use_cpu=true", "bf16=false")
+"""Fields of TRL's configuration without which a machine without GPUs cannot make it."""
+_NO_GPU = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+
+
+class Verdict(NamedTuple):
+    """What the framework says of a command."""
+
+    verdict: str
+    what: str = ""
+    key: str = ""
+    near: str = ""
+
+
+class RefusedError(Exception):
+    """The words with which a framework refuses its arguments."""
+
+
+def main() -> int:
+    """Answer the question of the environment."""
+    question = json.loads(os.environ.pop(QUESTION))
+    os.nice(_NICE)
+    if question.get("folder"):
+        os.chdir(question["folder"])
+    os.environ.update(dict.fromkeys(_NO_GPU, ""))
+    warnings.simplefilter("ignore")
+    with contextlib.redirect_stdout(sys.stderr):
+        verdict = ask(question["module"], question["argv"], question["world"])
+    print(json.dumps(verdict._asdict()), flush=True)
+    return 0
+
+
+def ask(module: str, argv: Sequence[str], world: int) -> Verdict:
+    """Return what the framework says; any error that is no refusal is `unknown`."""
+    try:
+        if module.endswith(".py"):
+            return ask_trl(Path(module), argv, world)
+        _import_as_the_job_does()
+        place = source_of(module)
+        if place is None:
+            return Verdict(UNKNOWN, f"{module} is not installed for {sys.executable}")
+        tree = ast.parse(place.read_text(encoding="utf-8"))
+        found = hydra_main(tree)
+        if found is not None:
+            return ask_hydra(place, found, argv)
+        if module.startswith("openrlhf."):
+            return ask_openrlhf(module, argv)
+    except Exception as error:  # noqa: BLE001 - a check that fails is no reason to refuse a job
+        return Verdict(UNKNOWN, words_of(error))
+    return Verdict(UNKNOWN, f"{module} reads its arguments in a form that is not known")
+
+
+def _import_as_the_job_does() -> None:
+    """Import from the current directory first, as `python -m` does, not from this file's folder."""
+    own = str(Path(__file__).resolve().parent)
+    sys.path[:] = ["", *(folder for folder in sys.path if folder not in {own, ""})]
+
+
+def source_of(module: str) -> Path | None:
+    """Return the file of a module; its packages are not imported."""
+    first, *rest = module.split(".")
+    spec = importlib.util.find_spec(first)
+    for folder in () if spec is None else spec.submodule_search_locations or ():
+        stem = Path(folder, *rest)
+        for file in (stem.with_suffix(".py"), stem / "__main__.py"):
+            if file.is_file():
+                return file.resolve()
+    return None
+
+
+def words_of(error: BaseException) -> str:
+    """Return an error in its own words, on one line."""
+    text = " ".join(str(error).split())
+    name = type(error).__name__
+    return (text if isinstance(error, RefusedError) else f"{name}: {text}")[:_LONGEST]
+
+
+# --- hydra ----------------------------------------------------------------------------------------
+
+
+class HydraMain(NamedTuple):
+    """The arguments of a program's `@hydra.main`."""
+
+    config_path: str
+    config_name: str
+    version_base: dict[str, Any]  # its version_base, if it names one
+
+
+def hydra_main(tree: ast.Module) -> HydraMain | None:
+    """Find `@hydra.main(config_path=…, config_name=…)` in a program."""
+    for function in ast.walk(tree):
+        if not isinstance(function, ast.FunctionDef):
+            continue
+        for call in function.decorator_list:
+            if not isinstance(call, ast.Call) or ast.unparse(call.func) != "hydra.main":
+                continue
+            given = {
+                word.arg: word.value.value
+                for word in call.keywords
+                if word.arg and isinstance(word.value, ast.Constant)
+            }
+            path, name = given.get("config_path"), given.get("config_name")
+            if isinstance(path, str) and isinstance(name, str):
+                base = {key: given[key] for key in ("version_base",) if key in given}
+                return HydraMain(path, name, base)
+    return None
+
+
+class ComposeInput(NamedTuple):
+    """What hydra composes: a folder, the name of a configuration there, and overrides."""
+
+    folder: str
+    name: str
+    overrides: tuple[str, ...]
+    version_base: dict[str, Any]
+
+
+def ask_hydra(program: Path, declared: HydraMain, argv: Sequence[str]) -> Verdict:
+    """Compose a program's configuration with the overrides, as its command line does."""
+    own = ComposeInput(
+        str((program.parent / declared.config_path).resolve()),
+        declared.config_name,
+        (),
+        declared.version_base,
+    )
+    given = own
+    try:
+        given = hydra_input(program, own, argv)
+        compose(given)
+    except RefusedError as error:
+        return refusal(words_of(error), argv)
+    except Exception as error:
+        # Does it compose without the arguments? If not, they are not what it fails by.
+        if not is_hydras(error):
+            raise
+        known = keys_of(compose(own))
+        text = str(error).partition("Config search path:")[0]
+        found = refusal(" ".join(text.split())[:_LONGEST], argv, known)
+        wrong = getattr(error, "override", None)  # one that its grammar does not read
+        if isinstance(wrong, str):
+            return Verdict(REFUSED, f"{wrong!r}: {found.what}", wrong.partition("=")[0])
+        return found
+    return Verdict(ACCEPTED)
+
+
+def keys_of(config: Any) -> list[str]:  # noqa: ANN401 - hydra's
+    """Return every key of a composed configuration, with those of groups."""
+    plain = importlib.import_module("omegaconf").OmegaConf.to_container(config)
+    found: list[str] = []
+
+    def add(node: object, prefix: str) -> None:
+        for name, value in node.items() if isinstance(node, dict) else ():
+            found.append(f"{prefix}{name}")
+            add(value, f"{prefix}{name}.")
+
+    add(plain, "")
+    return found
+
+
+def hydra_input(program: Path, own: ComposeInput, argv: Sequence[str]) -> ComposeInput:
+    """Read hydra's own flags, such as --config-name, by its own parser."""
+    parser = importlib.import_module("hydra._internal.utils").get_args_parser()
+    with refusing():
+        flags = parser.parse_args(list(argv))
+    overrides = tuple(flags.overrides)
+    folder = own.folder
+    if flags.config_path is not None:
+        folder = str((program.parent / flags.config_path).resolve())
+    searched = any(word.lstrip("+~").startswith("hydra.searchpath=") for word in overrides)
+    if flags.config_dir is not None and not searched:
+        place = Path(flags.config_dir).resolve()
+        overrides = (*overrides, f"hydra.searchpath=['file://{place}']")
+    return ComposeInput(folder, flags.config_name or own.name, overrides, own.version_base)
+
+
+def compose(given: ComposeInput) -> Any:  # noqa: ANN401 - hydra is not here to be typed
+    """Compose a configuration; raise hydra's own error."""
+    hydra = importlib.import_module("hydra")
+    with hydra.initialize_config_dir(given.folder, **given.version_base):
+        return hydra.compose(given.name, overrides=list(given.overrides))
+
+
+def is_hydras(error: BaseException) -> bool:
+    """Return whether hydra, or the library of its configurations, raised an error."""
+    return type(error).__module__.split(".")[0] in {"hydra", "omegaconf", "antlr4"}
+
+
+# --- argparse -------------------------------------------------------------------------------------
+
+
+def ask_openrlhf(module: str, argv: Sequence[str]) -> Verdict:
+    """Run one of OpenRLHF's programs with its training left out: its parser and its checks."""
+    stub_modules.install(HEAVY_OF_OPENRLHF)
+    sys.argv = [module, *argv]
+    known: list[str] = []
+    try:
+        with refusing(known):
+            options_of(module)
+    except RefusedError as error:
+        return refusal(words_of(error), argv, known)
+    except (AssertionError, ValueError) as error:
+        if not raised_by(error, module):
+            raise
+        return refusal(words_of(error), argv)
+    return Verdict(ACCEPTED)
+
+
+def options_of(module: str, *, trains: bool = False) -> Any:  # noqa: ANN401 - a namespace of the program's
+    """Run a program as a script; return its options after its own checks.
+
+    Its function `train` does nothing, unless it `trains`. A program without one ends once its
+    arguments are parsed.
+    """
+    spec = importlib.util.find_spec(module)
+    if spec is None or spec.origin is None:
+        raise ImportError(f"the package has no {module}")
+    tree = ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
+    is_parsed_at_top = any(
+        isinstance(node, ast.Call) and ast.unparse(node.func).endswith("parse_args")
+        for part in tree.body
+        if isinstance(part, ast.If | ast.Expr | ast.Assign)
+        for node in ast.walk(part)
+    )
+    if not is_parsed_at_top:
+        raise ImportError(f"{module} has no parser of arguments at its top")
+    train = [part for part in tree.body if isinstance(part, ast.FunctionDef)]
+    train = [part for part in train if part.name == "train"]
+    for part in () if trains else train:
+        part.body = [ast.copy_location(ast.Pass(), part)]
+
+    names: dict[str, Any] = {"__name__": "__main__", "__file__": spec.origin}
+    with _ending_after_parsing() if not train else contextlib.nullcontext():
+        try:
+            exec(compile_program(tree, spec.origin), names)  # noqa: S102 - the package's own program
+        except _ParsedError as parsed:
+            return parsed.args[0]
+    return names.get("args")
+
+
+def compile_program(tree: ast.Module, origin: str) -> Any:  # noqa: ANN401 - a code object
+    """Compile a program that was changed."""
+    return compile(tree, origin, "exec")
+
+
+class _ParsedError(Exception):
+    """A program has parsed its arguments, and must not go on."""
+
+
+@contextlib.contextmanager
+def _ending_after_parsing() -> Iterator[None]:
+    parse = argparse.ArgumentParser.parse_args
+
+    def parse_args(self: argparse.ArgumentParser, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - argparse's
+        raise _ParsedError(parse(self, *args, **kwargs))
+
+    with mock.patch.object(argparse.ArgumentParser, "parse_args", parse_args):
+        yield
+
+
+@contextlib.contextmanager
+def refusing(known: list[str] | None = None) -> Iterator[None]:
+    """Make parsers raise RefusedError with their words, instead of ending the process.
+
+    `known` gets the flags of a parser that refuses.
+    """
+
+    def error(self: argparse.ArgumentParser, message: str) -> None:
+        if known is not None:
+            known.extend(self._option_string_actions)
+        raise RefusedError(message)
+
+    with mock.patch.object(argparse.ArgumentParser, "error", error):
+        yield
+
+
+def raised_by(error: BaseException, module: str) -> bool:
+    """Return whether a program's own file raised an error, not something that it has called."""
+    last = error.__traceback__
+    while last is not None and last.tb_next is not None:
+        last = last.tb_next
+    spec = importlib.util.find_spec(module)
+    return last is not None and spec is not None and last.tb_frame.f_code.co_filename == spec.origin
+
+
+# --- TRL ------------------------------------------------------------------------------------------
+
+
+def ask_trl(path: Path, argv: Sequence[str], world: int) -> Verdict:
+    """Parse the arguments of trl_grpo.py; let TRL check its configuration for so many processes."""
+    program = load(path)
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            options = program.parser().parse_args(list(argv))
+    except SystemExit:
+        return refusal(said.getvalue().strip().splitlines()[-1][:_LONGEST], argv)
+    options.wandb = False  # what its other packages need is not the question
+    options.config = [*options.config, *ON_CPUS]
+    options.checkpoints = "checkpoints"
+    arguments = importlib.import_module("transformers").TrainingArguments
+    try:
+        with mock.patch.object(arguments, "world_size", max(1, world)):
+            program.config_of(options)
+    except (ValueError, program.TrainerSetupError) as error:
+        return refusal(" ".join(str(error).split())[:_LONGEST], argv)
+    return Verdict(ACCEPTED)
+
+
+def load(path: Path) -> Any:  # noqa: ANN401 - the program's names
+    """Load a program by its path, without starting it."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{path} is no program")
+    module: ModuleType = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+# --- the argument ---------------------------------------------------------------------------------
+
+_NAME = re.compile(r"--?[\w.-]*\w|[A-Za-z_][\w.]*\w")
+
+
+def refusal(what: str, argv: Sequence[str], known: Sequence[str] = ()) -> Verdict:
+    """Return a refusal, with the argument that its words name, and a known one that is similar."""
+    key = key_in(what, argv)
+    bare = key.lstrip("+~") if "=" not in key else ""
+    near = "" if bare in known else next(iter(difflib.get_close_matches(bare, known, n=1)), "")
+    return Verdict(REFUSED, what, key, near)
+
+
+def key_in(what: str, argv: Sequence[str]) -> str:
+    """Return the first argument that a framework's words name, as the command has it, or ''."""
+    given: dict[str, str] = {}
+    for word in argv:
+        name = word.partition("=")[0]
+        if "=" in word or word.startswith("-"):
+            given.setdefault(name.lstrip("+~"), name)
+    for said in _NAME.findall(what):
+        if said in given:
+            return given[said]
+
+    # hydra may name only the last part of a key, and argparse a flag without its dashes
+    last = {name.lstrip("-").rpartition(".")[2]: whole for name, whole in given.items()}
+    return next((last[said] for said in _NAME.findall(what) if said in last), "")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,134 @@
+"""Ask the installed framework about the job's command, in a process beside the boot.
+
+The process runs `bundled/ask_framework.py` in the framework's Python, with the job's environment
+and folder, but without GPUs, the cluster's token and W&B's key. It is killed at the run's end.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import anyio
+from msgspec.structs import replace
+
+from agent.base import times
+from agent.decisions.head.head_state import FrameworkAnswered
+from agent.job.framework_question import (
+    FrameworkAnswer,
+    answer_of,
+    asked_json,
+    question_of,
+    refusal_of,
+)
+from agent.job.job import fill
+from agent.job.services import reward_url
+from agent.plan import environment
+from agent.processes.waiting import Failure
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from agent.job.framework_question import FrameworkQuestion
+    from agent.job.services import Placeholders
+    from agent.run.node_run import NodeRun
+
+_PROGRAM = Path(__file__).parents[1] / "bundled" / "ask_framework.py"
+_QUESTION = "POD_AGENT_QUESTION"  # the variable in which the program reads the question
+_NAME = "framework check"
+_LOG = "framework-check.log"
+_OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}  # it must not download a model
+_LONGEST = 1 << 16  # bytes of output that are kept
+_OF_NODE_LAUNCHER = {"rank": "0"}
+
+
+class FrameworkAsker:
+    """Asks the framework of the plan's job, and sends its answer as an event."""
+
+    def __init__(
+        self,
+        run: NodeRun,
+        env: Mapping[str, str],
+        place: Callable[[], Placeholders],
+        send: Callable[[FrameworkAnswered], None],
+    ) -> None:
+        self._run = run
+        self._env = env
+        self._place = place
+        self._send = send
+        self._scope: anyio.CancelScope | None = None  # of the process that runs
+
+    def cancel(self) -> None:
+        """Kill the process: the run ends."""
+        if self._scope is not None:
+            self._scope.cancel()
+
+    async def ask(self) -> None:
+        """Ask; whatever goes wrong is an answer, too."""
+        plan = self._run.plan
+        question = question_of(plan.job, plan.facts)
+        if question is None:
+            return
+        self._scope = anyio.CancelScope()
+        with self._scope:
+            answer = await self._run.best_effort("the framework's check", self._answer, question)
+            if isinstance(answer, Failure):
+                answer = FrameworkAnswer("unknown", answer.reason)
+            clean = self._run.redactor.clean
+            answer = replace(answer, what=clean(answer.what), key=clean(answer.key))
+            if answer.verdict == "refused":
+                self._send(FrameworkAnswered(refusal_of(question, answer)))
+            else:
+                self._send(FrameworkAnswered(unknown=answer.what))
+
+    async def _answer(self, question: FrameworkQuestion) -> FrameworkAnswer:
+        output = bytearray()
+
+        def collect(data: bytes) -> None:
+            output.extend(data)
+            del output[:-_LONGEST]
+
+        # In the job's environment, without the secrets that a check does not need.
+        run = self._run
+        own = environment.without_cluster_auth(self._env, run.plan.settings)
+        asked = json.dumps(self._filled(question))
+        env = {**own, **dict(question.env), **_OFFLINE, _QUESTION: asked}
+
+        argv = [question.python, str(_PROGRAM)]
+        child = await run.start(_NAME, argv, env, _LOG, on_output=collect)
+        code: int | None = None
+        try:
+            with anyio.move_on_after(times.FRAMEWORK_ANSWERS):
+                code = await child.wait()
+        finally:
+            with anyio.CancelScope(shield=True):
+                await child.stop(0.0)
+            run.node.remove_process(child.pid)
+        if code is None:
+            late = f"no answer within {times.FRAMEWORK_ANSWERS:g} s"
+            return FrameworkAnswer("unknown", f"{late} ({_LOG})")
+        return _read(bytes(output)) or FrameworkAnswer("unknown", child.end_sentence(code))
+
+    def _filled(self, question: FrameworkQuestion) -> dict[str, object]:
+        """Fill in what only the run knows, as if all expected nodes were like this one."""
+        plan = self._run.plan
+        place = self._place()
+        gpus = [plan.gpus] * (plan.topology.expected_workers + 1)
+        checkpoints = "" if plan.job is None else plan.job.checkpoints
+        url = reward_url(plan.all_services, place)
+        words = fill(question.argv, gpus, place, url, 1, checkpoints, _OF_NODE_LAUNCHER)
+        return asked_json(question, words, sum(gpus) or len(gpus))
+
+
+def _read(output: bytes) -> FrameworkAnswer | None:
+    """Return the answer in a process's output: its last line of JSON."""
+    for line in reversed(output.decode(errors="replace").splitlines()):
+        if not line.startswith('{"verdict"'):
+            continue
+        try:
+            given = json.loads(line)
+        except ValueError:
+            return None
+        return answer_of(given) if isinstance(given, dict) else None
+    return None

@@ -1,0 +1,179 @@
+"""The program that asks an installed framework whether it accepts a command."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import agent
+from support.asked_frameworks import UNKNOWN, install_openrlhf, install_verl, write
+
+PROGRAM = Path(agent.__file__).parent / "bundled/ask_framework.py"
+PPO = "openrlhf.cli.train_ppo_ray"
+MAIN = "verl.trainer.main_ppo"
+TRL = """
+import argparse
+
+class TrainerSetupError(Exception):
+    pass
+
+def parser():
+    made = argparse.ArgumentParser(prog="trl_grpo")
+    made.add_argument("--config", nargs="*", default=[])
+    made.add_argument("--beta", type=float)
+    return made
+
+def config_of(options):
+    import transformers
+    if transformers.TrainingArguments.world_size != 16:
+        raise RuntimeError("no world")
+    if any(word.startswith("betta=") for word in options.config):
+        raise TrainerSetupError("TRL has no betta")
+    if "bf16=false" not in options.config:
+        raise ValueError("no GPU")
+"""
+
+
+def ask(tmp_path: Path, module: str, *argv: str, folder: str = "") -> dict[str, str]:
+    """Run the program in a Python that has the packages of a folder."""
+    asked = {"module": module, "argv": argv, "world": 16, "folder": folder}
+    env = {"PATH": os.defpath, "PYTHONPATH": str(tmp_path), "POD_AGENT_QUESTION": json.dumps(asked)}
+    done = subprocess.run(
+        [sys.executable, str(PROGRAM)], env=env, cwd=tmp_path, capture_output=True, text=True,
+        check=False, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout.splitlines()[-1])
+    assert isinstance(answer, dict)
+    return answer
+
+
+def refused(what: str, key: str = "", near: str = "") -> dict[str, str]:
+    """Return the answer of a refusal."""
+    return {"verdict": "refused", "what": what, "key": key, "near": near}
+
+
+ACCEPTED = {"verdict": "accepted", "what": "", "key": "", "near": ""}
+
+
+@pytest.mark.parametrize(
+    ("argv", "answer"),
+    [
+        (("--train.batch_size", "8"), ACCEPTED),
+        (("--train.batch", "8"), ACCEPTED),  # argparse takes abbreviations
+        (
+            ("--train.bach_size", "8"),
+            refused(
+                "unrecognized arguments: --train.bach_size 8",
+                "--train.bach_size",
+                "--train.batch_size",
+            ),
+        ),
+        (
+            ("--train.batch_size=two",),
+            refused("argument --train.batch_size: invalid int value: 'two'", "--train.batch_size"),
+        ),
+        (("--vllm.num_engines", "3"), refused("AssertionError: 3 engines do not fit")),
+    ],
+)
+def test_a_program_of_argparse(
+    tmp_path: Path, argv: tuple[str, ...], answer: dict[str, str]
+) -> None:
+    """Its parser and its assertions decide, without the heavy modules, and nothing is trained."""
+    install_openrlhf(tmp_path)
+    assert ask(tmp_path, PPO, *argv) == answer
+    assert not (tmp_path / "trained").exists()
+
+
+def test_a_program_that_is_not_known_is_ended_after_its_parser(tmp_path: Path) -> None:
+    """Whatever follows could be the training."""
+    install_openrlhf(tmp_path, UNKNOWN)
+    assert ask(tmp_path, PPO) == ACCEPTED
+    assert ask(tmp_path, PPO, "--x")["key"] == "--x"
+    assert not (tmp_path / "trained").exists()
+    install_openrlhf(tmp_path, "open('trained', 'w')\n")
+    assert ask(tmp_path, PPO)["verdict"] == "unknown"
+    assert not (tmp_path / "trained").exists()
+
+
+@pytest.mark.parametrize(
+    ("argv", "answer"),
+    [
+        (("trainer.nnodes=2", "+new=1"), ACCEPTED),
+        (
+            ("trainer.nnodez=2",),
+            refused(
+                "Could not override 'trainer.nnodez'. To append use +trainer.nnodez=2",
+                "trainer.nnodez",
+                "trainer.nnodes",
+            ),
+        ),
+        (
+            ("+trainer.nnodes=2",),
+            refused(
+                "Could not override 'trainer.nnodes'. To append use ++trainer.nnodes=2",
+                "+trainer.nnodes",
+            ),
+        ),
+        (
+            ("--config-name", "ppo_trainr"),
+            refused("Cannot find primary config 'ppo_trainr'."),
+        ),
+        (
+            ("--confg-name=x",),
+            refused("unrecognized arguments: --confg-name=x", "--confg-name"),
+        ),
+    ],
+)
+def test_a_program_of_hydra(tmp_path: Path, argv: tuple[str, ...], answer: dict[str, str]) -> None:
+    """Its tree is composed with the overrides; verl itself is not imported."""
+    install_verl(tmp_path)
+    assert ask(tmp_path, MAIN, *argv) == answer
+
+
+def test_a_tree_that_does_not_compose_by_itself_refuses_nothing(tmp_path: Path) -> None:
+    """Then the arguments are not what it fails by."""
+    install_verl(tmp_path)
+    (tmp_path / "verl/trainer/config/ppo_trainer.json").unlink()
+    assert ask(tmp_path, MAIN, "trainer.nnodes=2")["verdict"] == "unknown"
+
+
+def test_the_jobs_folder_comes_first(tmp_path: Path) -> None:
+    """A checkout there is what the job imports."""
+    install_verl(tmp_path)
+    other = tmp_path / "code"
+    install_verl(other, '{"mine": 1}')
+    assert ask(tmp_path, MAIN, "mine=2")["verdict"] == "refused"
+    assert ask(tmp_path, MAIN, "mine=2", folder=str(other)) == ACCEPTED
+
+
+def test_what_is_not_there_is_unknown(tmp_path: Path) -> None:
+    """A package that is missing, a program without a form that is known, a parser's bug."""
+    missing = ask(tmp_path, MAIN)
+    assert missing["verdict"] == "unknown"
+    assert missing["what"].startswith("verl.trainer.main_ppo is not installed for ")
+    install_verl(tmp_path)
+    write(tmp_path / "verl/trainer/main_ppo.py", "print('no form')\n")
+    assert "in a form that is not known" in ask(tmp_path, MAIN)["what"]
+    install_openrlhf(tmp_path, "import argparse\nargparse.ArgumentParser().parse_args()\n1 / 0\n")
+    assert ask(tmp_path, PPO)["verdict"] == "accepted"  # it has no `train`: ended before
+    install_openrlhf(tmp_path, "import nothing_of_that_name\nparser.parse_args()\n")
+    assert "nothing_of_that_name" in ask(tmp_path, PPO)["what"]
+
+
+def test_trl_is_asked_by_its_configuration(tmp_path: Path) -> None:
+    """For the number of processes, and as a machine without GPUs can."""
+    write(tmp_path / "transformers.py", "class TrainingArguments:\n    world_size = 1\n")
+    program = tmp_path / "trl_grpo.py"
+    write(program, TRL)
+    assert ask(tmp_path, str(program), "--beta", "0.1") == ACCEPTED
+    typo = ask(tmp_path, str(program), "--config", "betta=1")
+    assert typo == refused("TRL has no betta", "betta")
+    wrong = ask(tmp_path, str(program), "--beta", "x")
+    assert wrong["key"] == "--beta"
+    assert wrong["what"].endswith("argument --beta: invalid float value: 'x'")

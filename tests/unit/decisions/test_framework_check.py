@@ -1,0 +1,137 @@
+"""The framework's check of the job's command, as the head decides on it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from agent.base import ends
+from agent.decisions import head
+from agent.decisions.attempts import AttemptSnapshot
+from agent.decisions.head import head_state as h
+from agent.decisions.head.head_state import HeadPhase
+from agent.decisions.shared import StepOver
+from agent.plan import waits as wait_keys
+from support.heads import LIMITS, PREPARED, RUNNING, SUBMITTED, TICK, Trace, goal, nodes, reported
+
+if TYPE_CHECKING:
+    from agent.decisions.head.head_goal import HeadGoal
+
+LIMIT = 20.0
+REFUSAL = ends.FRAMEWORK_REFUSES.outcome(
+    framework="verl 0.9.7",
+    what="x in AGENT_JOB_ARGS",
+    words="no x",
+    culprit="AGENT_JOB_ARGS",
+    remedy="Correct it there",
+)
+ACCEPTED = h.FrameworkAnswered()
+REFUSED = h.FrameworkAnswered(REFUSAL)
+UNKNOWN = h.FrameworkAnswered(unknown="verl is not installed for python3")
+
+
+def asking(workers: int = 0, *, prepare: bool = False, given: bool = False) -> HeadGoal:
+    """Return a goal whose command is asked about."""
+    return replace(
+        goal(workers, prepare=prepare, given=given),
+        framework="verl 0.9.7",
+        limits={**LIMITS, wait_keys.FRAMEWORK: LIMIT},
+    )
+
+
+def ends_of(trace: Trace) -> list[tuple[int, str, str]]:
+    """Return code, reason and culprit of the ends."""
+    return [(end.exit_code, end.reason, end.culprit) for end in trace.outcomes]
+
+
+def test_a_refusal_ends_the_run_before_any_worker_is_awaited() -> None:
+    """With the framework's words, while Ray still starts."""
+    trace = Trace(asking(3), [(1.5, REFUSED)])
+    assert ends_of(trace) == [
+        (78, "verl 0.9.7 refuses x in AGENT_JOB_ARGS: no x", "AGENT_JOB_ARGS")
+    ]
+    assert trace.outcomes[0].phase == "booting"
+
+
+def test_the_framework_is_asked_at_the_start_and_only_then() -> None:
+    """One question for a run; none for a command without a known framework."""
+    assert [a for a in head.first_state(asking()).actions if isinstance(a, h.AskFramework)]
+    assert not [a for a in head.first_state(goal()).actions if isinstance(a, h.AskFramework)]
+    trace = Trace(asking(), [(1.0, ACCEPTED), (3.0, nodes()), (4.0, SUBMITTED), (9.0, TICK)])
+    assert "AskFramework" not in list(trace.kinds())
+
+
+def test_the_job_is_not_submitted_before_the_answer() -> None:
+    """Though all else is ready; it is submitted at once when the answer is there."""
+    trace = Trace(asking(1), [(3.0, nodes(2)), (4.0, reported(2)), (5.0, TICK)])
+    assert "SubmitJob" not in list(trace.kinds())
+    waits = [wait.what for wait in head.pending_waits(trace.state)]
+    assert waits == ["verl 0.9.7 to check the job's command"]
+    trace.take(ACCEPTED, 6.0)
+    assert list(trace.kinds())[-1:] == ["SubmitJob"]
+
+
+def test_without_an_answer_in_time_the_job_is_submitted() -> None:
+    """With a warning; a refusal that comes later is a warning, too."""
+    trace = Trace(asking(), [(3.0, nodes()), (LIMIT, TICK)])
+    assert "SubmitJob" in list(trace.kinds())
+    assert "has not checked the job's command in time" in trace.log
+    trace.take(SUBMITTED, LIMIT + 1)
+    trace.take(REFUSED, LIMIT + 2)
+    assert trace.outcomes == []
+    assert trace.state.phase is HeadPhase.RUNNING
+    assert "no x; the job goes on, since it is submitted already. Correct it there" in trace.log
+
+
+def test_what_cannot_be_asked_is_a_warning() -> None:
+    """Never a refusal."""
+    trace = Trace(asking(), [(1.0, UNKNOWN), (3.0, nodes())])
+    assert "SubmitJob" in list(trace.kinds())
+    assert "verl 0.9.7 cannot be asked: verl is not installed for python3" in trace.log
+
+
+def test_prepare_steps_may_install_another_version() -> None:
+    """A refusal before their end is no verdict: it is asked again after them."""
+    trace = Trace(asking(prepare=True), [(1.0, REFUSED), (3.0, nodes())])
+    assert trace.outcomes == []
+    assert "asked again after the prepare steps" in trace.log
+    for event in PREPARED:
+        trace.take(event, 10.0)
+    assert list(trace.kinds()).count("AskFramework") == 1
+    assert "SubmitJob" not in list(trace.kinds())
+    trace.take(REFUSED, 11.0)
+    assert [code for code, *_ in ends_of(trace)] == [78]
+
+    installed = Trace(asking(prepare=True), [(1.0, UNKNOWN), (3.0, nodes())])
+    for event in PREPARED:
+        installed.take(event, 40.0)
+    installed.take(ACCEPTED, 41.0)
+    assert "SubmitJob" in list(installed.kinds())
+    assert "cannot be asked" not in installed.log
+
+
+def test_a_step_that_fails_ends_the_run_as_always() -> None:
+    """Whatever the framework has said before."""
+    trace = Trace(
+        asking(prepare=True), [(1.0, REFUSED), (2.0, StepOver("AGENT_PREPARE", "code 1"))]
+    )
+    assert [code for code, *_ in ends_of(trace)] == [69]
+
+
+def test_on_a_given_ray_a_refusal_is_a_warning() -> None:
+    """The driver may run on another machine, with another version; nothing waits."""
+    trace = Trace(asking(given=True), [(3.0, nodes())])
+    assert "SubmitJob" in list(trace.kinds())
+    other = Trace(asking(1, given=True), [(1.0, REFUSED)])
+    assert other.outcomes == []
+    assert "Ray may run it elsewhere" in other.log
+
+
+def test_a_job_that_runs_already_is_not_asked_about() -> None:
+    """A killed agent's job goes on."""
+    first = Trace(asking(), [(1.0, ACCEPTED), *RUNNING])
+    snapshot = h.snapshot_of(first.state)
+    assert isinstance(snapshot, AttemptSnapshot)
+    again = head.first_state(replace(asking(), resumed_attempt=snapshot))
+    assert not [a for a in again.actions if isinstance(a, h.AskFramework)]
