@@ -2,8 +2,9 @@
 
 Many frameworks' scripts clean up a machine before they start Ray themselves. Under the agent that
 ends the agent, the Ray of the run, and with them the job. Only words at the place of a command
-count: a comment, a text that is printed and a here-document do not. Which names and command lines a
-pattern is tried on is `_Victims`.
+count: a comment, a text that is printed and a here-document do not. Scripts that the script starts
+or sources are read as well, but not what those start. Which names and command lines a pattern is
+tried on is `_Victims`.
 """
 
 from __future__ import annotations
@@ -43,14 +44,17 @@ def ending_lines(command: Sequence[str], *, with_ray: bool) -> tuple[EndingLine,
     victims = _victims(command, with_ray=with_ray)
     given = _inline_text(command)
     if given:
-        found = _in_shell(given, "the command after --", victims)
+        found = _with_called(given, "the command after --", victims)
         return tuple(found)[:_MOST]
     path = _script(command)
     text = _text(path) if path else ""
-    first = text.partition("\n")[0]
-    is_python = path.endswith(".py") or (first.startswith("#!") and "python" in first)
-    look = _in_python if is_python else _in_shell
+    look = _in_python if _is_python(text, path) else _with_called
     return tuple(look(text, path, victims))[:_MOST]
+
+
+def _is_python(text: str, path: str) -> bool:
+    first = text.partition("\n")[0]
+    return path.endswith(".py") or (first.startswith("#!") and "python" in first)
 
 
 def _victims(command: Sequence[str], *, with_ray: bool) -> _Victims:
@@ -116,33 +120,89 @@ def _text(path: str) -> str:
 
 # --- shell ---------------------------------------------------------------------------------------
 
-_OPENS = re.compile(r"(?:^|[;&|]\s*|\s)(?:if|case|for|while|until|select)\b|(?:\(\)|^)\s*\{\s*$")
-_CLOSES = re.compile(r"^\s*(?:fi|esac|done|\})(?=$|[\s;&|)])")
-_AND_OR = re.compile(r"&&|\|\|")
 _HERE = re.compile(r"<<-?\s*(['\"]?)(\w+)\1")
 _PREFIXES = {
-    *(
-        "sudo",
-        "command",
-        "exec",
-        "nohup",
-        "time",
-        "env",
-        "then",
-        "do",
-        "else",
-        "!",
-        "{",
-        "(",
-        "nice",
-    ),
-    *("if", "while", "until", "timeout", "setsid"),
+    *("sudo", "command", "exec", "nohup", "time", "env", "nice", "timeout", "setsid"),
+    *("if", "then", "elif", "else", "while", "until", "do", "!", "{", "("),
 }
+"""Words before a command, which may have flags and numbers."""
+_OPENS = {"if", "while", "until", "for", "case", "select", "function", "{"}
+_CLOSES = {"fi", "done", "esac", "}"}
+_NO_COMMAND = {"for", "case", "select", "function", *_CLOSES}
+"""Words that open or close a block whose further words on the line are no command."""
+_MOST_SCRIPTS = 16  # that a script starts, and that are read
+_SOURCES = {"source", "."}
+_SHOWN_LINE = 200
 _OPERATORS = set(";&|()`")
 """The characters between two commands of a line."""
 
 
-def _in_shell(text: str, path: str, victims: _Victims) -> Iterator[EndingLine]:
+class _Command(Value):
+    """One command of a script."""
+
+    words: tuple[str, ...]
+    is_sure: bool  # False below a condition, in a loop or in a function: it may not be reached
+
+
+def _with_called(text: str, path: str, victims: _Victims) -> Iterator[EndingLine]:
+    """Yield the lines of a script, and of those that it starts or sources, that end something."""
+    seen = {path}
+    for number, line, commands in _lines_with_commands(text):
+        if line.rstrip().endswith(IGNORE):
+            continue
+        ending = [command for command in commands if _command_ends(command.words, victims)]
+        ending += _searching_kills(commands, victims)
+        if ending:
+            is_sure = any(command.is_sure for command in ending)
+            yield EndingLine(path, number, line.strip()[:_SHOWN_LINE], is_sure)
+
+        for command in commands:
+            called = _called_script(command.words, path)
+            if not called or called in seen or len(seen) > _MOST_SCRIPTS:
+                continue
+            seen.add(called)
+            yield from _in_called(called, victims, is_sure=command.is_sure)
+
+
+def _in_called(path: str, victims: _Victims, *, is_sure: bool) -> Iterator[EndingLine]:
+    """Yield such lines of a script that another one starts; what it starts itself is not read."""
+    text = _text(path)
+    if _is_python(text, path):
+        return
+    for number, line, commands in _lines_with_commands(text):
+        ending = [command for command in commands if _command_ends(command.words, victims)]
+        ending += _searching_kills(commands, victims)
+        if ending and not line.rstrip().endswith(IGNORE):
+            reached = is_sure and any(command.is_sure for command in ending)
+            yield EndingLine(path, number, line.strip()[:_SHOWN_LINE], reached)
+
+
+_OF_ITS_FOLDER = re.compile(r"^\$(?:\w+|\{[^}]+\}|\(.*\))/")
+"""A variable or command at the start of a path, usually the folder of the script itself."""
+
+
+def _called_script(words: Sequence[str], path: str) -> str:
+    """Return the script that a command starts by a shell, by its path, or sources; '' for none."""
+    program = words[0]
+    candidates = [word for word in words[1:] if not word.startswith("-")][:1]
+    is_program = program.endswith((".sh", ".bash"))
+    if is_program:
+        candidates = [program]
+    elif program not in _SOURCES and not _SHELLS.fullmatch(PurePath(program).name):
+        return ""
+    for word in candidates:
+        beside = _OF_ITS_FOLDER.sub("", word)
+        places = [str(PurePath(path).parent / beside)]
+        if beside == word:
+            places.insert(0, word)  # where the job runs comes first
+        for place in places:
+            if _is_text(place):
+                return place
+    return ""
+
+
+def _lines_with_commands(text: str) -> Iterator[tuple[int, str, list[_Command]]]:
+    """Yield each line with its number and its commands."""
     depth = 0
     here = ""
     for number, line in _whole_lines(text):
@@ -154,20 +214,18 @@ def _in_shell(text: str, path: str, victims: _Victims) -> Iterator[EndingLine]:
         opened = _HERE.search(line)
         if opened is not None:
             here = opened[2]
+        commands, depth = _commands(line, depth)
+        yield number, line, commands
 
-        # Does it run in any case? Not below `if`, in a loop, or in a function that is not called.
-        bare = line.strip()
-        depth = max(0, depth - len(_CLOSES.findall(line)))
-        is_sure = depth == 0 and not bare.startswith(("if ", "while ", "until ", "elif "))
-        depth += len(_OPENS.findall(line))
-        if re.search(r"(?:;|\s)(?:fi|done|esac)\s*(?:$|[;&|#])", line):
-            depth = max(0, depth - 1)
 
-        if not bare or bare.startswith("#") or line.rstrip().endswith(IGNORE):
-            continue
-        if _ends(line, victims):
-            first = _AND_OR.split(line)[0]
-            yield EndingLine(path, number, bare[:200], is_sure and _ends(first, victims))
+def _searching_kills(commands: Sequence[_Command], victims: _Victims) -> list[_Command]:
+    """Return the search of `ps aux | grep python | xargs kill -9`, or of `kill -9 $(pgrep ray)`."""
+    kills = any(
+        command.words[:1] == ("kill",) or command.words[:2] == ("xargs", "kill")
+        for command in commands
+    )
+    searched = [one for one in commands if one.words[0] in {"grep", "pgrep", "pidof"}]
+    return [one for one in searched if kills and _search_matches(one.words, victims)]
 
 
 def _whole_lines(text: str) -> Iterator[tuple[int, str]]:
@@ -188,37 +246,65 @@ def _whole_lines(text: str) -> Iterator[tuple[int, str]]:
 
 def _ends(line: str, victims: _Victims) -> bool:
     """Return whether one of a line's commands ends the agent or its Ray."""
-    commands = list(_commands(line))
-    if any(_command_ends(words, victims) for words in commands):
-        return True
-
-    # `ps aux | grep python | xargs kill -9`, `kill -9 $(pgrep -f ray)`: who is killed is searched.
-    kills = any(words[:1] == ["kill"] or words[:2] == ["xargs", "kill"] for words in commands)
-    searched = [words for words in commands if words[0] in {"grep", "pgrep", "pidof"}]
-    return kills and any(_search_matches(words, victims) for words in searched)
+    commands, _ = _commands(line)
+    found = any(_command_ends(command.words, victims) for command in commands)
+    return found or bool(_searching_kills(commands, victims))
 
 
-def _commands(line: str) -> Iterator[list[str]]:
-    """Yield the words of each command of a line, without what precedes a command."""
+def _commands(line: str, depth: int = 0) -> tuple[list[_Command], int]:
+    """Return the commands of a line, and how many blocks are open after it.
+
+    A comment is none, and a text in quotes is one word, whatever it says.
+    """
     try:
         lexer = shlex.shlex(line, posix=True, punctuation_chars=";&|()`")
         lexer.whitespace_split = True
         lexer.commenters = "#"
         tokens = list(lexer)
     except ValueError:  # quotes that end on another line
-        return
+        return [], depth
+
+    found: list[_Command] = []
     words: list[str] = []
+    is_conditional = False  # after && or ||
     for part in [*tokens, ";"]:
-        if part == "$" or set(part) <= _OPERATORS:
-            bare = _without_prefix(words)
-            if bare:
-                yield bare
-            words = []
-        else:
+        if part != "$" and not set(part) <= _OPERATORS:
             words.append(part)
+            continue
+        if words:
+            command, depth = _parsed(words, depth, is_conditional=is_conditional)
+            found += command
+        words = []
+        if part in {"&&", "||"}:
+            is_conditional = True
+        elif part in {";", "&", ";;"}:
+            is_conditional = False
+    return found, depth
 
 
-def _without_prefix(words: list[str]) -> list[str]:
+def _parsed(words: list[str], depth: int, *, is_conditional: bool) -> tuple[list[_Command], int]:
+    """Return the command in some words, if there is one, and the depth after them."""
+    is_sure = depth == 0 and not is_conditional
+    for at, word in enumerate(words):
+        is_keyword = word in _PREFIXES or word in _NO_COMMAND or word in _OPENS
+        if not is_keyword:
+            break
+        if word in _CLOSES:
+            depth = max(0, depth - 1)
+        elif word in _OPENS:
+            depth += 1
+        if word in _NO_COMMAND:
+            rest = words[at + 1 :]
+            if word == "function" and rest[-1:] != ["{"]:
+                depth -= 1  # its block opens on another line
+            return [], depth
+        if word == "{":
+            is_sure = False
+    bare = _without_prefix(words)
+    return ([_Command(tuple(bare), is_sure)] if bare else []), depth
+
+
+def _without_prefix(words: Sequence[str]) -> list[str]:
     """Drop assignments, and words such as `sudo`, with their flags and numbers."""
     at = 0
     seen_prefix = False
@@ -230,7 +316,7 @@ def _without_prefix(words: list[str]) -> list[str]:
             break
         seen_prefix = seen_prefix or word in _PREFIXES
         at += 1
-    bare = words[at:]
+    bare = list(words[at:])
     if not bare:
         return []
     if bare[0] == "xargs":
@@ -244,10 +330,10 @@ _PKILL_LIMITS = ("-P", "--parent", "-g", "--pgroup", "-s", "--session", "-F", "-
 _KILLALL_TAKES = {"-u", "--user", "-s", "--signal", "-o", "-y", "-n", "--ns"}
 
 
-def _command_ends(words: list[str], victims: _Victims) -> bool:
+def _command_ends(words: Sequence[str], victims: _Victims) -> bool:
     program = words[0]
     if program == "ray":
-        return victims.has_ray and words[1:2] == ["stop"]
+        return victims.has_ray and list(words[1:2]) == ["stop"]
     if program == "pkill":
         return _search_matches(words, victims)
     if program == "killall":
@@ -279,7 +365,7 @@ def _name_matches(name: str, victims: _Victims, *, is_pattern: bool) -> bool:
     return name in victims.names
 
 
-def _search_matches(words: list[str], victims: _Victims) -> bool:
+def _search_matches(words: Sequence[str], victims: _Victims) -> bool:
     """Return whether the pattern of pkill, pgrep, pidof or grep finds one of the victims."""
     flags = [word for word in words[1:] if word.startswith("-")]
     if words[0] != "grep" and any(flag.startswith(_PKILL_LIMITS) for flag in flags):
@@ -342,7 +428,17 @@ def _shell_text(call: ast.Call) -> str:
     first = call.args[0]
     if isinstance(first, ast.Constant) and isinstance(first.value, str):
         return first.value
+    if isinstance(first, ast.JoinedStr):  # with every text that it may contain
+        return "".join(_texts_in(first))
     if isinstance(first, ast.List | ast.Tuple):
         words = [item.value for item in first.elts if isinstance(item, ast.Constant)]
         return shlex.join(map(str, words))
     return ""
+
+
+def _texts_in(node: ast.AST) -> Iterator[str]:
+    """Yield the texts in an expression, in their order."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        yield node.value
+    for child in ast.iter_child_nodes(node):
+        yield from _texts_in(child)

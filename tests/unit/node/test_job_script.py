@@ -45,6 +45,8 @@ def test_the_clean_up_of_an_upstream_script(tmp_path: Path) -> None:
     """What would end the run is found by its line; sglang's processes are none of ours."""
     assert found(tmp_path, SLIME) == [5, 6, 7]
     assert found(tmp_path, SLIME, with_ray=False) == [7]
+    lines = ending_lines(["bash", str(tmp_path / "run.sh")], with_ray=True)
+    assert all(line.is_sure for line in lines)  # the comment's `for` opens no loop
 
 
 @pytest.mark.parametrize(
@@ -116,6 +118,19 @@ def test_what_does_not(tmp_path: Path, line: str) -> None:
         ("case $1 in\n  a) true ;;\nesac\nray stop \\\n  --force\n", True),
         ('[ -z "$KEEP" ] && ray stop\n', False),
         ("trap 'ray stop' EXIT\npkill python\n", True),
+        ("echo 'waiting for ray'\npkill python\n", True),
+        ("# if this is a rerun\npkill python\n", True),
+        ("if pkill python; then\n  true\nfi\n", True),
+        ("for h in a b; do pkill python; done\n", False),
+        ("true || pkill python\n", False),
+        ("sleep 3; pkill python\n", True),
+        ("function clean {\n  pkill python\n}\n", False),
+        ("function clean\n{\n  pkill python\n}\n", False),
+        ("function clean\n{\n  true\n}\npkill python\n", True),
+        ("[ -e x ] || { echo no; exit 1; }\npkill python\n", True),
+        ("[ -e x ] || { pkill python; }\n", False),
+        ("while read -r x; do\n  true\ndone < list\npkill python\n", True),
+        ("if true\nthen\n  for i in 1; do echo $i; done\nfi; pkill python\n", True),
     ],
 )
 def test_a_line_that_may_not_be_reached_is_not_sure(tmp_path: Path, text: str, sure: bool) -> None:  # noqa: FBT001
@@ -134,11 +149,46 @@ def test_python(tmp_path: Path) -> None:
         'os.system("pkill -9 sglang; ray stop --force")\n'
         "def clean():\n"
         '    subprocess.run(["pkill", "-9", "python"], check=False)\n'
+        "    execute(f\"{'' if x else 'ray stop --force; '}sleep {n}\")\n"
     )
     script = tmp_path / "run.py"
     script.write_text(text)
     lines = ending_lines(["python3", "-u", str(script)], with_ray=True)
-    assert [(line.number, line.is_sure) for line in lines] == [(3, True), (5, False)]
+    assert [(line.number, line.is_sure) for line in lines] == [
+        (3, True),
+        (5, False),
+        (6, False),
+    ]
+
+
+def test_scripts_that_the_script_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One level of them, from the folder of the job or of the script; sure if both lines are."""
+    monkeypatch.chdir(tmp_path)
+    scripts = tmp_path / "scripts"
+    scripts.mkdir()
+    (scripts / "run.sh").write_text(
+        'source "${SCRIPT_DIR}/clean.sh"\n'
+        "if true; then\n  bash -x more.sh 8\nfi\n"
+        "./here.sh\n. missing.sh\nbash $X\nbash run.sh\n"
+    )
+    (scripts / "clean.sh").write_text("#!/bin/bash\npkill -9 python\nbash ../deep.sh\n")
+    (tmp_path / "more.sh").write_text("pkill -9 python\n")
+    (tmp_path / "here.sh").write_text("echo pkill\nray stop  # pod-agent: ignore\n")
+    (tmp_path / "deep.sh").write_text("pkill -9 python\n")
+    lines = ending_lines(["bash", "scripts/run.sh"], with_ray=True)
+    assert [(line.path, line.number, line.is_sure) for line in lines] == [
+        ("scripts/clean.sh", 2, True),
+        ("more.sh", 1, False),
+    ]
+
+
+def test_the_number_of_scripts_that_are_read_is_bounded(tmp_path: Path) -> None:
+    """A script that starts hundreds is no reason to read them all."""
+    script = tmp_path / "run.sh"
+    script.write_text("".join(f"bash s{number}.sh\n" for number in range(40)))
+    for number in range(40):
+        (tmp_path / f"s{number}.sh").write_text("pkill python\n" if number > 20 else "true\n")
+    assert ending_lines(["bash", str(script)], with_ray=True) == ()
 
 
 def test_the_command_itself(tmp_path: Path) -> None:
