@@ -168,6 +168,12 @@ LIMITS_OF_RUN = {MAX_HOURS.culprit, MAX_COST.culprit}
 
 REFUSED = _refused("{reason}", "{culprit}", "{remedy}", STARTING)  # settings, or a preflight check
 REFUSED_BY_HEAD = _refused("refused by the head: {refusal}", "this node")
+TOO_FEW_GPUS = _refused(
+    "AGENT_SERVICES {key}: {asked}, which the head has made rank {rank}",
+    "AGENT_SERVICES",
+    "Ask for fewer, or let the service run on a node that has them (`where`)",
+)
+"""On a worker without a rank of its platform; others find it before the start."""
 NODES_DIFFER = _refused("{reason}", "{check}", "{remedy}")  # in versions, variables or GPUs
 ALL_REDUCE_FAILED = _refused(
     "{check}: the all-reduce failed: {failure}",
@@ -216,6 +222,12 @@ BOOT_TOO_LONG = _unavailable(
 """Each wait began again and again, as after a Ray that was lost while it booted."""
 RAY_NOT_STARTED = _unavailable("{what}: {evidence}", "ray")  # on the head, or lost too often
 RAY_NOT_JOINED = _unavailable("Ray on this node could not join: {evidence}", "ray")
+ADDRESS_UNKNOWN = _unavailable(
+    "the job names the address of {services}, on a node that has not reported",
+    "AGENT_SERVICES",
+    "Wait for that node, without AGENT_PARTIAL=proceed, or let the service run on another",
+    _SUBMITTING,
+)
 JOB_NOT_SUBMITTED = _unavailable("the job could not be submitted: {evidence}", "ray")
 SERVICE_LOST = _unavailable("{loss}: {evidence}", "{name}")
 

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 FRAMEWORK = "framework"
 CHECKPOINTS = "checkpoints"
 INPUTS = "inputs"
-RECIPE_CHECKS = (FRAMEWORK, CHECKPOINTS, INPUTS)
+SERVICE_GPUS = "GPUs of services"
+PLAN_CHECKS = (FRAMEWORK, CHECKPOINTS, INPUTS, SERVICE_GPUS)
 _GIB = 1 << 30
 _CHECKPOINT_FACTOR = 7  # a checkpoint's size by its weights: 2 bytes, plus 12 of the optimizer
 

@@ -13,7 +13,16 @@ from msgspec.structs import replace
 from agent.base import times
 from agent.base.ends import Outcome
 from agent.base.text import duration_text
-from agent.base.value import Bytes, Count, OptionalAddress, Required, Seconds, Timestamp, Value
+from agent.base.value import (
+    ByName,
+    Bytes,
+    Count,
+    OptionalAddress,
+    Required,
+    Seconds,
+    Timestamp,
+    Value,
+)
 from agent.checks.finding import Finding
 from agent.job.share import ShareOrder
 
@@ -118,6 +127,8 @@ class Order(Value):
     generation: Count = 1  # counts a service's starts; for a share, the number of the attempt
     share: ShareOrder | None = None  # the share to start, if the order starts one
     at: OptionalAddress = ""  # the address of the node to probe; '' for the head
+    addresses: ByName[OptionalAddress] = field(default_factory=dict)
+    """For a service, step or share: the nodes of services on a rank; '' for the head."""
 
 
 class Refused(SharedEvent):

@@ -69,15 +69,15 @@ class NodeMean(Value):
 
     def with_figures(self, figures: Figures) -> NodeMean:
         """Return the means after a report, which may repeat the last figures."""
-        if figures.at == self.at or not figures.gpus:
+        of_job = [gpu for gpu in figures.gpus if not gpu.is_of_service]
+        if figures.at == self.at or not of_job:
             return self
         known = {gpu.index: gpu for gpu in self.gpus}
-        count = self.readings if known.keys() == {gpu.index for gpu in figures.gpus} else 0
+        count = self.readings if known.keys() == {gpu.index for gpu in of_job} else 0
         gpus = tuple(
-            known.get(gpu.index, GpuMean(gpu.index)).with_reading(gpu, count)
-            for gpu in figures.gpus
+            known.get(gpu.index, GpuMean(gpu.index)).with_reading(gpu, count) for gpu in of_job
         )
-        reasons = (reason for gpu in figures.gpus for reason in gpu.throttled if reason != "power")
+        reasons = (reason for gpu in of_job for reason in gpu.throttled if reason != "power")
         return NodeMean(figures.at, count + 1, gpus, tuple(dict.fromkeys(reasons)))
 
     def value(self, measure: Measure) -> float | None:

@@ -99,7 +99,8 @@ def fill(  # noqa: PLR0913 - all that is filled in
         "attempt": str(attempt),
         "checkpoints": checkpoints,
     }
-    return fill_words(argv, {**values, **of_launcher})
+    known = [place.fill_addresses(word) for word in argv]
+    return fill_words(known, {**values, **of_launcher})
 
 
 def fill_words(argv: Iterable[str], values: Mapping[str, str]) -> list[str]:

@@ -44,6 +44,10 @@ class NodeCommand(Value):
     session: ClassVar[None] = None
     port_user: ClassVar[tuple[str, str]] = ("the job's MASTER_PORT", "as the job has it")
 
+    def with_processes(self, processes: int) -> NodeCommand:
+        """Return it with another NPROC_PER_NODE."""
+        return replace(self, processes=processes)
+
     def placeholders(self, place: SharePlace) -> dict[str, str]:
         """Return the node's rank and the port; `{nodes}` is the number of all nodes, as NNODES."""
         return {"rank": place.rank, "nodes": place.nodes, "master_port": str(self.port)}

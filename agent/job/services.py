@@ -36,7 +36,10 @@ HEAD_IP = "{head_ip}"  # Placeholder for the head's address
 NODE_PLACEHOLDERS = ("node_ip", "head_ip", "rank", "log_dir")
 SHELL = ("/bin/sh", "-c")
 _INERT = re.compile(r"[\w./:,@%+=-]+|\[[0-9A-Fa-f:]+\]|\{\w+\}")  # also an unknown value's name
-_PLACEHOLDER = re.compile(r"(?<!\$)(//)?\{(" + "|".join(NODE_PLACEHOLDERS) + r")\}(:\d)?")
+_OF_SERVICE = r"address:[A-Za-z0-9-]+"
+_OF_NODE = "|".join(NODE_PLACEHOLDERS)
+_PLACEHOLDER = re.compile(rf"(?<!\$)(//)?\{{({_OF_NODE}|{_OF_SERVICE})\}}(:\d)?")
+_ADDRESS = re.compile(rf"(?<!\$)(//)?\{{({_OF_SERVICE})\}}(:\d)?")
 
 
 def service_log(name: str) -> str:
@@ -85,6 +88,8 @@ class Placeholders(Value):
     head_ip: str = HEAD_IP
     rank: str = "{rank}"
     log_dir: str = "{log_dir}"
+    addresses: Mapping[str, str] = field(default_factory=dict)
+    """Those of nodes by the service that runs there, as far as they are known."""
 
     def fill(self, text: str) -> str:
         """Fill in the placeholders; `${…}` of a shell stays.
@@ -92,6 +97,10 @@ class Placeholders(Value):
         In a URL or before a port an IPv6 address gets brackets.
         """
         return self._fill(text, str)
+
+    def fill_addresses(self, text: str) -> str:
+        """Fill in `{address:NAME}` alone."""
+        return self._fill(text, str, _ADDRESS)
 
     def shell_command(self, script: str) -> list[str]:
         """Return the argv that runs a shell script with the placeholders filled in.
@@ -112,16 +121,26 @@ class Placeholders(Value):
             return argv
         return [*argv, SHELL[0], *parameters]
 
-    def _fill(self, text: str, shown: Callable[[str], str]) -> str:
+    def _fill(
+        self, text: str, shown: Callable[[str], str], pattern: re.Pattern[str] = _PLACEHOLDER
+    ) -> str:
         def value_of(match: re.Match[str]) -> str:
             before = match[1] or ""
             after = match[3] or ""
-            value = getattr(self, match[2])
+            kind, _, service = match[2].partition(":")
+            if service and service not in self.addresses:
+                return match[0]
+            value = self.addresses[service] if service else getattr(self, kind)
             if before or after:
                 value = in_url(value)
             return f"{before}{shown(value)}{after}"
 
-        return _PLACEHOLDER.sub(value_of, text)
+        return pattern.sub(value_of, text)
+
+
+def addressed(text: str) -> list[str]:
+    """Return the services whose node's address a text has as `{address:NAME}`."""
+    return [match[2].partition(":")[2] for match in _ADDRESS.finditer(text)]
 
 
 PREPARE = "AGENT_PREPARE"
@@ -150,6 +169,11 @@ class PrepareStep(Value):
     def log(self) -> str:
         """Return the name of the file that holds its output."""
         return step_log(self.name)
+
+    @property
+    def addressed(self) -> tuple[str, ...]:
+        """Return the services whose node's address its command has."""
+        return tuple(dict.fromkeys(addressed(self.command)))
 
     def argv(self, place: Placeholders) -> list[str]:
         """Return the command that runs it on a node."""
@@ -277,6 +301,7 @@ class ServiceSpec(Value):
     alive: LivenessCheck | None = None
     after: tuple[str, ...] = ()
     """The steps and services that must be done or ready before it starts."""
+    gpus: int = 0  # The GPUs of its node that only it sees
 
     @property
     def asked_again(self) -> LivenessCheck | None:
@@ -289,6 +314,12 @@ class ServiceSpec(Value):
     def log(self) -> str:
         """Return the name of the file that holds its output."""
         return service_log(self.name)
+
+    @property
+    def addressed(self) -> tuple[str, ...]:
+        """Return the services whose node's address its command or environment has."""
+        texts = [*(self.argv or ()), *(text for _, text in self.env)]
+        return tuple(dict.fromkeys(name for text in texts for name in addressed(text)))
 
     def command(self, place: Placeholders) -> list[str]:
         """Return its argv on a node; not for external services."""

@@ -32,7 +32,8 @@ from agent.job.services import (
     TcpProbe,
     Where,
 )
-from agent.settings.values import LATER, duration, reserved_placeholder
+from agent.node.facts import CUDA, HIP, ROCR
+from agent.settings.values import duration
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -55,8 +56,6 @@ _RESERVED_NAMES = frozenset(
     }
 )
 """Names of the agent's logs and waits."""
-_RESERVED_KEYS = {"gpus"}  # For a later version
-_OWN_ADDRESS = "{head_ip}, {node_ip} or an address of yours"
 _ONE_PROBE = "one of http, tcp and log"
 
 
@@ -99,6 +98,7 @@ class _Reward(TypedDict, total=False):
         Annotated[str, Meta(pattern=r"\A[^=\0]+\Z")], Annotated[str, Meta(pattern=r"\A[^\0]*\Z")]
     ]
     after: list[str]
+    gpus: Annotated[int, Meta(ge=0, le=1024)]
 
 
 class _Service(_Reward, total=False):
@@ -175,15 +175,12 @@ class _Reader:
 
     def check_names(self, kind: str, tables: Mapping[str, Table], taken: Collection[str]) -> None:
         """Check the names of tables, which become those of logs and waits."""
-        for name, table in tables.items():
+        for name in tables:
             where = f"[{kind}.{name}]"
             if not _NAME.fullmatch(name):
                 self.report(where, f"the name {name!r}", "letters, digits and dashes")
             elif name.lower() in _RESERVED_NAMES or name in taken:
                 self.report(where, f"the name {name!r}, which is taken", "another name")
-            later = reserved_placeholder(str(table))
-            if later:
-                self.report(where, later, _OWN_ADDRESS)
 
     def read(self, prefix: str, table: Table, kind: type, required: Collection[str] = ()) -> Fields:
         """Return the values that a table sets, ready for use; {} if one of them is wrong."""
@@ -192,8 +189,9 @@ class _Reader:
             if key not in table:
                 self.report(f"{prefix}{key}", "nothing", "a value")
         for key in table.keys() - kind.__annotations__:
-            got = f"a key that is {LATER}" if key in _RESERVED_KEYS else "an unknown key"
-            self.report(f"{prefix}{key}", got, f"one of {', '.join(kind.__annotations__)}")
+            self.report(
+                f"{prefix}{key}", "an unknown key", f"one of {', '.join(kind.__annotations__)}"
+            )
 
         # Have the values the right types and limits?
         try:
@@ -248,6 +246,10 @@ class _Reader:
             alive = self.read(f"{label} alive.", fields["alive"], _Alive)
             fields["alive"] = LivenessCheck(**alive)
         if "env" in fields:
+            selected = sorted(fields["env"].keys() & {CUDA, HIP, ROCR})
+            if selected and fields.get("gpus"):
+                got = f"{selected[0]} beside gpus = {fields['gpus']}, which sets it"
+                self.report(f"{label} env", got, "one of the two")
             fields["env"] = tuple(fields["env"].items())
         return fields
 

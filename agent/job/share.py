@@ -87,6 +87,9 @@ class ShareLauncher(Protocol):
     def port_user(self) -> tuple[str, str]:
         """Who listens there, and on which addresses, as `plan` shows it."""
 
+    def with_processes(self, processes: int) -> ShareLauncher:
+        """Return it for so many processes on this node."""
+
     def placeholders(self, place: SharePlace) -> dict[str, str]:
         """Return the job's placeholders that only this launcher has, with their values."""
 

@@ -7,6 +7,8 @@ from itertools import dropwhile
 from pathlib import PurePath
 from typing import TYPE_CHECKING, ClassVar
 
+from msgspec.structs import replace
+
 from agent.base import times
 from agent.base.ends import shell_code
 from agent.base.errors import Problem
@@ -97,6 +99,10 @@ class Torchrun(Value):
     stops_its_group: ClassVar[bool] = True
     session: ClassVar[None] = None  # Without Ray there are no sessions
     port_user: ClassVar[tuple[str, str]] = ("torchrun's rendezvous", "every interface (torch's)")
+
+    def with_processes(self, processes: int) -> Torchrun:
+        """Return it for so many ranks on this node."""
+        return replace(self, processes=processes)
 
     def placeholders(self, _place: SharePlace) -> dict[str, str]:
         """Return none: torchrun gives ranks and port to the script."""

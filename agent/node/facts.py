@@ -384,6 +384,22 @@ def visible_devices(
     return {**passed, HIP: chosen}, note
 
 
+def device_variables(environ: Mapping[str, str], maker: str, ray: str | None) -> tuple[str, ...]:
+    """Return the variables by which a node's processes select GPUs, as `visible_devices` passes."""
+    if maker != "amd":
+        return (CUDA,)
+    if _assigns_by_hip(maker, ray):
+        return (HIP,)
+    given = tuple(name for name in (HIP, ROCR, CUDA) if name in environ)
+    return given or (ROCR,)  # by which an earlier Ray assigns them
+
+
+def chosen_devices(environ: Mapping[str, str], maker: str) -> str | None:
+    """Return the GPUs that the user has selected for this node; None for all."""
+    names = (HIP, ROCR, CUDA) if maker == "amd" else (CUDA,)
+    return next((environ[name] for name in names if name in environ), None)
+
+
 def contradiction(environ: Mapping[str, str], maker: str, ray: str | None) -> str:
     """Return which selections of AMD GPUs differ, or ''."""
     given = {name: environ[name] for name in (HIP, ROCR, CUDA) if name in environ}

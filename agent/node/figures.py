@@ -45,6 +45,7 @@ class GpuFigures(Value, array_like=True):
     errors: Count = 0  # uncorrected ECC errors since the driver was loaded
     usual_power: Count = 0  # watts while it worked so far; 0 if not known
     fault: str = ""  # why the driver does not report it, such as a lost GPU
+    is_of_service: bool = False  # true if a service has it alone: it does not work for the job
 
     @property
     def is_working(self) -> bool:

@@ -19,8 +19,9 @@ from agent.base.errors import Problem, SettingsError
 from agent.base.ports import port_map
 from agent.base.text import own_command
 from agent.checks import misspelling_findings, run_checks
-from agent.checks.finding import CheckedNode
+from agent.checks.finding import CheckedNode, Finding, Level
 from agent.checks.job_needs import (
+    SERVICE_GPUS,
     job_program,
     job_script,
     placeholder_slips,
@@ -29,16 +30,17 @@ from agent.checks.job_needs import (
 )
 from agent.frameworks.recipe import JobBasis
 from agent.job import services as work
+from agent.job.gpu_split import JOB_GPUS, split_gpus
 from agent.job.job import PLACEHOLDERS
 from agent.job.node_command import NODE_PLACEHOLDERS, NodeCommand
-from agent.job.share import gpus_of, processes
+from agent.job.share import processes
 from agent.job.torchrun_command import Torchrun
 from agent.node.facts import visible_devices
 from agent.plan import plan as process_names
 from agent.plan.listeners import listeners_of
 from agent.plan.node_price import NodePrice
 from agent.plan.plan import Plan, PlannedProcess, address_of, stop_budget
-from agent.plan.plan_job import plan_job, plan_recipe_job
+from agent.plan.plan_job import gpus_of_nodes, plan_job, plan_recipe_job
 from agent.plan.plan_services import all_services, plan_steps, service_only_ranks, with_reward
 from agent.plan.ray_start import OwnRay
 from agent.plan.waits import planned_waits
@@ -50,8 +52,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from agent.base.ports import Ports
-    from agent.checks.finding import Finding
     from agent.job.compile_caches import CompileCaches
+    from agent.job.gpu_split import GpuSplit
     from agent.job.job import RecipeJob
     from agent.job.services import ServicesFile, ServiceSpec
     from agent.node.facts import Facts
@@ -102,11 +104,13 @@ def make_plan(  # noqa: PLR0913 - all inputs of a plan
     # What starts the job's processes, and within which time do they stop?
     ports = port_map(settings.ray_port, settings.dashboard_port, settings.port, platform.ports)
     budget = stop_budget(settings.stop_grace)
-    launch = _launch(node, environ, ports, budget)
+    split = split_gpus(services, settings, facts, environ, rank, is_head=is_head)
+    launch = _launch(node, split, ports, budget)
 
     # What is the job?
     effective = replace(node, settings=with_reward(settings, file))
-    recipe = plan_recipe_job(effective, loaded.command, basis)
+    expected = gpus_of_nodes(split, topology, services)
+    recipe = plan_recipe_job(effective, loaded.command, basis, expected)
     job = plan_job(node, loaded.command, recipe, runtime_env, upload)
 
     # A container that its platform would start again is held.
@@ -122,6 +126,8 @@ def make_plan(  # noqa: PLR0913 - all inputs of a plan
         address=address_of(topology, settings, facts),
         ports=ports,
         launch=launch,
+        gpu_split=split,
+        expected_gpus=expected,
         job=job,
         recipe_env={} if recipe is None else recipe.env,
         steps=steps,
@@ -153,16 +159,14 @@ def _without_service_nodes(
     return replace(topology, expected_workers=max(0, workers))
 
 
-def _launch(
-    node: CheckedNode, environ: Mapping[str, str], ports: Ports, budget: StopBudget
-) -> Launch:
+def _launch(node: CheckedNode, split: GpuSplit, ports: Ports, budget: StopBudget) -> Launch:
     """Return what starts the job's processes: a launcher on every node, or a Ray."""
     settings = node.settings
     facts = node.facts
     platform = node.topology.platform
     if platform.given_ray is not None:
         return platform.given_ray
-    here = processes(gpus_of(settings, facts.gpus, environ), settings)
+    here = processes(len(split.of_job()), settings)
     if launcher(settings) == TORCHRUN:
         return Torchrun(
             python=facts.job_python,
@@ -178,7 +182,17 @@ def _launch(
         ports=ports,
         session=temp_dir(facts, platform.job_id),
         allotted_memory=platform.memory,
+        gpus=_gpus_for_ray(settings, split),
     )
+
+
+def _gpus_for_ray(settings: Settings, split: GpuSplit) -> str:
+    """Return how many GPUs Ray is given; '' where all of them are its own, and it counts them."""
+    if split.waits_for_rank:
+        return JOB_GPUS
+    if split.job_environment():
+        return str(len(split.of_job()))
+    return "" if settings.num_gpus is None else str(settings.num_gpus)
 
 
 def temp_dir(facts: Facts, job_id: str | None = None) -> str:
@@ -253,6 +267,10 @@ def _findings(
     if plan.topology.is_head:
         yield from unasked_framework(plan.job)
     yield from placeholder_slips(_texts_with_placeholders(plan))
+    key, asked = plan.gpu_split.fault()
+    if key:
+        remedy = "Ask for fewer, or let the service run on a node that has them (`where`)"
+        yield Finding(SERVICE_GPUS, Level.FAIL, f"AGENT_SERVICES {key}: {asked}", remedy)
     if recipe is not None and plan.job is not None:
         yield from recipe_findings(recipe.known, node, plan.job.checkpoints)
 

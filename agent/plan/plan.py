@@ -12,9 +12,9 @@ from agent.base.ports import Ports
 from agent.base.value import Value
 from agent.checks.finding import Finding, Level
 from agent.job.compile_caches import CompileCaches
+from agent.job.gpu_split import GpuSplit
 from agent.job.job import Job
 from agent.job.services import HttpProbe, PrepareStep, ServiceSpec, service_log, step_log
-from agent.job.share import gpus_of
 from agent.node.facts import Facts
 from agent.plan import environment
 from agent.plan.ray_start import OwnRay
@@ -150,6 +150,8 @@ class Plan(Value):
     address: Address
     ports: Ports
     launch: Launch
+    gpu_split: GpuSplit
+    expected_gpus: tuple[int, ...]  # the job's, of the head and each expected worker
     job: Job | None  # on the head; without Ray on every node
     recipe_env: Mapping[str, str]  # environment variables of a recipe, for every node
     steps: tuple[PrepareStep, ...]  # the prepare steps of this node
@@ -183,8 +185,8 @@ class Plan(Value):
 
     @property
     def gpus(self) -> int:
-        """Return the GPUs for this node's share of the job."""
-        return gpus_of(self.settings, self.facts.gpus, self.environ)
+        """Return this node's GPUs for Ray and the job, as far as its rank is known."""
+        return len(self.gpu_split.of_job())
 
     def process(self, name: str) -> PlannedProcess:
         """Return one of this node's processes."""
@@ -194,8 +196,11 @@ class Plan(Value):
         """Return the limit of a wait that is planned."""
         return next(wait.seconds for wait in self.waits if wait.key == key)
 
-    def environment(self, node_ip: str, head_ip: str) -> dict[str, str]:
-        """Return the environment of the processes that this node starts."""
+    def environment(self, node_ip: str, head_ip: str, rank: int | None = None) -> dict[str, str]:
+        """Return the environment of the processes that this node starts.
+
+        `rank` is the one that the head has given a node without one of its platform.
+        """
         environ = self.environ
         settings = self.settings
         given = self.topology.given_ray
@@ -209,7 +214,7 @@ class Plan(Value):
                 stop = {"RAY_JOB_STOP_WAIT_TIME_S": f"{max(1, int(self.budget.job))}"}
                 own = {**environment.OWN_RAY, **(stop if self.topology.is_head else {}), **own}
         caches = {} if self.caches is None else self.caches.variables(environ)
-        return {**caches, **self.recipe_env, **own}
+        return {**caches, **self.recipe_env, **own, **self.gpu_split.job_environment(rank)}
 
     @property
     def texts_with_secrets(self) -> tuple[tuple[str, str], ...]:

@@ -11,20 +11,42 @@ from agent.frameworks.recipe import NodeSize
 from agent.job.checkpoints import folder_of
 from agent.job.job import COMMAND, Job, plan_recipe, recipe_input, version_of
 from agent.plan.plan import log_root
+from agent.plan.plan_services import service_only_ranks
 from agent.settings.jobs import recipe_info, runs_by_shares
 
 if TYPE_CHECKING:
     from agent.checks.finding import CheckedNode
     from agent.frameworks.recipe import JobBasis
+    from agent.job.gpu_split import GpuSplit
     from agent.job.job import RecipeJob
+    from agent.job.services import ServiceSpec
     from agent.node.upload import UploadSize
+    from agent.platforms.resolve import Topology
     from agent.settings.model import Settings
 
 
+def gpus_of_nodes(
+    split: GpuSplit, topology: Topology, services: tuple[ServiceSpec, ...]
+) -> tuple[int, ...]:
+    """Return the job's GPUs of the head and of each expected worker, all of them like this node."""
+    head = 0
+    if topology.is_head and topology.own_rank is not None:
+        head = topology.own_rank
+    left_out = {head, *service_only_ranks(services)}
+    workers = [
+        rank for rank in range(topology.expected_workers + len(left_out)) if rank not in left_out
+    ]
+    counts = [split.count_for(rank, is_head=False) for rank in workers[: topology.expected_workers]]
+    return (split.count_for(head, is_head=True), *counts)
+
+
 def plan_recipe_job(
-    node: CheckedNode, command: tuple[str, ...] | None, basis: JobBasis
+    node: CheckedNode,
+    command: tuple[str, ...] | None,
+    basis: JobBasis,
+    gpus: tuple[int, ...],
 ) -> RecipeJob | None:
-    """Plan the recipe; raise SettingsError if it does not fit the nodes.
+    """Plan the recipe; raise SettingsError if it does not fit the nodes, with these GPUs of each.
 
     Workers plan it, too: Ray on each node needs the recipe's environment variables.
     """
@@ -38,12 +60,12 @@ def plan_recipe_job(
 
     # All expected nodes are taken to be like this one.
     size = NodeSize(
-        gpus=facts.gpus if settings.num_gpus is None else settings.num_gpus,
+        gpus=0,
         cpus=settings.num_cpus or min(facts.cpus, platform.cpus or facts.cpus),
         memory=platform.memory or facts.memory,
         gpu_memory=facts.gpu_memory,
     )
-    nodes = (size,) * (topology.expected_workers + 1)
+    nodes = tuple(replace(size, gpus=count) for count in gpus)
 
     version, version_warning = version_of(known, facts.framework)
     folder = checkpoint_folder(settings, command)

@@ -123,6 +123,9 @@ def _place_problems(
     rank = spec.where.rank
     if topology.given_ray is not None and spec.where.kind != "head":
         yield Problem(f"{where} where", spec.where.sentence(), _ONLY_HEAD)
+    if topology.given_ray is not None and spec.gpus:
+        expected = f"0: {topology.given_ray.owner}'s Ray counts all GPUs of its pods as its own"
+        yield Problem(f"{where} gpus", str(spec.gpus), expected)
     if rank is not None and nodes is not None and rank >= nodes:
         expected = f"a rank from 0 to {nodes - 1}, or a larger EXPECTED_WORKERS"
         yield Problem(f"{where} where", f"rank {rank} of {nodes} node(s)", expected)

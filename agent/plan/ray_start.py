@@ -23,6 +23,7 @@ class OwnRay(Value):
     ports: Ports
     session: str  # Ray's temp dir, which contains its sessions
     allotted_memory: int | None = None  # bytes of a job on a shared node, unknown to Ray
+    gpus: str = ""  # how many GPUs Ray gets; '' where it counts them itself
 
     @property
     def is_guarded(self) -> bool:
@@ -66,8 +67,8 @@ class OwnRay(Value):
             f"--max-worker-port={ports.last_worker}",
             f"--num-cpus={settings.num_cpus or self.facts.cpus}",
         ]
-        if settings.num_gpus is not None:
-            argv.append(f"--num-gpus={settings.num_gpus}")
+        if self.gpus:
+            argv.append(f"--num-gpus={self.gpus}")
         if settings.resources:
             argv.append(f"--resources={json.dumps(settings.resources)}")
         # memory limits where Ray's defaults are too large and the user set none; with

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from msgspec import to_builtins
@@ -131,7 +132,7 @@ def _nodes_text(plan: Plan) -> str:
     topology = plan.topology
     settings = plan.settings
 
-    gpus = _gpus(plan)
+    gpus = plan.gpus
     models = listed(plan.facts.node_versions.gpu_models)
     size = " without GPUs"
     if gpus:
@@ -145,15 +146,26 @@ def _nodes_text(plan: Plan) -> str:
     elif topology.platform.nodes is not None:
         source = topology.platform.name
     elif not topology.is_head:
-        return f"this one{size}; the head decides how many there are"
+        own = "".join(f"; {text}" for text in _own_gpus(plan))
+        return f"this one{size}{own}; the head decides how many there are"
 
     alike = ", each like this one" if topology.expected_workers else ""
+    if plan.gpu_split.services:
+        kinds = Counter(plan.expected_gpus).items()
+        size = f": {listed(f'{count} x {gpus}' for gpus, count in kinds)} GPU(s) for the job"
+        alike = "".join(f"; {text}" for text in _own_gpus(plan))
     return f"{topology.expected_workers + 1}{size}{alike}, by {source}"
 
 
-def _gpus(plan: Plan) -> int:
-    given = plan.settings.num_gpus
-    return plan.facts.gpus if given is None else given
+def _own_gpus(plan: Plan) -> Iterator[str]:
+    """Yield the GPUs of each service on this node that has some of its own."""
+    for name, devices in plan.gpu_split.of_services().items():
+        yield f"{_gpus_text(devices)} here for {name}"
+
+
+def _gpus_text(devices: Sequence[str]) -> str:
+    """Return the GPUs of a service by their names: `GPU 6, 7`."""
+    return f"GPU {', '.join(devices)}" if devices else "no GPU"
 
 
 def _job_text(plan: Plan) -> str:
@@ -303,14 +315,18 @@ def commands_of(plan: Plan) -> Iterator[str]:
     for process in plan.processes:
         yield f"{process.label + ':':<8}{shell_line(process.command(here))}"
     for spec in plan.all_services if topology.is_head else plan.possible_services:
-        yield _service_line(spec, here if spec in plan.services else Placeholders())
+        is_here = spec in plan.services
+        own = plan.gpu_split.of_services().get(spec.name) if is_here else None
+        yield _service_line(spec, here if is_here else Placeholders(), own)
     if plan.job is not None:
         yield from _job_lines(plan, plan.job)
 
 
-def _service_line(spec: ServiceSpec, place: Placeholders) -> str:
+def _service_line(spec: ServiceSpec, place: Placeholders, own: Sequence[str] | None) -> str:
     where = "" if spec.where.kind == "head" else f" on {spec.where.sentence()}"
     joins = ", which joins no Ray" if spec.alone else ""
+    if spec.gpus:
+        joins += f", with {spec.gpus} GPU(s) of its own" if own is None else f", {_gpus_text(own)}"
     command = shell_line(spec.command(place)) if spec.argv else "external, only probed"
     return f"{spec.name}{where}{joins}: {command}"
 
@@ -386,7 +402,7 @@ def to_json(plan: Plan) -> dict[str, Any]:
         "head": head_of(plan),
         "address": {"ip": plan.address.ip, "how": plan.address.how},
         "expected_workers": topology.expected_workers if topology.is_head else None,
-        "gpus": _gpus(plan),
+        "gpus": plan.gpus,
         "job": None if plan.job is None else _job_json(plan.job),
         "commands": list(commands_of(plan)),
         "environment": environment_of(plan),

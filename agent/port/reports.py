@@ -32,7 +32,7 @@ from agent.processes.waiting import Inbox
 from agent.record.log import say
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
     from agent.job.share import ShareOrder
     from agent.port.protocol import Bye, Hello, Reply, Report, WorkerStats
@@ -41,6 +41,7 @@ K = TypeVar("K")
 BASE_LIMIT = 256
 MOST_DEPARTED = 4  # Refused and departed agents that are kept of one address
 _NETWORK_SHARE = 4  # An IPv6 network's agents that departed: one of so many that are kept
+_STARTS = (OrderKind.START_SERVICE, OrderKind.RUN_STEP, OrderKind.RUN_SHARE)
 _BURST = 50  # Reports that an address without a token may send at once
 _SHARERS = 8  # Addresses of an IPv6 network that report at full pace, where no worker is expected
 _MOST_PACED = 4096  # Addresses whose reports are counted, apart from those that send too many
@@ -174,7 +175,9 @@ class Reports:
         is_needed: Callable[[str], bool] = lambda _key: False,
         is_expected: Callable[[str, int | None], bool] = lambda _key, _rank: False,
         has_token: bool = False,
+        addresses: Callable[[], Mapping[str, str]] = dict,
     ) -> None:
+        self._addresses = addresses  # of services on a rank, which go with orders to start
         self._reply = reply
         self._expected = expected
         self._emit = emit
@@ -235,7 +238,9 @@ class Reports:
         if agent is None:
             return
         self._order_count += 1  # one count for all agents, since a forgotten one may register again
-        agent.orders.append(Order(self._id, self._order_count, kind, name, generation, share, at))
+        addresses = self._addresses() if kind in _STARTS else {}
+        count = self._order_count
+        agent.orders.append(Order(self._id, count, kind, name, generation, share, at, addresses))
         if kind is OrderKind.SEND_LOG:
             agent.asked_logs.add(name)
         agent.wake.set()

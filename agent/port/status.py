@@ -168,6 +168,8 @@ def _services(status: Status) -> Iterator[Line]:
     for service in status["services"]:
         state = service["state"]
         details = []
+        if service.get("gpus"):
+            details.append(f"GPUs of its own: {service['gpus']}")
         if service["restarts"]:
             details.append(f"restarts: {service['restarts']}")
         if service["outages"]:

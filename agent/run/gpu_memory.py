@@ -76,17 +76,26 @@ class GpuMemory:
     """The memory of this node's GPUs between attempts."""
 
     def __init__(
-        self, plan: Plan, holders: Callable[[], Mapping[int, Sequence[str]]] | None = None
+        self,
+        plan: Plan,
+        holders: Callable[[], Mapping[int, Sequence[str]]] | None = None,
+        job_gpus: Callable[[], frozenset[int] | None] = lambda: None,
     ) -> None:
         read = gpu_reader(plan)
         self._source = None if read is None else Source(read)
         self._holders = Source(holders or NvmlReader().holders)
-        self._visible = visible_gpus(plan.environ)
+        self._chosen = visible_gpus(plan.environ)
+        self._job_gpus = job_gpus  # where services have GPUs of their own
         self._at_start: dict[int, int] = {}
 
-        # A service may hold memory while no job runs.
-        own = [spec for spec in plan.all_services if spec.argv is not None]
+        # A service may hold memory of the job's GPUs while no job runs, if it has none of its own.
+        own = [spec for spec in plan.all_services if spec.argv is not None and not spec.gpus]
         self._may_wait = all(spec.asked == "builtin" for spec in own)
+
+    @property
+    def _visible(self) -> frozenset[int] | None:
+        of_job = self._job_gpus()
+        return self._chosen if of_job is None else of_job
 
     async def look_at_start(self) -> None:
         """Name what holds memory before the first attempt."""

@@ -31,6 +31,7 @@ from agent.bridge.link import RayLink
 from agent.decisions import head
 from agent.decisions.few_steps import warn_of_few_steps
 from agent.decisions.head import head_state as h
+from agent.decisions.head.service_addresses import known_place
 from agent.decisions.head.service_order import service_address
 from agent.decisions.shared import (
     HERE,
@@ -113,7 +114,7 @@ class HeadAgent:
 
         # What runs on this node.
         self._ray = started.ray
-        self._work = LocalWork(run, inbox.put, lambda: self._placeholders)
+        self._work = LocalWork(run, inbox.put, lambda: known_place(self._placeholders, self._state))
         self._prober = Prober(run)
         self._framework = FrameworkAsker(run, started.env, lambda: self._placeholders, inbox.put)
         self._link = self._make_link()
@@ -432,9 +433,8 @@ class HeadAgent:
     async def _watch_ray(self, child: Child) -> None:
         """Watch this node's Ray until it ends."""
         put = self._inbox.put
-        ip = self._placeholders.node_ip
-
-        watch_gcs = partial(self._watch_gcs, ip, self._plan.ports.gcs, 0.1)
+        own_ip = self._placeholders.node_ip
+        watch_gcs = partial(self._watch_gcs, own_ip, self._plan.ports.gcs, 0.1)
         watch_hangs = partial(
             self._run.effects.processes.watch_ray_helpers,
             child,
@@ -562,9 +562,10 @@ class HeadAgent:
             str(progress_path(self._run.folder, self._state.attempt.number)),
             is_followed=is_followed,
         )
-        reward_place = replace(self._placeholders, node_ip=self._reward_ip)
-        url = reward_url(self._plan.all_services, reward_place)
-        return await maker.make(self._placeholders, url, self._env, self._run.redactor.clean)
+        place = replace(self._placeholders, node_ip=self._reward_ip)
+        url = reward_url(self._plan.all_services, place)
+        here = known_place(self._placeholders, self._state)
+        return await maker.make(here, url, self._env, self._run.redactor.clean)
 
     @property
     def _reward_ip(self) -> str:
@@ -679,9 +680,7 @@ class HeadAgent:
         parts = parts_of_workers(run, self._status, self._state, self._reports)
         attempts = self._keeper.record.attempts
         workers = self._state.fleet.workers.values()
-        present = [
-            worker for worker in workers if worker.ip and not worker.silent and not worker.refused
-        ]
+        present = [one for one in workers if one.ip and not (one.silent or one.refused)]
         others = [(worker.ip, self._plan.ports.agent) for worker in present]
 
         async def write_bundle(outcome: Outcome) -> Outcome:

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from agent.base import ends, times
 from agent.base.ends import Outcome
-from agent.base.text import mib
+from agent.base.text import listed, mib
 from agent.base.value import Value
 from agent.decisions.attempts import DriverSignaled
 from agent.decisions.head.head_state import CheckpointSeen, SaveOver
@@ -29,6 +29,7 @@ from agent.decisions.shared import LogLine
 from agent.diagnosis.end_lines import RunEnd
 from agent.frameworks.recipe import CONFIG, JobBasis, MisfitError, shape_of
 from agent.job import checkpoints
+from agent.job.addresses import unknown_addresses
 from agent.job.checkpoints import resumes_from, step_of
 from agent.job.job import (
     checkpoint_owner,
@@ -36,6 +37,7 @@ from agent.job.job import (
     fill,
     is_sized_by_links,
 )
+from agent.job.services import addressed
 from agent.node.read import cached_model, model_config
 from agent.plan.environment import without_proxy_to
 from agent.plan.plan import JOB_LOG
@@ -314,12 +316,25 @@ class SubmissionMaker:
             inherited = {} if ray is None else env
             job_env |= {name: text for name, text in command.env.items() if name not in inherited}
 
-        # What the user set wins over what the agent would choose.
+        # Addresses of services' nodes, in variables that Ray's actors cannot inherit filled in.
         runtime_env = job.runtime_env
-        if job_env:
-            given = runtime_env.get("env_vars")
-            of_user = given if isinstance(given, dict) else {}
-            runtime_env = {**runtime_env, "env_vars": {**job_env, **of_user}}
+        given = runtime_env.get("env_vars")
+        of_user = given if isinstance(given, dict) else {}
+        named = {name: text for name, text in {**env, **of_user}.items() if addressed(str(text))}
+        texts = (*argv, *map(str, named.values()))
+        unknown = unknown_addresses(texts, self._plan.all_services, placeholders)
+        if unknown:
+            return ends.ADDRESS_UNKNOWN.outcome(services=listed(unknown))
+        filled = {name: placeholders.fill_addresses(str(text)) for name, text in named.items()}
+        filled = {name: text for name, text in filled.items() if text != named[name]}
+        shown = sorted(name for name, text in filled.items() if clean(text) != text)
+        if ray is not None and shown:
+            text = f"{listed(shown)} has a secret and an address: Ray's dashboard shows it"
+            messages.append(LogLine(text, "warning"))
+
+        # What the user set wins over what the agent would choose.
+        if job_env or filled:
+            runtime_env = {**runtime_env, "env_vars": {**job_env, **of_user, **filled}}
 
         # The words of this attempt, as a shell command without secrets.
         attempt = state.attempt.number

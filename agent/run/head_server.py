@@ -18,6 +18,7 @@ from agent.decisions.head.boot_waits import service_title
 from agent.decisions.head.fleet import Worker
 from agent.decisions.head.head_decide import is_agent_expected, is_worker_needed
 from agent.decisions.head.head_state import HeadPhase, WorkerReported
+from agent.decisions.head.service_addresses import addresses_by_rank
 from agent.decisions.shared import HERE, OrderKind, StopAsked
 from agent.decisions.stall import Stalled
 from agent.diagnosis.glance import glance_of
@@ -93,6 +94,7 @@ def make_reports(
         most=agent_limit(plan.topology.expected_workers),
         is_needed=lambda key: is_worker_needed(get_state(), key, run.now()),
         is_expected=lambda key, rank: is_agent_expected(get_state(), key, rank),
+        addresses=lambda: addresses_by_rank(get_state()),
     )
 
 
@@ -366,6 +368,7 @@ class RunStatus:
         return {
             "name": service_title(state, key),
             "state": item.step.value,
+            "gpus": state.goal.service(name).gpus,
             "detail": item.evidence,
             "restarts": item.generation - 1,
             "outages": len(outages),

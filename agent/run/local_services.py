@@ -154,7 +154,7 @@ class LocalWork:
         """
         plan = self._run.plan
         if plan.topology.is_head:
-            env = plan.environment(place.node_ip, place.head_ip)
+            env = plan.environment(place.node_ip, place.head_ip, self._run.rank)
         else:
             env = environment.for_children(plan.environ, plan.settings)
         env = environment.without_cluster_auth(env, plan.settings, keeps_wandb=True)
@@ -194,8 +194,10 @@ class LocalWork:
         if former is not None and former.running:
             await former.stop(plan.budget.services)
 
-        full = plan.environment(place.node_ip, place.head_ip)
-        env = {**environment.without_cluster_auth(full, plan.settings), **spec.environment(place)}
+        full = plan.environment(place.node_ip, place.head_ip, self._run.rank)
+        env = environment.without_cluster_auth(full, plan.settings)
+        env |= plan.gpu_split.service_environment(name, self._run.rank)
+        env |= spec.environment(place)
         child = await self._run.start(name, spec.command(place), env, spec.log)
         self._running[name] = child
 

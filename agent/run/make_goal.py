@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from agent.base import times
 from agent.decisions.head.head_goal import OUR_RAY, HeadGoal
 from agent.frameworks.recipe import NodeSize
+from agent.job.addresses import ranked_and_named
 from agent.job.framework_question import question_of
 from agent.job.job import is_sized, is_sized_by_links
 from agent.plan import waits as wait_keys
@@ -86,6 +87,7 @@ def make_goal(plan: Plan, keeper: RunKeeper, now: float, done: Iterable[str] = (
         resumed_attempt=None if plan.job is None else keeper.open_attempt(now),
         submission_id=None if given is None else given.submission_id,
         services=plan.all_services,
+        addressed=ranked_and_named(plan.all_services, (*plan.all_services, *plan.all_steps)),
         steps=plan.steps,
         max_prepare_seconds=preparing,
         step_holders=step_holders,

@@ -93,7 +93,13 @@ def gpu_reader(plan: Plan) -> Callable[[], tuple[Sequence[GpuFigures], str]] | N
 class NodeFigures:
     """Reads this node's figures; `newest` has the last ones."""
 
-    def __init__(self, sources: Sources, now: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        sources: Sources,
+        now: Callable[[], float],
+        job_gpus: Callable[[], frozenset[int] | None] = lambda: None,
+    ) -> None:
+        self._job_gpus = job_gpus  # their numbers; None where services have none of their own
         self.newest: Figures | None = None
         self._now = now
         self._gpus = None if sources.gpus is None else Source(sources.gpus)
@@ -169,7 +175,10 @@ class NodeFigures:
         if found is None:
             return (), "the driver does not answer" if source.hangs else "the driver fails"
         gpus = []
+        of_job = self._job_gpus()
         for gpu in found[0]:
             usual = self._usual.setdefault(gpu.index, UsualPower())
-            gpus.append(replace(gpu, usual_power=usual.with_sample(gpu)))
+            is_of_service = of_job is not None and gpu.index not in of_job
+            power = usual.with_sample(gpu)
+            gpus.append(replace(gpu, usual_power=power, is_of_service=is_of_service))
         return tuple(gpus), found[1]

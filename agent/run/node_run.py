@@ -146,6 +146,7 @@ class NodeRun:
         self.redactor = redactor
         self.folder = folder
         self.run_id = run_id  # the node's run; '' on a worker that has no reply of the head yet
+        self.rank = plan.topology.own_rank  # on a worker without one also what the head gives it
         self.surviving = surviving  # the processes of a killed agent that this one replaces
         self._clock = RunClock(started, effects.clock)
 
@@ -174,8 +175,8 @@ class NodeRun:
         self._dropped: set[tuple[str, str]] = set()  # errors of dropped events, each logged once
         self._waits = WaitLog(self.record, say, draw)
         self.best_effort = BestEffort()  # runs optional tasks: their failures never end the run
-        self.figures = NodeFigures(Sources(plan, lambda: folder.path), self.now)
-        self.gpu_memory = GpuMemory(plan)
+        self.figures = NodeFigures(Sources(plan, lambda: folder.path), self.now, self.job_gpus)
+        self.gpu_memory = GpuMemory(plan, job_gpus=self.job_gpus)
         self.stats = NodeStats(redactor.clean, lambda: self.figures.newest)
 
         # The records on disk: node.json continues a killed agent's.
@@ -202,6 +203,10 @@ class NodeRun:
         began = events.Began(role, self.run_id, iso_time(time.time() - self.now()), __version__)
         where = partial(self.folder.held, events.EVENTS_FILE)
         return EventRecorder(where, self.redactor.clean, began, self.now)
+
+    def job_gpus(self) -> frozenset[int] | None:
+        """Return the numbers of the job's GPUs; None where no service has some of its own."""
+        return self.plan.gpu_split.job_indexes(self.rank)
 
     @property
     def finished_steps(self) -> tuple[str, ...]:

@@ -61,7 +61,7 @@ async def run_all_reduce(run: NodeRun, share: ShareOrder, place: Placeholders) -
     here = replace(place, rank=str(share.rank), log_dir=str(out.parent))
     gpus = ",".join(map(str, share.gpus))
     argv = [word.replace(GPUS, gpus) for word in process.command(here)]
-    full = plan.environment(place.node_ip, place.head_ip)
+    full = plan.environment(place.node_ip, place.head_ip, run.rank)
     env = environment.without_cluster_auth(full, plan.settings)
 
     # It ends by itself, or is stopped.

@@ -25,12 +25,13 @@ from agent.base.errors import Problem, SettingsError
 from agent.base.text import is_ip
 from agent.base.value import Value
 from agent.checks import NAMES, run_checks
-from agent.checks.job_needs import RECIPE_CHECKS
+from agent.checks.job_needs import PLAN_CHECKS
 from agent.frameworks import recipe_of
 from agent.frameworks.recipe import JobBasis
+from agent.job.addresses import address_problems
 from agent.job.checkpoints import kept_settings
 from agent.job.node_command import node_problems
-from agent.job.services import ServicesFile
+from agent.job.services import NO_FILE, ServicesFile
 from agent.job.torchrun_command import split_python, torchrun_problems
 from agent.node import gpus, read
 from agent.node.facts import Facts
@@ -40,7 +41,7 @@ from agent.node.upload import UploadSize
 from agent.plan.listeners import port_clashes
 from agent.plan.make import make_plan, private_folder
 from agent.plan.plan_job import checkpoint_folder
-from agent.plan.plan_services import service_problems
+from agent.plan.plan_services import all_services, service_problems
 from agent.platforms.rank_variables import PlatformInfo
 from agent.platforms.resolve import Topology, detect_platform, resolve
 from agent.processes import parent
@@ -268,7 +269,11 @@ def _read_job(environ: Mapping[str, str], given: Given, machine: Machine, place:
     if platform is not None:
         problems += port_clashes(settings, given.words, platform.ports, platform.given_ray)
     if topology is not None:
-        problems += service_problems(settings, given.words, topology, machine.services)
+        file = machine.services
+        problems += service_problems(settings, given.words, topology, file)
+        services = all_services(settings, given.words, file, topology.platform.ports)
+        if settings.services is None or file is not NO_FILE:  # else its own problems come first
+            problems += address_problems(settings, given.words, services, file, environ)
     return JobInput(runtime_env, upload, tuple(problems))
 
 
@@ -359,5 +364,5 @@ def examine_machine(environ: Mapping[str, str]) -> tuple[Facts, tuple[Finding, .
     ports = [int(listener.port) for listener in plan.listeners if listener.port.isdigit()]
     driver = gpus.ask_driver(plan.facts.gpu_maker, environ.get("PATH"))
     facts = replace(plan.facts, taken_ports=read.taken_ports(ports), driver=driver)
-    others = [finding for finding in plan.findings if finding.check in {NAMES, *RECIPE_CHECKS}]
+    others = [finding for finding in plan.findings if finding.check in {NAMES, *PLAN_CHECKS}]
     return facts, (*others, *run_checks(facts, plan.settings, plan.topology))

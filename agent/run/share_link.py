@@ -22,11 +22,12 @@ from msgspec.structs import replace
 from agent.base import times
 from agent.decisions.attempts import submission_id_of
 from agent.decisions.head import head_state as h
+from agent.decisions.head.service_addresses import known_place
 from agent.decisions.shared import HERE, OrderKind
 from agent.diagnosis.flight_recorder import recorder_environment
 from agent.job.job import PROGRESS_VARIABLE, fill
 from agent.job.services import reward_url
-from agent.job.share import ShareEnd, ShareLauncher, ShareOrder, ShareOver, SharePlace
+from agent.job.share import ShareEnd, ShareLauncher, ShareOrder, ShareOver, SharePlace, processes
 from agent.plan import environment
 from agent.plan.plan import JOB_LOG
 from agent.processes import process
@@ -89,7 +90,7 @@ class LocalShare:
         # that it fits.
         recipe = plan.job.recipe
         argv = plan.job.argv
-        launcher = self._launcher
+        launcher = self._launcher.with_processes(processes(share.gpus[share.rank], plan.settings))
         recipe_env = {}
         if recipe is not None:
             sized = recipe.command(share.nodes, run.run_id, share.basis)
@@ -103,7 +104,8 @@ class LocalShare:
 
         # The launcher's command line for it, and the environment of both.
         command = launcher.command(words, here)
-        full = {**recipe_env, **plan.environment(place.node_ip, place.head_ip)}
+        full = {**recipe_env, **plan.environment(place.node_ip, place.head_ip, self._run.rank)}
+        full = {name: place.fill_addresses(text) for name, text in full.items()}
         full = run.with_wandb_run(full)
         full |= environment.without_proxy_to(full, [share.reward_ip])
         folder = run.folder.path
@@ -229,7 +231,8 @@ class ShareLink:
         output.to_watcher(self._watcher)
         output.start()
         own = ShareOrder(0, nodes, reward_ip, basis)
-        await self.share.start(number, own, self._place, recent)
+        place = known_place(self._place, state)
+        await self.share.start(number, own, place, recent)
         self._send(h.Submitted(state.attempt.id))
         return output
 

@@ -110,7 +110,8 @@ class Diagnostics:
         figures = self._run.figures.newest
         if figures is None or self._run.now() > figures.at + times.STALL_CHECK_LONGEST:
             return []
-        return [gpu for gpu in figures.gpus if gpu.use is not None]
+        of_job = (gpu for gpu in figures.gpus if not gpu.is_of_service)
+        return [gpu for gpu in of_job if gpu.use is not None]
 
     async def _checkpoint_grows(self) -> bool:
         """Return whether the newest checkpoint here changed lately, or since the last call."""

@@ -34,6 +34,8 @@ from agent.decisions import worker
 from agent.decisions.head.head_state import HeadPhase
 from agent.decisions.shared import LogLine, Refused, StopAsked, Tick
 from agent.decisions.worker import worker_state as w
+from agent.job.addresses import with_addresses
+from agent.job.gpu_split import JOB_GPUS
 from agent.job.job import job_identity
 from agent.job.services import Placeholders, digest
 from agent.plan.plan import RAY, versions
@@ -174,6 +176,7 @@ class WorkerAgent:
             before = self._state
             _, state, actions = self._run.decide(worker.decide, w.FROM_OUTSIDE, before, event)
             self._state = state
+            self._run.rank = state.rank
             self._run.set_phase(state.phase.value)
             record_reachability(self._run, before, state)
             if state.head_phase == HeadPhase.RUNNING.value:
@@ -232,12 +235,13 @@ class WorkerAgent:
     def _place(self) -> Placeholders:
         head = self._state.head_ip or ""
         rank = self._state.rank
-        return Placeholders(
+        place = Placeholders(
             node_ip=self._own_ip or self._network.source_towards(head) or "127.0.0.1",
             head_ip=head,
             rank="" if rank is None else str(rank),
             log_dir=str(self._run.folder.path),
         )
+        return with_addresses(place, self._plan.all_services, self._state.addresses)
 
     async def _start_ray(self, head_ip: str) -> None:
         plan = self._plan
@@ -255,8 +259,10 @@ class WorkerAgent:
         self._run.node.update(epoch=epoch, head_ip=head_ip, attempt=self._state.ray_attempt)
 
         process = plan.process(RAY)
+        gpus = str(len(plan.gpu_split.of_job(self._run.rank)))
         argv = process.command(Placeholders(node_ip, head_ip))
-        env = self._run.with_wandb_run(plan.environment(node_ip, head_ip))
+        argv = [word.replace(JOB_GPUS, gpus) for word in argv]
+        env = self._run.with_wandb_run(plan.environment(node_ip, head_ip, self._run.rank))
         self._ray = await self._run.start(process.name, argv, env, process.log)
         self._tasks.start_soon(self._watch_ray, self._ray, node_ip)
 
@@ -421,6 +427,7 @@ def worker_goal(plan: Plan) -> w.WorkerGoal:
         rank=plan.topology.platform.rank,
         service_only_ranks=service_only_ranks(plan.all_services),
         by_shares=plan.share_launcher is not None,
+        gpu_split=plan.gpu_split,
     )
 
 

@@ -19,7 +19,7 @@ from agent.settings.jobs import (
 )
 from agent.settings.model import FIELD_OF, Settings, secret_texts
 from agent.settings.recipe_options import check_recipe_options
-from agent.settings.values import LATER, reserved_placeholder
+from agent.settings.values import LATER
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -50,7 +50,7 @@ def contradictions(settings: Settings, command: tuple[str, ...] | None) -> list[
         *_check_ray_args(settings.ray_args),
         *_check_launcher(settings),
         *_check_debugger(settings),
-        *_check_reserved(settings, command),
+        *_check_reserved(settings),
     ]
 
 
@@ -163,20 +163,10 @@ def _check_cost(settings: Settings) -> Iterator[Problem]:
         yield Problem("AGENT_MAX_COST", "a limit without a price", NEEDS_PRICE)
 
 
-def _check_reserved(settings: Settings, command: tuple[str, ...] | None) -> Iterator[Problem]:
+def _check_reserved(settings: Settings) -> Iterator[Problem]:
     if settings.reward == "judge":
         expected = "builtin, off, a URL or a shell command"
         yield Problem("AGENT_REWARD", f"'judge', which is {LATER}", expected)
-    texts = {
-        "--": command or (),
-        "AGENT_JOB_ARGS": settings.job_args,
-        "AGENT_REWARD": (settings.reward or "",),
-        "AGENT_PREPARE": (settings.prepare or "",),
-        "AGENT_PREPARE_EACH": (settings.prepare_each or "",),
-    }
-    for name, words in texts.items():
-        for placeholder in filter(None, map(reserved_placeholder, words)):
-            yield Problem(name, placeholder, "{head_ip} or an address of yours")
 
 
 def may_listen_on(address: str, settings: Settings) -> bool:

@@ -246,15 +246,6 @@ def resources(text: str) -> dict[str, float]:
         ) from None
 
 
-_RESERVED_PLACEHOLDER = re.compile(r"(?<!\$)\{address:[^{}]*\}")
-
-
-def reserved_placeholder(text: str) -> str:
-    """Return the first `{address:NAME}` of a text, which a later version will fill in, or ''."""
-    placeholder = _RESERVED_PLACEHOLDER.search(text)
-    return "" if placeholder is None else f"{placeholder[0]}, which is {LATER}"
-
-
 def shell_words(text: str) -> tuple[str, ...]:
     """Split words as a shell does, without expansion."""
     try:

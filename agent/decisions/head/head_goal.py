@@ -32,6 +32,8 @@ class HeadGoal(Value):
     first_attempt: int = 1  # the number of this head's first: those of earlier heads count
     submission_id: str | None = None  # as the owner of a given Ray expects the first
     services: tuple[ServiceSpec, ...] = ()  # all services of the run, on every node
+    addressed: frozenset[str] = frozenset()
+    """Services on a rank whose node's address something names: it starts once that is known."""
     steps: tuple[PrepareStep, ...] = ()  # the head's own prepare steps, in their order
     max_prepare_seconds: float = 0.0  # while a worker reports; also the limit of a blocked start
     step_holders: Mapping[StepOnDisk, str] | None = None

@@ -437,6 +437,18 @@ class HeadState(Value):
         keys = reversed(self.services.by_key)
         return next((node for node, service in keys if service == name), None)
 
+    def gpus_for_job(self, worker: Worker) -> int:
+        """Return a worker's GPUs without those of services whose rank the head has given it.
+
+        Its report leaves out those of other services.
+        """
+        if worker.rank is not None:
+            return worker.gpus
+        places = [spec for spec in self.goal.services if spec.where.kind == "rank"]
+        rank = worker.effective_rank
+        taken = sum(spec.gpus for spec in places if spec.where.rank == rank)
+        return max(0, worker.gpus - taken)
+
     @property
     def unreported_nodes(self) -> tuple[str, ...]:
         """Return the addresses of nodes in Ray whose agents may not have reported yet."""

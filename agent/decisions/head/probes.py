@@ -222,7 +222,7 @@ def begin_preflight(state: HeadState, now: float) -> HeadState:
     own = by_ray.get(state.ray.head_ip or "", goal.size)
     members = [(v.HERE, goal.node or "the head", own.gpus)]
     for worker in fleet.present():
-        gpus = by_ray.get(worker.ip, NodeSize(worker.gpus)).gpus
+        gpus = by_ray.get(worker.ip, NodeSize(state.gpus_for_job(worker))).gpus
         members.append((worker.key, worker.name, gpus))
 
     sizes = tuple(NodeSize(gpus) for _, _, gpus in members)
@@ -397,4 +397,4 @@ def _gpu_counts(state: HeadState) -> Iterator[tuple[str, int, int]]:
         worker = fleet.workers.get(fleet.agent_at.get(ip, ""))
         size = state.ray.node_sizes.get(ip)
         if worker is not None and size is not None:
-            yield name, worker.gpus, size.gpus
+            yield name, state.gpus_for_job(worker), size.gpus

@@ -11,6 +11,7 @@ from agent.base.text import listed
 from agent.decisions.head import head_state as h
 from agent.decisions.head.boot_waits import service_title
 from agent.decisions.head.head_state import HeadPhase, HeadState
+from agent.decisions.head.service_addresses import addresses_by_rank, unknown_nodes
 from agent.decisions.shared import HERE, Item, LogLine, Step, Tick
 from agent.job.services import ServiceSpec, ordered_steps
 from agent.plan import waits as wait_keys
@@ -28,9 +29,14 @@ if TYPE_CHECKING:
 def start_items(state: HeadState, keys: Iterable[Key], now: float) -> HeadState:
     """Start those of these items whose dependencies are ready; block the others."""
     for key in keys:
-        missing = unmet_dependencies(state, key[0], _spec(state, key).after)
+        missing = _missing(state, key[0], _spec(state, key))
         state = _block(state, key, missing, now) if missing else _start(state, key, now)
     return state
+
+
+def _missing(state: HeadState, node: str, row: PrepareStep | ServiceSpec) -> tuple[str, ...]:
+    """Return what must be ready or known before a service or step starts on this node."""
+    return (*unmet_dependencies(state, node, row.after), *unknown_nodes(state, row))
 
 
 def _start(state: HeadState, key: Key, now: float) -> HeadState:
@@ -93,6 +99,8 @@ def start_unblocked(state: HeadState, turn: Turn) -> HeadState:
 def _unblocks_other_nodes(before: HeadState, state: HeadState) -> bool:
     """Return whether a change may unblock services or steps on other nodes."""
     if before.steps.by_key is not state.steps.by_key or before.required != state.required:
+        return True
+    if state.goal.addressed and addresses_by_rank(before) != addresses_by_rank(state):
         return True
     was = before.services.by_key
     now = state.services.by_key
@@ -450,7 +458,7 @@ def _order_steps_of(
     # The steps that are its turn: those on a shared disk only if no other node runs them.
     chosen = []
     for step in steps:
-        if step.name in done or unmet_dependencies(state, key, step.after):
+        if step.name in done or _missing(state, key, step):
             continue
         if step.once is not None and is_short and not takes_part:
             continue  # it would keep those that share its disk from the step: they come first

@@ -35,9 +35,10 @@ def start_shares(state: HeadState) -> HeadState:
     shares = {HERE: NodeShare(goal.node, goal.size)}
     for worker in filter(state.expects, fleet.present()):
         facts = fleet.facts.get(worker.key)
-        size = NodeSize(worker.gpus)
+        gpus = state.gpus_for_job(worker)
+        size = NodeSize(gpus)
         if facts is not None:
-            size = NodeSize(worker.gpus, facts.cpus, facts.memory, facts.gpu_memory)
+            size = NodeSize(gpus, facts.cpus, facts.memory, facts.gpu_memory)
         shares[worker.key] = NodeShare(worker.name, size)
     return replace(state, shares=JobShares(shares))
 

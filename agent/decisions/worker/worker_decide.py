@@ -386,6 +386,8 @@ def _carry_out(  # noqa: PLR0911 - one order, one return
         return state, ()
     is_other_head = last is not None and last.by != order.by
     state = replace(state, last_order=order)
+    if order.addresses:
+        state = replace(state, addresses=order.addresses)
 
     goal = state.goal
     name = order.name
@@ -465,6 +467,12 @@ def _end_by_reply(state: WorkerState, event: HeadSpoke) -> Decision | None:
 
     if event.refusal:
         return _leave(state, ends.REFUSED_BY_HEAD.outcome(refusal=event.refusal))
+
+    # Has the head given it a rank whose services need more GPUs than are here?
+    key, asked = state.goal.gpu_split.fault(state.rank)
+    if key and state.goal.rank is None:
+        end = ends.TOO_FEW_GPUS.outcome(key=key, asked=asked, rank=state.rank)
+        return _leave(state, end, must_report=True)
     return None
 
 

@@ -13,6 +13,7 @@ from agent.base import times
 from agent.base.ends import Outcome
 from agent.base.value import Value
 from agent.decisions.shared import Item, ItemReport, LocalWorkerEvent, Order, Step, WorkerAction
+from agent.job.gpu_split import GpuSplit
 from agent.job.services import PrepareStep, ServiceSpec, ordered_steps
 from agent.job.share import ShareOrder, ShareOver
 
@@ -47,6 +48,7 @@ class WorkerGoal(Value):
     without_job: bool = False  # AGENT_JOB=none: a stop is then the expected end, with code 0
     rank: int | None = None  # this node's rank, if its platform has one
     service_only_ranks: frozenset[int] = frozenset()  # of nodes that do not join Ray
+    gpu_split: GpuSplit = GpuSplit()  # this node's GPUs, between its services and the job
     by_shares: bool = False  # true if a launcher starts its share of the job and no Ray runs
 
 
@@ -96,6 +98,8 @@ class WorkerState(Value):
     services: Mapping[str, Item] = field(default_factory=dict)  # the services that the head ordered
     share_attempt: int | None = None  # the attempt of this node's last share
     share_over: ShareOver | None = None  # the end of that share; None while it runs
+    addresses: Mapping[str, str] = field(default_factory=dict)
+    """Of services on a rank, by the head's last order that had them; '' for the head's."""
     last_order: Order | None = None  # the last order that was carried out or refused
 
     def with_surviving_ray(self) -> WorkerState:

@@ -106,6 +106,7 @@ NODE = closed(
 )
 SERVICE = closed(
     *("name", "state", "detail"),
+    gpus=WHOLE,
     restarts=WHOLE,
     outages=WHOLE,
     outage_seconds=NUMBER,

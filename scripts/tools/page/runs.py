@@ -111,6 +111,7 @@ def _service(  # noqa: PLR0913 - a row of a table
     return {
         "name": name,
         "state": state,
+        "gpus": 0,
         "detail": detail,
         "restarts": restarts,
         "outages": outages,

@@ -286,6 +286,7 @@ def _services(situation: str) -> list[dict[str, Any]]:
         "name": "reward server",
         "state": "pending" if is_booting else "ready",
         "detail": f"refused {EVIL}" if is_booting else "",
+        "gpus": 0,
         "restarts": 0 if is_booting else 1,
         "outages": 0 if is_booting else 1,
         "outage_seconds": 0.0 if is_booting else 8.0,

@@ -53,18 +53,15 @@ def test_a_near_miss_is_refused(typo: str, meant: str) -> None:
     ("environ", "command", "got"),
     [
         ({"AGENT_REWARD": "judge"}, ["true"], "AGENT_REWARD: got 'judge', which is"),
-        ({}, ["run", "--url=http://{address:b}/"], "--: got {address:b}, which is"),
-        ({"AGENT_PREPARE": "x {address:b}"}, None, "AGENT_PREPARE: got {address:b}, which is"),
     ],
 )
 def test_what_is_reserved_is_refused(
     environ: dict[str, str], command: list[str] | None, got: str
 ) -> None:
-    """A value for a later version is never ignored; what a shell expands is no placeholder."""
+    """A value for a later version is never ignored."""
     sentence = message_of(environ, command)
     assert f"{got} not in this version" in sentence
     assert SECRET not in sentence
-    load({}, ["sh", "-c", "echo ${address:1}"])
 
 
 @pytest.mark.parametrize(

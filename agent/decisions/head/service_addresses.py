@@ -1,0 +1,45 @@
+"""The addresses of the nodes of services that run on one rank."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from agent.job.addresses import name_in_placeholder, with_addresses
+
+if TYPE_CHECKING:
+    from agent.decisions.head.head_state import HeadState
+    from agent.job.services import Placeholders, PrepareStep, ServiceSpec
+
+
+def addresses_by_rank(state: HeadState) -> dict[str, str]:
+    """Return the known addresses of services on a rank, by the name in placeholders.
+
+    That of the head is ''. Of several workers with one rank the last that reported has it.
+    """
+    workers = [one for one in state.fleet.workers.values() if one.ip and not one.refused]
+    workers.sort(key=lambda one: (not one.has_left, one.last_report_at))
+    ip_of = {one.effective_rank: one.ip for one in workers}
+    found = {}
+    for spec in state.goal.services:
+        rank = spec.where.rank
+        if rank is None:
+            continue
+        if rank == state.goal.rank:
+            found[name_in_placeholder(spec)] = ""
+        elif rank in ip_of:
+            found[name_in_placeholder(spec)] = ip_of[rank]
+    return found
+
+
+def known_place(place: Placeholders, state: HeadState) -> Placeholders:
+    """Return the head's placeholders with the addresses of services that are known now."""
+    return with_addresses(place, state.goal.services, addresses_by_rank(state))
+
+
+def unknown_nodes(state: HeadState, row: PrepareStep | ServiceSpec) -> tuple[str, ...]:
+    """Return what a service or step waits for: addresses of nodes that have not reported."""
+    if state.goal.addressed.isdisjoint(row.addressed):
+        return ()
+    known = addresses_by_rank(state)
+    needed = (name for name in row.addressed if name in state.goal.addressed)
+    return tuple(f"the address of {name}'s node" for name in needed if name not in known)
