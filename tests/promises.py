@@ -102,6 +102,10 @@ PROMISES = (
         "test_prepare.py::test_steps_run_beside_the_boot_and_before_the_job",
     ),
     Promise(
+        "a fresh pod starts with the compile caches of the volume",
+        "test_caches.py::test_a_fresh_pod_is_seeded",
+    ),
+    Promise(
         "a prepare step that fails ends the run with 69 and last output",
         "test_prepare.py::test_a_failed_step_ends_the_run",
     ),

@@ -7,7 +7,7 @@ the state of the head, which is the same for all workers, and orders for this wo
 from __future__ import annotations
 
 import json
-from typing import Annotated, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 from msgspec import Meta, ValidationError, field, to_builtins
 from msgspec.structs import replace
@@ -96,6 +96,7 @@ class WorkerStats(Value):
     known: Items[Known] = ()  # Known lines in the output of its share of the job, each cause once
     attempt: Attempt = 0  # The attempt of that share; 0 without one
     figures: Figures | None = None  # Of its machine, in every third report or so
+    caches: Literal["", "seeded", "cold"] = ""  # Its compile caches, once they are seeded
 
     def after(self, former: WorkerStats | None) -> WorkerStats:
         """Return them with the former figures where they have none."""

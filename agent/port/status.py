@@ -6,7 +6,7 @@ import re
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from agent.base.text import Line, duration_text, escaped
+from agent.base.text import Line, duration_text, escaped, listed
 from agent.decisions.receipt import sentence
 from agent.job.progress import reward_text
 from agent.job.services import LATENCY_BOUNDS
@@ -79,6 +79,7 @@ def run_lines(status: Status) -> list[Line]:
         _waits(status),
         _services(status),
         _prepare_steps(status),
+        _caches(status),
     )
     return [line for part in parts for line in part]
 
@@ -186,6 +187,16 @@ def _prepare_steps(status: Status) -> Iterator[Line]:
         state = "done" if step["state"] == "ready" else step["state"]
         detail = step["detail"] or progress.get(step["name"], "")
         yield _line(_TONES.get(step["state"], ""), f"prepare step {step['name']}", state, detail)
+
+
+def _caches(status: Status) -> Iterator[Line]:
+    """Yield how the nodes' compile caches were seeded, with the nodes that started cold."""
+    own = status.get("caches")
+    if not own:
+        return
+    cold = [node["name"] for node in status["nodes"] if node.get("caches") == "cold"]
+    others = f"cold on {listed(cold)}" if cold else ""
+    yield _line("", "compile caches", own["state"], own["detail"], others)
 
 
 def node_rows(status: Status) -> list[tuple[Tone, list[str]]]:

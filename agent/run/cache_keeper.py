@@ -25,7 +25,7 @@ from agent.record.log import say
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping
-    from typing import Any
+    from typing import Any, Literal
 
     from agent.base.ends import Outcome
     from agent.plan.plan import Plan
@@ -72,6 +72,19 @@ class CacheKeeper:
         if self._caches is not None and self._is_seeded and self.seeded is None:
             read = partial(read_seeded, Path(self._caches.folder))
             self.seeded = await in_thread(read)
+
+    @property
+    def state(self) -> Literal["", "seeded", "cold"]:
+        """Return how this node's caches were seeded; '' before, and without any."""
+        return "" if self.seeded is None else self.seeded.state
+
+    def to_status(self) -> dict[str, object] | None:
+        """Return how this node's caches were seeded, for `/status`; None without any."""
+        if self._caches is None:
+            return None
+        if self.seeded is None:
+            return {"state": "seeding", "detail": ""}
+        return {"state": self.seeded.state, "detail": self.seeded.sentence}
 
     async def look(self) -> None:
         """Look at the folder, and write it back when that is due."""

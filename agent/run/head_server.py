@@ -274,6 +274,7 @@ class RunStatus:
             "stall": self._stall(state),
             "advice": [advice.to_dict() for advice in self.job_lines.advice()],
             "checkpoint": self.checkpoints.to_status(),
+            "caches": self._run.caches.to_status(),
             "price": self.receipt.price(),
             "cost": self.cost(),
             "max_cost": plan.settings.max_cost,
@@ -350,6 +351,7 @@ class RunStatus:
             "steps": [{"name": name, "state": step.value} for name, step in steps.items()],
             "figures": figures_or_none(stats),
             "slow": self.machines.slow_text(worker.key),
+            "caches": "" if stats is None else stats.caches,
         }
 
     def _service(self, state: HeadState, key: Key, item: Item, now: float) -> dict[str, object]:

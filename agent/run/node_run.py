@@ -81,9 +81,11 @@ class NodeStats:
         self,
         clean: Callable[[str], str],
         newest_figures: Callable[[], Figures | None] = lambda: None,
+        caches: Callable[[], Literal["", "seeded", "cold"]] = lambda: "",
     ) -> None:
         self._clean = clean
         self._newest_figures = newest_figures
+        self._caches = caches  # how this node's compile caches were seeded
         self._figures_due = 0.0  # when they were read that are sent next, on the run's clock
         self._latencies: dict[str, Latency] = {}
         self.progress: dict[str, str] = {}  # the last output line of each running step
@@ -112,7 +114,9 @@ class NodeStats:
         progress = {step: self._clean(line) for step, line in self.progress.items()}
         causes = () if self._share is None else self._share.known.for_head
         figures = self._newest_figures()
-        return WorkerStats(dict(self._latencies), states, progress, causes, self._attempt, figures)
+        return WorkerStats(
+            dict(self._latencies), states, progress, causes, self._attempt, figures, self._caches()
+        )
 
     def for_report(self, steps: Mapping[str, Item]) -> WorkerStats | None:
         """Return the statistics for a report; None if there are none. Figures are sent rarely."""
@@ -121,7 +125,7 @@ class NodeStats:
             stats = replace(stats, figures=None)
         elif stats.figures is not None:
             self._figures_due = stats.figures.at + times.FIGURES_SENT
-        has_any = stats.latencies or stats.steps or stats.known or stats.figures
+        has_any = stats.latencies or stats.steps or stats.known or stats.figures or stats.caches
         return stats if has_any else None
 
 
@@ -177,7 +181,9 @@ class NodeRun:
         self.best_effort = BestEffort()  # runs optional tasks: their failures never end the run
         self.figures = NodeFigures(Sources(plan, lambda: folder.path), self.now, self.job_gpus)
         self.gpu_memory = GpuMemory(plan, job_gpus=self.job_gpus)
-        self.stats = NodeStats(redactor.clean, lambda: self.figures.newest)
+        self.stats = NodeStats(
+            redactor.clean, lambda: self.figures.newest, lambda: self.caches.state
+        )
 
         # The records on disk: node.json continues a killed agent's.
         own = folder.own if surviving is None else folder.own.continuing(surviving.record)

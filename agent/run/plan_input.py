@@ -90,7 +90,7 @@ def plan_from_environment(
     facts = _add_own_name(machine.facts, topology)
     facts = _add_disks(facts, given.settings, topology, machine.services)
     facts = add_job_facts(facts, given.loaded, topology)
-    caches, without_caches = read_caches(given.loaded, topology, facts)
+    caches, without_caches = read_caches(given.loaded, topology, facts, environ)
     plan = make_plan(
         given.loaded,
         topology,

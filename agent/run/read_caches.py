@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 from contextlib import suppress
 from pathlib import Path
@@ -12,6 +13,7 @@ from msgspec.structs import replace
 
 from agent.base import times
 from agent.job.compile_caches import OFF, CompileCaches, default_folder, seal_of, signer_of
+from agent.job.torchrun_command import split_python
 from agent.node import read
 from agent.node.node_kind import read_kind
 from agent.plan.make import private_folder
@@ -21,6 +23,8 @@ from agent.settings.jobs import recipe_info
 from agent.settings.model import secret_texts
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from agent.node.facts import Facts
     from agent.plan.plan import Plan
     from agent.platforms.resolve import Topology
@@ -31,7 +35,7 @@ NO_PLACE = "compile caches stay where each library puts them"
 
 
 def read_caches(
-    loaded: Loaded, topology: Topology, facts: Facts
+    loaded: Loaded, topology: Topology, facts: Facts, environ: Mapping[str, str]
 ) -> tuple[CompileCaches | None, str]:
     """Return the caches of this node, if it keeps any; else why not, or '' if nobody asked."""
     settings = loaded.settings
@@ -50,8 +54,9 @@ def read_caches(
         return None, f"{NO_PLACE}: {fault}"
 
     python = facts.ray
-    if facts.job_python != facts.ray.executable:
-        python = read.ask_python(facts.job_python)
+    executable = _python_of_job(loaded, facts, environ)
+    if executable != facts.ray.executable:
+        python = read.ask_python(executable)
     seal = seal_of(secret_texts(settings).get("RAY_AUTH_TOKEN"))
     signer = signer_of(seal, facts.uid)
     volume = str(Path(volume).expanduser())
@@ -72,6 +77,15 @@ def with_archive_size(plan: Plan) -> Plan:
 
     size = run_within(times.STALLED_DISK, look)
     return replace(plan, caches=replace(caches, archive_bytes=size))
+
+
+def _python_of_job(loaded: Loaded, facts: Facts, environ: Mapping[str, str]) -> str:
+    """Return the Python that the job's command names, else that of Ray or of the launcher."""
+    named = split_python(loaded.command or ())[0]
+    found = None if named is None else shutil.which(named, path=environ.get("PATH"))
+    if found is None or Path(found).resolve() == Path(facts.job_python).resolve():
+        return facts.job_python
+    return found
 
 
 def _beside_checkpoints(loaded: Loaded, facts: Facts) -> str:

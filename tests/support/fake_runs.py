@@ -54,6 +54,7 @@ def run_of(plan: Plan, clean: Callable[[str], str] = str) -> Any:  # noqa: ANN40
         record_kill=lambda: None,
         started=0.0,
         effects=REAL,
+        caches=SimpleNamespace(to_status=lambda: None),
     )
 
 

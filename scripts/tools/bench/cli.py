@@ -16,6 +16,7 @@ from tools.bench.faults import fault_round
 from tools.bench.figures import Follow, Run, order, table, targets
 from tools.bench.follow import follow
 from tools.bench.measure import measure
+from tools.bench.second_start import is_slow, measure_second_start, second_start_table
 from tools.bench.systems import SYSTEMS, former
 from tools.bench.weights import show_weights
 
@@ -82,6 +83,16 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="GB",
         help="only load weights of so many GB from a slow disk, cold and read ahead: as root",
     )
+    parser.add_argument(
+        "--second-start",
+        type=Path,
+        metavar="PYTHON",
+        help="only the time to the first step of a job that compiles, by a Python with torch: "
+        "first start, again, and on a fresh pod with the volume; some minutes",
+    )
+    parser.add_argument(
+        "--layers", type=int, default=12, metavar="N", help="of that job's model (default 12)"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the raw values there")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="keep every run's logs there")
     return parser
@@ -125,6 +136,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     if (reason := podlab.missing()) is not None:
         print(f"scripts/bench: {reason}", file=sys.stderr)
         return CANNOT
+    if options.second_start is not None:
+        starts = measure_second_start(options.second_start, options.layers)
+        print(second_start_table(starts))
+        return int(is_slow(starts))
     if options.faults:
         return measure_faults(options.rounds, options.json, options.keep)
     if options.rounds > 0 and not options.no_warm_up:

@@ -95,7 +95,7 @@ FIGURES = closed(
 Celsius; memory and disks (folder, used, total) in bytes; the network in bytes a second;
 of what will be full soon its name and the seconds until then."""
 NODE = closed(
-    *("name", "ip", "phase", "detail", "last_error", "slow"),
+    *("name", "ip", "phase", "detail", "last_error", "slow", "caches"),
     rank=nullable(WHOLE),
     state=one_of(NodeState),
     heard_seconds_ago=nullable(NUMBER),
@@ -181,6 +181,7 @@ HEAD_FIELDS: Schema = {
     "stall": nullable(STALL),
     "advice": array(closed("what", "remedy", state=STATE)),
     "checkpoint": nullable(CHECKPOINT),
+    "caches": nullable(closed("state", "detail")),
     "price": nullable(NUMBER),
     "price_source": nullable(TEXT),
     "receipt": RECEIPT,

@@ -41,6 +41,7 @@ def status(nodes: int, *, step: int = 25) -> dict[str, Any]:
         "stall": None,
         "advice": [],
         "checkpoint": {"step": 20, "at": "2026-11-22T07:05:00Z"},
+        "caches": {"state": "seeded", "detail": "from /workspace/compile-caches/h100.caches"},
         "price": 12.0,
         "price_source": "AGENT_PRICE_PER_HOUR",
         "cost": 12.5,
@@ -157,4 +158,5 @@ def _workers(count: int) -> Iterator[dict[str, object]]:
             "slow": "GPU power 260 W, median of all nodes 650 W, for 5 min"
             if number == 2 and count > 10
             else "",
+            "caches": "cold" if number == 2 else "seeded",
         }

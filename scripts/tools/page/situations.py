@@ -215,6 +215,7 @@ def _status(situation: str, nodes: int, now: float, lines: JobLines) -> dict[str
         "checkpoint": {"step": (_last_step(situation) // SAVED_EVERY) * SAVED_EVERY, "at": None}
         if has_steps
         else None,
+        "caches": None,
         "price": price,
         "price_source": "AGENT_PRICE_PER_HOUR",
         "max_cost": None,
@@ -330,6 +331,7 @@ def _node(situation: str, nodes: int, number: int) -> dict[str, Any]:
         "steps": [],
         "figures": None if is_late else _figures(situation, number, is_slow=is_slow),
         "slow": slow if is_slow else "",
+        "caches": "",
     }
 
 

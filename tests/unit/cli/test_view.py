@@ -119,6 +119,15 @@ def test_a_node_with_prepare_steps(state: str, said: dict[str, str], word: str) 
     assert lines(run)
 
 
+def test_compile_caches() -> None:
+    """How the head's were seeded, and which nodes started cold; nothing where none are kept."""
+    run = run_of(3)
+    (line,) = [line for line in lines(run) if line.startswith("compile caches")]
+    assert "seeded  from /workspace/compile-caches/h100.caches" in line
+    assert line.endswith("cold on pod2")
+    assert not [line for line in lines({**run, "caches": None}) if "compile caches" in line]
+
+
 def test_a_success_with_a_warning_begins_with_it() -> None:
     """Nobody takes it for a success."""
     verdict = {"kind": "done", "reason": "warning: 3 of 400 steps", "exit_code": 0, "remedy": ""}

@@ -43,7 +43,7 @@ def caches_of(
 ) -> tuple[CompileCaches | None, str]:
     """Return the caches of a node, and why it keeps none."""
     loaded = load(environ, command)
-    return read_caches(loaded, resolve(environ, loaded.settings, facts), facts)
+    return read_caches(loaded, resolve(environ, loaded.settings, facts), facts, environ)
 
 
 def test_each_library_has_its_own_folder() -> None:

@@ -60,9 +60,9 @@ def test_written_back_beside_the_job(tmp_path: Path) -> None:
 
     async def story() -> None:
         await first.caches.look()
+        assert first.caches.to_status() == {"state": "seeding", "detail": ""}
         await seed(first)
-        assert first.caches.seeded is not None
-        assert first.caches.seeded.state == "cold"
+        assert first.caches.state == "cold"
         await first.caches.look()
         assert archives(tmp_path) == []
 
@@ -72,8 +72,11 @@ def test_written_back_beside_the_job(tmp_path: Path) -> None:
         assert len(archives(tmp_path)) == 1
 
         await seed(second)
-        assert second.caches.seeded is not None
-        assert second.caches.seeded.state == "seeded"
+        assert second.caches.state == "seeded"
+        assert second.stats.snapshot({}).caches == "seeded"
+        shown = second.caches.to_status()
+        assert shown is not None
+        assert shown["state"] == "seeded"
 
     anyio.run(story)
 
