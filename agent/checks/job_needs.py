@@ -76,6 +76,9 @@ def _packages(known: RecipeInfo, node: CheckedNode) -> Iterator[Result]:
     if settings.lora_rank is not None and "peft" not in ray.packages:
         what = f"AGENT_LORA_RANK: peft is not installed for {node.facts.job_python}"
         yield warn(what, "Install peft there: the framework trains adapters with it")
+    if settings.backend == "megatron" and "megatron-core" not in ray.packages:
+        what = f"AGENT_BACKEND=megatron: megatron-core is not installed for {node.facts.job_python}"
+        yield warn(what, "Install it with verl's other packages for Megatron, or use its image")
 
 
 def unasked_framework(job: Job | None) -> Iterator[Finding]:

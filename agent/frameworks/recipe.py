@@ -46,6 +46,8 @@ class ModelShape(Value):
     heads: Count = 0  # 0 if not known
     kv_heads: Count = 8
     tied: bool = False  # Whether its embeddings are also its last layer
+    experts: Count = 0  # Of a layer, of which each token passes a few; 0 without any
+    in_experts: Count = 0  # The parameters of the experts of all layers
     source: str = CONFIG  # What these facts were read from
 
     @property
@@ -119,6 +121,7 @@ class ModelShape(Value):
         width = _number(main, "intermediate_size") or 4 * hidden
         active = width
         sparse = 0
+        in_experts = 0
         experts = _number(main, "num_experts", "num_local_experts", "n_routed_experts")
         if experts:
             expert = _number(main, "moe_intermediate_size") or width
@@ -126,7 +129,8 @@ class ModelShape(Value):
             shared = shared or expert * _number(main, "n_shared_experts")
             active = expert * (_number(main, "num_experts_per_tok") or 2) + shared
             sparse = max(0, layers - _number(main, "first_k_dense_replace"))
-            parameters += sparse * (3 * hidden * (expert * experts + shared) + hidden * experts)
+            in_experts = sparse * 3 * hidden * expert * experts
+            parameters += in_experts + sparse * (3 * hidden * shared + hidden * experts)
         parameters += (layers - sparse) * 3 * hidden * width
 
         # The vision tower.
@@ -152,6 +156,8 @@ class ModelShape(Value):
             heads=heads,
             kv_heads=kv_heads,
             tied=copies == 1,
+            experts=experts,
+            in_experts=in_experts,
         )
 
     @staticmethod
@@ -163,8 +169,10 @@ class ModelShape(Value):
         unit = 1e9 if size["unit"] in "bB" else 1e6
         parameters = int(float(size["size"]) * int(size["times"] or 1) * unit)
         active = parameters
+        experts = int(size["times"] or 0)
         if size["active"]:
             active = int(float(size["active"]) * 1e9)
+            experts = experts or _USUAL_EXPERTS
         if not 0 < active <= parameters <= _MOST_PARAMETERS:
             return None
 
@@ -177,6 +185,8 @@ class ModelShape(Value):
             wide=4 * hidden,
             cached=layers * 2 * 8 * 128,
             vocabulary=min(152_000, parameters // (2 * hidden)),
+            experts=experts,
+            in_experts=_part_in_experts(parameters, active, experts),
             source=source or f"the name {name}",
         )
 
@@ -192,6 +202,16 @@ _SIZE = re.compile(
     r"(?:-[aA](?P<active>\d{1,4}(?:\.\d{1,3})?)[bB])?(?![A-Za-z0-9])"
 )
 _MOST_PARAMETERS = 10**14
+_USUAL_EXPERTS = 128  # Of a model with experts whose number is not in its name
+_DENSE_PART = 0.05  # Of all parameters: about what is outside of the experts
+
+
+def _part_in_experts(parameters: int, active: int, experts: int) -> int:
+    """Estimate how many parameters the experts of a model have, by its name: 30B-A3B or 8x7B."""
+    if not experts:
+        return 0
+    outside = min(active // 2, int(_DENSE_PART * parameters))
+    return parameters - outside
 
 
 def _number(config: Mapping[str, object], *names: str) -> int:
@@ -224,6 +244,7 @@ class RecipeInput(Value):
     tensor_parallel: int | None = None  # AGENT_TENSOR_PARALLEL
     lora_rank: int | None = None  # AGENT_LORA_RANK
     rollout: str = "vllm"  # AGENT_ROLLOUT
+    backend: str = ""  # AGENT_BACKEND, or '' for the framework's own
     basis: JobBasis = JobBasis()  # What sizes it besides the nodes
     revision: str = ""  # AGENT_MODEL_REVISION, or ''
     args: tuple[str, ...] = ()  # The user's own arguments, which replace the recipe's

@@ -6,7 +6,7 @@ sentence; a model that cannot fit is refused with the smallest nodes that it wou
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from math import ceil, gcd
 from typing import TYPE_CHECKING
 
@@ -25,7 +25,7 @@ from agent.frameworks.recipe import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from agent.frameworks.recipe import RecipeInput
 
@@ -145,6 +145,8 @@ class Workload(Value):
     within: bool | None = None  # Whether to gather weights within nodes; None: by the network
     unsized: Layout | None = None  # The layout for a model of unknown size; None: the first one
     given: tuple[str, ...] = ()  # The user's that change the memory: a misfit is then a warning
+    fits: Callable[[Workload, ModelShape, float], Iterator[Fit]] | None = None
+    """What divides its models, in the order to try; None: FSDP or ZeRO over all GPUs."""
 
     @property
     def gpus(self) -> int:
@@ -193,6 +195,7 @@ class Sizing(Value):
     tokens: int = 0  # Tokens of a micro batch on one GPU; 0 if the model's size is not known
     forward: int = 0  # Tokens of a micro batch in a forward pass; 0 if the size is not known
     within_nodes: bool = False  # Whether only gradients cross the network, and no weights
+    fit: Fit | None = None  # What it follows from; None if the size is not known
     why: Mapping[str, str] = field(default_factory=dict)  # The reason of each field
     notes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
@@ -250,6 +253,7 @@ def sizing_of(load: Workload) -> Sizing:
         tokens=load.tokens,
         forward=load.tokens,
         within_nodes=load.within is True,
+        fit=least,
         why=dict.fromkeys(_FIELDS, "takes the least memory") | kept | by_user,
         notes=tuple(notes),
         warnings=(f"{refusal}. Not refused: {because}",),
@@ -271,7 +275,7 @@ def sizing_for(asked: RecipeInput, given: Sequence[str], load: Workload) -> Sizi
     )
 
 
-class _Fit(Value):
+class Fit(Value):
     """A GPU with its shard of the models in one layout, and its part of an engine."""
 
     load: Workload
@@ -283,13 +287,25 @@ class _Fit(Value):
 
     @property
     def room(self) -> float:
+        """Return the bytes of a GPU that this estimate may fill."""
         return self.load.memory * _USABLE * self.filled
 
     @property
     def shards(self) -> int:
+        """Return the GPUs over which the models are divided."""
         if self.within and not self.layout.copy:
             return self.load.gpus
         return sum(node.gpus for node in self.load.nodes)
+
+    @property
+    def states_text(self) -> str:
+        """Return the arithmetic of a training step: 7.6 B × 16 bytes / 24 GPUs = 5.1 GB."""
+        return _states_text(self)
+
+    @property
+    def work_text(self) -> str:
+        """Return the arithmetic of what a training step takes besides."""
+        return f"{gb(self.model.gathered)} for the layers at work"
 
     @property
     def kept(self) -> float:
@@ -323,18 +339,38 @@ class _Fit(Value):
     def tokens(self) -> int:
         """Return how many tokens of a micro batch fit, in steps of 1,024 where there are more."""
         most = max(self.load.tokens, _MOST_TOKENS)
-        return min(self._fitting(self.model.token(self.load.logit)), most)
+        return min(self._fitting(self.token), most)
+
+    @property
+    def token(self) -> float:
+        """Return the bytes of a token in a training step."""
+        return self.model.token(self.load.logit)
 
     @property
     def forward(self) -> int:
         """Return the same for a forward pass, which keeps no values for a backward pass."""
         return self._fitting(self.model.token_forward)
 
-    def _fitting(self, token: int) -> int:
+    def _fitting(self, token: float) -> int:
         fitting = int((self.room - self.training) / token)
         if fitting < 1024:
             return fitting
         return fitting // 1024 * 1024
+
+    @property
+    def gpus_of_a_node(self) -> int:
+        """Return the GPUs of the largest node."""
+        return max(node.gpus for node in self.load.nodes)
+
+    @property
+    def processes_of_a_node(self) -> float:
+        """Return the bytes of the processes in a node's memory, with engines that sleep."""
+        gpus = self.gpus_of_a_node
+        process = min(_PROCESS + _STAGED * self.model.weights, _MOST_OF_PROCESS)
+        total = gpus * self.load.in_nodes.processes * process
+        if self.load.share and self.load.in_nodes.keeps_engines:
+            total += self.model.weights * gpus / self.engine
+        return total
 
     @property
     def phases(self) -> Mapping[str, float]:
@@ -347,14 +383,10 @@ class _Fit(Value):
         more = self.load.in_nodes
         parameters = self.model.parameters
         count = len(load.nodes)
-        gpus = max(node.gpus for node in load.nodes)
+        gpus = self.gpus_of_a_node
 
-        # In every phase: processes, models without an optimizer, and engines that sleep.
-        process = min(_PROCESS + _STAGED * self.model.weights, _MOST_OF_PROCESS)
-        always = gpus * more.processes * process + parameters * more.frozen / count
-        if load.share and more.keeps_engines:
-            always += self.model.weights * gpus / self.engine
-
+        # In every phase: processes, engines that sleep, and models without an optimizer.
+        always = self.processes_of_a_node + parameters * more.frozen / count
         is_everywhere = layout.loads_everywhere or (more.loads_tied and self.model.tied)
         copies = gpus if is_everywhere else 1
         trained = parameters * load.trained * layout.host / count
@@ -373,12 +405,13 @@ class _Fit(Value):
     @property
     def host_text(self) -> str:
         """Return the arithmetic of a node's memory."""
-        return ", ".join(f"{_gb(size)} to {phase}" for phase, size in self.phases.items())
+        return ", ".join(f"{gb(size)} to {phase}" for phase, size in self.phases.items())
 
     @property
     def engine_text(self) -> str:
+        """Return the arithmetic of an engine's weights."""
         weights = self.model.weights
-        return f"{_gb(weights)} of weights / {self.engine} = {_gb(weights / self.engine)}"
+        return f"{gb(weights)} of weights / {self.engine} = {gb(weights / self.engine)}"
 
     def share(self, cached: int) -> float:
         """Return the engines' part of the GPU, in steps of 0.05; 0 if they do not fit.
@@ -407,22 +440,30 @@ _DEMANDS = ((_COMFORT, 1 << 40, _SEQUENCES, _LEAST_SHARE), (1.0, _SURE_TOKENS, 1
 """What is to fit, first with room to spare: part of a GPU, tokens, sequences, engines' part."""
 
 
-def _best(load: Workload, model: ModelShape) -> _Fit | None:
+def _best(load: Workload, model: ModelShape) -> Fit | None:
     """Return the first layout that fits with room to spare, else the first that fits at all."""
     for filled, most, sequences, share in _DEMANDS:
         demand = min(load.tokens, most), sequences, min(load.share, share)
-        for layout in load.layouts:
-            used = layout.for_adapters() if load.adapters else layout
-            for size in _engine_sizes(load, model):
-                fit = _Fit(load, model, used, size, filled, within=load.within is True)
-                if not fit.holds(*demand):
-                    continue
-                inside = replace(fit, within=load.prefers_nodes and layout.copy is not None)
-                return inside if inside.holds(*demand) else fit
+        for fit in _fits(load, model, filled):
+            if not fit.holds(*demand):
+                continue
+            inside = replace(fit, within=load.prefers_nodes and fit.layout.copy is not None)
+            return inside if inside.holds(*demand) else fit
     return None
 
 
-def _engine_sizes(load: Workload, model: ModelShape) -> tuple[int, ...]:
+def _fits(load: Workload, model: ModelShape, filled: float) -> Iterator[Fit]:
+    """Yield the ways to keep the models, the fastest first: the later ones need less of a GPU."""
+    if load.fits is not None:
+        yield from load.fits(load, model, filled)
+        return
+    for layout in load.layouts:
+        used = layout.for_adapters() if load.adapters else layout
+        for size in engine_sizes(load, model):
+            yield Fit(load, model, used, size, filled, within=load.within is True)
+
+
+def engine_sizes(load: Workload, model: ModelShape) -> tuple[int, ...]:
     """Return the sizes of an engine to try, the preferred one first; larger ones take less."""
     if load.tensor_parallel is not None or not load.share:
         return (load.tensor_parallel or 1,)
@@ -437,7 +478,7 @@ def _engine_sizes(load: Workload, model: ModelShape) -> tuple[int, ...]:
     return tuple(n for n in sizes if model.weights / n <= limit) or (sizes[-1],)
 
 
-def _explained(fit: _Fit, notes: list[str]) -> Sizing:
+def _explained(fit: Fit, notes: list[str]) -> Sizing:
     """Return a fit with its arithmetic; `notes` are what is assumed."""
     load = fit.load
     model = fit.model
@@ -447,23 +488,23 @@ def _explained(fit: _Fit, notes: list[str]) -> Sizing:
     share = fit.share(cached) or fit.share(1)
 
     # The arithmetic of each setting.
-    states = _states_text(fit)
+    states = fit.states_text
     if share:
         states += f" + engine {share:g} × {load.memory} GB"
     asked = "AGENT_TENSOR_PARALLEL; " if load.tensor_parallel else ""
     rate = (load.link or 0) / 1e6
-    token = model.token(load.logit)
+    token = fit.token
     why = {
         "layout": f"{layout.name}: {states}",
         "tensor_parallel": f"{asked}{fit.engine_text} of {load.memory} GB",
-        "share": f"{states}; {_gb(fit.generating)} of training stay while engines generate",
-        "tokens": f"{load.memory} GB - {_gb(fit.training)}, at {token / 1e6:.1f} MB a token",
+        "share": f"{states}; {gb(fit.generating)} of training stay while engines generate",
+        "tokens": f"{load.memory} GB - {gb(fit.training)}, at {token / 1e6:.1f} MB a token",
         "within_nodes": _KEPT if load.within else f"the network is slow ({rate:,.0f} Mbit/s)",
     }
 
     # What may fail?
     warnings = []
-    notes.append(f"a node needs {_gb(fit.host)} of memory: {fit.host_text}")
+    notes.append(f"a node needs {gb(fit.host)} of memory: {fit.host_text}")
     if is_tight:
         warnings.append(f"{model.billions} on {load.text()} is tight: {states}")
     if fit.tokens < load.tokens:
@@ -477,20 +518,21 @@ def _explained(fit: _Fit, notes: list[str]) -> Sizing:
         tokens=max(fit.tokens, load.tokens),
         forward=max(fit.forward, load.tokens),
         within_nodes=fit.within,
+        fit=fit,
         why=why,
         notes=tuple(notes),
         warnings=tuple(warnings),
     )
 
 
-def _states_text(fit: _Fit) -> str:
+def _states_text(fit: Fit) -> str:
     """Return the arithmetic of a training step: 7.6 B × 16 bytes / 24 GPUs = 5.1 GB."""
     load = fit.load
     layout = fit.layout
 
     def bytes_of(each: float, shards: int) -> str:
         over = f" / {count_of(shards, 'GPU')}" if shards > 1 else ""
-        size = _gb(fit.model.parameters * each / shards)
+        size = gb(fit.model.parameters * each / shards)
         return f"{fit.model.billions} × {each:g} bytes{over} = {size}"
 
     each = layout.busy + (load.trained - 1) * layout.idle + load.frozen * layout.frozen
@@ -501,7 +543,7 @@ def _states_text(fit: _Fit) -> str:
     if load.rank:
         over = f" / {count_of(fit.shards, 'GPU')}" if fit.shards > 1 else ""
         count = f"{fit.model.adapters(load.rank) / 1e9:.2g} B"
-        size = f"{count} × {_ADAPTER} bytes{over} = {_gb(fit.adapters)}"
+        size = f"{count} × {_ADAPTER} bytes{over} = {gb(fit.adapters)}"
         text += f" + adapters of rank {load.rank}: {size}"
     return text
 
@@ -509,32 +551,29 @@ def _states_text(fit: _Fit) -> str:
 def _refusal(load: Workload, model: ModelShape) -> str:
     """Say that a model does not fit on the GPUs, and what it would fit."""
     fit = _least_fit(load, model)
-    text = f"{model.billions} on {load.text()}: no: {_states_text(fit)}"
-    text += f", {_gb(model.gathered)} for the layers at work"
+    text = f"{model.billions} on {load.text()}: no: {fit.states_text}, {fit.work_text}"
     if load.share:
         text += f", and engines: {fit.engine_text}"
     return f"{text}; {', or '.join(_remedies(load, model)) or f'nor on {_MOST_NODES} such nodes'}"
 
 
-def _least_fit(load: Workload, model: ModelShape) -> _Fit:
+def _least_fit(load: Workload, model: ModelShape) -> Fit:
     """Return the layout that takes the least of a GPU, with the largest engines."""
-    size = max(_engine_sizes(load, model))
-    layouts = load.layouts
-    if load.adapters:
-        layouts = tuple(layout.for_adapters() for layout in layouts)
-    fits = [_Fit(load, model, layout, size, filled=1.0) for layout in layouts]
+    fits = [replace(fit, within=False) for fit in _fits(load, model, 1.0)]
+    largest = max(fit.engine for fit in fits)
+    fits = [fit for fit in fits if fit.engine == largest]
     return min(reversed(fits), key=lambda fit: fit.training)
 
 
-def _host_refusal(fit: _Fit, load: Workload) -> str:
+def _host_refusal(fit: Fit, load: Workload) -> str:
     """Say that a model fits on the GPUs, and not in the memory of the nodes, and where it would."""
     is_known = any(node.memory for node in load.nodes)
     assumed = "" if is_known else f" ({_ASSUMED_HOST // GIB} for each GPU are assumed)"
     has = load.host / _HOST_PART / GIB
     text = (
         f"{fit.model.billions} on {load.text()}: no: the GPUs suffice, the nodes' memory does not: "
-        f"{fit.layout.name} needs {_gb(fit.host)} of a node ({fit.host_text}), and a job may fill "
-        f"{_gb(load.host)} of {has:,.0f} GiB{assumed}"
+        f"{fit.layout.name} needs {gb(fit.host)} of a node ({fit.host_text}), and a job may fill "
+        f"{gb(load.host)} of {has:,.0f} GiB{assumed}"
     )
 
     # Would nodes with more memory do?
@@ -568,5 +607,6 @@ def _remedies(load: Workload, model: ModelShape) -> Iterator[str]:
             break
 
 
-def _gb(size: float) -> str:
+def gb(size: float) -> str:
+    """Return a size for a message: 5.1 GB."""
     return f"{size / 1e9:.1f} GB" if size < 99.95e9 else f"{size / 1e9:,.0f} GB"

@@ -5,11 +5,13 @@ Search-R1, a fork of an early verl, shares the placement and the keys.
 
 from __future__ import annotations
 
+from math import lcm
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+from agent.frameworks import verl_megatron
 from agent.frameworks.arguments import Row, merged, quoted, read, texts, whole
 from agent.frameworks.framework import Checkout, CheckpointFormat, FrameworkInfo, Preset
 from agent.frameworks.pace import HOUR, StepWork, step_seconds, steps_between_saves
@@ -75,6 +77,7 @@ from agent.node.facts import Package
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from agent.frameworks.arguments import Override
 
 TRACKER = "latest_checkpointed_iteration.txt"
 MEANING = KeyMeaning(
@@ -173,11 +176,6 @@ _KEPT_CHECKPOINTS = "of each attempt; the default keeps every checkpoint"
 _SETTINGS: tuple[Row, ...] = (
     ("data.filter_overlong_prompts", "True", "one long prompt would end the job"),
     (f"{MODEL}.use_remove_padding", "True", "padding is not computed; off by default in 0.6"),
-    (
-        f"{REF}.fsdp_config.param_offload",
-        "True",
-        "as the scripts: it works between updates only",
-    ),
     ("trainer.max_actor_ckpt_to_keep", "2", _KEPT_CHECKPOINTS),
     ("trainer.total_epochs", "15", "as the scripts; the default is 30"),
 )
@@ -193,27 +191,99 @@ _DYNAMIC = {
 
 _GROUP_SIZE = 8  # Answers to each prompt that GRPO compares
 _AGENT_LOOPS = 8  # Agent-loop workers that verl starts by default
+_MODULE = 3  # Words of the command before its arguments
+_REF_OFFLOADED = "as the scripts: it works between updates only"
 _EVERY = 20  # Steps between checkpoints, at most, and between evaluations
 
 
 def make(asked: RecipeInput) -> Command:
     """Make the command for the nodes that joined, with the keys of the installed version."""
-    users = [read(argument) for argument in asked.args]
+    flags, overrides = verl_megatron.split_flags(asked.args)
+    users = [read(argument) for argument in overrides]
+    has_megatron = verl_megatron.trains_with_megatron(asked, flags, users)
     if not asked.is_nearest:
-        check_keys(users, asked.version)
+        tree = verl_megatron.BACKEND if has_megatron else ""
+        check_keys(users, asked.version, tree=tree, chosen=flags)
     given = {override.key: override.value for override in users if override.prefix != "~"}
+    if has_megatron:
+        return _with_megatron(asked, users, given, flags)
 
-    # What fits the nodes: layout and engines by memory, then batches, then steps between saves.
-    sizing, saved = sizing_and_saved(asked, given)
-    sizes, notes, prompts = _sizes(asked, given, sizing)
-    every, pace = steps_between_saves(asked, _step_of(asked, given, prompts), _EVERY)
+    # What fits the nodes: layout and engines by memory, then what a checkpoint has.
+    try:
+        sizing, saved = sizing_and_saved(asked, given)
+    except MisfitError as refusal:
+        raise verl_megatron.with_remedy(asked, given, refusal) from None
     why_shards = WHY_SHARDS if asked.lora_rank is None else WHY_ADAPTER_SHARDS
-    rows = (
-        *_model_and_data(asked, given),
+    backend = (
         *adapter_rows(asked),
         (SAVED, saved, "with an HF model" if WHOLE_MODEL in saved else why_shards),
-        *sizes,
+        (f"{REF}.fsdp_config.param_offload", "True", _REF_OFFLOADED),
+        *_critic_padding(asked),
         *memory_rows(asked, sizing),
+    )
+
+    # Who makes a model of a checkpoint?
+    notes = []
+    if asked.lora_rank is not None:
+        notes.append(merge_note(asked))
+    elif WHOLE_MODEL not in saved:
+        notes.append(_MERGE)
+
+    made = _command(asked, users, given, sizing, backend, notes)
+    strategy = "fsdp2" if sizing.layout.name == VERL_CPU.name else "fsdp"
+    return replace(
+        made,
+        argv=(*made.argv[:_MODULE], *flags, *made.argv[_MODULE:]),
+        notes=(*made.notes, *sizing.notes),
+        warnings=(*sizing.warnings, *_rate_warnings(asked, given)),
+        # the critic's are as the actor's
+        format={
+            STRATEGY: given.get(STRATEGY, strategy),
+            FSDP_SIZE: given.get(FSDP_SIZE, fsdp_size(asked, sizing)),
+            DTYPE: given.get(DTYPE, "fp32"),
+            RANK: rank_of(asked, given),
+        },
+    )
+
+
+def _with_megatron(
+    asked: RecipeInput, users: list[Override], given: Mapping[str, str], flags: tuple[str, ...]
+) -> Command:
+    """Make the command where Megatron trains: see `verl_megatron`."""
+    verl_megatron.check(asked)
+    sizing = verl_megatron.sizing_of(asked, given)
+    backend = (
+        *verl_megatron.engine_row(asked, flags),
+        (f"{ROLLOUT}.gpu_memory_utilization", f"{sizing.share:g}", sizing.why["share"]),
+        *verl_megatron.parallel_rows(asked, sizing),
+    )
+    made = _command(asked, users, given, sizing, backend, verl_megatron.notes(asked))
+    tree = verl_megatron.tree_flags(asked, flags)
+    return replace(
+        made,
+        argv=(*made.argv[:_MODULE], *tree, *made.argv[_MODULE:]),
+        notes=(*made.notes, *sizing.notes),
+        warnings=sizing.warnings,
+        format=verl_megatron.format_of(sizing),
+    )
+
+
+def _command(  # noqa: PLR0913 - what both ways to train have made
+    asked: RecipeInput,
+    users: list[Override],
+    given: Mapping[str, str],
+    sizing: Sizing,
+    backend: Iterable[Row],
+    of_backend: Iterable[str],
+) -> Command:
+    """Return the command with the settings and notes of what trains, and of all else."""
+    # Batches, then steps between saves.
+    sizes, notes, prompts = _sizes(asked, given, sizing)
+    every, pace = steps_between_saves(asked, _step_of(asked, given, prompts), _EVERY)
+    rows = (
+        *_model_and_data(asked, given),
+        *backend,
+        *sizes,
         *_batches_by_tokens(asked, given, sizing),
         *_reward(asked, given),
         *trainer_rows(asked),
@@ -227,27 +297,14 @@ def make(asked: RecipeInput) -> Command:
         notes.append("verl scores by data_source; AGENT_REWARD uses a reward server instead")
     if not asked.eval_data:
         notes.append("no AGENT_EVAL_DATA: the model is never evaluated")
-    if asked.lora_rank is not None:
-        notes.append(merge_note(asked))
-    elif WHOLE_MODEL not in saved:
-        notes.append(_MERGE)
+    notes += of_backend
     if asked.version >= (0, 9):
         notes.append("verl 0.9 also needs the packages TransferQueue and orjson")
-
-    strategy = "fsdp2" if sizing.layout.name == VERL_CPU.name else "fsdp"
     return Command(
         argv=(asked.python, "-m", "verl.trainer.main_ppo", *arguments),
         env={"HYDRA_FULL_ERROR": "1"},
         why=why,
-        notes=(*notes, *sizing.notes),
-        warnings=(*sizing.warnings, *_rate_warnings(asked, given)),
-        # the critic's are as the actor's
-        format={
-            STRATEGY: given.get(STRATEGY, strategy),
-            FSDP_SIZE: given.get(FSDP_SIZE, fsdp_size(asked, sizing)),
-            DTYPE: given.get(DTYPE, "fp32"),
-            RANK: rank_of(asked, given),
-        },
+        notes=tuple(notes),
     )
 
 
@@ -267,19 +324,20 @@ def _sizes(
     samples = _answers(asked, given)
 
     # Groups of GPUs, each on one node; verl 0.5 places only one of them on a node.
-    groups = groups_of(asked.nodes, tensor_parallel, given)
+    groups = groups_of(asked.nodes, tensor_parallel, verl_megatron.with_groups(sizing, given))
     gpus = [node.gpus for node in asked.nodes if node.gpus]
     shape = ", ".join(map(str, gpus))
     if version < (0, 6) and sum(count >= groups.gpus for count in gpus) < groups.count:
         what = f"places one group on a node, and nodes of {shape} GPUs are groups of {groups.gpus}"
         raise MisfitError(f"verl 0.5 {what}: install 0.6.1 or later")
 
-    # Batches that divide over the GPUs, and up to 0.8 over the agent-loop workers.
-    loops = 1
+    # Batches that divide over the copies of the model, and up to 0.8 over the agent-loop workers.
+    ranks, divided = verl_megatron.ranks_of(asked, sizing, groups.total)
+    parts = divided
     if version < (0, 9):
-        loops = whole(given, f"{ROLLOUT}.agent.num_workers") or _AGENT_LOOPS
+        parts = lcm(parts, whole(given, f"{ROLLOUT}.agent.num_workers") or _AGENT_LOOPS)
     near, why_near = _batch_near(asked, given)
-    train, mini = batches(groups.total, samples, loops, given, near)
+    train, mini = batches(ranks, samples, parts, given, near)
 
     # Do the nodes have CPUs for all processes?
     mode = given.get(MODE, "async" if _needs_async(asked) else "sync")
@@ -289,7 +347,8 @@ def _sizes(
     cpu_notes = placement.check(asked.nodes, stores)
 
     engines = engines_text(groups.total, groups.total // tensor_parallel, tensor_parallel)
-    even = f"× {samples} answers it is divisible by {groups.total} GPUs"
+    copies = f"{groups.total} GPUs" if ranks == groups.total else f"{ranks} data-parallel ranks"
+    even = f"× {samples} answers it is divisible by {copies}"
     equal = f"equal groups, each on one node, of nodes of {shape} GPUs"
     rows: list[Row] = [
         (NODES, groups.count, equal),
@@ -357,12 +416,17 @@ def _model_and_data(asked: RecipeInput, given: Mapping[str, str]) -> Iterable[Ro
         yield f"{ACTOR}.use_kl_loss", "True", "GRPO stays near its reference by a loss"
     else:
         yield "critic.model.path", model, "PPO's critic starts from AGENT_MODEL"
-        yield "critic.model.use_remove_padding", "True", "off by default up to 0.7"
         yield "trainer.max_critic_ckpt_to_keep", "2", "as the actor's"
 
     yield from _SETTINGS
     chosen = "AGENT_ROLLOUT" if asked.rollout == "sglang" else "verl has no default"
     yield f"{ROLLOUT}.name", asked.rollout, chosen
+
+
+def _critic_padding(asked: RecipeInput) -> Iterable[Row]:
+    """Return the critic's setting of padding, which FSDP's tree has; Megatron never pads."""
+    if asked.recipe == "verl-ppo":
+        yield "critic.model.use_remove_padding", "True", "off by default up to 0.7"
 
 
 def _batches_by_tokens(
@@ -379,9 +443,11 @@ def _batches_by_tokens(
             yield key, "True", "batches by tokens; without it verl requires micro batches"
     fitting = sizing.tokens or _ACTOR_TOKENS
     tokens = f"at least the longest prompt and answer; {sizing.why['tokens']}"
-    yield f"{ACTOR}.ppo_max_token_len_per_gpu", max(min(_ACTOR_TOKENS, fitting), longest), tokens
+    of_actor = verl_megatron.tokens_of(sizing, max(min(_ACTOR_TOKENS, fitting), longest))
+    yield f"{ACTOR}.ppo_max_token_len_per_gpu", of_actor, tokens
     if not grpo and (longest > _CRITIC_TOKENS or fitting < _ACTOR_TOKENS):
-        yield "critic.ppo_max_token_len_per_gpu", max(fitting, longest), tokens
+        of_critic = verl_megatron.tokens_of(sizing, max(fitting, longest))
+        yield "critic.ppo_max_token_len_per_gpu", of_critic, tokens
 
 
 def _reward_model(asked: RecipeInput, given: Mapping[str, str]) -> Iterable[Row]:

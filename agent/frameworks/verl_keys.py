@@ -9,7 +9,7 @@ from agent.frameworks.arguments import rows_for
 from agent.frameworks.recipe import MisfitError, Version, version_text
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from agent.frameworks.arguments import Override
 
@@ -51,19 +51,38 @@ _ESTIMATORS = {
 """Those of 0.9.1; earlier versions have some of them. verl checks only after the first rollout."""
 
 
-def check_keys(users: list[Override], version: Version) -> None:
-    """Refuse all keys that this version of verl lacks or ignores; those of 0.5 are not known."""
-    # another engine or tree has keys that are not in the tables
+def check_keys(
+    users: list[Override], version: Version, *, tree: str = "", chosen: Sequence[str] = ()
+) -> None:
+    """Refuse all keys that this version of verl lacks or ignores; those of 0.5 are not known.
+
+    `tree` is the one that trains: `megatron`, or '' for FSDP's; `chosen` are the user's flags that
+    choose a tree. Those of others are not in the tables.
+    """
     names = [override.key for override in users]
-    elsewhere = any(name == "model_engine" or "@" in name or "/" in name for name in names)
-    if version < (0, 6) or elsewhere:
+    is_foreign = any("@" in name or "/" in name for name in names)
+    if not tree:
+        is_foreign = is_foreign or bool(chosen) or "model_engine" in names
+    if version < (0, 6) or is_foreign:
         return
-    sections: dict[str, set[str]] = {}
-    for section, *keys in rows_for("verl_keys.txt", version):
-        sections.setdefault(section.strip("."), set()).update(keys)
+
+    # The keys of a tree are those of its own table, where it has the section.
+    sections = _sections("verl_keys.txt", version)
+    if tree == "megatron":
+        own = _sections("verl_megatron_keys.txt", version)
+        of_engine = own[f"{ACTOR}.megatron"]
+        engines = {f"{part}.megatron": of_engine for part in (REF, "critic")}
+        sections = sections | own | engines
     complaints = list(filter(None, (_complaint(user, version, sections) for user in users)))
     if complaints:
         raise MisfitError(f"AGENT_JOB_ARGS: {'; '.join(complaints)}")
+
+
+def _sections(table: str, version: Version) -> dict[str, set[str]]:
+    sections: dict[str, set[str]] = {}
+    for section, *keys in rows_for(table, version):
+        sections.setdefault(section.strip("."), set()).update(keys)
+    return sections
 
 
 def _complaint(override: Override, version: Version, sections: Mapping[str, set[str]]) -> str:

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 PROMPT_TOKENS = 1024
 ANSWER_TOKENS = 2048
-_SHARE = 0.6  # The engines' usual part of each GPU, as in the scripts
+ENGINES_SHARE = 0.6  # The engines' usual part of each GPU, as in the scripts
 _ALL_GPUS = "-1"
 SAVED = f"{ACTOR}.checkpoint.save_contents"
 _SHARDS = "[model,optimizer,extra]"
@@ -97,14 +97,11 @@ def _sizing(asked: RecipeInput, given: Mapping[str, str], saved: str) -> Sizing:
     is_fsdp2 = kept.get(STRATEGY) == "fsdp2"
     layouts = tuple(layout for layout in VERL if not kept or (layout == VERL_CPU) == is_fsdp2)
     adapters = trains_adapters(asked, given)
-    keeps_weights = adapters or asked.version < _DEEP_SLEEP
-    if asked.rollout == "sglang":
-        keeps_weights = asked.version >= _SGLANG_BACKUP
     load = Workload(
         layouts=layouts,
         tokens=longest_sample(given),
         trained=1 if asked.recipe == "verl-grpo" else 2,
-        share=_SHARE,
+        share=ENGINES_SHARE,
         tensor_parallel=whole(given, TENSOR_PARALLEL),
         adapters=adapters,
         in_nodes=Host(
@@ -112,7 +109,7 @@ def _sizing(asked: RecipeInput, given: Mapping[str, str], saved: str) -> Sizing:
             loading=4,
             loads_tied=True,
             gathered=_GATHERED if WHOLE_MODEL in saved else 0,
-            keeps_engines=keeps_weights,
+            keeps_engines=keeps_engines(asked, adapters=adapters),
         ),
         within=kept[FSDP_SIZE] != _ALL_GPUS if FSDP_SIZE in kept else None,
         rank=0 if asked.lora_rank is None else whole(given, RANK) or asked.lora_rank,
@@ -120,6 +117,13 @@ def _sizing(asked: RecipeInput, given: Mapping[str, str], saved: str) -> Sizing:
     if load.rank and load.trained > 1:
         load = _beside_a_critic(load)
     return sizing_for(asked, [key for key in given if key.startswith(MEMORY_KEYS)], load)
+
+
+def keeps_engines(asked: RecipeInput, *, adapters: bool) -> bool:
+    """Return whether sleeping engines keep their weights in the nodes' memory."""
+    if asked.rollout == "sglang":
+        return asked.version >= _SGLANG_BACKUP
+    return adapters or asked.version < _DEEP_SLEEP
 
 
 def _beside_a_critic(load: Workload) -> Workload:

@@ -284,6 +284,7 @@ def recipe_input(  # noqa: PLR0913 - all inputs of a recipe
         tensor_parallel=settings.tensor_parallel,
         lora_rank=settings.lora_rank,
         rollout=settings.rollout or "vllm",
+        backend=settings.backend or "",
         args=settings.job_args,
         scores=known.reward != "unused" and reward != "off",
         needs_labels=reward == "builtin",

@@ -36,7 +36,7 @@ LIBRARIES = {
 PAIRED = {
     *("torch", "torchvision", "torchaudio", "vllm", "xformers", "flash-attn", "tensordict"),
     *("transformers", "huggingface-hub", "peft", "numpy", "numba"),
-    *("fastapi", "prometheus-fastapi-instrumentator", "triton"),
+    *("fastapi", "prometheus-fastapi-instrumentator", "triton", "megatron-core"),
 }
 """Packages of the pairs in checks/package_pairs.py, those that are built for one torch, and Triton,
 whose version belongs to the kind of a node (node_kind.py).

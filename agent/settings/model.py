@@ -148,7 +148,7 @@ class Settings(Value, kw_only=True):
         v.one_of("vllm", "sglang"), "engines of verl's recipes: `vllm` or `sglang`", shown="vllm"
     )
     backend: Literal["fsdp", "megatron"] | None = var(
-        v.one_of("fsdp", "megatron"), "how verl's recipes train: `fsdp`", shown="fsdp"
+        v.one_of("fsdp", "megatron"), "how verl's recipes train: `fsdp` or `megatron`", shown="fsdp"
     )
     reward_model: str | None = var(
         v.text, "reward model that the recipe's framework loads on the training GPUs: id or path"

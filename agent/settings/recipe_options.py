@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from agent.base.errors import Problem
 from agent.settings.jobs import RECIPES, recipe_info
 from agent.settings.model import FIELD_OF, Settings
-from agent.settings.values import LATER
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -16,7 +15,7 @@ _OPTIONS = tuple(dict.fromkeys(name for recipe in RECIPES for name in recipe.tak
 
 
 def check_recipe_options(settings: Settings, command: tuple[str, ...] | None) -> Iterator[Problem]:
-    """Find variables that the job would ignore, and values for a later version."""
+    """Find variables that the job would ignore."""
     job = recipe_info(settings, command)
     name_of_job = "a command" if command is not None else settings.job or "no recipe"
     for name in _OPTIONS:
@@ -25,5 +24,3 @@ def check_recipe_options(settings: Settings, command: tuple[str, ...] | None) ->
             continue
         taking = ", ".join(recipe.name for recipe in RECIPES if name in recipe.takes)
         yield Problem(name, f"{value} beside {name_of_job}", f"unset, or one of {taking}")
-    if settings.backend == "megatron":
-        yield Problem("AGENT_BACKEND", f"'megatron', which is {LATER}", "fsdp")

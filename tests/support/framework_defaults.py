@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from agent.frameworks.recipe import Command
 
 FOLDER = Path(__file__).parents[1] / "data" / "framework_defaults"
-NAMES = [job.name for job in RECIPES if job.framework]
+NAMES = [*(job.name for job in RECIPES if job.framework), "verl-grpo-megatron"]
+"""The recipes, and those with an option that changes most of the command."""
 UNSET = "unset"
 """The script leaves the setting to the framework's default."""
 
@@ -34,7 +35,10 @@ def parsed(command: Command) -> dict[str, str]:
     found = {f"env:{name}": value for name, value in command.env.items()}
     flag = ""
     for word in command.argv:
-        if word.startswith("--"):
+        if word.startswith("--") and "=" in word:
+            name, value = word[2:].split("=", 1)
+            found[name] = value
+        elif word.startswith("--"):
             flag = word[2:]
             found[flag] = ""
         elif flag:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from agent.frameworks import recipe_of
-from agent.frameworks.recipe import MisfitError, NodeSize, RecipeInput
+from agent.frameworks.recipe import JobBasis, MisfitError, ModelShape, NodeSize, RecipeInput
 from agent.settings.jobs import RECIPES
 from tools.frameworks.clusters import CLUSTERS, Nodes
 from tools.frameworks.faults import Case
@@ -27,6 +27,9 @@ KNOWN_LATER = {
     "{log_dir}": "/logs",
 }
 """Values for the placeholders that only a run can fill."""
+HOST = 2 << 40  # Bytes of a node, so that offloaded states fit
+DENSE = ModelShape.from_name("Qwen3-8B")
+SPARSE = ModelShape.from_name("Qwen3-30B-A3B")
 
 
 @dataclass(frozen=True)
@@ -73,6 +76,15 @@ def asking(job: RecipeInfo, version: Version, nodes: Nodes) -> Iterator[tuple[st
         if not full and "AGENT_ROLLOUT" in job.takes:
             yield "sglang", replace(asked, rollout="sglang")
             yield "sglang with adapters", replace(asked, rollout="sglang", lora_rank=64)
+        if "AGENT_BACKEND" in job.takes:
+            yield from with_megatron(replace(asked, backend="megatron", tensor_parallel=None))
+
+
+def with_megatron(asked: RecipeInput) -> Iterator[tuple[str, RecipeInput]]:
+    """Yield a model without experts, and one with them, on GPUs of 80 GB."""
+    nodes = tuple(replace(n, gpu_memory=80 if n.gpus else None, memory=HOST) for n in asked.nodes)
+    for how, model in (("megatron", DENSE), ("megatron with experts", SPARSE)):
+        yield how, replace(asked, nodes=nodes, basis=JobBasis(model))
 
 
 def make(recipe: Recipe, asked: RecipeInput, nodes: Nodes, how: str) -> Made:

@@ -708,6 +708,9 @@ def test_a_keys_text_is_never_printed() -> None:
         ({"AGENT_ROLLOUT": "sglang"}, {"sglang": "0.5.8"}, ""),
         ({"AGENT_LORA_RANK": "64"}, {"vllm": "0.11.0"}, "peft is not installed"),
         ({"AGENT_LORA_RANK": "64"}, {"peft": "0.18.0"}, ""),
+        ({"AGENT_BACKEND": "megatron"}, {"peft": "0.18.0"}, "megatron-core is not installed"),
+        ({"AGENT_BACKEND": "megatron"}, {"megatron-core": "0.13.0"}, ""),
+        ({"AGENT_BACKEND": "fsdp"}, {"peft": "0.18.0"}, ""),
         ({"AGENT_ROLLOUT": "sglang"}, {}, ""),  # nothing is known of that Python
     ],
 )

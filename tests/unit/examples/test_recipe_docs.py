@@ -92,7 +92,7 @@ def settings_page(name: str) -> str:
     """Return docs/recipes/NAME.md."""
     recipe = load(name)
     lines = [
-        SETTINGS.format(name=name),
+        recipe.get("intro", SETTINGS.format(name=name)).lstrip(),
         "| source | file | about |",
         "| --- | --- | --- |",
     ]

@@ -38,11 +38,14 @@ KINDS = {"script", "documentation", "defaults"}
 
 
 @cache
-def settings_of(recipe: str, release: str, shape: str) -> dict[str, str]:
+def settings_of(name: str, release: str, shape: str) -> dict[str, str]:
     """Return each flag, key or environment variable (`env:NAME`) that the recipe sets."""
     nodes, gpus = shape.split("x")
     sizes = node_sizes(int(nodes), whole_numbers(gpus), None)
-    command, _ = recipe_command(ENVIRON, recipe, sizes, release or None)
+    table = load(name)
+    environ = ENVIRON | table.get("environment", {})
+    recipe = table["recipe"]
+    command, _ = recipe_command(environ, recipe, sizes, release or None)
     if recipe == "trl-grpo":  # a program of this project, whose own defaults count
         options = vars(trl_grpo.parser().parse_args(command.argv[2:]))
         return {
@@ -97,7 +100,7 @@ def test_every_recipe_has_a_file() -> None:
 def test_sources(name: str) -> None:
     """A source is a file at a commit or in a package; rows refer to sources of the same file."""
     recipe = load(name)
-    assert recipe["recipe"] == name
+    assert recipe["recipe"] == name or recipe["environment"]
     ids = [source["id"] for source in recipe["source"]]
     assert len(set(ids)) == len(ids)
     for source in recipe["source"]:

@@ -75,7 +75,7 @@ def test_wrong_arguments_are_refused(version: Version, argument: str, said: str)
         ((0, 9, 1), ("++algorithm.adv_estimator=mine",)),
         ((0, 9, 1), ("++trainer.of_tomorrow=1", "+ray_kwargs.ray_init.x=1")),
         ((0, 9, 1), ("+data.apply_chat_template_kwargs.x=1", "+trainer.of_tomorrow=1")),
-        ((0, 9, 1), ("model_engine=megatron", "actor_rollout_ref.actor.megatron.x=1")),
+        ((0, 9, 1), ("model_engine=veomni", "actor_rollout_ref.actor.veomni.x=1")),
         ((0, 9, 1), ("actor@actor_rollout_ref.actor=megatron_actor", "critic.megatron.x=1")),
         ((0, 9, 1), ("actor_rollout_ref.actor.optim.lr=1e-6", "trainer.total_epochs=3")),
     ],

@@ -44,7 +44,10 @@ def test_a_rank_is_a_number_from_one_on(rank: str) -> None:
         load({**GIVEN, "AGENT_JOB": "verl-grpo", "AGENT_LORA_RANK": rank})
 
 
-def test_megatron_is_for_a_later_version() -> None:
-    """The value is refused rather than ignored."""
-    with pytest.raises(SettingsError, match="'megatron', which is not in this version"):
-        load({**GIVEN, "AGENT_JOB": "verl-grpo", "AGENT_BACKEND": "megatron"})
+@pytest.mark.parametrize("backend", ["fsdp", "megatron"])
+def test_a_backend(backend: str) -> None:
+    """Both are accepted; another one is refused with what there is."""
+    given = {**GIVEN, "AGENT_JOB": "verl-grpo", "AGENT_BACKEND": backend}
+    assert load(given).settings.backend == backend
+    with pytest.raises(SettingsError, match="AGENT_BACKEND"):
+        load({**given, "AGENT_BACKEND": "deepspeed"})

@@ -40,7 +40,14 @@ HEAVY = frozenset(
 SERVER = "verl/workers/rollout/vllm_rollout/vllm_async_server.py"
 MIGRATION = "migrate_legacy_reward_impl"
 """Moves keys to their new names, from 0.7.1 on, where the program calls it."""
-HANDED_ON = ("reward_kwargs", "transfer_queue")
+NAMED = "--config-name="
+"""The flag of hydra that chooses another tree, as for Megatron before 0.8."""
+HANDED_ON = (
+    "reward_kwargs",
+    "transfer_queue",
+    "override_transformer_config",
+    "override_optimizer_config",
+)
 """Groups that verl passes on as a whole: to a user's function, to another package."""
 
 
@@ -90,7 +97,7 @@ class Verl:
 
 def judge_one(verl: Verl, case: Case) -> list[Fault]:
     """Run one command twice: with the fullest node first and with the emptiest first."""
-    overrides = [parse(word) for word in case.argv]
+    overrides = [parse(word) for word in case.argv if not word.startswith(NAMED)]
     keys = [override.key for override in overrides]
     found = {Fault("twice", key): None for key in keys if keys.count(key) > 1}
     for roomy in (True, False):
@@ -142,7 +149,10 @@ def is_refusal(error: Exception) -> bool:
 def tree(package: Path, argv: Sequence[str]) -> ComposeInput:
     """Return what main_ppo composes, as the command line does."""
     folder = str(package / "verl/trainer/config")
-    return ComposeInput(folder, "ppo_trainer", tuple(argv), {"version_base": None})
+    names = [word.removeprefix(NAMED) for word in argv if word.startswith(NAMED)]
+    overrides = tuple(word for word in argv if not word.startswith(NAMED))
+    name = (names or ["ppo_trainer"])[-1]
+    return ComposeInput(folder, name, overrides, {"version_base": None})
 
 
 def type_faults(defaults: Any, config: Any, overrides: Sequence[Override]) -> list[Fault]:  # noqa: ANN401 - the same
@@ -181,7 +191,24 @@ def steps(verl: Verl, config: Any, case: Case) -> list[Fault]:  # noqa: ANN401 -
         if config.actor_rollout_ref.rollout.mode == "async" and verl.server_has_cpu:
             size = config.actor_rollout_ref.rollout.tensor_model_parallel_size
             start_servers(verl.ray.cluster, groups, max(1, gpus // size))
-    return rules(config, nodes * gpus, queue=queue)
+    ranks = copies(config, nodes * gpus, trainer)
+    return rules(config, nodes * gpus, queue=queue, ranks=ranks)
+
+
+def copies(config: Any, world: int, trainer: Any) -> tuple[int, int]:  # noqa: ANN401 - the same
+    """Return what divides the answers of a step and of an update: GPUs, or Megatron's copies.
+
+    Without `_get_dp_size`, up to 0.6, a step is divided over all GPUs.
+    """
+    actor = config.actor_rollout_ref.actor
+    if actor.strategy != "megatron":
+        return world, world
+    size = actor.megatron
+    one = size.tensor_model_parallel_size * size.pipeline_model_parallel_size
+    ranks, rest = divmod(world, one * size.context_parallel_size)
+    if rest:
+        raise AssertionError(f"{world} GPUs are no multiple of a copy's")
+    return ranks if hasattr(trainer.RayPPOTrainer, "_get_dp_size") else world, ranks
 
 
 def validate(config: Any, trainer: Any) -> None:  # noqa: ANN401 - the same
@@ -204,18 +231,25 @@ def start_servers(cluster: Cluster, groups: Sequence[PlacedGroup], each: int) ->
             cluster.place_on(group.group.where[0], {"CPU": 1}, "a vLLM server with 1 CPU")
 
 
-def rules(config: Any, world: int, *, queue: bool) -> list[Fault]:  # noqa: ANN401 - the same
+def rules(
+    config: Any,  # noqa: ANN401 - the same
+    world: int,
+    *,
+    queue: bool,
+    ranks: tuple[int, int] | None = None,
+) -> list[Fault]:
     """Check the rules that otherwise only its workers would check."""
     rollout, actor = config.actor_rollout_ref.rollout, config.actor_rollout_ref.actor
     faults = []
+    of_step, of_update = ranks or (world, world)
     if world % rollout.tensor_model_parallel_size:
         size = rollout.tensor_model_parallel_size
         faults.append(Fault("refused", f"{world} GPUs do not make engines of {size}"))
-    if config.data.train_batch_size * rollout.n % world and not (queue and actor.use_dynamic_bsz):
-        what = f"a batch of {config.data.train_batch_size} x {rollout.n} for {world} GPUs"
+    if config.data.train_batch_size * rollout.n % of_step and not (queue and actor.use_dynamic_bsz):
+        what = f"a batch of {config.data.train_batch_size} x {rollout.n} for {of_step} ranks"
         faults.append(Fault("refused", what))
-    if actor.ppo_mini_batch_size * rollout.n % world:
-        what = f"a mini batch of {actor.ppo_mini_batch_size} x {rollout.n} for {world} GPUs"
+    if actor.ppo_mini_batch_size * rollout.n % of_update:
+        what = f"a mini batch of {actor.ppo_mini_batch_size} x {rollout.n} for {of_update} ranks"
         faults.append(Fault("refused", what))
     if config.data.train_batch_size % actor.ppo_mini_batch_size:
         what = f"{config.data.train_batch_size} is no multiple of {actor.ppo_mini_batch_size}"

@@ -1,0 +1,394 @@
+"""Megatron: how a model is divided over GPUs, and what each of them keeps.
+
+A layer's matrices are divided by tensor parallel, the layers by pipeline parallel, a long text by
+context parallel, and the experts of a layer by expert parallel; what remains of the GPUs trains on
+other data. Each GPU keeps the weights of its part in bf16 with their gradients in float32. The
+optimizer (float32 weights and Adam) is divided over the GPUs that keep the same part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import cache
+from typing import TYPE_CHECKING
+
+from msgspec import field
+
+from agent.base.value import Value
+from agent.frameworks.recipe import LOGIT, WEIGHT, MisfitError, count_of
+from agent.frameworks.sizing import Fit, Layout, Workload, engine_sizes, gb
+
+if TYPE_CHECKING:
+    from agent.frameworks.recipe import ModelShape
+
+_GRADIENT = 4  # Bytes of a gradient: Megatron sums them in float32
+_OPTIMIZER = 12  # Bytes of a parameter in float32, with Adam
+_ON_CPU = 16  # The same in the nodes' memory, with the gradients that come there
+_NODE_PART = 0.85  # Of a GPU: engines whose weights take more of it span several nodes
+_SURE_TOKENS = 8192  # Up to so many a text is not divided, unless the user wants that
+_UNEVEN = 2  # Times the mean of tokens that an expert may get
+
+RESIDENT = Layout("all on the GPUs", 1, copy=None)
+OFFLOAD = Layout("offload between phases", 1, copy=None)
+CPU_OPTIMIZER = Layout("offload between phases, optimizer in CPU memory", 1, copy=None)
+MEGATRON = (RESIDENT, OFFLOAD, CPU_OPTIMIZER)
+"""The layouts, the fastest first; `MegatronFit` has their bytes."""
+
+TENSOR = "tensor_model_parallel_size"
+PIPELINE = "pipeline_model_parallel_size"
+CONTEXT = "context_parallel_size"
+EXPERT = "expert_model_parallel_size"
+EXPERT_TENSOR = "expert_tensor_parallel_size"
+
+
+class Parallelism(Value):
+    """How many GPUs divide what; the rest of them, `data`, train on other data."""
+
+    world: int
+    tensor: int = 1
+    pipeline: int = 1
+    context: int = 1
+    expert: int = 1
+    expert_tensor: int = 1
+
+    @property
+    def data(self) -> int:
+        """Return how many copies of the model without its experts there are."""
+        return self.world // (self.tensor * self.pipeline * self.context)
+
+    @property
+    def expert_data(self) -> int:
+        """Return how many copies of the experts there are."""
+        return self.world // (self.expert_tensor * self.expert * self.pipeline)
+
+    @property
+    def one_model(self) -> int:
+        """Return the GPUs of one copy."""
+        return self.tensor * self.pipeline * self.context
+
+    @property
+    def one_expert(self) -> int:
+        """Return the GPUs over which a layer's experts are divided."""
+        return self.expert * self.expert_tensor
+
+    def sizes(self) -> dict[str, int]:
+        """Return Megatron's settings with their values."""
+        return {
+            TENSOR: self.tensor,
+            PIPELINE: self.pipeline,
+            CONTEXT: self.context,
+            EXPERT: self.expert,
+            EXPERT_TENSOR: self.expert_tensor,
+        }
+
+    def text(self, model: ModelShape | None = None) -> str:
+        """Return the arithmetic: 32 GPUs = TP 2 × PP 4 × DP 4."""
+        context = f"CP {self.context} × " if self.context > 1 else ""
+        text = f"TP {self.tensor} × PP {self.pipeline} × {context}DP {self.data}"
+        if model is not None and model.experts:
+            tensor = f"ETP {self.expert_tensor} × " if self.expert_tensor > 1 else ""
+            text += f" = {tensor}EP {self.expert} × PP {self.pipeline} × {self.expert_data}"
+        return f"{count_of(self.world, 'GPU')} = {text}"
+
+
+class Stages(Value):
+    """The layers of the first, of a middle, and of the last stage of a pipeline."""
+
+    first: int
+    middle: int
+    last: int
+
+    @property
+    def even(self) -> bool:
+        """Return whether all stages have the same number."""
+        return self.first == self.middle == self.last
+
+    @property
+    def most(self) -> int:
+        """Return the layers of the largest stage."""
+        return max(self.first, self.middle, self.last)
+
+
+def stages_of(layers: int, pipeline: int) -> Stages | None:
+    """Divide layers over the stages of a pipeline; None if a stage would have none.
+
+    Megatron wants as many in all stages, except for the first and the last one.
+    """
+    if layers % pipeline == 0:
+        each = layers // pipeline
+        return Stages(each, each, each) if each else None
+    middle = -(-layers // pipeline)
+    rest = layers - (pipeline - 2) * middle
+    if rest < 2:
+        return None
+    return Stages(rest - rest // 2, middle, rest // 2)
+
+
+class MegatronFit(Fit, kw_only=True):
+    """A GPU with its part of the models, divided as Megatron does, and its part of an engine."""
+
+    parallel: Parallelism
+
+    @property
+    def stages(self) -> Stages:
+        """Return the layers of the stages."""
+        stages = stages_of(self.model.layers, self.parallel.pipeline)
+        return stages or Stages(self.model.layers, self.model.layers, self.model.layers)
+
+    @property
+    def outside(self) -> float:
+        """Return the parameters on a GPU without those of experts, where they are most."""
+        model = self.model
+        embedding = model.vocabulary * model.hidden
+        copies = 1 if model.tied else 2
+        rest = max(0, model.parameters - model.in_experts - copies * embedding)
+        here = copies if self.parallel.pipeline == 1 else 1
+        on_stage = rest / model.layers * self.stages.most + here * embedding
+        return on_stage / self.parallel.tensor
+
+    @property
+    def in_experts(self) -> float:
+        """Return the parameters of experts on a GPU."""
+        divided = self.parallel.expert * self.parallel.expert_tensor
+        return self.model.in_experts / self.model.layers * self.stages.most / divided
+
+    @property
+    def parameters(self) -> float:
+        """Return the parameters on a GPU."""
+        return self.outside + self.in_experts
+
+    @property
+    def optimized(self) -> float:
+        """Return the parameters whose optimizer a GPU has: a part of those on it."""
+        copies = self.parallel.data * self.parallel.context
+        return self.outside / copies + self.in_experts / self.parallel.expert_data
+
+    @property
+    def states(self) -> float:
+        """Return the bytes of a model while it is trained."""
+        states = self.parameters * (WEIGHT + _GRADIENT)
+        if self.layout.name != CPU_OPTIMIZER.name:
+            states += self.optimized * _OPTIMIZER
+        return states
+
+    @property
+    def training(self) -> float:
+        """Return the bytes of a training step, or of the reference's, without its tokens."""
+        step = self.states + (self.load.trained - 1) * self.asleep
+        has_reference = self.load.in_nodes.frozen > 0
+        reference = self.generating + self.parameters * WEIGHT if has_reference else 0.0
+        return max(step, reference)
+
+    @property
+    def asleep(self) -> float:
+        """Return the bytes of a trained model while another one is at work."""
+        return self.states if self.layout.name == RESIDENT.name else 0.0
+
+    @property
+    def generating(self) -> float:
+        """Return the bytes of training that stay while engines generate."""
+        return self.load.trained * self.asleep
+
+    @property
+    def token(self) -> float:
+        """Return the bytes of a token in a training step, with full recomputation.
+
+        A stage keeps the inputs of its layers for each micro batch under way: the first stage for
+        as many as there are stages. The last one has the logits besides.
+        """
+        inputs = WEIGHT * self.model.hidden * self.stages.most
+        first = inputs * self.parallel.pipeline + self._layer
+        last = inputs + self._layer + LOGIT * self.model.vocabulary
+        return max(first, last) / self.parallel.tensor
+
+    @property
+    def _layer(self) -> float:
+        """Return the bytes of a token in the layer that is at work."""
+        uneven = _UNEVEN if self.model.experts else 1
+        return WEIGHT * (12 * self.model.hidden + 4 * uneven * self.model.wide)
+
+    @property
+    def tokens(self) -> int:
+        """Return the tokens of the longest text that fits: its parts are on several GPUs."""
+        return self.parallel.context * super().tokens
+
+    @property
+    def forward(self) -> int:
+        """Return the tokens of a forward pass, in which it keeps no inputs."""
+        token = (self._layer + LOGIT * self.model.vocabulary) / self.parallel.tensor
+        return self.parallel.context * self._fitting(token)
+
+    @property
+    def phases(self) -> Mapping[str, float]:
+        """Return the bytes in the memory of a node while it loads, trains and saves."""
+        load = self.load
+        gpus = self.gpus_of_a_node
+        weights = gpus * self.parameters * WEIGHT
+        optimizer = gpus * self.optimized
+
+        # The reference is always there; trained models if they are offloaded.
+        always = self.processes_of_a_node
+        if load.in_nodes.frozen:
+            always += weights
+        trained = 0.0
+        if self.layout.name == OFFLOAD.name:
+            trained = weights + optimizer * _OPTIMIZER
+        elif self.layout.name == CPU_OPTIMIZER.name:
+            trained = weights + optimizer * _ON_CPU
+        trained *= load.trained
+
+        # To save, the weights pass through that memory, and an optimizer that is not there.
+        saved = weights + max(trained, optimizer * _OPTIMIZER)
+        return {
+            "load": always + weights,
+            "train": always + trained,
+            "save": always + saved,
+        }
+
+    @property
+    def states_text(self) -> str:
+        """Return the arithmetic of a training step: the part of a GPU, and its optimizer."""
+        here = f"{self.parameters / 1e9:.3g} B of {self.model.billions} on a GPU"
+        each = WEIGHT + _GRADIENT
+        text = f"{self.parallel.text(self.model)}; {here} × {each} bytes"
+        if self.layout.name != CPU_OPTIMIZER.name:
+            text += f" + optimizer {self.optimized / 1e9:.3g} B × {_OPTIMIZER} bytes"
+        text += f" = {gb(self.states)}"
+        if self.load.trained > 1 and self.asleep:
+            text += f" for each of {self.load.trained} models"
+        return text
+
+    @property
+    def work_text(self) -> str:
+        """Return the arithmetic of what a training step takes besides."""
+        return f"{self.token / 1e6:.1f} MB for each token"
+
+
+class Fixed(Value):
+    """The sizes that the user's arguments, or the checkpoints, fix."""
+
+    sizes: Mapping[str, int] = field(default_factory=dict)
+
+    def allows(self, parallel: Parallelism) -> bool:
+        """Return whether a division has these sizes."""
+        found = parallel.sizes()
+        return all(found[name] == size for name, size in self.sizes.items())
+
+    def fits(self, load: Workload, model: ModelShape, filled: float) -> Iterator[Fit]:
+        """Yield the ways to divide a model, the fastest first: see `Workload.fits`.
+
+        A model that stays on the GPUs is divided within a node only; a larger one is offloaded
+        instead, since more parts wait for each other more often.
+        """
+        parallels = self.parallelisms(load, model)
+        engines = _engine_sizes(load, model)
+        for layout in load.layouts:
+            for parallel in parallels:
+                is_large = max(parallel.one_model, parallel.one_expert) > load.gpus
+                if layout.name == RESIDENT.name and is_large and not self.sizes:
+                    continue
+                for size in engines:
+                    yield MegatronFit(load, model, layout, size, filled, parallel=parallel)
+
+    def parallelisms(self, load: Workload, model: ModelShape) -> list[Parallelism]:
+        """Return the ways to divide a model over the GPUs, the fewest parts first."""
+        world = sum(node.gpus for node in load.nodes)
+        is_long = load.tokens > _SURE_TOKENS or CONTEXT in self.sizes
+        found = [
+            parallel
+            for parallel in _parallelisms(world, load.gpus, model, self.sizes)
+            if self.allows(parallel) and (is_long or parallel.context == 1)
+        ]
+        if not found:
+            wanted = ", ".join(f"{name}={size}" for name, size in self.sizes.items())
+            what = f"{wanted or 'Megatron'}: no division of {count_of(world, 'GPU')} has that"
+            raise MisfitError(f"{what} with {_facts(model)}")
+        return sorted(found, key=lambda parallel: _order(parallel, load.gpus))
+
+
+def _order(parallel: Parallelism, gpus: int) -> tuple[float, ...]:
+    """Return the place of a division: few parts, and no experts on other nodes.
+
+    Each token visits its experts: on as many nodes as they are divided over.
+    """
+    nodes = max(1.0, parallel.one_expert / gpus)
+    return (
+        parallel.one_model * nodes,
+        nodes,
+        parallel.context,
+        parallel.pipeline,
+        -parallel.expert,
+    )
+
+
+def _engine_sizes(load: Workload, model: ModelShape) -> tuple[int, ...]:
+    """Return the sizes of an engine: within a node, or of whole nodes for the largest models."""
+    within = engine_sizes(load, model)
+    if load.tensor_parallel is not None or model.weights / within[-1] < _NODE_PART * load.label:
+        return within
+    spanning = [
+        load.gpus * nodes
+        for nodes in _divisors(len(load.nodes))
+        if (model.heads or load.gpus * nodes) % (load.gpus * nodes) == 0
+    ]
+    return tuple(size for size in spanning if size > within[-1]) or within
+
+
+def _parallelisms(
+    world: int, gpus: int, model: ModelShape, sizes: Mapping[str, int]
+) -> Iterator[Parallelism]:
+    """Yield what Megatron accepts: whole heads, layers and experts on each GPU.
+
+    Tensor parallel stays within a node, since it exchanges data in each layer.
+    """
+    heads = model.heads or gpus
+    for tensor in _divisors(gpus):
+        if heads % tensor or model.kv_heads % tensor:
+            continue
+        for pipeline in _divisors(world // tensor):
+            if stages_of(model.layers, pipeline) is None:
+                continue
+            for context in _divisors(world // (tensor * pipeline)):
+                if context > gpus:
+                    break
+                for expert in _expert_sizes(world // pipeline, gpus, model, sizes):
+                    rest = world // (pipeline * expert)
+                    for expert_tensor in _expert_tensors(rest, sizes):
+                        yield Parallelism(
+                            world=world,
+                            tensor=tensor,
+                            pipeline=pipeline,
+                            context=context,
+                            expert=expert,
+                            expert_tensor=expert_tensor,
+                        )
+
+
+def _expert_sizes(world: int, gpus: int, model: ModelShape, sizes: Mapping[str, int]) -> list[int]:
+    """Return by how many GPUs the experts of a layer may be divided.
+
+    Within a node as many as possible, since it costs little there; else more.
+    """
+    fitting = [size for size in _divisors(world) if (model.experts or 1) % size == 0]
+    if EXPERT in sizes:
+        return [size for size in fitting if size == sizes[EXPERT]]
+    inside = max(size for size in fitting if size <= gpus)
+    return [size for size in fitting if size >= inside]
+
+
+def _expert_tensors(world: int, sizes: Mapping[str, int]) -> list[int]:
+    """Return by how many GPUs an expert is divided: it is small, so by none but the user's."""
+    size = sizes.get(EXPERT_TENSOR, 1)
+    return [size] if world % size == 0 else []
+
+
+@cache
+def _divisors(number: int) -> list[int]:
+    return [size for size in range(1, number + 1) if number % size == 0]
+
+
+def _facts(model: ModelShape) -> str:
+    """Return the numbers of a model that limit how it is divided."""
+    heads = f"{model.heads or 'unknown'} heads ({model.kv_heads} of keys and values)"
+    experts = f", {model.experts} experts" if model.experts else ""
+    return f"{heads}, {model.layers} layers{experts}"

@@ -1,0 +1,309 @@
+"""verl with Megatron: its tree of keys, how the model is divided, and what is saved.
+
+AGENT_BACKEND=megatron chooses it, or one's own `model_engine=megatron` (verl 0.8 and later) or
+`--config-name=ppo_megatron_trainer` (before).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from agent.frameworks.arguments import whole
+from agent.frameworks.megatron_memory import (
+    CONTEXT,
+    CPU_OPTIMIZER,
+    EXPERT,
+    EXPERT_TENSOR,
+    MEGATRON,
+    PIPELINE,
+    RESIDENT,
+    TENSOR,
+    Fixed,
+    MegatronFit,
+)
+from agent.frameworks.recipe import MisfitError, Version, version_text
+from agent.frameworks.sizing import Host, Sizing, Workload, sizing_for
+from agent.frameworks.verl_keys import (
+    ACTOR,
+    GPUS,
+    MODEL,
+    NODES,
+    REF,
+    STRATEGY,
+    TENSOR_PARALLEL,
+)
+from agent.frameworks.verl_memory import (
+    ENGINES_SHARE,
+    MEMORY_KEYS,
+    has_reference,
+    keeps_engines,
+    longest_sample,
+)
+from agent.frameworks.verl_placement import groups_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from agent.frameworks.arguments import Override, Row
+    from agent.frameworks.recipe import NodeSize, RecipeInput
+
+BACKEND = "megatron"
+ENGINE = "model_engine"
+CONFIG_NAME = "--config-name"
+_TREE = "ppo_megatron_trainer"
+_ACTOR_TREE = "actor@actor_rollout_ref.actor"
+_FLAGS = ("--config-name", "-cn", "--config-path", "-cp", "--config-dir", "-cd")
+"""Flags of hydra that choose a tree."""
+
+FIRST: Version = (0, 6)  # 0.5 cannot load a model without a conversion by hand
+_HAS_ENGINES: Version = (0, 8)  # From it on `model_engine` chooses the tree
+_BRIDGES: Version = (0, 7)  # From it on mbridge loads the model by default
+_REF_AS_ACTOR: Version = (0, 7)  # From it on the reference is divided as the actor by default
+_NO_GRADIENT_KEY: Version = (0, 9)  # From it on gradients are freed with offloaded parameters
+_NEEDS_MEGATRON_BRIDGE: Version = (0, 9)
+_BALANCES_ALL: Version = (0, 7)  # Before it a step is divided over all GPUs, not over copies
+
+_SIZES = (TENSOR, PIPELINE, CONTEXT, EXPERT, EXPERT_TENSOR)
+_SECTION = f"{ACTOR}.{BACKEND}"
+_NO_ADAPTERS = (
+    "AGENT_LORA_RANK with Megatron: this recipe has adapters with AGENT_BACKEND=fsdp only. "
+    f"verl's own keys for it are {MODEL}.lora.rank and .alpha: set them in AGENT_JOB_ARGS"
+)
+
+
+def split_flags(args: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return hydra's flags that choose a tree, as `--config-name=…`, and all other arguments."""
+    flags: list[str] = []
+    others: list[str] = []
+    words = list(args)
+    while words:
+        word = words.pop(0)
+        name, equals, value = word.partition("=")
+        if name not in _FLAGS:
+            others.append(word)
+            continue
+        if not equals:
+            if not words:
+                raise MisfitError(f"AGENT_JOB_ARGS: {name} lacks its value")
+            value = words.pop(0)
+        flags.append(f"{name}={value}")
+    return tuple(flags), tuple(others)
+
+
+def trains_with_megatron(
+    asked: RecipeInput, flags: Sequence[str], users: Sequence[Override]
+) -> bool:
+    """Return whether Megatron trains: by the user's arguments, else by AGENT_BACKEND."""
+    for flag in flags:
+        name, _, value = flag.partition("=")
+        if name in _FLAGS[:2]:
+            return value.removesuffix(".yaml") == _TREE
+    for override in users:
+        if override.key == ENGINE:
+            return override.value == BACKEND
+        if override.key == _ACTOR_TREE:
+            return override.value.startswith(BACKEND)
+    return asked.backend == BACKEND
+
+
+def check(asked: RecipeInput) -> None:
+    """Refuse what verl cannot do with Megatron, or this recipe does not."""
+    if asked.version < FIRST:
+        raise MisfitError(
+            f"Megatron with verl {version_text(asked.version)}: install 0.6.1 or later"
+        )
+    if asked.lora_rank is not None:
+        raise MisfitError(_NO_ADAPTERS)
+    if asked.reward_model and asked.version < _BRIDGES:
+        what = "AGENT_REWARD_MODEL with Megatron: verl 0.6 would train it with Megatron too"
+        raise MisfitError(f"{what}: install verl 0.7 or later, or use AGENT_BACKEND=fsdp")
+
+
+def tree_flags(asked: RecipeInput, flags: Sequence[str]) -> tuple[str, ...]:
+    """Return the flags with that of Megatron's tree, where the version chooses it by a flag."""
+    has_name = any(flag.partition("=")[0] in _FLAGS[:2] for flag in flags)
+    if has_name or asked.version >= _HAS_ENGINES:
+        return tuple(flags)
+    return (f"{CONFIG_NAME}={_TREE}", *flags)
+
+
+def engine_row(asked: RecipeInput, flags: Sequence[str]) -> Iterable[Row]:
+    """Return the key of Megatron's tree, unless a flag or the user's argument chooses it."""
+    if asked.version >= _HAS_ENGINES and not any(_TREE in flag for flag in flags):
+        yield ENGINE, BACKEND, "AGENT_BACKEND"
+
+
+def sizing_of(asked: RecipeInput, given: Mapping[str, str]) -> Sizing:
+    """Return how the model is divided and what is offloaded; raises MisfitError if none fits."""
+    fixed = Fixed(_fixed_sizes(asked, given))
+    load = Workload(
+        layouts=MEGATRON,
+        tokens=longest_sample(given),
+        nodes=equal_nodes(asked, given),
+        trained=1 if asked.recipe == "verl-grpo" else 2,
+        share=ENGINES_SHARE,
+        tensor_parallel=whole(given, TENSOR_PARALLEL),
+        in_nodes=Host(
+            frozen=2 if has_reference(asked, given) else 0,
+            keeps_engines=keeps_engines(asked, adapters=False),
+        ),
+        fits=fixed.fits,
+    )
+    beginnings = (*MEMORY_KEYS, _SECTION, f"critic.{BACKEND}", f"{REF}.{BACKEND}")
+    changed = [key for key in given if key.startswith(beginnings) and key != ENGINE]
+    return sizing_for(asked, changed, load)
+
+
+def with_remedy(asked: RecipeInput, given: Mapping[str, str], refusal: MisfitError) -> MisfitError:
+    """Return the refusal of a model for FSDP, with Megatron as a remedy if it fits with that."""
+    if asked.basis.kept:
+        return refusal
+    try:
+        check(asked)
+        sizing = sizing_of(asked, given)
+    except MisfitError:
+        return refusal
+    return MisfitError(f"{refusal}, or with AGENT_BACKEND=megatron: {sizing.why['layout']}")
+
+
+def equal_nodes(asked: RecipeInput, given: Mapping[str, str]) -> tuple[NodeSize, ...]:
+    """Return the equal groups of GPUs over which the model is divided, as nodes."""
+    groups = groups_of(asked.nodes, 1, given)
+    parts = [
+        replace(node, gpus=groups.gpus, memory=_part(node, groups.gpus))
+        for node in asked.nodes
+        for _ in range(node.gpus // groups.gpus)
+    ]
+    return tuple(parts[: groups.count])
+
+
+def _part(node: NodeSize, gpus: int) -> int | None:
+    """Return the memory of a node that so many of its GPUs may use."""
+    return None if node.memory is None else node.memory * gpus // node.gpus
+
+
+def _fixed_sizes(asked: RecipeInput, given: Mapping[str, str]) -> dict[str, int]:
+    """Return the sizes of the checkpoints, or of the user's arguments."""
+    known = {name: size for name in _SIZES if (size := whole(given, f"{_SECTION}.{name}"))}
+    kept = asked.basis.kept
+    if kept.get(STRATEGY) == BACKEND:
+        saved = {name: int(kept[key]) for name in _SIZES if (key := f"{_SECTION}.{name}") in kept}
+        known = saved | known
+    return known
+
+
+def parallel_rows(asked: RecipeInput, sizing: Sizing) -> Iterable[Row]:
+    """Return how each part is divided, what is offloaded, and what is computed again."""
+    parts = [ACTOR] if asked.recipe == "verl-grpo" else [ACTOR, "critic"]
+    for part in parts:
+        yield from _division(part, sizing)
+        if asked.version < _BRIDGES:
+            yield f"{part}.{BACKEND}.use_mbridge", "True", "loads a model without a conversion"
+        yield from _recomputation(part)
+        yield from _offload(asked, part, sizing)
+    if asked.version < _REF_AS_ACTOR:
+        yield from _sizes(REF, sizing, "as the actor's")
+    yield f"{REF}.{BACKEND}.param_offload", "True", "it works between updates only"
+
+
+def _division(part: str, sizing: Sizing) -> Iterable[Row]:
+    """Return how a model is divided, with the layers of a pipeline's uneven ends."""
+    yield from _sizes(part, sizing, sizing.why["layout"])
+    if not isinstance(sizing.fit, MegatronFit) or sizing.fit.stages.even:
+        return
+    stages = sizing.fit.stages
+    layers = sizing.fit.model.layers
+    count = sizing.fit.parallel.pipeline
+    settings = f"+{part}.{BACKEND}.override_transformer_config"
+    why = f"{layers} layers in {count} stages: {stages.first}"
+    why += f" + {count - 2} × {stages.middle} + {stages.last}"
+    yield f"{settings}.num_layers_in_first_pipeline_stage", stages.first, why
+    yield f"{settings}.num_layers_in_last_pipeline_stage", stages.last, why
+
+
+def _sizes(part: str, sizing: Sizing, why: str) -> Iterable[Row]:
+    """Return the sizes of a division; those of experts and of long texts where they count."""
+    if not isinstance(sizing.fit, MegatronFit):
+        return
+    sizes = sizing.fit.parallel.sizes()
+    for name in (TENSOR, PIPELINE):
+        yield f"{part}.{BACKEND}.{name}", sizes[name], why
+    if sizes[CONTEXT] > 1:
+        yield f"{part}.{BACKEND}.{CONTEXT}", sizes[CONTEXT], f"divides a long text; {why}"
+    if sizing.fit.model.experts:
+        for name in (EXPERT, EXPERT_TENSOR):
+            yield f"{part}.{BACKEND}.{name}", sizes[name], why
+
+
+def _recomputation(part: str) -> Iterable[Row]:
+    """Return the settings that keep the inputs of layers only: what the memory is counted for."""
+    settings = f"{part}.{BACKEND}.override_transformer_config"
+    why = "keeps a layer's input only; by default all values are kept"
+    yield f"{settings}.recompute_granularity", "full", why
+    yield f"{settings}.recompute_method", "uniform", why
+    yield f"{settings}.recompute_num_layers", 1, why
+
+
+def _offload(asked: RecipeInput, part: str, sizing: Sizing) -> Iterable[Row]:
+    """Return what goes into the nodes' memory between phases, and the optimizer where it must."""
+    if sizing.layout.name == RESIDENT.name:
+        return
+    why = sizing.why["layout"]
+    yield f"{part}.{BACKEND}.param_offload", "True", why
+    yield f"{part}.{BACKEND}.optimizer_offload", "True", why
+    if asked.version < _NO_GRADIENT_KEY:
+        yield f"{part}.{BACKEND}.grad_offload", "True", why
+    if sizing.layout.name != CPU_OPTIMIZER.name:
+        return
+    optimizer = f"+{part}.optim.override_optimizer_config"
+    yield f"{optimizer}.optimizer_cpu_offload", "True", why
+    yield f"{optimizer}.optimizer_offload_fraction", "1.0", "all of it"
+    yield f"{optimizer}.use_precision_aware_optimizer", "True", "as verl's scripts with it"
+    yield f"{optimizer}.overlap_cpu_optimizer_d2h_h2d", "True", "copies while it computes"
+
+
+def with_groups(sizing: Sizing, given: Mapping[str, str]) -> dict[str, str]:
+    """Return the user's keys with those of the groups of GPUs for which a model was divided."""
+    if not isinstance(sizing.fit, MegatronFit):
+        return {**given}
+    load = sizing.fit.load
+    return {NODES: str(len(load.nodes)), GPUS: str(load.gpus), **given}
+
+
+def ranks_of(asked: RecipeInput, sizing: Sizing, gpus: int) -> tuple[int, int]:
+    """Return what divides the answers of an update, and those of a step besides.
+
+    Each copy of the model gets a part; up to 0.6 each GPU gets one of a step.
+    """
+    if not isinstance(sizing.fit, MegatronFit):
+        return gpus, 1
+    return sizing.fit.parallel.data, gpus if asked.version < _BALANCES_ALL else 1
+
+
+def tokens_of(sizing: Sizing, tokens: int) -> int:
+    """Return the tokens of a batch on each GPU, of those that divide a text."""
+    if not isinstance(sizing.fit, MegatronFit):
+        return tokens
+    return -(-tokens // sizing.fit.parallel.context)
+
+
+def notes(asked: RecipeInput) -> Iterable[str]:
+    """Return what the user should know: packages, and where the model is."""
+    bridge = "mbridge"
+    if asked.version >= _NEEDS_MEGATRON_BRIDGE:
+        bridge = "megatron-bridge"
+    yield f"Megatron also needs the packages megatron-core, transformer-engine and {bridge}"
+    folder = "actor/model/huggingface" if asked.version >= (0, 9) else "actor/huggingface"
+    yield f"`…/global_step_N/{folder}` is a model that transformers and vLLM load: nothing to merge"
+
+
+def format_of(sizing: Sizing) -> dict[str, str]:
+    """Return the settings on which the format of checkpoints depends."""
+    sizes = {}
+    if isinstance(sizing.fit, MegatronFit):
+        sizes = {
+            f"{_SECTION}.{name}": str(size) for name, size in sizing.fit.parallel.sizes().items()
+        }
+    return {STRATEGY: BACKEND, **sizes}
