@@ -1,4 +1,4 @@
-"""`--second-start`: the time to a compiled job's first step, cold and with kept caches.
+"""`--second-start`: the time to a compiled job's first step, with and without stored caches.
 
 One pod starts the job twice, then a fresh pod with the same volume starts it. A fresh pod without
 the volume is the first start again.
