@@ -8,6 +8,8 @@ Requests and replies:
 
 OpenRLHF-M turns every key of a reply into a tensor: each is a list of numbers there.
 
+With `--judge` a model is asked for each grade (judge.py); the replies to batches keep their form.
+
 Numbers and texts are compared here, expressions by math-verify if it is installed. A pair that
 needs more than its CPU time scores 0. A batch that cannot be scored within --limit, or whose
 processes crash repeatedly, gets a 503 with Retry-After, never rewards that depend on the load;
@@ -30,6 +32,7 @@ from msgspec import Struct
 
 from agent.base.text import quota_key
 from agent.bundled import maths
+from agent.bundled.judge import KEY, GivenGrade, Judge, JudgeSpec, NoGradeError, ScoredItem
 from agent.bundled.math_verify_pool import MathVerifyPool, NoVerdictError, is_installed, say
 from agent.bundled.turns import Turns
 from agent.serving.bodies import RETRY_AFTER, Bodies, Body, HeldMemory, MemoryRoom
@@ -63,14 +66,12 @@ WITHOUT_MATH_VERIFY = (
 )
 OPENRLHF = "openrlhf"
 OPENRLHF_M = "openrlhf-m"
+TOTALS = "Judge-Totals"
+"""The header of each reply with what the judge was asked, and what it cost."""
 
 
 class BadRequestError(Exception):
     """An error in a request, naming the field."""
-
-
-ScoredItem = tuple[str, "str | None", "str | float | None"]
-"""A text to score, with its prompt and label if the request has them."""
 
 
 class _Request(Struct):
@@ -174,10 +175,28 @@ def reply_to(scored: Sequence[maths.Grade], dialect: str) -> dict[str, Any]:
     return {"rewards": rewards, "scores": rewards, "extra_logs": logs}
 
 
+def reply_of_judge(verdicts: Sequence[GivenGrade], dialect: str) -> dict[str, Any]:
+    """Build the reply to a batch that a judge has graded."""
+    rewards = [verdict.reward for verdict in verdicts]
+    graded = [float(verdict.is_graded) for verdict in verdicts]
+    if dialect == OPENRLHF_M:
+        return {"rewards": rewards, "format_rewards": graded, "acc_rewards": rewards}
+    return {"rewards": rewards, "scores": rewards, "extra_logs": {"graded": graded}}
+
+
 class RewardServer:
     """The server: reads and scores one batch for each request."""
 
-    def __init__(self, path: str, limit: float, dialect: str = OPENRLHF, token: str = "") -> None:
+    def __init__(  # noqa: PLR0913 - its options
+        self,
+        path: str,
+        limit: float,
+        dialect: str = OPENRLHF,
+        token: str = "",
+        judge: JudgeSpec | None = None,
+        key: str = "",
+    ) -> None:
+        self._judge = None if judge is None else Judge(judge, key)
         self._limit = limit
         self._dialect = dialect
         self._token = token
@@ -200,7 +219,7 @@ class RewardServer:
                 return await self._score_and_send(request, body)
         except BadRequestError as problem:
             return error_reply(400, str(problem))
-        except (NoVerdictError, asyncio.TimeoutError) as problem:
+        except (NoVerdictError, NoGradeError, asyncio.TimeoutError) as problem:
             why = str(problem) or f"not all is scored within {self._limit:g} s"
             say(f"no rewards, the client has to retry: {why}")
             retry = {"Retry-After": str(RETRY_AFTER)}
@@ -219,7 +238,8 @@ class RewardServer:
             scoring = self._score(body, texts, quota_key(ip))
             reply = await asyncio.wait_for(scoring, self._limit)
             texts.keep(len(reply))
-            return await send(request, reply)
+            headers = {} if self._judge is None else {TOTALS: self._judge.totals.header()}
+            return await send(request, reply, headers)
 
     async def _score(self, body: Body, texts: HeldMemory, client: str) -> bytes:
         """Return the reply to a body."""
@@ -227,6 +247,11 @@ class RewardServer:
             items, is_single = await in_thread(read_request, body.data)
         body.data = bytearray()
         body.keep(0)
+        if self._judge is not None:
+            verdicts = await self._judge.grade(items)
+            if is_single:
+                return msgspec.json.encode(verdicts[0].reward)
+            return msgspec.json.encode(reply_of_judge(verdicts, self._dialect))
         graded = await grade(items)
         del items
         # what math-verify has to compare is small where the texts are large
@@ -238,6 +263,16 @@ class RewardServer:
 
     async def _close(self, _app: web.Application) -> None:
         await self._pool.close()
+        if self._judge is not None:
+            await self._judge.close()
+
+
+def read_judge(text: str) -> JudgeSpec:
+    """Read the value of --judge."""
+    try:
+        return msgspec.json.decode(text, type=JudgeSpec)
+    except msgspec.MsgspecError as problem:
+        raise argparse.ArgumentTypeError(str(problem)) from None
 
 
 def _arguments(argv: list[str]) -> argparse.Namespace:
@@ -257,6 +292,8 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
     add("--limit", type=float, default=_REQUEST_SECONDS, help=limit)
     dialect = "the keys of a reply to a batch (%(default)s)"
     add("--dialect", choices=(OPENRLHF, OPENRLHF_M), default=OPENRLHF, help=dialect)
+    judge = f"JSON: ask a model for the grades, as [services.judge] has it; its key is in {KEY}"
+    add("--judge", type=read_judge, default=None, metavar="JSON", help=judge)
     options = parser.parse_args(argv)
     if not options.path.startswith("/") or "{" in options.path:
         parser.error(f"--path: expected a path like /get_reward, got {options.path!r}")
@@ -271,10 +308,13 @@ def main(argv: list[str]) -> int:
     """Serve until SIGTERM: 0 then, 2 for a wrong flag, 78 if it cannot listen."""
     options = _arguments(argv)
     token = os.environ.get("AGENT_REWARD_TOKEN", "").strip()
-    server = RewardServer(options.path, options.limit, options.dialect, token)
+    key = os.environ.get(KEY, "").strip()
+    server = RewardServer(options.path, options.limit, options.dialect, token, options.judge, key)
 
     def ready() -> None:
-        if not is_installed():
+        if options.judge is not None:
+            say(f"grades are asked from {options.judge.url}")
+        elif not is_installed():
             say(WITHOUT_MATH_VERIFY)
 
     return server.program.run(options.host, options.port, ready)

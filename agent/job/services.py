@@ -20,7 +20,7 @@ from agent.base.value import Count, Seconds, Value
 from agent.frameworks import recipe_of
 from agent.frameworks.framework import DEFAULT_DIALECT
 from agent.settings.jobs import recipe_info
-from agent.settings.rules import is_hub_id, is_url, reward_choice, reward_port
+from agent.settings.rules import BUNDLED, JUDGE, is_hub_id, is_url, reward_choice, reward_port
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -302,6 +302,7 @@ class ServiceSpec(Value):
     after: tuple[str, ...] = ()
     """The steps and services that must be done or ready before it starts."""
     gpus: int = 0  # The GPUs of its node that only it sees
+    secrets: tuple[str, ...] = ()  # Variables with secrets that only it has in its environment
 
     @property
     def asked_again(self) -> LivenessCheck | None:
@@ -334,9 +335,12 @@ class ServiceSpec(Value):
 
 
 def reward_service(
-    settings: Settings, command: tuple[str, ...] | None, base: Ports = DEFAULTS
+    settings: Settings,
+    command: tuple[str, ...] | None,
+    base: Ports = DEFAULTS,
+    judge: str = "",
 ) -> ServiceSpec | None:
-    """Return the reward server of this run, or None.
+    """Return the reward server of this run, or None; `judge` is what it asks, as JSON.
 
     The agent's own Python runs the bundled one: the image installs math-verify there.
     """
@@ -361,12 +365,16 @@ def reward_service(
         return external
 
     # The bundled one replies as the job's client expects.
-    if reward == "builtin":
+    if reward in BUNDLED:
         flags = ["--host", f"{NODE_IP},{_LOOPBACK}", "--port", str(port), "--path", path]
         job = recipe_info(settings, command)
         dialect = DEFAULT_DIALECT if job is None else recipe_of(job).FRAMEWORK.dialect
         if dialect != DEFAULT_DIALECT:
             flags += ["--dialect", dialect]
+        if judge:
+            flags += ["--judge", judge]
+            waits_for = (JUDGE,) if settings.judge_url is None else ()
+            external = replace(external, after=waits_for, secrets=("AGENT_JUDGE_KEY",))
         argv = tuple(own_command(sys.executable, "reward-server", *flags))
         return replace(external, argv=argv, port=port, bind=f"{NODE_IP} and {_LOOPBACK}")
 
@@ -408,6 +416,8 @@ class ServicesFile(Value):
     """AGENT_REWARD as `[services.reward]` sets it: a command or `builtin`; None without it."""
     reward_fields: Mapping[str, Any] = field(default_factory=dict)
     """The fields of the reward server that this table sets."""
+    ask: Mapping[str, Any] = field(default_factory=dict)
+    """How the judge is asked: the keys `ask.` of `[services.judge]`."""
 
 
 NO_FILE = ServicesFile()
@@ -464,3 +474,28 @@ class Latency(Value):
         counts = [*self.counts]
         counts[sum(seconds > bound for bound in LATENCY_BOUNDS)] += 1
         return Latency(round(seconds, 4), round(self.total + seconds, 4), tuple(counts))
+
+
+JUDGE_TOTALS = "Judge-Totals"
+"""The header of the bundled reward server's replies with what its judge was asked so far."""
+
+
+class JudgeCost(Value):
+    """What a judge was asked, and what that cost."""
+
+    requests: Count = 0
+    prompt_tokens: Count = 0
+    completion_tokens: Count = 0
+    ungraded: Count = 0  # Answers that got the user's reward for those without a grade
+
+    @classmethod
+    def read(cls, header: str) -> JudgeCost | None:
+        """Read the header; None for anything else."""
+        pairs = (word.partition("=") for word in header.split())
+        counts = {name: int(text) for name, _, text in pairs if re.fullmatch(r"[0-9]{1,15}", text)}
+        return cls(**counts) if counts.keys() == {*cls.__struct_fields__} else None
+
+    def plus(self, other: JudgeCost) -> JudgeCost:
+        """Return the sum of both."""
+        names = self.__struct_fields__
+        return JudgeCost(**{name: getattr(self, name) + getattr(other, name) for name in names})

@@ -5,9 +5,11 @@ The problems of all tables are collected, each with file, table and key.
 
 from __future__ import annotations
 
+import json
+import math
 import re
 from graphlib import CycleError, TopologicalSorter
-from typing import TYPE_CHECKING, Annotated, Any, TypedDict
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict
 from urllib.parse import urlsplit
 
 from msgspec import Meta, ValidationError
@@ -19,6 +21,7 @@ from agent.job.services import (
     BY_COMMAND,
     NAMES_IN_AFTER,
     NO_FILE,
+    NODE_PLACEHOLDERS,
     ON_HEAD,
     REWARD,
     SHELL,
@@ -33,6 +36,7 @@ from agent.job.services import (
     Where,
 )
 from agent.node.facts import CUDA, HIP, ROCR
+from agent.settings.rules import JUDGE
 from agent.settings.values import duration
 
 if TYPE_CHECKING:
@@ -101,6 +105,29 @@ class _Reward(TypedDict, total=False):
     gpus: Annotated[int, Meta(ge=0, le=1024)]
 
 
+_Limits = Annotated[tuple[float, float], Meta(description="least and most")]
+_Ask = TypedDict(  # `class` is a word of Python's
+    "_Ask",
+    {
+        "api": Literal["chat", "classify", "score"],
+        "path": Annotated[str, Meta(pattern=r"\A/[\w./~%+-]*\Z")],
+        "model": _Text,
+        "template": _Text,
+        "grade": _Text,
+        "values": dict[str, float],
+        "range": _Limits,
+        "class": int,
+        "ungraded": float,
+        "options": dict[str, Any],
+        "parallel": Annotated[int, Meta(ge=1, le=1024)],
+        "within": _Duration,
+        "tries": Annotated[int, Meta(ge=1, le=20)],
+    },
+    total=False,
+)
+_PLACEHOLDERS_OF_ASK = ("query", "prompt", "answer", "label")
+
+
 class _Service(_Reward, total=False):
     where: Annotated[str, Meta(pattern="^(head|every|workers|rank [0-9]{1,5})$")]
 
@@ -139,6 +166,12 @@ def parse(text: str, path: str, settings: Settings) -> tuple[ServicesFile, list[
         reward = reader.fields(REWARD_ROW, row, _Reward)
         reward.pop("port", None)
 
+    # How the judge is asked; without a command it runs elsewhere.
+    row = services.get(JUDGE, {})
+    ask = reader.ask(row.pop("ask", {}))
+    if ask and not row:
+        services.pop(JUDGE)
+
     # The other services, and the steps.
     specs = tuple(reader.service(name, table) for name, table in services.items())
     prepared = []
@@ -159,7 +192,8 @@ def parse(text: str, path: str, settings: Settings) -> tuple[ServicesFile, list[
         reader.problems.append(Problem(both, "a reward server in each", "one of the two"))
 
     command = None if reward is None else reward.pop("command", "builtin")
-    return ServicesFile(specs, tuple(prepared), command, reward or {}), reader.problems
+    file = ServicesFile(specs, tuple(prepared), command, reward or {}, ask)
+    return file, reader.problems
 
 
 class _Reader:
@@ -279,6 +313,45 @@ class _Reader:
                 re.compile(given["log"])
             except (re.error, RecursionError) as error:
                 self.report(f"{label} ready.log", str(error), "a regular expression")
+        return fields
+
+    def ask(self, table: Table) -> Fields:
+        """Read how the judge is asked, in the names of the reward server's --judge."""
+        label = f"[services.{JUDGE}] ask."
+        fields = self.read(label, table, _Ask)
+        numbers = [*fields.get("range", ()), *fields.get("values", {}).values()]
+        numbers.append(fields.get("ungraded", 0.0))
+        if not all(map(math.isfinite, numbers)):
+            self.report(f"{label[:-1]}", "a number that is not finite", "finite numbers")
+
+        # Does the pattern find a grade, and the template have what is graded?
+        try:
+            groups = re.compile(fields.get("grade", "()")).groups
+        except (re.error, RecursionError) as error:
+            self.report(f"{label}grade", str(error), "a regular expression")
+        else:
+            if groups == 0:
+                expected = (
+                    "a regular expression whose first group is the grade, as Grade: ([0-9.]+)"
+                )
+                self.report(f"{label}grade", repr(fields["grade"]), expected)
+        low, high = fields.get("range", (0.0, 1.0))
+        if low >= high:
+            self.report(f"{label}range", f"[{low:g}, {high:g}]", "the least grade, then the most")
+        template = fields.get("template", "{query}")
+        names = re.findall(r"(?<!\$)\{([a-z_]+)\}", template)
+        for name in {*names} & {*NODE_PLACEHOLDERS}:
+            known = " ".join(f"{{{one}}}" for one in _PLACEHOLDERS_OF_ASK)
+            self.report(f"{label}template", f"{{{name}}}", f"placeholders out of {known}")
+        if not {"query", "answer"} & {*names}:
+            self.report(f"{label}template", "no answer in it", "{answer} or {query} in it")
+        try:
+            json.dumps(fields.get("options"))
+        except (TypeError, ValueError) as error:
+            self.report(f"{label}options", str(error), "values that JSON has")
+            del fields["options"]
+        if "class" in fields:
+            fields["at"] = fields.pop("class")
         return fields
 
     def check_dependencies(self, rows: Mapping[str, tuple[str, tuple[str, ...]]]) -> None:

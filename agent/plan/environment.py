@@ -21,6 +21,7 @@ _NEVER_INHERITED = (
     "RAY_ADDRESS",  # a leftover would connect every child to another cluster
     "RAY_API_SERVER_ADDRESS",  # overrides an explicit address when submitting the job
     "RAY_AUTH_TOKEN_PATH",  # read already; Ray accepts only one form
+    *("AGENT_JUDGE_KEY", "AGENT_JUDGE_KEY_FILE"),  # only the reward server asks the judge
     "WANDB_API_KEY_FILE",
     "RAY_AUTH_TOKEN_FILE",
 )

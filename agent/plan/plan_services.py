@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from agent.base.errors import Problem
 from agent.base.ports import DEFAULTS, conflicts_of
 from agent.job import services as work
+from agent.job.judging import judge_problems, judge_request
 from agent.plan.listeners import ports_here
 
 if TYPE_CHECKING:
@@ -31,7 +32,8 @@ def all_services(
     base: Ports = DEFAULTS,
 ) -> tuple[ServiceSpec, ...]:
     """Return the services of the whole run, in the order in which they are shown."""
-    reward = work.reward_service(with_reward(settings, file), command, base)
+    judge = judge_request(settings, file)
+    reward = work.reward_service(with_reward(settings, file), command, base, judge)
     if file.reward is not None and reward is not None:
         fields = file.reward_fields
         reward = replace(reward, **{**fields, "env": (*reward.env, *fields.get("env", ()))})
@@ -79,6 +81,7 @@ def service_problems(
 ) -> Iterator[Problem]:
     """Yield problems of the services file on this platform."""
     table = f"AGENT_SERVICES={settings.services}"
+    yield from judge_problems(settings, file)
     services = all_services(settings, command, file, topology.platform.ports)
     nodes = _known_nodes(settings, topology, services)
     for at, spec in enumerate(services):

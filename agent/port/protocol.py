@@ -37,7 +37,7 @@ from agent.base.value import (
 from agent.checks.finding import Finding
 from agent.decisions.head.head_state import HeadPhase
 from agent.decisions.shared import Answer, ItemReport, Known, Order, Step
-from agent.job.services import Latency
+from agent.job.services import JudgeCost, Latency
 from agent.job.share import ShareOver
 from agent.node.facts import Facts
 from agent.node.figures import Figures
@@ -97,6 +97,7 @@ class WorkerStats(Value):
     attempt: Attempt = 0  # The attempt of that share; 0 without one
     figures: Figures | None = None  # Of its machine, in every third report or so
     caches: Literal["", "seeded", "cold"] = ""  # Its compile caches, once they are seeded
+    judge: JudgeCost | None = None  # What the judge of its reward server was asked
 
     def after(self, former: WorkerStats | None) -> WorkerStats:
         """Return them with the former figures where they have none."""

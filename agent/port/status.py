@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _CLOCK_FIELDS = {
     *("seconds", "seconds_in_phase", "seconds_left", "heard_seconds_ago", "outage_seconds"),
-    *("latency", "cost", "figures", "receipt", "slow", "glance", "seconds_since_step"),
+    *("latency", "judge", "cost", "figures", "receipt", "slow", "glance", "seconds_since_step"),
     *("loss_seconds_left", "at"),
 }
 """Fields that change with the clock or with each probe."""
@@ -171,6 +171,12 @@ def _services(status: Status) -> Iterator[Line]:
         details = []
         if service.get("gpus"):
             details.append(f"GPUs of its own: {service['gpus']}")
+        judge = service.get("judge")
+        if judge:
+            tokens = judge["prompt_tokens"] + judge["completion_tokens"]
+            details.append(f"judge: {judge['requests']} requests, {tokens} tokens")
+        if judge and judge["ungraded"]:
+            details.append(f"answers without a grade: {judge['ungraded']}")
         if service["restarts"]:
             details.append(f"restarts: {service['restarts']}")
         if service["outages"]:
@@ -338,6 +344,13 @@ def _answer_times(status: Status) -> Iterator[Sample]:
         yield {"service": name}, cumulative, "_count"
 
 
+def _judge_tokens(status: Status) -> Iterator[Sample]:
+    for service in status["services"]:
+        judge = service.get("judge")
+        for kind in ("prompt", "completion") if judge else ():
+            yield {"service": service["name"], "kind": kind}, judge[f"{kind}_tokens"]
+
+
 def _phase_seconds(status: Status) -> list[Sample]:
     spans = status["phases"]
     ends = [*(start for _, start in spans[1:]), status["seconds"]]
@@ -415,6 +428,8 @@ _OF_NODES: tuple[Metric, ...] = (
 )
 """Name, type, help and samples of the metrics of every node."""
 
+_judge_requests = _of_services("judge", "requests")
+_judge_ungraded = _of_services("judge", "ungraded")
 _last_answer = _of_services("latency", "last")
 _OF_HEADS: tuple[Metric, ...] = (
     ("phase_seconds", "gauge", "Seconds that the head has spent in a phase.", _phase_seconds),
@@ -426,6 +441,9 @@ _OF_HEADS: tuple[Metric, ...] = (
     ("service_outage_seconds", "gauge", "Their total seconds.", _of_services("outage_seconds")),
     ("service_last_answer_seconds", "gauge", "Latency of the last answer.", _last_answer),
     ("service_answer_seconds", "histogram", "Latency of a probe's answer.", _answer_times),
+    ("judge_requests_total", "counter", "Requests to the judge.", _judge_requests),
+    ("judge_tokens_total", "counter", "Tokens that the judge has counted.", _judge_tokens),
+    ("judge_ungraded_total", "counter", "Answers that got no grade.", _judge_ungraded),
     ("job_status", "gauge", "The job's status; 1 for the current one.", _job_states),
     ("attempt", "gauge", "The number of the attempt at the job.", _at("job", "attempt")),
     ("gpu_use_percent", "gauge", "Mean utilization of a node's GPUs.", _of_gpus("use", _mean)),

@@ -9,7 +9,6 @@ import re
 import socket
 from typing import TYPE_CHECKING, Annotated
 from urllib.parse import urlsplit
-from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
 import anyio
@@ -20,14 +19,21 @@ from agent.base import times
 from agent.base.text import error_text, is_ip
 from agent.base.typed import convert
 from agent.base.value import Value
-from agent.job.services import HttpProbe, LogPattern, ScoringProbe, TcpProbe
+from agent.job.services import (
+    JUDGE_TOTALS,
+    HttpProbe,
+    JudgeCost,
+    LogPattern,
+    ScoringProbe,
+    TcpProbe,
+)
 from agent.processes.connecting import port_answers, reason
 from agent.processes.resolving import resolve
 from agent.processes.waiting import NotYet, until
 from agent.record.files import reading
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Mapping
     from pathlib import Path
 
     from aiohttp.abc import ResolveResult
@@ -70,15 +76,6 @@ async def first_answer(ask: Callable[[], Awaitable[str]], limit: float) -> str:
     return answers[0] if answers else f"no answer within {limit:g} s"
 
 
-def proxy_for(url: str) -> str | None:
-    """Return the proxy of the environment for a request that has a secret; None without.
-
-    `trust_env` would do more: a `default` entry of ~/.netrc would replace the secret.
-    """
-    parts = urlsplit(url)
-    return None if proxy_bypass(parts.netloc) else getproxies().get(parts.scheme)
-
-
 class _RewardReply(Value):
     rewards: Annotated[list[float], Meta(min_length=1, max_length=1)]
 
@@ -93,9 +90,15 @@ def check_reward_reply(body: bytes) -> str:
     return "" if math.isfinite(reward) else f"its reward is not a finite number: {excerpt}"
 
 
-async def reward_answers(url: str, limit: float = 10.0, token: str | None = None) -> str:
+async def reward_answers(
+    url: str,
+    limit: float = 10.0,
+    token: str | None = None,
+    on_headers: Callable[[Mapping[str, str]], None] = lambda _headers: None,
+) -> str:
     """Request one score; return '' for a valid reply, else what is wrong."""
-    reply = await _send_request(url, json.dumps(REWARD_REQUEST), limit, token)
+    body = json.dumps(REWARD_REQUEST)
+    reply = await _send_request(url, body, limit, token, on_headers=on_headers)
     return reply if isinstance(reply, str) else check_reward_reply(reply)
 
 
@@ -110,13 +113,14 @@ async def reply_evidence(
     return "" if expect in text else f"its reply lacks {expect!r}: {text[:120].strip()}"
 
 
-async def _send_request(
+async def _send_request(  # noqa: PLR0913 - a request, and what to do with its reply
     url: str,
     body: str | None,
     limit: float,
     token: str | None = None,
     *,
     follows_redirects: bool = True,
+    on_headers: Callable[[Mapping[str, str]], None] = lambda _headers: None,
 ) -> bytes | str:
     """Send one request; return the body of a good reply, or why there is none."""
     headers = {"Content-Type": "application/json"} if body is not None else {}
@@ -141,6 +145,7 @@ async def _send_request(
                 if len(text) > _MAX_REPLY:
                     return f"its reply is longer than {_MAX_REPLY} bytes"
             if reply.ok:
+                on_headers(reply.headers)
                 return text
             return f"it answered {reply.status}: {text[:120].decode(errors='replace').strip()}"
     except (TimeoutError, asyncio.TimeoutError):  # two things until Python 3.11
@@ -166,6 +171,7 @@ class ReadinessProbe:
         self._token = token
         self._port_answers = connect
         self._offset = log.stat().st_size if log.exists() else 0
+        self.judge_cost: JudgeCost | None = None  # By a reward server's last reply
         self._rest = ""  # The start of a line of the log whose end was not written yet
 
     async def ask(self, limit: float = 10.0) -> str:
@@ -173,7 +179,7 @@ class ReadinessProbe:
         place = self._placeholders
         match self._ready:
             case ScoringProbe(url):
-                return await reward_answers(place.fill(url), limit, self._token)
+                return await reward_answers(place.fill(url), limit, self._token, self._read_cost)
             case HttpProbe(url, body, expect):
                 return await reply_evidence(place.fill(url), body, expect, limit)
             case TcpProbe(port):
@@ -181,6 +187,9 @@ class ReadinessProbe:
                 return await self._port_answers(place.node_ip, port, limit)
             case LogPattern(pattern):
                 return self._search_log(pattern)
+
+    def _read_cost(self, headers: Mapping[str, str]) -> None:
+        self.judge_cost = JudgeCost.read(headers.get(JUDGE_TOTALS, ""))
 
     def _search_log(self, pattern: str) -> str:
         """Return '' once a new line of the log matches, else why not."""

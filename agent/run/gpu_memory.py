@@ -17,6 +17,7 @@ from agent.node.read_figures import NvmlReader
 from agent.processes.waiting import NotYet, TimedOutError, until
 from agent.record.log import say
 from agent.run.node_figures import Source, gpu_reader
+from agent.settings.rules import BUNDLED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -90,7 +91,7 @@ class GpuMemory:
 
         # A service may hold memory of the job's GPUs while no job runs, if it has none of its own.
         own = [spec for spec in plan.all_services if spec.argv is not None and not spec.gpus]
-        self._may_wait = all(spec.asked == "builtin" for spec in own)
+        self._may_wait = all(spec.asked in BUNDLED for spec in own)
 
     @property
     def _visible(self) -> frozenset[int] | None:

@@ -22,7 +22,7 @@ from agent.decisions.head.service_addresses import addresses_by_rank
 from agent.decisions.shared import HERE, OrderKind, StopAsked
 from agent.decisions.stall import Stalled
 from agent.diagnosis.glance import glance_of
-from agent.job.services import digest
+from agent.job.services import REWARD, digest
 from agent.plan import waits as planned
 from agent.plan.plan import AGENT_LOG, JOB_LOG, RAY_LOG, log_files, versions
 from agent.port.protocol import Reply
@@ -367,6 +367,7 @@ class RunStatus:
 
         stats = self._run.stats.snapshot({}) if node == HERE else self.worker_stats.get(node)
         latency = None if stats is None else stats.latencies.get(name)
+        judge = stats.judge if stats is not None and name == REWARD else None
         return {
             "name": service_title(state, key),
             "state": item.step.value,
@@ -377,6 +378,7 @@ class RunStatus:
             "outage_seconds": round(seconds, 1),
             "outage_since": None if since is None else round(since, 1),
             "latency": None if latency is None else to_builtins(latency),
+            "judge": None if judge is None else to_builtins(judge),
         }
 
     def private_details(self) -> dict[str, object]:

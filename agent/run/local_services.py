@@ -34,6 +34,7 @@ from agent.record.background import NO_THREAD, in_background, in_thread
 from agent.record.files import iso_time
 from agent.record.log import say
 from agent.run.model_ahead import ModelAhead
+from agent.settings.model import secret_texts
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -198,6 +199,7 @@ class LocalWork:
         env = environment.without_cluster_auth(full, plan.settings)
         env |= plan.gpu_split.service_environment(name, self._run.rank)
         env |= spec.environment(place)
+        env |= secret_texts(plan.settings, spec.secrets)
         child = await self._run.start(name, spec.command(place), env, spec.log)
         self._running[name] = child
 
@@ -239,6 +241,8 @@ class LocalWork:
             evidence = await probe.ask(limit)
             if not evidence:
                 self._run.stats.record_latency(spec.name, anyio.current_time() - began)
+            if not evidence and probe.judge_cost is not None:
+                self._run.stats.record_judge(probe.judge_cost)
             return evidence
 
         async def check() -> bool | NotYet:

@@ -21,7 +21,7 @@ from agent.base import ends, times
 from agent.base.text import listed
 from agent.decisions.shared import Tick, Woke
 from agent.diagnosis.end_lines import RunEnd, end_lines
-from agent.job.services import CACHES, Latency
+from agent.job.services import CACHES, JudgeCost, Latency
 from agent.plan import environment
 from agent.plan.plan import RAY
 from agent.port.protocol import WorkerStats
@@ -88,6 +88,8 @@ class NodeStats:
         self._caches = caches  # how this node's compile caches were seeded
         self._figures_due = 0.0  # when they were read that are sent next, on the run's clock
         self._latencies: dict[str, Latency] = {}
+        self._judge: JudgeCost | None = None  # since its reward server's start
+        self._judge_before = JudgeCost()  # of the earlier starts
         self.progress: dict[str, str] = {}  # the last output line of each running step
         self._share: JobLines | None = None
         self._attempt = 0
@@ -95,6 +97,12 @@ class NodeStats:
     def record_latency(self, service: str, seconds: float) -> None:
         """Record the time of a service's successful answer."""
         self._latencies[service] = self._latencies.get(service, Latency()).with_answer(seconds)
+
+    def record_judge(self, cost: JudgeCost) -> None:
+        """Record what the judge was asked; a restarted reward server counts from 0 again."""
+        if self._judge is not None and cost.requests < self._judge.requests:
+            self._judge_before = self._judge_before.plus(self._judge)
+        self._judge = cost
 
     def share_lines(self, attempt: int) -> JobLines:
         """Return the scanner for the output of this node's share of an attempt."""
@@ -114,9 +122,11 @@ class NodeStats:
         progress = {step: self._clean(line) for step, line in self.progress.items()}
         causes = () if self._share is None else self._share.known.for_head
         figures = self._newest_figures()
-        return WorkerStats(
-            dict(self._latencies), states, progress, causes, self._attempt, figures, self._caches()
-        )
+        caches = self._caches()
+        judge = None if self._judge is None else self._judge_before.plus(self._judge)
+        latencies = dict(self._latencies)
+        attempt = self._attempt
+        return WorkerStats(latencies, states, progress, causes, attempt, figures, caches, judge)
 
     def for_report(self, steps: Mapping[str, Item]) -> WorkerStats | None:
         """Return the statistics for a report; None if there are none. Figures are sent rarely."""

@@ -19,10 +19,10 @@ import aiohttp
 import anyio
 
 from agent.base import times
+from agent.base.proxy import proxy_for
 from agent.base.text import listed, map_texts, without_controls
 from agent.diagnosis.user_notices import Noticed, first_noticed, notice_of_end, notices_of
 from agent.plan.page_address import page_address
-from agent.processes.probing import proxy_for
 from agent.processes.waiting import NotYet, TimedOutError, until
 from agent.record.background import start_thread
 from agent.record.log import say

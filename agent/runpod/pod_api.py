@@ -10,11 +10,11 @@ import aiohttp
 from msgspec import MsgspecError
 
 from agent.base import times
+from agent.base.proxy import proxy_for
 from agent.base.text import without_controls
 from agent.base.typed import decode
 from agent.base.value import Value
 from agent.platforms.rank_variables import own_pod
-from agent.processes.probing import proxy_for
 from agent.runpod.pod_stop import PodAnswer, PodState
 
 if TYPE_CHECKING:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import logging
+from typing import TYPE_CHECKING
 
 import anyio
 from aiohttp import web
 from aiohttp.http import HttpProcessingError
 
 from agent.base import times
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 _BYTES_PER_DEADLINE = 32 << 20  # Of a reply that may take times.READER_STALLED more
 _PASSED_ON = ("Allow", "Retry-After")  # Headers of aiohttp's errors
@@ -19,12 +23,14 @@ def error_reply(status: int, why: str, headers: dict[str, str] | None = None) ->
     return web.json_response({"error": why}, status=status, headers=headers)
 
 
-async def send(request: web.Request, body: bytes) -> web.Response:
+async def send(
+    request: web.Request, body: bytes, headers: Mapping[str, str] | None = None
+) -> web.Response:
     """Send JSON; return once the client has accepted it, or was disconnected since it does not.
 
     Until then a handler counts the memory: what a client does not read stays in this process.
     """
-    reply = web.Response(body=body, content_type="application/json")
+    reply = web.Response(body=body, content_type="application/json", headers=headers)
     limit = times.READER_STALLED * (1 + len(body) / _BYTES_PER_DEADLINE)
     with anyio.move_on_after(limit) as sending:
         await reply.prepare(request)

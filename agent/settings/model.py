@@ -155,7 +155,8 @@ class Settings(Value, kw_only=True):
     )
     reward: str | None = var(
         v.text,
-        "`builtin`, `off`, an http(s) URL, or the shell command of a reward server",
+        "`builtin`, `judge` (the bundled server asks `[services.judge]`), `off`, an http(s) URL, "
+        "or the shell command of a reward server",
         shown="what the job needs; off with a reward model",
     )
     reward_port: int | None = var(
@@ -166,6 +167,17 @@ class Settings(Value, kw_only=True):
     reward_path: str = var(v.url_path, "its path", "/get_reward")
     reward_token: v.Secret | None = var(
         v.secret, "a secret that the bundled reward server asks for (`Authorization: Bearer`)"
+    )
+    judge_url: str | None = var(
+        v.judge_url,
+        "with `AGENT_REWARD=judge`: an OpenAI-compatible server outside, instead of "
+        "`[services.judge]`",
+    )
+    judge_model: str | None = var(
+        v.text, "its model, as that server names it", shown="the first that it lists"
+    )
+    judge_key: v.Secret | None = var(
+        v.secret, "the key of the judge's server (`Authorization: Bearer`); only it gets it"
     )
     services: str | None = var(v.text, "path to a TOML file of further services and prepare steps")
     prepare: str | None = var(v.text, "shell command on the head before the job")
@@ -265,7 +277,8 @@ class Settings(Value, kw_only=True):
 
 
 SECRETS = (
-    *("WANDB_API_KEY", "RAY_AUTH_TOKEN", "RUNPOD_API_KEY", "AGENT_REWARD_TOKEN", "AGENT_NOTIFY"),
+    *("WANDB_API_KEY", "RAY_AUTH_TOKEN", "RUNPOD_API_KEY", "AGENT_REWARD_TOKEN", "AGENT_JUDGE_KEY"),
+    "AGENT_NOTIFY",
 )
 """Variables whose value is never shown; `<NAME>_FILE` may name a file instead."""
 SET_BY_PLATFORM = ("RUNPOD_API_KEY",)

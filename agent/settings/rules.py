@@ -19,7 +19,6 @@ from agent.settings.jobs import (
 )
 from agent.settings.model import FIELD_OF, Settings, secret_texts
 from agent.settings.recipe_options import check_recipe_options
-from agent.settings.values import LATER
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -32,6 +31,10 @@ _EXPECTED = {
     "AGENT_TRAIN_DATA": "training data, by an absolute path or as its framework names it",
 }
 
+JUDGE = "judge"
+BUNDLED = ("builtin", JUDGE)
+"""The values of AGENT_REWARD that start the bundled reward server."""
+_IN_HEADERS = ("RAY_AUTH_TOKEN", "AGENT_REWARD_TOKEN", "AGENT_JUDGE_KEY")
 NEEDS_PRICE = "AGENT_PRICE_PER_HOUR beside it, the price of one node"
 POD_ACTIONS = {"stop-pod": "stop", "terminate-pod": "terminate"}
 """The values of AGENT_ON_DONE that end a pod, and the action of RunPod's API."""
@@ -50,7 +53,7 @@ def contradictions(settings: Settings, command: tuple[str, ...] | None) -> list[
         *_check_ray_args(settings.ray_args),
         *_check_launcher(settings),
         *_check_debugger(settings),
-        *_check_reserved(settings),
+        *_check_judge(settings),
     ]
 
 
@@ -150,7 +153,7 @@ def _check_secrets(settings: Settings) -> Iterator[Problem]:
     if settings.on_done in POD_ACTIONS and settings.runpod_api_key is None:
         expected = f"a key of RunPod's API, which AGENT_ON_DONE={settings.on_done} needs"
         yield Problem("RUNPOD_API_KEY", "nothing", expected)
-    for name, token in secret_texts(settings, ("RAY_AUTH_TOKEN", "AGENT_REWARD_TOKEN")).items():
+    for name, token in secret_texts(settings, _IN_HEADERS).items():
         if not token.isascii() or not token.isprintable() or " " in token:
             expected = "printable ASCII without spaces, for example from `openssl rand -hex 32`"
             yield Problem(name, "a secret that cannot travel in an HTTP header", expected)
@@ -163,10 +166,15 @@ def _check_cost(settings: Settings) -> Iterator[Problem]:
         yield Problem("AGENT_MAX_COST", "a limit without a price", NEEDS_PRICE)
 
 
-def _check_reserved(settings: Settings) -> Iterator[Problem]:
-    if settings.reward == "judge":
-        expected = "builtin, off, a URL or a shell command"
-        yield Problem("AGENT_REWARD", f"'judge', which is {LATER}", expected)
+def _check_judge(settings: Settings) -> Iterator[Problem]:
+    """Refuse a judge that nothing asks, and a reward of a judge that is nowhere."""
+    if settings.reward != JUDGE:
+        for name in changed(settings, ("AGENT_JUDGE_URL", "AGENT_JUDGE_MODEL")):
+            got = f"a judge beside AGENT_REWARD={settings.reward or 'unset'}"
+            yield Problem(name, got, f"AGENT_REWARD={JUDGE}, or unset")
+    elif settings.judge_url is None and settings.services is None:
+        expected = "AGENT_JUDGE_URL, or [services.judge] in the file of AGENT_SERVICES"
+        yield Problem("AGENT_REWARD", f"{JUDGE!r} without a judge", expected)
 
 
 def may_listen_on(address: str, settings: Settings) -> bool:
@@ -186,7 +194,7 @@ def reward_port(settings: Settings, command: tuple[str, ...] | None, base: Ports
     """Return the port of the reward server; a user's command has its own, whatever the platform."""
     if settings.reward_port:
         return settings.reward_port
-    is_bundled = reward_choice(settings, command) == "builtin"
+    is_bundled = reward_choice(settings, command) in BUNDLED
     return base.reward if is_bundled else DEFAULTS.reward
 
 

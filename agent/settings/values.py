@@ -214,6 +214,10 @@ base_url = matching(  # a key is sent there, so it is encrypted or local
     r"(?:https://[\w.-]+|http://(?:localhost|127\.0\.0\.1|\[::1\]))(?::[1-9]\d{0,4})?(?:/[\w.~-]+)*",
     "an https URL such as https://api.runpod.io (http only of this machine), without / at its end",
 )
+judge_url = matching(
+    r"https?://[^\s/?#@]+(?:/[\w.~%-]+)*/?",
+    "an http(s) URL without a user or a key in it, such as https://judge.example/v1",
+)
 revision = matching(
     r"(?a:(?!/)(?!.*(?:\.\.|//))[\w./-]+(?<!/))",
     "a branch, a tag or a commit of the model on the hub",

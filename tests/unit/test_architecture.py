@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 ENTRY_POINTS = {"agent/__init__.py", "agent/__main__.py"}
 """The only files outside these folders: they import from any of them."""
-SERVERS = {f"agent/bundled/{name}.py" for name in ("reward_server", "retriever")}
+SERVERS = {f"agent/bundled/{name}.py" for name in ("reward_server", "judge", "retriever")}
 """The HTTP servers, which `pod-agent` runs in the agent's own Python: they have what it has."""
 SHARED = {"base", "serving"}
 """The base of HTTP servers, the agent's port among them: its limits are written once."""

@@ -10,7 +10,7 @@ from agent.decisions.head.fleet import NodeState
 from agent.decisions.head.head_state import HeadPhase
 from agent.decisions.receipt import PARTS
 from agent.diagnosis.glance import SIGNS
-from agent.job.services import Latency
+from agent.job.services import JudgeCost, Latency
 from agent.port.access import COOKIE
 from agent.port.page_files import ASSETS
 from agent.port.proof import PROOF_HEADER, SCHEME, SESSION_HEADER
@@ -118,6 +118,7 @@ SERVICE = closed(
             counts={**array(WHOLE), "minItems": (n := len(Latency().counts)), "maxItems": n},
         )
     ),
+    judge=nullable(closed(**dict.fromkeys(JudgeCost.__struct_fields__, WHOLE))),
 )
 OUTAGE = closed("service", "node", "from", to=nullable(TEXT))
 ATTEMPT = closed("start", number=WHOLE, end=nullable(TEXT), reason=TEXT, exit_code=nullable(WHOLE))

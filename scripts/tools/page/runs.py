@@ -119,6 +119,7 @@ def _service(  # noqa: PLR0913 - a row of a table
         "outage_seconds": seconds,
         "outage_since": None,
         "latency": asdict(ANSWERS) if state == "ready" else None,
+        "judge": None,
     }
 
 

@@ -293,6 +293,7 @@ def _services(situation: str) -> list[dict[str, Any]]:
         "outage_seconds": 0.0 if is_booting else 8.0,
         "outage_since": None,
         "latency": None if is_booting else asdict(Latency().with_answer(0.031)),
+        "judge": None,
     }
     return [] if situation in {"cluster", "stepless"} else [reward]
 

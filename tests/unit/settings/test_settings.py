@@ -40,9 +40,14 @@ CONTRACT = [
         "AGENT_RERUN",
         "AGENT_RUNPOD_API",
         "RUNPOD_API_KEY",
+        "AGENT_JUDGE_URL",
     ),
 ]
 """Every name of the contract's table of variables."""
+
+
+OF_JUDGE = ("AGENT_JUDGE_MODEL", "AGENT_JUDGE_KEY")
+"""What an outside judge needs besides its URL."""
 
 
 def problems_of(environ: dict[str, str], command: list[str] | None = None) -> tuple[Problem, ...]:
@@ -55,7 +60,8 @@ def problems_of(environ: dict[str, str], command: list[str] | None = None) -> tu
 
 def test_the_contracts_names_and_no_others() -> None:
     """The variables are those of the contract, and the file form of each secret."""
-    assert sorted(KNOWN_NAMES) == sorted([*CONTRACT, *(f"{name}_FILE" for name in SECRETS)])
+    files = [f"{name}_FILE" for name in SECRETS]
+    assert sorted(KNOWN_NAMES) == sorted([*CONTRACT, *OF_JUDGE, *files])
 
 
 @pytest.mark.parametrize(
@@ -174,6 +180,9 @@ BAD = {
     "DEBUG_RAY": ["2", "legacy", ""],
     "RAY_AUTH_TOKEN": ["", "  ", "two words", "naïve", "line\nbreak", "nul\0byte"],
     "AGENT_REWARD_TOKEN": ["", "  ", "two words", "naïve", "nul\0byte"],
+    "AGENT_JUDGE_KEY": ["", "two words", "naïve"],
+    "AGENT_JUDGE_URL": ["", "judge", "ftp://judge/", "https://me:key@judge/", "https://j/?key=1"],
+    "AGENT_JUDGE_MODEL": [""],
     "AGENT_JOB": ["", "rehersal", "python train.py", "no\udcfftext"],
     "AGENT_JOB_ARGS": ["'open"],
     "AGENT_JOB_RETRIES": ["many", "-1", ""],

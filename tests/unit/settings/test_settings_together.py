@@ -49,19 +49,26 @@ def test_a_near_miss_is_refused(typo: str, meant: str) -> None:
     assert f"{meant} (did you mean that?)" in sentence
 
 
+JUDGE_URL = {"AGENT_JUDGE_URL": "https://judge.example/v1"}
+
+
 @pytest.mark.parametrize(
-    ("environ", "command", "got"),
+    ("environ", "words"),
     [
-        ({"AGENT_REWARD": "judge"}, ["true"], "AGENT_REWARD: got 'judge', which is"),
+        ({"AGENT_REWARD": "judge"}, "AGENT_REWARD: got 'judge' without a judge"),
+        (JUDGE_URL, "AGENT_JUDGE_URL: got a judge beside AGENT_REWARD=unset"),
+        ({**JUDGE_URL, "AGENT_REWARD": "builtin"}, "AGENT_JUDGE_URL: got a judge beside"),
+        ({"AGENT_JUDGE_MODEL": "m"}, "AGENT_JUDGE_MODEL: got a judge beside"),
+        ({"AGENT_JUDGE_ULR": "x"}, "AGENT_JUDGE_URL (did you mean that?)"),
+        ({"AGENT_JUDGE_KEYS": SECRET}, "AGENT_JUDGE_KEY (did you mean that?)"),
     ],
 )
-def test_what_is_reserved_is_refused(
-    environ: dict[str, str], command: list[str] | None, got: str
-) -> None:
-    """A value for a later version is never ignored."""
-    sentence = message_of(environ, command)
-    assert f"{got} not in this version" in sentence
+def test_a_judge_and_what_asks_it(environ: dict[str, str], words: str) -> None:
+    """Neither is of use without the other; a near miss of a name is no default."""
+    sentence = message_of(environ)
+    assert words in sentence
     assert SECRET not in sentence
+    load({"AGENT_REWARD": "judge", **JUDGE_URL, "AGENT_JUDGE_KEY": SECRET}, ["true"])
 
 
 @pytest.mark.parametrize(
@@ -161,6 +168,7 @@ def test_a_secret_from_a_file(form: str, tmp_path: Path) -> None:
     held["RAY_AUTH_TOKEN"] = loaded.settings.ray_auth_token
     held["RUNPOD_API_KEY"] = loaded.settings.runpod_api_key
     held["AGENT_REWARD_TOKEN"] = loaded.settings.reward_token
+    held["AGENT_JUDGE_KEY"] = loaded.settings.judge_key
     held["AGENT_NOTIFY"] = loaded.settings.notify
     secret = held[SECRET_FILE_VARIABLES[form]]
     assert secret is not None

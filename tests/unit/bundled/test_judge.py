@@ -1,0 +1,344 @@
+"""The judge behind the bundled reward server: requests, grades, failures, limits and cost."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import pytest
+
+from agent.bundled.judge import GRADE, GivenGrade, Judge, JudgeSpec, NoGradeError
+from agent.bundled.reward_server import OPENRLHF_M, main, reply_of_judge
+from support.free_ports import free_port
+from support.judge_server import Answer, Asked, chat, classes, judge_server, right_if_equal
+from support.reward_process import ask, reward_server
+from support.worlds import SECRET
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from agent.bundled.judge import ScoredItem
+
+RIGHT: ScoredItem = ("What is 1+1? It is 2", "What is 1+1?", "2")
+WRONG: ScoredItem = ("What is 1+1? It is 3", "What is 1+1?", "2")
+
+
+def graded(
+    url: str,
+    *items: ScoredItem,
+    key: str = "",
+    **spec: Any,  # noqa: ANN401 - its fields
+) -> tuple[list[GivenGrade], Judge]:
+    """Return the verdicts on these items, and the judge."""
+    judge = Judge(JudgeSpec(url, **spec), key)
+
+    async def run() -> list[GivenGrade]:
+        try:
+            return await judge.grade(items)
+        finally:
+            await judge.close()
+
+    return anyio.run(run), judge
+
+
+def failure(
+    url: str,
+    *items: ScoredItem,
+    key: str = "",
+    **spec: Any,  # noqa: ANN401 - its fields
+) -> str:
+    """Return why there are no grades."""
+    with pytest.raises(NoGradeError) as raised:
+        graded(url, *(items or (RIGHT,)), key=key, **spec)
+    return str(raised.value)
+
+
+def by_turns(*answers: Answer) -> Callable[[Asked], Answer]:
+    """Return what answers one request after the other, the last one again and again."""
+    turns = itertools.chain(answers, itertools.repeat(answers[-1]))
+    return lambda _asked: next(turns)
+
+
+def test_a_chat_is_asked_for_each_grade() -> None:
+    """With the first listed model, and the prompt, the answer and the label in the template."""
+    with judge_server() as server:
+        verdicts, judge = graded(server.url, RIGHT, WRONG)
+    assert verdicts == [GivenGrade(1.0), GivenGrade(0.0)]
+    (first,) = [one for one in server.asked if "It is 2" in one.body["messages"][0]["content"]]
+    assert first.path == "/v1/chat/completions"
+    assert first.body["model"] == "judge-model"
+    assert (first.body["temperature"], first.body["max_tokens"]) == (0.0, 1024)
+    text = first.body["messages"][0]["content"]
+    for part in ("Question:\nWhat is 1+1?\n", "Reference answer:\n2\n", "to grade:\n It is 2\n"):
+        assert part in text
+    assert "Authorization" not in first.headers
+    assert (judge.totals.requests, judge.totals.prompt_tokens) == (2, 80)
+    assert judge.totals.completion_tokens == 6
+
+
+def test_a_template_is_filled_once() -> None:
+    """Braces in an answer are no placeholders; what is missing is named so."""
+    with judge_server(lambda _: chat("A: yes")) as server:
+        item = ("{label} {prompt}", None, None)
+        spec: dict[str, Any] = {"template": "{query}|{label}|{x}", "grade": "A: (yes|no)"}
+        spec["values"] = {"Yes": 2.0}
+        verdicts, _ = graded(f"{server.url}/v1/", item, model="mine", options={"n": 1}, **spec)
+    assert verdicts == [GivenGrade(2.0)]
+    (asked,) = server.asked
+    assert asked.path == "/v1/chat/completions"
+    assert asked.body == {
+        "n": 1,
+        "model": "mine",
+        "messages": [{"role": "user", "content": "{label} {prompt}|(none)|{x}"}],
+    }
+
+
+@pytest.mark.parametrize(
+    ("api", "spec", "answer", "path", "body", "grade"),
+    [
+        ("classify", {}, classes(0.3, 0.7), "/classify", {"input": RIGHT[0]}, 0.7),
+        ("classify", {"at": 0}, classes(0.3, 0.7), "/classify", {"input": RIGHT[0]}, 0.3),
+        (
+            "classify",
+            {"path": "/v1/classify", "template": "{prompt}|{answer}"},
+            classes(-1.5),
+            "/v1/classify",
+            {"input": "What is 1+1?| It is 2"},
+            -1.5,
+        ),
+        (
+            "classify",
+            {},
+            Answer([{"embedding": [3.25], "meta_info": {}}]),
+            "/classify",
+            {"input": RIGHT[0]},
+            3.25,
+        ),
+        (
+            "score",
+            {},
+            Answer({"object": "list", "data": [{"index": 0, "score": 0.25}]}),
+            "/v1/score",
+            {"text_1": RIGHT[1], "text_2": " It is 2"},
+            0.25,
+        ),
+        (
+            "score",
+            {"options": {"label_token_ids": [9, 10], "apply_softmax": True}},
+            Answer({"scores": [[0.1, 0.9]], "object": "scoring"}),
+            "/v1/score",
+            {"query": RIGHT[1], "items": [" It is 2"], "label_token_ids": [9, 10]},
+            0.9,
+        ),
+    ],
+)
+def test_the_engines_own_scores(  # noqa: PLR0913 - a row of a table
+    api: str, spec: dict[str, Any], answer: Answer, path: str, body: dict[str, Any], grade: float
+) -> None:
+    """VLLM's and SGLang's classification, reward models and pairs."""
+    with judge_server(lambda _: answer) as server:
+        verdicts, _ = graded(server.url, RIGHT, api=api, model="m", **spec)
+    assert verdicts == [GivenGrade(grade)]
+    (asked,) = server.asked
+    assert asked.path == path
+    assert body.items() <= asked.body.items()
+
+
+@pytest.mark.parametrize(
+    ("reply", "words"),
+    [
+        (chat("no idea"), "no text of its reply matches ask.grade; its end: no idea"),
+        (chat(None), "its reply has no text: raise max_tokens in ask.options"),
+        (chat("Grade: 95"), "its grade 95 is not from 0 to 1"),
+        (Answer({"choices": []}), "no choices[0].message.content"),
+        (Answer({"choices": {"0": 1}}), "no choices[0].message.content"),
+        (Answer([]), "no choices[0].message.content"),
+        (Answer(b"<html>\x00oops"), "its reply is no JSON: <html>"),
+        (Answer(b"[" * 100_000), "its reply is no JSON"),
+        (Answer(b"{" + b" " * (2 << 20)), "its reply is longer than"),
+        (Answer({"error": "too long"}, 400), "it answered 400"),
+        (Answer(b"busy", 503), "it answered 503: busy"),
+        (Answer(b"", 500), "it answered 500: nothing"),
+        (Answer({"error": "key"}, 401), "is AGENT_JUDGE_KEY right?"),
+        (Answer({"error": "model"}, 404), "are ask.path and ask.model right?"),
+        (Answer(b"", 307, {"Location": "http://10.9.9.9/"}), "it redirects (307)"),
+    ],
+)
+def test_a_reply_without_a_grade_is_no_zero(reply: Answer, words: str) -> None:
+    """Whatever it is, the batch fails with a sentence that says what was answered."""
+    with judge_server(lambda _: reply) as server:
+        assert words in failure(server.url, tries=1)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"data": []},
+        {"data": [{"probs": []}]},
+        {"data": [{"probs": [True]}]},
+        {"data": [{"probs": ["0.5"]}]},
+        {"data": [{}]},
+        {"scores": None},
+        b'{"data": [{"probs": [1e999]}]}',
+        b'{"data": [{"probs": [NaN]}]}',
+    ],
+)
+def test_numbers_that_are_none(body: object) -> None:
+    """Neither missing ones nor such as a reward cannot be."""
+    with judge_server(lambda _: Answer(body)) as server:
+        assert failure(server.url, api="classify", tries=1)
+
+
+def test_a_judge_that_fails_is_asked_again() -> None:
+    """A busy one after a pause; one without a grade at another temperature."""
+    turns = by_turns(Answer(b"busy", 503), chat("hm"), chat("Grade: 0.5"))
+    with judge_server(turns) as server:
+        verdicts, judge = graded(server.url, RIGHT)
+    assert verdicts == [GivenGrade(0.5)]
+    assert [asked.body["temperature"] for asked in server.asked] == [0.0, 0.0, 0.7]
+    assert judge.totals.requests == 3
+
+
+def test_a_wrong_key_is_not_tried_again_nor_repeated() -> None:
+    """A server that sends it back does not bring it into the sentence."""
+
+    def echo(asked: Asked) -> Answer:
+        return Answer({"error": asked.headers["Authorization"]}, 401)
+
+    with judge_server(echo) as server:
+        sentence = failure(server.url, key=SECRET)
+    assert len(server.asked) == 1
+    assert server.asked[0].headers["Authorization"] == f"Bearer {SECRET}"
+    assert SECRET not in sentence
+    assert "Bearer ********" in sentence
+
+
+def test_a_judge_that_is_down_or_slow() -> None:
+    """Each has its sentence; the deadline of a request holds."""
+    down = failure(f"http://127.0.0.1:{free_port()}", tries=1, model="m")
+    assert "ClientConnectorError" in down
+    with judge_server(lambda _: Answer(b"", after=1.0)) as server:
+        assert "no answer within 0.2 s" in failure(server.url, within=0.2, tries=1)
+
+
+def test_as_many_at_once_as_allowed() -> None:
+    """Of all batches together; the order of the grades is that of the items."""
+    items: list[ScoredItem] = [(f"It is {n}", "", str(n % 2)) for n in range(12)]
+
+    def slow(asked: Asked) -> Answer:
+        return right_if_equal(asked)._replace(after=0.05)
+
+    with judge_server(slow) as server:
+        verdicts, _ = graded(server.url, *items, parallel=3)
+    assert server.most_at_once == 3
+    expected = [float(str(n % 2) in f"It is {n}") for n in range(12)]
+    assert [verdict.reward for verdict in verdicts] == expected
+
+
+def test_one_answer_without_a_grade_fails_the_batch() -> None:
+    """Its others are remembered: the next try asks only for what is left."""
+
+    def odd(asked: Asked) -> Answer:
+        is_odd = "It is 3" in asked.body["messages"][0]["content"]
+        return chat("?") if is_odd else right_if_equal(asked)
+
+    async def twice(url: str) -> None:
+        judge = Judge(JudgeSpec(url, tries=1))
+        with pytest.raises(NoGradeError):
+            await judge.grade([RIGHT, WRONG])
+        assert await judge.grade([RIGHT]) == [GivenGrade(1.0)]
+        await judge.close()
+
+    with judge_server(odd) as server:
+        anyio.run(twice, server.url)
+        assert len(server.asked) == 2
+
+
+def test_a_client_that_leaves_finds_the_grade_later() -> None:
+    """A slow judge is asked once, and no client has to wait for as long as it takes."""
+
+    async def impatient(url: str) -> list[GivenGrade]:
+        judge = Judge(JudgeSpec(url))
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(judge.grade([RIGHT]), 0.1)
+        verdicts = await judge.grade([RIGHT])
+        await judge.close()
+        return verdicts
+
+    with judge_server(lambda asked: right_if_equal(asked)._replace(after=0.5)) as server:
+        assert anyio.run(impatient, server.url) == [GivenGrade(1.0)]
+        assert len(server.asked) == 1
+
+
+def test_what_the_user_sets_for_answers_without_a_grade() -> None:
+    """Counted, and marked in the reply; a judge that is down still fails the batch."""
+    with judge_server(lambda _: Answer({"error": "too long"}, 400)) as server:
+        verdicts, judge = graded(server.url, RIGHT, ungraded=-1.0, tries=2)
+    assert verdicts == [GivenGrade(-1.0, is_graded=False)]
+    assert judge.totals.ungraded == 1
+    with judge_server(lambda _: Answer(b"", 503)) as server:
+        assert "503" in failure(server.url, ungraded=0.0, tries=1)
+
+
+def test_the_usual_pattern() -> None:
+    """The last grade counts, with the marks that models put around it."""
+    for text, grade in {
+        "Grade: 0.2, no: **Grade:** **0.75**": 0.75,
+        "Grade: 1": 1.0,
+        "Grade:.5": 0.5,
+    }.items():
+        with judge_server(lambda _, text=text: chat(text)) as server:  # type: ignore[misc]
+            assert graded(server.url, RIGHT)[0] == [GivenGrade(grade)], (text, GRADE)
+
+
+# --- the reward server ----------------------------------------------------------------------------
+
+
+@pytest.mark.processes
+def test_the_reward_server_asks_it() -> None:
+    """Batches and single samples keep their form; the header has what it cost."""
+    with judge_server() as judge:
+        spec = json.dumps({"url": judge.url})
+        with reward_server("--judge", spec, env={"AGENT_JUDGE_KEY": SECRET}) as server:
+            batch: dict[str, object] = {
+                "query": [RIGHT[0], WRONG[0]],
+                "prompts": [RIGHT[1]] * 2,
+                "labels": ["2", "2"],
+            }
+            reply = ask(server.url, batch)
+            assert reply.body == {
+                "rewards": [1.0, 0.0],
+                "scores": [1.0, 0.0],
+                "extra_logs": {"graded": [1.0, 1.0]},
+            }
+            single = ask(server.url, {"prompt": RIGHT[1], "response": RIGHT[0], "label": "2"})
+            assert repr(single.body) == "1.0"
+            judge.answer = lambda _: chat("?")
+            failed = ask(server.url, {"query": ["other"]})
+            assert failed.status == 503
+            assert "no rewards yet, retry: the judge at" in failed.body["error"]
+            _, log = server.stop()
+    assert judge.asked[0].headers["Authorization"] == f"Bearer {SECRET}"
+    assert SECRET not in log
+
+
+def test_the_form_of_openrlhf_m() -> None:
+    """Every key is a list of numbers there."""
+    assert reply_of_judge([GivenGrade(0.5), GivenGrade(-1.0, is_graded=False)], OPENRLHF_M) == {
+        "rewards": [0.5, -1.0],
+        "format_rewards": [1.0, 0.0],
+        "acc_rewards": [0.5, -1.0],
+    }
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("spec", ["", "{}", '{"url": "x", "apo": 1}', '{"url": "x", "api": "y"}'])
+def test_a_wrong_judge_is_a_wrong_flag(spec: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """It ends with 2."""
+    with pytest.raises(SystemExit) as end:
+        main(["--judge", spec])
+    assert end.value.code == 2
+    assert "--judge" in capsys.readouterr().err
