@@ -94,6 +94,14 @@ PROMISES = (
         "test_reward.py::test_a_reward_server_that_hangs_or_fails_is_restarted",
     ),
     Promise(
+        "a service with gpus has GPUs that Ray does not see; the job gets the address of its node",
+        "test_gpu_services.py::test_a_service_has_a_gpu_that_ray_does_not_see",
+    ),
+    Promise(
+        "a judge beside the job grades, is restarted, and only its reward server has its key",
+        "test_judge.py::test_a_judge_on_a_node_of_the_run",
+    ),
+    Promise(
         "AGENT_SERVICES: the job starts when a service on every node is ready",
         "test_services.py::test_a_retriever_on_every_node",
     ),

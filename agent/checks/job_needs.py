@@ -177,6 +177,9 @@ def job_script(node: CheckedNode) -> Iterator[Finding]:
 _BRACES = re.compile(r"(?<!\$)\{([a-z][a-z_]*)\}")
 
 
+_OF_SERVICE = re.compile(r"(?<!\$)\{([a-z]+):[A-Za-z0-9-]+\}")
+
+
 def placeholder_slips(texts: Iterable[tuple[str, str, Sequence[str]]]) -> tuple[Finding, ...]:
     """Find words in braces that are no placeholders: they would reach the command as they are.
 
@@ -193,6 +196,13 @@ def placeholder_slips(texts: Iterable[tuple[str, str, Sequence[str]]]) -> tuple[
             if near:
                 remedy = f"Did you mean {{{near[0]}}}?"
             findings[source, name] = Finding("placeholders", Level.WARN, what, remedy)
+        for slip in _OF_SERVICE.finditer(text):
+            if slip[1] != "address" and nearly_equal(slip[1], "address"):
+                what = f"{slip[0]} in {source} is no placeholder and stays as it is"
+                meant = slip[0].replace(slip[1], "address", 1)
+                findings[source, slip[0]] = Finding(
+                    "placeholders", Level.WARN, what, f"Did you mean {meant}?"
+                )
     return tuple(findings.values())
 
 

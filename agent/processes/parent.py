@@ -44,7 +44,8 @@ STOPS: dict[int, signal.Signals] = {
 }
 """Signals that request a stop, and the signal that each counts as."""
 
-_HIDDEN = (b"RAY_AUTH_TOKEN", b"WANDB_API_KEY")  # Secrets that services do not get
+_HIDDEN = (b"RAY_AUTH_TOKEN", b"WANDB_API_KEY", b"AGENT_JUDGE_KEY")
+"""Secrets that services do not get."""
 
 _pending: set[int] = set()
 _handler: Callable[[int], object] = _pending.add

@@ -192,7 +192,9 @@ class Settings(Value, kw_only=True):
         v.resources, "custom Ray resources (JSON)", "{}", shown="none"
     )
     num_gpus: int | None = var(
-        v.whole(0, 1024), "GPUs that Ray or the launcher may use here", shown="detected"
+        v.whole(0, 1024),
+        "GPUs that Ray or the launcher may use here, with those of services that have `gpus`",
+        shown="detected",
     )
     num_cpus: int | None = var(
         v.whole(1, 100_000),

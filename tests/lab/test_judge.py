@@ -10,14 +10,14 @@ import pytest
 from support.scenario import AGENT, BOOT, REPO, Cluster, ends
 
 PROGRAM = f"{sys.executable} {REPO / 'tests' / 'support' / 'judge_server.py'}"
+KEY = "Mk0123456789abcdef0123456789abcdef"
 JUDGE = f"""
 [services.judge]
-command = "echo $$ > /tmp/judge.pid; exec {PROGRAM} {{node_ip}} 8001"
+command = "echo $$ > /tmp/judge.pid; exec {PROGRAM} {{node_ip}} 8001 {KEY}"
 where = "rank 1"
 ready.http = "http://{{node_ip}}:8001/v1/models"
 ready.expect = "judge-model"
 """
-KEY = "Mk0123456789abcdef0123456789abcdef"
 JOB = """
 import json, os, sys, time, urllib.error, urllib.request
 

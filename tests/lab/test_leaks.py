@@ -61,7 +61,7 @@ SECRETS = {
     name: marked(name)
     for name in (
         *("RAY_AUTH_TOKEN", "WANDB_API_KEY", "RUNPOD_API_KEY", *VARIABLES, *IN_COMMAND),
-        *(*IN_SERVICES, "AGENT_REWARD", ".env"),
+        *(*IN_SERVICES, "AGENT_REWARD", "AGENT_JUDGE_KEY", ".env"),
     )
 }
 SERVE = """
@@ -225,6 +225,7 @@ def test_no_secret_leaves_its_place(cluster: Cluster) -> None:
         "AGENT_SERVICES": "/tmp/given/services.toml",
         "AGENT_REWARD": f"http://me:{marked('AGENT_REWARD')}@{where}/get_reward",
         "AGENT_WORKING_DIR": "/tmp/given/code",
+        "AGENT_JUDGE_KEY": marked("AGENT_JUDGE_KEY"),  # only a judge's reward server gets it
     }
     job = (sys.executable, "train.py", *OPTIONS, "{reward_url}")
     head = cluster.agent(0, *job, env={"RAY_AUTH_TOKEN": TOKEN})

@@ -127,5 +127,17 @@ def judge_server(answer: Callable[[Asked], Answer] = right_if_equal) -> Iterator
         judge.server.server_close()
 
 
+def for_key(key: str) -> Callable[[Asked], Answer]:
+    """Grade only what comes with this key."""
+
+    def answer(asked: Asked) -> Answer:
+        if asked.headers.get("Authorization") != f"Bearer {key}":
+            return Answer({"error": "a wrong key"}, 401)
+        return right_if_equal(asked)
+
+    return answer
+
+
 if __name__ == "__main__":
-    JudgeServer(right_if_equal, sys.argv[1], int(sys.argv[2])).server.serve_forever()
+    HOST, PORT, KEY = sys.argv[1:]
+    JudgeServer(for_key(KEY), HOST, int(PORT)).server.serve_forever()

@@ -145,6 +145,9 @@ def test_a_mistyped_placeholder_is_named() -> None:
         f"Placeholders are {' '.join(f'{{{name}}}' for name in PLACEHOLDERS)}",
     ]
     assert found[-1].what == "{step} in the job's command is no placeholder and stays as it is"
+    command = ["train", "http://{adress:judge}:8000", "{other:x}", "${adress:x}"]
+    (slip,) = [f for f in plan_of({}, MACHINE, command).findings if f.check == "placeholders"]
+    assert slip.remedy == "Did you mean {address:judge}?"
 
 
 @pytest.mark.parametrize("name", CASES)
