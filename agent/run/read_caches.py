@@ -83,7 +83,11 @@ def _python_of_job(loaded: Loaded, facts: Facts, environ: Mapping[str, str]) -> 
     """Return the Python that the job's command names, else that of Ray or of the launcher."""
     named = split_python(loaded.command or ())[0]
     found = None if named is None else shutil.which(named, path=environ.get("PATH"))
-    if found is None or Path(found).resolve() == Path(facts.job_python).resolve():
+    if found is None:
+        return facts.job_python
+    # The Pythons of two environments are links to one file: their folders differ.
+    is_same = Path(found).parent.resolve() == Path(facts.job_python).parent.resolve()
+    if is_same:
         return facts.job_python
     return found
 

@@ -68,14 +68,18 @@ def start(pod: Pod, name: str, python: Path, layers: int, volume: Path) -> Start
         "AGENT_ON_DONE": "exit",
         "AGENT_LOG_DIR": "/tmp/logs",
         "AGENT_CACHE_DIR": str(volume),
+        "AGENT_RERUN": "1",  # the next start on this pod is another run
     }
     job = [str(python), str(JOB), "--layers", str(layers)]
     job += ["--begun", f"/tmp/{BEGUN}", "--first-step", f"/tmp/{FIRST_STEP}"]
     await_calm()
     began = time.time()
     container = pod.start([str(BIN / "pod-agent"), "run", "--", *job], env=env)
-    begun = await_time(pod.tmp / BEGUN, container, LIMIT)
-    first = await_time(pod.tmp / FIRST_STEP, container, LIMIT)
+    try:
+        begun = await_time(pod.tmp / BEGUN, container, LIMIT)
+        first = await_time(pod.tmp / FIRST_STEP, container, LIMIT)
+    except TimeoutError as late:
+        raise RuntimeError(f"{name}: {late}\n{container.tail()}") from None
     code = container.wait(LIMIT)
     if code != 0:
         raise RuntimeError(f"{name}: exit code {code}\n{container.tail()}")

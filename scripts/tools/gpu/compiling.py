@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
-import tarfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from msgspec import to_builtins
+
+from agent.caches.cache_archive import Trust
+from agent.caches.cache_folder import CachePlace
+from agent.caches.cache_store import save, seed
 from tools.gpu.memory import read_last
 
 if TYPE_CHECKING:
@@ -21,16 +26,23 @@ ON_GPU, ON_CPUS = ("12", "1024"), ("1", "64")
 
 
 def run(at: Work) -> None:
-    """Start four times: cold, again, seeded at the same path, seeded at another path."""
-    caches, archive = at.folder / "caches", at.folder / "caches.tar.gz"
+    """Start four times: cold, again, seeded from the agent's archive, and at another path."""
+    place = CachePlace(
+        volume=str(at.folder / "volume"),
+        folder=str(at.folder / "node" / "caches"),
+        archive="gpu.caches",
+        kind="gpu",
+    )
+    trust = Trust("", os.getuid())
+    seed(place, trust)
+    cold = at.figures["cold"] = started(at, "cold", place.root)
+    at.figures["again"] = again = started(at, "again", place.root)
+    at.figures["archive"] = written(place, trust)
+    shutil.rmtree(place.root)
+    at.figures["seeding"] = to_builtins(seed(place, trust))
+    at.figures["seeded"] = seeded = started(at, "seeded", place.root)
     elsewhere = at.folder / "elsewhere"
-    cold = at.figures["cold"] = started(at, "cold", caches)
-    at.figures["again"] = again = started(at, "again", caches)
-    at.figures["archive"] = pack(caches, archive)
-    shutil.rmtree(caches)
-    unpack(archive, at.folder)
-    at.figures["seeded"] = seeded = started(at, "seeded", caches)
-    caches.rename(elsewhere)
+    place.root.rename(elsewhere)
     at.figures["seeded_at_another_path"] = moved = started(at, "moved", elsewhere)
     for name, other in (("again", again), ("seeded", seeded), ("moved", moved)):
         at.figures[f"{name}_ratio"] = round(
@@ -51,21 +63,12 @@ def started(at: Work, name: str, caches: Path) -> dict[str, Any]:
     return printed
 
 
-def pack(caches: Path, archive: Path) -> dict[str, float | int]:
-    """Write the caches as one archive; return its size and time."""
+def written(place: CachePlace, trust: Trust) -> dict[str, float | int | str]:
+    """Have the agent write its archive; return its size and time."""
     began = time.monotonic()
-    with tarfile.open(archive, "w:gz", compresslevel=1) as file:
-        file.add(caches, caches.name)
-    files = [one for one in caches.rglob("*") if one.is_file()]
+    result = save(place, trust, "run", "node")
     return {
         "seconds": round(time.monotonic() - began, 2),
-        "mb": round(archive.stat().st_size / 1e6, 2),
-        "files": len(files),
-        "mb_unpacked": round(sum(one.stat().st_size for one in files) / 1e6, 2),
+        "mb": round(place.path.stat().st_size / 1e6, 2),
+        "result": result,
     }
-
-
-def unpack(archive: Path, folder: Path) -> None:
-    """Unpack our own archive."""
-    with tarfile.open(archive) as file:
-        file.extractall(folder, filter="data")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -17,7 +18,7 @@ from agent.job.compile_caches import (
     signer_of,
 )
 from agent.job.services import CACHES
-from agent.node.facts import Folder, Mount
+from agent.node.facts import Folder, Mount, RayPython
 from agent.node.node_kind import NodeKind
 from agent.plan.show import render, summary, to_json
 from agent.platforms.resolve import resolve
@@ -106,6 +107,31 @@ def test_where_archives_are(environ: dict[str, str], mount: Mount | None, expect
     assert ("" if caches is None else caches.volume) == expected
     assert why == ""
     assert default_folder("/a/b") == "/a/compile-caches"
+
+
+def test_the_kind_is_that_of_the_jobs_python(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The one that the command names: environments are asked, though they link to one Python."""
+    (tmp_path / "bin").mkdir()
+    python = tmp_path / "bin" / "python3"
+    python.symlink_to(sys.executable)
+    asked = []
+
+    def ask(executable: str) -> RayPython:
+        asked.append(executable)
+        return replace(MACHINE.ray, executable=executable, libraries={"torch": "2.13.0"})
+
+    monkeypatch.setattr("agent.node.read.ask_python", ask)
+    environ = {"AGENT_CACHE_DIR": "/vol", "PATH": str(tmp_path / "bin")}
+    for command in ([str(python), "train.py"], ["python3", "train.py"]):
+        caches, _ = caches_of(environ, command=command)
+        assert caches is not None
+        assert caches.kind.versions == {"torch": "2.13.0"}
+    caches, _ = caches_of(environ, command=[sys.executable, "train.py"])
+    assert caches is not None
+    assert caches.kind.versions == {}
+    assert asked == [str(python)] * 2
 
 
 def test_the_rehearsal_keeps_none() -> None:

@@ -19,6 +19,7 @@ from tools.bench.figures import (
     values,
 )
 from tools.bench.follow import is_ours
+from tools.bench.second_start import Start, is_slow, second_start_table
 
 RUNS = [
     Run("agent", 0, to_job=10.0, head_gone=2.0, workers_gone=3.0, all_gone=13.0, launched=0.1),
@@ -120,3 +121,16 @@ def test_unknown_peers_are_refused() -> None:
 def test_own_processes_are_counted_apart_from_rays(cmdline: str, ours: bool) -> None:  # noqa: FBT001 - a row of the table
     """Ray's dashboard agent is not our agent."""
     assert is_ours(cmdline) is ours
+
+
+def test_a_second_start_is_compared_with_the_first() -> None:
+    """The table has the ratios, and a start above the limit is slow."""
+    cold = Start("first start", 100.0, 80.0, "cold: none", "3 file(s)")
+    fast = Start("again", 40.0, 20.0, "seeded x", "nothing")
+    slow = Start("fresh", 41.0, 20.0, "seeded y", "nothing")
+    assert not is_slow([cold, fast])
+    assert is_slow([cold, fast, slow])
+    rows = second_start_table([cold, fast]).splitlines()
+    assert "| first start | 100.0 s | 80.0 s |  |" in rows
+    assert "| again | 40.0 s | 20.0 s | 0.40 |" in rows
+    assert "again: seeded x; written back: nothing" in rows

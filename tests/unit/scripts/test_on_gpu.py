@@ -6,14 +6,14 @@ import json
 import pickle
 import sys
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
 from agent.frameworks.recipe import ModelShape, NodeSize
 from agent.frameworks.sizing import FSDP_RESIDENT, Workload, sizing_of
 from agent.node.figures import GpuFigures
-from tools.gpu import agents_figures, memory, nvml, overlay, recorder, running, training
+from tools.gpu import agents_figures, compiling, memory, nvml, overlay, recorder, running, training
 from tools.gpu.part import Part, PartError, processes_of
 
 if TYPE_CHECKING:
@@ -102,6 +102,35 @@ def test_rewards_are_read_from_the_steps() -> None:
     output = "".join(f"step {n}/10 mean reward {n / 10:.3f} tokens 1\n" for n in range(1, 11))
     found = training.rewards(output)
     assert found == {"steps": [1, 10], "reward_first": 0.3, "reward_last": 0.8}
+
+
+def test_compile_caches_go_through_the_agents_archive(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The seeded start has the files of the cold one; the one after it has them elsewhere."""
+    seen: dict[str, list[str]] = {}
+
+    def started(_at: Work, name: str, caches: Path) -> dict[str, float]:
+        kernel = caches / "triton" / "ab" / "kernel.cubin"
+        seen[name] = [kernel.read_text()] if kernel.exists() else []
+        kernel.parent.mkdir(parents=True, exist_ok=True)
+        kernel.write_text("compiled")
+        return {"start_to_first_step": 10.0 if name == "cold" else 4.0}
+
+    monkeypatch.setattr(compiling, "started", started)
+    at = WithoutGpu(tmp_path, {})
+    compiling.run(at)  # type: ignore[arg-type]  # it has the parts that are used
+    compiled = ["compiled"]
+    assert seen == {"cold": [], "again": compiled, "seeded": compiled, "moved": compiled}
+    assert at.figures["seeding"]["state"] == "seeded"
+    assert at.figures["seeded_ratio"] == 0.4
+
+
+class WithoutGpu(NamedTuple):
+    """The folder and figures of a part."""
+
+    folder: Path
+    figures: dict[str, Any]
 
 
 def test_a_folder_without_wheels_is_named(tmp_path: Path) -> None:
