@@ -668,11 +668,11 @@ class HeadAgent:
         await run.stop_descendants(budget.leftovers)
         return outcome
 
-    def _say_totals(self) -> None:
+    def _say_totals(self, records: Path) -> None:
         """Log what the run took, and where its records are."""
         run = self._run
         rewards = self._status.job_lines.rewards()
-        say(totals(run.now(), rewards, run.cost, shown_path(run.folder.path)))
+        say(totals(run.now(), rewards, run.cost, shown_path(records)))
 
     async def _end(self, outcome: Outcome) -> Outcome:
         """End the run with the evidence of all nodes; the workers' pods stop before this one."""
@@ -685,10 +685,10 @@ class HeadAgent:
 
         async def write_bundle(outcome: Outcome) -> Outcome:
             outcome = await make_bundle(run, outcome, attempts, parts)
-            self._say_totals()
+            self._say_totals(records)
             return outcome
 
-        await write_report(run, self._status, outcome)
+        records = await write_report(run, self._status, outcome)
         return await end_role(
             run,
             outcome,

@@ -16,28 +16,45 @@ from agent.record.log import disk_alarm
 from agent.run.head_server import judged, read_lines
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from agent.base.ends import Outcome
     from agent.run.head_server import RunStatus
     from agent.run.node_run import NodeRun
 
 
-async def write_report(run: NodeRun, status: RunStatus, outcome: Outcome) -> None:
-    """Write the report; a disk that cannot take it ends nothing."""
+async def write_report(run: NodeRun, status: RunStatus, outcome: Outcome) -> Path:
+    """Write the report; return its file, or the run folder where the disk does not take it."""
     verdict = {"verdict": to_builtins(outcome)}
     full = judged({**status.status(), **status.private_details(), **verdict})
     data = {"status": page_status(full), "series": status.series()}
-    failure = await in_thread(partial(_write, run, data), times.REPORT_WRITTEN)
+
+    # Reading and writing have limits of their own, so that a stalled disk delays the end little.
+    logs = await in_thread(partial(_read_logs, run), times.STALLED_DISK) or {}
+    page = await in_thread(partial(_page, run, data, logs), times.REPORT_MADE)
+    if page is None:
+        return run.folder.path
+    failure = await in_thread(partial(_write, run, page), times.REPORT_WRITTEN)
     disk_alarm.report(REPORT_FILE, "a write does not end" if failure is None else failure)
+    return run.folder.path if failure != "" else run.folder.file(REPORT_FILE)
 
 
-def _write(run: NodeRun, data: dict[str, Any]) -> str:
-    """Write the report, with every text masked; return why it could not be written, or ''."""
-    clean = run.redactor.clean
-    logs = {
-        name: clean(read_lines(run.folder.file(file))[0].decode(errors="replace"))
+def _read_logs(run: NodeRun) -> dict[str, str]:
+    """Return the end of each log of this node."""
+    return {
+        name: read_lines(run.folder.file(file))[0].decode(errors="replace")
         for name, file in run.plan.logs().items()
     }
+
+
+def _page(run: NodeRun, data: dict[str, Any], logs: dict[str, str]) -> str:
+    """Return the page, with every text masked."""
+    clean = run.redactor.clean
     masked = map_texts(data, clean)
-    page = report_page(masked["status"], masked["series"], logs)
+    return report_page(masked["status"], masked["series"], map_texts(logs, clean))
+
+
+def _write(run: NodeRun, page: str) -> str:
+    """Write the page; return why it could not be written, or ''."""
     failure = run.effects.disk.write(run.folder.file(REPORT_FILE), page)
     return "" if failure is None else error_text(failure)

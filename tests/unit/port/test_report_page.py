@@ -89,8 +89,8 @@ def test_what_the_head_writes_has_no_secret_and_is_private(tmp_path: Path) -> No
     """Names, metrics and logs are masked; the explained end is in it."""
     (tmp_path / "job.log").write_text(f"step 1 {SECRET}\n")
     outcome = Outcome(Kind.JOB_FAILED, 1, "out of memory", remedy=f"not {SECRET}")
-    anyio.run(run_report.write_report, *ended(tmp_path), outcome)
-    file = tmp_path / "report.html"
+    file = anyio.run(run_report.write_report, *ended(tmp_path), outcome)
+    assert file == tmp_path / "report.html"
     text = file.read_text()
     assert SECRET not in text
     assert text.count(MASK) >= 4
@@ -105,7 +105,8 @@ def test_a_disk_that_takes_no_report_ends_nothing(
     said: list[tuple[str, str]] = []
     monkeypatch.setattr(disk_alarm, "report", lambda *words: said.append(words))
     run, status = ended(tmp_path / "absent")
-    anyio.run(run_report.write_report, run, status, Outcome(Kind.DONE, 0, "fine"))
+    named = anyio.run(run_report.write_report, run, status, Outcome(Kind.DONE, 0, "fine"))
+    assert named == tmp_path / "absent"
     ((name, why),) = said
     assert name == "report.html"
     assert "No such file" in why
