@@ -623,6 +623,10 @@ class Reports:
         if unreported > 0:
             say(f"{unreported} never called; a later worker waits AGENT_WAIT_HEAD for a head")
 
+    def departed(self) -> frozenset[str]:
+        """Return the ids of the agents that said goodbye."""
+        return frozenset(key for key, agent in self._agents.items() if agent.said_goodbye)
+
     def _present_names(self) -> list[str]:
         """Return the names of agents that neither left nor were refused."""
         return [

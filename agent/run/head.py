@@ -679,9 +679,7 @@ class HeadAgent:
         run = self._run
         parts = parts_of_workers(run, self._status, self._state, self._reports)
         attempts = self._keeper.record.attempts
-        workers = self._state.fleet.workers.values()
-        present = [one for one in workers if one.ip and not (one.silent or one.refused)]
-        others = [(worker.ip, self._plan.ports.agent) for worker in present]
+        others = head_server.agents_before_head(self._plan, self._state, self._reports)
 
         async def write_bundle(outcome: Outcome) -> Outcome:
             outcome = await make_bundle(run, outcome, attempts, parts)

@@ -158,6 +158,15 @@ def count_possible_callers(plan: Plan, sockets: Sequence[socket.socket], state: 
     return state.fleet.never_reported_count(state.required) + len(state.unreported_nodes)
 
 
+def agents_before_head(plan: Plan, state: HeadState, reports: Reports) -> list[tuple[str, int]]:
+    """Return where the agents listen that must be gone before the head's pod ends."""
+    held: frozenset[str] = frozenset()
+    if plan.topology.deletes_cluster(plan.settings):  # members are held until it is deleted
+        held = reports.departed()
+    awaited = state.fleet.ending_before_head(held)
+    return [(worker.ip, plan.ports.agent) for worker in awaited]
+
+
 def figures_or_none(stats: WorkerStats | None) -> dict[str, object] | None:
     """Return a node's figures for the status; None if there are none."""
     if stats is None or stats.figures is None:

@@ -89,7 +89,7 @@ class Held:
         async def is_log_written() -> bool | NotYet:
             return True if all_idle() else NotYet()
 
-        say(f"asking RunPod to {self._action} this pod (AGENT_ON_DONE)")
+        say(f"AGENT_ON_DONE={self._action}-pod: asking RunPod to end this pod")
         await _wait_for_others(others)
         stop = PodStop(self._action, is_head=self._is_head)
         while True:

@@ -105,7 +105,7 @@ def _bound(stop: PodStop, cluster: ClusterMember | None) -> tuple[PodStop, LogLi
     if stop.is_head:
         return replace(stop, acts=True, pause=0.0, cluster=cluster.id), None
     why = f"the head deletes its cluster {cluster.id}"
-    log = None if why == stop.obstacle else LogLine(f"holding this pod until {why}")
+    log = None if why == stop.obstacle else LogLine(f"holding the pod until {why}")
     return replace(stop, pause=times.HOLD_REMINDER, obstacle=why), log
 
 

@@ -90,6 +90,21 @@ def test_a_run_that_has_used_its_hours(cluster: Cluster) -> None:
 
 
 @pytest.mark.pods(1)
+def test_a_run_that_has_used_its_money(cluster: Cluster) -> None:
+    """It is announced at 80 %; the job saves within its grace, and the run ends with 78."""
+    cluster.env |= {"AGENT_MAX_COST": "40", "AGENT_PRICE_PER_HOUR": "3600"}
+    head = cluster.agent(0, "python3", "-u", "-c", SAVES_ON_TERM)
+    head.wait_for("^training$", "stdout", timeout=BOOT)
+    head.wait_for(r"\$3[2-9]\.\d\d of AGENT_MAX_COST=\$40.00 are used", timeout=60)
+    assert head.wait(60) == 78, head.tail()
+    assert (cluster.pods[0].tmp / "saved").read_text() == "all"
+    assert "Raise AGENT_MAX_COST" in last_line(head)
+    outcome = cluster.outcome(0)
+    assert outcome["kind"] == "stopped"
+    assert 40 <= outcome["cost"] < 60
+
+
+@pytest.mark.pods(1)
 def test_a_restarted_container_of_a_finished_run(cluster: Cluster) -> None:
     """It ends with the recorded code and one line; AGENT_RERUN=1 runs the job again."""
     job = ("sh", "-c", "echo ran >>/tmp/ran; exit 5")

@@ -77,4 +77,4 @@ def test_a_killed_actor_is_named(cluster: Cluster) -> None:
     """The end names what Ray recorded about an actor that was killed."""
     head, worker = cluster.agents(sys.executable, "-c", KILLED_ACTOR)
     assert ends([head, worker]) == [1, 1], head.tail()
-    assert "a worker process of Ray ended without an error message" in last_line(head)
+    assert "a worker process of Ray ended without an error" in last_line(head)

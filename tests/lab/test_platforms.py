@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from support.scenario import AGENT, BOOT, Cluster, ends
+from support.scenario import AGENT, BOOT, Cluster, ends, instant_cluster
 from tools.lab.network import ip
 
 if TYPE_CHECKING:
@@ -62,28 +62,11 @@ def second_network(cluster: Cluster) -> Iterator[list[str]]:
         ip("-n", pod.netns, "link", "delete", "ens2")
 
 
-def instant(cluster: Cluster, rank: int) -> dict[str, str]:
-    """Return the variables that RunPod sets on a node of an Instant Cluster."""
-    pods = cluster.pods
-    return {
-        "PRIMARY_ADDR": pods[0].ip,
-        "PRIMARY_PORT": "29400",
-        "MASTER_ADDR": pods[0].ip,
-        "MASTER_PORT": "29400",
-        "HOST_NODE_ADDR": f"{pods[0].ip}:29400",
-        "NODE_ADDR": pods[rank].ip,
-        "NODE_RANK": str(rank),
-        "NUM_NODES": str(len(pods)),
-        "NUM_TRAINERS": "8",
-        "WORLD_SIZE": str(8 * len(pods)),
-    }
-
-
 @pytest.mark.pods(3, interface="ens1")
 def test_an_instant_cluster_uses_ens1(cluster: Cluster, second_network: list[str]) -> None:
     """On every node, Ray and NCCL use ens1 of an Instant Cluster's interfaces."""
     del cluster.env["HEAD_POD_ID"], cluster.env["EXPECTED_WORKERS"]
-    envs = [instant(cluster, rank) for rank in range(3)]
+    envs = [instant_cluster(cluster.pods, rank) for rank in range(3)]
     survey = (sys.executable, "-c", SURVEY)
     agents = [cluster.agent(n, *survey, env=env) for n, env in enumerate(envs)]
     head = agents[0]
@@ -114,7 +97,9 @@ def test_an_instant_clusters_head_given_by_name(cluster: Cluster) -> None:
     del cluster.env["HEAD_POD_ID"], cluster.env["EXPECTED_WORKERS"]
     name = {"PRIMARY_ADDR": "poda.runpod.internal", "MASTER_ADDR": "poda.runpod.internal"}
     show = ("sh", "-c", "echo $VLLM_HOST_IP $NCCL_SOCKET_IFNAME; exit 4")
-    agents = [cluster.agent(n, *show, env={**instant(cluster, n), **name}) for n in range(2)]
+    agents = [
+        cluster.agent(n, *show, env={**instant_cluster(cluster.pods, n), **name}) for n in range(2)
+    ]
     assert ends(agents) == [4, 4], agents[0].tail()
     assert agents[0].stdout() == f"{cluster.pods[0].ip} ens1\n"
 

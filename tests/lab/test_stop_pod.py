@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from support.scenario import BOOT, REPO, await_true
+from support.scenario import BOOT, REPO, await_true, instant_cluster, read_outcome
 
 if TYPE_CHECKING:
     from support.scenario import Cluster
@@ -48,5 +48,37 @@ def test_pods_are_stopped_after_the_verdict(cluster: Cluster) -> None:
         assert ["POST", pod.name, "stop", 200] in requests_of(server)
     await_true("the log is on disk", lambda: "accepted" in cluster.file(0, "agent.log").read_text())
     assert KEY not in cluster.file(0, "agent.log").read_text()
+    for server in servers:
+        server.kill()
+
+
+@pytest.mark.pods(2, interface="ens1")
+def test_the_head_deletes_an_instant_cluster(cluster: Cluster) -> None:
+    """The worker is held; once it has the verdict, the head deletes the cluster, and no pod."""
+    del cluster.env["HEAD_POD_ID"], cluster.env["EXPECTED_WORKERS"]
+    program = str(REPO / "tests/support/runpod_server.py")
+    members = [f"{pod.name}=cluster_1" for pod in cluster.pods]
+    servers = [
+        pod.start([sys.executable, "-u", program, "9443", KEY, *members]) for pod in cluster.pods
+    ]
+    for server in servers:
+        server.wait_for("serving", stream="stdout", timeout=30)
+
+    deletes = {**STOP_POD, "AGENT_ON_DONE": "terminate-pod"}
+    job = ("sh", "-c", "exit 5")
+    head, worker = (
+        cluster.agent(rank, *job, env={**deletes, **instant_cluster(cluster.pods, rank)})
+        for rank in range(2)
+    )
+    worker.wait_for("holding the pod until the head deletes its cluster", timeout=BOOT)
+    head.wait_for("RunPod accepted to delete this pod's cluster", timeout=20)
+    for rank, pod in enumerate(cluster.pods):
+        (folder,) = pod.tmp.glob(f"logs/2*/node{rank}")
+        assert read_outcome(folder)["exit_code"] == 5
+    assert [r for r in requests_of(servers[0]) if r[0] == "DELETE"] == [
+        ["DELETE", "cluster_1", "", 204]
+    ]
+    assert "not all agents" not in head.stderr()
+    assert not any(r[0] in {"POST", "DELETE"} for r in requests_of(servers[1]))
     for server in servers:
         server.kill()

@@ -2,6 +2,7 @@
 
 It refuses what the description refuses, and checks each of its own replies against it. By hand:
 `python tests/support/runpod_server.py PORT KEY POD... [--tls CERTIFICATE KEY]` prints each request.
+POD=CLUSTER is a member of an Instant Cluster.
 """
 
 from __future__ import annotations
@@ -223,6 +224,10 @@ if __name__ == "__main__":
     if "--tls" in words:
         at = words.index("--tls")
         files, words = (words[at + 1], words[at + 2]), words[:at]
-    running = serve(RunPodServer(words[1], {name: {} for name in words[2:]}), int(words[0]), files)
+    pods: dict[str, dict[str, Any]] = {}
+    for rank, word in enumerate(words[2:]):
+        pod, _, cluster = word.partition("=")
+        pods[pod] = {"cluster": {"id": cluster, "rank": rank}} if cluster else {}
+    running = serve(RunPodServer(words[1], pods), int(words[0]), files)
     print("serving", flush=True)
     threading.Event().wait()

@@ -45,6 +45,22 @@ def ray_in_pods() -> str:
     return asked.stdout.split()[-1]
 
 
+def instant_cluster(pods: Sequence[Pod], rank: int) -> dict[str, str]:
+    """Return the variables that RunPod sets on a node of an Instant Cluster."""
+    return {
+        "PRIMARY_ADDR": pods[0].ip,
+        "PRIMARY_PORT": "29400",
+        "MASTER_ADDR": pods[0].ip,
+        "MASTER_PORT": "29400",
+        "HOST_NODE_ADDR": f"{pods[0].ip}:29400",
+        "NODE_ADDR": pods[rank].ip,
+        "NODE_RANK": str(rank),
+        "NUM_NODES": str(len(pods)),
+        "NUM_TRAINERS": "8",
+        "WORLD_SIZE": str(8 * len(pods)),
+    }
+
+
 def need_lab() -> None:
     """Skip where no lab can be made, with the reason; in CI, fail."""
     reason = podlab.missing()

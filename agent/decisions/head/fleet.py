@@ -21,7 +21,7 @@ from agent.job.share import ShareOver
 from agent.node.facts import Facts
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Collection, Iterable, Iterator
 
 
 _NO_REPORT = f"no report for {times.SILENT_WITHOUT_RAY:g} s"
@@ -283,6 +283,17 @@ class Fleet(Value):
         """Return the agents that count, by rank; those without follow by their first report."""
         present = [worker for worker in self.workers.values() if self.counts(worker)]
         return sorted(present, key=lambda w: (w.effective_rank is None, w.effective_rank or 0))
+
+    def ending_before_head(self, held: Collection[str]) -> list[Worker]:
+        """Return the agents that must no longer answer before the head's pod ends.
+
+        `held` have left, and answer until the head deletes the cluster of all pods.
+        """
+        return [
+            worker
+            for worker in self.workers.values()
+            if worker.ip and not worker.silent and not worker.refused and worker.key not in held
+        ]
 
     def never_reported_count(self, required: int) -> int:
         """Return how many required workers neither reported nor joined by hand."""

@@ -114,3 +114,12 @@ def test_a_loss_that_counted_does_not_count_again_when_ray_misses_it(is_cut_off:
     trace.take(TICK, 200.0)
     assert trace.state.attempt.number == 1
     assert [outcome.exit_code for outcome in trace.outcomes] == [1]
+
+
+def test_who_ends_before_the_heads_pod() -> None:
+    """All agents that answer, but those that are held until their cluster is deleted."""
+    trace = Trace(goal(3), [(1.0, reported(n)) for n in (2, 3, 4)])
+    trace.take(reported(5, refused="another Ray"), 2.0)
+    fleet = trace.state.fleet
+    assert [worker.name for worker in fleet.ending_before_head(())] == ["pod2", "pod3", "pod4"]
+    assert [worker.name for worker in fleet.ending_before_head({"agent2", "agent4"})] == ["pod3"]

@@ -73,7 +73,7 @@ def ended(folder: Path) -> tuple[Any, Any]:
     points = {"steps": [1], "values": [0.5]}
     run = SimpleNamespace(
         effects=REAL,
-        folder=SimpleNamespace(file=lambda name: folder / name),
+        folder=SimpleNamespace(path=folder, file=lambda name: folder / name),
         redactor=Redactor((SECRET,)),
         plan=SimpleNamespace(logs=lambda: {"job": "job.log", "agent": "agent.log"}),
     )

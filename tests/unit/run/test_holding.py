@@ -165,7 +165,7 @@ def test_a_worker_leaves_the_cluster_to_the_head(runpod: RunPodServer, said: lis
     runpod.pods[POD] = dict(MEMBER)
     hold_until(held_by(runpod.url, "terminate-pod"), lambda: len(runpod.requests) >= 3)
     assert {one[0] for one in runpod.requests} == {"GET"}
-    why = "holding this pod until the head deletes its cluster cluster_abc"
+    why = "holding the pod until the head deletes its cluster cluster_abc"
     assert said.count(why) == 1
     assert any("to end it: delete the cluster" in line for line in said)
 
