@@ -77,7 +77,9 @@ class Judges:
         nodes = [(HERE, state.goal.rank, agent.machine)]
         for ip, key in state.fleet.agent_at.items():
             worker = state.fleet.workers.get(key)
-            if ip in state.fleet.alive and worker is not None and ip in by_ip:
+            if ip not in state.fleet.alive or worker is None or ip not in by_ip:
+                continue
+            if state.expects(worker):  # with torchrun a spare takes no part, and delays nothing
                 nodes.append((key, worker.effective_rank, by_ip[ip]))
         for key, rank, machine in nodes:
             is_head = key == HERE

@@ -223,9 +223,13 @@ async def _played(seed: int, setup: Setup, loop: VirtualLoop) -> World:
 
 
 def on_platforms(seed: int) -> Setup:
-    """Return a world whose platform starts containers again by its own rule."""
+    """Return a world whose platform starts containers again by its own rule.
+
+    A run without a job ends only when it is stopped, and the platform would start it again.
+    """
     platform = RULES[seed % len(RULES)]
-    of = next(one for one in map(setup_of, count(seed, 10_000)) if one.kind != GIVEN)
+    worlds = map(setup_of, count(seed, 10_000))
+    of = next(one for one in worlds if one.kind != GIVEN and one.has_job)
     return replace(of, platform=platform)
 
 
