@@ -1,4 +1,4 @@
-"""`pod-agent warm`: fetch models to this node and read them into its memory."""
+"""`pod-agent warm`: fetch models to this node, read them, and seed its compile caches."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from agent.base.text import listed, own_command
 from agent.cli.options import value
 from agent.node.read import find_ray
 from agent.processes.page_cache import read_ahead
+from agent.run.warm_caches import seed_caches
 from agent.settings import load
 from agent.settings.rules import is_hub_id
 
@@ -32,6 +33,10 @@ def run(environ: Mapping[str, str], options: argparse.Namespace) -> None:
     models = options.models or [model for model in [settings.model] if model is not None]
     if not models:
         raise SettingsError((Problem("MODEL", "none", "a folder or an id, or AGENT_MODEL set"),))
+
+    caches = seed_caches(environ)
+    if caches:
+        print(f"compile caches: {caches}", flush=True)
 
     ray = find_ray(environ.get("PATH"))
     failed = []
