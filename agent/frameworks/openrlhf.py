@@ -188,6 +188,8 @@ def make(asked: RecipeInput) -> Command:
     # What is trained, and how.
     arguments.add("actor.model_name_or_path", asked.model_path, why="AGENT_MODEL")
     _add_data(arguments, asked)
+    if grpo and asked.has_vision and asked.has_column("images"):
+        _add_images(arguments)
     add_training(arguments, asked, sizing, "actor")
     arguments.add_all(_ALGORITHM[asked.recipe])
     why = "as its scripts from 0.9 on: the engine's probabilities differ from the trainer's"
@@ -250,6 +252,16 @@ def _add_data(arguments: Arguments, asked: RecipeInput) -> None:
             raise MisfitError("AGENT_EVAL_DATA wants a reward server (AGENT_REWARD): unset it")
         arguments.add("eval.dataset", asked.eval_data, why="AGENT_EVAL_DATA")
         arguments.add("eval.steps", 20, why="the default never evaluates")
+
+
+def _add_images(arguments: Arguments) -> None:
+    """Train on images, where the release can: as its script for them."""
+    if not arguments.supports("data.max_images_per_prompt"):
+        return
+    script = "as its script for models that read images"
+    arguments.add("data.image_key", "images", why="the column of the images")
+    arguments.add("data.max_images_per_prompt", 1, why=f"{script}; the default is text alone")
+    arguments.add("actor.freeze_visual_encoder", why=f"{script}: only the language model is sent")
 
 
 def _add_tokens(arguments: Arguments, sizing: Sizing) -> None:

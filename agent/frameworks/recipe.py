@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 
 RUN_ID = "{run_id}"  # The run id before it is known
+_VISION = re.compile(r"(?<![A-Za-z])VLM?(?![A-Za-z])")  # In the name of a model with a vision tower
 NAMED_BY = "AGENT_RUN_NAME; without it recipe, model and run id"
 
 Version = tuple[int, ...]  # A framework's release: (0, 9, 1)
@@ -48,6 +49,7 @@ class ModelShape(Value):
     tied: bool = False  # Whether its embeddings are also its last layer
     experts: Count = 0  # Of a layer, of which each token passes a few; 0 without any
     in_experts: Count = 0  # The parameters of the experts of all layers
+    has_vision: bool = False  # Whether it has a vision tower
     source: str = CONFIG  # What these facts were read from
 
     @property
@@ -158,6 +160,7 @@ class ModelShape(Value):
             tied=copies == 1,
             experts=experts,
             in_experts=in_experts,
+            has_vision=isinstance(tower, dict),
         )
 
     @staticmethod
@@ -268,6 +271,14 @@ class RecipeInput(Value):
     def gpu_nodes(self) -> tuple[NodeSize, ...]:
         """Return the nodes with GPUs, or all nodes if none has any."""
         return tuple(node for node in self.nodes if node.gpus) or self.nodes
+
+    @property
+    def has_vision(self) -> bool:
+        """Return whether the model reads images: by its `config.json`, else by its name."""
+        shape = self.basis.model
+        if shape is not None and shape.has_vision:
+            return True
+        return _VISION.search(self.model.rstrip("/").rpartition("/")[2]) is not None
 
     @property
     def named(self) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from agent.frameworks import verl_megatron
+from agent.frameworks import verl_megatron, verl_vision
 from agent.frameworks.arguments import Row, merged, quoted, read, texts, whole
 from agent.frameworks.framework import Checkout, CheckpointFormat, FrameworkInfo, Preset
 from agent.frameworks.pace import HOUR, StepWork, step_seconds, steps_between_saves
@@ -229,13 +229,16 @@ def make(asked: RecipeInput) -> Command:
     elif WHOLE_MODEL not in saved:
         notes.append(_MERGE)
 
+    if _has_images(asked):
+        backend = (*backend, *verl_vision.rows(asked, given, megatron=False))
+        notes += verl_vision.notes(asked, megatron=False)
     made = _command(asked, users, given, sizing, backend, notes)
     strategy = "fsdp2" if sizing.layout.name == VERL_CPU.name else "fsdp"
     return replace(
         made,
         argv=(*made.argv[:_MODULE], *flags, *made.argv[_MODULE:]),
         notes=(*made.notes, *sizing.notes),
-        warnings=(*sizing.warnings, *_rate_warnings(asked, given)),
+        warnings=(*sizing.warnings, *made.warnings, *_rate_warnings(asked, given)),
         # the critic's are as the actor's
         format={
             STRATEGY: given.get(STRATEGY, strategy),
@@ -257,15 +260,24 @@ def _with_megatron(
         (f"{ROLLOUT}.gpu_memory_utilization", f"{sizing.share:g}", sizing.why["share"]),
         *verl_megatron.parallel_rows(asked, sizing),
     )
-    made = _command(asked, users, given, sizing, backend, verl_megatron.notes(asked))
+    notes = list(verl_megatron.notes(asked))
+    if _has_images(asked):
+        backend = (*backend, *verl_vision.rows(asked, given, megatron=True))
+        notes += verl_vision.notes(asked, megatron=True)
+    made = _command(asked, users, given, sizing, backend, notes)
     tree = verl_megatron.tree_flags(asked, flags)
     return replace(
         made,
         argv=(*made.argv[:_MODULE], *tree, *made.argv[_MODULE:]),
         notes=(*made.notes, *sizing.notes),
-        warnings=sizing.warnings,
+        warnings=(*sizing.warnings, *made.warnings),
         format=verl_megatron.format_of(sizing),
     )
+
+
+def _has_images(asked: RecipeInput) -> bool:
+    """Return whether it trains with images: verl has scripts for that with GRPO."""
+    return asked.recipe == "verl-grpo" and asked.has_vision
 
 
 def _command(  # noqa: PLR0913 - what both ways to train have made
@@ -305,6 +317,7 @@ def _command(  # noqa: PLR0913 - what both ways to train have made
         env={"HYDRA_FULL_ERROR": "1"},
         why=why,
         notes=tuple(notes),
+        warnings=tuple(verl_vision.warnings(asked, given)) if _has_images(asked) else (),
     )
 
 
@@ -383,15 +396,16 @@ def _step_of(asked: RecipeInput, given: Mapping[str, str], prompts: int) -> Step
 
 def _batch_near(asked: RecipeInput, given: Mapping[str, str]) -> tuple[int, str]:
     """Return the prompts of a step to aim at: verl's own, or less if it would take hours."""
-    near = _TRAIN_NEAR
+    most = verl_vision.TRAIN_NEAR if _has_images(asked) else _TRAIN_NEAR
+    near = most
     usual = step_seconds(asked, _step_of(asked, given, near)) or 0.0
     seconds = usual
     while seconds > HOUR and near > _LEAST_BATCH:
         near //= 2
         seconds /= 2
-    if near == _TRAIN_NEAR:
+    if near == most:
         return near, str(near)
-    return near, f"{near}, since a step of {_TRAIN_NEAR} would take about {usual / HOUR:.1f} h"
+    return near, f"{near}, since a step of {most} would take about {usual / HOUR:.1f} h"
 
 
 def _model_and_data(asked: RecipeInput, given: Mapping[str, str]) -> Iterable[Row]:

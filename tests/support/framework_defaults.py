@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from agent.frameworks.recipe import Command
 
 FOLDER = Path(__file__).parents[1] / "data" / "framework_defaults"
-NAMES = [*(job.name for job in RECIPES if job.framework), "verl-grpo-megatron"]
+_OPTIONS = ("verl-grpo-megatron", "verl-grpo-images")
+NAMES = [*(job.name for job in RECIPES if job.framework), *_OPTIONS]
 """The recipes, and those with an option that changes most of the command."""
 UNSET = "unset"
 """The script leaves the setting to the framework's default."""

@@ -352,3 +352,27 @@ def test_the_run_has_a_name_in_wandb() -> None:
     )
     named = flags_of(openrlhf.make(replace(what, run_name="mine")))
     assert named["logger.wandb.run_name"] == ("mine",)
+
+
+@pytest.mark.parametrize(
+    ("version", "model", "columns", "has_images"),
+    [
+        ((0, 11, 2), "Qwen/Qwen2.5-VL-7B-Instruct", None, True),
+        ((0, 10, 4), "Qwen/Qwen2.5-VL-7B-Instruct", ("input", "label", "images"), True),
+        ((0, 11, 2), "Qwen/Qwen2.5-VL-7B-Instruct", ("input", "label"), False),
+        ((0, 9, 10), "Qwen/Qwen2.5-VL-7B-Instruct", None, False),  # it trains on text alone
+        ((0, 11, 2), "Qwen/Qwen2.5-7B-Instruct", None, False),
+    ],
+)
+def test_a_model_that_reads_images(
+    version: Version,
+    model: str,
+    columns: tuple[str, ...] | None,
+    has_images: bool,  # noqa: FBT001 - a row
+) -> None:
+    """From 0.10 on GRPO trains on images, without packing, as its script for them."""
+    found = flags_of(openrlhf.make(replace(asked((8,), version), model=model, columns=columns)))
+    images = {name for name in found if "image" in name or "visual" in name}
+    names = ("data.image_key", "data.max_images_per_prompt", "actor.freeze_visual_encoder")
+    assert images == (set(names) if has_images else set())
+    assert ("ds.packing_samples" in found) is (not has_images and version >= (0, 10, 2))
