@@ -87,11 +87,14 @@ def parser() -> argparse.ArgumentParser:
     add("--temperature", type=float, default=1.0)
     add("--beta", type=float, default=0.0, help="weight of the KL term; 0: no reference model")
     add("--seed", type=int, default=42)
+    add("--lora-rank", type=int, default=0, help="train adapters of this rank; 0: the whole model")
+    add("--lora-alpha", type=int, default=32)
 
     # GPUs.
     engine = "GPUs of a vLLM engine; 0: no vLLM"
     add("--vllm-tensor-parallel-size", type=int, default=0, help=engine)
     add("--vllm-gpu-memory-utilization", type=float, default=0.3, help="vLLM's share of a GPU")
+    add("--vllm-server", default="", help="URL of `trl vllm-serve`, which generates instead")
     add("--vllm-prompt-tokens", type=int, default=4096, help="longest prompt for vLLM")
     help_text = "fsdp: divide weights, gradients and optimizer; offload: in the host's memory too"
     add("--shard", choices=_SHARDS, default="none", help=help_text)
@@ -153,6 +156,7 @@ def train(options: argparse.Namespace) -> None:
         args=config,
         train_dataset=prompts_of(options, options.data, options.split),
         eval_dataset=evaluated,
+        peft_config=adapters_of(options),
     )
     trainer.remove_callback(PrinterCallback)
     trainer.add_callback(_callback(requested))
@@ -166,7 +170,41 @@ def train(options: argparse.Namespace) -> None:
     plugin = getattr(trainer.accelerator.state, "fsdp_plugin", None)
     if plugin is not None:
         plugin.set_state_dict_type("FULL_STATE_DICT")
-    trainer.save_model(str(Path(options.checkpoints) / "model"))
+    folder = Path(options.checkpoints)
+    if options.lora_rank:
+        save_merged(trainer, folder, is_sharded=plugin is not None)
+    else:
+        trainer.save_model(str(folder / "model"))
+
+
+def adapters_of(options: argparse.Namespace) -> Any:  # noqa: ANN401 - peft's LoraConfig
+    """Return the configuration of adapters on all linear layers, or None."""
+    if not options.lora_rank:
+        return None
+    if importlib.util.find_spec("peft") is None:
+        raise TrainerSetupError("--lora-rank needs the package peft: pip install peft")
+    return importlib.import_module("peft").LoraConfig(
+        r=options.lora_rank,
+        lora_alpha=options.lora_alpha,
+        target_modules="all-linear",
+        task_type="CAUSAL_LM",
+    )
+
+
+def save_merged(trainer: Any, folder: Path, *, is_sharded: bool) -> None:  # noqa: ANN401 - TRL's own
+    """Save the adapters as `adapters`, and the model with them merged as `model`.
+
+    A sharded model is not merged: no process has all of it.
+    """
+    trainer.save_model(str(folder / "adapters"))
+    if not trainer.accelerator.is_main_process:
+        return
+    if is_sharded:
+        print(f"the model is sharded: {folder / 'adapters'} has the adapters, not merged")
+        return
+    merged = trainer.accelerator.unwrap_model(trainer.model).merge_and_unload()
+    merged.save_pretrained(str(folder / "model"))
+    trainer.processing_class.save_pretrained(str(folder / "model"))
 
 
 def config_of(options: argparse.Namespace) -> Any:  # noqa: ANN401 - trl's GRPOConfig
@@ -187,14 +225,19 @@ def config_of(options: argparse.Namespace) -> Any:  # noqa: ANN401 - trl's GRPOC
     if options.eval_data:
         fields |= {"eval_strategy": "steps", "do_eval": True}
         fields |= {"per_device_eval_batch_size": options.num_generations}
-    if options.vllm_tensor_parallel_size:
+    if options.vllm_server:
+        del fields["vllm_tensor_parallel_size"]
+        fields |= {"use_vllm": True, "vllm_mode": "server"}
+        fields |= {"vllm_server_base_url": options.vllm_server}
+    elif options.vllm_tensor_parallel_size:
         longest = options.vllm_prompt_tokens + options.max_completion_length
         fields |= {"use_vllm": True, "vllm_mode": "colocate", "vllm_enable_sleep_mode": True}
         fields |= {"vllm_max_model_length": longest}
     else:
         del fields["vllm_tensor_parallel_size"]
-    if options.shard != "none" and not options.cpu:
-        # FSDP keeps float32 for the optimizer; every process loads half as much
+    if (options.shard != "none" or options.lora_rank) and not options.cpu:
+        # FSDP keeps float32 for the optimizer; every process loads half as much. Adapters are
+        # float32 beside a base that is not trained.
         fields |= {"model_init_kwargs": {"dtype": "bfloat16"}}
     fields |= further(options.config, known)
     try:

@@ -105,6 +105,15 @@ SEARCH_R1_OPTIMIZER = Layout(
     "FSDP with optimizers in CPU memory between phases", 16, 4, 4, 2, host=8, copy=None
 )
 SEARCH_R1_OFFLOAD = Layout(VERL_OFFLOAD.name, 16, host=16, copy=None)
+ADAPTERS = Layout(
+    "a whole model on each GPU, with adapters",
+    0,
+    everywhere=2,
+    untrained=0,
+    copy=None,
+    loads_everywhere=True,
+)
+"""TRL gathers whole weights to merge adapters for vLLM, and cannot do so where FSDP shards them."""
 TRL_OFFLOAD = replace(VERL_CPU, copy=None)
 VERL = (VERL_RESIDENT, VERL_OFFLOAD, VERL_CPU)
 SEARCH_R1 = (FSDP_RESIDENT, SEARCH_R1_OPTIMIZER, SEARCH_R1_OFFLOAD)
@@ -321,7 +330,12 @@ class Fit(Value):
     @property
     def adapters(self) -> float:
         """Return the bytes of adapters with their gradients and Adam, all in float32."""
-        return _ADAPTER * self.model.adapters(self.load.rank) / self.shards
+        return _ADAPTER * self.model.adapters(self.load.rank) / self.adapter_shards
+
+    @property
+    def adapter_shards(self) -> int:
+        """Return over how many GPUs they are divided: with whole models, each has them all."""
+        return 1 if self.layout.everywhere else self.shards
 
     @property
     def training(self) -> float:
@@ -541,7 +555,8 @@ def _states_text(fit: Fit) -> str:
     if whole:
         text += f" + {bytes_of(whole, 1)}"
     if load.rank:
-        over = f" / {count_of(fit.shards, 'GPU')}" if fit.shards > 1 else ""
+        shards = fit.adapter_shards
+        over = f" / {count_of(shards, 'GPU')}" if shards > 1 else ""
         count = f"{fit.model.adapters(load.rank) / 1e9:.2g} B"
         size = f"{count} × {_ADAPTER} bytes{over} = {gb(fit.adapters)}"
         text += f" + adapters of rank {load.rank}: {size}"

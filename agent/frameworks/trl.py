@@ -26,6 +26,7 @@ from agent.frameworks.recipe import (
     version_text,
 )
 from agent.frameworks.sizing import (
+    ADAPTERS,
     FSDP_RESIDENT,
     TRL,
     TRL_OFFLOAD,
@@ -98,12 +99,12 @@ _FLAGS_BY_WORDS = {
     "0": "chat cpu wandb",
     "1": """
         model data split eval-data eval-split prompt-key label-key reward-url checkpoints run-name
-        shard
+        shard vllm-server
     """,
     "1i": """
         save-steps save-total-limit eval-steps num-generations per-device-train-batch-size
         gradient-accumulation-steps max-completion-length max-steps seed vllm-tensor-parallel-size
-        vllm-prompt-tokens
+        vllm-prompt-tokens lora-rank lora-alpha
     """,
     "1f": """
         reward-seconds num-train-epochs learning-rate temperature beta vllm-gpu-memory-utilization
@@ -119,9 +120,10 @@ _COMPLETION = 1024
 _SHARE = 0.3
 """Defaults of the bundled program: an answer's tokens, and vLLM's part of a GPU."""
 _ENGINE = "vllm-tensor-parallel-size"
+_SERVER = "vllm-server"  # The URL of vLLM on GPUs of its own
 _MEMORY = (
     *("shard", _ENGINE, "vllm-gpu-memory-utilization", "vllm-prompt-tokens"),
-    *("per-device-train-batch-size", "max-completion-length", "config"),
+    *("per-device-train-batch-size", "max-completion-length", "config", "lora-rank"),
 )
 """Flags that change the memory that a model takes."""
 _ANSWERS = 128  # Answers per update, approximately
@@ -147,9 +149,14 @@ def make(asked: RecipeInput) -> Command:
         arguments.add("reward-url", "{reward_url}", why="the run's reward server")
     elif not arguments.given("reward-url"):
         raise MisfitError("no source of rewards: set AGENT_REWARD to a server or its URL")
+    if asked.lora_rank is not None:
+        arguments.add("lora-rank", asked.lora_rank, why="AGENT_LORA_RANK")
+        arguments.add("lora-alpha", 32, why="as TRL's guide to adapters")
+        arguments.add("learning-rate", "1e-5", why="as TRL's scripts for adapters; else 1e-6")
     arguments.add("checkpoints", asked.checkpoints, why="AGENT_CHECKPOINTS; resumes from the last")
 
     # Batches, and when to save.
+    _check_server(arguments, asked, world)
     notes: tuple[str, ...] = (_batch(arguments, world),)
     _save(arguments, asked, world)
 
@@ -160,10 +167,11 @@ def make(asked: RecipeInput) -> Command:
         arguments.add("cpu", why="no node has a GPU")
     if not arguments.holds("cpu"):
         sizing = _sizing(arguments, asked, world)
-        if world > 1:
+        if world > 1 and not arguments.whole("lora-rank"):
             shard = "offload" if sizing.layout.name == TRL_OFFLOAD.name else "fsdp"
             arguments.add("shard", shard, why=sizing.why["layout"])
-        _engines(arguments, asked, sizing)
+        if not arguments.given(_SERVER):
+            _engines(arguments, asked, sizing)
         notes = (*notes, *sizing.notes)
         warnings = sizing.warnings
         is_whole = arguments.word("shard") in {"", "none"}
@@ -178,10 +186,30 @@ def make(asked: RecipeInput) -> Command:
         arguments.add("wandb", why="WANDB_API_KEY")
         arguments.add("run-name", asked.named, why=NAMED_BY)
     script = str(Path(__file__).parents[1] / "bundled" / "trl_grpo.py")
-    argv = (asked.python, script, *arguments.argv())
     return Command(
-        argv=argv, env={}, why=arguments.why(), notes=notes, warnings=warnings, format=sharding
+        argv=(asked.python, script, *arguments.argv()),
+        env={},
+        why=arguments.why(),
+        notes=notes,
+        warnings=warnings,
+        format={**sharding, "rank of adapters": arguments.word("lora-rank") or "0"},
     )
+
+
+def _check_server(arguments: Arguments, asked: RecipeInput, world: int) -> None:
+    """Refuse settings of engines on the training GPUs beside a server, and a server for CPUs."""
+    if not arguments.given(_SERVER):
+        return
+    if not world or arguments.given("cpu"):
+        what = "--vllm-server: TRL sends weights to it by NCCL, from GPUs"
+        raise MisfitError(f"AGENT_JOB_ARGS: {what}")
+    both = [flag for flag in (_ENGINE, "vllm-gpu-memory-utilization") if arguments.given(flag)]
+    names = [f"--{flag} of AGENT_JOB_ARGS" for flag in both]
+    if asked.tensor_parallel is not None:
+        names.insert(0, "AGENT_TENSOR_PARALLEL")
+    if names:
+        where = "--tensor-parallel-size and --gpu-memory-utilization of `trl vllm-serve`"
+        raise MisfitError(f"{' and '.join(names)} beside --vllm-server: set {where} instead")
 
 
 def _sizing(arguments: Arguments, asked: RecipeInput, world: int) -> Sizing:
@@ -192,15 +220,23 @@ def _sizing(arguments: Arguments, asked: RecipeInput, world: int) -> Sizing:
     answers = arguments.count("per-device-train-batch-size")
     has_reference = _has_reference(arguments)
     layouts = TRL if world > 1 else (FSDP_RESIDENT,)
+    rank = arguments.whole("lora-rank")
+    if rank:
+        layouts = (ADAPTERS,)
     load = Workload(
-        layouts=tuple(replace(layout, loads_everywhere=has_reference) for layout in layouts),
+        layouts=tuple(
+            replace(layout, loads_everywhere=has_reference or layout.loads_everywhere)
+            for layout in layouts
+        ),
         tokens=answers * _completion(arguments),
         samples=answers,
         frozen=1 if has_reference else 0,
-        share=_SHARE,
+        share=0.0 if arguments.given(_SERVER) else _SHARE,
         tensor_parallel=arguments.whole(_ENGINE) or None,
         # the model of the end is gathered in float32
         in_nodes=Host(loading=2 * WEIGHT if has_reference else WEIGHT, gathered=4),
+        adapters=bool(rank),
+        rank=rank,
     )
     return sizing_for(asked, arguments.changed(_MEMORY), load)
 
@@ -219,6 +255,9 @@ def _completion(arguments: Arguments) -> int:
 
 
 def _has_reference(arguments: Arguments) -> bool:
+    """Return whether it loads a reference; with adapters the model without them is it."""
+    if arguments.whole("lora-rank"):
+        return False
     beta = arguments.word("beta") or "0"
     return beta.startswith("{") or bool(float(beta))
 

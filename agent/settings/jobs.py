@@ -103,6 +103,7 @@ RECIPES = (  # name, module, framework
         launcher="torchrun",
         sends_token=True,
         notice_signal="SIGUSR1",
+        takes=("AGENT_LORA_RANK",),
     ),
 )
 """Every recipe, in the order of `pod-agent recipes`."""

@@ -140,8 +140,8 @@ class Settings(Value, kw_only=True):
     )
     lora_rank: int | None = var(
         v.whole(1, 4096),
-        "rank of the adapters (LoRA) that verl, and OpenRLHF's SFT, RM and DPO, train instead of "
-        "the whole model",
+        "rank of the adapters (LoRA) that verl, TRL, and OpenRLHF's SFT, RM and DPO train instead "
+        "of the whole model",
         shown="off",
     )
     rollout: Literal["vllm", "sglang"] | None = var(

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from agent.frameworks import openrlhf_train, verl
+from agent.bundled import trl_grpo
+from agent.frameworks import openrlhf_train, trl, verl
 from agent.frameworks.recipe import (
     JobBasis,
     MisfitError,
@@ -171,3 +172,44 @@ def test_openrlhf_trains_adapters(
     # only SFT has a script for adapters: the others' rates are those of full training
     warned = any("want a higher one" in warning for warning in made.warnings)
     assert warned is (recipe != "openrlhf-sft")
+
+
+def trl_asked(gpus: int, *args: str, model: ModelShape = SHAPE) -> RecipeInput:
+    """Return what is asked of TRL on a node, with adapters of rank 32."""
+    return RecipeInput(
+        "trl-grpo",
+        (NodeSize(gpus, 64, 1_000 << 30, 80),),
+        trl.VERSIONS[-1],
+        "Qwen/Qwen2.5-7B",
+        "/data/train.jsonl",
+        checkpoints="/ckpt",
+        args=args,
+        scores=True,
+        lora_rank=32,
+        basis=JobBasis(model),
+    )
+
+
+def test_trl_trains_adapters() -> None:
+    """Rank, alpha and rate as TRL's scripts; each GPU has a whole model, and it is counted."""
+    made = trl.make(trl_asked(8))
+    found = flags_of(made, after=2)
+    assert found["lora-rank"] == ("32",)
+    assert found["lora-alpha"] == ("32",)
+    assert found["learning-rate"] == ("1e-5",)
+    assert "shard" not in found  # FSDP would have to gather what vLLM gets
+    assert made.format == {"sharding": "none", "rank of adapters": "32"}
+    options = trl_grpo.parser().parse_args(made.argv[2:])
+    assert (options.lora_rank, options.shard) == (32, "none")
+
+
+def test_trl_has_no_reference_beside_adapters() -> None:
+    """With a KL term the model without its adapters is the reference: no second one is counted."""
+    assert trl.make(trl_asked(8, "--beta", "0.04")).notes == trl.make(trl_asked(8)).notes
+
+
+def test_trl_refuses_a_model_that_no_gpu_holds() -> None:
+    """A model is not divided with adapters, so more GPUs do not help, and larger ones do."""
+    large = replace(SHAPE, parameters=72_700_000_000, layers=80, hidden=8192, wide=29568, heads=64)
+    with pytest.raises(MisfitError, match=r"72.7 B × 2 bytes = 145 GB \+ adapters of rank 32"):
+        trl.make(trl_asked(8, model=large))

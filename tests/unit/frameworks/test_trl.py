@@ -166,3 +166,36 @@ def test_data_without_the_columns_are_refused() -> None:
         MisfitError, match="--prompt-key input and --label-key label, only question"
     ):
         trl.make(what)
+
+
+SERVER = ("--vllm-server", "http://{address:vllm}:8000")
+
+
+def test_vllm_on_gpus_of_its_own() -> None:
+    """Training has all GPUs that it sees, and no engine on them; the address is filled in later."""
+    what = replace(asked((8, 6), *SERVER), tensor_parallel=None)
+    made = trl.make(what)
+    found = flags_of(made, after=2)
+    assert found["vllm-server"] == ("http://{address:vllm}:8000",)
+    assert not {flag for flag in found if flag.startswith("vllm-") and flag != "vllm-server"}
+    assert "engine" not in made.why["--shard"]
+    assert made.notes[0].startswith("14 GPUs = 14 processes")
+    assert trl_grpo.parser().parse_args(made.argv[2:]).vllm_server == SERVER[1]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "size", "args", "said"),
+    [
+        ((8,), 2, SERVER, "AGENT_TENSOR_PARALLEL beside --vllm-server"),
+        ((8,), None, (*SERVER, "--vllm-tensor-parallel-size", "2"), "of `trl vllm-serve`"),
+        ((8,), None, (*SERVER, "--vllm-gpu-memory-utilization", "0.5"), "of AGENT_JOB_ARGS beside"),
+        ((0,), None, SERVER, "by NCCL, from GPUs"),
+        ((8,), None, (*SERVER, "--cpu"), "by NCCL, from GPUs"),
+    ],
+)
+def test_a_server_beside_engines_is_refused(
+    gpus: tuple[int, ...], size: int | None, args: tuple[str, ...], said: str
+) -> None:
+    """Engines of the training GPUs have no use then; TRL has no server for CPUs."""
+    with pytest.raises(MisfitError, match=said):
+        trl.make(replace(asked(gpus, *args), tensor_parallel=size))
