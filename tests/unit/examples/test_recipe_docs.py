@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from agent.base.errors import AgentError
+from agent.cli.options import model_size
+from agent.cli.recipe_verb import node_sizes, recipe_command
 from agent.settings.jobs import BY_NAME
 from support.framework_defaults import (
     NAMES,
@@ -24,6 +28,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+SIZES = ("1.5B", "7.6B", "14.8B", "32.8B", "72.7B")
+MOST_NODES = 8
+WEIGHTS = 2  # Bytes of a parameter in a saved model
+WEIGHTS_AND_OPTIMIZER = 14  # The same in a checkpoint that can be resumed
 MIGRATE = """# From your script to the agent
 
 Five documents that people start from, step by step: the document's steps are on the left, the
@@ -38,11 +46,29 @@ job: what each node has, beside the platform's own variables. What differs, and 
 adds, is listed; tests compare the two, argument by argument. Addresses, ids and paths are examples.
 """
 
-SETTINGS = """# {name}: its settings beside those of its framework's scripts
+BEGINNING = """# {name}
 
-The values are those for a model of 7B on nodes of 8 GPUs whose memory is not known, without a
-reward server, evaluation data and W&B; [sizes](README.md#sizes) says what changes them. A
-setting that nobody sets has the framework's default. `AGENT_JOB_ARGS` replaces any of them.
+```
+AGENT_JOB={name} AGENT_MODEL={model} {environment} pod-agent
+```
+
+- **Packages**: {packages}.
+- **Columns** of the data: {columns}; others go into
+  [`AGENT_JOB_ARGS`](README.md#data-and-rewards).
+- **What a run leaves**: {leaves}.
+
+| parameters | least nodes of 8 × 80 GB | memory of a node | a checkpoint, about |
+| --- | --- | --- | --- |
+{sizes}
+
+These are [estimates](README.md#memory) for nodes of 1 TiB, without a reward model and adapters.
+
+## Its settings beside those of its framework's scripts
+"""
+
+SETTINGS = """The values are those for a model of 7B on nodes of 8 GPUs whose memory is not
+known, without a reward server, evaluation data and W&B; [sizes](README.md#sizes) says what changes
+them. A setting that nobody sets has the framework's default. `AGENT_JOB_ARGS` replaces any of them.
 """
 
 
@@ -88,11 +114,42 @@ def ours(recipe: dict[str, Any], setting: dict[str, Any]) -> str:
     )
 
 
+def beginning(name: str) -> str:
+    """Return what a page begins with: how to run the recipe, and its needs by size."""
+    page = load("pages")[name]
+    environment = " ".join(f"{key}={value}" for key, value in page["environment"].items())
+    rows = [size_row(name, page, billions) for billions in SIZES]
+    facts = {key: page[key] for key in ("model", "packages", "columns", "leaves")}
+    return BEGINNING.format(name=name, environment=environment, sizes="\n".join(rows), **facts)
+
+
+def size_row(name: str, page: dict[str, Any], size: str) -> str:
+    """Return the least nodes for a model of a size, with the memory that each of them needs."""
+    given = {**page["environment"], "AGENT_CHECKPOINTS": "/volume/checkpoints"}
+    given.pop("AGENT_SERVICES", None)  # its file is an example
+    environ = {**given, "AGENT_MODEL": page["model"], "PATH": "/usr/bin:/bin"}
+    copies = page.get("models", 1)
+    parameters = float(size.removesuffix("B"))
+    stored = WEIGHTS if page.get("saves_models") else WEIGHTS_AND_OPTIMIZER
+    disk = f"{copies * parameters * stored:,.0f} GB"
+    for count in range(1, MOST_NODES + 1):
+        nodes = node_sizes(count, [8], None, 80, 1024)
+        try:
+            command, _ = recipe_command(environ, name, nodes, None, model_size(size))
+        except AgentError:
+            continue
+        found = re.search(r"a node needs ([\d.,]+ GB)", " ".join(command.notes))
+        assert found is not None
+        return f"| {size} | {count} | {found[1]} | {disk} |"
+    return f"| {size} | more than {MOST_NODES} | | {disk} |"
+
+
 def settings_page(name: str) -> str:
     """Return docs/recipes/NAME.md."""
     recipe = load(name)
+    intro = recipe["intro"] if "intro" in recipe else f"{beginning(name)}\n{SETTINGS}"
     lines = [
-        recipe.get("intro", SETTINGS.format(name=name)).lstrip(),
+        intro.lstrip(),
         "| source | file | about |",
         "| --- | --- | --- |",
     ]
