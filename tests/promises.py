@@ -71,6 +71,10 @@ PROMISES = (
         "a stdout that nobody reads delays neither the job nor the end",
         "test_unread_output.py::test_stdout_without_a_reader",
     ),
+    Promise(
+        "a command that the installed framework refuses: 78 before a worker is awaited",
+        "test_framework_check.py::test_a_typo_ends_the_run_before_a_worker_is_awaited",
+    ),
     # losses
     Promise(
         "an agent that is killed is started again: one job, the same Ray, no line lost",
