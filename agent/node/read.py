@@ -372,11 +372,7 @@ def cached_model(
     model: str, environ: Mapping[str, str], revision: str | None = None
 ) -> Path | None:
     """Return the folder of a model's revision in the hub's cache, named by its commit, or None."""
-    # Where is the cache? As the hub's own library reads its variables.
-    caches = environ.get("XDG_CACHE_HOME") or f"{environ.get('HOME') or '/root'}/.cache"
-    home = environ.get("HF_HOME") or f"{caches}/huggingface"
-    cache = environ.get("HF_HUB_CACHE") or environ.get("HUGGINGFACE_HUB_CACHE") or f"{home}/hub"
-    folder = Path(cache).expanduser() / f"models--{model.replace('/', '--')}"
+    folder = hub_folder(model, environ)
 
     # Which commit is the revision?
     commit = revision or "main"
@@ -384,6 +380,19 @@ def cached_model(
         commit = (folder / "refs" / commit).read_text(encoding="ascii").strip()
     snapshot = folder / "snapshots" / commit
     return snapshot if os.path.isdir(snapshot) else None  # noqa: PTH112 - False for a zero byte, too
+
+
+def hub_folder(model: str, environ: Mapping[str, str]) -> Path:
+    """Return the folder that a model has in the hub's cache, whether it exists or not."""
+    home = hub_home(environ)
+    cache = environ.get("HF_HUB_CACHE") or environ.get("HUGGINGFACE_HUB_CACHE") or f"{home}/hub"
+    return Path(cache).expanduser() / f"models--{model.replace('/', '--')}"
+
+
+def hub_home(environ: Mapping[str, str]) -> str:
+    """Return the hub's folder, as its own library reads the variables."""
+    caches = environ.get("XDG_CACHE_HOME") or f"{environ.get('HOME') or '/root'}/.cache"
+    return environ.get("HF_HOME") or f"{caches}/huggingface"
 
 
 def _existing_parent(folder: Path) -> Path:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import psutil
 
+from agent.base import times
 from agent.base.text import error_text, gigabytes
 from agent.node import limits
 from agent.node.python_facts import text_of
@@ -33,8 +34,7 @@ if TYPE_CHECKING:
 
 MOST_OF_FREE = 0.9  # Of the free memory: what the job needs at its start stays free
 THREADS = 4  # A network disk answers several reads at once; more threads take the job's CPUs
-PRESSURE = 10.0  # Percent of ten seconds in which some program waited for memory
-CHECK = 0.5  # Seconds between two looks at the memory
+PRESSURE = 10  # Percent of ten seconds in which some program waited for memory
 _PART = 32 << 20  # Bytes that one thread reads in a row, so that the kernel reads ahead of it
 _READ = 4 << 20
 _SMALL = 64 << 20  # Of files without weights: the tokenizer's are below this
@@ -178,7 +178,7 @@ class ReadAhead:
                 stopped = "other programs need the memory"
                 self._done.set()
                 break
-            threads[0].join(CHECK)
+            threads[0].join(times.MEMORY_LOOK)
             threads = [thread for thread in threads if thread.is_alive()]
         return self._sentence(time.monotonic() - began, stopped)
 

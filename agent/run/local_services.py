@@ -26,14 +26,15 @@ from agent.decisions.shared import (
     StepOver,
 )
 from agent.job.compile_caches import SEAL, seal_of
-from agent.job.services import CACHES
+from agent.job.model_sharing import key_of
+from agent.job.services import CACHES, MODEL
 from agent.plan import environment
 from agent.processes.probing import ReadinessProbe, until_dead
 from agent.processes.waiting import NotYet, TimedOutError, until
 from agent.record.background import NO_THREAD, in_background, in_thread
 from agent.record.files import iso_time
 from agent.record.log import say
-from agent.run.model_ahead import ModelAhead
+from agent.run.model_programs import ModelPrograms
 from agent.settings.model import secret_texts
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ class LocalWork:
         self._locks: defaultdict[str, anyio.Lock] = defaultdict(anyio.Lock)
         """One lock per step: a repeated run waits until the stopped one has ended."""
         self._unfinished = {step.name for step in run.plan.steps} - {*run.finished_steps}
-        self._model = ModelAhead(run, is_prepared=lambda: not self._unfinished)
+        self._model = ModelPrograms(run, is_prepared=lambda: not self._unfinished)
         self._running_steps: set[anyio.CancelScope] = set()
         self._running: dict[str, Child] = {}
 
@@ -83,8 +84,11 @@ class LocalWork:
             self._send(StepOver(name, failure))
 
     async def read_model(self) -> None:
-        """Read the model into the page cache, once the steps are over."""
-        await self._run.best_effort("reading the model ahead", self._model.read)
+        """Serve the model to other nodes; read it into the page cache, once the steps are over."""
+        best_effort = self._run.best_effort
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(best_effort, "serving the model to other nodes", self._model.serve)
+            tasks.start_soon(best_effort, "reading the model ahead", self._model.read)
 
     def job_starts(self) -> None:
         """Leave the job what it needs of this node."""
@@ -161,6 +165,8 @@ class LocalWork:
         env = environment.without_cluster_auth(env, plan.settings, keeps_wandb=True)
         if name == CACHES:
             env[SEAL] = seal_of(plan.secret())
+        if name == MODEL:  # it takes files from other nodes
+            env |= key_of(plan.settings)
         return env
 
     async def _log_progress(self, name: str, child: Child) -> None:

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
+from typing import TYPE_CHECKING
 
 import pytest
 
 from support import hub
 from support.scenario import AGENT, BOOT, Cluster, ends, last_line
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tools.lab.process import Running
 
 FETCH = "until [ -e /tmp/go ]; do sleep 0.1; done; echo data > /tmp/data"
 
@@ -77,13 +84,8 @@ def test_a_worker_whose_step_fails_is_named_by_the_head(cluster: Cluster) -> Non
     assert "AGENT_PREPARE_EACH failed: exit code 5; last output: disk full" in last_line(head)
 
 
-@pytest.mark.pods(2)
-def test_a_model_is_fetched_on_each_node_beside_the_boot(cluster: Cluster) -> None:
-    """Both nodes have it before the job; if the hub lacks the model, the run ends with 69."""
-    try:
-        client = hub.client()
-    except (OSError, subprocess.SubprocessError) as problem:
-        pytest.skip(f"huggingface_hub cannot be installed here: {problem}")
+def start_hub(cluster: Cluster, client: Path) -> Running:
+    """Start a hub on the head's pod, for the client on all pods."""
     for pod in cluster.pods:
         shutil.copytree(client, pod.tmp / "client")
     head_pod = cluster.pods[0]
@@ -97,6 +99,50 @@ def test_a_model_is_fetched_on_each_node_beside_the_boot(cluster: Cluster) -> No
         "HF_HUB_DISABLE_XET": "1",
         "AGENT_MODEL": hub.MODEL,
     }
+    return server
+
+
+@pytest.mark.pods(4)
+@pytest.mark.parametrize("token", ["", "0123456789abcdef" * 2], ids=["open", "token"])
+def test_four_pods_share_one_download(cluster: Cluster, token: str) -> None:
+    """The hub sends the weights once, on slow links; the others take them from each other.
+
+    The caches are as those of the hub's client, and the weights are those of the hub.
+    """
+    try:
+        client = hub.client()
+    except (OSError, subprocess.SubprocessError) as problem:
+        pytest.skip(f"huggingface_hub cannot be installed here: {problem}")
+    server = start_hub(cluster, client)
+    if token:
+        cluster.env["RAY_AUTH_TOKEN"] = token
+    for pod in cluster.pods:
+        pod.slow_down(100)
+    agents = cluster.agents("true")
+    assert ends(agents) == [0, 0, 0, 0], agents[0].tail()
+    assert server.stdout().count("the hub sends model.safetensors") == 1
+    senders = []
+    for number, pod in enumerate(cluster.pods):
+        (snapshot,) = (pod.tmp / "hf").glob(f"hub/models--*/snapshots/{hub.COMMIT}")
+        weights = snapshot / "model.safetensors"
+        assert weights.read_bytes() == hub.FILES["model.safetensors"]
+        assert [path.name for path in snapshot.parents[1].glob("blobs/*.*")] == []
+        if number:
+            log = cluster.file(number, "model.log").read_text()
+            senders += re.findall(r"^model\.safetensors: 0\.0 GB from (\S+) in", log, re.MULTILINE)
+            assert f"{hub.MODEL} from other nodes: 0.0 GB in" in log
+    assert len(senders) == 3
+    assert any(sender.startswith("10.") for sender in senders)
+
+
+@pytest.mark.pods(2)
+def test_a_model_is_fetched_on_each_node_beside_the_boot(cluster: Cluster) -> None:
+    """Both nodes have it before the job; if the hub lacks the model, the run ends with 69."""
+    try:
+        client = hub.client()
+    except (OSError, subprocess.SubprocessError) as problem:
+        pytest.skip(f"huggingface_hub cannot be installed here: {problem}")
+    start_hub(cluster, client)
     head, worker = cluster.agents("sh", "-c", "ls /tmp/hf/hub/models--*/snapshots/*")
     assert ends([head, worker]) == [0, 0], head.tail()
     assert head.stdout().split() == ["README.md", "config.json", "model.safetensors"]

@@ -100,7 +100,9 @@ class Handler(BaseHTTPRequestHandler):
             "id": MODEL,
             "modelId": MODEL,
             "sha": commit,
-            "siblings": [{"rfilename": name} for name in files],
+            "private": False,
+            "gated": False,
+            "siblings": [_sibling(name, body) for name, body in files.items()],
         }
         if verb == "tree":
             answer = [
@@ -127,6 +129,7 @@ class Handler(BaseHTTPRequestHandler):
                 self.server.asked.append(f"RANGE {name} from {start[1]}")
         breaks = False
         if with_body and name.endswith(".safetensors"):
+            print(f"the hub sends {name} to {self.client_address[0]}", flush=True)
             with self.server.lock:
                 breaks = self.server.breaks > 0
                 self.server.breaks -= breaks
@@ -153,6 +156,14 @@ class Handler(BaseHTTPRequestHandler):
 
     def log_message(self, *_ignored: object) -> None:
         """Print nothing: requests are recorded."""
+
+
+def _sibling(name: str, body: bytes) -> dict[str, object]:
+    """Return a file as the hub lists it; weights are in its store of large files."""
+    row: dict[str, object] = {"rfilename": name, "size": len(body)}
+    if name.endswith(".safetensors"):
+        row["lfs"] = {"sha256": _oid(body), "size": len(body), "pointerSize": 134}
+    return row
 
 
 def _oid(body: bytes) -> str:

@@ -29,7 +29,7 @@ NOT_SECONDS = {
 }
 SHARES = {"MOST_OF_COST", "_STEADY", "STEADY", "_LOOP_SHARE", "_IDLE_CORES", "_IDLE_EACH"} | {
     *("_BUSY_SHARE", "_MAX_WAIT", "_TRY_DELAYS", "_PAUSES", "_COUNTERS"),
-    *("_MEDIANS", "_LONGEST", "_WITH_PAUSE", "_WITHOUT_OUTPUT"),
+    *("MOST_OF_FREE", "_MEDIANS", "_LONGEST", "_WITH_PAUSE", "_WITHOUT_OUTPUT"),
 }
 """Shares, multiples, rates and sequences."""
 

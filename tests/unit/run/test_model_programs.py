@@ -14,7 +14,7 @@ from agent.base import times
 from agent.job.services import ON_EVERY, Placeholders, PrepareStep
 from agent.plan.plan import READ_AHEAD
 from agent.processes.waiting import NotYet, until
-from agent.run import model_ahead
+from agent.run import model_programs
 from agent.run.local_services import LocalWork
 from support.node_runs import node_run_with
 from support.worlds import MACHINE, plan_of
@@ -50,7 +50,7 @@ def test_it_waits_for_the_steps_and_logs_one_line(
 ) -> None:
     """The model may be what they fetch; what was read is logged once."""
     logged: list[str] = []
-    monkeypatch.setattr(model_ahead, "say", lambda line, _level: logged.append(line))
+    monkeypatch.setattr(model_programs, "say", lambda line, _level: logged.append(line))
     model = tmp_path / "model"
     model.mkdir()
     run = run_of(tmp_path, model)
@@ -83,7 +83,7 @@ def test_a_worker_leaves_a_shared_disk_to_the_job(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, shared: bool
 ) -> None:
     """It stops reading there when the job starts; on a disk of its own it goes on to the end."""
-    monkeypatch.setattr(model_ahead, "is_on_shared_disk", lambda _plan: shared)
+    monkeypatch.setattr(model_programs, "is_on_shared_disk", lambda _plan: shared)
     mark = tmp_path / "began"
     code = f"import time, pathlib; pathlib.Path({str(mark)!r}).touch(); time.sleep(100)"
     run = run_of(tmp_path, tmp_path, code, role="1")
@@ -118,7 +118,7 @@ def test_a_program_that_fails_is_no_failure_of_the_run(
 ) -> None:
     """The run goes on; the log of a node has why, for those who look for it."""
     logged: list[tuple[str, str]] = []
-    monkeypatch.setattr(model_ahead, "say", lambda *row: logged.append(row))
+    monkeypatch.setattr(model_programs, "say", lambda *row: logged.append(row))
     run = run_of(tmp_path, tmp_path, "raise SystemExit('no disk')")
     work = LocalWork(run, lambda _: None, Placeholders)
 
@@ -142,6 +142,6 @@ def test_a_program_that_fails_is_no_failure_of_the_run(
 )
 def test_plan_shows_it(environ: dict[str, str], planned: str | None) -> None:
     """With the model and its revision; without a model there is nothing to read."""
-    found = model_ahead.planned_reading(plan_of({**environ, "AGENT_JOB": "none"}, MACHINE))
+    found = model_programs.planned(plan_of({**environ, "AGENT_JOB": "none"}, MACHINE), READ_AHEAD)
     shown = None if found is None else " ".join(found.argv).partition("read-ahead ")[2]
     assert shown == planned
