@@ -17,12 +17,36 @@ _FIELD = re.compile(r"[A-Za-z_][\w.-]{0,80}$")
 _TYPED = re.compile(r"\s*(?P<message>.{1,300}?) \[type=(?P<type>\w{1,60})")
 _CHECKS = re.compile(
     r"__post_init__|_{0,2}(?:validate|verify|check)_?\w{0,40}(?:config|args|arguments|options)\w{0,20}"
-    r"|validate(?:_args)?|_verify_args|_validate_args"
+    r"|validate(?:_args)?|_verify_args|_validate_args|_batch_assertion|_do_sanity_check"
 )
 _FILES = re.compile(r"(?:config|arguments|args|options)\w{0,20}\.py$|/(?:config|configs|training)/")
+_SHORTEST = 12  # characters of a message that says something
+_FRAMEWORKS = re.compile(
+    r"/(?P<name>verl|openrlhf|trl|nemo_rl|slime|slime_plugins|skyrl_train|skyrl|areal|verifiers"
+    r"|prime_rl|swift|vllm|sglang|megatron|deepspeed|accelerate|torchtitan|transformers)/"
+)
+_WORKS = re.compile(
+    r"forward\w{0,30}|backward\w{0,30}|train|train_\w{1,30}|training_step|fit|_?step|generate\w{0,30}"
+    r"|compute_\w{1,40}|update_\w{1,40}|rollout\w{0,20}|load_\w{1,40}|save_\w{1,40}|from_pretrained"
+    r"|__call__|__getitem__|_call_impl|execute_\w{1,30}|sample\w{0,20}|apply_chat_template|_tokenize"
+    r"|collate\w{0,20}|map|init_process_group|wake_up|sleep"
+)
+"""Functions of a job that has started: what they refuse is no setting, but data or state."""
+_SETTING = re.compile(
+    r"(?<![\w./-])(?:--[a-z][\w-]{2,60}|[\x60'\"]?[a-z]\w{0,60}(?:[._][a-z0-9]\w{0,60}){1,6})"
+)
+_OF_DATA = re.compile(
+    r"input|mask|position|label|logit|token_id|prob|embed|hidden|pixel|image|past_|grid|tensor"
+    r"|state_dict|shape|dtype|device|cuda|torch\.|https?"
+)
+_DEMANDS = re.compile(
+    r"\b(?:must|should|needs? to|ha(?:s|ve) to|only supports?|not supported|unsupported|required?"
+    r"|requires|cannot|can't|can not|not allowed|mutually exclusive|incompatible|not compatible"
+    r"|greater|larger|smaller|less than|at least|at most|not equal|expected|deprecated|removed)\b"
+)
 _OTHER_CAUSES = re.compile(
-    r"(?i)install|version|transformers|driver|\bcuda\b|\bgpus?\b|capability|\bhub\b|connect"
-    r"|not found|no such file|does not exist|architecture|recogni[sz]e|divisib|memory"
+    r"(?i)install|version|transformers|driver|\bcuda\b|(?<!per )\bgpus?\b|capability|\bhub\b"
+    r"|connect|not found|no such file|does not exist|architecture|recogni[sz]e|divisib|memory"
 )
 """Words of messages about the machine or about packages, which a check only passes on."""
 
@@ -53,13 +77,38 @@ def refused_by_a_check(error: ParsedError) -> Cause | None:
     if error.name not in {"ValueError", "AssertionError"} or not error.frames:
         return None
     frame = error.frames[-1]
-    if _CHECKS.fullmatch(frame.function.rpartition(".")[2]) is None:
+    function = frame.function.rpartition(".")[2]
+    if _CHECKS.fullmatch(function) is None:
         return None
     message = error.message.partition("\n")[0].strip()
-    is_of_settings = _FILES.search(frame.file) is not None
-    if len(message) < 12 or not is_of_settings or _OTHER_CAUSES.search(message):
+    if not message and frame.code.startswith("assert "):
+        message = frame.code.removeprefix("assert ").rstrip(" ,(")
+    is_of_settings = _FILES.search(frame.file) is not None or "config" in function
+    if len(message) < _SHORTEST or not is_of_settings or _OTHER_CAUSES.search(message):
         return None
     return _refused(f"the configuration does not pass {frame.function}: {_short(message)}")
+
+
+def refused_setting(error: ParsedError) -> Cause | None:
+    """A framework refuses a setting while it starts: its message names one, and what it must be."""
+    if not error.frames:
+        return None
+    frame = error.frames[-1]
+    message = error.message.partition("\n")[0].strip()
+    if _FRAMEWORKS.search(frame.file) is None or _OTHER_CAUSES.search(message):
+        return None
+    if any(_WORKS.fullmatch(one.function.rpartition(".")[2]) for one in error.frames):
+        return None
+    named = _SETTING.search(message)
+    if named is None or _OF_DATA.search(named[0]) or _DEMANDS.search(message) is None:
+        return None
+    return _refused(f"{_framework(frame.file)} refuses a setting: {_short(message)}")
+
+
+def _framework(file: str) -> str:
+    """Return the framework that a file belongs to."""
+    found = _FRAMEWORKS.search(file)
+    return found["name"] if found else file
 
 
 def _refused(sentence: str) -> Cause:

@@ -17,9 +17,10 @@ from agent.diagnosis.errors.causal_order import (
     candidates,
     first_of,
 )
-from agent.diagnosis.errors.log_parser import parse_log
+from agent.diagnosis.errors.last_lines import telling_line
+from agent.diagnosis.errors.log_parser import ParsedLog, parse_log
 from agent.diagnosis.errors.parsed_error import ErrorKind, LogLevel, ParsedError
-from agent.diagnosis.errors.prefixes import clock_text
+from agent.diagnosis.errors.prefixes import clock_text, seconds_of
 from agent.diagnosis.rows import Row, Weight, explain, known_signs
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 ACTOR_WITHOUT_A_WORD = "actor without a word"  # its row is for workers of Ray: see their logs
 UNKNOWN = "unknown to pod-agent"
 _LINES_BEFORE = 4
+_LONG_GONE = 40  # ordinary lines of its process behind an error
 _LEAST_TO_DO = 40  # characters
 _LONGEST = 240  # characters of what a user reads before the quoted line
 
@@ -58,6 +60,7 @@ class Diagnosis(Value):
     row: Row | None = None  # the row that explains the failure, if any
     cause: str = ""
     what_to_do: str = ""
+    is_marked: bool = True  # whether the line states that it is an error
 
     @property
     def key(self) -> str:
@@ -81,7 +84,8 @@ class Diagnosis(Value):
         if self.cause:
             what = _within(f"{UNKNOWN}{where}: {self.cause}", self.what_to_do)
             return f"{what}. It shows in {shown}"
-        return f"{UNKNOWN}: the first error{where}, in {shown}"
+        what = "the first error" if self.is_marked else "the line that may say why"
+        return f"{UNKNOWN}: {what}{where}, in {shown}"
 
     def page(self) -> str:
         """Return it as the first page of a failure bundle, with the lines before the line."""
@@ -134,12 +138,54 @@ def diagnose_logs(logs: Sequence[Log]) -> Diagnosis:
     standing = [one for one in found if one.standing < Standing.QUOTED]
     known = [explained(one, of_ray=logs[one.log].of_ray) for one in standing]
     first = first_cause(known)
+    if first is not None and not is_only_passed_on(first):
+        return _diagnosis(logs, first)
+
+    # Is there no error, or only a line that passes one on? Then plain words may say why.
+    plain = _plain_words(logs, parsed, first)
+    if plain is not None:
+        return plain
     if first is not None:
         return _diagnosis(logs, first)
 
     # What steps followed, or a text holds, is only quoted.
     rest = first_of(one for one in found if is_marked(one.error))
     return Diagnosis() if rest is None else _diagnosis(logs, Explained(rest))
+
+
+def is_only_passed_on(first: Explained) -> bool:
+    """Return whether the first cause is a line that only states that something else failed."""
+    return first.row is None and first.candidate.role is Role.WRAPPER
+
+
+def _plain_words(
+    logs: Sequence[Log], parsed: Sequence[ParsedLog], first: Explained | None
+) -> Diagnosis | None:
+    """Return the line without a mark of an error that may say why the job ended."""
+    for log, one in zip(logs, parsed, strict=True):
+        is_here = first is None or parsed[first.candidate.log] is one
+        if log.of_ray or not is_here:
+            continue
+        end = None if first is None else first.number
+        last = telling_line(one.last_lines, one.last_step, end)
+        if last is not None:
+            return Diagnosis(
+                line=last.line.body.strip(),
+                log=log.name,
+                number=None if log.first_line is None else log.first_line + last.number,
+                node=log.node,
+                ip=last.line.ip,
+                rank=last.line.rank,
+                time=clock_text(seconds_of(last.stamp)),
+                before=_lines_before(one, last.number),
+                is_marked=False,
+            )
+    return None
+
+
+def _lines_before(log: ParsedLog, number: int) -> tuple[str, ...]:
+    lines = [one.line.body for one in log.last_lines if one.number < number]
+    return tuple(lines[-_LINES_BEFORE:])
 
 
 def explained(candidate: Candidate, *, of_ray: bool = False) -> Explained:
@@ -161,6 +207,8 @@ def first_cause(known: Sequence[Explained]) -> Explained | None:
 
     # The first error that is no consequence, of those that ended a process if there are any.
     originals = [one for one in known if _is_original(one)]
+    if any(_ended(one) for one in known if one.candidate.role is Role.CONSEQUENCE):
+        originals = [one for one in originals if not _is_long_gone(one)]
     if originals:
         least = min(map(_standing, originals))
         return _earliest([one for one in originals if _standing(one) == least])
@@ -174,6 +222,20 @@ def first_cause(known: Sequence[Explained]) -> Explained | None:
         if least_weight is Weight.WEAK and (first := _earliest_of(known, Role.CONSEQUENCE)):
             return first
     return _earliest_of(known, Role.WRAPPER)
+
+
+def _ended(known: Explained) -> bool:
+    """Return whether an error ended its process, as far as its log shows it."""
+    return is_marked(known.candidate.error) and known.candidate.standing < Standing.SURVIVED
+
+
+def _is_long_gone(known: Explained) -> bool:
+    """Return whether a process printed so much behind an unknown error that it did not end it."""
+    return (
+        known.row is None
+        and known.candidate.went_on > _LONG_GONE
+        and _standing(known) >= Standing.SURVIVED
+    )
 
 
 def _standing(known: Explained) -> Standing:

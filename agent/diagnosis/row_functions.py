@@ -9,7 +9,8 @@ import re
 from typing import TYPE_CHECKING
 
 from agent.diagnosis.cause import Cause
-from agent.diagnosis.config_functions import refused_by_a_check, refused_field
+from agent.diagnosis.config_functions import refused_by_a_check, refused_field, refused_setting
+from agent.diagnosis.python_functions import python_too_old
 from agent.diagnosis.version_functions import (
     argument_of_another_version,
     lacking_name,
@@ -122,6 +123,8 @@ FUNCTIONS: Mapping[str, RowFunction] = {
         argument_of_another_version,
         refused_field,
         refused_by_a_check,
+        refused_setting,
+        python_too_old,
     )
 }
 """The functions by name, as rows.toml has them."""

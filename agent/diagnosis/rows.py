@@ -135,7 +135,7 @@ class Row(Value, forbid_unknown_fields=True):
         cause = self.cause
         for name, value in values.items():
             if not value:
-                cause = cause.replace(f" ({{{name}}})", "")
+                cause = compiled(r" \([^(){}]*\{" + name + r"\}[^(){}]*\)").sub("", cause)
         values = {name: value or "?" for name, value in values.items()}
         return cause.format(**values), self.what_to_do.format(**values)
 

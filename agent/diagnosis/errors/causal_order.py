@@ -28,8 +28,12 @@ _WRAPPER = re.compile(
     r"|ProcessRaisedException|ProcessExitedException|SystemExit|KeyboardInterrupt|SignalException"
     r"|WorkerCrashedError|ExceptionGroup|BaseExceptionGroup|InstantiationException)\b"
     r"|.{0,80}Caught \w{1,60} in (?:DataLoader|pin memory|replica)|BackOff|.{0,20}Back-off"
+    r"|(?:\w+\.)*CheckpointException\b|.{0,60}(?:subprocess-exited-with-error"
+    r"|metadata-generation-failed|Failed building wheel|Could not build wheels|ninja: build stopped"
+    r"|subcommand failed)|make(?:\[\d+\])?: \*\*\*|compilation terminated"
     r"|.{0,40}Exception in ASGI application|(?:tenacity\.)?RetryError\b.{0,3}RetryError\["
-    r"|Error merging override|NoneType: None"
+    r"|fatal: Could not read from remote repository|Error merging |Error parsing override"
+    r"|NoneType: None"
     r"|.{0,200}(?:Engine core initialization failed|Engine core proc|EngineCore (?:failed"
     r"|encountered)|Engine process failed to start"
     r"|Executor failed|Error executing method|Got fatal signal|See (?:stack trace|root cause)"
@@ -66,16 +70,27 @@ _CONSEQUENCE = re.compile(
     r"|Connection refused|ConnectionRefused|Cannot connect to host|Connect call failed"
     r"|NewConnectionError|httpx\.ConnectError|All connection attempts failed"
     r"|RemoteDisconnected|ServerDisconnected|Remote end closed connection|is (?:already )?dead\b"
+    r"|Event loop is closed|after (?:interpreter )?shutdown|Python is likely shutting down"
+    r"|Task was destroyed but it is pending|BrokenProcessPool|process pool was terminated"
+    r"|Child process unexpectedly failed|scheduler (?:is dead|died)|ContextTerminated"
+    r"|Context was terminated"
+    r"|\b(?:[Ss]erver|[Ee]ngine|[Ss]ervice|[Ww]orker|[Rr]outer)s?\b.{0,60}"
+    r"\b(?:did not (?:start|become|respond|come up)|(?:is|are|was|were) not (?:ready|healthy|up)"
+    r"|failed to (?:start|launch|become))"
+    r"|[Ww]ait(?:ing|ed)? for .{0,80}(?:timed out|timeout)|[Tt]imed? ?out .{0,40}waiting for"
     r"|CancelledError|ProcessGroupNCCL|Failed to (?:shut|clean|destroy|kill)|heartbeat|Heartbeat"
 )
 _STEP_ENDED = re.compile(
     r"aborted|Terminated|Terminating|Exited with|: Killed|Force|Application launch failed"
-    r"|pyxis: (?:container start failed|printing |couldn't start container)|spank"
+    r"|pyxis: (?:child \d+ failed|failed to import docker image|container start failed|printing "
+    r"|couldn't start container)|spank"
     r"|Timed out waiting for job step"
 )
 _SLURM_GOES_ON = re.compile(r"couldn't chdir to .{1,300} instead|unable to unlink|: Force")
 _HOOK_FAILED = re.compile(r"docker: .{0,400}\berror running (?:\w+ )?hook\b")
 """The program that ran says why in the next line."""
+_PASSES_ON = re.compile(r"\] exits with return code = |returned non-zero exit status \d")
+"""In a line that begins with a command of any length."""
 _ENDS = re.compile(
     r"RayTaskError|ChildFailedError|failed \(exitcode|died|error raised in its creation task"
     r"|Error executing job|Engine core initialization failed|EngineDeadError"
@@ -112,6 +127,7 @@ class Candidate(Value):
     role: Role
     standing: Standing
     log: int  # the number of its log
+    went_on: int = 0  # ordinary lines that its process printed afterwards
     at: float | None = None  # when the first error of that log arrived, if it is known
 
     @property
@@ -122,7 +138,7 @@ class Candidate(Value):
 
 def role_of(error: ParsedError) -> Role:
     """Return whether an error only passes on another one, or follows from another's end."""
-    if _WRAPPER.match(error.line):
+    if _WRAPPER.match(error.line) or _PASSES_ON.search(error.line):
         return Role.WRAPPER
     if _HOOK_FAILED.match(error.line) and "nvidia-container-cli" not in error.line:
         return Role.WRAPPER
@@ -142,6 +158,7 @@ def role_of_text(error: ParsedError) -> Role:
     return Role.ORIGINAL
 
 
+_REQUESTS = {"MaxRetryError", "ConnectionError", "HTTPError", "HTTPStatusError", "ReadTimeout"}
 _LOOKUPS = {"KeyError", "AttributeError", "IndexError", "StopIteration", "LookupError", "Empty"}
 
 
@@ -156,6 +173,9 @@ def main_error(error: ParsedError) -> ParsedError:
         consequences = [part for part in chain if role_of(part) is Role.CONSEQUENCE]
         return (consequences or chain)[0]
     first = originals[0]
+    request = next((part for part in chain if part.name in _REQUESTS and part.message), None)
+    if request is not None and first in chain[chain.index(request) :]:
+        return request  # whose address it shows; what was raised from it rarely does
     if first.name in _LOOKUPS and len(originals) > 1 and len(originals[1].message) > 40:
         return originals[1]
     return first
@@ -173,11 +193,20 @@ def candidates(logs: Sequence[ParsedLog], clocks_ahead: Sequence[float] = ()) ->
     for number, log in enumerate(logs):
         for occurrence in log.occurrences:
             error = main_error(occurrence.error)
-            role = role_of(error)
+            role = min(role_of(part) for part in occurrence.error.chain())
             standing = _standing(occurrence, error, ends)
             if clocks_ahead and clocks_ahead[number] and error.time is not None:
                 error = replace(error, time=error.time - clocks_ahead[number])
-            found.append(Candidate(error, occurrence.error, role, standing, number))
+            found.append(
+                Candidate(
+                    error,
+                    occurrence.error,
+                    role,
+                    standing,
+                    number,
+                    went_on=occurrence.ordinary_after,
+                )
+            )
     return found
 
 

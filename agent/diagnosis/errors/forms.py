@@ -72,7 +72,7 @@ _CRASH = re.compile(
     r"|INTERNAL ASSERT FAILED"
     r"|[\w./-]{1,200}\.(?:cuh?|cpp|cc|h|hpp):\d{1,6}: .{1,400}Assertion .{1,300} failed"
     r"|what\(\): |Caught signal \d{1,2}|c10::|CUDA (?:driver )?[Ee]rror: "
-    r"|Memory access fault by GPU"
+    r"|Memory access fault by GPU|HW Exception by GPU"
 )
 _KERNEL = re.compile(
     r"(?:kernel: )?(?:\[ {0,6}\d{1,8}\.\d{3,6}\] ?)?(?:Out of memory: "
@@ -98,6 +98,8 @@ _SLURM_OK = re.compile(
     r"|Submitted|StepId)",
     re.IGNORECASE,
 )
+_OF_PYXIS = re.compile(r"(?:error: )?pyxis: {1,8}\[(?:INFO|WARN)")
+"""What enroot's log says in passing, which pyxis repeats as an error."""
 _SHELL = re.compile(
     r"(?:-?(?:/[\w./-]{1,200}/)?(?:ba|z|da|k|tc)?sh|/?[\w./-]{1,200}\.(?:sh|bash|slurm|sbatch)"
     r"|/[\w./-]{1,200}/(?:job\d+/)?slurm_script|\./[\w./-]{1,200})"
@@ -142,7 +144,8 @@ _BEGINS = re.compile(
     r"|permission denied|no such|segmentation|watchdog|insufficient|not enough|out of memory"
     r"|too many|timed out"
     r"|no (?:gpus?|space|module|route|devices?|available|suitable)|quota|preempted|evicted"
-    r"|rejected)\b",
+    r"|rejected|mismatched|错误|fehler|erreur|ошибка)\b|Key '.{1,120}' (?:is )?not in "
+    r"|Some of the step tasks have been OOM Killed",
     re.IGNORECASE,
 )
 """Beginnings of a message about an error, in any program."""
@@ -153,7 +156,20 @@ STEMS = (
     *("oom", "panic", "fatal", "xid", "nvrm", "cancel", "terminat", "fault", "traceback", "what()"),
     *("insufficient", "incompatible", "undefined", "unexpected", "unrecogni", "conflict"),
     *("too many", "already", "quota", "closed", "reset", "expired", "unavailable", "unknown"),
-    *("lost", "exhausted", "eviction", "evicted", "preempt", "duplicate", "exit"),
+    *("lost", "exhausted", "eviction", "evicted", "preempt", "duplicate", "exit", ": line "),
+    *(
+        "unbound",
+        "stale",
+        "syntax",
+        "illegal",
+        "busy",
+        "read-only",
+        "错误",
+        "失败",
+        "fehler",
+        "erreur",
+        "ошибк",
+    ),
 )
 """Parts of words, in small letters: a line without any of them is about no error."""
 
@@ -232,7 +248,7 @@ def _slurm(body: str) -> Form | None:
     match = _SLURM.match(body) if body[0] == "s" else None
     if match is None:
         return None
-    if _SLURM_OK.match(match["rest"]):
+    if _SLURM_OK.match(match["rest"]) or _OF_PYXIS.match(match["rest"]):
         return _ORDINARY
     return Form(ErrorKind.SLURM, "", match["rest"].removeprefix("error: "))
 

@@ -21,6 +21,7 @@ from agent.base.text import without_controls
 from agent.base.value import Value
 from agent.diagnosis.errors import forms
 from agent.diagnosis.errors.forms import PROGRESS, form_of
+from agent.diagnosis.errors.last_lines import MOST_KEPT, LastLine
 from agent.diagnosis.errors.parsed_error import ErrorKind, LogLevel, ParsedError, TracebackFrame
 from agent.diagnosis.errors.prefixes import LONGEST, PrintedLine, read_line, seconds_of
 from agent.diagnosis.errors.process_output import (
@@ -84,6 +85,7 @@ class ParsedLog(Value):
     occurrences: tuple[Occurrence, ...] = ()
     last_step: int = -1  # the number of the last line that a training step prints
     last_end: int = -1  # that of the last line that states the end of a program
+    last_lines: tuple[LastLine, ...] = ()  # those that are no part of an error
 
 
 class LogParser:
@@ -109,6 +111,7 @@ class LogParser:
         self._number = -1
         self._last_step = -1
         self._last_end = -1
+        self._last_lines: deque[LastLine] = deque(maxlen=MOST_KEPT)
         self._stamp = ""
         self._began = began  # the first time that a program states
 
@@ -150,6 +153,8 @@ class LogParser:
         process.read_quotes(line)
         if not self._read_error(process, line, shown) and not is_step:
             process.count(line)
+            if not process.quoted:
+                self._last_lines.append(LastLine(self._number, line, self._stamp))
         process.before.append(body)
         process.previous_level = line.level
         process.previous = self._number
@@ -170,7 +175,8 @@ class LogParser:
             record.occurrence(self._last_step, is_stale=self._is_stale(record.error))
             for record in records
         ]
-        return ParsedLog(tuple(found), self._last_step, self._last_end)
+        last = tuple(self._last_lines)
+        return ParsedLog(tuple(found), self._last_step, self._last_end, last)
 
     # --- processes -------------------------------------------------------------------------------
 
@@ -244,6 +250,7 @@ class LogParser:
             self._release(process)
         process.is_open = True
         process.frames = []
+        process.indent = 0
         process.strays = 0
         process.opened = tuple(process.before)
         level = line.level
@@ -258,19 +265,30 @@ class LogParser:
         """Read a line of an open traceback; return False if it is another process's."""
         body = _without_gutter(line.body)
         frame = forms.FRAME.match(body) or forms.BOX_FRAME.search(body)
+        indent = len(body) - len(body.lstrip(" "))
         if frame is not None:
             process.add_frame(frame)
+            process.indent = indent
             process.strays = 0
             return True
         place = forms.PROCESS.search(body) if "ray::" in body else None
         if place is not None and body.startswith(("ray::", "Unhandled error")):
             process.place = (place["actor"], place["pid"], place["ip"] or "")
             return True
-        if forms.HEADER in body or body[0] in " \t^~" or forms.SEPARATOR.match(body):
+        if body[0] in _CELL:
+            _, marked, code = body.partition("❱")
+            if marked:
+                process.add_code(code.partition("│")[2].strip("│ "))
+            return True
+        text = body.strip()
+        is_end = 0 < indent < process.indent and forms.LIKE_A_TYPE.match(text) is not None
+        is_code = body[0] in " \t^~" and not is_end
+        if forms.HEADER in body or is_code or forms.SEPARATOR.match(body):
             process.add_code(body)
             return True
 
-        # Its last line is the exception.
+        # Its last line is the exception, which stands before the frames.
+        body = text if is_end else body
         head = forms.HEAD.match(body)
         if head is not None and _is_exception(head, body, process.frames):
             self._complete(process, line, head)
@@ -287,6 +305,7 @@ class LogParser:
         place = forms.PROCESS.match(message)
         is_wrapper = place is not None or head["type"].endswith(("RayTaskError", "SetupError"))
         is_wrapper = is_wrapper or forms.PASSED_ON.match(message) is not None
+        is_wrapper = is_wrapper or head["type"].endswith("CheckpointException")
         error = self._error(process, line, ErrorKind.PYTHON)
         type_ = f"{head['type']}({head['inner']})" if head["inner"] else head["type"]
         level = process.level

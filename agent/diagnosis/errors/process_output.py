@@ -27,6 +27,7 @@ _MOST_TITLED = 2  # lines that are not indented below a title
 _LONGEST_MESSAGE = 4_000
 _COUNTS_ERRORS = re.compile(r"^\d{1,4} validation errors? for ")  # they stand below
 _WITH_OUTPUT = {"SubprocessCalledProcessError"}  # what pip printed stands below it
+_WITH_DETAILS = {"_InactiveRpcError", "_MultiThreadedRendezvous", "AioRpcError"}  # of gRPC
 _WITH_LAST_ERROR = {"DistBackendError"}  # what NCCL printed last stands below it
 _OPENS_TEXT = re.compile(
     r"\s{0,8}(?:\[(?:prompt|response|output|completion|sequence|solution|question|input)s?\]"
@@ -181,6 +182,8 @@ class HeldError:
             return False
         if _COUNTS_ERRORS.match(self.message):
             return "[type=" in body
+        if self.innermost.name in _WITH_DETAILS:
+            return body.lstrip().startswith("details = ")
         return self.innermost.name in _WITH_OUTPUT and body.lstrip().startswith("ERROR: ")
 
     def continues_output(self, body: str) -> bool:
@@ -243,6 +246,7 @@ class ProcessOutput:
         self.before: deque[str] = deque(maxlen=NEAR)
         self.opened: tuple[str, ...] = ()  # the lines before the open traceback
         self.frames: list[TracebackFrame] = []
+        self.indent = 0  # of the newest frame
         self.place: tuple[str, str, str] | None = None  # actor, pid and address, as Ray states them
         self.is_open = False
         self.is_chained = False

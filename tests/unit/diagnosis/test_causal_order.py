@@ -223,3 +223,71 @@ def test_a_known_cause_has_its_place_and_remedy_before_the_line() -> None:
 def test_the_line_that_says_why_is_quoted(text: str, line: str) -> None:
     """Not the first one of a program, which only says that something failed."""
     assert diagnose_logs([Log("", "job.log", text)]).line.endswith(line)
+
+
+SEVERAL_ENDS = [
+    # what ends after another end
+    """2025-11-26 20:12:10 [ERROR] > the table is torn, giving up
+Traceback (most recent call last):
+  File "/x/httpx/_client.py", line 3, in aclose
+    x
+RuntimeError: Event loop is closed""",
+    # what waits for something that has ended
+    """(Judge pid=7) ERROR: > the judge's table is torn
+Traceback (most recent call last):
+  File "/x/train.py", line 3, in <module>
+    wait()
+TimeoutError: Timed out after 600 s waiting for the judge""",
+    # an installation that failed, in the words of what it ran
+    """  error: subprocess-exited-with-error
+  × python setup.py did not run successfully.
+      Traceback (most recent call last):
+        File "/tmp/x/setup.py", line 19, in <module>
+          import x
+      > LookupError: the header is torn
+      [end of output]
+ERROR: Failed building wheel for x""",
+    # torchrun's summary of the first failure
+    """train.py FAILED
+  rank      : 3 (local_rank: 3)
+  traceback : Traceback (most recent call last):
+    File "/x/train.py", line 12, in main
+      load()
+  > RuntimeError: the shard is torn
+""",
+    # a checkpoint's errors by rank
+    """torch.distributed.checkpoint.api.CheckpointException: CheckpointException ranks:[0]
+Traceback (most recent call last): (RANK 0)
+  File "/x/planner.py", line 4, in plan
+    raise RuntimeError(x)
+> RuntimeError: the plan is torn""",
+    # which address does not answer: what was raised from it rarely says so
+    """Traceback (most recent call last):
+  File "/x/urllib3/connection.py", line 1, in new
+    x
+ConnectionRefusedError: [Errno 111] Connection refused
+
+The above exception was the direct cause of the following exception:
+
+> urllib3.exceptions.MaxRetryError: HTTPConnectionPool(host='10.8.0.4', port=80): Max retries
+
+During handling of the above exception, another exception occurred:
+
+Traceback (most recent call last):
+  File "/x/train.py", line 9, in <module>
+    main()
+RuntimeError: the tool failed""",
+    # an error that its process survived for long, and how the run ended
+    "ERROR: the icon is missing\n"
+    + "loading\n" * 50
+    + "[rank1]: > torch.distributed.DistBackendError: the group is torn\n"
+    + "srun: error: n0: task 0: Exited with exit code 1",
+]
+
+
+@pytest.mark.parametrize("text", SEVERAL_ENDS)
+def test_the_line_of_the_cause_is_found_in_longer_ends(text: str) -> None:
+    """Not the one of what passes it on, or follows from it; the line is marked by an arrow."""
+    answer = diagnose_logs([Log("", "job.log", text.replace("> ", "", 1))])
+    assert answer.row is None
+    assert answer.line == text.partition("> ")[2].partition("\n")[0]

@@ -47,6 +47,7 @@ NEARBY = (
     '  File "/x/trl/extras/vllm_client.py", line 9, in init_communicator',
     '  File "/x/wandb/sdk/wandb_init.py", line 9, in init',
     '  File "/x/vllm/config/parallel.py", line 9, in _verify_args',
+    '  File "/x/torch/distributed/checkpoint/state_dict.py", line 9, in set_model_state_dict',
     "node-1:1:2 [0] NCCL INFO Bootstrap : Using docker0:172.17.0.1<0>",
     '  File "/usr/lib/python3/site-packages/datasets/table.py", line 9, in array_cast',
     "[c10d] The IPv6 network addresses of (node-0, 29500) cannot be retrieved (gai error: -2)",

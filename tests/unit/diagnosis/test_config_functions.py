@@ -72,3 +72,54 @@ def test_a_check_of_a_configuration(file: str, function: str, message: str, is_n
     assert (answer.key == "configuration check") is is_named
     assert answer.line == f"ValueError: {message}"
     assert not is_named or message in answer.cause
+
+
+SETTING = """Traceback (most recent call last):
+  File "/app/main.py", line 3, in <module>
+    main()
+  File "/app/{package}/trainer/setup.py", line 30, in {function}
+    raise ValueError(message)
+{type}: {message}
+"""
+
+
+@pytest.mark.parametrize(
+    ("package", "function", "message", "is_named"),
+    [
+        ("verl", "init_workers", "rollout.n must be greater than 1 for GRPO", True),
+        ("slime", "parse_args", "--rollout-batch-size cannot be used with --debug", True),
+        ("verl", "train_step", "rollout.n must be greater than 1 for GRPO", False),
+        ("mine", "init_workers", "rollout.n must be greater than 1 for GRPO", False),
+        ("verl", "init_workers", "input_ids must be of one length", False),
+        ("verl", "init_workers", "the two must be equal", False),
+        ("verl", "init_workers", "rollout.n was 3", False),
+    ],
+)
+def test_a_refused_setting(package: str, function: str, message: str, is_named: bool) -> None:  # noqa: FBT001 - a row of the table
+    """A framework names a setting and what it must be, before the work has begun."""
+    for type_ in ("ValueError", "NotImplementedError"):
+        text = SETTING.format(package=package, function=function, message=message, type=type_)
+        answer = found(text)
+        assert (answer.key == "setting refused") is is_named
+        assert not is_named or answer.cause == f"{package} refuses a setting: {message}"
+
+
+def test_an_assertion_without_a_message_is_named_by_its_code() -> None:
+    """Its line says nothing, but the check's code does; a traceback in a box has it as well."""
+    code = "assert config.data.size >= config.mini_size"
+    plain = f"""Traceback (most recent call last):
+  File "/app/verl/ppo.py", line 3, in _validate_config
+    {code}
+AssertionError"""
+    box = f"""╭──────── Traceback (most recent call last) ────────╮
+│ /app/verl/ppo.py:3 in _validate_config            │
+│                                                   │
+│   1 │   # a comment                               │
+│   2 │   more = 1                                  │
+│ ❱ 3 │   {code}  │
+│   4 │                                             │
+╰───────────────────────────────────────────────────╯
+AssertionError"""
+    wanted = f"the configuration does not pass _validate_config: {code.removeprefix('assert ')}"
+    assert found(plain).cause == wanted
+    assert found(box).cause == wanted

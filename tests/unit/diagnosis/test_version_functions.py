@@ -64,3 +64,25 @@ def test_an_argument_that_is_not_taken(
 def test_a_module_of_another_version(file: str, module: str, key: str) -> None:
     """Python names the whole path of a module only where the package around it is there."""
     assert found(IMPORT.format(file=file, module=module)).key == key
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ("SyntaxError: invalid syntax", "newer syntax"),
+        (
+            "TypeError: unsupported operand type(s) for |: 'type' and 'NoneType'",
+            "types joined by |",
+        ),
+        (
+            "ImportError: cannot import name 'StrEnum' from 'enum' (/usr/lib/python3.10/enum.py)",
+            "StrEnum of enum",
+        ),
+    ],
+)
+def test_a_python_that_is_too_old(line: str, why: str) -> None:
+    """An installed package shows it; in the job's own code it is a mistake."""
+    text = 'Traceback (most recent call last):\n  File "{}/x.py", line 4, in <module>\n    x\n{}'
+    answer = found(text.format("/usr/lib/python3.10/site-packages/verl", line))
+    assert answer.cause == f"Python 3.10 is older than the installed verl needs ({why})"
+    assert found(text.format("/app", line)).key == ""

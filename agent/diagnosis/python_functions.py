@@ -1,0 +1,48 @@
+"""Rows about a Python that is older than the code of an installed package."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from agent.diagnosis.cause import Cause
+from agent.diagnosis.version_functions import package_of
+
+if TYPE_CHECKING:
+    from agent.diagnosis.errors.parsed_error import ParsedError
+
+_VERSION = re.compile(r"/python(3\.\d{1,2})/")
+_STANDARD = re.compile(
+    r"cannot import name '(?P<name>\w{1,60})' from '(?P<module>enum|typing|types|dataclasses"
+    r"|collections|collections\.abc|asyncio|contextlib|functools|itertools|datetime|inspect|copy"
+    r"|importlib\.\w{1,30}|tomllib|warnings|hashlib|concurrent\.futures)' \("
+)
+_NEW_MODULES = re.compile(r"No module named '(?P<name>tomllib|zoneinfo|graphlib)'")
+_UNIONS = "unsupported operand type(s) for |: 'type'"
+
+
+def python_too_old(error: ParsedError) -> Cause | None:
+    """An installed package uses what the job's Python lacks: its syntax or its own modules."""
+    why = ""
+    standard = _STANDARD.search(error.message)
+    module = _NEW_MODULES.search(error.message)
+    if error.name == "ImportError" and standard is not None:
+        why = f"{standard['name']} of {standard['module']}"
+    elif error.name == "ModuleNotFoundError" and module is not None:
+        why = f"the module {module['name']}"
+    elif error.name == "TypeError" and _UNIONS in error.message:
+        why = "types joined by |"
+    elif error.name == "SyntaxError" and error.message.startswith("invalid syntax"):
+        why = "newer syntax"
+    if not why or not error.frames:
+        return None
+    user = package_of(error.frames[-1].file)
+    if not user:
+        return None  # a mistake in the job's own code
+    version = next((one[1] for frame in error.frames if (one := _VERSION.search(frame.file))), "")
+    which = f"Python {version}" if version else "the job's Python"
+    return Cause(
+        "Python too old",
+        f"{which} is older than the installed {user} needs ({why})",
+        f"Use an image with a newer Python, or the {user} of an older release",
+    )
