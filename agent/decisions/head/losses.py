@@ -120,6 +120,10 @@ def fix_required_workers(state: HeadState) -> HeadState:
     """
     places = state.fleet.alive
     required = state.required
+    if state.goal.by_shares:
+        # services and checks were awaited on expected workers alone: a spare takes no part
+        expected = {worker.ip for worker in state.fleet.present() if state.expects(worker)}
+        places = {ip: name for ip, name in places.items() if ip in expected}
     if state.goal.is_sized_to_nodes:
         # the workers in the job's size: those with GPUs, if any node has GPUs
         having = {ip for ip, size in state.ray.node_sizes.items() if size.gpus}

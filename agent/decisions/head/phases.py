@@ -186,7 +186,9 @@ def _finish_boot(state: HeadState, now: float) -> HeadState:
     state = losses.fix_required_workers(state).enter(HeadPhase.SUBMITTING, now)
     if attempt.number > 1:
         state = state.log(losses.attempt_sentence(state))
-    state = shares.start_shares(state) if goal.by_shares else state
+    if goal.by_shares:
+        state = shares.start_shares(state)
+        nodes = len(state.shares.by_node)
     ready = f"{nodes} of {goal.expected_workers + 1}"
     line = LogLine(ready, "done", "nodes", now - attempt.began)
     return state.do(line, h.SubmitJob(attempt.id))

@@ -21,7 +21,17 @@ from agent.job.services import Where
 from agent.job.share import ShareEnd, ShareOrder, ShareOver
 from agent.plan import waits as wait_keys
 from support import workers
-from support.heads import LIMITS, PREPARED, RETRIEVER_SPEC, SUBMITTED, TERM, TICK, History, Trace
+from support.heads import (
+    LIMITS,
+    PREPARED,
+    RETRIEVER_SPEC,
+    STEPS,
+    SUBMITTED,
+    TERM,
+    TICK,
+    History,
+    Trace,
+)
 from support.shares import DONE, STOPPED, by_torchrun, failed, own, share_of
 
 if TYPE_CHECKING:
@@ -341,3 +351,16 @@ def test_counted_state_agrees_with_a_full_scan(
         bad = [part.failed_at for part in ends.values() if part.end and part.end.failed]
         first = parts.first_failed
         assert (first.failed_at if first else None) == min(bad, default=None)
+
+
+def test_a_spare_takes_no_part() -> None:
+    """Nothing is awaited on a further rank: it gets no share, though it is there at the start."""
+    workers = [share_of(n, at=1.0).worker for n in (2, 3, 4)]
+    ranked = [replace(worker, given_rank=rank) for rank, worker in enumerate(workers, 1)]
+    trace = Trace(
+        replace(by_torchrun(2), steps=STEPS), [(1.0, h.WorkerReported(one)) for one in ranked]
+    )
+    for event in PREPARED:
+        trace.take(event, 2.0)
+    assert list(trace.state.shares.by_node) == [HERE, "agent2", "agent3"]
+    assert "nodes 3 of 3" in trace.log
