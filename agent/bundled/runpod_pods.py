@@ -1,102 +1,128 @@
 #!/usr/bin/env python3
-"""Make the pods of template.json: the head, and the workers with its id.
+"""Make RunPod's pods by pod.json or instant-cluster.json, and send the agent to each.
 
-    RUNPOD_API_KEY=… python3 pods.py --gpu "NVIDIA A100-SXM4-80GB" --gpus 2 --center EU-RO-1
+    python3 pods.py
 
-Image, job and the number of workers are in the first lines of template.json. A pod's
-id exists only once the pod does: the pod without HEAD_POD_ID is the head, the workers get its id.
-If a pod cannot be created, the others are terminated: an incomplete cluster only bills.
+It asks for an API key of your RunPod account, unless RUNPOD_API_KEY has one. A pod's id exists
+only once the pod does: the pod without HEAD_POD_ID is the head, the workers get its id. If a pod
+cannot be created, the others are terminated: an incomplete cluster only bills.
 
-After the run each pod is held with its processes stopped: RunPod restarts a container whose command
-exits. Held pods bill: stop or terminate them when you have what you need.
+The agent's file lies beside this program. It is sent to each pod that waits for it, by RunPod's
+proxy, as soon as the pod's image is there. `python3 pods.py --send ID…` sends it again.
 """
 
 from __future__ import annotations
 
 import argparse
+import getpass
+import hashlib
 import json
 import os
 import sys
+import time
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
-from urllib.error import HTTPError
+from urllib.error import HTTPError, URLError
 from urllib.request import Request, urlopen
 
 API = "https://api.runpod.io/v2"
-TEMPLATE = Path(__file__).with_name("template.json")
-TEMPLATE_ONLY = ("category", "public", "serverless")  # what a template has and a pod has not
+PROXY = "https://{pod}-8266.proxy.runpod.net"
+HERE = Path(__file__).parent
+PATIENCE = 2 * 3600.0  # seconds until a pod's image has been pulled
+AGENT = {"User-Agent": "pod-agent"}  # RunPod's proxy refuses that of Python's own library
+PAUSE = 5.0  # seconds between two tries
+MEMBERS_WITHIN = 300.0  # seconds until RunPod names all pods of a cluster
+
+
+CREATED = 201
+LIVES = b'{"ok": true}'
+"""What a pod answers that took the file, and an agent at /livez."""
+
+
+class NotMadeError(Exception):
+    """What was asked for could not be made whole."""
 
 
 def main() -> int:
-    """Make all pods, or none."""
-    options = parsed()
-    template = json.loads(TEMPLATE.read_text(encoding="utf-8"))
-    workers = int(template["env"]["EXPECTED_WORKERS"])
-    names = ["head", *(f"worker-{number}" for number in range(1, workers + 1))]
-
-    made: list[str] = []
-    try:
-        for name in names:
-            body = pod(template, name, made[0] if made else None, options)
-            made.append(call("POST", "pods", body)["id"])
-            print(f"{name} is pod {made[-1]}")
-    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - the pods made so far bill
-        text = error.read().decode(errors="replace") if isinstance(error, HTTPError) else ""
-        print(f"not complete: {text or repr(error)}", file=sys.stderr)
-        print(f"check in the console whether a pod {name} was made too", file=sys.stderr)
-        terminate(made)
-        return 1
-
-    print(f"the head's log: pod {made[0]} in the console; it names every worker that is missing")
-    return 0
-
-
-def parsed() -> argparse.Namespace:
-    """Read the command line; without an API key, exit with 2."""
-    parser = argparse.ArgumentParser(description="Make the pods of template.json.")
-    add = parser.add_argument
-    add("--gpu", required=True, help="RunPod's id of the GPU: 'NVIDIA H100 80GB HBM3'")
-    add("--gpus", type=int, required=True, help="GPUs on each pod")
-    where = "data center with Global Networking, of the network volume if there is one"
-    add("--center", required=True, help=where)
+    """Make all pods, or none; then send them the agent."""
+    parser = argparse.ArgumentParser(description="Make the pods, and send them the agent.")
+    parser.add_argument("--send", nargs="+", metavar="ID", help="only send, to pods that exist")
     options = parser.parse_args()
+    if options.send:
+        return send_to_all(options.send)
+
     if not os.environ.get("RUNPOD_API_KEY"):
-        parser.error("RUNPOD_API_KEY is not set: an API key from your RunPod account's settings")
-    return options
+        if not sys.stdin.isatty():
+            parser.error("RUNPOD_API_KEY is not set: an API key of your RunPod account")
+        os.environ["RUNPOD_API_KEY"] = getpass.getpass("API key of your RunPod account: ")
+    try:
+        pods = make_cluster() if (HERE / "instant-cluster.json").exists() else make_pods()
+    except NotMadeError as error:
+        print(f"not complete: {error}", file=sys.stderr)
+        return 1
+    print(f"head: https://console.runpod.io/pods?id={pods[0]}  its log names who is missing")
+    print(f"page: {PROXY.format(pod=pods[0])}  (with the token)")
+    return send_to_all(pods)
+
+
+# --- make --------------------------------------------------------------------------------------
+
+
+def make_pods() -> list[str]:
+    """Make the head's pod, and the workers' with its id; terminate all if one cannot be made."""
+    request = json.loads((HERE / "pod.json").read_text(encoding="utf-8"))
+    workers = int(request["env"]["EXPECTED_WORKERS"])
+    names = ["head", *(f"worker-{number}" for number in range(1, workers + 1))]
+    made: list[str] = []
+    for name in names:
+        body = {**request, "name": f"{request['name']}-{name}", "env": dict(request["env"])}
+        if made:
+            body["env"]["HEAD_POD_ID"] = made[0]
+        try:
+            made.append(call("POST", "pods", body)["id"])
+        except (Exception, KeyboardInterrupt) as error:
+            print(f"check in the console whether a pod {name} was made too", file=sys.stderr)
+            terminate(made)
+            raise NotMadeError(described(error)) from error
+        print(f"{name} is pod {made[-1]}")
+    return made
+
+
+def make_cluster() -> list[str]:
+    """Make an Instant Cluster; return the ids of its pods, the first one first."""
+    request = json.loads((HERE / "instant-cluster.json").read_text(encoding="utf-8"))
+    try:
+        cluster = call("POST", "clusters", request)["id"]
+    except Exception as error:
+        raise NotMadeError(described(error)) from error
+    print(f"the cluster is {cluster}; it bills until it is deleted, in the console or by the agent")
+    until = time.monotonic() + MEMBERS_WITHIN
+    while True:
+        members = call("GET", f"clusters/{cluster}/pods")["pods"]
+        if len(members) >= request["compute"]["podCount"]:
+            ranks = {pod["id"]: (pod.get("cluster") or {}).get("rank") or 0 for pod in members}
+            return sorted(ranks, key=lambda pod: ranks[pod])
+        if time.monotonic() > until:
+            raise NotMadeError(f"RunPod names {len(members)} pods of cluster {cluster}")
+        time.sleep(PAUSE)
 
 
 def terminate(pods: list[str]) -> None:
     """Terminate pods; name those that may still bill."""
-    for pod_id in pods:
+    for pod in pods:
         try:
-            call("DELETE", f"pods/{pod_id}")
-            print(f"pod {pod_id} is terminated", file=sys.stderr)
+            call("DELETE", f"pods/{pod}")
+            print(f"pod {pod} is terminated", file=sys.stderr)
         except Exception as problem:  # noqa: BLE001, PERF203 - the others are still terminated
             why = f"may still bill, terminate it by hand: {problem!r}"
-            print(f"pod {pod_id} {why}", file=sys.stderr)
-
-
-def pod(
-    template: dict[str, Any], name: str, head: str | None, options: argparse.Namespace
-) -> dict[str, Any]:
-    """Return the request for one pod; a worker's request has HEAD_POD_ID."""
-    settings = {key: value for key, value in template.items() if key not in TEMPLATE_ONLY}
-    env = dict(settings["env"])
-    if head is not None:
-        env["HEAD_POD_ID"] = head
-    return {
-        **settings,
-        "name": name,
-        "env": env,
-        "gpu": {"id": options.gpu, "count": options.gpus},
-        "dataCenterIds": [options.center],
-        "globalNetworking": True,
-    }
+            print(f"pod {pod} {why}", file=sys.stderr)
 
 
 def call(method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
     """Ask RunPod's API v2; an empty reply reads as an empty object."""
     headers = {
+        **AGENT,
         "Authorization": f"Bearer {os.environ['RUNPOD_API_KEY']}",
         "Content-Type": "application/json",
     }
@@ -105,6 +131,55 @@ def call(method: str, path: str, body: dict[str, Any] | None = None) -> dict[str
     with urlopen(request, timeout=60) as reply:  # noqa: S310 - same
         answer: dict[str, Any] = json.loads(reply.read() or b"{}")
         return answer
+
+
+def described(error: BaseException) -> str:
+    """Return RunPod's own words where it said some."""
+    text = error.read().decode(errors="replace") if isinstance(error, HTTPError) else ""
+    return text or repr(error)
+
+
+# --- send --------------------------------------------------------------------------------------
+
+
+def send_to_all(pods: list[str]) -> int:
+    """Send the agent's file to the pods that wait for it; return 0, or 1 where one got none."""
+    files = [*HERE.glob("pod_agent-*.whl"), *HERE.glob("pod-agent")]
+    if not files:
+        return 0  # the pods fetch it
+    content = files[0].read_bytes()
+    digest = hashlib.sha256(content).hexdigest()
+    print(f"sending {files[0].name} ({digest[:12]}) to each pod when its image is there")
+    until = time.monotonic() + PATIENCE
+    waiting = list(pods)
+    while waiting:
+        for pod in list(waiting):
+            if has_agent(pod, content):
+                print(f"pod {pod} has the agent")
+                waiting.remove(pod)
+        if waiting and time.monotonic() > until:
+            print(f"not sent to {', '.join(waiting)}: python3 pods.py --send …", file=sys.stderr)
+            return 1
+        if waiting:
+            time.sleep(PAUSE)
+    return 0
+
+
+def has_agent(pod: str, content: bytes) -> bool:
+    """Send the file to one pod; return whether it took it, or runs the agent already."""
+    base = PROXY.format(pod=pod)
+    put = Request(f"{base}/", content, AGENT, method="PUT")  # noqa: S310 - PROXY is an https URL
+    ask = Request(f"{base}/livez", headers=AGENT)  # noqa: S310 - same
+    return answer_of(put)[0] == CREATED or answer_of(ask) == (200, LIVES)
+
+
+def answer_of(request: Request) -> tuple[int, bytes]:
+    """Return status and body; (0, b"") where nobody answers yet, or another than a waiting pod."""
+    try:
+        with urlopen(request, timeout=90) as reply:  # noqa: S310 - same
+            return reply.status, reply.read(100)
+    except (URLError, OSError, HTTPException):
+        return 0, b""
 
 
 if __name__ == "__main__":

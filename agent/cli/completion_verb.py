@@ -6,9 +6,9 @@ import shlex
 import sys
 from typing import TYPE_CHECKING
 
-from agent.cli.init_verb import PLATFORMS
 from agent.cli.options import name_among, value
 from agent.cli.parser import flags_of
+from agent.cli.start_files.platforms_of_init import PLATFORMS
 from agent.cli.verbs import VERBS
 from agent.settings.jobs import BY_NAME
 

@@ -1,193 +1,447 @@
-"""`pod-agent init`: asks for what is not given, and writes the start file of a platform."""
+"""`pod-agent init`: asks for missing values, and writes the files of a run on a platform."""
 
 from __future__ import annotations
 
+import re
+import shlex
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
-from agent.base.value import Value
 from agent.cli.options import flag, name_among, value, whole_number
-from agent.cli.start_files import platform_files
-from agent.cli.start_files.request import Request, StartFile, presets
+from agent.cli.start_files.agent_file import (
+    ONE_FILE,
+    AgentFile,
+    checkout,
+    found_one_file,
+    packed_wheel,
+)
+from agent.cli.start_files.platforms_of_init import (
+    PLATFORMS,
+    default_variant,
+    misfit,
+    missing_image,
+    missing_python,
+)
+from agent.cli.start_files.request import (
+    OWN_COMMAND,
+    Request,
+    StartFiles,
+    preset_of,
+    presets,
+    variables_of_plan,
+)
 from agent.settings.jobs import BY_NAME
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping
 
-_PODS = Path(__file__).parents[1] / "bundled" / "runpod_pods.py"
-"""The program that creates RunPod's pods from a template."""
+T = TypeVar("T")
 
-
-class Platform(Value, frozen=True):
-    """A platform of `init`."""
-
-    render: Callable[[Request], list[StartFile]]
-    recipe: str = "verl-grpo"  # what is trained unless the user says otherwise
-    rehearsal_gpus: int = 1  # the rehearsal uses none, but some platforms rent only nodes with GPUs
-    flag: str = ""  # the flag that chooses among `variants`; the first is the default
-    variants: tuple[str, ...] = ("",)
-
-
-PLATFORMS = {
-    "slurm": Platform(
-        platform_files.slurm, flag="container", variants=("none", "apptainer", "pyxis", "podman")
-    ),
-    "runpod": Platform(
-        platform_files.runpod, "openrlhf-grpo", flag="kind", variants=("pods", "cluster")
-    ),
-    "dstack": Platform(platform_files.dstack),
-    "skypilot": Platform(platform_files.skypilot),
-    "kubernetes": Platform(
-        platform_files.kubernetes,
-        rehearsal_gpus=0,
-        flag="kind",
-        variants=("lws", "trainjob", "pytorchjob"),
-    ),
-    "kuberay": Platform(platform_files.kuberay, rehearsal_gpus=0),
-    "ssh": Platform(platform_files.ssh, "rehearsal", rehearsal_gpus=0),
-}
 _CONTAINERS = PLATFORMS["slurm"].variants
 _KINDS = (*PLATFORMS["kubernetes"].variants, *PLATFORMS["runpod"].variants)
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+
+
+def _digest(text: str) -> str:
+    """Read a SHA-256."""
+    if not _DIGEST.fullmatch(text.lower()):
+        raise ValueError(f"{text!r} is no SHA-256: 64 digits of 0-9 and a-f, as in dist/SHA256SUMS")
+    return text.lower()
+
+
+def _at_least_one(text: str) -> int:
+    """Read the number of nodes."""
+    number = whole_number(text)
+    if not number:
+        raise ValueError("a run has one node at least, the head")
+    return number
+
+
+def _names(text: str) -> tuple[str, ...]:
+    """Read names with commas or spaces between them."""
+    names = tuple(text.replace(",", " ").split())
+    if not names:
+        raise ValueError("one name at least, with commas between them")
+    return names
+
+
+def _word(text: str) -> str:
+    """Read a text that is not empty, and that a file can hold."""
+    if not text.strip() or set(text) & set("\"'\\`$\n"):
+        raise ValueError(f"{text!r}: one word, without quotes, $ and backslashes")
+    return text.strip()
+
+
 OPTIONS = (
     value(
         "platform", "PLATFORM", ", ".join(PLATFORMS), name_among("platform", PLATFORMS), nargs="?"
     ),
-    value("recipe", "RECIPE", "see `recipes`", name_among("recipe", BY_NAME), nargs="?"),
-    value("--nodes", "N", "nodes, the head among them", whole_number),
+    value(
+        "recipe",
+        "RECIPE",
+        "see `recipes`; or a command of your own after --",
+        name_among("recipe", BY_NAME),
+        nargs="?",
+    ),
+    value("--nodes", "N", "nodes, the head among them", _at_least_one),
     value("--gpus", "G", "GPUs of each node", whole_number),
+    value("--model", "MODEL", "id on the hub or a path on the nodes; default: a usual one", _word),
+    value("--data", "DATA", "training data: id or path on the nodes; default: usual ones", _word),
+    value("--image", "IMAGE", "an image that has the framework; default: a usual one", _word),
     value("--container", None, "Slurm: what the job runs in", choices=_CONTAINERS),
     value("--kind", "KIND", f"Kubernetes and RunPod: {', '.join(_KINDS)}", choices=_KINDS),
-    value("--volume", "ID", "RunPod: network volume that has the one file"),
-    value("--image", "IMAGE", "another image than the recipe's usual one"),
-    value("--agent", "PATH", "where the one file is; default: usual place", default=""),
-    value("--agent-url", "URL", "nodes fetch the one file from there", default=""),
-    value("--sha256", "DIGEST", "its digest, with --agent-url", default=""),
+    value("--gpu-type", "GPU", "RunPod, dstack, SkyPilot: the kind of GPU", _word),
+    value(
+        "--center", "PLACE", "RunPod: data center; dstack: BACKEND/REGION; SkyPilot: infra", _word
+    ),
+    value(
+        "--volume",
+        "VOLUME",
+        "what outlives the nodes: RunPod's network volume, dstack's volume, SkyPilot's bucket, an"
+        " existing claim of Kubernetes",
+        _word,
+    ),
+    value("--fleet", "FLEET", "dstack: a fleet that exists; default: one is made", _word),
+    value("--partition", "NAME", "Slurm", _word),
+    value("--account", "NAME", "Slurm", _word),
+    value("--time", "LIMIT", "Slurm: time limit; default: 1-00:00:00", _word),
+    value("--python", "PATH", "Slurm without a container: the framework's Python", _word),
+    value("--hosts", "A,B,…", "ssh: the machines, the head first, as all reach them", _names),
+    flag("--spot", "dstack, SkyPilot: machines that may be taken away"),
+    flag("--wandb", "the platform's store of secrets has WANDB_API_KEY"),
+    flag("--hf-token", "the platform's store of secrets has HF_TOKEN, for gated models"),
+    value(
+        "--agent", "FILE", "the agent's one file or wheel; default: what fits the platform", Path
+    ),
+    value("--agent-url", "URL", "nodes fetch the one file or wheel from there", _word),
+    value("--agent-sha256", "DIGEST", "its SHA-256, with --agent-url", _digest),
     value("--to", "FOLDER", "where to write; default: here", Path, default=Path()),
     flag("--force", "overwrite files that exist"),
 )
+_OWN = {
+    *("image", "container", "kind", "gpu_type", "center", "volume", "fleet", "partition"),
+    *("account", "time", "python", "hosts", "spot", "wandb", "hf_token"),
+}
+"""Options that not every platform takes."""
 
 
 def run(_: Mapping[str, str], options: argparse.Namespace) -> int:
-    """Write the start files; return 0, or 2 where something is not given or would be lost."""
+    """Write the start files; return 0, or 2 where something is missing or would be lost."""
     try:
-        files = _start_files(options, may_ask=sys.stdin.isatty() and sys.stderr.isatty())
-    except _NotGivenError as error:
+        request, platform = _request(options)
+        made = PLATFORMS[platform].render(request)
+        _refuse_overwriting(made, options)
+    except _RefusedError as error:
         print(f"pod-agent init: error: {error}", file=sys.stderr)
         return 2
 
     options.to.mkdir(parents=True, exist_ok=True)
-    for file in files:
+    for file in made.files:
         target = options.to / file.name
-        target.write_bytes(file.text.encode())  # Linux reads it: no line ends of Windows
+        target.write_bytes(file.content)  # Linux reads it: no line ends of Windows
         if file.is_program:
             target.chmod(0o755)
         print(f"wrote {target}")
-    print("Check its first values, or those marked `change`, and model and data in it. Then:")
-    print("\n".join(f"  {step}" for step in files[0].next_steps))
+    _print_road(platform, request, made, options)
     return 0
 
 
-class _NotGivenError(Exception):
+class _RefusedError(Exception):
     """Something is missing, or does not fit."""
 
 
-def _start_files(options: argparse.Namespace, *, may_ask: bool) -> list[StartFile]:
-    """Return the files to write; raises if one of them exists."""
-    if options.platform is None and not may_ask:
-        raise _NotGivenError(f"which platform? One of {', '.join(PLATFORMS)}")
-    name = _choose(options.platform, "platform", "slurm", (*PLATFORMS,), may_ask=may_ask)
-    platform = PLATFORMS[name]
-    request = _request(options, name, platform, may_ask=may_ask)
+# --- what is wanted ----------------------------------------------------------------------------
 
-    files = platform.render(request)
-    if name == "runpod" and request.variant == "pods":
-        text = _PODS.read_text(encoding="utf-8")
-        files.append(StartFile("pods.py", text, (), is_program=True))
 
-    existing = [file.name for file in files if (options.to / file.name).exists()]
+class _Questions:
+    """Asks at a terminal; elsewhere takes defaults, and keeps what has none."""
+
+    def __init__(self) -> None:
+        self.may_ask = sys.stdin.isatty() and sys.stderr.isatty()
+        self.missing: list[str] = []
+
+    def answer(  # noqa: PLR0913 - a question
+        self,
+        given: T | None,
+        option: str,
+        what: str,
+        read: Callable[[str], T],
+        default: str = "",
+        *,
+        is_needed: bool = True,
+    ) -> T | None:
+        """Return what is given, else the user's answer, else the default; None if it is missing.
+
+        `is_needed`: without a terminal it must be given, since its default is only a suggestion.
+        """
+        if given is not None:
+            return given
+        if self.may_ask:
+            return self._asked(what, read, default)
+        if is_needed:
+            self.missing.append(f"{option} ({what})")
+            return None
+        return read(default) if default else None
+
+    def _asked(self, what: str, read: Callable[[str], T], default: str) -> T | None:
+        """Ask until the answer can be read; an empty one takes the default."""
+        shown = f" [{default}]" if default else ""
+        while True:
+            print(f"{what}{shown} ", end="", file=sys.stderr, flush=True)
+            line = sys.stdin.readline()
+            if not line:
+                raise _RefusedError("the input has ended")
+            try:
+                return read(line.strip() or default)
+            except ValueError as error:
+                print(f"  {error}", file=sys.stderr)
+
+    def refuse_missing(self) -> None:
+        """Raise with all that is missing."""
+        if self.missing:
+            raise _RefusedError(f"not given: {'; '.join(self.missing)}")
+
+
+def _request(options: argparse.Namespace) -> tuple[Request, str]:
+    """Return what the files are wanted for, and the platform."""
+    asked = _Questions()
+    if options.command is not None and options.recipe:
+        raise _RefusedError(f"either the recipe {options.recipe}, or a command after --")
+    if options.command is not None and not options.command:
+        raise _RefusedError("-- with no command after it")
+
+    # Which platform, which job?
+    platform = asked.answer(
+        options.platform,
+        "PLATFORM",
+        f"platform: {', '.join(PLATFORMS)}",
+        name_among("platform", PLATFORMS),
+        "slurm",
+    )
+    job: str | None = OWN_COMMAND
+    if options.command is None:
+        job = asked.answer(
+            options.recipe,
+            "RECIPE",
+            f"recipe: {', '.join(presets())}",
+            name_among("recipe", BY_NAME),
+            "verl-grpo",
+        )
+    if platform is not None:
+        _refuse_foreign(options, platform)
+
+    # How many nodes, of which size? The hosts are counted.
+    if platform == "ssh":
+        what = "machines, the head first, with commas between them"
+        options.hosts = asked.answer(options.hosts, "--hosts", what, _names)
+        options.nodes = len(options.hosts or ()) or options.nodes
+    nodes = asked.answer(options.nodes, "--nodes", "nodes, the head among them", _at_least_one, "2")
+    usual_gpus = "8"
+    if job == "rehearsal":
+        usual_gpus = str(PLATFORMS[platform].rehearsal_gpus if platform else 0)
+    gpus = asked.answer(
+        options.gpus,
+        "--gpus",
+        "GPUs of each node",
+        whole_number,
+        usual_gpus,
+        is_needed=job != "rehearsal",
+    )
+    if platform is None or job is None:
+        asked.refuse_missing()
+        raise AssertionError  # something was missing
+
+    variant = _variant(options, platform, job, nodes or 1, gpus or 0, asked)
+    why_not = misfit(platform, variant, job, nodes or 1)
+    if why_not:
+        raise _RefusedError(why_not)
+    _ask_for_the_job(options, platform, variant, job, asked)
+    asked.refuse_missing()
+    agent = _agent_file(options, platform)
+    return Request(
+        job,
+        nodes or 1,
+        gpus or 0,
+        agent,
+        variant,
+        command=tuple(options.command or ()),
+        image=options.image or "",
+        model=options.model or "",
+        data=options.data or "",
+        gpu_type=options.gpu_type or "",
+        center=options.center or "",
+        volume=options.volume or "",
+        partition=options.partition or "",
+        account=options.account or "",
+        time=options.time or "",
+        python=options.python or "",
+        fleet=options.fleet or "",
+        hosts=options.hosts or (),
+        is_spot=options.spot,
+        has_wandb=options.wandb,
+        has_hf_token=options.hf_token,
+    ), platform
+
+
+def _refuse_foreign(options: argparse.Namespace, platform: str) -> None:
+    """Raise for an option that this platform has no use for."""
+    for name in sorted(_OWN - {*PLATFORMS[platform].takes}):
+        if getattr(options, name) in {None, False}:
+            continue
+        others = [other for other, known in PLATFORMS.items() if name in known.takes]
+        option = f"--{name.replace('_', '-')}"
+        raise _RefusedError(f"{platform} has no {option}, which is for {', '.join(others)}")
+
+
+def _variant(  # noqa: PLR0913 - what it depends on
+    options: argparse.Namespace,
+    platform: str,
+    job: str,
+    nodes: int,
+    gpus: int,
+    asked: _Questions,
+) -> str:
+    """Return the container or the kind."""
+    known = PLATFORMS[platform]
+    if not known.flag:
+        return ""
+    given = getattr(options, known.flag)
+    if given is not None and given not in known.variants:
+        takes = f"--{known.flag} {' or '.join(known.variants)}"
+        raise _RefusedError(f"{platform} has no {given}; it takes {takes}")
+    default = default_variant(platform, job, nodes, gpus)
+    what = f"{known.flag}: {', '.join(known.variants)}"
+    read = name_among(known.flag, known.variants)
+    option = f"--{known.flag}"
+    return asked.answer(given, option, what, read, default, is_needed=False) or default
+
+
+def _ask_for_the_job(
+    options: argparse.Namespace, platform: str, variant: str, job: str, asked: _Questions
+) -> None:
+    """Ask for model, data, image and Python, where the job needs them."""
+    preset = preset_of(job)
+    if preset.model:
+        what = "model, an id on the hub or a path on the nodes"
+        options.model = asked.answer(
+            options.model, "--model", what, _word, preset.model, is_needed=False
+        )
+    needs = missing_image(platform, variant, job)
+    if needs:
+        options.image = asked.answer(options.image, "--image", f"an image with {needs}", _word)
+    if missing_python(platform, variant, job):
+        what = "the Python that has the framework, such as ~/venv/bin/python"
+        options.python = asked.answer(options.python, "--python", what, _word)
+
+
+# --- the agent's file --------------------------------------------------------------------------
+
+
+def _agent_file(options: argparse.Namespace, platform: str) -> AgentFile:
+    """Return how nodes get the agent: as the user says, else as it fits the platform."""
+    known = PLATFORMS[platform]
+    url = options.agent_url
+    if url and options.agent:
+        raise _RefusedError("either --agent or --agent-url")
+    if bool(url) != bool(options.agent_sha256):
+        raise _RefusedError("--agent-url and --agent-sha256 go together: dist/SHA256SUMS has it")
+
+    if url:
+        why = "published; each node fetches it and verifies its SHA-256."
+        if platform == "slurm":
+            why = "published; fetch.sh fetches it and verifies its SHA-256."
+        name = url.rpartition("/")[2]
+        if name.endswith(".whl"):
+            agent = AgentFile("wheel", name, why, url=url, sha256=options.agent_sha256)
+        else:
+            agent = AgentFile("one file", ONE_FILE, why, url=url, sha256=options.agent_sha256)
+    elif options.agent or known.agent == "one file":
+        agent = _local_file(options.agent, known.why_agent)
+    else:
+        name, content = packed_wheel()
+        agent = AgentFile("wheel", name, known.why_agent, content)
+    if platform == "slurm" and agent.kind == "wheel":
+        raise _RefusedError("slurm: the one file, not a wheel: nodes may reach no package index")
+    return agent
+
+
+def _local_file(given: Path | None, why: str) -> AgentFile:
+    """Return the file that the user names, else the one file that is found here."""
+    path = given or found_one_file()
+    if path is None:
+        made = "its scripts/build makes it in a minute: dist/pod-agent"
+        if checkout() is not None:
+            made = f"{checkout()}/scripts/build makes it in a minute"
+        raise _RefusedError(f"not given: --agent (the agent's one file; {made}), or --agent-url")
+    if not path.is_file():
+        raise _RefusedError(f"--agent {path}: there is no such file")
+    content = path.read_bytes()
+    if path.suffix == ".whl":
+        return AgentFile("wheel", path.name, "the wheel that --agent names.", content)
+    if given is not None:
+        why = "the one file that --agent names: it needs neither pip nor an index."
+    return AgentFile("one file", ONE_FILE, why, content)
+
+
+# --- what is written and said ------------------------------------------------------------------
+
+
+def _refuse_overwriting(made: StartFiles, options: argparse.Namespace) -> None:
+    """Raise if a file with another content exists."""
+    existing = [
+        file.name
+        for file in made.files
+        if (options.to / file.name).exists()
+        and not (
+            (options.to / file.name).is_file()
+            and (options.to / file.name).read_bytes() == file.content
+        )
+    ]
     if existing and not options.force:
         remedy = "Move it away, choose --to FOLDER, or add --force"
-        raise _NotGivenError(f"{', '.join(existing)} exists. {remedy}")
-    return files
+        raise _RefusedError(f"{', '.join(existing)} exists. {remedy}")
 
 
-def _request(
-    options: argparse.Namespace, name: str, platform: Platform, *, may_ask: bool
-) -> Request:
-    """Return what the files are wanted for: options, else answers, else defaults."""
-    recipe = _choose(options.recipe, "recipe", platform.recipe, (*presets(),), may_ask=may_ask)
-
-    # Which container or kind?
-    given = options.container or options.kind
-    if given is not None and given not in platform.variants:
-        takes = "none"
-        if platform.flag:
-            takes = f"--{platform.flag} {' or '.join(platform.variants)}"
-        raise _NotGivenError(f"{name} has no {given}; it takes {takes}")
-    variant = platform.variants[0]
-    if platform.flag:
-        variant = _choose(given, platform.flag, variant, platform.variants, may_ask=may_ask)
-
-    # How many nodes, of which size?
-    nodes = _choose_number(options.nodes, "nodes", 2, may_ask=may_ask)
-    usual_gpus = platform.rehearsal_gpus if recipe == "rehearsal" else 8
-    gpus = _choose_number(options.gpus, "GPUs of each node", usual_gpus, may_ask=may_ask)
-    if nodes < 1:
-        raise _NotGivenError("--nodes 0: a run has a node at least")
-
-    # Where do the nodes find the one file?
-    volume = options.volume
-    if name == "runpod" and not options.agent_url:
-        what = "id of a network volume that has the one file as pod-agent"
-        volume = _choose(volume, what, "", may_ask=may_ask)
-        if not volume:
-            raise _NotGivenError(
-                "runpod: where do pods find the one file? On a network volume (--volume ID), or"
-                " --agent-url URL --sha256 DIGEST; dist/SHA256SUMS has the digest"
-            )
-    if options.agent_url and not options.sha256:
-        raise _NotGivenError("--agent-url wants --sha256 DIGEST: it is in dist/SHA256SUMS")
-
-    return Request(
-        recipe,
-        nodes,
-        gpus,
-        variant,
-        image=options.image or "",
-        agent=options.agent,
-        url=options.agent_url,
-        sha256=options.sha256,
-        volume=volume or "",
-    )
+def _print_road(
+    platform: str, request: Request, made: StartFiles, options: argparse.Namespace
+) -> None:
+    """Print what to know, and every command from here to the running job."""
+    for note in made.notes:
+        print(f"! {note}")
+    print(f"The agent: {request.agent.why}")
+    print("Nothing in these files is to be changed. Type:")
+    here = shlex.quote(str(options.to))
+    steps = [f"cd {here}"] if options.to.resolve() != Path.cwd() else []
+    print("\n".join(f"  {step}" for step in [*steps, *made.steps]))
+    if not request.is_rehearsal:
+        print("First the same for cents, without GPUs, model and data:")
+        print(f"  {_rehearsal(platform, request, options)}")
+    print("What a node would do, on Linux:")
+    print(f"  {variables_of_plan(request)} pod-agent plan{_after_run(request)}")
 
 
-def _choose(
-    given: object, what: str, default: str, names: Sequence[str] = (), *, may_ask: bool
-) -> str:
-    """Return what is given, else the answer of a user who can be asked, else the default."""
-    if given is not None:
-        return str(given)
-    return _ask(what, default, names) if may_ask else default
+def _after_run(request: Request) -> str:
+    return request.words.removeprefix("run")
 
 
-def _choose_number(given: int | None, what: str, default: int, *, may_ask: bool) -> int:
-    answer = _choose(given, what, str(default), may_ask=may_ask)
-    if not answer.isdecimal():
-        raise _NotGivenError(f"{what}: {answer!r} is no number")
-    return int(answer)
-
-
-def _ask(what: str, default: str, names: Sequence[str] = ()) -> str:
-    """Ask for one of some names, or for any text; '' takes the default."""
-    choices = f": {', '.join(names)}" if names else ""
-    while True:
-        print(f"{what}{choices} [{default}] ", end="", file=sys.stderr, flush=True)
-        line = sys.stdin.readline()
-        if not line:
-            raise _NotGivenError("the input has ended")
-        answer = line.strip() or default
-        if not names or answer in names:
-            return answer
+def _rehearsal(platform: str, request: Request, options: argparse.Namespace) -> str:
+    """Return the command that writes the same run as a rehearsal, into a folder beside."""
+    words = ["pod-agent", "init", platform, "rehearsal"]
+    known = PLATFORMS[platform]
+    if platform != "ssh":
+        words += ["--nodes", str(request.nodes)]
+    if known.flag:
+        kind = "pods" if request.variant == "cluster" else request.variant
+        words += [f"--{known.flag}", kind]
+    for name in ("center", "volume", "fleet", "partition", "account", "hosts"):
+        given = getattr(options, name)
+        if given:
+            text = ",".join(given) if name == "hosts" else given
+            words += [f"--{name}", text]
+    if options.agent:
+        words += ["--agent", str(options.agent)]
+    if options.agent_url:
+        words += ["--agent-url", options.agent_url, "--agent-sha256", options.agent_sha256]
+    return shlex.join([*words, "--to", "rehearsal"])

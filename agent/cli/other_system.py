@@ -22,12 +22,16 @@ WRONG_SYSTEM = 78
 def main() -> int:
     """Run one verb; return its exit code."""
     arguments = sys.argv[1:]
-    first = next((word for word in arguments if not word.startswith("-")), "")
-    is_run = not arguments or "--" in arguments
+    before, command = arguments, None
+    if "--" in arguments:
+        at = arguments.index("--")
+        before, command = arguments[:at], arguments[at + 1 :]
+    first = next((word for word in before if not word.startswith("-")), "")
+    is_run = not arguments or (not first and command is not None)
     if is_run or (first in VERBS and not VERBS[first].works_anywhere):
         return _refuse(first or "run")
 
-    options = parse(arguments, None)
+    options = parse(before, command)
     if options.version:
         load("cli.version:print_versions")(os.environ)
         return 0

@@ -32,8 +32,9 @@ VERBS = {
         works_anywhere=True,
     ),
     "init": Verb(
-        "write the file that starts a run on a platform",
+        "write the files that start a run on a platform",
         "init_verb",
+        takes_command=True,
         works_anywhere=True,
     ),
     "recipes": Verb(

@@ -65,20 +65,29 @@ class Checkout(Value):
     folder: str
 
     def command(self, code: str) -> str:
-        """Return the shell command that clones it unless it is there."""
-        target = f'"{code}/{self.folder}"' if "$" in code else f"{code}/{self.folder}"
-        clone = f"git clone --quiet --depth 1 --branch {self.tag} {self.url} {target}"
-        return f"test -e {target} || {clone}"
+        """Return the shell command that clones it unless it is there.
+
+        Nodes may share the folder: each clones into one of its own, and the first one that is
+        complete gets the name.
+        """
+        target = f"{code}/{self.folder}"
+        if "$" in code:
+            target = f'"{target}"'
+        clone = f'git clone --quiet --depth 1 --branch {self.tag} {self.url} "$new"'
+        rename = f'chmod 755 "$new" && {{ mv -T "$new" {target} || test -e {target}; }}'
+        return f"test -e {target} || {{ new=$(mktemp -d {target}.XXXXXX) && {clone} && {rename}; }}"
 
 
 class Preset(Value):
     """What a start file sets for a recipe: its usual image, model, data and arguments.
 
-    `{data}` and `{code}` stand for the folders of data and of checkouts on a platform.
+    `{data}` and `{code}` stand for the folders of data and of checkouts on a platform, `{train}`
+    for the training data.
     """
 
     about: str
-    image: str
+    image: str = ""  # '' where there is no public one
+    no_image: str = ""  # What an image needs, where there is no public one
     checkout: Checkout | None = None
     install: tuple[str, ...] = ()  # Shell commands that install the framework into the image
     code: str = ""  # The folder of the image in which the job starts
@@ -87,6 +96,8 @@ class Preset(Value):
     evaluate: str = ""
     prepare: str = ""
     args: tuple[str, ...] = ()
+    data_args: tuple[str, ...] = ()  # Arguments that name the columns of `train`
+    imports: str = ""  # The module by which the framework's Python is known
     services: str = ""  # An example's file for AGENT_SERVICES
     reward: str = ""
     resumes: bool = True

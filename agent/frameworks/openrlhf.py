@@ -112,8 +112,9 @@ PRESET = Preset(
     ),
     model="Qwen/Qwen2.5-7B-Instruct",
     train="zhuzilin/dapo-math-17k",
+    data_args=("--data.input_key prompt",),
+    imports="openrlhf",
     args=(
-        "--data.input_key prompt",
         "--data.apply_chat_template",
         "--data.max_len 8192",
         "--rollout.max_new_tokens 6144",

@@ -30,9 +30,10 @@ _DATA = "{data}/mathv60k_message.jsonl"
 PRESETS = {
     "openrlhf-m-grpo": Preset(
         about="GRPO with OpenRLHF-M and its own reward server",
-        image="you/openrlhf-m:latest",
+        no_image="OpenRLHF-M in /opt/OpenRLHF-M: examples/images/openrlhf-m.Dockerfile makes one",
         code="/opt/OpenRLHF-M",
         model="Qwen/Qwen2.5-VL-3B-Instruct",
+        imports="openrlhf",
         train=_DATA,
         prepare=(
             f"test -e {_DATA} || "
@@ -50,7 +51,7 @@ PRESETS = {
             "--save_hf_ckpt",
         ),
         reward=(
-            f"python3 -m openrlhf.models.remote_rm.math_verifier --dataset {_DATA} "
+            "python3 -m openrlhf.models.remote_rm.math_verifier --dataset {train} "
             "--input_key message --prompt-template chatml"
         ),
     )

@@ -25,13 +25,15 @@ _SFT = replace(
     about="Supervised fine-tuning with OpenRLHF",
     model="Qwen/Qwen2.5-7B",
     train="Open-Orca/OpenOrca",
-    args=("--data.input_key question", "--data.output_key response"),
+    args=(),
+    data_args=("--data.input_key question", "--data.output_key response"),
 )
 _REWARD_MODEL = replace(
     openrlhf.PRESET,
     about="A reward model with OpenRLHF",
     train="OpenRLHF/preference_dataset_mixture2_and_safe_pku",
     args=("--data.apply_chat_template",),
+    data_args=(),
 )
 PRESETS = {
     "openrlhf-sft": _SFT,

@@ -23,7 +23,9 @@ ABOUT = "a small GRPO on CPUs, to try out a cluster: no GPU, no model, no data"
 PRESETS = {
     "rehearsal": Preset(
         about="The rehearsal: a small GRPO on CPUs that takes every path that a real job takes",
-        image="rayproject/ray:2.52.0-py311",
+        image="python:3.12-slim",
+        install=("pip install --quiet 'ray[default]==2.52.0'",),
+        imports="ray",
     )
 }
 

@@ -73,13 +73,14 @@ _GRPO_ARGS = (
 )
 _PPO = Preset(
     about="PPO with Search-R1",
-    image="you/search-r1:latest",
+    no_image="Search-R1 in /opt/Search-R1, and its retriever's Python in /opt/retriever",
     code="/opt/Search-R1",
     model="Qwen/Qwen2.5-7B",
     train="{data}/nq_search/train.parquet",
     evaluate="{data}/nq_search/test.parquet",
     args=(*_GRPO_ARGS, "critic.optim.lr=1e-5"),
     services="search-r1.toml",
+    imports="verl",
     resumes=False,
 )
 PRESETS = {

@@ -90,8 +90,10 @@ PRESETS = {
         about="GRPO with TRL, by torchrun",
         image="nvcr.io/nvidia/pytorch:25.11-py3",
         install=("pip install --quiet 'trl==1.16.0'",),
-        model="Qwen/Qwen2.5-0.5B-Instruct",
-        train="{data}/train.jsonl",
+        model="Qwen/Qwen2.5-3B-Instruct",
+        train="zhuzilin/dapo-math-17k",
+        data_args=("--prompt-key prompt",),
+        imports="trl",
     )
 }
 

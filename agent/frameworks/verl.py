@@ -137,6 +137,7 @@ _PRESET = Preset(
     image="verlai/verl:vllm017.latest",
     checkout=Checkout("https://github.com/volcengine/verl", tag="v0.7.1", folder="verl"),
     model="Qwen/Qwen2.5-7B-Instruct",
+    imports="verl",
     train=f"{_GSM8K}/train.parquet",
     evaluate=f"{_GSM8K}/test.parquet",
     prepare=(

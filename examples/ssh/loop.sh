@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-HOSTS=(10.0.0.5 10.0.0.6 10.0.0.7)  # change (1 of 3): the machines, the head first, as all reach them
-IMAGE=rayproject/ray:2.52.0-py311   # change (2 of 3): the framework's image
-GPUS=(--gpus all)   # change (3 of 3): docker's flags for your GPUs; () for none
-AGENT=dist/pod-agent   # the one file, which is copied to ~/pod-agent on every machine
+HOSTS=(10.0.0.5 10.0.0.6 10.0.0.7)
+IMAGE=python:3.12-slim
+GPUS=(--gpus all)   # docker's flags for your GPUs; () for none
+FILES=(pod_agent-0.1.0-py3-none-any.whl)   # copied to ~/pod-agent on every machine
 
 # The same container on every machine, by ssh and docker, until the job ends everywhere:
 #
@@ -10,30 +10,51 @@ AGENT=dist/pod-agent   # the one file, which is copied to ~/pod-agent on every m
 #   bash loop.sh                                    # the rehearsal: a small GRPO on CPUs that takes every path that a real job takes
 #   bash loop.sh run -- python3 train.py --nodes {nodes}
 #
-# Prints the head's output and ends with its code; the workers' output is in files here. The machine
-# that owns AGENT_HEAD's address is the head. Ctrl-C stops the job, in order, everywhere.
+# Prints the head's output and ends with its code; the workers' output is in files here. The first
+# machine is the head: it owns AGENT_HEAD's address. Checkpoints, logs and models are in ~/pod-agent on
+# each machine. Ctrl-C stops the job, in order, everywhere.
+#
+# The agent: a wheel of 1 MB, which each node installs by pip into an environment of its own,
+# beside the image's packages: the image has pip, and the nodes reach an index. Where they reach
+# none: `init` with --agent dist/pod-agent, the one file.
 set -euo pipefail
 : "${RAY_AUTH_TOKEN:?is not set: export one secret, for example from openssl rand -hex 32}"
+cd "$(dirname "$0")"
+[ $# != 0 ] || set -- run
 name=pod-agent-$$
 export AGENT_HEAD=${HOSTS[0]#*@} EXPECTED_WORKERS=$((${#HOSTS[@]} - 1))
+common=(
+  --env AGENT_LOG_DIR=/root/pod-agent/agent-logs
+)
+job=(
+)
+[ "$*" = run ] || job=()   # a command of your own is no recipe
 flags=(docker run --rm --name "$name" --network host --shm-size 64G --ulimit memlock=-1
-  ${GPUS[@]+"${GPUS[@]}"} --env AGENT_HEAD="$AGENT_HEAD"
-  --env EXPECTED_WORKERS="$EXPECTED_WORKERS" --env RAY_AUTH_TOKEN --entrypoint pod-agent)
-words=("$IMAGE" "$@")
+  ${GPUS[@]+"${GPUS[@]}"} --env AGENT_HEAD="$AGENT_HEAD" --env EXPECTED_WORKERS="$EXPECTED_WORKERS"
+  --env RAY_AUTH_TOKEN --env WANDB_API_KEY --env HF_TOKEN ${common[@]+"${common[@]}"}
+  ${job[@]+"${job[@]}"} --entrypoint bash)
+words=("$IMAGE" -c 'pip install --quiet '"'"'ray[default]==2.52.0'"'"' && python3 -m venv --without-pip /opt/pod-agent && python3 -c '"'"'import site; print(*site.getsitepackages(), sep="\n")'"'"' > $(echo /opt/pod-agent/lib/python3*/site-packages)/image.pth && python3 -m pip list --format=freeze --exclude-editable > /opt/pod-agent/constraints.txt && python3 -m pip --python /opt/pod-agent/bin/python install --quiet --constraint /opt/pod-agent/constraints.txt '"'"'/root/pod-agent/pod_agent-0.1.0-py3-none-any.whl[maths]'"'"' && ln -sf /opt/pod-agent/bin/pod-agent /usr/local/bin/pod-agent && exec /opt/pod-agent/bin/pod-agent "$@"' bash "$@")
 
-put() { # HOST: the one file, unless it is there
-  local digest there='pod-agent.$$'
-  digest=$(sha256sum < "$AGENT")
-  ssh "$1" "[ \"\$(sha256sum 2> /dev/null < pod-agent)\" = '$digest' ] ||
-    { cat > $there && chmod 755 $there && mv $there pod-agent; }" < "$AGENT"
+put() { # HOST: the files, unless they are there
+  local file
+  for file in ${FILES[@]+"${FILES[@]}"}; do
+    digest=$(sha256sum < "$file")
+    ssh "$1" "mkdir -p pod-agent && cd pod-agent && there=$file.\$\$ &&
+      { [ \"\$(sha256sum 2> /dev/null < $file)\" = '$digest' ] ||
+        { cat > \$there && chmod 755 \$there && mv \$there $file; }; }" < "$file"
+  done
 }
 
-start() { # HOST: the secret goes through ssh's stdin, so that no ps shows it
+start() { # HOST: the secrets go through ssh's stdin, so that no ps shows them
   local before after
   printf -v before '%q ' "${flags[@]}"
   printf -v after '%q ' "${words[@]}"
-  ssh -o ServerAliveInterval=30 "$1" "read -r RAY_AUTH_TOKEN && export RAY_AUTH_TOKEN && $before \
-    --volume \"\$HOME/pod-agent:/usr/local/bin/pod-agent:ro\" $after" <<< "$RAY_AUTH_TOKEN"
+  ssh -o ServerAliveInterval=30 "$1" "read -r RAY_AUTH_TOKEN; read -r WANDB_API_KEY; read -r HF_TOKEN
+    export RAY_AUTH_TOKEN
+    if [ -n \"\$WANDB_API_KEY\" ]; then export WANDB_API_KEY; else unset WANDB_API_KEY; fi
+    if [ -n \"\$HF_TOKEN\" ]; then export HF_TOKEN; else unset HF_TOKEN; fi
+    mkdir -p pod-agent && $before --volume \"\$HOME/pod-agent:/root/pod-agent\" $after" \
+    <<< "$RAY_AUTH_TOKEN"$'\n'"${WANDB_API_KEY:-}"$'\n'"${HF_TOKEN:-}"
 }
 
 stop() { # each agent has 25 s to stop its part (AGENT_STOP_GRACE)

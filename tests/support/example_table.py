@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -54,13 +53,16 @@ def make_pods() -> ModuleType:
 
 
 def runpod(folder: Path) -> list[Launch]:
-    """Return the pods that template.json and pods.py make."""
+    """Return the pods that pods.py makes of pod.json."""
     script = make_pods()
-    template = json.loads((EXAMPLES / "runpod/template.json").read_text(encoding="utf-8"))
-    options = script.argparse.Namespace(gpu="NVIDIA A100-SXM4-80GB", gpus=2, center="EU-RO-1")
-    workers = int(template["env"]["EXPECTED_WORKERS"])
-    heads = [None, *["pod0"] * workers]
-    bodies = [script.pod(template, "any", head, options) for head in heads]
+    bodies: list[dict[str, Any]] = []
+
+    def call(_method: str, _path: str, body: dict[str, Any]) -> dict[str, str]:
+        bodies.append(body)
+        return {"id": f"pod{len(bodies) - 1}"}
+
+    script.call = call  # type: ignore[attr-defined] # a module's function
+    script.make_pods()
     return runpod_pods(folder, bodies)
 
 
@@ -74,7 +76,7 @@ def by_sbatch(path: str, folder: Path) -> list[Launch]:
 def by_ssh(folder: Path) -> list[Launch]:
     """Return the agents that the loop starts on the machines that it names."""
     shell = Shell.make(folder)
-    assert shell.run(["bash", str(EXAMPLES / "ssh/loop.sh")], {"RAY_AUTH_TOKEN": TOKEN}) == 0
+    assert shell.run(shell.loop(), {"RAY_AUTH_TOKEN": TOKEN}) == 0
     return [Launch(call.argv, call.environ, call.place) for call in shell.agents()]
 
 
@@ -129,8 +131,8 @@ class Example(Value):
 
 BUNDLED = "reward-server"
 EXAMPLE = {
-    "runpod/template.json": Example(
-        runpod, "runpod", 2, OPENRLHF, "math_verifier", "hold", retries=3
+    "runpod/pod.json": Example(
+        runpod, "runpod", 2, OPENRLHF, "math_verifier", "stop-pod", retries=3
     ),
     "runpod/instant-cluster.json": Example(
         instant_cluster, "runpod-cluster", 2, OPENRLHF, BUNDLED, "hold", retries=3

@@ -33,12 +33,16 @@ TOKEN = "the-secret-of-the-cluster"  # noqa: S105 - what the platforms' stores o
 KUBERNETES = {"KUBERNETES_SERVICE_HOST": "10.96.0.1", "KUBERNETES_PORT": "tcp://10.96.0.1:443"}
 PROGRAMS = (
     *("pod-agent", "srun", "scontrol", "docker", "podman", "apptainer", "ssh"),
-    *("git", "pip", "curl", "sha256sum"),
+    *("git", "pip", "python3", "sha256sum", "enroot"),
 )
-CODE = ("/opt/Search-R1", "/opt/OpenRLHF-M")
-"""Folders of images in which a job starts."""
-ONE_FILE = ("/opt/agent/pod-agent", "/opt/pod-agent", "/root/pod-agent", "/workspace/pod-agent")
-"""The folders for the one file in the examples, on each platform's nodes."""
+FOLDERS = (
+    *("opt/Search-R1", "opt/OpenRLHF-M", "opt/pod-agent/lib/python3.12/site-packages"),
+    *("root", "workspace", "usr/local/bin"),
+)
+"""Folders of images and disks that the examples use."""
+ONE_FILE = re.compile(r"\bsh /[\w./-]+/pod-agent\b")
+INSTALLED = "/opt/pod-agent/bin/pod-agent"
+ON_A_NODE = re.compile(r"(?<![\w$./])/(?=(?:opt|root|workspace|usr/local)/)")
 
 
 @dataclass(frozen=True)
@@ -79,8 +83,8 @@ class Shell:
     @classmethod
     def make(cls, folder: Path, *missing: str) -> Shell:
         """Install the stand-ins, except those that this machine is to lack."""
-        for name in ("bin", "notes", "home"):
-            (folder / name).mkdir(exist_ok=True)
+        for name in ("bin", "notes", "home", *FOLDERS):
+            (folder / name).mkdir(parents=True, exist_ok=True)
         for name in set(PROGRAMS) - set(missing):
             program = folder / "bin" / name
             words = shlex.join([sys.executable, "-I", str(STAND_IN), name])
@@ -89,9 +93,8 @@ class Shell:
         secrets = folder / "home" / ".config" / "pod-agent"
         secrets.mkdir(parents=True, exist_ok=True)
         (secrets / "token").write_text(f"{TOKEN}\n", encoding="utf-8")
-        for link, target in (("pod-agent", "bin/pod-agent"), ("dist", "bin")):
-            if not (folder / "home" / link).exists():
-                (folder / "home" / link).symlink_to(folder / target)
+        if not (folder / "home/pod-agent").exists():
+            (folder / "home/pod-agent").symlink_to(folder / "bin/pod-agent")
         environ = {
             "PATH": f"{folder / 'bin'}:{os.defpath}:/usr/bin",
             "HOME": str(folder / "home"),
@@ -101,11 +104,9 @@ class Shell:
 
     def here(self, script: str) -> str:
         """Return a script with a node's paths replaced by local ones."""
-        for path in CODE:
-            script = script.replace(path, str(self.folder))
-        for path in ONE_FILE:
-            script = re.sub(rf"(?<![\w$]){path}\b", str(self.folder / "bin/pod-agent"), script)
-        return script
+        own = str(self.folder / "bin/pod-agent")
+        script = ONE_FILE.sub(f"sh {own}", script.replace(INSTALLED, own))
+        return ON_A_NODE.sub(f"{self.folder}/", script)
 
     def run(self, words: list[str], environ: dict[str, str]) -> int:
         """Run a command; return its exit code."""
@@ -123,6 +124,13 @@ class Shell:
             finally:
                 if found.returncode is None:
                     os.killpg(found.pid, signal.SIGKILL)
+
+    def loop(self) -> list[str]:
+        """Return the command of the loop over ssh, beside a wheel."""
+        place = self.folder / "home" / "loop.sh"
+        place.write_bytes((EXAMPLES / "ssh/loop.sh").read_bytes())
+        place.with_name("pod_agent-0.1.0-py3-none-any.whl").write_bytes(b"the wheel")
+        return ["bash", str(place)]
 
     def wait_for_agents(self, count: int) -> None:
         """Wait until this many agents have started."""
@@ -148,7 +156,10 @@ class Shell:
 
 def runpod_pods(folder: Path, bodies: list[dict[str, Any]]) -> list[Launch]:
     """Return the pods of requests for pods."""
-    own = [{"RUNPOD_POD_ID": f"pod{rank}"} for rank in range(len(bodies))]
+    own = [  # RunPod sets a key of the pod's own
+        {"RUNPOD_POD_ID": f"pod{rank}", "RUNPOD_API_KEY": "the-key-of-the-pod"}
+        for rank in range(len(bodies))
+    ]
     envs = [{**mine, **from_secrets(body["env"])} for mine, body in zip(own, bodies, strict=True)]
     return by_words(folder, shlex.split(bodies[0]["args"]), envs)
 
@@ -182,7 +193,8 @@ def skypilot(folder: Path) -> list[Launch]:
     (task,) = documents("skypilot/search-r1.yaml")
     assert task["secrets"] == {"RAY_AUTH_TOKEN": None}  # given on the command line
     env = {**task["envs"], "RAY_AUTH_TOKEN": TOKEN}
-    return by_shell(folder, "skypilot", task["num_nodes"], env, task["run"])
+    script = f"{task['setup']}\n{task['run']}"
+    return by_shell(folder, "skypilot", task["num_nodes"], env, script)
 
 
 def by_shell(
@@ -241,7 +253,7 @@ def pods(folder: Path, template: dict[str, Any], platform: str, nodes: int) -> l
     env = {item["name"]: value(item) for item in container["env"]}
     given = {name: text for name, text in env.items() if text is not None}
     envs = [{**KUBERNETES, **given, **CLUSTERS[platform](rank, nodes)} for rank in range(nodes)]
-    return by_words(folder, [*container["command"], *container["args"]], envs)
+    return by_words(folder, container["command"], envs)
 
 
 def value(item: dict[str, Any]) -> str | None:

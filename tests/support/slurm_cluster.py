@@ -5,15 +5,18 @@ from __future__ import annotations
 import os
 import re
 import secrets
+import shlex
 import shutil
+import sys
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from agent.cli.start_files.platform_files import slurm
-from agent.cli.start_files.request import Request
+from agent.cli.start_files.agent_file import ONE_FILE, AgentFile
+from agent.cli.start_files.request import OWN_COMMAND, Request
+from agent.cli.start_files.slurm_files import slurm
 from support.scenario import AGENT, BOOT, await_true, read_outcome
 
 if TYPE_CHECKING:
@@ -150,22 +153,20 @@ class SlurmCluster:
         return next(iter(self.nodes.values())).exec(argv, cwd=self._shared)
 
     def submit(self, name: str, job: str, *options: str) -> Job:
-        """Submit the example's script with its three job lines replaced; `job` is shell text."""
-        lines = {
-            "#SBATCH --nodes=": f"#SBATCH --nodes={len(self.nodes)}",
-            "agent=": f"agent={AGENT}",
-            "export AGENT_JOB=": "",
-        }
-        asked = Request(recipe="rehearsal", nodes=len(self.nodes), gpus=0, variant="none")
-        text = slurm(asked)[0].text
-        for start, line in lines.items():
-            before = [line for line in text.splitlines() if line.startswith(start)]
-            assert len(before) == 1, f"{EXAMPLE}: one line {start} to change, not {before}"
-            assert "# change (" in before[0], f"{EXAMPLE}: {before[0]!r} does not ask for a change"
-            text = text.replace(before[0], line)
-        short, long = '"$agent" run ||', "#   run -- python3 train.py --nodes {nodes} --gpus"
-        assert (text.count(short), text.count(long)) == (1, 1), f"{EXAMPLE}: no long form"
-        text = text.replace(short, f'"$agent" run -- {job} ||')
+        """Submit what `init` writes for a command; `job` is shell text. One line is replaced."""
+        asked = Request(
+            job=OWN_COMMAND,
+            nodes=len(self.nodes),
+            gpus=0,
+            agent=AgentFile("one file", ONE_FILE, "it is here."),
+            variant="none",
+            command=tuple(shlex.split(job)),
+            python=sys.executable,
+        )
+        text = slurm(asked).files[0].text
+        (before,) = [line for line in text.splitlines() if line.startswith("agent=")]
+        print(f"replaced in {EXAMPLE}: {before}")  # the lab runs the checkout, not the one file
+        text = text.replace(before, f"agent={AGENT}")
         script = self._shared / f"{name}.sbatch"
         script.write_text(text)
         output = self._shared / f"{name}.out"

@@ -5,7 +5,8 @@
 Each call is recorded with its arguments and environment in the folder STAND_IN_NOTES. `srun` runs
 its command once for each node of STAND_IN_NODES. `docker` and `podman` run the image's entrypoint
 with the variables of `--env` only. `apptainer` runs its command, `ssh` runs its command in a new
-shell. `pod-agent` exits with STAND_IN_CODE; if STAND_IN_STAY is set, only after a `docker stop`.
+shell, in a folder of that machine. `pod-agent` exits with STAND_IN_CODE; if STAND_IN_STAY is set,
+only after a `docker stop`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import tempfile
 from pathlib import Path
 
 OURS = "STAND_IN_"
-ONLY_RECORDED = {"scontrol", "git", "pip", "curl", "sha256sum"}
+ONLY_RECORDED = {"scontrol", "git", "pip", "python3", "sha256sum", "enroot"}
 BARE = {"--rm"}
 """Flags of docker that take no value."""
 
@@ -78,6 +79,8 @@ def srun(arguments: list[str]) -> int:
 
 def container(arguments: list[str]) -> int:
     """Run the image's entrypoint, the agent, with only the given variables."""
+    if arguments[0] in {"image", "load"}:
+        return 0
     if arguments[0] == "stop":
         with stop_fifo().open("w"):  # as soon as that agent listens
             return 0
@@ -93,7 +96,10 @@ def container(arguments: list[str]) -> int:
                 environ[name] = text
             elif name in os.environ:
                 environ[name] = os.environ[name]
-    return subprocess.run(["pod-agent", *rest[1:]], env=environ, check=False).returncode
+    words = rest[1:]
+    if words[:1] == ["-c"]:  # the words after the shell's own name are the agent's
+        words = words[3:]
+    return subprocess.run(["pod-agent", *words], env=environ, check=False).returncode
 
 
 def apptainer(arguments: list[str]) -> int:
@@ -111,7 +117,10 @@ def ssh(arguments: list[str]) -> int:
         arguments = arguments[2:]
     host, *command = arguments
     environ = {**kept(), "STAND_IN_PLACE": host}
-    return subprocess.run(["bash", "-c", " ".join(command)], env=environ, check=False).returncode
+    machine = Path(os.environ["STAND_IN_NOTES"]).parent / "machines" / host
+    machine.mkdir(parents=True, exist_ok=True)
+    argv = ["bash", "-c", " ".join(command)]
+    return subprocess.run(argv, env=environ, cwd=machine, check=False).returncode
 
 
 if __name__ == "__main__":

@@ -1,370 +1,245 @@
-"""The start files of each platform: the values of their templates, and the next steps."""
+"""The start files of dstack, SkyPilot and of one's own machines, and what to type next."""
 
 from __future__ import annotations
 
-import json
 import shlex
+from typing import TYPE_CHECKING
 
 from agent.cli.start_files.request import (
     Folders,
     Request,
     StartFile,
-    comment,
-    fill,
+    StartFiles,
+    enter_commands,
     job_variables,
-    run_commands,
     setup_commands,
-    shell_exports,
-    yaml_env,
-    yaml_mapping,
+    text_file,
+)
+from agent.cli.start_files.template_text import fill, yaml_list, yaml_mapping
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+RANDOM = "$(openssl rand -hex 32)"
+SERVICES = "services.toml"
+
+
+def sent_files(request: Request) -> list[StartFile]:
+    """Return the agent's file, where it is sent along with the start file."""
+    if not request.agent.is_sent:
+        return []
+    is_program = request.agent.kind == "one file"
+    return [StartFile(request.agent.name, request.agent.content, is_program)]
+
+
+def services_files(request: Request, folders: Folders) -> list[StartFile]:
+    """Return the file for AGENT_SERVICES, where the recipe has services."""
+    template = request.preset.services
+    if not template:
+        return []
+    models = folders.models or "/root/.cache/huggingface"
+    return [text_file(SERVICES, fill(template, request, data=folders.data, models=models))]
+
+
+def start_commands(request: Request, folders: Folders, place: str) -> list[str]:
+    """Return the shell commands of a container; the last one becomes the agent."""
+    agent = request.agent
+    return [
+        *setup_commands(request, folders),
+        *agent.commands(place),
+        *enter_commands(request),
+        f"exec {agent.start(place)} {request.words}",
+    ]
+
+
+def secret_names(request: Request) -> list[str]:
+    """Return the variables, but the token, that come from the platform's store of secrets."""
+    wanted = {"WANDB_API_KEY": request.has_wandb, "HF_TOKEN": request.has_hf_token}
+    return [name for name, is_wanted in wanted.items() if is_wanted]
+
+
+# --- dstack ------------------------------------------------------------------------------------
+
+_UPLOAD_LIMIT = 2 << 20  # What dstack's server takes, in bytes
+_FLEET = "rl-fleet"
+_ON_DSTACK = Folders(
+    data="/root/data",
+    code="/opt",
+    checkpoints="/checkpoints",
+    logs="/checkpoints/agent-logs",
+    models="/checkpoints/huggingface",
+    is_shared=False,
+    services=f"/opt/{SERVICES}",
 )
 
-_RANDOM = "$(openssl rand -hex 32)"
 
+def dstack(request: Request) -> StartFiles:
+    """Return a task of dstack, and its fleet and volume where they are to be made."""
+    name = f"{request.job}.dstack.yml"
+    place = f"/opt/{request.agent.name}"
+    files = [*sent_files(request), *services_files(request, _ON_DSTACK)]
+    resources = _dstack_resources(request)
+    about_volume = "A folder of the instance, which outlives the run."
+    if request.volume:
+        about_volume = "The network volume, which outlives the instances."
 
-def dstack(request: Request) -> list[StartFile]:
-    """Return a task of dstack; the one file is sent along."""
-    name = f"{request.recipe}.dstack.yml"
-    target = "/opt/pod-agent"
-    folders = Folders(
-        "/root/data", "/opt", "/checkpoints", "/checkpoints/agent-logs", is_shared=False
-    )
-    commands = [*setup_commands(request, folders), *run_commands(request, target)]
-    commands.append(f"exec sh {target} run")
     text = fill(
         "dstack.yml",
         request,
-        variables=yaml_mapping(job_variables(request, folders, restarted=True), 2),
-        sent=_sent_file(request),
-        commands="\n".join(f"- {_yaml_scalar(command)}" for command in commands),
+        resources=resources,
+        fleet=request.fleet or _FLEET,
+        variables=yaml_mapping(job_variables(request, _ON_DSTACK, restarted=True), 2),
+        sent="\n".join(f"- {file.name}:/opt/{file.name}" for file in files),
+        commands=yaml_list(start_commands(request, _ON_DSTACK, place)),
+        about_volume=about_volume,
+        volume=f"{request.volume or '/checkpoints'}:/checkpoints",
     )
-    steps = (f'dstack secret set ray_auth_token "{_RANDOM}"', f"dstack apply -f {name}")
-    return [StartFile(name, text, (*_copied(request), *steps))]
+    files.insert(0, text_file(name, text))
+    steps = [f'dstack secret set ray_auth_token "{RANDOM}"']
+    steps += [f'dstack secret set {secret.lower()} "${secret}"' for secret in secret_names(request)]
+
+    # What the run needs and the user has not named.
+    if not request.fleet:
+        fleet = fill("dstack_fleet.yml", request, fleet=_FLEET, resources=resources)
+        files.append(text_file("fleet.dstack.yml", fleet))
+        steps.append("dstack apply -y -f fleet.dstack.yml")
+    if request.volume and request.center:
+        backend, _, region = request.center.rpartition("/")
+        volume = fill(
+            "dstack_volume.yml",
+            request,
+            volume=request.volume,
+            backend=backend or "runpod",
+            region=region,
+        )
+        files.append(text_file("volume.dstack.yml", volume))
+        steps.append("dstack apply -y -f volume.dstack.yml")
+
+    # A file above the server's limit is refused by it.
+    notes = []
+    if any(len(file.content) > _UPLOAD_LIMIT for file in files):
+        notes.append(
+            f"dstack's server takes files of 2 MiB, and {request.agent.name} is larger: start the"
+            " server with DSTACK_SERVER_CODE_UPLOAD_LIMIT=0, or leave --agent out (a wheel of 1 MB)"
+        )
+    if not request.volume:
+        notes.append(
+            "On the backends runpod and vastai instances have no folder that outlives a run: add"
+            " --volume NAME (with --center BACKEND/REGION it is made)"
+        )
+    once = " && ".join(steps)
+    return StartFiles(
+        tuple(files),
+        (f"{once}   # once", f"dstack apply -f {name}"),
+        tuple(notes),
+    )
 
 
-def _yaml_scalar(text: str) -> str:
-    """Return a text as a scalar of YAML, which is plain unless it must be quoted."""
-    must_be_quoted = ": " in text or " #" in text
-    return json.dumps(text) if must_be_quoted else text
+def _dstack_resources(request: Request) -> str:
+    if not request.gpus:
+        return "cpu: 8..\nmemory: 32GB..\nshm_size: 8GB"
+    return f"gpu: {request.gpu_type or '80GB'}:{request.gpus}\nshm_size: 128GB"
 
 
-def _sent_file(request: Request) -> str:
-    """Return the path of the one file here, or '' where nodes fetch it."""
-    return "" if request.url else request.agent or "pod-agent"
+# --- SkyPilot ----------------------------------------------------------------------------------
 
 
-def _copied(request: Request) -> tuple[str, ...]:
-    """Return the step that puts the one file beside the start file, where it is sent along."""
-    if request.url or request.agent:
-        return ()
-    return ("cp dist/pod-agent pod-agent",)
-
-
-def skypilot(request: Request) -> list[StartFile]:
-    """Return a task of SkyPilot; the one file is a file mount."""
-    name = f"{request.recipe}.sky.yaml"
-    target = "/root/pod-agent"
+def skypilot(request: Request) -> StartFiles:
+    """Return a task of SkyPilot; the agent's file is a file mount."""
+    name = f"{request.job}.sky.yaml"
+    place = f"/root/{request.agent.name}"
+    disk = "/checkpoints" if request.volume else "/root"
     folders = Folders(
-        "/root/data", "/root", "/root/checkpoints", models="/root/huggingface", is_shared=False
+        data="/root/data",
+        code="/root",
+        checkpoints=f"{disk}/checkpoints",
+        logs=f"{disk}/agent-logs",
+        models="/root/huggingface",
+        is_shared=False,
+        services=f"/root/{SERVICES}",
     )
-    variables = job_variables(request, folders, restarted=False) or {"AGENT_JOB": "rehearsal"}
-    setup = setup_commands(request, folders)
-    run = [*run_commands(request, target), f"exec sh {target} run"]
-    mounts = {} if request.url else {target: _sent_file(request)}
+    variables = job_variables(request, folders, restarted=bool(request.volume))
+    files = [*sent_files(request), *services_files(request, folders)]
+    mounts = {f"/root/{file.name}": f"./{file.name}" for file in files}
+    lines = yaml_mapping(mounts, 2)
+    if request.volume:
+        lines += f"\n/checkpoints:\n  source: {request.volume}\n  mode: MOUNT"
 
-    # Search-R1's retriever needs its services file and its index.
-    services = request.preset.services
-    if services:
-        mounts["/root/services.toml"] = f"examples/services/{services}"
-        variables = {"AGENT_SERVICES": "/root/services.toml", **variables}
-        setup.append(_SEARCH_INDEX)
+    # Where, and on what.
+    resources = [f"accelerators: {request.gpu_type or 'H100'}:{request.gpus}"]
+    if not request.gpus:
+        resources = ["cpus: 8+", "memory: 32+"]
+    if request.center:
+        resources.append(f"infra: {request.center}")
+    if request.is_spot:
+        resources.append("use_spot: true")
 
+    # Installed once, before `run`, which becomes the agent.
+    *setup, start = start_commands(request, folders, place)
+    enter = enter_commands(request)
+    setup = [command for command in setup if command not in enter]
     text = fill(
         "skypilot.yaml",
         request,
-        mounts=yaml_mapping(mounts, 2),
+        resources="\n".join(resources),
+        mounts=lines,
         variables=yaml_mapping(variables, 2),
         setup="\n".join(setup),
-        run="\n".join(run),
+        run="\n".join([*enter, start]),
     )
+    secrets = "".join(f" --secret {secret}" for secret in secret_names(request))
     steps = (
-        f"export RAY_AUTH_TOKEN={_RANDOM}",
-        f"sky launch -c {request.recipe} --secret RAY_AUTH_TOKEN {name}",
+        f"export RAY_AUTH_TOKEN={RANDOM}",
+        f"sky launch -c {request.job} --secret RAY_AUTH_TOKEN{secrets} {name}",
+        f"sky down {request.job}   # after the run: the cluster bills until then",
     )
-    return [StartFile(name, text, (*_copied(request), *steps))]
+    return StartFiles((text_file(name, text), *files), steps)
 
 
-_SEARCH_INDEX = """\
-# The index and the corpus, on every node, before `run`.
-mkdir -p /root/data && cd /opt/Search-R1
-if [ ! -e /root/data/wiki-18.jsonl ]; then
-  python3 scripts/download.py --save_path /root/data
-  cat /root/data/part_* > /root/data/e5_Flat.index && rm /root/data/part_*
-  gzip -d /root/data/wiki-18.jsonl.gz
-fi"""
+# --- one's own machines ------------------------------------------------------------------------
 
 
-def runpod(request: Request) -> list[StartFile]:
-    """Return the request for an Instant Cluster, or the template of pods."""
-    gpu = "NVIDIA H100 80GB HBM3"
-    has_volume = bool(request.volume)
-    folders = Folders(
-        data="/workspace/data",
-        code="/workspace" if has_volume else "/opt",
-        checkpoints="/workspace/checkpoints",
-        logs="/workspace/agent-logs",
-        models="/workspace/huggingface",
-        is_shared=has_volume,
-    )
-
-    # The container's command: the agent, after what its image lacks.
-    target = "/opt/pod-agent" if request.url else request.agent or "/workspace/pod-agent"
-    start = [*setup_commands(request, folders), *run_commands(request, target)]
-    command = f"sh {target} run"
-    if start:
-        script = " && ".join([*start, f"exec {command}"]).replace('"', '\\"')
-        command = f'bash -c "{script}"'
-
-    variables = job_variables(request, folders, restarted=True)
-    text = fill(
-        "runpod.json",
-        request,
-        quoted_image=json.dumps(request.container_image),
-        gpu=gpu,
-        command=json.dumps(command, ensure_ascii=False),
-        variables=",\n".join(f"{json.dumps(k)}: {json.dumps(v)}" for k, v in variables.items()),
-        volume=json.dumps(request.volume) if has_volume else "",
-        persistent=not has_volume,
-        **{kind: kind == request.variant for kind in ("pods", "cluster")},
-    )
-
-    # What to do with the file.
-    steps = ["# in RunPod's console: make the secret ray_auth_token (openssl rand -hex 32)"]
-    if request.variant == "cluster":
-        name = "instant-cluster.json"
-        steps.append(f"# POST {name} to https://api.runpod.io/v2/clusters")
-    else:
-        name = "template.json"
-        where = f"--gpus {request.gpus} --center EU-RO-1"
-        steps.append(f"RUNPOD_API_KEY=… python3 pods.py --gpu {gpu!r} {where}")
-    if has_volume and not request.url:
-        place = f"s3://{request.volume}/pod-agent --endpoint-url https://s3api-eu-ro-1.runpod.io"
-        steps.insert(0, f"aws s3 cp dist/pod-agent {place} --region eu-ro-1")
-    return [StartFile(name, text, tuple(steps))]
+_OF_ANY_JOB = {"AGENT_CHECKPOINTS", "AGENT_LOG_DIR", "HF_HOME"}
+"""Variables that a command of one's own keeps."""
 
 
-def ssh(request: Request) -> list[StartFile]:
-    """Return a loop over machines, with the one file copied to each."""
+def ssh(request: Request) -> StartFiles:
+    """Return a loop over machines, to each of which the files are copied."""
     about = request.preset.about
     folders = Folders(
-        "/root/data", "/opt", "/root/checkpoints", models="/root/huggingface", is_shared=False
+        data="/root/data",
+        code="/opt",
+        checkpoints="/root/pod-agent/checkpoints",
+        logs="/root/pod-agent/agent-logs",
+        models="/root/pod-agent/huggingface",
+        is_shared=False,
+        services=f"/root/pod-agent/{SERVICES}",
     )
     variables = job_variables(request, folders, restarted=False)
-    given = "\n".join("--env " + shlex.quote(f"{name}={text}") for name, text in variables.items())
+    names = [name for name in variables if name in _OF_ANY_JOB]
+    common = {name: variables.pop(name) for name in names}
+    files = [*sent_files(request), *services_files(request, folders)]
 
-    # What the image lacks is done by a shell, which then becomes the agent.
-    setup = " && ".join([*setup_commands(request, folders), *run_commands(request)])
-    script = shlex.quote(f'{setup} && exec pod-agent "$@"')
+    # A shell does what the image lacks, and then becomes the agent with the loop's words.
+    place = f"/root/pod-agent/{request.agent.name}"
+    commands = start_commands(request, folders, place)[:-1]
+    commands.append(f'exec {request.agent.start(place)} "$@"')
     text = fill(
         "ssh.sh",
         request,
-        hosts=" ".join(f"10.0.0.{5 + number}" for number in range(request.nodes)),
+        hosts=" ".join(map(shlex.quote, request.hosts)),
         flags="--gpus all" if request.gpus else "",
-        agent=request.agent or "pod-agent",
+        files=" ".join(file.name for file in files),
         about=about[0].lower() + about[1:],
-        given=given,
-        job='"${job[@]}" ' if given else "",
-        entrypoint="bash" if setup else "pod-agent",
-        words=f"-c {script} bash " if setup else "",
+        job_words=request.words,
+        common=_docker_variables(common),
+        job=_docker_variables(variables),
+        script=shlex.quote(" && ".join(commands)),
     )
-    steps = (f"export RAY_AUTH_TOKEN={_RANDOM}", "bash loop.sh")
-    return [StartFile("loop.sh", text, (*_copied(request), *steps), is_program=True)]
+    loop = text_file("loop.sh", text, is_program=True)
+    keys = "".join(f" {secret}=${secret}" for secret in secret_names(request))
+    return StartFiles((loop, *files), (f"export RAY_AUTH_TOKEN={RANDOM}{keys}", "bash loop.sh"))
 
 
-_SBATCH_NAMES = {"none": "plain.sbatch", "podman": "amd.sbatch"}
-_AMD_IMAGE = "rocm/verl:verl-0.7.1.amd0_rocm7.0.2_ubuntu22.04_py3.12_vllm0.20.2"
-"""For AMD GPUs, where podman or docker is the usual container."""
-_SLURM_HOW = {
-    "none": "on Slurm without containers",
-    "apptainer": "on Slurm in a container of apptainer",
-    "pyxis": "on Slurm in a container of Pyxis",
-    "podman": "on Slurm, on AMD GPUs, in a container of podman or docker",
-}
-
-
-def slurm(request: Request) -> list[StartFile]:
-    """Return the batch script: without containers, or with apptainer, Pyxis or podman."""
-    variant = request.variant
-    is_pyxis = variant == "pyxis"
-    folders = Folders("$HOME/data", "$HOME", "$PWD/checkpoints")
-    if is_pyxis:
-        folders = Folders("/workspace/data", "/workspace", "/workspace/checkpoints")
-    variables = job_variables(request, folders, restarted=True)
-    variables.pop("AGENT_JOB", None)
-    if variant == "none":
-        variables.pop("PYTHONPATH", None)  # the framework is installed in ~/venv
-
-    # The command: the agent, after what the image lacks.
-    command = "pod-agent run" if is_pyxis else '"$agent" run'
-    if request.preset.install:
-        script = " && ".join(request.preset.install).replace("'", '"')
-        command = f"bash -c '{script} && exec \"$@\"' bash {command}"
-
-    name = _SBATCH_NAMES.get(variant, f"{variant}.sbatch")
-    agent = request.agent or "$HOME/pod-agent"
-    text = fill(
-        "slurm.sbatch",
-        request,
-        name=name,
-        image=_slurm_image(request),
-        agent=agent,
-        variables=shell_exports(variables),
-        how=_SLURM_HOW[variant],
-        container=variant != "none",
-        checkout=_slurm_checkout(request),
-        command=command,
-        **{known: known == variant for known in _SLURM_HOW},
-    )
-    steps = (
-        "mkdir -p -m 700 ~/.config/pod-agent",
-        "(umask 077 && openssl rand -hex 32 > ~/.config/pod-agent/token)",
-        f"cp dist/pod-agent {agent}",
-        f"sbatch {name}",
-    )
-    return [StartFile(name, text, steps)]
-
-
-def _slurm_image(request: Request) -> str:
-    if request.image:
-        return request.image
-    if request.variant == "podman":
-        return _AMD_IMAGE
-    if request.variant == "apptainer":
-        return f"docker://{request.container_image}"
-    return request.container_image
-
-
-def _slurm_checkout(request: Request) -> str:
-    """Return the lines that clone the framework's repository, or ''."""
-    checkout = request.preset.checkout
-    if checkout is None:
-        return ""
-    purpose = "'s repository, for its program that makes the data."
-    if request.variant != "none":
-        purpose = " runs from its repository."
-    command = checkout.command("$PWD" if request.variant == "pyxis" else "$HOME")
-    return f"{comment(checkout.folder + purpose)}\n{command}"
-
-
-_SHARED = "/workspace"
-_MANIFESTS = {
-    "lws": ("lws.yaml", "agent"),
-    "trainjob": ("kubeflow-trainjob.yaml", "node"),
-    "pytorchjob": ("pytorchjob.yaml", "pytorch"),
-}
-"""By kind: the file, and the name of its containers."""
-
-
-def _in_workspace(code: str) -> Folders:
-    """Return the folders on a claim that every pod mounts."""
-    return Folders(
-        data=f"{_SHARED}/data",
-        code=code,
-        checkpoints=f"{_SHARED}/checkpoints",
-        logs=f"{_SHARED}/agent-logs",
-        models=f"{_SHARED}/huggingface",
-    )
-
-
-def kubernetes(request: Request) -> list[StartFile]:
-    """Return the manifest of a LeaderWorkerSet, a TrainJob or a PyTorchJob."""
-    kind = request.variant
-    folders = _in_workspace("/opt")
-    name, container = _MANIFESTS[kind]
-    agent = f"{_SHARED}/pod-agent"
-    if request.url:
-        agent = "/opt/agent/pod-agent"
-    elif request.agent:
-        agent = request.agent
-
-    # Are data, checkpoints or the one file on a volume?
-    has_claim = request.recipe != "rehearsal" or not request.url
-    claim = ""
-    if has_claim:
-        root = "" if request.url else " with dist/pod-agent in its root,"
-        claim = f" a claim `rl-workspace` that every pod can mount (ReadWriteMany),{root} and"
-
-    variables = {
-        "AGENT_STOP_GRACE": "90s",
-        "AGENT_WAIT_HEAD": "30m",
-        "AGENT_WAIT_WORKERS": "30m",
-        **({"AGENT_ON_DONE": "hold"} if kind == "lws" else {}),
-        **job_variables(request, folders, restarted=kind == "lws"),
-    }
-    if not has_claim:
-        variables.pop("AGENT_LOG_DIR", None)
-
-    resources = "cpu: 8, memory: 32Gi"
-    if request.gpus:
-        resources = f"nvidia.com/gpu: {request.gpus}"
-    pod = fill(
-        "kubernetes_pod.yaml",
-        request,
-        name=name,
-        container=container,
-        resources=f"{{limits: {{{resources}}}}}",
-        shared_memory="128Gi" if request.gpus else "8Gi",
-        claim=claim,
-        command=_command_lines(request, folders, agent),
-        variables=yaml_env(variables, 6),
-        quoted_url=json.dumps(request.url),
-        **{known: known == kind for known in _MANIFESTS},
-    )
-    text = fill(f"kubernetes_{kind}.yaml", request, pod=pod)
-
-    steps = [
-        f'kubectl create secret generic pod-agent --from-literal=ray-auth-token="{_RANDOM}"',
-        f"kubectl apply -f {name}",
-    ]
-    if not request.url:
-        steps.insert(0, "# make the claim rl-workspace, and copy dist/pod-agent into its root")
-    return [StartFile(name, text, tuple(steps))]
-
-
-def _command_lines(request: Request, folders: Folders, agent: str) -> str:
-    """Return a container's command; what the image lacks is installed before."""
-    setup = [*setup_commands(request, folders), *run_commands(request)]
-    if not setup:
-        return f"command: [sh, {agent}]\nargs: [run]"
-    lines = "".join(f"    {line}\n" for line in [*setup, f'exec sh {agent} "$@"'])
-    return f"command:\n  - bash\n  - -ec\n  - |\n{lines}  - bash\nargs: [run]"
-
-
-def kuberay(request: Request) -> list[StartFile]:
-    """Return a RayJob, whose submitter is the agent."""
-    folders = _in_workspace(_SHARED)
-    agent = request.agent or f"{_SHARED}/pod-agent"
-
-    # Some variables are those of the cluster's pods, all others of the submitter.
-    variables = job_variables(request, folders, restarted=False)
-    names = [name for name in ("HF_HOME", "PYTHONPATH") if name in variables]
-    cluster: dict[str, str] = {name: variables.pop(name) for name in names}
-    own = {"EXPECTED_WORKERS": str(request.nodes - 1), "AGENT_STOP_GRACE": "90s"}
-
-    resources = "cpu: 8, memory: 32Gi"
-    if request.gpus:
-        resources = f"cpu: 64, memory: 512Gi, nvidia.com/gpu: {request.gpus}"
-    text = fill(
-        "kuberay.yaml",
-        request,
-        size=f"{{limits: {{{resources}}}}}",
-        cluster_env=yaml_env(cluster or {"HF_HOME": folders.models}, 18),
-        agent=agent,
-        env=yaml_env({**own, **variables}, 12),
-        command=_command_lines(request, folders, agent),
-    )
-    steps = (
-        "# make the claim rl-workspace, and copy dist/pod-agent into its root",
-        "kubectl create -f rayjob.yaml",
-    )
-    return [StartFile("rayjob.yaml", text, steps)]
+def _docker_variables(variables: Mapping[str, str]) -> str:
+    return "\n".join("--env " + shlex.quote(f"{name}={text}") for name, text in variables.items())

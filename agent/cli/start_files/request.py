@@ -1,63 +1,123 @@
-"""What a start file is made from: request, usual settings of recipes, text helpers."""
+"""What start files are made from: the request, and the usual settings of its recipe."""
 
 from __future__ import annotations
 
-import json
 import re
-import textwrap
+import shlex
 from functools import cache
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 from agent.base.value import Value
+from agent.cli.start_files.agent_file import AgentFile
 from agent.frameworks import recipe_of
-from agent.settings.jobs import RECIPES
+from agent.frameworks.framework import Preset
+from agent.settings.jobs import BY_NAME, RECIPES
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from agent.frameworks.framework import Preset
-
-WIDTH = 96
+_PLAIN = re.compile(r"[\w@%+=:./-]*(?:\{\w+\}[\w@%+=:./-]*)*")
+"""A word that no shell changes; it may have placeholders such as {nodes}."""
+OWN_COMMAND = "command"
+"""The name of a job that is a command after `--`."""
 
 
 class Request(Value, frozen=True):
-    """What a start file is wanted for."""
+    """What start files are wanted for."""
 
-    recipe: str
+    job: str  # A recipe, or OWN_COMMAND
     nodes: int
     gpus: int
+    agent: AgentFile
     variant: str = ""  # The container of Slurm, or the kind of Kubernetes and RunPod
+    command: tuple[str, ...] = ()  # With OWN_COMMAND
     image: str = ""  # Another image than the recipe's usual one
-    agent: str = ""  # Path of the one file; '' is the platform's usual place
-    url: str = ""
-    sha256: str = ""  # Where a node fetches the one file instead, and its digest
-    volume: str = ""  # Id of a network volume of RunPod
+    model: str = ""
+    data: str = ""  # Other training data than the recipe's usual ones
+    gpu_type: str = ""
+    center: str = ""  # Data center or region
+    volume: str = ""  # What outlives the nodes, by the platform's name
+    partition: str = ""
+    account: str = ""
+    time: str = ""  # Slurm's limit
+    python: str = ""  # Slurm without a container: the framework's Python
+    fleet: str = ""
+    hosts: tuple[str, ...] = ()
+    is_spot: bool = False
+    has_wandb: bool = False  # Whether the platform's store has a secret for Weights & Biases
+    has_hf_token: bool = False
 
     @property
     def preset(self) -> Preset:
-        """Return the usual settings of the recipe."""
-        return presets()[self.recipe]
+        """Return the usual settings of the recipe, with the model and the data that were given."""
+        return preset_of(self.job)
 
     @property
     def container_image(self) -> str:
         """Return the image to run in."""
         return self.image or self.preset.image
 
+    @property
+    def installs(self) -> tuple[str, ...]:
+        """Return what installs the framework; an image that was given has it."""
+        return () if self.image else self.preset.install
+
+    @property
+    def is_rehearsal(self) -> bool:
+        """Return whether the job needs neither GPUs nor data."""
+        return self.job == "rehearsal"
+
+    @property
+    def words(self) -> str:
+        """Return what follows the agent's name: `run`, and the command of one's own."""
+        if not self.command:
+            return "run"
+        return " ".join(["run --", *map(_quoted, self.command)])
+
+
+def _quoted(word: str) -> str:
+    return word if word and _PLAIN.fullmatch(word) else shlex.quote(word)
+
 
 class StartFile(Value, frozen=True):
-    """A file to write, and what to do next."""
+    """A file to write."""
 
     name: str
-    text: str
-    next_steps: tuple[str, ...]
+    content: bytes
     is_program: bool = False
+
+    @property
+    def text(self) -> str:
+        """Return the content of a text file."""
+        return self.content.decode()
+
+
+def text_file(name: str, text: str, *, is_program: bool = False) -> StartFile:
+    """Return a file with a text."""
+    return StartFile(name, text.encode(), is_program)
+
+
+class StartFiles(Value, frozen=True):
+    """All files of a run, what to type next, and what to know before."""
+
+    files: tuple[StartFile, ...]
+    steps: tuple[str, ...]  # Commands, and comments with a leading `#`
+    notes: tuple[str, ...] = ()
 
 
 @cache
 def presets() -> dict[str, Preset]:
     """Return the usual settings of each recipe, in the order of `pod-agent recipes`."""
     return {known.name: recipe_of(known).PRESETS[known.name] for known in RECIPES}
+
+
+def preset_of(job: str) -> Preset:
+    """Return the usual settings of a recipe, or of a command of one's own."""
+    if job == OWN_COMMAND:
+        return Preset(about="A command of your own", image="")
+    return presets()[job]
+
+
+def runs_by_torchrun(job: str) -> bool:
+    """Return whether a launcher starts the job on every node, without Ray."""
+    known = BY_NAME.get(job)
+    return known is not None and known.launcher != "ray"
 
 
 class Folders(Value, frozen=True):
@@ -69,153 +129,94 @@ class Folders(Value, frozen=True):
     logs: str = ""
     models: str = ""
     is_shared: bool = True  # Whether every node sees the same `data`
+    has_hub: bool = True  # Whether nodes reach the hub; else data were fetched to `data` before
+    services: str = ""  # The file for AGENT_SERVICES, where a recipe has one
+
+
+def checkout_commands(request: Request, folders: Folders) -> list[str]:
+    """Return the shell command that clones the framework's repository, if there is one."""
+    checkout = request.preset.checkout
+    return [] if checkout is None else [checkout.command(folders.code)]
 
 
 def setup_commands(request: Request, folders: Folders) -> list[str]:
     """Return the shell commands that must have run in the container before the agent starts."""
-    commands = [*request.preset.install]
-    if request.preset.checkout is not None:
-        commands.insert(0, request.preset.checkout.command(folders.code))
-    return commands
+    return [*checkout_commands(request, folders), *request.installs]
 
 
-def run_commands(request: Request, target: str = "") -> list[str]:
-    """Return the shell commands that enter the job's folder and fetch the one file to `target`."""
-    commands = []
-    if request.preset.code:
-        commands.append(f"cd {request.preset.code}")
-    if target and request.url:
-        check = f"echo '{request.sha256}  {target}' | sha256sum --check --quiet"
-        commands.append(f"curl -fsSLo {target} {request.url} && {check}")
-    return commands
+def enter_commands(request: Request) -> list[str]:
+    """Return the shell command that enters the job's folder, if the image has one."""
+    code = request.preset.code
+    return [f"cd {code}"] if code else []
+
+
+def is_hub_data(preset: Preset) -> bool:
+    """Return whether the usual data are a data set of the hub, by its id."""
+    return bool(preset.train) and "{" not in preset.train
+
+
+def usual_data(preset: Preset, folders: Folders) -> str:
+    """Return where a recipe's usual data are: the id on the hub, or a path on the nodes."""
+    if is_hub_data(preset) and not folders.has_hub:
+        return f"{folders.data}/{preset.train.rpartition('/')[2]}"
+    return preset.train.format_map({"data": folders.data, "code": folders.code})
 
 
 def job_variables(request: Request, folders: Folders, *, restarted: bool) -> dict[str, str]:
     """Return the variables of the job; `restarted`: the platform starts a lost node again."""
     preset = request.preset
-    recipe = request.recipe
-    if recipe == "rehearsal":
-        return {"AGENT_LOG_DIR": folders.logs} if folders.logs else {}
+    common = {"AGENT_LOG_DIR": folders.logs}
+    if request.is_rehearsal:
+        return {name: text for name, text in common.items() if text}
+    if request.command:
+        own = {
+            "AGENT_CHECKPOINTS": f"{folders.checkpoints}/{request.job}",
+            "AGENT_MODEL": request.model,
+            "AGENT_TRAIN_DATA": request.data,
+            **common,
+            "HF_HOME": folders.models,
+        }
+        return {name: text for name, text in own.items() if text}
 
     known = {"data": folders.data, "code": folders.code}
     code = ""
     if preset.checkout is not None:
         code = f"{folders.code}/{preset.checkout.folder}"
-    prepare = "AGENT_PREPARE" if folders.is_shared else "AGENT_PREPARE_EACH"
+    args = preset.args
+    train = request.data
+    usual = {}
+    if not train:
+        args = (*preset.data_args, *args)
+        train = usual_data(preset, folders)
+        usual["AGENT_EVAL_DATA"] = preset.evaluate.format_map(known)
+        if folders.has_hub:
+            prepare = "AGENT_PREPARE" if folders.is_shared else "AGENT_PREPARE_EACH"
+            usual[prepare] = preset.prepare.format_map(known)
+    known["train"] = train
     variables = {
-        "AGENT_JOB": recipe,
-        "AGENT_MODEL": preset.model,
-        "AGENT_TRAIN_DATA": preset.train.format_map(known),
-        "AGENT_EVAL_DATA": preset.evaluate.format_map(known),
-        "AGENT_CHECKPOINTS": f"{folders.checkpoints}/{recipe}",
-        "AGENT_JOB_ARGS": " ".join(preset.args),
+        "AGENT_JOB": request.job,
+        "AGENT_MODEL": request.model or preset.model,
+        "AGENT_TRAIN_DATA": train,
+        **usual,
+        "AGENT_CHECKPOINTS": f"{folders.checkpoints}/{request.job}",
+        "AGENT_JOB_ARGS": " ".join(args),
         "AGENT_JOB_RETRIES": "3" if restarted and preset.resumes else "",
         "AGENT_REWARD": preset.reward.format_map(known),
-        prepare: preset.prepare.format_map(known),
-        "AGENT_LOG_DIR": folders.logs,
+        "AGENT_SERVICES": folders.services if preset.services else "",
+        **common,
         "PYTHONPATH": code,
         "HF_HOME": folders.models,
     }
     return {name: text for name, text in variables.items() if text}
 
 
-# --- text --------------------------------------------------------------------------------------
-
-_TEMPLATES = Path(__file__).parent / "templates"
-_CONDITION = re.compile(r"^\{\{if (\w+)\}\}\n(.*?)^\{\{end\}\}\n", re.MULTILINE | re.DOTALL)
-_VALUE = re.compile(r"^( *)\{\{(\w+)\}\}\n|\{\{(\w+)\}\}", re.MULTILINE)
-_WRAPPED = re.compile(r"(?:^ *#~.*\n)+", re.MULTILINE)
-
-
-def fill(template: str, request: Request, **values: object) -> str:
-    """Return a template with the values of the request and these.
-
-    A value alone on its line gets that line's indentation, and leaves no line if it is empty. The
-    lines from `{{if NAME}}` to `{{end}}` stay if that value is not empty. Comments after `#~` are
-    wrapped.
-    """
-    recipe = request.recipe
-    nodes = request.nodes
-    gpus = request.gpus
-    values = {
-        "recipe": recipe,
-        "nodes": nodes,
-        "workers": nodes - 1,
-        "gpus": gpus,
-        "image": request.container_image,
-        "url": request.url,
-        "sha256": request.sha256,
-        "about": request.preset.about,
-        "recipe_line": f"pod-agent recipe {recipe} --nodes {nodes} --gpus {gpus}",
-        **values,
-    }
-
-    def section(match: re.Match[str]) -> str:
-        name, lines = match.groups()
-        return lines if values[name] else ""
-
-    def value(match: re.Match[str]) -> str:
-        indentation, alone_on_line, within_line = match.groups()
-        if within_line:
-            return str(values[within_line])
-        text = str(values[alone_on_line]).rstrip("\n")
-        return textwrap.indent(text, indentation) + "\n" if text else ""
-
-    def wrapped(match: re.Match[str]) -> str:
-        before, _, rest = match[0].partition("#~")
-        lines = [line.strip() for line in rest.split("#~")]
-        paragraphs = "\n".join(lines).split("\n\n")
-        return textwrap.indent(comment(*paragraphs), before) + "\n"
-
-    text = (_TEMPLATES / template).read_text(encoding="utf-8")
-    text = _CONDITION.sub(section, text)
-    return _WRAPPED.sub(wrapped, _VALUE.sub(value, text))
-
-
-def comment(*paragraphs: str) -> str:
-    """Return paragraphs as lines of comments."""
-    return "\n#\n".join(
-        "\n".join(f"# {line}" for line in _lines(text, WIDTH - 2)) for text in paragraphs
-    )
-
-
-def _lines(text: str, width: int) -> list[str]:
-    """Wrap a text between its words only."""
-    return textwrap.wrap(text, width, break_on_hyphens=False, break_long_words=False)
-
-
-_PLAIN = re.compile(r"[A-Za-z/][\w./@-]*")
-_READ_AS_OTHERS = {"true", "false", "yes", "no", "on", "off", "null"}
-
-
-def yaml_value(text: str, indent: int) -> str:
-    """Return a string as a value of YAML; a long one is folded over several lines."""
-    if len(text) > WIDTH - 30 and " " in text and "  " not in text:
-        return "\n  ".join([">-", *_lines(text, WIDTH - indent - 2)])
-    is_plain = _PLAIN.fullmatch(text) and text.lower() not in _READ_AS_OTHERS
-    return text if is_plain else json.dumps(text)
-
-
-def yaml_mapping(values: Mapping[str, str], indent: int) -> str:
-    """Return variables as lines of a mapping, which are folded for this indentation."""
-    return "\n".join(f"{name}: {yaml_value(text, indent)}" for name, text in values.items())
-
-
-def yaml_env(values: Mapping[str, str], indent: int) -> str:
-    """Return variables as a container's list of name and value, folded for this indentation."""
-    return "\n".join(
-        f"- name: {name}\n" + textwrap.indent(f"value: {yaml_value(text, indent + 2)}", "  ")
-        for name, text in values.items()
-    )
-
-
-def shell_exports(values: Mapping[str, str]) -> str:
-    """Return variables as `export` lines; `$HOME` and the like in them are expanded."""
-    lines = []
-    for name, text in values.items():
-        quoted = " \\\n  ".join(_lines(text, WIDTH - 12 - len(name)))
-        needs_quotes = re.search(r"[^\w$./@:=-]", text) is not None
-        if needs_quotes:
-            quoted = f'"{quoted}"'
-        lines.append(f"export {name}={quoted}")
-    return "\n".join(lines)
+def variables_of_plan(request: Request) -> str:
+    """Return the variables with which `plan` shows this job, as a shell reads them."""
+    preset = request.preset
+    values = {"EXPECTED_WORKERS": str(request.nodes - 1)}
+    if not request.command:
+        values["AGENT_JOB"] = request.job
+    if preset.train:
+        values["AGENT_MODEL"] = request.model or preset.model
+        values["AGENT_TRAIN_DATA"] = request.data or preset.train.replace("{data}", "data")
+    return " ".join(f"{name}={shlex.quote(text)}" for name, text in values.items())

@@ -252,6 +252,7 @@ def _unpack(archive: str, home: str, environment: str, tag: str, base: str) -> N
     )
     # If no `ray` is on PATH, Ray of the Python that runs this file is used.
     _write(os.path.join(environment, "started-by"), sys.executable.encode())
+    _write(os.path.join(home, "unpacked-from"), archive.encode())  # `init` copies it
     os.makedirs(os.path.join(environment, "bin"), 0o700, exist_ok=True)
     python = os.path.join(environment, "bin", "python")
     if not os.path.lexists(python):

@@ -17,6 +17,8 @@ from agent.cli.command_line import main as agent
 
 ROOT = Path(__file__).resolve().parents[3]
 ROW = re.compile(r"\]\(([\w./-]+)\)[^`\n]*`pod-agent (init [^`]+)`")
+ONE_FILE = "dist/pod-agent"
+SERVICES = "services/search-r1.toml"
 
 
 def commands() -> dict[str, list[str]]:
@@ -26,17 +28,36 @@ def commands() -> dict[str, list[str]]:
 
 
 def write_to(folder: Path) -> None:
-    """Run each command, and move what it writes to its place."""
+    """Run each command, and move what it writes to its place; the agent's own file is left out."""
     for path, words in commands().items():
         with tempfile.TemporaryDirectory() as place:
+            one_file = Path(place, "pod-agent")
+            one_file.write_bytes(b"stands for the one file")
+            made = Path(place, "made")
+            given = [str(one_file) if word == ONE_FILE else word for word in words]
             with contextlib.redirect_stdout(io.StringIO()):
-                agent([*words, "--to", place])
-            target = folder / path
-            target.parent.mkdir(parents=True, exist_ok=True)
-            for file in Path(place).iterdir():
-                name = target.name if len(list(Path(place).iterdir())) == 1 else file.name
-                target.with_name(name).write_bytes(file.read_bytes())
-                target.with_name(name).chmod(file.stat().st_mode)
+                code = agent([*given, "--to", str(made)])
+            if code:
+                sys.exit(code)
+            for file in made.iterdir():
+                target = place_of(file.name, path, words)
+                if target is not None:
+                    (folder / target).parent.mkdir(parents=True, exist_ok=True)
+                    (folder / target).write_bytes(file.read_bytes())
+                    (folder / target).chmod(file.stat().st_mode)
+
+
+def place_of(name: str, path: str, words: list[str]) -> str | None:
+    """Return where a written file goes in examples/; None for the agent's own file."""
+    example = Path(path)
+    if name.endswith(".whl") or name == "pod-agent":
+        return None
+    if name == "services.toml":
+        return SERVICES
+    if name == "fetch.sh":
+        return str(example.with_name(f"{example.stem}-fetch.sh"))
+    is_main = name == example.name or name.startswith((f"{words[2]}.", "loop."))
+    return path if is_main else str(example.with_name(name))
 
 
 def main(arguments: list[str]) -> int:
@@ -44,7 +65,7 @@ def main(arguments: list[str]) -> int:
     if any(word.startswith("-") for word in arguments):
         print(__doc__)
         return 0 if arguments[0] in {"-h", "--help"} else 2
-    write_to(Path(arguments[0]) if arguments else ROOT / "examples")
+    write_to(Path(arguments[0]).resolve() if arguments else ROOT / "examples")
     return 0
 
 

@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import pty
+import re
 import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
-from agent.cli.init_verb import PLATFORMS
-from agent.cli.start_files.request import (
-    Folders,
-    Request,
-    job_variables,
-    presets,
-    run_commands,
-    shell_exports,
-    yaml_mapping,
-)
+from agent.cli.command_line import main as agent
+from agent.cli.start_files.agent_file import AgentFile
+from agent.cli.start_files.platforms_of_init import PLATFORMS, misfit, missing_image
+from agent.cli.start_files.request import Folders, Request, job_variables, preset_of, presets
+from agent.cli.start_files.template_text import shell_exports, yaml_mapping
 from agent.frameworks import recipe_of
 from agent.frameworks.recipe import NodeSize, RecipeInput
 from agent.settings import load
@@ -30,17 +29,25 @@ from agent.settings.jobs import BY_NAME, RECIPES
 
 ROOT = Path(__file__).parents[3]
 AGENT = [sys.executable, "-m", "agent", "init"]
-FETCHED = ("--agent-url", "https://my.server/pod-agent", "--sha256", "0" * 64)
-FOLDERS = Folders("/data", "/code", "/checkpoints", "/logs", "/models")
+FOLDERS = Folders("/data", "/code", "/checkpoints", "/logs", "/models", services="/services.toml")
+WHEEL = AgentFile("wheel", "pod_agent-0.1.0-py3-none-any.whl", "it fits.", b"the wheel")
+URL = ("--agent-url", "https://my.server/pod-agent", "--agent-sha256", "0" * 64)
 KINDS = [
     (name, platform.flag, variant)
     for name, platform in PLATFORMS.items()
     for variant in platform.variants
 ]
+COMMAND = "command"
+JOBS = [*presets(), COMMAND]
+PLACEHOLDER = re.compile(
+    r"<[A-Za-z][\w -]*>|TODO|FIXME|\b[Yy]our-|\byou/|\bchange\b|…"
+    r"|\{\{(?! (?:RUNPOD_SECRET|secrets))"
+)
+"""What a user would have to edit."""
 
 
 def init(*words: str, code: int = 0) -> subprocess.CompletedProcess[str]:
-    """Run the verb, without a terminal."""
+    """Run the verb as a program, without a terminal."""
     done = subprocess.run(
         [*AGENT, *words],
         cwd=ROOT,
@@ -53,12 +60,246 @@ def init(*words: str, code: int = 0) -> subprocess.CompletedProcess[str]:
     return done
 
 
+def written(folder: Path, *words: str, command: tuple[str, ...] = ()) -> tuple[dict[str, str], str]:
+    """Run the verb; return its text files by name, and what it printed."""
+    one_file = folder.parent / "pod-agent"
+    one_file.write_bytes(b"stands for the one file")
+    if words[0] == "slurm" and "--agent-url" not in words:
+        words = (*words, "--agent", str(one_file))
+    printed = io.StringIO()
+    argv = ["init", *words, "--to", str(folder), *(["--", *command] if command else [])]
+    with contextlib.redirect_stdout(printed):
+        assert agent(argv) == 0
+    texts = {
+        path.name: path.read_text(encoding="utf-8")
+        for path in folder.iterdir()
+        if path.suffix != ".whl" and path.name != "pod-agent"
+    }
+    return texts, printed.getvalue()
+
+
+def words_for(name: str, flag: str, variant: str, job: str) -> tuple[str, ...] | None:
+    """Return the words that a job needs on a platform; None where it is refused."""
+    if misfit(name, variant, job, 2):
+        return None
+    words = [name] if job == COMMAND else [name, job]
+    words += ["--hosts", "10.0.0.5,me@10.0.0.6"] if name == "ssh" else ["--nodes", "2"]
+    words += ["--gpus", "8" if job != "rehearsal" or name == "runpod" else "0"]
+    if flag:
+        words += [f"--{flag}", variant]
+    if missing_image(name, variant, job):
+        words += ["--image", "ghcr.io/acme/rl:1"]
+    if variant == "none":
+        words += ["--python", "/home/me/venv/bin/python"]
+    return tuple(words)
+
+
+def scripts_of(name: str, text: str) -> list[str]:
+    """Return the shell code of a file."""
+    if name.endswith((".sh", ".sbatch")):
+        return [text]
+    if name.endswith(".json"):
+        words = shlex.split(json.loads(text)["args"])
+        assert words[:2] == ["bash", "-c"]
+        return words[2:]
+    if not name.endswith((".yml", ".yaml")):
+        return []
+    found: list[str] = []
+
+    def collect(node: Any) -> None:  # noqa: ANN401 - parsed YAML
+        if isinstance(node, dict):
+            found.extend(str(node[key]) for key in ("run", "setup") if key in node)
+            if isinstance(node.get("commands"), list):
+                found.append("\n".join(node["commands"]))
+            if node.get("command", [])[:1] == ["bash"]:
+                found.append(node["command"][2])
+            for value in node.values():
+                collect(value)
+        elif isinstance(node, list):
+            for value in node:
+                collect(value)
+
+    for document in yaml.safe_load_all(text):
+        collect(document)
+    return found
+
+
+@pytest.mark.parametrize("job", JOBS)
+@pytest.mark.parametrize(("name", "flag", "variant"), KINDS)
+def test_no_file_is_to_be_edited(
+    name: str, flag: str, variant: str, job: str, tmp_path: Path
+) -> None:
+    """Each platform with each job: all parses, nothing is a placeholder, the steps are a road."""
+    words = words_for(name, flag, variant, job)
+    if words is None:
+        assert job not in {"verl-grpo", "verl-ppo", "rehearsal", COMMAND}
+        return
+    command = ("python3", "train.py", "--nodes", "{nodes}") if job == COMMAND else ()
+    files, printed = written(tmp_path / "made", *words, command=command)
+    scripts = [script for file, text in files.items() for script in scripts_of(file, text)]
+    assert scripts
+    for script in scripts:
+        done = subprocess.run(
+            ["bash", "-n"], input=script, text=True, capture_output=True, check=False
+        )
+        assert (done.returncode, done.stderr) == (0, ""), script
+    for file, text in files.items():
+        if file != "pods.py":
+            assert PLACEHOLDER.findall(text) == [], file
+        if file.endswith(".json"):
+            json.loads(text)
+    assert PLACEHOLDER.findall(printed) == [] or "FOLDER" in printed
+    joined = "\n".join(scripts) + "\n".join(files.values())
+    assert "run -- python3 train.py --nodes {nodes}" in joined or job != COMMAND
+
+    # Every file that a step names is there.
+    steps = re.findall(r"^  (.+)$", printed, re.MULTILINE)
+    assert steps[0] == f"cd {tmp_path / 'made'}"
+    named = set(re.findall(r"[\w.-]+\.(?:sbatch|sh|ya?ml|py)\b", "\n".join(steps)))
+    assert named
+    assert {one for one in named if not (tmp_path / "made" / one).exists()} <= {"train.py"}
+    assert "pod-agent plan" in steps[-1]
+    if job != "rehearsal":
+        assert f"pod-agent init {name} rehearsal" in steps[-2]
+
+
+@pytest.mark.parametrize(("name", "flag", "variant"), KINDS)
+def test_the_printed_rehearsal_can_be_typed(
+    name: str, flag: str, variant: str, tmp_path: Path
+) -> None:
+    """The command for the rehearsal is itself complete."""
+    words = words_for(name, flag, variant, "verl-grpo")
+    assert words is not None
+    _, printed = written(tmp_path / "made", *words)
+    (line,) = re.findall(r"^  pod-agent (init .* rehearsal .*)$", printed, re.MULTILINE)
+    argv = shlex.split(line)[:-2]
+    with contextlib.redirect_stdout(io.StringIO()):
+        assert agent([*argv, "--to", str(tmp_path / "rehearsal")]) == 0
+
+
+KEYS = {
+    "dstack": {
+        *("type", "name", "image", "nodes", "fleets", "spot_policy", "resources", "env", "files"),
+        *("commands", "retry", "ports", "volumes"),
+    },
+    "skypilot": {
+        *("name", "num_nodes", "resources", "secrets", "file_mounts", "envs", "setup", "run"),
+    },
+    "runpod pods": {
+        *("name", "image", "gpu", "globalNetworking", "dataCenterIds", "args", "env", "disk"),
+        *("mounts", "ports", "startJupyter", "startSsh"),
+    },
+    "runpod cluster": {
+        *("name", "image", "type", "compute", "dataCenterIds", "args", "env", "disk", "mounts"),
+        *("ports", "startJupyter", "startSsh"),
+    },
+}
+"""What each platform's own description has, of which nothing else may be in a file."""
+
+
+def test_only_what_the_platforms_describe(tmp_path: Path) -> None:
+    """No file has a key that its platform does not know, with all options given."""
+    common = ("--nodes", "2", "--gpus", "8", "--wandb", "--hf-token", "--volume", "disk")
+    more = ("--center", "EU-RO-1", "--gpu-type", "H100")
+    task = written(
+        tmp_path / "a", "dstack", "verl-grpo", *common, *more, "--spot", "--fleet", "mine"
+    )
+    text = task[0]["verl-grpo.dstack.yml"]
+    assert yaml.safe_load(text).keys() == KEYS["dstack"]
+    assert yaml.safe_load(text)["volumes"] == ["disk:/checkpoints"]
+    volume = yaml.safe_load(task[0]["volume.dstack.yml"])
+    assert volume["type"] == "volume"
+    sky = written(tmp_path / "b", "skypilot", "verl-grpo", *common, *more, "--spot")[0]
+    parsed = yaml.safe_load(sky["verl-grpo.sky.yaml"])
+    assert parsed.keys() == KEYS["skypilot"]
+    assert parsed["resources"].keys() <= {
+        *("image_id", "disk_size", "accelerators", "infra", "use_spot", "cpus", "memory"),
+    }
+    for kind, file in (("pods", "pod.json"), ("cluster", "instant-cluster.json")):
+        words = ("runpod", "verl-grpo", "--kind", kind, *common, *more)
+        body = json.loads(written(tmp_path / kind, *words)[0][file])
+        assert body.keys() == KEYS[f"runpod {kind}"] - {"persistent"}
+        assert {type(value) for value in body["env"].values()} == {str}
+        for name in ("WANDB_API_KEY", "HF_TOKEN"):
+            assert body["env"][name] == f"{{{{ RUNPOD_SECRET_{name.lower()} }}}}"
+
+
+def test_runpod_ends_its_bill(tmp_path: Path) -> None:
+    """Pods are stopped; a cluster is deleted where its results outlive it, else held."""
+    words = ("runpod", "verl-grpo", "--nodes", "2", "--gpus", "8")
+    ends = {
+        ("--kind", "pods"): ("pod.json", "stop-pod", False),
+        ("--kind", "cluster"): ("instant-cluster.json", "hold", False),
+        ("--kind", "cluster", "--volume", "v"): ("instant-cluster.json", "terminate-pod", True),
+    }
+    for number, (more, (file, on_done, has_key)) in enumerate(ends.items()):
+        files, printed = written(tmp_path / str(number), *words, *more)
+        env = json.loads(files[file])["env"]
+        assert env["AGENT_ON_DONE"] == on_done
+        assert ("RUNPOD_API_KEY" in env) == has_key
+        assert ("100 Mbps" in printed) == (file == "pod.json")
+
+
+def test_slurm_needs_no_internet_on_its_nodes(tmp_path: Path) -> None:
+    """The batch script clones, pulls and downloads nothing; fetch.sh did, and installed."""
+    for variant in ("apptainer", "pyxis"):
+        words = ("slurm", "openrlhf-grpo", "--container", variant, "--nodes", "2", "--gpus", "8")
+        files, _ = written(tmp_path / variant, *words, "--partition", "h100", "--account", "rl")
+        batch = files["openrlhf-grpo.sbatch"]
+        assert "HF_HUB_OFFLINE=1" in batch
+        assert not re.search(r"git clone|pip install|docker://|AGENT_PREPARE", batch)
+        assert "#SBATCH --partition=h100\n#SBATCH --account=rl\n" in batch
+        assert "AGENT_TRAIN_DATA=$PWD/data/dapo-math-17k" in batch
+        fetch = files["fetch.sh"]
+        assert "pip install" in fetch
+        assert "zhuzilin/dapo-math-17k" in fetch
+    bare = ("slurm", "search-r1-grpo", "--container", "apptainer", "--nodes", "2", "--gpus", "8")
+    files, _ = written(tmp_path / "bare", *bare, "--image", "me/search-r1:1")
+    assert "AGENT_SERVICES=$PWD/services.toml" in files["search-r1-grpo.sbatch"]
+    assert 'touch "$PWD/data/.prepared-index"' in files["fetch.sh"]
+
+
+def test_a_published_agent_is_verified(tmp_path: Path) -> None:
+    """With --agent-url nothing is sent along, and each node checks the digest."""
+    for name in ("dstack", "runpod", "kubernetes", "skypilot", "slurm"):
+        more = ("--container", "apptainer") if name == "slurm" else ()
+        words = (name, "verl-grpo", "--nodes", "2", "--gpus", "8", *more, *URL)
+        files, _ = written(tmp_path / name, *words)
+        text = "\n".join(files.values())
+        assert "https://my.server/pod-agent" in text
+        assert "sha256sum --check" in text
+        assert not [*(tmp_path / name).glob("*.whl"), *(tmp_path / name).glob("pod-agent")]
+
+
+def test_a_large_file_is_announced_on_dstack(tmp_path: Path) -> None:
+    """Above the server's limit the note names the variable; the wheel is below it."""
+    words = ("dstack", "verl-grpo", "--nodes", "2", "--gpus", "8")
+    _, printed = written(tmp_path / "wheel", *words)
+    assert "DSTACK_SERVER_CODE_UPLOAD_LIMIT" not in printed
+    (wheel,) = (tmp_path / "wheel").glob("*.whl")
+    assert wheel.stat().st_size < 2 << 20
+    large = tmp_path / "large"
+    large.write_bytes(b"x" * (3 << 20))
+    _, printed = written(tmp_path / "large-one", *words, "--agent", str(large))
+    assert "DSTACK_SERVER_CODE_UPLOAD_LIMIT=0" in printed
+
+
+def test_own_model_and_data(tmp_path: Path) -> None:
+    """They replace the usual ones, with what belongs to the usual data."""
+    given = ("--model", "Qwen/Qwen3-8B", "--data", "/data/mine.parquet")
+    files, _ = written(tmp_path / "a", "dstack", "verl-grpo", "--nodes", "2", "--gpus", "8", *given)
+    env = yaml.safe_load(files["verl-grpo.dstack.yml"])["env"]
+    assert env["AGENT_MODEL"] == "Qwen/Qwen3-8B"
+    assert env["AGENT_TRAIN_DATA"] == "/data/mine.parquet"
+    assert not {"AGENT_EVAL_DATA", "AGENT_PREPARE", "AGENT_PREPARE_EACH"} & env.keys()
+
+
 def test_the_examples_are_its_output(tmp_path: Path) -> None:
     """Each file is what its command in examples/README.md writes."""
     environ = {**os.environ, "PYTHON": sys.executable}
     subprocess.run([ROOT / "scripts/examples", tmp_path], check=True, env=environ)
     made = [path for path in tmp_path.rglob("*") if path.is_file()]
-    assert len(made) == 14
+    assert len(made) == 22
     for path in made:
         example = ROOT / "examples" / path.relative_to(tmp_path)
         assert example.read_bytes() == path.read_bytes(), "run ./scripts/examples"
@@ -70,9 +311,10 @@ def test_every_recipe_has_its_settings() -> None:
 
 
 @pytest.mark.parametrize("recipe", [job.name for job in RECIPES if job.name != "rehearsal"])
-def test_the_settings_of_a_recipe_are_a_job(recipe: str) -> None:
+@pytest.mark.parametrize("data", ["", "/data/mine.jsonl"])
+def test_the_settings_of_a_recipe_are_a_job(recipe: str, data: str) -> None:
     """They are valid, and make a command on two nodes of eight GPUs."""
-    request = Request(recipe=recipe, nodes=2, gpus=8)
+    request = Request(job=recipe, nodes=2, gpus=8, agent=WHEEL, data=data)
     variables = job_variables(request, FOLDERS, restarted=True)
     settings = load({k: v for k, v in variables.items() if k.startswith("AGENT_")}).settings
     assert settings.job == recipe
@@ -92,84 +334,32 @@ def test_the_settings_of_a_recipe_are_a_job(recipe: str) -> None:
     assert module.make(asked).argv
 
 
-@pytest.mark.parametrize("recipe", list(presets()))
-@pytest.mark.parametrize(("name", "flag", "variant"), KINDS)
-@pytest.mark.parametrize("fetched", [False, True])
-def test_every_file_is_well_formed(
-    name: str, flag: str, variant: str, recipe: str, *, fetched: bool
-) -> None:
-    """Shell files parse in a shell, YAML and JSON parse, and three lines are marked."""
-    request = Request(
-        recipe=recipe,
-        nodes=3,
-        gpus=4,
-        variant=variant,
-        volume="" if fetched else "volume",
-        url="https://my.server/pod-agent" if fetched else "",
-        sha256="0" * 64 if fetched else "",
-    )
-    (file,) = PLATFORMS[name].render(request)
-    assert flag in {"", "container", "kind"}
-    assert file.next_steps
-    scripts = []
-    if file.name.endswith(".json"):
-        body = json.loads(file.text)
-        assert body["image"] == presets()[recipe].image
-        assert next(iter(body)) == "image"
-        words = shlex.split(body["args"])
-        scripts = [words[2]] if words[0] == "bash" else []
-        assert ("curl" in body["args"]) == fetched
-    elif file.name.endswith((".yml", ".yaml")):
-        documents = list(yaml.safe_load_all(file.text))
-        assert all(isinstance(document, dict) for document in documents)
-        task = documents[0]
-        scripts = ["\n".join(task["commands"])] if "commands" in task else [task.get("run", "")]
-        scripts.append(task.get("setup", ""))
-    else:
-        scripts = [file.text]
-    if not file.name.endswith(".json"):
-        marks = [f"change ({number} of 3): " for number in (1, 2, 3)]
-        assert [file.text.count(mark) for mark in marks] == [1, 1, 1]
-    for script in scripts:
-        done = subprocess.run(
-            ["bash", "-n"], input=script, text=True, capture_output=True, check=False
-        )
-        assert (done.returncode, done.stderr) == (0, ""), script
-
-
-def test_values_survive_their_format(tmp_path: Path) -> None:
-    """A shell and YAML return the written values, folded lines included."""
+def test_values_survive_their_format() -> None:
+    """A shell and YAML return the written values, folded lines and quotes included."""
     values = {
         "PLAIN": "verl-grpo",
         "LIKE_A_NUMBER": "3",
         "LIKE_A_TRUTH": "yes",
         "LONG": "test -e /data/train.parquet || " + " ".join(f"--word{n} value" for n in range(20)),
         "ODD": "a: b # c",
+        "QUOTED": 'say "yes"',
     }
     assert yaml.safe_load(yaml_mapping(values, 2)) == values
     script = shell_exports(values) + "\nenv"
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
     found = dict(line.partition("=")[::2] for line in done.stdout.splitlines())
     assert {name: " ".join(found[name].split()) for name in values} == values
-    file = tmp_path / "pod-agent"
-    request = Request(recipe="rehearsal", nodes=1, gpus=0, url=f"file://{file}", sha256="0" * 64)
-    file.write_text("the file", encoding="utf-8")
-    other = ["bash", "-c", *run_commands(request, str(tmp_path / "fetched"))]
-    assert subprocess.run(other, capture_output=True, check=False).returncode != 0
 
 
 def test_nothing_is_overwritten_unasked(tmp_path: Path) -> None:
-    """An existing file stays, unless --force is given."""
+    """An existing file stays, unless --force is given; the same content is no loss."""
     words = ("dstack", "verl-grpo", "--nodes", "3", "--gpus", "8", "--to", str(tmp_path))
     printed = init(*words).stdout
     file = tmp_path / "verl-grpo.dstack.yml"
     assert f"wrote {file}" in printed
-    steps = (
-        "cp dist/pod-agent pod-agent",
-        "dstack secret set",
-        "dstack apply -f verl-grpo.dstack.yml",
-    )
+    steps = ("dstack secret set", "dstack apply -y -f fleet", "dstack apply -f verl-grpo.dstack")
     assert sorted(steps, key=printed.index) == list(steps)
+    init(*words)
     file.write_text("mine", encoding="utf-8")
     assert "--force" in init(*words, code=2).stderr
     assert file.read_text(encoding="utf-8") == "mine"
@@ -179,45 +369,82 @@ def test_nothing_is_overwritten_unasked(tmp_path: Path) -> None:
 
 def test_a_program_may_be_run(tmp_path: Path) -> None:
     """The loop over ssh and the script for RunPod's pods are executable."""
-    init("ssh", "--to", str(tmp_path))
-    init("runpod", "--to", str(tmp_path), *FETCHED)
-    assert os.access(tmp_path / "loop.sh", os.X_OK)
-    assert os.access(tmp_path / "pods.py", os.X_OK)
-    assert (tmp_path / "template.json").exists()
+    written(tmp_path / "a", "ssh", "rehearsal", "--hosts", "a,b")
+    written(tmp_path / "b", "runpod", "rehearsal", "--nodes", "2")
+    assert os.access(tmp_path / "a/loop.sh", os.X_OK)
+    assert os.access(tmp_path / "b/pods.py", os.X_OK)
 
 
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        ((), "which platform? One of slurm, runpod, dstack"),
-        (("runpod", "rehearsal"), "--volume ID"),
-        (("dstack", "--agent-url", "https://my.server/pod-agent"), "dist/SHA256SUMS"),
-        (("dstack", "--container", "pyxis"), "dstack has no pyxis"),
-        (("kubernetes", "--kind", "cluster"), "--kind lws or trainjob or pytorchjob"),
-        (("slurm", "--nodes", "0"), "a run has a node at least"),
-        (("slurm", "--nodes", "many"), "'many' is no whole number"),
-        (("slurm", "verl-gpro"), "verl-grpo"),
+        ((), "not given: PLATFORM (platform: slurm, runpod, dstack"),
+        (("dstack",), "RECIPE (recipe: rehearsal"),
+        (
+            ("dstack", "verl-grpo"),
+            "--nodes (nodes, the head among them); --gpus (GPUs of each node)",
+        ),
+        (
+            ("dstack", "search-r1-grpo", "--nodes", "2"),
+            "--gpus (GPUs of each node); --image (an ima",
+        ),
+        (("ssh", "rehearsal"), "--hosts (machines, the head first"),
+        (("slurm", "verl-grpo", "--nodes", "2", "--gpus", "8"), "--python (the Python that has"),
+        (("dstack", "rehearsal", "--nodes", "2", *URL[:2]), "--agent-sha256 go together"),
+        (("dstack", "rehearsal", *URL[:3], "abc"), "'abc' is no SHA-256"),
+        (
+            ("dstack", "rehearsal", "--container", "pyxis"),
+            "dstack has no --container, which is for",
+        ),
+        (
+            ("dstack", "rehearsal", "--partition", "x"),
+            "dstack has no --partition, which is for slurm",
+        ),
+        (
+            ("kubernetes", "rehearsal", "--nodes", "2", "--kind", "cluster"),
+            "--kind lws or trainjob",
+        ),
+        (
+            ("kuberay", "trl-grpo", "--nodes", "2", "--gpus", "8"),
+            "pod-agent init kubernetes trl-grpo",
+        ),
+        (("runpod", "rehearsal", "--nodes", "1", "--kind", "cluster"), "two pods at least"),
+        (("dstack", "rehearsal", "--nodes", "0"), "a run has one node at least"),
+        (("dstack", "rehearsal", "--nodes", "many"), "'many' is no whole number"),
+        (("dstack", "verl-gpro"), "verl-grpo"),
         (("slrum",), "no platform 'slrum': did you mean slurm?"),
+        (("dstack", "verl-grpo", "--", "true"), "either the recipe verl-grpo, or a command"),
     ],
 )
 def test_what_is_wrong_is_named(words: tuple[str, ...], expected: str, tmp_path: Path) -> None:
     """Usage errors name the flag and the remedy, and write nothing."""
-    assert expected in init(*words, "--to", str(tmp_path), code=2).stderr
+    at = words.index("--") if "--" in words else len(words)
+    argv = (*words[:at], "--to", str(tmp_path), *words[at:])
+    assert expected in init(*argv, code=2).stderr
     assert not list(tmp_path.iterdir())
 
 
 def test_it_asks_at_a_terminal(tmp_path: Path) -> None:
-    """Missing values are requested; an empty answer takes the default."""
+    """Missing values are asked for, again after a wrong answer; an empty one takes the default."""
     ours, theirs = pty.openpty()
     argv = [*AGENT, "--to", str(tmp_path), "--gpus", "4"]
     with subprocess.Popen(argv, cwd=ROOT, stdin=theirs, stdout=theirs, stderr=theirs) as process:
         os.close(theirs)
-        os.write(ours, b"kubernetes\nrehearsal\ntrainjob\n\n")
-        assert process.wait(timeout=60) == 0
+        os.write(ours, b"kubernetes\nverl-gpro\nverl-grpo\nmany\n\ntrainjob\nQwen/Qwen3-8B\n")
+        assert process.wait(timeout=100) == 0
     printed = os.read(ours, 65_536).decode()
     os.close(ours)
-    for question in ("platform:", "recipe:", "kind:", "nodes [2]"):
+    for question in ("platform:", "recipe:", "kind:", "[2]", "model,"):
         assert question in printed
+    assert "did you mean verl-grpo?" in printed
+    assert printed.count("nodes, the head among them") == 2
     manifest = (tmp_path / "kubeflow-trainjob.yaml").read_text(encoding="utf-8")
-    assert yaml.safe_load_all(manifest)
     assert "nvidia.com/gpu: 4" in manifest
+    assert "Qwen/Qwen3-8B" in manifest
+
+
+def test_every_usual_image_is_public() -> None:
+    """A recipe without a public image says what one needs."""
+    for job in presets():
+        preset = preset_of(job)
+        assert bool(preset.image) != bool(preset.no_image)

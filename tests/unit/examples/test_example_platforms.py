@@ -85,7 +85,7 @@ def test_pyxis_finds_the_token_in_its_container(tmp_path: Path) -> None:
     assert f"{tmp_path}/home/.config/pod-agent:/run/pod-agent:ro" in mounts
     assert step.environ["RAY_AUTH_TOKEN_FILE"] in IN_THE_CONTAINER
     assert f"{tmp_path}/home/pod-agent:/usr/local/bin/pod-agent:ro" in mounts
-    assert "--container-image=nvcr.io/nvidia/pytorch:25.11-py3" in step.argv
+    assert f"--container-image={tmp_path}/home/image.sqsh" in step.argv
 
 
 @pytest.mark.parametrize("missing", ["podman", "docker"])
@@ -93,7 +93,9 @@ def test_amd_hands_slurms_variables_into_the_container(missing: str, tmp_path: P
     """Both engines get every SLURM_* variable; variables that hide GPUs from Ray are dropped."""
     shell = Shell.make(tmp_path, missing)
     assert sbatch(shell, "slurm/amd.sbatch") == 0
-    engines = [call for call in shell.calls() if call.program in {"podman", "docker"}]
+    called = [call for call in shell.calls() if call.program in {"podman", "docker"}]
+    assert {call.argv[:2] for call in called} >= {("image", "inspect")}
+    engines = [call for call in called if call.argv[0] == "run"]
     assert {call.program for call in engines} == {"podman", "docker"} - {missing}
     for engine, agent in zip(engines, shell.agents(), strict=True):
         outside = {name for name in engine.environ if name.startswith("SLURM")}
@@ -180,7 +182,7 @@ def test_the_loop_ends_with_the_heads_code(tmp_path: Path) -> None:
     """The loop exits with the code of the head's agent; workers' output goes to files."""
     shell = Shell.make(tmp_path)
     given = {"RAY_AUTH_TOKEN": TOKEN, "STAND_IN_CODE": "7"}
-    command = ["bash", str(EXAMPLES / "ssh/loop.sh"), "run", "--", "echo", "a b", "{nodes}"]
+    command = [*shell.loop(), "run", "--", "echo", "a b", "{nodes}"]
     assert shell.run(command, given) == 7
     assert {call.argv for call in shell.agents()} == {("run", "--", "echo", "a b", "{nodes}")}
     assert {path.name for path in (tmp_path / "home").glob("*.log")} == {
@@ -194,7 +196,7 @@ def test_the_loop_stops_every_machine(signum: int, tmp_path: Path) -> None:
     """On a stop signal it stops the containers, waits for them, and exits with the head's code."""
     shell = Shell.make(tmp_path)
     shell.environ.update(RAY_AUTH_TOKEN=TOKEN, STAND_IN_STAY="1", STAND_IN_CODE="143")
-    with shell.started(["bash", str(EXAMPLES / "ssh/loop.sh")]) as loop:
+    with shell.started(shell.loop()) as loop:
         shell.wait_for_agents(3)
         loop.send_signal(signum)
         assert loop.wait(timeout=60) == 143
@@ -207,6 +209,7 @@ def test_pods_that_cannot_all_be_had_are_none(
 ) -> None:
     """The second pod is refused: the first is terminated, and the reason printed."""
     script = make_pods()
+    monkeypatch.setattr(script, "HERE", EXAMPLES / "runpod")
     asked: list[tuple[str, str]] = []
 
     def call(method: str, path: str, _body: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -216,11 +219,10 @@ def test_pods_that_cannot_all_be_had_are_none(
         return {"id": "pod0"}
 
     monkeypatch.setattr(script, "call", call)
-    monkeypatch.setenv("RUNPOD_API_KEY", "key")
-    monkeypatch.setattr(sys, "argv", ["pods.py", "--gpu", "G", "--gpus", "2", "--center", "C"])
-    assert script.main() == 1
+    with pytest.raises(script.NotMadeError, match="no such GPU left"):
+        script.make_pods()
     assert asked == [("POST", "pods"), ("POST", "pods"), ("DELETE", "pods/pod0")]
-    assert "no such GPU left" in capsys.readouterr().err
+    assert "whether a pod worker-1 was made" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -264,12 +266,12 @@ def test_every_pod_is_terminated_after_a_broken_reply(
             """Print nothing."""
 
     script = make_pods()
-    template = json.loads((EXAMPLES / "runpod/template.json").read_text(encoding="utf-8"))
-    template["env"]["EXPECTED_WORKERS"] = "2"
-    (tmp_path / "template.json").write_text(json.dumps(template), encoding="utf-8")
-    monkeypatch.setattr(script, "TEMPLATE", tmp_path / "template.json")
+    request = json.loads((EXAMPLES / "runpod/pod.json").read_text(encoding="utf-8"))
+    request["env"]["EXPECTED_WORKERS"] = "2"
+    (tmp_path / "pod.json").write_text(json.dumps(request), encoding="utf-8")
+    monkeypatch.setattr(script, "HERE", tmp_path)
     monkeypatch.setenv("RUNPOD_API_KEY", "key")
-    monkeypatch.setattr(sys, "argv", ["pods.py", "--gpu", "G", "--gpus", "2", "--center", "C"])
+    monkeypatch.setattr(sys, "argv", ["pods.py"])
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         threading.Thread(target=server.serve_forever, args=(0.01,)).start()
         monkeypatch.setattr(script, "API", f"http://127.0.0.1:{server.server_address[1]}")
@@ -291,9 +293,10 @@ def test_every_pod_is_terminated_after_a_broken_reply(
 def test_every_node_has_the_services_file() -> None:
     """The repository's file is mounted at the path in AGENT_SERVICES."""
     (task,) = documents("skypilot/search-r1.yaml")
+    wheel = "pod_agent-0.1.0-py3-none-any.whl"
     assert task["file_mounts"] == {
-        "/root/pod-agent": "dist/pod-agent",
-        task["envs"]["AGENT_SERVICES"]: "examples/services/search-r1.toml",
+        f"/root/{wheel}": f"./{wheel}",
+        task["envs"]["AGENT_SERVICES"]: "./services.toml",
     }
     assert "retriever.url=http://127.0.0.1:8000/retrieve" in task["envs"]["AGENT_JOB_ARGS"]
 

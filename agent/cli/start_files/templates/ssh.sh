@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-HOSTS=({{hosts}})  # change (1 of 3): the machines, the head first, as all reach them
-IMAGE={{image}}   # change (2 of 3): the framework's image
-GPUS=({{flags}})   # change (3 of 3): docker's flags for your GPUs; () for none
-AGENT={{agent}}   # the one file, which is copied to ~/pod-agent on every machine
+HOSTS=({{hosts}})
+IMAGE={{image}}
+GPUS=({{flags}})   # docker's flags for your GPUs; () for none
+FILES=({{files}})   # copied to ~/pod-agent on every machine
 
 # The same container on every machine, by ssh and docker, until the job ends everywhere:
 #
@@ -10,35 +10,50 @@ AGENT={{agent}}   # the one file, which is copied to ~/pod-agent on every machin
 #   bash loop.sh                                    # {{about}}
 #   bash loop.sh run -- python3 train.py --nodes {nodes}
 #
-# Prints the head's output and ends with its code; the workers' output is in files here. The machine
-# that owns AGENT_HEAD's address is the head. Ctrl-C stops the job, in order, everywhere.
+# Prints the head's output and ends with its code; the workers' output is in files here. The first
+# machine is the head: it owns AGENT_HEAD's address. Checkpoints, logs and models are in ~/pod-agent on
+# each machine. Ctrl-C stops the job, in order, everywhere.
+#
+#~ The agent: {{why_agent}}
 set -euo pipefail
 : "${RAY_AUTH_TOKEN:?is not set: export one secret, for example from openssl rand -hex 32}"
+cd "$(dirname "$0")"
+[ $# != 0 ] || set -- {{job_words}}
 name=pod-agent-$$
 export AGENT_HEAD=${HOSTS[0]#*@} EXPECTED_WORKERS=$((${#HOSTS[@]} - 1))
-{{if given}}
-job=(
-  {{given}}
+common=(
+  {{common}}
 )
-{{end}}
+job=(
+  {{job}}
+)
+[ "$*" = run ] || job=()   # a command of your own is no recipe
 flags=(docker run --rm --name "$name" --network host --shm-size 64G --ulimit memlock=-1
-  ${GPUS[@]+"${GPUS[@]}"} --env AGENT_HEAD="$AGENT_HEAD"
-  --env EXPECTED_WORKERS="$EXPECTED_WORKERS" --env RAY_AUTH_TOKEN {{job}}--entrypoint {{entrypoint}})
-words=("$IMAGE" {{words}}"$@")
+  ${GPUS[@]+"${GPUS[@]}"} --env AGENT_HEAD="$AGENT_HEAD" --env EXPECTED_WORKERS="$EXPECTED_WORKERS"
+  --env RAY_AUTH_TOKEN --env WANDB_API_KEY --env HF_TOKEN ${common[@]+"${common[@]}"}
+  ${job[@]+"${job[@]}"} --entrypoint bash)
+words=("$IMAGE" -c {{script}} bash "$@")
 
-put() { # HOST: the one file, unless it is there
-  local digest there='pod-agent.$$'
-  digest=$(sha256sum < "$AGENT")
-  ssh "$1" "[ \"\$(sha256sum 2> /dev/null < pod-agent)\" = '$digest' ] ||
-    { cat > $there && chmod 755 $there && mv $there pod-agent; }" < "$AGENT"
+put() { # HOST: the files, unless they are there
+  local file
+  for file in ${FILES[@]+"${FILES[@]}"}; do
+    digest=$(sha256sum < "$file")
+    ssh "$1" "mkdir -p pod-agent && cd pod-agent && there=$file.\$\$ &&
+      { [ \"\$(sha256sum 2> /dev/null < $file)\" = '$digest' ] ||
+        { cat > \$there && chmod 755 \$there && mv \$there $file; }; }" < "$file"
+  done
 }
 
-start() { # HOST: the secret goes through ssh's stdin, so that no ps shows it
+start() { # HOST: the secrets go through ssh's stdin, so that no ps shows them
   local before after
   printf -v before '%q ' "${flags[@]}"
   printf -v after '%q ' "${words[@]}"
-  ssh -o ServerAliveInterval=30 "$1" "read -r RAY_AUTH_TOKEN && export RAY_AUTH_TOKEN && $before \
-    --volume \"\$HOME/pod-agent:/usr/local/bin/pod-agent:ro\" $after" <<< "$RAY_AUTH_TOKEN"
+  ssh -o ServerAliveInterval=30 "$1" "read -r RAY_AUTH_TOKEN; read -r WANDB_API_KEY; read -r HF_TOKEN
+    export RAY_AUTH_TOKEN
+    if [ -n \"\$WANDB_API_KEY\" ]; then export WANDB_API_KEY; else unset WANDB_API_KEY; fi
+    if [ -n \"\$HF_TOKEN\" ]; then export HF_TOKEN; else unset HF_TOKEN; fi
+    mkdir -p pod-agent && $before --volume \"\$HOME/pod-agent:/root/pod-agent\" $after" \
+    <<< "$RAY_AUTH_TOKEN"$'\n'"${WANDB_API_KEY:-}"$'\n'"${HF_TOKEN:-}"
 }
 
 stop() { # each agent has 25 s to stop its part (AGENT_STOP_GRACE)

@@ -1,0 +1,168 @@
+"""The start files of Kubernetes and KubeRay: the job's manifest, and the disk of its pods."""
+
+from __future__ import annotations
+
+from agent.cli.start_files.agent_file import HOME
+from agent.cli.start_files.platform_files import RANDOM, SERVICES, sent_files, start_commands
+from agent.cli.start_files.request import (
+    Folders,
+    Request,
+    StartFile,
+    StartFiles,
+    checkout_commands,
+    enter_commands,
+    job_variables,
+    text_file,
+)
+from agent.cli.start_files.template_text import fill, yaml_env
+
+_SHARED = "/workspace"
+_CLAIM = "rl-workspace"
+_FILES_POD = "rl-files"
+_WORKSPACE = "workspace.yaml"
+_SERVICES = f"/etc/pod-agent/{SERVICES}"
+_RAY_IMAGE = "rayproject/ray:2.52.0-py311"
+"""For the rehearsal: the operator needs Ray in the image."""
+MANIFESTS = {
+    "lws": ("lws.yaml", "agent"),
+    "trainjob": ("kubeflow-trainjob.yaml", "node"),
+    "pytorchjob": ("pytorchjob.yaml", "pytorch"),
+}
+"""By kind: the file, and the name of its containers."""
+
+
+def _in_workspace(code: str) -> Folders:
+    """Return the folders on a claim that every pod mounts."""
+    return Folders(
+        data=f"{_SHARED}/data",
+        code=code,
+        checkpoints=f"{_SHARED}/checkpoints",
+        logs=f"{_SHARED}/agent-logs",
+        models=f"{_SHARED}/huggingface",
+        services=_SERVICES,
+    )
+
+
+def kubernetes(request: Request) -> StartFiles:
+    """Return the manifest of a LeaderWorkerSet, a TrainJob or a PyTorchJob."""
+    kind = request.variant
+    folders = _in_workspace("/opt")
+    name, container = MANIFESTS[kind]
+    place = _place(request)
+    variables = {
+        "AGENT_STOP_GRACE": "90s",
+        "AGENT_WAIT_HEAD": "60m",
+        "AGENT_WAIT_WORKERS": "60m",
+        **({"AGENT_ON_DONE": "hold"} if kind == "lws" else {}),
+        **job_variables(request, folders, restarted=kind == "lws"),
+    }
+    resources = "cpu: 8, memory: 32Gi"
+    if request.gpus:
+        resources = f"nvidia.com/gpu: {request.gpus}"
+    has_services = bool(request.preset.services)
+    pod = fill(
+        "kubernetes_pod.yaml",
+        request,
+        container=container,
+        resources=f"{{limits: {{{resources}}}}}",
+        shared_memory="128Gi" if request.gpus else "8Gi",
+        before=f"the claim of {_WORKSPACE} with the agent's file, and the secret `pod-agent`",
+        claim=_claim(request),
+        commands="\n".join(start_commands(request, folders, place)),
+        variables=yaml_env(variables, 6),
+        services=has_services,
+        **{known: known == kind for known in MANIFESTS},
+    )
+    text = fill(f"kubernetes_{kind}.yaml", request, pod=pod)
+    if has_services:
+        models = folders.models
+        services = fill(request.preset.services, request, data=folders.data, models=models)
+        text += fill("kubernetes_services.yaml", request, services=services)
+    steps = [*_steps(request, needs_token=True), f"kubectl apply -f {name}"]
+    if kind == "lws":
+        steps.append(
+            f"kubectl delete -f {name}   # after the run: a LeaderWorkerSet keeps its GPUs"
+        )
+    return StartFiles((text_file(name, text), *_shared_files(request)), tuple(steps))
+
+
+def kuberay(request: Request) -> StartFiles:
+    """Return a RayJob, whose submitter is the agent."""
+    folders = _in_workspace(_SHARED)
+    place = _place(request)
+
+    # Some variables are those of the cluster's pods, all others of the submitter.
+    variables = job_variables(request, folders, restarted=False)
+    names = [name for name in ("HF_HOME", "PYTHONPATH") if name in variables]
+    cluster: dict[str, str] = {name: variables.pop(name) for name in names}
+    own = {"EXPECTED_WORKERS": str(request.nodes - 1), "AGENT_STOP_GRACE": "90s"}
+
+    # The agent is installed, or unpacked, before Ray starts.
+    agent = request.agent
+    is_wheel = agent.kind == "wheel"
+    install = [line for line in agent.commands(place) if not line.startswith("ln ")]
+    if not is_wheel:
+        install.append(f"{agent.start(place)} --version")
+    resources = "cpu: 8, memory: 32Gi"
+    if request.gpus:
+        resources = f"cpu: 64, memory: 512Gi, nvidia.com/gpu: {request.gpus}"
+    image = request.image
+    if request.is_rehearsal and not image:
+        image = _RAY_IMAGE
+    text = fill(
+        "kuberay.yaml",
+        request,
+        image=image or request.container_image,
+        as_root=image == _RAY_IMAGE,
+        size=f"{{limits: {{{resources}}}}}",
+        shared_memory="128Gi" if request.gpus else "8Gi",
+        cluster_env=yaml_env(cluster or {"HF_HOME": folders.models}, 18),
+        env=yaml_env({**own, **variables}, 12),
+        home=HOME if is_wheel else "/tmp",
+        claim=_claim(request),
+        install="\n".join(install),
+        commands="\n".join(
+            [
+                *checkout_commands(request, folders),
+                *enter_commands(request),
+                f"exec {agent.start(place)} {request.words}",
+            ]
+        ),
+    )
+    steps = (*_steps(request, needs_token=False), "kubectl create -f rayjob.yaml")
+    return StartFiles((text_file("rayjob.yaml", text), *_shared_files(request)), steps)
+
+
+def _place(request: Request) -> str:
+    """Return where the agent's file is: on the claim."""
+    return f"{_SHARED}/{request.agent.name}"
+
+
+def _claim(request: Request) -> str:
+    return request.volume or _CLAIM
+
+
+def _shared_files(request: Request) -> list[StartFile]:
+    """Return the manifest of the shared disk, and the agent's file for it."""
+    claim = _claim(request)
+    text = fill("kubernetes_workspace.yaml", request, claim=claim, makes_claim=not request.volume)
+    return [text_file(_WORKSPACE, text), *sent_files(request)]
+
+
+def _steps(request: Request, *, needs_token: bool) -> list[str]:
+    """Return the commands that make the disk and the secret, and copy the agent's file."""
+    steps = [
+        f"kubectl apply -f {_WORKSPACE}",
+        f"kubectl wait pod/{_FILES_POD} --for=condition=Ready --timeout=10m",
+    ]
+    if request.agent.is_sent:
+        steps.append(f"kubectl cp {request.agent.name} {_FILES_POD}:{_SHARED}/{request.agent.name}")
+
+    # The secret, of which each key is optional but the token.
+    keys = {"wandb-api-key": "WANDB_API_KEY", "hf-token": "HF_TOKEN"}
+    wanted = {"WANDB_API_KEY": request.has_wandb, "HF_TOKEN": request.has_hf_token}
+    literals = [f'--from-literal=ray-auth-token="{RANDOM}"'] if needs_token else []
+    literals += [f'--from-literal={key}="${name}"' for key, name in keys.items() if wanted[name]]
+    if literals:
+        steps.append(f"kubectl create secret generic pod-agent {' '.join(literals)}")
+    return steps

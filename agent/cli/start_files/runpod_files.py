@@ -1,0 +1,127 @@
+"""The start files of RunPod: what asks for pods or a cluster, and what makes them."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from agent.cli.start_files.platform_files import (
+    SERVICES,
+    secret_names,
+    sent_files,
+    services_files,
+    start_commands,
+)
+from agent.cli.start_files.request import (
+    Folders,
+    Request,
+    StartFile,
+    StartFiles,
+    job_variables,
+    text_file,
+)
+from agent.cli.start_files.template_text import fill
+
+if TYPE_CHECKING:
+    from agent.cli.start_files.agent_file import AgentFile
+
+SLOW = (
+    "RunPod's Global Networking, which connects pods, has 100 Mbps: weights of 7B take 20 minutes"
+    " a sync. For more than small models: an Instant Cluster (--kind cluster), or one pod"
+)
+_BUNDLED = Path(__file__).parents[2] / "bundled"
+_GPU = "NVIDIA H100 80GB HBM3"
+_CENTER = "EU-RO-1"  # Has Global Networking
+_RECEIVE = "RECEIVE_AGENT"
+_SERVICES = "SERVICES_TOML"
+_CONSOLE = "https://console.runpod.io/user/secrets"
+
+
+def runpod(request: Request) -> StartFiles:
+    """Return the request for pods or an Instant Cluster, the program that makes them, the agent."""
+    is_cluster = request.variant == "cluster"
+    is_networked = not is_cluster and request.nodes > 1
+    folders = Folders(
+        data="/workspace/data",
+        code="/workspace" if request.volume else "/opt",
+        checkpoints="/workspace/checkpoints",
+        logs="/workspace/agent-logs",
+        models="/workspace/huggingface",
+        is_shared=bool(request.volume),
+        services=f"/root/{SERVICES}",
+    )
+    variables = job_variables(request, folders, restarted=True)
+
+    # The container's command: receive the agent, install what the image lacks, become the agent.
+    place = _place(request.agent)
+    commands = start_commands(request, folders, place)
+    if request.agent.is_sent:
+        size = len(request.agent.content)
+        receive = f'python3 -c "${_RECEIVE}" 8266 {size} {request.agent.digest} {place}'
+        commands.insert(0, receive)
+        program = (_BUNDLED / "runpod_receive.py").read_text(encoding="utf-8")
+        variables[_RECEIVE] = program
+    services = services_files(request, folders)
+    if services:
+        commands.insert(0, f"printenv {_SERVICES} > {folders.services}")
+        variables[_SERVICES] = services[0].text
+
+    on_done, api_key = _on_done(request)
+    text = fill(
+        "runpod.json",
+        request,
+        quoted_image=json.dumps(request.container_image),
+        gpu=json.dumps(request.gpu_type or _GPU),
+        center=json.dumps(_center(request)) if _center(request) else "",
+        command=json.dumps(f"bash -c {shlex.quote(' && '.join(commands))}", ensure_ascii=False),
+        variables=",\n".join(
+            f"{json.dumps(name)}: {json.dumps(value)}" for name, value in variables.items()
+        ),
+        volume=json.dumps(request.volume) if request.volume else "",
+        persistent=not request.volume,
+        networked=is_networked,
+        on_done=on_done,
+        api_key=api_key,
+        pods=not is_cluster,
+        cluster=is_cluster,
+    )
+    name = "instant-cluster.json" if is_cluster else "pod.json"
+    maker = StartFile("pods.py", (_BUNDLED / "runpod_pods.py").read_bytes(), is_program=True)
+
+    # What to do in the console, once, and then.
+    secrets = ["ray_auth_token (openssl rand -hex 32)"]
+    secrets += [secret.lower() for secret in secret_names(request)]
+    if api_key:
+        secrets.append("runpod_api_key (an API key that may delete clusters)")
+    steps = (
+        f"# once: make the secrets {', '.join(secrets)} in {_CONSOLE}",
+        "python3 pods.py",
+    )
+    notes = [SLOW] if is_networked else []
+    if is_cluster and not request.volume:
+        notes.append(
+            "Without --volume ID everything is lost with the cluster: its pods are held, and bill,"
+            " until you delete it"
+        )
+    return StartFiles((text_file(name, text), maker, *sent_files(request)), steps, tuple(notes))
+
+
+def _place(agent: AgentFile) -> str:
+    """Return where a pod keeps the agent's file: on the disk that outlives a restart."""
+    return agent.place or f"/workspace/pod-agent/{agent.digest[:12]}/{agent.name}"
+
+
+def _center(request: Request) -> str:
+    """Return the data center; only Global Networking needs one to be named."""
+    if request.center or request.variant == "cluster" or request.nodes == 1:
+        return request.center
+    return _CENTER
+
+
+def _on_done(request: Request) -> tuple[str, bool]:
+    """Return AGENT_ON_DONE, and whether it needs a key of the account."""
+    if request.variant != "cluster":
+        return "stop-pod", False  # with the key that RunPod sets on every pod; its volume stays
+    return ("terminate-pod", True) if request.volume else ("hold", False)

@@ -1,0 +1,182 @@
+"""The start files of Slurm: the batch script, and a program that fetches its files before."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import PurePosixPath
+
+from agent.base.text import parse_toml
+from agent.base.value import Value
+from agent.cli.start_files.platform_files import SERVICES, sent_files
+from agent.cli.start_files.request import (
+    Folders,
+    Request,
+    StartFiles,
+    is_hub_data,
+    job_variables,
+    text_file,
+    usual_data,
+)
+from agent.cli.start_files.template_text import fill, shell_exports
+
+AMD_IMAGE = "rocm/verl:verl-0.7.1.amd0_rocm7.0.2_ubuntu22.04_py3.12_vllm0.20.2"
+"""For AMD GPUs, where podman or docker is the usual container."""
+_HOW = {
+    "none": "on Slurm without containers",
+    "apptainer": "on Slurm in a container of apptainer",
+    "pyxis": "on Slurm in a container of Pyxis",
+    "podman": "on Slurm, on AMD GPUs, in a container of podman or docker",
+}
+_FOLDERS = Folders(
+    data="$PWD/data",
+    code="$PWD",
+    checkpoints="$PWD/checkpoints",
+    logs="$PWD/agent-logs",
+    has_hub=False,
+    services=f"$PWD/{SERVICES}",
+)
+_ON_HUB = re.compile(r"[\w.-]+/[\w.-]+")
+
+
+class _Data(Value, frozen=True):
+    """The training data: where they are on the nodes, and what fetches them."""
+
+    train: str
+    data_set: str = ""  # A data set of the hub, to be fetched to `train`
+    prepare: str = ""  # A command that makes them
+
+
+def slurm(request: Request) -> StartFiles:
+    """Return the batch script of a container, or of none, and the program to run before it."""
+    variant = request.variant
+    name = f"{request.job}.sbatch"
+    data = _data_of(request)
+    variables = job_variables(request, _FOLDERS, restarted=True)
+    if data.train:
+        variables["AGENT_TRAIN_DATA"] = data.train
+    if variant == "none":
+        variables.pop("PYTHONPATH", None)  # the framework is installed in its Python
+    image = _image(request)
+    python = "$PWD/venv/bin" if _makes_python(request) else _python_folder(request)
+
+    text = fill(
+        "slurm.sbatch",
+        request,
+        how=_HOW[variant],
+        time=request.time or "1-00:00:00",
+        partition=request.partition,
+        account=request.account,
+        agent=request.agent.place or f"$PWD/{request.agent.name}",
+        variables=shell_exports(variables),
+        python_folder=python,
+        image=image,
+        words=request.words,
+        workdir=request.preset.code or '"$PWD"',
+        **{known: known == variant for known in _HOW},
+    )
+    fetch = fill("slurm_fetch.sh", request, **_fetch_values(request, data, image, python))
+    files = (text_file(name, text), text_file("fetch.sh", fetch, is_program=True))
+    steps = (
+        "bash fetch.sh   # once, on a login node with internet: image, model, data",
+        f"sbatch {name}",
+        f"tail -F {request.job}-*.out   # its `watch` line opens the page through the login node",
+    )
+    notes = []
+    if variant == "podman":
+        notes.append("--container podman is for AMD GPUs; NVIDIA's are apptainer's and pyxis' part")
+    return StartFiles((*files, *sent_files(request)), steps, tuple(notes))
+
+
+def _fetch_values(request: Request, data: _Data, image: str, python: str) -> dict[str, object]:
+    """Return the values of the program that fetches."""
+    preset = request.preset
+    variant = request.variant
+    installs = request.installs if variant != "none" else ()
+    base = request.container_image
+    if variant == "podman" and not request.image:
+        base = AMD_IMAGE
+    registry, _, rest = base.partition("/")
+    enroot = f"{registry}#{rest}" if "." in registry and rest else base
+    model = request.model or preset.model
+    checkout = preset.checkout
+    services = ""
+    if preset.services:
+        services = fill(preset.services, request, data="$PWD/data", models="$PWD/huggingface")
+    return {
+        "agent_url": request.agent.url,
+        "agent_name": request.agent.name,
+        "agent_fetch": request.agent.fetch_command(request.agent.name),
+        "makes_python": _makes_python(request),
+        "python_folder": python,
+        "imports": preset.imports,
+        "image": image if variant == "podman" else base,
+        "base_image": base,
+        "enroot_image": enroot,
+        "installs": "\n".join(installs),
+        "no_installs": not installs,
+        "joined_installs": " && ".join(installs),
+        "quoted_installs": shlex.quote(" && ".join(installs)),
+        "folder": checkout.folder if checkout else "",
+        "checkout": checkout.command("$PWD") if checkout else "",
+        "hub": "huggingface/",
+        "model": model if _ON_HUB.fullmatch(model) else "",
+        "data_set": data.data_set,
+        "data_folder": f'"{data.train}"' if data.data_set else "",
+        "prepare": _in_double_quotes(data.prepare) if data.prepare else "",
+        "prepare_path": f'"$PWD/{checkout.folder}"' if checkout else "",
+        "services": services,
+        "service_steps": _service_steps(services) if services else "",
+        "sbatch": f"{request.job}.sbatch",
+        **{known: known == variant for known in _HOW},
+    }
+
+
+def _data_of(request: Request) -> _Data:
+    """Return where the training data are, and how they get there."""
+    preset = request.preset
+    if request.data and _ON_HUB.fullmatch(request.data):
+        folder = f"{_FOLDERS.data}/{PurePosixPath(request.data).name}"
+        return _Data(folder, data_set=request.data)
+    if request.data or not preset.train:
+        return _Data(request.data)
+    train = usual_data(preset, _FOLDERS)
+    if is_hub_data(preset):
+        return _Data(train, data_set=preset.train)
+    known = {"data": _FOLDERS.data, "code": _FOLDERS.code}
+    return _Data(train, prepare=preset.prepare.format_map(known))
+
+
+def _image(request: Request) -> str:
+    """Return the image that podman runs; the other containers run a file that fetch.sh makes."""
+    if request.variant != "podman":
+        return ""
+    if request.installs:
+        return f"localhost/pod-agent-{request.job}"
+    return request.image or AMD_IMAGE
+
+
+def _makes_python(request: Request) -> bool:
+    """Return whether fetch.sh makes the Python: only the rehearsal needs nothing but Ray."""
+    return request.variant == "none" and request.is_rehearsal and not request.python
+
+
+def _python_folder(request: Request) -> str:
+    return str(PurePosixPath(request.python).parent) if request.python else ""
+
+
+def _service_steps(services: str) -> str:
+    """Return what fetches the data of a recipe's services, so that their steps find them done."""
+    lines = []
+    for step in parse_toml(services).get("prepare", {}).values():
+        command = _in_double_quotes(step["command"])
+        lines.append(f'[ -e "{step["once"]}" ] || {{')
+        lines.append(f"  inside bash -c {command}")
+        lines.append(f'  touch "{step["once"]}"\n}}')
+    return "\n".join(lines)
+
+
+def _in_double_quotes(command: str) -> str:
+    """Quote a command for a shell that expands `$PWD` in it at once."""
+    escaped = command.replace("\\", r"\\").replace('"', r"\"").replace("`", r"\`")
+    return f'"{escaped}"'

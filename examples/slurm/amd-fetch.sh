@@ -1,0 +1,30 @@
+#!/usr/bin/env bash
+# Fetch what the nodes need: on a login node with internet, in this folder, before sbatch. What
+# is there is left as it is. Nothing is written to the home, which is small on many clusters.
+set -euo pipefail
+cd "$(dirname "$0")"
+export HF_HOME="$PWD/huggingface" PYTHONPATH=
+mkdir -p data tmp
+
+# The image, as one file, which each node loads.
+engine=$(command -v podman || command -v docker)
+if [ ! -e image.tar ]; then
+  "$engine" pull rocm/verl:verl-0.7.1.amd0_rocm7.0.2_ubuntu22.04_py3.12_vllm0.20.2
+  "$engine" save --output tmp/image.tar rocm/verl:verl-0.7.1.amd0_rocm7.0.2_ubuntu22.04_py3.12_vllm0.20.2
+  mv tmp/image.tar image.tar
+fi
+inside() {
+  "$engine" run --rm --volume "$PWD:$PWD" --workdir "$PWD" --env HF_HOME --entrypoint "$1" rocm/verl:verl-0.7.1.amd0_rocm7.0.2_ubuntu22.04_py3.12_vllm0.20.2 "${@:2}"
+}
+
+# verl's repository: the framework where the image lacks it, and the program that makes the data.
+test -e "$PWD/verl" || { new=$(mktemp -d "$PWD/verl".XXXXXX) && git clone --quiet --depth 1 --branch v0.7.1 https://github.com/volcengine/verl "$new" && chmod 755 "$new" && { mv -T "$new" "$PWD/verl" || test -e "$PWD/verl"; }; }
+
+# The model, into huggingface/.
+inside python3 -c 'import sys; from huggingface_hub import snapshot_download as get; print(get(sys.argv[1]))' Qwen/Qwen2.5-7B-Instruct
+
+# The data.
+inside env PYTHONPATH="$PWD/verl" bash -c "test -e $PWD/data/gsm8k/train.parquet || python3 $PWD/verl/examples/data_preprocess/gsm8k.py --local_save_dir $PWD/data/gsm8k"
+
+rm -rf tmp
+echo "all is here: sbatch verl-grpo.sbatch"

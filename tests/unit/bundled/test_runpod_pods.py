@@ -1,0 +1,126 @@
+"""RunPod's pods: the agent's file is sent to each that waits for it, and to no other."""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import subprocess
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+import agent
+from support.conditions import await_true
+from support.example_table import make_pods
+from support.free_ports import free_port
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = pytest.mark.processes
+
+PROGRAM = Path(agent.__file__).parent / "bundled" / "runpod_receive.py"
+CONTENT = b"the wheel of the agent"
+
+
+@contextmanager
+def receiver(target: Path) -> Iterator[tuple[int, subprocess.Popen[str]]]:
+    """Run the program as a pod's command does: by its text."""
+    port = free_port()
+    digest = hashlib.sha256(CONTENT).hexdigest()
+    text = PROGRAM.read_text(encoding="utf-8")
+    argv = [sys.executable, "-c", text, str(port), str(len(CONTENT)), digest, str(target)]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert "waiting for the agent" in process.stdout.readline()
+            yield port, process
+        finally:
+            process.kill()
+
+
+def put(port: int, content: bytes) -> int:
+    """Send a content to the receiver; return the status of its answer."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+    try:
+        connection.request("PUT", "/", content)
+        return connection.getresponse().status
+    finally:
+        connection.close()
+
+
+def test_only_the_right_file_is_taken(tmp_path: Path) -> None:
+    """Another content, another length and another method are refused; the file ends the wait."""
+    target = tmp_path / "pod-agent" / "abc" / "agent.whl"
+    with receiver(target) as (port, process):
+        assert put(port, b"x" * len(CONTENT)) == 403
+        assert put(port, CONTENT + b"x") == 403
+        assert put(port, b"") == 403
+        assert process.poll() is None
+        assert [*target.parent.iterdir()] == []
+        assert put(port, CONTENT) == 201
+        assert process.wait(timeout=30) == 0
+    assert target.read_bytes() == CONTENT
+    assert [*target.parent.iterdir()] == [target]
+
+
+def test_a_file_that_another_pod_took_ends_the_wait(tmp_path: Path) -> None:
+    """Pods that share a volume need the file once."""
+    target = tmp_path / "agent.whl"
+    with receiver(target) as (_, process):
+        target.write_bytes(CONTENT)
+        assert process.wait(timeout=30) == 0
+
+
+def test_pods_get_the_file_when_they_are_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A pod that does not listen yet is asked again, until it took the file."""
+    script = make_pods()
+    (tmp_path / "pod_agent-0.1.0-py3-none-any.whl").write_bytes(CONTENT)
+    monkeypatch.setattr(script, "HERE", tmp_path)
+    monkeypatch.setattr(script, "PROXY", "http://127.0.0.1:{pod}")
+    monkeypatch.setattr(script, "PAUSE", 0.05)
+    monkeypatch.setattr(script, "PATIENCE", 0.2)
+    assert script.send_to_all([str(free_port())]) == 1
+    assert "not sent to" in capsys.readouterr().err
+    monkeypatch.setattr(script, "PATIENCE", 60.0)
+    with receiver(tmp_path / "a") as (first, _), receiver(tmp_path / "b") as (second, _):
+        assert script.send_to_all([str(first), str(second)]) == 0
+        await_true(lambda: (tmp_path / "a").exists() and (tmp_path / "b").exists())
+    printed = capsys.readouterr().out
+    assert f"pod {first} has the agent" in printed
+
+
+def test_nothing_is_sent_where_pods_fetch_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a file beside it, pods.py is done when the pods are made."""
+    script = make_pods()
+    monkeypatch.setattr(script, "HERE", tmp_path)
+    assert script.send_to_all(["pod"]) == 0
+
+
+def test_a_clusters_pods_are_named_by_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """RunPod names the pods of a new cluster one after another; all get the file."""
+    script = make_pods()
+    (tmp_path / "instant-cluster.json").write_text('{"compute": {"podCount": 2}}')
+    answers: list[dict[str, object]] = [
+        {"id": "c"},
+        {"pods": [{"id": "b", "cluster": {"rank": 1}}]},
+        {"pods": [{"id": "b", "cluster": {"rank": 1}}, {"id": "a", "cluster": {"rank": 0}}]},
+    ]
+    asked: list[str] = []
+
+    def call(method: str, path: str, _body: object = None) -> dict[str, object]:
+        asked.append(f"{method} {path}")
+        return dict(answers[len(asked) - 1])
+
+    monkeypatch.setattr(script, "HERE", tmp_path)
+    monkeypatch.setattr(script, "PAUSE", 0.01)
+    monkeypatch.setattr(script, "call", call)
+    assert script.make_cluster() == ["a", "b"]
+    assert asked == ["POST clusters", "GET clusters/c/pods", "GET clusters/c/pods"]
