@@ -179,12 +179,12 @@ NODES_LOOK = 30.0  # Between two looks at the figures of all nodes, as often as 
 
 CACHES_SEED = 300.0  # A slow volume delays a node by no more: then it starts cold.
 CACHES_LOOK = 30.0  # Between two looks at a node's cache folder.
-CACHES_QUIET = (
-    120.0  # Without a new file for so long, the first steps have compiled what they need.
-)
+CACHES_QUIET = 120.0  # Without a new file for so long, the first steps have compiled all.
 CACHES_SAVE = 900.0  # For an archive to be written beside the job.
 CACHES_SAVED_AGAIN = 1800.0  # Between two writes of a node.
 CACHES_SAVE_AT_END = 15.0  # The same after a job, while services and Ray stop.
+CACHES_UNUSED = 30 * 24 * 3600.0  # An archive that seeded no node for so long is removed.
+CACHES_ABANDONED = 24 * 3600.0  # A part or claim of a killed program is removed after so long.
 
 # --- Attempts and restarts ------------------------------------------------------------------------
 

@@ -17,8 +17,6 @@ MOST_FILES = 100_000
 LARGEST_FILE = 512 << 20
 LONGEST_PATH = 1024
 MOST_OF_VOLUME = 20 << 30  # of all archives of this user or token
-UNUSED_FOR = 30 * 24 * 3600.0  # seconds after which an archive that seeded no node is removed
-ABANDONED = 24 * 3600.0  # seconds after which a part or a claim of a killed program is removed
 STATE = ".pod-agent"  # the program's own folder within a node's cache folder
 
 _ARCHIVED = frozenset(library.folder for library in LIBRARY_CACHES) - {"hf_modules"}
@@ -92,7 +90,7 @@ def outdated(archives: Sequence[OldArchive], keep: str, now: float) -> tuple[str
     room = MOST_OF_VOLUME
     for archive in newest_first:
         room -= archive.size
-        is_old = archive.used + UNUSED_FOR < now
+        is_old = archive.used + times.CACHES_UNUSED < now
         if archive.name != keep and (is_old or room < 0):
             removed.append(archive.name)
     return tuple(removed)

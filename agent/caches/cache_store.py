@@ -20,11 +20,11 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
+from agent.base import times
 from agent.base.text import error_text, mib
 from agent.caches import cache_archive
 from agent.caches.cache_archive import Trust, UnusableArchiveError
 from agent.caches.cache_files import (
-    ABANDONED,
     STATE,
     CacheFile,
     OldArchive,
@@ -191,7 +191,7 @@ def _prune(volume: Path, keep: str, uid: int) -> None:
         if file.name.endswith(SUFFIX):
             archives.append(OldArchive(file.name, status.st_size, status.st_mtime))
         is_claim = file.name.startswith(".") and file.name.endswith(_CLAIM_SUFFIX)
-        if (is_claim or is_part(file.name)) and status.st_mtime + ABANDONED < now:
+        if (is_claim or is_part(file.name)) and status.st_mtime + times.CACHES_ABANDONED < now:
             Path(file.path).unlink(missing_ok=True)
     for name in outdated(archives, keep, now):
         (volume / name).unlink(missing_ok=True)

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from agent.base import times
 from agent.base.errors import PreflightError
 from agent.base.text import own_command
-from agent.caches.cache_files import ABANDONED, UNUSED_FOR
 from agent.caches.cache_folder import NOTHING_NEW, CachePlace, read_seeded
 from agent.caches.cache_store import save, seed
 from agent.job.compile_caches import SEAL as SEAL_VARIABLE
@@ -173,7 +173,7 @@ def test_killed_amid_writing(tmp_path: Path, signum: int) -> None:
     assert len(parts) == 1
     shutil.rmtree(large)
     compile_here(place, "triton/new/y")
-    old = time.time() - ABANDONED - 10
+    old = time.time() - times.CACHES_ABANDONED - 10
     os.utime(parts[0], (old, old))
     assert save(place, UNSEALED, "run-1", "node").startswith("2 file(s)")
     assert [*volume.glob(".*.part")] == []
@@ -295,7 +295,7 @@ def test_old_archives_are_removed(tmp_path: Path) -> None:
     compile_here(place, "triton/a/x")
     volume = Path(place.volume)
     volume.mkdir()
-    long_ago = time.time() - UNUSED_FOR - 10
+    long_ago = time.time() - times.CACHES_UNUSED - 10
     for name in ("old.caches", "notes.txt", ".old.caches.run-0.claim"):
         (volume / name).write_text("x")
         os.utime(volume / name, (long_ago, long_ago))
