@@ -8,7 +8,7 @@ import socket
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from msgspec.structs import asdict
+from msgspec.structs import asdict, replace
 
 from agent.base.errors import PreflightError, SettingsError
 from agent.base.ports import port_map
@@ -63,7 +63,7 @@ def test_a_collision_names_both(
 def test_no_collision_means_none(gcs: int, dashboard: int, agent: int, reward: int) -> None:
     """Without a conflict all ports differ, exist, and lie outside the range of the workers."""
     ports = port_map(gcs, dashboard, agent)
-    numbers = [*asdict(ports).values(), reward]
+    numbers = [*asdict(replace(ports, reward=reward)).values()]
     clear = [n for n in numbers if not ports.first_worker <= n <= ports.last_worker]
     fine = len(set(clear)) == len(numbers) - 2 and max(numbers) <= 65_535
     assert (conflicts_in(ports, reward) == []) == fine

@@ -23,7 +23,7 @@ def run_on(system: str, *words: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["--help"], "write the file that starts a run on a platform"),
+        (["--help"], "write the files that start a run on a platform"),
         (["--version"], "Ray not installed"),
         (["recipes"], "verl-grpo"),
         (["recipe", "verl-grpo", "--nodes", "2", "--gpus", "8", "--model-size", "7B"], "nnodes=2"),
@@ -43,14 +43,18 @@ def test_what_touches_nothing_works(system: str, words: list[str], expected: str
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_init_writes_the_same_file_as_on_linux(system: str, tmp_path: Path) -> None:
     """With the line ends of Linux, which reads it."""
-    words = ["init", "slurm", "verl-grpo", "--nodes", "3", "--gpus", "8", "--to"]
+    words = ["init", "slurm", "verl-grpo", "--nodes", "3", "--gpus", "8"]
+    words += ["--container", "none", "--python", "~/venv/bin/python"]
+    words += ["--agent-url", "https://files.example/pod-agent", "--agent-sha256", "0" * 64, "--to"]
     done = run_on(system, *words, str(tmp_path / "there"))
     assert done.returncode == 0, done.stderr
     here = [sys.executable, "-m", "agent", *words, str(tmp_path / "here")]
     subprocess.run(here, check=True, capture_output=True, timeout=60)
-    (written,) = (tmp_path / "there").iterdir()
-    assert written.read_bytes() == (tmp_path / "here" / written.name).read_bytes()
-    assert b"\r" not in written.read_bytes()
+    written = [*(tmp_path / "there").iterdir()]
+    assert written
+    for file in written:
+        assert file.read_bytes() == (tmp_path / "here" / file.name).read_bytes()
+        assert b"\r" not in file.read_bytes()
 
 
 @pytest.mark.processes

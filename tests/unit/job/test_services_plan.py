@@ -359,4 +359,4 @@ def test_the_example_is_right() -> None:
     text = (EXAMPLES / "services/search-r1.toml").read_text(encoding="utf-8")
     made = plan(HEAD, text)
     assert [(spec.name, spec.port) for spec in made.all_services] == [("retriever", 8000)]
-    assert made.steps[0].once == "/root/data/nq_search/.prepared"
+    assert made.steps[0].once == "/root/data/.prepared-index"
