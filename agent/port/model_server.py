@@ -5,7 +5,7 @@ runs it. It serves two things:
 
 - The files by digest, from any byte on. A file that still arrives is sent as it grows, so that a
   chain of nodes takes little longer than one node.
-- On the head, the sources: whoever asks is told the nodes that asked before it, the last one first.
+- On the head, the sources: the nodes that asked for them before, the last one first.
   Each node so takes its files from its predecessor, and from an earlier one where that fails.
 
 With a token, both ends prove that they have it (proof.py). Without one, only models are served that
