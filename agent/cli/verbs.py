@@ -47,7 +47,10 @@ VERBS = {
         "recipe_verb",
         works_anywhere=True,
     ),
-    "warm": Verb("fetch models to this node, and read them into its memory", "warm_verb"),
+    "warm": Verb(
+        "fetch models to this node, read them into its memory, and seed its compile caches",
+        "warm_verb",
+    ),
     "completion": Verb(
         "print the completion for a shell",
         "completion_verb",

@@ -61,7 +61,7 @@ SECRETS = {
     name: marked(name)
     for name in (
         *("RAY_AUTH_TOKEN", "WANDB_API_KEY", "RUNPOD_API_KEY", *VARIABLES, *IN_COMMAND),
-        *(*IN_SERVICES, "AGENT_REWARD", "AGENT_JUDGE_KEY", ".env"),
+        *(*IN_SERVICES, "AGENT_REWARD", "AGENT_JUDGE_KEY", "AGENT_NOTIFY", ".env"),
     )
 }
 SERVE = """
@@ -226,6 +226,7 @@ def test_no_secret_leaves_its_place(cluster: Cluster) -> None:
         "AGENT_REWARD": f"http://me:{marked('AGENT_REWARD')}@{where}/get_reward",
         "AGENT_WORKING_DIR": "/tmp/given/code",
         "AGENT_JUDGE_KEY": marked("AGENT_JUDGE_KEY"),  # only a judge's reward server gets it
+        "AGENT_NOTIFY": f"http://127.0.0.1:9000/{marked('AGENT_NOTIFY')}",
     }
     job = (sys.executable, "train.py", *OPTIONS, "{reward_url}")
     head = cluster.agent(0, *job, env={"RAY_AUTH_TOKEN": TOKEN})

@@ -363,9 +363,12 @@ ROWS = (
     ),
     Row(
         "hours",
-        "a run has used its AGENT_MAX_HOURS",
+        "a run has used its AGENT_MAX_HOURS, or its AGENT_MAX_COST",
         "announced; the job is stopped with its grace to save; 78, with the cost",
-        (BILLS + "test_a_run_that_has_used_its_hours",),
+        (
+            BILLS + "test_a_run_that_has_used_its_hours",
+            BILLS + "test_a_run_that_has_used_its_money",
+        ),
     ),
     Row(
         "finished",
