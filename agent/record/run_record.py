@@ -310,7 +310,8 @@ def choose_run(  # noqa: PLR0913 - what ties a head to a run
 
     1. `resumed`, the run of the killed agent that this one replaces, in any state; without its
        record if the job outlives its agents: another run's job would run beside it.
-    2. The platform's run id, with a number if that run is over or another job's.
+    2. The platform's run id, with a number if that run is over or another job's; without its
+       record, too, if the job outlives its agents.
     3. The run that `latest` points to, if its head was this `node` and `retries` are left.
     4. A new id.
 
@@ -347,6 +348,8 @@ def choose_run(  # noqa: PLR0913 - what ties a head to a run
                 return _resume(root, name, record, lock)._replace(skipped=skipped)
         elif not why and record.is_missing and name != latest:
             return ChosenRun(name, None, lock, skipped=skipped)
+        elif not why and not record.is_missing and job_outlives_agents and platform_run_id:
+            return ChosenRun(name, None, lock, lost_record=record.why)
         elif not why and not record.is_missing:
             why = record.why
         lock.release()

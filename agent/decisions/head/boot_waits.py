@@ -79,6 +79,20 @@ def service_title(state: HeadState, key: Key) -> str:
     return name if worker is None else f"{name} on {worker.label}"
 
 
+def needs_service(state: HeadState, key: Key) -> bool:
+    """Return whether the run relies on a service on a node.
+
+    A lost worker in whose place another one is there delays and ends nothing by its services.
+    """
+    node, name = key
+    worker = state.fleet.workers.get(node)
+    if worker is None or not state.relies_on(node):
+        return state.relies_on(node)
+    is_of_one_rank = state.goal.service(name).where.kind == "rank" or worker.service_only
+    is_replaced = worker.lost and len(state.fleet.alive) >= state.required
+    return is_of_one_rank or not is_replaced
+
+
 def _boot_waits(state: HeadState) -> Iterator[Wait]:
     needed = tuple(_required_waits(state))
     yield from needed
@@ -164,7 +178,9 @@ def _dead_node_waits(state: HeadState) -> Iterator[Wait]:
 def _service_waits(state: HeadState) -> Iterator[Wait]:
     """Yield a wait per service that is not ready, one for all of its nodes."""
     for name, pending in state.services.pending.items():
-        nodes = {node: until for node, until in pending.items() if state.relies_on(node)}
+        nodes = {
+            node: until for node, until in pending.items() if needs_service(state, (node, name))
+        }
         if len(nodes) == 1:
             key = (next(iter(nodes)), name)
             title = service_title(state, key)
@@ -179,7 +195,9 @@ def _service_waits(state: HeadState) -> Iterator[Wait]:
 
 
 def _evidence_of_nodes(state: HeadState, name: str) -> str:
-    keys = [(node, name) for node in state.services.pending[name] if state.relies_on(node)]
+    keys = [
+        (node, name) for node in state.services.pending[name] if needs_service(state, (node, name))
+    ]
     named = [
         f"{service_title(state, key)}: {state.services.by_key[key].evidence or 'no report yet'}"
         for key in keys[:_MAX_NAMED]

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from agent.base import ends, times
 from agent.base.text import listed
 from agent.decisions.head import head_state as h
-from agent.decisions.head.boot_waits import service_title
+from agent.decisions.head.boot_waits import needs_service, service_title
 from agent.decisions.head.head_state import HeadPhase, HeadState
 from agent.decisions.head.service_addresses import addresses_by_rank, unknown_nodes
 from agent.decisions.shared import HERE, Item, LogLine, Step, Tick
@@ -128,7 +128,7 @@ def _is_dependency_ready(state: HeadState, node: str, name: str) -> bool:
     if spec.where.includes(rank, is_head=node == HERE):
         keys = {(node, name)}
     elif spec.where.kind == "workers":
-        keys = {key for key in (*known, *abandoned) if key[1] == name and state.relies_on(key[0])}
+        keys = {key for key in (*known, *abandoned) if key[1] == name and needs_service(state, key)}
         if len(keys) < state.required:
             return False
     elif any(other == name for _, other in abandoned):
@@ -202,7 +202,7 @@ def restart_services(state: HeadState, now: float) -> tuple[HeadState, Outcome |
         item = state.services.by_key[key]
         spec = state.goal.service(key[1])
         broken = _lost_for_good(state, key, item, now)
-        if broken is not None and spec.essential and state.relies_on(key[0]):
+        if broken is not None and spec.essential and needs_service(state, key):
             return state, broken
         if broken is not None:
             abandoned = state.services.abandoned | {key}

@@ -45,7 +45,9 @@ class Agent:
         self.id = ""
         self.verdict: Outcome | None = None
         """On a worker: the verdict that it was sent."""
-        self.on_stop: Callable[[int], None] = lambda _signum: None
+        self._on_stop: Callable[[int], None] | None = None
+        self._stops: list[int] = []
+        """Signals that came before this agent handled any: its parent has recorded them."""
 
     def start(self) -> None:
         """Start its process."""
@@ -70,7 +72,16 @@ class Agent:
 
     def signal(self, signum: int) -> None:
         """Send it a signal that asks for a stop."""
-        self.life.context.copy().run(self.on_stop, signum)
+        if self._on_stop is None:
+            self._stops.append(signum)
+        else:
+            self.life.context.copy().run(self._on_stop, signum)
+
+    def handle_stops(self, on_stop: Callable[[int], None]) -> None:
+        """Handle signals from now on, those before included."""
+        self._on_stop = on_stop
+        for signum in self._stops:
+            on_stop(signum)
 
     async def _live(self) -> None:
         """Run from start to exit, as run/main.py does with a plan."""

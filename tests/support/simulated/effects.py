@@ -32,7 +32,7 @@ async def watch_signals(
     del notify, record_kill
     life = LIFE.get()
     assert life is not None
-    life.agent.on_stop = stop
+    life.agent.handle_stops(stop)
     task_status.started()
     await anyio.sleep_forever()
 

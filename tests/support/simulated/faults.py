@@ -178,9 +178,10 @@ class Faults:
         for machine, ip in ((one, other.ip), (other, one.ip)):
             self._disturb(machine)
             machine.die()
+            machine.ip = ip  # at once: another fault may start the pod again first
             machine.returns = True
             pause = self._world.random.uniform(2.0, 12.0)
-            self._world.later(pause, machine.come_back, keeps_disk=True, ip=ip)
+            self._world.later(pause, machine.come_back, keeps_disk=True)
 
     def _worker_is_replaced(self, index: int) -> None:
         self._worker_dies(index)
@@ -418,3 +419,10 @@ class Faults:
     def _stop_head(self, index: int) -> None:
         if index == 0:
             self._world.head.signal(15)
+
+    def _stop_heads(self, _index: int) -> None:
+        """Stop a cluster without a job by hand: each of its heads, as often as it is needed."""
+        for head in self._world.heads:
+            head.signal(15)
+        if any(head.code is None for head in self._world.heads):
+            self._world.later(30.0, self._stop_heads, 0)

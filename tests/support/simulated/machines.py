@@ -35,7 +35,9 @@ _FIRST_PID = 10_000_000
 class Machine:
     """One pod: its agent, and everything that outlasts an agent."""
 
-    def __init__(self, world: World, number: int, clock: Clock, disk: Path) -> None:
+    def __init__(  # noqa: PLR0915 - all that a machine has
+        self, world: World, number: int, clock: Clock, disk: Path
+    ) -> None:
         self.world = world
         self.clock = clock
         self.label = f"pod{number}"
@@ -71,6 +73,8 @@ class Machine:
         self.agent_since = 0.0
         self.killed: tuple[int, ...] = ()
         """The pids of the agents that were killed in this container, the last first."""
+        self.stops: list[int] = []
+        """Signals that its next agent gets: they came while there was none."""
         self.memory = os.memfd_create("records")
         self.records = RecordMemory()
         self.serves: Callable[[Request], Awaitable[Response]] | None = None
@@ -126,9 +130,11 @@ class Machine:
         return own or (self.raylet is not None and self.raylet.is_up and self.raylet.lives)
 
     def signal(self, signum: int) -> None:
-        """Send its agent a signal that asks for a stop, if there is an agent."""
+        """Send its agent a signal that asks for a stop; between two agents the next one gets it."""
         if self.agent is not None:
             self.agent.signal(signum)
+        elif self.is_on and self.code is None and self.killed:
+            self.stops.append(signum)
 
     # --- its agent ------------------------------------------------------------------------------
 
@@ -137,7 +143,11 @@ class Machine:
         if self.is_on and self.agent is None and self.code is None:
             if not replaces:
                 self.killed = ()
+                self.stops = []
             self.agent = Agent(self)
+            for signum in self.stops:
+                self.agent.signal(signum)
+            self.stops = []
             self.agent_since = self.world.now
             self.agent.start()
 

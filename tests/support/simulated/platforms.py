@@ -75,7 +75,13 @@ class Platform:
         return self._world.random.uniform(1.0, 10.0)
 
     def _count(self, machine: Machine, outcome: Outcome) -> None:
-        """Break the rule that no container loops: each mishap allows some restarts only."""
+        """Break the rule that no container loops: each mishap allows some restarts only.
+
+        An agent whose disk takes nothing cannot know how often its container was started.
+        """
+        group = self._world.machines if self.rule == LWS else [machine]
+        if not all(one.takes_records for one in group):
+            return
         self._restarts[machine.label] += 1
         most = (QUICK_RESTARTS + 1) * (len(self._world.setup.faults) + 2)
         if self._restarts[machine.label] > most:

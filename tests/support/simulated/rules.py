@@ -14,6 +14,7 @@ from agent.decisions.attempts import is_loss
 from agent.decisions.head import head_state as h
 from agent.decisions.head.head_state import HeadPhase
 from agent.decisions.shared import HERE, StopAsked, Tick
+from agent.decisions.stall import Stalled
 from agent.decisions.worker import worker_state as w
 from agent.record.files import NoRecord
 from agent.record.run_folder import read_outcome
@@ -36,11 +37,12 @@ _QUIET = 60.0
 """A machine disturbed less than this many seconds ago may still behave oddly."""
 _MOST_LIVES_KEPT = 4
 """The maximum number of known agents with one name."""
-TWO_HEADS = 45.0
+TWO_HEADS = 80.0
 """Seconds for which a former, cut-off head may still run its job beside a later head's.
 
-A head that shares its disk with the later head sees its record. Two heads with separate disks and
-enough workers cannot detect each other.
+It stops the job AGENT_NODE_GRACE (60 s) after Ray has dropped its workers, which takes 17 s. A head
+that shares its disk with the later head sees its record. Two heads with separate disks and enough
+workers cannot detect each other, and one that requires no workers keeps running.
 """
 
 
@@ -57,6 +59,8 @@ class Rules:
         self._succeeded: set[tuple[str, int]] = set()
         """The heads, and their boots, that were informed of a success."""
         self._stopped = False
+        self._stalled: set[str] = set()
+        """The heads that have reported a job without work."""
         self._known: set[str] = set()
         """Workers that have received a reply from an agent."""
         self._sent: dict[str, list[tuple[Any, ...]]] = {}
@@ -110,7 +114,7 @@ class Rules:
             if former.disk == later.disk:
                 how = f"{new.id} begins while {other.id} lives"
                 self.breaks("a former head makes room", how)
-            elif former.label in self._world.network.cut_off and not is_its_own:
+            elif former.label in self._world.network.cut_off and not is_its_own and _needs(former):
                 self._world.later(TWO_HEADS, self._still_meets, other, new)
 
     def _still_meets(self, other: Job | Group, new: Job | Group) -> None:
@@ -181,6 +185,8 @@ class Rules:
                 self._succeeded.add((agent.machine.label, agent.machine.boots))
         if isinstance(event, h.WorkerReported):
             self._in_order(event.worker)
+        if isinstance(event, Stalled):
+            self._stalled.add(agent.machine.label)
         self._codes |= {one.outcome.exit_code for one in actions if isinstance(one, h.EndRun)}
         if len([one for one in actions if isinstance(one, h.SubmitJob)]) > 1:
             self.breaks("one submission at a time", f"{actions}")
@@ -334,10 +340,21 @@ class Rules:
         """Check that all have ended, and that all reachable workers received the verdict."""
         for machine in self._world.machines:
             if machine.is_on and machine.code is None and self._world.has_agent(machine):
+                if self._without_record and machine.label in self._stalled:
+                    continue  # no record says that a loss stopped the job: it is only reported
+                full = any(not one.takes_records for one in self._world.machines)
+                if self._world.platform.keeps_ends and full:
+                    continue  # it cannot know how often its container was started
                 agent = machine.agent
                 phase = getattr(getattr(agent, "state", None), "phase", None)
                 self.breaks("the run ends", f"{machine.name} is still there, in {phase}")
                 return
+
+
+def _needs(head: Machine) -> bool:
+    """Return whether a head ends without its workers (AGENT_MIN_WORKERS=0 lets it go on)."""
+    state = None if head.agent is None else head.agent.state
+    return state is None or state.required > 0
 
 
 def _run_of(job: Job | Group) -> str:

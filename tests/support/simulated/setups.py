@@ -199,7 +199,7 @@ def harmless_setup_of(seed: int) -> Setup:
     draw = _random(seed * 13 + 1)
     of = setup_of(seed)
     environ = {name: text for name, text in of.environ.items() if name != "AGENT_MAX_HOURS"}
-    faults = [] if of.has_job else [(_STOPPED_AT, "stop_head", 0)]
+    faults = [] if of.has_job else [(_STOPPED_AT, "stop_heads", 0)]
     now = 1.0
     for _ in range(draw.choice((0, 1, 2, 3, 4, 6))):
         now = min(250.0, now + draw.choice(PAUSES) * draw.uniform(0.5, 1.2))
@@ -259,7 +259,7 @@ def setup_of(seed: int) -> Setup:
         environ["AGENT_MAX_HOURS"] = "0.05"
     elif kind == RAY and _random(seed * 11 + 6).random() < 0.06:
         environ["AGENT_JOB"] = "none"
-        faults.append((_STOPPED_AT, "stop_head", 0))
+        faults.append((_STOPPED_AT, "stop_heads", 0))
     if services and _random(seed * 17 + 2).random() < 0.2:
         rank = _random(seed * 17 + 3).randint(1, workers)
         services = re.sub('where = "[a-z]+"', f'where = "rank {rank}"', services, count=1)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from support.simulated.machines import Machine
 
 EPOCH = 1_700_000_000.0
+_STEP = 1e-6  # seconds that a clock goes on at least until a later time
 HERE: ContextVar[Machine | None] = ContextVar("the machine on which this code runs", default=None)
 LIFE: ContextVar[Life | None] = ContextVar("the agent that runs this code", default=None)
 _monotonic = time.monotonic
@@ -155,6 +156,8 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         context: Context | None = None,
     ) -> asyncio.TimerHandle:
         """Run a step at a time, if its agent runs then."""
+        if when > self.time():  # a real clock goes on between two steps
+            when = max(when, self.time() + _STEP)
         timer = _Timer(when, callback, args, self, context)
         heapq.heappush(self._scheduled, timer)
         timer._scheduled = True  # type: ignore[attr-defined]  # noqa: SLF001 - asyncio's own

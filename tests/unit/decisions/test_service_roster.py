@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from agent.decisions import head
 from agent.decisions.head import head_state as h
 from agent.decisions.head.service_order import service_address
-from agent.decisions.shared import HERE, SCORE, Answer, Answered, ItemReport, Step
+from agent.decisions.shared import HERE, SCORE, Answer, Answered, ItemReport, ServiceReady, Step
 from agent.job.services import Where
 from agent.plan import waits as wait_keys
 from support.heads import (
@@ -133,3 +133,29 @@ def test_the_heads_own_rank() -> None:
     spec = replace(RETRIEVER_SPEC, where=Where("rank", 1))
     trace = Trace(replace(goal(0), services=(spec,), rank=1), [(3, h.RayNodes((HEAD,)))])
     assert trace.state.service_home(RETRIEVER) == HERE
+
+
+@pytest.mark.parametrize("others", [1, 2], ids=["too few are there", "another took its place"])
+def test_the_service_of_a_lost_worker_is_awaited_only_as_long_as_it_is_missed(others: int) -> None:
+    """It would be 69 after all of its limit, though as many nodes are ready as the job needs."""
+    ready = (ItemReport(RETRIEVER, Step.READY),)
+    waiting = (ItemReport(RETRIEVER, Step.PENDING, "connection refused"),)
+    spares = [4] if others == 2 else []
+    history: History = [
+        (2, ServiceReady(RETRIEVER)),
+        *((3, reported(number, rank=number - 1)) for number in (2, 3, *spares)),
+        (4, reported(3, rank=2, items=waiting)),
+        *((4, reported(number, rank=number - 1, items=ready)) for number in (2, *spares)),
+        (5, nodes(2, 3, *spares)),
+    ]
+    trace = Trace(goal(2, services=(RETRIEVER,)), history)
+    assert [wait.what for wait in head.pending_waits(trace.state)] == ["retriever on rank 2 (pod3)"]
+
+    trace.take(h.WorkerSilent("agent3", "no answer", ray_answers=False), 6)
+    trace.take(nodes(2, *spares), 7)
+    submitted = any(isinstance(action, h.SubmitJob) for action in trace.actions)
+    assert submitted == (others == 2)
+
+    trace.take(TICK, 400)
+    reasons = [outcome.reason for outcome in trace.outcomes]
+    assert any(RETRIEVER in reason for reason in reasons) == (others == 1)

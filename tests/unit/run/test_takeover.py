@@ -244,3 +244,19 @@ def test_a_run_without_a_record_is_awaited_no_longer(
     monkeypatch.setattr(times, "RECORD_UNREADABLE", 600.0)
     assert isinstance(RunRecord.read(root / "run" / RUN_FILE), NoRecord)
     assert killed_agent(root, "pod0", is_head=True) == KilledAgent("run")
+
+
+def test_on_a_given_ray_the_platforms_run_goes_on_without_its_record(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its pod was made again: under another name its first job would count as the newest."""
+    monkeypatch.setattr(times, "RECORD_UNREADABLE", 0.2)
+    refuse_reads(monkeypatch, RUN_FILE)
+    for outlives, expected in ((True, "run"), (False, "run-2")):
+        chosen = choose_run(
+            root, "run", JOB, lambda: "new", node="pod0", job_outlives_agents=outlives
+        )
+        assert chosen.lock is not None
+        chosen.lock.release()
+        assert (chosen.run_id, chosen.before) == (expected, None)
+        assert bool(chosen.lost_record) == outlives
