@@ -80,6 +80,7 @@ AWAITED_GOODBYE = 5.0  # For one that the head must receive: the cause of the en
 # AGENT_WAIT_PREPARE (2h), each step from its own start.
 RECORD_UNREADABLE = 4.0  # A killed agent's record that cannot be read is read again for so long.
 STALLED_DISK = 2.0  # A stalled disk delays start, end, a share, stacks or logs by no more.
+HANGING_DISK = 0.2  # The same for each further write, once one has not ended in time.
 OWN_POD_NAME = 20.0  # For the DNS name of a pod that runs already: an ssh shell is in it.
 START_LOOKUP = 2.0  # DNS at the start; later lookups repeat it.
 IDLE_DISK = 20.0  # For the run folder and the checkpoints: an idle network disk needs some seconds.

@@ -445,6 +445,7 @@ class DiskAlarm:
         self._changed = threading.Lock()
         self.folder: Callable[[], Path] | None = None  # to name in log lines; it may move
         self._failing: set[str] = set()
+        self._hanging: set[str] = set()  # files of which a write has not ended
         self._watched: dict[str, Callable[[], float | None]] = {}
 
     def watch(self, name: str, busy_since: Callable[[], float | None]) -> None:
@@ -457,8 +458,19 @@ class DiskAlarm:
         self.watch(writer.name, writer.busy_since)
         return writer
 
+    def report_hang(self, name: str) -> None:
+        """Record that a write of a file does not end."""
+        self._hanging.add(name)
+        self.report(name, "a write does not end")
+
+    def patience(self, limit: float) -> float:
+        """Return how long to wait for a write: not long again where one did not end before."""
+        return min(limit, times.HANGING_DISK) if self._hanging else limit
+
     def report(self, name: str, why: str) -> None:
         """Record why a file cannot be written, or its recovery by ''."""
+        if not why:
+            self._hanging.discard(name)
         with self._changed:
             before = bool(self._failing)
             if why:

@@ -105,8 +105,9 @@ async def end_role(
     """
 
     def record(outcome: Outcome) -> None:
-        if not run_within(times.STALLED_DISK, partial(run.write_outcome, outcome)):
-            disk_alarm.report(OUTCOME_FILE, "a write does not end")
+        limit = disk_alarm.patience(times.STALLED_DISK)
+        if not run_within(limit, partial(run.write_outcome, outcome)):
+            disk_alarm.report_hang(OUTCOME_FILE)
 
     async def notify(outcome: Outcome) -> None:
         if run.notifier is not None:

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from agent.base import times
 from agent.record.background import in_thread
 from agent.record.files import remove_file
-from agent.record.log import say
+from agent.record.log import disk_alarm, say
 from agent.record.log_dir import log_dir
 from agent.record.series_file import SERIES_FILE, ProgressFile, SeriesFile, read_steps, shifted
 from agent.run.node_figures import Source
@@ -89,7 +89,7 @@ class StepKeeper:
 
     def close(self) -> None:
         """Write the rest."""
-        self._file.finish()
+        self._file.finish(disk_alarm.patience(times.FLUSH))
 
     def _use(self, file: ProgressFile) -> None:
         self._progress_file = file

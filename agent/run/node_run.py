@@ -299,8 +299,9 @@ class NodeRun:
 
     def close(self) -> None:
         """Write the remaining records, and close the folder."""
-        self._recorder.finish()
-        self.node.finish()
+        limit = disk_alarm.patience(times.FLUSH)
+        self._recorder.finish(limit)
+        self.node.finish(limit)
         self.folder.close()
 
     def join_run(self, run_id: str) -> None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from agent.base import ends
+from agent.base import ends, times
 from agent.decisions.attempts import Attempt, AttemptSnapshot, may_be_retried, retries_exhausted
 from agent.decisions.head import head_state as h
 from agent.decisions.head.losses import MAX_NODES_BY_NAME
@@ -386,7 +386,7 @@ class RunKeeper:
 
     def close(self) -> None:
         """Write what is pending, as far as the disk allows."""
-        self._writer.finish()
+        self._writer.finish(disk_alarm.patience(times.FLUSH))
 
     def _write(self, record: RunRecord) -> OSError | None:
         """Write the record, unless a later head of this run has written it.

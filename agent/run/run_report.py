@@ -34,9 +34,13 @@ async def write_report(run: NodeRun, status: RunStatus, outcome: Outcome) -> Pat
     page = await in_thread(partial(_page, run, data, logs), times.REPORT_MADE)
     if page is None:
         return run.folder.path
-    failure = await in_thread(partial(_write, run, page), times.STALLED_DISK)
-    disk_alarm.report(REPORT_FILE, "a write does not end" if failure is None else failure)
-    return run.folder.path if failure != "" else run.folder.file(REPORT_FILE)
+    limit = disk_alarm.patience(times.STALLED_DISK)
+    failure = await in_thread(partial(_write, run, page), limit)
+    if failure is None:
+        disk_alarm.report_hang(REPORT_FILE)
+        return run.folder.path
+    disk_alarm.report(REPORT_FILE, failure)
+    return run.folder.path if failure else run.folder.file(REPORT_FILE)
 
 
 def _read_logs(run: NodeRun) -> dict[str, str]:

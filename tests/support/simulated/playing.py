@@ -68,7 +68,7 @@ class Recorder:
         if isinstance(event, Dropped):
             here().world.fail(AssertionError(f"dropped: {event}"))
 
-    def finish(self) -> None:
+    def finish(self, _limit: float = 0.0) -> None:
         """Do nothing."""
 
 

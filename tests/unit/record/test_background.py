@@ -221,6 +221,18 @@ def test_a_stalled_write_is_reported() -> None:
     assert alarm.lines[1:] == ["/logs/run/pod0 can be written again"]
 
 
+def test_a_write_that_did_not_end_is_not_waited_for_again() -> None:
+    """The end of a run has several writes: a hung disk delays it by one of them."""
+    alarm = Alarm().alarm
+    assert alarm.patience(times.STALLED_DISK) == times.STALLED_DISK
+    alarm.report_hang("report.html")
+    assert alarm.patience(times.STALLED_DISK) == times.HANGING_DISK
+    alarm.report("outcome.json", "")
+    assert alarm.patience(times.STALLED_DISK) == times.HANGING_DISK
+    alarm.report("report.html", "")
+    assert alarm.patience(times.STALLED_DISK) == times.STALLED_DISK
+
+
 def test_settle_waits_for_the_newest_item() -> None:
     """`settle` returns once the item is written, after its limit, or at once without a thread."""
     stalls, written = threading.Event(), list[int]()
