@@ -3,6 +3,9 @@
 `NodeRun` has the run's clock, folder, records and child processes. Both event loops take an event
 by its `next_event` and decide by its `decide`; `write_outcome` is the end. Below it: this node's
 Ray from start to stop.
+
+What reads logs is imported where it is used: its patterns take a tenth of a second to compile, and
+this module is imported before Ray starts.
 """
 
 from __future__ import annotations
@@ -20,7 +23,6 @@ from agent import __version__
 from agent.base import ends, times
 from agent.base.text import listed
 from agent.decisions.shared import Tick, Woke
-from agent.diagnosis.end_lines import RunEnd, end_lines
 from agent.job.services import CACHES, JudgeCost, Latency
 from agent.plan import environment
 from agent.plan.plan import RAY
@@ -41,7 +43,6 @@ from agent.record.events import (
     WaitLog,
 )
 from agent.record.files import iso_time
-from agent.record.job_lines import JobLines
 from agent.record.log import disk_alarm, draw, say
 from agent.record.node_record import NODE_FILE
 from agent.record.run_folder import outcome_text, write_outcome
@@ -55,11 +56,13 @@ if TYPE_CHECKING:
 
     from agent.base.ends import Outcome
     from agent.decisions.shared import Item, LogLine, Wait
+    from agent.diagnosis.end_lines import RunEnd
     from agent.job.services import Placeholders
     from agent.node.figures import Figures
     from agent.plan.plan import Plan
     from agent.processes.process import Child
     from agent.processes.waiting import Inbox
+    from agent.record.job_lines import JobLines
     from agent.record.run_folder import OutageRecord, RunFolder
     from agent.record.run_record import AttemptRecord
     from agent.run.effects import Effects
@@ -106,6 +109,8 @@ class NodeStats:
 
     def share_lines(self, attempt: int) -> JobLines:
         """Return the scanner for the output of this node's share of an attempt."""
+        from agent.record.job_lines import JobLines  # noqa: PLC0415 - only a node with a share has it
+
         if self._share is None or attempt != self._attempt:
             self._share = JobLines(self._clean)
             self._attempt = attempt
@@ -382,6 +387,8 @@ class NodeRun:
         self.record(Decided(outcome))
         if self.notifier is not None:  # while all is stopped
             self.notifier.send_end(outcome, self.now(), self.cost)
+        from agent.diagnosis.end_lines import RunEnd, end_lines  # noqa: PLC0415 - only an end needs it
+
         for line in end_lines(end or RunEnd(outcome)):
             say_line(line)
 
