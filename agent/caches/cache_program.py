@@ -11,6 +11,7 @@ import os
 import select
 import signal
 import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import psutil
@@ -55,7 +56,8 @@ def main(argv: Sequence[str]) -> int:
 def _save_quietly(place: CachePlace, trust: Trust, run_id: str, node: str) -> str:
     """Save with the least priority: the job has CPUs and disks first."""
     os.nice(19)
-    psutil.Process().ionice(psutil.IOPRIO_CLASS_IDLE)
+    with suppress(psutil.Error, OSError):  # some containers forbid it
+        psutil.Process().ionice(psutil.IOPRIO_CLASS_IDLE)
     return save(place, trust, run_id, node)
 
 
@@ -96,7 +98,7 @@ def in_child(act: Callable[[], str], limit: float, late: str) -> int:
         os.kill(child, signal.SIGKILL)
         print("its program was killed" if ready else late, flush=True)
         return 0
-    print(answer[1:].decode(), flush=True)
+    print(answer[1:].decode(errors="ignore"), flush=True)  # it may be cut amid a character
     return answer[0]
 
 

@@ -185,7 +185,10 @@ def _prune(volume: Path, keep: str, uid: int) -> None:
     now = time.time()
     archives = []
     for file in scan(volume):
-        status = file.stat(follow_symlinks=False)
+        try:
+            status = file.stat(follow_symlinks=False)
+        except FileNotFoundError:  # another node has removed or renamed it
+            continue
         if status.st_uid != uid or not file.is_file(follow_symlinks=False):
             continue
         if file.name.endswith(SUFFIX):

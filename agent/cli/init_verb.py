@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 import shlex
 import sys
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, TypeVar
+from urllib.parse import urlsplit
 
+from agent.base.text import error_text
 from agent.cli.options import flag, name_among, value, whole_number
 from agent.cli.start_files.agent_file import (
     ONE_FILE,
@@ -133,18 +135,11 @@ def run(_: Mapping[str, str], options: argparse.Namespace) -> int:
         request, platform = _request(options)
         made = PLATFORMS[platform].render(request)
         _refuse_overwriting(made, options)
+        _write(made, options.to)
     except _RefusedError as error:
         print(f"pod-agent init: error: {error}", file=sys.stderr)
         return 2
-
-    options.to.mkdir(parents=True, exist_ok=True)
-    for file in made.files:
-        target = options.to / file.name
-        target.write_bytes(file.content)  # Linux reads it: no line ends of Windows
-        if file.is_program:
-            target.chmod(0o755)
-        print(f"wrote {target}")
-    _print_road(platform, request, made, options)
+    _print_next_steps(platform, request, made, options)
     return 0
 
 
@@ -352,7 +347,7 @@ def _agent_file(options: argparse.Namespace, platform: str) -> AgentFile:
         why = "published; each node fetches it and verifies its SHA-256."
         if platform == "slurm":
             why = "published; fetch.sh fetches it and verifies its SHA-256."
-        name = url.rpartition("/")[2]
+        name = PurePosixPath(urlsplit(url).path).name  # without the query of a signed URL
         if name.endswith(".whl"):
             agent = AgentFile("wheel", name, why, url=url, sha256=options.agent_sha256)
         else:
@@ -377,7 +372,11 @@ def _local_file(given: Path | None, why: str) -> AgentFile:
         raise _RefusedError(f"not given: --agent (the agent's one file; {made}), or --agent-url")
     if not path.is_file():
         raise _RefusedError(f"--agent {path}: there is no such file")
-    content = path.read_bytes()
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise _RefusedError(f"--agent {path}: {error_text(error)}") from None
+
     if path.suffix == ".whl":
         return AgentFile("wheel", path.name, "the wheel that --agent names.", content)
     if given is not None:
@@ -385,7 +384,7 @@ def _local_file(given: Path | None, why: str) -> AgentFile:
     return AgentFile("one file", ONE_FILE, why, content)
 
 
-# --- what is written and said ------------------------------------------------------------------
+# --- output ------------------------------------------------------------------------------------
 
 
 def _refuse_overwriting(made: StartFiles, options: argparse.Namespace) -> None:
@@ -404,7 +403,21 @@ def _refuse_overwriting(made: StartFiles, options: argparse.Namespace) -> None:
         raise _RefusedError(f"{', '.join(existing)} exists. {remedy}")
 
 
-def _print_road(
+def _write(made: StartFiles, folder: Path) -> None:
+    """Write the files; raise if the folder cannot be written."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for file in made.files:
+            target = folder / file.name
+            target.write_bytes(file.content)  # Linux reads it: no line ends of Windows
+            if file.is_program:
+                target.chmod(0o755)
+            print(f"wrote {target}")
+    except OSError as error:
+        raise _RefusedError(f"--to {folder}: {error_text(error)}") from None
+
+
+def _print_next_steps(
     platform: str, request: Request, made: StartFiles, options: argparse.Namespace
 ) -> None:
     """Print what to know, and every command from here to the running job."""

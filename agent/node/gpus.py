@@ -146,7 +146,9 @@ def ask_driver(
         return Driver(tool, fault="not installed here")
 
     # What the tool prints may also be why it fails. It may hang, too.
-    child = Popen([program, *options], stdin=DEVNULL, stdout=PIPE, stderr=STDOUT, text=True)
+    child = Popen(
+        [program, *options], stdin=DEVNULL, stdout=PIPE, stderr=STDOUT, text=True, errors="replace"
+    )
     try:
         text, _ = child.communicate(timeout=limit)
         first = next((line for line in text.splitlines() if line.strip()), "no message").strip()

@@ -11,6 +11,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import io
+import shlex
 import zipfile
 from functools import cache
 from importlib import metadata
@@ -77,9 +78,10 @@ class AgentFile(Value, frozen=True):
         """Return the shell command that fetches the published file and verifies its digest."""
         folder = PurePosixPath(place).parent
         fetch = "import sys, urllib.request; urllib.request.urlretrieve(*sys.argv[1:])"
+        url = shlex.quote(self.url)  # a signed one has `&`
         return (
             f"test -e {place} || {{ mkdir -p {folder} && new=$(mktemp {folder}/agent.XXXXXX)"
-            f" && python3 -c '{fetch}' {self.url} $new"
+            f" && python3 -c '{fetch}' {url} $new"
             f' && echo "{self.sha256}  $new" | sha256sum --check --quiet && mv $new {place}; }}'
         )
 

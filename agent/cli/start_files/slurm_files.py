@@ -162,7 +162,11 @@ def _makes_python(request: Request) -> bool:
 
 
 def _python_folder(request: Request) -> str:
-    return str(PurePosixPath(request.python).parent) if request.python else ""
+    """Return the folder of the user's Python; the scripts quote it, and quotes keep a `~`."""
+    if not request.python:
+        return ""
+    folder = str(PurePosixPath(request.python).parent)
+    return f"$HOME{folder[1:]}" if folder.startswith("~/") else folder
 
 
 def _service_steps(services: str) -> str:

@@ -16,7 +16,8 @@ import pytest
 from agent.base import times
 from agent.base.errors import PreflightError
 from agent.base.text import own_command
-from agent.caches.cache_folder import NOTHING_NEW, CachePlace, read_seeded
+from agent.caches import cache_store
+from agent.caches.cache_folder import NOTHING_NEW, CachePlace, read_seeded, scan
 from agent.caches.cache_store import save, seed
 from agent.job.compile_caches import SEAL as SEAL_VARIABLE
 from support.cache_places import SEAL, SEALED, UNSEALED, compile_here, contents, place_of
@@ -302,6 +303,64 @@ def test_old_archives_are_removed(tmp_path: Path) -> None:
     save(place, UNSEALED, "run-1", "node")
     names = {file.name for file in volume.iterdir()}
     assert names == {"notes.txt", place.archive, f".{place.archive}.run-1.claim"}
+
+
+def test_a_file_that_another_node_removes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nodes of a run look for old files at once: one that is gone meanwhile stops no writing."""
+    place = place_of(tmp_path, "node")
+    seed(place, UNSEALED)
+    compile_here(place, "triton/a/x")
+    volume = Path(place.volume)
+    volume.mkdir()
+    (volume / "old.caches").write_text("x")
+
+    def scan_before_its_removal(folder: Path) -> list[os.DirEntry[str]]:
+        entries = scan(folder)
+        (volume / "old.caches").unlink(missing_ok=True)
+        return entries
+
+    monkeypatch.setattr(cache_store, "scan", scan_before_its_removal)
+    assert "written to" in save(place, UNSEALED, "run-1", "node")
+
+
+WITHOUT_PRIORITIES = """
+import sys, psutil
+from agent.caches.cache_program import main
+
+def forbidden(*_):
+    raise psutil.AccessDenied
+
+psutil.Process.ionice = forbidden
+sys.exit(main(sys.argv[1:]))
+"""
+LONG_SENTENCE = """
+from agent.caches.cache_program import in_child
+in_child(lambda: "a" + "\u00e9" * 3000, 60.0, "late")
+"""
+
+
+def printed_by(program: str, *argv: str) -> str:
+    """Run a program of Python; return what it prints."""
+    environ = {**os.environ, "PYTHONUTF8": "1"}
+    words = [sys.executable, "-c", program, *argv]
+    return subprocess.run(words, env=environ, stdout=subprocess.PIPE, check=True).stdout.decode()
+
+
+def test_a_node_without_priorities(tmp_path: Path) -> None:
+    """Where a container forbids I/O priorities, what is new is written back all the same."""
+    place = place_of(tmp_path, "node")
+    seed(place, UNSEALED)
+    compile_here(place, "triton/a/x")
+    where = ("--volume", place.volume, "--folder", place.folder, "--archive", place.archive)
+    argv = ("save", *where, "--kind", place.kind, "--node", "node")
+    assert "written to" in printed_by(WITHOUT_PRIORITIES, *argv)
+
+
+def test_a_long_sentence() -> None:
+    """It is cut, amid a character, too."""
+    assert printed_by(LONG_SENTENCE).startswith("aéé")
 
 
 def test_a_seeding_keeps_an_archive(tmp_path: Path) -> None:

@@ -271,6 +271,32 @@ def test_a_published_agent_is_verified(tmp_path: Path) -> None:
         assert not [*(tmp_path / name).glob("*.whl"), *(tmp_path / name).glob("pod-agent")]
 
 
+def test_a_published_url_with_a_query(tmp_path: Path) -> None:
+    """A signed URL, which has `&`, is one word of the shell; its path says what the file is."""
+    signed = "https://my.server/{}?expires=1&signature=2"
+    digest = URL[2:]
+    one_file = signed.format("pod-agent")
+    for name in ("slurm", "dstack", "runpod", "kubernetes", "kuberay", "skypilot"):
+        words = (name, "rehearsal", "--nodes", "2", "--agent-url", one_file, *digest)
+        files, _ = written(tmp_path / name, *words)
+        scripts = [script for file, text in files.items() for script in scripts_of(file, text)]
+        assert any(f" '{one_file}' $new " in script for script in scripts), name
+
+    wheel = signed.format("pod_agent-0.1.0-py3-none-any.whl")
+    words = ("dstack", "rehearsal", "--nodes", "2", "--agent-url", wheel, *digest)
+    files, _ = written(tmp_path / "wheel", *words)
+    assert f"pod-agent[maths] @ {wheel}#sha256=" in files["rehearsal.dstack.yml"]
+
+
+def test_a_python_in_the_home(tmp_path: Path) -> None:
+    """Between quotes no shell expands `~`, and a program that reads PATH does not, either."""
+    words = ("slurm", "verl-grpo", "--nodes", "2", "--gpus", "8")
+    files, _ = written(tmp_path / "made", *words, "--python", "~/venv/bin/python")
+    for name in ("verl-grpo.sbatch", "fetch.sh"):
+        assert 'PATH="$HOME/venv/bin:$PATH"' in files[name]
+        assert "~/venv" not in files[name]
+
+
 def test_a_large_file_is_announced_on_dstack(tmp_path: Path) -> None:
     """Above the server's limit the note names the variable; the wheel is below it."""
     words = ("dstack", "verl-grpo", "--nodes", "2", "--gpus", "8")
@@ -367,6 +393,17 @@ def test_nothing_is_overwritten_unasked(tmp_path: Path) -> None:
     assert yaml.safe_load(file.read_text(encoding="utf-8"))["nodes"] == 3
 
 
+@pytest.mark.parametrize("folder", ["file", "file/below"])
+def test_a_folder_that_cannot_be_written(folder: str, tmp_path: Path) -> None:
+    """The error names the path, without a traceback."""
+    (tmp_path / "file").write_text("a file", encoding="utf-8")
+    target = tmp_path / folder
+    words = ("dstack", "rehearsal", "--nodes", "2", "--to", str(target))
+    error = init(*words, code=2).stderr
+    assert error.startswith(f"pod-agent init: error: --to {target}: ")
+    assert "Traceback" not in error
+
+
 def test_a_program_may_be_run(tmp_path: Path) -> None:
     """The loop over ssh and the script for RunPod's pods are executable."""
     written(tmp_path / "a", "ssh", "rehearsal", "--hosts", "a,b")
@@ -392,6 +429,10 @@ def test_a_program_may_be_run(tmp_path: Path) -> None:
         (("slurm", "verl-grpo", "--nodes", "2", "--gpus", "8"), "--python (the Python that has"),
         (("dstack", "rehearsal", "--nodes", "2", *URL[:2]), "--agent-sha256 go together"),
         (("dstack", "rehearsal", *URL[:3], "abc"), "'abc' is no SHA-256"),
+        (
+            ("dstack", "rehearsal", "--nodes", "2", "--agent", "/proc/self/mem"),
+            "--agent /proc/self/mem: ",
+        ),
         (
             ("dstack", "rehearsal", "--container", "pyxis"),
             "dstack has no --container, which is for",

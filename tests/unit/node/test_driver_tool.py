@@ -49,6 +49,7 @@ FAULTS = {
     "NVML": ("echo 'Failed to initialize NVML: Unknown Error'; exit 255", "exit code 255: Failed"),
     "silent": ("exit 9", "exit code 9: no message"),
     "no list": ("echo 'No devices were found'", "is no list: No devices were found"),
+    "no text": ("printf 'No devices \\377\\n'", "is no list: No devices \ufffd"),
     "hangs": ("exec sleep 30", "no answer within 0.5 s: the driver hangs"),
 }
 
