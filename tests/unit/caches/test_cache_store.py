@@ -305,9 +305,7 @@ def test_old_archives_are_removed(tmp_path: Path) -> None:
     assert names == {"notes.txt", place.archive, f".{place.archive}.run-1.claim"}
 
 
-def test_a_file_that_another_node_removes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_another_node_removes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nodes of a run look for old files at once: one that is gone meanwhile stops no writing."""
     place = place_of(tmp_path, "node")
     seed(place, UNSEALED)
