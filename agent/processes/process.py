@@ -49,10 +49,11 @@ UNKNOWN_CODE = 255  # Of a child that another process reaped; it must not look l
 _PREAMBLE = re.compile(r"^[\d-]+ [\d:,]+\s+(?:SUCC|INFO|WARNING|ERR|PANIC)\s+\w+\.py:\d+ -- ")
 _BOILERPLATE = re.compile(
     r"\t(?:SUCC|INFO)\s+\w+\.py:\d+ -- |authentication_token_setup\.py:\d+ -- |network_util\.cc:"
+    r"|^\[[\d-]+ [\d:,]+ [ID] \d+ \d+\] "
     r"|(?:^|-- )(?:Some Ray subprocesses exited unexpectedly:"
     r"|Remaining processes will be killed\.|----- (?:BEGIN|END) .*)$"
 )
-"""Lines that `ray start` prints at every start or every end (2.40 to 2.60)."""
+"""Lines that `ray start` prints at every start or end (2.40 to 2.60), and those of level I or D."""
 _EXITED_SUBPROCESS = re.compile(r"\[exit code=")
 managed: set[int] = set()  # Children whose ends are awaited: `reap` must not take their codes
 
@@ -389,7 +390,20 @@ def informative_lines(end: bytes, lines: int, longest: int, clean: Callable[[str
     if ended and ended[-1] not in last:
         last = [ended[-1], *last[1:]]
 
-    return " | ".join(_PREAMBLE.sub("", line).strip() for line in last)[-longest:]
+    return _fitting([_PREAMBLE.sub("", line).strip() for line in last], longest)
+
+
+def _fitting(lines: Sequence[str], longest: int) -> str:
+    """Return the newest lines that fit whole; one that is too long loses its end.
+
+    The line that names the process of Ray that ended stays before them.
+    """
+    kept = [*lines]
+    names_end = bool(kept) and _EXITED_SUBPROCESS.search(kept[0]) is not None
+    oldest = 1 if names_end else 0
+    while len(kept) > oldest + 1 and len(" | ".join(kept)) > longest:
+        del kept[oldest]
+    return " | ".join(kept)[:longest]
 
 
 def adopt(name: str, pid: int, started: int, log: Callable[[], Path]) -> Child | None:

@@ -4,7 +4,7 @@
 const MOST_LINES = 1500;  // lines that are shown, the newest
 const LOG_POLL = 2000;
 const LOG_POLL_WORKER = 10_000;  // a worker sends its last lines by order of the head
-let log = { text: "", next: null, start: null, source: "" };
+let log = { text: "", next: null, start: null, source: "", why: "" };
 let logTimer = 0;
 
 function setUpLog(status) {
@@ -41,7 +41,7 @@ function showLogOf(node) {
 function openLog() {
   clearTimeout(logTimer);
   const source = `${encodeURIComponent(at("log-node").value.trim() || "head")}/${encodeURIComponent(at("log-name").value)}`;
-  log = { text: "", next: null, start: null, source };
+  log = { text: "", next: null, start: null, source, why: "" };
   readLog();
 }
 
@@ -77,19 +77,23 @@ async function readEarlier() {
 async function fetchLog(source, query) {
   if (isReport()) return reportLog(source);
   const answer = await ask(`/logs/${source}${query}`);
+  log.why = "";
   if (answer && answer.isOk) return answer.data;
-  let why = "The head does not answer.";
-  if (answer) why = answer.data.error;
+  log.why = answer ? answer.data.error : "The head does not answer.";
   if (answer && answer.status === 401) {
-    why = "Logs are shown with RAY_AUTH_TOKEN only. On the head's node: pod-agent logs";
+    log.why = "Logs are shown with RAY_AUTH_TOKEN only. On the head's node: pod-agent logs";
   }
-  setText(at("log-say"), why);
-  setText(at("lines"), "");
+  drawLog();
   return null;
 }
 
 function drawLog() {
   const pre = at("lines");
+  if (log.why && !log.text) {
+    setText(at("log-say"), log.why);
+    setText(pre, "");
+    return;
+  }
   const atEnd = pre.scrollTop + pre.clientHeight >= pre.scrollHeight - 8;
   const all = log.text.split("\n");
   if (lastOf(all) === "") all.pop();

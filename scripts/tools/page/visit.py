@@ -193,10 +193,17 @@ async def visit_without_token(tab: Tab) -> list[str]:
         await tab.call("Page.navigate", url=shown.url)
         await tab.wait_for("document.querySelectorAll('#plots canvas').length === 6")
         await tab.wait_for("document.getElementById('log-say').textContent.includes('TOKEN')")
+        await tab.tell("window.dispatchEvent(new Event('resize'))")
+        says_why = await tab.tell(
+            "document.getElementById('log-say').textContent.includes('TOKEN')"
+        )
         text = await tab.tell("document.body.textContent")
     tab.complaints.clear()  # the browser logs the 401 of metrics and logs
     secret = ("NCCL_SOCKET_IFNAME", "TaskRunner", "reward.py", "critic/")
-    return [f"shown without a token: {word}" for word in secret if word in text]
+    wrong = [f"shown without a token: {word}" for word in secret if word in text]
+    if not says_why:
+        wrong.append("a resized page no longer says why it shows no log")
+    return wrong
 
 
 async def visit_stop(tab: Tab) -> list[str]:

@@ -23,6 +23,7 @@ STARTED = f"""\
 {AT}INFO scripts.py:1095 -- \x1b[1m  ray start --address='127.0.0.1:7379'\x1b[22m
 {AT}INFO scripts.py:1274 -- Process exit logs will be saved to: \x1b[1m/tmp/x.log\x1b[22m\x1b[26m
 """
+OF_RAYLET = "[2026-11-22 02:17:38,734 {} 426 426] (raylet) worker_pool.cc:811: a job\n"
 ENDED = f"""\
 {AT}ERR scripts.py:1307 -- \x1b[31mSome Ray subprocesses exited unexpectedly:\x1b[39m
 {AT}ERR scripts.py:87 -- \x1b[31m\x1b[1mPART\x1b[22m\x1b[39m\x1b[2m [exit code=127]\x1b[22m
@@ -53,6 +54,7 @@ def ended(lines: str) -> str:
             "ValueError: no such flag",
         ),
         (STARTED.splitlines()[3] + "\n", "Ray runtime started."),
+        (f"{OF_RAYLET.format('I')}{OF_RAYLET.format('E')}", OF_RAYLET.format("E").strip()),
         ("a\nb\n\n  c  \nd\n", "b | c | d"),
         ("10%\r50%\r100%\n", "10% | 50% | 100%"),
         ("\x1b]0;title\x07\x1b[1;31mred\x1b[0m \x1b(Bplain\x07\x00\n", "red plain"),
@@ -70,9 +72,17 @@ def test_the_decisive_line(tmp_path: Path, log: str, tail: str) -> None:
 
 
 def test_it_is_cut_and_may_be_missing(tmp_path: Path) -> None:
-    """A line without end is cut to its end; no file has no words."""
-    (tmp_path / "log").write_text("x" * 100_000 + "y")
-    assert tail_of(tmp_path / "log", 3, 10, str) == "x" * 9 + "y"
+    """Whole lines fit, the newest; a line that is too long loses its end; no file has no words."""
+    log = tmp_path / "log"
+    for text, tail in (
+        ("y" + "x" * 100, "y" + "x" * 9),
+        ("first\nsecond\nthird\n", "third"),
+        ("1\n22\n333\n", "22 | 333"),
+    ):
+        log.write_text(text)
+        assert tail_of(log, 3, 10, str) == tail
+    log.write_text("gcs [exit code=1]\n22\n4444\n")
+    assert tail_of(log, 3, 25, str) == "gcs [exit code=1] | 4444"
     assert tail_of(tmp_path / "none", 3, 300, str) == ""
 
 
