@@ -29,6 +29,9 @@ function limitsOf(status) {
   return { began: Math.min(began, ...first), now };
 }
 
+// Why an attempt was lost; "" while it runs, and after a success.
+const lossOf = (attempt) => (attempt.end && attempt.exit_code !== 0 && attempt.reason) || "";
+
 function spansOf(status, series) {
   const { began, now } = limitsOf(status);
   const attempts = status.attempts || [];
@@ -39,7 +42,7 @@ function spansOf(status, series) {
   for (const attempt of attempts) {
     const to = attempt.end ? Date.parse(attempt.end) : now;
     run.push({ from: Date.parse(attempt.start), to, kind: "attempt", words: `attempt ${attempt.number}` });
-    if (attempt.end && attempt.reason) run.push({ from: to, to, kind: "lost", words: attempt.reason });
+    if (lossOf(attempt)) run.push({ from: to, to, kind: "lost", words: lossOf(attempt) });
   }
   const saved = (series.checkpoints || []).filter(([, moment]) => moment)
     .map(([step, moment]) => ({ from: Date.parse(moment), to: Date.parse(moment), kind: "saved", words: `checkpoint ${step}` }));
@@ -106,7 +109,7 @@ function sentencesOf(status, series) {
   };
   for (const attempt of status.attempts || []) {
     add(attempt.start, `attempt ${attempt.number} began${resumedAt(series, attempt.number)}`);
-    if (attempt.end && attempt.reason) add(attempt.end, `✕ attempt ${attempt.number}: ${attempt.reason}`, "bad");
+    if (lossOf(attempt)) add(attempt.end, `✕ attempt ${attempt.number}: ${lossOf(attempt)}`, "bad");
   }
   for (const outage of status.outages || []) {
     const seconds = outage.to ? (Date.parse(outage.to) - Date.parse(outage.from)) / 1000 : null;

@@ -202,7 +202,7 @@ def _status(situation: str, nodes: int, now: float, lines: JobLines) -> dict[str
         else [],
         "job": None if situation == "cluster" else job,
         "verdict": _verdict(situation, nodes),
-        "attempts": _attempts(is_over=is_over, now=now) if has_steps else [],
+        "attempts": _attempts(situation, now) if has_steps else [],
         "figures": _figures(situation, 0, is_slow=False),
         "slow": "",
         "progress": lines.to_status(lambda at: iso_time(START + at), is_running=not is_over),
@@ -261,8 +261,9 @@ def _verdict(situation: str, nodes: int) -> dict[str, Any] | None:
     return None
 
 
-def _attempts(*, is_over: bool, now: float) -> list[dict[str, Any]]:
+def _attempts(situation: str, now: float) -> list[dict[str, Any]]:
     broke = BEGAN + BROKE_AT * EACH
+    verdict = _verdict(situation, 1)
     return [
         {
             "number": 1,
@@ -274,9 +275,9 @@ def _attempts(*, is_over: bool, now: float) -> list[dict[str, Any]]:
         {
             "number": 2,
             "start": iso_time(START + broke - 60),
-            "end": iso_time(START + now) if is_over else None,
-            "reason": "",
-            "exit_code": None,
+            "end": None if verdict is None else iso_time(START + now),
+            "reason": "" if verdict is None else verdict["reason"],
+            "exit_code": None if verdict is None else verdict["exit_code"],
         },
     ]
 

@@ -34,6 +34,9 @@ _BLANK = """[...document.querySelectorAll('canvas')].filter((canvas) => canvas.o
     area.drawImage(canvas, 0, 0);
     return !area.getImageData(0, 0, copy.width, copy.height).data.some((value) => value);
   }).map((canvas) => canvas.getAttribute('aria-label') || canvas.id)"""
+_LOST_ATTEMPTS = """[...document.querySelectorAll('#sentences span')]
+  .map((item) => /^✕ attempt (\\d+)/.exec(item.textContent)).filter(Boolean)
+  .map((match) => match[1])"""
 _OVER = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
 
 
@@ -157,6 +160,10 @@ async def _check(  # noqa: PLR0913 - what is checked, and where
     count = await tab.tell("document.getElementsByTagName('*').length")
     if count >= MOST_ELEMENTS:
         wrong.append(f"{count} elements")
+    lost = {one["number"] for one in run.status["attempts"] if one["end"] and one["exit_code"]}
+    shown = set(map(int, await tab.tell(_LOST_ATTEMPTS)))
+    if shown != lost:
+        wrong.append(f"shown as lost: attempts {shown}, lost are {lost}")
     if await tab.tell("document.images.length + document.querySelectorAll('td b').length"):
         wrong.append("text became markup")
     for look in windows:

@@ -228,9 +228,10 @@ class Group:
         return any(share.lives for share in self.shares)
 
     def joins(self, share: Share) -> None:
-        """Add a node's torchrun."""
+        """Add a node's torchrun; without the head's none of them gets beyond the rendezvous."""
         self.shares.append(share)
-        self.world.rules.begins(self)
+        if not self.shares[0].rank:
+            self.world.rules.begins(self)
         if len(self.shares) == self.size:
             self.world.later(self.world.setup.job_seconds, self._all_end)
 

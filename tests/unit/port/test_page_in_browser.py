@@ -39,9 +39,10 @@ def test_a_run_is_shown(situation: str, nodes: int, tmp_path: Path) -> None:
     assert visited(partial(what, folder=tmp_path, axe=None)) == []
 
 
-def test_a_report_opens_from_its_file(tmp_path: Path) -> None:
+@pytest.mark.parametrize("situation", ["failed", "ended"])
+def test_a_report_opens_from_its_file(situation: str, tmp_path: Path) -> None:
     """Under its own policy, without a server."""
-    what = partial(visit_report, situation="failed", nodes=16, windows=LOOKS)
+    what = partial(visit_report, situation=situation, nodes=16, windows=LOOKS)
     assert visited(partial(what, folder=tmp_path, axe=None)) == []
 
 
