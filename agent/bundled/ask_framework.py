@@ -97,9 +97,9 @@ def ask(module: str, argv: Sequence[str], world: int) -> Verdict:
         if place is None:
             return Verdict(UNKNOWN, f"{module} is not installed for {sys.executable}")
         tree = ast.parse(place.read_text(encoding="utf-8"))
-        found = hydra_main(tree)
-        if found is not None:
-            return ask_hydra(place, found, argv)
+        declared = hydra_main(tree)
+        if declared is not None:
+            return ask_hydra(place, declared, argv)
         if module.startswith("openrlhf."):
             return ask_openrlhf(module, argv)
     except Exception as error:  # noqa: BLE001 - a check that fails is no reason to refuse a job
@@ -117,7 +117,8 @@ def source_of(module: str) -> Path | None:
     """Return the file of a module; its packages are not imported."""
     first, *rest = module.split(".")
     spec = importlib.util.find_spec(first)
-    for folder in () if spec is None else spec.submodule_search_locations or ():
+    folders = None if spec is None else spec.submodule_search_locations
+    for folder in folders or ():
         stem = Path(folder, *rest)
         for file in (stem.with_suffix(".py"), stem / "__main__.py"):
             if file.is_file():
@@ -128,8 +129,9 @@ def source_of(module: str) -> Path | None:
 def words_of(error: BaseException) -> str:
     """Return an error in its own words, on one line."""
     text = " ".join(str(error).split())
-    name = type(error).__name__
-    return (text if isinstance(error, RefusedError) else f"{name}: {text}")[:_LONGEST]
+    if not isinstance(error, RefusedError):
+        text = f"{type(error).__name__}: {text}"
+    return text[:_LONGEST]
 
 
 # --- hydra ----------------------------------------------------------------------------------------
@@ -151,12 +153,15 @@ def hydra_main(tree: ast.Module) -> HydraMain | None:
         for call in function.decorator_list:
             if not isinstance(call, ast.Call) or ast.unparse(call.func) != "hydra.main":
                 continue
+
+            # Its arguments, as far as they are constants.
             given = {
                 word.arg: word.value.value
                 for word in call.keywords
                 if word.arg and isinstance(word.value, ast.Constant)
             }
-            path, name = given.get("config_path"), given.get("config_name")
+            path = given.get("config_path")
+            name = given.get("config_name")
             if isinstance(path, str) and isinstance(name, str):
                 base = {key: given[key] for key in ("version_base",) if key in given}
                 return HydraMain(path, name, base)
@@ -180,38 +185,42 @@ def ask_hydra(program: Path, declared: HydraMain, argv: Sequence[str]) -> Verdic
         (),
         declared.version_base,
     )
-    given = own
     try:
-        given = hydra_input(program, own, argv)
-        compose(given)
+        compose(hydra_input(program, own, argv))
     except RefusedError as error:
         return refusal(words_of(error), argv)
     except Exception as error:
-        # Does it compose without the arguments? If not, they are not what it fails by.
         if not is_hydras(error):
             raise
+
+        # Does it compose without the arguments? If not, they are not what it fails by.
         known = keys_of(compose(own))
+
+        # Which argument is it about? Hydra's words name it, or the error has it, as one that the
+        # grammar does not read. A list of folders ends the words.
         text = str(error).partition("Config search path:")[0]
-        found = refusal(" ".join(text.split())[:_LONGEST], argv, known)
-        wrong = getattr(error, "override", None)  # one that its grammar does not read
+        refused = refusal(" ".join(text.split())[:_LONGEST], argv, known)
+        wrong = getattr(error, "override", None)
         if isinstance(wrong, str):
-            return Verdict(REFUSED, f"{wrong!r}: {found.what}", wrong.partition("=")[0])
-        return found
+            return Verdict(REFUSED, f"{wrong!r}: {refused.what}", wrong.partition("=")[0])
+        return refused
     return Verdict(ACCEPTED)
 
 
 def keys_of(config: Any) -> list[str]:  # noqa: ANN401 - hydra's
     """Return every key of a composed configuration, with those of groups."""
     plain = importlib.import_module("omegaconf").OmegaConf.to_container(config)
-    found: list[str] = []
+    keys: list[str] = []
 
     def add(node: object, prefix: str) -> None:
-        for name, value in node.items() if isinstance(node, dict) else ():
-            found.append(f"{prefix}{name}")
+        if not isinstance(node, dict):
+            return
+        for name, value in node.items():
+            keys.append(f"{prefix}{name}")
             add(value, f"{prefix}{name}.")
 
     add(plain, "")
-    return found
+    return keys
 
 
 def hydra_input(program: Path, own: ComposeInput, argv: Sequence[str]) -> ComposeInput:
@@ -220,6 +229,8 @@ def hydra_input(program: Path, own: ComposeInput, argv: Sequence[str]) -> Compos
     with refusing():
         flags = parser.parse_args(list(argv))
     overrides = tuple(flags.overrides)
+
+    # Its folder, and a further one, which the user's own search path replaces.
     folder = own.folder
     if flags.config_path is not None:
         folder = str((program.parent / flags.config_path).resolve())
@@ -271,6 +282,8 @@ def options_of(module: str, *, trains: bool = False) -> Any:  # noqa: ANN401 - a
     spec = importlib.util.find_spec(module)
     if spec is None or spec.origin is None:
         raise ImportError(f"the package has no {module}")
+
+    # Does it parse arguments at all? Otherwise running it could do anything.
     tree = ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
     is_parsed_at_top = any(
         isinstance(node, ast.Call) and ast.unparse(node.func).endswith("parse_args")
@@ -280,13 +293,17 @@ def options_of(module: str, *, trains: bool = False) -> Any:  # noqa: ANN401 - a
     )
     if not is_parsed_at_top:
         raise ImportError(f"{module} has no parser of arguments at its top")
-    train = [part for part in tree.body if isinstance(part, ast.FunctionDef)]
-    train = [part for part in train if part.name == "train"]
-    for part in () if trains else train:
-        part.body = [ast.copy_location(ast.Pass(), part)]
+
+    # Its training is left out.
+    functions = [part for part in tree.body if isinstance(part, ast.FunctionDef)]
+    train = [function for function in functions if function.name == "train"]
+    if not trains:
+        for function in train:
+            function.body = [ast.copy_location(ast.Pass(), function)]
 
     names: dict[str, Any] = {"__name__": "__main__", "__file__": spec.origin}
-    with _ending_after_parsing() if not train else contextlib.nullcontext():
+    ending = contextlib.nullcontext() if train else _ending_after_parsing()
+    with ending:
         try:
             exec(compile_program(tree, spec.origin), names)  # noqa: S102 - the package's own program
         except _ParsedError as parsed:
@@ -351,6 +368,8 @@ def ask_trl(path: Path, argv: Sequence[str], world: int) -> Verdict:
             options = program.parser().parse_args(list(argv))
     except SystemExit:
         return refusal(said.getvalue().strip().splitlines()[-1][:_LONGEST], argv)
+
+    # Made as on the job's nodes, but on CPUs.
     options.wandb = False  # what its other packages need is not the question
     options.config = [*options.config, *ON_CPUS]
     options.checkpoints = "checkpoints"
@@ -382,7 +401,9 @@ def refusal(what: str, argv: Sequence[str], known: Sequence[str] = ()) -> Verdic
     """Return a refusal, with the argument that its words name, and a known one that is similar."""
     key = key_in(what, argv)
     bare = key.lstrip("+~") if "=" not in key else ""
-    near = "" if bare in known else next(iter(difflib.get_close_matches(bare, known, n=1)), "")
+    near = ""
+    if bare not in known:
+        near = next(iter(difflib.get_close_matches(bare, known, n=1)), "")
     return Verdict(REFUSED, what, key, near)
 
 

@@ -15,7 +15,7 @@ from agent.cli.start_files.agent_file import (
     ONE_FILE,
     AgentFile,
     checkout,
-    found_one_file,
+    one_file_here,
     packed_wheel,
 )
 from agent.cli.start_files.platforms_of_init import (
@@ -122,7 +122,7 @@ OPTIONS = (
     value("--to", "FOLDER", "where to write; default: here", Path, default=Path()),
     flag("--force", "overwrite files that exist"),
 )
-_OWN = {
+_OF_SOME_PLATFORMS = {
     *("image", "container", "kind", "gpu_type", "center", "volume", "fleet", "partition"),
     *("account", "time", "python", "hosts", "spot", "wandb", "hf_token"),
 }
@@ -201,14 +201,14 @@ class _Questions:
 
 def _request(options: argparse.Namespace) -> tuple[Request, str]:
     """Return what the files are wanted for, and the platform."""
-    asked = _Questions()
+    questions = _Questions()
     if options.command is not None and options.recipe:
         raise _RefusedError(f"either the recipe {options.recipe}, or a command after --")
     if options.command is not None and not options.command:
         raise _RefusedError("-- with no command after it")
 
     # Which platform, which job?
-    platform = asked.answer(
+    platform = questions.answer(
         options.platform,
         "PLATFORM",
         f"platform: {', '.join(PLATFORMS)}",
@@ -217,7 +217,7 @@ def _request(options: argparse.Namespace) -> tuple[Request, str]:
     )
     job: str | None = OWN_COMMAND
     if options.command is None:
-        job = asked.answer(
+        job = questions.answer(
             options.recipe,
             "RECIPE",
             f"recipe: {', '.join(presets())}",
@@ -230,13 +230,15 @@ def _request(options: argparse.Namespace) -> tuple[Request, str]:
     # How many nodes, of which size? The hosts are counted.
     if platform == "ssh":
         what = "machines, the head first, with commas between them"
-        options.hosts = asked.answer(options.hosts, "--hosts", what, _names)
+        options.hosts = questions.answer(options.hosts, "--hosts", what, _names)
         options.nodes = len(options.hosts or ()) or options.nodes
-    nodes = asked.answer(options.nodes, "--nodes", "nodes, the head among them", _at_least_one, "2")
+    nodes = questions.answer(
+        options.nodes, "--nodes", "nodes, the head among them", _at_least_one, "2"
+    )
     usual_gpus = "8"
     if job == "rehearsal":
         usual_gpus = str(PLATFORMS[platform].rehearsal_gpus if platform else 0)
-    gpus = asked.answer(
+    gpus = questions.answer(
         options.gpus,
         "--gpus",
         "GPUs of each node",
@@ -245,15 +247,17 @@ def _request(options: argparse.Namespace) -> tuple[Request, str]:
         is_needed=job != "rehearsal",
     )
     if platform is None or job is None:
-        asked.refuse_missing()
+        questions.refuse_missing()
         raise AssertionError  # something was missing
 
-    variant = _variant(options, platform, job, nodes or 1, gpus or 0, asked)
+    # In which form does it run there, and what does the job need?
+    variant = _variant(options, platform, job, nodes or 1, gpus or 0, questions)
     why_not = misfit(platform, variant, job, nodes or 1)
     if why_not:
         raise _RefusedError(why_not)
-    _ask_for_the_job(options, platform, variant, job, asked)
-    asked.refuse_missing()
+    _ask_for_the_job(options, platform, variant, job, questions)
+    questions.refuse_missing()
+
     agent = _agent_file(options, platform)
     return Request(
         job,
@@ -282,7 +286,7 @@ def _request(options: argparse.Namespace) -> tuple[Request, str]:
 
 def _refuse_foreign(options: argparse.Namespace, platform: str) -> None:
     """Raise for an option that this platform has no use for."""
-    for name in sorted(_OWN - {*PLATFORMS[platform].takes}):
+    for name in sorted(_OF_SOME_PLATFORMS - {*PLATFORMS[platform].takes}):
         if getattr(options, name) in {None, False}:
             continue
         others = [other for other, known in PLATFORMS.items() if name in known.takes]
@@ -296,7 +300,7 @@ def _variant(  # noqa: PLR0913 - what it depends on
     job: str,
     nodes: int,
     gpus: int,
-    asked: _Questions,
+    questions: _Questions,
 ) -> str:
     """Return the container or the kind."""
     known = PLATFORMS[platform]
@@ -306,29 +310,30 @@ def _variant(  # noqa: PLR0913 - what it depends on
     if given is not None and given not in known.variants:
         takes = f"--{known.flag} {' or '.join(known.variants)}"
         raise _RefusedError(f"{platform} has no {given}; it takes {takes}")
+
     default = default_variant(platform, job, nodes, gpus)
     what = f"{known.flag}: {', '.join(known.variants)}"
     read = name_among(known.flag, known.variants)
     option = f"--{known.flag}"
-    return asked.answer(given, option, what, read, default, is_needed=False) or default
+    return questions.answer(given, option, what, read, default, is_needed=False) or default
 
 
 def _ask_for_the_job(
-    options: argparse.Namespace, platform: str, variant: str, job: str, asked: _Questions
+    options: argparse.Namespace, platform: str, variant: str, job: str, questions: _Questions
 ) -> None:
     """Ask for model, data, image and Python, where the job needs them."""
     preset = preset_of(job)
     if preset.model:
         what = "model, an id on the hub or a path on the nodes"
-        options.model = asked.answer(
+        options.model = questions.answer(
             options.model, "--model", what, _word, preset.model, is_needed=False
         )
     needs = missing_image(platform, variant, job)
     if needs:
-        options.image = asked.answer(options.image, "--image", f"an image with {needs}", _word)
+        options.image = questions.answer(options.image, "--image", f"an image with {needs}", _word)
     if missing_python(platform, variant, job):
         what = "the Python that has the framework, such as ~/venv/bin/python"
-        options.python = asked.answer(options.python, "--python", what, _word)
+        options.python = questions.answer(options.python, "--python", what, _word)
 
 
 # --- the agent's file --------------------------------------------------------------------------
@@ -357,6 +362,7 @@ def _agent_file(options: argparse.Namespace, platform: str) -> AgentFile:
     else:
         name, content = packed_wheel()
         agent = AgentFile("wheel", name, known.why_agent, content)
+
     if platform == "slurm" and agent.kind == "wheel":
         raise _RefusedError("slurm: the one file, not a wheel: nodes may reach no package index")
     return agent
@@ -364,7 +370,7 @@ def _agent_file(options: argparse.Namespace, platform: str) -> AgentFile:
 
 def _local_file(given: Path | None, why: str) -> AgentFile:
     """Return the file that the user names, else the one file that is found here."""
-    path = given or found_one_file()
+    path = given or one_file_here()
     if path is None:
         made = "its scripts/build makes it in a minute: dist/pod-agent"
         if checkout() is not None:
@@ -389,15 +395,12 @@ def _local_file(given: Path | None, why: str) -> AgentFile:
 
 def _refuse_overwriting(made: StartFiles, options: argparse.Namespace) -> None:
     """Raise if a file with another content exists."""
-    existing = [
-        file.name
-        for file in made.files
-        if (options.to / file.name).exists()
-        and not (
-            (options.to / file.name).is_file()
-            and (options.to / file.name).read_bytes() == file.content
-        )
-    ]
+    existing = []
+    for file in made.files:
+        target = options.to / file.name
+        is_same = target.is_file() and target.read_bytes() == file.content
+        if target.exists() and not is_same:
+            existing.append(file.name)
     if existing and not options.force:
         remedy = "Move it away, choose --to FOLDER, or add --force"
         raise _RefusedError(f"{', '.join(existing)} exists. {remedy}")

@@ -142,6 +142,8 @@ class MegatronFit(Fit, kw_only=True):
         embedding = model.vocabulary * model.hidden
         copies = 1 if model.tied else 2
         rest = max(0, model.parameters - model.in_experts - copies * embedding)
+
+        # The first stage has the embedding of the input, the last one that of the output.
         here = copies if self.parallel.pipeline == 1 else 1
         on_stage = rest / model.layers * self.stages.most + here * embedding
         return on_stage / self.parallel.tensor
@@ -271,8 +273,8 @@ class Fixed(Value):
 
     def allows(self, parallel: Parallelism) -> bool:
         """Return whether a division has these sizes."""
-        found = parallel.sizes()
-        return all(found[name] == size for name, size in self.sizes.items())
+        divided = parallel.sizes()
+        return all(divided[name] == size for name, size in self.sizes.items())
 
     def fits(self, load: Workload, model: ModelShape, filled: float) -> Iterator[Fit]:
         """Yield the ways to divide a model, the fastest first: see `Workload.fits`.
@@ -294,16 +296,16 @@ class Fixed(Value):
         """Return the ways to divide a model over the GPUs, the fewest parts first."""
         world = sum(node.gpus for node in load.nodes)
         is_long = load.tokens > _SURE_TOKENS or CONTEXT in self.sizes
-        found = [
+        allowed = [
             parallel
             for parallel in _parallelisms(world, load.gpus, model, self.sizes)
             if self.allows(parallel) and (is_long or parallel.context == 1)
         ]
-        if not found:
+        if not allowed:
             wanted = ", ".join(f"{name}={size}" for name, size in self.sizes.items())
             what = f"{wanted or 'Megatron'}: no division of {count_of(world, 'GPU')} has that"
             raise MisfitError(f"{what} with {_facts(model)}")
-        return sorted(found, key=lambda parallel: _order(parallel, load.gpus))
+        return sorted(allowed, key=lambda parallel: _order(parallel, load.gpus))
 
 
 def _order(parallel: Parallelism, gpus: int) -> tuple[float, ...]:
@@ -326,12 +328,11 @@ def _engine_sizes(load: Workload, model: ModelShape) -> tuple[int, ...]:
     within = engine_sizes(load, model)
     if load.tensor_parallel is not None or model.weights / within[-1] < _NODE_PART * load.label:
         return within
-    spanning = [
-        load.gpus * nodes
-        for nodes in _divisors(len(load.nodes))
-        if (model.heads or load.gpus * nodes) % (load.gpus * nodes) == 0
-    ]
-    return tuple(size for size in spanning if size > within[-1]) or within
+
+    # Each GPU of an engine has whole heads, if their number is known.
+    spanning = [load.gpus * nodes for nodes in _divisors(len(load.nodes))]
+    fitting = [size for size in spanning if not model.heads or model.heads % size == 0]
+    return tuple(size for size in fitting if size > within[-1]) or within
 
 
 def _parallelisms(
@@ -345,12 +346,16 @@ def _parallelisms(
     for tensor in _divisors(gpus):
         if heads % tensor or model.kv_heads % tensor:
             continue
+
+        # The layers over stages, a long text over the GPUs of a node at most.
         for pipeline in _divisors(world // tensor):
             if stages_of(model.layers, pipeline) is None:
                 continue
             for context in _divisors(world // (tensor * pipeline)):
                 if context > gpus:
                     break
+
+                # The experts divide the same GPUs in their own way.
                 for expert in _expert_sizes(world // pipeline, gpus, model, sizes):
                     rest = world // (pipeline * expert)
                     for expert_tensor in _expert_tensors(rest, sizes):

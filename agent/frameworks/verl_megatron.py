@@ -54,8 +54,9 @@ ENGINE = "model_engine"
 CONFIG_NAME = "--config-name"
 _TREE = "ppo_megatron_trainer"
 _ACTOR_TREE = "actor@actor_rollout_ref.actor"
-_FLAGS = ("--config-name", "-cn", "--config-path", "-cp", "--config-dir", "-cd")
-"""Flags of hydra that choose a tree."""
+_NAME_FLAGS = (CONFIG_NAME, "-cn")
+_FLAGS = (*_NAME_FLAGS, "--config-path", "-cp", "--config-dir", "-cd")
+"""Flags of hydra that choose a tree, by its name or by its folder."""
 
 FIRST: Version = (0, 6)  # 0.5 cannot load a model without a conversion by hand
 _HAS_ENGINES: Version = (0, 8)  # From it on `model_engine` chooses the tree
@@ -63,6 +64,7 @@ _BRIDGES: Version = (0, 7)  # From it on mbridge loads the model by default
 _REF_AS_ACTOR: Version = (0, 7)  # From it on the reference is divided as the actor by default
 _NO_GRADIENT_KEY: Version = (0, 9)  # From it on gradients are freed with offloaded parameters
 _NEEDS_MEGATRON_BRIDGE: Version = (0, 9)
+_ACTOR_HAS_MODEL_FOLDER: Version = (0, 9)  # Before it `huggingface` is beside the shards
 _BALANCES_ALL: Version = (0, 7)  # Before it a step is divided over all GPUs, not over copies
 
 _SIZES = (TENSOR, PIPELINE, CONTEXT, EXPERT, EXPERT_TENSOR)
@@ -84,6 +86,8 @@ def split_flags(args: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
         if name not in _FLAGS:
             others.append(word)
             continue
+
+        # The value is in the word, or it is the next word.
         if not equals:
             if not words:
                 raise MisfitError(f"AGENT_JOB_ARGS: {name} lacks its value")
@@ -96,15 +100,19 @@ def trains_with_megatron(
     asked: RecipeInput, flags: Sequence[str], users: Sequence[Override]
 ) -> bool:
     """Return whether Megatron trains: by the user's arguments, else by AGENT_BACKEND."""
+    # By a flag, which chooses the whole tree?
     for flag in flags:
         name, _, value = flag.partition("=")
-        if name in _FLAGS[:2]:
+        if name in _NAME_FLAGS:
             return value.removesuffix(".yaml") == _TREE
+
+    # By an argument, which chooses a part of it?
     for override in users:
         if override.key == ENGINE:
             return override.value == BACKEND
         if override.key == _ACTOR_TREE:
             return override.value.startswith(BACKEND)
+
     return asked.backend == BACKEND
 
 
@@ -123,7 +131,7 @@ def check(asked: RecipeInput) -> None:
 
 def tree_flags(asked: RecipeInput, flags: Sequence[str]) -> tuple[str, ...]:
     """Return the flags with that of Megatron's tree, where the version chooses it by a flag."""
-    has_name = any(flag.partition("=")[0] in _FLAGS[:2] for flag in flags)
+    has_name = any(flag.partition("=")[0] in _NAME_FLAGS for flag in flags)
     if has_name or asked.version >= _HAS_ENGINES:
         return tuple(flags)
     return (f"{CONFIG_NAME}={_TREE}", *flags)
@@ -151,8 +159,10 @@ def sizing_of(asked: RecipeInput, given: Mapping[str, str]) -> Sizing:
         ),
         fits=fixed.fits,
     )
-    beginnings = (*MEMORY_KEYS, _SECTION, f"critic.{BACKEND}", f"{REF}.{BACKEND}")
-    changed = [key for key in given if key.startswith(beginnings) and key != ENGINE]
+
+    # Which of the user's keys change the memory? With some, a misfit is only a warning.
+    prefixes = (*MEMORY_KEYS, _SECTION, f"critic.{BACKEND}", f"{REF}.{BACKEND}")
+    changed = [key for key in given if key.startswith(prefixes) and key != ENGINE]
     return sizing_for(asked, changed, load)
 
 
@@ -187,11 +197,14 @@ def _part(node: NodeSize, gpus: int) -> int | None:
 def _fixed_sizes(asked: RecipeInput, given: Mapping[str, str]) -> dict[str, int]:
     """Return the sizes of the checkpoints, or of the user's arguments."""
     known = {name: size for name in _SIZES if (size := whole(given, f"{_SECTION}.{name}"))}
+
+    # Checkpoints of Megatron fix the others.
+    saved = {}
     kept = asked.basis.kept
     if kept.get(STRATEGY) == BACKEND:
-        saved = {name: int(kept[key]) for name in _SIZES if (key := f"{_SECTION}.{name}") in kept}
-        known = saved | known
-    return known
+        keys = {name: f"{_SECTION}.{name}" for name in _SIZES}
+        saved = {name: int(kept[key]) for name, key in keys.items() if key in kept}
+    return saved | known
 
 
 def parallel_rows(asked: RecipeInput, sizing: Sizing) -> Iterable[Row]:
@@ -213,6 +226,7 @@ def _division(part: str, sizing: Sizing) -> Iterable[Row]:
     yield from _sizes(part, sizing, sizing.why["layout"])
     if not isinstance(sizing.fit, MegatronFit) or sizing.fit.stages.even:
         return
+
     stages = sizing.fit.stages
     layers = sizing.fit.model.layers
     count = sizing.fit.parallel.pipeline
@@ -255,6 +269,8 @@ def _offload(asked: RecipeInput, part: str, sizing: Sizing) -> Iterable[Row]:
     yield f"{part}.{BACKEND}.optimizer_offload", "True", why
     if asked.version < _NO_GRADIENT_KEY:
         yield f"{part}.{BACKEND}.grad_offload", "True", why
+
+    # Does the optimizer work on the CPUs, too?
     if sizing.layout.name != CPU_OPTIMIZER.name:
         return
     optimizer = f"+{part}.optim.override_optimizer_config"
@@ -273,9 +289,10 @@ def with_groups(sizing: Sizing, given: Mapping[str, str]) -> dict[str, str]:
 
 
 def ranks_of(asked: RecipeInput, sizing: Sizing, gpus: int) -> tuple[int, int]:
-    """Return what divides the answers of an update, and those of a step besides.
+    """Return two divisors: of the answers of an update, and of those of a step.
 
-    Each copy of the model gets a part; up to 0.6 each GPU gets one of a step.
+    Each copy of the model gets a part of an update. Up to 0.6 verl also divides a step over all
+    GPUs.
     """
     if not isinstance(sizing.fit, MegatronFit):
         return gpus, 1
@@ -283,7 +300,7 @@ def ranks_of(asked: RecipeInput, sizing: Sizing, gpus: int) -> tuple[int, int]:
 
 
 def tokens_of(sizing: Sizing, tokens: int) -> int:
-    """Return the tokens of a batch on each GPU, of those that divide a text."""
+    """Return each GPU's part of a batch's tokens, where several GPUs divide a text."""
     if not isinstance(sizing.fit, MegatronFit):
         return tokens
     return -(-tokens // sizing.fit.parallel.context)
@@ -295,7 +312,9 @@ def notes(asked: RecipeInput) -> Iterable[str]:
     if asked.version >= _NEEDS_MEGATRON_BRIDGE:
         bridge = "megatron-bridge"
     yield f"Megatron also needs the packages megatron-core, transformer-engine and {bridge}"
-    folder = "actor/model/huggingface" if asked.version >= (0, 9) else "actor/huggingface"
+    folder = "actor/huggingface"
+    if asked.version >= _ACTOR_HAS_MODEL_FOLDER:
+        folder = "actor/model/huggingface"
     yield f"`…/global_step_N/{folder}` is a model that transformers and vLLM load: nothing to merge"
 
 

@@ -19,6 +19,7 @@ TRAIN_NEAR = 512  # Prompts of a step in its scripts with images
 _IMAGE_KEY = "data.image_key"
 _IMAGES = "images"
 _FREEZE = f"{ACTOR}.freeze_vision_tower"
+_READS_FREEZE_FROM: Version = (0, 6)
 _READS_FREEZE_UNTIL: Version = (0, 8)  # From it on the key is there, and nothing reads it
 _FUSED_IN_MEGATRON: Version = (0, 8)
 _CACHE_KEY_UNTIL: Version = (0, 8)  # Up to it the scripts turn the cache of images off
@@ -27,7 +28,7 @@ _LONGEST_WHOLE = 8192  # Tokens of a batch of an engine: a longer prompt has to 
 
 
 def rows(asked: RecipeInput, given: Mapping[str, str], *, megatron: bool) -> Iterable[Row]:
-    """Return the settings of a model that sees, beside those of every model."""
+    """Return the settings of a model with a vision tower, beside those of every model."""
     scripts = "as the scripts with images"
     yield _IMAGE_KEY, _IMAGES, "the column of the images; the default, said"
     yield f"{ACTOR}.kl_loss_coef", "0.01", f"{scripts}; the default is 0.001"
@@ -38,6 +39,8 @@ def rows(asked: RecipeInput, given: Mapping[str, str], *, megatron: bool) -> Ite
         yield f"{MODEL}.use_fused_kernels", "True", f"{scripts}: logits take less memory"
     if freezes(asked, megatron=megatron):
         yield _FREEZE, "True", "as verl's script for it: images are understood as before"
+
+    # The engines.
     if longest_sample(given) <= _LONGEST_WHOLE:
         yield f"{ROLLOUT}.enable_chunked_prefill", "False", f"{scripts}: an image stays whole"
     if asked.rollout == "vllm" and asked.version < _CACHE_KEY_UNTIL:
@@ -49,7 +52,7 @@ def rows(asked: RecipeInput, given: Mapping[str, str], *, megatron: bool) -> Ite
 def freezes(asked: RecipeInput, *, megatron: bool) -> bool:
     """Return whether the vision tower is not trained: where verl reads the key for it."""
     is_adapted = asked.lora_rank is not None
-    reads_key = (0, 6) <= asked.version < _READS_FREEZE_UNTIL
+    reads_key = _READS_FREEZE_FROM <= asked.version < _READS_FREEZE_UNTIL
     return reads_key and not megatron and not is_adapted
 
 

@@ -57,34 +57,35 @@ def question_of(job: Job | None, facts: Facts) -> FrameworkQuestion | None:
     """Return the question about a job's command; None if no known framework runs it."""
     if job is None or why_not_asked(job):
         return None
-    found = _program(job.argv)
-    if found is None:
+    program = _program(job.argv)
+    if program is None:
         return None
-    module, argv = found
+    module, argv = program
 
-    # Which arguments did the user give, and which version is installed?
-    recipe = job.recipe
-    package, _, _ = module.partition(".")
-    name = "TRL" if module.endswith(".py") else package
-    framework = facts.framework
+    # Which framework is it? Of a recipe the installed version is known, too.
+    name = "TRL" if module.endswith(".py") else module.partition(".")[0]
     known = ""
+    own = argv
+    recipe = job.recipe
     if recipe is not None:
         known = version_list(recipe_of(recipe.known).VERSIONS)
-        version = "" if framework is None else framework.version
-        name = f"{name} {version}".strip()
+        own = recipe.input.args
+        if facts.framework is not None:
+            name = f"{name} {facts.framework.version}".strip()
 
-    given = job.runtime_env.get("env_vars")
-    added = given if isinstance(given, dict) else {}
+    variables = job.runtime_env.get("env_vars")
+    if not isinstance(variables, dict):
+        variables = {}
     return FrameworkQuestion(
         framework=name,
         python=split_python(job.argv)[0] or facts.job_python,
         module=module,
         argv=argv,
-        own=argv if recipe is None else recipe.input.args,
+        own=own,
         is_recipe=recipe is not None,
         known=known,
         folder=str(job.runtime_env.get("working_dir", "")),
-        env=tuple((str(key), str(value)) for key, value in added.items()),
+        env=tuple((str(key), str(value)) for key, value in variables.items()),
     )
 
 
@@ -137,17 +138,22 @@ def answer_of(given: Mapping[str, object]) -> FrameworkAnswer:
 
 def refusal_of(question: FrameworkQuestion, answer: FrameworkAnswer) -> Outcome:
     """Return the end of a run whose command the framework refuses."""
+    # Who gave the argument: the user's command, the user beside a recipe, or the recipe?
     bare = answer.key.lstrip("+~")
-    is_own = not question.is_recipe or any(bare and bare in word for word in question.own)
-    place = "the command after --"
-    culprit = "job"
+    is_users = any(bare and bare in word for word in question.own)
     remedy = "Correct it there"
-    if question.is_recipe:
-        place = "AGENT_JOB_ARGS" if is_own else "the recipe's command"
-        culprit = "AGENT_JOB_ARGS" if is_own else "AGENT_JOB"
-    if question.is_recipe and not is_own:
+    if not question.is_recipe:
+        place = "the command after --"
+        culprit = "job"
+    elif is_users:
+        place = "AGENT_JOB_ARGS"
+        culprit = "AGENT_JOB_ARGS"
+    else:
+        place = "the recipe's command"
+        culprit = "AGENT_JOB"
         remedy = f"Install a version that the recipe knows ({question.known})"
         remedy += ", or give your own command after --"
+
     if answer.near:
         remedy = f"Did you mean {answer.near}? {remedy}"
     what = f"{answer.key} in {place}" if answer.key else place

@@ -61,6 +61,8 @@ class AgentFile(Value, frozen=True):
         """
         if self.kind == "one file":
             return [self.fetch_command(place)] if self.url else []
+
+        # The environment has the image's packages, too, and pip may not move one of them.
         source = f"{place}[maths]"
         if self.url:
             source = f"pod-agent[maths] @ {self.url}#sha256={self.sha256}"
@@ -139,7 +141,7 @@ def _hash(content: bytes) -> str:
     return f"sha256={digest.decode()}"
 
 
-def found_one_file() -> Path | None:
+def one_file_here() -> Path | None:
     """Return the one file: that from which this agent was unpacked, or that of the checkout."""
     unpacked_from = PACKAGE.parent / "unpacked-from"
     candidates = []

@@ -49,13 +49,19 @@ def kubernetes(request: Request) -> StartFiles:
     folders = _in_workspace("/opt")
     name, container = MANIFESTS[kind]
     place = _place(request)
+
+    # A LeaderWorkerSet starts its pods anew after every end: the pod is held.
+    is_restarted = kind == "lws"
     variables = {
         "AGENT_STOP_GRACE": "90s",
         "AGENT_WAIT_HEAD": "60m",
         "AGENT_WAIT_WORKERS": "60m",
-        **({"AGENT_ON_DONE": "hold"} if kind == "lws" else {}),
-        **job_variables(request, folders, restarted=kind == "lws"),
     }
+    if is_restarted:
+        variables["AGENT_ON_DONE"] = "hold"
+    variables |= job_variables(request, folders, restarted=is_restarted)
+
+    # The pod, alike in all kinds, and the manifest around it.
     resources = "cpu: 8, memory: 32Gi"
     if request.gpus:
         resources = f"nvidia.com/gpu: {request.gpus}"
@@ -74,12 +80,14 @@ def kubernetes(request: Request) -> StartFiles:
         **{known: known == kind for known in MANIFESTS},
     )
     text = fill(f"kubernetes_{kind}.yaml", request, pod=pod)
+
     if has_services:
         models = folders.models
         services = fill(request.preset.services, request, data=folders.data, models=models)
         text += fill("kubernetes_services.yaml", request, services=services)
+
     steps = [*_steps(request, needs_token=True), f"kubectl apply -f {name}"]
-    if kind == "lws":
+    if is_restarted:
         steps.append(
             f"kubectl delete -f {name}   # after the run: a LeaderWorkerSet keeps its GPUs"
         )
@@ -103,6 +111,8 @@ def kuberay(request: Request) -> StartFiles:
     install = [line for line in agent.commands(place) if not line.startswith("ln ")]
     if not is_wheel:
         install.append(f"{agent.start(place)} --version")
+
+    # The size of a pod, and its image.
     resources = "cpu: 8, memory: 32Gi"
     if request.gpus:
         resources = f"cpu: 64, memory: 512Gi, nvidia.com/gpu: {request.gpus}"

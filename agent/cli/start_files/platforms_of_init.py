@@ -85,13 +85,17 @@ def default_variant(platform: str, job: str, nodes: int, gpus: int) -> str:
 def misfit(platform: str, variant: str, job: str, nodes: int) -> str:
     """Return why a job cannot run there, with the remedy; '' if it can."""
     preset = preset_of(job)
-    if platform == "kuberay" and (runs_by_torchrun(job) or preset.services):
-        what = "is started by torchrun on every node" if runs_by_torchrun(job) else ""
-        what = what or "has a service on every node"
-        return (
-            f"{job} {what}, and on KubeRay the operator runs the nodes:"
-            f" pod-agent init kubernetes {job}"
-        )
+    if platform == "kuberay":
+        needs = ""
+        if runs_by_torchrun(job):
+            needs = "is started by torchrun on every node"
+        elif preset.services:
+            needs = "has a service on every node"
+        if needs:
+            return (
+                f"{job} {needs}, and on KubeRay the operator runs the nodes:"
+                f" pod-agent init kubernetes {job}"
+            )
     if platform == "slurm" and variant == "none" and preset.code:
         return f"{job} runs in {preset.code} of an image: --container apptainer, pyxis or podman"
     if variant == "cluster" and nodes == 1:
@@ -108,6 +112,8 @@ def missing_image(platform: str, variant: str, job: str) -> str:
         return "what your command needs"
     if not preset.image:
         return preset.no_image
+
+    # Does the recipe's usual image suffice there?
     if platform == "kuberay" and preset.install and job != "rehearsal":
         return f"Ray and {preset.imports}, since the operator starts Ray in it"
     is_made_for_amd = preset.imports in {"verl", "ray"}

@@ -45,7 +45,7 @@ class Request(Value, frozen=True):
 
     @property
     def preset(self) -> Preset:
-        """Return the usual settings of the recipe, with the model and the data that were given."""
+        """Return the usual settings of the recipe."""
         return preset_of(self.job)
 
     @property
@@ -168,6 +168,8 @@ def job_variables(request: Request, folders: Folders, *, restarted: bool) -> dic
     common = {"AGENT_LOG_DIR": folders.logs}
     if request.is_rehearsal:
         return {name: text for name, text in common.items() if text}
+
+    # A command of one's own has arguments and data of its own.
     if request.command:
         own = {
             "AGENT_CHECKPOINTS": f"{folders.checkpoints}/{request.job}",
@@ -182,6 +184,8 @@ def job_variables(request: Request, folders: Folders, *, restarted: bool) -> dic
     code = ""
     if preset.checkout is not None:
         code = f"{folders.code}/{preset.checkout.folder}"
+
+    # The usual data come with what prepares them, and with the names of their columns.
     args = preset.args
     train = request.data
     usual = {}
@@ -192,6 +196,7 @@ def job_variables(request: Request, folders: Folders, *, restarted: bool) -> dic
         if folders.has_hub:
             prepare = "AGENT_PREPARE" if folders.is_shared else "AGENT_PREPARE_EACH"
             usual[prepare] = preset.prepare.format_map(known)
+
     known["train"] = train
     variables = {
         "AGENT_JOB": request.job,

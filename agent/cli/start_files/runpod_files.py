@@ -35,6 +35,7 @@ _BUNDLED = Path(__file__).parents[2] / "bundled"
 _GPU = "NVIDIA H100 80GB HBM3"
 _CENTER = "EU-RO-1"  # Has Global Networking
 _RECEIVE = "RECEIVE_AGENT"
+_RECEIVE_PORT = 8266  # The agent's own, which templates/runpod.json opens
 _SERVICES = "SERVICES_TOML"
 _CONSOLE = "https://console.runpod.io/user/secrets"
 
@@ -59,7 +60,8 @@ def runpod(request: Request) -> StartFiles:
     commands = start_commands(request, folders, place)
     if request.agent.is_sent:
         size = len(request.agent.content)
-        receive = f'python3 -c "${_RECEIVE}" 8266 {size} {request.agent.digest} {place}'
+        words = f"{_RECEIVE_PORT} {size} {request.agent.digest} {place}"
+        receive = f'python3 -c "${_RECEIVE}" {words}'
         commands.insert(0, receive)
         program = (_BUNDLED / "runpod_receive.py").read_text(encoding="utf-8")
         variables[_RECEIVE] = program
@@ -68,6 +70,7 @@ def runpod(request: Request) -> StartFiles:
         commands.insert(0, f"printenv {_SERVICES} > {folders.services}")
         variables[_SERVICES] = services[0].text
 
+    # The request, and the program that sends it.
     on_done, api_key = _on_done(request)
     text = fill(
         "runpod.json",
@@ -99,6 +102,7 @@ def runpod(request: Request) -> StartFiles:
         f"# once: make the secrets {', '.join(secrets)} in {_CONSOLE}",
         "python3 pods.py",
     )
+
     notes = [SLOW] if is_networked else []
     if is_cluster and not request.volume:
         notes.append(

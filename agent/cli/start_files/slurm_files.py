@@ -58,7 +58,7 @@ def slurm(request: Request) -> StartFiles:
     if variant == "none":
         variables.pop("PYTHONPATH", None)  # the framework is installed in its Python
     image = _image(request)
-    python = "$PWD/venv/bin" if _makes_python(request) else _python_folder(request)
+    python = _python_folder(request)
 
     text = fill(
         "slurm.sbatch",
@@ -76,6 +76,8 @@ def slurm(request: Request) -> StartFiles:
         **{known: known == variant for known in _HOW},
     )
     fetch = fill("slurm_fetch.sh", request, **_fetch_values(request, data, image, python))
+
+    # The files, and what to type.
     files = (text_file(name, text), text_file("fetch.sh", fetch, is_program=True))
     steps = (
         "bash fetch.sh   # once, on a login node with internet: image, model, data",
@@ -92,17 +94,38 @@ def _fetch_values(request: Request, data: _Data, image: str, python: str) -> dic
     """Return the values of the program that fetches."""
     preset = request.preset
     variant = request.variant
-    installs = request.installs if variant != "none" else ()
+
+    # The image, and what it lacks. Enroot has `#` after a registry.
     base = request.container_image
     if variant == "podman" and not request.image:
         base = AMD_IMAGE
-    registry, _, rest = base.partition("/")
-    enroot = f"{registry}#{rest}" if "." in registry and rest else base
+    enroot = base
+    registry, _, path = base.partition("/")
+    if "." in registry and path:
+        enroot = f"{registry}#{path}"
+    installs = request.installs if variant != "none" else ()
+
+    # The model, unless it is a folder; the data; the framework's repository.
     model = request.model or preset.model
-    checkout = preset.checkout
+    if not _ON_HUB.fullmatch(model):
+        model = ""
+    data_folder = f'"{data.train}"' if data.data_set else ""
+    prepare = _in_double_quotes(data.prepare) if data.prepare else ""
+    folder = ""
+    checkout = ""
+    prepare_path = ""
+    if preset.checkout is not None:
+        folder = preset.checkout.folder
+        checkout = preset.checkout.command("$PWD")
+        prepare_path = f'"$PWD/{folder}"'
+
+    # The data of services, by their prepare steps.
     services = ""
+    service_steps = ""
     if preset.services:
         services = fill(preset.services, request, data="$PWD/data", models="$PWD/huggingface")
+        service_steps = _service_steps(services)
+
     return {
         "agent_url": request.agent.url,
         "agent_name": request.agent.name,
@@ -117,16 +140,16 @@ def _fetch_values(request: Request, data: _Data, image: str, python: str) -> dic
         "no_installs": not installs,
         "joined_installs": " && ".join(installs),
         "quoted_installs": shlex.quote(" && ".join(installs)),
-        "folder": checkout.folder if checkout else "",
-        "checkout": checkout.command("$PWD") if checkout else "",
+        "folder": folder,
+        "checkout": checkout,
         "hub": "huggingface/",
-        "model": model if _ON_HUB.fullmatch(model) else "",
+        "model": model,
         "data_set": data.data_set,
-        "data_folder": f'"{data.train}"' if data.data_set else "",
-        "prepare": _in_double_quotes(data.prepare) if data.prepare else "",
-        "prepare_path": f'"$PWD/{checkout.folder}"' if checkout else "",
+        "data_folder": data_folder,
+        "prepare": prepare,
+        "prepare_path": prepare_path,
         "services": services,
-        "service_steps": _service_steps(services) if services else "",
+        "service_steps": service_steps,
         "sbatch": f"{request.job}.sbatch",
         **{known: known == variant for known in _HOW},
     }
@@ -162,9 +185,13 @@ def _makes_python(request: Request) -> bool:
 
 
 def _python_folder(request: Request) -> str:
-    """Return the folder of the user's Python; the scripts quote it, and quotes keep a `~`."""
+    """Return the folder of the framework's Python, in the scripts between quotes; '' for none."""
+    if _makes_python(request):
+        return "$PWD/venv/bin"
     if not request.python:
         return ""
+
+    # No shell expands `~` between quotes.
     folder = str(PurePosixPath(request.python).parent)
     return f"$HOME{folder[1:]}" if folder.startswith("~/") else folder
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import agent
 from agent.cli.start_files import agent_file
-from agent.cli.start_files.agent_file import AgentFile, found_one_file, packed_wheel
+from agent.cli.start_files.agent_file import AgentFile, one_file_here, packed_wheel
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -62,16 +62,16 @@ def test_where_the_one_file_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyP
     package = tmp_path / "agent"
     package.mkdir()
     monkeypatch.setattr(agent_file, "PACKAGE", package)
-    assert found_one_file() is None
+    assert one_file_here() is None
     (tmp_path / "scripts").mkdir()
     (tmp_path / "scripts/build").touch()
     (tmp_path / "dist").mkdir()
     (tmp_path / "dist/pod-agent").touch()
-    assert found_one_file() == tmp_path / "dist/pod-agent"
+    assert one_file_here() == tmp_path / "dist/pod-agent"
     (tmp_path / "unpacked-from").write_text(str(tmp_path / "gone"))
-    assert found_one_file() == tmp_path / "dist/pod-agent"
+    assert one_file_here() == tmp_path / "dist/pod-agent"
     (tmp_path / "gone").touch()
-    assert found_one_file() == tmp_path / "gone"
+    assert one_file_here() == tmp_path / "gone"
 
 
 def test_a_fetched_file_is_verified(tmp_path: Path) -> None:
