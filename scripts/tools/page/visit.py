@@ -162,7 +162,7 @@ async def _check(  # noqa: PLR0913 - what is checked, and where
         wrong.append(f"{count} elements")
     lost = {one["number"] for one in run.status["attempts"] if one["end"] and one["exit_code"]}
     shown = set(map(int, await tab.tell(_LOST_ATTEMPTS)))
-    if shown != lost:
+    if shown - lost:  # the oldest ones make room for later sentences
         wrong.append(f"shown as lost: attempts {shown}, lost are {lost}")
     if await tab.tell("document.images.length + document.querySelectorAll('td b').length"):
         wrong.append("text became markup")
