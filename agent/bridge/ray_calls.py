@@ -67,6 +67,7 @@ class Gcs:
         return _report(json.loads(state)) if state else None
 
     def _call(self, name: str, *arguments: object) -> Any:  # noqa: ANN401 - Ray's own types
+        # Until the call has succeeded there is no connection to use again.
         client = self._client or import_ray()[0](address=self._address)
         self._client = None
         result = getattr(client, name)(*arguments, timeout=times.GCS_CALL)
@@ -127,7 +128,7 @@ class Jobs:
 
 
 def _report(job: Mapping[str, Any]) -> dict[str, object]:
-    """Return a job's state, of a long message the start and the end, which has the error."""
+    """Return a job's state; a long message is cut to its start, and its end with the error."""
     status = str(job["status"])
     message = str(job.get("message") or "")
     if len(message) > _MAX_MESSAGE:
@@ -181,6 +182,7 @@ def unplaced(dashboard: str) -> list[str]:
         named = f"{what} waits for a node with {_resources_text(needs)}"
         waiting[named] = waiting.get(named, 0) + 1
 
+    # Actors, placement groups, then tasks.
     for state in ("PENDING_CREATION", "DEPENDENCIES_UNREADY"):
         for actor in list_actors(
             dashboard, [("state", "=", state)], _MAX_TASKS, _TASKS_LIMIT, detail=True

@@ -107,11 +107,14 @@ def write_archive(
             # The line of the signature is filled in at the end.
             file.write(_MAGIC)
             file.write(_signature_line("0" * 64, seal))
+
+            # All that is signed: the contents in numbers, then the files.
             sealed = _Sealed(file, seal)
             contents = Contents(kind, len(chosen), sum(entry.size for entry in chosen))
             sealed.write(json.dumps(to_builtins(contents)).encode() + b"\n")
             with gzip.GzipFile(fileobj=sealed, mode="wb", compresslevel=1, mtime=0) as stream:
                 written = [entry for entry in chosen if _pack(stream, root, entry)]
+
             file.seek(len(_MAGIC))
             file.write(_signature_line(sealed.signature(), seal))
             file.flush()
@@ -121,6 +124,7 @@ def write_archive(
         with suppress(OSError):
             part.unlink()
         raise
+
     _sync_folder(target.parent)
     return sealed.signature(), written
 
@@ -181,7 +185,9 @@ def copy_checked(path: Path, copy: IO[bytes], kind: str, trust: Trust) -> tuple[
                 raise UnusableArchiveError("it is too large")
             digest.update(data)
             copy.write(data)
-    is_checked = bool(trust.seal) or marker == "digest"  # without the token no signature is
+
+    # Without the token no signature can be checked, only a digest.
+    is_checked = bool(trust.seal) or marker == "digest"
     if is_checked and not hmac.compare_digest(digest.hexdigest(), signature):
         fault = "its signature is wrong: damaged, or of another token" if trust.seal else "damaged"
         raise UnusableArchiveError(fault)
@@ -232,15 +238,16 @@ def unpack(copy: IO[bytes], contents: Contents, place: Callable[[CacheFile], Pat
 
     What is there already is never written to: a running job may use it.
     """
-    left = contents.size
+    room = contents.size
     try:
         with gzip.GzipFile(fileobj=copy, mode="rb") as stream:
             for _ in range(contents.files):
                 if not _ahead(stream):
                     break
                 entry = _read_line(stream, CacheFile)
-                left -= entry.size
-                if not is_safe(entry.path) or not 0 <= entry.size <= LARGEST_FILE or left < 0:
+                room -= entry.size
+                is_fitting = 0 <= entry.size <= LARGEST_FILE and room >= 0
+                if not is_safe(entry.path) or not is_fitting:
                     raise UnusableArchiveError(f"it has the entry {entry.path[:80]!r}")
                 _unpack_file(stream, entry, place(entry))
     except (EOFError, zlib.error, gzip.BadGzipFile):
@@ -254,6 +261,7 @@ def _ahead(stream: gzip.GzipFile) -> bool:
 
 def _unpack_file(stream: gzip.GzipFile, entry: CacheFile, target: Path | None) -> None:
     """Write one file; its name is there once it is whole."""
+    # A part beside its name, and nothing for a file that is left out.
     part: Path | None = None
     file: IO[bytes] | None = None
     if target is not None:
@@ -261,15 +269,19 @@ def _unpack_file(stream: gzip.GzipFile, entry: CacheFile, target: Path | None) -
         mode = 0o700 if entry.is_program else 0o600
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         file = open(os.open(part, flags, mode), "wb")  # noqa: PTH123, SIM115 - closed below
+
     try:
-        left = entry.size
-        while left > 0:
-            data = stream.read(min(left, _PIECE))
+        # A file that is left out is read, too: the next one is behind it.
+        missing = entry.size
+        while missing > 0:
+            data = stream.read(min(missing, _PIECE))
             if not data:
                 raise UnusableArchiveError("it ends too early")
-            left -= len(data)
+            missing -= len(data)
             if file is not None:
                 file.write(data)
+
+        # It is whole: now it gets its name.
         if file is None or part is None or target is None:
             return
         file.close()

@@ -105,7 +105,7 @@ class CacheLook(Value):
 
 
 def look_of(chosen: Sequence[CacheFile]) -> CacheLook:
-    """Return what the files that would be archived look like."""
+    """Return the look at a folder of which these files would be archived."""
     newest = max((file.mtime_ns for file in chosen), default=0)
     return CacheLook(len(chosen), sum(file.size for file in chosen), newest / 1e9)
 

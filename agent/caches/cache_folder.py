@@ -135,7 +135,7 @@ def is_part(name: str) -> bool:
 
 def read_seeded(folder: Path) -> Seeded | None:
     """Return how a node's folder was seeded; None while it is not."""
-    with suppress(OSError, DecodeError):  # no such file, or it is broken
+    with suppress(OSError, DecodeError):  # there is none, or it is broken
         return decode((folder / STATE / _SEEDED).read_bytes(), Seeded)
     return None
 
@@ -170,18 +170,18 @@ def _write_state(place: CachePlace, name: str, state: Value) -> None:
 
 def list_files(root: Path) -> list[CacheFile]:
     """Return the regular files below a cache folder, without links and the program's own."""
-    found = []
+    files = []
     start = len(str(root)) + 1
     for file in _walk(root):
         with suppress(OSError):  # it is gone
             status = file.stat(follow_symlinks=False)
             is_program = bool(status.st_mode & 0o100)
-            found.append(
+            files.append(
                 CacheFile(file.path[start:], status.st_size, status.st_mtime_ns, is_program)
             )
-        if len(found) >= 2 * MOST_FILES:
+        if len(files) >= 2 * MOST_FILES:  # more than an archive takes: enough to choose from
             break
-    return found
+    return files
 
 
 def _walk(folder: Path | str) -> Iterator[os.DirEntry[str]]:

@@ -66,6 +66,7 @@ def in_child(act: Callable[[], str], limit: float, late: str) -> int:
 
     A child that a hung disk holds cannot be killed before the disk answers: nobody waits for it.
     """
+    # The child acts, and sends its code and its sentence.
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
@@ -92,6 +93,8 @@ def in_child(act: Callable[[], str], limit: float, late: str) -> int:
 
     for signum in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signum, stop)
+
+    # What does the child send before the deadline, if anything?
     ready, _, _ = select.select([reading], [], [], limit)
     answer = os.read(reading, _LONGEST + 1) if ready else b""
     if not answer:

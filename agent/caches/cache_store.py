@@ -130,28 +130,38 @@ def _touch(path: Path) -> None:
 
 def save(place: CachePlace, trust: Trust, run_id: str, node: str) -> str:
     """Write the archive if this node has something new, and is the one that writes; say so."""
+    # Has this node something new?
     known = read_known(place)
     chosen = choose_files(list_files(place.root))
     if not has_news(chosen, {*known.files}) and place.path.exists():
         return NOTHING_NEW
+
     volume = Path(place.volume)
     try:
+        # Is it the one that writes?
         volume.mkdir(mode=0o700, parents=True, exist_ok=True)
         holder = _claim(place, run_id, node)
         if holder != node:
             return f"{NOTHING_NEW}: {holder} writes this kind's archive"
+
+        # What another run has written meanwhile is part of the new archive.
         _add_archive_of_others(place, trust, known)
         chosen = choose_files(list_files(place.root))
         size = sum(file.size for file in chosen)
+
+        # Is there room for it, without what is outdated?
         _prune(volume, place.archive, trust.uid)
         free = shutil.disk_usage(volume).free
         if free < size + _SPARE:
             return f"not written back: {volume} has {mib(free)} free, and {mib(size)} may be needed"
+
         signature, written = cache_archive.write_archive(
             place.path, place.root, chosen, place.kind, trust.seal
         )
     except OSError as error:
         return f"not written back: {place.path} cannot be written: {error_text(error)}"
+
+    # The next write is compared with this one.
     files = tuple((file.path, file.size) for file in written)
     write_known(place, KnownArchive(signature, files))
     packed = place.path.stat().st_size

@@ -1,4 +1,4 @@
-"""Values that head and worker decisions share: waits, orders, items, probes and uploads."""
+"""Values that head and worker share: waits, events, orders, items, probes, lines of output."""
 
 from __future__ import annotations
 
@@ -280,7 +280,7 @@ class Probes(Value):
         """Remove an agent that ended; `ip` is its address, or '' if another node has it."""
         gone = {key, ip} - {""}
         answers = {
-            kind: {link: one for link, one in known.items() if gone.isdisjoint(link)}
+            kind: {link: answer for link, answer in known.items() if gone.isdisjoint(link)}
             for kind, known in self.answers.items()
         }
         return replace(self, answers=answers)

@@ -38,19 +38,19 @@ def busy_gpu(uses: GpuUtilization) -> str:
     return next((f"GPU {gpu} at {use} %" for gpu, use in uses.items() if use >= _IDLE), "")
 
 
-def busy_nvidia(text: str) -> GpuUtilization:
+def read_nvidia(text: str) -> GpuUtilization:
     """Read nvidia-smi's list."""
     cells = (line.split(",") for line in text.splitlines() if line.count(",") == 1)
     return {int(gpu): int(use) for gpu, use in cells if use.strip().isdigit()}
 
 
-def busy_rocm(text: str) -> GpuUtilization:
+def read_rocm(text: str) -> GpuUtilization:
     """Read rocm-smi's JSON."""
     uses = {card: values.get("gpu use (%)", "") for card, values in cards_in(text).items()}
     return {card: int(use) for card, use in uses.items() if use.isdigit()}
 
 
-def busy_amd(text: str) -> GpuUtilization:
+def read_amd(text: str) -> GpuUtilization:
     """Read amd-smi's JSON: a list of GPUs, which newer ones have under `gpu_data`."""
     gpus = json_in(text)
     if isinstance(gpus, dict):
@@ -68,12 +68,12 @@ TOOLS: Mapping[str, tuple[Tool, ...]] = {
     "nvidia": (
         Tool(
             ("nvidia-smi", "--query-gpu=index,utilization.gpu", "--format=csv,noheader,nounits"),
-            busy_nvidia,
+            read_nvidia,
         ),
     ),
     "amd": (
-        Tool(("rocm-smi", "--showuse", "--json"), busy_rocm),
-        Tool(("amd-smi", "metric", "--usage", "--json"), busy_amd),
+        Tool(("rocm-smi", "--showuse", "--json"), read_rocm),
+        Tool(("amd-smi", "metric", "--usage", "--json"), read_amd),
     ),
 }
 """Tools by GPU vendor; the first one that works is used."""

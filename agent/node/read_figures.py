@@ -136,6 +136,8 @@ class NvmlReader:
             memory = self._memory(handle)
         except nvml.NVMLError as error:
             fault = str(error)
+
+        # What some GPUs and drivers do not report is None.
         use = self._known(lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu)
         power = self._known(lambda: nvml.nvmlDeviceGetPowerUsage(handle))
         limit = self._known(lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(handle))
@@ -144,6 +146,7 @@ class NvmlReader:
                 handle, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC
             )
         )
+
         return GpuFigures(
             index=index,
             use=use,

@@ -48,6 +48,8 @@ def address_of(  # noqa: PLR0911 - an ordered list, the first that applies wins
     named = topology.head_host
     platform = topology.platform
     given = topology.given_ray
+
+    # Set by the user, or shown by the route to the head or to a given Ray.
     if settings.node_ip is not None:
         return Address(settings.node_ip, "AGENT_NODE_IP")
     if not topology.is_head:
@@ -55,17 +57,21 @@ def address_of(  # noqa: PLR0911 - an ordered list, the first that applies wins
     if given is not None and given.session is None:
         how = f"the source address of the route to {given.gcs_host}"
         return Address(None, how, (given.gcs_host,), by_route=True)
+
+    # On the head: the address of its name comes first, since other nodes connect to it.
     if topology.must_own_head_host:
         how = f"{named}, which must be this node"
         return Address(None, how, platform.own_names, must_be_own=True)
     own = facts.own_address_of(named, platform.reported_address) if named else None
-    if own is not None:  # first, since other nodes connect to it
+    if own is not None:
         return Address(own, f"{named} is an address of this node")
     between = facts.interfaces.get(platform.interface or "", ())
     if between and named is not None:
         return Address(between[0], f"interface {platform.interface}")
     if named:
         return Address(None, f"what {named} resolves to", (named,))
+
+    # Nothing names the head.
     if facts.default_source is not None:
         return Address(facts.default_source, "the source address of the default route")
     return Address(next(iter(facts.addresses()), "127.0.0.1"), "the only address found")

@@ -32,11 +32,12 @@ def gpus_of_nodes(
     head = 0
     if topology.is_head and topology.own_rank is not None:
         head = topology.own_rank
+
+    # The workers have the lowest ranks that neither the head nor a node for a service only has.
     left_out = {head, *service_only_ranks(services)}
-    workers = [
-        rank for rank in range(topology.expected_workers + len(left_out)) if rank not in left_out
-    ]
-    counts = [split.count_for(rank, is_head=False) for rank in workers[: topology.expected_workers]]
+    expected = topology.expected_workers
+    workers = [rank for rank in range(expected + len(left_out)) if rank not in left_out]
+    counts = [split.count_for(rank, is_head=False) for rank in workers[:expected]]
     return (split.count_for(head, is_head=True), *counts)
 
 

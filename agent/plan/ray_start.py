@@ -52,6 +52,8 @@ class OwnRay(Value):
         ports = self.ports
         settings = self.settings
         given = dict(flags_of(self.settings.ray_args))
+
+        # This node's address, ports and resources.
         argv = [
             *self.facts.ray.command,
             "start",
@@ -71,8 +73,9 @@ class OwnRay(Value):
             argv.append(f"--num-gpus={self.gpus}")
         if settings.resources:
             argv.append(f"--resources={json.dumps(settings.resources)}")
-        # memory limits where Ray's defaults are too large and the user set none; with
-        # --plasma-directory, /dev/shm does not limit the store
+
+        # Memory limits where Ray's defaults are too large and the user set none. With
+        # --plasma-directory, /dev/shm does not limit the store.
         facts = replace(self.facts, shm=0) if "--plasma-directory" in given else self.facts
         size = object_store(facts, self.allotted_memory)
         if size is not None and self.allotted_memory is not None and "--memory" not in given:
@@ -81,6 +84,8 @@ class OwnRay(Value):
             argv.append(f"--object-store-memory={size}")
         if settings.debug_ray == "1":
             argv.append("--ray-debugger-external")
+
+        # The head's services, or the head to join. The user's own flags are last.
         if is_head:
             argv += [
                 "--head",

@@ -81,6 +81,8 @@ def _on_the_head(plan: Plan, before: Mapping[str, float]) -> Iterator[PlannedWai
     job = plan.job
     given = plan.topology.given_ray
     workers = plan.topology.expected_workers
+
+    # Ray, prepare steps, services and workers.
     if plan.share_launcher is None:
         whose = "the head's Ray" if given is None else f"{given.owner}'s Ray"
         yield PlannedWait(HEAD, whose, settings.wait_head, "AGENT_WAIT_HEAD")
@@ -91,6 +93,8 @@ def _on_the_head(plan: Plan, before: Mapping[str, float]) -> Iterator[PlannedWai
     if workers or any(spec.where.kind == "rank" for spec in services):
         count = f"{workers} worker(s)"
         yield PlannedWait(WORKERS, count, settings.wait_workers, "AGENT_WAIT_WORKERS")
+
+    # Checks before the job.
     question = question_of(job, plan.facts)
     if question is not None:
         name = f"{question.framework} to check the job's command, beside the boot"
@@ -102,6 +106,8 @@ def _on_the_head(plan: Plan, before: Mapping[str, float]) -> Iterator[PlannedWai
     if workers and given is None and is_sized_by_links(job):
         links = "the bandwidth between the nodes, once per run: it decides how weights are sharded"
         yield PlannedWait(LINKS, links, times.BANDWIDTH_SAMPLE)
+
+    # The job.
     if job is not None:
         limit = times.SUBMISSION + (job.upload.size / _UPLOAD_RATE if job.upload else 0)
         silence = times.NO_JOB_STATUS if plan.share_launcher is None else times.SHARE_REPORTS
@@ -109,6 +115,7 @@ def _on_the_head(plan: Plan, before: Mapping[str, float]) -> Iterator[PlannedWai
         yield PlannedWait(JOB, "the job's status", silence)
     if job is not None and settings.stall:
         yield from _of_stalls(settings, job)
+
     yield PlannedWait(NODE, "a lost node", settings.node_grace, "AGENT_NODE_GRACE")
 
 

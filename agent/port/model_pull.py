@@ -304,6 +304,7 @@ class ModelPull:
         progress: SourceProgress,
     ) -> None:
         """Write what the source sends of a file; wait a while where it does not have it yet."""
+        # Has the source any of it?
         answer = source.get(f"{FILES_PATH}{file.digest}", out.tell())
         if answer.status == 404:
             progress.has(answer.headers.get(HAS_HEADER, ""))
@@ -313,6 +314,8 @@ class ModelPull:
         if answer.stream is None:
             why = answer.body.decode(errors="replace")[:200]
             raise PullError(f"{source.address} answered {answer.status}: {why}")
+
+        # What it sends, up to the size that the hub names.
         with answer.stream as stream:
             for data in stream.iter_content(_PIECE):
                 out.write(data)

@@ -5,8 +5,8 @@ runs it. It serves two things:
 
 - The files by digest, from any byte on. A file that still arrives is sent as it grows, so that a
   chain of nodes takes little longer than one node.
-- On the head, the sources: the nodes that asked for them before, the last one first.
-  Each node so takes its files from its predecessor, and from an earlier one where that fails.
+- On the head, the sources: the nodes that asked for them before, the last one first. Thus each node
+  takes its files from its predecessor, and from an earlier one where that fails.
 
 With a token, both ends prove that they have it (proof.py). Without one, only models are served that
 the hub gives to everybody.
@@ -168,7 +168,7 @@ class ModelServer:
             trust(request)
             return None
 
-        # Without a token: not at a public address, and no model that the hub keeps from anybody.
+        # Without a token: not at a public address, and only what the hub gives to everybody.
         own = request.transport and request.transport.get_extra_info("sockname")
         if not own or is_public(own[0]):
             return error_reply(403, "not at a public address without RAY_AUTH_TOKEN")
@@ -192,15 +192,17 @@ class ModelServer:
         digest = request.match_info["digest"]
         if _DIGEST.fullmatch(digest) is None:
             return error_reply(400, "expected a digest")
-        begins = _RANGE.fullmatch(request.headers.get("Range", "bytes=0-"))
-        if begins is None:
+        bytes_range = _RANGE.fullmatch(request.headers.get("Range", "bytes=0-"))
+        if bytes_range is None:
             return error_reply(416, "expected one range to the end")
+
+        # Is it here, complete or arriving? If not, how much of the model is?
         file = await result_in_thread(partial(self._blobs.open, digest))
         if file is None:
             size = await result_in_thread(self._blobs.size)
             return error_reply(404, "not here yet", {HAS_HEADER: str(size)})
         try:
-            return await self._send(request, file, int(begins[1]))
+            return await self._send(request, file, int(bytes_range[1]))
         finally:
             os.close(file.fd)
 
@@ -208,6 +210,8 @@ class ModelServer:
         """Send a file from a byte on, as far and as fast as it is here."""
         reply = web.StreamResponse(headers={"Content-Type": "application/octet-stream"})
         await reply.prepare(request)
+
+        # Piece by piece; at the end of what has arrived, more is awaited.
         while True:
 
             async def more(begin: int = at) -> bytes | NotYet:
@@ -231,8 +235,8 @@ def may_everybody_have(endpoint: str, model: str) -> bool:
     """Return whether the hub gives a model to everybody: its own answer, without a token."""
     url = f"{endpoint}/api/models/{model}"
     with urllib.request.urlopen(url, timeout=times.HUB_ANSWERS) as answer:  # noqa: S310 - HF_ENDPOINT
-        found = json.loads(answer.read(1 << 24))
-    return found.get("gated") in {False, None} and not found.get("private")
+        about = json.loads(answer.read(1 << 24))
+    return about.get("gated") in {False, None} and not about.get("private")
 
 
 def is_for_everybody(environ: Mapping[str, str], model: str) -> bool:

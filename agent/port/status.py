@@ -54,7 +54,8 @@ def at_rest(status: Any, name: str = "") -> Any:  # noqa: ANN401 - any JSON
     if name == "evidence":
         return re.sub(r"\d", "", str(status))
     if name == "warnings":
-        return [{**one, "what": _NUMBER.sub("", str(one["what"]))} for one in status or ()]
+        warnings = status or ()
+        return [{**warning, "what": _NUMBER.sub("", str(warning["what"]))} for warning in warnings]
     if isinstance(status, dict):
         return {key: at_rest(value, key) for key, value in status.items()}
     if isinstance(status, list):

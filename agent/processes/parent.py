@@ -156,15 +156,20 @@ def become_parent(*, restarts_agent: bool) -> int | None:
     """Fork; return the agent's exit code in the parent, and None in the agent itself."""
     global is_init, gave_up_after, unsaved_records  # noqa: PLW0603 - facts of this process
     is_init = os.getpid() == 1
+
+    # All signals are blocked here and taken one by one; a shell keeps its job control.
     job_control = {signal.SIGCONT, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU}
     shells = set() if is_init else job_control
     everything = signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP, *shells}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, everything)
     become_subreaper()  # what a killed agent leaves must stay a descendant
+
     if restarts_agent:
         # Some Pythons are built without this call: a killed agent's records are those on the disk.
         with suppress(OSError, AttributeError):
             unsaved_records = os.memfd_create("pod-agent-records")
+
+    # Start an agent, and another one for each that is killed.
     crashes: list[float] = []
     killed: tuple[int, ...] = ()
     while True:
@@ -176,6 +181,8 @@ def become_parent(*, restarts_agent: bool) -> int | None:
         os.close(code_pipe)
         if not restarts_agent or -status not in _CRASHES:
             break
+
+        # Was it killed too often? Then a last one only records the end.
         now = time.monotonic()
         crashes = [*(at for at in crashes if now - at < times.AGENT_CRASH_WINDOW), now]
         name = signal.Signals(-status).name
@@ -188,10 +195,15 @@ def become_parent(*, restarts_agent: bool) -> int | None:
             _follow(*forked, everything, time.monotonic() + times.GIVE_UP)
             status = GAVE_UP
             break
+
         _say(f"the agent was killed by {name}: starting it again ({len(crashes)} of {MAX_CRASHES})")
         killed = (agent, *killed)
+
+    # A restarted agent is not the parent of its predecessor's children.
     if crashes:
-        _kill_leftovers()  # a restarted agent is not the parent of its predecessor's children
+        _kill_leftovers()
+
+    # The code of this process: the agent's own, or that of the signal that ended it.
     if status >= 0:
         return status
     if -status not in STOPS:
@@ -210,6 +222,8 @@ def _fork(mask: set[int | signal.Signals], killed: tuple[int, ...]) -> tuple[int
     global former_agents, _code_pipe  # noqa: PLW0603 - as above
     parent = os.getpid()
     reading, writing = os.pipe()
+
+    # In place of a killed agent, wait for room: its processes may still end.
     until = time.monotonic() + (times.FORK_AGAIN if killed else 0.0)
     child = None
     while child is None:
@@ -221,10 +235,14 @@ def _fork(mask: set[int | signal.Signals], killed: tuple[int, ...]) -> tuple[int
                 _kill_leftovers()
                 os._exit(NO_PROCESS)
             signal.sigtimedwait({signal.SIGCHLD}, 0.1)  # each child that ends makes room
+
+    # In the parent.
     if child:
         os.close(writing)
         os.set_blocking(reading, False)
         return child, reading
+
+    # In the agent.
     os.close(reading)
     _code_pipe = writing
     os.setsid()  # Ctrl-C then reaches the agent once, through the parent
@@ -248,6 +266,8 @@ def _follow(
     code = None
     while True:
         info = signal.sigtimedwait(everything, min(_MAX_WAIT, max(0.0, until - time.monotonic())))
+
+        # No signal: is the time over?
         if info is None:
             if code is None and time.monotonic() >= until:
                 return GAVE_UP
@@ -256,10 +276,14 @@ def _follow(
             what = "the agent has sent its exit code, but does not exit"
             _say(f"{what}: a thread is blocked by a disk")
             return code
+
+        # The agent gets all signals but those about children.
         if info.si_signo != signal.SIGCHLD:
             with suppress(ProcessLookupError):
                 os.kill(agent, info.si_signo)
             continue
+
+        # Has it ended, or sent its code? After that its exit has a limit.
         ended = _reap(agent)
         if ended is not None:
             return ended

@@ -1,4 +1,4 @@
-"""See that this node's GPUs are free before the next attempt.
+"""Wait until this node's GPUs are free before the next attempt.
 
 Memory that a dead process still holds, or that a foreign process holds, makes the next attempt run
 out of memory as soon as it begins. After the processes of an attempt were killed, this waits until
@@ -104,8 +104,8 @@ class GpuMemory:
         held = held_gpus(gpus, {}, self._visible)
         if held:
             names = await self._names()
-            found = describe(held, names, " before the job")
-            say(f"{found}: {what_to_end(held, names)}, or {_MAY_FAIL}", "warning")
+            in_use = describe(held, names, " before the job")
+            say(f"{in_use}: {what_to_end(held, names)}, or {_MAY_FAIL}", "warning")
         self._at_start = {gpu.index: gpu.memory_used or 0 for gpu in gpus}
 
     async def await_free(self, limit: float = times.GPUS_FREED) -> None:
@@ -128,8 +128,10 @@ class GpuMemory:
 
     async def _read(self) -> Sequence[GpuFigures]:
         """Return the GPUs' figures; none while the driver hangs, which others report."""
-        found = None if self._source is None else await self._source.value()
-        return () if found is None else found[0]
+        if self._source is None:
+            return ()
+        answer = await self._source.value()
+        return () if answer is None else answer[0]
 
     async def _names(self) -> Mapping[int, Sequence[str]]:
         """Return the processes that hold memory, by GPU."""

@@ -230,19 +230,24 @@ class RunStatus:
         plan = self._run.plan
         keeper = self._keeper
         now = self._run.now()
+
+        # The job, and the name that a recipe gives the run in W&B.
         job = None
         report = state.attempt.report
         name = plan.settings.run_name
         if plan.job is not None:
             job_status = report.status.lower() if report else "not submitted"
             job = {"name": plan.job.name, "status": job_status, "attempt": state.attempt.number}
-            if plan.job.recipe is not None:  # the name that it gives the run in W&B
+            if plan.job.recipe is not None:
                 name = replace(plan.job.recipe.input, run_id=keeper.record.run_id).named
+
+        # The nodes by rank, then those that joined by a plain `ray start`.
         alive = state.fleet.alive
         workers = state.fleet.workers.values()
         known = {worker.ip for worker in workers}
         ranked = sorted(workers, key=lambda worker: (worker.rank or 0, worker.name))
         plain = [Worker("", ip, ip, phase=_NO_AGENT) for ip in alive if ip not in known]
+
         return {
             "run_id": keeper.record.run_id,
             "run_name": name and self._run.redactor.clean(name),

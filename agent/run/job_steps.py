@@ -53,10 +53,10 @@ class StepKeeper:
     async def restore(self) -> None:
         """Continue the steps that an earlier agent of the run has saved."""
         own = self._run.folder.file(SERIES_FILE)
-        found = await in_thread(partial(self._read, own), times.IDLE_DISK)
-        if found is None:
+        newest = await in_thread(partial(self._read, own), times.IDLE_DISK)
+        if newest is None:
             return
-        path, saved = found
+        path, saved = newest
         self._lines.restore(saved)
         if path != own:
             self._file.begin_anew()
@@ -106,6 +106,7 @@ class StepKeeper:
         return time.time() - self._run.now()
 
     def _everything(self) -> SavedLine:
+        """Return a line with all steps so far, with which a file begins."""
         line = self._lines.everything()
         progress = None if line.progress is None else shifted(line.progress, self._zero)
         return replace(line, at=time.time(), progress=progress)

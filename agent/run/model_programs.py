@@ -69,9 +69,12 @@ class ModelPrograms:
 
         with anyio.CancelScope() as self._reading:
             await until(may_begin, None, longest=0.5)
+
+            # On a disk that other nodes share, a worker stops once the job starts.
             if not run.plan.topology.is_head:
                 is_shared = partial(is_on_shared_disk, run.plan)
                 self._yields_to_job = bool(await in_thread(is_shared, times.STALLED_DISK))
+
             code, child = await self._run_to_end(process, {})
             what = child.tail(1) if code == 0 else f"reading ahead: {child.end_sentence(code)}"
             say(f"{run.plan.settings.model}: {what}", "info" if code == 0 else "debug")

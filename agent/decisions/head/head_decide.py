@@ -239,15 +239,18 @@ def deadline(state: HeadState) -> float | None:
 def apply_event(state: HeadState, event: HeadEvent, now: float) -> HeadState:  # noqa: C901, PLR0911, PLR0912 - one case, one return
     """Return the state after an event, without what follows from it."""
     match event:
+        # The clock
+        case v.Woke(seconds):  # AGENT_MAX_HOURS counts what a pod bills
+            hours = state.goal.used_hours + seconds / 3600
+            return replace(state, goal=replace(state.goal, used_hours=hours))
+
+        # Ray
         case h.RayNodes(nodes):  # Ray is up once the head's own node is listed
             head = next((node.ip for node in nodes if node.is_head and node.alive), None)
             ray = state.ray.item if head is None else state.ray.item.ready()
             sizes = {node.ip: node.size for node in nodes if node.alive}
             fleet = state.fleet.with_ray_nodes(nodes)
             return replace(state, fleet=fleet).with_ray(item=ray, head_ip=head, node_sizes=sizes)
-        case v.Woke(seconds):  # AGENT_MAX_HOURS counts what a pod bills
-            hours = state.goal.used_hours + seconds / 3600
-            return replace(state, goal=replace(state.goal, used_hours=hours))
         case h.GcsOpen():
             evidence = "GCS answered, the head's node is not in it yet"
             state = state.with_ray(gcs_answers=True)
@@ -263,28 +266,22 @@ def apply_event(state: HeadState, event: HeadEvent, now: float) -> HeadState:  #
             lasts = hang is not None and hang.beside_job == beside_job
             since = state.ray.hang_since if lasts else now
             return state.with_ray(hang=event if evidence else None, hang_since=since)
+
+        # Workers
         case h.WorkerIntroduced(key, _, facts, findings):
             fleet = replace(state.fleet, facts={**state.fleet.facts, key: facts})
             fleet = replace(fleet, findings={**fleet.findings, key: findings})
             return replace(state, fleet=fleet)
-        case h.Cleared(over, left) if over == state.attempt.number - 1:
-            return state.with_earlier(own_leftovers=f"{left} cannot be ended" if left else None)
-        case h.CheckpointSeen(over, step, path, last_step):
-            earlier = tuple(
-                replace(attempt, last_step=last_step) if attempt.number == over else attempt
-                for attempt in state.earlier.attempts
-            )
-            return state.with_earlier(attempts=earlier, newest_checkpoint=step, resumes_from=path)
         case h.WorkerReported(worker):
             state = _apply_report(state, worker, now)
             return shares.apply_share_end(state, worker.key, worker.share, now)
-        case h.OwnShareOver(over):
-            return shares.apply_share_end(state, v.HERE, over, now)
         case h.WorkerSilent(key, evidence, ray_answers):
             fleet = state.fleet.mark_silent(key, evidence, now, is_lost=not ray_answers)
             return replace(state, fleet=fleet)
         case h.WorkerReplaced(key):
             return _forget_worker(state, key)
+
+        # Steps and services
         case v.StepOver(name, failure, node):
             item = state.steps.by_key.get((node, name))
             if item is None:
@@ -292,6 +289,21 @@ def apply_event(state: HeadState, event: HeadEvent, now: float) -> HeadState:  #
             return state.with_item((node, name), item.lost(failure) if failure else item.ready())
         case v.ServiceReady() | v.ServiceWaits() | v.ServiceGone():
             return _apply_service_state(state, event.node, event, now)
+
+        # Earlier attempts: what still runs of them here, and the checkpoint to resume from
+        case h.Cleared(ended, leftovers) if ended == state.attempt.number - 1:
+            fault = f"{leftovers} cannot be ended" if leftovers else None
+            return state.with_earlier(own_leftovers=fault)
+        case h.CheckpointSeen(ended, step, path, last_step):
+            earlier = tuple(
+                replace(attempt, last_step=last_step) if attempt.number == ended else attempt
+                for attempt in state.earlier.attempts
+            )
+            return state.with_earlier(attempts=earlier, newest_checkpoint=step, resumes_from=path)
+
+        # The job
+        case h.OwnShareOver(over):
+            return shares.apply_share_end(state, v.HERE, over, now)
         case h.JobReported(_, report):
             at = losses.job_ended_at(state.attempt, report, now)
             attempt = replace(state.attempt, last_status_at=now, report=report, job_ended_at=at)

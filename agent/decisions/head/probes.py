@@ -64,7 +64,7 @@ def _order(
     until: float | None = None,
     sizes: tuple[NodeSize, ...] = (),
 ) -> HeadState:
-    """Order probes of a kind, by node and probed address, that were not ordered before.
+    """Order the probes of a kind that were not ordered before; `pairs` are node and address.
 
     `until` is when an answer is late; with `sizes` each node has a share of the probe.
     """
@@ -125,6 +125,7 @@ def _end_kind(state: HeadState, kind: str) -> HeadState:
 
 
 def _ends(state: HeadState, link: v.Link) -> tuple[str, str]:
+    """Return the names of both nodes of a link."""
     return _name(state, link[0]), _name_at(state, link[1])
 
 
@@ -159,8 +160,9 @@ def _evidence(state: HeadState, nodes: list[str]) -> str:
 
 def _order_scores(state: HeadState, reported: Worker | None, now: float) -> HeadState:
     """Order all nodes to request a score once the server is ready, then each that reports later."""
-    has_server = any(spec.name == REWARD for spec in state.goal.services)
-    home = (has_server and state.service_home(REWARD)) or v.HERE
+    home = v.HERE
+    if any(spec.name == REWARD for spec in state.goal.services):
+        home = state.service_home(REWARD) or v.HERE
     item = state.services.by_key.get((home, REWARD))
     if item is None or item.step is not v.Step.READY:
         return state
@@ -187,6 +189,7 @@ def _order_scores(state: HeadState, reported: Worker | None, now: float) -> Head
 
 
 def _order_samples(state: HeadState, now: float) -> HeadState:
+    """Order bandwidth samples: to and from the head, and in a ring over the workers."""
     agents = state.fleet.present()
     near = agents[:MAX_HEAD_LINKS]
     links = [*((v.HERE, worker.ip) for worker in near), *((worker.key, "") for worker in near)]
@@ -241,21 +244,21 @@ def preflight_waits(state: HeadState) -> Iterator[v.Wait]:
 
 def finish_preflight(state: HeadState, now: float) -> HeadState:
     """Report the result of the all-reduce once known; leave if it failed."""
-    known = state.preflight
+    preflight = state.preflight
     probes = state.probes
     fleet = state.fleet
     until = probes.due.get(v.ALL_REDUCE)
-    if known is None or until is None:
+    if preflight is None or until is None:
         return state
 
     # Was a member lost? It cannot succeed without it: the others have the grace to end.
-    names = {key: name for key, name, _ in known.shares}
+    names = {key: name for key, name, _ in preflight.shares}
     answers = {key: probes.answers[v.ALL_REDUCE].get((key, "")) for key in names}
     own = answers[v.HERE]
     present = {v.HERE, *(worker.key for worker in fleet.present())}
     gone = tuple(names[key] for key in names if key not in present)
-    if own is None and gone and not known.lost:
-        known = replace(known, lost=gone)
+    if own is None and gone and not preflight.lost:
+        preflight = replace(preflight, lost=gone)
         until = min(until, now + state.goal.limits[wait_keys.NODE])
 
     # Is it over: by the head's result, or for lack of it?
@@ -263,16 +266,18 @@ def finish_preflight(state: HeadState, now: float) -> HeadState:
     due = {kind: at for kind, at in probes.due.items() if kind != v.ALL_REDUCE}
     if not is_over:
         due[v.ALL_REDUCE] = until
-    state = replace(state, preflight=known, probes=replace(probes, due=due))
+    state = replace(state, preflight=preflight, probes=replace(probes, due=due))
     if not is_over:
         return state
 
+    # Did it succeed, or was it aborted after a loss?
     words = "" if own is None else own.words
-    speed, failure = all_reduce_result(words, [(name, gpus) for _, name, gpus in known.shares])
+    members = [(name, gpus) for _, name, gpus in preflight.shares]
+    speed, failure = all_reduce_result(words, members)
     if not failure:
         return state.log(speed)
-    if known.lost:
-        end = ends.ALL_REDUCE_ABORTED.outcome(check=PREFLIGHT, nodes=listed(known.lost))
+    if preflight.lost:
+        end = ends.ALL_REDUCE_ABORTED.outcome(check=PREFLIGHT, nodes=listed(preflight.lost))
         return leave(state, end, now)
 
     # The head's own result is the most detailed; without it, those of the others.
@@ -294,11 +299,13 @@ def _apply_answers(
         kind = answer.probe
         link = (node, answer.at)
         known = probes.answers.get(kind, {})
-        if known.get(link, answer) is not None:  # not ordered, or answered before
+        is_awaited = link in known and known[link] is None
+        if not is_awaited:
             continue
         results = {**probes.answers, kind: {**known, link: answer}}
         probes = replace(probes, answers=results)
-        # a node has failed: the head's result follows soon, or never
+
+        # Has a node failed? Then the head's result follows soon, or never.
         if kind == v.ALL_REDUCE and answer.evidence and kind in probes.due:
             until = min(probes.due[kind], now + times.HEAD_RESULT)
             probes = replace(probes, due={**probes.due, kind: until})

@@ -378,6 +378,8 @@ class LogParser:
             body = body.partition(words)[0]
         if process.held is None and process.repeats(body, self._number):
             return True
+
+        # Has it the form of an error, and does it belong to the one before it?
         form = None
         if body and body[0] not in _CELL:
             form = form_of(body, line.level)
@@ -387,11 +389,14 @@ class LogParser:
             self._release(process)
         if form is None:
             return False
+
+        # A plain line without a level is one only where a row of causes explains it.
         is_plain = form.kind is ErrorKind.PLAIN
         is_weak = form.level <= LogLevel.UNSTATED
         is_unmarked = is_plain and is_weak
         if is_unmarked and (_is_data(body) or not self._signs.may_match(body)):
             return False
+
         error = self._error(process, line, form.kind)
         level = form.level if line.level is LogLevel.UNSTATED else line.level
         if form.kind in _ALWAYS_ERRORS:
@@ -401,6 +406,8 @@ class LogParser:
         )
         if is_unmarked and not self._signs.explains(error):
             return False
+
+        # An inner error goes into the one before it; another one is held until it has ended.
         if is_inner and process.held is not None:
             if process.is_chained:
                 process.held.raise_from(error, is_wrapper=False)
@@ -417,6 +424,7 @@ class LogParser:
 
     def _read_json(self, process: ProcessOutput, line: PrintedLine, shown: str) -> bool:
         """Read a log line in JSON; the traceback in it is one of its own."""
+        # Is it an object with the level of an error?
         at = shown.find("{")
         if at < 0 or not any(f'"{name}"' in shown for name in _JSON_LEVEL_NAMES):
             return False
@@ -430,6 +438,8 @@ class LogParser:
         level = _JSON_LEVELS.get(str(stated).lower())
         if level is None:
             return False
+
+        # What it says: message, stack, and an error beside the message.
         message = _text(data, "message", "msg", "event", "error")
         stack = _text(data, *_JSON_STACKS)
         if forms.HEADER in message:
@@ -439,10 +449,13 @@ class LogParser:
         why = _text(data, "error", "err")
         if why and why not in message and not stack:
             below = f"\n{why}"
+
         self._release(process)
         error = self._error(process, line, ErrorKind.JSON)
         message = message[:LONGEST]
         error = replace(error, line=message, message=f"{message}{below[:LONGEST]}", level=level)
+
+        # The last error of its stack is the cause.
         if stack:
             inner = LogParser(self._node, self._log)
             inner.read(stack.split("\n")[:400])
@@ -451,6 +464,7 @@ class LogParser:
             if inside:
                 wrapped = replace(inside[-1].error, number=self._number, printed=error.printed)
                 error = replace(error, cause=wrapped)
+
         process.held = self._hold(process, error, is_wrapper=False)
         self._release(process)
         return True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agent.node.gpus import TOOLS, GpuUtilization, busy_amd, busy_gpu, busy_nvidia, busy_rocm
+from agent.node.gpus import TOOLS, GpuUtilization, busy_gpu, read_amd, read_nvidia, read_rocm
 
 ROCM = """\
 WARNING: AMD GPU device(s) is/are in a low-power state. Check power control/runtime_status
@@ -41,14 +41,14 @@ AMD = """\
 )
 def test_nvidias_list(text: str, uses: GpuUtilization) -> None:
     """A GPU without a value, for example one divided into MIG instances, is left out."""
-    assert busy_nvidia(text) == uses
+    assert read_nvidia(text) == uses
 
 
 def test_amds_two_tools() -> None:
     """Warnings before the JSON are skipped; amd-smi has two forms of its list."""
-    assert busy_rocm(ROCM) == {0: 0, 1: 98}
-    assert busy_amd(AMD) == busy_amd(f'{{"gpu_data": {AMD}}}') == {0: 0, 3: 41}
-    assert busy_amd('{"gpu_data": "N/A"}') == busy_rocm("[]") == {}
+    assert read_rocm(ROCM) == {0: 0, 1: 98}
+    assert read_amd(AMD) == read_amd(f'{{"gpu_data": {AMD}}}') == {0: 0, 3: 41}
+    assert read_amd('{"gpu_data": "N/A"}') == read_rocm("[]") == {}
 
 
 @pytest.mark.parametrize("text", ["", "ERROR: no AMD GPUs found", "{", "[1, 2"])
