@@ -42,11 +42,20 @@ _OF_DATA = re.compile(
 _DEMANDS = re.compile(
     r"\b(?:must|should|needs? to|ha(?:s|ve) to|only supports?|not supported|unsupported|required?"
     r"|requires|cannot|can't|can not|not allowed|mutually exclusive|incompatible|not compatible"
-    r"|greater|larger|smaller|less than|at least|at most|not equal|expected|deprecated|removed)\b"
+    r"|greater|larger|smaller|less than|at least|at most|deprecated)\b"
 )
+_UNSUPPORTED = re.compile(
+    r"\b(?:only supports?|(?:does|do) not (?:yet )?support"
+    r"|(?:is|are) not (?:yet |currently )?supported"
+    r"|not (?:yet )?(?:supported|implemented) (?:yet|with|for|in)"
+    r"|(?:is|are) (?:in|not )compatible with"
+    r"|mutually exclusive|cannot be (?:used|combined|enabled) (?:with|together))\b"
+)
+"""A refusal that is one without the name of a setting."""
 _OTHER_CAUSES = re.compile(
     r"(?i)install|version|transformers|driver|\bcuda\b|(?<!per )\bgpus?\b|capability|\bhub\b"
     r"|connect|not found|no such file|does not exist|architecture|recogni[sz]e|divisib|memory"
+    r"|line \d+ column|\bjson\b|decode"
 )
 """Words of messages about the machine or about packages, which a check only passes on."""
 
@@ -100,15 +109,22 @@ def refused_setting(error: ParsedError) -> Cause | None:
     if any(_WORKS.fullmatch(one.function.rpartition(".")[2]) for one in error.frames):
         return None
     named = _SETTING.search(message)
-    if named is None or _OF_DATA.search(named[0]) or _DEMANDS.search(message) is None:
+    if named is not None and not _OF_DATA.search(named[0]) and _DEMANDS.search(message):
+        return _refused(f"{_framework(frame.file)} refuses a setting: {_short(message)}")
+    if _UNSUPPORTED.search(message) is None or _OF_DATA.search(message):
         return None
-    return _refused(f"{_framework(frame.file)} refuses a setting: {_short(message)}")
+    return _refused(f"{_framework(frame.file)} refuses what it is asked for: {_short(message)}")
 
 
 def _framework(file: str) -> str:
     """Return the framework that a file belongs to."""
+    return framework_of(file) or file
+
+
+def framework_of(file: str) -> str:
+    """Return the framework that a file belongs to, wherever it lies; '' for other files."""
     found = _FRAMEWORKS.search(file)
-    return found["name"] if found else file
+    return found["name"] if found else ""
 
 
 def _refused(sentence: str) -> Cause:

@@ -1,4 +1,4 @@
-"""Rows about a Python that is older than the code of an installed package."""
+"""Rows about Python itself, if it is too old or a variable is not set."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ _STANDARD = re.compile(
 )
 _NEW_MODULES = re.compile(r"No module named '(?P<name>tomllib|zoneinfo|graphlib)'")
 _UNIONS = "unsupported operand type(s) for |: 'type'"
+_VARIABLE = re.compile(r"'(?P<name>[A-Z][A-Z0-9_]{2,60})'$")
+_OF_OS = re.compile(r"(?:/os\.py|<frozen os>)$")
 
 
 def python_too_old(error: ParsedError) -> Cause | None:
@@ -45,4 +47,25 @@ def python_too_old(error: ParsedError) -> Cause | None:
         "Python too old",
         f"{which} is older than the installed {user} needs ({why})",
         f"Use an image with a newer Python, or the {user} of an older release",
+    )
+
+
+def variable_not_set(error: ParsedError) -> Cause | None:
+    """A program reads an environment variable that is not set: `os.environ` looked it up."""
+    named = _VARIABLE.match(error.message.strip())
+    if error.name != "KeyError" or named is None or not error.frames:
+        return None
+    readers = [frame for frame in error.frames if not _OF_OS.search(frame.file)]
+    if not readers:
+        return None
+    reader = readers[-1]
+    is_of_os = len(readers) < len(error.frames)
+    before, looked_up, _ = reader.code.partition(named["name"])
+    if not is_of_os and not (looked_up and "environ" in before):
+        return None
+    return Cause(
+        "variable not set",
+        f"the environment variable {named['name']} is not set, which "
+        f"{reader.file}:{reader.line} reads",
+        "Set it for the job on every node, or leave out the setting that needs it",
     )

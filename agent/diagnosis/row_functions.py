@@ -10,14 +10,18 @@ from typing import TYPE_CHECKING
 
 from agent.diagnosis.cause import Cause
 from agent.diagnosis.config_functions import refused_by_a_check, refused_field, refused_setting
-from agent.diagnosis.python_functions import python_too_old
+from agent.diagnosis.file_functions import not_json
+from agent.diagnosis.python_functions import python_too_old, variable_not_set
+from agent.diagnosis.size_functions import sizes_that_do_not_divide
 from agent.diagnosis.version_functions import (
     argument_of_another_version,
+    attribute_of_another_version,
     lacking_name,
     module_of_another_version,
     package_of,
     user_of,
 )
+from agent.diagnosis.weight_functions import refused_weight
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -121,10 +125,15 @@ FUNCTIONS: Mapping[str, RowFunction] = {
         numpy_too_new,
         module_of_another_version,
         argument_of_another_version,
+        attribute_of_another_version,
+        not_json,
         refused_field,
         refused_by_a_check,
         refused_setting,
         python_too_old,
+        variable_not_set,
+        sizes_that_do_not_divide,
+        refused_weight,
     )
 }
 """The functions by name, as rows.toml has them."""

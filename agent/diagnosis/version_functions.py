@@ -6,14 +6,17 @@ import re
 from typing import TYPE_CHECKING
 
 from agent.diagnosis.cause import Cause
+from agent.diagnosis.config_functions import framework_of
 
 if TYPE_CHECKING:
     from agent.diagnosis.errors.parsed_error import ParsedError
 
 _PACKAGES = ("/site-packages/", "/dist-packages/")
 _ARGUMENT = re.compile(
-    r"(?:(?P<owner>[\w.]{1,80})\.)?(?P<function>\w{1,60})\(\) got an unexpected keyword argument "
-    r"'(?P<name>\w{1,60})'"
+    r"(?:(?P<owner>[\w.<>]{1,80})\.)?(?P<function>\w{1,60})\(\) (?:got an unexpected keyword "
+    r"argument '(?P<name>\w{1,60})'"
+    r"|missing \d{1,3} required (?:positional|keyword-only) arguments?: (?P<lacks>'\w{1,60}')"
+    r"|(?P<count>takes (?:from )?\d{1,3}[\w ]{0,30} positional arguments?) but )"
 )
 _MODULE = re.compile(r"No module named '(?P<name>[A-Za-z_]\w{0,60}(?:\.\w{1,60}){1,6})'\s*$")
 _PUBLIC = frozenset(
@@ -43,7 +46,20 @@ _PUBLIC = frozenset(
     )
 )
 """Packages whose modules move between releases; others may be folders of the job."""
+_ATTRIBUTE = re.compile(r"'(?P<owner>\w{1,80})' object has no attribute '(?P<name>\w{1,80})'")
+_CLASSES = re.compile(
+    r"(?P<transformers>\w+(?:Attention(?:2)?|DecoderLayer|ForCausalLM|ForConditionalGeneration"
+    r"|RotaryEmbedding|ImageProcessor|Cache))"
+    r"|(?P<vllm>LLMEngine|AsyncLLM(?:Engine)?|EngineCore\w*|GPUModelRunner|VllmConfig|EngineArgs"
+    r"|AsyncEngineArgs|SchedulerConfig|ParallelConfig|LLM|RequestOutput|CompletionOutput|SamplingParams)"
+    r"|(?P<sglang>ServerArgs|TokenizerManager|ModelRunner)"
+    r"|(?P<deepspeed>DeepSpeedEngine|DeepSpeedZeroOptimizer\w*|DeepSpeedCPUAdam)"
+    r"|(?P<accelerate>Accelerator|AcceleratorState)|(?P<peft>PeftModel\w*|LoraModel|LoraConfig)"
+    r"|(?P<trl>(?:SFT|DPO|GRPO|PPO|RLOO|Reward)(?:Config|Trainer))"
+)
+"""Classes whose attributes move between releases, by package."""
 _FROM_SETTINGS = ("omega_conf_to_dataclass", "instantiate", "parse_args_into_dataclasses")
+_BY_TARGET = ("_call_target", "instantiate_node")  # of a configuration with `_target_`
 
 
 def package_of(file: str) -> str:
@@ -93,37 +109,74 @@ def module_of_another_version(error: ParsedError) -> Cause | None:
 
 
 def argument_of_another_version(error: ParsedError) -> Cause | None:
-    """A call passes an argument that the installed version of what it calls does not take."""
+    """A call has other arguments than what it calls takes: who calls shows whose fault it is."""
     found = _ARGUMENT.match(error.message)
     if error.name != "TypeError" or found is None or not error.frames:
         return None
 
     # Did a setting become the argument? Another row explains those.
-    near = error.frames[-6:]
-    if any(frame.function in _FROM_SETTINGS for frame in near):
+    near = [frame.function for frame in error.frames[-6:]]
+    if any(function in _FROM_SETTINGS for function in near):
         return None
-
-    # Who calls? A function of the job's own code may be the job's own fault.
     called = _called(found)
-    if not found["owner"] and called != "__init__":
-        return None  # a function may be the job's: of a reward, a tool, a callback
-    user = package_of(error.frames[-1].file)
-    if user:
+    what = _difference(found)
+    if near[-1] in _BY_TARGET:
         return Cause(
             "argument of another version",
-            f"{user} calls {called} with the argument {found['name']}, which it does not take",
+            f"a configuration calls {called} {what}",
+            "Remove or correct that key; a configuration saved with a checkpoint may be of another "
+            "version than the installed one",
+        )
+
+    # Does a package call, or the job's own code? The latter may be the job's own fault.
+    frame = error.frames[-1]
+    user = package_of(frame.file) or framework_of(frame.file)
+    if user and (found["owner"] or called == "__init__"):
+        return Cause(
+            "argument of another version",
+            f"{user} calls {called} {what}",
             "The versions of packages do not fit: install those that the framework asks for "
             "(`pip check`), or remove the setting that leads to this argument",
         )
+    if user:
+        return Cause(
+            "argument of a function",
+            f"{user} calls the function {called} {what}",
+            "Is it a function of the job, such as a reward's? Then let it take these arguments "
+            "(`**kwargs`); else the versions of packages do not fit (`pip check`)",
+        )
     if not called.endswith(("Config", "Args", "Arguments", "Trainer", "Params", "LLM")):
         return None
-    frame = error.frames[-1]
     return Cause(
         "argument of another version",
-        f"{frame.file}:{frame.line} gives {called} the argument {found['name']}, which the "
-        "installed version does not take",
+        f"{frame.file}:{frame.line} calls {called} {what}",
         "Look for its new name, or install the version that the script was written for",
     )
+
+
+def attribute_of_another_version(error: ParsedError) -> Cause | None:
+    """A package uses an attribute that another package's class does not have."""
+    found = _ATTRIBUTE.match(error.message)
+    if error.name != "AttributeError" or found is None or not error.frames:
+        return None
+    owner = _CLASSES.fullmatch(found["owner"])
+    if owner is None or owner.lastgroup is None:
+        return None
+    package = owner.lastgroup
+    file = error.frames[-1].file
+    user = package_of(file) or framework_of(file)
+    if user in {"", package, "torch"}:  # torch looks an attribute up for another one
+        return None
+    return lacking_name(error, package, f"uses {found['name']} of {found['owner']}")
+
+
+def _difference(found: re.Match[str]) -> str:
+    """Return how the arguments differ from those that are taken."""
+    if found["name"]:
+        return f"with the argument {found['name']}, which it does not take"
+    if found["lacks"]:
+        return f"without the argument {found['lacks'][1:-1]}, which it needs"
+    return f"with another number of arguments ({found['count']})"
 
 
 def _called(found: re.Match[str]) -> str:

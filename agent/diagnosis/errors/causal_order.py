@@ -84,7 +84,7 @@ _STEP_ENDED = re.compile(
     r"aborted|Terminated|Terminating|Exited with|: Killed|Force|Application launch failed"
     r"|pyxis: (?:child \d+ failed|failed to import docker image|container start failed|printing "
     r"|couldn't start container)|spank"
-    r"|Timed out waiting for job step"
+    r"|Timed out waiting for job step|Batch job submission failed: Unspecified error"
 )
 _SLURM_GOES_ON = re.compile(r"couldn't chdir to .{1,300} instead|unable to unlink|: Force")
 _HOOK_FAILED = re.compile(r"docker: .{0,400}\berror running (?:\w+ )?hook\b")

@@ -23,9 +23,11 @@ _MOST_FRAMES = 40  # of one error, the innermost
 _MOST_QUOTED = 400  # lines of one text
 _MOST_CONTINUED = 12  # lines of one message
 _DEEPEST = 12  # errors of one chain
+_MOST_OF_TABLE = 60  # lines of a message that lists the columns of a table
 _MOST_TITLED = 2  # lines that are not indented below a title
 _LONGEST_MESSAGE = 4_000
 _COUNTS_ERRORS = re.compile(r"^\d{1,4} validation errors? for ")  # they stand below
+_LISTS_COLUMNS = "Couldn't cast"  # of datasets; the columns stand below it, and then why
 _WITH_OUTPUT = {"SubprocessCalledProcessError"}  # what pip printed stands below it
 _WITH_DETAILS = {"_InactiveRpcError", "_MultiThreadedRendezvous", "AioRpcError"}  # of gRPC
 _WITH_LAST_ERROR = {"DistBackendError"}  # what NCCL printed last stands below it
@@ -142,6 +144,8 @@ class HeldError:
     def continues(self, line: PrintedLine) -> bool:
         """Take a line that continues the innermost message; return False for another line."""
         body = line.body
+        if not self.is_ended and self.message.startswith(_LISTS_COLUMNS):
+            return self.continues_table(body)
         if self.is_ended or self.continued >= _MOST_CONTINUED:
             return False
         if self.innermost.name in _WITH_OUTPUT:
@@ -159,6 +163,14 @@ class HeldError:
         if body[0] not in " \t" and not is_titled:
             return False
         self.continue_message(body)
+        return True
+
+    def continues_table(self, body: str) -> bool:
+        """Take the columns below a failed cast, up to the line that says why it failed."""
+        if self.continued >= _MOST_OF_TABLE or LIKE_A_TYPE.match(body):
+            return False
+        self.continue_message(body)
+        self.is_ended = body.startswith("because ")
         return True
 
     def continue_last_error(self, body: str) -> bool:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 CASES = Path(__file__).resolve().parents[3] / "tests" / "causes"
 SEEN = CASES / "seen"
+SEEN_RUNS = CASES / "seen_runs"
 HELD_OUT = CASES / "held_out"
 
 
@@ -32,7 +33,7 @@ def main(argv: list[str]) -> int:
     )
     parser.add_argument("folders", nargs="*", type=Path, help="folders with cases like the seen")
     parser.add_argument(
-        "--cases", metavar="FOLDER", type=Path, help="a folder with cases like the held-out ones"
+        "--cases", metavar="FOLDER", type=Path, help="a folder with runs like the held-out ones"
     )
     parser.add_argument(
         "-v",
@@ -59,13 +60,13 @@ def main(argv: list[str]) -> int:
     chosen = options.folders or ([] if options.cases else [SEEN])
     for folder in chosen:
         _print_seen(folder, show=options.v)
-    if options.cases or not options.folders:
-        folder = options.cases or HELD_OUT
-        _print_held_out(folder, show=options.v and folder != HELD_OUT)
+    runs = [] if options.folders else [SEEN_RUNS, HELD_OUT]
+    for folder in [options.cases] if options.cases else runs:
+        _print_runs(folder, show=options.v and folder != HELD_OUT)
     return 0
 
 
-def _print_held_out(folder: Path, *, show: bool) -> None:
+def _print_runs(folder: Path, *, show: bool) -> None:
     figures = measure(folder, show=show)
     for title, kinds in (("at the end", figures.end), ("as it runs", figures.live)):
         print(f"\n{folder.name}, {title:20}{''.join(f'{one.value:>8}' for one in Grade)}")

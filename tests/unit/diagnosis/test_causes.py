@@ -29,6 +29,7 @@ CASES = Path(__file__).parents[2] / "causes"
 ALL = tuple(table().values())
 WORDS = [(row, words) for row in ALL for words in row.words]
 NEARBY = (
+    '  File "/x/a.py", line 9, in update_weights\n  File "/x/b.py", line 9, in load_weight',
     '  File "/x/verl/utils/dataset/rl_dataset.py", line 9, in prompt_key',
     '  File "/x/transformers/models/auto/configuration_auto.py", line 9, in __getitem__',
     '  File "/x/multiprocessing/popen_fork.py", line 66, in _launch',
@@ -48,6 +49,8 @@ NEARBY = (
     '  File "/x/wandb/sdk/wandb_init.py", line 9, in init',
     '  File "/x/vllm/config/parallel.py", line 9, in _verify_args',
     '  File "/x/torch/distributed/checkpoint/state_dict.py", line 9, in set_model_state_dict',
+    '  File "/x/job.py", line 9, in main\n  File "<frozen os>", line 679, in __getitem__',
+    '  File "/x/job.py", line 9, in main\n    assert config.batch % config.ranks == 0',
     "node-1:1:2 [0] NCCL INFO Bootstrap : Using docker0:172.17.0.1<0>",
     '  File "/usr/lib/python3/site-packages/datasets/table.py", line 9, in array_cast',
     "[c10d] The IPv6 network addresses of (node-0, 29500) cannot be retrieved (gai error: -2)",
@@ -92,7 +95,8 @@ def test_each_example_has_its_row(row: Row, words: Words) -> None:
     context = _context(words) if words.near else ""
     assert bool(context) or not words.near
     example = words.example.split("\n")
-    lines = [context, "    the line of code", *example] if context else ["", *example]
+    before = [*context.split("\n"), "    the line of code"] if context else [""]
+    lines = [*before, *example]
     assert words.match(words.example, read_line(example[0]).body.strip(), context)
     found = [explain(o.error, "noise", "cause", "symptom", of_ray=True) for o in errors_of(lines)]
     assert found

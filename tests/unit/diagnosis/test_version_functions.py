@@ -40,15 +40,75 @@ def found(text: str) -> Diagnosis:
         ("/app/train.py", "main", "GRPOConfig.__init__", "argument of another version"),
         (f"{SITE}/verl/config.py", "omega_conf_to_dataclass", "RunConfig.__init__", None),
         ("/app/train.py", "main", "compute_score", ""),
-        (f"{SITE}/verl/reward_manager.py", "__call__", "compute_score", ""),
+        (
+            f"{SITE}/verl/reward_manager.py",
+            "__call__",
+            "compute_score",
+            "argument of another version",
+        ),
     ],
 )
 def test_an_argument_that_is_not_taken(
     file: str, function: str, called: str, key: str | None
 ) -> None:
-    """A package that calls, or a script that makes a configuration; not the job's functions."""
+    """A package that calls, or a script that makes a configuration; not the job's own calls."""
     answer = found(CALL.format(file=file, function=function, called=called))
     assert answer.key == ("configuration key" if key is None else key)
+
+
+@pytest.mark.parametrize(
+    ("file", "function", "message", "cause"),
+    [
+        (
+            f"{SITE}/verl/reward_manager.py",
+            "__call__",
+            "compute_score() got an unexpected keyword argument 'extra'",
+            "verl calls the function compute_score with the argument extra, which it does not take",
+        ),
+        (
+            "/app/openrlhf/engine.py",
+            "generate",
+            "LLM.generate() missing 1 required positional argument: 'prompts'",
+            "openrlhf calls generate without the argument prompts, which it needs",
+        ),
+        (
+            f"{SITE}/vllm/engine.py",
+            "launch",
+            "Engine.run() takes 2 positional arguments but 3 were given",
+            "vllm calls run with another number of arguments (takes 2 positional arguments)",
+        ),
+        (
+            "/app/bridge/instantiate_utils.py",
+            "_call_target",
+            "Provider.__init__() got an unexpected keyword argument 'split_rank'",
+            "a configuration calls Provider with the argument split_rank, which it does not take",
+        ),
+    ],
+)
+def test_a_call_is_named_with_its_difference(
+    file: str, function: str, message: str, cause: str
+) -> None:
+    """Who calls what, and which argument is too many or missing."""
+    text = CALL.format(file=file, function=function, called="f").rpartition("TypeError")[0]
+    assert found(f"{text}TypeError: {message}\n").cause == cause
+
+
+@pytest.mark.parametrize(
+    ("file", "owner", "package"),
+    [
+        (f"{SITE}/verl/models/llama.py", "LlamaFlashAttention2", "transformers"),
+        ("/app/openrlhf/engine.py", "GPUModelRunner", "vllm"),
+        (f"{SITE}/vllm/runner.py", "GPUModelRunner", ""),
+        ("/app/train.py", "GPUModelRunner", ""),
+        (f"{SITE}/verl/worker.py", "NoneType", ""),
+    ],
+)
+def test_an_attribute_of_another_version(file: str, owner: str, package: str) -> None:
+    """A package uses what another one's class has no longer; other objects say nothing."""
+    text = CALL.format(file=file, function="run", called="f").rpartition("TypeError")[0]
+    answer = found(f"{text}AttributeError: '{owner}' object has no attribute 'rotary_emb'\n")
+    assert (answer.key == "attribute of another version") is bool(package)
+    assert not package or f"the installed {package} does not have" in answer.cause
 
 
 @pytest.mark.parametrize(
