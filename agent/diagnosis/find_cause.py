@@ -134,9 +134,11 @@ def diagnose_logs(logs: Sequence[Log]) -> Diagnosis:
     """Return the first cause of what the logs show, by its row where one explains it."""
     parsed = [parse_log(plain_lines(log.text), log.node, log.name, known_signs()) for log in logs]
     ahead = [log.clock_ahead for log in logs]
-    found = [replace(one, at=logs[one.log].at) for one in candidates(parsed, ahead)]
-    standing = [one for one in found if one.standing < Standing.QUOTED]
-    known = [explained(one, of_ray=logs[one.log].of_ray) for one in standing]
+    possible = [
+        replace(candidate, at=logs[candidate.log].at) for candidate in candidates(parsed, ahead)
+    ]
+    standing = [candidate for candidate in possible if candidate.standing < Standing.QUOTED]
+    known = [explained(candidate, of_ray=logs[candidate.log].of_ray) for candidate in standing]
     first = first_cause(known)
     if first is not None and not is_only_passed_on(first):
         return _diagnosis(logs, first)
@@ -149,7 +151,7 @@ def diagnose_logs(logs: Sequence[Log]) -> Diagnosis:
         return _diagnosis(logs, first)
 
     # What steps followed, or a text holds, is only quoted.
-    rest = first_of(one for one in found if is_marked(one.error))
+    rest = first_of(candidate for candidate in possible if is_marked(candidate.error))
     return Diagnosis() if rest is None else _diagnosis(logs, Explained(rest))
 
 
@@ -162,12 +164,12 @@ def _plain_words(
     logs: Sequence[Log], parsed: Sequence[ParsedLog], first: Explained | None
 ) -> Diagnosis | None:
     """Return the line without a mark of an error that may say why the job ended."""
-    for log, one in zip(logs, parsed, strict=True):
-        is_here = first is None or parsed[first.candidate.log] is one
+    for log, parsed_log in zip(logs, parsed, strict=True):
+        is_here = first is None or parsed[first.candidate.log] is parsed_log
         if log.of_ray or not is_here:
             continue
         end = None if first is None else first.number
-        last = telling_line(one.last_lines, one.last_step, end)
+        last = telling_line(parsed_log.last_lines, parsed_log.last_step, end)
         if last is not None:
             return Diagnosis(
                 line=last.line.body.strip(),
@@ -177,14 +179,14 @@ def _plain_words(
                 ip=last.line.ip,
                 rank=last.line.rank,
                 time=clock_text(seconds_of(last.stamp)),
-                before=_lines_before(one, last.number),
+                before=_lines_before(parsed_log, last.number),
                 is_marked=False,
             )
     return None
 
 
 def _lines_before(log: ParsedLog, number: int) -> tuple[str, ...]:
-    lines = [one.line.body for one in log.last_lines if one.number < number]
+    lines = [printed.line.body for printed in log.last_lines if printed.number < number]
     return tuple(lines[-_LINES_BEFORE:])
 
 
@@ -201,24 +203,26 @@ def explained(candidate: Candidate, *, of_ray: bool = False) -> Explained:
 def first_cause(known: Sequence[Explained]) -> Explained | None:
     """Return the cause of all others: what hardware, kernel or scheduler did, else the first."""
     # A fault of the hardware is often printed last, and explains the rest.
-    roots = [one for one in known if one.row is not None and one.row.weight is Weight.ROOT]
+    roots = [error for error in known if error.row is not None and error.row.weight is Weight.ROOT]
     if roots:
         return _earliest(roots)
 
     # The first error that is no consequence, of those that ended a process if there are any.
-    originals = [one for one in known if _is_original(one)]
-    if any(_ended(one) for one in known if one.candidate.role is Role.CONSEQUENCE):
-        originals = [one for one in originals if not _is_long_gone(one)]
+    originals = [error for error in known if _is_original(error)]
+    if any(_ended(error) for error in known if error.candidate.role is Role.CONSEQUENCE):
+        originals = [error for error in originals if not _is_long_gone(error)]
     if originals:
         least = min(map(_standing, originals))
-        return _earliest([one for one in originals if _standing(one) == least])
+        return _earliest([error for error in originals if _standing(error) == least])
 
     # Only consequences: a row that explains some, else the first of them, else how it ended.
     for least_weight in (Weight.WEAK, Weight.LAST):
-        of_rows = [one for one in known if one.row is not None and one.weight >= least_weight]
+        of_rows = [
+            error for error in known if error.row is not None and error.weight >= least_weight
+        ]
         if of_rows:
-            most = max(one.weight for one in of_rows)
-            return _earliest([one for one in of_rows if one.weight == most])
+            most = max(error.weight for error in of_rows)
+            return _earliest([error for error in of_rows if error.weight == most])
         if least_weight is Weight.WEAK and (first := _earliest_of(known, Role.CONSEQUENCE)):
             return first
     return _earliest_of(known, Role.WRAPPER)
@@ -251,8 +255,8 @@ def is_marked(error: ParsedError) -> bool:
 
 
 def _earliest_of(known: Sequence[Explained], role: Role) -> Explained | None:
-    of_role = [one for one in known if one.row is None and one.candidate.role is role]
-    return _earliest([one for one in of_role if is_marked(one.candidate.error)])
+    of_role = [error for error in known if error.row is None and error.candidate.role is role]
+    return _earliest([error for error in of_role if is_marked(error.candidate.error)])
 
 
 def _is_original(known: Explained) -> bool:
@@ -265,8 +269,8 @@ def _is_original(known: Explained) -> bool:
 
 def _earliest(known: Iterable[Explained]) -> Explained | None:
     every = [*known]
-    first = first_of(one.candidate for one in every)
-    return next((one for one in every if one.candidate is first), None)
+    first = first_of(error.candidate for error in every)
+    return next((error for error in every if error.candidate is first), None)
 
 
 def _diagnosis(logs: Sequence[Log], known: Explained) -> Diagnosis:

@@ -215,24 +215,24 @@ def _text(value: object) -> str:
 def not_entered(progress: Iterable[GroupProgress]) -> tuple[str, ...]:
     """Return a sentence for each group whose ranks are not in the same collective."""
     by_group: dict[tuple[str, tuple[int, ...]], list[GroupProgress]] = defaultdict(list)
-    for one in progress:
-        by_group[one.group, one.ranks].append(one)
+    for member in progress:
+        by_group[member.group, member.ranks].append(member)
     sentences = [_group_sentence(members) for members in by_group.values()]
     return tuple(filter(None, sentences))
 
 
 def _group_sentence(members: Sequence[GroupProgress]) -> str:
     """Return who did not enter the collective that others of a group wait in, or ''."""
-    ahead = max(members, key=lambda one: one.last)
+    ahead = max(members, key=lambda member: member.last)
     of_group = f"of process group {ahead.group}" if ahead.group else ""
 
     # Is a rank behind? The others wait in the one after its last.
-    behind = [one for one in members if one.last < ahead.last]
+    behind = [member for member in members if member.last < ahead.last]
     if behind:
-        slowest = min(one.last for one in behind)
+        slowest = min(member.last for member in behind)
         waited = _numbered(members, slowest + 1)
-        late = [one.rank for one in behind if one.last == slowest]
-        waiting = [one.rank for one in members if one.last > slowest]
+        late = [member.rank for member in behind if member.last == slowest]
+        waiting = [member.rank for member in members if member.last > slowest]
         return (
             f"{_ranks(late)} did not enter {waited} {of_group}, where {_ranks(waiting)} "
             f"{'waits' if len(waiting) == 1 else 'wait'}"
@@ -240,13 +240,13 @@ def _group_sentence(members: Sequence[GroupProgress]) -> str:
 
     # All got equally far: into different collectives, or into one that does not end?
     names: dict[str, list[int]] = defaultdict(list)
-    for one in members:
-        if one.recent and not one.recent[-1].is_over:
-            names[one.recent[-1].name].append(one.rank)
+    for member in members:
+        if member.recent and not member.recent[-1].is_over:
+            names[member.recent[-1].name].append(member.rank)
     if len(names) > 1:
         each = "; ".join(f"{name}: {_ranks(ranks)}" for name, ranks in names.items())
         return f"collective {ahead.last} {of_group} differs between ranks: {each}"
-    missing = set(ahead.ranks) - {one.rank for one in members}
+    missing = set(ahead.ranks) - {member.rank for member in members}
     if names and not missing and len(ahead.ranks) > 1:
         return f"all ranks {of_group} are in {_numbered(members, ahead.last)}: the transport hangs"
     return ""
@@ -254,8 +254,8 @@ def _group_sentence(members: Sequence[GroupProgress]) -> str:
 
 def _numbered(members: Sequence[GroupProgress], number: int) -> str:
     """Return a collective by name, number and caller."""
-    for one in members:
-        for collective in one.recent:
+    for member in members:
+        for collective in member.recent:
             if collective.number == number:
                 caller = f" in {collective.where}" if collective.where else ""
                 return f"{collective.name} (number {number}{caller})"

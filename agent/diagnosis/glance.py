@@ -186,10 +186,10 @@ def _waited(waits: Sequence[Mapping[str, Any]]) -> str:
 
 def _broken_metrics(status: Status, _rows: Sequence[GlanceException]) -> _Sentences | None:
     """Judge metrics that no further step repairs: nan, or a reward that collapsed."""
-    broken = [one for one in status.get("advice", ()) if one["state"] == "end"]
+    broken = [advice for advice in status.get("advice", ()) if advice["state"] == "end"]
     if not broken:
         return None
-    others = [one["what"] for one in status["advice"] if one is not broken[0]]
+    others = [advice["what"] for advice in status["advice"] if advice is not broken[0]]
     more = f"{_capitalized('; '.join(others))}." if others else ""
     checkpoint = status.get("checkpoint")
     saved = ""
@@ -269,7 +269,7 @@ def _advised(status: Status, _rows: Sequence[GlanceException]) -> _Sentences | N
     if not advice:
         return None
     first, *others = advice
-    more = f"{_capitalized('; '.join(one['what'] for one in others))}." if others else ""
+    more = f"{_capitalized('; '.join(other['what'] for other in others))}." if others else ""
     return _Sentences("look", f"{_capitalized(first['what'])}.", _joined(more, first["remedy"]))
 
 

@@ -50,8 +50,10 @@ class LiveErrors:
             return []
         self._changes = self._parser.changes
         log = self._parser.result()
-        found = [one for one in candidates([log]) if one.standing < Standing.QUOTED]
-        known = [self._explained(one) for one in found]
+        found = [
+            candidate for candidate in candidates([log]) if candidate.standing < Standing.QUOTED
+        ]
+        known = [self._explained(candidate) for candidate in found]
 
         # What has ended something?
         new = self._side_lines(log)
@@ -67,11 +69,11 @@ class LiveErrors:
                 new.append(_reported(first, is_seen=False))
 
         # What else does a row explain?
-        for one in known:
-            if one.row is None or not one.row.is_live or one.row.key in self._seen:
+        for error in known:
+            if error.row is None or not error.row.is_live or error.row.key in self._seen:
                 continue
-            self._seen.add(one.row.key)
-            new.append(_reported(one, is_seen=True))
+            self._seen.add(error.row.key)
+            new.append(_reported(error, is_seen=True))
         return new
 
     def _explained(self, candidate: Candidate) -> Explained:
@@ -127,10 +129,10 @@ def _is_an_end(first: Explained) -> bool:
 def _is_followed_by_an_end(first: Explained, found: Iterable[Candidate]) -> bool:
     """Return whether a line behind an error shows that a process ended."""
     return any(
-        one.role is not Role.ORIGINAL
-        and one.whole.number > first.number
-        and shows_an_end(one.whole)
-        for one in found
+        candidate.role is not Role.ORIGINAL
+        and candidate.whole.number > first.number
+        and shows_an_end(candidate.whole)
+        for candidate in found
     )
 
 

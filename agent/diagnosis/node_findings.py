@@ -65,9 +65,9 @@ def _json(findings: NodeFindings, clean: Callable[[str], str]) -> str:
 def _shortened(stack: ProcessStack, frames: int, threads: int) -> ProcessStack:
     """Return a stack with its telling thread, a few others, and their innermost frames."""
     telling = stack.telling_thread
-    others = [one for one in stack.threads if one is not telling]
-    kept = [telling, *others][:threads] if telling.frames else others[:threads]
-    return replace(stack, threads=tuple(_cut(one, frames) for one in kept))
+    others = [thread for thread in stack.threads if thread is not telling]
+    shown = [telling, *others][:threads] if telling.frames else others[:threads]
+    return replace(stack, threads=tuple(_cut(thread, frames) for thread in shown))
 
 
 def _cut(thread: ThreadStack, most: int) -> ThreadStack:
@@ -96,10 +96,14 @@ def as_text(findings: NodeFindings) -> str:
         lines.append(f"{stack.role} (pid {stack.pid}), state {stack.state} ({stack.source}):")
         for thread in stack.threads:
             lines.append(f"  thread {thread.name or 'without a name'}")
-            lines += [f"    {one.function} ({one.file}:{one.line})" for one in thread.frames]
-    for one in findings.collectives:
-        recent = "; ".join(f"{last.number} {last.name} {last.where}" for last in one.recent)
-        lines.append(f"rank {one.rank}, process group {one.group}: last collectives {recent}")
+            lines += [
+                f"    {frame.function} ({frame.file}:{frame.line})" for frame in thread.frames
+            ]
+    for progress in findings.collectives:
+        recent = "; ".join(f"{last.number} {last.name} {last.where}" for last in progress.recent)
+        lines.append(
+            f"rank {progress.rank}, process group {progress.group}: last collectives {recent}"
+        )
     if findings.logs:
         lines += ["last lines of logs:", findings.logs]
     return "\n".join(lines)

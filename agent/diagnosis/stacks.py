@@ -99,7 +99,7 @@ def parse_py_spy(text: str) -> tuple[ThreadStack, ...]:
         raise ValueError(str(error)) from error
     read = []
     for thread in threads[:_MOST_THREADS]:
-        frames = [_frame(one.name, one.filename, one.line) for one in thread.frames]
+        frames = [_frame(frame.name, frame.filename, frame.line) for frame in thread.frames]
         if frames:
             read.append(ThreadStack(_short(thread.thread_name or ""), _limited(frames)))
     return tuple(read)
@@ -232,7 +232,7 @@ def busy_place(service: ProcessStack) -> StackPlace | None:
     for thread in service.threads:
         at = place_index(thread.frames)
         called = thread.frames[:at]
-        if at is not None and not any(part in one.file for one in called for part in _SERVING):
+        if at is not None and not any(part in frame.file for frame in called for part in _SERVING):
             return _place_in(thread.frames)
     return None
 
@@ -261,14 +261,14 @@ def _place_in(frames: Sequence[Frame]) -> StackPlace:
 
     # For Ray, or for its own processes?
     function = caller.function
-    if any(_package(one.file) == "ray" and one.function in _RAY_WAITS for one in called):
+    if any(_package(frame.file) == "ray" and frame.function in _RAY_WAITS for frame in called):
         return StackPlace(Activity.WAITS_OUTSIDE, function, caller.place, "a result of Ray", file)
 
     # For work? An engine's loop is idle; any other consumer waits for whoever fills its queue.
     innermost = frames[: at + 1]
-    if any(_ENGINES.get(_package(one.file)) == _last_part(one.function) for one in innermost):
+    if any(_ENGINES.get(_package(frame.file)) == _last_part(frame.function) for frame in innermost):
         return StackPlace(Activity.IDLE)
-    if any(map(_is_queue, innermost)) and not any(_LOADER in one.file for one in called):
+    if any(map(_is_queue, innermost)) and not any(_LOADER in frame.file for frame in called):
         return StackPlace(Activity.WAITS_OUTSIDE, function, caller.place, "a queue", file)
     for part, what in _INSIDE:
         if any(part in frame.file for frame in called):
@@ -293,7 +293,7 @@ def place_index(frames: Sequence[Frame]) -> int | None:
 
 def _only_starts(frames: Sequence[Frame]) -> bool:
     """Return whether the last frame is a command that only starts a process of multiprocessing."""
-    return frames[-1].file in _GIVEN and any(_MULTIPROCESSING in one.file for one in frames)
+    return frames[-1].file in _GIVEN and any(_MULTIPROCESSING in frame.file for frame in frames)
 
 
 def _is_plumbing(frame: Frame) -> bool:
@@ -326,10 +326,12 @@ def _telling_thread(process: ProcessStack) -> ThreadStack:
     An actor with several or with coroutines runs its methods in other threads, while its main
     thread is idle.
     """
-    main = next((one for one in process.threads if one.name == _MAIN), ThreadStack("", ()))
+    main = next((thread for thread in process.threads if thread.name == _MAIN), ThreadStack("", ()))
     if _place_in(main.frames).activity is not Activity.IDLE:
         return main
-    working = [one for one in process.threads if _place_in(one.frames).activity < Activity.IDLE]
+    working = [
+        thread for thread in process.threads if _place_in(thread.frames).activity < Activity.IDLE
+    ]
     for thread in working:
         if any(_package(frame.file) == "ray" for frame in thread.frames[1:]):
             return thread
@@ -367,12 +369,14 @@ def group(stacks: Iterable[ProcessStack]) -> tuple[StackGroup, ...]:
         places[place.key].append(place)
     groups = []
     for key, processes in by_key.items():
-        ordered = sorted(processes, key=lambda one: (one.rank or 0, one.node, one.pid))
+        ordered = sorted(
+            processes, key=lambda process: (process.rank or 0, process.node, process.pid)
+        )
         place = Counter(places[key]).most_common(1)[0][0]
         groups.append(StackGroup(place, tuple(ordered)))
 
-    def suspicion(one: StackGroup) -> tuple[int, int, str]:
-        return one.place.activity, len(one.processes), one.place.key
+    def suspicion(group: StackGroup) -> tuple[int, int, str]:
+        return group.place.activity, len(group.processes), group.place.key
 
     return tuple(sorted(groups, key=suspicion))
 
@@ -402,7 +406,7 @@ class Examination(Value):
         It has no node, process, line or time, which another attempt at the job changes.
         """
         places = [place_of(process) for process in _suspicious(self.groups)]
-        keys = {f"{one.function} {one.where.rpartition(':')[0]}".strip() for one in places}
+        keys = {f"{place.function} {place.where.rpartition(':')[0]}".strip() for place in places}
         return ", ".join(sorted(keys))
 
 
@@ -421,8 +425,8 @@ def examination(
     groups = group(stacks)
     suspects = []
     for process in _suspicious(groups):
-        frames = [one for one in process.frames if not _is_plumbing(one)][:_MOST_KEPT]
-        key = " ".join(f"{one.function}:{one.line}" for one in frames)
+        frames = [frame for frame in process.frames if not _is_plumbing(frame)][:_MOST_KEPT]
+        key = " ".join(f"{frame.function}:{frame.line}" for frame in frames)
         name = f"{process.role} (pid {process.pid})"
         suspects.append(Suspect(process.node, name, key, process.cpu_seconds))
     return Examination(at, groups, tuple(suspects), sentence(groups, since), tuple(evidence))
@@ -431,13 +435,13 @@ def examination(
 def _suspicious(groups: Sequence[StackGroup]) -> tuple[ProcessStack, ...]:
     """Return the processes of the first groups that are equally suspicious."""
     found: list[ProcessStack] = []
-    for one in groups:
-        if one.place.activity is Activity.IDLE:
+    for group in groups:
+        if group.place.activity is Activity.IDLE:
             break
         first = groups[0]
-        is_equal = one.place.activity is first.place.activity
-        if is_equal and len(one.processes) == len(first.processes):
-            found += one.processes
+        is_equal = group.place.activity is first.place.activity
+        if is_equal and len(group.processes) == len(first.processes):
+            found += group.processes
     return tuple(found[:_MOST_SUSPECTS])
 
 
@@ -446,14 +450,14 @@ def same_suspects(first: Examination, second: Examination) -> bool:
 
     Each is in the same frames, or used no CPU time.
     """
-    before = {(one.node, one.process): one for one in first.suspects}
-    after = {(one.node, one.process): one for one in second.suspects}
+    before = {(suspect.node, suspect.process): suspect for suspect in first.suspects}
+    after = {(suspect.node, suspect.process): suspect for suspect in second.suspects}
     if not before or before.keys() != after.keys():
         return False
     idle = _IDLE_CORES * max(0.0, second.at - first.at)
-    for key, one in before.items():
-        has_same_frames = one.frames_key != "" and one.frames_key == after[key].frames_key
-        if not has_same_frames and after[key].cpu_seconds - one.cpu_seconds > idle:
+    for key, suspect in before.items():
+        has_same_frames = suspect.frames_key != "" and suspect.frames_key == after[key].frames_key
+        if not has_same_frames and after[key].cpu_seconds - suspect.cpu_seconds > idle:
             return False
     return True
 
@@ -466,9 +470,9 @@ _MOST_NAMED = 3  # suspicious groups, and processes of one of them
 
 def sentence(groups: Sequence[StackGroup], since: str = "") -> str:
     """Return where the job is, in one sentence: who waits, then whom they wait for."""
-    busy = [one for one in groups if one.place.activity is not Activity.IDLE]
+    busy = [group for group in groups if group.place.activity is not Activity.IDLE]
     if not busy:
-        count = sum(len(one.processes) for one in groups)
+        count = sum(len(group.processes) for group in groups)
         if not count:
             return "no process of the job was found"
         idle = f"all processes of the job ({count}) wait for work: no task is running"
@@ -476,12 +480,12 @@ def sentence(groups: Sequence[StackGroup], since: str = "") -> str:
 
     # Which groups are suspicious, and which only wait?
     suspicious = _suspicious(groups)
-    suspects = [one for one in busy if one.processes[0] in suspicious]
+    suspects = [group for group in busy if group.processes[0] in suspicious]
     waiting = sorted(
-        (one for one in busy if one not in suspects), key=lambda one: -len(one.processes)
+        (group for group in busy if group not in suspects), key=lambda group: -len(group.processes)
     )
-    named = [_group_text(one, busy) for one in waiting[:_MOST_WAITING]]
-    named += [_group_text(one, busy) for one in suspects[:_MOST_NAMED]]
+    named = [_group_text(group, busy) for group in waiting[:_MOST_WAITING]]
+    named += [_group_text(group, busy) for group in suspects[:_MOST_NAMED]]
     more = len(busy) - len(named)
     text = "; ".join(named)
     if since:
@@ -494,7 +498,7 @@ def sentence(groups: Sequence[StackGroup], since: str = "") -> str:
 
 def missing_ranks(groups: Sequence[StackGroup]) -> str:
     """Return a clause that names ranks without a process, or ''."""
-    processes = [process for one in groups for process in one.processes]
+    processes = [process for group in groups for process in group.processes]
     ranks = {process.rank for process in processes if process.rank is not None}
     world = max((process.world or 0 for process in processes), default=0)
     missing = [rank for rank in range(min(world, 1 << 16)) if rank not in ranks]
@@ -508,27 +512,27 @@ def missing_ranks(groups: Sequence[StackGroup]) -> str:
     return f"ranks {listed(numbers)} of {world} have no process"
 
 
-def _group_text(one: StackGroup, groups: Sequence[StackGroup]) -> str:
+def _group_text(group: StackGroup, groups: Sequence[StackGroup]) -> str:
     """Return who is in a group, and where."""
-    count = len(one.processes)
-    does = _activity_text(one, is_one=count == 1)
+    count = len(group.processes)
+    does = _activity_text(group, is_one=count == 1)
 
     # Too many to be named?
     if count > _MOST_NAMED:
         everyone = [process for other in groups for process in other.processes]
         ranks = sum(process.rank is not None for process in everyone)
-        if all(process.rank is not None for process in one.processes):
+        if all(process.rank is not None for process in group.processes):
             return f"{count} of {ranks} ranks {does}"
         return f"{count} of {len(everyone)} processes {does}"
 
-    others = _other_places(one.processes[0]) if count == 1 else []
+    others = _other_places(group.processes[0]) if count == 1 else []
     also = f" (other threads: {listed(others[:_MOST_NAMED])})" if others else ""
-    return f"{listed(_name(process, groups) for process in one.processes)} {does}{also}"
+    return f"{listed(_name(process, groups) for process in group.processes)} {does}{also}"
 
 
-def _activity_text(one: StackGroup, *, is_one: bool) -> str:
+def _activity_text(group: StackGroup, *, is_one: bool) -> str:
     """Return what a group does, as a predicate."""
-    place = one.place
+    place = group.place
     at = f" ({place.where})" if place.where else ""
     function = f"`{place.function}`{at}"
     waits = "waits" if is_one else "wait"
@@ -537,11 +541,11 @@ def _activity_text(one: StackGroup, *, is_one: bool) -> str:
     if place.activity is Activity.STOPPED:
         return f"{are} stopped by a signal{inside}"
     if place.activity is Activity.BLOCKED:
-        channel = one.processes[0].wait_channel
+        channel = group.processes[0].wait_channel
         kernel = f" ({channel})" if channel else ""
         return f"{are} blocked in the kernel{kernel}{inside}"
     if place.activity is Activity.UNKNOWN:
-        return f"{'has' if is_one else 'have'} no readable stack ({one.processes[0].source})"
+        return f"{'has' if is_one else 'have'} no readable stack ({group.processes[0].source})"
     if place.activity is Activity.WORKS:
         return f"{are} in {function}"
     if place.waits_for == "its group":
@@ -553,8 +557,8 @@ def _name(process: ProcessStack, groups: Sequence[StackGroup]) -> str:
     """Return role and node of a process, with its pid where several have that role."""
     same = [
         other
-        for one in groups
-        for other in one.processes
+        for group in groups
+        for other in group.processes
         if (other.node, other.role) == (process.node, process.role)
     ]
     pid = f" (pid {process.pid})" if len(same) > 1 else ""

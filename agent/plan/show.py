@@ -244,11 +244,14 @@ def how_to_end(api: str, environ: Mapping[str, str]) -> str:
 
 def held_sentence(seconds: float, price: float | None, command: str) -> str:
     """Return the line about a held pod, at the start and every ten minutes."""
-    bill = "the pod bills by the hour" if price is None else f"the pod bills ${price:.2f}/h"
+    bill = "the pod bills by the hour"
+    spent = ""
+    if price is not None:
+        bill = f"the pod bills ${price:.2f}/h"
+        spent = f", ${price * seconds / 3600:.2f} since the end"
     if seconds < 60:
         return f"{bill}; to end it: {command}"
     minutes = round(seconds / 60)
-    spent = "" if price is None else f", ${price * seconds / 3600:.2f} since the end"
     return f"held for {minutes} min: {bill}{spent}; to end it: {command}"
 
 
@@ -314,21 +317,32 @@ def commands_of(plan: Plan) -> Iterator[str]:
     # The processes of the agent, the services and the job.
     for process in plan.processes:
         yield f"{process.label + ':':<8}{shell_line(process.command(here))}"
-    for spec in plan.all_services if topology.is_head else plan.possible_services:
-        is_here = spec in plan.services
-        own = plan.gpu_split.of_services().get(spec.name) if is_here else None
-        yield _service_line(spec, here if is_here else Placeholders(), own)
+    services = plan.all_services if topology.is_head else plan.possible_services
+    for spec in services:
+        # One on another node has placeholders for that node's addresses.
+        place = Placeholders()
+        own = None
+        if spec in plan.services:
+            place = here
+            own = plan.gpu_split.of_services().get(spec.name)
+        yield _service_line(spec, place, own)
     if plan.job is not None:
         yield from _job_lines(plan, plan.job)
 
 
 def _service_line(spec: ServiceSpec, place: Placeholders, own: Sequence[str] | None) -> str:
-    where = "" if spec.where.kind == "head" else f" on {spec.where.sentence()}"
-    joins = ", which joins no Ray" if spec.alone else ""
-    if spec.gpus:
-        joins += f", with {spec.gpus} GPU(s) of its own" if own is None else f", {_gpus_text(own)}"
+    """Return a service's name, nodes, GPUs (`own` if they are known) and command."""
+    title = spec.name
+    if spec.where.kind != "head":
+        title += f" on {spec.where.sentence()}"
+    if spec.alone:
+        title += ", which joins no Ray"
+    if spec.gpus and own is None:
+        title += f", with {spec.gpus} GPU(s) of its own"
+    elif spec.gpus and own is not None:
+        title += f", {_gpus_text(own)}"
     command = shell_line(spec.command(place)) if spec.argv else "external, only probed"
-    return f"{spec.name}{where}{joins}: {command}"
+    return f"{title}: {command}"
 
 
 def _job_lines(plan: Plan, job: Job) -> Iterator[str]:

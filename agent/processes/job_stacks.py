@@ -68,7 +68,7 @@ async def read_stacks(
 
     def look() -> tuple[list[JobProcess], list[ProcessStack]]:
         chosen = _worth_reading(processes)
-        return chosen, [_from_proc(node, one) for one in chosen]
+        return chosen, [_from_proc(node, process) for process in chosen]
 
     chosen, results = await in_thread(look, limit) or ([], [])
     slots = anyio.Semaphore(_AT_ONCE)
@@ -88,12 +88,14 @@ async def read_stacks(
 def _worth_reading(processes: Iterable[JobProcess]) -> list[JobProcess]:
     """Return the Python processes, and others that do not run; without any, the first ones."""
     everything = [*processes]
-    pythons = [one for one in everything if is_python(one.process)]
+    pythons = [process for process in everything if is_python(process.process)]
     others = [
-        one for one in everything if one not in pythons and _state(one.process) in _NOT_RUNNABLE
+        process
+        for process in everything
+        if process not in pythons and _state(process.process) in _NOT_RUNNABLE
     ]
     chosen = [*pythons, *others] or everything[:1]
-    chosen.sort(key=lambda one: one.is_child)
+    chosen.sort(key=lambda process: process.is_child)
     return chosen[:_MOST_PROCESSES]
 
 

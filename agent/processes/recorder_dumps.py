@@ -49,9 +49,9 @@ async def read_recorders(
     progress: list[GroupProgress] = []
     notes: list[str] = []
 
-    async def read(one: JobProcess, rank: int) -> None:
+    async def read(process: JobProcess, rank: int) -> None:
         try:
-            files = await result_in_thread(partial(_files_of, one, rank), times.STALLED_DISK)
+            files = await result_in_thread(partial(_files_of, process, rank), times.STALLED_DISK)
             if files is None:
                 return
             data = await _request(*files, limit)
@@ -65,10 +65,10 @@ async def read_recorders(
         with suppress(OSError):  # an extra for a person
             await result_in_thread(partial(copy.write_bytes, data), times.STALLED_DISK)
 
-    ranks = [one for one in processes if one.rank is not None and not one.is_child]
+    ranks = [process for process in processes if process.rank is not None and not process.is_child]
     async with anyio.create_task_group() as tasks:
-        for one in ranks[:_MOST_RANKS]:
-            tasks.start_soon(read, one, one.rank or 0)
+        for process in ranks[:_MOST_RANKS]:
+            tasks.start_soon(read, process, process.rank or 0)
     return RecorderFindings(tuple(progress), tuple(notes))
 
 
@@ -83,9 +83,9 @@ def has_pipes(folder: Path) -> bool:
     return True
 
 
-def _files_of(one: JobProcess, rank: int) -> tuple[Path, Path] | None:
+def _files_of(process: JobProcess, rank: int) -> tuple[Path, Path] | None:
     """Return a rank's pipe and its dump; None without a pipe, which only NCCL's groups make."""
-    files = dump_files(known(one.process.environ, dict[str, str]()), rank)
+    files = dump_files(known(process.process.environ, dict[str, str]()), rank)
     if files is None:
         return None
     pipe = Path(files[0])

@@ -119,10 +119,12 @@ async def find_cause(run: NodeRun, output: Path, elsewhere: Elsewhere) -> Failur
         return diagnose_logs([own, *elsewhere.logs])
 
     diagnosis = await in_thread(search, times.CAUSE_SEARCH)
-    row = None if diagnosis is None else diagnosis.row
-    if diagnosis is None or row is None or row.weight < Weight.CAUSE:
+    if diagnosis is None or diagnosis.row is None:
         return None
-    if row.after_loss or row.again is Again.YES:
+
+    # A weak cause, or one that follows from a lost node, decides nothing about another attempt.
+    row = diagnosis.row
+    if row.weight < Weight.CAUSE or row.after_loss or row.again is Again.YES:
         return None
     node = elsewhere.nodes.get(diagnosis.ip, "") or diagnosis.node
     cause = run.redactor.clean(diagnosis.cause)
@@ -148,9 +150,12 @@ def _remedy(run: NodeRun, kind: Kind, diagnosis: Diagnosis) -> str:
     if kind is Kind.JOB_FAILED:
         suspect = "" if diagnosis.row else _suspect(run)
         return ". ".join(filter(None, (diagnosis.remedy(), suspect)))
+
+    # Is Ray's disk full?
     path = run.plan.facts.temp
-    is_vague = diagnosis.key in {"", "disk full"}
-    free = free_at(path) if is_vague and run.plan.own_ray is not None else None
+    free = None
+    if run.plan.own_ray is not None and diagnosis.key in {"", "disk full"}:
+        free = free_at(path)
     if free is not None and free < _FULL_BELOW:
         return (
             f"the disk of {path}, where Ray keeps its sessions, is full. Free some space there, or "
@@ -161,8 +166,8 @@ def _remedy(run: NodeRun, kind: Kind, diagnosis: Diagnosis) -> str:
 
 def _suspect(run: NodeRun) -> str:
     """Return packages that are known not to fit each other, for a failure without a known cause."""
-    found = misfits(run.plan.facts.ray)
-    return f"first suspect: {found[0].what}. {found[0].remedy}" if found else ""
+    pairs = misfits(run.plan.facts.ray)
+    return f"first suspect: {pairs[0].what}. {pairs[0].remedy}" if pairs else ""
 
 
 def _read_logs(run: NodeRun, kind: Kind) -> list[Log]:
@@ -180,15 +185,16 @@ def _read_logs(run: NodeRun, kind: Kind) -> list[Log]:
         names += [RAY_LOG, *(process.log for process in plan.processes if process.name == BRIDGE)]
         paths += map(run.folder.file, names)
         ray_logs = ray_log_folder(run)
-        paths += [] if ray_logs is None else [ray_logs / name for name in RAY_LOGS]
+        if ray_logs is not None:
+            paths += [ray_logs / name for name in RAY_LOGS]
 
     # What do they end with?
     logs = []
-    left = _MOST_READ
+    room = _MOST_READ
     for path in paths:
         begins = run.output_begins if path == job_log else 0
-        data, first_line = read_end_from(path, min(_TAIL, left), begins)
-        left -= len(data)
+        data, first_line = read_end_from(path, min(_TAIL, room), begins)
+        room -= len(data)
         text = data.decode(errors="replace")
         logs.append(Log("", path.name, text, path != job_log, first_line=first_line))
     return logs

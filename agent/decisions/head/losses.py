@@ -49,16 +49,16 @@ def nodes_that_left(before: Fleet, state: HeadState) -> dict[str, str]:
     """
     fleet = state.fleet
     was = before.alive
-    left = dict[str, str]()
+    nodes = dict[str, str]()
     if was is not fleet.alive:
-        left = {ip: name for ip, name in was.items() if ip not in fleet.alive}
+        nodes = {ip: name for ip, name in was.items() if ip not in fleet.alive}
     if before.ray_nodes is not fleet.ray_nodes:
         gone = (ip for ip in before.ray_nodes if ip not in fleet.ray_nodes and ip not in was)
         late = {ip: before.label_at(ip) for ip in gone}
         late |= _replaced_nodes(before, fleet)
         known = {*state.attempt.lost_nodes} if late else set()
-        left |= {ip: name for ip, name in late.items() if name not in known}
-    return left
+        nodes |= {ip: name for ip, name in late.items() if name not in known}
+    return nodes
 
 
 def _replaced_nodes(before: Fleet, fleet: Fleet) -> dict[str, str]:
@@ -82,15 +82,15 @@ def record_nodes_that_left(state: HeadState, turn: Turn) -> HeadState:
     return record_losses(state, nodes_that_left(turn.before.fleet, state), turn.now)
 
 
-def record_losses(state: HeadState, left: Mapping[str, str], now: float) -> HeadState:
+def record_losses(state: HeadState, lost: Mapping[str, str], now: float) -> HeadState:
     """Record nodes (address to name) that were lost while an attempt ran."""
     attempt = state.attempt
-    if not left or attempt.submitted is None or attempt.ended is not None:
+    if not lost or attempt.submitted is None or attempt.ended is not None:
         return state
-    gone = tuple(dict.fromkeys((*attempt.lost_nodes, *left.values())))[-MAX_NODES_BY_NAME:]
-    own = {ip: name for ip, name in left.items() if ip in attempt.workers}
+    gone = tuple(dict.fromkeys((*attempt.lost_nodes, *lost.values())))[-MAX_NODES_BY_NAME:]
+    own = {ip: name for ip, name in lost.items() if ip in attempt.workers}
     attempt = replace(attempt, lost_nodes=gone, lost_workers={**attempt.lost_workers, **own})
-    loss = f"{listed(left.values())} {'was' if len(left) == 1 else 'were'} lost"
+    loss = f"{listed(lost.values())} {'was' if len(lost) == 1 else 'were'} lost"
     return replace(state, attempt=attempt).with_losses(last=loss, last_at=now)
 
 
@@ -99,8 +99,8 @@ def record_losses_before_resume(state: HeadState, now: float) -> HeadState:
     attempt = state.attempt
     alive = state.fleet.alive
     accounted = {*alive, *attempt.lost_workers}
-    left = {ip: name for ip, name in attempt.workers.items() if ip not in accounted}
-    return record_losses(state, left, now)
+    lost = {ip: name for ip, name in attempt.workers.items() if ip not in accounted}
+    return record_losses(state, lost, now)
 
 
 def ray_lost_outcome(state: HeadState) -> Outcome:
@@ -326,32 +326,37 @@ def record_leftovers(state: HeadState, now: float) -> HeadState:
     """Record which nodes may still run processes of an attempt that has ended."""
     fleet = state.fleet
     running = (key for key, worker in fleet.workers.items() if worker.running_attempt)
-    left = {key: now for key in running if state.relies_on(key)}
+    leftovers = {key: now for key in running if state.relies_on(key)}
     known = {worker.name for worker in fleet.workers.values()}
 
     # Nodes without an agent, and those that only a killed agent counted. On a given Ray the
     # job's status covers all nodes.
     if state.goal.owns_ray:
-        left |= {ip: now for ip in fleet.alive if ip not in fleet.agent_at}
-        left |= {name: now for name in state.attempt.former_workers if name not in known}
+        leftovers |= {ip: now for ip in fleet.alive if ip not in fleet.agent_at}
+        leftovers |= {name: now for name in state.attempt.former_workers if name not in known}
 
     # Lost nodes whose agent never reported to this head.
     lost_at = now if state.losses.last_at is None else state.losses.last_at
-    left |= {name: lost_at for name in state.attempt.lost_nodes if name not in known}
-    return state.with_earlier(leftovers=left, own_leftovers="it is being ended")
+    leftovers |= {name: lost_at for name in state.attempt.lost_nodes if name not in known}
+    return state.with_earlier(leftovers=leftovers, own_leftovers="it is being ended")
 
 
 def apply_cleared(state: HeadState, worker: Worker) -> HeadState:
     """Apply a worker's report of what still runs there from earlier attempts."""
-    left = state.earlier.leftovers
+    leftovers = state.earlier.leftovers
     is_early = state.attempt.submitted is None
-    unclear = 0 < worker.running_attempt < state.attempt.number
-    if not is_early or worker.has_left or (not left and not unclear):
+    is_unclear = 0 < worker.running_attempt < state.attempt.number
+    if not is_early or worker.has_left or (not leftovers and not is_unclear):
         return state
     if not state.expects(worker):
         return state
-    others = {name: since for name, since in left.items() if name not in {worker.key, worker.name}}
-    return state.with_earlier(leftovers={**others, worker.key: 0.0} if unclear else others)
+
+    # This node is one of them only while it runs an earlier attempt.
+    names = {worker.key, worker.name}
+    others = {name: since for name, since in leftovers.items() if name not in names}
+    if is_unclear:
+        others[worker.key] = 0.0
+    return state.with_earlier(leftovers=others)
 
 
 def expire_leftovers(state: HeadState, now: float) -> HeadState:
@@ -360,12 +365,12 @@ def expire_leftovers(state: HeadState, now: float) -> HeadState:
     if not leftovers:
         return state
     grace = state.goal.limits[wait_keys.NODE]
-    left = {
+    remaining = {
         key: leftovers[key]
         for key, _, away in _leftovers(state)
         if away is None or away + grace > now  # the same sum as the wait's deadline
     }
-    return state if len(left) == len(leftovers) else state.with_earlier(leftovers=left)
+    return state if len(remaining) == len(leftovers) else state.with_earlier(leftovers=remaining)
 
 
 def clearing_waits(state: HeadState) -> Iterator[Wait]:

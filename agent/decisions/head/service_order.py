@@ -405,8 +405,8 @@ def _replaces_expected(state: HeadState, worker: Worker, now: float) -> bool:
     if worker.rank is not None or now < times.STEP_HOLDER_SILENT:
         return False
     workers = state.fleet.workers.values()
-    there = [one for one in workers if _runs_steps(one, now) and not one.lost]
-    expected = [one for one in there if state.expects(one)]
+    there = [other for other in workers if _runs_steps(other, now) and not other.lost]
+    expected = [other for other in there if state.expects(other)]
     return len(expected) < state.goal.last_rank
 
 
