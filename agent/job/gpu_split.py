@@ -41,13 +41,13 @@ class GpuSplit(Value):
 
     def of_services(self, rank: int | None = None) -> dict[str, tuple[str, ...]]:
         """Return the GPUs of each service here; fewer than it asks for where they are too few."""
-        left = [*self.devices]
-        found = {}
+        free = [*self.devices]
+        devices = {}
         for spec in self._here(rank):
-            first = max(0, len(left) - spec.gpus)
-            found[spec.name] = tuple(left[first:])
-            left = left[:first]
-        return found
+            first = max(0, len(free) - spec.gpus)
+            devices[spec.name] = tuple(free[first:])
+            free = free[:first]
+        return devices
 
     def of_job(self, rank: int | None = None) -> tuple[str, ...]:
         """Return the GPUs that are left for Ray and the job."""

@@ -348,9 +348,9 @@ class ProgressReader:
             for kind in kinds:
                 if kind.format.shows in done:
                     continue  # the line fits several kinds, the first one best
-                found = kind.find(line, start if kind.format.begins else 0)
-                if found is not None:
-                    readings += self._show(kind.format, line, found, at)
+                match = kind.find(line, start if kind.format.begins else 0)
+                if match is not None:
+                    readings += self._show(kind.format, line, match, at)
                     done |= {kind.format.shows} if readings else set()
                     break
         return tuple(sorted(readings, key=lambda seen: isinstance(seen, ValuesSeen)))
@@ -513,10 +513,10 @@ def _body_start(line: str) -> int:
     """Return where a program's own words begin in a line."""
     start = 0
     for _ in range(_MOST_PREFIXES):
-        found = _LOGGED.match(line, start)
-        if found is None or found.end() == start:
+        match = _LOGGED.match(line, start)
+        if match is None or match.end() == start:
             break
-        start = found.end()
+        start = match.end()
     return start
 
 

@@ -79,9 +79,9 @@ class NvmlReader:
         holders: dict[int, list[str]] = {}
         for index, handle in enumerate(self._handles):
             read = partial(self._nvml.nvmlDeviceGetComputeRunningProcesses, handle)
-            found = self._known(read) or ()
+            processes = self._known(read) or ()
             holders[index] = []
-            for process in found[:_MOST_HOLDERS]:
+            for process in processes[:_MOST_HOLDERS]:
                 with suppress(psutil.Error, OSError):
                     name = psutil.Process(process.pid).name()
                     holders[index].append(f"{name}, pid {process.pid}")
@@ -173,12 +173,12 @@ class NvmlReader:
         return self._names_of(bits or 0)
 
     def _names_of(self, bits: int) -> tuple[Throttle, ...]:
-        found = {}
+        throttles = {}
         for name, throttle in _THROTTLES.items():
             bit = getattr(self._nvml, f"nvmlClocksThrottleReason{name}", 0)
             if bits & bit:
-                found[throttle] = True
-        return tuple(found)
+                throttles[throttle] = True
+        return tuple(throttles)
 
     def _known(self, read: Callable[[], Any]) -> Any:  # noqa: ANN401 - any value of NVML
         """Return a value; None where this GPU, its driver or its nvidia-ml-py has none."""
@@ -323,7 +323,7 @@ _CGROUP_FILES = (
 def read_host_memory(proc: Path = limits.PROC, base: Path = limits.BASE) -> HostMemory:
     """Return the memory of this container, or of the machine where that is less."""
     whole = psutil.virtual_memory()
-    found = [HostMemory(int(whole.total - whole.available), int(whole.total))]
+    memories = [HostMemory(int(whole.total - whole.available), int(whole.total))]
     for folder in limits.folders("memory", proc, base):
         for limit, usage, caches in _CGROUP_FILES:
             with suppress(OSError, ValueError):  # "max" means no limit
@@ -331,8 +331,8 @@ def read_host_memory(proc: Path = limits.PROC, base: Path = limits.BASE) -> Host
                 used = int((folder / usage).read_text())
                 rows = (line.split() for line in text_of(folder / "memory.stat").splitlines())
                 cached = sum(int(row[1]) for row in rows if len(row) == 2 and row[0] in caches)
-                found.append(HostMemory(max(0, used - cached), total))
-    return min(found, key=lambda memory: memory.total)
+                memories.append(HostMemory(max(0, used - cached), total))
+    return min(memories, key=lambda memory: memory.total)
 
 
 _NAMED = 256 << 20  # bytes of memory of its own from which a process is named

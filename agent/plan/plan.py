@@ -228,13 +228,13 @@ class Plan(Value):
     @property
     def texts_with_secrets(self) -> tuple[tuple[str, str], ...]:
         """Return names and texts that may hold secrets: the command, and the services file's."""
-        found = [("", shlex.join(self.command or ()))]
-        found += [(step.name, step.command) for step in self.steps]
+        texts = [("", shlex.join(self.command or ()))]
+        texts += [(step.name, step.command) for step in self.steps]
         for spec in self.all_services:
-            found += [*spec.env, (spec.name, spec.asked)]
+            texts += [*spec.env, (spec.name, spec.asked)]
             if isinstance(spec.ready, HttpProbe):
-                found += [("", spec.ready.url), ("", spec.ready.body or "")]
-        return tuple(found)
+                texts += [("", spec.ready.url), ("", spec.ready.body or "")]
+        return tuple(texts)
 
     def failed(self) -> tuple[Finding, ...]:
         """Return the findings that refuse the run."""
@@ -242,15 +242,15 @@ class Plan(Value):
 
     def logs(self) -> dict[str, str]:
         """Return the log files of this node by the names for `pod-agent logs`."""
-        found = {"agent": AGENT_LOG}
+        logs = {"agent": AGENT_LOG}
         if self.share_launcher is None:
-            found["ray"] = RAY_LOG
+            logs["ray"] = RAY_LOG
         if self.topology.is_head or self.share_launcher is not None:
-            found["job"] = JOB_LOG
+            logs["job"] = JOB_LOG
         if self.settings.preflight is not None:
-            found["preflight"] = PREFLIGHT_LOG
-        found |= {spec.name: spec.log for spec in self.possible_services}
-        return found | {step.name: step.log for step in self.steps}
+            logs["preflight"] = PREFLIGHT_LOG
+        logs |= {spec.name: spec.log for spec in self.possible_services}
+        return logs | {step.name: step.log for step in self.steps}
 
     def secret(self, variable: str = "RAY_AUTH_TOKEN") -> str | None:
         """Return the secret of a variable; by default the cluster's."""

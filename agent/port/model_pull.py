@@ -82,7 +82,7 @@ def list_weights(model: str, revision: str | None, environ: Mapping[str, str]) -
 
 def weights_among(siblings: list[dict[str, object]]) -> list[WeightFile]:
     """Return the safetensors of a list of files; other formats are left to the hub's client."""
-    found = []
+    files = []
     for row in siblings:
         name = str(row["rfilename"])
         lfs = row.get("lfs")
@@ -91,8 +91,8 @@ def weights_among(siblings: list[dict[str, object]]) -> list[WeightFile]:
         digest = str(lfs["sha256"])
         size = int(lfs["size"])
         if _DIGEST.fullmatch(digest) and size >= LEAST:
-            found.append(WeightFile(name, size, digest))
-    return sorted(found)
+            files.append(WeightFile(name, size, digest))
+    return sorted(files)
 
 
 def hub_token(environ: Mapping[str, str]) -> str | None:
@@ -172,12 +172,12 @@ def find_sources(head: str, port: int, key: str | None) -> list[str]:
     deadline = time.monotonic() + times.MODEL_HEAD
     pause = threading.Event()
     while True:
-        found = _ask_head(head, port, key)
-        if not isinstance(found, str):
-            return [*found, head]
+        answer = _ask_head(head, port, key)
+        if not isinstance(answer, str):
+            return [*answer, head]
         if time.monotonic() > deadline:
             what = f"no model server at {head}, port {port}, for {times.MODEL_HEAD:g} s"
-            raise PullError(f"{what}: {found}")
+            raise PullError(f"{what}: {answer}")
         pause.wait(times.MODEL_ASKED)
 
 
@@ -243,10 +243,10 @@ class ModelPull:
                 print(self._why, flush=True)
 
         # What the hub's client fetches from its first byte is not resumed.
-        left = self._missing()
-        for file in left:
+        missing = self._missing()
+        for file in missing:
             (self._blobs / f"{file.digest}{ARRIVING}").unlink(missing_ok=True)
-        return left
+        return missing
 
     def _missing(self) -> list[WeightFile]:
         return [file for file in self._files if not (self._blobs / file.digest).exists()]

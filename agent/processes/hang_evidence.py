@@ -36,11 +36,16 @@ def gpu_notes(figures: Figures | None) -> list[str]:
             f"clock {_range(gpu.clock for gpu in gpus)} MHz"
         )
     for gpu in figures.gpus:
-        faults = [gpu.fault] if gpu.fault else []
-        faults += [f"Xid {gpu.xid}"] if gpu.xid else []
-        faults += [f"{gpu.errors} uncorrected memory errors"] if gpu.errors else []
+        faults = []
+        if gpu.fault:
+            faults.append(gpu.fault)
+        if gpu.xid:
+            faults.append(f"Xid {gpu.xid}")
+        if gpu.errors:
+            faults.append(f"{gpu.errors} uncorrected memory errors")
         slowed = [reason for reason in gpu.throttled if reason != "power"]  # usual at full load
-        faults += [f"slowed by {listed(slowed)}"] if slowed else []
+        if slowed:
+            faults.append(f"slowed by {listed(slowed)}")
         if faults:
             notes.append(f"GPU {gpu.index}: {', '.join(faults)}")
     return notes[:_MOST_NOTES]
@@ -119,6 +124,8 @@ def engine_logs(ray_logs: Path | None, folders: Iterable[str] = _FOLDERS) -> str
                 status = path.stat()
                 if status.st_size:
                     files.append((status.st_mtime, path))
+
+    # The last lines of the newest.
     parts = []
     for changed, path in sorted(files, reverse=True)[:_MOST_LOGS]:
         end = plain((read_end(path, _LONGEST_END) or b"").decode(errors="replace"))

@@ -71,10 +71,10 @@ class NodeExaminer:
         processes = await result_in_thread(search, limit)
         serving = await in_thread(self._services, times.STALLED_DISK) or []
         py_spy = await in_thread(self._py_spy, times.STALLED_DISK)
-        found: dict[str, Any] = {}
+        results: dict[str, Any] = {}
 
         async def add(name: str, read: Callable[[], Awaitable[object]]) -> None:
-            found[name] = await read()
+            results[name] = await read()
 
         # All at once, within the node's limit; what is late is left out.
         log = partial(run.folder.file, "py-spy.log")
@@ -92,17 +92,17 @@ class NodeExaminer:
 
         # As text for the head.
         notes: list[str] = []
-        for service in found.get("services", ()):
+        for service in results.get("services", ()):
             place = busy_place(service)
             if place is not None:
                 notes.append(f"{service.role} is in `{place.function}` ({place.where})")
         progress = ()
-        if "recorders" in found:
-            progress = found["recorders"].progress
-            notes += found["recorders"].notes
-        notes += found.get("machine", ())
-        stacks = found.get("stacks", ())
-        findings = NodeFindings(stacks, progress, tuple(notes), found.get("logs") or "")
+        if "recorders" in results:
+            progress = results["recorders"].progress
+            notes += results["recorders"].notes
+        notes += results.get("machine", ())
+        stacks = results.get("stacks", ())
+        findings = NodeFindings(stacks, progress, tuple(notes), results.get("logs") or "")
         encode = partial(node_findings.encode, findings, LONGEST_TAIL, run.redactor.clean)
         return await result_in_thread(encode)  # many frames take a while
 
@@ -113,11 +113,11 @@ class NodeExaminer:
     def _services(self) -> list[JobProcess]:
         """Return the processes of the services that run here."""
         names = {spec.name for spec in self._run.plan.all_services}
-        found = []
+        processes = []
         for started in self._run.node.record.started:
             if started.name in names:
-                found += driver.service_processes(started.name, started.pid)
-        return found
+                processes += driver.service_processes(started.name, started.pid)
+        return processes
 
     async def _machine_notes(self) -> list[str]:
         """Return sentences about GPUs and the kernel."""
@@ -183,11 +183,11 @@ class JobExaminer:
         Notes about the suspects' nodes come first.
         """
         findings = {node: node_findings.decode(text, node) for node, text in texts.items()}
-        stacks = [stack for one in findings.values() for stack in one.stacks]
-        progress = [group for one in findings.values() for group in one.collectives]
-        found = examination(self._run.now(), stacks, since)
+        stacks = [stack for of_node in findings.values() for stack in of_node.stacks]
+        progress = [group for of_node in findings.values() for group in of_node.collectives]
+        examined = examination(self._run.now(), stacks, since)
 
-        suspected = {suspect.node for suspect in found.suspects}
+        suspected = {suspect.node for suspect in examined.suspects}
         nodes = sorted(findings, key=lambda node: node not in suspected)
         notes = [f"{node}: {note}" for node in nodes for note in findings[node].notes]
         clean = self._run.redactor.clean
@@ -195,7 +195,7 @@ class JobExaminer:
         first = everything[:_MOST_EVIDENCE]
         if len(everything) > len(first):
             first.append(f"{len(everything) - len(first)} more findings are in the file")
-        return replace(found, evidence=tuple(first)), everything, findings
+        return replace(examined, evidence=tuple(first)), everything, findings
 
     async def _write(
         self,

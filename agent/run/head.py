@@ -33,15 +33,7 @@ from agent.decisions.few_steps import warn_of_few_steps
 from agent.decisions.head import head_state as h
 from agent.decisions.head.service_addresses import known_place
 from agent.decisions.head.service_order import service_address
-from agent.decisions.shared import (
-    HERE,
-    Answered,
-    LogLine,
-    OrderKind,
-    Refused,
-    Step,
-    Woke,
-)
+from agent.decisions.shared import HERE, Answered, LogLine, OrderKind, Refused, Step, Woke
 from agent.diagnosis.end_lines import totals
 from agent.job.services import REWARD, reward_url
 from agent.plan import environment
@@ -235,12 +227,16 @@ class HeadAgent:
             send=put,
             place=lambda: self._placeholders,
         )
+
+        # The clock, the machine, the job's signs of work, and silent workers.
         start(self._run.keep_clock, self._on_wake)
         start(self._run.watch_machine)
         start(self._run.watch_figures)
         start(self._run.watch_caches)
         start(stall.run)
         start(watch_silent_workers, self._reports, self._plan.ports, put, self._run.effects)
+
+        # Looks at intervals, without which the run goes on.
         status = self._status
         start(every, times.RECEIPT_LOOK, "a look at what the run does", status.look_at_run)
         start(every, times.CHECKPOINTS_LOOK, "a look for checkpoints", status.checkpoints.look)

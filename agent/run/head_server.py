@@ -375,6 +375,8 @@ class RunStatus:
         known = state.services.outages
         outages = [outage for outage in known if (outage.service, outage.node) == (name, where)]
         since = next((outage.since for outage in outages if outage.until is None), None)
+
+        # How long was it away in all, and how does it answer now?
         seconds = 0.0
         for outage in outages:
             seconds += (now if outage.until is None else outage.until) - outage.since
@@ -391,8 +393,8 @@ class RunStatus:
             "outages": len(outages),
             "outage_seconds": round(seconds, 1),
             "outage_since": None if since is None else round(since, 1),
-            "latency": None if latency is None else to_builtins(latency),
-            "judge": None if judge is None else to_builtins(judge),
+            "latency": to_builtins(latency),
+            "judge": to_builtins(judge),
         }
 
     def private_details(self) -> dict[str, object]:

@@ -171,14 +171,14 @@ class NodeFigures:
         self, source: Source[tuple[Sequence[GpuFigures], str]]
     ) -> tuple[tuple[GpuFigures, ...], str]:
         """Return the GPUs with their usual power, or why there are none."""
-        found = await source.value()
-        if found is None:
+        answer = await source.value()
+        if answer is None:
             return (), "the driver does not answer" if source.hangs else "the driver fails"
         gpus = []
         of_job = self._job_gpus()
-        for gpu in found[0]:
+        for gpu in answer[0]:
             usual = self._usual.setdefault(gpu.index, UsualPower())
             is_of_service = of_job is not None and gpu.index not in of_job
             power = usual.with_sample(gpu)
             gpus.append(replace(gpu, usual_power=power, is_of_service=is_of_service))
-        return tuple(gpus), found[1]
+        return tuple(gpus), answer[1]

@@ -247,10 +247,10 @@ class StallWatch:
             doing = f"examining the job on all nodes, up to {times.STALL_STACKS:g} s"
             say(f"{stall.with_setting(what, setting)}: {doing}", "warning")
         since = self._run.utc(alarm.since)[11:16]
-        found = await self._examiner.examine(signs.attempt, since)
+        examined = await self._examiner.examine(signs.attempt, since)
         former = None if is_first else self._last_found
-        agrees = former is not None and same_suspects(former, found)
-        self._last_found = found
+        agrees = former is not None and same_suspects(former, examined)
+        self._last_found = examined
 
         # Has it gone on meanwhile?
         latest = self._signs()
@@ -263,10 +263,10 @@ class StallWatch:
 
         # The finding, and what follows.
         if is_first:
-            self._report(what, setting, found, signs.attempt)
+            self._report(what, setting, examined, signs.attempt)
         if is_first or then != "log":
-            key = f"{alarm.rule.value}: {found.cause_key}"
-            self._send(Stalled(signs.attempt, what, found.sentence, then, setting, key))
+            key = f"{alarm.rule.value}: {examined.cause_key}"
+            self._send(Stalled(signs.attempt, what, examined.sentence, then, setting, key))
 
     def _report(self, what: str, setting: str, found: Examination, attempt: int) -> None:
         """Log a stall, and show it among the warnings."""
