@@ -173,6 +173,7 @@ FIGURES_GPUS = 5.0  # For AMD's tool to report its GPUs: a program in Python, ab
 FIGURES_LIMIT = 6.0  # For one reader; while a driver or disk hangs, its figures are left out.
 PROGRAMS_READ = 60.0  # Between two readings of the programs that hold the memory.
 REPORT_MADE = 10.0  # For report.html at the end of a run: masks over some MB, under load.
+REPORT_AT_STOP = 2.0  # The same after a stop, whose grace it comes after.
 CHECKPOINTS_LOOK = 60.0  # Between two looks for new checkpoints of the running job.
 NODES_LOOK = 30.0  # Between two looks at the figures of all nodes, as often as they are sent.
 

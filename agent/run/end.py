@@ -30,7 +30,7 @@ from agent.plan.plan import log_root
 from agent.platforms.rank_variables import group_member, own_pod
 from agent.processes import parent, process
 from agent.record import run_record
-from agent.record.background import run_within
+from agent.record.background import in_thread, run_within
 from agent.record.events import Ended
 from agent.record.log import configure, disk_alarm, say
 from agent.record.node_record import folder_of
@@ -89,6 +89,13 @@ async def end_run(  # noqa: PLR0913 - what only some ends have
 
 
 # --- the role has ended --------------------------------------------------------------------------
+
+
+async def write_outcome_early(run: NodeRun, outcome: Outcome) -> None:
+    """Write the outcome before its evidence; `end_role` writes it again, with the bundle's name."""
+    limit = disk_alarm.patience(times.STALLED_DISK)
+    if not await in_thread(partial(run.write_outcome, outcome), limit):
+        disk_alarm.report_hang(OUTCOME_FILE)
 
 
 async def end_role(

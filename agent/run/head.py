@@ -47,7 +47,7 @@ from agent.record.files import remove_file
 from agent.record.log import say
 from agent.run import head_job, head_server, make_ready
 from agent.run.diagnose import Elsewhere, diagnose_end, find_cause, with_cause
-from agent.run.end import end_role
+from agent.run.end import end_role, write_outcome_early
 from agent.run.failure_bundle import make_bundle, parts_of_workers, request_logs
 from agent.run.framework_answer import FrameworkAsker
 from agent.run.head_job import Submission, SubmissionTask
@@ -676,6 +676,9 @@ class HeadAgent:
         parts = parts_of_workers(run, self._status, self._state, self._reports)
         attempts = self._keeper.record.attempts
         others = head_server.agents_before_head(self._plan, self._state, self._reports)
+
+        # First the outcome: a platform that stops the pod may not wait for the report.
+        await write_outcome_early(run, outcome)
 
         async def write_bundle(outcome: Outcome) -> Outcome:
             outcome = await make_bundle(run, outcome, attempts, parts)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec import to_builtins
 
 from agent.base import times
+from agent.base.ends import Kind
 from agent.base.text import error_text, map_texts
 from agent.port.page_status import page_status
 from agent.port.report_page import REPORT_FILE, report_page
@@ -31,7 +32,9 @@ async def write_report(run: NodeRun, status: RunStatus, outcome: Outcome) -> Pat
 
     # Reading and writing have limits of their own, so that a stalled disk delays the end little.
     logs = await in_thread(partial(_read_logs, run), times.STALLED_DISK) or {}
-    page = await in_thread(partial(_page, run, data, logs), times.REPORT_MADE)
+    is_stopped = outcome.kind is Kind.STOPPED  # the platform's grace may be nearly over
+    limit = times.REPORT_AT_STOP if is_stopped else times.REPORT_MADE
+    page = await in_thread(partial(_page, run, data, logs), limit)
     if page is None:
         return run.folder.path
     limit = disk_alarm.patience(times.STALLED_DISK)
