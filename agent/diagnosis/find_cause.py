@@ -30,6 +30,7 @@ ACTOR_WITHOUT_A_WORD = "actor without a word"  # its row is for workers of Ray: 
 UNKNOWN = "unknown to pod-agent"
 _LINES_BEFORE = 4
 _LONG_GONE = 40  # ordinary lines of its process behind an error
+_LONG_SURVIVED = 100  # the same behind an error that a row explains
 _LEAST_TO_DO = 40  # characters
 _LONGEST = 240  # characters of what a user reads before the quoted line
 
@@ -207,6 +208,10 @@ def first_cause(known: Sequence[Explained]) -> Explained | None:
     if roots:
         return _earliest(roots)
 
+    # Does nothing show an end? Then what a process survived for long is no cause.
+    if not any(_passes_on(error) for error in known):
+        known = [error for error in known if not is_survived(error)]
+
     # The first error that is no consequence, of those that ended a process if there are any.
     originals = [error for error in known if _is_original(error)]
     if any(_ended(error) for error in known if error.candidate.role is Role.CONSEQUENCE):
@@ -231,6 +236,17 @@ def first_cause(known: Sequence[Explained]) -> Explained | None:
 def _ended(known: Explained) -> bool:
     """Return whether an error ended its process, as far as its log shows it."""
     return is_marked(known.candidate.error) and known.candidate.standing < Standing.SURVIVED
+
+
+def _passes_on(known: Explained) -> bool:
+    """Return whether an error is a line about the end of something else."""
+    return known.candidate.role is not Role.ORIGINAL and is_marked(known.candidate.error)
+
+
+def is_survived(known: Explained) -> bool:
+    """Return whether so much followed an error that its process cannot have ended by it."""
+    most = _LONG_GONE if known.row is None else _LONG_SURVIVED
+    return known.candidate.standing >= Standing.SURVIVED and known.candidate.went_on > most
 
 
 def _is_long_gone(known: Explained) -> bool:

@@ -15,7 +15,7 @@ from agent.decisions.shared import Known
 from agent.diagnosis.errors.causal_order import Role, Standing, candidates, shows_an_end
 from agent.diagnosis.errors.log_parser import LogParser
 from agent.diagnosis.errors.parsed_error import ErrorKind
-from agent.diagnosis.find_cause import UNKNOWN, Explained, explained, first_cause
+from agent.diagnosis.find_cause import UNKNOWN, Explained, explained, first_cause, is_survived
 from agent.diagnosis.rows import Weight, explain, known_signs
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 _LARGEST_ZONE = 14 * 3_600  # seconds that local time may differ
 _NATIVE = {ErrorKind.KERNEL, ErrorKind.NVRM, ErrorKind.SLURM, ErrorKind.CPP}
 _MOST_ERRORS = 200  # that are kept of a running job's output
+_LOOK_AGAIN = 50  # lines after which errors are looked at once more, then after twice as many
 
 
 class LiveErrors:
@@ -41,19 +42,28 @@ class LiveErrors:
         self._read_up_to = -1  # the number of the last error that was looked at
         self._changes = -1
         self._known: dict[tuple[int, int], Explained] = {}
+        self._gap = _LOOK_AGAIN
+        self._look_at = 0  # the number of lines at which errors are looked at once more
         self.first: Known | None = None  # the cause if the job ended now, known or not
+        self.open_keys: frozenset[str] = frozenset()  # rows of errors that nothing survived so far
 
     def read(self, lines: Iterable[str], *, have_steps_stopped: bool = False) -> list[Known]:
         """Read lines; return what is new: noise, symptoms, errors seen, and causes."""
         self._parser.read(lines)
-        if self._parser.changes == self._changes and not have_steps_stopped:
+        is_changed = self._parser.changes != self._changes
+        is_due = bool(self._known) and self._parser.lines >= self._look_at
+        if not is_changed and not is_due and not have_steps_stopped:
             return []
+        self._gap = _LOOK_AGAIN if is_changed else 2 * self._gap
+        self._look_at = self._parser.lines + self._gap
         self._changes = self._parser.changes
         log = self._parser.result()
         found = [
             candidate for candidate in candidates([log]) if candidate.standing < Standing.QUOTED
         ]
         known = [self._explained(candidate) for candidate in found]
+        rows = [error.row for error in known if not is_survived(error)]
+        self.open_keys = frozenset(row.key for row in rows if row is not None)
 
         # What has ended something?
         new = self._side_lines(log)
@@ -86,8 +96,8 @@ class LiveErrors:
             known = explained(candidate)
             self._known[key] = known
             return known
-        standing = replace(known.candidate, standing=candidate.standing)
-        return replace(known, candidate=standing)
+        now = replace(known.candidate, standing=candidate.standing, went_on=candidate.went_on)
+        return replace(known, candidate=now)
 
     def _side_lines(self, log: ParsedLog) -> list[Known]:
         """Return the new noise and symptoms, each row once."""

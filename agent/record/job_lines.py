@@ -55,15 +55,26 @@ class KnownLines:
 
         # What is the cause if the job ends now? Other nodes compare its time with theirs.
         first = self._errors.first
-        if first is not None and (self._first is None or first.line != self._first.line):
+        if first is None:  # the one before was survived
+            self._first = None
+        elif self._first is None or first.line != self._first.line:
             self._first = self._cleaned(first)
 
     def add_from_node(self, node: str, found: Sequence[Known], ahead: float = 0.0) -> None:
-        """Add what another node, whose clock is ahead, found in its output of the attempt."""
+        """Add what another node, whose clock is ahead, found in its output of the attempt.
+
+        It reports all that it knows each time: what is no longer among it was survived there.
+        """
         self._ahead[node] = ahead
+        former = self._lines.get(node, {})
+        lines: dict[str, Known] = {}
+        self._lines[node] = lines
         for known in found:
             at = None if known.at is None else known.at - ahead
-            self._lines.setdefault(node, {}).setdefault(known.key, replace(known, at=at))
+            before = former.get(known.key)
+            if before is not None and before.line == known.line:
+                lines.setdefault(known.key, before)  # with the time of its first report
+            lines.setdefault(known.key, replace(known, at=at))
             row = table().get(known.key)
             here = self._found.get(known.key)
             _, there = self._of_nodes.get(known.key, ("", here))
@@ -109,8 +120,13 @@ class KnownLines:
 
     @property
     def for_head(self) -> tuple[Known, ...]:
-        """Return what a head compares with other nodes' errors: the first one, known or not."""
-        found = tuple(known for known in [*self._found.values()] if not known.is_noise)
+        """Return what a head compares with other nodes' errors: the first one, known or not.
+
+        The head does not see what followed a line: one that its process survived is left out.
+        """
+        open_keys = self._errors.open_keys
+        every = [known for known in [*self._found.values()] if not known.is_noise]
+        found = tuple(known for known in every if not known.is_seen or known.key in open_keys)
         first = self._first
         if first is None or any(known.key == first.key for known in found):
             return found

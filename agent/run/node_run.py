@@ -96,6 +96,7 @@ class NodeStats:
         self.progress: dict[str, str] = {}  # the last output line of each running step
         self._share: JobLines | None = None
         self._attempt = 0
+        self._has_sent_causes = False
 
     def record_latency(self, service: str, seconds: float) -> None:
         """Record the time of a service's successful answer."""
@@ -114,6 +115,7 @@ class NodeStats:
         if self._share is None or attempt != self._attempt:
             self._share = JobLines(self._clean)
             self._attempt = attempt
+            self._has_sent_causes = False
         return self._share
 
     @property
@@ -141,7 +143,9 @@ class NodeStats:
         elif stats.figures is not None:
             self._figures_due = stats.figures.at + times.FIGURES_SENT
         has_any = stats.latencies or stats.steps or stats.known or stats.figures or stats.caches
-        return stats if has_any else None
+        takes_back = self._has_sent_causes and not stats.known
+        self._has_sent_causes = bool(stats.known)
+        return stats if has_any or takes_back else None
 
 
 class NodeRun:

@@ -115,6 +115,11 @@ class LogParser:
         self._stamp = ""
         self._began = began  # the first time that a program states
 
+    @property
+    def lines(self) -> int:
+        """Return how many lines were read."""
+        return self._number + 1
+
     def read(self, lines: Iterable[str]) -> None:
         """Read lines, which may hold control characters."""
         for line in lines:

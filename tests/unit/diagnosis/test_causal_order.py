@@ -73,6 +73,20 @@ def test_an_error_that_ended_a_process_counts_before_one_that_did_not() -> None:
     assert (found.line, found.ip) == ("ZeroDivisionError: division by zero", "10.0.0.9")
 
 
+LINES_AFTER = "\n".join(f"loaded shard {n} of 200" for n in range(150))
+
+
+def test_what_a_process_survived_for_long_is_not_the_cause_of_an_end_without_a_word() -> None:
+    """A killed job says nothing: the line is only quoted; what passes an end on makes it one."""
+    killed = cause(f"{TRACE}{OOM}\n{LINES_AFTER}")
+    assert (killed.row, killed.line) == (None, OOM)
+    ended = cause(
+        f"{TRACE}{OOM}\n{LINES_AFTER}\nE1126 20:12:10.1 2 api.py:869] failed (exitcode: 1)"
+    )
+    assert ended.key == "GPU memory"
+    assert cause(f"{TRACE}{OOM}\nloaded shard 1 of 2").key == "GPU memory"
+
+
 @pytest.mark.parametrize(
     "trap",
     [

@@ -21,7 +21,7 @@ from agent.record import job_lines
 from agent.record.job_lines import JobLines, KnownLines
 from agent.record.run_folder import RunFolder
 from agent.run.head_server import RunStatus
-from agent.run.node_run import NodeRun
+from agent.run.node_run import NodeRun, NodeStats
 from agent.settings.redact import MASK, Redactor
 from support.heads import goal, reported
 from support.known_lines import LINES, NOISY, find_known_lines
@@ -82,6 +82,10 @@ posix_fallocate is used for checkpoints
 no space for a longer prompt: truncated to 4096 tokens
 the answer is 42
 """.splitlines()
+
+
+OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
+TRACE = ("Traceback (most recent call last):", '  File "/x/a.py", line 3, in f', "    g()")
 
 
 def remarks_on(lines: Sequence[str]) -> list[str]:
@@ -178,7 +182,6 @@ def test_an_error_that_steps_follow_is_no_cause(monkeypatch: pytest.MonkeyPatch)
 
 
 FILES = "OSError: [Errno 24] Too many open files: 'x'"
-OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
 ENDED = "E0804 15:34:58.362 4 api.py:869] failed (exitcode: 1) local_rank: 0 (pid: 4) of binary: x"
 
 
@@ -208,6 +211,39 @@ def test_a_cause_of_another_node_is_logged_once_with_the_node(
     logs = {one.node: one.text for one in lines.logs_of_nodes()}
     assert OOM in logs["podb"]
     assert OOM in logs["podc"]
+
+
+def test_what_a_worker_s_share_survived_explains_no_later_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Steps or many lines follow there, which the head does not see: the worker takes it back."""
+    monkeypatch.setattr(job_lines, "say", lambda _line, _level: None)
+    for after in (["step 4/40 mean reward 0.61"], [f"loaded shard {n}" for n in range(200)]):
+        worker = KnownLines(str)
+        worker.scan([*TRACE, OOM])
+        head_ = KnownLines(str)
+        head_.add_from_node("node-1", worker.for_head)
+        assert diagnose_logs(head_.logs_of_nodes()).key == "GPU memory"
+
+        worker.scan(after)
+        assert worker.for_head == ()
+        head_.add_from_node("node-1", worker.for_head)
+        assert diagnose_logs(head_.logs_of_nodes()).line == ""
+
+
+def test_a_report_takes_back_what_an_earlier_one_had() -> None:
+    """Also where it has nothing else: once, and then it has no statistics again."""
+    stats = NodeStats(str)
+    share = stats.share_lines(1)
+    share.known.scan([*TRACE, OOM])
+    first = stats.for_report({})
+    assert first is not None
+    assert [known.key for known in first.known] == ["GPU memory"]
+    share.known.scan(["step 4/40 mean reward 0.61"])
+    second = stats.for_report({})
+    assert second is not None
+    assert second.known == ()
+    assert stats.for_report({}) is None
 
 
 def test_what_was_found_in_an_earlier_attempt_explains_no_later_one(
