@@ -55,6 +55,7 @@ _UNSUPPORTED = re.compile(
 _OTHER_CAUSES = re.compile(
     r"(?i)install|version|transformers|driver|\bcuda\b|(?<!per )\bgpus?\b|capability|\bhub\b"
     r"|connect|not found|no such file|does not exist|architecture|recogni[sz]e|divisib|memory"
+    r"|platform"
     r"|line \d+ column|\bjson\b|decode"
 )
 """Words of messages about the machine or about packages, which a check only passes on."""

@@ -34,7 +34,8 @@ _COMPLAINS = re.compile(
     r"|old|new|short)|out of|quota|limit|full|stale|busy|unreachable|unavailable|disconnected"
     r"|timed? ?-?out|timeout|closed|reset|lost|dead|died|killed|terminat\w{2,4}|evict\w{0,4}"
     r"|reclaim\w{0,4}|shut(?:ting)? ?down"
-    r"|preempt(?:ed|ion)?|signal|interrupted|cancell?ed|stopped|unhealthy|not ready|already)\b"
+    r"|preempt(?:ed|ion)?|signal|interrupted|cancell?ed|stopped|unhealthy|not ready|already"
+    r"|exit(?:ed)? (?:with )?(?:exit )?(?:code|status) [1-9]\d{0,2})\b"
     r"|错误|失败|异常|无法|不能|找不到|不存在|超时|拒绝|不足|エラー|失敗|오류|실패|ошибк|не удалось"
     r"|\b(?:[Ff]ehler|konnte nicht|nicht gefunden|fehlgeschlagen|erreur|impossible|échec"
     r"|introuvable|errore|impossibile|no se pudo|fallo|falló|erro|falhou)\b",
@@ -44,7 +45,7 @@ _COMPLAINS = re.compile(
 _SAYS_NOTHING = re.compile(
     r"\b(?:no|0|without|zero) (?:errors?|failures?|warnings?|failed)\b|\b(?:errors?|failed|fails)"
     r"[=:] ?(?:0\b|none\b|false\b)|\bdeprecat|\b\w*Warning: |\d%\||\bit/s\b|\bs/it\b"
-    r"|^\W*WARN(?:ING)?\b"
+    r"|^\W*\[WARN(?:ING)?\]"
     r"|^Error executing job with overrides"
     r"|^\s*(?:usage|options|positional arguments|optional arguments):|^\s{2,}-{1,2}\w"
     r"|^\W*(?:if|when|to fix|note|tip|hint|see|for example|you (?:may|can|might)|consider|try)\b",

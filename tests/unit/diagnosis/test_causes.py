@@ -49,6 +49,7 @@ NEARBY = (
     '  File "/x/wandb/sdk/wandb_init.py", line 9, in init',
     '  File "/x/vllm/config/parallel.py", line 9, in _verify_args',
     '  File "/x/torch/distributed/checkpoint/state_dict.py", line 9, in set_model_state_dict',
+    '  File "/x/loader.py", line 9, in load_weights',
     '  File "/x/job.py", line 9, in main\n  File "<frozen os>", line 679, in __getitem__',
     '  File "/x/job.py", line 9, in main\n    assert config.batch % config.ranks == 0',
     "node-1:1:2 [0] NCCL INFO Bootstrap : Using docker0:172.17.0.1<0>",

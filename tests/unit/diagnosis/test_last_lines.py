@@ -21,8 +21,8 @@ def found(text: str, *, of_ray: bool = False) -> Diagnosis:
             "Host key verification failed.",
         ),
         (
-            "There are not enough slots available in the system to satisfy the 16\nslots: 8",
-            "There are not enough slots available in the system to satisfy the 16",
+            "There are not enough places left for the 16\nplaces: 8",
+            "There are not enough places left for the 16",
         ),
         ("加载模型\n找不到模型文件 /models/a", "找不到模型文件 /models/a"),
         (
