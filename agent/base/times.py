@@ -203,6 +203,9 @@ OOM_RECENT = 60.0  # An end this soon after an OOM kill is attributed to it.
 # --- Services and prepare steps -------------------------------------------------------------------
 
 SERVICE_FIRST_PROBE = 10.0  # One probe while a service starts.
+SERVICE_PROBED = 10.0  # Between two probes of a ready service (`alive.every` of its table).
+SERVICE_ANSWERS = 60.0  # For each answer of one (`alive.within`).
+SERVICE_READY_AGAIN = 120.0  # From a restart of a service to its readiness.
 SERVICE_GRACE = 1.0  # The grace of a service that no longer answers.
 STEP_PROGRESS = 2.0  # Between two reads of a step's progress.
 LOCAL_CONNECT = 2.0  # The kernel accepts a local connection at once, or not at all.

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from msgspec import Meta, field, to_builtins
 from msgspec.structs import replace
 
+from agent.base import times
 from agent.base.ports import DEFAULTS
 from agent.base.text import in_url, own_command
 from agent.base.value import Count, Seconds, Value
@@ -283,8 +284,8 @@ Readiness = ScoringProbe | HttpProbe | TcpProbe | LogPattern
 class LivenessCheck(Value):
     """How a ready service is probed while the job runs."""
 
-    every: float = 10.0
-    within: float = 60.0
+    every: float = times.SERVICE_PROBED
+    within: float = times.SERVICE_ANSWERS
     misses: int = 3
 
 
@@ -300,7 +301,7 @@ class ServiceSpec(Value):
     deadline_variable: str
     where: Where = ON_HEAD
     restarts: int = 3
-    restarted_within: float = 120.0  # Seconds from a restart to readiness
+    restarted_within: float = times.SERVICE_READY_AGAIN  # Seconds from a restart to readiness
     essential: bool = True
     env: tuple[tuple[str, str], ...] = ()
     port: int | None = None
