@@ -114,7 +114,12 @@ def refused_setting(error: ParsedError) -> Cause | None:
         return _refused(f"{_framework(frame.file)} refuses a setting: {_short(message)}")
     if _UNSUPPORTED.search(message) is None or _OF_DATA.search(message):
         return None
-    return _refused(f"{_framework(frame.file)} refuses what it is asked for: {_short(message)}")
+    framework = _framework(frame.file)
+    return Cause(
+        "configuration refused",
+        f"{framework} refuses what it is asked for: {_short(message)}",
+        f"Change the setting that asks for it, or take a version of {framework} that supports it",
+    )
 
 
 def _framework(file: str) -> str:

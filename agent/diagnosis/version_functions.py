@@ -59,6 +59,8 @@ _CLASSES = re.compile(
 )
 """Classes whose attributes move between releases, by package."""
 _FROM_SETTINGS = ("omega_conf_to_dataclass", "instantiate", "parse_args_into_dataclasses")
+_ERROR_CLASS = re.compile(r"(?:Error|Exception|Exit|Timeout|Warning)$")
+_REBUILDS = ("cloudpickle", "ray/_private", "multiprocessing", "concurrent/futures")
 _BY_TARGET = ("_call_target", "instantiate_node")  # of a configuration with `_target_`
 
 
@@ -117,6 +119,10 @@ def argument_of_another_version(error: ParsedError) -> Cause | None:
     # Did a setting become the argument? Another row explains those.
     near = [frame.function for frame in error.frames[-6:]]
     if any(function in _FROM_SETTINGS for function in near):
+        return None
+
+    # Is it an exception that another process cannot rebuild? Then what raised it counts.
+    if _ERROR_CLASS.search(found["owner"] or "") or error.is_in(*_REBUILDS):
         return None
     called = _called(found)
     what = _difference(found)

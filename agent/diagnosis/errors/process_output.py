@@ -28,6 +28,7 @@ _MOST_TITLED = 2  # lines that are not indented below a title
 _LONGEST_MESSAGE = 4_000
 _COUNTS_ERRORS = re.compile(r"^\d{1,4} validation errors? for ")  # they stand below
 _LISTS_COLUMNS = "Couldn't cast"  # of datasets; the columns stand below it, and then why
+_FAILED_IMPORT = "Failed to import transformers"  # why stands below it
 _WITH_OUTPUT = {"SubprocessCalledProcessError"}  # what pip printed stands below it
 _WITH_DETAILS = {"_InactiveRpcError", "_MultiThreadedRendezvous", "AioRpcError"}  # of gRPC
 _WITH_LAST_ERROR = {"DistBackendError"}  # what NCCL printed last stands below it
@@ -194,6 +195,8 @@ class HeldError:
             return False
         if _COUNTS_ERRORS.match(self.message):
             return "[type=" in body
+        if self.message.startswith(_FAILED_IMPORT):
+            return True
         if self.innermost.name in _WITH_DETAILS:
             return body.lstrip().startswith("details = ")
         return self.innermost.name in _WITH_OUTPUT and body.lstrip().startswith("ERROR: ")

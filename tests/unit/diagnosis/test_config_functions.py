@@ -104,6 +104,19 @@ def test_a_refused_setting(package: str, function: str, message: str, is_named: 
         assert not is_named or answer.cause == f"{package} refuses a setting: {message}"
 
 
+def test_what_a_framework_does_not_support_may_be_a_matter_of_its_version() -> None:
+    """It names no setting: the setting may change, or the version."""
+    text = SETTING.format(
+        package="megatron",
+        function="__init__",
+        message="TransformerEngine only supports softmax compute in FP32",
+        type="AssertionError",
+    )
+    answer = found(text)
+    assert answer.cause.startswith("megatron refuses what it is asked for: TransformerEngine only")
+    assert "a version of megatron that supports it" in answer.what_to_do
+
+
 def test_an_assertion_without_a_message_is_named_by_its_code() -> None:
     """Its line says nothing, but the check's code does; a traceback in a box has it as well."""
     code = "assert config.data.size >= config.mini_size"

@@ -94,6 +94,17 @@ def test_a_call_is_named_with_its_difference(
 
 
 @pytest.mark.parametrize(
+    ("file", "owner"),
+    [(f"{SITE}/openai/_client.py", "BadRequestError"), (f"{SITE}/ray/_private/worker.py", "Job")],
+)
+def test_an_exception_that_cannot_be_rebuilt_is_no_misfit(file: str, owner: str) -> None:
+    """Another process raised it; its arguments say nothing about versions."""
+    text = CALL.format(file=file, function="loads", called="f").rpartition("TypeError")[0]
+    message = f"{owner}.__init__() missing 2 required keyword-only arguments: 'response' and 'body'"
+    assert found(f"{text}TypeError: {message}\n").key == ""
+
+
+@pytest.mark.parametrize(
     ("file", "owner", "package"),
     [
         (f"{SITE}/verl/models/llama.py", "LlamaFlashAttention2", "transformers"),
