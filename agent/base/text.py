@@ -90,6 +90,11 @@ def duration_text(seconds: float) -> str:
     return f"{larger} {rest} min" if rest else larger
 
 
+def short_duration(seconds: float) -> str:
+    """Format a duration; one below ten seconds with two digits."""
+    return f"{seconds:.2g} s" if seconds < 10 else duration_text(seconds)
+
+
 def number_text(value: float, digits: int = 3, *, signed: bool = False) -> str:
     """Format a number with so many significant digits; a larger one in whole digits, as `312`."""
     sign = "+" if signed else ""

@@ -6,7 +6,7 @@ import re
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from agent.base.text import Line, duration_text, escaped, listed
+from agent.base.text import Line, duration_text, escaped, listed, short_duration
 from agent.decisions.receipt import sentence
 from agent.job.progress import reward_text
 from agent.job.services import LATENCY_BOUNDS
@@ -143,11 +143,6 @@ def progress_parts(progress: Mapping[str, Any] | None) -> Iterator[str]:
         yield f"done about {progress['ends_at'][:16].replace('T', ' ')} UTC"
     if progress["reward"] is not None:
         yield reward_text(progress["reward"], progress["reward_trend"])
-
-
-def short_duration(seconds: float) -> str:
-    """Format a duration; one below ten seconds with its tenths."""
-    return f"{seconds:.2g} s" if seconds < 10 else duration_text(seconds)
 
 
 def _receipt(status: Status) -> Iterator[Line]:

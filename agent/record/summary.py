@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from agent.base import times
 from agent.base.errors import UnavailableError
-from agent.base.text import duration_text, escaped, first_names
+from agent.base.text import duration_text, escaped, first_names, short_duration
 from agent.decisions.head.head_state import HeadPhase, WorkerReplaced, WorkerReported, WorkerSilent
 from agent.decisions.receipt import sentence
 from agent.decisions.shared import HERE
@@ -185,7 +185,7 @@ def _steps(saved: SavedSteps | None) -> list[str]:
     trend = saved.series.trend("reward")
     parts = [f"step {known.last}" if known.of is None else f"step {known.last} of {known.of}"]
     if each is not None:
-        parts.append(f"{_time(each)} a step")
+        parts.append(f"{short_duration(each)} a step")
     if reward is not None:
         parts.append(reward_text(reward, trend))
     return [f"steps: {', '.join(parts)}"]

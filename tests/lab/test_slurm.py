@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 CLEANS_UP = "trap 'echo cleaned up; exit 0' TERM; echo running; while :; do sleep 0.1; done"
 IGNORES_TERM = "trap '' TERM; echo running; while :; do sleep 0.1; done"
-ONCE = r"echo running; [ -n \"\$SLURM_RESTART_COUNT\" ] || sleep 100; echo second run"
+ONCE = r"echo running; [ -n \"$SLURM_RESTART_COUNT\" ] || sleep 100; echo second run"
 KILL_WAIT = 30.0
 """Slurm's default: seconds between its TERM and its KILL."""
 SHORT_OF_GCS = "--export=ALL,RAY_gcs_rpc_server_reconnect_timeout_s=15"
