@@ -128,7 +128,7 @@ def test_an_attribute_of_another_version(file: str, owner: str, package: str) ->
         (f"{SITE}/openrlhf/engine.py", "vllm.worker.worker", "module of another version"),
         (f"{SITE}/openrlhf/engine.py", "vllm", "missing module"),
         (f"{SITE}/vllm/engine.py", "vllm.worker.worker", "missing module"),
-        (f"{SITE}/openrlhf/engine.py", "vllm._C", "missing module"),
+        (f"{SITE}/openrlhf/engine.py", "vllm._C", "compiled part of a package"),
         ("/app/verl/trainer.py", "recipe.dapo", "missing module"),
     ],
 )
