@@ -208,9 +208,9 @@ def first_cause(known: Sequence[Explained]) -> Explained | None:
     if roots:
         return _earliest(roots)
 
-    # Does nothing show an end? Then what a process survived for long is no cause.
-    if not any(_passes_on(error) for error in known):
-        known = [error for error in known if not is_survived(error)]
+    # What a process survived for long is no cause if its row explains little, or if nothing ended.
+    has_end = any(_passes_on(error) for error in known)
+    known = [error for error in known if not is_survived(error) or (has_end and _is_strong(error))]
 
     # The first error that is no consequence, of those that ended a process if there are any.
     originals = [error for error in known if _is_original(error)]
@@ -241,6 +241,11 @@ def _ended(known: Explained) -> bool:
 def _passes_on(known: Explained) -> bool:
     """Return whether an error is a line about the end of something else."""
     return known.candidate.role is not Role.ORIGINAL and is_marked(known.candidate.error)
+
+
+def _is_strong(known: Explained) -> bool:
+    """Return whether an error has a row that explains an end, or none."""
+    return known.row is None or known.row.weight >= Weight.CAUSE
 
 
 def is_survived(known: Explained) -> bool:

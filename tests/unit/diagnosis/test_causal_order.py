@@ -76,6 +76,16 @@ def test_an_error_that_ended_a_process_counts_before_one_that_did_not() -> None:
 LINES_AFTER = "\n".join(f"loaded shard {n} of 200" for n in range(150))
 
 
+def test_what_a_process_survived_for_long_is_no_cause_if_its_row_explains_little() -> None:
+    """A tool's answer that was no JSON is not why a collective timed out."""
+    tool = f"{TRACE}json.decoder.JSONDecodeError: Expecting value: line 1 column 1 (char 0)"
+    watchdog = (
+        "[rank0]:[E1126 10:00:00.1 P:6] [Rank 0] Watchdog caught collective operation timeout: W"
+    )
+    assert cause(f"{tool}\n{LINES_AFTER}\n{watchdog}").row is None
+    assert cause(f"{tool}\n{watchdog}").key == "not JSON"
+
+
 def test_what_a_process_survived_for_long_is_not_the_cause_of_an_end_without_a_word() -> None:
     """A killed job says nothing: the line is only quoted; what passes an end on makes it one."""
     killed = cause(f"{TRACE}{OOM}\n{LINES_AFTER}")
