@@ -50,7 +50,7 @@ _WRAPPER = re.compile(
 _CONSEQUENCE = re.compile(
     r"Watchdog caught collective operation timeout|detected by watchdog"
     r"|watchdog thread terminated"
-    r"|DistBackendError|\bnccl\w*Error\b|NCCL error|NCCL communicator was aborted"
+    r"|DistBackendError|\bnccl\w*Error\b|NCCL [Ee]rror|NCCL communicator was aborted"
     r"|ncclInvalidUsage"
     r"|Connection closed by|[Cc]onnection reset|ConnectionResetError|[Bb]roken pipe|Socket closed"
     r"|BrokenPipeError|Some NCCL operations have failed or timed out|recvValue failed"

@@ -211,7 +211,7 @@ def form_of(body: str, level: LogLevel) -> Form | None:
     # What states its level, or begins like an error.
     if level is LogLevel.FATAL:
         return Form(ErrorKind.CPP, "", body, level)
-    if _ADVICE.match(body):
+    if _ADVICE.match(body) or _NONE_FAILED.match(body):
         return None
     is_title = body.rstrip().endswith(":")
     if (level is LogLevel.ERROR or _BEGINS.match(body)) and not is_title:
@@ -219,6 +219,10 @@ def form_of(body: str, level: LogLevel) -> Form | None:
     return Form(ErrorKind.PLAIN, "", body, LogLevel.UNSTATED)
 
 
+_NONE_FAILED = re.compile(
+    r"\W{0,8}(?:\w{1,30} ){0,3}(?:errors?|failed|failures?|fails)\s?[=:]\s?(?:0|none|false)\b",
+    re.IGNORECASE,
+)
 _ADVICE = re.compile(
     r"\W{0,4}(?:if|when(?:ever)?|in case|to avoid|to fix|note|tip|hint|see|usage|for example|e\.g\."
     r"|you (?:may|can|might)|consider|try |example|docs?:)\b",

@@ -45,6 +45,7 @@ _PAREN = re.compile(
 _BRACKET = re.compile(
     r"\[(?:rank[ =]?|Rank |default)(?P<rank>\d{1,6})\]:? ?"
     r"|\[(?P<role>[A-Za-z_]\w{0,30}?)(?P<local>\d{1,5})\|(?P<rank2>\d{1,6})\]: ?"
+    r"|\[(?P<who>[A-Za-z_]\w{1,40}-\d{1,5}/\d{1,5})\] "
     r"|\[\d{1,5},(?P<rank3>\d{1,6})\]<std(?:out|err)>: ?"
     rf"|\[(?P<time>{_STAMP})(?:[ ,]+(?P<letter>[DIWEFC])(?=[ ,\]]))?(?P<more>[^\]\n]{{0,60}})\] ?"
     rf"|\[(?:{_CLOCK})\] ?"

@@ -73,6 +73,12 @@ def test_an_error_that_ended_a_process_counts_before_one_that_did_not() -> None:
     assert (found.line, found.ip) == ("ZeroDivisionError: division by zero", "10.0.0.9")
 
 
+def test_a_count_of_no_failures_is_no_error() -> None:
+    """What a tool or a test prints; with any it may be one."""
+    assert cause(f"Tests Failed: 0\n[Trainer-0/1] {OOM}").line == OOM
+    assert cause("Tests Failed: 3").line == "Tests Failed: 3"
+
+
 LINES_AFTER = "\n".join(f"loaded shard {n} of 200" for n in range(150))
 
 
