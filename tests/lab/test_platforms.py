@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from support.scenario import AGENT, BOOT, Cluster, ends, instant_cluster
+from support.scenario import AGENT, BOOT, Cluster, dstack, ends, instant_cluster
 from tools.lab.network import ip
 
 if TYPE_CHECKING:
@@ -102,21 +102,6 @@ def test_an_instant_clusters_head_given_by_name(cluster: Cluster) -> None:
     ]
     assert ends(agents) == [4, 4], agents[0].tail()
     assert agents[0].stdout() == f"{cluster.pods[0].ip} ens1\n"
-
-
-def dstack(pods: list[Pod], rank: int) -> dict[str, str]:
-    """Return the variables that dstack sets on a node."""
-    return {
-        "DSTACK_RUN_NAME": "ray-cluster",
-        "DSTACK_RUN_ID": "run-42",
-        "DSTACK_JOB_ID": f"job-{rank}",
-        "DSTACK_NODE_RANK": str(rank),
-        "DSTACK_NODES_NUM": str(len(pods)),
-        "DSTACK_NODES_IPS": "\n".join(pod.ip for pod in pods),
-        "DSTACK_MASTER_NODE_IP": pods[0].ip,
-        "DSTACK_GPUS_PER_NODE": "0",
-        "DSTACK_GPUS_NUM": "0",
-    }
 
 
 WAITS_ALONE = {"head": "waiting for workers", "worker": "waiting for the head"}

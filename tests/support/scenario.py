@@ -61,6 +61,21 @@ def instant_cluster(pods: Sequence[Pod], rank: int) -> dict[str, str]:
     }
 
 
+def dstack(pods: Sequence[Pod], rank: int) -> dict[str, str]:
+    """Return the variables that dstack sets on a node."""
+    return {
+        "DSTACK_RUN_NAME": "ray-cluster",
+        "DSTACK_RUN_ID": "run-42",
+        "DSTACK_JOB_ID": f"job-{rank}",
+        "DSTACK_NODE_RANK": str(rank),
+        "DSTACK_NODES_NUM": str(len(pods)),
+        "DSTACK_NODES_IPS": "\n".join(pod.ip for pod in pods),
+        "DSTACK_MASTER_NODE_IP": pods[0].ip,
+        "DSTACK_GPUS_PER_NODE": "0",
+        "DSTACK_GPUS_NUM": "0",
+    }
+
+
 def need_lab() -> None:
     """Skip where no lab can be made, with the reason; in CI, fail."""
     reason = podlab.missing()
