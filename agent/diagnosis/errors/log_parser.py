@@ -29,6 +29,7 @@ from agent.diagnosis.errors.process_output import (
     Occurrence,
     ProcessOutput,
     ReleasedError,
+    has_any,
 )
 
 if TYPE_CHECKING:
@@ -146,7 +147,7 @@ class LogParser:
             return
 
         # Does it show a step? Then what came before has been overcome.
-        is_step = _has_any(body, _PROGRESS_SIGNS) and PROGRESS.search(body)
+        is_step = has_any(body, _PROGRESS_SIGNS) and PROGRESS.search(body)
         if is_step:
             self._last_step = self._number
             self.changes += bool(self._first)
@@ -225,7 +226,7 @@ class LogParser:
 
         # Is it an error by itself?
         is_quiet = not forms.is_about_an_error(body) and line.level < LogLevel.ERROR
-        if is_quiet and not _has_any(body, self._signs.quiet):
+        if is_quiet and not has_any(body, self._signs.quiet):
             self._release(process)
             return False
         if body[0] == "{" or body.startswith("[{"):
@@ -528,14 +529,6 @@ class LogParser:
         if error.kind not in _OF_KERNEL or error.time is None or self._began is None:
             return False
         return error.time < self._began - times.KERNEL_LINE_AGE
-
-
-def _has_any(text: str, signs: Iterable[str]) -> bool:
-    """Return whether a text contains one of some signs."""
-    for sign in signs:  # noqa: SIM110 - any() takes twice the time, and each line passes here
-        if sign in text:
-            return True
-    return False
 
 
 def _is_data(body: str) -> bool:

@@ -16,6 +16,8 @@ from agent.diagnosis.errors.forms import LIKE_A_TYPE, PROGRESS
 from agent.diagnosis.errors.parsed_error import LogLevel, ParsedError, TracebackFrame
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from agent.diagnosis.errors.prefixes import PrintedLine
 
 NEAR = 14  # lines before an error that are kept with it
@@ -77,7 +79,15 @@ def is_closing(body: str) -> bool:
     start = body.lstrip()
     if start.startswith(_CLOSING_STARTS) or not start[:200].strip("-=*#_~. "):
         return True
-    return any(word in body for word in _CLOSING_WORDS) or _SUMMARY.match(body) is not None
+    return has_any(body, _CLOSING_WORDS) or _SUMMARY.match(body) is not None
+
+
+def has_any(text: str, signs: Iterable[str]) -> bool:
+    """Return whether a text contains one of some signs."""
+    for sign in signs:  # noqa: SIM110 - any() takes twice the time, and each line passes here
+        if sign in text:
+            return True
+    return False
 
 
 class Occurrence(Value):
