@@ -22,6 +22,7 @@ _NEVER_INHERITED = (
     "RAY_API_SERVER_ADDRESS",  # overrides an explicit address when submitting the job
     "RAY_AUTH_TOKEN_PATH",  # read already; Ray accepts only one form
     *("AGENT_JUDGE_KEY", "AGENT_JUDGE_KEY_FILE"),  # only the reward server asks the judge
+    *("AGENT_NOTIFY", "AGENT_NOTIFY_FILE"),  # only the head's agent sends messages
     "WANDB_API_KEY_FILE",
     "RAY_AUTH_TOKEN_FILE",
 )

@@ -44,7 +44,7 @@ STOPS: dict[int, signal.Signals] = {
 }
 """Signals that request a stop, and the signal that each counts as."""
 
-_HIDDEN = (b"RAY_AUTH_TOKEN", b"WANDB_API_KEY", b"AGENT_JUDGE_KEY")
+_HIDDEN = (b"RAY_AUTH_TOKEN", b"WANDB_API_KEY", b"AGENT_JUDGE_KEY", b"AGENT_NOTIFY")
 """Secrets that services do not get."""
 
 _pending: set[int] = set()

@@ -72,6 +72,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.send_response(200)
         self.end_headers()
         self.wfile.write(json.dumps({"rewards": [0.5] * len(asked.get("query", []))}).encode())
+    def log_message(self, *_): pass  # it takes messages, too, whose path is the secret
 http.server.ThreadingHTTPServer(("0.0.0.0", 9000), Handler).serve_forever()
 """
 JOB = """
