@@ -399,8 +399,9 @@ def _fitting(lines: Sequence[str], longest: int) -> str:
     The line that names the process of Ray that ended stays before them.
     """
     kept = [*lines]
-    names_end = bool(kept) and _EXITED_SUBPROCESS.search(kept[0]) is not None
-    oldest = 1 if names_end else 0
+    oldest = 0
+    if kept and _EXITED_SUBPROCESS.search(kept[0]):
+        oldest = 1
     while len(kept) > oldest + 1 and len(" | ".join(kept)) > longest:
         del kept[oldest]
     return " | ".join(kept)[:longest]

@@ -85,9 +85,11 @@ def needs_service(state: HeadState, key: Key) -> bool:
     A lost worker in whose place another one is there delays and ends nothing by its services.
     """
     node, name = key
+    if not state.relies_on(node):
+        return False
     worker = state.fleet.workers.get(node)
-    if worker is None or not state.relies_on(node):
-        return state.relies_on(node)
+    if worker is None:  # the head itself
+        return True
     is_of_one_rank = state.goal.service(name).where.kind == "rank" or worker.service_only
     is_replaced = worker.lost and len(state.fleet.alive) >= state.required
     return is_of_one_rank or not is_replaced

@@ -9,12 +9,15 @@ import pytest
 from msgspec.structs import replace
 
 from agent.decisions.head import head_state as h
+from agent.record.run_folder import OUTCOME_FILE
 from support.simulated.playing import in_a_world, play
 from support.simulated.setups import GIVEN, RAY, setup_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
+    from agent.run.node_run import NodeRun
     from support.simulated.setups import Setup
     from support.simulated.world import World
 
@@ -94,3 +97,18 @@ def test_killed_while_its_disk_is_full() -> None:
         for delay in DELAYS:
             kill = (at + 4 * delay, "kill_head_agent", 0)
             run(setup(RAY, full, kill, kills=frozenset()), seed)
+
+
+def test_the_outcome_is_on_disk_before_the_report_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A platform that stops the pod may not wait for the report."""
+    is_recorded: list[bool] = []
+
+    async def look(run: NodeRun, _status: object, _outcome: object) -> Path:
+        is_recorded.append((run.folder.path / OUTCOME_FILE).exists())
+        return run.folder.path
+
+    monkeypatch.setattr("agent.run.head.write_report", look)
+    with in_a_world():
+        world = play(5, replace(setup_of(5), faults=(), triggers=(), kills=frozenset()))
+    assert world.rules.broken == []
+    assert is_recorded == [True]

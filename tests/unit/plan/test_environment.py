@@ -99,6 +99,13 @@ def test_a_secrets_file_becomes_its_value() -> None:
     assert "WANDB_MODE" not in found
 
 
+def test_urls_of_messages_are_not_inherited() -> None:
+    """Only the head's agent sends messages; whoever has a URL can send some, too."""
+    named = {"AGENT_NOTIFY": f"https://hooks.example/{SECRET}", "AGENT_NOTIFY_FILE": "/n"}
+    children = for_node(named, settings_of({}), MACHINE, NODE, HEAD)
+    assert not named.keys() & children.keys()
+
+
 KEY = {"WANDB_API_KEY": "k"}
 ONE_RUN = {"WANDB_RUN_ID": "job-4711-2", "WANDB_RESUME": "allow"}
 

@@ -7,11 +7,13 @@ import hashlib
 import json
 import re
 import stat
+import threading
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import anyio
 
+from agent.base import times
 from agent.base.ends import Kind, Outcome
 from agent.port.page_status import page_status
 from agent.port.report_page import report_page
@@ -110,3 +112,23 @@ def test_a_disk_that_takes_no_report_ends_nothing(
     ((name, why),) = said
     assert name == "report.html"
     assert "No such file" in why
+
+
+def test_after_a_stop_the_report_has_little_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It comes after the grace of the platform that asked for the stop."""
+    may_go_on = threading.Event()
+
+    def page(*_: object) -> str:
+        may_go_on.wait(20)
+        return "<p>a report</p>"
+
+    monkeypatch.setattr(run_report, "_page", page)
+    monkeypatch.setattr(times, "REPORT_AT_STOP", 0.05)
+    monkeypatch.setattr(times, "REPORT_MADE", 600.0)
+    stopped = Outcome(Kind.STOPPED, 143, "asked to stop by SIGTERM")
+    assert anyio.run(run_report.write_report, *ended(tmp_path), stopped) == tmp_path
+    may_go_on.set()
+    done = Outcome(Kind.DONE, 0, "fine")
+    assert anyio.run(run_report.write_report, *ended(tmp_path), done) == tmp_path / "report.html"
