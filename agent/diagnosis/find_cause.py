@@ -206,7 +206,8 @@ def first_cause(known: Sequence[Explained]) -> Explained | None:
     # A fault of the hardware is often printed last, and explains the rest.
     roots = [error for error in known if error.row is not None and error.row.weight is Weight.ROOT]
     if roots:
-        return _earliest(roots)
+        root = _earliest(roots)
+        return _failed_before(root, known) or root
 
     # What a process survived for long is no cause if its row explains little, or if nothing ended.
     has_end = any(_passes_on(error) for error in known)
@@ -231,6 +232,16 @@ def first_cause(known: Sequence[Explained]) -> Explained | None:
         if least_weight is Weight.WEAK and (first := _earliest_of(known, Role.CONSEQUENCE)):
             return first
     return _earliest_of(known, Role.WRAPPER)
+
+
+def _failed_before(root: Explained | None, known: Sequence[Explained]) -> Explained | None:
+    """Return what had ended a process when a scheduler ended the job: the rest waited for it."""
+    if root is None or root.row is None or not root.row.is_end_of_job:
+        return None
+    ended = [error for error in known if _is_original(error) and _ended(error)]
+    ended = [error for error in ended if error.row is None or not error.row.is_end_of_job]
+    first = _earliest([root, *ended])
+    return None if first is root else first
 
 
 def _ended(known: Explained) -> bool:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from agent.diagnosis.cause import Cause
 from agent.diagnosis.config_functions import refused_by_a_check, refused_field, refused_setting
+from agent.diagnosis.data_functions import missing_column
 from agent.diagnosis.file_functions import not_json
 from agent.diagnosis.python_functions import python_too_old, variable_not_set
 from agent.diagnosis.size_functions import sizes_that_do_not_divide
@@ -126,6 +127,7 @@ FUNCTIONS: Mapping[str, RowFunction] = {
         module_of_another_version,
         argument_of_another_version,
         attribute_of_another_version,
+        missing_column,
         not_json,
         refused_field,
         refused_by_a_check,

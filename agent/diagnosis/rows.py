@@ -64,7 +64,8 @@ class Words(Value, forbid_unknown_fields=True):
             return False
         if error.level < LogLevel.UNSTATED and not self.mild:
             return False
-        before = "\n".join([*error.stack(), *error.before]) if self.near else ""
+        nearby = error.stack() if error.frames else error.before
+        before = "\n".join(nearby) if self.near else ""
         return self.match(error.text, error.line, before)
 
     def match(self, line: str, body: str, before: str) -> bool:
@@ -110,6 +111,7 @@ class Row(Value, forbid_unknown_fields=True):
     weight: Weight = Weight.CAUSE
     again: Again = Again.EITHER
     after_loss: bool = False
+    is_end_of_job: bool = False  # a scheduler's: what had failed before counts instead
     reads: str = ""  # a regular expression whose named groups fill `cause` and `what_to_do`
     is_live: bool = True
     of_ray: bool = False

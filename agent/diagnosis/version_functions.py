@@ -63,6 +63,7 @@ _CLASSES = re.compile(
 _FROM_SETTINGS = ("omega_conf_to_dataclass", "instantiate", "parse_args_into_dataclasses")
 _ERROR_CLASS = re.compile(r"(?:Error|Exception|Exit|Timeout|Warning)$")
 _REBUILDS = ("cloudpickle", "ray/_private", "multiprocessing", "concurrent/futures")
+_REBUILDING = ("from_ray_exception", "as_instanceof_cause", "_rebuild_exc")
 _BY_TARGET = ("_call_target", "instantiate_node")  # of a configuration with `_target_`
 
 
@@ -124,7 +125,8 @@ def argument_of_another_version(error: ParsedError) -> Cause | None:
         return None
 
     # Is it an exception that another process cannot rebuild? Then what raised it counts.
-    if _ERROR_CLASS.search(found["owner"] or "") or error.is_in(*_REBUILDS):
+    is_rebuilt = error.is_in(*_REBUILDS) or any(function in _REBUILDING for function in near)
+    if is_rebuilt or _ERROR_CLASS.search(found["owner"] or ""):
         return None
     called = _called(found)
     what = _difference(found)

@@ -230,8 +230,8 @@ _ADVICE = re.compile(
 )
 """Beginnings of documentation, which names errors that did not happen."""
 _EVENT = re.compile(
-    r"\s{0,8}(?:Warning|Error) {2,12}"
-    r"(?:Fail|Evict|OOM|Unhealthy|Preempt|Node|Pending|Unsched)\w{0,40} {2,}"
+    r"\s{0,8}(?:Warning|Error) {2,12}(?!Unhealthy\b|BackOff\b|DNSConfig)[A-Z]\w{2,60}"
+    r" {2,}(?:\d|<|[a-z-]+ {2,})"
 )
 _ORDINARY = Form(ErrorKind.PLAIN)
 

@@ -321,3 +321,24 @@ def test_the_line_of_the_cause_is_found_in_longer_ends(text: str) -> None:
     answer = diagnose_logs([Log("", "job.log", text.replace("> ", "", 1))])
     assert answer.row is None
     assert answer.line == text.partition("> ")[2].partition("\n")[0]
+
+
+SLURM_ENDS = (
+    "slurmstepd: error: *** STEP 12.0 ON n0 CANCELLED AT 2025-11-26T14:00:00 DUE TO TIME LIMIT ***"
+)
+ENDED = """Traceback (most recent call last):
+  File "/x/a.py", line 3, in <module>
+    g()
+ZeroDivisionError: division by zero"""
+
+
+def test_what_had_failed_before_the_scheduler_ended_the_job_counts() -> None:
+    """The other ranks waited for a failed one until the time was up."""
+    assert cause(f"{ENDED}\n{SLURM_ENDS}").line == "ZeroDivisionError: division by zero"
+    assert cause(f"step:1 - loss:0.1\n{SLURM_ENDS}\n{ENDED}").key == "time limit"
+
+
+def test_what_the_job_went_on_from_before_its_time_was_up_does_not_count() -> None:
+    """Steps followed it."""
+    went_on = f"{ENDED}\nstep:1 - loss:0.1\nstep:2 - loss:0.1\n{SLURM_ENDS}"
+    assert cause(went_on).key == "time limit"

@@ -446,3 +446,20 @@ def test_hostile_lines_cost_little(lines: list[str]) -> None:
     assert len(parsed.occurrences) <= 2_600
     assert all(len([*one.error.chain()]) <= 30 for one in parsed.occurrences)
     assert all(len(one.error.text) < 10_000 for one in parsed.occurrences)
+
+
+def test_a_container_s_name_may_begin_with_a_digit() -> None:
+    """Docker names containers by hexadecimal numbers; NCCL puts that name before its lines."""
+    printed = "50428e4af543:34610:36821 [4] ib_plugin.c:1673 NCCL WARN NET/IB: Got completion"
+    errors = [found.error for found in parse_log([printed]).occurrences]
+    assert [(error.kind, error.line) for error in errors] == [
+        (ErrorKind.NCCL, "ib_plugin.c:1673 NCCL WARN NET/IB: Got completion")
+    ]
+
+
+def test_each_warning_among_a_pod_s_events_is_an_error() -> None:
+    """Except those that Kubernetes overcomes by itself most of the time."""
+    event = "  Warning  {}  73s   kubelet   Allocate failed due to rpc error"
+    for reason, is_error in (("UnexpectedAdmissionError", True), ("Unhealthy", False)):
+        found = parse_log([event.format(reason)]).occurrences
+        assert any(one.error.level >= LogLevel.ERROR for one in found) == is_error

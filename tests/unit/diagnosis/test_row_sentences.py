@@ -58,7 +58,7 @@ def test_the_word_retrieve_is_no_retriever(text: str) -> None:
                 '  File "/x/rl_dataset.py", line 4, in prompt_key\n    frame[keys]\n'
                 "KeyError: \"None of [Index(['question'], dtype='object')] are in the [columns]\""
             ),
-            "data column",
+            "column not in the data",
             "the data set lacks a column that the job names (question)",
         ),
         (
@@ -499,3 +499,24 @@ def test_a_long_name_keeps_its_beginning_and_its_end() -> None:
     answer = found(f"PermissionError: [Errno 13] Permission denied: '{path}'")
     assert "(/mnt/lustre/team-po…" in answer.cause
     assert path[-40:] in answer.cause
+
+
+@pytest.mark.parametrize("status", ["400 Client Error: Bad Request", "413 Client Error: Too Large"])
+@pytest.mark.parametrize("client", ["huggingface_hub/utils/_http.py", "wandb/sdk/x.py"])
+def test_a_server_that_answers_is_reached(client: str, status: str) -> None:
+    """An answer with a status is no network fault."""
+    text = (
+        f'Traceback (most recent call last):\n  File "/x/site-packages/{client}", line 4, in f\n'
+        f"    raise\nrequests.exceptions.HTTPError: {status} for url: https://example.org/x"
+    )
+    assert "reached" not in found(text).cause
+
+
+def test_what_stands_before_a_traceback_is_not_near_its_error() -> None:
+    """Other lines of the job name many services; the frames show which one was asked."""
+    ordinary = "reward/mean: 0.3\nthe judge and the verifier are ready"
+    refused = (
+        'Traceback (most recent call last):\n  File "/x/train.py", line 4, in upload\n    f()\n'
+        "requests.exceptions.ConnectionError: HTTPConnectionPool(host='10.0.0.7', port=80): refused"
+    )
+    assert found(f"{ordinary}\n{refused}").key != "reward server"
