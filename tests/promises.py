@@ -1,7 +1,7 @@
 """The pod lab's scenario for each promise of README, docs and contract.
 
-`./scripts/test` runs these; `--all` runs every scenario. `python tests/promises.py` prints their
-names; with `--quick`, the one of the quick run.
+`./scripts/test` runs some of them in its ten minutes; `--all` runs every scenario.
+`python tests/promises.py` prints their names; with `--quick`, the one of the quick run.
 """
 
 from __future__ import annotations
@@ -18,13 +18,62 @@ class Promise(NamedTuple):
 
 
 QUICK = "test_boot.py::test_rehearsal_learns_on_three_pods"
-PROMISES = (
+OFTEN = (
     # boot and platforms
     Promise(
         "one environment on every pod; the job's own exit code on every node; a second run",
         "test_boot.py::test_three_pods_one_environment_two_runs",
     ),
     Promise("without a setting the rehearsal runs on all nodes, and learns", QUICK),
+    # commands, the agent's port, secrets
+    Promise(
+        "status, logs, doctor --all, explain, page, metrics, events; token; ports; bundle",
+        "test_one_run.py",
+    ),
+    # ends
+    Promise(
+        "SIGTERM to the head: all nodes end with 143 within AGENT_STOP_GRACE, nothing is left",
+        "test_ends.py::test_sigterm_to_the_head_stops_all_within_the_grace",
+    ),
+    Promise(
+        "a check that fails on the head ends all nodes with 78 and one sentence",
+        "test_ends.py::test_a_failed_check_on_the_head_ends_its_workers",
+    ),
+    # losses
+    Promise(
+        "an agent that is killed is started again: one job, the same Ray, no line lost",
+        "test_agent_killed.py::test_a_killed_agent_is_restarted_and_follows_the_job[head]",
+    ),
+    Promise(
+        "a lost worker is named within 3 s; AGENT_JOB_RETRIES makes another attempt",
+        "test_losses.py::test_a_killed_worker_that_returns_costs_an_attempt",
+    ),
+    Promise(
+        "a hang is examined on all nodes; one sentence names node, process and function",
+        "test_hangs.py::test_a_hang_is_named[engine]",
+    ),
+    # reward server, services, prepare steps
+    Promise(
+        "a reward server that hangs or fails is started again, and outages are recorded",
+        "test_reward.py::test_a_reward_server_that_hangs_or_fails_is_restarted",
+    ),
+    Promise(
+        "a prepare step that fails ends the run with 69 and last output",
+        "test_prepare.py::test_a_failed_step_ends_the_run",
+    ),
+    # jobs
+    Promise(
+        "AGENT_LAUNCHER=torchrun: ranks over all nodes, without Ray",
+        "test_torchrun.py::test_ranks_over_three_pods_and_no_ray",
+    ),
+    Promise(
+        "torchrun: the first failed rank's code is every node's",
+        "test_torchrun.py::test_the_first_failed_ranks_code_ends_all_nodes",
+    ),
+)
+"""Those that `./scripts/test` proves: the shortest scenarios of what breaks most."""
+MORE = (
+    # boot and platforms
     Promise(
         "a worker that does not join is named, and the run ends with 69 at the deadline (dstack)",
         "test_boot.py::test_dstack_names_the_missing_rank",
@@ -39,25 +88,13 @@ PROMISES = (
     ),
     # commands, the agent's port, secrets
     Promise(
-        "status, logs, doctor --all, explain, page, metrics, events; token; ports; bundle",
-        "test_one_run.py",
-    ),
-    Promise(
         "`pod-agent stop` ends the run from the head's own node",
         "test_ends.py::test_stop_only_from_the_heads_node",
     ),
     # ends
     Promise(
-        "SIGTERM to the head: all nodes end with 143 within AGENT_STOP_GRACE, nothing is left",
-        "test_ends.py::test_sigterm_to_the_head_stops_all_within_the_grace",
-    ),
-    Promise(
         "SIGTERM to a worker: 143 there; the head waits AGENT_NODE_GRACE, then 75",
         "test_ends.py::test_sigterm_to_a_worker",
-    ),
-    Promise(
-        "a check that fails on the head ends all nodes with 78 and one sentence",
-        "test_ends.py::test_a_failed_check_on_the_head_ends_its_workers",
     ),
     Promise(
         "SIGUSR1 reaches the job; AGENT_ON_DONE=hold: the pod stays, without Ray and job",
@@ -77,26 +114,10 @@ PROMISES = (
     ),
     # losses
     Promise(
-        "an agent that is killed is started again: one job, the same Ray, no line lost",
-        "test_agent_killed.py::test_a_killed_agent_is_restarted_and_follows_the_job[head]",
-    ),
-    Promise(
-        "a lost worker is named within 3 s; AGENT_JOB_RETRIES makes another attempt",
-        "test_losses.py::test_a_killed_worker_that_returns_costs_an_attempt",
-    ),
-    Promise(
         "a head that comes back elsewhere goes on with its run, and workers rejoin it",
         "test_losses.py::test_a_head_with_a_new_address_continues_its_run[shared]",
     ),
-    Promise(
-        "a hang is examined on all nodes; one sentence names node, process and function",
-        "test_hangs.py::test_a_hang_is_named[engine]",
-    ),
     # reward server, services, prepare steps
-    Promise(
-        "a reward server that hangs or fails is started again, and outages are recorded",
-        "test_reward.py::test_a_reward_server_that_hangs_or_fails_is_restarted",
-    ),
     Promise(
         "a service with gpus has GPUs that Ray does not see; the job gets the address of its node",
         "test_gpu_services.py::test_a_service_has_a_gpu_that_ray_does_not_see",
@@ -117,10 +138,6 @@ PROMISES = (
         "a fresh pod starts with the compile caches of the volume",
         "test_caches.py::test_a_fresh_pod_is_seeded",
     ),
-    Promise(
-        "a prepare step that fails ends the run with 69 and last output",
-        "test_prepare.py::test_a_failed_step_ends_the_run",
-    ),
     # jobs
     Promise(
         "a job that ends with 0 and made no step after a resume ends with a warning; one W&B run",
@@ -138,20 +155,13 @@ PROMISES = (
         "AGENT_RUNTIME_ENV and AGENT_WORKING_DIR: the job runs in an uploaded folder",
         "test_placing.py::test_verls_runtime_env_is_uploaded_without_ignored_files",
     ),
-    Promise(
-        "AGENT_LAUNCHER=torchrun: ranks over all nodes, without Ray",
-        "test_torchrun.py::test_ranks_over_three_pods_and_no_ray",
-    ),
-    Promise(
-        "torchrun: the first failed rank's code is every node's",
-        "test_torchrun.py::test_the_first_failed_ranks_code_ends_all_nodes",
-    ),
 )
+"""Those that `./scripts/test --all` proves too, as every scenario runs there."""
 
 
 def main(argv: list[str]) -> None:
     """Print each scenario once, as an argument for pytest."""
-    chosen = [QUICK] if "--quick" in argv else [promise.scenario for promise in PROMISES]
+    chosen = [QUICK] if "--quick" in argv else [promise.scenario for promise in OFTEN]
     print(*dict.fromkeys(f"tests/lab/{scenario}" for scenario in chosen), sep="\n")
 
 

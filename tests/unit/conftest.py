@@ -8,7 +8,7 @@ from hypothesis import settings
 
 from support.ignored_signals import keep_ignored_signals_from_children
 
-EXAMPLES = int(os.environ.get("POD_AGENT_EXAMPLES", "30"))
+EXAMPLES = int(os.environ.get("POD_AGENT_EXAMPLES", "20"))
 """./scripts/test --all has 90; by hand: POD_AGENT_EXAMPLES=5000 pytest tests/unit -k properties"""
 
 settings.register_profile("unit", deadline=None, database=None, max_examples=EXAMPLES)

@@ -113,7 +113,7 @@ def answering(*replies: tuple[int, dict[str, str], bytes]) -> Iterator[tuple[str
             """Keep stderr clean."""
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
+        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
         thread.start()
         try:
             yield f"http://127.0.0.1:{server.server_address[1]}/get_reward", seen
@@ -205,7 +205,9 @@ def run(arguments: list[str], folder: Path) -> str:
     return ended.stdout
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM]
+)
 def test_a_signal_ends_it_at_once(tmp_path: Path, number: signal.Signals) -> None:
     """The exit code is 128+n, even while Ray waits for a cluster."""
     with socket.create_server(("127.0.0.1", 0)) as silent:

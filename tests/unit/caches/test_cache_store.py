@@ -180,6 +180,7 @@ def test_killed_amid_writing(tmp_path: Path, signum: int) -> None:
     assert [*volume.glob(".*.part")] == []
 
 
+@pytest.mark.slow
 def test_killed_amid_seeding(tmp_path: Path) -> None:
     """What was unpacked is whole; the rest comes with the next seeding."""
     first = place_of(tmp_path, "first")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 SCRIPT = Path(__file__).parents[2] / "support" / "other_system.py"
-SYSTEMS = ("darwin", "win32")
+SYSTEMS = (pytest.param("darwin", marks=pytest.mark.slow), "win32")
 
 
 def run_on(system: str, *words: str) -> subprocess.CompletedProcess[str]:

@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 
     from support.simulated.world import World
 
-pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
 """The garbage collector finds what killed agents had begun at any time, as in no real process."""
 
 SERVICES = """

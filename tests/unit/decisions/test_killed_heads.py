@@ -14,18 +14,24 @@ from support.simulated.playing import in_a_world, play
 from support.simulated.setups import GIVEN, RAY, setup_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from agent.run.node_run import NodeRun
     from support.simulated.setups import Setup
     from support.simulated.world import World
 
-MOMENTS = range(1, 21)
+MOMENTS = [
+    pytest.param((2, 9, 16), id="a-sample"),
+    pytest.param(range(1, 21), id="all", marks=pytest.mark.slow),
+]
 """The actions before which the agent is killed."""
 DELAYS = (0.0, 0.02, 0.1, 0.3, 0.6, 1.0, 1.5, 2.5)
 """Seconds after a decision."""
-SEEDS = range(6)
+DELAYS_BY_SEED = [
+    pytest.param(0, (0.1, 1.0), id="a-sample"),
+    *(pytest.param(seed, DELAYS, id=str(seed), marks=pytest.mark.slow) for seed in range(6)),
+]
 
 
 @pytest.fixture(autouse=True)
@@ -72,31 +78,34 @@ def decided_at(world: World, action: type[h.HeadAction]) -> float:
 
 
 @pytest.mark.parametrize("kind", [RAY, GIVEN])
-def test_killed_before_any_action(kind: str) -> None:
+@pytest.mark.parametrize("numbers", MOMENTS)
+def test_killed_before_any_action(kind: str, numbers: Sequence[int]) -> None:
     """The next agent repeats or continues what the killed one decided."""
-    for number in MOMENTS:
+    for number in numbers:
         run(setup(kind, kills=frozenset({("pod0", number)})), number)
 
 
 @pytest.mark.parametrize("kind", [RAY, GIVEN])
 @pytest.mark.parametrize("action", [h.SubmitJob, h.EndRun], ids=["submission", "verdict"])
-def test_killed_after_a_decision(kind: str, action: type[h.HeadAction]) -> None:
+@pytest.mark.parametrize(("seed", "delays"), DELAYS_BY_SEED)
+def test_killed_after_a_decision(
+    kind: str, action: type[h.HeadAction], seed: int, delays: Sequence[float]
+) -> None:
     """What workers were sent is on disk, and a job that Ray has is followed."""
-    for seed in SEEDS:
-        at = decided_at(run(setup(kind, kills=frozenset()), seed), action)
-        for delay in DELAYS:
-            kill = (at + delay, "kill_head_agent", 0)
-            run(setup(kind, kill, kills=frozenset()), seed)
+    at = decided_at(run(setup(kind, kills=frozenset()), seed), action)
+    for delay in delays:
+        kill = (at + delay, "kill_head_agent", 0)
+        run(setup(kind, kill, kills=frozenset()), seed)
 
 
-def test_killed_while_its_disk_is_full() -> None:
+@pytest.mark.parametrize(("seed", "delays"), DELAYS_BY_SEED)
+def test_killed_while_its_disk_is_full(seed: int, delays: Sequence[float]) -> None:
     """The workers' reports name an attempt that is not on disk, and it runs on the same Ray."""
-    for seed in SEEDS:
-        at = decided_at(run(setup(RAY, kills=frozenset()), seed), h.SubmitJob)
-        full = (at - 0.1, "full_disks", 0)
-        for delay in DELAYS:
-            kill = (at + 4 * delay, "kill_head_agent", 0)
-            run(setup(RAY, full, kill, kills=frozenset()), seed)
+    at = decided_at(run(setup(RAY, kills=frozenset()), seed), h.SubmitJob)
+    full = (at - 0.1, "full_disks", 0)
+    for delay in delays:
+        kill = (at + 4 * delay, "kill_head_agent", 0)
+        run(setup(RAY, full, kill, kills=frozenset()), seed)
 
 
 def test_the_outcome_is_on_disk_before_the_report_is_made(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,6 +33,10 @@ pytestmark = pytest.mark.processes
 
 
 SCRIPTS = [f"slurm/{name}.sbatch" for name in ("plain", "apptainer", "pyxis", "amd")]
+PLAIN_THEN_OTHERS = [
+    SCRIPTS[0],
+    *(pytest.param(script, marks=pytest.mark.slow) for script in SCRIPTS[1:]),
+]
 
 
 @pytest.mark.parametrize("path", SCRIPTS)
@@ -47,7 +51,7 @@ def test_slurm_starts_one_agent_a_node(path: str, tmp_path: Path) -> None:
     assert "--kill-on-bad-exit=1" in step.argv
 
 
-@pytest.mark.parametrize("path", SCRIPTS)
+@pytest.mark.parametrize("path", PLAIN_THEN_OTHERS)
 @pytest.mark.parametrize(
     ("kind", "code", "restarts", "again"),
     [

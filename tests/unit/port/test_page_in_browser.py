@@ -46,6 +46,7 @@ def test_a_report_opens_from_its_file(situation: str, tmp_path: Path) -> None:
     assert visited(partial(what, folder=tmp_path, axe=None)) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("visit", [visit_stop, visit_gone])
 def test_what_is_done_on_the_page(visit: Callable[[Tab], Awaitable[list[str]]]) -> None:
     """A stop, a search in the log, and a head that leaves."""

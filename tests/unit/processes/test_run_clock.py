@@ -92,6 +92,7 @@ anyio.run(stopped_wait, Path(sys.argv[1]))
 """
 
 
+@pytest.mark.slow
 def test_a_stopped_agent_reads_first(tmp_path: Path) -> None:
     """A process that is stopped beyond a deadline gets the input that waits, not the deadline."""
     argv, here = [sys.executable, "-c", PROGRAM, str(tmp_path)], "tests"

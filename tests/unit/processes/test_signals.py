@@ -249,7 +249,7 @@ def test_a_second_sigint_records_the_end_first() -> None:
     """outcome.json and the last line are written before the exit with 130."""
     code, out = output_of(TWICE)
     assert code == 130
-    assert "recorded" in out.splitlines()
+    assert "recorded" in out
 
 
 def test_the_end_by_a_second_sigint_is_written(

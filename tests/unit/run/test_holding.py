@@ -45,7 +45,7 @@ def runpod() -> Iterator[RunPodServer]:
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shorten the pauses."""
-    for name in ("POD_RETRY_PAUSE", "POD_STOPS", "LONGEST_POD_RETRY_PAUSE"):
+    for name in ("POD_RETRY_PAUSE", "POD_STOPS", "LONGEST_POD_RETRY_PAUSE", "FLUSH"):
         monkeypatch.setattr(times, name, 0.05)
     monkeypatch.setattr(times, "HOLD_REMINDER", 0.2)
 

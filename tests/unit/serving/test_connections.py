@@ -204,7 +204,7 @@ def test_a_flood_leaves_descriptors() -> None:
             assert json.loads(answer.read())["open"] < FEW_FILES * 2 // 3
 
 
-@pytest.mark.parametrize("token", [None, SECRET])
+@pytest.mark.parametrize("token", [pytest.param(None, marks=pytest.mark.slow), SECRET])
 def test_a_thousand_workers_behind_one_address(token: str | None) -> None:
     """They connect at the same time, and each keeps its connection, whatever else is connected.
 
