@@ -92,6 +92,7 @@ def check_inflates_nothing(port: int, path: str) -> None:
     assert "Content-Encoding" in sentence
 
 
+@pytest.mark.slow
 def test_the_reward_server_inflates_nothing() -> None:
     """A small body cannot take its memory."""
     with reward_server() as server:
