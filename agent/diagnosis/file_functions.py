@@ -1,15 +1,61 @@
-"""Rows about files and answers that are read as JSON, and are none."""
+"""Rows about files: what the system refuses, what does not exist, and what is no JSON."""
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from agent.diagnosis.cause import Cause
+from agent.diagnosis.errors.parsed_error import ErrorKind
 
 if TYPE_CHECKING:
     from agent.diagnosis.errors.parsed_error import ParsedError
 
+_ERRNO = re.compile(
+    r"^\[Errno (?P<number>\d{1,3})\] (?P<text>[^:'\n]{3,60}?)(?:: '(?P<path>[^']{1,300})|$)"
+)
+_BY_ERRNO = {
+    14: (
+        "a read or write at {path} failed",
+        "Network disks fail so while a buffer is used: save again, to a local disk",
+    ),
+    16: (
+        "{path} is in use by another process, or is a mount",
+        "Look who uses it (`lsof`, `fuser -v`)",
+    ),
+    18: (
+        "{path} is to be moved to another file system",
+        "Keep the temporary folder and its target on one disk",
+    ),
+    20: (
+        "a part of the path {path} is a file, not a folder",
+        "Correct the path, or remove that file",
+    ),
+    26: (
+        "{path} is a program that runs, and is to be written",
+        "End it first, or write to another name",
+    ),
+    36: ("a file's name is too long: {path}", "Give the run or the file a shorter name"),
+    37: (
+        "{path} cannot be locked: its network disk has no locks",
+        "Mount it with locks (`nolock` for local ones), or keep the file on a local disk",
+    ),
+    38: ("the file system of {path} lacks a function", "Keep that file on another disk"),
+    39: (
+        "the folder {path} is to be removed and is not empty",
+        "Another process or rank still writes there: let one of them remove it",
+    ),
+    40: ("links lead in a circle at {path}", "Correct the symbolic link"),
+    95: ("the file system of {path} does not support this", "Keep that file on another disk"),
+}
+"""What the system refuses by its number, and what to do."""
+_MISSING = re.compile(r"^\[Errno 2\] No such file or directory: '(?P<path>[^']{1,300})'")
+_STARTS = re.compile(r"_execute_child|_posix_spawn|Popen")
+_PASSING = re.compile(
+    r"^/(?:proc|sys|dev)/|/te?mp\b|\.te?mp\b|te?mp_|\.lock\b|/session_|/shm/|\.sock|\.pid\b|cache"
+)
 _OF_CLIENTS = ("requests", "httpx", "aiohttp", "urllib3", "openai", "httpcore")
+_LONGEST_PATH = 60
 _OF_MODELS = ("transformers", "tokenizers", "sentence_transformers", "vllm/transformers_utils")
 _MODEL_FUNCTIONS = {"from_pretrained", "get_config_dict", "_dict_from_json_file"}
 
@@ -41,3 +87,72 @@ def not_json(error: ParsedError) -> Cause | None:
         f"a text that is read as JSON is none ({why}), in {reader.file}:{reader.line}",
         "Look at what it reads: an empty file or answer, or one object a line (JSONL)",
     )
+
+
+def refused_by_the_system(error: ParsedError) -> Cause | None:
+    """The system refuses a call on a file: its number shows why."""
+    found = _ERRNO.match(error.message)
+    if error.kind is not ErrorKind.PYTHON or found is None:
+        return None
+    known = _BY_ERRNO.get(int(found["number"]))
+    if known is None:
+        return None
+    sentence, remedy = known
+    path = short_path(found["path"] or "a file")
+    return Cause("file refused", sentence.format(path=path), remedy)
+
+
+def missing_program(error: ParsedError) -> Cause | None:
+    """A process starts a program that the image lacks: the frames show that it starts one."""
+    found = _MISSING.match(error.message)
+    if error.name != "FileNotFoundError" or found is None or not error.frames:
+        return None
+    starts = any(_STARTS.search(frame.function) for frame in error.frames[-3:])
+    if not starts:
+        return None
+    name = short_path(found["path"])
+    return Cause(
+        "program missing",
+        f"the image lacks the program {name}, which the job starts",
+        "Install it in the image, or put its folder into PATH; for a script: is it on every node?",
+    )
+
+
+def missing_file(error: ParsedError) -> Cause | None:
+    """A file does not exist, and none that comes and goes by itself."""
+    found = _MISSING.match(error.message)
+    if error.name != "FileNotFoundError" or found is None or not error.frames:
+        return None
+    if _PASSING.search(found["path"]) is not None:
+        return None
+    reader = next(
+        (frame for frame in reversed(error.frames) if "/lib/python" not in frame.file),
+        error.frames[-1],
+    )
+    return Cause(
+        "file missing",
+        f"{short_path(found['path'])} does not exist on this node ({reader.file}:{reader.line})",
+        "Correct the path, or bring the file to every node: the image, or a disk that all share",
+    )
+
+
+def incomplete_checkpoint(error: ParsedError) -> Cause | None:
+    """A distributed checkpoint lacks its `.metadata`, which is written last."""
+    if error.name != "AssertionError" or not error.frames:
+        return None
+    frame = error.frames[-1]
+    if (
+        "torch/distributed/checkpoint/" not in frame.file
+        or "metadata is not None" not in frame.code
+    ):
+        return None
+    return Cause(
+        "checkpoint incomplete",
+        "the distributed checkpoint is incomplete: it lacks .metadata, which is written last",
+        "Resume from an older checkpoint: this one was cut off, or is not on a disk that all share",
+    )
+
+
+def short_path(path: str) -> str:
+    """Return a path that a sentence can hold: its end shows most."""
+    return path if len(path) <= _LONGEST_PATH else f"…{path[-_LONGEST_PATH:]}"

@@ -6,6 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from agent.diagnosis.cause import Cause
+from agent.diagnosis.config_functions import framework_of
 from agent.diagnosis.version_functions import package_of
 
 if TYPE_CHECKING:
@@ -18,6 +19,16 @@ _STANDARD = re.compile(
     r"|importlib\.\w{1,30}|tomllib|warnings|hashlib|concurrent\.futures)' \("
 )
 _NEW_MODULES = re.compile(r"No module named '(?P<name>tomllib|zoneinfo|graphlib)'")
+_REMOVED = re.compile(
+    r"module '(?:inspect|collections|pkgutil|configparser|asyncio|ssl|ast|time|fractions|base64"
+    r"|unittest|typing|imp|gettext|locale)' has no attribute '(?P<name>\w{1,60})'"
+    r"|cannot import name '(?P<name2>Mapping|MutableMapping|Sequence|Iterable|Callable|Hashable"
+    r"|Sized|Container|MutableSet|Set)' from 'collections'"
+    r"|No module named '(?P<name3>imp|asyncore|asynchat|smtpd|cgi|crypt|pipes|telnetlib|imghdr"
+    r"|sndhdr|audioop|nntplib|uu|xdrlib)'$"
+    r"|(?P<default>mutable default <class '[^']{1,120}'> for field \w{1,80}) is not allowed"
+)
+"""What later versions of Python no longer have."""
 _UNIONS = "unsupported operand type(s) for |: 'type'"
 _VARIABLE = re.compile(r"'(?P<name>[A-Z][A-Z0-9_]{2,60})'$")
 _OF_OS = re.compile(r"(?:/os\.py|<frozen os>)$")
@@ -47,6 +58,44 @@ def python_too_old(error: ParsedError) -> Cause | None:
         "Python too old",
         f"{which} is older than the installed {user} needs ({why})",
         f"Use an image with a newer Python, or the {user} of an older release",
+    )
+
+
+def python_too_new(error: ParsedError) -> Cause | None:
+    """An installed package uses what the job's Python no longer has or takes."""
+    found = _REMOVED.match(error.message.strip())
+    if found is None:
+        return None
+    user = next(filter(None, (package_of(frame.file) for frame in reversed(error.frames))), "")
+    if not user:
+        return None  # a mistake in the job's own code
+    name = found["name"] or found["name2"] or found["name3"] or "a mutable default"
+    version = next((one[1] for frame in error.frames if (one := _VERSION.search(frame.file))), "")
+    which = f"Python {version}" if version else "the job's Python"
+    return Cause(
+        "Python too new",
+        f"the installed {user} is too old for {which}, which no longer has what it uses ({name})",
+        f"Install a newer {user}, or use an image with an older Python",
+    )
+
+
+def mistake_in_own_code(error: ParsedError) -> Cause | None:
+    """The job's own file has a mistake that Python itself names."""
+    if error.name not in {"NameError", "UnboundLocalError", "SyntaxError", "IndentationError"}:
+        return None
+    frame = error.frames[-1] if error.frames else None
+    if frame is None:
+        return None
+    is_library = "/lib/python" in frame.file or framework_of(frame.file)
+    if package_of(frame.file) or is_library or not frame.file.startswith("/"):
+        return None
+    why = error.message.partition("\n")[0].strip()
+    if why.startswith("invalid syntax"):
+        return None  # it may be the syntax of a newer Python
+    return Cause(
+        "mistake in own code",
+        f"the job's own code has a mistake in {frame.file}:{frame.line} ({error.name}: {why})",
+        "Correct it there, and look whether the code on all nodes is the same",
     )
 
 

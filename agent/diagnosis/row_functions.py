@@ -11,8 +11,20 @@ from typing import TYPE_CHECKING
 from agent.diagnosis.cause import Cause
 from agent.diagnosis.config_functions import refused_by_a_check, refused_field, refused_setting
 from agent.diagnosis.data_functions import missing_column
-from agent.diagnosis.file_functions import not_json
-from agent.diagnosis.python_functions import python_too_old, variable_not_set
+from agent.diagnosis.file_functions import (
+    incomplete_checkpoint,
+    missing_file,
+    missing_program,
+    not_json,
+    refused_by_the_system,
+)
+from agent.diagnosis.http_functions import refused_by_a_server
+from agent.diagnosis.python_functions import (
+    mistake_in_own_code,
+    python_too_new,
+    python_too_old,
+    variable_not_set,
+)
 from agent.diagnosis.size_functions import sizes_that_do_not_divide
 from agent.diagnosis.version_functions import (
     argument_of_another_version,
@@ -128,6 +140,13 @@ FUNCTIONS: Mapping[str, RowFunction] = {
         argument_of_another_version,
         attribute_of_another_version,
         missing_column,
+        missing_file,
+        missing_program,
+        incomplete_checkpoint,
+        mistake_in_own_code,
+        python_too_new,
+        refused_by_a_server,
+        refused_by_the_system,
         not_json,
         refused_field,
         refused_by_a_check,

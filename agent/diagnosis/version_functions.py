@@ -48,6 +48,9 @@ _PUBLIC = frozenset(
     )
 )
 """Packages whose modules move between releases; others may be folders of the job."""
+_FOLDERS = frozenset(
+    ("utils", "src", "data", "models", "tests", "examples", "scripts", "config", "configs", "tools")
+)
 _ATTRIBUTE = re.compile(r"'(?P<owner>\w{1,80})' object has no attribute '(?P<name>\w{1,80})'")
 _CLASSES = re.compile(
     r"(?P<transformers>\w+(?:Attention(?:2)?|DecoderLayer|ForCausalLM|ForConditionalGeneration"
@@ -105,11 +108,12 @@ def module_of_another_version(error: ParsedError) -> Cause | None:
         return None
     name = found["name"]
     package = name.partition(".")[0]
-    if package not in _PUBLIC or "._C" in name:
-        return None
     importers = [frame for frame in error.frames if not frame.file.startswith("<")]
-    if importers and package_of(importers[-1].file) == package:
+    importer = package_of(importers[-1].file) if importers else ""
+    if importer == package or "._C" in name:
         return None  # the installation itself is incomplete
+    if package not in _PUBLIC and (not importer or package in _FOLDERS):
+        return None  # it may be a folder of the job
     return lacking_name(error, package, f"imports {name}")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agent.diagnosis.find_cause import Log, diagnose_logs
+from agent.diagnosis.find_cause import Diagnosis, Log, diagnose_logs
 
 READ = """Traceback (most recent call last):
   File "/app/train.py", line 3, in <module>
@@ -35,3 +35,53 @@ def test_who_reads_it_is_named(file: str, function: str, cause: str) -> None:
     answer = diagnose_logs([Log("", "job.log", READ.format(file=file, function=function))])
     assert answer.cause.startswith(cause)
     assert "Expecting value: line 1 column 1 (char 0)" in answer.cause
+
+
+def opened(file: str, function: str, message: str) -> Diagnosis:
+    """Return the diagnosis of a call on a file that the system refused."""
+    text = (
+        f'Traceback (most recent call last):\n  File "/w/a.py", line 3, in main\n    f()\n'
+        f'  File "{file}", line 30, in {function}\n    g()\n{message}'
+    )
+    return diagnose_logs([Log("", "job.log", text)])
+
+
+@pytest.mark.parametrize(
+    ("file", "function", "message", "key"),
+    [
+        ("/w/rules.py", "load", "[Errno 2] No such file or directory: '/w/a.ini'", "file missing"),
+        ("/w/rules.py", "load", "[Errno 2] No such file or directory: '/tmp/x/a.ini'", ""),
+        (
+            "/usr/lib/python3.11/subprocess.py",
+            "_execute_child",
+            "[Errno 2] No such file or directory: 'ffmpeg'",
+            "program missing",
+        ),
+    ],
+)
+def test_what_does_not_exist_is_a_file_or_a_program(
+    file: str, function: str, message: str, key: str
+) -> None:
+    """The frames show what it was for; a temporary file may go by itself."""
+    assert opened(file, function, f"FileNotFoundError: {message}").key == key
+
+
+def test_what_the_system_refuses_is_named_by_its_number() -> None:
+    """With the path, if the message has it."""
+    answer = opened("/w/a.py", "save", "OSError: [Errno 36] File name too long: '/w/aaa'")
+    assert answer.cause == "a file's name is too long: /w/aaa"
+    answer = opened("/w/a.py", "save", "OSError: [Errno 14] Bad address")
+    assert answer.cause == "a read or write at a file failed"
+    assert opened("/w/a.py", "save", "OSError: [Errno 77] Other").key == ""
+
+
+def test_a_checkpoint_without_metadata_is_incomplete() -> None:
+    """The assertion's code shows it."""
+    text = (
+        'Traceback (most recent call last):\n  File "/w/a.py", line 3, in main\n    f()\n'
+        '  File "/x/torch/distributed/checkpoint/state_dict_loader.py", line 250, in local_step\n'
+        "    assert metadata is not None\nAssertionError"
+    )
+    assert diagnose_logs([Log("", "job.log", text)]).key == "checkpoint incomplete"
+    other = text.replace("metadata is not None", "len(parts) == 2")
+    assert diagnose_logs([Log("", "job.log", other)]).key == ""

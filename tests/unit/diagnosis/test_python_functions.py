@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from agent.diagnosis.find_cause import Log, diagnose_logs
+import pytest
+
+from agent.diagnosis.find_cause import Diagnosis, Log, diagnose_logs
 
 READ = """Traceback (most recent call last):
   File "/app/train.py", line 3, in <module>
@@ -24,3 +26,38 @@ def test_a_variable_that_is_not_set() -> None:
     assert cause_of('environment["DATA_HOME"] += "x"') == said
     assert cause_of('names["DATA_HOME"]') == ""
     assert cause_of('os.environ["home"]', OS, name="home") == ""
+
+
+def raised(file: str, line: str) -> Diagnosis:
+    """Return the diagnosis of an exception that a file raised."""
+    text = f'Traceback (most recent call last):\n  File "{file}", line 3, in f\n    x\n{line}'
+    return diagnose_logs([Log("", "job.log", text)])
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "AttributeError: module 'inspect' has no attribute 'getargspec'",
+        "ImportError: cannot import name 'Mapping' from 'collections' (/usr/x/__init__.py)",
+        "ModuleNotFoundError: No module named 'imp'",
+        "ValueError: mutable default <class 'a.B'> for field c is not allowed: use default_factory",
+    ],
+)
+def test_a_package_may_be_too_old_for_python(line: str) -> None:
+    """It uses what that Python no longer has; the job's own code may do so by mistake."""
+    answer = raised("/opt/lib/python3.12/site-packages/hydra/conf.py", line)
+    assert answer.cause.startswith("the installed hydra is too old for Python 3.12")
+    assert raised("/w/train.py", line).key != "Python too new"
+
+
+@pytest.mark.parametrize(
+    ("file", "key"),
+    [
+        ("/w/train.py", "mistake in own code"),
+        ("/opt/lib/python3.12/site-packages/trl/x.py", ""),
+        ("/w/verl/trainer/main.py", ""),
+    ],
+)
+def test_a_mistake_in_the_job_s_own_code_is_named(file: str, key: str) -> None:
+    """A framework's own mistake is a defect of it, which nobody mends in the job."""
+    assert raised(file, "NameError: name 'lossx' is not defined").key == key

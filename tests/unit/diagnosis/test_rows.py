@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from pathlib import Path
+
+from agent.base.text import parse_toml
+from agent.diagnosis import rows
 from agent.diagnosis.errors.parsed_error import ErrorKind, LogLevel, ParsedError, TracebackFrame
 from agent.diagnosis.row_functions import FUNCTIONS
 from agent.diagnosis.rows import Words, table
@@ -73,3 +78,10 @@ def test_a_function_names_the_place() -> None:
 def test_each_function_has_its_row() -> None:
     """No function without a row, no row without its function."""
     assert {row.function for row in table().values() if row.function} == set(FUNCTIONS)
+
+
+def test_each_key_is_of_one_row() -> None:
+    """Of two rows with one key the later would replace the former."""
+    data = parse_toml(Path(rows.__file__).with_name("rows.toml").read_text(encoding="utf-8"))
+    keys = [row["key"] for kind in ("noise", "cause", "symptom") for row in data[kind]]
+    assert [key for key, count in Counter(keys).items() if count > 1] == []

@@ -1,0 +1,54 @@
+"""Rows about servers that answer a request with an error: which server, and with what."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from agent.diagnosis.cause import Cause
+
+if TYPE_CHECKING:
+    from agent.diagnosis.errors.parsed_error import ParsedError
+
+_STATUS = re.compile(
+    r"(?P<status>[45]\d\d) (?:Client|Server) Error: (?P<reason>[^:\n]{0,60}?) for url: (?P<url>\S+)"
+    r"|(?:Client|Server) error '(?P<status2>[45]\d\d) (?P<reason2>[^'\n]{0,60})'"
+    r" for url '(?P<url2>[^']+)"
+    r"|(?P<status3>[45]\d\d), message='(?P<reason3>[^'\n]{0,60})', url='?(?P<url3>[^'\s)]+)"
+    r"|HTTP Error (?P<status4>[45]\d\d): (?P<reason4>[^\n]{0,60})"
+    r"|Error code: (?P<status5>[45]\d\d)\b"
+)
+_PLACE = re.compile(r"https?://(?P<host>[^/?#\s'\"]{1,80})(?P<path>/[^?#\s'\"]{0,80})?")
+_REMEDIES = {
+    "401": "Its key or token is missing, wrong or ended",
+    "403": "This account, key or address may not do that: look at its rights on that server",
+    "404": "Compare the path and the model's name with what that server offers, and its version",
+    "405": "The path is another one in that server's version",
+    "408": "Send less at a time, or let it wait longer",
+    "409": "What is to be made exists already there, or is being changed",
+    "413": "Send less at a time, or raise the limit of the server or of the proxy before it",
+    "429": "Send fewer requests at a time, or wait",
+}
+_REFUSED = "The server's log says what it does not take: a field, a value, or too long a prompt"
+_FAILED = "The fault is at the server: look at the end of its own log at that time"
+
+
+def refused_by_a_server(error: ParsedError) -> Cause | None:
+    """A server answers a request with an error: its status shows whose fault it is."""
+    found = _STATUS.search(error.message.partition("\n")[0])
+    if found is None:
+        return None
+    fields = found.groupdict()
+    status = _first(fields, "status")
+    reason = _first(fields, "reason").strip()
+    place = _PLACE.match(_first(fields, "url"))
+    server = place["host"] if place else "a server"
+    path = f" to {place['path']}" if place and place["path"] else ""
+    remedy = _REMEDIES.get(status, _REFUSED if status[0] == "4" else _FAILED)
+    answer = f"{status} ({reason})" if reason else status
+    return Cause("error of a server", f"{server} answered {answer}{path}", remedy)
+
+
+def _first(fields: dict[str, str | None], name: str) -> str:
+    """Return the group of some numbered ones that matched."""
+    return next((value for key, value in fields.items() if value and key.startswith(name)), "")

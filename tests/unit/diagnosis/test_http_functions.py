@@ -1,0 +1,39 @@
+"""A server's answer with an error is named by its host, its status and its path."""
+
+from __future__ import annotations
+
+import pytest
+
+from agent.diagnosis.find_cause import Log, diagnose_logs
+
+FRAMES = 'Traceback (most recent call last):\n  File "/w/ask.py", line 3, in ask\n    f()\n'
+
+
+@pytest.mark.parametrize(
+    ("line", "cause"),
+    [
+        (
+            "requests.exceptions.HTTPError: 413 Client Error: Too Large for url: http://a.b:80/x?y",
+            "a.b:80 answered 413 (Too Large) to /x",
+        ),
+        (
+            "httpx.HTTPStatusError: Client error '404 Not Found' for url 'https://a.b/v1/models'",
+            "a.b answered 404 (Not Found) to /v1/models",
+        ),
+        (
+            "aiohttp.client_exceptions.ClientResponseError: 500, message='Broken', url='http://a.b'",
+            "a.b answered 500 (Broken)",
+        ),
+        ("urllib.error.HTTPError: HTTP Error 403: Forbidden", "a server answered 403 (Forbidden)"),
+    ],
+)
+def test_the_answer_of_a_server_is_named(line: str, cause: str) -> None:
+    """Each client prints it in another form."""
+    assert diagnose_logs([Log("", "job.log", FRAMES + line)]).cause == cause
+
+
+def test_another_error_counts_before_a_server_s_answer() -> None:
+    """A server that answers with an error is rarely the first cause."""
+    answer = "urllib.error.HTTPError: HTTP Error 500: Internal Server Error"
+    text = f"{FRAMES}{answer}\n{FRAMES}ZeroDivisionError: division by zero"
+    assert diagnose_logs([Log("", "job.log", text)]).line.startswith("ZeroDivisionError")
