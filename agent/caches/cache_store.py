@@ -11,6 +11,7 @@ Whatever is wrong with a volume or an archive is a sentence, and the node starts
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import tempfile
@@ -51,6 +52,7 @@ from agent.caches.cache_folder import (
 SUFFIX = ".caches"
 _CLAIM_SUFFIX = ".claim"
 _SPARE = 1 << 30  # bytes that stay free on either disk
+_TRIES = 5  # to read an archive that other runs replace
 
 
 # --- seed ----------------------------------------------------------------------------------------
@@ -83,8 +85,19 @@ def seed(place: CachePlace, trust: Trust) -> Seeded:
     return seeded
 
 
-def _add_archive(place: CachePlace, trust: Trust) -> Seeded:
-    """Add the archive's files that the folder lacks."""
+def _add_archive(place: CachePlace, trust: Trust, tries: int = _TRIES) -> Seeded:
+    """Add the archive's files that the folder lacks, of a newer one if it is replaced meanwhile."""
+    try:
+        return _add_newest(place, trust)
+    except OSError as error:
+        # On NFS a file that another node replaces is gone for those that read it.
+        if error.errno != errno.ESTALE or tries == 1:
+            raise
+    return _add_archive(place, trust, tries - 1)
+
+
+def _add_newest(place: CachePlace, trust: Trust) -> Seeded:
+    """Add the files of the archive that is there now."""
     known = read_known(place)
     if known.signature and cache_archive.signature_at(place.path) == known.signature:
         size = sum(size for _, size in known.files)

@@ -49,10 +49,14 @@ class Speed(NamedTuple):
 class SlowDisk:
     """The file system's answers."""
 
+    valid = _VALID
+    """For how many seconds the kernel may keep names and attributes."""
+
     def __init__(self, source: Path, speed: Speed) -> None:
         self._speed = speed
         self._nodes = {1: source}
         self._numbers = {source: 1}
+        self._newest = 1
         self._lock = threading.Lock()
         self._free_at = 0.0
         self._acts: dict[int, Callable[[Path, bytes], bytes]] = {
@@ -85,11 +89,14 @@ class SlowDisk:
 
     def _look_up(self, path: Path, body: bytes) -> bytes:
         child = path / body.rstrip(b"\0").decode()
-        head = struct.pack("<QQQQII", self._number(child), 0, _VALID, _VALID, 0, 0)
+        return self._entry(child)
+
+    def _entry(self, child: Path) -> bytes:
+        head = struct.pack("<QQQQII", self._number(child), 0, self.valid, self.valid, 0, 0)
         return head + self._attributes(child)
 
     def _get_attributes(self, path: Path, _body: bytes) -> bytes:
-        return struct.pack("<QII", _VALID, 0, 0) + self._attributes(path)
+        return struct.pack("<QII", self.valid, 0, 0) + self._attributes(path)
 
     def _read_link(self, path: Path, _body: bytes) -> bytes:
         return os.fsencode(path.readlink())
@@ -119,7 +126,10 @@ class SlowDisk:
     def _number(self, path: Path) -> int:
         with self._lock:
             os.lstat(path)
-            number = self._numbers.setdefault(path, len(self._numbers) + 1)
+            if path not in self._numbers:
+                self._newest += 1
+                self._numbers[path] = self._newest
+            number = self._numbers[path]
             self._nodes[number] = path
             return number
 
@@ -184,6 +194,13 @@ def mounted(source: Path, place: Path, speed: Speed) -> Iterator[SlowDisk]:
     Only other processes may read it: a read of this one could wait for a thread that it blocks.
     """
     disk = SlowDisk(source, speed)
+    with served(disk, place):
+        yield disk
+
+
+@contextmanager
+def served(disk: SlowDisk, place: Path) -> Iterator[None]:
+    """Mount this disk during the block; a disk that is mounted twice has two clients."""
     fd = os.open("/dev/fuse", os.O_RDWR)
     options = f"fd={fd},rootmode=40000,user_id=0,group_id=0,allow_other".encode()
     if _LIBC.mount(b"slow-disk", os.fsencode(place), b"fuse", 0, options) != 0:
@@ -196,7 +213,7 @@ def mounted(source: Path, place: Path, speed: Speed) -> Iterator[SlowDisk]:
     try:
         for thread in threads:
             thread.start()
-        yield disk
+        yield
     finally:
         _LIBC.umount2(os.fsencode(place), _DETACH)
         os.close(fd)
