@@ -185,6 +185,7 @@ CACHES_QUIET = 120.0  # Without a new file for so long, the first steps have com
 CACHES_SAVE = 900.0  # For an archive to be written beside the job.
 CACHES_SAVED_AGAIN = 1800.0  # Between two writes of a node.
 CACHES_SAVE_AT_END = 15.0  # The same after a job, while services and Ray stop.
+CACHES_SETTLED = 30.0  # After a failure: what changed later may be of a compiler that was killed.
 CACHES_UNUSED = 30 * 24 * 3600.0  # An archive that seeded no node for so long is removed.
 CACHES_ABANDONED = 24 * 3600.0  # A part or claim of a killed program is removed after so long.
 

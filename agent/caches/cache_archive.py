@@ -25,7 +25,14 @@ from msgspec import DecodeError, to_builtins
 
 from agent.base.typed import decode
 from agent.base.value import Bytes, Count, Value
-from agent.caches.cache_files import LARGEST_FILE, MOST_BYTES, MOST_FILES, CacheFile, is_safe
+from agent.caches.cache_files import (
+    LARGEST_FILE,
+    MOST_BYTES,
+    MOST_FILES,
+    CacheFile,
+    is_safe,
+    is_whole,
+)
 from agent.caches.cache_folder import PART_SUFFIX
 
 if TYPE_CHECKING:
@@ -97,7 +104,7 @@ def write_archive(
 ) -> tuple[str, list[CacheFile]]:
     """Write an archive beside `target`, then put it there; return its signature and its files.
 
-    Files that are gone or cannot be read are left out.
+    Files that are gone, cannot be read or are cut are left out.
     """
     part = target.with_name(f".{target.name}.{secrets.token_hex(4)}{PART_SUFFIX}")
     chosen = [*files]
@@ -130,14 +137,14 @@ def write_archive(
 
 
 def _pack(stream: gzip.GzipFile, root: Path, entry: CacheFile) -> bool:
-    """Add one file; return False where it is gone, replaced by a link, or still growing."""
+    """Add one file; return False where it is gone, replaced by a link, still growing, or cut."""
     try:
         descriptor = os.open(root / entry.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
         return False
     with open(descriptor, "rb") as file:  # noqa: PTH123 - a descriptor
         data = file.read(LARGEST_FILE + 1)
-    if len(data) != entry.size:
+    if len(data) != entry.size or not is_whole(entry.path, data):
         return False
     stream.write(json.dumps(to_builtins(entry)).encode() + b"\n")
     for start in range(0, len(data), _PIECE):

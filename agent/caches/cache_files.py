@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
@@ -30,6 +31,11 @@ _LEFT_OUT = (
     *("locks", "tmp"),
 )
 """Names of files and folders that are of no use, or wrong, on another node."""
+_OBJECTS = ("*.so", "*.so.*", "*.o", "*.cubin", "*.hsaco")
+_ELF = b"\x7fELF"
+_ELF_64_LITTLE = _ELF + b"\x02\x01"
+_ELF_HEAD = struct.Struct("<32xQQ6xHHHH")
+"""Of ELF with 64 bits: where its two tables begin, and for each the length and number of rows."""
 
 
 class CacheFile(Value):
@@ -76,6 +82,37 @@ def choose_files(files: Iterable[CacheFile]) -> tuple[CacheFile, ...]:
             room -= file.size
             chosen.append(file)
     return tuple(chosen)
+
+
+def settled(
+    files: Iterable[CacheFile], known: Collection[tuple[str, int]], before_ns: int
+) -> tuple[CacheFile, ...]:
+    """Return the files of a folder whose writers may have been killed, as they were before that.
+
+    What the archive is known to have is whole.
+    """
+    return tuple(
+        file for file in files if file.mtime_ns < before_ns or (file.path, file.size) in known
+    )
+
+
+def is_whole(path: str, data: bytes) -> bool:
+    """Return whether a file is whole, as far as its format shows.
+
+    Compilers write objects and libraries in place (torch 2.13's inductor, ninja): a killed one
+    leaves a part, which is loaded for as long as it is there. One of their two tables is at the
+    end, and linkers write the head, which has the places of the tables, last.
+    """
+    name = path.rpartition("/")[2]
+    if not any(fnmatchcase(name, pattern) for pattern in _OBJECTS):
+        return True
+    if not data.startswith(_ELF) or len(data) < _ELF_HEAD.size:
+        return False
+    if not data.startswith(_ELF_64_LITTLE):
+        return True
+    segments, sections, segment, of_segments, section, of_sections = _ELF_HEAD.unpack_from(data)
+    ends = (segments + segment * of_segments, sections + section * of_sections)
+    return bool(max(ends) <= len(data))
 
 
 def has_news(chosen: Iterable[CacheFile], known: Collection[tuple[str, int]]) -> bool:

@@ -41,6 +41,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--kind", required=True, help="digest of this kind of node")
     parser.add_argument("--run", default="", help="id of the run that saves")
     parser.add_argument("--node", default="", help="name of the node that saves")
+    parser.add_argument("--settled", type=float, help="seconds without a change, after a failure")
     parser.add_argument("--limit", type=float, default=times.CACHES_SEED, help="seconds")
     asked = parser.parse_args(argv)
 
@@ -50,15 +51,19 @@ def main(argv: Sequence[str]) -> int:
         late = f"cold: {asked.volume} took longer than {asked.limit:g} s"
         return in_child(lambda: seed(place, trust).in_words(), asked.limit, late)
     late = f"not written back: {asked.volume} took longer than {asked.limit:g} s"
-    return in_child(lambda: _save_quietly(place, trust, asked.run, asked.node), asked.limit, late)
+
+    def save_quietly() -> str:
+        _take_least_priority()
+        return save(place, trust, asked.run, asked.node, asked.settled)
+
+    return in_child(save_quietly, asked.limit, late)
 
 
-def _save_quietly(place: CachePlace, trust: Trust, run_id: str, node: str) -> str:
-    """Save with the least priority: the job has CPUs and disks first."""
+def _take_least_priority() -> None:
+    """Leave CPUs and disks to the job."""
     os.nice(19)
     with suppress(psutil.Error, OSError):  # some containers forbid it
         psutil.Process().ionice(psutil.IOPRIO_CLASS_IDLE)
-    return save(place, trust, run_id, node)
 
 
 def in_child(act: Callable[[], str], limit: float, late: str) -> int:

@@ -32,6 +32,7 @@ from agent.caches.cache_files import (
     choose_files,
     has_news,
     outdated,
+    settled,
 )
 from agent.caches.cache_folder import (
     NOTHING_NEW,
@@ -51,8 +52,8 @@ from agent.caches.cache_folder import (
 
 SUFFIX = ".caches"
 _CLAIM_SUFFIX = ".claim"
-_SPARE = 1 << 30  # bytes that stay free on either disk
 _TRIES = 5  # to read an archive that other runs replace
+_SPARE = 1 << 30  # bytes that stay free on either disk
 
 
 # --- seed ----------------------------------------------------------------------------------------
@@ -141,13 +142,22 @@ def _touch(path: Path) -> None:
 # --- save ----------------------------------------------------------------------------------------
 
 
-def save(place: CachePlace, trust: Trust, run_id: str, node: str) -> str:
-    """Write the archive if this node has something new, and is the one that writes; say so."""
+def save(
+    place: CachePlace, trust: Trust, run_id: str, node: str, settled_for: float | None = None
+) -> str:
+    """Write the archive if this node has something new, and is the one that writes; say so.
+
+    After a failure, files that changed within the last `settled_for` seconds may be incomplete.
+    """
+    before_ns = None if settled_for is None else time.time_ns() - int(settled_for * 1e9)
+
     # Has this node something new?
     known = read_known(place)
-    chosen = choose_files(list_files(place.root))
-    if not has_news(chosen, {*known.files}) and place.path.exists():
+    chosen = _files_of(place, known, before_ns)
+    if not chosen or (not has_news(chosen, {*known.files}) and place.path.exists()):
         return NOTHING_NEW
+    if before_ns is not None and (free := shutil.disk_usage(place.root).free) < _SPARE:
+        return f"not written back: {place.root} has {mib(free)} free, and files may be cut"
 
     volume = Path(place.volume)
     try:
@@ -159,7 +169,7 @@ def save(place: CachePlace, trust: Trust, run_id: str, node: str) -> str:
 
         # What another run has written meanwhile is part of the new archive.
         _add_archive_of_others(place, trust, known)
-        chosen = choose_files(list_files(place.root))
+        chosen = _files_of(place, read_known(place), before_ns)
         size = sum(file.size for file in chosen)
 
         # Is there room for it, without what is outdated?
@@ -179,6 +189,16 @@ def save(place: CachePlace, trust: Trust, run_id: str, node: str) -> str:
     write_known(place, KnownArchive(signature, files))
     packed = place.path.stat().st_size
     return f"{len(files)} file(s) ({mib(size)}, packed {mib(packed)}) written to {place.path}"
+
+
+def _files_of(
+    place: CachePlace, known: KnownArchive, before_ns: int | None
+) -> tuple[CacheFile, ...]:
+    """Return the files to archive, of all or of those that were there before a failure."""
+    files = list_files(place.root)
+    if before_ns is None:
+        return choose_files(files)
+    return choose_files(settled(files, {*known.files}, before_ns))
 
 
 def _claim(place: CachePlace, run_id: str, node: str) -> str:

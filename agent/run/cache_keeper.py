@@ -1,8 +1,9 @@
-"""Have this node's compile caches written back: beside the job, and after its success.
+"""Have this node's compile caches written back: beside the job, and after its end.
 
 The agent only looks at the folder. A program with the least priority writes (cache_program.py):
 once no new file has come for a while, so that the first steps have compiled what they need, then
-rarely, and once more after a job that succeeded. After a failure files may be incomplete.
+rarely, and once more after the job's end. After a failure the newest files may be incomplete: the
+folder is written as it was before. A stop has no time for it.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
 PROGRAM = "compile caches"
 LOG = "compile-caches.log"
 _LONGEST_LINE = 400
+_SAVED = (Kind.DONE, Kind.JOB_FAILED, Kind.LOST)
+"""Ends after which what is new is written back: the job had begun, and there is time for it."""
 
 
 class CacheKeeper:
@@ -97,13 +100,14 @@ class CacheKeeper:
         await self._save(look, times.CACHES_SAVE)
 
     async def save_at_end(self, outcome: Outcome) -> None:
-        """Write back what is new after a job that succeeded, while all else stops."""
-        if outcome.kind is not Kind.DONE:
+        """Write back what is new after the job's end, while all else stops."""
+        if outcome.kind not in _SAVED or outcome.is_superseded:
             return
+        settled = None if outcome.kind is Kind.DONE else times.CACHES_SETTLED
         with anyio.move_on_after(times.CACHES_SAVE_AT_END):
             look = await self._look()
             if look is not None and look.files:
-                await self._save(look, times.CACHES_SAVE_AT_END)
+                await self._save(look, times.CACHES_SAVE_AT_END, settled)
 
     async def _look(self) -> CacheLook | None:
         """Return what the folder is like; None before it is seeded, or if its disk hangs."""
@@ -114,8 +118,11 @@ class CacheKeeper:
             lambda: look_of(choose_files(list_files(Path(caches.folder)))), times.CACHES_LOOK
         )
 
-    async def _save(self, look: CacheLook, limit: float) -> None:
-        """Run the program that writes, after one that still does."""
+    async def _save(self, look: CacheLook, limit: float, settled: float | None = None) -> None:
+        """Run the program that writes, after one that still does.
+
+        After a failure only what did not change for `settled` seconds is written.
+        """
         caches = self._caches
         assert caches is not None  # noqa: S101 - there is a look
         plan = self._plan
@@ -124,6 +131,8 @@ class CacheKeeper:
                 return
             words = ("--run", self._run_id() or "none", "--node", plan.topology.node_name)
             argv = [*caches.argv("save"), *words, "--limit", f"{limit:g}"]
+            if settled is not None:
+                argv += ["--settled", f"{settled:g}"]
             own = environment.for_children(plan.environ, plan.settings)
             env = environment.without_cluster_auth(own, plan.settings)
             child = await self._start(PROGRAM, argv, {**env, SEAL: seal_of(plan.secret())}, LOG)

@@ -12,6 +12,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 COMPILE = "mkdir -p $TRITON_CACHE_DIR/ab; echo compiled by $NODE_RANK > $TRITON_CACHE_DIR/ab/kernel"
+FAIL = (
+    f"{COMPILE}; touch -d '-1 minute' $TRITON_CACHE_DIR/ab/kernel; "
+    "echo half > $TRITON_CACHE_DIR/ab/cut; exit 7"
+)
 READ = "cat $TRITON_CACHE_DIR/ab/kernel; echo $VLLM_CACHE_ROOT $TORCHINDUCTOR_CACHE_DIR"
 
 
@@ -44,6 +48,24 @@ def test_a_fresh_pod_is_seeded(cluster: Cluster, shared: Path) -> None:
     log = fresh.stderr()
     assert f"compile caches: seeded from {archive}" in log
     assert log.index("compile caches: seeded") < log.index("✓ job ")
+
+
+@pytest.mark.pods(2)
+def test_a_failed_job_leaves_what_it_had_compiled(cluster: Cluster, shared: Path) -> None:
+    """But not the newest files: a compiler may have been killed amid one."""
+    cluster.env |= {
+        "AGENT_CACHE_DIR": str(shared / "caches"),
+        "AGENT_LAUNCHER": "node",
+        "EXPECTED_WORKERS": "0",
+    }
+    failed = cluster.agent(0, "sh", "-c", FAIL)
+    assert failed.wait(BOOT) == 7, failed.tail()
+    assert failed.stderr().count("compile caches: 1 file(s)") == 1
+
+    alone = {"HEAD_POD_ID": "podb"}
+    fresh = cluster.agent(1, "sh", "-c", "ls $TRITON_CACHE_DIR/ab", env=alone)
+    assert fresh.wait(BOOT) == 0, fresh.tail()
+    assert fresh.stdout().split() == ["kernel"]
 
 
 def test_a_full_volume_costs_only_the_caches(cluster: Cluster, shared: Path) -> None:

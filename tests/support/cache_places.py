@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,6 +31,12 @@ def compile_here(place: CachePlace | CompileCaches, *paths: str, text: str = "co
         file = Path(place.folder, path)
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text)
+
+
+def make_older(place: CachePlace | CompileCaches, path: str, seconds: float) -> None:
+    """Give a file the time of a change so many seconds ago."""
+    then = time.time() - seconds
+    os.utime(Path(place.folder, path), (then, then))
 
 
 def contents(place: CachePlace) -> dict[str, str]:

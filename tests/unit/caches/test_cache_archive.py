@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-FILES = {"triton/ab/kernel.cubin": b"\0\1\2" * 500, "inductor/x/y.py": b"print(1)\n"}
+FILES = {"triton/ab/kernel.ptx": b"\0\1\2" * 500, "inductor/x/y.py": b"print(1)\n"}
 
 
 def archive(folder: Path, seal: str = "", kind: str = KIND) -> Path:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import struct
+from pathlib import Path
+
 import pytest
+from psutil import _psutil_linux
 
 from agent.base import times
 from agent.caches import cache_files
@@ -15,8 +19,10 @@ from agent.caches.cache_files import (
     is_archived,
     is_due,
     is_safe,
+    is_whole,
     look_of,
     outdated,
+    settled,
 )
 
 DAY = 24 * 3600.0
@@ -74,6 +80,44 @@ def test_news() -> None:
     assert has_news(files, set())
     assert has_news(files, {("triton/a/x", 4)})
     assert not has_news(files, {("triton/a/x", 5), ("triton/b/y", 1)})
+
+
+def test_settled_files() -> None:
+    """Of a folder whose writers were killed: what was whole then, and what the archive has."""
+    earlier = CacheFile("triton/a/earlier", 1, 50)
+    of_others = CacheFile("triton/a/of-others", 1, 150)
+    just_now = CacheFile("triton/a/just-now", 1, 150)
+    files = (just_now, of_others, earlier)
+    assert settled(files, {("triton/a/of-others", 1)}, before_ns=100) == (of_others, earlier)
+
+
+KERNEL = struct.pack("<4sBB26xQQ6xHHHH", b"\x7fELF", 2, 1, 100, 0, 56, 1, 0, 0).ljust(156, b"\0")
+"""The form of a GPU's kernel: its segments' table is at the end."""
+LIBRARY = Path(_psutil_linux.__file__).read_bytes()
+"""A real library, as a linker writes them."""
+
+
+@pytest.mark.parametrize(
+    ("path", "data", "whole"),
+    [
+        ("inductor/ab/x.so", LIBRARY, True),
+        ("inductor/ab/x.so", LIBRARY[:-1], False),
+        ("inductor/ab/x.so", LIBRARY[: len(LIBRARY) // 2], False),
+        ("inductor/ab/x.so", LIBRARY[:40], False),
+        ("inductor/ab/x.so", b"", False),
+        # A linker writes the head of the file last.
+        ("inductor/ab/x.so", bytes(64) + LIBRARY[64:], False),
+        ("torch_extensions/x/y.o", LIBRARY[:-1], False),
+        ("triton/ab/x.cubin", KERNEL, True),
+        ("triton/ab/x.cubin", KERNEL[:-1], False),
+        # Of another width or byte order, and files of other formats: nothing is known.
+        ("triton/ab/x.cubin", b"\x7fELF\x01\x01\x01" + bytes(60), True),
+        ("triton/ab/x.json", b"", True),
+    ],
+)
+def test_whole_files(path: str, data: bytes, *, whole: bool) -> None:
+    """A library, an object or a kernel that is cut is left out."""
+    assert is_whole(path, data) is whole
 
 
 def test_outdated_archives(monkeypatch: pytest.MonkeyPatch) -> None:

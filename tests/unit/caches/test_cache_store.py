@@ -20,7 +20,15 @@ from agent.caches import cache_store
 from agent.caches.cache_folder import NOTHING_NEW, CachePlace, read_seeded, scan
 from agent.caches.cache_store import save, seed
 from agent.job.compile_caches import SEAL as SEAL_VARIABLE
-from support.cache_places import SEAL, SEALED, UNSEALED, compile_here, contents, place_of
+from support.cache_places import (
+    SEAL,
+    SEALED,
+    UNSEALED,
+    compile_here,
+    contents,
+    make_older,
+    place_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -74,13 +82,13 @@ def test_a_fresh_node_is_seeded(tmp_path: Path, trust: Trust) -> None:
     cold = seed(first, trust)
     assert cold.state == "cold"
     assert "no archive of this kind of node" in cold.sentence
-    compile_here(first, "triton/ab/kernel.cubin", "inductor/x/y.py", "torch_extensions/e/lock")
+    compile_here(first, "triton/ab/kernel.ptx", "inductor/x/y.py", "torch_extensions/e/lock")
     assert "2 file(s)" in save(first, trust, "run-1", "first")
 
     second = place_of(tmp_path, "second")
     seeded = seed(second, trust)
     assert (seeded.state, seeded.files, seeded.size) == ("seeded", 2, 8)
-    assert contents(second) == {"triton/ab/kernel.cubin": "code", "inductor/x/y.py": "code"}
+    assert contents(second) == {"triton/ab/kernel.ptx": "code", "inductor/x/y.py": "code"}
     assert read_seeded(second.root) == seeded
     assert save(second, trust, "run-2", "second") == NOTHING_NEW
 
@@ -145,6 +153,33 @@ def test_two_runs_at_once(tmp_path: Path) -> None:
     assert len(contents(fresh)) >= 1
     leftovers = [file.name for file in Path(fresh.volume).iterdir() if file.suffix == ".part"]
     assert leftovers == []
+
+
+def test_after_a_failure_only_what_is_settled(tmp_path: Path) -> None:
+    """The newest files stay out, but not those of another run's archive, which are whole."""
+    other = place_of(tmp_path, "other")
+    first = place_of(tmp_path, "first")
+    for place in (first, other):
+        seed(place, UNSEALED)
+    compile_here(other, "triton/o/of-others")
+    assert "written to" in save(other, UNSEALED, "run-2", "node")
+
+    compile_here(first, "triton/a/earlier", "triton/a/just-now")
+    make_older(first, "triton/a/earlier", 60.0)
+    line = last_line(started("save", first, "--run", "run-1", "--settled", "30"))
+    assert line.startswith("2 file(s)")
+    fresh = place_of(tmp_path, "fresh")
+    seed(fresh, UNSEALED)
+    assert set(contents(fresh)) == {"triton/a/earlier", "triton/o/of-others"}
+
+
+def test_a_library_that_is_cut_is_left_out(tmp_path: Path) -> None:
+    """A linker that was killed leaves one, and torch loads it for as long as it is there."""
+    place = place_of(tmp_path, "node")
+    seed(place, UNSEALED)
+    compile_here(place, "inductor/ab/cut.so", text="\x7fELF\x02\x01\x01")
+    compile_here(place, "inductor/ab/source.cpp")
+    assert save(place, UNSEALED, "run-1", "node").startswith("1 file(s)")
 
 
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM])

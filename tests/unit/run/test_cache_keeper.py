@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import anyio
@@ -13,17 +14,20 @@ from agent.job.services import CACHES, Placeholders
 from agent.node.node_kind import NodeKind
 from agent.run import cache_keeper
 from agent.run.local_services import LocalWork
-from support.cache_places import compile_here
+from support.cache_places import compile_here, make_older
 from support.node_runs import node_run_with, node_run_with_caches
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from agent.run.node_run import NodeRun
 
 KIND = NodeKind("", "", "x86_64", "ab", "", "3.11.7", {"torch": "2.8.0"})
 DONE = ends.JOB_SUCCEEDED.outcome(before="")
-FAILED = ends.REFUSED.outcome(reason="x", culprit="x", remedy="x")
+FAILED = ends.JOB_FAILED.outcome(code=7, code_name="7", details="", before="")
+LOST = ends.HEAD_LOST.outcome()
+STOPPED = ends.JOB_STOPPED.outcome(before="")
+REFUSED = ends.REFUSED.outcome(reason="x", culprit="x", remedy="x")
+
+PATHS = ("triton/a/earlier", "triton/a/just-now")
 
 
 def node_run(folder: Path, name: str) -> NodeRun:
@@ -81,19 +85,38 @@ def test_written_back_beside_the_job(tmp_path: Path) -> None:
     anyio.run(story)
 
 
-@pytest.mark.parametrize(("outcome", "written"), [(DONE, 1), (FAILED, 0)])
-def test_written_back_at_the_end(tmp_path: Path, outcome: ends.Outcome, written: int) -> None:
-    """After a success: a job that failed may have left incomplete files."""
+@pytest.mark.parametrize(
+    ("outcome", "written"),
+    [
+        (DONE, [*PATHS]),
+        (FAILED, ["triton/a/earlier"]),
+        (LOST, ["triton/a/earlier"]),
+        (STOPPED, []),
+        (REFUSED, []),
+    ],
+    ids=lambda value: value.kind.value if isinstance(value, ends.Outcome) else "",
+)
+def test_written_back_at_the_end(tmp_path: Path, outcome: ends.Outcome, written: list[str]) -> None:
+    """After a failure without the newest files, which a killed compiler may have left incomplete.
+
+    A stop has no time for it.
+    """
     run = node_run(tmp_path, "node")
 
     async def story() -> None:
         await seed(run)
         assert run.plan.caches is not None
-        compile_here(run.plan.caches, "triton/a/x")
+        compile_here(run.plan.caches, *PATHS)
+        make_older(run.plan.caches, PATHS[0], times.CACHES_SETTLED + 5)
         await run.caches.look()  # not quiet yet
         assert archives(tmp_path) == []
         await run.caches.save_at_end(outcome)
-        assert len(archives(tmp_path)) == written
+
+        fresh = node_run(tmp_path, "fresh")
+        await seed(fresh)
+        assert fresh.plan.caches is not None
+        folder = Path(fresh.plan.caches.folder)
+        assert [path for path in PATHS if (folder / path).exists()] == written
 
     anyio.run(story)
 
