@@ -41,6 +41,9 @@ _WRAPPER = re.compile(
     r"|error raised in its creation task|JobSupervisor"
     r"|Job entrypoint command failed|failed \(exitcode|[Ee]xited with (?:exit )?code"
     r"|exit(?:ed with|) (?:code|status)"
+    r"|DataLoader worker \(pid|Killing (?:remaining|all|other) |(?:Job|Run|Task|Training|Command"
+    r"|Program|Experiment|Trial|Pod|Container)(?: \S{1,60})? (?:has )?(?:failed|FAILED)"
+    r"(?: with (?:error|exit) |[.!]?$)"
     r"|Scheduler hit an exception|hit an exception|returned non-zero exit status"
     r"|One or more tasks? failed"
     r"|Error executing job|Job .{1,80} failed|Command .{1,300} failed"
@@ -178,6 +181,9 @@ def main_error(error: ParsedError) -> ParsedError:
         return request  # whose address it shows; what was raised from it rarely does
     if first.name in _LOOKUPS and len(originals) > 1 and len(originals[1].message) > 40:
         return originals[1]
+    if first.name in _LOOKUPS and not first.message.strip():
+        outer = chain[chain.index(first) + 1 :]
+        return next((part for part in outer if part.message.strip()), first)
     return first
 
 

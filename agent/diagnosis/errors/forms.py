@@ -65,7 +65,7 @@ _CRASH = re.compile(
     r"|corrupted "
     r"|\*\*\* stack smashing|Aborted(?: \(core dumped\))?$|Killed(?:$| )"
     r"|pure virtual method called"
-    r"|SIG(?:SEGV|FPE|BUS|ILL|ABRT): [a-z]|panic: "
+    r"|SIG(?:SEGV|FPE|BUS|ILL|ABRT): [a-z]|panic: |LLVM ERROR: "
     r"|thread '[^']{1,60}' (?:\(\d+\) )?panicked at|fatal error: |ptxas fatal"
     r"|[\w./+-]{1,200}: symbol lookup error: "
     r"|[\w./+-]{1,200}: error while loading shared libraries: "

@@ -342,3 +342,27 @@ def test_what_the_job_went_on_from_before_its_time_was_up_does_not_count() -> No
     """Steps followed it."""
     went_on = f"{ENDED}\nstep:1 - loss:0.1\nstep:2 - loss:0.1\n{SLURM_ENDS}"
     assert cause(went_on).key == "time limit"
+
+
+@pytest.mark.parametrize(
+    "ending",
+    [
+        "Run failed with error code CONTAINER_EXITED_WITH_ERROR. Check the logs",
+        "2025-11-26 10:00:00,000 - a - ERROR - Killing remaining processes and exiting...",
+        "RuntimeError: DataLoader worker (pid 7) is killed by signal: Aborted.",
+        "ERROR: Task train failed",
+    ],
+)
+def test_a_line_that_only_states_an_end_is_no_cause(ending: str) -> None:
+    """Launchers print it about any failure; without another line it is quoted."""
+    assert cause(f"{ending}\nValueError: real").line == "ValueError: real"
+    assert cause(ending).line
+
+
+def test_an_empty_queue_shows_less_than_what_was_raised_for_it() -> None:
+    """An exception without a message is a wait that ended; the next one says for what."""
+    text = (
+        f"{TRACE}_queue.Empty\n\nThe above exception was the direct cause of the following "
+        f"exception:\n\n{TRACE}RuntimeError: DataLoader worker (pid(s) 7) exited unexpectedly"
+    )
+    assert cause(text).line == "RuntimeError: DataLoader worker (pid(s) 7) exited unexpectedly"

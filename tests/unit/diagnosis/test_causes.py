@@ -54,6 +54,7 @@ NEARBY = (
     '  File "/x/job.py", line 9, in main\n    assert config.batch % config.ranks == 0',
     '  File "/x/torch/distributed/checkpoint/a.py", line 9, in f\n    assert metadata is not None',
     '  File "/x/subprocess.py", line 9, in _execute_child',
+    '  File "/x/transformer_engine/pytorch/__init__.py", line 9, in _load_library',
     "node-1:1:2 [0] NCCL INFO Bootstrap : Using docker0:172.17.0.1<0>",
     '  File "/usr/lib/python3/site-packages/datasets/table.py", line 9, in array_cast',
     "[c10d] The IPv6 network addresses of (node-0, 29500) cannot be retrieved (gai error: -2)",
