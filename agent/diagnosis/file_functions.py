@@ -51,6 +51,11 @@ _BY_ERRNO = {
 """What the system refuses by its number, and what to do."""
 _MISSING = re.compile(r"^\[Errno 2\] No such file or directory: '(?P<path>[^']{1,300})'")
 _STARTS = re.compile(r"_execute_child|_posix_spawn|Popen")
+_RACES = re.compile(
+    r"rmtree|unlink|\b(?:os|shutil)\.(?:remove|rename|replace|rmdir|stat|move)|\.(?:rename|replace"
+    r"|stat)\(|getsize|getmtime|scandir|listdir|glob"
+)
+"""What another rank or a clean-up may do at the same time."""
 _PASSING = re.compile(
     r"^/(?:proc|sys|dev)/|/te?mp\b|\.te?mp\b|te?mp_|\.lock\b|/session_|/shm/|\.sock|\.pid\b|cache"
 )
@@ -111,6 +116,12 @@ def missing_program(error: ParsedError) -> Cause | None:
     if not starts:
         return None
     name = short_path(found["path"])
+    if "/" in name:
+        return Cause(
+            "program missing",
+            f"the program or folder {name}, with which the job starts a process, does not exist",
+            "Correct the path, or bring it to every node: the image, or a disk that all share",
+        )
     return Cause(
         "program missing",
         f"the image lacks the program {name}, which the job starts",
@@ -123,7 +134,9 @@ def missing_file(error: ParsedError) -> Cause | None:
     found = _MISSING.match(error.message)
     if error.name != "FileNotFoundError" or found is None or not error.frames:
         return None
-    if _PASSING.search(found["path"]) is not None:
+    innermost = " ".join(f"{frame.function} {frame.code}" for frame in error.frames[-3:])
+    is_race = " -> " in error.message or _RACES.search(innermost) is not None
+    if is_race or _PASSING.search(found["path"]) is not None:
         return None
     reader = next(
         (frame for frame in reversed(error.frames) if "/lib/python" not in frame.file),

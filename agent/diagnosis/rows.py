@@ -107,6 +107,7 @@ class Row(Value, forbid_unknown_fields=True):
     words: tuple[Words, ...]
     sources: tuple[str, ...]
     function: str = ""  # a name of row_functions.FUNCTIONS, which decides after the words
+    refined_by: str = ""  # a function that gives the sentence of the cause where it can
     labels: tuple[str, ...] = ()
     weight: Weight = Weight.CAUSE
     again: Again = Again.EITHER
@@ -123,6 +124,9 @@ class Row(Value, forbid_unknown_fields=True):
         if self.function:
             return FUNCTIONS[self.function](error)
         sentence, remedy = self.filled(error.text)
+        refined = FUNCTIONS[self.refined_by](error) if self.refined_by else None
+        if refined is not None:
+            sentence = refined.sentence
         return Cause(self.key, sentence, remedy)
 
     def filled(self, line: str) -> tuple[str, str]:

@@ -85,3 +85,30 @@ def test_a_checkpoint_without_metadata_is_incomplete() -> None:
     assert diagnose_logs([Log("", "job.log", text)]).key == "checkpoint incomplete"
     other = text.replace("metadata is not None", "len(parts) == 2")
     assert diagnose_logs([Log("", "job.log", other)]).key == ""
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("os.unlink(path)", "[Errno 2] No such file or directory: '/ckpt/1/a.bin'"),
+        ("shutil.rmtree(path)", "[Errno 2] No such file or directory: '/ckpt/1'"),
+        ("os.rename(a, b)", "[Errno 2] No such file or directory: '/ckpt/1' -> '/ckpt/2'"),
+    ],
+)
+def test_what_another_rank_removed_is_no_missing_file(code: str, message: str) -> None:
+    """Two of them clean up at the same time: which one is at fault, the log does not say."""
+    text = (
+        f'Traceback (most recent call last):\n  File "/w/a.py", line 3, in rotate\n    {code}\n'
+        f"FileNotFoundError: {message}"
+    )
+    assert diagnose_logs([Log("", "job.log", text)]).key != "file missing"
+
+
+def test_a_process_may_lack_its_program_or_its_folder() -> None:
+    """A path may be either; a plain name is a program."""
+    answer = opened(
+        "/usr/lib/python3.11/subprocess.py",
+        "_execute_child",
+        "FileNotFoundError: [Errno 2] No such file or directory: '/w/run'",
+    )
+    assert answer.cause.startswith("the program or folder /w/run")

@@ -53,3 +53,11 @@ def test_an_assertion_names_both_by_its_code() -> None:
     code = "assert args.global_batch % (ranks * 2) == 0"
     assert found("AssertionError", code).cause == "args.global_batch does not divide by ranks * 2"
     assert found("AssertionError", "assert args.batch > 0").key == ""
+
+
+def test_rows_about_sizes_name_the_two_of_the_message() -> None:
+    """Which kind of sizes they are only chooses the remedy."""
+    line = "AssertionError: padded length 100 of the batch must be divisible by the ring size 3"
+    answer = diagnose_logs([Log("", "job.log", f'  File "/x/a.py", line 1, in f\n    x\n{line}')])
+    assert answer.key == "batch"
+    assert answer.cause == "padded length 100 of the batch does not divide by ring size 3"
