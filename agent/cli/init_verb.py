@@ -372,7 +372,7 @@ def _local_file(given: Path | None, why: str) -> AgentFile:
     """Return the file that the user names, else the one file that is found here."""
     path = given or one_file_here()
     if path is None:
-        made = "its scripts/build makes it in a minute: dist/pod-agent"
+        made = "./scripts/build in a clone of its repository makes dist/pod-agent in a minute"
         if checkout() is not None:
             made = f"{checkout()}/scripts/build makes it in a minute"
         raise _RefusedError(f"not given: --agent (the agent's one file; {made}), or --agent-url")
@@ -432,9 +432,11 @@ def _print_next_steps(
     steps = [f"cd {here}"] if options.to.resolve() != Path.cwd() else []
     print("\n".join(f"  {step}" for step in [*steps, *made.steps]))
     if not request.is_rehearsal:
-        print("First the same for cents, without GPUs, model and data:")
+        gpus = PLATFORMS[platform].rehearsal_gpus
+        without = f"with {gpus} GPU a node, without" if gpus else "without GPUs,"
+        print(f"First the same for cents, {without} model and data:")
         print(f"  {_rehearsal(platform, request, options)}")
-    print("What a node would do, on Linux:")
+    print("What a node would do, typed on one (elsewhere it names what that machine lacks):")
     print(f"  {variables_of_plan(request)} pod-agent plan{_after_run(request)}")
 
 
@@ -457,7 +459,7 @@ def _rehearsal(platform: str, request: Request, options: argparse.Namespace) -> 
             text = ",".join(given) if name == "hosts" else given
             words += [f"--{name}", text]
     if options.agent:
-        words += ["--agent", str(options.agent)]
+        words += ["--agent", str(options.agent.absolute())]  # it is typed in another folder
     if options.agent_url:
         words += ["--agent-url", options.agent_url, "--agent-sha256", options.agent_sha256]
     return shlex.join([*words, "--to", "rehearsal"])

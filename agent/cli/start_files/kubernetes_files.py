@@ -29,6 +29,16 @@ MANIFESTS = {
     "pytorchjob": ("pytorchjob.yaml", "pytorch"),
 }
 """By kind: the file, and the name of its containers."""
+_HEADS = {
+    "lws": "{job}-0",
+    "trainjob": (
+        "-l jobset.sigs.k8s.io/jobset-name={job},batch.kubernetes.io/job-completion-index=0"
+        " --tail=-1"
+    ),
+    "pytorchjob": "{job}-master-0",
+    "rayjob": "job/{job}",
+}
+"""By kind: the pod whose log says all about the run, as `kubectl logs` takes it."""
 
 
 def _in_workspace(code: str) -> Folders:
@@ -86,7 +96,7 @@ def kubernetes(request: Request) -> StartFiles:
         services = fill(request.preset.services, request, data=folders.data, models=models)
         text += fill("kubernetes_services.yaml", request, services=services)
 
-    steps = [*_steps(request, needs_token=True), f"kubectl apply -f {name}"]
+    steps = [*_steps(request, needs_token=True), f"kubectl apply -f {name}", _log(request, kind)]
     if is_restarted:
         steps.append(
             f"kubectl delete -f {name}   # after the run: a LeaderWorkerSet keeps its GPUs"
@@ -139,8 +149,9 @@ def kuberay(request: Request) -> StartFiles:
             ]
         ),
     )
-    steps = (*_steps(request, needs_token=False), "kubectl create -f rayjob.yaml")
-    return StartFiles((text_file("rayjob.yaml", text), *_shared_files(request)), steps)
+    steps = [*_steps(request, needs_token=False), "kubectl create -f rayjob.yaml"]
+    steps.append(_log(request, "rayjob"))
+    return StartFiles((text_file("rayjob.yaml", text), *_shared_files(request)), tuple(steps))
 
 
 def _place(request: Request) -> str:
@@ -159,6 +170,12 @@ def _shared_files(request: Request) -> list[StartFile]:
     return [text_file(_WORKSPACE, text), *sent_files(request)]
 
 
+def _log(request: Request, kind: str) -> str:
+    """Return the command that follows the run, once its pods are there."""
+    head = _HEADS[kind].format(job=request.job)
+    return f"kubectl logs -f {head}   # once it runs; its `watch` line opens the page"
+
+
 def _steps(request: Request, *, needs_token: bool) -> list[str]:
     """Return the commands that make the disk and the secret, and copy the agent's file."""
     steps = [
@@ -174,5 +191,5 @@ def _steps(request: Request, *, needs_token: bool) -> list[str]:
     literals = [f'--from-literal=ray-auth-token="{RANDOM}"'] if needs_token else []
     literals += [f'--from-literal={key}="${name}"' for key, name in keys.items() if wanted[name]]
     if literals:
-        steps.append(f"kubectl create secret generic pod-agent {' '.join(literals)}")
+        steps.append(f"kubectl create secret generic pod-agent {' '.join(literals)}   # once")
     return steps

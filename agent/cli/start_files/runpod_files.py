@@ -33,6 +33,7 @@ SLOW = (
 )
 _BUNDLED = Path(__file__).parents[2] / "bundled"
 _GPU = "NVIDIA H100 80GB HBM3"
+_GPU_OF_REHEARSAL = "NVIDIA GeForce RTX 4090"  # Global Networking has none without a GPU
 _CENTER = "EU-RO-1"  # Has Global Networking
 _RECEIVE = "RECEIVE_AGENT"
 _RECEIVE_PORT = 8266  # The agent's own, which templates/runpod.json opens
@@ -72,11 +73,12 @@ def runpod(request: Request) -> StartFiles:
 
     # The request, and the program that sends it.
     on_done, api_key = _on_done(request)
+    usual_gpu = _GPU_OF_REHEARSAL if request.is_rehearsal else _GPU
     text = fill(
         "runpod.json",
         request,
         quoted_image=json.dumps(request.container_image),
-        gpu=json.dumps(request.gpu_type or _GPU),
+        gpu=json.dumps(request.gpu_type or usual_gpu),
         center=json.dumps(_center(request)) if _center(request) else "",
         command=json.dumps(f"bash -c {shlex.quote(' && '.join(commands))}", ensure_ascii=False),
         variables=",\n".join(

@@ -177,6 +177,24 @@ def test_the_printed_rehearsal_can_be_typed(
         assert agent([*argv, "--to", str(tmp_path / "rehearsal")]) == 0
 
 
+def test_the_rehearsal_is_typed_in_another_folder(tmp_path: Path) -> None:
+    """A relative --agent is named by its full path; on RunPod the rehearsal has one small GPU."""
+    one_file = tmp_path / "pod-agent"
+    one_file.write_bytes(b"stands for the one file")
+    words = ("slurm", "verl-grpo", "--container", "apptainer", "--nodes", "2", "--gpus", "8")
+    relative = os.path.relpath(one_file, ROOT)
+    printed = init(*words, "--agent", relative, "--to", str(tmp_path / "run")).stdout
+    (line,) = re.findall(r"^  (pod-agent init .* rehearsal .*)$", printed, re.MULTILINE)
+    argv = shlex.split(line)
+    assert Path(argv[argv.index("--agent") + 1]).is_absolute()
+    assert "without GPUs, model and data:" in printed
+
+    _, printed = written(tmp_path / "a", "runpod", "verl-grpo", "--nodes", "2", "--gpus", "8")
+    assert "with 1 GPU a node, without model and data:" in printed
+    files, _ = written(tmp_path / "b", "runpod", "rehearsal", "--nodes", "2")
+    assert json.loads(files["pod.json"])["gpu"] == {"id": "NVIDIA GeForce RTX 4090", "count": 1}
+
+
 KEYS = {
     "dstack": {
         *("type", "name", "image", "nodes", "fleets", "spot_policy", "resources", "env", "files"),
