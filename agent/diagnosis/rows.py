@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 ANY = "…"  # any text in the words of a message; `^` at their start is the start of a line
 _SEARCHED = 1_000  # characters of a line that `only` and `unless` search
+_LINES_BEFORE = 4  # that may show who uses a library
 _LONGEST_NAME = 60  # characters of a name from a line that a sentence repeats
 _ERROR = r"\W{0,6}(?:[A-Za-z_][\w.]{0,120})?(?:[Ee]rror|Exception|Timeout\w*|Disconnected|ERROR)\b"
 
@@ -64,8 +65,7 @@ class Words(Value, forbid_unknown_fields=True):
             return False
         if error.level < LogLevel.UNSTATED and not self.mild:
             return False
-        nearby = error.stack() if error.frames else error.before
-        before = "\n".join(nearby) if self.near else ""
+        before = "\n".join(_nearby(error)) if self.near else ""
         return self.match(error.text, error.line, before)
 
     def match(self, line: str, body: str, before: str) -> bool:
@@ -90,6 +90,15 @@ class Words(Value, forbid_unknown_fields=True):
             and (not self.unless or compiled(self.unless).search(line, 0, _SEARCHED) is None)
             and (not self.near or compiled(self.near).search(f"{before}\n{line}") is not None)
         )
+
+
+def _nearby(error: ParsedError) -> Iterator[str]:
+    """Yield what shows who fails: the frames, or a few lines before if all are a library's."""
+    yield from error.stack()
+    if not error.frames:
+        yield from error.before
+    elif all("-packages/" in frame.file or "/lib/python" in frame.file for frame in error.frames):
+        yield from error.before[-_LINES_BEFORE:]
 
 
 def _is_type(printed: str, wanted: str) -> bool:

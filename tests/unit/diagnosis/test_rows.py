@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from agent.base.text import parse_toml
 from agent.diagnosis import rows
 from agent.diagnosis.errors.parsed_error import ErrorKind, LogLevel, ParsedError, TracebackFrame
@@ -85,3 +87,15 @@ def test_each_key_is_of_one_row() -> None:
     data = parse_toml(Path(rows.__file__).with_name("rows.toml").read_text(encoding="utf-8"))
     keys = [row["key"] for kind in ("noise", "cause", "symptom") for row in data[kind]]
     assert [key for key, count in Counter(keys).items() if count > 1] == []
+
+
+def test_lines_before_count_where_only_a_library_shows() -> None:
+    """They may show who uses it; frames of the job's own code show that better."""
+    words = Words(example="KeyError: 'x'", type="KeyError", near="verifier")
+    library = TracebackFrame("/x/site-packages/urllib3/connection.py", 9, "request")
+    own = TracebackFrame("/w/train.py", 3, "upload")
+    before = ("asking the verifier failed", "a", "b", "c")
+    assert words.match_error(replace(python_error("KeyError", "'x'", library), before=before))
+    assert not words.match_error(replace(python_error("KeyError", "'x'", own), before=before))
+    longer = (*before, "d")
+    assert not words.match_error(replace(python_error("KeyError", "'x'", library), before=longer))
