@@ -191,7 +191,7 @@ CACHES_ABANDONED = 24 * 3600.0  # A part or claim of a killed program is removed
 
 # --- Attempts and restarts ------------------------------------------------------------------------
 
-FIRST_RETRY_PAUSE = 10.0  # Before the second attempt; it doubles.
+FIRST_RETRY_PAUSE = 10.0  # After an attempt in vain; it doubles with each further one in a row.
 LONGEST_RETRY_PAUSE = 300.0  # More would only cost pods that wait.
 ATTEMPT_SHORT = 600.0  # An attempt lost sooner, without a new checkpoint, made no progress.
 RESTARTS_FORGOTTEN = 600.0  # A service's restarts count for so long: four a week are no crash loop.

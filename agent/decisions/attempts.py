@@ -285,9 +285,30 @@ def may_be_retried(end: Outcome) -> bool:
     return is_loss(end) and not end.attempts_are_used_up
 
 
-def pause_after(losses: int) -> float:
-    """Return the seconds to wait before the attempt after this many losses."""
-    return min(times.LONGEST_RETRY_PAUSE, times.FIRST_RETRY_PAUSE * 2.0 ** min(losses - 1, 10))
+def pause_after(tried: Sequence[LostAttempt]) -> float:
+    """Return the seconds to wait before the next attempt: none after one that made progress.
+
+    Attempts that are lost soon, one after the other, begin more and more slowly.
+    """
+    in_vain = _last_in_vain(tried)
+    if not in_vain:
+        return 0.0
+    return min(times.LONGEST_RETRY_PAUSE, times.FIRST_RETRY_PAUSE * 2.0 ** min(in_vain - 1, 10))
+
+
+def _last_in_vain(tried: Sequence[LostAttempt]) -> int:
+    """Return how many of the last attempts were short, and made no step beyond those before."""
+    furthest = 0
+    in_vain = 0
+    for attempt in tried:
+        step = attempt.last_step or 0
+        is_progress = step > furthest or attempt.seconds > times.ATTEMPT_SHORT
+        furthest = max(furthest, step)
+        if is_progress:
+            in_vain = 0
+        elif not attempt.announced:
+            in_vain += 1
+    return in_vain
 
 
 def retries_exhausted(tried: Sequence[LostAttempt], retries: int) -> Outcome | None:

@@ -7,7 +7,7 @@
 3. If the job fails, all nodes are asked first: a loss that nothing has reported yet may be the
    cause. A failure soon after a loss counts as this loss.
 4. An attempt that ended by a loss is followed by another one, as AGENT_JOB_RETRIES allows, after
-   a pause that grows. Losses that the platform announced do not count.
+   a pause that grows with each one in vain. Losses that the platform announced do not count.
 5. The next attempt is submitted once nothing of the last one runs any more: reachable nodes
    report it, the fence of the others stops it within the same grace.
 """
@@ -277,7 +277,8 @@ def begin_next_attempt(state: HeadState, end: Outcome, now: float) -> HeadState:
     if losses > state.goal.retries:
         return leave(state, replace(end, attempts_are_used_up=True), now)
 
-    # After an announced loss the next attempt begins at once, else after a pause.
+    # After an announced loss the next attempt begins at once, else after a pause, which is none
+    # where the lost attempt made steps.
     announced = sum(attempt.announced for attempt in tried)
     if ended.loss_was_announced and announced <= attempts.MOST_ANNOUNCED:
         pause = 0.0
@@ -285,8 +286,10 @@ def begin_next_attempt(state: HeadState, end: Outcome, now: float) -> HeadState:
         free = f"announced losses that AGENT_JOB_RETRIES does not count: {count}"
         follows = f"the next begins once the nodes are there ({free})"
     else:
-        pause = attempts.pause_after(losses)
-        follows = f"the next begins in {pause:g} s at the earliest"
+        pause = attempts.pause_after(tried)
+        follows = "the next begins once the nodes are there"
+        if pause:
+            follows = f"the next begins in {pause:g} s at the earliest"
     lost = f"attempt {ended.number} of {state.last_attempt_number} is lost: {end.reason}"
     state = state.log(f"{lost}; {follows}", "warning")
 

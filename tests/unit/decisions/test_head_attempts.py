@@ -307,8 +307,38 @@ def test_spent(seconds: list[float], retries: int, words: str | None) -> None:
 
 
 def test_pauses_double_up_to_five_minutes() -> None:
-    """10 s, doubling, and never more than five minutes."""
-    assert [pause_after(n) for n in (1, 2, 3, 6, 7, 1000)] == [10, 20, 40, 300, 300, 300]
+    """10 s after an attempt in vain, doubling, and never more than five minutes."""
+    vain = LostAttempt(5, "Ray was lost")
+    assert [pause_after([vain] * n) for n in (1, 2, 3, 6, 7)] == [10, 20, 40, 300, 300]
+    assert pause_after([vain] * 1000) == 300
+
+
+@pytest.mark.parametrize(
+    ("steps", "pause"),
+    [
+        ([3], 0),  # it made steps
+        ([0], 10),  # its first step never came
+        ([3, 3], 10),  # it came no further than the one before
+        ([3, 4], 0),
+        ([3, 3, 3], 20),
+        ([3, None, 3], 20),
+        ([3, None, 5], 0),
+        ([None, 3, 2], 10),
+    ],
+)
+def test_an_attempt_that_made_steps_is_followed_without_a_pause(
+    steps: list[int | None], pause: float
+) -> None:
+    """Pauses are for attempts that fail at once again; a pod that bills waits for nothing else."""
+    tried = [LostAttempt(5, "Ray was lost", last_step=step) for step in steps]
+    assert pause_after(tried) == pause
+
+
+def test_a_long_or_announced_attempt_adds_no_pause() -> None:
+    """One of hours worked, whatever it printed; an announced loss is no fault of the job."""
+    vain = LostAttempt(5, "Ray was lost")
+    assert pause_after([vain, vain, LostAttempt(601, "Ray was lost")]) == 0
+    assert pause_after([vain, replace(vain, announced=True)]) == 10
 
 
 @pytest.mark.parametrize(
