@@ -208,6 +208,8 @@ SERVICE_PROBED = 10.0  # Between two probes of a ready service (`alive.every` of
 SERVICE_ANSWERS = 60.0  # For each answer of one (`alive.within`).
 SERVICE_READY_AGAIN = 120.0  # From a restart of a service to its readiness.
 SERVICE_GRACE = 1.0  # The grace of a service that no longer answers.
+ROUTER_ANSWERS = 3.0  # For each request to a router about one of its engines.
+ROUTER_ASKED_AGAIN = 30.0  # A restarted engine is listed within this of its router's start.
 STEP_PROGRESS = 2.0  # Between two reads of a step's progress.
 LOCAL_CONNECT = 2.0  # The kernel accepts a local connection at once, or not at all.
 

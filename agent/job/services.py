@@ -313,6 +313,7 @@ class ServiceSpec(Value):
     after: tuple[str, ...] = ()
     """The steps and services that must be done or ready before it starts."""
     gpus: int = 0  # The GPUs of its node that only it sees
+    router: str = ""  # The URL of the router that passes the job's requests on to it
     secrets: tuple[str, ...] = ()  # Variables with secrets that only it has in its environment
 
     @property
@@ -329,8 +330,8 @@ class ServiceSpec(Value):
 
     @property
     def addressed(self) -> tuple[str, ...]:
-        """Return the services whose node's address its command or environment has."""
-        texts = [*(self.argv or ()), *(text for _, text in self.env)]
+        """Return the services whose node's address its command, environment or router has."""
+        texts = [*(self.argv or ()), *(text for _, text in self.env), self.router]
         return tuple(dict.fromkeys(name for text in texts for name in addressed(text)))
 
     def command(self, place: Placeholders) -> list[str]:

@@ -130,6 +130,7 @@ _PLACEHOLDERS_OF_ASK = ("query", "prompt", "answer", "label")
 
 class _Service(_Reward, total=False):
     where: Annotated[str, Meta(pattern="^(head|every|workers|rank [0-9]{1,5})$")]
+    router: Annotated[str, Meta(pattern=r"\Ahttps?://[^\s/]+/?\Z")]
 
 
 class _Step(TypedDict, total=False):
@@ -279,6 +280,11 @@ class _Reader:
         if "alive" in fields:
             alive = self.read(f"{label} alive.", fields["alive"], _Alive)
             fields["alive"] = LivenessCheck(**alive)
+        if "router" in fields:
+            fields["router"] = fields["router"].rstrip("/")
+            if not isinstance(fields.get("ready"), HttpProbe):
+                got = "a router for a service without ready.http"
+                self.report(f"{label} router", got, "ready.http, whose address the router has")
         if "env" in fields:
             selected = sorted(fields["env"].keys() & {CUDA, HIP, ROCR})
             if selected and fields.get("gpus"):

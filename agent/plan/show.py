@@ -341,6 +341,8 @@ def _service_line(spec: ServiceSpec, place: Placeholders, own: Sequence[str] | N
         title += f", with {spec.gpus} GPU(s) of its own"
     elif spec.gpus and own is not None:
         title += f", {_gpus_text(own)}"
+    if spec.router:
+        title += f", behind the router {place.fill(spec.router)}"
     command = shell_line(spec.command(place)) if spec.argv else "external, only probed"
     return f"{title}: {command}"
 

@@ -7,6 +7,7 @@ import json
 import math
 import re
 import socket
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated
 from urllib.parse import urlsplit
 
@@ -33,7 +34,7 @@ from agent.processes.waiting import NotYet, until
 from agent.record.files import reading
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import Awaitable, Callable
     from pathlib import Path
 
     from aiohttp.abc import ResolveResult
@@ -98,35 +99,61 @@ async def reward_answers(
 ) -> str:
     """Request one score; return '' for a valid reply, else what is wrong."""
     body = json.dumps(REWARD_REQUEST)
-    reply = await _send_request(url, body, limit, token, on_headers=on_headers)
-    return reply if isinstance(reply, str) else check_reward_reply(reply)
+    reply = await send_request("POST", url, limit, body=body, token=token)
+    if isinstance(reply, str):
+        return reply
+    if not reply.is_success:
+        return reply.refusal
+    on_headers(reply.headers)
+    return check_reward_reply(reply.body)
 
 
 async def reply_evidence(
     url: str, body: str | None, expect: str, limit: float = 10.0, *, follows_redirects: bool = True
 ) -> str:
     """Send one request; return '' for the expected reply, else what is wrong."""
-    reply = await _send_request(url, body, limit, follows_redirects=follows_redirects)
+    method = "GET" if body is None else "POST"
+    reply = await send_request(method, url, limit, body=body, follows_redirects=follows_redirects)
     if isinstance(reply, str):
         return reply
-    text = reply.decode(errors="replace")
+    if not reply.is_success:
+        return reply.refusal
+    text = reply.body.decode(errors="replace")
     return "" if expect in text else f"its reply lacks {expect!r}: {text[:120].strip()}"
 
 
-async def _send_request(  # noqa: PLR0913 - a request, and what to do with its reply
+class ServerReply(Value):
+    """What a server answered."""
+
+    status: int
+    body: bytes
+    headers: Mapping[str, str]
+
+    @property
+    def is_success(self) -> bool:
+        """Return whether the request was accepted."""
+        return self.status < 400
+
+    @property
+    def refusal(self) -> str:
+        """Return in words what it answered instead."""
+        start = self.body[:120].decode(errors="replace").strip()
+        return f"it answered {self.status}: {start}"
+
+
+async def send_request(  # noqa: PLR0913 - what a request has
+    method: str,
     url: str,
-    body: str | None,
     limit: float,
-    token: str | None = None,
     *,
+    body: str | None = None,
+    token: str | None = None,
     follows_redirects: bool = True,
-    on_headers: Callable[[Mapping[str, str]], None] = lambda _headers: None,
-) -> bytes | str:
-    """Send one request; return the body of a good reply, or why there is none."""
+) -> ServerReply | str:
+    """Send one request; return the reply, or why there is none."""
     headers = {"Content-Type": "application/json"} if body is not None else {}
     if token is not None:
         headers["Authorization"] = f"Bearer {token}"
-    method = "GET" if body is None else "POST"
 
     text = b""
     try:
@@ -144,10 +171,7 @@ async def _send_request(  # noqa: PLR0913 - a request, and what to do with its r
                 text += chunk
                 if len(text) > _MAX_REPLY:
                     return f"its reply is longer than {_MAX_REPLY} bytes"
-            if reply.ok:
-                on_headers(reply.headers)
-                return text
-            return f"it answered {reply.status}: {text[:120].decode(errors='replace').strip()}"
+            return ServerReply(reply.status, text, reply.headers)
     except (TimeoutError, asyncio.TimeoutError):  # two things until Python 3.11
         return f"no answer within {limit:g} s"
     except (aiohttp.ClientError, OSError, ValueError) as error:

@@ -27,8 +27,9 @@ from agent.decisions.shared import (
 )
 from agent.job.compile_caches import SEAL, seal_of
 from agent.job.model_sharing import key_of
-from agent.job.services import CACHES, MODEL
+from agent.job.services import CACHES, MODEL, HttpProbe
 from agent.plan import environment
+from agent.processes.engine_router import EngineRouter
 from agent.processes.probing import ReadinessProbe, until_dead
 from agent.processes.waiting import NotYet, TimedOutError, until
 from agent.record.background import NO_THREAD, in_background, in_thread
@@ -66,6 +67,7 @@ class LocalWork:
         self._model = ModelPrograms(run, is_prepared=lambda: not self._unfinished)
         self._running_steps: set[anyio.CancelScope] = set()
         self._running: dict[str, Child] = {}
+        self._is_stopping = False  # the run's services, whose routers need no news of it
 
     async def prepare(self, name: str) -> None:
         """Run a step; send the event of its end, unless it was stopped."""
@@ -209,32 +211,49 @@ class LocalWork:
         child = await self._run.start(name, spec.command(place), env, spec.log)
         self._running[name] = child
 
-        # It ends by itself, or is stopped once it no longer answers.
+        # It ends by itself, or is stopped once it no longer answers. A router sends requests to it
+        # only while it is ready.
+        router = _router_of(spec, place)
         silence = ""
 
-        async def probe_until_dead() -> None:
-            nonlocal silence
-            cpu = partial(self._run.effects.processes.cpu_of, child.pid)
-            silence = await self._probe(spec, place, generation, cpu)
-            await child.stop(times.SERVICE_GRACE)
-
         async with anyio.create_task_group() as tasks:
+
+            def enter_router() -> None:
+                if router is not None:
+                    tasks.start_soon(_enter, router, name)
+
+            async def probe_until_dead() -> None:
+                nonlocal silence
+                cpu = partial(self._run.effects.processes.cpu_of, child.pid)
+                silence = await self._probe(spec, place, generation, cpu, enter_router)
+                if router is not None:
+                    await _leave(router, name)
+                await child.stop(times.SERVICE_GRACE)
+
             tasks.start_soon(probe_until_dead)
             code = await child.wait()
             tasks.cancel_scope.cancel()
         self._run.node.remove_process(child.pid)
+        if router is not None and not silence and not self._is_stopping:
+            await _leave(router, name)
         why = silence or child.end_sentence(code)
         self._send(ServiceGone(name, why, generation=generation))
 
     async def stop_services(self, grace: float) -> None:
         """Stop all services concurrently, and what reads ahead."""
         self._model.stop()
+        self._is_stopping = True
         async with anyio.create_task_group() as tasks:
             for child in self._running.values():
                 tasks.start_soon(child.stop, grace)
 
     async def _probe(
-        self, spec: ServiceSpec, place: Placeholders, generation: int, cpu: Callable[[], float]
+        self,
+        spec: ServiceSpec,
+        place: Placeholders,
+        generation: int,
+        cpu: Callable[[], float],
+        on_ready: Callable[[], None] = lambda: None,
     ) -> str:
         """Send an event when a service is ready; return why it is dead once it stops answering."""
         log = self._run.folder.file(spec.log)
@@ -260,12 +279,49 @@ class LocalWork:
 
         await until(check, None, longest=0.5, on_evidence=send)
         self._send(ServiceReady(spec.name, generation=generation))
+        on_ready()
 
         # Is it probed again, once it is ready?
         if spec.asked_again is None:
             await anyio.sleep_forever()
             return ""
         return await until_dead(probe_once, spec.asked_again, cpu)
+
+
+# --- the router of an engine ----------------------------------------------------------------------
+
+
+def _router_of(spec: ServiceSpec, place: Placeholders) -> EngineRouter | None:
+    """Return the router that passes requests on to a service, if its table names one."""
+    if not spec.router or not isinstance(spec.ready, HttpProbe):
+        return None
+    return EngineRouter(spec.router, spec.ready, place)
+
+
+async def _enter(router: EngineRouter, name: str) -> None:
+    """Have the router list an engine that is ready, as soon as it answers."""
+
+    async def add() -> bool | NotYet:
+        why = await router.add()
+        return NotYet(why) if why else True
+
+    def log(why: str) -> None:
+        say(f"{name}: not in the list of its router {router.url} yet: {why}", "warning")
+
+    await until(add, None, longest=times.ROUTER_ASKED_AGAIN, on_evidence=log)
+    say(f"{name}: in the list of its router {router.url}")
+
+
+async def _leave(router: EngineRouter, name: str) -> None:
+    """Have the router send an engine nothing more, before it is stopped or started again."""
+    why = await router.remove()
+    if why:
+        say(f"{name}: still in the list of its router {router.url}: {why}", "warning")
+    else:
+        say(f"{name}: taken out of the list of its router {router.url}")
+
+
+# --- markers of prepare steps ---------------------------------------------------------------------
 
 
 async def _is_there(marker: Path, name: str) -> bool:

@@ -90,6 +90,7 @@ def test_in_commands_and_environments() -> None:
     assert tool.command(place) == ["/bin/sh", "-c", "ask 10.0.0.9"]
     assert tool.environment(place) == {"JUDGE": "http://10.0.0.9:8000"}
     assert tool.addressed == ("judge",)
+    assert replace(spec("engine"), router="http://{address:judge}:8005").addressed == ("judge",)
     step = PrepareStep("data", "curl {address:judge}", ON_HEAD, 60.0)
     assert step.argv(place)[2] == "curl 10.0.0.9"
 

@@ -187,6 +187,12 @@ def test_the_port_of_a_service(ready: str, port: int | None) -> None:
             "the unknown name 'gsm9k'; expected names out of AGENT_MODEL",
         ),
         (
+            service(COMMAND + "ready.tcp = 8000\nrouter = 'http://10.0.0.1:8005'"),
+            "[services.retriever] router",
+            "a router for a service without ready.http",
+        ),
+        (service(COMMAND + READY + "router = '10.0.0.1:8005'"), "router", "matching regex"),
+        (
             "[prepare.data]\ncommand = 'x'\nafter = ['data']",
             "[prepare.data] after",
             "a cycle (data waits for data)",

@@ -1,0 +1,74 @@
+"""A router's list of engines, by each API that routers have."""
+
+from __future__ import annotations
+
+import anyio
+import pytest
+
+from agent.job.services import HttpProbe, Placeholders
+from agent.processes.engine_router import EngineRouter
+from support.router_server import Api, router_server
+
+pytestmark = pytest.mark.processes
+
+ENGINE = "http://10.0.0.2:8003"
+OTHER = "http://10.0.0.3:8003"
+PLACE = Placeholders("10.0.0.2", "10.0.0.1", "1", "/logs", {"router": "127.0.0.1"})
+
+
+def of(url: str) -> EngineRouter:
+    """Return the engine's router at a URL."""
+    return EngineRouter(url, HttpProbe("http://{node_ip}:8003/generate", "{}", "text"), PLACE)
+
+
+@pytest.mark.parametrize("api", ["ids", "urls", "former"])
+def test_an_engine_leaves_the_list_and_comes_back(api: Api) -> None:
+    """It alone, and only where that changes the list."""
+    with router_server(api, OTHER, f"{ENGINE}/") as server:
+        port = server.url.rpartition(":")[2]
+        router = of(f"http://{{address:router}}:{port}")
+        assert router.url == server.url
+
+        async def scenario() -> None:
+            assert await router.add() == ""
+            assert server.changes == []
+            assert await router.remove() == ""
+            assert await router.remove() == ""
+            assert server.engines == [OTHER]
+            assert await router.add() == ""
+            assert await router.add() == ""
+
+        anyio.run(scenario)
+        assert server.engines == [OTHER, ENGINE]
+        assert server.changes == [f"- {ENGINE}/", f"+ {ENGINE}"]
+
+
+def test_a_router_that_is_not_there() -> None:
+    """Why the list is as it was is said, and nothing waits long."""
+    with router_server("ids") as server:
+        url = server.url
+    assert anyio.run(of(url).remove) == "connection refused"
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [({}, "it answered 200"), ([], "it answered 200"), ({"workers": [{"url": 7}]}, "200")],
+)
+def test_a_server_that_is_no_router(
+    content: object, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A list in no known form changes nothing, and is quoted."""
+    with router_server("ids") as server:
+        monkeypatch.setattr(server, "listed", lambda _path: (200, content))
+        why = anyio.run(of(server.url).add)
+        assert words in why
+        assert "/workers" in why
+        assert "/list_workers" in why
+        assert server.changes == []
+
+
+def test_a_refused_change_is_quoted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as that of a router that wants a key."""
+    with router_server("ids") as server:
+        monkeypatch.setattr(server, "posted", lambda _path, _body: 401)
+        assert anyio.run(of(server.url).add) == "it answered 401: {}"
