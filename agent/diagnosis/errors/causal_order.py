@@ -100,6 +100,8 @@ _ENDS = re.compile(
     r"|Exited with exit code"
     r"|Job entrypoint command failed|WorkerProc initialization failed"
 )
+_REBUILDS = "from_ray_exception"
+"""The function in which the exception of another process is built anew, which may fail."""
 _ARGPARSE = re.compile(r"[\w./-]{1,120}: error: ")  # a program ends behind it
 _GOES_ON = 12  # ordinary lines of a process behind an error that it survived
 
@@ -141,6 +143,8 @@ class Candidate(Value):
 
 def role_of(error: ParsedError) -> Role:
     """Return whether an error only passes on another one, or follows from another's end."""
+    if error.frames and error.frames[-1].function == _REBUILDS:
+        return Role.WRAPPER
     if _WRAPPER.match(error.line) or _PASSES_ON.search(error.line):
         return Role.WRAPPER
     if _HOOK_FAILED.match(error.line) and "nvidia-container-cli" not in error.line:

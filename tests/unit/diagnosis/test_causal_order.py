@@ -366,3 +366,15 @@ def test_an_empty_queue_shows_less_than_what_was_raised_for_it() -> None:
         f"exception:\n\n{TRACE}RuntimeError: DataLoader worker (pid(s) 7) exited unexpectedly"
     )
     assert cause(text).line == "RuntimeError: DataLoader worker (pid(s) 7) exited unexpectedly"
+
+
+def test_an_exception_that_could_not_be_rebuilt_is_not_its_cause() -> None:
+    """How the rebuilding failed says nothing of the worker's error."""
+    text = (
+        'Traceback (most recent call last):\n  File "/x/ray/exceptions.py", line 51, in '
+        "from_ray_exception\n    return pickle.loads(data)\nTypeError: __init__() missing 1 "
+        "required positional argument: 'msg'\n\nThe above exception was the direct cause of the "
+        f"following exception:\n\n{TRACE}RuntimeError: Failed to unpickle serialized exception"
+    )
+    assert cause(text).line == "RuntimeError: Failed to unpickle serialized exception"
+    assert cause(text).key == ""
