@@ -21,6 +21,8 @@ _CLAIM = "rl-workspace"
 _FILES_POD = "rl-files"
 _WORKSPACE = "workspace.yaml"
 _SERVICES = f"/etc/pod-agent/{SERVICES}"
+_CPUS_OF_GPU = 8
+_MEMORY_OF_GPU = 64  # GiB
 _RAY_IMAGE = "rayproject/ray:2.52.0-py311"
 """For the rehearsal: the operator needs Ray in the image."""
 MANIFESTS = {
@@ -122,10 +124,12 @@ def kuberay(request: Request) -> StartFiles:
     if not is_wheel:
         install.append(f"{agent.start(place)} --version")
 
-    # The size of a pod, and its image.
+    # The size of a pod, by which the operator sizes Ray; and its image.
     resources = "cpu: 8, memory: 32Gi"
     if request.gpus:
-        resources = f"cpu: 64, memory: 512Gi, nvidia.com/gpu: {request.gpus}"
+        cpus = _CPUS_OF_GPU * request.gpus
+        memory = _MEMORY_OF_GPU * request.gpus
+        resources = f"cpu: {cpus}, memory: {memory}Gi, nvidia.com/gpu: {request.gpus}"
     image = request.image
     if request.is_rehearsal and not image:
         image = _RAY_IMAGE

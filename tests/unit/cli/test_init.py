@@ -195,6 +195,32 @@ def test_the_rehearsal_is_typed_in_another_folder(tmp_path: Path) -> None:
     assert json.loads(files["pod.json"])["gpu"] == {"id": "NVIDIA GeForce RTX 4090", "count": 1}
 
 
+def test_a_pod_of_kuberay_is_as_large_as_its_gpus(tmp_path: Path) -> None:
+    """A pod that asks for more than its node has would wait without an end."""
+    for gpus, size in ((1, "{cpu: 8, memory: 64Gi"), (8, "{cpu: 64, memory: 512Gi")):
+        words = ("kuberay", "verl-grpo", "--nodes", "2", "--gpus", str(gpus))
+        files, _ = written(tmp_path / str(gpus), *words)
+        assert f"{size}, nvidia.com/gpu: {gpus}}}" in files["rayjob.yaml"]
+
+
+TYPED = re.compile(r"(?:dist/)?pod-agent init ([a-z][^`\n#|]*)")
+
+
+def test_the_commands_of_the_pages_can_be_typed(tmp_path: Path) -> None:
+    """Every `init` in README, docs and the examples' table writes its files without a question."""
+    pages = [ROOT / "README.md", ROOT / "examples/README.md", *(ROOT / "docs").rglob("*.md")]
+    lines = {line.strip() for page in pages for line in TYPED.findall(page.read_text())}
+    assert len(lines) > 15
+    for number, line in enumerate(sorted(lines)):
+        words = shlex.split(line)
+        for option in ("--to", "--agent"):
+            if option in words:
+                at = words.index(option)
+                del words[at : at + 2]
+        files, _ = written(tmp_path / str(number), *words)
+        assert files, line
+
+
 KEYS = {
     "dstack": {
         *("type", "name", "image", "nodes", "fleets", "spot_policy", "resources", "env", "files"),
