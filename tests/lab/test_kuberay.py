@@ -10,6 +10,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from support.kuberay_operator import (
+    START_RAY,
+    head_variables,
+    submitter_variables,
+    worker_variables,
+)
 from support.scenario import AGENT, BOOT, RAY, Cluster, await_true, kill_agent, last_line
 
 if TYPE_CHECKING:
@@ -33,35 +39,17 @@ class Operator:
     def __init__(self, cluster: Cluster, secret: dict[str, str]) -> None:
         self._cluster = cluster
         self._auth = secret or {"RAY_AUTH_MODE": "disabled"}
-        self.head = self._container(cluster.pods[0], self._start_head())
-        self.worker = self._container(cluster.pods[1], self._start_worker())
+        self.head = self._container(cluster.pods[0], self._head_variables())
+        self.worker = self._container(cluster.pods[1], self._worker_variables())
 
-    def _start_head(self) -> dict[str, str]:
-        ip = self._cluster.pods[0].ip
-        flags = f"--dashboard-host=0.0.0.0 --node-ip-address={ip} --num-cpus=2"
-        return {
-            "RAY_NODE_TYPE_NAME": "headgroup",
-            "KUBERAY_GEN_RAY_START_CMD": f"{RAY} start --head  --block  {flags}",
-            "RAY_ADDRESS": "127.0.0.1:6379",
-            "RAY_JOB_STOP_WAIT_TIME_S": "10",
-            "AGENT_NODE_IP": ip,  # the lab's default route leads nowhere
-        }
+    def _head_variables(self) -> dict[str, str]:
+        return {**head_variables(self._cluster.pods[0].ip), "RAY_JOB_STOP_WAIT_TIME_S": "10"}
 
-    def _start_worker(self) -> dict[str, str]:
-        flags = f"--address={SERVICE}:6379 --node-ip-address={self._cluster.pods[1].ip}"
-        return {
-            "RAY_NODE_TYPE_NAME": "workers",
-            "FQ_RAY_IP": SERVICE,
-            "RAY_IP": "poda",
-            "KUBERAY_GEN_RAY_START_CMD": f"{RAY} start --block  {flags} --num-cpus=2",
-            "RAY_ADDRESS": f"{SERVICE}:6379",
-        }
+    def _worker_variables(self) -> dict[str, str]:
+        return worker_variables(self._cluster.pods[1].ip, SERVICE)
 
     def _container(self, pod: Pod, own: dict[str, str]) -> Container:
         common = {
-            "RAY_CLUSTER_NAME": "rl",
-            "RAY_PORT": "6379",
-            "RAY_USAGE_STATS_ENABLED": "0",
             "EXPECTED_WORKERS": "1",
             "AGENT_LOG_DIR": "/tmp/logs",
             "AGENT_LOG": "console",
@@ -74,12 +62,12 @@ class Operator:
     def replace_worker(self) -> None:
         """Replace the worker pod's container by another with a new Ray."""
         self._cluster.pods[1].heal()
-        self.worker = self._container(self._cluster.pods[1], self._start_worker())
+        self.worker = self._container(self._cluster.pods[1], self._worker_variables())
         self.start_ray(self.worker)
 
     def start_ray(self, container: Container) -> Running:
         """Run KubeRay's generated command in a Ray container."""
-        return container.spawn(["sh", "-c", "exec $KUBERAY_GEN_RAY_START_CMD"])
+        return container.spawn(START_RAY)
 
     def submitter(
         self, *job: str, own: dict[str, str] | None = None, name: str = "rl-8h2pd"
@@ -87,8 +75,7 @@ class Operator:
         """Start the agent as the pod in which a RayJob submits its job."""
         env = {
             **(own or {}),
-            "RAY_DASHBOARD_ADDRESS": f"{SERVICE}:8265",
-            "RAY_JOB_SUBMISSION_ID": name,
+            **submitter_variables(SERVICE, name),
             "EXPECTED_WORKERS": "1",
             "AGENT_LOG_DIR": "/tmp/logs",
             "AGENT_LOG": "console",

@@ -1,4 +1,4 @@
-"""Runs are started in pods by the files that `init` writes.
+"""Runs are started in pods by the files that `init` writes, and by the steps that it prints.
 
 Each test prints what it replaces, which only the platform has: the rest is what a user gets.
 """
@@ -6,121 +6,278 @@ Each test prints what it replaces, which only the platform has: the rest is what
 from __future__ import annotations
 
 import json
-import shlex
+import os
+import platform
 import subprocess
-from typing import TYPE_CHECKING
+import sys
+from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
-import yaml
 
-from support.scenario import AGENT, BOOT, ENVIRONMENT, await_true, dstack, ends
-from support.worlds import SECRET
+from support import hub
+from support import played_platforms as played
+from support.lab_frameworks import TORCH
+from support.played_platforms import Parts, Platform
+from support.road import Road, walked
+from support.scenario import BOOT, REPO, Cluster, Process, ends
+from support.slurm_cluster import Job, SlurmCluster, need_slurm
+from support.stand_in_packages import (
+    framework_wheel,
+    git_variables,
+    index_variables,
+    openrlhf_m_image,
+    ray_wheel,
+    search_r1_image,
+    verl_repository,
+    wheel,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
-    from support.scenario import Cluster
-    from tools.lab import Container
+    from _pytest.mark import ParameterSet
 
-ON_POD = {
-    "/opt/": "/tmp/opt/",  # pods share all of the machine's disk but /tmp
-    "/usr/local/bin/": "/tmp/bin/",
-    "/workspace": "/tmp/workspace",
-    "/checkpoints": "/tmp/checkpoints",
-    "ray[default]==2.52.0": "ray[default]",  # the lab's Python has another one
+RAY = {"ray[default]==2.52.0": "ray[default]"}
+"""What is replaced in every file: the lab's image has another version of Ray."""
+
+
+class Start(NamedTuple):
+    """How a platform's rehearsal is started."""
+
+    play: Callable[[Platform], Sequence[Process]]
+    words: tuple[str, ...] = ()
+
+
+STARTS = {
+    "dstack": Start(played.dstack),
+    "skypilot": Start(played.skypilot),
+    "runpod": Start(played.runpod),
+    "kubernetes trainjob": Start(played.kubernetes, ("--kind", "trainjob")),
+    "kubernetes pytorchjob": Start(played.kubernetes, ("--kind", "pytorchjob")),
+    "kubernetes lws": Start(played.kubernetes, ("--kind", "lws")),
+    "kuberay": Start(played.kuberay),
+    "ssh": Start(played.ssh),
 }
-"""What is replaced in every file: places on the disk, and the version of Ray."""
-PATHS = {"PATH": f"{ENVIRONMENT}/bin:/usr/local/bin:/usr/bin:/bin", "PIP_NO_INDEX": "1"}
+PODS = {"kuberay": 3}  # one of them submits
 
 
-def written(folder: Path, *words: str) -> None:
-    """Have `init` write the files of the rehearsal."""
-    argv = [AGENT, "init", *words, "--nodes", "2", "--to", str(folder)]
-    subprocess.run(argv, check=True, capture_output=True, timeout=120)
+def written(start: str, words: Sequence[str], cluster: Cluster, folder: Path) -> Road:
+    """Have `init` write the files of a start for the pods of the lab."""
+    name = start.partition(" ")[0]
+    nodes = ("--nodes", "2")
+    if name == "ssh":
+        nodes = ("--hosts", ",".join(pod.ip for pod in cluster.pods))
+    return walked(folder, name, *words, *nodes, replaced=RAY)
 
 
-def replaced(text: str, further: Mapping[str, str] = ON_POD) -> str:
-    """Replace what only the platform has; print each replacement."""
-    for before, after in further.items():
-        if before in text:
-            print(f"replaced: {before} by {after}")
-            text = text.replace(before, after)
-    return text
+def finish(start: str, agents: Sequence[Process], cluster: Cluster, disk: Path) -> None:
+    """Wait for the end: 0 on every node; the pods of a LeaderWorkerSet are held with it."""
+    if start == "kubernetes lws":
+        for agent in cluster.started:
+            agent.wait_for("holding the pod", timeout=2 * BOOT)
+        outcomes = disk.glob("agent-logs/*/*/outcome.json")
+        assert {json.loads(file.read_text())["exit_code"] for file in outcomes} == {0}
+    else:
+        assert set(ends(agents, 2 * BOOT)) == {0}, agents[0].tail()
 
 
-def succeed(containers: list[Container]) -> None:
-    """Check that the rehearsal has succeeded on both nodes."""
-    assert ends(containers, 2 * BOOT) == [0, 0], containers[0].tail()
-    assert "step 40/40" in containers[0].stdout()
-    assert "nodes          2 of 2" in containers[0].stderr()
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.pods(PODS.get(name, 2))) for name in STARTS]
+)
+def test_the_rehearsal(name: str, cluster: Cluster, shared: Path, tmp_path: Path) -> None:
+    """Both nodes join, train, and end with 0."""
+    start = STARTS[name]
+    road = written(name, ("rehearsal", *start.words), cluster, tmp_path)
+    agents = start.play(Platform(cluster, road, shared))
+    finish(name, agents, cluster, shared)
+    head = agents[0]
+    assert "step 40/40" in head.stdout()
+    assert "nodes          2 of 2" in head.stderr()
+    if name == "ssh":
+        (worker,) = road.folder.glob("*.log")
+        assert "exit code 0" in worker.read_text()
+
+
+# --- recipes -----------------------------------------------------------------------------------
+
+INDEX = "/srv/index"
+HOSTED = "/srv/hosted"
+GPUS = 2
+
+
+def verl(folder: Path) -> Parts:
+    """Return verl's repository, which start files clone."""
+    verl_repository(folder)
+    return Parts(git_variables(HOSTED), {HOSTED: folder})
+
+
+def by_pip(folder: Path) -> Parts:
+    """Return an index with what start files install, and what an image has of torch."""
+    framework_wheel(folder, "openrlhf", "0.11.2", "vllm")
+    wheel(folder, "trl-1.16.0", {"trl/__init__.py": b""}, "vllm")
+    return Parts({**index_variables(INDEX), "PYTHONPATH": str(TORCH)}, {INDEX: folder})
+
+
+def search_r1(folder: Path) -> Parts:
+    """Return an image for Search-R1."""
+    return Parts({}, search_r1_image(folder))
+
+
+def openrlhf_m(folder: Path) -> Parts:
+    """Return an image for OpenRLHF-M."""
+    return Parts({}, openrlhf_m_image(folder))
+
+
+class Training(NamedTuple):
+    """A recipe on a platform; `shown`: what the job prints once all that it needs is there."""
+
+    start: str
+    recipe: str
+    parts: Callable[[Path], Parts]
+    shown: tuple[str, ...]
+    words: tuple[str, ...] = ()
+
+
+IMAGE = ("--image", "ghcr.io/acme/rl:1")
+TRAININGS = (
+    Training("dstack", "verl-grpo", verl, ("verl: 2 x 2 GPUs", "saved global_step_20")),
+    Training("skypilot", "openrlhf-grpo", by_pip, ("openrlhf: 2 x 2 GPUs", "score 1.0")),
+    Training("kubernetes lws", "search-r1-ppo", search_r1, ("search-r1: 2 x 2 GPUs",), IMAGE),
+    Training("runpod", "openrlhf-m-grpo", openrlhf_m, ("openrlhf-m: 2 x 2", "score 1.0"), IMAGE),
+    Training("kuberay", "verl-ppo", verl, ("verl: 2 x 2 GPUs", "saved global_step_20")),
+    Training("ssh", "openrlhf-sft", by_pip, ("train_sft: rank 0 of 4", "saved global_step20")),
+    Training("kubernetes trainjob", "trl-grpo", by_pip, ()),
+)
+
+
+def row(training: Training) -> ParameterSet:
+    """Return a row of the table, with the number of its pods."""
+    pods = pytest.mark.pods(PODS.get(training.start, 2))
+    return pytest.param(training, marks=pods, id=f"{training.recipe} on {training.start}")
+
+
+@pytest.mark.parametrize("training", [row(training) for training in TRAININGS])
+def test_a_recipe(training: Training, cluster: Cluster, shared: Path, tmp_path: Path) -> None:
+    """Its framework, a stand-in, gets the arguments, the data and the services of the start file.
+
+    TRL has no stand-in: its program starts on every node, and ends since there is no TRL.
+    """
+    start = STARTS[training.start]
+    words = (training.recipe, "--gpus", str(GPUS), *start.words, *training.words)
+    road = written(training.start, words, cluster, tmp_path)
+    parts = training.parts(tmp_path / "parts")
+    agents = start.play(Platform(cluster, road, shared, parts, GPUS))
+    head = agents[0]
+    if not training.shown:
+        assert 0 not in ends(agents, 2 * BOOT)
+        assert "job            trl-grpo, attempt 1 of 1" in head.stderr()
+        print(f"{training.recipe}: its program was started; {head.stderr().splitlines()[-1]}")
+        return
+    finish(training.start, agents, cluster, shared)
+    for text in training.shown:
+        assert text in head.stdout(), head.tail()
+
+
+# --- Slurm -------------------------------------------------------------------------------------
+
+
+def submit(slurm: SlurmCluster, road: Road, env: Mapping[str, str]) -> Job:
+    """Type the steps on the first node, which stands for the login node; return the job."""
+    *typed, watch = road.steps
+    print(f"played by the test: {watch}")
+    login = next(iter(slurm.nodes.values()))
+    path = f"{road.programs}:{played.SEARCHED}"
+    submitted = login.spawn(["bash", "-ec", "\n".join(typed)], env={"PATH": path, **env})
+    assert submitted.wait(2 * BOOT) == 0, submitted.tail()
+    number = submitted.stdout().split()[-1]
+    form = watch.split()[2]
+    assert form.endswith("-*.out")
+    return Job(slurm, number, road.folder / form.replace("*", number), submitted)
+
+
+@pytest.fixture(scope="module")
+def one_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Build the one file for this Python, by the libraries of a package index."""
+    target = f"cp3{sys.version_info[1]}-{platform.machine()}"
+    made = tmp_path_factory.mktemp("dist")
+    build = [sys.executable, "-m", "tools.build", "--for", target, "--to", str(made)]
+    environ = {**os.environ, "PYTHONPATH": str(REPO / "scripts")}
+    done = subprocess.run(
+        build, cwd=REPO, env=environ, capture_output=True, text=True, timeout=300, check=False
+    )
+    if done.returncode != 0:
+        pytest.skip(f"the one file cannot be built here: {done.stderr[-300:]}")
+    return made / f"pod-agent-{target}"
 
 
 @pytest.mark.pods(2)
-def test_dstack(cluster: Cluster, tmp_path: Path) -> None:
-    """The task's commands run on each node with dstack's variables and files."""
-    written(tmp_path, "dstack", "rehearsal")
-    task = yaml.safe_load(replaced((tmp_path / "rehearsal.dstack.yml").read_text()))
-    secret = {"${{ secrets.ray_auth_token }}": SECRET}
-    env = {name: replaced(str(value), secret) for name, value in task["env"].items()}
+def test_slurm(cluster: Cluster, shared: Path, one_file: Path) -> None:
+    """`fetch.sh` makes a Python with Ray; a real Slurm runs the rehearsal on both nodes."""
+    need_slurm()
+    slurm = SlurmCluster(cluster.lab, shared)
+    slurm.up()
+    words = ("slurm", "rehearsal", "--nodes", "2", "--agent", str(one_file))
+    road = walked(shared, *words)
+    ray_wheel(shared / "index")
+    print("replaced: the package index by a folder that has the lab's Ray")
+    job = submit(slurm, road, index_variables(str(shared / "index")))
+    assert job.state(2 * BOOT, "COMPLETED", "FAILED")["ExitCode"] == "0:0", job.text()
+    assert "step 40/40" in job.text()
+    assert "nodes          2 of 2" in job.text()
 
-    containers = []
-    for rank, pod in enumerate(cluster.pods):
-        for given in task["files"]:
-            name, _, place = given.rpartition(":")
-            target = pod.tmp / place.removeprefix("/tmp/")
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes((tmp_path / name).read_bytes())
-        (pod.tmp / "bin").mkdir()
-        script = "\n".join(["set -e", *task["commands"]])
-        containers.append(
-            pod.start(["bash", "-c", script], env={**PATHS, **env, **dstack(cluster.pods, rank)})
-        )
-    cluster.started.extend(containers)
-    succeed(containers)
+
+APPTAINER = """\
+#!/usr/bin/env bash
+# apptainer, whose images are the machine's own files, with further packages of Python
+set -e
+verb=$1
+shift
+case $verb in
+pull) [ "${{2%%:*}}" = docker ] && touch "$1" ;;
+exec)
+  while case $1 in --nv) shift ;; --bind) shift 2 ;; --pwd) cd "$2" && shift 2 ;; *) false ;; esac
+  do :; done
+  [ -f "$1" ] && PYTHONPATH="$PYTHONPATH:{packages}" exec "${{@:2}}" ;;
+*) exit 1 ;;
+esac
+"""
 
 
 @pytest.mark.pods(2)
-def test_runpod(cluster: Cluster, tmp_path: Path) -> None:
-    """Each pod runs the request's command; pods.py sends both of them the agent."""
-    written(tmp_path, "runpod", "rehearsal")
-    request = json.loads(replaced((tmp_path / "pod.json").read_text()))
-    ends_itself = {"stop-pod": "exit"}  # there is no RunPod that could stop the pod
-    secret = {"{{ RUNPOD_SECRET_ray_auth_token }}": SECRET}
-    further = {**ends_itself, **secret}
+def test_slurm_with_apptainer(cluster: Cluster, shared: Path, one_file: Path) -> None:
+    """`fetch.sh` fetches image, repository, model and data; the nodes train without a network."""
+    need_slurm()
+    try:
+        packages = hub.client()
+    except (OSError, subprocess.SubprocessError) as problem:
+        pytest.skip(f"huggingface_hub cannot be installed here: {problem}")
+    slurm = SlurmCluster(cluster.lab, shared)
+    slurm.up()
+    words = ["slurm", "verl-grpo", "--container", "apptainer", "--nodes", "2", "--gpus", "2"]
+    words += ["--model", hub.MODEL, "--agent", str(one_file)]
+    no_gpus = {"#SBATCH --gpus-per-node=2": "# (this Slurm has no GPUs)"}
+    road = walked(shared, *words, replaced=no_gpus)
+    batch = road.folder / "verl-grpo.sbatch"
+    batch.write_text(road.text(batch.name))
+
+    # What is on the network of the login node alone.
+    program = road.programs / "apptainer"
+    program.write_text(APPTAINER.format(packages=packages))
+    program.chmod(0o755)
+    verl_repository(shared / "hosted")
+    login = next(iter(slurm.nodes.values()))
+    served = login.spawn([sys.executable, "-m", "support.hub"], cwd=REPO / "tests")
+    served.wait_for("the hub listens")
     env = {
-        name: value if name == "RECEIVE_AGENT" else replaced(value, further)
-        for name, value in request["env"].items()
+        **git_variables(str(shared / "hosted")),
+        "HF_ENDPOINT": "http://127.0.0.1:9100",
+        "HF_HUB_DISABLE_XET": "1",
+        "AGENT_NUM_GPUS": str(GPUS),
+        "AGENT_NUM_CPUS": "24",
     }
-
-    # What pods.py asks RunPod for: the head's pod, then a worker's with the head's id.
-    containers = []
-    head = cluster.pods[0].name
-    for pod in cluster.pods:
-        own = {"RUNPOD_POD_ID": pod.name}
-        if pod.name != head:
-            own["HEAD_POD_ID"] = head
-        (pod.tmp / "bin").mkdir()
-        argv = shlex.split(request["args"])
-        containers.append(pod.start(argv, env={**PATHS, **env, **own}))
-    cluster.started.extend(containers)
-
-    # It sends the agent when the image is there.
-    proxy = {"https://{pod}-8266.proxy.runpod.net": "http://{pod}.runpod.internal:8266"}
-    program = cluster.pods[0].tmp / "request" / "pods.py"
-    program.parent.mkdir()
-    program.write_text(replaced((tmp_path / "pods.py").read_text(), proxy))
-    for wheel in tmp_path.glob("*.whl"):
-        (program.parent / wheel.name).write_bytes(wheel.read_bytes())
-    await_true(
-        "the pod waits for the agent",
-        lambda: "waiting for the agent" in containers[0].stdout(),
-        BOOT,
-    )
-    names = [pod.name for pod in cluster.pods]
-    sent = containers[0].exec(
-        ["python3", "/tmp/request/pods.py", "--send", *names], env=PATHS, timeout=BOOT
-    )
-    assert sent.returncode == 0, sent.stdout + sent.stderr
-    assert sent.stdout.count("has the agent") == 2
-    succeed(containers)
+    print("replaced: apptainer, GitHub and the hub by stand-ins, GPUs by AGENT_NUM_GPUS")
+    job = submit(slurm, road, env)
+    assert job.state(2 * BOOT, "COMPLETED", "FAILED")["ExitCode"] == "0:0", job.text()
+    for text in (f"verl: 2 x 2 GPUs, model {hub.MODEL}", "saved global_step_20"):
+        assert text in job.text()

@@ -10,7 +10,7 @@ import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import pytest
 
@@ -85,6 +85,22 @@ def need_lab() -> None:
         pytest.skip(reason)
 
 
+class Process(Protocol):
+    """What a test starts, and waits for: a container, or another command."""
+
+    def wait(self, timeout: float = ...) -> int:
+        """Return its exit code."""
+
+    def stdout(self) -> str:
+        """Return its output so far."""
+
+    def stderr(self) -> str:
+        """Return its log so far."""
+
+    def tail(self) -> str:
+        """Return the end of both."""
+
+
 @dataclass
 class Cluster:
     """Pods of a lab, one identical environment, and the agents started in them."""
@@ -130,7 +146,7 @@ def read_outcome(folder: Path, file: str = "outcome.json") -> dict[str, Any]:
     return data
 
 
-def ends(containers: Sequence[Container], timeout: float = BOOT) -> list[int]:
+def ends(containers: Sequence[Process], timeout: float = BOOT) -> list[int]:
     """Wait until all have exited; return their exit codes."""
     until = time.monotonic() + timeout
     return [c.wait(timeout=max(0.1, until - time.monotonic())) for c in containers]

@@ -183,7 +183,7 @@ class SlurmCluster:
 
 @dataclass(frozen=True)
 class Job:
-    """A job of a cluster, and the `sbatch --wait` that submitted it."""
+    """A job of a cluster, and the command that submitted it."""
 
     cluster: SlurmCluster
     id: str

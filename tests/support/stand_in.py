@@ -16,10 +16,14 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 OURS = "STAND_IN_"
-ONLY_RECORDED = {"scontrol", "git", "pip", "python3", "sha256sum", "enroot"}
+ONLY_RECORDED = {
+    *("scontrol", "git", "pip", "python3", "sha256sum", "enroot"),
+    *("kubectl", "sky", "dstack"),
+}
 BARE = {"--rm"}
 """Flags of docker that take no value."""
 
@@ -49,7 +53,13 @@ def note(program: str, arguments: list[str]) -> None:
     folder = os.environ["STAND_IN_NOTES"]
     environ = {name: text for name, text in os.environ.items() if not name.startswith(OURS)}
     place = os.environ.get("STAND_IN_PLACE", "")
-    noted = {"program": program, "argv": arguments, "environ": environ, "place": place}
+    noted = {
+        "program": program,
+        "argv": arguments,
+        "environ": environ,
+        "place": place,
+        "at": time.monotonic_ns(),
+    }
     handle, path = tempfile.mkstemp(dir=folder, suffix=".part")
     with os.fdopen(handle, "w") as file:
         json.dump(noted, file)

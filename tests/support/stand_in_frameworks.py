@@ -47,12 +47,16 @@ VERL_KEYS = {
     "actor_rollout_ref.rollout.gpu_memory_utilization",
     *(
         f"{part}.{setting}"
-        for part in ("actor_rollout_ref.actor.fsdp_config", "critic.fsdp")
-        for setting in ("param_offload", "optimizer_offload", "fsdp_size")
+        for part in (
+            *("actor_rollout_ref.actor.fsdp_config", "critic.fsdp"),
+            "critic.model.fsdp_config",  # before 0.8
+        )
+        for setting in ("param_offload", "optimizer_offload", "offload_policy", "fsdp_size")
     ),
-    "actor_rollout_ref.ref.fsdp_config.param_offload",
+    *("actor_rollout_ref.ref.fsdp_config.param_offload", "critic.optim.lr"),
+    *("actor_rollout_ref.actor.strategy", "actor_rollout_ref.ref.strategy", "critic.strategy"),
 }
-"""The keys of verl 0.9's configuration that a recipe may set."""
+"""The keys of verl's configuration, 0.7 to 0.9, that a recipe or a start file may set."""
 VERL_OPEN = ("reward.custom_reward_function.reward_kwargs.",)
 """Groups in which + may add keys."""
 
@@ -62,7 +66,7 @@ OPENRLHF_NUMBERS = {
     *("vllm.tensor_parallel_size", "train.micro_batch_size", "rollout.batch_size"),
     *("rollout.micro_batch_size", "rollout.n_samples_per_prompt", "ds.zero_stage"),
     *("ckpt.save_steps", "data.max_len", "train.max_tokens_per_gpu", "ds.zpg"),
-    "rollout.max_tokens_per_gpu",
+    *("rollout.max_tokens_per_gpu", "rollout.max_new_tokens"),
 }
 OPENRLHF_TEXTS = {
     *("actor.model_name_or_path", "data.prompt_dataset", "data.input_key", "data.label_key"),
@@ -75,9 +79,9 @@ OPENRLHF_SWITCHES = {
     *("train.colocate_all", "vllm.enable_sleep", "ds.enable_sleep", "algo.kl.use_loss"),
     *("ckpt.load_enable", "actor.gradient_checkpointing_enable", "data.apply_chat_template"),
     *("ds.packing_samples", "train.dynamic_batch_enable", "reward.normalize_enable"),
-    *("vllm.enable_prefix_caching", "ds.adam_offload"),
+    *("vllm.enable_prefix_caching", "ds.adam_offload", "ckpt.save_hf"),
 }
-"""The options of OpenRLHF 0.11's train_ppo_ray that a recipe may set."""
+"""The options of OpenRLHF 0.11's train_ppo_ray that a recipe or a start file may set."""
 
 
 TRAIN_NUMBERS = {
@@ -104,19 +108,20 @@ OPENRLHF_M_NUMBERS = {
         "micro_train_batch_size",
     ),
     *("rollout_batch_size", "micro_rollout_batch_size", "n_samples_per_prompt", "zero_stage"),
-    *("save_steps", "prompt_max_len", "generate_max_len", "zpg"),
+    *("save_steps", "prompt_max_len", "generate_max_len", "zpg", "max_samples", "num_episodes"),
 }
 OPENRLHF_M_TEXTS = {
     *("pretrain", "prompt_data", "input_key", "advantage_estimator", "kl_estimator", "ckpt_path"),
     *("init_kl_coef", "vllm_sync_backend", "remote_rm_url", "save_path"),
     *("vllm_gpu_memory_utilization", "use_wandb", "wandb_run_name", "actor_learning_rate"),
+    "temperature",
 }
 OPENRLHF_M_SWITCHES = {
     *("colocate_all_models", "vllm_enable_sleep", "deepspeed_enable_sleep", "use_kl_loss"),
     *("gradient_checkpointing", "bf16", "flash_attn", "vllm_sync_with_ray", "load_checkpoint"),
     *("enable_prefix_caching", "save_hf_ckpt", "normalize_reward", "adam_offload"),
 }
-"""The options of OpenRLHF-M that a recipe may set."""
+"""The options of OpenRLHF-M that a recipe or a start file may set."""
 
 SEARCH_R1_KEYS = {
     *("data.train_files", "data.val_files", "data.train_batch_size", "data.val_batch_size"),
@@ -138,6 +143,7 @@ SEARCH_R1_KEYS = {
     *("trainer.total_training_steps", "trainer.project_name", "trainer.experiment_name"),
     *("trainer.default_local_dir", "trainer.default_hdfs_dir", "trainer.save_freq"),
     *("trainer.test_freq", "actor_rollout_ref.rollout.n_agent"),
+    *("data.shuffle_train_dataloader", "critic.optim.lr"),
     *("actor_rollout_ref.actor.use_kl_loss", "actor_rollout_ref.actor.optim.lr"),
     *(
         f"{part}.{setting}"

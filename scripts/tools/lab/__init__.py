@@ -15,8 +15,9 @@ Lab(pods=3, names=None, *, interface="podnet1", decoy="eth0", subnet="10.77.0",
   .publish(name, ip)  .unpublish(name)   takes effect on return; a dotless name: name.domain, too
   .dns(answering=False)                  lookups time out; True: answers again
 Pod  .name  .ip  .decoy_ip  .netns  .tmp  .home (host paths of its /tmp and $HOME)  .containers
-  .start(argv, env=None, cwd=None, *, clean_env=True, shm=None, image=None) -> Container
-                                         argv is PID 1; image: another root file system
+  .start(argv, env=None, cwd=None, *, clean_env=True, shm=None, image=None, volumes=None)
+                -> Container             argv is PID 1; image: another root file system, in which
+                                         volumes has the machine's files by their paths there
   .publish(address=None)  .unpublish()   its own name in DNS
   .cut()                                 packets are lost both ways; the link stays up
   .drop(peer)                            its packets to that pod are lost, one way

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from tools.lab.launch import Mount
 
@@ -43,11 +43,13 @@ def image_root(root: Path) -> Path:
     return root / "image" / "top"
 
 
-def image_mount_plan(image: Path, root: Path, etc: Path, shm: str) -> list[Mount]:
-    """List the mounts that make a pod's file system from an image only.
+def image_mount_plan(
+    image: Path, root: Path, etc: Path, shm: str, volumes: Mapping[str, Path]
+) -> list[Mount]:
+    """List the mounts that make a pod's file system from an image and volumes only.
 
     The image stays unchanged: the container's writes go to memory, and are discarded with the
-    container.
+    container. A volume is a file or folder of the machine, at a path in the container.
     """
     layer, top = root / "image", image_root(root)
     upper, work = layer / "upper", layer / "work"
@@ -66,6 +68,7 @@ def image_mount_plan(image: Path, root: Path, etc: Path, shm: str) -> list[Mount
     if CGROUPS.is_dir():
         steps.append(_step("bind", CGROUPS, top / "sys/fs/cgroup"))
     steps += [_step("place", etc / name, top / "etc" / name) for name in ("hosts", "resolv.conf")]
+    steps += [_step("place", source, top / at.lstrip("/")) for at, source in volumes.items()]
     steps.append(_step("proc", "proc", top / "proc"))
     return steps
 

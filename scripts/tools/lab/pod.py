@@ -102,12 +102,14 @@ class Pod:
         clean_env: bool = True,
         shm: str | None = None,
         image: Path | None = None,
+        volumes: Mapping[str, Path] | None = None,
     ) -> Container:
         """Run argv as PID 1 of a new container on this pod; return after its exec.
 
         The environment is env over PATH, HOME and LANG; with clean_env=False, env over the
         caller's. The default working directory is $HOME. With `image`, a root file system, the
-        container sees only the files of that image.
+        container sees only the files of that image, and the files and folders of `volumes` at
+        their paths.
         """
         base = dict(BASE_ENV) if clean_env else {**os.environ, "HOME": HOME}
         etc = ETC_DIR / self.netns
@@ -120,7 +122,9 @@ class Pod:
             "mounts": mount_plan(self._folder, etc, shm or self._shm, self._needed),
         }
         if image is not None:
-            spec["mounts"] = image_mount_plan(image, self._folder, etc, shm or self._shm)
+            spec["mounts"] = image_mount_plan(
+                image, self._folder, etc, shm or self._shm, volumes or {}
+            )
             spec["root"] = str(image_root(self._folder))
         container = Container(spec, self._logs / f"{self.name}-{next(self._numbers)}", self.name)
         self.containers.append(container)

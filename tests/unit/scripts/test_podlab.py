@@ -157,12 +157,15 @@ def test_mounts_are_moved_last_and_tmp_after_all() -> None:
 def test_an_images_mounts_lie_in_its_own_file_system() -> None:
     """The image is mounted below, read-only; all other mounts are inside and move with it."""
     root = Path("/tmp/l/0")
-    plan = mounts.image_mount_plan(Path("/images/x"), root, Path("/etc/netns/n"), "1g")
+    volumes = {"/workspace": Path("/var/tmp/shared")}
+    plan = mounts.image_mount_plan(Path("/images/x"), root, Path("/etc/netns/n"), "1g", volumes)
     top = mounts.image_root(root)
     at = next(i for i, step in enumerate(plan) if step["kind"] == "overlay")
     assert plan[at]["options"].startswith("lowerdir=/images/x,upperdir=/tmp/l/0/image/")
     assert Path(plan[at]["target"]) == top
     assert all(Path(step["target"]).is_relative_to(top) for step in plan[at:])
+    placed = {step["target"]: step["source"] for step in plan if step["kind"] == "place"}
+    assert placed[f"{top}/workspace"] == "/var/tmp/shared"
 
 
 def test_needed_paths_hold_the_repository() -> None:

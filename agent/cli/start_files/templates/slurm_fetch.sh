@@ -14,8 +14,12 @@ chmod 755 {{agent_name}}
 {{end}}
 {{if none}}
 {{if makes_python}}
-# A Python with Ray, for the rehearsal.
-[ -e venv ] || { python3 -m venv tmp/venv && tmp/venv/bin/python -m pip install 'ray[default]' && mv tmp/venv venv; }
+# A Python with Ray, for the rehearsal. It is made where it stays: its programs name its place.
+[ -e venv/made ] || {
+  python3 -m venv --clear venv
+  venv/bin/python -m pip install 'ray[default]'
+  touch venv/made
+}
 {{end}}
 inside() { PATH="{{python_folder}}:$PATH" "$@"; }   # in the framework's Python
 {{if imports}}

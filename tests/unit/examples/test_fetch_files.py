@@ -1,0 +1,164 @@
+"""`fetch.sh` of Slurm, as `init` writes it, with stand-ins for the containers and the hub."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from agent.cli.command_line import main as agent
+from agent.cli.start_files.platforms_of_init import PLATFORMS, misfit, missing_image
+from support.stand_in_packages import git_variables, search_r1_image, verl_repository
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.processes
+
+CONTAINERS = {
+    "apptainer": """
+case $verb in
+pull) [ "${2%%:*}" = docker ] && touch "$1" ;;
+build) [ -s "$2" ] && touch "$1" ;;
+exec)
+  while case $1 in --bind) shift 2 ;; --pwd) cd "$2" && shift 2 ;; *) false ;; esac do :; done
+  [ -f "$1" ] && exec "${@:2}" ;;
+*) exit 1 ;;
+esac
+""",
+    "enroot": """
+data=${ENROOT_DATA_PATH:?}
+case $verb in
+import) [ "$1" = --output ] && touch "$2" ;;
+create) [ "$1" = --force ] && shift; [ "$1" = --name ] && [ -f "$3" ] && mkdir -p "$data/$2" ;;
+start)
+  while case $1 in --root | --rw) shift ;; --mount | --env) shift 2 ;; *) false ;; esac do :; done
+  [ -d "$data/$1" ] && exec "${@:2}" ;;
+export) [ "$1" = --output ] && [ -d "$data/$3" ] && touch "$2" ;;
+*) exit 1 ;;
+esac
+""",
+    "podman": """
+case $verb in
+pull) ;;
+build) [ "$1" = --tag ] && grep -q ^FROM ;;
+save) [ "$1" = --output ] && touch "$2" ;;
+run)
+  while case $1 in
+    --rm) shift ;;
+    --volume | --env) shift 2 ;;
+    --workdir) cd "$2" && shift 2 ;;
+    --entrypoint) entry=$2 && shift 2 ;;
+    *) false ;;
+  esac do :; done
+  exec "$entry" "${@:2}" ;;
+*) exit 1 ;;
+esac
+""",
+}
+"""What each container's command does here; all other words end it with 1."""
+HUB = """
+import os
+from pathlib import Path
+
+def snapshot_download(name, repo_type="model", local_dir=None):
+    place = Path(local_dir or Path(os.environ["HF_HOME"], "hub", name.replace("/", "--")))
+    place.mkdir(parents=True, exist_ok=True)
+    (place / "fetched").touch()
+    return place
+"""
+IMAGE_FILES = {"apptainer": "image.sif", "pyxis": "image.sqsh", "podman": "image.tar", "none": ""}
+RECIPES = {
+    "verl-grpo": ("data/gsm8k/train.parquet", "huggingface/hub/Qwen--Qwen2.5-7B-Instruct/fetched"),
+    "openrlhf-grpo": ("data/dapo-math-17k/fetched",),
+    "search-r1-ppo": ("data/e5_Flat.index", "data/nq_search/train.parquet", "services.toml"),
+    "trl-grpo": ("data/dapo-math-17k/fetched",),
+    "rehearsal": (),
+}
+"""What there must be of each recipe."""
+
+
+def programs(folder: Path) -> dict[str, str]:
+    """Write the stand-ins; return the environment of the login node's shell."""
+    bin_folder = folder / "bin"
+    bin_folder.mkdir()
+    packages = folder / "packages"
+    for name in ("verl", "openrlhf", "trl", "ray"):
+        (packages / name).mkdir(parents=True)
+        (packages / name / "__init__.py").touch()
+    (packages / "huggingface_hub.py").write_text(HUB)
+    texts = {name: f"verb=$1; shift{does}" for name, does in CONTAINERS.items()}
+    texts["python3"] = f'PYTHONPATH="$PYTHONPATH:{packages}" exec {sys.executable} "$@"'
+    texts["pip"] = "true"
+    for name, text in texts.items():
+        (bin_folder / name).write_text(
+            f'#!/usr/bin/env bash\nset -e\necho "{name} $*" >> {folder}/calls\n{text}\n'
+        )
+        (bin_folder / name).chmod(0o755)
+    hosted = folder / "hosted"
+    verl_repository(hosted)
+    return {"PATH": f"{bin_folder}:{os.defpath}", "HOME": str(folder), **git_variables(str(hosted))}
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("container", PLATFORMS["slurm"].variants)
+def test_everything_is_fetched_once(container: str, recipe: str, tmp_path: Path) -> None:
+    """Image, repository, model, data and services are there; a second run makes no image."""
+    if misfit("slurm", container, recipe, 2) or (container, recipe) == ("none", "rehearsal"):
+        return  # the latter is run in the lab, with the one file and a package index
+    made = tmp_path / "made"
+    environ = programs(tmp_path)
+    (tmp_path / "pod-agent").write_bytes(b"stands for the one file")
+    words = ["init", "slurm", recipe, "--container", container, "--nodes", "2", "--gpus", "8"]
+    words += ["--agent", str(tmp_path / "pod-agent"), "--to", str(made)]
+    if container == "none":
+        words += ["--python", str(tmp_path / "bin/python3")]
+    if missing_image("slurm", container, recipe):
+        words += ["--image", "ghcr.io/acme/rl:1"]
+    assert agent(words) == 0
+
+    # Places of an image are here, too.
+    for place, source in search_r1_image(tmp_path / "parts").items():
+        (tmp_path / "opt").mkdir(exist_ok=True)
+        (tmp_path / place.lstrip("/")).symlink_to(source)
+    fetch = made / "fetch.sh"
+    fetch.write_text(fetch.read_text().replace(" /opt/", f" {tmp_path}/opt/"))
+
+    for time in ("first", "second"):
+        done = subprocess.run(
+            ["bash", str(fetch)], env=environ, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, f"{time}: {done.stdout}{done.stderr}"
+        assert done.stdout.endswith(f"all is here: sbatch {recipe}.sbatch\n")
+        for name in filter(None, (IMAGE_FILES[container], *RECIPES[recipe])):
+            assert (made / name).is_file(), name
+        assert not (made / "tmp").exists()
+    calls = (tmp_path / "calls").read_text()
+    makes = [line for line in calls.splitlines() if line.split()[1:2] in (["import"], ["save"])]
+    makes += [line for line in calls.splitlines() if line.split()[1:2] in (["pull"], ["build"])]
+    expected = {"none": 0, "apptainer": 1, "pyxis": 1, "podman": 2}[container]
+    installs = recipe in {"openrlhf-grpo", "trl-grpo", "rehearsal"} and "--image" not in words
+    assert len(makes) == expected + (container == "podman" and installs)
+
+
+def test_a_python_without_the_framework_is_named(tmp_path: Path) -> None:
+    """Without a container, `fetch.sh` says which package the named Python lacks."""
+    environ = programs(tmp_path)
+    (tmp_path / "packages" / "verl" / "__init__.py").unlink()
+    (tmp_path / "packages" / "verl").rmdir()
+    (tmp_path / "pod-agent").write_bytes(b"stands for the one file")
+    words = ["init", "slurm", "verl-grpo", "--nodes", "2", "--gpus", "8", "--to", str(tmp_path)]
+    words += ["--python", str(tmp_path / "bin/python3"), "--agent", str(tmp_path / "pod-agent")]
+    assert agent([*words, "--force"]) == 0
+    done = subprocess.run(
+        ["bash", str(tmp_path / "fetch.sh")],
+        env=environ,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stderr == f"verl is not in {tmp_path}/bin: install it there\n"
