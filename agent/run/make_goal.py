@@ -61,7 +61,7 @@ def make_goal(plan: Plan, keeper: RunKeeper, now: float, done: Iterable[str] = (
     own = {spec.name for spec in plan.all_services} | {wait_keys.HEAD, wait_keys.WORKERS}
     waits = sum(wait.seconds for wait in plan.waits if wait.key in own)
     before = settings.node_grace + times.EARLIER_ATTEMPT_ENDS + times.LONGEST_RETRY_PAUSE
-    probes = times.NODE_PROBE + times.ALL_REDUCE + times.ALL_REDUCE_SPARE + times.GCS_REPORTS_LOSS
+    probes = times.NODE_PROBE + times.ALL_REDUCE + times.ALL_REDUCE_SPARE
     boot_limit = waits + preparing + before + probes + times.GCS_REPORTS_LOSS
 
     question = question_of(plan.job, plan.facts)
