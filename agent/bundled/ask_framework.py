@@ -373,6 +373,8 @@ def ask_trl(path: Path, argv: Sequence[str], world: int) -> Verdict:
     options.wandb = False  # what its other packages need is not the question
     options.config = [*options.config, *ON_CPUS]
     options.checkpoints = "checkpoints"
+    # With --cpu it names the backend gloo, which accelerate (1.15) has only within torchrun.
+    options.cpu = False
     arguments = importlib.import_module("transformers").TrainingArguments
     try:
         with mock.patch.object(arguments, "world_size", max(1, world)):

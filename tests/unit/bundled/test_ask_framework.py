@@ -26,6 +26,7 @@ def parser():
     made = argparse.ArgumentParser(prog="trl_grpo")
     made.add_argument("--config", nargs="*", default=[])
     made.add_argument("--beta", type=float)
+    made.add_argument("--cpu", action="store_true")
     return made
 
 def config_of(options):
@@ -36,6 +37,8 @@ def config_of(options):
         raise TrainerSetupError("TRL has no betta")
     if "bf16=false" not in options.config:
         raise ValueError("no GPU")
+    if options.cpu:  # its backend, gloo
+        raise ValueError("no process group")
 """
 
 
@@ -172,6 +175,7 @@ def test_trl_is_asked_by_its_configuration(tmp_path: Path) -> None:
     program = tmp_path / "trl_grpo.py"
     write(program, TRL)
     assert ask(tmp_path, str(program), "--beta", "0.1") == ACCEPTED
+    assert ask(tmp_path, str(program), "--cpu") == ACCEPTED
     typo = ask(tmp_path, str(program), "--config", "betta=1")
     assert typo == refused("TRL has no betta", "betta")
     wrong = ask(tmp_path, str(program), "--beta", "x")
