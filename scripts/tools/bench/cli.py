@@ -91,6 +91,13 @@ def make_parser() -> argparse.ArgumentParser:
         "first start, again, and on a fresh pod with the volume; some minutes",
     )
     parser.add_argument(
+        "--second-job",
+        choices=("compile", "trl-grpo", "trl-grpo-compile"),
+        default="compile",
+        help="that job: a model that compiles (default), or the recipe trl-grpo, as it is or with "
+        "torch.compile, by a Python with TRL",
+    )
+    parser.add_argument(
         "--layers", type=int, default=12, metavar="N", help="of that job's model (default 12)"
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the raw values there")
@@ -137,7 +144,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"scripts/bench: {reason}", file=sys.stderr)
         return CANNOT
     if options.second_start is not None:
-        starts = measure_second_start(options.second_start, options.layers)
+        starts = measure_second_start(options.second_start, options.second_job, options.layers)
         print(second_start_table(starts))
         return int(is_slow(starts))
     if options.faults:

@@ -1,33 +1,47 @@
-"""`--second-start`: the time to a compiled job's first step, with and without stored caches.
+"""`--second-start`: the time to a job's first step, with and without stored caches.
 
 One pod starts the job twice, then a fresh pod with the same volume starts it. A fresh pod without
-the volume is the first start again.
+the volume is the first start again. The jobs: a program that compiles, and the recipe `trl-grpo` on
+a small model made on the spot.
 """
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
 import tempfile
 import time
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tools.bench.machine import await_calm
-from tools.bench.measure import await_time
+from tools.bench.measure import STEP, await_time
 from tools.bench.systems import BIN, PATH
 from tools.lab import Lab
 
 if TYPE_CHECKING:
-    from tools.lab import Pod
+    from collections.abc import Callable
 
-JOB = Path(__file__).parent / "compiled_job.py"
+    from tools.lab import Container, Pod
+
+COMPILED_JOB = Path(__file__).parent / "compiled_job.py"
+SMALL_MODEL = COMPILED_JOB.parents[1] / "frameworks" / "inside" / "small_model.py"
 BEGUN, FIRST_STEP = "job-begun", "first-step"
-"""Files in the pod's /tmp that the job writes."""
+"""Files in the pod's /tmp that the compiled job writes."""
+CHECKPOINTS = "checkpoints"
 LIMIT = 1200.0
 MOST = 0.40
 """The largest allowed ratio of a second start to the first."""
 COLD, AGAIN, FRESH = "first start", "again on the same pod", "on a fresh pod with the volume"
+TRL = "trl-grpo"
+TRL_ARGS = (
+    "--max-completion-length 8 --num-generations 4 --per-device-train-batch-size 8 "
+    "--gradient-accumulation-steps 1 --max-steps 2 --save-steps 1000"
+)
+TRL_COMPILED = "--config torch_compile=true"
 
 
 @dataclass
@@ -41,25 +55,89 @@ class Start:
     written: str  # what it wrote back
 
 
-def measure_second_start(python: Path, layers: int) -> list[Start]:
-    """Start the job three times; the pods share a folder, as a network volume."""
+@dataclass
+class StartedJob:
+    """A job to start: what it takes, and how its times are read."""
+
+    argv: list[str]
+    env: dict[str, str]
+    times: Callable[[Pod, Container], tuple[float, float]]  # its begin, its first step
+    shared: list[Path] = field(default_factory=list)  # folders that it needs in the pods
+
+
+def compiled_job(python: Path, layers: int) -> StartedJob:
+    """Return the job that compiles, which writes its times to files."""
+
+    def times(pod: Pod, container: Container) -> tuple[float, float]:
+        begun = await_time(pod.tmp / BEGUN, container, LIMIT)
+        return begun, await_time(pod.tmp / FIRST_STEP, container, LIMIT)
+
+    job = [str(python), str(COMPILED_JOB), "--layers", str(layers)]
+    job += ["--begun", f"/tmp/{BEGUN}", "--first-step", f"/tmp/{FIRST_STEP}"]
+    return StartedJob(["run", "--", *job], {}, times, [COMPILED_JOB.parent])
+
+
+def trl_job(python: Path, folder: Path, *, is_compiled: bool) -> StartedJob:
+    """Return the recipe with a small model; with torch.compile by a field of its configuration."""
+    made = folder / "ground"
+    made.mkdir()
+    subprocess.run([str(python), str(SMALL_MODEL), str(made)], check=True, timeout=LIMIT)
+
+    def times(_pod: Pod, container: Container) -> tuple[float, float]:
+        begun = await_output(container, "✓ job ", "stderr")
+        return begun, await_output(container, "\nstep 1/", "stdout")
+
+    more = f" {TRL_COMPILED}" if is_compiled else ""
+    env = {
+        "PATH": os.pathsep.join([str(python.parent), os.defpath]),
+        "AGENT_JOB": TRL,
+        "AGENT_JOB_ARGS": f"{TRL_ARGS}{more}",
+        "AGENT_MODEL": str(made / "model"),
+        "AGENT_TRAIN_DATA": str(made / "train.jsonl"),
+        "AGENT_CHECKPOINTS": f"/tmp/{CHECKPOINTS}",
+        "HF_HUB_OFFLINE": "1",
+    }
+    return StartedJob([], env, times, [made])
+
+
+def await_output(container: Container, text: str, stream: str) -> float:
+    """Wait until a text is in the container's output; return when."""
+    until = time.monotonic() + LIMIT
+    while True:
+        is_over = not container.running
+        output = container.stdout() if stream == "stdout" else container.stderr()
+        if text in f"\n{output}":
+            return time.time()
+        if is_over or time.monotonic() > until:
+            raise TimeoutError(f"{container.label}: no {text.strip()!r} in its {stream}")
+        time.sleep(STEP)
+
+
+def measure_second_start(python: Path, kind: str, layers: int) -> list[Start]:
+    """Start a job three times; the pods share a folder, as a network volume."""
     with ExitStack() as stack:
-        volume = Path(
-            stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-", dir="/var/tmp"))
-        )
-        shared = [JOB.parent, volume, *(p.parents[1] for p in (python, python.resolve()))]
+        made = tempfile.TemporaryDirectory(prefix="bench-", dir="/var/tmp")
+        folder = Path(stack.enter_context(made))
+        volume = folder / "volume"
+        volume.mkdir()
+        if kind == "compile":
+            job = compiled_job(python, layers)
+        else:
+            job = trl_job(python, folder, is_compiled=kind == "trl-grpo-compile")
+        shared = [*job.shared, volume, *(p.parents[1] for p in (python, python.resolve()))]
         starts = []
         with Lab(names=["pod0"], shm="8g", share=shared) as lab:
-            starts += [start(lab.pods[0], name, python, layers, volume) for name in (COLD, AGAIN)]
+            starts += [start(lab.pods[0], name, job, volume) for name in (COLD, AGAIN)]
         with Lab(names=["pod1"], shm="8g", share=shared) as lab:
-            starts.append(start(lab.pods[0], FRESH, python, layers, volume))
+            starts.append(start(lab.pods[0], FRESH, job, volume))
     return starts
 
 
-def start(pod: Pod, name: str, python: Path, layers: int, volume: Path) -> Start:
+def start(pod: Pod, name: str, job: StartedJob, volume: Path) -> Start:
     """Run the job with the agent in a pod to its end; return the times of this start."""
     for file in (BEGUN, FIRST_STEP):
         (pod.tmp / file).unlink(missing_ok=True)
+    shutil.rmtree(pod.tmp / CHECKPOINTS, ignore_errors=True)  # it begins anew with step 1
     env = {
         "PATH": PATH,
         "RUNPOD_POD_ID": pod.name,
@@ -69,15 +147,13 @@ def start(pod: Pod, name: str, python: Path, layers: int, volume: Path) -> Start
         "AGENT_LOG_DIR": "/tmp/logs",
         "AGENT_CACHE_DIR": str(volume),
         "AGENT_RERUN": "1",  # the next start on this pod is another run
+        **job.env,
     }
-    job = [str(python), str(JOB), "--layers", str(layers)]
-    job += ["--begun", f"/tmp/{BEGUN}", "--first-step", f"/tmp/{FIRST_STEP}"]
     await_calm()
     began = time.time()
-    container = pod.start([str(BIN / "pod-agent"), "run", "--", *job], env=env)
+    container = pod.start([str(BIN / "pod-agent"), *job.argv], env=env)
     try:
-        begun = await_time(pod.tmp / BEGUN, container, LIMIT)
-        first = await_time(pod.tmp / FIRST_STEP, container, LIMIT)
+        begun, first = job.times(pod, container)
     except TimeoutError as late:
         raise RuntimeError(f"{name}: {late}\n{container.tail()}") from None
     code = container.wait(LIMIT)
