@@ -144,7 +144,7 @@ def _pack(stream: gzip.GzipFile, root: Path, entry: CacheFile) -> bool:
         return False
     with open(descriptor, "rb") as file:  # noqa: PTH123 - a descriptor
         data = file.read(LARGEST_FILE + 1)
-    if len(data) != entry.size or not is_whole(entry.path, data):
+    if len(data) != entry.size or not is_whole(entry.path, data, entry.size):
         return False
     stream.write(json.dumps(to_builtins(entry)).encode() + b"\n")
     for start in range(0, len(data), _PIECE):

@@ -34,6 +34,7 @@ _LEFT_OUT = (
 _OBJECTS = ("*.so", "*.so.*", "*.o", "*.cubin", "*.hsaco")
 _ELF = b"\x7fELF"
 _ELF_64_LITTLE = _ELF + b"\x02\x01"
+HEAD_BYTES = 64
 _ELF_HEAD = struct.Struct("<32xQQ6xHHHH")
 """Of ELF with 64 bits: where its two tables begin, and for each the length and number of rows."""
 
@@ -96,23 +97,28 @@ def settled(
     )
 
 
-def is_whole(path: str, data: bytes) -> bool:
-    """Return whether a file is whole, as far as its format shows.
+def is_object(path: str) -> bool:
+    """Return whether a file is a library, an object or a kernel, by its name."""
+    name = path.rpartition("/")[2]
+    return any(fnmatchcase(name, pattern) for pattern in _OBJECTS)
+
+
+def is_whole(path: str, head: bytes, size: int) -> bool:
+    """Return whether a file is whole, as far as its format shows; HEAD_BYTES of it are enough.
 
     Compilers write objects and libraries in place (torch 2.13's inductor, ninja): a killed one
     leaves a part, which is loaded for as long as it is there. One of their two tables is at the
     end, and linkers write the head, which has the places of the tables, last.
     """
-    name = path.rpartition("/")[2]
-    if not any(fnmatchcase(name, pattern) for pattern in _OBJECTS):
+    if not is_object(path):
         return True
-    if not data.startswith(_ELF) or len(data) < _ELF_HEAD.size:
+    if not head.startswith(_ELF) or len(head) < _ELF_HEAD.size:
         return False
-    if not data.startswith(_ELF_64_LITTLE):
+    if not head.startswith(_ELF_64_LITTLE):
         return True
-    segments, sections, segment, of_segments, section, of_sections = _ELF_HEAD.unpack_from(data)
+    segments, sections, segment, of_segments, section, of_sections = _ELF_HEAD.unpack_from(head)
     ends = (segments + segment * of_segments, sections + section * of_sections)
-    return bool(max(ends) <= len(data))
+    return bool(max(ends) <= size)
 
 
 def has_news(chosen: Iterable[CacheFile], known: Collection[tuple[str, int]]) -> bool:

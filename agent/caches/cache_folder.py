@@ -18,7 +18,7 @@ from agent.base.errors import PreflightError
 from agent.base.text import mib
 from agent.base.typed import decode
 from agent.base.value import Bytes, Count, Value
-from agent.caches.cache_files import MOST_FILES, STATE, CacheFile
+from agent.caches.cache_files import HEAD_BYTES, MOST_FILES, STATE, CacheFile, is_object, is_whole
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -163,6 +163,25 @@ def _write_state(place: CachePlace, name: str, state: Value) -> None:
     with suppress(OSError):
         part.write_text(json.dumps(to_builtins(state)), encoding="utf-8")
         part.replace(place.state(name))
+
+
+def remove_cut(root: Path) -> None:
+    """Remove libraries and kernels that a killed run has left cut: the next one would load them."""
+    settled = time.time_ns() - int(times.CACHES_SETTLED * 1e9)
+    for file in list_files(root):
+        if not is_object(file.path) or file.mtime_ns >= settled:
+            continue
+        path = root / file.path
+        if not is_whole(file.path, _head_of(path), file.size):
+            with suppress(OSError):
+                path.unlink()
+
+
+def _head_of(path: Path) -> bytes:
+    """Return the first bytes of a file; none if it cannot be read."""
+    with suppress(OSError), path.open("rb") as file:
+        return file.read(HEAD_BYTES)
+    return b""
 
 
 # --- files ---------------------------------------------------------------------------------------

@@ -44,6 +44,7 @@ from agent.caches.cache_folder import (
     list_files,
     make_private,
     read_known,
+    remove_cut,
     remove_parts,
     scan,
     write_known,
@@ -65,6 +66,7 @@ def seed(place: CachePlace, trust: Trust) -> Seeded:
     make_private(place, trust.uid)
     clear_other_kind(place)
     remove_parts(place.root)
+    remove_cut(place.root)
 
     # Nothing of the volume may end a run.
     try:

@@ -107,6 +107,17 @@ def test_the_same_node_again(tmp_path: Path) -> None:
     assert save(place, UNSEALED, "run-2", "node").startswith("1 file(s)")
 
 
+def test_a_library_that_is_cut_is_removed(tmp_path: Path) -> None:
+    """As a killed run left it on this node; one that a job may still be writing stays."""
+    place = place_of(tmp_path, "node")
+    seed(place, UNSEALED)
+    compile_here(place, "inductor/ab/cut.so", "inductor/ab/new.so", "inductor/ab/x.cpp")
+    for path in ("inductor/ab/cut.so", "inductor/ab/x.cpp"):
+        make_older(place, path, times.CACHES_SETTLED + 5)
+    seed(place, UNSEALED)
+    assert set(contents(place)) == {"inductor/ab/new.so", "inductor/ab/x.cpp"}
+
+
 def test_what_is_there_is_not_overwritten(tmp_path: Path) -> None:
     """A running job may use it."""
     first = place_of(tmp_path, "first")
