@@ -111,7 +111,7 @@ def test_compile_caches_go_through_the_agents_archive(
     seen: dict[str, list[str]] = {}
 
     def started(_at: Work, name: str, caches: Path) -> dict[str, float]:
-        kernel = caches / "triton" / "ab" / "kernel.cubin"
+        kernel = caches / "triton" / "ab" / "kernel.ptx"
         seen[name] = [kernel.read_text()] if kernel.exists() else []
         kernel.parent.mkdir(parents=True, exist_ok=True)
         kernel.write_text("compiled")
