@@ -335,11 +335,11 @@ class Judge:
 
     def _grade_in_text(self, content: str) -> float:
         """Return the last grade of a text: a judge that thinks aloud names others before it."""
-        found = [*self._pattern.finditer(content)]
-        if not found:
+        grades = [*self._pattern.finditer(content)]
+        if not grades:
             end = _excerpt(content[-_SHOWN:].encode(errors="replace"))
             raise _NoGradeInReplyError(f"no text of its reply matches ask.grade; its end: {end}")
-        word = (found[-1][1] or "").strip()
+        word = (grades[-1][1] or "").strip()
         values = {name.casefold(): value for name, value in self._spec.values.items()}
         if word.casefold() in values:
             return values[word.casefold()]

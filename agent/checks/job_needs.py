@@ -192,7 +192,7 @@ def placeholder_slips(texts: Iterable[tuple[str, str, Sequence[str]]]) -> tuple[
                 continue
             near = [other for other in known if nearly_equal(name, other) or other.startswith(name)]
             what = f"{{{name}}} in {source} is no placeholder and stays as it is"
-            remedy = f"Placeholders are {' '.join(f'{{{one}}}' for one in known)}"
+            remedy = f"Placeholders are {' '.join(f'{{{name}}}' for name in known)}"
             if near:
                 remedy = f"Did you mean {{{near[0]}}}?"
             findings[source, name] = Finding("placeholders", Level.WARN, what, remedy)

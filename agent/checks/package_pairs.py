@@ -197,8 +197,8 @@ def package_pairs(node: CheckedNode) -> Result | None:
     """Packages that do not fit each other end the job at its start, or at its first request."""
     if not node.facts.ray.packages:
         return None
-    found = misfits(node.facts.ray)
-    if not found:
+    pairs = misfits(node.facts.ray)
+    if not pairs:
         return ok("no pair that is known not to fit")
-    what = "; ".join(misfit.what for misfit in found)
-    return warn(what, "; ".join(dict.fromkeys(misfit.remedy for misfit in found)))
+    what = "; ".join(misfit.what for misfit in pairs)
+    return warn(what, "; ".join(dict.fromkeys(misfit.remedy for misfit in pairs)))

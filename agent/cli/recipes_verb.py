@@ -57,7 +57,7 @@ def recipe_lines() -> Iterator[Line]:
     """Yield a line for each recipe, below a heading."""
     yield Line(_row("recipe", "trains by", "rewards from", "launcher", "framework"), tone="dim")
     for known in RECIPES:
-        versions = [".".join(map(str, one[:2])) for one in recipe_of(known).VERSIONS]
+        versions = [".".join(map(str, version[:2])) for version in recipe_of(known).VERSIONS]
         framework = known.framework or "none"
         if versions:
             framework += f" {versions[0]}"

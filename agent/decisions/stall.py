@@ -65,7 +65,7 @@ class Look(Value):
 def look_of(reports: Iterable[str], task_at: float | None = None) -> Look:
     """Return what the reports of all nodes show."""
     reports = set(reports) - {IDLE}
-    unknown = {one for one in reports if one.startswith(NO_REPORT) or one == FIRST_LOOK}
+    unknown = {report for report in reports if report.startswith(NO_REPORT) or report == FIRST_LOOK}
     known = {CHECKPOINT_GROWS, SHARE_WRITES} & reports
     working = sorted(reports - unknown - known)
     return Look(

@@ -381,7 +381,7 @@ class ProgressReader:
         return (replace(seen, metrics=metrics, not_finite=tuple(broken)),)
 
     def _show(
-        self, kind: LineFormat, line: str, found: re.Match[str], at: float
+        self, kind: LineFormat, line: str, match: re.Match[str], at: float
     ) -> tuple[Reading, ...]:
         """Return what a line of a known kind shows."""
         if kind.shows in {"evaluation", "checkpoint"}:
@@ -391,9 +391,9 @@ class ProgressReader:
             return (PauseSeen("evaluation" if kind.shows == "evaluation" else "checkpoint", at),)
 
         # Which step is it? A bar that has no rate yet shows no step, only their number.
-        numbers = {name: text for name, text in found.groupdict().items() if text is not None}
+        numbers = {name: text for name, text in match.groupdict().items() if text is not None}
         step, of = self._numbered(numbers)
-        if kind.shows == "total" or _NO_RATE in found[0]:
+        if kind.shows == "total" or _NO_RATE in match[0]:
             self._note_total(of, is_general=kind.rank == GENERAL_BAR)
             return ()
         if kind.shows == "values" and step is None and self._rank == GENERAL_BAR:
@@ -412,7 +412,7 @@ class ProgressReader:
             is_other_bar = kind.rank == GENERAL_BAR and of != self._total and "epoch" not in numbers
             return (PauseSeen("evaluation", at),) if is_other_bar and self._is_bar else ()
         named = [(name, text) for name, text in numbers.items() if name not in _COUNTS]
-        behind = _pairs(kind.notation, line[found.end() :]) if kind.notation else ()
+        behind = _pairs(kind.notation, line[match.end() :]) if kind.notation else ()
         metrics, broken = _numbers((*named, *behind))
 
         # A line that has only metrics of an evaluation is no step.

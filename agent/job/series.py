@@ -216,15 +216,15 @@ class Series:
 
     def meanings(self) -> dict[str, str]:
         """Return the key that shows each thing that people look at, where the job has one."""
-        found = {}
+        key_of = {}
         for meaning in MEANINGS:
             name = next((name for name in names_of(meaning) if name in self._keys), None)
             if name is not None:
-                found[str(meaning)] = name
+                key_of[str(meaning)] = name
         evaluated = next((name for name in self.names if name.startswith(of_evaluation())), None)
         if evaluated is not None:
-            found[VALIDATION] = evaluated
-        return found
+            key_of[VALIDATION] = evaluated
+        return key_of
 
     def curves(self) -> dict[str, object]:
         """Return a few points of each curve with a meaning, under that name instead of the job's.

@@ -347,7 +347,7 @@ class _Reader:
         template = fields.get("template", "{query}")
         names = re.findall(r"(?<!\$)\{([a-z_]+)\}", template)
         for name in {*names} & {*NODE_PLACEHOLDERS}:
-            known = " ".join(f"{{{one}}}" for one in _PLACEHOLDERS_OF_ASK)
+            known = " ".join(f"{{{placeholder}}}" for placeholder in _PLACEHOLDERS_OF_ASK)
             self.report(f"{label}template", f"{{{name}}}", f"placeholders out of {known}")
         if not {"query", "answer"} & {*names}:
             self.report(f"{label}template", "no answer in it", "{answer} or {query} in it")

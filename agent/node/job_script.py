@@ -44,8 +44,8 @@ def ending_lines(command: Sequence[str], *, with_ray: bool) -> tuple[EndingLine,
     victims = _victims(command, with_ray=with_ray)
     given = _inline_text(command)
     if given:
-        found = _with_called(given, "the command after --", victims)
-        return tuple(found)[:_MOST]
+        lines = _with_called(given, "the command after --", victims)
+        return tuple(lines)[:_MOST]
     path = _script(command)
     text = _text(path) if path else ""
     look = _in_python if _is_python(text, path) else _with_called
@@ -224,8 +224,8 @@ def _searching_kills(commands: Sequence[_Command], victims: _Victims) -> list[_C
         command.words[:1] == ("kill",) or command.words[:2] == ("xargs", "kill")
         for command in commands
     )
-    searched = [one for one in commands if one.words[0] in {"grep", "pgrep", "pidof"}]
-    return [one for one in searched if kills and _search_matches(one.words, victims)]
+    searched = [command for command in commands if command.words[0] in {"grep", "pgrep", "pidof"}]
+    return [command for command in searched if kills and _search_matches(command.words, victims)]
 
 
 def _whole_lines(text: str) -> Iterator[tuple[int, str]]:
@@ -247,8 +247,8 @@ def _whole_lines(text: str) -> Iterator[tuple[int, str]]:
 def _ends(line: str, victims: _Victims) -> bool:
     """Return whether one of a line's commands ends the agent or its Ray."""
     commands, _ = _commands(line)
-    found = any(_command_ends(command.words, victims) for command in commands)
-    return found or bool(_searching_kills(commands, victims))
+    ends_by_itself = any(_command_ends(command.words, victims) for command in commands)
+    return ends_by_itself or bool(_searching_kills(commands, victims))
 
 
 def _commands(line: str, depth: int = 0) -> tuple[list[_Command], int]:
@@ -264,7 +264,7 @@ def _commands(line: str, depth: int = 0) -> tuple[list[_Command], int]:
     except ValueError:  # quotes that end on another line
         return [], depth
 
-    found: list[_Command] = []
+    parsed: list[_Command] = []
     words: list[str] = []
     is_conditional = False  # after && or ||
     for part in [*tokens, ";"]:
@@ -273,13 +273,13 @@ def _commands(line: str, depth: int = 0) -> tuple[list[_Command], int]:
             continue
         if words:
             command, depth = _parsed(words, depth, is_conditional=is_conditional)
-            found += command
+            parsed += command
         words = []
         if part in {"&&", "||"}:
             is_conditional = True
         elif part in {";", "&", ";;"}:
             is_conditional = False
-    return found, depth
+    return parsed, depth
 
 
 def _parsed(words: list[str], depth: int, *, is_conditional: bool) -> tuple[list[_Command], int]:
@@ -347,7 +347,7 @@ def _command_ends(words: Sequence[str], victims: _Victims) -> bool:
 
 def _operands(words: Sequence[str], taking: set[str]) -> list[str]:
     """Return the words that are neither flags nor the value of one."""
-    found = []
+    operands = []
     skips = False
     for word in words:
         if skips:
@@ -355,8 +355,8 @@ def _operands(words: Sequence[str], taking: set[str]) -> list[str]:
         elif word.startswith("-"):
             skips = word in taking
         elif re.match(r"\d*[<>]", word) is None:
-            found.append(word)
-    return found
+            operands.append(word)
+    return operands
 
 
 def _name_matches(name: str, victims: _Victims, *, is_pattern: bool) -> bool:
@@ -414,7 +414,7 @@ def _in_python(text: str, path: str, victims: _Victims) -> Iterator[EndingLine]:
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
     for call in sorted(calls, key=lambda node: node.lineno):
         line = lines[call.lineno - 1]
-        runs = any(_ends(one, victims) for one in _shell_text(call).splitlines())
+        runs = any(_ends(shell_line, victims) for shell_line in _shell_text(call).splitlines())
         if runs and not line.rstrip().endswith(IGNORE):
             yield EndingLine(path, call.lineno, line.strip()[:200], id(call) in at_top)
 

@@ -138,7 +138,7 @@ def ray_facts(frameworks: Iterable[str] = ()) -> dict[str, object]:
 
 def _torch_of_builds(versions: dict[str, str], folders: dict[str, Path]) -> dict[str, str]:
     """Return the torch that compiled packages were built for, where their metadata names one."""
-    found = {}
+    built_for = {}
     for name in _BUILT_FOR_TORCH:
         if name not in versions:
             continue
@@ -148,8 +148,8 @@ def _torch_of_builds(versions: dict[str, str], folders: dict[str, Path]) -> dict
         if pinned is None:  # a wheel that was installed by its URL names its torch there
             pinned = _TORCH_OF_WHEEL.search(text_of(info / "direct_url.json"))
         if pinned is not None:
-            found[name] = pinned[1][:_LONGEST_VERSION]
-    return found
+            built_for[name] = pinned[1][:_LONGEST_VERSION]
+    return built_for
 
 
 def print_ray_facts(argv: list[str]) -> int:

@@ -59,10 +59,10 @@ MAX_ORDERS = 1 << 16
 def read(kind: type[V], data: object, tails: str = "") -> V:
     """Read JSON data; raises ValueError naming the wrong field. Texts in `tails` keep line ends."""
     try:
-        found = map_texts(data, _cut)
-        if isinstance(data, dict) and isinstance(found, dict) and isinstance(data.get(tails), dict):
-            found[tails] = {_cut(name): _cut_tail(text) for name, text in data[tails].items()}
-        return convert(found, kind, str_keys=True)
+        cut = map_texts(data, _cut)
+        if isinstance(data, dict) and isinstance(cut, dict) and isinstance(data.get(tails), dict):
+            cut[tails] = {_cut(name): _cut_tail(text) for name, text in data[tails].items()}
+        return convert(cut, kind, str_keys=True)
     except RecursionError:
         raise ValueError("message: expected less nested data") from None
     except ValidationError as error:  # "Expected `int`, got `str` - at `$.hello.rank`"

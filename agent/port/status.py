@@ -122,9 +122,9 @@ def _summary(status: Status) -> Iterator[Line]:
 
 def _warnings(status: Status) -> Iterator[Line]:
     """Yield the warnings about what the run does; of stalls the last one."""
-    warnings = [one for one in status.get("warnings") or () if one["check"] in _OF_RUN]
-    stalls = [one for one in warnings if one["check"] == _STALL]
-    for warning in [*stalls[-1:], *(one for one in warnings if one["check"] != _STALL)]:
+    warnings = [warning for warning in status.get("warnings") or () if warning["check"] in _OF_RUN]
+    stalls = [warning for warning in warnings if warning["check"] == _STALL]
+    for warning in [*stalls[-1:], *(other for other in warnings if other["check"] != _STALL)]:
         what = one_line(f"{warning['check']}: {warning['what']}")
         yield Line(f"{what}. {one_line(warning['remedy'])}", tone="busy")
 

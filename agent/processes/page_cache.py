@@ -120,8 +120,8 @@ class FreeMemory:
 
     def is_needed(self, filled: int) -> bool:
         """Return whether other programs need memory that `filled` bytes of files have."""
-        left = self._read_free() - filled
-        return left < (self._free - self.size) / 2 or self._stalled() > PRESSURE
+        free = self._read_free() - filled
+        return free < (self._free - self.size) / 2 or self._stalled() > PRESSURE
 
     def _read_free(self) -> int:
         """Return the free bytes; the page cache counts as free."""
@@ -154,13 +154,13 @@ class ReadAhead:
 
     def _cut(self) -> Iterator[Part]:
         """Yield the parts in order, up to the size of the room."""
-        left = self._room.size
+        room = self._room.size
         for path, size in self._sizes.items():
             for begin in range(0, size, _PART):
                 part = Part(path, begin, min(_PART, size - begin))
-                if part.size > left:
+                if part.size > room:
                     return
-                left -= part.size
+                room -= part.size
                 yield part
 
     def run(self) -> str:

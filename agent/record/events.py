@@ -351,6 +351,8 @@ class WaitLog:
         if not waits:
             return ""
         known = {wait.what: self._logged[wait.what] for wait in waits}
-        longest = max(now - one.since for one in known.values())
-        whats = [f"{what}, {one.evidence}" if one.evidence else what for what, one in known.items()]
+        longest = max(now - wait.since for wait in known.values())
+        whats = [
+            f"{what}, {wait.evidence}" if wait.evidence else what for what, wait in known.items()
+        ]
         return f"waiting {duration_text(longest)} for {'; '.join(whats)}"

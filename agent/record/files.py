@@ -221,13 +221,13 @@ def _line_at(file: BinaryIO, offset: int) -> int | None:
         return None
     file.seek(0)
     number = 1
-    left = offset
-    while left > 0:
-        part = file.read(min(left, _COUNTED_AT_ONCE))
+    remaining = offset
+    while remaining > 0:
+        part = file.read(min(remaining, _COUNTED_AT_ONCE))
         if not part:
             return None
         number += part.count(b"\n")
-        left -= len(part)
+        remaining -= len(part)
     return number
 
 

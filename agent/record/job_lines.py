@@ -60,7 +60,7 @@ class KnownLines:
         elif self._first is None or first.line != self._first.line:
             self._first = self._cleaned(first)
 
-    def add_from_node(self, node: str, found: Sequence[Known], ahead: float = 0.0) -> None:
+    def add_from_node(self, node: str, lines_there: Sequence[Known], ahead: float = 0.0) -> None:
         """Add what another node, whose clock is ahead, found in its output of the attempt.
 
         It reports all that it knows each time: what is no longer among it was survived there.
@@ -69,7 +69,7 @@ class KnownLines:
         former = self._lines.get(node, {})
         lines: dict[str, Known] = {}
         self._lines[node] = lines
-        for known in found:
+        for known in lines_there:
             at = None if known.at is None else known.at - ahead
             before = former.get(known.key)
             if before is not None and before.line == known.line:
@@ -115,8 +115,8 @@ class KnownLines:
     @property
     def causes(self) -> tuple[Known, ...]:
         """Return the causes and symptoms in this node's output, without what was only seen."""
-        found = [*self._found.values()]
-        return tuple(known for known in found if not known.is_noise and not known.is_seen)
+        every = [*self._found.values()]
+        return tuple(known for known in every if not known.is_noise and not known.is_seen)
 
     @property
     def for_head(self) -> tuple[Known, ...]:
@@ -126,16 +126,16 @@ class KnownLines:
         """
         open_keys = self._errors.open_keys
         every = [known for known in [*self._found.values()] if not known.is_noise]
-        found = tuple(known for known in every if not known.is_seen or known.key in open_keys)
+        unsurvived = tuple(known for known in every if not known.is_seen or known.key in open_keys)
         first = self._first
-        if first is None or any(known.key == first.key for known in found):
-            return found
-        return (first, *found)
+        if first is None or any(known.key == first.key for known in unsurvived):
+            return unsurvived
+        return (first, *unsurvived)
 
     def warnings(self) -> list[dict[str, str]]:
         """Return the warnings for `/status`."""
         warnings = []
-        of_nodes = {key: one for key, one in [*self._of_nodes.items()] if not one[1].is_seen}
+        of_nodes = {key: entry for key, entry in [*self._of_nodes.items()] if not entry[1].is_seen}
         own = [("", known) for key, known in [*self._found.items()] if key not in of_nodes]
         everything = [*of_nodes.values(), *own]
         for node, known in everything:

@@ -212,8 +212,8 @@ def folder_of(root: Path, node: str, agents: Collection[int]) -> Path | None:
 def why_unreadable(root: Path, node: str) -> str:
     """Return why a record that may be of this node's killed agents cannot be read, or ''."""
     # Can the disk say where the records are?
-    found = _find_records(root, node)
-    faults = [*found.faults]
+    records = _find_records(root, node)
+    faults = [*records.faults]
     unsaved = record_memory.path_of(NODE_FILE)
     if unsaved is not None:
         with _faults_to(faults, unsaved.parent):
@@ -222,7 +222,7 @@ def why_unreadable(root: Path, node: str) -> str:
         return faults[0]
 
     # Can each of them be read?
-    for path in found.newest:
+    for path in records.newest:
         record = NodeRecord.read(path)
         if not isinstance(record, NodeRecord) and not record.is_missing:
             return f"{path}: {record.why}"

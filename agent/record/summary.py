@@ -215,7 +215,7 @@ def _advice(saved: SavedSteps | None) -> list[str]:
     advice = advise(saved.progress, saved.series.last)
     if not advice:
         return []
-    return [f"training: {'; '.join(one.what for one in advice)}. {advice[0].remedy}"]
+    return [f"training: {'; '.join(item.what for item in advice)}. {advice[0].remedy}"]
 
 
 def _known_receipt(

@@ -171,9 +171,9 @@ class JobExaminer:
 
         # What do all of them show together? Many nodes take a while.
         read = partial(self._combine, since, texts, [*unplaced, *services])
-        found, evidence, findings = await result_in_thread(read)
-        await self._write(attempt, found, evidence, findings)
-        return found
+        examined, evidence, findings = await result_in_thread(read)
+        await self._write(attempt, examined, evidence, findings)
+        return examined
 
     def _combine(
         self, since: str, texts: Mapping[str, str], evidence: Sequence[str]
@@ -200,14 +200,14 @@ class JobExaminer:
     async def _write(
         self,
         attempt: int,
-        found: Examination,
+        examined: Examination,
         evidence: Sequence[str],
         findings: Mapping[str, NodeFindings],
     ) -> None:
         """Write all of it to a file of the run folder."""
-        parts = [found.sentence, *evidence, ""]
-        for node, one in findings.items():
-            parts.append(f"--- {node}\n{node_findings.as_text(one)}\n")
+        parts = [examined.sentence, *evidence, ""]
+        for node, of_node in findings.items():
+            parts.append(f"--- {node}\n{node_findings.as_text(of_node)}\n")
         text = self._run.redactor.clean("\n".join(parts))
         path = self._run.folder.file(stacks_file(attempt))
         write = partial(self._run.effects.disk.write, path, text, durable=False)

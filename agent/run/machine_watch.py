@@ -51,15 +51,16 @@ class MachineWatch:
         """Look at the newest figures of all nodes, by their agents; HERE is this node."""
         # Which nodes are slow, and was it logged?
         self._means = {
-            key: self._means.get(key, NodeMean()).with_figures(one) for key, one in figures.items()
+            key: self._means.get(key, NodeMean()).with_figures(newest)
+            for key, newest in figures.items()
         }
-        self.slow = {one.key: one for one in slow_nodes(self._means)}
+        self.slow = {slow.key: slow for slow in slow_nodes(self._means)}
         since = self._run.now() - SHORTEST
         self._slow_since = {key: self._slow_since.get(key, since) for key in self.slow}
-        for key, one in self.slow.items():
-            if (key, one.measure) not in self._logged:
+        for key, slow in self.slow.items():
+            if (key, slow.measure) not in self._logged:
                 sentence = f"slow node {self._name(key)}: {self.slow_text(key)}"
-                self._log(key, one.measure, sentence, _SLOW, 0.0)
+                self._log(key, slow.measure, sentence, _SLOW, 0.0)
 
         # What will be full? It is logged again once half of that time is over.
         full = []
@@ -82,8 +83,8 @@ class MachineWatch:
 
     def slow_text(self, key: str) -> str:
         """Return in which figure a node is slow and for how long, without its name, or ''."""
-        one = self.slow.get(key)
-        return "" if one is None else one.sentence(self._run.now() - self._slow_since[key])
+        slow = self.slow.get(key)
+        return "" if slow is None else slow.sentence(self._run.now() - self._slow_since[key])
 
     def _remedy(self, ahead: Forecast) -> str:
         """Return what to do about what will be full, and what follows at the latest."""
@@ -102,11 +103,11 @@ class MachineWatch:
         worker = self._get_state().fleet.workers.get(key)
         return key if worker is None else worker.name
 
-    def _since(self, one: Forecast) -> str:
+    def _since(self, ahead: Forecast) -> str:
         """Return the step since which it grows, by the usual length of a step; '' if not known."""
         progress = self._get_progress()
         each = None if progress is None else progress.seconds_per_step
         if progress is None or progress.last is None or progress.first is None or not each:
             return ""
-        step = progress.last - round(one.since / each)
+        step = progress.last - round(ahead.since / each)
         return f"since about step {step}" if step >= progress.first else ""

@@ -82,14 +82,14 @@ def with_archive_size(plan: Plan) -> Plan:
 def _python_of_job(loaded: Loaded, facts: Facts, environ: Mapping[str, str]) -> str:
     """Return the Python that the job's command names, else that of Ray or of the launcher."""
     named = split_python(loaded.command or ())[0]
-    found = None if named is None else shutil.which(named, path=environ.get("PATH"))
-    if found is None:
+    path = None if named is None else shutil.which(named, path=environ.get("PATH"))
+    if path is None:
         return facts.job_python
     # The Pythons of two environments are links to one file: their folders differ.
-    is_same = Path(found).parent.resolve() == Path(facts.job_python).parent.resolve()
+    is_same = Path(path).parent.resolve() == Path(facts.job_python).parent.resolve()
     if is_same:
         return facts.job_python
-    return found
+    return path
 
 
 def _beside_checkpoints(loaded: Loaded, facts: Facts) -> str:

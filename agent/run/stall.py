@@ -268,12 +268,12 @@ class StallWatch:
             key = f"{alarm.rule.value}: {examined.cause_key}"
             self._send(Stalled(signs.attempt, what, examined.sentence, then, setting, key))
 
-    def _report(self, what: str, setting: str, found: Examination, attempt: int) -> None:
+    def _report(self, what: str, setting: str, examined: Examination, attempt: int) -> None:
         """Log a stall, and show it among the warnings."""
-        for line in found.evidence:
+        for line in examined.evidence:
             say(f"stall: {line}")
         path = self._run.folder.file(stacks_file(attempt))
-        where = f"{found.sentence}; all stacks are in {path}"
+        where = f"{examined.sentence}; all stacks are in {path}"
         remedy = _REMEDY.format(setting=setting)
         finding = Finding("stall", Level.WARN, f"{what}: {where}", remedy)
         self._status.stalls = (*self._status.stalls, finding)[-_MOST_FINDINGS:]

@@ -324,5 +324,5 @@ SET_FOR_JOBS = ("AGENT_ATTEMPT", "AGENT_ATTEMPT_ID", "AGENT_PROGRESS_FILE")
 
 def secret_texts(settings: Settings, names: Iterable[str] = SECRETS) -> dict[str, str]:
     """Return those of these secrets that are set, by the variable's name."""
-    found = {name: getattr(settings, FIELD_OF[name]) for name in names}
-    return {name: secret.reveal() for name, secret in found.items() if secret is not None}
+    values = {name: getattr(settings, FIELD_OF[name]) for name in names}
+    return {name: secret.reveal() for name, secret in values.items() if secret is not None}

@@ -16,19 +16,21 @@ def addresses_by_rank(state: HeadState) -> dict[str, str]:
 
     That of the head is ''. Of several workers with one rank the last that reported has it.
     """
-    workers = [one for one in state.fleet.workers.values() if one.ip and not one.refused]
-    workers.sort(key=lambda one: (not one.has_left, one.last_report_at))
-    ip_of = {one.effective_rank: one.ip for one in workers}
-    found = {}
+    workers = [
+        worker for worker in state.fleet.workers.values() if worker.ip and not worker.refused
+    ]
+    workers.sort(key=lambda worker: (not worker.has_left, worker.last_report_at))
+    ip_of = {worker.effective_rank: worker.ip for worker in workers}
+    addresses = {}
     for spec in state.goal.services:
         rank = spec.where.rank
         if rank is None:
             continue
         if rank == state.goal.rank:
-            found[name_in_placeholder(spec)] = ""
+            addresses[name_in_placeholder(spec)] = ""
         elif rank in ip_of:
-            found[name_in_placeholder(spec)] = ip_of[rank]
-    return found
+            addresses[name_in_placeholder(spec)] = ip_of[rank]
+    return addresses
 
 
 def known_place(place: Placeholders, state: HeadState) -> Placeholders:
