@@ -223,7 +223,10 @@ def test_names_that_sources_read(tmp_path: Path) -> None:
         "    return config.reward.get('path'), getattr(args.data, 'label'), config['group']\n",
         encoding="utf-8",
     )
+    (tmp_path / "a.yaml").write_text("defaults:\n  - actor: ${engine}_actor\n# ${unread}\n")
     read = names_read(tmp_path, but=frozenset({"old"}))
+    assert is_read("engine", read)
+    assert not is_read("unread", read)
     assert {"config.reward", "reward.path", "data.label", "config.group"} <= read
     assert not {"config.moved", "moved.path", "config.written"} & read
     assert is_read("reward.path", read)

@@ -25,10 +25,16 @@ def names_read(folder: Path, *, but: frozenset[str] = frozenset()) -> frozenset[
 
 
 def interpolated(text: str) -> Iterator[str]:
-    """List the keys whose values a hydra configuration copies: `${a.b}`, `${oc.select:a.b,1}`."""
+    """List the keys whose values a hydra configuration copies: `${a.b}`, `${oc.select:a.b,1}`.
+
+    A key at the top chooses a part of the configuration, as `${model_engine}_actor` does in verl.
+    """
     for line in text.splitlines():
         for key in re.findall(r"\$\{(?:oc\.select:)?([\w.]+)", line.partition("#")[0]):
-            yield from (f"{a}.{b}" for a, b in itertools.pairwise(key.split(".")))
+            parts = key.split(".")
+            if len(parts) == 1:
+                yield f"config.{key}"
+            yield from (f"{a}.{b}" for a, b in itertools.pairwise(parts))
 
 
 def names_in(node: ast.AST, but: frozenset[str]) -> Iterator[str]:
