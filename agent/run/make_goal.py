@@ -40,15 +40,31 @@ def make_goal(plan: Plan, keeper: RunKeeper, now: float, done: Iterable[str] = (
     if settings.partial == "proceed" and settings.min_workers is not None:
         min_workers = settings.min_workers
 
-    # On a given Ray, an earlier head may have submitted the job, and no notice is passed on.
+    # Whose Ray is it? On a given one an earlier head may have submitted the job, and no notice is
+    # passed on.
+    ray = OUR_RAY
+    gcs_port = plan.ports.gcs
+    former_workers = keeper.former_nodes
+    submission_id = None
     asks_for_jobs = False
+    if given is not None:
+        ray = f"{given.owner}'s Ray"
+        gcs_port = given.gcs_port
+        former_workers = ()
+        submission_id = given.submission_id
+        may_have_jobs = submission_id == keeper.record.run_id or keeper.has_lost_record
+        asks_for_jobs = plan.job is not None and may_have_jobs and not keeper.record.attempts
+
+    # Is there a job, and does one begin its ranks on the nodes without Ray?
     notice = 0
+    resumed_attempt = None
+    if plan.job is not None:
+        resumed_attempt = keeper.open_attempt(now)
     if plan.job is not None and given is None:
         notice = notice_signal(settings)
-    elif plan.job is not None and given is not None:
-        has_given_id = given.submission_id == keeper.record.run_id
-        may_have_jobs = has_given_id or keeper.has_lost_record
-        asks_for_jobs = may_have_jobs and not keeper.record.attempts
+    shares_by = ""
+    if plan.share_launcher is not None:
+        shares_by = plan.share_launcher.launcher
 
     # Who may run prepare steps that an earlier agent has ordered?
     step_holders: dict[StepOnDisk, str] | None = None
@@ -65,6 +81,9 @@ def make_goal(plan: Plan, keeper: RunKeeper, now: float, done: Iterable[str] = (
     boot_limit = waits + preparing + before + probes + times.GCS_REPORTS_LOSS
 
     question = question_of(plan.job, plan.facts)
+    framework = ""
+    if question is not None:
+        framework = question.framework
     price = None
     if settings.price_per_hour is not None:
         price = NodePrice(settings.price_per_hour)
@@ -80,12 +99,12 @@ def make_goal(plan: Plan, keeper: RunKeeper, now: float, done: Iterable[str] = (
         run_id=keeper.record.run_id,
         first_attempt=keeper.next_attempt,
         lost_attempts=keeper.record.tried,
-        former_workers=keeper.former_nodes if given is None else (),
+        former_workers=former_workers,
         asks_for_jobs=asks_for_jobs,
         has_former_ray=keeper.has_former_ray and plan.own_ray is not None,
         former_outages=keeper.former_outages(now),
-        resumed_attempt=None if plan.job is None else keeper.open_attempt(now),
-        submission_id=None if given is None else given.submission_id,
+        resumed_attempt=resumed_attempt,
+        submission_id=submission_id,
         services=plan.all_services,
         addressed=ranked_and_named(plan.all_services, (*plan.all_services, *plan.all_steps)),
         steps=plan.steps,
@@ -93,15 +112,15 @@ def make_goal(plan: Plan, keeper: RunKeeper, now: float, done: Iterable[str] = (
         step_holders=step_holders,
         finished_steps=frozenset(done),
         retries=settings.job_retries,
-        ray=OUR_RAY if given is None else f"{given.owner}'s Ray",
+        ray=ray,
         ray_is_given=given is not None,
         rank=plan.topology.platform.rank or 0,
-        shares_by="" if plan.share_launcher is None else plan.share_launcher.launcher,
+        shares_by=shares_by,
         node=plan.topology.node_name,
         size=NodeSize(plan.gpus, plan.facts.cpus, plan.facts.memory, plan.facts.gpu_memory),
         facts=plan.facts,
         preflight=settings.preflight is not None,
-        gcs_port=plan.ports.gcs if given is None else given.gcs_port,
+        gcs_port=gcs_port,
         job=job_title(plan),
         watch=page_address(plan),
         boot_limit=boot_limit,
@@ -112,6 +131,6 @@ def make_goal(plan: Plan, keeper: RunKeeper, now: float, done: Iterable[str] = (
         paid=keeper.paid,
         paid_hours=keeper.paid_hours,
         notice_signal=notice,
-        framework="" if question is None else question.framework,
+        framework=framework,
         brings_libraries=plan.job is not None and bool(plan.job.runtime_env),
     )
