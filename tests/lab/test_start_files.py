@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
-from support import hub
+from support import hub, stand_in_containers
 from support import played_platforms as played
 from support.lab_frameworks import TORCH
 from support.played_platforms import Parts, Platform
@@ -53,6 +53,7 @@ STARTS = {
     "dstack": Start(played.dstack),
     "skypilot": Start(played.skypilot),
     "runpod": Start(played.runpod),
+    "runpod cluster": Start(played.runpod, ("--kind", "cluster")),
     "kubernetes trainjob": Start(played.kubernetes, ("--kind", "trainjob")),
     "kubernetes pytorchjob": Start(played.kubernetes, ("--kind", "pytorchjob")),
     "kubernetes lws": Start(played.kubernetes, ("--kind", "lws")),
@@ -60,6 +61,8 @@ STARTS = {
     "ssh": Start(played.ssh),
 }
 PODS = {"kuberay": 3}  # one of them submits
+HELD = {"kubernetes lws", "runpod cluster"}
+"""Where a container that has ended would be started again."""
 
 
 def written(start: str, words: Sequence[str], cluster: Cluster, folder: Path) -> Road:
@@ -72,11 +75,12 @@ def written(start: str, words: Sequence[str], cluster: Cluster, folder: Path) ->
 
 
 def finish(start: str, agents: Sequence[Process], cluster: Cluster, disk: Path) -> None:
-    """Wait for the end: 0 on every node; the pods of a LeaderWorkerSet are held with it."""
-    if start == "kubernetes lws":
+    """Wait for the end: 0 on every node; some platforms' pods are held with it."""
+    if start in HELD:
         for agent in cluster.started:
             agent.wait_for("holding the pod", timeout=2 * BOOT)
-        outcomes = disk.glob("agent-logs/*/*/outcome.json")
+        folders = [disk, *(pod.tmp.parent / "volumes" / "volume" for pod in cluster.pods)]
+        outcomes = [file for one in folders for file in one.glob("agent-logs/*/*/outcome.json")]
         assert {json.loads(file.read_text())["exit_code"] for file in outcomes} == {0}
     else:
         assert set(ends(agents, 2 * BOOT)) == {0}, agents[0].tail()
@@ -227,21 +231,26 @@ def test_slurm(cluster: Cluster, shared: Path, one_file: Path) -> None:
     assert "nodes          2 of 2" in job.text()
 
 
-APPTAINER = """\
-#!/usr/bin/env bash
-# apptainer, whose images are the machine's own files, with further packages of Python
-set -e
-verb=$1
-shift
-case $verb in
-pull) [ "${{2%%:*}}" = docker ] && touch "$1" ;;
-exec)
-  while case $1 in --nv) shift ;; --bind) shift 2 ;; --pwd) cd "$2" && shift 2 ;; *) false ;; esac
-  do :; done
-  [ -f "$1" ] && PYTHONPATH="$PYTHONPATH:{packages}" exec "${{@:2}}" ;;
-*) exit 1 ;;
-esac
-"""
+@pytest.mark.pods(2)
+@pytest.mark.parametrize("container", ["pyxis", "podman"])
+def test_slurm_in_a_container(
+    container: str, cluster: Cluster, shared: Path, one_file: Path
+) -> None:
+    """`fetch.sh` makes an image with Ray, in which a real Slurm runs the rehearsal."""
+    need_slurm()
+    slurm = SlurmCluster(cluster.lab, shared)
+    slurm.up()
+    words = ("slurm", "rehearsal", "--container", container, "--nodes", "2")
+    road = walked(shared, *words, "--agent", str(one_file), replaced=RAY)
+    (road.folder / "fetch.sh").write_text(road.text("fetch.sh"))
+    names = {"pyxis": ("enroot", "srun"), "podman": ("podman",)}[container]
+    for name in names:
+        stand_in_containers.install(road.programs, name)
+        print(f"replaced: {name} by one that takes the machine's own files for the image")
+    job = submit(slurm, road, {"PIP_NO_INDEX": "1"})
+    assert job.state(2 * BOOT, "COMPLETED", "FAILED")["ExitCode"] == "0:0", job.text()
+    assert "step 40/40" in job.text()
+    assert "nodes          2 of 2" in job.text()
 
 
 @pytest.mark.pods(2)
@@ -262,9 +271,11 @@ def test_slurm_with_apptainer(cluster: Cluster, shared: Path, one_file: Path) ->
     batch.write_text(road.text(batch.name))
 
     # What is on the network of the login node alone.
-    program = road.programs / "apptainer"
-    program.write_text(APPTAINER.format(packages=packages))
-    program.chmod(0o755)
+    stand_in_containers.install(road.programs, "apptainer")
+    (road.programs / "python3").write_text(
+        f'#!/bin/sh\nPYTHONPATH="$PYTHONPATH:{packages}" exec {sys.executable} "$@"\n'
+    )
+    (road.programs / "python3").chmod(0o755)
     verl_repository(shared / "hosted")
     login = next(iter(slurm.nodes.values()))
     served = login.spawn([sys.executable, "-m", "support.hub"], cwd=REPO / "tests")

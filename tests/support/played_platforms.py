@@ -171,18 +171,21 @@ def skypilot(platform: Platform) -> list[Running]:
 def runpod(platform: Platform) -> list[Container]:
     """Start each pod with the request's command; pods.py sends the agent to each."""
     road = platform.road
-    request = json.loads(road.text("pod.json"))
+    is_cluster = (road.folder / "instant-cluster.json").exists()
+    request = json.loads(road.text("instant-cluster.json" if is_cluster else "pod.json"))
     secret = {"{{ RUNPOD_SECRET_ray_auth_token }}": SECRET}
     env = {name: secret.get(text, text) for name, text in request["env"].items()}
-    print("replaced: AGENT_ON_DONE stop-pod by exit, since no RunPod could stop the pod")
-    env["AGENT_ON_DONE"] = "exit"
+    if not is_cluster:
+        print("replaced: AGENT_ON_DONE stop-pod by exit, since no RunPod could stop the pod")
+        env["AGENT_ON_DONE"] = "exit"
 
-    # What pods.py asks RunPod for: the head's pod, then a worker's with the head's id.
+    # What pods.py asks RunPod for: a cluster, or the head's pod and then a worker's with its id.
     containers = []
     head = platform.cluster.pods[0].name
-    for pod in platform.cluster.pods:
-        own = {"RUNPOD_POD_ID": pod.name}
-        if pod.name != head:
+    for rank, pod in enumerate(platform.cluster.pods):
+        own = platform.variables("runpod-cluster", rank) if is_cluster else {}
+        own["RUNPOD_POD_ID"] = pod.name
+        if pod.name != head and not is_cluster:
             own["HEAD_POD_ID"] = head
         disk = {"/workspace": platform.folder(pod, "volume")}
         argv = shlex.split(request["args"])

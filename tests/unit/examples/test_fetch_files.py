@@ -11,6 +11,7 @@ import pytest
 
 from agent.cli.command_line import main as agent
 from agent.cli.start_files.platforms_of_init import PLATFORMS, misfit, missing_image
+from support import stand_in_containers
 from support.stand_in_packages import git_variables, search_r1_image, verl_repository
 
 if TYPE_CHECKING:
@@ -18,48 +19,6 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.processes
 
-CONTAINERS = {
-    "apptainer": """
-case $verb in
-pull) [ "${2%%:*}" = docker ] && touch "$1" ;;
-build) [ -s "$2" ] && touch "$1" ;;
-exec)
-  while case $1 in --bind) shift 2 ;; --pwd) cd "$2" && shift 2 ;; *) false ;; esac do :; done
-  [ -f "$1" ] && exec "${@:2}" ;;
-*) exit 1 ;;
-esac
-""",
-    "enroot": """
-data=${ENROOT_DATA_PATH:?}
-case $verb in
-import) [ "$1" = --output ] && touch "$2" ;;
-create) [ "$1" = --force ] && shift; [ "$1" = --name ] && [ -f "$3" ] && mkdir -p "$data/$2" ;;
-start)
-  while case $1 in --root | --rw) shift ;; --mount | --env) shift 2 ;; *) false ;; esac do :; done
-  [ -d "$data/$1" ] && exec "${@:2}" ;;
-export) [ "$1" = --output ] && [ -d "$data/$3" ] && touch "$2" ;;
-*) exit 1 ;;
-esac
-""",
-    "podman": """
-case $verb in
-pull) ;;
-build) [ "$1" = --tag ] && grep -q ^FROM ;;
-save) [ "$1" = --output ] && touch "$2" ;;
-run)
-  while case $1 in
-    --rm) shift ;;
-    --volume | --env) shift 2 ;;
-    --workdir) cd "$2" && shift 2 ;;
-    --entrypoint) entry=$2 && shift 2 ;;
-    *) false ;;
-  esac do :; done
-  exec "$entry" "${@:2}" ;;
-*) exit 1 ;;
-esac
-""",
-}
-"""What each container's command does here; all other words end it with 1."""
 HUB = """
 import os
 from pathlib import Path
@@ -81,7 +40,7 @@ RECIPES = {
 """What there must be of each recipe."""
 
 
-def programs(folder: Path) -> dict[str, str]:
+def login_node(folder: Path) -> dict[str, str]:
     """Write the stand-ins; return the environment of the login node's shell."""
     bin_folder = folder / "bin"
     bin_folder.mkdir()
@@ -90,13 +49,15 @@ def programs(folder: Path) -> dict[str, str]:
         (packages / name).mkdir(parents=True)
         (packages / name / "__init__.py").touch()
     (packages / "huggingface_hub.py").write_text(HUB)
-    texts = {name: f"verb=$1; shift{does}" for name, does in CONTAINERS.items()}
-    texts["python3"] = f'PYTHONPATH="$PYTHONPATH:{packages}" exec {sys.executable} "$@"'
-    texts["pip"] = "true"
-    for name, text in texts.items():
-        (bin_folder / name).write_text(
-            f'#!/usr/bin/env bash\nset -e\necho "{name} $*" >> {folder}/calls\n{text}\n'
-        )
+    (folder / "calls").touch()
+    for name in ("apptainer", "enroot", "podman"):
+        stand_in_containers.install(bin_folder, name, folder / "calls")
+    programs = {
+        "python3": f'PYTHONPATH="$PYTHONPATH:{packages}" exec {sys.executable} "$@"',
+        "pip": "true",
+    }
+    for name, text in programs.items():
+        (bin_folder / name).write_text(f"#!/bin/sh\n{text}\n")
         (bin_folder / name).chmod(0o755)
     hosted = folder / "hosted"
     verl_repository(hosted)
@@ -110,7 +71,7 @@ def test_everything_is_fetched_once(container: str, recipe: str, tmp_path: Path)
     if misfit("slurm", container, recipe, 2) or (container, recipe) == ("none", "rehearsal"):
         return  # the latter is run in the lab, with the one file and a package index
     made = tmp_path / "made"
-    environ = programs(tmp_path)
+    environ = login_node(tmp_path)
     (tmp_path / "pod-agent").write_bytes(b"stands for the one file")
     words = ["init", "slurm", recipe, "--container", container, "--nodes", "2", "--gpus", "8"]
     words += ["--agent", str(tmp_path / "pod-agent"), "--to", str(made)]
@@ -146,7 +107,7 @@ def test_everything_is_fetched_once(container: str, recipe: str, tmp_path: Path)
 
 def test_a_python_without_the_framework_is_named(tmp_path: Path) -> None:
     """Without a container, `fetch.sh` says which package the named Python lacks."""
-    environ = programs(tmp_path)
+    environ = login_node(tmp_path)
     (tmp_path / "packages" / "verl" / "__init__.py").unlink()
     (tmp_path / "packages" / "verl").rmdir()
     (tmp_path / "pod-agent").write_bytes(b"stands for the one file")
