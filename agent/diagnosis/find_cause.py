@@ -30,6 +30,9 @@ ACTOR_WITHOUT_A_WORD = "actor without a word"  # its row is for workers of Ray: 
 UNKNOWN = "unknown to pod-agent"
 _LINES_BEFORE = 4
 _LONG_GONE = 40  # ordinary lines of its process behind an error
+_NEAR_SLURM = 12  # lines of one failure
+_NEAR = 60  # lines between the last words of a process and the error of another one
+_FEW = 2  # ordinary lines
 _LONG_SURVIVED = 100  # the same behind an error that a row explains
 _LEAST_TO_DO = 40  # characters
 _LONGEST = 240  # characters of what a user reads before the quoted line
@@ -141,6 +144,8 @@ def diagnose_logs(logs: Sequence[Log]) -> Diagnosis:
     standing = [candidate for candidate in possible if candidate.standing < Standing.QUOTED]
     known = [explained(candidate, of_ray=logs[candidate.log].of_ray) for candidate in standing]
     first = first_cause(known)
+    if first is not None:
+        first = what_led_to(first, possible)
     if first is not None and not is_only_passed_on(first):
         return _diagnosis(logs, first)
 
@@ -192,13 +197,27 @@ def _lines_before(log: ParsedLog, number: int) -> tuple[str, ...]:
 
 
 def explained(candidate: Candidate, *, of_ray: bool = False) -> Explained:
-    """Return the row that explains most of an error's chain, the innermost part first."""
+    """Return the row that explains most of an error's chain, its main part first."""
     best = Explained(candidate)
-    for error in candidate.whole.chain():
+    for error in (candidate.error, *candidate.whole.chain()):
         found = explain(error, "cause", of_ray=of_ray)
         if found is not None and (best.row is None or found[0].weight > best.weight):
             best = Explained(replace(candidate, error=error), *found)
     return best
+
+
+def what_led_to(first: Explained, possible: Iterable[Candidate]) -> Explained:
+    """Return the earlier error that leads to a cause, also one that steps followed: else itself."""
+    if first.row is None or not first.row.follows:
+        return first
+    for candidate in possible:
+        is_before = candidate.log != first.candidate.log or candidate.place < first.candidate.place
+        if candidate.standing is Standing.QUOTED or not is_before:
+            continue
+        led = explained(candidate)
+        if led.row is not None and led.row.key in first.row.follows:
+            return led
+    return first
 
 
 def first_cause(known: Sequence[Explained]) -> Explained | None:
@@ -219,7 +238,8 @@ def first_cause(known: Sequence[Explained]) -> Explained | None:
         originals = [error for error in originals if not _is_long_gone(error)]
     if originals:
         least = min(map(_standing, originals))
-        return _earliest([error for error in originals if _standing(error) == least])
+        first = _earliest([error for error in originals if _standing(error) == least])
+        return _explained_before(first, originals)
 
     # Only consequences: a row that explains some, else the first of them, else how it ended.
     for least_weight in (Weight.WEAK, Weight.LAST):
@@ -242,6 +262,36 @@ def _failed_before(root: Explained | None, known: Sequence[Explained]) -> Explai
     ended = [error for error in ended if error.row is None or not error.row.is_end_of_job]
     first = _earliest([root, *ended])
     return None if first is root else first
+
+
+def _explained_before(first: Explained | None, originals: Sequence[Explained]) -> Explained | None:
+    """Return the error with a row that an error without one follows from.
+
+    Slurm prints several lines about one failure. And what a program prints as its last words,
+    before another one ends with an error of its own, was that one's cause: a server in the same
+    log, a child process.
+    """
+    if first is None or first.row is not None:
+        return first
+    is_of_slurm = first.candidate.error.kind is ErrorKind.SLURM
+    near = [
+        error
+        for error in originals
+        if error.row is not None
+        and error.candidate.log == first.candidate.log
+        and abs(error.number - first.number) <= (_NEAR_SLURM if is_of_slurm else _NEAR)
+    ]
+    if is_of_slurm:
+        same = [error for error in near if error.candidate.error.kind is ErrorKind.SLURM]
+        return _earliest(same) or first
+    last_words = [
+        error
+        for error in near
+        if error.number < first.number
+        and error.candidate.standing is Standing.LAST
+        and error.candidate.went_on <= _FEW
+    ]
+    return _earliest(last_words) or first
 
 
 def _ended(known: Explained) -> bool:

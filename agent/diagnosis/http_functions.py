@@ -19,6 +19,16 @@ _STATUS = re.compile(
     r"|Error code: (?P<status5>[45]\d\d)\b"
 )
 _PLACE = re.compile(r"https?://(?P<host>[^/?#\s'\"]{1,80})(?P<path>/[^?#\s'\"]{0,80})?")
+_ASKED = re.compile(
+    r"HTTPS?ConnectionPool\(host='(?P<host>[\w.:-]{1,120})', port=(?P<port>\d{1,5})\)"
+    r"(?:: Max retries exceeded with url: (?P<path>/[^?\s(]{0,80}))?"
+    r"|Cannot connect to host (?P<host2>[\w.-]{1,120}):(?P<port2>\d{1,5})\b"
+    r"|Connect call failed \('(?P<host3>[\w.:-]{1,120})', (?P<port3>\d{1,5})"
+)
+_REFUSES = re.compile(
+    r"(?P<closed>Connection refused|\[Errno 111\]|Connect call failed)"
+    r"|No route to host|timed out|[Nn]etwork is unreachable"
+)
 _REMEDIES = {
     "401": "Its key or token is missing, wrong or ended",
     "403": "This account, key or address may not do that: look at its rights on that server",
@@ -47,6 +57,31 @@ def refused_by_a_server(error: ParsedError) -> Cause | None:
     remedy = _REMEDIES.get(status, _REFUSED if status[0] == "4" else _FAILED)
     answer = f"{status} ({reason})" if reason else status
     return Cause("error of a server", f"{server} answered {answer}{path}", remedy)
+
+
+def unreachable_server(error: ParsedError) -> Cause | None:
+    """No connection to a server comes about: the error states its address, not what it is."""
+    message = error.message.partition("\n")[0]
+    refused = _REFUSES.search(message)
+    asked = _ASKED.search(message)
+    if refused is None or asked is None:
+        return None
+    fields = asked.groupdict()
+    server = f"{_first(fields, 'host')}:{_first(fields, 'port')}"
+    path = f" for {fields['path'][:40]}" if fields["path"] else ""
+    asks = f", which a process asks{path}"
+    if refused["closed"]:
+        return Cause(
+            "server not reached",
+            f"no server listens at {server}{asks}",
+            "Start it before the job, or look at the end of its own log: it may have ended, or it "
+            "listens only at 127.0.0.1 of its node",
+        )
+    return Cause(
+        "server not reached",
+        f"no connection to the server at {server}{asks}",
+        "Look whether it runs, and at the way to it: its address, a firewall, or a proxy between",
+    )
 
 
 def _first(fields: dict[str, str | None], name: str) -> str:

@@ -15,7 +15,14 @@ from agent.decisions.shared import Known
 from agent.diagnosis.errors.causal_order import Role, Standing, candidates, shows_an_end
 from agent.diagnosis.errors.log_parser import LogParser
 from agent.diagnosis.errors.parsed_error import ErrorKind
-from agent.diagnosis.find_cause import UNKNOWN, Explained, explained, first_cause, is_survived
+from agent.diagnosis.find_cause import (
+    UNKNOWN,
+    Explained,
+    explained,
+    first_cause,
+    is_survived,
+    what_led_to,
+)
 from agent.diagnosis.rows import Weight, explain, known_signs
 
 if TYPE_CHECKING:
@@ -58,9 +65,8 @@ class LiveErrors:
         self._look_at = self._parser.lines + self._gap
         self._changes = self._parser.changes
         log = self._parser.result()
-        found = [
-            candidate for candidate in candidates([log]) if candidate.standing < Standing.QUOTED
-        ]
+        possible = candidates([log])
+        found = [candidate for candidate in possible if candidate.standing < Standing.QUOTED]
         known = [self._explained(candidate) for candidate in found]
         rows = [error.row for error in known if not is_survived(error)]
         self.open_keys = frozenset(row.key for row in rows if row is not None)
@@ -68,6 +74,8 @@ class LiveErrors:
         # What has ended something?
         new = self._side_lines(log)
         first = first_cause(known)
+        if first is not None:
+            first = what_led_to(first, possible)
         self.first = None if first is None else _reported(first, is_seen=True)
         if first is not None and first.row is not None and first.row.is_live:
             has_ended = have_steps_stopped or log.last_end > first.number

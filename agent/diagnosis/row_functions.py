@@ -18,7 +18,7 @@ from agent.diagnosis.file_functions import (
     not_json,
     refused_by_the_system,
 )
-from agent.diagnosis.http_functions import refused_by_a_server
+from agent.diagnosis.http_functions import refused_by_a_server, unreachable_server
 from agent.diagnosis.python_functions import (
     mistake_in_own_code,
     python_too_new,
@@ -146,6 +146,7 @@ FUNCTIONS: Mapping[str, RowFunction] = {
         mistake_in_own_code,
         python_too_new,
         refused_by_a_server,
+        unreachable_server,
         refused_by_the_system,
         not_json,
         refused_field,

@@ -121,6 +121,7 @@ class Row(Value, forbid_unknown_fields=True):
     weight: Weight = Weight.CAUSE
     again: Again = Again.EITHER
     after_loss: bool = False
+    follows: tuple[str, ...] = ()  # keys of rows whose errors lead to this one
     is_end_of_job: bool = False  # a scheduler's: what had failed before counts instead
     reads: str = ""  # a regular expression whose named groups fill `cause` and `what_to_do`
     is_live: bool = True

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from enum import IntEnum
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -25,15 +26,17 @@ if TYPE_CHECKING:
 _WRAPPER = re.compile(
     r"(?:\w+\.)*(?:RayTaskError|TrainingFailedError|TuneError|UserCodeException|RuntimeEnvSetupError|ChildFailedError|EngineDeadError|AsyncEngineDeadError"
     r"|CalledProcessError|SubprocException"
+    r"|RaySystemError: System error: \w{1,80}\.__init__\(\) missing"
     r"|ProcessRaisedException|ProcessExitedException|SystemExit|KeyboardInterrupt|SignalException"
-    r"|WorkerCrashedError|ExceptionGroup|BaseExceptionGroup|InstantiationException)\b"
+    r"|WorkerCrashedError|UnserializableException|ExceptionGroup|BaseExceptionGroup|InstantiationException)\b"
     r"|.{0,80}Caught \w{1,60} in (?:DataLoader|pin memory|replica)|BackOff|.{0,20}Back-off"
     r"|(?:\w+\.)*CheckpointException\b|.{0,60}(?:subprocess-exited-with-error"
     r"|metadata-generation-failed|Failed building wheel|Could not build wheels|ninja: build stopped"
     r"|subcommand failed)|make(?:\[\d+\])?: \*\*\*|compilation terminated"
+    r"|.{0,80}Error building extension '"
     r"|.{0,40}Exception in ASGI application|(?:tenacity\.)?RetryError\b.{0,3}RetryError\["
     r"|fatal: Could not read from remote repository|Error merging |Error parsing override"
-    r"|NoneType: None"
+    r"|NoneType: None|FAILED: \S{1,300}\.o\b"
     r"|.{0,200}(?:Engine core initialization failed|Engine core proc|EngineCore (?:failed"
     r"|encountered)|Engine process failed to start"
     r"|Executor failed|Error executing method|Got fatal signal|See (?:stack trace|root cause)"
@@ -63,7 +66,7 @@ _CONSEQUENCE = re.compile(
     r"|taking the entire process down"
     r"|To avoid data inconsistency|[Ss]ignal:? 15|SIGTERM|terminated by signal|SIGABRT"
     r"|Signal: Aborted"
-    r"|ActorDiedError|RayActorError|ActorUnavailableError|OwnerDiedError|ObjectLostError"
+    r"|GetTimeoutError|ActorDiedError|RayActorError|ActorUnavailableError|OwnerDiedError|ObjectLostError"
     r"|The actor (?:is dead|died)"
     r"|[Aa]ctor .{0,80}died|worker (?:process )?(?:has )?died|died unexpectedly"
     r"|Worker unexpectedly exit|was terminated|CANCELLED|"
@@ -86,10 +89,14 @@ _CONSEQUENCE = re.compile(
 _STEP_ENDED = re.compile(
     r"aborted|Terminated|Terminating|Exited with|: Killed|Force|Application launch failed"
     r"|pyxis: (?:child \d+ failed|failed to import docker image|container start failed|printing "
-    r"|couldn't start container)|spank"
+    r"|couldn't )|spank|exited with return code [1-9]"
+    r"|Task launch for .{1,200}: No such process$"
     r"|Timed out waiting for job step|Batch job submission failed: Unspecified error"
 )
 _SLURM_GOES_ON = re.compile(r"couldn't chdir to .{1,300} instead|unable to unlink|: Force")
+_NOT_REBUILT = re.compile(r"TypeError: (?:\w{1,80}\.)?__init__\(\) missing \d+ required")
+"""Ray builds an exception anew that takes other arguments than it was pickled with."""
+_OF_RAY = re.compile(r"ray\.exceptions\.|Failed to deserialize exception|traceback: Traceback")
 _HOOK_FAILED = re.compile(r"docker: .{0,400}\berror running (?:\w+ )?hook\b")
 """The program that ran says why in the next line."""
 _PASSES_ON = re.compile(r"\] exits with return code = |returned non-zero exit status \d")
@@ -103,6 +110,7 @@ _ENDS = re.compile(
 _REBUILDS = "from_ray_exception"
 """The function in which the exception of another process is built anew, which may fail."""
 _ARGPARSE = re.compile(r"[\w./-]{1,120}: error: ")  # a program ends behind it
+_NEAR_RAY = 4  # lines
 _GOES_ON = 12  # ordinary lines of a process behind an error that it survived
 
 
@@ -144,7 +152,10 @@ class Candidate(Value):
 def role_of(error: ParsedError) -> Role:
     """Return whether an error only passes on another one, or follows from another's end."""
     if error.frames and error.frames[-1].function == _REBUILDS:
-        return Role.WRAPPER
+        return Role.CONSEQUENCE if error.name == "RuntimeError" else Role.WRAPPER
+    if not error.frames and _NOT_REBUILT.match(error.line):
+        is_of_ray = any(_OF_RAY.search(line) for line in error.before[-_NEAR_RAY:])
+        return Role.WRAPPER if is_of_ray else role_of_text(error)
     if _WRAPPER.match(error.line) or _PASSES_ON.search(error.line):
         return Role.WRAPPER
     if _HOOK_FAILED.match(error.line) and "nvidia-container-cli" not in error.line:
@@ -176,11 +187,11 @@ def main_error(error: ParsedError) -> ParsedError:
     """
     chain = [*error.chain()]
     originals = [part for part in chain if role_of(part) is Role.ORIGINAL]
+    request = next((part for part in chain if part.name in _REQUESTS and part.message), None)
     if not originals:
         consequences = [part for part in chain if role_of(part) is Role.CONSEQUENCE]
-        return (consequences or chain)[0]
+        return request or (consequences or chain)[0]
     first = originals[0]
-    request = next((part for part in chain if part.name in _REQUESTS and part.message), None)
     if request is not None and first in chain[chain.index(request) :]:
         return request  # whose address it shows; what was raised from it rarely does
     if first.name in _LOOKUPS and len(originals) > 1 and len(originals[1].message) > 40:
@@ -199,11 +210,14 @@ def shows_an_end(error: ParsedError) -> bool:
 def candidates(logs: Sequence[ParsedLog], clocks_ahead: Sequence[float] = ()) -> list[Candidate]:
     """Return the errors of all logs with their role and standing, their times on one clock."""
     ends = _Ends(logs)
+    announcing = _announcing(logs)
     found = []
     for number, log in enumerate(logs):
         for occurrence in log.occurrences:
             error = main_error(occurrence.error)
             role = min(role_of(part) for part in occurrence.error.chain())
+            if (number, error.number) in announcing:
+                role = Role.WRAPPER
             standing = _standing(occurrence, error, ends)
             if clocks_ahead and clocks_ahead[number] and error.time is not None:
                 error = replace(error, time=error.time - clocks_ahead[number])
@@ -218,6 +232,23 @@ def candidates(logs: Sequence[ParsedLog], clocks_ahead: Sequence[float] = ()) ->
                 )
             )
     return found
+
+
+def _announcing(logs: Sequence[ParsedLog]) -> set[tuple[int, int]]:
+    """Return the places of a logger's lines that only announce the traceback below them."""
+    places = set()
+    for number, log in enumerate(logs):
+        for former, occurrence in pairwise(log.occurrences):
+            plain = former.error
+            if plain.kind is not ErrorKind.PLAIN or plain.level < LogLevel.ERROR:
+                continue
+            chain = [*occurrence.error.chain()]
+            first = chain[0]
+            above = first.before[-1].strip() if first.before else ""
+            is_below = bool(first.frames) and above == plain.line
+            if is_below and min(map(role_of, chain)) is Role.ORIGINAL:
+                places.add((number, plain.number))
+    return places
 
 
 class _Ends:

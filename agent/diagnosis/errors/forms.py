@@ -74,6 +74,8 @@ _CRASH = re.compile(
     r"|[\w./-]{1,200}\.(?:cuh?|cpp|cc|h|hpp):\d{1,6}: .{1,400}Assertion .{1,300} failed"
     r"|what\(\): |Caught signal \d{1,2}|c10::|CUDA (?:driver )?[Ee]rror: "
     r"|Memory access fault by GPU|HW Exception by GPU"
+    r"|(?:Failed[:,] |Test )?(?:CUDA|Cuda|cuda|NCCL|HIP|MPI|cuBLAS|cuDNN)"
+    r" (?:[Ee]rror|[Ff]ailure)(?: at| in)? [\w./-]{1,200}:\d{1,6}\b"
 )
 _KERNEL = re.compile(
     r"(?:kernel: )?(?:\[ {0,6}\d{1,8}\.\d{3,6}\] ?)?(?:Out of memory: "
@@ -114,6 +116,9 @@ _SHELL = re.compile(
     r"|curl|wget|ssh|scp|git|make|nvcc|gcc|g\+\+|cc1plus|ld|ninja|pip3?|apt-get|docker|sudo"
     r"|unzip|gzip|nvidia-container-cli|enroot|singularity|apptainer)"
     r": (?!\S+ \(\d+%\)).{1,1500}"
+    r"|[\w./+-]{1,300}(?::\d{1,6}(?::\d{1,5})?|\(\d{1,6}\)): (?:catastrophic |fatal )?"
+    r"error: .{1,1500}"
+    r"|(?:nvcc|hipcc) (?:fatal|error) {1,4}: .{1,1500}"
     r"|[\w./-]{1,120}: error: .{1,1500}|fatal: .{1,1500}|make(?:\[\d+\])?: \*\*\* .{1,500}"
     r"|E: .{3,500}"
 )
@@ -133,7 +138,7 @@ JAVA_FRAME = re.compile(
 _NCCL = re.compile(r"(?:[\w./-]{1,80}:\d{1,7} )?NCCL (?:WARN|ERROR) (?P<message>.{0,1900})")
 NATIVE_FRAME = re.compile(
     r"\s{0,8}(?:Exception raised from |\*\*\* Check failure stack"
-    r"|frame #\d{1,3}: |@ {1,20}(?:0x)?[\da-f]{6,18}"
+    r"|frame #\d{1,3}: |(?:PC: )?@ {1,20}(?:0x)?[\da-f]{6,18}"
     r"|#\d{1,3} {1,2}0x[\da-f]{4,18} |\[\s{0,3}\d{1,3}\] [\w/(.]|\d{1,3} {1,4}0x[\da-f]{4,18} )"
 )
 _INSTANCE = re.compile(r"terminate called after throwing an instance of '([^']{1,200})'")
@@ -207,6 +212,10 @@ def form_of(body: str, level: LogLevel) -> Form | None:
         form = form_of_error(body)
         if form is not None:
             return form._replace(level=max(form.level, level))
+
+    # A line of a crash's stack says no more than the line above the stack.
+    if NATIVE_FRAME.match(body):
+        return None
 
     # What states its level, or begins like an error.
     if level is LogLevel.FATAL:

@@ -65,6 +65,8 @@ _JSON_LEVELS = {
 }
 _JSON_LEVEL_NAMES = ("level", "severity", "levelname", "lvl", "log.level", "loglevel", "log_level")
 _JSON_STACKS = ("exc_info", "exception", "stack_trace", "stack", "traceback", "exc_text")
+_JSON_PARTS = ("record", "fields", "jsonPayload", "error", "err", "exception")
+"""Objects of a line that hold its message: of loguru, Rust's tracing, cloud loggers, ECS, pino."""
 _JSON_LOG = '{"log":"'
 """A line of a container as Docker's logs hold it."""
 
@@ -247,7 +249,7 @@ class LogParser:
         if "ray::" not in body[:120] or forms.PROCESS.search(body) is None:
             return False
         return body.startswith("Unhandled error") or (
-            process.held is not None and process.held.is_wrapper
+            process.held is not None and (process.held.is_wrapper or process.is_chained)
         )
 
     def _open(self, process: ProcessOutput, line: PrintedLine) -> None:
@@ -440,7 +442,10 @@ class LogParser:
             return False
         if not isinstance(data, dict):
             return False
+        data = _with_parts(data)
         stated = next((data[name] for name in _JSON_LEVEL_NAMES if name in data), "")
+        if isinstance(stated, dict):  # loguru
+            stated = stated.get("name", "")
         level = _JSON_LEVELS.get(str(stated).lower())
         if level is None:
             return False
@@ -570,6 +575,16 @@ def _line_of_docker(shown: str) -> str:
     except (ValueError, RecursionError):
         return shown
     return _text(data, "log").rstrip("\r\n") if isinstance(data, dict) else shown
+
+
+def _with_parts(data: dict[str, Any], depth: int = 2) -> dict[str, Any]:
+    """Return an object with what the objects in it say of an error; its own fields count first."""
+    parts: dict[str, Any] = {}
+    for name in _JSON_PARTS:
+        part = data.get(name)
+        if isinstance(part, dict) and depth:
+            parts = _with_parts(part, depth - 1) | parts
+    return parts | {name: value for name, value in data.items() if name not in parts or value}
 
 
 def _text(data: dict[str, Any], *names: str) -> str:

@@ -378,3 +378,25 @@ def test_an_exception_that_could_not_be_rebuilt_is_not_its_cause() -> None:
     )
     assert cause(text).line == "RuntimeError: Failed to unpickle serialized exception"
     assert cause(text).key == ""
+
+
+def test_what_led_to_a_cause_is_named_also_where_steps_followed() -> None:
+    """Ray spills on after a full disk, until its object store is full."""
+    full = "OSError: [Errno 28] No space left on device"
+    store = "ray.exceptions.ObjectStoreFullError: Failed to put object ff in object store"
+    text = f"(raylet) {full}\nstep:3 - loss:0.1\n{store} because it is full."
+    answer = diagnose_logs([Log("", "job.log", text)])
+    assert (answer.key, answer.line) == ("disk full", full)
+    alone = diagnose_logs([Log("", "job.log", f"step:3 - loss:0.1\n{store} because it is full.")])
+    assert alone.key == "object store"
+
+
+def test_the_last_words_of_a_server_count_before_an_unknown_end() -> None:
+    """A server in the same log fails, and its client ends with an error of its own."""
+    words = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 3.06 GiB."
+    end = 'Traceback (most recent call last):\n  File "/w/x.py", line 1, in <module>\n    x\n'
+    end += "RuntimeError: the judge answered 500"
+    assert diagnose_logs([Log("", "job.log", f"{words}\n{end}")]).line == words
+    went_on = "reading\n" * 3
+    survived = diagnose_logs([Log("", "job.log", f"{words}\n{went_on}{end}")])
+    assert survived.line == "RuntimeError: the judge answered 500"

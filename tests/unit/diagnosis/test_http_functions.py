@@ -37,3 +37,14 @@ def test_another_error_counts_before_a_server_s_answer() -> None:
     answer = "urllib.error.HTTPError: HTTP Error 500: Internal Server Error"
     text = f"{FRAMES}{answer}\n{FRAMES}ZeroDivisionError: division by zero"
     assert diagnose_logs([Log("", "job.log", text)]).line.startswith("ZeroDivisionError")
+
+
+def test_a_server_that_nothing_listens_for_is_named_by_its_address() -> None:
+    """What the server is, the error does not say: no inference server is blamed for its port."""
+    line = (
+        "(RolloutWorker pid=7) requests.exceptions.ConnectionError: HTTPConnectionPool("
+        "host='10.8.0.13', port=5000): Max retries exceeded with url: /v1/envs/ (Caused by "
+        "NewConnectionError('x: [Errno 111] Connection refused'))"
+    )
+    answer = diagnose_logs([Log("", "job.log", line)])
+    assert answer.cause == "no server listens at 10.8.0.13:5000, which a process asks for /v1/envs/"
