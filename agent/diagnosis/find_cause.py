@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -30,6 +31,11 @@ ACTOR_WITHOUT_A_WORD = "actor without a word"  # its row is for workers of Ray: 
 UNKNOWN = "unknown to pod-agent"
 _LINES_BEFORE = 4
 _LONG_GONE = 40  # ordinary lines of its process behind an error
+_WAITED = re.compile(
+    r"\b(?:answered|returned|status|HTTP|response)\b.{0,40}\b5\d\d\b"
+    r"|\bdid not (?:start|answer|respond)|\bnot ready\b|\btimed out\b"
+)
+"""An end that states a wait for another program, or an answer of one that failed."""
 _NEAR_SLURM = 12  # lines of one failure
 _NEAR = 60  # lines between the last words of a process and the error of another one
 _FEW = 2  # ordinary lines
@@ -284,6 +290,8 @@ def _explained_before(first: Explained | None, originals: Sequence[Explained]) -
     if is_of_slurm:
         same = [error for error in near if error.candidate.error.kind is ErrorKind.SLURM]
         return _earliest(same) or first
+    if not _WAITED.search(first.candidate.error.line):
+        return first
     last_words = [
         error
         for error in near
