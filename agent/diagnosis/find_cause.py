@@ -155,6 +155,11 @@ def diagnose_logs(logs: Sequence[Log]) -> Diagnosis:
     if first is not None and not is_only_passed_on(first):
         return _diagnosis(logs, first)
 
+    # A line that passes on another error: its process ended, though steps of others followed.
+    last_words = None if first is None else _last_words(possible)
+    if last_words is not None:
+        return _diagnosis(logs, last_words)
+
     # Is there no error, or only a line that passes one on? Then plain words may say why.
     plain = _plain_words(logs, parsed, first)
     if plain is not None:
@@ -170,6 +175,19 @@ def diagnose_logs(logs: Sequence[Log]) -> Diagnosis:
 def is_only_passed_on(first: Explained) -> bool:
     """Return whether the first cause is a line that only states that something else failed."""
     return first.row is None and first.candidate.role is Role.WRAPPER
+
+
+def _last_words(possible: Iterable[Candidate]) -> Explained | None:
+    """Return the first error with a row that was the last that its process printed."""
+    ended = [
+        explained(candidate)
+        for candidate in possible
+        if candidate.standing is Standing.OVERCOME
+        and candidate.role is Role.ORIGINAL
+        and candidate.went_on == 0
+        and candidate.error.kind is not ErrorKind.PLAIN
+    ]
+    return _earliest(known for known in ended if known.weight >= Weight.CAUSE)
 
 
 def _plain_words(
@@ -363,6 +381,18 @@ def _earliest(known: Iterable[Explained]) -> Explained | None:
     return next((error for error in every if error.candidate is first), None)
 
 
+_NODE_IN_WORDS = re.compile(r"\bon (?:the )?node \(IP: (?P<ip>[0-9a-fA-F.:]{2,45})")
+
+
+def _address_in(whole: ParsedError) -> str:
+    """Return the address of the node that an error is about: in its words, else in its prefix."""
+    for part in whole.chain():
+        named = _NODE_IN_WORDS.search(part.message)
+        if named is not None:
+            return named["ip"]
+    return next((part.ip for part in whole.chain() if part.ip), "")
+
+
 def _diagnosis(logs: Sequence[Log], known: Explained) -> Diagnosis:
     """Return where an error is, and what its row states."""
     error = known.candidate.error
@@ -373,7 +403,7 @@ def _diagnosis(logs: Sequence[Log], known: Explained) -> Diagnosis:
         log=log.name,
         number=None if log.first_line is None else log.first_line + error.number,
         node=log.node,
-        ip=next((part.ip for part in whole.chain() if part.ip), ""),
+        ip=_address_in(whole),
         rank=next((part.rank for part in whole.chain() if part.rank is not None), None),
         time=clock_text(error.time),
         before=error.before[-_LINES_BEFORE:],

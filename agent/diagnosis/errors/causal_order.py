@@ -56,7 +56,7 @@ _WRAPPER = re.compile(
 _CONSEQUENCE = re.compile(
     r"Watchdog caught collective operation timeout|detected by watchdog"
     r"|watchdog thread terminated"
-    r"|DistBackendError|\bnccl\w*Error\b|NCCL [Ee]rror|NCCL communicator was aborted"
+    r"|DistBackendError|\bnccl\w*Error\b|NCCL (?:[Ee]rror|failure)|NCCL communicator was aborted"
     r"|ncclInvalidUsage"
     r"|Connection closed by|[Cc]onnection reset|ConnectionResetError|[Bb]roken pipe|Socket closed"
     r"|BrokenPipeError|Some NCCL operations have failed or timed out|recvValue failed"
@@ -78,6 +78,8 @@ _CONSEQUENCE = re.compile(
     r"|RemoteDisconnected|ServerDisconnected|Remote end closed connection|is (?:already )?dead\b"
     r"|Event loop is closed|after (?:interpreter )?shutdown|Python is likely shutting down"
     r"|Task was destroyed but it is pending|BrokenProcessPool|process pool was terminated"
+    r"|(?:[Ss]erver|[Ee]ngine|[Ss]cheduler|[Cc]hild|[Ww]orker) process (?:terminated|exited|ended"
+    r"|stopped)"
     r"|Child process unexpectedly failed|scheduler (?:is dead|died)|ContextTerminated"
     r"|Context was terminated"
     r"|\b(?:[Ss]erver|[Ee]ngine|[Ss]ervice|[Ww]orker|[Rr]outer)s?\b.{0,60}"
