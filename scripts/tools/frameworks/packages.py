@@ -27,7 +27,10 @@ ENVIRONMENTS = {
     "train": (("torch==2.13.*", "trl==1.16.*", "requests"),),
     # the agent without Ray, as in an image: it uses the Ray of the framework's environment
     "agent": (
-        ("structlog", "tenacity", "psutil", "requests", "aiohttp", "anyio", "pyyaml"),
+        (
+            *("structlog", "tenacity", "psutil", "requests", "aiohttp", "anyio", "pyyaml"),
+            *("msgspec", "nvidia-ml-py"),
+        ),
         ("--no-deps", "--config-settings", "editable_mode=compat", "-e", str(REPO)),
     ),
     # verl with the imports of its main_ppo, not with those that it declares; without wandb.
