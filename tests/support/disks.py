@@ -38,9 +38,11 @@ def full_disk(at: Path, options: str) -> Iterator[Path]:
 def fill_up(folder: Path) -> Path:
     """Write a file until its disk is full; return the file."""
     path = folder / "fill"
-    with path.open("wb", buffering=0) as file, suppress(OSError):
-        while True:
-            file.write(b"x" * 4096)
+    with path.open("wb", buffering=0) as file:
+        for _ in range(3):  # tmpfs counts for each CPU: a page may be free again a moment later
+            with suppress(OSError):
+                while True:
+                    file.write(b"x" * 4096)
     return path
 
 
