@@ -381,18 +381,6 @@ def _earliest(known: Iterable[Explained]) -> Explained | None:
     return next((error for error in every if error.candidate is first), None)
 
 
-_NODE_IN_WORDS = re.compile(r"\bon (?:the )?node \(IP: (?P<ip>[0-9a-fA-F.:]{2,45})")
-
-
-def _address_in(whole: ParsedError) -> str:
-    """Return the address of the node that an error is about: in its words, else in its prefix."""
-    for part in whole.chain():
-        named = _NODE_IN_WORDS.search(part.message)
-        if named is not None:
-            return named["ip"]
-    return next((part.ip for part in whole.chain() if part.ip), "")
-
-
 def _diagnosis(logs: Sequence[Log], known: Explained) -> Diagnosis:
     """Return where an error is, and what its row states."""
     error = known.candidate.error
@@ -403,7 +391,7 @@ def _diagnosis(logs: Sequence[Log], known: Explained) -> Diagnosis:
         log=log.name,
         number=None if log.first_line is None else log.first_line + error.number,
         node=log.node,
-        ip=_address_in(whole),
+        ip=next((part.ip for part in whole.chain() if part.ip), ""),
         rank=next((part.rank for part in whole.chain() if part.rank is not None), None),
         time=clock_text(error.time),
         before=error.before[-_LINES_BEFORE:],

@@ -189,6 +189,7 @@ class LocalWork:
     async def serve(self, name: str, generation: int = 1) -> None:
         """Run a service until it ends; send events for ready and gone."""
         plan = self._run.plan
+        self._is_stopping = False  # a worker that joins again starts its services again
         place = self._place()
         spec = next(spec for spec in plan.possible_services if spec.name == name)
 

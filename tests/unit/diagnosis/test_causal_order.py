@@ -73,6 +73,14 @@ def test_an_error_that_ended_a_process_counts_before_one_that_did_not() -> None:
     assert (found.line, found.ip) == ("ZeroDivisionError: division by zero", "10.0.0.9")
 
 
+def test_last_words_that_another_line_passes_on_are_the_cause_though_steps_followed() -> None:
+    """An engine ended; the trainer made a step before it asked the engine again."""
+    passed_on = "ray.exceptions.RayTaskError(EngineDeadError): ray::E.generate() (pid=9)"
+    engine = with_prefix("(E pid=9, ip=10.8.0.12) ", f"{TRACE}{OOM}")
+    steps = "\n".join(f"step {number}/40 reward 0.5" for number in range(7, 20))
+    assert cause(f"step 5/40 reward 0.5\n{engine}\n{steps}\n{passed_on}").line == OOM
+
+
 def test_a_count_of_no_failures_is_no_error() -> None:
     """What a tool or a test prints; with any it may be one."""
     assert cause(f"Tests Failed: 0\n[Trainer-0/1] {OOM}").line == OOM
