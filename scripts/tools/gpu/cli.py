@@ -26,9 +26,10 @@ SECONDS = 390.0
 EPILOG = """\
 `pack` needs a package index that pip knows; the folder has wheels only, 40 MB at most. `run` needs
 no network: a Python with torch, transformers, accelerate, pyarrow and nvidia-ml-py as `python3`.
-The parts: machine, preflight, training, memory, compile, hang. A part that fails or takes too long
-ends alone. `run` prints one JSON object, and writes it as gpu.json with the logs to $OUT if it is
-set. Without a GPU the parts run on CPUs as far as they can.
+The parts: machine, preflight, training, memory, compile, hang; second-start only if it is named
+with --only. A part that fails or takes too long ends alone. `run` prints one JSON object, and
+writes it as gpu.json with the logs to $OUT if it is set. Without a GPU the parts run on CPUs as far
+as they can.
 
 exit codes: 0; 1 if a part failed or a wheel is missing
 """

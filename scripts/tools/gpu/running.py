@@ -16,7 +16,16 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tools.gpu import compiling, hangs, machine, memory, nvml, preflight, training
+from tools.gpu import (
+    compiling,
+    hangs,
+    machine,
+    memory,
+    nvml,
+    preflight,
+    second_start,
+    training,
+)
 from tools.gpu.part import Part, Work
 
 if TYPE_CHECKING:
@@ -34,6 +43,10 @@ PHASES: tuple[tuple[tuple[Part, ...], ...], ...] = (
     ((Part("compile", 90, compiling.run),),),
     ((Part("hang", 170, hangs.run),),),
 )
+BY_NAME: tuple[tuple[tuple[Part, ...], ...], ...] = (
+    ((Part("second-start", 380, second_start.run),),),
+)
+"""Phases that only run if their parts are named: with them all parts would take too long."""
 LAST_SECONDS = 150.0
 """Kept for the last phase, which measures what nothing else does."""
 END_SECONDS = 12.0  # For a part to end after its deadline
@@ -83,11 +96,12 @@ def main(work: Path, only: Sequence[str], began: float, seconds: float, scale: f
 
 def chosen(only: Sequence[str]) -> list[list[list[Part]]]:
     """Return the phases with the chosen parts; all without a choice."""
-    known = [part.name for lanes in PHASES for lane in lanes for part in lane]
+    phases_with_names = (*PHASES, *BY_NAME) if only else PHASES
+    known = [part.name for lanes in (*PHASES, *BY_NAME) for lane in lanes for part in lane]
     if unknown := [name for name in only if name not in known]:
         sys.exit(f"scripts/gpu: no part {', '.join(unknown)}: {', '.join(known)}")
     phases = []
-    for lanes in PHASES:
+    for lanes in phases_with_names:
         kept = [[part for part in lane if not only or part.name in only] for lane in lanes]
         if some := [lane for lane in kept if lane]:
             phases.append(some)

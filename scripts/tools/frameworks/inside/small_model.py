@@ -1,4 +1,4 @@
-"""Make a small model to train: a two-layer Qwen2, its tokenizer, and sums as data."""
+"""Make a small model to train: a Qwen2 of two layers or more, its tokenizer, and sums as data."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ SPECIAL = {"unknown": {"unk_token": " "}, "ends": {"pad_token": "<pad>", "eos_to
 ANSWER = "7"
 """A single token that is right for every prompt: quick to learn, and easy to check."""
 CHAT = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+LAYERS = 2
 
 
-def make(folder: Path) -> None:
+def make(folder: Path, layers: int = LAYERS) -> None:
     """Write model/, train.jsonl, and verl's train.parquet; nothing is downloaded."""
     transformers = importlib.import_module("transformers")
     tokenizers = importlib.import_module("tokenizers")
@@ -30,7 +31,7 @@ def make(folder: Path) -> None:
         vocab_size=len(words),
         hidden_size=64,
         intermediate_size=128,
-        num_hidden_layers=2,
+        num_hidden_layers=layers,
         num_attention_heads=4,
         num_key_value_heads=2,
         max_position_embeddings=128,
@@ -56,4 +57,4 @@ def make(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    make(Path(sys.argv[1]))
+    make(Path(sys.argv[1]), *map(int, sys.argv[2:]))
