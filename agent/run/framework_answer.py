@@ -1,12 +1,14 @@
 """Ask the installed framework about the job's command, in a process beside the boot.
 
 The process runs `bundled/ask_framework.py` in the framework's Python, with the job's environment
-and folder, but without GPUs, the cluster's token and W&B's key. It is killed at the run's end.
+and folder, but without GPUs, the cluster's token and W&B's key. It is killed at the run's end. A
+command that it accepted at an earlier start is not asked about again.
 """
 
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,6 +28,8 @@ from agent.job.job import fill
 from agent.job.services import reward_url
 from agent.plan import environment
 from agent.processes.waiting import Failure
+from agent.record.background import in_thread
+from agent.run.accepted_commands import AcceptedCommands
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -70,13 +74,19 @@ class FrameworkAsker:
         question = question_of(plan.job, plan.facts)
         if question is None:
             return
+        accepted = AcceptedCommands(plan.caches, _PROGRAM, self._gpus)
         self._scope = anyio.CancelScope()
         with self._scope:
+            if await in_thread(partial(accepted.has, question)):
+                self._send(FrameworkAnswered())
+                return
             answer = await self._run.best_effort("the framework's check", self._answer, question)
             if isinstance(answer, Failure):
                 answer = FrameworkAnswer("unknown", answer.reason)
             clean = self._run.redactor.clean
             answer = replace(answer, what=clean(answer.what), key=clean(answer.key))
+            if answer.verdict == "accepted":
+                await in_thread(partial(accepted.add, question))
             if answer.verdict == "refused":
                 self._send(FrameworkAnswered(refusal_of(question, answer)))
             else:
@@ -110,11 +120,17 @@ class FrameworkAsker:
             return FrameworkAnswer("unknown", f"{late} ({_LOG})")
         return _read(bytes(output)) or FrameworkAnswer("unknown", child.end_sentence(code))
 
+    @property
+    def _gpus(self) -> list[int]:
+        """Return each node's GPUs, as if all expected nodes were like this one."""
+        plan = self._run.plan
+        return [plan.gpus] * (plan.topology.expected_workers + 1)
+
     def _filled(self, question: FrameworkQuestion) -> dict[str, object]:
-        """Fill in what only the run knows, as if all expected nodes were like this one."""
+        """Fill in what only the run knows."""
         plan = self._run.plan
         place = self._place()
-        gpus = [plan.gpus] * (plan.topology.expected_workers + 1)
+        gpus = self._gpus
         checkpoints = "" if plan.job is None else plan.job.checkpoints
         url = reward_url(plan.all_services, place)
         words = fill(question.argv, gpus, place, url, 1, checkpoints, _OF_NODE_LAUNCHER)

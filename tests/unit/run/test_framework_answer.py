@@ -12,7 +12,9 @@ import pytest
 from msgspec.structs import replace
 
 from agent.decisions.head.head_state import FrameworkAnswered
+from agent.job.compile_caches import CompileCaches
 from agent.job.services import Placeholders
+from agent.node.node_kind import NodeKind
 from agent.processes.waiting import NotYet, until
 from agent.record.run_folder import RunFolder
 from agent.run.framework_answer import FrameworkAsker
@@ -25,16 +27,21 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 pytestmark = pytest.mark.processes
+KIND = NodeKind("", "", "x86_64", "ab", "", "3.11.7", {"torch": "2.8.0"})
 PPO = "openrlhf.cli.train_ppo_ray"
+REFUSES = "import argparse\nargparse.ArgumentParser().parse_args()\n"
 HANGS = "import argparse, time\ntime.sleep(1000)\nargparse.ArgumentParser().parse_args()\n"
 
 
 def asker(
-    tmp_path: Path, *argv: str, python: str = sys.executable
+    tmp_path: Path, *argv: str, python: str = sys.executable, volume: Path | None = None
 ) -> tuple[NodeRun, FrameworkAsker, list[FrameworkAnswered]]:
     """Return what asks about a command with the packages of a folder, and its events."""
     environ = {"AGENT_LOG_DIR": str(tmp_path / "logs"), "RAY_WORKER": "0"}
     plan = plan_of(environ, command=[python, "-m", PPO, *argv])
+    if volume is not None:
+        own = CompileCaches(str(volume), str(tmp_path / "own"), KIND, "u0")
+        plan = replace(plan, caches=own)
     run = NodeRun(
         plan,
         redactor_for({**environ, "MY_API_KEY": "hidden-word-123"}, plan.settings, ()),
@@ -48,9 +55,11 @@ def asker(
     return run, FrameworkAsker(run, env, lambda: place, sent.append), sent
 
 
-def answer_to(tmp_path: Path, *argv: str, **more: str) -> FrameworkAnswered:
+def answer_to(
+    tmp_path: Path, *argv: str, python: str = sys.executable, volume: Path | None = None
+) -> FrameworkAnswered:
     """Ask; return the one event."""
-    run, asked, sent = asker(tmp_path, *argv, **more)
+    run, asked, sent = asker(tmp_path, *argv, python=python, volume=volume)
     anyio.run(asked.ask)
     run.close()
     (event,) = sent
@@ -61,6 +70,25 @@ def test_a_framework_that_accepts(tmp_path: Path) -> None:
     """Its placeholders are filled for the expected nodes."""
     install_openrlhf(tmp_path)
     assert answer_to(tmp_path, "--train.batch_size", "{nodes}") == FrameworkAnswered()
+
+
+def test_an_accepted_command_is_not_asked_about_again(tmp_path: Path) -> None:
+    """A fresh pod with the volume knows it, too; another command, or GPU, is asked about."""
+    install_openrlhf(tmp_path)
+    volume = tmp_path / "volume"
+    sizes = ("--train.batch_size", "{nodes}")
+    assert answer_to(tmp_path, *sizes, volume=volume) == FrameworkAnswered()
+    (known,) = (volume / "accepted-commands").iterdir()
+
+    # The framework would refuse everything now, and is not asked.
+    install_openrlhf(tmp_path, REFUSES)
+    assert answer_to(tmp_path, *sizes, volume=volume) == FrameworkAnswered()
+    assert answer_to(tmp_path, "--train.epochs", "2", volume=volume).refusal is not None
+    assert answer_to(tmp_path, *sizes).refusal is not None, "without a volume"
+
+    # Nor is it remembered for long, since a package may change without another version.
+    os.utime(known, (0, 0))
+    assert answer_to(tmp_path, *sizes, volume=volume).refusal is not None
 
 
 def test_a_framework_that_refuses(tmp_path: Path) -> None:

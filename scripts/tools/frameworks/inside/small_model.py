@@ -1,4 +1,4 @@
-"""Make a small model to train: a Qwen2 of two layers or more, its tokenizer, and sums as data."""
+"""Make a small model to train: a Qwen2, its tokenizer, and sums as data."""
 
 from __future__ import annotations
 
