@@ -37,7 +37,7 @@ _SETTING = re.compile(
 )
 _OF_DATA = re.compile(
     r"input|mask|position|label|logit|token_id|prob|embed|hidden|pixel|image|past_|grid|tensor"
-    r"|\.weight\b|\.bias\b|lora_[AB]|\.\d+\.|state_dict|shape|dtype|device|cuda|torch\.|https?"
+    r"|\.weight\b|\.bias\b|lora_[AB]|\.\d+\.|state_dict|shape|dtype|device(?!_map)|cuda|torch\.|https?"
 )
 _DEMANDS = re.compile(
     r"\b(?:must|should|needs? to|ha(?:s|ve) to|only supports?|not supported|unsupported|required?"

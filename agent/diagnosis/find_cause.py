@@ -36,10 +36,12 @@ _WAITED = re.compile(
     r"|\bdid not (?:start|answer|respond)|\bnot ready\b|\btimed out\b"
 )
 """An end that states a wait for another program, or an answer of one that failed."""
+_STATED_NODE = re.compile(r"\bnode \((?:ID: \w{1,60}, )?IP: (?P<ip>[\w.:]{3,45})")
+"""How Ray states which node an error is about, in its message."""
 _NEAR_SLURM = 12  # lines of one failure
 _NEAR = 60  # lines between the last words of a process and the error of another one
 _FEW = 2  # ordinary lines
-_LONG_SURVIVED = 100  # the same behind an error that a row explains
+_LONG_SURVIVED = 40  # the same behind an error that a row explains
 _LEAST_TO_DO = 40  # characters
 _LONGEST = 240  # characters of what a user reads before the quoted line
 
@@ -252,7 +254,7 @@ def first_cause(known: Sequence[Explained]) -> Explained | None:
         root = _earliest(roots)
         return _failed_before(root, known) or root
 
-    # What a process survived for long is no cause if its row explains little, or if nothing ended.
+    # What a process survived for long is no cause, except an exception before the end of something.
     has_end = any(_passes_on(error) for error in known)
     known = [error for error in known if not is_survived(error) or (has_end and _is_strong(error))]
 
@@ -331,8 +333,14 @@ def _passes_on(known: Explained) -> bool:
 
 
 def _is_strong(known: Explained) -> bool:
-    """Return whether an error has a row that explains an end, or none."""
-    return known.row is None or known.row.weight >= Weight.CAUSE
+    """Return whether an error may have ended a process that printed much afterwards.
+
+    A logger's line tells of many things that are handled, whatever row it has.
+    """
+    if known.row is None:
+        return True
+    is_plain = known.candidate.error.kind is ErrorKind.PLAIN
+    return known.row.weight >= Weight.CAUSE and not is_plain
 
 
 def is_survived(known: Explained) -> bool:
@@ -381,6 +389,14 @@ def _earliest(known: Iterable[Explained]) -> Explained | None:
     return next((error for error in every if error.candidate is first), None)
 
 
+def _address(error: ParsedError, whole: ParsedError) -> str:
+    """Return the address of the node that an error is about: its message knows better than Ray."""
+    stated = _STATED_NODE.search(error.message)
+    if stated is not None:
+        return stated["ip"]
+    return next((part.ip for part in whole.chain() if part.ip), "")
+
+
 def _diagnosis(logs: Sequence[Log], known: Explained) -> Diagnosis:
     """Return where an error is, and what its row states."""
     error = known.candidate.error
@@ -391,7 +407,7 @@ def _diagnosis(logs: Sequence[Log], known: Explained) -> Diagnosis:
         log=log.name,
         number=None if log.first_line is None else log.first_line + error.number,
         node=log.node,
-        ip=next((part.ip for part in whole.chain() if part.ip), ""),
+        ip=_address(error, whole),
         rank=next((part.rank for part in whole.chain() if part.rank is not None), None),
         time=clock_text(error.time),
         before=error.before[-_LINES_BEFORE:],

@@ -70,6 +70,12 @@ def unreachable_server(error: ParsedError) -> Cause | None:
     server = f"{_first(fields, 'host')}:{_first(fields, 'port')}"
     path = f" for {fields['path'][:40]}" if fields["path"] else ""
     asks = f", which a process asks{path}"
+    if "Read timed out" in message:
+        return Cause(
+            "server not reached",
+            f"the server at {server}{asks}, did not answer in time",
+            "Look at its own log and load; ask with less concurrency, or with a longer timeout",
+        )
     if refused["closed"]:
         return Cause(
             "server not reached",

@@ -101,8 +101,13 @@ _NOT_REBUILT = re.compile(r"TypeError: (?:\w{1,80}\.)?__init__\(\) missing \d+ r
 _OF_RAY = re.compile(r"ray\.exceptions\.|Failed to deserialize exception|traceback: Traceback")
 _HOOK_FAILED = re.compile(r"docker: .{0,400}\berror running (?:\w+ )?hook\b")
 """The program that ran says why in the next line."""
-_PASSES_ON = re.compile(r"\] exits with return code = |returned non-zero exit status \d")
-"""In a line that begins with a command of any length."""
+_PASSES_ON = re.compile(
+    r"\] exits with return code = |returned non-zero exit status \d"
+    r"|: line \d+: {1,4}\d+ [A-Z][a-z]+(?: [a-z]+)* +(?:\(core dumped\) +)?\S"
+)
+"""In a line that begins with a command of any length; and what a shell says of a child's end."""
+_GIVES_REASON = re.compile(r"\[Errno \d{1,3}\] ")
+"""The text of an exception that a program prints below its own words about it."""
 _ENDS = re.compile(
     r"RayTaskError|ChildFailedError|failed \(exitcode|died|error raised in its creation task"
     r"|Error executing job|Engine core initialization failed|EngineDeadError"
@@ -179,6 +184,8 @@ def role_of_text(error: ParsedError) -> Role:
 
 
 _REQUESTS = {"MaxRetryError", "ConnectionError", "HTTPError", "HTTPStatusError", "ReadTimeout"}
+_BARE = {"ReadTimeout", "ConnectTimeout", "TimeoutError", "ConnectError", "WriteTimeout"}
+"""Errors that often say nothing: who raised them from what says more."""
 _LOOKUPS = {"KeyError", "AttributeError", "IndexError", "StopIteration", "LookupError", "Empty"}
 
 
@@ -198,7 +205,7 @@ def main_error(error: ParsedError) -> ParsedError:
         return request  # whose address it shows; what was raised from it rarely does
     if first.name in _LOOKUPS and len(originals) > 1 and len(originals[1].message) > 40:
         return originals[1]
-    if first.name in _LOOKUPS and not first.message.strip():
+    if first.name in _LOOKUPS | _BARE and not first.message.strip():
         outer = chain[chain.index(first) + 1 :]
         return next((part for part in outer if part.message.strip()), first)
     return first
@@ -247,8 +254,8 @@ def _announcing(logs: Sequence[ParsedLog]) -> set[tuple[int, int]]:
             chain = [*occurrence.error.chain()]
             first = chain[0]
             above = first.before[-1].strip() if first.before else ""
-            is_below = bool(first.frames) and above == plain.line
-            if is_below and min(map(role_of, chain)) is Role.ORIGINAL:
+            is_below = bool(first.frames) or _GIVES_REASON.match(first.line) is not None
+            if is_below and above == plain.line and min(map(role_of, chain)) is Role.ORIGINAL:
                 places.add((number, plain.number))
     return places
 

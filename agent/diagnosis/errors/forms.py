@@ -151,6 +151,7 @@ _BEGINS = re.compile(
     r"|too many|timed out"
     r"|no (?:gpus?|space|module|route|devices?|available|suitable)|quota|preempted|evicted"
     r"|rejected|mismatched|错误|fehler|erreur|ошибка)\b|Key '.{1,120}' (?:is )?not in "
+    r"|\[Errno \d{1,3}\] [A-Z]"
     r"|Some of the step tasks have been OOM Killed",
     re.IGNORECASE,
 )

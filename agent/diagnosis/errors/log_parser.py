@@ -40,6 +40,8 @@ _MOST_ERRORS = 2_000  # of one log; the first quarter and the last ones
 _MOST_STRAYS = 8  # lines of others within a traceback
 _LONGEST_JSON = 32_000
 _RETRY_WITHIN = 6  # lines
+_NATIVE_SOURCES = (".cpp:", ".cc:", ".cu:", ".rs:")
+_PLACE_WITHIN = 160  # characters of a line: the source file that a logger states
 HANDLED = re.compile(
     r"\bretrying\b|\bwill retry\b|\bfalling back\b|\bfallback\b|\bskipping\b|\bignor(?:ed|ing)\b"
     r"|\btrying (?:again|the next|another)\b|\bretry loop\b|\battempt \d+ ?(?:/|of) ?\d+"
@@ -164,7 +166,7 @@ class LogParser:
             if not process.quoted:
                 self._last_lines.append(LastLine(self._number, line, self._stamp))
         process.before.append(body)
-        process.previous_level = line.level
+        process.previous_level = line.level if _may_announce(line) else LogLevel.UNSTATED
         process.previous = self._number
 
     def close(self) -> None:
@@ -534,6 +536,12 @@ class LogParser:
         if error.kind not in _OF_KERNEL or error.time is None or self._began is None:
             return False
         return error.time < self._began - times.KERNEL_LINE_AGE
+
+
+def _may_announce(line: PrintedLine) -> bool:
+    """Return whether a traceback below a line may be its own: C++ prints none of Python's."""
+    is_mild = line.level is LogLevel.WARNING
+    return not (is_mild and has_any(line.printed[:_PLACE_WITHIN], _NATIVE_SOURCES))
 
 
 def _is_data(body: str) -> bool:

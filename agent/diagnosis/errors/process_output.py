@@ -34,6 +34,8 @@ _FAILED_IMPORT = "Failed to import transformers"  # why stands below it
 _WITH_OUTPUT = {"SubprocessCalledProcessError"}  # what pip printed stands below it
 _WITH_DETAILS = {"_InactiveRpcError", "_MultiThreadedRendezvous", "AioRpcError"}  # of gRPC
 _WITH_LAST_ERROR = {"DistBackendError"}  # what NCCL printed last stands below it
+_OF_MEMORY = "OutOfMemoryError"  # of Ray; which node it was stands below it
+_NAMES_NODE = "Memory on the node ("
 _OPENS_TEXT = re.compile(
     r"\s{0,8}(?:\[(?:prompt|response|output|completion|sequence|solution|question|input)s?\]"
     r"|<(?P<tag>think|tool_response|tool_call|tool_result|information|output|result|observation"
@@ -162,6 +164,9 @@ class HeldError:
         if self.innermost.name in _WITH_OUTPUT:
             return self.continues_output(body)
         if self.innermost.name in _WITH_LAST_ERROR and self.continue_last_error(body):
+            return True
+        if self.innermost.name == _OF_MEMORY and body.startswith(_NAMES_NODE):
+            self.continue_message(body)
             return True
         has_own_level = line.level is not LogLevel.UNSTATED
         if (has_own_level and line.level is not self.error.level) or PROGRESS.search(body):

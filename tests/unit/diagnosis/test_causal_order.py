@@ -408,3 +408,51 @@ def test_the_last_words_of_a_server_count_before_an_unknown_end() -> None:
     went_on = "reading\n" * 3
     survived = diagnose_logs([Log("", "job.log", f"{words}\n{went_on}{end}")])
     assert survived.line == "RuntimeError: the judge answered 500"
+
+
+def test_what_a_shell_says_of_a_childs_end_only_passes_it_on() -> None:
+    """The child's own last words say why."""
+    words = (
+        "what():  [/x/gloo/transport/tcp/pair.cc:724] connect [10.0.0.9]:3210: Connection refused"
+    )
+    ended = "run.sh: line 14:  4071 Aborted                 (core dumped) python train.py"
+    thrown = "terminate called after throwing an instance of 'gloo::IoException'"
+    assert cause(f"{thrown}\n  {words}\n{ended}").line == words
+
+
+def test_a_line_that_only_announces_a_reason_is_not_quoted() -> None:
+    """A program prints the text of an exception below its own words about it."""
+    reason = "[Errno 71] Protocol error: '/ckpt/a'"
+    assert cause(f"could not load the checkpoint\n{reason}").line == reason
+    other = f"could not load the checkpoint\nreading on\n{reason}"
+    assert cause(other).line == "could not load the checkpoint"
+
+
+def test_a_warning_of_native_code_announces_no_traceback() -> None:
+    """C++ prints none of Python's; a logger of Python does."""
+    native = "[rank0]:[W215 03:22:50.1 socket.cpp:200] [c10d] The socket cannot be initialized"
+    found = cause(f"{native}\n{with_prefix('[rank0]: ', REAL)}")
+    assert (found.line, found.is_marked) == ("ZeroDivisionError: division by zero", True)
+    logger = "WARNING 11-26 10:00:00 [a.py:3] could not load the plugin"
+    after = f"{logger}\n{REAL}\nloaded\n{TRACE}ValueError: real"
+    assert cause(after).line == "ValueError: real"
+
+
+def test_ray_states_which_node_ran_out_of_memory() -> None:
+    """The line below its error names the node, which is not the one that prints it."""
+    text = (
+        f"{TRACE}ray.exceptions.OutOfMemoryError: Task was killed due to the node running low on "
+        "memory.\nMemory on the node (IP: 10.0.0.9, ID: ab) where the task was running was 9GB"
+    )
+    found = cause(text)
+    assert (found.key, found.ip) == ("memory", "10.0.0.9")
+
+
+def test_a_loggers_line_that_a_process_survived_for_long_is_no_cause() -> None:
+    """It tells of much that is handled, also where something else ends later."""
+    said = "[rank3]:[E1126 10:00:00.1 a.cpp:6] OSError: [Errno 28] No space left on device"
+    logged = f"ERROR 11-26 10:00:00 [a.py:3] {OOM.partition(': ')[2]}"
+    end = "E1126 20:12:10.1 2 api.py:869] failed (exitcode: 1)"
+    assert cause(f"{logged}\n{LINES_AFTER}\n{end}").row is None
+    assert cause(f"{logged}\n{end}").key == "GPU memory"
+    assert cause(said).key == "disk full"

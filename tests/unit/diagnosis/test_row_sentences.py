@@ -50,8 +50,8 @@ def test_the_word_retrieve_is_no_retriever(text: str) -> None:
         ),
         (
             "ImportError: No vLLM was found, please install it",
-            "missing module",
-            "the job's Python lacks a module",
+            "package asked for",
+            "a package is missing, or too old",
         ),
         (
             (
@@ -362,7 +362,7 @@ def test_a_remedy_names_the_setting_of_its_engine(text: str, setting: str, other
                 "ValueError: The checkpoint you are trying to load has model type `qwen3` but "
                 "Transformers does not recognize this architecture."
             ),
-            "the installed transformers is older than the model (qwen3)",
+            "the installed transformers does not know this model (qwen3)",
             "newer transformers",
         ),
         (
@@ -370,7 +370,7 @@ def test_a_remedy_names_the_setting_of_its_engine(text: str, setting: str, other
                 "ValueError: Model architectures ['Qwen3ForCausalLM'] are not supported for now. "
                 "Supported architectures:"
             ),
-            "the installed vLLM is older than the model (Qwen3ForCausalLM)",
+            "the installed vLLM does not know the model's architecture (Qwen3ForCausalLM)",
             "newer vLLM",
         ),
         (
@@ -393,7 +393,7 @@ def test_a_remedy_names_the_setting_of_its_engine(text: str, setting: str, other
         ),
         (
             "Exception: data did not match any variant of untagged enum ModelWrapper at line 7",
-            "the installed tokenizers is older than the model's tokenizer.json",
+            "the installed tokenizers cannot read the model's tokenizer.json: mostly it is older",
             "newer tokenizers",
         ),
         (
