@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from msgspec.json import encode
+from msgspec.structs import replace
 
 if TYPE_CHECKING:
     from agent.job.compile_caches import CompileCaches
@@ -26,11 +27,14 @@ KEPT = 7 * 86_400.0  # seconds: a package may be changed without another version
 class AcceptedCommands:
     """The accepted commands of one kind of node on a volume; without a volume none is known."""
 
-    def __init__(self, caches: CompileCaches | None, program: Path, gpus: list[int]) -> None:
+    def __init__(
+        self, caches: CompileCaches | None, program: Path, gpus: list[int], checkpoints: str
+    ) -> None:
         self._folder = None if caches is None else Path(caches.volume, FOLDER)
         self._kind = "" if caches is None else caches.kind.digest
         self._program = program  # the one that asks
         self._gpus = gpus  # of all nodes
+        self._checkpoints = checkpoints  # a folder whose name decides nothing
 
     def has(self, question: FrameworkQuestion) -> bool:
         """Return whether this command was accepted lately; False where the volume fails."""
@@ -57,5 +61,11 @@ class AcceptedCommands:
         if self._folder is None:
             return None
         asks = self._program.read_bytes()
-        known = encode([question, self._kind, self._gpus])
+        argv = tuple(map(self._without_checkpoints, question.argv))
+        own = tuple(map(self._without_checkpoints, question.own))
+        known = encode([replace(question, argv=argv, own=own), self._kind, self._gpus])
         return self._folder / hashlib.sha256(asks + known).hexdigest()[:32]
+
+    def _without_checkpoints(self, word: str) -> str:
+        """Return a word without the folder of checkpoints, which each experiment names anew."""
+        return word.replace(self._checkpoints, "CHECKPOINTS") if self._checkpoints else word

@@ -74,7 +74,7 @@ class FrameworkAsker:
         question = question_of(plan.job, plan.facts)
         if question is None:
             return
-        accepted = AcceptedCommands(plan.caches, _PROGRAM, self._gpus)
+        accepted = AcceptedCommands(plan.caches, _PROGRAM, self._gpus, self._checkpoints)
         self._scope = anyio.CancelScope()
         with self._scope:
             if await in_thread(partial(accepted.has, question)):
@@ -126,14 +126,18 @@ class FrameworkAsker:
         plan = self._run.plan
         return [plan.gpus] * (plan.topology.expected_workers + 1)
 
+    @property
+    def _checkpoints(self) -> str:
+        job = self._run.plan.job
+        return "" if job is None else job.checkpoints
+
     def _filled(self, question: FrameworkQuestion) -> dict[str, object]:
         """Fill in what only the run knows."""
         plan = self._run.plan
         place = self._place()
         gpus = self._gpus
-        checkpoints = "" if plan.job is None else plan.job.checkpoints
         url = reward_url(plan.all_services, place)
-        words = fill(question.argv, gpus, place, url, 1, checkpoints, _OF_NODE_LAUNCHER)
+        words = fill(question.argv, gpus, place, url, 1, self._checkpoints, _OF_NODE_LAUNCHER)
         return asked_json(question, words, sum(gpus) or len(gpus))
 
 

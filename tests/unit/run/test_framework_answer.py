@@ -34,10 +34,15 @@ HANGS = "import argparse, time\ntime.sleep(1000)\nargparse.ArgumentParser().pars
 
 
 def asker(
-    tmp_path: Path, *argv: str, python: str = sys.executable, volume: Path | None = None
+    tmp_path: Path,
+    *argv: str,
+    python: str = sys.executable,
+    volume: Path | None = None,
+    checkpoints: str = "/data/run",
 ) -> tuple[NodeRun, FrameworkAsker, list[FrameworkAnswered]]:
     """Return what asks about a command with the packages of a folder, and its events."""
     environ = {"AGENT_LOG_DIR": str(tmp_path / "logs"), "RAY_WORKER": "0"}
+    environ["AGENT_CHECKPOINTS"] = checkpoints
     plan = plan_of(environ, command=[python, "-m", PPO, *argv])
     if volume is not None:
         own = CompileCaches(str(volume), str(tmp_path / "own"), KIND, "u0")
@@ -56,10 +61,14 @@ def asker(
 
 
 def answer_to(
-    tmp_path: Path, *argv: str, python: str = sys.executable, volume: Path | None = None
+    tmp_path: Path,
+    *argv: str,
+    python: str = sys.executable,
+    volume: Path | None = None,
+    checkpoints: str = "/data/run",
 ) -> FrameworkAnswered:
     """Ask; return the one event."""
-    run, asked, sent = asker(tmp_path, *argv, python=python, volume=volume)
+    run, asked, sent = asker(tmp_path, *argv, python=python, volume=volume, checkpoints=checkpoints)
     anyio.run(asked.ask)
     run.close()
     (event,) = sent
@@ -89,6 +98,16 @@ def test_an_accepted_command_is_not_asked_about_again(tmp_path: Path) -> None:
     # Nor is it remembered for long, since a package may change without another version.
     os.utime(known, (0, 0))
     assert answer_to(tmp_path, *sizes, volume=volume).refusal is not None
+
+
+def test_an_experiment_with_a_folder_of_its_own_is_not_asked_about(tmp_path: Path) -> None:
+    """The name of the folder for checkpoints decides nothing."""
+    volume = tmp_path / "volume"
+    install_openrlhf(tmp_path)
+    first = answer_to(tmp_path, "--ckpt", "/a/last", volume=volume, checkpoints="/a")
+    install_openrlhf(tmp_path, REFUSES)
+    second = answer_to(tmp_path, "--ckpt", "/b/last", volume=volume, checkpoints="/b")
+    assert (first, second) == (FrameworkAnswered(), FrameworkAnswered())
 
 
 def test_a_framework_that_refuses(tmp_path: Path) -> None:
