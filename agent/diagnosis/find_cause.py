@@ -151,6 +151,7 @@ def diagnose_logs(logs: Sequence[Log]) -> Diagnosis:
     ]
     standing = [candidate for candidate in possible if candidate.standing < Standing.QUOTED]
     known = [explained(candidate, of_ray=logs[candidate.log].of_ray) for candidate in standing]
+    known = [one for one in known if logs[one.candidate.log].of_ray or not is_said_in_passing(one)]
     first = first_cause(known)
     if first is not None:
         first = what_led_to(first, possible)
@@ -172,6 +173,15 @@ def diagnose_logs(logs: Sequence[Log]) -> Diagnosis:
     # What steps followed, or a text holds, is only quoted.
     rest = first_of(candidate for candidate in possible if is_marked(candidate.error))
     return Diagnosis() if rest is None else _diagnosis(logs, Explained(rest))
+
+
+def is_said_in_passing(known: Explained) -> bool:
+    """Return whether a line is no error by its form, and its row explains least.
+
+    Jobs that go on print such lines too; in the logs of a Ray that did not start they count.
+    """
+    is_least = known.row is not None and known.row.weight is Weight.LAST
+    return is_least and not is_marked(known.candidate.error)
 
 
 def is_only_passed_on(first: Explained) -> bool:
@@ -284,7 +294,8 @@ def _failed_before(root: Explained | None, known: Sequence[Explained]) -> Explai
     """Return what had ended a process when a scheduler ended the job: the rest waited for it."""
     if root is None or root.row is None or not root.row.is_end_of_job:
         return None
-    ended = [error for error in known if _is_original(error) and _ended(error)]
+    fatal = [error for error in known if _standing(error) < Standing.SURVIVED]
+    ended = [error for error in fatal if _is_original(error) and _ended(error)]
     ended = [error for error in ended if error.row is None or not error.row.is_end_of_job]
     first = _earliest([root, *ended])
     return None if first is root else first

@@ -229,27 +229,28 @@ def _is_loud(example: str) -> bool:
 
 
 def _signed(text: str) -> Iterator[_Entry]:
-    by_word, without = _signs()
+    by_word, _ = _signs()
     for word in by_word.keys() & compiled(r"\w+").findall(text):
         yield from by_word[word]
-    yield from without
+    for sign, entries in _by_least_sign().items():
+        if sign in text:
+            yield from entries
 
 
 @cache
-def _least_signs() -> tuple[str, ...]:
-    """Return the signs without a word that contain none of the others."""
+def _by_least_sign() -> Mapping[str, Sequence[_Entry]]:
+    """Return the entries without a word by the shortest sign that theirs contains."""
     _, without = _signs()
-    signs = sorted({sign for _, _, sign in without}, key=len)
-    least: list[str] = []
-    for sign in signs:
-        if not any(other in sign for other in least):
-            least.append(sign)
-    return tuple(least)
+    least: dict[str, list[_Entry]] = {}
+    for entry in sorted(without, key=lambda entry: len(entry[2])):
+        sign = next((one for one in least if one in entry[2]), entry[2])
+        least.setdefault(sign, []).append(entry)
+    return least
 
 
 def may_match(text: str) -> bool:
     """Return whether a text has the sign of a row: most texts have none."""
-    for sign in _least_signs():  # a loop costs half of any() here
+    for sign in _by_least_sign():  # a loop costs half of any() here
         if sign in text:
             return True
     by_word, _ = _signs()

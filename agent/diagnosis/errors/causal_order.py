@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from enum import IntEnum
+from functools import lru_cache
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -178,9 +179,14 @@ def role_of(error: ParsedError) -> Role:
 
 def role_of_text(error: ParsedError) -> Role:
     """Return the role of an error by its words alone."""
-    if _CONSEQUENCE.search(error.line[:600]) or _CONSEQUENCE.search(error.printed[:300]):
-        return Role.CONSEQUENCE
-    return Role.ORIGINAL
+    is_consequence = _is_consequence(error.line[:600]) or _is_consequence(error.printed[:300])
+    return Role.CONSEQUENCE if is_consequence else Role.ORIGINAL
+
+
+@lru_cache(maxsize=4_096)
+def _is_consequence(text: str) -> bool:
+    """Return it, kept for a while: the role of an error is asked for several times."""
+    return _CONSEQUENCE.search(text) is not None
 
 
 _REQUESTS = {"MaxRetryError", "ConnectionError", "HTTPError", "HTTPStatusError", "ReadTimeout"}

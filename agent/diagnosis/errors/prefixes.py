@@ -35,7 +35,7 @@ _FILE = r"[\w./-]{1,120}\.(?:py|cc|cpp|cu|h|hpp|go|rs|cuh)"
 
 # By the first character of what is left of a line, so that most expressions are never tried.
 _PAREN = re.compile(
-    r"\((?P<who>[\w.:<>/@-]{1,80}(?: [\w.:-]{1,40})?)(?: rank=(?P<rank>\d{1,6}))?"
+    r"\((?P<who>[\w.:<>/@-]{1,80}(?: [\w.:-]{1,40})?)(?:(?: |\[)rank=(?P<rank>\d{1,6})\]?)?"
     r"(?: \w+=\w+){0,3} pid=(?P<pid>\d{1,9})(?:, ip=(?P<ip>[\w.:]{3,45}))?\) ?"
     r"|\((?P<who3>[\w.-]{1,60}), rank=(?P<rank2>\d{1,6}), pid=(?P<pid3>\d{1,9})"
     r"(?:, ip=(?P<ip3>[\w.:]{3,45}))?\) ?"
@@ -96,6 +96,11 @@ _BETWEEN = re.compile(
     rf"|[\w.]{{1,80}}) - (?:(?P<level2>{_NAMES}) - )?"
 )
 """What stands between the parts of a logger's prefix: only behind another prefix."""
+_STATED = {
+    pattern: tuple(name.rstrip("0123456789") for name in pattern.groupindex)
+    for pattern in (_PAREN, _BRACKET, _DIGIT, _WORD, _BETWEEN)
+}
+"""What the groups of each expression state, in their order: all of them have names."""
 _REPEATED = re.compile(r" ?\[repeated (\d{1,9})x across cluster\].{0,200}$")
 _INNER_RANK = re.compile(r"\b[Rr]ank[ =]?(\d{1,6})\b")
 _LETTERS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz")
@@ -140,10 +145,9 @@ def read_line(printed: str) -> PrintedLine:
         if match is None or match.end() == at:
             break
         at = match.end()
-        for group, value in match.groupdict().items():
+        for what, value in zip(_STATED[match.re], match.groups(), strict=True):
             if not value:
                 continue
-            what = group.rstrip("0123456789")
             if what in {"level", "letter"}:
                 level = _LEVELS.get(value[0].upper(), level)
             elif what == "time":

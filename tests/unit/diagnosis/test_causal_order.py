@@ -456,3 +456,29 @@ def test_a_loggers_line_that_a_process_survived_for_long_is_no_cause() -> None:
     assert cause(f"{logged}\n{LINES_AFTER}\n{end}").row is None
     assert cause(f"{logged}\n{end}").key == "GPU memory"
     assert cause(said).key == "disk full"
+
+
+def test_what_is_said_in_passing_is_no_cause_in_a_jobs_log() -> None:
+    """Jobs that go on print it too; a Ray that did not start says so why."""
+    said = "[W socket.cpp:697] Unable to resolve hostname. Using the loopback address as fallback."
+    end = "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: train.py FAILED"
+    assert cause(f"{said}\n{end}").row is None
+    of_ray = diagnose_logs([Log("", "raylet.out", f"{said}\n{end}", of_ray=True)])
+    assert of_ray.key == "Gloo"
+
+
+def test_a_launchers_own_words_ended_no_process_before_a_scheduler_did() -> None:
+    """They only announce what the scheduler's line says."""
+    reason = "  Reason: Pod a-head failed: Preempted by Kueue: WorkloadEvictedDueToPodsReadyTimeout"
+    found = cause(f"Failed to provision all possible launchable resources.\n{reason}")
+    assert (found.key, found.line) == ("evicted by Kueue", reason.strip())
+
+
+def test_a_rank_in_the_name_of_an_actor_is_read() -> None:
+    """As NeMo-RL names its workers."""
+    found = cause(with_prefix("(MegatronPolicyWorker[rank=5] pid=17, ip=10.0.0.9) ", REAL))
+    assert (found.line, found.rank, found.ip) == (
+        "ZeroDivisionError: division by zero",
+        5,
+        "10.0.0.9",
+    )
