@@ -100,7 +100,9 @@ _SLURM_GOES_ON = re.compile(r"couldn't chdir to .{1,300} instead|unable to unlin
 _NOT_REBUILT = re.compile(r"TypeError: (?:\w{1,80}\.)?__init__\(\) missing \d+ required")
 """Ray builds an exception anew that takes other arguments than it was pickled with."""
 _OF_RAY = re.compile(r"ray\.exceptions\.|Failed to deserialize exception|traceback: Traceback")
-_HOOK_FAILED = re.compile(r"docker: .{0,400}\berror running (?:\w+ )?hook\b")
+_HOOK_FAILED = re.compile(
+    r"(?:docker: |.{0,80}\bError response from daemon: ).{0,400}\berror running (?:\w+ )?hook\b"
+)
 """The program that ran says why in the next line."""
 _PASSES_ON = re.compile(
     r"\] exits with return code = |returned non-zero exit status \d"

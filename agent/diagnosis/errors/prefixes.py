@@ -83,7 +83,7 @@ _WORD = re.compile(
     r"|(?:kubelet|containerd|dockerd|crio)\[\d{1,9}\]: "
     r"|std(?:out|err) [FP] "
     r"|level=(?P<level4>\w{4,8}) msg=\"?"
-    rf"|time=\"(?P<time>{_STAMP})\" ?"
+    rf"|time=\"?(?P<time>{_STAMP})\"? ?"
 )
 _BETWEEN = re.compile(
     rf"[ \t]{{0,4}}(?:[-|>]{{1,2}} {{0,3}})?(?:(?P<level>{_NAMES}) {{0,8}}(?:[-|:]{{1,2}}"
