@@ -1,8 +1,9 @@
 """The commands that the framework has accepted.
 
-To ask it means to import it, which may take 25 s: with torchrun nothing else takes so long before
-the job. An empty file in AGENT_CACHE_DIR stands for a command and all that the answer depends on:
-the versions, the kind of node, and the number of its GPUs. Nothing is remembered of a refusal.
+Nothing waits for its answer about them again: to ask it means to import it, which may take 25 s,
+and with torchrun nothing else takes so long before the job. An empty file in AGENT_CACHE_DIR stands
+for a command and all that the answer depends on: the versions, the kind of node, and the number of
+its GPUs. Nothing is remembered of a refusal.
 """
 
 from __future__ import annotations
@@ -56,6 +57,13 @@ class AcceptedCommands:
             for other in file.parent.iterdir():
                 if time.time() - other.stat().st_mtime > KEPT:
                     other.unlink()
+
+    def drop(self, question: FrameworkQuestion) -> None:
+        """Forget a command that is accepted no longer."""
+        file = self._file_of(question)
+        if file is not None:
+            with suppress(OSError):
+                file.unlink(missing_ok=True)
 
     def _file_of(self, question: FrameworkQuestion) -> Path | None:
         if self._folder is None:

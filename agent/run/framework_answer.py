@@ -1,8 +1,10 @@
 """Ask the installed framework about the job's command, in a process beside the boot.
 
 The process runs `bundled/ask_framework.py` in the framework's Python, with the job's environment
-and folder, but without GPUs, the cluster's token and W&B's key. It is killed at the run's end. A
-command that it accepted at an earlier start is not asked about again.
+and folder, but without GPUs, the cluster's token and W&B's key. It is killed at the run's end.
+
+Nothing waits for the answer about a command that was accepted at an earlier start. While Ray boots
+the framework is asked all the same: what it imports is in the page cache when the job starts.
 """
 
 from __future__ import annotations
@@ -77,9 +79,11 @@ class FrameworkAsker:
         accepted = AcceptedCommands(plan.caches, _PROGRAM, self._gpus, self._checkpoints)
         self._scope = anyio.CancelScope()
         with self._scope:
-            if await in_thread(partial(accepted.has, question)):
+            is_known = bool(await in_thread(partial(accepted.has, question)))
+            if is_known:
                 self._send(FrameworkAnswered())
-                return
+            if is_known and plan.share_launcher is not None:
+                return  # no boot to wait for: it would only take CPUs and disk from the job
             answer = await self._run.best_effort("the framework's check", self._answer, question)
             if isinstance(answer, Failure):
                 answer = FrameworkAnswer("unknown", answer.reason)
@@ -88,8 +92,9 @@ class FrameworkAsker:
             if answer.verdict == "accepted":
                 await in_thread(partial(accepted.add, question))
             if answer.verdict == "refused":
+                await in_thread(partial(accepted.drop, question))
                 self._send(FrameworkAnswered(refusal_of(question, answer)))
-            else:
+            elif not is_known:
                 self._send(FrameworkAnswered(unknown=answer.what))
 
     async def _answer(self, question: FrameworkQuestion) -> FrameworkAnswer:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from typing import TYPE_CHECKING
 
 import anyio
@@ -39,10 +40,13 @@ def asker(
     python: str = sys.executable,
     volume: Path | None = None,
     checkpoints: str = "/data/run",
+    launcher: str = "",
 ) -> tuple[NodeRun, FrameworkAsker, list[FrameworkAnswered]]:
     """Return what asks about a command with the packages of a folder, and its events."""
     environ = {"AGENT_LOG_DIR": str(tmp_path / "logs"), "RAY_WORKER": "0"}
     environ["AGENT_CHECKPOINTS"] = checkpoints
+    if launcher:
+        environ["AGENT_LAUNCHER"] = launcher
     plan = plan_of(environ, command=[python, "-m", PPO, *argv])
     if volume is not None:
         own = CompileCaches(str(volume), str(tmp_path / "own"), KIND, "u0")
@@ -60,18 +64,26 @@ def asker(
     return run, FrameworkAsker(run, env, lambda: place, sent.append), sent
 
 
-def answer_to(
+def answers_to(
     tmp_path: Path,
     *argv: str,
     python: str = sys.executable,
     volume: Path | None = None,
     checkpoints: str = "/data/run",
-) -> FrameworkAnswered:
-    """Ask; return the one event."""
-    run, asked, sent = asker(tmp_path, *argv, python=python, volume=volume, checkpoints=checkpoints)
+    launcher: str = "",
+) -> list[FrameworkAnswered]:
+    """Ask; return the events."""
+    run, asked, sent = asker(
+        tmp_path, *argv, python=python, volume=volume, checkpoints=checkpoints, launcher=launcher
+    )
     anyio.run(asked.ask)
     run.close()
-    (event,) = sent
+    return sent
+
+
+def answer_to(tmp_path: Path, *argv: str, python: str = sys.executable) -> FrameworkAnswered:
+    """Ask; return the one event."""
+    (event,) = answers_to(tmp_path, *argv, python=python)
     return event
 
 
@@ -81,33 +93,55 @@ def test_a_framework_that_accepts(tmp_path: Path) -> None:
     assert answer_to(tmp_path, "--train.batch_size", "{nodes}") == FrameworkAnswered()
 
 
-def test_an_accepted_command_is_not_asked_about_again(tmp_path: Path) -> None:
+def test_nothing_waits_for_the_answer_about_an_accepted_command(tmp_path: Path) -> None:
     """A fresh pod with the volume knows it, too; another command, or GPU, is asked about."""
     install_openrlhf(tmp_path)
     volume = tmp_path / "volume"
     sizes = ("--train.batch_size", "{nodes}")
-    assert answer_to(tmp_path, *sizes, volume=volume) == FrameworkAnswered()
-    (known,) = (volume / "accepted-commands").iterdir()
+    assert answers_to(tmp_path, *sizes, volume=volume) == [FrameworkAnswered()]
+    assert answers_to(tmp_path, *sizes, volume=volume) == [FrameworkAnswered()]
 
-    # The framework would refuse everything now, and is not asked.
+    # The framework refuses everything now: that comes later, and is not forgotten.
     install_openrlhf(tmp_path, REFUSES)
-    assert answer_to(tmp_path, *sizes, volume=volume) == FrameworkAnswered()
-    assert answer_to(tmp_path, "--train.epochs", "2", volume=volume).refusal is not None
-    assert answer_to(tmp_path, *sizes).refusal is not None, "without a volume"
-
-    # Nor is it remembered for long, since a package may change without another version.
-    os.utime(known, (0, 0))
-    assert answer_to(tmp_path, *sizes, volume=volume).refusal is not None
+    first, late = answers_to(tmp_path, *sizes, volume=volume)
+    assert first == FrameworkAnswered()
+    assert late.refusal is not None
+    (again,) = answers_to(tmp_path, *sizes, volume=volume)
+    assert again.refusal is not None
 
 
-def test_an_experiment_with_a_folder_of_its_own_is_not_asked_about(tmp_path: Path) -> None:
-    """The name of the folder for checkpoints decides nothing."""
-    volume = tmp_path / "volume"
+@pytest.mark.parametrize(
+    ("change", "is_known"),
+    [
+        ({}, True),
+        ({"checkpoints": "/data/other"}, True),  # an experiment saves in a folder of its own
+        ({"epochs": "2"}, False),
+        ({"age": "8"}, False),  # days: a package may change without another version
+        ({"volume": ""}, False),
+    ],
+)
+def test_an_accepted_command_is_known(
+    tmp_path: Path, change: dict[str, str], *, is_known: bool
+) -> None:
+    """With torchrun the framework is not even asked."""
     install_openrlhf(tmp_path)
-    first = answer_to(tmp_path, "--ckpt", "/a/last", volume=volume, checkpoints="/a")
+
+    def answers(
+        epochs: str = "1", checkpoints: str = "/data/run", volume: str = "volume"
+    ) -> list[FrameworkAnswered]:
+        argv = ("--train.batch_size", epochs, "--ckpt", f"{checkpoints}/last")
+        place = tmp_path / volume if volume else None
+        return answers_to(
+            tmp_path, *argv, volume=place, checkpoints=checkpoints, launcher="torchrun"
+        )
+
+    assert answers() == [FrameworkAnswered()]
+    (file,) = (tmp_path / "volume" / "accepted-commands").iterdir()
+    changed = time.time() - 86_400 * float(change.pop("age", "0"))
+    os.utime(file, (changed, changed))
     install_openrlhf(tmp_path, REFUSES)
-    second = answer_to(tmp_path, "--ckpt", "/b/last", volume=volume, checkpoints="/b")
-    assert (first, second) == (FrameworkAnswered(), FrameworkAnswered())
+    (answer,) = answers(**change)
+    assert (answer.refusal is None) == is_known
 
 
 def test_a_framework_that_refuses(tmp_path: Path) -> None:
