@@ -44,7 +44,8 @@ _WRAPPER = re.compile(
     r"|Engine process \(pid|WorkerProc (?:initialization failed|hit an exception|failed)"
     r"|error raised in its creation task|JobSupervisor"
     r"|Job entrypoint command failed|failed \(exitcode|[Ee]xited with (?:exit )?code"
-    r"|exit(?:ed with|) (?:code|status)"
+    r"|exit(?:ed with|) (?:code|status)|Failed to setup with return code"
+    r"|.{0,40}Initialization failure from server|Trial \S{1,80}: Error processing event"
     r"|DataLoader worker \(pid|Killing (?:remaining|all|other) |(?:Job|Run|Task|Training|Command"
     r"|Program|Experiment|Trial|Pod|Container)(?: \S{1,60})? (?:has )?(?:failed|FAILED)"
     r"(?: with (?:error|exit) |[.!]?$)"
@@ -109,6 +110,8 @@ _PASSES_ON = re.compile(
     r"|: line \d+: {1,4}\d+ [A-Z][a-z]+(?: [a-z]+)* +(?:\(core dumped\) +)?\S"
 )
 """In a line that begins with a command of any length; and what a shell says of a child's end."""
+_KILLS = re.compile(r"kill_process_tree called|sigkill_handler\] Killing subprocess")
+"""A program that ends its own processes says so: who was killed shows no fault."""
 _GIVES_REASON = re.compile(r"\[Errno \d{1,3}\] ")
 """The text of an exception that a program prints below its own words about it."""
 _ENDS = re.compile(
@@ -166,7 +169,7 @@ def role_of(error: ParsedError) -> Role:
     if not error.frames and _NOT_REBUILT.match(error.line):
         is_of_ray = any(_OF_RAY.search(line) for line in error.before[-_NEAR_RAY:])
         return Role.WRAPPER if is_of_ray else role_of_text(error)
-    if _WRAPPER.match(error.line) or _PASSES_ON.search(error.line):
+    if _WRAPPER.match(error.line) or _PASSES_ON.search(error.line) or _is_own_kill(error):
         return Role.WRAPPER
     if _HOOK_FAILED.match(error.line) and "nvidia-container-cli" not in error.line:
         return Role.WRAPPER
@@ -177,6 +180,11 @@ def role_of(error: ParsedError) -> Role:
     if error.kind is ErrorKind.NCCL:  # one line of several; rows name those that show a cause
         return Role.CONSEQUENCE
     return role_of_text(error)
+
+
+def _is_own_kill(error: ParsedError) -> bool:
+    """Return whether a shell's `Killed` follows a program's own word that it kills."""
+    return error.line.startswith("Killed") and any(_KILLS.search(one) for one in error.before)
 
 
 def role_of_text(error: ParsedError) -> Role:

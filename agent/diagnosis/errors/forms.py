@@ -124,7 +124,7 @@ _SHELL = re.compile(
 )
 _SHELL_OK = re.compile(
     r"(?:using|removing|created|copied|Cloning|Already|Saving|sending|receiving|Collecting"
-    r"|Entering|Leaving)\b"
+    r"|Entering|Leaving)\b|warning: |no job control in this shell"
 )
 _JAVA = re.compile(
     r"(?:Exception in thread \"[^\"]{0,80}\" |(?P<inner>Caused by: ))?"
@@ -136,6 +136,7 @@ JAVA_FRAME = re.compile(
     r"|\s{1,8}\.\.\. \d+ more"
 )
 _NCCL = re.compile(r"(?:[\w./-]{1,80}:\d{1,7} )?NCCL (?:WARN|ERROR) (?P<message>.{0,1900})")
+_NCCL_OK = "Failed to open libibverbs"  # without InfiniBand it takes sockets
 NATIVE_FRAME = re.compile(
     r"\s{0,8}(?:Exception raised from |\*\*\* Check failure stack"
     r"|frame #\d{1,3}: |(?:PC: )?@ {1,20}(?:0x)?[\da-f]{6,18}"
@@ -248,7 +249,11 @@ _ORDINARY = Form(ErrorKind.PLAIN)
 
 def _nccl(body: str) -> Form | None:
     match = _NCCL.match(body) if "NCCL" in body else None
-    return None if match is None else Form(ErrorKind.NCCL, "", match["message"])
+    if match is None:
+        return None
+    if match["message"].startswith(_NCCL_OK):
+        return _ORDINARY
+    return Form(ErrorKind.NCCL, "", match["message"])
 
 
 def _driver(body: str) -> Form | None:

@@ -34,6 +34,7 @@ _COMPLAINS = re.compile(
     r"|old|new|short)|out of|quota|limit|full|stale|busy|unreachable|unavailable|disconnected"
     r"|timed? ?-?out|timeout|closed|reset|lost|dead|died|killed|terminat\w{2,4}|evict\w{0,4}"
     r"|reclaim\w{0,4}|shut(?:ting)? ?down"
+    r"|no (?:heartbeat|response|answer|reply)"
     r"|preempt(?:ed|ion)?|signal|interrupted|cancell?ed|stopped|unhealthy|not ready|already"
     r"|exit(?:ed)? (?:with )?(?:exit )?(?:code|status) [1-9]\d{0,2})\b"
     r"|错误|失败|异常|无法|不能|找不到|不存在|超时|拒绝|不足|エラー|失敗|오류|실패|ошибк|не удалось"

@@ -43,7 +43,8 @@ _RETRY_WITHIN = 6  # lines
 _NATIVE_SOURCES = (".cpp:", ".cc:", ".cu:", ".rs:")
 _PLACE_WITHIN = 160  # characters of a line: the source file that a logger states
 HANDLED = re.compile(
-    r"\bretrying\b|\bwill retry\b|\bfalling back\b|\bfallback\b|\bskipping\b|\bignor(?:ed|ing)\b"
+    r"\bretrying\b|\bwill retry\b|\bfalling back\b|\bfallback\b"
+    r"|(?<!found[;,] )\bskipping\b|\bignor(?:ed|ing)\b"
     r"|\btrying (?:again|the next|another)\b|\bretry loop\b|\battempt \d+ ?(?:/|of) ?\d+"
     r"|\bretry \d+ ?(?:/|of) ?\d+|\b(?:succeeded|recovered) (?:after|on)\b",
     re.IGNORECASE,
