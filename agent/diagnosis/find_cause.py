@@ -27,20 +27,22 @@ from agent.diagnosis.rows import Row, Weight, explain, known_signs
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-ACTOR_WITHOUT_A_WORD = "actor without a word"  # its row is for workers of Ray: see their logs
 UNKNOWN = "unknown to pod-agent"
 _LINES_BEFORE = 4
 _LONG_GONE = 40  # ordinary lines of its process behind an error
 _WAITED = re.compile(
     r"\b(?:answered|returned|status|HTTP|response)\b.{0,40}\b5\d\d\b"
-    r"|\bdid not (?:start|answer|respond)|\bnot ready\b|\btimed out\b"
+    r"|\b(?:did|does) not (?:start|answer|respond)|\bnot ready\b|\btimed out\b"
 )
 """An end that states a wait for another program, or an answer of one that failed."""
+_POLLED = re.compile(r"\b[Ww]ait(?:ing|ed)? (?:for|until)\b|\bnot ready\b")
+"""What a program prints while it waits for another one, which may have ended."""
 _STATED_NODE = re.compile(r"\bnode \((?:ID: \w{1,60}, )?IP: (?P<ip>[\w.:]{3,45})")
 """How Ray states which node an error is about, in its message."""
 _NEAR_SLURM = 12  # lines of one failure
 _NEAR = 60  # lines between the last words of a process and the error of another one
 _FEW = 2  # ordinary lines
+_POLLS = 12  # the same of a program that says that it waits
 _LONG_SURVIVED = 40  # the same behind an error that a row explains
 _LEAST_TO_DO = 40  # characters
 _LONGEST = 240  # characters of what a user reads before the quoted line
@@ -304,12 +306,14 @@ def _failed_before(root: Explained | None, known: Sequence[Explained]) -> Explai
 def _explained_before(first: Explained | None, originals: Sequence[Explained]) -> Explained | None:
     """Return the error with a row that an error without one follows from.
 
-    Slurm prints several lines about one failure. And what a program prints as its last words,
-    before another one ends with an error of its own, was that one's cause: a server in the same
-    log, a child process.
+    Slurm prints several lines about one failure. A process that has printed an exception may crash
+    while it ends. And what a program prints as its last words, before another one ends with an
+    error of its own, was that one's cause: a server in the same log, a child process.
     """
     if first is None or first.row is not None:
         return first
+    if first.candidate.error.kind is ErrorKind.CPP:
+        return _earliest(error for error in originals if _is_just_before(error, first)) or first
     is_of_slurm = first.candidate.error.kind is ErrorKind.SLURM
     near = [
         error
@@ -323,14 +327,32 @@ def _explained_before(first: Explained | None, originals: Sequence[Explained]) -
         return _earliest(same) or first
     if not _WAITED.search(first.candidate.error.line):
         return first
+    chain = first.candidate.whole.chain()
+    has_polled = any(_POLLED.search(line) for part in chain for line in part.before)
+    most = _POLLS if has_polled else _FEW
+    last_standing = Standing.SURVIVED if has_polled else Standing.LAST
     last_words = [
         error
         for error in near
         if error.number < first.number
-        and error.candidate.standing is Standing.LAST
-        and error.candidate.went_on <= _FEW
+        and error.candidate.standing in {Standing.LAST, last_standing}
+        and error.candidate.went_on <= most
     ]
     return _earliest(last_words) or first
+
+
+def _is_just_before(known: Explained, crash: Explained) -> bool:
+    """Return whether an exception was printed before a crash, with nothing ordinary between."""
+    error = known.candidate.error
+    ended = crash.candidate.error
+    is_same = (error.pid, error.rank, error.actor) == (ended.pid, ended.rank, ended.actor)
+    return (
+        error.kind is ErrorKind.PYTHON
+        and is_same
+        and known.candidate.log == crash.candidate.log
+        and 0 < ended.number - error.number <= _NEAR_SLURM
+        and known.candidate.went_on == crash.candidate.went_on
+    )
 
 
 def _ended(known: Explained) -> bool:

@@ -23,7 +23,6 @@ from agent.base.ends import Kind
 from agent.checks.package_pairs import misfits
 from agent.decisions.attempts import FailureCause
 from agent.diagnosis.find_cause import (
-    ACTOR_WITHOUT_A_WORD,
     Diagnosis,
     Log,
     diagnose_logs,
@@ -89,7 +88,7 @@ async def diagnose_end(
 
     # Did an actor die without a word in the job's output? Then its own log may show more.
     actors = re.findall(_ACTOR_ID, own[0].text, re.MULTILINE) if own else []
-    is_vague = diagnosis is None or diagnosis.key in {"", ACTOR_WITHOUT_A_WORD}
+    is_vague = diagnosis is None or not diagnosis.key
     if actors and is_vague and elsewhere.link is not None:
         logs += await _logs_of_actors(actors, elsewhere.link, elsewhere.nodes)
         diagnosis = await in_thread(partial(diagnose_logs, logs), times.CAUSE_SEARCH) or diagnosis

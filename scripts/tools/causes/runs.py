@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import tempfile
 from collections import Counter, defaultdict
+from datetime import datetime
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -65,6 +66,7 @@ class Case(Value):
     lines: tuple[str, ...] = ()  # parts of the true lines
     exit: int = 1
     trap: bool = False  # the scary lines are not the cause: none may be named
+    began: str = ""  # when the attempt began, if that matters, as in `2026-11-21T02:00:00`
 
     def texts(self) -> dict[str, Text]:
         """Return each node's log."""
@@ -95,10 +97,11 @@ def play(case: Case, folder: Path) -> Answer:
     # node with the true line wrote it before the others wrote what followed from it.
     texts = case.texts()
     nodes = sorted(texts, key=lambda node: (not case.is_true_on(texts[node]), node == HEAD))
+    began = datetime.fromisoformat(f"{case.began}Z").timestamp() if case.began else 0.0
     outputs = {}
     with patch("agent.record.job_lines.say") as said:
         for at, node in enumerate(nodes):
-            outputs[node] = read_output(texts[node], at * _BETWEEN)
+            outputs[node] = read_output(texts[node], began + at * _BETWEEN)
         head = outputs.pop(HEAD)
         for node, output in outputs.items():
             head.known.add_from_node(node, output.known.for_head)

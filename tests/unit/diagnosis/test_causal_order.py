@@ -410,6 +410,27 @@ def test_the_last_words_of_a_server_count_before_an_unknown_end() -> None:
     assert survived.line == "RuntimeError: the judge answered 500"
 
 
+def test_a_program_may_wait_for_one_that_has_ended() -> None:
+    """What it prints meanwhile shows no progress; other lines do."""
+    words = "    0: request error: (429 Too Many Requests) for url (https://huggingface.co/lab/m)"
+    end = 'Traceback (most recent call last):\n  File "/w/x.py", line 1, in <module>\n    x\n'
+    end += "TimeoutError: http://10.8.0.11:8085/health does not answer after 180 s"
+    polled = "[launch] waiting for http://10.8.0.11:8085/health\n" * 4
+    went_on = "reading\n" * 4
+    assert cause(f"{words}\n{polled}{end}").key == "rate limit"
+    assert cause(f"{words}\n{went_on}{end}").key == ""
+
+
+def test_an_exception_just_before_a_crash_of_its_process_came_first() -> None:
+    """With anything ordinary between, or in another process, the crash is quoted."""
+    crash = "terminate called after throwing an instance of 'c10::Error'\n"
+    crash += "  what():  owning_ptr == NullType::singleton() INTERNAL ASSERT FAILED at x.h:348"
+    first = f"{TRACE}ValueError: bad row"
+    assert cause(f"{first}\n{crash}").line == "ValueError: bad row"
+    for other in (f"{first}\nreading\n{crash}", f"{with_prefix('[rank1]: ', first)}\n{crash}"):
+        assert cause(other).line.startswith("what():")
+
+
 def test_what_a_shell_says_of_a_childs_end_only_passes_it_on() -> None:
     """The child's own last words say why."""
     words = (

@@ -202,7 +202,10 @@ def test_the_log_of_a_dead_actor_is_read(run: NodeRun) -> None:
         "The actor is dead because its worker process has died. Worker exit type: SYSTEM_ERROR "
         "Worker exit detail: Worker unexpectedly exits with a connection error code 2. End of file."
     )
-    assert "either it crashed in compiled code" in outcome_of(run, Kind.JOB_FAILED).remedy
+    assert (
+        "unknown to pod-agent: a worker process of Ray ended without an error"
+        in outcome_of(run, Kind.JOB_FAILED).remedy
+    )
     asked: list[str] = []
 
     class Link:
