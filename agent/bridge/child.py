@@ -3,8 +3,8 @@
 From its start it watches Ray's nodes in GCS, and sends each change of their list. A `submit` or a
 `follow` is a thread: it submits the job or looks it up, copies the driver's output to a file if the
 command names one, and sends the job's state from the dashboard until its end. A second thread sends
-it from GCS while the dashboard does not answer. `stop`, `list`, `tasks`, `unplaced` and `actors`
-are one answer each. The bridge ends when the agent closes its stdin.
+it from GCS while the dashboard does not answer. `stop`, `list`, `tasks`, `unplaced`, `left` and
+`actors` are one answer each. The bridge ends when the agent closes its stdin.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from agent.bridge.ray_calls import (
     import_ray,
     is_final,
     last_finished,
+    left_in_ray,
     unplaced,
 )
 from agent.processes.resolving import set_keepalive
@@ -119,7 +120,7 @@ class Bridge:
             if nodes != known:
                 known = nodes
                 self._send(event="nodes", nodes=nodes)
-            if self._submitted:
+            if self._submitted - self._ended:
                 self._stop.wait(times.NODES_POLL_WITH_JOB)
             return False
 
@@ -289,6 +290,8 @@ class Bridge:
                 answer["finished"] = last_finished(self._dashboard)
             elif kind == "unplaced":
                 answer["unplaced"] = unplaced(self._dashboard)
+            elif kind == "left":
+                answer["left"] = left_in_ray(self._dashboard)
             else:
                 answer["actors"] = dead_actors(self._gcs, self._dashboard, command["ids"])
         except Exception as error:  # noqa: BLE001 - whatever Ray raises is evidence

@@ -151,16 +151,21 @@ def _report(job: Mapping[str, Any]) -> dict[str, object]:
     }
 
 
+def _state_api() -> Any:  # noqa: ANN401 - Ray's own module
+    from ray.util import state  # noqa: PLC0415 - Ray is imported as late as can be
+
+    return state
+
+
 def last_finished(dashboard: str) -> float | None:
     """Return when a task of the cluster finished last, in seconds since 1970; None: never.
 
     Ray's own pings of a job's supervisor do not count. Of very many tasks Ray returns the newest.
     Tried on Ray 2.60.
     """
-    from ray.util.state import list_tasks  # noqa: PLC0415 - Ray is imported as late as can be
-
     filters = [("state", "=", "FINISHED"), ("name", "!=", f"{_SUPERVISOR}.ping")]
-    tasks = list_tasks(dashboard, filters, _MAX_TASKS, _TASKS_LIMIT, True, False)  # noqa: FBT003 - theirs
+    limits = (_MAX_TASKS, _TASKS_LIMIT)
+    tasks = _state_api().list_tasks(dashboard, filters, *limits, True, False)  # noqa: FBT003 - theirs
     ends = [task.end_time_ms for task in tasks if not str(task.name).startswith(_SUPERVISOR)]
     return max((float(end) / 1000 for end in ends if end), default=None)
 
@@ -170,12 +175,7 @@ def unplaced(dashboard: str) -> list[str]:
 
     Tried on Ray 2.60.
     """
-    from ray.util.state import (  # noqa: PLC0415 - Ray is imported as late as can be
-        list_actors,
-        list_placement_groups,
-        list_tasks,
-    )
-
+    ray = _state_api()
     waiting: dict[str, int] = {}
 
     def add(what: str, needs: object) -> None:
@@ -184,19 +184,40 @@ def unplaced(dashboard: str) -> list[str]:
 
     # Actors, placement groups, then tasks.
     for state in ("PENDING_CREATION", "DEPENDENCIES_UNREADY"):
-        for actor in list_actors(
+        for actor in ray.list_actors(
             dashboard, [("state", "=", state)], _MAX_TASKS, _TASKS_LIMIT, detail=True
         ):
             add(f"an actor of class {actor.class_name}", actor.required_resources)
-    for group in list_placement_groups(
+    for group in ray.list_placement_groups(
         dashboard, [("state", "=", "PENDING")], _MAX_TASKS, _TASKS_LIMIT, detail=True
     ):
         add("a placement group", [bundle.get("unit_resources") for bundle in group.bundles or ()])
     pending = [("state", "=", "PENDING_NODE_ASSIGNMENT")]
-    for task in list_tasks(dashboard, pending, _MAX_TASKS, _TASKS_LIMIT, detail=True):
+    for task in ray.list_tasks(dashboard, pending, _MAX_TASKS, _TASKS_LIMIT, detail=True):
         if str(task.type) == "NORMAL_TASK":
             add(f"a task {task.name}", task.required_resources)
     return [f"{text} ({count} of them)" if count > 1 else text for text, count in waiting.items()]
+
+
+def left_in_ray(dashboard: str) -> list[str]:
+    """Return what runs on though its job may be over: jobs, actors and placement groups.
+
+    A detached actor outlives its job, and so does a detached placement group. Tried on Ray 2.60.
+    """
+
+    def running(job: Any) -> bool:  # noqa: ANN401 - Ray's own type
+        return str(getattr(job.status, "value", job.status)) not in _TERMINAL
+
+    ray = _state_api()
+    limits = (_MAX_TASKS, _TASKS_LIMIT)
+    jobs = filter(running, ray.list_jobs(dashboard, None, *limits))
+    actors = ray.list_actors(dashboard, [("state", "!=", "DEAD")], *limits)
+    groups = ray.list_placement_groups(dashboard, [("state", "!=", "REMOVED")], *limits)
+    return [
+        *(f"a job ({job.submission_id or job.job_id})" for job in jobs),
+        *(f"an actor of class {actor.class_name}" for actor in actors),
+        *(f"a placement group ({group.name or group.placement_group_id})" for group in groups),
+    ]
 
 
 def _resources_text(needs: object) -> str:
@@ -210,12 +231,11 @@ def _resources_text(needs: object) -> str:
 
 def dead_actors(gcs: str, dashboard: str, ids: Sequence[str]) -> list[dict[str, str]]:
     """Return why Ray believes that actors died, with the ends of their logs; tried on Ray 2.60."""
-    from ray.util.state import get_actor, get_log  # noqa: PLC0415 - Ray is imported as late as can be
-
+    ray = _state_api()
     dead = []
     for actor in ids:
         # Why does Ray believe that it died? The cause is the only entry, by its kind.
-        state = get_actor(actor, dashboard, timeout=_ACTOR_LIMIT)
+        state = ray.get_actor(actor, dashboard, timeout=_ACTOR_LIMIT)
         causes: dict[str, Any] = getattr(state, "death_cause", None) or {}
         context: dict[str, Any] = next(iter(causes.values()), {})
         message = str(context.get("error_message", ""))
@@ -224,7 +244,9 @@ def dead_actors(gcs: str, dashboard: str, ids: Sequence[str]) -> list[dict[str, 
         # The end of its log; its node may be gone, and its log with it.
         text = ""
         with suppress(Exception):
-            ends = get_log(gcs, actor_id=actor, suffix="err", tail=_LOG_LINES, timeout=_ACTOR_LIMIT)
+            ends = ray.get_log(
+                gcs, actor_id=actor, suffix="err", tail=_LOG_LINES, timeout=_ACTOR_LIMIT
+            )
             text = "".join(ends)
         dead.append({"id": actor, "ip": ip, "text": f"{message}\n{text}"})
     return dead

@@ -29,8 +29,8 @@ from agent.base.ends import Kind, Outcome
 from agent.base.text import error_text, shown_path
 from agent.bridge.link import RayLink
 from agent.decisions import head
-from agent.decisions.few_steps import warn_of_few_steps
 from agent.decisions.head import head_state as h
+from agent.decisions.head.kept_ray import ClearAttempt, is_being_cleared
 from agent.decisions.head.service_addresses import known_place
 from agent.decisions.head.service_order import service_address
 from agent.decisions.shared import HERE, Answered, LogLine, OrderKind, Refused, Step, Woke
@@ -46,6 +46,7 @@ from agent.record.events import AttemptOver
 from agent.record.files import remove_file
 from agent.record.log import say
 from agent.run import head_job, head_server, make_ready
+from agent.run.clearing import clear_cluster, send_cleared
 from agent.run.diagnose import Elsewhere, diagnose_end, find_cause, with_cause
 from agent.run.end import end_role, write_outcome_early
 from agent.run.failure_bundle import make_bundle, parts_of_workers, request_logs
@@ -306,13 +307,8 @@ class HeadAgent:
         if outcome.kind is not Kind.DONE or not outcome.is_jobs_verdict:
             return outcome
         await self._finish_output()
-        lines = self._status.job_lines
-        attempt = self._state.attempt
-        checkpoint = self._state.earlier.resumes_from
-        progress = lines.progress
-        if progress is None or progress.attempt != attempt.number:
-            return outcome
-        return warn_of_few_steps(outcome, progress, lines.total, checkpoint)
+        earlier = self._state.earlier
+        return self._steps.checked(outcome, self._state.attempt.number, earlier.resumes_from)
 
     def _publish(self) -> None:
         """Set what workers' reports are answered with."""
@@ -320,12 +316,13 @@ class HeadAgent:
         number = state.attempt.number
         is_booting = state.phase is h.HeadPhase.BOOTING
         submitted = number - 1 if is_booting else number
+        is_cleared = not is_being_cleared(state)  # workers end the last attempt after the head
         ray_ready = state.ray.gcs_answers and state.ray.item.step is not Step.LOST
         self._reports.publish(
             epoch=self._keeper.epoch,
             run_id=self._keeper.record.run_id,
             phase=state.phase.value,
-            attempt=number,
+            attempt=number if is_cleared else number - 1,
             fingerprint=self._keeper.proof(submitted),
             ray_ready=ray_ready or state.goal.by_shares,  # without Ray
             verdict=state.verdict_for_workers,
@@ -378,10 +375,10 @@ class HeadAgent:
             case h.AskFramework():
                 start(self._framework.ask)
             case h.Retry(ended):
-                await self._clean_up_attempt(ended)
-                number = ended.number
-                last_step = self._steps.last_of(number)
-                start(head_job.send_newest_checkpoint, self._run, number, put, last_step)
+                await self._close_attempt(ended)
+
+            case ClearAttempt(number, keeps_ray):
+                await self._clear_attempt(number, keeps_ray=keeps_ray)
 
             # Ray and its nodes.
             case h.RestartRay():
@@ -577,8 +574,8 @@ class HeadAgent:
 
     # --- try again ------------------------------------------------------------------------------
 
-    async def _clean_up_attempt(self, ended: Attempt) -> None:
-        """Record an attempt's end, and stop all that could run beside the next attempt."""
+    async def _close_attempt(self, ended: Attempt) -> None:
+        """Record an attempt's end, and pass on the rest of its output."""
         self._run.record(AttemptOver(ended.number, ended.id, ended.end))
         if ended.end is not None:
             announced = ended.loss_was_announced
@@ -589,8 +586,21 @@ class HeadAgent:
         self._keeper.record_last_step(ended.number, self._steps.last_of(ended.number))
         self._link.forget(ended.id)
 
-        # Our own Ray is stopped with it: actors may be detached, and their child processes have
-        # sessions of their own.
+        # From which checkpoint does the next one resume?
+        find = head_job.send_newest_checkpoint
+        last_step = self._steps.last_of(ended.number)
+        self._tasks.start_soon(find, self._run, ended.number, self._inbox.put, last_step)
+
+    async def _clear_attempt(self, number: int, *, keeps_ray: bool) -> None:
+        """Stop all that could run beside the next attempt, with our own Ray unless it is kept.
+
+        Actors may be detached, and their child processes have sessions of their own.
+        """
+        start = self._tasks.start_soon
+        put = self._inbox.put
+        if keeps_ray and self._ray is not None and isinstance(self._link, RayLink):
+            start(clear_cluster, self._run, self._link, self._ray, number, put)
+            return
         leftovers = ""
         if isinstance(self._link, ShareLink):
             await self._link.share.stop(self._plan.budget.ray)
@@ -599,15 +609,10 @@ class HeadAgent:
             self._ray = None
             if former_ray is not None:
                 await stop_ray(former_ray, self._plan.budget.ray)
-            whose = f"attempt {ended.number}"
+            whose = f"attempt {number}"
             leftovers = await kill_leftovers(self._run, whose, times.LEFTOVERS_KILLED)
             await self._discard_ray_events()
-        self._tasks.start_soon(self._put_cleared, ended.number, leftovers)
-
-    async def _put_cleared(self, attempt: int, leftovers: str) -> None:
-        """Put that an attempt has left nothing here, once its GPUs' memory is free, too."""
-        await self._run.gpu_memory.await_free()
-        self._inbox.put(h.Cleared(attempt, leftovers))
+        start(send_cleared, self._run, number, put, leftovers)
 
     async def _finish_output(self) -> None:
         """Pass on the rest of an attempt's output; cancel a submission in preparation."""

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from agent.base import times
+from agent.decisions.few_steps import warn_of_few_steps
 from agent.record.background import in_thread
 from agent.record.files import remove_file
 from agent.record.log import disk_alarm, say
@@ -25,6 +26,7 @@ from agent.run.node_figures import Source
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from agent.base.ends import Outcome
     from agent.record.job_lines import JobLines
     from agent.record.run_folder import RunFolder
     from agent.record.series_file import SavedLine, SavedSteps
@@ -74,6 +76,13 @@ class StepKeeper:
         """Follow an attempt that an earlier agent began."""
         position = self._lines.follow_attempt(attempt)
         self._use(ProgressFile(progress_path(self._run.folder, attempt), position))
+
+    def checked(self, success: Outcome, attempt: int, checkpoint: str) -> Outcome:
+        """Return the end of an attempt that succeeded, with a warning if it lacks steps."""
+        progress = self._lines.progress
+        if progress is None or progress.attempt != attempt:
+            return success
+        return warn_of_few_steps(success, progress, self._lines.total, checkpoint)
 
     async def look(self) -> None:
         """Read what the job has appended to its file, and save what is new."""

@@ -83,7 +83,7 @@ Loading modules takes most of the CPU until `ray start`, and of every one-shot v
 import at their top, and are loaded themselves when they are needed: by agent/run/main.py, or by
 `agent.load`, which imports the module of a verb.
 """
-MOST_LATE_IMPORTS = 33
+MOST_LATE_IMPORTS = 31
 
 
 def folder(name: str) -> str:

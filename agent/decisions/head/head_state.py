@@ -159,7 +159,7 @@ class ProbeNode(HeadAction):
 
 
 class Retry(HeadAction):
-    """Record the end of an attempt, stop what is left of it, and begin the next."""
+    """Record the end of an attempt, and begin the next."""
 
     ended: Attempt
 
@@ -206,6 +206,7 @@ class RayState(Value):
     node_sizes: Mapping[str, NodeSize] = field(default_factory=dict)  # by address, from GCS
     jobs_asked: bool = False  # true once Ray was asked for the jobs of this run
     jobs_known: bool = False  # true once it has answered
+    kept_for: int = 0  # the number of the attempt that runs on an earlier one's Ray; 0 for none
 
 
 class ServicesState(Value):

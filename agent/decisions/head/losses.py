@@ -277,8 +277,8 @@ def begin_next_attempt(state: HeadState, end: Outcome, now: float) -> HeadState:
     if losses > state.goal.retries:
         return leave(state, replace(end, attempts_are_used_up=True), now)
 
-    # After an announced loss the next attempt begins at once, else after a pause, which is none
-    # where the lost attempt made steps.
+    # After an announced loss the next attempt begins at once, else after a pause, which
+    # `shorten_pause` drops where the lost attempt made steps.
     announced = sum(attempt.announced for attempt in tried)
     if ended.loss_was_announced and announced <= attempts.MOST_ANNOUNCED:
         pause = 0.0
@@ -289,7 +289,7 @@ def begin_next_attempt(state: HeadState, end: Outcome, now: float) -> HeadState:
         pause = attempts.pause_after(tried)
         follows = "the next begins once the nodes are there"
         if pause:
-            follows = f"the next begins in {pause:g} s at the earliest"
+            follows = f"the next begins in {pause:g} s at the earliest, sooner if this made steps"
     lost = f"attempt {ended.number} of {state.last_attempt_number} is lost: {end.reason}"
     state = state.log(f"{lost}; {follows}", "warning")
 
@@ -305,6 +305,14 @@ def begin_next_attempt(state: HeadState, end: Outcome, now: float) -> HeadState:
     state = replace(state, attempt=attempt)
     state = state.with_earlier(attempts=earlier).with_stop(verdict=None)
     return state.enter(HeadPhase.BOOTING, now).do(h.Retry(ended))
+
+
+def shorten_pause(state: HeadState) -> HeadState:
+    """Drop the pause before this attempt if the last one is known now to have made steps."""
+    attempt = state.attempt
+    pause = attempts.pause_after(state.lost_attempts)
+    not_before = min(attempt.not_before, attempt.began + pause)
+    return replace(state, attempt=replace(attempt, not_before=not_before))
 
 
 def without_loss(state: HeadState) -> HeadState:

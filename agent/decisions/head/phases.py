@@ -25,6 +25,7 @@ from agent.decisions import attempts
 from agent.decisions.head import (
     boot_waits,
     framework_check,
+    kept_ray,
     losses,
     probes,
     service_order,
@@ -55,6 +56,7 @@ def booting(state: HeadState, event: HeadEvent, now: float) -> HeadState:
         end = attempts.end_without_progress(state.lost_attempts, newest, state.goal.retries)
         if end is not None:
             return leave(state, end, now)
+        state = losses.shorten_pause(state)
 
     # Does a worker, or a given Ray, report attempts of this run that the head has no record of?
     record = unrecorded_run.unrecorded_attempts(state, event)
@@ -63,6 +65,10 @@ def booting(state: HeadState, event: HeadEvent, now: float) -> HeadState:
     if record is not None:
         state = unrecorded_run.adopt_run(state, record, now)
         return state if _is_leaving(state) else booting(state, Tick(), now)
+
+    # Can the Ray that was to stay up not be cleared?
+    if isinstance(event, kept_ray.RayNotCleared) and kept_ray.is_about(state, event):
+        state = kept_ray.replace_uncleared_ray(state, event.left, now)
 
     # Did Ray exit, or a prepare step or service fail?
     if state.ray.item.step is Step.LOST:
@@ -82,13 +88,25 @@ def booting(state: HeadState, event: HeadEvent, now: float) -> HeadState:
     return state if _is_leaving(state) else _check_waits(state, now)
 
 
+def _expire_leftovers(state: HeadState, now: float) -> HeadState:
+    """Drop nodes that were out of reach for too long; a Ray that one of them is in ends with it."""
+    before = state.earlier.leftovers
+    state = losses.expire_leftovers(state, now)
+    expired = before.keys() - state.earlier.leftovers.keys()
+    if not expired or state.ray.kept_for != state.attempt.number:
+        return state
+    names = [state.fleet.workers[key].label for key in expired if key in state.fleet.workers]
+    why = f"{listed(sorted(names)) or 'a node'} did not report the end of the last attempt"
+    return kept_ray.replace_uncleared_ray(state, why, now)
+
+
 def _is_leaving(state: HeadState) -> bool:
     return state.phase is HeadPhase.LEAVING
 
 
 def _check_waits(state: HeadState, now: float) -> HeadState:
     """Submit once no wait is left; end the run if a wait is over its deadline."""
-    state = losses.expire_leftovers(state, now)
+    state = _expire_leftovers(state, now)
     if now >= state.attempt.not_before:  # a deadline in the past would loop for ever
         state = replace(state, attempt=replace(state.attempt, not_before=state.attempt.began))
     state = boot_waits.recount_uncounted(state, now)
@@ -155,13 +173,7 @@ def _restart_ray(state: HeadState, now: float) -> HeadState:
         state = state.enter(HeadPhase.BOOTING, now)
         again = replace(again, restarted_at=now)
     text = f"{what}: {ray.evidence}; starting it again: {tried + 1} of {most}"
-    return _with_new_ray(state.log(text, "warning"), again)
-
-
-def _with_new_ray(state: HeadState, ray: Item) -> HeadState:
-    """Restart Ray, and reset the state that belongs to the one that exited."""
-    state = state.with_ray(item=ray, hang=None, gcs_answers=False, head_ip=None, node_sizes={})
-    return replace(state, fleet=state.fleet.with_ray_nodes(())).do(h.RestartRay())
+    return kept_ray.replace_ray(state.log(text, "warning"), again)
 
 
 def _finish_boot(state: HeadState, now: float) -> HeadState:
@@ -551,10 +563,16 @@ def _stop_after_save(state: HeadState, event: HeadEvent, now: float) -> HeadStat
 
 def end_attempt(state: HeadState, end: Outcome, now: float) -> HeadState:
     """End an attempt: begin the next one if it was lost and retries are left, else leave."""
+    keeps_ray = kept_ray.may_keep(state)
+    ended = state.attempt.number
     state = losses.begin_next_attempt(state, end, now)
     if _is_leaving(state):
         return state
     state = replace(state, shares=JobShares()).with_stop(saving=None)
-    if state.goal.owns_ray:  # a new Ray, so that no actor of this attempt is left
-        state = _with_new_ray(state, Item())
+    if keeps_ray:
+        state = kept_ray.keep_ray(state)
+    elif state.goal.owns_ray:
+        state = kept_ray.replace_ray(state.do(kept_ray.ClearAttempt(ended)), Item())
+    else:
+        state = state.do(kept_ray.ClearAttempt(ended))
     return booting(state, Tick(), now)

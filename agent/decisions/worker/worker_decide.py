@@ -26,7 +26,14 @@ from agent.base import ends, times
 from agent.base.text import listed
 from agent.decisions import shared as v
 from agent.decisions.worker import worker_state as w
-from agent.decisions.worker.worker_state import HeadSpoke, RayStep, WorkerPhase, WorkerState
+from agent.decisions.worker.former_attempt import end_former_attempt
+from agent.decisions.worker.worker_state import (
+    HeadSpoke,
+    RayStep,
+    WorkerPhase,
+    WorkerState,
+    enter_joining,
+)
 from agent.job.services import ordered_steps
 from agent.job.share import ShareOver
 from agent.plan import waits as wait_keys
@@ -86,6 +93,10 @@ def decide(state: WorkerState, event: WorkerEvent, now: float) -> Decision:
         actions = (*actions, w.StopShare())
     if state.phase is WorkerPhase.LEAVING:
         return state, actions
+
+    # Has it begun one on the Ray that this node is in? What the former one left here ends first.
+    state, ended = end_former_attempt(state, event, now)
+    actions = (*actions, *ended)
 
     # Which steps can start? The fence is last, so that it also stops what starts here.
     state, starts = _start_unblocked(state, now)
@@ -252,7 +263,10 @@ def _apply_event(  # noqa: PLR0911 - one case, one return
         case w.RayUp() if state.ray is RayStep.STARTING:  # not one that is being stopped
             return replace(state, ray=RayStep.UP, ray_evidence="", raylet_evidence="")
         case w.RayExited(evidence):
-            return replace(state, ray=RayStep.DOWN, ray_evidence=evidence)
+            return replace(state, ray=RayStep.DOWN, ray_evidence=evidence, ending_for=None)
+        case w.AttemptEnded(attempt, "") if state.ray is RayStep.UP:
+            is_awaited = attempt == state.ending_for
+            return replace(state, ray_attempt=attempt, ending_for=None) if is_awaited else state
 
         # Steps, shares and services on this node
         case v.StepOver(name, failure) if name in state.steps:
@@ -502,17 +516,13 @@ def _finding(state: WorkerState, event: WorkerEvent, now: float) -> Decision:
     if state.goal.by_shares:
         log = v.LogLine(f"ready: following the head {state.goal.head} ({state.head_ip})", "done")
         return _follow(state, now), (log,)
-    return _start_join(_enter_joining(state, now))
+    return _start_join(enter_joining(state, now))
 
 
 def _follow(state: WorkerState, now: float) -> WorkerState:
     """Follow the head, whose grace counts from now at the earliest."""
     state = replace(state, phase=WorkerPhase.FOLLOWING, phase_since=now, retry_at=None)
     return replace(state, last_reply_at=max(state.last_reply_at, now))
-
-
-def _enter_joining(state: WorkerState, now: float) -> WorkerState:
-    return replace(state, phase=WorkerPhase.JOINING, phase_since=now, retry_at=None)
 
 
 def _start_join(state: WorkerState) -> Decision:
@@ -582,7 +592,7 @@ def _following(state: WorkerState, event: WorkerEvent, now: float) -> Decision:
     log = v.LogLine(f"Ray was lost here ({state.ray_evidence}): joining again", "warning")
     ready = state.ray_ready and not state.head_is_silent
     retry_at = now + times.JOIN_RETRY_PAUSE
-    return replace(_enter_joining(state, now), ray_ready=ready, retry_at=retry_at), (log,)
+    return replace(enter_joining(state, now), ray_ready=ready, retry_at=retry_at), (log,)
 
 
 def _rejoin(state: WorkerState, event: WorkerEvent, now: float) -> Decision | None:
@@ -598,7 +608,7 @@ def _rejoin(state: WorkerState, event: WorkerEvent, now: float) -> Decision | No
 
     # The new Ray is joined once the old one has ended here.
     log = v.LogLine("the head's Ray was restarted: leaving the old and joining the new", "warning")
-    state = _enter_joining(state, now)
+    state = replace(enter_joining(state, now), ending_for=None)
     if state.ray is RayStep.DOWN:
         return replace(state, retry_at=now), (log,)
     stops = () if state.ray is RayStep.STOPPING else (w.StopRay(),)
@@ -641,7 +651,7 @@ def _apply_fence(state: WorkerState, now: float) -> Decision:
     if w.StopSteps() in stops:
         state = replace(state, blocked=state.blocked.union(state.running_steps))
     if w.StopRay() in stops:
-        state = replace(_enter_joining(state, now), ray=RayStep.STOPPING, ray_ready=False)
+        state = replace(enter_joining(state, now), ray=RayStep.STOPPING, ray_ready=False)
     return replace(state, fenced=True, fenced_attempt=state.share_attempt), (log, *stops)
 
 

@@ -87,7 +87,8 @@ class WorkerState(Value):
     ray: RayStep = RayStep.DOWN
     ray_evidence: str = ""  # how `ray start` last exited
     raylet_evidence: str = ""  # why this node's raylet does not count as up
-    ray_attempt: int = 0  # the head's attempt when Ray was started here
+    ray_attempt: int = 0  # the attempt of which processes may run in it
+    ending_for: int | None = None  # the attempt for which that one's rest is being ended here
     retry_at: float | None = None
     has_joined_before: bool = False  # it was part of the cluster: a timeout is then a loss, 75
 
@@ -173,6 +174,11 @@ class WorkerState(Value):
         return any(item.step is Step.PENDING for item in self.steps.values())
 
 
+def enter_joining(state: WorkerState, now: float) -> WorkerState:
+    """Return the state of a worker that begins to join Ray."""
+    return replace(state, phase=WorkerPhase.JOINING, phase_since=now, retry_at=None)
+
+
 def item_reports(state: WorkerState) -> tuple[ItemReport, ...]:
     """Return the reports about ordered services and steps, and steps that others depend on."""
     goal = state.goal
@@ -228,6 +234,13 @@ class RayExited(LocalWorkerEvent):
     evidence: str
 
 
+class AttemptEnded(LocalWorkerEvent):
+    """What an attempt had left here was ended; `left` names what cannot be."""
+
+    attempt: int
+    left: str = ""
+
+
 class Ordered(LocalWorkerEvent):
     """An order from the head arrived."""
 
@@ -246,6 +259,13 @@ class StartRay(WorkerAction):
 
 class StopRay(WorkerAction):
     """Stop this node's Ray; RayExited follows."""
+
+
+class EndAttempt(WorkerAction):
+    """End what an attempt left here, in a Ray that is kept; AttemptEnded follows."""
+
+    attempt: int  # the one that begins: what it starts here must not be ended
+    former: int
 
 
 class StopServices(WorkerAction):

@@ -334,6 +334,15 @@ def test_an_attempt_that_made_steps_is_followed_without_a_pause(
     assert pause_after(tried) == pause
 
 
+@pytest.mark.parametrize(("last_step", "begins"), [(5, True), (None, False)])
+def test_the_pause_is_over_once_its_steps_are_known(last_step: int | None, *, begins: bool) -> None:
+    """They are counted when its output was read to the end, after the decision to go on."""
+    trace = Trace(goal(retries=2), [*RUNNING, (20, h.RayGone("exit 1")), (22, nodes())])
+    assert h.SubmitJob("run-2") not in trace.actions
+    trace.take(h.CheckpointSeen(1, last_step=last_step), 23)
+    assert (h.SubmitJob("run-2") in trace.actions) == begins
+
+
 def test_a_long_or_announced_attempt_adds_no_pause() -> None:
     """One of hours worked, whatever it printed; an announced loss is no fault of the job."""
     vain = LostAttempt(5, "Ray was lost")
@@ -527,15 +536,14 @@ def test_a_job_that_is_wedged_at_the_same_step_twice_is_not_tried_again(
     )
     for attempt, long, suspects in rows:
         trace.take(nodes(), at + 60)
-        trace.take(TICK, at + 110)
-        trace.take(h.Submitted(f"run-{attempt}"), at + 111)
+        trace.take(h.Submitted(f"run-{attempt}"), at + 61)
         key = "steps: compute_score reward.py" if is_same else f"steps: function_{attempt}"
         stalled = Stalled(attempt, f"no step for {long}", suspects, "retry", cause_key=key)
-        trace.take(stalled, at + 200)
-        trace.take(job("STOPPED", None, "", attempt), at + 201)
+        trace.take(stalled, at + 100)
+        trace.take(job("STOPPED", None, "", attempt), at + 101)
         assert trace.outcomes == []
-        trace.take(h.CheckpointSeen(attempt, 20, "/ckpt", last_step=25), at + 202)
-        at += 5_100
+        trace.take(h.CheckpointSeen(attempt, 20, "/ckpt", last_step=25), at + 102)
+        at += 103
     if not is_same:
         assert trace.outcomes == []
         return
@@ -550,13 +558,12 @@ def test_a_driver_that_is_killed_at_the_same_step_twice_is_tried_again() -> None
     at = 0.0
     for attempt, pid in ((1, 4711), (2, 815)):
         trace.take(nodes(), at + 60)
-        trace.take(TICK, at + 110)
-        trace.take(h.Submitted(f"run-{attempt}"), at + 111)
+        trace.take(h.Submitted(f"run-{attempt}"), at + 61)
         ended = job("FAILED", None, f"actor {pid} died", attempt)
         trace.take(ended, at + 5_000)
         trace.take(h.CheckpointSeen(attempt, 10 * attempt, "/ckpt", last_step=25), at + 5_001)
         assert trace.outcomes == []
-        at += 5_100
+        at += 5_002
 
 
 def test_a_saved_checkpoint_is_reported_and_counts() -> None:
