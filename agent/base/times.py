@@ -138,6 +138,7 @@ NODES_POLL = 0.1  # The bridge reads GCS's list of nodes while the run boots.
 NODES_POLL_WITH_JOB = 1.0  # The same while a job runs: its nodes change rarely.
 JOB_POLL = 0.2  # The bridge reads the status of the job.
 FRAMEWORK_ASKED = 10.0  # For the framework's check of the command: as long as Ray's boot.
+COMMAND_ACCEPTED = 7 * 86_400.0  # A package may be changed without another version.
 FRAMEWORK_ANSWERS = 90.0  # Its process is killed after this; a late answer is a warning.
 JOB_OUTPUT_POLL = 0.5  # Until the bridge opens the job's output stream again.
 GCS_POLL = 2.0  # The bridge asks GCS for the job while the dashboard is silent.

@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING
 from msgspec.json import encode
 from msgspec.structs import replace
 
+from agent.base import times
+
 if TYPE_CHECKING:
     from agent.job.compile_caches import CompileCaches
     from agent.job.framework_question import FrameworkQuestion
 
 FOLDER = "accepted-commands"
-KEPT = 7 * 86_400.0  # seconds: a package may be changed without another version
 
 
 class AcceptedCommands:
@@ -43,7 +44,7 @@ class AcceptedCommands:
         if file is None:
             return False
         with suppress(OSError):
-            return time.time() - file.stat().st_mtime < KEPT
+            return time.time() - file.stat().st_mtime < times.COMMAND_ACCEPTED
         return False
 
     def add(self, question: FrameworkQuestion) -> None:
@@ -55,7 +56,7 @@ class AcceptedCommands:
             file.parent.mkdir(parents=True, exist_ok=True)
             file.touch()
             for other in file.parent.iterdir():
-                if time.time() - other.stat().st_mtime > KEPT:
+                if time.time() - other.stat().st_mtime > times.COMMAND_ACCEPTED:
                     other.unlink()
 
     def drop(self, question: FrameworkQuestion) -> None:
