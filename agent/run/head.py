@@ -308,7 +308,7 @@ class HeadAgent:
             return outcome
         await self._finish_output()
         earlier = self._state.earlier
-        return self._steps.checked(outcome, self._state.attempt.number, earlier.resumes_from)
+        return self._steps.warn_of_few(outcome, self._state.attempt.number, earlier.resumes_from)
 
     def _publish(self) -> None:
         """Set what workers' reports are answered with."""
@@ -376,7 +376,6 @@ class HeadAgent:
                 start(self._framework.ask)
             case h.Retry(ended):
                 await self._close_attempt(ended)
-
             case ClearAttempt(number, keeps_ray):
                 await self._clear_attempt(number, keeps_ray=keeps_ray)
 

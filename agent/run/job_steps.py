@@ -77,7 +77,7 @@ class StepKeeper:
         position = self._lines.follow_attempt(attempt)
         self._use(ProgressFile(progress_path(self._run.folder, attempt), position))
 
-    def checked(self, success: Outcome, attempt: int, checkpoint: str) -> Outcome:
+    def warn_of_few(self, success: Outcome, attempt: int, checkpoint: str) -> Outcome:
         """Return the end of an attempt that succeeded, with a warning if it lacks steps."""
         progress = self._lines.progress
         if progress is None or progress.attempt != attempt:
