@@ -56,6 +56,13 @@ _RACES = re.compile(
     r"|stat)\(|getsize|getmtime|scandir|listdir|glob"
 )
 """What another rank or a clean-up may do at the same time."""
+_WRITES = re.compile(
+    r"\bopen\([^\n]{1,120}[\"'][wax]b?\+?b?[\"']|\.(?:to_json|to_csv|to_parquet|savefig|write_text"
+    r"|write_bytes|mkdir)\(|\bos\.mkdir\(|\.save\(|FileHandler"
+)
+_OF_FILES = re.compile(
+    r"\b(?:open|write|read|flush|save\w*|load\w*|dump|copy\w*|close)\b|\.write\("
+)
 _PASSING = re.compile(
     r"^/(?:proc|sys|dev)/|/te?mp\b|\.te?mp\b|te?mp_|\.lock\b|/session_|/shm/|\.sock|\.pid\b|cache"
 )
@@ -103,8 +110,16 @@ def refused_by_the_system(error: ParsedError) -> Cause | None:
     if known is None:
         return None
     sentence, remedy = known
+    if not found["path"] and not (error.frames and _is_of_file(error)):
+        return None  # a socket, a device or a semaphore
     path = short_path(found["path"] or "a file")
     return Cause("file refused", sentence.format(path=path), remedy)
+
+
+def _is_of_file(error: ParsedError) -> bool:
+    """Return whether a call without a path is one on a file."""
+    frame = error.frames[-1]
+    return _OF_FILES.search(f"{frame.function} {frame.code}") is not None
 
 
 def missing_program(error: ParsedError) -> Cause | None:
@@ -116,6 +131,12 @@ def missing_program(error: ParsedError) -> Cause | None:
     if not starts:
         return None
     name = short_path(found["path"])
+    if " " in name:
+        return Cause(
+            "program missing",
+            f"the whole text {name} is taken for the name of a program, or that does not exist",
+            "Pass a list of words, or shell=True; a path with spaces is one word",
+        )
     if "/" in name:
         return Cause(
             "program missing",
@@ -142,9 +163,23 @@ def missing_file(error: ParsedError) -> Cause | None:
         (frame for frame in reversed(error.frames) if "/lib/python" not in frame.file),
         error.frames[-1],
     )
+    where = f"{reader.file}:{reader.line}"
+    if _WRITES.search(error.frames[-1].code) or _WRITES.search(reader.code):
+        return Cause(
+            "file missing",
+            f"the folder of {short_path(found['path'])} does not exist, which is to be written "
+            f"({where})",
+            "Make it first (os.makedirs), or correct the path; is its disk mounted on this node?",
+        )
+    if not found["path"].startswith("/"):
+        return Cause(
+            "file missing",
+            f"{short_path(found['path'])} does not exist in the job's working folder ({where})",
+            "Start the job in the right folder, or give the whole path; every node needs the file",
+        )
     return Cause(
         "file missing",
-        f"{short_path(found['path'])} does not exist on this node ({reader.file}:{reader.line})",
+        f"{short_path(found['path'])} does not exist on this node ({where})",
         "Correct the path, or bring the file to every node: the image, or a disk that all share",
     )
 

@@ -42,6 +42,11 @@ _REMEDIES = {
 _REFUSED = "The server's log says what it does not take: a field, a value, or too long a prompt"
 _FAILED = "The fault is at the server: look at the end of its own log at that time"
 
+_FAILED_BEFORE = (
+    "It is not ready or has failed (its own log), or a proxy before it does not reach it: "
+    "is its host in NO_PROXY?"
+)
+
 
 def refused_by_a_server(error: ParsedError) -> Cause | None:
     """A server answers a request with an error: its status shows whose fault it is."""
@@ -55,6 +60,8 @@ def refused_by_a_server(error: ParsedError) -> Cause | None:
     server = place["host"] if place else "a server"
     path = f" to {place['path']}" if place and place["path"] else ""
     remedy = _REMEDIES.get(status, _REFUSED if status[0] == "4" else _FAILED)
+    if status in {"502", "503", "504"}:
+        remedy = _FAILED_BEFORE
     answer = f"{status} ({reason})" if reason else status
     return Cause("error of a server", f"{server} answered {answer}{path}", remedy)
 

@@ -30,6 +30,16 @@ _REMOVED = re.compile(
 )
 """What later versions of Python no longer have."""
 _UNIONS = "unsupported operand type(s) for |: 'type'"
+_REMOVED_NAMES = frozenset(("ByteString", "coroutine", "getargspec", "formatargspec"))
+"""Names that newer versions of Python lack, not older ones."""
+_MISTAKES = {
+    "NameError": "a name is not defined",
+    "UnboundLocalError": "a name is used before it has a value",
+    "SyntaxError": "a mistake of syntax",
+    "IndentationError": "a mistake of indentation",
+}
+_TEMPORARY = re.compile(r"^/tmp/(?!ray/)|/sandbox/|/submissions?/")
+"""Where programs lie that a model wrote."""
 _VARIABLE = re.compile(r"'(?P<name>[A-Z][A-Z0-9_]{2,60})'$")
 _OF_OS = re.compile(r"(?:/os\.py|<frozen os>)$")
 
@@ -40,6 +50,10 @@ def python_too_old(error: ParsedError) -> Cause | None:
     standard = _STANDARD.search(error.message)
     module = _NEW_MODULES.search(error.message)
     if error.name == "ImportError" and standard is not None:
+        if standard["name"] in _REMOVED_NAMES or "/lib/python" not in error.message:
+            return None
+        if "-packages/" in error.message:
+            return None  # a package or file has the name of Python's own module
         why = f"{standard['name']} of {standard['module']}"
     elif error.name == "ModuleNotFoundError" and module is not None:
         why = f"the module {module['name']}"
@@ -54,6 +68,13 @@ def python_too_old(error: ParsedError) -> Cause | None:
         return None  # a mistake in the job's own code
     version = next((one[1] for frame in error.frames if (one := _VERSION.search(frame.file))), "")
     which = f"Python {version}" if version else "the job's Python"
+    if why == "newer syntax":
+        return Cause(
+            "Python too old",
+            f"{which} cannot read the installed {user}: mostly it is older than {user} needs",
+            f"Compare what {user} asks for (`pip show`, its page) with `python --version`: change "
+            "the image, or the release",
+        )
     return Cause(
         "Python too old",
         f"{which} is older than the installed {user} needs ({why})",
@@ -89,13 +110,16 @@ def mistake_in_own_code(error: ParsedError) -> Cause | None:
     is_library = "/lib/python" in frame.file or framework_of(frame.file)
     if package_of(frame.file) or is_library or not frame.file.startswith("/"):
         return None
+    if _TEMPORARY.search(frame.file):
+        return None  # a program that a model wrote
     why = error.message.partition("\n")[0].strip()
     if why.startswith("invalid syntax"):
         return None  # it may be the syntax of a newer Python
     return Cause(
         "mistake in own code",
-        f"the job's own code has a mistake in {frame.file}:{frame.line} ({error.name}: {why})",
-        "Correct it there, and look whether the code on all nodes is the same",
+        f"{_MISTAKES[error.name]} in {frame.file}:{frame.line} ({why})",
+        "Correct it on all nodes; where an optional import gives a name, look whether its package "
+        "is there",
     )
 
 

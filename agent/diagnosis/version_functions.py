@@ -149,8 +149,8 @@ def argument_of_another_version(error: ParsedError) -> Cause | None:
         return Cause(
             "argument of another version",
             f"{user} calls {called} {what}",
-            "The versions of packages do not fit: install those that the framework asks for "
-            "(`pip check`), or remove the setting that leads to this argument",
+            "Versions of packages do not fit (`pip check`, the framework's requirements), or a "
+            "setting leads to it; a class of the job is to take it (`**kwargs`)",
         )
     if user:
         return Cause(

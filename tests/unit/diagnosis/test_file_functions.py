@@ -112,3 +112,59 @@ def test_a_process_may_lack_its_program_or_its_folder() -> None:
         "FileNotFoundError: [Errno 2] No such file or directory: '/w/run'",
     )
     assert answer.cause.startswith("the program or folder /w/run")
+
+
+def raised(code: str, message: str, function: str = "main") -> Diagnosis:
+    """Return the diagnosis of an exception that a line of the job raised."""
+    text = (
+        f'Traceback (most recent call last):\n  File "/w/a.py", line 3, in {function}\n'
+        f"    {code}\n{message}"
+    )
+    return diagnose_logs([Log("", "job.log", text)])
+
+
+@pytest.mark.parametrize(
+    ("code", "path", "cause"),
+    [
+        (
+            'with open(out, "w") as f:',
+            "/w/out/a.json",
+            "the folder of /w/out/a.json does not exist",
+        ),
+        ("frame.to_csv(out)", "/w/out/a.csv2", "the folder of /w/out/a.csv2 does not exist"),
+        ("text = open(rules).read()", "rules.ini", "rules.ini does not exist in the job's working"),
+        ("text = open(rules).read()", "/w/rules.ini", "/w/rules.ini does not exist on this node"),
+    ],
+)
+def test_a_missing_file_is_to_be_read_or_its_folder_to_be_written(
+    code: str, path: str, cause: str
+) -> None:
+    """The line of code shows which, and a relative path depends on the working folder."""
+    message = f"FileNotFoundError: [Errno 2] No such file or directory: '{path}'"
+    assert raised(code, message).cause.startswith(cause)
+
+
+def test_a_command_in_one_text_is_no_missing_program() -> None:
+    """Without a shell the whole text is a program's name."""
+    answer = raised(
+        "raise child_exception_type(errno_num, err_msg, err_filename)",
+        "FileNotFoundError: [Errno 2] No such file or directory: 'python serve.py --port 80'",
+        "_execute_child",
+    )
+    assert "the whole text" in answer.cause
+    assert "image" not in answer.remedy()
+
+
+@pytest.mark.parametrize(
+    ("code", "function", "key"),
+    [
+        ("self._semlock = _multiprocessing.SemLock(kind, value, maxvalue)", "__init__", ""),
+        ("self.sock.setsockopt(a, b, 1)", "_connect", ""),
+        ("f.write(data)", "_dump", "file refused"),
+    ],
+)
+def test_a_call_without_a_path_is_one_on_a_file_only_by_its_code(
+    code: str, function: str, key: str
+) -> None:
+    """A semaphore or a socket has no disk."""
+    assert raised(code, "OSError: [Errno 38] Function not implemented", function).key == key

@@ -48,3 +48,10 @@ def test_a_server_that_nothing_listens_for_is_named_by_its_address() -> None:
     )
     answer = diagnose_logs([Log("", "job.log", line)])
     assert answer.cause == "no server listens at 10.8.0.13:5000, which a process asks for /v1/envs/"
+
+
+def test_a_proxy_may_have_answered_in_place_of_a_server() -> None:
+    """A proxy of the environment answers 503 for hosts inside of the cluster."""
+    line = "requests.exceptions.HTTPError: 503 Server Error: Service Unavailable for url: http://a:80/x"
+    answer = diagnose_logs([Log("", "job.log", FRAMES + line)])
+    assert "NO_PROXY" in answer.what_to_do

@@ -56,8 +56,13 @@ def test_a_package_may_be_too_old_for_python(line: str) -> None:
         ("/w/train.py", "mistake in own code"),
         ("/opt/lib/python3.12/site-packages/trl/x.py", ""),
         ("/w/verl/trainer/main.py", ""),
+        ("/tmp/tmpk2x9/solution.py", ""),
+        (
+            "/tmp/ray/session_1/runtime_resources/working_dir_files/_ray_pkg_1/train.py",
+            "mistake in own code",
+        ),
     ],
 )
 def test_a_mistake_in_the_job_s_own_code_is_named(file: str, key: str) -> None:
-    """A framework's own mistake is a defect of it, which nobody mends in the job."""
+    """A framework's own mistake is a defect of it; a program in /tmp is one that a model wrote."""
     assert raised(file, "NameError: name 'lossx' is not defined").key == key

@@ -140,7 +140,6 @@ def test_a_module_of_another_version(file: str, module: str, key: str) -> None:
 @pytest.mark.parametrize(
     ("line", "why"),
     [
-        ("SyntaxError: invalid syntax", "newer syntax"),
         (
             "TypeError: unsupported operand type(s) for |: 'type' and 'NoneType'",
             "types joined by |",
@@ -157,3 +156,33 @@ def test_a_python_that_is_too_old(line: str, why: str) -> None:
     answer = found(text.format("/usr/lib/python3.10/site-packages/verl", line))
     assert answer.cause == f"Python 3.10 is older than the installed verl needs ({why})"
     assert found(text.format("/app", line)).key == ""
+
+
+def test_syntax_that_python_cannot_read_is_mostly_newer() -> None:
+    """Packages for a much older Python fail so too: the sentence leaves that open."""
+    text = (
+        'Traceback (most recent call last):\n  File "/usr/lib/python3.10/site-packages/verl/x.py", '
+        "line 4\n    x\nSyntaxError: invalid syntax"
+    )
+    answer = found(text)
+    assert answer.cause == (
+        "Python 3.10 cannot read the installed verl: mostly it is older than verl needs"
+    )
+    assert "python --version" in answer.what_to_do
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "'ByteString' from 'typing' (/usr/lib/python3.14/typing.py)",
+        "'StrEnum' from 'enum' (/usr/lib/python3.12/site-packages/enum/__init__.py)",
+        "'NoneType' from 'types' (/w/src/types.py)",
+    ],
+)
+def test_a_name_that_python_lacks_is_not_always_newer(line: str) -> None:
+    """It may have been removed, or a package or a file has the name of Python's own module."""
+    text = (
+        'Traceback (most recent call last):\n  File "/usr/lib/python3.12/site-packages/verl/x.py", '
+        f"line 4, in <module>\n    x\nImportError: cannot import name {line}"
+    )
+    assert found(text).key != "Python too old"
