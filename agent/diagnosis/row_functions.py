@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     RowFunction = Callable[[ParsedError], Cause | None]
 
 _STANDARD_LIBRARY = "/signal.py"
+_RUNS_NUMPY_2 = re.compile(r"using NumPy 1\.x cannot be run in|_ARRAY_API not found")
 
 
 def signal_outside_main_thread(error: ParsedError) -> Cause | None:
@@ -122,11 +123,25 @@ def numpy_too_new(error: ParsedError) -> Cause | None:
             f"`pip install 'numpy<{major}.{int(minor) + 1}'` in the image, or a newer numba",
         )
     user = user_of(error, "numpy") or "a package"
+    newer = "a newer version of it" if ":" in user or user == "a package" else f"a newer {user}"
+    if "multiarray failed to import" in error.message and not _is_numpy_2(error):
+        return Cause(
+            "numpy too new",
+            f"{user} does not load with the installed numpy: it was compiled for another one",
+            "The lines before it say for which numpy: install that one in the image, or "
+            f"{newer}; a numpy of mixed files shows so too",
+        )
     return Cause(
         "numpy too new",
         f"{user} was written for numpy 1, and numpy 2 is installed",
-        f"`pip install 'numpy<2'` in the image, or a newer {user}",
+        f"`pip install 'numpy<2'` in the image, or {newer}",
     )
+
+
+def _is_numpy_2(error: ParsedError) -> bool:
+    """Return whether the lines before an error say that the installed numpy is the newer one."""
+    lines = (*error.before, *(line for part in error.chain() for line in part.before))
+    return any(_RUNS_NUMPY_2.search(line) is not None for line in lines)
 
 
 FUNCTIONS: Mapping[str, RowFunction] = {

@@ -19,7 +19,7 @@ _VERBS = re.compile(
     r"|integer|can|cannot))+\s*$"
 )
 _BREAKS = re.compile(r"[.:;!?]\s|,\s|\n")
-_BEHIND = re.compile(r"[.:;!?](?:\s|$)|,\s|\n|\s(?:but|got|for|when|if|because|in order)\b")
+_BEHIND = re.compile(r"[.:;!?](?:\s|$)|,\s|\n|\s\(?(?:but|got|for|when|if|because|in order)\b")
 _LONGEST = 60  # characters of a name
 
 

@@ -59,6 +59,8 @@ NEARBY = (
     "node-1:1:2 [0] NCCL INFO Bootstrap : Using docker0:172.17.0.1<0>",
     '  File "/usr/lib/python3/site-packages/datasets/table.py", line 9, in array_cast',
     "[c10d] The IPv6 network addresses of (node-0, 29500) cannot be retrieved (gai error: -2)",
+    '  File "/x/vllm/v1/worker/gpu_model_runner.py", line 9, in load_model',
+    '  File "/x/torch/utils/data/_utils/pin_memory.py", line 9, in pin_memory',
 )
 """Lines before an error that show what it is about."""
 
@@ -313,7 +315,7 @@ def test_two_that_remain_possible_are_both_named() -> None:
     found = cause("E0804 15:34:58.362 api.py:869] failed (exitcode: -9) local_rank: 0 (pid: 4)")
     assert found.row is not None
     assert found.row.labels == ("host_memory_kernel", "preempted")
-    assert "either a node's memory ran out, or " in found.remedy()
+    assert "a process got SIGKILL: the node's memory ran out, or " in found.remedy()
     kernel = "kernel: Out of memory: Killed process 4 (python) total-vm:2kB"
     assert labels(f"failed (exitcode: -9) local_rank: 0 (pid: 4)\n{kernel}") == (
         "host_memory_kernel",

@@ -138,7 +138,7 @@ def test_a_failed_job_is_explained_by_its_output(run: NodeRun) -> None:
     text = f"Failed to initialize NVML: {SECRET}\n"
     run.folder.file("job.log").write_text("x" * (300 << 10) + "\n" + text)
     what_to_do = outcome_of(run, Kind.JOB_FAILED, "Its output is in job.log").remedy
-    assert what_to_do.startswith("NVIDIA's driver is not there, or does not run (")
+    assert what_to_do.startswith("NVIDIA's driver is not there, does not run, or finds no GPU (")
     assert what_to_do.endswith("Its output is in job.log")
     assert SECRET not in what_to_do
     run.close()

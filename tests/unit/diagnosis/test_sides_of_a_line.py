@@ -1,0 +1,231 @@
+"""Lines that several runs print: the sentence holds in all of them, or another row has the line."""
+
+from __future__ import annotations
+
+import pytest
+
+from agent.diagnosis.find_cause import Diagnosis, Log, diagnose_logs
+
+
+def found(text: str) -> Diagnosis:
+    """Return the diagnosis of one job's output."""
+    return diagnose_logs([Log("", "job.log", text)])
+
+
+def traceback(error: str, *frames: str) -> str:
+    """Return a traceback whose frames are `file:function`."""
+    lines = ["Traceback (most recent call last):"]
+    for frame in frames:
+        file, _, function = frame.partition(":")
+        lines += [f'  File "{file}", line 9, in {function}', "    a_line_of_code()"]
+    return "\n".join([*lines, error])
+
+
+PACKAGES = "/opt/venv/lib/python3.12/site-packages"
+OUT_OF_MEMORY = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
+LOADED_WITHOUT_ROOM = traceback(
+    OUT_OF_MEMORY,
+    f"{PACKAGES}/vllm/v1/worker/gpu_worker.py:load_model",
+    f"{PACKAGES}/vllm/model_executor/layers/linear.py:create_weights",
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        (
+            (
+                "NVRM: Xid (PCI:0000:17:00): 63, pid='<unknown>', name=<unknown>, Row Remapper: "
+                "New row marked for remapping"
+            ),
+            "Xid of memory",
+        ),
+        (
+            (
+                "NVRM: Xid (PCI:0000:17:00): 154, GPU recovery action changed from 0x0 (None) to "
+                "0x2 (Node Reboot Required)"
+            ),
+            "Xid of recovery",
+        ),
+        (LOADED_WITHOUT_ROOM, "weights of the engine"),
+        (
+            traceback(
+                OUT_OF_MEMORY, f"{PACKAGES}/vllm/v1/worker/gpu_model_runner.py:execute_model"
+            ),
+            "GPU memory of the engine",
+        ),
+        (
+            traceback(
+                OUT_OF_MEMORY,
+                "/workspace/slime/backends/fsdp_utils/actor.py:update_weights",
+                f"{PACKAGES}/sglang/srt/utils/common.py:serialize",
+            ),
+            "GPU memory",
+        ),
+        (
+            traceback(
+                "RuntimeError: CUDA error: out of memory",
+                f"{PACKAGES}/deepspeed/runtime/swap_tensor/utils.py:pin_memory",
+            ),
+            "pinned memory",
+        ),
+        (
+            (
+                "RuntimeError: CUDA error: CUDA driver version is insufficient for CUDA runtime "
+                "version"
+            ),
+            "driver older or not there",
+        ),
+        (
+            (
+                "RuntimeError: Attempting to deserialize object on a CUDA device but "
+                "torch.cuda.is_available() is False."
+            ),
+            "saved on another GPU",
+        ),
+        ("nvidia-container-cli: device error: 7: unknown device: unknown", "GPU of a container"),
+        (
+            (
+                "openai.BadRequestError: Error code: 400 - {'message': \"This model's maximum "
+                "context length is 8192 tokens. However, you requested 9192 tokens (1000 in the "
+                'messages, 8192 in the completion)."}'
+            ),
+            "request too long",
+        ),
+        (
+            (
+                "slurmstepd: error: execve(): /var/spool/slurmd/job00089/slurm_script: No such "
+                "file or directory"
+            ),
+            "Slurm script lost",
+        ),
+        ("OSError: [Errno 23] Too many open files in system: '/a'", "open files of the host"),
+        ("failed to create fsnotify watcher: too many open files", "inotify"),
+        (
+            "PermissionError: [Errno 1] Operation not permitted: '/data/x'",
+            "owner or mode of a file",
+        ),
+        ("pynvml.NVMLError_NoPermission: Insufficient Permissions", "NVML refuses"),
+        ("bash: line 3: /data/out/train.log: Permission denied", "permission"),
+        ("bash: line 3: ./train.sh: Permission denied", "not executable"),
+        (
+            (
+                "transport/nvls.cc:99 NCCL WARN Failed to bind NVLink SHARP (NVLS) Multicast "
+                "memory of size 2097152 : CUDA error 2 'out of memory'."
+            ),
+            "GPU memory",
+        ),
+    ],
+)
+def test_another_row_has_a_line_with_another_reason(text: str, key: str) -> None:
+    """What the line states beside its first words shows which reason it is."""
+    assert found(text).key == key
+
+
+@pytest.mark.parametrize(
+    ("text", "sides"),
+    [
+        ("Failed to initialize NVML: No supported GPUs were found", ["not there", "finds no GPU"]),
+        ("RuntimeError: CUDA error: an illegal instruction was encountered", ["its own", "GPU's"]),
+        (
+            "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate(h)",
+            ["memory is full", "earlier kernel"],
+        ),
+        (
+            (
+                "RuntimeError: CUDA error: Invalid access of peer GPU memory over nvlink or a "
+                "hardware error"
+            ),
+            ["process", "hardware"],
+        ),
+        (
+            "RuntimeError: CUDA driver initialization failed, you might not have a CUDA gpu.",
+            ["no GPU", "forked"],
+        ),
+        ("fatal: could not read Username for 'https://git.lab': No such device", ["no such repo"]),
+        ("OSError: [Errno 98] Address already in use", ["earlier run", "second part"]),
+        (
+            (
+                "RuntimeError: DataLoader worker (pid 9) is killed by signal: Bus error. It is "
+                "possible that dataloader's workers are out of shared memory."
+            ),
+            ["/dev/shm is full", "file that it maps"],
+        ),
+        ("E0804 api.py:869] failed (exitcode: -9) local_rank: 0 (pid: 44)", ["memory", "launcher"]),
+        ("slurmstepd: error: execve(): ./run: No such file or directory", ["not on that", "`#!`"]),
+        (
+            "NCCL WARN Bootstrap Root : mismatch in rank count from procs 16 : 8",
+            ["two launches", "two numbers"],
+        ),
+    ],
+)
+def test_a_sentence_names_each_reason_that_is_left(text: str, sides: list[str]) -> None:
+    """The line alone does not choose between them."""
+    cause = found(text).cause
+    for side in sides:
+        assert side in cause
+
+
+def test_the_size_of_a_model_is_not_mended_by_a_smaller_share() -> None:
+    """Weights that do not fit need more GPUs: the share of the engine does not change that."""
+    assert "utilization" not in found(LOADED_WITHOUT_ROOM).what_to_do
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "INFO 01-02 03:04:05 utils.py:12] Port 29500 is already in use, trying port 29501",
+        "INFO sandbox 12 exited: OOMKilled (limit 2Gi)",
+        "sandbox result: {'exit_code': 137, 'reason': 'OOMKilled'}",
+        "tail: inotify cannot be used, reverting to polling: Too many open files",
+        "mkdir: cannot create directory '/sys/fs/cgroup/memory/a': No space left on device",
+        "error: group of OUT_OF_MEMORY retries is empty",
+    ],
+)
+def test_what_programs_print_in_passing_is_no_cause(text: str) -> None:
+    """Programs go on from it, or it is about something else than its words say."""
+    assert found(text).key == ""
+
+
+@pytest.mark.parametrize(
+    ("before", "sentence"),
+    [
+        (
+            (
+                "RuntimeError: module compiled against ABI version 0x1000009 but this version of "
+                "numpy is 0xf"
+            ),
+            "was compiled for another one",
+        ),
+        (
+            "A module that was compiled using NumPy 1.x cannot be run in\nNumPy 2.1.0",
+            "was written for numpy 1, and numpy 2 is installed",
+        ),
+    ],
+)
+def test_the_lines_before_say_which_numpy_is_newer(before: str, sentence: str) -> None:
+    """A compiled package fails alike with an older numpy and with a newer one."""
+    text = traceback(
+        "ImportError: numpy.core.multiarray failed to import",
+        f"{PACKAGES}/faiss/__init__.py:<module>",
+    )
+    answer = found(f"{before}\n{text}")
+    assert sentence in answer.cause
+    assert "faiss" in answer.cause
+
+
+def test_sizes_end_where_their_values_begin() -> None:
+    """The values that a message adds are no part of a name."""
+    text = traceback(
+        "ValueError: hidden_size must be divisible by num_heads (got `hidden_size`: 1024 and "
+        "`num_heads`: 15).",
+        f"{PACKAGES}/transformers/models/a/modeling_a.py:__init__",
+    )
+    assert "hidden_size does not divide by num_heads" in found(text).cause
+    assert "got" not in found(text).cause
+
+
+def test_the_killed_process_is_named() -> None:
+    """A user sees whether it is one of the job's own."""
+    text = "[ 8812.1] Memory cgroup out of memory: Killed process 8812 (ray::Worker) total-vm:21kB"
+    assert "(ray::Worker)" in found(text).cause
