@@ -20,8 +20,20 @@ _STANDARD = re.compile(
 )
 _NEW_MODULES = re.compile(r"No module named '(?P<name>tomllib|zoneinfo|graphlib)'")
 _REMOVED = re.compile(
-    r"module '(?:inspect|collections|pkgutil|configparser|asyncio|ssl|ast|time|fractions|base64"
-    r"|unittest|typing|imp|gettext|locale)' has no attribute '(?P<name>\w{1,60})'"
+    r"module '(?:inspect' has no attribute '(?P<inspect>getargspec|formatargspec|getmoduleinfo)"
+    r"|collections' has no attribute '(?P<collections>Mapping|MutableMapping|Sequence|Iterable"
+    r"|Iterator|Callable|Hashable|Sized|Container|MutableSet|MutableSequence|Set|Generator)"
+    r"|pkgutil' has no attribute '(?P<pkgutil>ImpImporter|ImpLoader|find_loader|get_loader)"
+    r"|configparser' has no attribute '(?P<configparser>SafeConfigParser)"
+    r"|asyncio' has no attribute '(?P<asyncio>coroutine|async|JoinableQueue)"
+    r"|ssl' has no attribute '(?P<ssl>wrap_socket|match_hostname|RAND_pseudo_bytes)"
+    r"|ast' has no attribute '(?P<ast>Num|Str|Bytes|NameConstant|Ellipsis)"
+    r"|time' has no attribute '(?P<time>clock)|fractions' has no attribute '(?P<fractions>gcd)"
+    r"|base64' has no attribute '(?P<base64>encodestring|decodestring)"
+    r"|unittest' has no attribute '(?P<unittest>makeSuite|findTestCases|_TextTestResult)"
+    r"|typing' has no attribute '(?P<typing>io|re|ByteString|_ClassVar)"
+    r"|gettext' has no attribute '(?P<gettext>l\w*gettext)"
+    r"|locale' has no attribute '(?P<locale>format))'"
     r"|cannot import name '(?P<name2>Mapping|MutableMapping|Sequence|Iterable|Callable|Hashable"
     r"|Sized|Container|MutableSet|Set)' from 'collections'"
     r"|No module named '(?P<name3>imp|asyncore|asynchat|smtpd|cgi|crypt|pipes|telnetlib|imghdr"
@@ -29,6 +41,17 @@ _REMOVED = re.compile(
     r"|(?P<default>mutable default <class '[^']{1,120}'> for field \w{1,80}) is not allowed"
 )
 """What later versions of Python no longer have."""
+_ADDED = re.compile(
+    r"module '(?P<module>asyncio' has no attribute '(?:run|timeout|timeout_at|TaskGroup|Runner"
+    r"|to_thread|Barrier|create_task|get_running_loop)"
+    r"|typing' has no attribute '(?:Self|override|ParamSpec|TypeAlias|TypeGuard|Literal|Annotated"
+    r"|Final|Protocol|TypedDict|NotRequired|Required|Unpack|TypeVarTuple|Never|LiteralString|assert_never"
+    r"|Concatenate|dataclass_transform|get_origin|get_args|is_typeddict)"
+    r"|inspect' has no attribute '(?:get_annotations|getattr_static|markcoroutinefunction)"
+    r"|ast' has no attribute '(?:unparse|Match|TryStar|Constant|get_source_segment|TypeAlias)"
+    r"|unittest' has no attribute 'IsolatedAsyncioTestCase)'"
+)
+"""What earlier versions of Python do not have yet."""
 _UNIONS = "unsupported operand type(s) for |: 'type'"
 _REMOVED_NAMES = frozenset(("ByteString", "coroutine", "getargspec", "formatargspec"))
 """Names that newer versions of Python lack, not older ones."""
@@ -57,6 +80,8 @@ def python_too_old(error: ParsedError) -> Cause | None:
         why = f"{standard['name']} of {standard['module']}"
     elif error.name == "ModuleNotFoundError" and module is not None:
         why = f"the module {module['name']}"
+    elif error.name == "AttributeError" and (added := _ADDED.match(error.message)) is not None:
+        why = added["module"].replace("' has no attribute '", ".")
     elif error.name == "TypeError" and _UNIONS in error.message:
         why = "types joined by |"
     elif error.name == "SyntaxError" and error.message.startswith("invalid syntax"):
@@ -90,7 +115,7 @@ def python_too_new(error: ParsedError) -> Cause | None:
     user = next(filter(None, (package_of(frame.file) for frame in reversed(error.frames))), "")
     if not user:
         return None  # a mistake in the job's own code
-    name = found["name"] or found["name2"] or found["name3"] or "a mutable default"
+    name = "a mutable default" if found.lastgroup == "default" else found[found.lastgroup or 0]
     version = next((one[1] for frame in error.frames if (one := _VERSION.search(frame.file))), "")
     which = f"Python {version}" if version else "the job's Python"
     return Cause(

@@ -6,6 +6,7 @@ A function returns the cause with its sentence and remedy, or None where the err
 from __future__ import annotations
 
 import re
+import sys
 from typing import TYPE_CHECKING
 
 from agent.diagnosis.cause import Cause
@@ -73,6 +74,8 @@ def import_between_packages(error: ParsedError) -> Cause | None:
         module, name = found.groups()
         package = module.partition(".")[0]
         verb = "uses"
+        if package in sys.stdlib_module_names:
+            return None  # of Python itself, which other rows know
         if not any(package_of(frame.file) == package for frame in error.frames[-1:]) and (
             not error.frames or not package_of(error.frames[-1].file)
         ):

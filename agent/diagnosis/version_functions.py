@@ -48,6 +48,7 @@ _PUBLIC = frozenset(
     )
 )
 """Packages whose modules move between releases; others may be folders of the job."""
+_MEGATRON = "megatron"
 _FOLDERS = frozenset(
     ("utils", "src", "data", "models", "tests", "examples", "scripts", "config", "configs", "tools")
 )
@@ -114,7 +115,22 @@ def module_of_another_version(error: ParsedError) -> Cause | None:
         return None  # the installation itself is incomplete
     if package not in _PUBLIC and (not importer or package in _FOLDERS):
         return None  # it may be a folder of the job
-    return lacking_name(error, package, f"imports {name}")
+    if package == _MEGATRON:
+        return _missing_part(error, name)
+    cause = lacking_name(error, package, f"imports {name}")
+    hidden = f"; or a folder {package} of the job hides the package: rename it"
+    return Cause(cause.name, cause.sentence, cause.remedy + hidden)
+
+
+def _missing_part(error: ParsedError, name: str) -> Cause:
+    """Megatron is of several packages and of sources: having one of them, the others may lack."""
+    user = user_of(error, _MEGATRON) or "the job"
+    return Cause(
+        "packages do not fit",
+        f"{user} imports {name}, which the Megatron that is found here does not have",
+        "Name the sources of Megatron-LM in PYTHONPATH, or install the package that has it "
+        "(megatron-core has megatron.core alone), in the version that fits",
+    )
 
 
 def argument_of_another_version(error: ParsedError) -> Cause | None:

@@ -398,7 +398,7 @@ def test_a_remedy_names_the_setting_of_its_engine(text: str, setting: str, other
         ),
         (
             "ImportError: cannot import name 'AutoModelForVision2Seq' from 'transformers' (/x)",
-            "the installed transformers no longer has AutoModelForVision2Seq",
+            "the installed transformers does not have AutoModelForVision2Seq",
             "older transformers",
         ),
     ],
