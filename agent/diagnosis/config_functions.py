@@ -137,7 +137,7 @@ def _refused(sentence: str) -> Cause:
     return Cause(
         "configuration refused",
         sentence,
-        "Correct the value in the job's configuration or on its command line",
+        "Correct it in the job's configuration or command line, or in the model's own files",
     )
 
 

@@ -43,8 +43,8 @@ _REFUSED = "The server's log says what it does not take: a field, a value, or to
 _FAILED = "The fault is at the server: look at the end of its own log at that time"
 
 _FAILED_BEFORE = (
-    "It is not ready or has failed (its own log), or a proxy before it does not reach it: "
-    "is its host in NO_PROXY?"
+    "It is not ready or has failed (see its own log), or a proxy before it does not reach it: "
+    "NO_PROXY leaves the proxy out"
 )
 
 

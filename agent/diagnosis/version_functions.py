@@ -94,11 +94,12 @@ def user_of(error: ParsedError, package: str) -> str:
 def lacking_name(error: ParsedError, package: str, use: str) -> Cause:
     """Return that an installed package lacks a name; `use` is what its user does with the name."""
     user = user_of(error, package) or "the job"
+    other = f", or another {user}" if re.fullmatch(r"\w+", user) else ""
     return Cause(
         "packages do not fit",
         f"{user} {use}, which the installed {package} does not have",
         f"Install the version of {package} that {user} was written for (`pip check`, and the "
-        "requirements of the framework)",
+        f"requirements of the framework){other}",
     )
 
 
