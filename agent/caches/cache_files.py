@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import struct
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from agent.base import times
 from agent.base.value import Value
-from agent.job.compile_caches import LIBRARY_CACHES
+from agent.job.compile_caches import LIBRARY_CACHES, PYTHON
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
@@ -20,7 +21,7 @@ LONGEST_PATH = 1024
 MOST_OF_VOLUME = 20 << 30  # of all archives of this user or token
 STATE = ".pod-agent"  # the program's own folder within a node's cache folder
 
-_ARCHIVED = frozenset(library.folder for library in LIBRARY_CACHES) - {"hf_modules"}
+_ARCHIVED = {PYTHON, *(library.folder for library in LIBRARY_CACHES)} - {"hf_modules"}
 """Folders in archives. The models' own code is copied from the hub's cache in milliseconds."""
 _LEFT_OUT = (
     # A lock that is left behind makes torch's extensions wait forever.
@@ -31,6 +32,8 @@ _LEFT_OUT = (
     *("locks", "tmp"),
 )
 """Names of files and folders that are of no use, or wrong, on another node."""
+_OF_PACKAGES = re.compile(r"/lib(?:64)?/python3(?:\.\d+)?/")
+"""In the path of a .pyc file: that of the standard library, or of an installed package."""
 _OBJECTS = ("*.so", "*.so.*", "*.o", "*.cubin", "*.hsaco")
 _ELF = b"\x7fELF"
 _ELF_64_LITTLE = _ELF + b"\x02\x01"
@@ -64,17 +67,36 @@ def is_safe(path: str) -> bool:
     return parts[0] in _ARCHIVED and not {"", ".", "..", STATE}.intersection(parts)
 
 
-def is_archived(path: str) -> bool:
-    """Return whether a file is archived, by its path."""
+def is_archived(path: str, packages: str = "") -> bool:
+    """Return whether a file is archived, by its path.
+
+    `packages` is the digest of the packages whose .pyc files are.
+    """
     if not is_safe(path):
         return False
+    if path.startswith(f"{PYTHON}/"):
+        return path.endswith(".pyc") and is_of_packages(path, packages)
     names = path.split("/")[1:]
     return not any(fnmatchcase(name, pattern) for name in names for pattern in _LEFT_OUT)
 
 
-def choose_files(files: Iterable[CacheFile]) -> tuple[CacheFile, ...]:
+def is_of_packages(path: str, packages: str) -> bool:
+    """Return whether a compiled file is of these installed packages.
+
+    The others are of the user's own code, of which no digest says that it is the same, or of
+    packages that Ray installs for one job.
+    """
+    prefix = f"{PYTHON}/{packages}/"
+    if not path.startswith(prefix) or "/runtime_resources/" in path:
+        return False
+    return _OF_PACKAGES.search(path, len(prefix) - 1) is not None
+
+
+def choose_files(files: Iterable[CacheFile], packages: str = "") -> tuple[CacheFile, ...]:
     """Return the files to archive, the newest first where not all fit."""
-    wanted = [file for file in files if is_archived(file.path) and file.size <= LARGEST_FILE]
+    wanted = [
+        file for file in files if is_archived(file.path, packages) and file.size <= LARGEST_FILE
+    ]
     wanted.sort(key=lambda file: (-file.mtime_ns, file.path))
     chosen = []
     room = MOST_BYTES

@@ -18,7 +18,16 @@ from agent.base.errors import PreflightError
 from agent.base.text import mib
 from agent.base.typed import decode
 from agent.base.value import Bytes, Count, Value
-from agent.caches.cache_files import HEAD_BYTES, MOST_FILES, STATE, CacheFile, is_object, is_whole
+from agent.caches.cache_files import (
+    HEAD_BYTES,
+    MOST_FILES,
+    STATE,
+    CacheFile,
+    is_object,
+    is_of_packages,
+    is_whole,
+)
+from agent.job.compile_caches import PYTHON
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,6 +46,7 @@ class CachePlace(Value):
     folder: str
     archive: str  # a file name
     kind: str
+    packages: str = ""  # a digest of the Python packages whose .pyc files are kept here, if any
 
     @property
     def root(self) -> Path:
@@ -175,6 +185,18 @@ def remove_cut(root: Path) -> None:
         if not is_whole(file.path, _head_of(path), file.size):
             with suppress(OSError):
                 path.unlink()
+
+
+def remove_own_code(place: CachePlace) -> None:
+    """Remove the .pyc files of the user's own code, which another image may have left here.
+
+    Images may give all files one time: an edit of the same length would then not count.
+    """
+    for file in list_files(place.root):
+        is_python = file.path.startswith(f"{PYTHON}/{place.packages}/")
+        if is_python and not is_of_packages(file.path, place.packages):
+            with suppress(OSError):
+                (place.root / file.path).unlink()
 
 
 def _head_of(path: Path) -> bytes:

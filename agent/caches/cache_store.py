@@ -31,6 +31,7 @@ from agent.caches.cache_files import (
     OldArchive,
     choose_files,
     has_news,
+    is_archived,
     outdated,
     settled,
 )
@@ -45,6 +46,7 @@ from agent.caches.cache_folder import (
     make_private,
     read_known,
     remove_cut,
+    remove_own_code,
     remove_parts,
     scan,
     write_known,
@@ -67,6 +69,7 @@ def seed(place: CachePlace, trust: Trust) -> Seeded:
     clear_other_kind(place)
     remove_parts(place.root)
     remove_cut(place.root)
+    remove_own_code(place)
 
     # Nothing of the volume may end a run.
     try:
@@ -78,8 +81,11 @@ def seed(place: CachePlace, trust: Trust) -> Seeded:
     except OSError as error:
         seeded = Seeded("cold", f"{place.path} cannot be read: {error_text(error)}")
 
-    # An earlier run on this machine may have left what it compiled.
-    here = choose_files(list_files(place.root))
+    # An earlier run on this machine may have left what it compiled. What is newer is of programs
+    # of this run, which may have started before.
+    former = time.time_ns() - int(times.CACHES_SETTLED * 1e9)
+    files = choose_files(list_files(place.root), place.packages)
+    here = [file for file in files if file.mtime_ns < former]
     if seeded.state == "cold" and here:
         sentence = f"from this node's own disk; {seeded.sentence}"
         seeded = Seeded("seeded", sentence, len(here), sum(file.size for file in here))
@@ -117,7 +123,7 @@ def _add_newest(place: CachePlace, trust: Trust) -> Seeded:
         def target(entry: CacheFile) -> Path | None:
             files.append((entry.path, entry.size))
             path = place.root / entry.path
-            if os.path.lexists(path):
+            if os.path.lexists(path) or not is_archived(entry.path, place.packages):
                 return None
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             return path
@@ -198,9 +204,9 @@ def _files_of(
 ) -> tuple[CacheFile, ...]:
     """Return the files to archive, of all or of those that were there before a failure."""
     files = list_files(place.root)
-    if before_ns is None:
-        return choose_files(files)
-    return choose_files(settled(files, {*known.files}, before_ns))
+    if before_ns is not None:
+        files = [*settled(files, {*known.files}, before_ns)]
+    return choose_files(files, place.packages)
 
 
 def _claim(place: CachePlace, run_id: str, node: str) -> str:

@@ -94,6 +94,7 @@ class RayPython(Value):
     libraries: ByName[str] = field(default_factory=dict)  # versions of known libraries by name
     packages: ByName[str] = field(default_factory=dict)  # of those that may not fit each other
     built_for: ByName[str] = field(default_factory=dict)  # the torch of compiled packages
+    uncompiled: str = ""  # a digest of the packages, if they came without .pyc files; else ''
 
     def breaks_command_line(self) -> bool:
         """Return whether the `ray` command fails with "is not a valid Sentinel".

@@ -115,7 +115,8 @@ class CacheKeeper:
         if caches is None or not self._is_seeded:
             return None
         return await in_thread(
-            lambda: look_of(choose_files(list_files(Path(caches.folder)))), times.CACHES_LOOK
+            lambda: look_of(choose_files(list_files(Path(caches.folder)), caches.packages)),
+            times.CACHES_LOOK,
         )
 
     async def _save(self, look: CacheLook, limit: float, settled: float | None = None) -> None:

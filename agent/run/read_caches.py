@@ -60,7 +60,10 @@ def read_caches(
     seal = seal_of(secret_texts(settings).get("RAY_AUTH_TOKEN"))
     signer = signer_of(seal, facts.uid)
     volume = str(Path(volume).expanduser())
-    caches = CompileCaches(volume, around, read_kind(facts, python), signer)
+    kind = read_kind(facts, python)
+    # Ray gets the same environment: its own Python must be the one whose packages are compiled.
+    packages = python.uncompiled if executable == facts.job_python else ""
+    caches = CompileCaches(volume, around, kind, signer, packages)
     return caches, ""
 
 
