@@ -303,7 +303,7 @@ def test_no_sleep_stands_for_a_condition() -> None:
 
 def test_no_thread_is_taken_from_a_pool_that_a_stalled_disk_uses_up() -> None:
     """What may block has a thread of its own; the port's answers, which need no disk, share one."""
-    pooled = {name for name in own_files() if "to_thread" in (ROOT / name).read_text()}
+    pooled = {name for name in own_files() if "to_thread.run_sync" in (ROOT / name).read_text()}
     assert {name for name in pooled if folder(name) != "bundled"} == {"agent/port/server.py"}
 
 
