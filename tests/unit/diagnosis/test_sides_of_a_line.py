@@ -1,4 +1,4 @@
-"""Lines that several runs print: the sentence holds in all of them, or another row has the line."""
+"""Lines that several kinds of runs print: the sentence is true in all of them."""
 
 from __future__ import annotations
 
