@@ -33,8 +33,9 @@ _LONG_GONE = 40  # ordinary lines of its process behind an error
 _WAITED = re.compile(
     r"\b(?:answered|returned|status|HTTP|response)\b.{0,40}\b5\d\d\b"
     r"|\b(?:did|does) not (?:start|answer|respond)|\bnot ready\b|\btimed out\b"
+    r"|\b[Ff]ailed to (?:start|launch|init|initialize|set ?up)\b"
 )
-"""An end that states a wait for another program, or an answer of one that failed."""
+"""An end that states a wait for another program, or only that something did not start."""
 _POLLED = re.compile(r"\b[Ww]ait(?:ing|ed)? (?:for|until)\b|\bnot ready\b")
 """What a program prints while it waits for another one, which may have ended."""
 _STATED_NODE = re.compile(r"\bnode \((?:ID: \w{1,60}, )?IP: (?P<ip>[\w.:]{3,45})")

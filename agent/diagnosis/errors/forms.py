@@ -231,9 +231,11 @@ def form_of(body: str, level: LogLevel) -> Form | None:
 
 
 _NONE_FAILED = re.compile(
-    r"\W{0,8}(?:\w{1,30} ){0,3}(?:errors?|failed|failures?|fails)\s?[=:]\s?(?:0|none|false)\b",
+    r"\W{0,8}(?:\w{1,30} ){0,3}(?:errors?|failed|failures?|fails)\s?[=:]\s?(?:0|none|false)\b"
+    r"|Failed to add the host to the list of known hosts",
     re.IGNORECASE,
 )
+"""Beginnings of lines that state no failure, or one that the program does without."""
 _ADVICE = re.compile(
     r"\W{0,4}(?:if|when(?:ever)?|in case|to avoid|to fix|note|tip|hint|see|usage|for example|e\.g\."
     r"|you (?:may|can|might)|consider|try |example|docs?:)\b",

@@ -80,6 +80,7 @@ _WORD = re.compile(
     r"|(?P<host2>[A-Za-z][\w.-]{0,60}\d): (?=\S)"
     r"|(?P<host3>[A-Za-z][\w.-]{1,60}):\d{1,9}:\d{1,9} \[\d{1,3}\] ?"
     r"(?=(?:[\w./-]{1,80}:\d{1,7} )?NCCL )"
+    r"|(?P<host4>[A-Za-z][\w.-]{0,60}[-_]\d{1,3}) {1,20}\| "
     r"|(?:kubelet|containerd|dockerd|crio)\[\d{1,9}\]: "
     r"|std(?:out|err) [FP] "
     r"|level=(?P<level4>\w{4,8}) msg=\"?"

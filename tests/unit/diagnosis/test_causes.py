@@ -62,6 +62,7 @@ NEARBY = (
     "[c10d] The IPv6 network addresses of (node-0, 29500) cannot be retrieved (gai error: -2)",
     '  File "/x/vllm/v1/worker/gpu_model_runner.py", line 9, in load_model',
     '  File "/x/torch/utils/data/_utils/pin_memory.py", line 9, in pin_memory',
+    '  File "/x/tools/checkpoint_conversion/llama.py", line 9, in main',
 )
 """Lines before an error that show what it is about."""
 

@@ -57,6 +57,8 @@ AT = seconds_of("2025-11-26 20:12:10")
         ("3: ", ("rank 3",), LogLevel.UNSTATED, None, 3),
         ("node-7: ", ("node-7",), LogLevel.UNSTATED, None, None),
         ("10.0.0.7: ", ("10.0.0.7",), LogLevel.UNSTATED, None, None),
+        ("trainer-1  | ", ("trainer-1",), LogLevel.UNSTATED, None, None),
+        ("trainer-1  | [rank3]: ", ("trainer-1", "rank 3"), LogLevel.UNSTATED, None, 3),
         ("2025-11-26 20:12:10 - ", (), LogLevel.UNSTATED, AT, None),
         ("2025-11-26T20:12:10Z ", (), LogLevel.UNSTATED, AT, None),
         ("2025-11-26 20:12:10 - a.b - WARNING - ", (), LogLevel.WARNING, AT, None),
