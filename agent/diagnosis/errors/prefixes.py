@@ -32,6 +32,8 @@ _ZONE = r"(?: ?(?:Z|UTC|[+-]\d\d:?\d\d))?"
 _STAMP = rf"{_DAY}[ T_]{_CLOCK}{_ZONE}"
 _MONTH = r"(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)"
 _FILE = r"[\w./-]{1,120}\.(?:py|cc|cpp|cu|h|hpp|go|rs|cuh)"
+_GAP = rf"(?:[\t ](?!{_NAMES} {{1,8}}[^\s|:-]))?"
+"""A blank behind a time; one before a level without a mark is left: `10:00:00 ERROR text`."""
 
 # By the first character of what is left of a line, so that most expressions are never tried.
 _PAREN = re.compile(
@@ -47,8 +49,9 @@ _BRACKET = re.compile(
     r"|\[(?P<role>[A-Za-z_]\w{0,30}?)(?P<local>\d{1,5})\|(?P<rank2>\d{1,6})\]: ?"
     r"|\[(?P<who>[A-Za-z_]\w{1,40}-\d{1,5}/\d{1,5})\] "
     r"|\[\d{1,5},(?P<rank3>\d{1,6})\]<std(?:out|err)>: ?"
-    rf"|\[(?P<time>{_STAMP})(?:[ ,]+(?P<letter>[DIWEFC])(?=[ ,\]]))?(?P<more>[^\]\n]{{0,60}})\] ?"
-    rf"|\[(?:{_CLOCK})\] ?"
+    rf"|\[(?P<time>{_STAMP})(?:[ ,]+(?P<letter>[DIWEFC])(?=[ ,\]]))?(?P<more>[^\]\n]{{0,60}})\]"
+    rf"{_GAP}"
+    rf"|\[(?:\d\d/\d\d/(?:\d{{4}}|\d\d) )?(?:{_CLOCK})\]{_GAP}"
     r"|\[(?P<letter2>[DIWEF])(?P<time2>\d{3,4} \d\d:\d\d:\d\d)[^\]]{0,120}\] ?"
     rf"|\[(?P<letter4>[DIWEF]) {_FILE}:\d{{1,6}}\] ?"
     rf"|\[(?P<time4>(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun) {_MONTH} [ \d]\d \d\d:\d\d:\d\d \d{{4}})\] ?"
@@ -60,10 +63,10 @@ _BRACKET = re.compile(
     r"|\[(?:launcher|torchrun|deepspeed|pid \d+)\] ?"
 )
 _DIGIT = re.compile(
-    rf"(?P<time>{_STAMP})[\t ]?"
-    rf"|(?P<time2>\d\d/\d\d/(?:\d{{4}}|\d\d) \d\d:\d\d:\d\d)[\t ]?"
-    rf"|(?P<time3>\d\d-\d\d {_CLOCK}) ?"
-    rf"|(?:{_CLOCK})(?=[ \t|]) ?"
+    rf"(?P<time>{_STAMP}){_GAP}"
+    rf"|(?P<time2>\d\d/\d\d/(?:\d{{4}}|\d\d) \d\d:\d\d:\d\d){_GAP}"
+    rf"|(?P<time3>\d\d-\d\d {_CLOCK}){_GAP}"
+    rf"|(?:{_CLOCK})(?=[ \t|]){_GAP}"
     r"|(?P<host2>\d[\w.-]{1,60}):\d{1,9}:\d{1,9} \[\d{1,3}\] ?"
     r"(?=(?:[\w./-]{1,80}:\d{1,7} )?NCCL )"
     r"|(?P<rank4>\d{1,5}): ?(?=[^\d])"

@@ -37,6 +37,7 @@ NEARBY = (
     '  File "/x/multiprocessing/shared_memory.py", line 9, in __init__',
     '  File "/x/vllm/model_executor/layers/linear.py", line 9, in divide',
     '  File "/x/site-packages/vllm/transformers_utils/config.py", line 9, in <module>',
+    '  File "/x/torch/optim/adamw.py", line 9, in step',
     '  File "/x/sglang/srt/mem_cache/memory_pool.py", line 9, in _create_buffers',
     '  File "/x/verl/utils/config.py", line 9, in omega_conf_to_dataclass',
     '  File "/x/transformers/tokenization_utils_base.py", line 9, in apply_chat_template',
