@@ -64,7 +64,7 @@ class Rules:
         self._known: set[str] = set()
         """Workers that have received a reply from an agent."""
         self._sent: dict[str, list[tuple[Any, ...]]] = {}
-        self._newest: dict[str, int] = {}
+        self._newest: dict[tuple[str, str], int] = {}
         self._codes: set[int] = set()
         """The outcomes that heads have decided."""
 
@@ -184,7 +184,7 @@ class Rules:
             if event.report.succeeded and counts and live:
                 self._succeeded.add((agent.machine.label, agent.machine.boots))
         if isinstance(event, h.WorkerReported):
-            self._in_order(event.worker)
+            self._in_order(agent.machine.label, event.worker)
         if isinstance(event, Stalled):
             self._stalled.add(agent.machine.label)
         self._codes |= {one.outcome.exit_code for one in actions if isinstance(one, h.EndRun)}
@@ -205,16 +205,20 @@ class Rules:
         if not said or said[-1] != content:
             said.append(content)
 
-    def _in_order(self, one: Worker) -> None:
-        """Check that no older report replaces a newer one."""
+    def _in_order(self, head: str, one: Worker) -> None:
+        """Check that no older report replaces a newer one on a head's machine.
+
+        Two heads may count reports of one worker, each those that reach it.
+        """
         content = said_by(one)
         said = self._sent.get(one.key, [])
         found = [number for number, other in enumerate(said) if other == content]
         if not found:
             return
-        if max(found) < self._newest.get(one.key, -1):
+        newest = self._newest.get((head, one.key), -1)
+        if max(found) < newest:
             self.breaks("reports count in their order", f"{one.key} is taken back to {content}")
-        self._newest[one.key] = max(self._newest.get(one.key, -1), min(found))
+        self._newest[head, one.key] = max(newest, min(found))
 
     def worker_decided(
         self, agent: Agent, before: w.WorkerState, event: object, actions: Iterable[object]
