@@ -227,6 +227,15 @@ def main_error(error: ParsedError) -> ParsedError:
     return first
 
 
+@lru_cache(maxsize=1_024)
+def _main_and_role(error: ParsedError) -> tuple[ParsedError, Role]:
+    """Return the part of a chain that shows most, and the role of the whole.
+
+    Kept for a while: while a job runs, each piece of its output has all its errors judged again.
+    """
+    return main_error(error), min(role_of(part) for part in error.chain())
+
+
 def shows_an_end(error: ParsedError) -> bool:
     """Return whether an error shows that a process ended by another one."""
     return any(_ENDS.search(part.line) is not None for part in error.chain())
@@ -239,8 +248,7 @@ def candidates(logs: Sequence[ParsedLog], clocks_ahead: Sequence[float] = ()) ->
     found = []
     for number, log in enumerate(logs):
         for occurrence in log.occurrences:
-            error = main_error(occurrence.error)
-            role = min(role_of(part) for part in occurrence.error.chain())
+            error, role = _main_and_role(occurrence.error)
             if (number, error.number) in announcing:
                 role = Role.WRAPPER
             standing = _standing(occurrence, error, ends)
