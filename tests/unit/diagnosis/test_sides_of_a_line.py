@@ -103,11 +103,22 @@ LOADED_WITHOUT_ROOM = traceback(
         ("failed to create fsnotify watcher: too many open files", "inotify"),
         (
             "PermissionError: [Errno 1] Operation not permitted: '/data/x'",
-            "owner or mode of a file",
+            "operation on a file",
         ),
         ("pynvml.NVMLError_NoPermission: Insufficient Permissions", "NVML refuses"),
         ("bash: line 3: /data/out/train.log: Permission denied", "permission"),
         ("bash: line 3: ./train.sh: Permission denied", "not executable"),
+        ("fatal: Authentication failed for 'https://git.lab/a/b.git/'", "access to a repository"),
+        ("RuntimeError: mbind: Operation not permitted", "not permitted"),
+        ("setting membind: Operation not permitted", "not permitted, said in passing"),
+        (
+            (
+                "node-1:9:9 [0] NCCL WARN NET/IB : Unable to open device mlx5_0\n"
+                "node-1:9:9 [0] init.cc:100 NCCL WARN Error: network IB not found."
+            ),
+            "RDMA device",
+        ),
+        ("node-1:9:9 [0] init.cc:100 NCCL WARN Error: network IB not found.", "NCCL_NET"),
         (
             (
                 "transport/nvls.cc:99 NCCL WARN Failed to bind NVLink SHARP (NVLS) Multicast "
@@ -142,7 +153,10 @@ def test_another_row_has_a_line_with_another_reason(text: str, key: str) -> None
             "RuntimeError: CUDA driver initialization failed, you might not have a CUDA gpu.",
             ["no GPU", "forked"],
         ),
-        ("fatal: could not read Username for 'https://git.lab': No such device", ["no such repo"]),
+        (
+            "fatal: could not read Username for 'https://git.lab': No such device",
+            ["none of that name"],
+        ),
         ("OSError: [Errno 98] Address already in use", ["earlier run", "second part"]),
         (
             (
