@@ -52,6 +52,7 @@ _ADDED = re.compile(
     r"|unittest' has no attribute 'IsolatedAsyncioTestCase)'"
 )
 """What earlier versions of Python do not have yet."""
+_FEWEST = 2  # frames: of the source, and of what runs it
 _UNIONS = "unsupported operand type(s) for |: 'type'"
 _REMOVED_NAMES = frozenset(("ByteString", "coroutine", "getargspec", "formatargspec"))
 """Names that newer versions of Python lack, not older ones."""
@@ -104,6 +105,22 @@ def python_too_old(error: ParsedError) -> Cause | None:
         "Python too old",
         f"{which} is older than the installed {user} needs ({why})",
         f"Use an image with a newer Python, or the {user} of an older release",
+    )
+
+
+def made_source(error: ParsedError) -> Cause | None:
+    """A package runs source that it made itself, of another package's: that is no valid Python."""
+    frames = error.frames
+    if error.name != "SyntaxError" or len(frames) < _FEWEST or frames[-1].file != "<string>":
+        return None
+    user = package_of(frames[-2].file)
+    if not user or "exec(" not in frames[-2].code:
+        return None
+    return Cause(
+        "made source",
+        f"{user} made Python source that is no valid Python ({frames[-2].file}:{frames[-2].line})",
+        f"Mostly {user} does not fit a package that it changes: install the versions that it asks "
+        "for (`pip check`)",
     )
 
 

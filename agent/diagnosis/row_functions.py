@@ -21,6 +21,7 @@ from agent.diagnosis.file_functions import (
 )
 from agent.diagnosis.http_functions import refused_by_a_server, unreachable_server
 from agent.diagnosis.python_functions import (
+    made_source,
     mistake_in_own_code,
     python_too_new,
     python_too_old,
@@ -162,6 +163,7 @@ FUNCTIONS: Mapping[str, RowFunction] = {
         missing_program,
         incomplete_checkpoint,
         mistake_in_own_code,
+        made_source,
         python_too_new,
         refused_by_a_server,
         unreachable_server,

@@ -9,7 +9,7 @@ from agent.diagnosis.cause import Cause
 from agent.diagnosis.config_functions import framework_of
 
 if TYPE_CHECKING:
-    from agent.diagnosis.errors.parsed_error import ParsedError
+    from agent.diagnosis.errors.parsed_error import ParsedError, TracebackFrame
 
 _PACKAGES = ("/site-packages/", "/dist-packages/")
 _ARGUMENT = re.compile(
@@ -194,11 +194,19 @@ def attribute_of_another_version(error: ParsedError) -> Cause | None:
     if owner is None or owner.lastgroup is None:
         return None
     package = owner.lastgroup
-    file = error.frames[-1].file
+
+    # A class with a `__getattr__` of its own raises the error there: its caller is the user.
+    frames = [frame for frame in error.frames if not _is_lookup(frame, package)]
+    file = frames[-1].file if frames else ""
     user = package_of(file) or framework_of(file)
     if user in {"", package, "torch"}:  # torch looks an attribute up for another one
         return None
     return lacking_name(error, package, f"uses {found['name']} of {found['owner']}")
+
+
+def _is_lookup(frame: TracebackFrame, package: str) -> bool:
+    """Return whether a frame only looks an attribute up, for who called it."""
+    return frame.function == "__getattr__" and package_of(frame.file) == package
 
 
 def _difference(found: re.Match[str]) -> str:

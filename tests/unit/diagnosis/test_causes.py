@@ -38,6 +38,7 @@ NEARBY = (
     '  File "/x/vllm/model_executor/layers/linear.py", line 9, in divide',
     '  File "/x/site-packages/vllm/transformers_utils/config.py", line 9, in <module>',
     '  File "/x/torch/optim/adamw.py", line 9, in step',
+    '  File "/x/site-packages/a/b.py", line 9, in c\n    exec(source)\n  File "<string>", line 2',
     '  File "/x/sglang/srt/mem_cache/memory_pool.py", line 9, in _create_buffers',
     '  File "/x/verl/utils/config.py", line 9, in omega_conf_to_dataclass',
     '  File "/x/transformers/tokenization_utils_base.py", line 9, in apply_chat_template',
