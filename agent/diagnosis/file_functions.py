@@ -15,6 +15,10 @@ _ERRNO = re.compile(
     r"^\[Errno (?P<number>\d{1,3})\] (?P<text>[^:'\n]{3,60}?)(?:: '(?P<path>[^']{1,300})|$)"
 )
 _BY_ERRNO = {
+    5: (
+        "reading or writing {path} failed: its disk or network disk",
+        "Look at that mount and at `dmesg` of the node; take another disk, or another machine",
+    ),
     14: (
         "a read or write at {path} failed",
         "Network disks fail so while a buffer is used: save again, to a local disk",
@@ -61,8 +65,9 @@ _WRITES = re.compile(
     r"|write_bytes|mkdir)\(|\bos\.mkdir\(|\.save\(|FileHandler"
 )
 _OF_FILES = re.compile(
-    r"\b(?:open|write|read|flush|save\w*|load\w*|dump|copy\w*|close)\b|\.write\("
+    r"\b(?:open|write\w*|read\w*|flush|save\w*|load\w*|dump|copy\w*|close)\b|\.write\("
 )
+_OF_TERMINALS = re.compile(r"/logging/|/tqdm/|\bstd(?:out|err)\b|\bprint\(|/socket\.py|/ssl\.py")
 _PASSING = re.compile(
     r"^/(?:proc|sys|dev)/|/te?mp\b|\.te?mp\b|te?mp_|\.lock\b|/session_|/shm/|\.sock|\.pid\b|cache"
 )
@@ -119,6 +124,8 @@ def refused_by_the_system(error: ParsedError) -> Cause | None:
 def _is_of_file(error: ParsedError) -> bool:
     """Return whether a call without a path is one on a file."""
     frame = error.frames[-1]
+    if _OF_TERMINALS.search(f"{frame.file} {frame.code}") is not None:
+        return False
     return _OF_FILES.search(f"{frame.function} {frame.code}") is not None
 
 
@@ -143,10 +150,17 @@ def missing_program(error: ParsedError) -> Cause | None:
             f"the program or folder {name}, with which the job starts a process, does not exist",
             "Correct the path, or bring it to every node: the image, or a disk that all share",
         )
+    if name == "nvidia-smi":
+        return Cause(
+            "program missing",
+            "the container has no nvidia-smi, which the job starts",
+            "The container runtime brings it with the driver: start the container with GPUs "
+            "(--gpus all, nvidia.com/gpu), and look whether PATH has /usr/bin",
+        )
     return Cause(
         "program missing",
         f"the image lacks the program {name}, which the job starts",
-        "Install it in the image, or put its folder into PATH; for a script: is it on every node?",
+        "Install it in the image, or put its folder into PATH; a script has to be on every node",
     )
 
 

@@ -97,7 +97,8 @@ def python_too_old(error: ParsedError) -> Cause | None:
     if why == "newer syntax":
         return Cause(
             "Python too old",
-            f"{which} cannot read the installed {user}: mostly it is older than {user} needs",
+            f"{which} cannot read a file of the installed {user}: newer or much older syntax, or "
+            "a damaged file",
             f"Compare what {user} asks for (`pip show`, its page) with `python --version`: change "
             "the image, or the release",
         )

@@ -123,6 +123,7 @@ _ENDS = re.compile(
 _REBUILDS = "from_ray_exception"
 """The function in which the exception of another process is built anew, which may fail."""
 _ARGPARSE = re.compile(r"[\w./-]{1,120}: error: ")  # a program ends behind it
+_SANDBOX = re.compile(r"/tmp/(?:[\w.-]+/)*tmp[a-z0-9_]{8}(?:/[\w.-]+)*\.?(?:py)?$")
 _NEAR_RAY = 4  # lines
 _GOES_ON = 12  # ordinary lines of a process behind an error that it survived
 
@@ -298,7 +299,7 @@ class _Ends:
 
 
 def _standing(occurrence: Occurrence, error: ParsedError, ends: _Ends) -> Standing:
-    if occurrence.is_harmless:
+    if occurrence.is_harmless or _is_of_a_sandbox(occurrence.error):
         return Standing.QUOTED
     if occurrence.is_overcome:
         return Standing.OVERCOME
@@ -317,6 +318,15 @@ def _standing(occurrence: Occurrence, error: ParsedError, ends: _Ends) -> Standi
     is_unmarked = error.kind is ErrorKind.PLAIN and error.level is LogLevel.UNSTATED
     goes_on = occurrence.ordinary_after > _GOES_ON
     return Standing.SURVIVED if goes_on or is_unmarked else Standing.LAST
+
+
+def _is_of_a_sandbox(error: ParsedError) -> bool:
+    """Return whether a program failed that lies in a folder of Python's tempfile.
+
+    Tools write programs of a model there to run them.
+    """
+    first = error.frames[0] if error.frames else None
+    return first is not None and _SANDBOX.match(first.file) is not None
 
 
 def _begins_a_program(error: ParsedError) -> bool:

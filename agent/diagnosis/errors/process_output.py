@@ -34,6 +34,13 @@ _FAILED_IMPORT = "Failed to import transformers"  # why stands below it
 _WITH_OUTPUT = {"SubprocessCalledProcessError"}  # what pip printed stands below it
 _WITH_DETAILS = {"_InactiveRpcError", "_MultiThreadedRendezvous", "AioRpcError"}  # of gRPC
 _WITH_LAST_ERROR = {"DistBackendError"}  # what NCCL printed last stands below it
+_WITH_ANSWER = {
+    *("HfHubHTTPError", "RepositoryNotFoundError", "GatedRepoError", "EntryNotFoundError"),
+    *("RemoteEntryNotFoundError", "RevisionNotFoundError", "DisabledRepoError"),
+}
+"""Of the hub: its own words stand below the request's number, behind an empty line."""
+_REQUEST = re.compile(r"\(Request ID: [^()]{1,120}\)$")
+_MOST_OF_ANSWER = 3  # lines
 _OF_MEMORY = "OutOfMemoryError"  # of Ray; which node it was stands below it
 _NAMES_NODE = "Memory on the node ("
 _OPENS_TEXT = re.compile(
@@ -165,7 +172,9 @@ class HeldError:
             return self.continues_output(body)
         if self.innermost.name in _WITH_LAST_ERROR and self.continue_last_error(body):
             return True
-        if self.innermost.name == _OF_MEMORY and body.startswith(_NAMES_NODE):
+        names_node = self.innermost.name == _OF_MEMORY and body.startswith(_NAMES_NODE)
+        is_answer = self.awaits_answer() and not LIKE_A_TYPE.match(body)
+        if names_node or is_answer:
             self.continue_message(body)
             return True
         has_own_level = line.level is not LogLevel.UNSTATED
@@ -180,6 +189,12 @@ class HeldError:
             return False
         self.continue_message(body)
         return True
+
+    def awaits_answer(self) -> bool:
+        """Return whether the words of the hub follow, behind an empty line."""
+        if self.innermost.name not in _WITH_ANSWER or self.continued >= _MOST_OF_ANSWER:
+            return False
+        return _REQUEST.search(self.message.partition("\n")[0]) is not None
 
     def continues_table(self, body: str) -> bool:
         """Take the columns below a failed cast, up to the line that says why it failed."""
@@ -212,6 +227,8 @@ class HeldError:
             return "[type=" in body
         if self.message.startswith(_FAILED_IMPORT):
             return True
+        if self.innermost.name in _WITH_ANSWER:
+            return _REQUEST.match(self.message) is not None
         if self.innermost.name in _WITH_DETAILS:
             return body.lstrip().startswith("details = ")
         return self.innermost.name in _WITH_OUTPUT and body.lstrip().startswith("ERROR: ")
@@ -316,8 +333,10 @@ class ProcessOutput:
 
     def end_of_message(self) -> None:
         """End the message of an error at an empty line; a chain may go on behind it."""
-        if self.held is not None and self.held.message.strip():
-            self.held.is_ended = True
+        held = self.held
+        if held is None or not held.message.strip():
+            return
+        held.is_ended = held.continued > 0 or not held.awaits_answer()
 
     def read_quotes(self, line: PrintedLine) -> None:
         """Begin or end a text of a model or a tool."""

@@ -503,3 +503,17 @@ def test_a_rank_in_the_name_of_an_actor_is_read() -> None:
         5,
         "10.0.0.9",
     )
+
+
+def test_a_program_that_a_model_wrote_is_no_cause() -> None:
+    """Sandboxes run it from a folder of Python's tempfile, and print how it ended."""
+    program = (
+        'Traceback (most recent call last):\n  File "/tmp/tmpz0c5t9ra/tmpm31v7y_k.py", line 2, in '
+        "<module>\n    import sympyy\nModuleNotFoundError: No module named 'sympyy'"
+    )
+    steps = "\n".join(f"step:{at} - loss:0.3" for at in range(30))
+    interrupt = f"{TRACE}KeyboardInterrupt"
+    assert cause(f"{program}\n{steps}\n{interrupt}").key == ""
+    assert cause(f"{program}\n{REAL}").line == "ZeroDivisionError: division by zero"
+    own = program.replace("/tmp/tmpz0c5t9ra/tmpm31v7y_k.py", "/tmp/train.py")
+    assert cause(own).key == "missing module"

@@ -65,6 +65,8 @@ NEARBY = (
     '  File "/x/vllm/v1/worker/gpu_model_runner.py", line 9, in load_model',
     '  File "/x/torch/utils/data/_utils/pin_memory.py", line 9, in pin_memory',
     '  File "/x/tools/checkpoint_conversion/llama.py", line 9, in main',
+    '  File "/x/sglang/srt/mem_cache/memory_pool_host.py", line 9, in init_kv_buffer',
+    '  File "/x/bridge/training/checkpoints.py", line 9, in load_args_from_checkpoint',
 )
 """Lines before an error that show what it is about."""
 

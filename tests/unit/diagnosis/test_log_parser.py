@@ -470,3 +470,17 @@ def test_each_warning_among_a_pod_s_events_is_an_error() -> None:
     for reason, is_error in (("UnexpectedAdmissionError", True), ("Unhealthy", False)):
         found = parse_log([event.format(reason)]).occurrences
         assert any(one.error.level >= LogLevel.ERROR for one in found) == is_error
+
+
+def test_the_hub_s_own_words_stand_below_an_empty_line() -> None:
+    """They belong to the error, and are shown where its line has only the request's number."""
+    text = (
+        "huggingface_hub.errors.HfHubHTTPError: (Request ID: Root=1-67;ab)\n\n403 Forbidden: "
+        "Private repository storage limit reached.\nCannot access content at: https://x.\n\n\n\nnext"
+    )
+    (error,) = errors_of(text)
+    assert error.line == "403 Forbidden: Private repository storage limit reached."
+    assert "Cannot access content" in error.message
+    assert "next" not in error.message
+    (error,) = errors_of("huggingface_hub.errors.GatedRepoError: 403 Client Error.\n\nnext")
+    assert error.message == "403 Client Error."

@@ -158,7 +158,7 @@ def test_a_python_that_is_too_old(line: str, why: str) -> None:
     assert found(text.format("/app", line)).key == ""
 
 
-def test_syntax_that_python_cannot_read_is_mostly_newer() -> None:
+def test_syntax_that_python_cannot_read_may_be_newer_or_older() -> None:
     """Packages for a much older Python fail so too: the sentence leaves that open."""
     text = (
         'Traceback (most recent call last):\n  File "/usr/lib/python3.10/site-packages/verl/x.py", '
@@ -166,7 +166,8 @@ def test_syntax_that_python_cannot_read_is_mostly_newer() -> None:
     )
     answer = found(text)
     assert answer.cause == (
-        "Python 3.10 cannot read the installed verl: mostly it is older than verl needs"
+        "Python 3.10 cannot read a file of the installed verl: newer or much older syntax, or a "
+        "damaged file"
     )
     assert "python --version" in answer.what_to_do
 
