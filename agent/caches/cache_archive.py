@@ -19,7 +19,8 @@ import secrets
 import stat
 import zlib
 from contextlib import contextmanager, suppress
-from typing import IO, TYPE_CHECKING, TypeVar
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, NamedTuple, TypeVar
 
 from msgspec import DecodeError, to_builtins
 
@@ -37,7 +38,6 @@ from agent.caches.cache_folder import PART_SUFFIX
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
-    from pathlib import Path
 
 _V = TypeVar("_V", bound=Value)
 
@@ -65,6 +65,14 @@ class Trust(Value):
 
     seal: str  # '' without a token
     uid: int
+
+
+class Target(NamedTuple):
+    """Where a file of an archive is written."""
+
+    path: str
+    head: bytes = b""  # what its first bytes are replaced by
+    is_public: bool = False  # whether others may read it
 
 
 class _Sealed:
@@ -100,11 +108,15 @@ def _signature_line(signature: str, seal: str) -> bytes:
 
 
 def write_archive(
-    target: Path, root: Path, files: Iterable[CacheFile], kind: str, seal: str
+    target: Path,
+    source_of: Callable[[CacheFile], str],
+    files: Iterable[CacheFile],
+    kind: str,
+    seal: str,
 ) -> tuple[str, list[CacheFile]]:
     """Write an archive beside `target`, then put it there; return its signature and its files.
 
-    Files that are gone, cannot be read or are cut are left out.
+    `source_of` says where a file is. Files that are gone, cannot be read or are cut are left out.
     """
     part = target.with_name(f".{target.name}.{secrets.token_hex(4)}{PART_SUFFIX}")
     chosen = [*files]
@@ -120,7 +132,7 @@ def write_archive(
             contents = Contents(kind, len(chosen), sum(entry.size for entry in chosen))
             sealed.write(json.dumps(to_builtins(contents)).encode() + b"\n")
             with gzip.GzipFile(fileobj=sealed, mode="wb", compresslevel=1, mtime=0) as stream:
-                written = [entry for entry in chosen if _pack(stream, root, entry)]
+                written = [entry for entry in chosen if _pack(stream, source_of(entry), entry)]
 
             file.seek(len(_MAGIC))
             file.write(_signature_line(sealed.signature(), seal))
@@ -136,10 +148,10 @@ def write_archive(
     return sealed.signature(), written
 
 
-def _pack(stream: gzip.GzipFile, root: Path, entry: CacheFile) -> bool:
+def _pack(stream: gzip.GzipFile, source: str, entry: CacheFile) -> bool:
     """Add one file; return False where it is gone, replaced by a link, still growing, or cut."""
     try:
-        descriptor = os.open(root / entry.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        descriptor = os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
         return False
     with open(descriptor, "rb") as file:  # noqa: PTH123 - a descriptor
@@ -240,7 +252,9 @@ def _head_of(file: IO[bytes]) -> tuple[str, str]:
     return marker, signature.strip()
 
 
-def unpack(copy: IO[bytes], contents: Contents, place: Callable[[CacheFile], Path | None]) -> None:
+def unpack(
+    copy: IO[bytes], contents: Contents, place: Callable[[CacheFile], Target | None]
+) -> None:
     """Write the files of a checked copy to where `place` says; None leaves one out.
 
     What is there already is never written to: a running job may use it.
@@ -266,14 +280,16 @@ def _ahead(stream: gzip.GzipFile) -> bool:
     return bool(stream.peek(1))
 
 
-def _unpack_file(stream: gzip.GzipFile, entry: CacheFile, target: Path | None) -> None:
+def _unpack_file(stream: gzip.GzipFile, entry: CacheFile, target: Target | None) -> None:
     """Write one file; its name is there once it is whole."""
     # A part beside its name, and nothing for a file that is left out.
     part: Path | None = None
     file: IO[bytes] | None = None
     if target is not None:
-        part = target.with_name(f".{secrets.token_hex(8)}{PART_SUFFIX}")
+        part = Path(target.path).with_name(f".{secrets.token_hex(8)}{PART_SUFFIX}")
         mode = 0o700 if entry.is_program else 0o600
+        if target.is_public:
+            mode = 0o644
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         file = open(os.open(part, flags, mode), "wb")  # noqa: PTH123, SIM115 - closed below
 
@@ -291,9 +307,13 @@ def _unpack_file(stream: gzip.GzipFile, entry: CacheFile, target: Path | None) -
         # It is whole: now it gets its name.
         if file is None or part is None or target is None:
             return
+        if target.head:
+            file.seek(0)
+            file.write(target.head)
         file.close()
-        os.utime(part, ns=(entry.mtime_ns, entry.mtime_ns))  # ninja compares times
-        part.rename(target)
+        if not target.head:
+            os.utime(part, ns=(entry.mtime_ns, entry.mtime_ns))  # ninja compares times
+        part.rename(target.path)
         part = None
     finally:
         if file is not None:

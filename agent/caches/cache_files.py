@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
 import struct
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from agent.base import times
 from agent.base.value import Value
-from agent.job.compile_caches import LIBRARY_CACHES, PYTHON
+from agent.job.compile_caches import LIBRARY_CACHES
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
@@ -21,6 +20,8 @@ LONGEST_PATH = 1024
 MOST_OF_VOLUME = 20 << 30  # of all archives of this user or token
 STATE = ".pod-agent"  # the program's own folder within a node's cache folder
 
+PYTHON = "python"
+"""The folder in archives of Python's compiled files, which python_files.py has."""
 _ARCHIVED = {PYTHON, *(library.folder for library in LIBRARY_CACHES)} - {"hf_modules"}
 """Folders in archives. The models' own code is copied from the hub's cache in milliseconds."""
 _LEFT_OUT = (
@@ -32,8 +33,6 @@ _LEFT_OUT = (
     *("locks", "tmp"),
 )
 """Names of files and folders that are of no use, or wrong, on another node."""
-_OF_PACKAGES = re.compile(r"/lib(?:64)?/python3(?:\.\d+)?/")
-"""In the path of a .pyc file: that of the standard library, or of an installed package."""
 _OBJECTS = ("*.so", "*.so.*", "*.o", "*.cubin", "*.hsaco")
 _ELF = b"\x7fELF"
 _ELF_64_LITTLE = _ELF + b"\x02\x01"
@@ -67,36 +66,24 @@ def is_safe(path: str) -> bool:
     return parts[0] in _ARCHIVED and not {"", ".", "..", STATE}.intersection(parts)
 
 
-def is_archived(path: str, packages: str = "") -> bool:
-    """Return whether a file is archived, by its path.
-
-    `packages` is the digest of the packages whose .pyc files are.
-    """
+def is_archived(path: str) -> bool:
+    """Return whether a file is archived, by its path."""
     if not is_safe(path):
         return False
-    if path.startswith(f"{PYTHON}/"):
-        return path.endswith(".pyc") and is_of_packages(path, packages)
+    if is_of_python(path):
+        return True
     names = path.split("/")[1:]
     return not any(fnmatchcase(name, pattern) for name in names for pattern in _LEFT_OUT)
 
 
-def is_of_packages(path: str, packages: str) -> bool:
-    """Return whether a compiled file is of these installed packages.
-
-    The others are of the user's own code, of which no digest says that it is the same, or of
-    packages that Ray installs for one job.
-    """
-    prefix = f"{PYTHON}/{packages}/"
-    if not path.startswith(prefix) or "/runtime_resources/" in path:
-        return False
-    return _OF_PACKAGES.search(path, len(prefix) - 1) is not None
+def is_of_python(path: str) -> bool:
+    """Return whether a file of an archive is one of Python's own, beside its source."""
+    return path.startswith(f"{PYTHON}/")
 
 
-def choose_files(files: Iterable[CacheFile], packages: str = "") -> tuple[CacheFile, ...]:
+def choose_files(files: Iterable[CacheFile]) -> tuple[CacheFile, ...]:
     """Return the files to archive, the newest first where not all fit."""
-    wanted = [
-        file for file in files if is_archived(file.path, packages) and file.size <= LARGEST_FILE
-    ]
+    wanted = [file for file in files if is_archived(file.path) and file.size <= LARGEST_FILE]
     wanted.sort(key=lambda file: (-file.mtime_ns, file.path))
     chosen = []
     room = MOST_BYTES
@@ -167,12 +154,24 @@ class CacheLook(Value):
     files: int = 0
     size: int = 0
     changed: float = 0.0  # when its newest file was written, in seconds since 1970
+    python_since: float = 0.0  # since when Python's own files count, too; 0.0 where they do not
+
+    @property
+    def has_any(self) -> bool:
+        """Return whether there may be something to archive."""
+        return self.files > 0 or self.python_since > 0
+
+    def differs_from(self, other: CacheLook) -> bool:
+        """Return whether there are other files."""
+        here = (self.files, self.size, self.python_since)
+        return here != (other.files, other.size, other.python_since)
 
 
-def look_of(chosen: Sequence[CacheFile]) -> CacheLook:
+def look_of(chosen: Sequence[CacheFile], python_since: float = 0.0) -> CacheLook:
     """Return the look at a folder of which these files would be archived."""
     newest = max((file.mtime_ns for file in chosen), default=0)
-    return CacheLook(len(chosen), sum(file.size for file in chosen), newest / 1e9)
+    size = sum(file.size for file in chosen)
+    return CacheLook(len(chosen), size, max(newest / 1e9, python_since), python_since)
 
 
 def is_due(look: CacheLook, saved: CacheLook, now: float, next_save: float) -> bool:
@@ -180,6 +179,5 @@ def is_due(look: CacheLook, saved: CacheLook, now: float, next_save: float) -> b
 
     `saved` is what the folder was like at the last write, `next_save` when another one may be.
     """
-    is_changed = (look.files, look.size) != (saved.files, saved.size)
     is_quiet = look.changed + times.CACHES_QUIET <= now
-    return look.files > 0 and is_changed and is_quiet and now >= next_save
+    return look.has_any and look.differs_from(saved) and is_quiet and now >= next_save

@@ -18,16 +18,7 @@ from agent.base.errors import PreflightError
 from agent.base.text import mib
 from agent.base.typed import decode
 from agent.base.value import Bytes, Count, Value
-from agent.caches.cache_files import (
-    HEAD_BYTES,
-    MOST_FILES,
-    STATE,
-    CacheFile,
-    is_object,
-    is_of_packages,
-    is_whole,
-)
-from agent.job.compile_caches import PYTHON
+from agent.caches.cache_files import HEAD_BYTES, MOST_FILES, STATE, CacheFile, is_object, is_whole
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,6 +28,7 @@ PART_SUFFIX = ".part"  # of a file that is being written
 _KNOWN = "known.json"  # what the archive on the volume is known to have
 _SEEDED = "seeded.json"  # how the folder was seeded last
 _KIND = "kind"
+_UNCOMPILED = "uncompiled"  # there where Python's packages came without .pyc files
 
 
 class CachePlace(Value):
@@ -46,7 +38,7 @@ class CachePlace(Value):
     folder: str
     archive: str  # a file name
     kind: str
-    packages: str = ""  # a digest of the Python packages whose .pyc files are kept here, if any
+    packages: tuple[str, ...] = ()  # the folders of the job's Python and of its packages
 
     @property
     def root(self) -> Path:
@@ -167,6 +159,19 @@ def write_known(place: CachePlace, known: KnownArchive) -> None:
     _write_state(place, _KNOWN, known)
 
 
+def note_uncompiled(folder: Path) -> None:
+    """Record that packages came without .pyc files: the next start finds those of this one."""
+    with suppress(OSError):
+        (folder / STATE / _UNCOMPILED).touch()
+
+
+def uncompiled_since(folder: Path) -> float:
+    """Return since when it is recorded that packages came without .pyc files, or 0.0."""
+    with suppress(OSError):
+        return (folder / STATE / _UNCOMPILED).stat().st_mtime
+    return 0.0
+
+
 def _write_state(place: CachePlace, name: str, state: Value) -> None:
     """Write a file about the folder; without it the archive is read or written once more."""
     part = place.state(f"{name}{PART_SUFFIX}")
@@ -185,18 +190,6 @@ def remove_cut(root: Path) -> None:
         if not is_whole(file.path, _head_of(path), file.size):
             with suppress(OSError):
                 path.unlink()
-
-
-def remove_own_code(place: CachePlace) -> None:
-    """Remove the .pyc files of the user's own code, which another image may have left here.
-
-    Images may give all files one time: an edit of the same length would then not count.
-    """
-    for file in list_files(place.root):
-        is_python = file.path.startswith(f"{PYTHON}/{place.packages}/")
-        if is_python and not is_of_packages(file.path, place.packages):
-            with suppress(OSError):
-                (place.root / file.path).unlink()
 
 
 def _head_of(path: Path) -> bytes:

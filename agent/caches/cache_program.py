@@ -39,14 +39,15 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--folder", required=True, help="the node's cache folder")
     parser.add_argument("--archive", required=True, help="file name of this kind's archive")
     parser.add_argument("--kind", required=True, help="digest of this kind of node")
-    parser.add_argument("--packages", default="", help="digest of packages without .pyc files")
+    parser.add_argument("--packages", action="append", default=[], help="folder of packages")
     parser.add_argument("--run", default="", help="id of the run that saves")
     parser.add_argument("--node", default="", help="name of the node that saves")
     parser.add_argument("--settled", type=float, help="seconds without a change, after a failure")
     parser.add_argument("--limit", type=float, default=times.CACHES_SEED, help="seconds")
     asked = parser.parse_args(argv)
 
-    place = CachePlace(asked.volume, asked.folder, asked.archive, asked.kind, asked.packages)
+    packages = tuple(asked.packages)
+    place = CachePlace(asked.volume, asked.folder, asked.archive, asked.kind, packages)
     trust = Trust(os.environ.get(SEAL, ""), os.getuid())
     if asked.action == "seed":
         late = f"cold: {asked.volume} took longer than {asked.limit:g} s"

@@ -17,6 +17,7 @@ import shutil
 import tempfile
 import time
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -24,14 +25,14 @@ from msgspec.structs import replace
 from agent.base import times
 from agent.base.text import error_text, mib
 from agent.caches import cache_archive
-from agent.caches.cache_archive import Trust, UnusableArchiveError
+from agent.caches.cache_archive import Target, Trust, UnusableArchiveError
 from agent.caches.cache_files import (
     STATE,
     CacheFile,
     OldArchive,
     choose_files,
     has_news,
-    is_archived,
+    is_of_python,
     outdated,
     settled,
 )
@@ -44,14 +45,16 @@ from agent.caches.cache_folder import (
     is_part,
     list_files,
     make_private,
+    note_uncompiled,
     read_known,
     remove_cut,
-    remove_own_code,
     remove_parts,
     scan,
+    uncompiled_since,
     write_known,
     write_seeded,
 )
+from agent.caches.python_files import file_of, lacks_compiled, list_compiled, target_of
 
 SUFFIX = ".caches"
 _CLAIM_SUFFIX = ".claim"
@@ -69,7 +72,8 @@ def seed(place: CachePlace, trust: Trust) -> Seeded:
     clear_other_kind(place)
     remove_parts(place.root)
     remove_cut(place.root)
-    remove_own_code(place)
+    if lacks_compiled(place.packages):
+        note_uncompiled(place.root)
 
     # Nothing of the volume may end a run.
     try:
@@ -81,11 +85,8 @@ def seed(place: CachePlace, trust: Trust) -> Seeded:
     except OSError as error:
         seeded = Seeded("cold", f"{place.path} cannot be read: {error_text(error)}")
 
-    # An earlier run on this machine may have left what it compiled. What is newer is of programs
-    # of this run, which may have started before.
-    former = time.time_ns() - int(times.CACHES_SETTLED * 1e9)
-    files = choose_files(list_files(place.root), place.packages)
-    here = [file for file in files if file.mtime_ns < former]
+    # An earlier run on this machine may have left what it compiled.
+    here = choose_files(list_files(place.root))
     if seeded.state == "cold" and here:
         sentence = f"from this node's own disk; {seeded.sentence}"
         seeded = Seeded("seeded", sentence, len(here), sum(file.size for file in here))
@@ -108,7 +109,8 @@ def _add_archive(place: CachePlace, trust: Trust, tries: int = _TRIES) -> Seeded
 def _add_newest(place: CachePlace, trust: Trust) -> Seeded:
     """Add the files of the archive that is there now."""
     known = read_known(place)
-    if known.signature and cache_archive.signature_at(place.path) == known.signature:
+    is_known = known.signature and cache_archive.signature_at(place.path) == known.signature
+    if is_known and not lacks_compiled(place.packages):
         size = sum(size for _, size in known.files)
         sentence = f"by {place.archive}, which this node has read or written"
         _touch(place.path)
@@ -119,14 +121,17 @@ def _add_newest(place: CachePlace, trust: Trust) -> Seeded:
         _check_room(place.root, place.path.stat().st_size)
         signature, contents = cache_archive.copy_checked(place.path, copy, place.kind, trust)
         _check_room(place.root, contents.size)
+        packages = [folder for folder in place.packages if _takes_files(folder, contents.size)]
 
-        def target(entry: CacheFile) -> Path | None:
+        def target(entry: CacheFile) -> Target | None:
             files.append((entry.path, entry.size))
+            if is_of_python(entry.path):
+                return target_of(entry.path, packages)
             path = place.root / entry.path
-            if os.path.lexists(path) or not is_archived(entry.path, place.packages):
+            if os.path.lexists(path):
                 return None
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            return path
+            return Target(str(path))
 
         cache_archive.unpack(copy, contents, target)
     write_known(place, KnownArchive(signature, tuple(files)))
@@ -139,6 +144,11 @@ def _check_room(folder: Path, needed: int) -> None:
     free = shutil.disk_usage(folder).free
     if free < needed + _SPARE:
         raise UnusableArchiveError(f"{folder} has {mib(free)} free, and {mib(needed)} are needed")
+
+
+def _takes_files(folder: str, size: int) -> bool:
+    """Return whether files may be added to a folder of packages, and have room there."""
+    return os.access(folder, os.W_OK) and shutil.disk_usage(folder).free >= size + _SPARE
 
 
 def _touch(path: Path) -> None:
@@ -161,7 +171,9 @@ def save(
 
     # Has this node something new?
     known = read_known(place)
-    chosen = _files_of(place, known, before_ns)
+    since = uncompiled_since(place.root)
+    compiled = list_compiled(place.packages, since) if since else []
+    chosen = _files_of(place, compiled, known, before_ns)
     if not chosen or (not has_news(chosen, {*known.files}) and place.path.exists()):
         return NOTHING_NEW
     if before_ns is not None and (free := shutil.disk_usage(place.root).free) < _SPARE:
@@ -177,7 +189,7 @@ def save(
 
         # What another run has written meanwhile is part of the new archive.
         _add_archive_of_others(place, trust, known)
-        chosen = _files_of(place, read_known(place), before_ns)
+        chosen = _files_of(place, compiled, read_known(place), before_ns)
         size = sum(file.size for file in chosen)
 
         # Is there room for it, without what is outdated?
@@ -187,7 +199,7 @@ def save(
             return f"not written back: {volume} has {mib(free)} free, and {mib(size)} may be needed"
 
         signature, written = cache_archive.write_archive(
-            place.path, place.root, chosen, place.kind, trust.seal
+            place.path, partial(_source_of, place), chosen, place.kind, trust.seal
         )
     except OSError as error:
         return f"not written back: {place.path} cannot be written: {error_text(error)}"
@@ -199,14 +211,21 @@ def save(
     return f"{len(files)} file(s) ({mib(size)}, packed {mib(packed)}) written to {place.path}"
 
 
+def _source_of(place: CachePlace, entry: CacheFile) -> str:
+    """Return where a file is that is archived."""
+    if is_of_python(entry.path):
+        return file_of(entry.path)
+    return str(place.root / entry.path)
+
+
 def _files_of(
-    place: CachePlace, known: KnownArchive, before_ns: int | None
+    place: CachePlace, compiled: list[CacheFile], known: KnownArchive, before_ns: int | None
 ) -> tuple[CacheFile, ...]:
     """Return the files to archive, of all or of those that were there before a failure."""
-    files = list_files(place.root)
-    if before_ns is not None:
-        files = [*settled(files, {*known.files}, before_ns)]
-    return choose_files(files, place.packages)
+    files = [*list_files(place.root), *compiled]
+    if before_ns is None:
+        return choose_files(files)
+    return choose_files(settled(files, {*known.files}, before_ns))
 
 
 def _claim(place: CachePlace, run_id: str, node: str) -> str:

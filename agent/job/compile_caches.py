@@ -54,10 +54,6 @@ LIBRARY_CACHES = (
 """Read in the sources of vLLM, torch 2.13, Triton, FlashInfer, SGLang, DeepGEMM, tvm-ffi, TileLang,
 JAX and transformers. CUDA_CACHE_PATH is the driver's.
 """
-PYTHON = "python"
-"""The folder of Python's own compiled files, for packages that came without any."""
-_PYTHON_PREFIX = "PYTHONPYCACHEPREFIX"
-_PYTHON_WRITES_NONE = "PYTHONDONTWRITEBYTECODE"
 SEAL = "POD_AGENT_SEAL"
 """The variable in which the program that reads and writes archives gets the key of signatures."""
 OFF = "off"
@@ -86,7 +82,7 @@ class CompileCaches(Value):
     around: str  # this user's private folder on the node
     kind: NodeKind
     signer: str  # who signs archives: by a token's key, or by the user's id
-    packages: str = ""  # a digest of Python's packages, if these came without .pyc files
+    packages: tuple[str, ...] = ()  # the folders of the job's Python and of its packages
     archive_bytes: int | None = None  # the size of the archive when the plan was made, if any
 
     @property
@@ -109,21 +105,12 @@ class CompileCaches(Value):
                 chosen |= dict.fromkeys(library.variables, place)
         return chosen
 
-    def python_variables(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """Return the variables to set for the job's Python, if its packages have no .pyc files.
-
-        Images that forbid Python to write any mean those beside their sources: here are none.
-        """
-        if not self.packages or _PYTHON_PREFIX in environ:
-            return {}
-        folder = f"{self.folder}/{PYTHON}/{self.packages}"
-        return {_PYTHON_PREFIX: folder, _PYTHON_WRITES_NONE: ""}
-
     def argv(self, *words: str) -> list[str]:
         """Return the command of the program that reads or writes this node's archive."""
         place = ("--volume", self.volume, "--folder", self.folder, "--archive", self.archive)
-        kind = ("--kind", self.kind.digest, "--packages", self.packages)
-        return own_command(sys.executable, _PROGRAM, *words, *place, *kind)
+        packages = [word for folder in self.packages for word in ("--packages", folder)]
+        kind = ("--kind", self.kind.digest)
+        return own_command(sys.executable, _PROGRAM, *words, *place, *kind, *packages)
 
     def seeding(self, settings: Settings) -> PrepareStep:
         """Return the prepare step that seeds the node's folder."""

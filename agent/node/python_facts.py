@@ -6,7 +6,6 @@ installed: it imports only the standard library.
 
 from __future__ import annotations
 
-import hashlib
 import importlib.machinery
 import importlib.util
 import json
@@ -134,38 +133,15 @@ def ray_facts(frameworks: Iterable[str] = ()) -> dict[str, object]:
         "libraries": installed(sys.path, frameworks),
         "packages": {name: versions[name] for name in sorted(PAIRED & versions.keys())},
         "built_for": _torch_of_builds(versions, folders),
-        "uncompiled": digest_of_packages(sys.path) if is_uncompiled(folders.get(TORCH)) else "",
+        "cache_tag": sys.implementation.cache_tag,
+        "package_folders": _package_folders(folders.values()),
     }
 
 
-def is_uncompiled(folder: Path | None) -> bool:
-    """Return whether torch came to its folder without .pyc files, as uv installs by default.
-
-    Python then compiles whatever it imports: for TRL 15 s at the first start on each node.
-    """
-    source = None if folder is None else folder / TORCH / "__init__.py"
-    if source is None or not source.is_file():
-        return False
-    compiled = f"__init__.{sys.implementation.cache_tag}.pyc"
-    return not (source.parent / "__pycache__" / compiled).is_file()
-
-
-def digest_of_packages(path: Iterable[str]) -> str:
-    """Return a digest of all that is installed, by the lists of files that installers write.
-
-    A .pyc counts for a source of its time and size. In an image whose files all have one time,
-    another build of a package may have both.
-    """
-    digest = hashlib.sha256()
-    for entry in path:
-        with suppress(OSError):
-            for item in sorted(os.listdir(entry or ".")):  # noqa: PTH208 - twice as fast
-                if item.endswith("-info"):
-                    digest.update(f"{item}\n".encode())
-                    # Its lines on itself: uv lists a file with the time of the installation.
-                    lines = text_of(Path(entry, item, "RECORD")).splitlines()
-                    digest.update("\n".join(e for e in lines if "-info/" not in e).encode())
-    return digest.hexdigest()[:16]
+def _package_folders(folders: Iterable[Path]) -> tuple[str, ...]:
+    """Return the folders of Python's standard library and of installed packages."""
+    installed_in = {str(at) for at in folders if at.name in {"site-packages", "dist-packages"}}
+    return (str(Path(os.__file__).parent), *sorted(installed_in))
 
 
 def _torch_of_builds(versions: dict[str, str], folders: dict[str, Path]) -> dict[str, str]:

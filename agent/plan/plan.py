@@ -225,13 +225,6 @@ class Plan(Value):
         caches = {} if self.caches is None else self.caches.variables(environ)
         return {**caches, **self.recipe_env, **own, **self.gpu_split.job_environment(rank)}
 
-    def job_environment(
-        self, node_ip: str, head_ip: str, rank: int | None = None
-    ) -> dict[str, str]:
-        """Return the environment of Ray and the job, whose Python may have a cache of its own."""
-        python = {} if self.caches is None else self.caches.python_variables(self.environ)
-        return {**self.environment(node_ip, head_ip, rank), **python}
-
     @property
     def texts_with_secrets(self) -> tuple[tuple[str, str], ...]:
         """Return names and texts that may hold secrets: the command, and the services file's."""

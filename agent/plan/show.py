@@ -394,7 +394,7 @@ def environment_of(plan: Plan) -> dict[str, str]:
     if plan.topology.is_idle:
         return {}
     environ = plan.environ
-    full = plan.job_environment(plan.address.ip or NODE_IP, HEAD_IP)
+    full = plan.environment(plan.address.ip or NODE_IP, HEAD_IP)
     if plan.share_launcher is not None and plan.job is not None:
         full = plan.share_launcher.environment(full, _share_place(plan))
     secrets = secret_texts(plan.settings, environment.INHERITED_SECRETS)
@@ -443,10 +443,7 @@ def _caches_json(plan: Plan) -> dict[str, Any] | None:
         "archive": caches.archive,
         "archive_bytes": caches.archive_bytes,
         "kind": to_builtins(caches.kind),
-        "variables": {
-            **caches.variables(plan.environ),
-            **caches.python_variables(plan.environ),
-        },
+        "variables": caches.variables(plan.environ),
     }
 
 

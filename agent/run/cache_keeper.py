@@ -18,7 +18,7 @@ import anyio
 from agent.base import times
 from agent.base.ends import Kind
 from agent.caches.cache_files import CacheLook, choose_files, is_due, look_of
-from agent.caches.cache_folder import NOTHING_NEW, Seeded, list_files, read_seeded
+from agent.caches.cache_folder import NOTHING_NEW, Seeded, list_files, read_seeded, uncompiled_since
 from agent.job.compile_caches import SEAL, seal_of
 from agent.plan import environment
 from agent.record.background import in_thread
@@ -106,7 +106,7 @@ class CacheKeeper:
         settled = None if outcome.kind is Kind.DONE else times.CACHES_SETTLED
         with anyio.move_on_after(times.CACHES_SAVE_AT_END):
             look = await self._look()
-            if look is not None and look.files:
+            if look is not None and look.has_any:
                 await self._save(look, times.CACHES_SAVE_AT_END, settled)
 
     async def _look(self) -> CacheLook | None:
@@ -114,10 +114,12 @@ class CacheKeeper:
         caches = self._caches
         if caches is None or not self._is_seeded:
             return None
-        return await in_thread(
-            lambda: look_of(choose_files(list_files(Path(caches.folder)), caches.packages)),
-            times.CACHES_LOOK,
-        )
+
+        def look() -> CacheLook:
+            folder = Path(caches.folder)
+            return look_of(choose_files(list_files(folder)), uncompiled_since(folder))
+
+        return await in_thread(look, times.CACHES_LOOK)
 
     async def _save(self, look: CacheLook, limit: float, settled: float | None = None) -> None:
         """Run the program that writes, after one that still does.
@@ -128,7 +130,8 @@ class CacheKeeper:
         assert caches is not None  # noqa: S101 - there is a look
         plan = self._plan
         async with self._writing:
-            if (look.files, look.size) == (self._saved.files, self._saved.size):
+            # Of Python's own files only the program knows whether some are new.
+            if not look.python_since and not look.differs_from(self._saved):
                 return
             words = ("--run", self._run_id() or "none", "--node", plan.topology.node_name)
             argv = [*caches.argv("save"), *words, "--limit", f"{limit:g}"]

@@ -109,6 +109,10 @@ class FrameworkAsker:
         own = environment.without_cluster_auth(self._env, run.plan.settings)
         asked = json.dumps(self._filled(question))
         env = {**own, **dict(question.env), **_OFFLINE, _QUESTION: asked}
+        if run.plan.caches is not None and run.plan.caches.packages:
+            # What it imports is compiled for the job, too, in images that forbid Python to write.
+            # That is meant for code that changes; here all is installed.
+            env["PYTHONDONTWRITEBYTECODE"] = ""
 
         argv = [question.python, str(_PROGRAM)]
         child = await run.start(_NAME, argv, env, _LOG, on_output=collect)

@@ -10,13 +10,9 @@ to its own decisions, on a worker to those of the worker, which report it.
 from __future__ import annotations
 
 import asyncio
-import shlex
-import shutil
 import time
 from collections import defaultdict
-from contextlib import suppress
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import anyio
@@ -31,7 +27,7 @@ from agent.decisions.shared import (
 )
 from agent.job.compile_caches import SEAL, seal_of
 from agent.job.model_sharing import key_of
-from agent.job.services import CACHES, MODEL, SHELL, HttpProbe
+from agent.job.services import CACHES, MODEL, HttpProbe
 from agent.plan import environment
 from agent.processes.engine_router import EngineRouter
 from agent.processes.probing import ReadinessProbe, until_dead
@@ -43,7 +39,8 @@ from agent.run.model_programs import ModelPrograms
 from agent.settings.model import secret_texts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
+    from pathlib import Path
 
     from agent.job.services import Placeholders, PrepareStep, ServiceSpec
     from agent.processes.process import Child
@@ -207,15 +204,12 @@ class LocalWork:
         if former is not None and former.running:
             await former.stop(plan.budget.services)
 
-        command = spec.command(place)
         full = plan.environment(place.node_ip, place.head_ip, self._run.rank)
-        if is_installed_beside(plan.facts.job_python, command, full.get("PATH")):
-            full = plan.job_environment(place.node_ip, place.head_ip, self._run.rank)
         env = environment.without_cluster_auth(full, plan.settings)
         env |= plan.gpu_split.service_environment(name, self._run.rank)
         env |= spec.environment(place)
         env |= secret_texts(plan.settings, spec.secrets)
-        child = await self._run.start(name, command, env, spec.log)
+        child = await self._run.start(name, spec.command(place), env, spec.log)
         self._running[name] = child
 
         # It ends by itself, or is stopped once it no longer answers. A router sends requests to it
@@ -353,18 +347,6 @@ async def _is_there(marker: Path, name: str) -> bool:
         say(f"{name}: waiting for its marker, {evidence}", "warning")
 
     return await until(look, times.IDLE_DISK, on_evidence=log)
-
-
-def is_installed_beside(python: str, command: Sequence[str], path: str | None) -> bool:
-    """Return whether a command's program is in the folder of this Python, so that it runs in it."""
-    words = [*command]
-    if tuple(command[:2]) == SHELL:
-        with suppress(ValueError):  # the shell says what is wrong
-            words = shlex.split(command[2])
-    program = shutil.which(words[0], path=path) if words else None
-    if program is None:
-        return False
-    return Path(program).parent.resolve() == Path(python).parent.resolve()
 
 
 def _look_for(marker: Path) -> bool | str:

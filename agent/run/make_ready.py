@@ -227,7 +227,7 @@ async def start_head(
     if not ip:
         return None
     placeholders = Placeholders(ip, ip, "0", str(run.folder.path))
-    env = plan.job_environment(ip, ip)
+    env = plan.environment(ip, ip)
 
     # Is the run's end decided already, or does this machine refuse? Then no Ray starts.
     keeps_ray = surviving is not None and surviving.has_ray

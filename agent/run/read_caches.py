@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import stat
+import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -60,10 +61,11 @@ def read_caches(
     seal = seal_of(secret_texts(settings).get("RAY_AUTH_TOKEN"))
     signer = signer_of(seal, facts.uid)
     volume = str(Path(volume).expanduser())
-    kind = read_kind(facts, python)
-    # Ray gets the same environment: its own Python must be the one whose packages are compiled.
-    packages = python.uncompiled if executable == facts.job_python else ""
-    caches = CompileCaches(volume, around, kind, signer, packages)
+    # Files that Python compiled are checked by one that compiles to the same form.
+    is_same = python.cache_tag == sys.implementation.cache_tag
+    is_beside = "PYTHONPYCACHEPREFIX" not in environ
+    packages = python.package_folders if is_same and is_beside else ()
+    caches = CompileCaches(volume, around, read_kind(facts, python), signer, packages)
     return caches, ""
 
 

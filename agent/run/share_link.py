@@ -104,8 +104,7 @@ class LocalShare:
 
         # The launcher's command line for it, and the environment of both.
         command = launcher.command(words, here)
-        node = plan.job_environment(place.node_ip, place.head_ip, self._run.rank)
-        full = {**recipe_env, **node}
+        full = {**recipe_env, **plan.environment(place.node_ip, place.head_ip, self._run.rank)}
         full = {name: place.fill_addresses(text) for name, text in full.items()}
         full = run.with_wandb_run(full)
         full |= environment.without_proxy_to(full, [share.reward_ip])

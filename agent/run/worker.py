@@ -266,7 +266,7 @@ class WorkerAgent:
         gpus = str(len(plan.gpu_split.of_job(self._run.rank)))
         argv = process.command(Placeholders(node_ip, head_ip))
         argv = [word.replace(JOB_GPUS, gpus) for word in argv]
-        env = self._run.with_wandb_run(plan.job_environment(node_ip, head_ip, self._run.rank))
+        env = self._run.with_wandb_run(plan.environment(node_ip, head_ip, self._run.rank))
         self._ray = await self._run.start(process.name, argv, env, process.log)
         self._tasks.start_soon(self._watch_ray, self._ray, node_ip)
 

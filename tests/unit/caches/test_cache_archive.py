@@ -14,6 +14,7 @@ import pytest
 
 from agent.caches import cache_archive
 from agent.caches.cache_archive import (
+    Target,
     Trust,
     UnusableArchiveError,
     copy_checked,
@@ -42,7 +43,7 @@ def archive(folder: Path, seal: str = "", kind: str = KIND) -> Path:
         os.utime(file, ns=(1_700_000_000_123_456_789, 1_700_000_000_123_456_789))
         entries.append(CacheFile(path, len(data), 1_700_000_000_123_456_789))
     target = folder / "x.caches"
-    write_archive(target, root, entries, kind, seal)
+    write_archive(target, lambda entry: str(root / entry.path), entries, kind, seal)
     return target
 
 
@@ -67,10 +68,10 @@ def read(path: Path, out: Path, trust: Trust = UNSEALED) -> dict[str, bytes]:
     with io.BytesIO() as copy:
         _, contents = copy_checked(path, copy, KIND, trust)
 
-        def target(entry: CacheFile) -> Path:
+        def target(entry: CacheFile) -> Target:
             file = out / entry.path
             file.parent.mkdir(parents=True, exist_ok=True)
-            return file
+            return Target(str(file))
 
         unpack(copy, contents, target)
     return {str(f.relative_to(out)): f.read_bytes() for f in out.rglob("*") if f.is_file()}
@@ -96,7 +97,8 @@ def test_a_file_that_is_gone_is_left_out(tmp_path: Path) -> None:
     (root / "triton/link").symlink_to("/etc/passwd")
     names = {"whole": 5, "grown": 5, "link": 5, "gone": 5}
     entries = [CacheFile(f"triton/{name}", size, 1) for name, size in names.items()]
-    _, written = write_archive(tmp_path / "x.caches", root, entries, KIND, "")
+    target = tmp_path / "x.caches"
+    _, written = write_archive(target, lambda e: str(root / e.path), entries, KIND, "")
     assert [entry.path for entry in written] == ["triton/whole"]
     assert read(tmp_path / "x.caches", tmp_path / "out") == {"triton/whole": b"whole"}
 

@@ -51,28 +51,6 @@ def test_which_files_are_archived(path: str, *, expected: bool) -> None:
     assert is_archived(path) == expected
 
 
-HERE = "python/ab12"
-PACKAGES = f"{HERE}/opt/venv/lib/python3.11/site-packages"
-
-
-@pytest.mark.parametrize(
-    ("path", "expected"),
-    [
-        (f"{PACKAGES}/torch/__init__.cpython-311.pyc", True),
-        (f"{HERE}/usr/lib/python3.11/json/decoder.cpython-311.pyc", True),
-        (f"{HERE}/usr/lib/python3/dist-packages/yaml/x.cpython-311.pyc", True),
-        ("python/cd34/opt/venv/lib/python3.11/site-packages/x.cpython-311.pyc", False),
-        (f"{HERE}/workspace/train.cpython-311.pyc", False),
-        (f"{PACKAGES}/torch/__init__.cpython-311.pyc.140212", False),
-        (f"{HERE}/tmp/ray/runtime_resources/pip/ab/lib/python3.11/x.cpython-311.pyc", False),
-    ],
-)
-def test_which_compiled_python_files_are_archived(path: str, *, expected: bool) -> None:
-    """Those of the packages that are installed here, not of the user's code or of one job."""
-    assert is_archived(path, "ab12") == expected
-    assert not is_archived(path)
-
-
 @pytest.mark.parametrize(
     "path",
     [

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from msgspec.structs import replace
 
 from agent.base import times
 from agent.base.errors import PreflightError
@@ -21,8 +20,6 @@ from agent.caches import cache_store
 from agent.caches.cache_folder import NOTHING_NEW, CachePlace, read_seeded, scan
 from agent.caches.cache_store import save, seed
 from agent.job.compile_caches import SEAL as SEAL_VARIABLE
-from agent.job.compile_caches import CompileCaches
-from agent.node.node_kind import NodeKind
 from support.cache_places import (
     SEAL,
     SEALED,
@@ -37,9 +34,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from agent.caches.cache_archive import Trust
-
-
-NODE_KIND = NodeKind("", "", "x86_64", "ab", "glibc 2.35", "3.11.7", {})
 
 
 def started(
@@ -107,8 +101,6 @@ def test_the_same_node_again(tmp_path: Path) -> None:
     save(place, UNSEALED, "run-1", "node")
     assert "has read or written" in seed(place, UNSEALED).sentence
     shutil.rmtree(place.volume)
-    assert seed(place, UNSEALED).state == "cold", "it was written just now, by this run"
-    make_older(place, "triton/ab/x", times.CACHES_SETTLED + 5)
     again = seed(place, UNSEALED)
     assert again.state == "seeded"
     assert "from this node's own disk; no archive" in again.sentence
@@ -138,60 +130,6 @@ def test_what_is_there_is_not_overwritten(tmp_path: Path) -> None:
     compile_here(second, "triton/a/x", text="mine")
     seed(second, UNSEALED)
     assert contents(second) == {"triton/a/x": "mine", "triton/b/y": "code"}
-
-
-LIBRARY = "opt/venv/lib/python3.11/site-packages/pkg.cpython-311.pyc"
-OWN_CODE = "workspace/train.cpython-311.pyc"
-
-
-def test_pythons_compiled_files(tmp_path: Path) -> None:
-    """Those of packages come to nodes with the same ones; the user's own are never taken over."""
-    first = replace(place_of(tmp_path, "first"), packages="ab")
-    seed(first, UNSEALED)
-    compile_here(first, f"python/ab/{LIBRARY}", f"python/ab/{OWN_CODE}", "triton/x")
-    save(first, UNSEALED, "run-1", "first")
-
-    # The same image with edited code may come to this node.
-    seed(first, UNSEALED)
-    assert contents(first).keys() == {f"python/ab/{LIBRARY}", "triton/x"}
-
-    # A fresh node with these packages, one with others, and one whose image has its .pyc files.
-    for node, packages in (("same", "ab"), ("other", "cd"), ("compiled", "")):
-        place = replace(place_of(tmp_path, node), packages=packages)
-        assert seed(place, UNSEALED).state == "seeded"
-        expected = {"triton/x"} | ({f"python/ab/{LIBRARY}"} if packages == "ab" else set())
-        assert contents(place).keys() == expected
-
-
-def test_python_takes_its_compiled_files_from_an_archive(tmp_path: Path) -> None:
-    """On a fresh node it compiles nothing, though the image forbids it to write .pyc files."""
-    packages = tmp_path / "venv/lib/python3.11/site-packages"
-    packages.mkdir(parents=True)
-    (packages / "slowpkg.py").write_text("VALUE = 1\n")
-    command = [sys.executable, "-c", "import slowpkg; print(slowpkg.__cached__)"]
-
-    def imported(node: str) -> Path:
-        """Import the package as a job on this node does; return its compiled file."""
-        caches = CompileCaches("/volume", str(tmp_path / node), NODE_KIND, "u0", "ab")
-        image = {**os.environ, "PYTHONPATH": str(packages), "PYTHONDONTWRITEBYTECODE": "1"}
-        image.pop("PYTHONPYCACHEPREFIX", None)
-        env = {**image, **caches.python_variables(image)}
-        done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
-        return Path(done.stdout.strip())
-
-    def place(node: str) -> CachePlace:
-        folder = CompileCaches("/volume", str(tmp_path / node), NODE_KIND, "u0", "ab").folder
-        volume = str(tmp_path / "volume")
-        return CachePlace(volume, folder, "cpu-x.caches", NODE_KIND.digest, "ab")
-
-    seed(place("first"), UNSEALED)
-    assert imported("first").is_file()
-    save(place("first"), UNSEALED, "run-1", "first")
-    seed(place("second"), UNSEALED)
-    there = tmp_path / "second" / imported("first").relative_to(tmp_path / "first")
-    before = there.stat()
-    assert imported("second") == there
-    assert (there.stat().st_ino, there.stat().st_mtime) == (before.st_ino, before.st_mtime)
 
 
 def test_one_node_of_a_run_writes(tmp_path: Path) -> None:

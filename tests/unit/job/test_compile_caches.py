@@ -205,33 +205,18 @@ def test_launchers_without_ray_have_them(tmp_path: Path) -> None:
     assert plan.environment("10.0.0.1", "10.0.0.1").items() >= plan.caches.variables({}).items()
 
 
-UNCOMPILED = replace(HERE, packages="ab12")
-PREFIX = "PYTHONPYCACHEPREFIX"
-WRITES_NONE = "PYTHONDONTWRITEBYTECODE"
+def test_whose_compiled_python_files_count(tmp_path: Path) -> None:
+    """Those of the job's Python, if this one can check them and they lie beside their sources."""
+    environ = {"AGENT_CACHE_DIR": str(tmp_path)}
+    python = replace(MACHINE.ray, package_folders=("/x",), cache_tag=sys.implementation.cache_tag)
+    machine = replace(MACHINE, ray=python)
+    caches, _ = caches_of(environ, machine, None)
+    assert caches is not None
+    assert caches.argv("seed")[-2:] == ["--packages", "/x"]
 
-
-def test_packages_without_compiled_files_get_a_cache() -> None:
-    """Python may write there whatever the image says; a user's own place stays."""
-    folder = f"{HERE.folder}/python/ab12"
-    image = {WRITES_NONE: "1"}
-    assert UNCOMPILED.python_variables(image) == {PREFIX: folder, WRITES_NONE: ""}
-    assert UNCOMPILED.python_variables({PREFIX: "/mine"}) == {}
-    assert HERE.python_variables(image) == {}
-    assert PREFIX not in UNCOMPILED.variables(image)
-    assert UNCOMPILED.argv("seed")[-2:] == ["--packages", "ab12"]
-
-
-def test_only_the_job_and_ray_have_it(tmp_path: Path) -> None:
-    """A service may run in another Python, whose own compiled files it would not see."""
-    environ = {"AGENT_CACHE_DIR": str(tmp_path), WRITES_NONE: "1"}
-    plan = plan_from_environment(environ, COMMAND)
-    assert plan.caches is not None
-    caches = replace(plan.caches, packages="ab12")
-    plan = replace(plan, caches=caches)
-    job = plan.job_environment("10.0.0.1", "10.0.0.1")
-    assert job[PREFIX].startswith(caches.folder)
-    assert job[WRITES_NONE] == ""
-    others = plan.environment("10.0.0.1", "10.0.0.1")
-    assert PREFIX not in others
-    assert others[WRITES_NONE] == "1"
-    assert to_json(plan)["caches"]["variables"][PREFIX] == job[PREFIX]
+    elsewhere = {**environ, "PYTHONPYCACHEPREFIX": "/mine"}
+    other = replace(machine, ray=replace(python, cache_tag="cpython-99"))
+    for changed in (caches_of(elsewhere, machine, None), caches_of(environ, other, None)):
+        caches, _ = changed
+        assert caches is not None
+        assert caches.packages == ()

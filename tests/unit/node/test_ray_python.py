@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import py_compile
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from msgspec.structs import asdict
@@ -13,10 +12,7 @@ from msgspec.structs import asdict
 from agent.base.text import own_command
 from agent.node import read
 from agent.node.facts import RayPython
-from agent.node.python_facts import digest_of_packages, is_uncompiled, of_command
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from agent.node.python_facts import of_command
 
 WITHOUT = {"PATH": "/nowhere"}
 
@@ -125,42 +121,10 @@ def test_our_programs_need_none_of_our_libraries(tmp_path: Path, program: str) -
         assert done.returncode == 0, done.stderr
 
 
-def put_torch(site_packages: Path, name: str = "torch") -> Path:
-    """Install a package as uv does, without .pyc files; return its source."""
-    source = site_packages / name / "__init__.py"
-    source.parent.mkdir(parents=True)
-    source.write_text("")
-    info = site_packages / f"{name}-1.0.dist-info"
-    info.mkdir()
-    (info / "RECORD").write_text(f"{name}/__init__.py,sha256=abc,0\n{name}-1.0.dist-info/x,,\n")
-    return source
-
-
-def test_packages_without_compiled_files(tmp_path: Path) -> None:
-    """Torch tells it; without torch nothing here takes long to compile."""
-    assert not is_uncompiled(None)
-    assert not is_uncompiled(tmp_path)
-    source = put_torch(tmp_path)
-    assert is_uncompiled(tmp_path)
-    py_compile.compile(str(source), cfile=compiled_beside(source))
-    assert not is_uncompiled(tmp_path)
-
-
-def compiled_beside(source: Path) -> str:
-    """Return where Python looks for a source's compiled file without a prefix."""
-    name = f"{source.stem}.{sys.implementation.cache_tag}.pyc"
-    return str(source.parent / "__pycache__" / name)
-
-
-def test_a_digest_of_what_is_installed(tmp_path: Path) -> None:
-    """Another build of a package changes it, the time of an installation does not."""
-    put_torch(tmp_path)
-    path = [str(tmp_path), "/nowhere"]
-    before = digest_of_packages(path)
-    record = tmp_path / "torch-1.0.dist-info/RECORD"
-    record.write_text(record.read_text().replace("dist-info/x,,", "dist-info/x,sha256=new,1"))
-    assert digest_of_packages(path) == before
-    record.write_text(record.read_text().replace("sha256=abc", "sha256=def"))
-    assert digest_of_packages(path) != before
-    put_torch(tmp_path, "trl")
-    assert len({before, digest_of_packages(path), digest_of_packages([])}) == 3
+def test_the_folders_of_a_python() -> None:
+    """Its standard library and what is installed for it, and the form of its compiled files."""
+    here = read.find_ray(None)
+    assert here.cache_tag == sys.implementation.cache_tag
+    library, *installed = here.package_folders
+    assert (Path(library) / "json/__init__.py").is_file()
+    assert any((Path(folder) / "msgspec/__init__.py").is_file() for folder in installed)

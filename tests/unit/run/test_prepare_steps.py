@@ -15,10 +15,10 @@ import pytest
 
 from agent.base import times
 from agent.decisions.shared import StepOver
-from agent.job.services import ON_EVERY, SHELL, Placeholders, PrepareStep
+from agent.job.services import ON_EVERY, Placeholders, PrepareStep
 from agent.processes.waiting import NotYet, until
 from agent.run import local_services
-from agent.run.local_services import LocalWork, is_installed_beside
+from agent.run.local_services import LocalWork
 from support.node_runs import node_run_with
 
 if TYPE_CHECKING:
@@ -126,19 +126,3 @@ def test_a_marker_on_a_disk_that_hangs(tmp_path: Path, monkeypatch: pytest.Monke
     assert f"data: waiting for its marker, {marker} does not answer" in said
     answers.set()
     run.close()
-
-
-def test_which_services_run_in_the_jobs_python(tmp_path: Path) -> None:
-    """Those whose program is installed beside it; a shell's first word counts."""
-    for name in ("python", "vllm", "other/vllm"):
-        file = tmp_path / name
-        file.parent.mkdir(exist_ok=True)
-        file.write_text("")
-        file.chmod(0o755)
-    python, path = str(tmp_path / "python"), str(tmp_path)
-    assert is_installed_beside(python, ["vllm", "serve"], path)
-    assert is_installed_beside(python, [*SHELL, "vllm serve 'a b' --port 1", "sh"], path)
-    assert not is_installed_beside(python, ["other/vllm"], path)
-    assert not is_installed_beside(python, [str(tmp_path / "other/vllm")], path)
-    assert not is_installed_beside(python, [*SHELL, "echo 'unclosed"], path)
-    assert not is_installed_beside(python, ["nowhere"], path)
