@@ -30,6 +30,7 @@ from agent.diagnosis.python_functions import (
 from agent.diagnosis.size_functions import sizes_that_do_not_divide
 from agent.diagnosis.version_functions import (
     argument_of_another_version,
+    attribute_of_a_model,
     attribute_of_another_version,
     lacking_name,
     module_of_another_version,
@@ -158,6 +159,7 @@ FUNCTIONS: Mapping[str, RowFunction] = {
         module_of_another_version,
         argument_of_another_version,
         attribute_of_another_version,
+        attribute_of_a_model,
         missing_column,
         missing_file,
         missing_program,

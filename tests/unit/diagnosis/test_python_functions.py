@@ -66,3 +66,23 @@ def test_a_package_may_be_too_old_for_python(line: str) -> None:
 def test_a_mistake_in_the_job_s_own_code_is_named(file: str, key: str) -> None:
     """A framework's own mistake is a defect of it; a program in /tmp is one that a model wrote."""
     assert raised(file, "NameError: name 'lossx' is not defined").key == key
+
+
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [
+        ("module 'asyncio' has no attribute 'timeout'", "Python too old"),
+        ("module 'typing' has no attribute 'Self'", "Python too old"),
+        ("module 'inspect' has no attribute 'getargspec'", "Python too new"),
+        ("module 'asyncio' has no attribute 'coroutine'", "Python too new"),
+        ("module 'ast' has no attribute 'foo'", ""),
+    ],
+)
+def test_a_name_of_python_is_new_or_gone(name: str, key: str) -> None:
+    """Which of the two, only a list of names shows."""
+    file = "/opt/venv/lib/python3.10/site-packages/pool/a.py"
+    text = (
+        "Traceback (most recent call last):\n"
+        f'  File "{file}", line 1, in get\n    x\nAttributeError: {name}'
+    )
+    assert diagnose_logs([Log("", "job.log", text)]).key == key
