@@ -95,10 +95,10 @@ class Diagnosis(Value):
         when = f" at {self.time}" if self.time else ""
         shown = f"{self.source}{when}: {shortened(self.line)!r}"
         if self.row is not None:
-            return f"{_within(f'{self.cause}{where}', self.what_to_do)}. It shows in {shown}"
+            return f"{_within(f'{self.cause}{where}', self.what_to_do)} It shows in {shown}"
         if self.cause:
             what = _within(f"{UNKNOWN}{where}: {self.cause}", self.what_to_do)
-            return f"{what}. It shows in {shown}"
+            return f"{what} It shows in {shown}"
         what = "the first error" if self.is_marked else "the line that may say why"
         return f"{UNKNOWN}: {what}{where}, in {shown}"
 
@@ -113,12 +113,12 @@ class Diagnosis(Value):
 def _within(what: str, what_to_do: str) -> str:
     """Return what happened and what to do, without what makes it too long to read at its end."""
     text = f"{what}. {what_to_do}".removesuffix(".")
-    while len(text) > _LONGEST:
+    while len(text) >= _LONGEST:  # room for the period is left
         shorter = max(text[:-1].rfind(mark) for mark in (". ", "; ", ": ", ", "))
         if shorter < len(what) + _LEAST_TO_DO:  # something to do is left, if not a whole sentence
-            return f"{text[: _LONGEST - 1].rpartition(' ')[0]}…"
+            return f"{text[: _LONGEST - 2].rpartition(' ')[0]}…."
         text = text[:shorter]
-    return text
+    return text if text.endswith("?") else f"{text}."
 
 
 class Explained(Value):

@@ -48,7 +48,7 @@ def test_a_known_text_is_explained(key: str, line: str) -> None:
         assert remedy.startswith("unknown to pod-agent (rank 3): a collective operation")
         return
     assert found.key == key
-    before, _, quote = remedy.partition(". It shows in job.log")
+    before, _, quote = remedy.partition(" It shows in job.log")
     assert "{" not in before.replace("{reward_url}", "").replace("{'GPU': 1.0}", "")
     assert repr(found.line[:240])[:-1] in quote
 

@@ -488,7 +488,7 @@ def test_a_sentence_with_long_names_can_be_read(row: Row) -> None:
         cause=row.cause.format(**values),
         what_to_do=row.what_to_do.format(**{**values, "reward_url": "http://10.128.254.117:8000"}),
     )
-    said = diagnosis.remedy().partition(". It shows in ")[0]
+    said = diagnosis.remedy().partition(" It shows in ")[0]
     assert len(said) <= 240
     assert len(said) > len(diagnosis.cause) + 40, "no room for what to do"
 

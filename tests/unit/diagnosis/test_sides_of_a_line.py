@@ -109,6 +109,14 @@ LOADED_WITHOUT_ROOM = traceback(
         ("bash: line 3: /data/out/train.log: Permission denied", "permission"),
         ("bash: line 3: ./train.sh: Permission denied", "not executable"),
         ("fatal: Authentication failed for 'https://git.lab/a/b.git/'", "access to a repository"),
+        (
+            "slurmstepd: error: pyxis:     Write failed because No space left on device",
+            "disk of images",
+        ),
+        (
+            "blas_thread_init: pthread_create failed for thread 4 of 64: Cannot allocate memory",
+            "memory not given",
+        ),
         ("RuntimeError: mbind: Operation not permitted", "not permitted"),
         ("setting membind: Operation not permitted", "not permitted, said in passing"),
         (
@@ -243,3 +251,10 @@ def test_the_killed_process_is_named() -> None:
     """A user sees whether it is one of the job's own."""
     text = "[ 8812.1] Memory cgroup out of memory: Killed process 8812 (ray::Worker) total-vm:21kB"
     assert "(ray::Worker)" in found(text).cause
+
+
+def test_a_question_ends_without_a_period() -> None:
+    """What to do may be a question."""
+    said = found("ValueError: CUDA is not available").remedy()
+    assert "? It shows in job.log" in said
+    assert "?." not in said
