@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 _LONGEST = 70  # characters of a message that a sentence repeats
 _SETTINGS = r"(?:Config|Configuration|Args|Arguments|Settings|Options|Params)"
 _TITLE = re.compile(rf"\d{{1,4}} validation errors? for (?P<owner>\w{{0,60}}{_SETTINGS})\b")
+_OF_REQUESTS = re.compile(r"Request|Response|Completion|Message|Sampling|Chat")
+"""Titles of what is sent while the job runs: no setting of it."""
 _FIELD = re.compile(r"[A-Za-z_][\w.-]{0,80}$")
 _TYPED = re.compile(r"\s*(?P<message>.{1,300}?) \[type=(?P<type>\w{1,60})")
 _CHECKS = re.compile(
@@ -74,6 +76,8 @@ def refused_field(error: ParsedError) -> Cause | None:
     if typed is None or _OTHER_CAUSES.search(typed["message"]):
         return None
     owner = title["owner"]
+    if _OF_REQUESTS.search(owner):
+        return None
     if typed["type"] in {"extra_forbidden", "unexpected_keyword_argument"}:
         return _refused(f"{owner} has no key {field} in this version")
     if typed["type"] == "missing":

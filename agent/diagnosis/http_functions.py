@@ -34,6 +34,7 @@ _REMEDIES = {
     "403": "This account, key or address may not do that: look at its rights on that server",
     "404": "Compare the path and the model's name with what that server offers, and its version",
     "405": "The path is another one in that server's version",
+    "407": "A proxy asks for a name and password: put them into HTTPS_PROXY, or use NO_PROXY",
     "408": "Send less at a time, or let it wait longer",
     "409": "What is to be made exists already there, or is being changed",
     "413": "Send less at a time, or raise the limit of the server or of the proxy before it",

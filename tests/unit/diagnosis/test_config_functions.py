@@ -44,6 +44,7 @@ def found(text: str) -> Diagnosis:
             "RolloutArgs has no key trainer.lr in this version",
         ),
         ("RunConfig", "missing", "Field required", "RunConfig lacks its key trainer.lr"),
+        ("ChatRequestParams", "missing", "Field required", ""),
         ("ChatCompletionRequest", "missing", "Field required", ""),
         ("VllmConfig", "value_error", "Value error, this GPU has no CUDA", ""),
     ],
