@@ -38,7 +38,7 @@ class CachePlace(Value):
     folder: str
     archive: str  # a file name
     kind: str
-    packages: tuple[str, ...] = ()  # the folders of the job's Python and of its packages
+    packages: tuple[str, ...] = ()  # folders of Python and packages that came without .pyc files
 
     @property
     def root(self) -> Path:

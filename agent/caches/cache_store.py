@@ -72,7 +72,7 @@ def seed(place: CachePlace, trust: Trust) -> Seeded:
     clear_other_kind(place)
     remove_parts(place.root)
     remove_cut(place.root)
-    if lacks_compiled(place.packages):
+    if place.packages and not uncompiled_since(place.root):
         note_uncompiled(place.root)
 
     # Nothing of the volume may end a run.

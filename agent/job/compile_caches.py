@@ -82,7 +82,7 @@ class CompileCaches(Value):
     around: str  # this user's private folder on the node
     kind: NodeKind
     signer: str  # who signs archives: by a token's key, or by the user's id
-    packages: tuple[str, ...] = ()  # the folders of the job's Python and of its packages
+    packages: tuple[str, ...] = ()  # folders of Python and packages that came without .pyc files
     archive_bytes: int | None = None  # the size of the archive when the plan was made, if any
 
     @property

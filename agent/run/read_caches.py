@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from agent.base import times
+from agent.caches.cache_folder import uncompiled_since
+from agent.caches.python_files import lacks_compiled
 from agent.job.compile_caches import OFF, CompileCaches, default_folder, seal_of, signer_of
 from agent.job.torchrun_command import split_python
 from agent.node import read
@@ -26,7 +28,7 @@ from agent.settings.model import secret_texts
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from agent.node.facts import Facts
+    from agent.node.facts import Facts, RayPython
     from agent.plan.plan import Plan
     from agent.platforms.resolve import Topology
     from agent.settings.load import Loaded
@@ -61,12 +63,22 @@ def read_caches(
     seal = seal_of(secret_texts(settings).get("RAY_AUTH_TOKEN"))
     signer = signer_of(seal, facts.uid)
     volume = str(Path(volume).expanduser())
-    # Files that Python compiled are checked by one that compiles to the same form.
+    caches = CompileCaches(volume, around, read_kind(facts, python), signer)
+    if _keeps_compiled(python, caches, environ):
+        caches = replace(caches, packages=python.package_folders)
+    return caches, ""
+
+
+def _keeps_compiled(python: RayPython, caches: CompileCaches, environ: Mapping[str, str]) -> bool:
+    """Return whether Python's own compiled files are among the caches: packages came without any.
+
+    It is asked before any program of this run has compiled one. Those that an earlier run has
+    compiled here count, too. They are checked by a Python that compiles to the same form.
+    """
     is_same = python.cache_tag == sys.implementation.cache_tag
     is_beside = "PYTHONPYCACHEPREFIX" not in environ
-    packages = python.package_folders if is_same and is_beside else ()
-    caches = CompileCaches(volume, around, read_kind(facts, python), signer, packages)
-    return caches, ""
+    came_without = lacks_compiled(python.package_folders) or uncompiled_since(Path(caches.folder))
+    return is_same and is_beside and bool(came_without)
 
 
 def with_archive_size(plan: Plan) -> Plan:

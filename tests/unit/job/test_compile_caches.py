@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from msgspec.structs import replace
 
 from agent.base.errors import SettingsError
+from agent.caches.cache_files import STATE
+from agent.caches.cache_folder import note_uncompiled
 from agent.job.compile_caches import (
     LIBRARY_CACHES,
     CompileCaches,
@@ -30,7 +33,6 @@ from support.worlds import MACHINE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from pathlib import Path
 
     from agent.node.facts import Facts
 
@@ -206,17 +208,33 @@ def test_launchers_without_ray_have_them(tmp_path: Path) -> None:
 
 
 def test_whose_compiled_python_files_count(tmp_path: Path) -> None:
-    """Those of the job's Python, if this one can check them and they lie beside their sources."""
-    environ = {"AGENT_CACHE_DIR": str(tmp_path)}
-    python = replace(MACHINE.ray, package_folders=("/x",), cache_tag=sys.implementation.cache_tag)
-    machine = replace(MACHINE, ray=python)
+    """Those of packages that came without, if this Python can check them, beside their sources."""
+    torch = tmp_path / "torch"
+    torch.mkdir()
+    (torch / "__init__.py").write_text("")
+    environ = {"AGENT_CACHE_DIR": str(tmp_path / "volume")}
+    folders = (str(tmp_path),)
+    python = replace(MACHINE.ray, package_folders=folders, cache_tag=sys.implementation.cache_tag)
+    machine = replace(MACHINE, ray=python, temp=str(tmp_path / "temp"))
+
+    def packages(environ: Mapping[str, str], facts: Facts) -> tuple[str, ...]:
+        caches, _ = caches_of(environ, facts, None)
+        assert caches is not None
+        return caches.packages
+
+    assert packages(environ, machine) == folders
     caches, _ = caches_of(environ, machine, None)
     assert caches is not None
-    assert caches.argv("seed")[-2:] == ["--packages", "/x"]
+    assert caches.argv("seed")[-2:] == ["--packages", str(tmp_path)]
 
     elsewhere = {**environ, "PYTHONPYCACHEPREFIX": "/mine"}
-    other = replace(machine, ray=replace(python, cache_tag="cpython-99"))
-    for changed in (caches_of(elsewhere, machine, None), caches_of(environ, other, None)):
-        caches, _ = changed
-        assert caches is not None
-        assert caches.packages == ()
+    assert packages(elsewhere, machine) == ()
+    assert packages(environ, replace(machine, ray=replace(python, cache_tag="cpython-99"))) == ()
+
+    # An image that brings them; and the node of an earlier run that has compiled them.
+    (torch / "__pycache__").mkdir()
+    (torch / f"__pycache__/__init__.{sys.implementation.cache_tag}.pyc").write_text("")
+    assert packages(environ, machine) == ()
+    Path(caches.folder, STATE).mkdir(parents=True)
+    note_uncompiled(Path(caches.folder))
+    assert packages(environ, machine) == folders
