@@ -37,6 +37,7 @@ _ASYNC_READ = 1
 _INIT = 26
 _NO_REPLY = {2, 36, 42}  # FORGET, INTERRUPT, BATCH_FORGET
 _THREADS = 16
+_UNUSED_AFTER = 1.0  # seconds, for each thread
 
 
 class Speed(NamedTuple):
@@ -216,7 +217,12 @@ def served(disk: SlowDisk, place: Path) -> Iterator[None]:
         yield
     finally:
         _LIBC.umount2(os.fsencode(place), _DETACH)
-        os.close(fd)
+        # They end once nothing uses the disk. Until then another file must not get this number:
+        # they would read its data as requests.
+        for thread in threads:
+            thread.join(_UNUSED_AFTER)
+        if not any(thread.is_alive() for thread in threads):
+            os.close(fd)
 
 
 def main() -> int:
