@@ -48,7 +48,8 @@ def _named(message: str) -> tuple[str, str] | None:
         what = _BREAKS.split(before)[-1].strip(" \"'`")
         by = _BEHIND.split(line[found.end() :].removesuffix("]"))[0].strip(" \"'`.")
         by = by.removeprefix("the ")
-        if _is_name(what) and _is_name(by):
+        has_words = any(letter.isalpha() for letter in what)
+        if has_words and _is_name(what) and _is_name(by):
             return what, by
     return None
 
