@@ -51,10 +51,14 @@ def main(argv: Sequence[str]) -> int:
     trust = Trust(os.environ.get(SEAL, ""), os.getuid())
     if asked.action == "seed":
         late = f"cold: {asked.volume} took longer than {asked.limit:g} s"
-        return in_child(lambda: seed(place, trust).in_words(), asked.limit, late)
+
+        def seed_here(send: Callable[[str], None]) -> str:
+            return seed(place, trust, lambda seeded: send(seeded.in_words())).in_words()
+
+        return in_child(seed_here, asked.limit, late)
     late = f"not written back: {asked.volume} took longer than {asked.limit:g} s"
 
-    def save_quietly() -> str:
+    def save_quietly(_send: Callable[[str], None]) -> str:
         _take_least_priority()
         return save(place, trust, asked.run, asked.node, asked.settled)
 
@@ -68,10 +72,11 @@ def _take_least_priority() -> None:
         psutil.Process().ionice(psutil.IOPRIO_CLASS_IDLE)
 
 
-def in_child(act: Callable[[], str], limit: float, late: str) -> int:
+def in_child(act: Callable[[Callable[[str], None]], str], limit: float, late: str) -> int:
     """Print what a child returns within `limit` seconds, or `late`; return the exit code.
 
-    A child that a hung disk holds cannot be killed before the disk answers: nobody waits for it.
+    It may send that earlier, and go on: nobody waits for it then. Nor does anybody for a child that
+    a hung disk holds, which cannot be killed before the disk answers.
     """
     # The child acts, and sends its code and its sentence.
     reading, writing = os.pipe()
@@ -79,8 +84,16 @@ def in_child(act: Callable[[], str], limit: float, late: str) -> int:
     if child == 0:
         os.close(reading)
         code = 0
+        is_sent = False
+
+        def send(sentence: str) -> None:
+            nonlocal is_sent
+            if not is_sent:
+                is_sent = True
+                os.write(writing, bytes([code]) + sentence.encode(errors="replace")[:_LONGEST])
+
         try:
-            sentence = act()
+            sentence = act(send)
         except AgentError as error:
             code = _REFUSED
             sentence = error.sentence()
@@ -88,7 +101,7 @@ def in_child(act: Callable[[], str], limit: float, late: str) -> int:
             sentence = f"cold: {error_text(error)}"
         except Exception as error:  # noqa: BLE001 - a bug here must not cost the run
             sentence = f"cold: {type(error).__name__}: {error}"
-        os.write(writing, bytes([code]) + sentence.encode(errors="replace")[:_LONGEST])
+        send(sentence)
         os._exit(0)
 
     # The parent: a request to stop ends the child, too.

@@ -19,6 +19,7 @@ import time
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
@@ -56,6 +57,9 @@ from agent.caches.cache_folder import (
 )
 from agent.caches.python_files import file_of, lacks_compiled, list_compiled, target_of
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 SUFFIX = ".caches"
 _CLAIM_SUFFIX = ".claim"
 _TRIES = 5  # to read an archive that other runs replace
@@ -65,9 +69,21 @@ _SPARE = 1 << 30  # bytes that stay free on either disk
 # --- seed ----------------------------------------------------------------------------------------
 
 
-def seed(place: CachePlace, trust: Trust) -> Seeded:
-    """Seed the node's folder from the volume; raise PreflightError if the folder is not its own."""
+def seed(
+    place: CachePlace, trust: Trust, enough: Callable[[Seeded], None] = lambda _: None
+) -> Seeded:
+    """Seed the node's folder from the volume; raise PreflightError if the folder is not its own.
+
+    Python's own files come last, and `enough` is called before them: a job need not wait for them,
+    since it compiles what is not there yet.
+    """
     began = time.monotonic()
+
+    def noted(seeded: Seeded) -> Seeded:
+        seeded = replace(seeded, seconds=round(time.monotonic() - began, 2))
+        write_seeded(place, seeded)
+        return seeded
+
     make_private(place, trust.uid)
     clear_other_kind(place)
     remove_parts(place.root)
@@ -79,7 +95,7 @@ def seed(place: CachePlace, trust: Trust) -> Seeded:
     try:
         seeded = Seeded("cold", f"no archive of this kind of node in {place.volume} yet")
         if os.path.lexists(place.path):
-            seeded = _add_archive(place, trust)
+            seeded = _add_archive(place, trust, lambda seeded: enough(noted(seeded)))
     except UnusableArchiveError as fault:
         seeded = Seeded("cold", f"{place.path} is not used: {fault}")
     except OSError as error:
@@ -90,23 +106,23 @@ def seed(place: CachePlace, trust: Trust) -> Seeded:
     if seeded.state == "cold" and here:
         sentence = f"from this node's own disk; {seeded.sentence}"
         seeded = Seeded("seeded", sentence, len(here), sum(file.size for file in here))
-    seeded = replace(seeded, seconds=round(time.monotonic() - began, 2))
-    write_seeded(place, seeded)
-    return seeded
+    return noted(seeded)
 
 
-def _add_archive(place: CachePlace, trust: Trust, tries: int = _TRIES) -> Seeded:
+def _add_archive(
+    place: CachePlace, trust: Trust, enough: Callable[[Seeded], None], tries: int = _TRIES
+) -> Seeded:
     """Add the archive's files that the folder lacks, of a newer one if it is replaced meanwhile."""
     try:
-        return _add_newest(place, trust)
+        return _add_newest(place, trust, enough)
     except OSError as error:
         # On NFS a file that another node replaces is gone for those that read it.
         if error.errno != errno.ESTALE or tries == 1:
             raise
-    return _add_archive(place, trust, tries - 1)
+    return _add_archive(place, trust, enough, tries - 1)
 
 
-def _add_newest(place: CachePlace, trust: Trust) -> Seeded:
+def _add_newest(place: CachePlace, trust: Trust, enough: Callable[[Seeded], None]) -> Seeded:
     """Add the files of the archive that is there now."""
     known = read_known(place)
     is_known = known.signature and cache_archive.signature_at(place.path) == known.signature
@@ -122,10 +138,16 @@ def _add_newest(place: CachePlace, trust: Trust) -> Seeded:
         signature, contents = cache_archive.copy_checked(place.path, copy, place.kind, trust)
         _check_room(place.root, contents.size)
         packages = [folder for folder in place.packages if _takes_files(folder, contents.size)]
+        seeded = Seeded("seeded", f"from {place.path}", contents.files, contents.size)
+        is_enough = False
 
         def target(entry: CacheFile) -> Target | None:
+            nonlocal is_enough
             files.append((entry.path, entry.size))
             if is_of_python(entry.path):
+                if not is_enough:
+                    is_enough = True
+                    enough(seeded)
                 return target_of(entry.path, packages)
             path = place.root / entry.path
             if os.path.lexists(path):
@@ -136,8 +158,7 @@ def _add_newest(place: CachePlace, trust: Trust) -> Seeded:
         cache_archive.unpack(copy, contents, target)
     write_known(place, KnownArchive(signature, tuple(files)))
     _touch(place.path)
-    size = sum(size for _, size in files)
-    return Seeded("seeded", f"from {place.path}", len(files), size)
+    return seeded
 
 
 def _check_room(folder: Path, needed: int) -> None:
@@ -223,9 +244,14 @@ def _files_of(
 ) -> tuple[CacheFile, ...]:
     """Return the files to archive, of all or of those that were there before a failure."""
     files = [*list_files(place.root), *compiled]
-    if before_ns is None:
-        return choose_files(files)
-    return choose_files(settled(files, {*known.files}, before_ns))
+    if before_ns is not None:
+        files = [*settled(files, {*known.files}, before_ns)]
+    chosen = choose_files(files)
+
+    # Python's own files come last, in the order in which a job has imported their sources.
+    python = [file for file in chosen if is_of_python(file.path)]
+    python.sort(key=lambda file: file.mtime_ns)
+    return (*(file for file in chosen if not is_of_python(file.path)), *python)
 
 
 def _claim(place: CachePlace, run_id: str, node: str) -> str:
@@ -247,7 +273,7 @@ def _add_archive_of_others(place: CachePlace, trust: Trust, known: KnownArchive)
     if signature in {"", known.signature}:
         return
     with suppress(UnusableArchiveError):  # it is replaced
-        _add_archive(place, trust)
+        _add_archive(place, trust, lambda _: None)
 
 
 def _prune(volume: Path, keep: str, uid: int) -> None:

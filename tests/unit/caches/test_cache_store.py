@@ -382,7 +382,7 @@ sys.exit(main(sys.argv[1:]))
 """
 LONG_SENTENCE = """
 from agent.caches.cache_program import in_child
-in_child(lambda: "a" + "\u00e9" * 3000, 60.0, "late")
+in_child(lambda send: "a" + "\u00e9" * 3000, 60.0, "late")
 """
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 from msgspec.structs import replace
 
-from agent.caches.cache_folder import NOTHING_NEW, read_seeded
+from agent.caches.cache_folder import NOTHING_NEW, Seeded, read_seeded
 from agent.caches.cache_store import save, seed
 from agent.caches.python_files import file_of, lacks_compiled, list_compiled, target_of
 from support.cache_places import UNSEALED, compile_here, contents, place_of
@@ -103,6 +103,31 @@ def test_another_source_is_compiled_anew(tmp_path: Path) -> None:
     assert not compiled(packages, "slow").exists()
     assert run_job(packages) == "2"
     assert save(second, UNSEALED, "run-2", "second").startswith("2 file(s)")
+
+
+def test_a_job_need_not_wait_for_them(tmp_path: Path) -> None:
+    """They are written last, in the order of the imports, after the word that all else is there."""
+    packages = installed(tmp_path, slow="VALUE = 1", late="VALUE = 2")
+    first = node_of(tmp_path, "first", packages)
+    seed(first, UNSEALED)
+    compile_here(first, "triton/x")
+    run_job(packages, "import slow; import time; time.sleep(0.05); import late")
+    save(first, UNSEALED, "run-1", "first")
+
+    as_built(packages)
+    second = node_of(tmp_path, "second", packages)
+    there: list[bool] = []
+
+    def enough(seeded: Seeded) -> None:
+        assert read_seeded(second.root) == seeded
+        assert contents(second).keys() == {"triton/x"}
+        there.extend(compiled(packages, name).exists() for name in ("torch", "slow", "late"))
+
+    assert seed(second, UNSEALED, enough).files == 4
+    assert there == [False, False, False]
+    names = ("torch", "slow", "late")
+    written = [compiled(packages, name).stat().st_mtime_ns for name in names]
+    assert written == sorted(written)
 
 
 def test_the_same_node_with_a_fresh_container(tmp_path: Path) -> None:
