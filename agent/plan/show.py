@@ -124,7 +124,10 @@ def _caches_text(caches: CompileCaches) -> str:
     size = "not there yet"
     if caches.archive_bytes is not None:
         size = mib(caches.archive_bytes)
-    return f"seeded from {caches.volume}/{caches.archive} ({size}), kept in {caches.folder}"
+    place = f"seeded from {caches.volume}/{caches.archive} ({size}), kept in {caches.folder}"
+    if caches.packages:  # the packages came without theirs
+        return f"{place}; Python's .pyc files beside their sources"
+    return place
 
 
 def _nodes_text(plan: Plan) -> str:

@@ -175,6 +175,10 @@ def test_the_plan_shows_them(tmp_path: Path) -> None:
     line = next(row.text for row in summary(plan) if row.label.startswith("caches:"))
     assert line.startswith(f"seeded from {tmp_path}/{plan.caches.archive} (not there yet), kept in")
 
+    bare = replace(plan, caches=replace(plan.caches, packages=("/x",)))
+    line = next(row.text for row in summary(bare) if row.label.startswith("caches:"))
+    assert line.endswith("; Python's .pyc files beside their sources")
+
     (tmp_path / plan.caches.archive).write_bytes(b"x" * 3000)
     plan = with_archive_size(plan)
     assert plan.caches is not None
