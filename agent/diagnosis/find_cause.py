@@ -17,6 +17,7 @@ from agent.diagnosis.errors.causal_order import (
     Standing,
     candidates,
     first_of,
+    is_of_native_code,
 )
 from agent.diagnosis.errors.last_lines import telling_line
 from agent.diagnosis.errors.log_parser import ParsedLog, parse_log
@@ -38,6 +39,12 @@ _WAITED = re.compile(
 """An end that states a wait for another program, or only that something did not start."""
 _POLLED = re.compile(r"\b[Ww]ait(?:ing|ed)? (?:for|until)\b|\bnot ready\b")
 """What a program prints while it waits for another one, which may have ended."""
+_ONLY_FAILED = re.compile(
+    r"(?!.*(?:: .{12}|\bbecause\b|\bdue to\b)).{0,120}\b(?:fail(?:ed|s|ure)?|unsuccessful)\b"
+    r"[^:]{0,60}(?::? ?-?\d{1,6})?\W{0,3}$",
+    re.IGNORECASE,
+)
+"""A message that states that something failed, and not why."""
 _STATED_NODE = re.compile(r"\bnode \((?:ID: \w{1,60}, )?IP: (?P<ip>[\w.:]{3,45})")
 """How Ray states which node an error is about, in its message."""
 _NEAR_SLURM = 12  # lines of one failure
@@ -45,6 +52,7 @@ _NEAR = 60  # lines between the last words of a process and the error of another
 _FEW = 2  # ordinary lines
 _POLLS = 12  # the same of a program that says that it waits
 _LONG_SURVIVED = 40  # the same behind an error that a row explains
+_WENT_ON = 20  # ordinary lines of the process that printed what Slurm says of a step's memory
 _LEAST_TO_DO = 40  # characters
 _LONGEST = 240  # characters of what a user reads before the quoted line
 
@@ -262,6 +270,7 @@ def what_led_to(first: Explained, possible: Iterable[Candidate]) -> Explained:
 def first_cause(known: Sequence[Explained]) -> Explained | None:
     """Return the cause of all others: what hardware, kernel or scheduler did, else the first."""
     # A fault of the hardware is often printed last, and explains the rest.
+    known = [error for error in known if not _went_on_after(error, known)]
     roots = [error for error in known if error.row is not None and error.row.weight is Weight.ROOT]
     if roots:
         root = _earliest(roots)
@@ -291,6 +300,26 @@ def first_cause(known: Sequence[Explained]) -> Explained | None:
         if least_weight is Weight.WEAK and (first := _earliest_of(known, Role.CONSEQUENCE)):
             return first
     return _earliest_of(known, Role.WRAPPER)
+
+
+def _went_on_after(stated: Explained, known: Sequence[Explained]) -> bool:
+    """Return whether a job went on after Slurm stated a kill in a step, and failed much later."""
+    candidate = stated.candidate
+    is_kill = stated.row is not None and stated.row.weight is Weight.ROOT
+    is_end = stated.row is not None and stated.row.is_end_of_job
+    if not is_kill or is_end or candidate.error.kind is not ErrorKind.SLURM:
+        return False
+    if candidate.went_on <= _WENT_ON:
+        return False
+    return any(
+        _is_original(error)
+        and _ended(error)
+        and error.candidate.error.kind is ErrorKind.PYTHON
+        and error.candidate.log == candidate.log
+        and error.number > stated.number
+        and error.candidate.went_on < candidate.went_on - _WENT_ON
+        for error in known
+    )
 
 
 def _failed_before(root: Explained | None, known: Sequence[Explained]) -> Explained | None:
@@ -326,6 +355,9 @@ def _explained_before(first: Explained | None, originals: Sequence[Explained]) -
     if is_of_slurm:
         same = [error for error in near if error.candidate.error.kind is ErrorKind.SLURM]
         return _earliest(same) or first
+    native = _native_words_before(first, originals)
+    if native is not None:
+        return native
     if not _WAITED.search(first.candidate.error.line):
         return first
     chain = first.candidate.whole.chain()
@@ -340,6 +372,24 @@ def _explained_before(first: Explained | None, originals: Sequence[Explained]) -
         and error.candidate.went_on <= most
     ]
     return _earliest(last_words) or first
+
+
+def _native_words_before(first: Explained, originals: Sequence[Explained]) -> Explained | None:
+    """Return the line of compiled code that says why an exception only states a failure."""
+    error = first.candidate.error
+    if error.kind is not ErrorKind.PYTHON or not _ONLY_FAILED.match(error.message):
+        return None
+    near = [
+        known
+        for known in originals
+        if known.candidate.error.kind is ErrorKind.PLAIN
+        and is_of_native_code(known.candidate.error)
+        and known.candidate.log == first.candidate.log
+        and 0 < first.number - known.number <= _NEAR
+        and known.candidate.went_on - first.candidate.went_on <= _FEW
+    ]
+    of_rows = [known for known in near if known.row is not None]
+    return _earliest(of_rows or near)
 
 
 def _is_just_before(known: Explained, crash: Explained) -> bool:

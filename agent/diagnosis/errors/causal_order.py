@@ -124,6 +124,8 @@ _REBUILDS = "from_ray_exception"
 """The function in which the exception of another process is built anew, which may fail."""
 _ARGPARSE = re.compile(r"[\w./-]{1,120}: error: ")  # a program ends behind it
 _SANDBOX = re.compile(r"/tmp/(?:[\w.-]+/)*tmp[a-z0-9_]{8}(?:/[\w.-]+)*\.?(?:py)?$")
+_NATIVE_PLACE = re.compile(r"[\w-]\.(?:cpp|cc|cu|cuh|h|hpp|rs):\d{1,6}\b")
+_PLACE_WITHIN = 160  # characters of a line: the source file that a logger states
 _NEAR_RAY = 4  # lines
 _GOES_ON = 12  # ordinary lines of a process behind an error that it survived
 
@@ -276,6 +278,8 @@ def _announcing(logs: Sequence[ParsedLog]) -> set[tuple[int, int]]:
             plain = former.error
             if plain.kind is not ErrorKind.PLAIN or plain.level < LogLevel.ERROR:
                 continue
+            if is_of_native_code(plain):
+                continue  # it prints none of Python's tracebacks
             chain = [*occurrence.error.chain()]
             first = chain[0]
             above = first.before[-1].strip() if first.before else ""
@@ -283,6 +287,11 @@ def _announcing(logs: Sequence[ParsedLog]) -> set[tuple[int, int]]:
             if is_below and above == plain.line and min(map(role_of, chain)) is Role.ORIGINAL:
                 places.add((number, plain.number))
     return places
+
+
+def is_of_native_code(error: ParsedError) -> bool:
+    """Return whether a logger's line states a source file of compiled code, as glog does."""
+    return _NATIVE_PLACE.search(error.printed[:_PLACE_WITHIN]) is not None
 
 
 class _Ends:

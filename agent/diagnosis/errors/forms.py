@@ -66,7 +66,7 @@ _CRASH = re.compile(
     r"|\*\*\* stack smashing|Aborted(?: \(core dumped\))?$|Killed(?:$| )"
     r"|pure virtual method called"
     r"|SIG(?:SEGV|FPE|BUS|ILL|ABRT): [a-z]|panic: |LLVM ERROR: "
-    r"|thread '[^']{1,60}' (?:\(\d+\) )?panicked at|fatal error: |ptxas fatal"
+    r"|thread '[^']{1,60}' (?:\(\d+\) )?panicked at|fatal error: (?![A-Z\[])|ptxas fatal"
     r"|[\w./+-]{1,200}: symbol lookup error: "
     r"|[\w./+-]{1,200}: error while loading shared libraries: "
     r"|[\w./+-]{1,200}: [\w./-]{1,200}:\d{1,6}: .{1,300}Assertion .{1,300} failed"
@@ -119,7 +119,8 @@ _SHELL = re.compile(
     r"|[\w./+-]{1,300}(?::\d{1,6}(?::\d{1,5})?|\(\d{1,6}\)): (?:catastrophic |fatal )?"
     r"error: .{1,1500}"
     r"|(?:nvcc|hipcc) (?:fatal|error) {1,4}: .{1,1500}"
-    r"|[\w./-]{1,120}: error: .{1,1500}|fatal: .{1,1500}|make(?:\[\d+\])?: \*\*\* .{1,500}"
+    r"|[\w./-]{1,120}: error: .{1,1500}|fatal: .{1,1500}"
+    r"|fatal error: [A-Z\[].{1,1500}|make(?:\[\d+\])?: \*\*\* .{1,500}"
     r"|E: .{3,500}"
 )
 _SHELL_OK = re.compile(

@@ -48,6 +48,7 @@ _BRACKET = re.compile(
     r"\[(?:rank[ =]?|Rank |default)(?P<rank>\d{1,6})\]:? ?"
     r"|\[(?P<role>[A-Za-z_]\w{0,30}?)(?P<local>\d{1,5})\|(?P<rank2>\d{1,6})\]: ?"
     r"|\[(?P<who>[A-Za-z_]\w{1,40}-\d{1,5}/\d{1,5})\] "
+    r"|\[(?P<host>\d{1,5}\] \[\d{1,5})\] "  # Monarch's: of the process and of its host
     r"|\[\d{1,5},(?P<rank3>\d{1,6})\]<std(?:out|err)>: ?"
     rf"|\[(?P<time>{_STAMP})(?:[ ,]+(?P<letter>[DIWEFC])(?=[ ,\]]))?(?P<more>[^\]\n]{{0,60}})\]"
     rf"{_GAP}"
@@ -100,9 +101,15 @@ _BETWEEN = re.compile(
     rf"|[\w.]{{1,80}}) - (?:(?P<level2>{_NAMES}) - )?"
 )
 """What stands between the parts of a logger's prefix: only behind another prefix."""
+_PICTURES = "\u203c\u2049\u2139\u231b\u23f0-\u23f3\u2600-\u27bf\u2b50\u2b55\U0001f300-\U0001faff"
+_PICTURE = re.compile(
+    rf"[{_PICTURES}]\ufe0f?(?:(?=[ \t]{{1,3}}{_NAMES}\b)|(?={_NAMES}:)| {{1,3}}(?=\[{_NAMES}\]))"
+)
+"""A picture before a level, which some loggers print."""
+_FIRST_PICTURE = "\u2000"
 _STATED = {
     pattern: tuple(name.rstrip("0123456789") for name in pattern.groupindex)
-    for pattern in (_PAREN, _BRACKET, _DIGIT, _WORD, _BETWEEN)
+    for pattern in (_PAREN, _BRACKET, _DIGIT, _WORD, _BETWEEN, _PICTURE)
 }
 """What the groups of each expression state, in their order: all of them have names."""
 _REPEATED = re.compile(r" ?\[repeated (\d{1,9})x across cluster\].{0,200}$")
@@ -202,6 +209,8 @@ def _layer(text: str, at: int) -> re.Match[str] | None:
         match = _DIGIT.match(text, at)
     elif first in _LETTERS:
         match = _WORD.match(text, at)
+    elif first > _FIRST_PICTURE:
+        match = _PICTURE.match(text, at)
     if match is None and at:
         match = _BETWEEN.match(text, at)
     return match

@@ -459,6 +459,36 @@ def test_a_warning_of_native_code_announces_no_traceback() -> None:
     assert cause(after).line == "ValueError: real"
 
 
+@pytest.mark.parametrize("message", ["engine init failed", "register failed, ret_value: -1"])
+def test_native_code_says_why_an_exception_only_states_a_failure(message: str) -> None:
+    """Libraries in C++ log the reason, and their bindings for Python only raise that it failed."""
+    native = "E0605 10:48:27.885119 10136 transport.cpp:203] device mlx5_9 has no active port"
+    line = "device mlx5_9 has no active port"
+    assert cause(f"{native}\n{TRACE}RuntimeError: {message}").line == line
+    reason = "RuntimeError: the model has no head"
+    assert cause(f"{native}\n{TRACE}{reason}").line == reason
+    survived = "\n".join(f"loaded part {part}" for part in range(20))
+    later = f"{native}\n{survived}\n{TRACE}RuntimeError: {message}"
+    assert cause(later).line == f"RuntimeError: {message}"
+
+
+def test_a_kill_that_the_job_went_on_from_is_not_the_cause_of_a_later_error() -> None:
+    """Slurm states a kill of one step or process: what fails at once fails by it."""
+    killed = "slurmstepd: error: Detected 1 oom_kill event in StepId=83.0."
+    went_on = "\n".join(f"scored {part} prompts" for part in range(30))
+    assert cause(f"{killed}\n{went_on}\n{TRACE}ValueError: real").line == "ValueError: real"
+    assert cause(f"{killed}\n{TRACE}ValueError: real").key == "memory of the Slurm step"
+    assert cause(f"{killed}\n{went_on}").key == "memory of the Slurm step"
+
+
+def test_the_errors_of_a_command_are_no_crash() -> None:
+    """The AWS CLI prints `fatal error:`, as Go's runtime does; a job may go on from the first."""
+    went_on = "\n".join(f"loaded part {part}" for part in range(30))
+    text = f"fatal error: Unable to locate credentials\n{went_on}\n{TRACE}ValueError: real"
+    assert cause(text).line == "ValueError: real"
+    assert cause(text.partition("\n")[0]).key == "cloud credentials"
+
+
 def test_ray_states_which_node_ran_out_of_memory() -> None:
     """The line below its error names the node, which is not the one that prints it."""
     text = (

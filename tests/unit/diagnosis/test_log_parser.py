@@ -52,6 +52,11 @@ AT = seconds_of("2025-11-26 20:12:10")
         ("(VllmWorker rank=5 pid=4) ", ("VllmWorker", "rank 5", "4"), LogLevel.UNSTATED, None, 5),
         ("[trainer0|3]:", ("rank 3",), LogLevel.UNSTATED, None, 3),
         ("[default3]:", ("rank 3",), LogLevel.UNSTATED, None, 3),
+        ("[0] [3] ", ("0] [3",), LogLevel.UNSTATED, None, None),
+        ("❌ ERROR: ", (), LogLevel.ERROR, None, None),
+        ("⚠️  WARNING - ", (), LogLevel.WARNING, None, None),
+        ("🚨 [ERROR] ", (), LogLevel.ERROR, None, None),
+        ("2025-11-26 20:12:10 | 🔥 ERROR | ", (), LogLevel.ERROR, AT, None),
         ("[rank3]: ", ("rank 3",), LogLevel.UNSTATED, None, 3),
         ("[1,3]<stderr>:", ("rank 3",), LogLevel.UNSTATED, None, 3),
         ("3: ", ("rank 3",), LogLevel.UNSTATED, None, 3),
@@ -113,6 +118,8 @@ def test_prefixes_come_off(
         "step:7 - loss:0.1",
         "(7.50 GiB are needed",
         "[1, 2, 3]",
+        "[1] [2, 3]",
+        "❌ Errors were found",
     ],
 )
 def test_a_programs_own_words_stay(line: str) -> None:
