@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from agent.diagnosis.errors.parsed_error import ParsedError
 
 _ERRNO = re.compile(
-    r"^\[Errno (?P<number>\d{1,3})\] (?P<text>[^:'\n]{3,60}?)(?:: '(?P<path>[^']{1,300})|$)"
+    r"^\[Errno (?P<number>\d{1,3})\] (?P<text>[^:'\n]{3,60}?)"
+    r"(?:: '(?P<path>[^']{1,300})(?:' -> '(?P<to>[^']{1,300}))?|$)"
 )
 _BY_ERRNO = {
     5: (
@@ -20,8 +21,8 @@ _BY_ERRNO = {
         "Look at that mount and at `dmesg` of the node; take another disk, or another machine",
     ),
     14: (
-        "a read or write at {path} failed",
-        "Network disks fail so while a buffer is used: save again, to a local disk",
+        "a read or write at {path} failed: the system could not use the buffer for it",
+        "Some network disks and direct reads fail so: try the same on a local disk",
     ),
     16: (
         "{path} is in use by another process, or is a mount",
@@ -36,21 +37,30 @@ _BY_ERRNO = {
         "Correct the path, or remove that file",
     ),
     26: (
-        "{path} is a program that runs, and is to be written",
-        "End it first, or write to another name",
+        "{path} is a program that one process runs while another has it open to write",
+        "End the one that runs it, or close the file before it runs; another name helps too",
     ),
-    36: ("a file's name is too long: {path}", "Give the run or the file a shorter name"),
+    36: (
+        "a path or a name in it is too long: {path}",
+        "Give the run or the file a shorter name; if it is no path, a text was passed for one",
+    ),
     37: (
-        "{path} cannot be locked: its network disk has no locks",
+        "{path} cannot be locked: its network disk has no locks, or their server does not answer",
         "Mount it with locks (`nolock` for local ones), or keep the file on a local disk",
     ),
-    38: ("the file system of {path} lacks a function", "Keep that file on another disk"),
+    38: (
+        "a call on {path} is not there: its file system, the kernel or a sandbox lacks it",
+        "Try the same on a local disk: if it fails there too, it is the kernel or the container",
+    ),
     39: (
-        "the folder {path} is to be removed and is not empty",
-        "Another process or rank still writes there: let one of them remove it",
+        "the folder {path} is to be removed or replaced, and is not empty",
+        "Another process or rank writes there, or an earlier run left files: let only one do it",
     ),
     40: ("links lead in a circle at {path}", "Correct the symbolic link"),
-    95: ("the file system of {path} does not support this", "Keep that file on another disk"),
+    95: (
+        "the file system of {path} does not support this call",
+        "Keep that file on another disk: network and overlay disks lack some calls",
+    ),
 }
 """What the system refuses by its number, and what to do."""
 _MISSING = re.compile(r"^\[Errno 2\] No such file or directory: '(?P<path>[^']{1,300})'")
@@ -67,7 +77,14 @@ _WRITES = re.compile(
 _OF_FILES = re.compile(
     r"\b(?:open|write\w*|read\w*|flush|save\w*|load\w*|dump|copy\w*|close)\b|\.write\("
 )
-_OF_TERMINALS = re.compile(r"/logging/|/tqdm/|\bstd(?:out|err)\b|\bprint\(|/socket\.py|/ssl\.py")
+_OF_NO_FILE = re.compile(
+    r"/logging/|/tqdm/|/rich/|/click/|\bstd(?:out|err)\b|\bprint\(|/socket\.py|/ssl\.py|/pty\.py"
+    r"|pexpect|ptyprocess|\bmaster(?:_fd)?\b|/multiprocessing/|/asyncio/|/subprocess\.py|/selectors\.py"
+    r"|/uvloop/|\bconsole\b|\bterminal\b|\bsock\w*\b|\bpipe\w*\b|\bos\.(?:read|write)\("
+)
+"""A call without a path there is one on a terminal, a pipe or a socket."""
+_OF_KERNEL = re.compile(r"^/(?:proc|sys|dev)/(?!shm/)")
+_REPLACES = 39  # a folder that is not empty
 _PASSING = re.compile(
     r"^/(?:proc|sys|dev)/|/te?mp\b|\.te?mp\b|te?mp_|\.lock\b|/session_|/shm/|\.sock|\.pid\b|cache"
 )
@@ -117,14 +134,19 @@ def refused_by_the_system(error: ParsedError) -> Cause | None:
     sentence, remedy = known
     if not found["path"] and not (error.frames and _is_of_file(error)):
         return None  # a socket, a device or a semaphore
-    path = short_path(found["path"] or "a file")
+    named = found["path"] or "a file"
+    if found["to"] and int(found["number"]) == _REPLACES:
+        named = found["to"]
+    if _OF_KERNEL.match(named):
+        return None  # a device, or a file that the kernel makes
+    path = short_path(named)
     return Cause("file refused", sentence.format(path=path), remedy)
 
 
 def _is_of_file(error: ParsedError) -> bool:
     """Return whether a call without a path is one on a file."""
     frame = error.frames[-1]
-    if _OF_TERMINALS.search(f"{frame.file} {frame.code}") is not None:
+    if _OF_NO_FILE.search(f"{frame.file} {frame.code}") is not None:
         return False
     return _OF_FILES.search(f"{frame.function} {frame.code}") is not None
 

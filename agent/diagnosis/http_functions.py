@@ -30,22 +30,26 @@ _REFUSES = re.compile(
     r"|No route to host|timed out|[Nn]etwork is unreachable"
 )
 _REMEDIES = {
-    "401": "Its key or token is missing, wrong or ended",
-    "403": "This account, key or address may not do that: look at its rights on that server",
+    "401": "Its key or token is missing, wrong or expired",
+    "403": "This account, key or address may not do that there, or a proxy forbids the way: the "
+    "text of the answer says which (`curl -i`)",
     "404": "Compare the path and the model's name with what that server offers, and its version",
     "405": "The path is another one in that server's version",
     "407": "A proxy asks for a name and password: put them into HTTPS_PROXY, or use NO_PROXY",
     "408": "Send less at a time, or let it wait longer",
     "409": "What is to be made exists already there, or is being changed",
     "413": "Send less at a time, or raise the limit of the server or of the proxy before it",
-    "429": "Send fewer requests at a time, or wait",
+    "429": "Send fewer requests at a time, or wait; a quota that is used up shows so too",
 }
 _REFUSED = "The server's log says what it does not take: a field, a value, or too long a prompt"
-_FAILED = "The fault is at the server: look at the end of its own log at that time"
+_FAILED = (
+    "The server failed at this request: look at the end of its own log at that time, and whether "
+    "it fails at each request"
+)
 
 _FAILED_BEFORE = (
-    "It is not ready or has failed (see its own log), or a proxy before it does not reach it: "
-    "NO_PROXY leaves the proxy out"
+    "It is not ready, overloaded or has failed (see its own log), or a proxy before it does not "
+    "reach it: NO_PROXY leaves the proxy out"
 )
 
 

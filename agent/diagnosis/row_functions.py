@@ -9,6 +9,7 @@ import re
 import sys
 from typing import TYPE_CHECKING
 
+from agent.diagnosis.api_functions import request_to_a_model_api
 from agent.diagnosis.cause import Cause
 from agent.diagnosis.config_functions import refused_by_a_check, refused_field, refused_setting
 from agent.diagnosis.data_functions import missing_column
@@ -168,6 +169,7 @@ FUNCTIONS: Mapping[str, RowFunction] = {
         made_source,
         python_too_new,
         refused_by_a_server,
+        request_to_a_model_api,
         unreachable_server,
         refused_by_the_system,
         not_json,

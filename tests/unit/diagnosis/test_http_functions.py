@@ -55,3 +55,23 @@ def test_a_proxy_may_have_answered_in_place_of_a_server() -> None:
     line = "requests.exceptions.HTTPError: 503 Server Error: Service Unavailable for url: http://a:80/x"
     answer = diagnose_logs([Log("", "job.log", FRAMES + line)])
     assert "NO_PROXY" in answer.what_to_do
+
+
+@pytest.mark.parametrize(
+    ("inner", "cause"),
+    [
+        ("httpx.LocalProtocolError: Illegal header value b'Bearer '", "a header's value"),
+        ("httpx.UnsupportedProtocol: Request URL is missing an 'http://' protocol", "begin with"),
+        ("httpx.ConnectError: [Errno -2] Name or service not known", "has no address"),
+        ("httpx.RemoteProtocolError: Server disconnected without a response.", "closed the"),
+        ("httpx.ConnectError: All connection attempts failed", "no server answers"),
+        ("httpx.ConnectError: _ssl.c:989: an error", "came about, or it broke"),
+    ],
+)
+def test_a_connection_error_is_named_by_what_it_was_raised_from(inner: str, cause: str) -> None:
+    """The message of the client of OpenAI is the same for each reason."""
+    text = (
+        f"{FRAMES}{inner}\n\nThe above exception was the direct cause of the following exception:"
+        f"\n\n{FRAMES}openai.APIConnectionError: Connection error."
+    )
+    assert cause in diagnose_logs([Log("", "job.log", text)]).cause

@@ -83,6 +83,19 @@ LOADED_WITHOUT_ROOM = traceback(
             ),
             "saved on another GPU",
         ),
+        ("/w/run.sh: line 3: /opt/team/train: Permission denied", "permission in a script"),
+        ("bash: line 3: /proc/sys/vm/drop_caches: Permission denied", "permission in a script"),
+        ("run.sh: line 9: --lr: command not found", "option taken for a command"),
+        ("run.sh: line 9: torchrun: command not found", "command missing"),
+        ("ValueError: Dataset gsm8k_rl not found", "data set not found"),
+        ("ValueError: Dataset /data/gsm8k_rl not found", "data file"),
+        ("ValueError: Data split train does not exist", ""),
+        ("ValueError: Checkpoint format version is missing", ""),
+        (
+            "jinja2.exceptions.TemplateError: Conversation roles must alternate",
+            "chat template rejects",
+        ),
+        ("ValueError: No chat template is set for this tokenizer", "chat template"),
         ("nvidia-container-cli: device error: 7: unknown device: unknown", "GPU of a container"),
         (
             (
