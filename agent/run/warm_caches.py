@@ -26,7 +26,8 @@ def seed_caches(environ: Mapping[str, str]) -> str:
     caches = plan.caches
     if caches is None:
         return ""
-    place = CachePlace(caches.volume, caches.folder, caches.archive, caches.kind.digest)
+    kind = caches.kind.digest
+    place = CachePlace(caches.volume, caches.folder, caches.archive, kind, caches.packages)
     trust = Trust(seal_of(plan.secret()), plan.facts.uid)
     result = run_within(times.CACHES_SEED, lambda: seed(place, trust).in_words())
     return result or f"left out: {caches.volume} took longer than {times.CACHES_SEED:g} s"

@@ -141,6 +141,8 @@ def test_outdated_archives(monkeypatch: pytest.MonkeyPatch) -> None:
         (CacheLook(3, 9, 101.0), 0.0, False),  # it may still compile
         (CacheLook(2, 8, 100.0), 0.0, False),  # as at the last write
         (CacheLook(0, 0, 0.0), 0.0, False),
+        (CacheLook(0, 0, 100.0, 100.0), 0.0, True),  # Python's own files, of which there is no look
+        (CacheLook(0, 0, 101.0, 101.0), 0.0, False),
         (CacheLook(3, 9, 100.0), 100.0 + times.CACHES_QUIET + 1, False),
     ],
 )

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import py_compile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import anyio
 import pytest
+from msgspec.structs import replace
 
 from agent.base import ends, times
 from agent.job.compile_caches import CompileCaches, seal_of, signer_of
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from agent.run.node_run import NodeRun
 
 KIND = NodeKind("", "", "x86_64", "ab", "", "3.11.7", {"torch": "2.8.0"})
+TIMESTAMP = py_compile.PycInvalidationMode.TIMESTAMP
 DONE = ends.JOB_SUCCEEDED.outcome(before="")
 FAILED = ends.JOB_FAILED.outcome(code=7, code_name="7", details="", before="")
 LOST = ends.HEAD_LOST.outcome()
@@ -117,6 +120,34 @@ def test_written_back_at_the_end(tmp_path: Path, outcome: ends.Outcome, written:
         assert fresh.plan.caches is not None
         folder = Path(fresh.plan.caches.folder)
         assert [path for path in PATHS if (folder / path).exists()] == written
+
+    anyio.run(story)
+
+
+@pytest.mark.parametrize("at_end", [False, True], ids=["beside the job", "at its end"])
+@pytest.mark.usefixtures("quiet")
+def test_pythons_own_files_are_written_back(tmp_path: Path, *, at_end: bool) -> None:
+    """Where packages came without any, though nothing else was compiled."""
+    package = tmp_path / "site-packages/slow.py"
+    package.parent.mkdir()
+    package.write_text("VALUE = 1")
+    run = node_run(tmp_path, "node")
+    assert run.plan.caches is not None
+    caches = replace(run.plan.caches, packages=(str(package.parent),))
+    run = node_run_with_caches(tmp_path / "node", caches)
+    run.run_id = "run-of-node"
+
+    async def story() -> None:
+        await seed(run)
+        py_compile.compile(str(package), invalidation_mode=TIMESTAMP)
+        if at_end:
+            await run.caches.save_at_end(DONE)
+        else:
+            await run.caches.look()
+        assert len(archives(tmp_path)) == 1
+        written = archives(tmp_path)[0].stat()
+        await run.caches.look()
+        assert archives(tmp_path)[0].stat().st_mtime_ns == written.st_mtime_ns
 
     anyio.run(story)
 

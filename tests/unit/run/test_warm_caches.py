@@ -42,6 +42,18 @@ def test_a_node_is_seeded_as_by_a_run(tmp_path: Path) -> None:
     assert seed(place, UNSEALED).state == "seeded"
 
 
+@pytest.mark.usefixtures("own_temp")
+def test_packages_without_pyc_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run that follows keeps what Python compiles, though it finds some then."""
+    monkeypatch.setattr("agent.run.read_caches.lacks_compiled", bool)
+    environ = {"AGENT_CACHE_DIR": str(tmp_path / "volume")}
+    seed_caches(environ)
+    monkeypatch.setattr("agent.run.read_caches.lacks_compiled", lambda _folders: False)
+    caches = plan_from_environment(environ, None).caches
+    assert caches is not None
+    assert caches.packages
+
+
 def test_without_caches_nothing_is_said() -> None:
     """A wrong setting of the run is one sentence."""
     assert seed_caches({"AGENT_CACHE_DIR": "off"}) == ""
