@@ -33,7 +33,8 @@ _REMEDIES = {
     "401": "Its key or token is missing, wrong or expired",
     "403": "This account, key or address may not do that there, or a proxy forbids the way: the "
     "text of the answer says which (`curl -i`)",
-    "404": "Compare the path and the model's name with what that server offers, and its version",
+    "404": "It has no such path or model: is it the program and version that the job expects, and "
+    "the name one that it serves?",
     "405": "The path is another one in that server's version",
     "407": "A proxy asks for a name and password: put them into HTTPS_PROXY, or use NO_PROXY",
     "408": "Send less at a time, or let it wait longer",
@@ -53,8 +54,30 @@ _FAILED_BEFORE = (
 )
 
 
+def request_of_a_reward(error: ParsedError) -> Cause | None:
+    """A reward asks a server: what came of it decides what to do."""
+    return _answered(error, " (the reward's server)") or _not_reached(
+        error, " (the reward's server)"
+    )
+
+
+def request_of_a_search(error: ParsedError) -> Cause | None:
+    """A job asks a retriever or search service: what came of it decides what to do."""
+    return _answered(error, " (the retriever)") or _not_reached(error, " (the retriever)")
+
+
+def request_to_an_engine(error: ParsedError) -> Cause | None:
+    """A job asks an inference server: what came of it decides what to do."""
+    return _answered(error, " (inference server)") or _not_reached(error, " (inference server)")
+
+
 def refused_by_a_server(error: ParsedError) -> Cause | None:
     """A server answers a request with an error: its status shows whose fault it is."""
+    return _answered(error)
+
+
+def _answered(error: ParsedError, what: str = "") -> Cause | None:
+    """Return which error a server answered with; `what` says in parentheses which server it is."""
     found = _STATUS.search(error.message.partition("\n")[0])
     if found is None:
         return None
@@ -68,18 +91,23 @@ def refused_by_a_server(error: ParsedError) -> Cause | None:
     if status in {"502", "503", "504"}:
         remedy = _FAILED_BEFORE
     answer = f"{status} ({reason})" if reason else status
-    return Cause("error of a server", f"{server} answered {answer}{path}", remedy)
+    return Cause("error of a server", f"{server}{what} answered {answer}{path}", remedy)
 
 
 def unreachable_server(error: ParsedError) -> Cause | None:
     """No connection to a server comes about: the error states its address, not what it is."""
+    return _not_reached(error)
+
+
+def _not_reached(error: ParsedError, what: str = "") -> Cause | None:
+    """Return which server is not reached; `what` says in parentheses which one it is."""
     message = error.message.partition("\n")[0]
     refused = _REFUSES.search(message)
     asked = _ASKED.search(message)
     if refused is None or asked is None:
         return None
     fields = asked.groupdict()
-    server = f"{_first(fields, 'host')}:{_first(fields, 'port')}"
+    server = f"{_first(fields, 'host')}:{_first(fields, 'port')}{what}"
     path = f" for {fields['path'][:40]}" if fields["path"] else ""
     asks = f", which a process asks{path}"
     if "Read timed out" in message:

@@ -20,7 +20,14 @@ from agent.diagnosis.file_functions import (
     not_json,
     refused_by_the_system,
 )
-from agent.diagnosis.http_functions import refused_by_a_server, unreachable_server
+from agent.diagnosis.http_functions import (
+    refused_by_a_server,
+    request_of_a_reward,
+    request_of_a_search,
+    request_to_an_engine,
+    unreachable_server,
+)
+from agent.diagnosis.memory_functions import holder_of_gpu_memory
 from agent.diagnosis.python_functions import (
     made_source,
     mistake_in_own_code,
@@ -168,8 +175,12 @@ FUNCTIONS: Mapping[str, RowFunction] = {
         mistake_in_own_code,
         made_source,
         python_too_new,
+        holder_of_gpu_memory,
         refused_by_a_server,
         request_to_a_model_api,
+        request_of_a_reward,
+        request_of_a_search,
+        request_to_an_engine,
         unreachable_server,
         refused_by_the_system,
         not_json,

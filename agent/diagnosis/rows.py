@@ -8,6 +8,8 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from msgspec.structs import replace
+
 from agent.base.text import parse_toml
 from agent.base.typed import convert
 from agent.base.value import Value
@@ -26,6 +28,12 @@ if TYPE_CHECKING:
 ANY = "…"  # any text in the words of a message; `^` at their start is the start of a line
 _SEARCHED = 1_000  # characters of a line that `only` and `unless` search
 _LINES_BEFORE = 4  # that may show who uses a library
+_CALLERS = 4  # innermost frames that show who asked
+_CARRIES = re.compile(
+    r"/(?:requests|urllib3|httpx|httpcore|aiohttp|openai|anthropic|anyio|tenacity|backoff|retrying)/"
+    r"|/lib/python3[\d.]*/(?!site-packages|dist-packages)|^<"
+)
+"""Files of clients and of Python itself, which carry a request for who asks."""
 _LONGEST_NAME = 60  # characters of a name from a line that a sentence repeats
 _ERROR = r"\W{0,6}(?:[A-Za-z_][\w.]{0,120})?(?:[Ee]rror|Exception|Timeout\w*|Disconnected|ERROR)\b"
 
@@ -55,6 +63,7 @@ class Words(Value, forbid_unknown_fields=True):
     type: str = ""
     error: bool = False
     near: str = ""
+    caller: str = ""
     only: str = ""
     unless: str = ""
     mild: bool = False
@@ -65,7 +74,11 @@ class Words(Value, forbid_unknown_fields=True):
             return False
         if error.level < LogLevel.UNSTATED and not self.mild:
             return False
-        before = "\n".join(_nearby(error)) if self.near else ""
+        before = ""
+        if self.near:
+            before = "\n".join(_nearby(error))
+        elif self.caller:
+            before = "\n".join(_callers(error))
         return self.match(error.text, error.line, before)
 
     def match(self, line: str, body: str, before: str) -> bool:
@@ -84,11 +97,12 @@ class Words(Value, forbid_unknown_fields=True):
             at += len(part)
 
         # Do the expressions allow it?
+        around = self.near or self.caller
         return (
             (not self.error or compiled(_ERROR).match(body) is not None)
             and (not self.only or compiled(self.only).search(line, 0, _SEARCHED) is not None)
             and (not self.unless or compiled(self.unless).search(line, 0, _SEARCHED) is None)
-            and (not self.near or compiled(self.near).search(f"{before}\n{line}") is not None)
+            and (not around or compiled(around).search(f"{before}\n{line}") is not None)
         )
 
 
@@ -99,6 +113,15 @@ def _nearby(error: ParsedError) -> Iterator[str]:
         yield from error.before
     elif all("-packages/" in frame.file or "/lib/python" in frame.file for frame in error.frames):
         yield from error.before[-_LINES_BEFORE:]
+
+
+def _callers(error: ParsedError) -> Iterator[str]:
+    """Yield the innermost frames of who asked for something: outer ones may do much else."""
+    asking = [frame for frame in error.frames if _CARRIES.search(frame.file) is None]
+    if not asking:
+        yield from error.before[-_LINES_BEFORE:]
+        return
+    yield from replace(error, frames=tuple(asking[-_CALLERS:])).stack()
 
 
 def _is_type(printed: str, wanted: str) -> bool:
@@ -116,7 +139,7 @@ class Row(Value, forbid_unknown_fields=True):
     words: tuple[Words, ...]
     sources: tuple[str, ...]
     function: str = ""  # a name of row_functions.FUNCTIONS, which decides after the words
-    refined_by: str = ""  # a function that gives the sentence of the cause where it can
+    refined_by: str = ""  # a function that gives the sentence and the remedy where it can
     labels: tuple[str, ...] = ()
     weight: Weight = Weight.CAUSE
     again: Again = Again.EITHER
@@ -133,11 +156,10 @@ class Row(Value, forbid_unknown_fields=True):
             return None
         if self.function:
             return FUNCTIONS[self.function](error)
-        sentence, remedy = self.filled(error.text)
         refined = FUNCTIONS[self.refined_by](error) if self.refined_by else None
         if refined is not None:
-            sentence = refined.sentence
-        return Cause(self.key, sentence, remedy)
+            return Cause(self.key, refined.sentence, refined.remedy)
+        return Cause(self.key, *self.filled(error.text))
 
     def filled(self, line: str) -> tuple[str, str]:
         """Return the cause and the remedy with the names in a line."""
@@ -292,7 +314,8 @@ def _row(row: Mapping[str, Any], patterns: Mapping[str, str]) -> Row:
 
     words = []
     for message in row["words"]:
-        expressions = {n: full(message[n]) for n in ("near", "only", "unless") if n in message}
+        names = ("near", "caller", "only", "unless")
+        expressions = {name: full(message[name]) for name in names if name in message}
         words.append({**message, **expressions})
     weight = Weight[row.get("weight", "cause").upper()]
     return convert({**row, "words": words, "weight": weight}, Row)

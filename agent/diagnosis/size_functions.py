@@ -21,6 +21,12 @@ _VERBS = re.compile(
 _BREAKS = re.compile(r"[.:;!?]\s|,\s|\n")
 _BEHIND = re.compile(r"[.:;!?](?:\s|$)|,\s|\n|\s\(?(?:but|got|for|when|if|because|in order)\b")
 _LONGEST = 60  # characters of a name
+_OF_BATCHES = re.compile(r"(?i)batch|(?:rollout|prompt|sample|completion|generation)s?(?:\b|_)")
+_OF_MODELS = re.compile(
+    r"(?i)(?:head|layer|expert)s?(?:\b|_)(?!.*parallel)|hidden_?\s?size|vocab|intermediate_size"
+)
+_OF_RANKS = re.compile(r"(?i)world_?\s?size|ranks?\b|gpus?\b|devices?\b")
+"""Whose size a name is of."""
 
 
 def sizes_that_do_not_divide(error: ParsedError) -> Cause | None:
@@ -31,11 +37,20 @@ def sizes_that_do_not_divide(error: ParsedError) -> Cause | None:
     if pair is None:
         return None
     what, by = pair
-    return Cause(
-        "sizes that do not divide",
-        f"{what} does not divide by {by}",
-        "Change one of the two, in the job's configuration or by the number of GPUs",
-    )
+    return Cause("sizes that do not divide", f"{what} does not divide by {by}", _remedy(what, by))
+
+
+def _remedy(what: str, by: str) -> str:
+    """Return what to change, by whose sizes the two are."""
+    if _OF_BATCHES.search(what) is not None:
+        return "Choose sizes that divide: batch × samples by the GPUs, mini-batch by the ranks"
+    if _OF_MODELS.search(what) is not None and _OF_MODELS.search(by) is not None:
+        return "Both are of the model's own configuration: correct it, or take another model"
+    if _OF_MODELS.search(what) is not None:
+        return "The model sets the first: choose a size that divides it (also key-value heads)"
+    if _OF_RANKS.search(what) is not None:
+        return "Change the number of GPUs, or the parallel sizes, whose product has to divide it"
+    return "Change one of the two, in the job's configuration or by the number of GPUs"
 
 
 def _named(message: str) -> tuple[str, str] | None:

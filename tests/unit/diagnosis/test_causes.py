@@ -52,7 +52,7 @@ NEARBY = (
     '  File "/x/wandb/sdk/wandb_init.py", line 9, in init',
     '  File "/x/vllm/config/parallel.py", line 9, in _verify_args',
     '  File "/x/torch/distributed/checkpoint/state_dict.py", line 9, in set_model_state_dict',
-    '  File "/x/loader.py", line 9, in load_weights',
+    '  File "/x/vllm/models/qwen.py", line 9, in load_weights',
     '  File "/x/job.py", line 9, in main\n  File "<frozen os>", line 679, in __getitem__',
     '  File "/x/job.py", line 9, in main\n    assert config.batch % config.ranks == 0',
     '  File "/x/torch/distributed/checkpoint/a.py", line 9, in f\n    assert metadata is not None',
@@ -66,6 +66,8 @@ NEARBY = (
     '  File "/x/torch/utils/data/_utils/pin_memory.py", line 9, in pin_memory',
     '  File "/x/tools/checkpoint_conversion/llama.py", line 9, in main',
     '  File "/x/sglang/srt/mem_cache/memory_pool_host.py", line 9, in init_kv_buffer',
+    '  File "/x/huggingface_hub/_commit_api.py", line 9, in _upload_lfs_files',
+    '  File "/x/numpy/lib/npyio.py", line 9, in load',
     '  File "/x/bridge/training/checkpoints.py", line 9, in load_args_from_checkpoint',
 )
 """Lines before an error that show what it is about."""
@@ -97,7 +99,9 @@ def errors_of(lines: list[str]) -> list[Occurrence]:
 
 def _context(words: Words) -> str:
     """Return a line that the variant wants to see before its own."""
-    return next((line for line in NEARBY if re.search(words.near, line)), "")
+    around = words.near or words.caller
+    shown = f"\n{words.example}"
+    return next((line for line in NEARBY if around and re.search(around, line + shown)), "")
 
 
 @pytest.mark.parametrize(
@@ -105,8 +109,8 @@ def _context(words: Words) -> str:
 )
 def test_each_example_has_its_row(row: Row, words: Words) -> None:
     """The variant matches its example, and no earlier row does."""
-    context = _context(words) if words.near else ""
-    assert bool(context) or not words.near
+    context = _context(words)
+    assert bool(context) or not (words.near or words.caller)
     example = words.example.split("\n")
     before = [*context.split("\n"), "    the line of code"] if context else [""]
     lines = [*before, *example]
@@ -361,7 +365,7 @@ HOSTILE = [
 def test_no_expression_backtracks_for_long(line: str) -> None:
     """Each expression of a row takes some milliseconds at most on any line."""
     cut = line[:1_000]
-    patterns = {p for _, w in WORDS for p in (w.near, w.only, w.unless) if p}
+    patterns = {p for _, w in WORDS for p in (w.near, w.caller, w.only, w.unless) if p}
     patterns |= {row.reads for row in ALL if row.reads}
     for pattern in patterns:
         began = time.process_time()

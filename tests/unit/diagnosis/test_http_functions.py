@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agent.diagnosis.find_cause import Log, diagnose_logs
+from agent.diagnosis.find_cause import Diagnosis, Log, diagnose_logs
 
 FRAMES = 'Traceback (most recent call last):\n  File "/w/ask.py", line 3, in ask\n    f()\n'
 
@@ -75,3 +75,70 @@ def test_a_connection_error_is_named_by_what_it_was_raised_from(inner: str, caus
         f"\n\n{FRAMES}openai.APIConnectionError: Connection error."
     )
     assert cause in diagnose_logs([Log("", "job.log", text)]).cause
+
+
+def asked(error: str, *frames: str) -> Diagnosis:
+    """Return the diagnosis of a request that failed under some frames."""
+    stack = "".join(f'  File "{frame}\n    f()\n' for frame in frames)
+    text = f"Traceback (most recent call last):\n{stack}{error}"
+    return diagnose_logs([Log("", "job.log", text)])
+
+
+REWARD = '/w/reward.py", line 9, in compute_score'
+LIBRARY = "/opt/venv/lib/python3.12/site-packages"
+
+
+@pytest.mark.parametrize(
+    ("error", "cause", "remedy"),
+    [
+        (
+            (
+                "requests.exceptions.HTTPError: 422 Client Error: Unprocessable Entity for url: "
+                "http://a.b:90/get_reward"
+            ),
+            "a.b:90 (the reward's server) answered 422 (Unprocessable Entity) to /get_reward",
+            "does not take",
+        ),
+        (
+            (
+                "requests.exceptions.ConnectionError: HTTPConnectionPool(host='a.b', port=9): "
+                "Max retries exceeded with url: /score (Caused by NewConnectionError('[Errno 111] "
+                "Connection refused'))"
+            ),
+            "no server listens at a.b:9 (the reward's server), which a process asks for /score",
+            "Start it before the job",
+        ),
+        (
+            "httpx.ConnectTimeout",
+            "a server that the reward asks cannot be reached, or fails",
+            "reward-server.log",
+        ),
+    ],
+)
+def test_what_came_of_a_request_decides_the_remedy(error: str, cause: str, remedy: str) -> None:
+    """A server that refuses a request is another trouble than one that is not there."""
+    answer = asked(error, REWARD, f'{LIBRARY}/httpx/_api.py", line 9, in post')
+    assert (answer.key, answer.cause) == ("reward server", cause)
+    assert remedy in answer.what_to_do
+
+
+def test_the_innermost_frames_show_who_asked() -> None:
+    """A reward that fetches a model from the hub asks the hub, not its server."""
+    hub = [f'{LIBRARY}/huggingface_hub/file_download.py", line {n}, in get' for n in range(4)]
+    client = f'{LIBRARY}/httpx/_api.py", line 9, in get'
+    assert asked("httpx.ConnectTimeout", REWARD, *hub, client).key == "hub not reached"
+    assert asked("httpx.ConnectTimeout", REWARD, client).key == "reward server"
+    upload = f'{LIBRARY}/huggingface_hub/_commit_api.py", line 9, in _upload_lfs_files'
+    assert asked("httpx.WriteTimeout", upload, client).key == "upload not complete"
+
+
+def test_another_program_at_an_engine_s_address_is_no_closed_port() -> None:
+    """Its 404 shows that it answers."""
+    error = (
+        "requests.exceptions.HTTPError: 404 Client Error: Not Found for url: "
+        "http://10.0.0.2:8000/init_communicator/"
+    )
+    answer = asked(error, '/w/trl/extras/vllm_client.py", line 9, in init_communicator')
+    assert answer.key == "rollout server"
+    assert "version" in answer.what_to_do
+    assert "port" not in answer.what_to_do

@@ -79,7 +79,8 @@ def test_a_function_names_the_place() -> None:
 
 def test_each_function_has_its_row() -> None:
     """No function without a row, no row without its function."""
-    assert {row.function for row in table().values() if row.function} == set(FUNCTIONS)
+    named = {name for row in table().values() for name in (row.function, row.refined_by) if name}
+    assert named == set(FUNCTIONS)
 
 
 def test_each_key_is_of_one_row() -> None:

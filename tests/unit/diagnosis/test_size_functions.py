@@ -56,8 +56,29 @@ def test_an_assertion_names_both_by_its_code() -> None:
 
 
 def test_rows_about_sizes_name_the_two_of_the_message() -> None:
-    """Which kind of sizes they are only chooses the remedy."""
+    """The row is only the kind of trouble."""
     line = "AssertionError: padded length 100 of the batch must be divisible by the ring size 3"
     answer = diagnose_logs([Log("", "job.log", f'  File "/x/a.py", line 1, in f\n    x\n{line}')])
     assert answer.key == "batch"
     assert answer.cause == "padded length 100 of the batch does not divide by ring size 3"
+
+
+@pytest.mark.parametrize(
+    ("line", "remedy"),
+    [
+        ("ValueError: train_batch_size 6 must be divisible by n_gpus 4", "batch × samples"),
+        (
+            "AssertionError: num_attention_heads 28 must be divisible by tp 8",
+            "also key-value heads",
+        ),
+        (
+            "ValueError: hidden_size 512 is not a multiple of num_heads 6",
+            "model's own configuration",
+        ),
+        ("ValueError: world_size (6) is not divisible by tensor parallel (4)", "number of GPUs"),
+        ("ValueError: rope_dim is not divisible by 8", "Change one of the two"),
+    ],
+)
+def test_the_remedy_is_about_the_sizes_that_are_named(line: str, remedy: str) -> None:
+    """Heads and layers are the model's, batches and ranks the job's."""
+    assert remedy in found(line).what_to_do

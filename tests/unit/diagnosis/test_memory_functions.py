@@ -1,0 +1,52 @@
+"""A GPU without memory: torch states who holds it, and how much is asked."""
+
+from __future__ import annotations
+
+import pytest
+
+from agent.diagnosis.find_cause import Log, diagnose_logs
+
+FRAMES = 'Traceback (most recent call last):\n  File "/w/train.py", line 3, in step\n    f()\n'
+HEAD = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate"
+TOTAL = "GPU 0 has a total capacity of 79.11 GiB of which 1.00 GiB is free."
+OWN = "Including non-PyTorch memory, this process has"
+
+
+@pytest.mark.parametrize(
+    ("line", "cause", "remedy"),
+    [
+        (
+            (
+                f"{HEAD} 2.00 GiB. {TOTAL} Process 7 has 40.00 GiB memory in use. Process 8 has "
+                f"512.00 MiB memory in use. {OWN} 30.00 GiB memory in use."
+            ),
+            "a GPU ran out of memory: other processes held 40 of its 79 GiB",
+            "nvidia-smi",
+        ),
+        (
+            f"{HEAD} 120.00 GiB. {TOTAL} {OWN} 30.00 GiB memory in use.",
+            "a GPU ran out of memory: one tensor of 120 GiB is larger than its 79 GiB",
+            "make it in parts",
+        ),
+        (
+            (
+                f"{HEAD} 2.00 GiB. {TOTAL} Process 7 has 8.00 GiB memory in use. {OWN} 70.00 GiB "
+                "memory in use."
+            ),
+            "a GPU ran out of memory",
+            "micro batch",
+        ),
+        (
+            # In a container, the process itself may have another number.
+            f"{HEAD} 2.00 GiB. {TOTAL} Process 7 has 78.00 GiB memory in use.",
+            "a GPU ran out of memory",
+            "micro batch",
+        ),
+    ],
+)
+def test_the_holder_of_the_memory_decides(line: str, cause: str, remedy: str) -> None:
+    """A smaller micro batch does not help where others hold most of it."""
+    answer = diagnose_logs([Log("", "job.log", FRAMES + line)])
+    assert answer.key == "GPU memory"
+    assert answer.cause == cause
+    assert remedy in answer.what_to_do
