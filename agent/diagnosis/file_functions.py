@@ -99,7 +99,10 @@ def not_json(error: ParsedError) -> Cause | None:
     if error.name != "JSONDecodeError" or not error.frames:
         return None
     why = error.message.partition("\n")[0].strip()
-    if error.is_in(*_OF_CLIENTS):
+    reader = next(
+        (frame for frame in reversed(error.frames) if "/json/" not in frame.file), error.frames[-1]
+    )
+    if any(f"/{client}/" in reader.file for client in _OF_CLIENTS):
         return Cause(
             "not JSON",
             f"the answer of a server is no JSON ({why})",
@@ -113,9 +116,6 @@ def not_json(error: ParsedError) -> Cause | None:
             "Compare its config.json and tokenizer files with the hub's: a download may have ended "
             "early, or left a Git LFS pointer",
         )
-    reader = next(
-        (frame for frame in reversed(error.frames) if "/json/" not in frame.file), error.frames[-1]
-    )
     return Cause(
         "not JSON",
         f"a text that is read as JSON is none ({why}), in {reader.file}:{reader.line}",

@@ -271,3 +271,89 @@ def test_a_question_ends_without_a_period() -> None:
     said = found("ValueError: CUDA is not available").remedy()
     assert "? It shows in job.log" in said
     assert "?." not in said
+
+
+RUN = "/workspace/train.py:main"
+AUTO = f"{PACKAGES}/transformers/models/auto/configuration_auto.py"
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        (traceback("KeyError: 'qwen9'", RUN, f"{AUTO}:__getitem__"), "transformers too old"),
+        (
+            traceback(
+                "KeyError: 'rope_type'",
+                f"{AUTO}:from_pretrained",
+                f"{PACKAGES}/transformers/modeling_rope_utils.py:rope_config_validation",
+            ),
+            "",
+        ),
+        (
+            traceback(
+                "BlockingIOError: [Errno 11] Resource temporarily unavailable",
+                "/usr/lib/python3.12/subprocess.py:_execute_child",
+            ),
+            "threads",
+        ),
+        (
+            traceback(
+                "BlockingIOError: [Errno 11] Resource temporarily unavailable",
+                "/usr/lib/python3.12/subprocess.py:communicate",
+                "/workspace/tools.py:write_all",
+            ),
+            "",
+        ),
+        (
+            traceback(
+                "IndexError: index 0 is out of bounds for axis 0 with size 0",
+                "/workspace/rl_dataset.py:__getitem__",
+            ),
+            "empty array",
+        ),
+        (
+            traceback(
+                "KeyError: 'layers.3.mlp.gate.bias'",
+                f"{PACKAGES}/vllm/model_executor/models/mixtral.py:load_weights",
+            ),
+            "weight without a place",
+        ),
+        (
+            traceback(
+                "KeyError: 'layers.3.mlp.gate.bias'",
+                f"{PACKAGES}/megatron/bridge/models/conversion.py:load_weights_hf_to_megatron",
+            ),
+            "",
+        ),
+        (
+            traceback(
+                "zipfile.BadZipFile: File is not a zip file",
+                f"{PACKAGES}/numpy/lib/_npyio_impl.py:load",
+                "/usr/lib/python3.12/zipfile/__init__.py:_RealGetContents",
+            ),
+            "file of arrays broken",
+        ),
+        (
+            traceback(
+                "RuntimeError: The size of tensor a (4) must match the size of tensor b (3) at "
+                "non-singleton dimension 0",
+                f"{PACKAGES}/torch/optim/optimizer.py:wrapper",
+                "/workspace/muon.py:step",
+            ),
+            "",
+        ),
+    ],
+)
+def test_the_innermost_frames_decide(text: str, key: str) -> None:
+    """A name that stands further out shows only what called it, or what ran it."""
+    assert found(text).key == key
+
+
+def test_a_server_that_reads_json_itself_got_no_answer() -> None:
+    """A handler runs under the frames of a library that is a client's too."""
+    error = "json.decoder.JSONDecodeError: Expecting value: line 1 column 1 (char 0)"
+    decoder = "/usr/lib/python3.12/json/decoder.py:raw_decode"
+    handler = (f"{PACKAGES}/aiohttp/web_protocol.py:_handle_request", "/workspace/judge.py:score")
+    client = f"{PACKAGES}/aiohttp/client_reqrep.py:json"
+    assert "/workspace/judge.py:9" in (found(traceback(error, *handler, decoder)).cause or "")
+    assert "answer of a server" in (found(traceback(error, RUN, client, decoder)).cause or "")
