@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 _SIZE = r"(?P<{0}>\d[\d.]{{0,9}}) (?P<{0}_unit>[KMGT]iB)"
 _ASKED = re.compile(r"Tried to allocate " + _SIZE.format("asked"))
 _TOTAL = re.compile(r"total capacity of " + _SIZE.format("total"))
+_TOTAL_OF_TORCH_1 = re.compile(_SIZE.format("total") + " total capacity")
 _OTHERS = re.compile(r"\bProcess \d{1,9} has " + _SIZE.format("held") + " memory in use")
 _OWN = re.compile(r"this process has " + _SIZE.format("own") + " memory in use")
 _GIB = {"KiB": 1 / 1024 / 1024, "MiB": 1 / 1024, "GiB": 1.0, "TiB": 1024.0}
@@ -20,10 +21,11 @@ _GIB = {"KiB": 1 / 1024 / 1024, "MiB": 1 / 1024, "GiB": 1.0, "TiB": 1024.0}
 
 def holder_of_gpu_memory(error: ParsedError) -> Cause | None:
     """Other processes hold most of a GPU, or one tensor is larger than it: torch states both."""
-    total = _gib(_TOTAL.search(error.message))
-    asked = _gib(_ASKED.search(error.message))
-    own = _gib(_OWN.search(error.message))
-    others = sum(_gib(found) for found in _OTHERS.finditer(error.message))
+    message = error.message
+    total = _gib(_TOTAL.search(message) or _TOTAL_OF_TORCH_1.search(message))
+    asked = _gib(_ASKED.search(message))
+    own = _gib(_OWN.search(message))
+    others = sum(_gib(found) for found in _OTHERS.finditer(message))
     if total and asked > total:
         return Cause(
             "GPU memory",

@@ -37,6 +37,11 @@ OWN = "Including non-PyTorch memory, this process has"
             "micro batch",
         ),
         (
+            f"{HEAD} 30.00 GiB (GPU 0; 15.78 GiB total capacity; 9.10 GiB already allocated)",
+            "a GPU ran out of memory: one tensor of 30 GiB is larger than its 16 GiB",
+            "make it in parts",
+        ),
+        (
             # In a container, the process itself may have another number.
             f"{HEAD} 2.00 GiB. {TOTAL} Process 7 has 78.00 GiB memory in use.",
             "a GPU ran out of memory",
@@ -50,3 +55,13 @@ def test_the_holder_of_the_memory_decides(line: str, cause: str, remedy: str) ->
     assert answer.key == "GPU memory"
     assert answer.cause == cause
     assert remedy in answer.what_to_do
+
+
+def test_an_engine_s_share_is_not_to_blame_for_one_large_tensor() -> None:
+    """A smaller share of an engine would leave it no more room for such a tensor."""
+    frame = '  File "/x/vllm/v1/worker/gpu_model_runner.py", line 3, in execute_model\n    f()\n'
+    line = f"{HEAD} 120.00 GiB. {TOTAL} {OWN} 30.00 GiB memory in use."
+    answer = diagnose_logs([Log("", "job.log", FRAMES + frame + line)])
+    assert answer.key == "GPU memory of the engine"
+    assert "one tensor of 120 GiB" in answer.cause
+    assert "gpu_memory_utilization" not in answer.what_to_do
