@@ -65,6 +65,7 @@ _MISTAKES = {
 _TEMPORARY = re.compile(r"^/tmp/(?!ray/)|/sandbox/|/submissions?/")
 """Where programs lie that a model wrote."""
 _VARIABLE = re.compile(r"'(?P<name>[A-Z][A-Z0-9_]{2,60})'$")
+_LONGEST_CODE = 80  # characters of a line of code that a sentence repeats
 _OF_OS = re.compile(r"(?:/os\.py|<frozen os>)$")
 
 
@@ -163,6 +164,21 @@ def mistake_in_own_code(error: ParsedError) -> Cause | None:
         f"{_MISTAKES[error.name]} in {frame.file}:{frame.line} ({why})",
         "Correct it on all nodes; where an optional import gives a name, look whether its package "
         "is there",
+    )
+
+
+def failed_assertion(error: ParsedError) -> Cause | None:
+    """An assertion without a message: its own line of code says what did not hold."""
+    if error.name != "AssertionError" or error.message.strip() or not error.frames:
+        return None
+    frame = error.frames[-1]
+    if not frame.code.startswith("assert "):
+        return None
+    code = frame.code if len(frame.code) <= _LONGEST_CODE else f"{frame.code[:_LONGEST_CODE]}…"
+    return Cause(
+        "assertion",
+        f"a check of the program failed: `{code}`, in {frame.file}:{frame.line}",
+        "The lines before it, and the settings that it compares, may show why",
     )
 
 

@@ -29,6 +29,7 @@ from agent.diagnosis.http_functions import (
 )
 from agent.diagnosis.memory_functions import holder_of_gpu_memory
 from agent.diagnosis.python_functions import (
+    failed_assertion,
     made_source,
     mistake_in_own_code,
     python_too_new,
@@ -189,6 +190,7 @@ FUNCTIONS: Mapping[str, RowFunction] = {
         refused_setting,
         python_too_old,
         variable_not_set,
+        failed_assertion,
         sizes_that_do_not_divide,
         refused_weight,
     )

@@ -367,7 +367,8 @@ class LogParser:
         is_stack = any(
             form.match(body) for form in (forms.NATIVE_FRAME, forms.JAVA_FRAME, forms.SEPARATOR)
         )
-        if is_stack or self._is_native_message(held, line) or held.continues(line):
+        is_reason = self._is_native_message(held, line) or held.takes_reason(body)
+        if is_stack or is_reason or held.continues(line):
             held.last = self._number
             return True
         return False

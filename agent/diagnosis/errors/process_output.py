@@ -41,6 +41,11 @@ _WITH_ANSWER = {
 """Of the hub: its own words stand below the request's number, behind an empty line."""
 _REQUEST = re.compile(r"\(Request ID: [^()]{1,120}\)$")
 _MOST_OF_ANSWER = 3  # lines
+_REASON = re.compile(
+    r"\s{0,8}(?:Reason|Cause|Caused by|Original (?:error|exception)|Inner (?:error|exception)"
+    r"|Last error|Root cause)\W{1,3}\w"
+)
+"""A line that says why, which may stand behind an empty one."""
 _OF_MEMORY = "OutOfMemoryError"  # of Ray; which node it was stands below it
 _NAMES_NODE = "Memory on the node ("
 _OPENS_TEXT = re.compile(
@@ -124,6 +129,7 @@ class HeldError:
         self.depth = 0
         self.continued = 0
         self.is_ended = False
+        self.awaits_reason = False  # an empty line was printed behind it
         self.has_said_why = False  # a line below the first one shows more
 
     @property
@@ -186,6 +192,16 @@ class HeldError:
         is_title = is_title or _COUNTS_ERRORS.match(self.message) is not None
         is_titled = is_title and self.continued < _MOST_TITLED and not LIKE_A_TYPE.match(body)
         if body[0] not in " \t" and not is_titled:
+            return False
+        self.continue_message(body)
+        return True
+
+    def takes_reason(self, body: str) -> bool:
+        """Take a line behind an empty one that says why; return False for another line."""
+        if not self.awaits_reason:
+            return False
+        self.awaits_reason = False
+        if not _REASON.match(body) or LIKE_A_TYPE.match(body):
             return False
         self.continue_message(body)
         return True
@@ -336,7 +352,10 @@ class ProcessOutput:
         held = self.held
         if held is None or not held.message.strip():
             return
+        if held.continued == 0 and held.message.rstrip().endswith(":"):
+            return  # a title, whose text stands below the empty line
         held.is_ended = held.continued > 0 or not held.awaits_answer()
+        held.awaits_reason = held.is_ended
 
     def read_quotes(self, line: PrintedLine) -> None:
         """Begin or end a text of a model or a tool."""

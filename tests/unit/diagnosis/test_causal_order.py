@@ -481,6 +481,17 @@ def test_a_kill_that_the_job_went_on_from_is_not_the_cause_of_a_later_error() ->
     assert cause(f"{killed}\n{went_on}").key == "memory of the Slurm step"
 
 
+def test_an_assertion_without_a_message_is_quoted_with_its_code() -> None:
+    """Its line of code is all that says what did not hold."""
+    text = (
+        'Traceback (most recent call last):\n  File "/x/a.py", line 3, in f\n'
+        "    assert len(rows) == groups\nAssertionError"
+    )
+    found = cause(text)
+    assert (found.key, found.line) == ("", "AssertionError")
+    assert "`assert len(rows) == groups`, in /x/a.py:3" in found.remedy()
+
+
 def test_the_errors_of_a_command_are_no_crash() -> None:
     """The AWS CLI prints `fatal error:`, as Go's runtime does; a job may go on from the first."""
     went_on = "\n".join(f"loaded part {part}" for part in range(30))

@@ -69,6 +69,8 @@ NEARBY = (
     '  File "/x/huggingface_hub/_commit_api.py", line 9, in _upload_lfs_files',
     '  File "/x/numpy/lib/npyio.py", line 9, in load',
     '  File "/x/bridge/training/checkpoints.py", line 9, in load_args_from_checkpoint',
+    '  File "/x/math_reward.py", line 9, in score',
+    '  File "/x/a.py", line 9, in f\n    assert a == b',
 )
 """Lines before an error that show what it is about."""
 

@@ -479,6 +479,21 @@ def test_each_warning_among_a_pod_s_events_is_an_error() -> None:
         assert any(one.error.level >= LogLevel.ERROR for one in found) == is_error
 
 
+def test_a_reason_may_stand_below_an_empty_line() -> None:
+    """Below a title, or where the line says that it is one."""
+    trace = 'Traceback (most recent call last):\n  File "/x/a.py", line 3, in f\n'
+    titled = errors_of(
+        f"{trace}RuntimeError: cannot load the engine:\n\nno such device: mlx5_9\nnext"
+    )
+    assert titled[0].message.endswith("no such device: mlx5_9")
+    named = errors_of(
+        f"{trace}RuntimeError: cannot load the engine\n\nReason: no such device\nnext"
+    )
+    assert named[0].message == "cannot load the engine\nReason: no such device"
+    other = errors_of(f"{trace}RuntimeError: cannot load the engine\n\nThe run goes on\nnext")
+    assert other[0].message == "cannot load the engine"
+
+
 def test_the_hub_s_own_words_stand_below_an_empty_line() -> None:
     """They belong to the error, and are shown where its line has only the request's number."""
     text = (

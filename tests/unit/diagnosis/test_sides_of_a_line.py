@@ -119,6 +119,22 @@ LOADED_WITHOUT_ROOM = traceback(
             "operation on a file",
         ),
         ("pynvml.NVMLError_NoPermission: Insufficient Permissions", "NVML refuses"),
+        (
+            traceback(
+                "TimeoutError",
+                "/workspace/rewards/math_reward.py:compute_score",
+                "/usr/lib/python3.12/asyncio/timeouts.py:__aexit__",
+            ),
+            "time limit of a reward",
+        ),
+        (
+            traceback(
+                "TimeoutError",
+                "/workspace/rewards/math_reward.py:compute_score",
+                f"{PACKAGES}/aiohttp/client.py:_request",
+            ),
+            "reward server",
+        ),
         ("bash: line 3: /data/out/train.log: Permission denied", "permission"),
         ("bash: line 3: ./train.sh: Permission denied", "not executable"),
         ("fatal: Authentication failed for 'https://git.lab/a/b.git/'", "access to a repository"),
