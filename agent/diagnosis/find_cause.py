@@ -287,7 +287,8 @@ def first_cause(known: Sequence[Explained]) -> Explained | None:
     if originals:
         least = min(map(_standing, originals))
         first = _earliest([error for error in originals if _standing(error) == least])
-        return _explained_before(first, originals)
+        first = _explained_before(first, originals)
+        return _crashed_before(first, known) or first
 
     # Only consequences: a row that explains some, else the first of them, else how it ended.
     for least_weight in (Weight.WEAK, Weight.LAST):
@@ -392,14 +393,39 @@ def _native_words_before(first: Explained, originals: Sequence[Explained]) -> Ex
     return _earliest(of_rows or near)
 
 
+def _crashed_before(first: Explained | None, known: Sequence[Explained]) -> Explained | None:
+    """Return the crash of another process just before an error that no row explains.
+
+    What asks a process that has crashed prints an error of its own, often without its reason.
+    """
+    if first is None or first.row is not None:
+        return None
+    return _earliest(
+        error
+        for error in known
+        if error.row is not None
+        and error.candidate.error.kind is ErrorKind.CPP
+        and error.candidate.role is Role.ORIGINAL
+        and error.candidate.log == first.candidate.log
+        and 0 < first.number - error.number <= _NEAR
+        and not _is_same_process(error, first)
+    )
+
+
+def _is_same_process(one: Explained, other: Explained) -> bool:
+    """Return whether two errors are of one process, as far as prefixes show it."""
+    former = one.candidate.error
+    later = other.candidate.error
+    return (former.pid, former.rank, former.actor) == (later.pid, later.rank, later.actor)
+
+
 def _is_just_before(known: Explained, crash: Explained) -> bool:
     """Return whether an exception was printed before a crash, with nothing ordinary between."""
     error = known.candidate.error
     ended = crash.candidate.error
-    is_same = (error.pid, error.rank, error.actor) == (ended.pid, ended.rank, ended.actor)
     return (
         error.kind is ErrorKind.PYTHON
-        and is_same
+        and _is_same_process(known, crash)
         and known.candidate.log == crash.candidate.log
         and 0 < ended.number - error.number <= _NEAR_SLURM
         and known.candidate.went_on == crash.candidate.went_on

@@ -11,6 +11,8 @@ from agent.diagnosis.config_functions import framework_of
 if TYPE_CHECKING:
     from agent.diagnosis.errors.parsed_error import ParsedError, TracebackFrame
 
+_LONGEST_PLACE = 60  # characters of a sentence
+_FOLDERS_SHOWN = 3  # of a longer path, the file among them
 _PACKAGES = ("/site-packages/", "/dist-packages/")
 _ARGUMENT = re.compile(
     r"(?:(?P<owner>[\w.<>]{1,80})\.)?(?P<function>\w{1,60})\(\) (?:got an unexpected keyword "
@@ -97,15 +99,22 @@ def user_of(error: ParsedError, package: str) -> str:
     return ""
 
 
+def _short(place: str) -> str:
+    """Return a place in a file without its outer folders if it is long."""
+    if len(place) <= _LONGEST_PLACE:
+        return place
+    return f"…/{'/'.join(place.split('/')[-_FOLDERS_SHOWN:])}"
+
+
 def lacking_name(error: ParsedError, package: str, use: str) -> Cause:
     """Return that an installed package lacks a name; `use` is what its user does with the name."""
     user = user_of(error, package) or "the job"
     other = f", or another {user}" if re.fullmatch(r"\w+", user) else ""
     return Cause(
         "packages do not fit",
-        f"{user} {use}, which the installed {package} does not have",
-        f"Install the version of {package} that {user} was written for (`pip check`, and the "
-        f"requirements of the framework){other}",
+        f"{_short(user)} {use}, which the installed {package} does not have",
+        f"Install the {package} that it was written for (`pip check`, the framework's "
+        f"requirements){other}",
     )
 
 

@@ -52,6 +52,7 @@ _WRAPPER = re.compile(
     r"|Scheduler hit an exception|hit an exception|returned non-zero exit status"
     r"|One or more tasks? failed"
     r"|Error executing job|Job .{1,80} failed|Command .{1,300} failed"
+    r"|Trials did not complete: |.{0,40}[Tt]hread exited unexpectedly"
     r"|Unhandled exception|Uncaught exception|Exception in worker|Exception in thread"
     r"|Encountered exception|An error occurred)"
 )
@@ -114,6 +115,10 @@ _KILLS = re.compile(r"kill_process_tree called|sigkill_handler\] Killing subproc
 """A program that ends its own processes says so: who was killed shows no fault."""
 _GIVES_REASON = re.compile(r"\[Errno \d{1,3}\] ")
 """The text of an exception that a program prints below its own words about it."""
+_SOMETHING_FAILED = re.compile(
+    r"(?:Trial|Worker|Task|Actor|Replica|Rank)\b.{0,40}\b(?:failed|died)\b.{0,60}$"
+)
+"""A line of a launcher that gives no reason: also an exception that only follows shows more."""
 _ENDS = re.compile(
     r"RayTaskError|ChildFailedError|failed \(exitcode|died|error raised in its creation task"
     r"|Error executing job|Engine core initialization failed|EngineDeadError"
@@ -282,9 +287,13 @@ def _announcing(logs: Sequence[ParsedLog]) -> set[tuple[int, int]]:
                 continue  # it prints none of Python's tracebacks
             chain = [*occurrence.error.chain()]
             first = chain[0]
-            above = first.before[-1].strip() if first.before else ""
+            above = {part.before[-1].strip() for part in chain if part.before}
             is_below = bool(first.frames) or _GIVES_REASON.match(first.line) is not None
-            if is_below and above == plain.line and min(map(role_of, chain)) is Role.ORIGINAL:
+            role = min(map(role_of, chain))
+            shows_more = role is Role.ORIGINAL or (
+                role is Role.CONSEQUENCE and _SOMETHING_FAILED.match(plain.line) is not None
+            )
+            if is_below and plain.line in above and shows_more:
                 places.add((number, plain.number))
     return places
 

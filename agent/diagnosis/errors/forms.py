@@ -188,6 +188,8 @@ PROGRESS = re.compile(
     r"|\biteration +\d+/ *\d+ \||\bEpoch: \[\d+\]\[ *\d+/\d+\]"
 )
 """Lines that a training step prints."""
+BAR = re.compile(r"\| {0,4}(?P<count>\d{1,9})/\d{1,9} \[[\d:]{4,12}<[^\]]{1,80}\bloss=")
+"""A progress bar that shows a loss: at an end it is often printed once more."""
 
 
 class Form(NamedTuple):

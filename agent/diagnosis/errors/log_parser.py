@@ -117,6 +117,8 @@ class LogParser:
         self._number = -1
         self._last_step = -1
         self._last_end = -1
+        self._bar_count = 0  # of the newest progress bar
+        self._bar_number = -1  # of its line
         self._last_lines: deque[LastLine] = deque(maxlen=MOST_KEPT)
         self._stamp = ""
         self._began = began  # the first time that a program states
@@ -157,6 +159,8 @@ class LogParser:
             self._last_step = self._number
             self.changes += bool(self._first)
             process.quoted = 0
+        elif "loss=" in body:
+            self._read_bar(body)
         if body[0] in "SJEsC" and _ENDED.match(body):
             self._last_end = self._number
             self.changes += 1
@@ -202,6 +206,22 @@ class LogParser:
         elif source:
             self._processes.move_to_end(source)
         return process
+
+    def _read_bar(self, body: str) -> None:
+        """Read a progress bar of the training, which shows a step once it has moved on twice.
+
+        The last one is often printed once more behind the exception that ended the training.
+        """
+        shown = forms.BAR.search(body)
+        if shown is None:
+            return
+        count = int(shown["count"])
+        if count > self._bar_count:
+            self._last_step = max(self._last_step, self._bar_number)
+            self._bar_number = self._number
+            self.changes += bool(self._first)
+        if count > self._bar_count or count <= 1:  # another epoch begins anew
+            self._bar_count = count
 
     def _mark_handled(self, process: ProcessOutput, body: str) -> None:
         """Mark an error that this line announces another try for."""

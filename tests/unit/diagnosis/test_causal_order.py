@@ -558,3 +558,71 @@ def test_a_program_that_a_model_wrote_is_no_cause() -> None:
     assert cause(f"{program}\n{REAL}").line == "ZeroDivisionError: division by zero"
     own = program.replace("/tmp/tmpz0c5t9ra/tmpm31v7y_k.py", "/tmp/train.py")
     assert cause(own).key == "missing module"
+
+
+def test_a_line_of_a_launcher_that_announces_a_loss_is_not_quoted() -> None:
+    """Though the exception below it only follows from the loss, it says more."""
+    wrapped = (
+        f"{TRACE}ray.exceptions.RayTaskError(OwnerDiedError): ray::T.f() (pid=7, ip=10.0.0.2)\n"
+        '  File "/x/b.py", line 9, in get\n    ray.get(ref)\n'
+        "ray.exceptions.OwnerDiedError: Failed to retrieve object 00ff. To see information"
+    )
+    announced = "2026-03-30 08:49:17,120 ERROR tune_controller.py:13 -- Trial task failed for X_1"
+    ended = "2026-03-30 08:49:17,470 ERROR tune.py:11 -- Trials did not complete: [X_1]"
+    found = cause(f"{announced}\n{wrapped}\n\n{ended}")
+    assert found.key == "owner of an object"
+
+    dead = "(raylet) The node with node id: 6e71 has been marked dead because the detector has"
+    failed = "2026-03-06 01:22:45,008 ERROR backend_executor.py:723 -- Worker 3 has failed."
+    lost = f"{TRACE}ray.exceptions.RayActorError: The actor died unexpectedly before finishing"
+    assert cause(f"{dead}\n{failed}\n{lost}").key == "node lost"
+
+
+def test_a_thread_that_ended_only_passes_its_exception_on() -> None:
+    """The data loader's main thread states that its thread ended; the thread has said why."""
+    inner = (
+        'Exception in thread Thread-5:\nTraceback (most recent call last):\n  File "/x/t.py", '
+        "line 5, in run\n    get()\nRuntimeError: unable to mmap 2048 bytes from file "
+        "<filename not specified>: Cannot allocate memory (12)\n"
+    )
+    outer = with_prefix(
+        "[rank4]: ",
+        'Traceback (most recent call last):\n  File "/x/m.py", line 1, in <module>\n    main()\n'
+        "RuntimeError: Pin memory thread exited unexpectedly",
+    )
+    assert cause(inner + outer).key == "memory maps"
+
+
+def test_a_crash_of_another_process_counts_before_an_unknown_error() -> None:
+    """Not a crash of the same process, which may end so behind its exception; nor a late one."""
+    crash = "(Worker_TP1 pid=452) !!!!!!! Segfault encountered !!!!!!!"
+    asking = with_prefix("(EngineCore pid=388) ", f"{TRACE}RuntimeError: cancelled")
+    found = cause(f"{crash}\n{asking}")
+    assert (found.key, found.cause) == ("crash", "a process crashed in compiled code (Segfault)")
+    assert cause(f"{asking}\n{crash}").line == "RuntimeError: cancelled"
+    known = with_prefix("(EngineCore pid=388) ", f"{TRACE}{OOM}")
+    assert cause(f"{crash}\n{known}").line == OOM
+
+
+def test_what_a_progress_bar_moved_on_from_is_no_cause() -> None:
+    """A bar that is printed once more behind an exception shows no further step."""
+    library = (
+        "Could not load library libnvrtc.so.11.2. Error: libnvrtc.so.11.2: cannot open shared "
+        "object file: No such file or directory"
+    )
+    bars = [
+        f"Epoch 0:   1%|1   | {at}/2500 [00:04<1:36:38,  2.0s/it, loss=1.5]" for at in (7, 8, 9)
+    ]
+    found = cause("\n".join((library, *bars, REAL)))
+    assert found.line == "ZeroDivisionError: division by zero"
+    again = f"{bars[0]}\n{bars[1]}\n{library}\n{bars[1]}\n{bars[2]}\n"
+    assert cause(again).key == "CUDA library"
+
+
+def test_an_eviction_that_a_launcher_reports_is_the_cause() -> None:
+    """As a warning, before the launcher's own exception without a reason."""
+    evicted = (
+        "2026-06-22 16:40:52 - WARNING - launcher - pod a-1: Failed, reason Evicted: The node was "
+        "low on resource: memory. Threshold quantity: 100Mi, available: 61004Ki."
+    )
+    assert cause(f"{evicted}\n{REAL}").key == "evicted for memory"

@@ -65,3 +65,50 @@ def test_an_engine_s_share_is_not_to_blame_for_one_large_tensor() -> None:
     assert answer.key == "GPU memory of the engine"
     assert "one tensor of 120 GiB" in answer.cause
     assert "gpu_memory_utilization" not in answer.what_to_do
+
+
+@pytest.mark.parametrize(
+    ("line", "cause", "remedy"),
+    [
+        (
+            (
+                f"{HEAD} 2.00 GiB. {TOTAL} {OWN} 78.00 GiB memory in use. Of the allocated memory "
+                "70.00 GiB is allocated by PyTorch, and 7.50 GiB is reserved by PyTorch but "
+                "unallocated."
+            ),
+            "for one piece of 2.0 GiB: torch holds 7.5 GiB unused, in smaller pieces",
+            "expandable_segments:True",
+        ),
+        (
+            (
+                f"{HEAD} 2.00 GiB. {TOTAL} {OWN} 78.00 GiB memory in use. Of the allocated memory "
+                "77.00 GiB is allocated by PyTorch, and 500.00 MiB is reserved by PyTorch but "
+                "unallocated."
+            ),
+            "a GPU ran out of memory",
+            "Take a smaller micro batch",
+        ),
+        (
+            f"{HEAD} 512.00 MiB. {TOTAL}",
+            "a GPU gave no memory: 0.5 GiB were asked for, though 1.0 GiB are free",
+            "at that moment, or a limit",
+        ),
+        (
+            f"{HEAD} 512.00 MiB. {TOTAL} {OWN} 20.00 GiB memory in use. 20.00 GiB allowed; Of the",
+            "the share of a GPU's memory that it may take (20.0 GiB)",
+            "Raise that limit",
+        ),
+        (
+            "[torch_memory_saver.cpp] CUresult error  result=2 file=a.cpp func=cu_mem_create",
+            "a GPU ran out of memory",
+            "micro batch",
+        ),
+    ],
+)
+def test_a_gpu_with_free_memory_is_not_called_full(line: str, cause: str, remedy: str) -> None:
+    """A limit of the process, or pieces, have another remedy."""
+    answer = diagnose_logs([Log("", "job.log", FRAMES + line)])
+    assert answer.key == "GPU memory"
+    assert answer.cause.endswith(cause)
+    assert remedy in answer.what_to_do
+    assert "…" not in answer.remedy().partition(" It shows in")[0]

@@ -373,3 +373,13 @@ def test_a_server_that_reads_json_itself_got_no_answer() -> None:
     client = f"{PACKAGES}/aiohttp/client_reqrep.py:json"
     assert "/workspace/judge.py:9" in (found(traceback(error, *handler, decoder)).cause or "")
     assert "answer of a server" in (found(traceback(error, RUN, client, decoder)).cause or "")
+
+
+def test_the_named_library_decides_whose_build_lacks_nccl() -> None:
+    """A function of NCCL that torch lacks, and one that a package lacks."""
+    lacks = ".so: undefined symbol: ncclBroadcast"
+    of_torch = diagnose_logs([Log("", "x", f"ImportError: /v/torch/lib/libtorch_cuda{lacks}")])
+    assert of_torch.key == "NCCL of another version"
+    of_package = diagnose_logs([Log("", "x", f"ImportError: /v/bmtrain/nccl/_C.cpython-38{lacks}")])
+    assert of_package.key == "NCCL of an extension"
+    assert "built without NCCL" in of_package.cause

@@ -229,3 +229,17 @@ def test_an_attribute_is_used_by_the_caller_of_a_lookup() -> None:
         "AttributeError: 'Accelerator' object has no attribute 'deepspeed_config'"
     )
     assert found(text).cause.startswith("transformers uses deepspeed_config of Accelerator")
+
+
+def test_what_to_install_is_not_cut_off() -> None:
+    """A script with a long path uses a name that the installed package lacks."""
+    file = "/workspace/a-long-name-of-a-project/examples/rollout/engines/metrics_of_engine.py"
+    text = (
+        f'Traceback (most recent call last):\n  File "{file}", line 41, in <module>\n'
+        "    from vllm.v1.metrics.loggers import PrometheusStatLoggerOfEngine\n"
+        "ImportError: cannot import name 'PrometheusStatLoggerOfEngine' from "
+        "'vllm.v1.metrics.loggers' (/opt/venv/lib/python3.11/site-packages/vllm/v1/metrics/l.py)"
+    )
+    shown = diagnose_logs([Log("", "job.log", text)]).remedy().partition(" It shows in")[0]
+    assert "Install the vllm that it was written for" in shown
+    assert "…." not in shown
