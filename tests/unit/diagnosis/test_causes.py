@@ -60,6 +60,7 @@ NEARBY = (
     '  File "/x/transformer_engine/pytorch/__init__.py", line 9, in _load_library',
     '  File "/x/site-packages/tensordict/_reductions.py", line 9, in <module>',
     "node-1:1:2 [0] NCCL INFO Bootstrap : Using docker0:172.17.0.1<0>",
+    "include/shm.h:27 NCCL WARN Call to shm_open failed : Permission denied",
     '  File "/usr/lib/python3/site-packages/datasets/table.py", line 9, in array_cast',
     "[c10d] The IPv6 network addresses of (node-0, 29500) cannot be retrieved (gai error: -2)",
     '  File "/x/vllm/v1/worker/gpu_model_runner.py", line 9, in load_model',
