@@ -20,7 +20,7 @@ _FREE = re.compile(r"of which " + _SIZE.format("free") + " is free")
 _ALLOWED = re.compile(_SIZE.format("allowed") + " allowed")
 _UNUSED = re.compile(_SIZE.format("unused") + " is reserved by PyTorch but unallocated")
 _LESS = "a smaller micro batch or shorter responses, offloading, or more GPUs"
-_GIB = {"KiB": 1 / 1024 / 1024, "MiB": 1 / 1024, "GiB": 1.0, "TiB": 1024.0}
+_GIB = {"KiB": 1 / 1024 / 1024, "MiB": 1 / 1024, "GiB": 1, "TiB": 1024}
 
 
 def holder_of_gpu_memory(error: ParsedError) -> Cause | None:
