@@ -20,7 +20,7 @@ import stat
 import zlib
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, NamedTuple, TypeVar
+from typing import IO, TYPE_CHECKING, TypeVar
 
 from msgspec import DecodeError, to_builtins
 
@@ -31,6 +31,7 @@ from agent.caches.cache_files import (
     MOST_BYTES,
     MOST_FILES,
     CacheFile,
+    Target,
     is_safe,
     is_whole,
 )
@@ -65,14 +66,6 @@ class Trust(Value):
 
     seal: str  # '' without a token
     uid: int
-
-
-class Target(NamedTuple):
-    """Where a file of an archive is written."""
-
-    path: str
-    head: bytes = b""  # what its first bytes are replaced by
-    is_public: bool = False  # whether others may read it
 
 
 class _Sealed:

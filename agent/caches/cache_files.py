@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from agent.base import times
 from agent.base.value import Value
@@ -48,6 +48,14 @@ class CacheFile(Value):
     size: int
     mtime_ns: int
     is_program: bool = False  # whether it may be executed
+
+
+class Target(NamedTuple):
+    """Where a file of an archive is written."""
+
+    path: str
+    head: bytes = b""  # what its first bytes are replaced by
+    is_public: bool = False  # whether others may read it
 
 
 class OldArchive(Value):

@@ -26,11 +26,12 @@ from msgspec.structs import replace
 from agent.base import times
 from agent.base.text import error_text, mib
 from agent.caches import cache_archive
-from agent.caches.cache_archive import Target, Trust, UnusableArchiveError
+from agent.caches.cache_archive import Trust, UnusableArchiveError
 from agent.caches.cache_files import (
     STATE,
     CacheFile,
     OldArchive,
+    Target,
     choose_files,
     has_news,
     is_of_python,

@@ -18,9 +18,8 @@ from importlib.util import MAGIC_NUMBER
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agent.caches.cache_archive import Target
-from agent.caches.cache_files import PYTHON, CacheFile
-from agent.node.python_facts import TORCH
+from agent.caches.cache_files import PYTHON, CacheFile, Target
+from agent.node.python_facts import INSTALLED_IN, TORCH
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -30,7 +29,6 @@ _HEAD = struct.Struct("<4sIII")
 _32_BITS = 0xFFFFFFFF
 _FOLDER = "__pycache__"
 _SUFFIX = f".{sys.implementation.cache_tag}.pyc"
-_INSTALLED = {"site-packages", "dist-packages"}
 _DIGITS = 32  # of a source's digest
 
 
@@ -70,7 +68,7 @@ def list_compiled(folders: Sequence[str], since: float) -> list[CacheFile]:
 def _of_folder(folder: str, since: float) -> Iterator[CacheFile]:
     for at, names, _ in os.walk(folder):
         # Packages that are installed below the standard library have a folder of their own.
-        names[:] = [name for name in names if name not in _INSTALLED]
+        names[:] = [name for name in names if name not in INSTALLED_IN]
         if _FOLDER not in names:
             continue
         names.remove(_FOLDER)
@@ -124,9 +122,9 @@ def target_of(path: str, folders: Sequence[str]) -> Target | None:
     try:
         text = source.read_bytes()
         head = _head_of(source)
-    except OSError:  # this node has no such source
+        if path.split("/", 2)[1] != _digest_of(text):
+            return None
+        compiled.parent.mkdir(exist_ok=True)
+    except OSError:  # this node has no such source, or its folder takes no files
         return None
-    if path.split("/", 2)[1] != _digest_of(text):
-        return None
-    compiled.parent.mkdir(exist_ok=True)
     return Target(str(compiled), head, is_public=True)

@@ -41,6 +41,8 @@ PAIRED = {
 """Packages of the pairs in checks/package_pairs.py, those that are built for one torch, and Triton,
 whose version belongs to the kind of a node (node_kind.py).
 """
+INSTALLED_IN = {"site-packages", "dist-packages"}
+"""Names of the folders that have installed packages."""
 _BUILT_FOR_TORCH = ("vllm", "xformers", "torchvision", "torchaudio", "flash-attn")
 _PINNED_TORCH = re.compile(r"^Requires-Dist: torch ?\(?==([\d.]+\d)", re.MULTILINE)
 _TORCH_OF_WHEEL = re.compile(r"torch(\d+\.\d+)")
@@ -140,7 +142,7 @@ def ray_facts(frameworks: Iterable[str] = ()) -> dict[str, object]:
 
 def _package_folders(folders: Iterable[Path]) -> tuple[str, ...]:
     """Return the folders of Python's standard library and of installed packages."""
-    installed_in = {str(at) for at in folders if at.name in {"site-packages", "dist-packages"}}
+    installed_in = {str(at) for at in folders if at.name in INSTALLED_IN}
     return (str(Path(os.__file__).parent), *sorted(installed_in))
 
 

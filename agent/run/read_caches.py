@@ -77,8 +77,8 @@ def _keeps_compiled(python: RayPython, caches: CompileCaches, environ: Mapping[s
     """
     is_same = python.cache_tag == sys.implementation.cache_tag
     is_beside = "PYTHONPYCACHEPREFIX" not in environ
-    came_without = lacks_compiled(python.package_folders) or uncompiled_since(Path(caches.folder))
-    return is_same and is_beside and bool(came_without)
+    has_kept = uncompiled_since(Path(caches.folder)) > 0
+    return is_same and is_beside and (has_kept or lacks_compiled(python.package_folders))
 
 
 def with_archive_size(plan: Plan) -> Plan:

@@ -14,7 +14,6 @@ import pytest
 
 from agent.caches import cache_archive
 from agent.caches.cache_archive import (
-    Target,
     Trust,
     UnusableArchiveError,
     copy_checked,
@@ -22,7 +21,7 @@ from agent.caches.cache_archive import (
     unpack,
     write_archive,
 )
-from agent.caches.cache_files import MOST_BYTES, CacheFile
+from agent.caches.cache_files import MOST_BYTES, CacheFile, Target
 from support.cache_places import KIND, SEAL, SEALED, UNSEALED
 
 if TYPE_CHECKING:
