@@ -103,7 +103,7 @@ def make_parser() -> argparse.ArgumentParser:
         help="the packages of that Python have no .pyc files, as uv installs them by default",
     )
     parser.add_argument(
-        "--layers", type=int, default=12, metavar="N", help="of that job's model (default 12)"
+        "--layers", type=int, default=20, metavar="N", help="of that job's model (default 20)"
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the raw values there")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="keep every run's logs there")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import importlib
 import json
 import socket
 import threading
@@ -193,3 +195,18 @@ def test_one_process_of_a_node_loads_the_model(flags: str, loading: str | None) 
     needed = "--model m --data d --reward-url http://r/ --checkpoints /c"
     options = trl_grpo.parser().parse_args(f"{needed} {flags}".split())
     assert trl_grpo.sharding_of(options).get(LOADING) == loading
+
+
+def test_imports_search_for_no_garbage() -> None:
+    """What they make is left out of later searches, which go on, also after a failed import."""
+    frozen = gc.get_freeze_count()
+    try:
+        with trl_grpo.without_collections():
+            assert not gc.isenabled()
+        assert gc.isenabled()
+        assert gc.get_freeze_count() > frozen
+        with pytest.raises(ImportError), trl_grpo.without_collections():
+            importlib.import_module("a_package_that_is_missing")
+        assert gc.isenabled()
+    finally:
+        gc.unfreeze()
