@@ -187,9 +187,11 @@ def copy_checked(path: Path, copy: IO[bytes], kind: str, trust: Trust) -> tuple[
         marker, signature = _head_of(file)
         if trust.seal and marker != "signed":
             raise UnusableArchiveError("it is not signed, and this run has a token")
+        if not trust.seal and marker != "digest":
+            raise UnusableArchiveError("it is signed, and this run has no token")
 
         # All that follows, and whether it is what was signed.
-        digest = _digest_of(trust.seal if marker == "signed" else "")
+        digest = _digest_of(trust.seal)
         size = 0
         while data := file.read(_PIECE):
             size += len(data)
@@ -198,9 +200,7 @@ def copy_checked(path: Path, copy: IO[bytes], kind: str, trust: Trust) -> tuple[
             digest.update(data)
             copy.write(data)
 
-    # Without the token no signature can be checked, only a digest.
-    is_checked = bool(trust.seal) or marker == "digest"
-    if is_checked and not hmac.compare_digest(digest.hexdigest(), signature):
+    if not hmac.compare_digest(digest.hexdigest(), signature):
         fault = "its signature is wrong: damaged, or of another token" if trust.seal else "damaged"
         raise UnusableArchiveError(fault)
 
@@ -283,8 +283,7 @@ def _unpack_file(stream: gzip.GzipFile, entry: CacheFile, target: Target | None)
         mode = 0o700 if entry.is_program else 0o600
         if target.is_public:
             mode = 0o644
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        file = open(os.open(part, flags, mode), "wb")  # noqa: PTH123, SIM115 - closed below
+        file = _created(part, mode, may_fail=target.is_public)
 
     try:
         # A file that is left out is read, too: the next one is behind it.
@@ -314,6 +313,17 @@ def _unpack_file(stream: gzip.GzipFile, entry: CacheFile, target: Target | None)
         if part is not None:
             with suppress(OSError):
                 part.unlink()
+
+
+def _created(part: Path, mode: int, *, may_fail: bool) -> IO[bytes] | None:
+    """Create a file; None where its folder takes none, if it need not be there."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        return open(os.open(part, flags, mode), "wb")  # noqa: PTH123 - a descriptor
+    except OSError:
+        if may_fail:
+            return None
+        raise
 
 
 def _read_line(stream: IO[bytes] | gzip.GzipFile, kind: type[_V]) -> _V:

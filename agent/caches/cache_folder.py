@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 NOTHING_NEW = "nothing new to write back"
+OTHER_WRITES = f"{NOTHING_NEW}: "  # and which node writes this kind's archive
 PART_SUFFIX = ".part"  # of a file that is being written
 _KNOWN = "known.json"  # what the archive on the volume is known to have
 _SEEDED = "seeded.json"  # how the folder was seeded last
@@ -85,7 +86,7 @@ class KnownArchive(Value):
 def make_private(place: CachePlace, uid: int) -> None:
     """Create the node's folder; raise PreflightError unless it and the one around are this user's.
 
-    The job runs what is there: nobody else may have written it.
+    The job runs what is there: it is emptied where others could write to it.
     """
     for folder in (place.root.parent, place.root, place.root / STATE):
         with suppress(FileExistsError):
@@ -94,6 +95,8 @@ def make_private(place: CachePlace, uid: int) -> None:
         is_own = stat.S_ISDIR(status.st_mode) and status.st_uid == uid
         if is_own and status.st_mode & 0o022:
             folder.chmod(0o700)
+            if folder != place.root.parent:
+                _empty(folder)
         if not is_own:
             what = f"{folder}, the folder for compile caches, is not this user's own"
             remedy = "Remove it, or set AGENT_CACHE_DIR=off"
@@ -108,13 +111,17 @@ def clear_other_kind(place: CachePlace) -> None:
         former = file.read_text(encoding="utf-8")
     if former == place.kind:
         return
-    for entry in [*place.root.iterdir()]:
+    _empty(place.root)
+    place.state("").mkdir(mode=0o700, exist_ok=True)
+    file.write_text(place.kind, encoding="utf-8")
+
+
+def _empty(folder: Path) -> None:
+    for entry in [*folder.iterdir()]:
         if entry.is_dir() and not entry.is_symlink():
             shutil.rmtree(entry, ignore_errors=True)
         else:
             entry.unlink(missing_ok=True)
-    place.state("").mkdir(mode=0o700, exist_ok=True)
-    file.write_text(place.kind, encoding="utf-8")
 
 
 def remove_parts(root: Path) -> None:
@@ -218,13 +225,14 @@ def list_files(root: Path) -> list[CacheFile]:
     return files
 
 
-def _walk(folder: Path | str) -> Iterator[os.DirEntry[str]]:
-    for entry in scan(folder):
-        if entry.is_dir(follow_symlinks=False):
-            if entry.name != STATE:
-                yield from _walk(entry.path)
-        elif entry.is_file(follow_symlinks=False):
-            yield entry
+def _walk(root: Path | str) -> Iterator[os.DirEntry[str]]:
+    folders = [str(root)]
+    while folders:
+        for entry in scan(folders.pop()):
+            if entry.is_file(follow_symlinks=False):
+                yield entry
+            elif entry.is_dir(follow_symlinks=False) and entry.name != STATE:
+                folders.append(entry.path)
 
 
 def scan(folder: Path | str) -> list[os.DirEntry[str]]:

@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shutil
+import stat
 import tempfile
 import time
 from contextlib import suppress
@@ -40,11 +42,12 @@ from agent.caches.cache_files import (
 )
 from agent.caches.cache_folder import (
     NOTHING_NEW,
+    OTHER_WRITES,
+    PART_SUFFIX,
     CachePlace,
     KnownArchive,
     Seeded,
     clear_other_kind,
-    is_part,
     list_files,
     make_private,
     note_uncompiled,
@@ -63,6 +66,11 @@ if TYPE_CHECKING:
 
 SUFFIX = ".caches"
 _CLAIM_SUFFIX = ".claim"
+_NAME = re.compile(r"[A-Za-z0-9_-]+-[0-9a-f]{16}-[us][0-9a-f]+\.caches")
+"""An archive's file name: the GPU or the architecture, the kind, who signs."""
+_BESIDE = re.compile(rf"\.{_NAME.pattern}\.(.+\{_CLAIM_SUFFIX}|[0-9a-f]+\{PART_SUFFIX})")
+"""A claim's name, and that of an archive that is being written."""
+_LONGEST_NAME = 255  # bytes of a node's name that are read
 _TRIES = 5  # to read an archive that other runs replace
 _SPARE = 1 << 30  # bytes that stay free on either disk
 
@@ -126,8 +134,7 @@ def _add_archive(
 def _add_newest(place: CachePlace, trust: Trust, enough: Callable[[Seeded], None]) -> Seeded:
     """Add the files of the archive that is there now."""
     known = read_known(place)
-    is_known = known.signature and cache_archive.signature_at(place.path) == known.signature
-    if is_known and not lacks_compiled(place.packages):
+    if _has_all(place, known) and not lacks_compiled(place.packages):
         size = sum(size for _, size in known.files)
         sentence = f"by {place.archive}, which this node has read or written"
         _touch(place.path)
@@ -160,6 +167,14 @@ def _add_newest(place: CachePlace, trust: Trust, enough: Callable[[Seeded], None
     write_known(place, KnownArchive(signature, tuple(files)))
     _touch(place.path)
     return seeded
+
+
+def _has_all(place: CachePlace, known: KnownArchive) -> bool:
+    """Return whether the archive is the known one, and its files are here still."""
+    if not known.signature or cache_archive.signature_at(place.path) != known.signature:
+        return False
+    own = (path for path, _ in known.files if not is_of_python(path))
+    return all(os.path.lexists(place.root / path) for path in own)
 
 
 def _check_room(folder: Path, needed: int) -> None:
@@ -207,11 +222,15 @@ def save(
         volume.mkdir(mode=0o700, parents=True, exist_ok=True)
         holder = _claim(place, run_id, node)
         if holder != node:
-            return f"{NOTHING_NEW}: {holder} writes this kind's archive"
+            return f"{OTHER_WRITES}{holder} writes this kind's archive"
 
         # What another run has written meanwhile is part of the new archive.
-        _add_archive_of_others(place, trust, known)
-        chosen = _files_of(place, compiled, read_known(place), before_ns)
+        if _add_archive_of_others(place, trust, known):
+            compiled = list_compiled(place.packages, since) if since else []
+        known = read_known(place)
+        chosen = _files_of(place, compiled, known, before_ns)
+        if not has_news(chosen, {*known.files}) and place.path.exists():
+            return NOTHING_NEW
         size = sum(file.size for file in chosen)
 
         # Is there room for it, without what is outdated?
@@ -256,25 +275,48 @@ def _files_of(
 
 
 def _claim(place: CachePlace, run_id: str, node: str) -> str:
-    """Return the node that writes this kind's archive in this run: the first that claims it."""
+    """Return the node that writes this kind's archive in this run: the first that claims it.
+
+    A claim of which no write has come for long counts no more: its node may be lost.
+    """
     claim = Path(place.volume, f".{place.archive}.{run_id}{_CLAIM_SUFFIX}")
+    holder = _holder_of(claim)
+    if holder not in {"", node}:
+        return holder
+    claim.unlink(missing_ok=True)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     try:
         descriptor = os.open(claim, flags, 0o600)
     except FileExistsError:
-        return claim.read_text(encoding="utf-8") or node
+        return _holder_of(claim) or "another node"
     with open(descriptor, "w", encoding="utf-8") as file:  # noqa: PTH123 - a descriptor
         file.write(node)
     return node
 
 
-def _add_archive_of_others(place: CachePlace, trust: Trust, known: KnownArchive) -> None:
-    """Add what another run has written since this node read the archive."""
-    signature = cache_archive.signature_at(place.path)
-    if signature in {"", known.signature}:
-        return
+def _holder_of(claim: Path) -> str:
+    """Return the node that has claimed an archive, or ''."""
+    try:
+        descriptor = os.open(claim, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:  # nobody has, or it is a link
+        return ""
+    with open(descriptor, "rb") as file:  # noqa: PTH123 - a descriptor
+        status = os.fstat(descriptor)
+        is_fresh = time.time() - status.st_mtime < times.CACHES_CLAIM
+        if not is_fresh or not stat.S_ISREG(status.st_mode):
+            return ""
+        name = file.read(_LONGEST_NAME).decode(errors="replace")
+    return name if name.isprintable() else "another node"
+
+
+def _add_archive_of_others(place: CachePlace, trust: Trust, known: KnownArchive) -> bool:
+    """Add what others have written since, or what a job has removed here; return whether any is."""
+    if not cache_archive.signature_at(place.path) or _has_all(place, known):
+        return False
     with suppress(UnusableArchiveError):  # it is replaced
         _add_archive(place, trust, lambda _: None)
+        return True
+    return False
 
 
 def _prune(volume: Path, keep: str, uid: int) -> None:
@@ -288,10 +330,9 @@ def _prune(volume: Path, keep: str, uid: int) -> None:
             continue
         if status.st_uid != uid or not file.is_file(follow_symlinks=False):
             continue
-        if file.name.endswith(SUFFIX):
+        if _NAME.fullmatch(file.name):
             archives.append(OldArchive(file.name, status.st_size, status.st_mtime))
-        is_claim = file.name.startswith(".") and file.name.endswith(_CLAIM_SUFFIX)
-        if (is_claim or is_part(file.name)) and status.st_mtime + times.CACHES_ABANDONED < now:
+        if _BESIDE.fullmatch(file.name) and status.st_mtime + times.CACHES_ABANDONED < now:
             Path(file.path).unlink(missing_ok=True)
     for name in outdated(archives, keep, now):
         (volume / name).unlink(missing_ok=True)

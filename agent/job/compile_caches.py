@@ -94,7 +94,19 @@ class CompileCaches(Value):
     def archive(self) -> str:
         """Return the file name of this kind's archive."""
         label = _NOT_IN_NAME.sub("-", self.kind.gpu).strip("-").lower()[:40] or self.kind.machine
-        return f"{label}-{self.kind.digest}-{self.signer}.caches"
+        return f"{label}-{self._key}-{self.signer}.caches"
+
+    @property
+    def _key(self) -> str:
+        """Return a digest of what has an archive of its own.
+
+        A node writes back what is below its own folders: one archive for two environments would
+        lose the Python files of the other one at each write.
+        """
+        if not self.packages:
+            return self.kind.digest
+        parts = (self.kind.digest, *self.packages)
+        return hashlib.sha256("\n".join(parts).encode()).hexdigest()[: len(self.kind.digest)]
 
     def variables(self, environ: Mapping[str, str]) -> dict[str, str]:
         """Return the variables to set; where the user has chosen a place, it stays."""

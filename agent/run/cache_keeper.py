@@ -18,7 +18,14 @@ import anyio
 from agent.base import times
 from agent.base.ends import Kind
 from agent.caches.cache_files import CacheLook, choose_files, is_due, look_of
-from agent.caches.cache_folder import NOTHING_NEW, Seeded, list_files, read_seeded, uncompiled_since
+from agent.caches.cache_folder import (
+    NOTHING_NEW,
+    OTHER_WRITES,
+    Seeded,
+    list_files,
+    read_seeded,
+    uncompiled_since,
+)
 from agent.job.compile_caches import SEAL, seal_of
 from agent.plan import environment
 from agent.record.background import in_thread
@@ -144,7 +151,8 @@ class CacheKeeper:
                 await child.wait()
             finally:
                 self._forget(child.pid)
-            self._saved = look
             result = child.tail(1, _LONGEST_LINE)
+            if not result.startswith(OTHER_WRITES):  # what that node lacks is written later
+                self._saved = look
             level = "debug" if result.startswith(NOTHING_NEW) else "info"
             say(f"compile caches: {result}", level)

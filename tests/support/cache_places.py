@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from agent.job.compile_caches import CompileCaches
 
 KIND = "0123456789abcdef"
+ARCHIVE = f"x86_64-{KIND}-u0.caches"
 SEAL = "ab" * 32
 UNSEALED = Trust("", os.getuid())
 SEALED = Trust(SEAL, os.getuid())
@@ -22,7 +23,7 @@ SEALED = Trust(SEAL, os.getuid())
 def place_of(folder: Path, node: str, kind: str = KIND) -> CachePlace:
     """Return the place of a node; all nodes share the volume."""
     around = folder / node
-    return CachePlace(str(folder / "volume"), str(around / "caches"), "cpu-x.caches", kind)
+    return CachePlace(str(folder / "volume"), str(around / "caches"), ARCHIVE, kind)
 
 
 def compile_here(place: CachePlace | CompileCaches, *paths: str, text: str = "code") -> None:

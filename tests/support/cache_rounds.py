@@ -12,7 +12,7 @@ from pathlib import Path
 
 from agent.caches.cache_folder import CachePlace
 from agent.caches.cache_store import save, seed
-from support.cache_places import KIND, SEALED
+from support.cache_places import ARCHIVE, KIND, SEALED
 
 _BYTES = 2000
 
@@ -24,7 +24,7 @@ def right_bytes(path: str) -> bytes:
 
 def place_of_node(folder: Path, name: str, volume: str) -> CachePlace:
     """Return the place of a node with this volume."""
-    return CachePlace(volume, str(folder / name / "caches"), "cpu-x.caches", KIND)
+    return CachePlace(volume, str(folder / name / "caches"), ARCHIVE, KIND)
 
 
 def write(folder: Path, name: str, volume: str, rounds: int) -> None:

@@ -132,6 +132,12 @@ def test_another_token(tmp_path: Path) -> None:
         read(archive(tmp_path), tmp_path / "out", SEALED)
 
 
+def test_a_signed_archive_without_a_token(tmp_path: Path) -> None:
+    """Nothing could check its signature."""
+    with pytest.raises(UnusableArchiveError, match="signed, and this run has no token"):
+        read(archive(tmp_path, SEAL), tmp_path / "out", UNSEALED)
+
+
 def test_another_kind(tmp_path: Path) -> None:
     """An archive that was renamed to another kind's name is refused: the kind is signed, too."""
     path = archive(tmp_path, SEAL, kind="f" * 16)

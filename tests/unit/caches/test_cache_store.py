@@ -17,7 +17,7 @@ from agent.base import times
 from agent.base.errors import PreflightError
 from agent.base.text import own_command
 from agent.caches import cache_store
-from agent.caches.cache_folder import NOTHING_NEW, CachePlace, read_seeded, scan
+from agent.caches.cache_folder import NOTHING_NEW, OTHER_WRITES, CachePlace, read_seeded, scan
 from agent.caches.cache_store import save, seed
 from agent.job.compile_caches import SEAL as SEAL_VARIABLE
 from support.cache_places import (
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from agent.caches.cache_archive import Trust
+
+OLD = "x86_64-fedcba9876543210-u0.caches"
 
 
 def started(
@@ -145,6 +147,94 @@ def test_one_node_of_a_run_writes(tmp_path: Path) -> None:
 
     # A later run's has the files of both.
     assert save(nodes[1], UNSEALED, "run-2", "b").startswith("3 file(s)")
+
+
+def test_the_node_that_writes_is_lost(tmp_path: Path) -> None:
+    """Another one writes once no write has come for long."""
+    nodes = [place_of(tmp_path, name) for name in ("a", "b")]
+    for number, node in enumerate(nodes):
+        seed(node, UNSEALED)
+        compile_here(node, f"triton/{number}/x")
+    save(nodes[0], UNSEALED, "run-1", "a")
+    assert save(nodes[1], UNSEALED, "run-1", "b").startswith(OTHER_WRITES)
+    claim = next(Path(nodes[0].volume).glob(".*.claim"))
+    long_ago = time.time() - times.CACHES_CLAIM - 1
+    os.utime(claim, (long_ago, long_ago))
+    assert save(nodes[1], UNSEALED, "run-1", "b").startswith("2 file(s)")
+    assert claim.read_text() == "b"
+
+
+@pytest.mark.parametrize("claimed", [b"\xff\xfe", b"\x1b[2J", b"a" * 5000])
+def test_an_odd_claim(tmp_path: Path, claimed: bytes) -> None:
+    """It names no node, and no terminal gets its bytes."""
+    place = place_of(tmp_path, "node")
+    seed(place, UNSEALED)
+    compile_here(place, "triton/a/x")
+    Path(place.volume).mkdir()
+    Path(place.volume, f".{place.archive}.run-1.claim").write_bytes(claimed)
+    said = save(place, UNSEALED, "run-1", "node")
+    assert said.startswith(OTHER_WRITES)
+    assert said.isprintable()
+    assert len(said) < 400
+
+
+def test_a_claim_that_is_a_link(tmp_path: Path) -> None:
+    """What it leads to is neither said nor changed."""
+    place = place_of(tmp_path, "node")
+    seed(place, UNSEALED)
+    compile_here(place, "triton/a/x")
+    secret = tmp_path / "secret"
+    secret.write_text("root:hash")
+    Path(place.volume).mkdir()
+    Path(place.volume, f".{place.archive}.run-1.claim").symlink_to(secret)
+    assert "written to" in save(place, UNSEALED, "run-1", "node")
+    assert secret.read_text() == "root:hash"
+
+
+def test_a_job_that_removes_its_caches(tmp_path: Path) -> None:
+    """They are seeded again, and a write does not lose them for all other nodes."""
+    place = place_of(tmp_path, "node")
+    seed(place, UNSEALED)
+    compile_here(place, "triton/a/x", "triton/b/y")
+    save(place, UNSEALED, "run-1", "node")
+
+    shutil.rmtree(place.root / "triton")
+    assert seed(place, UNSEALED).sentence == f"from {place.path}"
+    assert contents(place) == {"triton/a/x": "code", "triton/b/y": "code"}
+
+    shutil.rmtree(place.root / "triton")
+    compile_here(place, "triton/c/z")
+    assert save(place, UNSEALED, "run-2", "node").startswith("3 file(s)")
+    assert seed(place_of(tmp_path, "fresh"), UNSEALED).files == 3
+
+
+def test_a_folder_that_others_could_write_to(tmp_path: Path) -> None:
+    """What is in it is not used: the job would run it."""
+    place = place_of(tmp_path, "node")
+    seed(place, UNSEALED)
+    compile_here(place, "triton/a/x")
+    place.root.chmod(0o770)
+    assert seed(place, UNSEALED).state == "cold"
+    assert contents(place) == {}
+    assert place.root.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_deep_folder(tmp_path: Path) -> None:
+    """A program may nest its cache as deep as it likes."""
+    place = place_of(tmp_path, "node")
+    seed(place, UNSEALED)
+    compile_here(place, "triton/a/x")
+    here = os.open(place.root, os.O_RDONLY)
+    for _ in range(1500):
+        os.mkdir("d", dir_fd=here)
+        below = os.open("d", os.O_RDONLY, dir_fd=here)
+        os.close(here)
+        here = below
+    os.close(here)
+    try:
+        assert "written to" in save(place, UNSEALED, "run-1", "node")
+    finally:  # Python's rmtree cannot remove it
+        subprocess.run(["rm", "-rf", str(place.root)], check=True)
 
 
 def test_two_runs_at_once(tmp_path: Path) -> None:
@@ -344,12 +434,13 @@ def test_old_archives_are_removed(tmp_path: Path) -> None:
     volume = Path(place.volume)
     volume.mkdir()
     long_ago = time.time() - times.CACHES_UNUSED - 10
-    for name in ("old.caches", "notes.txt", ".old.caches.run-0.claim"):
+    others = {"notes.txt", "old.caches", ".ssh.claim", ".movie.part"}
+    for name in (*others, OLD, f".{OLD}.run-0.claim", f".{OLD}.0a1b2c3d.part"):
         (volume / name).write_text("x")
         os.utime(volume / name, (long_ago, long_ago))
     save(place, UNSEALED, "run-1", "node")
     names = {file.name for file in volume.iterdir()}
-    assert names == {"notes.txt", place.archive, f".{place.archive}.run-1.claim"}
+    assert names == {*others, place.archive, f".{place.archive}.run-1.claim"}
 
 
 def test_a_file_that_another_node_removes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -359,11 +450,11 @@ def test_a_file_that_another_node_removes(tmp_path: Path, monkeypatch: pytest.Mo
     compile_here(place, "triton/a/x")
     volume = Path(place.volume)
     volume.mkdir()
-    (volume / "old.caches").write_text("x")
+    (volume / OLD).write_text("x")
 
     def scan_before_its_removal(folder: Path) -> list[os.DirEntry[str]]:
         entries = scan(folder)
-        (volume / "old.caches").unlink(missing_ok=True)
+        (volume / OLD).unlink(missing_ok=True)
         return entries
 
     monkeypatch.setattr(cache_store, "scan", scan_before_its_removal)

@@ -130,6 +130,20 @@ def test_a_job_need_not_wait_for_them(tmp_path: Path) -> None:
     assert written == sorted(written)
 
 
+def test_two_runs_at_once(tmp_path: Path) -> None:
+    """What another run has compiled meanwhile stays in the archive."""
+    packages = installed(tmp_path, slow="VALUE = 1", other="VALUE = 2")
+    first, second = (node_of(tmp_path, name, packages) for name in ("first", "second"))
+    seed(first, UNSEALED)
+    seed(second, UNSEALED)
+    run_job(packages)
+    save(first, UNSEALED, "run-1", "first")
+
+    as_built(packages)  # as on the other node's disk
+    run_job(packages, "import other")
+    assert save(second, UNSEALED, "run-2", "second").startswith("3 file(s)")
+
+
 def test_the_same_node_with_a_fresh_container(tmp_path: Path) -> None:
     """Its cache folder outlived the container; the packages are again as they were built."""
     packages = installed(tmp_path, slow="VALUE = 1")
@@ -184,6 +198,23 @@ def test_where_an_archives_file_is_written(tmp_path: Path) -> None:
     found = target_of(file.path, folders)
     assert found is not None
     assert found.path == str(compiled(packages, "slow"))
+
+
+def test_a_folder_of_one_package_that_takes_no_files(tmp_path: Path) -> None:
+    """As one that is mounted read-only into the others: these get theirs."""
+    packages = installed(tmp_path, aaa="VALUE = 1", slow="VALUE = 1")
+    first = node_of(tmp_path, "first", packages)
+    seed(first, UNSEALED)
+    run_job(packages, "import aaa, slow")
+    save(first, UNSEALED, "run-1", "first")
+
+    as_built(packages)
+    folder = packages / "aaa/__pycache__"
+    folder.rmdir()
+    folder.symlink_to("/proc/self/fdinfo")  # where nobody can create a file, not even root
+    fresh = node_of(tmp_path, "fresh", packages)
+    assert seed(fresh, UNSEALED).state == "seeded"
+    assert compiled(packages, "slow").is_file()
 
 
 def test_a_folder_of_packages_that_takes_no_files(tmp_path: Path) -> None:

@@ -90,6 +90,13 @@ def test_the_archives_name() -> None:
     assert cpu.archive.startswith("x86_64-")
 
 
+def test_environments_have_archives_of_their_own() -> None:
+    """Where Python's files are kept: a node writes back only those of its own folders."""
+    here, other = (replace(HERE, packages=(f"/opt/{name}/lib",)) for name in ("venv", "other"))
+    assert len({HERE.archive, here.archive, other.archive}) == 3
+    assert here.folder == other.folder == HERE.folder
+
+
 VOLUME = Mount("/workspace", "nfs4", "server:/x")
 
 
