@@ -36,7 +36,15 @@ examples:
   pod-agent run -- python3 train.py --nodes {nodes} --gpus {gpus_per_node}
   AGENT_JOB=none EXPECTED_WORKERS=2 pod-agent run
 """
-_EPILOGS = {"run": _RUN_EPILOG, "completion": 'bash and zsh: eval "$(pod-agent completion bash)"'}
+_WARM_EPILOG = """\
+A job's command goes after --, as for run: the versions in its Python decide which compile
+caches this node gets. It is not started.
+"""
+_EPILOGS = {
+    "run": _RUN_EPILOG,
+    "warm": _WARM_EPILOG,
+    "completion": 'bash and zsh: eval "$(pod-agent completion bash)"',
+}
 
 
 def options_of(verb: str) -> Sequence[Option]:

@@ -50,6 +50,7 @@ VERBS = {
     "warm": Verb(
         "fetch models to this node, read them into its memory, and seed its compile caches",
         "warm_verb",
+        takes_command=True,
     ),
     "completion": Verb(
         "print the completion for a shell",

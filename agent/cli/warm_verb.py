@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agent.base.errors import Problem, SettingsError, UnavailableError
+from agent.base.errors import AgentError, Problem, SettingsError, UnavailableError
 from agent.base.text import listed, own_command
 from agent.cli.options import value
 from agent.node.read import find_ray
@@ -25,18 +25,27 @@ OPTIONS = (
     value("models", "MODEL", "folders, or ids on the hub; default: AGENT_MODEL", nargs="*"),
     value("--revision", "REV", "branch, tag or commit; of AGENT_MODEL: AGENT_MODEL_REVISION"),
 )
+_EXPECTED = (
+    "a folder or an id, or AGENT_MODEL set; or AGENT_CACHE_DIR set, to seed compile caches alone"
+)
 
 
 def run(environ: Mapping[str, str], options: argparse.Namespace) -> None:
-    """Fetch and read the models one after the other; raise if one of them is not here then."""
-    settings = load(environ).settings
+    """Seed the caches, then fetch and read the models; raise if one of them is not here then."""
+    settings = load(environ, options.command).settings
     models = options.models or [model for model in [settings.model] if model is not None]
-    if not models:
-        raise SettingsError((Problem("MODEL", "none", "a folder or an id, or AGENT_MODEL set"),))
 
-    caches = seed_caches(environ)
+    # What refuses the run's caches is no reason against its models.
+    try:
+        caches = seed_caches(environ, options.command)
+    except AgentError as error:
+        if not models:
+            raise
+        caches = f"left out: {error.sentence()}"
     if caches:
         print(f"compile caches: {caches}", flush=True)
+    elif not models:
+        raise SettingsError((Problem("MODEL", "none", _EXPECTED),))
 
     ray = find_ray(environ.get("PATH"))
     failed = []

@@ -9,7 +9,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from agent.base.text import own_command
+from agent.cli import warm_verb
+from agent.cli.parser import parse
 from support import hub
+from support.worlds import MACHINE, with_ray
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -56,7 +59,37 @@ def test_nothing_to_warm_is_a_problem_of_the_settings(tmp_path: Path) -> None:
     """78, with what may be named."""
     done = warm(tmp_path)
     assert done.returncode == 78
-    assert "MODEL: got none; expected a folder or an id, or AGENT_MODEL set" in done.stderr
+    assert (
+        "MODEL: got none; expected a folder or an id, or AGENT_MODEL set; "
+        "or AGENT_CACHE_DIR set, to seed compile caches alone"
+    ) in done.stderr
+
+
+def test_caches_without_a_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They are seeded alone, for the job whose command follows."""
+    around = str(tmp_path / "own")
+    monkeypatch.setattr("agent.run.read_caches.private_folder", lambda _facts: around)
+    options = parse(["warm"], [sys.executable, "train.py"])
+    warm_verb.run({"AGENT_CACHE_DIR": "/none/volume"}, options)
+    cold = "compile caches: cold: no archive of this kind of node in /none/volume yet\n"
+    assert capsys.readouterr().out == cold
+
+
+def test_caches_of_a_run_that_would_be_refused(tmp_path: Path) -> None:
+    """78, as for the run; with a model the rest is done all the same."""
+    wrong = {"AGENT_CACHE_DIR": "/none/volume", "RAY_WORKER": "1"}
+    refused = warm(tmp_path, **wrong)
+    assert refused.returncode == 78
+    assert "HEAD_POD_ID" in refused.stderr
+
+    (tmp_path / "model.safetensors").write_bytes(b"w")
+    done = warm(tmp_path, str(tmp_path), **wrong)
+    assert done.returncode == 0
+    first, second = done.stdout.splitlines()
+    assert first.startswith("compile caches: left out: ")
+    assert second.startswith(f"{tmp_path}: 0.0 GB in 1 file(s)")
 
 
 def test_what_cannot_be_had_is_named(tmp_path: Path) -> None:
@@ -74,10 +107,6 @@ def test_a_model_of_the_hub_is_fetched_then_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, revision: str | None
 ) -> None:
     """By the program with which a run fetches it, with its revision."""
-    from agent.cli import warm_verb  # noqa: PLC0415
-    from agent.cli.parser import parse  # noqa: PLC0415
-    from support.worlds import MACHINE, with_ray  # noqa: PLC0415
-
     asked: list[tuple[str, ...]] = []
 
     def command(_python: str, *words: str) -> list[str]:

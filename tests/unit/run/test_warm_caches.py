@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from agent.base.errors import PreflightError, SettingsError
 from agent.caches.cache_folder import CachePlace
 from agent.caches.cache_store import save, seed
 from agent.run.plan_input import plan_from_environment
 from agent.run.warm_caches import seed_caches
 from support.cache_places import UNSEALED, compile_here
+from support.disks import needs_mount, read_only
 
 
 @pytest.fixture
@@ -54,7 +56,64 @@ def test_packages_without_pyc_files(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert caches.packages
 
 
+@pytest.mark.usefixtures("own_temp")
+def test_the_kind_is_that_of_the_command(tmp_path: Path) -> None:
+    """Its Python names the archive, as in the run: one that does not start has no versions."""
+    (tmp_path / "bin").mkdir()
+    python = tmp_path / "bin/python3"
+    python.write_text("#!/bin/sh\nexit 1\n")
+    python.chmod(0o755)
+    command = [str(python), "train.py"]
+    environ = {"AGENT_CACHE_DIR": str(tmp_path / "volume")}
+    seed_caches(environ, command)
+    of_run = plan_from_environment(environ, command).caches
+    without = plan_from_environment(environ, None).caches
+    assert of_run is not None
+    assert without is not None
+    assert of_run.folder != without.folder
+    assert Path(of_run.folder).is_dir()
+    assert not Path(without.folder).exists()
+
+
+@pytest.mark.usefixtures("own_temp")
+def test_a_folder_that_is_a_link(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """It is refused with the reason, and no thread prints a traceback."""
+    environ = {"AGENT_CACHE_DIR": str(tmp_path / "volume")}
+    caches = plan_from_environment(environ, None).caches
+    assert caches is not None
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "own").mkdir(mode=0o700)
+    Path(caches.folder).symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(PreflightError, match="is not this user's own"):
+        seed_caches(environ)
+    assert "Traceback" not in capfd.readouterr().err
+
+
+@needs_mount
+@pytest.mark.usefixtures("own_temp")
+def test_a_disk_that_takes_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """The node's disk, whose error is the reason: nothing took long."""
+    environ = {"AGENT_CACHE_DIR": str(tmp_path / "volume")}
+    caches = plan_from_environment(environ, None).caches
+    assert caches is not None
+    Path(caches.folder).mkdir(parents=True, mode=0o700)
+    with read_only(Path(caches.folder)):
+        why = f"cold: {caches.folder} cannot be used: Read-only file system"
+        assert seed_caches(environ) == why
+    assert "Traceback" not in capfd.readouterr().err
+
+
 def test_without_caches_nothing_is_said() -> None:
-    """A wrong setting of the run is one sentence."""
+    """A wrong setting of the run is an error."""
     assert seed_caches({"AGENT_CACHE_DIR": "off"}) == ""
-    assert seed_caches({"AGENT_CACHE_DIR": "/vol", "RAY_WORKER": "1"}).startswith("left out: ")
+    with pytest.raises(SettingsError):
+        seed_caches({"AGENT_CACHE_DIR": "/vol", "RAY_WORKER": "1"})
+
+
+def test_a_node_that_keeps_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The plan's reason is the sentence."""
+    (tmp_path / "own").write_text("")
+    around = str(tmp_path / "own")
+    monkeypatch.setattr("agent.run.read_caches.private_folder", lambda _facts: around)
+    sentence = seed_caches({"AGENT_CACHE_DIR": str(tmp_path / "volume")})
+    assert sentence == f"left out: {around} is not this user's own"
