@@ -26,6 +26,7 @@ import sys
 import threading
 import time
 from collections import deque
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
@@ -245,8 +246,15 @@ class ModelPull:
         # What the hub's client fetches from its first byte is not resumed.
         missing = self._missing()
         for file in missing:
-            (self._blobs / f"{file.digest}{ARRIVING}").unlink(missing_ok=True)
+            part = self._part_of(file)
+            if part.exists():
+                with part.open("a+b") as out:
+                    if _is_ours(part, out):
+                        part.unlink()
         return missing
+
+    def _part_of(self, file: WeightFile) -> Path:
+        return self._blobs / f"{file.digest}{ARRIVING}"
 
     def _missing(self) -> list[WeightFile]:
         return [file for file in self._files if not (self._blobs / file.digest).exists()]
@@ -276,11 +284,9 @@ class ModelPull:
     def _take(self, source: ModelSource, file: WeightFile, progress: SourceProgress) -> None:
         """Take a file; raise if the source fails."""
         began = time.monotonic()
-        part = self._blobs / f"{file.digest}{ARRIVING}"
+        part = self._part_of(file)
         with part.open("a+b") as out:
-            try:
-                fcntl.flock(out, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:  # another process takes it
+            if not _is_ours(part, out):
                 return
             digest = _digest_so_far(out)
             while out.tell() < file.size and not self._stop.is_set():
@@ -328,6 +334,17 @@ class ModelPull:
                     return
         if out.tell() < file.size:
             raise PullError(f"{source.address} ended {file.name} too early")
+
+
+def _is_ours(part: Path, out: BinaryIO) -> bool:
+    """Lock an open file; return False if another process has the lock, or had it until now."""
+    try:
+        fcntl.flock(out, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    with suppress(FileNotFoundError):  # it was renamed or removed between opening and locking
+        return os.path.samestat(part.stat(), os.fstat(out.fileno()))
+    return False
 
 
 def _digest_so_far(out: BinaryIO) -> hashlib._Hash:

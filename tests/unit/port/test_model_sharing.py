@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 import pytest
 
@@ -119,6 +120,56 @@ def test_a_partial_file_is_resumed(tmp_path: Path) -> None:
         pulling = ModelPull([file], worker.folder, port, None)
         assert pulling.run(["127.0.0.1"]) == []
     assert pulling.taken == file.size - 200_000
+
+
+def test_a_file_that_another_process_takes_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two runs on one node: the second leaves the file to the hub, and the first gets it whole."""
+    monkeypatch.setattr(times, "MODEL_STALLED", 20.0)
+    data = weights(1)
+    [(file, content)] = data.items()
+    head = node_of(tmp_path, "127.0.0.1")
+    worker = node_of(tmp_path, "127.0.0.2")
+    source = head.blobs / f"{file.digest}{ARRIVING}"
+    source.write_bytes(content[:100_000])
+    part = worker.blobs / source.name
+    port = free_port()
+    left: list[list[WeightFile]] = []
+    with serving(head, port):
+        first = ModelPull([file], worker.folder, port, None)
+        thread = threading.Thread(target=lambda: left.append(first.run(["127.0.0.1"])))
+        thread.start()
+        _await_size(part, 100_000)
+        assert ModelPull([file], worker.folder, port, None).run(["127.0.0.1"]) == [file]
+        assert part.exists()
+        with source.open("ab") as out:
+            out.write(content[100_000:])
+        source.replace(head.blobs / file.digest)
+        thread.join(20)
+    assert left == [[]]
+    assert worker.digests() == {file.digest}
+
+
+def test_a_file_that_another_process_has_renamed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Opened before its last byte came, and locked after it got its place: it is there."""
+    data = weights(1)
+    [(file, content)] = data.items()
+    worker = node_of(tmp_path, "127.0.0.2")
+    part = worker.blobs / f"{file.digest}{ARRIVING}"
+    part.write_bytes(content)
+    flock = fcntl.flock
+
+    def late(out: BinaryIO, how: int) -> None:
+        part.replace(worker.blobs / file.digest)
+        flock(out, how)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    assert ModelPull([file], worker.folder, free_port(), None).run(["127.0.0.1"]) == []
+    assert worker.digests() == {file.digest}
+    assert capsys.readouterr().out == ""
 
 
 def test_other_bytes_are_not_taken(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
