@@ -43,6 +43,8 @@ _WEIGHTS = ("safetensors", "bin", "pt", "pth")
 _OF_OTHERS = {"gguf", "h5", "msgpack", "onnx", "ot", "tflite", "ckpt"}
 """Formats that no supported framework loads."""
 _IN_MEMORY = {"tmpfs", "ramfs"}
+_UNREADABLE = (OSError, ValueError, AttributeError, KeyError, TypeError, RecursionError)
+"""What an index that is no index raises; the last for one nested too deeply."""
 
 
 # --- which files, and in which order --------------------------------------------------------------
@@ -85,7 +87,7 @@ def _names_in_index(folder: Path, suffixes: set[str]) -> set[str]:
     """Return the names of the files in the index of a model's weights; empty without an index."""
     for suffix in suffixes:
         for path in folder.glob(f"*{suffix}.index.json"):
-            with suppress(OSError, ValueError, AttributeError, KeyError, TypeError):
+            with suppress(*_UNREADABLE):
                 return set(json.loads(path.read_text(encoding="utf-8"))["weight_map"].values())
     return set()
 

@@ -50,12 +50,13 @@ def test_the_order(tmp_path: Path) -> None:
     ]
 
 
-def test_weights_without_an_index(tmp_path: Path) -> None:
+@pytest.mark.parametrize("index", ["[]", "[" * 100_000], ids=["list", "nested"])
+def test_weights_without_an_index(tmp_path: Path, index: str) -> None:
     """All files of the preferred format, also where the index cannot be read."""
     (tmp_path / "b.safetensors").write_bytes(b"w")
     (tmp_path / "a.safetensors").write_bytes(b"w")
     (tmp_path / "a.bin").write_bytes(b"w")
-    (tmp_path / "x.safetensors.index.json").write_text("[]")
+    (tmp_path / "x.safetensors.index.json").write_text(index)
     names = [path.name for path in files_in_order(tmp_path)]
     assert names == ["x.safetensors.index.json", "a.safetensors", "b.safetensors"]
     assert files_in_order(tmp_path / "a.bin") == [tmp_path / "a.bin"]
