@@ -183,7 +183,7 @@ class Settings(Value, kw_only=True):
     prepare: str | None = var(v.text, "shell command on the head before the job")
     prepare_each: str | None = var(v.text, "shell command on every node before it joins the job")
     cache_dir: str | None = var(
-        v.folder_or_off,
+        v.shared_folder_or_off,
         "folder on a disk that outlives the nodes, which seeds each node's compile caches and "
         "takes back what is new; `off`",
         shown="`compile-caches` beside the checkpoints, where that is a volume",

@@ -133,14 +133,17 @@ def absolute_path(path: str) -> str:
     return word
 
 
-def folder_or_off(path: str) -> str:
-    """Read an absolute path, or `off`."""
+def shared_folder_or_off(path: str) -> str:
+    """Read an absolute path that is the same on all nodes, or `off`."""
     if path.strip().lower() == "off":
         return "off"
     try:
-        return absolute_path(path)
+        word = absolute_path(path)
     except ValueError:
         raise ValueError("`off`, or an absolute path such as /workspace/caches") from None
+    if "{" in word or "}" in word:
+        raise ValueError("a path without braces: all nodes share one folder, without placeholders")
+    return word
 
 
 def one_of(*choices: Choice) -> Callable[[str], Choice]:

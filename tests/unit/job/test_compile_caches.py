@@ -173,6 +173,13 @@ def test_a_wrong_value(text: str) -> None:
         load({"AGENT_CACHE_DIR": text})
 
 
+@pytest.mark.parametrize("text", ["/vol/{rank}", "/vol/a{b", "~/c}"])
+def test_no_placeholders_in_its_path(text: str) -> None:
+    """Commands would fill them in, and the agent itself would not: all nodes share one folder."""
+    with pytest.raises(SettingsError, match=r"expected a path without braces: all nodes share"):
+        load({"AGENT_CACHE_DIR": text})
+
+
 def test_the_plan_shows_them(tmp_path: Path) -> None:
     """Archive, size, folder and variables, in lines and as JSON; the token only as a digest."""
     token = "token-0123456789abcdef"  # noqa: S105 - no secret of anybody's
