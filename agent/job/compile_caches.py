@@ -84,6 +84,7 @@ class CompileCaches(Value):
     signer: str  # who signs archives: by a token's key, or by the user's id
     packages: tuple[str, ...] = ()  # folders of Python and packages that came without .pyc files
     archive_bytes: int | None = None  # the size of the archive when the plan was made, if any
+    archive_fault: str = ""  # why it could not be read then
 
     @property
     def folder(self) -> str:

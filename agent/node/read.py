@@ -305,7 +305,7 @@ def disk_of(path: str) -> str:
     Equal names do not prove a shared disk: such nodes only take turns, which costs time but no
     data. A network file system is named by its type only, since one server has many names.
     """
-    mount = mount_of(str(_existing_parent(Path(path).parent)))
+    mount = mount_of(str(existing_parent(Path(path).parent)))
     boot = text_of(Path("/proc/sys/kernel/random/boot_id")).strip()
     if mount is None or not boot:
         return "?"
@@ -317,7 +317,7 @@ def disk_of(path: str) -> str:
 def free_at(folder: str) -> int | None:
     """Return the free bytes on the disk of a folder, which need not exist; None if unknown."""
     with suppress(OSError):
-        return shutil.disk_usage(_existing_parent(Path(folder))).free
+        return shutil.disk_usage(existing_parent(Path(folder))).free
     return None
 
 
@@ -395,7 +395,8 @@ def hub_home(environ: Mapping[str, str]) -> str:
     return environ.get("HF_HOME") or f"{caches}/huggingface"
 
 
-def _existing_parent(folder: Path) -> Path:
+def existing_parent(folder: Path) -> Path:
+    """Return a folder, or the nearest one above it that exists."""
     candidates = (folder, *folder.parents)
     return next((candidate for candidate in candidates if candidate.exists()), Path("/"))
 

@@ -121,10 +121,15 @@ def head_of(plan: Plan) -> str | None:
 
 def _caches_text(caches: CompileCaches) -> str:
     """Return which archive seeds this node's compile caches."""
-    size = "not there yet"
-    if caches.archive_bytes is not None:
+    archive = f"{caches.volume}/{caches.archive}"
+    if caches.archive_fault:
+        place = f"{archive} cannot be read: {caches.archive_fault}; kept in {caches.folder}"
+    elif caches.archive_bytes is None:
+        cold = f"none yet in {caches.volume} ({caches.archive}): a fresh node starts cold"
+        place = f"{cold}; kept in {caches.folder}"
+    else:
         size = mib(caches.archive_bytes)
-    place = f"seeded from {caches.volume}/{caches.archive} ({size}), kept in {caches.folder}"
+        place = f"seeded from {archive} ({size}), kept in {caches.folder}"
     if caches.packages:  # the packages came without theirs
         return f"{place}; Python's .pyc files beside their sources"
     return place
@@ -445,6 +450,7 @@ def _caches_json(plan: Plan) -> dict[str, Any] | None:
         "folder": caches.folder,
         "archive": caches.archive,
         "archive_bytes": caches.archive_bytes,
+        "archive_fault": caches.archive_fault,
         "kind": to_builtins(caches.kind),
         "variables": caches.variables(plan.environ),
     }

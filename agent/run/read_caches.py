@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from agent.base import times
+from agent.base.text import error_text
 from agent.caches.cache_folder import uncompiled_since
 from agent.caches.python_files import lacks_compiled
 from agent.job.compile_caches import OFF, CompileCaches, default_folder, seal_of, signer_of
@@ -82,18 +83,23 @@ def _keeps_compiled(python: RayPython, caches: CompileCaches, environ: Mapping[s
 
 
 def with_archive_size(plan: Plan) -> Plan:
-    """Add the size of this kind's archive; without one, or a disk that answers, None."""
+    """Add the size of this kind's archive, or why it cannot be read; neither if there is none."""
     caches = plan.caches
     if caches is None:
         return plan
 
-    def look() -> int | None:
-        with suppress(OSError):
-            return Path(caches.volume, caches.archive).lstat().st_size
-        return None
+    def look() -> CompileCaches:
+        try:
+            size = Path(caches.volume, caches.archive).lstat().st_size
+        except FileNotFoundError:
+            return caches
+        except OSError as error:
+            return replace(caches, archive_fault=error_text(error))
+        return replace(caches, archive_bytes=size)
 
-    size = run_within(times.STALLED_DISK, look)
-    return replace(plan, caches=replace(caches, archive_bytes=size))
+    late = f"no answer within {times.STALLED_DISK:g} s"
+    looked_at = run_within(times.STALLED_DISK, look)
+    return replace(plan, caches=looked_at or replace(caches, archive_fault=late))
 
 
 def _python_of_job(loaded: Loaded, facts: Facts, environ: Mapping[str, str]) -> str:
@@ -130,7 +136,7 @@ def _has_checkpoints(settings: Settings, command: tuple[str, ...] | None) -> boo
 
 
 def _fault_of(facts: Facts, around: str) -> str:
-    """Return why the job may not run what is below a folder, or ''."""
+    """Return why nothing can be kept in a folder, or the job may not run what is there; or ''."""
     folder = read.read_folder(around)
     if folder is not None and (not folder.is_folder or folder.uid != facts.uid):
         return f"{around} is not this user's own"
@@ -139,4 +145,8 @@ def _fault_of(facts: Facts, around: str) -> str:
             return f"{facts.temp} is mounted without the right to execute"
     if folder is not None and folder.mode & stat.S_IWOTH:
         return f"others may write to {around}"
+    with suppress(OSError):
+        nearest = read.existing_parent(Path(around))
+        if not os.access(nearest, os.W_OK):
+            return f"{nearest} may not be written"
     return ""

@@ -29,6 +29,7 @@ from agent.run.plan_input import plan_from_environment
 from agent.run.read_caches import read_caches, with_archive_size
 from agent.settings import load
 from agent.settings.redact import redactor_for
+from support.disks import needs_mount, read_only
 from support.worlds import MACHINE
 
 if TYPE_CHECKING:
@@ -166,6 +167,22 @@ def test_a_folder_that_is_not_ours(
     assert words in why
 
 
+@needs_mount
+@pytest.mark.parametrize("has_folder", [False, True])
+def test_a_disk_that_may_not_be_written(tmp_path: Path, *, has_folder: bool) -> None:
+    """The node's own: its folder, or the one in which it would be."""
+    facts = replace(MACHINE, temp=str(tmp_path))
+    around = tmp_path / f"pod-agent{'' if MACHINE.uid == 0 else f'-{MACHINE.uid}'}"
+    nearest = tmp_path
+    if has_folder:
+        around.mkdir(mode=0o700)
+        nearest = around
+    with read_only(tmp_path):
+        caches, why = caches_of({"AGENT_CACHE_DIR": "/vol"}, facts)
+    assert caches is None
+    assert why.endswith(f": {nearest} may not be written")
+
+
 @pytest.mark.parametrize("text", ["caches", "./x", "On"])
 def test_a_wrong_value(text: str) -> None:
     """It is refused with what is expected."""
@@ -187,17 +204,21 @@ def test_the_plan_shows_them(tmp_path: Path) -> None:
     plan = with_archive_size(plan_from_environment(environ, COMMAND))
     assert plan.caches is not None
     line = next(row.text for row in summary(plan) if row.label.startswith("caches:"))
-    assert line.startswith(f"seeded from {tmp_path}/{plan.caches.archive} (not there yet), kept in")
+    none_yet = f"none yet in {tmp_path} ({plan.caches.archive}): a fresh node starts cold"
+    assert line == f"{none_yet}; kept in {plan.caches.folder}"
 
     bare = replace(plan, caches=replace(plan.caches, packages=("/x",)))
     line = next(row.text for row in summary(bare) if row.label.startswith("caches:"))
     assert line.endswith("; Python's .pyc files beside their sources")
 
-    (tmp_path / plan.caches.archive).write_bytes(b"x" * 3000)
+    archive = tmp_path / plan.caches.archive
+    archive.write_bytes(b"x" * 3000)
     plan = with_archive_size(plan)
     assert plan.caches is not None
     data: dict[str, Any] = to_json(plan)["caches"]
-    assert data["archive_bytes"] == 3000
+    assert (data["archive_bytes"], data["archive_fault"]) == (3000, "")
+    line = next(row.text for row in summary(plan) if row.label.startswith("caches:"))
+    assert line == f"seeded from {archive} (3 KiB), kept in {plan.caches.folder}"
     assert data["variables"]["VLLM_CACHE_ROOT"] == f"{plan.caches.folder}/vllm"
     assert "TRITON_CACHE_DIR" not in to_json(plan)["environment"]
     assert "TORCHINDUCTOR_CACHE_DIR" in to_json(plan)["environment"]
@@ -210,6 +231,18 @@ def test_the_plan_shows_them(tmp_path: Path) -> None:
     assert step.where.kind == "every"
     assert f"--volume {tmp_path}" in step.command
     assert "AGENT_CACHE_DIR" not in {step.name for step in plan_without(environ).steps}
+
+
+def test_a_volume_that_cannot_be_looked_at(tmp_path: Path) -> None:
+    """The reason is in the plan: nobody can say there that no archive exists."""
+    loop = tmp_path / "loop"
+    loop.symlink_to(loop)
+    plan = with_archive_size(plan_from_environment({"AGENT_CACHE_DIR": str(loop)}, COMMAND))
+    assert plan.caches is not None
+    line = next(row.text for row in summary(plan) if row.label.startswith("caches:"))
+    why = "cannot be read: Too many levels of symbolic links"
+    assert line == f"{loop}/{plan.caches.archive} {why}; kept in {plan.caches.folder}"
+    assert to_json(plan)["caches"]["archive_fault"] == "Too many levels of symbolic links"
 
 
 def plan_without(environ: Mapping[str, str]) -> Any:  # noqa: ANN401 - a plan
