@@ -103,7 +103,7 @@ def seed(
     # Nothing of the volume may end a run.
     try:
         seeded = Seeded("cold", f"no archive of this kind of node in {place.volume} yet")
-        if os.path.lexists(place.path):
+        if _is_there(place.path):
             seeded = _add_archive(place, trust, lambda seeded: enough(noted(seeded)))
     except UnusableArchiveError as fault:
         seeded = Seeded("cold", f"{place.path} is not used: {fault}")
@@ -175,6 +175,15 @@ def _has_all(place: CachePlace, known: KnownArchive) -> bool:
         return False
     own = (path for path, _ in known.files if not is_of_python(path))
     return all(os.path.lexists(place.root / path) for path in own)
+
+
+def _is_there(path: Path) -> bool:
+    """Return whether something has this path; raise OSError if it cannot be known."""
+    try:
+        path.lstat()
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def _check_room(folder: Path, needed: int) -> None:

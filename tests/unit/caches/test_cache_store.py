@@ -377,7 +377,7 @@ def test_another_kind_of_node(tmp_path: Path) -> None:
     assert contents(other) == {}
 
 
-@pytest.mark.parametrize("fault", ["damaged", "no volume", "a file", "no right"])
+@pytest.mark.parametrize("fault", ["damaged", "no volume", "a file", "no right", "a loop"])
 def test_whatever_is_wrong_with_a_volume(tmp_path: Path, fault: str) -> None:
     """It is one line, and the program ends with 0; the next write replaces a damaged archive."""
     place = place_of(tmp_path, "node")
@@ -390,10 +390,14 @@ def test_whatever_is_wrong_with_a_volume(tmp_path: Path, fault: str) -> None:
         volume.write_text("no folder")
     elif fault == "no right":
         volume.mkdir(mode=0o500)
-    assert last_line(started("seed", place)).startswith("cold: ")
+    elif fault == "a loop":
+        volume.symlink_to(volume)
+    line = last_line(started("seed", place))
+    assert line.startswith("cold: ")
+    assert line.startswith("cold: no archive") == (fault in {"no volume", "no right"})
     compile_here(place, "triton/a/x")
     result = last_line(started("save", place, "--run", "r", "--node", "n"))
-    if fault == "a file":
+    if fault in {"a file", "a loop"}:
         assert result.startswith("not written back: ")
     elif os.getuid() == 0 or fault != "no right":
         assert result.startswith("1 file(s)")
