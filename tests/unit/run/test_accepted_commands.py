@@ -1,0 +1,120 @@
+"""Accepted commands: whose marks count, and which files are removed."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from agent.base import times
+from agent.job.compile_caches import CompileCaches
+from agent.job.framework_question import FrameworkQuestion
+from agent.node.node_kind import NodeKind
+from agent.run.accepted_commands import FOLDER, AcceptedCommands
+
+KIND = NodeKind("", "", "x86_64", "ab", "", "3.11.7", {"torch": "2.8.0"})
+QUESTION = FrameworkQuestion("verl", "python3", "verl.trainer.main_ppo", (), (), is_recipe=False)
+OTHER = 12_345  # a user
+
+as_root = pytest.mark.skipif(os.getuid() != 0, reason="only root gives a file away")
+
+
+def accepted_on(volume: Path) -> AcceptedCommands:
+    """Return the accepted commands on a volume."""
+    caches = CompileCaches(str(volume), "/tmp/pod-agent", KIND, "u0")
+    return AcceptedCommands(caches, Path(__file__), [8], "")
+
+
+def make_old(path: Path) -> Path:
+    """Make a file that is older than a mark may be."""
+    path.touch()
+    former = time.time() - 2 * times.COMMAND_ACCEPTED
+    os.utime(path, (former, former))
+    return path
+
+
+def test_only_old_marks_are_removed(tmp_path: Path) -> None:
+    """Whatever else is in the folder stays; so does a mark that is not old."""
+    accepted = accepted_on(tmp_path)
+    accepted.add(QUESTION)
+    folder = tmp_path / FOLDER
+    (mark,) = folder.iterdir()
+    kept = make_old(folder / "notes.txt")
+    linked = make_old(tmp_path / "linked")
+    link = folder / ("a" * 32)
+    link.symlink_to(linked)
+    inner = folder / ("b" * 32)
+    inner.mkdir()
+    old = make_old(folder / ("c" * 32))
+    accepted.add(QUESTION)
+    assert {*folder.iterdir()} == {mark, kept, link, inner}
+    assert linked.exists()
+    assert not old.exists()
+    accepted.drop(QUESTION)
+    assert not mark.exists()
+
+
+def test_a_link_in_place_of_the_folder(tmp_path: Path) -> None:
+    """Nothing is removed or written where it leads."""
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    old = make_old(elsewhere / ("c" * 32))
+    volume = tmp_path / "volume"
+    volume.mkdir()
+    (volume / FOLDER).symlink_to(elsewhere)
+    accepted = accepted_on(volume)
+    accepted.add(QUESTION)
+    assert [*elsewhere.iterdir()] == [old]
+    assert not accepted.has(QUESTION)
+
+
+def test_who_may_read_it(tmp_path: Path) -> None:
+    """Only this user: the volume is made as the archives' program makes it."""
+    volume = tmp_path / "volume"
+    former = os.umask(0)
+    try:
+        accepted_on(volume).add(QUESTION)
+    finally:
+        os.umask(former)
+    modes = [path.stat().st_mode & 0o777 for path in (volume, volume / FOLDER)]
+    assert modes == [0o700, 0o700]
+    assert accepted_on(volume).has(QUESTION)
+
+
+@pytest.mark.parametrize("mode", [0o770, 0o702])
+def test_a_folder_that_others_may_write_to(tmp_path: Path, mode: int) -> None:
+    """They could have put the mark there."""
+    accepted = accepted_on(tmp_path)
+    accepted.add(QUESTION)
+    folder = tmp_path / FOLDER
+    folder.chmod(mode)
+    old = make_old(folder / ("c" * 32))
+    assert not accepted.has(QUESTION)
+    accepted.add(QUESTION)
+    assert old.exists()
+
+
+@as_root
+@pytest.mark.parametrize("is_folder", [True, False])
+def test_a_mark_of_another_user(tmp_path: Path, *, is_folder: bool) -> None:
+    """It does not count, nor does a folder of theirs."""
+    accepted = accepted_on(tmp_path)
+    accepted.add(QUESTION)
+    assert accepted.has(QUESTION)
+    (mark,) = (tmp_path / FOLDER).iterdir()
+    os.chown(tmp_path / FOLDER if is_folder else mark, OTHER, OTHER)
+    assert not accepted.has(QUESTION)
+    accepted.drop(QUESTION)
+    assert mark.exists()
+
+
+def test_a_volume_that_fails(tmp_path: Path) -> None:
+    """A file in its place, or one in the folder's: as if nothing were remembered."""
+    (tmp_path / FOLDER).touch()
+    for volume in (tmp_path, tmp_path / FOLDER):
+        accepted = accepted_on(volume)
+        accepted.add(QUESTION)
+        accepted.drop(QUESTION)
+        assert not accepted.has(QUESTION)
