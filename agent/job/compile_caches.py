@@ -70,8 +70,14 @@ def seal_of(token: str | None) -> str:
     return hmac.new(token.encode(), _PURPOSE, hashlib.sha256).hexdigest()
 
 
-def default_folder(checkpoints: str) -> str:
-    """Return the folder of archives beside the checkpoints."""
+def default_folder(checkpoints: str, mount: str) -> str:
+    """Return the folder of archives beside the checkpoints, on their disk.
+
+    A mount has only other disks beside it. Below it the folder has a dot before its name: no
+    framework takes such a one for a checkpoint.
+    """
+    if checkpoints == mount:
+        return str(PurePosixPath(checkpoints, f".{FOLDER}"))
     return str(PurePosixPath(checkpoints).parent / FOLDER)
 
 

@@ -29,7 +29,7 @@ from agent.settings.model import secret_texts
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from agent.node.facts import Facts, RayPython
+    from agent.node.facts import Facts, Mount, RayPython
     from agent.plan.plan import Plan
     from agent.platforms.resolve import Topology
     from agent.settings.load import Loaded
@@ -46,10 +46,11 @@ def read_caches(
     if settings.cache_dir == OFF or topology.is_idle or topology.given_ray is not None:
         return None, ""
     volume = settings.cache_dir
+    no_volume = ""
     if volume is None:
-        volume = _beside_checkpoints(loaded, facts)
+        volume, no_volume = _beside_checkpoints(loaded, facts)
     if not volume:
-        return None, ""
+        return None, no_volume
 
     # May the job run what is in a folder of this node?
     around = private_folder(facts)
@@ -115,18 +116,27 @@ def _python_of_job(loaded: Loaded, facts: Facts, environ: Mapping[str, str]) -> 
     return path
 
 
-def _beside_checkpoints(loaded: Loaded, facts: Facts) -> str:
-    """Return the folder beside the checkpoints, if these are on a volume; else ''."""
+def _beside_checkpoints(loaded: Loaded, facts: Facts) -> tuple[str, str]:
+    """Return the folder beside the checkpoints if these are on a volume, else '' and maybe why."""
     settings = loaded.settings
     folder = checkpoint_folder(settings, loaded.command)
     if not folder or not _has_checkpoints(settings, loaded.command):
-        return ""
-    mount = facts.checkpoints
-    if mount is None:  # of a command, whose checkpoints the agent does not read
-        mount = run_within(times.STALLED_DISK, lambda: read.mount_of(folder))
+        return "", ""
+
+    def look() -> tuple[str, Mount | None]:
+        # For a command the agent has not read the mount before.
+        return os.path.realpath(folder), facts.checkpoints or read.mount_of(folder)
+
+    place, mount = run_within(times.STALLED_DISK, look) or (folder, None)
     if mount is None or mount.is_containers_own:
-        return ""
-    return default_folder(folder)
+        return "", ""
+
+    # A program of the user may want an empty folder, or remove what is not its own there:
+    # OpenRLHF's training programs count each folder as a checkpoint, and remove the oldest.
+    if place == mount.folder and recipe_info(settings, loaded.command) is None:
+        why = f"AGENT_CHECKPOINTS={folder} is a whole volume, and the command may use all of it"
+        return "", f"{NO_PLACE}: {why}. Set AGENT_CACHE_DIR to keep them"
+    return default_folder(place, mount.folder), ""
 
 
 def _has_checkpoints(settings: Settings, command: tuple[str, ...] | None) -> bool:

@@ -116,7 +116,35 @@ def test_where_archives_are(environ: dict[str, str], mount: Mount | None, expect
     caches, why = caches_of(environ, replace(MACHINE, checkpoints=mount))
     assert ("" if caches is None else caches.volume) == expected
     assert why == ""
-    assert default_folder("/a/b") == "/a/compile-caches"
+
+
+def test_archives_are_on_the_disk_of_the_checkpoints(tmp_path: Path) -> None:
+    """Beside a mount is the container's own disk; a link is where it leads."""
+    assert default_folder("/a/b", "/a") == "/a/compile-caches"
+    mount = replace(VOLUME, folder=str(tmp_path / "mount"))
+    (tmp_path / "mount" / "run").mkdir(parents=True)
+    (tmp_path / "whole").symlink_to(tmp_path / "mount")
+    (tmp_path / "part").symlink_to(tmp_path / "mount" / "run")
+    facts = replace(MACHINE, checkpoints=mount)
+    recipe = {"AGENT_JOB": "openrlhf-sft", "AGENT_MODEL": "/m", "AGENT_TRAIN_DATA": "/d"}
+    for name, expected in (
+        ("mount", f"{mount.folder}/.compile-caches"),
+        ("mount/run", f"{mount.folder}/compile-caches"),
+        ("whole", f"{mount.folder}/.compile-caches"),
+        ("part", f"{mount.folder}/compile-caches"),
+    ):
+        environ = {**recipe, "AGENT_CHECKPOINTS": str(tmp_path / name)}
+        caches, why = caches_of(environ, facts, None)
+        assert caches is not None, why
+        assert caches.volume == expected
+
+
+def test_a_command_may_use_a_whole_volume(tmp_path: Path) -> None:
+    """Its program may count what is there as its own checkpoints, or want an empty folder."""
+    facts = replace(MACHINE, checkpoints=replace(VOLUME, folder=str(tmp_path)))
+    caches, why = caches_of({"AGENT_CHECKPOINTS": str(tmp_path)}, facts)
+    assert caches is None
+    assert why.endswith("the command may use all of it. Set AGENT_CACHE_DIR to keep them")
 
 
 def test_the_kind_is_that_of_the_jobs_python(
