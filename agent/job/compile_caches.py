@@ -19,6 +19,7 @@ from agent.base.text import own_command
 from agent.base.value import Value
 from agent.job.services import CACHES, ON_EVERY, PREPARE_EACH, PrepareStep
 from agent.node.node_kind import NodeKind
+from agent.node.python_facts import TORCH
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -33,6 +34,8 @@ class LibraryCache(NamedTuple):
     folder: str
     by_user: tuple[str, ...] = ()
     """Further variables by which a user has chosen the place."""
+    needs: str = ""
+    """The library whose version must be known: it loads the files of another one unchecked."""
 
 
 LIBRARY_CACHES = (
@@ -40,7 +43,7 @@ LIBRARY_CACHES = (
     LibraryCache(("TORCHINDUCTOR_CACHE_DIR",), "inductor"),
     LibraryCache(("TRITON_CACHE_DIR",), "triton", ("TRITON_HOME",)),
     LibraryCache(("CUDA_CACHE_PATH",), "cuda"),
-    LibraryCache(("TORCH_EXTENSIONS_DIR",), "torch_extensions"),
+    LibraryCache(("TORCH_EXTENSIONS_DIR",), "torch_extensions", needs=TORCH),
     # FlashInfer adds `.cache/flashinfer` to it.
     LibraryCache(("FLASHINFER_WORKSPACE_BASE",), "flashinfer"),
     # SGLang replaces DeepGEMM's own variable by its own.
@@ -119,7 +122,8 @@ class CompileCaches(Value):
         """Return the variables to set; where the user has chosen a place, it stays."""
         chosen: dict[str, str] = {}
         for library in LIBRARY_CACHES:
-            if environ.keys().isdisjoint((*library.variables, *library.by_user)):
+            is_known = not library.needs or library.needs in self.kind.versions
+            if is_known and environ.keys().isdisjoint((*library.variables, *library.by_user)):
                 place = f"{self.folder}/{library.folder}"
                 chosen |= dict.fromkeys(library.variables, place)
         return chosen

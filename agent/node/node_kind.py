@@ -54,6 +54,8 @@ class NodeKind(Value):
             gpu = f"{self.gpu}, driver {self.driver or 'unknown'}"
         cpu = f"{self.machine} with features {self.cpu_flags or 'unknown'}"
         versions = [f"{name} {version}" for name, version in self.versions.items()]
+        if TORCH not in self.versions:
+            versions.append("torch unknown")
         return ", ".join([gpu, cpu, self.libc or "no glibc", f"Python {self.python}", *versions])
 
 

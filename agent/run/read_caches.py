@@ -20,10 +20,11 @@ from agent.job.compile_caches import OFF, CompileCaches, default_folder, seal_of
 from agent.job.torchrun_command import split_python
 from agent.node import read
 from agent.node.node_kind import read_kind
+from agent.node.python_facts import of_command
 from agent.plan.make import private_folder
 from agent.plan.plan_job import checkpoint_folder
 from agent.record.background import run_within
-from agent.settings.jobs import recipe_info
+from agent.settings.jobs import TORCHRUN, launcher, recipe_info
 from agent.settings.model import secret_texts
 
 if TYPE_CHECKING:
@@ -104,9 +105,16 @@ def with_archive_size(plan: Plan) -> Plan:
 
 
 def _python_of_job(loaded: Loaded, facts: Facts, environ: Mapping[str, str]) -> str:
-    """Return the Python that the job's command names, else that of Ray or of the launcher."""
-    named = split_python(loaded.command or ())[0]
-    path = None if named is None else shutil.which(named, path=environ.get("PATH"))
+    """Return the Python of the job's command or its script, else that of Ray or of the launcher."""
+    words = loaded.command or ("",)
+    search = environ.get("PATH")
+    named = split_python(words)[0]
+    if named is not None:
+        path = shutil.which(named, path=search)
+    elif launcher(loaded.settings) == TORCHRUN and words[0].endswith(".py"):
+        path = None  # torchrun starts it by its own Python
+    else:
+        path = of_command(words[0], search)
     if path is None:
         return facts.job_python
     # The Pythons of two environments are links to one file: their folders differ.

@@ -171,6 +171,26 @@ def test_the_kind_is_that_of_the_jobs_python(
     assert caches.kind.versions == {}
     assert asked == [str(python)] * 2
 
+    # A script's first line names its Python; torchrun starts one by its own.
+    train = tmp_path / "train.py"
+    scripts = (tmp_path / "bin" / "torchrun", train)
+    for script in scripts:
+        script.write_text(f"#!{python}\nimport torch\n")
+        script.chmod(0o755)
+    for command in (["torchrun", "t.py"], [str(scripts[0])], [str(train)]):
+        caches, _ = caches_of(environ, command=command)
+        assert caches is not None
+        assert caches.kind.versions == {"torch": "2.13.0"}
+    caches, _ = caches_of({**environ, "AGENT_LAUNCHER": "torchrun"}, command=[str(train)])
+    assert caches is not None
+    assert caches.kind.versions == {}
+
+
+def test_extensions_of_an_unknown_torch() -> None:
+    """Torch loads what is in the folder as it is: they stay where torch puts them."""
+    unknown = replace(HERE, kind=replace(KIND, versions={}))
+    assert HERE.variables({}).keys() - unknown.variables({}).keys() == {"TORCH_EXTENSIONS_DIR"}
+
 
 def test_the_rehearsal_keeps_none() -> None:
     """It compiles nothing."""

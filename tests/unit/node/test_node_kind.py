@@ -52,6 +52,9 @@ def test_it_is_read_of_the_jobs_python() -> None:
     }
     assert kind.sentence().startswith("NVIDIA H100 80GB HBM3, driver unknown, ")
     assert read_kind(facts, python).digest == kind.digest
+    assert "torch 2.8.0" in kind.sentence()
+    bare = read_kind(MACHINE, MACHINE.ray)
+    assert bare.sentence().endswith("Python 3.11.7, torch unknown")
 
 
 def test_features_of_cpus(tmp_path: Path) -> None:
