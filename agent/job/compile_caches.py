@@ -91,6 +91,7 @@ class CompileCaches(Value):
     around: str  # this user's private folder on the node
     kind: NodeKind
     signer: str  # who signs archives: by a token's key, or by the user's id
+    installed: str = ""  # a digest of what the job's Python has, no part of the kind
     packages: tuple[str, ...] = ()  # folders of Python and packages that came without .pyc files
     archive_bytes: int | None = None  # the size of the archive when the plan was made, if any
     archive_fault: str = ""  # why it could not be read then

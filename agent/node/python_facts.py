@@ -6,6 +6,7 @@ installed: it imports only the standard library.
 
 from __future__ import annotations
 
+import hashlib
 import importlib.machinery
 import importlib.util
 import json
@@ -135,9 +136,16 @@ def ray_facts(frameworks: Iterable[str] = ()) -> dict[str, object]:
         "libraries": installed(sys.path, frameworks),
         "packages": {name: versions[name] for name in sorted(PAIRED & versions.keys())},
         "built_for": _torch_of_builds(versions, folders),
+        "installed": _digest(versions),
         "cache_tag": sys.implementation.cache_tag,
         "package_folders": _package_folders(folders.values()),
     }
+
+
+def _digest(versions: dict[str, str]) -> str:
+    """Return a digest of what is installed."""
+    text = json.dumps(versions, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _package_folders(folders: Iterable[Path]) -> tuple[str, ...]:

@@ -2,8 +2,8 @@
 
 Nothing waits for its answer about them again: to ask it means to import it, which may take 25 s,
 and with torchrun nothing else takes so long before the job. An empty file in AGENT_CACHE_DIR stands
-for a command and all that the answer depends on: the versions, the kind of node, and the number of
-its GPUs. Nothing is remembered of a refusal.
+for a command and all that the answer depends on: the installed packages, the kind of node, and the
+number of its GPUs. Nothing is remembered of a refusal.
 
 Others may be able to write to the volume. The folder and its files count only if they are this
 user's own, and nobody else may write to the folder; otherwise it is as if nothing were remembered.
@@ -44,7 +44,7 @@ class AcceptedCommands:
         self, caches: CompileCaches | None, program: Path, gpus: list[int], checkpoints: str
     ) -> None:
         self._folder = None if caches is None else Path(caches.volume, FOLDER)
-        self._kind = "" if caches is None else caches.kind.digest
+        self._kind = () if caches is None else (caches.kind.digest, caches.installed)
         self._program = program  # the one that asks
         self._gpus = gpus  # of all nodes
         self._checkpoints = checkpoints  # a folder whose name decides nothing

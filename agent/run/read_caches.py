@@ -66,7 +66,8 @@ def read_caches(
     seal = seal_of(secret_texts(settings).get("RAY_AUTH_TOKEN"))
     signer = signer_of(seal, facts.uid)
     volume = str(Path(volume).expanduser())
-    caches = CompileCaches(volume, around, read_kind(facts, python), signer)
+    kind = read_kind(facts, python)
+    caches = CompileCaches(volume, around, kind, signer, python.installed)
     if _keeps_compiled(python, caches, environ):
         caches = replace(caches, packages=python.package_folders)
     return caches, ""

@@ -158,7 +158,8 @@ def test_the_kind_is_that_of_the_jobs_python(
 
     def ask(executable: str) -> RayPython:
         asked.append(executable)
-        return replace(MACHINE.ray, executable=executable, libraries={"torch": "2.13.0"})
+        libraries = {"torch": "2.13.0"}
+        return replace(MACHINE.ray, executable=executable, libraries=libraries, installed="ab")
 
     monkeypatch.setattr("agent.node.read.ask_python", ask)
     environ = {"AGENT_CACHE_DIR": "/vol", "PATH": str(tmp_path / "bin")}
@@ -166,6 +167,7 @@ def test_the_kind_is_that_of_the_jobs_python(
         caches, _ = caches_of(environ, command=command)
         assert caches is not None
         assert caches.kind.versions == {"torch": "2.13.0"}
+        assert caches.installed == "ab"
     caches, _ = caches_of(environ, command=[sys.executable, "train.py"])
     assert caches is not None
     assert caches.kind.versions == {}

@@ -128,3 +128,17 @@ def test_the_folders_of_a_python() -> None:
     library, *installed = here.package_folders
     assert (Path(library) / "json/__init__.py").is_file()
     assert any((Path(folder) / "msgspec/__init__.py").is_file() for folder in installed)
+
+
+def test_what_is_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another version of any package changes the digest."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    digests = [read.find_ray(None).installed]
+    for version in ("4.56.0", "4.57.0"):
+        folder = tmp_path / f"transformers-{version}.dist-info"
+        folder.mkdir()
+        digests.append(read.find_ray(None).installed)
+        assert read.find_ray(None).installed == digests[-1]
+        folder.rmdir()
+    assert len({*digests}) == 3
+    assert digests[0] == read.find_ray(None).installed

@@ -21,9 +21,9 @@ OTHER = 12_345  # a user
 as_root = pytest.mark.skipif(os.getuid() != 0, reason="only root gives a file away")
 
 
-def accepted_on(volume: Path) -> AcceptedCommands:
-    """Return the accepted commands on a volume."""
-    caches = CompileCaches(str(volume), "/tmp/pod-agent", KIND, "u0")
+def accepted_on(volume: Path, installed: str = "ab") -> AcceptedCommands:
+    """Return the accepted commands on a volume, of a Python that has these packages."""
+    caches = CompileCaches(str(volume), "/tmp/pod-agent", KIND, "u0", installed)
     return AcceptedCommands(caches, Path(__file__), [8], "")
 
 
@@ -33,6 +33,13 @@ def make_old(path: Path) -> Path:
     former = time.time() - 2 * times.COMMAND_ACCEPTED
     os.utime(path, (former, former))
     return path
+
+
+def test_another_version_of_any_package(tmp_path: Path) -> None:
+    """The framework is asked again: hydra or transformers may have dropped a field."""
+    accepted_on(tmp_path).add(QUESTION)
+    assert accepted_on(tmp_path).has(QUESTION)
+    assert not accepted_on(tmp_path, "cd").has(QUESTION)
 
 
 def test_only_old_marks_are_removed(tmp_path: Path) -> None:
