@@ -14,6 +14,7 @@ from agent.base import times
 from agent.base.text import listed
 from agent.checks.finding import Level, group_findings
 from agent.decisions import head
+from agent.decisions.head import shares
 from agent.decisions.head.boot_waits import service_title
 from agent.decisions.head.fleet import Worker
 from agent.decisions.head.head_decide import is_agent_expected, is_worker_needed
@@ -233,10 +234,9 @@ class RunStatus:
 
         # The job, and the name that a recipe gives the run in W&B.
         job = None
-        report = state.attempt.report
         name = plan.settings.run_name
         if plan.job is not None:
-            job_status = report.status.lower() if report else "not submitted"
+            job_status = shares.job_status(state)
             job = {"name": plan.job.name, "status": job_status, "attempt": state.attempt.number}
             if plan.job.recipe is not None:
                 name = replace(plan.job.recipe.input, run_id=keeper.record.run_id).named

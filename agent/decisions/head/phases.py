@@ -227,7 +227,7 @@ def submitting(state: HeadState, event: HeadEvent, now: float) -> HeadState:
     if state.ray.item.step is Step.LOST:
         return end_attempt(state, ray_lost_outcome(state), now)
     if isinstance(event, Refused):  # the recipe does not fit the nodes that joined
-        return leave(state, event.outcome, now)
+        return leave(replace(state, shares=JobShares()), event.outcome, now)
 
     # Is the job accepted, or refused for good?
     if isinstance(event, h.Submitted):

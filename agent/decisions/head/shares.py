@@ -16,7 +16,7 @@ from agent.base import ends
 from agent.base.text import listed
 from agent.decisions import attempts
 from agent.decisions.attempts import JobReport
-from agent.decisions.head.head_state import JobShares, NodeShare
+from agent.decisions.head.head_state import HeadPhase, JobShares, NodeShare
 from agent.decisions.shared import HERE
 from agent.frameworks.recipe import NodeSize
 from agent.plan import waits as wait_keys
@@ -85,6 +85,28 @@ def job_report(state: HeadState) -> JobReport | None:
         what = "torchrun itself" if state.goal.shares_by == TORCHRUN else "the command"
         place = f"{what} on {failed.node}"
     return JobReport("FAILED", end.words, end.code, place=place)
+
+
+def job_status(state: HeadState) -> str:
+    """Return the job's status in the words of Ray's job API, by Ray or by the job's shares."""
+    shares = state.shares
+    if not state.goal.by_shares:
+        report = state.attempt.report
+    elif not shares.by_node:
+        report = None
+    else:
+        report = job_report(state) or JobReport(_status_of_shares(state))
+    return report.status.lower() if report else "not submitted"
+
+
+def _status_of_shares(state: HeadState) -> str:
+    """Return the status of a job of which no share failed, and not all succeeded."""
+    shares = state.shares
+    if state.phase is HeadPhase.SUBMITTING:
+        return "PENDING"
+    if not shares.is_settled and state.phase is not HeadPhase.LEAVING:
+        return "RUNNING"
+    return "FAILED" if shares.absent else "STOPPED"
 
 
 def absent_share_nodes(state: HeadState) -> str:

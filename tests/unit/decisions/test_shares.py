@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from agent.base.ends import Kind
+from agent.base.ends import Kind, Outcome
 from agent.decisions import head
 from agent.decisions.head import head_state as h
 from agent.decisions.head.head_state import HeadPhase
-from agent.decisions.head.shares import job_report
-from agent.decisions.shared import HERE, Order, OrderKind
+from agent.decisions.head.shares import job_report, job_status
+from agent.decisions.shared import HERE, Order, OrderKind, Refused
 from agent.decisions.worker import worker_state as w
 from agent.frameworks.recipe import NodeSize
 from agent.job.services import Where
@@ -34,11 +32,9 @@ from support.heads import (
 )
 from support.shares import DONE, STOPPED, by_torchrun, failed, own, share_of
 
-if TYPE_CHECKING:
-    from agent.base.ends import Outcome
-
 CUT_OFF = replace(STOPPED, lost=True)
 REPLACED = h.WorkerReplaced("agent2")
+MISFIT = Refused(Outcome(Kind.REFUSED, 78, "the recipe does not fit"))
 WORDS = (None, DONE, STOPPED, failed(7), replace(STOPPED, lost=True))
 STARTED: History = [(1.0, share_of(2, at=1.0)), (2.0, SUBMITTED), (3.0, share_of(2, at=3.0))]
 
@@ -178,6 +174,27 @@ def test_shares_that_succeed_while_they_are_stopped_for_a_loss() -> None:
     trace.take(share_of(2, DONE, 84.2), 84.2)
     trace.take(own(DONE), 84.3)
     assert [end.exit_code for end in trace.outcomes] == [0]
+
+
+@pytest.mark.parametrize(
+    ("workers", "history", "status"),
+    [
+        (1, [(1.0, TICK)], "not submitted"),
+        (0, [(1.0, TICK)], "pending"),
+        (1, STARTED, "running"),
+        (1, [*STARTED, (9.0, own(DONE))], "running"),
+        (1, [*STARTED, (9.0, own(failed(7)))], "failed"),
+        (1, [*STARTED, (9.0, own(DONE)), (9.2, share_of(2, DONE, 9.2))], "succeeded"),
+        (0, [(1.0, TICK), (2.0, SUBMITTED), (9.0, TERM)], "running"),
+        (0, [(1.0, TICK), (2.0, SUBMITTED), (9.0, TERM), (9.2, own(STOPPED))], "stopped"),
+        (0, [(1.0, TICK), (2.0, SUBMITTED), (9.0, TERM), (99.0, TICK)], "stopped"),
+        (0, [(1.0, TICK), (2.0, MISFIT)], "not submitted"),
+        (1, [*STARTED, (9.0, REPLACED), (9.1, own(failed(1))), (900.0, TICK)], "failed"),
+    ],
+)
+def test_the_status_of_the_job(workers: int, history: History, status: str) -> None:
+    """It is in the words of Ray's job API."""
+    assert job_status(Trace(by_torchrun(workers), history).state) == status
 
 
 def test_another_attempt_after_a_loss() -> None:
