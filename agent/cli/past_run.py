@@ -72,7 +72,7 @@ def past_status(head: Path, *, as_json: bool) -> str:
         return json.dumps({**source, "is_over": is_over, "outcome": data})
 
     if isinstance(outcome, NoRecord):
-        return f"run {run.name}: no {file}: the agent was killed, or still runs"
+        return f"run {run.name}: {run_folder.why_no_outcome(head)}"
     end = f"{outcome.headline} (exit code {outcome.exit_code})"
     more = f"`pod-agent explain {run}` shows what took long"
     lines = (f"run {run.name} is over: {end}", outcome.remedy, more)

@@ -7,12 +7,15 @@ attempt, shows what it was.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from msgspec.structs import replace
 
 from agent.base.text import duration_text
 from agent.base.value import Value
+
+if TYPE_CHECKING:
+    from agent.job.progress import Progress
 
 Part = Literal["boot", "wait", "first_step", "training", "checkpoints", "stalled", "redone", "hold"]
 PARTS: dict[Part, str] = {
@@ -95,6 +98,20 @@ class RunActivity(Value):
     usual: float | None = None  # seconds between two lines with steps
     is_pausing: bool = False  # an evaluation or checkpoint was seen since the last step
     is_stalled: bool = False  # a stall was found since the last step
+
+    @classmethod
+    def of_job(cls, attempt: int, progress: Progress) -> RunActivity:
+        """Return what a run does whose job is in this attempt, by its steps."""
+        return cls(
+            "job",
+            attempt,
+            step=progress.last,
+            step_at=progress.last_at,
+            first=progress.first,
+            each=progress.seconds_per_step,
+            usual=progress.usual,
+            is_pausing=progress.pause_at is not None,
+        )
 
 
 class Meter(Value):

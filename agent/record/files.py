@@ -68,6 +68,11 @@ def seconds_between(start: str, end: str) -> float:
         return 0.0
 
 
+def seconds_of(text: str) -> float:
+    """Return an ISO time in seconds since 1970; 0 if it is invalid."""
+    return seconds_between(iso_time(0.0), text)
+
+
 def appending(path: Path | Callable[[], Path]) -> Callable[[], int]:
     """Return an opener that appends to a file; a path that may change is a function."""
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT

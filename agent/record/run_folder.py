@@ -119,6 +119,24 @@ def read_outcome(folder: Path) -> Outcome | NoRecord:
     return read_json(folder / OUTCOME_FILE, to_outcome)
 
 
+def agent_runs(node: Path) -> bool | None:
+    """Return whether the agent of a node's folder runs; None where its pid is not valid here."""
+    record = NodeRecord.read(node / node_record.NODE_FILE)
+    if not isinstance(record, NodeRecord) or not node_record.read_pid_space().sees(record.place):
+        return None
+    return node_record.is_agent_running(record)
+
+
+def why_no_outcome(node: Path) -> str:
+    """Return why a node's folder has no outcome.json."""
+    runs = agent_runs(node)
+    if runs is None:
+        return f"no {OUTCOME_FILE}: the agent still runs, or was killed"
+    if runs:
+        return "no end yet: the agent runs"
+    return f"no {OUTCOME_FILE}: the agent was killed, or could not write it"
+
+
 def stacks_file(attempt: int) -> str:
     """Return the name of the file with all stacks of an attempt that stalled."""
     return f"stacks-{attempt}.log"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -9,20 +10,22 @@ from agent.base import times
 from agent.base.errors import UnavailableError
 from agent.base.text import duration_text, escaped, first_names, short_duration
 from agent.decisions.head.head_state import HeadPhase, WorkerReplaced, WorkerReported, WorkerSilent
-from agent.decisions.receipt import sentence
+from agent.decisions.receipt import RunActivity, sentence
 from agent.decisions.shared import HERE
 from agent.decisions.worker.worker_state import WorkerPhase
 from agent.diagnosis.advice import advise
 from agent.job.progress import reward_text
 from agent.record.events import EVENTS_FILE, RecordedEvent, read_events
-from agent.record.files import NoRecord, seconds_between
+from agent.record.files import NoRecord, iso_time, seconds_between, seconds_of
 from agent.record.run_folder import (
     OUTCOME_FILE,
+    agent_runs,
     newest_run,
     node_folders,
     read_outcome,
     read_receipt,
     stacks_file,
+    why_no_outcome,
 )
 from agent.record.run_record import RUN_FILE, RunRecord
 from agent.record.series_file import SERIES_FILE, read_steps
@@ -32,6 +35,7 @@ if TYPE_CHECKING:
 
     from agent.base.ends import Outcome
     from agent.decisions.head.head_state import HeadEvent, HeadState
+    from agent.decisions.receipt import Meter
     from agent.record.series_file import SavedSteps
 
 MOST_SPANS = 32  # phases kept of each node: the first one and the latest
@@ -103,11 +107,19 @@ def explain(folder: Path) -> list[str]:
     is_over = not isinstance(outcome, NoRecord) or not outcome.is_missing
     is_head = starts[-1].data["role"] == "head"
     first_phase = HeadPhase.BOOTING if is_head else WorkerPhase.FINDING
-    saved = read_steps(node / SERIES_FILE)
-    receipt = _known_receipt(node, record, lasted=events[-1].at)
+
+    # How far did the job come, and until when is that known? A run that goes on lasts until now.
+    began = str(starts[0].data["started_at"])
+    saved = read_steps(node / SERIES_FILE, seconds_of(began))
+    meter = _meter(record, began)
+    lasted = events[-1].at
+    if not is_over:
+        lasted = max(lasted, _last_sign(node, began, saved, meter if is_head else None))
+
+    receipt = read_receipt(node) or _receipt_until(lasted, record, meter, saved)
     lines = [
-        _title(node, starts, receipt, lasted=events[-1].at),
-        *_phases(events, first_phase.value),
+        _title(node, starts, receipt, lasted=lasted),
+        *_phases(events, first_phase.value, lasted),
         *_steps(saved),
         *_receipt(receipt),
         *_stalled(events, node),
@@ -116,10 +128,11 @@ def explain(folder: Path) -> list[str]:
         *_noticed(events),
         *_services(events),
     ]
-    details = [*_waits(events, is_over=is_over), *_joined(events)]
+    goes_on = not is_over and agent_runs(node) is not False
+    details = [*_waits(events, lasted, goes_on=goes_on), *_joined(events)]
 
     # The end and its remedy are last; waits and nodes that joined are shown if there is room.
-    end = _end(outcome)
+    end = _end(outcome, node)
     lines = lines[: _MOST_LINES - len(end)]
     details = details[: _MOST_LINES - len(end) - len(lines)]
     return [escaped(" ".join(line.split())) for line in (*lines, *details, *end)]
@@ -155,11 +168,22 @@ def _on_one_clock(node: Path) -> tuple[list[RecordedEvent], list[RecordedEvent]]
             starts.append(event)
             first = str(starts[0].data["started_at"])
             offset = seconds_between(first, str(event.data["started_at"]))
-        events.append(event._replace(at=event.at + offset))
+        data = event.data
+        if event.kind == "Waited" and data["until"] is not None:  # None: without a limit
+            data = {**data, "until": data["until"] + offset}
+        events.append(event._replace(at=event.at + offset, data=data))
     return events, starts
 
 
-def _phases(events: list[RecordedEvent], phase: str) -> list[str]:
+def _last_sign(node: Path, began: str, saved: SavedSteps | None, meter: Meter | None) -> float:
+    """Return until when a run without an end is known to have gone on, since its start."""
+    if agent_runs(node):
+        return seconds_between(began, iso_time(time.time()))
+    step_at = None if saved is None or saved.progress is None else saved.progress.last_at
+    return max(step_at or 0.0, 0.0 if meter is None else meter.seen_at)
+
+
+def _phases(events: list[RecordedEvent], phase: str, lasted: float) -> list[str]:
     """Return the total time in each phase; `phase` is the first one."""
     spent: dict[str, float] = {}
     since = 0.0
@@ -168,6 +192,7 @@ def _phases(events: list[RecordedEvent], phase: str) -> list[str]:
         since = event.at
         if event.kind == "PhaseEntered":
             phase = event.data["phase"]
+    spent[phase] = spent.get(phase, 0.0) + lasted - since
     long = {name: seconds for name, seconds in spent.items() if seconds >= times.SPAN_SHORTEST}
     if not long:
         return []
@@ -218,15 +243,23 @@ def _advice(saved: SavedSteps | None) -> list[str]:
     return [f"training: {'; '.join(item.what for item in advice)}. {advice[0].remedy}"]
 
 
-def _known_receipt(
-    node: Path, record: RunRecord | NoRecord, *, lasted: float
+def _meter(record: RunRecord | NoRecord, began: str) -> Meter | None:
+    """Return the run's meter as last recorded, on a clock that began at its start."""
+    if not isinstance(record, RunRecord) or record.receipt is None:
+        return None
+    return record.receipt.on_clock(seconds_between(began, iso_time(time.time())))
+
+
+def _receipt_until(
+    lasted: float, record: RunRecord | NoRecord, meter: Meter | None, saved: SavedSteps | None
 ) -> dict[str, Any] | None:
-    """Return the receipt of a run: at its end, or as last recorded."""
-    receipt = read_receipt(node)
-    if receipt is None and isinstance(record, RunRecord) and record.receipt is not None:
-        meter = record.receipt.known
-        receipt = meter.receipt(max(lasted, meter.seen_at)).to_dict(record.receipt.price)
-    return receipt
+    """Return the receipt of a run without one in its outcome, by its record and its steps."""
+    if meter is None or not isinstance(record, RunRecord) or record.receipt is None:
+        return None
+    progress = None if saved is None else saved.progress
+    if meter.now.part == "job" and progress is not None and progress.attempt == meter.now.attempt:
+        meter = meter.at_moment(RunActivity.of_job(progress.attempt, progress), lasted)
+    return meter.receipt(max(lasted, meter.seen_at)).to_dict(record.receipt.price)
 
 
 def _receipt(receipt: dict[str, Any] | None) -> list[str]:
@@ -238,22 +271,28 @@ def _receipt(receipt: dict[str, Any] | None) -> list[str]:
     return [f"time: {line}"] if line else []
 
 
-def _waits(events: list[RecordedEvent], *, is_over: bool) -> list[str]:
-    """Return the longest waits, each with its last evidence; unfinished ones first."""
+def _waits(events: list[RecordedEvent], lasted: float, *, goes_on: bool) -> list[str]:
+    """Return the longest waits, each with its last evidence; unfinished ones first.
+
+    A wait was in vain if its time ran out; else the end of the run ended it.
+    """
     # Each wait: its seconds, for what, the evidence, and '' or in which way it is unfinished.
-    since: dict[str, tuple[float, str]] = {}
+    since: dict[str, tuple[float, float | None, str]] = {}
     waits: list[tuple[float, str, str, str]] = []
     for at, kind, data in events:
         if kind == "Waited":
-            begun, evidence = since.get(data["what"], (at, ""))
-            since[data["what"]] = (begun, data["evidence"] or evidence)
+            begun, _, evidence = since.get(data["what"], (at, None, ""))
+            since[data["what"]] = (begun, data["until"], data["evidence"] or evidence)
         elif kind == "WaitsOver":
             for what in data["what"]:
-                begun, evidence = since.pop(what, (at, ""))
+                begun, _, evidence = since.pop(what, (at, None, ""))
                 waits.append((at - begun, what, evidence, ""))
-    end = events[-1].at
-    unfinished = ", in vain" if is_over else " so far"
-    waits += [(end - at, what, evidence, unfinished) for what, (at, evidence) in since.items()]
+    for what, (begun, until, evidence) in since.items():
+        has_run_out = until is not None and lasted >= until
+        unfinished = ", in vain" if has_run_out else ""
+        if goes_on:
+            unfinished = " so far"
+        waits.append((lasted - begun, what, evidence, unfinished))
     waits.sort(key=lambda wait: (not wait[3], -wait[0]))
 
     lines = []
@@ -315,11 +354,11 @@ def _attempts(record: RunRecord | NoRecord) -> list[str]:
     return [f"job: {'; '.join(texts)}"]
 
 
-def _end(outcome: Outcome | NoRecord) -> list[str]:
+def _end(outcome: Outcome | NoRecord, node: Path) -> list[str]:
     if isinstance(outcome, NoRecord) and not outcome.is_missing:
         return [f"the end is unknown: {OUTCOME_FILE} cannot be read: {outcome.why}"]
     if isinstance(outcome, NoRecord):
-        return [f"no {OUTCOME_FILE}: the agent still runs, or was killed"]
+        return [why_no_outcome(node)]
     lines = [f"end: {outcome.kind.value}, exit code {outcome.exit_code}: {outcome.reason}"]
     if outcome.is_warning:
         lines = [f"end: {outcome.headline} (exit code {outcome.exit_code})"]

@@ -64,10 +64,11 @@ class RunReceipt:
         self._seen = (state.phase, state.attempt.number)
 
     def look_at_change(self, stalls: tuple[Finding, ...]) -> None:
-        """Look at the run if its phase or its attempt has changed."""
+        """Look at the run if its phase or its attempt has changed, and record that."""
         state = self._get_state()
         if self._seen != (state.phase, state.attempt.number):
             self.look(stalls)
+            self.save()
 
     def to_dict(self) -> dict[str, object]:
         """Return the receipt so far."""
@@ -121,14 +122,6 @@ def activity_of(
     # A job: its steps decide, once they are those of this attempt.
     if progress is None or progress.attempt != number:
         return RunActivity("job", number, is_stalled=is_stalled)
-    return RunActivity(
-        "job",
-        number,
-        step=progress.last,
-        step_at=None if progress.last_at is None else to_clock(progress.last_at),
-        first=progress.first,
-        each=progress.seconds_per_step,
-        usual=progress.usual,
-        is_pausing=progress.pause_at is not None,
-        is_stalled=is_stalled,
-    )
+    activity = RunActivity.of_job(number, progress)
+    step_at = None if activity.step_at is None else to_clock(activity.step_at)
+    return replace(activity, step_at=step_at, is_stalled=is_stalled)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import time
 from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 import pytest
 from msgspec.json import encode
+from msgspec.structs import replace
 
 from agent.base.ends import Kind, Outcome
 from agent.base.errors import UnavailableError
@@ -18,7 +21,8 @@ from agent.decisions.receipt import Meter, Receipt, RunActivity
 from agent.decisions.shared import ServiceGone, ServiceReady
 from agent.decisions.stall import Stalled
 from agent.record import events as e
-from agent.record.node_record import Moment
+from agent.record.files import iso_time
+from agent.record.node_record import NODE_FILE, Moment, own_record, process_of
 from agent.record.run_folder import RunFolder, outcome_text, write_outcome
 from agent.record.run_record import AttemptRecord, RunRecord, SavedMeter
 from agent.record.series_file import SERIES_FILE, SavedLine
@@ -28,6 +32,7 @@ from agent.settings.redact import Redactor
 from support.worlds import plan_of
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 START = "2026-11-22T06:48:25.000Z"
@@ -143,6 +148,70 @@ def test_an_unfinished_wait(tmp_path: Path) -> None:
     assert line.format(", in vain") in explain(tmp_path)
 
 
+def test_a_wait_that_the_end_of_the_run_ended(tmp_path: Path) -> None:
+    """It was not in vain: nothing ran out. Its time is on the clock of its own agent."""
+    write(tmp_path / "pod0", (600.0, e.PhaseEntered("running")))
+    history = (
+        (300.0, e.PhaseEntered("stopping")),
+        (300.0, e.Waited("the job to stop", 400.0, "")),
+        (304.0, e.Ended(304.0)),
+    )
+    write(tmp_path / "pod0", *history, start="2026-11-22T06:58:25.000Z")
+    stopped = Outcome(Kind.STOPPED, 143, "asked to stop by SIGTERM")
+    write_outcome(tmp_path / "pod0", outcome_text(stopped))
+    assert "waited for the job to stop 4.0 s" in explain(tmp_path)
+
+
+@pytest.fixture
+def program() -> Iterator[subprocess.Popen[bytes]]:
+    """Return a process that stands for an agent."""
+    with subprocess.Popen(["sleep", "600"]) as running:
+        yield running
+        running.kill()
+
+
+def test_a_run_that_goes_on(tmp_path: Path, program: subprocess.Popen[bytes]) -> None:
+    """It lasts until now, and its job's time follows from the steps since the last record.
+
+    Once its agent was killed, it lasts until the last step. Elsewhere neither is known.
+    """
+    began = time.time() - 60
+    start = iso_time(began)
+    write(
+        tmp_path / "run/pod0",
+        (1.0, e.PhaseEntered("running")),
+        (5.0, e.ProcessStarted("torchrun", 9)),
+        start=start,
+    )
+    meter = Meter(Receipt(boot=1.0), at=1.0, seen_at=1.0, now=RunActivity("job", 1))
+    saved = SavedMeter(Moment(start), meter)
+    RunRecord("run", "f", 1, head="pod0", receipt=saved).write(tmp_path / "run/run.json")
+    lines = [SavedLine(n, "step", began + 10 * n, 1, n, 400, {}) for n in range(1, 5)]
+    (tmp_path / "run/pod0" / SERIES_FILE).write_bytes(b"\n".join(map(encode, lines)))
+    agent = process_of("agent", program.pid)
+    assert agent is not None
+    record = replace(own_record("pod0", "run"), agent=agent)
+    record.write(tmp_path / "run/pod0" / NODE_FILE)
+
+    title, phases, _, spent, end = explain(tmp_path)
+    assert float(title.rpartition("lasted ")[2].removesuffix(" s")) >= 59
+    assert float(phases.rpartition("running ")[2].removesuffix(" s")) >= 58
+    assert spent.startswith("time: boot 1 s, first step 9 s, training 5")
+    assert end == "no end yet: the agent runs"
+
+    program.kill()
+    program.wait()
+    title, phases, _, spent, end = explain(tmp_path)
+    assert title.endswith(", lasted 40.0 s")
+    assert phases == "phases: booting 1.0 s, running 39.0 s"
+    assert spent == "time: boot 1 s, first step 9 s, training 30 s"
+    assert end == "no outcome.json: the agent was killed, or could not write it"
+
+    elsewhere = replace(record, place=replace(record.place, boot_id="another"))
+    elsewhere.write(tmp_path / "run/pod0" / NODE_FILE)
+    assert explain(tmp_path)[-1] == "no outcome.json: the agent still runs, or was killed"
+
+
 def test_an_agent_that_was_started_again(tmp_path: Path) -> None:
     """Agents are counted by their start time; a rotated file begins no new agent."""
     write(tmp_path / "pod0", (5.0, e.PhaseEntered("running")))
@@ -209,7 +278,7 @@ def test_what_the_figures_and_the_clock_showed(tmp_path: Path) -> None:
     noticed = (30.0, e.NodeNoticed("pod170", slow))
     write(tmp_path / "run/pod0", *HEAD, noticed, (40.0, e.NodeNoticed("pod170", slow)))
     meter = Meter(Receipt(boot=13.5), at=13.5, seen_at=14.0, now=RunActivity("job", 1))
-    saved = SavedMeter(Moment.before(14.0), meter, price=20.0)
+    saved = SavedMeter(Moment(START), meter, price=20.0)
     RunRecord("run", "f", 1, head="pod0", receipt=saved).write(tmp_path / "run/run.json")
     lines = explain(tmp_path)
     assert f"nodes: {slow}" in lines

@@ -75,6 +75,7 @@ def test_a_run_on_the_clock() -> None:
     rig.state = state_of(RUNS)
     rig.receipt.look_at_change(())
     assert rig.seconds() == {"boot": 10.0}
+    assert [meter.now.part for meter, _ in rig.saved] == ["job"]  # `explain` may read it at once
     rig.at = 30.0
     rig.progress = Progress(1, 10.0, first=1, last=1, last_at=25.0)
     rig.receipt.look(())
