@@ -142,6 +142,9 @@ IDLE_WORKER = _row(
 # --- 143, 130, and 0 with AGENT_JOB=none: asked to stop -----------------------------------------
 
 STOPPED_BY_SIGNAL = _row(Kind.STOPPED, BY_CALLER, "asked to stop by {signal}", "{signal}")
+STOPPED_ON_REQUEST = _row(
+    Kind.STOPPED, BY_CALLER, "asked to stop by `pod-agent stop` or the page", "{signal}"
+)
 STOPPED_BY_HEAD = _row(Kind.STOPPED, BY_CALLER, "stopped by the head {head}", "head")
 
 MAX_HOURS = _row(
@@ -321,11 +324,14 @@ AGENT_KILLED = _row(Kind.BUG, 70, "the agent was killed by {signal} {count} time
 """Printed by the parent, as `NO_PROCESS`."""
 
 
-def stopped(signum: int, *, expected: bool) -> Outcome:
-    """Return the outcome of a run that a signal stopped.
+def stopped(signum: int, *, expected: bool, on_request: bool = False) -> Outcome:
+    """Return the outcome of a run that a signal stopped, or a request that stands for one.
 
     The code is 0 where a stop is `expected` (AGENT_JOB=none), 130 after SIGINT, else 143.
     """
     code = 128 + (signal.SIGINT if signum == signal.SIGINT else signal.SIGTERM)
+    code = 0 if expected else code
     name = _SIGNALS.get(signum, f"signal {signum}")  # real-time signals have no name
-    return STOPPED_BY_SIGNAL.outcome(code=0 if expected else code, signal=name)
+    if on_request:
+        return STOPPED_ON_REQUEST.outcome(code=code, signal=name)
+    return STOPPED_BY_SIGNAL.outcome(code=code, signal=name)

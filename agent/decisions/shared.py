@@ -99,9 +99,10 @@ class Woke(SharedEvent):
 
 
 class StopAsked(SharedEvent):
-    """A signal asks this node to stop."""
+    """A signal asks this node to stop, or a request to the head's port that stands for one."""
 
     signum: int
+    on_request: bool = False
 
 
 class OrderKind(str, Enum):

@@ -107,7 +107,7 @@ async def make_server(
     topology = plan.topology
     token = plan.secret()
     control = Control(
-        stop=partial(send, StopAsked(SIGTERM)),
+        stop=partial(send, StopAsked(SIGTERM, on_request=True)),
         stop_limit=plan.settings.stop_grace,
         # Without a token, a key file grants access to this node's users.
         key=await make_key(run.folder.path) if token is None else None,

@@ -381,7 +381,7 @@ def on_stop(state: HeadState, event: StopAsked, now: float) -> HeadState:
 
     SIGTERM also announces that the platform takes the head's node away: the job may save first.
     """
-    end = ends.stopped(event.signum, expected=not state.goal.has_job)
+    end = ends.stopped(event.signum, expected=not state.goal.has_job, on_request=event.on_request)
     if state.stop.verdict is not None:
         return _stop_again(state, end, now, saves=event.signum == SIGTERM)
     return end_now(state, end, now, saves=event.signum == SIGTERM)

@@ -12,7 +12,14 @@ from agent.decisions import head
 from agent.decisions.head import head_state as h
 from agent.decisions.head.fleet import RayNode
 from agent.decisions.head.head_state import HeadPhase
-from agent.decisions.shared import ItemReport, Refused, ServiceReady, ServiceWaits, Step
+from agent.decisions.shared import (
+    ItemReport,
+    Refused,
+    ServiceReady,
+    ServiceWaits,
+    Step,
+    StopAsked,
+)
 from agent.frameworks.recipe import NodeSize
 from agent.job.job import sizes
 from support.heads import (
@@ -224,6 +231,14 @@ def test_messages_on_the_way() -> None:
         "the job did not stop in time",
     ]
     assert [s for s in sentences if s not in trace.log] == []
+
+
+def test_a_stop_on_request() -> None:
+    """The end names the request: nobody sent the SIGTERM for which it stands."""
+    stop = StopAsked(15, on_request=True)
+    trace = Trace(goal(), [*RUNNING, (9, stop), (10, job("STOPPED"))])
+    assert "asked to stop by `pod-agent stop` or the page: stopping the job" in trace.log
+    assert [end.exit_code for end in trace.outcomes] == [143]
 
 
 def test_joining_and_leaving_are_logged_by_name() -> None:

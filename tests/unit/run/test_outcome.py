@@ -100,6 +100,13 @@ def test_a_stop(signum: int, expected: bool, code: int, name: str) -> None:  # n
     assert (outcome.culprit, outcome.reason) == (name, f"asked to stop by {name}")
 
 
+def test_a_stop_on_request() -> None:
+    """It stands for SIGTERM, which nobody sent."""
+    outcome = stopped(15, expected=False, on_request=True)
+    assert (outcome.exit_code, outcome.culprit) == (143, "SIGTERM")
+    assert outcome.reason == "asked to stop by `pod-agent stop` or the page"
+
+
 @pytest.mark.parametrize(
     ("report", "kind", "code", "words"),
     [
