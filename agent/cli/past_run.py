@@ -90,7 +90,8 @@ def past_log(nodes: list[Path], words: list[str], chosen: LogFilter) -> str:
     data = None if file is None else read_end(file, _MOST_READ)
     if file is None or data is None:
         known = f"nodes are {first_names(folders)}; it has {first_names(sorted(files), 8)}"
-        raise UnavailableError(f"node {node!r} has no log {name!r}: {known}")
+        where = node if folder is None else folder.name
+        raise UnavailableError(f"node {where!r} has no log {name!r}: {known}")
 
     written = datetime.fromtimestamp(file.stat().st_mtime, timezone.utc)
     return chosen.apply(data.decode(errors="replace"), written)

@@ -88,6 +88,7 @@ MODEL_SERVER = "model server"
 MODEL_SERVER_LOG = "model-server.log"
 READ_AHEAD = "page cache"
 READ_AHEAD_LOG = "page-cache.log"
+CACHES_LOG = "compile-caches.log"
 
 
 class PlannedProcess(Value):
@@ -249,6 +250,8 @@ class Plan(Value):
             logs["job"] = JOB_LOG
         if self.settings.preflight is not None:
             logs["preflight"] = PREFLIGHT_LOG
+        if self.caches is not None:
+            logs["compile-caches"] = CACHES_LOG
         logs |= {spec.name: spec.log for spec in self.possible_services}
         return logs | {step.name: step.log for step in self.steps}
 

@@ -28,6 +28,7 @@ from agent.caches.cache_folder import (
 )
 from agent.job.compile_caches import SEAL, seal_of
 from agent.plan import environment
+from agent.plan.plan import CACHES_LOG
 from agent.record.background import in_thread
 from agent.record.log import say
 
@@ -42,7 +43,6 @@ if TYPE_CHECKING:
     StartProgram = Callable[[str, list[str], Mapping[str, str], str], Coroutine[Any, Any, Child]]
 
 PROGRAM = "compile caches"
-LOG = "compile-caches.log"
 _LONGEST_LINE = 400
 _SAVED = (Kind.DONE, Kind.JOB_FAILED, Kind.LOST)
 """Ends after which what is new is written back: the job had begun, and there is time for it."""
@@ -113,8 +113,12 @@ class CacheKeeper:
         settled = None if outcome.kind is Kind.DONE else times.CACHES_SETTLED
         with anyio.move_on_after(times.CACHES_SAVE_AT_END):
             look = await self._look()
-            if look is not None and look.has_any:
+            if look is None:
+                return
+            if look.has_any:
                 await self._save(look, times.CACHES_SAVE_AT_END, settled)
+            elif self.state == "cold" and not self._saved.has_any:
+                say("compile caches: nothing was compiled, so that nothing is kept")
 
     async def _look(self) -> CacheLook | None:
         """Return what the folder is like; None before it is seeded, or if its disk hangs."""
@@ -146,7 +150,9 @@ class CacheKeeper:
                 argv += ["--settled", f"{settled:g}"]
             own = environment.for_children(plan.environ, plan.settings)
             env = environment.without_cluster_auth(own, plan.settings)
-            child = await self._start(PROGRAM, argv, {**env, SEAL: seal_of(plan.secret())}, LOG)
+            child = await self._start(
+                PROGRAM, argv, {**env, SEAL: seal_of(plan.secret())}, CACHES_LOG
+            )
             try:
                 await child.wait()
             finally:

@@ -502,6 +502,8 @@ class RunStatus:
 
         names = listed([file.removesuffix(".log") for file in logs.values()])
         known = f"nodes are {listed([own_name, *present])}; logs {names}"
+        if node == HERE:
+            return f"{own_name} has no log {name!r}: {known}"
         return f"{node} has no log {name!r}, or did not send it in time: {known}"
 
     async def _read_local(self, path: Path, after: int | None) -> LogPart | str:

@@ -88,6 +88,14 @@ def test_status_of_a_run_whose_outcome_cannot_be_read(
     assert "run run-1: outcome.json cannot be read: it is broken: " in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("root")
+def test_a_log_that_the_head_lacks(capsys: pytest.CaptureFixture[str]) -> None:
+    """The head is called by the name of its node, as among the names that are known."""
+    assert main(["logs", "compile-caches"]) == 69
+    printed = capsys.readouterr().err
+    assert "node 'pod0' has no log 'compile-caches': nodes are pod0 and pod1" in printed
+
+
 @pytest.mark.parametrize(
     ("words", "code", "out"),
     [

@@ -340,7 +340,7 @@ def test_the_wait_has_a_limit(asked: Asked) -> None:
         (
             "head",
             "secrets",
-            "head has no log 'secrets', or did not send it in time: nodes are node-a and pod1",
+            "node-a has no log 'secrets': nodes are node-a and pod1",
         ),
         ("head", "../../etc/passwd", "has no log"),
         ("pod0", "agent", "nodes are node-a and pod1; logs agent, ray"),

@@ -14,6 +14,7 @@ from agent.base import ends, times
 from agent.job.compile_caches import CompileCaches, seal_of, signer_of
 from agent.job.services import CACHES, Placeholders
 from agent.node.node_kind import NodeKind
+from agent.plan.plan import CACHES_LOG
 from agent.run import cache_keeper
 from agent.run.local_services import LocalWork
 from support.cache_places import compile_here, make_older
@@ -172,6 +173,29 @@ def test_the_end_waits_no_longer_than_its_limit(
     anyio.run(story)
 
 
+@pytest.mark.parametrize("compiles", [False, True])
+@pytest.mark.parametrize("outcome", [DONE, FAILED, STOPPED], ids=lambda end: end.kind.value)
+def test_a_cold_run_that_compiles_nothing_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, outcome: ends.Outcome, *, compiles: bool
+) -> None:
+    """Else the next cold start of the same job has no reason; after a stop nothing is known."""
+    said: list[str] = []
+    monkeypatch.setattr(cache_keeper, "say", lambda sentence, *_: said.append(sentence))
+    run = node_run(tmp_path, "node")
+
+    async def story() -> None:
+        await seed(run)
+        assert run.plan.caches is not None
+        if compiles:
+            compile_here(run.plan.caches, *PATHS)
+        await run.caches.save_at_end(outcome)
+
+    anyio.run(story)
+    is_said = "compile caches: nothing was compiled, so that nothing is kept" in said
+    assert is_said == (not compiles and outcome is not STOPPED)
+    assert run.plan.logs()["compile-caches"] == CACHES_LOG
+
+
 def test_without_caches_nothing_is_looked_at(tmp_path: Path) -> None:
     """A run without AGENT_CACHE_DIR starts no program."""
     run = node_run_with(tmp_path, ())
@@ -182,7 +206,7 @@ def test_without_caches_nothing_is_looked_at(tmp_path: Path) -> None:
         await run.caches.save_at_end(DONE)
 
     anyio.run(story)
-    assert not run.folder.file(cache_keeper.LOG).exists()
+    assert not run.folder.file(CACHES_LOG).exists()
 
 
 def test_a_token_signs(tmp_path: Path) -> None:
