@@ -124,6 +124,14 @@ JOB_MADE_FEW_STEPS = _row(
     is_jobs_verdict=True,
 )
 """The exit code stays the job's, which somebody may rely on."""
+JOB_WAS_FINISHED = _row(
+    Kind.DONE,
+    0,
+    "this training was finished already: {of} of {of} steps are in {checkpoint}{before}",
+    remedy="To train on, raise the number of steps in AGENT_JOB_ARGS, or set another folder in "
+    "AGENT_CHECKPOINTS",
+    is_jobs_verdict=True,
+)
 JOB_FAILED = _job_failed(
     "the job failed with exit code {code_name}{details}{before}", "job", _OUTPUT
 )

@@ -33,6 +33,7 @@ else:  # by its path, since the agent's package may be missing in this Python
     _SPEC.loader.exec_module(rehearsal)
 
 _SETTINGS_WRONG = 78
+_BY_EPOCHS = -1  # steps
 _AT_ONCE = 64  # answers per request: a server that needs a second for each still replies in time
 _EFFICIENT_LOADING = "FSDP_CPU_RAM_EFFICIENT_LOADING"  # One process of a node loads, and sends
 _FSDP = {
@@ -54,6 +55,10 @@ _FILES = {".json": "json", ".jsonl": "json", ".csv": "csv", ".parquet": "parquet
 
 class TrainerSetupError(Exception):
     """An error in the arguments, the data or the checkpoints."""
+
+
+class FinishedAlreadyError(Exception):
+    """The checkpoint has all steps; TRL would make one more."""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -82,7 +87,7 @@ def parser() -> argparse.ArgumentParser:
     add("--per-device-train-batch-size", type=int, default=8, help="answers of a process per step")
     add("--gradient-accumulation-steps", type=int, default=1)
     add("--max-completion-length", type=int, default=1024)
-    add("--max-steps", type=int, default=-1, help="-1: by the epochs")
+    add("--max-steps", type=int, default=_BY_EPOCHS, help="-1: by the epochs")
     add("--num-train-epochs", type=float, default=1.0)
     add("--learning-rate", type=float, default=1e-6)
     add("--temperature", type=float, default=1.0)
@@ -176,18 +181,25 @@ def train(options: argparse.Namespace) -> None:
         peft_config=adapters_of(options),
     )
     trainer.remove_callback(PrinterCallback)
-    trainer.add_callback(_callback(requested))
+    trainer.add_callback(_callback(requested, last))
     start = f"going on from {last}" if last else "no checkpoint yet: from step 0"
     if trainer.accelerator.is_main_process:
         print(f"{start}, {config.world_size} processes", flush=True)
 
-    trainer.train(resume_from_checkpoint=last)
+    plugin = getattr(trainer.accelerator.state, "fsdp_plugin", None)
+    folder = Path(options.checkpoints)
+    try:
+        trainer.train(resume_from_checkpoint=last)
+    except FinishedAlreadyError as finished:
+        if trainer.accelerator.is_main_process:
+            print(finished, flush=True)
+        model = "adapters" if options.lora_rank and plugin is not None else "model"
+        if all(of_all_processes(has_saved(folder / model, Path(last or "")))):
+            return  # else all of them save, since they do so together
 
     # Save the whole model, not each process its own part.
-    plugin = getattr(trainer.accelerator.state, "fsdp_plugin", None)
     if plugin is not None:
         plugin.set_state_dict_type("FULL_STATE_DICT")
-    folder = Path(options.checkpoints)
     if options.lora_rank:
         save_merged(trainer, folder, is_sharded=plugin is not None)
     else:
@@ -257,10 +269,20 @@ def config_of(options: argparse.Namespace) -> Any:  # noqa: ANN401 - trl's GRPOC
         # float32 beside a base that is not trained.
         fields |= {"model_init_kwargs": {"dtype": "bfloat16"}}
     fields |= further(options.config, known)
+    check_steps(options.max_steps, options.num_train_epochs)
     try:
         return GRPOConfig(**fields)
     except ValueError as error:
         raise TrainerSetupError(f"GRPOConfig: {error}") from error
+
+
+def check_steps(steps: int, epochs: float) -> None:
+    """Refuse a number of steps with which TRL would train one step, or by the epochs."""
+    if steps != _BY_EPOCHS and steps <= 0:
+        why = f"a positive number of steps, or {_BY_EPOCHS} for as many as the epochs have"
+        raise TrainerSetupError(f"--max-steps {steps}: expected {why}")
+    if steps == _BY_EPOCHS and epochs <= 0:
+        raise TrainerSetupError(f"--num-train-epochs {epochs:g}: expected a positive number")
 
 
 def further(pairs: Sequence[str], known: set[str]) -> dict[str, Any]:
@@ -307,12 +329,20 @@ def _load(data: str, split: str) -> Any:  # noqa: ANN401 - a Dataset
     return load_dataset(data, split=split)
 
 
-def _callback(requested: threading.Event) -> Any:  # noqa: ANN401 - a TrainerCallback
-    """Return a callback that prints one line per step, and saves at the end of a requested one."""
+def _callback(requested: threading.Event, last: str | None) -> Any:  # noqa: ANN401 - a TrainerCallback
+    """Return a callback that prints one line per step, and saves at the end of a requested one.
+
+    It raises FinishedAlreadyError before the first step if the checkpoint has all of them.
+    """
     import torch  # noqa: PLC0415 - as above
     from transformers import TrainerCallback  # noqa: PLC0415 - as above
 
     class Callback(TrainerCallback):  # type: ignore[misc]  # transformers is not installed for mypy
+        def on_train_begin(self, args: Any, state: Any, *_: object, **__: object) -> None:  # noqa: ANN401 - TRL's own
+            if last is not None and state.global_step >= state.max_steps:
+                flag = "--max-steps" if args.max_steps > 0 else "--num-train-epochs"
+                raise FinishedAlreadyError(finished_sentence(state.max_steps, last, flag))
+
         def on_log(self, _args: object, state: Any, *_: object, **named: Any) -> None:  # noqa: ANN401 - TRL's own
             logs = named["logs"]
             for part in ("", "eval_") if state.is_world_process_zero else ():
@@ -357,14 +387,27 @@ def last_checkpoint(folder: Path) -> str | None:
     return max(complete)[1] if complete else None
 
 
+def finished_sentence(steps: int, checkpoint: str, flag: str) -> str:
+    """Say that no step is left, in the words that the agent reads, and how to train on."""
+    what = f"this training was finished already: {steps} of {steps} steps are in {checkpoint}"
+    return f"{what}. To train on, raise {flag}, or set another folder in AGENT_CHECKPOINTS"
+
+
+def has_saved(model: Path, checkpoint: Path) -> bool:
+    """Return whether the end of this training has saved its model: weights, then the tokenizer.
+
+    A model that is older than the checkpoint is that of a shorter training.
+    """
+    try:
+        saved = (model / "tokenizer_config.json").stat().st_mtime_ns
+        return saved >= (checkpoint / "trainer_state.json").stat().st_mtime_ns
+    except OSError:
+        return False
+
+
 def agreed(last: str | None) -> str | None:
     """Return the checkpoint that every process sees; raise TrainerSetupError if they differ."""
-    from torch import distributed  # noqa: PLC0415 - as above
-
-    if not distributed.is_initialized():
-        return last
-    seen: list[Any] = [None] * distributed.get_world_size()
-    distributed.all_gather_object(seen, last)
+    seen = of_all_processes(last)
     if len(set(seen)) == 1:
         return last
     names = sorted({*map(str, seen)})
@@ -372,6 +415,17 @@ def agreed(last: str | None) -> str | None:
         f"processes see different checkpoints ({', '.join(names)}): "
         "--checkpoints must be a folder on a disk that all nodes share"
     )
+
+
+def of_all_processes(own: object) -> list[Any]:
+    """Return this value of every process."""
+    from torch import distributed  # noqa: PLC0415 - as above
+
+    if not distributed.is_initialized():
+        return [own]
+    seen: list[Any] = [None] * distributed.get_world_size()
+    distributed.all_gather_object(seen, own)
+    return seen
 
 
 class Rewards:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from agent.base import ends
+from agent.job.checkpoints import step_of
 
 if TYPE_CHECKING:
     from agent.base.ends import Outcome
@@ -16,15 +17,26 @@ def warn_of_few_steps(
 ) -> Outcome:
     """Return the outcome of a job that succeeded; with a warning if steps are missing.
 
+    A job that had none left to make is no success with missing steps.
+
     `progress` is that of its last attempt after all of its output, `total` the number of steps that
     this attempt's output names, and `checkpoint` what it resumed from, if known.
     """
+    without_losses = ends.JOB_SUCCEEDED.outcome(before="").reason
+    before = success.reason.removeprefix(without_losses)
+    of = total or progress.of
+    if of is not None and was_finished(progress, of, checkpoint):
+        return ends.JOB_WAS_FINISHED.outcome(of=of, checkpoint=checkpoint, before=before)
     steps = missing_steps(progress, total, checkpoint)
     if not steps:
         return success
-    without_losses = ends.JOB_SUCCEEDED.outcome(before="").reason
-    before = success.reason.removeprefix(without_losses)
     return ends.JOB_MADE_FEW_STEPS.outcome(steps=steps, before=before)
+
+
+def was_finished(progress: Progress, of: int, checkpoint: str) -> bool:
+    """Return whether the checkpoint of an earlier run had all steps, so that none was made."""
+    step = step_of(checkpoint)
+    return progress.highest is None and step is not None and step >= of
 
 
 def missing_steps(progress: Progress, total: int | None, checkpoint: str = "") -> str:

@@ -55,6 +55,12 @@ FRAMEWORK = FrameworkInfo(
             LineFormat(
                 "values", "eval_step ", rf"\beval_step (?P<step>{STEP})/", notation="equals"
             ),
+            LineFormat(
+                "total",
+                "this training was finished already",
+                rf"this training was finished already: {STEP} of (?P<of>{STEP}) steps",
+                begins=True,
+            ),
             LineFormat("values", "{'loss': ", r"(?=\{'loss': )", notation="dict", begins=True),
             LineFormat("values", "{'reward", r"(?=\{'reward)", notation="dict", begins=True),
             LineFormat("values", "{'eval_", r"(?=\{'eval_)", notation="dict", begins=True),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import importlib
 import json
+import os
 import socket
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -159,6 +160,39 @@ def test_the_newest_complete_checkpoint(tmp_path: Path) -> None:
         if state is not None:
             (tmp_path / name / "trainer_state.json").write_text(state)
     assert trl_grpo.last_checkpoint(tmp_path) == str(tmp_path / "checkpoint-10")
+
+
+def test_a_model_of_a_shorter_training_is_not_kept(tmp_path: Path) -> None:
+    """Its tokenizer is saved last, after the last checkpoint."""
+    model = tmp_path / "model"
+    checkpoint = tmp_path / "checkpoint-3"
+    for folder, name in ((model, "tokenizer_config.json"), (checkpoint, "trainer_state.json")):
+        assert not trl_grpo.has_saved(model, checkpoint)
+        folder.mkdir()
+        (folder / name).write_text("{}")
+    os.utime(checkpoint / "trainer_state.json", (1000, 1000))
+    for at, is_kept in ((999, False), (1000, True), (1001, True)):
+        os.utime(model / "tokenizer_config.json", (at, at))
+        assert trl_grpo.has_saved(model, checkpoint) == is_kept
+
+
+@pytest.mark.parametrize(
+    ("steps", "epochs", "said"),
+    [
+        (-1, 1.0, ""),
+        (3, 0.0, ""),
+        (0, 1.0, "--max-steps 0: expected a positive number of steps, or -1 for"),
+        (-5, 1.0, "--max-steps -5: expected a positive number"),
+        (-1, 0.0, "--num-train-epochs 0: expected a positive number"),
+    ],
+)
+def test_a_number_of_steps_that_trl_would_ignore(steps: int, epochs: float, said: str) -> None:
+    """0 would train one step, and -5 by the epochs."""
+    if not said:
+        trl_grpo.check_steps(steps, epochs)
+        return
+    with pytest.raises(TrainerSetupError, match=said):
+        trl_grpo.check_steps(steps, epochs)
 
 
 def test_all_metrics_of_a_step_are_printed() -> None:

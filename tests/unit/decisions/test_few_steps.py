@@ -9,6 +9,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from agent.base import ends
+from agent.bundled import trl_grpo
 from agent.decisions.few_steps import warn_of_few_steps
 from agent.record.job_lines import JobLines
 
@@ -76,6 +77,32 @@ def test_a_success_with_fewer_steps_warns(
     assert end.sentence().startswith("warning: ") == end.is_warning == bool(words)
     assert words in end.reason
     assert words or end == SUCCESS
+
+
+FINISHED = trl_grpo.finished_sentence(3, "/c/checkpoint-3", "--max-steps")
+
+
+@pytest.mark.parametrize(
+    ("printed", "checkpoint", "of"),
+    [
+        ([FINISHED], "/c/checkpoint-3", 3),
+        ([FINISHED], "/c/checkpoint-240", 3),
+        ([TOTAL], "/c/global_step_40", 40),
+    ],
+)
+def test_a_training_that_was_finished_already(printed: list[str], checkpoint: str, of: int) -> None:
+    """The checkpoint has the steps that the output counts: nothing is missing."""
+    end = end_of([printed], checkpoint)
+    words = f"this training was finished already: {of} of {of} steps are in {checkpoint}"
+    assert end.sentence().startswith(f"done: {words} (exit code 0). To train on, raise the number")
+    assert (end.exit_code, end.is_jobs_verdict, end.is_warning) == (0, True, False)
+    assert (words in FINISHED) == (checkpoint == "/c/checkpoint-3")
+
+
+@pytest.mark.parametrize("printed", [["Done."], ["Total training steps: 41"]])
+def test_what_is_not_known_to_be_finished(printed: list[str]) -> None:
+    """Without the number of steps, or with more of them, the warning stays."""
+    assert end_of([printed], "/c/global_step_40").is_warning
 
 
 @given(st.integers(1, 60), st.integers(1, 7), st.booleans())
