@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 from collections.abc import Mapping
 from functools import cache
@@ -41,6 +42,13 @@ def last_file(framework: str) -> str:
 
 
 @cache
+def last_files() -> tuple[tuple[str, str], ...]:
+    """Return what frameworks write last into a checkpoint, with the beginning of its name."""
+    formats = [framework.checkpoints for framework in all_frameworks()]
+    return tuple((known.prefix, known.last_file) for known in formats if known.last_file)
+
+
+@cache
 def tracker_files() -> tuple[str, ...]:
     """Return the files in which frameworks note the step of the last complete checkpoint."""
     trackers = [framework.checkpoints.tracker for framework in all_frameworks()]
@@ -74,6 +82,7 @@ class FolderContents(Value):
     owner: CheckpointOwner | None = None
     fault: str = ""  # Why the owner file cannot be read, or ''
     newest: str = ""  # The path of the newest checkpoint in the folder
+    marked_whole: str = ""  # The newest one that has the file which its framework writes last
     tracked: str = ""  # The step in a tracker file
 
 
@@ -84,11 +93,16 @@ def why_unusable(contents: FolderContents, own_job: CheckpointOwner) -> str:
     if contents.owner is None:
         return why_untracked(contents, own_job.framework)
     for what in ("recipe", "framework", "model"):
-        other = getattr(contents.owner, what)
-        own = getattr(own_job, what)
+        other = normalized_path(getattr(contents.owner, what))
+        own = normalized_path(getattr(own_job, what))
         if other != own:
             return f"it is another {what}'s: {other}, not {own}"
     return ""
+
+
+def normalized_path(name: str) -> str:
+    """Return an absolute path without doubled parts; a name that is none stays as it is."""
+    return os.path.normpath(name) if name.startswith("/") else name
 
 
 def kept_settings(contents: FolderContents, framework: str) -> Mapping[str, str]:
@@ -144,6 +158,8 @@ def resumes_from(contents: FolderContents, framework: str) -> str:
     checkpoints = framework_named(framework).checkpoints
     if not checkpoints.can_resume:
         return ""
+    if checkpoints.last_file:
+        return contents.marked_whole
     if not checkpoints.tracker:
         return contents.newest
     if not contents.tracked:

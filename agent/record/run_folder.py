@@ -282,12 +282,34 @@ def read_checkpoints(folder: str) -> checkpoints.FolderContents:
         with suppress(OSError, ValueError):
             tracked = read_small(place / tracker).strip()
     newest = ""
+    whole = ""
     with suppress(OSError):
         paths = chain.from_iterable(map(place.glob, _PLACES))
         named = (path for path in paths if checkpoints.step_of(path.name) is not None)
-        folders = (str(path.relative_to(place)) for path in named if path.is_dir())
+        folders = [str(path.relative_to(place)) for path in named if path.is_dir()]
         newest = checkpoints.latest(folders)
-    return checkpoints.FolderContents(mark, fault, newest, tracked)
+        whole = _newest_whole(place, folders)
+    return checkpoints.FolderContents(mark, fault, newest, whole, tracked)
+
+
+def _newest_whole(place: Path, folders: list[str]) -> str:
+    """Return the newest checkpoint with its framework's last file; a killed save lacks it."""
+    remaining = set(folders)
+    while remaining:
+        newest = checkpoints.latest(remaining)
+        for prefix, name in checkpoints.last_files():
+            if newest.startswith(prefix) and _is_json(place / newest / name):
+                return newest
+        remaining.remove(newest)
+    return ""
+
+
+def _is_json(path: Path) -> bool:
+    """Return whether a file is whole JSON."""
+    with suppress(OSError, ValueError, RecursionError):
+        json.loads(read_small(path))
+        return True
+    return False
 
 
 class CheckpointFiles(Value):
@@ -312,12 +334,8 @@ def read_newest_files(folder: str, framework: str) -> CheckpointFiles | None:
             status = file.stat()
             files_there.append((str(file), status.st_size, status.st_mtime_ns))
 
-    is_whole = False
     last_file = checkpoints.last_file(framework)
-    if last_file:
-        with suppress(OSError, ValueError, RecursionError):
-            json.loads(read_small(place / last_file))
-            is_whole = True
+    is_whole = bool(last_file) and _is_json(place / last_file)
     return CheckpointFiles(path, tuple(files_there), is_marked_whole=is_whole)
 
 

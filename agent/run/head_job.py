@@ -145,7 +145,7 @@ async def send_newest_checkpoint(
         return
     name = resumes_from(contents, job.framework) if job.framework else ""
     path = f"{job.checkpoints}/{name}" if name else ""
-    send(CheckpointSeen(attempt, step_of(contents.newest), path, last_step))
+    send(CheckpointSeen(attempt, step_of(name or contents.newest), path, last_step))
 
 
 async def known_end(

@@ -52,7 +52,7 @@ def test_a_framework(  # noqa: PLR0913 - the columns of a row
     assert framework.checkpoints.can_reshard == reshards
     if checkpoint:
         assert step_of(f"actor/{checkpoint}") == 7
-        held = FolderContents(newest=checkpoint, tracked="7")
+        held = FolderContents(newest=checkpoint, marked_whole=checkpoint, tracked="7")
         assert resumes_from(held, name) == (checkpoint if resumes else "")
         owner = CheckpointOwner("any", name, "", "m", 8, 1)
         other = FolderContents(CheckpointOwner("any", name, "", "m", 4, 1), newest=checkpoint)

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from agent.bundled.trl_grpo import last_checkpoint
 from agent.frameworks.verl import TRACKER
 from agent.job.checkpoints import (
     CHECKPOINT_FILE,
@@ -87,14 +88,19 @@ def test_what_is_no_mark(text: str, tmp_path: Path) -> None:
         ({"world_size": 8}, ""),
         ({"model": "org/other"}, "another model's: org/other, not org/model"),
         ({"framework": "openrlhf"}, "another framework's: openrlhf, not verl"),
+        ({"model": "/m/small/../small/model/"}, ""),
+        ({"model": "/m/small/model2"}, "another model's: /m/small/model2, not /m/small/model"),
         ({"recipe": "verl-ppo"}, "another recipe's: verl-ppo, not verl-grpo"),
     ],
 )
 def test_whose_they_are(changes: dict[str, str | int], said: str) -> None:
     """Another model's or framework's folder is refused; another version's is not."""
     held = FolderContents(replace(OURS, **changes))
-    assert said in why_unusable(held, OURS)
-    assert bool(said) == bool(why_unusable(held, OURS))
+    own = OURS
+    if str(held.owner and held.owner.model).startswith("/"):
+        own = replace(OURS, model="/m/small/model")
+    assert said in why_unusable(held, own)
+    assert bool(said) == bool(why_unusable(held, own))
 
 
 @pytest.mark.parametrize(
@@ -134,11 +140,25 @@ def test_what_it_resumes_from(
     """The newest by number, or the one that the framework's own file names."""
     for name in folders:
         (tmp_path / name / "inside").mkdir(parents=True)
+        (tmp_path / name / "trainer_state.json").write_text("{}")
     if tracked:
         (tmp_path / TRACKER).write_text(tracked)
     found = resumes_from(read_checkpoints(str(tmp_path)), framework)
     assert found.endswith(step)
     assert bool(found) == bool(step)
+
+
+def test_a_save_that_was_killed_is_not_resumed_from(tmp_path: Path) -> None:
+    """The agent names the checkpoint that TRL's program chooses."""
+    states = {"checkpoint-9": '{"global_step": 9}', "checkpoint-40": '{"global_st', "x": "{}"}
+    for name in (*states, "checkpoint-240", "x/checkpoint-300"):
+        (tmp_path / name).mkdir()
+    for name, state in states.items():
+        (tmp_path / name / "trainer_state.json").write_text(state)
+    contents = read_checkpoints(str(tmp_path))
+    assert str(tmp_path / resumes_from(contents, "trl")) == last_checkpoint(tmp_path)
+    assert contents.marked_whole == "checkpoint-9"
+    assert contents.newest == "x/checkpoint-300"
 
 
 def test_verl_would_begin_anew_without_its_note(tmp_path: Path) -> None:
