@@ -34,10 +34,12 @@ _CHECKPOINT_FACTOR = 7  # a checkpoint's size by its weights: 2 bytes, plus 12 o
 
 def recipe_findings(known: RecipeInfo, node: CheckedNode, folder: str) -> tuple[Finding, ...]:
     """Check a recipe's framework, model and data, and the disk of its checkpoints."""
-    results = [(FRAMEWORK, _framework(known, node))]
-    results += [(FRAMEWORK, result) for result in _packages(known, node)]
+    results: list[tuple[str, Result | None]] = []
     if known.needs:
         results += [(INPUTS, result) for result in _inputs(node)]
+    results += [(FRAMEWORK, _framework(known, node))]
+    results += [(FRAMEWORK, result) for result in _packages(known, node)]
+    if known.needs:
         results += [(CHECKPOINTS, result) for result in _checkpoints(node, folder)]
     return tuple(Finding(name, *result) for name, result in results if result is not None)
 
@@ -126,6 +128,14 @@ def _inputs(node: CheckedNode) -> Iterator[Result]:
 
 def _checkpoints(node: CheckedNode, folder: str) -> Iterator[Result]:
     """A container's own disk is lost with it; a full one fails the run hours later."""
+    # Can the head write there, as it does before it submits the job?
+    fault = node.facts.checkpoints_fault
+    if fault and node.topology.is_head:
+        level = warn if _may_be_installed_later(node.settings) else fail
+        remedy = "Set AGENT_CHECKPOINTS to a folder that this user may write to"
+        yield level(f"no place for them in {folder}: {fault}", remedy)
+        return
+
     # Does the disk outlive the pod?
     facts = node.facts
     mount = facts.checkpoints

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from agent.base.text import first_names, listed
 from agent.checks.finding import Finding, Level, fail, ok, warn
 from agent.node.facts import CUDA, HIP, MIB, ROCR
+from agent.settings.jobs import runs_by_shares
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -24,11 +25,12 @@ _LEAST_PROCESSES = 4096  # Ray starts one per CPU and one per actor, each with t
 
 def open_files(node: CheckedNode) -> Result:
     """Ray aborts with 'Too many open files' on the usual 1024; `run` raises the soft limit."""
+    who = "a job with many processes may need" if runs_by_shares(node.settings) else "Ray needs"
     hard = node.facts.nofile_hard
     if hard == -1 or hard >= WANTED_FILES:
         return ok(f"the limit can be raised to {WANTED_FILES}")
     remedy = "Raise it for the container: `--ulimit nofile=65536:65536`"
-    return warn(f"the hard limit is {hard}; Ray needs {WANTED_FILES}", remedy)
+    return warn(f"the hard limit is {hard}; {who} {WANTED_FILES}", remedy)
 
 
 def shared_memory(node: CheckedNode) -> Result:
@@ -37,8 +39,9 @@ def shared_memory(node: CheckedNode) -> Result:
     free = node.facts.shm_free // MIB
     if free >= 1024:
         return ok(f"{free} MiB free")
+    store = "" if runs_by_shares(node.settings) else "the object store shrinks to it and "
     return warn(
-        f"{size} MiB, {free} MiB free: the object store shrinks to it and NCCL may run out",
+        f"{size} MiB, {free} MiB free: {store}NCCL may run out",
         "Give the container more (`--shm-size`, shm_size, or an emptyDir of medium Memory), or "
         "remove what fills it: `ls /dev/shm`",
     )
@@ -50,7 +53,10 @@ def disk(node: CheckedNode) -> Result:
     total = node.facts.temp_total
     if free >= max(2048 * MIB, (1 - _MAX_USED) * total):
         return ok(f"{free // MIB} MiB free")
-    what = f"{free // MIB} MiB free, where Ray keeps logs and spills objects up to {_MAX_USED:.0%}"
+    user = f"Ray keeps logs and spills objects up to {_MAX_USED:.0%}"
+    if runs_by_shares(node.settings):
+        user = "the job keeps compiled code and other files"
+    what = f"{free // MIB} MiB free, where {user}"
     return warn(what, "Free some space there or mount a larger disk")
 
 
@@ -93,11 +99,11 @@ def processes(node: CheckedNode) -> Result:
         return ok("no limit")
     if room.left >= _LEAST_PROCESSES:
         return ok(f"room for {room.left} more: {room.limit}")
-    return warn(
-        f"room for only {room.left} more processes and threads: {room.limit}",
-        "Raise the limit: `--pids-limit`, pids.max, `ulimit -u`; fewer CPUs (AGENT_NUM_CPUS) start "
-        "fewer of Ray's processes",
-    )
+    remedy = "Raise the limit: `--pids-limit`, pids.max, `ulimit -u`"
+    if not runs_by_shares(node.settings):
+        remedy += "; fewer CPUs (AGENT_NUM_CPUS) start fewer of Ray's processes"
+    what = f"room for only {room.left} more processes and threads: {room.limit}"
+    return warn(what, remedy)
 
 
 def free_ports(node: CheckedNode) -> Result:

@@ -9,7 +9,7 @@ from agent.cli.options import JSON, flag
 from agent.cli.printing import print_json, terminal_of
 from agent.plan.show import render, summary, to_json
 from agent.run.make_ready import with_taken_ports
-from agent.run.plan_input import plan_from_environment
+from agent.run.plan_input import plan_from_environment, with_checkpoints
 from agent.run.read_caches import with_archive_size
 from agent.settings.redact import redactor_for
 
@@ -27,7 +27,7 @@ OPTIONS = (
 def run(environ: Mapping[str, str], options: argparse.Namespace) -> int:
     """Print the plan; return 0, or with `--check` 78 if the run would be refused."""
     plan = with_taken_ports(plan_from_environment(environ, options.command))
-    plan = with_archive_size(plan)
+    plan = with_checkpoints(with_archive_size(plan))
     redactor = redactor_for(environ, plan.settings, plan.texts_with_secrets)
     if options.json:
         print_json(to_json(plan), redactor.clean)

@@ -95,6 +95,7 @@ class CompileCaches(Value):
     packages: tuple[str, ...] = ()  # folders of Python and packages that came without .pyc files
     archive_bytes: int | None = None  # the size of the archive when the plan was made, if any
     archive_fault: str = ""  # why it could not be read then
+    why_not_kept: str = ""  # why nothing can be written to the volume, or ''
 
     @property
     def folder(self) -> str:

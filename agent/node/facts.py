@@ -233,6 +233,7 @@ class Facts(Value):
     framework: Framework | None = None
     checkpoints: Mount | None = None  # the mount of the checkpoint folder, if the job has one
     checkpoints_free: Bytes | None = None
+    checkpoints_fault: str = ""  # why that folder cannot be written to, or ''
     missing_inputs: ByName[str] = field(default_factory=dict)
     """Absolute paths of model and data that do not exist here, by their variables."""
     unreadable_inputs: ByName[str] = field(default_factory=dict)

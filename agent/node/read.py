@@ -321,6 +321,23 @@ def free_at(folder: str) -> int | None:
     return None
 
 
+_OF_KERNEL = {"proc", "sysfs", "cgroup", "cgroup2"}
+
+
+def why_no_folder(path: str) -> str:
+    """Return why this user cannot write to a folder, which need not exist; '' if it seems so."""
+    with suppress(OSError):
+        place = existing_parent(Path(path))
+        mount = mount_of(str(place))
+        if not place.is_dir():
+            return f"{place} is a file, not a folder"
+        if mount is not None and mount.kind in _OF_KERNEL:
+            return f"{mount.folder} is a file system of the kernel ({mount.kind}), which keeps none"
+        if not os.access(place, os.W_OK | os.X_OK):
+            return f"{place} may not be written to by the user of this agent"
+    return ""
+
+
 def is_missing(path: str) -> bool:
     """Return whether nothing has this absolute path; False if it cannot be known."""
     with suppress(OSError, ValueError):

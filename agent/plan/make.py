@@ -279,9 +279,13 @@ def _processes(plan: Plan) -> Iterator[PlannedProcess]:
 def _findings(
     plan: Plan, node: CheckedNode, recipe: RecipeJob | None, misspelled: tuple[str, ...]
 ) -> Iterator[Finding]:
-    """Yield the findings; misspelled names come first, since they may explain all others."""
+    """Yield the findings; misspelled names come first, since they may explain all others.
+
+    Those about the job come before those about the machine: a wrong path ends it for certain.
+    """
     yield from misspelling_findings(misspelled)
-    yield from run_checks(plan.facts, plan.settings, plan.topology)
+    if recipe is not None and plan.job is not None:
+        yield from recipe_findings(recipe.known, node, plan.job.checkpoints)
     yield from job_program(node)
     yield from job_script(node)
     if plan.topology.is_head:
@@ -291,8 +295,10 @@ def _findings(
     if key:
         remedy = "Ask for fewer, or let the service run on a node that has them (`where`)"
         yield Finding(SERVICE_GPUS, Level.FAIL, f"AGENT_SERVICES {key}: {asked}", remedy)
-    if recipe is not None and plan.job is not None:
-        yield from recipe_findings(recipe.known, node, plan.job.checkpoints)
+    if plan.caches is not None and plan.caches.why_not_kept:
+        what = f"AGENT_CACHE_DIR: {plan.caches.why_not_kept}: nothing will be kept"
+        yield Finding("compile caches", Level.WARN, what, "Set it to a folder of a volume, or off")
+    yield from run_checks(plan.facts, plan.settings, plan.topology)
 
 
 def _texts_with_placeholders(plan: Plan) -> Iterator[tuple[str, str, tuple[str, ...]]]:

@@ -177,6 +177,7 @@ class Plan(Value):
     findings: tuple[Finding, ...] = ()
     notes: tuple[str, ...] = ()
     caches: CompileCaches | None = None  # the compile caches of this node, if they are kept
+    resumes_from: str = ""  # the checkpoint that the recipe would resume from, where it is shown
 
     @property
     def joins_cluster(self) -> bool:

@@ -193,7 +193,8 @@ def _job_text(plan: Plan) -> str:
     if job.name == DEFAULT:
         return f"{job.name}, a small GRPO on CPUs (AGENT_JOB names another)"
     model = f" of {recipe.input.model}" if recipe.input.model else ""
-    return f"{job.name}{model}, {len(job.argv)} words, sized for {nodes}"
+    resumes = f"; resumes from {plan.resumes_from}" if plan.resumes_from else ""
+    return f"{job.name}{model}, {len(job.argv)} words, sized for {nodes}{resumes}"
 
 
 def job_title(plan: Plan) -> str:
@@ -371,7 +372,8 @@ def _job_lines(plan: Plan, job: Job) -> Iterator[str]:
             yield f"  {note}"
 
     if job.framework:
-        yield f"  checkpoints: {job.checkpoints}"
+        resumes = f"; resumes from {plan.resumes_from}" if plan.resumes_from else ""
+        yield f"  checkpoints: {job.checkpoints}{resumes}"
     if job.runtime_env:
         yield f"  runtime_env: {', '.join(sorted(job.runtime_env))}"
     if job.upload is not None:
@@ -427,7 +429,7 @@ def to_json(plan: Plan) -> dict[str, Any]:
         "address": {"ip": plan.address.ip, "how": plan.address.how},
         "expected_workers": topology.expected_workers if topology.is_head else None,
         "gpus": plan.gpus,
-        "job": None if plan.job is None else _job_json(plan.job),
+        "job": None if plan.job is None else _job_json(plan, plan.job),
         "commands": list(commands_of(plan)),
         "environment": environment_of(plan),
         "ports": to_builtins(plan.listeners),
@@ -456,13 +458,14 @@ def _caches_json(plan: Plan) -> dict[str, Any] | None:
     }
 
 
-def _job_json(job: Job) -> dict[str, Any]:
+def _job_json(plan: Plan, job: Job) -> dict[str, Any]:
     recipe = job.recipe
     made = None if recipe is None else recipe.expected_command
     return {
         "name": job.name,
         "argv": list(job.argv),
         "checkpoints": job.checkpoints,
+        "resumes_from": plan.resumes_from,
         "misfit": "" if recipe is None else recipe.misfit,
         "why": {} if made is None else {**made.why},
     }

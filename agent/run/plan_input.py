@@ -20,16 +20,23 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from agent.base import times
+from agent.base import ends, times
 from agent.base.errors import Problem, SettingsError
 from agent.base.text import is_ip
 from agent.base.value import Value
 from agent.checks import NAMES, run_checks
-from agent.checks.job_needs import PLAN_CHECKS
+from agent.checks.finding import Finding, Level
+from agent.checks.job_needs import CHECKPOINTS, PLAN_CHECKS
 from agent.frameworks import recipe_of
 from agent.frameworks.recipe import JobBasis
 from agent.job.addresses import address_problems
-from agent.job.checkpoints import kept_settings
+from agent.job.checkpoints import (
+    kept_settings,
+    resumes_from,
+    why_not_resumable,
+    why_unusable,
+)
+from agent.job.job import checkpoint_owner
 from agent.job.node_command import node_problems
 from agent.job.services import NO_FILE, ServicesFile
 from agent.job.torchrun_command import split_python, torchrun_problems
@@ -59,7 +66,6 @@ from agent.settings.rules import TEMP_DIR, flags_of, is_hub_id
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from agent.checks.finding import Finding
     from agent.node.facts import EndingLine, RayPython, TorchPython
     from agent.plan.plan import Plan
     from agent.settings.model import Settings
@@ -339,6 +345,7 @@ def add_job_facts(facts: Facts, loaded: Loaded, topology: Topology) -> Facts:
             },
             checkpoints=read.mount_of(checkpoints),
             checkpoints_free=read.free_at(checkpoints),
+            checkpoints_fault=read.why_no_folder(checkpoints),
             model_bytes=read.weights_in(settings.model),
         )
 
@@ -364,6 +371,32 @@ def _read_basis(environ: Mapping[str, str], given: Given) -> JobBasis:
     if saved is None:
         return replace(basis, kept={})
     return replace(basis, kept=kept_settings(saved, known.framework))
+
+
+def with_checkpoints(plan: Plan) -> Plan:
+    """Add the checkpoint that a run would resume from, or why it would be refused.
+
+    It is for `plan` alone: a run checks the folder when its nodes have joined.
+    """
+    job = plan.job
+    recipe = None if job is None else job.recipe
+    made = None if recipe is None else recipe.expected_command
+    if job is None or recipe is None or made is None:
+        return plan
+    if not job.framework or not plan.topology.is_head or plan.facts.checkpoints_fault:
+        return plan
+    saved = run_within(times.STALLED_DISK, lambda: read_checkpoints(job.checkpoints))
+    if saved is None:
+        return plan
+
+    # Are they this job's, and can nodes like this one resume from them?
+    own = checkpoint_owner(recipe, recipe.input.nodes, made.format)
+    why = why_unusable(saved, own) or why_not_resumable(saved, own)
+    if why:
+        what = f"{job.checkpoints}: {why}"
+        refusal = Finding(CHECKPOINTS, Level.FAIL, what, ends.CHECKPOINTS_REFUSED.remedy)
+        return replace(plan, findings=(*plan.findings, refusal))
+    return replace(plan, resumes_from=resumes_from(saved, job.framework))
 
 
 # --- doctor --------------------------------------------------------------------------------------

@@ -66,8 +66,12 @@ def read_caches(
     seal = seal_of(secret_texts(settings).get("RAY_AUTH_TOKEN"))
     signer = signer_of(seal, facts.uid)
     volume = str(Path(volume).expanduser())
+    why_not_kept = ""
+    if settings.cache_dir is not None:
+        why_not_kept = run_within(times.STALLED_DISK, lambda: read.why_no_folder(volume)) or ""
     kind = read_kind(facts, python)
     caches = CompileCaches(volume, around, kind, signer, python.installed)
+    caches = replace(caches, why_not_kept=why_not_kept)
     if _keeps_compiled(python, caches, environ):
         caches = replace(caches, packages=python.package_folders)
     return caches, ""

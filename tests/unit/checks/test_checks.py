@@ -9,7 +9,17 @@ from agent.base.errors import SettingsError
 from agent.checks import CHECKS, run_checks
 from agent.checks.finding import CheckedNode, Finding, Level
 from agent.checks.job_needs import recipe_findings
-from agent.node.facts import MIB, Driver, DriverGpu, Facts, Folder, Framework, RdmaDevice, Room
+from agent.node.facts import (
+    MIB,
+    Driver,
+    DriverGpu,
+    Facts,
+    Folder,
+    Framework,
+    RdmaDevice,
+    Room,
+    TorchPython,
+)
 from agent.plan.show import summary
 from agent.platforms.resolve import resolve
 from agent.settings.jobs import BY_NAME
@@ -272,6 +282,13 @@ ROWS: dict[str, tuple[str, dict[str, str], Facts, Level, str]] = {
         replace(MACHINE, nofile_hard=65_535),
         Level.WARN,
         "hard limit is 65535",
+    ),
+    "few files for torchrun": (
+        "open files",
+        {"AGENT_LAUNCHER": "torchrun"},
+        replace(MACHINE, nofile_hard=4096),
+        Level.WARN,
+        "hard limit is 4096; a job with many processes may need 65536",
     ),
     "shm": ("/dev/shm", {}, replace(MACHINE, shm_free=1024 * MIB), Level.OK, "1024 MiB free"),
     "small shm": (
@@ -727,6 +744,43 @@ def test_packages_of_a_recipes_options(
     whats = [finding.what for finding in recipe_findings(BY_NAME["verl-grpo"], node, "/ckpt")]
     missing = [what.partition(": ")[2] for what in whats if "is not installed" in what]
     assert missing == ([f"{said} for {facts.job_python}"] if said else [])
+
+
+@pytest.mark.parametrize(
+    ("environ", "level"),
+    [
+        ({}, Level.FAIL),
+        ({"AGENT_PREPARE": "mount /x"}, Level.WARN),
+        ({"RAY_WORKER": "1", "AGENT_HEAD": "10.9.9.9"}, None),
+    ],
+)
+def test_no_place_for_checkpoints(environ: dict[str, str], level: Level | None) -> None:
+    """The head would refuse after the boot; a prepare step may still mount the disk."""
+    facts = replace(MACHINE, checkpoints_fault="/x is a file, not a folder")
+    settings = settings_of(environ)
+    node = CheckedNode(facts, settings, resolve(environ, settings, facts))
+    findings = recipe_findings(BY_NAME["verl-grpo"], node, "/x")
+    assert [finding.level for finding in findings] == ([level] if level else [])
+    if level:
+        assert "no place for them in /x: /x is a file" in findings[0].what
+
+
+def test_warnings_of_a_torchrun_job_do_not_name_ray() -> None:
+    """It runs none."""
+    facts = replace(
+        MACHINE,
+        nofile_hard=1024,
+        shm_free=0,
+        temp_free=0,
+        room=Room(10, "pids.max is 99"),
+        torch=TorchPython("/python", "2.9.0"),
+    )
+    environ = {"AGENT_LAUNCHER": "torchrun"}
+    settings = settings_of(environ)
+    findings = run_checks(facts, settings, resolve(environ, settings, facts))
+    sentences = [row.sentence() for row in findings if row.level is Level.WARN]
+    assert [row.check for row in findings if "Ray" in row.sentence()] == []
+    assert len(sentences) >= 4
 
 
 @pytest.mark.parametrize(("free", "warned"), [(210 << 30, False), (209 << 30, True), (None, False)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from agent.bundled.trl_grpo import last_checkpoint
+from agent.checks.finding import Level
 from agent.frameworks.verl import TRACKER
 from agent.job.checkpoints import (
     CHECKPOINT_FILE,
@@ -26,8 +28,10 @@ from agent.job.checkpoints import (
     why_unusable,
 )
 from agent.node.facts import Mount
-from agent.node.read import mount_of
+from agent.node.read import mount_of, why_no_folder
+from agent.plan.show import commands_of, summary
 from agent.record.run_folder import read_checkpoints, write_mark
+from agent.run.plan_input import plan_from_environment, with_checkpoints
 from support.worlds import settings_of
 
 if TYPE_CHECKING:
@@ -188,6 +192,50 @@ def test_the_mark_is_put_whole(tmp_path: Path) -> None:
     }
     assert write_mark(str(place / CHECKPOINT_FILE), OURS)
     assert read_checkpoints(str(tmp_path / "none")) == FolderContents()
+
+
+TRL = {
+    "EXPECTED_WORKERS": "0",
+    "AGENT_JOB": "trl-grpo",
+    "AGENT_MODEL": "/m/small-0.5B",
+    "AGENT_TRAIN_DATA": "/d/train.jsonl",
+}
+
+
+def test_the_plan_says_what_it_would_resume_from(tmp_path: Path) -> None:
+    """Or that the run would be refused; warnings about the user's paths come first."""
+    environ = {**TRL, "AGENT_CHECKPOINTS": str(tmp_path), "PATH": os.environ["PATH"]}
+    plan = plan_from_environment(environ, None)
+    assert with_checkpoints(plan).resumes_from == ""
+    folder = tmp_path / "checkpoint-3"
+    folder.mkdir()
+    (folder / "trainer_state.json").write_text('{"global_step": 3}')
+    resumed = with_checkpoints(plan)
+    lines = summary(resumed)
+    assert any(line.text.endswith("; resumes from checkpoint-3") for line in lines)
+    assert f"checkpoints: {tmp_path}; resumes from checkpoint-3" in "\n".join(commands_of(resumed))
+    warnings = [found.what for found in resumed.findings if found.level is Level.WARN]
+    assert [what.partition(":")[0] for what in warnings[:2]] == ["AGENT_MODEL", "AGENT_TRAIN_DATA"]
+
+    other = replace(OURS, recipe="trl-grpo", framework="trl")
+    assert write_mark(str(tmp_path), other) == ""
+    refused = with_checkpoints(plan)
+    assert refused.resumes_from == ""
+    assert "it is another model's: org/model, not /m/small-0.5B" in refused.failed()[-1].what
+
+
+def test_a_place_that_is_no_folder(tmp_path: Path) -> None:
+    """It is named before the boot, with nothing written."""
+    file = tmp_path / "file"
+    file.touch()
+    for place in (file, file / "below"):
+        assert why_no_folder(str(place)) == f"{file} is a file, not a folder"
+        plan = plan_from_environment({**TRL, "AGENT_CHECKPOINTS": str(place)}, None)
+        assert f"no place for them in {place}: {file} is a file" in str(plan.failed())
+        assert with_checkpoints(plan) == plan
+    assert "file system of the kernel (proc)" in why_no_folder("/proc/ckpt")
+    assert why_no_folder(str(tmp_path / "a" / "b")) == ""
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
 MOUNTS = r"""overlay / overlay rw,lowerdir=/x 0 0

@@ -261,6 +261,12 @@ def test_the_plan_shows_them(tmp_path: Path) -> None:
     line = next(row.text for row in summary(bare) if row.label.startswith("caches:"))
     assert line.endswith("; Python's .pyc files beside their sources")
 
+    file = tmp_path / "file"
+    file.touch()
+    lost = plan_from_environment({**environ, "AGENT_CACHE_DIR": str(file)}, COMMAND)
+    warning = next(row for row in lost.findings if row.check == "compile caches")
+    assert warning.what == f"AGENT_CACHE_DIR: {file} is a file, not a folder: nothing will be kept"
+
     archive = tmp_path / plan.caches.archive
     archive.write_bytes(b"x" * 3000)
     plan = with_archive_size(plan)
