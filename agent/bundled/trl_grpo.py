@@ -52,6 +52,8 @@ _SHARDS: dict[str, dict[str, str]] = {
 """What `accelerate launch` sets for TRL's own configuration fsdp2.yaml."""
 _FILES = {".json": "json", ".jsonl": "json", ".csv": "csv", ".parquet": "parquet"}
 
+_NO_DATA = "corresponds to no data"  # of datasets, for a file without rows (5.2)
+
 
 class TrainerSetupError(Exception):
     """An error in the arguments, the data or the checkpoints."""
@@ -317,13 +319,22 @@ def prompts_of(options: argparse.Namespace, data: str, split: str) -> Any:  # no
 
 
 def _load(data: str, split: str) -> Any:  # noqa: ANN401 - a Dataset
+    path = Path(data)
+    is_file = path.suffix in _FILES
+    if is_file and not path.is_file():
+        raise TrainerSetupError(f"no file {data} on {os.uname().nodename}")
+    no_rows = TrainerSetupError(f"{data} has no rows")
+    if is_file and not path.stat().st_size:
+        raise no_rows
     from datasets import load_dataset, load_from_disk  # noqa: PLC0415 - as above
 
-    path = Path(data)
-    if path.suffix in _FILES:
-        if not path.is_file():
-            raise TrainerSetupError(f"no file {data} on {os.uname().nodename}")
-        return load_dataset(_FILES[path.suffix], data_files=data, split="train")
+    if is_file:
+        try:
+            return load_dataset(_FILES[path.suffix], data_files=data, split="train")
+        except ValueError as error:
+            if _NO_DATA in str(error):
+                raise no_rows from error
+            raise
     if (path / "state.json").is_file():
         return load_from_disk(data)
     return load_dataset(data, split=split)

@@ -62,6 +62,24 @@ _OTHER_CAUSES = re.compile(
 )
 """Words of messages about the machine or about packages, which a check only passes on."""
 
+_LONGEST_REASON = 110  # characters of a bundled program's own sentence
+_OF_TRAINER = (
+    ("no file ", "Correct AGENT_TRAIN_DATA or AGENT_EVAL_DATA: the file must be on every node"),
+    (" has no rows", "Fill it, or name another file in AGENT_TRAIN_DATA or AGENT_EVAL_DATA"),
+    (" has no column ", "Name them in AGENT_JOB_ARGS (--prompt-key, --label-key)"),
+    ("processes see ", "Set AGENT_CHECKPOINTS to a folder on a disk that all nodes share"),
+    ("pip install peft", "Install it in the image, or by AGENT_PREPARE_EACH"),
+)
+"""Words of TrainerSetupError in bundled/trl_grpo.py, and the settings that they are about."""
+
+
+def refused_by_trainer(error: ParsedError) -> Cause | None:
+    """The bundled trainer says itself what is wrong: the remedy is the setting that it is about."""
+    message = error.message.partition("\n")[0].strip()
+    remedies = (remedy for words, remedy in _OF_TRAINER if words in message)
+    reason = _short(message.partition(": name them by ")[0], _LONGEST_REASON)
+    return Cause("trainer's setup", reason, next(remedies, "Correct it in AGENT_JOB_ARGS"))
+
 
 def refused_field(error: ParsedError) -> Cause | None:
     """Pydantic refuses a field of a configuration: its title, the field and why stand in lines."""
@@ -145,6 +163,6 @@ def _refused(sentence: str) -> Cause:
     )
 
 
-def _short(message: str) -> str:
+def _short(message: str, most: int = _LONGEST) -> str:
     text = message.rstrip(". ")
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST].rpartition(' ')[0]} …"
+    return text if len(text) <= most else f"{text[:most].rpartition(' ')[0]} …"

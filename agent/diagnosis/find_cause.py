@@ -288,7 +288,7 @@ def first_cause(known: Sequence[Explained]) -> Explained | None:
         least = min(map(_standing, originals))
         first = _earliest([error for error in originals if _standing(error) == least])
         first = _explained_before(first, originals)
-        return _crashed_before(first, known) or first
+        return _crashed_before(first, known) or _ended_before(first, known) or first
 
     # Only consequences: a row that explains some, else the first of them, else how it ended.
     for least_weight in (Weight.WEAK, Weight.LAST):
@@ -409,6 +409,26 @@ def _crashed_before(first: Explained | None, known: Sequence[Explained]) -> Expl
         and error.candidate.log == first.candidate.log
         and 0 < first.number - error.number <= _NEAR
         and not _is_same_process(error, first)
+    )
+
+
+def _ended_before(first: Explained | None, known: Sequence[Explained]) -> Explained | None:
+    """Return the exception with a weak row that ended a process before a logger's unknown line.
+
+    What is logged behind an end did not lead to it.
+    """
+    is_logged = first is not None and first.candidate.error.kind is ErrorKind.PLAIN
+    if first is None or first.row is not None or not is_logged:
+        return None
+    return _earliest(
+        error
+        for error in known
+        if error.weight is Weight.WEAK
+        and error.candidate.error.kind is ErrorKind.PYTHON
+        and error.candidate.role is Role.ORIGINAL
+        and error.candidate.standing is Standing.FATAL
+        and error.candidate.log == first.candidate.log
+        and error.number < first.number
     )
 
 

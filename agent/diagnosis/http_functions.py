@@ -29,6 +29,11 @@ _REFUSES = re.compile(
     r"(?P<closed>Connection refused|\[Errno 111\]|Connect call failed)"
     r"|No route to host|timed out|[Nn]etwork is unreachable"
 )
+_NO_REWARDS = re.compile(
+    r"https?://(?P<place>\S{1,80}) (?:(?P<down>returned no rewards for [\d.e+]{1,12} s)"
+    r"|refuses to score): (?P<why>[^\n;]{1,60})"
+)
+"""What the bundled programs say of their reward server."""
 _REMEDIES = {
     "401": "Its key or token is missing, wrong or expired",
     "403": "This account, key or address may not do that there, or a proxy forbids the way: the "
@@ -56,9 +61,24 @@ _FAILED_BEFORE = (
 
 def request_of_a_reward(error: ParsedError) -> Cause | None:
     """A reward asks a server: what came of it decides what to do."""
-    return _answered(error, " (the reward's server)") or _not_reached(
-        error, " (the reward's server)"
+    return (
+        _gives_no_rewards(error)
+        or _answered(error, " (the reward's server)")
+        or _not_reached(error, " (the reward's server)")
     )
+
+
+def _gives_no_rewards(error: ParsedError) -> Cause | None:
+    """Return why a bundled program got no rewards: it asks again until its time is over."""
+    found = _NO_REWARDS.match(error.message)
+    if found is None:
+        return None
+    what = found["down"] or "refuses to score"
+    sentence = f"the reward server at {found['place']} {what}: {found['why'].strip()}"
+    remedy = "Look at the end of its log: reward-server.log if the agent starts it"
+    if found["down"]:
+        remedy += ". A server that is down for longer needs --reward-seconds in AGENT_JOB_ARGS"
+    return Cause("reward server", sentence, remedy)
 
 
 def request_of_a_search(error: ParsedError) -> Cause | None:

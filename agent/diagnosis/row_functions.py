@@ -11,7 +11,12 @@ from typing import TYPE_CHECKING
 
 from agent.diagnosis.api_functions import request_to_a_model_api
 from agent.diagnosis.cause import Cause
-from agent.diagnosis.config_functions import refused_by_a_check, refused_field, refused_setting
+from agent.diagnosis.config_functions import (
+    refused_by_a_check,
+    refused_by_trainer,
+    refused_field,
+    refused_setting,
+)
 from agent.diagnosis.data_functions import missing_column
 from agent.diagnosis.file_functions import (
     incomplete_checkpoint,
@@ -187,6 +192,7 @@ FUNCTIONS: Mapping[str, RowFunction] = {
         not_json,
         refused_field,
         refused_by_a_check,
+        refused_by_trainer,
         refused_setting,
         python_too_old,
         variable_not_set,

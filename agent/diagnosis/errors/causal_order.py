@@ -111,6 +111,8 @@ _PASSES_ON = re.compile(
     r"|: line \d+: {1,4}\d+ [A-Z][a-z]+(?: [a-z]+)* +(?:\(core dumped\) +)?\S"
 )
 """In a line that begins with a command of any length; and what a shell says of a child's end."""
+_OF_TORCHRUN = re.compile(r"\btorch[./]distributed[./]elastic[./](?:multiprocessing|agent)[./]")
+"""The part of torchrun that starts and ends ranks: what it logs is about their ends."""
 _KILLS = re.compile(r"kill_process_tree called|sigkill_handler\] Killing subprocess")
 """A program that ends its own processes says so: who was killed shows no fault."""
 _GIVES_REASON = re.compile(r"\[Errno \d{1,3}\] ")
@@ -177,7 +179,8 @@ def role_of(error: ParsedError) -> Role:
     if not error.frames and _NOT_REBUILT.match(error.line):
         is_of_ray = any(_OF_RAY.search(line) for line in error.before[-_NEAR_RAY:])
         return Role.WRAPPER if is_of_ray else role_of_text(error)
-    if _WRAPPER.match(error.line) or _PASSES_ON.search(error.line) or _is_own_kill(error):
+    is_passed_on = _WRAPPER.match(error.line) or _PASSES_ON.search(error.line)
+    if is_passed_on or _is_own_kill(error) or _is_of_torchrun(error):
         return Role.WRAPPER
     if _HOOK_FAILED.match(error.line) and "nvidia-container-cli" not in error.line:
         return Role.WRAPPER
@@ -193,6 +196,13 @@ def role_of(error: ParsedError) -> Role:
 def _is_own_kill(error: ParsedError) -> bool:
     """Return whether a shell's `Killed` follows a program's own word that it kills."""
     return error.line.startswith("Killed") and any(_KILLS.search(one) for one in error.before)
+
+
+def _is_of_torchrun(error: ParsedError) -> bool:
+    """Return whether torchrun logged it about its ranks: its own echo of their ends."""
+    if error.kind is not ErrorKind.PLAIN:
+        return False
+    return _OF_TORCHRUN.search(error.printed[:_PLACE_WITHIN]) is not None
 
 
 def role_of_text(error: ParsedError) -> Role:

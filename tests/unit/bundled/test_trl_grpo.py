@@ -212,6 +212,18 @@ def test_config_pairs() -> None:
             trl_grpo.further([wrong], known)
 
 
+def test_data_without_rows_is_refused(tmp_path: Path) -> None:
+    """`datasets` ends with a StopIteration for an empty file, which says nothing."""
+    needed = ["--model", "m", "--data", "d", "--reward-url", "http://r/", "--checkpoints", "/c"]
+    options = trl_grpo.parser().parse_args(needed)
+    data = tmp_path / "train.jsonl"
+    with pytest.raises(TrainerSetupError, match=f"no file {data} on "):
+        trl_grpo.prompts_of(options, str(data), "train")
+    data.touch()
+    with pytest.raises(TrainerSetupError, match=f"{data} has no rows"):
+        trl_grpo.prompts_of(options, str(data), "train")
+
+
 LOADING = "FSDP_CPU_RAM_EFFICIENT_LOADING"
 
 

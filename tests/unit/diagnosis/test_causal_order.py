@@ -48,6 +48,37 @@ def test_what_follows_from_an_end_is_no_cause(consequence: str) -> None:
         assert (found.line, found.key) == ("ZeroDivisionError: division by zero", ""), texts
 
 
+NO_REWARDS = (
+    "pod_agent_rehearsal.RewardError: http://a:5000/get_reward returned no rewards for 1 s: 500 x"
+)
+
+
+def test_what_is_logged_behind_an_end_is_no_cause() -> None:
+    """A row that explains little still explains more than an unknown line behind the end."""
+    frames = TRACE.replace("in f", "in <module>")
+    logged = "2026-11-27 17:54:08,137 - launcher - ERROR - cannot copy the report of the child"
+    assert cause(f"{frames}{NO_REWARDS}\n{logged}").key == "reward server"
+    earlier = cause(f"{logged}\nstarting\n{frames}{NO_REWARDS}")
+    assert earlier.line == "cannot copy the report of the child"
+
+
+ELASTIC = "torch/distributed/elastic"
+NO_FILE = "no error file defined for parent, to copy child error file (/tmp/torchelastic_u/a.json)"
+
+
+@pytest.mark.parametrize(
+    "logged",
+    [
+        f"E1127 17:54:08.1 7 {ELASTIC}/multiprocessing/errors/error_handler.py:145] {NO_FILE}",
+        "ERROR:torch.distributed.elastic.agent.server.api:Error waiting on exit barrier. After 9",
+    ],
+)
+def test_what_torchrun_logs_of_its_ranks_is_no_cause(logged: str) -> None:
+    """It starts and ends them: what it logs of that is its own echo of their ends."""
+    assert cause(f"{TRACE}{NO_REWARDS}\n{logged}").key == "reward server"
+    assert cause(f"{logged}\nstarting\n{TRACE}{NO_REWARDS}").key == "reward server"
+
+
 def test_the_first_in_time_counts() -> None:
     """Between nodes, by their clocks, whose offsets are known; else by the order of the logs."""
     late = "2025-11-26 10:00:05,000 - a - ERROR - ValueError: late"

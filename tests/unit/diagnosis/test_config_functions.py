@@ -137,3 +137,34 @@ AssertionError"""
     wanted = f"the configuration does not pass _validate_config: {code.removeprefix('assert ')}"
     assert found(plain).cause == wanted
     assert found(box).cause == wanted
+
+
+@pytest.mark.parametrize(
+    ("message", "cause", "setting"),
+    [
+        ("no file /nope.jsonl on vm", "no file /nope.jsonl on vm", "AGENT_TRAIN_DATA"),
+        ("/d.jsonl has no rows", "/d.jsonl has no rows", "AGENT_TRAIN_DATA"),
+        (
+            "/d.jsonl has no column input, only ['a']: name them by --prompt-key and --label-key",
+            "/d.jsonl has no column input, only ['a']",
+            "AGENT_JOB_ARGS (--prompt-key, --label-key)",
+        ),
+        (
+            "processes see different checkpoints (/c/1, None): --checkpoints must be a folder",
+            "processes see different checkpoints (/c/1, None): --checkpoints must be a folder",
+            "AGENT_CHECKPOINTS",
+        ),
+        ("--config a: expected NAME=VALUE", "--config a: expected NAME=VALUE", "AGENT_JOB_ARGS"),
+    ],
+)
+def test_the_sentence_of_the_bundled_trainer_is_the_cause(
+    message: str, cause: str, setting: str
+) -> None:
+    """It says what is wrong; the remedy names the variable that it is about."""
+    text = (
+        'Traceback (most recent call last):\n  File "/x/trl_grpo.py", line 303, in _load\n    f()\n'
+        f"TrainerSetupError: {message}"
+    )
+    answer = diagnose_logs([Log("", "job.log", text)])
+    assert (answer.key, answer.cause) == ("trainer's setup", cause)
+    assert setting in answer.what_to_do

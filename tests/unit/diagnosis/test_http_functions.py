@@ -32,6 +32,24 @@ def test_the_answer_of_a_server_is_named(line: str, cause: str) -> None:
     assert diagnose_logs([Log("", "job.log", FRAMES + line)]).cause == cause
 
 
+@pytest.mark.parametrize(
+    ("words", "cause"),
+    [
+        (
+            "returned no rewards for 10 s: 500 boom: used up; is it up, at an address?",
+            "returned no rewards for 10 s: 500 boom: used up",
+        ),
+        ("refuses to score: 401 wrong token", "refuses to score: 401 wrong token"),
+    ],
+)
+def test_why_a_bundled_program_gets_no_rewards_is_named(words: str, cause: str) -> None:
+    """What the server answered is the cause, not that it may be unreachable."""
+    line = f"pod_agent_rehearsal.RewardError: http://10.0.0.4:5000/score {words}"
+    answer = diagnose_logs([Log("", "job.log", FRAMES + line)])
+    assert answer.cause == f"the reward server at 10.0.0.4:5000/score {cause}"
+    assert ("--reward-seconds" in answer.what_to_do) == ("no rewards" in cause)
+
+
 def test_another_error_counts_before_a_server_s_answer() -> None:
     """A server that answers with an error is rarely the first cause."""
     answer = "urllib.error.HTTPError: HTTP Error 500: Internal Server Error"
