@@ -53,6 +53,12 @@ _FEW = 2  # ordinary lines
 _POLLS = 12  # the same of a program that says that it waits
 _LONG_SURVIVED = 40  # the same behind an error that a row explains
 _WENT_ON = 20  # ordinary lines of the process that printed what Slurm says of a step's memory
+_OF_THE_JOB = {
+    "the job's Python": "the Python of {program}",
+    "the job's own code": "its own code",
+    " or AGENT_RUNTIME_ENV (pip)": "",  # Ray brings packages only for the job
+}
+"""Words of rows about the job, and those about a service or prepare step."""
 _LEAST_TO_DO = 40  # characters
 _LONGEST = 240  # characters of what a user reads before the quoted line
 
@@ -64,6 +70,7 @@ class Log(Value):
     name: str
     text: str
     of_ray: bool = False  # whether Ray itself wrote it, not the job
+    program: str = ""  # the service or prepare step that wrote it; '' for the job and Ray
     clock_ahead: float = 0.0  # seconds that its node's clock is ahead of this one's
     at: float | None = None  # when its first error arrived, in seconds since 1970, on one clock
     first_line: int | None = None  # the number of the text's first line in the file, from 1 on
@@ -527,6 +534,14 @@ def _address(error: ParsedError, whole: ParsedError) -> str:
     return next((part.ip for part in whole.chain() if part.ip), "")
 
 
+def _about(program: str, text: str) -> str:
+    """Return the words of a row about the job as words about the program that wrote the log."""
+    if program:
+        for words, others in _OF_THE_JOB.items():
+            text = text.replace(words, others.format(program=program))
+    return text
+
+
 def _diagnosis(logs: Sequence[Log], known: Explained) -> Diagnosis:
     """Return where an error is, and what its row states."""
     error = known.candidate.error
@@ -544,7 +559,9 @@ def _diagnosis(logs: Sequence[Log], known: Explained) -> Diagnosis:
     )
     if known.row is not None and known.cause is not None:
         row, cause = known.row, known.cause
-        return replace(diagnosis, row=row, cause=cause.sentence, what_to_do=cause.remedy)
+        sentence = _about(log.program, cause.sentence)
+        remedy = _about(log.program, cause.remedy)
+        return replace(diagnosis, row=row, cause=sentence, what_to_do=remedy)
     symptom = explain(error, "symptom")
     if symptom is None:
         return diagnosis

@@ -74,6 +74,7 @@ class NodeRecord(Record):
     oom_kills: int = 0  # processes that the kernel's OOM killer ended here, as far as known
     ending: Outcome | None = None  # on a worker: the decided outcome; it may still stop things
     copied: int = 0  # bytes of the job's output written to job.log; may differ from stdout
+    log_begins: dict[str, int] = {}  # noqa: RUF012 - by log: its size at the start, unless 0
 
     def continuing(self, former: NodeRecord) -> NodeRecord:
         """Return this agent's record with the work of the killed agent that it replaces."""

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from msgspec import ValidationError, field, to_builtins
+from msgspec.structs import replace
 
 from agent.base import times
 from agent.base.ends import Outcome
@@ -437,7 +438,10 @@ class RunFolder:
         # Put the previous agent's outcome aside, and remove what it left incomplete.
         with suppress(OSError):
             log_dir.rename(path / OUTCOME_FILE, path / _FORMER_OUTCOME)
-        for name in log_dir.names(path):
+        names = log_dir.names(path)
+        # Its logs go on: what follows is of this start.
+        self.own = replace(self.own, log_begins=_sizes_of_logs(path, names))
+        for name in names:
             if name.startswith(".") and name.endswith(files.PART_SUFFIX):
                 with suppress(OSError):
                     log_dir.remove(path / name)
@@ -494,6 +498,15 @@ def _make_folder(path: Path) -> bool:
                 return False
             return True
     raise FileNotFoundError(errno.ENOENT, f"{path.parent} cannot be made")
+
+
+def _sizes_of_logs(folder: Path, names: Iterable[str]) -> dict[str, int]:
+    sizes = {}
+    for name in names:
+        if name.endswith(".log"):
+            with suppress(OSError):
+                sizes[name] = log_dir.stat(folder / name).st_size
+    return sizes
 
 
 def _renamed(old: Path, new: Path) -> bool:

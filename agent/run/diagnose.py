@@ -172,17 +172,20 @@ def _suspect(run: NodeRun) -> str:
 def _read_logs(run: NodeRun, kind: Kind) -> list[Log]:
     """Read the ends of the logs to search, in order of relevance.
 
-    For a failed job only what its last attempt wrote counts: Ray's logs may be older.
+    For a failed job only what its last attempt wrote counts: Ray's logs may be older. Of the logs
+    in the run folder, to which several starts append, only what follows this start counts.
     """
     # Which logs?
     plan = run.plan
     job_log = run.folder.file(JOB_LOG)
     paths = [job_log]
+    programs = {}
     if kind is not Kind.JOB_FAILED:
-        names = [service.log for service in plan.possible_services]
-        names += [step.log for step in plan.steps]
-        names += [RAY_LOG, *(process.log for process in plan.processes if process.name == BRIDGE)]
-        paths += map(run.folder.file, names)
+        logs_by_name = {service.name: service.log for service in plan.possible_services}
+        logs_by_name |= {step.name: step.log for step in plan.steps}
+        programs = {run.folder.file(log): name for name, log in logs_by_name.items()}
+        names = [RAY_LOG, *(process.log for process in plan.processes if process.name == BRIDGE)]
+        paths += [*programs, *map(run.folder.file, names)]
         ray_logs = ray_log_folder(run)
         if ray_logs is not None:
             paths += [ray_logs / name for name in RAY_LOGS]
@@ -190,12 +193,15 @@ def _read_logs(run: NodeRun, kind: Kind) -> list[Log]:
     # What do they end with?
     logs = []
     room = _MOST_READ
+    sizes = {run.folder.file(name): size for name, size in run.node.record.log_begins.items()}
     for path in paths:
-        begins = run.output_begins if path == job_log else 0
+        begins = run.output_begins if path == job_log else sizes.get(path, 0)
         data, first_line = read_end_from(path, min(_TAIL, room), begins)
         room -= len(data)
         text = data.decode(errors="replace")
-        logs.append(Log("", path.name, text, path != job_log, first_line=first_line))
+        program = programs.get(path, "")
+        is_job = path == job_log
+        logs.append(Log("", path.name, text, not is_job, program, first_line=first_line))
     return logs
 
 

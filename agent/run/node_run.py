@@ -25,7 +25,7 @@ from agent.base.text import listed
 from agent.decisions.shared import Tick, Woke
 from agent.job.services import CACHES, JudgeCost, Latency
 from agent.plan import environment
-from agent.plan.plan import RAY
+from agent.plan.plan import JOB_LOG, RAY
 from agent.port.protocol import WorkerStats
 from agent.processes import process
 from agent.processes.oom import MemoryWatch
@@ -191,7 +191,6 @@ class NodeRun:
         self.notifier: Notifier | None = None  # on a head, from its first status on
         self.cause_page = ""  # the cause of a failure, and the lines that show it
         self.bundle: str | None = None  # the failure bundle's file name, '' if writing it failed
-        self.output_begins = 0  # offset in job.log of the current attempt's output
 
         # Events and what is logged of them.
         self._phase = ""
@@ -208,6 +207,8 @@ class NodeRun:
         own = folder.own if surviving is None else folder.own.continuing(surviving.record)
         where = partial(folder.held, NODE_FILE)
         self.node = effects.disk.node_recorder(own, where, disk_alarm)
+        self.output_begins = own.log_begins.get(JOB_LOG, 0)
+        """The offset in job.log of the current attempt's output, or of this start before any."""
         disk_alarm.folder = lambda: folder.path
         self.memory = MemoryWatch(effects.processes.oom_kills, effects.clock)
         self.node.update(oom_kills=self.memory.kills.number)

@@ -16,6 +16,7 @@ from agent.diagnosis.errors.prefixes import read_line
 from agent.diagnosis.find_cause import Diagnosis, Log, diagnose_logs
 from agent.diagnosis.rows import explain as explain_error
 from agent.diagnosis.rows import known_signs, table
+from agent.record.node_record import own_record
 from agent.record.run_folder import RunFolder
 from agent.run import diagnose as explained_module
 from agent.run.diagnose import Elsewhere, explain_end, find_cause
@@ -122,7 +123,7 @@ def test_plain_lines_explain_nothing(line: str) -> None:
 @pytest.fixture
 def run(tmp_path: Path) -> NodeRun:
     """Return a head's run whose folder lies in tmp_path."""
-    environ = {"AGENT_LOG_DIR": str(tmp_path), "RAY_AUTH_TOKEN": SECRET}
+    environ = {"AGENT_LOG_DIR": str(tmp_path), "RAY_AUTH_TOKEN": SECRET, "AGENT_REWARD": "builtin"}
     plan = plan_of(environ, command=["true"])
     redactor = redactor_for(environ, plan.settings, plan.texts_with_secrets)
     return NodeRun(plan, redactor, RunFolder(tmp_path, "run-1", "node-a"), 0.0, "run-1")
@@ -241,6 +242,39 @@ def test_only_the_last_attempts_output_counts(run: NodeRun) -> None:
     assert outcome_of(run, Kind.JOB_FAILED).remedy == (
         "unknown to pod-agent: the first error, in job.log:2: 'RuntimeError: shapes differ'"
     )
+    run.close()
+
+
+def test_only_what_follows_this_start_counts(run: NodeRun, tmp_path: Path) -> None:
+    """Several starts of a run append to the same logs; an agent that goes on is no new start."""
+    logs = [run.plan.possible_services[0].log, "job.log"]
+    missing = "Traceback (most recent call last):\nModuleNotFoundError: No module named 'nosuch'\n"
+    for log in logs:
+        run.folder.file(log).write_text(missing)
+    run.close()
+    again = NodeRun(run.plan, run.redactor, RunFolder(tmp_path, "run-1", "node-a"), 0.0, "run-1")
+    assert again.folder.path == run.folder.path
+    assert outcome_of(again, Kind.UNAVAILABLE).remedy == ""
+    for log in logs:
+        assert again.node.record.log_begins[log] == len(missing)
+    with again.folder.file(logs[0]).open("a") as file:
+        file.write("OSError: [Errno 122] Disk quota exceeded\n")
+    assert f"It shows in {logs[0]}:3" in outcome_of(again, Kind.UNAVAILABLE).remedy
+    next_record = own_record("node-a", "").continuing(again.node.record)
+    assert next_record.log_begins == again.node.record.log_begins
+    again.close()
+
+
+def test_a_cause_of_a_service_is_about_its_python(run: NodeRun) -> None:
+    """Ray's packages of the job do not help it."""
+    service = run.plan.possible_services[0]
+    line = "ModuleNotFoundError: No module named 'nosuch'\n"
+    run.folder.file(service.log).write_text(line)
+    remedy = outcome_of(run, Kind.UNAVAILABLE).remedy
+    assert remedy.startswith(f"the Python of {service.name} lacks a module (nosuch). Install it")
+    assert "AGENT_RUNTIME_ENV" not in remedy
+    run.folder.file("job.log").write_text(line)
+    assert outcome_of(run, Kind.JOB_FAILED).remedy.startswith("the job's Python lacks a module")
     run.close()
 
 
