@@ -225,7 +225,7 @@ UNAVAILABLE = _unavailable("{reason}", "{culprit}", "{remedy}", STARTING)  # on 
 NO_PROCESS = _unavailable("no room for a process: {error}; raise pids.max")
 """The parent cannot start the agent. It prints this itself: it imports nothing of the agent."""
 STEP_FAILED = _unavailable("{name} failed: {evidence}", "{name}")
-NOT_IN_TIME = _unavailable("{what} not ready in time: {evidence}", "{what}")
+NOT_IN_TIME = _unavailable("{what} not ready in time: {evidence}", "{what}", "{remedy}")
 """A wait of the boot is over: head, Ray, workers, service or prepare step."""
 BOOT_TOO_LONG = _unavailable(
     "the boot took {minutes} min, longer than all its waits together: {what}: {evidence}", "{what}"
@@ -240,7 +240,7 @@ ADDRESS_UNKNOWN = _unavailable(
     _SUBMITTING,
 )
 JOB_NOT_SUBMITTED = _unavailable("the job could not be submitted: {evidence}", "ray")
-SERVICE_LOST = _unavailable("{loss}: {evidence}", "{name}")
+SERVICE_LOST = _unavailable("{loss}: {evidence}", "{name}", "{remedy}")
 
 # --- 75: lost; another attempt or another run may succeed ---------------------------------------
 
@@ -284,7 +284,8 @@ OUT_OF_MEMORY = _row(
     is_jobs_verdict=True,
 )
 ALL_REDUCE_ABORTED = _lost("{check}: the all-reduce was aborted after the loss of {nodes}", "node")
-NOT_BACK_IN_TIME = _lost(NOT_IN_TIME.reason, "{what}")  # something that an earlier attempt had
+NOT_BACK_IN_TIME = _lost(NOT_IN_TIME.reason, "{what}", "{remedy}")
+"""Something that an earlier attempt had."""
 NODES_NO_LONGER_FIT = _lost(
     "{reason}", "{culprit}", "Run again once the lost nodes are back", _SUBMITTING
 )

@@ -35,6 +35,7 @@ class Wait(Value):
     deadline: float
     source: str | Callable[[], str] = ""  # the evidence, or a function that computes it
     is_following: bool = False  # it only follows a job or head that runs: no log line announces it
+    remedy: str = ""  # what to do if it is over
 
     @property
     def evidence(self) -> str:

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Mapping
 from graphlib import TopologicalSorter
 from typing import TYPE_CHECKING, Annotated, Any, Literal
+from urllib.parse import urlsplit
 
 from msgspec import Meta, field, to_builtins
 from msgspec.structs import replace
@@ -333,6 +334,15 @@ class ServiceSpec(Value):
         """Return the services whose node's address its command, environment or router has."""
         texts = [*(self.argv or ()), *(text for _, text in self.env), self.router]
         return tuple(dict.fromkeys(name for text in texts for name in addressed(text)))
+
+    @property
+    def remedy(self) -> str:
+        """Return what to do where it does not answer; its URL without a login or a query."""
+        if self.argv is not None:
+            return f"See the end of {self.log}"
+        parts = urlsplit(self.url)
+        place = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+        return f"Start it at {place}, or correct AGENT_REWARD"
 
     def command(self, place: Placeholders) -> list[str]:
         """Return its argv on a node; not for external services."""

@@ -138,7 +138,7 @@ class ServerReply(Value):
     def refusal(self) -> str:
         """Return in words what it answered instead."""
         start = self.body[:120].decode(errors="replace").strip()
-        return f"it answered {self.status}: {start}"
+        return f"it answered {self.status}: {start}" if start else f"it answered {self.status}"
 
 
 async def send_request(  # noqa: PLR0913 - what a request has

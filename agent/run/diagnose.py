@@ -86,6 +86,12 @@ async def diagnose_end(
     logs = [*own, *elsewhere.logs]
     diagnosis = await in_thread(partial(diagnose_logs, logs), times.CAUSE_SEARCH)
 
+    # Was the job only stopped, since something else is missing? Then its last words say nothing.
+    is_of_job = diagnosis is not None and not diagnosis.key and diagnosis.log == JOB_LOG
+    if outcome.kind is Kind.UNAVAILABLE and is_of_job:
+        logs = [log for log in logs if log.name != JOB_LOG]
+        diagnosis = await in_thread(partial(diagnose_logs, logs), times.CAUSE_SEARCH)
+
     # Did an actor die without a word in the job's output? Then its own log may show more.
     actors = re.findall(_ACTOR_ID, own[0].text, re.MULTILINE) if own else []
     is_vague = diagnosis is None or not diagnosis.key

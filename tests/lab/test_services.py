@@ -120,7 +120,7 @@ def test_a_killed_agent_of_a_separate_node(cluster: Cluster) -> None:
     (cluster.pods[0].tmp / "go").touch()
     assert ends([head, alone]) == [0, 0], head.tail()
     assert "asked again" in head.stdout()
-    assert "exited (" not in head.stderr()
+    assert "is down (" not in head.stderr()
 
 
 @pytest.mark.pods(3)

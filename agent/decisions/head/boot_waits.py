@@ -64,6 +64,10 @@ def _ray_is_needed(state: HeadState, hang: h.RayHangs) -> bool:
     return (serves or state.phase is HeadPhase.BOOTING) and not hang.beside_job
 
 
+_WORKERS_REMEDY = (
+    "Do as many pods run as EXPECTED_WORKERS says, and does each reach the head (see its log)? "
+    "AGENT_WAIT_WORKERS waits longer"
+)
 _MAX_NAMED = 8  # how many nodes with a service that is not ready are named; the rest are counted
 
 
@@ -134,7 +138,7 @@ def _required_waits(state: HeadState) -> Iterator[Wait]:
         prepares_until = min(longest, state.fleet.last_preparing_at + times.PREPARE_STALE)
         until = max(state.deadline_of(wait_keys.WORKERS), prepares_until)
         missing = partial(state.fleet.describe_missing, state.required)
-        yield Wait(wait_keys.WORKERS, "workers", until, missing)
+        yield Wait(wait_keys.WORKERS, "workers", until, missing, remedy=_WORKERS_REMEDY)
 
     # Nodes in Ray whose agents may still report, and those that Ray is to drop.
     unreported = state.unreported_nodes
@@ -180,6 +184,8 @@ def _dead_node_waits(state: HeadState) -> Iterator[Wait]:
 def _service_waits(state: HeadState) -> Iterator[Wait]:
     """Yield a wait per service that is not ready, one for all of its nodes."""
     for name, pending in state.services.pending.items():
+        spec = state.goal.service(name)
+        remedy = f"{spec.remedy}, or raise {spec.deadline_variable}"
         nodes = {
             node: until for node, until in pending.items() if needs_service(state, (node, name))
         }
@@ -189,11 +195,11 @@ def _service_waits(state: HeadState) -> Iterator[Wait]:
             item = state.services.by_key[key]
             is_blocked = key in state.services.blocked
             last = f"not started, {item.evidence}" if is_blocked else item.evidence
-            yield Wait(name, title, item.deadline, last)
+            yield Wait(name, title, item.deadline, last, remedy=remedy)
         elif nodes:
-            what = f"{name} on {state.goal.service(name).where.sentence()}"
+            what = f"{name} on {spec.where.sentence()}"
             evidence = partial(_evidence_of_nodes, state, name)
-            yield Wait(name, what, min(nodes.values()), evidence)
+            yield Wait(name, what, min(nodes.values()), evidence, remedy=remedy)
 
 
 def _evidence_of_nodes(state: HeadState, name: str) -> str:

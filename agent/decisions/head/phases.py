@@ -131,7 +131,8 @@ def _check_waits(state: HeadState, now: float) -> HeadState:
     if late is not None:
         had_it = late.key in {wait_keys.WORKERS, wait_keys.HEAD, wait_keys.CLEAR}
         row = ends.NOT_BACK_IN_TIME if had_it and state.attempt.number > 1 else ends.NOT_IN_TIME
-        end = row.outcome(what=late.what, evidence=late.evidence or "no report yet")
+        evidence = late.evidence or "no report yet"
+        end = row.outcome(what=late.what, evidence=evidence, remedy=late.remedy)
         return leave(state, end, now)
     if pending and now >= state.phase_since + state.goal.boot_limit:
         minutes = round((now - state.phase_since) / 60)

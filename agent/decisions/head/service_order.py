@@ -248,7 +248,7 @@ def _restart(state: HeadState, key: Key, item: Item, now: float) -> HeadState:
         return state.with_item(key, replace(item, restart_at=again_at))
 
     count = f"restart {again.restarts} of {spec.restarts}"
-    state = state.log(f"{title} exited ({item.evidence}): {count}", "warning")
+    state = state.log(f"{title} is down ({item.evidence}): {count}", "warning")
     return start_items(state.with_item(key, again), (key,), now)
 
 
@@ -290,7 +290,7 @@ def _lost_for_good(state: HeadState, key: Key, item: Item, now: float) -> Outcom
     else:
         return None
     evidence = item.evidence or "it no longer answers"
-    return ends.SERVICE_LOST.outcome(loss=loss, evidence=evidence, name=key[1])
+    return ends.SERVICE_LOST.outcome(loss=loss, evidence=evidence, name=key[1], remedy=spec.remedy)
 
 
 _UNKNOWN = "?"  # the disk of a node without facts: it may be shared with any other

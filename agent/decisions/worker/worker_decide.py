@@ -143,7 +143,9 @@ def pending_waits(state: WorkerState) -> tuple[v.Wait, ...]:
         until = goal.limits[wait_keys.HEAD]
         if state.last_reply_at:
             until = max(until, _reply_deadline(state))
-        waits.append(v.Wait(wait_keys.HEAD, f"the head {goal.head}", until, state.evidence))
+        what = f"the head {goal.head}"
+        remedy = "Does it run, and does this node reach it? AGENT_WAIT_HEAD waits longer"
+        waits.append(v.Wait(wait_keys.HEAD, what, until, state.evidence, remedy=remedy))
     if state.phase is WorkerPhase.JOINING:
         waits.append(_join_wait(state))
     if state.phase is WorkerPhase.FOLLOWING:
@@ -462,9 +464,10 @@ def _end_in_any_phase(state: WorkerState, event: WorkerEvent, now: float) -> Dec
             end = ends.STEP_FAILED.outcome(name=name, evidence=item.evidence)
             return _leave(state, end, must_report=True)
         if name in state.awaiting_order and now >= _turn_deadline(state):
-            return _leave(state, ends.NOT_IN_TIME.outcome(what=name, evidence=state.evidence))
+            end = ends.NOT_IN_TIME.outcome(what=name, evidence=state.evidence, remedy="")
+            return _leave(state, end)
         if name in state.running_steps and now >= item.deadline:
-            end = ends.NOT_IN_TIME.outcome(what=name, evidence="it still runs")
+            end = ends.NOT_IN_TIME.outcome(what=name, evidence="it still runs", remedy="")
             return _leave(state, end, must_report=True)
     return None
 
@@ -507,7 +510,8 @@ def _finding(state: WorkerState, event: WorkerEvent, now: float) -> Decision:
     # Is a wait over?
     late = next((wait for wait in pending_waits(state) if wait.is_over(now)), None)
     if late is not None:
-        return _leave(state, ends.NOT_IN_TIME.outcome(what=late.what, evidence=late.evidence))
+        end = ends.NOT_IN_TIME.outcome(what=late.what, evidence=late.evidence, remedy=late.remedy)
+        return _leave(state, end)
 
     # Are head and steps ready? Under torchrun the head orders this node's share once all have
     # reported.

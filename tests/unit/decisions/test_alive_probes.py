@@ -94,7 +94,7 @@ def test_outages_are_recorded() -> None:
     dead = ServiceGone(REWARD, "no answer within 60 s, 3 times in a row")
     trace = Trace(WITH_REWARD, [*SERVED, (10, dead), (11, TICK)])
     assert [*trace.state.services.outages] == [Outage(REWARD, HERE, 10)]
-    assert "reward server exited (no answer within 60 s, 3 times in a row): restart 1" in trace.log
+    assert "reward server is down (no answer within 60 s, 3 times in a row): restart 1" in trace.log
     trace.take(ServiceReady(REWARD, generation=2), 15)
     assert [*trace.state.services.outages] == [Outage(REWARD, HERE, 10, 15)]
     trace.take(ServiceGone(REWARD, "exit code 1", generation=2), 30)

@@ -226,7 +226,7 @@ def test_messages_on_the_way() -> None:
         "nodes 1 of 1",
         "job train.py, attempt 1 of 1",
         "watch ssh -L 8266:localhost:8266 pod0",
-        "reward server exited (exit code 1): restart 1 of 3",
+        "reward server is down (exit code 1): restart 1 of 3",
         "asked to stop by SIGTERM: stopping the job",
         "the job did not stop in time",
     ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from msgspec.structs import replace
 
 from agent.base.ends import Kind, Outcome
 from agent.decisions import head
@@ -381,3 +382,32 @@ def test_ends(of: HeadGoal, history: History, code: int, culprit: str, words: li
     assert trace.state.phase is HeadPhase.LEAVING
     assert trace.state.stop.verdict == end
     assert head.deadline(trace.state) is None
+
+
+EXTERNAL = replace(
+    WITH_REWARD.services[0],
+    argv=None,
+    url="http://me:hidden@10.0.0.9:9/get_reward?key=hidden",
+    deadline_variable="AGENT_WAIT_REWARD",
+)
+
+
+@pytest.mark.parametrize(
+    ("of", "history", "words"),
+    [
+        (goal(1), [(3, nodes()), (200, TICK)], ["EXPECTED_WORKERS", "AGENT_WAIT_WORKERS"]),
+        (WITH_REWARD, [*SERVED, *DEATHS], ["See the end of reward-server.log"]),
+        (WITH_REWARD, [(3, nodes()), (300, TICK)], ["reward-server.log, or raise "]),
+        (
+            replace(WITH_REWARD, services=(EXTERNAL,)),
+            [(3, nodes()), (9, ServiceWaits(REWARD, "connection refused")), (300, TICK)],
+            ["Start it at http://10.0.0.9:9/get_reward, or correct AGENT_REWARD, or raise AGENT_W"],
+        ),
+    ],
+)
+def test_what_is_missing_has_a_remedy(of: HeadGoal, history: History, words: list[str]) -> None:
+    """It names the variable, and where to look; a URL is named without its secrets."""
+    end = Trace(of, history).state.stop.verdict
+    assert end is not None
+    assert [w for w in words if w not in end.remedy] == []
+    assert "hidden" not in end.remedy

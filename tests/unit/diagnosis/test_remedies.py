@@ -19,7 +19,7 @@ from agent.diagnosis.rows import known_signs, table
 from agent.record.node_record import own_record
 from agent.record.run_folder import RunFolder
 from agent.run import diagnose as explained_module
-from agent.run.diagnose import Elsewhere, explain_end, find_cause
+from agent.run.diagnose import Elsewhere, diagnose_end, explain_end, find_cause
 from agent.run.node_run import NodeRun
 from agent.settings.redact import redactor_for
 from support.known_lines import LINES, NOISY
@@ -263,6 +263,29 @@ def test_only_what_follows_this_start_counts(run: NodeRun, tmp_path: Path) -> No
     next_record = own_record("node-a", "").continuing(again.node.record)
     assert next_record.log_begins == again.node.record.log_begins
     again.close()
+
+
+def test_the_last_words_of_a_stopped_job_are_no_cause(run: NodeRun) -> None:
+    """The agent ended torchrun, since a service was lost: a row counts, or the service's log."""
+    stopped = (
+        "W1127 18:00:00.137000 7410 torch/distributed/elastic/agent/server/api.py:753] "
+        "Received 15 death signal, shutting down workers\n"
+    )
+    ended = Outcome(Kind.UNAVAILABLE, 69, "reward server is lost for good")
+    job = run.folder.file("job.log")
+    job.write_text(stopped)
+    nothing = anyio.run(diagnose_end, run, ended)
+    assert nothing is not None
+    assert nothing.line == ""
+    run.folder.file(run.plan.possible_services[0].log).write_text("KeyError: 'answer'\n")
+    of_service = anyio.run(diagnose_end, run, ended)
+    assert of_service is not None
+    assert of_service.line == "KeyError: 'answer'"
+    job.write_text("OSError: [Errno 122] Disk quota exceeded\n")
+    known = anyio.run(diagnose_end, run, ended)
+    assert known is not None
+    assert known.key == "disk quota"
+    run.close()
 
 
 def test_a_cause_of_a_service_is_about_its_python(run: NodeRun) -> None:

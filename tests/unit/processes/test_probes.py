@@ -15,6 +15,7 @@ from agent.processes import resolving
 from agent.processes.connecting import port_answers, reason
 from agent.processes.probing import (
     REWARD_REQUEST,
+    ServerReply,
     check_reward_reply,
     first_answer,
     reward_answers,
@@ -54,6 +55,15 @@ def test_a_reply_is_checked(body: bytes, words: str) -> None:
     problem = check_reward_reply(body)
     assert words in problem
     assert bool(problem) == bool(words)
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [(b" no such page\n", "it answered 404: no such page"), (b"", "it answered 404")],
+)
+def test_a_refusal_is_named_by_its_status_and_text(body: bytes, words: str) -> None:
+    """Without a text nothing follows the status."""
+    assert ServerReply(404, body, {}).refusal == words
 
 
 @given(st.binary(max_size=300))
