@@ -309,6 +309,9 @@ class Keeper:
     def former_meter(self, _now: float) -> None:
         """Return no meter."""
 
+    def record_meter(self, *_: object) -> None:
+        """Ignore the call."""
+
 
 def test_what_is_known_is_a_warning_of_the_status(tmp_path: Path) -> None:
     """It is among those that only clients with credentials see."""
