@@ -128,10 +128,10 @@ def test_a_reward_server_that_hangs_or_fails_is_restarted(cluster: Cluster) -> N
     head.wait_for("✓ job ", timeout=60)
     pid = (tmp / "server.pid").read_text().strip()
     assert head.exec(["kill", "-STOP", pid]).returncode == 0
-    head.wait_for(r"exited \(no answer within 1 s, 2 times in a row\): restart 1 of 3", timeout=20)
+    head.wait_for(r"is down \(no answer within 1 s, 2 times in a row\): restart 1 of 3", timeout=20)
     head.wait_for(r"✓ reward server [\s\S]*✓ reward server ", timeout=20)
     (tmp / "ill").touch()
-    head.wait_for(r"exited \(it answered 500.*2 times in a row\): restart 2 of 3", timeout=20)
+    head.wait_for(r"is down \(it answered 500.*2 times in a row\): restart 2 of 3", timeout=20)
     head.wait_for(r"(✓ reward server [\s\S]*){3}", timeout=20)
     (tmp / "go").touch()
     assert head.wait(60) == 0, head.tail()

@@ -70,7 +70,7 @@ def test_a_retriever_on_every_node(cluster: Cluster) -> None:
     assert "retriever listening on" in cluster.file(1, "retriever.log").read_text()
     pid = (cluster.pods[1].tmp / "retriever.pid").read_text().strip()
     assert worker.exec(["kill", "-9", pid]).returncode == 0
-    head.wait_for(r"retriever on podb exited \(exit code 137.*restart 1 of 3", timeout=20)
+    head.wait_for(r"retriever on podb is down \(exit code 137.*restart 1 of 3", timeout=20)
     head.wait_for(r"✓ retriever on podb [\s\S]*✓ retriever on podb ", timeout=20)
     (cluster.pods[0].tmp / "go").touch()
     assert ends([head, worker]) == [0, 0], head.tail()
