@@ -12,7 +12,7 @@ from support.scenario import BOOT, ends, status_of_head
 if TYPE_CHECKING:
     from support.scenario import Cluster
 
-STEPS = "120"
+STEPS = "240"
 
 
 @pytest.mark.pods(2)
@@ -25,11 +25,11 @@ def test_a_rehearsal_that_lost_a_worker(cluster: Cluster) -> None:
         "AGENT_JOB_ARGS": f"--steps {STEPS}",
     }
     head, worker = cluster.agents()
-    head.wait_for(f"^step 60/{STEPS} ", "stdout", timeout=2 * BOOT)
+    head.wait_for(f"^step 120/{STEPS} ", "stdout", timeout=2 * BOOT)
     worker.kill()
     head.wait_for("attempt 1 of 2 is lost", timeout=60)
     again = cluster.agent(1)
-    head.wait_for(f"(?s)step 60/{STEPS} .*step 60/{STEPS} ", "stdout", timeout=2 * BOOT)
+    head.wait_for(f"(?s)step 120/{STEPS} .*step 120/{STEPS} ", "stdout", timeout=2 * BOOT)
 
     # So far: the second attempt repeats steps.
     receipt = status_of_head(head)["receipt"]
