@@ -14,6 +14,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import secrets
 import shutil
 import stat
 import tempfile
@@ -289,25 +290,32 @@ def _claim(place: CachePlace, run_id: str, node: str) -> str:
     A claim of which no write has come for long counts no more: its node may be lost.
     """
     claim = Path(place.volume, f".{place.archive}.{run_id}{_CLAIM_SUFFIX}")
-    holder = _holder_of(claim)
-    if holder not in {"", node}:
-        return holder
-    claim.unlink(missing_ok=True)
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     try:
-        descriptor = os.open(claim, flags, 0o600)
+        _write_new(claim, node)
     except FileExistsError:
-        return _holder_of(claim) or "another node"
-    with open(descriptor, "w", encoding="utf-8") as file:  # noqa: PTH123 - a descriptor
-        file.write(node)
+        holder = _holder_of(claim)
+        if holder not in {"", node}:
+            return holder
+
+        # Its own one counts from now on, and one that counts no more is replaced.
+        part = claim.with_name(f".{place.archive}.{secrets.token_hex(4)}{PART_SUFFIX}")
+        _write_new(part, node)
+        part.rename(claim)
     return node
 
 
+def _write_new(file: Path, text: str) -> None:
+    """Write a file that is not there yet."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    with open(os.open(file, flags, 0o600), "w", encoding="utf-8") as out:  # noqa: PTH123 - a descriptor
+        out.write(text)
+
+
 def _holder_of(claim: Path) -> str:
-    """Return the node that has claimed an archive, or ''."""
+    """Return the node that has claimed an archive; '' if the claim counts no more."""
     try:
         descriptor = os.open(claim, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:  # nobody has, or it is a link
+    except OSError:  # it is gone, or a link
         return ""
     with open(descriptor, "rb") as file:  # noqa: PTH123 - a descriptor
         status = os.fstat(descriptor)
@@ -315,7 +323,8 @@ def _holder_of(claim: Path) -> str:
         if not is_fresh or not stat.S_ISREG(status.st_mode):
             return ""
         name = file.read(_LONGEST_NAME).decode(errors="replace")
-    return name if name.isprintable() else "another node"
+    is_name = name and name.isprintable()  # it is empty while its node writes it
+    return name if is_name else "another node"
 
 
 def _add_archive_of_others(place: CachePlace, trust: Trust, known: KnownArchive) -> bool:

@@ -7,7 +7,9 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -164,7 +166,22 @@ def test_the_node_that_writes_is_lost(tmp_path: Path) -> None:
     assert claim.read_text() == "b"
 
 
-@pytest.mark.parametrize("claimed", [b"\xff\xfe", b"\x1b[2J", b"a" * 5000])
+def test_nodes_that_claim_at_once(tmp_path: Path) -> None:
+    """One of them writes, in each of many runs."""
+    place = place_of(tmp_path, "node")
+    Path(place.volume).mkdir()
+    with ThreadPoolExecutor(8) as nodes:
+        for run in range(200):
+            ready = threading.Barrier(8)
+
+            def claim(node: int, run: int = run, ready: threading.Barrier = ready) -> bool:
+                ready.wait()
+                return cache_store._claim(place, f"run-{run}", f"node-{node}") == f"node-{node}"  # noqa: SLF001 - the race is in it
+
+            assert sum(nodes.map(claim, range(8))) == 1
+
+
+@pytest.mark.parametrize("claimed", [b"", b"\xff\xfe", b"\x1b[2J", b"a" * 5000])
 def test_an_odd_claim(tmp_path: Path, claimed: bytes) -> None:
     """It names no node, and no terminal gets its bytes."""
     place = place_of(tmp_path, "node")
