@@ -65,7 +65,6 @@ from agent.caches.python_files import file_of, lacks_compiled, list_compiled, ta
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-SUFFIX = ".caches"
 _CLAIM_SUFFIX = ".claim"
 _NAME = re.compile(r"[A-Za-z0-9_-]+-[0-9a-f]{16}-[us][0-9a-f]+\.caches")
 """An archive's file name: the GPU or the architecture, the kind, who signs."""
