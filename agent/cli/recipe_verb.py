@@ -62,7 +62,9 @@ def run(environ: Mapping[str, str], options: argparse.Namespace) -> int:
     made, warning = recipe_command(
         environ, options.name, nodes, options.framework_version, options.model_size
     )
-    for text in (*filter(None, (warning,)), *made.warnings):
+    if warning:
+        made = replace(made, warnings=(warning, *made.warnings))
+    for text in made.warnings:
         print(f"pod-agent: {text}", file=sys.stderr)
     text = command_json(made) if options.json else command_text(made)
     print(redactor_for(environ, None).clean(text))
@@ -127,7 +129,14 @@ def recipe_command(
 
 def command_json(made: Command) -> str:
     """Return a command as JSON."""
-    return json.dumps({"argv": made.argv, "env": {**made.env}, "why": {**made.why}}, indent=2)
+    shown = {
+        "argv": made.argv,
+        "env": {**made.env},
+        "why": {**made.why},
+        "notes": made.notes,
+        "warnings": made.warnings,
+    }
+    return json.dumps(shown, indent=2)
 
 
 def command_text(made: Command) -> str:

@@ -77,13 +77,14 @@ class Arguments:
             name, equals, value = word[2:].partition("=")
             words = [value] if equals else _words_of(rest)
 
-            if name.startswith(_NO_PREFIX):
+            # Does it leave out a flag? Of a program with other flags it may also be one of those.
+            left_out = name.removeprefix(_NO_PREFIX)
+            if left_out != name and (left_out in self._flags or not self._has_others):
+                if left_out not in self._flags:
+                    self._refuse_unknown(left_out, _NO_PREFIX)
                 if equals:
                     raise MisfitError(f"AGENT_JOB_ARGS: '{word}' takes no value")
-                name = name.removeprefix(_NO_PREFIX)
-                if name not in self._flags:
-                    self._refuse_unknown(name)
-                self._users[name] = None
+                self._users[left_out] = None
                 continue
 
             if not equals:
@@ -95,10 +96,10 @@ class Arguments:
         """Return the flag as this version spells it."""
         return self._spelling.get(flag, flag)
 
-    def _refuse_unknown(self, name: str) -> None:
+    def _refuse_unknown(self, name: str, prefix: str = "") -> None:
         near = get_close_matches(name, self._flags, n=1)
-        hint = f"; did you mean --{near[0]}?" if near else ""
-        raise MisfitError(f"AGENT_JOB_ARGS: {self._program} has no flag --{name}{hint}")
+        hint = f"; did you mean --{prefix}{near[0]}?" if near else ""
+        raise MisfitError(f"AGENT_JOB_ARGS: {self._program} has no flag --{prefix}{name}{hint}")
 
     def _check(self, name: str, words: list[str]) -> None:
         """Refuse words that the program would refuse."""

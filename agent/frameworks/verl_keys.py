@@ -80,8 +80,9 @@ def check_keys(
 
 def _sections(table: str, version: Version) -> dict[str, set[str]]:
     sections: dict[str, set[str]] = {}
-    for section, *keys in rows_for(table, version):
-        sections.setdefault(section.strip("."), set()).update(keys)
+    for names, *keys in rows_for(table, version):
+        for section in names.split(","):
+            sections.setdefault(section.strip("."), set()).update(keys)
     return sections
 
 
@@ -97,22 +98,35 @@ def _complaint(override: Override, version: Version, sections: Mapping[str, set[
     if override.prefix == "++":
         return ""
 
-    # Which known section is it in, and by which name?
-    section = key
-    while section and section not in sections:
-        section = section.rpartition(".")[0]
-    name = key.removeprefix(section).strip(".").partition(".")[0]
-    known = sections[section]
+    # Does a section that is known lack a name in it?
+    name, known = _lacked(key, sections)
     if override.prefix == "+":
-        has_key = name in known and key == f"{section}.{name}".lstrip(".")
+        parent, _, last = key.rpartition(".")
+        has_key = not name and last in sections.get(parent, ())
         return f"+{key}: {verl} has this key: write {key}=… or ++{key}=…" if has_key else ""
 
-    # Is the name among the section's, or the estimator among those that there are?
-    if key == "algorithm.adv_estimator":
+    # Is it an estimator that there is?
+    if key == "algorithm.adv_estimator" and override.value not in _ESTIMATORS:
         name = override.value
         known = _ESTIMATORS
-    if not name or name in known:
+    if not name:
         return ""
     near = get_close_matches(name, known, 1)
     hint = f" ({near[0]}?)" if near else ""
     return f"{key}: {verl} has no {name}{hint}; ++{key}=… insists"
+
+
+def _lacked(key: str, sections: Mapping[str, set[str]]) -> tuple[str, set[str]]:
+    """Return the first name of a key that its section lacks, and that section's names.
+
+    The name is '' where none is missing: what is in a section without a row is not checked.
+    """
+    section = ""
+    for name in key.split("."):
+        known = sections.get(section)
+        if known is None:
+            break
+        if name not in known:
+            return name, known
+        section = f"{section}.{name}".strip(".")
+    return "", set()

@@ -142,6 +142,7 @@ def test_the_output() -> None:
         {"MODE": "fast"},
         {"a.b": "one", "c.url": "scores"},
         ("16 GPUs",),
+        ("it may fail",),
     )
     text = command_text(made).splitlines()
     pasted = [line for line in text if not line.startswith("#")]
@@ -154,7 +155,13 @@ def test_the_output() -> None:
         "# 16 GPUs",
     ]
     data = json.loads(command_json(made))
-    assert data == {"argv": [*made.argv], "env": {**made.env}, "why": {**made.why}}
+    assert data == {
+        "argv": [*made.argv],
+        "env": {**made.env},
+        "why": {**made.why},
+        "notes": ["16 GPUs"],
+        "warnings": ["it may fail"],
+    }
 
 
 @pytest.mark.parametrize("word", ["it's", "it's $HOME", "it's `x`", "it's \\n", 'it\'s "x"', "a b"])

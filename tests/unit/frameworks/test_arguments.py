@@ -82,7 +82,8 @@ def test_given_arguments_replace(given: tuple[str, ...], argv: str) -> None:
         (("--bf16=true",), "--bf16 takes no value, not true"),
         (("--no-lr",), "--no-lr leaves out a flag that the recipe does not set"),
         (("--no-bf16=1",), "takes no value"),
-        (("--no-nothing",), "has no flag --nothing"),
+        (("--no-nothing",), "has no flag --no-nothing"),
+        (("--no-bf61",), "has no flag --no-bf61; did you mean --no-bf16?"),
         (("lr", "1"), "'lr' belongs to no flag"),
         (("--", "1"), "'--' belongs to no flag"),
         (("-x",), "'-x' belongs to no flag"),
@@ -94,6 +95,14 @@ def test_wrong_arguments_are_refused(given: tuple[str, ...], said: str) -> None:
         made(*given).argv()
     assert said in str(refused.value)
     assert str(refused.value).startswith("AGENT_JOB_ARGS: ")
+
+
+@pytest.mark.parametrize("word", ["--new", "--new=1", "--no-new", "--no-new=1"])
+def test_flags_of_an_unknown_release_are_passed_on(word: str) -> None:
+    """What a release that is not known may have is passed on as it is, also with `no-`."""
+    own = Arguments("train of Demo 2.0", FLAGS, SPELLING, word, "--no-bf16", has_others=True)
+    own.add("bf16")
+    assert " ".join(own.argv()) == word.replace("=", " ")
 
 
 def test_numbers_for_sizes() -> None:

@@ -9,6 +9,9 @@ from agent.frameworks.verl import make
 from support.recipe_words import arguments
 from support.verl_asked import MINI, TENSOR, asked
 
+OPTIM = "actor_rollout_ref.actor.optim"
+ROLLOUT = "actor_rollout_ref.rollout"
+
 
 @pytest.mark.parametrize(
     ("args", "expected"),
@@ -53,6 +56,19 @@ def test_a_users_argument_replaces_the_recipes(
         ((0, 9, 1), "algorithm.adv_estimator=grop", "has no grop (grpo?)"),
         ((0, 8, 0), "trainer.use_v1=True", "has no use_v1"),
         ((0, 6, 1), "actor_rollout_ref.rollout.seed=1", "has no seed"),
+        ((0, 9, 1), f"{OPTIM}.lrr=1e-6", f"{OPTIM}.lrr: verl 0.9.1 has no lrr (lr?)"),
+        ((0, 7, 1), "critic.optim.lrr=1e-6", "has no lrr (lr?)"),
+        ((0, 9, 1), f"{ROLLOUT}.val_kwargs.topp=1", "has no topp (top_p?)"),
+        ((0, 8, 0), f"{ROLLOUT}.checkpoint_engine.backnd=nccl", "has no backnd (backend?)"),
+        ((0, 9, 1), "reward.reward_model.enabled=True", "has no enabled (enable?)"),
+        ((0, 9, 1), "data.custom_cls.pat=/x.py", "has no pat (path?)"),
+        ((0, 9, 1), f"{ROLLOUT}.engine_kwargs.vllm.mine=1", "++actor_rollout_ref.rollout.engine_"),
+        ((0, 9, 1), f"+{OPTIM}.lr=1", f"write {OPTIM}.lr=… or ++{OPTIM}.lr=…"),
+        (
+            (0, 8, 0),
+            "actor_rollout_ref.rollout.multi_turn.interaction_config_path=x",
+            "has no inter",
+        ),
         ((0, 9, 1), "--nnodes=2", "no argument for hydra"),
         ((0, 9, 1), "+trainer.test_freq=5", "+trainer.test_freq: verl 0.9.1 has this key"),
         ((0, 9, 1), "+trainer.nnodes=2", "write trainer.nnodes=… or ++trainer.nnodes=…"),
@@ -77,7 +93,9 @@ def test_wrong_arguments_are_refused(version: Version, argument: str, said: str)
         ((0, 9, 1), ("+data.apply_chat_template_kwargs.x=1", "+trainer.of_tomorrow=1")),
         ((0, 9, 1), ("model_engine=veomni", "actor_rollout_ref.actor.veomni.x=1")),
         ((0, 9, 1), ("actor@actor_rollout_ref.actor=megatron_actor", "critic.megatron.x=1")),
-        ((0, 9, 1), ("actor_rollout_ref.actor.optim.lr=1e-6", "trainer.total_epochs=3")),
+        ((0, 9, 1), (f"{OPTIM}.lr=1e-6", "trainer.total_epochs=3")),
+        ((0, 9, 1), (f"+{ROLLOUT}.engine_kwargs.vllm.mine=1", f"++{OPTIM}.lrr=1")),
+        ((0, 9, 1), ("actor_rollout_ref.actor.profiler.of_tomorrow=1",)),
     ],
 )
 def test_valid_keys_are_accepted(version: Version, args: tuple[str, ...]) -> None:
