@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import urlsplit
 
 from agent.base.text import error_text
-from agent.cli.options import flag, name_among, value, whole_number
+from agent.cli.options import flag, gigabytes, name_among, value, whole_number
 from agent.cli.start_files.agent_file import (
     ONE_FILE,
     AgentFile,
@@ -25,6 +25,7 @@ from agent.cli.start_files.platforms_of_init import (
     missing_image,
     missing_python,
 )
+from agent.cli.start_files.recipe_check import recipe_warnings
 from agent.cli.start_files.request import (
     OWN_COMMAND,
     Request,
@@ -33,6 +34,7 @@ from agent.cli.start_files.request import (
     presets,
     variables_of_plan,
 )
+from agent.cli.start_files.runpod_gpus import check_counts, runpod_gpu
 from agent.settings.jobs import BY_NAME
 
 if TYPE_CHECKING:
@@ -95,6 +97,8 @@ OPTIONS = (
     value("--container", None, "Slurm: what the job runs in", choices=_CONTAINERS),
     value("--kind", "KIND", f"Kubernetes and RunPod: {', '.join(_KINDS)}", choices=_KINDS),
     value("--gpu-type", "GPU", "RunPod, dstack, SkyPilot: the kind of GPU", _word),
+    value("--gpu-memory", "GB", "of each GPU; default: of --gpu-type, else 80", gigabytes),
+    value("--host-memory", "GB", "of each node; default: 128 for each GPU", gigabytes),
     value(
         "--center", "PLACE", "RunPod: data center; dstack: BACKEND/REGION; SkyPilot: infra", _word
     ),
@@ -129,16 +133,23 @@ _OF_SOME_PLATFORMS = {
 """Options that not every platform takes."""
 
 
-def run(_: Mapping[str, str], options: argparse.Namespace) -> int:
-    """Write the start files; return 0, or 2 where something is missing or would be lost."""
+def run(environ: Mapping[str, str], options: argparse.Namespace) -> int:
+    """Write the start files; return 0, or 2 where something is missing or would be lost.
+
+    Raises the refusal of a recipe that does not fit these nodes.
+    """
     try:
         request, platform = _request(options)
+        sizes = (options.gpu_memory, options.host_memory)
+        warnings = recipe_warnings(request, environ, *sizes)
         made = PLATFORMS[platform].render(request)
         _refuse_overwriting(made, options)
         _write(made, options.to)
     except _RefusedError as error:
         print(f"pod-agent init: error: {error}", file=sys.stderr)
         return 2
+    for warning in warnings:
+        print(f"! {warning}")
     _print_next_steps(platform, request, made, options)
     return 0
 
@@ -255,6 +266,8 @@ def _request(options: argparse.Namespace) -> tuple[Request, str]:
     why_not = misfit(platform, variant, job, nodes or 1)
     if why_not:
         raise _RefusedError(why_not)
+    if platform == "runpod":
+        _check_runpod(options, nodes or 1, gpus or 0, in_cluster=variant == "cluster")
     _ask_for_the_job(options, platform, variant, job, questions)
     questions.refuse_missing()
 
@@ -292,6 +305,16 @@ def _refuse_foreign(options: argparse.Namespace, platform: str) -> None:
         others = [other for other, known in PLATFORMS.items() if name in known.takes]
         option = f"--{name.replace('_', '-')}"
         raise _RefusedError(f"{platform} has no {option}, which is for {', '.join(others)}")
+
+
+def _check_runpod(options: argparse.Namespace, nodes: int, gpus: int, *, in_cluster: bool) -> None:
+    """Raise for what RunPod does not rent; a short name of a GPU becomes its id."""
+    try:
+        check_counts(nodes, gpus, in_cluster=in_cluster)
+        if options.gpu_type:
+            options.gpu_type = runpod_gpu(options.gpu_type, in_cluster=in_cluster).id
+    except ValueError as error:
+        raise _RefusedError(str(error)) from None
 
 
 def _variant(  # noqa: PLR0913 - what it depends on

@@ -244,7 +244,7 @@ KEYS = {
 def test_only_what_the_platforms_describe(tmp_path: Path) -> None:
     """No file has a key that its platform does not know, with all options given."""
     common = ("--nodes", "2", "--gpus", "8", "--wandb", "--hf-token", "--volume", "disk")
-    more = ("--center", "EU-RO-1", "--gpu-type", "H100")
+    more = ("--center", "EU-RO-1", "--gpu-type", "H100 SXM")
     task = written(
         tmp_path / "a", "dstack", "verl-grpo", *common, *more, "--spot", "--fleet", "mine"
     )
@@ -494,6 +494,19 @@ def test_a_program_may_be_run(tmp_path: Path) -> None:
             "pod-agent init kubernetes trl-grpo",
         ),
         (("runpod", "rehearsal", "--nodes", "1", "--kind", "cluster"), "two pods at least"),
+        (
+            ("runpod", "verl-grpo", "--nodes", "1", "--gpus", "16"),
+            "a pod of RunPod has at most 8 GPUs: --nodes 2 --gpus 8",
+        ),
+        (("runpod", "verl-grpo", "--nodes", "1", "--gpus", "0"), "--gpus 1"),
+        (
+            ("runpod", "rehearsal", "--nodes", "251", "--kind", "cluster"),
+            "at most 250 pods",
+        ),
+        (
+            ("runpod", "rehearsal", "--nodes", "1", "--gpu-type", "H100"),
+            "may be 'H100 SXM' or 'H100 NVL' or 'H100 PCIe'",
+        ),
         (("dstack", "rehearsal", "--nodes", "0"), "a run has one node at least"),
         (("dstack", "rehearsal", "--nodes", "many"), "'many' is no whole number"),
         (("dstack", "verl-gpro"), "verl-grpo"),
@@ -507,6 +520,46 @@ def test_what_is_wrong_is_named(words: tuple[str, ...], expected: str, tmp_path:
     argv = (*words[:at], "--to", str(tmp_path), *words[at:])
     assert expected in init(*argv, code=2).stderr
     assert not list(tmp_path.iterdir())
+
+
+SEVENTY = (
+    "verl-grpo",
+    "--nodes",
+    "1",
+    "--gpus",
+    "2",
+    "--model",
+    "meta-llama/Llama-3.1-70B-Instruct",
+)
+"""What two GPUs cannot train."""
+
+
+@pytest.mark.parametrize("platform", ["runpod", "dstack", "kubernetes"])
+def test_what_the_recipe_refuses_is_refused(platform: str, tmp_path: Path) -> None:
+    """The sentence and the code are those of `recipe`; nothing is written."""
+    refused = init(platform, *SEVENTY, "--to", str(tmp_path), code=78).stderr
+    told = subprocess.run(
+        [*AGENT[:-1], "recipe", *SEVENTY[:5], "--gpu-memory", "80"],
+        cwd=ROOT,
+        env={**os.environ, "AGENT_MODEL": SEVENTY[-1], "AGENT_TRAIN_DATA": "/data"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert told.returncode == 78
+    assert refused.startswith(told.stderr.rstrip())
+    assert "--gpu-memory GB (of each GPU) and --host-memory GB" in refused
+    assert not list(tmp_path.iterdir())
+
+
+def test_memory_that_the_user_names_is_taken(tmp_path: Path) -> None:
+    """GPUs and nodes with more memory are said by options, or by the kind of GPU."""
+    nodes = ("--host-memory", "4096")
+    init("kubernetes", *SEVENTY, *nodes, "--gpu-memory", "141", "--to", str(tmp_path / "a"))
+    init("dstack", *SEVENTY, *nodes, "--gpu-type", "H200", "--to", str(tmp_path / "b"))
+    for kind in (("dstack", "RTX4090"), ("skypilot", "A10G:24GB"), ("runpod", "RTX 4090")):
+        words = (kind[0], *SEVENTY, *nodes, "--gpu-type", kind[1], "--to", str(tmp_path / "c"))
+        assert "1×2×24 GB: no" in init(*words, code=78).stderr
 
 
 def test_it_asks_at_a_terminal(tmp_path: Path) -> None:

@@ -1,0 +1,70 @@
+"""Whether the recipe of a start file fits its nodes: asked before anything is rented."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from agent.base.errors import PreflightError
+from agent.cli.recipe_verb import node_sizes, recipe_command
+from agent.cli.start_files.request import Folders, Request, job_variables
+from agent.cli.start_files.runpod_gpus import gpus_named
+from agent.frameworks import recipe_of
+from agent.frameworks.recipe import version_text
+from agent.settings.jobs import BY_NAME
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_FOLDERS = Folders("/data", "/code", "/checkpoints")
+_USUAL_MEMORY = 80  # GB of a GPU, where nothing says more
+_OF_THIS_MACHINE = ("PATH", "HOME", "HF_HOME", "HF_HUB_CACHE")  # Where a config.json may be
+_PINNED = re.compile(r"==(\d[\w.]*)")
+_REMEDY = (
+    "If they have more memory, add --gpu-memory GB (of each GPU) and --host-memory GB (of a node)"
+)
+_GIGABYTES = re.compile(r"(\d+)\s*GB", re.IGNORECASE)
+
+
+def recipe_warnings(
+    request: Request, environ: Mapping[str, str], gpu_memory: int | None, host_memory: int | None
+) -> tuple[str, ...]:
+    """Return what `recipe` warns of for these nodes; raises its refusal.
+
+    `gpu_memory` and `host_memory` are what the user says, in GB.
+    """
+    if request.command or request.is_rehearsal:
+        return ()
+    memory = gpu_memory or memory_of(request.gpu_type) or _USUAL_MEMORY
+    nodes = node_sizes(request.nodes, [request.gpus], None, memory, host_memory)
+    here = {name: environ[name] for name in _OF_THIS_MACHINE if name in environ}
+    variables = {**job_variables(request, _FOLDERS, restarted=False), **here}
+    try:
+        made, _ = recipe_command(variables, request.job, nodes, version_of_file(request))
+    except PreflightError as refusal:
+        if gpu_memory is None or host_memory is None:
+            refusal.remedy = _REMEDY
+        raise
+    return made.warnings
+
+
+def memory_of(gpu_type: str) -> int | None:
+    """Return the GB of a kind of GPU: those in its name, else the least that the name may mean."""
+    named = _GIGABYTES.search(gpu_type)
+    if named:
+        return int(named[1])
+    known = [gpu.memory for gpu in gpus_named(gpu_type) if gpu.memory] if gpu_type else []
+    return min(known, default=None)
+
+
+def version_of_file(request: Request) -> str:
+    """Return the version that the file clones or installs, else the newest that is known."""
+    preset = request.preset
+    if not request.image:
+        pinned = [match[1] for line in preset.install for match in _PINNED.finditer(line)]
+        if preset.checkout is not None:
+            pinned = [preset.checkout.tag.removeprefix("v")]
+        if pinned:
+            return pinned[-1]
+    versions = recipe_of(BY_NAME[request.job]).VERSIONS
+    return version_text(versions[-1]) if versions else ""
