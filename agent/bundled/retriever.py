@@ -20,7 +20,7 @@ from collections import Counter, defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agent.serving.bodies import Bodies, MemoryRoom
+from agent.serving.bodies import Bodies
 from agent.serving.json_size import has_more_values
 from agent.serving.program import Program
 from agent.serving.replies import error_reply, send
@@ -138,8 +138,7 @@ class Retriever:
     def __init__(self, index: Index, limit: float) -> None:
         self._index = index
         self._limit = limit
-        self._bodies = Bodies(MAX_BODY, 4 * MAX_BODY)
-        self._replies = MemoryRoom(4 * MOST_OF_REPLY)
+        self._bodies = Bodies(MAX_BODY, 4 * MOST_OF_REPLY)
         self.program = Program("retriever", PATH, self._answer)
 
     async def _answer(self, request: web.Request) -> web.Response:
@@ -155,11 +154,10 @@ class Retriever:
                 why = f"{len(queries)} queries take longer than {self._limit:g} s (--limit)"
                 self.program.say(why)
                 return error_reply(504, f"{why}: send fewer in one request")
-            body.keep(0)
-            async with self._replies.hold(request.remote or "", MOST_OF_REPLY) as held:
-                reply = json.dumps({"result": results}).encode()
-                held.keep(len(reply))
-                return await send(request, reply)
+            await body.take(MOST_OF_REPLY)
+            reply = json.dumps({"result": results}).encode()
+            body.keep(len(reply))
+            return await send(request, reply)
 
     async def _results(
         self, queries: list[str], topk: int, *, with_scores: bool

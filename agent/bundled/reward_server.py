@@ -35,7 +35,7 @@ from agent.bundled import maths
 from agent.bundled.judge import KEY, GivenGrade, Judge, JudgeSpec, NoGradeError, ScoredItem
 from agent.bundled.math_verify_pool import MathVerifyPool, NoVerdictError, is_installed, say
 from agent.bundled.turns import Turns
-from agent.serving.bodies import RETRY_AFTER, Bodies, Body, HeldMemory, MemoryRoom
+from agent.serving.bodies import RETRY_AFTER, Bodies, Body
 from agent.serving.connections import trust
 from agent.serving.json_size import has_more_values
 from agent.serving.program import Program
@@ -53,10 +53,9 @@ _CHUNK = 256
 # Clients wait for 180 s (OpenRLHF 0.5 to 0.9, five times): they need a 503 before that to retry.
 _REQUEST_SECONDS = 120.0
 _MAX_BODY = 64 << 20
-_MOST_BODIES = 128 << 20  # of all requests together
+_MOST_MEMORY = 256 << 20  # of all requests together
 _MOST_ITEMS = 1 << 18  # of one request
 _MOST_VALUES = 6 * _MOST_ITEMS + 16  # in three lists, each a text and a comma, with their names
-_MOST_TEXTS = 8 * _MAX_BODY  # bytes of what is read of all bodies and graded
 _ITEM_BYTES = 300  # of an item while it is graded, without its texts
 _GRADE_BYTES = 100  # of a grade
 _TEXT_BYTES = 60  # of a text, without its characters
@@ -201,10 +200,7 @@ class RewardServer:
         self._dialect = dialect
         self._token = token
         self._pool = MathVerifyPool(Turns())
-        self._bodies = Bodies(_MAX_BODY, _MOST_BODIES)
-        self._texts = MemoryRoom(
-            _MOST_TEXTS
-        )  # a body of many small items takes many times its size
+        self._bodies = Bodies(_MAX_BODY, _MOST_MEMORY)
         self._reading = asyncio.Lock()  # its memory is only estimated
         self.program = Program("reward server", path, self._answer)
         self.program.app.on_shutdown.append(self._close)
@@ -232,21 +228,18 @@ class RewardServer:
 
     async def _score_and_send(self, request: web.Request, body: Body) -> web.Response:
         """Score a body's texts and send the reply; their memory counts until the client has it."""
-        ip = request.remote or ""
-        most = min(memory_of(body.data), self._texts.half)
-        async with self._texts.hold(ip, most) as texts:
-            scoring = self._score(body, texts, quota_key(ip))
-            reply = await asyncio.wait_for(scoring, self._limit)
-            texts.keep(len(reply))
-            headers = {} if self._judge is None else {TOTALS: self._judge.totals.header()}
-            return await send(request, reply, headers)
+        await body.take(min(memory_of(body.data), _MOST_MEMORY // 2))
+        scoring = self._score(body, quota_key(request.remote or ""))
+        reply = await asyncio.wait_for(scoring, self._limit)
+        body.keep(len(reply))
+        headers = {} if self._judge is None else {TOTALS: self._judge.totals.header()}
+        return await send(request, reply, headers)
 
-    async def _score(self, body: Body, texts: HeldMemory, client: str) -> bytes:
+    async def _score(self, body: Body, client: str) -> bytes:
         """Return the reply to a body."""
         async with self._reading:
             items, is_single = await in_thread(read_request, body.data)
         body.data = bytearray()
-        body.keep(0)
         if self._judge is not None:
             verdicts = await self._judge.grade(items)
             if is_single:
@@ -255,7 +248,7 @@ class RewardServer:
         graded = await grade(items)
         del items
         # what math-verify has to compare is small where the texts are large
-        texts.keep(memory_of_grades(graded))
+        body.keep(memory_of_grades(graded))
         graded = await decide(self._pool, graded, client)
         if is_single:
             return msgspec.json.encode(graded[0].reward)

@@ -11,7 +11,9 @@ import os
 import socket
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NamedTuple
+from enum import Enum
+from functools import partial
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 from urllib.parse import parse_qs
 
 import anyio
@@ -50,11 +52,12 @@ if TYPE_CHECKING:
     from agent.port.reports import Reports
 
     Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-    BeforeBody = Callable[[web.Request], Awaitable[web.StreamResponse | None]]
+    Admit = Callable[[web.Request], Awaitable[web.StreamResponse | None]]
     ControlHandler = Callable[[web.Request, "Control"], Awaitable[web.StreamResponse]]
 
+T = TypeVar("T")
 MAX_READERS = 16  # Readers at a time; each costs memory and CPU time
-_LOOP_SHARE = 50.0  # Reading the status takes at most one fiftieth of the loop's time
+_LOOP_SHARE = 50.0  # Making a status takes at most one fiftieth of the loop's time
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'"
     "; form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
@@ -71,19 +74,44 @@ _SAMPLE_CHUNK = 1 << 16
 _FORM = "application/x-www-form-urlencoded"
 _JSON = "application/json"
 _MOST_FIELDS = 8  # Of the page's form
+_LONGEST_FORM = 1 << 14  # Bytes: less than a connection buffers, so that it waits for no other
 _MOST_BODIES = 64 << 20  # Bytes of all bodies that are read at a time
 _BODY: Any = getattr(web, "RequestKey", lambda name, _: name)("body", bytearray)
 """The key of a request's body; aiohttp below 3.14 has texts as keys."""
 
 
-class StatusStream:
-    """Reads the status once for all readers; each is sent the newest, never a queue."""
+class Kept(Generic[T]):
+    """A value that is made once for all who ask, and again once the loop had time for the rest."""
 
-    def __init__(self, read_status: Callable[[], Mapping[str, object]]) -> None:
-        self._read_status = read_status
+    def __init__(self, make: Callable[[], T]) -> None:
+        self._make = make
+        self._value: T | None = None
+        self._next_made = 0.0
+
+    def get(self) -> T:
+        """Return it, made again unless that was too recently."""
+        began = time.monotonic()
+        if self._value is None or began >= self._next_made:
+            self._value = self._make()
+            took = time.monotonic() - began
+            self._next_made = began + took + _LOOP_SHARE * took
+        return self._value
+
+
+class StatusText(NamedTuple):
+    """A status, and its JSON."""
+
+    status: Mapping[str, Any]
+    json: bytes
+
+
+class StatusStream:
+    """Sends the status to its readers; each is sent the newest, never a queue."""
+
+    def __init__(self, kept: Kept[StatusText]) -> None:
+        self._kept = kept
+        self._newest: StatusText | None = None
         self._readers = 0
-        self._next_read = 0.0
-        self._text = ""  # The status as JSON
         self._at_rest: object = None
         self._number = 0  # Number of changes so far
 
@@ -107,26 +135,56 @@ class StatusStream:
                 while True:
                     with suppress(TimedOutError):
                         await until(is_new, times.STATUS_REPEATED, step=step, longest=step)
+                    text = self._refresh().json
                     sent = self._number
                     with anyio.fail_after(times.READER_STALLED):
-                        await answer.write(f"data: {self._text}\n\n".encode())
+                        await answer.write(b"data: " + text + b"\n\n")
             if request.transport is not None:  # unsent data would delay the server's stop
                 request.transport.abort()
             return answer
         finally:
             self._readers -= 1
 
-    def _refresh(self) -> None:
-        """Read the status, unless the last read is too recent."""
-        began = time.monotonic()
-        if began < self._next_read:
-            return
-        status = self._read_status()
-        self._text = json.dumps(status)
-        content = at_rest(status)
-        self._number += content != self._at_rest
-        self._at_rest = content
-        self._next_read = began + max(times.STATUS_READ, _LOOP_SHARE * (time.monotonic() - began))
+    def _refresh(self) -> StatusText:
+        """Return the newest status; count it if it differs from the one before."""
+        newest = self._kept.get()
+        if newest is not self._newest:
+            self._newest = newest
+            content = at_rest(newest.status)
+            self._number += content != self._at_rest
+            self._at_rest = content
+        return newest
+
+
+class Reader(Enum):
+    """Who reads a status."""
+
+    ALL = "all"  # With the token, or the control key: log text, too
+    LOCAL = "local"  # Without a token, on this node
+    ANYONE = "anyone"  # Without a token, from elsewhere
+
+
+def without_log_text(status: dict[str, Any]) -> dict[str, Any]:
+    """Return a status for anyone: a reason quotes a log behind its first colon."""
+    status = map_texts(status, lambda text: text.partition(LAST_OUTPUT)[0])
+    if status.get("verdict"):
+        reason = str(status["verdict"].get("reason", ""))
+        status["verdict"]["reason"] = reason.partition(": ")[0]
+        status["verdict"]["remedy"] = ""
+        for row in status.get("nodes", ()):  # a worker that leaves reports it, too
+            row["detail"] = str(row.get("detail", "")).partition(": ")[0]
+    for row in status.get("attempts", ()):
+        row["reason"] = str(row.get("reason") or "").partition(": ")[0]
+    return status
+
+
+def _made(make: Callable[[Reader], Mapping[str, Any]], reader: Reader) -> StatusText:
+    status = make(reader)
+    return StatusText(status, json.dumps(status).encode())
+
+
+def _metrics_of(kept: Kept[StatusText]) -> bytes:
+    return metrics(kept.get().status).encode()
 
 
 def login_page(note: str = "") -> bytes:
@@ -184,9 +242,15 @@ class AgentServer:
         self._run_id = run_id
         self._reports = reports
         self._control = control
-        self._stream = StatusStream(lambda: self._judged(self._full_status()))
+        self._whole = {reader: Kept(partial(_made, self._status_for, reader)) for reader in Reader}
+        self._brief = {reader: Kept(partial(_made, self._brief_for, reader)) for reader in Reader}
+        self._metrics = {
+            reader: Kept(partial(_metrics_of, self._whole[reader])) for reader in Reader
+        }
+        self._stream = StatusStream(self._whole[Reader.ALL])
         self._sampling = asyncio.Lock()
         self._bodies = Bodies(MAX_REPORT_BYTES, _MOST_BODIES)
+        self._forms = Bodies(_LONGEST_FORM, _LONGEST_FORM)
         self._names = host_names([socket.gethostname(), *names])
 
     async def open(self, sockets: list[socket.socket]) -> web.BaseRunner:
@@ -212,7 +276,7 @@ class AgentServer:
             web.get("/livez", self._livez),
             web.get("/readyz", self._readyz),
             web.get("/status", self._guarded(self._get_status)),
-            web.get("/metrics", self._guarded(self._metrics)),
+            web.get("/metrics", self._guarded(self._get_metrics)),
             web.get("/", self._page),
             *(web.get(path, self._file) for path in ASSETS),
             web.post("/login", self._login),
@@ -238,8 +302,11 @@ class AgentServer:
         except web.HTTPException as refusal:
             return reply_to_error(refusal)
 
-    def _guarded(self, handler: Handler, before_body: BeforeBody | None = None) -> Handler:
-        """Return a handler for those with the token; `before_body` may refuse a POST."""
+    def _guarded(self, handler: Handler, admit: Admit | None = None) -> Handler:
+        """Return a handler for those with the token.
+
+        `admit` may refuse a request by its head: nothing of its body is read or awaited before.
+        """
 
         async def guard(request: web.Request) -> web.StreamResponse:
             if self._access.has_guessed_enough(request):
@@ -249,13 +316,13 @@ class AgentServer:
                 return self._unauthorized("token needed")
             if self._has_secret:
                 trust(request)
+            if request.method == "POST" and request.content_type != _JSON:
+                # a cross-site page can send other types without a preflight request
+                return error_reply(415, f"Content-Type: expected {_JSON}")
+            refusal = None if admit is None else await admit(request)
+            if refusal is not None:
+                return refusal
             if request.method == "POST":
-                if request.content_type != _JSON:
-                    # a cross-site page can send other types without a preflight request
-                    return error_reply(415, f"Content-Type: expected {_JSON}")
-                refusal = None if before_body is None else await before_body(request)
-                if refusal is not None:
-                    return refusal
                 async with self._bodies.read(request) as body:
                     request[_BODY] = body.data
                 if not is_signed_body(request, request[_BODY]):
@@ -284,39 +351,36 @@ class AgentServer:
         return web.json_response({"ok": ok}, status=200 if ok else 503)
 
     async def _get_status(self, request: web.Request) -> web.StreamResponse:
-        status = self._full_status() if self._has_secret else self._status()
-        if not self._has_secret and not self._access.is_local(request):  # it may be anyone
-            status = map_texts(status, lambda text: text.partition(LAST_OUTPUT)[0])
-            if status.get("verdict"):
-                # each may quote a line of a log, the reason behind its first colon
-                reason = str(status["verdict"].get("reason", ""))
-                status["verdict"]["reason"] = reason.partition(": ")[0]
-                status["verdict"]["remedy"] = ""
-                for row in status.get("nodes", ()):  # a worker that leaves reports it, too
-                    row["detail"] = str(row.get("detail", "")).partition(": ")[0]
-            for row in status.get("attempts", ()):
-                row["reason"] = str(row.get("reason") or "").partition(": ")[0]
-        status = self._judged(status)
-        if "brief" in request.query:
-            status = page_status(status)
-            if self._has_secret:
-                del status["curves"]  # its reader may read /series
-        return web.json_response(status)
+        texts = self._brief if "brief" in request.query else self._whole
+        body = texts[self._reader(request)].get().json
+        return web.Response(body=body, content_type=_JSON, charset="utf-8")
 
-    def _full_status(self) -> dict[str, object]:
-        more = {} if self._control is None else self._control.private_status()
-        return {**self._status(), **more}
+    def _reader(self, request: web.Request) -> Reader:
+        """Return what the sender of a request may read."""
+        if self._has_secret:
+            return Reader.ALL
+        return Reader.LOCAL if self._access.is_local(request) else Reader.ANYONE
 
-    def _judged(self, status: dict[str, object]) -> dict[str, object]:
-        """Add the judgment that follows from what the reader of this status may read."""
+    def _status_for(self, reader: Reader) -> dict[str, Any]:
+        """Return the status that a reader may read, and the judgment that follows from it."""
+        status = self._status()
+        if reader is Reader.ALL and self._control is not None:
+            status = {**status, **self._control.private_status()}
+        if reader is Reader.ANYONE:
+            status = without_log_text(status)
         return status if self._control is None else self._control.judge(status)
 
-    async def _metrics(self, request: web.Request) -> web.StreamResponse:
+    def _brief_for(self, reader: Reader) -> dict[str, Any]:
+        status = page_status(self._whole[reader].get().status)
+        if self._has_secret:
+            status.pop("curves", None)  # its reader may read /series
+        return status
+
+    async def _get_metrics(self, request: web.Request) -> web.StreamResponse:
         # the names of the job's metrics are text of its output
-        may_read_all = self._has_secret or self._access.is_local(request)
-        body = metrics(self._full_status() if may_read_all else self._status()).encode()
+        reader = Reader.LOCAL if self._reader(request) is Reader.ANYONE else Reader.ALL
         kind = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
-        return web.Response(body=body, headers=kind)
+        return web.Response(body=self._metrics[reader].get(), headers=kind)
 
     async def _page(self, request: web.Request) -> web.StreamResponse:
         if not self._access.has_token(request):
@@ -331,7 +395,7 @@ class AgentServer:
             return error_reply(415, f"Content-Type: expected {_FORM}")
         token = ""
         if self._access.may_guess(request):
-            async with self._bodies.read(request) as body:
+            async with self._forms.read(request) as body:
                 token = _form_field(body.data, "token")
         # asked again: many may have been sent while this body arrived
         if not self._access.may_guess(request):
@@ -404,7 +468,7 @@ class AgentServer:
     def _controlled(self, handler: ControlHandler) -> Handler:
         """Return a handler of a head's operation, for authorized callers only."""
 
-        async def control(request: web.Request) -> web.StreamResponse:
+        async def admit(request: web.Request) -> web.StreamResponse | None:
             if self._control is None:
                 return error_reply(409, "this node is no head: ask the head's")
             if not self._has_secret and not self._access.has_key(request):
@@ -412,9 +476,13 @@ class AgentServer:
                     "without RAY_AUTH_TOKEN only the agent's user can do this, on the head's node "
                     "and with the same AGENT_LOG_DIR, which has the key",
                 )
+            return None
+
+        async def control(request: web.Request) -> web.StreamResponse:
+            assert self._control is not None  # noqa: S101 - admitted
             return await handler(request, self._control)
 
-        return self._guarded(control)
+        return self._guarded(control, admit)
 
     async def _await_turn(self, request: web.Request) -> web.StreamResponse | None:
         """Wait until an address may send a report; return the refusal if it sends too many."""

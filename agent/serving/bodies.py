@@ -1,13 +1,12 @@
-"""The bodies of requests to an HTTP server: limits for one and for all, and deadlines.
+"""The bodies of requests to an HTTP server: read as they arrive, limited for one and for all.
 
-A body is read once there is room for its Content-Length; without one, for the largest body.
-Requests wait in order. One address gets half of the room at most, so that it cannot use up all.
+Nothing is reserved for what a request announces. What has arrived counts, beyond the part that any
+connection buffers; a body that arrives too slowly is a 408. Where the memory is full, the oldest
+request still gets more, so that it ends; the others wait, and get a 503 after a while.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections import Counter
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
@@ -15,138 +14,129 @@ import anyio
 from aiohttp import web
 
 from agent.base import times
-from agent.base.text import quota_key
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
 
 RETRY_AFTER = 2  # Seconds, in a 503
-_BYTES_PER_DEADLINE = 32 << 20  # Of a body that may take times.BODY more
-
-
-class HeldMemory:
-    """A part of a room; `keep` returns what its request no longer needs."""
-
-    def __init__(self, room: MemoryRoom, client: str, size: int) -> None:
-        self._room = room
-        self._client = client
-        self._size = size
-
-    def keep(self, size: int) -> None:
-        """Count only `size` bytes from now on."""
-        returned = max(0, self._size - size)
-        self._size -= returned
-        self._room.give_back(self._client, returned)
-
-
-class MemoryRoom:
-    """The memory that requests share: they wait for it in order, half is the most for an address.
-
-    What waits for two rooms waits for them in the same order everywhere.
-    """
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self.half = most // 2
-        self._used = 0
-        self._used_by: Counter[str] = Counter()
-        self._waiting: dict[asyncio.Future[None], tuple[str, int]] = {}  # the oldest first
-
-    @asynccontextmanager
-    async def hold(self, ip: str, size: int) -> AsyncIterator[HeldMemory]:
-        """Wait for so many bytes, and hold them until the block ends; raise an HTTP 503."""
-        client = quota_key(ip)
-        await self._wait(client, size)
-        held = HeldMemory(self, client, size)
-        try:
-            yield held
-        finally:
-            held.keep(0)
-
-    def used(self) -> dict[str, int]:
-        """Return the bytes that each address uses now."""
-        return dict(self._used_by)
-
-    async def _wait(self, client: str, size: int) -> None:
-        granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting[granted] = client, size
-        self._grant()
-        try:
-            with anyio.fail_after(times.BODY_QUEUE):
-                await granted
-        except BaseException as error:
-            is_granted = self._waiting.pop(granted, None) is None
-            self.give_back(client, size if is_granted else 0)
-            if not isinstance(error, TimeoutError):
-                raise
-            raise web.HTTPServiceUnavailable(
-                reason="too many bodies are being read: retry",
-                headers={"Retry-After": str(RETRY_AFTER)},
-            ) from None
-
-    def give_back(self, client: str, size: int) -> None:
-        """Count these bytes no longer."""
-        self._used -= size
-        self._used_by[client] -= size
-        if not self._used_by[client]:
-            del self._used_by[client]
-        self._grant()
-
-    def _grant(self) -> None:
-        """Give room in order; a request that only its own address blocks is passed."""
-        for granted, (client, size) in [*self._waiting.items()]:
-            if self._used_by[client] + size > self.half:
-                continue
-            if self._used + size > self._most:
-                break
-            del self._waiting[granted]
-            self._used += size
-            self._used_by[client] += size
-            granted.set_result(None)
+BUFFERED = 1 << 16
+"""Bytes of a body that do not count: a connection's buffers take as much before it is read."""
+_LEAST_RATE = 3 << 20  # Bytes a second; a pause of times.BODY is allowed once for all of them
 
 
 class Body:
-    """A body in memory; `keep` returns the room that its request no longer needs."""
+    """A body, and the memory that its request takes."""
 
-    def __init__(self, data: bytearray, held: HeldMemory) -> None:
-        self.data = data
-        self.keep = held.keep
+    def __init__(self, memory: Memory) -> None:
+        self.data = bytearray()
+        self._memory = memory
+        self._size = 0
+
+    async def take(self, size: int) -> None:
+        """Count so many bytes more; wait until there is room for them, or raise an HTTP 503."""
+        try:
+            with anyio.fail_after(times.BODY_QUEUE):
+                await self._memory.wait_for(self, size)
+        except TimeoutError:
+            raise web.HTTPServiceUnavailable(
+                reason="too many requests take memory: retry",
+                headers={"Retry-After": str(RETRY_AFTER)},
+            ) from None
+        self._size += size
+
+    def keep(self, size: int) -> None:
+        """Count only `size` bytes from now on, if it were more."""
+        returned = max(0, self._size - size)
+        self._size -= returned
+        self._memory.give_back(returned)
+
+
+class Memory:
+    """The memory that requests share; the oldest of those that take some may exceed the limit."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self.used = 0
+        self._takers: dict[Body, None] = {}  # The oldest first
+        self._changed = anyio.Event()
+
+    async def wait_for(self, body: Body, size: int) -> None:
+        """Wait until there is room for so many bytes more, and count them."""
+        self._takers.setdefault(body)
+        while self.used + size > self._most and body is not next(iter(self._takers)):
+            await self._changed.wait()
+        self.used += size
+
+    def give_back(self, size: int) -> None:
+        """Count these bytes no longer."""
+        self.used -= size
+        self._wake()
+
+    def end(self, body: Body) -> None:
+        """Forget a request that is over."""
+        body.keep(0)
+        self._takers.pop(body, None)
+        self._wake()
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = anyio.Event()
 
 
 class Bodies:
-    """All request bodies of a server: each of `longest` bytes at most, together `most`."""
+    """All request bodies of a server: each of `longest` bytes at most.
 
-    def __init__(self, longest: int, most: int) -> None:
+    The clients that `is_own` confirms share `most` bytes of memory, and all others as many, so that
+    no stranger takes what the run's own nodes need.
+    """
+
+    def __init__(
+        self, longest: int, most: int, is_own: Callable[[str], bool] = lambda _ip: True
+    ) -> None:
         self.longest = longest
-        self._room = MemoryRoom(max(most, 2 * longest))
-        self.used = self._room.used
+        self._is_own = is_own
+        self._own = Memory(most)
+        self._others = Memory(most)
+
+    @property
+    def used(self) -> int:
+        """Return the bytes that count now."""
+        return self._own.used + self._others.used
 
     @asynccontextmanager
     async def read(self, request: web.Request) -> AsyncIterator[Body]:
-        """Read a body, which counts until the block ends; raise an HTTP 413, 408 or 503."""
-        size = request.content_length
-        if size is None:  # chunked, if it has a body at all
-            size = self.longest if request.body_exists else 0
-        if size > self.longest:
-            raise self._too_long(size)
+        """Read a body as it arrives; it counts until the block ends. Raise a 413, 408 or 503."""
+        announced = request.content_length or 0
+        if announced > self.longest:
+            raise self._too_long(announced)
+        memory = self._own if self._is_own(request.remote or "") else self._others
+        body = Body(memory)
+        try:
+            await self._read(request, body)
+            yield body
+        finally:
+            memory.end(body)
 
-        # A larger body gets more time; it counts until the caller is done with it.
-        limit = times.BODY * (1 + size / _BYTES_PER_DEADLINE)
-        async with self._room.hold(request.remote or "", size) as held:
+    async def _read(self, request: web.Request, body: Body) -> None:
+        left = times.BODY
+        while True:
+            began = anyio.current_time()
             try:
-                with anyio.fail_after(limit):
-                    data = await self._read(request)
+                with anyio.fail_after(left):
+                    part = await request.content.readany()
             except TimeoutError:
-                raise web.HTTPRequestTimeout(reason=f"no body within {limit:g} s") from None
-            yield Body(data, held)
+                raise web.HTTPRequestTimeout(reason="the body arrives too slowly") from None
+            if not part:
+                return
+            body.data += part
+            if len(body.data) > self.longest:
+                raise self._too_long(len(body.data))
 
-    async def _read(self, request: web.Request) -> bytearray:
-        data = bytearray()
-        async for part in request.content.iter_any():
-            data += part
-            if len(data) > self.longest:
-                raise self._too_long(len(data))
-        return data
+            # What arrives quickly gains time for what follows, but a pause never gets more.
+            waited = anyio.current_time() - began
+            left = min(times.BODY, left - waited + len(part) / _LEAST_RATE)
+            if len(body.data) > BUFFERED:
+                await body.take(len(part))
 
     def _too_long(self, size: int) -> web.HTTPException:
         why = f"a body has at most {self.longest} bytes"

@@ -435,7 +435,7 @@ class Undecided:
     """A reward server in this process, whose batches are never decided."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, most: int) -> None:
-        monkeypatch.setattr("agent.bundled.reward_server._MOST_TEXTS", most)
+        monkeypatch.setattr("agent.bundled.reward_server._MOST_MEMORY", most)
         monkeypatch.setattr("agent.bundled.reward_server.decide", self._decide)
         self.server = RewardServer("/get_reward", 20.0)
         self.deciding = 0
@@ -458,7 +458,7 @@ class Undecided:
 
     def used(self) -> int:
         """Return the memory that is counted for all batches."""
-        return sum(self.server._texts.used().values())  # noqa: SLF001 - no reply shows it
+        return self.server._bodies.used  # noqa: SLF001 - no reply shows it
 
 
 ITEMS = 5_000
@@ -468,7 +468,7 @@ SMALL = json.dumps({"query": [""] * ITEMS}).encode()
 def test_many_small_items_count_by_what_they_take(monkeypatch: pytest.MonkeyPatch) -> None:
     """In all requests together: what does not fit waits, and is then a 503."""
     monkeypatch.setattr(times, "BODY_QUEUE", 1.0)
-    small = Undecided(monkeypatch, 8 << 20)
+    small = Undecided(monkeypatch, 4 << 20)
 
     async def scenario() -> None:
         taken = socket.create_server(("127.0.0.1", 0))
@@ -477,7 +477,7 @@ def test_many_small_items_count_by_what_they_take(monkeypatch: pytest.MonkeyPatc
             asked = [asyncio.create_task(session.post(url, data=SMALL)) for _ in range(12)]
             done, _ = await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED, timeout=20)
             assert {(await one).status for one in done} == {503}
-            assert 4 <= small.deciding <= 8  # half of 8 MiB, each at least 100 bytes an item
+            assert 4 <= small.deciding <= 8  # in 4 MiB, each at least 100 bytes an item
             assert small.used() >= small.deciding * ITEMS * 100
 
             # Their clients leave: nothing remains of them.
@@ -518,7 +518,7 @@ def test_a_reply_that_is_not_read_counts_and_has_a_deadline(
     seen: list[int] = []
 
     async def is_forgotten() -> bool | NotYet:
-        return NotYet() if server._texts.used() else True  # noqa: SLF001
+        return NotYet() if server._bodies.used else True  # noqa: SLF001
 
     async def scenario() -> None:
         taken = socket.create_server(("127.0.0.1", 0))
@@ -527,7 +527,7 @@ def test_a_reply_that_is_not_read_counts_and_has_a_deadline(
         async with server.program.served([taken]):
             reader, writer = await send_unread(url, body)
             assert (await reader.readline()).startswith(b"HTTP/1.1 200")
-            seen.append(sum(server._texts.used().values()))  # noqa: SLF001 - no reply shows it
+            seen.append(server._bodies.used)  # noqa: SLF001 - no reply shows it
             await until(is_forgotten, 20.0)
             with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
                 await reader.readexactly(least)

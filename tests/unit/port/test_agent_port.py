@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import socket
+import time
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -398,6 +399,26 @@ def test_a_body_that_does_not_come_holds_nobody(
             stalled.sendall(f"{head}Content-Type: {kind['Content-Type']}\r\n\r\n{{".encode())
             assert port.ask("GET", "/livez").status == 200
             assert b" 408 " in stalled.recv(1000).partition(b"\r\n")[0]
+
+
+@pytest.mark.parametrize("announced", [1_000, 262_144])
+@pytest.mark.parametrize("path", ["/login", "/report"])
+def test_announced_bodies_are_never_in_the_way_of_a_report(
+    bare: Port, guarded: Port, path: str, announced: int
+) -> None:
+    """Two strangers have hundreds of requests whose bodies do not come, with or without a token."""
+    kind = FORM if path == "/login" else JSON
+    for port, headers in ((bare, JSON), (guarded, {**BEARER, **JSON})):
+        head = f"POST {path} HTTP/1.1\r\nHost: {port.here}\r\nContent-Length: {announced}\r\n"
+        head += f"Content-Type: {kind['Content-Type']}\r\n\r\n"
+        with contextlib.ExitStack() as stack:
+            for number in range(600):
+                source = (f"127.0.0.{2 + number % 2}", 0)
+                stalled = socket.create_connection(("127.0.0.1", port.number), SECONDS, source)
+                stack.enter_context(stalled).sendall(head.encode())
+            began = time.monotonic()
+            assert port.report(headers).status == 200
+            assert time.monotonic() - began < 5
 
 
 def test_what_is_no_http_is_answered_and_not_logged(

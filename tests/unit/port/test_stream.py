@@ -160,15 +160,20 @@ def test_a_slow_reader_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
             assert not head.site._stream._readers  # noqa: SLF001 - same
 
 
-def test_a_slow_status_is_read_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reading the status takes a small share of the loop's time."""
+def test_a_slow_status_is_made_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many ask, making the status takes a small share of the loop's time."""
     now = [0.0]
+    made = []
 
-    def look() -> dict[str, object]:
+    def make() -> int:
         now[0] += 0.2
-        return {}
+        made.append(now[0])
+        return len(made)
 
-    made = server.StatusStream(look)
+    kept = server.Kept(make)
     monkeypatch.setattr("agent.port.server.time.monotonic", lambda: now[0])
-    made._refresh()  # noqa: SLF001 - its pace is its own affair
-    assert made._next_read == pytest.approx(10.0)  # noqa: SLF001 - same
+    for _ in range(600):
+        kept.get()
+        now[0] += 0.05
+    assert len(made) == 3  # in 30 seconds
+    assert kept.get() == len(made)

@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -137,6 +138,24 @@ def test_a_body_has_a_deadline(module: str) -> None:
         said = f"POST {path} HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\nab".encode()
         with connected(server.port, 1, said, "127.0.0.1") as (one,):
             assert b" 408 " in one.recv(1000)
+
+
+@pytest.mark.parametrize("sent", [6_000, 2 * MIB])
+@pytest.mark.parametrize("module", BODIES)
+def test_stalled_bodies_block_nobody(module: str, sent: int) -> None:
+    """Twenty addresses announce the largest body and send its start; good ones are answered."""
+    with running(module) as server, contextlib.ExitStack() as stack:
+        path = server.url[server.url.index("/", 8) :]
+        longest = 60 * MIB if module == "reward_server" else 4 * MIB
+        said = f"POST {path} HTTP/1.1\r\nHost: a\r\nContent-Length: {longest}\r\n\r\n".encode()
+        said += b"x" * sent
+        for number in range(20):
+            source = f"127.0.0.{2 + number}"
+            stack.enter_context(connected(server.port, 4, said, source))
+        began = time.monotonic()
+        for _ in range(20):
+            assert ask(server.url, server.good).status == 200
+        assert time.monotonic() - began < 5
 
 
 @pytest.mark.parametrize("module", BODIES)
