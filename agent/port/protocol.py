@@ -43,6 +43,8 @@ from agent.node.facts import Facts
 from agent.node.figures import Figures
 
 V = TypeVar("V", bound=Value)
+Name = Annotated[str, Meta(min_length=1, max_length=255)]  # Of a host or pod
+Release = Annotated[str, Meta(max_length=80)]  # Of a program, for example 3.11.7
 VERSION = 8  # The protocol's version; agents of different versions refuse each other
 REPORT_PATH = "/report"
 SAMPLE_PATH = "/sample"
@@ -109,16 +111,16 @@ class WorkerStats(Value):
 class Hello(Value):
     """The constant facts of a worker's agent, sent in its first report."""
 
-    name: Required
+    name: Name
     rank: Rank | None = None
-    ray: str | None = None
-    python: str = ""
+    ray: Release | None = None
+    python: Release = ""
     services: str = ""  # A digest of the services and prepare steps; it must equal the head's
     run_id: str = ""  # The run that it followed before, where the head was restarted
     attempt: Attempt = 0  # The last submitted attempt that it was sent
     fingerprint: str = ""  # The last reply's, which proves run, attempt and epoch to a later head
     job: str = ""  # A digest of the job's command, for a torchrun job
-    torch: str = ""  # The version of torch of that job
+    torch: Release = ""  # The version of torch of that job
     gpus: Gpus = 0  # The GPUs of its share of that job
     facts: Facts | None = None  # Facts about its machine
     clock: Timestamp | None = None  # Its clock when the hello was sent, in seconds since 1970

@@ -69,7 +69,7 @@ def status_lines(status: Status) -> list[Line]:
     Raises KeyError, TypeError, ValueError or AttributeError for the status of another version.
     """
     nodes = (_line(tone, f"node {rank}", *more) for tone, (rank, *more) in node_rows(status))
-    return [*run_lines(status), *nodes]
+    return [*run_lines(status), *nodes, *_more_refused(status)]
 
 
 def run_lines(status: Status) -> list[Line]:
@@ -199,6 +199,12 @@ def _caches(status: Status) -> Iterator[Line]:
     cold = [node["name"] for node in status["nodes"] if node.get("caches") == "cold"]
     others = f"cold on {listed(cold)}" if cold else ""
     yield _line("", "compile caches", own["state"], own["detail"], others)
+
+
+def _more_refused(status: Status) -> Iterator[Line]:
+    count = status.get("more_refused")
+    if count:
+        yield _line("bad", f"{count} more agents were refused")
 
 
 def node_rows(status: Status) -> list[tuple[Tone, list[str]]]:

@@ -177,6 +177,7 @@ def figures_or_none(stats: WorkerStats | None) -> dict[str, object] | None:
 
 _NO_AGENT = "in Ray, without an agent"  # The phase of a node that joined by a plain `ray start`
 _PART = 256 << 10  # most bytes of a log in one reply
+_MOST_REFUSED = 4  # refused agents that the status shows; others are counted
 
 
 class RunStatus:
@@ -245,7 +246,9 @@ class RunStatus:
         alive = state.fleet.alive
         workers = state.fleet.workers.values()
         known = {worker.ip for worker in workers}
-        ranked = sorted(workers, key=lambda worker: (worker.rank or 0, worker.name))
+        refused = [worker for worker in workers if worker.refused]
+        shown = [worker for worker in workers if not worker.refused] + refused[:_MOST_REFUSED]
+        ranked = sorted(shown, key=lambda worker: (worker.rank or 0, worker.name))
         plain = [Worker("", ip, ip, phase=_NO_AGENT) for ip in alive if ip not in known]
 
         return {
@@ -265,6 +268,7 @@ class RunStatus:
             "nodes": [
                 self._node(worker, now, joined=worker.ip in alive) for worker in (*ranked, *plain)
             ],
+            "more_refused": len(refused[_MOST_REFUSED:]),
             "services": [
                 self._service(state, key, item, now) for key, item in state.services.by_key.items()
             ],

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 _NO_REPORT = f"no report for {times.SILENT_WITHOUT_RAY:g} s"
 _MOST_NAMED = 8  # how many missing workers are named; the rest are counted
+_LONGEST_NAME = 80  # Characters of what a refused agent, which may be anyone's, calls itself
+_LONGEST_REFUSAL = 300
 
 
 class NodeState(str, Enum):
@@ -314,12 +316,17 @@ class Fleet(Value):
         elif never_reported:
             parts.append(f"{never_reported} never reported")
 
-        # Those that reported and have not joined.
+        # Those that reported and have not joined; of those that were refused one stands for all.
         absent = self._absent()
-        parts += map(_last_report, absent[:_MOST_NAMED])
-        more = len(absent) - _MOST_NAMED
+        waiting = [worker for worker in absent if not worker.refused]
+        parts += map(_last_report, waiting[:_MOST_NAMED])
+        more = len(waiting) - _MOST_NAMED
         if more > 0:
             parts.append(f"{more} more")
+        refused = [worker for worker in absent if worker.refused]
+        parts += map(_last_report, refused[:1])
+        if len(refused) > 1:
+            parts.append(f"{len(refused) - 1} more were refused")
         return "; ".join(parts)
 
     def _absent(self) -> list[Worker]:
@@ -333,7 +340,7 @@ _membership = attrgetter("ip", "name", "joined", "has_left", "lost")
 
 def _last_report(worker: Worker) -> str:
     if worker.refused:
-        return f"{worker.label} was refused: {worker.refused}"
+        return f"{worker.label[:_LONGEST_NAME]} was refused: {worker.refused[:_LONGEST_REFUSAL]}"
     detail = f", {worker.detail}" if worker.detail else ""
     silent = f", and is silent since: {worker.silent}" if worker.silent else ""
     return f"{worker.label} last reported: {worker.phase}{detail}{silent}"

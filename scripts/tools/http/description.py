@@ -195,6 +195,7 @@ HEAD_FIELDS: Schema = {
     "waits": array(WAIT),
     "ray": closed("state", "detail"),
     "nodes": array(NODE),
+    "more_refused": WHOLE,
     "services": array(SERVICE),
     "prepare": array(closed("name", "state", "detail")),
     "outages": array(OUTAGE),

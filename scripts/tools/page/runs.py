@@ -36,6 +36,7 @@ def status(nodes: int, *, step: int = 25) -> dict[str, Any]:
         "run_id": "run-20261122-0712",
         "run_name": "first sums",
         "nodes_expected": nodes + 1,
+        "more_refused": 0,
         "attempts_allowed": 3,
         "loss_seconds_left": None,
         "stall": None,

@@ -208,6 +208,7 @@ def _status(situation: str, nodes: int, now: float, lines: JobLines) -> dict[str
         "progress": lines.to_status(lambda at: iso_time(START + at), is_running=not is_over),
         "curves": {**lines.curves(), "checkpoints": []},
         "nodes_expected": nodes,
+        "more_refused": 0,
         "attempts_allowed": 3 if has_steps or is_booting else 1,
         "loss_seconds_left": 19.0 if situation == "lost" and nodes > 1 else None,
         "stall": _stall(situation),
