@@ -1,4 +1,4 @@
-"""The bodies of requests to an HTTP server: read as they arrive, limited for one and for all.
+"""Read the bodies of requests as they arrive, each and all within limits.
 
 Nothing is reserved for what a request announces. What has arrived counts, beyond the part that any
 connection buffers; a body that arrives too slowly is a 408. Where the memory is full, the oldest
