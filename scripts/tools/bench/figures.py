@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from statistics import median
+from statistics import mean, median
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -36,7 +36,9 @@ class Run:
     (of the last worker) from the job's end. `launched` is the start time of the head's `ray start`,
     counted from its pod's entrypoint; `launched_own` is the same by the agent's clock, which starts
     after its imports. `cpu_to_job` is the CPU time of the whole machine until the job started, in
-    seconds; `others_to_job` is its part that is neither the lab's nor the kernel's.
+    seconds; `others_to_job` is its part that is neither the lab's nor the kernel's. `own_head`,
+    `own_bridge` and `own_workers` are the CPU time of the agent's processes until then: the head's
+    agent with its parent, the bridge to Ray, and the agents of the workers.
     """
 
     system: str
@@ -50,6 +52,9 @@ class Run:
     launched_own: float | None = None
     cpu_to_job: float | None = None
     others_to_job: float | None = None
+    own_head: float | None = None
+    own_bridge: float | None = None
+    own_workers: list[float] = field(default_factory=list)
     codes: list[int] = field(default_factory=list)
     problem: str = ""
 
@@ -107,6 +112,9 @@ MEASURES: dict[str, Callable[[Run], float | None]] = {
     "ray start launched": lambda run: run.launched,
     "same, agent's clock": lambda run: run.launched_own,
     "CPU-seconds to job": lambda run: run.cpu_to_job,
+    "own CPU, head's agent": lambda run: run.own_head,
+    "own CPU, bridge to Ray": lambda run: run.own_bridge,
+    "own CPU, a worker's agent": lambda run: mean(run.own_workers) if run.own_workers else None,
 }
 
 

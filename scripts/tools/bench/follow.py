@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from tools.bench.figures import Follow, Share
 from tools.bench.machine import await_calm, cpu_seconds
 from tools.bench.measure import BOOT_LIMIT, END_LIMIT, await_time
-from tools.bench.systems import LONG_JOB, PATH, STARTED, agent
+from tools.bench.systems import LONG_JOB, PATH, STARTED, agent, is_ours
 from tools.lab import Lab
 
 if TYPE_CHECKING:
@@ -45,11 +45,6 @@ def follow() -> Follow:
 def own_processes(worker: Container) -> list[ProcessInfo]:
     """Return the agent's processes in a pod: its init and itself, without Ray's."""
     return [info for info in worker.processes() if is_ours(info.cmdline)]
-
-
-def is_ours(cmdline: str) -> bool:
-    """Check whether a command line is the agent's."""
-    return re.search(r"/bin/pod-agent( |$)| -m agent( |$)", cmdline) is not None
 
 
 def share(info: ProcessInfo, before: float, seconds: float) -> Share:

@@ -53,6 +53,11 @@ def cpu_seconds(pid: int) -> float:
     return sum(int(ticks) for ticks in stat_fields(PROC / str(pid))[11:13]) / TICKS
 
 
+def cpu_seconds_with_children(pid: int) -> float:
+    """Return a process's CPU time and that of its exited children."""
+    return sum(int(ticks) for ticks in stat_fields(PROC / str(pid))[11:15]) / TICKS
+
+
 def birth(pid: int) -> float:
     """Return the start time of a process, as of time.monotonic()."""
     asleep = time.clock_gettime(time.CLOCK_BOOTTIME) - time.monotonic()

@@ -4,14 +4,30 @@ from __future__ import annotations
 
 import json
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from tools.bench.figures import Run
-from tools.bench.machine import await_calm, birth, busy_seconds, others_seconds
-from tools.bench.systems import ENDED, PATH, STARTED, SYSTEMS, WORKERS_NEVER_LEAVE
+from tools.bench.machine import (
+    await_calm,
+    birth,
+    busy_seconds,
+    cpu_seconds_with_children,
+    others_seconds,
+)
+from tools.bench.systems import (
+    ENDED,
+    PATH,
+    STARTED,
+    SYSTEMS,
+    WORKERS_NEVER_LEAVE,
+    is_bridge,
+    is_ours,
+)
 from tools.lab import Lab
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from tools.lab import Container, Pod
@@ -32,6 +48,7 @@ def measure(system: str, number: int, pods: int, keep: Path | None = None) -> Ru
         try:
             run.to_job = await_time(lab.pods[0].tmp / STARTED, containers[0], BOOT_LIMIT) - began
             run.cpu_to_job = busy_seconds() - busy
+            set_own(run, containers)
             run.others_to_job = max(0.0, others_seconds() - others)
             run.launched = launched(containers[0])
             _follow(run, system, lab.pods[0].tmp, containers, began)
@@ -46,6 +63,24 @@ def measure(system: str, number: int, pods: int, keep: Path | None = None) -> Ru
 def _start(lab: Lab, pod: Pod, system: str) -> Container:
     boot = SYSTEMS[system](lab.pods, pod)
     return pod.start(boot.argv, env={"PATH": PATH, **boot.env})
+
+
+def set_own(run: Run, containers: list[Container]) -> None:
+    """Fill in the CPU time of the agent's processes; a process that has exited is not counted."""
+    agents = [own_seconds(container, is_ours) for container in containers]
+    run.own_head, *workers = agents
+    run.own_bridge = own_seconds(containers[0], is_bridge)
+    run.own_workers = [seconds for seconds in workers if seconds is not None]
+
+
+def own_seconds(container: Container, is_counted: Callable[[str], bool]) -> float | None:
+    """Return the CPU time of a pod's processes by their command lines; None if it has none."""
+    counted = []
+    for info in container.processes():
+        if is_counted(info.cmdline):
+            with suppress(FileNotFoundError):
+                counted.append(cpu_seconds_with_children(info.host_pid))
+    return sum(counted) if counted else None
 
 
 def _follow(run: Run, system: str, tmp: Path, containers: list[Container], began: float) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -84,3 +85,13 @@ SYSTEMS: dict[str, Callable[[Sequence[Pod], Pod], Boot]] = {
     "symmetric-run": symmetric_run,
 }
 WORKERS_NEVER_LEAVE = frozenset({"handmade"})
+
+
+def is_ours(cmdline: str) -> bool:
+    """Check whether a command line is the agent's, or its parent's."""
+    return re.search(r"/bin/pod-agent( |$)| -m agent( |$)", cmdline) is not None
+
+
+def is_bridge(cmdline: str) -> bool:
+    """Check whether a command line is the process that connects the agent to Ray."""
+    return " ray-bridge " in cmdline

@@ -18,8 +18,8 @@ from tools.bench.figures import (
     targets,
     values,
 )
-from tools.bench.follow import is_ours
 from tools.bench.second_start import Start, is_slow, second_start_table
+from tools.bench.systems import is_bridge, is_ours
 
 RUNS = [
     Run("agent", 0, to_job=10.0, head_gone=2.0, workers_gone=3.0, all_gone=13.0, launched=0.1),
@@ -109,18 +109,33 @@ def test_unknown_peers_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("cmdline", "ours"),
+    ("cmdline", "whose"),
     [
-        ("/v/bin/python3 /v/bin/pod-agent run -- sh -c true", True),
-        ("/v/bin/python3 -m agent", True),
-        ("/v/bin/python3 /v/ray/dashboard/agent.py --node-ip-address=10.77.0.11", False),
-        ("/v/bin/python3 /v/bin/ray start --block --temp-dir=/tmp/pod-agent", False),
-        ("/v/raylet --raylet_socket_name=/tmp/pod-agent/session/sockets/raylet", False),
+        ("/v/bin/python3 /v/bin/pod-agent run -- sh -c true", "agent"),
+        ("/v/bin/python3 -m agent", "agent"),
+        ("/v/bin/python3 /v/agent/__main__.py ray-bridge 10.77.0.10:6379 http://h:8265", "bridge"),
+        ("/v/bin/python3 /v/ray/dashboard/agent.py --node-ip-address=10.77.0.11", "Ray"),
+        ("/v/bin/python3 /v/bin/ray start --block --temp-dir=/tmp/pod-agent", "Ray"),
+        ("/v/raylet --raylet_socket_name=/tmp/pod-agent/session/sockets/raylet", "Ray"),
     ],
 )
-def test_own_processes_are_counted_apart_from_rays(cmdline: str, ours: bool) -> None:  # noqa: FBT001 - a row of the table
-    """Ray's dashboard agent is not our agent."""
-    assert is_ours(cmdline) is ours
+def test_own_processes_are_counted_apart_from_rays(cmdline: str, whose: str) -> None:
+    """Ray's dashboard agent is not our agent, and the bridge is counted by itself."""
+    assert is_ours(cmdline) is (whose == "agent")
+    assert is_bridge(cmdline) is (whose == "bridge")
+
+
+def test_own_cpu_of_a_worker_is_the_mean_of_the_workers() -> None:
+    """A system without the agent has a dash."""
+    run = Run("agent", 0, own_head=0.6, own_bridge=0.5, own_workers=[0.4, 0.5])
+    text = table([run, Run("handmade", 0)], None, ["agent", "handmade"])
+    rows = [line.split("  ") for line in text.splitlines() if line.startswith("own CPU")]
+    cells = {row[0]: [cell.strip() for cell in row[1:] if cell.strip()] for row in rows}
+    assert cells == {
+        "own CPU, head's agent": ["0.60", "-"],
+        "own CPU, bridge to Ray": ["0.50", "-"],
+        "own CPU, a worker's agent": ["0.45", "-"],
+    }
 
 
 def test_a_second_start_is_compared_with_the_first() -> None:
