@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from agent.base.text import nearly_equal
 from agent.checks.finding import Finding, Level, fail, ok, warn
 from agent.frameworks import recipe_of
-from agent.frameworks.recipe import version_list
+from agent.frameworks.recipe import MisfitError, count_of, version_list
 from agent.job.framework_question import why_not_asked
-from agent.job.job import version_of
+from agent.job.job import NUMBERS, fill_expected, is_computed, version_of
 from agent.node.job_script import IGNORE
 from agent.settings.jobs import runs_by_shares
 
@@ -184,7 +184,8 @@ def job_script(node: CheckedNode) -> Iterator[Finding]:
         yield Finding("job's script", level, what, remedy)
 
 
-_BRACES = re.compile(r"(?<!\$)\{([a-z][a-z_]*)\}")
+_BRACES = re.compile(r"(?<!\$)\{([a-z][a-z_]*)( ?[-+*/%][^{}]*)?\}")
+"""A word in braces, or one in a computation."""
 
 
 _OF_SERVICE = re.compile(r"(?<!\$)\{([a-z]+):[A-Za-z0-9-]+\}")
@@ -197,15 +198,20 @@ def placeholder_slips(texts: Iterable[tuple[str, str, Sequence[str]]]) -> tuple[
     """
     findings = {}
     for source, text, known in texts:
-        for name in _BRACES.findall(text):
-            if name in known:
+        for name, computed in _BRACES.findall(text):
+            word = f"{{{name}{computed}}}"
+            if name in known and (not computed or is_computed(word)):
                 continue
             near = [other for other in known if nearly_equal(name, other) or other.startswith(name)]
-            what = f"{{{name}}} in {source} is no placeholder and stays as it is"
+            if computed and not near:
+                continue  # braces of another language
+            what = f"{word} in {source} is no placeholder and stays as it is"
             remedy = f"Placeholders are {' '.join(f'{{{name}}}' for name in known)}"
             if near:
                 remedy = f"Did you mean {{{near[0]}}}?"
-            findings[source, name] = Finding("placeholders", Level.WARN, what, remedy)
+            if computed:
+                remedy = f"{', '.join(NUMBERS)} take a sign and a number: {{nodes-1}}, {{nodes/2}}"
+            findings[source, word] = Finding("placeholders", Level.WARN, what, remedy)
         for slip in _OF_SERVICE.finditer(text):
             if slip[1] != "address" and nearly_equal(slip[1], "address"):
                 what = f"{slip[0]} in {source} is no placeholder and stays as it is"
@@ -214,6 +220,16 @@ def placeholder_slips(texts: Iterable[tuple[str, str, Sequence[str]]]) -> tuple[
                     "placeholders", Level.WARN, what, f"Did you mean {meant}?"
                 )
     return tuple(findings.values())
+
+
+def command_sizes(argv: Sequence[str], nodes: int, gpus: int) -> Iterator[Finding]:
+    """A computed size should be whole on the expected nodes; other nodes may join."""
+    try:
+        fill_expected(argv, nodes, gpus)
+    except MisfitError as error:
+        what = f"the job's command does not fit {count_of(nodes, 'node')} like this one: {error}"
+        remedy = "Other nodes must join, or it is refused (78): change their number or the command"
+        yield Finding("job's command", Level.WARN, what, remedy)
 
 
 def stall_action(node: CheckedNode) -> Result | None:

@@ -30,6 +30,7 @@ variables (`pod-agent env` lists all):
 
 placeholders in the command, filled in when all nodes have joined:
   {nodes} {gpus_per_node} {total_gpus} {head_ip} {reward_url} {log_dir} {attempt} {checkpoints}
+  with a number: {nodes-1} {total_gpus/2}
 
 examples:
   AGENT_JOB=verl-grpo AGENT_MODEL=Qwen/Qwen2.5-7B AGENT_TRAIN_DATA=/data/train.parquet pod-agent

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
 _FROM_USER = "AGENT_JOB_ARGS"
 _NO_PREFIX = "no-"
-_PLACEHOLDER = re.compile(r"\{\w+\}")  # A value that is filled in after all nodes have joined
+_PLACEHOLDER = re.compile(
+    r"\{\w+([-+*/]\d+)?\}"
+)  # A value that is filled in after all nodes have joined
 _NEGATIVE = re.compile(r"-\d+|-\d*\.\d+")  # A value that argparse does not take for a flag
 
 

@@ -40,10 +40,12 @@ if TYPE_CHECKING:
 COMMAND = "command"  # The name of a job given as a command after `--`
 _SIZES = ("nodes", "gpus_per_node", "total_gpus")
 PLACEHOLDERS = (*_SIZES, "head_ip", "reward_url", "log_dir", "attempt", "checkpoints")
-_PLACEHOLDER = re.compile(r"\{(" + "|".join(PLACEHOLDERS) + r")\}")
+NUMBERS = (*_SIZES, "attempt", "master_port")
+"""Those that a command can compute with: `{nodes-1}`, `{total_gpus/2}`."""
 
 
-_BRACES = re.compile(r"\{(\w+)\}")
+_BRACES = re.compile(r"\{(\w+)\}|(?<!\$)\{(" + "|".join(NUMBERS) + r")([-+*/])(\d{1,9})\}")
+"""A placeholder, or one with a number; `${nodes-1}` is a shell's."""
 _NONE: Mapping[str, str] = {}
 
 
@@ -86,7 +88,8 @@ def fill(  # noqa: PLR0913 - all that is filled in
 ) -> list[str]:
     """Fill in the placeholders, known once every node has joined; other braces stay.
 
-    `of_launcher` has those of a launcher, which precede the others.
+    `of_launcher` has those of a launcher, which precede the others. Raises MisfitError as
+    `fill_words` does.
     """
     nodes, gpus_per_node, total_gpus = sizes(gpus)
     values = {
@@ -104,14 +107,54 @@ def fill(  # noqa: PLR0913 - all that is filled in
 
 
 def fill_words(argv: Iterable[str], values: Mapping[str, str]) -> list[str]:
-    """Fill in the placeholders that have a value; other braces stay."""
-    return [_BRACES.sub(lambda match: values.get(match[1], match[0]), word) for word in argv]
+    """Fill in the placeholders that have a value; other braces stay.
+
+    Raises MisfitError where a computed one is no whole number from 1 on.
+    """
+
+    def value_of(match: re.Match[str]) -> str:
+        name = match[1] or match[2]
+        value = values.get(name)
+        if value is None:
+            return match[0]
+        return value if match[1] else str(_computed(match[0], int(value), match[3], int(match[4])))
+
+    return [_BRACES.sub(value_of, word) for word in argv]
+
+
+def is_computed(text: str) -> bool:
+    """Return whether a text is a placeholder with a number: `{nodes-1}`."""
+    match = _BRACES.fullmatch(text)
+    return match is not None and match[2] is not None
+
+
+def _computed(text: str, value: int, sign: str, number: int) -> int:
+    """Return the result of `{nodes-1}` and the like."""
+    if sign == "/":
+        if not number or value % number:
+            raise MisfitError(f"{text} is no whole number: {value}/{number}")
+        return value // number
+    result = {"+": value + number, "-": value - number, "*": value * number}[sign]
+    if result < 1:
+        raise MisfitError(f"{text} is {result}, and must be at least 1")
+    return result
+
+
+def fill_expected(argv: Iterable[str], nodes: int, gpus: int) -> list[str]:
+    """Fill in the sizes, if so many nodes join that have so many GPUs each.
+
+    Those of GPUs stay if this machine has none: the nodes may be others. Raises MisfitError.
+    """
+    values = {"nodes": str(nodes)}
+    if gpus:
+        values |= {"gpus_per_node": str(gpus), "total_gpus": str(nodes * gpus)}
+    return fill_words(argv, values)
 
 
 def is_sized(job: Job) -> bool:
     """Return whether the command depends on the number of nodes or GPUs."""
-    named = {name for word in job.argv for name in _PLACEHOLDER.findall(word)}
-    return job.recipe is not None or not named.isdisjoint(_SIZES)
+    found = (match[1] or match[2] for word in job.argv for match in _BRACES.finditer(word))
+    return job.recipe is not None or not {*found}.isdisjoint(_SIZES)
 
 
 def prints_steps(job: Job) -> bool:

@@ -22,6 +22,7 @@ from agent.checks import misspelling_findings, run_checks
 from agent.checks.finding import CheckedNode, Finding, Level
 from agent.checks.job_needs import (
     SERVICE_GPUS,
+    command_sizes,
     job_program,
     job_script,
     placeholder_slips,
@@ -291,6 +292,9 @@ def _findings(
     if plan.topology.is_head:
         yield from unasked_framework(plan.job)
     yield from placeholder_slips(_texts_with_placeholders(plan))
+    if plan.topology.is_head and plan.job is not None:
+        nodes = plan.topology.expected_workers + 1
+        yield from command_sizes(plan.job.argv, nodes, plan.gpus)
     key, asked = plan.gpu_split.fault()
     if key:
         remedy = "Ask for fewer, or let the service run on a node that has them (`where`)"

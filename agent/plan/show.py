@@ -10,7 +10,8 @@ from msgspec import to_builtins
 from agent.base.text import Line, duration_text, listed, mib, shell_line
 from agent.checks import NAMES
 from agent.checks.finding import Level, problem_lines, toned_line
-from agent.job.job import fill_words
+from agent.frameworks.recipe import MisfitError
+from agent.job.job import fill_expected, fill_words
 from agent.job.services import HEAD_IP, NODE_IP, Placeholders
 from agent.job.share import SharePlace
 from agent.plan import environment
@@ -184,7 +185,7 @@ def _job_text(plan: Plan) -> str:
     # A command of the user, cut where it is long.
     recipe = job.recipe
     if recipe is None:
-        return _cut(shell_line(job.argv), _LONGEST_JOB)
+        return _cut(shell_line(_sized(plan, job)), _LONGEST_JOB)
 
     # A recipe, by what it was sized for.
     nodes = f"{plan.topology.expected_workers + 1} node(s) like this one"
@@ -382,12 +383,20 @@ def _job_lines(plan: Plan, job: Job) -> Iterator[str]:
 
 def _job_argv(plan: Plan, job: Job) -> list[str]:
     """Return the job's argv; without Ray that of this node, if all expected nodes join."""
-    argv = list(job.argv)
+    argv = _sized(plan, job)
     if plan.share_launcher is None or not argv:
         return argv
     place = _share_place(plan)
     argv = fill_words(argv, plan.share_launcher.placeholders(place))
     return plan.share_launcher.command(argv, place)
+
+
+def _sized(plan: Plan, job: Job) -> list[str]:
+    """Return the job's argv with its sizes, if all expected nodes join and are like this one."""
+    try:
+        return fill_expected(job.argv, plan.topology.expected_workers + 1, plan.gpus)
+    except MisfitError:  # a finding says why
+        return list(job.argv)
 
 
 def _share_place(plan: Plan) -> SharePlace:
@@ -463,7 +472,7 @@ def _job_json(plan: Plan, job: Job) -> dict[str, Any]:
     made = None if recipe is None else recipe.expected_command
     return {
         "name": job.name,
-        "argv": list(job.argv),
+        "argv": _sized(plan, job),
         "checkpoints": job.checkpoints,
         "resumes_from": plan.resumes_from,
         "misfit": "" if recipe is None else recipe.misfit,

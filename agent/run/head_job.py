@@ -38,6 +38,7 @@ from agent.job.job import (
     is_sized_by_links,
 )
 from agent.job.services import addressed
+from agent.job.share import SharePlace
 from agent.node.read import cached_model, model_config
 from agent.plan.environment import without_proxy_to
 from agent.plan.plan import JOB_LOG
@@ -340,7 +341,14 @@ class SubmissionMaker:
         attempt = state.attempt.number
         place = replace(placeholders, head_ip=state.ray.head_ip or placeholders.head_ip)
         gpus = [node.gpus for node in state.nodes()]
-        words = fill(argv, gpus, place, reward_url, attempt, job.checkpoints)
+        own: Mapping[str, str] = {}
+        if self._plan.share_launcher is not None:
+            here = SharePlace("{rank}", str(len(gpus)), place.head_ip, "")
+            own = self._plan.share_launcher.placeholders(here)
+        try:
+            words = fill(argv, gpus, place, reward_url, attempt, job.checkpoints, own)
+        except MisfitError as error:
+            return self._misfit("the job's command", error)
         name = f"{safe_name(self._run_id)}-{attempt}.secrets"
         file = "" if ray is None else f"{ray.session}/{name}"
         line, secrets = entrypoint(words, attempt, file, clean, self._progress_file)
@@ -381,10 +389,7 @@ class SubmissionMaker:
         try:
             command = recipe.command(nodes, self._run_id, self._basis)
         except MisfitError as error:
-            kinds = Counter((node.gpus, node.cpus) for node in nodes).items()
-            listed = ", ".join(f"{n} of {gpus} GPUs and {cpus} CPUs" for (gpus, cpus), n in kinds)
-            end = ends.RECIPE_DOES_NOT_FIT.outcome(job=job.name, nodes=listed, error=error)
-            return self._misfit(end)
+            return self._misfit(job.name, error)
         messages = [LogLine(text, "warning") for text in command.warnings]
         messages += [LogLine(note) for note in command.notes]
         if self._basis.commit:
@@ -417,7 +422,7 @@ class SubmissionMaker:
             return refused(why=why)
         why = checkpoints.why_not_resumable(contents, ours)
         if why:
-            return self._misfit(refused(why=why))
+            return self._refused(refused(why=why))
 
         # Mark the folder as this job's.
         fault = await in_thread(partial(run_folder.write_mark, folder, ours), times.IDLE_DISK)
@@ -453,7 +458,14 @@ class SubmissionMaker:
         remedy = "Set AGENT_CHECKPOINTS to a shared one"
         return [LogLine(f"{what}: {apart_only}. {remedy}", "warning")]
 
-    def _misfit(self, refusal: Outcome) -> Outcome:
+    def _misfit(self, job: str, error: MisfitError) -> Outcome:
+        """Return the end where a recipe or a command does not fit the nodes."""
+        kinds = Counter((node.gpus, node.cpus) for node in self._state.nodes()).items()
+        listed = ", ".join(f"{n} of {gpus} GPUs and {cpus} CPUs" for (gpus, cpus), n in kinds)
+        end = ends.RECIPE_DOES_NOT_FIT.outcome(job=job, nodes=listed, error=error)
+        return self._refused(end)
+
+    def _refused(self, refusal: Outcome) -> Outcome:
         """Return the end where the nodes do not fit the job: refused, or lost in later attempts.
 
         An earlier attempt had fitting nodes, so a later run may succeed once they are back.

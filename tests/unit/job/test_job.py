@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.job.job import PLACEHOLDERS, entrypoint, fill
+from agent.frameworks.recipe import MisfitError
+from agent.job.job import PLACEHOLDERS, Job, entrypoint, fill, fill_expected, is_sized
 from agent.job.services import Placeholders, reward_service, reward_url
 from support.worlds import MACHINE, plan_of, settings_of, with_ray
 
@@ -46,11 +47,52 @@ def filled(*words: str) -> list[str]:
         ("{nodes", "{nodes"),
         ("${nodes}", "$3"),
         ("{NODES}", "{NODES}"),
+        ("{nodes-1}", "2"),
+        ("{nodes+1}/{nodes*2}", "4/6"),
+        ("--trainer={total_gpus/2},{gpus_per_node/8}", "--trainer=12,1"),
+        ("{attempt+1}", "3"),
+        ("{nodes - 1}", "{nodes - 1}"),
+        ("{nodes-1-1}", "{nodes-1-1}"),
+        ("{nodes-}", "{nodes-}"),
+        ("{nodes-one}", "{nodes-one}"),
+        ("{head_ip-1}", "{head_ip-1}"),
+        ("{rank-1}", "{rank-1}"),
+        ("${nodes-1}", "${nodes-1}"),
     ],
 )
 def test_placeholders(word: str, known: str) -> None:
     """The contract's placeholders are filled; all other braces stay as they are."""
     assert filled("cmd", word) == ["cmd", known]
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("{nodes/2}", "{nodes/2} is no whole number: 3/2"),
+        ("{total_gpus/0}", "{total_gpus/0} is no whole number: 24/0"),
+        ("{nodes-3}", "{nodes-3} is 0, and must be at least 1"),
+        ("--n={nodes-4}", "{nodes-4} is -1, and must be at least 1"),
+        ("{nodes*0}", "{nodes*0} is 0, and must be at least 1"),
+    ],
+)
+def test_a_computed_size_that_no_cluster_has(word: str, said: str) -> None:
+    """It is refused with what was computed."""
+    with pytest.raises(MisfitError) as refused:
+        filled("cmd", word)
+    assert str(refused.value) == said
+
+
+def test_sizes_for_the_expected_nodes() -> None:
+    """Those of GPUs stay where this machine has none, and so does what only the run knows."""
+    words = ["{nodes-1}", "{total_gpus/2}", "{gpus_per_node}", "{head_ip}"]
+    assert fill_expected(words, 3, 8) == ["2", "12", "8", "{head_ip}"]
+    assert fill_expected(words, 3, 0) == ["2", *words[1:]]
+
+
+@pytest.mark.parametrize(("word", "sized"), [("{nodes-1}", True), ("{attempt+1}", False)])
+def test_a_computed_size_sizes_the_command(word: str, *, sized: bool) -> None:
+    """It cannot be submitted for other nodes."""
+    assert is_sized(Job("command", ("train", word), {})) == sized
 
 
 def test_the_contracts_placeholders() -> None:

@@ -145,9 +145,27 @@ def test_a_mistyped_placeholder_is_named() -> None:
         f"Placeholders are {' '.join(f'{{{name}}}' for name in PLACEHOLDERS)}",
     ]
     assert found[-1].what == "{step} in the job's command is no placeholder and stays as it is"
+    command = ["train", "{nodes-1}", "{node-1}", "{nodes - 1}", "{other-1}", "${nodes-x}"]
+    found = [f for f in plan_of({}, MACHINE, command).findings if f.check == "placeholders"]
+    assert [finding.what.split()[0] for finding in found] == ["{node-1}", "{nodes"]
+    assert "take a sign and a number: {nodes-1}, {nodes/2}" in found[0].remedy
     command = ["train", "http://{adress:judge}:8000", "{other:x}", "${adress:x}"]
     (slip,) = [f for f in plan_of({}, MACHINE, command).findings if f.check == "placeholders"]
     assert slip.remedy == "Did you mean {address:judge}?"
+
+
+def test_computed_sizes_are_shown_filled() -> None:
+    """The plan has them for the expected nodes; what is not whole there is a warning."""
+    command = ["train", "--trainers={nodes-1}", "--half={nodes/2}"]
+    plan = plan_of({"EXPECTED_WORKERS": "3"}, MACHINE, command)
+    assert "train --trainers=3 --half=2" in render(plan, redactor_for({}, None))
+    assert to_json(plan)["job"]["argv"] == ["train", "--trainers=3", "--half=2"]
+
+    plan = plan_of({"EXPECTED_WORKERS": "2"}, MACHINE, command)
+    (finding,) = [found for found in plan.findings if found.check == "job's command"]
+    expected = "the job's command does not fit 3 nodes like this one: {nodes/2} is no whole number"
+    assert finding.what.startswith(expected)
+    assert "'--half={nodes/2}'" in render(plan, redactor_for({}, None))
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -97,6 +97,25 @@ def test_a_command_is_filled_in(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_computed_size_must_be_whole_on_the_nodes_that_joined(tmp_path: Path) -> None:
+    """Else the run is refused with the words of the command; the node launcher counts all nodes."""
+    environ = {"RAY_WORKER": "0", "AGENT_CHECKPOINTS": str(tmp_path / "c")}
+    of = plan_of(environ, command=["train", "{nodes-1}", "{total_gpus/4}"])
+    assert words(made(of)) == ["train", "1", "4"]
+    refused = made(plan_of(environ, command=["train", "--actors={nodes/3}"]))
+    assert isinstance(refused, Outcome)
+    assert (refused.kind, refused.exit_code) == (Kind.REFUSED, 78)
+    assert "the job's command does not fit what joined (2 of 8 GPUs" in refused.reason
+    assert refused.reason.endswith("{nodes/3} is no whole number: 2/3")
+
+    without_gpus = RayNode("few", "10.0.0.2", gpus=0.0, cpus=16.0)
+    uneven = (h.RayNodes((*nodes().nodes, without_gpus)), reported(2))
+    assert words(made(plan_of(environ, command=["train", "{nodes*3}"]), uneven)) == ["train", "3"]
+    launched = environ | {"AGENT_LAUNCHER": "node"}
+    of = plan_of(launched, command=["train", "{nodes*3}", "{rank}"])
+    assert words(made(of, uneven)) == ["train", "6", "{rank}"]
+
+
 def test_a_proxy_is_not_between_nodes(tmp_path: Path) -> None:
     """The job reaches a reward server on any node without the user's proxy."""
     environ = {"RAY_WORKER": "0", "AGENT_CHECKPOINTS": str(tmp_path / "c")}
