@@ -49,6 +49,8 @@ class ModelShape(Value):
     tied: bool = False  # Whether its embeddings are also its last layer
     experts: Count = 0  # Of a layer, of which each token passes a few; 0 without any
     in_experts: Count = 0  # The parameters of the experts of all layers
+    largest: Count = 0  # The values of the largest tensor of its checkpoint; 0 if not known
+    fused: Count = 0  # Of a layer's experts in one tensor, as transformers 5 loads them
     has_vision: bool = False  # Whether it has a vision tower
     source: str = CONFIG  # What these facts were read from
 
@@ -135,6 +137,17 @@ class ModelShape(Value):
             parameters += in_experts + sparse * (3 * hidden * shared + hidden * experts)
         parameters += (layers - sparse) * 3 * hidden * width
 
+        # Gemma's small models embed each token anew for every layer, in one tensor.
+        of_layers = layers * _number(main, "hidden_size_per_layer_input")
+        of_layers *= _number(main, "vocab_size_per_layer_input")
+        parameters += of_layers
+
+        # The largest tensor: an embedding, or two of the three matrices of a layer's experts.
+        largest = max(vocabulary * hidden, of_layers, hidden * width)
+        fused = 2 * in_experts // (3 * sparse) if sparse else 0
+        if main.get("model_type") in _FUSED_ON_DISK:
+            largest = max(largest, fused)
+
         # The vision tower.
         tower = config.get("vision_config")
         if isinstance(tower, dict):
@@ -160,6 +173,8 @@ class ModelShape(Value):
             tied=copies == 1,
             experts=experts,
             in_experts=in_experts,
+            largest=largest,
+            fused=fused,
             has_vision=isinstance(tower, dict),
         )
 
@@ -205,6 +220,10 @@ _SIZE = re.compile(
     r"(?:-[aA](?P<active>\d{1,4}(?:\.\d{1,3})?)[bB])?(?![A-Za-z0-9])"
 )
 _MOST_PARAMETERS = 10**14
+_FUSED_ON_DISK = {
+    *("gpt_oss", "llama4_text", "qwen3_vl_moe_text", "qwen3_5_moe_text", "gemma4_text"),
+}
+"""Model types whose checkpoints have the experts of a layer as one tensor."""
 _USUAL_EXPERTS = 128  # Of a model with experts whose number is not in its name
 _DENSE_PART = 0.05  # Of all parameters: about what is outside of the experts
 

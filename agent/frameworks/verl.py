@@ -65,6 +65,7 @@ from agent.frameworks.verl_memory import (
     WHOLE_MODEL,
     WHY_ADAPTER_SHARDS,
     WHY_SHARDS,
+    bucket_rows,
     fsdp_size,
     has_reference,
     longest_sample,
@@ -128,14 +129,18 @@ FRAMEWORK = FrameworkInfo(
         ("max_num_batched_tokens", "actor_rollout_ref.rollout.max_num_batched_tokens"),
     ),
 )
-VERSIONS: tuple[Version, ...] = ((0, 5, 0), (0, 6, 1), (0, 7, 0), (0, 7, 1), (0, 8, 0), (0, 9, 1))
+VERSIONS: tuple[Version, ...] = (
+    *((0, 5, 0), (0, 6, 1), (0, 7, 0), (0, 7, 1), (0, 8, 0)),
+    *((0, 9, 0), (0, 9, 1)),
+)
 ABOUT = "verl: GRPO or PPO with vLLM or SGLang rollouts; the reward is verl's own, or a server's"
 
 _GSM8K = "{data}/gsm8k"
 _PRESET = Preset(
     about="GRPO with verl on gsm8k",
-    image="verlai/verl:vllm017.latest",
-    checkout=Checkout("https://github.com/volcengine/verl", tag="v0.7.1", folder="verl"),
+    # verl-project/verl, docker/README.md, v0.9.0: the newest release whose image has a stable tag
+    image="verlai/verl:vllm024.latest",
+    checkout=Checkout("https://github.com/verl-project/verl", tag="v0.9.0", folder="verl"),
     model="Qwen/Qwen2.5-7B-Instruct",
     imports="verl",
     train=f"{_GSM8K}/train.parquet",
@@ -221,6 +226,7 @@ def make(asked: RecipeInput) -> Command:
         (f"{REF}.fsdp_config.param_offload", "True", _REF_OFFLOADED),
         *_critic_padding(asked),
         *memory_rows(asked, sizing),
+        *bucket_rows(asked, given),
     )
 
     # Who makes a model of a checkpoint?
@@ -260,6 +266,7 @@ def _with_megatron(
         *verl_megatron.engine_row(asked, flags),
         (f"{ROLLOUT}.gpu_memory_utilization", f"{sizing.share:g}", sizing.why["share"]),
         *verl_megatron.parallel_rows(asked, sizing),
+        *bucket_rows(asked, given, megatron=True),
     )
     notes = list(verl_megatron.notes(asked))
     if _has_images(asked):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from math import gcd
+from math import ceil, gcd
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
 from agent.frameworks.arguments import whole
-from agent.frameworks.recipe import MisfitError, Version
+from agent.frameworks.recipe import WEIGHT, MisfitError, Version, version_text
 from agent.frameworks.sizing import (
     VERL,
     VERL_CPU,
@@ -24,6 +24,7 @@ from agent.frameworks.verl_adapters import RANK, trains_adapters
 from agent.frameworks.verl_keys import (
     ACTOR,
     ANSWER,
+    DTYPE,
     FSDP_SIZE,
     GPUS,
     MODEL,
@@ -56,6 +57,20 @@ WHY_SHARDS = f"without an HF model: one node would gather it, {_GATHERED} bytes 
 KL_IN_REWARD = "algorithm.use_kl_in_reward"
 _DEEP_SLEEP: Version = (0, 6)  # From it on sleeping engines drop their weights
 _SGLANG_BACKUP: Version = (0, 9)  # From it on SGLang's sleeping engines keep a copy in the nodes
+_BUCKET = f"{ROLLOUT}.checkpoint_engine.update_weights_bucket_megabytes"
+_ASSERTS_SINCE: Version = (0, 7, 1)
+_ASSERTS_UNTIL: Version = (0, 8)
+"""Versions whose sender of weights to vLLM asserts that each tensor fits into its bucket.
+
+Source: verl-project/verl, verl/workers/rollout/vllm_rollout/bucketed_weight_transfer.py, v0.7.1.
+"""
+_BUCKET_MIB = 2048  # The default
+_BUCKET_STEP = 256
+_MIB = 1 << 20
+_LARGEST_USUAL = 262_208 * 5376  # Gemma 3 27B: no other usual embedding is larger
+_MARGIN = 1.5  # Of an embedding that is only an estimate
+_HALF = ("bf16", "bfloat16", "fp16", "float16")
+_FULL = 4  # Bytes of a value in float32, as FSDP's workers send it
 MEMORY_KEYS = (
     *(NODES, GPUS, TENSOR_PARALLEL, STRATEGY, f"{ACTOR}.fsdp_config", "critic.fsdp"),
     *("critic.model.fsdp_config", "critic.strategy", f"{REF}.fsdp_config"),
@@ -161,6 +176,43 @@ def memory_rows(asked: RecipeInput, sizing: Sizing) -> Iterable[Row]:
             yield f"{sharding}.offload_policy", "True", sizing.why["layout"]
         if sizing.within_nodes:
             yield f"{sharding}.fsdp_size", fsdp_size(asked, sizing), sizing.why["within_nodes"]
+
+
+def bucket_rows(
+    asked: RecipeInput, given: Mapping[str, str], *, megatron: bool = False
+) -> Iterable[Row]:
+    """Return the size of the buffer in which vLLM gets weights, where the default is too small.
+
+    FSDP's workers send tensors as transformers has them, Megatron's as the checkpoint has them.
+    """
+    if asked.rollout != "vllm" or not _ASSERTS_SINCE <= asked.version < _ASSERTS_UNTIL:
+        return
+
+    # How large is the largest tensor, and each of its values?
+    model = asked.basis.model
+    if model is None:
+        largest = _LARGEST_USUAL
+        what = "the model's size is not known, and no usual embedding has more than"
+    elif model.largest:
+        largest = model.largest if megatron else max(model.largest, model.fused)
+        what = "its largest tensor has"
+    else:
+        largest = int(_MARGIN * model.vocabulary * model.hidden)
+        what = f"by {model.source} its largest tensor has at most"
+    is_half = megatron or given.get(DTYPE, "").lower() in _HALF
+    each = WEIGHT if is_half else _FULL
+    needed = largest * each / _MIB
+    if needed <= _BUCKET_MIB and _BUCKET not in given:
+        return
+
+    # The user's own bucket wins, unless verl would end at the first weight sync.
+    ends = f"verl {version_text(asked.version)} ends where a tensor exceeds its bucket"
+    reason = f"{what} {largest / 1e6:,.0f} M values × {each} bytes = {needed:,.0f} MiB; {ends}"
+    bucket = whole(given, _BUCKET)
+    is_exact = model is not None and model.largest
+    if bucket is not None and bucket < needed and is_exact:
+        raise MisfitError(f"AGENT_JOB_ARGS: {_BUCKET}={bucket} is too small: {reason}")
+    yield _BUCKET, ceil(needed / _BUCKET_STEP) * _BUCKET_STEP, reason
 
 
 def fsdp_size(asked: RecipeInput, sizing: Sizing) -> str:

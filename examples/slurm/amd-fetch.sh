@@ -18,7 +18,7 @@ inside() {
 }
 
 # verl's repository: the framework where the image lacks it, and the program that makes the data.
-test -e "$PWD/verl" || { new=$(mktemp -d "$PWD/verl".XXXXXX) && git clone --quiet --depth 1 --branch v0.7.1 https://github.com/volcengine/verl "$new" && chmod 755 "$new" && { mv -T "$new" "$PWD/verl" || test -e "$PWD/verl"; }; }
+test -e "$PWD/verl" || { new=$(mktemp -d "$PWD/verl".XXXXXX) && git clone --quiet --depth 1 --branch v0.7.1 https://github.com/verl-project/verl "$new" && chmod 755 "$new" && { mv -T "$new" "$PWD/verl" || test -e "$PWD/verl"; }; }
 
 # The model, into huggingface/.
 inside python3 -c 'import sys; from huggingface_hub import snapshot_download as get; print(get(sys.argv[1]))' Qwen/Qwen2.5-7B-Instruct

@@ -9,13 +9,13 @@ mkdir -p data tmp
 # The image, as one file; without one each node would convert it at each start.
 export APPTAINER_CACHEDIR="$PWD/tmp" APPTAINER_TMPDIR="$PWD/tmp"
 if [ ! -e image.sif ]; then
-  apptainer pull tmp/image.sif docker://verlai/verl:vllm017.latest
+  apptainer pull tmp/image.sif docker://verlai/verl:vllm024.latest
   mv tmp/image.sif image.sif
 fi
 inside() { apptainer exec --bind "$PWD" --pwd "$PWD" image.sif "$@"; }
 
 # verl's repository: the framework where the image lacks it, and the program that makes the data.
-test -e "$PWD/verl" || { new=$(mktemp -d "$PWD/verl".XXXXXX) && git clone --quiet --depth 1 --branch v0.7.1 https://github.com/volcengine/verl "$new" && chmod 755 "$new" && { mv -T "$new" "$PWD/verl" || test -e "$PWD/verl"; }; }
+test -e "$PWD/verl" || { new=$(mktemp -d "$PWD/verl".XXXXXX) && git clone --quiet --depth 1 --branch v0.9.0 https://github.com/verl-project/verl "$new" && chmod 755 "$new" && { mv -T "$new" "$PWD/verl" || test -e "$PWD/verl"; }; }
 
 # The model, into huggingface/.
 inside python3 -c 'import sys; from huggingface_hub import snapshot_download as get; print(get(sys.argv[1]))' Qwen/Qwen2.5-7B-Instruct

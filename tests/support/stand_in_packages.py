@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agent.cli.start_files.request import preset_of
+from agent.cli.start_files.slurm_files import AMD_TAG
 from support import stand_in_frameworks
 from support.scenario import ENVIRONMENT, ray_in_pods
 
@@ -85,10 +86,10 @@ def index_variables(index: str) -> dict[str, str]:
 
 
 def verl_repository(hosted: Path) -> None:
-    """Make verl's repository in a folder that stands for GitHub, with the tag of start files."""
+    """Make verl's repository in a folder that stands for GitHub, with the tags of start files."""
     checkout = preset_of("verl-grpo").checkout
     assert checkout is not None
-    place = framework(hosted / "volcengine" / "verl", "verl")
+    place = framework(hosted / checkout.url.removeprefix("https://github.com/"), "verl")
     (place / "verl" / "version").mkdir()
     (place / "verl" / "version" / "version").write_text(checkout.tag.removeprefix("v"))
     program = place / "examples" / "data_preprocess" / "gsm8k.py"
@@ -99,6 +100,7 @@ def verl_repository(hosted: Path) -> None:
         ("add", "--all"),
         ("-c", "user.name=lab", "-c", "user.email=lab@localhost", "commit", "--quiet", "-m", "it"),
         ("tag", checkout.tag),
+        ("tag", AMD_TAG),
     ):
         subprocess.run(["git", *words], cwd=place, check=True, timeout=30)
 

@@ -6,6 +6,8 @@ import re
 import shlex
 from pathlib import PurePosixPath
 
+from msgspec.structs import replace
+
 from agent.base.text import parse_toml
 from agent.base.value import Value
 from agent.cli.start_files.platform_files import SERVICES, sent_files
@@ -22,6 +24,7 @@ from agent.cli.start_files.template_text import fill, shell_exports
 
 AMD_IMAGE = "rocm/verl:verl-0.7.1.amd0_rocm7.0.2_ubuntu22.04_py3.12_vllm0.20.2"
 """For AMD GPUs, where podman or docker is the usual container."""
+AMD_TAG = "v0.7.1"  # Of the verl in that image: AMD publishes none with a newer one
 _HOW = {
     "none": "on Slurm without containers",
     "apptainer": "on Slurm in a container of apptainer",
@@ -116,7 +119,10 @@ def _fetch_values(request: Request, data: _Data, image: str, python: str) -> dic
     prepare_path = ""
     if preset.checkout is not None:
         folder = preset.checkout.folder
-        checkout = preset.checkout.command("$PWD")
+        cloned = preset.checkout
+        if base == AMD_IMAGE:
+            cloned = replace(cloned, tag=AMD_TAG)
+        checkout = cloned.command("$PWD")
         prepare_path = f'"$PWD/{folder}"'
 
     # The data of services, by their prepare steps.

@@ -10,7 +10,15 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from agent.frameworks import verl
-from agent.frameworks.recipe import Command, MisfitError, NodeSize, RecipeInput, Version
+from agent.frameworks.recipe import (
+    Command,
+    JobBasis,
+    MisfitError,
+    ModelShape,
+    NodeSize,
+    RecipeInput,
+    Version,
+)
 from agent.frameworks.verl import REWARD_FUNCTION, make
 from support.recipe_words import arguments
 from support.verl_asked import MINI, RELEASES, TENSOR, asked
@@ -61,8 +69,9 @@ def test_sizes_follow_the_nodes(  # noqa: PLR0913 - columns of a table
 
 
 def test_supported_versions() -> None:
-    """The newest patch of each minor release, and 0.7.0, which has other keys and CPUs."""
-    assert verl.VERSIONS == ((0, 5, 0), (0, 6, 1), (0, 7, 0), (0, 7, 1), (0, 8, 0), (0, 9, 1))
+    """The newest patch of each minor release, and 0.7.0 and 0.9.0, which have other keys."""
+    older = ((0, 5, 0), (0, 6, 1), (0, 7, 0), (0, 7, 1), (0, 8, 0))
+    assert (*older, (0, 9, 0), (0, 9, 1)) == verl.VERSIONS
 
 
 def test_grpo_and_ppo_differ() -> None:
@@ -210,7 +219,7 @@ def test_a_transfer_queue_without_cpus_is_refused(
     assert said in str(refusal.value)
 
 
-@pytest.mark.parametrize("version", RELEASES[:-1])
+@pytest.mark.parametrize("version", [version for version in RELEASES if version < (0, 9)])
 def test_a_head_without_cpus_is_accepted_before_0_9(version: Version) -> None:
     """TaskRunner then runs on a node with GPUs."""
     assert arguments(make(asked("0/0,8/33", version)))["trainer.nnodes"] == "1"
@@ -356,3 +365,104 @@ def test_data_without_prompts_are_refused() -> None:
     with pytest.raises(MisfitError, match=r"no column for data\.prompt_key prompt, only question"):
         make(what)
     make(replace(what, args=("data.prompt_key=question",)))
+
+
+BUCKET = "actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes"
+SEVEN_B = {
+    "hidden_size": 3584,
+    "intermediate_size": 18944,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 28,
+    "num_key_value_heads": 4,
+    "vocab_size": 152_064,
+}
+SEVENTY_TWO_B = SEVEN_B | {
+    "hidden_size": 8192,
+    "intermediate_size": 29568,
+    "num_hidden_layers": 80,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+}
+SMALL_GEMMA = SEVEN_B | {
+    "hidden_size": 2048,
+    "vocab_size": 262_400,
+    "vocab_size_per_layer_input": 262_144,
+    "hidden_size_per_layer_input": 256,
+    "num_hidden_layers": 30,
+}
+GPT_OSS = {
+    "model_type": "gpt_oss",
+    "hidden_size": 2880,
+    "intermediate_size": 2880,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 64,
+    "head_dim": 64,
+    "num_key_value_heads": 8,
+    "num_local_experts": 128,
+    "num_experts_per_tok": 4,
+    "vocab_size": 201_088,
+}
+THIRTY_B_A3B = {
+    "model_type": "qwen3_moe",
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "moe_intermediate_size": 768,
+    "num_hidden_layers": 48,
+    "num_attention_heads": 32,
+    "head_dim": 128,
+    "num_key_value_heads": 4,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "vocab_size": 151_936,
+}
+WIDER_EXPERTS = THIRTY_B_A3B | {"hidden_size": 4096, "moe_intermediate_size": 1536}
+
+
+@pytest.mark.parametrize(
+    ("config", "backend", "args", "bucket"),
+    [
+        (SEVEN_B, "", (), 2304),  # 2,079 MiB in float32
+        (SEVEN_B, "", ("actor_rollout_ref.actor.fsdp_config.model_dtype=bf16",), None),
+        (SEVEN_B, "", (f"{BUCKET}=4096",), 4096),
+        (SEVEN_B | {"vocab_size": 32_000}, "", (), None),
+        (SEVEN_B, "megatron", (), None),
+        (SEVENTY_TWO_B, "megatron", (), 2560),  # 2,376 MiB in bf16
+        (SMALL_GEMMA, "", (), 7680),  # the embeddings of all layers in one tensor
+        (GPT_OSS, "", (), 8192),  # the experts of a layer in one tensor
+        (THIRTY_B_A3B, "", (), None),
+        (WIDER_EXPERTS, "", (), 6144),  # as transformers 5 loads them
+        (WIDER_EXPERTS, "megatron", (), None),  # as the checkpoint has them
+        (None, "", (), 5632),
+    ],
+)
+def test_the_bucket_holds_the_largest_tensor(
+    config: dict[str, object] | None, backend: str, args: tuple[str, ...], bucket: int | None
+) -> None:
+    """The sender of 0.7.1 asserts that, which would end the job at its first weight sync."""
+    model = None if config is None else ModelShape.from_config(config)
+    plain = replace(asked("16x8", (0, 7, 1), *args), backend=backend, basis=JobBasis(model))
+    found = arguments(make(plain))
+    assert found.get(BUCKET) == (None if bucket is None else str(bucket))
+    for other in ((0, 7, 0), (0, 8, 0), (0, 9, 1)):
+        assert args or BUCKET not in arguments(make(replace(plain, version=other)))
+
+
+def test_a_bucket_from_a_name_has_a_margin() -> None:
+    """The size in a name says little about the embedding: the bucket is larger than any usual."""
+    model = ModelShape.from_name("Qwen2.5-7B")
+    assert model is not None
+    found = arguments(make(replace(asked(version=(0, 7, 1)), basis=JobBasis(model))))
+    assert int(found[BUCKET]) > 2079
+
+
+def test_a_bucket_that_is_too_small_is_refused() -> None:
+    """It would end every attempt before its first step."""
+    own = replace(asked("2x8", (0, 7, 1), f"{BUCKET}=2048"), basis=JobBasis(_seven_b()))
+    with pytest.raises(MisfitError, match=r"is too small: .* = 2,079 MiB"):
+        make(own)
+
+
+def _seven_b() -> ModelShape:
+    model = ModelShape.from_config(SEVEN_B)
+    assert model is not None
+    return model
