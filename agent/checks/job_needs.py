@@ -15,10 +15,11 @@ from agent.node.job_script import IGNORE
 from agent.settings.jobs import runs_by_shares
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from agent.checks.finding import CheckedNode, Result
     from agent.job.job import Job
+    from agent.node.facts import ScriptAction
     from agent.settings.jobs import RecipeInfo
     from agent.settings.model import Settings
 
@@ -168,19 +169,47 @@ def job_program(node: CheckedNode) -> tuple[Finding, ...]:
     return (Finding("job", Level.FAIL, f"the program after --: {fault}", remedy),)
 
 
+_CLEANS_UP = "Remove it: the agent ends what former runs left"
+_SCRIPT_ACTIONS: Mapping[ScriptAction, tuple[str, str]] = {
+    "start": (
+        "would start a Ray beside the agent's",
+        "Remove it: the agent starts Ray on every node; options of it go into AGENT_RAY_ARGS",
+    ),
+    "stop": ("would end the agent's Ray", _CLEANS_UP),
+    "submit": (
+        "would submit a second job, which the agent neither follows nor stops",
+        "Write only the command after its `--`; AGENT_RUNTIME_ENV takes its --runtime-env",
+    ),
+    "kill": (
+        "would end the agent or its Ray",
+        f"{_CLEANS_UP}; a program of your own needs a closer name, as in `pkill -f my_server.py`",
+    ),
+    "size": (
+        "fails, since Ray runs already and accepts no number of GPUs or CPUs",
+        "Write `ray.init()`: the job has those of all nodes",
+    ),
+    "address": (
+        "would leave the agent's Ray",
+        "Write `ray.init()`: RAY_ADDRESS names the agent's Ray",
+    ),
+}
+"""What a line of a script does under the agent, and what to write instead."""
+
+
 def job_script(node: CheckedNode) -> Iterator[Finding]:
-    """A script that cleans up as for a Ray of its own ends the agent, its Ray and itself."""
+    """A script made for a Ray of its own ends the agent's, or runs beside it."""
     topology = node.topology
     is_run_here = topology.is_head or runs_by_shares(node.settings)
     if not is_run_here or topology.is_idle:
         return
-    for line in node.facts.ending_lines:
-        what = f"{line.path}, line {line.number}: `{line.text}` would end the agent or its Ray"
+    for line in node.facts.script_lines:
+        does, instead = _SCRIPT_ACTIONS[line.action]
+        what = f"{line.path}, line {line.number}: `{line.text}` {does}"
         level = Level.FAIL
         if not line.is_sure:
             level = Level.WARN
             what += ", if it is reached"
-        remedy = f"Remove it, since the agent cleans up; or insist: end the line with `{IGNORE}`"
+        remedy = f"{instead}. To insist, end the line with `{IGNORE}`"
         yield Finding("job's script", level, what, remedy)
 
 

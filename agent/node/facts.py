@@ -158,12 +158,18 @@ class TorchPython(Value):
     asked: Items[str] = ()  # the Pythons that were searched, if none has it
 
 
-class EndingLine(Value):
-    """A line of the job's script that would end the agent or its Ray."""
+ScriptAction = Literal["start", "stop", "submit", "kill", "size", "address"]
+"""What a line of a script does: `ray start`, `ray stop`, `ray job submit`, `pkill`, or `ray.init`
+with a number of GPUs or CPUs, or with an address."""
+
+
+class ScriptLine(Value):
+    """A line of the job's script that would end the agent or its Ray, or start another one."""
 
     path: str
     number: Count
     text: str
+    action: ScriptAction
     is_sure: bool  # False if it may not be reached
 
 
@@ -190,7 +196,7 @@ class Facts(Value):
     ray: RayPython = RayPython(sys.executable, "", None)
     """The Python with Ray, which an image may keep apart from the agent's."""
     torch: TorchPython | None = None  # set only if a launcher without Ray starts the job
-    ending_lines: Items[EndingLine] = ()  # of the job's script, where this node runs it
+    script_lines: Items[ScriptLine] = ()  # of the job's script, where this node runs it
     cpus: Cpus = 1
     machine_cpus: Cpus = 0  # CPUs of the whole machine, which Ray would use; 0 if not read
     memory: Bytes = 0

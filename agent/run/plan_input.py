@@ -42,7 +42,7 @@ from agent.job.services import NO_FILE, ServicesFile
 from agent.job.torchrun_command import split_python, torchrun_problems
 from agent.node import gpus, read
 from agent.node.facts import Facts
-from agent.node.job_script import ending_lines
+from agent.node.job_script import script_lines
 from agent.node.python_facts import of_command
 from agent.node.upload import UploadSize
 from agent.plan.listeners import port_clashes
@@ -66,7 +66,7 @@ from agent.settings.rules import TEMP_DIR, flags_of, is_hub_id
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from agent.node.facts import EndingLine, RayPython, TorchPython
+    from agent.node.facts import RayPython, ScriptLine, TorchPython
     from agent.plan.plan import Plan
     from agent.settings.model import Settings
 
@@ -176,17 +176,17 @@ def _read_machine(environ: Mapping[str, str], given: Given, *, wants_job: bool) 
         known_names, ray, environ, program, is_first_process=parent.is_init, temp=temp
     )
     facts = replace(
-        facts, torch=_find_torch(path, ray, given), ending_lines=_find_ending_lines(given)
+        facts, torch=_find_torch(path, ray, given), script_lines=_find_script_lines(given)
     )
     services = read_services(settings, problems)
     return Machine(facts, services, tuple(problems))
 
 
-def _find_ending_lines(given: Given) -> tuple[EndingLine, ...]:
-    """Return lines of the job's script that would end the agent or its Ray."""
+def _find_script_lines(given: Given) -> tuple[ScriptLine, ...]:
+    """Return lines of the job's script that would end the agent or its Ray, or start another."""
     words = given.words or ()
     with_ray = not runs_by_shares(given.settings)
-    look = partial(ending_lines, words, with_ray=with_ray)
+    look = partial(script_lines, words, with_ray=with_ray)
     return run_within(times.STALLED_DISK, look) or ()
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from support.scenario import BOOT, Cluster, ends, last_line
+from support.scenario import BOOT, RAY, Cluster, ends, last_line
 
 if TYPE_CHECKING:
     from tools.lab import Container
@@ -78,3 +78,30 @@ def test_a_killed_actor_is_named(cluster: Cluster) -> None:
     head, worker = cluster.agents(sys.executable, "-c", KILLED_ACTOR)
     assert ends([head, worker]) == [1, 1], head.tail()
     assert "a worker process of Ray ended without an error" in last_line(head)
+
+
+@pytest.mark.pods(1)
+@pytest.mark.parametrize(
+    ("program", "cause", "instead"),
+    [
+        (
+            ["sh", "-ec", f"{RAY} start --head --num-gpus 8  # pod-agent: ignore"],
+            "the job's own code starts a Ray",
+            "Remove it",
+        ),
+        (
+            [sys.executable, "-c", "import ray; ray.init(num_gpus=8)"],
+            "gives `ray.init` num_cpus and num_gpus",
+            "Write `ray.init()`",
+        ),
+    ],
+)
+def test_a_ray_of_the_job_s_own_is_named(
+    cluster: Cluster, program: list[str], cause: str, instead: str
+) -> None:
+    """A job that starts or sizes a Ray of its own fails, and its end names that line."""
+    head = cluster.agent(0, *program)
+    assert ends([head]) == [1], head.tail()
+    assert cause in last_line(head)
+    assert instead in last_line(head)
+    assert "ray stop" not in last_line(head)

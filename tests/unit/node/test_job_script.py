@@ -1,7 +1,8 @@
-"""Lines of a job's script that would end the agent or its Ray."""
+"""Lines of a job's script that would end the agent or its Ray, or start another one."""
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -9,8 +10,8 @@ from msgspec.structs import replace
 
 from agent.checks.finding import CheckedNode, Level
 from agent.checks.job_needs import job_script
-from agent.node.facts import EndingLine
-from agent.node.job_script import ending_lines
+from agent.node.facts import ScriptLine
+from agent.node.job_script import script_lines
 from agent.platforms.resolve import resolve
 from agent.settings import load
 from support.captured import machine
@@ -38,14 +39,14 @@ def found(tmp_path: Path, text: str, name: str = "run.sh", *, with_ray: bool = T
     script = tmp_path / name
     script.write_text(text)
     command = ["python3" if name.endswith(".py") else "bash", str(script)]
-    return [line.number for line in ending_lines(command, with_ray=with_ray)]
+    return [line.number for line in script_lines(command, with_ray=with_ray)]
 
 
 def test_the_clean_up_of_an_upstream_script(tmp_path: Path) -> None:
     """What would end the run is found by its line; sglang's processes are none of ours."""
-    assert found(tmp_path, SLIME) == [5, 6, 7]
+    assert found(tmp_path, SLIME) == [5, 6, 7, 11]
     assert found(tmp_path, SLIME, with_ray=False) == [7]
-    lines = ending_lines(["bash", str(tmp_path / "run.sh")], with_ray=True)
+    lines = script_lines(["bash", str(tmp_path / "run.sh")], with_ray=True)
     assert all(line.is_sure for line in lines)  # the comment's `for` opens no loop
 
 
@@ -55,7 +56,6 @@ def test_the_clean_up_of_an_upstream_script(tmp_path: Path) -> None:
         "pkill -9 python",
         "pkill python3",
         "pkill -f 'python.*agent'",
-        "pkill -9 -f run.sh",
         "sudo pkill -KILL python || true",
         "/usr/bin/pkill -9 ray 2>/dev/null",
         "killall python3",
@@ -67,7 +67,12 @@ def test_the_clean_up_of_an_upstream_script(tmp_path: Path) -> None:
         "ps -ef | grep ray | awk '{print $2}' | xargs -r kill -9",
         "kill -9 $(pgrep -f raylet)",
         "kill -9 `pidof python3`",
-        "kill -9 -1",
+        "ray start --head",
+        "ray start --address=$HEAD:6379 \\\n  --num-gpus 8",
+        "/opt/venv/bin/ray start --block &",
+        "ray job submit --address=http://127.0.0.1:8265 -- python3 train.py",
+        'pkill -9 "python"',
+        "pkill -9 ray::",
         "FOO=1 pkill python",
     ],
 )
@@ -97,6 +102,14 @@ def test_what_ends_the_run(tmp_path: Path, line: str) -> None:
         "cat <<EOF\npkill -9 python\nEOF",
         "ssh worker 'pkill -9 python'",
         "pip install ray; python train.py --stop",
+        "ray start --head  # pod-agent: ignore",
+        'echo "usage:\n  ray start --head\n  pkill python"',
+        'ARGS=\'{\n  "cmd": "ray stop"\n}\'',
+        "python3 - <<'E'\nimport ray\nray stop\nE",
+        "cat <<< word\necho ray start",
+        "echo $'it\\'s' # ray stop",
+        "ray job logs x; ray starter; array start",
+        'pkill -f "python my_server.py"',
     ],
 )
 def test_what_does_not(tmp_path: Path, line: str) -> None:
@@ -137,7 +150,7 @@ def test_a_line_that_may_not_be_reached_is_not_sure(tmp_path: Path, text: str, s
     """Below a condition, in a loop or a function it is a warning."""
     script = tmp_path / "run.sh"
     script.write_text(text)
-    (line,) = ending_lines(["bash", str(script)], with_ray=True)
+    (line,) = script_lines(["bash", str(script)], with_ray=True)
     assert line.is_sure is sure
 
 
@@ -153,12 +166,38 @@ def test_python(tmp_path: Path) -> None:
     )
     script = tmp_path / "run.py"
     script.write_text(text)
-    lines = ending_lines(["python3", "-u", str(script)], with_ray=True)
+    lines = script_lines(["python3", "-u", str(script)], with_ray=True)
     assert [(line.number, line.is_sure) for line in lines] == [
         (3, True),
         (5, False),
         (6, False),
     ]
+
+
+@pytest.mark.parametrize(
+    ("text", "lines"),
+    [
+        ("ray.init(num_gpus=8)\n", [(2, "size", True)]),
+        ("def main():\n    ray.init(num_cpus=4)\n", [(3, "size", True)]),
+        ("if __name__ == '__main__':\n    ray.init(\n        num_gpus=8)\n", [(3, "size", True)]),
+        ("if not ray.is_initialized():\n    ray.init(num_gpus=8)\n", [(3, "size", False)]),
+        ("ray.init(num_gpus=args.gpus)\n", [(2, "size", False)]),
+        ("ray.init(address='10.0.0.1:6379')\n", [(2, "address", True)]),
+        ("context = ray.init('ray://head:10001')\n", [(2, "address", True)]),
+        ("ray.init(address='local', num_gpus=1)\n", [(2, "address", True)]),
+        ("ray.init(num_gpus=8)  # pod-agent: ignore\n", []),
+        ("ray.init()\nray.init('auto')\nray.init(address=None, num_gpus=None)\n", []),
+        ("ray.init(address=args.address)\nwandb.init(num_gpus=8)\n", []),
+        ("'ray.init(num_gpus=8)'\n# ray.init(num_gpus=8)\n", []),
+    ],
+)
+def test_init_of_ray(tmp_path: Path, text: str, lines: list[tuple[int, str, bool]]) -> None:
+    """A number of GPUs or CPUs, or an address, does not fit the Ray that runs already."""
+    script = tmp_path / "train.py"
+    script.write_text(f"import ray\n{text}")
+    found_lines = script_lines(["torchrun", "--nproc-per-node", "8", str(script)], with_ray=True)
+    assert [(line.number, line.action, line.is_sure) for line in found_lines] == lines
+    assert script_lines(["python3", str(script)], with_ray=False) == ()
 
 
 def test_scripts_that_the_script_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,15 +209,18 @@ def test_scripts_that_the_script_calls(tmp_path: Path, monkeypatch: pytest.Monke
         'source "${SCRIPT_DIR}/clean.sh"\n'
         "if true; then\n  bash -x more.sh 8\nfi\n"
         "./here.sh\n. missing.sh\nbash $X\nbash run.sh\n"
+        "python3 -u train.py\n"
     )
     (scripts / "clean.sh").write_text("#!/bin/bash\npkill -9 python\nbash ../deep.sh\n")
     (tmp_path / "more.sh").write_text("pkill -9 python\n")
-    (tmp_path / "here.sh").write_text("echo pkill\nray stop  # pod-agent: ignore\n")
+    (tmp_path / "here.sh").write_text("ray stop  # pod-agent: ignore\n")
+    (tmp_path / "train.py").write_text("import ray\nray.init(num_gpus=8)\n")
     (tmp_path / "deep.sh").write_text("pkill -9 python\n")
-    lines = ending_lines(["bash", "scripts/run.sh"], with_ray=True)
+    lines = script_lines(["bash", "scripts/run.sh"], with_ray=True)
     assert [(line.path, line.number, line.is_sure) for line in lines] == [
         ("scripts/clean.sh", 2, True),
         ("more.sh", 1, False),
+        ("train.py", 2, True),
     ]
 
 
@@ -188,19 +230,21 @@ def test_the_number_of_scripts_that_are_read_is_bounded(tmp_path: Path) -> None:
     script.write_text("".join(f"bash s{number}.sh\n" for number in range(40)))
     for number in range(40):
         (tmp_path / f"s{number}.sh").write_text("pkill python\n" if number > 20 else "true\n")
-    assert ending_lines(["bash", str(script)], with_ray=True) == ()
+    assert script_lines(["bash", str(script)], with_ray=True) == ()
 
 
 def test_the_command_itself(tmp_path: Path) -> None:
     """The text of `bash -c` is read, and a program that is a script; other files are not."""
-    (line,) = ending_lines(["bash", "-lc", "pkill -9 python; python t.py"], with_ray=True)
+    (line,) = script_lines(["bash", "-lc", "pkill -9 python; python t.py"], with_ray=True)
     assert (line.path, line.number) == ("the command after --", 1)
+    (line,) = script_lines(["ray", "job", "submit", "--", "python", "t.py"], with_ray=True)
+    assert (line.path, line.action) == ("the command after --", "submit")
     program = tmp_path / "go"
     program.write_text("#!/bin/sh\nray stop\n")
-    assert [line.number for line in ending_lines([str(program)], with_ray=True)] == [2]
-    assert ending_lines(["python3", str(tmp_path / "missing.py")], with_ray=True) == ()
+    assert [line.number for line in script_lines([str(program)], with_ray=True)] == [2]
+    assert script_lines(["python3", str(tmp_path / "missing.py")], with_ray=True) == ()
     (tmp_path / "data.sh").write_bytes(b"\xff\xfe\x00'\"")
-    assert ending_lines(["bash", str(tmp_path / "data.sh")], with_ray=True) == ()
+    assert script_lines(["bash", str(tmp_path / "data.sh")], with_ray=True) == ()
 
 
 @pytest.mark.parametrize(
@@ -217,10 +261,10 @@ def test_the_command_itself(tmp_path: Path) -> None:
 def test_where_it_is_refused(environ: dict[str, str], levels: list[Level]) -> None:
     """On the head, without Ray on every node; the remedy names how to insist."""
     lines = (
-        EndingLine("run.sh", 7, "pkill -9 python", is_sure=True),
-        EndingLine("run.sh", 9, "ray stop", is_sure=False),
+        ScriptLine("run.sh", 7, "pkill -9 python", "kill", is_sure=True),
+        ScriptLine("run.sh", 9, "ray stop", "stop", is_sure=False),
     )
-    facts = replace(machine(environ), ending_lines=lines)
+    facts = replace(machine(environ), script_lines=lines)
     settings = load(environ, ["bash", "run.sh"]).settings
     node = CheckedNode(facts, settings, resolve(environ, settings, facts))
     findings = list(job_script(node))
@@ -228,3 +272,54 @@ def test_where_it_is_refused(environ: dict[str, str], levels: list[Level]) -> No
     for one in findings[:1]:
         assert one.what == "run.sh, line 7: `pkill -9 python` would end the agent or its Ray"
         assert "# pod-agent: ignore" in one.remedy
+
+
+@pytest.mark.parametrize(
+    ("text", "instead"),
+    [
+        ("ray start --head", "the agent starts Ray on every node"),
+        ("ray stop", "the agent ends what former runs left"),
+        ("ray job submit -- python t.py", "only the command after its `--`"),
+        ("killall python3", "a closer name"),
+    ],
+)
+def test_each_line_has_its_remedy(tmp_path: Path, text: str, instead: str) -> None:
+    """A finding names what to write instead."""
+    script = tmp_path / "run.sh"
+    script.write_text(text)
+    lines = script_lines(["bash", str(script)], with_ray=True)
+    facts = replace(machine({}), script_lines=lines)
+    settings = load({}, ["bash", "run.sh"]).settings
+    (finding,) = job_script(CheckedNode(facts, settings, resolve({}, settings, facts)))
+    assert finding.level is Level.FAIL
+    assert f"line 1: `{text}`" in finding.what
+    assert instead in finding.remedy
+
+
+@pytest.mark.parametrize(
+    "fragment",
+    [
+        *("pkill ", "pkill -9 ", "a=1 ", ";a=", "'", '"', '\\"', "$'", "<<E\n", "<<'E", "\\\n"),
+        *(
+            "if ",
+            "{ ",
+            "&& ",
+            "(",
+            " python",
+            "python.",
+            ".*",
+            "ray::",
+            "/",
+            " \t",
+            "-P ",
+            "source ",
+        ),
+        *("$(", "function a {", "# ", "fi\n", "x.sh/", "ray job "),
+    ],
+)
+def test_repeated_fragments_take_linear_time(fragment: str) -> None:
+    """A long line, and many openings without an end, are read in bounded time."""
+    for before in ("", "pkill ", "ray ", '"', "<<E "):
+        began = time.process_time()
+        script_lines(["bash", "-c", before + fragment * 20_000], with_ray=True)
+        assert time.process_time() - began < 2
