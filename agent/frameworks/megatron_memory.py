@@ -33,6 +33,8 @@ OFFLOAD = Layout("offload between phases", 1, copy=None)
 CPU_OPTIMIZER = Layout("offload between phases, optimizer in CPU memory", 1, copy=None)
 MEGATRON = (RESIDENT, OFFLOAD, CPU_OPTIMIZER)
 """The layouts, the fastest first; `MegatronFit` has their bytes."""
+MEGATRON_ADAPTERS = (RESIDENT, OFFLOAD)
+"""The same where only adapters (LoRA) are trained: their optimizer is small."""
 
 TENSOR = "tensor_model_parallel_size"
 PIPELINE = "pipeline_model_parallel_size"
@@ -168,10 +170,17 @@ class MegatronFit(Fit, kw_only=True):
     @property
     def states(self) -> float:
         """Return the bytes of a model while it is trained."""
+        if self.load.adapters:
+            return self.parameters * WEIGHT + self.adapters
         states = self.parameters * (WEIGHT + _GRADIENT)
         if self.layout.name != CPU_OPTIMIZER.name:
             states += self.optimized * _OPTIMIZER
         return states
+
+    @property
+    def adapter_shards(self) -> int:
+        """Return over how many GPUs adapters are divided at least: as their layers are."""
+        return self.parallel.tensor * self.parallel.pipeline
 
     @property
     def training(self) -> float:
@@ -233,6 +242,8 @@ class MegatronFit(Fit, kw_only=True):
         if load.in_nodes.frozen:
             always += weights
         trained = 0.0
+        if self.load.adapters:
+            optimizer = gpus * self.adapters / _OPTIMIZER
         if self.layout.name == OFFLOAD.name:
             trained = weights + optimizer * _OPTIMIZER
         elif self.layout.name == CPU_OPTIMIZER.name:
@@ -251,6 +262,10 @@ class MegatronFit(Fit, kw_only=True):
     def states_text(self) -> str:
         """Return the arithmetic of a training step: the part of a GPU, and its optimizer."""
         here = f"{self.parameters / 1e9:.3g} B of {self.model.billions} on a GPU"
+        if self.load.adapters:
+            text = f"{self.parallel.text(self.model)}; {here} × {WEIGHT} bytes"
+            adapters = f"adapters of rank {self.load.rank} {gb(self.adapters)}"
+            return f"{text} + {adapters} = {gb(self.states)}"
         each = WEIGHT + _GRADIENT
         text = f"{self.parallel.text(self.model)}; {here} × {each} bytes"
         if self.layout.name != CPU_OPTIMIZER.name:

@@ -33,6 +33,7 @@ from agent.frameworks.step_format import STEP, KeyMeaning, LineFormat, StepForma
 from agent.frameworks.verl_adapters import (
     RANK,
     adapter_rows,
+    megatron_rows,
     merge_note,
     rank_of,
     trains_adapters,
@@ -71,6 +72,7 @@ from agent.frameworks.verl_memory import (
     longest_sample,
     memory_rows,
     sizing_and_saved,
+    strategy_of,
 )
 from agent.frameworks.verl_placement import STORES, Placement, batches, groups_of
 from agent.node.facts import Package
@@ -219,13 +221,14 @@ def make(asked: RecipeInput) -> Command:
         sizing, saved = sizing_and_saved(asked, given)
     except MisfitError as refusal:
         raise verl_megatron.with_remedy(asked, given, refusal) from None
+    shards = groups_of(asked.nodes, sizing.tensor_parallel, given).total
     why_shards = WHY_SHARDS if asked.lora_rank is None else WHY_ADAPTER_SHARDS
     backend = (
-        *adapter_rows(asked),
+        *adapter_rows(asked, given, shards=shards, on_cpu=sizing.layout.name == VERL_CPU.name),
         (SAVED, saved, "with an HF model" if WHOLE_MODEL in saved else why_shards),
         (f"{REF}.fsdp_config.param_offload", "True", _REF_OFFLOADED),
         *_critic_padding(asked),
-        *memory_rows(asked, sizing),
+        *memory_rows(asked, given, sizing),
         *bucket_rows(asked, given),
     )
 
@@ -240,7 +243,7 @@ def make(asked: RecipeInput) -> Command:
         backend = (*backend, *verl_vision.rows(asked, given, megatron=False))
         notes += verl_vision.notes(asked, megatron=False)
     made = _command(asked, users, given, sizing, backend, notes)
-    strategy = "fsdp2" if sizing.layout.name == VERL_CPU.name else "fsdp"
+    strategy = strategy_of(asked, given, sizing.layout)
     return replace(
         made,
         argv=(*made.argv[:_MODULE], *flags, *made.argv[_MODULE:]),
@@ -266,6 +269,7 @@ def _with_megatron(
         *verl_megatron.engine_row(asked, flags),
         (f"{ROLLOUT}.gpu_memory_utilization", f"{sizing.share:g}", sizing.why["share"]),
         *verl_megatron.parallel_rows(asked, sizing),
+        *megatron_rows(asked),
         *bucket_rows(asked, given, megatron=True),
     )
     notes = list(verl_megatron.notes(asked))
@@ -279,7 +283,7 @@ def _with_megatron(
         argv=(*made.argv[:_MODULE], *tree, *made.argv[_MODULE:]),
         notes=(*made.notes, *sizing.notes),
         warnings=(*sizing.warnings, *made.warnings),
-        format=verl_megatron.format_of(sizing),
+        format=verl_megatron.format_of(asked, given, sizing),
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from agent.frameworks.recipe import MisfitError, version_text
-from agent.frameworks.verl_keys import ACTOR, MODEL, ROLLOUT
+from agent.frameworks.verl_keys import ACTOR, MODEL, ROLLOUT, STRATEGY
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -14,11 +14,22 @@ if TYPE_CHECKING:
     from agent.frameworks.recipe import RecipeInput, Version
 
 RANK = f"{MODEL}.lora_rank"
+MEGATRON_RANK = f"{MODEL}.lora.rank"
+_LAYERED = f"{ROLLOUT}.layered_summon"
 _ALPHA = 32
+_MEGATRON_ALPHA = 64
 _RATE = "3e-6"
 _VLLM_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 _ROUNDS_RANKS: Version = (0, 6)  # From it on verl gives vLLM the next larger of these ranks
 _MERGES_FOR_SGLANG: Version = (0, 9)
+_COLLECTS_BY_FSDP2: Version = (0, 9)
+"""From it on the adapters of one layer at a time are found with FSDP 2 only.
+
+With FSDP 1 none are found, and what verl does then torch refuses on one GPU.
+Source: verl-project/verl, verl/utils/fsdp_utils.py, v0.9.0, collect_lora_params run on a CPU.
+"""
+MEGATRON_SINCE: Version = (0, 7, 1)
+"""Source: verl-project/verl, examples/grpo_trainer/run_qwen3moe-30b_megatron_lora.sh, v0.7.1."""
 _WORKER_SAVES_ADAPTER: Version = (0, 8)  # Up to it the trainer writes the adapter's own folder
 
 
@@ -32,11 +43,21 @@ def rank_of(asked: RecipeInput, given: Mapping[str, str]) -> str:
     return given.get(RANK, str(asked.lora_rank or 0))
 
 
-def adapter_rows(asked: RecipeInput) -> Iterable[Row]:
+def needs_fsdp2(asked: RecipeInput, given: Mapping[str, str]) -> bool:
+    """Return whether this version finds the adapters with FSDP 2 only."""
+    return trains_adapters(asked, given) and asked.version >= _COLLECTS_BY_FSDP2
+
+
+def adapter_rows(
+    asked: RecipeInput, given: Mapping[str, str], *, shards: int, on_cpu: bool
+) -> Iterable[Row]:
     """Return the settings of adapters, as in verl's scripts; refuse what the version lacks.
 
     Only the actor has adapters: the critic of PPO is trained in full, as in verl's own tests.
+    `shards` are the GPUs over which it is divided, `on_cpu` says whether its states are in CPU
+    memory.
     """
+    _check_collection(asked, given, shards)
     rank = asked.lora_rank
     if rank is None:
         return
@@ -49,7 +70,35 @@ def adapter_rows(asked: RecipeInput) -> Iterable[Row]:
         loads = "as the script that merges adapters for the engines"
         yield f"{MODEL}.lora.merge", "True", "SGLang gets merged weights, as verl requires for it"
     yield f"{ROLLOUT}.load_format", "safetensors", loads
-    yield f"{ROLLOUT}.layered_summon", "True", "gathers one layer at a time: takes less of a GPU"
+
+    # The two do not go together (verl-project/verl#5390), and one GPU has nothing to gather.
+    if not on_cpu and (shards > 1 or asked.version < _COLLECTS_BY_FSDP2):
+        yield _LAYERED, "True", "gathers one layer at a time: takes less of a GPU"
+
+
+def _check_collection(asked: RecipeInput, given: Mapping[str, str], shards: int) -> None:
+    """Refuse the user's settings with which verl ends as it collects the adapters."""
+    is_layered = given.get(_LAYERED, "").lower() == "true"
+    is_fsdp1 = given.get(STRATEGY) == "fsdp"
+    if needs_fsdp2(asked, given) and is_layered and is_fsdp1 and shards == 1:
+        what = f"AGENT_JOB_ARGS: {_LAYERED}=True with {STRATEGY}=fsdp on one GPU"
+        raise MisfitError(f"{what}: verl ends at the first weight sync: leave one of them out")
+
+
+def megatron_rows(asked: RecipeInput) -> Iterable[Row]:
+    """Return the settings of Megatron-Bridge's adapters, as in verl's script for them."""
+    rank = asked.lora_rank
+    if rank is None:
+        return
+    _check(asked, rank)
+    script = "as the script for adapters"
+    yield MEGATRON_RANK, rank, "AGENT_LORA_RANK"
+    yield f"{MODEL}.lora.alpha", _MEGATRON_ALPHA, f"{script}; the default is 32"
+    yield f"{MODEL}.lora.lora_A_init_method", "kaiming", f"{script}; the default is xavier"
+    yield f"{ACTOR}.optim.lr", _RATE, f"{script}; 1e-6 is for full training"
+    yield f"{ACTOR}.megatron.vanilla_mbridge", "False", "adapters are Megatron-Bridge's"
+    if asked.rollout == "sglang":
+        yield f"{MODEL}.lora.merge", "True", "SGLang gets merged weights, as verl requires for it"
 
 
 def _check(asked: RecipeInput, rank: int) -> None:

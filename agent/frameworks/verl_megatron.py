@@ -17,6 +17,7 @@ from agent.frameworks.megatron_memory import (
     EXPERT,
     EXPERT_TENSOR,
     MEGATRON,
+    MEGATRON_ADAPTERS,
     PIPELINE,
     RESIDENT,
     TENSOR,
@@ -25,10 +26,10 @@ from agent.frameworks.megatron_memory import (
 )
 from agent.frameworks.recipe import MisfitError, Version, version_text
 from agent.frameworks.sizing import Host, Sizing, Workload, sizing_for
+from agent.frameworks.verl_adapters import MEGATRON_RANK, MEGATRON_SINCE
 from agent.frameworks.verl_keys import (
     ACTOR,
     GPUS,
-    MODEL,
     NODES,
     REF,
     STRATEGY,
@@ -69,10 +70,6 @@ _BALANCES_ALL: Version = (0, 7)  # Before it a step is divided over all GPUs, no
 
 _SIZES = (TENSOR, PIPELINE, CONTEXT, EXPERT, EXPERT_TENSOR)
 _SECTION = f"{ACTOR}.{BACKEND}"
-_NO_ADAPTERS = (
-    "AGENT_LORA_RANK with Megatron: this recipe has adapters with AGENT_BACKEND=fsdp only. "
-    f"verl's own keys for it are {MODEL}.lora.rank and .alpha: set them in AGENT_JOB_ARGS"
-)
 
 
 def split_flags(args: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -122,8 +119,13 @@ def check(asked: RecipeInput) -> None:
         raise MisfitError(
             f"Megatron with verl {version_text(asked.version)}: install 0.6.1 or later"
         )
-    if asked.lora_rank is not None:
-        raise MisfitError(_NO_ADAPTERS)
+    if asked.lora_rank is not None and asked.version < MEGATRON_SINCE:
+        known = version_text(MEGATRON_SINCE)
+        what = f"AGENT_LORA_RANK with Megatron and verl {version_text(asked.version)}"
+        raise MisfitError(f"{what}: install {known} or later, or use AGENT_BACKEND=fsdp")
+    if asked.lora_rank is not None and asked.recipe != "verl-grpo":
+        what = "AGENT_LORA_RANK with Megatron: verl has a script for it with verl-grpo only"
+        raise MisfitError(f"{what}: use AGENT_BACKEND=fsdp")
     if asked.reward_model and asked.version < _BRIDGES:
         what = "AGENT_REWARD_MODEL with Megatron: verl 0.6 would train it with Megatron too"
         raise MisfitError(f"{what}: install verl 0.7 or later, or use AGENT_BACKEND=fsdp")
@@ -146,17 +148,21 @@ def engine_row(asked: RecipeInput, flags: Sequence[str]) -> Iterable[Row]:
 def sizing_of(asked: RecipeInput, given: Mapping[str, str]) -> Sizing:
     """Return how the model is divided and what is offloaded; raises MisfitError if none fits."""
     fixed = Fixed(_fixed_sizes(asked, given))
+    rank = whole(given, MEGATRON_RANK) or asked.lora_rank or 0
     load = Workload(
-        layouts=MEGATRON,
+        layouts=MEGATRON_ADAPTERS if rank else MEGATRON,
         tokens=longest_sample(given),
         nodes=equal_nodes(asked, given),
         trained=1 if asked.recipe == "verl-grpo" else 2,
         share=ENGINES_SHARE,
         tensor_parallel=whole(given, TENSOR_PARALLEL),
         in_nodes=Host(
-            frozen=2 if has_reference(asked, given) else 0,
-            keeps_engines=keeps_engines(asked, adapters=False),
+            # without its adapters the actor is the reference
+            frozen=2 if has_reference(asked, given) and not rank else 0,
+            keeps_engines=keeps_engines(asked, adapters=rank > 0),
         ),
+        adapters=rank > 0,
+        rank=rank,
         fits=fixed.fits,
     )
 
@@ -218,7 +224,8 @@ def parallel_rows(asked: RecipeInput, sizing: Sizing) -> Iterable[Row]:
         yield from _offload(asked, part, sizing)
     if asked.version < _REF_AS_ACTOR:
         yield from _sizes(REF, sizing, "as the actor's")
-    yield f"{REF}.{BACKEND}.param_offload", "True", "it works between updates only"
+    if asked.lora_rank is None:
+        yield f"{REF}.{BACKEND}.param_offload", "True", "it works between updates only"
 
 
 def _division(part: str, sizing: Sizing) -> Iterable[Row]:
@@ -311,18 +318,26 @@ def notes(asked: RecipeInput) -> Iterable[str]:
     bridge = "mbridge"
     if asked.version >= _NEEDS_MEGATRON_BRIDGE:
         bridge = "megatron-bridge"
+    if asked.lora_rank is not None:
+        bridge = "megatron-bridge (newer than 0.2)"
     yield f"Megatron also needs the packages megatron-core, transformer-engine and {bridge}"
     folder = "actor/huggingface"
     if asked.version >= _ACTOR_HAS_MODEL_FOLDER:
         folder = "actor/model/huggingface"
+    if asked.lora_rank is not None:
+        yield f"the adapter is in `…/global_step_N/{folder}/adapter`; docs/recipes/adapters.md"
+        return
     yield f"`…/global_step_N/{folder}` is a model that transformers and vLLM load: nothing to merge"
 
 
-def format_of(sizing: Sizing) -> dict[str, str]:
+def format_of(asked: RecipeInput, given: Mapping[str, str], sizing: Sizing) -> dict[str, str]:
     """Return the settings on which the format of checkpoints depends."""
     sizes = {}
     if isinstance(sizing.fit, MegatronFit):
         sizes = {
             f"{_SECTION}.{name}": str(size) for name, size in sizing.fit.parallel.sizes().items()
         }
-    return {STRATEGY: BACKEND, **sizes}
+    rank = {}
+    if asked.lora_rank is not None:
+        rank = {MEGATRON_RANK: given.get(MEGATRON_RANK, str(asked.lora_rank))}
+    return {STRATEGY: BACKEND, **sizes, **rank}

@@ -20,7 +20,7 @@ from agent.frameworks.sizing import (
     Workload,
     sizing_for,
 )
-from agent.frameworks.verl_adapters import RANK, trains_adapters
+from agent.frameworks.verl_adapters import RANK, needs_fsdp2, trains_adapters
 from agent.frameworks.verl_keys import (
     ACTOR,
     ANSWER,
@@ -46,6 +46,7 @@ PROMPT_TOKENS = 1024
 ANSWER_TOKENS = 2048
 ENGINES_SHARE = 0.6  # The engines' usual part of each GPU, as in the scripts
 _ALL_GPUS = "-1"
+_STRATEGIES = ("fsdp", "fsdp2")
 SAVED = f"{ACTOR}.checkpoint.save_contents"
 _SHARDS = "[model,optimizer,extra]"
 WHOLE_MODEL = "hf_model"
@@ -109,9 +110,13 @@ def sizing_and_saved(asked: RecipeInput, given: Mapping[str, str]) -> tuple[Sizi
 
 def _sizing(asked: RecipeInput, given: Mapping[str, str], saved: str) -> Sizing:
     kept = asked.basis.kept
-    is_fsdp2 = kept.get(STRATEGY) == "fsdp2"
-    layouts = tuple(layout for layout in VERL if not kept or (layout == VERL_CPU) == is_fsdp2)
+    saved_by = kept.get(STRATEGY)
     adapters = trains_adapters(asked, given)
+    layouts = tuple(
+        layout
+        for layout in VERL
+        if saved_by not in _STRATEGIES or saved_by == strategy_of(asked, given, layout)
+    )
     load = Workload(
         layouts=layouts,
         tokens=longest_sample(given),
@@ -132,6 +137,17 @@ def _sizing(asked: RecipeInput, given: Mapping[str, str], saved: str) -> Sizing:
     if load.rank and load.trained > 1:
         load = _beside_a_critic(load)
     return sizing_for(asked, [key for key in given if key.startswith(MEMORY_KEYS)], load)
+
+
+def strategy_of(asked: RecipeInput, given: Mapping[str, str], layout: Layout) -> str:
+    """Return which FSDP shards the actor."""
+    if layout.name == VERL_CPU.name:
+        return "fsdp2"
+
+    # Checkpoints keep what they have.
+    if needs_fsdp2(asked, given):
+        return asked.basis.kept.get(STRATEGY, "fsdp2")
+    return "fsdp"
 
 
 def keeps_engines(asked: RecipeInput, *, adapters: bool) -> bool:
@@ -161,9 +177,11 @@ def has_reference(asked: RecipeInput, given: Mapping[str, str]) -> bool:
     return "true" in {by_loss.lower(), given.get(KL_IN_REWARD, in_reward).lower()}
 
 
-def memory_rows(asked: RecipeInput, sizing: Sizing) -> Iterable[Row]:
+def memory_rows(asked: RecipeInput, given: Mapping[str, str], sizing: Sizing) -> Iterable[Row]:
     """Return the settings of the layout, and of the engines' share of a GPU."""
     yield f"{ROLLOUT}.gpu_memory_utilization", f"{sizing.share:g}", sizing.why["share"]
+    if needs_fsdp2(asked, given) and strategy_of(asked, given, sizing.layout) == "fsdp2":
+        yield STRATEGY, "fsdp2", "with FSDP 1 this verl finds no adapters of a layer"
     critic = "critic.fsdp" if asked.version >= (0, 8) else "critic.model.fsdp_config"
     for part, sharding in ((ACTOR, f"{ACTOR}.fsdp_config"), ("critic", critic)):
         if part == "critic" and asked.recipe == "verl-grpo":

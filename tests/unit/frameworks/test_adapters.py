@@ -48,7 +48,9 @@ def test_verl_trains_adapters(version: Version, recipe: str) -> None:
     assert LORA.items() <= found.items()
     changed = {key for key in found if found[key] != plain.get(key)}
     saved = f"{ACTOR}.checkpoint.save_contents"
-    assert changed == {*LORA, saved}
+    by_fsdp2 = {f"{ACTOR}.strategy"} if version >= (0, 9) else set()
+    assert changed == {*LORA, saved, *by_fsdp2}
+    assert found.get(f"{ACTOR}.strategy", "fsdp") == made.format[f"{ACTOR}.strategy"]
     assert "hf_model" not in found[saved]  # its weights would have the names of adapters
     assert set(made.why) == set(found)
     assert made.format[f"{MODEL}.lora_rank"] == "64"
@@ -213,3 +215,69 @@ def test_trl_refuses_a_model_that_no_gpu_holds() -> None:
     large = replace(SHAPE, parameters=72_700_000_000, layers=80, hidden=8192, wide=29568, heads=64)
     with pytest.raises(MisfitError, match=r"72.7 B × 2 bytes = 145 GB \+ adapters of rank 32"):
         trl.make(trl_asked(8, model=large))
+
+
+STRATEGY = f"{ACTOR}.strategy"
+LAYERED = f"{ROLLOUT}.layered_summon"
+
+
+@pytest.mark.parametrize(
+    ("version", "shape", "gpu_memory", "strategy", "is_layered"),
+    [
+        ((0, 8, 0), "1x1", 80, "fsdp", True),
+        ((0, 9, 0), "1x1", 80, "fsdp2", False),  # torch refuses the fallback of FSDP 1 there
+        ((0, 9, 1), "1x1", 80, "fsdp2", False),
+        ((0, 9, 1), "1x2", 80, "fsdp2", True),
+        ((0, 8, 0), "1x1", 24, "fsdp2", False),  # its states are in CPU memory
+        ((0, 9, 1), "1x1", 24, "fsdp2", False),
+    ],
+)
+def test_adapters_are_collected(
+    version: Version, shape: str, gpu_memory: int, strategy: str, *, is_layered: bool
+) -> None:
+    """Adapters reach the engines by what each version's `collect_lora_params` can do."""
+    what = asked(shape, version)
+    nodes = tuple(replace(node, gpu_memory=gpu_memory, memory=200 << 30) for node in what.nodes)
+    model = replace(SHAPE, heads=28, kv_heads=4)
+    made = verl.make(replace(what, nodes=nodes, basis=JobBasis(model), lora_rank=32))
+    found = arguments(made)
+    assert found.get(STRATEGY, "fsdp") == strategy == made.format[STRATEGY]
+    assert (LAYERED in found) is is_layered
+    is_offloaded = found.get(f"{ACTOR}.fsdp_config.offload_policy") == "True"
+    assert is_offloaded is (gpu_memory == 24)
+
+
+def test_own_settings_with_which_adapters_cannot_be_collected() -> None:
+    """They would end the job at its first weight sync."""
+    own = (f"{STRATEGY}=fsdp", f"{LAYERED}=True")
+    with pytest.raises(MisfitError, match="ends at the first weight sync"):
+        verl.make(replace(asked("1x1", (0, 9, 1), *own), lora_rank=32))
+
+
+def test_checkpoints_keep_their_strategy() -> None:
+    """Adapters that FSDP 1 saved are not continued by FSDP 2."""
+    kept = JobBasis(kept={STRATEGY: "fsdp", f"{MODEL}.lora_rank": "32"})
+    made = verl.make(replace(asked(), basis=kept, lora_rank=32))
+    assert made.format[STRATEGY] == "fsdp"
+    assert STRATEGY not in arguments(made)
+
+
+@pytest.mark.parametrize("version", [known for known in RELEASES if known >= (0, 7, 1)])
+def test_megatron_trains_adapters(version: Version) -> None:
+    """The keys of verl's script for them; the actor without adapters is the reference."""
+    nodes = (NodeSize(8, 128, 900 << 30, 80),)
+    model = replace(SHAPE, heads=28, kv_heads=4)
+    plain = replace(asked(version=version), backend="megatron", nodes=nodes, basis=JobBasis(model))
+    made = verl.make(replace(plain, lora_rank=32))
+    found = arguments(made)
+    script = {
+        f"{MODEL}.lora.rank": "32",
+        f"{MODEL}.lora.alpha": "64",
+        f"{MODEL}.lora.lora_A_init_method": "kaiming",
+        f"{ACTOR}.optim.lr": "3e-6",
+        f"{ACTOR}.megatron.vanilla_mbridge": "False",
+    }
+    assert script.items() <= found.items()
+    assert not [key for key in found if "lora_rank" in key or key.endswith("layered_summon")]
+    assert made.format[f"{MODEL}.lora.rank"] == "32"
+    assert "adapters of rank 32" in made.why[f"{ACTOR}.megatron.tensor_model_parallel_size"]

@@ -208,7 +208,8 @@ def test_up_to_0_6_a_step_is_divided_over_all_gpus() -> None:
     ("what", "said"),
     [
         ({"version": (0, 5, 0)}, "install 0.6.1 or later"),
-        ({"lora_rank": 64}, "adapters with AGENT_BACKEND=fsdp only"),
+        ({"lora_rank": 64, "recipe": "verl-ppo"}, "a script for it with verl-grpo only"),
+        ({"lora_rank": 64, "version": (0, 7, 0)}, "install 0.7.1 or later"),
         ({"version": (0, 6, 1), "reward_model": "/reward"}, "install verl 0.7 or later"),
     ],
 )
