@@ -7,8 +7,10 @@ It asks for an API key of your RunPod account, unless RUNPOD_API_KEY has one. A 
 only once the pod does: the pod without HEAD_POD_ID is the head, the workers get its id. If a pod
 cannot be created, the others are terminated: an incomplete cluster only bills.
 
-The agent's file lies beside this program. It is sent to each pod that waits for it, by RunPod's
-proxy, as soon as the pod's image is there. `python3 pods.py --send ID…` sends it again.
+The agent's file lies beside this program, and so does code.tar.gz where the job is a command of
+your own: pack.py makes it anew from your folder first. Both are sent to each pod that waits for
+them, by RunPod's proxy, as soon as the pod's image is there. `python3 pods.py --send ID…` sends
+them again.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import getpass
 import hashlib
 import json
 import os
+import subprocess
 import sys
 import time
 from http.client import HTTPException
@@ -56,6 +59,8 @@ def main() -> int:
         if not sys.stdin.isatty():
             parser.error("RUNPOD_API_KEY is not set: an API key of your RunPod account")
         os.environ["RUNPOD_API_KEY"] = getpass.getpass("API key of your RunPod account: ")
+    if not pack_code():
+        return 1
     try:
         pods = make_cluster() if (HERE / "instant-cluster.json").exists() else make_pods()
     except NotMadeError as error:
@@ -64,6 +69,27 @@ def main() -> int:
     print(f"head: https://console.runpod.io/pods?id={pods[0]}  its log names who is missing")
     print(f"page: {PROXY.format(pod=pods[0])}  (with the token)")
     return send_to_all(pods)
+
+
+# --- the code ----------------------------------------------------------------------------------
+
+
+def pack_code() -> bool:
+    """Pack the code anew, where there is some; return whether that succeeded."""
+    packer = HERE / "pack.py"
+    if not packer.exists():
+        return True
+    return subprocess.run([sys.executable, str(packer)], check=False).returncode == 0
+
+
+def with_code(env: dict[str, str]) -> dict[str, str]:
+    """Return a pod's variables with size and digest of the code that it takes."""
+    archive = HERE / "code.tar.gz"
+    if not archive.exists():
+        return {**env}
+    content = archive.read_bytes()
+    digest = hashlib.sha256(content).hexdigest()
+    return {**env, "CODE_SIZE": str(len(content)), "CODE_SHA256": digest}
 
 
 # --- make --------------------------------------------------------------------------------------
@@ -76,9 +102,10 @@ def make_pods() -> list[str]:
     names = ["head", *(f"worker-{number}" for number in range(1, workers + 1))]
     made: list[str] = []
     for name in names:
-        body = {**request, "name": f"{request['name']}-{name}", "env": dict(request["env"])}
+        env = with_code(request["env"])
+        body = {**request, "name": f"{request['name']}-{name}", "env": env}
         if made:
-            body["env"]["HEAD_POD_ID"] = made[0]
+            env["HEAD_POD_ID"] = made[0]
         try:
             made.append(call("POST", "pods", body)["id"])
         except (Exception, KeyboardInterrupt) as error:
@@ -92,6 +119,7 @@ def make_pods() -> list[str]:
 def make_cluster() -> list[str]:
     """Make an Instant Cluster; return the ids of its pods, the first one first."""
     request = json.loads((HERE / "instant-cluster.json").read_text(encoding="utf-8"))
+    request = {**request, "env": with_code(request.get("env", {}))}
     try:
         cluster = call("POST", "clusters", request)["id"]
     except Exception as error:
@@ -143,19 +171,22 @@ def described(error: BaseException) -> str:
 
 
 def send_to_all(pods: list[str]) -> int:
-    """Send the agent's file to the pods that wait for it; return 0, or 1 where one got none."""
-    files = [*HERE.glob("pod_agent-*.whl"), *HERE.glob("pod-agent")]
+    """Send the files to the pods that wait for them; return 0, or 1 where one got none."""
+    agent = [*HERE.glob("pod_agent-*.whl"), *HERE.glob("pod-agent")]
+    files = [*agent[:1], *HERE.glob("code.tar.gz")]
     if not files:
-        return 0  # the pods fetch it
-    content = files[0].read_bytes()
-    digest = hashlib.sha256(content).hexdigest()
-    print(f"sending {files[0].name} ({digest[:12]}) to each pod when its image is there")
+        return 0  # the pods fetch the agent
+    contents = []
+    for file in files:
+        contents.append(file.read_bytes())
+        digest = hashlib.sha256(contents[-1]).hexdigest()
+        print(f"sending {file.name} ({digest[:12]}) to each pod when its image is there")
     until = time.monotonic() + PATIENCE
     waiting = list(pods)
     while waiting:
         for pod in list(waiting):
-            if has_agent(pod, content):
-                print(f"pod {pod} has the agent")
+            if has_files(pod, contents):
+                print(f"pod {pod} has {'the agent' if agent else 'the code'}")
                 waiting.remove(pod)
         if waiting and time.monotonic() > until:
             print(f"not sent to {', '.join(waiting)}: python3 pods.py --send …", file=sys.stderr)
@@ -165,12 +196,12 @@ def send_to_all(pods: list[str]) -> int:
     return 0
 
 
-def has_agent(pod: str, content: bytes) -> bool:
-    """Send the file to one pod; return whether it took it, or runs the agent already."""
+def has_files(pod: str, contents: list[bytes]) -> bool:
+    """Send the files to one pod; return whether it took all, or runs the agent already."""
     base = PROXY.format(pod=pod)
-    put = Request(f"{base}/", content, AGENT, method="PUT")  # noqa: S310 - PROXY is an https URL
+    puts = [Request(f"{base}/", content, AGENT, method="PUT") for content in contents]  # noqa: S310 - PROXY is an https URL
     ask = Request(f"{base}/livez", headers=AGENT)  # noqa: S310 - same
-    return answer_of(put)[0] == CREATED or answer_of(ask) == (200, LIVES)
+    return all(answer_of(put)[0] == CREATED for put in puts) or answer_of(ask) == (200, LIVES)
 
 
 def answer_of(request: Request) -> tuple[int, bytes]:

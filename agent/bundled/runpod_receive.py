@@ -1,7 +1,7 @@
-"""Wait for the agent's file, which pods.py sends to this pod: PORT SIZE DIGEST TARGET.
+"""Wait for the files that pods.py sends to this pod: PORT, and SIZE DIGEST TARGET of each.
 
-The port is open to everybody by RunPod's proxy. So nothing is taken but a file of this size and
-SHA-256. It may also appear by itself, on a disk that pods share.
+The port is open to everybody by RunPod's proxy. So nothing is taken but files of these sizes and
+SHA-256s. A file may also appear by itself, on a disk that pods share.
 """
 
 import hashlib
@@ -11,34 +11,38 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-PORT, SIZE = map(int, sys.argv[1:3])
-DIGEST = sys.argv[3]
-TARGET = Path(sys.argv[4])
+PORT = int(sys.argv[1])
+WORDS = sys.argv[2:]
+STARTS = range(0, len(WORDS), 3)
+SIZES = {int(WORDS[at]) for at in STARTS}
+TARGETS = {WORDS[at + 1]: Path(WORDS[at + 2]) for at in STARTS}  # by the digest
 
 
 class Receiver(BaseHTTPRequestHandler):
-    """Takes one file."""
+    """Takes the files."""
 
     timeout = 60  # seconds without a byte
 
     def do_PUT(self) -> None:
-        """Answer 201 to the file, 403 to anything else."""
-        is_as_long = self.headers.get("Content-Length") == str(SIZE)
-        content = self.rfile.read(SIZE) if is_as_long else b""
-        is_right = hashlib.sha256(content).hexdigest() == DIGEST
-        new = TARGET.with_name(f"{os.uname().nodename}.{threading.get_ident()}")
-        if is_right:
+        """Answer 201 to a file that is awaited, 403 to anything else."""
+        length = self.headers.get("Content-Length") or ""
+        is_as_long = length.isdigit() and int(length) in SIZES
+        content = self.rfile.read(int(length)) if is_as_long else b""
+        target = TARGETS.get(hashlib.sha256(content).hexdigest())
+        if target is not None:
+            new = target.with_name(f"{os.uname().nodename}.{threading.get_ident()}")
             new.write_bytes(content)
-        self.send_response(201 if is_right else 403)
+        self.send_response(403 if target is None else 201)
         self.send_header("Content-Length", "0")
         self.end_headers()
-        if is_right:  # after the answer, since this program ends with it
-            new.replace(TARGET)
+        if target is not None:  # after the answer, since this program ends with the last file
+            new.replace(target)
 
 
-TARGET.parent.mkdir(parents=True, exist_ok=True)
+for target in TARGETS.values():
+    target.parent.mkdir(parents=True, exist_ok=True)
 server = ThreadingHTTPServer(("0.0.0.0", PORT), Receiver)  # noqa: S104 - the proxy comes in by eth0
 server.timeout = 2
-print("waiting for the agent, which pods.py sends", flush=True)
-while not TARGET.exists():
+print("waiting for the agent's files, which pods.py sends", flush=True)
+while not all(target.exists() for target in TARGETS.values()):
     server.handle_request()

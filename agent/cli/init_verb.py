@@ -9,6 +9,8 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import urlsplit
 
+from msgspec.structs import replace
+
 from agent.base.text import error_text
 from agent.cli.options import flag, gigabytes, name_among, value, whole_number
 from agent.cli.start_files.agent_file import (
@@ -18,6 +20,7 @@ from agent.cli.start_files.agent_file import (
     one_file_here,
     packed_wheel,
 )
+from agent.cli.start_files.own_code import CodeError, find_code
 from agent.cli.start_files.platforms_of_init import (
     PLATFORMS,
     default_variant,
@@ -119,6 +122,13 @@ OPTIONS = (
     flag("--wandb", "the platform's store of secrets has WANDB_API_KEY"),
     flag("--hf-token", "the platform's store of secrets has HF_TOKEN, for gated models"),
     value(
+        "--code",
+        "DIR",
+        "the folder of your command's code, which is sent along; default: this folder, where the"
+        " command names a file in it",
+        Path,
+    ),
+    value(
         "--agent", "FILE", "the agent's one file or wheel; default: what fits the platform", Path
     ),
     value("--agent-url", "URL", "nodes fetch the one file or wheel from there", _word),
@@ -142,6 +152,7 @@ def run(environ: Mapping[str, str], options: argparse.Namespace) -> int:
         request, platform = _request(options)
         sizes = (options.gpu_memory, options.host_memory)
         warnings = recipe_warnings(request, environ, *sizes)
+        request, about_code = _with_code(request, platform, options)
         made = PLATFORMS[platform].render(request)
         _refuse_overwriting(made, options)
         _write(made, options.to)
@@ -150,7 +161,7 @@ def run(environ: Mapping[str, str], options: argparse.Namespace) -> int:
         return 2
     for warning in warnings:
         print(f"! {warning}")
-    _print_next_steps(platform, request, made, options)
+    _print_next_steps(platform, request, made, options, about_code)
     return 0
 
 
@@ -359,6 +370,24 @@ def _ask_for_the_job(
         options.python = questions.answer(options.python, "--python", what, _word)
 
 
+# --- the code of a command ----------------------------------------------------------------------
+
+
+def _with_code(request: Request, platform: str, options: argparse.Namespace) -> tuple[Request, str]:
+    """Return the request with the code of its command, and a line about it."""
+    if not request.command:
+        if options.code is not None:
+            raise _RefusedError("--code is for a command of your own, after --")
+        return request, ""
+    try:
+        code, about = find_code(
+            request.command, options.code, options.to, shared_disk=platform == "slurm"
+        )
+    except CodeError as error:
+        raise _RefusedError(str(error)) from None
+    return replace(request, code=code), f"The code: {about}"
+
+
 # --- the agent's file --------------------------------------------------------------------------
 
 
@@ -422,7 +451,7 @@ def _refuse_overwriting(made: StartFiles, options: argparse.Namespace) -> None:
     for file in made.files:
         target = options.to / file.name
         is_same = target.is_file() and target.read_bytes() == file.content
-        if target.exists() and not is_same:
+        if target.exists() and not is_same and not file.is_made_again:
             existing.append(file.name)
     if existing and not options.force:
         remedy = "Move it away, choose --to FOLDER, or add --force"
@@ -444,12 +473,18 @@ def _write(made: StartFiles, folder: Path) -> None:
 
 
 def _print_next_steps(
-    platform: str, request: Request, made: StartFiles, options: argparse.Namespace
+    platform: str,
+    request: Request,
+    made: StartFiles,
+    options: argparse.Namespace,
+    about_code: str,
 ) -> None:
     """Print what to know, and every command from here to the running job."""
     for note in made.notes:
         print(f"! {note}")
     print(f"The agent: {request.agent.why}")
+    if about_code:
+        print(about_code)
     print("Nothing in these files is to be changed. Type:")
     here = shlex.quote(str(options.to))
     steps = [f"cd {here}"] if options.to.resolve() != Path.cwd() else []

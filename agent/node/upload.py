@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from agent.base import times
 from agent.base.value import Value
+from agent.node import code_archive
 from agent.node.python_facts import text_of
 
 if TYPE_CHECKING:
@@ -26,25 +27,7 @@ if TYPE_CHECKING:
     """From a folder and the lines of its .gitignore."""
 
 
-LIMIT = 100 << 20  # largest package for Ray's dashboard (2.40 to 2.60); GCS accepts 512 MiB
-_CREDENTIALS = re.compile(
-    r"""(?:^|/)(?:
-        \.env(?:\.[^/]*|rc)? | [^/]*\.env
-      | id_(?:rsa|dsa|ecdsa|ed25519)(?:_sk)? | [^/]*\.(?:p12|pfx|ppk)
-      | [._]netrc | \.pgpass | \.git-credentials | \.pypirc | kaggle\.json
-      | \.aws/credentials | \.docker/config\.json | \.kube/config | kubeconfig
-      | (?:\.huggingface|huggingface)/(?:token|stored_tokens)
-      | application_default_credentials\.json
-    )$""",
-    re.VERBOSE,
-)
-"""Paths of files that hold credentials."""
-_EXAMPLE = re.compile(r"\.(?:example|sample|template|tmpl|dist|defaults?)$")
-_MAYBE = re.compile(r"\.(?:pem|key|json|npmrc)$|(?:^|/)\.npmrc$")
-"""Paths of files whose content decides: a .pem file is often a public certificate."""
-_PRIVATE = re.compile(
-    rb"-----BEGIN [A-Z ]*PRIVATE KEY-----|\"type\":\s*\"service_account\"|_authToken\s*="
-)
+LIMIT = code_archive.LIMIT  # of Ray's dashboard (2.40 to 2.60); GCS accepts 512 MiB
 _ENTRY = 30 + 46  # bytes of an entry in a zip file, without its name, which is stored twice
 
 
@@ -90,24 +73,11 @@ def measure(
         size += amount + _ENTRY + 2 * len(str(relative).encode(errors="surrogateescape"))
         files += 1
         parts[relative.parts[0]] += amount
-        if _holds_credentials(path, relative.as_posix(), amount):
+        if code_archive.holds_credentials(path, relative.as_posix(), amount):
             credentials.append(str(relative))
         if time.monotonic() > until:
             break
     return UploadSize(size, files, tuple(parts.most_common(5)), tuple(credentials))
-
-
-def _holds_credentials(path: Path, relative: str, size: int) -> bool:
-    if _EXAMPLE.search(relative):
-        return False
-    if _CREDENTIALS.search(relative):
-        return size > 0
-    if not _MAYBE.search(relative) or size > 64 << 10:  # keys are small
-        return False
-    try:
-        return _PRIVATE.search(path.read_bytes()) is not None
-    except OSError:  # Ray reports what it cannot read
-        return False
 
 
 def _walk(

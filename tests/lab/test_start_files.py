@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
     from _pytest.mark import ParameterSet
 
+IMAGE = ("--image", "ghcr.io/acme/rl:1")
 RAY = {"ray[default]==2.52.0": "ray[default]"}
 """What is replaced in every file: the lab's image has another version of Ray."""
 
@@ -65,13 +66,19 @@ HELD = {"kubernetes lws", "runpod cluster"}
 """Where a container that has ended would be started again."""
 
 
-def written(start: str, words: Sequence[str], cluster: Cluster, folder: Path) -> Road:
+def written(
+    start: str,
+    words: Sequence[str],
+    cluster: Cluster,
+    folder: Path,
+    at: Path | None = None,
+) -> Road:
     """Have `init` write the files of a start for the pods of the lab."""
     name = start.partition(" ")[0]
     nodes = ("--nodes", "2")
     if name == "ssh":
         nodes = ("--hosts", ",".join(pod.ip for pod in cluster.pods))
-    return walked(folder, name, *words, *nodes, replaced=RAY)
+    return walked(folder, name, *nodes, *words, at=at, replaced=RAY)
 
 
 def finish(start: str, agents: Sequence[Process], cluster: Cluster, disk: Path) -> None:
@@ -101,6 +108,51 @@ def test_the_rehearsal(name: str, cluster: Cluster, shared: Path, tmp_path: Path
     if name == "ssh":
         (worker,) = road.folder.glob("*.log")
         assert "exit code 0" in worker.read_text()
+
+
+# --- a command of one's own --------------------------------------------------------------------
+
+TRAIN = """
+import os, pathlib, sys
+import ray
+from trainer.sizes import SIZES
+ray.init()
+files = (path for path in pathlib.Path().rglob("*") if path.is_file())
+names = sorted(str(path) for path in files if path.suffix != ".pyc")
+saved = pathlib.Path(sys.argv[2], "checkpoint-3")
+saved.mkdir(parents=True)
+(saved / "trainer_state.json").write_text("{}")
+print("own code on", sys.argv[1], "nodes:", SIZES, names, flush=True)
+"""
+OWN = ("--", "python3", "train.py", "{nodes}", "{checkpoints}")
+SENT = "own code on 2 nodes: [7] ['train.py', 'trainer/sizes.py']"
+
+
+def own_code(folder: Path) -> Path:
+    """Return a folder with a train.py, what it imports, and what must not be sent."""
+    code = folder / "code"
+    (code / "trainer").mkdir(parents=True)
+    (code / "train.py").write_text(TRAIN)
+    (code / "trainer/sizes.py").write_text("SIZES = [7]\n")
+    (code / ".env").write_text("HF_TOKEN=secret\n")
+    (code / "wandb").mkdir()
+    (code / "wandb/run.log").touch()
+    return code
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.pods(PODS.get(name, 2))) for name in STARTS]
+)
+def test_a_command_of_ones_own(name: str, cluster: Cluster, shared: Path, tmp_path: Path) -> None:
+    """`init` in the folder of a train.py sends it with what it imports, and no credentials."""
+    start = STARTS[name]
+    gpus = "1" if name.startswith("runpod") else "0"  # it rents no pod without one
+    words = ("--gpus", gpus, *IMAGE, *start.words, *OWN)
+    road = written(name, words, cluster, tmp_path, own_code(tmp_path))
+    agents = start.play(Platform(cluster, road, shared))
+    finish(name, agents, cluster, shared)
+    head = agents[0]
+    assert SENT in head.stdout(), head.tail()
 
 
 # --- recipes -----------------------------------------------------------------------------------
@@ -143,7 +195,6 @@ class Training(NamedTuple):
     words: tuple[str, ...] = ()
 
 
-IMAGE = ("--image", "ghcr.io/acme/rl:1")
 TRAININGS = (
     Training("dstack", "verl-grpo", verl, ("verl: 2 x 2 GPUs", "saved global_step_20")),
     Training("skypilot", "openrlhf-grpo", by_pip, ("openrlhf: 2 x 2 GPUs", "score 1.0")),

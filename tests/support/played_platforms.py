@@ -197,8 +197,9 @@ def runpod(platform: Platform) -> list[Container]:
     beside = platform.cluster.pods[0].tmp / "made"
     beside.mkdir()
     (beside / "pods.py").write_text(road.text("pods.py"))
-    for wheel in road.folder.glob("*.whl"):
-        (beside / wheel.name).write_bytes(wheel.read_bytes())
+    for name in ("*.whl", "code.tar.gz"):
+        for file in road.folder.glob(name):
+            (beside / file.name).write_bytes(file.read_bytes())
     await_true(
         "the pod waits for the agent",
         lambda: "waiting for the agent" in containers[0].stdout(),

@@ -70,11 +70,16 @@ class Road:
         return [Call(n["program"], tuple(n["argv"]), n["environ"], n["place"]) for n in notes]
 
 
-def walked(folder: Path, *words: str, replaced: Mapping[str, str] | None = None) -> Road:
-    """Run `init`, and return what follows from it."""
+def walked(
+    folder: Path,
+    *words: str,
+    at: Path | None = None,
+    replaced: Mapping[str, str] | None = None,
+) -> Road:
+    """Run `init` in the folder `at`, and return what follows from it."""
     made = folder / "made"
-    argv = [AGENT, "init", *words, "--to", str(made)]
-    done = subprocess.run(argv, check=True, capture_output=True, text=True, timeout=120)
+    argv = [AGENT, "init", "--to", str(made), *words]
+    done = subprocess.run(argv, check=True, capture_output=True, text=True, timeout=120, cwd=at)
     _, _, rest = done.stdout.partition(f"{PRINTED_BEFORE}\n")
     steps = []
     for line in rest.splitlines():

@@ -37,7 +37,9 @@ PURE = {
     "diagnosis",
 }
 """Folders without effects. In `node` only the files of READ_MACHINE have any."""
-READ_MACHINE = {f"agent/node/{name}.py" for name in ("read", "gpus", "read_figures")}
+READ_MACHINE = {
+    f"agent/node/{name}.py" for name in ("read", "gpus", "read_figures", "code_archive")
+}
 READ_ENVIRON = {
     "agent/caches/cache_program.py",  # a program of its own: a key that no argv may show
     "agent/cli/command_line.py",

@@ -110,7 +110,7 @@ def test_every_page_is_linked() -> None:
 
 def test_the_readme_is_short() -> None:
     """It is read in ten minutes; everything else is in docs/."""
-    assert len(README.read_text().splitlines()) <= 150
+    assert len(README.read_text().splitlines()) <= 160
 
 
 def test_the_table_of_variables_is_generated() -> None:

@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 from agent.cli.start_files.agent_file import HOME
-from agent.cli.start_files.platform_files import RANDOM, SERVICES, sent_files, start_commands
+from agent.cli.start_files.platform_files import (
+    RANDOM,
+    SERVICES,
+    packing_files,
+    sent_files,
+    start_commands,
+)
 from agent.cli.start_files.request import (
     Folders,
     Request,
@@ -12,14 +18,18 @@ from agent.cli.start_files.request import (
     checkout_commands,
     enter_commands,
     job_variables,
+    packed_again,
     text_file,
+    unpack_commands,
 )
 from agent.cli.start_files.template_text import fill, yaml_env
+from agent.node.code_archive import ARCHIVE
 
 _SHARED = "/workspace"
 _CLAIM = "rl-workspace"
 _FILES_POD = "rl-files"
 _WORKSPACE = "workspace.yaml"
+_ONCE = "once.sh"
 _SERVICES = f"/etc/pod-agent/{SERVICES}"
 _CPUS_OF_GPU = 8
 _MEMORY_OF_GPU = 64  # GiB
@@ -43,7 +53,7 @@ _HEADS = {
 """By kind: the pod whose log says all about the run, as `kubectl logs` takes it."""
 
 
-def _in_workspace(code: str) -> Folders:
+def _in_workspace(code: str, own_code: str = "/opt/code") -> Folders:
     """Return the folders on a claim that every pod mounts."""
     return Folders(
         data=f"{_SHARED}/data",
@@ -52,6 +62,8 @@ def _in_workspace(code: str) -> Folders:
         logs=f"{_SHARED}/agent-logs",
         models=f"{_SHARED}/huggingface",
         services=_SERVICES,
+        archive=_SHARED,
+        own_code=own_code,
     )
 
 
@@ -98,17 +110,18 @@ def kubernetes(request: Request) -> StartFiles:
         services = fill(request.preset.services, request, data=folders.data, models=models)
         text += fill("kubernetes_services.yaml", request, services=services)
 
-    steps = [*_steps(request, needs_token=True), f"kubectl apply -f {name}", _log(request, kind)]
+    steps = [*_steps(request, f"kubectl apply -f {name}"), _log(request, kind)]
     if is_restarted:
         steps.append(
             f"kubectl delete -f {name}   # after the run: a LeaderWorkerSet keeps its GPUs"
         )
-    return StartFiles((text_file(name, text), *_shared_files(request)), tuple(steps))
+    files = (text_file(name, text), _once(request, needs_token=True), *_shared_files(request))
+    return StartFiles(files, tuple(steps))
 
 
 def kuberay(request: Request) -> StartFiles:
     """Return a RayJob, whose submitter is the agent."""
-    folders = _in_workspace(_SHARED)
+    folders = _in_workspace(_SHARED, "/tmp/code")  # an image's user may not be root
     place = _place(request)
 
     # Some variables are those of the cluster's pods, all others of the submitter.
@@ -116,6 +129,8 @@ def kuberay(request: Request) -> StartFiles:
     names = [name for name in ("HF_HOME", "PYTHONPATH") if name in variables]
     cluster: dict[str, str] = {name: variables.pop(name) for name in names}
     own = {"EXPECTED_WORKERS": str(request.nodes - 1), "AGENT_STOP_GRACE": "90s"}
+    if request.code is not None:
+        own["AGENT_WORKING_DIR"] = folders.own_code  # Ray sends it to the cluster's pods
 
     # The agent is installed, or unpacked, before Ray starts.
     agent = request.agent
@@ -148,14 +163,15 @@ def kuberay(request: Request) -> StartFiles:
         commands="\n".join(
             [
                 *checkout_commands(request, folders),
-                *enter_commands(request),
+                *unpack_commands(request, folders),
+                *enter_commands(request, folders),
                 f"exec {agent.start(place)} {request.words}",
             ]
         ),
     )
-    steps = [*_steps(request, needs_token=False), "kubectl create -f rayjob.yaml"]
-    steps.append(_log(request, "rayjob"))
-    return StartFiles((text_file("rayjob.yaml", text), *_shared_files(request)), tuple(steps))
+    steps = [*_steps(request, "kubectl create -f rayjob.yaml"), _log(request, "rayjob")]
+    once = _once(request, needs_token=False)
+    return StartFiles((text_file("rayjob.yaml", text), once, *_shared_files(request)), tuple(steps))
 
 
 def _place(request: Request) -> str:
@@ -171,7 +187,7 @@ def _shared_files(request: Request) -> list[StartFile]:
     """Return the manifest of the shared disk, and the agent's file for it."""
     claim = _claim(request)
     text = fill("kubernetes_workspace.yaml", request, claim=claim, makes_claim=not request.volume)
-    return [text_file(_WORKSPACE, text), *sent_files(request)]
+    return [text_file(_WORKSPACE, text), *sent_files(request), *packing_files(request)]
 
 
 def _log(request: Request, kind: str) -> str:
@@ -180,20 +196,34 @@ def _log(request: Request, kind: str) -> str:
     return f"kubectl logs -f {head}   # once it runs; its `watch` line opens the page"
 
 
-def _steps(request: Request, *, needs_token: bool) -> list[str]:
-    """Return the commands that make the disk and the secret, and copy the agent's file."""
-    steps = [
-        f"kubectl apply -f {_WORKSPACE}",
-        f"kubectl wait pod/{_FILES_POD} --for=condition=Ready --timeout=10m",
-    ]
-    if request.agent.is_sent:
-        steps.append(f"kubectl cp {request.agent.name} {_FILES_POD}:{_SHARED}/{request.agent.name}")
-
+def _once(request: Request, *, needs_token: bool) -> StartFile:
+    """Return the program that makes the disk and the secret, and copies the agent's file."""
     # The secret, of which each key is optional but the token.
     keys = {"wandb-api-key": "WANDB_API_KEY", "hf-token": "HF_TOKEN"}
     wanted = {"WANDB_API_KEY": request.has_wandb, "HF_TOKEN": request.has_hf_token}
     literals = [f'--from-literal=ray-auth-token="{RANDOM}"'] if needs_token else []
     literals += [f'--from-literal={key}="${name}"' for key, name in keys.items() if wanted[name]]
-    if literals:
-        steps.append(f"kubectl create secret generic pod-agent {' '.join(literals)}   # once")
-    return steps
+
+    remedy = "Have one made, or let init take a claim that exists: --volume CLAIM"
+    if request.volume:
+        remedy = "Is it the name of a claim in this namespace?"
+    text = fill(
+        "kubernetes_once.sh",
+        request,
+        claim=_claim(request),
+        literals=" ".join(literals),
+        remedy=remedy,
+        agent_file=request.agent.name if request.agent.is_sent else "",
+    )
+    return text_file(_ONCE, text, is_program=True)
+
+
+def _steps(request: Request, start: str) -> list[str]:
+    """Return the commands up to the one that starts the run."""
+    copied = ""
+    if request.code is not None:
+        copied = f"kubectl cp {ARCHIVE} {_FILES_POD}:{_SHARED}/{ARCHIVE} && "
+    return [
+        f"bash {_ONCE}   # once: the disk, the secret, the agent's file",
+        f"{packed_again(request)}{copied}{start}",
+    ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING
 
+from agent.cli.start_files.own_code import PACK
 from agent.cli.start_files.request import (
     Folders,
     Request,
@@ -12,10 +13,12 @@ from agent.cli.start_files.request import (
     StartFiles,
     enter_commands,
     job_variables,
+    packed_again,
     setup_commands,
     text_file,
 )
 from agent.cli.start_files.template_text import fill, yaml_list, yaml_mapping
+from agent.node.code_archive import ARCHIVE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -25,11 +28,21 @@ SERVICES = "services.toml"
 
 
 def sent_files(request: Request) -> list[StartFile]:
-    """Return the agent's file, where it is sent along with the start file."""
-    if not request.agent.is_sent:
+    """Return what is sent along with the start file: the agent's file, and a command's code."""
+    sent = []
+    if request.agent.is_sent:
+        is_program = request.agent.kind == "one file"
+        sent.append(StartFile(request.agent.name, request.agent.content, is_program))
+    if request.code is not None and request.code.archive:
+        sent.append(StartFile(ARCHIVE, request.code.archive, is_made_again=True))
+    return sent
+
+
+def packing_files(request: Request) -> list[StartFile]:
+    """Return the program that packs a command's code again."""
+    if request.code is None:
         return []
-    is_program = request.agent.kind == "one file"
-    return [StartFile(request.agent.name, request.agent.content, is_program)]
+    return [StartFile(PACK, request.code.packer(), is_program=True)]
 
 
 def services_files(request: Request, folders: Folders) -> list[StartFile]:
@@ -47,7 +60,7 @@ def start_commands(request: Request, folders: Folders, place: str) -> list[str]:
     return [
         *setup_commands(request, folders),
         *agent.commands(place),
-        *enter_commands(request),
+        *enter_commands(request, folders),
         f"exec {agent.start(place)} {request.words}",
     ]
 
@@ -70,6 +83,7 @@ _ON_DSTACK = Folders(
     models="/checkpoints/huggingface",
     is_shared=False,
     services=f"/opt/{SERVICES}",
+    archive="/opt",
 )
 
 
@@ -94,7 +108,7 @@ def dstack(request: Request) -> StartFiles:
         about_volume=about_volume,
         volume=f"{request.volume or '/checkpoints'}:/checkpoints",
     )
-    files.insert(0, text_file(name, text))
+    files = [text_file(name, text), *files, *packing_files(request)]
     steps = [f'dstack secret set ray_auth_token "{RANDOM}"']
     steps += [f'dstack secret set {secret.lower()} "${secret}"' for secret in secret_names(request)]
 
@@ -117,11 +131,16 @@ def dstack(request: Request) -> StartFiles:
 
     # A file above the server's limit is refused by it.
     notes = []
-    if any(len(file.content) > _UPLOAD_LIMIT for file in files):
-        notes.append(
-            f"dstack's server takes files of 2 MiB, and {request.agent.name} is larger: start the"
-            " server with DSTACK_SERVER_CODE_UPLOAD_LIMIT=0, or leave --agent out (a wheel of 1 MB)"
-        )
+    smaller = {
+        request.agent.name: "leave --agent out (a wheel of 1 MB)",
+        ARCHIVE: "leave more out by .gitignore",
+    }
+    notes += [
+        f"dstack's server takes files of 2 MiB, and {file.name} is larger: {smaller[file.name]}, or"
+        " start the server with DSTACK_SERVER_CODE_UPLOAD_LIMIT=0"
+        for file in sent_files(request)
+        if len(file.content) > _UPLOAD_LIMIT
+    ]
     if not request.volume:
         notes.append(
             "On the backends runpod and vastai instances have no folder that outlives a run: add"
@@ -130,7 +149,7 @@ def dstack(request: Request) -> StartFiles:
     once = " && ".join(steps)
     return StartFiles(
         tuple(files),
-        (f"{once}   # once", f"dstack apply -f {name}"),
+        (f"{once}   # once", f"{packed_again(request)}dstack apply -f {name}"),
         tuple(notes),
     )
 
@@ -157,6 +176,7 @@ def skypilot(request: Request) -> StartFiles:
         models="/root/huggingface",
         is_shared=False,
         services=f"/root/{SERVICES}",
+        archive="/root",
     )
     variables = job_variables(request, folders, restarted=bool(request.volume))
     files = [*sent_files(request), *services_files(request, folders)]
@@ -176,7 +196,7 @@ def skypilot(request: Request) -> StartFiles:
 
     # Installed once, before `run`, which becomes the agent.
     *setup, start = start_commands(request, folders, place)
-    enter = enter_commands(request)
+    enter = enter_commands(request, folders)
     setup = [command for command in setup if command not in enter]
     text = fill(
         "skypilot.yaml",
@@ -188,12 +208,13 @@ def skypilot(request: Request) -> StartFiles:
         run="\n".join([*enter, start]),
     )
     secrets = "".join(f" --secret {secret}" for secret in secret_names(request))
+    launch = f"sky launch -c {request.job} --secret RAY_AUTH_TOKEN{secrets} {name}"
     steps = (
         f"export RAY_AUTH_TOKEN={RANDOM}",
-        f"sky launch -c {request.job} --secret RAY_AUTH_TOKEN{secrets} {name}",
+        f"{packed_again(request)}{launch}",
         f"sky down {request.job}   # after the run: the cluster bills until then",
     )
-    return StartFiles((text_file(name, text), *files), steps)
+    return StartFiles((text_file(name, text), *files, *packing_files(request)), steps)
 
 
 # --- one's own machines ------------------------------------------------------------------------
@@ -214,6 +235,7 @@ def ssh(request: Request) -> StartFiles:
         models="/root/pod-agent/huggingface",
         is_shared=False,
         services=f"/root/pod-agent/{SERVICES}",
+        archive="/root/pod-agent",
     )
     variables = job_variables(request, folders, restarted=False)
     names = [name for name in variables if name in _OF_ANY_JOB]
@@ -230,6 +252,7 @@ def ssh(request: Request) -> StartFiles:
         hosts=" ".join(map(shlex.quote, request.hosts)),
         flags="--gpus all" if request.gpus else "",
         files=" ".join(file.name for file in files),
+        packs=f"python3 {PACK}" if request.code is not None else "",
         about=about[0].lower() + about[1:],
         job_words=request.words,
         common=_docker_variables(common),
@@ -238,6 +261,7 @@ def ssh(request: Request) -> StartFiles:
     )
     loop = text_file("loop.sh", text, is_program=True)
     keys = "".join(f" {secret}=${secret}" for secret in secret_names(request))
+    files += packing_files(request)
     return StartFiles((loop, *files), (f"export RAY_AUTH_TOKEN={RANDOM}{keys}", "bash loop.sh"))
 
 

@@ -8,8 +8,10 @@ from functools import cache
 
 from agent.base.value import Value
 from agent.cli.start_files.agent_file import AgentFile
+from agent.cli.start_files.own_code import PACK, OwnCode
 from agent.frameworks import recipe_of
 from agent.frameworks.framework import Preset
+from agent.node.code_archive import ARCHIVE
 from agent.settings.jobs import BY_NAME, RECIPES
 
 _PLAIN = re.compile(r"[\w@%+=:./-]*(?:\{\w+\}[\w@%+=:./-]*)*")
@@ -27,6 +29,7 @@ class Request(Value, frozen=True):
     agent: AgentFile
     variant: str = ""  # The container of Slurm, or the kind of Kubernetes and RunPod
     command: tuple[str, ...] = ()  # With OWN_COMMAND
+    code: OwnCode | None = None  # The folder that the command's files are in
     image: str = ""  # Another image than the recipe's usual one
     model: str = ""
     data: str = ""  # Other training data than the recipe's usual ones
@@ -81,6 +84,7 @@ class StartFile(Value, frozen=True):
     name: str
     content: bytes
     is_program: bool = False
+    is_made_again: bool = False  # From what the user has elsewhere: no loss if it is overwritten
 
     @property
     def text(self) -> str:
@@ -131,6 +135,8 @@ class Folders(Value, frozen=True):
     is_shared: bool = True  # Whether every node sees the same `data`
     has_hub: bool = True  # Whether nodes reach the hub; else data were fetched to `data` before
     services: str = ""  # The file for AGENT_SERVICES, where a recipe has one
+    archive: str = ""  # The folder in which the code of a command arrives
+    own_code: str = "/opt/code"  # Where it is unpacked, on each node's own disk
 
 
 def checkout_commands(request: Request, folders: Folders) -> list[str]:
@@ -141,13 +147,31 @@ def checkout_commands(request: Request, folders: Folders) -> list[str]:
 
 def setup_commands(request: Request, folders: Folders) -> list[str]:
     """Return the shell commands that must have run in the container before the agent starts."""
-    return [*checkout_commands(request, folders), *request.installs]
+    checkout = checkout_commands(request, folders)
+    return [*checkout, *unpack_commands(request, folders), *request.installs]
 
 
-def enter_commands(request: Request) -> list[str]:
-    """Return the shell command that enters the job's folder, if the image has one."""
-    code = request.preset.code
+def unpack_commands(request: Request, folders: Folders) -> list[str]:
+    """Return the shell commands that unpack the code of a command, if it was sent."""
+    if request.code is None:
+        return []
+    target = folders.own_code
+    return [
+        f"rm -rf {target}",
+        f"mkdir -p {target}",
+        f"tar -xzf {folders.archive}/{ARCHIVE} --no-same-owner -C {target}",
+    ]
+
+
+def enter_commands(request: Request, folders: Folders) -> list[str]:
+    """Return the shell command that enters the job's folder: the code's, or one of the image."""
+    code = folders.own_code if request.code is not None else request.preset.code
     return [f"cd {code}"] if code else []
+
+
+def packed_again(request: Request) -> str:
+    """Return what a step begins with, so that it sends the code as it is then."""
+    return "" if request.code is None else f"python3 {PACK} && "
 
 
 def is_hub_data(preset: Preset) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shlex
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from agent.cli.start_files.platform_files import (
     SERVICES,
+    packing_files,
     secret_names,
     sent_files,
     services_files,
@@ -23,6 +25,7 @@ from agent.cli.start_files.request import (
     text_file,
 )
 from agent.cli.start_files.template_text import fill
+from agent.node.code_archive import ARCHIVE
 
 if TYPE_CHECKING:
     from agent.cli.start_files.agent_file import AgentFile
@@ -31,11 +34,16 @@ SLOW = (
     "RunPod's Global Networking, which connects pods, has 100 Mbps: weights of 7B take 20 minutes"
     " a sync. For more than small models: an Instant Cluster (--kind cluster), or one pod"
 )
+_KEPT = "/workspace/pod-agent"
+"""Where a pod keeps what it was sent: on the disk that outlives a restart."""
 _BUNDLED = Path(__file__).parents[2] / "bundled"
 _GPU = "NVIDIA H100 80GB HBM3"
 _GPU_OF_REHEARSAL = "NVIDIA GeForce RTX 4090"  # Global Networking has none without a GPU
 _CENTER = "EU-RO-1"  # Has Global Networking
 _RECEIVE = "RECEIVE_AGENT"
+_CODE_SIZE = "CODE_SIZE"
+_CODE_DIGEST = "CODE_SHA256"
+"""Variables of the archive of a command's code; pods.py sets them, since it packs it again."""
 _RECEIVE_PORT = 8266  # The agent's own, which templates/runpod.json opens
 _SERVICES = "SERVICES_TOML"
 _CONSOLE = "https://console.runpod.io/user/secrets"
@@ -53,16 +61,23 @@ def runpod(request: Request) -> StartFiles:
         models="/workspace/huggingface",
         is_shared=bool(request.volume),
         services=f"/root/{SERVICES}",
+        archive=f"{_KEPT}/${_CODE_DIGEST}",
     )
     variables = job_variables(request, folders, restarted=True)
 
     # The container's command: receive the agent, install what the image lacks, become the agent.
     place = _place(request.agent)
     commands = start_commands(request, folders, place)
+    awaited = []
     if request.agent.is_sent:
-        size = len(request.agent.content)
-        words = f"{_RECEIVE_PORT} {size} {request.agent.digest} {place}"
-        receive = f'python3 -c "${_RECEIVE}" {words}'
+        awaited.append(f"{len(request.agent.content)} {request.agent.digest} {place}")
+    if request.code is not None:
+        archive = request.code.archive
+        awaited.append(f"${_CODE_SIZE} ${_CODE_DIGEST} {folders.archive}/{ARCHIVE}")
+        variables[_CODE_SIZE] = str(len(archive))
+        variables[_CODE_DIGEST] = hashlib.sha256(archive).hexdigest()
+    if awaited:
+        receive = f'python3 -c "${_RECEIVE}" {_RECEIVE_PORT} {" ".join(awaited)}'
         commands.insert(0, receive)
         program = (_BUNDLED / "runpod_receive.py").read_text(encoding="utf-8")
         variables[_RECEIVE] = program
@@ -111,12 +126,13 @@ def runpod(request: Request) -> StartFiles:
             "Without --volume ID everything is lost with the cluster: its pods are held, and bill,"
             " until you delete it"
         )
-    return StartFiles((text_file(name, text), maker, *sent_files(request)), steps, tuple(notes))
+    sent = (*sent_files(request), *packing_files(request))
+    return StartFiles((text_file(name, text), maker, *sent), steps, tuple(notes))
 
 
 def _place(agent: AgentFile) -> str:
-    """Return where a pod keeps the agent's file: on the disk that outlives a restart."""
-    return agent.place or f"/workspace/pod-agent/{agent.digest[:12]}/{agent.name}"
+    """Return where a pod keeps the agent's file."""
+    return agent.place or f"{_KEPT}/{agent.digest[:12]}/{agent.name}"
 
 
 def _center(request: Request) -> str:

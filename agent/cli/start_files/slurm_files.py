@@ -62,6 +62,7 @@ def slurm(request: Request) -> StartFiles:
         variables.pop("PYTHONPATH", None)  # the framework is installed in its Python
     image = _image(request)
     python = _python_folder(request)
+    code = _code_elsewhere(request)
 
     text = fill(
         "slurm.sbatch",
@@ -75,7 +76,11 @@ def slurm(request: Request) -> StartFiles:
         python_folder=python,
         image=image,
         words=request.words,
-        workdir=request.preset.code or '"$PWD"',
+        workdir=_workdir(request),
+        chdir=f" --chdir={code}" if code else "",
+        bind=f" --bind {code}" if code else "",
+        mount=f",{code}:{code}" if code else "",
+        volume=f" --volume {code}:{code}" if code else "",
         **{known: known == variant for known in _HOW},
     )
     fetch = fill("slurm_fetch.sh", request, **_fetch_values(request, data, image, python))
@@ -183,6 +188,18 @@ def _image(request: Request) -> str:
     if request.installs:
         return f"localhost/pod-agent-{request.job}"
     return request.image or AMD_IMAGE
+
+
+def _code_elsewhere(request: Request) -> str:
+    """Return the folder of a command's code, quoted for a shell; '' if it is the script's own."""
+    if request.code is None or request.code.is_here:
+        return ""
+    return shlex.quote(request.code.folder)
+
+
+def _workdir(request: Request) -> str:
+    """Return the folder in which the job runs, as a shell reads it."""
+    return _code_elsewhere(request) or request.preset.code or '"$PWD"'
 
 
 def _makes_python(request: Request) -> bool:

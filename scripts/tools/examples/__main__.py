@@ -19,6 +19,8 @@ ROOT = Path(__file__).resolve().parents[3]
 ROW = re.compile(r"\]\(([\w./-]+)\)[^`\n]*`pod-agent (init [^`]+)`")
 ONE_FILE = "dist/pod-agent"
 SERVICES = "services/search-r1.toml"
+ONCE = {"kubernetes/lws.yaml", "kuberay/rayjob.yaml"}
+"""The examples beside which once.sh stays: those of other manifests differ in the agent's file."""
 
 
 def commands() -> dict[str, list[str]]:
@@ -48,9 +50,11 @@ def write_to(folder: Path) -> None:
 
 
 def place_of(name: str, path: str, words: list[str]) -> str | None:
-    """Return where a written file goes in examples/; None for the agent's own file."""
+    """Return where a written file goes in examples/; None for one that is left out."""
     example = Path(path)
     if name.endswith(".whl") or name == "pod-agent":
+        return None
+    if name == "once.sh" and path not in ONCE:
         return None
     if name == "services.toml":
         return SERVICES

@@ -27,12 +27,15 @@ CONTENT = b"the wheel of the agent"
 
 
 @contextmanager
-def receiver(target: Path) -> Iterator[tuple[int, subprocess.Popen[str]]]:
+def receiver(
+    target: Path, *more: tuple[bytes, Path]
+) -> Iterator[tuple[int, subprocess.Popen[str]]]:
     """Run the program as a pod's command does: by its text."""
     port = free_port()
-    digest = hashlib.sha256(CONTENT).hexdigest()
     text = PROGRAM.read_text(encoding="utf-8")
-    argv = [sys.executable, "-c", text, str(port), str(len(CONTENT)), digest, str(target)]
+    argv = [sys.executable, "-c", text, str(port)]
+    for content, place in ((CONTENT, target), *more):
+        argv += [str(len(content)), hashlib.sha256(content).hexdigest(), str(place)]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
@@ -93,6 +96,38 @@ def test_pods_get_the_file_when_they_are_up(
         await_true(lambda: (tmp_path / "a").exists() and (tmp_path / "b").exists())
     printed = capsys.readouterr().out
     assert f"pod {first} has the agent" in printed
+
+
+def test_the_code_is_sent_with_the_agent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is packed anew first; a pod's variables say which archive it takes, and no other."""
+    script = make_pods()
+    folder = tmp_path / "start"
+    folder.mkdir()
+    monkeypatch.setattr(script, "HERE", folder)
+    assert script.pack_code()
+    assert script.with_code({"A": "1"}) == {"A": "1"}
+
+    packer = "import pathlib; pathlib.Path(__file__).with_name('code.tar.gz').write_text('new')"
+    (folder / "pack.py").write_text(packer)
+    (folder / "code.tar.gz").write_text("old")
+    (folder / "pod_agent-0.1.0-py3-none-any.whl").write_bytes(CONTENT)
+    assert script.pack_code()
+    digest = hashlib.sha256(b"new").hexdigest()
+    assert script.with_code({"A": "1"}) == {"A": "1", "CODE_SIZE": "3", "CODE_SHA256": digest}
+    monkeypatch.setattr(script, "PROXY", "http://127.0.0.1:{pod}")
+    monkeypatch.setattr(script, "PAUSE", 0.05)
+    code = tmp_path / "kept" / "code.tar.gz"
+    with receiver(tmp_path / "a", (b"new", code)) as (port, process):
+        assert put(port, b"old") == 403
+        assert script.send_to_all([str(port)]) == 0
+        assert process.wait(timeout=30) == 0
+    assert code.read_bytes() == b"new"
+    assert "sending code.tar.gz" in capsys.readouterr().out
+
+    (folder / "pack.py").write_text("raise SystemExit(1)")
+    assert not script.pack_code()
 
 
 def test_nothing_is_sent_where_pods_fetch_it(

@@ -73,7 +73,7 @@ def written(folder: Path, *words: str, command: tuple[str, ...] = ()) -> tuple[d
     texts = {
         path.name: path.read_text(encoding="utf-8")
         for path in folder.iterdir()
-        if path.suffix != ".whl" and path.name != "pod-agent"
+        if path.suffix not in {".whl", ".gz"} and path.name != "pod-agent"
     }
     return texts, printed.getvalue()
 
@@ -134,7 +134,12 @@ def test_no_file_is_to_be_edited(
     if words is None:
         assert job not in {"verl-grpo", "verl-ppo", "rehearsal", COMMAND}
         return
-    command = ("python3", "train.py", "--nodes", "{nodes}") if job == COMMAND else ()
+    command: tuple[str, ...] = ()
+    if job == COMMAND:
+        command = ("python3", "train.py", "--nodes", "{nodes}")
+        (tmp_path / "code").mkdir()
+        (tmp_path / "code/train.py").touch()
+        words = (*words, "--code", str(tmp_path / "code"))
     files, printed = written(tmp_path / "made", *words, command=command)
     scripts = [script for file, text in files.items() for script in scripts_of(file, text)]
     assert scripts
@@ -144,7 +149,7 @@ def test_no_file_is_to_be_edited(
         )
         assert (done.returncode, done.stderr) == (0, ""), script
     for file, text in files.items():
-        if file != "pods.py":
+        if not file.endswith(".py"):
             assert PLACEHOLDER.findall(text) == [], file
         if file.endswith(".json"):
             json.loads(text)
@@ -206,18 +211,24 @@ def test_a_pod_of_kuberay_is_as_large_as_its_gpus(tmp_path: Path) -> None:
 TYPED = re.compile(r"(?:dist/)?pod-agent init ([a-z][^`\n#|]*)")
 
 
-def test_the_commands_of_the_pages_can_be_typed(tmp_path: Path) -> None:
+def test_the_commands_of_the_pages_can_be_typed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Every `init` in README, docs and the examples' table writes its files without a question."""
+    code = tmp_path / "code"
+    code.mkdir()
+    (code / "train.py").touch()
+    monkeypatch.chdir(code)
     pages = [ROOT / "README.md", ROOT / "examples/README.md", *(ROOT / "docs").rglob("*.md")]
     lines = {line.strip() for page in pages for line in TYPED.findall(page.read_text())}
     assert len(lines) > 15
-    for number, line in enumerate(sorted(lines)):
-        words = shlex.split(line)
+    for number, line in enumerate(sorted(line for line in lines if "…" not in line)):
+        words, _, command = (shlex.split(part) for part in line.partition(" -- "))
         for option in ("--to", "--agent"):
             if option in words:
                 at = words.index(option)
                 del words[at : at + 2]
-        files, _ = written(tmp_path / str(number), *words)
+        files, _ = written(tmp_path / str(number), *words, command=tuple(command))
         assert files, line
 
 
@@ -369,7 +380,7 @@ def test_the_examples_are_its_output(tmp_path: Path) -> None:
     environ = {**os.environ, "PYTHON": sys.executable}
     subprocess.run([ROOT / "scripts/examples", tmp_path], check=True, env=environ)
     made = [path for path in tmp_path.rglob("*") if path.is_file()]
-    assert len(made) == 22
+    assert len(made) == 24
     for path in made:
         example = ROOT / "examples" / path.relative_to(tmp_path)
         assert example.read_bytes() == path.read_bytes(), "run ./scripts/examples"

@@ -18,6 +18,7 @@ FILES=({{files}})   # copied to ~/pod-agent on every machine
 set -euo pipefail
 : "${RAY_AUTH_TOKEN:?is not set: export one secret, for example from openssl rand -hex 32}"
 cd "$(dirname "$0")"
+{{packs}}
 [ $# != 0 ] || set -- {{job_words}}
 name=pod-agent-$$
 export AGENT_HEAD=${HOSTS[0]#*@} EXPECTED_WORKERS=$((${#HOSTS[@]} - 1))

@@ -1,0 +1,20 @@
+#!/usr/bin/env bash
+# Once, before the first run: the disk that all pods share, the secret, and the agent's file on the
+# disk. It may run again: what exists stays, and the agent's file is copied anew.
+set -euo pipefail
+cd "$(dirname "$0")"
+
+kubectl apply -f workspace.yaml
+{{if literals}}
+kubectl create secret generic pod-agent {{literals}} ||
+  kubectl get secret pod-agent   # it exists
+{{end}}
+kubectl wait pod/rl-files --for=condition=Ready --timeout=5m || {
+  kubectl get events --field-selector involvedObject.name={{claim}} >&2 || true
+  echo "rl-files is not ready: {{claim}} needs a storage class whose disks several nodes can mount" \
+    "(ReadWriteMany; see kubectl get storageclass). {{remedy}}" >&2
+  exit 1
+}
+{{if agent_file}}
+kubectl cp {{agent_file}} rl-files:/workspace/{{agent_file}}
+{{end}}

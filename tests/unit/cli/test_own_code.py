@@ -1,0 +1,209 @@
+"""A command of one's own brings its code: which folder, and what is refused."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import shlex
+import subprocess
+import sys
+import tarfile
+from typing import TYPE_CHECKING
+
+import pytest
+
+from agent.cli.command_line import main as agent
+from agent.cli.start_files.own_code import CodeError, command_files, find_code
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture
+def code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a folder of code, which is the current one."""
+    folder = tmp_path / "code"
+    (folder / "trainer").mkdir(parents=True)
+    for name in ("train.py", "run.sh", "conf.yaml", "trainer/main.py", ".env"):
+        (folder / name).write_text("x = 1\n")
+    monkeypatch.chdir(folder)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("command", "script", "modules"),
+    [
+        ("python3 train.py --nodes {nodes}", "train.py", ()),
+        ("python3 -u sub/train.py a.py", "sub/train.py", ()),
+        ("./start --quick", "./start", ()),
+        ("bash run.sh", "run.sh", ()),
+        ("python3 -m trainer.main conf.yaml", "", ("trainer",)),
+        ("python3 -m torch.distributed.run train.py", "train.py", ("torch",)),
+        ("accelerate launch --num_machines {nodes} train.py", "train.py", ()),
+        ("bash -c 'pip install x; python3 train.py'", "train.py", ()),
+        ("bash -lc 'cd /opt/verl && python3 train.py'", "", ()),
+        ("python3 /opt/app/train.py", "/opt/app/train.py", ()),
+        ("verl-train trainer.file=x.py", "", ()),
+        ("python3 {log_dir}/x.py", "", ()),
+        ("llamafactory-cli train conf.yaml", "", ()),
+    ],
+)
+def test_the_files_of_a_command(command: str, script: str, modules: tuple[str, ...]) -> None:
+    """The first script is what must be there; a shell line is read, too."""
+    files = command_files(shlex.split(command))
+    assert (files.script, files.modules) == (script, modules)
+
+
+@pytest.mark.parametrize(
+    ("command", "about"),
+    [
+        ("python3 train.py", "since the command names train.py: 4 files"),
+        ("python3 -m trainer.main", "since the command names -m trainer"),
+        ("llamafactory-cli train conf.yaml", "since the command names conf.yaml"),
+        ("python3 /opt/x/train.py conf.yaml", "since the command names conf.yaml"),
+        ("python3 ./trainer/main.py", "since the command names ./trainer/main.py"),
+        ("bash -c 'cd trainer && python3 main.py || ./run.sh'", "since the command names ./run.sh"),
+    ],
+)
+def test_this_folder_where_the_command_names_a_file_in_it(
+    command: str, about: str, code: Path, tmp_path: Path
+) -> None:
+    """Without --code, with a line that says why."""
+    found, line = find_code(shlex.split(command), None, tmp_path / "run", shared_disk=False)
+    assert found is not None
+    assert found.folder == str(code)
+    assert found.from_start_files == "../code"
+    assert about in line
+    assert "hold credentials: .env" in line
+    with tarfile.open(fileobj=io.BytesIO(found.archive)) as archive:
+        assert archive.getnames() == ["conf.yaml", "run.sh", "train.py", "trainer/main.py"]
+
+
+@pytest.mark.parametrize(
+    ("command", "about"),
+    [
+        ("python3 /opt/x/train.py", "none is sent: /opt/x/train.py is taken as the image's"),
+        ("python3 -m verl.trainer.main_ppo", "verl is not in"),
+        ("nvidia-smi", "the command names no file of"),
+    ],
+)
+@pytest.mark.usefixtures("code")
+def test_what_is_in_the_image(command: str, about: str, tmp_path: Path) -> None:
+    """Nothing is sent, and a line says what is taken as the image's."""
+    found, line = find_code(shlex.split(command), None, tmp_path, shared_disk=False)
+    assert found is None
+    assert about in line
+    assert "--code DIR" in line
+
+
+@pytest.mark.parametrize(
+    ("command", "given", "error"),
+    [
+        ("python3 nope.py", None, "nope.py is not in this folder"),
+        ("python3 nope.py", None, "--code DIR names the folder that it is in"),
+        ("python3 nope.py", None, "a script of the image is named by its absolute path"),
+        ("./nope", None, "./nope is not in this folder"),
+        ("python3 ../train.py", None, "../train.py is not in this folder"),
+        ("python3 train.py", "trainer", "train.py is not in --code trainer"),
+        ("python3 train.py", "none", "--code none: there is no such folder"),
+        ("python3 {code}/train.py", None, "name it as in its folder, train.py"),
+        ("python3 ignored.py", None, "would not be sent: .gitignore names it"),
+        ("python3 logs/train.py", None, "a folder above it is one for logs"),
+    ],
+)
+def test_a_script_that_would_be_missing_is_refused(
+    command: str, given: str | None, error: str, code: Path, tmp_path: Path
+) -> None:
+    """With the remedy, before anything is written."""
+    (code / "logs").mkdir()
+    for name in ("ignored.py", "logs/train.py"):
+        (code / name).touch()
+    (code.parent / "train.py").touch()
+    (code / ".gitignore").write_text("ignored.py\n")
+    words = shlex.split(command.replace("{code}", str(code)))
+    folder = None if given is None else code / given
+    with pytest.raises(CodeError) as refused:
+        find_code(words, folder and folder.relative_to(code), tmp_path, shared_disk=False)
+    assert error in str(refused.value)
+
+
+def test_a_home_is_no_folder_of_code(code: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that is in a home is not sent because a script lies in it."""
+    monkeypatch.setenv("HOME", str(code))
+    with pytest.raises(CodeError, match="is no folder of code alone: --code DIR"):
+        find_code(["python3", "train.py"], None, code, shared_disk=False)
+
+
+def test_on_a_shared_disk_nothing_is_copied(code: Path, tmp_path: Path) -> None:
+    """The job runs in the folder itself; an absolute path is on the disk, too."""
+    words = ["python3", str(code / "train.py")]
+    found, line = find_code(words, code, tmp_path, shared_disk=True)
+    assert found is not None
+    assert found.archive == b""
+    assert "all nodes must see" in line
+
+
+INIT = ("--nodes", "2", "--gpus", "8", "--image", "me/app:1")
+COMMAND = ("--", "python3", "train.py", "--nodes", "{nodes}")
+
+
+def test_init_writes_the_code_beside_its_files(
+    code: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A second `init` after a change needs no --force; the step itself packs anew."""
+    made = tmp_path / "run"
+    words = ["init", "dstack", *INIT, "--to", str(made), *COMMAND]
+    assert agent(words) == 0
+    printed = capsys.readouterr().out
+    assert f"The code: {code}, since the command names train.py" in printed
+    assert "  python3 pack.py && dstack apply -f command.dstack.yml" in printed
+    assert "code.tar.gz:/opt/code.tar.gz" in (made / "command.dstack.yml").read_text()
+    (code / "more.py").touch()
+    assert agent(words) == 0
+    with tarfile.open(made / "code.tar.gz") as archive:
+        assert "more.py" in archive.getnames()
+    (code / "last.py").touch()
+    subprocess.run([sys.executable, str(made / "pack.py")], check=True, capture_output=True)
+    with tarfile.open(made / "code.tar.gz") as archive:
+        assert "last.py" in archive.getnames()
+
+
+@pytest.mark.parametrize("kind", ["pods", "cluster"])
+@pytest.mark.usefixtures("code")
+def test_a_pod_of_runpod_takes_the_code_by_its_digest(kind: str, tmp_path: Path) -> None:
+    """pods.py may pack it anew, so that its size and digest are variables."""
+    made = tmp_path / kind
+    assert agent(["init", "runpod", *INIT, "--kind", kind, "--to", str(made), *COMMAND]) == 0
+    name = "pod.json" if kind == "pods" else "instant-cluster.json"
+    request = json.loads((made / name).read_text())
+    content = (made / "code.tar.gz").read_bytes()
+    assert request["env"]["CODE_SIZE"] == str(len(content))
+    assert request["env"]["CODE_SHA256"] == hashlib.sha256(content).hexdigest()
+    kept = "/workspace/pod-agent/$CODE_SHA256/code.tar.gz"
+    assert f"$CODE_SIZE $CODE_SHA256 {kept} &&" in request["args"]
+    assert f"tar -xzf {kept} --no-same-owner -C /opt/code" in request["args"]
+
+
+def test_slurm_runs_in_the_folder(code: Path, tmp_path: Path) -> None:
+    """Its own, or another on the disk that all nodes see: in and beside a container."""
+    one_file = tmp_path / "pod-agent"
+    one_file.touch()
+    common = ["init", "slurm", *INIT[:4], "--agent", str(one_file)]
+    for container in ("none", "apptainer", "pyxis", "podman"):
+        more = ["--python", "/venv/bin/python"] if container == "none" else [*INIT[4:]]
+        words = [*common, "--container", container, *more]
+        for to in (tmp_path / container, code):
+            assert agent([*words, "--to", str(to), "--force", *COMMAND]) == 0
+            text = (to / "command.sbatch").read_text()
+            assert (str(code) in text) == (to != code)
+            assert not (to / "code.tar.gz").exists()
+    assert f"--workdir {code}" in (tmp_path / "podman/command.sbatch").read_text()
+    assert f"--chdir={code}" in (tmp_path / "none/command.sbatch").read_text()
+
+
+@pytest.mark.usefixtures("code")
+def test_code_is_for_a_command_of_ones_own(capsys: pytest.CaptureFixture[str]) -> None:
+    """A recipe's code is its framework's."""
+    assert agent(["init", "dstack", "verl-grpo", *INIT[:4], "--code", "."]) == 2
+    assert "--code is for a command of your own, after --" in capsys.readouterr().err
