@@ -52,6 +52,8 @@ class ModelShape(Value):
     largest: Count = 0  # The values of the largest tensor of its checkpoint; 0 if not known
     fused: Count = 0  # Of a layer's experts in one tensor, as transformers 5 loads them
     has_vision: bool = False  # Whether it has a vision tower
+    further: Count = 0  # Its layers that predict further tokens (MTP), which are not in `layers`
+    quantized: str = ""  # How its weights are quantized (fp8, awq, …), or ''
     source: str = CONFIG  # What these facts were read from
 
     @property
@@ -176,6 +178,8 @@ class ModelShape(Value):
             largest=largest,
             fused=fused,
             has_vision=isinstance(tower, dict),
+            further=_number(main, "num_nextn_predict_layers"),
+            quantized=_quantized_by(config) or _quantized_by(main),
         )
 
     @staticmethod
@@ -213,6 +217,71 @@ def shape_of(name: str, config: Mapping[str, object] | None) -> ModelShape | Non
     """Return the shape of a model from its `config.json`, else from its name; None if unknown."""
     exact = None if config is None else ModelShape.from_config(config)
     return exact or ModelShape.from_name(name.rstrip("/").rpartition("/")[2])
+
+
+def _quantized_by(config: Mapping[str, object]) -> str:
+    """Return the method of a `quantization_config`, or ''."""
+    given = config.get("quantization_config")
+    if not isinstance(given, dict):
+        return ""
+    return str(given.get("quant_method") or "an unnamed method")
+
+
+_QUANTIZED_NAME = re.compile(
+    r"(?i)(?<![a-z0-9])(awq|gptq|fp8|mxfp4|nvfp4|bnb|gguf|exl2|int[48]|w\da\d+|[48]bit)(?![a-z])"
+)
+"""The usual endings of a quantized model's name."""
+_QUANTIZED_FAMILIES = (
+    (re.compile(r"(?i)deepseek-(?:v3|r1)(?!-distill)"), "fp8"),
+    (re.compile(r"(?i)kimi-k2"), "fp8"),
+    (re.compile(r"(?i)gpt-oss-\d+b"), "mxfp4"),
+)
+"""Models that their makers published quantized, under a name that does not say so."""
+_WHOLE_NAME = re.compile(r"(?i)(?<![a-z0-9])(bf16|fp16|unquantized|dequantized)(?![a-z0-9])")
+_WHOLE_COPIES = {
+    "fp8": "make a bf16 copy with fp8_cast_bf16.py of DeepSeek's repository, as slime does",
+    "mxfp4": "load it with transformers' Mxfp4Config(dequantize=True) and save it, as verl does",
+}
+"""What makes weights whole again, by method.
+
+Sources: verl-project/verl, examples/grpo_trainer/run_gpt_oss_20b_fsdp.sh and
+run_deepseek_v3_671b_megatron.sh, v0.9.0; THUDM/slime, docs/en/examples/deepseek-r1.md.
+"""
+
+
+def quantized_by_name(name: str) -> str:
+    """Return how a model is quantized by its name, or ''."""
+    last = name.rstrip("/").rpartition("/")[2]
+    if _WHOLE_NAME.search(last):
+        return ""
+    found = _QUANTIZED_NAME.search(last)
+    if found is not None:
+        return found[1].lower()
+    return next((method for family, method in _QUANTIZED_FAMILIES if family.match(last)), "")
+
+
+def check_weights(asked: RecipeInput) -> None:
+    """Refuse a quantized model: no framework here makes its weights whole, and none trains them."""
+    shape = asked.basis.model
+    if shape is not None and shape.source == CONFIG:
+        method = shape.quantized
+        source = CONFIG
+    else:
+        method = quantized_by_name(asked.model)
+        source = "its name"
+    if not method:
+        return
+
+    usual = "take the model from which it was made, or make a bf16 copy"
+    remedy = _WHOLE_COPIES.get(method, usual)
+    layers = ""
+    if method == "fp8":
+        layers = ", and num_nextn_predict_layers=0 if it has that"
+    raise MisfitError(
+        f"AGENT_MODEL={asked.model} is quantized ({method}, by {source}) and cannot be trained as "
+        f"it is: {remedy}; the copy's config.json has no quantization_config{layers}. Then set "
+        "AGENT_MODEL to the copy"
+    )
 
 
 _SIZE = re.compile(

@@ -68,6 +68,12 @@ _NEEDS_MEGATRON_BRIDGE: Version = (0, 9)
 _ACTOR_HAS_MODEL_FOLDER: Version = (0, 9)  # Before it `huggingface` is beside the shards
 _BALANCES_ALL: Version = (0, 7)  # Before it a step is divided over all GPUs, not over copies
 
+_LEAVES_OUT_FURTHER: Version = (0, 7, 1)
+"""From it on verl leaves out MTP layers by itself.
+
+Source: verl-project/verl, verl/utils/megatron_utils.py, v0.7.1.
+"""
+
 _SIZES = (TENSOR, PIPELINE, CONTEXT, EXPERT, EXPERT_TENSOR)
 _SECTION = f"{ACTOR}.{BACKEND}"
 
@@ -126,6 +132,10 @@ def check(asked: RecipeInput) -> None:
     if asked.lora_rank is not None and asked.recipe != "verl-grpo":
         what = "AGENT_LORA_RANK with Megatron: verl has a script for it with verl-grpo only"
         raise MisfitError(f"{what}: use AGENT_BACKEND=fsdp")
+    model = asked.basis.model
+    if model is not None and model.further and asked.version < _LEAVES_OUT_FURTHER:
+        what = f"Megatron with verl {version_text(asked.version)} cannot load a model's MTP layers"
+        raise MisfitError(f"{what}: set num_nextn_predict_layers to 0 in a copy's config.json")
     if asked.reward_model and asked.version < _BRIDGES:
         what = "AGENT_REWARD_MODEL with Megatron: verl 0.6 would train it with Megatron too"
         raise MisfitError(f"{what}: install verl 0.7 or later, or use AGENT_BACKEND=fsdp")

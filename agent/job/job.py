@@ -20,6 +20,7 @@ from agent.frameworks.recipe import (
     MisfitError,
     NodeSize,
     RecipeInput,
+    check_weights,
     choose,
     version_text,
 )
@@ -267,6 +268,7 @@ class RecipeJob(Value):
 
 def command_of(known: RecipeInfo, given: RecipeInput) -> Command:
     """Return a recipe's command, with the run id as W&B's group; raises MisfitError."""
+    check_weights(given)
     made = recipe_of(known).make(given)
     if not given.wandb or not known.framework:
         return made
