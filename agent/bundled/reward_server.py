@@ -30,13 +30,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 from msgspec import Struct
 
-from agent.base.text import quota_key
+from agent.base.text import is_loopback, quota_key
 from agent.bundled import maths
 from agent.bundled.judge import KEY, GivenGrade, Judge, JudgeSpec, NoGradeError, ScoredItem
 from agent.bundled.math_verify_pool import MathVerifyPool, NoVerdictError, is_installed, say
 from agent.bundled.turns import Turns
 from agent.serving.bodies import RETRY_AFTER, Bodies, Body
-from agent.serving.connections import trust
+from agent.serving.connections import is_local, trust
 from agent.serving.json_size import has_more_values
 from agent.serving.program import Program
 from agent.serving.replies import error_reply, send
@@ -65,6 +65,9 @@ WITHOUT_MATH_VERIFY = (
 )
 OPENRLHF = "openrlhf"
 OPENRLHF_M = "openrlhf-m"
+NODES = "Run-Nodes"
+"""The header of the agent's probes with the addresses of the run's nodes: they come first."""
+_STRANGERS = "strangers"  # The client as which all others take turns
 TOTALS = "Judge-Totals"
 """The header of each reply with what the judge was asked, and what it cost."""
 
@@ -200,7 +203,8 @@ class RewardServer:
         self._dialect = dialect
         self._token = token
         self._pool = MathVerifyPool(Turns())
-        self._bodies = Bodies(_MAX_BODY, _MOST_MEMORY)
+        self._nodes: frozenset[str] = frozenset()  # Of the run, as far as its agent sent them
+        self._bodies = Bodies(_MAX_BODY, _MOST_MEMORY, self._is_own)
         self._reading = asyncio.Lock()  # its memory is only estimated
         self.program = Program("reward server", path, self._answer)
         self.program.app.on_shutdown.append(self._close)
@@ -208,7 +212,11 @@ class RewardServer:
     async def _answer(self, request: web.Request) -> web.Response:
         if not self._has_token(request):
             return error_reply(401, "Authorization: expected `Bearer` and AGENT_REWARD_TOKEN")
-        if self._token:
+        ip = request.remote or ""
+        if is_local(request) and NODES in request.headers:
+            lists = request.headers.getall(NODES)
+            self._nodes = frozenset([ip, *(node for text in lists for node in text.split(","))])
+        if self._token or ip in self._nodes:
             trust(request)
         try:
             async with self._bodies.read(request) as body:
@@ -221,6 +229,10 @@ class RewardServer:
             retry = {"Retry-After": str(RETRY_AFTER)}
             return error_reply(503, f"no rewards yet, retry: {why}", retry)
 
+    def _is_own(self, ip: str) -> bool:
+        """Return whether a client belongs to the run; who shows the token does."""
+        return bool(self._token) or not self._nodes or ip in self._nodes or is_loopback(ip)
+
     def _has_token(self, request: web.Request) -> bool:
         kind, _, given = request.headers.get("Authorization", "").partition(" ")
         known = hmac.compare_digest(given.strip().encode(errors="replace"), self._token.encode())
@@ -229,7 +241,8 @@ class RewardServer:
     async def _score_and_send(self, request: web.Request, body: Body) -> web.Response:
         """Score a body's texts and send the reply; their memory counts until the client has it."""
         await body.take(min(memory_of(body.data), _MOST_MEMORY // 2))
-        scoring = self._score(body, quota_key(request.remote or ""))
+        ip = request.remote or ""
+        scoring = self._score(body, quota_key(ip) if self._is_own(ip) else _STRANGERS)
         reply = await asyncio.wait_for(scoring, self._limit)
         body.keep(len(reply))
         headers = {} if self._judge is None else {TOTALS: self._judge.totals.header()}

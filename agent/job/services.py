@@ -498,6 +498,8 @@ class Latency(Value):
         return Latency(round(seconds, 4), round(self.total + seconds, 4), tuple(counts))
 
 
+RUN_NODES = "Run-Nodes"
+"""The header of a probe with the run's nodes, which the bundled reward server serves first."""
 JUDGE_TOTALS = "Judge-Totals"
 """The header of the bundled reward server's replies with what its judge was asked so far."""
 

@@ -14,6 +14,7 @@ from agent.base import times
 from agent.base.text import is_ip, quota_key
 from agent.port.proof import PROOF_HEADER, Claim, Verifier, digest, equal_secrets
 from agent.record.log import say
+from agent.serving.connections import is_local
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -86,16 +87,9 @@ class PortAccess:
             return True
         return request.method in {"GET", "HEAD"} and self._has_cookie(request)
 
-    def is_local(self, request: web.Request) -> bool:
-        """Return whether the caller is on this node."""
-        if request.transport is None:
-            return False
-        peer, own = map(request.transport.get_extra_info, ("peername", "sockname"))
-        return bool(peer and own) and peer[0] == own[0]
-
     def has_key(self, request: web.Request) -> bool:
         """Return whether a caller on this node shows the control key."""
-        return self._key is not None and self.is_local(request) and self._shows_secret(request)
+        return self._key is not None and is_local(request) and self._shows_secret(request)
 
     def _shows_secret(self, request: web.Request) -> bool:
         """Return whether a request is signed, or has the secret as its bearer token."""

@@ -42,7 +42,7 @@ from agent.port.status import at_rest, metrics
 from agent.processes.waiting import NotYet, TimedOutError, until
 from agent.record.log import say
 from agent.serving.bodies import Bodies
-from agent.serving.connections import PortRunner, PortSite, suspend_deadline, trust
+from agent.serving.connections import PortRunner, PortSite, is_local, suspend_deadline, trust
 from agent.serving.json_size import has_more_values
 from agent.serving.replies import error_reply, log_only_bugs, reply_to_error
 
@@ -359,7 +359,7 @@ class AgentServer:
         """Return what the sender of a request may read."""
         if self._has_secret:
             return Reader.ALL
-        return Reader.LOCAL if self._access.is_local(request) else Reader.ANYONE
+        return Reader.LOCAL if is_local(request) else Reader.ANYONE
 
     def _status_for(self, reader: Reader) -> dict[str, Any]:
         """Return the status that a reader may read, and the judgment that follows from it."""

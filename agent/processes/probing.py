@@ -22,6 +22,7 @@ from agent.base.typed import convert
 from agent.base.value import Value
 from agent.job.services import (
     JUDGE_TOTALS,
+    RUN_NODES,
     HttpProbe,
     JudgeCost,
     LogPattern,
@@ -34,7 +35,7 @@ from agent.processes.waiting import NotYet, until
 from agent.record.files import reading
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
     from pathlib import Path
 
     from aiohttp.abc import ResolveResult
@@ -51,6 +52,7 @@ REWARD_REQUEST = {
     "labels": ["2"],
 }
 _CHUNK = 1 << 20
+_NODES_OF_HEADER = 100
 _REFUSED = "connection refused"
 _BUSY = ("no answer ", "it answered 503", "it answered 429")  # Perhaps it is only busy
 _BUSY_SHARE = 0.02  # Of a core: a busy service uses more, and one that hangs uses none
@@ -96,10 +98,11 @@ async def reward_answers(
     limit: float = 10.0,
     token: str | None = None,
     on_headers: Callable[[Mapping[str, str]], None] = lambda _headers: None,
+    nodes: Collection[str] = (),
 ) -> str:
     """Request one score; return '' for a valid reply, else what is wrong."""
     body = json.dumps(REWARD_REQUEST)
-    reply = await send_request("POST", url, limit, body=body, token=token)
+    reply = await send_request("POST", url, limit, body=body, token=token, nodes=nodes)
     if isinstance(reply, str):
         return reply
     if not reply.is_success:
@@ -149,11 +152,14 @@ async def send_request(  # noqa: PLR0913 - what a request has
     body: str | None = None,
     token: str | None = None,
     follows_redirects: bool = True,
+    nodes: Collection[str] = (),
 ) -> ServerReply | str:
     """Send one request; return the reply, or why there is none."""
-    headers = {"Content-Type": "application/json"} if body is not None else {}
+    headers = [(RUN_NODES, ",".join(some)) for some in _groups([*nodes])]
+    if body is not None:
+        headers.append(("Content-Type", "application/json"))
     if token is not None:
-        headers["Authorization"] = f"Bearer {token}"
+        headers.append(("Authorization", f"Bearer {token}"))
 
     text = b""
     try:
@@ -178,22 +184,30 @@ async def send_request(  # noqa: PLR0913 - what a request has
         return reason(getattr(error, "os_error", None) or error)
 
 
-class ReadinessProbe:
-    """Probes whether one service is ready; `token` is sent to a reward server."""
+def _groups(nodes: Sequence[str]) -> Iterator[Sequence[str]]:
+    """Yield addresses in groups, since a server limits the length of each header."""
+    for start in range(0, len(nodes), _NODES_OF_HEADER):
+        yield nodes[start : start + _NODES_OF_HEADER]
 
-    def __init__(
+
+class ReadinessProbe:
+    """Probes whether one service is ready; `token` and `nodes` are sent to a reward server."""
+
+    def __init__(  # noqa: PLR0913 - what a probe sends, most with a default
         self,
         ready: Readiness,
         place: Placeholders,
         log: Path,
         token: str | None = None,
         connect: PortAnswers = port_answers,
+        nodes: Callable[[], Collection[str]] = tuple,
     ) -> None:
         self._ready = ready
         self._placeholders = place
         self._log = log
         self._token = token
         self._port_answers = connect
+        self._nodes = nodes
         self._offset = log.stat().st_size if log.exists() else 0
         self.judge_cost: JudgeCost | None = None  # By a reward server's last reply
         self._rest = ""  # The start of a line of the log whose end was not written yet
@@ -203,7 +217,9 @@ class ReadinessProbe:
         place = self._placeholders
         match self._ready:
             case ScoringProbe(url):
-                return await reward_answers(place.fill(url), limit, self._token, self._read_cost)
+                return await reward_answers(
+                    place.fill(url), limit, self._token, self._read_cost, self._nodes()
+                )
             case HttpProbe(url, body, expect):
                 return await reply_evidence(place.fill(url), body, expect, limit)
             case TcpProbe(port):

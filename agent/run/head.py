@@ -107,7 +107,12 @@ class HeadAgent:
 
         # What runs on this node.
         self._ray = started.ray
-        self._work = LocalWork(run, inbox.put, lambda: known_place(self._placeholders, self._state))
+        self._work = LocalWork(
+            run,
+            inbox.put,
+            lambda: known_place(self._placeholders, self._state),
+            lambda: self._state.fleet.addresses(),  # noqa: PLW0108 - of the state at that time
+        )
         self._prober = Prober(run)
         self._framework = FrameworkAsker(run, started.env, lambda: self._placeholders, inbox.put)
         self._link = self._make_link()

@@ -39,7 +39,7 @@ from agent.run.model_programs import ModelPrograms
 from agent.settings.model import secret_texts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
     from pathlib import Path
 
     from agent.job.services import Placeholders, PrepareStep, ServiceSpec
@@ -56,11 +56,17 @@ class LocalWork:
     """Runs this node's prepare steps and services, and sends their events."""
 
     def __init__(
-        self, run: NodeRun, send: Callable[[LocalEvent], None], place: Callable[[], Placeholders]
+        self,
+        run: NodeRun,
+        send: Callable[[LocalEvent], None],
+        place: Callable[[], Placeholders],
+        nodes: Callable[[], Collection[str]] = tuple,
     ) -> None:
+        """`nodes` are the addresses of the run's nodes, as far as they are known here."""
         self._run = run
         self._send = send
         self._place = place
+        self._nodes = nodes
         self._locks: defaultdict[str, anyio.Lock] = defaultdict(anyio.Lock)
         """One lock per step: a repeated run waits until the stopped one has ended."""
         self._unfinished = {step.name for step in run.plan.steps} - {*run.finished_steps}
@@ -260,7 +266,8 @@ class LocalWork:
         log = self._run.folder.file(spec.log)
         token = self._run.plan.secret("AGENT_REWARD_TOKEN")
         port_answers = self._run.effects.network.port_answers
-        probe = ReadinessProbe(spec.ready, place, log, token, port_answers)
+        nodes = tuple if spec.argv is None else self._nodes  # nobody else's server gets them
+        probe = ReadinessProbe(spec.ready, place, log, token, port_answers, nodes)
 
         async def probe_once(limit: float) -> str:
             began = anyio.current_time()

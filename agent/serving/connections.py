@@ -196,6 +196,14 @@ def trust(request: web.Request) -> None:
         connection.connections.trust(connection)
 
 
+def is_local(request: web.Request) -> bool:
+    """Return whether the client is on this node."""
+    if request.transport is None:
+        return False
+    peer, own = map(request.transport.get_extra_info, ("peername", "sockname"))
+    return bool(peer and own) and peer[0] == own[0]
+
+
 def _connection_of(request: web.Request) -> Connection | None:
     """Return the connection of a request, if it is still open."""
     protocol = None if request.transport is None else request.transport.get_protocol()

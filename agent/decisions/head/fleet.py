@@ -277,6 +277,11 @@ class Fleet(Value):
             return None
         return worker.name if counts else None
 
+    def addresses(self) -> frozenset[str]:
+        """Return the addresses of the nodes in Ray and of the agents that were not refused."""
+        agents = {worker.ip for worker in self.workers.values() if not worker.refused}
+        return frozenset({*self.ray_nodes, *agents} - {""})
+
     def counts(self, worker: Worker) -> bool:
         """Return whether an agent is the one that counts at its address."""
         return worker.ip in self.alive and self.agent_at.get(worker.ip) == worker.key

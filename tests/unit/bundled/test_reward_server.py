@@ -22,7 +22,7 @@ import pytest
 
 from agent.base import times
 from agent.bundled.rehearsal import RewardClient, RewardError
-from agent.bundled.reward_server import BadRequestError, RewardServer, main, read_request
+from agent.bundled.reward_server import NODES, BadRequestError, RewardServer, main, read_request
 from agent.processes.probing import reward_answers
 from agent.processes.waiting import NotYet, until
 from support.reward_process import (
@@ -489,6 +489,40 @@ def test_many_small_items_count_by_what_they_take(monkeypatch: pytest.MonkeyPatc
 
             await asyncio.wait_for(small.wait_for(0), 20)
             await until(is_forgotten, 20.0)
+
+    asyncio.run(scenario())
+
+
+def test_the_nodes_of_the_run_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The agent's probe names them: strangers fill their own part of the memory, and no other."""
+    monkeypatch.setattr(times, "BODY_QUEUE", 1.0)
+    monkeypatch.setattr("agent.bundled.reward_server.is_loopback", "127.0.0.1".__eq__)
+    small = Undecided(monkeypatch, 1 << 20)
+
+    async def scenario() -> None:
+        taken = socket.create_server(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{taken.getsockname()[1]}/get_reward"
+        far = aiohttp.TCPConnector(local_addr=("127.0.0.2", 0))
+        async with (
+            small.server.program.served([taken]),
+            aiohttp.ClientSession() as own,
+            aiohttp.ClientSession(connector=far) as strangers,
+        ):
+            # A stranger names itself; then the agent names the nodes.
+            for session, nodes in ((strangers, "127.0.0.2"), (own, "10.0.0.2,10.0.0.3")):
+                async with session.post(url, data=b"{}", headers={NODES: nodes}) as reply:
+                    assert reply.status == 400
+
+            asked = [asyncio.create_task(strangers.post(url, data=SMALL)) for _ in range(8)]
+            done, _ = await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED, timeout=20)
+            assert {(await one).status for one in done} == {503}
+            held = small.deciding
+            asked.append(asyncio.create_task(own.post(url, data=SMALL)))
+            await asyncio.wait_for(small.wait_for(held + 1), 20)
+            for one in asked:
+                one.cancel()
+            await asyncio.gather(*asked, return_exceptions=True)
+            await asyncio.wait_for(small.wait_for(0), 20)
 
     asyncio.run(scenario())
 
