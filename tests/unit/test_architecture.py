@@ -55,7 +55,6 @@ IMPORT_RAY = {"agent/bridge/ray_calls.py"}
 EFFECTS = {"anyio", "asyncio", "subprocess", "threading", "socket", "psutil", "aiohttp", "requests"}
 """Modules by which a program acts; a file of a pure folder imports none of them."""
 TYPED = "agent/base/typed.py"
-LONGEST = 700
 FIRST_LINE = 90
 RIDDLES = re.compile(
     r"\b(heard|hears|seen|told|tells|said|says|weigh(ed|s)|judged|shown|kept|knows|dies|died"
@@ -307,12 +306,6 @@ def test_no_thread_is_taken_from_a_pool_that_a_stalled_disk_uses_up() -> None:
     """What may block has a thread of its own; the port's answers, which need no disk, share one."""
     pooled = {name for name in own_files() if "to_thread.run_sync" in (ROOT / name).read_text()}
     assert {name for name in pooled if folder(name) != "bundled"} == {"agent/port/server.py"}
-
-
-def test_no_file_is_too_long() -> None:
-    """A longer file holds more than one concept."""
-    lengths = {name: len((ROOT / name).read_text().splitlines()) for name in own_files()}
-    assert {n: lines for n, lines in lengths.items() if lines > LONGEST} == {}
 
 
 def test_every_module_opens_with_one_plain_sentence() -> None:
