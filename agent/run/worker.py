@@ -548,7 +548,7 @@ def facts_to_send(facts: Facts) -> Facts:
         known_names={},
         reserved_ports=(),
         ray_temp=None,
-        ending_lines=(),
+        script_lines=(),
     )
 
 
