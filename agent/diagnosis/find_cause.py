@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from enum import IntEnum
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -17,8 +18,8 @@ from agent.diagnosis.errors.causal_order import (
     Standing,
     candidates,
     first_of,
-    is_of_native_code,
 )
+from agent.diagnosis.errors.forms import COMPILER
 from agent.diagnosis.errors.last_lines import telling_line
 from agent.diagnosis.errors.log_parser import ParsedLog, parse_log
 from agent.diagnosis.errors.parsed_error import ErrorKind, LogLevel, ParsedError
@@ -30,28 +31,12 @@ if TYPE_CHECKING:
 
 UNKNOWN = "unknown to pod-agent"
 _LINES_BEFORE = 4
-_LONG_GONE = 40  # ordinary lines of its process behind an error
-_WAITED = re.compile(
-    r"\b(?:answered|returned|status|HTTP|response)\b.{0,40}\b5\d\d\b"
-    r"|\b(?:did|does) not (?:start|answer|respond)|\bnot ready\b|\btimed out\b"
-    r"|\b[Ff]ailed to (?:start|launch|init|initialize|set ?up)\b"
-)
-"""An end that states a wait for another program, or only that something did not start."""
-_POLLED = re.compile(r"\b[Ww]ait(?:ing|ed)? (?:for|until)\b|\bnot ready\b")
-"""What a program prints while it waits for another one, which may have ended."""
-_ONLY_FAILED = re.compile(
-    r"(?!.*(?:: .{12}|\bbecause\b|\bdue to\b)).{0,120}\b(?:fail(?:ed|s|ure)?|unsuccessful)\b"
-    r"[^:]{0,60}(?::? ?-?\d{1,6})?\W{0,3}$",
-    re.IGNORECASE,
-)
-"""A message that states that something failed, and not why."""
+_LINES = {ErrorKind.PLAIN, ErrorKind.JSON}
 _STATED_NODE = re.compile(r"\bnode \((?:ID: \w{1,60}, )?IP: (?P<ip>[\w.:]{3,45})")
 """How Ray states which node an error is about, in its message."""
-_NEAR_SLURM = 12  # lines of one failure
 _NEAR = 60  # lines between the last words of a process and the error of another one
 _FEW = 2  # ordinary lines
-_POLLS = 12  # the same of a program that says that it waits
-_LONG_SURVIVED = 40  # the same behind an error that a row explains
+_LONG_OVERCOME = 20  # steps behind an error that did not lead to the end
 _WENT_ON = 20  # ordinary lines of the process that printed what Slurm says of a step's memory
 _OF_THE_JOB = {
     "the job's Python": "the Python of {program}",
@@ -169,6 +154,7 @@ def diagnose_logs(logs: Sequence[Log]) -> Diagnosis:
     ]
     standing = [candidate for candidate in possible if candidate.standing < Standing.QUOTED]
     known = [explained(candidate, of_ray=logs[candidate.log].of_ray) for candidate in standing]
+    known = [one for one in known if not is_noise(one)]
     known = [one for one in known if logs[one.candidate.log].of_ray or not is_said_in_passing(one)]
     first = first_cause(known)
     if first is not None:
@@ -189,8 +175,19 @@ def diagnose_logs(logs: Sequence[Log]) -> Diagnosis:
         return _diagnosis(logs, first)
 
     # What steps followed, or a text holds, is only quoted.
-    rest = first_of(candidate for candidate in possible if is_marked(candidate.error))
+    rest = first_of(
+        candidate
+        for candidate in possible
+        if is_marked(candidate.error)
+        and candidate.steps_after < _LONG_OVERCOME
+        and not is_noise(explained(candidate))
+    )
     return Diagnosis() if rest is None else _diagnosis(logs, Explained(rest))
+
+
+def is_noise(known: Explained) -> bool:
+    """Return whether the table calls a line harmless: it is never the answer."""
+    return known.row is not None and known.row.kind == "noise"
 
 
 def is_said_in_passing(known: Explained) -> bool:
@@ -215,6 +212,7 @@ def _last_words(possible: Iterable[Candidate]) -> Explained | None:
         if candidate.standing is Standing.OVERCOME
         and candidate.role is Role.ORIGINAL
         and candidate.went_on == 0
+        and candidate.steps_after < _LONG_OVERCOME
         and candidate.error.kind is not ErrorKind.PLAIN
     ]
     return _earliest(known for known in ended if known.weight >= Weight.CAUSE)
@@ -254,7 +252,7 @@ def explained(candidate: Candidate, *, of_ray: bool = False) -> Explained:
     """Return the row that explains most of an error's chain, its main part first."""
     best = Explained(candidate)
     for error in (candidate.error, *candidate.whole.chain()):
-        found = explain(error, "cause", of_ray=of_ray)
+        found = explain(error, "noise", "cause", of_ray=of_ray)
         if found is not None and (best.row is None or found[0].weight > best.weight):
             best = Explained(replace(candidate, error=error), *found)
     return best
@@ -266,7 +264,8 @@ def what_led_to(first: Explained, possible: Iterable[Candidate]) -> Explained:
         return first
     for candidate in possible:
         is_before = candidate.log != first.candidate.log or candidate.place < first.candidate.place
-        if candidate.standing is Standing.QUOTED or not is_before:
+        is_long_ago = candidate.steps_after >= _LONG_OVERCOME
+        if candidate.standing is Standing.QUOTED or is_long_ago or not is_before:
             continue
         led = explained(candidate)
         if led.row is not None and led.row.key in first.row.follows:
@@ -274,169 +273,134 @@ def what_led_to(first: Explained, possible: Iterable[Candidate]) -> Explained:
     return first
 
 
+class Rung(IntEnum):
+    """How strongly a log shows that an error is the first cause; the least counts first."""
+
+    ROOT = 0  # hardware, kernel or scheduler did it: often printed last, and explains the rest
+    ENDED = 1  # it ended its process by its form: a crash, a traceback that nobody caught
+    FAILED = 2  # an exception, or an error that a row explains
+    SAID = 3  # a plain line that a row explains
+    LONG_GONE = 4  # an exception that a row explains: its process printed much more, and ended
+    WEAK = 5  # a row explains it as what most causes lead to
+    FOLLOWED = 6  # it follows from the end of another process
+    COMMAND = 7  # a command of a script that a row explains: scripts go on, and clean up
+    LOGGED = 8  # a logger's error that no row explains
+    LEFT = 9  # a row explains how a process ended, and not why
+    PASSED_ON = 10  # it only states that something else failed
+    LIKELY = 11  # a line that begins like an error, or a command's, which no row explains
+
+
+def rung_of(known: Explained, *, has_end: bool) -> Rung | None:
+    """Return the rung of an error; None if it can be no cause."""
+    candidate = known.candidate
+    error = candidate.error
+    weight = None if known.row is None else known.row.weight
+    is_fatal = candidate.standing is Standing.FATAL
+    is_command = error.kind is ErrorKind.SHELL and not is_fatal and not COMPILER.match(error.line)
+    is_line = is_command or error.kind in _LINES
+    if candidate.standing >= Standing.SURVIVED:
+        is_gone = candidate.standing is Standing.SURVIVED and not is_line
+        is_strong = weight is not None and weight >= Weight.CAUSE
+        return Rung.LONG_GONE if is_gone and is_strong and has_end else None
+    if weight is None and not is_marked(error):
+        return None
+    rung = Rung.FAILED
+    if weight is Weight.ROOT:
+        rung = Rung.ROOT
+    elif weight is None and candidate.role is Role.WRAPPER:
+        rung = Rung.PASSED_ON
+    elif weight is None and candidate.role is Role.CONSEQUENCE:
+        rung = Rung.FOLLOWED
+    elif weight is None and is_line:
+        is_stated = error.level >= LogLevel.ERROR and not is_command
+        rung = Rung.LOGGED if is_stated else Rung.LIKELY
+    elif weight is Weight.LAST:
+        rung = Rung.LEFT
+    elif is_command:
+        rung = Rung.COMMAND
+    elif weight is Weight.WEAK:
+        rung = Rung.WEAK
+    elif is_fatal and not is_line:
+        rung = Rung.ENDED
+    elif error.level <= LogLevel.UNSTATED:
+        rung = Rung.SAID
+    return rung
+
+
 def first_cause(known: Sequence[Explained]) -> Explained | None:
-    """Return the cause of all others: what hardware, kernel or scheduler did, else the first."""
-    # A fault of the hardware is often printed last, and explains the rest.
-    known = [error for error in known if not _went_on_after(error, known)]
-    roots = [error for error in known if error.row is not None and error.row.weight is Weight.ROOT]
+    """Return the cause of all others: the earliest of those with the strongest evidence."""
+    has_end = any(map(_passes_on, known))
+    rungs: dict[Rung, list[Explained]] = {}
+    for one in known:
+        rung = rung_of(one, has_end=has_end)
+        if rung is not None:
+            rungs.setdefault(rung, []).append(one)
+    failed = [*rungs.get(Rung.ENDED, ()), *rungs.get(Rung.FAILED, ())]
+    roots = [one for one in rungs.pop(Rung.ROOT, ()) if not _went_on_after(one, failed)]
     if roots:
-        root = _earliest(roots)
-        return _failed_before(root, known) or root
+        return _failed_before(_earliest(roots), failed)
+    first = _earliest(rungs[min(rungs)]) if rungs else None
+    if first is None or first.row is not None:
+        return first
 
-    # What a process survived for long is no cause, except an exception before the end of something.
-    has_end = any(_passes_on(error) for error in known)
-    known = [error for error in known if not is_survived(error) or (has_end and _is_strong(error))]
-
-    # The first error that is no consequence, of those that ended a process if there are any.
-    originals = [error for error in known if _is_original(error)]
-    if any(_ended(error) for error in known if error.candidate.role is Role.CONSEQUENCE):
-        originals = [error for error in originals if not _is_long_gone(error)]
-    if originals:
-        least = min(map(_standing, originals))
-        first = _earliest([error for error in originals if _standing(error) == least])
-        first = _explained_before(first, originals)
-        return _crashed_before(first, known) or _ended_before(first, known) or first
-
-    # Only consequences: a row that explains some, else the first of them, else how it ended.
-    for least_weight in (Weight.WEAK, Weight.LAST):
-        of_rows = [
-            error for error in known if error.row is not None and error.weight >= least_weight
+    # No row explains it: what was printed with it may say more.
+    burst = [one for one in known if _is_of_burst(one, first)]
+    explaining = _earliest(one for one in burst if one.row is not None)
+    others = rungs.get(Rung.LOGGED, []) if first.candidate.role is not Role.ORIGINAL else []
+    if first.candidate.role is Role.WRAPPER:
+        others = [*others, *rungs.get(Rung.LIKELY, ())]
+    if first.candidate.error.kind is ErrorKind.CPP:
+        failed = rungs.get(Rung.FAILED, [])
+        others = [
+            one for one in failed if _is_same_process(one, first) and one.number < first.number
         ]
-        if of_rows:
-            most = max(error.weight for error in of_rows)
-            return _earliest([error for error in of_rows if error.weight == most])
-        if least_weight is Weight.WEAK and (first := _earliest_of(known, Role.CONSEQUENCE)):
-            return first
-    return _earliest_of(known, Role.WRAPPER)
+    return explaining or _earliest(one for one in others if one in burst) or first
 
 
-def _went_on_after(stated: Explained, known: Sequence[Explained]) -> bool:
-    """Return whether a job went on after Slurm stated a kill in a step, and failed much later."""
-    candidate = stated.candidate
-    is_kill = stated.row is not None and stated.row.weight is Weight.ROOT
-    is_end = stated.row is not None and stated.row.is_end_of_job
-    if not is_kill or is_end or candidate.error.kind is not ErrorKind.SLURM:
+def _passes_on(known: Explained) -> bool:
+    """Return whether an error is a line about the end of something else."""
+    return known.candidate.role is not Role.ORIGINAL and is_marked(known.candidate.error)
+
+
+def _is_of_burst(one: Explained, first: Explained) -> bool:
+    """Return whether an error was printed with another one: both are of one failure."""
+    candidate = one.candidate
+    error = candidate.error
+    if candidate.log != first.candidate.log or abs(one.number - first.number) > _NEAR:
         return False
-    if candidate.went_on <= _WENT_ON:
+    if error.level <= LogLevel.UNSTATED:
+        return False
+    if one.row is not None and one.weight < Weight.CAUSE:
+        is_crash = error.kind is ErrorKind.CPP and candidate.role is Role.ORIGINAL
+        return is_crash and one.number < first.number and not _is_same_process(one, first)
+    is_same = _is_same_process(one, first)
+    if error.kind is ErrorKind.SHELL and first.candidate.error.kind is not ErrorKind.SHELL:
+        is_before = one.number < first.number and first.candidate.role is not Role.ORIGINAL
+        if not is_before or not is_same:
+            return False
+    return not is_same or abs(candidate.went_on - first.candidate.went_on) <= _FEW
+
+
+def _went_on_after(root: Explained, failed: Sequence[Explained]) -> bool:
+    """Return whether the job went on after Slurm stated a kill in a step, and failed much later."""
+    candidate = root.candidate
+    is_end = root.row is not None and root.row.is_end_of_job
+    if candidate.error.kind is not ErrorKind.SLURM or is_end:
         return False
     return any(
-        _is_original(error)
-        and _ended(error)
-        and error.candidate.error.kind is ErrorKind.PYTHON
-        and error.candidate.log == candidate.log
-        and error.number > stated.number
-        and error.candidate.went_on < candidate.went_on - _WENT_ON
-        for error in known
+        one.candidate.log == candidate.log
+        and one.candidate.error.kind is ErrorKind.PYTHON
+        and one.number > root.number
+        and candidate.went_on - one.candidate.went_on > _WENT_ON
+        for one in failed
     )
 
 
-def _failed_before(root: Explained | None, known: Sequence[Explained]) -> Explained | None:
+def _failed_before(root: Explained | None, failed: Sequence[Explained]) -> Explained | None:
     """Return what had ended a process when a scheduler ended the job: the rest waited for it."""
     if root is None or root.row is None or not root.row.is_end_of_job:
-        return None
-    fatal = [error for error in known if _standing(error) < Standing.SURVIVED]
-    ended = [error for error in fatal if _is_original(error) and _ended(error)]
-    ended = [error for error in ended if error.row is None or not error.row.is_end_of_job]
-    first = _earliest([root, *ended])
-    return None if first is root else first
-
-
-def _explained_before(first: Explained | None, originals: Sequence[Explained]) -> Explained | None:
-    """Return the error with a row that an error without one follows from.
-
-    Slurm prints several lines about one failure. A process that has printed an exception may crash
-    while it ends. And what a program prints as its last words, before another one ends with an
-    error of its own, was that one's cause: a server in the same log, a child process.
-    """
-    if first is None or first.row is not None:
-        return first
-    if first.candidate.error.kind is ErrorKind.CPP:
-        return _earliest(error for error in originals if _is_just_before(error, first)) or first
-    is_of_slurm = first.candidate.error.kind is ErrorKind.SLURM
-    near = [
-        error
-        for error in originals
-        if error.row is not None
-        and error.candidate.log == first.candidate.log
-        and abs(error.number - first.number) <= (_NEAR_SLURM if is_of_slurm else _NEAR)
-    ]
-    if is_of_slurm:
-        same = [error for error in near if error.candidate.error.kind is ErrorKind.SLURM]
-        return _earliest(same) or first
-    native = _native_words_before(first, originals)
-    if native is not None:
-        return native
-    if not _WAITED.search(first.candidate.error.line):
-        return first
-    chain = first.candidate.whole.chain()
-    has_polled = any(_POLLED.search(line) for part in chain for line in part.before)
-    most = _POLLS if has_polled else _FEW
-    last_standing = Standing.SURVIVED if has_polled else Standing.LAST
-    last_words = [
-        error
-        for error in near
-        if error.number < first.number
-        and error.candidate.standing in {Standing.LAST, last_standing}
-        and error.candidate.went_on <= most
-    ]
-    return _earliest(last_words) or first
-
-
-def _native_words_before(first: Explained, originals: Sequence[Explained]) -> Explained | None:
-    """Return the line of compiled code that says why an exception only states a failure."""
-    error = first.candidate.error
-    if error.kind is not ErrorKind.PYTHON or not _ONLY_FAILED.match(error.message):
-        return None
-    near = [
-        known
-        for known in originals
-        if known.candidate.error.kind is ErrorKind.PLAIN
-        and is_of_native_code(known.candidate.error)
-        and known.candidate.log == first.candidate.log
-        and 0 < first.number - known.number <= _NEAR
-        and known.candidate.went_on - first.candidate.went_on <= _FEW
-    ]
-    of_rows = [known for known in near if known.row is not None]
-    return _earliest(of_rows or near)
-
-
-def _crashed_before(first: Explained | None, known: Sequence[Explained]) -> Explained | None:
-    """Return the crash of another process just before an error that no row explains.
-
-    What asks a process that has crashed prints an error of its own, often without its reason.
-    """
-    if first is None or first.row is not None:
-        return None
-    return _earliest(
-        error
-        for error in known
-        if error.row is not None
-        and error.candidate.error.kind is ErrorKind.CPP
-        and error.candidate.role is Role.ORIGINAL
-        and error.candidate.log == first.candidate.log
-        and 0 < first.number - error.number <= _NEAR
-        and not _is_same_process(error, first)
-    )
-
-
-def _ended_before(first: Explained | None, known: Sequence[Explained]) -> Explained | None:
-    """Return the exception with a weak row that ended a process before a logger's unknown line.
-
-    What is logged behind an end did not lead to it.
-    """
-    is_logged = first is not None and first.candidate.error.kind is ErrorKind.PLAIN
-    if first is None or first.row is not None or not is_logged:
-        return None
-    return _earliest(
-        error
-        for error in known
-        if error.weight is Weight.WEAK
-        and error.candidate.error.kind is ErrorKind.PYTHON
-        and error.candidate.role is Role.ORIGINAL
-        and error.candidate.standing is Standing.FATAL
-        and error.candidate.log == first.candidate.log
-        and error.number < first.number
-    )
+        return root
+    return _earliest([root, *failed])
 
 
 def _is_same_process(one: Explained, other: Explained) -> bool:
@@ -446,78 +410,9 @@ def _is_same_process(one: Explained, other: Explained) -> bool:
     return (former.pid, former.rank, former.actor) == (later.pid, later.rank, later.actor)
 
 
-def _is_just_before(known: Explained, crash: Explained) -> bool:
-    """Return whether an exception was printed before a crash, with nothing ordinary between."""
-    error = known.candidate.error
-    ended = crash.candidate.error
-    return (
-        error.kind is ErrorKind.PYTHON
-        and _is_same_process(known, crash)
-        and known.candidate.log == crash.candidate.log
-        and 0 < ended.number - error.number <= _NEAR_SLURM
-        and known.candidate.went_on == crash.candidate.went_on
-    )
-
-
-def _ended(known: Explained) -> bool:
-    """Return whether an error ended its process, as far as its log shows it."""
-    return is_marked(known.candidate.error) and known.candidate.standing < Standing.SURVIVED
-
-
-def _passes_on(known: Explained) -> bool:
-    """Return whether an error is a line about the end of something else."""
-    return known.candidate.role is not Role.ORIGINAL and is_marked(known.candidate.error)
-
-
-def _is_strong(known: Explained) -> bool:
-    """Return whether an error may have ended a process that printed much afterwards.
-
-    A logger's line tells of many things that are handled, whatever row it has.
-    """
-    if known.row is None:
-        return True
-    is_plain = known.candidate.error.kind is ErrorKind.PLAIN
-    return known.row.weight >= Weight.CAUSE and not is_plain
-
-
-def is_survived(known: Explained) -> bool:
-    """Return whether so much followed an error that its process cannot have ended by it."""
-    most = _LONG_GONE if known.row is None else _LONG_SURVIVED
-    return known.candidate.standing >= Standing.SURVIVED and known.candidate.went_on > most
-
-
-def _is_long_gone(known: Explained) -> bool:
-    """Return whether a process printed so much behind an unknown error that it did not end it."""
-    return (
-        known.row is None
-        and known.candidate.went_on > _LONG_GONE
-        and _standing(known) >= Standing.SURVIVED
-    )
-
-
-def _standing(known: Explained) -> Standing:
-    """Return an error's standing: a logger's line without a row may tell of what was handled."""
-    standing = known.candidate.standing
-    is_plain = known.candidate.error.kind is ErrorKind.PLAIN
-    return max(standing, Standing.SURVIVED) if is_plain and known.row is None else standing
-
-
 def is_marked(error: ParsedError) -> bool:
     """Return whether an error has the form of one, or states its level; others need a row."""
-    return error.kind is not ErrorKind.PLAIN or error.level >= LogLevel.ERROR
-
-
-def _earliest_of(known: Sequence[Explained], role: Role) -> Explained | None:
-    of_role = [error for error in known if error.row is None and error.candidate.role is role]
-    return _earliest([error for error in of_role if is_marked(error.candidate.error)])
-
-
-def _is_original(known: Explained) -> bool:
-    """Return whether an error may be the first cause: a row knows better than its form."""
-    if known.row is not None:
-        return known.row.weight >= Weight.CAUSE
-    candidate = known.candidate
-    return candidate.role is Role.ORIGINAL and is_marked(candidate.error)
+    return error.kind is not ErrorKind.PLAIN or error.level > LogLevel.UNSTATED
 
 
 def _earliest(known: Iterable[Explained]) -> Explained | None:

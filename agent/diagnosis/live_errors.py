@@ -20,7 +20,7 @@ from agent.diagnosis.find_cause import (
     Explained,
     explained,
     first_cause,
-    is_survived,
+    is_noise,
     what_led_to,
 )
 from agent.diagnosis.rows import Weight, explain, known_signs
@@ -68,7 +68,8 @@ class LiveErrors:
         possible = candidates([log])
         found = [candidate for candidate in possible if candidate.standing < Standing.QUOTED]
         known = [self._explained(candidate) for candidate in found]
-        rows = [error.row for error in known if not is_survived(error)]
+        known = [one for one in known if not is_noise(one)]
+        rows = [error.row for error in known if error.candidate.standing < Standing.SURVIVED]
         self.open_keys = frozenset(row.key for row in rows if row is not None)
 
         # What has ended something?

@@ -134,7 +134,8 @@ _SANDBOX = re.compile(r"/tmp/(?:[\w.-]+/)*tmp[a-z0-9_]{8}(?:/[\w.-]+)*\.?(?:py)?
 _NATIVE_PLACE = re.compile(r"[\w-]\.(?:cpp|cc|cu|cuh|h|hpp|rs):\d{1,6}\b")
 _PLACE_WITHIN = 160  # characters of a line: the source file that a logger states
 _NEAR_RAY = 4  # lines
-_GOES_ON = 12  # ordinary lines of a process behind an error that it survived
+_GOES_ON = 40  # ordinary lines of a process behind an error that it survived
+STEPS_OF_OTHERS = 2  # steps behind an error: of one the other processes may still print the line
 
 
 class Role(IntEnum):
@@ -146,12 +147,12 @@ class Role(IntEnum):
 
 
 class Standing(IntEnum):
-    """How much shows that an error ended something; the least counts first."""
+    """What the log shows of the process of an error; all but the first two name no cause."""
 
-    FATAL = 0  # it ended a process: what passes it on says so, or it is an end by its form
-    LAST = 1  # its process printed nothing ordinary behind it
-    SURVIVED = 2  # its process went on
-    QUOTED = 3  # it stands in a text, or was ignored: no cause is named by it
+    FATAL = 0  # the error ended it: what passes it on says so, or it is an end by its form
+    OPEN = 1  # nothing shows that it went on
+    SURVIVED = 2  # it printed so much behind the error that this cannot have ended it
+    QUOTED = 3  # the error stands in a text, or was ignored
     OVERCOME = 4  # steps followed, or another try
 
 
@@ -164,6 +165,7 @@ class Candidate(Value):
     standing: Standing
     log: int  # the number of its log
     went_on: int = 0  # ordinary lines that its process printed afterwards
+    steps_after: int = 0
     at: float | None = None  # when the first error of that log arrived, if it is known
 
     @property
@@ -203,6 +205,26 @@ def _is_of_torchrun(error: ParsedError) -> bool:
     if error.kind is not ErrorKind.PLAIN:
         return False
     return _OF_TORCHRUN.search(error.printed[:_PLACE_WITHIN]) is not None
+
+
+_ONLY_FAILED = re.compile(
+    r"(?!.*(?:: .{12}|\bbecause\b|\bdue to\b)).{0,120}\b(?:fail(?:ed|s|ure)?|unsuccessful)\b"
+    r"[^:]{0,24}(?::? ?-?\d{1,6})?\W{0,3}$",
+    re.IGNORECASE,
+)
+"""A message that states that something failed, and not why."""
+_WAITED = re.compile(
+    r"\b(?:answered|returned|status|HTTP|response)\b.{0,40}\b5\d\d\b"
+    r"|\b(?:did|does) not (?:start|answer|respond)|\bnot ready\b|\btimed out\b"
+    r"|\b[Ff]ailed to (?:start|launch|init|initialize|set ?up)\b"
+)
+
+
+def _only_reports(error: ParsedError) -> bool:
+    """Return whether an exception only states that something failed, or did not answer."""
+    if error.kind is not ErrorKind.PYTHON:
+        return False
+    return bool(_ONLY_FAILED.match(error.message) or _WAITED.search(error.line))
 
 
 def role_of_text(error: ParsedError) -> Role:
@@ -269,6 +291,8 @@ def candidates(logs: Sequence[ParsedLog], clocks_ahead: Sequence[float] = ()) ->
             error, role = _main_and_role(occurrence.error)
             if (number, error.number) in announcing:
                 role = Role.WRAPPER
+            if role is Role.ORIGINAL and _only_reports(error):
+                role = Role.CONSEQUENCE
             standing = _standing(occurrence, error, ends)
             if clocks_ahead and clocks_ahead[number] and error.time is not None:
                 error = replace(error, time=error.time - clocks_ahead[number])
@@ -280,6 +304,7 @@ def candidates(logs: Sequence[ParsedLog], clocks_ahead: Sequence[float] = ()) ->
                     standing,
                     number,
                     went_on=occurrence.ordinary_after,
+                    steps_after=occurrence.steps_after,
                 )
             )
     return found
@@ -291,7 +316,7 @@ def _announcing(logs: Sequence[ParsedLog]) -> set[tuple[int, int]]:
     for number, log in enumerate(logs):
         for former, occurrence in pairwise(log.occurrences):
             plain = former.error
-            if plain.kind is not ErrorKind.PLAIN or plain.level < LogLevel.ERROR:
+            if plain.kind is not ErrorKind.PLAIN or plain.level < LogLevel.LIKELY:
                 continue
             if is_of_native_code(plain):
                 continue  # it prints none of Python's tracebacks
@@ -327,25 +352,25 @@ class _Ends:
 
 
 def _standing(occurrence: Occurrence, error: ParsedError, ends: _Ends) -> Standing:
-    if occurrence.is_harmless or _is_of_a_sandbox(occurrence.error):
+    is_uncaught = _begins_a_program(error)
+    if (occurrence.is_harmless and not is_uncaught) or _is_of_a_sandbox(occurrence.error):
         return Standing.QUOTED
-    if occurrence.is_overcome:
-        return Standing.OVERCOME
     is_passed_on = shows_an_end(occurrence.error)
-    is_linked = is_passed_on or error.name in ends.types
-    if occurrence.is_quoted:
-        return Standing.FATAL if is_passed_on else Standing.QUOTED
-    if error.level < LogLevel.UNSTATED:
-        return Standing.SURVIVED
-    if error.kind is ErrorKind.SLURM and _SLURM_GOES_ON.search(error.line):
-        return Standing.SURVIVED
-    if error.kind in {ErrorKind.KERNEL, ErrorKind.NVRM, ErrorKind.SLURM} or is_linked:
-        return Standing.FATAL
-    if error.kind is ErrorKind.CPP or _begins_a_program(error) or _ARGPARSE.match(error.line):
-        return Standing.FATAL
-    is_unmarked = error.kind is ErrorKind.PLAIN and error.level is LogLevel.UNSTATED
+    if occurrence.is_quoted and not is_passed_on:
+        return Standing.QUOTED
+    is_end = is_uncaught or error.kind is ErrorKind.CPP
+    is_retried = occurrence.is_retried and not is_end
+    if occurrence.steps_after >= STEPS_OF_OTHERS or is_retried:
+        return Standing.OVERCOME
     goes_on = occurrence.ordinary_after > _GOES_ON
-    return Standing.SURVIVED if goes_on or is_unmarked else Standing.LAST
+    is_mild = error.level < LogLevel.UNSTATED
+    if is_mild or (error.kind is ErrorKind.SLURM and _SLURM_GOES_ON.search(error.line)):
+        return Standing.SURVIVED if goes_on else Standing.OPEN
+    is_linked = is_passed_on or error.name in ends.types
+    is_by_form = error.kind in {ErrorKind.KERNEL, ErrorKind.NVRM, ErrorKind.SLURM}
+    if is_linked or is_by_form or is_end or _ARGPARSE.match(error.line):
+        return Standing.FATAL
+    return Standing.SURVIVED if goes_on else Standing.OPEN
 
 
 def _is_of_a_sandbox(error: ParsedError) -> bool:

@@ -123,6 +123,11 @@ _SHELL = re.compile(
     r"|fatal error: [A-Z\[].{1,1500}|make(?:\[\d+\])?: \*\*\* .{1,500}"
     r"|E: .{3,500}"
 )
+COMPILER = re.compile(
+    r"[\w./+-]{1,300}(?::\d{1,6}(?::\d{1,5})?|\(\d{1,6}\)): (?:catastrophic |fatal )?error: "
+    r"|(?:nvcc|hipcc|ptxas|gcc|g\+\+|cc1plus|ld|ninja)\b.{0,3}(?:fatal|error)\b"
+)
+"""What a compiler prints: no command of a script."""
 _SHELL_OK = re.compile(
     r"(?:using|removing|created|copied|Cloning|Already|Saving|sending|receiving|Collecting"
     r"|Entering|Leaving)\b|warning: |no job control in this shell"
@@ -188,6 +193,11 @@ PROGRESS = re.compile(
     r"|\biteration +\d+/ *\d+ \||\bEpoch: \[\d+\]\[ *\d+/\d+\]"
 )
 """Lines that a training step prints."""
+LIKE_PROGRESS = re.compile(
+    r"\b(?:[Ss]tep|[Ii]ter(?:ation)?)[ :=#]{1,2}(?P<count>\d{1,9})\b"
+    r".{0,80}\b(?:loss|reward|lr|grad)"
+)
+"""Lines of a user's own loop: many of them show that the training went on."""
 BAR = re.compile(r"\| {0,4}(?P<count>\d{1,9})/\d{1,9} \[[\d:]{4,12}<[^\]]{1,80}\bloss=")
 """A progress bar that shows a loss: at an end it is often printed once more."""
 
@@ -227,12 +237,19 @@ def form_of(body: str, level: LogLevel) -> Form | None:
         return Form(ErrorKind.CPP, "", body, level)
     if _ADVICE.match(body) or _NONE_FAILED.match(body):
         return None
-    is_title = body.rstrip().endswith(":")
-    if (level is LogLevel.ERROR or _BEGINS.match(body)) and not is_title:
-        return Form(ErrorKind.PLAIN, "", body, LogLevel.ERROR)
-    return Form(ErrorKind.PLAIN, "", body, LogLevel.UNSTATED)
+    return Form(ErrorKind.PLAIN, "", body, _level_of(body, level))
 
 
+def _level_of(body: str, level: LogLevel) -> LogLevel:
+    """Return the level of a line without the form of an error, by what it states or begins with."""
+    if body.rstrip().endswith(":"):  # a title
+        return LogLevel.UNSTATED
+    if level is LogLevel.ERROR or _STATES_LEVEL.match(body):
+        return LogLevel.ERROR
+    return LogLevel.LIKELY if _BEGINS.match(body) else LogLevel.UNSTATED
+
+
+_STATES_LEVEL = re.compile(r"\W{0,4}(?:\w{1,30} )?(?:ERROR|FATAL)\b")
 _NONE_FAILED = re.compile(
     r"\W{0,8}(?:\w{1,30} ){0,3}(?:errors?|failed|failures?|fails)\s?[=:]\s?(?:0|none|false)\b"
     r"|Failed to add the host to the list of known hosts",

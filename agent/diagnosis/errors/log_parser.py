@@ -49,8 +49,16 @@ HANDLED = re.compile(
     r"|\bretry \d+ ?(?:/|of) ?\d+|\b(?:succeeded|recovered) (?:after|on)\b",
     re.IGNORECASE,
 )
+_WORD = re.compile(r"[A-Za-z_]{4,60}")
+_SAY_LITTLE = {
+    *("entering", "loop", "after", "seconds", "second", "with", "will", "error", "errors", "this"),
+    *("from", "that", "next", "time", "attempt", "attempts", "again", "retry", "failed", "failure"),
+    *("warning", "info", "remaining", "sleeping", "waiting", "backoff", "secs", "left", "more"),
+}
 _HANDLED_SIGNS = ("etry", "all", "kip", "gnor", "rying", "ttempt", "ucceeded", "ecovered")
 _PROGRESS_SIGNS = ("step", "loss", "poch", "iteration")
+_STEP_SIGNS = ("step", "Step", "iter", "Iter")
+_RISEN = 5  # times without a break
 _PRINTED_SETTINGS = ("Namespace(", "Error executing job with overrides")
 _CELL = ("│", "┃", "║")
 _ENDED = re.compile(
@@ -116,6 +124,9 @@ class LogParser:
         self._last: deque[ReleasedError] = deque(maxlen=most - most // 4)
         self._number = -1
         self._last_step = -1
+        self._steps = 0  # how many the log has shown
+        self._rising_count = -1  # the last number of a step in a user's own words
+        self._risen = 0  # how often it has risen without a break
         self._last_end = -1
         self._bar_count = 0  # of the newest progress bar
         self._bar_number = -1  # of its line
@@ -127,6 +138,17 @@ class LogParser:
     def lines(self) -> int:
         """Return how many lines were read."""
         return self._number + 1
+
+    @property
+    def is_open(self) -> bool:
+        """Return whether the next line may belong to an error."""
+        return any(process.is_open or process.is_chained for process in self._processes.values())
+
+    @property
+    def has_continued(self) -> bool:
+        """Return whether the last line belongs to an error of an earlier one."""
+        held = [process.held for process in self._processes.values() if process.held is not None]
+        return any(error.last == self._number > error.error.number for error in held)
 
     def read(self, lines: Iterable[str]) -> None:
         """Read lines, which may hold control characters."""
@@ -148,6 +170,7 @@ class LogParser:
             if self._began is None and line.stamp[0].isdigit():  # not the kernel's own form
                 self._began = seconds_of(line.stamp)
         process = self._process(line.source)
+        process.stamp = line.stamp or process.stamp
         body = line.body
         if not body or body.isspace():
             process.end_of_message()
@@ -156,11 +179,13 @@ class LogParser:
         # Does it show a step? Then what came before has been overcome.
         is_step = has_any(body, _PROGRESS_SIGNS) and PROGRESS.search(body)
         if is_step:
+            self._steps += 1
             self._last_step = self._number
             self.changes += bool(self._first)
             process.quoted = 0
-        elif "loss=" in body:
+        else:
             self._read_bar(body)
+            self._read_rising(body)
         if body[0] in "SJEsC" and _ENDED.match(body):
             self._last_end = self._number
             self.changes += 1
@@ -187,7 +212,7 @@ class LogParser:
             (*self._first, *self._last, *open_), key=lambda record: record.error.number
         )
         found = [
-            record.occurrence(self._last_step, is_stale=self._is_stale(record.error))
+            record.occurrence(self._steps, is_stale=self._is_stale(record.error))
             for record in records
         ]
         last = tuple(self._last_lines)
@@ -207,16 +232,30 @@ class LogParser:
             self._processes.move_to_end(source)
         return process
 
+    def _read_rising(self, body: str) -> None:
+        """Read a number of a step in a user's own words, which shows one once many have risen."""
+        shown = forms.LIKE_PROGRESS.search(body) if has_any(body, _STEP_SIGNS) else None
+        if shown is None or int(shown["count"]) == self._rising_count:
+            return
+        has_risen = int(shown["count"]) > self._rising_count
+        self._rising_count = int(shown["count"])
+        self._risen = self._risen + 1 if has_risen else 0
+        if self._risen >= _RISEN:
+            self._steps += 1
+            self._last_step = self._number
+            self.changes += bool(self._first)
+
     def _read_bar(self, body: str) -> None:
         """Read a progress bar of the training, which shows a step once it has moved on twice.
 
         The last one is often printed once more behind the exception that ended the training.
         """
-        shown = forms.BAR.search(body)
+        shown = forms.BAR.search(body) if "loss=" in body else None
         if shown is None:
             return
         count = int(shown["count"])
         if count > self._bar_count:
+            self._steps += 1
             self._last_step = max(self._last_step, self._bar_number)
             self._bar_number = self._number
             self.changes += bool(self._first)
@@ -224,11 +263,15 @@ class LogParser:
             self._bar_count = count
 
     def _mark_handled(self, process: ProcessOutput, body: str) -> None:
-        """Mark an error that this line announces another try for."""
+        """Mark an error if this line announces another try of what failed."""
         newest = process.held or process.newest
         if newest is None or self._number - newest.last > _RETRY_WITHIN:
             return
-        if any(sign in body for sign in _HANDLED_SIGNS) and HANDLED.search(body[:400]):
+        if not any(sign in body for sign in _HANDLED_SIGNS) or not HANDLED.search(body[:400]):
+            return
+        if body.startswith(forms.HARMLESS_BEFORE):
+            return  # it is about the exception below it
+        if _is_about(body, newest.error, is_next=self._number == newest.last + 1):
             newest.is_retried = True
 
     # --- errors ----------------------------------------------------------------------------------
@@ -259,7 +302,6 @@ class LogParser:
             return self._read_json(process, line, shown)
         if body.startswith(forms.HARMLESS_BEFORE):
             self._release(process)
-            process.is_harmless = True
             return True
         return self._read_form(process, line)
 
@@ -408,7 +450,7 @@ class LogParser:
         body = line.body
         for words in _PRINTED_SETTINGS:
             body = body.partition(words)[0]
-        if process.held is None and process.repeats(body, self._number):
+        if process.held is None and process.repeats(body, self._number, self._steps):
             return True
 
         # Has it the form of an error, and does it belong to the one before it?
@@ -514,7 +556,7 @@ class LogParser:
             node=self._node,
             log=self._log,
             number=self._number,
-            time=seconds_of(line.stamp or self._stamp),
+            time=seconds_of(line.stamp or process.stamp),
             rank=line.rank,
             pid=line.pid,
             actor=line.actor,
@@ -530,7 +572,6 @@ class LogParser:
         if held is None:
             return
         record = self._record(process, held)
-        process.is_harmless = False
         process.newest = record
         self.changes += 1
         if len(self._first) < self._most_first:
@@ -545,19 +586,38 @@ class LogParser:
         is_retried = is_loud and HANDLED.search(error.printed[:600]) is not None
         record = ReleasedError(held, process)
         record.is_retried = held.is_retried or is_retried
-        record.is_harmless = process.is_harmless
         return record
 
     def _hold(self, process: ProcessOutput, error: ParsedError, *, is_wrapper: bool) -> HeldError:
         """Return an error to be held, with whether it stands in a text."""
         is_quoted = process.quoted > 0
-        return HeldError(error, is_wrapper=is_wrapper, last=self._number, is_quoted=is_quoted)
+        held = HeldError(error, is_wrapper=is_wrapper, last=self._number, is_quoted=is_quoted)
+        held.steps = self._steps
+        above = error.before[-1] if error.before else ""
+        held.is_harmless = above.startswith(forms.HARMLESS_BEFORE)
+        return held
 
     def _is_stale(self, error: ParsedError) -> bool:
         """Return whether the kernel printed it long before the log begins."""
         if error.kind not in _OF_KERNEL or error.time is None or self._began is None:
             return False
         return error.time < self._began - times.KERNEL_LINE_AGE
+
+
+def _is_about(body: str, error: ParsedError, *, is_next: bool) -> bool:
+    """Return whether a line about another try names what failed, or names nothing else."""
+    words = _words(HANDLED.sub("", body[:400]))
+    if not words:
+        return is_next
+    of_error = set().union(
+        *(_words(part.line) | {f.function for f in part.frames} for part in error.chain())
+    )
+    return 3 * len(words & of_error) >= 2 * len(words)
+
+
+def _words(text: str) -> set[str]:
+    """Return the words of a text that name something."""
+    return {word.lower() for word in _WORD.findall(text)} - _SAY_LITTLE
 
 
 def _may_announce(line: PrintedLine) -> bool:

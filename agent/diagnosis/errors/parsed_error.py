@@ -33,6 +33,7 @@ class LogLevel(IntEnum):
     INFO = 20
     WARNING = 30
     UNSTATED = 35
+    LIKELY = 38  # it states none, and begins like an error
     ERROR = 40
     FATAL = 50
 

@@ -109,7 +109,8 @@ class Occurrence(Value):
 
     error: ParsedError
     ordinary_after: int = 0  # ordinary lines that its process printed afterwards
-    is_overcome: bool = False  # steps followed, or another try is announced
+    steps_after: int = 0
+    is_retried: bool = False  # another try is announced
     is_quoted: bool = False  # it stands in a text: of a model, a tool, a documentation
     is_harmless: bool = False  # Python ignored it, or logged it and went on by itself
 
@@ -121,8 +122,10 @@ class HeldError:
         self, error: ParsedError, *, is_wrapper: bool, last: int, is_quoted: bool = False
     ) -> None:
         self.error = error
+        self.steps = 0  # that the log had shown before
         self.is_quoted = is_quoted  # it stands in a text
         self.is_retried = False  # another try was announced
+        self.is_harmless = False  # Python ignored it, or logged it and went on by itself
         self.is_wrapper = is_wrapper  # what it wraps follows
         self.last = last  # number of its last line
         self.inside: list[ParsedError] = []  # what it wraps, from the outside
@@ -311,9 +314,9 @@ class ProcessOutput:
         self.frames: list[TracebackFrame] = []
         self.indent = 0  # of the newest frame
         self.place: tuple[str, str, str] | None = None  # actor, pid and address, as Ray states them
+        self.stamp = ""  # the last time that it stated
         self.is_open = False
         self.is_chained = False
-        self.is_harmless = False
         self.strays = 0
         self.level = LogLevel.UNSTATED
         self.held: HeldError | None = None
@@ -324,14 +327,14 @@ class ProcessOutput:
         self.previous = -2
         self.previous_level = LogLevel.UNSTATED
 
-    def repeats(self, body: str, number: int) -> bool:
+    def repeats(self, body: str, number: int, steps: int) -> bool:
         """Return whether a line is its newest error once more; it then counts as that one."""
         record = self.newest
         if record is None or record.error.line != body.strip() or record.error.cause is not None:
             return False
         if record.error.frames or record.is_retried:
             return False
-        record.repeat(number)
+        record.repeat(number, steps)
         return True
 
     def add_frame(self, frame: re.Match[str]) -> None:
@@ -395,23 +398,26 @@ class ReleasedError:
         self.error = held.whole()
         self.last = held.last
         self.is_retried = held.is_retried
-        self.is_harmless = False
+        self.is_harmless = held.is_harmless
+        self.steps = held.steps
         self._process = process
         self._ordinary = process.ordinary
         self._is_quoted = held.is_quoted
 
-    def repeat(self, number: int) -> None:
+    def repeat(self, number: int, steps: int) -> None:
         """Count the same line once more; what followed the former one is no sign any more."""
         self.last = number
+        self.steps = steps
         self._ordinary = self._process.ordinary
         self.error = replace(self.error, repeated=self.error.repeated + 1)
 
-    def occurrence(self, last_step: int, *, is_stale: bool) -> Occurrence:
+    def occurrence(self, steps: int, *, is_stale: bool) -> Occurrence:
         """Return the error with what followed it."""
         return Occurrence(
             self.error,
             ordinary_after=self._process.ordinary - self._ordinary,
-            is_overcome=self.is_retried or self.last < last_step,
+            steps_after=steps - self.steps,
+            is_retried=self.is_retried,
             is_quoted=self._is_quoted,
             is_harmless=self.is_harmless or is_stale,
         )

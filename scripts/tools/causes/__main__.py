@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from tools.causes.cases import Result, diagnosis, judge, live_answer, load
 from tools.causes.ordinary import count_false_causes
+from tools.causes.perturbed import count_changes
 from tools.causes.runs import Grade, measure
 
 if TYPE_CHECKING:
@@ -54,7 +55,15 @@ def main(argv: list[str]) -> int:
         type=Path,
         help="with --ordinary: clones to read instead of GitHub, as OWNER+NAME or OWNER+NAME/repo",
     )
+    parser.add_argument(
+        "--perturbed",
+        metavar="SEED",
+        type=int,
+        help="count the answers that harmless lines in the logs change",
+    )
     options = parser.parse_args(argv)
+    if options.perturbed is not None:
+        return _print_changes(options.perturbed, show=options.v)
     if options.ordinary is not None:
         return count_false_causes(options.ordinary, options.mirrors)
     chosen = options.folders or ([] if options.cases else [SEEN])
@@ -64,6 +73,19 @@ def main(argv: list[str]) -> int:
     for folder in [options.cases] if options.cases else runs:
         _print_runs(folder, show=options.v and folder != HELD_OUT)
     return 0
+
+
+def _print_changes(seed: int, *, show: bool) -> int:
+    counted = count_changes(seed)
+    for change in counted.changes:
+        print(f"{change.corpus}: {change.case}: harmless lines {change.where}: {change.when}")
+        if show and change.corpus != HELD_OUT.name:
+            print(f"    was: {change.former or 'nothing'}\n    is:  {change.now or 'nothing'}")
+    by = Counter((one.corpus, one.where, one.when) for one in counted.changes)
+    for (corpus, where, when), count in sorted(by.items()):
+        print(f"{corpus:12}{where:10}{when:12}{count:6}")
+    print(f"{len(counted.changes)} of {counted.answers} answers changed")
+    return 1 if counted.changes else 0
 
 
 def _print_runs(folder: Path, *, show: bool) -> None:

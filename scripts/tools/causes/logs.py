@@ -7,10 +7,15 @@ import re
 import zlib
 from datetime import datetime, timedelta
 from functools import lru_cache
+from itertools import chain
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
+from agent.diagnosis.errors.prefixes import read_line, seconds_of
 from causes.ordinary.lines import compose
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 HELD_OUT = Path(__file__).resolve().parents[3] / "tests" / "causes" / "held_out"
 
@@ -46,9 +51,9 @@ def written(source: str, case: str) -> Text:
         else:
             count, style = rest.split()
             seed = zlib.crc32(f"{case} {number}".encode())
-            templates = [_TIMES.sub(_marked, line) for line in _part("noise", style)]
+            templates = [marked(line) for line in _part("noise", style)]
             added = compose(int(count), seed, templates)
-            added = [_timed(one, at, begin) for at, one in enumerate(added, -len(added))]
+            added = [timed(one, at, begin) for at, one in enumerate(added, -len(added))]
         before = "".join(prefixes)
         lines += [before + one for one in added]
     return Text("\n".join(lines) + "\n", begins)
@@ -64,6 +69,7 @@ _FORMATS = {
 }
 _MARK = re.compile("\x00([^\x00]*)\x00")
 _FIRST = re.compile(r"(?:(\d{4})-)?(\d\d)-(\d\d)[T_ ](\d\d):(\d\d):(\d\d)")
+_NEW_YEAR = datetime(2026, 1, 1)  # noqa: DTZ001 - the time of a log, of no zone
 _EARLY = datetime(2026, 1, 2, 3, 4, 5)  # noqa: DTZ001 - the time of a log, of no zone
 
 
@@ -77,11 +83,22 @@ def _first_time(source: str) -> datetime:
     return datetime(int(year or 2026), month, day, hour, minute, second)  # noqa: DTZ001 - as above
 
 
-def _marked(match: re.Match[str]) -> str:
-    return f"\x00{_FORMATS[match[1] or match[0]]}\x00"
+def time_near(lines: Sequence[str], place: int) -> datetime:
+    """Return the time that the nearest line states: the last one before a place, else the next."""
+    for line in chain(reversed(lines[:place]), lines[place:]):
+        stated = seconds_of(read_line(line).stamp)
+        if stated is not None:
+            return _NEW_YEAR + timedelta(seconds=stated)
+    return _EARLY
 
 
-def _timed(line: str, seconds: int, begin: datetime) -> str:
+def marked(template: str) -> str:
+    """Mark the times of a template, for `timed` to fill them."""
+    return _TIMES.sub(lambda match: f"\x00{_FORMATS[match[1] or match[0]]}\x00", template)
+
+
+def timed(line: str, seconds: int, begin: datetime) -> str:
+    """Fill the times of a line: so many seconds after a time."""
     at = begin + timedelta(seconds=seconds)
     return _MARK.sub(lambda match: at.strftime(match[1]), line)
 

@@ -21,6 +21,7 @@ from msgspec import convert
 from agent.base.ends import Kind, Outcome
 from agent.base.text import parse_toml, without_controls
 from agent.base.value import Value
+from agent.diagnosis.find_cause import Diagnosis, Log, diagnose_logs
 from agent.plan.plan import JOB_LOG
 from agent.record.job_lines import JobLines, KnownLines
 from agent.record.run_folder import RunFolder
@@ -31,7 +32,7 @@ from support.worlds import plan_of
 from tools.causes.logs import Text, written
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
 HEAD = "head"
 NODES = {"10.8.0.11": HEAD, **{f"10.8.0.{11 + n}": f"worker-{n}" for n in range(1, 8)}}
@@ -91,11 +92,12 @@ def load_runs(folder: Path) -> Iterator[Case]:
             yield convert(case, Case)
 
 
-def play(case: Case, folder: Path) -> Answer:
-    """Return what the product says of a case, while it runs and at its end."""
-    # While it runs: each node reads its output, and what a node knows is reported to the head. The
-    # node with the true line wrote it before the others wrote what followed from it.
-    texts = case.texts()
+def read_live(case: Case, texts: Mapping[str, Text]) -> tuple[KnownLines, tuple[str, ...]]:
+    """Return what the head knows of a job whose nodes wrote these texts, and the causes it named.
+
+    Each node reads its output, and what a node knows is reported to the head. The node with the
+    true line wrote it before the others wrote what followed from it.
+    """
     nodes = sorted(texts, key=lambda node: (not case.is_true_on(texts[node]), node == HEAD))
     began = datetime.fromisoformat(f"{case.began}Z").timestamp() if case.began else 0.0
     outputs = {}
@@ -107,6 +109,22 @@ def play(case: Case, folder: Path) -> Answer:
             head.known.add_from_node(node, output.known.for_head)
     sentences = [call.args[0] for call in said.call_args_list if call.args[1] == "warning"]
     live = tuple(dict.fromkeys(one for one in sentences if not UNKNOWN.search(one)))
+    return head.known, live
+
+
+def diagnosed(case: Case, texts: Mapping[str, Text]) -> tuple[Diagnosis, tuple[str, ...]]:
+    """Return the diagnosis of the end, and the causes named live, without a run around them."""
+    known, live = read_live(case, texts)
+    head = texts[HEAD]
+    text = head.text.encode()[head.begins :].decode()
+    own = Log("", JOB_LOG, text, at=known.first_at)
+    return diagnose_logs([own, *known.logs_of_nodes()]), live
+
+
+def play(case: Case, folder: Path) -> Answer:
+    """Return what the product says of a case, while it runs and at its end."""
+    texts = case.texts()
+    known, live = read_live(case, texts)
     if case.exit == 0:
         return Answer("", live)
 
@@ -117,7 +135,6 @@ def play(case: Case, folder: Path) -> Answer:
     run = NodeRun(plan, redactor, RunFolder(folder, case.id, HEAD), 0.0, case.id)
     run.folder.file(JOB_LOG).write_text(texts[HEAD].text, encoding="utf-8")
     run.output_begins = texts[HEAD].begins
-    known = head.known
     elsewhere = Elsewhere(known.logs_of_nodes(), NODES, first_at=known.first_at)
     outcome = Outcome(Kind.JOB_FAILED, case.exit, f"the job failed with {case.exit}")
     with patch("agent.base.times.CAUSE_SEARCH", _NO_LIMIT):  # the answer is graded, not the machine

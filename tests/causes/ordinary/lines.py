@@ -53,11 +53,13 @@ def compose(count: int, seed: int = 20_000, templates: Sequence[str] = TEMPLATES
     lines: list[str] = []
     while len(lines) < count:
         order = chance.sample(templates, len(templates))
-        lines += [_fill(template, chance) for template in order]
+        lines += [fill(template, chance) for template in order]
     return lines[:count]
 
 
-def _fill(template: str, chance: random.Random) -> str:
+def fill(template: str, chance: random.Random) -> str:
+    """Fill the values of a template."""
+
     def value(match: re.Match[str]) -> str:
         if match["digits"]:
             return f"{chance.getrandbits(4 * int(match['digits'])):0{match['digits']}x}"

@@ -53,13 +53,12 @@ NO_REWARDS = (
 )
 
 
-def test_what_is_logged_behind_an_end_is_no_cause() -> None:
-    """A row that explains little still explains more than an unknown line behind the end."""
+def test_what_a_logger_prints_beside_an_end_is_no_cause() -> None:
+    """A row that explains little still explains more than a logger's unknown line."""
     frames = TRACE.replace("in f", "in <module>")
     logged = "2026-11-27 17:54:08,137 - launcher - ERROR - cannot copy the report of the child"
     assert cause(f"{frames}{NO_REWARDS}\n{logged}").key == "reward server"
-    earlier = cause(f"{logged}\nstarting\n{frames}{NO_REWARDS}")
-    assert earlier.line == "cannot copy the report of the child"
+    assert cause(f"{logged}\nstarting\n{frames}{NO_REWARDS}").key == "reward server"
 
 
 ELASTIC = "torch/distributed/elastic"
@@ -149,7 +148,7 @@ def test_what_a_process_survived_for_long_is_not_the_cause_of_an_end_without_a_w
         f"<tool_response>\n{TRACE}{OOM}\n</tool_response>",
         f"If you see `{OOM}`, lower the batch size.",
         f"{OOM}, retrying with half of the batch",
-        f"{TRACE}{OOM}\nstep 4/40 mean reward 0.61",
+        f"{TRACE}{OOM}\nstep 4/40 mean reward 0.61\nstep 5/40 mean reward 0.61",
         f"WARNING: {OOM}",
         f"[rank0]:[W1126 10:00:00.1 P.cpp:6] {OOM}",
         f"Namespace(hint='{OOM}')",
@@ -430,35 +429,25 @@ def test_what_led_to_a_cause_is_named_also_where_steps_followed() -> None:
     assert alone.key == "object store"
 
 
-def test_the_last_words_of_a_server_count_before_an_unknown_end() -> None:
-    """A server in the same log fails, and its client ends with an error of its own."""
-    words = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 3.06 GiB."
-    end = 'Traceback (most recent call last):\n  File "/w/x.py", line 1, in <module>\n    x\n'
-    end += "RuntimeError: the judge answered 500"
-    assert diagnose_logs([Log("", "job.log", f"{words}\n{end}")]).line == words
-    went_on = "reading\n" * 3
-    survived = diagnose_logs([Log("", "job.log", f"{words}\n{went_on}{end}")])
-    assert survived.line == "RuntimeError: the judge answered 500"
-
-
-def test_a_program_may_wait_for_one_that_has_ended() -> None:
-    """What it prints meanwhile shows no progress; other lines do."""
-    words = "    0: request error: (429 Too Many Requests) for url (https://huggingface.co/lab/m)"
-    end = 'Traceback (most recent call last):\n  File "/w/x.py", line 1, in <module>\n    x\n'
-    end += "TimeoutError: http://10.8.0.11:8085/health does not answer after 180 s"
-    polled = "[launch] waiting for http://10.8.0.11:8085/health\n" * 4
+def test_the_error_of_a_server_counts_before_its_clients() -> None:
+    """A client only states that a server did not answer, or answered with an error."""
+    begin = 'Traceback (most recent call last):\n  File "/w/x.py", line 1, in <module>\n    x\n'
+    oom = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 3.06 GiB."
     went_on = "reading\n" * 4
-    assert cause(f"{words}\n{polled}{end}").key == "rate limit"
-    assert cause(f"{words}\n{went_on}{end}").key == ""
+    assert cause(f"{oom}\n{went_on}{begin}RuntimeError: the judge answered 500").line == oom
+    limit = "    0: request error: (429 Too Many Requests) for url (https://huggingface.co/lab/m)"
+    late = "TimeoutError: http://10.8.0.11:8085/health does not answer after 180 s"
+    assert cause(f"{limit}\n{went_on}{begin}{late}").key == "rate limit"
 
 
 def test_an_exception_just_before_a_crash_of_its_process_came_first() -> None:
-    """With anything ordinary between, or in another process, the crash is quoted."""
+    """With more ordinary lines between, or in another process, the crash is quoted."""
     crash = "terminate called after throwing an instance of 'c10::Error'\n"
     crash += "  what():  owning_ptr == NullType::singleton() INTERNAL ASSERT FAILED at x.h:348"
     first = f"{TRACE}ValueError: bad row"
     assert cause(f"{first}\n{crash}").line == "ValueError: bad row"
-    for other in (f"{first}\nreading\n{crash}", f"{with_prefix('[rank1]: ', first)}\n{crash}"):
+    went_on = "reading\n" * 4
+    for other in (f"{first}\n{went_on}{crash}", f"{with_prefix('[rank1]: ', first)}\n{crash}"):
         assert cause(other).line.startswith("what():")
 
 
@@ -657,3 +646,78 @@ def test_an_eviction_that_a_launcher_reports_is_the_cause() -> None:
         "low on resource: memory. Threshold quantity: 100Mi, available: 61004Ki."
     )
     assert cause(f"{evicted}\n{REAL}").key == "evicted for memory"
+
+
+OTHER_STEPS = {
+    "verl": "(TaskRunner pid=9) step:{} - actor/loss:0.1",
+    "transformers": "{{'loss': 0.{}, 'grad_norm': 1.0}}",
+    "own": "step {} loss 0.31",
+    "own logger": "2026-11-28 10:00:{} trainer: iter={} loss=0.31",
+}
+SURVIVED = {
+    "ECC": f"{TRACE}RuntimeError: CUDA error: uncorrectable ECC error encountered",
+    "Xid": "kernel: NVRM: Xid (PCI:0000:3b:00): 48, An uncorrectable double bit error (DBE)",
+    "memory": f"{TRACE}{OOM}",
+    "memory of an actor": with_prefix("(W pid=7) ", f"{TRACE}{OOM}"),
+    "disk": f"{TRACE}OSError: [Errno 28] No space left on device: '/ckpt/a'",
+}
+
+
+@pytest.mark.parametrize("step", OTHER_STEPS.values(), ids=OTHER_STEPS)
+@pytest.mark.parametrize("error", SURVIVED.values(), ids=SURVIVED)
+def test_what_a_run_survived_does_not_explain_its_end_by_a_signal(error: str, step: str) -> None:
+    """It started again, and made forty steps: the GPU that failed was exchanged meanwhile."""
+    steps = "\n".join(step.format(at, at) for at in range(20, 60))
+    signals = (
+        "Received SIGTERM, exiting",
+        "Terminated",
+        "E1126 20:12:10.1 2 api.py:869] failed (exitcode: -15) local_rank: 0 (pid: 7)",
+        "",
+    )
+    for signal in signals:
+        found = cause(f"starting\n{error}\nrestarting\n{steps}\n{signal}")
+        assert (found.key, found.line in signal) == ("", True), signal
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "wandb: Network error (ConnectionError), entering retry loop.",
+        "No changed files since the last save, skipping upload",
+        "Cache file not found, falling back to the network",
+        "Exception ignored in: <function _releaseLock at 0x7f>",
+        "Exception ignored in: <function x at 0x7f>\nBrokenPipeError: [Errno 32] Broken pipe",
+    ],
+)
+def test_another_try_of_something_else_handles_no_error(line: str) -> None:
+    """It says nothing of an error that it does not name, directly behind it or later."""
+    begin = TRACE.replace("in f", "in <module>")
+    for error in (f"{begin}{OOM}", f"{begin}requests.exceptions.SSLError: bad handshake"):
+        expected = cause(error)
+        for logs in (f"{error}\n{line}", f"{error}\nreading\n{line}\nreading", f"{line}\n{error}"):
+            assert (cause(logs).key, cause(logs).line) == (expected.key, expected.line)
+
+
+@pytest.mark.parametrize(
+    "retry",
+    ["retrying in 3 s", "attempt 2/5", "request of a page failed, retrying (fetch)"],
+)
+def test_another_try_handles_what_it_names(retry: str) -> None:
+    """A line directly behind an error that names nothing else is about that one."""
+    failed = f"{TRACE}ConnectionError: request of a page failed"
+    assert cause(f"{failed}\n{retry}\nfetched\n{REAL}").line.startswith("ZeroDivisionError")
+    begun = failed.replace("in f", "in <module>")  # nobody caught it
+    assert cause(f"{begun}\n{retry}").line == "ConnectionError: request of a page failed"
+
+
+def test_a_command_that_cleans_up_is_no_cause() -> None:
+    """A script goes on behind a command that fails, and cleans up at its end."""
+    rsync = 'rsync: [sender] link_stat "/tmp/a" failed: No such file or directory (2)'
+    assert cause(rsync).key == "rsync"
+    watchdog = (
+        "[rank0]:[E1126 10:00:00.1 P:6] [Rank 0] Watchdog caught collective operation timeout: W"
+    )
+    went_on = "starting\n" * 4
+    for error in (REAL, f"ValueError: {GONE}", watchdog):
+        for logs in (f"{error}\n{rsync}", f"{rsync}\n{went_on}{error}"):
+            assert cause(logs).key != "rsync"

@@ -287,7 +287,7 @@ def test_an_error_that_was_overcome_is_no_cause() -> None:
     unknown = (
         'Traceback (most recent call last):\n  File "x.py", line 1\nRuntimeError: shapes differ'
     )
-    step = "(TaskRunner pid=1) step:7 - actor/loss:0.1"
+    step = "(TaskRunner pid=1) step:7 - actor/loss:0.1\n(TaskRunner pid=1) step:8 - actor/loss:0.1"
     refused = "OSError: [Errno 98] Address already in use"
     assert cause(f"{refused}, retrying\n{unknown}").line == "RuntimeError: shapes differ"
     assert cause(f"{refused}\n{step}\n{unknown}").line == "RuntimeError: shapes differ"

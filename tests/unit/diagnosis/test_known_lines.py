@@ -168,6 +168,9 @@ def test_each_error_is_logged_once_as_seen_and_once_as_a_cause(
     assert shown["remedy"].startswith("Take a smaller micro batch")
 
 
+STEPS = ["step 4/40 mean reward 0.61", "step 5/40 mean reward 0.62"]
+
+
 def test_an_error_that_steps_follow_is_no_cause(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor one that another try is announced for; steps that stop make a cause of one."""
     said: list[str] = []
@@ -175,7 +178,7 @@ def test_an_error_that_steps_follow_is_no_cause(monkeypatch: pytest.MonkeyPatch)
     lines = KnownLines(str)
     lines.scan([f"{OOM}, retrying", "step 3/40 mean reward 0.61"])
     assert said == []
-    lines.scan([OOM, "step 4/40 mean reward 0.61", ENDED])
+    lines.scan([OOM, *STEPS, ENDED])
     assert not any(text.startswith("warning") for text in said)
     lines.scan([FILES], have_steps_stopped=True)
     assert said[-1].startswith("warning the job's output shows: the limit of open files")
@@ -218,7 +221,7 @@ def test_what_a_worker_s_share_survived_explains_no_later_end(
 ) -> None:
     """Steps or many lines follow there, which the head does not see: the worker takes it back."""
     monkeypatch.setattr(job_lines, "say", lambda _line, _level: None)
-    for after in (["step 4/40 mean reward 0.61"], [f"loaded shard {n}" for n in range(200)]):
+    for after in (STEPS, [f"loaded shard {n}" for n in range(200)]):
         worker = KnownLines(str)
         worker.scan([*TRACE, OOM])
         head_ = KnownLines(str)
@@ -239,7 +242,7 @@ def test_a_report_takes_back_what_an_earlier_one_had() -> None:
     first = stats.for_report({})
     assert first is not None
     assert [known.key for known in first.known] == ["GPU memory"]
-    share.known.scan(["step 4/40 mean reward 0.61"])
+    share.known.scan(STEPS)
     second = stats.for_report({})
     assert second is not None
     assert second.known == ()

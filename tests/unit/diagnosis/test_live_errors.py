@@ -47,7 +47,7 @@ def test_some_errors_are_ends_by_their_form(text: str) -> None:
 
 def test_what_steps_follow_is_no_cause() -> None:
     """Also where it was the last error before an end; without steps it becomes one."""
-    step = "step 4/40 mean reward 0.61"
+    step = "step 4/40 mean reward 0.61\nstep 5/40 mean reward 0.62"
     ended = "Job 'raysubmit_x' failed"
     assert reported(f"{TRACE}{OOM}\n{step}\n{ended}") == []
     errors = LiveErrors()

@@ -246,7 +246,7 @@ def test_what_python_goes_on_from_is_marked() -> None:
     found = parse_log(f"{ignored}\n\n{warned}\n\n{retried}".split("\n")).occurrences
     assert [one.is_harmless for one in found] == [True, False, False]
     assert [one.error.level for one in found][1] == LogLevel.WARNING
-    assert [one.is_overcome for one in found] == [False, False, True]
+    assert [one.is_retried for one in found] == [False, False, True]
 
 
 def test_texts_are_marked() -> None:
