@@ -102,7 +102,7 @@ def parser() -> argparse.ArgumentParser:
     engine = "GPUs of a vLLM engine; 0: no vLLM"
     add("--vllm-tensor-parallel-size", type=int, default=0, help=engine)
     add("--vllm-gpu-memory-utilization", type=float, default=0.3, help="vLLM's share of a GPU")
-    add("--vllm-server", default="", help="URL of `trl vllm-serve`, which generates instead")
+    add("--vllm-server", default="", help="URL of a vLLM server for TRL, which generates instead")
     add("--vllm-prompt-tokens", type=int, default=4096, help="longest prompt for vLLM")
     help_text = "fsdp: divide weights, gradients and optimizer; offload: in the host's memory too"
     add("--shard", choices=_SHARDS, default="none", help=help_text)

@@ -132,7 +132,7 @@ def test_variables_and_scripts_exist(path: Path) -> None:
     text = path.read_text()
     names = set(re.findall(r"\bAGENT_[A-Z_]+[A-Z]\b", text)) - SET_FOR_THE_JOB
     assert names <= {*KNOWN_NAMES}, names - {*KNOWN_NAMES}
-    scripts = set(re.findall(r"(?<![\w/])(?:\./)?(scripts/\w+)(?![\w/.])", text))
+    scripts = set(re.findall(r"(?<![\w/])(?:\./)?(scripts/\w+)(?![\w/.-])", text))
     assert [name for name in scripts if not os.access(ROOT / name, os.X_OK)] == []
 
 
