@@ -325,11 +325,11 @@ def merged(
     return arguments, {key: reason for key, reason in why.items() if key in kept}
 
 
-def whole(values: Mapping[str, str], key: str) -> int | None:
+def whole(values: Mapping[str, str], key: str, least: int = 1) -> int | None:
     """Return the number that the user gave for a key, or None."""
     value = values.get(key)
     if value is None:
         return None
-    if not re.fullmatch(r"[0-9]+", value) or int(value) < 1:
-        raise MisfitError(f"AGENT_JOB_ARGS: {key}={value}: expected a whole number from 1 on")
+    if not re.fullmatch(r"[0-9]+", value) or int(value) < least:
+        raise MisfitError(f"AGENT_JOB_ARGS: {key}={value}: expected a whole number from {least} on")
     return int(value)

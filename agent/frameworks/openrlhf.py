@@ -35,6 +35,7 @@ from agent.frameworks.sizing import (
     ZERO3_OFFLOAD,
     Host,
     Workload,
+    engine_sizes,
     sizing_for,
 )
 from agent.frameworks.step_format import STEP, KeyMeaning, LineFormat, StepFormat, bar
@@ -142,19 +143,26 @@ _SHARE_OF_PPO = 0.5
 MEMORY = (
     *("ds.zero_stage", "ds.adam_offload", "ds.zpg", "ds.lora.rank", "ds.load_in_4bit"),
     *("ds.ring_attn_size", "ds.tensor_parallel_size", "train.micro_batch_size"),
-    *("vllm.tensor_parallel_size", "vllm.num_engines", "vllm.gpu_memory_utilization"),
-    *("vllm.enable_sleep", "ds.enable_sleep", "train.colocate_all", "train.async_enable"),
-    *("actor.num_nodes", "actor.num_gpus_per_node", *_PAIRS, "train.max_tokens_per_gpu"),
+    *("vllm.tensor_parallel_size", "vllm.gpu_memory_utilization"),
+    *("vllm.enable_sleep", "ds.enable_sleep", "train.colocate_all"),
+    *(*_PAIRS, "train.max_tokens_per_gpu"),
 )
 """Flags that change the memory that a model takes."""
 LOGIT_IN_FLOAT32 = 10
 """Bytes of a logit: in bf16, upcast to float32, and its gradient."""
 _TOKENS = 16384  # Tokens of a batch on each GPU, as the PPO scripts of 0.9 to 0.11
-_COLOCATED = (
+_SLEEP = "vllm.enable_sleep"
+_COLOCATED: tuple[tuple[str, str, str], ...] = (
     ("train.colocate_all", "", ""),
-    ("vllm.enable_sleep", "", "engines free their memory while models train"),
+    (_SLEEP, "", "engines free their memory while models train"),
     ("ds.enable_sleep", "", "models free their memory while engines generate"),
 )
+_ASYNC = "train.async_enable"
+_SHARE_ALONE = "0.95"
+"""The engines' part of GPUs that are theirs alone.
+
+Source: OpenRLHF/OpenRLHF, examples/scripts/train_reinforce_baseline_ray_agent_async.sh, v0.11.0.
+"""
 _MICRO_BATCHES = ("train.micro_batch_size", "rollout.micro_batch_size")
 LEARNING_RATE = ("actor.adam.lr", "5e-7", "as its scripts; the default is 1e-6")
 NORMALIZED = ("reward.normalize_enable", "", "as its scripts: rewards of one scale")
@@ -288,12 +296,15 @@ def longest(arguments: Arguments) -> int:
 
 
 def size_engines(arguments: Arguments, asked: RecipeInput, *, critic: bool) -> Sizing:
-    """Size models and engines that share all GPUs, or pairs of models on GPUs of their own."""
+    """Size models and engines that share GPUs, or models on other GPUs than the engines."""
     has_model = asked.reward_model or arguments.given("reward.model_name_or_path")
     trained = 2 if critic else 1
     frozen = 2 if has_model else 1
+    trainers = training_groups(arguments, asked)
+    in_pairs = any(map(arguments.given, _PAIRS))
     load = Workload(
         layouts=kept_layouts(asked, OPENRLHF, arguments),
+        nodes=() if in_pairs else _nodes_of(trainers, asked),
         tokens=longest(arguments),
         trained=trained,
         frozen=frozen,
@@ -310,17 +321,22 @@ def size_engines(arguments: Arguments, asked: RecipeInput, *, critic: bool) -> S
         adapters=bool(arguments.whole("ds.lora.rank")),
     )
     given = arguments.changed(MEMORY)
+    if arguments.given(_ASYNC):
+        alone_size = _engine_alone(arguments, asked, load, trainers)
+        alone = replace(load, share=0.0, in_nodes=replace(load.in_nodes, keeps_engines=False))
+        own = sizing_for(asked, given, alone)
+        why = {**own.why, "tensor_parallel": "engines have GPUs of their own"}
+        return replace(own, tensor_parallel=alone_size, why=why)
     sizing = sizing_for(asked, given, load)
-    if not any(map(arguments.given, _PAIRS)):
+    if not in_pairs:
         return sizing
 
     # In pairs the smallest group of two models decides, on GPUs without engines.
     groups = [_group_of(arguments, asked, model) for model in ("actor", "critic")[: load.trained]]
     smallest = min(groups, key=lambda group: group.total)
-    nodes = (asked.gpu_nodes * smallest.count)[: smallest.count]
     pair = replace(
         load,
-        nodes=tuple(replace(node, gpus=smallest.gpus) for node in nodes),
+        nodes=_nodes_of(smallest, asked),
         layouts=kept_layouts(asked, (ZERO3, ZERO3_OFFLOAD), arguments),
         trained=1,
         frozen=1,
@@ -330,6 +346,65 @@ def size_engines(arguments: Arguments, asked: RecipeInput, *, critic: bool) -> S
     own = sizing_for(asked, given, pair)
     engine = {"tensor_parallel": sizing.why["tensor_parallel"]}
     return replace(own, tensor_parallel=sizing.tensor_parallel, why={**own.why, **engine})
+
+
+def _nodes_of(groups: GpuGroups, asked: RecipeInput) -> tuple[NodeSize, ...]:
+    """Return the groups of GPUs as nodes."""
+    nodes = (asked.gpu_nodes * groups.count)[: groups.count]
+    return tuple(replace(node, gpus=groups.gpus) for node in nodes)
+
+
+def training_groups(arguments: Arguments, asked: RecipeInput) -> GpuGroups:
+    """Return the GPUs that train: the user's, else all; half of them beside asynchronous engines.
+
+    The engines of asynchronous training have whole nodes, or a part of the only one.
+    """
+    of_actor = any(map(arguments.given, ("actor.num_nodes", "actor.num_gpus_per_node")))
+    if of_actor or not arguments.given(_ASYNC):
+        return _group_of(arguments, asked, "actor")
+
+    # How many GPUs do the engines take?
+    everything = groups_of(asked.gpu_nodes)
+    if arguments.given("vllm.num_engines"):
+        size = arguments.count("vllm.tensor_parallel_size", asked.tensor_parallel or 1)
+        engines = arguments.count("vllm.num_engines") * size
+    elif everything.count > 1:
+        engines = -(-everything.count // 2) * everything.gpus
+    else:
+        engines = -(-everything.gpus // 2)
+
+    # The others train, in groups of equal size.
+    left = everything.total - engines
+    if left < 1:
+        text = arguments.text(_ASYNC)
+        what = f"{text}: the engines take {engines} of {everything.total} GPUs, and none trains"
+        fewer = f"set a smaller {arguments.text('vllm.num_engines')}"
+        raise MisfitError(f"{what}: join more GPUs, or {fewer}")
+    part = gcd(left, everything.gpus)
+    return GpuGroups(left // part, part)
+
+
+def _engine_alone(
+    arguments: Arguments, asked: RecipeInput, load: Workload, trainers: GpuGroups
+) -> int:
+    """Return the GPUs of an engine on GPUs that do not train."""
+    model = asked.basis.model
+    given = load.tensor_parallel or asked.tensor_parallel
+    if given or model is None:
+        return given or 1
+
+    # They are the GPUs that the trainers leave, on each node equally many.
+    everything = groups_of(asked.gpu_nodes)
+    gpus = everything.gpus
+    if everything.count == 1:
+        gpus = max(1, everything.total - trainers.total)
+    nodes = tuple(replace(node, gpus=gpus) for node in asked.gpu_nodes)
+    size = engine_sizes(replace(load, nodes=nodes), model)[0]
+    if model.weights / size > float(_SHARE_ALONE) * load.label:
+        text = arguments.text(_ASYNC)
+        what = f"{text}: an engine of {count_of(size, 'GPU')} of {load.memory} GB lacks room"
+        raise MisfitError(f"{what} for {model.billions}: take nodes with more or larger GPUs")
+    return size
 
 
 def _group_of(arguments: Arguments, asked: RecipeInput, model: str) -> GpuGroups:
@@ -483,8 +558,9 @@ def place(
     counts = [node.gpus for node in asked.gpu_nodes]
     is_uneven = len(set(counts)) > 1
     shape = f"nodes of {', '.join(map(str, counts))} GPUs"
-    groups = _group_of(arguments, asked, "actor")
+    groups = training_groups(arguments, asked)
     in_pairs = any(map(arguments.given, _PAIRS))
+    is_async = arguments.given(_ASYNC)
 
     # Do engines fit? The GPUs of an engine communicate in every layer: it may fill whole nodes, not
     # parts.
@@ -492,9 +568,10 @@ def place(
     parts = any(count % tensor_parallel for count in counts)
     if parts and (is_uneven or tensor_parallel % counts[0] or sum(counts) % tensor_parallel):
         raise engines_misfit(tensor_parallel, counts)
-    if groups.total % tensor_parallel and not in_pairs:
+    for_engines = sum(counts) - groups.total if is_async else groups.total
+    if for_engines % tensor_parallel and not in_pairs:
         raise engines_misfit(tensor_parallel, (groups.gpus,) * groups.count)
-    engines = arguments.count("vllm.num_engines", max(1, groups.total // tensor_parallel))
+    engines = arguments.count("vllm.num_engines", max(1, for_engines // tensor_parallel))
 
     for model in ("actor", "ref", *(["critic"] if critic else [])):
         arguments.add(f"{model}.num_nodes", groups.count, why=shape)
@@ -503,11 +580,23 @@ def place(
     arguments.add("vllm.num_engines", engines, why=text)
     reasons = sizing.why
     arguments.add("vllm.tensor_parallel_size", tensor_parallel, why=reasons["tensor_parallel"])
-    shared = (("vllm.gpu_memory_utilization", f"{sizing.share:g}", reasons["share"]), *_COLOCATED)
+    share = f"{sizing.share:g}"
+    why = reasons["share"]
+    colocated = _COLOCATED
+    if is_async:
+        share = _SHARE_ALONE
+        why = "the engines' GPUs do not train"
+        is_own = bool(arguments.changed([_SLEEP]))
+        colocated = tuple(row for row in _COLOCATED if row[0] != _SLEEP or is_own)
+    shared = (("vllm.gpu_memory_utilization", share, why), *colocated)
     # In pairs the engines have GPUs of their own, unless the user says otherwise.
     arguments.add_all(row for row in shared if not in_pairs or arguments.changed(row[:1]))
 
-    idle = 0 if in_pairs else sum(counts) - groups.total
+    used = groups.total
+    if is_async:
+        used += engines * tensor_parallel
+        text = f"{count_of(groups.total, 'GPU')} train, {text}"
+    idle = 0 if in_pairs else sum(counts) - used
     return groups, f"{shape}: {text}" + (f"; {count_of(idle, 'GPU')} idle" if idle > 0 else "")
 
 
@@ -584,10 +673,10 @@ def check_demand(arguments: Arguments, asked: RecipeInput) -> None:
     """Refuse placement groups that do not fit on the GPUs: they would wait forever."""
     gpus = sum(node.gpus for node in asked.nodes)
     everything = arguments.holds("train.colocate_all")
-    apart = arguments.holds("train.async_enable")
-    if apart and arguments.holds("vllm.enable_sleep"):
-        without = arguments.text("vllm.enable_sleep", left_out=True)
-        raise MisfitError(f"{arguments.text('train.async_enable')} wants {without} beside it")
+    apart = arguments.holds(_ASYNC)
+    if apart and arguments.holds(_SLEEP):
+        what = f"{arguments.text(_ASYNC)}: its engines never sleep"
+        raise MisfitError(f"{what}: leave out {arguments.text(_SLEEP)}")
 
     # How many GPUs does each model take? Two that share them take them once.
     others = [model for model in ("critic", "reward") if arguments.holds(f"{model}.num_nodes")]

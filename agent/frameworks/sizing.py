@@ -153,6 +153,7 @@ class Workload(Value):
     link: float | None = None  # Bits per second between nodes, by the slowest link, if known
     within: bool | None = None  # Whether to gather weights within nodes; None: by the network
     unsized: Layout | None = None  # The layout for a model of unknown size; None: the first one
+    sequences: tuple[int, ...] = (1,)  # Over how many GPUs a sample may be divided, the least first
     given: tuple[str, ...] = ()  # The user's that change the memory: a misfit is then a warning
     fits: Callable[[Workload, ModelShape, float], Iterator[Fit]] | None = None
     """What divides its models, in the order to try; None: FSDP or ZeRO over all GPUs."""
@@ -293,6 +294,7 @@ class Fit(Value):
     engine: int  # The GPUs of an engine
     filled: float  # The part of the GPU that this estimate may fill
     within: bool = False  # Whether weights are gathered within each node
+    sequence: int = 1  # The GPUs over which the tokens of a sample are divided
 
     @property
     def room(self) -> float:
@@ -352,8 +354,8 @@ class Fit(Value):
     @property
     def tokens(self) -> int:
         """Return how many tokens of a micro batch fit, in steps of 1,024 where there are more."""
-        most = max(self.load.tokens, _MOST_TOKENS)
-        return min(self._fitting(self.token), most)
+        most = max(ceil(self.load.tokens / self.sequence), _MOST_TOKENS)
+        return self.sequence * min(self._fitting(self.token), most)
 
     @property
     def token(self) -> float:
@@ -363,7 +365,7 @@ class Fit(Value):
     @property
     def forward(self) -> int:
         """Return the same for a forward pass, which keeps no values for a backward pass."""
-        return self._fitting(self.model.token_forward)
+        return self.sequence * self._fitting(self.model.token_forward)
 
     def _fitting(self, token: float) -> int:
         fitting = int((self.room - self.training) / token)
@@ -471,10 +473,26 @@ def _fits(load: Workload, model: ModelShape, filled: float) -> Iterator[Fit]:
     if load.fits is not None:
         yield from load.fits(load, model, filled)
         return
-    for layout in load.layouts:
+    for layout, sequence in _ways(load):
         used = layout.for_adapters() if load.adapters else layout
         for size in engine_sizes(load, model):
-            yield Fit(load, model, used, size, filled, within=load.within is True)
+            within = load.within is True
+            yield Fit(load, model, used, size, filled, within=within, sequence=sequence)
+
+
+def _ways(load: Workload) -> Iterator[tuple[Layout, int]]:
+    """Yield layouts with the GPUs of a sample, the fastest first.
+
+    A sample is divided where no layout on the GPUs holds it whole; states go to the CPUs last.
+    """
+    on_gpus = [layout for layout in load.layouts if layout.busy]
+    for sequence in load.sequences:
+        for layout in on_gpus:
+            yield layout, sequence
+    for layout in load.layouts:
+        if layout not in on_gpus:
+            for sequence in load.sequences:
+                yield layout, sequence
 
 
 def engine_sizes(load: Workload, model: ModelShape) -> tuple[int, ...]:
@@ -513,6 +531,7 @@ def _explained(fit: Fit, notes: list[str]) -> Sizing:
         "tensor_parallel": f"{asked}{fit.engine_text} of {load.memory} GB",
         "share": f"{states}; {gb(fit.generating)} of training stay while engines generate",
         "tokens": f"{load.memory} GB - {gb(fit.training)}, at {token / 1e6:.1f} MB a token",
+        "sequence": f"divides the tokens of a sample: {load.tokens} of them do not fit on a GPU",
         "within_nodes": _KEPT if load.within else f"the network is slow ({rate:,.0f} Mbit/s)",
     }
 

@@ -71,6 +71,7 @@ from agent.frameworks.verl_memory import (
     has_reference,
     longest_sample,
     memory_rows,
+    sequence_rows,
     sizing_and_saved,
     strategy_of,
 )
@@ -175,6 +176,7 @@ _CRITIC_TOKENS = 32768
 """Tokens of a batch on each GPU: the actor's as in the scripts, the critic's by default."""
 REWARD_FUNCTION = str(Path(__file__).parents[1] / "bundled" / "verl_reward.py")  # Asks a server
 _RATE = f"{ACTOR}.optim.lr"
+_ROLLOUT_NODES = f"{ROLLOUT}.nnodes"
 _MERGE = (
     "checkpoints have shards only; `python3 -m verl.model_merger merge --backend fsdp --local_dir "
     "…/global_step_N/actor --target_dir …` makes a model of one"
@@ -217,6 +219,7 @@ def make(asked: RecipeInput) -> Command:
         return _with_megatron(asked, users, given, flags)
 
     # What fits the nodes: layout and engines by memory, then what a checkpoint has.
+    _check_rollout_nodes(given)
     try:
         sizing, saved = sizing_and_saved(asked, given)
     except MisfitError as refusal:
@@ -229,6 +232,7 @@ def make(asked: RecipeInput) -> Command:
         (f"{REF}.fsdp_config.param_offload", "True", _REF_OFFLOADED),
         *_critic_padding(asked),
         *memory_rows(asked, given, sizing),
+        *sequence_rows(asked, sizing),
         *bucket_rows(asked, given),
     )
 
@@ -263,6 +267,7 @@ def _with_megatron(
     asked: RecipeInput, users: list[Override], given: Mapping[str, str], flags: tuple[str, ...]
 ) -> Command:
     """Make the command where Megatron trains: see `verl_megatron`."""
+    _check_rollout_nodes(given)
     verl_megatron.check(asked)
     sizing = verl_megatron.sizing_of(asked, given)
     backend = (
@@ -285,6 +290,13 @@ def _with_megatron(
         warnings=(*sizing.warnings, *made.warnings),
         format=verl_megatron.format_of(asked, given, sizing),
     )
+
+
+def _check_rollout_nodes(given: Mapping[str, str]) -> None:
+    """Refuse engines on nodes of their own: this recipe's memory is for shared GPUs."""
+    if whole(given, _ROLLOUT_NODES, least=0):
+        what = f"AGENT_JOB_ARGS: {_ROLLOUT_NODES}: the recipe has engines on the training GPUs"
+        raise MisfitError(f"{what}; docs/frameworks.md has commands with engines on their own")
 
 
 def _has_images(asked: RecipeInput) -> bool:
@@ -469,7 +481,8 @@ def _batches_by_tokens(
             yield key, "True", "batches by tokens; without it verl requires micro batches"
     fitting = sizing.tokens or _ACTOR_TOKENS
     tokens = f"at least the longest prompt and answer; {sizing.why['tokens']}"
-    of_actor = verl_megatron.tokens_of(sizing, max(min(_ACTOR_TOKENS, fitting), longest))
+    most = _ACTOR_TOKENS * (sizing.fit.sequence if sizing.fit else 1)
+    of_actor = verl_megatron.tokens_of(sizing, max(min(most, fitting), longest))
     yield f"{ACTOR}.ppo_max_token_len_per_gpu", of_actor, tokens
     if not grpo and (longest > _CRITIC_TOKENS or fitting < _ACTOR_TOKENS):
         of_critic = verl_megatron.tokens_of(sizing, max(fitting, longest))

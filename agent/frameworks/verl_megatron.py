@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from msgspec.structs import replace
-
 from agent.frameworks.arguments import whole
 from agent.frameworks.megatron_memory import (
     CONTEXT,
@@ -42,13 +40,13 @@ from agent.frameworks.verl_memory import (
     keeps_engines,
     longest_sample,
 )
-from agent.frameworks.verl_placement import groups_of
+from agent.frameworks.verl_placement import equal_nodes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from agent.frameworks.arguments import Override, Row
-    from agent.frameworks.recipe import NodeSize, RecipeInput
+    from agent.frameworks.recipe import RecipeInput
 
 BACKEND = "megatron"
 ENGINE = "model_engine"
@@ -162,7 +160,7 @@ def sizing_of(asked: RecipeInput, given: Mapping[str, str]) -> Sizing:
     load = Workload(
         layouts=MEGATRON_ADAPTERS if rank else MEGATRON,
         tokens=longest_sample(given),
-        nodes=equal_nodes(asked, given),
+        nodes=equal_nodes(asked.nodes, given),
         trained=1 if asked.recipe == "verl-grpo" else 2,
         share=ENGINES_SHARE,
         tensor_parallel=whole(given, TENSOR_PARALLEL),
@@ -178,7 +176,8 @@ def sizing_of(asked: RecipeInput, given: Mapping[str, str]) -> Sizing:
 
     # Which of the user's keys change the memory? With some, a misfit is only a warning.
     prefixes = (*MEMORY_KEYS, _SECTION, f"critic.{BACKEND}", f"{REF}.{BACKEND}")
-    changed = [key for key in given if key.startswith(prefixes) and key != ENGINE]
+    sizes = (ENGINE, *(f"{_SECTION}.{name}" for name in _SIZES))
+    changed = [key for key in given if key.startswith(prefixes) and key not in sizes]
     return sizing_for(asked, changed, load)
 
 
@@ -192,22 +191,6 @@ def with_remedy(asked: RecipeInput, given: Mapping[str, str], refusal: MisfitErr
     except MisfitError:
         return refusal
     return MisfitError(f"{refusal}, or with AGENT_BACKEND=megatron: {sizing.why['layout']}")
-
-
-def equal_nodes(asked: RecipeInput, given: Mapping[str, str]) -> tuple[NodeSize, ...]:
-    """Return the equal groups of GPUs over which the model is divided, as nodes."""
-    groups = groups_of(asked.nodes, 1, given)
-    parts = [
-        replace(node, gpus=groups.gpus, memory=_part(node, groups.gpus))
-        for node in asked.nodes
-        for _ in range(node.gpus // groups.gpus)
-    ]
-    return tuple(parts[: groups.count])
-
-
-def _part(node: NodeSize, gpus: int) -> int | None:
-    """Return the memory of a node that so many of its GPUs may use."""
-    return None if node.memory is None else node.memory * gpus // node.gpus
 
 
 def _fixed_sizes(asked: RecipeInput, given: Mapping[str, str]) -> dict[str, int]:
@@ -311,16 +294,21 @@ def ranks_of(asked: RecipeInput, sizing: Sizing, gpus: int) -> tuple[int, int]:
     Each copy of the model gets a part of an update. Up to 0.6 verl also divides a step over all
     GPUs.
     """
-    if not isinstance(sizing.fit, MegatronFit):
+    if sizing.fit is None:
         return gpus, 1
+    if not isinstance(sizing.fit, MegatronFit):
+        return gpus // sizing.fit.sequence, 1
     return sizing.fit.parallel.data, gpus if asked.version < _BALANCES_ALL else 1
 
 
 def tokens_of(sizing: Sizing, tokens: int) -> int:
     """Return each GPU's part of a batch's tokens, where several GPUs divide a text."""
-    if not isinstance(sizing.fit, MegatronFit):
+    if sizing.fit is None:
         return tokens
-    return -(-tokens // sizing.fit.parallel.context)
+    parts = sizing.fit.sequence
+    if isinstance(sizing.fit, MegatronFit):
+        parts = sizing.fit.parallel.context
+    return -(-tokens // parts)
 
 
 def notes(asked: RecipeInput) -> Iterable[str]:

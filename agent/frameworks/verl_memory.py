@@ -35,6 +35,7 @@ from agent.frameworks.verl_keys import (
     STRATEGY,
     TENSOR_PARALLEL,
 )
+from agent.frameworks.verl_placement import equal_nodes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -58,6 +59,15 @@ WHY_SHARDS = f"without an HF model: one node would gather it, {_GATHERED} bytes 
 KL_IN_REWARD = "algorithm.use_kl_in_reward"
 _DEEP_SLEEP: Version = (0, 6)  # From it on sleeping engines drop their weights
 _SGLANG_BACKUP: Version = (0, 9)  # From it on SGLang's sleeping engines keep a copy in the nodes
+_SEQUENCE_KEYS = (
+    f"{ACTOR}.ulysses_sequence_parallel_size",
+    f"{ACTOR}.fsdp_config.ulysses_sequence_parallel_size",
+)
+_IN_FSDP_CONFIG: Version = (0, 8)
+"""From it on the second key decides. Source: verl-project/verl, examples/README.md, v0.9.0."""
+_PADDING = f"{MODEL}.use_remove_padding"  # Ulysses needs it
+_LONG = 8192  # Tokens of a sample from which it may be divided, as in verl's scripts
+_SEQUENCES = (1, 2, 4, 8)
 _BUCKET = f"{ROLLOUT}.checkpoint_engine.update_weights_bucket_megabytes"
 _ASSERTS_SINCE: Version = (0, 7, 1)
 _ASSERTS_UNTIL: Version = (0, 8)
@@ -73,10 +83,10 @@ _MARGIN = 1.5  # Of an embedding that is only an estimate
 _HALF = ("bf16", "bfloat16", "fp16", "float16")
 _FULL = 4  # Bytes of a value in float32, as FSDP's workers send it
 MEMORY_KEYS = (
-    *(NODES, GPUS, TENSOR_PARALLEL, STRATEGY, f"{ACTOR}.fsdp_config", "critic.fsdp"),
+    *(TENSOR_PARALLEL, STRATEGY, f"{ACTOR}.fsdp_config", "critic.fsdp"),
     *("critic.model.fsdp_config", "critic.strategy", f"{REF}.fsdp_config"),
     *(f"{ROLLOUT}.gpu_memory_utilization", f"{ROLLOUT}.free_cache_engine"),
-    *(f"{ACTOR}.ulysses", f"{MODEL}.enable_", f"{ROLLOUT}.quantization", "model_engine"),
+    *(f"{MODEL}.enable_", f"{ROLLOUT}.quantization", "model_engine"),
 )
 """Beginnings of keys that change the memory that a model takes."""
 
@@ -119,6 +129,8 @@ def _sizing(asked: RecipeInput, given: Mapping[str, str], saved: str) -> Sizing:
     )
     load = Workload(
         layouts=layouts,
+        nodes=equal_nodes(asked.nodes, given) if {NODES, GPUS} & set(given) else (),
+        sequences=_sequences(asked, given),
         tokens=longest_sample(given),
         trained=1 if asked.recipe == "verl-grpo" else 2,
         share=ENGINES_SHARE,
@@ -136,7 +148,48 @@ def _sizing(asked: RecipeInput, given: Mapping[str, str], saved: str) -> Sizing:
     )
     if load.rank and load.trained > 1:
         load = _beside_a_critic(load)
-    return sizing_for(asked, [key for key in given if key.startswith(MEMORY_KEYS)], load)
+    changed = [key for key in given if key.startswith(MEMORY_KEYS) and key not in _SEQUENCE_KEYS]
+    return sizing_for(asked, changed, load)
+
+
+def _sequences(asked: RecipeInput, given: Mapping[str, str]) -> tuple[int, ...]:
+    """Return over how many GPUs a sample's tokens may be divided (Ulysses), the least first.
+
+    Each of them gets whole heads, so that it divides the heads, and a node's GPUs.
+    """
+    for key in _SEQUENCE_KEYS:
+        if key in given:
+            return (whole(given, key) or 1,)
+    model = asked.basis.model
+    if model is None or not model.heads or model.has_vision:
+        return (1,)
+    if longest_sample(given) <= _LONG or given.get(_PADDING, "True").lower() != "true":
+        return (1,)
+    gpus = gcd(*(node.gpus for node in asked.gpu_nodes))
+    most = whole(given, GPUS) or gpus
+    cached = model.kv_heads
+    return tuple(
+        size
+        for size in _SEQUENCES
+        if most % size == 0
+        and model.heads % size == 0
+        and max(size, cached) % min(size, cached) == 0
+    )
+
+
+def sequence_rows(asked: RecipeInput, sizing: Sizing) -> Iterable[Row]:
+    """Return over how many GPUs a sample's tokens are divided, where they are."""
+    if sizing.fit is None or sizing.fit.sequence == 1:
+        return
+    size = sizing.fit.sequence
+    why = sizing.why["sequence"]
+    in_config = asked.version >= _IN_FSDP_CONFIG
+    name = "ulysses_sequence_parallel_size"
+    yield f"{ACTOR}.fsdp_config.{name}" if in_config else f"{ACTOR}.{name}", size, why
+    if in_config:
+        yield f"{REF}.fsdp_config.{name}", size, "as the actor"
+    if asked.recipe == "verl-ppo":
+        yield f"critic.fsdp.{name}" if in_config else f"critic.{name}", size, "as the actor"
 
 
 def strategy_of(asked: RecipeInput, given: Mapping[str, str], layout: Layout) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from math import gcd, lcm
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from agent.base.value import Value
 from agent.frameworks.arguments import whole
 from agent.frameworks.recipe import (
@@ -61,6 +63,22 @@ def groups_of(
     if gpus % tensor_parallel and not (spans_nodes and even and gpus == sizes[0]):
         raise engines_misfit(tensor_parallel, sizes)
     return groups
+
+
+def equal_nodes(nodes: tuple[NodeSize, ...], given: Mapping[str, str]) -> tuple[NodeSize, ...]:
+    """Return the equal groups of GPUs over which a model is divided, as nodes."""
+    groups = groups_of(nodes, 1, given)
+    parts = [
+        replace(node, gpus=groups.gpus, memory=_part(node, groups.gpus))
+        for node in nodes
+        for _ in range(node.gpus // groups.gpus)
+    ]
+    return tuple(parts[: groups.count])
+
+
+def _part(node: NodeSize, gpus: int) -> int | None:
+    """Return the memory of a node that so many of its GPUs may use."""
+    return None if node.memory is None else node.memory * gpus // node.gpus
 
 
 def batches(

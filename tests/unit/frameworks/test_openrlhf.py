@@ -163,11 +163,15 @@ def test_sizes_divide_or_are_refused(  # noqa: PLR0913 - one for each thing that
             asked((8,), (0, 11, 2), "--no-train.colocate_all"),
             "24 GPUs are needed (actor 8, ref 8, engines 8) and 8 joined",
         ),
-        (asked((8,), (0, 9, 10), "--async_train"), "--async_train wants --no-vllm_enable_sleep"),
         (
-            asked((8,), (0, 9, 10), "--async_train", "--no-vllm_enable_sleep"),
-            "16 GPUs are needed (actor 8, engines 8)",
+            asked((8,), (0, 9, 10), "--async_train", "--vllm_enable_sleep"),
+            "its engines never sleep: leave out --vllm_enable_sleep",
         ),
+        (
+            asked((8,), (0, 9, 10), "--async_train", "--vllm_num_engines", "8"),
+            "the engines take 8 of 8 GPUs, and none trains",
+        ),
+        (asked((1,), (0, 11, 2), "--train.async_enable"), "the engines take 1 of 1 GPUs"),
         (asked((8,), (0, 11, 2), "--ds.ring_attn_size", "3"), "8 GPUs cannot form ranks"),
     ],
 )

@@ -151,6 +151,91 @@ def test_pairs_are_sized_on_their_own_gpus(
     assert any("70 B on 1×4×80 GB: no" in text for text in command.warnings) == (size == "70B")
 
 
+@pytest.mark.parametrize(
+    ("recipe", "shape", "size", "own", "settings", "said"),
+    [
+        # verl: 32 B over the 8 GPUs that train, not over 16
+        (
+            "verl-grpo",
+            "2x8x80",
+            "32B",
+            "trainer.nnodes=1",
+            {"trainer.nnodes": "1", f"{FSDP}.optimizer_offload": "True"},
+            "32 B × 16 bytes / 8 GPUs",
+        ),
+        (
+            "verl-grpo",
+            "2x8x80",
+            "32B",
+            "trainer.n_gpus_per_node=4",
+            {"trainer.nnodes": "4"},
+            "32 B × 16 bytes / 16 GPUs",
+        ),
+        # OpenRLHF's engines have the other node, or half of the GPUs of the only one
+        (
+            "openrlhf-grpo",
+            "2x8x80",
+            "32B",
+            "--train.async_enable",
+            {"actor.num_nodes": "1", "ref.num_nodes": "1", "vllm.num_engines": "2", TP: "4"},
+            "/ 8 GPUs",
+        ),
+        (
+            "openrlhf-grpo",
+            "1x8x80",
+            "7B",
+            "--train.async_enable --no-vllm.enable_sleep",
+            {"actor.num_gpus_per_node": "4", "vllm.num_engines": "4", SHARE: "0.95"},
+            "/ 4 GPUs",
+        ),
+        (
+            "openrlhf-grpo",
+            "4x8x80",
+            "32B",
+            "--train.async_enable --vllm.num_engines 2 --vllm.tensor_parallel_size 4",
+            {"actor.num_nodes": "3", "vllm.num_engines": "2"},
+            "/ 24 GPUs",
+        ),
+        (
+            "openrlhf-grpo",
+            "2x8x80",
+            "14B",
+            "--actor.num_nodes 1",
+            {"actor.num_nodes": "1", "ref.num_nodes": "1", "vllm.num_engines": "4", TP: "2"},
+            "/ 8 GPUs",
+        ),
+    ],
+)
+def test_memory_is_counted_over_the_gpus_that_train(  # noqa: PLR0913 - columns of a table
+    recipe: str, shape: str, size: str, own: str, settings: dict[str, str], said: str
+) -> None:
+    """The user's own keys say how many train, and in OpenRLHF which engines have their own."""
+    command = shown(recipe, shape, size, AGENT_JOB_ARGS=own)
+    found = parsed(command)
+    assert {name: found.get(name) for name in settings} == settings
+    layout = {"verl-grpo": VERL_SHARE}.get(recipe, f"--{STAGE}")
+    assert said in command.why[layout]
+    assert not command.warnings
+    assert ("idle" in command.notes[0]) is (own == "--actor.num_nodes 1")
+
+
+@pytest.mark.parametrize(
+    ("recipe", "shape", "own", "said"),
+    [
+        ("verl-grpo", "4x8x80", "trainer.nnodes=1", "70 B on 1×8×80 GB: no"),
+        ("verl-grpo", "2x8x80", "actor_rollout_ref.rollout.nnodes=1", "on the training GPUs"),
+        ("openrlhf-grpo", "4x8x80", "--actor.num_nodes 1", "70 B on 1×8×80 GB: no"),
+        ("openrlhf-grpo", "2x8x80", "--train.async_enable", "70 B on 1×8×80 GB: no"),
+        ("openrlhf-grpo", "16x1x80", "--train.async_enable", "an engine of 1 GPU of 80 GB lacks"),
+    ],
+)
+def test_too_few_gpus_that_train_are_refused(recipe: str, shape: str, own: str, said: str) -> None:
+    """What the user gave is counted exactly, so that a misfit is no mere warning."""
+    with pytest.raises(PreflightError) as refusal:
+        shown(recipe, shape, "70B", AGENT_JOB_ARGS=own)
+    assert said in refusal.value.why
+
+
 def test_own_memory_arguments_are_named_in_the_warning() -> None:
     """A flag of AGENT_JOB_ARGS that changes the memory turns the refusal into a warning."""
     own = shown("openrlhf-sft", "1x1x24", "8B", AGENT_JOB_ARGS="--ds.load_in_4bit")

@@ -203,7 +203,8 @@ def test_figures() -> None:
     assert found.layout is sizing.VERL_RESIDENT
     assert "7.6 B × 16 bytes / 24 GPUs = 5.1 GB + engine 0.6 × 80 GB" in found.why["layout"]
     assert found.why["tensor_parallel"] == "15.2 GB of weights / 1 = 15.2 GB of 80 GB"
-    assert set(found.why) == {"layout", "tensor_parallel", "share", "tokens", "within_nodes"}
+    fields = {"layout", "tensor_parallel", "share", "tokens", "sequence", "within_nodes"}
+    assert set(found.why) == fields
     assert found.notes == (
         "sized for 7.6 B parameters, by the name 7.6B",
         "a node needs 70.4 GB of memory: 40.0 GB to load, 40.0 GB to train, 70.4 GB to save",

@@ -20,6 +20,7 @@ from agent.frameworks.recipe import (
     Version,
 )
 from agent.frameworks.verl import REWARD_FUNCTION, make
+from support.model_shapes import QWEN2_5_32B
 from support.recipe_words import arguments
 from support.verl_asked import MINI, RELEASES, TENSOR, asked
 
@@ -367,6 +368,7 @@ def test_data_without_prompts_are_refused() -> None:
     make(replace(what, args=("data.prompt_key=question",)))
 
 
+FSDP = "actor_rollout_ref.actor.fsdp_config"
 BUCKET = "actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes"
 SEVEN_B = {
     "hidden_size": 3584,
@@ -445,6 +447,39 @@ def test_the_bucket_holds_the_largest_tensor(
     assert found.get(BUCKET) == (None if bucket is None else str(bucket))
     for other in ((0, 7, 0), (0, 8, 0), (0, 9, 1)):
         assert args or BUCKET not in arguments(make(replace(plain, version=other)))
+
+
+@pytest.mark.parametrize(
+    ("version", "args", "size", "key"),
+    [
+        ((0, 7, 1), (), "2", "actor_rollout_ref.actor.ulysses_sequence_parallel_size"),
+        ((0, 9, 1), (), "2", f"{FSDP}.ulysses_sequence_parallel_size"),
+        # the user's own, by either key
+        (
+            (0, 9, 1),
+            ("actor_rollout_ref.actor.ulysses_sequence_parallel_size=8",),
+            "8",
+            "actor_rollout_ref.actor.ulysses_sequence_parallel_size",
+        ),
+    ],
+)
+def test_long_answers_are_divided_before_states_go_to_the_cpus(
+    version: Version, args: tuple[str, ...], size: str, key: str
+) -> None:
+    """Ulysses: 32 B with samples of 22k tokens on 2×8; a batch divides over the copies."""
+    lengths = ("data.max_prompt_length=2048", "data.max_response_length=20480")
+    what = asked("2x8", version, *lengths, *args)
+    nodes = tuple(replace(node, gpu_memory=80, memory=2 << 40) for node in what.nodes)
+    what = replace(what, nodes=nodes, basis=JobBasis(QWEN2_5_32B), tensor_parallel=None)
+    made = make(what)
+    found = arguments(made)
+    assert found[key] == size
+    assert f"{FSDP}.offload_policy" not in found
+    tokens = int(found["actor_rollout_ref.actor.ppo_max_token_len_per_gpu"]) * int(size)
+    assert tokens >= 22_528
+    assert f"it is divisible by {16 // int(size)} data-parallel ranks" in made.why[MINI]
+    short = arguments(make(replace(what, args=())))
+    assert not [name for name in short if "ulysses" in name]
 
 
 def test_a_bucket_from_a_name_has_a_margin() -> None:
