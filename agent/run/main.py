@@ -31,6 +31,7 @@ from agent.decisions.shared import StopAsked
 from agent.job.job import job_identity
 from agent.plan.plan import RAY, log_root
 from agent.processes import parent
+from agent.processes.late_certificates import certificates_at_first_use
 from agent.processes.waiting import Inbox
 from agent.record import run_record
 from agent.record.background import run_within
@@ -69,6 +70,7 @@ if TYPE_CHECKING:
     from agent.run.head import HeadAgent
     from agent.run.restarts import Container
     from agent.run.takeover import SurvivingProcesses
+    from agent.run.worker import WorkerAgent
     from agent.settings.redact import Redactor
 
 
@@ -340,20 +342,14 @@ async def run_in_loop(node_run: NodeRun, keeper: RunKeeper | None) -> Outcome:
         given = node_run.plan.topology.given_ray
         owner = "the platform" if given is None else given.owner
         return await end_role(node_run, ends.IDLE_WORKER.outcome(owner=owner))
-    from agent.run.worker import WorkerAgent  # noqa: PLC0415 - see `_run_head`
-
     async with anyio.create_task_group() as tasks:
-        outcome = await WorkerAgent(node_run, tasks).run()
+        outcome = await load_worker()(node_run, tasks).run()
         tasks.cancel_scope.cancel()
     return outcome
 
 
 async def _run_head(node_run: NodeRun, keeper: RunKeeper) -> Outcome:
-    """Start Ray, then run the head's event loop.
-
-    All that `ray start` need not wait for is imported after it was launched: Ray takes a second to
-    boot, while the event loop's modules take a quarter of a second of CPU, most of it for aiohttp.
-    """
+    """Start Ray, then run the head's event loop."""
     node_run.attempts = lambda: keeper.record.attempts
 
     # Signals may come before there is a head: a stop request ends the start, a notice is kept.
@@ -384,11 +380,28 @@ async def _run_head(node_run: NodeRun, keeper: RunKeeper) -> Outcome:
             outcome = ends.stopped(stop.signum, expected=node_run.plan.job is None)
             outcome = await end_role(node_run, outcome, next_event=partial(inbox.take, None))
         else:
-            from agent.run.head import HeadAgent  # noqa: PLC0415 - see above
-
-            head = HeadAgent(node_run, tasks, keeper, started, inbox)
+            head = load_head()(node_run, tasks, keeper, started, inbox)
             for signum in early_notices:
                 head.on_notice(signum)
             outcome = await head.run()
         tasks.cancel_scope.cancel()
     return outcome
+
+
+def load_head() -> type[HeadAgent]:
+    """Import the head's event loop, which `ray start` need not wait for.
+
+    Ray takes a second to boot, while these modules take 0.2 s of CPU, half of it for aiohttp.
+    """
+    with certificates_at_first_use():
+        from agent.run.head import HeadAgent  # noqa: PLC0415 - as late as can be
+
+    return HeadAgent
+
+
+def load_worker() -> type[WorkerAgent]:
+    """Import the worker's event loop."""
+    with certificates_at_first_use():
+        from agent.run.worker import WorkerAgent  # noqa: PLC0415 - a head needs none of it
+
+    return WorkerAgent
