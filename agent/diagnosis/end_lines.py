@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, NamedTuple
+
 from agent.base.ends import Kind, Outcome
 from agent.base.text import duration_text, number_text
-from agent.base.value import Value
 from agent.decisions.shared import LogLine, place, shortened
-from agent.diagnosis.find_cause import Diagnosis
+
+if TYPE_CHECKING:
+    from agent.diagnosis.find_cause import Diagnosis
 
 
-class RunEnd(Value):
+class RunEnd(NamedTuple):
     """The end of a run, and what is known of its job."""
 
     outcome: Outcome  # without what a diagnosis adds to its remedy

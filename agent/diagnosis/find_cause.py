@@ -29,6 +29,8 @@ from agent.diagnosis.rows import Row, Weight, explain, known_signs
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from agent.diagnosis.searched_log import Log
+
 UNKNOWN = "unknown to pod-agent"
 _LINES_BEFORE = 4
 _LINES = {ErrorKind.PLAIN, ErrorKind.JSON}
@@ -46,19 +48,6 @@ _OF_THE_JOB = {
 """Words of rows about the job, and those about a service or prepare step."""
 _LEAST_TO_DO = 40  # characters
 _LONGEST = 240  # characters of what a user reads before the quoted line
-
-
-class Log(Value):
-    """The end of one log of a node."""
-
-    node: str  # '' for this node
-    name: str
-    text: str
-    of_ray: bool = False  # whether Ray itself wrote it, not the job
-    program: str = ""  # the service or prepare step that wrote it; '' for the job and Ray
-    clock_ahead: float = 0.0  # seconds that its node's clock is ahead of this one's
-    at: float | None = None  # when its first error arrived, in seconds since 1970, on one clock
-    first_line: int | None = None  # the number of the text's first line in the file, from 1 on
 
 
 class Diagnosis(Value):

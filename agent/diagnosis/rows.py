@@ -150,6 +150,16 @@ class Row(Value, forbid_unknown_fields=True):
     is_live: bool = True
     of_ray: bool = False
 
+    @property
+    def decides_retry(self) -> bool:
+        """Return whether it decides about another attempt: no weak cause, none by a lost node."""
+        return self.weight >= Weight.CAUSE and not self.after_loss and self.again is not Again.YES
+
+    @property
+    def forbids_retry(self) -> bool:
+        """Return whether another attempt would fail likewise."""
+        return self.again is Again.NO
+
     def explain(self, error: ParsedError) -> Cause | None:
         """Return the cause that an error shows, if it is this row's."""
         if not any(words.match_error(error) for words in self.words):

@@ -1,4 +1,4 @@
-"""Load the certificates of authorities at the first TLS connection, not when a context is made.
+"""Load the certificates of authorities at the first TLS connection.
 
 aiohttp makes two contexts while it is imported (3.14). To load their certificates takes 45 ms of
 CPU time in every pod, just as Ray starts, and most runs open no TLS connection at all.

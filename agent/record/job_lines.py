@@ -13,9 +13,7 @@ from agent.base import times
 from agent.base.text import escaped, without_controls
 from agent.decisions.shared import place, shortened
 from agent.diagnosis.advice import advise
-from agent.diagnosis.find_cause import Log
-from agent.diagnosis.live_errors import LiveErrors
-from agent.diagnosis.rows import table
+from agent.diagnosis.searched_log import Log
 from agent.job.progress import LONGEST_LINE, Progress, ProgressReader
 from agent.job.series import Series
 from agent.record.log import say
@@ -26,6 +24,8 @@ if TYPE_CHECKING:
 
     from agent.decisions.shared import Known
     from agent.diagnosis.advice import Advice
+    from agent.diagnosis.live_errors import LiveErrors
+    from agent.diagnosis.rows import Row
     from agent.job.progress import Reading
     from agent.record.series_file import SavedSteps
 
@@ -39,7 +39,8 @@ class KnownLines:
     def __init__(self, clean: Callable[[str], str], clock: Callable[[], float] = time.time) -> None:
         self._clean = clean
         self._clock = clock
-        self._errors = LiveErrors(clock())
+        self._began = clock()
+        self._errors: LiveErrors | None = None  # made at the first line: its rules take 0.15 s
         self._found: dict[str, Known] = {}  # this node's, by key
         self._of_nodes: dict[str, tuple[str, Known]] = {}  # the others', by key, with the node
         self._lines: dict[str, dict[str, Known]] = {}  # their lines, by node and key
@@ -48,6 +49,10 @@ class KnownLines:
 
     def scan(self, lines: Sequence[str], *, have_steps_stopped: bool = False) -> None:
         """Scan whole lines without control characters."""
+        if self._errors is None:
+            from agent.diagnosis.live_errors import LiveErrors  # noqa: PLC0415 - see above
+
+            self._errors = LiveErrors(self._began)
         for known in self._errors.read(lines, have_steps_stopped=have_steps_stopped):
             _, there = self._of_nodes.get(known.key, ("", known))
             is_reported = known.key in self._of_nodes and not there.is_seen
@@ -75,7 +80,7 @@ class KnownLines:
             if before is not None and before.line == known.line:
                 lines.setdefault(known.key, before)  # with the time of its first report
             lines.setdefault(known.key, replace(known, at=at))
-            row = table().get(known.key)
+            row = _row(known.key)
             here = self._found.get(known.key)
             _, there = self._of_nodes.get(known.key, ("", here))
             is_new = there is None or (there.is_seen and not known.is_seen)
@@ -124,7 +129,7 @@ class KnownLines:
 
         The head does not see what followed a line: one that its process survived is left out.
         """
-        open_keys = self._errors.open_keys
+        open_keys = frozenset[str]() if self._errors is None else self._errors.open_keys
         every = [known for known in [*self._found.values()] if not known.is_noise]
         unsurvived = tuple(known for known in every if not known.is_seen or known.key in open_keys)
         first = self._first
@@ -145,6 +150,13 @@ class KnownLines:
             what = f"{cause}{place('', known.rank)} ({known.line})"
             warnings.append({"check": "job output", "what": what, "remedy": known.what_to_do})
         return warnings
+
+
+def _row(key: str) -> Row | None:
+    """Return a row of known errors; few runs need one."""
+    from agent.diagnosis.rows import table  # noqa: PLC0415 - see above
+
+    return table().get(key)
 
 
 MOST_LINES = 40

@@ -22,12 +22,7 @@ from agent.base import times
 from agent.base.ends import Kind
 from agent.checks.package_pairs import misfits
 from agent.decisions.attempts import FailureCause
-from agent.diagnosis.find_cause import (
-    Diagnosis,
-    Log,
-    diagnose_logs,
-)
-from agent.diagnosis.rows import Again, Weight
+from agent.diagnosis.searched_log import Log
 from agent.frameworks import framework_named
 from agent.node.read import free_at
 from agent.plan.plan import BRIDGE, JOB_LOG, RAY_LOG
@@ -39,6 +34,7 @@ if TYPE_CHECKING:
 
     from agent.base.ends import Outcome
     from agent.bridge.link import RayLink
+    from agent.diagnosis.find_cause import Diagnosis
     from agent.run.node_run import NodeRun
 
 RAY_LOGS = (
@@ -84,20 +80,20 @@ async def diagnose_end(
     own = await in_thread(partial(_read_logs, run, outcome.kind), times.CAUSE_SEARCH) or []
     own = [replace(log, at=elsewhere.first_at) for log in own]
     logs = [*own, *elsewhere.logs]
-    diagnosis = await in_thread(partial(diagnose_logs, logs), times.CAUSE_SEARCH)
+    diagnosis = await in_thread(partial(search_logs, logs), times.CAUSE_SEARCH)
 
     # Was the job only stopped, since something else is missing? Then its last words say nothing.
     is_of_job = diagnosis is not None and not diagnosis.key and diagnosis.log == JOB_LOG
     if outcome.kind is Kind.UNAVAILABLE and is_of_job:
         logs = [log for log in logs if log.name != JOB_LOG]
-        diagnosis = await in_thread(partial(diagnose_logs, logs), times.CAUSE_SEARCH)
+        diagnosis = await in_thread(partial(search_logs, logs), times.CAUSE_SEARCH)
 
     # Did an actor die without a word in the job's output? Then its own log may show more.
     actors = re.findall(_ACTOR_ID, own[0].text, re.MULTILINE) if own else []
     is_vague = diagnosis is None or not diagnosis.key
     if actors and is_vague and elsewhere.link is not None:
         logs += await _logs_of_actors(actors, elsewhere.link, elsewhere.nodes)
-        diagnosis = await in_thread(partial(diagnose_logs, logs), times.CAUSE_SEARCH) or diagnosis
+        diagnosis = await in_thread(partial(search_logs, logs), times.CAUSE_SEARCH) or diagnosis
     if diagnosis is None:
         return None
     node = elsewhere.nodes.get(diagnosis.ip, "") or diagnosis.node
@@ -121,7 +117,7 @@ async def find_cause(run: NodeRun, output: Path, elsewhere: Elsewhere) -> Failur
         data, first_line = read_end_from(output, _TAIL)
         text = data.decode(errors="replace")
         own = Log("", output.name, text, at=elsewhere.first_at, first_line=first_line)
-        return diagnose_logs([own, *elsewhere.logs])
+        return search_logs([own, *elsewhere.logs])
 
     diagnosis = await in_thread(search, times.CAUSE_SEARCH)
     if diagnosis is None or diagnosis.row is None:
@@ -129,11 +125,18 @@ async def find_cause(run: NodeRun, output: Path, elsewhere: Elsewhere) -> Failur
 
     # A weak cause, or one that follows from a lost node, decides nothing about another attempt.
     row = diagnosis.row
-    if row.weight < Weight.CAUSE or row.after_loss or row.again is Again.YES:
+    if not row.decides_retry:
         return None
     node = elsewhere.nodes.get(diagnosis.ip, "") or diagnosis.node
     cause = run.redactor.clean(diagnosis.cause)
-    return FailureCause(row.key, cause, node, row.again is Again.NO)
+    return FailureCause(row.key, cause, node, row.forbids_retry)
+
+
+def search_logs(logs: list[Log]) -> Diagnosis:
+    """Return the cause that logs show, by the rules for known errors: only a failure needs them."""
+    from agent.diagnosis.find_cause import diagnose_logs  # noqa: PLC0415 - see above
+
+    return diagnose_logs(logs)
 
 
 async def _logs_of_actors(actors: list[str], link: RayLink, nodes: Mapping[str, str]) -> list[Log]:

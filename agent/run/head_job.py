@@ -174,7 +174,7 @@ async def known_end(
         await send_newest_checkpoint(run, attempt.number, seen.append)
     if not seen or not seen[0].path:
         return end
-    return replace(end, checkpoint=seen[0].step)
+    return end._replace(checkpoint=seen[0].step)
 
 
 async def save_job(

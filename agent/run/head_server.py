@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from agent.checks.finding import Finding
     from agent.decisions.head.head_state import HeadEvent, HeadState, Key
     from agent.decisions.shared import Item
-    from agent.diagnosis.find_cause import Log
+    from agent.diagnosis.searched_log import Log
     from agent.plan.plan import Plan
     from agent.port.protocol import WorkerStats
     from agent.run.node_run import NodeRun

@@ -70,6 +70,8 @@ LATE_IMPORTS = {
     "agent/run/end.py": "what makes a bundle and notifies, at the end of a run",
     "agent/run/restarts.py": "what holds a pod at the end of a run",
     "agent/run/node_run.py": "what reads logs, once `ray start` was launched",
+    "agent/run/diagnose.py": "the rules for known errors, once a job or a run has failed",
+    "agent/record/job_lines.py": "the same, at the job's first line of output",
     "agent/run/plan_files.py": "yaml, for a runtime_env that is not JSON",
     "agent/bridge/ray_calls.py": "Ray",
     "agent/node/limits.py": "resource, which Windows lacks: `recipe` works there",
@@ -84,7 +86,7 @@ Loading modules takes most of the CPU until `ray start`, and of every one-shot v
 import at their top, and are loaded themselves when they are needed: by agent/run/main.py, or by
 `agent.load`, which imports the module of a verb.
 """
-MOST_LATE_IMPORTS = 31
+MOST_LATE_IMPORTS = 34
 
 
 def folder(name: str) -> str:
@@ -259,6 +261,21 @@ def test_what_run_loads_before_ray_starts_is_light() -> None:
         *("agent.diagnosis.find_cause", "agent.diagnosis.rows", "agent.record.job_lines"),
     )
     loaded = "import sys, agent.cli, agent.run.main, agent.run.make_ready"
+    program = f"{loaded}; print(sorted({{*{heavy!r}}} & sys.modules.keys()))"
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "[]\n"
+
+
+@pytest.mark.parametrize("role", ["head", "worker"])
+def test_what_a_role_loads_until_the_job_starts_is_light(role: str) -> None:
+    """Ray boots on the same cores: what only a job's output or an end needs is loaded then."""
+    heavy = (
+        *("ray", "grpc", "requests", "rich", "yaml"),
+        *("agent.diagnosis.find_cause", "agent.diagnosis.rows", "agent.diagnosis.live_errors"),
+    )
+    loaded = f"import sys, agent.cli.command_line, agent.run.main as main; main.load_{role}()"
     program = f"{loaded}; print(sorted({{*{heavy!r}}} & sys.modules.keys()))"
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True

@@ -6,9 +6,10 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from agent.base.text import parse_toml
-from agent.diagnosis.find_cause import Diagnosis, Log, diagnose_logs
+from agent.diagnosis.find_cause import Diagnosis, diagnose_logs
 from agent.diagnosis.live_errors import LiveErrors
 from agent.diagnosis.rows import table
+from agent.diagnosis.searched_log import Log
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -16,7 +16,8 @@ from unittest.mock import patch
 
 from agent.base.text import parse_toml, without_controls
 from agent.base.value import Value
-from agent.diagnosis.find_cause import Log, diagnose_logs
+from agent.diagnosis.find_cause import diagnose_logs
+from agent.diagnosis.searched_log import Log
 from agent.record.job_lines import JobLines
 from tools.causes.logs import Text
 from tools.causes.runs import UNKNOWN, read_output

@@ -21,7 +21,8 @@ from msgspec import convert
 from agent.base.ends import Kind, Outcome
 from agent.base.text import parse_toml, without_controls
 from agent.base.value import Value
-from agent.diagnosis.find_cause import Diagnosis, Log, diagnose_logs
+from agent.diagnosis.find_cause import Diagnosis, diagnose_logs
+from agent.diagnosis.searched_log import Log
 from agent.plan.plan import JOB_LOG
 from agent.record.job_lines import JobLines, KnownLines
 from agent.record.run_folder import RunFolder

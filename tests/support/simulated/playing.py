@@ -156,7 +156,7 @@ BY_NAME: dict[str, object] = {
     "agent.record.run_record.read_pid_space": lambda: here().place,
     "agent.record.node_record.os.getpid": programs.own_pid,
     # what takes most of the time of a world: rows searched in logs; a loop's bookkeeping
-    "agent.run.diagnose.diagnose_logs": _nothing,
+    "agent.run.diagnose.search_logs": _nothing,
     "tenacity.AsyncRetrying": Retrying,
     # chance
     "secrets.token_hex": draw_hex,

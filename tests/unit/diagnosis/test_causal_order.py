@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from agent.diagnosis.find_cause import Diagnosis, Log, diagnose_logs
+from agent.diagnosis.find_cause import Diagnosis, diagnose_logs
 from agent.diagnosis.rows import table
+from agent.diagnosis.searched_log import Log
 
 TRACE = 'Traceback (most recent call last):\n  File "/x/a.py", line 3, in f\n    g()\n'
 REAL = f"{TRACE}ZeroDivisionError: division by zero"

@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 
 from agent.diagnosis.errors.log_parser import parse_log
 from agent.diagnosis.errors.prefixes import read_line
-from agent.diagnosis.find_cause import Diagnosis, Log, diagnose_logs, plain_lines
+from agent.diagnosis.find_cause import Diagnosis, diagnose_logs, plain_lines
 from agent.diagnosis.live_errors import LiveErrors
 from agent.diagnosis.rows import Again, Row, Weight, Words, compiled, explain, known_signs, table
+from agent.diagnosis.searched_log import Log
 from causes.ordinary.lines import compose
 from support.known_lines import find_known_lines
 from tools.causes.__main__ import main

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from agent.diagnosis.find_cause import Log, diagnose_logs
+from agent.diagnosis.find_cause import diagnose_logs
+from agent.diagnosis.searched_log import Log
 
 LOOKUP = """Traceback (most recent call last):
   File "/w/examples/grpo/main.py", line 3, in <module>

@@ -7,7 +7,8 @@ import signal
 from agent.base import ends
 from agent.decisions.shared import LogLine
 from agent.diagnosis.end_lines import RunEnd, end_lines, totals
-from agent.diagnosis.find_cause import Log, diagnose_logs
+from agent.diagnosis.find_cause import diagnose_logs
+from agent.diagnosis.searched_log import Log
 
 OUT_OF_MEMORY = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.50 GiB."
 FAILED = ends.JOB_FAILED.outcome(code=1, code_name="1", details="", before="")

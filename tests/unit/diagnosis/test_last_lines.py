@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from agent.diagnosis.find_cause import UNKNOWN, Diagnosis, Log, diagnose_logs
+from agent.diagnosis.find_cause import UNKNOWN, Diagnosis, diagnose_logs
+from agent.diagnosis.searched_log import Log
 
 
 def found(text: str, *, of_ray: bool = False) -> Diagnosis:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from agent.diagnosis.find_cause import Log, diagnose_logs
+from agent.diagnosis.find_cause import diagnose_logs
+from agent.diagnosis.searched_log import Log
 
 FRAMES = 'Traceback (most recent call last):\n  File "/w/train.py", line 3, in step\n    f()\n'
 HEAD = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate"

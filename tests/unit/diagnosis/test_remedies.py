@@ -13,9 +13,10 @@ from msgspec.structs import replace
 from agent.base.ends import Kind, Outcome
 from agent.diagnosis.errors.log_parser import parse_log
 from agent.diagnosis.errors.prefixes import read_line
-from agent.diagnosis.find_cause import Diagnosis, Log, diagnose_logs
+from agent.diagnosis.find_cause import Diagnosis, diagnose_logs
 from agent.diagnosis.rows import explain as explain_error
 from agent.diagnosis.rows import known_signs, table
+from agent.diagnosis.searched_log import Log
 from agent.record.node_record import own_record
 from agent.record.run_folder import RunFolder
 from agent.run import diagnose as explained_module

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from agent.diagnosis.find_cause import Diagnosis, Log, diagnose_logs
+from agent.diagnosis.find_cause import Diagnosis, diagnose_logs
 from agent.diagnosis.rows import Row, compiled, short_name, table
+from agent.diagnosis.searched_log import Log
 from agent.frameworks import framework_named
 from support.known_lines import find_known_lines
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from agent.diagnosis.find_cause import Diagnosis, Log, diagnose_logs
+from agent.diagnosis.find_cause import Diagnosis, diagnose_logs
+from agent.diagnosis.searched_log import Log
 
 CALL = """Traceback (most recent call last):
   File "/app/train.py", line 3, in <module>
