@@ -1,4 +1,4 @@
-"""An impostor or a relay at the head's name, and replayed reports: none gets anything."""
+"""Impostors, relays, replayed reports and stalled requests: none gets or delays anything."""
 
 from __future__ import annotations
 
@@ -143,6 +143,73 @@ unsigned = send(prover.sign("POST", "/report", content))
 signed = prover.sign("POST", "/report", content)
 print(unsigned, send(signed), send(signed))
 """
+
+
+STALLED = r"""
+import selectors, socket, sys
+
+head = sys.argv[1]
+kinds = ((300, 8266, b"/login", b"application/x-www-form-urlencoded", 262144, b""),
+         (8, 5000, b"/get_reward", b"application/json", 60 << 20, b"x" * 6000))
+waiting = selectors.DefaultSelector()
+
+def connect(kind):
+    count, port, path, form, length, start = kind
+    peer = socket.create_connection((head, port), 20)
+    said = b"POST %b HTTP/1.1\r\nHost: %b\r\nContent-Type: %b\r\nContent-Length: %d\r\n\r\n"
+    peer.sendall(said % (path, head.encode(), form, length) + start)
+    waiting.register(peer, selectors.EVENT_READ, kind)
+
+for kind in kinds:
+    for _ in range(kind[0]):
+        connect(kind)
+print("stalled", flush=True)
+while True:
+    for key, _ in waiting.select():
+        waiting.unregister(key.fileobj)
+        key.fileobj.close()
+        connect(key.data)
+"""
+"""Requests whose bodies do not come, to the head's login and its reward server; again for ever."""
+
+REWARDED = r"""
+import json, os, sys, time, urllib.request
+
+body = json.dumps({"query": ["It is 7"], "labels": ["7"]}).encode()
+print("running", flush=True)
+longest = 0.0
+while not os.path.exists("/tmp/go"):
+    began = time.monotonic()
+    with urllib.request.urlopen(sys.argv[1], body, timeout=30) as reply:
+        assert json.load(reply)["rewards"] == [1.0]
+    longest = max(longest, time.monotonic() - began)
+    time.sleep(0.1)
+print(f"the longest request took {longest:.2f} s", flush=True)
+sys.exit(7 if longest < 5 else 1)
+"""
+"""A job that asks for rewards until it may end."""
+
+
+@pytest.mark.pods(4)
+@pytest.mark.parametrize("token", [TOKEN, None])
+def test_stalled_requests_delay_neither_reports_nor_rewards(
+    cluster: Cluster, token: str | None
+) -> None:
+    """Two strangers have hundreds of requests without a body for three times the grace."""
+    cluster.env |= {"EXPECTED_WORKERS": "1", "AGENT_HEAD_GRACE": "15s", "AGENT_REWARD": "builtin"}
+    if token is not None:
+        cluster.env["RAY_AUTH_TOKEN"] = token
+    head, worker, *strangers = cluster.pods
+    job = (sys.executable, "-c", REWARDED, "{reward_url}")
+    agents = [cluster.agent(pod, *job) for pod in (head, worker)]
+    agents[0].wait_for("^running$", stream="stdout", timeout=BOOT)
+    stalled = [pod.start([sys.executable, "-c", STALLED, head.ip], env={}) for pod in strangers]
+    for container in stalled:
+        container.wait_for("^stalled$", stream="stdout", timeout=30)
+    keep_running(45.0, *agents, *stalled)
+    (head.tmp / "go").touch()
+    assert ends(agents) == [7, 7], agents[0].tail() + agents[1].tail()
+    assert "restart" not in agents[0].stderr()
 
 
 @pytest.mark.pods(3)
