@@ -77,6 +77,11 @@ STEPS = StepFormat(
         entropy=("entropy_loss",),
         gradient_norm=("actor_grad_norm", "grad_norm"),
         step_seconds=("timing/step_total",),
+        validation=("eval_*_pass1",),
+        kept_groups=("dynamic_filtering_pass_rate",),
+        group_spread=("group_reward_std",),
+        clip_fraction=("ppo_clip_ratio",),
+        rollout_kl=("vllm_kl",),
     ),
     of_evaluation=("eval_",),
     shown=(

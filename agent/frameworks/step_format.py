@@ -23,8 +23,17 @@ Meaning = Literal[
     "gradient_norm",
     "step_seconds",
     "throughput",
+    "equal_groups",
+    "kept_groups",
+    "group_spread",
+    "clip_fraction",
+    "rollout_kl",
+    "rollout_difference",
+    "staleness",
+    "explained_variance",
+    "validation",  # last: a run may have dozens, and only so many keys are kept
 ]
-"""What people look at, whatever a framework calls it."""
+"""What people and rules look at, whatever a framework calls it."""
 MEANINGS: tuple[Meaning, ...] = get_args(Meaning)
 Notation = Literal["", "dashes", "dict", "equals"]
 """How metrics are written behind a step: `- key:1 - key:2`, `{'key': 1}`, or `key=1 key: 2`.
@@ -34,7 +43,10 @@ Where the last is expected, an object counts as well.
 
 
 class KeyMeaning(Value):
-    """The names of a framework's metrics by meaning; the first that a step has counts."""
+    """The names of a framework's metrics by meaning; the first that a run has counts.
+
+    `*` in a name stands for any text.
+    """
 
     reward: tuple[str, ...] = ()
     kl: tuple[str, ...] = ()
@@ -44,6 +56,15 @@ class KeyMeaning(Value):
     gradient_norm: tuple[str, ...] = ()
     step_seconds: tuple[str, ...] = ()
     throughput: tuple[str, ...] = ()
+    validation: tuple[str, ...] = ()  # the mean reward or accuracy of an evaluation
+    equal_groups: tuple[str, ...] = ()  # the share of groups whose rewards are all equal
+    kept_groups: tuple[str, ...] = ()  # the percentage of groups that a filter has kept
+    group_spread: tuple[str, ...] = ()  # the mean standard deviation of the rewards of a group
+    clip_fraction: tuple[str, ...] = ()  # the share of tokens whose ratio was clipped
+    rollout_kl: tuple[str, ...] = ()  # the KL between the engine and the trainer, same weights
+    rollout_difference: tuple[str, ...] = ()  # the same as a mean absolute difference
+    staleness: tuple[str, ...] = ()  # how many versions older the weights of the samples are
+    explained_variance: tuple[str, ...] = ()  # the share of the returns' variance, of a critic
 
     def names(self, meaning: Meaning) -> tuple[str, ...]:
         """Return the names with a meaning."""
@@ -179,9 +200,14 @@ GENERAL = StepFormat(
         ),
         clipped=("clipped_ratio", "truncated_rate", "rollout/truncated_ratio", "rollout/truncated"),
         entropy=("entropy", "train/entropy_loss"),
-        gradient_norm=("grad_norm", "gradient_norm", "total_norm"),
+        gradient_norm=("grad_norm", "gradient_norm", "total_norm", "train/grad_norm"),
         step_seconds=("step_time", "step_seconds", "perf/step_time"),
         throughput=("tokens_per_second", "throughput"),
+        validation=("eval/reward", "eval_reward", "val_reward", "val/reward", "eval/accuracy"),
+        clip_fraction=("train/pg_clipfrac", "clipfrac", "clip_fraction"),
+        rollout_difference=("train/train_rollout_logprob_abs_diff",),
+        staleness=("staleness", "staleness/mean"),
+        explained_variance=("explained_variance", "train/explained_variance"),
     ),
     of_evaluation=("eval_", "eval/", "val_", "val/"),
     shown=("reward", "loss", "kl", "entropy", "grad_norm", "lr", "learning_rate"),

@@ -75,6 +75,10 @@ FRAMEWORK = FrameworkInfo(
             entropy=("entropy",),
             gradient_norm=("grad_norm",),
             step_seconds=("step_time",),
+            validation=("eval_reward",),
+            equal_groups=("frac_reward_zero_std",),
+            clip_fraction=("clip_ratio/region_mean", "clip_ratio"),
+            rollout_difference=("sampling/sampling_logp_difference/mean",),
         ),
         of_evaluation=("eval_",),
         shown=(

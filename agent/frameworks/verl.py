@@ -93,6 +93,15 @@ MEANING = KeyMeaning(
     gradient_norm=("actor/grad_norm", "train/grad_norm"),
     step_seconds=("timing_s/step",),
     throughput=("perf/throughput",),
+    validation=("val-core/*/mean@*", "val-core/*", "val/test_score/*"),
+    clip_fraction=("actor/pg_clipfrac",),
+    rollout_kl=("rollout_corr/k3_kl", "rollout_corr/kl"),
+    rollout_difference=("training/rollout_probs_diff_mean", "rollout_corr/log_ppl_abs_diff"),
+    staleness=(
+        "training/off_policy/trajectory_staleness/mean",
+        "fully_async/partial/max_partial_span",
+    ),
+    explained_variance=("critic/vf_explained_var",),
 )
 STEPS = StepFormat(
     lines=(

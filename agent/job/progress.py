@@ -12,7 +12,8 @@ import math
 import re
 from collections import deque
 from collections.abc import Mapping
-from functools import cache
+from fnmatch import fnmatchcase
+from functools import cache, lru_cache
 from itertools import islice
 from statistics import median
 from typing import TYPE_CHECKING, Literal, NamedTuple
@@ -28,6 +29,7 @@ from agent.frameworks.step_format import (
     GENERAL,
     GENERAL_BAR,
     GENERAL_LINE,
+    MEANINGS,
     NUMBER,
     Meaning,
 )
@@ -99,6 +101,7 @@ class Progress(Value):
     """Whether all steps of the run so far come from progress bars that may be any program's."""
     metrics: Mapping[str, float] = {}  # the newest values
     not_finite: tuple[str, ...] = ()  # names of metrics whose newest value is nan or infinite
+    not_finite_since: int | None = None  # the step since which there always are some
 
     def next_attempt(self, attempt: int, now: float) -> Progress:
         """Return the progress of the attempt that begins now."""
@@ -164,7 +167,16 @@ class Progress(Value):
         kept = dict(islice(metrics.items(), MOST_METRICS))
         others = (name for name in self.not_finite if name not in seen.metrics)
         broken = dict.fromkeys((*others, *seen.not_finite))
-        return replace(self, metrics=kept, not_finite=tuple(islice(broken, MOST_METRICS)))
+        since = None
+        if broken:
+            since = self.last if seen.step is None else seen.step
+            since = since if self.not_finite_since is None else self.not_finite_since
+        return replace(
+            self,
+            metrics=kept,
+            not_finite=tuple(islice(broken, MOST_METRICS)),
+            not_finite_since=since,
+        )
 
     @property
     def usual(self) -> float | None:
@@ -213,14 +225,16 @@ def meant(meaning: Meaning, metrics: Mapping[str, float]) -> float | None:
 
 @cache
 def _shown() -> tuple[str, ...]:
-    names = [name for known in all_formats() for name in known.shown]
-    return tuple(dict.fromkeys(names))
+    shown = [name for known in all_formats() for name in known.shown]
+    with_meaning = [name for meaning in MEANINGS for name in names_of(meaning)]
+    return tuple(dict.fromkeys((*with_meaning, *shown)))
 
 
+@lru_cache(maxsize=1_024)  # a job may invent names without end
 def place_of(name: str) -> int:
-    """Return the place of a metric among those that people look at: smaller ones come first."""
+    """Return the place of a metric among those with a meaning, and others that people look at."""
     for place, shown in enumerate(_shown()):
-        if name == shown or (shown[-1] == "*" and name.startswith(shown[:-1])):
+        if name == shown or ("*" in shown and fnmatchcase(name, shown)):
             return place
     return len(_shown())
 

@@ -9,23 +9,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
+from fnmatch import fnmatchcase
 from itertools import islice, pairwise
 from statistics import fmean
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from agent.base.value import Value
-from agent.frameworks.step_format import MEANINGS
+from agent.frameworks.step_format import MEANINGS, Meaning
 from agent.job.progress import names_of, of_evaluation, place_of
-
-if TYPE_CHECKING:
-    from agent.frameworks.step_format import Meaning
 
 MOST_POINTS = 4_096
 MOST_KEYS = 48
 FEW_POINTS = 240  # of a curve that is sent with each status
-VALIDATION = "validation"  # the first metric of an evaluation
+CURVES: tuple[Meaning, ...] = (
+    *("reward", "kl", "response_length", "clipped", "entropy", "gradient_norm"),
+    *("step_seconds", "throughput", "validation"),
+)
+"""What is sent with each status; rules look at all others, too."""
 TREND = 20  # steps over which a trend is
 MOST_ATTEMPTS = 256  # marks of attempts; the last ones are kept
 
@@ -189,7 +190,7 @@ class Series:
 
     def last(self, meaning: Meaning, most: int | None = None) -> list[tuple[int, float]]:
         """Return the points of the first key with a meaning, at most so many of the last."""
-        name = next((name for name in names_of(meaning) if name in self._keys), None)
+        name = self._key_of(meaning)
         if name is None:
             return []
         points = self._keys[name]
@@ -218,20 +219,30 @@ class Series:
         """Return the key that shows each thing that people look at, where the job has one."""
         key_of = {}
         for meaning in MEANINGS:
-            name = next((name for name in names_of(meaning) if name in self._keys), None)
+            name = self._key_of(meaning)
             if name is not None:
                 key_of[str(meaning)] = name
         evaluated = next((name for name in self.names if name.startswith(of_evaluation())), None)
         if evaluated is not None:
-            key_of[VALIDATION] = evaluated
+            key_of.setdefault("validation", evaluated)
         return key_of
+
+    def _key_of(self, meaning: Meaning) -> str | None:
+        """Return the first key with a meaning, if there is one."""
+        for name in names_of(meaning):
+            if name in self._keys:
+                return name
+            matching = [key for key in self._keys if fnmatchcase(key, name)] if "*" in name else []
+            if matching:
+                return min(matching)
+        return None
 
     def curves(self) -> dict[str, object]:
         """Return a few points of each curve with a meaning, under that name instead of the job's.
 
         The job's own names are text of its output, which not every reader may have.
         """
-        meanings = self.meanings()
+        meanings = {name: key for name, key in self.meanings().items() if name in CURVES}
         keys = {meaning: self._keys[name].thinned(FEW_POINTS) for meaning, name in meanings.items()}
         return {
             "keys": keys,

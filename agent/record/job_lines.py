@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from agent.base import times
 from agent.base.text import escaped, without_controls
 from agent.decisions.shared import place, shortened
-from agent.diagnosis.advice import advise
+from agent.diagnosis.advice import RewardFailure, advise, failures_of
 from agent.diagnosis.searched_log import Log
 from agent.job.progress import LONGEST_LINE, Progress, ProgressReader
 from agent.job.series import Series
@@ -22,7 +22,7 @@ from agent.record.series_file import SavedLine, add_reading
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from agent.decisions.shared import Known
+    from agent.decisions.shared import Known, Outage
     from agent.diagnosis.advice import Advice
     from agent.diagnosis.live_errors import LiveErrors
     from agent.diagnosis.rows import Row
@@ -124,14 +124,20 @@ class KnownLines:
         return tuple(known for known in every if not known.is_noise and not known.is_seen)
 
     @property
+    def errors(self) -> tuple[Known, ...]:
+        """Return all errors in this node's output, also those that the job has survived."""
+        return tuple(known for known in [*self._found.values()] if not known.is_noise)
+
+    @property
     def for_head(self) -> tuple[Known, ...]:
         """Return what a head compares with other nodes' errors: the first one, known or not.
 
         The head does not see what followed a line: one that its process survived is left out.
         """
         open_keys = frozenset[str]() if self._errors is None else self._errors.open_keys
-        every = [known for known in [*self._found.values()] if not known.is_noise]
-        unsurvived = tuple(known for known in every if not known.is_seen or known.key in open_keys)
+        unsurvived = tuple(
+            known for known in self.errors if not known.is_seen or known.key in open_keys
+        )
         first = self._first
         if first is None or any(known.key == first.key for known in unsurvived):
             return unsurvived
@@ -191,6 +197,8 @@ class JobLines:
         self._reader = ProgressReader()
         self._progress: Progress | None = None
         self._series = Series()
+        self._advice: tuple[Advice, ...] = ()
+        self._advice_of: object = None  # what it is made of
 
         # What was read, for the agent that continues after this one; and what one before has read.
         self._number = 0
@@ -308,13 +316,28 @@ class JobLines:
         with self._lock:
             return self._reader.total
 
-    def advice(self) -> tuple[Advice, ...]:
-        """Return advice on the job's metrics."""
+    def advice(self, outages: Sequence[Outage] = ()) -> tuple[Advice, ...]:
+        """Return advice on the job's metrics, with what failed beside the policy meanwhile."""
         known = self._progress
         if known is None:
             return ()
+
+        # Errors in the output have times since 1970.
+        zero = time.time() - self._now()
+        failures = [*failures_of(outages)]
+        for error in self.known.errors:
+            if error.at is not None:
+                at = error.at - zero
+                what = f"the job's output says: {error.cause}"
+                failures.append(RewardFailure(what, at, at, "the job's output has an error"))
+
+        # It is the same until a line shows something new.
         with self._lock:
-            return advise(known, self._series.last)
+            basis = (self._number, known.attempt, len(failures), outages)
+            if self._advice_of != basis:
+                self._advice_of = basis
+                self._advice = advise(known, self._series.last, failures)
+            return self._advice
 
     def series(self, since: int | None = None) -> dict[str, object]:
         """Return the metrics by step, as `/series` has them."""

@@ -13,7 +13,7 @@ from agent.decisions.head.head_state import HeadPhase, WorkerReplaced, WorkerRep
 from agent.decisions.receipt import RunActivity, sentence
 from agent.decisions.shared import HERE
 from agent.decisions.worker.worker_state import WorkerPhase
-from agent.diagnosis.advice import advise
+from agent.diagnosis.advice import advise, failures_of
 from agent.job.progress import reward_text
 from agent.record.events import EVENTS_FILE, RecordedEvent, read_events
 from agent.record.files import NoRecord, iso_time, seconds_between, seconds_of
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from agent.base.ends import Outcome
     from agent.decisions.head.head_state import HeadEvent, HeadState
     from agent.decisions.receipt import Meter
+    from agent.decisions.shared import Outage
     from agent.record.series_file import SavedSteps
 
 MOST_SPANS = 32  # phases kept of each node: the first one and the latest
@@ -123,7 +124,7 @@ def explain(folder: Path) -> list[str]:
         *_steps(saved),
         *_receipt(receipt),
         *_stalled(events, node),
-        *_advice(saved),
+        *_advice(saved, record, began),
         *_attempts(record),
         *_noticed(events),
         *_services(events),
@@ -233,11 +234,14 @@ def _stalled(events: list[RecordedEvent], node: Path) -> list[str]:
     return [f"stalled: {what} ({'; '.join(where)})"]
 
 
-def _advice(saved: SavedSteps | None) -> list[str]:
+def _advice(saved: SavedSteps | None, record: RunRecord | NoRecord, began: str) -> list[str]:
     """Return the advice on the job's metrics at its last steps."""
     if saved is None or saved.progress is None:
         return []
-    advice = advise(saved.progress, saved.series.last)
+    outages: tuple[Outage, ...] = ()
+    if isinstance(record, RunRecord) and record.outages is not None:
+        outages = record.outages.on_clock(seconds_between(began, iso_time(time.time())))
+    advice = advise(saved.progress, saved.series.last, failures_of(outages))
     if not advice:
         return []
     return [f"training: {'; '.join(item.what for item in advice)}. {advice[0].remedy}"]

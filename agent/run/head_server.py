@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from agent.checks.finding import Finding
     from agent.decisions.head.head_state import HeadEvent, HeadState, Key
     from agent.decisions.shared import Item
+    from agent.diagnosis.advice import Advice
     from agent.diagnosis.searched_log import Log
     from agent.plan.plan import Plan
     from agent.port.protocol import WorkerStats
@@ -290,7 +291,7 @@ class RunStatus:
             "attempts_allowed": state.last_attempt_number,
             "loss_seconds_left": self._loss_seconds_left(state, now),
             "stall": self._stall(state),
-            "advice": [advice.to_dict() for advice in self.job_lines.advice()],
+            "advice": [advice.to_dict() for advice in self._advice(state)],
             "checkpoint": self.checkpoints.to_status(),
             "caches": self._run.caches.to_status(),
             "price": self.receipt.price(),
@@ -401,6 +402,9 @@ class RunStatus:
             "judge": to_builtins(judge),
         }
 
+    def _advice(self, state: HeadState) -> tuple[Advice, ...]:
+        return self.job_lines.advice(state.services.outages)
+
     def private_details(self) -> dict[str, object]:
         """Return log and finding texts, which only callers with a token may read."""
         state = self._get_state()
@@ -421,7 +425,7 @@ class RunStatus:
             "warnings": [
                 *warnings,
                 *self.job_lines.known.warnings(),
-                *(advice.to_warning() for advice in self.job_lines.advice()),
+                *(advice.to_warning() for advice in self._advice(state)),
             ],
             "stall": self._stall(state, with_suspects=True),
             "job_tail": self.job_lines.tail(),

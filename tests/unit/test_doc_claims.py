@@ -13,7 +13,7 @@ import pytest
 from agent.base import ends, times
 from agent.base.errors import SettingsError
 from agent.decisions.few_steps import warn_of_few_steps
-from agent.diagnosis.advice import RULES, by_rule
+from agent.diagnosis.advice import advice_of, change_by
 from agent.diagnosis.forecast import HOST_MEMORY, sentence
 from agent.diagnosis.slow_nodes import (
     LEAST_NODES,
@@ -23,6 +23,7 @@ from agent.diagnosis.slow_nodes import (
     MOST_SLOW,
     SlowNode,
 )
+from agent.diagnosis.training_rules import RULES
 from agent.job.progress import Progress
 from agent.node.figures import Forecast, GpuFigures
 from agent.node.read import command_fault
@@ -114,10 +115,12 @@ def test_messages_of_a_running_job_are_quoted_as_they_are_made() -> None:
     held = GpuFigures(0, memory_used=71_680, memory_total=80_000)
     success = ends.JOB_SUCCEEDED.outcome(before="")
     few = warn_of_few_steps(success, Progress(1, 0.0, last=3, of=400), 400)
-    entropy = next(rule for rule in RULES if (rule.meaning, rule.turn) == ("entropy", "fell"))
+    kind = ("entropy", "sudden", "fell")
+    entropy = next(rule for rule in RULES if (rule.meaning, rule.shape, rule.turn) == kind)
     points = [(step, 0.8 if step < 56 else 0.1) for step in range(1, 61)]
-    advice = by_rule(entropy, points)
-    assert advice is not None
+    change = change_by(entropy, {"entropy": points})
+    assert change is not None
+    advice = advice_of(entropy, change)
     again = ends.SAME_CAUSE.outcome(where="at step 12", cause="…")
     quoted = (
         f"slow node pod170: {slow}",

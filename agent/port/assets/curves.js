@@ -46,14 +46,13 @@ function makePlot(parent) {
   made("canvas", made("div", figure)).setAttribute("role", "img");
 }
 
-const WORDS = {
-  reward: /mean reward/, kl: /\bKL\b/, entropy: /entropy/, gradient_norm: /gradient norm/, response_length: /clipped/,
-};
+// Advice on a metric without a curve is shown at the one that it is about.
+const ALSO = { response_length: "clipped", reward: "validation" };
 
-// The advice on a metric, without its name.
 function alarmOf(status, meaning) {
-  const found = (status.advice || []).find((one) => WORDS[meaning] && WORDS[meaning].test(one.what));
-  return found ? found.what.replace(/^the (mean reward|KL|entropy|gradient norm|share of) ?/, "") : "";
+  const names = [meaning, ALSO[meaning]];
+  const found = (status.advice || []).find((one) => one.meaning && names.includes(one.meaning));
+  return found ? found.what : "";
 }
 
 // The steps at both edges, which all curves share.

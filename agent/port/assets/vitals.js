@@ -69,7 +69,7 @@ function rewardTile(status, series) {
     const best = points.values.reduce((top, value, index) => (value > points.values[top] ? index : top), 0);
     more = [more, `best ${numberText(points.values[best])} at ${points.steps[best]}`].filter(Boolean).join(" · ");
   }
-  const hasFallen = (status.advice || []).some((one) => /mean reward fell/.test(one.what));
+  const hasFallen = (status.advice || []).some((one) => one.meaning === "reward");
   return { name: "Reward", value: numberText(progress.reward), small, more, kind: hasFallen ? "bad" : "" };
 }
 

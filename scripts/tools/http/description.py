@@ -180,7 +180,7 @@ HEAD_FIELDS: Schema = {
     "attempts_allowed": WHOLE,
     "loss_seconds_left": nullable(NUMBER),
     "stall": nullable(STALL),
-    "advice": array(closed("what", "remedy", state=STATE)),
+    "advice": array(closed("what", "remedy", "meaning", state=STATE)),
     "checkpoint": nullable(CHECKPOINT),
     "caches": nullable(closed("state", "detail")),
     "price": nullable(NUMBER),

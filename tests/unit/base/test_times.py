@@ -22,6 +22,7 @@ NOT_SECONDS = {
     "bundled/": "programs that run without the agent",
     "checks/": "rates and shares",
     "diagnosis/advice.py": "thresholds of advice",
+    "diagnosis/training_rules.py": "thresholds of advice",
     "record/series_file.py": "ranges of what is saved",
     "settings/values.py": "limits of settings",
     "frameworks/": "sizes and bounds",
