@@ -220,7 +220,7 @@ def _check_server(arguments: Arguments, asked: RecipeInput, world: int) -> None:
     if asked.tensor_parallel is not None:
         names.insert(0, "AGENT_TENSOR_PARALLEL")
     if names:
-        where = "--tensor-parallel-size and --gpu-memory-utilization of `trl vllm-serve`"
+        where = "--tensor-parallel-size and --gpu-memory-utilization of the server's command"
         raise MisfitError(f"{' and '.join(names)} beside --vllm-server: set {where} instead")
 
 

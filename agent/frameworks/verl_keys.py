@@ -70,8 +70,12 @@ def check_keys(
     sections = _sections("verl_keys.txt", version)
     if tree == "megatron":
         own = _sections("verl_megatron_keys.txt", version)
-        of_engine = own[f"{ACTOR}.megatron"]
-        engines = {f"{part}.megatron": of_engine for part in (REF, "critic")}
+        engines = {
+            part + section.removeprefix(ACTOR): names
+            for section, names in own.items()
+            for part in (REF, "critic")
+            if f"{section}.".startswith(f"{ACTOR}.megatron.")
+        }
         sections = sections | own | engines
     complaints = list(filter(None, (_complaint(user, version, sections) for user in users)))
     if complaints:

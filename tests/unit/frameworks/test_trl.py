@@ -187,7 +187,7 @@ def test_vllm_on_gpus_of_its_own() -> None:
     ("gpus", "size", "args", "said"),
     [
         ((8,), 2, SERVER, "AGENT_TENSOR_PARALLEL beside --vllm-server"),
-        ((8,), None, (*SERVER, "--vllm-tensor-parallel-size", "2"), "of `trl vllm-serve`"),
+        ((8,), None, (*SERVER, "--vllm-tensor-parallel-size", "2"), "of the server's command"),
         ((8,), None, (*SERVER, "--vllm-gpu-memory-utilization", "0.5"), "of AGENT_JOB_ARGS beside"),
         ((0,), None, SERVER, "by NCCL, from GPUs"),
         ((8,), None, (*SERVER, "--cpu"), "by NCCL, from GPUs"),

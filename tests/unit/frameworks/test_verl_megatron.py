@@ -169,6 +169,7 @@ def test_a_tree_of_ones_own_is_not_checked() -> None:
         ((0, 9, 1), "critic.megatron.tensor_parallel=2", "has no tensor_parallel"),
         ((0, 9, 1), f"{ACTOR}.optim.min_lr_ratio=1", "has no min_lr_ratio"),
         ((0, 9, 1), f"{MEGATRON}.override_transformer_config.moe=1", "has no moe"),
+        ((0, 9, 1), "critic.megatron.override_transformer_config.moe=1", "has no moe"),
         ((0, 9, 1), "actor_rollout_ref.ref.megatron.tensor=2", "has no tensor"),
         ((0, 6, 1), f"{MEGATRON}.vanilla_mbridge=True", "has no vanilla_mbridge"),
         ((0, 7, 1), "critic.model.use_remove_padding=True", "has no use_remove_padding"),
