@@ -12,7 +12,13 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from agent.decisions.shared import Known
-from agent.diagnosis.errors.causal_order import Role, Standing, candidates, shows_an_end
+from agent.diagnosis.errors.causal_order import (
+    STEPS_OF_OTHERS,
+    Role,
+    Standing,
+    candidates,
+    shows_an_end,
+)
 from agent.diagnosis.errors.log_parser import LogParser
 from agent.diagnosis.errors.parsed_error import ErrorKind
 from agent.diagnosis.find_cause import (
@@ -45,7 +51,7 @@ class LiveErrors:
         earliest = None if began is None else _within_year(began) - _LARGEST_ZONE
         self._parser = LogParser(signs=known_signs(), most=_MOST_ERRORS, began=earliest)
         self._seen: set[str] = set()
-        self._causes: set[str] = set()
+        self._causes: dict[str, int] = {}  # the steps before each, by the row's key
         self._read_up_to = -1  # the number of the last error that was looked at
         self._changes = -1
         self._known: dict[tuple[int, int], Explained] = {}
@@ -83,7 +89,7 @@ class LiveErrors:
             has_ended = has_ended or _is_an_end(first) or _is_followed_by_an_end(first, found)
             key = first.row.key
             if has_ended and first.weight >= Weight.CAUSE and key not in self._causes:
-                self._causes.add(key)
+                self._causes[key] = self._parser.steps
                 self._seen.add(key)
                 new.append(_reported(first, is_seen=False))
 
@@ -94,6 +100,14 @@ class LiveErrors:
             self._seen.add(error.row.key)
             new.append(_reported(error, is_seen=True))
         return new
+
+    @property
+    def named_keys(self) -> frozenset[str]:
+        """Return the rows of the causes that no steps have followed since."""
+        steps = self._parser.steps
+        return frozenset(
+            key for key, before in self._causes.items() if steps - before < STEPS_OF_OTHERS
+        )
 
     def _explained(self, candidate: Candidate) -> Explained:
         """Return the row that explains an error, looked up once."""

@@ -118,6 +118,13 @@ class KnownLines:
         return cleaned
 
     @property
+    def named(self) -> tuple[Known, ...]:
+        """Return the causes in this node's output that no steps have followed since."""
+        errors = self._errors
+        keys = frozenset[str]() if errors is None else errors.named_keys
+        return tuple(known for known in self.causes if known.key in keys)
+
+    @property
     def causes(self) -> tuple[Known, ...]:
         """Return the causes and symptoms in this node's output, without what was only seen."""
         every = [*self._found.values()]

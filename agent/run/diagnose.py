@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     from agent.base.ends import Outcome
     from agent.bridge.link import RayLink
+    from agent.decisions.shared import Known
     from agent.diagnosis.find_cause import Diagnosis
     from agent.run.node_run import NodeRun
 
@@ -42,8 +43,9 @@ RAY_LOGS = (
     *("dashboard_agent.log", "dashboard.log"),
 )
 """Ray's log files that may show why it ended."""
-_TAIL = 256 << 10  # bytes read from the end of each log
-_MOST_READ = 2 << 20  # bytes of all logs together: what a search takes is bounded by its input
+_JOB_TAIL = 5 << 20  # bytes read from the end of the job's output: a search takes about a second
+_TAIL = 256 << 10  # the same of each other log, and of the output where the search took too long
+_MOST_READ = _JOB_TAIL + (2 << 20)  # bytes of all logs together
 _FULL_BELOW = 1 << 20  # free bytes
 _EXPLAINED_KINDS = (Kind.JOB_FAILED, Kind.UNAVAILABLE, Kind.LOST)
 _ACTOR_ID = r"^\s+actor_id: ([0-9a-f]{32})$"  # an actor's id in the error of one that died
@@ -57,6 +59,7 @@ class Elsewhere(NamedTuple):
     nodes: Mapping[str, str] = MappingProxyType({})  # the workers' names by address
     link: RayLink | None = None
     first_at: float | None = None  # when the first cause in this node's output arrived
+    named: tuple[Known, ...] = ()  # causes in this node's output that were named as it ran
 
 
 async def explain_end(
@@ -79,21 +82,22 @@ async def diagnose_end(
     # Does a log show the cause?
     own = await in_thread(partial(_read_logs, run, outcome.kind), times.CAUSE_SEARCH) or []
     own = [replace(log, at=elsewhere.first_at) for log in own]
-    logs = [*own, *elsewhere.logs]
-    diagnosis = await in_thread(partial(search_logs, logs), times.CAUSE_SEARCH)
+    own_text = own[0].text if own else ""
+    logs = [*_named_before(own_text, elsewhere.named), *own, *elsewhere.logs]
+    diagnosis = await _search(logs)
 
     # Was the job only stopped, since something else is missing? Then its last words say nothing.
     is_of_job = diagnosis is not None and not diagnosis.key and diagnosis.log == JOB_LOG
     if outcome.kind is Kind.UNAVAILABLE and is_of_job:
         logs = [log for log in logs if log.name != JOB_LOG]
-        diagnosis = await in_thread(partial(search_logs, logs), times.CAUSE_SEARCH)
+        diagnosis = await _search(logs)
 
     # Did an actor die without a word in the job's output? Then its own log may show more.
     actors = re.findall(_ACTOR_ID, own[0].text, re.MULTILINE) if own else []
     is_vague = diagnosis is None or not diagnosis.key
     if actors and is_vague and elsewhere.link is not None:
         logs += await _logs_of_actors(actors, elsewhere.link, elsewhere.nodes)
-        diagnosis = await in_thread(partial(search_logs, logs), times.CAUSE_SEARCH) or diagnosis
+        diagnosis = await _search(logs) or diagnosis
     if diagnosis is None:
         return None
     node = elsewhere.nodes.get(diagnosis.ip, "") or diagnosis.node
@@ -113,13 +117,16 @@ async def with_cause(run: NodeRun, outcome: Outcome, diagnosis: Diagnosis) -> Ou
 async def find_cause(run: NodeRun, output: Path, elsewhere: Elsewhere) -> FailureCause | None:
     """Return the cause in a failed attempt's output, unless the loss of a node leads to it."""
 
-    def search() -> Diagnosis:
-        data, first_line = read_end_from(output, _TAIL)
+    def read() -> Log:
+        data, first_line = read_end_from(output, _JOB_TAIL)
         text = data.decode(errors="replace")
-        own = Log("", output.name, text, at=elsewhere.first_at, first_line=first_line)
-        return search_logs([own, *elsewhere.logs])
+        return Log("", output.name, text, at=elsewhere.first_at, first_line=first_line)
 
-    diagnosis = await in_thread(search, times.CAUSE_SEARCH)
+    own = await in_thread(read, times.CAUSE_SEARCH)
+    if own is None:
+        return None
+    named = _named_before(own.text, elsewhere.named)
+    diagnosis = await _search([*named, own, *elsewhere.logs])
     if diagnosis is None or diagnosis.row is None:
         return None
 
@@ -137,6 +144,24 @@ def search_logs(logs: list[Log]) -> Diagnosis:
     from agent.diagnosis.find_cause import diagnose_logs  # noqa: PLC0415 - see above
 
     return diagnose_logs(logs)
+
+
+async def _search(logs: list[Log]) -> Diagnosis | None:
+    """Return the cause in some logs, in the ends of them where a slow machine takes too long."""
+    diagnosis = await in_thread(partial(search_logs, logs), times.CAUSE_SEARCH)
+    if diagnosis is not None or all(len(log.text) <= _TAIL for log in logs):
+        return diagnosis
+    ends = [replace(log, text=log.text[-_TAIL:], first_line=None) for log in logs]
+    return await in_thread(partial(search_logs, ends), times.CAUSE_SEARCH)
+
+
+def _named_before(text: str, named: tuple[Known, ...]) -> list[Log]:
+    """Return the causes that were named before the part of the output that is read."""
+    return [
+        Log("", JOB_LOG, f"{known.prefix}{known.line}", at=known.at)
+        for known in named
+        if known.line.removesuffix("…") not in text
+    ]
 
 
 async def _logs_of_actors(actors: list[str], link: RayLink, nodes: Mapping[str, str]) -> list[Log]:
@@ -205,7 +230,8 @@ def _read_logs(run: NodeRun, kind: Kind) -> list[Log]:
     sizes = {run.folder.file(name): size for name, size in run.node.record.log_begins.items()}
     for path in paths:
         begins = run.output_begins if path == job_log else sizes.get(path, 0)
-        data, first_line = read_end_from(path, min(_TAIL, room), begins)
+        most = _JOB_TAIL if path == job_log else _TAIL
+        data, first_line = read_end_from(path, min(most, room), begins)
         room -= len(data)
         text = data.decode(errors="replace")
         program = programs.get(path, "")

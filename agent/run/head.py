@@ -574,7 +574,8 @@ class HeadAgent:
         names = {worker.ip: worker.name for worker in workers if worker.ip}
         link = self._link if isinstance(self._link, RayLink) else None
         known = self._status.job_lines.known
-        return Elsewhere(self._status.logs_of_nodes(), names, link, known.first_at)
+        logs = self._status.logs_of_nodes()
+        return Elsewhere(logs, names, link, known.first_at, known.named)
 
     # --- try again ------------------------------------------------------------------------------
 

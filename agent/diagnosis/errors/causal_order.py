@@ -34,7 +34,7 @@ _WRAPPER = re.compile(
     r"|(?:\w+\.)*CheckpointException\b|.{0,60}(?:subprocess-exited-with-error"
     r"|metadata-generation-failed|Failed building wheel|Could not build wheels|ninja: build stopped"
     r"|subcommand failed)|make(?:\[\d+\])?: \*\*\*|compilation terminated"
-    r"|.{0,80}Error building extension '"
+    r"|.{0,80}Error building extension '|.{0,40}Ninja build failed"
     r"|.{0,40}Exception in ASGI application|(?:tenacity\.)?RetryError\b.{0,3}RetryError\["
     r"|fatal: Could not read from remote repository|Error merging |Error parsing override"
     r"|NoneType: None|FAILED: \S{1,300}\.o\b"
@@ -318,17 +318,16 @@ def _announcing(logs: Sequence[ParsedLog]) -> set[tuple[int, int]]:
             plain = former.error
             if plain.kind is not ErrorKind.PLAIN or plain.level < LogLevel.LIKELY:
                 continue
-            if is_of_native_code(plain):
-                continue  # it prints none of Python's tracebacks
             chain = [*occurrence.error.chain()]
             first = chain[0]
-            above = {part.before[-1].strip() for part in chain if part.before}
             is_below = bool(first.frames) or _GIVES_REASON.match(first.line) is not None
-            role = min(map(role_of, chain))
-            shows_more = role is Role.ORIGINAL or (
+            above = (part.before[-1].strip() for part in chain if part.before)
+            if not is_below or plain.line not in above or is_of_native_code(plain):
+                continue  # native code prints none of Python's tracebacks
+            _, role = _main_and_role(occurrence.error)
+            if role is Role.ORIGINAL or (
                 role is Role.CONSEQUENCE and _SOMETHING_FAILED.match(plain.line) is not None
-            )
-            if is_below and plain.line in above and shows_more:
+            ):
                 places.add((number, plain.number))
     return places
 

@@ -249,7 +249,11 @@ def _level_of(body: str, level: LogLevel) -> LogLevel:
     return LogLevel.LIKELY if _BEGINS.match(body) else LogLevel.UNSTATED
 
 
-_STATES_LEVEL = re.compile(r"\W{0,4}(?:\w{1,30} )?(?:ERROR|FATAL)\b")
+_STATES_LEVEL = re.compile(
+    r"\W{0,4}(?:\w{1,30} )?(?:ERROR|FATAL)\b"
+    r"|(?:[\w./+-]{1,300}\.(?:cpp|cc|cuh?|h):(?:\w{1,80}:)?\d{1,6}: )?"
+    r"(?:non-zero status: \d|NULL value \w|.{0,80}\bfailed, exiting)"  # NVSHMEM's own form
+)
 _NONE_FAILED = re.compile(
     r"\W{0,8}(?:\w{1,30} ){0,3}(?:errors?|failed|failures?|fails)\s?[=:]\s?(?:0|none|false)\b"
     r"|Failed to add the host to the list of known hosts",

@@ -135,6 +135,11 @@ class LogParser:
         self._began = began  # the first time that a program states
 
     @property
+    def steps(self) -> int:
+        """Return how many steps were shown."""
+        return self._steps
+
+    @property
     def lines(self) -> int:
         """Return how many lines were read."""
         return self._number + 1

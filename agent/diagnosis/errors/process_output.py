@@ -46,6 +46,8 @@ _REASON = re.compile(
     r"|Last error|Root cause)\W{1,3}\w"
 )
 """A line that says why, which may stand behind an empty one."""
+_OF_ASCEND = re.compile(r"\d{4}-[\d:-]{10,20} \(PID:|(?P<code>E[A-Z0-9]\d{4}): .{20}")
+"""What Ascend's runtime prints below an exception: a header, then codes with the reason."""
 _OF_MEMORY = "OutOfMemoryError"  # of Ray; which node it was stands below it
 _NAMES_NODE = "Memory on the node ("
 _OPENS_TEXT = re.compile(
@@ -181,9 +183,10 @@ class HeldError:
             return self.continues_output(body)
         if self.innermost.name in _WITH_LAST_ERROR and self.continue_last_error(body):
             return True
+        is_of_ascend = _OF_ASCEND.match(body) is not None
         names_node = self.innermost.name == _OF_MEMORY and body.startswith(_NAMES_NODE)
         is_answer = self.awaits_answer() and not LIKE_A_TYPE.match(body)
-        if names_node or is_answer:
+        if names_node or is_answer or is_of_ascend:
             self.continue_message(body)
             return True
         has_own_level = line.level is not LogLevel.UNSTATED
@@ -244,6 +247,9 @@ class HeldError:
             return False
         if _COUNTS_ERRORS.match(self.message):
             return "[type=" in body
+        of_ascend = _OF_ASCEND.match(body)
+        if of_ascend is not None:
+            return of_ascend["code"] is not None
         if self.message.startswith(_FAILED_IMPORT):
             return True
         if self.innermost.name in _WITH_ANSWER:

@@ -722,3 +722,69 @@ def test_a_command_that_cleans_up_is_no_cause() -> None:
     for error in (REAL, f"ValueError: {GONE}", watchdog):
         for logs in (f"{error}\n{rsync}", f"{rsync}\n{went_on}{error}"):
             assert cause(logs).key != "rsync"
+
+
+BEGIN = TRACE.replace("in f", "in <module>")
+NINJA = """RuntimeError: Ninja build failed. Ninja output:
+[1/8] /usr/local/cuda/bin/nvcc -c a.cu -o a.o
+FAILED: a.o
+/usr/local/cuda/bin/nvcc -c a.cu -o a.o
+nvcc fatal   : Unsupported gpu architecture 'compute_120a'
+ninja: build stopped: subcommand failed."""
+ASCEND = """RuntimeError: [Rank 0]: HCCL init failed
+[ERROR] 2026-06-25-09:58:24 (PID:71, Device:0, RankID:0) ERR02200 DIST call hccl api failed.
+EJ0001: [PID: 71] 2026-06-25-09:58:24.1 Failed to initialize the HCCP process. Reason: b"""
+NO_RETRIEVER = (
+    "requests.exceptions.ConnectionError: HTTPConnectionPool(host='127.0.0.1', port=8000): Max "
+    "retries exceeded with url: /retrieve (Caused by NewConnectionError('[Errno 111] refused'))"
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "line"),
+    [
+        (f"{BEGIN}{NINJA}", "architecture of nvcc", "nvcc fatal"),
+        (f"{BEGIN}{ASCEND}", "", "EJ0001: [PID: 71]"),
+        (
+            (
+                "src/host/init/init.cu:972: non-zero status: 7 setup heap failed\n"
+                f"{BEGIN}RuntimeError: nvshmem init failed"
+            ),
+            "",
+            "non-zero status: 7",
+        ),
+        (
+            (
+                f"{BEGIN}ImportError: no name X\n{LINES_AFTER}\n"
+                f"{BEGIN}RuntimeError: server launch failed"
+            ),
+            "",
+            "ImportError",
+        ),
+        (
+            (
+                "Failed to initialize NVML: Driver/library version mismatch\n"
+                f"{BEGIN}RuntimeError: No CUDA GPUs are available"
+            ),
+            "driver and library",
+            "Failed to initialize NVML",
+        ),
+        (
+            f"{BEGIN}wandb.errors.CommError: an error while communicating with W&B. Error: 409",
+            "W&B run deleted",
+            "wandb.errors",
+        ),
+        (
+            f"{BEGIN}RuntimeError: Error in faiss::read_index: Index type 0x7 not recognized\n"
+            + with_prefix("(W pid=3) ", f"{BEGIN}{NO_RETRIEVER}"),
+            "",
+            "RuntimeError: Error in faiss",
+        ),
+    ],
+    ids=["nvcc", "ascend", "nvshmem", "import", "nvml", "409", "index"],
+)
+def test_why_something_failed_counts_before_that_it_failed(text: str, key: str, line: str) -> None:
+    """What a compiler, a runtime or a server says, before who started or asked it."""
+    found = cause(text)
+    assert found.key == key
+    assert found.line.startswith(line)

@@ -17,6 +17,7 @@ from agent.diagnosis.find_cause import Diagnosis, diagnose_logs
 from agent.diagnosis.rows import explain as explain_error
 from agent.diagnosis.rows import known_signs, table
 from agent.diagnosis.searched_log import Log
+from agent.record.job_lines import KnownLines
 from agent.record.node_record import own_record
 from agent.record.run_folder import RunFolder
 from agent.run import diagnose as explained_module
@@ -286,6 +287,29 @@ def test_the_last_words_of_a_stopped_job_are_no_cause(run: NodeRun) -> None:
     known = anyio.run(diagnose_end, run, ended)
     assert known is not None
     assert known.key == "disk quota"
+    run.close()
+
+
+def test_what_was_named_live_explains_an_end_long_after_it(
+    run: NodeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its line lies before what is read of the output; steps since then take it back."""
+    monkeypatch.setattr("agent.run.diagnose._JOB_TAIL", 32 << 10)
+    oom = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
+    began = f"Traceback (most recent call last):\n{oom}\nJob 'raysubmit_1' failed".split("\n")
+    dump = [f"(E pid={number % 8}) block {number} of the cache" for number in range(4_000)]
+    steps = [f"step:{number} - loss:0.3" for number in range(2)]
+    watchdog = "[rank0]:[E1126 10:00:00.1 P:6] Watchdog caught collective operation timeout: W"
+    failed = Outcome(Kind.JOB_FAILED, 1, "the job failed")
+    for between, key in ((dump, "GPU memory"), ([*dump, *steps], "")):
+        known = KnownLines(str)
+        lines = [*began, *between, watchdog]
+        known.scan(lines)
+        run.folder.file("job.log").write_text("\n".join(lines))
+        elsewhere = Elsewhere(first_at=known.first_at, named=known.named)
+        found = anyio.run(diagnose_end, run, failed, elsewhere)
+        assert found is not None
+        assert found.key == key
     run.close()
 
 
