@@ -250,6 +250,7 @@ HOURS_WARNING = 600.0  # AGENT_MAX_HOURS is announced this long before, or a ten
 RECEIPT_LOOK = 1.0  # Between two looks at what a run spends its time on.
 HOURS_RECORDED = 60.0  # Between two records of the used hours: a killed agent forgets no more.
 HOLD_REMINDER = 600.0  # A held pod's price is logged again, and a refused stop is tried again.
+STARTED_AGAIN = 3600.0  # A pod that a person starts again after its run stays up this long.
 RESTART_PAUSE = 600.0  # A platform restarts an ended container within this: Kubernetes in 5 min.
 POD_REQUEST = 20.0  # For one request to RunPod's API.
 POD_RETRY_PAUSE = 1.0  # Before a failed request to RunPod's API is repeated; it doubles.

@@ -81,6 +81,11 @@ def _word(text: str) -> str:
     return text.strip()
 
 
+def _word_or_none(text: str) -> str:
+    """Read a text that may be empty."""
+    return _word(text) if text.strip() else ""
+
+
 OPTIONS = (
     value(
         "platform", "PLATFORM", ", ".join(PLATFORMS), name_among("platform", PLATFORMS), nargs="?"
@@ -362,6 +367,11 @@ def _ask_for_the_job(
         options.model = questions.answer(
             options.model, "--model", what, _word, preset.model, is_needed=False
         )
+    if PLATFORMS[platform].asks_volume and job != "rehearsal":
+        what = f"{PLATFORMS[platform].asks_volume}, which keeps the model; empty: none"
+        options.volume = questions.answer(
+            options.volume, "--volume", what, _word_or_none, is_needed=False
+        )
     needs = missing_image(platform, variant, job)
     if needs:
         options.image = questions.answer(options.image, "--image", f"an image with {needs}", _word)
@@ -496,6 +506,21 @@ def _print_next_steps(
         print(f"  {_rehearsal(platform, request, options)}")
     print("What a node would do, typed on one (elsewhere it names what that machine lacks):")
     print(f"  {variables_of_plan(request)} pod-agent plan{_after_run(request)}")
+    if not request.is_rehearsal:
+        _print_model_place(made, request)
+
+
+def _print_model_place(made: StartFiles, request: Request) -> None:
+    """Print where the model will be, how to get it, and how it could be lost."""
+    model = made.model
+    condition = ""
+    if request.command:
+        condition = ", if your command saves it to $AGENT_CHECKPOINTS or {checkpoints}"
+    print(f"Your model will be in {model.where}{condition}{'; get it by:' if model.get else '.'}")
+    for command in model.get:
+        print(f"  {command}")
+    if model.warning:
+        print(f"! {model.warning}")
 
 
 def _after_run(request: Request) -> str:

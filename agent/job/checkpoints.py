@@ -167,6 +167,16 @@ def resumes_from(contents: FolderContents, framework: str) -> str:
     return f"{checkpoints.prefix}{contents.tracked}"
 
 
+def newest_complete(contents: FolderContents, framework: str) -> str:
+    """Return the path in the folder of the newest checkpoint that is not a part of one, or ''.
+
+    Where nothing marks the end of a save, the newest one is taken for complete.
+    """
+    if framework and framework_named(framework).checkpoints.can_resume:
+        return resumes_from(contents, framework)
+    return contents.marked_whole or contents.newest
+
+
 def step_of(path: str) -> int | None:
     """Return the step of a checkpoint, or None."""
     match = _step_name().fullmatch(path.rpartition("/")[2])

@@ -1,9 +1,10 @@
-"""How a person opens the page of a run from a machine of their own, by the platform."""
+"""How a person opens a run's page, and copies its files, from a machine of their own."""
 
 from __future__ import annotations
 
 import json
 from contextlib import suppress
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from agent.platforms.rank_variables import RUNPOD, RUNPOD_CLUSTER, own_pod
@@ -63,6 +64,27 @@ def page_address(plan: Plan) -> str:
         return f"kubectl port-forward {name} {port} · {local}"
     host = _skypilot_cluster(environ) if platform == "skypilot" else node
     return f"ssh -L {port}:localhost:{port} {host or node} · {local}"
+
+
+def how_to_fetch(plan: Plan, path: str) -> str:
+    """Return the command that copies a folder of the head; '' where it stays on a machine's disk.
+
+    It holds after the run, too, when the run's own containers may have ended. `rl-files` and
+    get.dstack.yml are of the files that `init` writes.
+    """
+    environ = plan.environ
+    platform = plan.topology.platform.name
+    name = PurePosixPath(path).name
+    if own_pod(environ) is not None and platform in _ON_RUNPOD:
+        return f"runpodctl send {path} on this pod, then what it prints on your machine"
+    if platform == "dstack":
+        run = environ.get("DSTACK_RUN_NAME", "").strip() or "RUN"
+        return f"dstack apply -y -f get.dstack.yml, and meanwhile: scp -r get-{run}:{path} ."
+    if platform == "skypilot":
+        return f"rsync -az {_skypilot_cluster(environ) or 'CLUSTER'}:{path} ."
+    if environ.get("KUBERNETES_SERVICE_HOST"):
+        return f"kubectl cp rl-files:{path} {name} (or from another pod that mounts the disk)"
+    return ""
 
 
 def _skypilot_cluster(environ: Mapping[str, str]) -> str:

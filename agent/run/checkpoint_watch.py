@@ -1,4 +1,4 @@
-"""Which checkpoints of the run appear in its folder, and when: looked at every minute."""
+"""Which checkpoints of the run appear in its folder, looked at every minute and at its end."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ from typing import TYPE_CHECKING
 
 from agent.base import times
 from agent.base.value import Value
-from agent.job.checkpoints import resumes_from, step_of
+from agent.job.checkpoints import newest_complete, resumes_from, step_of
+from agent.plan.page_address import how_to_fetch
 from agent.record.background import in_thread
+from agent.record.log import say
 from agent.record.run_folder import read_checkpoints
 
 if TYPE_CHECKING:
+    from agent.base.ends import Outcome
     from agent.run.node_run import NodeRun
 
 MOST_MARKS = 200  # of the run's checkpoints; the newest are kept
@@ -60,3 +63,31 @@ class CheckpointWatch:
             return None
         newest = self.marks[-1]
         return {"step": newest.step, "at": None if newest.is_former else self._run.utc(newest.at)}
+
+
+async def say_newest_checkpoint(run: NodeRun, outcome: Outcome) -> None:
+    """Log the newest complete checkpoint of a run that has ended, and how it is copied."""
+    line = await checkpoint_line(run, outcome)
+    if line:
+        say(line)
+
+
+async def checkpoint_line(run: NodeRun, outcome: Outcome) -> str:
+    """Return a line with the newest complete checkpoint and the command that copies it, or ''."""
+    job = run.plan.job
+    if job is None or not job.checkpoints:
+        return ""
+    read = partial(read_checkpoints, job.checkpoints)
+    contents = await in_thread(read, times.CHECKPOINT_LISTING)
+    name = "" if contents is None else newest_complete(contents, job.framework)
+    if name:
+        path = f"{job.checkpoints}/{name}"
+        how = how_to_fetch(run.plan, path)
+        return f"newest checkpoint: {path}{f' · copy it by: {how}' if how else ''}"
+
+    # Did the job mean to save there?
+    is_set = run.plan.settings.checkpoints is not None or bool(job.framework)
+    saves_there = is_set or "{checkpoints}" in " ".join(job.argv)
+    if contents is not None and saves_there and outcome.is_jobs_verdict:
+        return f"no checkpoint in {job.checkpoints}"
+    return ""

@@ -46,6 +46,7 @@ from agent.record.events import AttemptOver
 from agent.record.files import remove_file
 from agent.record.log import say
 from agent.run import head_job, head_server, make_ready
+from agent.run.checkpoint_watch import say_newest_checkpoint
 from agent.run.clearing import clear_cluster, send_cleared
 from agent.run.diagnose import Elsewhere, diagnose_end, find_cause, with_cause
 from agent.run.end import end_role, write_outcome_early
@@ -676,9 +677,8 @@ class HeadAgent:
 
     def _say_totals(self, records: Path) -> None:
         """Log what the run took, and where its records are."""
-        run = self._run
         rewards = self._status.job_lines.rewards()
-        say(totals(run.now(), rewards, run.cost, shown_path(records)))
+        say(totals(self._run.now(), rewards, self._run.cost, shown_path(records)))
 
     async def _end(self, outcome: Outcome) -> Outcome:
         """End the run with the evidence of all nodes; the workers' pods stop before this one."""
@@ -693,6 +693,7 @@ class HeadAgent:
         async def write_bundle(outcome: Outcome) -> Outcome:
             outcome = await make_bundle(run, outcome, attempts, parts)
             self._say_totals(records)
+            await say_newest_checkpoint(run, outcome)
             return outcome
 
         records = await write_report(run, self._status, outcome)

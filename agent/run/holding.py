@@ -4,6 +4,7 @@ A pod whose agent exits is started again by some platforms, and bills on. So aft
 agent stays, and does what AGENT_ON_DONE says, until it is asked to stop or the pod is stopped:
 - hold: it logs at intervals what the pod costs, and the command that ends it;
 - terminate-pod on an Instant Cluster: the head deletes the cluster, once the workers have left;
+- stop-pod of a pod that was started again after its run: it stays up for a while first;
 - stop-pod, terminate-pod: it waits until the workers' pods have stopped, then asks RunPod to stop
   this one, again and again; runpod/pod_stop.py decides when.
 """
@@ -44,8 +45,10 @@ class Held:
         on_done: str,
         *,
         is_head: bool = False,
+        stays: float = 0.0,
     ) -> None:
         self._is_head = is_head
+        self._stays = stays
         self._action = POD_ACTIONS.get(on_done, "")
         self._api = PodApi(settings, environ)
         self._command = how_to_end(settings.runpod_api, environ)
@@ -89,6 +92,13 @@ class Held:
         async def is_log_written() -> bool | NotYet:
             return True if all_idle() else NotYet()
 
+        if self._stays:
+            minutes = round(self._stays / 60)
+            say(
+                f"this pod was started again after its run: it is stopped in {minutes} min. Until"
+                " then copy what you need: runpodctl send FOLDER"
+            )
+            await anyio.sleep(self._stays)
         say(f"AGENT_ON_DONE={self._action}-pod: asking RunPod to end this pod")
         await _wait_for_others(others)
         stop = PodStop(self._action, is_head=self._is_head)

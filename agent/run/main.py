@@ -149,6 +149,9 @@ def begin(  # noqa: PLR0913 - what an agent starts with
         return DecidedRun(partial(end_of_killed, plan, container, killed, effects.processes))
     finished = _finished_before(plan, job, container)
     if finished is not None:
+        # A stopped pod runs again only if a person starts it, who wants what is on its disk.
+        if container.on_done == "stop-pod":
+            container = container._replace(stays=times.STARTED_AGAIN)
         return DecidedRun(partial(end_run, finished, container))
 
     # Which run does this node work on?

@@ -199,7 +199,13 @@ async def hold_by_setting(
     """Do what AGENT_ON_DONE says, until `stopped` returns or until a signal."""
     from agent.run.holding import Held, hold_until_signal  # noqa: PLC0415 - it loads aiohttp
 
-    held = Held(container.settings, container.environ, container.on_done, is_head=container.is_head)
+    held = Held(
+        container.settings,
+        container.environ,
+        container.on_done,
+        is_head=container.is_head,
+        stays=container.stays,
+    )
     if stopped is None:
         await hold_until_signal(held, outcome)
     else:
@@ -216,6 +222,7 @@ class Container(NamedTuple):
     hold: Hold  # holds or stops it after the end
     killed_agents: tuple[int, ...] = ()  # the pids of those that this agent replaces, last first
     is_head: bool = False  # of the run: it alone deletes an Instant Cluster
+    stays: float = 0.0  # seconds before it is stopped
 
 
 def container_of(plan: Plan, environ: Mapping[str, str], command: list[str] | None) -> Container:

@@ -153,6 +153,8 @@ def test_a_command_of_ones_own(name: str, cluster: Cluster, shared: Path, tmp_pa
     finish(name, agents, cluster, shared)
     head = agents[0]
     assert SENT in head.stdout(), head.tail()
+    (line,) = [line for line in head.stderr().splitlines() if "newest checkpoint: " in line]
+    assert line.partition(" · ")[0].endswith("/command/checkpoint-3")
 
 
 # --- recipes -----------------------------------------------------------------------------------

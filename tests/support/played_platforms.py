@@ -147,7 +147,8 @@ def dstack(platform: Platform) -> list[Container]:
 def skypilot(platform: Platform) -> list[Running]:
     """Run `setup` on all machines, then `run` on each."""
     road = platform.road
-    launch = next(call for call in road.typed() if call.argv[0] == "launch")
+    typed = road.typed(without=("rsync", "sky down"))
+    launch = next(call for call in typed if call.argv[0] == "launch")
     pairs = itertools.pairwise(launch.argv)
     secrets = [name for flag, name in pairs if flag == "--secret"]
     task = yaml.safe_load(road.text(launch.argv[-1]))

@@ -12,10 +12,12 @@ from agent.cli.start_files.platform_files import (
 )
 from agent.cli.start_files.request import (
     Folders,
+    ModelPlace,
     Request,
     StartFile,
     StartFiles,
     checkout_commands,
+    checkpoints_of,
     enter_commands,
     job_variables,
     packed_again,
@@ -116,7 +118,7 @@ def kubernetes(request: Request) -> StartFiles:
             f"kubectl delete -f {name}   # after the run: a LeaderWorkerSet keeps its GPUs"
         )
     files = (text_file(name, text), _once(request, needs_token=True), *_shared_files(request))
-    return StartFiles(files, tuple(steps))
+    return StartFiles(files, tuple(steps), _model(request, folders))
 
 
 def kuberay(request: Request) -> StartFiles:
@@ -171,7 +173,8 @@ def kuberay(request: Request) -> StartFiles:
     )
     steps = [*_steps(request, "kubectl create -f rayjob.yaml"), _log(request, "rayjob")]
     once = _once(request, needs_token=False)
-    return StartFiles((text_file("rayjob.yaml", text), once, *_shared_files(request)), tuple(steps))
+    files = (text_file("rayjob.yaml", text), once, *_shared_files(request))
+    return StartFiles(files, tuple(steps), _model(request, folders))
 
 
 def _place(request: Request) -> str:
@@ -194,6 +197,12 @@ def _log(request: Request, kind: str) -> str:
     """Return the command that follows the run, once its pods are there."""
     head = _HEADS[kind].format(job=request.job)
     return f"kubectl logs -f {head}   # once it runs; its `watch` line opens the page"
+
+
+def _model(request: Request, folders: Folders) -> ModelPlace:
+    folder = checkpoints_of(request, folders)
+    get = f"kubectl cp {_FILES_POD}:{folder} {request.job}"
+    return ModelPlace(f"{folder} on the claim {_claim(request)}", (get,))
 
 
 def _once(request: Request, *, needs_token: bool) -> StartFile:

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING
 from agent.cli.start_files.own_code import PACK
 from agent.cli.start_files.request import (
     Folders,
+    ModelPlace,
     Request,
     StartFile,
     StartFiles,
+    checkpoints_of,
     enter_commands,
     job_variables,
     packed_again,
@@ -75,6 +77,10 @@ def secret_names(request: Request) -> list[str]:
 
 _UPLOAD_LIMIT = 2 << 20  # What dstack's server takes, in bytes
 _FLEET = "rl-fleet"
+_GET = "get.dstack.yml"
+_IDLE = "10m"
+_IDLE_WITHOUT_VOLUME = "2h"
+"""How long idle instances stay: without a volume they have the only copy of the checkpoints."""
 _ON_DSTACK = Folders(
     data="/root/data",
     code="/opt",
@@ -93,7 +99,8 @@ def dstack(request: Request) -> StartFiles:
     place = f"/opt/{request.agent.name}"
     files = [*sent_files(request), *services_files(request, _ON_DSTACK)]
     resources = _dstack_resources(request)
-    about_volume = "A folder of the instance, which outlives the run."
+    volume_line = f"{request.volume or '/checkpoints'}:/checkpoints"
+    about_volume = "A folder of the instance, which outlives the run, but not the instance."
     if request.volume:
         about_volume = "The network volume, which outlives the instances."
 
@@ -106,7 +113,7 @@ def dstack(request: Request) -> StartFiles:
         sent="\n".join(f"- {file.name}:/opt/{file.name}" for file in files),
         commands=yaml_list(start_commands(request, _ON_DSTACK, place)),
         about_volume=about_volume,
-        volume=f"{request.volume or '/checkpoints'}:/checkpoints",
+        volume=volume_line,
     )
     files = [text_file(name, text), *files, *packing_files(request)]
     steps = [f'dstack secret set ray_auth_token "{RANDOM}"']
@@ -114,7 +121,14 @@ def dstack(request: Request) -> StartFiles:
 
     # What the run needs and the user has not named.
     if not request.fleet:
-        fleet = fill("dstack_fleet.yml", request, fleet=_FLEET, resources=resources)
+        fleet = fill(
+            "dstack_fleet.yml",
+            request,
+            fleet=_FLEET,
+            resources=resources,
+            idle=_IDLE if request.volume or request.is_rehearsal else _IDLE_WITHOUT_VOLUME,
+            no_volume=not request.volume and not request.is_rehearsal,
+        )
         files.append(text_file("fleet.dstack.yml", fleet))
         steps.append("dstack apply -y -f fleet.dstack.yml")
     if request.volume and request.center:
@@ -147,10 +161,40 @@ def dstack(request: Request) -> StartFiles:
             " --volume NAME (with --center BACKEND/REGION it is made)"
         )
     once = " && ".join(steps)
-    return StartFiles(
-        tuple(files),
-        (f"{once}   # once", f"{packed_again(request)}dstack apply -f {name}"),
-        tuple(notes),
+    steps = [f"{once}   # once", f"{packed_again(request)}dstack apply -f {name}"]
+
+    # The way to the model, after the run.
+    if not request.is_rehearsal:
+        get = fill(
+            "dstack_get.yml",
+            request,
+            get_nodes=1 if request.volume else request.nodes,
+            fleet=request.fleet or _FLEET,
+            resources=resources,
+            checkpoints=checkpoints_of(request, _ON_DSTACK),
+            no_volume=not request.volume,
+            volume=volume_line,
+        )
+        files.append(text_file(_GET, get))
+    return StartFiles(tuple(files), tuple(steps), _model_on_dstack(request), tuple(notes))
+
+
+def _model_on_dstack(request: Request) -> ModelPlace:
+    folder = checkpoints_of(request, _ON_DSTACK)
+    get = (
+        f"dstack apply -y -f {_GET}   # and in another terminal, while it runs:",
+        f"scp -r get-{request.job}:{folder} .",
+    )
+    if request.volume:
+        return ModelPlace(f"{folder} on the volume {request.volume}", get)
+    kept = f"{_IDLE_WITHOUT_VOLUME} after the run"
+    if request.fleet:
+        kept = f"once they have been idle as long as the fleet {request.fleet} says"
+    return ModelPlace(
+        f"{folder} on the instances",
+        get,
+        f"The instances have the only copy, and are given back {kept}: copy it before, or add"
+        " --volume NAME",
     )
 
 
@@ -208,13 +252,34 @@ def skypilot(request: Request) -> StartFiles:
         run="\n".join([*enter, start]),
     )
     secrets = "".join(f" --secret {secret}" for secret in secret_names(request))
+    model = _model_on_skypilot(request, checkpoints_of(request, folders))
+    copy = ""
+    if not request.volume and not request.is_rehearsal:
+        copy = f"{model.get[0]} && "
     launch = f"sky launch -c {request.job} --secret RAY_AUTH_TOKEN{secrets} {name}"
     steps = (
         f"export RAY_AUTH_TOKEN={RANDOM}",
         f"{packed_again(request)}{launch}",
-        f"sky down {request.job}   # after the run: the cluster bills until then",
+        f"{copy}sky down {request.job}   # after the run: the cluster bills until then",
     )
-    return StartFiles((text_file(name, text), *files, *packing_files(request)), steps)
+    files = [text_file(name, text), *files, *packing_files(request)]
+    return StartFiles(tuple(files), steps, model)
+
+
+def _model_on_skypilot(request: Request, folder: str) -> ModelPlace:
+    """Return the place in the bucket, or in the cluster, from which it is copied before its end."""
+    if not request.volume:
+        return ModelPlace(
+            f"{folder} in the cluster",
+            (f"rsync -az {request.job}:{folder} .",),
+            "The cluster has the only copy, and `sky down` deletes it: copy it before, or add"
+            " --volume s3://BUCKET",
+        )
+    place = f"{request.volume}{folder.removeprefix('/checkpoints')}"
+    programs = {"s3": "aws s3 sync", "gs": "gcloud storage rsync --recursive"}
+    program = programs.get(request.volume.partition("://")[0])
+    get = (f"{program} {place} {request.job}",) if program else ()
+    return ModelPlace(place, get)
 
 
 # --- one's own machines ------------------------------------------------------------------------
@@ -262,7 +327,11 @@ def ssh(request: Request) -> StartFiles:
     loop = text_file("loop.sh", text, is_program=True)
     keys = "".join(f" {secret}=${secret}" for secret in secret_names(request))
     files += packing_files(request)
-    return StartFiles((loop, *files), (f"export RAY_AUTH_TOKEN={RANDOM}{keys}", "bash loop.sh"))
+    head = request.hosts[0]
+    folder = f"pod-agent/checkpoints/{request.job}"
+    model = ModelPlace(f"~/{folder} on {head}", (f"scp -r {head}:{folder} .",))
+    steps = (f"export RAY_AUTH_TOKEN={RANDOM}{keys}", "bash loop.sh")
+    return StartFiles((loop, *files), steps, model)
 
 
 def _docker_variables(variables: Mapping[str, str]) -> str:

@@ -35,6 +35,7 @@ class Platform(Value, frozen=True):
     flag: str = ""  # The flag that chooses among `variants`; the first is the default
     variants: tuple[str, ...] = ("",)
     takes: tuple[str, ...] = ()  # Its own options
+    asks_volume: str = ""  # What is asked for at a terminal where a run's disks end with it
 
 
 PLATFORMS = {
@@ -52,6 +53,7 @@ PLATFORMS = {
         flag="kind",
         variants=("pods", "cluster"),
         takes=("kind", "gpu_type", "center", "volume", "image", "wandb", "hf_token"),
+        asks_volume="id of a network volume",
     ),
     "dstack": Platform(
         platform_files.dstack,
@@ -59,10 +61,12 @@ PLATFORMS = {
             *("gpu_type", "center", "volume", "fleet", "image"),
             *("spot", "wandb", "hf_token"),
         ),
+        asks_volume="name of a network volume",
     ),
     "skypilot": Platform(
         platform_files.skypilot,
         takes=("gpu_type", "center", "volume", "image", "spot", "wandb", "hf_token"),
+        asks_volume="a bucket such as s3://mine",
     ),
     "kubernetes": Platform(
         kubernetes_files.kubernetes,

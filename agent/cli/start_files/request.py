@@ -97,11 +97,20 @@ def text_file(name: str, text: str, *, is_program: bool = False) -> StartFile:
     return StartFile(name, text.encode(), is_program)
 
 
+class ModelPlace(Value, frozen=True):
+    """Where the checkpoints of a run are after it."""
+
+    where: str
+    get: tuple[str, ...] = ()  # The commands that copy them, if they are not there already
+    warning: str = ""  # How the only copy would be lost
+
+
 class StartFiles(Value, frozen=True):
-    """All files of a run, what to type next, and what to know before."""
+    """All files of a run, what to type next, what to know before, and where its model is."""
 
     files: tuple[StartFile, ...]
     steps: tuple[str, ...]  # Commands, and comments with a leading `#`
+    model: ModelPlace
     notes: tuple[str, ...] = ()
 
 
@@ -186,6 +195,11 @@ def usual_data(preset: Preset, folders: Folders) -> str:
     return preset.train.format_map({"data": folders.data, "code": folders.code})
 
 
+def checkpoints_of(request: Request, folders: Folders) -> str:
+    """Return the folder of the job's checkpoints."""
+    return f"{folders.checkpoints}/{request.job}"
+
+
 def job_variables(request: Request, folders: Folders, *, restarted: bool) -> dict[str, str]:
     """Return the variables of the job; `restarted`: the platform starts a lost node again."""
     preset = request.preset
@@ -196,7 +210,7 @@ def job_variables(request: Request, folders: Folders, *, restarted: bool) -> dic
     # A command of one's own has arguments and data of its own.
     if request.command:
         own = {
-            "AGENT_CHECKPOINTS": f"{folders.checkpoints}/{request.job}",
+            "AGENT_CHECKPOINTS": checkpoints_of(request, folders),
             "AGENT_MODEL": request.model,
             "AGENT_TRAIN_DATA": request.data,
             **common,
@@ -227,7 +241,7 @@ def job_variables(request: Request, folders: Folders, *, restarted: bool) -> dic
         "AGENT_MODEL": request.model or preset.model,
         "AGENT_TRAIN_DATA": train,
         **usual,
-        "AGENT_CHECKPOINTS": f"{folders.checkpoints}/{request.job}",
+        "AGENT_CHECKPOINTS": checkpoints_of(request, folders),
         "AGENT_JOB_ARGS": " ".join(args),
         "AGENT_JOB_RETRIES": "3" if restarted and preset.resumes else "",
         "AGENT_REWARD": preset.reward.format_map(known),

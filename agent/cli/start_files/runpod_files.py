@@ -8,6 +8,8 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from agent.base import times
+from agent.base.text import duration_text
 from agent.cli.start_files.platform_files import (
     SERVICES,
     packing_files,
@@ -18,9 +20,11 @@ from agent.cli.start_files.platform_files import (
 )
 from agent.cli.start_files.request import (
     Folders,
+    ModelPlace,
     Request,
     StartFile,
     StartFiles,
+    checkpoints_of,
     job_variables,
     text_file,
 )
@@ -121,13 +125,35 @@ def runpod(request: Request) -> StartFiles:
     )
 
     notes = [SLOW] if is_networked else []
-    if is_cluster and not request.volume:
-        notes.append(
-            "Without --volume ID everything is lost with the cluster: its pods are held, and bill,"
-            " until you delete it"
-        )
+    model = _model(request, checkpoints_of(request, folders), is_cluster=is_cluster)
     sent = (*sent_files(request), *packing_files(request))
-    return StartFiles((text_file(name, text), maker, *sent), steps, tuple(notes))
+    return StartFiles((text_file(name, text), maker, *sent), steps, model, tuple(notes))
+
+
+def _model(request: Request, folder: str, *, is_cluster: bool) -> ModelPlace:
+    """Return the place on the volume, or on the disks of the pods."""
+    send = f"runpodctl send {folder}"
+    receive = "runpodctl receive CODE   # here, with the code that it prints"
+    if request.volume:
+        where = f"{folder} on the network volume {request.volume}"
+        return ModelPlace(where, (f"{send}   # in a pod with that volume", receive))
+    if is_cluster:
+        return ModelPlace(
+            f"{folder} in the pods",
+            (f"{send}   # in the head's pod, which is held after the run", receive),
+            "The pods have the only copy, and bill until you delete the cluster, which deletes it:"
+            " copy it before, or add --volume ID",
+        )
+    stays = duration_text(times.STARTED_AGAIN)
+    return ModelPlace(
+        f"{folder} on the disk of each pod",
+        (
+            f"{send}   # in the head's pod: start it in the console, it stays up for {stays}",
+            receive,
+        ),
+        "The pods are stopped after the run, and have the only copy: it is deleted with them. Add"
+        " --volume ID to keep it",
+    )
 
 
 def _place(agent: AgentFile) -> str:

@@ -13,6 +13,7 @@ from agent.base.value import Value
 from agent.cli.start_files.platform_files import SERVICES, sent_files
 from agent.cli.start_files.request import (
     Folders,
+    ModelPlace,
     Request,
     StartFiles,
     is_hub_data,
@@ -95,7 +96,8 @@ def slurm(request: Request) -> StartFiles:
     notes = []
     if variant == "podman":
         notes.append("--container podman is for AMD GPUs; NVIDIA's are apptainer's and pyxis' part")
-    return StartFiles((*files, *sent_files(request)), steps, tuple(notes))
+    model = ModelPlace(f"checkpoints/{request.job} in this folder")
+    return StartFiles((*files, *sent_files(request)), steps, model, tuple(notes))
 
 
 def _fetch_values(request: Request, data: _Data, image: str, python: str) -> dict[str, object]:

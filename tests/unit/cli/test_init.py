@@ -163,9 +163,15 @@ def test_no_file_is_to_be_edited(
     named = set(re.findall(r"[\w.-]+\.(?:sbatch|sh|ya?ml|py)\b", "\n".join(steps)))
     assert named
     assert {one for one in named if not (tmp_path / "made" / one).exists()} <= {"train.py"}
-    assert "pod-agent plan" in steps[-1]
+    (plan,) = (at for at, step in enumerate(steps) if " pod-agent plan" in step)
     if job != "rehearsal":
-        assert f"pod-agent init {name} rehearsal" in steps[-2]
+        assert f"pod-agent init {name} rehearsal" in steps[plan - 1]
+
+    # The last lines say where the model is.
+    assert ("Your model will be in " in printed) == (job != "rehearsal")
+    if job == COMMAND:
+        assert f"checkpoints/{COMMAND}" in printed
+        assert "if your command saves it to $AGENT_CHECKPOINTS or {checkpoints}" in printed
 
 
 @pytest.mark.parametrize(("name", "flag", "variant"), KINDS)
@@ -279,6 +285,74 @@ def test_only_what_the_platforms_describe(tmp_path: Path) -> None:
             assert body["env"][name] == f"{{{{ RUNPOD_SECRET_{name.lower()} }}}}"
 
 
+MODELS = {
+    "dstack": (
+        "/checkpoints/verl-grpo on the instances; get it by:",
+        "dstack apply -y -f get.dstack.yml",
+        "scp -r get-verl-grpo:/checkpoints/verl-grpo .",
+        "! The instances have the only copy, and are given back 2h after the run",
+    ),
+    "dstack --volume disk": ("/checkpoints/verl-grpo on the volume disk; get it by:",),
+    "dstack --fleet mine": ("once they have been idle as long as the fleet mine says",),
+    "skypilot": (
+        "rsync -az verl-grpo:/root/checkpoints/verl-grpo . && sky down verl-grpo",
+        "! The cluster has the only copy, and `sky down` deletes it",
+    ),
+    "skypilot --volume s3://mine": (
+        "s3://mine/checkpoints/verl-grpo; get it by:",
+        "aws s3 sync s3://mine/checkpoints/verl-grpo verl-grpo",
+    ),
+    "runpod --kind pods": (
+        "start it in the console, it stays up for 60 min",
+        "! The pods are stopped after the run, and have the only copy",
+    ),
+    "runpod --kind cluster": (
+        "! The pods have the only copy, and bill until you delete the cluste",
+    ),
+    "runpod --kind cluster --volume v": (
+        "/workspace/checkpoints/verl-grpo on the network volume v; get it by:",
+    ),
+    "kubernetes": (
+        "/workspace/checkpoints/verl-grpo on the claim rl-workspace; get it by:",
+        "kubectl cp rl-files:/workspace/checkpoints/verl-grpo verl-grpo",
+    ),
+    "kuberay --volume mine": ("on the claim mine",),
+    "slurm --python /venv/bin/python": ("checkpoints/verl-grpo in this folder.",),
+    "ssh --hosts me@a,b": ("scp -r me@a:pod-agent/checkpoints/verl-grpo .",),
+}
+"""By the words of `init`: what its last lines say about the model."""
+
+
+@pytest.mark.parametrize("words", MODELS)
+def test_where_the_model_is(words: str, tmp_path: Path) -> None:
+    """The last lines name the place and the command, and warn where it has the only copy."""
+    platform, *more = words.split()
+    nodes = () if platform == "ssh" else ("--nodes", "2")
+    _, printed = written(tmp_path / "made", platform, "verl-grpo", *nodes, "--gpus", "8", *more)
+    _, found, end = printed.partition("Your model will be in ")
+    assert found
+    for text in MODELS[words]:
+        assert text in printed
+    warns = any(text.startswith("! ") for text in MODELS[words]) or "--fleet" in words
+    assert ("only copy" in end) == warns
+    assert len(end.splitlines()) < 5
+
+
+def test_idle_machines_with_the_only_copy_stay_longer(tmp_path: Path) -> None:
+    """Ten minutes suffice only where a volume has the checkpoints, or nothing is worth keeping."""
+    words = ("--nodes", "2", "--gpus", "8")
+    for number, (more, idle, nodes) in enumerate([((), "2h", 2), (("--volume", "v"), "10m", 1)]):
+        files, _ = written(tmp_path / str(number), "dstack", "verl-grpo", *words, *more)
+        assert yaml.safe_load(files["fleet.dstack.yml"])["idle_duration"] == idle
+        task, get = (yaml.safe_load(files[f"{n}.dstack.yml"]) for n in ("verl-grpo", "get"))
+        assert get["nodes"] == nodes
+        assert {get[key] == task[key] for key in ("volumes", "fleets", "resources", "image")} == {
+            True
+        }
+    files, _ = written(tmp_path / "rehearsal", "dstack", "rehearsal", "--nodes", "2")
+    assert yaml.safe_load(files["fleet.dstack.yml"])["idle_duration"] == "10m"
+
+
 def test_runpod_ends_its_bill(tmp_path: Path) -> None:
     """Pods are stopped; a cluster is deleted where its results outlive it, else held."""
     words = ("runpod", "verl-grpo", "--nodes", "2", "--gpus", "8")
@@ -380,7 +454,7 @@ def test_the_examples_are_its_output(tmp_path: Path) -> None:
     environ = {**os.environ, "PYTHON": sys.executable}
     subprocess.run([ROOT / "scripts/examples", tmp_path], check=True, env=environ)
     made = [path for path in tmp_path.rglob("*") if path.is_file()]
-    assert len(made) == 24
+    assert len(made) == 25
     for path in made:
         example = ROOT / "examples" / path.relative_to(tmp_path)
         assert example.read_bytes() == path.read_bytes(), "run ./scripts/examples"
@@ -590,6 +664,24 @@ def test_it_asks_at_a_terminal(tmp_path: Path) -> None:
     manifest = (tmp_path / "kubeflow-trainjob.yaml").read_text(encoding="utf-8")
     assert "nvidia.com/gpu: 4" in manifest
     assert "Qwen/Qwen3-8B" in manifest
+
+
+def test_a_volume_is_asked_for_where_the_only_copy_would_be_lost(tmp_path: Path) -> None:
+    """An empty answer means none."""
+    for number, (answer, volume) in enumerate([(b"s3://mine\n", True), (b"\n", False)]):
+        ours, theirs = pty.openpty()
+        to = tmp_path / str(number)
+        words = ["skypilot", "verl-grpo", "--nodes", "2", "--gpus", "8", "--model", "a/b"]
+        with subprocess.Popen(
+            [*AGENT, *words, "--to", str(to)], cwd=ROOT, stdin=theirs, stdout=theirs, stderr=theirs
+        ) as process:
+            os.close(theirs)
+            os.write(ours, answer)
+            assert process.wait(timeout=100) == 0
+        printed = os.read(ours, 65_536).decode()
+        os.close(ours)
+        assert "a bucket such as s3://mine, which keeps the model; empty: none" in printed
+        assert ("s3://mine" in (to / "verl-grpo.sky.yaml").read_text()) == volume
 
 
 def test_every_usual_image_is_public() -> None:

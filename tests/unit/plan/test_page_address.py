@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agent.plan.page_address import page_address, proxied_ip
+from agent.plan.page_address import how_to_fetch, page_address, proxied_ip
 from support.captured import plan_of, read
 
 TOKEN = {"RAY_AUTH_TOKEN": "t0ken-of-more-than-thirty-two-characters"}
@@ -28,6 +28,26 @@ def test_the_page_as_a_platform_has_it(name: str) -> None:
     plan = plan_of(environ, facts)
     place = {"port": plan.ports.agent, "node": plan.topology.node_name}
     assert page_address(plan) == CASES[name].format(**environ, **place)
+
+
+FROM_CLAIM = "kubectl cp rl-files:/c/step_1 step_1 (or from another pod that mounts the disk)"
+COPIES = {
+    "runpod-head": "runpodctl send /c/step_1 on this pod, then what it prints on your machine",
+    "dstack-head": "dstack apply -y -f get.dstack.yml, and meanwhile: scp -r"
+    " get-{DSTACK_RUN_NAME}:/c/step_1 .",
+    "slurm-head": "",
+    "skypilot-head": "rsync -az rl:/c/step_1 .",
+    "lws-head": FROM_CLAIM,
+    "kuberay-head": FROM_CLAIM,
+    "plain-head": "",
+}
+
+
+@pytest.mark.parametrize("name", COPIES)
+def test_how_a_checkpoint_is_copied_from_a_platform(name: str) -> None:
+    """By its own command; on a disk that stays it is there already."""
+    environ, facts = read(name)
+    assert how_to_fetch(plan_of(environ, facts), "/c/step_1") == COPIES[name].format(**environ)
 
 
 @pytest.mark.parametrize("name", ["runpod-head", "runpod-cluster-head"])

@@ -6,8 +6,11 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import anyio
+import pytest
 
-from agent.run.checkpoint_watch import CheckpointWatch
+from agent.base import ends
+from agent.run.checkpoint_watch import CheckpointWatch, checkpoint_line
+from support.worlds import plan_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -70,3 +73,54 @@ def test_a_job_without_checkpoints_is_not_looked_at() -> None:
     watch = CheckpointWatch(run)
     anyio.run(watch.look)
     assert watch.to_status() is None
+
+
+DONE = ends.JOB_SUCCEEDED.outcome(before="")
+STOPPED = ends.stopped(15, expected=False)
+
+
+@pytest.mark.parametrize(
+    ("whole", "partial", "newest"),
+    [
+        ("checkpoint-20", "checkpoint-40", "checkpoint-20"),  # its save was killed
+        ("checkpoint-40", "", "checkpoint-40"),
+        ("", "global_step_40", "global_step_40"),  # nothing marks the end of a save
+    ],
+)
+def test_the_last_lines_name_the_newest_whole_checkpoint(
+    whole: str, partial: str, newest: str, tmp_path: Path
+) -> None:
+    """Also of a command of one's own, however the run ended."""
+    for name in filter(None, (whole, partial)):
+        (tmp_path / name).mkdir()
+    if whole:
+        (tmp_path / whole / "trainer_state.json").write_text("{}")
+    run: Any = SimpleNamespace(
+        plan=plan_of({"AGENT_CHECKPOINTS": str(tmp_path)}, command=["train"])
+    )
+    for outcome in (DONE, STOPPED):
+        line = anyio.run(checkpoint_line, run, outcome)
+        assert line == f"newest checkpoint: {tmp_path}/{newest}"
+
+
+@pytest.mark.parametrize(
+    ("words", "variable", "line"),
+    [
+        (["train"], "AGENT_CHECKPOINTS", "no checkpoint in {folder}"),
+        (
+            ["train", "--out={checkpoints}"],
+            "AGENT_LOG_DIR",
+            "no checkpoint in {folder}/checkpoints",
+        ),
+        (["train"], "AGENT_LOG_DIR", ""),
+    ],
+)
+def test_a_job_that_saved_nothing(
+    words: list[str], variable: str, line: str, tmp_path: Path
+) -> None:
+    """The line is of a job that was to save there, once it has ended by itself."""
+    run: Any = SimpleNamespace(plan=plan_of({variable: str(tmp_path)}, command=words))
+    found = anyio.run(checkpoint_line, run, DONE)
+    assert found.startswith(line.format(folder=tmp_path))
+    assert bool(found) == bool(line)
+    assert anyio.run(checkpoint_line, run, STOPPED) == ""

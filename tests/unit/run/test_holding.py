@@ -58,12 +58,21 @@ def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return lines
 
 
-def held_by(url: str, on_done: str, key: str = KEY, *, is_head: bool = False, **more: str) -> Held:
+def held_by(
+    url: str,
+    on_done: str,
+    key: str = KEY,
+    *,
+    is_head: bool = False,
+    stays: float = 0.0,
+    **more: str,
+) -> Held:
     """Return a pod whose run is over."""
     environ = {"AGENT_RUNPOD_API": url, "AGENT_ON_DONE": on_done, **more}
     environ |= {"RUNPOD_API_KEY": key} if key else {}
     settings = settings_of(environ)
-    return Held(settings, {"RUNPOD_POD_ID": POD}, settings.on_done or "", is_head=is_head)
+    pod = {"RUNPOD_POD_ID": POD}
+    return Held(settings, pod, settings.on_done or "", is_head=is_head, stays=stays)
 
 
 def hold_until(held: Held, holds: Callable[[], bool]) -> None:
@@ -97,6 +106,16 @@ def test_a_pod_is_stopped(runpod: RunPodServer, on_done: str, status: str) -> No
         ("POST", POD, action, 204 if action == "terminate" else 200),
     ]
     assert [one for one in runpod.requests if one[0] == "POST"] == runpod.requests[1:2]
+
+
+def test_a_pod_that_is_started_again_stays_for_a_while(
+    runpod: RunPodServer, said: list[str]
+) -> None:
+    """What is on its disk can be copied; then it is stopped."""
+    held = held_by(runpod.url, "stop-pod", stays=0.5)
+    hold_until(held, lambda: any("copy what you need" in line for line in said))
+    assert runpod.requests == []
+    hold_until(held, lambda: runpod.pods[POD].get("status") == "EXITED")
 
 
 @pytest.mark.parametrize("method", ["GET", "POST"])

@@ -68,6 +68,7 @@ class Container:
         self.jobs = 0
         """Jobs that ran to completion."""
         self.held = ""
+        self.stays = 0.0
         """The action instead of the exit."""
         self._outcomes: list[Outcome] = []
         monkeypatch.setattr(plan_input, "plan_from_environment", self._plan)
@@ -104,6 +105,7 @@ class Container:
         self, _outcome: Outcome, container: restarts_module.Container, *_asked_to_stop: object
     ) -> None:
         self.held = container.on_done
+        self.stays = container.stays
 
 
 RUNPOD = {"RUNPOD_POD_ID": "podaaa"}
@@ -140,7 +142,9 @@ def test_every_end_stops_the_bill(
     assert pod.jobs <= 1
     assert pod.held == ("" if rule == "never" else environ.get("AGENT_ON_DONE", "hold"))
     if pod.jobs:  # a person starts the container again
+        assert pod.stays == 0
         pod.start(DONE)
+        assert (pod.stays > 0) == (environ.get("AGENT_ON_DONE") == "stop-pod")
         assert pod.jobs == 1 or rule == "never"
         assert pod.held or rule == "never"
 
