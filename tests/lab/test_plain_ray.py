@@ -21,7 +21,7 @@ OPEN = {"RAY_AUTH_MODE": "disabled"}
 @pytest.mark.pods(2)
 def test_a_plain_ray_start_joins_as_a_worker(cluster: Cluster) -> None:
     """A node joined by a plain `ray start` counts, and the job uses it."""
-    head = cluster.agent(0, "echo", "nodes={nodes}")
+    head = cluster.agent(0, "echo", "nodes={nodes} others={nodes-1}")
     pod = cluster.pods[1]
     idle = pod.start(["sleep", "infinity"], env=OPEN)
     head.wait_for("0 of 1 joined", timeout=BOOT)
@@ -33,7 +33,7 @@ def test_a_plain_ray_start_joins_as_a_worker(cluster: Cluster) -> None:
 
     await_true("plain ray start", joined, BOOT)
     assert head.wait(BOOT) == 0, head.tail()
-    assert head.stdout() == "nodes=2\n"
+    assert head.stdout() == "nodes=2 others=1\n"
 
 
 @pytest.mark.pods(2)
