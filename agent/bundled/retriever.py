@@ -9,7 +9,6 @@ a line break, a text).
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import heapq
 import json
@@ -20,6 +19,7 @@ from collections import Counter, defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from agent.base.arguments import VerbParser
 from agent.serving.bodies import Bodies
 from agent.serving.json_size import has_more_values
 from agent.serving.program import Program
@@ -175,7 +175,7 @@ class Retriever:
 
 def main(argv: list[str]) -> int:
     """Serve until SIGTERM: 0 then, 1 for a bad corpus, 2 for a flag, 78 if it cannot listen."""
-    parser = argparse.ArgumentParser(
+    parser = VerbParser(
         prog="pod-agent retriever", description=(__doc__ or "").partition("\n")[0]
     )
     add = parser.add_argument

@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 from msgspec import Struct
 
+from agent.base.arguments import VerbParser
 from agent.base.text import is_loopback, quota_key
 from agent.bundled import maths
 from agent.bundled.judge import KEY, GivenGrade, Judge, JudgeSpec, NoGradeError, ScoredItem
@@ -282,7 +283,7 @@ def read_judge(text: str) -> JudgeSpec:
 
 
 def _arguments(argv: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
+    parser = VerbParser(
         prog="pod-agent reward-server",
         description="Score mathematical answers over HTTP.",
         epilog="Numbers and texts are compared by value. With math-verify installed, so are "

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 NAMES = "names"
 PORTS = "ports"
 TEMP_DIR = "temp dir"
+LOG_DIR = "AGENT_LOG_DIR"
 
 _OWN = "Ray of the agent"
 _GIVEN = "Ray of the platform"
@@ -38,6 +39,7 @@ CHECKS: tuple[tuple[str, Callable[[CheckedNode], Result | None], tuple[str, ...]
     ("/dev/shm", machine.shared_memory, (_OWN, _SHARES)),
     ("{temp}", machine.disk, (_OWN, _SHARES)),
     (TEMP_DIR, machine.temp_dir, (_OWN,)),
+    (LOG_DIR, machine.log_folder, (_OWN, _GIVEN, _SHARES)),
     ("cores", machine.cores, (_OWN,)),
     ("processes", machine.processes, (_OWN, _SHARES)),
     ("GPUs", machine.gpus, (_OWN, _SHARES)),

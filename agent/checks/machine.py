@@ -76,6 +76,15 @@ def temp_dir(node: CheckedNode) -> Result:
     return fail(f"{folder.path}, the folder for Ray's sockets and logs, {what}", remedy)
 
 
+def log_folder(node: CheckedNode) -> Result | None:
+    """A run begins with its folder in AGENT_LOG_DIR."""
+    fault = node.facts.logs_fault
+    if not fault:
+        return None
+    what = f"{node.settings.log_dir} cannot be written: {fault}"
+    return fail(what, "Choose a writable folder in AGENT_LOG_DIR")
+
+
 def cores(node: CheckedNode) -> Result:
     """Frameworks request one core per GPU from Ray, and one more for themselves."""
     facts = node.facts

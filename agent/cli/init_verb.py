@@ -162,7 +162,7 @@ def run(environ: Mapping[str, str], options: argparse.Namespace) -> int:
         _refuse_overwriting(made, options)
         _write(made, options.to)
     except _RefusedError as error:
-        print(f"pod-agent init: error: {error}", file=sys.stderr)
+        print(f"pod-agent init: {error}", file=sys.stderr)
         return 2
     for warning in warnings:
         print(f"! {warning}")

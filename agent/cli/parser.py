@@ -10,6 +10,7 @@ import shlex
 from typing import TYPE_CHECKING, NoReturn
 
 from agent import load
+from agent.base.arguments import VerbParser
 from agent.cli.options import closest
 from agent.cli.verbs import VERBS
 
@@ -62,7 +63,7 @@ def flags_of(verb: str) -> list[str]:
 
 
 def parse(before: list[str], command: list[str] | None) -> argparse.Namespace:
-    """Parse verb and options; an error shows the verb's usage and what was probably meant.
+    """Parse verb and options; an error names what was probably meant.
 
     `command` is what follows `--`, None without it.
     """
@@ -94,9 +95,9 @@ def parse(before: list[str], command: list[str] | None) -> argparse.Namespace:
 
 def _parsers(
     given: str | None,
-) -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParser]]:
+) -> tuple[VerbParser, dict[str, VerbParser]]:
     """Return the parser, and that of each verb; only the given verb's has its options."""
-    parser = argparse.ArgumentParser(
+    parser = VerbParser(
         prog="pod-agent",
         description="Turn this pod and the other pods of its run into one RL training job. "
         "What to do comes from the environment: see `pod-agent env`.",
@@ -106,7 +107,7 @@ def _parsers(
     parser.add_argument("--version", action="store_true", help="versions of agent, Python and Ray")
     subparsers = parser.add_subparsers(dest="verb", metavar="VERB")
 
-    verb_parsers: dict[str, argparse.ArgumentParser] = {}
+    verb_parsers: dict[str, VerbParser] = {}
     for name, verb in VERBS.items():
         verb_parser = subparsers.add_parser(
             name,
@@ -127,9 +128,9 @@ def _parsers(
 
 
 def _refuse_unknown(
-    parser: argparse.ArgumentParser, verb: str, unknown: list[str], *, has_verb: bool
+    parser: VerbParser, verb: str, unknown: list[str], *, has_verb: bool
 ) -> NoReturn:
-    """Exit with the usage, and the flags that were probably meant."""
+    """Exit with the flags that were probably meant."""
     known_flags = flags_of(verb) if has_verb else ["--version"]
     meant = [closest(word.partition("=")[0], known_flags) for word in unknown]
 

@@ -156,7 +156,7 @@ def make_plan(  # noqa: PLR0913 - all inputs of a plan
         waits=tuple(planned_waits(plan)),
         listeners=tuple(listeners_of(plan)),
         findings=tuple(_findings(plan, node, recipe, loaded.misspelled)),
-        notes=(*loaded.ignored, *_notes(plan)),
+        notes=(*loaded.notes, *_notes(plan)),
     )
 
 

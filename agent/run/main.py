@@ -25,7 +25,7 @@ import anyio
 from agent import __version__
 from agent.base import ends, times
 from agent.base.errors import AgentError, PreflightError
-from agent.checks import NAMES
+from agent.checks import LOG_DIR, NAMES
 from agent.checks.finding import Level
 from agent.decisions.shared import StopAsked
 from agent.job.job import job_identity
@@ -189,6 +189,10 @@ def _open_log(plan: Plan, environ: Mapping[str, str], redactor: Redactor) -> Non
     )
     # A misspelled setting may explain whatever comes next.
     _warn(finding for finding in plan.findings if finding.check == NAMES)
+    for finding in plan.failed():
+        if finding.check == LOG_DIR:
+            what = f"{LOG_DIR}={finding.what}"
+            raise PreflightError(what, remedy=finding.remedy, culprit=LOG_DIR)
     _make_log_dir(log_root(plan.settings))
 
 

@@ -47,6 +47,7 @@ from agent.node.python_facts import of_command
 from agent.node.upload import UploadSize
 from agent.plan.listeners import port_clashes
 from agent.plan.make import make_plan, private_folder
+from agent.plan.plan import log_root
 from agent.plan.plan_job import checkpoint_folder
 from agent.plan.plan_services import all_services, service_problems
 from agent.platforms.rank_variables import PlatformInfo
@@ -302,8 +303,11 @@ def _add_disks(
     services: ServicesFile,
     environ: Mapping[str, str],
 ) -> Facts:
-    """Add what is on disk already: results of steps, Ray's folder, the model."""
+    """Add what is on disk already: results of steps, folders of logs and of Ray, the model."""
     results = [step.once for step in services.steps if step.once is not None]
+    logs = str(log_root(settings))
+    late = f"its disk does not answer within {times.IDLE_DISK:g} s"
+    logs_fault = run_within(times.IDLE_DISK, lambda: read.why_no_folder(logs))
     model = settings.model or ""
     is_here = Path(model or "/").exists()
     hub_cache = None
@@ -313,6 +317,7 @@ def _add_disks(
     return replace(
         facts,
         disks={path: read.disk_of(path) for path in results},
+        logs_fault=late if logs_fault is None else logs_fault,
         ray_temp=read.read_folder(private_folder(facts, topology.platform.job_id)),
         model_is_here=is_here,
         hub_cache=hub_cache,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from agent.base.errors import Problem, SettingsError
 from agent.base.text import Line, escaped, first_names, nearly_equal
 from agent.base.value import Value
-from agent.settings import model
+from agent.settings import model, values
 from agent.settings.model import Settings
 from agent.settings.rules import contradictions
 
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 _MAY_BE_EMPTY = {"AGENT_JOB_ARGS", "WANDB_API_KEY", "RUNPOD_API_KEY"}
 _PREFIX = "AGENT_"
+_OURS = {"RAY_WORKER", "HEAD_POD_ID", "EXPECTED_WORKERS", "DEBUG_RAY"}
+"""Names without the prefix that no other tool has: a near miss is ours, too."""
+_DURATIONS = {values.duration, values.duration_or_off, values.duration_or_auto}
 
 
 class Loaded(Value):
@@ -28,7 +31,7 @@ class Loaded(Value):
     settings: Settings
     command: tuple[str, ...] | None  # the job given after `--`, as argv
     origins: Mapping[str, str]  # by variable: `environment`, the file it was read from, `default`
-    ignored: tuple[str, ...] = ()  # a sentence for each variable that is ignored
+    notes: tuple[str, ...] = ()  # a sentence for each variable that may be meant otherwise
     misspelled: tuple[str, ...] = ()  # one for each misspelled name, and one for unknown names
 
 
@@ -49,7 +52,7 @@ def read_settings(
     # Which text has each variable, and from where?
     texts, origins = _collect(environ, problems)
     misspelled = _unknown_names(environ, problems)
-    ignored = _drop_service_links(texts, origins)
+    notes = (*_drop_service_links(texts, origins), *_bare_numbers(texts))
 
     # Each value alone; a wrong one is left out, and so gets its default.
     fields: dict[str, Any] = {}
@@ -65,7 +68,7 @@ def read_settings(
     argv = None if command is None else tuple(command)
     wrong = {problem.variable for problem in problems}
     problems += [problem for problem in contradictions(settings, argv) if not wrong & problem.names]
-    return Loaded(settings, argv, origins, ignored, misspelled), tuple(problems)
+    return Loaded(settings, argv, origins, notes, misspelled), tuple(problems)
 
 
 def _read_value(name: str, text: str) -> object:
@@ -87,6 +90,14 @@ def _drop_service_links(texts: dict[str, str], origins: dict[str, str]) -> tuple
         ignored.append(f"{name}={texts.pop(name)} is a Kubernetes service link and is ignored")
         origins[name] = "default (a Kubernetes service link was ignored)"
     return tuple(ignored)
+
+
+def _bare_numbers(texts: Mapping[str, str]) -> Iterator[str]:
+    """Yield a sentence for each duration without a unit: minutes may be meant."""
+    for name, text in texts.items():
+        number = text.strip()
+        if model.VARIABLES[name].read in _DURATIONS and number.isdecimal() and number != "0":
+            yield f"{name}={number} is read as {number} seconds ({number}m: minutes)"
 
 
 def settings_for_end(environ: Mapping[str, str]) -> Settings:
@@ -162,7 +173,7 @@ def _unknown_names(environ: Mapping[str, str], problems: list[Problem]) -> tuple
             misspelled.append(
                 f"{name} is set by the agent in the job's environment; your value is ignored"
             )
-        elif is_prefixed and meant is not None:
+        elif meant is not None and (is_prefixed or (meant in _OURS and meant not in environ)):
             problems.append(Problem(name, "an unknown name", f"{meant} (did you mean that?)"))
         elif is_prefixed:
             related = get_close_matches(name, model.VARIABLES, 1, 0.78)  # AGENT_ID has less

@@ -308,6 +308,13 @@ ROWS: dict[str, tuple[str, dict[str, str], Facts, Level, str]] = {
     ),
     "tmp": ("/tmp", {}, replace(MACHINE, temp_free=2048 * MIB), Level.OK, "2048 MiB free"),
     "full tmp": ("/tmp", {}, replace(MACHINE, temp_free=2047 * MIB), Level.WARN, "2047 MiB free"),
+    "no folder of logs": (
+        "AGENT_LOG_DIR",
+        {"AGENT_LOG_DIR": "/proc/x"},
+        replace(MACHINE, logs_fault="/proc keeps none"),
+        Level.FAIL,
+        "/proc/x cannot be written: /proc keeps none",
+    ),
     "no temp dir": ("temp dir", {}, MACHINE, Level.OK, "not created yet"),
     "our temp dir": ("temp dir", {}, replace(MACHINE, ray_temp=OURS), Level.OK, "owned by this"),
     "our open temp dir": (
@@ -663,7 +670,7 @@ def test_every_check_is_run_and_tested() -> None:
     names = [f.check for f in run_checks(MACHINE, settings_of({}), topology_of({}))]
     assert len(names) == len(set(names))
     elsewhere = {"torch", "AGENT_PREFLIGHT"}  # test_torchrun.py, test_preflight.py
-    of_some = {"nodes", "RDMA", "packages", "AGENT_ON_STALL"}
+    of_some = {"nodes", "RDMA", "packages", "AGENT_ON_STALL", "AGENT_LOG_DIR"}
     assert {*names, *elsewhere, *of_some} == {
         name.format(temp=MACHINE.temp) for name, _, _ in CHECKS
     }

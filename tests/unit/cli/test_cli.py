@@ -122,30 +122,34 @@ def test_a_slip_on_the_command_line(arguments: tuple[str, ...], words: str) -> N
 
 def test_a_program_that_is_not_there_ends_before_the_boot(tmp_path: Path) -> None:
     """78 by `run`; `plan` shows it first and stays 0, with --check it is 78, too."""
-    env = {"AGENT_LOG_DIR": str(tmp_path), "RAY_WORKERS": "3", "AGENT_PORT": "21970"}
+    env = {"AGENT_LOG_DIR": str(tmp_path), "WANDB_APIKEY": "3", "AGENT_PORT": "21970"}
     env |= {"AGENT_RAY_PORT": "21960", "AGENT_DASHBOARD_PORT": "21961", "AGENT_REWARD": "off"}
     done = agent("run", "--", "./no-such-train.sh", env=env, cwd=tmp_path)
     assert done.returncode == 78, done.stderr
     last = done.stderr.strip().splitlines()[-1]
     assert "'./no-such-train.sh' does not exist" in last
-    assert "! names: RAY_WORKERS is no known variable" in done.stderr
+    assert "! names: WANDB_APIKEY is no known variable" in done.stderr
     shown = agent("plan", "--", "./no-such-train.sh", env=env, cwd=tmp_path)
     assert shown.returncode == 0
     first, second, *_ = shown.stdout.splitlines()
-    assert first.startswith("warn names: RAY_WORKERS is no known variable")
+    assert first.startswith("warn names: WANDB_APIKEY is no known variable")
     assert second == "refused:   `run` would be refused (78): 1 check(s) fail"
     assert "FAIL job: the program after --: './no-such-train.sh'" in shown.stdout
     checked = agent("plan", "--check", "--", "./no-such-train.sh", env=env, cwd=tmp_path)
     assert (checked.returncode, checked.stdout) == (78, shown.stdout)
     assert agent("plan", "--check", "--", "true", env=env, cwd=tmp_path).returncode == 0
-    doctor = agent("doctor", env={"RAY_WORKERS": "3"}, cwd=tmp_path)
-    assert "warn names: RAY_WORKERS" in doctor.stdout
+    doctor = agent("doctor", env={"WANDB_APIKEY": "3"}, cwd=tmp_path)
+    assert "warn names: WANDB_APIKEY" in doctor.stdout
 
 
 @pytest.mark.parametrize("folder", ["/proc/nowhere/logs", "/dev/null/logs"])
 def test_a_log_folder_that_cannot_be_made(folder: str, tmp_path: Path) -> None:
-    """78 with the variable and the reason, before anything starts."""
-    env = {"AGENT_LOG_DIR": folder, "AGENT_PORT": "21980", "AGENT_REWARD": "off"}
+    """78 with the variable and the reason, before anything starts; `plan` and `doctor` see it."""
+    env = {"AGENT_LOG_DIR": folder, "AGENT_PORT": "21980"}
+    for verb in (("plan", "--check", "--", "true"), ("doctor",)):
+        checked = agent(*verb, env=env, cwd=tmp_path)
+        assert checked.returncode == 78
+        assert f"FAIL AGENT_LOG_DIR: {folder} cannot be written" in checked.stdout
     done = agent("run", "--", "true", env=env, cwd=tmp_path)
     assert done.returncode == 78, done.stderr
     assert f"AGENT_LOG_DIR={folder} cannot be written" in done.stderr.splitlines()[-1]
@@ -153,10 +157,10 @@ def test_a_log_folder_that_cannot_be_made(folder: str, tmp_path: Path) -> None:
 
 
 def test_a_near_miss_explains_a_refusal() -> None:
-    """If a mistyped variable explains why a worker has no head, the message says so."""
+    """If a mistyped variable explains why a worker has no head, it is an error, too."""
     done = agent("plan", env={"RAY_WORKER": "1", "HEAD_PODID": "abc"})
     assert done.returncode == 78
-    assert "HEAD_PODID is no known variable (did you mean HEAD_POD_ID?)" in done.stderr
+    assert "HEAD_PODID: got an unknown name; expected HEAD_POD_ID" in done.stderr
 
 
 def test_status_without_a_head_is_69(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "usage", "words"),
+    ("arguments", "verb", "words"),
     [
         (["doctor", "--josn"], "doctor", "did you mean --json?"),
         (["logs", "--folow"], "logs", "did you mean --follow?"),
@@ -43,16 +43,18 @@ if TYPE_CHECKING:
         (["explain", "a", "b"], "explain", "unrecognized arguments: b"),
     ],
 )
-def test_a_usage_error_shows_the_usage_of_its_verb(
-    arguments: list[str], usage: str, words: str, capsys: pytest.CaptureFixture[str]
+def test_a_usage_error_begins_with_what_is_wrong(
+    arguments: list[str], verb: str, words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The usage of the verb, and what was probably meant; exit code 2."""
+    """One line: the verb, what was probably meant, and where to read on; exit code 2."""
     with pytest.raises(SystemExit) as caught:
         main(arguments)
     assert caught.value.code == 2
     shown = capsys.readouterr().err
-    assert shown.startswith(f"usage: pod-agent {usage} ")
+    assert shown.startswith(f"pod-agent {verb}: ")
     assert words in shown
+    assert shown.endswith(f"`pod-agent {verb} --help` lists what it takes\n")
+    assert shown.count("\n") == 1
 
 
 def test_help_of_run_names_variables_placeholders_and_examples(

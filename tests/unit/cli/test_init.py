@@ -529,7 +529,7 @@ def test_a_folder_that_cannot_be_written(folder: str, tmp_path: Path) -> None:
     target = tmp_path / folder
     words = ("dstack", "rehearsal", "--nodes", "2", "--to", str(target))
     error = init(*words, code=2).stderr
-    assert error.startswith(f"pod-agent init: error: --to {target}: ")
+    assert error.startswith(f"pod-agent init: --to {target}: ")
     assert "Traceback" not in error
 
 

@@ -12,13 +12,14 @@ import psutil
 import pytest
 from msgspec.structs import replace
 
+from agent.checks.finding import Level
 from agent.decisions.head.head_state import FrameworkAnswered
 from agent.job.compile_caches import CompileCaches
 from agent.job.services import Placeholders
 from agent.node.node_kind import NodeKind
 from agent.processes.waiting import NotYet, until
 from agent.record.run_folder import RunFolder
-from agent.run.framework_answer import FrameworkAsker
+from agent.run.framework_answer import FrameworkAsker, refused_by_framework
 from agent.run.node_run import NodeRun
 from agent.settings.redact import redactor_for
 from support.asked_frameworks import install_openrlhf
@@ -185,3 +186,16 @@ def test_the_end_of_the_run_kills_it(tmp_path: Path) -> None:
     assert sent == []
     assert replace(FrameworkAnswered(), unknown="") == FrameworkAnswered()
     run.close()
+
+
+def test_a_check_asks_at_once(tmp_path: Path) -> None:
+    """`plan --check` finds what the framework would refuse while a run boots."""
+    environ = {"RAY_WORKER": "0", "PATH": os.defpath, "PYTHONPATH": str(tmp_path)}
+    install_openrlhf(tmp_path, REFUSES)
+    plan = plan_of(environ, command=[sys.executable, "-m", PPO, "--train.bach_size", "8"])
+    finding = refused_by_framework(plan)
+    assert finding is not None
+    assert finding.level is Level.FAIL
+    assert "openrlhf refuses --train.bach_size in the command after --" in finding.what
+    assert refused_by_framework(plan_of(environ, command=[sys.executable, "-m", PPO])) is None
+    assert refused_by_framework(plan_of(environ, command=["true"])) is None

@@ -40,6 +40,13 @@ def message_of(environ: dict[str, str], command: list[str] | None = None) -> str
         ("AGENT_REWARDPATHS", "AGENT_REWARD_PATH"),
         ("AGENT_LOGDIR", "AGENT_LOG_DIR"),
         ("AGENT_MDOEL", "AGENT_MODEL"),
+        ("HEAD_PODID", "HEAD_POD_ID"),
+        ("HAED_POD_ID", "HEAD_POD_ID"),
+        ("head_pod_id", "HEAD_POD_ID"),
+        ("EXPECTED_WORKER", "EXPECTED_WORKERS"),
+        ("EXPECTED_WROKERS", "EXPECTED_WORKERS"),
+        ("RAY_WORKERS", "RAY_WORKER"),
+        ("DEBUG_RAYS", "DEBUG_RAY"),
     ],
 )
 def test_a_near_miss_is_refused(typo: str, meant: str) -> None:
@@ -74,20 +81,13 @@ def test_a_judge_and_what_asks_it(environ: dict[str, str], words: str) -> None:
 @pytest.mark.parametrize(
     ("typo", "meant"),
     [
-        ("HEAD_PODID", "HEAD_POD_ID"),
-        ("HAED_POD_ID", "HEAD_POD_ID"),
-        ("head_pod_id", "HEAD_POD_ID"),
-        ("EXPECTED_WORKER", "EXPECTED_WORKERS"),
-        ("EXPECTED_WROKERS", "EXPECTED_WORKERS"),
-        ("RAY_WORKERS", "RAY_WORKER"),
-        ("DEBUG_RAYS", "DEBUG_RAY"),
         ("WANDB_APIKEY", "WANDB_API_KEY"),
         ("RAY_AUTH_TOKENS", "RAY_AUTH_TOKEN"),
         ("RAY_AUTHTOKEN_PATH", "RAY_AUTH_TOKEN_PATH"),
     ],
 )
 def test_a_near_miss_of_another_name_is_warned_of(typo: str, meant: str) -> None:
-    """A name without AGENT_ may be another tool's: it is taken for a slip, and only warned of."""
+    """A name of W&B or Ray may be another tool's: it is taken for a slip, and only warned of."""
     (slip,) = load({typo: SECRET}).misspelled
     assert slip == f"{typo} is no known variable (did you mean {meant}?)"
     with pytest.raises(SettingsError) as caught:
@@ -153,7 +153,7 @@ def test_a_name_that_the_agent_sets_for_the_job(name: str) -> None:
 def test_a_service_link_is_ignored_with_a_line(name: str) -> None:
     """NAME_PORT=tcp://… of Kubernetes is ignored with a sentence."""
     loaded = load({name: "tcp://10.0.0.1:80"})
-    assert any(name in note and "ignored" in note for note in loaded.ignored)
+    assert any(name in note and "ignored" in note for note in loaded.notes)
     assert loaded.origins[name].startswith("default")
 
 
@@ -442,3 +442,11 @@ def test_a_command_that_is_no_text_is_refused_by_its_name() -> None:
     """It is not looked for on this machine."""
     with pytest.raises(SettingsError, match="NUL"):
         plan_from_environment({}, ["train\0.py"])
+
+
+@pytest.mark.parametrize("name", ["AGENT_WAIT_WORKERS", "AGENT_STALL", "AGENT_STOP_GRACE"])
+def test_a_duration_without_a_unit_is_noted(name: str) -> None:
+    """It is read as seconds, and a line says so; a unit, or 0 for never, needs none."""
+    assert load({name: "10"}).notes == (f"{name}=10 is read as 10 seconds (10m: minutes)",)
+    assert load({name: "10s"}).notes == ()
+    assert load({"AGENT_STALL": "0"}).notes == ()
