@@ -175,9 +175,7 @@ class Retriever:
 
 def main(argv: list[str]) -> int:
     """Serve until SIGTERM: 0 then, 1 for a bad corpus, 2 for a flag, 78 if it cannot listen."""
-    parser = VerbParser(
-        prog="pod-agent retriever", description=(__doc__ or "").partition("\n")[0]
-    )
+    parser = VerbParser(prog="pod-agent retriever", description=(__doc__ or "").partition("\n")[0])
     add = parser.add_argument
     add("--host", default="127.0.0.1", metavar="HOST[,HOST]", help="where to listen (%(default)s)")
     add("--port", type=int, default=8000, help="0 for any free one (%(default)s)")

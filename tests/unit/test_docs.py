@@ -21,6 +21,7 @@ from tools.architecture.picture import draw
 if TYPE_CHECKING:
     from pathlib import Path
 
+WORDS_PER_MINUTE = 160  # of technical text
 VARIABLES = ROOT / "docs/reference/env.md"
 SET_FOR_THE_JOB = {"AGENT_ATTEMPT", "AGENT_PROGRESS_FILE"}
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
@@ -110,7 +111,8 @@ def test_every_page_is_linked() -> None:
 
 def test_the_readme_is_short() -> None:
     """It is read in ten minutes; everything else is in docs/."""
-    assert len(README.read_text().splitlines()) <= 160
+    words = re.findall(r"[A-Za-z]{2,}", README.read_text())
+    assert len(words) <= 10 * WORDS_PER_MINUTE
 
 
 def test_the_table_of_variables_is_generated() -> None:
@@ -132,8 +134,24 @@ def test_variables_and_scripts_exist(path: Path) -> None:
     text = path.read_text()
     names = set(re.findall(r"\bAGENT_[A-Z_]+[A-Z]\b", text)) - SET_FOR_THE_JOB
     assert names <= {*KNOWN_NAMES}, names - {*KNOWN_NAMES}
-    scripts = set(re.findall(r"(?<![\w/])(?:\./)?(scripts/\w+)(?![\w/.-])", text))
-    assert [name for name in scripts if not os.access(ROOT / name, os.X_OK)] == []
+    assert [name for name in scripts_of(text) if not os.access(ROOT / name, os.X_OK)] == []
+
+
+def scripts_of(text: str) -> set[str]:
+    """Return the scripts of ours that a page names: they have neither folders nor endings."""
+    return set(re.findall(r"(?<![\w/])(?:\./)?(scripts/\w+)(?![\w/-]|\.\w)", text))
+
+
+def test_a_script_of_another_project_is_none_of_ours() -> None:
+    """Its name has a dash, a folder or an ending; a sentence may end behind one of ours."""
+    theirs = (
+        "`bash scripts/run-qwen3-4B.sh`, `scripts/models/a.sh`, `slime/scripts/run` scripts/a.py"
+    )
+    assert scripts_of(theirs) == set()
+    assert scripts_of("`./scripts/demo --pods 3`; see scripts/bench.") == {
+        "scripts/demo",
+        "scripts/bench",
+    }
 
 
 @pytest.mark.parametrize(
