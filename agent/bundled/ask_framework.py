@@ -398,7 +398,7 @@ def load(path: Path) -> Any:  # noqa: ANN401 - the program's names
 
 # --- the argument ---------------------------------------------------------------------------------
 
-_NAME = re.compile(r"--?[\w.-]*\w|[A-Za-z_][\w.]*\w")
+_NAME = re.compile(r"--?\w+(?:[.-]+\w+)*|[A-Za-z_][\w.]*\w")
 
 
 def refusal(what: str, argv: Sequence[str], known: Sequence[str] = ()) -> Verdict:

@@ -13,8 +13,9 @@ if TYPE_CHECKING:
 _KEY = re.compile(r"^(?:'(?P<name>[A-Za-z_][\w .-]{0,60})'|\"Column (?P<quoted>[\w.-]{1,60}) )")
 _INNERMOST = 4  # frames that may look a column up
 _FILES = re.compile(
-    r"/(?:datasets|pandas|pyarrow)/|/(?:\w*_)?(?:datasets?|data|collat\w*|preprocess\w*)(?:_\w+)?"
-    r"(?:/\w+)?\.py$"
+    r"/(?:datasets|pandas|pyarrow)/"
+    r"|/(?:\w{1,60}_)?(?:(?:datasets?|data)(?:_\w{1,60})?|(?:collat|preprocess)\w{0,60})"
+    r"(?:/\w{1,60})?\.py$"
 )
 _FUNCTIONS = re.compile(
     r"\w*(?:collat|tokeniz|preprocess|_build_messages|process_data|data_process|apply_chat"

@@ -26,7 +26,10 @@ if TYPE_CHECKING:
     from agent.diagnosis.errors.parsed_error import ParsedError
 
 ANY = "…"  # any text in the words of a message; `^` at their start is the start of a line
-_SEARCHED = 1_000  # characters of a line that `only` and `unless` search
+# Characters that an expression is applied to: most rows' take the square of a text's length.
+MOST_SEARCHED = 1_000  # by `only` and `unless`
+MOST_READ = 2_000  # by `reads`
+MOST_AROUND = 4_000  # by `near` and `caller`
 _LINES_BEFORE = 4  # that may show who uses a library
 _CALLERS = 4  # innermost frames that show who asked
 _CARRIES = re.compile(
@@ -98,11 +101,12 @@ class Words(Value, forbid_unknown_fields=True):
 
         # Do the expressions allow it?
         around = self.near or self.caller
+        nearby = f"{before}\n{line[:MOST_SEARCHED]}"[-MOST_AROUND:] if around else ""
         return (
             (not self.error or compiled(_ERROR).match(body) is not None)
-            and (not self.only or compiled(self.only).search(line, 0, _SEARCHED) is not None)
-            and (not self.unless or compiled(self.unless).search(line, 0, _SEARCHED) is None)
-            and (not around or compiled(around).search(f"{before}\n{line}") is not None)
+            and (not self.only or compiled(self.only).search(line, 0, MOST_SEARCHED) is not None)
+            and (not self.unless or compiled(self.unless).search(line, 0, MOST_SEARCHED) is None)
+            and (not around or compiled(around).search(nearby) is not None)
         )
 
 
@@ -175,7 +179,7 @@ class Row(Value, forbid_unknown_fields=True):
         """Return the cause and the remedy with the names in a line."""
         if not self.reads:
             return self.cause, self.what_to_do
-        read = compiled(self.reads).search(line)
+        read = compiled(self.reads).search(line, 0, MOST_READ)
         names = compiled(self.reads).groupindex
         values = {name: short_name((read and read[name]) or "") for name in names}
 

@@ -15,8 +15,8 @@ _ASSERTED = re.compile(
     r"assert \(?(?P<what>[\w.\[\]\"'() *-]{1,80}?) % \(?(?P<by>[\w.\[\]\"'() *-]{1,80}?)\)? == 0"
 )
 _VERBS = re.compile(
-    r"(?:[\s,]+(?:must|should|shall|is|are|was|were|be|has|have|needs?|to|not|evenly|exactly|a|an|the"
-    r"|integer|can|cannot))+\s*$"
+    r"(?:[\s,]{1,4}(?:must|should|shall|is|are|was|were|be|has|have|needs?|to|not|evenly|exactly|a|an|the"
+    r"|integer|can|cannot)){1,9}\s{0,4}$"
 )
 _BREAKS = re.compile(r"[.:;!?]\s|,\s|\n")
 _BEHIND = re.compile(r"[.:;!?](?:\s|$)|,\s|\n|\s\(?(?:but|got|for|when|if|because|in order)\b")

@@ -75,7 +75,9 @@ class ProcessStack(Value):
 _MOST_THREADS = 64
 _MOST_FRAMES = 64
 _LONGEST_NAME = 120
-_FAULTHANDLER_THREAD = re.compile(r"(?:Current thread|Thread) 0x[0-9a-f]+(?: \[([^\]]*)\])?.*:$")
+_FAULTHANDLER_THREAD = re.compile(
+    r"(?:Current thread|Thread) 0x[0-9a-f]{1,16}(?: \[([^\]]*)\])?.*:$"
+)
 _FAULTHANDLER_FRAME = re.compile(r'  File "(.*)", line (\d{1,9}|\?\?\?) in (.*)$')
 _MAIN = "MainThread"
 

@@ -25,15 +25,18 @@ if TYPE_CHECKING:
 
 _NUMBERS = r"[0-9]{1,6}(?:-[0-9]{1,6})?"
 _ENTRY = re.compile(rf"(?:[A-Za-z0-9._-]|\[{_NUMBERS}(?:,{_NUMBERS})*\])+")
-_PART = re.compile(r"\[([^\]]*)\]|[^\[]+")
+_PART = re.compile(r"\[([^\[\]]*)\]|[^\[]+")
 _COUNT = re.compile(r"(?:.*:)?([0-9]{1,9})(?:\(x([0-9]{1,5})\))?")
-_COMMA_OUTSIDE_BRACKETS = re.compile(r",(?![^\[]*\])")
+_SEPARATED = re.compile(r"(?:\[[^\[\]]*\]|[^,])+")  # commas within brackets separate ranges
 
 
 def expand(text: str) -> tuple[str, ...]:
     """Return the hosts of a list such as `gpu-[01-03,07],b2`, in order; raises ValueError."""
     hosts: list[str] = []
-    for entry in _COMMA_OUTSIDE_BRACKETS.split(text):
+    entries = _SEPARATED.findall(text)
+    if not text or ",".join(entries) != text:
+        entries.append("")  # beside a comma is no entry
+    for entry in entries:
         if not _ENTRY.fullmatch(entry):
             raise ValueError(f"{entry!r}, which is no host name with ranges")
         parts = [_numbers(m[1]) if m[1] else [m[0]] for m in _PART.finditer(entry)]

@@ -63,7 +63,7 @@ def _range(values: Iterable[int | None]) -> str:
 
 _KERNEL = re.compile(
     r"NVRM: (Xid|GPU)\b|blocked for more than|Out of memory|I/O error|not responding|link is down"
-    r"|Hardware Error|amdgpu.*(reset|timeout|hang)",
+    r"|Hardware Error|amdgpu.{0,200}(reset|timeout|hang)",
     re.IGNORECASE,
 )
 _LARGEST_MESSAGE = 8192

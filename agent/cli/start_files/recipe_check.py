@@ -23,7 +23,7 @@ _PINNED = re.compile(r"==(\d[\w.]*)")
 _REMEDY = (
     "If they have more memory, add --gpu-memory GB (of each GPU) and --host-memory GB (of a node)"
 )
-_GIGABYTES = re.compile(r"(\d+)\s*GB", re.IGNORECASE)
+_GIGABYTES = re.compile(r"(\d{1,6})\s{0,4}GB", re.IGNORECASE)
 
 
 def recipe_warnings(

@@ -135,6 +135,7 @@ def test_a_secret_within_a_value(name: str, value: str, hidden: str, shown: str)
         "hf_" + "aB3" * 12,
         "sk-" + "a1B2" * 12,
         "sk-ant-api03-" + "a1B2" * 12,
+        "sk-proj-" + "aBcD" * 20 + "1" + "efGh" * 30,
         "ghp_" + "a1B2" * 9,
         "github_pat_" + "a1_B" * 14,
         "glpat-" + "a1B2" * 5,
