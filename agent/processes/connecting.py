@@ -12,6 +12,18 @@ from agent.base.text import in_url
 from agent.processes.resolving import resolve
 
 
+class ConnectionRefused(str):
+    """Why a connection failed: nothing listens there."""
+
+    __slots__ = ()
+
+
+class PerhapsBusy(str):
+    """Why there is no valid reply: none came in time, or the server had no room for the request."""
+
+    __slots__ = ()
+
+
 class PortAnswers(Protocol):
     """The form of `port_answers`."""
 
@@ -28,13 +40,16 @@ async def port_answers(host: str, port: int, limit: float = 2.0) -> str:
         return addresses
 
     # Each address is tried within one deadline for all.
-    why = f"no answer from {where} within {limit:g} s"
+    why: str = PerhapsBusy(f"no answer from {where} within {limit:g} s")
     with anyio.CancelScope(deadline=deadline):
         for address in addresses:
             try:
                 stream = await anyio.connect_tcp(address, port)
             except OSError as error:
-                why = f"{reason(error.__cause__ or error)} by {where}"
+                cause = reason(error.__cause__ or error)
+                why = f"{cause} by {where}"
+                if isinstance(cause, ConnectionRefused):
+                    why = ConnectionRefused(why)
                 continue
             with suppress(OSError, anyio.BrokenResourceError):
                 await stream.aclose()
@@ -45,5 +60,6 @@ async def port_answers(host: str, port: int, limit: float = 2.0) -> str:
 def reason(error: BaseException) -> str:
     """Return an OS error in lower case, such as 'connection refused'."""
     if isinstance(error, OSError) and error.errno is not None and error.errno > 0:
-        return os.strerror(error.errno).lower()
+        text = os.strerror(error.errno).lower()
+        return ConnectionRefused(text) if isinstance(error, ConnectionRefusedError) else text
     return str(error) or type(error).__name__

@@ -29,7 +29,7 @@ from agent.job.services import (
     ScoringProbe,
     TcpProbe,
 )
-from agent.processes.connecting import port_answers, reason
+from agent.processes.connecting import ConnectionRefused, PerhapsBusy, port_answers, reason
 from agent.processes.resolving import resolve
 from agent.processes.waiting import NotYet, until
 from agent.record.files import reading
@@ -53,8 +53,7 @@ REWARD_REQUEST = {
 }
 _CHUNK = 1 << 20
 _NODES_OF_HEADER = 100
-_REFUSED = "connection refused"
-_BUSY = ("no answer ", "it answered 503", "it answered 429")  # Perhaps it is only busy
+_BUSY = {429, 503}  # Codes of a server that has no room for a request
 _BUSY_SHARE = 0.02  # Of a core: a busy service uses more, and one that hangs uses none
 
 
@@ -76,7 +75,7 @@ async def first_answer(ask: Callable[[], Awaitable[str]], limit: float) -> str:
 
             for after in _TRY_DELAYS:
                 tasks.start_soon(attempt, after)
-    return answers[0] if answers else f"no answer within {limit:g} s"
+    return answers[0] if answers else PerhapsBusy(f"no answer within {limit:g} s")
 
 
 class _RewardReply(Value):
@@ -141,7 +140,8 @@ class ServerReply(Value):
     def refusal(self) -> str:
         """Return in words what it answered instead."""
         start = self.body[:120].decode(errors="replace").strip()
-        return f"it answered {self.status}: {start}" if start else f"it answered {self.status}"
+        text = f"it answered {self.status}: {start}" if start else f"it answered {self.status}"
+        return PerhapsBusy(text) if self.status in _BUSY else text
 
 
 async def send_request(  # noqa: PLR0913 - what a request has
@@ -179,7 +179,7 @@ async def send_request(  # noqa: PLR0913 - what a request has
                     return f"its reply is longer than {_MAX_REPLY} bytes"
             return ServerReply(reply.status, text, reply.headers)
     except (TimeoutError, asyncio.TimeoutError):  # two things until Python 3.11
-        return f"no answer within {limit:g} s"
+        return PerhapsBusy(f"no answer within {limit:g} s")
     except (aiohttp.ClientError, OSError, ValueError) as error:
         return reason(getattr(error, "os_error", None) or error)
 
@@ -297,11 +297,11 @@ async def until_dead(
 
         # Is it only busy? One that hangs uses no CPU.
         has_worked = cpu() - before > _BUSY_SHARE * (anyio.current_time() - began)
-        if evidence.startswith(_BUSY) and has_worked:
+        if isinstance(evidence, PerhapsBusy) and has_worked:
             return NotYet()
 
         # Nothing listens: it is dead. Otherwise it may miss some probes in a row.
-        if _REFUSED in evidence:
+        if isinstance(evidence, ConnectionRefused):
             return evidence
         misses += 1
         if misses < alive.misses:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from agent.port.proof import PROOF_HEADER, Claim
 from agent.port.protocol import REPORT_PATH
+from agent.processes.connecting import ConnectionRefused
 from agent.processes.resolving import NoDnsAnswer
 from support.simulated.virtual import here, is_over
 
@@ -203,7 +204,9 @@ class Network:
         if dst is None or not self.reaches(src, dst):
             await asyncio.sleep(limit)
             return f"no answer from {ip} within {limit:g} s"
-        return "" if dst.listens(what) else f"connection refused by {ip} ({what})"
+        return (
+            "" if dst.listens(what) else ConnectionRefused(f"connection refused by {ip} ({what})")
+        )
 
 
 # --- the agent's port -----------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -16,12 +17,16 @@ from msgspec.structs import replace
 from agent.decisions.head import head_state as h
 from agent.decisions.shared import HERE, Outage, ServiceGone, ServiceReady, ServiceWaits
 from agent.job.services import LivenessCheck, LogPattern, Placeholders, ScoringProbe, ServiceSpec
-from agent.processes.probing import ReadinessProbe, reply_evidence, until_dead
+from agent.processes.connecting import ConnectionRefused, PerhapsBusy, port_answers
+from agent.processes.probing import ReadinessProbe, ServerReply, reply_evidence, until_dead
 from agent.processes.process import cpu_of
 from support.heads import REWARD, RUNNING, SERVED, TICK, WITH_REWARD, Trace, goal, job
 from support.reward_process import reward_server
 
-LATE, WRONG = "no answer within 60 s", "it answered 500: oops"
+LATE = PerhapsBusy("no answer within 60 s")
+FULL = PerhapsBusy("it answered 503: busy")
+WRONG = "it answered 502: upstream: connection refused"
+CLOSED = ConnectionRefused("connection refused")
 
 
 @pytest.mark.parametrize(
@@ -32,15 +37,17 @@ LATE, WRONG = "no answer within 60 s", "it answered 500: oops"
         ([(WRONG, False), (WRONG, False), ("", False), (WRONG, False)], ""),
         ([(LATE, False)] * 3, f"{LATE}, 3 times in a row"),
         ([(LATE, True)] * 9, ""),
-        ([("it answered 503: busy", True)] * 9, ""),
-        ([("it answered 503: busy", False)] * 3, "it answered 503: busy, 3 times in a row"),
-        ([("connection refused", True)], "connection refused"),
+        ([(FULL, True)] * 9, ""),
+        ([(FULL, False)] * 3, f"{FULL}, 3 times in a row"),
+        ([("no answer is right", True)] * 3, "no answer is right, 3 times in a row"),
+        ([(CLOSED, True)], CLOSED),
         ([(LATE, False), (LATE, True), (LATE, False), (LATE, False)], f"{LATE}, 3 times in a row"),
     ],
 )
 def test_a_pulse(beats: list[tuple[str, bool]], dead: str) -> None:
     """Refused is dead at once; slow while it uses CPU is busy; wrong several times is dead."""
-    left, used = [*beats, ("connection refused: the last beat", False)], 0.0
+    last = ConnectionRefused("the last beat")
+    left, used = [*beats, (last, False)], 0.0
 
     async def ask(_limit: float) -> str:
         nonlocal used
@@ -50,7 +57,7 @@ def test_a_pulse(beats: list[tuple[str, bool]], dead: str) -> None:
 
     alive = LivenessCheck(every=0.001, within=60.0, misses=3)
     found = anyio.run(until_dead, ask, alive, lambda: used)
-    assert found == (dead or "connection refused: the last beat")
+    assert found == (dead or last)
     assert len(left) == (1 if dead else 0)
 
 
@@ -68,6 +75,31 @@ def test_a_stopped_server_is_dead() -> None:
 
         assert anyio.run(trace) == "no answer within 0.3 s, 2 times in a row"
         os.kill(server.process.pid, signal.SIGCONT)
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "kind"),
+    [
+        (502, "connection refused", str),
+        (500, "no answer within 10 s", str),
+        (503, "connection refused", PerhapsBusy),
+        (429, "", PerhapsBusy),
+    ],
+)
+def test_the_code_of_a_reply_counts(status: int, body: str, kind: type[str]) -> None:
+    """Whatever its body says: that of a proxy quotes what another server did."""
+    evidence = ServerReply(status, body.encode(), {}).refusal
+    assert type(evidence) is kind
+
+
+def test_a_closed_port_is_refused() -> None:
+    """By HTTP and by TCP."""
+    free = socket.create_server(("127.0.0.1", 0))
+    port = free.getsockname()[1]
+    free.close()
+    url = f"http://127.0.0.1:{port}/"
+    assert type(anyio.run(reply_evidence, url, None, "")) is ConnectionRefused
+    assert type(anyio.run(port_answers, "127.0.0.1", port)) is ConnectionRefused
 
 
 def test_cpu_of_a_tree() -> None:
