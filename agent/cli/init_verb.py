@@ -16,7 +16,6 @@ from agent.cli.options import flag, gigabytes, name_among, value, whole_number
 from agent.cli.start_files.agent_file import (
     ONE_FILE,
     AgentFile,
-    checkout,
     one_file_here,
     packed_wheel,
 )
@@ -419,36 +418,29 @@ def _agent_file(options: argparse.Namespace, platform: str) -> AgentFile:
             agent = AgentFile("wheel", name, why, url=url, sha256=options.agent_sha256)
         else:
             agent = AgentFile("one file", ONE_FILE, why, url=url, sha256=options.agent_sha256)
-    elif options.agent or known.agent == "one file":
-        agent = _local_file(options.agent, known.why_agent)
+    elif options.agent:
+        agent = _given_file(options.agent)
     else:
-        name, content = packed_wheel()
-        agent = AgentFile("wheel", name, known.why_agent, content)
-
-    if platform == "slurm" and agent.kind == "wheel":
-        raise _RefusedError("slurm: the one file, not a wheel: nodes may reach no package index")
+        here = one_file_here() if known.why_one_file else None
+        if here is not None:
+            agent = AgentFile("one file", ONE_FILE, known.why_one_file, here.read_bytes())
+        else:
+            name, content = packed_wheel()
+            agent = AgentFile("wheel", name, known.why_wheel, content)
     return agent
 
 
-def _local_file(given: Path | None, why: str) -> AgentFile:
-    """Return the file that the user names, else the one file that is found here."""
-    path = given or one_file_here()
-    if path is None:
-        made = "./scripts/build in a clone of its repository makes dist/pod-agent in a minute"
-        if checkout() is not None:
-            made = f"{checkout()}/scripts/build makes it in a minute"
-        raise _RefusedError(f"not given: --agent (the agent's one file; {made}), or --agent-url")
+def _given_file(path: Path) -> AgentFile:
+    """Return the file that --agent names."""
     if not path.is_file():
         raise _RefusedError(f"--agent {path}: there is no such file")
     try:
         content = path.read_bytes()
     except OSError as error:
         raise _RefusedError(f"--agent {path}: {error_text(error)}") from None
-
     if path.suffix == ".whl":
         return AgentFile("wheel", path.name, "the wheel that --agent names.", content)
-    if given is not None:
-        why = "the one file that --agent names: it needs neither pip nor an index."
+    why = "the one file that --agent names: it needs neither pip nor an index."
     return AgentFile("one file", ONE_FILE, why, content)
 
 

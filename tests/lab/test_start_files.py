@@ -241,16 +241,17 @@ def test_a_recipe(training: Training, cluster: Cluster, shared: Path, tmp_path: 
 
 def submit(slurm: SlurmCluster, road: Road, env: Mapping[str, str]) -> Job:
     """Type the steps on the first node, which stands for the login node; return the job."""
-    *typed, watch = road.steps
-    print(f"played by the test: {watch}")
+    *typed, last = road.steps
+    sent, _, watch = last.partition(" && tail -F ")
+    print(f"played by the test: tail -F {watch}")
+    typed += [sent, 'echo "$job"']
     login = next(iter(slurm.nodes.values()))
     path = f"{road.programs}:{played.SEARCHED}"
     submitted = login.spawn(["bash", "-ec", "\n".join(typed)], env={"PATH": path, **env})
     assert submitted.wait(2 * BOOT) == 0, submitted.tail()
     number = submitted.stdout().split()[-1]
-    form = watch.split()[2]
-    assert form.endswith("-*.out")
-    return Job(slurm, number, road.folder / form.replace("*", number), submitted)
+    log = watch.split()[0].replace("${job%%;*}", number)
+    return Job(slurm, number, road.folder / log, submitted)
 
 
 @pytest.fixture(scope="module")

@@ -2,8 +2,9 @@
 
 A wheel of 1 MB is packed from the installed agent, so that it is always at hand. Nodes install it
 into an environment of its own, beside the image's Python, whose packages are the constraints: pip
-refuses rather than moves one. Where nodes share a disk and may have no package index, they run the
-one file, which needs neither pip nor an index.
+refuses rather than moves one. Where nodes share a disk and may have no package index, that
+environment is made on the disk once, or they run the one file, which needs neither pip nor an
+index.
 """
 
 from __future__ import annotations

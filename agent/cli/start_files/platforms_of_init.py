@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
 
 from agent.base.value import Value
 from agent.cli.start_files import (
@@ -25,12 +24,18 @@ _ON_SHARED_DISK = (
 )
 
 
+_BY_FETCH = (
+    "a wheel of 1 MB, which fetch.sh installs by pip into pod-agent-venv/, on the disk that all"
+    " nodes share, beside the packages of the framework's Python: the nodes need no index."
+)
+
+
 class Platform(Value, frozen=True):
     """A platform of `init`."""
 
     render: Callable[[Request], StartFiles]
-    agent: Literal["wheel", "one file"] = "wheel"
-    why_agent: str = _BY_PIP
+    why_wheel: str = _BY_PIP
+    why_one_file: str = ""  # Set where a one file that is here is preferred to a wheel
     rehearsal_gpus: int = 0  # The rehearsal uses none, but some platforms rent only GPUs
     flag: str = ""  # The flag that chooses among `variants`; the first is the default
     variants: tuple[str, ...] = ("",)
@@ -41,8 +46,8 @@ class Platform(Value, frozen=True):
 PLATFORMS = {
     "slurm": Platform(
         slurm_files.slurm,
-        agent="one file",
-        why_agent=_ON_SHARED_DISK,
+        why_wheel=_BY_FETCH,
+        why_one_file=_ON_SHARED_DISK,
         flag="container",
         variants=("none", "apptainer", "pyxis", "podman"),
         takes=("container", "partition", "account", "time", "python", "image"),

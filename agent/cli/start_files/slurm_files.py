@@ -40,6 +40,8 @@ _FOLDERS = Folders(
     has_hub=False,
     services=f"$PWD/{SERVICES}",
 )
+_ENVIRONMENT = "pod-agent-venv"
+"""The folder of the agent's environment, where fetch.sh installs a wheel."""
 _ON_HUB = re.compile(r"[\w.-]+/[\w.-]+")
 
 
@@ -64,6 +66,7 @@ def slurm(request: Request) -> StartFiles:
     image = _image(request)
     python = _python_folder(request)
     code = _code_elsewhere(request)
+    is_wheel = request.agent.kind == "wheel"
 
     text = fill(
         "slurm.sbatch",
@@ -72,7 +75,7 @@ def slurm(request: Request) -> StartFiles:
         time=request.time or "1-00:00:00",
         partition=request.partition,
         account=request.account,
-        agent=request.agent.place or f"$PWD/{request.agent.name}",
+        agent=f"$PWD/{_ENVIRONMENT}/bin/pod-agent" if is_wheel else f"$PWD/{request.agent.name}",
         variables=shell_exports(variables),
         python_folder=python,
         image=image,
@@ -88,10 +91,11 @@ def slurm(request: Request) -> StartFiles:
 
     # The files, and what to type.
     files = (text_file(name, text), text_file("fetch.sh", fetch, is_program=True))
+    follow = f"tail -F {request.job}-${{job%%;*}}.out"
+    about = "the file appears when the job starts; its `watch` line opens the page"
     steps = (
-        "bash fetch.sh   # once, on a login node with internet: image, model, data",
-        f"sbatch {name}",
-        f"tail -F {request.job}-*.out   # its `watch` line opens the page through the login node",
+        "bash fetch.sh   # once, on a login node with internet: agent, image, model, data",
+        f"job=$(sbatch --parsable {name}) && {follow}   # {about}",
     )
     notes = []
     if variant == "podman":
@@ -142,6 +146,8 @@ def _fetch_values(request: Request, data: _Data, image: str, python: str) -> dic
     return {
         "agent_url": request.agent.url,
         "agent_name": request.agent.name,
+        "wheel": request.agent.kind == "wheel",
+        "environment": _ENVIRONMENT,
         "agent_fetch": request.agent.fetch_command(request.agent.name),
         "makes_python": _makes_python(request),
         "python_folder": python,

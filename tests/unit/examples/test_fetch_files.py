@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from agent.cli import init_verb
 from agent.cli.command_line import main as agent
 from agent.cli.start_files.platforms_of_init import PLATFORMS, misfit, missing_image
 from support import stand_in_containers
@@ -103,6 +104,38 @@ def test_everything_is_fetched_once(container: str, recipe: str, tmp_path: Path)
     expected = {"none": 0, "apptainer": 1, "pyxis": 1, "podman": 2}[container]
     installs = recipe in {"openrlhf-grpo", "trl-grpo", "rehearsal"} and "--image" not in words
     assert len(makes) == expected + (container == "podman" and installs)
+
+
+@pytest.mark.parametrize("container", ["none", "pyxis", "podman"])
+def test_the_agent_is_installed_once(
+    container: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a one file, by pip into the folder: nodes need no index, and no clone is needed."""
+    monkeypatch.setattr(init_verb, "one_file_here", lambda: None)
+    made = tmp_path / "made"
+    environ = login_node(tmp_path) | {"PIP_NO_INDEX": "1"}
+    words = ["init", "slurm", "verl-grpo", "--container", container, "--nodes", "2", "--gpus", "8"]
+    words += ["--to", str(made)]
+    if container == "none":
+        words += ["--python", str(tmp_path / "bin/python3")]
+    assert agent(words) == 0
+    program = made / "pod-agent-venv/bin/pod-agent"
+    assert '"$PWD/pod-agent-venv/bin/pod-agent"' in (made / "verl-grpo.sbatch").read_text()
+
+    installed = set()
+    for time in ("first", "second"):
+        done = subprocess.run(
+            ["bash", str(made / "fetch.sh")],
+            env=environ,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, f"{time}: {done.stdout}{done.stderr}"
+        installed.add(program.stat().st_mtime_ns)
+    assert len(installed) == 1
+    shown = subprocess.run([program, "--version"], capture_output=True, text=True, check=True)
+    assert shown.stdout.startswith("pod-agent ")
 
 
 def test_a_python_without_the_framework_is_named(tmp_path: Path) -> None:

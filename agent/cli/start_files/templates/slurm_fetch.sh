@@ -87,6 +87,20 @@ inside() {
 }
 {{end}}
 
+{{if wheel}}
+# The agent, in an environment of its own beside the packages of the framework's Python. pip refuses
+# rather than moves one of those.
+cmp -s {{agent_name}} {{environment}}/made || {
+  rm -rf {{environment}}
+  inside bash -ec 'python3 -m venv --without-pip "$1"
+    python3 -c "import site; print(*site.getsitepackages(), sep=chr(10))" > "$(echo "$1"/lib/python3*/site-packages)/image.pth"
+    python3 -m pip list --format=freeze --exclude-editable > "$1/constraints.txt"
+    python3 -m pip --python "$1/bin/python" install --quiet --constraint "$1/constraints.txt" "$2"' \
+    bash {{environment}} './{{agent_name}}[maths]'
+  cp {{agent_name}} {{environment}}/made
+}
+
+{{end}}
 {{if checkout}}
 # {{folder}}'s repository: the framework where the image lacks it, and the program that makes the data.
 {{checkout}}
