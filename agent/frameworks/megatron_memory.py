@@ -52,6 +52,7 @@ class Parallelism(Value):
     context: int = 1
     expert: int = 1
     expert_tensor: int = 1
+    last: int = 0  # The layers of the last stage; 0 if they follow from the others
 
     @property
     def data(self) -> int:
@@ -111,11 +112,16 @@ class Stages(Value):
         return max(self.first, self.middle, self.last)
 
 
-def stages_of(layers: int, pipeline: int) -> Stages | None:
+def stages_of(layers: int, pipeline: int, last: int = 0) -> Stages | None:
     """Divide layers over the stages of a pipeline; None if a stage would have none.
 
-    Megatron wants as many in all stages, except for the first and the last one.
+    Megatron wants as many in all stages, except for the first and the last one. `last` fixes the
+    layers of the last one.
     """
+    if last and pipeline > 1:
+        each = (layers - last) // (pipeline - 1)
+        is_whole = each > 0 and each * (pipeline - 1) + last == layers
+        return Stages(each, each, last) if is_whole else None
     if layers % pipeline == 0:
         each = layers // pipeline
         return Stages(each, each, each) if each else None
@@ -130,11 +136,12 @@ class MegatronFit(Fit, kw_only=True):
     """A GPU with its part of the models, divided as Megatron does, and its part of an engine."""
 
     parallel: Parallelism
+    on_cpu: float = 1.0  # The part of the optimizer in CPU memory, in the layout that has it there
 
     @property
     def stages(self) -> Stages:
         """Return the layers of the stages."""
-        stages = stages_of(self.model.layers, self.parallel.pipeline)
+        stages = stages_of(self.model.layers, self.parallel.pipeline, self.parallel.last)
         return stages or Stages(self.model.layers, self.model.layers, self.model.layers)
 
     @property
@@ -173,9 +180,12 @@ class MegatronFit(Fit, kw_only=True):
         if self.load.adapters:
             return self.parameters * WEIGHT + self.adapters
         states = self.parameters * (WEIGHT + _GRADIENT)
-        if self.layout.name != CPU_OPTIMIZER.name:
-            states += self.optimized * _OPTIMIZER
-        return states
+        return states + self.optimized * _OPTIMIZER * (1 - self.off_gpu)
+
+    @property
+    def off_gpu(self) -> float:
+        """Return the part of the optimizer that is never on the GPU."""
+        return self.on_cpu if self.layout.name == CPU_OPTIMIZER.name else 0.0
 
     @property
     def adapter_shards(self) -> int:
@@ -247,7 +257,8 @@ class MegatronFit(Fit, kw_only=True):
         if self.layout.name == OFFLOAD.name:
             trained = weights + optimizer * _OPTIMIZER
         elif self.layout.name == CPU_OPTIMIZER.name:
-            trained = weights + optimizer * _ON_CPU
+            each = _ON_CPU * self.on_cpu + _OPTIMIZER * (1 - self.on_cpu)
+            trained = weights + optimizer * each
         trained *= load.trained
 
         # To save, the weights pass through that memory, and an optimizer that is not there.
@@ -268,8 +279,9 @@ class MegatronFit(Fit, kw_only=True):
             return f"{text} + {adapters} = {gb(self.states)}"
         each = WEIGHT + _GRADIENT
         text = f"{self.parallel.text(self.model)}; {here} × {each} bytes"
-        if self.layout.name != CPU_OPTIMIZER.name:
-            text += f" + optimizer {self.optimized / 1e9:.3g} B × {_OPTIMIZER} bytes"
+        if self.off_gpu < 1:
+            part = f" × {1 - self.off_gpu:g}" if self.off_gpu else ""
+            text += f" + optimizer {self.optimized / 1e9:.3g} B × {_OPTIMIZER} bytes{part}"
         text += f" = {gb(self.states)}"
         if self.load.trained > 1 and self.asleep:
             text += f" for each of {self.load.trained} models"
@@ -298,7 +310,7 @@ class Fixed(Value):
         instead, since more parts wait for each other more often.
         """
         parallels = self.parallelisms(load, model)
-        engines = _engine_sizes(load, model)
+        engines = megatron_engine_sizes(load, model)
         for layout in load.layouts:
             for parallel in parallels:
                 is_large = max(parallel.one_model, parallel.one_expert) > load.gpus
@@ -338,7 +350,7 @@ def _order(parallel: Parallelism, gpus: int) -> tuple[float, ...]:
     )
 
 
-def _engine_sizes(load: Workload, model: ModelShape) -> tuple[int, ...]:
+def megatron_engine_sizes(load: Workload, model: ModelShape) -> tuple[int, ...]:
     """Return the sizes of an engine: within a node, or of whole nodes for the largest models."""
     within = engine_sizes(load, model)
     if load.tensor_parallel is not None or model.weights / within[-1] < _NODE_PART * load.label:

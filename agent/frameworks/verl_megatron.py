@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from agent.frameworks.arguments import whole
 from agent.frameworks.megatron_memory import (
     CONTEXT,
@@ -41,6 +43,7 @@ from agent.frameworks.verl_memory import (
     longest_sample,
 )
 from agent.frameworks.verl_placement import equal_nodes
+from agent.frameworks.verl_published import SOURCE, TIMEOUTS, published_for, start_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -155,7 +158,7 @@ def engine_row(asked: RecipeInput, flags: Sequence[str]) -> Iterable[Row]:
 
 def sizing_of(asked: RecipeInput, given: Mapping[str, str]) -> Sizing:
     """Return how the model is divided and what is offloaded; raises MisfitError if none fits."""
-    fixed = Fixed(_fixed_sizes(asked, given))
+    fixed = _fixed_sizes(asked, given)
     rank = whole(given, MEGATRON_RANK) or asked.lora_rank or 0
     load = Workload(
         layouts=MEGATRON_ADAPTERS if rank else MEGATRON,
@@ -171,14 +174,34 @@ def sizing_of(asked: RecipeInput, given: Mapping[str, str]) -> Sizing:
         ),
         adapters=rank > 0,
         rank=rank,
-        fits=fixed.fits,
+        fits=Fixed(fixed).fits,
     )
 
     # Which of the user's keys change the memory? With some, a misfit is only a warning.
     prefixes = (*MEMORY_KEYS, _SECTION, f"critic.{BACKEND}", f"{REF}.{BACKEND}")
     sizes = (ENGINE, *(f"{_SECTION}.{name}" for name in _SIZES))
     changed = [key for key in given if key.startswith(prefixes) and key not in sizes]
-    return sizing_for(asked, changed, load)
+
+    # Does verl publish how to divide this model?
+    model = asked.basis.model
+    rows = [] if model is None else published_for(model, images=asked.has_vision)
+    if not rows or fixed or rank:
+        return sizing_for(asked, changed, load)
+    start, why = start_for(rows, load)
+    if start is not None:
+        try:
+            sizing = sizing_for(asked, (), replace(load, fits=start.fits))
+        except MisfitError as misfit:
+            why = str(misfit).partition(";")[0]
+        else:
+            note = f"divided as verl publishes it for {start.model} ({SOURCE})"
+            return replace(sizing, notes=(*sizing.notes, note))
+
+    # Depart from it, with the reason.
+    sizing = sizing_for(asked, changed, load)
+    of = rows[-1] if start is None else start
+    note = f"departs from {of.text}, which verl publishes for {of.model} ({SOURCE}): {why}"
+    return replace(sizing, notes=(*sizing.notes, note))
 
 
 def with_remedy(asked: RecipeInput, given: Mapping[str, str], refusal: MisfitError) -> MisfitError:
@@ -219,6 +242,13 @@ def parallel_rows(asked: RecipeInput, sizing: Sizing) -> Iterable[Row]:
         yield from _sizes(REF, sizing, "as the actor's")
     if asked.lora_rank is None:
         yield f"{REF}.{BACKEND}.param_offload", "True", "it works between updates only"
+    model = asked.basis.model
+    parameters = 0 if model is None else model.parameters
+    for least, seconds in TIMEOUTS:
+        if parameters >= least:
+            slow = "as verl's scripts for large models: loading and saving are slow; by default 600"
+            yield "actor_rollout_ref.nccl_timeout", seconds, slow
+            break
 
 
 def _division(part: str, sizing: Sizing) -> Iterable[Row]:
@@ -275,7 +305,8 @@ def _offload(asked: RecipeInput, part: str, sizing: Sizing) -> Iterable[Row]:
         return
     optimizer = f"+{part}.optim.override_optimizer_config"
     yield f"{optimizer}.optimizer_cpu_offload", "True", why
-    yield f"{optimizer}.optimizer_offload_fraction", "1.0", "all of it"
+    on_cpu = sizing.fit.on_cpu if isinstance(sizing.fit, MegatronFit) else 1.0
+    yield f"{optimizer}.optimizer_offload_fraction", on_cpu, "the part of it that stays there"
     yield f"{optimizer}.use_precision_aware_optimizer", "True", "as verl's scripts with it"
     yield f"{optimizer}.overlap_cpu_optimizer_d2h_h2d", "True", "copies while it computes"
 

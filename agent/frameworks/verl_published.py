@@ -1,0 +1,175 @@
+"""The divisions that verl publishes for large models: where Megatron's sizes start.
+
+verl tuned and ran them. The search of `megatron_memory` knows memory only, and would trade a tenth
+of a GPU for experts on other nodes.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from agent.base.value import Value
+from agent.frameworks.megatron_memory import (
+    CPU_OPTIMIZER,
+    OFFLOAD,
+    MegatronFit,
+    Parallelism,
+    megatron_engine_sizes,
+    stages_of,
+)
+from agent.frameworks.recipe import MisfitError, count_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from agent.frameworks.recipe import ModelShape
+    from agent.frameworks.sizing import Fit, Workload
+
+_PARTS = (0.0, 0.5, 1.0)  # Of the optimizer, in CPU memory
+_LIKE = 0.04  # A model's parameters differ from a published one's by this part at most
+
+
+class Published(Value):
+    """How verl divides a model over so many GPUs, or more up to the next row of that model."""
+
+    model: str
+    billions: float
+    gpus: int
+    memory: int  # GB of each of them
+    tensor: int
+    pipeline: int
+    expert: int
+    context: int = 1
+    last: int = 0  # The layers of the last stage; 0: as Megatron's search divides them
+    on_cpu: float = 0.0  # The part of the optimizer that stays and works in CPU memory
+    images: bool = False
+
+    def parallel(self, world: int) -> Parallelism | None:
+        """Return the division of so many GPUs, or None if they are no whole copies of it."""
+        experts_apart = world // self.pipeline
+        if world % (self.tensor * self.pipeline * self.context) or experts_apart % self.expert:
+            return None
+        return Parallelism(
+            world=world,
+            tensor=self.tensor,
+            pipeline=self.pipeline,
+            context=self.context,
+            expert=self.expert,
+            last=self.last,
+        )
+
+    def fits(self, load: Workload, model: ModelShape, filled: float) -> Iterator[Fit]:
+        """Yield this division with its part of the optimizer on the CPUs, then with more of it."""
+        parallel = self.parallel(sum(node.gpus for node in load.nodes))
+        if parallel is None or stages_of(model.layers, self.pipeline, self.last) is None:
+            return
+        for part in _PARTS:
+            # On smaller GPUs less of the optimizer stays there than verl publishes.
+            if part < self.on_cpu or (part == self.on_cpu and load.memory < self.memory):
+                continue
+            layout = CPU_OPTIMIZER if part else OFFLOAD
+            for engine in megatron_engine_sizes(load, model):
+                yield MegatronFit(
+                    load, model, layout, engine, filled, parallel=parallel, on_cpu=part
+                )
+
+    @property
+    def text(self) -> str:
+        """Return it for a message: TP 4 × PP 8 × EP 4."""
+        context = f" × CP {self.context}" if self.context > 1 else ""
+        return f"TP {self.tensor} × PP {self.pipeline}{context} × EP {self.expert}"
+
+
+_DEEPSEEK = "DeepSeek-V3"
+_235B = "Qwen3-235B-A22B"
+_30B = "Qwen3-30B-A3B"
+PUBLISHED = (
+    # verl-project/verl, docs/perf/dpsk.md, v0.9.0
+    Published(_30B, 30.5, 8, 80, tensor=1, pipeline=1, expert=8, on_cpu=1.0),
+    Published(_235B, 235, 32, 96, tensor=4, pipeline=8, expert=4, on_cpu=1.0),
+    Published(_235B, 235, 64, 96, tensor=4, pipeline=8, expert=4, on_cpu=0.5),
+    Published(_235B, 235, 128, 96, tensor=4, pipeline=8, expert=4),
+    Published(_DEEPSEEK, 671, 96, 80, tensor=8, pipeline=12, expert=8, last=6, on_cpu=1.0),
+    Published(_DEEPSEEK, 671, 128, 96, tensor=8, pipeline=16, expert=8, last=1, on_cpu=0.5),
+    Published(_DEEPSEEK, 671, 256, 96, tensor=8, pipeline=16, expert=8, last=1),
+    Published(_DEEPSEEK, 671, 512, 96, tensor=1, pipeline=16, expert=32, last=1),
+    # verl-project/verl, examples/grpo_trainer/run_qwen3_vl_30b_a3b_megatron.sh, v0.9.0
+    Published(
+        "Qwen3-VL-30B-A3B",
+        31.1,
+        8,
+        80,
+        tensor=2,
+        pipeline=1,
+        context=2,
+        expert=8,
+        on_cpu=1.0,
+        images=True,
+    ),
+    # verl-project/verl, examples/grpo_trainer/run_qwen3_vl_235b_a22b_megatron.sh, v0.9.0
+    Published(
+        "Qwen3-VL-235B-A22B",
+        235,
+        64,
+        80,
+        tensor=4,
+        pipeline=8,
+        context=2,
+        expert=8,
+        on_cpu=1.0,
+        images=True,
+    ),
+    # verl-project/verl, examples/grpo_trainer/run_qwen3_5_35b_megatron.sh, v0.9.0
+    Published(
+        "Qwen3.5-35B-A3B", 34.7, 8, 80, tensor=2, pipeline=1, expert=8, on_cpu=1.0, images=True
+    ),
+    # verl-project/verl, examples/grpo_trainer/run_qwen3_5_122b_a10b_megatron.sh, v0.9.0
+    Published(
+        "Qwen3.5-122B-A10B", 122, 32, 96, tensor=2, pipeline=2, expert=8, on_cpu=1.0, images=True
+    ),
+)
+"""By model, the fewest GPUs first."""
+SOURCE = "docs/perf/dpsk.md and examples/grpo_trainer of verl 0.9"
+TIMEOUTS = ((200e9, 7200), (100e9, 3600))
+"""Seconds after which NCCL gives up, for models of so many parameters or more.
+
+Source: verl-project/verl, examples/grpo_trainer/run_qwen3_235b_a22b_megatron.sh and
+run_deepseek_v4_flash_megatron.sh, v0.9.0.
+"""
+
+
+def published_for(model: ModelShape, *, images: bool) -> list[Published]:
+    """Return the rows of a model, the most GPUs first."""
+    if not model.experts:
+        return []
+    billions = model.parameters / 1e9
+    rows = [
+        row
+        for row in PUBLISHED
+        if row.images == images and abs(billions / row.billions - 1) <= _LIKE
+    ]
+    return sorted(rows, key=lambda row: -row.gpus)
+
+
+def start_for(rows: list[Published], load: Workload) -> tuple[Published | None, str]:
+    """Return the row from which to divide a model, or None and the reason to depart from all.
+
+    Refuses GPUs with less memory in all than the least that verl publishes.
+    """
+    # Is there as much memory as the least that was ever run?
+    least = min(rows, key=lambda row: row.gpus * row.memory)
+    if all(node.gpu_memory for node in load.nodes):
+        total = sum(node.gpus for node in load.nodes) * load.memory
+        if total < least.gpus * least.memory:
+            what = f"{least.model} on {load.text()}: no: verl publishes it from {least.gpus} GPUs "
+            raise MisfitError(
+                f"{what}of {least.memory} GB on ({SOURCE}): join more nodes, or try sizes of your "
+                "own in AGENT_JOB_ARGS"
+            )
+
+    # Which row divides the GPUs that there are?
+    world = sum(node.gpus for node in load.nodes)
+    for row in rows:
+        if row.gpus <= world and row.parallel(world) is not None:
+            return row, ""
+    return None, f"{count_of(world, 'GPU')} are no whole copies of {least.text}"

@@ -1,0 +1,118 @@
+"""The divisions that verl publishes for Megatron, and when a recipe departs from them."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from agent.frameworks import verl
+from agent.frameworks.megatron_memory import stages_of
+from agent.frameworks.recipe import JobBasis, MisfitError, ModelShape, NodeSize
+from agent.frameworks.verl_published import PUBLISHED
+from support.model_shapes import QWEN3_8B, QWEN3_30B, QWEN3_235B, shape
+from support.recipe_words import arguments
+from support.verl_asked import asked
+
+MEGATRON = "actor_rollout_ref.actor.megatron"
+SIZES = ("tensor_model", "pipeline_model", "context", "expert_model")
+FRACTION = "actor_rollout_ref.actor.optim.override_optimizer_config.optimizer_offload_fraction"
+TIMEOUT = "actor_rollout_ref.nccl_timeout"
+DEEPSEEK = shape(
+    hidden_size=7168,
+    num_hidden_layers=61,
+    num_attention_heads=128,
+    num_key_value_heads=128,
+    intermediate_size=18432,
+    moe_intermediate_size=2048,
+    n_routed_experts=256,
+    n_shared_experts=1,
+    num_experts_per_tok=8,
+    first_k_dense_replace=3,
+    vocab_size=129_280,
+    kv_lora_rank=512,
+    qk_rope_head_dim=64,
+)
+WITH_IMAGES = replace(QWEN3_30B, has_vision=True, parameters=31_070_000_000)
+
+
+def made_on(nodes: str, model: ModelShape, *args: str) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Return the arguments and notes on nodes × GPUs × GB of 2 TB each."""
+    count, gpus, memory = map(int, nodes.split("x"))
+    node = NodeSize(gpus, 128, 2 << 40, memory)
+    given = replace(
+        asked("1x8", (0, 9, 1), *args),
+        nodes=(node,) * count,
+        tensor_parallel=None,
+        basis=JobBasis(model),
+        backend="megatron",
+    )
+    command = verl.make(given)
+    return arguments(command), command.notes
+
+
+@pytest.mark.parametrize(
+    ("model", "nodes", "sizes", "fraction", "timeout"),
+    [
+        (QWEN3_30B, "1x8x80", (1, 1, 1, 8), "1.0", None),
+        (QWEN3_30B, "2x8x80", (1, 1, 1, 8), "1.0", None),
+        (WITH_IMAGES, "1x8x80", (2, 1, 2, 8), "1.0", None),
+        (QWEN3_235B, "4x8x96", (4, 8, 1, 4), "1.0", "7200"),
+        (QWEN3_235B, "8x8x96", (4, 8, 1, 4), "0.5", "7200"),
+        (QWEN3_235B, "8x8x80", (4, 8, 1, 4), "1.0", "7200"),  # published for 96 GB
+        (QWEN3_235B, "16x8x96", (4, 8, 1, 4), None, "7200"),
+        (DEEPSEEK, "12x8x80", (8, 12, 1, 8), "1.0", "7200"),
+        (DEEPSEEK, "32x8x80", (8, 16, 1, 8), "0.5", "7200"),
+    ],
+)
+def test_sizes_start_from_published_ones(
+    model: ModelShape,
+    nodes: str,
+    sizes: tuple[int, ...],
+    fraction: str | None,
+    timeout: str | None,
+) -> None:
+    """TP, PP, CP and EP of verl's scripts and docs/perf, with a GPU's rest to spare."""
+    found, notes = made_on(nodes, model)
+    keys = [f"{MEGATRON}.{name}_parallel_size" for name in SIZES]
+    assert tuple(int(found.get(key, "1")) for key in keys) == sizes
+    assert found.get(FRACTION) == fraction
+    assert found.get(TIMEOUT) == timeout
+    assert any("divided as verl publishes it" in note for note in notes)
+
+
+def test_a_departure_says_why() -> None:
+    """What the GPUs do not divide into is searched by memory, with the reason as a note."""
+    found, notes = made_on("6x8x96", QWEN3_235B)
+    assert any(
+        "departs from TP 4 × PP 8 × EP 4" in note and "48 GPUs are no whole copies" in note
+        for note in notes
+    )
+    assert found[f"{MEGATRON}.expert_model_parallel_size"] == "8"
+    assert not any("publish" in note for note in made_on("1x8x80", QWEN3_8B)[1])
+
+
+@pytest.mark.parametrize(
+    ("model", "nodes", "said"),
+    [
+        (QWEN3_235B, "4x8x80", "from 32 GPUs of 96 GB on"),
+        (QWEN3_30B, "1x4x80", "from 8 GPUs of 80 GB on"),
+        (DEEPSEEK, "8x8x80", "from 96 GPUs of 80 GB on"),
+    ],
+)
+def test_less_than_the_least_is_refused(model: ModelShape, nodes: str, said: str) -> None:
+    """Nobody ran it on less; sizes of one's own are an experiment of one's own."""
+    with pytest.raises(MisfitError, match=said):
+        made_on(nodes, model)
+
+
+def test_ones_own_sizes_are_kept() -> None:
+    """A size in AGENT_JOB_ARGS is the user's decision."""
+    found, _ = made_on("8x8x80", QWEN3_235B, f"{MEGATRON}.pipeline_model_parallel_size=4")
+    assert found[f"{MEGATRON}.pipeline_model_parallel_size"] == "4"
+
+
+def test_the_rows_divide_their_gpus() -> None:
+    """Each row is whole copies of a model on its own number of GPUs."""
+    assert all(row.parallel(row.gpus) is not None for row in PUBLISHED)
+    assert stages_of(61, 12, 6) is not None
+    assert stages_of(61, 12, 7) is None
