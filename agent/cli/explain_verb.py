@@ -10,10 +10,10 @@ from agent.base.text import Line
 from agent.cli.options import value
 from agent.cli.past_run import no_run_in, warn_left_out
 from agent.cli.printing import terminal_of
+from agent.cli.running_head import reader_settings
 from agent.plan.plan import log_root
 from agent.record.run_folder import choose_newest_run
 from agent.record.summary import explain
-from agent.settings import load
 from agent.settings.redact import redactor_for
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def run(environ: Mapping[str, str], options: argparse.Namespace) -> None:
 
 def _newest_run(environ: Mapping[str, str]) -> Path:
     """Return the newest run in AGENT_LOG_DIR; raises if there is none."""
-    root = log_root(load(environ).settings)
+    root = log_root(reader_settings(environ))
     chosen = choose_newest_run(root)
     warn_left_out(root, chosen)
     if chosen.run is None:

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from agent.base.errors import UnavailableError
 from agent.base.ports import port_map
-from agent.base.text import escaped, in_url, is_loopback, map_texts
+from agent.base.text import escaped, in_url, is_loopback, map_texts, nearly_equal
 from agent.cli.http_request import ask
 from agent.plan.plan import log_root
 from agent.platforms.resolve import port_base
 from agent.record import run_folder
 from agent.settings import load
+from agent.settings.model import SECRET_FILE_VARIABLES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -31,9 +32,15 @@ class RunningHead(NamedTuple):
     settings: Settings
 
     def secret(self) -> str | None:
-        """Return the token, else the key of the newest agent: a restarted one makes another."""
+        """Return the token, else the key in the folder of the head's run.
+
+        An agent that is restarted makes another key.
+        """
         token = self.settings.ray_auth_token
-        return token.reveal() if token else run_folder.newest_key(log_root(self.settings))
+        if token is not None:
+            return token.reveal()
+        run_id = str(self.status.get("run_id") or "")
+        return run_folder.newest_key(log_root(self.settings), run_id)
 
     def ask(self, path: str, *, post: bool = False) -> Any:  # noqa: ANN401 - any JSON
         """Return the JSON answer to a request that needs the token or key; raises if refused."""
@@ -48,16 +55,28 @@ class RunningHead(NamedTuple):
         raise UnavailableError(f"{self.where}: {why}")
 
 
+_READ = {
+    *("AGENT_HEAD", "HEAD_POD_ID", "RAY_WORKER", "EXPECTED_WORKERS", "AGENT_LOG_DIR"),
+    *("AGENT_PORT", "AGENT_RAY_PORT", "AGENT_DASHBOARD_PORT", "RAY_AUTH_TOKEN"),
+}
+"""Variables that show where a head and its run's folder are: those of its job do not matter."""
+
+
 def reader_settings(environ: Mapping[str, str]) -> Settings:
     """Return the settings of a verb that only asks.
 
     AGENT_HEAD=127.0.0.1 stands for the end of `ssh -L` here, which is asked in any case; a run
     refuses it.
     """
-    head = environ.get("AGENT_HEAD", "").strip()
-    if head and is_loopback(head):
-        environ = {name: text for name, text in environ.items() if name != "AGENT_HEAD"}
-    return load(environ).settings
+    known = {*_READ, *(form for form, name in SECRET_FILE_VARIABLES.items() if name in _READ)}
+    given = {
+        name: text
+        for name, text in environ.items()
+        if any(nearly_equal(name, own) for own in known)  # a misspelled one is refused
+    }
+    if is_loopback(given.get("AGENT_HEAD", "").strip()):
+        del given["AGENT_HEAD"]
+    return load(given).settings
 
 
 def require_head(environ: Mapping[str, str]) -> RunningHead:

@@ -11,11 +11,10 @@ from agent.cli.http_request import ask
 from agent.cli.options import JSON, flag
 from agent.cli.past_run import newest_run, past_status
 from agent.cli.printing import terminal_of
-from agent.cli.running_head import find_head, in_known_format, own_port
+from agent.cli.running_head import find_head, in_known_format, own_port, reader_settings
 from agent.cli.watch_status import follow_status, screen, show_until_end
 from agent.port.brief_status import brief_lines
 from agent.port.status import status_lines
-from agent.settings import load
 from agent.settings.redact import redactor_for
 
 if TYPE_CHECKING:
@@ -76,7 +75,7 @@ def show_status(
 
 def check_live(environ: Mapping[str, str]) -> None:
     """Health check of this node's agent; raises if it does not answer."""
-    where = f"127.0.0.1:{own_port(environ, load(environ).settings)}"
+    where = f"127.0.0.1:{own_port(environ, reader_settings(environ))}"
     answer = ask(f"http://{where}/livez")
     if answer.status != 200:
         raise UnavailableError(f"no agent runs here: {where}: {answer.failure}")

@@ -536,9 +536,10 @@ def write_key(folder: Path, key: str) -> bool:
     return write_atomically(folder / KEY_FILE, key, mode=0o600) is None
 
 
-def newest_key(root: Path) -> str | None:
-    """Return the key that was written last in the latest run of a log folder, if it is readable.
+def newest_key(root: Path, run_id: str = "") -> str | None:
+    """Return the key that was written last in a run of a log folder, if it is readable.
 
+    Without an id that is the latest run, which may be another than the one that answers.
     It is sent to whoever answers as the head: no link may make a private file of it, and a folder
     that others may write into may have a `latest` or runs of other users.
     """
@@ -548,13 +549,15 @@ def newest_key(root: Path) -> str | None:
     place.obey(str(root.absolute()), owner, "private")
 
     # Which run? In the place of `latest` another user may have made a link.
-    run: Path | None = None
-    with suppress(OSError):
-        run = root / safe_name(str((root / "latest").readlink()))
+    name = run_id
+    if not name:
+        with suppress(OSError):
+            name = str((root / "latest").readlink())
+    run = root / safe_name(name) if name else None
     owners = None if owner is None else {owner}
     if run is not None and owners is not None and not _belongs_to(owners, run):
         run = None
-    if run is None:
+    if run is None and not run_id:
         run = _newest(_nodes_below(root.resolve(), owners))
     if run is None:
         return None

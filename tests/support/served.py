@@ -133,9 +133,10 @@ def environ_of(port: int, root: Path) -> dict[str, str]:
     return {"AGENT_PORT": str(port), "AGENT_LOG_DIR": str(root)}
 
 
-def leave_key(root: Path, key: str) -> None:
-    """Write a key where the newest run's head does."""
-    folder = root / "run-1" / "pod0"
+def leave_key(root: Path, key: str, run_id: str = "run-1") -> None:
+    """Write a key where the head of a run does, which is the newest one."""
+    folder = root / run_id / "pod0"
     folder.mkdir(parents=True)
-    (root / "latest").symlink_to("run-1")
+    (root / "latest").unlink(missing_ok=True)
+    (root / "latest").symlink_to(run_id)
     (folder / run_folder.KEY_FILE).write_text(key)

@@ -35,7 +35,7 @@ WATCH = [sys.executable, "-m", "agent", "status", "--watch"]
 
 def environ(head: StreamedHead, root: Path) -> dict[str, str]:
     """Return the environment of the head's node."""
-    leave_key(root, KEY)
+    leave_key(root, KEY, str(head.status.get("run_id", "run-1")))
     kept = {name: os.environ[name] for name in ("PATH", "PYTHONPATH") if name in os.environ}
     return {**kept, "AGENT_PORT": str(head.port), "AGENT_LOG_DIR": str(root)}
 

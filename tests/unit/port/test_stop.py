@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import anyio
 import pytest
 
-from agent.base.errors import UnavailableError
+from agent.base.errors import SettingsError, UnavailableError
 from agent.cli import stop_verb
 from agent.cli.http_request import ask
 from agent.port.server import AgentServer
@@ -27,6 +27,46 @@ def test_the_key_in_the_run_folder_is_enough(tmp_path: Path) -> None:
     with a_head() as head:
         stop_verb.stop(environ_of(head.port, tmp_path))
         assert head.stopped.is_set()
+
+
+def test_of_two_runs_each_has_its_own_key(tmp_path: Path) -> None:
+    """Both write to one folder, and `latest` is the second: the head that answers is the first."""
+    leave_key(tmp_path, KEY)
+    leave_key(tmp_path, "0" * 32, "run-2")
+    with a_head() as head:
+        stop_verb.stop(environ_of(head.port, tmp_path))
+        assert head.stopped.is_set()
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"AGENT_REWARD": "off"},
+        {"AGENT_JOB": "no-recipe"},
+        {"AGENT_MODEL_REVISION": "main"},
+        {"AGENT_REWARD_TOKEN": "with spaces in it"},
+        {"AGENT_ON_DONE": "stop-pod"},
+        {"AGENT_PARTIAL": "proceed"},
+        {"AGENT_LAUNCHER": "torchrun", "AGENT_RESOURCES": "x"},
+        {"AGENT_SERVICES": "/nowhere"},
+        {"AGENT_RAY_ARGS": "--head"},
+    ],
+    ids=lambda given: next(iter(given)),
+)
+def test_settings_of_the_job_do_not_matter(given: dict[str, str], tmp_path: Path) -> None:
+    """A shell may lack the command that goes with them: what asks a head needs none of them."""
+    leave_key(tmp_path, KEY)
+    with a_head() as head:
+        stop_verb.stop({**environ_of(head.port, tmp_path), **given})
+        assert head.stopped.is_set()
+
+
+def test_a_misspelled_variable_is_refused(tmp_path: Path) -> None:
+    """Only one that shows where the head is."""
+    environ = {**environ_of(8266, tmp_path), "AGENT_REWRAD": "off", "AGENT_HAED": "pod0"}
+    with pytest.raises(SettingsError, match="AGENT_HAED") as refused:
+        stop_verb.stop(environ)
+    assert len(refused.value.problems) == 1
 
 
 def test_with_a_token_the_key_is_refused(tmp_path: Path) -> None:
