@@ -35,7 +35,7 @@ RECENT = 5  # sudden: so many of the last steps
 PAST = 50  # are compared with so many before
 LEAST_PAST = 20  # without so many steps before there is no advice
 WINDOW = 1_000  # slow, level: steps that are looked at
-LEAST_WINDOW = 40  # slow: values of the shortest window; shorter ones move by chance
+LEAST_WINDOW = 60  # slow: values of the shortest window; shorter ones move by chance
 SHORTER = 0.7  # slow: each window is so much shorter than the one before
 STEADY = 3  # slow: each quarter moves by the mean movement, divided by this, at least
 LASTING = 10  # level: so many of the last values, in a training with five times as many
@@ -43,10 +43,11 @@ LEAST_LASTING = 3  # level: and no fewer, of which one may be an outlier
 RECOVERY = 40  # level: steps in which it must not steadily move back
 COLLAPSE = 0.5  # a mean reward that fell by more than this share of its past has collapsed
 LEAST_BEFORE = 10  # steps with a reward before a step without one
-ZEROS = 3  # steps in a row count where the reward is so noisy that one may be chance
+ZEROS = 3  # steps in a row count also where one may be chance
 ALWAYS_ZERO = 30  # steps from the first on without any reward are no start of learning
-_LEAST_LEVEL = 2.0  # standard deviations: a reward nearer to 0 is 0 at times
+_LEAST_SPREADS = 2.0  # standard deviations: a reward nearer to 0 is 0 at times
 LEFT_OVER = 0.02  # of the reward before: a server that fails may still answer some requests
+PROBED_AFTER = 60.0  # seconds after a service failed it is found at last
 EMPTY = 0.1  # of the usual length: an engine that fails returns empty responses
 NOT_FINITE = 3  # steps in a row: fp16 skips single ones, and goes on
 _SIGMA = 1.349  # the quartiles of normal noise are so many standard deviations apart
@@ -286,8 +287,7 @@ def _without_reward(
 
     # Did it fall in the step in which something failed?
     for failure in failures:
-        index = _index_at(progress, rewards, failure)
-        for begin in (index, index + 1):  # what failed late in a step shows in the next one
+        for begin in _steps_at(progress, rewards, failure):
             loss = _loss(values, begin)
             if loss is not None:
                 yield _lost_reward(rewards[begin][0], *loss, failure)
@@ -298,9 +298,7 @@ def _without_reward(
     begin = len(values)
     while begin and abs(values[begin - 1]) <= LEFT_OVER * scale:
         begin -= 1
-    loss = _loss(values, begin)
-    if loss is None and _is_noisy_loss(values, begin):
-        loss = median(values[:begin][-PAST:]), 0.0
+    loss = _loss_of_all(values, begin)
     if loss is None:
         return
     since = rewards[begin][0]
@@ -313,14 +311,19 @@ def _without_reward(
     yield _lost_reward(since, *loss, RewardFailure(why, 0.0))
 
 
-def _index_at(progress: Progress, rewards: Points, failure: RewardFailure) -> int:
-    """Return the place of the first step of the running attempt that ended after a failure."""
+def _steps_at(progress: Progress, rewards: Points, failure: RewardFailure) -> range:
+    """Return the places of the steps of the running attempt that a failure may have hit first."""
     each = progress.seconds_per_step
     is_over = failure.until is not None and failure.until < progress.began_at
     if each is None or is_over or progress.last is None or progress.last_at is None:
-        return len(rewards)
-    ago = progress.last_at - max(failure.since, progress.began_at)
-    return sum(step <= progress.last - ago / each for step, _ in rewards)
+        return range(0)
+
+    # A probe finds it some time later; what fails late in a step shows in the next one.
+    ago = (progress.last_at - max(failure.since, progress.began_at)) / each
+    first = progress.last - ago - PROBED_AFTER / each
+    last = progress.last - ago + 2
+    places = [place for place, (step, _) in enumerate(rewards) if first < step <= last]
+    return range(places[0], places[-1] + 1) if places else range(0)
 
 
 def _loss(values: Sequence[float], begin: int) -> tuple[float, float] | None:
@@ -330,20 +333,24 @@ def _loss(values: Sequence[float], begin: int) -> tuple[float, float] | None:
         return None
     level = median(before[-LEAST_BEFORE:])
     least = max(_FALL.spreads * _step_noise(before), _FALL.share * abs(level), _FALL.least)
-    first = median(values[begin : begin + RECENT])
-    now = median(values[begin:][-RECENT:])
-    is_at_once = before[-1] >= level - least > max(first, now)
+    after = values[begin:]
+    now = median(after[-RECENT:])
+    highest = max(after[0], median(after[:RECENT]), now)
+    is_at_once = before[-1] >= level - least > highest
     return (level, now) if is_at_once else None
 
 
-def _is_noisy_loss(values: Sequence[float], begin: int) -> bool:
-    """Return whether the last values are 0, which may be chance, but were never before."""
+def _loss_of_all(values: Sequence[float], begin: int) -> tuple[float, float] | None:
+    """Return the levels before and now if values near 0 are no chance; else None."""
     before = values[:begin][-PAST:]
     after = values[begin:]
-    if len(before) < LEAST_BEFORE or len(after) < ZEROS:
-        return False
-    is_usual = median(before) > _LEAST_LEVEL * _step_noise(before) and 0 not in before
-    return is_usual and not any(after)
+    if not after or len(before) < LEAST_BEFORE:
+        return None
+    level = median(before)
+    noise = max(_step_noise(before), _spread(before))
+    spreads = _FALL.spreads if len(after) < ZEROS else _LEAST_SPREADS
+    is_at_once = before[-1] > level / 2 > 0
+    return (level, median(after)) if is_at_once and level > spreads * noise else None
 
 
 def _lost_reward(since: int, before: float, now: float, failure: RewardFailure) -> Advice:

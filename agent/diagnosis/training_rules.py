@@ -115,7 +115,7 @@ RULES = (
     # Four standard deviations are no chance; 20% and 0.02 are what a person would call a fall.
     Rule("reward", "sudden", "fell", _OTHER_DATA, spreads=4.0, share=0.2, least=0.02),
     Rule("reward", "level", "fell", _OTHER_DATA, spreads=4.0, share=0.6, least=0.05),
-    Rule("reward", "slow", "fell", _WORSE, spreads=4.0, share=0.1, least=0.03),
+    Rule("reward", "slow", "fell", _WORSE, spreads=4.0, share=0.12, least=0.03),
     # 8% of 0.6 is twice what an evaluation of 500 problems differs by chance.
     Rule(
         *("validation", "level", "fell", _HACKING),

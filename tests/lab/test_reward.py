@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from support.scenario import Cluster, ends, last_line
+from support.scenario import Cluster, await_true, ends, last_line, status_of_head
 
 SERVER = textwrap.dedent(
     """
@@ -31,6 +31,22 @@ SERVER = textwrap.dedent(
     """
 )
 GOOD = '{"rewards": [1.0]}'
+ANSWER = "the reward server did not answer"
+TRAINER = textwrap.dedent(
+    """
+    import os, sys, time, urllib.request
+    step = 0
+    while not os.path.exists("/tmp/go"):
+        step += 1
+        time.sleep(0.5)
+        reward = 0.6 + 0.01 * (step % 3)
+        try:
+            urllib.request.urlopen(sys.argv[1], b"{}", timeout=1).read()
+        except OSError:
+            reward = 0.0  # as reward functions do that handle every error
+        print(f"step:{step} - critic/rewards/mean:{reward}", flush=True)
+    """
+)
 
 
 def server(cluster: Cluster, delay: float, reply: str) -> str:
@@ -112,11 +128,15 @@ def test_a_killed_reward_server_is_restarted(cluster: Cluster) -> None:
 
 @pytest.mark.pods(1)
 def test_a_reward_server_that_hangs_or_fails_is_restarted(cluster: Cluster) -> None:
-    """SIGSTOP, then 500 for every request: the probe finds both; both are recorded as outages."""
+    """SIGSTOP, then 500 for every request: the probe finds both; both are recorded as outages.
+
+    The job goes on without rewards: advice names the server.
+    """
     tmp = cluster.pods[0].tmp
     (tmp / "server.py").write_text(SERVER)
     start = f"exec {sys.executable} /tmp/server.py 0 '{GOOD}'"
-    (tmp / "start").write_text(f"echo $$ > /tmp/server.pid; rm -f /tmp/ill; {start}")
+    slow = "[ ! -e /tmp/server.pid ] || sleep 5"
+    (tmp / "start").write_text(f"{slow}; echo $$ > /tmp/server.pid; rm -f /tmp/ill; {start}")
     services = """
         [services.reward]
         command = "exec sh /tmp/start"
@@ -124,11 +144,18 @@ def test_a_reward_server_that_hangs_or_fails_is_restarted(cluster: Cluster) -> N
     """
     (tmp / "services.toml").write_text(textwrap.dedent(services))
     cluster.env["AGENT_SERVICES"] = "/tmp/services.toml"
-    head = cluster.agent(0, "sh", "-c", "while [ ! -e /tmp/go ]; do sleep 0.1; done")
+    (tmp / "trainer.py").write_text(TRAINER)
+    head = cluster.agent(0, sys.executable, "/tmp/trainer.py", "{reward_url}")
     head.wait_for("✓ job ", timeout=60)
+    await_true("12 steps", lambda: "step:12 " in head.stdout(), 60)
     pid = (tmp / "server.pid").read_text().strip()
     assert head.exec(["kill", "-STOP", pid]).returncode == 0
     head.wait_for(r"is down \(no answer within 1 s, 2 times in a row\): restart 1 of 3", timeout=20)
+    lost = r"the mean reward fell from [\d.]+ to 0 in one step, at step \d+: " + ANSWER
+    await_true(
+        "advice",
+        lambda: any(re.fullmatch(lost, one["what"]) for one in status_of_head(head)["advice"]),
+    )
     head.wait_for(r"✓ reward server [\s\S]*✓ reward server ", timeout=20)
     (tmp / "ill").touch()
     head.wait_for(r"is down \(it answered 500.*2 times in a row\): restart 2 of 3", timeout=20)

@@ -253,6 +253,10 @@ def test_a_reward_that_falls_while_a_service_does_not_answer() -> None:
     assert [advice.what for advice in lines.advice((during,))] == [
         f"{words}the reward server on pod2 did not answer"
     ]
+    found_later = Outage("reward server", HERE, 60 * 60 + 5.0)
+    assert training(lambda step: _reward(step, 0.0)).advice((found_later,))[0].what == (
+        f"{LOST}the reward server did not answer"
+    )
     long_ago = Outage("judge", HERE, 600.0, 700.0)
     assert lines.advice((long_ago,)) == ()
     assert lines.advice((long_ago, during))[0].what.endswith("on pod2 did not answer")
