@@ -194,6 +194,7 @@ class JobLines:
         self._now = now
         self.known = KnownLines(self._clean)
         self.last_output: float | None = None  # time of the last output on the monotonic clock
+        self.is_at_end = False  # whether all output of the attempt was read
         self._rest = b""
         self._is_too_long = False  # whether the rest of the current line is skipped
         self._last: deque[str] = deque(maxlen=MOST_LINES)
@@ -252,6 +253,7 @@ class JobLines:
         if self._rest:
             self._read([self._rest])
         self._rest = b""
+        self.is_at_end = True
 
     def begin_attempt(self, number: int) -> None:
         """Begin the next attempt: its known lines are logged again, its steps count anew."""
@@ -259,6 +261,7 @@ class JobLines:
         with self._lock:
             now = self._now()
             former = self._progress
+            self.is_at_end = False
             self._reader = ProgressReader(() if former is None else former.durations)
             self._position = 0
             self._file_read = 0

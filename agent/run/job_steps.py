@@ -82,7 +82,11 @@ class StepKeeper:
         progress = self._lines.progress
         if progress is None or progress.attempt != attempt:
             return success
-        return warn_of_few_steps(success, progress, self._lines.total, checkpoint)
+        end = warn_of_few_steps(success, progress, self._lines.total, checkpoint)
+        if end != success and not self._lines.is_at_end:
+            say("the job printed faster than its lines are read: its last step is not known")
+            return success
+        return end
 
     async def look(self) -> None:
         """Read what the job has appended to its file, and save what is new."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import threading
 import time
 from typing import TYPE_CHECKING
 
@@ -57,6 +58,30 @@ def test_a_failure_in_a_line_does_not_end_the_reader(
     output.finish(20)
     assert rewards(lines) == (2, [(1, 0.5), (2, 0.5)])
     assert len([line for line in said if "ValueError: a defect" in line]) == 1
+
+
+def test_an_output_that_is_not_read_to_its_end(tmp_path: Path) -> None:
+    """The reader is behind when the time for the rest is over; later it is not."""
+    may_read = threading.Event()
+
+    def clean(text: str) -> str:
+        may_read.wait(20)
+        return text
+
+    source = tmp_path / "driver.log"
+    source.write_bytes(b"step 1/2 mean reward 0.5\nstep 2/2 mean reward 0.5\n")
+    lines = JobLines(clean)
+    output = OutputCopies(source, PreambleFilter())
+    output.to_watcher(lines)
+    output.start()
+    output.finish(0.1)
+    assert not lines.is_at_end
+    may_read.set()
+    output.finish(20)
+    assert lines.is_at_end
+    assert rewards(lines) == (2, [(1, 0.5), (2, 0.5)])
+    lines.begin_attempt(2)
+    assert not lines.is_at_end
 
 
 def test_what_another_attempt_does_again_counts_anew() -> None:

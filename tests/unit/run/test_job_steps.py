@@ -11,7 +11,7 @@ import anyio
 import msgspec
 import pytest
 
-from agent.base import times
+from agent.base import ends, times
 from agent.job.progress import Progress
 from agent.job.series import MOST_KEYS, Series
 from agent.record.background import MAX_QUEUED
@@ -49,6 +49,17 @@ class Head:
         """End, with everything on disk."""
         self.keeper.close()
         self.run.close()
+
+
+def test_steps_that_were_not_read_are_not_missing(tmp_path: Path) -> None:
+    """A job may print faster than its lines are read: its last step is not known then."""
+    head = Head(tmp_path, "pod0")
+    anyio.run(head.work, 1, 1, 2, 3)
+    success = ends.JOB_SUCCEEDED.outcome(before="")
+    assert head.keeper.warn_of_few(success, 1, "") == success
+    head.lines.close()
+    assert "after 3 of 90 steps" in head.keeper.warn_of_few(success, 1, "").reason
+    head.end()
 
 
 @pytest.mark.parametrize("second", ["pod0", "pod7"])
