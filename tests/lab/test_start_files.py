@@ -308,6 +308,25 @@ def test_slurm_in_a_container(
 
 
 @pytest.mark.pods(2)
+def test_slurm_with_a_command_of_ones_own(cluster: Cluster, shared: Path) -> None:
+    """It runs in the folder of its script; the agent is the wheel that `fetch.sh` installed."""
+    need_slurm()
+    slurm = SlurmCluster(cluster.lab, shared)
+    slurm.up()
+    words = ("slurm", "--container", "pyxis", "--nodes", "2", "--gpus", "0", *IMAGE, *OWN)
+    road = walked(shared, *words, at=own_code(shared))
+    if not list(road.folder.glob("*.whl")):
+        pytest.skip("a one file is at hand here, which is preferred")
+    for name in ("enroot", "srun"):
+        stand_in_containers.install(road.programs, name)
+        print(f"replaced: {name} by one that takes the machine's own files for the image")
+    job = submit(slurm, road, {"PIP_NO_INDEX": "1"})
+    assert job.state(2 * BOOT, "COMPLETED", "FAILED")["ExitCode"] == "0:0", job.text()
+    assert "own code on 2 nodes: [7]" in job.text()
+    assert f"newest checkpoint: {road.folder}/checkpoints/command/checkpoint-3" in job.text()
+
+
+@pytest.mark.pods(2)
 def test_slurm_with_apptainer(cluster: Cluster, shared: Path, one_file: Path) -> None:
     """`fetch.sh` fetches image, repository, model and data; the nodes train without a network."""
     need_slurm()

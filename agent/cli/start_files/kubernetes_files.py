@@ -130,6 +130,8 @@ def kuberay(request: Request) -> StartFiles:
     variables = job_variables(request, folders, restarted=False)
     names = [name for name in ("HF_HOME", "PYTHONPATH") if name in variables]
     cluster: dict[str, str] = {name: variables.pop(name) for name in names}
+    if request.command:
+        cluster["AGENT_CHECKPOINTS"] = variables["AGENT_CHECKPOINTS"]  # the job reads it there
     own = {"EXPECTED_WORKERS": str(request.nodes - 1), "AGENT_STOP_GRACE": "90s"}
     if request.code is not None:
         own["AGENT_WORKING_DIR"] = folders.own_code  # Ray sends it to the cluster's pods

@@ -126,7 +126,7 @@ def find_code(
     names = [name for name in (script, *files.others) if name and _is_in(folder, name)]
     names += [f"-m {name}" for name in files.modules if _is_module(folder, name)]
     if given is None and not names:
-        return None, _why_none(files, folder)
+        return None, _why_none(files, folder, shared_disk=shared_disk)
     if folder in {Path.home().resolve(), Path(folder.anchor)} and not shared_disk:
         raise CodeError(f"{where} is no folder of code alone: --code DIR names one")
 
@@ -150,10 +150,11 @@ def find_code(
     return code, f"{folder}{reason}: {packed.about()}. Each start packs it anew."
 
 
-def _why_none(files: CommandFiles, folder: Path) -> str:
+def _why_none(files: CommandFiles, folder: Path, *, shared_disk: bool) -> str:
     """Return why no code is sent."""
-    taken = ""
-    if files.script:
+    if files.script and shared_disk:
+        taken = f"{files.script} is used where it is, on each node or in the image"
+    elif files.script:
         taken = f"{files.script} is taken as the image's"
     elif files.modules:
         taken = f"{files.modules[0]} is not in {folder}, and is taken as a package of the image"

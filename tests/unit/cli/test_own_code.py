@@ -142,6 +142,9 @@ def test_on_a_shared_disk_nothing_is_copied(code: Path, tmp_path: Path) -> None:
     assert found is not None
     assert found.archive == b""
     assert "all nodes must see" in line
+    found, line = find_code(["python3", "/elsewhere/x.py"], None, tmp_path, shared_disk=True)
+    assert found is None
+    assert "/elsewhere/x.py is used where it is" in line
 
 
 INIT = ("--nodes", "2", "--gpus", "8", "--image", "me/app:1")
