@@ -28,6 +28,8 @@ FRAMEWORK = "framework"
 CHECKPOINTS = "checkpoints"
 INPUTS = "inputs"
 SERVICE_GPUS = "GPUs of services"
+SCRIPT = "job's script"
+PLACEHOLDERS = "placeholders"
 PLAN_CHECKS = (FRAMEWORK, CHECKPOINTS, INPUTS, SERVICE_GPUS)
 _GIB = 1 << 30
 _CHECKPOINT_FACTOR = 7  # a checkpoint's size by its weights: 2 bytes, plus 12 of the optimizer
@@ -210,7 +212,7 @@ def job_script(node: CheckedNode) -> Iterator[Finding]:
             level = Level.WARN
             what += ", if it is reached"
         remedy = f"{instead}. To insist, end the line with `{IGNORE}`"
-        yield Finding("job's script", level, what, remedy)
+        yield Finding(SCRIPT, level, what, remedy)
 
 
 _BRACES = re.compile(r"(?<!\$)\{([a-z][a-z_]*)( ?[-+*/%][^{}]*)?\}")
@@ -240,13 +242,13 @@ def placeholder_slips(texts: Iterable[tuple[str, str, Sequence[str]]]) -> tuple[
                 remedy = f"Did you mean {{{near[0]}}}?"
             if computed:
                 remedy = f"{', '.join(NUMBERS)} take a sign and a number: {{nodes-1}}, {{nodes/2}}"
-            findings[source, word] = Finding("placeholders", Level.WARN, what, remedy)
+            findings[source, word] = Finding(PLACEHOLDERS, Level.WARN, what, remedy)
         for slip in _OF_SERVICE.finditer(text):
             if slip[1] != "address" and nearly_equal(slip[1], "address"):
                 what = f"{slip[0]} in {source} is no placeholder and stays as it is"
                 meant = slip[0].replace(slip[1], "address", 1)
                 findings[source, slip[0]] = Finding(
-                    "placeholders", Level.WARN, what, f"Did you mean {meant}?"
+                    PLACEHOLDERS, Level.WARN, what, f"Did you mean {meant}?"
                 )
     return tuple(findings.values())
 

@@ -1,7 +1,7 @@
-"""The command line on a Mac or Windows: the verbs that touch nothing but files.
+"""The command line on a Mac or Windows: the verbs that need neither Linux nor Ray.
 
 A run needs Linux: its processes, signals, locks and Ray. The file that starts a run is written on a
-laptop, so `init`, `recipe`, `recipes`, `env` and `completion` work there, without Ray.
+laptop, and the run is looked at from there. `stand_ins.py` has what the modules of a run name.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ def main() -> int:
     if is_run or (first in VERBS and not VERBS[first].works_anywhere):
         return _refuse(first or "run")
 
+    load("cli.stand_ins:install")()
     options = parse(before, command)
     if options.version:
         load("cli.version:print_versions")(os.environ)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
 from agent.base import ends
+from agent.checks import NAMES
+from agent.checks.finding import Finding, Level
+from agent.checks.job_needs import PLACEHOLDERS, SCRIPT
 from agent.cli.options import JSON, flag
 from agent.cli.printing import print_json, terminal_of
 from agent.plan.show import render, summary, to_json
@@ -20,17 +24,24 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Mapping
 
+    from agent.plan.plan import Plan
+
 OPTIONS = (
     JSON,
     flag("-v --verbose", "print every command, environment, port and wait"),
     flag("--check", "ask the framework, too; exit with the code that `run` would be refused with"),
 )
 
+_OF_THE_JOB = {NAMES, SCRIPT, PLACEHOLDERS}
+"""Checks whose findings are true on every machine."""
+
 
 def run(environ: Mapping[str, str], options: argparse.Namespace) -> int:
     """Print the plan; return 0, or with `--check` 78 if the run would be refused."""
     plan = with_taken_ports(plan_from_environment(environ, options.command))
     plan = with_checkpoints(with_archive_size(plan))
+    if sys.platform != "linux":
+        plan = _seen_from(sys.platform, plan)
     if options.check and not plan.failed():
         refusal = refused_by_framework(plan)
         plan = replace(plan, findings=(*plan.findings, *filter(None, (refusal,))))
@@ -42,3 +53,13 @@ def run(environ: Mapping[str, str], options: argparse.Namespace) -> int:
     else:
         print(terminal_of(environ).render(summary(plan), redactor.clean))
     return ends.REFUSED.exit_code if options.check and plan.failed() else 0
+
+
+def _seen_from(system: str, plan: Plan) -> Plan:
+    """Leave out the findings about this machine: a run starts on others."""
+    what = (
+        f"this is {system}, and a run needs Linux: sizes are of this machine, checks are left out"
+    )
+    notice = Finding("system", Level.WARN, what, "Run `pod-agent doctor` on a node")
+    of_the_job = [finding for finding in plan.findings if finding.check in _OF_THE_JOB]
+    return replace(plan, findings=(notice, *of_the_job))

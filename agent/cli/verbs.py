@@ -11,18 +11,31 @@ class Verb(NamedTuple):
     about: str
     module: str = ""  # '' for `run` itself, and for the programs in agent/__main__.py
     takes_command: bool = False  # whether a command may follow after --
-    works_anywhere: bool = False  # it reads and writes files alone: also on a Mac and Windows
+    works_anywhere: bool = False  # it starts nothing: also on a Mac and Windows
 
 
 VERBS = {
     "run": Verb(
         "boot this node, run the job, end with its exit code (default)", takes_command=True
     ),
-    "plan": Verb("print what run would do, and touch nothing", "plan_verb", takes_command=True),
+    "plan": Verb(
+        "print what run would do, and touch nothing",
+        "plan_verb",
+        takes_command=True,
+        works_anywhere=True,
+    ),
     "doctor": Verb("check this machine and its settings", "doctor_verb"),
-    "status": Verb("show the state of the run, from the head's agent", "status_verb"),
-    "logs": Verb("print a log of any node, through the head's agent", "logs_verb"),
-    "explain": Verb("summarize a run in ten lines: what took long, why it ended", "explain_verb"),
+    "status": Verb(
+        "show the state of the run, from the head's agent", "status_verb", works_anywhere=True
+    ),
+    "logs": Verb(
+        "print a log of any node, through the head's agent", "logs_verb", works_anywhere=True
+    ),
+    "explain": Verb(
+        "summarize a run in ten lines: what took long, why it ended",
+        "explain_verb",
+        works_anywhere=True,
+    ),
     "stop": Verb(
         "stop the run as SIGTERM on the head does, and wait until it has ended", "stop_verb"
     ),

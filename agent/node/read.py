@@ -142,7 +142,7 @@ def gather(  # noqa: PLR0913 - all inputs of the facts
     """Read the facts of this machine; takes a few milliseconds and starts nothing."""
     shm = shutil.disk_usage("/dev/shm") if Path("/dev/shm").is_dir() else None
     soft, hard = limits.open_files()
-    disk = shutil.disk_usage(temp)
+    disk = shutil.disk_usage(existing_parent(Path(temp)))  # Windows has no /tmp
     machine_memory = int(psutil.virtual_memory().total)
     maker, gpus = gpus_of(Path("/dev"))
     models = gpu_models(maker, Path("/proc/driver/nvidia/gpus"), Path("/sys/class/drm"))

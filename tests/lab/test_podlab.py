@@ -231,6 +231,18 @@ def test_command_stopped(lab: Lab, number: signal.Signals) -> None:
     assert leftovers.is_left(f"podlab-{process.pid}-1") == []
 
 
+def test_the_last_pod_is_killed_and_comes_back(lab: Lab) -> None:
+    """--kill waits for a line of the first pod, kills the last one, and starts it again."""
+    assert lab.pods
+    process = start_cli("--pods", "2", "--kill", "^up$", "--", "sh", "-c", "echo up; sleep 4")
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 0, err
+    steps = ("is killed", "ended with 137", "is started again", "ended with 0")
+    places = [err.index(f"pod1 {step}") for step in steps]
+    assert places == sorted(places)
+    assert leftovers.is_left(f"podlab-{process.pid}-1") == []
+
+
 def test_a_container_in_an_image_sees_only_the_image(lab: Lab) -> None:
     """The image is its root, also for later commands; its writes stay in the container."""
     written = Path(f"/written-{os.getpid()}")  # the machine's own files serve as the image

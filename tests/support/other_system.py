@@ -38,12 +38,17 @@ if TYPE_CHECKING:
 
 system = sys.argv.pop(1)
 hidden_modules = {"ray"}
-hidden_of_os = ["memfd_create", "sched_getaffinity", "pidfd_open", "O_TMPFILE"]
+hidden_of_os = ["memfd_create", "sched_getaffinity", "pidfd_open", "O_TMPFILE", "O_PATH"]
+hidden_of_os += ["posix_fadvise", "posix_fallocate", "sched_setaffinity", "getxattr", "P_PIDFD"]
+hidden_of_socket = ["TCP_USER_TIMEOUT", "TCP_KEEPIDLE", "SO_PEERCRED", "SO_BINDTODEVICE"]
+hidden_files = ("/proc", "/sys", "/dev/shm")  # those of psutil stand for its own on that system
 if system == "win32":
     hidden_modules |= {"fcntl", "pwd", "grp", "resource", "termios", "tty", "pty"}
     hidden_of_os += ["geteuid", "getuid", "getgid", "getegid", "fork", "setsid", "killpg", "mkfifo"]
-    hidden_of_os += ["uname", "O_NOFOLLOW", "O_DIRECTORY", "O_CLOEXEC", "O_NONBLOCK", "statvfs"]
+    hidden_of_os += ["uname", "O_NOFOLLOW", "O_DIRECTORY", "O_CLOEXEC", "O_NONBLOCK"]
     hidden_of_os += ["getpgid", "WNOHANG", "confstr", "sysconf", "fchmod", "fchown", "chown"]
+    hidden_of_os += ["pread", "pwrite", "getloadavg", "openpty", "register_at_fork", "nice"]
+    hidden_of_socket += ["AF_UNIX", "SO_REUSEPORT", "MSG_DONTWAIT", "socketpair"]
     kept = {"SIGINT", "SIGTERM", "SIGABRT", "SIGFPE", "SIGILL", "SIGSEGV", "SIG_DFL", "SIG_IGN"}
     for name in [name for name in vars(signal) if name.startswith("SIG") and name not in kept]:
         delattr(signal, name)
@@ -64,12 +69,29 @@ class Hiding:
         return self._finder.find_spec(name, path, target)
 
 
+def hide_files(event: str, arguments: tuple[object, ...]) -> None:
+    """Let no file of Linux be opened, except by psutil."""
+    if event not in {"open", "os.listdir", "os.scandir"}:
+        return
+    if not str(arguments[0]).startswith(hidden_files):
+        return
+    frame = sys._getframe(1)  # noqa: SLF001 - the caller
+    while frame is not None and "/psutil/" not in frame.f_code.co_filename:
+        frame = frame.f_back  # type: ignore[assignment]
+    if frame is None:
+        raise FileNotFoundError(2, "No such file or directory", arguments[0])
+
+
 sys.meta_path[:] = [Hiding(finder) for finder in sys.meta_path]
 for name in hidden_modules:
     sys.modules.pop(name, None)
 for name in hidden_of_os:
     if hasattr(os, name):
         delattr(os, name)
+for name in hidden_of_socket:
+    if hasattr(socket, name):
+        delattr(socket, name)
+sys.addaudithook(hide_files)
 sys.platform = system
 sys.argv[0] = "pod-agent"
 

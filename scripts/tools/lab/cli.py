@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -79,6 +80,12 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="S",
         help="how long the others may run after the first pod's end (default 120)",
     )
+    run_parser.add_argument(
+        "--kill",
+        type=lambda text: re.compile(text, re.MULTILINE),
+        metavar="RE",
+        help="kill the last pod when the first one prints a line with RE, and start it again",
+    )
     run_parser.add_argument("command", nargs="+", metavar="CMD", help="after --")
     verbs.add_parser("shell", parents=[common], help="open a shell in the first of some idle pods")
     verbs.add_parser("clean", help="remove the leftovers of killed labs")
@@ -119,6 +126,9 @@ class Show:
         self.names = [pod.name for pod in lab.pods]
         self.width = max(len("lab"), *map(len, self.names))
         self.followers: list[Follower] = []
+        self._pods = lab.pods
+        self._stack = stack
+        self._killed: Container | None = None
         self.containers = [self._start(pod, stack) for pod in lab.pods]
         self._told: set[Container] = set()
         self._done = 0
@@ -147,10 +157,26 @@ class Show:
         """Print new output, run due actions; return true when all have ended."""
         for follower in self.followers:
             follower.step()
+        self._kill_last_if_due()
         running = [container for container in self.containers if container.running]
         self._tell_ends()
         self._stop_if_due(running)
         return not running
+
+    def _kill_last_if_due(self) -> None:
+        """Kill the last pod once, and start it again when it has ended."""
+        if self.args.kill is None or self.asked:
+            return
+        first, last = self.containers[0], self.containers[-1]
+        printed = (path.read_text(errors="replace") for path in first.log_paths)
+        if self._killed is None and any(map(self.args.kill.search, printed)):
+            self.say(f"{self.names[-1]} is killed, as if its machine were gone")
+            self._killed = last
+            last.signal(signal.SIGKILL)
+        elif self._killed is last and not last.running and first.running:
+            self._tell_ends()
+            self.say(f"{self.names[-1]} is started again")
+            self.containers[-1] = self._start(self._pods[-1], self._stack)
 
     def _tell_ends(self) -> None:
         for name, container in zip(self.names, self.containers, strict=True):
