@@ -30,7 +30,7 @@ _UNEVEN = 2  # Times the mean of tokens that an expert may get
 
 RESIDENT = Layout("all on the GPUs", 1, copy=None)
 OFFLOAD = Layout("offload between phases", 1, copy=None)
-CPU_OPTIMIZER = Layout("offload between phases, optimizer in CPU memory", 1, copy=None)
+CPU_OPTIMIZER = Layout("offload between phases, optimizer in CPU memory", 1, copy=None, on_cpu=True)
 MEGATRON = (RESIDENT, OFFLOAD, CPU_OPTIMIZER)
 """The layouts, the fastest first; `MegatronFit` has their bytes."""
 MEGATRON_ADAPTERS = (RESIDENT, OFFLOAD)
@@ -232,6 +232,11 @@ class MegatronFit(Fit, kw_only=True):
     def tokens(self) -> int:
         """Return the tokens of the longest text that fits: its parts are on several GPUs."""
         return self.parallel.context * super().tokens
+
+    @property
+    def parts(self) -> int:
+        """Return over how many GPUs the tokens of a sample are divided."""
+        return self.parallel.context
 
     @property
     def forward(self) -> int:

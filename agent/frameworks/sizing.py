@@ -33,6 +33,14 @@ if TYPE_CHECKING:
 GIB = 1 << 30
 _USABLE = 0.97 * GIB
 """Bytes of each GB on a GPU's label: labels count GiB, and CUDA and NCCL take some."""
+_TIGHT = 0.85  # The part of a GPU from which a layout is called tight
+_LONGEST_TRANSFER = 7200.0  # Seconds between nodes that a step may take
+_GATHERED_BYTES = 12
+"""Bytes of a parameter that a step of FSDP sends between nodes at least, over a network.
+
+Weights in bf16 for a forward and a backward pass and two scoring passes, and gradients in float32.
+"""
+_REDUCED_BYTES = 8  # The same where weights stay within nodes: gradients in float32, both ways
 _COMFORT = 0.9  # The part of a GPU that an estimate may fill without a warning
 _ASSUMED_MEMORY = 80
 _ASSUMED_HOST = 128 * GIB  # Memory of a node for each of its GPUs, if it is not known
@@ -74,6 +82,7 @@ class Layout(Value):
     host: float = 0.0  # Of each trained model, in the memory of the nodes
     saving: float = 0.0  # Of the model that is saved, beside these
     loads_everywhere: bool = False  # Whether each process of a GPU loads a whole model
+    on_cpu: bool = False  # Whether the optimizer works on the CPUs
     untrained: float = 4.0  # Of a model of which only adapters are trained (LoRA), at most
     copy: float | None = 0.0
     """Of a copy in each node that keeps the gathering of weights within nodes.
@@ -92,11 +101,17 @@ class Layout(Value):
 # nodes' memory; offloaded weights are on the GPUs then.
 VERL_RESIDENT = Layout("FSDP", 16, 12, 12, saving=12)
 VERL_OFFLOAD = Layout("FSDP with offload between phases", 16, host=12, saving=8)
-VERL_CPU = Layout("FSDP2 with all states in CPU memory", 0, host=16)
+VERL_CPU = Layout("FSDP2 with all states in CPU memory", 0, host=16, on_cpu=True)
 ZERO2 = Layout("ZeRO-2", 14, everywhere=2, untrained=0, copy=None, loads_everywhere=True)
 ZERO3 = Layout("ZeRO-3", 16, frozen=2, untrained=2, copy=2)
 ZERO3_OFFLOAD = replace(
-    ZERO3, name="ZeRO-3 with the optimizer in CPU memory", busy=4, idle=4, asleep=4, host=12
+    ZERO3,
+    name="ZeRO-3 with the optimizer in CPU memory",
+    busy=4,
+    idle=4,
+    asleep=4,
+    host=12,
+    on_cpu=True,
 )
 ZERO3_SLEEP = replace(ZERO3, name="ZeRO-3 that sleeps", idle=2, asleep=2, host=14)
 """OpenRLHF moves all but the bf16 weights to the nodes' memory between phases."""
@@ -245,6 +260,7 @@ def sizing_of(load: Workload) -> Sizing:
         notes.append(f"sized for GPUs of {_ASSUMED_MEMORY} GB: their memory is not known here")
     fit = _best(load, model)
     if fit is not None:
+        _check_transfer(fit)
         return _explained(fit, notes)
 
     # If none does, the model is refused: unless that follows from an assumption, or what the user
@@ -363,6 +379,30 @@ class Fit(Value):
         return self.model.token(self.load.logit)
 
     @property
+    def parts(self) -> int:
+        """Return over how many GPUs the tokens of a sample are divided."""
+        return self.sequence
+
+    @property
+    def filled_by_one(self) -> float:
+        """Return the part of a GPU that a step with one longest micro batch takes."""
+        tokens = self.load.tokens / self.parts
+        return (self.training + self.token * tokens) / self.load.label
+
+    @property
+    def transfer(self) -> float:
+        """Return the seconds that a step's transfers between nodes take; 0 if it is not known."""
+        count = len(self.load.nodes)
+        if not self.load.link or count < 2:
+            return 0.0
+        stays = self.within or self.layout.everywhere
+        each = _REDUCED_BYTES if stays else _GATHERED_BYTES
+        size = self.load.trained * self.model.parameters * each * (count - 1) / count
+        if self.load.adapters and stays:
+            size *= self.model.adapters(self.load.rank) / self.model.parameters
+        return 8 * size / self.load.link
+
+    @property
     def forward(self) -> int:
         """Return the same for a forward pass, which keeps no values for a backward pass."""
         return self.sequence * self._fitting(self.model.token_forward)
@@ -457,14 +497,27 @@ _DEMANDS = ((_COMFORT, 1 << 40, _SEQUENCES, _LEAST_SHARE), (1.0, _SURE_TOKENS, 1
 
 
 def _best(load: Workload, model: ModelShape) -> Fit | None:
-    """Return the first layout that fits with room to spare, else the first that fits at all."""
+    """Return the first layout that fits with room to spare, else the first that fits at all.
+
+    Over a slow network one that keeps weights within nodes comes before all others.
+    """
+    if load.prefers_nodes:
+        inside = _first(load, model, within=True)
+        if inside is not None:
+            return inside
+    return _first(load, model, within=load.within is True)
+
+
+def _first(load: Workload, model: ModelShape, *, within: bool) -> Fit | None:
     for filled, most, sequences, share in _DEMANDS:
         demand = min(load.tokens, most), sequences, min(load.share, share)
         for fit in _fits(load, model, filled):
-            if not fit.holds(*demand):
+            tried = replace(fit, within=within and fit.layout.copy is not None)
+            crosses = not (tried.within or fit.layout.everywhere)
+            if within and crosses and load.within is None:
                 continue
-            inside = replace(fit, within=load.prefers_nodes and fit.layout.copy is not None)
-            return inside if inside.holds(*demand) else fit
+            if tried.holds(*demand):
+                return tried
     return None
 
 
@@ -476,8 +529,7 @@ def _fits(load: Workload, model: ModelShape, filled: float) -> Iterator[Fit]:
     for layout, sequence in _ways(load):
         used = layout.for_adapters() if load.adapters else layout
         for size in engine_sizes(load, model):
-            within = load.within is True
-            yield Fit(load, model, used, size, filled, within=within, sequence=sequence)
+            yield Fit(load, model, used, size, filled, sequence=sequence)
 
 
 def _ways(load: Workload) -> Iterator[tuple[Layout, int]]:
@@ -510,6 +562,35 @@ def engine_sizes(load: Workload, model: ModelShape) -> tuple[int, ...]:
     return tuple(n for n in sizes if model.weights / n <= limit) or (sizes[-1],)
 
 
+def _check_transfer(fit: Fit) -> None:
+    """Refuse steps that would send data over a slow network for hours."""
+    if fit.load.fits is not None or fit.load.given or fit.transfer < _LONGEST_TRANSFER:
+        return
+    rate = (fit.load.link or 0.0) / 1e6
+    what = "gradients" if fit.within or fit.layout.everywhere else "weights and gradients"
+    raise MisfitError(
+        f"{fit.model.billions} on {fit.load.text()}: no: over {rate:,.0f} Mbit/s between nodes a "
+        f"step would send {what} for {fit.transfer / 3600:.1f} h: take one node with as many GPUs, "
+        "or a cluster with a fast network"
+    )
+
+
+def _slow(fit: Fit) -> Iterator[str]:
+    """Say what makes steps slow, and what would help."""
+    load = fit.load
+    if fit.layout.on_cpu:
+        yield "slow: the optimizer works on the CPUs; more or larger GPUs would keep it on them"
+    if load.samples == 1 and 0 < fit.tokens < 2 * load.tokens:
+        helps = "shorter samples, or more or larger GPUs, make larger ones"
+        yield f"slow: a micro batch is one longest sample of {load.tokens} tokens; {helps}"
+    if load.link is not None and load.link < SLOW_LINK and fit.transfer:
+        rate = f"{load.link / 1e6:,.0f} Mbit/s"
+        yield (
+            f"slow: a step sends data between nodes for about {fit.transfer:,.0f} s at {rate}; one "
+            "node with as many GPUs, or a faster network, would not"
+        )
+
+
 def _explained(fit: Fit, notes: list[str]) -> Sizing:
     """Return a fit with its arithmetic; `notes` are what is assumed."""
     load = fit.load
@@ -538,8 +619,11 @@ def _explained(fit: Fit, notes: list[str]) -> Sizing:
     # What may fail?
     warnings = []
     notes.append(f"a node needs {gb(fit.host)} of memory: {fit.host_text}")
-    if is_tight:
-        warnings.append(f"{model.billions} on {load.text()} is tight: {states}")
+    if is_tight or fit.filled_by_one > _TIGHT:
+        part = f"a step with one longest sample fills {min(fit.filled_by_one, 1):.0%} of a GPU"
+        helps = "more or larger GPUs, or shorter samples, would help"
+        warnings.append(f"{model.billions} on {load.text()} is tight: {part}: {states}; {helps}")
+    notes += _slow(fit)
     if fit.tokens < load.tokens:
         long = f"a sequence of all {load.tokens} tokens may run out of memory"
         warnings.append(f"{long}: about {fit.tokens} fit")

@@ -185,6 +185,11 @@ _CRITIC_TOKENS = 32768
 """Tokens of a batch on each GPU: the actor's as in the scripts, the critic's by default."""
 REWARD_FUNCTION = str(Path(__file__).parents[1] / "bundled" / "verl_reward.py")  # Asks a server
 _RATE = f"{ACTOR}.optim.lr"
+_MOST_WITH_EXPERTS = 50e9
+"""Parameters up to which verl has scripts that train experts with FSDP.
+
+Source: verl-project/verl, examples/grpo_trainer/run_qwen3_30b_a3b_fsdp.sh, v0.9.0.
+"""
 _ROLLOUT_NODES = f"{ROLLOUT}.nnodes"
 _MERGE = (
     "checkpoints have shards only; `python3 -m verl.model_merger merge --backend fsdp --local_dir "
@@ -256,12 +261,13 @@ def make(asked: RecipeInput) -> Command:
         backend = (*backend, *verl_vision.rows(asked, given, megatron=False))
         notes += verl_vision.notes(asked, megatron=False)
     made = _command(asked, users, given, sizing, backend, notes)
+    experts = tuple(_expert_warnings(asked))
     strategy = strategy_of(asked, given, sizing.layout)
     return replace(
         made,
         argv=(*made.argv[:_MODULE], *flags, *made.argv[_MODULE:]),
         notes=(*made.notes, *sizing.notes),
-        warnings=(*sizing.warnings, *made.warnings, *_rate_warnings(asked, given)),
+        warnings=(*sizing.warnings, *experts, *made.warnings, *_rate_warnings(asked, given)),
         # the critic's are as the actor's
         format={
             STRATEGY: given.get(STRATEGY, strategy),
@@ -352,6 +358,13 @@ def _command(  # noqa: PLR0913 - what both ways to train have made
         notes=tuple(notes),
         warnings=tuple(verl_vision.warnings(asked, given)) if _has_images(asked) else (),
     )
+
+
+def _expert_warnings(asked: RecipeInput) -> Iterable[str]:
+    model = asked.basis.model
+    if model is not None and model.experts and model.parameters > _MOST_WITH_EXPERTS:
+        what = f"FSDP gathers all experts of a layer for each token, {model.billions} of them"
+        yield f"{what} in all: AGENT_BACKEND=megatron divides them, as verl's scripts of this size"
 
 
 def _rate_warnings(asked: RecipeInput, given: Mapping[str, str]) -> Iterable[str]:

@@ -336,10 +336,7 @@ def tokens_of(sizing: Sizing, tokens: int) -> int:
     """Return each GPU's part of a batch's tokens, where several GPUs divide a text."""
     if sizing.fit is None:
         return tokens
-    parts = sizing.fit.sequence
-    if isinstance(sizing.fit, MegatronFit):
-        parts = sizing.fit.parallel.context
-    return -(-tokens // parts)
+    return -(-tokens // sizing.fit.parts)
 
 
 def notes(asked: RecipeInput) -> Iterable[str]:

@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from agent.settings.model import Settings
 
 
+_ADAPTERS = "AGENT_LORA_RANK"
+_USUAL_RANK = 32
 COMMAND = "command"  # The name of a job given as a command after `--`
 _SIZES = ("nodes", "gpus_per_node", "total_gpus")
 PLACEHOLDERS = (*_SIZES, "head_ip", "reward_url", "log_dir", "attempt", "checkpoints")
@@ -269,10 +271,24 @@ class RecipeJob(Value):
 def command_of(known: RecipeInfo, given: RecipeInput) -> Command:
     """Return a recipe's command, with the run id as W&B's group; raises MisfitError."""
     check_weights(given)
-    made = recipe_of(known).make(given)
+    try:
+        made = recipe_of(known).make(given)
+    except MisfitError as misfit:
+        raise MisfitError(f"{misfit}{_adapters_instead(known, given)}") from None
     if not given.wandb or not known.framework:
         return made
     return replace(made, env={**made.env, "WANDB_RUN_GROUP": given.run_id})
+
+
+def _adapters_instead(known: RecipeInfo, given: RecipeInput) -> str:
+    """Return adapters (LoRA) as a remedy where they fit and full training does not, or ''."""
+    if _ADAPTERS not in known.takes or given.lora_rank is not None or given.basis.kept:
+        return ""
+    try:
+        recipe_of(known).make(replace(given, lora_rank=_USUAL_RANK))
+    except MisfitError:
+        return ""
+    return f", or with {_ADAPTERS}={_USUAL_RANK}, which trains adapters instead of all weights"
 
 
 def checkpoint_owner(

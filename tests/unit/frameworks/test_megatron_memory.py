@@ -76,7 +76,7 @@ def test_shapes_of_verls_scripts_fit(model: str, shape: str, layout: object, sai
     sizing = sizing_of(load_of(MODELS[model], shape))
     assert sizing.layout == layout
     assert said in sizing.why["layout"]
-    assert sizing.warnings == ()
+    assert all("is tight: a step with one longest sample fills" in w for w in sizing.warnings)
 
 
 @pytest.mark.parametrize(

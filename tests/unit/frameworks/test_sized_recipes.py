@@ -215,7 +215,7 @@ def test_memory_is_counted_over_the_gpus_that_train(  # noqa: PLR0913 - columns 
     assert {name: found.get(name) for name in settings} == settings
     layout = {"verl-grpo": VERL_SHARE}.get(recipe, f"--{STAGE}")
     assert said in command.why[layout]
-    assert not command.warnings
+    assert all("is tight" in warning for warning in command.warnings)
     assert ("idle" in command.notes[0]) is (own == "--actor.num_nodes 1")
 
 
@@ -234,6 +234,39 @@ def test_too_few_gpus_that_train_are_refused(recipe: str, shape: str, own: str, 
     with pytest.raises(PreflightError) as refusal:
         shown(recipe, shape, "70B", AGENT_JOB_ARGS=own)
     assert said in refusal.value.why
+
+
+@pytest.mark.parametrize(
+    ("shape", "size", "tight", "slow"),
+    [
+        ("1x8x80", "7B", "", ""),
+        (
+            "1x8x80",
+            "32B",
+            "32 B on 1×8×80 GB is tight: a step with one longest sample fills",
+            "slow: a micro batch is one longest sample",
+        ),
+        ("1x2x24", "7B", "", "slow: the optimizer works on the CPUs"),
+    ],
+)
+def test_tight_and_slow_are_said(shape: str, size: str, tight: str, slow: str) -> None:
+    """One line each, with what would help."""
+    command = shown("verl-grpo", shape, size)
+    assert [text for text in command.warnings if "tight" in text and tight in text] or not tight
+    assert bool(command.warnings) is bool(tight)
+    assert bool([note for note in command.notes if note.startswith("slow:")]) is bool(slow)
+    assert not slow or any(note.startswith(slow) for note in command.notes)
+
+
+def test_adapters_are_a_remedy_where_they_fit() -> None:
+    """A refusal of full training names them, and only if they would be accepted."""
+    for shape, has_remedy in (("1x4x80", True), ("1x1x24", False)):
+        with pytest.raises(PreflightError) as refusal:
+            shown("verl-grpo", shape, "70B")
+        assert ("or with AGENT_LORA_RANK=32" in refusal.value.why) is has_remedy
+    with pytest.raises(PreflightError) as refusal:
+        shown("openrlhf-grpo", "1x4x80", "70B")
+    assert "AGENT_LORA_RANK" not in refusal.value.why
 
 
 def test_own_memory_arguments_are_named_in_the_warning() -> None:

@@ -258,7 +258,14 @@ def test_slow_networks_shard_within_nodes() -> None:
     slow = sizing_of(workload("7B", nodes=2, link=1e8))
     assert slow.within_nodes
     assert "7 B × 16 bytes / 8 GPUs = 14.0 GB" in slow.why["layout"]
-    assert not sizing_of(workload("32B", nodes=4, link=1e8)).within_nodes
+    assert any("for about 2,240 s at 100 Mbit/s" in note for note in slow.notes)
+
+    # What does not fit in a node's GPUs goes to its memory before weights cross the network.
+    larger = sizing_of(workload("32B", nodes=4, link=8e8))
+    assert larger.within_nodes
+    assert larger.layout.on_cpu
+    with pytest.raises(MisfitError, match=r"would send gradients for 4.3 h: take one node"):
+        sizing_of(workload("32B", nodes=4, link=1e8))
 
 
 def test_assumptions_are_named() -> None:
@@ -343,7 +350,11 @@ LOADS = st.builds(
     st.sampled_from([0, 8, 61]),
 )
 def test_more_never_makes_it_refused(load: Workload, nodes: int, times: int, memory: int) -> None:
-    """More nodes, GPUs or memory never make a fit refused, nor does training adapters only."""
+    """More nodes, GPUs or memory never make a fit refused, nor does training adapters only.
+
+    A slow network does: more nodes have more to send.
+    """
+    load = replace(load, link=None if load.link == 1e8 else load.link)
     if not fits(load):
         return
     node = load.nodes[0]
