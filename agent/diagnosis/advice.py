@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from msgspec.structs import replace
 
+from agent.base import times
 from agent.base.text import number_text
 from agent.base.value import Value
 from agent.decisions.shared import HERE
@@ -47,7 +48,7 @@ ZEROS = 3  # steps in a row count also where one may be chance
 ALWAYS_ZERO = 30  # steps from the first on without any reward are no start of learning
 _LEAST_SPREADS = 2.0  # standard deviations: a reward nearer to 0 is 0 at times
 LEFT_OVER = 0.02  # of the reward before: a server that fails may still answer some requests
-PROBED_AFTER = 60.0  # seconds after a service failed it is found at last
+PROBED_AFTER = 3 * (times.SERVICE_PROBED + times.SERVICE_ANSWERS)  # a service that hangs is down
 EMPTY = 0.1  # of the usual length: an engine that fails returns empty responses
 NOT_FINITE = 3  # steps in a row: fp16 skips single ones, and goes on
 _SIGMA = 1.349  # the quartiles of normal noise are so many standard deviations apart
@@ -226,7 +227,7 @@ def _quarters(values: Sequence[float]) -> list[float]:
 
 
 def _is_steady(values: Sequence[float], sign: int) -> bool:
-    """Return whether each quarter is further on than the one before, by more than chance."""
+    """Return whether each quarter moved on, by a part of the mean movement at least."""
     quarters = _quarters(values)
     moved = sign * (quarters[-1] - quarters[0])
     least = moved / (len(quarters) - 1) / STEADY
