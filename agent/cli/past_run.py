@@ -84,14 +84,17 @@ def past_log(nodes: list[Path], words: list[str], chosen: LogFilter) -> str:
     folders = {node.name: node for node in nodes}
     node, name = node_and_log(words, folders, nodes[0].name)
     folder = nodes[0] if node == HEAD else folders.get(node)
-    files = {} if folder is None else {path.name: path for path in folder.glob("*.log")}
+    nodes_are = f"nodes are {first_names(folders)}"
+    if folder is None:
+        raise UnavailableError(f"no node is named {node!r}: {nodes_are}")
 
+    files = {path.name: path for path in folder.glob("*.log")}
     file = next((files[file_name] for file_name in log_files(name) if file_name in files), None)
     data = None if file is None else read_end(file, _MOST_READ)
     if file is None or data is None:
-        known = f"nodes are {first_names(folders)}; it has {first_names(sorted(files), 8)}"
-        where = node if folder is None else folder.name
-        raise UnavailableError(f"node {where!r} has no log {name!r}: {known}")
+        its_logs = first_names(sorted(files), 8) or "none"
+        where = f"node {folder.name!r} has no log {name!r}"
+        raise UnavailableError(f"{where}: {nodes_are}; its logs are {its_logs}")
 
     written = datetime.fromtimestamp(file.stat().st_mtime, timezone.utc)
     return chosen.apply(data.decode(errors="replace"), written)

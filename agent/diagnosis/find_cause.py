@@ -89,7 +89,7 @@ class Diagnosis(Value):
             what = _within(f"{UNKNOWN}{where}: {self.cause}", self.what_to_do)
             return f"{what} It shows in {shown}"
         what = "the first error" if self.is_marked else "the line that may say why"
-        return f"{UNKNOWN}: {what}{where}, in {shown}"
+        return f"Look at {what}{where}, in {shown}: its cause is {UNKNOWN}"
 
     def page(self) -> str:
         """Return it as the first page of a failure bundle, with the lines before the line."""

@@ -647,16 +647,19 @@ def _states_text(fit: Fit) -> str:
     load = fit.load
     layout = fit.layout
 
-    def bytes_of(each: float, shards: int) -> str:
+    def bytes_of(each: float, shards: int = 1) -> str:
         over = f" / {count_of(shards, 'GPU')}" if shards > 1 else ""
         size = gb(fit.model.parameters * each / shards)
         return f"{fit.model.billions} × {each:g} bytes{over} = {size}"
 
     each = layout.busy + (load.trained - 1) * layout.idle + load.frozen * layout.frozen
     whole = (load.trained + load.frozen) * layout.everywhere
-    text = bytes_of(each, fit.shards)
+    parts = []
+    if each:
+        parts.append(bytes_of(each, fit.shards))
     if whole:
-        text += f" + {bytes_of(whole, 1)}"
+        parts.append(bytes_of(whole))
+    text = " + ".join(parts) or "all states on the CPUs"
     if load.rank:
         shards = fit.adapter_shards
         over = f" / {count_of(shards, 'GPU')}" if shards > 1 else ""

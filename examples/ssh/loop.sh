@@ -4,10 +4,11 @@ IMAGE=python:3.12-slim
 GPUS=(--gpus all)   # docker's flags for your GPUs; () for none
 FILES=(pod_agent-0.1.0-py3-none-any.whl)   # copied to ~/pod-agent on every machine
 
-# The same container on every machine, by ssh and docker, until the job ends everywhere:
+# The rehearsal: a small GRPO on CPUs that takes every path that a real job takes. The same
+# container runs on every machine, by ssh and docker, until the job has ended everywhere:
 #
 #   export RAY_AUTH_TOKEN=$(openssl rand -hex 32)
-#   bash loop.sh                                    # the rehearsal: a small GRPO on CPUs that takes every path that a real job takes
+#   bash loop.sh
 #   bash loop.sh run -- python3 train.py --nodes {nodes}
 #
 # Prints the head's output and ends with its code; the workers' output is in files here. The first

@@ -291,7 +291,6 @@ _OF_ANY_JOB = {"AGENT_CHECKPOINTS", "AGENT_LOG_DIR", "HF_HOME"}
 
 def ssh(request: Request) -> StartFiles:
     """Return a loop over machines, to each of which the files are copied."""
-    about = request.preset.about
     folders = Folders(
         data="/root/data",
         code="/opt",
@@ -318,7 +317,6 @@ def ssh(request: Request) -> StartFiles:
         flags="--gpus all" if request.gpus else "",
         files=" ".join(file.name for file in files),
         packs=f"python3 {PACK}" if request.code is not None else "",
-        about=about[0].lower() + about[1:],
         job_words=request.words,
         common=_docker_variables(common),
         job=_docker_variables(variables),

@@ -96,6 +96,21 @@ def test_a_log_that_the_head_lacks(capsys: pytest.CaptureFixture[str]) -> None:
     assert "node 'pod0' has no log 'compile-caches': nodes are pod0 and pod1" in printed
 
 
+@pytest.mark.usefixtures("root")
+def test_a_node_that_is_unknown(capsys: pytest.CaptureFixture[str]) -> None:
+    """The nodes are named, and no empty list of its logs."""
+    assert main(["logs", "pod9", "job"]) == 69
+    assert capsys.readouterr().err.endswith("no node is named 'pod9': nodes are pod0 and pod1\n")
+
+
+def test_a_node_without_logs(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The error says that there are none."""
+    for file in (root / "run-1/pod1").glob("*.log"):
+        file.unlink()
+    assert main(["logs", "pod1", "job"]) == 69
+    assert capsys.readouterr().err.endswith("its logs are none\n")
+
+
 @pytest.mark.parametrize(
     ("words", "code", "out"),
     [
@@ -113,7 +128,6 @@ def test_a_log_that_the_head_lacks(capsys: pytest.CaptureFixture[str]) -> None:
         (["head", "ray"], 0, "started\n"),
         (["head", "ray-start"], 0, "started\n"),
         (["pod1", "job"], 69, ""),
-        (["pod9", "job"], 69, ""),
         (["../../secrets"], 69, ""),
     ],
 )

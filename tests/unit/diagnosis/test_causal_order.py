@@ -177,9 +177,9 @@ def test_an_unknown_error_is_quoted_with_its_place_and_time() -> None:
     text = "\n".join([*before, f"(W pid=3) [rank3]: 2025-11-26 10:00:07,000 - a - ERROR - {long}"])
     page = cause(text).page()
     remedy = cause(text).remedy()
-    start = "unknown to pod-agent: the first error on n0 (rank 3), in job.log at 11-26 10:00:07: "
+    start = "Look at the first error on n0 (rank 3), in job.log at 11-26 10:00:07: "
     assert remedy.startswith(f"{start}'ValueError: the answer is 42, ")
-    assert remedy.endswith("…'")
+    assert remedy.endswith("…': its cause is unknown to pod-agent")
     assert page.startswith(remedy)
     text = "\n".join([*before, f"{TRACE}ValueError: short"])
     shown = cause(text).page().split("\n")

@@ -314,7 +314,8 @@ torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
     )
     remedy = found.remedy()
     assert remedy == (
-        "unknown to pod-agent: the first error on node-0, in job.log: 'ValueError: the answer is 42'"
+        "Look at the first error on node-0, in job.log: 'ValueError: the answer is 42':"
+        " its cause is unknown to pod-agent"
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agent.diagnosis.find_cause import UNKNOWN, Diagnosis, diagnose_logs
+from agent.diagnosis.find_cause import Diagnosis, diagnose_logs
 from agent.diagnosis.searched_log import Log
 
 
@@ -41,7 +41,7 @@ def test_plain_words_near_the_end_are_quoted(text: str, line: str) -> None:
     answer = found(text)
     assert answer.line == line
     assert answer.row is None
-    assert answer.remedy().startswith(f"{UNKNOWN}: the line that may say why, in job.log")
+    assert answer.remedy().startswith("Look at the line that may say why, in job.log")
 
 
 @pytest.mark.parametrize(

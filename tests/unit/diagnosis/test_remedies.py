@@ -242,7 +242,8 @@ def test_only_the_last_attempts_output_counts(run: NodeRun) -> None:
     run.folder.file("job.log").write_text(f"{before}RuntimeError: shapes differ\n")
     run.output_begins = len(before)
     assert outcome_of(run, Kind.JOB_FAILED).remedy == (
-        "unknown to pod-agent: the first error, in job.log:2: 'RuntimeError: shapes differ'"
+        "Look at the first error, in job.log:2: 'RuntimeError: shapes differ':"
+        " its cause is unknown to pod-agent"
     )
     run.close()
 

@@ -172,6 +172,7 @@ REFUSED = [
     (workload("72B"), "FSDP2 with all states in CPU memory needs 1,192 GB of a node"),
     (workload("72B"), "from 2×8 on, or with GPUs of 192 GB"),
     (workload("8B", gpus=1), "from 1×2 on"),
+    (workload("70B", gpus=1), "no: all states on the CPUs, "),
     (workload("671B-A37B", layouts=sizing.OPENRLHF), "nor on 64 such nodes"),
     (workload("8B", gpus=1, memory=24, layouts=sizing.OPENRLHF_TRAIN, share=0.0), "from 1×2 on"),
 ]

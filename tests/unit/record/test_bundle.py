@@ -220,7 +220,7 @@ def test_its_first_page_is_the_cause(run: NodeRun) -> None:
     found = unpacked(the_bundle(run))
     assert next(iter(found)) == "cause.txt"
     shown = found["cause.txt"].split("\n")
-    assert shown[0].startswith("unknown to pod-agent: the first error, in job.log:7: 'ValueError: ")
+    assert shown[0].startswith("Look at the first error, in job.log:7: 'ValueError: ")
     assert shown[-6:] == [
         *(f"    line {at}" for at in range(2, 6)),
         f"    ValueError: {MASK} is bad",

@@ -4,10 +4,10 @@ IMAGE={{image}}
 GPUS=({{flags}})   # docker's flags for your GPUs; () for none
 FILES=({{files}})   # copied to ~/pod-agent on every machine
 
-# The same container on every machine, by ssh and docker, until the job ends everywhere:
+#~ {{about}}. The same container runs on every machine, by ssh and docker, until the job has ended everywhere:
 #
 #   export RAY_AUTH_TOKEN=$(openssl rand -hex 32)
-#   bash loop.sh                                    # {{about}}
+#   bash loop.sh
 #   bash loop.sh run -- python3 train.py --nodes {nodes}
 #
 # Prints the head's output and ends with its code; the workers' output is in files here. The first
