@@ -100,7 +100,7 @@ def slurm(request: Request) -> StartFiles:
     notes = []
     if variant == "podman":
         notes.append("--container podman is for AMD GPUs; NVIDIA's are apptainer's and pyxis' part")
-    model = ModelPlace(f"checkpoints/{request.job} in this folder")
+    model = ModelPlace(f"checkpoints/{request.job} in the folder of {name}")
     return StartFiles((*files, *sent_files(request)), steps, model, tuple(notes))
 
 

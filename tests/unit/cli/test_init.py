@@ -317,7 +317,9 @@ MODELS = {
         "kubectl cp rl-files:/workspace/checkpoints/verl-grpo verl-grpo",
     ),
     "kuberay --volume mine": ("on the claim mine",),
-    "slurm --python /venv/bin/python": ("checkpoints/verl-grpo in this folder.",),
+    "slurm --python /venv/bin/python": (
+        "checkpoints/verl-grpo in the folder of verl-grpo.sbatch.",
+    ),
     "ssh --hosts me@a,b": ("scp -r me@a:pod-agent/checkpoints/verl-grpo .",),
 }
 """By the words of `init`: what its last lines say about the model."""
