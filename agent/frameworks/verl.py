@@ -363,8 +363,8 @@ def _command(  # noqa: PLR0913 - what both ways to train have made
 def _expert_warnings(asked: RecipeInput) -> Iterable[str]:
     model = asked.basis.model
     if model is not None and model.experts and model.parameters > _MOST_WITH_EXPERTS:
-        what = f"FSDP gathers all experts of a layer for each token, {model.billions} of them"
-        yield f"{what} in all: AGENT_BACKEND=megatron divides them, as verl's scripts of this size"
+        what = f"{model.billions} with experts: FSDP gathers all experts of each layer, of which a "
+        yield f"{what}token passes few; AGENT_BACKEND=megatron divides them, as verl's scripts do"
 
 
 def _rate_warnings(asked: RecipeInput, given: Mapping[str, str]) -> Iterable[str]:

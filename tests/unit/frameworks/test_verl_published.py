@@ -111,6 +111,15 @@ def test_ones_own_sizes_are_kept() -> None:
     assert found[f"{MEGATRON}.pipeline_model_parallel_size"] == "4"
 
 
+def test_fsdp_says_what_trains_so_many_experts_better() -> None:
+    """It gathers them all for each layer; verl's scripts of FSDP end at 30 B."""
+    nodes = (NodeSize(8, 128, 2 << 40, 80),) * 32
+    plain = replace(asked("1x8"), nodes=nodes, tensor_parallel=None, basis=JobBasis(QWEN3_235B))
+    assert any("AGENT_BACKEND=megatron divides them" in text for text in verl.make(plain).warnings)
+    smaller = replace(plain, basis=JobBasis(QWEN3_30B))
+    assert verl.make(smaller).warnings == ()
+
+
 def test_the_rows_divide_their_gpus() -> None:
     """Each row is whole copies of a model on its own number of GPUs."""
     assert all(row.parallel(row.gpus) is not None for row in PUBLISHED)
