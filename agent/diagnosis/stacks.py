@@ -363,10 +363,18 @@ class StackGroup(Value):
 
 def group(stacks: Iterable[ProcessStack]) -> tuple[StackGroup, ...]:
     """Return processes by place, the most suspicious and smallest group first."""
+    placed = [(process, place_of(process)) for process in stacks]
+
+    # Are all in one function? Then the lines in it show who is elsewhere than most.
+    busy = [place for _, place in placed if place.activity is not Activity.IDLE]
+    lines = Counter(place.where for place in busy)
+    is_one_function = len({place.key for place in busy}) == 1
+    has_most = bool(lines) and 2 * lines.most_common(1)[0][1] > len(busy)
     by_key: dict[str, list[ProcessStack]] = defaultdict(list)
     places: dict[str, list[StackPlace]] = defaultdict(list)
-    for process in stacks:
-        place = place_of(process)
+    for process, place in placed:
+        if is_one_function and has_most and place.activity is not Activity.IDLE:
+            place = msgspec.structs.replace(place, key=f"{place.key} {place.where}")  # noqa: PLW2901 - with its line
         by_key[place.key].append(process)
         places[place.key].append(place)
     groups = []
@@ -496,6 +504,20 @@ def sentence(groups: Sequence[StackGroup], since: str = "") -> str:
         text += f" (and {more} more group{'s' if more > 1 else ''})"
     missing = missing_ranks(groups)
     return f"{text}; {missing}" if missing else text
+
+
+_AWAITED = ("service ", "a placement group ")
+_MOST_AWAITED = 2  # in the sentence
+
+
+def behind_what_is_awaited(sentence: str, evidence: Sequence[str]) -> tuple[str, list[str]]:
+    """Return the sentence behind what others wait for, and the rest of the evidence.
+
+    These are a service that does not answer, and a placement group that no node can hold.
+    """
+    awaited = [text for text in evidence if text.startswith(_AWAITED)][:_MOST_AWAITED]
+    rest = [text for text in evidence if text not in awaited]
+    return "; ".join([*awaited, sentence]), rest
 
 
 def missing_ranks(groups: Sequence[StackGroup]) -> str:

@@ -21,7 +21,7 @@ from agent.bridge.link import RayLink
 from agent.diagnosis import node_findings
 from agent.diagnosis.flight_recorder import not_entered
 from agent.diagnosis.node_findings import NodeFindings
-from agent.diagnosis.stacks import busy_place, examination
+from agent.diagnosis.stacks import behind_what_is_awaited, busy_place, examination
 from agent.job.services import ON_HEAD, LogPattern
 from agent.processes import driver
 from agent.processes.hang_evidence import engine_logs, gpu_notes, kernel_notes
@@ -186,12 +186,14 @@ class JobExaminer:
         stacks = [stack for of_node in findings.values() for stack in of_node.stacks]
         progress = [group for of_node in findings.values() for group in of_node.collectives]
         examined = examination(self._run.now(), stacks, since)
+        clean = self._run.redactor.clean
+        sentence, others = behind_what_is_awaited(examined.sentence, evidence)
+        examined = replace(examined, sentence=clean(sentence))
 
         suspected = {suspect.node for suspect in examined.suspects}
         nodes = sorted(findings, key=lambda node: node not in suspected)
         notes = [f"{node}: {note}" for node in nodes for note in findings[node].notes]
-        clean = self._run.redactor.clean
-        everything = [clean(text) for text in (*not_entered(progress), *evidence, *notes)]
+        everything = [clean(text) for text in (*not_entered(progress), *others, *notes)]
         first = everything[:_MOST_EVIDENCE]
         if len(everything) > len(first):
             first.append(f"{len(everything) - len(first)} more findings are in the file")

@@ -125,7 +125,8 @@ NAMES = {
         r"driver on poda is in `transfer` \(train.py:\d+\) "
         r"\(other threads: `lock_both` \(train.py:\d+\)"
     ),
-    "placement": r"driver on poda waits for a result of Ray in `reserve_gpus` \(train.py:\d+\)",
+    "placement": r"a placement group waits for a node with GPU: 64; "
+    r"driver on poda waits for a result of Ray in `reserve_gpus` \(train.py:\d+\)",
     "service": r"driver on poda is in `request_score` \(train.py:\d+\)",
     "engine": (
         r"driver on poda waits for a result of Ray in `rollout` \(train.py:\d+\); "

@@ -16,6 +16,7 @@ from agent.diagnosis.stacks import (
     Frame,
     ProcessStack,
     ThreadStack,
+    behind_what_is_awaited,
     busy_place,
     examination,
     group,
@@ -316,3 +317,37 @@ def test_a_deep_recursion_is_cut() -> None:
     assert len(threads) == 64
     assert len(threads[0].frames) == 64
     assert len(threads[0].frames[0].function) == 120
+
+
+def test_a_line_within_one_function_shows_who_is_elsewhere() -> None:
+    """Two processes are at one line of a function, the third is at the next one."""
+    stacks = [
+        ProcessStack(
+            "poda",
+            pid,
+            f"rank {pid}",
+            threads=(ThreadStack("main", (Frame("wait_for", "/w/job.py", line),)),),
+            source="py-spy",
+        )
+        for pid, line in ((1, 15), (2, 15), (3, 16))
+    ]
+    found = group(stacks)
+    assert [len(one.processes) for one in found] == [1, 2]
+    text = sentence(found)
+    assert "rank 3 on poda is in `wait_for` (job.py:16)" in text
+    assert "rank 1 on poda and rank 2 on poda are in `wait_for` (job.py:15)" in text
+    apart = [*stacks[:2], replace(stacks[2], threads=())]
+    assert [len(one.processes) for one in group([*stacks[1:]])] == [2]  # no line has most of them
+    assert [len(one.processes) for one in group(apart)] == [2, 1]
+
+
+def test_what_is_awaited_stands_before_who_waits() -> None:
+    """A service that does not answer, a placement group that no node can hold."""
+    evidence = [
+        "an actor of class A waits for a node with 1 GPU",
+        "a placement group waits for a node with 16 GPU",
+        "service reward does not answer: timed out",
+    ]
+    text, rest = behind_what_is_awaited("rank 0 waits", evidence)
+    assert text == f"{evidence[1]}; {evidence[2]}; rank 0 waits"
+    assert rest == evidence[:1]
