@@ -21,14 +21,8 @@ from agent.diagnosis.errors.causal_order import (
 )
 from agent.diagnosis.errors.log_parser import LogParser
 from agent.diagnosis.errors.parsed_error import ErrorKind
-from agent.diagnosis.find_cause import (
-    UNKNOWN,
-    Explained,
-    explained,
-    first_cause,
-    is_noise,
-    what_led_to,
-)
+from agent.diagnosis.find_cause import UNKNOWN, what_led_to
+from agent.diagnosis.order import Explained, explained, first_cause, is_noise
 from agent.diagnosis.rows import Weight, explain, known_signs
 
 if TYPE_CHECKING:
@@ -38,7 +32,7 @@ if TYPE_CHECKING:
     from agent.diagnosis.errors.log_parser import ParsedLog
 
 _LARGEST_ZONE = 14 * 3_600  # seconds that local time may differ
-_NATIVE = {ErrorKind.KERNEL, ErrorKind.NVRM, ErrorKind.SLURM, ErrorKind.CPP}
+_NATIVE = {ErrorKind.KERNEL, ErrorKind.NVRM, ErrorKind.CPP}
 _MOST_ERRORS = 200  # that are kept of a running job's output
 _LOOK_AGAIN = 50  # lines after which errors are looked at once more, then after twice as many
 
@@ -155,6 +149,8 @@ def _is_an_end(first: Explained) -> bool:
     A traceback from the start of a program may be a tool's; if it is the job's, its end follows.
     """
     candidate = first.candidate
+    if candidate.error.kind is ErrorKind.SLURM:  # it may state a kill of a helper
+        return first.row is not None and first.row.is_end_of_job
     is_native = candidate.error.kind in _NATIVE or shows_an_end(candidate.whole)
     return candidate.standing is Standing.FATAL and is_native
 

@@ -5,12 +5,10 @@ from __future__ import annotations
 import re
 from enum import Enum, IntEnum
 from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from msgspec.structs import replace
 
-from agent.base.text import parse_toml
 from agent.base.typed import convert
 from agent.base.value import Value
 from agent.diagnosis.cause import Cause
@@ -19,6 +17,7 @@ from agent.diagnosis.errors.log_parser import Signs
 from agent.diagnosis.errors.parsed_error import LogLevel
 from agent.diagnosis.errors.prefixes import read_line
 from agent.diagnosis.row_functions import FUNCTIONS
+from agent.diagnosis.rows_file import read_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -229,7 +228,7 @@ def table() -> Mapping[str, Row]:
 
     Of several rows that match a line the first one counts.
     """
-    data = parse_toml(Path(__file__).with_name("rows.toml").read_text(encoding="utf-8"))
+    data = read_rows()
     kinds = ("noise", "cause", "symptom")
     rows = [_row({**row, "kind": kind}, data["patterns"]) for kind in kinds for row in data[kind]]
     return {row.key: row for row in rows}

@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from agent.base.value import Value
 from agent.diagnosis.errors.parsed_error import ErrorKind, LogLevel, ParsedError
+from agent.diagnosis.errors.roles import has_role
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -24,81 +25,6 @@ if TYPE_CHECKING:
     from agent.diagnosis.errors.log_parser import ParsedLog
     from agent.diagnosis.errors.process_output import Occurrence
 
-_WRAPPER = re.compile(
-    r"(?:\w+\.)*(?:RayTaskError|TrainingFailedError|TuneError|UserCodeException|RuntimeEnvSetupError|ChildFailedError|EngineDeadError|AsyncEngineDeadError"
-    r"|CalledProcessError|SubprocException"
-    r"|RaySystemError: System error: \w{1,80}\.__init__\(\) missing"
-    r"|ProcessRaisedException|ProcessExitedException|SystemExit|KeyboardInterrupt|SignalException"
-    r"|WorkerCrashedError|UnserializableException|ExceptionGroup|BaseExceptionGroup|InstantiationException)\b"
-    r"|.{0,80}Caught \w{1,60} in (?:DataLoader|pin memory|replica)|BackOff|.{0,20}Back-off"
-    r"|(?:\w+\.)*CheckpointException\b|.{0,60}(?:subprocess-exited-with-error"
-    r"|metadata-generation-failed|Failed building wheel|Could not build wheels|ninja: build stopped"
-    r"|subcommand failed)|make(?:\[\d+\])?: \*\*\*|compilation terminated"
-    r"|.{0,80}Error building extension '|.{0,40}Ninja build failed"
-    r"|.{0,40}Exception in ASGI application|(?:tenacity\.)?RetryError\b.{0,3}RetryError\["
-    r"|fatal: Could not read from remote repository|Error merging |Error parsing override"
-    r"|NoneType: None|FAILED: \S{1,300}\.o\b"
-    r"|.{0,200}(?:Engine core initialization failed|Engine core proc|EngineCore (?:failed"
-    r"|encountered)|Engine process failed to start"
-    r"|Executor failed|Error executing method|Got fatal signal|See (?:stack trace|root cause)"
-    r"|Engine process \(pid|WorkerProc (?:initialization failed|hit an exception|failed)"
-    r"|error raised in its creation task|JobSupervisor"
-    r"|Job entrypoint command failed|failed \(exitcode|[Ee]xited with (?:exit )?code"
-    r"|exit(?:ed with|) (?:code|status)|Failed to setup with return code"
-    r"|.{0,40}Initialization failure from server|Trial \S{1,80}: Error processing event"
-    r"|DataLoader worker \(pid|Killing (?:remaining|all|other) |(?:Job|Run|Task|Training|Command"
-    r"|Program|Experiment|Trial|Pod|Container)(?: \S{1,60})? (?:has )?(?:failed|FAILED)"
-    r"(?: with (?:error|exit) |[.!]?$)"
-    r"|Scheduler hit an exception|hit an exception|returned non-zero exit status"
-    r"|One or more tasks? failed"
-    r"|Error executing job|Job .{1,80} failed|Command .{1,300} failed"
-    r"|Trials did not complete: |.{0,40}[Tt]hread exited unexpectedly"
-    r"|Unhandled exception|Uncaught exception|Exception in worker|Exception in thread"
-    r"|Encountered exception|An error occurred)"
-)
-_CONSEQUENCE = re.compile(
-    r"Watchdog caught collective operation timeout|detected by watchdog"
-    r"|watchdog thread terminated"
-    r"|DistBackendError|\bnccl\w*Error\b|NCCL (?:[Ee]rror|failure)|NCCL communicator was aborted"
-    r"|ncclInvalidUsage"
-    r"|Connection closed by|[Cc]onnection reset|ConnectionResetError|[Bb]roken pipe|Socket closed"
-    r"|BrokenPipeError|Some NCCL operations have failed or timed out|recvValue failed"
-    r"|sendBytes failed|ncclUnhandledCudaError|Timed out waiting \d+ms for (?:recv|send)"
-    r"|Socket Timeout|wait timeout after|DistNetworkError|DistStoreError|store->get\("
-    r"|Timeout at NCCL work|monitoredBarrier|EOFError\b|remote process exited"
-    r"|taking the entire process down"
-    r"|To avoid data inconsistency|[Ss]ignal:? 15|SIGTERM|terminated by signal|SIGABRT"
-    r"|Signal: Aborted"
-    r"|GetTimeoutError|ActorDiedError|RayActorError|ActorUnavailableError|OwnerDiedError|ObjectLostError"
-    r"|The actor (?:is dead|died)"
-    r"|[Aa]ctor .{0,80}died|worker (?:process )?(?:has )?died|died unexpectedly"
-    r"|Worker unexpectedly exit|was terminated|CANCELLED|"
-    r"Aborted(?: \(core dumped\))?$|Terminated$|terminate called after throwing|"
-    r"\b(?:node|worker|peer|process)\S{0,20} (?:failed|exited|has exited|is dead)\b"
-    r"|Job step aborted|task \d+: |StreamReset|GOAWAY"
-    r"|Connection refused|ConnectionRefused|Cannot connect to host|Connect call failed"
-    r"|NewConnectionError|httpx\.ConnectError|All connection attempts failed"
-    r"|RemoteDisconnected|ServerDisconnected|Remote end closed connection|is (?:already )?dead\b"
-    r"|Event loop is closed|after (?:interpreter )?shutdown|Python is likely shutting down"
-    r"|Task was destroyed but it is pending|BrokenProcessPool|process pool was terminated"
-    r"|(?:[Ss]erver|[Ee]ngine|[Ss]cheduler|[Cc]hild|[Ww]orker) process (?:terminated|exited|ended"
-    r"|stopped)"
-    r"|Child process unexpectedly failed|scheduler (?:is dead|died)|ContextTerminated"
-    r"|Context was terminated"
-    r"|\b(?:[Ss]erver|[Ee]ngine|[Ss]ervice|[Ww]orker|[Rr]outer)s?\b.{0,60}"
-    r"\b(?:did not (?:start|become|respond|come up)|(?:is|are|was|were) not (?:ready|healthy|up)"
-    r"|failed to (?:start|launch|become))"
-    r"|[Ww]ait(?:ing|ed)? for .{0,80}(?:timed out|timeout)|[Tt]imed? ?out .{0,40}waiting for"
-    r"|CancelledError|ProcessGroupNCCL|Failed to (?:shut|clean|destroy|kill)|heartbeat|Heartbeat"
-)
-_STEP_ENDED = re.compile(
-    r"aborted|Terminated|Terminating|Exited with|: Killed|Force|Application launch failed"
-    r"|pyxis: (?:child \d+ failed|failed to import docker image|container start failed|printing "
-    r"|couldn't )|spank|exited with return code [1-9]"
-    r"|Task launch for .{1,200}: No such process$"
-    r"|Timed out waiting for job step|Batch job submission failed: Unspecified error"
-)
-_SLURM_GOES_ON = re.compile(r"couldn't chdir to .{1,300} instead|unable to unlink|: Force")
 _NOT_REBUILT = re.compile(r"TypeError: (?:\w{1,80}\.)?__init__\(\) missing \d+ required")
 """Ray builds an exception anew that takes other arguments than it was pickled with."""
 _OF_RAY = re.compile(r"ray\.exceptions\.|Failed to deserialize exception|traceback: Traceback")
@@ -106,11 +32,6 @@ _HOOK_FAILED = re.compile(
     r"(?:docker: |.{0,80}\bError response from daemon: ).{0,400}\berror running (?:\w+ )?hook\b"
 )
 """The program that ran says why in the next line."""
-_PASSES_ON = re.compile(
-    r"\] exits with return code = |returned non-zero exit status \d"
-    r"|: line \d+: {1,4}\d+ [A-Z][a-z]+(?: [a-z]+)* +(?:\(core dumped\) +)?\S"
-)
-"""In a line that begins with a command of any length; and what a shell says of a child's end."""
 _OF_TORCHRUN = re.compile(r"\btorch[./]distributed[./]elastic[./](?:multiprocessing|agent)[./]")
 """The part of torchrun that starts and ends ranks: what it logs is about their ends."""
 _KILLS = re.compile(r"kill_process_tree called|sigkill_handler\] Killing subprocess")
@@ -121,12 +42,6 @@ _SOMETHING_FAILED = re.compile(
     r"(?:Trial|Worker|Task|Actor|Replica|Rank)\b.{0,40}\b(?:failed|died)\b.{0,60}$"
 )
 """A line of a launcher that gives no reason: also an exception that only follows shows more."""
-_ENDS = re.compile(
-    r"RayTaskError|ChildFailedError|failed \(exitcode|died|error raised in its creation task"
-    r"|Error executing job|Engine core initialization failed|EngineDeadError"
-    r"|Exited with exit code"
-    r"|Job entrypoint command failed|WorkerProc initialization failed"
-)
 _REBUILDS = "from_ray_exception"
 """The function in which the exception of another process is built anew, which may fail."""
 _ARGPARSE = re.compile(r"[\w./-]{1,120}: error: ")  # a program ends behind it
@@ -181,7 +96,7 @@ def role_of(error: ParsedError) -> Role:
     if not error.frames and _NOT_REBUILT.match(error.line):
         is_of_ray = any(_OF_RAY.search(line) for line in error.before[-_NEAR_RAY:])
         return Role.WRAPPER if is_of_ray else role_of_text(error)
-    is_passed_on = _WRAPPER.match(error.line) or _PASSES_ON.search(error.line)
+    is_passed_on = has_role("wrapper", error.line)
     if is_passed_on or _is_own_kill(error) or _is_of_torchrun(error):
         return Role.WRAPPER
     if _HOOK_FAILED.match(error.line) and "nvidia-container-cli" not in error.line:
@@ -189,7 +104,7 @@ def role_of(error: ParsedError) -> Role:
     if error.kind is ErrorKind.SLURM:  # it states why, or only that a step ended
         if " DUE TO " in error.line:
             return Role.ORIGINAL
-        return Role.WRAPPER if _STEP_ENDED.search(error.line) else role_of_text(error)
+        return Role.WRAPPER if has_role("end of a step", error.line) else role_of_text(error)
     if error.kind is ErrorKind.NCCL:  # one line of several; rows name those that show a cause
         return Role.CONSEQUENCE
     return role_of_text(error)
@@ -207,24 +122,11 @@ def _is_of_torchrun(error: ParsedError) -> bool:
     return _OF_TORCHRUN.search(error.printed[:_PLACE_WITHIN]) is not None
 
 
-_ONLY_FAILED = re.compile(
-    r"(?!.*(?:: .{12}|\bbecause\b|\bdue to\b)).{0,120}\b(?:fail(?:ed|s|ure)?|unsuccessful)\b"
-    r"[^:]{0,24}(?::? ?-?\d{1,6})?\W{0,3}$",
-    re.IGNORECASE,
-)
-"""A message that states that something failed, and not why."""
-_WAITED = re.compile(
-    r"\b(?:answered|returned|status|HTTP|response)\b.{0,40}\b5\d\d\b"
-    r"|\b(?:did|does) not (?:start|answer|respond)|\bnot ready\b|\btimed out\b"
-    r"|\b[Ff]ailed to (?:start|launch|init|initialize|set ?up)\b"
-)
-
-
 def _only_reports(error: ParsedError) -> bool:
     """Return whether an exception only states that something failed, or did not answer."""
     if error.kind is not ErrorKind.PYTHON:
         return False
-    return bool(_ONLY_FAILED.match(error.message) or _WAITED.search(error.line))
+    return has_role("report", error.message)
 
 
 def role_of_text(error: ParsedError) -> Role:
@@ -236,7 +138,7 @@ def role_of_text(error: ParsedError) -> Role:
 @lru_cache(maxsize=4_096)
 def _is_consequence(text: str) -> bool:
     """Return it, kept for a while: the role of an error is asked for several times."""
-    return _CONSEQUENCE.search(text) is not None
+    return has_role("consequence", text)
 
 
 _REQUESTS = {"MaxRetryError", "ConnectionError", "HTTPError", "HTTPStatusError", "ReadTimeout"}
@@ -278,7 +180,7 @@ def _main_and_role(error: ParsedError) -> tuple[ParsedError, Role]:
 
 def shows_an_end(error: ParsedError) -> bool:
     """Return whether an error shows that a process ended by another one."""
-    return any(_ENDS.search(part.line) is not None for part in error.chain())
+    return any(has_role("end", part.line) for part in error.chain())
 
 
 def candidates(logs: Sequence[ParsedLog], clocks_ahead: Sequence[float] = ()) -> list[Candidate]:
@@ -363,7 +265,7 @@ def _standing(occurrence: Occurrence, error: ParsedError, ends: _Ends) -> Standi
         return Standing.OVERCOME
     goes_on = occurrence.ordinary_after > _GOES_ON
     is_mild = error.level < LogLevel.UNSTATED
-    if is_mild or (error.kind is ErrorKind.SLURM and _SLURM_GOES_ON.search(error.line)):
+    if is_mild or (error.kind is ErrorKind.SLURM and has_role("no end of a step", error.line)):
         return Standing.SURVIVED if goes_on else Standing.OPEN
     is_linked = is_passed_on or error.name in ends.types
     is_by_form = error.kind in {ErrorKind.KERNEL, ErrorKind.NVRM, ErrorKind.SLURM}

@@ -31,6 +31,7 @@ from agent.diagnosis.errors.process_output import (
     ReleasedError,
     has_any,
 )
+from agent.diagnosis.errors.roles import has_role, without_role
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -42,13 +43,6 @@ _LONGEST_JSON = 32_000
 _RETRY_WITHIN = 6  # lines
 _NATIVE_SOURCES = (".cpp:", ".cc:", ".cu:", ".rs:")
 _PLACE_WITHIN = 160  # characters of a line: the source file that a logger states
-HANDLED = re.compile(
-    r"\bretrying\b|\bwill retry\b|\bfalling back\b|\bfallback\b"
-    r"|(?<!found[;,] )\bskipping\b|\bignor(?:ed|ing)\b"
-    r"|\btrying (?:again|the next|another)\b|\bretry loop\b|\battempt \d+ ?(?:/|of) ?\d+"
-    r"|\bretry \d+ ?(?:/|of) ?\d+|\b(?:succeeded|recovered) (?:after|on)\b",
-    re.IGNORECASE,
-)
 _WORD = re.compile(r"[A-Za-z_]{4,60}")
 _SAY_LITTLE = {
     *("entering", "loop", "after", "seconds", "second", "with", "will", "error", "errors", "this"),
@@ -272,7 +266,9 @@ class LogParser:
         newest = process.held or process.newest
         if newest is None or self._number - newest.last > _RETRY_WITHIN:
             return
-        if not any(sign in body for sign in _HANDLED_SIGNS) or not HANDLED.search(body[:400]):
+        if not any(sign in body for sign in _HANDLED_SIGNS) or not has_role(
+            "another try", body[:400]
+        ):
             return
         if body.startswith(forms.HARMLESS_BEFORE):
             return  # it is about the exception below it
@@ -588,7 +584,7 @@ class LogParser:
         """Return the error that a process holds, with the process's state."""
         error = held.whole()
         is_loud = error.level >= LogLevel.UNSTATED
-        is_retried = is_loud and HANDLED.search(error.printed[:600]) is not None
+        is_retried = is_loud and has_role("another try", error.printed[:600])
         record = ReleasedError(held, process)
         record.is_retried = held.is_retried or is_retried
         return record
@@ -611,7 +607,7 @@ class LogParser:
 
 def _is_about(body: str, error: ParsedError, *, is_next: bool) -> bool:
     """Return whether a line about another try names what failed, or names nothing else."""
-    words = _words(HANDLED.sub("", body[:400]))
+    words = _words(without_role("another try", body[:400]))
     if not words:
         return is_next
     of_error = set().union(

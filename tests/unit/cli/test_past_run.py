@@ -226,3 +226,8 @@ def test_a_run_of_another_user(root: Path, capsys: pytest.CaptureFixture[str]) -
     recorder.finish()
     assert main(["explain", str(theirs)]) == 0
     assert capsys.readouterr().out.startswith("run run-1")
+
+    # -v: why a line is the cause.
+    (theirs / "pod0" / "job.log").write_text("starting\nValueError: bad row\n")
+    assert main(["explain", "-v", str(theirs)]) == 0
+    assert "job.log:2: 'ValueError: bad row': an exception" in capsys.readouterr().out

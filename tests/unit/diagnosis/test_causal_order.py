@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from agent.diagnosis.find_cause import Diagnosis, diagnose_logs
+from agent.diagnosis.find_cause import Diagnosis, diagnose_logs, weighed
+from agent.diagnosis.order import REASONS, Rung
 from agent.diagnosis.rows import table
 from agent.diagnosis.searched_log import Log
 
@@ -788,3 +789,14 @@ def test_why_something_failed_counts_before_that_it_failed(text: str, key: str, 
     found = cause(text)
     assert found.key == key
     assert found.line.startswith(line)
+
+
+def test_why_a_line_is_the_cause_is_told() -> None:
+    """Of each error of a log: the cause first, the others in their order."""
+    rsync = 'rsync: [sender] link_stat "/tmp/a" failed: No such file or directory (2)'
+    ignored = "Exception ignored in: <function x at 0x7f>\nOSError: closed"
+    text = f"{rsync}\n{ignored}\n{BEGIN}ValueError: bad row\nlast"
+    chosen, command, quoted = weighed(Log("", "job.log", text, first_line=11))
+    assert chosen == f"job.log:17: 'ValueError: bad row': {REASONS[Rung.ENDED]} (no row)"
+    assert command.endswith(f": {REASONS[Rung.COMMAND]} (row 'rsync')")
+    assert quoted.startswith("job.log:13: 'OSError: closed': it stands in a text, was ignored")
