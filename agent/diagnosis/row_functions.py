@@ -44,12 +44,10 @@ from agent.diagnosis.python_functions import (
 from agent.diagnosis.size_functions import sizes_that_do_not_divide
 from agent.diagnosis.version_functions import (
     argument_of_another_version,
-    attribute_of_a_model,
     attribute_of_another_version,
     lacking_name,
     module_of_another_version,
     package_of,
-    user_of,
 )
 from agent.diagnosis.weight_functions import refused_weight
 
@@ -61,7 +59,6 @@ if TYPE_CHECKING:
     RowFunction = Callable[[ParsedError], Cause | None]
 
 _STANDARD_LIBRARY = "/signal.py"
-_RUNS_NUMPY_2 = re.compile(r"using NumPy 1\.x cannot be run in|_ARRAY_API not found")
 
 
 def signal_outside_main_thread(error: ParsedError) -> Cause | None:
@@ -105,75 +102,14 @@ def import_between_packages(error: ParsedError) -> Cause | None:
     return lacking_name(error, package, f"{verb} {name} of {module}")
 
 
-def numpy_of_another_size(error: ParsedError) -> Cause | None:
-    """Say which of numpy and a compiled package is newer, by the sizes of numpy's objects."""
-    sizes = re.search(r"Expected (\d+) from C header, got (\d+)", error.message)
-    if sizes is None:
-        return None
-    user = user_of(error, "numpy") or "a package"
-    if sizes.groups() == ("96", "88"):
-        return Cause(
-            "numpy and a compiled package",
-            f"{user} was compiled for numpy 1, and numpy 2 is installed",
-            f"`pip install 'numpy<2'` in the image, or a newer {user}",
-        )
-    if sizes.groups() == ("88", "96"):
-        return Cause(
-            "numpy and a compiled package",
-            f"{user} was compiled for numpy 2, and numpy 1 is installed",
-            "`pip install 'numpy>=2'` in the image, if the other packages take it, or an older "
-            f"{user}",
-        )
-    return Cause(
-        "numpy and a compiled package",
-        f"{user} was compiled for another numpy than the installed one",
-        f"Install {user} again, for the installed numpy (`pip install --force-reinstall`)",
-    )
-
-
-def numpy_too_new(error: ParsedError) -> Cause | None:
-    """A package cannot use the installed numpy: its message may say up to which."""
-    limit = re.search(r"needs NumPy (\d+)\.(\d+) or less\. Got NumPy ([\d.]+\d)", error.message)
-    if limit is not None:
-        major, minor, installed = limit.groups()
-        return Cause(
-            "numpy too new",
-            f"numba needs numpy {major}.{minor} or older, and {installed} is installed",
-            f"`pip install 'numpy<{major}.{int(minor) + 1}'` in the image, or a newer numba",
-        )
-    user = user_of(error, "numpy") or "a package"
-    newer = "a newer version of it" if ":" in user or user == "a package" else f"a newer {user}"
-    if "multiarray failed to import" in error.message and not _is_numpy_2(error):
-        return Cause(
-            "numpy too new",
-            f"{user} does not load with the installed numpy: it was compiled for another one",
-            "The lines before it say for which numpy: install that one in the image, or "
-            f"{newer}; a numpy of mixed files shows so too",
-        )
-    return Cause(
-        "numpy too new",
-        f"{user} was written for numpy 1, and numpy 2 is installed",
-        f"`pip install 'numpy<2'` in the image, or {newer}",
-    )
-
-
-def _is_numpy_2(error: ParsedError) -> bool:
-    """Return whether the lines before an error say that the installed numpy is the newer one."""
-    lines = (*error.before, *(line for part in error.chain() for line in part.before))
-    return any(_RUNS_NUMPY_2.search(line) is not None for line in lines)
-
-
 FUNCTIONS: Mapping[str, RowFunction] = {
     function.__name__: function
     for function in (
         signal_outside_main_thread,
         import_between_packages,
-        numpy_of_another_size,
-        numpy_too_new,
         module_of_another_version,
         argument_of_another_version,
         attribute_of_another_version,
-        attribute_of_a_model,
         missing_column,
         missing_file,
         missing_program,

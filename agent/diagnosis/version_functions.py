@@ -66,12 +66,6 @@ _CLASSES = re.compile(
     r"|(?P<trl>(?:SFT|DPO|GRPO|PPO|RLOO|Reward)(?:Config|Trainer))"
 )
 """Classes whose attributes move between releases, by package."""
-_MODEL_ATTRIBUTE = re.compile(
-    r"'?(?P<owner>(?:\w{1,60}(?P<model>ForCausalLM|ForConditionalGeneration|TokenizerFast"
-    r"|ForSequenceClassification)|\w{1,60}(?:Config|Tokenizer|Processor|Cache|Attention)))'?"
-    r"(?: object)? has no attribute '?(?P<name>\w{1,60})"
-)
-_LOOKUPS = frozenset(("__getattr__", "__getattribute__"))
 _FROM_SETTINGS = ("omega_conf_to_dataclass", "instantiate", "parse_args_into_dataclasses")
 _ERROR_CLASS = re.compile(r"(?:Error|Exception|Exit|Timeout|Warning)$")
 _REBUILDS = ("cloudpickle", "ray/_private", "multiprocessing", "concurrent/futures")
@@ -217,30 +211,6 @@ def attribute_of_another_version(error: ParsedError) -> Cause | None:
     if user in {"", package, "torch"}:  # torch looks an attribute up for another one
         return None
     return lacking_name(error, package, f"uses {found['name']} of {found['owner']}")
-
-
-def attribute_of_a_model(error: ParsedError) -> Cause | None:
-    """Code uses an attribute that a class of transformers does not have: whose code decides."""
-    found = _MODEL_ATTRIBUTE.match(error.message)
-    if error.name != "AttributeError" or found is None:
-        return None
-    frames = [frame for frame in error.frames if frame.function not in _LOOKUPS]
-    if not frames:
-        return None
-
-    # Is the class one of transformers, as far as its name or the one that looks up shows it?
-    user = package_of(frames[-1].file) or framework_of(frames[-1].file)
-    looked_up = [frame for frame in error.frames if frame.function in _LOOKUPS]
-    is_known = any(package_of(frame.file) == "transformers" for frame in looked_up)
-    if not user and not is_known and not found["model"]:
-        return None  # it may be a class of the job
-    where = user or f"{frames[-1].file}:{frames[-1].line}"
-    return Cause(
-        "attribute of a model's class",
-        f"{where} uses {found['name']} of {found['owner']}, which has none",
-        "Either it was written for another transformers (`pip check`), or for another kind of "
-        "model: a processor, a part such as text_config, or a wrapper around it",
-    )
 
 
 def _is_lookup(frame: TracebackFrame, package: str) -> bool:

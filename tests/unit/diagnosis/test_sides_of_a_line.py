@@ -239,33 +239,6 @@ def test_what_programs_print_in_passing_is_no_cause(text: str) -> None:
     assert found(text).key == ""
 
 
-@pytest.mark.parametrize(
-    ("before", "sentence"),
-    [
-        (
-            (
-                "RuntimeError: module compiled against ABI version 0x1000009 but this version of "
-                "numpy is 0xf"
-            ),
-            "was compiled for another one",
-        ),
-        (
-            "A module that was compiled using NumPy 1.x cannot be run in\nNumPy 2.1.0",
-            "was written for numpy 1, and numpy 2 is installed",
-        ),
-    ],
-)
-def test_the_lines_before_say_which_numpy_is_newer(before: str, sentence: str) -> None:
-    """A compiled package fails alike with an older numpy and with a newer one."""
-    text = traceback(
-        "ImportError: numpy.core.multiarray failed to import",
-        f"{PACKAGES}/faiss/__init__.py:<module>",
-    )
-    answer = found(f"{before}\n{text}")
-    assert sentence in answer.cause
-    assert "faiss" in answer.cause
-
-
 def test_sizes_end_where_their_values_begin() -> None:
     """The values that a message adds are no part of a name."""
     text = traceback(

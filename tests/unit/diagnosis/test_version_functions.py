@@ -190,37 +190,6 @@ def test_a_name_that_python_lacks_is_not_always_newer(line: str) -> None:
     assert found(text).key != "Python too old"
 
 
-@pytest.mark.parametrize(
-    ("frames", "owner", "cause"),
-    [
-        ((f"{SITE}/trl/trainer.py:init",), "Qwen2VLProcessor", "trl uses pad of Qwen2VLProcessor"),
-        (
-            (f"{SITE}/transformers/trainer.py:train", "/w/loss.py:loss"),
-            "Qwen2ForCausalLM",
-            "/w/loss.py:1 uses pad of Qwen2ForCausalLM",
-        ),
-        (
-            ("/w/loss.py:loss", f"{SITE}/transformers/configuration_utils.py:__getattribute__"),
-            "Qwen2Config",
-            "/w/loss.py:1 uses pad of Qwen2Config",
-        ),
-        ((f"{SITE}/transformers/trainer.py:train", "/w/loss.py:loss"), "ReplayCache", ""),
-    ],
-)
-def test_an_attribute_of_a_model_is_of_whose_code_uses_it(
-    frames: tuple[str, ...], owner: str, cause: str
-) -> None:
-    """A class of the job itself says nothing about transformers."""
-    lines = ["Traceback (most recent call last):"]
-    for frame in frames:
-        file, function = frame.rsplit(":", 1)
-        lines += [f'  File "{file}", line 1, in {function}', "    x.pad"]
-    lines.append(f"AttributeError: '{owner}' object has no attribute 'pad'")
-    answer = found("\n".join(lines)).cause
-    assert answer.startswith(cause)
-    assert bool(answer) == bool(cause)
-
-
 def test_an_attribute_is_used_by_the_caller_of_a_lookup() -> None:
     """A class with a `__getattr__` of its own raises the error there."""
     text = (
