@@ -1,6 +1,6 @@
 """Stand-ins for names of Linux, so that the modules of a run can be imported elsewhere.
 
-`plan`, `status`, `logs` and `explain` share modules with a run, which name flags, signals and
+`plan`, `status` and `logs` share modules with a run, which name flags, signals and
 modules of Linux when they are imported. On a Mac some of these are missing, on Windows most. Here
 each gets a value that has no effect: what needs them in earnest is never reached.
 """
@@ -16,20 +16,10 @@ from types import ModuleType
 
 _OPEN_FLAGS = ("O_PATH", "O_DIRECTORY", "O_NOFOLLOW", "O_CLOEXEC", "O_NONBLOCK")
 _SIGNALS = (
-    *(
-        "SIGHUP",
-        "SIGQUIT",
-        "SIGKILL",
-        "SIGSTOP",
-        "SIGBUS",
-        "SIGSYS",
-        "SIGTRAP",
-        "SIGPIPE",
-        "SIGXFSZ",
-    ),
-    *("SIGCHLD", "SIGCONT", "SIGURG", "SIGWINCH", "SIGTSTP", "SIGTTIN", "SIGTTOU", "SIGUSR1"),
-    *("SIGUSR2", "SIGALRM", "SIGVTALRM", "SIGPROF", "SIGIO", "SIGPWR", "SIGPOLL", "SIGXCPU"),
-    "SIGRTMIN",
+    *("SIGHUP", "SIGQUIT", "SIGKILL", "SIGSTOP", "SIGBUS", "SIGSYS", "SIGTRAP", "SIGPIPE"),
+    *("SIGXFSZ", "SIGCHLD", "SIGCONT", "SIGURG", "SIGWINCH", "SIGTSTP", "SIGTTIN", "SIGTTOU"),
+    *("SIGUSR1", "SIGUSR2", "SIGALRM", "SIGVTALRM", "SIGPROF", "SIGIO", "SIGPWR", "SIGPOLL"),
+    *("SIGXCPU", "SIGRTMIN"),
 )
 _FIRST = 100  # no signal has such a number
 _MODULES = ("fcntl", "resource", "pwd", "grp", "termios", "tty")

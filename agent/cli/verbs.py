@@ -31,11 +31,7 @@ VERBS = {
     "logs": Verb(
         "print a log of any node, through the head's agent", "logs_verb", works_anywhere=True
     ),
-    "explain": Verb(
-        "summarize a run in ten lines: what took long, why it ended",
-        "explain_verb",
-        works_anywhere=True,
-    ),
+    "explain": Verb("summarize a run in ten lines: what took long, why it ended", "explain_verb"),
     "stop": Verb(
         "stop the run as SIGTERM on the head does, and wait until it has ended", "stop_verb"
     ),

@@ -172,6 +172,8 @@ class LogDir:
     @contextmanager
     def _folder(self, path: Path) -> Iterator[int]:
         """Yield the descriptor of a folder, entered from AGENT_LOG_DIR where it is below it."""
+        if os.open not in os.supports_dir_fd:
+            raise OSError(errno.ENOTSUP, "this system opens no file from a folder")  # Windows
         names = self._below(path)
         start = self._root if names and self._root is not None else path
         folder = os.open(start, _FOLDER)

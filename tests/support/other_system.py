@@ -88,6 +88,18 @@ for name in hidden_modules:
 for name in hidden_of_os:
     if hasattr(os, name):
         delattr(os, name)
+if system == "win32":
+    open_as_is = os.open
+
+    def open_by_path(path: str, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
+        """Open a file, without openat."""
+        if dir_fd is not None:
+            raise NotImplementedError("dir_fd unavailable on this platform")
+        return open_as_is(path, flags, mode)
+
+    os.open = open_by_path  # type: ignore[assignment]
+    os.supports_dir_fd.clear()
+
 for name in hidden_of_socket:
     if hasattr(socket, name):
         delattr(socket, name)

@@ -92,6 +92,8 @@ def test_a_remote_run_is_looked_at(system: str, tmp_path: Path) -> None:
     assert (log.returncode, log.stderr) == (0, "")
     assert "step 1" in log.stdout
 
+    (tmp_path / "run-1" / "pod0").mkdir(parents=True)  # a run on this laptop, not a whole one
+    (tmp_path / "latest").symlink_to("run-1")
     for verb in ("status", "logs"):
         gone = run_on(system, verb, AGENT_PORT="2999", AGENT_LOG_DIR=str(tmp_path))
         assert gone.returncode == 69
