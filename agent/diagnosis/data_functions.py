@@ -14,7 +14,7 @@ _KEY = re.compile(r"^(?:'(?P<name>[A-Za-z_][\w .-]{0,60})'|\"Column (?P<quoted>[
 _INNERMOST = 4  # frames that may look a column up
 _FILES = re.compile(
     r"/(?:datasets|pandas|pyarrow)/"
-    r"|/(?:\w{1,60}_)?(?:(?:datasets?|data)(?:_\w{1,60})?|(?:collat|preprocess)\w{0,60})"
+    r"|/(?:\w{0,60}_)?(?:(?:datasets?|data)(?:_\w{1,60})?|(?:collat|preprocess)\w{0,60})"
     r"(?:/\w{1,60})?\.py$"
 )
 _FUNCTIONS = re.compile(

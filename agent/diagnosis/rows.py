@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from agent.diagnosis.errors.parsed_error import ParsedError
 
 ANY = "…"  # any text in the words of a message; `^` at their start is the start of a line
-# Characters that an expression is applied to: most rows' take the square of a text's length.
+# Characters to which an expression is applied: some take the square of a text's length.
 MOST_SEARCHED = 1_000  # by `only` and `unless`
 MOST_READ = 2_000  # by `reads`
 MOST_AROUND = 4_000  # by `near` and `caller`

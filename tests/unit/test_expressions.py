@@ -7,6 +7,7 @@ agent, deadlines, signals and HTTP with it, for as long as a model repeats a tok
 from __future__ import annotations
 
 import random
+import re
 import time
 from typing import TYPE_CHECKING
 
@@ -89,6 +90,22 @@ def test_time_grows_with_the_length_of_a_text(pairs: int) -> None:
     known, _ = in_sources()
     every = (*known, *of_lines(), *of_rows())
     assert "\n".join(slow_ones(every, pairs)) == ""
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        r"(?<![A-Za-z0-9])sk-(?=[\w-]*\d)[\w-]{32,}",
+        r"(?<![A-Za-z0-9])eyJ[\w-]{10,}\.eyJ[\w-]{10,}",
+        r"amdgpu.*(?:reset|hang)",
+        r"0x[0-9a-f]+(?: \[\w+\])?.*:$",
+        r"[\s,]+(?:is|has)\s*$",
+    ],
+)
+def test_a_careless_expression_is_found(pattern: str) -> None:
+    """By few texts of its own fragments."""
+    careless = Expression("", re.compile(pattern), "finditer")
+    assert [*slow_ones([careless], 0)]
 
 
 def test_expressions_that_no_module_states() -> None:
