@@ -395,7 +395,7 @@ class Fit(Value):
         count = len(self.load.nodes)
         if not self.load.link or count < 2:
             return 0.0
-        stays = self.within or self.layout.everywhere
+        stays = self.within or self.layout.everywhere or self.load.fits is not None
         each = _REDUCED_BYTES if stays else _GATHERED_BYTES
         size = self.load.trained * self.model.parameters * each * (count - 1) / count
         if self.load.adapters and stays:
