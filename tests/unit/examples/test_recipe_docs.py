@@ -13,6 +13,7 @@ from agent.cli.options import model_size
 from agent.cli.recipe_verb import node_sizes, recipe_command
 from agent.settings.jobs import BY_NAME
 from support.framework_defaults import (
+    FOLDER,
     NAMES,
     UNSET,
     command_of_seed,
@@ -34,9 +35,9 @@ WEIGHTS = 2  # Bytes of a parameter in a saved model
 WEIGHTS_AND_OPTIMIZER = 14  # The same in a checkpoint that can be resumed
 MIGRATE = """# From your script to the agent
 
-Five documents that people start from, step by step: the document's steps are on the left, the
-agent's on the right. Every node runs the same container command, `pod-agent`; differences are in
-the environment. `pod-agent plan -v` shows every step of a node, `pod-agent recipe NAME --nodes N
+A script of your own, and five documents that people start from, step by step: their steps are on
+the left, the agent's on the right. Every node runs the same command, `pod-agent`; differences are
+in the environment. `pod-agent plan -v` shows every step of a node, `pod-agent recipe NAME --nodes N
 --gpus G` the command of a recipe. A recipe that this version lacks is refused by its name, with
 code 78, before anything starts; so is an `AGENT_` variable that resembles a known one or is
 reserved for a later version. Other unknown ones are named in a warning.
@@ -45,6 +46,7 @@ Below the steps stands each launch command of the document, in the environment t
 job: what each node has, beside the platform's own variables. What differs, and what the recipe
 adds, is listed; tests compare the two, argument by argument. Addresses, ids and paths are examples.
 """
+OWN_SCRIPT = FOLDER / "own_script.md"
 
 BEGINNING = """# {name}
 
@@ -198,10 +200,11 @@ def typed(environment: dict[str, str], recipe: str) -> Iterator[str]:
 def migrate_page() -> str:
     """Return docs/migrate.md."""
     documents, seeds = load("documents")["document"], load("seeds")["seed"]
-    lines = [MIGRATE]
+    lines = [MIGRATE, "- [A script of your own](#a-script-of-your-own)"]
     for document in documents:
         title = document["title"]
         lines.append(f"- [{title}](#{anchor(title)})")
+    lines += ["", OWN_SCRIPT.read_text(encoding="utf-8").rstrip("\n")]
     for document in documents:
         lines += ["", f"## {document['title']}", ""]
         lines += ["| in the document | with the agent |", "| --- | --- |"]
