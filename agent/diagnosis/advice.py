@@ -10,7 +10,7 @@ are not finite need no past.
 from __future__ import annotations
 
 from itertools import pairwise
-from statistics import median, quantiles
+from statistics import fmean, median, quantiles
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from msgspec.structs import replace
@@ -52,6 +52,7 @@ PROBED_AFTER = 3 * (times.SERVICE_PROBED + times.SERVICE_ANSWERS)  # a service t
 EMPTY = 0.1  # of the usual length: an engine that fails returns empty responses
 NOT_FINITE = 3  # steps in a row: fp16 skips single ones, and goes on
 _SIGMA = 1.349  # the quartiles of normal noise are so many standard deviations apart
+_STEPS = 1.128  # normal values that follow each other differ by so many, in the mean
 _BEND = 6**0.5  # the noise of a step, less the mean of its neighbors, doubled
 _BLOCKS = 1.8  # the noise of a difference of two medians, times the root of their values' number
 _MEDIANS = 3.5  # the noise of two quarters' difference, times the root of the window's length
@@ -348,7 +349,8 @@ def _loss_of_all(values: Sequence[float], begin: int) -> tuple[float, float] | N
     if not after or len(before) < LEAST_BEFORE:
         return None
     level = median(before)
-    noise = max(_step_noise(before), _spread(before))
+    steps = [abs(later - value) for value, later in pairwise(before)]
+    noise = max(_step_noise(before), fmean(steps) / _STEPS)
     spreads = _FALL.spreads if len(after) < ZEROS else _LEAST_SPREADS
     is_at_once = before[-1] > level / 2 > 0
     return (level, median(after)) if is_at_once and level > spreads * noise else None
