@@ -20,21 +20,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from agent.base import times
-from agent.bridge.ray_calls import (
-    Gcs,
-    Jobs,
-    dead_actors,
-    import_ray,
-    is_final,
-    last_finished,
-    left_in_ray,
-    unplaced,
-)
+from agent.bridge.light_calls import connect
+from agent.bridge.ray_calls import dead_actors, is_final, last_finished, left_in_ray, unplaced
 from agent.processes.resolving import set_keepalive
 from agent.record.log_dir import log_dir
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
+
+    from agent.bridge.ray_calls import Jobs
 
 
 class Bridge:
@@ -48,6 +42,7 @@ class Bridge:
         os.dup2(2, 1)
         self._stop = threading.Event()
         self._write = threading.Lock()
+        _, self._connect_jobs = connect(gcs, dashboard)
         self._jobs: Jobs | None = None
         # Job ids; never removed.
         self._submitted: set[str] = set()
@@ -98,9 +93,10 @@ class Bridge:
                 self._send(event="silent", evidence=f"{about}{_first_line(error)}")
 
     def _watch_nodes(self) -> None:
-        # Ray is imported while it still starts; where it is missing, the first call reports that.
+        # Imports while Ray still starts; where one is missing, the first call reports that.
+        gcs, _ = connect(self._gcs, self._dashboard)
         with suppress(ImportError):
-            import_ray()
+            gcs.load()
 
         # Does GCS listen?
         host, _, port = self._gcs.rpartition(":")
@@ -109,7 +105,6 @@ class Bridge:
                 socket.create_connection((host.strip("[]"), int(port)), 0.5).close()
                 break
 
-        gcs = Gcs(self._gcs)
         known: list[dict[str, object]] | None = None
 
         def send_changes() -> bool:
@@ -129,7 +124,7 @@ class Bridge:
     def _warm_up(self) -> bool:
         """Call the dashboard while the head waits for workers: its first answer is the slowest."""
         if self._jobs is None:
-            jobs = Jobs(self._dashboard)
+            jobs = self._connect_jobs()
             jobs.has_job("none")
             self._jobs = self._jobs or jobs
         return True
@@ -138,7 +133,7 @@ class Bridge:
         """Send the ids of a run's jobs, ended or not, as soon as the dashboard answers."""
 
         def send() -> bool:
-            self._jobs = self._jobs or Jobs(self._dashboard)
+            self._jobs = self._jobs or self._connect_jobs()
             self._send(event="jobs", ids=self._jobs.ids_of_run(str(command["id"])))
             return True
 
@@ -187,7 +182,7 @@ class Bridge:
         """Submit or look up a job once; False if there is none, and none will be submitted."""
         job_id = str(command["id"])
         follows = command["do"] == "follow"
-        self._jobs = self._jobs or Jobs(self._dashboard)
+        self._jobs = self._jobs or self._connect_jobs()
         if not follows and job_id not in self._canceled:
             self._jobs.submit_once(command)
             return True
@@ -265,7 +260,7 @@ class Bridge:
 
     def _follow_in_gcs(self, job_id: str) -> None:
         """Follow a job in GCS while the dashboard does not answer; the job runs without it."""
-        gcs = Gcs(self._gcs)
+        gcs, _ = connect(self._gcs, self._dashboard)
         self._last_answer[job_id] = time.monotonic()
 
         def send_state() -> bool:
@@ -304,7 +299,7 @@ class Bridge:
         self._canceled.add(job_id)
 
         def stop() -> bool:
-            (self._jobs or Jobs(self._dashboard)).stop(job_id)
+            (self._jobs or self._connect_jobs()).stop(job_id)
             self._send(event="stop-taken", id=job_id)
             return True
 

@@ -1,4 +1,4 @@
-"""All calls of Ray's Python API, each behind a typed function."""
+"""All calls of Ray's Python API, each behind a typed function; light_calls.py does without."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import json
 import time
 from contextlib import suppress
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from agent.base import times
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
 _TERMINAL = {"SUCCEEDED", "FAILED", "STOPPED"}
-_RESOURCES = {"gpus": "GPU", "cpus": "CPU", "memory": "memory"}
+RESOURCES = {"gpus": "GPU", "cpus": "CPU", "memory": "memory"}
 _SUPERVISOR = "JobSupervisor"
 _MAX_TASKS = 1_000
 _TASKS_LIMIT = 20
@@ -42,12 +43,16 @@ class Gcs:
         self._address = address
         self._client: Any = None
 
+    def load(self) -> None:
+        """Import what the calls need."""
+        import_ray()
+
     def nodes(self) -> list[dict[str, object]]:
         """Return all nodes, dead ones included, with the fields of RayNode."""
         nodes = []
         for node_id, info in self._call("get_all_node_info").items():
             total = dict(info.resources_total)
-            resources = {ours: float(total.get(theirs, 0.0)) for ours, theirs in _RESOURCES.items()}
+            resources = {ours: float(total.get(theirs, 0.0)) for ours, theirs in RESOURCES.items()}
             nodes.append(
                 {
                     "node_id": node_id.hex(),
@@ -64,7 +69,7 @@ class Gcs:
         """Return the state of a job, which its supervisor writes; None if it has none."""
         key = f"_ray_internal_job_info_{job_id}".encode()
         state = self._call("internal_kv_get", key, b"job")
-        return _report(json.loads(state)) if state else None
+        return job_report(json.loads(state)) if state else None
 
     def _call(self, name: str, *arguments: object) -> Any:  # noqa: ANN401 - Ray's own types
         # Until the call has succeeded there is no connection to use again.
@@ -79,39 +84,52 @@ class Jobs:
     """Ray's job API."""
 
     def __init__(self, dashboard: str) -> None:
+        self._dashboard = dashboard
+
+    @cached_property
+    def _client(self) -> Any:  # noqa: ANN401 - Ray's own type
         _, job_client = import_ray()
-        self._client = job_client(dashboard)
+        return job_client(self._dashboard)
 
     def submit_once(self, job: Mapping[str, Any]) -> None:
         """Submit a job unless its id exists: after a lost answer no second job may start."""
         try:
-            self._client.submit_job(
-                entrypoint=job["entrypoint"],
-                submission_id=job["id"],
-                runtime_env=job["runtime_env"] or None,
-            )
+            self._submit(job)
         except Exception:
             with suppress(Exception):  # report the first error
-                self._client.get_job_info(job["id"])
+                self._info(job["id"])
                 return
             raise
 
     def has_job(self, job_id: str) -> bool:
         """Return whether Ray has a job of this id; raises where Ray does not answer."""
-        return any(job.submission_id == job_id for job in self._client.list_jobs())
+        return any(job["submission_id"] == job_id for job in self._list())
 
     def ids_of_run(self, prefix: str) -> list[str]:
         """Return the ids that are this one, or begin with it and a dash."""
-        ids = (job.submission_id or "" for job in self._client.list_jobs())
+        ids = (str(job["submission_id"] or "") for job in self._list())
         return [id_ for id_ in ids if id_ == prefix or id_.startswith(f"{prefix}-")]
 
     def report(self, job_id: str) -> dict[str, object]:
         """Return the job's state."""
+        return job_report(self._info(job_id))
+
+    def _submit(self, job: Mapping[str, Any]) -> None:
+        self._client.submit_job(
+            entrypoint=job["entrypoint"],
+            submission_id=job["id"],
+            runtime_env=job["runtime_env"] or None,
+        )
+
+    def _list(self) -> list[Mapping[str, Any]]:
+        return [{"submission_id": job.submission_id} for job in self._client.list_jobs()]
+
+    def _info(self, job_id: str) -> Mapping[str, Any]:
         info = self._client.get_job_info(job_id)
         # The class of `info` has differed between versions of Ray.
         names = ("message", "driver_exit_code", "error_type", "end_time")
         job = {name: getattr(info, name, None) for name in names}
-        return _report({**job, "status": getattr(info.status, "value", info.status)})
+        return {**job, "status": getattr(info.status, "value", info.status)}
 
     def follow_output(self, job_id: str, take: Callable[[str], None]) -> None:
         """Pass the driver's output to `take`, from its beginning until the job is over."""
@@ -127,7 +145,7 @@ class Jobs:
         self._client.stop_job(job_id)
 
 
-def _report(job: Mapping[str, Any]) -> dict[str, object]:
+def job_report(job: Mapping[str, Any]) -> dict[str, object]:
     """Return a job's state; a long message is cut to its start, and its end with the error."""
     status = str(job["status"])
     message = str(job.get("message") or "")

@@ -41,6 +41,7 @@ READ_MACHINE = {
     f"agent/node/{name}.py" for name in ("read", "gpus", "read_figures", "code_archive")
 }
 READ_ENVIRON = {
+    "agent/bridge/light_calls.py",  # in the bridge: the variables that Ray's own clients read
     "agent/caches/cache_program.py",  # a program of its own: a key that no argv may show
     "agent/cli/command_line.py",
     "agent/cli/other_system.py",
@@ -74,6 +75,7 @@ LATE_IMPORTS = {
     "agent/record/job_lines.py": "the same, at the job's first line of output",
     "agent/run/plan_files.py": "yaml, for a runtime_env that is not JSON",
     "agent/bridge/ray_calls.py": "Ray",
+    "agent/bridge/light_calls.py": "gRPC, which is Ray's: the agent's Python may lack it",
     "agent/node/limits.py": "resource, which Windows lacks: `recipe` works there",
     "agent/node/read_figures.py": "pynvml, which only nodes with NVIDIA's GPUs need",
     "agent/cli/watch_status.py": "rich, which is optional",
@@ -86,7 +88,7 @@ Loading modules takes most of the CPU until `ray start`, and of every one-shot v
 import at their top, and are loaded themselves when they are needed: by agent/run/main.py, or by
 `agent.load`, which imports the module of a verb.
 """
-MOST_LATE_IMPORTS = 34
+MOST_LATE_IMPORTS = 37
 
 
 def folder(name: str) -> str:
