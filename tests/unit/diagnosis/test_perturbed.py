@@ -15,20 +15,20 @@ KNOWN = 0.04
 
 def test_harmless_lines_change_hardly_an_answer() -> None:
     """Before, behind and between the records of a tenth of the logs, with a fresh seed."""
-    _measure(part=10)
+    _measure(part=10, most=2 * KNOWN)  # a tenth varies more from seed to seed
 
 
 @pytest.mark.slow
 def test_harmless_lines_change_hardly_an_answer_of_any_log() -> None:
     """The same for all logs."""
-    _measure(part=1)
+    _measure(part=1, most=KNOWN)
 
 
-def _measure(part: int) -> None:
+def _measure(part: int, most: float) -> None:
     seed = secrets.randbelow(10**9)
     counted = count_changes(seed, part)
     changed = [f"{one.corpus} {one.case} {one.where} {one.when}" for one in counted.changes]
-    assert len(changed) <= KNOWN * counted.answers, (seed, changed)
+    assert len(changed) <= most * counted.answers, (seed, changed)
 
 
 def test_a_record_is_not_split() -> None:
