@@ -17,6 +17,7 @@ from agent.frameworks.recipe import MisfitError
 from tools.frameworks.commands import Made, made
 from tools.frameworks.facts import openrlhf_m, search_r1
 from tools.frameworks.faults import Case, Fault
+from tools.frameworks.first_sync import first_sync
 from tools.frameworks.packages import REPO, CannotFetchError, environment, package
 from tools.frameworks.results import Result, Verdict
 from tools.frameworks.started_openrlhf import start_openrlhf
@@ -42,7 +43,11 @@ PUBLISHED = {
 }
 """The checked releases: the newest patch of each minor, and those with changed flags."""
 PODS = {"train-trl": on_pods, "notice-trl": taken_away, "torchrun-pods": torchrun_on_pods}
-STARTED = {"verl": start_verl, "openrlhf": start_openrlhf}
+STARTED = {
+    "start-verl": start_verl,
+    "start-openrlhf": start_openrlhf,
+    "first-sync-verl": first_sync,
+}
 FACTS = {"openrlhf-m": openrlhf_m.judge_one, "search-r1": search_r1.judge_one}
 
 
@@ -68,6 +73,7 @@ PARTS = (
     Part("torchrun-pods", "trl", how="pods"),
     Part("start-verl", "verl", "0.9.1", how="started"),
     Part("start-openrlhf", "openrlhf", "0.11.2", how="started"),
+    Part("first-sync-verl", "verl", "0.9.1", how="started"),
 )
 
 
@@ -82,6 +88,8 @@ OF_SOME = {
     "started_openrlhf.py": ("start-openrlhf",),
     "inside/openrlhf_rollout.py": ("start-openrlhf",),
     "stand_ins/": ("start-openrlhf",),
+    "first_sync.py": ("first-sync-verl",),
+    "inside/first_sync.py": ("first-sync-verl",),
 }
 """Path prefixes of files that only some parts use: a change to them leaves others valid."""
 
@@ -99,7 +107,7 @@ def run(part: Part) -> Result:
         if part.how == "pods":
             detail = PODS[part.name]()
         elif part.how == "started":
-            detail = STARTED[part.framework]()
+            detail = STARTED[part.name]()
         else:
             verdicts = tuple(judged(part))
         if part.framework == "trl" and verdicts:
