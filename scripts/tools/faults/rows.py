@@ -158,7 +158,8 @@ ROWS = (
     Row(
         "agent",
         "only the agent is killed (SIGKILL), on the head or a worker, booting or following",
-        "a new one continues with the same Ray, services and job; no line of output is lost",
+        "a new one continues with the same Ray, services and job; no line of output is lost. With "
+        "`AGENT_LAUNCHER` its ranks end with it: a lost attempt",
         (
             KILLED + "test_a_killed_agent_is_restarted_and_follows_the_job",
             KILLED + "test_killed_while_everything_boots",
@@ -273,6 +274,12 @@ ROWS = (
         "a process without the token answers at the head's name",
         "a worker sends it no token and follows no order or verdict of it; it joins the real head",
         ("tests/lab/test_impostor.py::test_an_impostor_at_the_head_s_name",),
+    ),
+    Row(
+        "stalled",
+        "strangers have hundreds of requests whose bodies do not come, to head and reward server",
+        "no report and no reward is delayed; without a body in time each request ends",
+        ("tests/lab/test_impostor.py::test_stalled_requests_delay_neither_reports_nor_rewards",),
     ),
     Row(
         "slurm",
