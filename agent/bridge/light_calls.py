@@ -174,8 +174,13 @@ def fields(message: bytes) -> Iterator[tuple[int, Any]]:
 
 
 def field(number: int, value: bytes) -> bytes:
-    """Return a field of bytes of a protobuf message, shorter than 128."""
-    return bytes([number << 3 | 2, len(value)]) + value
+    """Return a field of bytes of a protobuf message."""
+    size = len(value)
+    length = bytearray()
+    while size > 127:
+        length.append(size & 127 | 128)
+        size >>= 7
+    return bytes([number << 3 | 2, *length, size]) + value
 
 
 def _number(message: bytes, at: int) -> tuple[int, int]:

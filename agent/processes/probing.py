@@ -302,7 +302,7 @@ async def until_dead(
 
         # Nothing listens: it is dead. Otherwise it may miss some probes in a row.
         if isinstance(evidence, ConnectionRefused):
-            return evidence
+            return str(evidence)
         misses += 1
         if misses < alive.misses:
             return NotYet()

@@ -60,7 +60,7 @@ async def until(
         former = answer
         answer = await check()
         if isinstance(answer, NotYet) and answer != former and on_evidence is not None:
-            on_evidence(answer.evidence)
+            on_evidence(str(answer.evidence))  # no message can have a subclass of str
         return not isinstance(answer, NotYet)
 
     retrying = tenacity.AsyncRetrying(

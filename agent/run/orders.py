@@ -130,7 +130,7 @@ class Prober:
         else:  # its request format is not known
             split = urlsplit(url)
             evidence = await self._network.port_answers(split.hostname or "", split.port or 80)
-        return Answer(SCORE, at, evidence, time.monotonic() - began)
+        return Answer(SCORE, at, str(evidence), time.monotonic() - began)
 
     async def _reach(self, at: str, _place: Placeholders) -> Answer:
         """Connect to another node's raylet and object manager; return the shortest time."""

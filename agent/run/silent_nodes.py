@@ -75,7 +75,7 @@ async def probe_worker(ip: str, ports: Ports, effects: Effects) -> tuple[str, st
     evidence = dict[str, str]()
 
     async def ask(part: str, question: Callable[[], Awaitable[str]]) -> None:
-        evidence[part] = await first_answer(question, times.PROBE_OF_SILENT)
+        evidence[part] = str(await first_answer(question, times.PROBE_OF_SILENT))
 
     # Without redirects: a stranger that reported cannot have a request sent elsewhere.
     url = f"http://{in_url(ip)}:{ports.agent}/livez"

@@ -234,6 +234,7 @@ class Request(dict[Any, Any]):
         self.remote = remote
         self.headers = headers
         self._body = body
+        self._unread = body
         self.content_length = len(body)
 
     def sent_again(self) -> Request:
@@ -245,9 +246,11 @@ class Request(dict[Any, Any]):
         """Return the reader of its body."""
         return self
 
-    async def iter_any(self) -> AsyncIterator[bytes]:
-        """Yield the body."""
-        yield self._body
+    async def readany(self) -> bytes:
+        """Return the body, then b''."""
+        part = self._unread
+        self._unread = b""
+        return part
 
 
 class Port:

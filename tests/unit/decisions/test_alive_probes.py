@@ -58,6 +58,7 @@ def test_a_pulse(beats: list[tuple[str, bool]], dead: str) -> None:
     alive = LivenessCheck(every=0.001, within=60.0, misses=3)
     found = anyio.run(until_dead, ask, alive, lambda: used)
     assert found == (dead or last)
+    assert type(found) is str  # it goes into messages and records
     assert len(left) == (1 if dead else 0)
 
 
