@@ -11,9 +11,10 @@ import importlib
 import itertools
 import re
 import sys
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 from agent.diagnosis import rows
+from agent.diagnosis.errors import roles
 from agent.job.progress import all_formats
 from support.sources import modules, trees
 
@@ -120,6 +121,9 @@ def of_rows() -> list[Expression]:
                 place = f"rows.toml: {field} of {row.key!r}"
                 expression = Expression(place, re.compile(pattern), "search", most)
                 found.setdefault(pattern, expression)
+    for name in get_args(roles.RoleName):
+        for how, compiled in roles.patterns(name).items():
+            found[f"{name} {how}"] = Expression(f"rows.toml: role {name!r}", compiled, how)
     return [*found.values()]
 
 

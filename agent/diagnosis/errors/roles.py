@@ -20,6 +20,13 @@ RoleName = Literal[
 _EARLY = 200  # characters before a part of a line
 
 
+def patterns(role: RoleName) -> dict[str, re.Pattern[str]]:
+    """Return the expressions of a role by the method that applies them."""
+    words = _words_of(role)
+    found = {"match": words.beginning, "search": words.part}
+    return {method: pattern for method, pattern in found.items() if pattern is not None}
+
+
 class _Words(NamedTuple):
     beginning: re.Pattern[str] | None
     part: re.Pattern[str] | None
