@@ -11,7 +11,7 @@ import resource
 import signal
 import socket
 import sys
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager, suppress
 from typing import TYPE_CHECKING
 
 from aiohttp import web
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from aiohttp.typedefs import Handler
 
 SETTINGS_WRONG = 78
+_CHOICES = 20  # of a port by the system, at most
 _OPEN_FILES = 65_536  # Half of them are for connections
 
 
@@ -48,7 +49,7 @@ class Program:
         log_only_bugs()
         _raise_open_files()
         try:
-            listening = _listening(list(dict.fromkeys(hosts.split(","))), port)
+            listening = _listening_somewhere(list(dict.fromkeys(hosts.split(","))), port)
         except OSError as problem:
             where = f"cannot listen on {hosts}, port {port}"
             self.say(f"{where} ({problem}): choose others by --host and --port")
@@ -93,24 +94,38 @@ class Program:
             return reply_to_error(refusal, f"; POST to {self._path}")
 
 
+def _listening_somewhere(hosts: Sequence[str], port: int) -> dict[str, socket.socket]:
+    """Listen on these hosts; a port that was free on one and taken on another is chosen anew."""
+    for _ in range(_CHOICES if port == 0 else 0):
+        with suppress(OSError):
+            return _listening(hosts, port)
+    return _listening(hosts, port)
+
+
 def _listening(hosts: Sequence[str], port: int) -> dict[str, socket.socket]:
     """Listen on every address of these hosts, by `HOST:PORT`; port 0 is any, the same for all."""
     sockets: dict[str, socket.socket] = {}
-    for host in hosts:
-        for family, kind, protocol, _, address in socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        ):
-            listener = socket.socket(family, kind, protocol)
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if family == socket.AF_INET6:
-                listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-            listener.setblocking(False)  # noqa: FBT003 - the socket module's own signature
-            listener.bind((address[0], port, *address[2:]))
-            listener.listen(BACKLOG)
-            port = port or listener.getsockname()[1]
-            where = f"[{address[0]}]" if family == socket.AF_INET6 else address[0]
-            sockets[f"{where}:{port}"] = listener
+    with ExitStack() as until_all:
+        for host in hosts:
+            for family, _, _, _, address in socket.getaddrinfo(
+                host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            ):
+                listener = until_all.enter_context(socket.socket(family, socket.SOCK_STREAM))
+                _listen(listener, (address[0], port, *address[2:]))
+                port = port or listener.getsockname()[1]
+                where = f"[{address[0]}]" if family == socket.AF_INET6 else address[0]
+                sockets[f"{where}:{port}"] = listener
+        until_all.pop_all()
     return sockets
+
+
+def _listen(listener: socket.socket, address: tuple[object, ...]) -> None:
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if listener.family == socket.AF_INET6:
+        listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+    listener.setblocking(False)  # noqa: FBT003 - the socket module's own signature
+    listener.bind(address)
+    listener.listen(BACKLOG)
 
 
 def _raise_open_files() -> None:

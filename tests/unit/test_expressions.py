@@ -39,6 +39,7 @@ _SHORT = 2_000
 _LONG = 4 * _SHORT
 _MOST_GROWTH = 8  # times, for a text of four times the length: a square takes sixteen
 _IN_PASSING = 0.001  # seconds of a long text, below which no growth is measured
+_MOST_OF_SHORT = 0.05  # seconds of a short text, on any machine
 _MOST_OF_ROW = 0.02  # seconds of the longest text that a row's expression is applied to
 
 
@@ -58,13 +59,14 @@ def is_slow(expression: Expression, text: Text) -> bool:
         whole = text.of(expression.most)
         return all(seconds(expression, whole) > _MOST_OF_ROW for _ in range(3))
 
-    # A short text first: one that takes the cube of a long one would not end.
-    if all(seconds(expression, text.of(_SHORT // 8)) > _IN_PASSING for _ in range(3)):
-        return True
+    # Shorter texts first: one that takes the cube of a long one would not end.
+    short = text.of(_SHORT)
+    for shorter in (text.of(_SHORT // 8), short):
+        if all(seconds(expression, shorter) > _MOST_OF_SHORT for _ in range(3)):
+            return True
     long = text.of(_LONG)
     if seconds(expression, long) < _IN_PASSING:
         return False
-    short = text.of(_SHORT)
     for _ in range(3):
         usual = min(seconds(expression, short) for _ in range(3))
         if seconds(expression, long) < _MOST_GROWTH * usual:

@@ -124,7 +124,8 @@ _SHELL = re.compile(
     r"|E: .{3,500}"
 )
 COMPILER = re.compile(
-    r"[\w./+-]{1,300}(?::\d{1,6}(?::\d{1,5})?|\(\d{1,6}\)): (?:catastrophic |fatal )?error: "
+    r"(?<![\w./+-])[\w./+-]{1,300}(?::\d{1,6}(?::\d{1,5})?|\(\d{1,6}\)): "
+    r"(?:catastrophic |fatal )?error: "
     r"|(?:nvcc|hipcc|ptxas|gcc|g\+\+|cc1plus|ld|ninja)\b.{0,3}(?:fatal|error)\b"
 )
 """What a compiler prints: no command of a script."""
