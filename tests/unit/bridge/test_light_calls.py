@@ -97,7 +97,8 @@ def test_nodes_are_read_as_ray_writes_them(gcs_server: tuple[Replies, str]) -> N
     assert gcs.nodes() == expected[:1]
 
 
-def test_a_job_s_state_is_read_from_gcs(gcs_server: tuple[Replies, str]) -> None:
+@pytest.mark.parametrize("job_id", ["run-1", "r" * 200, "r" * 20_000])
+def test_a_job_s_state_is_read_from_gcs(gcs_server: tuple[Replies, str], job_id: str) -> None:
     """Its key is what Ray's supervisor writes to; without a value there is no such job."""
     replies, address = gcs_server
 
@@ -105,13 +106,13 @@ def test_a_job_s_state_is_read_from_gcs(gcs_server: tuple[Replies, str]) -> None
         asked = gcs_service_pb2.InternalKVGetRequest.FromString(data)
         assert asked.namespace == b"job"
         found = b""
-        if asked.key == b"_ray_internal_job_info_run-1":
+        if asked.key == f"_ray_internal_job_info_{job_id}".encode():
             found = json.dumps({"status": "FAILED", "driver_exit_code": 3}).encode()
         return bytes(gcs_service_pb2.InternalKVGetReply(value=found).SerializeToString())
 
     replies.replies["/ray.rpc.InternalKVGcsService/InternalKVGet"] = value
     gcs = GcsByGrpc(address)
-    report = gcs.job("run-1")
+    report = gcs.job(job_id)
     assert report is not None
     assert (report["status"], report["driver_exit_code"], report["ended"]) == ("FAILED", 3, True)
     assert gcs.job("run-2") is None
