@@ -23,8 +23,6 @@ PROGRAMS = {
     "retriever": "bundled.retriever:main",
     "rehearsal": "bundled.rehearsal:main",
     "fetch-model": "bundled.fetch_model:main",
-    "model-server": "port.model_server:main",
-    "pull-model": "port.model_pull:main",
     "read-ahead": "processes.page_cache:main",
     "compile-caches": "caches.cache_program:main",
     "ray-bridge": "bridge.child:main",

@@ -96,12 +96,6 @@ RAY_JOINS = 120.0  # For `ray start` on a worker, per join.
 RAY_HANGS = 30.0  # A stopped process of Ray is a lost Ray after this.
 MEMORY_LOOK = 0.5  # Between two looks at the memory while the model is read ahead.
 MODEL_READ_AFTER = 5.0  # Until Ray has started here: it has the disk and the CPUs first.
-MODEL_HEAD = 30.0  # For the head's model server to answer; then the hub is asked instead.
-MODEL_STALLED = 20.0  # A source of the model that gets and sends nothing for so long is replaced.
-MODEL_POLL = 0.25  # Between two looks whether a file that arrives has grown.
-MODEL_ASKED = 1.0  # Between two requests for a file that a source does not have yet.
-MODEL_CONNECT = 3.0  # For the connection to a source.
-HUB_ANSWERS = 20.0  # For the hub to answer about a model; without an answer its client asks again.
 RUN_DECIDED = 5.0  # A first report is held for so long until the head has chosen its run.
 
 # --- Probes between nodes before the job ----------------------------------------------------------

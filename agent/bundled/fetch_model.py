@@ -14,7 +14,6 @@ import importlib
 import os
 import sys
 import time
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,22 +28,13 @@ _FAST_MODE_CPUS = 8
 _PAUSES = (2.0, 4.0, 8.0, 16.0, 32.0)  # seconds between retries of errors that may pass
 
 
-def fetch(model: str, revision: str | None, *, in_order: bool = False) -> str:
-    """Download a model into the cache; return its folder, whose name is the commit.
-
-    In order: other nodes take each file as soon as it is whole. Xet fetches one file with all
-    connections; without it one file at a time would have one connection.
-    """
+def fetch(model: str, revision: str | None) -> str:
+    """Download a model into the cache; return its folder, whose name is the commit."""
     hub = importlib.import_module("huggingface_hub")
     unread = [*_FOR_OTHERS, *_OTHER_WEIGHTS]
     constants = importlib.import_module("huggingface_hub.constants")
     is_offline = constants.HF_HUB_OFFLINE
     options: dict[str, object] = {"local_files_only": True} if is_offline else {}
-    has_xet = find_spec("hf_xet") is not None and not getattr(
-        constants, "HF_HUB_DISABLE_XET", False
-    )
-    if in_order and has_xet:
-        options["max_workers"] = 1
     if not is_offline:  # offline the list of files is unknown: missing .bin files are no error
         siblings = hub.HfApi().model_info(model, revision=revision).siblings or []
         if not any(file.rfilename.endswith(".safetensors") for file in siblings):
@@ -93,13 +83,12 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="pod-agent fetch-model", description=__doc__)
     parser.add_argument("model", help="id on the hub, such as Qwen/Qwen2.5-7B")
     parser.add_argument("--revision", help="branch, tag or commit; default: the newest")
-    parser.add_argument("--in-order", action="store_true", help="one file after the other")
     asked = parser.parse_args(argv)
     model = asked.model
     use_fast_mode(os.environ)
     for pause in (*_PAUSES, None):
         try:
-            folder = fetch(model, asked.revision, in_order=asked.in_order)
+            folder = fetch(model, asked.revision)
             print(f"{model} is in {folder}: commit {Path(folder).name}", flush=True)
         except Exception as problem:  # noqa: BLE001, PERF203 - each version of the hub raises others
             why, is_final = explain(problem)

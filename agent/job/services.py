@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from agent.base.ports import Ports
-    from agent.job.model_sharing import ModelSharing
     from agent.node.facts import RayPython
     from agent.settings.model import Settings
 
@@ -219,24 +218,15 @@ def ordered_steps(steps: Iterable[PrepareStep]) -> tuple[PrepareStep, ...]:
     return tuple(step for step in each if step.name not in own)
 
 
-def model_fetch(
-    settings: Settings, ray: RayPython, sharing: ModelSharing | None = None, *, is_here: bool
-) -> tuple[PrepareStep, ...]:
+def model_fetch(settings: Settings, ray: RayPython, *, is_here: bool) -> tuple[PrepareStep, ...]:
     """Return the step that fetches a model of the hub; without it each process does so itself.
 
-    A relative path looks like an id; if it exists, it is a path, as for the frameworks. A worker
-    first takes what other nodes have, if the nodes share the model.
+    A relative path looks like an id; if it exists, it is a path, as for the frameworks.
     """
     model = settings.model
     if model is None or is_here or not is_hub_id(model) or ray.hub is None:
         return ()
-    words = model_words(settings)
-    if sharing is not None and not sharing.head:
-        words = (*words, "--in-order")
-    command = shlex.join(own_command(ray.executable, "fetch-model", *words))
-    if sharing is not None and sharing.head:
-        pull = own_command(sys.executable, "pull-model", *sharing.pull_words(model_words(settings)))
-        command = f"{shlex.join(pull)}; exec {command}"
+    command = shlex.join(own_command(ray.executable, "fetch-model", *model_words(settings)))
     within = settings.wait_prepare
     return (PrepareStep(MODEL, command, ON_EVERY, within, after=(PREPARE_EACH,)),)
 

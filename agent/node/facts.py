@@ -230,7 +230,6 @@ class Facts(Value):
     program_fault: str = ""  # why the program after `--` cannot start here, or ''
     wandb_login: bool = False  # whether W&B has credentials on this machine, from `wandb login`
     model_is_here: bool = False  # whether AGENT_MODEL names a file or folder of this machine
-    hub_cache: Mount | None = None  # the disk of the hub's cache, where AGENT_MODEL is fetched
     logs_fault: str = ""  # why AGENT_LOG_DIR cannot be written to, or ''
     ray_temp: Folder | None = None  # what exists at the path of Ray's temp dir
     disks: ByName[str] = field(default_factory=dict)

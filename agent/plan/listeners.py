@@ -8,7 +8,7 @@ from agent.base.errors import Problem
 from agent.base.ports import port_conflicts, port_map, single_ports
 from agent.job.services import NODE_IP
 from agent.plan.page_address import proxied_ip
-from agent.plan.plan import MODEL_SERVER, Listener
+from agent.plan.plan import Listener
 from agent.settings.jobs import runs_by_shares
 from agent.settings.rules import reward_listener
 
@@ -44,12 +44,6 @@ def listeners_of(plan: Plan) -> Iterator[Listener]:
         yield _RANKS
     elif is_ours and ray is not None:
         yield from _of_ray(ray, ports, is_head=topology.is_head)
-
-    if plan.model_port is not None:
-        guard = "only models that the hub gives to everybody"
-        if settings.ray_auth_token is not None:
-            guard = "a proof of the token"
-        yield Listener(str(plan.model_port), MODEL_SERVER, "every interface", guard)
 
     for spec in plan.services:
         if spec.port is not None:

@@ -33,7 +33,6 @@ from agent.frameworks.recipe import JobBasis
 from agent.job import services as work
 from agent.job.gpu_split import JOB_GPUS, split_gpus
 from agent.job.job import PLACEHOLDERS
-from agent.job.model_sharing import server_port
 from agent.job.node_command import NODE_PLACEHOLDERS, NodeCommand
 from agent.job.share import processes
 from agent.job.torchrun_command import Torchrun
@@ -45,7 +44,6 @@ from agent.plan.plan import Plan, PlannedProcess, address_of, stop_budget
 from agent.plan.plan_job import gpus_of_nodes, plan_job, plan_recipe_job
 from agent.plan.plan_services import (
     all_services,
-    model_sharing,
     plan_steps,
     service_only_ranks,
     with_reward,
@@ -104,12 +102,11 @@ def make_plan(  # noqa: PLR0913 - all inputs of a plan
         spec for spec in services if spec in here or (rank is None and spec.where.kind == "rank")
     )
 
-    # Which steps come before them? Nodes that fetch a model share it.
+    # Which steps come before them?
     node = CheckedNode(facts, settings, topology)
     ports = port_map(settings.ray_port, settings.dashboard_port, settings.port, platform.ports)
     alone = tuple(spec for spec in here if spec.alone)
-    sharing = model_sharing(node, server_port(ports.last_worker))
-    all_steps = plan_steps(node, file, alone, sharing, caches)
+    all_steps = plan_steps(node, file, alone, caches)
     steps = tuple(step for step in all_steps if step.where.includes(rank, is_head=is_head))
 
     # What starts the job's processes, and within which time do they stop?
@@ -148,7 +145,6 @@ def make_plan(  # noqa: PLR0913 - all inputs of a plan
         budget=budget,
         on_done=on_done,
         caches=caches,
-        model_port=sharing.port if sharing and work.MODEL in {s.name for s in steps} else None,
     )
     return replace(
         plan,
@@ -243,19 +239,9 @@ def _processes(plan: Plan) -> Iterator[PlannedProcess]:
             label = "watch" if plan.job is None else "submit"
             yield PlannedProcess(process_names.BRIDGE, label, tuple(bridge), "ray-bridge.log")
 
-    # The model is served to the other nodes that fetch it.
-    model = plan.settings.model
-    if model is not None and plan.model_port is not None:
-        port = str(plan.model_port)
-        yield PlannedProcess(
-            process_names.MODEL_SERVER,
-            "share",
-            tuple(own_command(sys.executable, "model-server", model, "--port", port)),
-            process_names.MODEL_SERVER_LOG,
-        )
-
     # The model's files are read into the page cache, unless the job runs on other machines.
     has_job_here = not isinstance(launch, GivenRay) or launch.session is not None
+    model = plan.settings.model
     if model is not None and plan.joins_cluster and has_job_here:
         yield PlannedProcess(
             process_names.READ_AHEAD,

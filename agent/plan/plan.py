@@ -84,8 +84,6 @@ JOB_LOG = "job.log"
 ALL_REDUCE = "all-reduce"
 PREFLIGHT_LOG = "preflight.log"
 BRIDGE = "ray bridge"
-MODEL_SERVER = "model server"
-MODEL_SERVER_LOG = "model-server.log"
 READ_AHEAD = "page cache"
 READ_AHEAD_LOG = "page-cache.log"
 CACHES_LOG = "compile-caches.log"
@@ -170,7 +168,6 @@ class Plan(Value):
     all_services: tuple[ServiceSpec, ...]  # the services of the whole run
     budget: StopBudget
     on_done: str
-    model_port: int | None = None  # that of the model server here; None where none is needed
     processes: tuple[PlannedProcess, ...] = ()
     waits: tuple[PlannedWait, ...] = ()
     listeners: tuple[Listener, ...] = ()

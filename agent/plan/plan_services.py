@@ -10,7 +10,6 @@ from agent.base.errors import Problem
 from agent.base.ports import DEFAULTS, conflicts_of
 from agent.job import services as work
 from agent.job.judging import judge_problems, judge_request
-from agent.job.model_sharing import ModelSharing
 from agent.plan.listeners import ports_here
 
 if TYPE_CHECKING:
@@ -53,25 +52,10 @@ def service_only_ranks(services: tuple[ServiceSpec, ...]) -> frozenset[int]:
     )
 
 
-def model_sharing(node: CheckedNode, port: int) -> ModelSharing | None:
-    """Return how this node shares the model that it fetches; None without other nodes.
-
-    On a disk that they share, the hub's client itself fetches it once.
-    """
-    topology = node.topology
-    mount = node.facts.hub_cache
-    if mount is None or mount.is_shared or topology.given_ray is not None:
-        return None
-    if topology.is_head:
-        return ModelSharing(port) if topology.expected_workers else None
-    return ModelSharing(port, topology.head_host or "")
-
-
 def plan_steps(
     node: CheckedNode,
     file: ServicesFile,
     alone: tuple[ServiceSpec, ...],
-    sharing: ModelSharing | None = None,
     caches: CompileCaches | None = None,
 ) -> tuple[PrepareStep, ...]:
     """Return the prepare steps; `alone` are the services here with which this node joins no Ray."""
@@ -87,7 +71,7 @@ def plan_steps(
     has_ray = topology.given_ray is None or topology.given_ray.session is not None
     fetch: tuple[PrepareStep, ...] = ()
     if is_wanted and has_ray:
-        fetch = work.model_fetch(settings, facts.ray, sharing, is_here=facts.model_is_here)
+        fetch = work.model_fetch(settings, facts.ray, is_here=facts.model_is_here)
     seeding = () if caches is None else (caches.seeding(settings),)
     return work.prepare_steps(settings, (*fetch, *seeding, *file.steps))
 

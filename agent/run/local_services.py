@@ -26,8 +26,7 @@ from agent.decisions.shared import (
     StepOver,
 )
 from agent.job.compile_caches import SEAL, seal_of
-from agent.job.model_sharing import key_of
-from agent.job.services import CACHES, MODEL, HttpProbe
+from agent.job.services import CACHES, HttpProbe
 from agent.plan import environment
 from agent.processes.engine_router import EngineRouter
 from agent.processes.probing import ReadinessProbe, until_dead
@@ -92,11 +91,8 @@ class LocalWork:
             self._send(StepOver(name, failure))
 
     async def read_model(self) -> None:
-        """Serve the model to other nodes; read it into the page cache, once the steps are over."""
-        best_effort = self._run.best_effort
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(best_effort, "serving the model to other nodes", self._model.serve)
-            tasks.start_soon(best_effort, "reading the model ahead", self._model.read)
+        """Read the model into the page cache, once the steps are over."""
+        await self._run.best_effort("reading the model ahead", self._model.read)
 
     def job_starts(self) -> None:
         """Leave the job what it needs of this node."""
@@ -173,8 +169,6 @@ class LocalWork:
         env = environment.without_cluster_auth(env, plan.settings, keeps_wandb=True)
         if name == CACHES:
             env[SEAL] = seal_of(plan.secret())
-        if name == MODEL:  # it takes files from other nodes
-            env |= key_of(plan.settings)
         return env
 
     async def _log_progress(self, name: str, child: Child) -> None:

@@ -26,7 +26,6 @@ from agent.checks.finding import Level
 from agent.job.services import Placeholders
 from agent.node.read import taken_ports
 from agent.plan.page_address import proxied_ip
-from agent.plan.plan import MODEL_SERVER
 from agent.port.node_network import NETWORK
 from agent.processes.process import Child
 from agent.processes.ray_machine import stale_ray
@@ -99,7 +98,6 @@ def _remove_stale_ray(stale: list[psutil.Process]) -> None:
 def _ports_to_be_free(plan: Plan, surviving: SurvivingProcesses | None) -> list[int]:
     """Return the ports that nothing may listen on: neither the agent's nor an adopted process's."""
     adopted = frozenset[str]() if surviving is None else frozenset(surviving.running)
-    adopted |= {MODEL_SERVER}  # without it the hub is asked
     ports = {
         int(listener.port)
         for listener in plan.listeners
@@ -121,11 +119,7 @@ async def _wait_for_ports(ports: list[int], taken_ports: TakenPorts) -> None:
 
 def with_taken_ports(plan: Plan) -> Plan:
     """Add to a plan the ports that are taken now, apart from those of a Ray that `run` removes."""
-    ports = [
-        int(listener.port)
-        for listener in plan.listeners
-        if listener.port.isdigit() and listener.who != MODEL_SERVER
-    ]
+    ports = [int(listener.port) for listener in plan.listeners if listener.port.isdigit()]
     taken = taken_ports(ports)
     if taken and plan.own_ray is not None:
         stale = stale_ray(plan.own_ray.session, everything=plan.topology.owns_machine)

@@ -1,13 +1,10 @@
-"""The programs beside a run that serve this node's model to others, and read it ahead.
+"""The program beside a run that reads the model ahead.
 
-- The model server (port/model_server.py) runs as long as the run: a pod that comes late takes the
-  model from it, too.
-- What reads the model into the page cache (processes/page_cache.py) begins once the prepare steps
-  are over, since they may fetch the model, and Ray has started. Its last line is logged. On a disk
-  that other nodes share, a worker stops it when the job starts, which then has all of the disk's
-  speed.
+It reads the model into the page cache (processes/page_cache.py), once the prepare steps are over,
+since they may fetch the model, and Ray has started. Its last line is logged. On a disk that other
+nodes share, a worker stops it when the job starts, which then has all of the disk's speed.
 
-Nothing waits for either, and both are stopped with the services.
+Nothing waits for it, and it is stopped with the services.
 """
 
 from __future__ import annotations
@@ -18,17 +15,16 @@ from typing import TYPE_CHECKING
 import anyio
 
 from agent.base import times
-from agent.job.model_sharing import key_of
 from agent.node.read import mount_of
 from agent.plan import environment
-from agent.plan.plan import MODEL_SERVER, READ_AHEAD
+from agent.plan.plan import READ_AHEAD
 from agent.processes.page_cache import folder_of_model
 from agent.processes.waiting import NotYet, until
 from agent.record.background import in_thread
 from agent.record.log import say
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from agent.plan.plan import Plan, PlannedProcess
     from agent.processes.process import Child
@@ -36,24 +32,13 @@ if TYPE_CHECKING:
 
 
 class ModelPrograms:
-    """Starts, follows and stops the programs about the model."""
+    """Starts, follows and stops the program that reads the model."""
 
     def __init__(self, run: NodeRun, is_prepared: Callable[[], bool]) -> None:
         self._run = run
         self._is_prepared = is_prepared
-        self._server: anyio.CancelScope | None = None  # while it serves
         self._reading: anyio.CancelScope | None = None  # while it reads, or waits to
         self._yields_to_job = False
-
-    async def serve(self) -> None:
-        """Serve the model until this is stopped."""
-        plan = self._run.plan
-        process = planned(plan, MODEL_SERVER)
-        if process is None:
-            return
-        with anyio.CancelScope() as self._server:
-            code, child = await self._run_to_end(process, key_of(plan.settings))
-            say(f"{process.name}: {child.end_sentence(code)}", "debug")
 
     async def read(self) -> None:
         """Read the model once it is here; return when it is read, or this was stopped."""
@@ -75,29 +60,26 @@ class ModelPrograms:
                 is_shared = partial(is_on_shared_disk, run.plan)
                 self._yields_to_job = bool(await in_thread(is_shared, times.STALLED_DISK))
 
-            code, child = await self._run_to_end(process, {})
+            code, child = await self._run_to_end(process)
             what = child.tail(1) if code == 0 else f"reading ahead: {child.end_sentence(code)}"
             say(f"{run.plan.settings.model}: {what}", "info" if code == 0 else "debug")
 
     def stop(self) -> None:
-        """Stop all at once."""
-        for scope in (self._server, self._reading):
-            if scope is not None:
-                scope.cancel()
+        """Stop the reading."""
+        if self._reading is not None:
+            self._reading.cancel()
 
     def job_starts(self) -> None:
         """Stop the reading on a worker whose disk other nodes use, too."""
         if self._yields_to_job and self._reading is not None:
             self._reading.cancel()
 
-    async def _run_to_end(
-        self, process: PlannedProcess, more: Mapping[str, str]
-    ) -> tuple[int, Child]:
+    async def _run_to_end(self, process: PlannedProcess) -> tuple[int, Child]:
         """Run a program to its end; stop it if this is canceled."""
         run = self._run
         plan = run.plan
         inherited = environment.for_children(plan.environ, plan.settings)
-        env = {**environment.without_cluster_auth(inherited, plan.settings), **more}
+        env = environment.without_cluster_auth(inherited, plan.settings)
         child = await run.start(process.name, [*process.argv], env, process.log)
         try:
             return await child.wait(), child

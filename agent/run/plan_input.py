@@ -62,7 +62,7 @@ from agent.run.read_caches import read_caches
 from agent.settings import read_settings
 from agent.settings.jobs import NODE, TORCHRUN, launcher, recipe_info, runs_by_shares
 from agent.settings.load import Loaded
-from agent.settings.rules import TEMP_DIR, flags_of, is_hub_id
+from agent.settings.rules import TEMP_DIR, flags_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -95,7 +95,7 @@ def plan_from_environment(
         raise SettingsError(problems, given.loaded.misspelled)
 
     facts = _add_own_name(machine.facts, topology)
-    facts = _add_disks(facts, given.settings, topology, machine.services, environ)
+    facts = _add_disks(facts, given.settings, topology, machine.services)
     facts = add_job_facts(facts, given.loaded, topology)
     caches, without_caches = read_caches(given.loaded, topology, facts, environ)
     plan = make_plan(
@@ -301,26 +301,18 @@ def _add_disks(
     settings: Settings,
     topology: Topology,
     services: ServicesFile,
-    environ: Mapping[str, str],
 ) -> Facts:
     """Add what is on disk already: results of steps, folders of logs and of Ray, the model."""
     results = [step.once for step in services.steps if step.once is not None]
     logs = str(log_root(settings))
     late = f"its disk does not answer within {times.IDLE_DISK:g} s"
     logs_fault = run_within(times.IDLE_DISK, lambda: read.why_no_folder(logs))
-    model = settings.model or ""
-    is_here = Path(model or "/").exists()
-    hub_cache = None
-    if is_hub_id(model) and not is_here:
-        folder = str(read.hub_folder(model, environ))
-        hub_cache = run_within(times.STALLED_DISK, lambda: read.mount_of(folder))
     return replace(
         facts,
         disks={path: read.disk_of(path) for path in results},
         logs_fault=late if logs_fault is None else logs_fault,
         ray_temp=read.read_folder(private_folder(facts, topology.platform.job_id)),
-        model_is_here=is_here,
-        hub_cache=hub_cache,
+        model_is_here=Path(settings.model or "/").exists(),
     )
 
 

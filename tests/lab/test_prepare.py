@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 import subprocess
 import sys
@@ -100,39 +99,6 @@ def start_hub(cluster: Cluster, client: Path) -> Running:
         "AGENT_MODEL": hub.MODEL,
     }
     return server
-
-
-@pytest.mark.pods(4)
-@pytest.mark.parametrize("token", ["", "0123456789abcdef" * 2], ids=["open", "token"])
-def test_four_pods_share_one_download(cluster: Cluster, token: str) -> None:
-    """The hub sends the weights once, on slow links; the others take them from each other.
-
-    The caches are as those of the hub's client, and the weights are those of the hub.
-    """
-    try:
-        client = hub.client()
-    except (OSError, subprocess.SubprocessError) as problem:
-        pytest.skip(f"huggingface_hub cannot be installed here: {problem}")
-    server = start_hub(cluster, client)
-    if token:
-        cluster.env["RAY_AUTH_TOKEN"] = token
-    for pod in cluster.pods:
-        pod.slow_down(100)
-    agents = cluster.agents("true")
-    assert ends(agents) == [0, 0, 0, 0], agents[0].tail()
-    assert server.stdout().count("the hub sends model.safetensors") == 1
-    senders = []
-    for number, pod in enumerate(cluster.pods):
-        (snapshot,) = (pod.tmp / "hf").glob(f"hub/models--*/snapshots/{hub.COMMIT}")
-        weights = snapshot / "model.safetensors"
-        assert weights.read_bytes() == hub.FILES["model.safetensors"]
-        assert [path.name for path in snapshot.parents[1].glob("blobs/*.*")] == []
-        if number:
-            log = cluster.file(number, "model.log").read_text()
-            senders += re.findall(r"^model\.safetensors: 0\.0 GB from (\S+) in", log, re.MULTILINE)
-            assert f"{hub.MODEL} from other nodes: 0.0 GB in" in log
-    assert len(senders) == 3
-    assert any(sender.startswith("10.") for sender in senders)
 
 
 @pytest.mark.pods(2)

@@ -48,8 +48,6 @@ READ_ENVIRON = {
     "agent/__main__.py",
     "agent/processes/parent.py",
     "agent/processes/page_cache.py",
-    "agent/port/model_server.py",
-    "agent/port/model_pull.py",
 }
 SLEEP = {f"agent/cli/{name}.py" for name in ("logs_verb", "stop_verb", "watch_status")}
 IMPORT_RAY = {"agent/bridge/ray_calls.py"}
