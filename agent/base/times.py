@@ -25,8 +25,6 @@ PROBE_EVIDENCE = 1.0  # A probe that ends at its own limit has no evidence: that
 PROBE_INTERVAL = 5.0  # Between two probes of a worker that stays silent.
 AGENT_SILENT = REPLY_HELD + 5.0  # A worker with an older report may be replaced at its address.
 HOLDER_REPORTS = 5.0  # For an agent to report whose address or rank another one has; then again.
-REPORT_PACE = 0.2  # Between two reports of an address without a token, after a burst.
-REPORT_DELAY = 5.0  # They are delayed by no more, and then answered with 503.
 SILENT_WITHOUT_RAY = 15.0  # With torchrun such a worker is lost; with Ray, GCS decides as well.
 GCS_REPORTS_LOSS = 75.0
 """GCS reports a node dead 15 s after its Ray was killed, 65 s after its network loss (2.60). Waited

@@ -3,8 +3,8 @@
 The first report of an agent carries a hello. The agent is registered once the head has decided on
 its run, and no agent that still reports has its address or rank. Each report is recorded and passed
 on to the head's decisions as an event. It is answered when the reply changes, when there is an
-order for its agent, or when its hold is over. An agent leaves with a goodbye; at a limit, those
-that have departed are forgotten first, and without a token then those that the run does not expect.
+order for its agent, or when its hold is over. An agent leaves with a goodbye. At a limit, those
+that have departed are forgotten first.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from agent.base import times
-from agent.base.text import quota_key
 from agent.base.value import Value
 from agent.decisions.head.fleet import Worker
 from agent.decisions.head.head_state import (
@@ -39,12 +38,7 @@ if TYPE_CHECKING:
 
 K = TypeVar("K")
 BASE_LIMIT = 256
-MOST_DEPARTED = 4  # Refused and departed agents that are kept of one address
-_NETWORK_SHARE = 4  # An IPv6 network's agents that departed: one of so many that are kept
 _STARTS = (OrderKind.START_SERVICE, OrderKind.RUN_STEP, OrderKind.RUN_SHARE)
-_BURST = 50  # Reports that an address without a token may send at once
-_SHARERS = 8  # Addresses of an IPv6 network that report at full pace, where no worker is expected
-_MOST_PACED = 4096  # Addresses whose reports are counted, apart from those that send too many
 _MAX_CLOCK_AHEAD_MS = 24 * 3600 * 1000  # Of a later head, and so its epoch
 
 
@@ -54,7 +48,7 @@ def agent_limit(expected_workers: int) -> int:
 
 
 class TooManyAgentsError(Exception):
-    """The limit of agents or of an address's reports is reached."""
+    """The limit of agents is reached, and none has departed."""
 
 
 ReportEvent = WorkerIntroduced | WorkerReported | WorkerReplaced | LaterHead
@@ -73,7 +67,6 @@ class _Agent(Struct):
     last_report: float = 0.0
     said_goodbye: bool = False
     ip: str = ""
-    outlived_head: bool = False  # Its hello proves that it took part in a former head's run
     is_cut_off: bool = False  # Its connection broke, and no report has followed
     sequence: int = 0  # The number of its last report
     is_silent: bool = False  # It did not answer either, until its next report
@@ -97,35 +90,6 @@ def _remove(index: dict[K, list[str]], value: K | None, key: str) -> None:
         keys.remove(key)
     if value is not None and not keys:
         index.pop(value, None)
-
-
-class _Pace:
-    """Delays the reports of addresses that send too many; each is recorded and may be logged.
-
-    An IPv6 host may use all addresses of its /64, and so may all workers: together they get as much
-    as `sharers` of them.
-    """
-
-    def __init__(self, sharers: int) -> None:
-        self._sharers = sharers
-        self._free_at: dict[str, float] = {}  # By address: when all of its reports are paid
-
-    async def wait(self, address: str) -> None:
-        """Wait until this report of an address may be handled; raise if too many wait."""
-        now = anyio.current_time()
-        if len(self._free_at) > _MOST_PACED:
-            self._free_at = {other: at for other, at in self._free_at.items() if at > now}
-
-        # What is paid for it, by the address and by its network?
-        paces = {address: times.REPORT_PACE}
-        paces.setdefault(quota_key(address), times.REPORT_PACE / self._sharers)
-        free_at = {key: max(now, self._free_at.get(key, now)) + pace for key, pace in paces.items()}
-        delay = max(free_at.values()) - now - _BURST * times.REPORT_PACE
-        if delay > times.REPORT_DELAY:
-            raise TooManyAgentsError
-        self._free_at |= free_at
-        if delay > 0:
-            await anyio.sleep(delay)
 
 
 class Expected(Value):
@@ -173,7 +137,6 @@ class Reports:
         *,
         most: int = BASE_LIMIT,
         is_needed: Callable[[str], bool] = lambda _key: False,
-        is_expected: Callable[[str, int | None], bool] = lambda _key, _rank: False,
         has_token: bool = False,
         addresses: Callable[[], Mapping[str, str]] = dict,
     ) -> None:
@@ -188,13 +151,11 @@ class Reports:
         self._keep_ranks = keep_ranks
         self._most = most
         self._is_needed = is_needed
-        self._is_expected = is_expected
         self._has_token = has_token
 
         # The agents, by key, and what is known of them.
         self._agents: dict[str, _Agent] = {}
         self._by_address: dict[str, list[str]] = {}
-        self._by_network: dict[str, list[str]] = {}  # Those with an IPv6 address, by its /64
         self._by_rank: dict[int, list[str]] = {}
         self._namesakes: dict[tuple[str, int | None], list[str]] = {}
         self._replaced: list[str] = []  # Their WorkerReplaced is not emitted yet
@@ -207,7 +168,6 @@ class Reports:
         self.run_decided.set()
         self.disconnected: Inbox[str] = Inbox(str)  # Agents whose connection broke during a hold
         self._report = anyio.Event()
-        self._pace = _Pace(max(_SHARERS, most - BASE_LIMIT))
         self._is_closed = False
 
         # Orders are numbered for all agents, and by this head.
@@ -245,25 +205,19 @@ class Reports:
             agent.asked_logs.add(name)
         agent.wake.set()
 
-    async def wait_for_turn(self, address: str) -> None:
-        """Wait until an address may send a report; raise TooManyAgentsError if too many wait."""
-        if not self._has_token:
-            await self._pace.wait(address)
-
     async def handle(self, report: Report) -> Reply:
         """Handle one report; reply when the head's state changes, or after the report's hold."""
         # Is it the first one of an agent? Its clock is read before any delay.
         agent = self._agents.get(report.id)
         if report.hello is not None and agent is None and not self._is_closed:
             hello = report.hello.with_clock_offset(time.time())
-            outlived_head = await self._wait_for_run_decision(hello, report.epoch)
+            await self._wait_for_run_decision(hello, report.epoch)
             if self._is_outranked(report, hello):
                 return replace(self._reply, verdict=None)
             unclear = await self._reply_of_conflict(report, hello)
             if unclear is not None:
                 return unclear
             agent = self._agents.get(report.id) or self._register(report, hello)
-            agent.outlived_head |= outlived_head
 
         # Without a hello, or after the end, whose verdict is another run's, nothing is recorded.
         if agent is None and self._is_closed:
@@ -405,36 +359,32 @@ class Reports:
             return None
         return agent
 
-    async def _wait_for_run_decision(self, hello: Hello, epoch: int) -> bool:
+    async def _wait_for_run_decision(self, hello: Hello, epoch: int) -> None:
         """Wait until the head has decided on the agent's run: another run's name makes it leave.
 
         An agent that asks again waits too: the run may be recorded and not yet in the reply.
-        Return whether its hello proves that run.
         """
         # A refused agent changes nothing, and a head whose run is over decides on no other.
         is_over = self._reply.verdict is not None
         if not hello.run_id or is_over or self._expected.refusal_of(hello):
-            return False
-        is_proven = self._on_recalled_run(hello, epoch)
-        if is_proven and self.run_decided.is_set():
+            return
+        if self._on_recalled_run(hello, epoch) and self.run_decided.is_set():
             self.run_decided = anyio.Event()
         with anyio.move_on_after(times.RUN_DECIDED):
             await self.run_decided.wait()
-        return is_proven
 
     def _register(self, report: Report, hello: Hello) -> _Agent:
         """Register an agent, and forget an earlier one of the same node."""
         key = report.id
         refusal = self._expected.refusal_of(hello)
         if not refusal:
-            # without a token anyone may have its name
-            self._replace_others(key, hello, lambda other: self._has_token or self._is_gone(other))
-        self._make_space(report.ip, is_expected=not refusal and self._is_expected(key, hello.rank))
+            self._replace_others(key, hello, lambda _other: True)
+        self._make_space()
         namesakes = self._namesakes.setdefault((hello.name, hello.rank), [])
         needs_rank = not refusal and hello.rank is None
         rank = self._assign_rank(hello.name) if needs_rank else None
         agent = self._agents[key] = _Agent(hello, refusal, rank, ip=report.ip)
-        self._add_address(key, report.ip)
+        _add(self._by_address, report.ip or None, key)
         _add(self._by_rank, agent.effective_rank, key)
         namesakes.append(key)
         if hello.facts is not None:
@@ -453,59 +403,16 @@ class Reports:
             self._keep_ranks(tuple(self._rank_names))
         return rank
 
-    def _make_space(self, ip: str, *, is_expected: bool) -> None:
-        """At a limit, forget an agent for a new one; raise if none may be forgotten.
-
-        The limits of one address and of its network come first: others would lose their agents by
-        its many.
-        """
-        # Has it left too many agents? Nobody takes a network's addresses who has the token.
-        network = [] if self._has_token else self._by_network.get(quota_key(ip), [])
-        places = (
-            (self._by_address.get(ip, []), MOST_DEPARTED),
-            (network, max(MOST_DEPARTED, self._most // _NETWORK_SHARE)),
-        )
-        for keys, most in places:
-            departed = [*filter(self._may_be_forgotten, keys)]
-            if len(departed) >= most:
-                self._make_way(departed)
+    def _make_space(self) -> None:
+        """At the limit, forget the agent that departed first; raise if none has departed."""
         if len(self._agents) < self._most:
             return
-
-        # Of all agents: one that departed, or one of those that the run does not expect.
-        may_go = [*filter(self._may_be_forgotten, self._agents)]
-        if not may_go and is_expected and not self._has_token:
-            may_go = self._strangers()
-        if not may_go:
+        departed = [*filter(self._may_be_forgotten, self._agents)]
+        if not departed:
             raise TooManyAgentsError
-        self._make_way(may_go)
-
-    def _make_way(self, may_go: Iterable[str]) -> None:
-        """Forget one of these agents: one that is not expected, and of those the oldest."""
-
-        def order(key: str) -> tuple[bool, float]:
-            agent = self._agents[key]
-            return self._is_expected(key, agent.effective_rank), agent.last_report
-
-        oldest = min(may_go, key=order)
+        oldest = min(departed, key=lambda key: self._agents[key].last_report)
         self._forget(oldest)
         self._emit(WorkerReplaced(oldest))
-
-    def _strangers(self) -> list[str]:
-        """Return the agents that the run does not expect, of the network that has most of them."""
-        by_network: dict[str, list[str]] = {}
-        for key, agent in self._agents.items():
-            if not self._is_expected(key, agent.effective_rank):
-                by_network.setdefault(quota_key(agent.ip), []).append(key)
-        return max(by_network.values(), key=len, default=[])
-
-    def _add_address(self, key: str, ip: str) -> None:
-        _add(self._by_address, ip or None, key)
-        _add(self._by_network, quota_key(ip) if ":" in ip else None, key)
-
-    def _remove_address(self, key: str, ip: str) -> None:
-        _remove(self._by_address, ip, key)
-        _remove(self._by_network, quota_key(ip), key)
 
     def _may_be_forgotten(self, key: str) -> bool:
         agent = self._agents[key]
@@ -514,7 +421,7 @@ class Reports:
 
     def _forget(self, key: str) -> None:
         agent = self._agents.pop(key)
-        self._remove_address(key, agent.ip)
+        _remove(self._by_address, agent.ip, key)
         _remove(self._by_rank, agent.effective_rank, key)
         node = (agent.hello.name, agent.hello.rank)
         self._namesakes[node].remove(key)
@@ -561,8 +468,8 @@ class Reports:
 
         # The agent is here, at this address.
         if report.ip != agent.ip:
-            self._remove_address(report.id, agent.ip)
-            self._add_address(report.id, report.ip)
+            _remove(self._by_address, agent.ip, report.id)
+            _add(self._by_address, report.ip or None, report.id)
         agent.last_report = self._clock()
         agent.ip = report.ip
         agent.is_silent = False
@@ -587,7 +494,6 @@ class Reports:
             preparing=report.preparing,
             refused=agent.refusal,
             has_left=report.bye is not None,
-            outlived_head=agent.outlived_head,
             error=report.error,
             items=report.items,
             answers=report.answers,

@@ -41,7 +41,7 @@ from agent.port.reports import TooManyAgentsError
 from agent.port.status import at_rest, metrics
 from agent.processes.waiting import NotYet, TimedOutError, until
 from agent.record.log import say
-from agent.serving.bodies import Bodies
+from agent.serving.bodies import RETRY_AFTER, Bodies
 from agent.serving.connections import PortRunner, PortSite, is_local, suspend_deadline, trust
 from agent.serving.json_size import has_more_values
 from agent.serving.replies import error_reply, log_only_bugs, reply_to_error
@@ -232,10 +232,8 @@ class AgentServer:
         names: Iterable[str | None] = (),
         run_id: Callable[[], str] = str,
         control: Control | None = None,
-        expected_workers: int = 0,
     ) -> None:
         self._has_secret = token is not None
-        self._expected_workers = expected_workers
         self._access = PortAccess(token, None if control is None else control.key, run_id)
         self._ready = ready
         self._status = status
@@ -262,7 +260,6 @@ class AgentServer:
         runner = PortRunner(
             app,
             lambda sentence: say(f"the agent's port {sentence}", "warning"),
-            self._expected_workers,
             shutdown_timeout=0.2,
             handler_cancellation=True,
         )
@@ -280,7 +277,7 @@ class AgentServer:
             web.get("/", self._page),
             *(web.get(path, self._file) for path in ASSETS),
             web.post("/login", self._login),
-            web.post(REPORT_PATH, self._guarded(self._report, self._await_turn)),
+            web.post(REPORT_PATH, self._guarded(self._report)),
             web.post("/stop", self._controlled(self._stop)),
             web.get("/events", self._controlled(lambda request, _: self._stream.serve(request))),
             web.get(SAMPLE_PATH, self._guarded(self._serve_sample)),
@@ -484,15 +481,6 @@ class AgentServer:
 
         return self._guarded(control, admit)
 
-    async def _await_turn(self, request: web.Request) -> web.StreamResponse | None:
-        """Wait until an address may send a report; return the refusal if it sends too many."""
-        if self._reports is not None:
-            try:
-                await self._reports.wait_for_turn(request.remote or "")
-            except TooManyAgentsError:
-                return _too_many("this address sends too many reports")
-        return None
-
     async def _report(self, request: web.Request) -> web.StreamResponse:
         if self._reports is None:
             return error_reply(409, "this node is a worker")
@@ -522,12 +510,9 @@ class AgentServer:
         try:
             reply = await self._reports.handle(report)
         except TooManyAgentsError:
-            return _too_many("this head keeps as many agents as it can")
+            why = "this head keeps as many agents as it can"
+            return error_reply(503, why, {"Retry-After": str(RETRY_AFTER)})
         return web.json_response(reply.to_dict())
-
-
-def _too_many(why: str) -> web.Response:
-    return error_reply(503, why, {"Retry-After": f"{times.REPORT_DELAY:.0f}"})
 
 
 def _refusal_of(ip: str, peer: str) -> str:

@@ -17,7 +17,7 @@ from agent.decisions import head
 from agent.decisions.head import shares
 from agent.decisions.head.boot_waits import service_title
 from agent.decisions.head.fleet import Worker
-from agent.decisions.head.head_decide import is_agent_expected, is_worker_needed
+from agent.decisions.head.head_decide import is_worker_needed
 from agent.decisions.head.head_state import HeadPhase, WorkerReported
 from agent.decisions.head.service_addresses import addresses_by_rank
 from agent.decisions.shared import HERE, OrderKind, StopAsked
@@ -95,7 +95,6 @@ def make_reports(
         has_token=plan.secret() is not None,
         most=agent_limit(plan.topology.expected_workers),
         is_needed=lambda key: is_worker_needed(get_state(), key, run.now()),
-        is_expected=lambda key, rank: is_agent_expected(get_state(), key, rank),
         addresses=lambda: addresses_by_rank(get_state()),
     )
 
@@ -126,7 +125,6 @@ async def make_server(
         run_id=lambda: run.run_id,
         names=(topology.node_name, topology.head_host, *topology.platform.own_names),
         control=control,
-        expected_workers=topology.expected_workers,
     )
 
 

@@ -11,7 +11,6 @@ from aiohttp import web
 
 from agent.base import times
 from agent.base.ports import BACKLOG
-from agent.base.text import quota_key
 
 if TYPE_CHECKING:
     import socket
@@ -20,68 +19,56 @@ if TYPE_CHECKING:
     Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 MAX_OPEN = 16_384  # Limit of open connections, where half the limit of open files is more
-MAX_UNTRUSTED_PER_ADDRESS = 1024
-"""Limit of connections from one address that did not show a token; at most half of all.
-
-A thousand workers may call at once from behind one address, and more where more are expected.
-"""
 _ACCEPTED_PER_TURN = 16  # Connections accepted in one turn of the loop, before any is counted
 
 
 class Connections:
     """The open connections of one port, on all of its sockets; `warn` logs a sentence."""
 
-    def __init__(self, warn: Callable[[str], None], expected_workers: int = 0) -> None:
+    def __init__(self, warn: Callable[[str], None]) -> None:
         self._log = warn
-        # a worker that connects again may have its former connection open
-        self._most_of_address = max(MAX_UNTRUSTED_PER_ADDRESS, 2 * expected_workers)
         self._open: set[Connection] = set()
-        self._untrusted: dict[str, dict[Connection, None]] = {}  # By address, the oldest first
+        self._untrusted: dict[Connection, None] = {}  # The one without a request for longest first
         self._has_warned = False
 
     def admit(self, connection: Connection) -> bool:
-        """Count a connection; at a limit close another for it, or return False to refuse it."""
+        """Count a connection; at the limit close another for it, or return False to refuse it.
+
+        Only connections that did not show the token are closed, so that whoever has it stays.
+        """
         soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         # the other half of the open files is for the rest of the process
         most = MAX_OPEN if soft == resource.RLIM_INFINITY else min(MAX_OPEN, soft // 2)
-
-        # Must another one be closed: of its own address, or of the address with the most?
-        crowd = self._untrusted.get(connection.ip, {})
-        if len(crowd) < min(self._most_of_address, most // 2):
-            crowd = {}
-            if len(self._open) >= most:
-                crowd = max(self._untrusted.values(), key=len, default={})
-                if not crowd:
-                    self._warn(connection.ip)
-                    return False
-
-        # Half-sent requests are closed before those that are being answered.
-        if crowd:
-            idle = (other for other in crowd if not other.is_serving)
-            closed = next(idle, None) or next(iter(crowd))
-            closed.close()
-            self._warn(closed.ip)
+        if len(self._open) >= most:
+            oldest = next(iter(self._untrusted), None)
+            self._warn((oldest or connection).ip)
+            if oldest is None:
+                return False
+            oldest.close()
         self._open.add(connection)
-        self._untrusted.setdefault(connection.ip, {})[connection] = None
+        self._untrusted[connection] = None
         return True
 
+    def note_request(self, connection: Connection) -> None:
+        """Note that a connection has sent a request: those without one are closed before it."""
+        if connection in self._untrusted:
+            del self._untrusted[connection]
+            self._untrusted[connection] = None
+
     def trust(self, connection: Connection) -> None:
-        """Count a connection in the total only."""
-        group = self._untrusted.get(connection.ip, {})
-        group.pop(connection, None)
-        if not group:
-            self._untrusted.pop(connection.ip, None)
+        """Close a connection for no other, since it showed the token."""
+        self._untrusted.pop(connection, None)
 
     def forget(self, connection: Connection) -> None:
         """Stop counting a connection."""
         self._open.discard(connection)
-        self.trust(connection)
+        self._untrusted.pop(connection, None)
 
     def _warn(self, ip: str) -> None:
         if not self._has_warned:
             self._has_warned = True
-            why = f"{len(self._open)} connections are open, too many without the token"
-            self._log(f"closes connections from {ip}: {why}")
+            why = f"{len(self._open)} connections are open, as many as it can have"
+            self._log(f"closes connections, the first from {ip}: {why}")
 
 
 class Connection:
@@ -91,9 +78,8 @@ class Connection:
         self.connections = connections
         self._protocol = protocol
         self._is_admitted = False
-        self.is_serving = False
         self._timer: asyncio.TimerHandle
-        self.ip = ""  # The address by which it counts
+        self.ip = ""
 
     def __getattr__(self, name: str) -> object:
         """Return a callback of aiohttp's protocol."""
@@ -102,7 +88,7 @@ class Connection:
     def connection_made(self, transport: asyncio.Transport) -> None:
         """Start to wait for a request, unless there are too many connections."""
         self._transport = transport
-        self.ip = quota_key(str(transport.get_extra_info("peername")[0]))
+        self.ip = str(transport.get_extra_info("peername")[0])
         self._is_admitted = self.connections.admit(self)
         if not self._is_admitted:
             self._transport.abort()
@@ -126,11 +112,10 @@ class Connection:
     def serving(self) -> Iterator[None]:
         """Suspend the deadline while a request is handled; its handler has own limits."""
         self._timer.cancel()
-        self.is_serving = True
+        self.connections.note_request(self)
         try:
             yield
         finally:
-            self.is_serving = False
             if not self._transport.is_closing():
                 self._wait(times.CONNECTION_IDLE)
 
@@ -145,12 +130,11 @@ class PortRunner(web.AppRunner):
         self,
         app: web.Application,
         warn: Callable[[str], None],
-        expected_workers: int = 0,
         **options: Any,  # noqa: ANN401 - as aiohttp has it
     ) -> None:
         # aiohttp would inflate a body before the handler checks a token
         super().__init__(app, access_log=None, auto_decompress=False, **options)
-        self._connections = Connections(warn, expected_workers)
+        self._connections = Connections(warn)
 
     @property
     def server(self) -> Any:  # noqa: ANN401 - called like aiohttp's server, of which this makes one

@@ -95,32 +95,6 @@ serve(8266)
 """
 """Passes what it receives at the agent's port and at GCS's on to the head, and keeps a copy."""
 
-STRANGER = """
-import json, sys, urllib.request
-
-head, worker = sys.argv[1:]
-name = {"name": "podb", "rank": 1}
-lost = [{"name": "idle", "step": "lost", "evidence": "gone"}]
-refused = {**name, "ray": "2.0.0", "services": "other"}
-
-def post(**report):
-    data = {"protocol": PROTOCOL, "agent": "0", "phase": "x", **report}
-    url, headers = f"http://{head}:8266/report", {"Content-Type": "application/json"}
-    request = urllib.request.Request(url, json.dumps(data).encode(), headers)
-    with urllib.request.urlopen(request, timeout=30) as answer:
-        reply = json.load(answer)
-    return reply["refusal"] or "taken"
-
-print(post(id="e1", ip=worker, hello=name))
-print(post(id="e1", ip=worker, hello=name, bye={"cause": "over"}))
-print(post(id="e2", ip="", hello=refused))
-print(post(id="e2", ip="", bye={"cause": "over"}))
-for rank in (5, None):
-    print(post(id=f"e{rank}", ip="", hello={**name, "rank": rank}, items=lost, joined=True))
-    print(post(id=f"e{rank}", ip="", items=lost, notice=1.0))
-""".replace("PROTOCOL", str(VERSION))
-"""Reports as a real worker, as one that leaves, as one of another version, of unknown ranks."""
-
 REPLAY = """
 import sys, urllib.request, urllib.error
 from agent.port.proof import Prover
@@ -259,34 +233,6 @@ def test_a_relay_at_the_head_s_name(cluster: Cluster) -> None:
     assert b"Authorization: Pod-Agent " in received
     assert TOKEN.encode() not in received
 
-
-@pytest.mark.pods(3)
-def test_a_stranger_ends_no_run(cluster: Cluster) -> None:
-    """Without a token anyone can report to the head: a stranger's reports change nothing."""
-    cluster.env |= {"EXPECTED_WORKERS": "1", "AGENT_NODE_GRACE": "5s"}
-    for pod in cluster.pods:
-        (pod.tmp / "services.toml").write_text(SERVICES)
-    cluster.env["AGENT_SERVICES"] = "/tmp/services.toml"
-    worker = cluster.agent(1, "sh", "-c", "exit 7")
-    head = cluster.agent(0, "sh", "-c", JOB)
-    head.wait_for("^running$", stream="stdout", timeout=BOOT)
-    argv = [sys.executable, "-c", STRANGER, cluster.pods[0].ip, cluster.pods[1].ip]
-    said = cluster.pods[2].start(argv, env={})
-    assert said.wait(timeout=60) == 0, said.tail()
-    first, second, *_ = said.stdout().splitlines()
-    assert first == second
-    assert f"address is {cluster.pods[1].ip}, and its report came from" in first
-    keep_running(8.0, head, worker)
-    (cluster.pods[0].tmp / "go").touch()
-    assert ends([head, worker]) == [7, 7], head.tail() + worker.tail()
-
-
-SERVICES = """
-[services.idle]
-command = "echo ready; exec sleep 600"
-where = "every"
-ready.log = "ready"
-"""
 
 JOB = "echo running; while [ ! -e /tmp/go ]; do sleep 0.1; done; exit 7"
 

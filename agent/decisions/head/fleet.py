@@ -54,7 +54,6 @@ class Worker(Value):
     preparing: bool = False
     refused: str = ""
     has_left: bool = False
-    outlived_head: bool = False  # its hello proves that it took part in a former head's run
     error: str = ""
     items: tuple[ItemReport, ...] = ()  # the services and steps that it runs by order
     answers: tuple[Answer, ...] = ()  # the results of probes since the last report

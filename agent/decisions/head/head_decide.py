@@ -335,14 +335,6 @@ def is_worker_needed(state: HeadState, key: str, now: float) -> bool:
     return key in state.earlier.leftovers or key in state.shares.by_node or key in homes
 
 
-def is_agent_expected(state: HeadState, key: str, rank: int | None) -> bool:
-    """Return whether an agent is one of the run, by its rank where it has not reported yet."""
-    worker = state.fleet.workers.get(key)
-    if worker is None:
-        return rank is None or rank <= state.goal.last_rank
-    return state.expects(worker)
-
-
 def _apply_report(state: HeadState, worker: Worker, now: float) -> HeadState:
     """Apply a worker's report: its own state and that of the services it runs."""
     before = state.fleet.workers.get(worker.key)

@@ -481,7 +481,7 @@ class HeadState(Value):
     def expects(self, worker: Worker) -> bool:
         """Return whether a worker is one of the run: by its rank, in Ray, or in the attempt.
 
-        Anyone can report with a further rank: such reports neither delay nor end the run.
+        A spare has a further rank: until it takes part, it neither delays nor ends the run.
         """
         rank = worker.effective_rank
         last = self.goal.last_rank

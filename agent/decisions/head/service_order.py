@@ -347,7 +347,7 @@ def order_steps(state: HeadState, turn: Turn) -> HeadState:
         if _runs(state, name, node, turn.now)
     }
     may_unblock = len(holders) < len(known) or _unblocks_other_nodes(turn.before, state)
-    if isinstance(event, h.WorkerReported) and _may_hold(state, event.worker, turn.now):
+    if isinstance(event, h.WorkerReported) and _runs_steps(event.worker, turn.now):
         holders = {**_steps_that_run(state, event.worker), **holders}
     if isinstance(event, h.RunRemembered) and event.is_of_other_head:
         state = state.with_steps(are_of_other_head=True)
@@ -388,12 +388,6 @@ def _runs_steps(worker: Worker, now: float) -> bool:
     """Return whether a worker runs steps: not one that has been silent for long."""
     is_silent = now >= worker.last_report_at + times.STEP_HOLDER_SILENT
     return not (worker.has_left or worker.refused or is_silent)
-
-
-def _may_hold(state: HeadState, worker: Worker, now: float) -> bool:
-    """Return whether what a worker reports to run may keep others from a disk: not a stranger's."""
-    is_of_run = worker.outlived_head or state.expects(worker)
-    return is_of_run and _runs_steps(worker, now)
 
 
 def _replaces_expected(state: HeadState, worker: Worker, now: float) -> bool:

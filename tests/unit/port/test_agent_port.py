@@ -31,9 +31,8 @@ FORM = {"Content-Type": "application/x-www-form-urlencoded"}
 
 @pytest.fixture(scope="module")
 def bare() -> Iterator[Port]:
-    """A port without a token, to which one address may send any number of reports."""
-    with pytest.MonkeyPatch.context() as patch, served_port(None) as port:
-        patch.setattr(times, "REPORT_PACE", 0.0)
+    """A port without a token."""
+    with served_port(None) as port:
         yield port
 
 

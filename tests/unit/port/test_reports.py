@@ -227,7 +227,7 @@ def test_a_worker_whose_address_changed_is_the_same() -> None:
 def test_a_later_agent_of_a_node_replaces_the_former() -> None:
     """A pod that was killed and restarted is one worker, whatever its address.
 
-    Without a token anyone may have its name: its former agent must have been silent for long.
+    Without a token its rank is kept until the former agent has been silent for long.
     """
     for has_token in (True, False):
         counter = CountingHead(has_token=has_token)

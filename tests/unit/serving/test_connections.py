@@ -20,7 +20,6 @@ from agent.base import times
 from agent.port.protocol import Hello, Report
 from agent.processes.ray_machine import raise_open_files
 from agent.serving import connections
-from agent.serving.connections import MAX_UNTRUSTED_PER_ADDRESS
 from support.agent_ports import BEARER, SECONDS, served_port
 from support.event_stream import BY_TOKEN, next_status, reading, streamed_head
 from support.worlds import SECRET
@@ -33,7 +32,8 @@ pytestmark = pytest.mark.processes
 ROOT = Path(__file__).parents[3]
 HALF = b"GET /livez HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Half: "
 LIVEZ = b"GET /livez HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
-FLOOD = MAX_UNTRUSTED_PER_ADDRESS + 300
+ROOM = 400
+FLOOD = ROOM + 300
 
 
 @pytest.fixture(autouse=True)
@@ -141,12 +141,18 @@ def test_a_stream_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("token", [None, SECRET])
-def test_a_flood_from_one_address(token: str | None) -> None:
-    """The oldest connections of a flood are closed; others are served, even from its address."""
-    with served_port(token) as port, connected(port.number, FLOOD, "127.0.0.2", HALF) as flood:
-        assert closed(flood, FLOOD - MAX_UNTRUSTED_PER_ADDRESS) == FLOOD - MAX_UNTRUSTED_PER_ADDRESS
-        assert port.ask("GET", "/livez").status == 200
-        assert status_on(flood[-1], b"\r\n\r\n") == 200
+def test_a_flood(token: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The oldest connections without a request are closed; whoever sends one is served."""
+    monkeypatch.setattr(connections, "MAX_OPEN", ROOM)
+    with served_port(token) as port, connected(port.number) as (worker,):
+        for _ in range(2):
+            assert status_on(worker, report_of(1, port.number, token)) == 200
+            with connected(port.number, FLOOD, "127.0.0.2", HALF) as flood:
+                assert closed(flood, FLOOD - ROOM + 1) >= FLOOD - ROOM
+                assert port.ask("GET", "/livez").status == 200
+                assert status_on(flood[-1], b"\r\n\r\n") == 200
+            if token is None:
+                break  # its connection is one of the oldest
 
 
 FEW_FILES = 300
@@ -206,49 +212,21 @@ def test_a_flood_leaves_descriptors() -> None:
 
 @pytest.mark.parametrize("token", [pytest.param(None, marks=pytest.mark.slow), SECRET])
 def test_a_thousand_workers_behind_one_address(token: str | None) -> None:
-    """They connect at the same time, and each keeps its connection, whatever else is connected.
-
-    Without a token an address has a pace: most reports are answered with 503 on their connections.
-    """
-    statuses = {200, 503} if token is None else {200}
-    with (
-        served_port(token) as port,
-        connected(port.number, 1000, "127.0.0.2") as workers,
-        contextlib.ExitStack() as stack,
-    ):
+    """They connect at the same time, and each keeps its connection, whatever else is connected."""
+    with served_port(token) as port, connected(port.number, 1000, "127.0.0.2") as workers:
         for _ in range(2):
             for number, one in enumerate(workers):
                 one.sendall(report_of(number, port.number, token))
-            assert {status_on(one) for one in workers} == statuses
-            few = 100 if token else 10
-            others = stack.enter_context(connected(port.number, few, "127.0.0.2", HALF))
-            assert status_on(others[-1], b"\r\n\r\n") == 200
-
-
-def test_workers_of_one_address_leave_room_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    """If all connections are in use, an address with many loses one to an address with few."""
-    monkeypatch.setattr(connections, "MAX_OPEN", 40)
-    with served_port(None) as port, contextlib.ExitStack() as stack:
-
-        def worker(number: int, source: str) -> socket.socket:
-            (one,) = stack.enter_context(connected(port.number, source=source))
-            assert status_on(one, report_of(number, port.number)) == 200
-            return one
-
-        few = [worker(number, "127.0.0.3") for number in range(10)]
-        some = [worker(number, "127.0.0.4") for number in range(10, 20)]
-        crowd = [worker(number, "127.0.0.2") for number in range(20, 40)]
-        assert port.ask("GET", "/livez").status == 200
-        assert is_closed(crowd[0])
-        for one in (*few, *some, *crowd[1:]):
-            assert status_on(one, LIVEZ) == 200
+            assert {status_on(one) for one in workers} == {200}
+            with connected(port.number, 100, "127.0.0.2", HALF) as others:
+                assert status_on(others[-1], b"\r\n\r\n") == 200
 
 
 class Wire(asyncio.Transport):
     """A connection from an address."""
 
     def __init__(self, ip: str) -> None:
-        super().__init__({"peername": (ip, 1, 0, 0)})
+        super().__init__({"peername": (ip, 1)})
         self.is_aborted = False
 
     def abort(self) -> None:
@@ -256,33 +234,31 @@ class Wire(asyncio.Transport):
         self.is_aborted = True
 
 
-def test_an_ipv6_network_counts_as_one_address(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A host may use any address of its /64."""
-    monkeypatch.setattr(connections, "MAX_UNTRUSTED_PER_ADDRESS", 3)
+def test_which_connection_is_closed_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one without a request for longest; none that showed the token, else the new one."""
+    monkeypatch.setattr(connections, "MAX_OPEN", 3)
     warnings: list[str] = []
 
-    async def scenario() -> list[bool]:
+    async def scenario() -> list[list[bool]]:
         counted = connections.Connections(warnings.append)
-        wires = [Wire(f"2001:db8:0:{n // 4}::{n}") for n in range(6)]
-        for wire in wires:
-            connections.Connection(counted, asyncio.Protocol()).connection_made(wire)
-        return [wire.is_aborted for wire in wires]
+        wires = [Wire(f"10.0.0.{n}") for n in range(6)]
+        ends = [connections.Connection(counted, asyncio.Protocol()) for _ in wires]
+        found = []
+        for number, (wire, end) in enumerate(zip(wires, ends, strict=True)):
+            end.connection_made(wire)
+            if number == 0:
+                counted.trust(end)
+            if number == 2:
+                counted.note_request(ends[1])
+            if number == 4:
+                for other in ends[3:5]:
+                    counted.trust(other)
+            found.append([wire.is_aborted for wire in wires])
+        return found
 
-    assert asyncio.run(scenario()) == [True, False, False, False, False, False]
-    assert "from 2001:db8::/64" in warnings[0]
-
-
-def test_all_workers_of_one_network_keep_their_connections(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """More workers than the limit of an address are expected: each may connect twice."""
-    monkeypatch.setattr(connections, "MAX_UNTRUSTED_PER_ADDRESS", 3)
-
-    async def scenario() -> list[bool]:
-        counted = connections.Connections(lambda _: None, expected_workers=5)
-        wires = [Wire(f"2001:db8::{n}") for n in range(11)]
-        for wire in wires:
-            connections.Connection(counted, asyncio.Protocol()).connection_made(wire)
-        return [wire.is_aborted for wire in wires]
-
-    assert asyncio.run(scenario()) == [True] + [False] * 10
+    *_, before, last, full = asyncio.run(scenario())
+    assert before == [False, False, True, False, False, False]
+    assert last == [False, True, True, False, False, False]
+    assert full == [False, True, True, False, False, True]
+    (warning,) = warnings
+    assert "the first from 10.0.0.2: 3 connections are open" in warning

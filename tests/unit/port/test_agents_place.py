@@ -1,10 +1,9 @@
-"""Reports that anyone can send where no token is set: they neither delay nor end a run."""
+"""The place of an agent: its address and its rank; refused agents and spares change no run."""
 
 from __future__ import annotations
 
 import http.client
 import json
-import socket
 from contextlib import closing
 from typing import TYPE_CHECKING
 
@@ -16,21 +15,12 @@ from agent.base import times
 from agent.decisions.attempts import Attempt
 from agent.decisions.head import head_state as h
 from agent.decisions.head.fleet import Worker
-from agent.decisions.head.head_decide import is_agent_expected
 from agent.decisions.shared import ItemReport, ServiceReady, Step
 from agent.decisions.worker.worker_state import HeadSpoke
 from agent.job.services import Where
 from agent.port.client import HeadLink
 from agent.port.protocol import Bye, Hello, Reply, Report
-from agent.port.reports import (
-    BASE_LIMIT,
-    MOST_DEPARTED,
-    Expected,
-    Reports,
-    TooManyAgentsError,
-    _Pace,
-    agent_limit,
-)
+from agent.port.reports import Expected, Reports
 from support.agent_ports import BEARER, JSON, served_port
 from support.heads import (
     PREPARED,
@@ -211,7 +201,7 @@ def test_a_worker_sends_from_its_own_address(ip: str) -> None:
 # --- decisions -----------------------------------------------------------------------------------
 
 
-def stranger(**more: object) -> h.WorkerReported:
+def spare(**more: object) -> h.WorkerReported:
     """Return a report of an agent of a rank that no node of the run has."""
     worker = Worker("evil", "evil", "10.6.6.6", rank=9, phase="x", last_report_at=4.0)
     return h.WorkerReported(replace(worker, **more))
@@ -226,26 +216,26 @@ def running() -> Trace:
     return Trace(spec_goal, [*begun, *joined, (4.0, SUBMITTED)])
 
 
-def hostile_events(state: h.HeadState) -> Iterator[h.HeadEvent]:
-    """Yield everything that a stranger may report."""
+def of_a_spare(state: h.HeadState) -> Iterator[h.HeadEvent]:
+    """Yield everything that a spare may report."""
     number = state.attempt.number
     lost = (ItemReport(RETRIEVER, Step.LOST, "no"),)
-    yield stranger()
-    yield stranger(items=lost)
-    yield stranger(items=(ItemReport(RETRIEVER, Step.LOST, "no", 4),), joined=True)
-    yield stranger(notice=5.0, joined=True)
-    yield stranger(name="pod2", notice=5.0)
-    yield stranger(running_attempt=number, memory="killed")
-    yield stranger(service_only=True, joined=True, preparing=True)
-    yield stranger(has_left=True, notice=0.0)
+    yield spare()
+    yield spare(items=lost)
+    yield spare(items=(ItemReport(RETRIEVER, Step.LOST, "no", 4),), joined=True)
+    yield spare(notice=5.0, joined=True)
+    yield spare(name="pod2", notice=5.0)
+    yield spare(running_attempt=number, memory="killed")
+    yield spare(service_only=True, joined=True, preparing=True)
+    yield spare(has_left=True, notice=0.0)
 
 
-def test_an_unknown_rank_ends_no_run() -> None:
+def test_a_spare_ends_no_run() -> None:
     """Whatever it reports, its services and its departure are not the run's."""
     trace = running()
     trace.take(job("RUNNING"), 5.0)
     assert trace.state.phase is h.HeadPhase.RUNNING
-    for number, event in enumerate(hostile_events(trace.state)):
+    for number, event in enumerate(of_a_spare(trace.state)):
         trace.take(event, 6.0 + number)
         trace.take(TICK, 6.5 + number)
     trace.take(TICK, 50.0)
@@ -255,12 +245,12 @@ def test_an_unknown_rank_ends_no_run() -> None:
     assert not any(isinstance(deed, h.StopJob | h.SaveJob) for deed in trace.effects)
 
 
-def test_an_unknown_rank_delays_no_boot() -> None:
+def test_a_spare_delays_no_boot() -> None:
     """Its service is not awaited."""
     begun = [(1.0, event) for event in PREPARED]
     ready = reported(2, items=(ItemReport(RETRIEVER, Step.READY),))
     joined = [(2.0, reported(2)), (2.5, nodes(2)), (3.0, ready), (3.5, ServiceReady(RETRIEVER))]
-    trace = Trace(goal(1, services=(RETRIEVER,)), [*begun, (1.5, stranger()), *joined])
+    trace = Trace(goal(1, services=(RETRIEVER,)), [*begun, (1.5, spare()), *joined])
     assert trace.state.phase is h.HeadPhase.SUBMITTING
     assert trace.state.services.by_key["evil", RETRIEVER].step is Step.PENDING
 
@@ -269,10 +259,10 @@ def test_a_further_worker_that_joined_ray_is_one_of_the_run() -> None:
     """A spare counts once GCS lists it: then its essential service is lost for good with it."""
     trace = running()
     trace.take(job("RUNNING"), 5.0)
-    gone = stranger(joined=True, items=(ItemReport(RETRIEVER, Step.LOST, "no"),))
-    spare = replace(nodes(2).nodes[-1], node_id="spare", ip="10.6.6.6")
-    trace.take(stranger(joined=True), 6.0)
-    trace.take(h.RayNodes((*nodes(2).nodes, spare)), 6.5)
+    gone = spare(joined=True, items=(ItemReport(RETRIEVER, Step.LOST, "no"),))
+    of_ray = replace(nodes(2).nodes[-1], node_id="spare", ip="10.6.6.6")
+    trace.take(spare(joined=True), 6.0)
+    trace.take(h.RayNodes((*nodes(2).nodes, of_ray)), 6.5)
     trace.take(gone, 7.0)
     assert trace.state.phase is h.HeadPhase.STOPPING
 
@@ -283,8 +273,8 @@ def test_a_refused_agent_changes_nothing() -> None:
     trace.take(job("RUNNING"), 5.0)
     before = trace.state
     for event in (
-        stranger(ip="10.0.0.2", rank=1, refused="version mismatch", memory="killed", notice=1.0),
-        stranger(ip="10.0.0.2", rank=1, refused="version mismatch", has_left=True),
+        spare(ip="10.0.0.2", rank=1, refused="version mismatch", memory="killed", notice=1.0),
+        spare(ip="10.0.0.2", rank=1, refused="version mismatch", has_left=True),
     ):
         trace.take(event, 6.0)
         assert trace.state.fleet.alive == before.fleet.alive
@@ -296,7 +286,7 @@ def test_a_service_stays_where_it_is() -> None:
     """A later agent of its rank does not become its node while the first one reports."""
     spec = replace(RETRIEVER_SPEC, where=Where("rank", 1))
     trace = Trace(replace(goal(1), services=(spec,)), [(1.0, reported(2, rank=1))])
-    later = stranger(rank=1)
+    later = spare(rank=1)
     trace.take(later, 2.0)
     assert trace.state.service_home(RETRIEVER) == "agent2"
     trace.take(h.WorkerSilent("agent2", "no answer"), 3.0)
@@ -304,26 +294,26 @@ def test_a_service_stays_where_it_is() -> None:
     assert trace.state.service_home(RETRIEVER) == "evil"
 
 
-def test_a_stranger_gets_no_share_of_torchrun() -> None:
+def test_a_spare_gets_no_share_of_torchrun() -> None:
     """One of a further rank takes part only in place of an expected worker."""
-    trace = Trace(by_torchrun(1), [(1.0, stranger(joined=True))])
+    trace = Trace(by_torchrun(1), [(1.0, spare(joined=True))])
     assert trace.state.phase is h.HeadPhase.BOOTING
     own = Worker("agent2", "pod2", "10.0.0.2", rank=1, last_report_at=2.0, joined=True)
     trace.take(h.WorkerReported(own), 2.0)
     assert [*trace.state.shares.by_node] == ["head", "agent2"]
 
 
-def test_a_stranger_says_nothing_about_leftovers() -> None:
+def test_a_spare_says_nothing_about_leftovers() -> None:
     """Another attempt does not wait for it."""
     trace = Trace(goal(1, retries=1), [])
     attempt = Attempt("run-2", 2, 0.0)
     trace.state = replace(trace.state, attempt=attempt).with_earlier(leftovers={"agent2": 1.0})
-    trace.take(stranger(running_attempt=1), 2.0)
-    trace.take(stranger(name="agent2"), 3.0)
+    trace.take(spare(running_attempt=1), 2.0)
+    trace.take(spare(name="agent2"), 3.0)
     assert trace.state.earlier.leftovers == {"agent2": 1.0}
 
 
-# --- quotas --------------------------------------------------------------------------------------
+# --- sizes ---------------------------------------------------------------------------------------
 
 
 def test_one_goodbye_per_agent() -> None:
@@ -341,108 +331,6 @@ def test_one_goodbye_per_agent() -> None:
     assert [worker.has_left for worker in port.workers] == [False, True]
 
 
-@pytest.mark.parametrize("ray", ["2.60.0", "2.50.0"])
-def test_one_address_does_not_push_out_the_others(ray: str) -> None:
-    """Of the agents that departed from an address, or were refused there, a few are kept."""
-    port = Port()
-
-    async def scenario() -> None:
-        with anyio.fail_after(60):
-            for number in range(2 * BASE_LIMIT):
-                hello = Hello(f"evil{number}", None, ray=ray)
-                evil = Report(f"evil{number}", "10.6.6.6", "x", hello=hello)
-                await port.reports.handle(replace(evil, bye=Bye("over"), logs={"x": "y"}))
-            assert len(port.reports.byes) <= MOST_DEPARTED + 1
-            assert len(port.reports.logs) <= MOST_DEPARTED + 1
-            await port.reports.handle(POD1)
-
-    anyio.run(scenario)
-    assert port.workers[-1].key == "agent1"
-    assert not any(event == h.WorkerReplaced("agent1") for event in port.events)
-
-
-def test_an_address_has_a_pace(monkeypatch: pytest.MonkeyPatch) -> None:
-    """More reports than a burst are delayed, then refused; those of other addresses are not."""
-    monkeypatch.setattr(times, "REPORT_PACE", 0.02)
-    monkeypatch.setattr(times, "REPORT_DELAY", 0.1)
-    port, counts = Port(), dict[str, int]()
-
-    async def send(report: Report, joined: bool) -> None:  # noqa: FBT001 - what toggles
-        try:
-            await port.reports.wait_for_turn(report.ip)
-            await port.reports.handle(replace(report, joined=joined))
-            counts[report.id] = counts.get(report.id, 0) + 1
-        except TooManyAgentsError:
-            pass
-
-    async def scenario() -> None:
-        evil = replace(EVIL, hello=Hello("evil", 9, ray="2.60.0"))
-        with anyio.move_on_after(0.5):
-            await port.reports.handle(POD1)
-            while True:
-                async with anyio.create_task_group() as tasks:
-                    for number in range(20):
-                        tasks.start_soon(send, evil, number % 2 == 0)
-        await send(POD1, joined=True)
-
-    anyio.run(scenario)
-    assert counts["agent1"] == 1
-    assert counts["evil"] <= 50 + 0.6 / times.REPORT_PACE
-
-
-def test_a_token_has_no_pace() -> None:
-    """Agents that hold it are trusted."""
-    port = Port(has_token=True)
-
-    async def scenario() -> None:
-        with anyio.fail_after(10):
-            for _ in range(500):
-                await port.reports.wait_for_turn(POD1.ip)
-                await port.reports.handle(POD1)
-
-    anyio.run(scenario)
-    assert len(port.workers) == 500
-
-
-def burst(form: str, sharers: int) -> int:
-    """Return how many reports are handled at once that come from ever new addresses."""
-
-    async def scenario() -> int:
-        pace = _Pace(sharers)
-        for number in range(2_000):
-            with anyio.move_on_after(0) as limit:
-                await pace.wait(form.format(number))
-            if limit.cancelled_caught:
-                return number
-        return 2_000
-
-    return anyio.run(scenario)
-
-
-def test_an_ipv6_network_has_a_pace() -> None:
-    """A host may use all of its addresses; workers that are expected there are not delayed."""
-    assert burst("10.0.0.1", 8) == 50
-    assert burst("10.0.{}.1", 8) == 2_000
-    assert 400 <= burst("2001:db8::{:x}", 8) < 450
-    assert burst("2001:db8::{:x}", 100) == 2_000
-    assert burst("2001:db8:{:x}::1", 8) == 2_000
-
-
-def test_a_report_is_paced_before_its_body_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever it has: a body costs the head more than the sender."""
-    monkeypatch.setattr(times, "REPORT_PACE", 100.0)
-    monkeypatch.setattr("agent.port.reports._BURST", 2)
-    head = b"POST /report HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
-    with served_port(None) as port:
-        statuses = [port.report(JSON, "[[no JSON").status for _ in range(3)]
-        assert statuses == [400, 400, 503]
-        with socket.create_connection(("127.0.0.1", port.number), 20) as one:
-            one.sendall(head + b"Content-Length: 1000\r\n\r\n")
-            assert b" 503 " in one.recv(1000)
-    with served_port(SECRET) as port:
-        assert {port.report({**JSON, **BEARER}).status for _ in range(9)} == {200}
-
-
 @pytest.mark.parametrize("part", ["[],", '{"a":1},', "1,", '"",'])
 def test_a_report_of_very_many_values_is_not_parsed(part: str) -> None:
     """A body of 256 KiB would take 6 MiB."""
@@ -454,97 +342,6 @@ def test_a_report_of_very_many_values_is_not_parsed(part: str) -> None:
             assert port.report(headers, body).status == 200
             refused = port.report(headers, full[: 1 << 18])
             assert (refused.status, "values" in refused.error) == (400, True)
-
-
-def crowded(has_token: bool) -> tuple[Port, int]:  # noqa: FBT001 - what the test varies
-    """Return a head of one worker at its limit: strangers of many networks hold their reports."""
-    port = Port(has_token=has_token)
-    limit = agent_limit(1)
-    port.reports._most = limit  # noqa: SLF001 - as that of one worker
-    port.reports._is_expected = lambda key, rank: key == "agent1" or rank in {None, 1}  # noqa: SLF001 - the same
-    return port, limit
-
-
-async def crowd(port: Port, limit: int) -> None:
-    """Register strangers until the limit; most are of one network."""
-    for number in range(limit):
-        ip = f"2001:db8::{number:x}" if number % 4 else f"10.{number}.0.1"
-        hello = Hello(f"evil{number}", 9 + number, ray="2.60.0")
-        await port.reports.handle(Report(f"evil{number}", ip, "x", hello=hello))
-
-
-def test_strangers_do_not_push_out_a_worker() -> None:
-    """At the limit one of them goes, of the network that has the most; never for another one."""
-    port, limit = crowded(has_token=False)
-
-    async def scenario() -> None:
-        with anyio.fail_after(20):
-            await crowd(port, limit)
-            with pytest.raises(TooManyAgentsError):
-                await port.reports.handle(replace(EVIL, hello=Hello("evil", 999, ray="2.60.0")))
-            old = replace(POD1, id="old", hello=replace(HELLO, ray="2.0.0"))
-            with pytest.raises(TooManyAgentsError):
-                await port.reports.handle(old)
-            reply = await port.reports.handle(POD1)
-            assert (reply.refusal, reply.wants_hello) == ("", False)
-
-    anyio.run(scenario)
-    gone = [event.key for event in port.events if isinstance(event, h.WorkerReplaced)]
-    assert gone == ["evil1"]
-    assert port.workers[-1].key == "agent1"
-
-
-def test_agents_with_the_token_are_not_forgotten_for_others() -> None:
-    """A spare that reports stays."""
-    port, limit = crowded(has_token=True)
-
-    async def scenario() -> None:
-        await crowd(port, limit)
-        with pytest.raises(TooManyAgentsError):
-            await port.reports.handle(POD1)
-
-    anyio.run(scenario)
-
-
-def test_a_departed_stranger_is_forgotten_before_a_worker() -> None:
-    """Though the worker departed earlier: its goodbye explains the run's end."""
-    port, limit = crowded(has_token=False)
-
-    async def scenario() -> None:
-        await port.reports.handle(replace(POD1, bye=Bye("over")))
-        port.now += 1
-        await crowd(port, limit - 1)
-        port.now += times.AGENT_SILENT
-        await port.reports.handle(replace(EVIL, hello=Hello("evil", 999, ray="2.60.0")))
-
-    anyio.run(scenario)
-    gone = [event.key for event in port.events if isinstance(event, h.WorkerReplaced)]
-    assert gone == ["evil0"]
-
-
-def test_a_network_does_not_fill_the_head_with_goodbyes() -> None:
-    """Of all agents that departed from an IPv6 /64 a quarter of the limit is kept at most."""
-    port = Port()
-
-    async def scenario() -> None:
-        for number in range(BASE_LIMIT):
-            hello = Hello(f"evil{number}", None, ray="2.60.0")
-            evil = Report(f"evil{number}", f"2001:db8::{number:x}", "x", hello=hello)
-            await port.reports.handle(replace(evil, bye=Bye("over")))
-
-    anyio.run(scenario)
-    assert len(port.reports.byes) == BASE_LIMIT // 4
-
-
-def test_the_run_expects_its_ranks() -> None:
-    """Of an agent that did not report yet, then as everywhere."""
-    trace = running()
-    assert is_agent_expected(trace.state, "new", 1)
-    assert is_agent_expected(trace.state, "new", None)
-    assert not is_agent_expected(trace.state, "new", 2)
-    assert is_agent_expected(trace.state, "agent2", 99)
-    trace.take(stranger(), 5.0)
-    assert not is_agent_expected(trace.state, "evil", 9)
 
 
 def test_a_refused_agent_recalls_no_run() -> None:
@@ -568,23 +365,3 @@ def test_a_refused_agent_recalls_no_run() -> None:
     assert reply.refusal
     assert reply.fingerprint == ""
     assert recalled == []
-
-
-@pytest.mark.parametrize("is_proven", [True, False])
-def test_who_proves_the_run_is_no_stranger(
-    monkeypatch: pytest.MonkeyPatch, *, is_proven: bool
-) -> None:
-    """A step that such a worker runs keeps others from its disk, whatever the worker's rank."""
-    monkeypatch.setattr(times, "RUN_DECIDED", 0.05)
-    events: list[object] = []
-    reports = Reports(
-        FIRST_WITH_PROOF,
-        Expected(None, "", "", ""),
-        events.append,
-        lambda: 100.0,
-        on_recalled_run=lambda _hello, _epoch: is_proven,
-    )
-    hello = Hello("spare", 77, run_id="run-0", fingerprint="recorded")
-    anyio.run(reports.handle, replace(EVIL, hello=hello))
-    workers = [event.worker for event in events if isinstance(event, h.WorkerReported)]
-    assert [worker.outlived_head for worker in workers] == [is_proven]
