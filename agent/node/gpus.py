@@ -1,4 +1,4 @@
-"""Queries the GPU driver: state, errors and utilization."""
+"""Queries the GPU driver by its tool: which GPUs it has, and why it shows none."""
 
 from __future__ import annotations
 
@@ -8,75 +8,15 @@ import shutil
 from contextlib import suppress
 from pathlib import Path
 from subprocess import DEVNULL, PIPE, STDOUT, Popen, TimeoutExpired
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 from agent.base import times
 from agent.node.facts import MIB, Driver, DriverGpu
 from agent.node.python_facts import text_of
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-
 MODULES = Path("/sys/module")
-_IDLE = 5  # percent up to which a GPU counts as idle
 _CARD = re.compile(r"card(\d+)")
 _JSON = re.compile(r"^[\[{]", re.MULTILINE)
-
-GpuUtilization = dict[int, int]  # percent by GPU number; GPUs that report none are left out
-
-
-class Tool(NamedTuple):
-    """A tool that reports the utilization of GPUs."""
-
-    argv: tuple[str, ...]
-    read: Callable[[str], GpuUtilization]  # parses its output; raises ValueError for anything else
-
-
-def busy_gpu(uses: GpuUtilization) -> str:
-    """Return a busy GPU with its utilization, or ''."""
-    return next((f"GPU {gpu} at {use} %" for gpu, use in uses.items() if use >= _IDLE), "")
-
-
-def read_nvidia(text: str) -> GpuUtilization:
-    """Read nvidia-smi's list."""
-    cells = (line.split(",") for line in text.splitlines() if line.count(",") == 1)
-    return {int(gpu): int(use) for gpu, use in cells if use.strip().isdigit()}
-
-
-def read_rocm(text: str) -> GpuUtilization:
-    """Read rocm-smi's JSON."""
-    uses = {card: values.get("gpu use (%)", "") for card, values in cards_in(text).items()}
-    return {card: int(use) for card, use in uses.items() if use.isdigit()}
-
-
-def read_amd(text: str) -> GpuUtilization:
-    """Read amd-smi's JSON: a list of GPUs, which newer ones have under `gpu_data`."""
-    gpus = json_in(text)
-    if isinstance(gpus, dict):
-        gpus = gpus.get("gpu_data")
-    if not isinstance(gpus, list):
-        return {}
-    uses = {}
-    for gpu in gpus:
-        with suppress(KeyError, TypeError, ValueError):  # a GPU without a value has "N/A"
-            uses[int(gpu["gpu"])] = int(gpu["usage"]["gfx_activity"]["value"])
-    return uses
-
-
-TOOLS: Mapping[str, tuple[Tool, ...]] = {
-    "nvidia": (
-        Tool(
-            ("nvidia-smi", "--query-gpu=index,utilization.gpu", "--format=csv,noheader,nounits"),
-            read_nvidia,
-        ),
-    ),
-    "amd": (
-        Tool(("rocm-smi", "--showuse", "--json"), read_rocm),
-        Tool(("amd-smi", "metric", "--usage", "--json"), read_amd),
-    ),
-}
-"""Tools by GPU vendor; the first one that works is used."""
 
 
 def cards_in(text: str) -> dict[int, dict[str, str]]:

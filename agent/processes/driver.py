@@ -17,7 +17,6 @@ import psutil
 from agent.base import times
 from agent.job.node_command import NODE_MARK
 from agent.job.torchrun_command import RANK_VARIABLE
-from agent.node.gpus import busy_gpu
 from agent.node.limits import ProcessLimitError
 from agent.processes.process import (
     Child,
@@ -32,9 +31,7 @@ from agent.processes.process import (
 from agent.record.background import result_in_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-
-    from agent.node.gpus import Tool
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
 _DRIVER_MARK = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 _WORKERS_MARK = "RAY_JOB_ID"  # In the environment of Ray's workers and below, not of drivers
@@ -346,29 +343,14 @@ def is_python(process: psutil.Process) -> bool:
     return Path(known(process.exe, "")).name.startswith("python")
 
 
-class Utilization:
-    """How busy the job keeps this node since the last sample."""
+class CpuUse:
+    """How busy the job keeps the CPUs of this node since the last sample."""
 
-    def __init__(
-        self, tools: Iterable[Tool], env: Mapping[str, str], log: Callable[[str], Path]
-    ) -> None:
-        """Use the first of these tools that reports the GPUs' utilization."""
-        self._tools = tuple(tools)
-        self._env = env
-        self._log = log
+    def __init__(self) -> None:
         self._last: tuple[float, float] | None = None
 
     async def sample(self, submission_id: str | None) -> str:
-        """Return what the job keeps busy on this node, or ''; the first sample cannot tell."""
-        # GPUs first: an idle CPU may only wait for them.
-        for tool in self._tools:
-            log = partial(self._log, f"{tool.argv[0]}.log")
-            text, _ = await output_of(tool.argv, self._env, log, times.GPUS_ANSWER)
-            with suppress(ValueError):  # not the expected output
-                if uses := tool.read(text):
-                    return busy_gpu(uses)
-
-        # No GPU answers: the CPU time of the job's processes since the last sample.
+        """Return how many cores the job's processes use, or ''; the first sample cannot tell."""
         search = partial(job_processes, submission_id)
         processes = await result_in_thread(search, times.NODE_EXAMINED)
         used = sum(cpu_seconds(job.process) for job in processes)

@@ -16,7 +16,7 @@ from agent.node.limits import oom_kills
 from agent.node.read import taken_ports
 from agent.port.node_network import NETWORK, Network
 from agent.processes import driver, process, ray_machine, ray_parts, signals
-from agent.processes.driver import Utilization
+from agent.processes.driver import CpuUse
 from agent.processes.process import Child, StartChild
 from agent.record.background import ItemWriter
 from agent.record.files import write_atomically
@@ -72,7 +72,7 @@ class Processes(NamedTuple):
     kill_leftovers: Callable[[], list[str]] = driver.kill_leftovers
     killer_beside_ray: Callable[[int], Callable[[], list[str]]] = driver.killer_beside_ray
     job_processes: Callable[[str | None], list[JobProcess]] = driver.job_processes
-    utilization: type[Utilization] = Utilization
+    cpu_use: type[CpuUse] = CpuUse
 
     # What goes on in those of Ray, and in this container.
     watch_ray_parts: Callable[[RayParts], Coroutine[Any, Any, None]] = ray_parts.RayParts.watch

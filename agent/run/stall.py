@@ -36,12 +36,11 @@ from agent.decisions.stall import (
 )
 from agent.diagnosis.stacks import same_suspects
 from agent.job.job import prints_steps
-from agent.node.gpus import TOOLS
 from agent.processes.waiting import Failure
 from agent.record.background import in_thread
 from agent.record.log import say
 from agent.record.run_folder import read_newest_files, stacks_file
-from agent.run.examine import FOR_TOOLS, STACKS, JobExaminer, NodeExaminer
+from agent.run.examine import STACKS, JobExaminer, NodeExaminer
 from agent.run.head_server import request_log
 from agent.settings.jobs import on_stall
 
@@ -73,13 +72,7 @@ class Diagnostics:
         self._last_output: float | None = None
         """When this node's share of the job wrote output last, as of the last call."""
         self._checkpoint: CheckpointFiles | None = None  # the newest one at the last call
-
-        # The tools get an environment without secrets.
-        plan = run.plan
-        self._env = {name: plan.environ[name] for name in FOR_TOOLS if name in plan.environ}
-        tools = TOOLS.get(plan.facts.gpu_maker, ()) if plan.facts.gpus else ()
-        utilization = run.effects.processes.utilization
-        self._utilization = utilization(tools, self._env, run.folder.file)
+        self._cpu_use = run.effects.processes.cpu_use()
         self._examiner = NodeExaminer(run)
 
     async def collect(self, what: str, submission_id: str | None = None) -> str:
@@ -103,7 +96,9 @@ class Diagnostics:
         if gpus:
             at_work = (gpu for gpu in gpus if gpu.is_working)
             return next((f"GPU {gpu.index} at {gpu.use} %" for gpu in at_work), IDLE)
-        return await self._utilization.sample(submission_id) or IDLE
+
+        # No GPU reports its use: do the processes of the job use the CPUs?
+        return await self._cpu_use.sample(submission_id) or IDLE
 
     def _read_gpus(self) -> list[GpuFigures]:
         """Return the GPUs as they were read last, with their power; none if it was long ago."""

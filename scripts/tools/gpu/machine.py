@@ -59,7 +59,6 @@ def run(at: Work) -> None:
     }
     if driver is not None:
         agent["driver"] = {"version": driver.version, "fault": driver.fault}
-        agent["utilization"] = utilization(at, maker)
         agent["gpus"] = [[one.index, one.name, one.memory] for one in driver.gpus]
     figures["agent"] = agent
     if not at.has_gpu:
@@ -95,12 +94,6 @@ def doctor(at: Work) -> None:
     lines = [f"{one['level']} {one['check']}: {one['what'][:TOLD]}" for one in worse]
     gpus_found = [one["what"] for one in report["findings"] if "GPU" in one["check"]]
     at.figures["doctor"] |= {"ok": report["ok"], "findings": lines, "gpus": gpus_found}
-
-
-def utilization(at: Work, maker: str) -> dict[int, int]:
-    """Return the GPUs' utilization as the agent's own watch reads it."""
-    tool = gpus.TOOLS[maker][0]
-    return tool.read(at.run("agents-tool", tool.argv, limit=20).output)
 
 
 def by_nvidia_smi(at: Work) -> dict[str, Any]:

@@ -41,11 +41,8 @@ def _nothing(*_: object, **_named: object) -> None:
     """Do nothing."""
 
 
-class Utilization:
+class CpuUse:
     """What works for the job on a machine."""
-
-    def __init__(self, *_: object) -> None:
-        """Accept the arguments of the real one."""
 
     async def sample(self, submission_id: str | None) -> str:
         """Return what works for the job here, or ''."""
@@ -92,7 +89,7 @@ PROCESSES = Processes(
     kill_leftovers=programs.kill_leftovers,
     killer_beside_ray=programs.killer_beside_ray,
     job_processes=lambda _job: [],
-    utilization=cast("Any", Utilization),
+    cpu_use=cast("Any", CpuUse),
     watch_ray_parts=programs.watch_parts,
     watch_ray_helpers=cast("Any", programs.watch_helpers),
     oom_kills=lambda: OomKills(0, of_container=True),

@@ -4,18 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from functools import partial
 from typing import TYPE_CHECKING
 
 import anyio
 import pytest
 
-from agent.node.gpus import TOOLS
-from agent.processes.driver import (
-    Utilization,
-    busy_cores,
-    output_of,
-)
+from agent.processes.driver import busy_cores, output_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -62,33 +56,6 @@ def fake(folder: Path, name: str, script: str) -> str:
     path.write_text(f"#!/bin/sh\n{script}\n")
     path.chmod(0o755)
     return str(path)
-
-
-def test_the_gpus_own_tool_is_asked_where_there_are_gpus(tmp_path: Path) -> None:
-    """If one fails, CPU use decides; the first look cannot."""
-    env = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
-
-    async def look(maker: str, **scripts: str) -> str:
-        for name, script in scripts.items():
-            fake(tmp_path, f"{name}-smi", script)
-        return await Utilization(TOOLS.get(maker, ()), env, lambda name: tmp_path / name).sample(
-            None
-        )
-
-    def said(maker: str, **scripts: str) -> str:
-        return anyio.run(partial(look, maker, **scripts))
-
-    idle, works = """echo '{"card0": {"GPU use (%)": "0"}}'""", "echo '0, 0'; echo '1, 55'"
-    assert said("nvidia", nvidia=works) == "GPU 1 at 55 %"
-    assert said("nvidia", nvidia="echo '0, 0'") == ""
-    for nothing in ("exit 9", "echo '0, [N/A]'", "echo no devices were found"):
-        assert said("nvidia", nvidia=nothing) == "looked at for the first time"
-    assert said("", nvidia=works) == "looked at for the first time"
-    assert said("amd", rocm=idle) == ""
-    amd = """echo '[{"gpu": 0, "usage": {"gfx_activity": {"value": 7, "unit": "%"}}}]'"""
-    assert said("amd", rocm=idle, amd=amd) == ""
-    assert said("amd", rocm="exit 1") == "GPU 0 at 7 %"
-    assert said("amd", rocm="echo no JSON", amd="exit 1") == "looked at for the first time"
 
 
 # --- where it is ---------------------------------------------------------------------------------
