@@ -225,7 +225,6 @@ SAVE_SHARE = 0.5  # Of the job's grace: for a new checkpoint, before the job is 
 CHECKPOINT_POLL = 0.25  # A job that has saved goes on until it is stopped: further steps are lost.
 CHECKPOINT_QUIET = 2.0  # A checkpoint without changes for so long is whole, unless known before.
 STOP_ACCEPTED = 5.0  # For Ray's dashboard to accept the stop of a job; it usually takes one.
-RAY_EMPTIED = 10.0  # For GCS to drop the actors of a job that has ended; then Ray is started anew.
 LEFTOVERS_KILLED = 10.0  # For killing what an earlier attempt left; what resists stays.
 DESCENDANTS_EXIT = 5.0  # Freeing much memory takes a process a while.
 PARENT_SWEEP = 5.0  # For the parent to kill what a restarted agent left.

@@ -3,7 +3,7 @@
 From its start it watches Ray's nodes in GCS, and sends each change of their list. A `submit` or a
 `follow` is a thread: it submits the job or looks it up, copies the driver's output to a file if the
 command names one, and sends the job's state from the dashboard until its end. A second thread sends
-it from GCS while the dashboard does not answer. `stop`, `list`, `tasks`, `unplaced`, `left` and
+it from GCS while the dashboard does not answer. `stop`, `list`, `tasks`, `unplaced` and
 `actors` are one answer each. The bridge ends when the agent closes its stdin.
 """
 
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from agent.base import times
 from agent.bridge.light_calls import connect
-from agent.bridge.ray_calls import dead_actors, is_final, last_finished, left_in_ray, unplaced
+from agent.bridge.ray_calls import dead_actors, is_final, last_finished, unplaced
 from agent.processes.resolving import set_keepalive
 from agent.record.log_dir import log_dir
 
@@ -285,8 +285,6 @@ class Bridge:
                 answer["finished"] = last_finished(self._dashboard)
             elif kind == "unplaced":
                 answer["unplaced"] = unplaced(self._dashboard)
-            elif kind == "left":
-                answer["left"] = left_in_ray(self._dashboard)
             else:
                 answer["actors"] = dead_actors(self._gcs, self._dashboard, command["ids"])
         except Exception as error:  # noqa: BLE001 - whatever Ray raises is evidence

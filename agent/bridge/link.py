@@ -14,12 +14,11 @@ from typing import TYPE_CHECKING, Any
 import anyio
 
 from agent.base import times
-from agent.base.text import first_names
 from agent.base.typed import convert
 from agent.decisions.head import head_state as h
 from agent.node.limits import ProcessLimitError
 from agent.processes.process import Child
-from agent.processes.waiting import NotYet, TimedOutError, until
+from agent.processes.waiting import NotYet, until
 from agent.record.log import say
 from agent.record.log_dir import log_dir
 
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
 
     from agent.processes.process import StartChild
 
-_MOST_NAMED = 8
 _EVENTS: dict[str, type[h.HeadEvent]] = {
     "nodes": h.RayNodes,
     "submitted": h.Submitted,
@@ -152,22 +150,6 @@ class RayLink:
         answer = await self._ask(limit, do="unplaced")
         return [str(text) for text in answer.get("unplaced", ())]
 
-    async def await_empty(self, limit: float) -> str:
-        """Wait until Ray has no job, actor and placement group; return what it has, or ''."""
-
-        async def ask() -> bool | NotYet:
-            answer = await self._ask(times.GCS_CALL, do="left")
-            left = answer.get("left")
-            if left is None:
-                return NotYet("Ray does not say what it has")
-            return NotYet(first_names([str(one) for one in left], _MOST_NAMED)) if left else True
-
-        try:
-            await until(ask, limit, longest=0.5)
-        except TimedOutError as late:
-            return str(late)
-        return ""
-
     async def dead_actors(self, ids: Sequence[str], limit: float) -> list[dict[str, str]]:
         """Return why Ray believes that actors died, with the ends of their logs: id, ip, text."""
         answer = await self._ask(limit, do="actors", ids=[*ids])
@@ -205,7 +187,7 @@ class RayLink:
             kind = data["event"]
             if kind == "stop-taken":
                 self._stops_accepted.setdefault(str(data["id"]), anyio.Event()).set()
-            elif kind in {"actors", "tasks", "unplaced", "left"}:
+            elif kind in {"actors", "tasks", "unplaced"}:
                 answer = self._answers[kind]
                 if not answer.done():
                     answer.set_result(data)

@@ -217,27 +217,6 @@ def unplaced(dashboard: str) -> list[str]:
     return [f"{text} ({count} of them)" if count > 1 else text for text, count in waiting.items()]
 
 
-def left_in_ray(dashboard: str) -> list[str]:
-    """Return what runs on though its job may be over: jobs, actors and placement groups.
-
-    A detached actor outlives its job, and so does a detached placement group. Tried on Ray 2.60.
-    """
-
-    def running(job: Any) -> bool:  # noqa: ANN401 - Ray's own type
-        return str(getattr(job.status, "value", job.status)) not in _TERMINAL
-
-    ray = _state_api()
-    limits = (_MAX_TASKS, _TASKS_LIMIT)
-    jobs = filter(running, ray.list_jobs(dashboard, None, *limits))
-    actors = ray.list_actors(dashboard, [("state", "!=", "DEAD")], *limits)
-    groups = ray.list_placement_groups(dashboard, [("state", "!=", "REMOVED")], *limits)
-    return [
-        *(f"a job ({job.submission_id or job.job_id})" for job in jobs),
-        *(f"an actor of class {actor.class_name}" for actor in actors),
-        *(f"a placement group ({group.name or group.placement_group_id})" for group in groups),
-    ]
-
-
 def _resources_text(needs: object) -> str:
     """Return resources as text, as in `CPU: 1, GPU: 8`."""
     if isinstance(needs, list):

@@ -21,7 +21,6 @@ from agent.node.limits import ProcessLimitError
 from agent.processes.process import (
     Child,
     cpu_seconds,
-    is_alive,
     kill,
     known,
     list_descendants,
@@ -31,12 +30,12 @@ from agent.processes.process import (
 from agent.record.background import result_in_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 _DRIVER_MARK = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 _WORKERS_MARK = "RAY_JOB_ID"  # In the environment of Ray's workers and below, not of drivers
 _MARKS = (_DRIVER_MARK, _WORKERS_MARK)
-WORKERS_TITLE = "ray::"
+_WORKERS_TITLE = "ray::"
 _SHELLS = {"sh", "bash", "dash", "ash", "zsh", "ksh", "mksh", "busybox", "fish"}
 _NO_ACTORS = (
     "ray::IDLE",
@@ -47,15 +46,6 @@ _NO_ACTORS = (
     "ray::DashboardHead",
 )
 """Ray's own processes and idle workers (2.60)."""
-_RAYLET = "raylet"
-_WORKERS_PROGRAM = "/ray/_private/workers/"
-_HELPERS = (
-    "ray::DashboardAgent",
-    "ray::RuntimeEnvAgent",
-    "dashboard/agent.py",
-    "runtime_env/agent/main.py",
-)
-"""In the command lines of the raylet's helpers: titles since Ray 2.50, else their files."""
 # Cores used by idle processes: a base, and per process
 _IDLE_CORES = 0.05
 _IDLE_EACH = 0.02
@@ -130,7 +120,7 @@ def drivers_by_job() -> dict[str, psutil.Process]:
     for process in list_descendants():
         with suppress(psutil.Error, OSError, ValueError, LookupError, TypeError):
             above = process.parent() if getsid(process.pid) == process.pid else None
-            if above is not None and above.name().startswith(WORKERS_TITLE):
+            if above is not None and above.name().startswith(_WORKERS_TITLE):
                 config = json.loads(process.environ()[_DRIVER_MARK])
                 drivers.setdefault(str(config["metadata"]["job_submission_id"]), process)
     return drivers
@@ -143,68 +133,6 @@ def kill_leftovers() -> list[str]:
     return []
 
 
-class NoRayletError(Exception):
-    """Ray has ended: it cannot be cleared any more."""
-
-
-def killer_beside_ray(leader: int) -> Callable[[], list[str]]:
-    """Return what kills all that jobs left in and beside a Ray that is kept, and returns names.
-
-    `leader` is the pid of `ray start`. Of Ray stays what runs below it, apart from what the raylet
-    started: of that only its two helpers, and workers that it started since.
-    """
-    raylet = _raylet_of(leader)
-    earlier = () if raylet is None else _children_of(raylet)
-    return partial(_kill_beside_ray, leader, earlier)
-
-
-def _raylet_of(leader: int) -> psutil.Process | None:
-    for process in tree_of(leader):
-        if known(process.name, "") == _RAYLET and is_alive(process):
-            return process
-    return None
-
-
-def _children_of(process: psutil.Process) -> list[psutil.Process]:
-    return known(process.children, list[psutil.Process]())
-
-
-def _kill_beside_ray(leader: int, earlier: Collection[psutil.Process]) -> list[str]:
-    ray = tree_of(leader)
-    raylet = _raylet_of(leader)
-    if raylet is None:
-        raise NoRayletError
-
-    # What the raylet started, apart from its helpers and workers that are new.
-    found: list[psutil.Process] = []
-    for child in _children_of(raylet):
-        below = tree_of(child.pid)
-        is_kept = _is_raylets_helper(child) or (child not in earlier and _is_worker(child))
-        found += below[1:] if is_kept else below
-    kept = [process for process in ray if process not in found]
-
-    # What lost its parent, in Ray's session or in one of its own.
-    own = psutil.Process()
-    session = known(partial(getsid, leader), None)
-    others = [process for process in list_descendants() if process not in kept]
-    orphans = [one for one in others if known(partial(getsid, one.pid), None) == session]
-    found += [one for one in orphans if one not in found]
-    found += [one for one in _left_by_jobs(own, others) if one not in found]
-    return kill(found)
-
-
-def _is_raylets_helper(process: psutil.Process) -> bool:
-    """Return whether a child of the raylet is its agent for the dashboard or for runtime_envs."""
-    words = " ".join(known(process.cmdline, []))
-    return any(mark in words for mark in _HELPERS)
-
-
-def _is_worker(process: psutil.Process) -> bool:
-    """Return whether this is a worker of Ray, with its title or, at first, without."""
-    is_titled = known(process.name, "").startswith(WORKERS_TITLE)
-    return is_titled or _WORKERS_PROGRAM in " ".join(known(process.cmdline, []))
-
-
 def _left_by_jobs(own: psutil.Process, processes: Sequence[psutil.Process]) -> list[psutil.Process]:
     """Return the processes with the marks of jobs, and the rest of their sessions."""
     # The agent may run in a job, too: marks that it inherited say nothing.
@@ -214,7 +142,7 @@ def _left_by_jobs(own: psutil.Process, processes: Sequence[psutil.Process]) -> l
         with suppress(psutil.Error, OSError):
             environ = process.environ()
             is_marked = any(environ.get(mark) != inherited.get(mark) for mark in _MARKS)
-            if is_marked or process.name().startswith(WORKERS_TITLE):
+            if is_marked or process.name().startswith(_WORKERS_TITLE):
                 marked.append(process)
 
     # The rest of their sessions goes, too, apart from the agent's own.
@@ -307,7 +235,7 @@ def job_processes(submission_id: str | None) -> list[JobProcess]:
             title = "" if role else process.cmdline()[0]
             if title.startswith(_NO_ACTORS):
                 role = ""
-            elif title.startswith(WORKERS_TITLE):
+            elif title.startswith(_WORKERS_TITLE):
                 role = title.strip()[:100]
             elif not role and RANK_VARIABLE in process.environ():
                 role = f"rank {process.environ().get('RANK', '?')}"

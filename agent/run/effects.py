@@ -70,7 +70,6 @@ class Processes(NamedTuple):
     find_first_rank: Callable[[str], psutil.Process | None] = driver.find_first_rank
     terminate_driver: Callable[[str], str] = driver.terminate_driver
     kill_leftovers: Callable[[], list[str]] = driver.kill_leftovers
-    killer_beside_ray: Callable[[int], Callable[[], list[str]]] = driver.killer_beside_ray
     job_processes: Callable[[str | None], list[JobProcess]] = driver.job_processes
     cpu_use: type[CpuUse] = CpuUse
 

@@ -30,7 +30,6 @@ from agent.base.text import error_text, shown_path
 from agent.bridge.link import RayLink
 from agent.decisions import head
 from agent.decisions.head import head_state as h
-from agent.decisions.head.kept_ray import ClearAttempt, is_being_cleared
 from agent.decisions.head.service_addresses import known_place
 from agent.decisions.head.service_order import service_address
 from agent.decisions.shared import HERE, Answered, LogLine, OrderKind, Refused, Step, Woke
@@ -47,7 +46,6 @@ from agent.record.files import remove_file
 from agent.record.log import say
 from agent.run import head_job, head_server, make_ready
 from agent.run.checkpoint_watch import say_newest_checkpoint
-from agent.run.clearing import clear_cluster, send_cleared
 from agent.run.diagnose import Elsewhere, diagnose_end, find_cause, with_cause
 from agent.run.end import end_role, write_outcome_early
 from agent.run.failure_bundle import make_bundle, parts_of_workers, request_logs
@@ -322,13 +320,12 @@ class HeadAgent:
         number = state.attempt.number
         is_booting = state.phase is h.HeadPhase.BOOTING
         submitted = number - 1 if is_booting else number
-        is_cleared = not is_being_cleared(state)  # workers end the last attempt after the head
         ray_ready = state.ray.gcs_answers and state.ray.item.step is not Step.LOST
         self._reports.publish(
             epoch=self._keeper.epoch,
             run_id=self._keeper.record.run_id,
             phase=state.phase.value,
-            attempt=number if is_cleared else number - 1,
+            attempt=number,
             fingerprint=self._keeper.proof(submitted),
             ray_ready=ray_ready or state.goal.by_shares,  # without Ray
             verdict=state.verdict_for_workers,
@@ -382,8 +379,8 @@ class HeadAgent:
                 start(self._framework.ask)
             case h.Retry(ended):
                 await self._close_attempt(ended)
-            case ClearAttempt(number, keeps_ray):
-                await self._clear_attempt(number, keeps_ray=keeps_ray)
+            case h.ClearAttempt(number):
+                await self._clear_attempt(number)
 
             # Ray and its nodes.
             case h.RestartRay():
@@ -597,16 +594,11 @@ class HeadAgent:
         last_step = self._steps.last_of(ended.number)
         self._tasks.start_soon(find, self._run, ended.number, self._inbox.put, last_step)
 
-    async def _clear_attempt(self, number: int, *, keeps_ray: bool) -> None:
-        """Stop all that could run beside the next attempt, with our own Ray unless it is kept.
+    async def _clear_attempt(self, number: int) -> None:
+        """Stop all that could run beside the next attempt, with our own Ray.
 
         Actors may be detached, and their child processes have sessions of their own.
         """
-        start = self._tasks.start_soon
-        put = self._inbox.put
-        if keeps_ray and self._ray is not None and isinstance(self._link, RayLink):
-            start(clear_cluster, self._run, self._link, self._ray, number, put)
-            return
         leftovers = ""
         if isinstance(self._link, ShareLink):
             await self._link.share.stop(self._plan.budget.ray)
@@ -618,7 +610,12 @@ class HeadAgent:
             whose = f"attempt {number}"
             leftovers = await kill_leftovers(self._run, whose, times.LEFTOVERS_KILLED)
             await self._discard_ray_events()
-        start(send_cleared, self._run, number, put, leftovers)
+        self._tasks.start_soon(self._send_cleared, number, leftovers)
+
+    async def _send_cleared(self, number: int, leftovers: str) -> None:
+        """Send what an attempt has left here, once the memory of this node's GPUs is free, too."""
+        await self._run.gpu_memory.await_free()
+        self._inbox.put(h.Cleared(number, leftovers))
 
     async def _finish_output(self) -> None:
         """Pass on the rest of an attempt's output; cancel a submission in preparation."""

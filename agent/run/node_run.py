@@ -466,26 +466,14 @@ async def stop_ray(child: Child, grace: float) -> None:
 
 async def kill_leftovers(run: NodeRun, whose: str, limit: float | None) -> str:
     """Kill what Ray's workers and drivers left; return what remains (nothing, without a limit)."""
-    return await kill_until_none(run.effects.processes.kill_leftovers, whose, limit)
-
-
-async def kill_until_none(
-    kill_all: Callable[[], list[str]], whose: str, limit: float | None, usual: str | None = None
-) -> str:
-    """Kill until nothing is left; return what remains at the limit.
-
-    `usual` is how the names of what is always left begin.
-    """
     logged: list[str] = []
 
     async def kill() -> bool | NotYet:
-        killed = await result_in_thread(kill_all)
+        killed = await result_in_thread(run.effects.processes.kill_leftovers)
         for name in killed:
             if name not in logged:
                 logged.append(name)
-                is_usual = usual is not None and name.startswith(usual)
-                level = "debug" if is_usual else "warning"
-                say(f"{whose} had left {name} running: killed", level)
+                say(f"{whose} had left {name} running: killed", "warning")
         return NotYet(listed(killed)) if killed else True
 
     try:

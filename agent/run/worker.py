@@ -48,7 +48,6 @@ from agent.processes.waiting import Inbox, NotYet, until
 from agent.record.log import say
 from agent.record.run_record import fingerprint
 from agent.run import make_ready
-from agent.run.clearing import clear_node
 from agent.run.diagnose import explain_end
 from agent.run.end import end_role
 from agent.run.failure_bundle import make_bundle
@@ -209,9 +208,6 @@ class WorkerAgent:
             case w.StopRay():
                 if self._ray is not None:
                     start(stop_ray, self._ray, budget.ray)
-            case w.EndAttempt(attempt, former):
-                assert self._ray is not None  # noqa: S101 - it is up
-                start(self._end_attempt, self._ray, attempt, former)
 
             # Services and prepare steps
             case w.StartOwnService(name, generation):
@@ -287,20 +283,6 @@ class WorkerAgent:
         if self._state.verdict is None:
             await self._run.gpu_memory.await_free()
         self._inbox.put(w.RayExited(end))
-
-    async def _end_attempt(self, ray: Child, attempt: int, former: int) -> None:
-        """End what an attempt left here beside a Ray that is kept for the next one.
-
-        It is recorded before the head knows: an agent that replaces this one must not end what the
-        next attempt starts.
-        """
-        left = await clear_node(self._run, ray, former)
-        if not left:
-            await self._run.gpu_memory.await_free()
-        if not left and self._state.ending_for == attempt:
-            self._run.node.update(attempt=attempt)
-            await self._run.node.until_settled()
-        self._inbox.put(w.AttemptEnded(attempt, left))
 
     async def _serve(self, local_socket: socket.socket) -> None:
         """Serve this node's probes and status on loopback and on its address."""

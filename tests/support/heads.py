@@ -9,7 +9,6 @@ from agent.decisions.attempts import JobReport
 from agent.decisions.head import head_state as h
 from agent.decisions.head.fleet import RayNode, Worker
 from agent.decisions.head.head_goal import OUR_RAY, HeadGoal
-from agent.decisions.head.kept_ray import ClearAttempt
 from agent.decisions.shared import LogLine, ServiceGone, ServiceReady, StepOver, StopAsked, Tick
 from agent.job.services import ON_EVERY, ON_HEAD, PrepareStep, ScoringProbe, ServiceSpec, TcpProbe
 from agent.plan import waits as wait_keys
@@ -174,7 +173,7 @@ class Trace:
             then = head.deadline(self.state)
             assert then is None or then > at, f"{head.pending_waits(self.state)}: {then} at {at}"
         for action in actions:
-            if isinstance(action, ClearAttempt):  # this node's part succeeds
+            if isinstance(action, h.ClearAttempt):  # this node's part succeeds
                 self.take(h.Cleared(action.number), at)
 
     def finish(self, steps: int = 50) -> bool:

@@ -164,6 +164,12 @@ class Retry(HeadAction):
     ended: Attempt
 
 
+class ClearAttempt(HeadAction):
+    """End what is left of an attempt on this node, our own Ray included; Cleared follows."""
+
+    number: int
+
+
 class AdoptRun(HeadAction):
     """Continue a run of which this head had no record, after this many lost attempts."""
 
@@ -206,7 +212,6 @@ class RayState(Value):
     node_sizes: Mapping[str, NodeSize] = field(default_factory=dict)  # by address, from GCS
     jobs_asked: bool = False  # true once Ray was asked for the jobs of this run
     jobs_known: bool = False  # true once it has answered
-    kept_for: int = 0  # the number of the attempt that runs on an earlier one's Ray; 0 for none
 
 
 class ServicesState(Value):

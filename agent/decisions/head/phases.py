@@ -25,7 +25,6 @@ from agent.decisions import attempts
 from agent.decisions.head import (
     boot_waits,
     framework_check,
-    kept_ray,
     losses,
     probes,
     service_order,
@@ -66,10 +65,6 @@ def booting(state: HeadState, event: HeadEvent, now: float) -> HeadState:
         state = unrecorded_run.adopt_run(state, record, now)
         return state if _is_leaving(state) else booting(state, Tick(), now)
 
-    # Can the Ray that was to stay up not be cleared?
-    if isinstance(event, kept_ray.RayNotCleared) and kept_ray.is_about(state, event):
-        state = kept_ray.replace_uncleared_ray(state, event.left, now)
-
     # Did Ray exit, or a prepare step or service fail?
     if state.ray.item.step is Step.LOST:
         state = _restart_ray(state, now)
@@ -88,25 +83,13 @@ def booting(state: HeadState, event: HeadEvent, now: float) -> HeadState:
     return state if _is_leaving(state) else _check_waits(state, now)
 
 
-def _expire_leftovers(state: HeadState, now: float) -> HeadState:
-    """Drop nodes that were out of reach for too long; a Ray that one of them is in ends with it."""
-    before = state.earlier.leftovers
-    state = losses.expire_leftovers(state, now)
-    expired = before.keys() - state.earlier.leftovers.keys()
-    if not expired or state.ray.kept_for != state.attempt.number:
-        return state
-    names = [state.fleet.workers[key].label for key in expired if key in state.fleet.workers]
-    why = f"{listed(sorted(names)) or 'a node'} did not report the end of the last attempt"
-    return kept_ray.replace_uncleared_ray(state, why, now)
-
-
 def _is_leaving(state: HeadState) -> bool:
     return state.phase is HeadPhase.LEAVING
 
 
 def _check_waits(state: HeadState, now: float) -> HeadState:
     """Submit once no wait is left; end the run if a wait is over its deadline."""
-    state = _expire_leftovers(state, now)
+    state = losses.expire_leftovers(state, now)
     if now >= state.attempt.not_before:  # a deadline in the past would loop for ever
         state = replace(state, attempt=replace(state.attempt, not_before=state.attempt.began))
     state = boot_waits.recount_uncounted(state, now)
@@ -174,7 +157,13 @@ def _restart_ray(state: HeadState, now: float) -> HeadState:
         state = state.enter(HeadPhase.BOOTING, now)
         again = replace(again, restarted_at=now)
     text = f"{what}: {ray.evidence}; starting it again: {tried + 1} of {most}"
-    return kept_ray.replace_ray(state.log(text, "warning"), again)
+    return _replace_ray(state.log(text, "warning"), again)
+
+
+def _replace_ray(state: HeadState, ray: Item) -> HeadState:
+    """Start Ray anew, and reset the state that belongs to the one before."""
+    state = state.with_ray(item=ray, hang=None, gcs_answers=False, head_ip=None, node_sizes={})
+    return replace(state, fleet=state.fleet.with_ray_nodes(())).do(h.RestartRay())
 
 
 def _finish_boot(state: HeadState, now: float) -> HeadState:
@@ -563,17 +552,17 @@ def _stop_after_save(state: HeadState, event: HeadEvent, now: float) -> HeadStat
 
 
 def end_attempt(state: HeadState, end: Outcome, now: float) -> HeadState:
-    """End an attempt: begin the next one if it was lost and retries are left, else leave."""
-    keeps_ray = kept_ray.may_keep(state)
+    """End an attempt: begin the next one if it was lost and retries are left, else leave.
+
+    Our own Ray is started anew for it: detached actors, and processes with sessions of their own,
+    end with the former one.
+    """
     ended = state.attempt.number
     state = losses.begin_next_attempt(state, end, now)
     if _is_leaving(state):
         return state
     state = replace(state, shares=JobShares()).with_stop(saving=None)
-    if keeps_ray:
-        state = kept_ray.keep_ray(state)
-    elif state.goal.owns_ray:
-        state = kept_ray.replace_ray(state.do(kept_ray.ClearAttempt(ended)), Item())
-    else:
-        state = state.do(kept_ray.ClearAttempt(ended))
+    state = state.do(h.ClearAttempt(ended))
+    if state.goal.owns_ray:
+        state = _replace_ray(state, Item())
     return booting(state, Tick(), now)

@@ -26,7 +26,6 @@ from agent.base import ends, times
 from agent.base.text import listed
 from agent.decisions import shared as v
 from agent.decisions.worker import worker_state as w
-from agent.decisions.worker.former_attempt import end_former_attempt
 from agent.decisions.worker.worker_state import (
     HeadSpoke,
     RayStep,
@@ -93,10 +92,6 @@ def decide(state: WorkerState, event: WorkerEvent, now: float) -> Decision:
         actions = (*actions, w.StopShare())
     if state.phase is WorkerPhase.LEAVING:
         return state, actions
-
-    # Has it begun one on the Ray that this node is in? What the former one left here ends first.
-    state, ended = end_former_attempt(state, event, now)
-    actions = (*actions, *ended)
 
     # Which steps can start? The fence is last, so that it also stops what starts here.
     state, starts = _start_unblocked(state, now)
@@ -265,10 +260,7 @@ def _apply_event(  # noqa: PLR0911 - one case, one return
         case w.RayUp() if state.ray is RayStep.STARTING:  # not one that is being stopped
             return replace(state, ray=RayStep.UP, ray_evidence="", raylet_evidence="")
         case w.RayExited(evidence):
-            return replace(state, ray=RayStep.DOWN, ray_evidence=evidence, ending_for=None)
-        case w.AttemptEnded(attempt, "") if state.ray is RayStep.UP:
-            is_awaited = attempt == state.ending_for
-            return replace(state, ray_attempt=attempt, ending_for=None) if is_awaited else state
+            return replace(state, ray=RayStep.DOWN, ray_evidence=evidence)
 
         # Steps, shares and services on this node
         case v.StepOver(name, failure) if name in state.steps:
@@ -612,7 +604,7 @@ def _rejoin(state: WorkerState, event: WorkerEvent, now: float) -> Decision | No
 
     # The new Ray is joined once the old one has ended here.
     log = v.LogLine("the head's Ray was restarted: leaving the old and joining the new", "warning")
-    state = replace(enter_joining(state, now), ending_for=None)
+    state = enter_joining(state, now)
     if state.ray is RayStep.DOWN:
         return replace(state, retry_at=now), (log,)
     stops = () if state.ray is RayStep.STOPPING else (w.StopRay(),)

@@ -88,7 +88,6 @@ class WorkerState(Value):
     ray_evidence: str = ""  # how `ray start` last exited
     raylet_evidence: str = ""  # why this node's raylet does not count as up
     ray_attempt: int = 0  # the attempt of which processes may run in it
-    ending_for: int | None = None  # the attempt for which that one's rest is being ended here
     retry_at: float | None = None
     has_joined_before: bool = False  # it was part of the cluster: a timeout is then a loss, 75
 
@@ -234,13 +233,6 @@ class RayExited(LocalWorkerEvent):
     evidence: str
 
 
-class AttemptEnded(LocalWorkerEvent):
-    """What an attempt had left here was ended; `left` names what cannot be."""
-
-    attempt: int
-    left: str = ""
-
-
 class Ordered(LocalWorkerEvent):
     """An order from the head arrived."""
 
@@ -259,13 +251,6 @@ class StartRay(WorkerAction):
 
 class StopRay(WorkerAction):
     """Stop this node's Ray; RayExited follows."""
-
-
-class EndAttempt(WorkerAction):
-    """End what an attempt left here, in a Ray that is kept; AttemptEnded follows."""
-
-    attempt: int  # the one that begins: what it starts here must not be ended
-    former: int
 
 
 class StopServices(WorkerAction):

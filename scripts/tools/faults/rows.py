@@ -25,7 +25,7 @@ DNS = "tests/lab/test_dns_faults.py::"
 CLOCK = "tests/lab/test_clock.py::"
 SPARE = "tests/lab/test_spare.py::"
 STALL = "tests/lab/test_stall.py::"
-KEPT = "tests/lab/test_kept_ray.py::"
+NEXT_ATTEMPT = "tests/lab/test_next_attempt.py::"
 HUNG = "tests/lab/test_hung_dashboard.py::"
 
 
@@ -76,16 +76,9 @@ ROWS = (
         "the job's steps stop",
         "all nodes are examined, and a sentence names node, process and function; if a second "
         "examination agrees, the attempt is lost and the next one resumes (AGENT_ON_STALL=retry)",
-        (STALL + "test_a_job_whose_steps_stop_is_retried",),
-    ),
-    Row(
-        "attempt-over",
-        "an attempt is lost, and Ray is healthy on all nodes",
-        "the next one begins within seconds on the same Ray, once all of the last one is ended "
-        "there; on a new one where a detached actor or a process cannot be ended",
         (
-            KEPT + "test_ray_is_kept_after_a_stall",
-            KEPT + "test_ray_is_kept_after_a_failure_by_a_loss",
+            STALL + "test_a_job_whose_steps_stop_is_retried",
+            NEXT_ATTEMPT + "test_nothing_of_an_attempt_runs_beside_the_next",
         ),
     ),
     Row(

@@ -144,11 +144,6 @@ class Bridge(Process):
             self._send(event=kind, finished=None, actors=[])
             return
         await asyncio.sleep(self.world.random.uniform(0.05, 1.5))
-        if kind == "left":
-            of = self._cluster
-            has_answer = of is not None and self._answers(of)
-            self._send(event=kind, left=of.left() if of is not None and has_answer else None)
-            return
         id_ = str(command["id"])
         if kind == "stop":
             await self._stop(id_)

@@ -87,7 +87,6 @@ PROCESSES = Processes(
     find_first_rank=programs.find_driver,
     terminate_driver=programs.terminate_driver,
     kill_leftovers=programs.kill_leftovers,
-    killer_beside_ray=programs.killer_beside_ray,
     job_processes=lambda _job: [],
     cpu_use=cast("Any", CpuUse),
     watch_ray_parts=programs.watch_parts,

@@ -444,20 +444,6 @@ def kill_leftovers() -> list[str]:
     return []
 
 
-def killer_beside_ray(_leader: int) -> Callable[[], list[str]]:
-    """Return what kills all that jobs have on this machine's Ray, of whichever attempt."""
-    machine = here()
-
-    def kill() -> list[str]:
-        if machine.cluster is not None:
-            machine.cluster.end_drivers()
-        if machine.raylet is not None:
-            machine.raylet.end_actors()
-        return []
-
-    return kill
-
-
 def find_driver(_job_id: str) -> None:
     """Find no driver that can be signaled."""
 

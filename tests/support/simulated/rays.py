@@ -44,14 +44,6 @@ class Raylet:
         else:
             self.end("could not join", at_once=True)
 
-    def end_actors(self) -> None:
-        """End all actors on it; a job that runs loses those that it has here."""
-        for job in self.cluster.jobs.values():
-            if job.has_driver:
-                job.loses(self)
-            else:
-                job.uses.discard(self)
-
     def end(self, why: str, *, at_once: bool) -> None:
         """Stop it with everything that runs on it; `at_once` if GCS sees the end."""
         if not self.lives:
@@ -145,14 +137,6 @@ class Cluster:
             self.world.later(60.0, raylet.end, "its GCS is gone", at_once=True)
         self.changed()
 
-    def left(self) -> list[str]:
-        """Return what GCS has of jobs: actors for a moment after a driver, or for good."""
-        now = self.world.now
-        running = [f"a job ({job.id})" for job in self.jobs.values() if job.has_driver]
-        ended = [job for job in self.jobs.values() if not job.has_driver]
-        actors = [job for job in ended if job.is_detached or now < job.actors_end_at]
-        return [*running, *(f"an actor of {job.id}" for job in actors)]
-
     def end_drivers(self) -> None:
         """End processes of jobs that still run on the head's machine."""
         for job in self.jobs.values():
@@ -174,8 +158,6 @@ class Job:
         self._lost: set[Raylet] = set()
         self.fell_by_loss = False
         world = cluster.world
-        self.is_detached = world.random.random() < 0.2  # its actors outlast it in GCS
-        self.actors_end_at = 0.0
         world.later(world.setup.job_seconds, self._succeeds)
 
     @property
@@ -230,8 +212,6 @@ class Job:
 
     def end_driver(self) -> None:
         """End its driver; on a given Ray the actors end with it."""
-        if self.has_driver:
-            self.actors_end_at = self.cluster.world.now + self.cluster.world.random.uniform(0, 4)
         self.has_driver = False
         if self.cluster is self.cluster.world.given:
             self.uses.clear()

@@ -11,7 +11,6 @@ from agent.decisions import head
 from agent.decisions.attempts import LostAttempt
 from agent.decisions.head import head_state as h
 from agent.decisions.head.head_state import HeadPhase
-from agent.decisions.head.kept_ray import ClearAttempt, RayNotCleared
 from agent.decisions.shared import LogLine
 from agent.decisions.stall import Stalled
 from support.heads import TICK, History, Trace, goal, job, nodes, reported
@@ -37,107 +36,21 @@ def submitted(trace: Trace) -> Sequence[h.HeadAction]:
     return [deed for deed in trace.effects if isinstance(deed, h.SubmitJob)]
 
 
-def test_a_retry_after_a_loss_of_ray_begins_on_a_new_one() -> None:
-    """Our own Ray ends with the attempt; a given Ray does not, and torchrun has none."""
-    of = goal(1, retries=1)
-    trace = Trace(of, [*PAIR, (10, h.RayGone("exit 1"))])
-    assert trace.effects[-2:] == [ClearAttempt(1), h.RestartRay()]
+STALLED: History = [
+    *PAIR,
+    (9, Stalled(1, "no step for 5 min", then="retry")),
+    (10, job("STOPPED")),
+]
+
+
+@pytest.mark.parametrize("history", [[*PAIR, (10, h.RayGone("exit 1"))], LOST[:-1], STALLED])
+def test_each_attempt_begins_on_a_new_ray(history: History) -> None:
+    """Our own Ray ends with an attempt, whatever that was lost by; a given Ray does not."""
+    trace = Trace(goal(1, retries=1), history)
+    assert trace.effects[-2:] == [h.ClearAttempt(1), h.RestartRay()]
+    assert trace.state.fleet.alive == {}
     given = Trace(goal(1, retries=1, given=True), LOST)
-    assert given.effects[-1] == ClearAttempt(1)
-
-
-STALL = (9, Stalled(1, "no step for 5 min", then="retry"))
-STALLED: History = [*PAIR, STALL, (10, job("STOPPED"))]
-
-
-def test_a_healthy_ray_is_kept() -> None:
-    """It is cleared for the next attempt, which begins once all nodes are clear."""
-    trace = Trace(goal(1, retries=2), [*STALLED, (12, h.CheckpointSeen(1, last_step=8))])
-    assert trace.effects[-1] == ClearAttempt(1, keeps_ray=True)
-    assert submitted(trace) == AGAIN[:1]
-    trace.take(runs(2, 2), 13)
-    assert submitted(trace) == AGAIN
-    assert h.RestartRay() not in trace.actions
-
-    # The same Ray may be the fault: after another short attempt it is started anew.
-    trace.take(h.Submitted("run-2"), 14)
-    trace.take(Stalled(2, "no step for 5 min", then="retry"), 20)
-    trace.take(job("STOPPED", attempt=2), 21)
-    assert trace.effects[-2:] == [ClearAttempt(2), h.RestartRay()]
-
-
-def test_what_lives_on_in_a_kept_ray_ends_with_it() -> None:
-    """As a detached actor does; a late answer about an earlier attempt changes nothing."""
-    trace = uncleared()
-    trace.take(RayNotCleared(7, "an actor of class Old"), 11)
-    assert h.RestartRay() not in trace.actions
-    trace.take(RayNotCleared(1, "an actor of class Keeper"), 12)
-    assert trace.effects[-2:] == [ClearAttempt(1), h.RestartRay()]
-    assert "Ray cannot stay up for the next attempt (an actor of class Keeper)" in trace.log
-    trace.take(RayNotCleared(1, "an actor of class Keeper"), 13)
-    assert trace.actions.count(h.RestartRay()) == 1
-
-
-def uncleared() -> Trace:
-    """Return a head that keeps its Ray, and has not cleared it yet."""
-    trace = Trace(goal(1, retries=1), [*PAIR, STALL])
-    trace.state, _ = head.decide(trace.state, job("STOPPED"), 10)
-    return trace
-
-
-def test_a_ray_that_ends_while_it_is_cleared() -> None:
-    """What the attempt left here is ended all the same, before the next one begins."""
-    trace = uncleared()
-    trace.take(h.RayGone("exit 1"), 12)
-    assert trace.effects == [*trace.effects[:-2], ClearAttempt(1), h.RestartRay()]
-    trace.take(RayNotCleared(1, "its Ray has ended meanwhile"), 13)
-    trace.take(h.CheckpointSeen(1, last_step=8), 14)
-    trace.take(nodes(2), 20)
-    trace.take(runs(2, 2), 21)
-    assert submitted(trace) == AGAIN
-
-
-def test_a_node_that_does_not_say_that_it_is_clear_takes_ray_with_it() -> None:
-    """Its agent is out of reach while its Ray answers: in a kept Ray it would get the next one."""
-    trace = Trace(goal(1, retries=1), [*STALLED, (11, h.CheckpointSeen(1, last_step=8))])
-    trace.take(h.WorkerSilent("agent2", "no answer", ray_answers=True), 12)
-    trace.take(TICK, 71.9)
-    assert h.RestartRay() not in trace.actions
-    trace.take(TICK, 72)
-    assert trace.effects[-2:] == [ClearAttempt(1), h.RestartRay()]
-    assert submitted(trace) == AGAIN[:1]
-    assert "pod2 did not report the end of the last attempt" in trace.log
-
-
-def test_a_ray_is_kept_again_after_a_long_attempt() -> None:
-    """It has proved to work."""
-    trace = Trace(goal(1, retries=2), [*STALLED, (12, h.CheckpointSeen(1, last_step=8))])
-    trace.take(runs(2, 2), 13)
-    trace.take(h.Submitted("run-2"), 14)
-    for at in range(60, 720, 60):
-        trace.take(job("RUNNING", attempt=2), at)
-    trace.take(Stalled(2, "no step for 5 min", then="retry"), 721)
-    trace.take(job("STOPPED", attempt=2), 722)
-    assert trace.effects[-1] == ClearAttempt(2, keeps_ray=True)
-
-
-LEAVES_SOON = h.WorkerReported(replace(reported(2).worker, notice=60.0))
-
-
-@pytest.mark.parametrize(
-    "before",
-    [
-        h.RayHangs("dashboard (pid 5) is stopped", beside_job=True),
-        nodes(2, 3),  # pod3 joined by hand: no agent ends there what the attempt left
-        LEAVES_SOON,  # its node is about to leave
-        SILENT,  # Ray lists the lost node for a while
-        h.WorkerSilent("agent2", "no answer", ray_answers=True),  # nobody ends anything there
-    ],
-)
-def test_a_ray_is_not_kept(before: h.HeadEvent) -> None:
-    """Where it is not healthy, or where something of the attempt could run beside the next."""
-    trace = Trace(goal(1, retries=1), [*PAIR, (8, before), *STALLED[-2:]])
-    assert trace.effects[-2:] == [ClearAttempt(1), h.RestartRay()]
+    assert given.effects[-1] == h.ClearAttempt(1)
 
 
 def test_a_worker_in_reach_must_have_ended_it() -> None:

@@ -18,7 +18,6 @@ from agent.bridge.child import enable_keepalive
 from agent.decisions.head import head_state as h
 from agent.decisions.head.fleet import NodeState
 from agent.decisions.head.head_state import HeadPhase
-from agent.decisions.head.kept_ray import ClearAttempt
 from agent.decisions.stall import Stalled, Then
 from agent.port.client import KeepaliveConnector
 from agent.port.sockets import bind
@@ -150,7 +149,7 @@ STALLED = Stalled(
 BACK: History = [*PAIR, (9, SILENT), (30, reported(2)), (31, job("RUNNING"))]
 
 
-@pytest.mark.parametrize(("retries", "last"), [(1, ClearAttempt), (0, h.EndRun)])
+@pytest.mark.parametrize(("retries", "last"), [(1, h.RestartRay), (0, h.EndRun)])
 def test_a_stall_after_a_loss_is_that_loss(retries: int, last: type) -> None:
     """The node came back in time, and its actors did not: the attempt is lost."""
     trace = Trace(goal(1, retries=retries), [*BACK, (130, STALLED)])

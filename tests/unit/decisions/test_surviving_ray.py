@@ -49,57 +49,6 @@ def test_a_ray_of_an_earlier_attempt_is_reported_until_it_is_gone() -> None:
     assert (trace.effects[-1], trace.state.running_attempt) == (StartRay("10.0.0.1"), 3)
 
 
-NEXT = replace(replied(phase="booting"), attempt=3)
-
-
-def test_a_ray_that_the_head_keeps_is_cleared() -> None:
-    """Once what the former attempt left is ended here, the next one may begin."""
-    trace = WorkerTrace(goal(), [(0.5, NEXT), (0.6, NEXT)], KEPT)
-    assert trace.effects == [w.EndAttempt(3, 2)]
-    assert (trace.state.running_attempt, trace.state.joined) == (2, True)
-    trace.take(w.AttemptEnded(2), 1)  # of an earlier order
-    assert trace.state.running_attempt == 2
-    trace.take(w.AttemptEnded(3), 1.5)
-    trace.take(NEXT, 2)
-    assert trace.effects == [w.EndAttempt(3, 2)]
-    assert (trace.state.running_attempt, trace.state.joined) == (3, True)
-
-
-def test_what_cannot_be_ended_in_a_kept_ray_ends_with_it() -> None:
-    """This node leaves Ray, and joins it again."""
-    trace = WorkerTrace(goal(), [(0.5, NEXT), (11, w.AttemptEnded(3, "python (pid 7)"))], KEPT)
-    assert trace.effects == [w.EndAttempt(3, 2), StopRay()]
-    assert (trace.state.running_attempt, trace.state.joined) == (2, False)
-    trace.take(w.AttemptEnded(3), 11.5)
-    assert trace.state.running_attempt == 2
-    trace.take(DOWN, 12)
-    trace.take(replace(NEXT, phase="booting"), 13)
-    trace.take(TICK, 20)
-    assert trace.effects[-1] == StartRay("10.0.0.1")
-    assert trace.state.running_attempt == 3
-
-
-@pytest.mark.parametrize("left", ["", "its Ray has ended meanwhile"])
-def test_an_answer_about_a_ray_that_has_ended_is_late(left: str) -> None:
-    """What it left went with it, and this node is joining again."""
-    trace = WorkerTrace(goal(), [(0.5, NEXT), (0.6, DOWN), (0.7, w.AttemptEnded(3, left))], KEPT)
-    assert (trace.effects, trace.state.ray_attempt) == ([w.EndAttempt(3, 2)], 2)
-
-
-def test_nothing_is_ended_for_a_head_that_does_not_answer() -> None:
-    """It may come back with a Ray of its own."""
-    silent = WorkerTrace(goal(), [(0.5, SILENT), (0.6, TICK)], replace(KEPT, head_attempt=3))
-    assert silent.effects == []
-
-
-@pytest.mark.parametrize("phase", ["submitting", "running"])
-def test_nothing_is_ended_beside_a_running_attempt(phase: str) -> None:
-    """An agent that was away too long cannot tell its processes apart: this node joins anew."""
-    late = replace(replied(phase=phase), attempt=3)
-    trace = WorkerTrace(goal(), [(0.5, late)], KEPT)
-    assert (trace.effects, trace.state.joined) == ([StopRay()], False)
-
-
 def test_a_head_that_began_another_run_ends_it() -> None:
     """It belongs to the run that the killed agent followed."""
     trace = WorkerTrace(goal(), [(0.5, replied(run="another"))], KEPT)

@@ -6,7 +6,6 @@ new session with the job's ID in its environment, and Ray's watcher beside it.
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import shlex
@@ -21,14 +20,11 @@ import psutil
 import pytest
 
 from agent.processes.driver import (
-    NoRayletError,
     find_driver,
     forward_signal,
     kill_leftovers,
-    killer_beside_ray,
     not_passed_on,
 )
-from agent.processes.process import list_descendants
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -181,89 +177,6 @@ def test_all_that_ray_left_is_ended() -> None:
         await_true(lambda: not in_session(driver) + in_session(actor))
         assert service in in_session(service)
         assert kill_leftovers() == []
-
-
-RAY_TREE = """
-import os, signal, subprocess, sys, time
-
-def child(title, *, session=False, env=None, then=()):
-    pid = os.fork()
-    if pid:
-        return pid
-    if session:
-        os.setsid()
-    open("/proc/self/comm", "w").write(title)
-    for further in then:
-        further()
-    while True:
-        signal.pause()
-
-def orphan(title):  # its parent has ended
-    pid = os.fork()
-    if not pid:
-        child(title)
-        os._exit(0)
-    os.waitpid(pid, 0)
-
-def raylet():
-    agent = os.path.join("ray", "dashboard", "agent.py")
-    helper = [sys.executable, "-c", "import time; time.sleep(1000)", agent]
-    subprocess.Popen(helper)
-    child("ray::IDLE")
-    child("ray::Engine", then=[lambda: child("engine"), lambda: child("server", session=True)])
-    orphan("left")
-    def young(*_):
-        child("ray::IDLE-new")
-    signal.signal(signal.SIGUSR1, young)
-
-child("raylet", then=[raylet])
-child("gcs_server")
-signal.pause()
-"""
-NAMES = {"engine", "gcs_server", "left", "ray::Engine", "ray::IDLE", "raylet", "server"}
-SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER
-
-
-@contextmanager
-def ray_tree() -> Iterator[int]:
-    """Run a stand-in for `ray start`, whose orphans become this process's; return its PID."""
-    before = {child.pid for child in psutil.Process().children()}
-    prctl = ctypes.CDLL(None, use_errno=True).prctl
-    assert prctl(SUBREAPER, 1, 0, 0, 0) == 0
-    leader = subprocess.Popen([sys.executable, "-c", RAY_TREE], start_new_session=True)
-    try:
-        yield leader.pid
-    finally:
-        os.killpg(leader.pid, signal.SIGKILL)
-        leader.wait()
-        for orphan in psutil.Process().children():
-            if os.getsid(orphan.pid) in {leader.pid, orphan.pid} and orphan.pid not in before:
-                orphan.wait(10)
-        prctl(SUBREAPER, 0, 0, 0, 0)
-
-
-def names_below(leader: int) -> list[str]:
-    """Return the names of all descendants but this one."""
-    return sorted(one.name() for one in list_descendants() if one.pid != leader)
-
-
-def test_ray_itself_is_spared_where_it_is_kept() -> None:
-    """All that the raylet started is ended, apart from its helpers and workers that are new."""
-    with ray_tree() as leader:
-        await_true(lambda: set(names_below(leader)) > NAMES)
-        (helper,) = set(names_below(leader)) - NAMES
-        kill = killer_beside_ray(leader)
-        raylet = next(one for one in list_descendants() if one.name() == "raylet")
-        raylet.send_signal(signal.SIGUSR1)
-        await_true(lambda: "ray::IDLE-new" in names_below(leader))
-        assert len(kill()) == 5
-        spared = sorted(["gcs_server", helper, "ray::IDLE-new", "raylet"])
-        await_true(lambda: names_below(leader) == spared)
-        assert kill() == []
-        raylet.kill()
-        await_true(lambda: "raylet" not in names_below(leader))
-        with pytest.raises(NoRayletError):
-            kill()
 
 
 def in_session(leader: int) -> list[int]:
