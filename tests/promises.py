@@ -109,8 +109,8 @@ MORE = (
         "test_unread_output.py::test_stdout_without_a_reader",
     ),
     Promise(
-        "a command that the installed framework refuses: 78 before a worker is awaited",
-        "test_framework_check.py::test_a_typo_ends_the_run_before_a_worker_is_awaited",
+        "a command that the installed framework refuses while the run boots: 78 before the job",
+        "test_framework_check.py::test_a_typo_ends_the_run_before_the_job_is_submitted",
     ),
     # losses
     Promise(

@@ -129,9 +129,7 @@ JOB_OUTPUT_COPIED = 5.0  # A job's end is delayed by no more for the rest of its
 NODES_POLL = 0.1  # The bridge reads GCS's list of nodes while the run boots.
 NODES_POLL_WITH_JOB = 1.0  # The same while a job runs: its nodes change rarely.
 JOB_POLL = 0.2  # The bridge reads the status of the job.
-FRAMEWORK_ASKED = 10.0  # For the framework's check of the command: as long as Ray's boot.
-COMMAND_ACCEPTED = 7 * 86_400.0  # A package may be changed without another version.
-FRAMEWORK_ANSWERS = 90.0  # Its process is killed after this; a late answer is a warning.
+FRAMEWORK_ANSWERS = 90.0  # For the framework's check of the command; nothing waits for it.
 JOB_OUTPUT_POLL = 0.5  # Until the bridge opens the job's output stream again.
 GCS_POLL = 2.0  # The bridge asks GCS for the job while the dashboard is silent.
 BRIDGE_PAUSE = 0.5  # Before the second start of a bridge; it doubles.
@@ -338,7 +336,6 @@ RULES = {
     "CACHES_LOOK < CACHES_QUIET < CACHES_SAVE < CACHES_SAVED_AGAIN": "one write at a time",
     "CACHES_SAVE < CACHES_CLAIM < CACHES_SAVED_AGAIN": "a claim outlasts its write, and no other",
     "GPUS_FREED < EARLIER_ATTEMPT_ENDS": "memory that stays held delays an attempt, no more",
-    "FRAMEWORK_ASKED < FRAMEWORK_ANSWERS": "an answer that comes late is still logged",
     "LOG_LINES_AWAITED < ONE_REQUEST": "a request for logs is answered in time",
     "WRITE_STUCK < WRITE_STALLED < WRITE_RETRY": "a stalled disk is reported before the next try",
     "WAIT_QUIET < WAIT_SAID < WAIT_SAID_AGAIN < WAIT_REPEATED": "a wait is logged less and less",

@@ -7,7 +7,7 @@ JSON as well: `verdict` (accepted, refused or unknown), `what` (the framework's 
 (the argument that they are about), `near` (the framework's argument with nearly that name).
 
 - A program of hydra (verl, Search-R1): its configuration is composed with the overrides.
-- A program of argparse (OpenRLHF): it is run up to its training, with stand-ins for heavy modules.
+- A program of argparse (OpenRLHF): it is run up to its training, without what only that imports.
 - TRL: the bundled trl_grpo.py makes TRL's configuration, on CPUs.
 """
 
@@ -17,7 +17,6 @@ import argparse
 import ast
 import contextlib
 import difflib
-import gc
 import importlib
 import importlib.util
 import io
@@ -34,13 +33,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from types import ModuleType
 
-    from agent.bundled import stub_modules
-else:  # by its path, since the agent's package may be missing in this Python
-    _FILE = Path(__file__).with_name("stub_modules.py")
-    _SPEC = importlib.util.spec_from_file_location("pod_agent_stub_modules", _FILE)
-    stub_modules = importlib.util.module_from_spec(_SPEC)
-    _SPEC.loader.exec_module(stub_modules)
-
 QUESTION = "POD_AGENT_QUESTION"  # The environment variable with the question
 ACCEPTED = "accepted"
 REFUSED = "refused"
@@ -48,14 +40,6 @@ UNKNOWN = "unknown"
 _LONGEST = 600  # characters of the framework's words
 _NICE = 10  # what it takes of the CPU, Ray's start needs more
 
-HEAVY_OF_OPENRLHF = {
-    *("ray", "torch", "deepspeed", "transformers", "datasets", "vllm", "tqdm", "peft", "wandb"),
-    *("loralib", "flash_attn", "optree", "accelerate", "bitsandbytes", "einops", "PIL"),
-    *("ring_flash_attn", "torchdata", "torchmetrics", "aiohttp", "requests", "pylatexenc"),
-    *("sympy", "jsonlines", "tensorboard", "liger_kernel", "latex2sympy2_extended"),
-    *("math_verify", "levenshtein"),
-}
-"""Modules that OpenRLHF's files import at the top, and that take seconds or a GPU."""
 ON_CPUS = ("use_cpu=true", "bf16=false")
 """Fields of TRL's configuration without which a machine without GPUs cannot make it."""
 _NO_GPU = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
@@ -78,7 +62,6 @@ def main() -> int:
     """Answer the question of the environment."""
     question = json.loads(os.environ.pop(QUESTION))
     os.nice(_NICE)
-    gc.disable()  # in a process that imports and ends, searching for garbage is a fifth of the time
     if question.get("folder"):
         os.chdir(question["folder"])
     os.environ.update(dict.fromkeys(_NO_GPU, ""))
@@ -103,7 +86,7 @@ def ask(module: str, argv: Sequence[str], world: int) -> Verdict:
         if declared is not None:
             return ask_hydra(place, declared, argv)
         if module.startswith("openrlhf."):
-            return ask_openrlhf(module, argv)
+            return ask_openrlhf(place, tree, argv)
     except Exception as error:  # noqa: BLE001 - a check that fails is no reason to refuse a job
         return Verdict(UNKNOWN, words_of(error))
     return Verdict(UNKNOWN, f"{module} reads its arguments in a form that is not known")
@@ -258,79 +241,50 @@ def is_hydras(error: BaseException) -> bool:
 # --- argparse -------------------------------------------------------------------------------------
 
 
-def ask_openrlhf(module: str, argv: Sequence[str]) -> Verdict:
+def ask_openrlhf(program: Path, tree: ast.Module, argv: Sequence[str]) -> Verdict:
     """Run one of OpenRLHF's programs with its training left out: its parser and its checks."""
-    stub_modules.install(HEAVY_OF_OPENRLHF)
-    sys.argv = [module, *argv]
+    leave_out_training(tree)
+    sys.argv = [str(program), *argv]
     known: list[str] = []
     try:
         with refusing(known):
-            options_of(module)
+            options_of(program, tree)
     except RefusedError as error:
         return refusal(words_of(error), argv, known)
     except (AssertionError, ValueError) as error:
-        if not raised_by(error, module):
+        if not raised_by(error, program):
             raise
         return refusal(words_of(error), argv)
     return Verdict(ACCEPTED)
 
 
-def options_of(module: str, *, trains: bool = False) -> Any:  # noqa: ANN401 - a namespace of the program's
-    """Run a program as a script; return its options after its own checks.
-
-    Its function `train` does nothing, unless it `trains`. A program without one ends once its
-    arguments are parsed.
-    """
-    spec = importlib.util.find_spec(module)
-    if spec is None or spec.origin is None:
-        raise ImportError(f"the package has no {module}")
-
-    # Does it parse arguments at all? Otherwise running it could do anything.
-    tree = ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
-    is_parsed_at_top = any(
-        isinstance(node, ast.Call) and ast.unparse(node.func).endswith("parse_args")
-        for part in tree.body
-        if isinstance(part, ast.If | ast.Expr | ast.Assign)
-        for node in ast.walk(part)
-    )
-    if not is_parsed_at_top:
-        raise ImportError(f"{module} has no parser of arguments at its top")
-
-    # Its training is left out.
+def leave_out_training(tree: ast.Module) -> None:
+    """Empty a program's function `train`, and drop what only that imports: torch takes seconds."""
     functions = [part for part in tree.body if isinstance(part, ast.FunctionDef)]
     train = [function for function in functions if function.name == "train"]
-    if not trains:
-        for function in train:
-            function.body = [ast.copy_location(ast.Pass(), function)]
+    if not train:
+        raise ImportError("the program has no function `train`: to run it could do anything")
+    for function in train:
+        function.body = [ast.copy_location(ast.Pass(), function)]
 
-    names: dict[str, Any] = {"__name__": "__main__", "__file__": spec.origin}
-    ending = contextlib.nullcontext() if train else _ending_after_parsing()
-    with ending:
-        try:
-            exec(compile_program(tree, spec.origin), names)  # noqa: S102 - the package's own program
-        except _ParsedError as parsed:
-            return parsed.args[0]
+    used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    tree.body = [
+        part
+        for part in tree.body
+        if not isinstance(part, ast.Import | ast.ImportFrom) or used & imported_names(part)
+    ]
+
+
+def imported_names(statement: ast.Import | ast.ImportFrom) -> set[str]:
+    """Return the names that an import defines."""
+    return {alias.asname or alias.name.partition(".")[0] for alias in statement.names}
+
+
+def options_of(program: Path, tree: ast.Module) -> Any:  # noqa: ANN401 - a namespace of the program's
+    """Run a program as a script; return its options after its own checks."""
+    names: dict[str, Any] = {"__name__": "__main__", "__file__": str(program)}
+    exec(compile(tree, str(program), "exec"), names)  # noqa: S102 - the package's own program
     return names.get("args")
-
-
-def compile_program(tree: ast.Module, origin: str) -> Any:  # noqa: ANN401 - a code object
-    """Compile a program that was changed."""
-    return compile(tree, origin, "exec")
-
-
-class _ParsedError(Exception):
-    """A program has parsed its arguments, and must not go on."""
-
-
-@contextlib.contextmanager
-def _ending_after_parsing() -> Iterator[None]:
-    parse = argparse.ArgumentParser.parse_args
-
-    def parse_args(self: argparse.ArgumentParser, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - argparse's
-        raise _ParsedError(parse(self, *args, **kwargs))
-
-    with mock.patch.object(argparse.ArgumentParser, "parse_args", parse_args):
-        yield
 
 
 @contextlib.contextmanager
@@ -349,13 +303,12 @@ def refusing(known: list[str] | None = None) -> Iterator[None]:
         yield
 
 
-def raised_by(error: BaseException, module: str) -> bool:
+def raised_by(error: BaseException, program: Path) -> bool:
     """Return whether a program's own file raised an error, not something that it has called."""
     last = error.__traceback__
     while last is not None and last.tb_next is not None:
         last = last.tb_next
-    spec = importlib.util.find_spec(module)
-    return last is not None and spec is not None and last.tb_frame.f_code.co_filename == spec.origin
+    return last is not None and last.tb_frame.f_code.co_filename == str(program)
 
 
 # --- TRL ------------------------------------------------------------------------------------------

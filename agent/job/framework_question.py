@@ -7,7 +7,6 @@ answer becomes a refusal here. `bundled/ask_framework.py` asks it in the framewo
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from agent.base import ends
@@ -17,8 +16,6 @@ from agent.frameworks.recipe import version_list
 from agent.job.torchrun_command import split_python
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
     from agent.base.ends import Outcome
     from agent.job.job import Job
     from agent.node.facts import Facts
@@ -112,28 +109,6 @@ def why_not_asked(job: Job) -> str:
     if folder and "://" in str(folder):
         return f"Ray fetches its working_dir {folder}"
     return ""
-
-
-def asked_json(question: FrameworkQuestion, argv: Iterable[str], world: int) -> dict[str, object]:
-    """Return the question as the program reads it, with filled placeholders."""
-    folder = str(Path(question.folder).expanduser()) if question.folder else ""
-    return {
-        "module": question.module,
-        "argv": list(argv),
-        "world": world,
-        "folder": folder,
-    }
-
-
-def answer_of(given: Mapping[str, object]) -> FrameworkAnswer:
-    """Return the answer from the program's JSON."""
-    verdict = given.get("verdict")
-    texts = {name: str(given.get(name, "")) for name in ("what", "key", "near")}
-    if verdict == "accepted":
-        return FrameworkAnswer("accepted", **texts)
-    if verdict == "refused":
-        return FrameworkAnswer("refused", **texts)
-    return FrameworkAnswer("unknown", **texts)
 
 
 def refusal_of(question: FrameworkQuestion, answer: FrameworkAnswer) -> Outcome:

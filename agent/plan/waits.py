@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from agent.base import times
 from agent.base.text import duration_text
-from agent.job.framework_question import question_of
 from agent.job.job import is_sized_by_links, prints_steps
 from agent.job.services import ON_EVERY, longest_waits
 from agent.plan.plan import PlannedWait
@@ -37,7 +36,6 @@ SAVE = "save"  # for a new checkpoint before a stop; on a worker for the head to
 FAILURE_REPORTS = "ask"  # for every node's report after a job has failed
 PROBE = "probe"  # for each node's probe of the reward server
 PREFLIGHT = "preflight"  # for the all-reduce before the job
-FRAMEWORK = "framework"  # for the installed framework's check of the job's command
 LINKS = "links"  # for the bandwidth between nodes, by which a recipe is sized
 # These six are not shown in the plan:
 DEAD_NODES = "dead nodes"  # for Ray to drop nodes that do not count, before the job may use them
@@ -95,10 +93,6 @@ def _on_the_head(plan: Plan, before: Mapping[str, float]) -> Iterator[PlannedWai
         yield PlannedWait(WORKERS, count, settings.wait_workers, "AGENT_WAIT_WORKERS")
 
     # Checks before the job.
-    question = question_of(job, plan.facts)
-    if question is not None:
-        name = f"{question.framework} to check the job's command, beside the boot"
-        yield PlannedWait(FRAMEWORK, name, times.FRAMEWORK_ASKED)
     if workers and given is None and any(spec.url for spec in services):
         yield PlannedWait(PROBE, "each node's probe of the reward server", times.NODE_PROBE)
     if settings.preflight is not None and given is None:

@@ -1,4 +1,4 @@
-"""The installed framework refuses a command before any worker is awaited."""
+"""The installed framework refuses a command before the job is submitted."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ COMMAND = ("python3", "-m", "openrlhf.cli.train_ppo_ray")
 
 
 @pytest.mark.pods(1)
-def test_a_typo_ends_the_run_before_a_worker_is_awaited(cluster: Cluster) -> None:
+def test_a_typo_ends_the_run_before_the_job_is_submitted(cluster: Cluster) -> None:
     """78 with the framework's words and the flag; without the typo the head waits for workers."""
     install_openrlhf(cluster.pods[0].tmp / "frameworks", OPENRLHF)
     cluster.env |= {**NEEDED, "PYTHONPATH": PLACE, "EXPECTED_WORKERS": "1"}

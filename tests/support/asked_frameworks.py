@@ -33,7 +33,7 @@ if __name__ == "__main__":
     args = argparse.ArgumentParser().parse_args()
     open("trained", "w").write("trained")
 """
-"""A program of a later release, without `train`: it must end once its arguments are parsed."""
+"""A program of a later release, without `train`: to run it could do anything."""
 MAIN_PPO = '''
 import a_module_that_is_not_there
 import hydra

@@ -11,8 +11,8 @@ from msgspec.structs import replace
 from agent.base import times
 from agent.base.text import first_names, listed
 from agent.decisions.attempts import may_be_retried
-from agent.decisions.head import framework_check, losses
 from agent.decisions.head import head_state as h
+from agent.decisions.head import losses
 from agent.decisions.head.head_state import HeadPhase, HeadState, Uncounted
 from agent.decisions.head.probes import preflight_waits, probe_waits
 from agent.decisions.shared import LogLine, Step, Wait
@@ -123,8 +123,6 @@ def _required_waits(state: HeadState) -> Iterator[Wait]:
         what = f"the list of jobs of {goal.ray}"
         yield Wait(wait_keys.HEAD, what, state.deadline_of(wait_keys.HEAD), ray.evidence)
     yield from hang_waits(state)
-
-    yield from framework_check.framework_waits(state)
 
     # Services, prepare steps, and the end of the last attempt.
     yield from _service_waits(state)

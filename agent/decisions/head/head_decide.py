@@ -73,7 +73,7 @@ def first_state(goal: HeadGoal) -> HeadState:
 
     if goal.resumed_attempt is not None:
         return _resume(state, goal.resumed_attempt)
-    return framework_check.ask(state, 0.0) if goal.framework else state
+    return state.do(h.AskFramework()) if goal.framework else state
 
 
 def _resume(state: HeadState, snapshot: attempts.AttemptSnapshot) -> HeadState:
@@ -185,7 +185,7 @@ STEPS: tuple[tuple[Callable[[HeadState, Turn], HeadState], str], ...] = (
     ),
     (
         framework_check.follow_framework,
-        "before the phase, which submits once no answer is awaited",
+        "before the phase, which may submit the job",
     ),
     (
         service_order.order_services,

@@ -297,13 +297,6 @@ class Notices(Value):
         return Notices(self.leaving - {key}, self.released - {key})
 
 
-class FrameworkCheck(Value):
-    """The question whether the installed framework accepts the job's command."""
-
-    until: float | None = None  # then the job is submitted without an answer; None if none is due
-    doubt: str = ""  # a refusal of before the prepare steps, which may change the framework
-
-
 class Joined(Value):
     """Nodes of a large run that joined, and are not logged yet."""
 
@@ -334,7 +327,7 @@ class HeadState(Value):
     uncounted: Uncounted = field(default_factory=Uncounted)
     comparison: Comparison = field(default_factory=Comparison)
     joined: Joined = field(default_factory=Joined)
-    framework: FrameworkCheck = field(default_factory=FrameworkCheck)
+    asks_framework_again: bool = False  # after the prepare steps, which may change the framework
     probes: shared.Probes = field(default_factory=shared.Probes)  # between nodes, before the job
     preflight: shared.Preflight | None = None  # the all-reduce before the job, once it started
 
@@ -375,10 +368,6 @@ class HeadState(Value):
     def with_stop(self, **changes: object) -> HeadState:
         """Change fields of `stop`."""
         return replace(self, stop=replace(self.stop, **changes))
-
-    def with_framework(self, framework: FrameworkCheck) -> HeadState:
-        """Set what is known of the framework's answer."""
-        return replace(self, framework=framework)
 
     @property
     def verdict_for_workers(self) -> Outcome | None:

@@ -24,7 +24,6 @@ from agent.base.text import listed
 from agent.decisions import attempts
 from agent.decisions.head import (
     boot_waits,
-    framework_check,
     losses,
     probes,
     service_order,
@@ -105,10 +104,6 @@ def _check_waits(state: HeadState, now: float) -> HeadState:
         what = f"going on with {len(alive)} worker(s), as AGENT_PARTIAL=proceed; {missing}"
         state = replace(state, required=len(alive)).log(what, "warning")
         return _check_waits(state, now)
-
-    # Does the framework take too long to answer? The job itself finds out.
-    if late is not None and late.key == wait_keys.FRAMEWORK:
-        return _check_waits(framework_check.give_up(state), now)
 
     # Is a wait, or the whole boot, over its limit? What an earlier attempt had is lost.
     if late is not None:

@@ -187,7 +187,7 @@ def digest(part: Part) -> str:
                 f"{one.recipe} {one.nodes} {one.how} {detail}".replace(str(REPO), "").encode()
             )
     ours = {"trl": ("trl_grpo.py", "rehearsal.py"), "verl": ("verl_reward.py", "rehearsal.py")}
-    names = ("ask_framework.py", "stub_modules.py", *ours.get(part.framework, ()))
+    names = ("ask_framework.py", *ours.get(part.framework, ()))
     bundled = [REPO / "agent/bundled" / name for name in names]
     for file in [*judges(part), *bundled]:
         total.update(file.read_bytes() if file.exists() else b"")

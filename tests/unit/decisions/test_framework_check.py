@@ -12,13 +12,11 @@ from agent.decisions.attempts import AttemptSnapshot
 from agent.decisions.head import head_state as h
 from agent.decisions.head.head_state import HeadPhase
 from agent.decisions.shared import StepOver
-from agent.plan import waits as wait_keys
-from support.heads import LIMITS, PREPARED, RUNNING, SUBMITTED, TICK, Trace, goal, nodes, reported
+from support.heads import PREPARED, RUNNING, SUBMITTED, TICK, Trace, goal, nodes, reported
 
 if TYPE_CHECKING:
     from agent.decisions.head.head_goal import HeadGoal
 
-LIMIT = 20.0
 REFUSAL = ends.FRAMEWORK_REFUSES.outcome(
     framework="verl 0.9.7",
     what="x in AGENT_JOB_ARGS",
@@ -33,11 +31,7 @@ UNKNOWN = h.FrameworkAnswered(unknown="verl is not installed for python3")
 
 def asking(workers: int = 0, *, prepare: bool = False, given: bool = False) -> HeadGoal:
     """Return a goal whose command is asked about."""
-    return replace(
-        goal(workers, prepare=prepare, given=given),
-        framework="verl 0.9.7",
-        limits={**LIMITS, wait_keys.FRAMEWORK: LIMIT},
-    )
+    return replace(goal(workers, prepare=prepare, given=given), framework="verl 0.9.7")
 
 
 def ends_of(trace: Trace) -> list[tuple[int, str, str]]:
@@ -45,8 +39,8 @@ def ends_of(trace: Trace) -> list[tuple[int, str, str]]:
     return [(end.exit_code, end.reason, end.culprit) for end in trace.outcomes]
 
 
-def test_a_refusal_ends_the_run_before_any_worker_is_awaited() -> None:
-    """With the framework's words, while Ray still starts."""
+def test_a_refusal_before_the_submission_ends_the_run() -> None:
+    """With the framework's words, while Ray starts or workers are awaited."""
     trace = Trace(asking(3), [(1.5, REFUSED)])
     assert ends_of(trace) == [
         (78, "verl 0.9.7 refuses x in AGENT_JOB_ARGS: no x", "AGENT_JOB_ARGS")
@@ -62,23 +56,12 @@ def test_the_framework_is_asked_at_the_start_and_only_then() -> None:
     assert "AskFramework" not in list(trace.kinds())
 
 
-def test_the_job_is_not_submitted_before_the_answer() -> None:
-    """Though all else is ready; it is submitted at once when the answer is there."""
-    trace = Trace(asking(1), [(3.0, nodes(2)), (4.0, reported(2)), (5.0, TICK)])
-    assert "SubmitJob" not in list(trace.kinds())
-    waits = [wait.what for wait in head.pending_waits(trace.state)]
-    assert waits == ["verl 0.9.7 to check the job's command"]
-    trace.take(ACCEPTED, 6.0)
+def test_nothing_waits_for_the_answer() -> None:
+    """A refusal after the submission is a warning."""
+    trace = Trace(asking(1), [(3.0, nodes(2)), (4.0, reported(2))])
     assert list(trace.kinds())[-1:] == ["SubmitJob"]
-
-
-def test_without_an_answer_in_time_the_job_is_submitted() -> None:
-    """With a warning; a refusal that comes later is a warning, too."""
-    trace = Trace(asking(), [(3.0, nodes()), (LIMIT, TICK)])
-    assert "SubmitJob" in list(trace.kinds())
-    assert "has not checked the job's command in time" in trace.log
-    trace.take(SUBMITTED, LIMIT + 1)
-    trace.take(REFUSED, LIMIT + 2)
+    trace.take(SUBMITTED, 5.0)
+    trace.take(REFUSED, 6.0)
     assert trace.outcomes == []
     assert trace.state.phase is HeadPhase.RUNNING
     assert "no x; the job goes on, since it is submitted already. Correct it there" in trace.log
@@ -98,17 +81,14 @@ def test_prepare_steps_may_install_another_version() -> None:
     assert "asked again after the prepare steps" in trace.log
     for event in PREPARED:
         trace.take(event, 10.0)
-    assert list(trace.kinds()).count("AskFramework") == 1
-    assert "SubmitJob" not in list(trace.kinds())
-    trace.take(REFUSED, 11.0)
-    assert [code for code, *_ in ends_of(trace)] == [78]
+    assert [*trace.kinds()].count("AskFramework") == 1
 
-    installed = Trace(asking(prepare=True), [(1.0, UNKNOWN), (3.0, nodes())])
+    awaiting = Trace(asking(1, prepare=True), [(1.0, UNKNOWN)])
     for event in PREPARED:
-        installed.take(event, 40.0)
-    installed.take(ACCEPTED, 41.0)
-    assert "SubmitJob" in list(installed.kinds())
-    assert "cannot be asked" not in installed.log
+        awaiting.take(event, 10.0)
+    assert "cannot be asked" not in awaiting.log
+    awaiting.take(REFUSED, 11.0)
+    assert [code for code, *_ in ends_of(awaiting)] == [78]
 
 
 def test_a_step_that_fails_ends_the_run_as_always() -> None:

@@ -13,7 +13,6 @@ from agent.checks.job_needs import unasked_framework
 from agent.job.framework_question import (
     FrameworkAnswer,
     FrameworkQuestion,
-    answer_of,
     question_of,
     refusal_of,
     why_not_asked,
@@ -63,7 +62,6 @@ def test_every_recipe_of_a_framework_is_asked(name: str, module: str, framework:
     assert question.argv == plan.job.argv[3:]
     assert question.is_recipe
     assert question.framework == f"{module.partition('.')[0]} {framework.version}".strip()
-    assert any(wait.key == "framework" for wait in plan.waits)
 
 
 def test_trls_recipe_is_asked_by_its_program() -> None:
@@ -190,14 +188,6 @@ def test_a_refusal_names_the_argument_and_the_remedy(
     end = refusal_of(question, answer)
     assert end.kind is Kind.REFUSED
     assert end.sentence() == f"refused: {sentence}"
-
-
-def test_an_answer_is_read_from_what_a_program_prints() -> None:
-    """Whatever is no answer is unknown."""
-    assert answer_of({"verdict": "accepted"}) == FrameworkAnswer("accepted")
-    refused = {"verdict": "refused", "what": "w", "key": "k", "near": "n"}
-    assert answer_of(refused) == FrameworkAnswer("refused", "w", "k", "n")
-    assert answer_of({"verdict": 3, "what": None}).verdict == "unknown"
 
 
 def test_sizes_are_those_of_the_expected_nodes() -> None:

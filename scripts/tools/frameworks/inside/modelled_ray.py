@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-from agent.bundled.stub_modules import StubModule, StubResult
+from tools.frameworks.inside.stub_modules import StubModule, StubResult
 from tools.frameworks.placement import Cluster
 
 if TYPE_CHECKING:

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import argparse
+import ast
 import contextlib
 import io
 import sys
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
-from agent.bundled import stub_modules
 from agent.bundled.ask_framework import (
-    HEAVY_OF_OPENRLHF,
     RefusedError,
+    leave_out_training,
     options_of,
     refusing,
+    source_of,
 )
 from tools.frameworks.faults import Case, Fault
+from tools.frameworks.inside import stub_modules
 from tools.frameworks.inside.exchange import answer
 from tools.frameworks.inside.modelled_ray import ModelledRay
 from tools.frameworks.inside.uses import names_read
@@ -26,6 +28,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
+HEAVY = {
+    *("ray", "torch", "deepspeed", "transformers", "datasets", "vllm", "tqdm", "peft", "wandb"),
+    *("loralib", "flash_attn", "optree", "accelerate", "bitsandbytes", "einops", "PIL"),
+    *("ring_flash_attn", "torchdata", "torchmetrics", "aiohttp", "requests", "pylatexenc"),
+    *("sympy", "jsonlines", "tensorboard", "liger_kernel", "latex2sympy2_extended"),
+    *("math_verify", "levenshtein"),
+}
+"""Modules that its files import at the top, and that take seconds or a GPU."""
 PLACES = "openrlhf.cli.train_ppo_ray"
 """Its program that places actors: that part runs as well."""
 SAID = ("[Warning]", "Set args", "Recommend setting")
@@ -35,7 +45,7 @@ SAID = ("[Warning]", "Set args", "Recommend setting")
 def judge(package: Path, cases: Sequence[Case]) -> dict[str, list[Fault]]:
     """Check all cases with one version's package."""
     sys.path.insert(0, str(package))
-    stub_modules.install(HEAVY_OF_OPENRLHF)
+    stub_modules.install(HEAVY)
     # prints and option reads during the import are not part of the program's run
     read = names_read(package / "openrlhf")
     ray = ModelledRay()
@@ -61,7 +71,7 @@ def run(ray: ModelledRay, case: Case, read: frozenset[str], *, roomy: bool) -> l
     parsers: list[argparse.ArgumentParser] = []
     try:
         with contextlib.redirect_stdout(out), strict_argparse(parsers):
-            args = options_of(case.module, trains=case.module == PLACES)
+            args = options(case)
     except RefusedError as error:
         return [Fault("refused", str(error))]
     except AssertionError as error:
@@ -78,6 +88,17 @@ def run(ray: ModelledRay, case: Case, read: frozenset[str], *, roomy: bool) -> l
     for parser in parsers:
         faults += argument_faults(case.argv, parser, read)
     return faults
+
+
+def options(case: Case) -> Any:  # noqa: ANN401 - a namespace of the program's
+    """Run a case's program, with its training only where that places actors."""
+    program = source_of(case.module)
+    if program is None:
+        raise ImportError(f"the package has no {case.module}")
+    tree = ast.parse(program.read_text(encoding="utf-8"))
+    if case.module != PLACES:
+        leave_out_training(tree)
+    return options_of(program, tree)
 
 
 @contextlib.contextmanager

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from agent.bundled import stub_modules
 from agent.bundled.ask_framework import ComposeInput, compose
 from tools.frameworks.facts import words
 from tools.frameworks.faults import Case, Fault
+from tools.frameworks.inside import stub_modules
 from tools.frameworks.inside.exchange import answer
 from tools.frameworks.inside.modelled_ray import ModelledRay, PlacedGroup
 from tools.frameworks.inside.uses import names_read
