@@ -60,12 +60,13 @@ class FrameworkAsker:
         self._scope: anyio.CancelScope | None = None  # of the process that runs
 
     def cancel(self) -> None:
-        """Kill the process: the run ends."""
+        """Kill the process that asks, if one does: no answer follows."""
         if self._scope is not None:
             self._scope.cancel()
 
     async def ask(self) -> None:
-        """Ask; whatever goes wrong is an answer, too."""
+        """Ask, in place of an earlier question; whatever goes wrong is an answer, too."""
+        self.cancel()
         plan = self._run.plan
         question = question_of(plan.job, plan.facts)
         if question is None:

@@ -2,7 +2,7 @@
 
 It is asked at the start, and nothing waits for its answer. A refusal that comes before the job is
 submitted ends the run; a later one is a warning. Prepare steps may install another version of it:
-with some left, a refusal is only logged, and it is asked again after them.
+unless it accepts the command before they end, it is asked again then, and that answer counts.
 """
 
 from __future__ import annotations
@@ -19,13 +19,17 @@ if TYPE_CHECKING:
     from agent.decisions.head.head_state import Turn
 
 
+def ask(state: HeadState) -> HeadState:
+    """Ask the framework, in place of an earlier question that is not answered yet."""
+    return replace(state, framework_may_change=_prepares(state)).do(h.AskFramework())
+
+
 def follow_framework(state: HeadState, turn: Turn) -> HeadState:
     """Act on the answer, or ask again after the prepare steps."""
     if isinstance(turn.event, h.FrameworkAnswered):
         return _apply(state, turn.event, turn.now)
-    if not state.asks_framework_again or state.phase is not HeadPhase.BOOTING or _may_change(state):
-        return state
-    return replace(state, asks_framework_again=False).do(h.AskFramework())
+    is_unsure = state.framework_may_change and state.phase is HeadPhase.BOOTING
+    return ask(state) if is_unsure and not _prepares(state) else state
 
 
 def _apply(state: HeadState, answer: h.FrameworkAnswered, now: float) -> HeadState:
@@ -33,13 +37,13 @@ def _apply(state: HeadState, answer: h.FrameworkAnswered, now: float) -> HeadSta
     refusal = answer.refusal
     words = answer.unknown if refusal is None else refusal.reason
     if not words:
+        state = replace(state, framework_may_change=False)
         return state.log(f"{name} accepts the job's command", "debug")
 
     # May a prepare step still install it, or another version?
-    if state.phase is HeadPhase.BOOTING and _may_change(state):
+    if state.phase is HeadPhase.BOOTING and state.framework_may_change:
         text = f"{words}: asked again after the prepare steps, which may install another version"
-        level = "debug" if refusal is None else "warning"
-        return replace(state, asks_framework_again=True).log(text, level)
+        return state.log(text, "debug" if refusal is None else "warning")
 
     if refusal is None:
         text = f"the job's command is not checked: {name} cannot be asked: {words}"
@@ -50,5 +54,5 @@ def _apply(state: HeadState, answer: h.FrameworkAnswered, now: float) -> HeadSta
     return state.log(f"{words}; the job goes on, since {why}. {refusal.remedy}", "warning")
 
 
-def _may_change(state: HeadState) -> bool:
+def _prepares(state: HeadState) -> bool:
     return any(item.step is Step.PENDING for item in state.steps.by_key.values())

@@ -73,7 +73,7 @@ def first_state(goal: HeadGoal) -> HeadState:
 
     if goal.resumed_attempt is not None:
         return _resume(state, goal.resumed_attempt)
-    return state.do(h.AskFramework()) if goal.framework else state
+    return framework_check.ask(state) if goal.framework else state
 
 
 def _resume(state: HeadState, snapshot: attempts.AttemptSnapshot) -> HeadState:

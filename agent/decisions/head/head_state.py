@@ -327,7 +327,7 @@ class HeadState(Value):
     uncounted: Uncounted = field(default_factory=Uncounted)
     comparison: Comparison = field(default_factory=Comparison)
     joined: Joined = field(default_factory=Joined)
-    asks_framework_again: bool = False  # after the prepare steps, which may change the framework
+    framework_may_change: bool = False  # it was asked before prepare steps ended
     probes: shared.Probes = field(default_factory=shared.Probes)  # between nodes, before the job
     preflight: shared.Preflight | None = None  # the all-reduce before the job, once it started
 

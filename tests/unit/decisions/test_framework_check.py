@@ -90,6 +90,15 @@ def test_prepare_steps_may_install_another_version() -> None:
     awaiting.take(REFUSED, 11.0)
     assert [code for code, *_ in ends_of(awaiting)] == [78]
 
+    # The first question may be unanswered still: its answer would be about the former version.
+    late = Trace(asking(1, prepare=True), [(2.0, event) for event in PREPARED])
+    assert [*late.kinds()].count("AskFramework") == 1
+
+    accepted = Trace(asking(1, prepare=True), [(1.0, ACCEPTED)])
+    for event in PREPARED:
+        accepted.take(event, 10.0)
+    assert "AskFramework" not in [*accepted.kinds()]
+
 
 def test_a_step_that_fails_ends_the_run_as_always() -> None:
     """Whatever the framework has said before."""

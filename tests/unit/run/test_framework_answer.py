@@ -58,6 +58,12 @@ def answer_to(tmp_path: Path, *argv: str, python: str = sys.executable) -> Frame
     return event
 
 
+async def child() -> psutil.Process | NotYet:
+    """Return the process that asks, once there is one."""
+    found = [p for p in psutil.Process().children() if "ask_framework.py" in str(p.cmdline())]
+    return found[0] if found else NotYet()
+
+
 def test_a_framework_that_accepts(tmp_path: Path) -> None:
     """Its placeholders are filled for the expected nodes."""
     install_openrlhf(tmp_path)
@@ -86,23 +92,34 @@ def test_the_end_of_the_run_kills_it(tmp_path: Path) -> None:
     install_openrlhf(tmp_path, HANGS)
     run, asked, sent = asker(tmp_path)
 
-    def child() -> psutil.Process | NotYet:
-        found = [p for p in psutil.Process().children() if "ask_framework.py" in str(p.cmdline())]
-        return found[0] if found else NotYet()
-
-    async def find() -> psutil.Process | NotYet:
-        return child()
-
     async def story() -> None:
         with anyio.fail_after(60):
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(asked.ask)
-                process = await until(find, None)
+                process = await until(child, None)
                 asked.cancel()
             assert not process.is_running()
 
     anyio.run(story)
     assert sent == []
+    run.close()
+
+
+def test_a_second_question_takes_the_place_of_the_first(tmp_path: Path) -> None:
+    """One answer comes, about what is installed by then."""
+    install_openrlhf(tmp_path, HANGS)
+    run, asked, sent = asker(tmp_path)
+
+    async def story() -> None:
+        with anyio.fail_after(60):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(asked.ask)
+                await until(child, None)
+                install_openrlhf(tmp_path)
+                await asked.ask()
+
+    anyio.run(story)
+    assert sent == [FrameworkAnswered()]
     run.close()
 
 
