@@ -1,8 +1,8 @@
-"""Every timeout and interval in seconds, with why each has its value, and their order.
+"""The timeouts and intervals in seconds that several modules share, and the order of them.
 
-The defaults of AGENT_* settings, in settings/model.py, stand as comments where they belong;
-`RULES` has those that must be below others. Modules use the names here; only what a test replaces
-has a second name in its module. Programs in bundled/ that run without the agent keep their own.
+Each says why it has its value; `RULES` has those that must be below others. A time that a single
+module uses stands in that module. The defaults of AGENT_* settings, in settings/model.py, stand as
+comments where they belong. Programs in bundled/ that run without the agent keep their own.
 """
 
 from __future__ import annotations
@@ -21,8 +21,6 @@ within the 3 s in which a lost worker is named. A lost SYN is sent again after 1
 loses 30 % and delays the rest by 200 ms each way, an answer takes 0.4 s at best, and half of all
 tries are lost. A killed agent on a running machine refuses the connection at once.
 """
-PROBE_EVIDENCE = 1.0  # A probe that ends at its own limit has no evidence: that one is later.
-PROBE_INTERVAL = 5.0  # Between two probes of a worker that stays silent.
 AGENT_SILENT = REPLY_HELD + 5.0  # A worker with an older report may be replaced at its address.
 HOLDER_REPORTS = 5.0  # For an agent to report whose address or rank another one has; then again.
 SILENT_WITHOUT_RAY = 15.0  # With torchrun such a worker is lost; with Ray, GCS decides as well.
@@ -37,11 +35,6 @@ after all of it, the head may begin the next one.
 """
 FENCE_LATEST_SHARE = 0.95  # Since the last contact, for a worker that notices the silence late.
 FENCE_LEAST = 3.0  # The least time that a head has to answer again before the fence.
-PREPARE_STALE = 60.0  # A running prepare step extends the workers' deadline while it is reported.
-SPARES_REPORT = 10.0  # Workers beyond the expected ones find a head that is back within this.
-STEP_HOLDER_SILENT = 60.0  # A silent worker loses its turn at a step on a shared disk.
-RECENT_LOSS = 60.0  # A job that fails so soon after a loss failed because of it.
-LOSS_NOTICED = 20.0  # After a loss: GCS reports a killed node after 15 s.
 EARLIER_ATTEMPT_ENDS = 60.0  # Beyond AGENT_NODE_GRACE, for all nodes to end an attempt.
 GPUS_FREED = 45.0  # For a driver to free what killed processes held: seconds for 80 GiB.
 
@@ -63,12 +56,6 @@ PLAIN_RAY = 10.0
 """A head whose GCS answers, but no agent for so long, is plain Ray: a killed agent is replaced
 sooner, also on a busy machine.
 """
-SILENCE_LOGGED = 2.0  # Silence is logged after this: on a bad link single calls fail.
-CONNECT_PAUSE = 0.1  # Before the second try to reach the head; it doubles.
-LONGEST_CONNECT_PAUSE = 1.0  # A head that is back is found within this.
-JOIN_RETRY_PAUSE = 0.5  # Between two tries of `ray start` on a worker.
-GOODBYE = 1.0  # For a last report that the head need not receive.
-AWAITED_GOODBYE = 5.0  # For one that the head must receive: the cause of the end is on this worker.
 
 # --- The start of a node --------------------------------------------------------------------------
 
@@ -80,19 +67,14 @@ RECORD_UNREADABLE = 4.0  # A killed agent's record that cannot be read is read a
 STALLED_DISK = 2.0  # A stalled disk delays start, end, a share, stacks or logs by no more.
 HANGING_DISK = 0.2  # The same for each further write, once one has not ended in time.
 OWN_POD_NAME = 20.0  # For the DNS name of a pod that runs already: an ssh shell is in it.
-START_LOOKUP = 2.0  # DNS at the start; later lookups repeat it.
 IDLE_DISK = 20.0  # For the run folder and the checkpoints: an idle network disk needs some seconds.
 CHECKPOINT_LISTING = 5.0  # For the checkpoints after an attempt, which only inform what follows.
-PYTHON_ANSWERS = 30.0  # For another Python to report its packages: a network disk is slow at first.
-GPUS_ANSWER = 20.0  # Without the persistence daemon the driver initializes each GPU first.
 UPLOAD_COUNTED = 20.0  # For counting a working_dir; one that takes longer is reported as too large.
 SESSION_QUIET = 600.0
 """A Ray session whose files did not change for so long has ended. A running Ray writes its logs
 more often, also in another container that shares the folder.
 """
-RAY_JOINS = 120.0  # For `ray start` on a worker, per join.
 RAY_HANGS = 30.0  # A stopped process of Ray is a lost Ray after this.
-MEMORY_LOOK = 0.5  # Between two looks at the memory while the model is read ahead.
 MODEL_READ_AFTER = 5.0  # Until Ray has started here: it has the disk and the CPUs first.
 RUN_DECIDED = 5.0  # A first report is held for so long until the head has chosen its run.
 
@@ -100,14 +82,11 @@ RUN_DECIDED = 5.0  # A first report is held for so long until the head has chose
 
 NODE_PROBE = 10.0  # For each node's scoring request to the reward server.
 BANDWIDTH_SAMPLE = 10.0  # For each node's sample of a link; only a recipe sized by the links waits.
-SAMPLE_TRIES = BANDWIDTH_SAMPLE - 3.0  # A node whose time is over reports before the head's limit.
 SAMPLE_PAUSE = 2.0  # Between two samples of a link: cores may still be busy with Ray's start.
 SAMPLE_LENGTH = 1.0  # The longest time that one sample measures.
 SAMPLE_QUEUE = 8.0  # A node answers one sample after the other.
-SAMPLE_CONNECT = 3.0  # For the connection of a sample.
 RAYLET_REACHED = 3.0  # A running raylet accepts connections, on a busy machine a little later.
 REACH_TRY = 2.0  # One of several tries to reach a raylet.
-CLOCKS_DIFFER = 5.0  # A first report may take three; a larger difference comes from the clock.
 ALL_REDUCE = 120.0  # For the all-reduce before the job; NCCL's first contact may take a minute.
 ALL_REDUCE_SPARE = 10.0  # For its result to arrive after its own time limit.
 HEAD_RESULT = 5.0  # For the head's own result, the most detailed one, after another node failed.
@@ -118,43 +97,25 @@ ALL_REDUCE_STOP = 1.0  # The grace of an all-reduce that is stopped.
 
 SUBMISSION = 120.0  # For Ray to accept the job; an upload of a working_dir has more, by its size.
 NO_JOB_STATUS = 120.0  # An attempt is lost if Ray returns no status of its job for so long.
-SHARE_REPORTS = 8.0  # With torchrun: for every node's report after the job failed on one.
 NODES_ASKED = 5.0  # For every node's answer after the job failed: a loss may be the cause.
-PER_NODE_ASKED = 2.0  # For one node's answer.
 BRIDGE_HEARTBEAT = 5.0  # The bridge repeats an unchanged status of the job at this interval.
 DASHBOARD_SILENT = 10.0  # After so long without an answer of the dashboard, GCS is asked.
 RAY_CONNECTION_DEAD = 30.0  # Ray's client sets no timeouts: a cut link would block it forever.
 GCS_CALL = 5.0  # For one call to GCS.
-JOB_OUTPUT_COPIED = 5.0  # A job's end is delayed by no more for the rest of its output.
-NODES_POLL = 0.1  # The bridge reads GCS's list of nodes while the run boots.
-NODES_POLL_WITH_JOB = 1.0  # The same while a job runs: its nodes change rarely.
-JOB_POLL = 0.2  # The bridge reads the status of the job.
 FRAMEWORK_ANSWERS = 90.0  # For the framework's check of the command; nothing waits for it.
-JOB_OUTPUT_POLL = 0.5  # Until the bridge opens the job's output stream again.
-GCS_POLL = 2.0  # The bridge asks GCS for the job while the dashboard is silent.
-BRIDGE_PAUSE = 0.5  # Before the second start of a bridge; it doubles.
 LONGEST_BRIDGE_PAUSE = 5.0  # Well below `NO_JOB_STATUS`.
-TORCHRUN_POLL = 0.05  # torchrun's checks of its processes: short, to find the first failure.
 # AGENT_STALL (auto): no step for three times the median, at least STALL_LEAST; AGENT_FIRST_STEP.
 STALL_LEAST = 300.0  # A step that takes less is no hang, however short the others were.
 STALL_QUIET = 1800.0  # Where steps are not known: no sign of work at all for so long.
 FIRST_STEP = 3600.0  # AGENT_FIRST_STEP: a model of 235B loads and compiles for long.
-STALL_AGAIN = 60.0  # Until the second examination: suspects that work are elsewhere by then.
-STALL_AGAIN_LONGEST = 600.0  # Between later ones, where the two before differed.
-STALL_CHECK_SHORTEST = 1.0  # Signs of work are read ten times within AGENT_STALL, no more often,
-STALL_CHECK_LONGEST = 60.0  # and no less often.
-CHECKPOINT_GROWS = 60.0  # A checkpoint with a file that changed so recently is being written.
-STALL_BUSY = 15.0  # For all nodes to report whether they are busy.
+STALL_CHECK_LONGEST = 60.0  # Signs of work are read ten times within AGENT_STALL, no less often.
 STALL_STACKS = 30.0  # For all nodes to report their stacks, and what else may explain a hang.
 NODE_EXAMINED = 22.0  # For one node to collect them; what is not read in time is left out.
 STALL_TASKS = 30.0  # For Ray to list its tasks.
 STACK_DUMP = 10.0  # For the stacks of one process.
-RECORDER_POLL = 0.5  # A dump that has not grown for so long is whole.
 SERVICE_EXAMINED = 10.0  # For a service to answer one request while a job hangs.
-KERNEL_RECENT = 3600.0  # Older messages of the kernel do not explain a hang.
 STACK_SIGNALED = 2.0  # For a process to write its stacks on a signal.
 RECORDER_DUMP = 15.0  # For torch's flight recorder to write a dump; an H100 took 6.5 s.
-STEPS_STOPPED = 300.0  # Without a step for so long: an error before has stopped the steps.
 
 # --- Figures of the machines ----------------------------------------------------------------------
 
@@ -162,11 +123,8 @@ FIGURES_READ = 10.0  # Between two readings of a node's figures.
 FIGURES_SENT = 30.0  # Between two reports with figures: a head reads those of a thousand nodes.
 FIGURES_GPUS = 5.0  # For AMD's tool to report its GPUs: a program in Python, about one second.
 FIGURES_LIMIT = 6.0  # For one reader; while a driver or disk hangs, its figures are left out.
-PROGRAMS_READ = 60.0  # Between two readings of the programs that hold the memory.
 REPORT_MADE = 10.0  # For report.html at the end of a run: masks over some MB, under load.
 REPORT_AT_STOP = 2.0  # The same after a stop, whose grace it comes after.
-CHECKPOINTS_LOOK = 60.0  # Between two looks for new checkpoints of the running job.
-NODES_LOOK = 30.0  # Between two looks at the figures of all nodes, as often as they are sent.
 
 # --- Compile caches -------------------------------------------------------------------------------
 
@@ -188,22 +146,11 @@ LONGEST_RETRY_PAUSE = 300.0  # More would only cost pods that wait.
 ATTEMPT_SHORT = 600.0  # An attempt lost sooner, without a new checkpoint, made no progress.
 RESTARTS_FORGOTTEN = 600.0  # A service's restarts count for so long: four a week are no crash loop.
 LONGEST_RESTART_PAUSE = 30.0  # Between two restarts of a service; it starts with none and doubles.
-FORK_AGAIN = 10.0  # A killed agent is started again within this, once there is room for a process.
-AGENT_CRASH_WINDOW = 600.0  # An agent that is killed four times within this is not started again.
-RAY_EXIT_NOTICED = 1.5  # `ray start` exits within a second of a Ray process, and logs more.
-OOM_RECENT = 60.0  # An end this soon after an OOM kill is attributed to it.
 
 # --- Services and prepare steps -------------------------------------------------------------------
 
-SERVICE_FIRST_PROBE = 10.0  # One probe while a service starts.
 SERVICE_PROBED = 10.0  # Between two probes of a ready service (`alive.every` of its table).
 SERVICE_ANSWERS = 60.0  # For each answer of one (`alive.within`).
-SERVICE_READY_AGAIN = 120.0  # From a restart of a service to its readiness.
-SERVICE_GRACE = 1.0  # The grace of a service that no longer answers.
-ROUTER_ANSWERS = 3.0  # For each request to a router about one of its engines.
-ROUTER_ASKED_AGAIN = 30.0  # A restarted engine is listed within this of its router's start.
-STEP_PROGRESS = 2.0  # Between two reads of a step's progress.
-LOCAL_CONNECT = 2.0  # The kernel accepts a local connection at once, or not at all.
 
 # --- The end of a run -----------------------------------------------------------------------------
 
@@ -218,42 +165,23 @@ STOP_BUNDLE = 2.0  # For the diagnostics bundle.
 _AT_ONCE = max(STOP_FINAL_REPLIES, STOP_SERVICES, STOP_RAY)  # They stop at the same time.
 STOP_PARTS = _AT_ONCE + STOP_LEFTOVERS + STOP_OUTPUT + STOP_EXIT  # All of it but the job's part.
 STOP_WHOLE = 25.0  # Kubernetes kills after 30 s; a shorter grace shrinks all parts alike.
-JOB_KILLED = 10.0  # After the job's grace, until Ray reports it killed; only if an attempt follows.
-SAVE_SHARE = 0.5  # Of the job's grace: for a new checkpoint, before the job is stopped.
-CHECKPOINT_POLL = 0.25  # A job that has saved goes on until it is stopped: further steps are lost.
-CHECKPOINT_QUIET = 2.0  # A checkpoint without changes for so long is whole, unless known before.
 STOP_ACCEPTED = 5.0  # For Ray's dashboard to accept the stop of a job; it usually takes one.
-LEFTOVERS_KILLED = 10.0  # For killing what an earlier attempt left; what resists stays.
 DESCENDANTS_EXIT = 5.0  # Freeing much memory takes a process a while.
-PARENT_SWEEP = 5.0  # For the parent to kill what a restarted agent left.
-GIVE_UP = 5.0  # For a last agent, after one that was killed too often, to record the end.
-AGENT_EXIT = 2.0  # An agent that has sent its code exits within this, unless a disk blocks.
 BUNDLE_EXTRA = 1.0  # The caller waits so much longer than the time limit of the bundle's thread.
-DEAD_ACTORS = 6.0  # For Ray to return why actors died, and the ends of their logs.
-KERNEL_LINE_AGE = 600.0  # A line of the kernel from so long before a log began is no cause.
 CAUSE_SEARCH = 10.0  # For the search of the logs, whose bytes are bounded, on a machine under load.
 
 # --- A pod after its run --------------------------------------------------------------------------
 
-HOURS_WARNING = 600.0  # AGENT_MAX_HOURS is announced this long before, or a tenth of a short run.
-RECEIPT_LOOK = 1.0  # Between two looks at what a run spends its time on.
-HOURS_RECORDED = 60.0  # Between two records of the used hours: a killed agent forgets no more.
 HOLD_REMINDER = 600.0  # A held pod's price is logged again, and a refused stop is tried again.
 STARTED_AGAIN = 3600.0  # A pod that a person starts again after its run stays up this long.
-RESTART_PAUSE = 600.0  # A platform restarts an ended container within this: Kubernetes in 5 min.
-POD_REQUEST = 20.0  # For one request to RunPod's API.
 POD_RETRY_PAUSE = 1.0  # Before a failed request to RunPod's API is repeated; it doubles.
 LONGEST_POD_RETRY_PAUSE = 60.0  # A held pod bills, so that an API that works again is found soon.
 PRICE_ASKED = 600.0  # RunPod is asked for the pod's price beside the run, for no longer.
-POD_STOPS = 60.0  # The container of a stopped pod is killed within this; then RunPod is asked.
-WORKERS_STOP_FIRST = 30.0  # The head's pod is stopped last, after waiting so long for the workers'.
 
 # --- Messages to AGENT_NOTIFY ---------------------------------------------------------------------
 
-NOTIFY_LOOK = 2.0  # Between two looks at what is worth a message.
 NOTIFY_REQUEST = 10.0  # For one request, whatever the server sends.
 NOTIFY_RETRY_PAUSE = 1.0  # Before a failed one is repeated; it grows.
-LONGEST_NOTIFY_PAUSE = 20.0  # A service that limits its requests accepts one again within this.
 NOTIFY_WITHIN = 300.0  # A message that was not accepted within this is no news any more.
 NOTIFY_GRACE = 2.0  # The end of a run waits so long for its message to be accepted.
 
@@ -263,21 +191,16 @@ HEADER = 10.0  # From the start of a connection to its first complete request he
 CONNECTION_IDLE = 30.0  # From an answer to the next header; aiohttp's clients reuse one for 15 s.
 BODY = 10.0  # For a request's body, and as long again for every 32 MiB.
 BODY_QUEUE = 20.0  # A request waits so long for the bodies of others, then it gets a 503.
-LAST_REQUESTS = 3.0  # A bundled server that is stopped finishes what it answers within this.
 LOGIN_WINDOW = 60.0  # An address may send the page's form ten wrong tokens in so long.
-LOGIN_LASTS = 12 * 3600.0  # The page's cookie expires so long after the token was sent.
 STATUS_READ = 0.5  # Between two reads of the status, shared by all readers.
 STATUS_REPEATED = 5.0  # An unchanged status is repeated at this interval, as a sign of life.
 READER_STALLED = 10.0  # A reader that does not accept an answer within this is disconnected.
 STREAM_SILENT = 12.0  # A stream without a status for so long is opened again.
 HEAD_GONE = 15.0  # A watcher without a status for so long reports the head as gone.
 ONE_REQUEST = 5.0  # For one request of a verb.
-STATUS_POLL = 0.5  # Between two requests where `/events` cannot be used.
 AGENT_RESTARTS = 15.0  # A verb waits for a killed agent: it starts within 2 s, or a little later.
 VERB_RETRY_PAUSE = 0.5  # Between two requests of a verb that waits.
-STOP_VERB_MARGIN = 10.0  # `stop` waits longer than the head's grace: it also sends the verdict.
 LOG_LINES_AWAITED = 3.0  # A request for logs waits so for new lines, below the caller's timeout.
-LOG_POLL = 0.1  # Between two reads of a log; at its end twice as long, for open requests.
 
 # --- Writing --------------------------------------------------------------------------------------
 
@@ -286,30 +209,14 @@ WRITE_STUCK = 2.0  # A write that takes longer counts as stuck.
 WRITE_STALLED = 10.0  # A write that takes longer is reported; a slow disk is faster.
 LINES_RETRY = 2.0  # Until lines that could not be written are tried again.
 WRITE_RETRY = 15.0  # Until an item that could not be written is tried again.
-RECORD_COUNTERS = 0.5  # Between writes of counters that change all the time.
-RUN_RECORD_CHECK = 3.0  # Between two checks whether a later head serves this run.
-STEPS_SAVED = 1.0  # Between two writes of the job's steps: a killed agent forgets no more.
-NODE_CHECK = 5.0  # Between two reads of a node's own statistics.
-FILE_LOCK = 2.0  # For a lock of the run folder on a network disk.
-FOLDER_MOVE = 0.1  # For a blocked writer before the run folder moves: the next reply tries again.
-WAIT_REMINDER = 30.0  # An unchanged wait is recorded again after this.
 WAIT_QUIET = 2.0  # Between two records of one wait whose evidence changes.
 WAIT_SAID = 15.0  # A wait is logged after this, and a change of its evidence no sooner either,
 WAIT_SAID_AGAIN = 60.0  # then after this,
 WAIT_REPEATED = 300.0  # and then at this interval.
-WAIT_DRAWN = 1.0  # On a terminal its line is drawn again after this.
-JOINED_TOGETHER = 1.0  # Nodes of a large run that join within this are logged in one line.
-SPAN_SHORTEST = 0.05  # `explain` leaves out what took less.
 
 # --- Polling of processes, files and sockets ------------------------------------------------------
 
-WAIT_POLL = 0.05  # The one polling loop, for what sends no event.
 WAIT_READ = 1.0  # For a short read in a thread, such as a file.
-OUTPUT_POLL = 0.05  # Between two reads of the job's output.
-PROCESS_POLL = 0.1  # Between two checks of a child whose end the kernel does not report.
-WRITE_PAUSE = 0.02  # Output is read again after this while its disk is slow.
-RAY_POLL = 0.5  # Between two checks of this node's Ray and GCS.
-RAY_HELPERS_POLL = 1.0  # Between two checks of Ray's dashboard and agents.
 
 # --- the order ----------------------------------------------------------------------------------
 

@@ -30,6 +30,13 @@ if TYPE_CHECKING:
 
     from agent.bridge.ray_calls import Jobs
 
+_JOB_OUTPUT_COPIED = 5.0  # A job's end is delayed by no more for the rest of its output.
+_NODES_POLL = 0.1  # The bridge reads GCS's list of nodes while the run boots.
+_NODES_POLL_WITH_JOB = 1.0  # The same while a job runs: its nodes change rarely.
+_JOB_POLL = 0.2  # The bridge reads the status of the job.
+_JOB_OUTPUT_POLL = 0.5  # Until the bridge opens the job's output stream again.
+_GCS_POLL = 2.0  # The bridge asks GCS for the job while the dashboard is silent.
+
 
 class Bridge:
     """Watches Ray's nodes and one job, and sends an event for every change."""
@@ -116,10 +123,10 @@ class Bridge:
                 known = nodes
                 self._send(event="nodes", nodes=nodes)
             if self._submitted - self._ended:
-                self._stop.wait(times.NODES_POLL_WITH_JOB)
+                self._stop.wait(_NODES_POLL_WITH_JOB)
             return False
 
-        self._until_done(times.NODES_POLL, send_changes)
+        self._until_done(_NODES_POLL, send_changes)
 
     def _warm_up(self) -> bool:
         """Call the dashboard while the head waits for workers: its first answer is the slowest."""
@@ -228,7 +235,7 @@ class Bridge:
                     jobs.follow_output(job_id, copy.write)
                     return job_id in self._ended
 
-                self._until_done(times.JOB_OUTPUT_POLL, follow, "its output: ")
+                self._until_done(_JOB_OUTPUT_POLL, follow, "its output: ")
         except OSError as error:
             self._send(event="silent", evidence=f"its output: {_first_line(error)}")
 
@@ -248,7 +255,7 @@ class Bridge:
             if report["ended"]:
                 self._ended.add(job_id)
                 if copying is not None:
-                    copying.join(times.JOB_OUTPUT_COPIED)
+                    copying.join(_JOB_OUTPUT_COPIED)
 
             if report != sent or time.monotonic() >= sent_at + times.BRIDGE_HEARTBEAT:
                 sent = report
@@ -256,7 +263,7 @@ class Bridge:
                 self._send(event="job", id=job_id, report=report)
             return bool(report["ended"])
 
-        self._until_done(times.JOB_POLL, send_changes)
+        self._until_done(_JOB_POLL, send_changes)
 
     def _follow_in_gcs(self, job_id: str) -> None:
         """Follow a job in GCS while the dashboard does not answer; the job runs without it."""
@@ -274,7 +281,7 @@ class Bridge:
                     self._ended.add(job_id)
             return job_id in self._ended
 
-        self._until_done(times.GCS_POLL, send_state)
+        self._until_done(_GCS_POLL, send_state)
 
     def _answer(self, command: Mapping[str, Any]) -> None:
         """Send the answer to a question about tasks or actors; nothing if Ray does not answer."""

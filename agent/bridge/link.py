@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from agent.processes.process import StartChild
 
+_BRIDGE_PAUSE = 0.5  # Before the second start of a bridge; it doubles.
 _EVENTS: dict[str, type[h.HeadEvent]] = {
     "nodes": h.RayNodes,
     "submitted": h.Submitted,
@@ -81,7 +82,7 @@ class RayLink:
                     continue
                 why = self._child.end_sentence(code)
                 self._emit(h.HeadRaySilent(f"the ray bridge ended, {why}"))
-                await anyio.sleep(times.BRIDGE_PAUSE)  # no busy loop where it exits at once
+                await anyio.sleep(_BRIDGE_PAUSE)  # no busy loop where it exits at once
         finally:
             if self._child is not None:
                 with anyio.CancelScope(shield=True):
@@ -104,7 +105,7 @@ class RayLink:
             say(f"{why}. It is tried again", "warning")
             self._emit(h.HeadRaySilent(why))
 
-        pause = times.BRIDGE_PAUSE
+        pause = _BRIDGE_PAUSE
         longest = times.LONGEST_BRIDGE_PAUSE
         return await until(start, None, step=pause, longest=longest, on_evidence=report)
 

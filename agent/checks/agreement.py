@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from agent.base import times
 from agent.base.text import first_names, listed
 from agent.checks.finding import Finding, Level
 from agent.node.facts import COLLECTIVES, DEBUGGER, INTERFACES
@@ -18,6 +17,7 @@ if TYPE_CHECKING:
 
     Nodes = Sequence[tuple[str, Facts]]  # name and facts of each node, the head's first
 
+_CLOCKS_DIFFER = 5.0  # A first report may take three; a larger difference comes from the clock.
 _UNSET = "not set"
 _LIBRARIES = tuple(dict.fromkeys((TORCH, CUDA, NCCL, *LIBRARIES.values(), *FRAMEWORKS)))
 _MAY_DIFFER = {"transformers", "flash-attn"}
@@ -90,7 +90,7 @@ def _version(facts: Facts, name: str) -> str:
 
 def _clocks(nodes: Nodes) -> Iterator[Finding]:
     clocks = [(name, facts.node_versions.clock_ahead or 0.0) for name, facts in nodes]
-    differing = [f"{name} ({by:+.0f} s)" for name, by in clocks if abs(by) > times.CLOCKS_DIFFER]
+    differing = [f"{name} ({by:+.0f} s)" for name, by in clocks if abs(by) > _CLOCKS_DIFFER]
     if differing:
         remedy = "Set the clocks of these machines (chrony, ntp): timestamps are wrong otherwise"
         what = f"differs from the head's on {first_names(differing)}"

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Mapping
 
+_STOP_VERB_MARGIN = 10.0  # `stop` waits longer than the head's grace: it also sends the verdict.
 OPTIONS = ()
 
 
@@ -26,7 +27,7 @@ def run(environ: Mapping[str, str], _: argparse.Namespace) -> None:
 def stop(environ: Mapping[str, str]) -> None:
     """Ask the head to stop, and wait until its port is closed; raises if refused."""
     head = require_head(environ)
-    within = head.ask("/stop", post=True)["within"] + times.STOP_VERB_MARGIN
+    within = head.ask("/stop", post=True)["within"] + _STOP_VERB_MARGIN
     warn(f"run {head.status.get('run_id')} is being stopped")
     over = time.monotonic() + within
     while ask(f"http://{head.where}/livez", limit=2.0).status:

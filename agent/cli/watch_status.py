@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     Show = Callable[[Status, str], None]
     """Shows a status, and why there is no newer one."""
 
+_STATUS_POLL = 0.5  # Between two requests where `/events` cannot be used.
+
 
 def follow_status(head: RunningHead) -> Iterator[Status | str]:
     """Yield each status received, and for each failed request why there is none."""
@@ -42,7 +44,7 @@ def follow_status(head: RunningHead) -> Iterator[Status | str]:
         except FAILURES as error:
             yield error_text(error)
         yield status_at(head.where, head.settings)  # also where `/events` is not open to us
-        time.sleep(times.STATUS_POLL)  # for a person only; nothing waits on it
+        time.sleep(_STATUS_POLL)  # for a person only; nothing waits on it
 
 
 def _stream(head: RunningHead) -> Iterator[Status]:

@@ -29,6 +29,9 @@ from agent.job.progress import Progress
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+_STALL_AGAIN = 60.0  # Until the second examination: suspects that work are elsewhere by then.
+_STALL_AGAIN_LONGEST = 600.0  # Between later ones, where the two before differed.
+_STALL_CHECK_SHORTEST = 1.0  # Signs of work are read ten times within AGENT_STALL, no more often.
 _MEDIANS = 3.0  # A step that takes so many medians is late,
 _LONGEST = 1.5  # if it also takes so many times the longest so far.
 _WITH_PAUSE = 5.0  # An evaluation or a checkpoint may take so many times as long as a step.
@@ -110,7 +113,7 @@ class StallRules(Value):
 
 def _interval(limit: float) -> float:
     interval = limit / _LOOKS_PER_LIMIT
-    return min(times.STALL_CHECK_LONGEST, max(times.STALL_CHECK_SHORTEST, interval))
+    return min(times.STALL_CHECK_LONGEST, max(_STALL_CHECK_SHORTEST, interval))
 
 
 class StallRule(str, Enum):
@@ -451,7 +454,7 @@ def _pause_after(examinations: int) -> float:
     """Return the seconds until the next examination, after so many."""
     if examinations < 1:
         return 0.0
-    return min(times.STALL_AGAIN_LONGEST, times.STALL_AGAIN * 2.0 ** (examinations - 1))
+    return min(_STALL_AGAIN_LONGEST, _STALL_AGAIN * 2.0 ** (examinations - 1))
 
 
 def _followed(state: StallState | None, signs: JobSigns, now: float) -> StallState:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from agent.node.facts import RayPython
     from agent.settings.model import Settings
 
-
+_SERVICE_READY_AGAIN = 120.0  # From a restart of a service to its readiness.
 NODE_IP = "{node_ip}"  # Placeholder for a node's address
 HEAD_IP = "{head_ip}"  # Placeholder for the head's address
 
@@ -292,7 +292,7 @@ class ServiceSpec(Value):
     deadline_variable: str
     where: Where = ON_HEAD
     restarts: int = 3
-    restarted_within: float = times.SERVICE_READY_AGAIN  # Seconds from a restart to readiness
+    restarted_within: float = _SERVICE_READY_AGAIN  # Seconds from a restart to readiness
     essential: bool = True
     env: tuple[tuple[str, str], ...] = ()
     port: int | None = None

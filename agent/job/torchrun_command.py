@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, ClassVar
 
 from msgspec.structs import replace
 
-from agent.base import times
 from agent.base.ends import shell_code
 from agent.base.errors import Problem
 from agent.base.text import in_url
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
     from agent.job.share import SharePlace
     from agent.settings.model import Settings
 
-
+_TORCHRUN_POLL = 0.05  # torchrun's checks of its processes: short, to find the first failure.
 RANK_VARIABLE = "TORCHELASTIC_RUN_ID"
 """An environment variable of every rank, with the id of the attempt."""
 _PYTHON = re.compile(r"python(\d+(\.\d+)?)?")
@@ -115,7 +114,7 @@ class Torchrun(Value):
             *("--nnodes", place.nodes, "--node_rank", place.rank),
             *("--master_addr", in_url(place.head_ip), "--master_port", str(self.port)),
             *("--rdzv_id", place.attempt_id, "--nproc_per_node", str(self.processes)),
-            *("--max_restarts", "0", "--monitor_interval", str(times.TORCHRUN_POLL)),
+            *("--max_restarts", "0", "--monitor_interval", str(_TORCHRUN_POLL)),
             *torchrun_arguments(argv),
         ]
 

@@ -10,10 +10,10 @@ from pathlib import Path
 from subprocess import DEVNULL, PIPE, STDOUT, Popen, TimeoutExpired
 from typing import Any
 
-from agent.base import times
 from agent.node.facts import MIB, Driver, DriverGpu
 from agent.node.python_facts import text_of
 
+_GPUS_ANSWER = 20.0  # Without the persistence daemon the driver initializes each GPU first.
 MODULES = Path("/sys/module")
 _CARD = re.compile(r"card(\d+)")
 _JSON = re.compile(r"^[\[{]", re.MULTILINE)
@@ -74,9 +74,7 @@ _DRIVERS = {
 """By vendor: the tool that reports the driver's GPUs, its reader, and the kernel's module."""
 
 
-def ask_driver(
-    maker: str, path: str | None = None, limit: float = times.GPUS_ANSWER
-) -> Driver | None:
+def ask_driver(maker: str, path: str | None = None, limit: float = _GPUS_ANSWER) -> Driver | None:
     """Return the report of the driver's tool; None without GPUs."""
     if not maker:
         return None

@@ -21,7 +21,6 @@ import psutil
 from msgspec.structs import replace
 
 from agent import __version__
-from agent.base import times
 from agent.base.text import own_command
 from agent.base.typed import convert, decode
 from agent.base.value import MOST_ITEMS
@@ -44,6 +43,10 @@ from agent.settings.jobs import FRAMEWORKS
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
+
+# For another Python to report its packages: a network disk is slow at first.
+_PYTHON_ANSWERS = 30.0
+
 
 T = TypeVar("T")
 
@@ -500,7 +503,7 @@ def _answer(argv: list[str], what: str, kind: type[T]) -> T | None:
     try:
         with limits.starting(what):
             ended = subprocess.run(
-                argv, capture_output=True, text=True, timeout=times.PYTHON_ANSWERS, check=True
+                argv, capture_output=True, text=True, timeout=_PYTHON_ANSWERS, check=True
             )
         return decode(ended.stdout.splitlines()[-1], kind)
     except (OSError, subprocess.SubprocessError, ValueError, IndexError):

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from agent.plan.plan import Plan
     from agent.settings.model import Settings
 
+_RAY_JOINS = 120.0  # For `ray start` on a worker, per join.
+_SHARE_REPORTS = 8.0  # With torchrun: for every node's report after the job failed on one.
 HEAD = "head"  # on the head its Ray, on a worker the head
 WORKERS = "workers"
 PREPARE = "prepare"
@@ -63,7 +65,7 @@ def planned_waits(plan: Plan) -> Iterator[PlannedWait]:
         here = tuple(step for step in plan.all_steps if step.where.kind == ON_EVERY.kind)
         yield from _of_steps(settings, here, before)
         if plan.share_launcher is None:
-            yield PlannedWait(JOIN, "Ray on this node to join, per join", times.RAY_JOINS)
+            yield PlannedWait(JOIN, "Ray on this node to join, per join", _RAY_JOINS)
         out_of_reach = "head and GCS out of reach, until all here is stopped"
         yield PlannedWait(FENCE, out_of_reach, fence, "AGENT_NODE_GRACE")
         if notice_signal(settings):
@@ -104,7 +106,7 @@ def _on_the_head(plan: Plan, before: Mapping[str, float]) -> Iterator[PlannedWai
     # The job.
     if job is not None:
         limit = times.SUBMISSION + (job.upload.size / _UPLOAD_RATE if job.upload else 0)
-        silence = times.NO_JOB_STATUS if plan.share_launcher is None else times.SHARE_REPORTS
+        silence = times.NO_JOB_STATUS if plan.share_launcher is None else _SHARE_REPORTS
         yield PlannedWait(SUBMIT, "the job to be accepted, from the first try", limit)
         yield PlannedWait(JOB, "the job's status", silence)
     if job is not None and settings.stall:

@@ -19,6 +19,9 @@ from agent.serving.connections import is_local
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
+_LOGIN_LASTS = 12 * 3600.0  # The page's cookie expires so long after the token was sent.
+
+
 # --- credentials ---------------------------------------------------------------------------------
 
 COOKIE = "pod_agent"  # The page's; its name ends with the port: browsers send it to all
@@ -136,11 +139,11 @@ class PortAccess:
     def set_cookie(self, request: web.Request, answer: web.StreamResponse) -> None:
         """Set the page's cookie: an HMAC of the token, never the token."""
         name = _cookie_name(request)
-        ends = int(time.time() + times.LOGIN_LASTS)
+        ends = int(time.time() + _LOGIN_LASTS)
         answer.set_cookie(
             name,
             f"{ends}.{self._cookie_signature(name, ends)}",
-            max_age=int(times.LOGIN_LASTS),
+            max_age=int(_LOGIN_LASTS),
             httponly=True,
             samesite="Strict",
             path="/",

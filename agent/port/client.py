@@ -48,6 +48,9 @@ if TYPE_CHECKING:
 
     OpenSession = Callable[[str, aiohttp.ClientTimeout], aiohttp.ClientSession]
 
+_CONNECT_PAUSE = 0.1  # Before the second try to reach the head; it doubles.
+_LONGEST_CONNECT_PAUSE = 1.0  # A head that is back is found within this.
+_SAMPLE_CONNECT = 3.0  # For the connection of a sample.
 _MAX_ANSWER_BYTES = 1 << 20
 
 
@@ -174,7 +177,7 @@ class HeadLink:
 
     async def run(self) -> None:
         """Send reports and handle replies until canceled, or until the goodbye is delivered."""
-        step = times.CONNECT_PAUSE
+        step = _CONNECT_PAUSE
         async with _Sessions(self._open_session) as sessions, anyio.create_task_group() as tasks:
             while True:
                 former = self._followed_ip
@@ -185,13 +188,13 @@ class HeadLink:
 
                 # The reply to a goodbye is never held: it is sent again after a pause, too.
                 if has_reply and not (self._is_unknown or self._is_leaving):
-                    step = times.CONNECT_PAUSE
+                    step = _CONNECT_PAUSE
                     if former not in ("", self._followed_ip) and self._epoch > epoch:
                         tasks.start_soon(self._report_to_former_head, sessions, former)
                     continue
                 with anyio.move_on_after(step):  # a change on this node is reported at once
                     await self._changed.wait()
-                step = min(step * 1.5, times.LONGEST_CONNECT_PAUSE)
+                step = min(step * 1.5, _LONGEST_CONNECT_PAUSE)
 
     @property
     def _is_leaving(self) -> bool:
@@ -393,7 +396,7 @@ class HeadLink:
                 return True if failure is None else NotYet(failure.evidence)
 
             with anyio.move_on_after(limit):
-                self.goodbye_delivered = await until(delivered, None, step=times.CONNECT_PAUSE)
+                self.goodbye_delivered = await until(delivered, None, step=_CONNECT_PAUSE)
 
     def _emit_silence(self, evidence: str) -> None:
         now = time.monotonic()
@@ -417,7 +420,7 @@ async def download_sample(
     ip: str, port: int, token: str | None, run_id: str, limit: float
 ) -> tuple[int, float] | str:
     """Download from a node; return bytes and seconds, or a sentence why it failed."""
-    timeout = aiohttp.ClientTimeout(total=limit, connect=times.SAMPLE_CONNECT)
+    timeout = aiohttp.ClientTimeout(total=limit, connect=_SAMPLE_CONNECT)
     at = f"{in_url(ip)}:{port}"
     prover = Prover(token)
     url = URL(f"http://{at}{SAMPLE_PATH}").with_query({SAMPLE_RUN: run_id})

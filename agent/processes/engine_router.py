@@ -15,13 +15,14 @@ from urllib.parse import quote, urlencode, urlsplit
 
 from msgspec import DecodeError, json
 
-from agent.base import times
 from agent.base.typed import decode
 from agent.base.value import Value
 from agent.processes.probing import ServerReply, send_request
 
 if TYPE_CHECKING:
     from agent.job.services import HttpProbe, Placeholders
+
+_ROUTER_ANSWERS = 3.0  # For each request to a router about one of its engines.
 
 
 class _Worker(Value):
@@ -75,7 +76,7 @@ class EngineRouter:
         """Return the engines that the router lists, or why they are not known."""
         refusals = []
         for path, kind in (("/workers", _Workers), ("/list_workers", _FormerWorkers)):
-            reply = await send_request("GET", f"{self.url}{path}", times.ROUTER_ANSWERS)
+            reply = await send_request("GET", f"{self.url}{path}", _ROUTER_ANSWERS)
             if isinstance(reply, str):
                 return reply
             if reply.is_success:
@@ -86,7 +87,7 @@ class EngineRouter:
         return "; ".join(refusals)
 
     async def _change(self, method: str, path: str, body: str | None = None) -> str:
-        reply = await send_request(method, f"{self.url}{path}", times.ROUTER_ANSWERS, body=body)
+        reply = await send_request(method, f"{self.url}{path}", _ROUTER_ANSWERS, body=body)
         if isinstance(reply, str):
             return reply
         return "" if reply.is_success else reply.refusal

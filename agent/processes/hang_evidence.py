@@ -9,7 +9,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agent.base import times
 from agent.base.text import listed, plain
 from agent.record.files import read_end
 
@@ -18,6 +17,7 @@ if TYPE_CHECKING:
 
     from agent.node.figures import Figures
 
+_KERNEL_RECENT = 3600.0  # Older messages of the kernel do not explain a hang.
 _MOST_NOTES = 8
 
 
@@ -100,7 +100,7 @@ def kernel_note(message: str, now: float) -> str:
         return ""
     age = now - int(fields[2]) / 1e6
     first = plain(text).partition("\n")[0]
-    return f"kernel, {age:.0f} s ago: {first}" if age <= times.KERNEL_RECENT else ""
+    return f"kernel, {age:.0f} s ago: {first}" if age <= _KERNEL_RECENT else ""
 
 
 _RAY_LOGS = ("worker-*.out", "worker-*.err")

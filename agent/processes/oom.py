@@ -6,13 +6,14 @@ import math
 import time
 from typing import TYPE_CHECKING
 
-from agent.base import times
 from agent.node.limits import oom_kills
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from agent.node.limits import OomKills
+
+_OOM_RECENT = 60.0  # An end this soon after an OOM kill is attributed to it.
 
 
 class MemoryWatch:
@@ -41,7 +42,7 @@ class MemoryWatch:
     def recent(self) -> str:
         """Return that sentence for a minute, unless another container's process may be meant."""
         self.poll()
-        is_recent = self._clock() - self._grew_at <= times.OOM_RECENT
+        is_recent = self._clock() - self._grew_at <= _OOM_RECENT
         return self._last_sentence if is_recent and self.kills.of_container else ""
 
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from agent.record.job_lines import JobLines
 
+_OUTPUT_POLL = 0.05  # Between two reads of the job's output.
 _CHUNK = 1 << 16
 _MOST_RECENT = 8 << 20  # Bytes of torchrun's output for a slow reader of stdout
 _MAX_FIRST_LINE = 4096  # Ray's first line is far shorter; a job may never end its first line
@@ -248,7 +249,7 @@ class OutputCopy(Background):
                 pass  # Ray has not made it yet
             except OSError as error:
                 self._warn_of(error)
-            if not self._pause(times.OUTPUT_POLL):
+            if not self._pause(_OUTPUT_POLL):
                 break
         if not self._source.parent.is_dir():
             self._warn(f"the job's output cannot be read: {self._source.parent} is not there")
@@ -262,7 +263,7 @@ class OutputCopy(Background):
             remaining -= len(chunk)
             self._filter.feed(chunk)
             # the bridge may be writing it again
-            if not chunk and not self._pause(times.OUTPUT_POLL):
+            if not chunk and not self._pause(_OUTPUT_POLL):
                 break
         self._filter.held = b""  # the former agent has passed it on
         return source.seek(self._skip)
@@ -272,7 +273,7 @@ class OutputCopy(Background):
         while not self._closing:
             while not self._closing and (chunk := self._read(source, _CHUNK)):
                 yield chunk
-            self._pause(times.OUTPUT_POLL)
+            self._pause(_OUTPUT_POLL)
 
         remaining = source.unread()
         while remaining > 0 and (chunk := self._read(source, min(_CHUNK, remaining))):

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import psutil
 
-from agent.base import times
 from agent.base.text import error_text, gigabytes
 from agent.node import limits
 from agent.node.python_facts import text_of
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
 
     from agent.node.read_figures import HostMemory
 
+_MEMORY_LOOK = 0.5  # Between two looks at the memory while the model is read ahead.
 MOST_OF_FREE = 0.9  # Of the free memory: what the job needs at its start stays free
 THREADS = 4  # A network disk answers several reads at once; more threads take the job's CPUs
 PRESSURE = 10  # Percent of ten seconds in which some program waited for memory
@@ -180,7 +180,7 @@ class ReadAhead:
                 stopped = "other programs need the memory"
                 self._done.set()
                 break
-            threads[0].join(times.MEMORY_LOOK)
+            threads[0].join(_MEMORY_LOOK)
             threads = [thread for thread in threads if thread.is_alive()]
         return self._sentence(time.monotonic() - began, stopped)
 

@@ -17,12 +17,15 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from agent.base import times
-
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType
 
+_FORK_AGAIN = 10.0  # A killed agent is started again within this, once there is room for a process.
+_AGENT_CRASH_WINDOW = 600.0  # An agent that is killed four times within this is not started again.
+_PARENT_SWEEP = 5.0  # For the parent to kill what a restarted agent left.
+_GIVE_UP = 5.0  # For a last agent, after one that was killed too often, to record the end.
+_AGENT_EXIT = 2.0  # An agent that has sent its code exits within this, unless a disk blocks.
 NOTICES = (signal.SIGUSR1, signal.SIGUSR2)
 """Signals forwarded to the job, such as Slurm's `--signal=USR1@120` before the time limit."""
 _UNHANDLED = (
@@ -184,7 +187,7 @@ def become_parent(*, restarts_agent: bool) -> int | None:
 
         # Was it killed too often? Then a last one only records the end.
         now = time.monotonic()
-        crashes = [*(at for at in crashes if now - at < times.AGENT_CRASH_WINDOW), now]
+        crashes = [*(at for at in crashes if now - at < _AGENT_CRASH_WINDOW), now]
         name = signal.Signals(-status).name
         if len(crashes) > MAX_CRASHES:
             _say(f"the agent was killed by {name} {len(crashes)} times: giving up")
@@ -192,7 +195,7 @@ def become_parent(*, restarts_agent: bool) -> int | None:
             if forked is None:
                 gave_up_after = (name, len(crashes))
                 return None
-            _follow(*forked, everything, time.monotonic() + times.GIVE_UP)
+            _follow(*forked, everything, time.monotonic() + _GIVE_UP)
             status = GAVE_UP
             break
 
@@ -224,7 +227,7 @@ def _fork(mask: set[int | signal.Signals], killed: tuple[int, ...]) -> tuple[int
     reading, writing = os.pipe()
 
     # In place of a killed agent, wait for room: its processes may still end.
-    until = time.monotonic() + (times.FORK_AGAIN if killed else 0.0)
+    until = time.monotonic() + (_FORK_AGAIN if killed else 0.0)
     child = None
     while child is None:
         try:
@@ -291,7 +294,7 @@ def _follow(
             with suppress(BlockingIOError):
                 if sent := os.read(code_pipe, 1):
                     code = sent[0]
-                    until = time.monotonic() + times.AGENT_EXIT
+                    until = time.monotonic() + _AGENT_EXIT
 
 
 def _reap(agent: int) -> int | None:
@@ -306,7 +309,7 @@ def _reap(agent: int) -> int | None:
 
 def _kill_leftovers() -> None:
     """Kill all descendants, until there are none or the time limit is reached."""
-    until = time.monotonic() + times.PARENT_SWEEP
+    until = time.monotonic() + _PARENT_SWEEP
     while time.monotonic() < until:
         with suppress(ChildProcessError):
             while os.waitpid(-1, os.WNOHANG)[0]:

@@ -16,7 +16,6 @@ import anyio
 from aiohttp.abc import AbstractResolver
 from msgspec import Meta
 
-from agent.base import times
 from agent.base.text import error_text, is_ip
 from agent.base.typed import convert
 from agent.base.value import Value
@@ -43,6 +42,7 @@ if TYPE_CHECKING:
     from agent.job.services import LivenessCheck, Placeholders, Readiness
     from agent.processes.connecting import PortAnswers
 
+_LOCAL_CONNECT = 2.0  # The kernel accepts a local connection at once, or not at all.
 _MAX_REPLY = 1 << 20
 
 _TRY_DELAYS = (0.0, 0.5, 1.0, 1.5)
@@ -223,7 +223,7 @@ class ReadinessProbe:
             case HttpProbe(url, body, expect):
                 return await reply_evidence(place.fill(url), body, expect, limit)
             case TcpProbe(port):
-                limit = min(limit, times.LOCAL_CONNECT)
+                limit = min(limit, _LOCAL_CONNECT)
                 return await self._port_answers(place.node_ip, port, limit)
             case LogPattern(pattern):
                 return self._search_log(pattern)

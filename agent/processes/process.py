@@ -35,6 +35,10 @@ from agent.record.node_record import read_stat
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+_PROCESS_POLL = 0.1  # Between two checks of a child whose end the kernel does not report.
+_WRITE_PAUSE = 0.02  # Output is read again after this while its disk is slow.
+
+
 T = TypeVar("T")
 
 _CHUNK = 1 << 16
@@ -44,7 +48,7 @@ _PIPE_BYTES = 1 << 20  # Buffer for a second or two without a reader
 _QUEUE_BYTES = 3 * _PIPE_BYTES
 """While half of it waits for a slow disk, nothing is read; a full pipe at the end still fits."""
 _TAIL_BYTES = 1 << 14  # Bytes of the end that are kept in memory, or read from a file
-_WRITE_STEPS = 50  # Steps of `times.WRITE_PAUSE`, one second in all, to write the end of the log
+_WRITE_STEPS = 50  # Steps of `_WRITE_PAUSE`, one second in all, to write the end of the log
 UNKNOWN_CODE = 255  # Of a child that another process reaped; it must not look like success
 _PREAMBLE = re.compile(r"^[\d-]+ [\d:,]+\s+(?:SUCC|INFO|WARNING|ERR|PANIC)\s+\w+\.py:\d+ -- ")
 _BOILERPLATE = re.compile(
@@ -113,7 +117,7 @@ class ChildLog:
         is_over = self._writer.is_idle or self._writer.is_failing or steps == 0
         if not is_over:
             loop = asyncio.get_running_loop()
-            loop.call_later(times.WRITE_PAUSE, self.when_written, act, steps - 1)
+            loop.call_later(_WRITE_PAUSE, self.when_written, act, steps - 1)
             return
         self._is_over = True
         if self._fd < 0:
@@ -133,7 +137,7 @@ class ChildLog:
         if self._writer.is_behind:
             loop = asyncio.get_running_loop()
             loop.remove_reader(self._fd)
-            loop.call_later(times.WRITE_PAUSE, self.start_reading)
+            loop.call_later(_WRITE_PAUSE, self.start_reading)
         else:
             self._read_chunk()
 
@@ -310,7 +314,7 @@ class Child:
         except ChildProcessError:  # adopted, or reaped by another process
             runs = Path(f"/proc/{self.pid}").exists()
         if runs:
-            asyncio.get_running_loop().call_later(times.PROCESS_POLL, self._check_end)
+            asyncio.get_running_loop().call_later(_PROCESS_POLL, self._check_end)
             return
 
         # The rest of its group, then the leader itself.

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from agent.processes.waiting import BestEffort
     from agent.record.node_record import ProcessStat
 
+_RAY_EXIT_NOTICED = 1.5  # `ray start` exits within a second of a Ray process, and logs more.
+_RAY_POLL = 0.5  # Between two checks of this node's Ray and GCS.
+_RAY_HELPERS_POLL = 1.0  # Between two checks of Ray's dashboard and agents.
 _REQUIRED = ("gcs_server", "raylet")  # Ray restarts all others
 _ENDED_STATES = {"Z", "X", "x"}
 _STOPPED_STATES = {"T", "t"}
@@ -57,8 +60,8 @@ class RayParts:
                 return NotYet()
             return self.find_lost(ray_processes(self._child.pid)) or NotYet()
 
-        self.evidence = await until(check, None, step=times.RAY_POLL, longest=times.RAY_POLL)
-        with anyio.move_on_after(times.RAY_EXIT_NOTICED):
+        self.evidence = await until(check, None, step=_RAY_POLL, longest=_RAY_POLL)
+        with anyio.move_on_after(_RAY_EXIT_NOTICED):
             await self._child.wait()
         await self._child.stop(0.0)
 
@@ -110,7 +113,7 @@ async def watch_helpers(
             emitted = (stopped, runs)
             emit(*emitted)
 
-    await best_effort.every(times.RAY_HELPERS_POLL, "a look at what of Ray is stopped", check)
+    await best_effort.every(_RAY_HELPERS_POLL, "a look at what of Ray is stopped", check)
 
 
 def stopped_helper(pid: int) -> str:

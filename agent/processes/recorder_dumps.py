@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from agent.diagnosis.flight_recorder import GroupProgress
     from agent.processes.driver import JobProcess
 
-
+_RECORDER_POLL = 0.5  # A dump that has not grown for so long is whole.
 _MOST_RANKS = 16
 
 
@@ -110,7 +110,7 @@ async def _request(pipe: Path, dump: Path, limit: float) -> bytes:
         if now != last:
             last = now
             changed_at = anyio.current_time()
-        is_steady = anyio.current_time() - changed_at >= times.RECORDER_POLL
+        is_steady = anyio.current_time() - changed_at >= _RECORDER_POLL
         if now is None or now == before or not now[0] or not is_steady:
             return NotYet()
         if now[0] > LARGEST_DUMP:

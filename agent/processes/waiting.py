@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 import anyio
 
-from agent.base import times
 from agent.base.errors import AgentError, innermost
 from agent.base.value import Value
 from agent.node.limits import process_limit_error
@@ -18,6 +17,9 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     import tenacity
+
+_WAIT_POLL = 0.05  # The one polling loop, for what sends no event.
+
 
 T = TypeVar("T")
 E = TypeVar("E")
@@ -37,7 +39,7 @@ async def until(
     check: Callable[[], Awaitable[T | NotYet]],
     limit: float | None,
     *,
-    step: float = times.WAIT_POLL,
+    step: float = _WAIT_POLL,
     longest: float = 1.0,
     on_evidence: Callable[[str], None] | None = None,
 ) -> T:

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
     from agent.decisions.shared import Wait
 
+_WAIT_REMINDER = 30.0  # An unchanged wait is recorded again after this.
+_WAIT_DRAWN = 1.0  # On a terminal the line of a wait is drawn again after this.
 EVENTS_FILE = "events.jsonl"
 FORMER_EVENTS_FILE = "events.1.jsonl"
 MOST_BYTES = 8 << 20
@@ -296,7 +298,7 @@ class WaitLog:
         # What is logged? Without a terminal that is drawn on, each wait by itself.
         if self._draw(self._drawn_sentence(own, now)):
             if own:
-                checks.append(now + times.WAIT_DRAWN)
+                checks.append(now + _WAIT_DRAWN)
         else:
             checks += [self._say_if_due(wait, now) for wait in own]
         self._due = min(checks, default=None)
@@ -322,13 +324,13 @@ class WaitLog:
         else:
             last.checked_at = now
             last.evidence = evidence
-            if kind == last.kind and now < last.recorded_at + times.WAIT_REMINDER:
-                return last.recorded_at + times.WAIT_REMINDER
+            if kind == last.kind and now < last.recorded_at + _WAIT_REMINDER:
+                return last.recorded_at + _WAIT_REMINDER
             last.kind = kind
             last.recorded_at = now
         self._record(Waited(wait.what, wait.deadline, evidence))
         self._say(wait.sentence(now, evidence), "debug")
-        return now + times.WAIT_REMINDER
+        return now + _WAIT_REMINDER
 
     def _say_if_due(self, wait: Wait, now: float) -> float:
         """Log a wait that goes on, or whose evidence is another; return when the next line is due.

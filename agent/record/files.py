@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, BinaryIO, ClassVar, TypeVar
 
 from msgspec import ValidationError, to_builtins
 
-from agent.base import times
 from agent.base.text import error_text
 from agent.base.typed import convert
 from agent.base.value import Value
@@ -30,6 +29,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from typing_extensions import Self
+
+_FILE_LOCK = 2.0  # For a lock of the run folder on a network disk.
+
 
 T = TypeVar("T")
 
@@ -294,7 +296,7 @@ class FileLock:
         self._descriptor: int | None = None
         self.inode = 0  # the inode of the locked file; 0 unless the lock is held for certain
 
-    def take(self, limit: float = times.FILE_LOCK) -> LockHolder:
+    def take(self, limit: float = _FILE_LOCK) -> LockHolder:
         """Try to take the lock without waiting for its holder.
 
         On NFS 3 the kernel may wait forever for a lock server: a thread asks, for `limit` seconds.

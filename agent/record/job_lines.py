@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
-from agent.base import times
 from agent.base.text import escaped, without_controls
 from agent.decisions.shared import place, shortened
 from agent.diagnosis.advice import RewardFailure, advise, failures_of
@@ -28,6 +27,8 @@ if TYPE_CHECKING:
     from agent.diagnosis.rows import Row
     from agent.job.progress import Reading
     from agent.record.series_file import SavedSteps
+
+_STEPS_STOPPED = 300.0  # Without a step for so long: an error before has stopped the steps.
 
 
 class KnownLines:
@@ -435,7 +436,7 @@ class JobLines:
         each = None if known is None else known.seconds_per_step
         if known is None or each is None or known.last_at is None:
             return False
-        return self._now() - known.last_at > max(times.STEPS_STOPPED, _STEPS_MISSED * each)
+        return self._now() - known.last_at > max(_STEPS_STOPPED, _STEPS_MISSED * each)
 
     def _texts(self, lines: list[bytes]) -> list[str]:
         """Return lines as text, masked before they are cut: a part of a secret is none."""

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from agent.record.background import DiskAlarm
 
+_RECORD_COUNTERS = 0.5  # Between writes of counters that change all the time.
 NODE_FILE = "node.json"
 MAX_RUNS = 20  # runs searched for a killed agent's record, the newest ones
 _NO_STATES = {"Z", "X", "x"}  # states in /proc of a process that has exited
@@ -282,7 +283,7 @@ class NodeRecorder(ItemWriter[NodeRecord]):
     def __init__(
         self, record: NodeRecord, where: Callable[[], AbstractContextManager[Path]], disk: DiskAlarm
     ) -> None:
-        super().__init__(NODE_FILE, self._write_record, disk, times.RECORD_COUNTERS)
+        super().__init__(NODE_FILE, self._write_record, disk, _RECORD_COUNTERS)
         self.record = record  # the record with all changes, written or not
         self._where = where
         self._written_epoch = 0

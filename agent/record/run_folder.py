@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from msgspec import ValidationError, field, to_builtins
 from msgspec.structs import replace
 
-from agent.base import times
 from agent.base.ends import Outcome
 from agent.base.errors import PreflightError
 from agent.base.text import error_text
@@ -50,6 +49,7 @@ if TYPE_CHECKING:
 
     from agent.record.run_record import AttemptRecord
 
+_FOLDER_MOVE = 0.1  # For a blocked writer before the run folder moves: the next reply tries again.
 OUTCOME_FILE = "outcome.json"
 
 
@@ -467,7 +467,7 @@ class RunFolder:
             return
 
         # If a writer is blocked, the head's next reply tries again.
-        if not self._moving.acquire(timeout=times.FOLDER_MOVE):
+        if not self._moving.acquire(timeout=_FOLDER_MOVE):
             return
         try:
             log_dir.make_folder(target)

@@ -6,7 +6,6 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from agent.base import times
 from agent.base.errors import UnavailableError
 from agent.base.text import duration_text, escaped, first_names, short_duration
 from agent.decisions.head.head_state import HeadPhase, WorkerReplaced, WorkerReported, WorkerSilent
@@ -39,6 +38,7 @@ if TYPE_CHECKING:
     from agent.decisions.shared import Outage
     from agent.record.series_file import SavedSteps
 
+_SPAN_SHORTEST = 0.05  # `explain` leaves out what took less.
 MOST_SPANS = 32  # phases kept of each node: the first one and the latest
 _MOST_LINES = 10
 _MOST_WAITS = 3
@@ -194,7 +194,7 @@ def _phases(events: list[RecordedEvent], phase: str, lasted: float) -> list[str]
         if event.kind == "PhaseEntered":
             phase = event.data["phase"]
     spent[phase] = spent.get(phase, 0.0) + lasted - since
-    long = {name: seconds for name, seconds in spent.items() if seconds >= times.SPAN_SHORTEST}
+    long = {name: seconds for name, seconds in spent.items() if seconds >= _SPAN_SHORTEST}
     if not long:
         return []
     phases = ", ".join(f"{name} {_time(seconds)}" for name, seconds in long.items())
@@ -301,7 +301,7 @@ def _waits(events: list[RecordedEvent], lasted: float, *, goes_on: bool) -> list
 
     lines = []
     for seconds, what, evidence, state in waits[:_MOST_WAITS]:
-        if seconds < times.SPAN_SHORTEST and not state:
+        if seconds < _SPAN_SHORTEST and not state:
             continue
         line = f"waited for {what} {_time(seconds)}{state}"
         lines.append(f"{line}; last: {evidence}" if evidence else line)

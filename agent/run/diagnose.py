@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from agent.diagnosis.find_cause import Diagnosis
     from agent.run.node_run import NodeRun
 
+_DEAD_ACTORS = 6.0  # For Ray to return why actors died, and the ends of their logs.
 RAY_LOGS = (
     *("raylet.out", "raylet.err", "gcs_server.out", "gcs_server.err", "runtime_env_agent.log"),
     *("dashboard_agent.log", "dashboard.log"),
@@ -168,7 +169,7 @@ async def _logs_of_actors(actors: list[str], link: RayLink, nodes: Mapping[str, 
     """Return the logs of the first dead actors, by their ids."""
     ids = [*dict.fromkeys(actors)][:_MOST_ACTORS]
     logs = []
-    for actor in await link.dead_actors(ids, times.DEAD_ACTORS):
+    for actor in await link.dead_actors(ids, _DEAD_ACTORS):
         node = nodes.get(actor["ip"], "")
         title = f"the log of actor {actor['id'][:8]}"
         logs.append(Log(node, title, actor["text"]))

@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING
 import anyio
 from msgspec.structs import replace
 
-from agent.base import times
 from agent.base.ends import Kind, Outcome
 from agent.base.text import error_text, shown_path
 from agent.bridge.link import RayLink
@@ -72,6 +71,14 @@ if TYPE_CHECKING:
     from agent.run.make_ready import HeadStart
     from agent.run.node_run import NodeRun
     from agent.run.run_keeper import RunKeeper
+
+_LEFTOVERS_KILLED = 10.0  # For killing what an earlier attempt left; what resists stays.
+_CHECKPOINTS_LOOK = 60.0  # Between two looks for new checkpoints of the running job.
+_NODES_LOOK = 30.0  # Between two looks at the figures of all nodes, as often as they are sent.
+_RECEIPT_LOOK = 1.0  # Between two looks at what a run spends its time on.
+_HOURS_RECORDED = 60.0  # Between two records of the used hours: a killed agent forgets no more.
+_RUN_RECORD_CHECK = 3.0  # Between two checks whether a later head serves this run.
+_STEPS_SAVED = 1.0  # Between two writes of the job's steps: a killed agent forgets no more.
 
 
 class HeadAgent:
@@ -243,16 +250,16 @@ class HeadAgent:
 
         # Looks at intervals, without which the run goes on.
         status = self._status
-        start(every, times.RECEIPT_LOOK, "a look at what the run does", status.look_at_run)
-        start(every, times.CHECKPOINTS_LOOK, "a look for checkpoints", status.checkpoints.look)
-        start(every, times.NODES_LOOK, "a look at the nodes' figures", status.look_at_nodes)
-        start(every, times.HOURS_RECORDED, "a record of the used hours", self._record_use)
-        start(every, times.STEPS_SAVED, "the job's steps", self._steps.look)
+        start(every, _RECEIPT_LOOK, "a look at what the run does", status.look_at_run)
+        start(every, _CHECKPOINTS_LOOK, "a look for checkpoints", status.checkpoints.look)
+        start(every, _NODES_LOOK, "a look at the nodes' figures", status.look_at_nodes)
+        start(every, _HOURS_RECORDED, "a record of the used hours", self._record_use)
+        start(every, _STEPS_SAVED, "the job's steps", self._steps.look)
         has_price = self._state.goal.price is not None
         ask_runpod = partial(ask_about_pod, self._run, put, has_price=has_price)
         start(self._run.best_effort, "RunPod's answers about this pod", ask_runpod)
         check = self._look_for_later_head
-        start(every, times.RUN_RECORD_CHECK, "a look for a later head's record", check)
+        start(every, _RUN_RECORD_CHECK, "a look for a later head's record", check)
 
     def _on_wake(self, event: Woke) -> None:
         self._keeper.used_hours += event.seconds / 3600
@@ -608,7 +615,7 @@ class HeadAgent:
             if former_ray is not None:
                 await stop_ray(former_ray, self._plan.budget.ray)
             whose = f"attempt {number}"
-            leftovers = await kill_leftovers(self._run, whose, times.LEFTOVERS_KILLED)
+            leftovers = await kill_leftovers(self._run, whose, _LEFTOVERS_KILLED)
             await self._discard_ray_events()
         self._tasks.start_soon(self._send_cleared, number, leftovers)
 

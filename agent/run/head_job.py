@@ -67,6 +67,9 @@ if TYPE_CHECKING:
     from agent.run.node_run import NodeRun
     from agent.run.share_link import ShareLink
 
+_CHECKPOINT_POLL = 0.25  # A job that has saved goes on until it is stopped: further steps are lost.
+_CHECKPOINT_QUIET = 2.0  # A checkpoint without changes for so long is whole, unless known before.
+
 
 async def start_job_output(
     run: NodeRun, job_id: str, command_line: str, watcher: JobLines
@@ -217,12 +220,12 @@ async def save_job(
         if newest is None or newest == before:
             return NotYet()
         # A framework may mark a whole checkpoint; else it is whole once its files stay the same.
-        is_quiet = run.now() >= changed_at + times.CHECKPOINT_QUIET
+        is_quiet = run.now() >= changed_at + _CHECKPOINT_QUIET
         return newest.path if newest.is_marked_whole or is_quiet else NotYet()
 
     # No event without a new checkpoint: the decision to stop has a deadline as well.
     with suppress(TimedOutError):
-        saved = await until(look, plan.settings.stop_grace, longest=times.CHECKPOINT_POLL)
+        saved = await until(look, plan.settings.stop_grace, longest=_CHECKPOINT_POLL)
         send(SaveOver(job_id, f"the job has saved {saved}"))
 
 

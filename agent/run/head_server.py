@@ -57,6 +57,8 @@ if TYPE_CHECKING:
     from agent.run.node_run import NodeRun
     from agent.run.run_keeper import RunKeeper
 
+_LOG_POLL = 0.1  # Between two reads of a log; at its end twice as long, for open requests.
+
 
 async def first_reply(keeper: RunKeeper, attempt: int, head_ip: str) -> Reply:
     """Return the reply to workers before the first decision, once its epoch is on disk."""
@@ -528,7 +530,7 @@ class RunStatus:
             return LogPart(text, next_offset, is_over, earlier)
 
         try:
-            return await until(more, times.LOG_LINES_AWAITED, longest=times.LOG_POLL)
+            return await until(more, times.LOG_LINES_AWAITED, longest=_LOG_POLL)
         except TimedOutError:
             return LogPart("", after or 0)
 

@@ -34,6 +34,9 @@ if TYPE_CHECKING:
     from agent.base.ends import Outcome
     from agent.settings.model import Settings
 
+# The head's pod is stopped last, after waiting so long for the workers'.
+_WORKERS_STOP_FIRST = 30.0
+
 
 class Held:
     """A pod whose run is over, until it is stopped."""
@@ -149,7 +152,7 @@ async def _wait_for_others(others: Sequence[tuple[str, int]]) -> None:
     async def is_gone(ip: str, port: int) -> bool | NotYet:
         return bool(await port_answers(ip, port)) or NotYet()
 
-    with anyio.move_on_after(times.WORKERS_STOP_FIRST) as scope:
+    with anyio.move_on_after(_WORKERS_STOP_FIRST) as scope:
         for ip, port in others:
             await until(partial(is_gone, ip, port), None, step=0.5)
     if scope.cancelled_caught:

@@ -47,7 +47,10 @@ if TYPE_CHECKING:
 
     LocalEvent = StepOver | ServiceReady | ServiceWaits | ServiceGone
 
-
+_SERVICE_FIRST_PROBE = 10.0  # One probe while a service starts.
+_SERVICE_GRACE = 1.0  # The grace of a service that no longer answers.
+_ROUTER_ASKED_AGAIN = 30.0  # A restarted engine is listed within this of its router's start.
+_STEP_PROGRESS = 2.0  # Between two reads of a step's progress.
 _LONGEST_LINE = 200
 
 
@@ -174,7 +177,7 @@ class LocalWork:
     async def _log_progress(self, name: str, child: Child) -> None:
         """Log the last line of a step's output as it changes."""
         before = child.tail(1, _LONGEST_LINE)
-        pause = times.STEP_PROGRESS
+        pause = _STEP_PROGRESS
 
         async def read_line() -> NotYet | None:
             return NotYet(child.tail(1, _LONGEST_LINE))
@@ -229,7 +232,7 @@ class LocalWork:
                 silence = await self._probe(spec, place, generation, cpu, enter_router)
                 if router is not None:
                     await _leave(router, name)
-                await child.stop(times.SERVICE_GRACE)
+                await child.stop(_SERVICE_GRACE)
 
             tasks.start_soon(probe_until_dead)
             code = await child.wait()
@@ -273,7 +276,7 @@ class LocalWork:
             return evidence
 
         async def check() -> bool | NotYet:
-            evidence = await probe_once(times.SERVICE_FIRST_PROBE)
+            evidence = await probe_once(_SERVICE_FIRST_PROBE)
             return NotYet(evidence) if evidence else True
 
         def send(evidence: str) -> None:
@@ -310,7 +313,7 @@ async def _enter(router: EngineRouter, name: str) -> None:
     def log(why: str) -> None:
         say(f"{name}: not in the list of its router {router.url} yet: {why}", "warning")
 
-    await until(add, None, longest=times.ROUTER_ASKED_AGAIN, on_evidence=log)
+    await until(add, None, longest=_ROUTER_ASKED_AGAIN, on_evidence=log)
     say(f"{name}: in the list of its router {router.url}")
 
 

@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from agent.node.figures import DiskFigures, Forecast, GpuFigures
     from agent.plan.plan import Plan
 
+_PROGRAMS_READ = 60.0  # Between two readings of the programs that hold the memory.
+
+
 T = TypeVar("T")
 
 
@@ -150,7 +153,7 @@ class NodeFigures:
     async def _forecasts(self, figures: Figures) -> tuple[Forecast, ...]:
         """Return what will be full soon, by these figures and earlier ones."""
         if figures.at >= self._programs_due:
-            self._programs_due = figures.at + times.PROGRAMS_READ
+            self._programs_due = figures.at + _PROGRAMS_READ
             self._largest = await self._programs.value() or {}
 
         grows = [(HOST_MEMORY, figures.host_memory_used, figures.host_memory_total)]

@@ -71,6 +71,8 @@ if TYPE_CHECKING:
     from agent.run.takeover import SurvivingProcesses
     from agent.settings.redact import Redactor
 
+_NODE_CHECK = 5.0  # Between two reads of a node's own statistics.
+
 
 S = TypeVar("S")
 E = TypeVar("E")
@@ -338,7 +340,7 @@ class NodeRun:
                 on_memory()
             self.node.update(oom_kills=self.memory.kills.number)
 
-        await self.best_effort.every(times.NODE_CHECK, "a look at disk and memory", look)
+        await self.best_effort.every(_NODE_CHECK, "a look at disk and memory", look)
 
     async def watch_figures(self) -> None:
         """Read this node's figures at intervals; first what its GPUs hold before any job."""

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from agent.diagnosis.user_notices import Notice
     from agent.plan.plan import Plan
 
+_NOTIFY_LOOK = 2.0  # Between two looks at what is worth a message.
+_LONGEST_NOTIFY_PAUSE = 20.0  # A service that limits its requests accepts one again within this.
 _PASSES = {408, 425, 429}  # statuses after which the same request may be accepted
 _MOST_PENDING = 8  # messages to one URL; further ones are dropped
 _LONGEST_EVIDENCE = 200
@@ -58,7 +60,7 @@ class Notifier:
         """Return whether to look at the run's status again."""
         if not self._targets or self._is_over.is_set() or now < self._due:
             return False
-        self._due = now + times.NOTIFY_LOOK
+        self._due = now + _NOTIFY_LOOK
         return True
 
     def look(self, status: Mapping[str, Any]) -> None:
@@ -140,7 +142,7 @@ class _Target:
                 attempt,
                 times.NOTIFY_WITHIN,
                 step=times.NOTIFY_RETRY_PAUSE,
-                longest=times.LONGEST_NOTIFY_PAUSE,
+                longest=_LONGEST_NOTIFY_PAUSE,
             )
         except TimedOutError as late:
             return str(late)

@@ -71,6 +71,7 @@ if TYPE_CHECKING:
     from agent.plan.plan import Plan
     from agent.settings.model import Settings
 
+_START_LOOKUP = 2.0  # DNS at the start; later lookups repeat it.
 COMMAND = "--"  # how a problem names the command after it
 ROLE_VARIABLES = {"RAY_WORKER", "HEAD_POD_ID", "AGENT_HEAD", "EXPECTED_WORKERS"}
 
@@ -163,7 +164,7 @@ def _read_machine(environ: Mapping[str, str], given: Given, *, wants_job: bool) 
     # The head's address decides the role of this node.
     known_names: dict[str, tuple[str, ...]] = {}
     if settings.head is not None and not is_ip(settings.head):
-        known_names[settings.head] = lookup_briefly(settings.head, times.START_LOOKUP)
+        known_names[settings.head] = lookup_briefly(settings.head, _START_LOOKUP)
 
     # Which program must exist here? torchrun starts the command itself, by a Python with torch.
     program = given.words
@@ -292,7 +293,7 @@ def _add_own_name(facts: Facts, topology: Topology) -> Facts:
     host = topology.head_host or ""
     is_new = topology.is_head and host not in facts.known_names
     if is_new and facts.is_own_name(host) and len(facts.addresses()) > 1:
-        return replace(facts, known_names={host: lookup_briefly(host, times.START_LOOKUP)})
+        return replace(facts, known_names={host: lookup_briefly(host, _START_LOOKUP)})
     return facts
 
 

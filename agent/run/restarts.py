@@ -44,6 +44,7 @@ if TYPE_CHECKING:
         Coroutine[Any, Any, None],
     ]
 
+_RESTART_PAUSE = 600.0  # A platform restarts an ended container within this: Kubernetes in 5 min.
 QUICK_RESTARTS = 3  # after so many restarts with one cause, the next such end is a verdict
 _ENDS_FOLDER = ".ends"
 _NOT_OF_THE_JOB = {
@@ -170,7 +171,7 @@ class PastEnd(files.Record):
             return self
         ran = max(files.seconds_between(end.began, end.ended) for end in (before, self))
         pause = files.seconds_between(before.ended, self.began)
-        if pause > times.RESTART_PAUSE or ran > longest:
+        if pause > _RESTART_PAUSE or ran > longest:
             return replace(self, quick_restarts=0)
         return replace(self, quick_restarts=before.quick_restarts + 1)
 

@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from agent.port.reports import Reports
     from agent.run.effects import Effects
 
+_PROBE_EVIDENCE = 1.0  # A probe that ends at its own limit has no evidence: that one is later.
+_PROBE_INTERVAL = 5.0  # Between two probes of a worker that stays silent.
+_PER_NODE_ASKED = 2.0  # For one node's answer.
+
 
 async def watch_silent_workers(
     reports: Reports,
@@ -35,7 +39,7 @@ async def watch_silent_workers(
 
     An event is sent for each worker whose agent does not answer.
     """
-    pause = times.PROBE_INTERVAL
+    pause = _PROBE_INTERVAL
     limiter = anyio.CapacityLimiter(128)  # if the head is cut off, all workers are silent at once
 
     async def probe(key: str) -> None:
@@ -71,7 +75,7 @@ async def watch_silent_workers(
 
 async def probe_worker(ip: str, ports: Ports, effects: Effects) -> tuple[str, str]:
     """Probe a worker's agent and its Ray; return the evidence that each is silent, or ''."""
-    limit = times.PROBE_OF_SILENT + times.PROBE_EVIDENCE
+    limit = times.PROBE_OF_SILENT + _PROBE_EVIDENCE
     evidence = dict[str, str]()
 
     async def ask(part: str, question: Callable[[], Awaitable[str]]) -> None:
@@ -101,7 +105,7 @@ async def probe_nodes(
     silent: dict[str, str] = {}
 
     async def probe_port(ip: str, name: str, port: int) -> None:
-        evidence = await network.port_answers(ip, port, times.PER_NODE_ASKED)
+        evidence = await network.port_answers(ip, port, _PER_NODE_ASKED)
         if evidence:
             silent[name] = f"its Ray does not answer, {evidence}"
 

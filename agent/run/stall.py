@@ -59,7 +59,8 @@ if TYPE_CHECKING:
     from agent.run.node_run import NodeRun
     from agent.run.share_link import ShareLink
 
-
+_CHECKPOINT_GROWS = 60.0  # A checkpoint with a file that changed so recently is being written.
+_STALL_BUSY = 15.0  # For all nodes to report whether they are busy.
 BUSY = "how busy"
 """What a worker sends like a log; no service has such a name."""
 
@@ -120,7 +121,7 @@ class Diagnostics:
         if newest is None:
             return False
         changed_at = max((changed for _, _, changed in newest.files), default=0) / 1e9
-        is_new = abs(time.time() - changed_at) < times.CHECKPOINT_GROWS
+        is_new = abs(time.time() - changed_at) < _CHECKPOINT_GROWS
         return is_new or (before is not None and newest != before)
 
 
@@ -214,7 +215,7 @@ class StallWatch:
     async def _look(self, rules: StallRules, signs: JobSigns) -> None:
         """Look at all nodes, and at Ray's tasks; examine the job if the alarm stands."""
         # Does it work on any node, or has a task finished lately?
-        reports = await self._ask_all(BUSY, times.STALL_BUSY)
+        reports = await self._ask_all(BUSY, _STALL_BUSY)
         look = look_of(reports.values())
         asks_ray = stall.is_limit_over(self._state, rules, signs, self._run.now())
         if isinstance(self._link, RayLink) and asks_ray and not look.work:

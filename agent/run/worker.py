@@ -28,7 +28,6 @@ import anyio
 from msgspec import to_builtins
 from msgspec.structs import replace
 
-from agent.base import times
 from agent.base.errors import PreflightError
 from agent.decisions import worker
 from agent.decisions.head.head_state import HeadPhase
@@ -68,6 +67,10 @@ if TYPE_CHECKING:
     from agent.node.facts import Facts
     from agent.plan.plan import Plan
     from agent.processes.process import Child
+
+_GOODBYE = 1.0  # For a last report that the head need not receive.
+# For one that the head must receive: the cause of the end is on this worker.
+_AWAITED_GOODBYE = 5.0
 
 
 class WorkerAgent:
@@ -387,7 +390,7 @@ class WorkerAgent:
         self._run.record_outcome(leave.outcome)
         self._log_tail = await self._requests.read_log_tails(leave.outcome)
         budget = self._plan.budget
-        goodbye_limit = times.AWAITED_GOODBYE if leave.must_report else times.GOODBYE
+        goodbye_limit = _AWAITED_GOODBYE if leave.must_report else _GOODBYE
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._link.send_goodbye, goodbye_limit)

@@ -9,7 +9,6 @@ from urllib.parse import quote
 import aiohttp
 from msgspec import MsgspecError
 
-from agent.base import times
 from agent.base.proxy import proxy_for
 from agent.base.text import without_controls
 from agent.base.typed import decode
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
 
     from agent.settings.model import Settings
 
+_POD_REQUEST = 20.0  # For one request to RunPod's API.
 _LONGEST_DETAIL = 300
 
 
@@ -63,7 +63,7 @@ class PodApi:
     async def _request(
         self, method: str, url: str, body: dict[str, str] | None = None, *, is_pod: bool = True
     ) -> PodAnswer:
-        timeout = aiohttp.ClientTimeout(total=times.POD_REQUEST)
+        timeout = aiohttp.ClientTimeout(total=_POD_REQUEST)
         try:
             async with (
                 aiohttp.ClientSession(timeout=timeout, headers=self._headers) as session,
@@ -75,7 +75,7 @@ class PodApi:
                     return PodAnswer(200)
                 return _read_answer(reply.status, await reply.read())
         except (TimeoutError, asyncio.TimeoutError):  # two things until Python 3.11
-            return PodAnswer(0, f"no answer within {times.POD_REQUEST:g} s")
+            return PodAnswer(0, f"no answer within {_POD_REQUEST:g} s")
         except (aiohttp.ClientError, OSError) as error:
             return PodAnswer(0, str(error) or type(error).__name__)
 

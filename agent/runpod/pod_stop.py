@@ -10,6 +10,7 @@ from agent.base import times
 from agent.base.value import Value
 from agent.decisions.shared import LogLine
 
+_POD_STOPS = 60.0  # The container of a stopped pod is killed within this; then RunPod is asked.
 RUNPOD_OVER = {"EXITED", "TERMINATED"}  # the states of a pod that bills no compute
 
 
@@ -112,7 +113,7 @@ def _bound(stop: PodStop, cluster: ClusterMember | None) -> tuple[PodStop, LogLi
 def _accepted(stop: PodStop, sentence: str) -> tuple[PodStop, LogLine | None]:
     """Wait for the end of the container, and ask again if it does not come."""
     log = None if stop.accepted else LogLine(f"{sentence}: waiting for the container's end")
-    return _next(stop, times.POD_STOPS, accepted=True), log
+    return _next(stop, _POD_STOPS, accepted=True), log
 
 
 def _next(stop: PodStop, pause: float, **more: Any) -> PodStop:  # noqa: ANN401 - its fields

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 
 from aiohttp import web
 
-from agent.base import times
 from agent.base.ports import BACKLOG
 from agent.serving.connections import PortRunner, PortSite, suspend_deadline
 from agent.serving.replies import error_reply, is_compressed, log_only_bugs, reply_to_error
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
 
     from aiohttp.typedefs import Handler
 
+_LAST_REQUESTS = 3.0  # A bundled server that is stopped finishes what it answers within this.
 SETTINGS_WRONG = 78
 _CHOICES = 20  # of a port by the system, at most
 _OPEN_FILES = 65_536  # Half of them are for connections
@@ -73,7 +73,7 @@ class Program:
         runner = PortRunner(
             self.app,
             self.say,
-            shutdown_timeout=times.LAST_REQUESTS,
+            shutdown_timeout=_LAST_REQUESTS,
             handler_cancellation=True,  # a client that left needs no reply, and its memory is free
         )
         await runner.setup()

@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 
     from agent.decisions.head.head_state import HeadEvent, Key, Turn
 
+_PREPARE_STALE = 60.0  # A running prepare step extends the workers' deadline while it is reported.
+# After the job's grace, until Ray reports it killed; only if an attempt follows.
+_JOB_KILLED = 10.0
+
 
 def expire_hang(state: HeadState, turn: Turn) -> HeadState:
     """Treat Ray as lost if it hangs too long while it is needed."""
@@ -133,7 +137,7 @@ def _required_waits(state: HeadState) -> Iterator[Wait]:
     # The workers; longer while a worker that prepares still reports.
     if len(state.fleet.alive) < state.required:
         longest = state.attempt.began + state.goal.max_prepare_seconds
-        prepares_until = min(longest, state.fleet.last_preparing_at + times.PREPARE_STALE)
+        prepares_until = min(longest, state.fleet.last_preparing_at + _PREPARE_STALE)
         until = max(state.deadline_of(wait_keys.WORKERS), prepares_until)
         missing = partial(state.fleet.describe_missing, state.required)
         yield Wait(wait_keys.WORKERS, "workers", until, missing, remedy=_WORKERS_REMEDY)
@@ -302,7 +306,7 @@ def _stop_limit(state: HeadState) -> float:
     grace = state.goal.job_stop_grace
     verdict = state.stop.verdict
     if verdict is not None and may_be_retried(verdict) and state.another_follows:
-        return grace + times.JOB_KILLED
+        return grace + _JOB_KILLED
     return grace
 
 

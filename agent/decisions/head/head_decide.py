@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     ServiceEvent = v.ServiceReady | v.ServiceWaits | v.ServiceGone
 
-
+_JOINED_TOGETHER = 1.0  # Nodes of a large run that join within this are logged in one line.
 _MAX_OUTAGES = 200
 _MANY_WORKERS = 16  # with so many, nodes that join within a second are logged in one line
 _MOST_NAMED = 8  # of them
@@ -229,7 +229,7 @@ def deadline(state: HeadState) -> float | None:
     if phase is HeadPhase.STOPPING:
         others.append(shares.silent_shares_deadline(state))
     if state.joined.names:
-        others.append(state.joined.since + times.JOINED_TOGETHER)
+        others.append(state.joined.since + _JOINED_TOGETHER)
     short_since = state.losses.below_required_since
     if phase is HeadPhase.RUNNING and goal.has_job and short_since is not None:
         moments.append(short_since + goal.limits[wait_keys.NODE])
@@ -491,7 +491,7 @@ def _log_together(state: HeadState, names: list[str], now: float) -> HeadState:
     if not joined.names:
         return state
     is_complete = len(state.fleet.alive) >= state.required
-    if is_complete or now >= joined.since + times.JOINED_TOGETHER:
+    if is_complete or now >= joined.since + _JOINED_TOGETHER:
         ray = "" if state.goal.by_shares else " Ray"
         state = state.log(f"{first_names(joined.names, _MOST_NAMED)} joined{ray}")
         joined = h.Joined()

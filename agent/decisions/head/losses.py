@@ -35,7 +35,8 @@ if TYPE_CHECKING:
     from agent.decisions.head.fleet import Fleet, Worker
     from agent.decisions.head.head_state import Turn
 
-
+_RECENT_LOSS = 60.0  # A job that fails so soon after a loss failed because of it.
+_LOSS_NOTICED = 20.0  # After a loss: GCS reports a killed node after 15 s.
 MAX_NODES_BY_NAME = 20_000  # how many nodes of an attempt are kept by name, the newest
 
 # --- 1. a node is lost ---------------------------------------------------------------------------
@@ -208,8 +209,8 @@ def recent_loss(state: HeadState, now: float) -> str:
     ended_at = state.attempt.job_ended_at
     if ended_at is None:
         ended_at = now
-    late = times.GCS_REPORTS_LOSS if state.goal.ray_is_given else times.LOSS_NOTICED
-    if lost_at is None or not ended_at - times.RECENT_LOSS < lost_at <= ended_at + late:
+    late = times.GCS_REPORTS_LOSS if state.goal.ray_is_given else _LOSS_NOTICED
+    if lost_at is None or not ended_at - _RECENT_LOSS < lost_at <= ended_at + late:
         return ""
     return state.losses.last
 

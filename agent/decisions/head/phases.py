@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from agent.base import ends, times
+from agent.base import ends
 from agent.base.text import listed
 from agent.decisions import attempts
 from agent.decisions.head import (
@@ -41,6 +41,9 @@ from agent.plan import waits as wait_keys
 if TYPE_CHECKING:
     from agent.base.ends import Outcome
     from agent.decisions.head.head_state import HeadEvent, HeadState, Turn
+
+_SAVE_SHARE = 0.5  # Of the job's grace: for a new checkpoint, before the job is stopped.
+_HOURS_WARNING = 600.0  # AGENT_MAX_HOURS is announced this long before, or a tenth of a short run.
 
 
 def booting(state: HeadState, event: HeadEvent, now: float) -> HeadState:
@@ -377,7 +380,7 @@ def hours_deadline(state: HeadState) -> float | None:
     if state.stop.verdict is not None or math.isinf(state.goal.max_hours):
         return None
     tenth = state.goal.max_hours * 360  # a tenth of the hours, in seconds
-    warned_before = min(times.HOURS_WARNING, tenth)
+    warned_before = min(_HOURS_WARNING, tenth)
     return state.goal.ends_at - (0.0 if state.stop.hours_warned else warned_before)
 
 
@@ -417,7 +420,7 @@ def end_now(state: HeadState, outcome: Outcome, now: float, *, saves: bool) -> H
 
     saving = None
     if saves and state.goal.notice_signal and state.phase is HeadPhase.RUNNING:
-        until = now + times.SAVE_SHARE * state.goal.job_stop_grace
+        until = now + _SAVE_SHARE * state.goal.job_stop_grace
         saving = Saving(until, is_of_grace=True)
     return stop_job(state.log(f"{outcome.reason}: stopping the job"), outcome, now, saving)
 
@@ -435,7 +438,7 @@ def _stop_again(state: HeadState, outcome: Outcome, now: float, *, saves: bool) 
     if saving is None:
         return state
     if saves and not saving.is_of_grace:  # so far only workers are taken away
-        until = min(saving.until, now + times.SAVE_SHARE * state.goal.job_stop_grace)
+        until = min(saving.until, now + _SAVE_SHARE * state.goal.job_stop_grace)
         saving = Saving(until, is_of_grace=True)
         return state.enter(state.phase, now).with_stop(saving=saving)
     return state.with_stop(saving=None).do(h.StopJob(state.attempt.id))

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from agent.decisions.head.head_state import Key, Turn
     from agent.job.services import PrepareStep
 
+_SPARES_REPORT = 10.0  # Workers beyond the expected ones find a head that is back within this.
+_STEP_HOLDER_SILENT = 60.0  # A silent worker loses its turn at a step on a shared disk.
+
 
 def start_items(state: HeadState, keys: Iterable[Key], now: float) -> HeadState:
     """Start those of these items whose dependencies are ready; block the others."""
@@ -377,7 +380,7 @@ def _runs(state: HeadState, name: str, node: str, now: float) -> bool:
     if node == HERE:
         return state.steps.by_key[HERE, name].step is Step.PENDING
     if node.startswith(_BY_NAME):
-        return now < times.STEP_HOLDER_SILENT
+        return now < _STEP_HOLDER_SILENT
     worker = state.fleet.workers.get(node)
     if worker is None or not _runs_steps(worker, now):
         return False
@@ -386,7 +389,7 @@ def _runs(state: HeadState, name: str, node: str, now: float) -> bool:
 
 def _runs_steps(worker: Worker, now: float) -> bool:
     """Return whether a worker runs steps: not one that has been silent for long."""
-    is_silent = now >= worker.last_report_at + times.STEP_HOLDER_SILENT
+    is_silent = now >= worker.last_report_at + _STEP_HOLDER_SILENT
     return not (worker.has_left or worker.refused or is_silent)
 
 
@@ -396,7 +399,7 @@ def _replaces_expected(state: HeadState, worker: Worker, now: float) -> bool:
     Without ranks of a platform the head gives them in order, and a replacement a further one: each
     expected rank was given before. After a restart of the head's agent its workers report first.
     """
-    if worker.rank is not None or now < times.STEP_HOLDER_SILENT:
+    if worker.rank is not None or now < _STEP_HOLDER_SILENT:
         return False
     workers = state.fleet.workers.values()
     there = [other for other in workers if _runs_steps(other, now) and not other.lost]
@@ -430,7 +433,7 @@ def _awaits_holders(state: HeadState, now: float) -> bool:
         return False
     workers = [worker for worker in state.fleet.workers.values() if state.expects(worker)]
     has_all = len(workers) >= state.goal.expected_workers
-    limit = times.SPARES_REPORT if has_all else times.STEP_HOLDER_SILENT
+    limit = _SPARES_REPORT if has_all else _STEP_HOLDER_SILENT
     return now < limit
 
 

@@ -43,6 +43,10 @@ if TYPE_CHECKING:
     from agent.base.ends import Outcome
     from agent.decisions.worker.worker_state import WorkerAction, WorkerEvent
 
+_SILENCE_LOGGED = 2.0  # Silence is logged after this: on a bad link single calls fail.
+_JOIN_RETRY_PAUSE = 0.5  # Between two tries of `ray start` on a worker.
+
+
 Decision = tuple[WorkerState, tuple["WorkerAction", ...]]
 
 
@@ -83,7 +87,7 @@ def decide(state: WorkerState, event: WorkerEvent, now: float) -> Decision:
     state, actions = decision
 
     # Does the head answer again after a silence that was logged?
-    was_silent = before.phase is WorkerPhase.FOLLOWING and before.silent_for >= times.SILENCE_LOGGED
+    was_silent = before.phase is WorkerPhase.FOLLOWING and before.silent_for >= _SILENCE_LOGGED
     if was_silent and not state.silent_for:
         actions = (v.LogLine(f"the head {state.goal.head} answers again"), *actions)
 
@@ -146,7 +150,7 @@ def pending_waits(state: WorkerState) -> tuple[v.Wait, ...]:
     if state.phase is WorkerPhase.FOLLOWING:
         what = f"a reply from the head {goal.head}"
         until = _reply_deadline(state)
-        answers = state.silent_for < times.SILENCE_LOGGED
+        answers = state.silent_for < _SILENCE_LOGGED
         waits.append(
             v.Wait(wait_keys.SILENT_HEAD, what, until, state.evidence, is_following=answers)
         )
@@ -559,7 +563,7 @@ def _joining(state: WorkerState, event: WorkerEvent, now: float) -> Decision:
         if state.fenced:
             return replace(state, retry_at=now), ()
         log = v.LogLine(f"`ray start` ended ({state.ray_evidence}): trying again", "warning")
-        return replace(state, retry_at=now + times.JOIN_RETRY_PAUSE), (log,)
+        return replace(state, retry_at=now + _JOIN_RETRY_PAUSE), (log,)
     if state.retry_at is not None and now >= state.retry_at and state.ray_ready:
         return _start_join(state)
     return state, ()
@@ -587,7 +591,7 @@ def _following(state: WorkerState, event: WorkerEvent, now: float) -> Decision:
 
     log = v.LogLine(f"Ray was lost here ({state.ray_evidence}): joining again", "warning")
     ready = state.ray_ready and not state.head_is_silent
-    retry_at = now + times.JOIN_RETRY_PAUSE
+    retry_at = now + _JOIN_RETRY_PAUSE
     return replace(enter_joining(state, now), ray_ready=ready, retry_at=retry_at), (log,)
 
 

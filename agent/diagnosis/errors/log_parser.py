@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from msgspec.structs import replace
 
-from agent.base import times
 from agent.base.text import without_controls
 from agent.base.value import Value
 from agent.diagnosis.errors import forms
@@ -36,6 +35,7 @@ from agent.diagnosis.errors.roles import has_role, without_role
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+_KERNEL_LINE_AGE = 600.0  # A line of the kernel from so long before a log began is no cause.
 _MOST_PROCESSES = 512  # that are open at a time
 _MOST_ERRORS = 2_000  # of one log; the first quarter and the last ones
 _MOST_STRAYS = 8  # lines of others within a traceback
@@ -602,7 +602,7 @@ class LogParser:
         """Return whether the kernel printed it long before the log begins."""
         if error.kind not in _OF_KERNEL or error.time is None or self._began is None:
             return False
-        return error.time < self._began - times.KERNEL_LINE_AGE
+        return error.time < self._began - _KERNEL_LINE_AGE
 
 
 def _is_about(body: str, error: ParsedError, *, is_next: bool) -> bool:
