@@ -156,6 +156,7 @@ def first_cause(known: Sequence[Explained]) -> Explained | None:
     burst = [one for one in known if _is_of_burst(one, first)]
     explaining = earliest(one for one in burst if one.row is not None)
     others = rungs.get(Rung.LOGGED, []) if first.candidate.role is not Role.ORIGINAL else []
+    others = [one for one in others if one.number < first.number]
     if first.candidate.role is Role.WRAPPER:
         others = [*others, *rungs.get(Rung.LIKELY, ())]
     if first.candidate.error.kind is ErrorKind.CPP:

@@ -1,4 +1,4 @@
-"""Rows of rows.toml: each matches parsed errors by words or a function, with its cause."""
+"""Rows of rows.toml: each matches parsed errors by words and frames, with its cause."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from agent.diagnosis.errors.forms import is_about_an_error
 from agent.diagnosis.errors.log_parser import Signs
 from agent.diagnosis.errors.parsed_error import LogLevel
 from agent.diagnosis.errors.prefixes import read_line
-from agent.diagnosis.row_functions import FUNCTIONS
+from agent.diagnosis.frame_text import frame_text, place_of, user_of
+from agent.diagnosis.gpu_memory import holder_of_gpu_memory
 from agent.diagnosis.rows_file import read_rows
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ ANY = "…"  # any text in the words of a message; `^` at their start is the sta
 MOST_SEARCHED = 1_000  # by `only` and `unless`
 MOST_READ = 2_000  # by `reads`
 MOST_AROUND = 4_000  # by `near` and `caller`
+MOST_ASKED = 4_000  # by `asks`
 _LINES_BEFORE = 4  # that may show who uses a library
 _CALLERS = 4  # innermost frames that show who asked
 _CARRIES = re.compile(
@@ -37,6 +39,8 @@ _CARRIES = re.compile(
 )
 """Files of clients and of Python itself, which carry a request for who asks."""
 _LONGEST_NAME = 60  # characters of a name from a line that a sentence repeats
+_NAME = re.compile(r"\{(\w{1,40})\}")
+_LONGEST_WORDS = 110  # the same of several words
 _ERROR = r"\W{0,6}(?:[A-Za-z_][\w.]{0,120})?(?:[Ee]rror|Exception|Timeout\w*|Disconnected|ERROR)\b"
 
 
@@ -132,24 +136,33 @@ def _is_type(printed: str, wanted: str) -> bool:
     return printed == wanted or printed.endswith(f".{wanted}")
 
 
+class Case(Value, forbid_unknown_fields=True):
+    """A special case of a row: its sentences count where `asks` matches."""
+
+    asks: str
+    cause: str = ""  # '' for that of the row
+    what_to_do: str = ""
+
+
 class Row(Value, forbid_unknown_fields=True):
     """A row of rows.toml: a cause, its remedy, and the errors that show it."""
 
     kind: Literal["noise", "cause", "symptom"]
     key: str
-    cause: str  # may name groups of `reads` in braces; of a function, as documentation shows it
+    cause: str  # may name groups of `reads` and `asks` in braces
     what_to_do: str
     words: tuple[Words, ...]
     sources: tuple[str, ...]
-    function: str = ""  # a name of row_functions.FUNCTIONS, which decides after the words
-    refined_by: str = ""  # a function that gives the sentence and the remedy where it can
+    asks: str = ""  # a regular expression for `frame_text`, which it must match
+    cases: tuple[Case, ...] = ()  # the first one whose `asks` matches counts
+    states_memory: bool = False  # the numbers of torch give the sentences where they can
     labels: tuple[str, ...] = ()
     weight: Weight = Weight.CAUSE
     again: Again = Again.EITHER
     after_loss: bool = False
     follows: tuple[str, ...] = ()  # keys of rows whose errors lead to this one
     is_end_of_job: bool = False  # a scheduler's: what had failed before counts instead
-    reads: str = ""  # a regular expression whose named groups fill `cause` and `what_to_do`
+    reads: str = ""  # a regular expression for the message: its groups fill the sentences
     is_live: bool = True
     of_ray: bool = False
 
@@ -167,32 +180,76 @@ class Row(Value, forbid_unknown_fields=True):
         """Return the cause that an error shows, if it is this row's."""
         if not any(words.match_error(error) for words in self.words):
             return None
-        if self.function:
-            return FUNCTIONS[self.function](error)
-        refined = FUNCTIONS[self.refined_by](error) if self.refined_by else None
-        if refined is not None:
-            return Cause(self.key, refined.sentence, refined.remedy)
-        return Cause(self.key, *self.filled(error.text))
+
+        # Do the frames show the one who asks?
+        text = frame_text(error)[:MOST_ASKED] if self.asks or self.cases else ""
+        asked = compiled(self.asks).match(text) if self.asks else None
+        if self.asks and asked is None:
+            return None
+
+        # Which sentences count: those by the numbers of torch, of a special case, or the row's own?
+        numbers = holder_of_gpu_memory(error) if self.states_memory else None
+        if numbers is not None:
+            return numbers
+        cause, what_to_do = self.cause, self.what_to_do
+        names = self._names(error.text)
+        names |= _groups(asked)
+        case = next((one for one in self.cases if compiled(one.asks).match(text)), None)
+        if case is not None:
+            cause = case.cause or cause
+            what_to_do = case.what_to_do or what_to_do
+            names |= _groups(compiled(case.asks).match(text))
+
+        # What do the frames show besides?
+        names["place"] = place_of(error)
+        names["user"] = names["user"] or user_of(error, names.get("package", ""))
+        return Cause(self.key, *_filled(cause, what_to_do, names))
 
     def filled(self, line: str) -> tuple[str, str]:
         """Return the cause and the remedy with the names in a line."""
-        if not self.reads:
-            return self.cause, self.what_to_do
-        read = compiled(self.reads).search(line, 0, MOST_READ)
-        names = compiled(self.reads).groupindex
-        values = {name: short_name((read and read[name]) or "") for name in names}
+        return _filled(self.cause, self.what_to_do, self._names(line))
 
-        # What could not be read is left out with its parentheses.
-        cause = self.cause
-        for name, value in values.items():
-            if not value:
-                cause = compiled(r" \([^(){}]*\{" + name + r"\}[^(){}]*\)").sub("", cause)
-        values = {name: value or "?" for name, value in values.items()}
-        return cause.format(**values), self.what_to_do.format(**values)
+    def _names(self, line: str) -> dict[str, str]:
+        """Return the names that the sentences may have, with those that the line shows."""
+        expressions = filter(None, (self.reads, self.asks, *(case.asks for case in self.cases)))
+        groups = [_name_of(group) for one in expressions for group in compiled(one).groupindex]
+        names = dict.fromkeys(("place", "user", *groups), "")
+        read = compiled(self.reads).search(line, 0, MOST_READ) if self.reads else None
+        return names | _groups(read)
+
+
+def _groups(found: re.Match[str] | None) -> dict[str, str]:
+    """Return the names that an expression reads; of `name` and `name2` the one that matched."""
+    names: dict[str, str] = {}
+    for group, value in ({} if found is None else found.groupdict()).items():
+        name = _name_of(group)
+        names[name] = value or names.get(name, "")
+    return names
+
+
+def _name_of(group: str) -> str:
+    return group.rstrip("0123456789")
+
+
+def _filled(cause: str, what_to_do: str, names: Mapping[str, str]) -> tuple[str, str]:
+    """Return two sentences with names; what could not be read goes with its parentheses."""
+    for name, value in names.items():
+        if not value:
+            cause = compiled(r" \([^(){}]*\{" + name + r"\}[^(){}]*\)").sub("", cause)
+    shown = {name: short_name(value) or "?" for name, value in names.items()}
+
+    def fill(named: re.Match[str]) -> str:
+        return shown.get(named[1], named[0])
+
+    return _NAME.sub(fill, cause), _NAME.sub(fill, what_to_do)
 
 
 def short_name(name: str) -> str:
-    """Return a name without its middle if it is long: its beginning and its end show most."""
+    """Return a long name without its middle, and several words without their end."""
+    if " " in name:
+        words = name.rstrip(". ")
+        is_long = len(words) > _LONGEST_WORDS
+        return f"{words[:_LONGEST_WORDS].rpartition(' ')[0]} …" if is_long else words
     if len(name) <= _LONGEST_NAME:
         return name
     end = _LONGEST_NAME * 2 // 3
@@ -323,7 +380,8 @@ def explain(error: ParsedError, *kinds: str, of_ray: bool = False) -> tuple[Row,
 
 def _row(row: Mapping[str, Any], patterns: Mapping[str, str]) -> Row:
     def full(expression: str) -> str:
-        return re.sub(r"<([a-z_]+)>", lambda named: patterns[named[1]], expression)
+        """Return an expression with the patterns that it names, which may name others."""
+        return re.sub(r"(?<!P)<([a-z_]+)>", lambda named: full(patterns[named[1]]), expression)
 
     words = []
     for message in row["words"]:
@@ -331,4 +389,6 @@ def _row(row: Mapping[str, Any], patterns: Mapping[str, str]) -> Row:
         expressions = {name: full(message[name]) for name in names if name in message}
         words.append({**message, **expressions})
     weight = Weight[row.get("weight", "cause").upper()]
-    return convert({**row, "words": words, "weight": weight}, Row)
+    row = {name: full(value) if name == "asks" else value for name, value in row.items()}
+    cases = [{**case, "asks": full(case["asks"])} for case in row.get("cases", ())]
+    return convert({**row, "words": words, "cases": cases, "weight": weight}, Row)

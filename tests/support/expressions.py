@@ -113,13 +113,15 @@ def of_rows() -> list[Expression]:
     }
     found: dict[str, Expression] = {}
     for row in rows.table().values():
-        named = [("reads", row.reads, rows.MOST_READ)]
+        named = [("reads", row.reads, rows.MOST_READ), ("asks", row.asks, rows.MOST_ASKED)]
+        named += [("a case", case.asks, rows.MOST_ASKED) for case in row.cases]
         for words in row.words:
             named += [(field, getattr(words, field), most) for field, most in fields.items()]
         for field, pattern, most in named:
             if pattern:
                 place = f"rows.toml: {field} of {row.key!r}"
-                expression = Expression(place, re.compile(pattern), "search", most)
+                how = "match" if field in {"asks", "a case"} else "search"
+                expression = Expression(place, re.compile(pattern), how, most)
                 found.setdefault(pattern, expression)
     for name in get_args(roles.RoleName):
         for how, compiled in roles.patterns(name).items():

@@ -53,6 +53,12 @@ HARMLESS_BEFORE = (
     "Error in sys.excepthook",
     "Exception ignored on",
 )
+IGNORED_IN = re.compile(
+    r"<(?:function|bound method|\w{1,20} object) (?:[\w<>]{1,80}\.){0,9}"
+    r"(?P<function>\w{1,80}) (?:at|of) "
+)
+"""The function in which Python ignored an exception."""
+NAMED_TYPES = re.compile(r"\b([A-Z]\w{1,60}(?:Error|Exception))\b")
 ANNOUNCES = re.compile(r"[Ee]rror|[Ff]ail|[Ee]xception|[Cc]annot|[Cc]ould not|[Uu]nable")
 """Words of a logger's line that the traceback below it belongs to."""
 

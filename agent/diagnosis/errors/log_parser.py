@@ -332,6 +332,7 @@ class LogParser:
         if is_behind and level is LogLevel.UNSTATED:
             is_announced = forms.ANNOUNCES.search(process.before[-1][:400]) is not None
             level = min(level, process.previous_level) if is_announced else level
+        process.announced = process.before[-1] if level is not line.level else ""
         process.level = level
         self._read_traceback(process, line)
 
@@ -383,7 +384,7 @@ class LogParser:
         error = self._error(process, line, ErrorKind.PYTHON)
         type_ = f"{head['type']}({head['inner']})" if head["inner"] else head["type"]
         level = process.level
-        if level is LogLevel.UNSTATED:
+        if level is LogLevel.UNSTATED or _names_another(process.announced, head["type"]):
             level = LogLevel.ERROR
         if head["type"].endswith("Warning"):
             level = LogLevel.WARNING
@@ -433,6 +434,7 @@ class LogParser:
         is_reason = self._is_native_message(held, line) or held.takes_reason(body)
         if is_stack or is_reason or held.continues(line):
             held.last = self._number
+            self.changes += not is_stack
             return True
         return False
 
@@ -492,6 +494,7 @@ class LogParser:
             return True
         is_wrapper = error.type.endswith("RayTaskError")
         process.held = self._hold(process, error, is_wrapper=is_wrapper)
+        self.changes += 1
         process.held.is_ended = form.kind not in {ErrorKind.PYTHON, ErrorKind.CPP, ErrorKind.JAVA}
         if process.held.is_ended:
             self._release(process)
@@ -595,7 +598,7 @@ class LogParser:
         held = HeldError(error, is_wrapper=is_wrapper, last=self._number, is_quoted=is_quoted)
         held.steps = self._steps
         above = error.before[-1] if error.before else ""
-        held.is_harmless = above.startswith(forms.HARMLESS_BEFORE)
+        held.is_harmless = above.startswith(forms.HARMLESS_BEFORE) and _is_ignored(above, error)
         return held
 
     def _is_stale(self, error: ParsedError) -> bool:
@@ -603,6 +606,23 @@ class LogParser:
         if error.kind not in _OF_KERNEL or error.time is None or self._began is None:
             return False
         return error.time < self._began - _KERNEL_LINE_AGE
+
+
+def _names_another(announced: str, type_: str) -> bool:
+    """Return whether a logger's line states an exception, and another one than is printed below."""
+    named = forms.NAMED_TYPES.findall(announced[:400])
+    return bool(named) and type_.rpartition(".")[2] not in named
+
+
+def _is_ignored(above: str, error: ParsedError) -> bool:
+    """Return whether an exception is the one that Python ignored in the function of a line above.
+
+    Its traceback begins in that function: one of something else may be printed just behind.
+    """
+    named = forms.IGNORED_IN.search(above[:400])
+    if named is None:
+        return True
+    return bool(error.frames) and error.frames[0].function.rpartition(".")[2] == named["function"]
 
 
 def _is_about(body: str, error: ParsedError, *, is_next: bool) -> bool:

@@ -195,6 +195,7 @@ class HeldError:
 
         # Indented lines, and what follows a title.
         is_title = not self.message.strip() or self.message.rstrip().endswith(":")
+        is_title = is_title and not self.is_harmless
         is_title = is_title or _COUNTS_ERRORS.match(self.message) is not None
         is_titled = is_title and self.continued < _MOST_TITLED and not LIKE_A_TYPE.match(body)
         if body[0] not in " \t" and not is_titled:
@@ -332,6 +333,7 @@ class ProcessOutput:
         self.closes = ""
         self.previous = -2
         self.previous_level = LogLevel.UNSTATED
+        self.announced = ""  # the logger's line whose level the open traceback has taken
 
     def repeats(self, body: str, number: int, steps: int) -> bool:
         """Return whether a line is its newest error once more; it then counts as that one."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from agent.diagnosis.find_cause import Diagnosis, diagnose_logs, weighed
@@ -481,6 +483,45 @@ def test_a_warning_of_native_code_announces_no_traceback() -> None:
     assert cause(after).line == "ValueError: real"
 
 
+def test_a_warning_that_states_another_exception_announces_no_traceback() -> None:
+    """It is whole by itself, whatever stands below it."""
+    failed = "WARNING 11-26 10:00:00 [a.py:3] Failed to import x: ModuleNotFoundError('x')"
+    assert cause(f"{failed}\n{REAL}").is_marked
+    after = f"{failed}\n{REAL}\nloaded\n{TRACE}ValueError: real"
+    assert cause(after).line == "ZeroDivisionError: division by zero"
+    same = failed.replace("ModuleNotFound", "ZeroDivision")
+    assert cause(f"{same}\n{REAL}\nloaded\n{TRACE}ValueError: real").line == "ValueError: real"
+
+
+@pytest.mark.parametrize(
+    "header", ["<function Tracker.__del__ at 0x7>", "<generator object h at 0x7>"]
+)
+def test_python_ignores_an_exception_in_the_function_that_it_names(header: str) -> None:
+    """A traceback that begins elsewhere was printed behind the message by chance."""
+    above = f"Exception ignored in: {header}"
+    assert cause(f"{above}\n{REAL}\nlast").line == "ZeroDivisionError: division by zero"
+    function = "__del__" if "__del__" in header else "h"
+    ignored = REAL.replace("in f", f"in {function}")
+    assert cause(f"{above}\n{ignored}\n{TRACE}ValueError: real").line == "ValueError: real"
+
+
+def test_a_line_below_an_ignored_exception_is_not_its_message() -> None:
+    """Python prints the whole message before, so that the next line is another program's."""
+    ignored = (
+        "Exception ignored in: <module 'x'>\nTraceback (most recent call last):\n  File \"/x\""
+    )
+    text = f"{ignored}, line 3, in f\nKeyboardInterrupt:\nKilled\n"
+    assert cause(text).line == "Killed"
+
+
+def test_what_a_logger_prints_behind_a_consequence_did_not_lead_to_it() -> None:
+    """It may be of a clean-up, or of another program."""
+    died = "ray.exceptions.ActorDiedError: The actor died unexpectedly before finishing this task."
+    error = "ERROR: the versions of two packages differ"
+    assert cause(f"{died}\n{error}").line == died
+    assert cause(f"{error}\n{died}").line == error.removeprefix("ERROR: ")
+
+
 @pytest.mark.parametrize("message", ["engine init failed", "register failed, ret_value: -1"])
 def test_native_code_says_why_an_exception_only_states_a_failure(message: str) -> None:
     """Libraries in C++ log the reason, and their bindings for Python only raise that it failed."""
@@ -714,7 +755,7 @@ def test_another_try_handles_what_it_names(retry: str) -> None:
 
 def test_a_command_that_cleans_up_is_no_cause() -> None:
     """A script goes on behind a command that fails, and cleans up at its end."""
-    rsync = 'rsync: [sender] link_stat "/tmp/a" failed: No such file or directory (2)'
+    rsync = 'rsync: [sender] link_stat "/data/a" failed: No such file or directory (2)'
     assert cause(rsync).key == "rsync"
     watchdog = (
         "[rank0]:[E1126 10:00:00.1 P:6] [Rank 0] Watchdog caught collective operation timeout: W"
@@ -793,10 +834,16 @@ def test_why_something_failed_counts_before_that_it_failed(text: str, key: str, 
 
 def test_why_a_line_is_the_cause_is_told() -> None:
     """Of each error of a log: the cause first, the others in their order."""
-    rsync = 'rsync: [sender] link_stat "/tmp/a" failed: No such file or directory (2)'
-    ignored = "Exception ignored in: <function x at 0x7f>\nOSError: closed"
+    rsync = 'rsync: [sender] link_stat "/data/a" failed: No such file or directory (2)'
+    ignored = "Exception ignored in: <_io.FileIO name='a'>\nOSError: closed"
     text = f"{rsync}\n{ignored}\n{BEGIN}ValueError: bad row\nlast"
     chosen, command, quoted = weighed(Log("", "job.log", text, first_line=11))
     assert chosen == f"job.log:17: 'ValueError: bad row': {REASONS[Rung.ENDED]} (no row)"
     assert command.endswith(f": {REASONS[Rung.COMMAND]} (row 'rsync')")
     assert quoted.startswith("job.log:13: 'OSError: closed': it stands in a text, was ignored")
+
+
+def test_the_page_about_causes_has_every_reason() -> None:
+    """In the order in which they count."""
+    page = (Path(__file__).parents[3] / "docs" / "causes.md").read_text(encoding="utf-8")
+    assert "\n".join(f"| {rung + 1} | {reason} |" for rung, reason in REASONS.items()) in page

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
 from agent.diagnosis.find_cause import Diagnosis, diagnose_logs
-from agent.diagnosis.rows import Row, compiled, short_name, table
+from agent.diagnosis.rows import Row, short_name, table
 from agent.diagnosis.searched_log import Log
 from agent.frameworks import framework_named
 from support.known_lines import find_known_lines
@@ -471,6 +472,16 @@ LONG_VALUES = {
     "most": "95",
     "has": "3.20.3",
     "needs": "6.31.1",
+    "version": "3.12",
+    "user": "huggingface_hub",
+    "package": "transformer_engine",
+    "owner": "ActorRolloutRefArguments",
+    "status": "500",
+    "reason": "Internal Server Error",
+    "port": "30000",
+    "module": "vllm.model_executor.layers.quantization",
+    "difference": "missing 1 required positional argument: 'config'",
+    "field": "engine_kwargs.vllm",
 }
 LONG_VALUE = "actor_rollout_ref.rollout.engine_kwargs.vllm.disable_log_requests_of_all_ranks"
 
@@ -478,7 +489,7 @@ LONG_VALUE = "actor_rollout_ref.rollout.engine_kwargs.vllm.disable_log_requests_
 @pytest.mark.parametrize("row", [row for row in table().values() if row.kind == "cause"])
 def test_a_sentence_with_long_names_can_be_read(row: Row) -> None:
     """With long paths, hosts and keys: at most 240 characters, with something to do in it."""
-    names = compiled(row.reads).groupindex if row.reads else {}
+    names = re.findall(r"\{(\w+)\}", row.cause + row.what_to_do)
     values = {name: short_name(LONG_VALUES.get(name, LONG_VALUE)) for name in names}
     diagnosis = Diagnosis(
         line="the line",

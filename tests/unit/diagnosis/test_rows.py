@@ -1,4 +1,4 @@
-"""Rows match parsed errors by their fields, and functions give the sentences of some."""
+"""Rows match parsed errors by their words and frames, which fill their sentences."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from msgspec.structs import replace
 from agent.base.text import parse_toml
 from agent.diagnosis import rows
 from agent.diagnosis.errors.parsed_error import ErrorKind, LogLevel, ParsedError, TracebackFrame
-from agent.diagnosis.row_functions import FUNCTIONS
-from agent.diagnosis.rows import Words, table
+from agent.diagnosis.frame_text import frame_text
+from agent.diagnosis.rows import Case, Row, Words, table
 
 SIGNAL = "signal only works in main thread of the main interpreter"
 
@@ -66,7 +66,7 @@ def test_causes_are_found_in_a_chain_from_the_innermost() -> None:
     assert [error.message for error in outer.chain()] == ["inner", "middle", "outer"]
 
 
-def test_a_function_names_the_place() -> None:
+def test_the_place_is_no_frame_of_python_itself() -> None:
     """The frame that installs the handler, not that of Python's own module."""
     user = TracebackFrame("/x/openrlhf/cli/serve.py", 31, "start")
     own = TracebackFrame("/usr/lib/python3.12/signal.py", 58, "signal")
@@ -77,10 +77,44 @@ def test_a_function_names_the_place() -> None:
     assert row.explain(python_error("ValueError", "another")) is None
 
 
-def test_each_function_has_its_row() -> None:
-    """No function without a row, no row without its function."""
-    named = {name for row in table().values() for name in (row.function, row.refined_by) if name}
-    assert named == set(FUNCTIONS)
+def test_the_frames_of_an_error_are_one_text() -> None:
+    """The exception first, then its frames from the innermost, then what it was raised from."""
+    inner = python_error("OSError", "closed")
+    read = TracebackFrame("/w/data.py", 30, "read", "x = row['a']")
+    frozen = TracebackFrame("<frozen importlib._bootstrap>", 1, "_load")
+    error = python_error("pkg.KeyError", "'a'", TracebackFrame("/w/a.py", 3, "main"), read, frozen)
+    assert frame_text(replace(error, cause=inner)).split("\n") == [
+        "KeyError: 'a'",
+        "/w/data.py:30 in read: x = row['a']",
+        "/w/a.py:3 in main: ",
+        "from OSError: closed",
+    ]
+
+
+def test_who_asks_fills_the_sentences() -> None:
+    """The expression must match, a case that matches counts before the row, and names are read."""
+    words = (Words(example="KeyError: 'a'", type="KeyError"),)
+    cases = (
+        Case(r".*\n/w/data", cause="{name} is no column ({nothing})", what_to_do="See {place}"),
+    )
+    row = Row(
+        kind="cause",
+        key="a key",
+        cause="{user} reads {name}",
+        what_to_do="Look at {name}",
+        words=words,
+        sources=(),
+        asks=r"KeyError: (?:'(?P<name>\w+)'|(?P<name2>\d+)(?P<nothing>x)?)",
+        cases=cases,
+    )
+    library = TracebackFrame("/x/site-packages/trl/data.py", 9, "get")
+    known = row.explain(python_error("KeyError", "'a'", library))
+    assert known is not None
+    assert (known.sentence, known.remedy) == ("trl reads a", "Look at a")
+    special = row.explain(python_error("KeyError", "7", TracebackFrame("/w/data.py", 3, "read")))
+    assert special is not None
+    assert special.sentence == "7 is no column"
+    assert row.explain(python_error("KeyError", "('a', 'b')", library)) is None
 
 
 def test_each_key_is_of_one_row() -> None:

@@ -36,7 +36,7 @@ def found(text: str) -> Diagnosis:
             "RunConfig",
             "float_parsing",
             "Input should be a valid number",
-            "RunConfig refuses trainer.lr: Input should be a valid number",
+            "RunConfig refuses a value (trainer.lr): Input should be a valid number",
         ),
         (
             "RolloutArgs",

@@ -15,15 +15,15 @@ FRAMES = 'Traceback (most recent call last):\n  File "/w/ask.py", line 3, in ask
     [
         (
             "requests.exceptions.HTTPError: 413 Client Error: Too Large for url: http://a.b:80/x?y",
-            "a.b:80 answered 413 (Too Large) to /x",
+            "a server (a.b:80/x) answered 413 (Too Large)",
         ),
         (
             "httpx.HTTPStatusError: Client error '404 Not Found' for url 'https://a.b/v1/models'",
-            "a.b answered 404 (Not Found) to /v1/models",
+            "a server (a.b/v1/models) answered 404 (Not Found)",
         ),
         (
             "aiohttp.client_exceptions.ClientResponseError: 500, message='Broken', url='http://a.b'",
-            "a.b answered 500 (Broken)",
+            "a server (a.b) answered 500 (Broken)",
         ),
         ("urllib.error.HTTPError: HTTP Error 403: Forbidden", "a server answered 403 (Forbidden)"),
     ],
@@ -66,7 +66,7 @@ def test_a_server_that_nothing_listens_for_is_named_by_its_address() -> None:
         "NewConnectionError('x: [Errno 111] Connection refused'))"
     )
     answer = diagnose_logs([Log("", "job.log", line)])
-    assert answer.cause == "no server listens at 10.8.0.13:5000, which a process asks for /v1/envs/"
+    assert answer.cause == "no server listens at 10.8.0.13:5000 (for /v1/envs/)"
 
 
 def test_a_proxy_may_have_answered_in_place_of_a_server() -> None:
@@ -115,7 +115,7 @@ LIBRARY = "/opt/venv/lib/python3.12/site-packages"
                 "requests.exceptions.HTTPError: 422 Client Error: Unprocessable Entity for url: "
                 "http://a.b:90/get_reward"
             ),
-            "a.b:90 (the reward's server) answered 422 (Unprocessable Entity) to /get_reward",
+            "the reward's server (a.b:90/get_reward) answered 422 (Unprocessable Entity)",
             "does not take",
         ),
         (
@@ -124,7 +124,7 @@ LIBRARY = "/opt/venv/lib/python3.12/site-packages"
                 "Max retries exceeded with url: /score (Caused by NewConnectionError('[Errno 111] "
                 "Connection refused'))"
             ),
-            "no server listens at a.b:9 (the reward's server), which a process asks for /score",
+            "no server listens at a.b:9 (the reward's server) (for /score)",
             "Start it before the job",
         ),
         (

@@ -29,7 +29,7 @@ def found(sends: str, loads: str, line: str) -> Diagnosis:
             "update_weights_from_tensor",
             "weight_loader",
             "AssertionError",
-            "AssertionError: param.size() == loaded.size()",
+            "param.size() == loaded.size()",
         ),
         (
             "sync_policy_weights",

@@ -47,7 +47,7 @@ def raised(file: str, line: str) -> Diagnosis:
 def test_a_package_may_be_too_old_for_python(line: str) -> None:
     """It uses what that Python no longer has; the job's own code may do so by mistake."""
     answer = raised("/opt/lib/python3.12/site-packages/hydra/conf.py", line)
-    assert answer.cause.startswith("the installed hydra is too old for Python 3.12")
+    assert answer.cause.startswith("the installed hydra is too old for the job's Python (3.12)")
     assert raised("/w/train.py", line).key != "Python too new"
 
 

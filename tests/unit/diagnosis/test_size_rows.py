@@ -70,13 +70,16 @@ def test_rows_about_sizes_name_the_two_of_the_message() -> None:
         ("ValueError: train_batch_size 6 must be divisible by n_gpus 4", "batch × samples"),
         (
             "AssertionError: num_attention_heads 28 must be divisible by tp 8",
-            "also key-value heads",
+            "and key-value heads",
         ),
         (
             "ValueError: hidden_size 512 is not a multiple of num_heads 6",
             "model's own configuration",
         ),
-        ("ValueError: world_size (6) is not divisible by tensor parallel (4)", "number of GPUs"),
+        (
+            "ValueError: world_size (6) is not divisible by tensor parallel (4)",
+            "must divide the GPUs",
+        ),
         ("ValueError: rope_dim is not divisible by 8", "Change one of the two"),
     ],
 )
