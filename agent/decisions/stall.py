@@ -226,6 +226,7 @@ class Stalled(HeadEvent):
     then: Then = "log"
     setting: str = "AGENT_STALL"  # whose limit is over
     cause_key: str = ""  # rule and suspects without names and times: equal for the same cause
+    nodes: tuple[str, ...] = ()  # of the suspects, by name; () where no node stands out
 
     @property
     def what_with_setting(self) -> str:

@@ -32,7 +32,10 @@ STEADY = 0.01  # a reward that moved by less than this share of it is steady
 SOON_FULL = 2 * 3600  # seconds ahead from which a full memory or disk makes the state `look`
 SOON_OVER = 120  # seconds left of a wait from which it makes the state `look`
 _MOST_NAMED = 3
-_WORST_FIRST = ("lost", "silent", "fault", "failed", "down", "slow", "full soon", "booting", "left")
+_WORST_FIRST = (
+    *("lost", "silent", "fault", "failed", "down", "suspect", "slow", "full soon"),
+    *("booting", "left"),
+)
 _NO_REPORT_AFTER = 15  # seconds
 _PART_OF_RUN = {"running", "judging", "stopping"}
 
@@ -191,13 +194,8 @@ def _broken_metrics(status: Status, _rows: Sequence[GlanceException]) -> _Senten
         return None
     others = [advice["what"] for advice in status["advice"] if advice is not broken[0]]
     more = f"{_capitalized('; '.join(others))}." if others else ""
-    checkpoint = status.get("checkpoint")
-    saved = ""
-    if checkpoint and checkpoint["step"] is not None:
-        saved = f"Newest checkpoint: step {checkpoint['step']}."
-    return _Sentences(
-        "end", f"{_capitalized(broken[0]['what'])}.", _joined(more, saved, _hourly(status))
-    )
+    details = _joined(more, _saved(status), _hourly(status))
+    return _Sentences("end", f"{_capitalized(broken[0]['what'])}.", details)
 
 
 def _stalled(status: Status, _rows: Sequence[GlanceException]) -> _Sentences | None:
@@ -209,7 +207,7 @@ def _stalled(status: Status, _rows: Sequence[GlanceException]) -> _Sentences | N
     gpus = _gpu_use(status)
     if stall["then"] == "log":
         follows = "Nothing ends it by itself (AGENT_ON_STALL=log)."
-        details = _joined(stall["suspects"], gpus, follows, _hourly(status))
+        details = _joined(stall["suspects"], gpus, follows, _saved(status), _hourly(status))
         return _Sentences("end", what, details)
     follows = "It is examined once more, then the run is stopped."
     if stall["then"] == "retry":
@@ -400,6 +398,14 @@ def _hourly(status: Status) -> str:
     return "" if price is None else f"Each further hour costs {money(price)}."
 
 
+def _saved(status: Status) -> str:
+    """Return from which step a later run goes on."""
+    checkpoint = status.get("checkpoint")
+    if not checkpoint or checkpoint["step"] is None:
+        return ""
+    return f"Newest checkpoint: step {checkpoint['step']}."
+
+
 def _nodes_text(status: Status, names: Sequence[str]) -> str:
     verb = "is" if len(names) == 1 else "are"
     return f"{len(names)} of {status['nodes_expected']} nodes {verb}"
@@ -449,6 +455,9 @@ def exceptions_of(status: Status) -> list[GlanceException]:
     is_running = status["phase"] in _PART_OF_RUN
     for name, figures in _machines(status):
         rows += _machine_rows(name, figures)
+    stall = status.get("stall")
+    for name in stall["nodes"] if stall else ():
+        rows.append(GlanceException(name, "suspect", "", "the other nodes may wait for it"))
     if status.get("slow"):
         rows.append(_slow_row(status.get("name") or "head", status["slow"], status["figures"]))
     for node in status["nodes"]:

@@ -419,6 +419,13 @@ class Examination(Value):
         keys = {f"{place.function} {place.where.rpartition(':')[0]}".strip() for place in places}
         return ", ".join(sorted(keys))
 
+    @property
+    def suspected_nodes(self) -> tuple[str, ...]:
+        """Return the nodes of the suspects; () where most nodes have one: none stands out."""
+        examined = {process.node for group in self.groups for process in group.processes}
+        suspected = dict.fromkeys(process.node for process in _all_suspicious(self.groups))
+        return () if 2 * len(suspected) > len(examined) else (*suspected,)[:_MOST_SUSPECTS]
+
 
 _MOST_SUSPECTS = 16
 _MOST_KEPT = 16  # frames of a suspect, the innermost ones
@@ -443,6 +450,11 @@ def examination(
 
 
 def _suspicious(groups: Sequence[StackGroup]) -> tuple[ProcessStack, ...]:
+    """Return the suspicious processes, only the first ones of very many."""
+    return tuple(_all_suspicious(groups)[:_MOST_SUSPECTS])
+
+
+def _all_suspicious(groups: Sequence[StackGroup]) -> list[ProcessStack]:
     """Return the processes of the first groups that are equally suspicious."""
     found: list[ProcessStack] = []
     for group in groups:
@@ -452,7 +464,7 @@ def _suspicious(groups: Sequence[StackGroup]) -> tuple[ProcessStack, ...]:
         is_equal = group.place.activity is first.place.activity
         if is_equal and len(group.processes) == len(first.processes):
             found += group.processes
-    return tuple(found[:_MOST_SUSPECTS])
+    return found
 
 
 def same_suspects(first: Examination, second: Examination) -> bool:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import to_builtins
 
+from agent import __version__
 from agent.base.text import Line, duration_text, listed, mib, shell_line
 from agent.checks import NAMES
 from agent.checks.finding import Level, problem_lines, toned_line
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 MOST_LINES = 12
 DELETE_CLUSTER = "delete the cluster in RunPod's console"
 _LONGEST_JOB = 100  # characters of a job's command; `-v` shows all
+_LONGEST_COMMAND = 8_000  # the same on the page
 _LONGEST_TITLE = 40  # the same in a line of the log
 
 
@@ -205,6 +207,37 @@ def job_title(plan: Plan) -> str:
     if plan.job.recipe is None:
         return _cut(shell_line(plan.job.argv), _LONGEST_TITLE)
     return plan.job.name
+
+
+def what_runs(plan: Plan, command: str) -> dict[str, Any]:
+    """Return model, data, command and versions of the job, '' for what is not known.
+
+    `command` is the one that was submitted; '' before that: then it is the planned one.
+    """
+    settings = plan.settings
+    job = plan.job
+    facts = plan.facts
+    model = settings.model or ""
+    data = settings.train_data or ""
+    if job is not None and job.recipe is not None:
+        model = job.recipe.input.model
+        data = job.recipe.input.train_data
+    if job is not None and not command:
+        command = shell_line(_sized(plan, job))
+
+    # The Python of the job and its libraries; without Ray only torch is known.
+    versions = {"Ray": facts.ray.version, "Python": facts.ray.python, **facts.ray.libraries}
+    if facts.torch is not None:
+        versions = {"torch": facts.torch.version}
+    if facts.framework is not None:
+        versions[facts.framework.name] = facts.framework.version
+    known = {name: version for name, version in versions.items() if version}
+    return {
+        "model": model,
+        "data": data,
+        "command": _cut(command, _LONGEST_COMMAND),
+        "versions": {"pod-agent": __version__, **known},
+    }
 
 
 def _cut(text: str, longest: int) -> str:

@@ -32,7 +32,7 @@ _WORDS = {"keep": "keep", "look": "look", "end": "end?"}
 _TONES: dict[str, Tone] = {"keep": "good", "look": "busy", "end": "bad"}
 _BARS = "▁▂▃▄▅▆▇█"
 _MOST_BARS = 16
-_OF_NODES = ("slow", "fault", "full soon", "silent", "lost", "booting", "left")
+_OF_NODES = ("suspect", "slow", "fault", "full soon", "silent", "lost", "booting", "left")
 """The states of rows about nodes, in the order in which they are counted."""
 _BAD = {"lost", "silent", "fault", "failed", "down"}
 _CLOCKS = re.compile(r"(?<![\w-])[-+▲▼$]?[\d.,:]+(?: (?:s|min|h|%))?(?![\w-])|[▁-█]+")

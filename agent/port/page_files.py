@@ -13,7 +13,10 @@ if TYPE_CHECKING:
 
 SCRIPTS = tuple(
     f"/{name}.js"
-    for name in ("base", "strip", "vitals", "curves", "nodes", "happened", "log", "page")
+    for name in (
+        *("base", "strip", "vitals", "curves", "nodes", "gpus", "happened", "runs", "log"),
+        "page",
+    )
 )
 """In the order in which the page loads them: the last one begins."""
 ICONS: tuple[State, ...] = tuple(SIGNS)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _CLOCK_FIELDS = {
     *("seconds", "seconds_in_phase", "seconds_left", "heard_seconds_ago", "outage_seconds"),
     *("latency", "judge", "cost", "figures", "receipt", "slow", "glance", "seconds_since_step"),
-    *("loss_seconds_left", "at"),
+    *("loss_seconds_left", "at", "gpu_history"),
 }
 """Fields that change with the clock or with each probe."""
 

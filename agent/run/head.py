@@ -543,6 +543,7 @@ class HeadAgent:
 
     async def _start_output(self, job_id: str, line: str) -> Path | None:
         """Start to pass on the job's output; return the file that the bridge must write."""
+        self._status.command = line
         watcher = self._status.job_lines
         self._output, mirror = await head_job.start_job_output(self._run, job_id, line, watcher)
         return mirror

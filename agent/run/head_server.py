@@ -11,7 +11,7 @@ from msgspec import to_builtins
 from msgspec.structs import replace
 
 from agent.base import times
-from agent.base.text import listed
+from agent.base.text import listed, map_texts
 from agent.checks.finding import Level, group_findings
 from agent.decisions import head
 from agent.decisions.head import shares
@@ -26,6 +26,7 @@ from agent.diagnosis.glance import glance_of
 from agent.job.services import REWARD, digest
 from agent.plan import waits as planned
 from agent.plan.plan import AGENT_LOG, JOB_LOG, RAY_LOG, log_files, versions
+from agent.plan.show import what_runs
 from agent.port.protocol import Reply
 from agent.port.reports import Expected, Reports, agent_limit
 from agent.port.server import AgentServer, Control, LogPart
@@ -190,11 +191,13 @@ class RunStatus:
         self._get_state = get_state
         self.timeline = Timeline()
         self._alive: Mapping[str, str] = {}
+        self._most_joined = 0  # workers in Ray at one time
         self.job_lines = JobLines(run.redactor.clean, run.now)
         self.stalls: tuple[Finding, ...] = ()  # findings about attempts that showed no sign of work
         self.worker_stats: Mapping[str, WorkerStats] = {}  # from workers' reports, by agent
         self.receipt = RunReceipt(run, keeper, get_state, lambda: self.job_lines.progress)
         self.machines = MachineWatch(run, get_state, lambda: self.job_lines.progress)
+        self.command = ""  # of the present attempt, as a shell command, once it is submitted to Ray
         self.stalled: Stalled | None = None  # the present attempt, since it was found to be stalled
         self.checkpoints = CheckpointWatch(run)
         self.notifier = Notifier(run.plan, run.redactor.clean, lambda: keeper.record.run_id)
@@ -205,6 +208,7 @@ class RunStatus:
         state = self._get_state()
         if state.fleet.alive is not self._alive:
             self._alive = state.fleet.alive
+            self._most_joined = max(self._most_joined, len(self._alive))
             self._keeper.record_nodes(self._alive.values())
         self.timeline.add(event, state, self._run.now())
         self.receipt.look_at_change(self.stalls)
@@ -283,11 +287,13 @@ class RunStatus:
             "attempts": [attempt.to_outcome() for attempt in keeper.record.attempts],
             "figures": figures_or_none(self._run.stats.snapshot({})),
             "slow": self.machines.slow_text(HERE),
+            "gpu_history": self.machines.gpu_history.to_status(),
             "progress": self.job_lines.to_status(
                 self._run.utc, is_running=state.phase is HeadPhase.RUNNING
             ),
             "curves": {**self.job_lines.curves(), "checkpoints": self.checkpoints.to_series()},
             "nodes_expected": state.goal.expected_workers + 1,
+            "nodes_joined": self._most_joined + 1,
             "attempts_allowed": state.last_attempt_number,
             "loss_seconds_left": self._loss_seconds_left(state, now),
             "stall": self._stall(state),
@@ -350,8 +356,13 @@ class RunStatus:
         then = on_stall(self._run.plan.settings)
         if then == "retry" and state.last_attempt_number <= stalled.attempt:
             then = "log"
-        suspects = self._run.redactor.clean(stalled.suspects) if with_suspects else ""
-        return {"what": stalled.what, "then": then, "suspects": suspects}
+        return {
+            "what": stalled.what,
+            "then": then,
+            "suspects": self._run.redactor.clean(stalled.suspects) if with_suspects else "",
+            "nodes": [*stalled.nodes],
+            "log": "job" if state.goal.by_shares else "agent",  # Ray sends the job's to the head
+        }
 
     def _node(self, worker: Worker, now: float, *, joined: bool) -> dict[str, object]:
         stats = self.worker_stats.get(worker.key)
@@ -428,6 +439,7 @@ class RunStatus:
                 *(advice.to_warning() for advice in self._advice(state)),
             ],
             "stall": self._stall(state, with_suspects=True),
+            "what_runs": map_texts(what_runs(plan, self.command), self._run.redactor.clean),
             "job_tail": self.job_lines.tail(),
             "metrics": self.job_lines.newest(),
             "prepare_lines": prepare_lines,

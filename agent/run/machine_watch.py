@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from agent.checks.finding import Finding, Level
 from agent.decisions.shared import HERE
 from agent.diagnosis import forecast
+from agent.diagnosis.gpu_history import GpuHistory
 from agent.diagnosis.slow_nodes import SHORTEST, NodeMean, SlowNode, slow_nodes
 from agent.record.events import NodeNoticed
 from agent.record.log import say
@@ -40,6 +41,7 @@ class MachineWatch:
         self._get_state = get_state
         self._get_progress = get_progress
         self._means: dict[str, NodeMean] = {}
+        self.gpu_history = GpuHistory()
         self._logged: dict[tuple[str, str], float] = {}
         """What was logged of a node, and the seconds ahead of a forecast."""
         self.slow: Mapping[str, SlowNode] = {}  # by agent
@@ -49,6 +51,8 @@ class MachineWatch:
 
     def look(self, figures: Mapping[str, Figures]) -> None:
         """Look at the newest figures of all nodes, by their agents; HERE is this node."""
+        self.gpu_history.add(self._run.now(), figures.values())
+
         # Which nodes are slow, and was it logged?
         self._means = {
             key: self._means.get(key, NodeMean()).with_figures(newest)

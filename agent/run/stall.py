@@ -262,7 +262,8 @@ class StallWatch:
             self._report(what, setting, examined, signs.attempt)
         if is_first or then != "log":
             key = f"{alarm.rule.value}: {examined.cause_key}"
-            self._send(Stalled(signs.attempt, what, examined.sentence, then, setting, key))
+            nodes = examined.suspected_nodes
+            self._send(Stalled(signs.attempt, what, examined.sentence, then, setting, key, nodes))
 
     def _report(self, what: str, setting: str, examined: Examination, attempt: int) -> None:
         """Log a stall, and show it among the warnings."""

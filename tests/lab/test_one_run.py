@@ -161,6 +161,9 @@ def test_status_from_any_node(run: Run) -> None:
     assert status["job_tail"][-1] == "running"
     assert [(node["name"], node["state"]) for node in status["nodes"]] == [("podb", "joined")]
     assert [phase for phase, _ in status["nodes"][0]["phases"]][-1] == "following the head"
+    assert (status["nodes_joined"], status["nodes_expected"]) == (2, 2)
+    assert "CUDA out of memory" in status["what_runs"]["command"]
+    assert {"pod-agent", "Ray", "Python"} <= status["what_runs"]["versions"].keys()
     other = run.worker.exec([AGENT, "status"], env=OTHER_TOKEN, timeout=30)
     assert other.returncode == 69
     assert "asks for the cluster's RAY_AUTH_TOKEN" in other.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from support.bundles import bundle_contents
-from support.scenario import BOOT, ENVIRONMENT, Cluster, ends
+from support.scenario import AGENT, BOOT, ENVIRONMENT, Cluster, ends
 
 HANGS = """
 import threading, time, ray
@@ -102,6 +103,8 @@ def test_a_job_that_hangs_is_inspected_on_every_node(cluster: Cluster) -> None:
         r"Trainer.all_reduce_that_never_ends on poda.* are in `Trainer.all_reduce", log
     )
     assert "podb has no readable stack (py-spy is not installed here" in log or "podb" in found
+    stall = json.loads(head.exec([AGENT, "status", "--json"]).stdout)["stall"]
+    assert (stall["nodes"], stall["log"]) == (["poda"], "agent")
     # the agent's command exits with the same code
     driver = re.search(r"driver \(pid (\d+)\)", found)
     assert driver is not None

@@ -28,16 +28,23 @@ def status_of(  # noqa: PLR0913 - all that a status shows
     *,
     now: float = 9.0,
     clean: Callable[[str], str] = str,
+    get_state: Callable[[], HeadState] | None = None,
 ) -> RunStatus:
-    """Return the status of a run with only these parts."""
+    """Return the status of a run with only these parts; `get_state` for a state that changes."""
     by_agent = dict(stats or {})
     own = by_agent.pop(HERE, WorkerStats())
     run = run_of(plan, clean)
     run.now, run.utc = lambda: now, str
     run.stats = SimpleNamespace(snapshot=lambda _tails: own)
     record = SimpleNamespace(run_id="run-1", attempts=())
-    keeper: Any = SimpleNamespace(record=record, epoch=1, former_meter=lambda _now: None)
-    status = RunStatus(run, keeper, lambda: state)
+    keeper: Any = SimpleNamespace(
+        record=record,
+        epoch=1,
+        former_meter=lambda _now: None,
+        record_nodes=lambda _names: None,
+        record_meter=lambda *_: None,
+    )
+    status = RunStatus(run, keeper, get_state or (lambda: state))
     status.timeline = timeline or status.timeline
     status.worker_stats = by_agent
     return status

@@ -1,5 +1,6 @@
 "use strict";
-// The curves: six of them, and any other metric by name, with one cursor for all.
+// The curves: six of them, and any other metric by name, with one cursor for all. Where a job has none
+// of the six, its own metrics are shown.
 
 const CURVES = [
   ["reward", "Reward"], ["kl", "KL to the reference"], ["response_length", "Response length"],
@@ -15,11 +16,14 @@ function pointsOf(series, meaning) {
   return (key !== undefined && series.keys[key]) || { steps: [], values: [] };
 }
 
+const hasCurves = (series) => CURVES.some(([meaning]) => pointsOf(series, meaning).steps.length > 0);
+
 function drawCurves(status, series) {
   const box = at("plots");
   const chosen = at("other").value;
-  const wanted = CURVES.map(([meaning, name]) => ({ name, meaning, points: pointsOf(series, meaning) }));
-  if (chosen && series.keys[chosen]) wanted.push({ name: chosen, meaning: "", points: series.keys[chosen] });
+  let wanted = CURVES.map(([meaning, name]) => ({ name, meaning, points: pointsOf(series, meaning) }));
+  if (!hasCurves(series)) wanted = Object.keys(series.keys).slice(0, CURVES.length).map((name) => ({ name, meaning: "", points: series.keys[name] }));
+  else if (chosen && series.keys[chosen]) wanted.push({ name: chosen, meaning: "", points: series.keys[chosen] });
   const shown = wanted.filter(({ points }) => points.steps.length > 0);
   show(at("no-curves"), shown.length === 0);
   setText(at("no-curves"), status.job ? "No metric of the job is known yet." : "No job runs.");
@@ -257,7 +261,7 @@ function setUpCurves(redraw) {
 
 function offerOthers(series) {
   const shown = new Set(CURVES.map(([meaning]) => (series.meanings || {})[meaning]));
-  const names = Object.keys(series.keys).filter((name) => !shown.has(name));
+  const names = Object.keys(series.keys).filter((name) => hasCurves(series) && !shown.has(name));
   show(at("others"), names.length > 0);
   const select = at("other");
   if (select.dataset.names === names.join("\n")) return;

@@ -118,13 +118,19 @@ function sentencesOf(status, series) {
   }
   for (const [step, moment] of (series.checkpoints || []).slice(-3)) add(moment, `checkpoint ${step}`);
   const { began } = limitsOf(status);
-  found.push({ at: began, words: `the run began on ${status.nodes_expected} ${status.nodes_expected === 1 ? "node" : "nodes"}`, kind: "" });
+  found.push({ at: began, words: beginning(status), kind: "" });
   if (status.progress) add(status.progress.last_step_at, `step ${status.progress.step}`);
   if (status.stall) add(status.at, `▲ ${status.stall.what}`, "warn");
   for (const advice of status.advice || []) add(status.at, `▲ ${advice.what}`, advice.state === "end" ? "bad" : "warn");
   if (status.loss_seconds_left !== null && status.loss_seconds_left !== undefined) add(status.at, "✕ a needed node is missing", "bad");
   if (status.verdict) add(status.at, `${status.verdict.exit_code ? "✕ " : ""}${status.verdict.reason}`, status.verdict.exit_code ? "bad" : "good");
   return found;
+}
+
+// On how many nodes the run began: those that joined, which may be fewer than it needs.
+function beginning({ nodes_joined: joined, nodes_expected: expected }) {
+  if (joined < expected) return `the run began; ${joined} of ${expected} nodes joined`;
+  return `the run began on ${joined} ${joined === 1 ? "node" : "nodes"}`;
 }
 
 // From which step an attempt went on, and how many steps it makes again.

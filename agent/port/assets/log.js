@@ -1,22 +1,42 @@
 "use strict";
 // The log: any node's, searched by an expression, followed; parts are loaded as they are asked for.
+// Until the reader chooses one it is the log that shows most.
 
 const MOST_LINES = 1500;  // lines that are shown, the newest
 const LOG_POLL = 2000;
 const LOG_POLL_WORKER = 10_000;  // a worker sends its last lines by order of the head
 let log = { text: "", next: null, start: null, source: "", why: "" };
 let logTimer = 0;
+let isLogChosen = false;  // by the reader
 
 function setUpLog(status) {
-  at("log-node").value = status.name || "head";
-  at("log-name").addEventListener("change", openLog);
-  at("log-node").addEventListener("change", openLog);
+  const chooseLog = () => {
+    isLogChosen = true;
+    openLog();
+  };
+  at("log-name").addEventListener("change", chooseLog);
+  at("log-node").addEventListener("change", chooseLog);
   at("log-search").addEventListener("input", drawLog);
   at("log-follow").addEventListener("change", () => { if (at("log-follow").checked) readLog(); });
   at("log-earlier").addEventListener("click", readEarlier);
+  updateLog(status);
+}
+
+// Offer the logs that there are now, and open the one that shows most.
+function updateLog(status) {
   offerLogs(status);
-  if (!status.job || status.phase === "booting") at("log-name").value = "agent";
+  const [node, name] = tellingLog(status);
+  if (isLogChosen || (at("log-node").value === node && at("log-name").value === name)) return;
+  at("log-node").value = node;
+  at("log-name").value = name;
   openLog();
+}
+
+// In a hang the suspect's; the agent's before the job has begun; else the job's.
+function tellingLog({ name, stall, attempts }) {
+  const head = name || "head";
+  if (stall && stall.nodes.length) return [stall.nodes[0], stall.log];
+  return [head, attempts.length ? "job" : "agent"];
 }
 
 // The logs that a node has: those of the head by its services; others by the same names.
@@ -34,6 +54,7 @@ function offerLogs(status) {
 
 function showLogOf(node) {
   at("log-node").value = node;
+  isLogChosen = true;
   openLog();
   at("log").scrollIntoView({ block: "nearest" });
 }

@@ -1,16 +1,18 @@
 "use strict";
-// The nodes: a cell for each with a bar for each GPU, and a table of those that differ.
+// The nodes: a cell for each with a bar for each GPU, and a table of those that differ. In a hang the
+// nodes of the suspects are marked.
 
 const LABELLED = 16;  // up to so many nodes have their names under their cells
 const MOST_ROWS = 10;
 const GONE = new Set(["lost", "silent"]);
 const ROW_KINDS = {
-  lost: "bad", silent: "bad", fault: "bad", failed: "bad", down: "bad",
+  suspect: "bad", lost: "bad", silent: "bad", fault: "bad", failed: "bad", down: "bad",
   slow: "warn", "full soon": "warn", booting: "warn", left: "quiet",
 };
 const ROW_SIGNS = { bad: "✕", warn: "▲", quiet: "–" };
 let cells = [];       // the nodes as they are drawn, the head first
 let chosenCell = null;
+let suspects = new Set();  // the nodes of processes that the others may wait for
 
 function drawNodes(status) {
   const section = at("nodes");
@@ -18,9 +20,10 @@ function drawNodes(status) {
   if (status.role !== "head") return;
   cells = status.cells || [];
   const rows = status.glance.exceptions;
+  suspects = new Set(status.stall ? status.stall.nodes : []);
   setText(at("nodes-sum"), nodesSum(status, cells));
   drawExceptions(status, rows);
-  drawGrid(rows);
+  drawGrid();
 }
 
 function nodesSum(status, all) {
@@ -67,7 +70,7 @@ function drawExceptions(status, rows) {
     for (let cell = 0; cell < 3; cell += 1) made("td", row);
   }, (row, { name, state, figure, detail, kind }) => {
     setText(row.children[0], name);
-    setText(row.children[1], `${ROW_SIGNS[kind] || "●"} ${state}`);
+    setText(row.children[1], `${state === "suspect" ? "!" : ROW_SIGNS[kind] || "●"} ${state}`);
     setClass(row.children[1], kind);
     setText(row.children[2], figure);
     setText(row.children[3], detail);
@@ -98,7 +101,8 @@ function drawGrid() {
   area.font = "11px system-ui, sans-serif";
   area.textBaseline = "bottom";
   cells.forEach((cell, index) => drawCell(area, layout, cell, index));
-  canvas.setAttribute("aria-label", `${at("nodes-sum").textContent} Nodes that differ are in the table.`);
+  const held = suspects.size ? ` ${[...suspects].join(", ")} may hold up the others.` : "";
+  canvas.setAttribute("aria-label", `${at("nodes-sum").textContent}${held} Nodes that differ are in the table.`);
 }
 
 function drawCell(area, layout, [name, state, uses, isSlow], index) {
@@ -121,12 +125,14 @@ function drawCell(area, layout, [name, state, uses, isSlow], index) {
     if (isSlow) frame(area, x, y, wide, high, colorOf("--warn"));
     else if (state === "booting") dashes(area, x, y, wide, high);
   }
+  if (suspects.has(name)) exclamation(area, x, y, wide, high);
   if (index === chosenCell) frame(area, x, y, wide, high, colorOf("--ink"));
   if (!layout.isLabelled) return;
   area.fillStyle = colorOf("--quiet");
   const known = uses.filter((use) => use !== null);
   const use = known.length ? `${Math.round(known.reduce((a, b) => a + b, 0) / known.length)} %` : "";
-  const words = state === "joined" ? `${use}${isSlow ? " slow" : ""}` : state;
+  const mark = suspects.has(name) ? " suspect" : isSlow ? " slow" : "";
+  const words = state === "joined" ? `${use}${mark}` : state;
   area.fillText(`${name}  ${words}`, x, y + high + 17, wide);
 }
 
@@ -134,6 +140,17 @@ function cross(area, x, y, wide, high) {
   frame(area, x, y, wide, high, colorOf("--bad"));
   line(area, x + 2, y + 2, x + wide - 2, y + high - 2, colorOf("--bad"), 2);
   line(area, x + wide - 2, y + 2, x + 2, y + high - 2, colorOf("--bad"), 2);
+}
+
+// A suspect: a frame, and `!` on a ground of its own.
+function exclamation(area, x, y, wide, high) {
+  frame(area, x, y, wide, high, colorOf("--bad"));
+  const side = Math.min(18, wide - 2, high - 2);
+  area.fillStyle = colorOf("--bad");
+  area.fillRect(x + (wide - side) / 2, y + (high - side) / 2, side, side);
+  area.fillStyle = colorOf("--on-color");
+  area.fillRect(x + wide / 2 - 1, y + high / 2 - side * 0.32, 2, side * 0.4);
+  area.fillRect(x + wide / 2 - 1, y + high / 2 + side * 0.2, 2, 2);
 }
 
 function frame(area, x, y, wide, high, color) {
@@ -181,5 +198,5 @@ function setUpNodes() {
 function cellText([name, state, uses, isSlow]) {
   const known = uses.filter((use) => use !== null);
   const gpus = known.length ? `, GPUs ${known.join(", ")} %` : "";
-  return `${name}: ${state}${isSlow ? ", slow" : ""}${gpus}`;
+  return `${name}: ${state}${isSlow ? ", slow" : ""}${suspects.has(name) ? ", may hold up the others" : ""}${gpus}`;
 }

@@ -23,9 +23,11 @@ function draw() {
     drawVitals(known, series);
     drawCurves(known, series);
     drawHappened(known, series);
+    drawWhatRuns(known);
     drawWarnings();
   }
   drawNodes(known);
+  drawGpuHistory(known);
   drawClock();
 }
 
@@ -85,7 +87,7 @@ async function take(news) {
   if (known.role === "head") await readSeries(before);
   draw();
   if (isFirst && known.role === "head") setUpLog(known);
-  else if (known.role === "head") offerLogs(known);
+  else if (known.role === "head") updateLog(known);
 }
 
 // The metrics behind the last step; all of them where an attempt began anew. Without a token the

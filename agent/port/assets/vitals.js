@@ -1,5 +1,6 @@
 "use strict";
-// The vitals: seven figures of the run, each with what puts it into proportion.
+// The vitals: up to seven figures of the run, each with what puts it into proportion. One that is
+// not known has no tile; those of a job without known steps are its state and its nodes.
 
 const PARTS = [
   [/(^|\/)(gen|generation|generate\w*|rollout\w*)$/, "generate"],
@@ -11,11 +12,11 @@ const PARTS = [
 
 function drawVitals(status, series) {
   const isWrong = status.glance && status.glance.state !== "keep";
-  const tiles = [
-    stepTile(status, isWrong), rewardTile(status, series), stepTimeTile(status),
-    tokensTile(status, series), gpuTile(status), costTile(status), checkpointTile(status),
-  ];
-  each(at("vitals"), tiles, makeTile, updateTile);
+  const ofSteps = status.progress
+    ? [stepTile(status, isWrong), rewardTile(status, series), stepTimeTile(status), tokensTile(status, series)]
+    : [jobTile(status), nodesTile(status)];
+  const tiles = [...ofSteps, gpuTile(status), costTile(status), checkpointTile(status)];
+  each(at("vitals"), tiles.filter(Boolean), makeTile, updateTile);
 }
 
 function makeTile(parent) {
@@ -38,11 +39,21 @@ function updateTile(tile, { name, value, small = "", more = "", kind = "", share
   tile.style.setProperty("--share", wanted || "0%");
 }
 
+function jobTile(status) {
+  const { job } = status;
+  if (!job) return null;
+  const more = status.phase === "running" ? `for ${durationText(status.seconds_in_phase)}; no step is known` : "";
+  return { name: "Job", value: job.status, more };
+}
+
+function nodesTile(status) {
+  const present = (status.cells || []).filter(([, state]) => state === "joined").length;
+  const joined = status.verdict ? status.nodes_joined : present;  // at the end they leave
+  return { name: "Nodes", value: joined.toLocaleString("en"), small: `of ${status.nodes_expected} joined` };
+}
+
 function stepTile(status, isWrong) {
   const progress = status.progress;
-  if (!progress) {
-    return { name: "Step", value: "–", more: status.job ? "no step is known yet" : "no job" };
-  }
   const small = progress.of === null ? "" : `of ${progress.of.toLocaleString("en")}`;
   const share = progress.of ? progress.step / progress.of : null;
   let more = progress.of === null ? "number of steps not known" : "no forecast while something is wrong";
@@ -56,7 +67,7 @@ function stepTile(status, isWrong) {
 
 function rewardTile(status, series) {
   const progress = status.progress;
-  if (!progress || progress.reward === null) return { name: "Reward", value: "–", more: "no reward is known" };
+  if (progress.reward === null) return null;
   const trend = progress.reward_trend;
   let small = "";
   if (trend !== null) {
@@ -75,7 +86,7 @@ function rewardTile(status, series) {
 
 function stepTimeTile(status) {
   const progress = status.progress;
-  if (!progress || progress.usual_seconds === null) return { name: "Step time", value: "–" };
+  if (progress.usual_seconds === null) return null;
   const since = progress.seconds_since_step;
   const isLate = !status.verdict && since > Math.max(60, 3 * progress.usual_seconds);
   if (isLate) {
@@ -101,16 +112,17 @@ function stepParts(metrics) {
 
 function tokensTile(status, series) {
   const value = lastOf(pointsOf(series, "throughput").values);
+  if (!isNumber(value)) return null;
   const key = (series.meanings || {}).throughput || "";
   const perGpu = /^perf\/throughput$/.test(key);
   const mfu = Object.entries(status.metrics || {}).find(([name]) => /(^|\/)mfu(\/actor)?$/.test(name));
   const more = [perGpu ? "a GPU" : key, mfu ? `MFU ${numberText(mfu[1], 2)}` : ""].filter(Boolean).join(" · ");
-  return { name: "Tokens a second", value: numberText(value, 4), more: isNumber(value) ? more : "not reported" };
+  return { name: "Tokens a second", value: numberText(value, 4), more };
 }
 
 function gpuTile(status) {
   const gpus = status.gpus;
-  if (!gpus || gpus.use === null) return { name: "GPUs", value: "–", more: "no figures" };
+  if (!gpus || gpus.use === null) return null;
   const isSlow = gpus.lowest !== null && gpus.use >= 30 && gpus.lowest_use < gpus.use / 2;
   const parts = [];
   if (isSlow) parts.push(`lowest ${gpus.lowest}: ${Math.round(gpus.lowest_use)} %`);
@@ -135,7 +147,7 @@ function costTile(status) {
 
 function checkpointTile(status) {
   const saved = status.checkpoint;
-  if (!saved) return { name: "Checkpoint", value: "–", more: status.job ? "none is known" : "" };
+  if (!saved) return null;
   const behind = status.progress ? status.progress.step - saved.step : null;
   const small = behind === null || behind < 0 ? "" : `${behind} ${behind === 1 ? "step" : "steps"} ago`;
   return { name: "Checkpoint", value: saved.step.toLocaleString("en"), small, more: saved.at ? `at ${clockText(saved.at)}` : "" };

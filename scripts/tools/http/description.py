@@ -104,6 +104,9 @@ NODE = closed(
     steps=array(STEP),
     figures=nullable(FIGURES),
 )
+GPU_HISTORY = closed(**dict.fromkeys(("seconds", "use", "lowest", "memory"), array(WHOLE)))
+"""What the GPUs did at these seconds since the agent's start: medians of all in percent, and the
+use of the node with the lowest one."""
 SERVICE = closed(
     *("name", "state", "detail"),
     gpus=WHOLE,
@@ -151,7 +154,12 @@ RECEIPT = closed(
 """What the run's time was spent on, in seconds, and in dollars where the price is known."""
 WARNING = closed("check", "what", "remedy")
 STATE: Schema = {"type": "string", "enum": [*SIGNS]}
-STALL = closed("what", "suspects", then={"type": "string", "enum": ["log", "retry", "stop"]})
+STALL = closed(
+    *("what", "suspects", "log"),
+    then={"type": "string", "enum": ["log", "retry", "stop"]},
+    nodes=array(TEXT),
+)
+"""A job without progress; `log` is the log to read on the nodes of the suspects."""
 CHECKPOINT = closed(step=WHOLE, at=nullable(TEXT))
 GLANCE = closed(
     *("sentence", "details"),
@@ -177,6 +185,7 @@ HEAD_FIELDS: Schema = {
     "cost": nullable(NUMBER),
     "max_cost": nullable(NUMBER),
     "nodes_expected": WHOLE,
+    "nodes_joined": WHOLE,
     "attempts_allowed": WHOLE,
     "loss_seconds_left": nullable(NUMBER),
     "stall": nullable(STALL),
@@ -203,10 +212,13 @@ HEAD_FIELDS: Schema = {
     "verdict": nullable(VERDICT),
     "attempts": array(ATTEMPT),
     "figures": nullable(FIGURES),
+    "gpu_history": GPU_HISTORY,
     "progress": nullable(PROGRESS),
     "curves": SERIES,
 }
+WHAT_RUNS = closed("model", "data", "command", versions=by_name(TEXT))
 PRIVATE_FIELDS: Schema = {
+    "what_runs": WHAT_RUNS,
     "warnings": array(WARNING),
     "job_tail": array(TEXT),
     "metrics": by_name(NUMBER),

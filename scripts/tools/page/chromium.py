@@ -122,6 +122,8 @@ class Tab:
             deviceScaleFactor=1,
             mobile=phone,
         )
+        # A scrollbar would take its width from the picture.
+        await self.call("Emulation.setScrollbarsHidden", hidden=True)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         await self.call("Emulation.setEmulatedMedia", features=[scheme])
 

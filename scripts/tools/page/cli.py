@@ -15,11 +15,12 @@ import anyio
 from agent.port.page_files import asset
 from tools.page.chromium import BrowserError, a_tab
 from tools.page.rules import color_complaints
-from tools.page.situations import SITUATIONS
+from tools.page.situations import FURTHER, SITUATIONS
 from tools.page.visit import (
     HEIGHTS,
     Look,
     visit_gone,
+    visit_log,
     visit_report,
     visit_situation,
     visit_stop,
@@ -36,8 +37,6 @@ if TYPE_CHECKING:
 FOLDER = Path(__file__).parents[3] / ".page"
 DOCS = Path(__file__).parents[3] / "docs"
 SIZES = (1, 3, 16, 64, 256)
-FURTHER = ("cluster", "stepless")
-"""Situations that are visited at three nodes only."""
 PICTURES = {"page.png": "ok-3-light-1280.png", "page-hang.png": "hang-16-light-1280.png"}
 """Pictures of the documentation, and which of the visits they are from."""
 EPILOG = """\
@@ -75,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not options.situation and not options.nodes:
         visits += [(f"{situation} on 3", _of(situation, 3, windows, axe)) for situation in FURTHER]
         visits += [("without a token", visit_without_token), ("stop", visit_stop)]
-        visits += [("a head that is gone", visit_gone)]
+        visits += [("a head that is gone", visit_gone), ("the log", visit_log)]
         for situation in ("failed", "ended"):
             visit = partial(visit_report, situation=situation, nodes=64, windows=windows)
             visits.append((f"report, {situation}", partial(visit, folder=FOLDER, axe=axe)))

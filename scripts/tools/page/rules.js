@@ -14,6 +14,17 @@
     if (!node.getAttribute('aria-label')) wrong.push(`no text for ${name(node)}`);
   }
   for (const node of all.filter((one) => one.tagName === 'BUTTON' && !one.textContent.trim())) wrong.push(`no name: ${name(node)}`);
+  for (const node of all.filter((one) => ['hidden', 'clip'].includes(getComputedStyle(one).overflowX) && one.tagName !== 'CANVAS')) {
+    const isCut = node.scrollWidth > node.clientWidth + 1 || node.scrollHeight > node.clientHeight + 1;
+    if (isCut) wrong.push(`text is cut: ${name(node)}: ${node.textContent.slice(0, 40)}`);
+  }
+  for (const node of document.querySelectorAll('#vitals b')) {
+    if (node.textContent === '–') wrong.push(`an empty vital: ${node.closest('div').textContent}`);
+  }
+  const rightOf = (node) => node.getBoundingClientRect().right;
+  for (const node of document.querySelectorAll('#plots > :last-child, #vitals > :last-child')) {
+    if (isSeen(node) && rightOf(node) < rightOf(node.parentElement) - 2) wrong.push(`room beside the last of ${name(node.parentElement)}`);
+  }
   const parse = (color) => (color.match(/[\d.]+/g) || []).map(Number);
   const light = ([r, g, b]) => [r, g, b].map((value) => value / 255)
     .map((value) => (value <= 0.03928 ? value / 12.92 : ((value + 0.055) / 1.055) ** 2.4))

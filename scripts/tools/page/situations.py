@@ -12,13 +12,19 @@ from typing import Any, NamedTuple
 from msgspec.structs import asdict
 
 from agent.decisions.receipt import Receipt
+from agent.diagnosis.gpu_history import GpuHistory
 from agent.job.services import Latency
 from agent.node.figures import DiskFigures, Figures, Forecast, GpuFigures
 from agent.record.files import iso_time
 from agent.record.job_lines import JobLines
 
 SITUATIONS = ("ok", "boot", "hang", "collapse", "lost", "failed", "ended")
-"""Those of every size; further ones are `alone`, `cluster` and `stepless`."""
+"""Those of every size."""
+FURTHER = ("cluster", "early", "stepless", "single")
+"""Those of three nodes only: without a job, ended before its job, and commands of the user without
+steps, and with steps and one metric."""
+_WITHOUT_JOB = {"boot", "cluster", "early"}
+_OWN_COMMAND = {"stepless", "single"}
 EVIL = "<img src=x onerror=alert(1)><b>bold</b>"
 """Markup in fields that other programs fill: the page must show it as text."""
 TOTAL = 400
@@ -47,11 +53,12 @@ def made_run(situation: str, nodes: int) -> MadeRun:
     lines = _lines(situation, now)
     status = _status(situation, nodes, now, lines)
     private = {
-        "warnings": _warnings(situation, lines),
-        "job_tail": [] if situation in {"boot", "cluster"} else [*lines.tail()[-5:], EVIL],
+        "warnings": _warnings(situation, nodes, lines),
+        "job_tail": [] if situation in _WITHOUT_JOB else [*lines.tail()[-5:], EVIL],
+        "what_runs": _what_runs(situation),
         "metrics": lines.newest(),
         "prepare_lines": {"head": {}},
-        "stall": _stall(situation, suspects=True),
+        "stall": _stall(situation, nodes, suspects=True),
     }
     logs = {"job": "\n".join(lines.tail()) + "\n", "agent": _agent_log(nodes)}
     series = {**lines.series(), "checkpoints": _checkpoints(situation)}
@@ -61,7 +68,7 @@ def made_run(situation: str, nodes: int) -> MadeRun:
 
 def _checkpoints(situation: str) -> list[list[object]]:
     """Return step and time of each checkpoint."""
-    if situation in {"boot", "cluster", "stepless"}:
+    if situation in {*_WITHOUT_JOB, *_OWN_COMMAND}:
         return []
     steps = range(SAVED_EVERY, _last_step(situation) + 1, SAVED_EVERY)
     return [[step, iso_time(START + BEGAN + step * EACH + 21)] for step in steps]
@@ -71,6 +78,8 @@ def _now(situation: str) -> float:
     """Return the seconds since the run's start."""
     if situation == "boot":
         return 95.0
+    if situation == "early":
+        return 640.0
     last = BEGAN + _last_step(situation) * EACH
     return last + {"hang": 860.0, "failed": 40.0, "ended": 30.0}.get(situation, 12.0)
 
@@ -86,7 +95,7 @@ def _lines(situation: str, now: float) -> JobLines:
     """Return what is known of the job by the lines that it has printed."""
     at = 0.0
     lines = JobLines(str, lambda: at)
-    if situation in {"boot", "cluster"}:
+    if situation in _WITHOUT_JOB:
         return lines
     lines.begin_attempt(1)
     if situation == "stepless":
@@ -96,10 +105,13 @@ def _lines(situation: str, now: float) -> JobLines:
     noise = random.Random(7)  # noqa: S311 - for curves that look real
     for step in range(1, _last_step(situation) + 1):
         at = BEGAN + step * EACH
-        if step == BROKE_AT:
+        if step == BROKE_AT and situation != "single":
             lines.begin_attempt(2)
             lines.write(b"Total training steps: %d\n" % TOTAL, lambda _pause: False)
         line = f"(TaskRunner pid=981) {_metrics(situation, step, noise)}\n"
+        if situation == "single":
+            loss = 2.5 * math.exp(-step / 90) + noise.random() / 20
+            line = f"step {step}/{TOTAL} loss={loss:.4f}\n"
         lines.write(line.encode(), lambda _pause: False)
     at = now
     return lines
@@ -130,14 +142,21 @@ def _metrics(situation: str, step: int, noise: random.Random) -> str:
     return f"step:{step} - " + " - ".join(f"{name}:{value:.5g}" for name, value in values.items())
 
 
-def _stall(situation: str, *, suspects: bool = False) -> dict[str, Any] | None:
+def _stall(situation: str, nodes: int, *, suspects: bool = False) -> dict[str, Any] | None:
     if situation != "hang":
         return None
-    words = "rank 3 on pod1 is in all_reduce (reward.py:44)" if suspects else ""
-    return {"what": "no step for 14 min 20 s since step 212", "then": "log", "suspects": words}
+    waits = "23 of 24 ranks wait in `all_reduce` (fsdp.py:20)"
+    words = f"{waits}; rank 3 on pod1 is in `compute_score` (reward.py:44) since 01:58"
+    return {
+        "what": "no step for 14 min 20 s since step 212",
+        "then": "log",
+        "suspects": words if suspects else "",
+        "nodes": ["pod1"] if nodes > 1 else [],
+        "log": "agent",
+    }
 
 
-def _warnings(situation: str, lines: JobLines) -> list[dict[str, str]]:
+def _warnings(situation: str, nodes: int, lines: JobLines) -> list[dict[str, str]]:
     warnings = [
         {
             "check": "NCCL_SOCKET_IFNAME",
@@ -146,7 +165,7 @@ def _warnings(situation: str, lines: JobLines) -> list[dict[str, str]]:
         }
     ]
     if situation == "hang":
-        stall = _stall(situation, suspects=True) or {}
+        stall = _stall(situation, nodes, suspects=True) or {}
         what = f"{stall['what']}: {stall['suspects']}"
         warnings.append({"check": "stall", "what": what, "remedy": "Look at the named process"})
     return warnings + [advice.to_warning() for advice in lines.advice()]
@@ -160,19 +179,22 @@ def _agent_log(nodes: int) -> str:
 
 
 def _status(situation: str, nodes: int, now: float, lines: JobLines) -> dict[str, Any]:
-    is_over = situation in {"failed", "ended"}
+    is_over = situation in {"failed", "ended", "early"}
     is_booting = situation == "boot"
     phase = "booting" if is_booting else "leaving" if is_over else "running"
     price = round(PRICE * nodes, 2)
     job = {"name": "verl-grpo", "status": "running", "attempt": 2}
     if is_booting:
         job = {"name": "verl-grpo", "status": "not submitted", "attempt": 1}
-    if situation == "stepless":
-        job = {"name": "python train.py", "status": "running", "attempt": 1}
+    if situation in _OWN_COMMAND:
+        job = {"name": "python3 train.py", "status": "running", "attempt": 1}
     if is_over:
-        job["status"] = {"failed": "failed", "ended": "succeeded"}[situation]
+        job["status"] = _STATUS_AT_END[situation]
+    if situation in _WITHOUT_JOB:
+        job["attempt"] = 1
     receipt = Receipt(boot=min(now, BEGAN), wait=18.0, training=max(0.0, now - BEGAN))
-    has_steps = not is_booting and situation not in {"cluster", "stepless"}
+    is_recipe = situation not in {*_WITHOUT_JOB, *_OWN_COMMAND}
+    is_late = situation in {"boot", "early"}
     return {
         "run_id": "20261121-2244-7f3a",
         "run_name": "first sums",
@@ -183,8 +205,8 @@ def _status(situation: str, nodes: int, now: float, lines: JobLines) -> dict[str
         "phase": phase,
         "at": iso_time(START + now),
         "seconds": now,
-        "seconds_in_phase": now if is_booting else now - BEGAN,
-        "phases": [["booting", 0.0], *([] if is_booting else [["running", BEGAN]])],
+        "seconds_in_phase": _seconds_in_phase(situation, now),
+        "phases": [["booting", 0.0], *([] if is_late else [["running", BEGAN]])],
         "waits": _waits(nodes) if is_booting else [],
         "ray": {"state": "ready", "detail": ""},
         "nodes": [_node(situation, nodes, number) for number in range(1, nodes)],
@@ -198,23 +220,25 @@ def _status(situation: str, nodes: int, now: float, lines: JobLines) -> dict[str
                 "to": iso_time(START + 3408),
             }
         ]
-        if has_steps
+        if is_recipe
         else [],
         "job": None if situation == "cluster" else job,
         "verdict": _verdict(situation, nodes),
-        "attempts": _attempts(situation, now) if has_steps else [],
+        "attempts": _attempts(situation, now),
         "figures": _figures(situation, 0, is_slow=False),
         "slow": "",
+        "gpu_history": _gpu_history(situation, now),
         "progress": lines.to_status(lambda at: iso_time(START + at), is_running=not is_over),
         "curves": {**lines.curves(), "checkpoints": []},
         "nodes_expected": nodes,
+        "nodes_joined": nodes - (_late(nodes) if is_late else 0),
         "more_refused": 0,
-        "attempts_allowed": 3 if has_steps or is_booting else 1,
+        "attempts_allowed": 3 if is_recipe or is_booting else 1,
         "loss_seconds_left": 19.0 if situation == "lost" and nodes > 1 else None,
-        "stall": _stall(situation),
+        "stall": _stall(situation, nodes),
         "advice": [advice.to_dict() for advice in lines.advice()],
         "checkpoint": {"step": (_last_step(situation) // SAVED_EVERY) * SAVED_EVERY, "at": None}
-        if has_steps
+        if is_recipe
         else None,
         "caches": None,
         "price": price,
@@ -222,6 +246,48 @@ def _status(situation: str, nodes: int, now: float, lines: JobLines) -> dict[str
         "max_cost": None,
         "cost": round(price * now / 3600, 2),
         "receipt": receipt.to_dict(price),
+    }
+
+
+_STATUS_AT_END = {"failed": "failed", "ended": "succeeded", "early": "not submitted"}
+
+
+def _seconds_in_phase(situation: str, now: float) -> float:
+    if situation == "boot":
+        return now
+    return 10.0 if situation == "early" else now - BEGAN
+
+
+def _gpu_history(situation: str, now: float) -> dict[str, list[int]]:
+    """Return what the GPUs did: idle before the first step, in a hang full at little power."""
+    history = GpuHistory()
+    noise = random.Random(3)  # noqa: S311 - for curves that look real
+    is_idle = situation in _WITHOUT_JOB
+    for at in range(30, int(now), 30):
+        use = 0 if is_idle or at < BEGAN else 91 + noise.randint(-8, 6)
+        if situation == "hang" and at > now - 860:
+            use = 100
+        used = 2_000 if use == 0 else 71_000
+        gpus = (GpuFigures(0, use, used, 81_559), GpuFigures(1, use, used, 81_559))
+        slower = (GpuFigures(0, use - 12 if use > 12 else use, used, 81_559),)
+        history.add(at, (Figures(at, gpus), Figures(at, slower)))
+    return history.to_status()
+
+
+def _what_runs(situation: str) -> dict[str, Any]:
+    """Return what the job is made of, with arguments as long as a recipe's."""
+    versions = {"pod-agent": "0.1.0", "Ray": "2.50.0", "Python": "3.12.3"}
+    if situation == "cluster":
+        return {"model": "", "data": "", "command": "", "versions": versions}
+    if situation in _OWN_COMMAND:
+        command = "python3 train.py --epochs 3"
+        return {"model": "", "data": "", "command": command, "versions": versions}
+    arguments = " ".join(f"actor_rollout_ref.actor.option_{number}=0.01" for number in range(40))
+    return {
+        "model": "Qwen/Qwen2.5-7B-Instruct",
+        "data": "/workspace/data/gsm8k/train.parquet",
+        "command": f"python3 -m verl.trainer.main_ppo {EVIL} {arguments}",
+        "versions": {**versions, "torch": "2.8.0", "vllm": "0.11.0", "verl": "0.6.0"},
     }
 
 
@@ -256,6 +322,17 @@ def _verdict(situation: str, nodes: int) -> dict[str, Any] | None:
             "reason": f"CUDA out of memory on pod{min(7, nodes - 1)}, step 212",
             "remedy": "AGENT_JOB_ARGS=actor_rollout_ref.actor.ppo_max_token_len_per_gpu=16384",
         }
+    if situation == "early":
+        return {
+            **common,
+            "phase": "booting",
+            "culprit": "workers",
+            "kind": "unavailable",
+            "is_jobs_verdict": False,
+            "exit_code": 75,
+            "reason": f"{nodes - 1 - _late(nodes)} of {nodes - 1} workers joined within 10 min",
+            "remedy": "Look at the missing nodes' logs; AGENT_WAIT_WORKERS sets the limit",
+        }
     if situation == "ended":
         reason = "the job succeeded"
         return {**common, "kind": "done", "exit_code": 0, "reason": reason, "remedy": ""}
@@ -263,6 +340,11 @@ def _verdict(situation: str, nodes: int) -> dict[str, Any] | None:
 
 
 def _attempts(situation: str, now: float) -> list[dict[str, Any]]:
+    if situation in _WITHOUT_JOB:
+        return []
+    if situation in _OWN_COMMAND:
+        start = iso_time(START + 200)
+        return [{"number": 1, "start": start, "end": None, "reason": "", "exit_code": None}]
     broke = BEGAN + BROKE_AT * EACH
     verdict = _verdict(situation, 1)
     return [
@@ -297,7 +379,7 @@ def _services(situation: str) -> list[dict[str, Any]]:
         "latency": None if is_booting else asdict(Latency().with_answer(0.031)),
         "judge": None,
     }
-    return [] if situation in {"cluster", "stepless"} else [reward]
+    return [] if situation in {"cluster", *_OWN_COMMAND} else [reward]
 
 
 def _slow_node(nodes: int) -> int | None:
@@ -316,6 +398,8 @@ def _node(situation: str, nodes: int, number: int) -> dict[str, Any]:
     is_gone = situation == "lost" and number in _lost_nodes(nodes)
     is_slow = situation in {"collapse", "lost", "failed"} and number == _slow_node(nodes)
     state = "booting" if is_late else "joined"
+    if situation == "early":
+        state = "left"
     if is_gone:
         state = "silent" if number == 41 or nodes < 10 else "lost"
     slow = "GPU clock 345 MHz, median of all nodes 1980 MHz, for 12 min (limited by temperature)"
@@ -341,7 +425,7 @@ def _node(situation: str, nodes: int, number: int) -> dict[str, Any]:
 def _figures(situation: str, number: int, *, is_slow: bool) -> dict[str, object]:
     """Return a machine's figures: eight GPUs, host memory, and the disk of the checkpoints."""
     noise = random.Random(number)  # noqa: S311 - same
-    use = 0 if situation in {"boot", "cluster", "failed", "ended"} else 91
+    use = 0 if situation in {*_WITHOUT_JOB, "failed", "ended"} else 91
     if situation == "hang":
         use = 100
     gpus = []

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tools.page.situations import MadeRun
 
 MOST_ELEMENTS = 400
-HEIGHTS = {390: 844, 1280: 800, 1920: 1080}
+HEIGHTS = {390: 844, 1280: 800, 1400: 900, 1920: 1080}
 """The height of the window by its width."""
 _DRAWN = "document.getElementById('sentence').textContent === {}"
 _BLANK = """[...document.querySelectorAll('canvas')].filter((canvas) => canvas.offsetParent)
@@ -37,6 +37,50 @@ _BLANK = """[...document.querySelectorAll('canvas')].filter((canvas) => canvas.o
 _LOST_ATTEMPTS = """[...document.querySelectorAll('#sentences span')]
   .map((item) => /^✕ attempt (\\d+)/.exec(item.textContent)).filter(Boolean)
   .map((match) => match[1])"""
+_SHOWN_IN = """(() => {
+  const text = (id) => document.getElementById(id)?.innerText ?? '';
+  const value = (id) => document.getElementById(id).value;
+  const hasColor = (canvas, name) => {
+    const wanted = colorOf(name).match(/[0-9a-f]{2}/g).map((part) => parseInt(part, 16));
+    const { data } = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height);
+    for (let at = 0; at < data.length; at += 4) {
+      if (wanted.every((part, index) => data[at + index] === part)) return true;
+    }
+    return false;
+  };
+  return {
+    log: `${value('log-node')}/${value('log-name')}`, lines: text('lines'),
+    strip: text('details'), nodes: text('differ'), what: text('runs'),
+    sentences: text('sentences'), curves: text('plots'), vitals: text('vitals'),
+    grid: document.getElementById('grid').getAttribute('aria-label'),
+    marks: hasColor(document.getElementById('grid'), '--bad') ? 'there are some' : 'none',
+    gpus: document.getElementById('gpu-history')?.getAttribute('aria-label') ?? '',
+  };
+})()"""
+_MODEL = {"what": "Qwen/Qwen2.5-7B-Instruct", "gpus": "% so far; lowest node"}
+SHOWN = {
+    "ok": {**_MODEL, "log": "pod0/job", "marks": "none"},
+    "hang": {
+        "log": "pod1/agent",
+        "lines": "a line of pod1",
+        "strip": "Newest checkpoint: step 200. Each further hour costs $",
+        "nodes": "! suspect",
+        "grid": "pod1 may hold up the others",
+        "marks": "there are some",
+        "vitals": "14 min 20 s",
+        "gpus": "median 100 %",
+    },
+    "failed": {**_MODEL, "log": "pod0/job"},
+    "ended": _MODEL,
+    "early": {
+        "log": "pod0/agent",
+        "lines": "joined Ray",
+        "sentences": "the run began; 2 of 3 nodes joined",
+    },
+    "stepless": {"what": "python3 train.py --epochs 3", "vitals": "running"},
+    "single": {"what": "python3 train.py --epochs 3", "curves": "loss"},
+}
+"""Texts of the page by their places, in the situations that have them."""
 _OVER = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
 
 
@@ -66,9 +110,11 @@ class Shown:
         self.stops += 1
 
     async def _log(
-        self, _node: str, name: str, after: int | None, before: int | None = None
+        self, node: str, name: str, after: int | None, before: int | None = None
     ) -> LogPart | str:
         text = self.run.logs.get(name)
+        if node != self.run.status["name"]:
+            return LogPart(f"a line of {node}\n", None)
         if text is None:
             return f"no log {name!r}"
         if before is not None:
@@ -166,11 +212,31 @@ async def _check(  # noqa: PLR0913 - what is checked, and where
         wrong.append(f"shown as lost: attempts {shown}, lost are {lost}")
     if await tab.tell("document.images.length + document.querySelectorAll('td b').length"):
         wrong.append("text became markup")
+    wrong += await _missing(tab, name)
     for look in windows:
         wrong += [f"{look.name}: {found}" for found in await _check_look(tab, look, axe)]
-        await tab.picture(folder / f"{name}-{look.name}.png")
+        picture = folder / f"{name}-{look.name}.png"
+        await tab.picture(picture)
+        wide = int.from_bytes(picture.read_bytes()[16:20], "big")
+        if wide != look.width:
+            wrong.append(f"{look.name}: the picture is {wide} px wide")
     wrong += tab.complaints
     return [f"{name}: {found}" for found in wrong]
+
+
+async def _missing(tab: Tab, name: str) -> list[str]:
+    """Return the texts that the page of a situation lacks."""
+    *_, situation, nodes = name.split("-")
+    wanted = dict(SHOWN.get(situation, {}))
+    if nodes == "1" and situation == "hang":  # a node alone does not stand out
+        wanted = {place: wanted[place] for place in ("strip", "vitals", "gpus")}
+    await tab.wait_for("document.getElementById('lines').textContent !== ''")
+    there = await tab.tell(_SHOWN_IN)
+    return [
+        f"{place} lacks {text!r}: {there[place][:300]!r}"
+        for place, text in wanted.items()
+        if text not in there[place]
+    ]
 
 
 async def _check_look(tab: Tab, look: Look, axe: str | None) -> list[str]:
@@ -206,7 +272,7 @@ async def visit_without_token(tab: Tab) -> list[str]:
         )
         text = await tab.tell("document.body.textContent")
     tab.complaints.clear()  # the browser logs the 401 of metrics and logs
-    secret = ("NCCL_SOCKET_IFNAME", "TaskRunner", "reward.py", "critic/")
+    secret = ("NCCL_SOCKET_IFNAME", "TaskRunner", "reward.py", "critic/", "Qwen", "main_ppo")
     wrong = [f"shown without a token: {word}" for word in secret if word in text]
     if not says_why:
         wrong.append("a resized page no longer says why it shows no log")
@@ -238,6 +304,29 @@ async def visit_stop(tab: Tab) -> list[str]:
         if shown.stops != 1:
             wrong.append(f"it was stopped {shown.stops} times")
     tab.complaints.clear()  # the browser logs each 401
+    return wrong
+
+
+async def visit_log(tab: Tab) -> list[str]:
+    """The log follows the run until the reader chooses one."""
+    wrong = []
+    shown = Shown(made_run("boot", 3), secrets.token_hex(16))
+    async with shown.open():
+        await sign_in(tab, shown)
+        log = (
+            "document.getElementById('log-node').value + document.getElementById('log-name').value"
+        )
+        await tab.wait_for(f"{log} === 'pod0agent'")
+        for situation, opened in (("ok", "pod0job"), ("hang", "pod1agent"), ("ok", "pod0job")):
+            shown.run = made_run(situation, 3)
+            await tab.wait_for(f"{log} === {opened!r}")
+        name = "document.getElementById('log-name')"
+        await tab.tell(f"{name}.value = 'ray'; {name}.dispatchEvent(new Event('change'))")
+        shown.run = made_run("hang", 3)
+        await tab.wait_for("document.getElementById('strip').dataset.state === 'end'")
+        if await tab.tell(log) != "pod0ray":
+            wrong.append(f"the reader's log was closed for {await tab.tell(log)}")
+    tab.complaints.clear()  # the browser logs that there is no such log
     return wrong
 
 

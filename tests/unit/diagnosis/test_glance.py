@@ -25,8 +25,8 @@ def judged(situation: str, nodes: int = 3, **changes: Any) -> Glance:  # noqa: A
         ("boot", 3, "keep", "Starting: 2 of 3 nodes have joined.", "Waiting for workers (1 of 2"),
         ("boot", 1, "keep", "Starting on one node.", "Waiting for the reward server (connection"),
         ("hang", 16, "end", "No step for 14 min 20 s since step 212.", "GPUs: 100 %, 131 W."),
-        ("hang", 16, "end", "No step", "Rank 3 on pod1 is in all_reduce (reward.py:44)."),
-        ("hang", 16, "end", "No step", "Each further hour costs $221."),
+        ("hang", 16, "end", "No step", "rank 3 on pod1 is in `compute_score` (reward.py:44)"),
+        ("hang", 16, "end", "No step", "checkpoint: step 200. Each further hour costs $221."),
         ("collapse", 3, "end", "The mean reward fell from 0.", "Newest checkpoint: step 200."),
         ("lost", 3, "look", "1 of 3 nodes is missing: pod2.", "ends in 19 s unless all are back"),
         ("lost", 256, "look", "2 of 256 nodes are missing: pod255 and pod41.", "attempt 3 of 3"),
@@ -46,7 +46,14 @@ def test_a_situation_has_its_sentence(
     assert details in found.details
 
 
-STALL = {"what": "no step for 14 min", "suspects": ""}
+def test_the_node_of_a_suspect_differs_from_the_others() -> None:
+    """In a hang: it is the first row."""
+    row = judged("hang", 16).exceptions[0]
+    assert (row.name, row.state) == ("pod1", "suspect")
+    assert "suspect" not in {other.state for other in judged("ok", 16).exceptions}
+
+
+STALL = {"what": "no step for 14 min", "suspects": "", "nodes": []}
 
 
 @pytest.mark.parametrize(

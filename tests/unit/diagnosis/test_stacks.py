@@ -159,6 +159,14 @@ def test_the_rank_that_all_others_wait_for() -> None:
         "rank 17 on pod2 is in `compute_score` (fsdp.py:15) since 02:12"
     )
     assert [(one.node, one.process) for one in found.suspects] == [("pod2", "rank 17 (pid 1017)")]
+    assert found.suspected_nodes == ("pod2",)
+
+
+def test_no_node_stands_out_where_each_has_a_suspect() -> None:
+    """All ranks wait in the same place: whoever they wait for is not among them."""
+    found = examination(7.0, ranks(64))
+    assert len({suspect.node for suspect in found.suspects}) < 8  # not all are kept
+    assert found.suspected_nodes == ()
 
 
 def test_the_cause_of_a_hang_has_neither_node_nor_time() -> None:

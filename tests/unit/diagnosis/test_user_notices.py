@@ -70,7 +70,7 @@ def test_money_that_is_nearly_used_and_a_limit_without_a_price() -> None:
 
 def test_a_stall_that_ends_the_attempt_is_to_be_looked_at() -> None:
     """The sign is that of the judgment."""
-    stall = {"what": "no step for 14 min", "suspects": "", "then": "retry"}
+    stall = {"what": "no step for 14 min", "suspects": "", "then": "retry", "nodes": []}
     assert [notice.sign for notice in sent(OK, {**OK, "stall": stall})[2:]] == ["▲"]
 
 

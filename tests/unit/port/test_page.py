@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+from typing import Any
 
 import pytest
 from jsonschema import Draft202012Validator  # type: ignore[import-untyped]  # it has no types
 
+from agent import __version__
 from agent.decisions.head import head_state as h
 from agent.decisions.shared import ServiceGone, ServiceReady, ServiceWaits
 from agent.decisions.stall import Stalled
@@ -173,7 +175,7 @@ def test_made_runs_are_as_a_head_makes_them() -> None:
     """What scripts/page reads has the fields of a head's status, and no others."""
     found = status_after(SERVED)
     for run in (made_run("ok", 3).status, run_of(3)):
-        private = {"warnings", "job_tail", "prepare_lines", "metrics"}
+        private = {"warnings", "job_tail", "prepare_lines", "metrics", "what_runs"}
         assert run.keys() - private == found.keys()
         assert run["nodes"][0].keys() == found["nodes"][0].keys()
         assert run["services"][0].keys() == found["services"][0].keys()
@@ -251,10 +253,50 @@ def test_the_status_has_a_stall_and_what_follows(
         trace.take(event, at)
     status = status_of(trace.state, plan_of(set_by_user))
     assert status.status()["stall"] is None
-    status.stalled = Stalled(1, "no step for 12 min since step 41", "rank 3 is in f")
-    found = {"what": "no step for 12 min since step 41", "then": then, "suspects": ""}
+    what = "no step for 12 min since step 41"
+    status.stalled = Stalled(1, what, "rank 3 is in f", nodes=("pod2",))
+    found = {"what": what, "then": then, "suspects": "", "nodes": ["pod2"], "log": "agent"}
     assert status.status()["stall"] == found
     private = {**found, "suspects": "rank 3 is in f"}
     assert status.private_details()["stall"] == private
     status.stalled = Stalled(2, "no step of another attempt")
     assert status.status()["stall"] is None
+
+
+def test_the_status_counts_the_nodes_that_joined() -> None:
+    """The most at one time: at the end of a run they leave, and some may never have joined."""
+    trace = Trace(goal(3), ())
+    status = status_of(trace.state, plan_of({}), get_state=lambda: trace.state)
+    for at, event, joined in ((1.0, nodes(), 1), (2.0, nodes(2, 3), 3), (3.0, nodes(3), 3)):
+        trace.take(event, at)
+        status.apply_event(event)
+        found = status.status()
+        assert (found["nodes_joined"], found["nodes_expected"]) == (joined, 4)
+
+
+def test_what_runs_is_for_those_with_the_token() -> None:
+    """Model, data, command and versions, masked; the planned command until one is submitted."""
+    environ = {"AGENT_MODEL": "some/model", "AGENT_TRAIN_DATA": f"/data/{SECRET}.parquet"}
+    plan = plan_of(environ, command=["python3", "train.py", f"--key={SECRET}"])
+    status = status_of(
+        Trace(goal(0), ()).state, plan, clean=lambda text: text.replace(SECRET, "***")
+    )
+    assert "what_runs" not in status.status()
+    found: Any = status.private_details()["what_runs"]
+    assert (found["model"], found["data"]) == ("some/model", "/data/***.parquet")
+    assert found["command"] == "python3 train.py --key=***"
+    assert found["versions"] == {
+        "pod-agent": __version__,
+        "Ray": plan.facts.ray.version,
+        "Python": plan.facts.ray.python,
+    }
+    status.command = f"sh -c 'train {SECRET}'"
+    found = status.private_details()["what_runs"]
+    assert found["command"] == "sh -c 'train ***'"
+
+
+def test_a_very_long_command_is_cut() -> None:
+    """The page asks for it every two seconds."""
+    plan = plan_of({}, command=["python3", "train.py", "x" * 100_000])
+    found: Any = status_of(Trace(goal(0), ()).state, plan).private_details()["what_runs"]
+    assert len(found["command"]) < 10_000

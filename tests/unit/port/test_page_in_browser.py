@@ -10,7 +10,15 @@ import anyio
 import pytest
 
 from tools.page.chromium import NAMES, a_tab
-from tools.page.visit import Look, visit_gone, visit_report, visit_situation, visit_stop
+from tools.page.visit import (
+    Look,
+    visit_gone,
+    visit_log,
+    visit_report,
+    visit_situation,
+    visit_stop,
+    visit_without_token,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -32,9 +40,15 @@ def visited(visit: Callable[[Tab], Awaitable[list[str]]]) -> list[str]:
     return anyio.run(visit_once)
 
 
-@pytest.mark.parametrize(("situation", "nodes"), [("hang", 3), ("lost", 256)])
+@pytest.mark.parametrize(
+    ("situation", "nodes"),
+    [
+        *(("hang", 3), ("lost", 256)),
+        *((situation, 3) for situation in ("early", "stepless", "single")),
+    ],
+)
 def test_a_run_is_shown(situation: str, nodes: int, tmp_path: Path) -> None:
-    """With its judgment, without complaints of the browser, and within all limits."""
+    """With its judgment and its texts, without complaints of the browser, and within all limits."""
     what = partial(visit_situation, situation=situation, nodes=nodes, windows=LOOKS)
     assert visited(partial(what, folder=tmp_path, axe=None)) == []
 
@@ -47,7 +61,7 @@ def test_a_report_opens_from_its_file(situation: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("visit", [visit_stop, visit_gone])
+@pytest.mark.parametrize("visit", [visit_stop, visit_gone, visit_log, visit_without_token])
 def test_what_is_done_on_the_page(visit: Callable[[Tab], Awaitable[list[str]]]) -> None:
-    """A stop, a search in the log, and a head that leaves."""
+    """A stop, logs and a search in one, a head that leaves, and a reader without the token."""
     assert visited(visit) == []
