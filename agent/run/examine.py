@@ -21,7 +21,13 @@ from agent.bridge.link import RayLink
 from agent.diagnosis import node_findings
 from agent.diagnosis.flight_recorder import not_entered
 from agent.diagnosis.node_findings import NodeFindings
-from agent.diagnosis.stacks import behind_what_is_awaited, busy_place, examination
+from agent.diagnosis.stacks import (
+    behind_what_is_awaited,
+    busy_place,
+    examination,
+    group,
+    sentence,
+)
 from agent.job.services import ON_HEAD, LogPattern
 from agent.processes import driver
 from agent.processes.hang_evidence import engine_logs, gpu_notes, kernel_notes
@@ -30,6 +36,7 @@ from agent.processes.probing import ReadinessProbe
 from agent.processes.recorder_dumps import read_recorders
 from agent.processes.waiting import Failure
 from agent.record.background import in_thread, result_in_thread
+from agent.record.log import say
 from agent.record.run_folder import stacks_file
 from agent.run.diagnose import ray_log_folder
 
@@ -102,6 +109,8 @@ class NodeExaminer:
             notes += results["recorders"].notes
         notes += results.get("machine", ())
         stacks = results.get("stacks", ())
+        if stacks:  # for whoever reads this node's log
+            say(f"the job here: {sentence(group(stacks))}")
         findings = NodeFindings(stacks, progress, tuple(notes), results.get("logs") or "")
         encode = partial(node_findings.encode, findings, LONGEST_TAIL, run.redactor.clean)
         return await result_in_thread(encode)  # many frames take a while

@@ -105,6 +105,7 @@ def test_a_job_that_hangs_is_inspected_on_every_node(cluster: Cluster) -> None:
     assert "podb has no readable stack (py-spy is not installed here" in log or "podb" in found
     stall = json.loads(head.exec([AGENT, "status", "--json"]).stdout)["stall"]
     assert (stall["nodes"], stall["log"]) == (["poda"], "agent")
+    assert "the job here: " in worker.stderr()
     # the agent's command exits with the same code
     driver = re.search(r"driver \(pid (\d+)\)", found)
     assert driver is not None

@@ -171,6 +171,15 @@ def _warnings(situation: str, nodes: int, lines: JobLines) -> list[dict[str, str
     return warnings + [advice.to_warning() for advice in lines.advice()]
 
 
+def worker_log(node: str) -> str:
+    """Return a worker's log in a hang."""
+    lines = (
+        f"22:18:53 {node} ✓ Ray is up on this node: following the head",
+        f"02:12:31 {node}   the job here: rank 3 on {node} is in `compute_score` (reward.py:44)",
+    )
+    return "\n".join(lines) + "\n"
+
+
 def _agent_log(nodes: int) -> str:
     return "\n".join(f"22:44:{n % 60:02} pod{n} joined Ray" for n in range(nodes)) + "\n"
 
@@ -274,6 +283,14 @@ def _gpu_history(situation: str, now: float) -> dict[str, list[int]]:
     return history.to_status()
 
 
+_COMMAND = """\
+python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo trainer.n_gpus_per_node=8 \
+data.train_files=/workspace/data/gsm8k/train.parquet data.train_batch_size=1024 \
+data.max_prompt_length=512 data.max_response_length=1024 actor_rollout_ref.rollout.name=vllm \
+actor_rollout_ref.model.path=Qwen/Qwen2.5-7B-Instruct actor_rollout_ref.rollout.n=8 \
+actor_rollout_ref.actor.use_kl_loss=True actor_rollout_ref.actor.optim.lr=1e-6"""
+
+
 def _what_runs(situation: str) -> dict[str, Any]:
     """Return what the job is made of, with arguments as long as a recipe's."""
     versions = {"pod-agent": "0.1.0", "Ray": "2.50.0", "Python": "3.12.3"}
@@ -282,11 +299,10 @@ def _what_runs(situation: str) -> dict[str, Any]:
     if situation in _OWN_COMMAND:
         command = "python3 train.py --epochs 3"
         return {"model": "", "data": "", "command": command, "versions": versions}
-    arguments = " ".join(f"actor_rollout_ref.actor.option_{number}=0.01" for number in range(40))
     return {
         "model": "Qwen/Qwen2.5-7B-Instruct",
         "data": "/workspace/data/gsm8k/train.parquet",
-        "command": f"python3 -m verl.trainer.main_ppo {EVIL} {arguments}",
+        "command": f"{_COMMAND} {EVIL}",
         "versions": {**versions, "torch": "2.8.0", "vllm": "0.11.0", "verl": "0.6.0"},
     }
 

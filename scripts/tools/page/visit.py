@@ -13,7 +13,7 @@ from agent.port.server import AgentServer, Control, LogPart
 from agent.port.sockets import bind
 from agent.run.head_server import judged
 from tools.page.rules import AXE, OWN_RULES
-from tools.page.situations import made_run
+from tools.page.situations import made_run, worker_log
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -62,7 +62,7 @@ SHOWN = {
     "ok": {**_MODEL, "log": "pod0/job", "marks": "none"},
     "hang": {
         "log": "pod1/agent",
-        "lines": "a line of pod1",
+        "lines": "the job here: rank 3 on pod1",
         "strip": "Newest checkpoint: step 200. Each further hour costs $",
         "nodes": "! suspect",
         "grid": "pod1 may hold up the others",
@@ -114,7 +114,7 @@ class Shown:
     ) -> LogPart | str:
         text = self.run.logs.get(name)
         if node != self.run.status["name"]:
-            return LogPart(f"a line of {node}\n", None)
+            return LogPart(worker_log(node), None)
         if text is None:
             return f"no log {name!r}"
         if before is not None:
