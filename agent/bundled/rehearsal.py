@@ -414,7 +414,9 @@ def _end_on_signals() -> None:
 
 def _arguments(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="pod-agent rehearsal", description="Learn additions by GRPO on every node, GPU-free."
+        prog="pod-agent rehearsal",
+        description="Learn additions by GRPO on every node, GPU-free.",
+        usage=argparse.SUPPRESS,  # an error begins with what is wrong
     )
     add = parser.add_argument
     add("--reward-url", required=True, help="the reward server, as each node reaches it")

@@ -65,7 +65,12 @@ class FinishedAlreadyError(Exception):
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser of this program's arguments."""
-    made = argparse.ArgumentParser(prog="trl_grpo", description=__doc__, allow_abbrev=False)
+    made = argparse.ArgumentParser(
+        prog="trl_grpo",
+        description=__doc__,
+        usage=argparse.SUPPRESS,  # an error begins with what is wrong
+        allow_abbrev=False,
+    )
     add = made.add_argument
 
     # Model, data and reward.

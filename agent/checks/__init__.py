@@ -20,6 +20,7 @@ NAMES = "names"
 PORTS = "ports"
 TEMP_DIR = "temp dir"
 LOG_DIR = "AGENT_LOG_DIR"
+OWN_NAME = "own name"
 
 _OWN = "Ray of the agent"
 _GIVEN = "Ray of the platform"

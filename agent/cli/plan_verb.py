@@ -15,7 +15,7 @@ from agent.cli.options import JSON, flag
 from agent.cli.printing import print_json, terminal_of
 from agent.plan.show import render, summary, to_json
 from agent.run.framework_answer import refused_by_framework
-from agent.run.make_ready import with_taken_ports
+from agent.run.make_ready import with_own_address, with_taken_ports
 from agent.run.plan_input import plan_from_environment, with_checkpoints
 from agent.run.read_caches import with_archive_size
 from agent.settings.redact import redactor_for
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 OPTIONS = (
     JSON,
     flag("-v --verbose", "print every command, environment, port and wait"),
-    flag("--check", "ask the framework, too; exit with the code that `run` would be refused with"),
+    flag("--check", "ask the framework and DNS, too; exit with 78 if `run` would be refused here"),
 )
 
 _OF_THE_JOB = {NAMES, SCRIPT, PLACEHOLDERS}
@@ -42,6 +42,8 @@ def run(environ: Mapping[str, str], options: argparse.Namespace) -> int:
     plan = with_checkpoints(with_archive_size(plan))
     if sys.platform != "linux":
         plan = _seen_from(sys.platform, plan)
+    if options.check and sys.platform == "linux":
+        plan = with_own_address(plan)
     if options.check and not plan.failed():
         refusal = refused_by_framework(plan)
         plan = replace(plan, findings=(*plan.findings, *filter(None, (refusal,))))

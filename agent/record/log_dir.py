@@ -230,6 +230,26 @@ class LogDir:
         self.fault = self.fault or fault
 
 
+def why_refused(root: Path, path: Path, disk: str) -> str:
+    """Return why a run would not use a folder below AGENT_LOG_DIR; '' if it would, or makes it.
+
+    Nothing is written. Only on a `disk` of `_LOCAL` is the owner of a new file known before.
+    """
+    rules = LogDir()
+    rules.obey(str(root.absolute()), os.geteuid() if disk in _LOCAL else None, "umask")
+    try:
+        rules.names(path)
+    except FileNotFoundError:
+        return ""
+    except OSError as error:
+        return error_text(error)
+    return ""
+
+
+_LOCAL = {"btrfs", "ext2", "ext3", "ext4", "overlay", "tmpfs", "xfs", "zfs"}
+"""File systems that give a file to the user who makes it; network disks may map users."""
+
+
 def owner_of_runs(root: Path) -> int | None:
     """Return whose runs a reader of AGENT_LOG_DIR may use; None: all, since others write none."""
     with suppress(OSError):

@@ -353,7 +353,7 @@ def write_mark(folder: str, mark: checkpoints.CheckpointOwner) -> str:
 
 _LOCK = ".agent.lock"
 _FORMER_OUTCOME = "outcome.former-1.json"
-_WAITING = "no-head"  # instead of the run id while a worker does not know it
+NO_HEAD = "no-head"  # instead of the run id while a worker does not know it
 
 
 class RunFolder:
@@ -366,7 +366,7 @@ class RunFolder:
     def __init__(self, root: Path, run_id: str, node: str, *, link: bool = True) -> None:
         """Make or reuse the folder; the `run_id` '' stands for a run that is not known yet."""
         link = link and bool(run_id)
-        run_id = run_id or _WAITING
+        run_id = run_id or NO_HEAD
         self._root = root.absolute()
         self._name = node
         self._moving = threading.RLock()

@@ -14,15 +14,17 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+import anyio
 import psutil
 from msgspec.structs import replace
 
 from agent.base import ends, times
 from agent.base.ends import Kind, Outcome
 from agent.base.errors import PreflightError, UnavailableError
+from agent.base.text import duration_text
 from agent.base.value import Value
-from agent.checks import PORTS, TEMP_DIR, run_checks
-from agent.checks.finding import Level
+from agent.checks import OWN_NAME, PORTS, TEMP_DIR, run_checks
+from agent.checks.finding import Finding, Level
 from agent.job.services import Placeholders
 from agent.node.read import taken_ports
 from agent.plan.page_address import proxied_ip
@@ -35,8 +37,6 @@ from agent.run.node_run import start_ray
 from agent.settings.rules import may_listen_on
 
 if TYPE_CHECKING:
-    import anyio
-
     from agent.plan.plan import Address, Plan
     from agent.port.node_network import Network
     from agent.run.effects import TakenPorts
@@ -131,36 +131,82 @@ def with_taken_ports(plan: Plan) -> Plan:
     return replace(plan, facts=facts, findings=(*others, *about_ports))
 
 
+class OwnAddress(Value):
+    """The result of one lookup of this node's own names."""
+
+    ip: str  # '' if none of them is an address of this node
+    evidence: str = ""
+    is_foreign: bool = False  # whether one of them is an address of another node
+
+
+async def look_up_own_address(
+    address: Address, addresses: tuple[str, ...], network: Network = NETWORK
+) -> OwnAddress:
+    """Resolve this node's own names once."""
+    is_foreign = False
+    evidence = list[str]()
+    for name in address.names:
+        resolved = await network.resolve(name)
+        if isinstance(resolved, str):
+            evidence.append(resolved)
+            continue
+
+        # Is one of them this node's, or does the route to it show which address is?
+        reached = network.source_towards(resolved[0]) if address.by_route else None
+        own = next((ip for ip in resolved if ip in addresses), reached)
+        if own is not None:
+            return OwnAddress(own)
+
+        is_foreign = not address.by_route
+        problem = "no address of this node" if is_foreign else "to which there is no route"
+        evidence.append(f"{name} is {', '.join(resolved)}, {problem}")
+    return OwnAddress("", "; ".join(evidence), is_foreign)
+
+
+def not_the_head(address: Address, addresses: tuple[str, ...], evidence: str) -> PreflightError:
+    """Return the error of a node whose own name is another node's."""
+    what = f"this node is not the head it is taken for ({address.how})"
+    why = f"{evidence} (it has: {', '.join(addresses) or 'none'})"
+    remedy = "HEAD_POD_ID or AGENT_HEAD must name the head; on a worker set RAY_WORKER=1"
+    return PreflightError(what, why=why, remedy=remedy, culprit="HEAD_POD_ID")
+
+
+def with_own_address(plan: Plan, network: Network = NETWORK) -> Plan:
+    """Look this head's own names up, as `run` does first; add what it finds to the plan.
+
+    `run` waits for a name that is wrong or unknown, unless it must be this node's.
+    """
+    address = plan.address
+    if not address.names:
+        return plan
+    addresses = plan.facts.addresses()
+    found = anyio.run(look_up_own_address, address, addresses, network)
+    if found.ip:
+        finding = Finding(OWN_NAME, Level.OK, f"{found.ip} ({address.how})")
+    elif found.is_foreign and address.must_be_own:
+        error = not_the_head(address, addresses, found.evidence)
+        finding = Finding(OWN_NAME, Level.FAIL, error.reason, error.remedy)
+    else:
+        limit = times.OWN_POD_NAME if address.must_be_own else plan.settings.wait_head
+        what = f"{found.evidence}: `run` waits for it, for {duration_text(limit)}"
+        finding = Finding(OWN_NAME, Level.WARN, what, "Check HEAD_POD_ID and DNS")
+    return replace(plan, findings=(*plan.findings, finding))
+
+
 async def find_own_address(
     address: Address, addresses: tuple[str, ...], limit: float, network: Network = NETWORK
 ) -> str:
     """Return this node's address; wait until its names resolve to one of them."""
-    is_foreign = False
     if address.must_be_own:
         limit = min(limit, times.OWN_POD_NAME)
+    found = OwnAddress("")
 
     async def check() -> str | NotYet:
-        nonlocal is_foreign
-        is_foreign = False
-        evidence = list[str]()
-        for name in address.names:
-            resolved = await network.resolve(name)
-            if isinstance(resolved, str):
-                evidence.append(resolved)
-                continue
-
-            # Is one of them this node's, or does the route to it show which address is?
-            reached = network.source_towards(resolved[0]) if address.by_route else None
-            own = next((ip for ip in resolved if ip in addresses), reached)
-            if own is not None:
-                return own
-
-            is_foreign = not address.by_route
-            problem = "no address of this node" if is_foreign else "to which there is no route"
-            evidence.append(f"{name} is {', '.join(resolved)}, {problem}")
-            if address.must_be_own:
-                raise TimedOutError(evidence[-1])
-        return NotYet("; ".join(evidence))
+        nonlocal found
+        found = await look_up_own_address(address, addresses, network)
+        if found.is_foreign and address.must_be_own:
+            raise TimedOutError(found.evidence)
+        return found.ip or NotYet(found.evidence)
 
     def log(evidence: str) -> None:
         say(f"waiting for this node's own address: {evidence}")
@@ -168,11 +214,8 @@ async def find_own_address(
     try:
         return await until(check, limit, step=0.1, on_evidence=log)
     except TimedOutError as error:
-        if is_foreign:
-            what = f"this node is not the head it is taken for ({address.how})"
-            why = f"{error} (it has: {', '.join(addresses) or 'none'})"
-            remedy = "HEAD_POD_ID or AGENT_HEAD must name the head; on a worker set RAY_WORKER=1"
-            raise PreflightError(what, why=why, remedy=remedy, culprit="HEAD_POD_ID") from None
+        if found.is_foreign:
+            raise not_the_head(address, addresses, found.evidence) from None
 
         what = f"this node's address could not be found as {address.how}"
         why = str(error)

@@ -24,7 +24,7 @@ from agent.base import ends, times
 from agent.base.errors import Problem, SettingsError
 from agent.base.text import is_ip
 from agent.base.value import Value
-from agent.checks import NAMES, run_checks
+from agent.checks import NAMES, OWN_NAME, run_checks
 from agent.checks.finding import Finding, Level
 from agent.checks.job_needs import CHECKPOINTS, PLAN_CHECKS
 from agent.frameworks import recipe_of
@@ -55,7 +55,10 @@ from agent.platforms.resolve import Topology, detect_platform, resolve
 from agent.processes import parent
 from agent.processes.resolving import lookup_briefly
 from agent.record.background import run_within
-from agent.record.run_folder import read_checkpoints
+from agent.record.files import safe_name
+from agent.record.log_dir import why_refused
+from agent.record.run_folder import NO_HEAD, read_checkpoints
+from agent.run.make_ready import with_own_address
 from agent.run.model_shape import read_shape
 from agent.run.plan_files import read_runtime_env, read_services
 from agent.run.read_caches import read_caches
@@ -305,9 +308,9 @@ def _add_disks(
 ) -> Facts:
     """Add what is on disk already: results of steps, folders of logs and of Ray, the model."""
     results = [step.once for step in services.steps if step.once is not None]
-    logs = str(log_root(settings))
     late = f"its disk does not answer within {times.IDLE_DISK:g} s"
-    logs_fault = run_within(times.IDLE_DISK, lambda: read.why_no_folder(logs))
+    look = partial(_why_no_logs, log_root(settings), topology)
+    logs_fault = run_within(times.IDLE_DISK, look)
     return replace(
         facts,
         disks={path: read.disk_of(path) for path in results},
@@ -315,6 +318,22 @@ def _add_disks(
         ray_temp=read.read_folder(private_folder(facts, topology.platform.job_id)),
         model_is_here=Path(settings.model or "/").exists(),
     )
+
+
+def _why_no_logs(root: Path, topology: Topology) -> str:
+    """Return why a run could not keep its files in AGENT_LOG_DIR; '' if it seems that it can.
+
+    Of a head without a run id of its platform, the folder gets a new name.
+    """
+    fault = read.why_no_folder(str(root))
+    run_id = topology.platform.run_id
+    if run_id is None and not topology.is_head:
+        run_id = NO_HEAD
+    if fault or run_id is None:
+        return fault
+    mount = read.mount_of(str(root))
+    folder = root / safe_name(run_id) / safe_name(topology.node_name)
+    return why_refused(root, folder, "" if mount is None else mount.kind)
 
 
 def add_job_facts(facts: Facts, loaded: Loaded, topology: Topology) -> Facts:
@@ -402,9 +421,10 @@ def with_checkpoints(plan: Plan) -> Plan:
 
 def examine_machine(environ: Mapping[str, str]) -> tuple[Facts, tuple[Finding, ...]]:
     """Run every check, without starting anything; return the facts that were checked, too."""
-    plan = plan_from_environment(environ, None, wants_job=False)
+    plan = with_own_address(plan_from_environment(environ, None, wants_job=False))
     ports = [int(listener.port) for listener in plan.listeners if listener.port.isdigit()]
     driver = gpus.ask_driver(plan.facts.gpu_maker, environ.get("PATH"))
     facts = replace(plan.facts, taken_ports=read.taken_ports(ports), driver=driver)
-    others = [finding for finding in plan.findings if finding.check in {NAMES, *PLAN_CHECKS}]
+    kept = {NAMES, OWN_NAME, *PLAN_CHECKS}
+    others = [finding for finding in plan.findings if finding.check in kept]
     return facts, (*others, *run_checks(facts, plan.settings, plan.topology))

@@ -231,6 +231,7 @@ def test_a_signal_ends_it_at_once(tmp_path: Path, number: signal.Signals) -> Non
     ("flags", "named"),
     [
         ([], "--reward-url"),
+        (["--reward-url", "http://host/", "--step", "3", "--wrong"], "--wrong"),
         (["--reward-url", "ftp://host/"], "--reward-url"),
         (["--reward-url", "http://host/", "--steps", "0"], "--steps"),
         (["--reward-url", "http://host/", "--nodes", "x"], "--nodes"),
@@ -240,11 +241,14 @@ def test_a_signal_ends_it_at_once(tmp_path: Path, number: signal.Signals) -> Non
 def test_wrong_flags_are_usage_errors(
     flags: list[str], named: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A wrong flag is 2, and names the flag."""
+    """A wrong flag is 2, and one line that says what is wrong."""
     with pytest.raises(SystemExit) as ended:
         main(flags)
     assert ended.value.code == 2
-    assert named in capsys.readouterr().err
+    shown = capsys.readouterr().err
+    assert shown.startswith("pod-agent rehearsal: error: ")
+    assert named in shown
+    assert shown.count("\n") == 1
 
 
 def test_an_unwritable_folder_is_refused_first(tmp_path: Path) -> None:

@@ -156,6 +156,22 @@ def test_a_log_folder_that_cannot_be_made(folder: str, tmp_path: Path) -> None:
     assert "bug" not in done.stderr
 
 
+def test_a_run_folder_that_a_run_would_not_use(tmp_path: Path) -> None:
+    """A link in place of the run's folder refuses the run: `plan` and `doctor` see it, too."""
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "no-head").symlink_to(tmp_path / "elsewhere")
+    env = {"AGENT_LOG_DIR": str(tmp_path), "RAY_WORKER": "1", "AGENT_HEAD": "192.0.2.1"}
+    env["AGENT_PORT"] = "21980"
+    for verb in (("plan", "--check"), ("doctor",)):
+        checked = agent(*verb, env=env, cwd=tmp_path)
+        assert checked.returncode == 78, checked.stdout
+        assert "FAIL AGENT_LOG_DIR: " in checked.stdout
+        assert "is a symbolic link" in checked.stdout
+    done = agent("run", env=env, cwd=tmp_path)
+    assert done.returncode == 78, done.stderr
+    assert "is a symbolic link" in done.stderr.splitlines()[-1]
+
+
 def test_a_near_miss_explains_a_refusal() -> None:
     """If a mistyped variable explains why a worker has no head, it is an error, too."""
     done = agent("plan", env={"RAY_WORKER": "1", "HEAD_PODID": "abc"})

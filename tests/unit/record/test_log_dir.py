@@ -12,7 +12,7 @@ from agent.base.errors import PreflightError
 from agent.record import run_folder, run_record
 from agent.record.bundle import BundlePart, make
 from agent.record.files import FileLock, appending, read_small, write_atomically
-from agent.record.log_dir import LogDir, RefusedPathError, log_dir
+from agent.record.log_dir import LogDir, RefusedPathError, log_dir, why_refused
 from agent.record.node_record import folder_of
 from agent.record.run_folder import (
     ChosenFolder,
@@ -67,15 +67,22 @@ def refusal(root: Path, run_id: str = "4242", node: str = "pod0") -> str:
 @needs_root
 @pytest.mark.parametrize("place", ["4242", "4242/pod0"])
 def test_a_folder_that_another_user_made_is_refused(root: Path, victim: Path, place: str) -> None:
-    """The folders of a run and of a node: with a link in them, another user's file is written."""
+    """The folders of a run and of a node: with a link in them, another user's file is written.
+
+    A plan sees the same before, on a disk where the owner of a new file is known.
+    """
     folder = root / place
     node = root / "4242" / "pod0"
     node.mkdir(parents=True)
     for name in ("agent.log", "node.json", ".agent.lock"):
         (node / name).symlink_to(victim)
+    assert why_refused(root, node, "ext4") == ""
     for path in (folder, *folder.rglob("*")):
         os.chown(path, OTHER, OTHER, follow_symlinks=False)
+    planned = why_refused(root, node, "ext4")
+    assert why_refused(root, node, "nfs4") == ""
     sentence = refusal(root)
+    assert "new files here to user 0" in planned
     assert f"{folder.name} in {folder} belongs to user {OTHER}" in sentence
     assert "new files here to user 0" in sentence
     assert "Remove what others made there" in sentence
@@ -86,6 +93,7 @@ def test_a_link_in_the_place_of_a_run_is_refused(root: Path, tmp_path: Path) -> 
     elsewhere = tmp_path / "home"
     elsewhere.mkdir()
     (root / "4242").symlink_to(elsewhere)
+    assert "is a symbolic link" in why_refused(root, root / "4242" / "pod0", "nfs4")
     assert "is a symbolic link" in refusal(root)
     assert list(elsewhere.iterdir()) == []
 

@@ -8,9 +8,12 @@ from msgspec.structs import replace
 
 from agent.base import times
 from agent.base.errors import PreflightError, UnavailableError
+from agent.checks import OWN_NAME
+from agent.checks.finding import Level
 from agent.plan.plan import Address
 from agent.port.node_network import NETWORK
 from agent.run import make_ready
+from support.worlds import plan_of
 
 OWN = Address(None, "the address of pod0.test", ("pod0.test",))
 MINE = ("10.0.0.2", "127.0.0.1")
@@ -65,3 +68,29 @@ def test_a_name_that_stays_anothers() -> None:
     with pytest.raises(PreflightError, match="is not the head") as caught:
         anyio.run(make_ready.find_own_address, OWN, MINE, 0.3, network)
     assert "10.0.0.9, no address of this node (it has: 10.0.0.2" in caught.value.why
+
+
+@pytest.mark.parametrize(
+    ("answer", "level", "what"),
+    [
+        (("10.0.0.5",), Level.OK, "10.0.0.5"),
+        (("10.0.0.9",), Level.FAIL, "this node is not the head it is taken for"),
+        ("podaaa.runpod.internal does not resolve", Level.WARN, "`run` waits for it, for 20 s"),
+    ],
+)
+def test_a_plan_looks_the_name_up_once(
+    answer: tuple[str, ...] | str, level: Level, what: str
+) -> None:
+    """It refuses what a run would refuse at once, and warns of what a run waits for."""
+
+    async def resolve(host: str, limit: float = 0.0) -> tuple[str, ...] | str:
+        del host, limit
+        return answer
+
+    plan = plan_of({"HEAD_POD_ID": "podaaa"})
+    checked = make_ready.with_own_address(plan, NETWORK._replace(resolve=resolve))
+    finding = checked.findings[-1]
+    assert (finding.check, finding.level) == (OWN_NAME, level)
+    assert what in finding.what
+    without_names = plan_of({})
+    assert make_ready.with_own_address(without_names) is without_names
