@@ -3,9 +3,12 @@
 
     python3 pods.py
 
-It asks for an API key of your RunPod account, unless RUNPOD_API_KEY has one. A pod's id exists
-only once the pod does: the pod without HEAD_POD_ID is the head, the workers get its id. If a pod
-cannot be created, the others are terminated: an incomplete cluster only bills.
+It asks for an API key of your RunPod account, unless RUNPOD_API_KEY has one. First it makes the
+secrets that the request names and the account lacks: a new ray_auth_token, which is also written
+to the file token.env, and the others from variables of the same names, such as WANDB_API_KEY, or as
+you type them. A pod's id exists only once the pod does: the pod without HEAD_POD_ID is the head,
+the workers get its id. If a pod cannot be created, the others are terminated: an incomplete cluster
+only bills.
 
 The agent's file lies beside this program, and so does code.tar.gz where the job is a command of
 your own: pack.py makes it anew from your folder first. Both are sent to each pod that waits for
@@ -20,6 +23,8 @@ import getpass
 import hashlib
 import json
 import os
+import re
+import secrets
 import subprocess
 import sys
 import time
@@ -30,8 +35,12 @@ from urllib.error import HTTPError, URLError
 from urllib.request import Request, urlopen
 
 API = "https://api.runpod.io/v2"
+GRAPHQL = "https://api.runpod.io/graphql"  # has the secrets, which the API v2 lacks
+CONSOLE = "https://console.runpod.io/user/secrets"
 PROXY = "https://{pod}-8266.proxy.runpod.net"
 HERE = Path(__file__).parent
+KEPT = "token.env"
+"""The file with the value of the secret ray_auth_token; pack.py sends no .env file."""
 PATIENCE = 2 * 3600.0  # seconds until a pod's image has been pulled
 AGENT = {"User-Agent": "pod-agent"}  # RunPod's proxy refuses that of Python's own library
 PAUSE = 5.0  # seconds between two tries
@@ -49,26 +58,89 @@ class NotMadeError(Exception):
 
 def main() -> int:
     """Make all pods, or none; then send them the agent."""
-    parser = argparse.ArgumentParser(description="Make the pods, and send them the agent.")
+    parser = argparse.ArgumentParser(
+        description="Make the secrets and the pods, and send them the agent.",
+        usage=argparse.SUPPRESS,  # an error begins with what is wrong
+    )
     parser.add_argument("--send", nargs="+", metavar="ID", help="only send, to pods that exist")
+    parser.add_argument("--no-secrets", action="store_true", help=f"they were made in {CONSOLE}")
     options = parser.parse_args()
     if options.send:
         return send_to_all(options.send)
 
-    if not os.environ.get("RUNPOD_API_KEY"):
-        if not sys.stdin.isatty():
-            parser.error("RUNPOD_API_KEY is not set: an API key of your RunPod account")
-        os.environ["RUNPOD_API_KEY"] = getpass.getpass("API key of your RunPod account: ")
-    if not pack_code():
-        return 1
+    is_cluster = (HERE / "instant-cluster.json").exists()
     try:
-        pods = make_cluster() if (HERE / "instant-cluster.json").exists() else make_pods()
+        given("RUNPOD_API_KEY", "an API key of your RunPod account")
+        if not pack_code():
+            return 1
+        if not options.no_secrets:
+            request = HERE / ("instant-cluster.json" if is_cluster else "pod.json")
+            make_secrets(request.read_text(encoding="utf-8"))
+        pods = make_cluster() if is_cluster else make_pods()
     except NotMadeError as error:
         print(f"not complete: {error}", file=sys.stderr)
         return 1
     print(f"head: https://console.runpod.io/pods?id={pods[0]}  its log names who is missing")
-    print(f"page: {PROXY.format(pod=pods[0])}  (with the token)")
+    token = f"the file {KEPT}" if (HERE / KEPT).exists() else "the secret ray_auth_token"
+    print(f"page: {PROXY.format(pod=pods[0])}  (with the token: {token})")
     return send_to_all(pods)
+
+
+def given(variable: str, what: str) -> str:
+    """Return a variable, or what the user types; raise where nobody can type."""
+    if not os.environ.get(variable):
+        if not sys.stdin.isatty():
+            raise NotMadeError(f"{variable} is not set: {what}")
+        os.environ[variable] = getpass.getpass(f"{variable}, {what}: ")
+    return os.environ[variable]
+
+
+# --- the secrets -------------------------------------------------------------------------------
+
+
+def make_secrets(request: str) -> None:
+    """Make the secrets that the request names and the account lacks."""
+    wanted = sorted(set(re.findall(r"RUNPOD_SECRET_(\w+)", request)))
+    try:
+        account = ask_graphql("query { myself { secrets { name } } }")["myself"]
+        existing = {secret["name"] for secret in account["secrets"]}
+        for name in wanted:
+            if name in existing:
+                print(f"the secret {name} exists")
+                continue
+            ask_graphql(
+                "mutation ($name: String!, $value: String!)"
+                " { secretCreate(input: {name: $name, value: $value}) { id } }",
+                name=name,
+                value=value_of(name),
+            )
+            print(f"the secret {name} is made")
+    except NotMadeError:
+        raise
+    except Exception as error:
+        by_hand = f"make {', '.join(wanted)} in {CONSOLE}, then: python3 pods.py --no-secrets"
+        raise NotMadeError(f"secrets: {described(error)}. Or {by_hand}") from error
+
+
+def value_of(secret: str) -> str:
+    """Return the value of a new secret; the token of the pods is kept in a file, too."""
+    if secret != "ray_auth_token":  # noqa: S105 - a name
+        return given(secret.upper(), f"for the secret {secret}")
+    file = HERE / KEPT
+    if not file.exists():
+        descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "w") as writer:
+            writer.write(f"RAY_AUTH_TOKEN={secrets.token_hex(32)}\n")
+    return file.read_text(encoding="utf-8").strip().partition("=")[2]
+
+
+def ask_graphql(query: str, **variables: str) -> dict[str, Any]:
+    """Ask RunPod's GraphQL API; raise with its first error."""
+    answer = ask("POST", GRAPHQL, {"query": query, "variables": variables})
+    if answer.get("errors"):
+        raise ValueError(answer["errors"][0].get("message", "no reason given"))
+    data: dict[str, Any] = answer["data"]
+    return data
 
 
 # --- the code ----------------------------------------------------------------------------------
@@ -148,14 +220,19 @@ def terminate(pods: list[str]) -> None:
 
 
 def call(method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Ask RunPod's API v2; an empty reply reads as an empty object."""
+    """Ask RunPod's API v2."""
+    return ask(method, f"{API}/{path}", body)
+
+
+def ask(method: str, url: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Send a request with the key; an empty reply reads as an empty object."""
     headers = {
         **AGENT,
         "Authorization": f"Bearer {os.environ['RUNPOD_API_KEY']}",
         "Content-Type": "application/json",
     }
     data = None if body is None else json.dumps(body).encode()
-    request = Request(f"{API}/{path}", data, headers, method=method)  # noqa: S310 - API is an https URL
+    request = Request(url, data, headers, method=method)  # noqa: S310 - an https URL
     with urlopen(request, timeout=60) as reply:  # noqa: S310 - same
         answer: dict[str, Any] = json.loads(reply.read() or b"{}")
         return answer

@@ -92,6 +92,8 @@ class RunPodServer:
     """Method, pod, action and the code of the reply."""
     faults: dict[str, list[tuple[int, dict[str, str]]]] = field(default_factory=dict)
     """By method: codes and headers of the next replies; 0 breaks the connection."""
+    secrets: dict[str, str] = field(default_factory=dict)
+    """The secrets of the account, by name."""
     rights: bool = True
     """Whether the key has the permission to act."""
     url: str = ""
@@ -123,10 +125,27 @@ class RunPodServer:
             pod["status"] = "TERMINATED"
         return 204, None
 
+    def reply_to_graphql(self, key: str, body: bytes) -> tuple[int, Any]:
+        """Return status code and content of the reply to a query about secrets."""
+        if key != f"Bearer {self.key}":
+            return 401, "no valid key"
+        asked = json.loads(body)
+        variables = asked["variables"]
+        if not asked["query"].startswith("mutation"):
+            assert "myself { secrets { name } }" in asked["query"]
+            return 200, {"data": {"myself": {"secrets": [{"name": name} for name in self.secrets]}}}
+        assert "secretCreate(input: {name: $name, value: $value})" in asked["query"]
+        if not self.rights:
+            return 200, {"errors": [{"message": "the key lacks the right"}], "data": None}
+        self.secrets[variables["name"]] = variables["value"]
+        return 200, {"data": {"secretCreate": {"id": "secret-id"}}}
+
     def reply(  # noqa: PLR0911 - one refusal, one return
         self, method: str, path: str, key: str, body: bytes
     ) -> tuple[int, Any]:
         """Return status code and content of the reply to a request."""
+        if path == "/graphql":
+            return self.reply_to_graphql(key, body)
         of_cluster = re.fullmatch(r"/v2/clusters/([^/]+)", path)
         if of_cluster and key == f"Bearer {self.key}":
             return self.reply_about_cluster(method, of_cluster[1])
@@ -159,6 +178,8 @@ class RunPodServer:
 
     def content(self, method: str, path: str, code: int, found: Any) -> bytes:  # noqa: ANN401 - as above
         """Return the body of a reply, checked against the description."""
+        if path == "/graphql":
+            return json.dumps(found).encode()
         template = "/v2/pods/{id}/action" if path.endswith("/action") else "/v2/pods/{id}"
         if path.startswith("/v2/clusters/"):
             template = "/v2/clusters/{id}"

@@ -50,7 +50,7 @@ _CODE_DIGEST = "CODE_SHA256"
 """Variables of the archive of a command's code; pods.py sets them, since it packs it again."""
 _RECEIVE_PORT = 8266  # The agent's own, which templates/runpod.json opens
 _SERVICES = "SERVICES_TOML"
-_CONSOLE = "https://console.runpod.io/user/secrets"
+_CONSOLE = "https://console.runpod.io/user/settings"
 
 
 def runpod(request: Request) -> StartFiles:
@@ -114,15 +114,16 @@ def runpod(request: Request) -> StartFiles:
     name = "instant-cluster.json" if is_cluster else "pod.json"
     maker = StartFile("pods.py", (_BUNDLED / "runpod_pods.py").read_bytes(), is_program=True)
 
-    # What to do in the console, once, and then.
-    secrets = ["ray_auth_token (openssl rand -hex 32)"]
-    secrets += [secret.lower() for secret in secret_names(request)]
+    # What the program asks for and makes.
+    secrets = ["ray_auth_token", *(secret.lower() for secret in secret_names(request))]
+    comments = []
     if api_key:
-        secrets.append("runpod_api_key (an API key that may delete clusters)")
-    steps = (
-        f"# once: make the secrets {', '.join(secrets)} in {_CONSOLE}",
-        "python3 pods.py",
-    )
+        secrets.append("runpod_api_key")
+        comments = ["# runpod_api_key gets that key, with which the head deletes the cluster"]
+    made = "the cluster" if is_cluster else "the pods"
+    missing = f"the secrets that are missing ({', '.join(secrets)})"
+    asked = f"# asks for an API key ({_CONSOLE}), makes {missing} and {made}"
+    steps = (asked, *comments, "python3 pods.py")
 
     notes = [SLOW] if is_networked else []
     model = _model(request, checkpoints_of(request, folders), is_cluster=is_cluster)

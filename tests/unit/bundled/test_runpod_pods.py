@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import http.client
+import io
 import subprocess
 import sys
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ import agent
 from support.conditions import await_true
 from support.example_table import make_pods
 from support.free_ports import free_port
+from support.runpod_server import RunPodServer, serve
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -159,3 +161,37 @@ def test_a_clusters_pods_are_named_by_rank(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(script, "call", call)
     assert script.make_cluster() == ["a", "b"]
     assert asked == ["POST clusters", "GET clusters/c/pods", "GET clusters/c/pods"]
+
+
+def test_missing_secrets_are_made_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A new token is kept beside; others are variables; what exists stays; a refusal says why."""
+    script = make_pods()
+    account = RunPodServer("key", {}, secrets={"hf_token": "theirs"})
+    server = serve(account)
+    monkeypatch.setattr(script, "HERE", tmp_path)
+    monkeypatch.setattr(script, "GRAPHQL", f"{account.url}/graphql")
+    monkeypatch.setenv("RUNPOD_API_KEY", "key")
+    names = ("ray_auth_token", "runpod_api_key", "hf_token")
+    request = " ".join(f"{{{{ RUNPOD_SECRET_{name} }}}}" for name in names)
+    script.make_secrets(request)
+    kept = (tmp_path / "token.env").read_text()
+    token = account.secrets["ray_auth_token"]
+    assert kept == f"RAY_AUTH_TOKEN={token}\n"
+    assert (tmp_path / "token.env").stat().st_mode & 0o777 == 0o600
+    assert account.secrets == {"hf_token": "theirs", "runpod_api_key": "key", names[0]: token}
+    script.make_secrets(request)
+    assert account.secrets["ray_auth_token"] == token
+    assert token not in capsys.readouterr().out
+
+    # What is missing is named, and so is the way by hand.
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    with pytest.raises(script.NotMadeError, match="WANDB_API_KEY is not set"):
+        script.make_secrets("{{ RUNPOD_SECRET_wandb_api_key }}")
+    account.rights = False
+    monkeypatch.setenv("WANDB_API_KEY", "w")
+    with pytest.raises(script.NotMadeError, match=r"lacks the right.*pods\.py --no-secrets"):
+        script.make_secrets("{{ RUNPOD_SECRET_wandb_api_key }}")
+    server.shutdown()
+    server.server_close()

@@ -275,7 +275,7 @@ def test_every_pod_is_terminated_after_a_broken_reply(
     (tmp_path / "pod.json").write_text(json.dumps(request), encoding="utf-8")
     monkeypatch.setattr(script, "HERE", tmp_path)
     monkeypatch.setenv("RUNPOD_API_KEY", "key")
-    monkeypatch.setattr(sys, "argv", ["pods.py"])
+    monkeypatch.setattr(sys, "argv", ["pods.py", "--no-secrets"])
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         threading.Thread(target=server.serve_forever, args=(0.01,)).start()
         monkeypatch.setattr(script, "API", f"http://127.0.0.1:{server.server_address[1]}")
