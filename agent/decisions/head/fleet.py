@@ -319,6 +319,7 @@ class Fleet(Value):
             parts.append(f"no report from rank {first_names(never, _MOST_NAMED)}")
         elif never_reported:
             parts.append(f"{never_reported} never reported")
+        parts += self.wrong_ranks()
 
         # Those that reported and have not joined; of those that were refused one stands for all.
         absent = self._absent()
@@ -332,6 +333,26 @@ class Fleet(Value):
         if len(refused) > 1:
             parts.append(f"{len(refused) - 1} more were refused")
         return "; ".join(parts)
+
+    def wrong_ranks(self) -> list[str]:
+        """Name ranks that this run lacks or has twice, as where nodes of two clusters meet."""
+        holders: dict[int, list[str]] = {}
+        for worker in self.workers.values():
+            is_newest = self.agent_at.get(worker.ip) == worker.key
+            is_gone = worker.refused or worker.has_left or worker.lost or worker.silent
+            if worker.rank is not None and is_newest and not is_gone:
+                holders.setdefault(worker.rank, []).append(f"{worker.name} ({worker.ip})")
+
+        texts = []
+        for rank, names in sorted(holders.items()):
+            if len(names) > 1:
+                texts.append(f"rank {rank} is reported by {first_names(names, _MOST_NAMED)}")
+            elif rank > self.last_rank:
+                texts.append(f"{names[0]} reports rank {rank}, beyond the last, {self.last_rank}")
+        if not texts:
+            return []
+        why = "a node of another cluster has this head's address, or a rank variable is wrong"
+        return [f"{first_names(texts, _MOST_NAMED)}: {why}"]
 
     def _absent(self) -> list[Worker]:
         workers = self.workers.values()

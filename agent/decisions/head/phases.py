@@ -190,6 +190,8 @@ def _finish_boot(state: HeadState, now: float) -> HeadState:
         state = shares.start_shares(state)
         nodes = len(state.shares.by_node)
     ready = f"{nodes} of {goal.expected_workers + 1}"
+    for wrong in state.fleet.wrong_ranks():
+        state = state.log(wrong, "warning")
     line = LogLine(ready, "done", "nodes", now - attempt.began)
     return state.do(line, h.SubmitJob(attempt.id))
 

@@ -98,6 +98,23 @@ ENDS: dict[str, tuple[HeadGoal, History, int, str, list[str]]] = {
         "workers",
         ["1 of 2 joined", "no report from rank 2"],
     ),
+    "another cluster's node has a rank of this run": (
+        goal(3),
+        [(3, nodes(2, 3)), (4, reported(2, rank=1)), (5, reported(3, rank=1)), (200, TICK)],
+        69,
+        "workers",
+        [
+            "no report from rank 2 and 3; rank 1 is reported by pod2",
+            "a node of another cluster has",
+        ],
+    ),
+    "another cluster's node has a rank beyond those of this run": (
+        goal(2),
+        [(3, nodes(2)), (4, reported(2, rank=7)), (200, TICK)],
+        69,
+        "workers",
+        ["reports rank 7, beyond the last, 2: a node of another cluster has this head's address"],
+    ),
     "a worker without rank never comes": (
         goal(2),
         [(3, nodes(2)), (200, TICK)],
