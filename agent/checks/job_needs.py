@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
-from agent.base.text import nearly_equal
+from agent.base.text import first_names, nearly_equal
 from agent.checks.finding import Finding, Level, fail, ok, warn
 from agent.frameworks import recipe_of
 from agent.frameworks.recipe import MisfitError, count_of, version_list
@@ -251,6 +252,20 @@ def placeholder_slips(texts: Iterable[tuple[str, str, Sequence[str]]]) -> tuple[
                     PLACEHOLDERS, Level.WARN, what, f"Did you mean {meant}?"
                 )
     return tuple(findings.values())
+
+
+_VARIABLE = re.compile(r"\$(?:[A-Z_][A-Z0-9_]*|\{[A-Z_][A-Z0-9_]*\})")
+_SHELLS = {"bash", "dash", "sh", "zsh"}
+
+
+def unexpanded_variables(argv: Sequence[str]) -> Iterator[Finding]:
+    """Without a shell a variable of the environment reaches the command as its name."""
+    if not argv or PurePosixPath(argv[0]).name in _SHELLS:
+        return
+    names = list(dict.fromkeys(name for word in argv for name in _VARIABLE.findall(word)))
+    if names:
+        what = f"{first_names(names)} in the job's command stays as it is: no shell expands it"
+        yield Finding(PLACEHOLDERS, Level.WARN, what, "Start a shell: -- bash -c '…'")
 
 
 def command_sizes(argv: Sequence[str], nodes: int, gpus: int) -> Iterator[Finding]:

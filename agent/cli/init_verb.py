@@ -45,9 +45,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_CONTAINERS = PLATFORMS["slurm"].variants
-_KINDS = (*PLATFORMS["kubernetes"].variants, *PLATFORMS["runpod"].variants)
 _DIGEST = re.compile(r"[0-9a-f]{64}")
+_TIME_LIMIT = re.compile(r"\d+(?::\d+){0,2}|\d+-\d+(?::\d+){0,2}|UNLIMITED|INFINITE", re.IGNORECASE)
 
 
 def _digest(text: str) -> str:
@@ -73,11 +72,26 @@ def _names(text: str) -> tuple[str, ...]:
     return names
 
 
-def _word(text: str) -> str:
+def _words(text: str) -> str:
     """Read a text that is not empty, and that a file can hold."""
     if not text.strip() or set(text) & set("\"'\\`$\n"):
-        raise ValueError(f"{text!r}: one word, without quotes, $ and backslashes")
+        raise ValueError(f"{text!r}: expected a text without quotes, $ and backslashes")
     return text.strip()
+
+
+def _word(text: str) -> str:
+    """Read the same without spaces."""
+    word = _words(text)
+    if len(word.split()) > 1:
+        raise ValueError(f"{text!r}: expected one word, without spaces")
+    return word
+
+
+def _time_limit(text: str) -> str:
+    """Read a time limit as sbatch does."""
+    if not _TIME_LIMIT.fullmatch(text):
+        raise ValueError(f"{text!r} is no time limit of Slurm, such as 90, 12:00:00 or 1-00:00:00")
+    return text
 
 
 def _word_or_none(text: str) -> str:
@@ -101,9 +115,15 @@ OPTIONS = (
     value("--model", "MODEL", "id on the hub or a path on the nodes; default: a usual one", _word),
     value("--data", "DATA", "training data: id or path on the nodes; default: usual ones", _word),
     value("--image", "IMAGE", "an image that has the framework; default: a usual one", _word),
-    value("--container", None, "Slurm: what the job runs in", choices=_CONTAINERS),
-    value("--kind", "KIND", f"Kubernetes and RunPod: {', '.join(_KINDS)}", choices=_KINDS),
-    value("--gpu-type", "GPU", "RunPod, dstack, SkyPilot: the kind of GPU", _word),
+    value("--container", "KIND", f"Slurm: {', '.join(PLATFORMS['slurm'].variants)}", _word),
+    value(
+        "--kind",
+        "KIND",
+        f"Kubernetes: {', '.join(PLATFORMS['kubernetes'].variants)}; RunPod:"
+        f" {', '.join(PLATFORMS['runpod'].variants)}",
+        _word,
+    ),
+    value("--gpu-type", "GPU", "RunPod, dstack, SkyPilot: the kind of GPU", _words),
     value("--gpu-memory", "GB", "of each GPU; default: of --gpu-type, else 80", gigabytes),
     value("--host-memory", "GB", "of each node; default: 128 for each GPU", gigabytes),
     value(
@@ -119,7 +139,7 @@ OPTIONS = (
     value("--fleet", "FLEET", "dstack: a fleet that exists; default: one is made", _word),
     value("--partition", "NAME", "Slurm", _word),
     value("--account", "NAME", "Slurm", _word),
-    value("--time", "LIMIT", "Slurm: time limit; default: 1-00:00:00", _word),
+    value("--time", "LIMIT", "Slurm: time limit; default: 1-00:00:00", _time_limit),
     value("--python", "PATH", "Slurm without a container: the framework's Python", _word),
     value("--hosts", "A,B,…", "ssh: the machines, the head first, as all reach them", _names),
     flag("--spot", "dstack, SkyPilot: machines that may be taken away"),
@@ -375,7 +395,10 @@ def _ask_for_the_job(
     if needs:
         options.image = questions.answer(options.image, "--image", f"an image with {needs}", _word)
     if missing_python(platform, variant, job):
-        what = "the Python that has the framework, such as ~/venv/bin/python"
+        what = (
+            "the Python that has the framework, such as ~/venv/bin/python; or --container"
+            " apptainer, pyxis or podman"
+        )
         options.python = questions.answer(options.python, "--python", what, _word)
 
 

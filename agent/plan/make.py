@@ -28,6 +28,7 @@ from agent.checks.job_needs import (
     placeholder_slips,
     recipe_findings,
     unasked_framework,
+    unexpanded_variables,
 )
 from agent.frameworks.recipe import JobBasis
 from agent.job import services as work
@@ -280,6 +281,7 @@ def _findings(
     yield from placeholder_slips(_texts_with_placeholders(plan))
     if plan.topology.is_head and plan.job is not None:
         nodes = plan.topology.expected_workers + 1
+        yield from unexpanded_variables(plan.job.argv)
         yield from command_sizes(plan.job.argv, nodes, plan.gpus)
     key, asked = plan.gpu_split.fault()
     if key:

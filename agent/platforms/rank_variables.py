@@ -313,12 +313,19 @@ TORCHRUN = RankVariables(
 def detect_torchrun(environ: Mapping[str, str], settings: Settings) -> PlatformInfo | None:
     """Detect a node by address, rank and node count, as for torchrun.
 
+    Rank and count without an address are refused: each node would be a run by itself.
     A node count of 1 is ignored, since images set all three for their own torchrun. HEAD_POD_ID
     takes precedence: the user sets it for this agent only.
     """
-    has_all = {TORCHRUN.rank, TORCHRUN.nodes, TORCHRUN.head} <= environ.keys()
-    if not has_all or settings.head_pod_id or read_number(environ, TORCHRUN.nodes, 1) == 1:
+    has_ranks = {TORCHRUN.rank, TORCHRUN.nodes} <= environ.keys()
+    if not has_ranks or settings.head_pod_id or read_number(environ, TORCHRUN.nodes, 1) == 1:
         return None
+    if TORCHRUN.head not in environ:
+        if settings.head is not None:
+            return None
+        given = f"{TORCHRUN.nodes}={environ[TORCHRUN.nodes]} and {TORCHRUN.rank}"
+        expected = "the head's address beside them; for one machine unset all three"
+        raise platform_error(TORCHRUN.head, f"nothing, but {given}", expected)
     on_runpod = "RUNPOD_POD_ID" in environ
     info = info_by_rank(environ, TORCHRUN)
     return replace(info, owns_machine=on_runpod, restarts_containers=on_runpod)

@@ -23,7 +23,7 @@ from agent.base.ends import Kind, Outcome
 from agent.base.errors import PreflightError, UnavailableError
 from agent.base.text import duration_text
 from agent.base.value import Value
-from agent.checks import OWN_NAME, PORTS, TEMP_DIR, run_checks
+from agent.checks import NAMES, OWN_NAME, PORTS, TEMP_DIR, run_checks
 from agent.checks.finding import Finding, Level
 from agent.job.services import Placeholders
 from agent.node.read import taken_ports
@@ -190,7 +190,9 @@ def with_own_address(plan: Plan, network: Network = NETWORK) -> Plan:
         limit = times.OWN_POD_NAME if address.must_be_own else plan.settings.wait_head
         what = f"{found.evidence}: `run` waits for it, for {duration_text(limit)}"
         finding = Finding(OWN_NAME, Level.WARN, what, "Check HEAD_POD_ID and DNS")
-    return replace(plan, findings=(*plan.findings, finding))
+    count = sum(one.check == NAMES for one in plan.findings)  # They come first
+    others = plan.findings[count:]
+    return replace(plan, findings=(*plan.findings[:count], finding, *others))
 
 
 async def find_own_address(

@@ -34,6 +34,12 @@ _EXPECTED = {
 JUDGE = "judge"
 BUNDLED = ("builtin", JUDGE)
 """The values of AGENT_REWARD that start the bundled reward server."""
+_ANSWERS = {
+    **dict.fromkeys(("1", "on"), "builtin"),
+    **dict.fromkeys(("0", "no", "none"), "off"),
+}
+"""Words that are no value of AGENT_REWARD, and what they probably mean."""
+_UNREPLACED = re.compile(r"\$?\{\{\s*(\S+)\s*\}\}")
 _IN_HEADERS = ("RAY_AUTH_TOKEN", "AGENT_REWARD_TOKEN", "AGENT_JUDGE_KEY")
 NEEDS_PRICE = "AGENT_PRICE_PER_HOUR beside it, the price of one node"
 POD_ACTIONS = {"stop-pod": "stop", "terminate-pod": "terminate"}
@@ -115,6 +121,13 @@ def _check_reward(settings: Settings, command: tuple[str, ...] | None) -> Iterat
     reward = settings.reward
     job = recipe_info(settings, command)
 
+    # Is it a slip? A shell would be asked to run it.
+    meant = _ANSWERS.get((reward or "").lower())
+    meant = meant or next((word for word in BUNDLED if nearly_equal(reward or "", word)), None)
+    if meant is not None and reward != meant:
+        expected = f"{meant} (did you mean that?), or the command or URL of a server"
+        yield Problem("AGENT_REWARD", repr(reward), expected)
+
     # Is a reward server off that the job needs?
     if reward == "off" and needs_reward_url(settings, command):
         who = "a command with {reward_url}" if job is None else job.name
@@ -154,7 +167,11 @@ def _check_secrets(settings: Settings) -> Iterator[Problem]:
         expected = f"a key of RunPod's API, which AGENT_ON_DONE={settings.on_done} needs"
         yield Problem("RUNPOD_API_KEY", "nothing", expected)
     for name, token in secret_texts(settings, _IN_HEADERS).items():
-        if not token.isascii() or not token.isprintable() or " " in token:
+        reference = _UNREPLACED.fullmatch(token)
+        if reference:
+            got = f"a reference to {reference[1]}, which the platform did not replace"
+            yield Problem(name, got, "a secret of that name in the platform's store")
+        elif not token.isascii() or not token.isprintable() or " " in token:
             expected = "printable ASCII without spaces, for example from `openssl rand -hex 32`"
             yield Problem(name, "a secret that cannot travel in an HTTP header", expected)
 

@@ -108,6 +108,7 @@ def find_code(
     if not folder.is_dir():
         raise CodeError(f"--code {given}: there is no such folder")
     files = command_files(command)
+    _refuse_unstartable(command, folder)
     where = f"--code {given}" if given is not None else f"this folder ({folder})"
 
     # Is the script there, or the image's?
@@ -148,6 +149,24 @@ def find_code(
         )
     code = OwnCode(str(folder), Path(place).as_posix(), packed.content)
     return code, f"{folder}{reason}: {packed.about()}. Each start packs it anew."
+
+
+def _refuse_unstartable(command: Sequence[str], folder: Path) -> None:
+    """Raise for a first word that no node can start: a whole line, or a script alone."""
+    program = command[0]
+    if len(command) == 1 and len(program.split()) > 1:
+        raise CodeError(
+            f"{program!r} is one word: give the command without quotes around it, or as"
+            f" bash -c {shlex.quote(program)}"
+        )
+    if not _is_in(folder, program) or not _SCRIPT.fullmatch(program):
+        return
+    interpreter = "python3" if program.endswith(".py") else "bash"
+    if "/" not in program:
+        raise CodeError(f"{program} is no program on PATH: -- {interpreter} {program}")
+    if not os.access(folder / program, os.X_OK):
+        started = f"-- {interpreter} {program}"
+        raise CodeError(f"{program} may not be executed: {started}, or chmod +x it")
 
 
 def _why_none(files: CommandFiles, folder: Path, *, shared_disk: bool) -> str:

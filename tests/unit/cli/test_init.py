@@ -577,6 +577,15 @@ def test_a_program_may_be_run(tmp_path: Path) -> None:
             "--kind lws or trainjob",
         ),
         (
+            ("runpod", "rehearsal", "--nodes", "2", "--kind", "cluter"),
+            "runpod has no cluter; it takes --kind pods or cluster",
+        ),
+        (("dstack", "--image", "x y", "--", "true"), "'x y': expected one word, without spaces"),
+        (
+            ("slurm", "rehearsal", "--nodes", "2", "--time", "1d"),
+            "'1d' is no time limit of Slurm, such as 90, 12:00:00 or 1-00:00:00",
+        ),
+        (
             ("kuberay", "trl-grpo", "--nodes", "2", "--gpus", "8"),
             "pod-agent init kubernetes trl-grpo",
         ),

@@ -135,6 +135,20 @@ def test_a_slip_is_the_first_line() -> None:
     assert second.label == "role:      "
 
 
+def test_a_variable_that_no_shell_expands_is_named() -> None:
+    """The job gets its name; a shell, and other uses of `$`, are none of it."""
+    warned = {
+        ("train", "--n=$NODES", "${NODES}"): ["$NODES and ${NODES} in the job's command stays"],
+        ("bash", "-c", "train $NODES"): [],
+        ("train", "a=${model.path}", "${b}", "$5", "$$"): [],
+    }
+    for command, starts in warned.items():
+        findings = plan_of({}, MACHINE, [*command]).findings
+        found = [one.what for one in findings if one.check == "placeholders"]
+        assert len(found) == len(starts)
+        assert all(what.startswith(start) for what, start in zip(found, starts, strict=True))
+
+
 def test_a_mistyped_placeholder_is_named() -> None:
     """It would reach the command as it is, as any other word in braces; `${…}` is the shell's."""
     command = ["train", "--n={node}", "{gpus}", "{nodes}", "${node}", "{step}", "{}", "{Step}"]

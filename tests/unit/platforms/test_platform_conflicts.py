@@ -55,6 +55,11 @@ CONTRADICTIONS: dict[str, tuple[str, dict[str, str], list[str]]] = {
         {"RANK": WITHOUT, "PET_RDZV_ENDPOINT": "rl-worker-0:29400", "PET_NNODES": "1:4"},
         ["AGENT_HEAD", "PET_RDZV_ENDPOINT=rl-worker-0:29400"],
     ),
+    "torchrun's ranks without an address": (
+        "torchrun-worker",
+        {"MASTER_ADDR": WITHOUT},
+        ["MASTER_ADDR", "nothing, but NNODES=", "for one machine unset all three"],
+    ),
     "loopback on a worker": (
         "torchrun-worker",
         {"MASTER_ADDR": "localhost"},

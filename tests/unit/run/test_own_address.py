@@ -89,7 +89,7 @@ def test_a_plan_looks_the_name_up_once(
 
     plan = plan_of({"HEAD_POD_ID": "podaaa"})
     checked = make_ready.with_own_address(plan, NETWORK._replace(resolve=resolve))
-    finding = checked.findings[-1]
+    finding = checked.findings[0]
     assert (finding.check, finding.level) == (OWN_NAME, level)
     assert what in finding.what
     without_names = plan_of({})

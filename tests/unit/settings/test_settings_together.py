@@ -270,6 +270,14 @@ WITH_URL = [*TRAIN, "--reward={reward_url}"]
         ({}, [" "], ["--", "nothing after it"]),
         ({"AGENT_REWARD": "off"}, WITH_URL, ["AGENT_REWARD", "{reward_url}"]),
         ({"AGENT_REWARD": "off"}, None, ["AGENT_REWARD", "rehearsal"]),
+        ({"AGENT_REWARD": "on"}, WITH_URL, ["got 'on'; expected builtin (did you mean that?)"]),
+        ({"AGENT_REWARD": "buildin"}, None, ["expected builtin (did you mean that?)"]),
+        ({"AGENT_REWARD": "none"}, TRAIN, ["got 'none'; expected off (did you mean that?)"]),
+        (
+            {"RAY_AUTH_TOKEN": "{{ RUNPOD_SECRET_token }}"},
+            TRAIN,
+            ["a reference to RUNPOD_SECRET_token, which the platform did not replace"],
+        ),
         ({"AGENT_PARTIAL": "proceed"}, None, ["AGENT_MIN_WORKERS: got nothing"]),
         ({"AGENT_MIN_WORKERS": "1"}, None, ["AGENT_MIN_WORKERS", "AGENT_PARTIAL=proceed"]),
         (
