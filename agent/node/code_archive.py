@@ -118,7 +118,8 @@ def pack(folder: Path, beside: Path) -> Packed:
         path = folder / name
         if folder in beside.parents and beside in path.parents:
             continue
-        if _OF_INIT.fullmatch(name):
+        # The files of `init`, also of another platform: each archive would hold those before it.
+        if _OF_INIT.fullmatch(name if is_tracked else path.name):
             continue
         reason = "" if is_tracked else _why_left_out(name)
         if reason:

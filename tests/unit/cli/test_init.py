@@ -214,6 +214,26 @@ def test_a_pod_of_kuberay_is_as_large_as_its_gpus(tmp_path: Path) -> None:
         assert f"{size}, nvidia.com/gpu: {gpus}}}" in files["rayjob.yaml"]
 
 
+@pytest.mark.parametrize(
+    ("words", "page"),
+    [
+        (("slurm", "verl-grpo", "--container", "apptainer"), "slurm"),
+        (("runpod", "verl-grpo", "--volume", "v"), "runpod"),
+    ],
+)
+def test_a_page_has_the_steps_that_init_prints(
+    words: tuple[str, ...], page: str, tmp_path: Path
+) -> None:
+    """The commands between `Type:` and the rehearsal, without their comments; none is left out."""
+    _, printed = written(tmp_path, *words, "--nodes", "2", "--gpus", "8")
+    steps = printed.partition("Type:\n")[2].partition("\nFirst ")[0].splitlines()[1:]
+    commands = [step.partition("   #")[0].strip() for step in steps]
+    typed = [command for command in commands if not command.startswith("#")]
+    text = (ROOT / "docs/platforms" / f"{page}.md").read_text(encoding="utf-8")
+    assert typed
+    assert [command for command in typed if command not in text] == []
+
+
 TYPED = re.compile(r"(?:dist/)?pod-agent init ([a-z][^`\n#|]*)")
 
 

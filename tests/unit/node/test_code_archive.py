@@ -110,9 +110,10 @@ def test_links(code: Path, tmp_path: Path) -> None:
 
 
 def test_the_start_files_are_left_out(code: Path) -> None:
-    """Beside the code they are known by name, in a folder below by that folder."""
+    """They are known by name everywhere, and by the folder in which they are written."""
     assert pack(code, code.parent).names[-1] == "train.py"
     write(code, "code.tar.gz", "pod_agent-0.1.0-py3-none-any.whl", "pod-agent", "run/a.yml")
+    write(code, "other/code.tar.gz", "other/pod_agent-0.1.0-py3-none-any.whl")
     assert pack(code, code / "run").names == WANTED
     assert pack(code, code).names == (*WANTED[:3], "run/a.yml", "train.py")
 
