@@ -7,7 +7,10 @@ export HF_HOME="$PWD/huggingface" PYTHONPATH=
 mkdir -p data tmp
 
 # The image, as one file, which each node loads.
-engine=$(command -v podman || command -v docker)
+engine=$(command -v podman || command -v docker) || {
+  echo "fetch.sh: neither podman nor docker on PATH here: run it elsewhere: srun bash fetch.sh" >&2
+  exit 1
+}
 if [ ! -e image.tar ]; then
   "$engine" pull rocm/verl:verl-0.7.1.amd0_rocm7.0.2_ubuntu22.04_py3.12_vllm0.20.2
   "$engine" save --output tmp/image.tar rocm/verl:verl-0.7.1.amd0_rocm7.0.2_ubuntu22.04_py3.12_vllm0.20.2

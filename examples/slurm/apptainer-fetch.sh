@@ -7,6 +7,10 @@ export HF_HOME="$PWD/huggingface" PYTHONPATH=
 mkdir -p data tmp
 
 # The image, as one file; without one each node would convert it at each start.
+command -v apptainer > /dev/null || {
+  echo "fetch.sh: no apptainer on PATH here: module load apptainer, or run it elsewhere: srun bash fetch.sh" >&2
+  exit 1
+}
 export APPTAINER_CACHEDIR="$PWD/tmp" APPTAINER_TMPDIR="$PWD/tmp"
 if [ ! -e image.sif ]; then
   apptainer pull tmp/image.sif docker://verlai/verl:vllm024.latest

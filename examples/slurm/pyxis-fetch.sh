@@ -6,7 +6,11 @@ cd "$(dirname "$0")"
 export HF_HOME="$PWD/huggingface" PYTHONPATH=
 mkdir -p data tmp
 
-# The image, as one file. Without enroot on the login node, run this on another: srun bash fetch.sh
+# The image, as one file.
+command -v enroot > /dev/null || {
+  echo "fetch.sh: no enroot on PATH here: module load enroot, or run it elsewhere: srun bash fetch.sh" >&2
+  exit 1
+}
 export ENROOT_CACHE_PATH="$PWD/tmp" ENROOT_DATA_PATH="$PWD/tmp/enroot" ENROOT_TEMP_PATH="$PWD/tmp"
 if [ ! -e image.sqsh ]; then
   rm -f tmp/image.sqsh

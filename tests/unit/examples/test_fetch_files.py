@@ -138,6 +138,34 @@ def test_the_agent_is_installed_once(
     assert shown.stdout.startswith("pod-agent ")
 
 
+@pytest.mark.parametrize(
+    ("container", "program", "said"),
+    [
+        ("apptainer", "apptainer", "no apptainer on PATH here: module load apptainer"),
+        ("pyxis", "enroot", "no enroot on PATH here: module load enroot"),
+        ("podman", "podman", "neither podman nor docker on PATH here"),
+    ],
+)
+def test_a_missing_container_program_is_named(
+    container: str, program: str, said: str, tmp_path: Path
+) -> None:
+    """On a login node without it `fetch.sh` says where to run it, and begins nothing."""
+    environ = login_node(tmp_path)
+    (tmp_path / "bin" / program).unlink()
+    words = ["init", "slurm", "verl-grpo", "--container", container, "--nodes", "2", "--gpus", "8"]
+    assert agent([*words, "--to", str(tmp_path / "made")]) == 0
+    done = subprocess.run(
+        ["bash", str(tmp_path / "made/fetch.sh")],
+        env=environ,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert said in done.stderr
+    assert done.stderr.endswith("srun bash fetch.sh\n")
+
+
 def test_a_python_without_the_framework_is_named(tmp_path: Path) -> None:
     """Without a container, `fetch.sh` says which package the named Python lacks."""
     environ = login_node(tmp_path)

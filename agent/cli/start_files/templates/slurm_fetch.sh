@@ -31,6 +31,10 @@ inside python3 -c 'import importlib.util as u, sys; sys.exit(u.find_spec("{{impo
 {{end}}
 {{if apptainer}}
 # The image, as one file; without one each node would convert it at each start.
+command -v apptainer > /dev/null || {
+  echo "fetch.sh: no apptainer on PATH here: module load apptainer, or run it elsewhere: srun bash fetch.sh" >&2
+  exit 1
+}
 export APPTAINER_CACHEDIR="$PWD/tmp" APPTAINER_TMPDIR="$PWD/tmp"
 if [ ! -e image.sif ]; then
 {{if installs}}
@@ -50,7 +54,11 @@ fi
 inside() { apptainer exec --bind "$PWD" --pwd "$PWD" image.sif "$@"; }
 {{end}}
 {{if pyxis}}
-# The image, as one file. Without enroot on the login node, run this on another: srun bash fetch.sh
+# The image, as one file.
+command -v enroot > /dev/null || {
+  echo "fetch.sh: no enroot on PATH here: module load enroot, or run it elsewhere: srun bash fetch.sh" >&2
+  exit 1
+}
 export ENROOT_CACHE_PATH="$PWD/tmp" ENROOT_DATA_PATH="$PWD/tmp/enroot" ENROOT_TEMP_PATH="$PWD/tmp"
 if [ ! -e image.sqsh ]; then
   rm -f tmp/image.sqsh
@@ -70,7 +78,10 @@ inside() {
 {{end}}
 {{if podman}}
 # The image, as one file, which each node loads.
-engine=$(command -v podman || command -v docker)
+engine=$(command -v podman || command -v docker) || {
+  echo "fetch.sh: neither podman nor docker on PATH here: run it elsewhere: srun bash fetch.sh" >&2
+  exit 1
+}
 if [ ! -e image.tar ]; then
   "$engine" pull {{base_image}}
 {{if installs}}
