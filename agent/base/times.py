@@ -102,7 +102,6 @@ BRIDGE_HEARTBEAT = 5.0  # The bridge repeats an unchanged status of the job at t
 DASHBOARD_SILENT = 10.0  # After so long without an answer of the dashboard, GCS is asked.
 RAY_CONNECTION_DEAD = 30.0  # Ray's client sets no timeouts: a cut link would block it forever.
 GCS_CALL = 5.0  # For one call to GCS.
-FRAMEWORK_ANSWERS = 90.0  # For the framework's check of the command; nothing waits for it.
 LONGEST_BRIDGE_PAUSE = 5.0  # Well below `NO_JOB_STATUS`.
 # AGENT_STALL (auto): no step for three times the median, at least STALL_LEAST; AGENT_FIRST_STEP.
 STALL_LEAST = 300.0  # A step that takes less is no hang, however short the others were.

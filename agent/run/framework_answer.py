@@ -16,7 +16,6 @@ from msgspec import DecodeError
 from msgspec.json import encode
 from msgspec.structs import replace
 
-from agent.base import times
 from agent.base.typed import decode
 from agent.checks.finding import Finding, Level
 from agent.checks.job_needs import FRAMEWORK
@@ -34,6 +33,7 @@ if TYPE_CHECKING:
     from agent.plan.plan import Plan
     from agent.run.node_run import NodeRun
 
+_FRAMEWORK_ANSWERS = 90.0  # For the framework's check of the command; nothing waits for it.
 _PROGRAM = Path(__file__).parents[1] / "bundled" / "ask_framework.py"
 _QUESTION = "POD_AGENT_QUESTION"  # the variable in which the program reads the question
 _LOG = "framework-check.log"
@@ -96,14 +96,14 @@ class FrameworkAsker:
         child = await run.start("framework check", argv, env, _LOG, on_output=collect)
         code: int | None = None
         try:
-            with anyio.move_on_after(times.FRAMEWORK_ANSWERS):
+            with anyio.move_on_after(_FRAMEWORK_ANSWERS):
                 code = await child.wait()
         finally:
             with anyio.CancelScope(shield=True):
                 await child.stop(0.0)
             run.node.remove_process(child.pid)
         if code is None:
-            late = f"no answer within {times.FRAMEWORK_ANSWERS:g} s"
+            late = f"no answer within {_FRAMEWORK_ANSWERS:g} s"
             return FrameworkAnswer("unknown", f"{late} ({_LOG})")
         return _read(bytes(output)) or FrameworkAnswer("unknown", child.end_sentence(code))
 
@@ -122,7 +122,7 @@ def refused_by_framework(plan: Plan) -> Finding | None:
             env=env,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            timeout=times.FRAMEWORK_ANSWERS,
+            timeout=_FRAMEWORK_ANSWERS,
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired):
