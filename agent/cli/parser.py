@@ -70,6 +70,11 @@ def parse(before: list[str], command: list[str] | None) -> argparse.Namespace:
     given = next((word for word in before if not word.startswith("-")), None)
     parser, verb_parsers = _parsers(given)
 
+    # Is an option of a verb before it? Its value would be taken for the verb.
+    misplaced = before[0] if before and before[0].startswith("-") else ""
+    if given is not None and misplaced not in {"", "--version", "--help", "-h"}:
+        parser.error(f"{misplaced} stands before the verb: pod-agent VERB {misplaced}")
+
     # Is the verb known?
     if given is not None and given not in verb_parsers:
         meant = closest(given, verb_parsers)

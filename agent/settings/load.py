@@ -60,7 +60,8 @@ def read_settings(
         try:
             fields[model.FIELD_OF[name]] = _read_value(name, text)
         except ValueError as error:  # noqa: PERF203 - one bad value does not hide the next
-            got = "a secret that cannot be one" if name in model.SECRETS else repr(text)
+            hidden = "a wrong value (not shown, as a secret)"
+            got = hidden if name in model.SECRETS else repr(text)
             problems.append(Problem(name, got, str(error)))
     settings = Settings(**fields)
 

@@ -109,6 +109,7 @@ def test_usage_is_2(arguments: tuple[str, ...]) -> None:
         (("staus",), "no verb 'staus': did you mean 'status'?"),
         (("docter", "--json"), "did you mean 'doctor'?"),
         (("rehersal",), "did you mean 'rehearsal'?"),
+        (("--nodes", "2"), "--nodes stands before the verb: pod-agent VERB --nodes"),
         (("run", "--no-such"), "unrecognized arguments: --no-such"),
     ],
 )

@@ -215,7 +215,7 @@ def test_a_file_that_an_editor_marked_or_broke(tmp_path: Path) -> None:
     assert secret.reveal() == SECRET
     file.write_text(f"{SECRET}\0")
     sentence = message_of({"WANDB_API_KEY_FILE": str(file)})
-    assert "WANDB_API_KEY: got a secret that cannot be one" in sentence
+    assert "WANDB_API_KEY: got a wrong value (not shown, as a secret)" in sentence
     assert SECRET not in sentence
 
 
