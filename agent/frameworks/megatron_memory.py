@@ -2,39 +2,26 @@
 
 A layer's matrices are divided by tensor parallel, the layers by pipeline parallel, a long text by
 context parallel, and the experts of a layer by expert parallel; what remains of the GPUs trains on
-other data. Each GPU keeps the weights of its part in bf16 with their gradients in float32. The
-optimizer (float32 weights and Adam) is divided over the GPUs that keep the same part.
+other data. `layouts` has what each GPU keeps of its part.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from functools import cache
 from typing import TYPE_CHECKING
 
 from msgspec import field
 
 from agent.base.value import Value
+from agent.frameworks.layouts import RESIDENT, Split
 from agent.frameworks.recipe import LOGIT, WEIGHT, MisfitError, count_of
-from agent.frameworks.sizing import Fit, Layout, Workload, engine_sizes, gb
+from agent.frameworks.sizing import Fit, Workload, divisors, gb
 
 if TYPE_CHECKING:
     from agent.frameworks.recipe import ModelShape
 
-_GRADIENT = 4  # Bytes of a gradient: Megatron sums them in float32
-_OPTIMIZER = 12  # Bytes of a parameter in float32, with Adam
-_ON_CPU = 16  # The same in the nodes' memory, with the gradients that come there
-_NODE_PART = 0.85  # Of a GPU: engines whose weights take more of it span several nodes
 _SURE_TOKENS = 8192  # Up to so many a text is not divided, unless the user wants that
 _UNEVEN = 2  # Times the mean of tokens that an expert may get
-
-RESIDENT = Layout("all on the GPUs", 1, copy=None)
-OFFLOAD = Layout("offload between phases", 1, copy=None)
-CPU_OPTIMIZER = Layout("offload between phases, optimizer in CPU memory", 1, copy=None, on_cpu=True)
-MEGATRON = (RESIDENT, OFFLOAD, CPU_OPTIMIZER)
-"""The layouts, the fastest first; `MegatronFit` has their bytes."""
-MEGATRON_ADAPTERS = (RESIDENT, OFFLOAD)
-"""The same where only adapters (LoRA) are trained: their optimizer is small."""
 
 TENSOR = "tensor_model_parallel_size"
 PIPELINE = "pipeline_model_parallel_size"
@@ -133,10 +120,9 @@ def stages_of(layers: int, pipeline: int, last: int = 0) -> Stages | None:
 
 
 class MegatronFit(Fit, kw_only=True):
-    """A GPU with its part of the models, divided as Megatron does, and its part of an engine."""
+    """A GPU with its part of the models, divided as Megatron does, and of an engine."""
 
     parallel: Parallelism
-    on_cpu: float = 1.0  # The part of the optimizer in CPU memory, in the layout that has it there
 
     @property
     def stages(self) -> Stages:
@@ -145,47 +131,38 @@ class MegatronFit(Fit, kw_only=True):
         return stages or Stages(self.model.layers, self.model.layers, self.model.layers)
 
     @property
-    def outside(self) -> float:
-        """Return the parameters on a GPU without those of experts, where they are most."""
+    def parameters(self) -> Split:
+        """Return the parameters whose optimizer a GPU has, and those on it, where they are most."""
         model = self.model
+        parallel = self.parallel
+        stage = self.stages.most / model.layers
+
+        # The first stage has the embedding of the input, the last one that of the output.
         embedding = model.vocabulary * model.hidden
         copies = 1 if model.tied else 2
         rest = max(0, model.parameters - model.in_experts - copies * embedding)
+        here = copies if parallel.pipeline == 1 else 1
+        outside = (rest * stage + here * embedding) / parallel.tensor
 
-        # The first stage has the embedding of the input, the last one that of the output.
-        here = copies if self.parallel.pipeline == 1 else 1
-        on_stage = rest / model.layers * self.stages.most + here * embedding
-        return on_stage / self.parallel.tensor
-
-    @property
-    def in_experts(self) -> float:
-        """Return the parameters of experts on a GPU."""
-        divided = self.parallel.expert * self.parallel.expert_tensor
-        return self.model.in_experts / self.model.layers * self.stages.most / divided
+        # Experts are divided in their own way.
+        experts = model.in_experts * stage / parallel.one_expert
+        shard = outside / (parallel.data * parallel.context) + experts / parallel.expert_data
+        return Split(shard, own=outside + experts)
 
     @property
-    def parameters(self) -> float:
-        """Return the parameters on a GPU."""
-        return self.outside + self.in_experts
+    def loaded(self) -> float:
+        """Return the parameters that a node has in its memory when it loads a model."""
+        return self.gpus_of_a_node * self.parameters.own
 
     @property
-    def optimized(self) -> float:
-        """Return the parameters whose optimizer a GPU has: a part of those on it."""
-        copies = self.parallel.data * self.parallel.context
-        return self.outside / copies + self.in_experts / self.parallel.expert_data
+    def gathered(self) -> float:
+        """Return 0: no weights are gathered."""
+        return 0.0
 
     @property
-    def states(self) -> float:
-        """Return the bytes of a model while it is trained."""
-        if self.load.adapters:
-            return self.parameters * WEIGHT + self.adapters
-        states = self.parameters * (WEIGHT + _GRADIENT)
-        return states + self.optimized * _OPTIMIZER * (1 - self.off_gpu)
-
-    @property
-    def off_gpu(self) -> float:
-        """Return the part of the optimizer that is never on the GPU."""
-        return self.on_cpu if self.layout.name == CPU_OPTIMIZER.name else 0.0
+    def crosses(self) -> bool:
+        """Return False: between nodes are gradients, and values between layers."""
+        return False
 
     @property
     def adapter_shards(self) -> int:
@@ -193,22 +170,9 @@ class MegatronFit(Fit, kw_only=True):
         return self.parallel.tensor * self.parallel.pipeline
 
     @property
-    def training(self) -> float:
-        """Return the bytes of a training step, or of the reference's, without its tokens."""
-        step = self.states + (self.load.trained - 1) * self.asleep
-        has_reference = self.load.in_nodes.frozen > 0
-        reference = self.generating + self.parameters * WEIGHT if has_reference else 0.0
-        return max(step, reference)
-
-    @property
-    def asleep(self) -> float:
-        """Return the bytes of a trained model while another one is at work."""
-        return self.states if self.layout.name == RESIDENT.name else 0.0
-
-    @property
-    def generating(self) -> float:
-        """Return the bytes of training that stay while engines generate."""
-        return self.load.trained * self.asleep
+    def parts(self) -> int:
+        """Return over how many GPUs the tokens of a sample are divided."""
+        return self.parallel.context
 
     @property
     def token(self) -> float:
@@ -223,79 +187,34 @@ class MegatronFit(Fit, kw_only=True):
         return max(first, last) / self.parallel.tensor
 
     @property
+    def token_forward(self) -> float:
+        """Return the same in a forward pass, which keeps no inputs."""
+        return (self._layer + LOGIT * self.model.vocabulary) / self.parallel.tensor
+
+    @property
     def _layer(self) -> float:
         """Return the bytes of a token in the layer that is at work."""
         uneven = _UNEVEN if self.model.experts else 1
         return WEIGHT * (12 * self.model.hidden + 4 * uneven * self.model.wide)
 
     @property
-    def tokens(self) -> int:
-        """Return the tokens of the longest text that fits: its parts are on several GPUs."""
-        return self.parallel.context * super().tokens
-
-    @property
-    def parts(self) -> int:
-        """Return over how many GPUs the tokens of a sample are divided."""
-        return self.parallel.context
-
-    @property
-    def forward(self) -> int:
-        """Return the tokens of a forward pass, in which it keeps no inputs."""
-        token = (self._layer + LOGIT * self.model.vocabulary) / self.parallel.tensor
-        return self.parallel.context * self._fitting(token)
-
-    @property
-    def phases(self) -> Mapping[str, float]:
-        """Return the bytes in the memory of a node while it loads, trains and saves."""
-        load = self.load
-        gpus = self.gpus_of_a_node
-        weights = gpus * self.parameters * WEIGHT
-        optimizer = gpus * self.optimized
-
-        # The reference is always there; trained models if they are offloaded.
-        always = self.processes_of_a_node
-        if load.in_nodes.frozen:
-            always += weights
-        trained = 0.0
-        if self.load.adapters:
-            optimizer = gpus * self.adapters / _OPTIMIZER
-        if self.layout.name == OFFLOAD.name:
-            trained = weights + optimizer * _OPTIMIZER
-        elif self.layout.name == CPU_OPTIMIZER.name:
-            each = _ON_CPU * self.on_cpu + _OPTIMIZER * (1 - self.on_cpu)
-            trained = weights + optimizer * each
-        trained *= load.trained
-
-        # To save, the weights pass through that memory, and an optimizer that is not there.
-        saved = weights + max(trained, optimizer * _OPTIMIZER)
-        return {
-            "load": always + weights,
-            "train": always + trained,
-            "save": always + saved,
-        }
-
-    @property
     def states_text(self) -> str:
         """Return the arithmetic of a training step: the part of a GPU, and its optimizer."""
-        here = f"{self.parameters / 1e9:.3g} B of {self.model.billions} on a GPU"
+        busy = self.layout.busy
+        optimizer = self.parameters.shard
+        here = f"{self.parameters.own / 1e9:.3g} B of {self.model.billions} on a GPU"
+        text = f"{self.parallel.text(self.model)}; {here} × {busy.own} bytes"
         if self.load.adapters:
-            text = f"{self.parallel.text(self.model)}; {here} × {WEIGHT} bytes"
-            adapters = f"adapters of rank {self.load.rank} {gb(self.adapters)}"
-            return f"{text} + {adapters} = {gb(self.states)}"
-        each = WEIGHT + _GRADIENT
-        text = f"{self.parallel.text(self.model)}; {here} × {each} bytes"
-        if self.off_gpu < 1:
-            part = f" × {1 - self.off_gpu:g}" if self.off_gpu else ""
-            text += f" + optimizer {self.optimized / 1e9:.3g} B × {_OPTIMIZER} bytes{part}"
-        text += f" = {gb(self.states)}"
-        if self.load.trained > 1 and self.asleep:
+            text += f" + adapters of rank {self.load.rank} {gb(self.adapters)}"
+        elif busy.shard:
+            off_gpu = self.layout.on_cpu
+            part = f" × {1 - off_gpu:g}" if off_gpu else ""
+            each = busy.shard / (1 - off_gpu)
+            text += f" + optimizer {optimizer / 1e9:.3g} B × {each:g} bytes{part}"
+        text += f" = {gb(busy.times(self.parameters) + self.adapters)}"
+        if self.load.trained > 1 and self.layout.idle.own:
             text += f" for each of {self.load.trained} models"
         return text
-
-    @property
-    def work_text(self) -> str:
-        """Return the arithmetic of what a training step takes besides."""
-        return f"{self.token / 1e6:.1f} MB for each token"
 
 
 class Fixed(Value):
@@ -308,21 +227,19 @@ class Fixed(Value):
         divided = parallel.sizes()
         return all(divided[name] == size for name, size in self.sizes.items())
 
-    def fits(self, load: Workload, model: ModelShape, filled: float) -> Iterator[Fit]:
-        """Yield the ways to divide a model, the fastest first: see `Workload.fits`.
+    def ways(self, load: Workload, model: ModelShape) -> Iterator[Fit]:
+        """Yield the ways to divide a model, the fastest first: see `Workload.ways`.
 
         A model that stays on the GPUs is divided within a node only; a larger one is offloaded
         instead, since more parts wait for each other more often.
         """
         parallels = self.parallelisms(load, model)
-        engines = megatron_engine_sizes(load, model)
         for layout in load.layouts:
             for parallel in parallels:
                 is_large = max(parallel.one_model, parallel.one_expert) > load.gpus
                 if layout.name == RESIDENT.name and is_large and not self.sizes:
                     continue
-                for size in engines:
-                    yield MegatronFit(load, model, layout, size, filled, parallel=parallel)
+                yield MegatronFit(load, model, layout, parallel=parallel)
 
     def parallelisms(self, load: Workload, model: ModelShape) -> list[Parallelism]:
         """Return the ways to divide a model over the GPUs, the fewest parts first."""
@@ -355,18 +272,6 @@ def _order(parallel: Parallelism, gpus: int) -> tuple[float, ...]:
     )
 
 
-def megatron_engine_sizes(load: Workload, model: ModelShape) -> tuple[int, ...]:
-    """Return the sizes of an engine: within a node, or of whole nodes for the largest models."""
-    within = engine_sizes(load, model)
-    if load.tensor_parallel is not None or model.weights / within[-1] < _NODE_PART * load.label:
-        return within
-
-    # Each GPU of an engine has whole heads, if their number is known.
-    spanning = [load.gpus * nodes for nodes in _divisors(len(load.nodes))]
-    fitting = [size for size in spanning if not model.heads or model.heads % size == 0]
-    return tuple(size for size in fitting if size > within[-1]) or within
-
-
 def _parallelisms(
     world: int, gpus: int, model: ModelShape, sizes: Mapping[str, int]
 ) -> Iterator[Parallelism]:
@@ -375,15 +280,15 @@ def _parallelisms(
     Tensor parallel stays within a node, since it exchanges data in each layer.
     """
     heads = model.heads or gpus
-    for tensor in _divisors(gpus):
+    for tensor in divisors(gpus):
         if heads % tensor or model.kv_heads % tensor:
             continue
 
         # The layers over stages, a long text over the GPUs of a node at most.
-        for pipeline in _divisors(world // tensor):
+        for pipeline in divisors(world // tensor):
             if stages_of(model.layers, pipeline) is None:
                 continue
-            for context in _divisors(world // (tensor * pipeline)):
+            for context in divisors(world // (tensor * pipeline)):
                 if context > gpus:
                     break
 
@@ -406,7 +311,7 @@ def _expert_sizes(world: int, gpus: int, model: ModelShape, sizes: Mapping[str, 
 
     Within a node as many as possible, since it costs little there; else more.
     """
-    fitting = [size for size in _divisors(world) if (model.experts or 1) % size == 0]
+    fitting = [size for size in divisors(world) if (model.experts or 1) % size == 0]
     if EXPERT in sizes:
         return [size for size in fitting if size == sizes[EXPERT]]
     inside = max(size for size in fitting if size <= gpus)
@@ -417,11 +322,6 @@ def _expert_tensors(world: int, sizes: Mapping[str, int]) -> list[int]:
     """Return by how many GPUs an expert is divided: it is small, so by none but the user's."""
     size = sizes.get(EXPERT_TENSOR, 1)
     return [size] if world % size == 0 else []
-
-
-@cache
-def _divisors(number: int) -> list[int]:
-    return [size for size in range(1, number + 1) if number % size == 0]
 
 
 def _facts(model: ModelShape) -> str:

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from agent.frameworks.arguments import Arguments, check_keys, rows_for
 from agent.frameworks.framework import CheckpointFormat, FrameworkInfo, Preset
+from agent.frameworks.layouts import OPENRLHF, ZERO2, ZERO3, ZERO3_OFFLOAD
 from agent.frameworks.pace import StepWork, steps_between_saves
 from agent.frameworks.recipe import (
     NAMED_BY,
@@ -28,22 +29,14 @@ from agent.frameworks.recipe import (
     nearest,
     version_text,
 )
-from agent.frameworks.sizing import (
-    OPENRLHF,
-    ZERO2,
-    ZERO3,
-    ZERO3_OFFLOAD,
-    Host,
-    Workload,
-    engine_sizes,
-    sizing_for,
-)
+from agent.frameworks.sizing import Host, Workload, engine_sizes, sizing_for
 from agent.frameworks.step_format import STEP, KeyMeaning, LineFormat, StepFormat, bar
 from agent.node.facts import Package
 
 if TYPE_CHECKING:
+    from agent.frameworks.layouts import Layout
     from agent.frameworks.recipe import NodeSize, RecipeInput, Version
-    from agent.frameworks.sizing import Layout, Sizing
+    from agent.frameworks.sizing import Sizing
 
 STEPS = StepFormat(
     lines=(

@@ -8,9 +8,10 @@ from msgspec.structs import replace
 
 from agent.frameworks import openrlhf
 from agent.frameworks.arguments import check_keys
+from agent.frameworks.layouts import OPENRLHF_TRAIN, ZERO3
 from agent.frameworks.pace import StepWork
 from agent.frameworks.recipe import WEIGHT, MisfitError, count_of, gpu_processes
-from agent.frameworks.sizing import OPENRLHF_TRAIN, ZERO3, Host, Workload, sizing_for
+from agent.frameworks.sizing import Host, Workload, sizing_for
 
 if TYPE_CHECKING:
     from agent.frameworks.arguments import Arguments

@@ -14,18 +14,16 @@ from agent.base.value import Value
 from agent.frameworks import verl
 from agent.frameworks.arguments import merged, quoted, read, whole
 from agent.frameworks.framework import CheckpointFormat, FrameworkInfo, Preset
-from agent.frameworks.recipe import Command, MisfitError, check_multiple, engines_text, nearest
-from agent.frameworks.sizing import (
+from agent.frameworks.layouts import (
     FSDP_RESIDENT,
     SEARCH_R1,
     SEARCH_R1_OFFLOAD,
     SEARCH_R1_OPTIMIZER,
-    Host,
     Layout,
-    Sizing,
-    Workload,
-    sizing_for,
+    Split,
 )
+from agent.frameworks.recipe import Command, MisfitError, check_multiple, engines_text, nearest
+from agent.frameworks.sizing import Host, Sizing, Workload, sizing_for
 from agent.frameworks.step_format import StepFormat
 from agent.frameworks.verl_keys import (
     ACTOR,
@@ -273,7 +271,7 @@ def _sizing(asked: RecipeInput, given: Mapping[str, str]) -> Sizing:
         share=authors.share,
         tensor_parallel=whole(given, TENSOR_PARALLEL),
         in_nodes=Host(
-            frozen=2 if preferred is SEARCH_R1_OFFLOAD else 0,
+            frozen=Split(2 if preferred is SEARCH_R1_OFFLOAD else 0),
             loading=4,
             loads_tied=True,
             gathered=4,

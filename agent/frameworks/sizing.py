@@ -1,12 +1,15 @@
 """Sizes by memory: what a model takes of GPUs and nodes, and which settings make it fit.
 
-All figures are in bytes, per GPU or per node. A setting that is chosen has its arithmetic as a
-sentence; a model that cannot fit is refused with the smallest nodes that it would fit.
+`layouts` has the bytes of a parameter, a `Fit` the parameters of one GPU and the sums of both; one
+search tries the fits of every recipe, the fastest first. All figures are in bytes, per GPU or per
+node. A setting that is chosen has its arithmetic as a sentence; a model that cannot fit is refused
+with the smallest nodes that it would fit.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 from math import ceil, gcd
 from typing import TYPE_CHECKING
 
@@ -14,6 +17,7 @@ from msgspec import field
 from msgspec.structs import replace
 
 from agent.base.value import Value
+from agent.frameworks.layouts import Layout, Split
 from agent.frameworks.recipe import (
     CONFIG,
     LOGIT,
@@ -49,6 +53,7 @@ _PROCESS = 2e9  # Memory of a node that a process of a GPU takes: torch and CUDA
 _STAGED = 0.2  # The part of a model's weights that each process has in buffers besides
 _MOST_OF_PROCESS = 5e9
 _ENGINE_PART = 0.25  # The part of a GPU that an engine's weights take before they are divided
+_NODE_PART = 0.85  # Of a GPU: engines whose weights take more of it span several nodes
 _ENGINE_OVERHEAD = 1.5e9  # An engine's own: activations and CUDA graphs
 _SEQUENCES = 16  # Sequences of full length that an engine holds at once, at least, if there is room
 _SURE_TOKENS = 8192  # Longer sequences are rare, so that they do not decide whether a model fits
@@ -62,7 +67,7 @@ SLOW_LINK = 1e9
 
 Ethernet of 1 Gbit/s is below it; samples of a few MB cannot tell faster links apart.
 """
-_FIELDS = ("layout", "tensor_parallel", "share", "tokens")
+_FIELDS = ("layout", "tensor_parallel", "share", "tokens", "sequence")
 _KEPT = "as in the checkpoints"
 _HOST_SIZES = (64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096)
 """Memory of common nodes, in GiB."""
@@ -70,79 +75,11 @@ _ENOUGH_HOST = 1 << 60  # More memory of a node than any model takes
 _LABELS = (24, 32, 40, 48, 80, 96, 141, 192, 288)  # Memory of common GPUs, in GB
 
 
-class Layout(Value):
-    """A way to keep models: bytes of a parameter, divided over the shards unless on every GPU."""
-
-    name: str
-    busy: float  # Of the model that is trained at the moment
-    idle: float = 0.0  # Of another trained model meanwhile
-    asleep: float = 0.0  # Of each trained model while engines generate
-    frozen: float = 0.0  # Of a model that is not trained
-    everywhere: float = 0.0  # Of every model, on every GPU
-    host: float = 0.0  # Of each trained model, in the memory of the nodes
-    saving: float = 0.0  # Of the model that is saved, beside these
-    loads_everywhere: bool = False  # Whether each process of a GPU loads a whole model
-    on_cpu: bool = False  # Whether the optimizer works on the CPUs
-    untrained: float = 4.0  # Of a model of which only adapters are trained (LoRA), at most
-    copy: float | None = 0.0
-    """Of a copy in each node that keeps the gathering of weights within nodes.
-
-    0: the shards themselves stay within nodes, instead; None: no setting does so.
-    """
-
-    def for_adapters(self) -> Layout:
-        """Return the layout where only adapters (LoRA) are trained."""
-        sizes = ("busy", "idle", "asleep", "host", "saving")
-        return replace(self, **{name: min(getattr(self, name), self.untrained) for name in sizes})
-
-
-# Adam in mixed precision: 16 bytes are weights and gradients (4 and 4, or 2 and 2 beside float32
-# weights of 4), and 8 of the optimizer. To save, verl copies the shards of FSDP 1, 12 bytes, to the
-# nodes' memory; offloaded weights are on the GPUs then.
-VERL_RESIDENT = Layout("FSDP", 16, 12, 12, saving=12)
-VERL_OFFLOAD = Layout("FSDP with offload between phases", 16, host=12, saving=8)
-VERL_CPU = Layout("FSDP2 with all states in CPU memory", 0, host=16, on_cpu=True)
-ZERO2 = Layout("ZeRO-2", 14, everywhere=2, untrained=0, copy=None, loads_everywhere=True)
-ZERO3 = Layout("ZeRO-3", 16, frozen=2, untrained=2, copy=2)
-ZERO3_OFFLOAD = replace(
-    ZERO3,
-    name="ZeRO-3 with the optimizer in CPU memory",
-    busy=4,
-    idle=4,
-    asleep=4,
-    host=12,
-    on_cpu=True,
-)
-ZERO3_SLEEP = replace(ZERO3, name="ZeRO-3 that sleeps", idle=2, asleep=2, host=14)
-"""OpenRLHF moves all but the bf16 weights to the nodes' memory between phases."""
-FSDP_RESIDENT = Layout("FSDP", 16, 12, 12, frozen=2, copy=None)
-SEARCH_R1_OPTIMIZER = Layout(
-    "FSDP with optimizers in CPU memory between phases", 16, 4, 4, 2, host=8, copy=None
-)
-SEARCH_R1_OFFLOAD = Layout(VERL_OFFLOAD.name, 16, host=16, copy=None)
-ADAPTERS = Layout(
-    "a whole model on each GPU, with adapters",
-    0,
-    everywhere=2,
-    untrained=0,
-    copy=None,
-    loads_everywhere=True,
-)
-"""TRL gathers whole weights to merge adapters for vLLM, and cannot do so where FSDP shards them."""
-TRL_OFFLOAD = replace(VERL_CPU, copy=None)
-VERL = (VERL_RESIDENT, VERL_OFFLOAD, VERL_CPU)
-SEARCH_R1 = (FSDP_RESIDENT, SEARCH_R1_OPTIMIZER, SEARCH_R1_OFFLOAD)
-OPENRLHF = (ZERO3_SLEEP, ZERO3_OFFLOAD)
-TRL = (FSDP_RESIDENT, TRL_OFFLOAD)
-OPENRLHF_TRAIN = (ZERO2, ZERO3, ZERO3_OFFLOAD)
-"""Layouts by framework, the fastest first: the later ones need less of the GPUs."""
-
-
 class Host(Value):
     """What a framework keeps in the memory of the nodes beside the states of a layout."""
 
     processes: int = 1  # Of each GPU
-    frozen: float = 0.0  # Bytes of a parameter that all models without an optimizer take there
+    frozen: Split = Split()  # Bytes of a parameter of all models without an optimizer
     loading: float = 0.0  # Of the whole model, on the node that loads it
     loads_tied: bool = False  # Whether each process of a GPU loads a model with tied embeddings
     gathered: float = 0.0  # Of the whole model, on the first node when it is saved
@@ -170,8 +107,9 @@ class Workload(Value):
     unsized: Layout | None = None  # The layout for a model of unknown size; None: the first one
     sequences: tuple[int, ...] = (1,)  # Over how many GPUs a sample may be divided, the least first
     given: tuple[str, ...] = ()  # The user's that change the memory: a misfit is then a warning
-    fits: Callable[[Workload, ModelShape, float], Iterator[Fit]] | None = None
-    """What divides its models, in the order to try; None: FSDP or ZeRO over all GPUs."""
+    ways: Callable[[Workload, ModelShape], Iterator[Fit]] | None = None
+    """What divides its models, the fastest first; None: FSDP or ZeRO over all GPUs."""
+    spans: bool = False  # Whether an engine may have GPUs of several nodes
 
     @property
     def gpus(self) -> int:
@@ -302,20 +240,19 @@ def sizing_for(asked: RecipeInput, given: Sequence[str], load: Workload) -> Sizi
 
 
 class Fit(Value):
-    """A GPU with its shard of the models in one layout, and its part of an engine."""
+    """A GPU with its part of the models in one layout, and of an engine.
+
+    The properties up to `states_text` say how FSDP and ZeRO divide a model, `MegatronFit` how
+    Megatron does; the arithmetic after them is the same for all.
+    """
 
     load: Workload
     model: ModelShape
     layout: Layout
-    engine: int  # The GPUs of an engine
-    filled: float  # The part of the GPU that this estimate may fill
+    engine: int = 1  # The GPUs of an engine
+    filled: float = 1.0  # The part of the GPU that this estimate may fill
     within: bool = False  # Whether weights are gathered within each node
     sequence: int = 1  # The GPUs over which the tokens of a sample are divided
-
-    @property
-    def room(self) -> float:
-        """Return the bytes of a GPU that this estimate may fill."""
-        return self.load.memory * _USABLE * self.filled
 
     @property
     def shards(self) -> int:
@@ -325,53 +262,36 @@ class Fit(Value):
         return sum(node.gpus for node in self.load.nodes)
 
     @property
-    def states_text(self) -> str:
-        """Return the arithmetic of a training step: 7.6 B × 16 bytes / 24 GPUs = 5.1 GB."""
-        return _states_text(self)
+    def parameters(self) -> Split:
+        """Return the parameters of which a GPU has a shard, and its own."""
+        return Split(self.model.parameters / self.shards, own=self.model.parameters)
 
     @property
-    def work_text(self) -> str:
-        """Return the arithmetic of what a training step takes besides."""
-        return f"{gb(self.model.gathered)} for the layers at work"
+    def loaded(self) -> float:
+        """Return the parameters that the first node has in its memory when it loads a model."""
+        is_tied = self.load.in_nodes.loads_tied and self.model.tied
+        copies = self.gpus_of_a_node if self.layout.loads_everywhere or is_tied else 1
+        return self.model.parameters * copies
 
     @property
-    def kept(self) -> float:
-        """Return the bytes of models whether they are at work or not."""
-        load = self.load
-        layout = self.layout
-        each = load.frozen * layout.frozen / self.shards
-        each += (load.trained + load.frozen) * layout.everywhere
-        if self.within:
-            each += load.trained * (layout.copy or 0.0) / load.gpus
-        return self.model.parameters * each + self.adapters
+    def gathered(self) -> float:
+        """Return the bytes of the layers that are gathered while they are at work."""
+        return self.model.gathered
 
     @property
-    def adapters(self) -> float:
-        """Return the bytes of adapters with their gradients and Adam, all in float32."""
-        return _ADAPTER * self.model.adapters(self.load.rank) / self.adapter_shards
+    def crosses(self) -> bool:
+        """Return whether weights are gathered over the network between nodes."""
+        return not (self.within or self.layout.is_whole)
 
     @property
     def adapter_shards(self) -> int:
-        """Return over how many GPUs they are divided: with whole models, each has them all."""
-        return 1 if self.layout.everywhere else self.shards
+        """Return over how many GPUs adapters are divided: with whole models, each has them all."""
+        return 1 if self.layout.is_whole else self.shards
 
     @property
-    def training(self) -> float:
-        """Return the bytes of a training step without its tokens."""
-        states = self.layout.busy + (self.load.trained - 1) * self.layout.idle
-        return self.kept + self.model.parameters * states / self.shards + self.model.gathered
-
-    @property
-    def generating(self) -> float:
-        """Return the bytes of training that stay while engines generate."""
-        states = self.load.trained * self.layout.asleep
-        return self.kept + self.model.parameters * states / self.shards
-
-    @property
-    def tokens(self) -> int:
-        """Return how many tokens of a micro batch fit, in steps of 1,024 where there are more."""
-        most = max(ceil(self.load.tokens / self.sequence), _MOST_TOKENS)
-        return self.sequence * min(self._fitting(self.token), most)
+    def parts(self) -> int:
+        """Return over how many GPUs the tokens of a sample are divided."""
+        return self.sequence
 
     @property
     def token(self) -> float:
@@ -379,9 +299,71 @@ class Fit(Value):
         return self.model.token(self.load.logit)
 
     @property
-    def parts(self) -> int:
-        """Return over how many GPUs the tokens of a sample are divided."""
-        return self.sequence
+    def token_forward(self) -> float:
+        """Return the same in a forward pass, which keeps no values for a backward pass."""
+        return self.model.token_forward
+
+    @property
+    def states_text(self) -> str:
+        """Return the arithmetic of a training step: 7.6 B × 16 bytes / 24 GPUs = 5.1 GB."""
+        load = self.load
+        layout = self.layout
+        models = [(1, layout.busy), (load.trained - 1, layout.idle), (load.frozen, layout.frozen)]
+        shard = sum(count * each.shard for count, each in models)
+        own = sum(count * each.own for count, each in models)
+        parameters = self.model.parameters
+        parts = []
+        if shard:
+            what = f"{self.model.billions} × {shard:g} bytes"
+            parts.append(_shard_text(what, parameters * shard, self.shards))
+        if own:
+            parts.append(f"{self.model.billions} × {own:g} bytes = {gb(parameters * own)}")
+        text = " + ".join(parts) or "all states on the CPUs"
+        if not load.rank:
+            return text
+        count = self.model.adapters(load.rank)
+        what = f"{count / 1e9:.2g} B × {_ADAPTER} bytes"
+        adapters = _shard_text(what, _ADAPTER * count, self.adapter_shards)
+        return f"{text} + adapters of rank {load.rank}: {adapters}"
+
+    # --- on a GPU
+
+    @property
+    def room(self) -> float:
+        """Return the bytes of a GPU that this estimate may fill."""
+        return self.load.memory * _USABLE * self.filled
+
+    @property
+    def adapters(self) -> float:
+        """Return the bytes of adapters with their gradients and Adam, all in float32."""
+        return _ADAPTER * self.model.adapters(self.load.rank) / self.adapter_shards
+
+    @property
+    def kept(self) -> float:
+        """Return the bytes of what is always there: models that are not trained, and copies."""
+        kept = self.load.frozen * self.layout.frozen.times(self.parameters)
+        if self.within:
+            copies = self.load.trained * (self.layout.copy or 0.0)
+            kept += self.model.parameters * copies / self.load.gpus
+        return kept
+
+    @property
+    def training(self) -> float:
+        """Return the bytes of a training step, or of a reference at work, without its tokens."""
+        layout = self.layout
+        others = (self.load.trained - 1) * layout.idle.times(self.parameters)
+        step = self.kept + layout.busy.times(self.parameters) + others
+        step += self.adapters + self.gathered
+        if not any(self.load.in_nodes.frozen):
+            return step
+        return max(step, self.generating + layout.scoring.times(self.parameters))
+
+    @property
+    def generating(self) -> float:
+        """Return the bytes of training that stay while engines generate."""
+        asleep = self.layout.asleep
+        adapters = self.adapters if any(asleep) else 0.0
+        return self.kept + self.load.trained * asleep.times(self.parameters) + adapters
 
     @property
     def filled_by_one(self) -> float:
@@ -390,22 +372,15 @@ class Fit(Value):
         return (self.training + self.token * tokens) / self.load.label
 
     @property
-    def transfer(self) -> float:
-        """Return the seconds that a step's transfers between nodes take; 0 if it is not known."""
-        count = len(self.load.nodes)
-        if not self.load.link or count < 2:
-            return 0.0
-        stays = self.within or self.layout.everywhere or self.load.fits is not None
-        each = _REDUCED_BYTES if stays else _GATHERED_BYTES
-        size = self.load.trained * self.model.parameters * each * (count - 1) / count
-        if self.load.adapters and stays:
-            size *= self.model.adapters(self.load.rank) / self.model.parameters
-        return 8 * size / self.load.link
+    def tokens(self) -> int:
+        """Return how many tokens of a micro batch fit, in steps of 1,024 where there are more."""
+        most = max(ceil(self.load.tokens / self.parts), _MOST_TOKENS)
+        return self.parts * min(self._fitting(self.token), most)
 
     @property
     def forward(self) -> int:
-        """Return the same for a forward pass, which keeps no values for a backward pass."""
-        return self.sequence * self._fitting(self.model.token_forward)
+        """Return the same for a forward pass."""
+        return self.parts * self._fitting(self.token_forward)
 
     def _fitting(self, token: float) -> int:
         fitting = int((self.room - self.training) / token)
@@ -414,60 +389,11 @@ class Fit(Value):
         return fitting // 1024 * 1024
 
     @property
-    def gpus_of_a_node(self) -> int:
-        """Return the GPUs of the largest node."""
-        return max(node.gpus for node in self.load.nodes)
-
-    @property
-    def processes_of_a_node(self) -> float:
-        """Return the bytes of the processes in a node's memory, with engines that sleep."""
-        gpus = self.gpus_of_a_node
-        process = min(_PROCESS + _STAGED * self.model.weights, _MOST_OF_PROCESS)
-        total = gpus * self.load.in_nodes.processes * process
-        if self.load.share and self.load.in_nodes.keeps_engines:
-            total += self.model.weights * gpus / self.engine
-        return total
-
-    @property
-    def phases(self) -> Mapping[str, float]:
-        """Return the bytes in the memory of the first node while it loads, trains and saves.
-
-        The first node has most: it loads whole models and gathers those that are saved.
-        """
-        load = self.load
-        layout = self.layout
-        more = self.load.in_nodes
-        parameters = self.model.parameters
-        count = len(load.nodes)
-        gpus = self.gpus_of_a_node
-
-        # In every phase: processes, engines that sleep, and models without an optimizer.
-        always = self.processes_of_a_node + parameters * more.frozen / count
-        is_everywhere = layout.loads_everywhere or (more.loads_tied and self.model.tied)
-        copies = gpus if is_everywhere else 1
-        trained = parameters * load.trained * layout.host / count
-        saved = parameters * (layout.saving / count + more.gathered)
-        return {
-            "load": always + parameters * more.loading * copies,
-            "train": always + trained,
-            "save": always + trained + saved,
-        }
-
-    @property
-    def host(self) -> float:
-        """Return the bytes that a node needs at most."""
-        return max(self.phases.values())
-
-    @property
-    def host_text(self) -> str:
-        """Return the arithmetic of a node's memory."""
-        return ", ".join(f"{gb(size)} to {phase}" for phase, size in self.phases.items())
-
-    @property
-    def engine_text(self) -> str:
-        """Return the arithmetic of an engine's weights."""
-        weights = self.model.weights
-        return f"{gb(weights)} of weights / {self.engine} = {gb(weights / self.engine)}"
+    def work_text(self) -> str:
+        """Return the arithmetic of what a training step takes besides its states."""
+        if self.gathered:
+            return f"{gb(self.gathered)} for the layers at work"
+        return f"{self.token / 1e6:.1f} MB for each token"
 
     def share(self, cached: int) -> float:
         """Return the engines' part of the GPU, in steps of 0.05; 0 if they do not fit.
@@ -483,6 +409,73 @@ class Fit(Value):
         if least > min(left, _MOST_SHARE):
             return 0.0
         return max(min(self.load.share, left), least)
+
+    @property
+    def engine_text(self) -> str:
+        """Return the arithmetic of an engine's weights."""
+        weights = self.model.weights
+        return f"{gb(weights)} of weights / {self.engine} = {gb(weights / self.engine)}"
+
+    # --- between nodes
+
+    @property
+    def transfer(self) -> float:
+        """Return the seconds that a step's transfers between nodes take; 0 if it is not known."""
+        count = len(self.load.nodes)
+        if not self.load.link or count < 2:
+            return 0.0
+        each = _GATHERED_BYTES if self.crosses else _REDUCED_BYTES
+        size = self.load.trained * self.model.parameters * each * (count - 1) / count
+        if self.load.adapters and not self.crosses:
+            size *= self.model.adapters(self.load.rank) / self.model.parameters
+        return 8 * size / self.load.link
+
+    # --- in the memory of a node
+
+    @property
+    def gpus_of_a_node(self) -> int:
+        """Return the GPUs of the largest node."""
+        return max(node.gpus for node in self.load.nodes)
+
+    @property
+    def phases(self) -> Mapping[str, float]:
+        """Return the bytes in the memory of the first node while it loads, trains and saves.
+
+        The first node has most: it loads whole models and gathers those that are saved.
+        """
+        more = self.load.in_nodes
+        layout = self.layout
+        gpus = self.gpus_of_a_node
+
+        # In every phase: processes, models without an optimizer, and engines that sleep.
+        process = min(_PROCESS + _STAGED * self.model.weights, _MOST_OF_PROCESS)
+        always = gpus * (more.processes * process + more.frozen.times(self.parameters))
+        if self.load.share and more.keeps_engines:
+            always += self.model.weights * gpus / self.engine
+
+        # Trained models; adapters are where their states are.
+        trained = gpus * self.load.trained * layout.host.times(self.parameters)
+        saved = gpus * layout.saving.times(self.parameters)
+        saved += more.gathered * self.model.parameters
+        if any(layout.host):
+            trained += gpus * self.adapters
+        elif any(layout.saving):
+            saved += gpus * self.adapters
+        return {
+            "load": always + more.loading * self.loaded,
+            "train": always + trained,
+            "save": always + trained + saved,
+        }
+
+    @property
+    def host(self) -> float:
+        """Return the bytes that a node needs at most."""
+        return max(self.phases.values())
+
+    @property
+    def host_text(self) -> str:
+        """Return the arithmetic of a node's memory."""
+        return ", ".join(f"{gb(size)} to {phase}" for phase, size in self.phases.items())
 
     def holds(self, tokens: int, sequences: int, share: float) -> bool:
         """Return whether it holds such sequences, and leaves engines at least this share."""
@@ -511,63 +504,74 @@ def _best(load: Workload, model: ModelShape) -> Fit | None:
 def _first(load: Workload, model: ModelShape, *, within: bool) -> Fit | None:
     for filled, most, sequences, share in _DEMANDS:
         demand = min(load.tokens, most), sequences, min(load.share, share)
-        for fit in _fits(load, model, filled):
-            tried = replace(fit, within=within and fit.layout.copy is not None)
-            crosses = not (tried.within or fit.layout.everywhere)
-            if within and crosses and load.within is None:
+        for fit in _fits(load, model, within=within):
+            if within and fit.crosses and load.within is None:
                 continue
+            tried = replace(fit, filled=filled)
             if tried.holds(*demand):
                 return tried
     return None
 
 
-def _fits(load: Workload, model: ModelShape, filled: float) -> Iterator[Fit]:
+def _fits(load: Workload, model: ModelShape, *, within: bool) -> Iterator[Fit]:
     """Yield the ways to keep the models, the fastest first: the later ones need less of a GPU."""
-    if load.fits is not None:
-        yield from load.fits(load, model, filled)
-        return
-    for layout, sequence in _ways(load):
-        used = layout.for_adapters() if load.adapters else layout
-        for size in engine_sizes(load, model):
-            yield Fit(load, model, used, size, filled, sequence=sequence)
+    engines = engine_sizes(load, model)
+    for way in (load.ways or _sharded)(load, model):
+        layout = way.layout.for_adapters() if load.adapters else way.layout
+        is_within = within and layout.copy is not None
+        for engine in engines:
+            yield replace(way, layout=layout, within=is_within, engine=engine)
 
 
-def _ways(load: Workload) -> Iterator[tuple[Layout, int]]:
-    """Yield layouts with the GPUs of a sample, the fastest first.
+def _sharded(load: Workload, model: ModelShape) -> Iterator[Fit]:
+    """Yield the layouts of FSDP or ZeRO with the GPUs of a sample, the fastest first.
 
     A sample is divided where no layout on the GPUs holds it whole; states go to the CPUs last.
     """
-    on_gpus = [layout for layout in load.layouts if layout.busy]
+    on_gpus = [layout for layout in load.layouts if any(layout.busy)]
     for sequence in load.sequences:
         for layout in on_gpus:
-            yield layout, sequence
+            yield Fit(load, model, layout, sequence=sequence)
     for layout in load.layouts:
         if layout not in on_gpus:
             for sequence in load.sequences:
-                yield layout, sequence
+                yield Fit(load, model, layout, sequence=sequence)
 
 
 def engine_sizes(load: Workload, model: ModelShape) -> tuple[int, ...]:
-    """Return the sizes of an engine to try, the preferred one first; larger ones take less."""
+    """Return the sizes of an engine to try, the preferred one first; larger ones take less.
+
+    Engines of the largest models have whole nodes, where they may span several.
+    """
     if load.tensor_parallel is not None or not load.share:
         return (load.tensor_parallel or 1,)
     # they divide the attention: by its heads, or by powers of two if those are unknown
     sizes = [
         size
-        for size in range(1, load.gpus + 1)
-        if load.gpus % size == 0
-        and (model.heads % size == 0 if model.heads else size & (size - 1) == 0)
+        for size in divisors(load.gpus)
+        if (model.heads % size == 0 if model.heads else size & (size - 1) == 0)
     ]
     limit = _ENGINE_PART * load.label
-    return tuple(n for n in sizes if model.weights / n <= limit) or (sizes[-1],)
+    within = tuple(n for n in sizes if model.weights / n <= limit) or (sizes[-1],)
+    if not load.spans or model.weights / within[-1] < _NODE_PART * load.label:
+        return within
+    spanning = [load.gpus * nodes for nodes in divisors(len(load.nodes))]
+    fitting = [size for size in spanning if not model.heads or model.heads % size == 0]
+    return tuple(size for size in fitting if size > within[-1]) or within
+
+
+@cache
+def divisors(number: int) -> list[int]:
+    """Return the numbers that divide a number, the least first."""
+    return [size for size in range(1, number + 1) if number % size == 0]
 
 
 def _check_transfer(fit: Fit) -> None:
     """Refuse steps that would send data over a slow network for hours."""
-    if fit.load.fits is not None or fit.load.given or fit.transfer < _LONGEST_TRANSFER:
+    if fit.load.ways is not None or fit.load.given or fit.transfer < _LONGEST_TRANSFER:
         return
     rate = (fit.load.link or 0.0) / 1e6
-    what = "gradients" if fit.within or fit.layout.everywhere else "weights and gradients"
+    what = "weights and gradients" if fit.crosses else "gradients"
     raise MisfitError(
         f"{fit.model.billions} on {fit.load.text()}: no: over {rate:,.0f} Mbit/s between nodes a "
         f"step would send {what} for {fit.transfer / 3600:.1f} h: take one node with as many GPUs, "
@@ -642,33 +646,6 @@ def _explained(fit: Fit, notes: list[str]) -> Sizing:
     )
 
 
-def _states_text(fit: Fit) -> str:
-    """Return the arithmetic of a training step: 7.6 B × 16 bytes / 24 GPUs = 5.1 GB."""
-    load = fit.load
-    layout = fit.layout
-
-    def bytes_of(each: float, shards: int = 1) -> str:
-        over = f" / {count_of(shards, 'GPU')}" if shards > 1 else ""
-        size = gb(fit.model.parameters * each / shards)
-        return f"{fit.model.billions} × {each:g} bytes{over} = {size}"
-
-    each = layout.busy + (load.trained - 1) * layout.idle + load.frozen * layout.frozen
-    whole = (load.trained + load.frozen) * layout.everywhere
-    parts = []
-    if each:
-        parts.append(bytes_of(each, fit.shards))
-    if whole:
-        parts.append(bytes_of(whole))
-    text = " + ".join(parts) or "all states on the CPUs"
-    if load.rank:
-        shards = fit.adapter_shards
-        over = f" / {count_of(shards, 'GPU')}" if shards > 1 else ""
-        count = f"{fit.model.adapters(load.rank) / 1e9:.2g} B"
-        size = f"{count} × {_ADAPTER} bytes{over} = {gb(fit.adapters)}"
-        text += f" + adapters of rank {load.rank}: {size}"
-    return text
-
-
 def _refusal(load: Workload, model: ModelShape) -> str:
     """Say that a model does not fit on the GPUs, and what it would fit."""
     fit = _least_fit(load, model)
@@ -680,7 +657,7 @@ def _refusal(load: Workload, model: ModelShape) -> str:
 
 def _least_fit(load: Workload, model: ModelShape) -> Fit:
     """Return the layout that takes the least of a GPU, with the largest engines."""
-    fits = [replace(fit, within=False) for fit in _fits(load, model, 1.0)]
+    fits = list(_fits(load, model, within=False))
     largest = max(fit.engine for fit in fits)
     fits = [fit for fit in fits if fit.engine == largest]
     return min(reversed(fits), key=lambda fit: fit.training)
@@ -726,6 +703,12 @@ def _remedies(load: Workload, model: ModelShape) -> Iterator[str]:
         if _best(replace(free, nodes=larger), model) is not None:
             yield f"with GPUs of {label} GB"
             break
+
+
+def _shard_text(what: str, size: float, shards: int) -> str:
+    """Return the arithmetic of a shard: 7.6 B × 16 bytes / 24 GPUs = 5.1 GB."""
+    over = f" / {count_of(shards, 'GPU')}" if shards > 1 else ""
+    return f"{what}{over} = {gb(size / shards)}"
 
 
 def gb(size: float) -> str:

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from agent.frameworks.arguments import Arguments, check_keys
 from agent.frameworks.framework import CheckpointFormat, FrameworkInfo, Preset
+from agent.frameworks.layouts import ADAPTERS, FSDP_RESIDENT, TRL, TRL_OFFLOAD
 from agent.frameworks.pace import StepWork, steps_between_saves
 from agent.frameworks.recipe import (
     NAMED_BY,
@@ -25,16 +26,7 @@ from agent.frameworks.recipe import (
     gpu_processes,
     version_text,
 )
-from agent.frameworks.sizing import (
-    ADAPTERS,
-    FSDP_RESIDENT,
-    TRL,
-    TRL_OFFLOAD,
-    Host,
-    Sizing,
-    Workload,
-    sizing_for,
-)
+from agent.frameworks.sizing import Host, Sizing, Workload, sizing_for
 from agent.frameworks.step_format import MEAN_REWARD, STEP, KeyMeaning, LineFormat, StepFormat
 from agent.node.facts import Package
 

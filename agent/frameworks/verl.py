@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from agent.frameworks import verl_megatron, verl_vision
 from agent.frameworks.arguments import Row, merged, quoted, read, texts, whole
 from agent.frameworks.framework import Checkout, CheckpointFormat, FrameworkInfo, Preset
+from agent.frameworks.layouts import VERL_CPU
 from agent.frameworks.pace import HOUR, StepWork, step_seconds, steps_between_saves
 from agent.frameworks.recipe import (
     NAMED_BY,
@@ -24,10 +25,6 @@ from agent.frameworks.recipe import (
     adapter_warning,
     check_columns,
     engines_text,
-)
-from agent.frameworks.sizing import (
-    VERL_CPU,
-    Sizing,
 )
 from agent.frameworks.step_format import STEP, KeyMeaning, LineFormat, StepFormat, bar
 from agent.frameworks.verl_adapters import (
@@ -82,6 +79,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from agent.frameworks.arguments import Override
+    from agent.frameworks.sizing import Sizing
 
 TRACKER = "latest_checkpointed_iteration.txt"
 MEANING = KeyMeaning(

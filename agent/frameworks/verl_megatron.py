@@ -11,20 +11,17 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from agent.frameworks.arguments import whole
+from agent.frameworks.layouts import CPU_OPTIMIZER, MEGATRON, MEGATRON_ADAPTERS, RESIDENT, Split
 from agent.frameworks.megatron_memory import (
     CONTEXT,
-    CPU_OPTIMIZER,
     EXPERT,
     EXPERT_TENSOR,
-    MEGATRON,
-    MEGATRON_ADAPTERS,
     PIPELINE,
-    RESIDENT,
     TENSOR,
     Fixed,
     MegatronFit,
 )
-from agent.frameworks.recipe import MisfitError, Version, version_text
+from agent.frameworks.recipe import WEIGHT, MisfitError, Version, version_text
 from agent.frameworks.sizing import Host, Sizing, Workload, sizing_for
 from agent.frameworks.verl_adapters import MEGATRON_RANK, MEGATRON_SINCE
 from agent.frameworks.verl_keys import (
@@ -169,12 +166,14 @@ def sizing_of(asked: RecipeInput, given: Mapping[str, str]) -> Sizing:
         tensor_parallel=whole(given, TENSOR_PARALLEL),
         in_nodes=Host(
             # without its adapters the actor is the reference
-            frozen=2 if has_reference(asked, given) and not rank else 0,
+            frozen=Split(own=WEIGHT if has_reference(asked, given) and not rank else 0),
+            loading=WEIGHT,
             keeps_engines=keeps_engines(asked, adapters=rank > 0),
         ),
         adapters=rank > 0,
         rank=rank,
-        fits=Fixed(fixed).fits,
+        ways=Fixed(fixed).ways,
+        spans=True,
     )
 
     # Which of the user's keys change the memory? With some, a misfit is only a warning.
@@ -190,7 +189,7 @@ def sizing_of(asked: RecipeInput, given: Mapping[str, str]) -> Sizing:
     start, why = start_for(rows, load)
     if start is not None:
         try:
-            sizing = sizing_for(asked, (), replace(load, fits=start.fits))
+            sizing = sizing_for(asked, (), replace(load, ways=start.ways))
         except MisfitError as misfit:
             why = str(misfit).partition(";")[0]
         else:
@@ -305,7 +304,7 @@ def _offload(asked: RecipeInput, part: str, sizing: Sizing) -> Iterable[Row]:
         return
     optimizer = f"+{part}.optim.override_optimizer_config"
     yield f"{optimizer}.optimizer_cpu_offload", "True", why
-    on_cpu = sizing.fit.on_cpu if isinstance(sizing.fit, MegatronFit) else 1.0
+    on_cpu = sizing.layout.on_cpu
     yield f"{optimizer}.optimizer_offload_fraction", on_cpu, "the part of it that stays there"
     yield f"{optimizer}.use_precision_aware_optimizer", "True", "as verl's scripts with it"
     yield f"{optimizer}.overlap_cpu_optimizer_d2h_h2d", "True", "copies while it computes"

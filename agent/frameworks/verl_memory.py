@@ -8,18 +8,9 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from agent.frameworks.arguments import whole
+from agent.frameworks.layouts import VERL, VERL_CPU, VERL_OFFLOAD, VERL_RESIDENT, Layout, Split
 from agent.frameworks.recipe import WEIGHT, MisfitError, Version, version_text
-from agent.frameworks.sizing import (
-    VERL,
-    VERL_CPU,
-    VERL_OFFLOAD,
-    VERL_RESIDENT,
-    Host,
-    Layout,
-    Sizing,
-    Workload,
-    sizing_for,
-)
+from agent.frameworks.sizing import Host, Sizing, Workload, sizing_for
 from agent.frameworks.verl_adapters import RANK, needs_fsdp2, trains_adapters
 from agent.frameworks.verl_keys import (
     ACTOR,
@@ -137,7 +128,7 @@ def _sizing(asked: RecipeInput, given: Mapping[str, str], saved: str) -> Sizing:
         tensor_parallel=whole(given, TENSOR_PARALLEL),
         adapters=adapters,
         in_nodes=Host(
-            frozen=4 if has_reference(asked, given) and not adapters else 0,
+            frozen=Split(4 if has_reference(asked, given) and not adapters else 0),
             loading=4,
             loads_tied=True,
             gathered=_GATHERED if WHOLE_MODEL in saved else 0,
@@ -219,8 +210,8 @@ def _beside_a_critic(load: Workload) -> Workload:
 def _with_frozen_actor(layout: Layout) -> Layout:
     """Return a layout with weights of the actor too: on the GPUs, or offloaded with the rest."""
     if layout.name == VERL_RESIDENT.name:
-        return replace(layout, frozen=layout.untrained)
-    return replace(layout, host=layout.host + layout.untrained)
+        return replace(layout, frozen=Split(layout.untrained))
+    return replace(layout, host=Split(layout.host.shard + layout.untrained))
 
 
 def has_reference(asked: RecipeInput, given: Mapping[str, str]) -> bool:

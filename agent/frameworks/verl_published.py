@@ -9,12 +9,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from agent.base.value import Value
+from agent.frameworks.layouts import OFFLOAD, with_cpu_optimizer
 from agent.frameworks.megatron_memory import (
-    CPU_OPTIMIZER,
-    OFFLOAD,
     MegatronFit,
     Parallelism,
-    megatron_engine_sizes,
     stages_of,
 )
 from agent.frameworks.recipe import MisfitError, count_of
@@ -58,7 +56,7 @@ class Published(Value):
             last=self.last,
         )
 
-    def fits(self, load: Workload, model: ModelShape, filled: float) -> Iterator[Fit]:
+    def ways(self, load: Workload, model: ModelShape) -> Iterator[Fit]:
         """Yield this division with its part of the optimizer on the CPUs, then with more of it."""
         parallel = self.parallel(sum(node.gpus for node in load.nodes))
         if parallel is None or stages_of(model.layers, self.pipeline, self.last) is None:
@@ -67,11 +65,8 @@ class Published(Value):
             # On smaller GPUs less of the optimizer stays there than verl publishes.
             if part < self.on_cpu or (part == self.on_cpu and load.memory < self.memory):
                 continue
-            layout = CPU_OPTIMIZER if part else OFFLOAD
-            for engine in megatron_engine_sizes(load, model):
-                yield MegatronFit(
-                    load, model, layout, engine, filled, parallel=parallel, on_cpu=part
-                )
+            layout = with_cpu_optimizer(part) if part else OFFLOAD
+            yield MegatronFit(load, model, layout, parallel=parallel)
 
     @property
     def text(self) -> str:

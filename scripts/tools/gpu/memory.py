@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import agent.bundled
+from agent.frameworks.layouts import FSDP_RESIDENT
 from agent.frameworks.recipe import ModelShape
-from agent.frameworks.sizing import FSDP_RESIDENT
 from tools.gpu import agents
 from tools.gpu.part import PartError
 
 if TYPE_CHECKING:
-    from agent.frameworks.sizing import Layout
+    from agent.frameworks.layouts import Layout
     from tools.gpu.part import Program, Work
 
 PEAK = Path(__file__).parent / "inside" / "peak.py"
@@ -149,4 +149,4 @@ def read_last(program: Program) -> str:
 
 def predicted(shape: ModelShape, layout: Layout, tokens: int) -> float:
     """Return the bytes of a training step on one GPU, as the sizing has them."""
-    return shape.parameters * layout.busy + shape.gathered + tokens * shape.token()
+    return shape.parameters * layout.busy.shard + shape.gathered + tokens * shape.token()

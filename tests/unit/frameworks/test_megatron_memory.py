@@ -7,21 +7,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from agent.frameworks.layouts import CPU_OPTIMIZER, MEGATRON, OFFLOAD, RESIDENT, Split
 from agent.frameworks.megatron_memory import (
     CONTEXT,
-    CPU_OPTIMIZER,
     EXPERT,
-    MEGATRON,
-    OFFLOAD,
     PIPELINE,
-    RESIDENT,
     TENSOR,
     Fixed,
     MegatronFit,
     stages_of,
 )
 from agent.frameworks.recipe import MisfitError, ModelShape, NodeSize
-from agent.frameworks.sizing import Host, Sizing, Workload, sizing_of
+from agent.frameworks.sizing import Host, Sizing, Workload, engine_sizes, sizing_of
 from support.model_shapes import QWEN2_5_7B, QWEN2_5_32B, QWEN3_8B, QWEN3_30B, QWEN3_235B
 
 MODELS = {
@@ -48,8 +45,9 @@ def load_of(
         nodes=(NodeSize(gpus, 64, memory, gpu_memory),) * count,
         model=model,
         share=0.6,
-        in_nodes=Host(frozen=2),
-        fits=Fixed(sizes or {}).fits,
+        in_nodes=Host(frozen=Split(own=2), loading=2),
+        ways=Fixed(sizes or {}).ways,
+        spans=True,
     )
 
 
@@ -141,8 +139,9 @@ def test_every_division_is_one_that_megatron_accepts(
     model = replace(model, in_experts=in_experts)
     load = load_of(model, f"{nodes}x{gpus}x80", tokens=tokens)
     world = nodes * gpus
+    assert all(world % size == 0 for size in engine_sizes(load, model))
     last = None
-    for fit in Fixed().fits(load, model, 1.0):
+    for fit in Fixed().ways(load, model):
         assert isinstance(fit, MegatronFit)
         parallel = fit.parallel
         last = fit
@@ -154,10 +153,8 @@ def test_every_division_is_one_that_megatron_accepts(
         assert model.kv_heads % parallel.tensor == 0
         assert (model.experts or 1) % parallel.expert == 0
         assert stages_of(model.layers, parallel.pipeline) is not None
-        assert fit.engine >= 1
-        assert world % fit.engine == 0 or fit.engine > world
-        assert 0 <= fit.optimized <= fit.parameters
-        assert fit.parameters >= model.parameters / world * 0.99
+        assert 0 <= fit.parameters.shard <= fit.parameters.own
+        assert fit.parameters.own >= model.parameters / world * 0.99
         assert 0 <= fit.generating <= fit.training
         assert fit.token > 0
         assert all(size >= 0 for size in fit.phases.values())

@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from agent.frameworks import sizing
+from agent.frameworks import layouts as table
 from agent.frameworks.recipe import MisfitError, ModelShape, NodeSize
-from agent.frameworks.sizing import Layout, Workload, sizing_of
+from agent.frameworks.sizing import Workload, sizing_of
 from agent.node.facts import Facts, NodeVersions
 from support.framework_defaults import load
+
+if TYPE_CHECKING:
+    from agent.frameworks.layouts import Layout
 
 MODELS: list[dict[str, Any]] = load("shapes")["model"]
 SHAPES: list[dict[str, Any]] = load("shapes")["shape"]
 LAYOUTS = {
-    "verl": sizing.VERL,
-    "openrlhf": sizing.OPENRLHF,
-    "openrlhf-m": sizing.OPENRLHF,
-    "search-r1": sizing.SEARCH_R1,
-    "trl": sizing.OPENRLHF_TRAIN,
+    "verl": table.VERL,
+    "openrlhf": table.OPENRLHF,
+    "openrlhf-m": table.OPENRLHF,
+    "search-r1": table.SEARCH_R1,
+    "trl": table.OPENRLHF_TRAIN,
 }
+FIELDS = {"layout", "tensor_parallel", "share", "tokens", "sequence", "within_nodes"}
 WITHOUT_ENGINES = {"sft", "rm", "dpo"}
 
 
@@ -58,7 +62,7 @@ def workload(
     nodes: int = 1,
     gpus: int = 8,
     memory: int | None = 80,
-    layouts: tuple[Layout, ...] = sizing.VERL,
+    layouts: tuple[Layout, ...] = table.VERL,
     **more: Any,  # noqa: ANN401 - further fields
 ) -> Workload:
     """Return a workload on equal nodes."""
@@ -147,7 +151,7 @@ def test_shapes_of_the_frameworks_fit(shape: dict[str, Any]) -> None:
     layouts = LAYOUTS[shape["framework"]]
     known = next((model for model in MODELS if model["name"] == shape["model"]), None)
     load = Workload(
-        sizing.OPENRLHF_TRAIN if shape["algorithm"] in WITHOUT_ENGINES else layouts,
+        table.OPENRLHF_TRAIN if shape["algorithm"] in WITHOUT_ENGINES else layouts,
         shape.get("total_length") or shape.get("prompt", 512) + shape.get("answer", 512),
         (NodeSize(shape["gpus"], gpu_memory=shape.get("gpu_memory", 80)),)
         * (1 if apart else shape["nodes"]),
@@ -167,14 +171,14 @@ def test_shapes_of_the_frameworks_fit(shape: dict[str, Any]) -> None:
 
 
 REFUSED = [
-    (workload("72B", memory=24, layouts=sizing.OPENRLHF, trained=2, frozen=2), "from 24×8 on"),
+    (workload("72B", memory=24, layouts=table.OPENRLHF, trained=2, frozen=2), "from 24×8 on"),
     (workload("72B", memory=24, trained=2), "from 3×8 on"),
     (workload("72B"), "FSDP2 with all states in CPU memory needs 1,192 GB of a node"),
     (workload("72B"), "from 2×8 on, or with GPUs of 192 GB"),
     (workload("8B", gpus=1), "from 1×2 on"),
     (workload("70B", gpus=1), "no: all states on the CPUs, "),
-    (workload("671B-A37B", layouts=sizing.OPENRLHF), "nor on 64 such nodes"),
-    (workload("8B", gpus=1, memory=24, layouts=sizing.OPENRLHF_TRAIN, share=0.0), "from 1×2 on"),
+    (workload("671B-A37B", layouts=table.OPENRLHF), "nor on 64 such nodes"),
+    (workload("8B", gpus=1, memory=24, layouts=table.OPENRLHF_TRAIN, share=0.0), "from 1×2 on"),
 ]
 
 
@@ -192,6 +196,7 @@ def test_own_arguments_turn_refusals_into_warnings(load: Workload, remedy: str) 
     found = sizing_of(replace(load, given=("AGENT_TENSOR_PARALLEL",)))
     assert remedy in found.warnings[0]
     assert "Not refused: AGENT_TENSOR_PARALLEL set" in found.warnings[0]
+    assert set(found.why) == FIELDS
     known = load.nodes[0].gpu_memory
     unknown = replace(load, nodes=tuple(replace(node, gpu_memory=None) for node in load.nodes))
     if known == 80:
@@ -201,11 +206,10 @@ def test_own_arguments_turn_refusals_into_warnings(load: Workload, remedy: str) 
 def test_figures() -> None:
     """Each choice has its arithmetic as a sentence."""
     found = sizing_of(workload("7.6B", nodes=3))
-    assert found.layout is sizing.VERL_RESIDENT
+    assert found.layout is table.VERL_RESIDENT
     assert "7.6 B × 16 bytes / 24 GPUs = 5.1 GB + engine 0.6 × 80 GB" in found.why["layout"]
     assert found.why["tensor_parallel"] == "15.2 GB of weights / 1 = 15.2 GB of 80 GB"
-    fields = {"layout", "tensor_parallel", "share", "tokens", "sequence", "within_nodes"}
-    assert set(found.why) == fields
+    assert set(found.why) == FIELDS
     assert found.notes == (
         "sized for 7.6 B parameters, by the name 7.6B",
         "a node needs 70.4 GB of memory: 40.0 GB to load, 40.0 GB to train, 70.4 GB to save",
@@ -232,15 +236,15 @@ def test_heads_limit_tensor_parallel() -> None:
 @pytest.mark.parametrize(
     ("load", "layout"),
     [
-        (workload("7B"), sizing.VERL_RESIDENT),
-        (workload("7B", gpus=2), sizing.VERL_OFFLOAD),
-        (workload("32B", nodes=2, trained=2), sizing.VERL_OFFLOAD),
-        (workload("7B", gpus=4, memory=24), sizing.VERL_CPU),
-        (workload("8B", layouts=sizing.OPENRLHF, trained=2, frozen=2), sizing.ZERO3_SLEEP),
-        (workload("32B", layouts=sizing.OPENRLHF, frozen=1), sizing.ZERO3_OFFLOAD),
-        (workload("8B", layouts=sizing.OPENRLHF_TRAIN, share=0.0), sizing.ZERO2),
-        (workload("32B", layouts=sizing.OPENRLHF_TRAIN, share=0.0, nodes=2), sizing.ZERO3),
-        (workload("32B", layouts=sizing.OPENRLHF_TRAIN, share=0.0), sizing.ZERO3_OFFLOAD),
+        (workload("7B"), table.VERL_RESIDENT),
+        (workload("7B", gpus=2), table.VERL_OFFLOAD),
+        (workload("32B", nodes=2, trained=2), table.VERL_OFFLOAD),
+        (workload("7B", gpus=4, memory=24), table.VERL_CPU),
+        (workload("8B", layouts=table.OPENRLHF, trained=2, frozen=2), table.ZERO3_SLEEP),
+        (workload("32B", layouts=table.OPENRLHF, frozen=1), table.ZERO3_OFFLOAD),
+        (workload("8B", layouts=table.OPENRLHF_TRAIN, share=0.0), table.ZERO2),
+        (workload("32B", layouts=table.OPENRLHF_TRAIN, share=0.0, nodes=2), table.ZERO3),
+        (workload("32B", layouts=table.OPENRLHF_TRAIN, share=0.0), table.ZERO3_OFFLOAD),
     ],
 )
 def test_layouts(load: Workload, layout: Layout) -> None:
@@ -260,6 +264,7 @@ def test_slow_networks_shard_within_nodes() -> None:
     assert slow.within_nodes
     assert "7 B × 16 bytes / 8 GPUs = 14.0 GB" in slow.why["layout"]
     assert any("for about 2,240 s at 100 Mbit/s" in note for note in slow.notes)
+    assert any("122 GB to save" in note for note in slow.notes)  # all shards are in each node
 
     # What does not fit in a node's GPUs goes to its memory before weights cross the network.
     larger = sizing_of(workload("32B", nodes=4, link=8e8))
@@ -276,7 +281,7 @@ def test_assumptions_are_named() -> None:
     assert "the model's size is not known" in unknown.notes[0]
     assert "sized for GPUs of 80 GB" in " ".join(sizing_of(workload(memory=None)).notes)
     without = sizing_of(workload(gpus=0))
-    assert (without.layout, without.tensor_parallel) == (sizing.VERL_RESIDENT, 1)
+    assert (without.layout, without.tensor_parallel) == (table.VERL_RESIDENT, 1)
     assert without.notes == ()
 
 
@@ -335,7 +340,7 @@ LOADS = st.builds(
     st.integers(1, 8),
     st.sampled_from([1, 2, 4, 8]),
     st.sampled_from([16, 24, 48, 80, 141]),
-    st.sampled_from([sizing.VERL, sizing.OPENRLHF, sizing.OPENRLHF_TRAIN, sizing.SEARCH_R1]),
+    st.sampled_from([table.VERL, table.OPENRLHF, table.OPENRLHF_TRAIN, table.SEARCH_R1]),
     tokens=st.sampled_from([512, 4096, 32_768]),
     trained=st.sampled_from([1, 2]),
     frozen=st.sampled_from([0, 1, 2]),

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
+from agent.frameworks.layouts import FSDP_RESIDENT
 from agent.frameworks.recipe import ModelShape, NodeSize
-from agent.frameworks.sizing import FSDP_RESIDENT, Workload, sizing_of
+from agent.frameworks.sizing import Workload, sizing_of
 from agent.node.figures import GpuFigures
 from tools.gpu import agents_figures, compiling, memory, nvml, overlay, recorder, running, training
 from tools.gpu.part import Part, PartError, processes_of
