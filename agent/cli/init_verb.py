@@ -278,10 +278,13 @@ def _request(options: argparse.Namespace) -> tuple[Request, str]:
         what = "machines, the head first, with commas between them"
         options.hosts = questions.answer(options.hosts, "--hosts", what, _names)
         options.nodes = len(options.hosts or ()) or options.nodes
+    # On RunPod pods have a slow network between them: one pod, before several.
+    is_one_pod = platform == "runpod" and job != "rehearsal"
+    usual_nodes = "1" if is_one_pod else "2"
     nodes = questions.answer(
-        options.nodes, "--nodes", "nodes, the head among them", _at_least_one, "2"
+        options.nodes, "--nodes", "nodes, the head among them", _at_least_one, usual_nodes
     )
-    usual_gpus = "8"
+    usual_gpus = "4" if is_one_pod and nodes == 1 else "8"
     if job == "rehearsal":
         usual_gpus = str(PLATFORMS[platform].rehearsal_gpus if platform else 0)
     gpus = questions.answer(

@@ -28,16 +28,18 @@ from agent.cli.start_files.request import (
     job_variables,
     text_file,
 )
+from agent.cli.start_files.runpod_gpus import MOST_GPUS
 from agent.cli.start_files.template_text import fill
 from agent.node.code_archive import ARCHIVE
 
 if TYPE_CHECKING:
     from agent.cli.start_files.agent_file import AgentFile
 
-SLOW = (
+_SLOW = (
     "RunPod's Global Networking, which connects pods, has 100 Mbps: weights of 7B take 20 minutes"
-    " a sync. For more than small models: an Instant Cluster (--kind cluster), or one pod"
+    " a sync. For more than small models: "
 )
+_CLUSTER = "an Instant Cluster (--kind cluster)"
 _KEPT = "/workspace/pod-agent"
 """Where a pod keeps what it was sent: on the disk that outlives a restart."""
 _BUNDLED = Path(__file__).parents[2] / "bundled"
@@ -125,10 +127,18 @@ def runpod(request: Request) -> StartFiles:
     asked = f"# asks for an API key ({_CONSOLE}), makes {missing} and {made}"
     steps = (asked, *comments, "python3 pods.py")
 
-    notes = [SLOW] if is_networked else []
+    notes = [_SLOW + _instead(request)] if is_networked else []
     model = _model(request, checkpoints_of(request, folders), is_cluster=is_cluster)
     sent = (*sent_files(request), *packing_files(request))
     return StartFiles((text_file(name, text), maker, *sent), steps, model, tuple(notes))
+
+
+def _instead(request: Request) -> str:
+    """Return what to rent instead of pods that a slow network connects."""
+    total = request.nodes * request.gpus
+    if total > MOST_GPUS:
+        return _CLUSTER
+    return f"one pod with as many GPUs (--nodes 1 --gpus {total}), or {_CLUSTER}"
 
 
 def _model(request: Request, folder: str, *, is_cluster: bool) -> ModelPlace:

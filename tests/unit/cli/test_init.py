@@ -389,6 +389,8 @@ def test_runpod_ends_its_bill(tmp_path: Path) -> None:
         assert env["AGENT_ON_DONE"] == on_done
         assert ("RUNPOD_API_KEY" in env) == has_key
         assert ("100 Mbps" in printed) == (file == "pod.json")
+    _, printed = written(tmp_path / "two", "runpod", "verl-grpo", "--nodes", "2", "--gpus", "2")
+    assert "one pod with as many GPUs (--nodes 1 --gpus 4), or an Instant Cluster" in printed
 
 
 def test_slurm_needs_no_internet_on_its_nodes(tmp_path: Path) -> None:
