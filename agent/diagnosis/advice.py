@@ -70,12 +70,19 @@ class Advice(Value):
     state: Literal["look", "end"] = "look"  # "end": no further step is likely to repair it
     plain: str = ""  # `what` without the metrics' names, which are text of the job's output
     meaning: Meaning | None = None  # of the metric, where it is one
+    is_reward_lost: bool = False  # whether the reward was lost at once, and not by the policy
 
-    def to_dict(self) -> dict[str, str]:
+    def to_dict(self) -> dict[str, str | bool]:
         """Return it as `/status` has it for every reader."""
         what = self.plain or self.what
         meaning = self.meaning or ""
-        return {"what": what, "remedy": self.remedy, "state": self.state, "meaning": meaning}
+        return {
+            "what": what,
+            "remedy": self.remedy,
+            "state": self.state,
+            "meaning": meaning,
+            "is_reward_lost": self.is_reward_lost,
+        }
 
     def to_warning(self) -> dict[str, str]:
         """Return it as `/status` has warnings."""
@@ -365,7 +372,8 @@ def _lost_reward(since: int, before: float, now: float, failure: RewardFailure) 
         f"{since}: steps without rewards teach nothing, or wrong"
     )
     plain = f"{what}: {failure.plain or failure.what}"
-    return Advice(f"{what}: {failure.what}", remedy, "look", plain, "reward")
+    text = f"{what}: {failure.what}"
+    return Advice(text, remedy, plain=plain, meaning="reward", is_reward_lost=True)
 
 
 _FALL = next(rule for rule in RULES if (rule.meaning, rule.shape) == ("reward", "sudden"))

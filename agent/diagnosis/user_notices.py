@@ -61,6 +61,7 @@ class Noticed(Value):
     stalled: int = 0  # the last attempt whose stall was
     is_losing: bool = False  # the missing nodes were
     is_advised: bool = False  # the advice to end the run was
+    has_lost_reward: bool = False  # the reward that was lost was
     has_cost: bool | None = None  # whether the last notice about AGENT_MAX_COST had a cost
 
 
@@ -99,7 +100,8 @@ def notices_of(before: Noticed, status: Status) -> tuple[Noticed, tuple[Notice, 
 
     # All others are moments of a running job.
     if status["phase"] != "running":
-        return replace(after, is_losing=False, is_advised=False), tuple(notices)
+        after = replace(after, is_losing=False, is_advised=False, has_lost_reward=False)
+        return after, tuple(notices)
     attempt = job["attempt"]
     if attempt > before.started:
         nodes = 1 + sum(bool(node["joined"]) for node in status["nodes"])
@@ -122,7 +124,15 @@ def notices_of(before: Noticed, status: Status) -> tuple[Noticed, tuple[Notice, 
     is_advised = glance_of(without_stall).state == "end"
     if is_advised and not before.is_advised:
         notices.append(_notice("advice", without_stall))
-    return replace(after, is_losing=is_losing, is_advised=is_advised), tuple(notices)
+
+    # Did a server or an engine fail, so that further steps teach nothing?
+    lost = [advice for advice in status["advice"] if advice["is_reward_lost"]]
+    if lost and not before.has_lost_reward:
+        what = lost[0]["what"]
+        sentence = f"{what[:1].upper()}{what[1:]}."
+        notices.append(Notice("advice", SIGNS["look"], sentence, lost[0]["remedy"]))
+    after = replace(after, is_losing=is_losing, is_advised=is_advised, has_lost_reward=bool(lost))
+    return after, tuple(notices)
 
 
 def notice_of_end(outcome: Outcome, seconds: float, cost: float | None) -> Notice:

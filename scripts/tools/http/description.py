@@ -189,7 +189,7 @@ HEAD_FIELDS: Schema = {
     "attempts_allowed": WHOLE,
     "loss_seconds_left": nullable(NUMBER),
     "stall": nullable(STALL),
-    "advice": array(closed("what", "remedy", "meaning", state=STATE)),
+    "advice": array(closed("what", "remedy", "meaning", state=STATE, is_reward_lost=FLAG)),
     "checkpoint": nullable(CHECKPOINT),
     "caches": nullable(closed("state", "detail")),
     "price": nullable(NUMBER),

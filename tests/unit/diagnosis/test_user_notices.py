@@ -57,6 +57,23 @@ def test_a_stall_and_advice_to_end() -> None:
     assert {notice.sign for notice in notices} == {"■"}
 
 
+def test_a_lost_reward() -> None:
+    """A server that fails costs steps: it is sent once, and again only after it was mended."""
+    advice = {
+        "what": "the mean reward fell from 0.5 to 0 in one step, at step 40: the server failed",
+        "remedy": "Mend what failed",
+        "state": "look",
+        "meaning": "reward",
+        "is_reward_lost": True,
+    }
+    lost = {**OK, "advice": [advice]}
+    falls = {**OK, "advice": [{**advice, "is_reward_lost": False}]}
+    notices = sent(OK, lost, lost, falls, lost)[2:]
+    assert [notice.moment for notice in notices] == ["advice", "advice"]
+    assert notices[0].sentence == f"T{advice['what'][1:]}."
+    assert (notices[0].sign, notices[0].reason) == ("▲", "Mend what failed")
+
+
 def test_money_that_is_nearly_used_and_a_limit_without_a_price() -> None:
     """Each once."""
     none = {**OK, "max_cost": 100.0, "cost": None}
