@@ -209,7 +209,7 @@ def make(asked: RecipeInput) -> Command:
 
     # Rewards and checkpoints; then everything is there that takes GPUs.
     add_reward(arguments, asked, groups)
-    add_checkpoints(arguments, asked, 20, rollout_step(arguments, critic=not grpo))
+    add_checkpoints(arguments, asked, 20, rollout_step(arguments, sizing, critic=not grpo))
     check_demand(arguments, asked)
     notes = (f"{placement}; {batches[0]}", *batches[1:])
     return command("train_ppo_ray", arguments, asked, sizing, notes)
@@ -642,13 +642,20 @@ def add_reward(arguments: Arguments, asked: RecipeInput, groups: GpuGroups) -> N
         raise MisfitError("no source of rewards: set AGENT_REWARD or AGENT_REWARD_MODEL")
 
 
-def rollout_step(arguments: Arguments, *, critic: bool) -> StepWork:
+def rollout_step(arguments: Arguments, sizing: Sizing, *, critic: bool) -> StepWork:
     """Return the work of a step; old probabilities, reference and values are forward passes."""
     answers = arguments.count("rollout.n_samples_per_prompt")
     samples = arguments.count("rollout.batch_size") * answers
     scored = 3 if critic else 2
     scored += 1 if arguments.holds("reward.model_name_or_path") else 0
-    return StepWork(samples, longest(arguments), 2 if critic else 1, scored)
+    return StepWork(
+        samples,
+        longest(arguments),
+        2 if critic else 1,
+        scored,
+        fit=sizing.fit,
+        updates=max(1, samples // arguments.count("train.batch_size")),
+    )
 
 
 def add_checkpoints(

@@ -100,7 +100,8 @@ def make(asked: RecipeInput) -> Command:
     openrlhf.add_training(arguments, asked, sizing, "actor")
     arguments.add_all(_SETTINGS)
     openrlhf.add_reward(arguments, asked, groups)
-    openrlhf.add_checkpoints(arguments, asked, 5, openrlhf.rollout_step(arguments, critic=False))
+    step = openrlhf.rollout_step(arguments, sizing, critic=False)
+    openrlhf.add_checkpoints(arguments, asked, 5, step)
     openrlhf.check_demand(arguments, asked)
 
     # What should the user know about this command?

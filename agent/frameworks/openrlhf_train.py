@@ -107,7 +107,7 @@ def make(asked: RecipeInput) -> Command:
 
     # Up to 0.8 an existing folder must contain a checkpoint, and OpenRLHF deletes other files in it
     # together with old checkpoints: so a folder that the first save creates.
-    step = StepWork(size, longest, scored=frozen, generates=False)
+    step = StepWork(size, longest, scored=frozen, generates=False, fit=sizing.fit)
     openrlhf.add_checkpoints(arguments, asked, 100, step, within="state")
 
     text = openrlhf.batch_text(size, micro, ranks)

@@ -178,6 +178,8 @@ PRESETS = {
 
 _TRAIN_NEAR = 1024  # verl's own batch; an update has a quarter of it
 _LEAST_BATCH = 64
+_UPDATES = 4  # Of a step
+_LONGEST_STEP_OF_ONE = HOUR / 4  # With one GPU in all
 _ACTOR_TOKENS = 24576
 _CRITIC_TOKENS = 32768
 """Tokens of a batch on each GPU: the actor's as in the scripts, the critic's by default."""
@@ -328,7 +330,7 @@ def _command(  # noqa: PLR0913 - what both ways to train have made
     """Return the command with the settings and notes of what trains, and of all else."""
     # Batches, then steps between saves.
     sizes, notes, prompts = _sizes(asked, given, sizing)
-    every, pace = steps_between_saves(asked, _step_of(asked, given, prompts), _EVERY)
+    every, pace = steps_between_saves(asked, _step_of(asked, given, sizing, prompts), _EVERY)
     rows = (
         *_model_and_data(asked, given),
         *backend,
@@ -393,7 +395,7 @@ def _sizes(
     parts = divided
     if version < (0, 9):
         parts = lcm(parts, whole(given, f"{ROLLOUT}.agent.num_workers") or _AGENT_LOOPS)
-    near, why_near = _batch_near(asked, given)
+    near, why_near = _batch_near(asked, given, sizing)
     train, mini = batches(ranks, samples, parts, given, near)
 
     # Do the nodes have CPUs for all processes?
@@ -431,25 +433,39 @@ def _answers(asked: RecipeInput, given: Mapping[str, str]) -> int:
     return whole(given, SAMPLES) or (_GROUP_SIZE if asked.recipe == "verl-grpo" else 1)
 
 
-def _step_of(asked: RecipeInput, given: Mapping[str, str], prompts: int) -> StepWork:
+def _step_of(
+    asked: RecipeInput, given: Mapping[str, str], sizing: Sizing, prompts: int
+) -> StepWork:
     """Return the work of a step; old probabilities, reference and values are forward passes."""
     trained = 1 if asked.recipe == "verl-grpo" else 2
-    scored = trained + has_reference(asked, given)
-    return StepWork(prompts * _answers(asked, given), longest_sample(given), trained, scored)
+    return StepWork(
+        prompts * _answers(asked, given),
+        longest_sample(given),
+        trained,
+        scored=trained + has_reference(asked, given),
+        fit=sizing.fit,
+        micro=_actor_tokens(given, sizing),
+        updates=_UPDATES,
+    )
 
 
-def _batch_near(asked: RecipeInput, given: Mapping[str, str]) -> tuple[int, str]:
+def _batch_near(asked: RecipeInput, given: Mapping[str, str], sizing: Sizing) -> tuple[int, str]:
     """Return the prompts of a step to aim at: verl's own, or less if it would take hours."""
     most = verl_vision.TRAIN_NEAR if _has_images(asked) else _TRAIN_NEAR
+
+    def seconds(prompts: int) -> float:
+        return step_seconds(asked, _step_of(asked, given, sizing, prompts)) or 0.0
+
+    # Whoever has one GPU tries things out.
+    limit = _LONGEST_STEP_OF_ONE if sum(n.gpus for n in asked.gpu_nodes) == 1 else HOUR
     near = most
-    usual = step_seconds(asked, _step_of(asked, given, near)) or 0.0
-    seconds = usual
-    while seconds > HOUR and near > _LEAST_BATCH:
+    while seconds(near) > limit and near > _LEAST_BATCH:
         near //= 2
-        seconds /= 2
     if near == most:
         return near, str(near)
-    return near, f"{near}, since a step of {most} would take about {usual / HOUR:.1f} h"
+    where = " with states in CPU memory" if sizing.layout.on_cpu else ""
+    hours = f"{seconds(most) / HOUR:.1f} h{where}"
+    return near, f"{near}, since a step of {most} would take about {hours}"
 
 
 def _model_and_data(asked: RecipeInput, given: Mapping[str, str]) -> Iterable[Row]:
@@ -501,12 +517,17 @@ def _batches_by_tokens(
             yield key, "True", "batches by tokens; without it verl requires micro batches"
     fitting = sizing.tokens or _ACTOR_TOKENS
     tokens = f"at least the longest prompt and answer; {sizing.why['tokens']}"
-    most = _ACTOR_TOKENS * (sizing.fit.sequence if sizing.fit else 1)
-    of_actor = verl_megatron.tokens_of(sizing, max(min(most, fitting), longest))
-    yield f"{ACTOR}.ppo_max_token_len_per_gpu", of_actor, tokens
+    yield f"{ACTOR}.ppo_max_token_len_per_gpu", _actor_tokens(given, sizing), tokens
     if not grpo and (longest > _CRITIC_TOKENS or fitting < _ACTOR_TOKENS):
         of_critic = verl_megatron.tokens_of(sizing, max(fitting, longest))
         yield "critic.ppo_max_token_len_per_gpu", of_critic, tokens
+
+
+def _actor_tokens(given: Mapping[str, str], sizing: Sizing) -> int:
+    """Return the tokens of a micro batch of the actor on one GPU."""
+    fitting = sizing.tokens or _ACTOR_TOKENS
+    most = _ACTOR_TOKENS * (sizing.fit.sequence if sizing.fit else 1)
+    return verl_megatron.tokens_of(sizing, max(min(most, fitting), longest_sample(given)))
 
 
 def _reward_model(asked: RecipeInput, given: Mapping[str, str]) -> Iterable[Row]:

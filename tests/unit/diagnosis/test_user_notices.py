@@ -59,7 +59,7 @@ def test_a_stall_and_advice_to_end() -> None:
 
 def test_a_lost_reward() -> None:
     """A server that fails costs steps: it is sent once, and again only after it was mended."""
-    advice = {
+    advice: dict[str, Any] = {
         "what": "the mean reward fell from 0.5 to 0 in one step, at step 40: the server failed",
         "remedy": "Mend what failed",
         "state": "look",
