@@ -82,15 +82,24 @@ def test_the_heads_name_resolves_ten_seconds_late(cluster: Cluster) -> None:
 
 @pytest.mark.pods(2)
 def test_a_worker_never_starts(cluster: Cluster) -> None:
-    """At the deadline, head and worker end with 69; the head names the missing worker."""
-    cluster.env |= {"EXPECTED_WORKERS": "2", "AGENT_WAIT_WORKERS": "25s"}
+    """At the deadline, head and worker end with 69; the head names the missing worker.
+
+    The report counts the nodes that joined, and has no attempt, whose log would be empty.
+    """
+    cluster.env |= {"EXPECTED_WORKERS": "2", "AGENT_WAIT_WORKERS": "45s"}
     head, worker = cluster.agents("true")
-    assert ends([head, worker], 60) == [69, 69]
+    assert ends([head, worker], 90) == [69, 69]
     assert "1 of 2 joined" in last_line(head)
     assert "1 never reported" in last_line(head)
     outcome = cluster.outcome(0)
     assert (outcome["kind"], outcome["culprit"]) == ("unavailable", "workers")
     assert "workers not ready" in last_line(worker)
+    report = cluster.file(0, "report.html").read_text()
+    data = re.search(r'<script type="application/json" id="data">(.*?)</script>', report)
+    assert data is not None
+    status = json.loads(data[1])["status"]
+    assert (status["nodes_joined"], status["nodes_expected"]) == (2, 3)
+    assert (status["attempts"], status["what_runs"]["command"]) == ([], "true")
 
 
 @pytest.mark.pods(3)

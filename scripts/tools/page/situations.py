@@ -339,15 +339,16 @@ def _verdict(situation: str, nodes: int) -> dict[str, Any] | None:
             "remedy": "AGENT_JOB_ARGS=actor_rollout_ref.actor.ppo_max_token_len_per_gpu=16384",
         }
     if situation == "early":
+        workers = nodes - 1
         return {
             **common,
             "phase": "booting",
             "culprit": "workers",
             "kind": "unavailable",
             "is_jobs_verdict": False,
-            "exit_code": 75,
-            "reason": f"{nodes - 1 - _late(nodes)} of {nodes - 1} workers joined within 10 min",
-            "remedy": "Look at the missing nodes' logs; AGENT_WAIT_WORKERS sets the limit",
+            "exit_code": 69,
+            "reason": f"workers not ready in time: {workers - _late(nodes)} of {workers} joined",
+            "remedy": "Do as many pods run as EXPECTED_WORKERS says, and does each reach the head?",
         }
     if situation == "ended":
         reason = "the job succeeded"
