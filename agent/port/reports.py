@@ -289,7 +289,8 @@ class Reports:
             is_gone = self._is_gone(holder) and not holder.waiting
             if not is_gone and await self._reports_still(key, limit):
                 other = f"another agent has {place}: {holder.hello.name} ({holder.ip})"
-                return self.refuse(f"{other} still reports; end one of the two")
+                other_cluster = "if this one is of another cluster, correct its head's address"
+                return self.refuse(f"{other} still reports; end one of the two; {other_cluster}")
 
             # Until it is gone, this agent asks again.
             if not (ended or self._is_gone(holder)):

@@ -100,7 +100,7 @@ def test_an_address_and_a_rank_keep_their_agent(evil: Report) -> None:
     """A later agent with the address or rank of one that reports is refused."""
     port = Port()
     (reply,) = answered(port, evil)
-    assert "pod1 (10.0.0.2) still reports" in reply.refusal
+    assert "pod1 (10.0.0.2) still reports; end one of the two; if this one is of" in reply.refusal
     assert {worker.key for worker in port.workers} == {"agent1"}
     assert all(worker.joined for worker in port.workers)
     assert not any(isinstance(event, h.WorkerReplaced) for event in port.events)
