@@ -28,13 +28,13 @@ from agent.decisions.shared import (
 from agent.job.compile_caches import SEAL, seal_of
 from agent.job.services import CACHES, HttpProbe
 from agent.plan import environment
+from agent.plan.plan import READ_AHEAD
 from agent.processes.engine_router import EngineRouter
 from agent.processes.probing import ReadinessProbe, until_dead
 from agent.processes.waiting import NotYet, TimedOutError, until
 from agent.record.background import NO_THREAD, in_background, in_thread
 from agent.record.files import iso_time
 from agent.record.log import say
-from agent.run.model_programs import ModelPrograms
 from agent.settings.model import secret_texts
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class LocalWork:
         self._locks: defaultdict[str, anyio.Lock] = defaultdict(anyio.Lock)
         """One lock per step: a repeated run waits until the stopped one has ended."""
         self._unfinished = {step.name for step in run.plan.steps} - {*run.finished_steps}
-        self._model = ModelPrograms(run, is_prepared=lambda: not self._unfinished)
+        self._reading: anyio.CancelScope | None = None  # while the model is read ahead
         self._running_steps: set[anyio.CancelScope] = set()
         self._running: dict[str, Child] = {}
         self._is_stopping = False  # the run's services, whose routers need no news of it
@@ -94,12 +94,33 @@ class LocalWork:
             self._send(StepOver(name, failure))
 
     async def read_model(self) -> None:
-        """Read the model into the page cache, once the steps are over."""
-        await self._run.best_effort("reading the model ahead", self._model.read)
+        """Read the model into the page cache, once the steps are over and Ray has started."""
+        with anyio.CancelScope() as self._reading:
+            await self._run.best_effort("reading the model ahead", self._read_model)
 
-    def job_starts(self) -> None:
-        """Leave the job what it needs of this node."""
-        self._model.job_starts()
+    async def _read_model(self) -> None:
+        run = self._run
+        planned = next((one for one in run.plan.processes if one.name == READ_AHEAD), None)
+        if planned is None or run.surviving is not None:  # a killed agent's node has read it
+            return
+
+        async def may_begin() -> bool | NotYet:
+            is_early = run.now() < times.MODEL_READ_AFTER
+            return NotYet() if is_early or self._unfinished else True
+
+        await until(may_begin, None, longest=0.5)
+        inherited = environment.for_children(run.plan.environ, run.plan.settings)
+        env = environment.without_cluster_auth(inherited, run.plan.settings)
+        child = await run.start(planned.name, [*planned.argv], env, planned.log)
+        try:
+            code = await child.wait()
+        finally:
+            with anyio.CancelScope(shield=True):
+                if child.running:
+                    await child.stop(0.0)
+                run.node.remove_process(child.pid)
+        what = child.tail(1) if code == 0 else f"reading ahead: {child.end_sentence(code)}"
+        say(f"{run.plan.settings.model}: {what}", "info" if code == 0 else "debug")
 
     def stop_steps(self) -> None:
         """Stop the running steps; a later run of a step starts once it has ended."""
@@ -245,7 +266,8 @@ class LocalWork:
 
     async def stop_services(self, grace: float) -> None:
         """Stop all services concurrently, and what reads ahead."""
-        self._model.stop()
+        if self._reading is not None:
+            self._reading.cancel()
         self._is_stopping = True
         async with anyio.create_task_group() as tasks:
             for child in self._running.values():

@@ -30,7 +30,6 @@ from msgspec.structs import replace
 
 from agent.base.errors import PreflightError
 from agent.decisions import worker
-from agent.decisions.head.head_state import HeadPhase
 from agent.decisions.shared import LogLine, Refused, StopAsked, Tick
 from agent.decisions.worker import worker_state as w
 from agent.job.addresses import with_addresses
@@ -182,8 +181,6 @@ class WorkerAgent:
             self._run.rank = state.rank
             self._run.set_phase(state.phase.value)
             record_reachability(self._run, before, state)
-            if state.head_phase == HeadPhase.RUNNING.value:
-                self._work.job_starts()
 
             for action in actions:
                 if isinstance(action, w.EndWorker):
