@@ -24,7 +24,7 @@ PROGRAMS = {
     "rehearsal": "bundled.rehearsal:main",
     "fetch-model": "bundled.fetch_model:main",
     "read-ahead": "processes.page_cache:main",
-    "compile-caches": "caches.cache_program:main",
+    "compile-caches": "processes.cache_program:main",
     "ray-bridge": "bridge.child:main",
     "ray-facts": "node.python_facts:print_ray_facts",
     "framework-facts": "node.python_facts:print_framework_facts",

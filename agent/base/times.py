@@ -131,12 +131,9 @@ CACHES_SEED = 300.0  # A slow volume delays a node by no more: then it starts co
 CACHES_LOOK = 30.0  # Between two looks at a node's cache folder.
 CACHES_QUIET = 120.0  # Without a new file for so long, the first steps have compiled all.
 CACHES_SAVE = 900.0  # For an archive to be written beside the job.
-CACHES_CLAIM = 1200.0  # A node that has begun no write for so long may be lost: another one writes.
 CACHES_SAVED_AGAIN = 1800.0  # Between two writes of a node.
 CACHES_SAVE_AT_END = 15.0  # The same after a job, while services and Ray stop.
 CACHES_SETTLED = 30.0  # After a failure: what changed later may be of a compiler that was killed.
-CACHES_UNUSED = 30 * 24 * 3600.0  # An archive that seeded no node for so long is removed.
-CACHES_ABANDONED = 24 * 3600.0  # A part or claim of a killed program is removed after so long.
 
 # --- Attempts and restarts ------------------------------------------------------------------------
 
@@ -240,7 +237,6 @@ RULES = {
     "STATUS_READ < STATUS_REPEATED < STREAM_SILENT < HEAD_GONE": "a stream is reopened in time",
     "FIGURES_GPUS < FIGURES_LIMIT < FIGURES_READ < FIGURES_SENT": "a hung driver delays no others",
     "CACHES_LOOK < CACHES_QUIET < CACHES_SAVE < CACHES_SAVED_AGAIN": "one write at a time",
-    "CACHES_SAVE < CACHES_CLAIM < CACHES_SAVED_AGAIN": "a claim outlasts its write, and no other",
     "GPUS_FREED < EARLIER_ATTEMPT_ENDS": "memory that stays held delays an attempt, no more",
     "LOG_LINES_AWAITED < ONE_REQUEST": "a request for logs is answered in time",
     "WRITE_STUCK < WRITE_STALLED < WRITE_RETRY": "a stalled disk is reported before the next try",

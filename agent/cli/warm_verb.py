@@ -6,12 +6,22 @@ import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agent.base.errors import AgentError, Problem, SettingsError, UnavailableError
+from agent.base import times
+from agent.base.errors import (
+    AgentError,
+    PreflightError,
+    Problem,
+    SettingsError,
+    UnavailableError,
+)
 from agent.base.text import listed, own_command
 from agent.cli.options import value
+from agent.job.compile_caches import SEAL, seal_of
 from agent.node.read import find_ray
+from agent.processes.cache_program import REFUSED
 from agent.processes.page_cache import read_ahead
-from agent.run.warm_caches import seed_caches
+from agent.run.plan_input import plan_from_environment
+from agent.run.read_caches import NO_PLACE
 from agent.settings import load
 from agent.settings.rules import is_hub_id
 
@@ -66,6 +76,27 @@ def run(environ: Mapping[str, str], options: argparse.Namespace) -> None:
             remedy="Name a folder of this machine, or an id that HF_TOKEN may read on the hub",
             culprit="MODEL",
         )
+
+
+def seed_caches(environ: Mapping[str, str], command: list[str] | None) -> str:
+    """Seed the caches as a run of this job would; return what came of it, or '' without any.
+
+    What would refuse the run is raised.
+    """
+    plan = plan_from_environment(environ, command, wants_job=False)
+    if plan.caches is None:
+        why = next((note for note in plan.notes if note.startswith(NO_PLACE)), "")
+        return why.replace(NO_PLACE, "left out", 1)
+    done = subprocess.run(
+        [*plan.caches.argv("seed"), "--limit", f"{times.CACHES_SEED:g}"],
+        env={**environ, SEAL: seal_of(plan.secret())},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    if done.returncode == REFUSED:
+        raise PreflightError(done.stdout.strip(), culprit="AGENT_CACHE_DIR")
+    return done.stdout.strip()
 
 
 def fetch(model: str, revision: str | None, ray: RayPython, environ: Mapping[str, str]) -> str:

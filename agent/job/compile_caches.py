@@ -2,7 +2,8 @@
 
 Each library gets a folder of this node's own disk: on a network disk the nodes would overwrite each
 other's files. The path is the same on all nodes, since caches contain it and some frameworks pass
-the head's environment on to workers. `AGENT_CACHE_DIR` holds one archive for each kind of node.
+the head's environment on to workers. `AGENT_CACHE_DIR` holds one archive for each kind of node and
+role: what the head compiles may be more, or less, than what the workers do.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import sys
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, NamedTuple
 
+from agent.base import times
 from agent.base.text import own_command
 from agent.base.value import Value
 from agent.job.services import CACHES, ON_EVERY, PREPARE_EACH, PrepareStep
@@ -36,6 +38,7 @@ class LibraryCache(NamedTuple):
     """Further variables by which a user has chosen the place."""
     needs: str = ""
     """The library whose version must be known: it loads the files of another one unchecked."""
+    is_archived: bool = True
 
 
 LIBRARY_CACHES = (
@@ -51,8 +54,8 @@ LIBRARY_CACHES = (
     LibraryCache(("TVM_FFI_CACHE_DIR",), "tvm_ffi"),
     LibraryCache(("TILELANG_CACHE_DIR",), "tilelang"),
     LibraryCache(("JAX_COMPILATION_CACHE_DIR",), "jax"),
-    # The Python code of models, copied from the hub's cache at each start.
-    LibraryCache(("HF_MODULES_CACHE",), "hf_modules"),
+    # The Python code of models: copied from the hub's cache in milliseconds.
+    LibraryCache(("HF_MODULES_CACHE",), "hf_modules", is_archived=False),
 )
 """Read in the sources of vLLM, torch 2.13, Triton, FlashInfer, SGLang, DeepGEMM, tvm-ffi, TileLang,
 JAX and transformers. CUDA_CACHE_PATH is the driver's.
@@ -61,7 +64,7 @@ SEAL = "POD_AGENT_SEAL"
 """The variable in which the program that reads and writes archives gets the key of signatures."""
 OFF = "off"
 FOLDER = "compile-caches"  # beside the checkpoints
-_PROGRAM = "compile-caches"
+PROGRAM = "compile-caches"
 _PURPOSE = b"pod-agent compile caches 1"
 _NOT_IN_NAME = re.compile(r"[^A-Za-z0-9]+")
 
@@ -91,9 +94,9 @@ class CompileCaches(Value):
     around: str  # this user's private folder on the node
     kind: NodeKind
     signer: str  # who signs archives: by a token's key, or by the user's id
-    installed: str = ""  # a digest of what the job's Python has, no part of the kind
-    packages: tuple[str, ...] = ()  # folders of Python and packages that came without .pyc files
-    archive_bytes: int | None = None  # the size of the archive when the plan was made, if any
+    is_head: bool = True
+    archive_found: str = ""  # the archive that was there when the plan was made, if any
+    archive_bytes: int | None = None  # its size
     archive_fault: str = ""  # why it could not be read then
     why_not_kept: str = ""  # why nothing can be written to the volume, or ''
 
@@ -103,22 +106,11 @@ class CompileCaches(Value):
         return f"{self.around}/caches-{self.kind.software[:8]}"
 
     @property
-    def archive(self) -> str:
-        """Return the file name of this kind's archive."""
+    def archives(self) -> tuple[str, ...]:
+        """Return the file names of this kind's archives: this role's, then the other one's."""
         label = _NOT_IN_NAME.sub("-", self.kind.gpu).strip("-").lower()[:40] or self.kind.machine
-        return f"{label}-{self._key}-{self.signer}.caches"
-
-    @property
-    def _key(self) -> str:
-        """Return a digest of what has an archive of its own.
-
-        A node writes back what is below its own folders: one archive for two environments would
-        lose the Python files of the other one at each write.
-        """
-        if not self.packages:
-            return self.kind.digest
-        parts = (self.kind.digest, *self.packages)
-        return hashlib.sha256("\n".join(parts).encode()).hexdigest()[: len(self.kind.digest)]
+        roles = ("head", "worker") if self.is_head else ("worker", "head")
+        return tuple(f"{label}-{self.kind.digest}-{role}-{self.signer}.tar.gz" for role in roles)
 
     def variables(self, environ: Mapping[str, str]) -> dict[str, str]:
         """Return the variables to set; where the user has chosen a place, it stays."""
@@ -132,14 +124,13 @@ class CompileCaches(Value):
 
     def argv(self, *words: str) -> list[str]:
         """Return the command of the program that reads or writes this node's archive."""
-        place = ("--volume", self.volume, "--folder", self.folder, "--archive", self.archive)
-        packages = [word for folder in self.packages for word in ("--packages", folder)]
-        kind = ("--kind", self.kind.digest)
-        return own_command(sys.executable, _PROGRAM, *words, *place, *kind, *packages)
+        place = ("--volume", self.volume, "--folder", self.folder, "--kind", self.kind.digest)
+        names = [word for name in self.archives for word in ("--archive", name)]
+        return own_command(sys.executable, PROGRAM, *words, *place, *names)
 
     def seeding(self, settings: Settings) -> PrepareStep:
         """Return the prepare step that seeds the node's folder."""
-        command = shlex.join(self.argv("seed"))
+        command = shlex.join((*self.argv("seed"), "--limit", f"{times.CACHES_SEED:g}"))
         within = settings.wait_prepare
         return PrepareStep(CACHES, command, ON_EVERY, within, after=(PREPARE_EACH,))
 

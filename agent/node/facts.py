@@ -94,9 +94,6 @@ class RayPython(Value):
     libraries: ByName[str] = field(default_factory=dict)  # versions of known libraries by name
     packages: ByName[str] = field(default_factory=dict)  # of those that may not fit each other
     built_for: ByName[str] = field(default_factory=dict)  # the torch of compiled packages
-    installed: str = ""  # a digest of all distributions and their versions
-    cache_tag: str = ""  # the form of its .pyc files, as `cpython-311`
-    package_folders: Items[str] = ()  # of its standard library and its installed packages
 
     def breaks_command_line(self) -> bool:
         """Return whether the `ray` command fails with "is not a valid Sentinel".

@@ -6,7 +6,6 @@ installed: it imports only the standard library.
 
 from __future__ import annotations
 
-import hashlib
 import importlib.machinery
 import importlib.util
 import json
@@ -42,8 +41,6 @@ PAIRED = {
 """Packages of the pairs in checks/package_pairs.py, those that are built for one torch, and Triton,
 whose version belongs to the kind of a node (node_kind.py).
 """
-INSTALLED_IN = {"site-packages", "dist-packages"}
-"""Names of the folders that have installed packages."""
 _BUILT_FOR_TORCH = ("vllm", "xformers", "torchvision", "torchaudio", "flash-attn")
 _PINNED_TORCH = re.compile(r"^Requires-Dist: torch ?\(?==([\d.]+\d)", re.MULTILINE)
 _TORCH_OF_WHEEL = re.compile(r"torch(\d+\.\d+)")
@@ -136,22 +133,7 @@ def ray_facts(frameworks: Iterable[str] = ()) -> dict[str, object]:
         "libraries": installed(sys.path, frameworks),
         "packages": {name: versions[name] for name in sorted(PAIRED & versions.keys())},
         "built_for": _torch_of_builds(versions, folders),
-        "installed": _digest(versions),
-        "cache_tag": sys.implementation.cache_tag,
-        "package_folders": _package_folders(folders.values()),
     }
-
-
-def _digest(versions: dict[str, str]) -> str:
-    """Return a digest of what is installed."""
-    text = json.dumps(versions, sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def _package_folders(folders: Iterable[Path]) -> tuple[str, ...]:
-    """Return the folders of Python's standard library and of installed packages."""
-    installed_in = {str(at) for at in folders if at.name in INSTALLED_IN}
-    return (str(Path(os.__file__).parent), *sorted(installed_in))
 
 
 def _torch_of_builds(versions: dict[str, str], folders: dict[str, Path]) -> dict[str, str]:

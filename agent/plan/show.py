@@ -124,18 +124,14 @@ def head_of(plan: Plan) -> str | None:
 
 def _caches_text(caches: CompileCaches) -> str:
     """Return which archive seeds this node's compile caches."""
-    archive = f"{caches.volume}/{caches.archive}"
     if caches.archive_fault:
-        place = f"{archive} cannot be read: {caches.archive_fault}; kept in {caches.folder}"
-    elif caches.archive_bytes is None:
-        cold = f"none yet in {caches.volume} ({caches.archive}): a fresh node starts cold"
-        place = f"{cold}; kept in {caches.folder}"
-    else:
-        size = mib(caches.archive_bytes)
-        place = f"seeded from {archive} ({size}), kept in {caches.folder}"
-    if caches.packages:  # the packages came without theirs
-        return f"{place}; Python's .pyc files beside their sources"
-    return place
+        fault = f"{caches.volume} cannot be read: {caches.archive_fault}"
+        return f"{fault}; kept in {caches.folder}"
+    if caches.archive_bytes is None:
+        cold = f"none yet in {caches.volume} ({caches.archives[0]}): a fresh node starts cold"
+        return f"{cold}; kept in {caches.folder}"
+    archive = f"{caches.volume}/{caches.archive_found} ({mib(caches.archive_bytes)})"
+    return f"seeded from {archive}, kept in {caches.folder}"
 
 
 def _nodes_text(plan: Plan) -> str:
@@ -492,7 +488,7 @@ def _caches_json(plan: Plan) -> dict[str, Any] | None:
     return {
         "volume": caches.volume,
         "folder": caches.folder,
-        "archive": caches.archive,
+        "archive": caches.archive_found or caches.archives[0],
         "archive_bytes": caches.archive_bytes,
         "archive_fault": caches.archive_fault,
         "kind": to_builtins(caches.kind),

@@ -17,18 +17,11 @@ import anyio
 
 from agent.base import times
 from agent.base.ends import Kind
-from agent.caches.cache_files import CacheLook, choose_files, is_due, look_of
-from agent.caches.cache_folder import (
-    NOTHING_NEW,
-    OTHER_WRITES,
-    Seeded,
-    list_files,
-    read_seeded,
-    uncompiled_since,
-)
+from agent.base.value import Value
 from agent.job.compile_caches import SEAL, seal_of
 from agent.plan import environment
 from agent.plan.plan import CACHES_LOG
+from agent.processes.cache_program import NOTHING_NEW, Seeded, list_files, read_seeded
 from agent.record.background import in_thread
 from agent.record.log import say
 
@@ -48,6 +41,34 @@ _SAVED = (Kind.DONE, Kind.JOB_FAILED, Kind.LOST)
 """Ends after which what is new is written back: the job had begun, and there is time for it."""
 
 
+class CacheLook(Value):
+    """The files of a node's cache folder that would be archived."""
+
+    files: int = 0
+    size: int = 0
+    changed: float = 0.0  # when the newest was written, in seconds since 1970
+
+    def differs_from(self, other: CacheLook) -> bool:
+        """Return whether there are other files."""
+        return (self.files, self.size) != (other.files, other.size)
+
+
+def look_at(folder: Path) -> CacheLook:
+    """Look at a node's cache folder."""
+    files = list_files(folder)
+    newest = max((file.mtime_ns for file in files), default=0)
+    return CacheLook(len(files), sum(file.size for file in files), newest / 1e9)
+
+
+def is_due(look: CacheLook, saved: CacheLook, now: float, next_save: float) -> bool:
+    """Return whether to write the archive now: the job has compiled, and compiles no more.
+
+    `saved` is what the archive has, `next_save` when another write may be.
+    """
+    is_quiet = look.changed + times.CACHES_QUIET <= now
+    return look.files > 0 and look.differs_from(saved) and is_quiet and now >= next_save
+
+
 class CacheKeeper:
     """Watches a node's cache folder, and starts the program that writes it back."""
 
@@ -56,7 +77,6 @@ class CacheKeeper:
         plan: Plan,
         start: StartProgram,
         forget: Callable[[int], None],
-        run_id: Callable[[], str],
         *,
         is_seeded: bool,
     ) -> None:
@@ -64,10 +84,9 @@ class CacheKeeper:
         self._caches = plan.caches
         self._start = start
         self._forget = forget
-        self._run_id = run_id
         self._is_seeded = is_seeded
         self.seeded: Seeded | None = None
-        self._saved = CacheLook()  # the folder at the last write
+        self._saved = CacheLook()  # what the archive has
         self._next_save = 0.0  # when another write may be, in seconds since 1970
         self._writing = anyio.Lock()
 
@@ -82,6 +101,8 @@ class CacheKeeper:
         if self._caches is not None and self._is_seeded and self.seeded is None:
             read = partial(read_seeded, Path(self._caches.folder))
             self.seeded = await in_thread(read)
+            if self.seeded is not None:
+                self._saved = CacheLook(self.seeded.files, self.seeded.size)
 
     @property
     def state(self) -> Literal["", "seeded", "cold"]:
@@ -115,9 +136,9 @@ class CacheKeeper:
             look = await self._look()
             if look is None:
                 return
-            if look.has_any:
+            if look.files:
                 await self._save(look, times.CACHES_SAVE_AT_END, settled)
-            elif self.state == "cold" and not self._saved.has_any:
+            elif self.state == "cold" and not self._saved.files:
                 say("compile caches: nothing was compiled, so that nothing is kept")
 
     async def _look(self) -> CacheLook | None:
@@ -125,12 +146,7 @@ class CacheKeeper:
         caches = self._caches
         if caches is None or not self._is_seeded:
             return None
-
-        def look() -> CacheLook:
-            folder = Path(caches.folder)
-            return look_of(choose_files(list_files(folder)), uncompiled_since(folder))
-
-        return await in_thread(look, times.CACHES_LOOK)
+        return await in_thread(partial(look_at, Path(caches.folder)), times.CACHES_LOOK)
 
     async def _save(self, look: CacheLook, limit: float, settled: float | None = None) -> None:
         """Run the program that writes, after one that still does.
@@ -141,11 +157,9 @@ class CacheKeeper:
         assert caches is not None  # noqa: S101 - there is a look
         plan = self._plan
         async with self._writing:
-            # Of Python's own files only the program knows whether some are new.
-            if not look.python_since and not look.differs_from(self._saved):
+            if not look.differs_from(self._saved):
                 return
-            words = ("--run", self._run_id() or "none", "--node", plan.topology.node_name)
-            argv = [*caches.argv("save"), *words, "--limit", f"{limit:g}"]
+            argv = [*caches.argv("save"), "--limit", f"{limit:g}"]
             if settled is not None:
                 argv += ["--settled", f"{settled:g}"]
             own = environment.for_children(plan.environ, plan.settings)
@@ -158,7 +172,6 @@ class CacheKeeper:
             finally:
                 self._forget(child.pid)
             result = child.tail(1, _LONGEST_LINE)
-            if not result.startswith(OTHER_WRITES):  # what that node lacks is written later
-                self._saved = look
+            self._saved = look
             level = "debug" if result.startswith(NOTHING_NEW) else "info"
             say(f"compile caches: {result}", level)

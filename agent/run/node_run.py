@@ -220,7 +220,6 @@ class NodeRun:
             plan,
             self.start,
             self.node.remove_process,
-            lambda: self.run_id,
             is_seeded=CACHES in self.finished_steps,
         )
 

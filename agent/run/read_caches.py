@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import stat
-import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,8 +13,6 @@ from msgspec.structs import replace
 
 from agent.base import times
 from agent.base.text import error_text
-from agent.caches.cache_folder import uncompiled_since
-from agent.caches.python_files import lacks_compiled
 from agent.job.compile_caches import OFF, CompileCaches, default_folder, seal_of, signer_of
 from agent.job.torchrun_command import split_python
 from agent.node import read
@@ -30,7 +27,7 @@ from agent.settings.model import secret_texts
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from agent.node.facts import Facts, Mount, RayPython
+    from agent.node.facts import Facts, Mount
     from agent.plan.plan import Plan
     from agent.platforms.resolve import Topology
     from agent.settings.load import Loaded
@@ -69,40 +66,33 @@ def read_caches(
     why_not_kept = ""
     if settings.cache_dir is not None:
         why_not_kept = run_within(times.STALLED_DISK, lambda: read.why_no_folder(volume)) or ""
-    kind = read_kind(facts, python)
-    caches = CompileCaches(volume, around, kind, signer, python.installed)
-    caches = replace(caches, why_not_kept=why_not_kept)
-    if _keeps_compiled(python, caches, environ):
-        caches = replace(caches, packages=python.package_folders)
+    caches = CompileCaches(
+        volume=volume,
+        around=around,
+        kind=read_kind(facts, python),
+        signer=signer,
+        is_head=topology.is_head,
+        why_not_kept=why_not_kept,
+    )
     return caches, ""
 
 
-def _keeps_compiled(python: RayPython, caches: CompileCaches, environ: Mapping[str, str]) -> bool:
-    """Return whether Python's own compiled files are among the caches: packages came without any.
-
-    It is asked before any program of this run has compiled one. Those that an earlier run has
-    compiled here count, too. They are checked by a Python that compiles to the same form.
-    """
-    is_same = python.cache_tag == sys.implementation.cache_tag
-    is_beside = "PYTHONPYCACHEPREFIX" not in environ
-    has_kept = uncompiled_since(Path(caches.folder)) > 0
-    return is_same and is_beside and (has_kept or lacks_compiled(python.package_folders))
-
-
 def with_archive_size(plan: Plan) -> Plan:
-    """Add the size of this kind's archive, or why it cannot be read; neither if there is none."""
+    """Add the archive that would seed this node, or why it cannot be read; neither without one."""
     caches = plan.caches
     if caches is None:
         return plan
 
     def look() -> CompileCaches:
-        try:
-            size = Path(caches.volume, caches.archive).lstat().st_size
-        except FileNotFoundError:
-            return caches
-        except OSError as error:
-            return replace(caches, archive_fault=error_text(error))
-        return replace(caches, archive_bytes=size)
+        for name in caches.archives:
+            try:
+                size = Path(caches.volume, name).lstat().st_size
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                return replace(caches, archive_fault=error_text(error))
+            return replace(caches, archive_found=name, archive_bytes=size)
+        return caches
 
     late = f"no answer within {times.STALLED_DISK:g} s"
     looked_at = run_within(times.STALLED_DISK, look)

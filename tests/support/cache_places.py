@@ -7,23 +7,20 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agent.caches.cache_archive import Trust
-from agent.caches.cache_folder import CachePlace
+from agent.processes.cache_program import STATE, CachePlace
 
 if TYPE_CHECKING:
     from agent.job.compile_caches import CompileCaches
 
 KIND = "0123456789abcdef"
-ARCHIVE = f"x86_64-{KIND}-u0.caches"
+HEAD, WORKER = (f"x86_64-{KIND}-{role}-u0.tar.gz" for role in ("head", "worker"))
 SEAL = "ab" * 32
-UNSEALED = Trust("", os.getuid())
-SEALED = Trust(SEAL, os.getuid())
 
 
-def place_of(folder: Path, node: str, kind: str = KIND) -> CachePlace:
+def place_of(folder: Path, node: str, *, seal: str = "", is_head: bool = True) -> CachePlace:
     """Return the place of a node; all nodes share the volume."""
-    around = folder / node
-    return CachePlace(str(folder / "volume"), str(around / "caches"), ARCHIVE, kind)
+    archives = (HEAD, WORKER) if is_head else (WORKER, HEAD)
+    return CachePlace(str(folder / "volume"), str(folder / node / "caches"), archives, KIND, seal)
 
 
 def compile_here(place: CachePlace | CompileCaches, *paths: str, text: str = "code") -> None:
@@ -45,5 +42,5 @@ def contents(place: CachePlace) -> dict[str, str]:
     return {
         str(file.relative_to(place.root)): file.read_text()
         for file in place.root.rglob("*")
-        if file.is_file() and ".pod-agent" not in file.parts
+        if file.is_file() and STATE not in file.parts
     }

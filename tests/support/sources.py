@@ -12,7 +12,6 @@ FOLDERS = (
     *(
         "decisions",
         "diagnosis",
-        "caches",
         "record",
         "processes",
         "bridge",

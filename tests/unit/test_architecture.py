@@ -42,7 +42,7 @@ READ_MACHINE = {
 }
 READ_ENVIRON = {
     "agent/bridge/light_calls.py",  # in the bridge: the variables that Ray's own clients read
-    "agent/caches/cache_program.py",  # a program of its own: a key that no argv may show
+    "agent/processes/cache_program.py",  # a program of its own: a key that no argv may show
     "agent/cli/command_line.py",
     "agent/cli/other_system.py",
     "agent/__main__.py",

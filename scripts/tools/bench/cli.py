@@ -98,11 +98,6 @@ def make_parser() -> argparse.ArgumentParser:
         "torch.compile, by a Python with TRL",
     )
     parser.add_argument(
-        "--uncompiled",
-        action="store_true",
-        help="the packages of that Python have no .pyc files, as uv installs them by default",
-    )
-    parser.add_argument(
         "--layers", type=int, default=20, metavar="N", help="of that job's model (default 20)"
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the raw values there")
@@ -149,12 +144,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"scripts/bench: {reason}", file=sys.stderr)
         return CANNOT
     if options.second_start is not None:
-        starts = measure_second_start(
-            options.second_start,
-            options.second_job,
-            options.layers,
-            is_uncompiled=options.uncompiled,
-        )
+        starts = measure_second_start(options.second_start, options.second_job, options.layers)
         print(second_start_table(starts))
         return int(is_slow(starts))
     if options.faults:

@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import tempfile
 import time
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -113,48 +113,13 @@ def await_output(container: Container, text: str, stream: str) -> float:
         time.sleep(STEP)
 
 
-def put_uncompiled(environment: Path, target: Path) -> None:
-    """Copy a Python environment as an image has it whose packages came without .pyc files.
-
-    uv installs packages so unless asked. The sources are links to the same files, with their times.
-    """
-    shutil.rmtree(target, ignore_errors=True)
-    without = shutil.ignore_patterns("__pycache__")
-    shutil.copytree(environment, target, symlinks=True, ignore=without, copy_function=_linked)
-    # The first lines of scripts name their Python.
-    for script in (target / "bin").iterdir():
-        with suppress(UnicodeDecodeError):
-            if script.is_file() and not script.is_symlink():
-                text = script.read_text(encoding="utf-8").replace(str(environment), str(target))
-                mode = script.stat().st_mode
-                script.unlink()
-                script.write_text(text, encoding="utf-8")
-                script.chmod(mode)
-
-
-def _linked(source: str, target: str) -> None:
-    """Have the same file in a second place, or a copy on another disk."""
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copy2(source, target)
-
-
-def measure_second_start(
-    python: Path, kind: str, layers: int, *, is_uncompiled: bool = False
-) -> list[Start]:
+def measure_second_start(python: Path, kind: str, layers: int) -> list[Start]:
     """Start a job three times; the pods share a folder, as a network volume."""
     with ExitStack() as stack:
         made = tempfile.TemporaryDirectory(prefix="bench-", dir="/var/tmp")
         folder = Path(stack.enter_context(made))
         volume = folder / "volume"
         volume.mkdir()
-        installed = python.parents[1]
-        image = folder / "image"  # each pod has it as it was built
-        if is_uncompiled:
-            put_uncompiled(installed, image)
-            python = image / "bin" / python.name
-
         if kind == "compile":
             job = compiled_job(python, layers)
         else:
@@ -162,8 +127,6 @@ def measure_second_start(
         shared = [*job.shared, volume, *(p.parents[1] for p in (python, python.resolve()))]
         starts = []
         for pod, names in (("pod0", (COLD, AGAIN)), ("pod1", (FRESH,))):
-            if is_uncompiled:
-                put_uncompiled(installed, image)
             with Lab(names=[pod], shm="8g", share=shared) as lab:
                 starts += [start(lab.pods[0], name, job, volume) for name in names]
     return starts

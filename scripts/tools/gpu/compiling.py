@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import sys
 import time
@@ -12,9 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import to_builtins
 
-from agent.caches.cache_archive import Trust
-from agent.caches.cache_folder import CachePlace
-from agent.caches.cache_store import save, seed
+from agent.processes.cache_program import CachePlace, save, seed
 from tools.gpu.memory import read_last
 
 if TYPE_CHECKING:
@@ -30,16 +27,15 @@ def run(at: Work) -> None:
     place = CachePlace(
         volume=str(at.folder / "volume"),
         folder=str(at.folder / "node" / "caches"),
-        archive="gpu.caches",
+        archives=("gpu.tar.gz",),
         kind="gpu",
     )
-    trust = Trust("", os.getuid())
-    seed(place, trust)
+    seed(place)
     cold = at.figures["cold"] = started(at, "cold", place.root)
     at.figures["again"] = again = started(at, "again", place.root)
-    at.figures["archive"] = written(place, trust)
+    at.figures["archive"] = written(place)
     shutil.rmtree(place.root)
-    at.figures["seeding"] = to_builtins(seed(place, trust))
+    at.figures["seeding"] = to_builtins(seed(place))
     at.figures["seeded"] = seeded = started(at, "seeded", place.root)
     elsewhere = at.folder / "elsewhere"
     place.root.rename(elsewhere)
@@ -63,12 +59,12 @@ def started(at: Work, name: str, caches: Path) -> dict[str, Any]:
     return printed
 
 
-def written(place: CachePlace, trust: Trust) -> dict[str, float | int | str]:
+def written(place: CachePlace) -> dict[str, float | int | str]:
     """Have the agent write its archive; return its size and time."""
     began = time.monotonic()
-    result = save(place, trust, "run", "node")
+    result = save(place)
     return {
         "seconds": round(time.monotonic() - began, 2),
-        "mb": round(place.path.stat().st_size / 1e6, 2),
+        "mb": round(place.own_archive.stat().st_size / 1e6, 2),
         "result": result,
     }

@@ -43,7 +43,7 @@ def status(nodes: int, *, step: int = 25) -> dict[str, Any]:
         "stall": None,
         "advice": [],
         "checkpoint": {"step": 20, "at": "2026-11-22T07:05:00Z"},
-        "caches": {"state": "seeded", "detail": "from /workspace/compile-caches/h100.caches"},
+        "caches": {"state": "seeded", "detail": "from /workspace/compile-caches/h100.tar.gz"},
         "price": 12.0,
         "price_source": "AGENT_PRICE_PER_HOUR",
         "cost": 12.5,

@@ -123,7 +123,7 @@ def test_compile_caches() -> None:
     """How the head's were seeded, and which nodes started cold; nothing where none are kept."""
     run = run_of(3)
     (line,) = [line for line in lines(run) if line.startswith("compile caches")]
-    assert "seeded  from /workspace/compile-caches/h100.caches" in line
+    assert "seeded  from /workspace/compile-caches/h100.tar.gz" in line
     assert line.endswith("cold on pod2")
     assert not [line for line in lines({**run, "caches": None}) if "compile caches" in line]
 

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
+from agent.base.errors import PreflightError
 from agent.base.text import own_command
 from agent.cli import warm_verb
 from agent.cli.parser import parse
+from agent.cli.warm_verb import seed_caches
+from agent.processes.cache_program import CachePlace, save, seed
+from agent.run.plan_input import plan_from_environment
 from support import hub
+from support.cache_places import compile_here, contents
 from support.worlds import MACHINE, with_ray
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 STAND_IN = """
 import sys, pathlib, os
@@ -75,6 +78,51 @@ def test_caches_without_a_model(
     warm_verb.run({"AGENT_CACHE_DIR": "/none/volume"}, options)
     cold = "compile caches: cold: no archive of this kind of node in /none/volume yet\n"
     assert capsys.readouterr().out == cold
+
+
+def test_caches_are_seeded_as_by_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the archive of the command's Python, into the folder that the run will use."""
+    around = str(tmp_path / "own")
+    monkeypatch.setattr("agent.run.read_caches.private_folder", lambda _facts: around)
+    (tmp_path / "bin").mkdir()
+    python = tmp_path / "bin/python3"
+    python.write_text("#!/bin/sh\nexit 1\n")  # it does not start: it has no versions
+    python.chmod(0o755)
+    command = [str(python), "train.py"]
+    environ = {"AGENT_CACHE_DIR": str(tmp_path / "volume")}
+    caches = plan_from_environment(environ, command).caches
+    without = plan_from_environment(environ, None).caches
+    assert caches is not None
+    assert without is not None
+    assert caches.folder != without.folder
+
+    place = CachePlace(caches.volume, caches.folder, caches.archives, caches.kind.digest)
+    seed(place)
+    compile_here(place, "triton/a/x")
+    save(place)
+    shutil.rmtree(caches.folder)
+    assert seed_caches(environ, command).startswith(f"seeded from {place.own_archive} (1 file(s)")
+    assert contents(place) == {"triton/a/x": "code"}
+    token = {**environ, "RAY_AUTH_TOKEN": "token-0123456789abcdef", "AGENT_ALLOW_INSECURE": "1"}
+    shutil.rmtree(caches.folder)
+    assert seed_caches(token, command).startswith("cold: no archive")
+
+
+def test_a_cache_folder_that_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A link in its place is refused; what keeps all caches where they are is the sentence."""
+    around = tmp_path / "own"
+    monkeypatch.setattr("agent.run.read_caches.private_folder", lambda _facts: str(around))
+    environ = {"AGENT_CACHE_DIR": str(tmp_path / "volume")}
+    caches = plan_from_environment(environ, None).caches
+    assert caches is not None
+    around.mkdir(mode=0o700)
+    Path(caches.folder).symlink_to(tmp_path)
+    with pytest.raises(PreflightError, match="is not this user's own"):
+        seed_caches(environ, None)
+    shutil.rmtree(around)
+    around.write_text("")
+    assert seed_caches(environ, None) == f"left out: {around} is not this user's own"
+    assert seed_caches({"AGENT_CACHE_DIR": "off"}, None) == ""
 
 
 def test_caches_of_a_run_that_would_be_refused(tmp_path: Path) -> None:

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from msgspec.structs import replace
 
 from agent.base.errors import SettingsError
-from agent.caches.cache_files import STATE
-from agent.caches.cache_folder import note_uncompiled
 from agent.job.compile_caches import (
     LIBRARY_CACHES,
     CompileCaches,
@@ -34,6 +31,7 @@ from support.worlds import MACHINE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
     from agent.node.facts import Facts
 
@@ -58,7 +56,7 @@ def test_each_library_has_its_own_folder() -> None:
     assert len({*variables.values()}) == len(LIBRARY_CACHES)
     other = replace(HERE, kind=replace(KIND, gpu="H200", driver="9"))
     assert other.variables({}) == variables
-    assert other.archive != HERE.archive
+    assert {*other.archives}.isdisjoint(HERE.archives)
 
 
 @pytest.mark.parametrize(
@@ -84,18 +82,13 @@ def test_who_shares_archives() -> None:
     assert seal[:8] not in signer_of(seal, 0)
 
 
-def test_the_archives_name() -> None:
-    """It says for which GPU it is, and fits a file name."""
-    assert HERE.archive == f"nvidia-h100-80gb-hbm3-{KIND.digest}-u0.caches"
+def test_the_archives_names() -> None:
+    """They say for which GPU and role they are, and fit a file name: the node's own is first."""
+    head, worker = HERE.archives
+    assert head == f"nvidia-h100-80gb-hbm3-{KIND.digest}-head-u0.tar.gz"
+    assert replace(HERE, is_head=False).archives == (worker, head)
     cpu = replace(HERE, kind=replace(KIND, gpu=""))
-    assert cpu.archive.startswith("x86_64-")
-
-
-def test_environments_have_archives_of_their_own() -> None:
-    """Where Python's files are kept: a node writes back only those of its own folders."""
-    here, other = (replace(HERE, packages=(f"/opt/{name}/lib",)) for name in ("venv", "other"))
-    assert len({HERE.archive, here.archive, other.archive}) == 3
-    assert here.folder == other.folder == HERE.folder
+    assert cpu.archives[0].startswith("x86_64-")
 
 
 VOLUME = Mount("/workspace", "nfs4", "server:/x")
@@ -159,7 +152,7 @@ def test_the_kind_is_that_of_the_jobs_python(
     def ask(executable: str) -> RayPython:
         asked.append(executable)
         libraries = {"torch": "2.13.0"}
-        return replace(MACHINE.ray, executable=executable, libraries=libraries, installed="ab")
+        return replace(MACHINE.ray, executable=executable, libraries=libraries)
 
     monkeypatch.setattr("agent.node.read.ask_python", ask)
     environ = {"AGENT_CACHE_DIR": "/vol", "PATH": str(tmp_path / "bin")}
@@ -167,7 +160,6 @@ def test_the_kind_is_that_of_the_jobs_python(
         caches, _ = caches_of(environ, command=command)
         assert caches is not None
         assert caches.kind.versions == {"torch": "2.13.0"}
-        assert caches.installed == "ab"
     caches, _ = caches_of(environ, command=[sys.executable, "train.py"])
     assert caches is not None
     assert caches.kind.versions == {}
@@ -254,12 +246,8 @@ def test_the_plan_shows_them(tmp_path: Path) -> None:
     plan = with_archive_size(plan_from_environment(environ, COMMAND))
     assert plan.caches is not None
     line = next(row.text for row in summary(plan) if row.label.startswith("caches:"))
-    none_yet = f"none yet in {tmp_path} ({plan.caches.archive}): a fresh node starts cold"
+    none_yet = f"none yet in {tmp_path} ({plan.caches.archives[0]}): a fresh node starts cold"
     assert line == f"{none_yet}; kept in {plan.caches.folder}"
-
-    bare = replace(plan, caches=replace(plan.caches, packages=("/x",)))
-    line = next(row.text for row in summary(bare) if row.label.startswith("caches:"))
-    assert line.endswith("; Python's .pyc files beside their sources")
 
     file = tmp_path / "file"
     file.touch()
@@ -267,12 +255,13 @@ def test_the_plan_shows_them(tmp_path: Path) -> None:
     warning = next(row for row in lost.findings if row.check == "compile caches")
     assert warning.what == f"AGENT_CACHE_DIR: {file} is a file, not a folder: nothing will be kept"
 
-    archive = tmp_path / plan.caches.archive
+    archive = tmp_path / plan.caches.archives[1]  # a worker's, where the head has none yet
     archive.write_bytes(b"x" * 3000)
     plan = with_archive_size(plan)
     assert plan.caches is not None
     data: dict[str, Any] = to_json(plan)["caches"]
-    assert (data["archive_bytes"], data["archive_fault"]) == (3000, "")
+    assert (data["archive"], data["archive_bytes"]) == (archive.name, 3000)
+    assert data["archive_fault"] == ""
     line = next(row.text for row in summary(plan) if row.label.startswith("caches:"))
     assert line == f"seeded from {archive} (3 KiB), kept in {plan.caches.folder}"
     assert data["variables"]["VLLM_CACHE_ROOT"] == f"{plan.caches.folder}/vllm"
@@ -297,7 +286,7 @@ def test_a_volume_that_cannot_be_looked_at(tmp_path: Path) -> None:
     assert plan.caches is not None
     line = next(row.text for row in summary(plan) if row.label.startswith("caches:"))
     why = "cannot be read: Too many levels of symbolic links"
-    assert line == f"{loop}/{plan.caches.archive} {why}; kept in {plan.caches.folder}"
+    assert line == f"{loop} {why}; kept in {plan.caches.folder}"
     assert to_json(plan)["caches"]["archive_fault"] == "Too many levels of symbolic links"
 
 
@@ -312,36 +301,3 @@ def test_launchers_without_ray_have_them(tmp_path: Path) -> None:
     plan = plan_from_environment(environ, COMMAND)
     assert plan.caches is not None
     assert plan.environment("10.0.0.1", "10.0.0.1").items() >= plan.caches.variables({}).items()
-
-
-def test_whose_compiled_python_files_count(tmp_path: Path) -> None:
-    """Those of packages that came without, if this Python can check them, beside their sources."""
-    torch = tmp_path / "torch"
-    torch.mkdir()
-    (torch / "__init__.py").write_text("")
-    environ = {"AGENT_CACHE_DIR": str(tmp_path / "volume")}
-    folders = (str(tmp_path),)
-    python = replace(MACHINE.ray, package_folders=folders, cache_tag=sys.implementation.cache_tag)
-    machine = replace(MACHINE, ray=python, temp=str(tmp_path / "temp"))
-
-    def packages(environ: Mapping[str, str], facts: Facts) -> tuple[str, ...]:
-        caches, _ = caches_of(environ, facts, None)
-        assert caches is not None
-        return caches.packages
-
-    assert packages(environ, machine) == folders
-    caches, _ = caches_of(environ, machine, None)
-    assert caches is not None
-    assert caches.argv("seed")[-2:] == ["--packages", str(tmp_path)]
-
-    elsewhere = {**environ, "PYTHONPYCACHEPREFIX": "/mine"}
-    assert packages(elsewhere, machine) == ()
-    assert packages(environ, replace(machine, ray=replace(python, cache_tag="cpython-99"))) == ()
-
-    # An image that brings them; and the node of an earlier run that has compiled them.
-    (torch / "__pycache__").mkdir()
-    (torch / f"__pycache__/__init__.{sys.implementation.cache_tag}.pyc").write_text("")
-    assert packages(environ, machine) == ()
-    Path(caches.folder, STATE).mkdir(parents=True)
-    note_uncompiled(Path(caches.folder))
-    assert packages(environ, machine) == folders

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from msgspec.structs import asdict
@@ -13,6 +13,9 @@ from agent.base.text import own_command
 from agent.node import read
 from agent.node.facts import RayPython
 from agent.node.python_facts import of_command
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 WITHOUT = {"PATH": "/nowhere"}
 
@@ -119,26 +122,3 @@ def test_our_programs_need_none_of_our_libraries(tmp_path: Path, program: str) -
         assert "Bridge.__init__() missing 2 required positional arguments" in done.stderr
     else:
         assert done.returncode == 0, done.stderr
-
-
-def test_the_folders_of_a_python() -> None:
-    """Its standard library and what is installed for it, and the form of its compiled files."""
-    here = read.find_ray(None)
-    assert here.cache_tag == sys.implementation.cache_tag
-    library, *installed = here.package_folders
-    assert (Path(library) / "json/__init__.py").is_file()
-    assert any((Path(folder) / "msgspec/__init__.py").is_file() for folder in installed)
-
-
-def test_what_is_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another version of any package changes the digest."""
-    monkeypatch.syspath_prepend(str(tmp_path))
-    digests = [read.find_ray(None).installed]
-    for version in ("4.56.0", "4.57.0"):
-        folder = tmp_path / f"transformers-{version}.dist-info"
-        folder.mkdir()
-        digests.append(read.find_ray(None).installed)
-        assert read.find_ray(None).installed == digests[-1]
-        folder.rmdir()
-    assert len({*digests}) == 3
-    assert digests[0] == read.find_ray(None).installed

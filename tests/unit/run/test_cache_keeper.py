@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import py_compile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +14,10 @@ from agent.job.compile_caches import CompileCaches, seal_of, signer_of
 from agent.job.services import CACHES, Placeholders
 from agent.node.node_kind import NodeKind
 from agent.plan.plan import CACHES_LOG
+from agent.processes.cache_program import CachePlace
+from agent.processes.cache_program import seed as seed_place
 from agent.run import cache_keeper
+from agent.run.cache_keeper import CacheLook, is_due
 from agent.run.local_services import LocalWork
 from support.cache_places import compile_here, make_older
 from support.node_runs import node_run_with, node_run_with_caches
@@ -24,7 +26,6 @@ if TYPE_CHECKING:
     from agent.run.node_run import NodeRun
 
 KIND = NodeKind("", "", "x86_64", "ab", "", "3.11.7", {"torch": "2.8.0"})
-TIMESTAMP = py_compile.PycInvalidationMode.TIMESTAMP
 DONE = ends.JOB_SUCCEEDED.outcome(before="")
 FAILED = ends.JOB_FAILED.outcome(code=7, code_name="7", details="", before="")
 LOST = ends.HEAD_LOST.outcome()
@@ -37,9 +38,7 @@ PATHS = ("triton/a/earlier", "triton/a/just-now")
 def node_run(folder: Path, name: str) -> NodeRun:
     """Return the run of a node that keeps caches; all nodes share the volume."""
     caches = CompileCaches(str(folder / "volume"), str(folder / name / "own"), KIND, "u0")
-    run = node_run_with_caches(folder / name, caches)
-    run.run_id = f"run-of-{name}"
-    return run
+    return node_run_with_caches(folder / name, caches)
 
 
 async def seed(run: NodeRun) -> None:
@@ -57,7 +56,7 @@ def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def archives(folder: Path) -> list[Path]:
     """Return the archives on the volume."""
-    return [*(folder / "volume").glob("*.caches")]
+    return [*(folder / "volume").glob("*.tar.gz")]
 
 
 @pytest.mark.usefixtures("quiet")
@@ -81,12 +80,33 @@ def test_written_back_beside_the_job(tmp_path: Path) -> None:
 
         await seed(second)
         assert second.caches.state == "seeded"
+        await second.caches.look()
+        assert not second.folder.file(CACHES_LOG).exists()
         assert second.stats.snapshot({}).caches == "seeded"
         shown = second.caches.to_status()
         assert shown is not None
         assert shown["state"] == "seeded"
 
     anyio.run(story)
+
+
+QUIET = CacheLook(3, 300, 100.0)
+LATER = 100.0 + times.CACHES_QUIET
+
+
+@pytest.mark.parametrize(
+    ("look", "now", "next_save", "expected"),
+    [
+        (QUIET, LATER, LATER, True),
+        (QUIET, LATER - 1, 0.0, False),  # a new file has just come
+        (QUIET, LATER, LATER + 1, False),  # it was written lately
+        (CacheLook(2, 200, 100.0), LATER, 0.0, False),  # as the archive has it
+        (CacheLook(), LATER, 0.0, False),
+    ],
+)
+def test_when_to_write(look: CacheLook, now: float, next_save: float, *, expected: bool) -> None:
+    """Once something is new, no file has come for a while, and the last write is long ago."""
+    assert is_due(look, CacheLook(2, 200, 50.0), now, next_save) == expected
 
 
 @pytest.mark.parametrize(
@@ -121,34 +141,6 @@ def test_written_back_at_the_end(tmp_path: Path, outcome: ends.Outcome, written:
         assert fresh.plan.caches is not None
         folder = Path(fresh.plan.caches.folder)
         assert [path for path in PATHS if (folder / path).exists()] == written
-
-    anyio.run(story)
-
-
-@pytest.mark.parametrize("at_end", [False, True], ids=["beside the job", "at its end"])
-@pytest.mark.usefixtures("quiet")
-def test_pythons_own_files_are_written_back(tmp_path: Path, *, at_end: bool) -> None:
-    """Where packages came without any, though nothing else was compiled."""
-    package = tmp_path / "site-packages/slow.py"
-    package.parent.mkdir()
-    package.write_text("VALUE = 1")
-    run = node_run(tmp_path, "node")
-    assert run.plan.caches is not None
-    caches = replace(run.plan.caches, packages=(str(package.parent),))
-    run = node_run_with_caches(tmp_path / "node", caches)
-    run.run_id = "run-of-node"
-
-    async def story() -> None:
-        await seed(run)
-        py_compile.compile(str(package), invalidation_mode=TIMESTAMP)
-        if at_end:
-            await run.caches.save_at_end(DONE)
-        else:
-            await run.caches.look()
-        assert len(archives(tmp_path)) == 1
-        written = archives(tmp_path)[0].stat()
-        await run.caches.look()
-        assert archives(tmp_path)[0].stat().st_mtime_ns == written.st_mtime_ns
 
     anyio.run(story)
 
@@ -222,4 +214,9 @@ def test_a_token_signs(tmp_path: Path) -> None:
         await run.caches.save_at_end(DONE)
 
     anyio.run(story)
-    assert archives(tmp_path)[0].read_bytes().split(b"\n")[1].startswith(b"signed ")
+    (archive,) = archives(tmp_path)
+    assert signer in archive.name
+    assert token.encode() not in archive.read_bytes()
+    place = CachePlace(caches.volume, str(tmp_path / "fresh/x"), caches.archives, KIND.digest)
+    assert seed_place(replace(place, seal=seal_of(f"{token}x"))).state == "cold"
+    assert seed_place(replace(place, seal=seal_of(token))).state == "seeded"
