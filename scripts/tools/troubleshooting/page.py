@@ -1,4 +1,4 @@
-"""The page docs/troubleshooting.md: log messages, findings of checks, known problems."""
+"""The page docs/troubleshooting.md: log messages, and findings of checks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from agent.checks.finding import Level
 from agent.diagnosis.rows import Again, sign_of, table
 from tools.troubleshooting.bad_machine import findings
-from tools.troubleshooting.pains import PAINS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -73,7 +72,7 @@ _IN_A_BUNDLE = (
 def page(root: Path) -> str:
     """Return the whole page."""
     messages = (root / MESSAGES).read_text(encoding="utf-8")
-    parts = (_TOP, messages, *_bundle(), *_logs(), *_checks(), *_pains())
+    parts = (_TOP, messages, *_bundle(), *_logs(), *_checks())
     return "\n".join(parts) + "\n"
 
 
@@ -159,31 +158,6 @@ def _checks() -> Iterator[str]:
     for one in findings():
         if one.level is not Level.OK:
             yield _row(one.check, one.level.value, one.what, one.remedy)
-    yield ""
-
-
-def _pains() -> Iterator[str]:
-    answered = sum(bool(pain.answers) for pain in PAINS)
-    whole = sum(bool(pain.answers) and not pain.is_open for pain in PAINS)
-    yield "## Known problems"
-    yield ""
-    yield _paragraph(
-        f"From the issue trackers of Ray, the frameworks and the platforms: {answered} of "
-        f"{len(PAINS)} are avoided, checked or explained, {whole} of them completely."
-    )
-    yield ""
-    yield "| | symptom | answer | test | open |"
-    yield "| --- | --- | --- | --- | --- |"
-    for pain in PAINS:
-        answers = [f"{a.how}{f' ({a.what})' if a.what else ''}" for a in pain.answers]
-        tests = dict.fromkeys(f"`{a.test.removeprefix('tests/')}`" for a in pain.answers)
-        yield _row(
-            str(pain.number),
-            pain.symptom,
-            ", ".join(answers) or "none",
-            "<br>".join(tests),
-            pain.is_open,
-        )
 
 
 def _paragraph(text: str) -> str:
