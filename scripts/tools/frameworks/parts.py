@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from agent.frameworks.recipe import MisfitError
+from tools.frameworks.collected_adapters import collected_adapters
 from tools.frameworks.commands import Made, made
 from tools.frameworks.facts import openrlhf_m, search_r1
 from tools.frameworks.faults import Case, Fault
@@ -47,6 +48,7 @@ STARTED = {
     "start-verl": start_verl,
     "start-openrlhf": start_openrlhf,
     "first-sync-verl": first_sync,
+    "adapters-verl": collected_adapters,
 }
 FACTS = {"openrlhf-m": openrlhf_m.judge_one, "search-r1": search_r1.judge_one}
 
@@ -74,6 +76,7 @@ PARTS = (
     Part("start-verl", "verl", "0.9.1", how="started"),
     Part("start-openrlhf", "openrlhf", "0.11.2", how="started"),
     Part("first-sync-verl", "verl", "0.9.1", how="started"),
+    Part("adapters-verl", "verl", "0.9.1", how="started"),
 )
 
 
@@ -88,7 +91,9 @@ OF_SOME = {
     "started_openrlhf.py": ("start-openrlhf",),
     "inside/openrlhf_rollout.py": ("start-openrlhf",),
     "stand_ins/": ("start-openrlhf",),
-    "first_sync.py": ("first-sync-verl",),
+    "collected_adapters.py": ("adapters-verl",),
+    "inside/collected_adapters.py": ("adapters-verl",),
+    "first_sync.py": ("first-sync-verl", "adapters-verl"),
     "inside/first_sync.py": ("first-sync-verl",),
 }
 """Path prefixes of files that only some parts use: a change to them leaves others valid."""
