@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 from msgspec import to_builtins
 
 from agent.base.text import NO_TERMINAL, Line, escaped, first_names, map_texts
-from agent.checks.finding import ORDER, Finding, Level, passed_lines, problem_lines, toned_line
+from agent.checks.finding import ORDER, Level, passed_lines, problem_lines, toned_line
 from agent.checks.machine import found_on
 from agent.cli.options import JSON, flag
 from agent.cli.printing import print_json, terminal_of
-from agent.cli.running_head import in_known_format, require_head
+from agent.cli.running_head import read_answer, require_head
+from agent.port.status_model import FindingsStatus
 from agent.run.plan_input import examine_machine
 from agent.settings.redact import redactor_for
 
@@ -62,31 +63,26 @@ def show_findings(
 ) -> int:
     """Print all nodes' findings, which the head has; return 0, or 78 where a check fails."""
     data = map_texts(require_head(environ).ask("/findings"), escaped)
+    known = read_answer(data, FindingsStatus)
 
-    with in_known_format():
-        # Which findings are there, and of which nodes? The worst come first.
-        count = len(data["nodes"])
-        findings = [
-            (
-                Finding(row["check"], Level(row["level"]), row["what"], row["remedy"]),
-                _names_of(row.get("nodes", ["between nodes"]), count),
-            )
-            for row in (*data["between"], *data["findings"])
-        ]
-        findings.sort(key=lambda pair: ORDER.index(pair[0].level))
-        failed = any(finding.level is Level.FAIL for finding, _ in findings)
+    # Which findings are there, and of which nodes? The worst come first.
+    count = len(known.nodes)
+    findings = [(finding, "between nodes") for finding in known.between]
+    findings += [(finding, _names_of(finding.nodes, count)) for finding in known.findings]
+    findings.sort(key=lambda pair: ORDER.index(pair[0].level))
+    failed = any(finding.level is Level.FAIL for finding, _ in findings)
 
-        lines = [
-            toned_line(finding, f" [{nodes}]")
-            for finding, nodes in findings
-            if verbose or finding.level is not Level.OK
-        ]
-        lines += [
-            Line("     ", f"nothing is known about {name}: no agent runs there")
-            for name in data["unknown"]
-        ]
-        if not verbose:
-            lines += passed_lines(finding for finding, _ in findings)
+    lines = [
+        toned_line(finding, f" [{nodes}]")
+        for finding, nodes in findings
+        if verbose or finding.level is not Level.OK
+    ]
+    lines += [
+        Line("     ", f"nothing is known about {name}: no agent runs there")
+        for name in known.unknown
+    ]
+    if not verbose:
+        lines += passed_lines(finding for finding, _ in findings)
 
     if as_json:
         print(json.dumps({"ok": not failed, **data}, indent=2))
@@ -95,5 +91,5 @@ def show_findings(
     return _REFUSED if failed else 0
 
 
-def _names_of(nodes: list[str], count: int) -> str:
+def _names_of(nodes: tuple[str, ...], count: int) -> str:
     return "all nodes" if len(nodes) == count > 1 else first_names(nodes)

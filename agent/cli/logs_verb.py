@@ -52,7 +52,7 @@ def show_logs(
         _print_log(redactor_for(environ, None).clean(text))
         return
 
-    workers = {str(node.get("name")) for node in head.status.get("nodes", [])}
+    workers = {node.name for node in head.agent.nodes}
     node, name = node_and_log(words, workers)
     path = f"/logs/{quote(node, safe='')}/{quote(name, safe='')}"
     part = _print_part(head, path, chosen)

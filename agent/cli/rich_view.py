@@ -6,6 +6,7 @@ import signal
 import sys
 from typing import TYPE_CHECKING
 
+from msgspec import UNSET
 from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
@@ -18,12 +19,13 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from agent.base.text import Line
-    from agent.port.status import Status
+    from agent.cli.running_head import Received
+    from agent.port.status_model import JudgedStatus
 
 _STYLES = {"title": "bold", "good": "green", "busy": "yellow", "bad": "bold red", "dim": "dim"}
 
 
-def rich_view(status: Status, outage: str, height: int, width: int) -> Group:
+def rich_view(status: JudgedStatus, outage: str, height: int, width: int) -> Group:
     """Return at most `height` lines: the status in one look, then the job's last output."""
     shown = [_text(outage, "bad")] if outage else []
     terminal = Terminal(width)
@@ -31,7 +33,10 @@ def rich_view(status: Status, outage: str, height: int, width: int) -> Group:
         first, *more = terminal.render([line], str).splitlines() or [""]
         shown.append(_labelled(first, line))
         shown += [_text(text, "") for text in more]
-    tail = [_text(line, "dim") for line in map(one_line, status.get("job_tail", []))]
+    tail = [
+        _text(line, "dim")
+        for line in map(one_line, () if status.job_tail is UNSET else status.job_tail)
+    ]
     room = max(0, height - len(shown))
     return Group(*shown[:height], *tail[len(tail) - min(room, len(tail)) :])
 
@@ -68,7 +73,7 @@ class LiveScreen:
     def __exit__(self, *_: object) -> None:
         self._live.stop()
 
-    def __call__(self, status: Status, outage: str) -> None:
-        """Show a status, and why there is no newer one; raises for one that cannot be shown."""
-        view = rich_view(status, outage, self._console.height - 1, self._console.width)
+    def __call__(self, received: Received, outage: str) -> None:
+        """Show a status, and why there is no newer one."""
+        view = rich_view(received.status, outage, self._console.height - 1, self._console.width)
         self._live.update(view, refresh=True)

@@ -3,33 +3,76 @@
 from __future__ import annotations
 
 import json
-from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, NamedTuple
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+from msgspec import ValidationError
 
 from agent.base.errors import UnavailableError
 from agent.base.ports import port_map
 from agent.base.text import escaped, in_url, is_loopback, map_texts, nearly_equal
+from agent.base.typed import convert
+from agent.base.value import Value
 from agent.cli.http_request import ask
 from agent.plan.plan import log_root
 from agent.platforms.resolve import port_base
+from agent.port.status_model import HeadAddress, JudgedStatus
 from agent.record import run_folder
 from agent.settings import load
 from agent.settings.model import SECRET_FILE_VARIABLES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
     from agent.settings.model import Settings
 
+T = TypeVar("T")
 HEAD = "head"
 
 
-class RunningHead(NamedTuple):
-    """A head's status, its host and port, and this node's settings."""
+class NamedNode(Value):
+    """A node of a head's status."""
 
-    status: dict[str, Any]
+    name: str
+
+
+class Agent(Value):
+    """What the agents of all versions say of themselves."""
+
+    role: str
+    phase: str
+    waits: list[object]
+    run_id: str = ""
+    nodes: tuple[NamedNode, ...] = ()
+    head: HeadAddress | None = None  # of a worker
+
+
+class AgentAnswer(NamedTuple):
+    """What an agent answers: its JSON, and what every version has of it."""
+
+    data: dict[str, Any]
+    agent: Agent
+
+
+class Received(NamedTuple):
+    """A status, and as it was sent."""
+
+    status: JudgedStatus
+    data: dict[str, Any]
+
+
+class RunningHead(NamedTuple):
+    """A head's answer, its host and port, and this node's settings."""
+
+    data: dict[str, Any]  # its status as it was sent
+    agent: Agent
     where: str
     settings: Settings
+
+    @property
+    def status(self) -> JudgedStatus:
+        """Return its status; raises for that of another version."""
+        return read_answer(self.data, JudgedStatus)
 
     def secret(self) -> str | None:
         """Return the token, else the key in the folder of the head's run.
@@ -39,8 +82,7 @@ class RunningHead(NamedTuple):
         token = self.settings.ray_auth_token
         if token is not None:
             return token.reveal()
-        run_id = str(self.status.get("run_id") or "")
-        return run_folder.newest_key(log_root(self.settings), run_id)
+        return run_folder.newest_key(log_root(self.settings), self.agent.run_id)
 
     def ask(self, path: str, *, post: bool = False) -> Any:  # noqa: ANN401 - any JSON
         """Return the JSON answer to a request that needs the token or key; raises if refused."""
@@ -95,13 +137,13 @@ def find_head(environ: Mapping[str, str]) -> RunningHead | str:
     # Is it this node's agent? An ssh shell lacks the variables that name the head.
     where = f"127.0.0.1:{port}"
     local = status_at(where, settings)
-    if isinstance(local, dict) and local["role"] == HEAD:
-        return RunningHead(local, where, settings)
+    if isinstance(local, AgentAnswer) and local.agent.role == HEAD:
+        return RunningHead(*local, where, settings)
 
     # Who names the head: this node's agent, or the variables?
-    named = local.get("head") if isinstance(local, dict) else None
-    if isinstance(named, dict):
-        where = f"{in_url(str(named.get('host')))}:{named.get('port')}"
+    named = None if isinstance(local, str) else local.agent.head
+    if named is not None:
+        where = f"{in_url(str(named.host))}:{named.port}"
     elif settings.head is not None:
         where = f"{in_url(settings.head)}:{port}"
     elif settings.head_pod_id is not None:
@@ -110,12 +152,12 @@ def find_head(environ: Mapping[str, str]) -> RunningHead | str:
         why = local if isinstance(local, str) else f"{where} names no head"
         return f"{why}; set AGENT_HEAD or HEAD_POD_ID to ask from elsewhere"
 
-    status = status_at(where, settings)
-    if isinstance(status, str):
-        return status
-    if status["role"] != HEAD:
-        return f"{where}: the agent there is a {status['role']}'s, not the head's"
-    return RunningHead(status, where, settings)
+    answer = status_at(where, settings)
+    if isinstance(answer, str):
+        return answer
+    if answer.agent.role != HEAD:
+        return f"{where}: the agent there is a {answer.agent.role}'s, not the head's"
+    return RunningHead(*answer, where, settings)
 
 
 def own_port(environ: Mapping[str, str], settings: Settings) -> int:
@@ -124,7 +166,7 @@ def own_port(environ: Mapping[str, str], settings: Settings) -> int:
     return port_map(settings.ray_port, settings.dashboard_port, settings.port, base).agent
 
 
-def status_at(where: str, settings: Settings) -> dict[str, Any] | str:
+def status_at(where: str, settings: Settings) -> AgentAnswer | str:
     """Return the status of the agent at a host and port, or why there is none."""
     token = settings.ray_auth_token
     answer = ask(f"http://{where}/status", None if token is None else token.reveal())
@@ -132,17 +174,15 @@ def status_at(where: str, settings: Settings) -> dict[str, Any] | str:
         raise UnavailableError(f"{where}: it asks for the cluster's RAY_AUTH_TOKEN")
     if answer.status != 200:
         return f"{where}: {answer.failure}"
-    with suppress(ValueError, RecursionError):
+    with suppress(ValueError, RecursionError, ValidationError):
         data = map_texts(json.loads(answer.body), escaped)
-        if isinstance(data, dict) and {"role", "phase", "waits"} <= data.keys():
-            return data
+        return AgentAnswer(data, convert(data, Agent))
     return f"{where}: whatever listens there is no agent"
 
 
-@contextmanager
-def in_known_format() -> Iterator[None]:
-    """Report data of another version's agent as an error of the user."""
+def read_answer(data: object, kind: type[T]) -> T:
+    """Read an agent's answer; raises for that of another version, as an error of the user."""
     try:
-        yield
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        return convert(data, kind)
+    except ValidationError as error:
         raise UnavailableError("an agent of another version answers: try --json") from error

@@ -11,7 +11,7 @@ from agent.cli.http_request import ask
 from agent.cli.options import JSON, flag
 from agent.cli.past_run import newest_run, past_status
 from agent.cli.printing import terminal_of
-from agent.cli.running_head import find_head, in_known_format, own_port, reader_settings
+from agent.cli.running_head import find_head, own_port, reader_settings
 from agent.cli.watch_status import follow_status, screen, show_until_end
 from agent.port.brief_status import brief_lines
 from agent.port.status import status_lines
@@ -62,14 +62,13 @@ def show_status(
             show_until_end(show, head.where, follow_status(head))
         return
 
-    with in_known_format():
-        if as_json:
-            text = json.dumps(head.status)
-        else:
-            lines = brief_lines(head.status)
-            if has_all:
-                lines += [Line(""), *status_lines(head.status)]
-            text = terminal.render(lines, str)
+    if as_json:
+        text = json.dumps(head.data)
+    else:
+        lines = brief_lines(head.status)
+        if has_all:
+            lines += [Line(""), *status_lines(head.status)]
+        text = terminal.render(lines, str)
     print(text, flush=True)
 
 

@@ -28,7 +28,7 @@ def stop(environ: Mapping[str, str]) -> None:
     """Ask the head to stop, and wait until its port is closed; raises if refused."""
     head = require_head(environ)
     within = head.ask("/stop", post=True)["within"] + _STOP_VERB_MARGIN
-    warn(f"run {head.status.get('run_id')} is being stopped")
+    warn(f"run {head.agent.run_id} is being stopped")
     over = time.monotonic() + within
     while ask(f"http://{head.where}/livez", limit=2.0).status:
         if time.monotonic() > over:

@@ -7,7 +7,7 @@ attempt, shows what it was.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from msgspec.structs import replace
 
@@ -34,8 +34,8 @@ WASTED: tuple[Part, ...] = ("boot", "wait", "stalled", "redone", "hold")
 _SHORTEST = 1  # second below which a part is left out of a sentence
 
 
-class Receipt(Value):
-    """The seconds of a run by what they were spent on."""
+class Parts(Value):
+    """An amount for each part of a run: its seconds, or its dollars."""
 
     boot: float = 0.0
     wait: float = 0.0
@@ -45,6 +45,62 @@ class Receipt(Value):
     stalled: float = 0.0
     redone: float = 0.0
     hold: float = 0.0
+
+    def of(self, *parts: Part) -> float:
+        """Return the sum of some parts."""
+        amounts: list[float] = [getattr(self, part) for part in parts]
+        return sum(amounts)
+
+    @property
+    def total(self) -> float:
+        """Return the sum of all parts."""
+        return self.of(*PARTS)
+
+    def times(self, factor: float, digits: int) -> Parts:
+        """Return each part multiplied and rounded."""
+        return Parts(**{part: round(factor * getattr(self, part), digits) for part in PARTS})
+
+
+class ReceiptStatus(Value):
+    """What a run's time was spent on, in seconds, and in dollars where the price is known."""
+
+    total: float
+    seconds: Parts
+    away: float
+    cost: Parts | None
+    wasted: float
+    cost_wasted: float | None
+    cost_per_step: float | None
+    has_steps: bool = True
+
+    def sentence(self) -> str:
+        """Return it in one line."""
+        names: dict[Part, str] = PARTS
+        if not self.has_steps:
+            names = {**PARTS, "first_step": "job", "training": "job"}
+        parts = []
+        for part, name in names.items():
+            spent = self.seconds.of(part)
+            if spent >= _SHORTEST:
+                notes = []
+                if self.cost is not None and self.cost.of(part):
+                    notes.append(f"${self.cost.of(part):.2f}")
+                if name == "job":
+                    notes.append("no steps known")
+                more = f" ({', '.join(notes)})" if notes else ""
+                parts.append(f"{name} {duration_text(spent)}{more}")
+        line = ", ".join(parts)
+
+        # What has a step cost, and how much money trained nothing?
+        if self.cost_per_step is None or self.cost_wasted is None:
+            return line
+        each = f"${self.cost_per_step:.2f} a step"
+        return f"{line}; {each}, ${self.cost_wasted:.2f} trained nothing"
+
+
+class Receipt(Parts):
+    """The seconds of a run by what they were spent on."""
+
     away: float = 0.0  # part of `wait`: no agent ran, which costs nothing
     steps: int = 0  # made in this run; one that was made again counts once
     has_steps: bool = True  # False: the job has printed none, which may be its way
@@ -53,37 +109,28 @@ class Receipt(Value):
         """Return it with more time of a part."""
         return replace(self, **{part: getattr(self, part) + max(0.0, seconds)})
 
-    @property
-    def total(self) -> float:
-        """Return the seconds of the run."""
-        return sum(self.seconds().values())
-
-    def seconds(self) -> dict[Part, float]:
-        """Return the seconds of each part."""
-        return {part: getattr(self, part) for part in PARTS}
-
-    def to_dict(self, price: float | None) -> dict[str, object]:
+    def to_status(self, price: float | None) -> ReceiptStatus:
         """Return it as status and outcome have it; `price` is dollars an hour of all nodes."""
         cost = None
         cost_wasted = None
         cost_per_step = None
         if price is not None:
             paid = replace(self, wait=max(0.0, self.wait - self.away))
-            dollars = {part: price * spent / 3600 for part, spent in paid.seconds().items()}
-            cost = {part: round(spent, 2) for part, spent in dollars.items()}
-            cost_wasted = round(sum(dollars[part] for part in WASTED), 2)
+            each = price / 3600
+            cost = paid.times(each, 2)
+            cost_wasted = round(paid.of(*WASTED) * each, 2)
             if self.steps:
-                cost_per_step = round(sum(dollars.values()) / self.steps, 4)
-        return {
-            "total": round(self.total, 1),
-            "seconds": {part: round(spent, 1) for part, spent in self.seconds().items()},
-            "away": round(self.away, 1),
-            "has_steps": self.has_steps,
-            "cost": cost,
-            "wasted": round(sum(self.seconds()[part] for part in WASTED), 1),
-            "cost_wasted": cost_wasted,
-            "cost_per_step": cost_per_step,
-        }
+                cost_per_step = round(paid.total * each / self.steps, 4)
+        return ReceiptStatus(
+            total=round(self.total, 1),
+            seconds=self.times(1, 1),
+            away=round(self.away, 1),
+            cost=cost,
+            wasted=round(self.of(*WASTED), 1),
+            cost_wasted=cost_wasted,
+            cost_per_step=cost_per_step,
+            has_steps=self.has_steps,
+        )
 
 
 class RunActivity(Value):
@@ -226,35 +273,3 @@ class Meter(Value):
             part = "redone"
         spent = self.spent.with_time(part, now - self.at)
         return replace(self, spent=spent, at=max(self.at, now))
-
-
-def sentence(receipt: dict[str, object]) -> str:
-    """Return a receipt in a line, from its form in status and outcome."""
-    seconds = receipt["seconds"]
-    cost = receipt.get("cost") or {}
-    assert isinstance(seconds, dict)  # noqa: S101 - as `to_dict` makes it
-    assert isinstance(cost, dict)  # noqa: S101 - same
-    names = PARTS
-    if not receipt.get("has_steps", True):
-        names = {**PARTS, **dict.fromkeys(("first_step", "training"), "job")}
-    parts = []
-    for part, name in names.items():
-        spent = seconds.get(part, 0.0)
-        if spent >= _SHORTEST:
-            notes = []
-            if cost.get(part):
-                notes.append(f"${cost[part]:.2f}")
-            if name == "job":
-                notes.append("no steps known")
-            more = f" ({', '.join(notes)})" if notes else ""
-            parts.append(f"{name} {duration_text(spent)}{more}")
-    return f"{', '.join(parts)}{_summary(receipt)}"
-
-
-def _summary(receipt: dict[str, Any]) -> str:
-    """Return what a step has cost, and how much money trained nothing; '' without steps."""
-    per_step = receipt.get("cost_per_step")
-    cost = receipt.get("cost_wasted")
-    if per_step is None or cost is None:
-        return ""
-    return f"; ${per_step:.2f} a step, ${cost:.2f} trained nothing"

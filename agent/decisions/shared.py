@@ -49,12 +49,6 @@ class Wait(Value):
         why = f", {evidence}" if evidence else ""
         return f"waiting for {self.what}{why} ({left} left)"
 
-    def to_dict(self, now: float) -> dict[str, object]:
-        """Return it as /status has it."""
-        left = round(self.deadline - now, 1)
-        data = {"what": self.what, "evidence": self.evidence, "seconds_left": left}
-        return {**data, "following": self.is_following}
-
     def is_over(self, now: float) -> bool:
         """Return whether the deadline has passed."""
         return now >= self.deadline

@@ -72,22 +72,6 @@ class Advice(Value):
     meaning: Meaning | None = None  # of the metric, where it is one
     is_reward_lost: bool = False  # whether the reward was lost at once, and not by the policy
 
-    def to_dict(self) -> dict[str, str | bool]:
-        """Return it as `/status` has it for every reader."""
-        what = self.plain or self.what
-        meaning = self.meaning or ""
-        return {
-            "what": what,
-            "remedy": self.remedy,
-            "state": self.state,
-            "meaning": meaning,
-            "is_reward_lost": self.is_reward_lost,
-        }
-
-    def to_warning(self) -> dict[str, str]:
-        """Return it as `/status` has warnings."""
-        return {"check": "training", "what": self.what, "remedy": self.remedy}
-
 
 class RewardFailure(Value):
     """What failed beside the policy, on the clock of the progress."""

@@ -13,8 +13,6 @@ from fnmatch import fnmatchcase
 from itertools import islice, pairwise
 from statistics import fmean
 
-import msgspec
-
 from agent.base.value import Value
 from agent.frameworks.step_format import MEANINGS, Meaning
 from agent.job.progress import names_of, of_evaluation, place_of
@@ -37,6 +35,26 @@ class AttemptMark(Value):
     number: int
     first: int
     after: int | None = None
+
+
+class PointsPart(Value):
+    """Points of one key."""
+
+    steps: list[int]
+    values: list[float]
+
+
+class SeriesPart(Value):
+    """Curves, and the marks beside them, as the port serves them."""
+
+    keys: Mapping[str, PointsPart]
+    meanings: Mapping[str, str]
+    """The key of what people look at."""
+    attempts: tuple[AttemptMark, ...]
+    """Each began at its first step, after the last one before."""
+    of: int | None
+    checkpoints: tuple[tuple[int, str | None], ...] = ()
+    """The step and the time of each."""
 
 
 class PointsState(Value):
@@ -117,20 +135,20 @@ class Points:
             self.values.pop()
             self._behind = 0
 
-    def since(self, step: int | None) -> dict[str, list[float]]:
+    def since(self, step: int | None) -> PointsPart:
         """Return the points after a step; None: all."""
         first = 0
         if step is not None:
             first = next((n for n, known in enumerate(self.steps) if known > step), len(self.steps))
-        return {"steps": [*self.steps[first:]], "values": self.values[first:]}
+        return PointsPart(self.steps[first:], self.values[first:])
 
-    def thinned(self, most: int) -> dict[str, list[float]]:
+    def thinned(self, most: int) -> PointsPart:
         """Return about so many points, with the newest one."""
         every = 1 + len(self.steps) // most
-        return {
-            "steps": [*self.steps[:-1:every], *self.steps[-1:]],
-            "values": [*self.values[:-1:every], *self.values[-1:]],
-        }
+        return PointsPart(
+            [*self.steps[:-1:every], *self.steps[-1:]],
+            [*self.values[:-1:every], *self.values[-1:]],
+        )
 
 
 class Series:
@@ -205,15 +223,11 @@ class Series:
             return None
         return fmean(values[-half:]) - fmean(values[:half])
 
-    def to_dict(self, since: int | None = None) -> dict[str, object]:
+    def part(self, since: int | None = None) -> SeriesPart:
         """Return the series as `/series` has them; `since` leaves out that step and all before."""
         keys = {name: self._keys[name].since(since) for name in self.names}
-        return {
-            "keys": {name: points for name, points in keys.items() if points["steps"]},
-            "meanings": self.meanings(),
-            "attempts": msgspec.to_builtins(self.attempts),
-            "of": self.of,
-        }
+        known = {name: points for name, points in keys.items() if points.steps}
+        return SeriesPart(known, self.meanings(), tuple(self.attempts), self.of)
 
     def meanings(self) -> dict[str, str]:
         """Return the key that shows each thing that people look at, where the job has one."""
@@ -237,19 +251,16 @@ class Series:
                 return min(matching)
         return None
 
-    def curves(self) -> dict[str, object]:
+    def curves(self) -> SeriesPart:
         """Return a few points of each curve with a meaning, under that name instead of the job's.
 
         The job's own names are text of its output, which not every reader may have.
         """
-        meanings = {name: key for name, key in self.meanings().items() if name in CURVES}
-        keys = {meaning: self._keys[name].thinned(FEW_POINTS) for meaning, name in meanings.items()}
-        return {
-            "keys": keys,
-            "meanings": {meaning: meaning for meaning in meanings},
-            "attempts": msgspec.to_builtins(self.attempts),
-            "of": self.of,
-        }
+        every = self.meanings()
+        meanings = {str(name): every[name] for name in CURVES if name in every}
+        keys = {name: self._keys[key].thinned(FEW_POINTS) for name, key in meanings.items()}
+        own = {name: name for name in meanings}
+        return SeriesPart(keys, own, tuple(self.attempts), self.of)
 
     def _make_room(self, name: str) -> None:
         """Add a key, in place of one that matters less where there are too many."""

@@ -16,6 +16,7 @@ from msgspec import Meta, field, to_builtins
 from msgspec.structs import replace
 
 from agent.base import times
+from agent.base.fields import Metric, of_kind, of_service
 from agent.base.ports import DEFAULTS
 from agent.base.text import in_url, own_command
 from agent.base.value import Count, Seconds, Value
@@ -25,8 +26,9 @@ from agent.settings.jobs import recipe_info
 from agent.settings.rules import BUNDLED, JUDGE, is_hub_id, is_url, reward_choice, reward_port
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
+    from agent.base.fields import Sample
     from agent.base.ports import Ports
     from agent.node.facts import RayPython
     from agent.settings.model import Settings
@@ -468,12 +470,31 @@ _BUCKETS = len(LATENCY_BOUNDS) + 1
 _LENGTH = Meta(min_length=_BUCKETS, max_length=_BUCKETS)
 
 
+def _buckets(counts: tuple[int, ...], owner: Latency) -> Iterator[Sample]:
+    """Yield the series of a histogram."""
+    cumulative = 0
+    for bound, number in zip((*LATENCY_BOUNDS, "+Inf"), counts, strict=True):
+        cumulative += number
+        yield {"le": bound}, cumulative, "_bucket"
+    yield {}, owner.total, "_sum"
+    yield {}, cumulative, "_count"
+
+
+_ANSWERS = Metric(
+    *("histogram", "service_answer_seconds", "Latency of a probe's answer."),
+    labels=("service",),
+    samples=_buckets,
+)
+
+
 class Latency(Value):
     """Answer times of one service since its node's agent started."""
 
-    last: Seconds = 0.0
+    last: Annotated[
+        Seconds, of_service("service_last_answer_seconds", "Latency of the last answer.")
+    ] = 0.0
     total: Seconds = 0.0
-    counts: Annotated[tuple[Count, ...], _LENGTH] = (0,) * _BUCKETS
+    counts: Annotated[tuple[Count, ...], _LENGTH, _ANSWERS] = (0,) * _BUCKETS
     """Answers per bucket, not cumulative."""
 
     @property
@@ -494,13 +515,17 @@ JUDGE_TOTALS = "Judge-Totals"
 """The header of the bundled reward server's replies with what its judge was asked so far."""
 
 
+_TOKENS = ("judge_tokens_total", "Tokens that the judge has counted.")
+
+
 class JudgeCost(Value):
     """What a judge was asked, and what that cost."""
 
-    requests: Count = 0
-    prompt_tokens: Count = 0
-    completion_tokens: Count = 0
-    ungraded: Count = 0  # Answers that got the user's reward for those without a grade
+    requests: Annotated[Count, of_service("judge_requests_total", "Requests to the judge.")] = 0
+    prompt_tokens: Annotated[Count, of_service(*_TOKENS, of_kind("prompt"))] = 0
+    completion_tokens: Annotated[Count, of_service(*_TOKENS, of_kind("completion"))] = 0
+    ungraded: Annotated[Count, of_service("judge_ungraded_total", "Answers that got no grade.")] = 0
+    """They got the user's reward for answers without a grade."""
 
     @classmethod
     def read(cls, header: str) -> JudgeCost | None:

@@ -71,12 +71,6 @@ class Forecast(Value):
     program: str = ""  # the program that took most of it, if one did
 
 
-_COLUMNS = (
-    *("index", "use", "memory_used", "memory_total", "power", "power_limit", "temperature"),
-    *("clock", "throttled", "xid", "errors", "fault"),
-)
-
-
 class Figures(Value, omit_defaults=True):
     """The figures of one machine; 0 and empty for what could not be read."""
 
@@ -89,20 +83,6 @@ class Figures(Value, omit_defaults=True):
     network_received: Rate = 0.0  # bytes a second since the last reading, RDMA included
     network_sent: Rate = 0.0
     forecasts: Items[Forecast] = ()  # of what will be full soon
-
-    def to_status(self) -> dict[str, object]:
-        """Return them for `/status`: of the GPUs one list for each figure, in their order."""
-        gpus = self.gpus
-        return {
-            "gpus": {name: [getattr(gpu, name) for gpu in gpus] for name in _COLUMNS if gpus},
-            "gpu_fault": self.gpu_fault,
-            "host_memory_used": self.host_memory_used,
-            "host_memory_total": self.host_memory_total,
-            "disks": [[disk.folder, disk.used, disk.total] for disk in self.disks],
-            "network_received": self.network_received,
-            "network_sent": self.network_sent,
-            "forecasts": [[ahead.what, ahead.seconds] for ahead in self.forecasts],
-        }
 
 
 def works(gpu: GpuFigures, usual_power: float | None) -> bool:

@@ -1,6 +1,6 @@
 """The status in one look: the judgment, the job, and what differs, in about a screen.
 
-All lines of a status are in status.py; the judgment is that of diagnosis/glance.py.
+All lines of a status are in status.py; the judgment is that of port/glance.py.
 """
 
 from __future__ import annotations
@@ -8,28 +8,26 @@ from __future__ import annotations
 import re
 from collections import Counter
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from msgspec import to_builtins
+from msgspec import UNSET
 
 from agent.base.text import Line, duration_text, number_text
-from agent.diagnosis.glance import SIGNS, exceptions_of, glance_of, money, step_time
 from agent.job.progress import meant
-from agent.port.status import one_line
+from agent.port.glance import SIGNS, exceptions_of, money, step_time
+from agent.port.status import one_line, prepare_lines
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from agent.base.text import Tone
-    from agent.diagnosis.glance import GlanceException
-
-    Status = Mapping[str, Any]
+    from agent.port.status_model import GlanceException, JudgedStatus, ProgressStatus, State
 
 MOST_ROWS = 12  # nodes and services that differ; further ones are counted
 _LABEL = 10  # columns
 _NAME = 8  # columns of a name, at least
-_WORDS = {"keep": "keep", "look": "look", "end": "end?"}
-_TONES: dict[str, Tone] = {"keep": "good", "look": "busy", "end": "bad"}
+_WORDS: Mapping[State, str] = {"keep": "keep", "look": "look", "end": "end?"}
+_TONES: Mapping[State, Tone] = {"keep": "good", "look": "busy", "end": "bad"}
 _BARS = "▁▂▃▄▅▆▇█"
 _MOST_BARS = 16
 _OF_NODES = ("suspect", "slow", "fault", "full soon", "silent", "lost", "booting", "left")
@@ -39,11 +37,8 @@ _CLOCKS = re.compile(r"(?<![\w-])[-+▲▼$]?[\d.,:]+(?: (?:s|min|h|%))?(?![\w-]
 """Numbers, their units, and bars: what changes in a line without being news."""
 
 
-def brief_lines(status: Status) -> list[Line]:
-    """Return the status in one look.
-
-    Raises KeyError, TypeError, ValueError or AttributeError for the status of another version.
-    """
+def brief_lines(status: JudgedStatus) -> list[Line]:
+    """Return the status in one look."""
     rows = exceptions_of(status)
     return [
         _title(status),
@@ -55,7 +50,7 @@ def brief_lines(status: Status) -> list[Line]:
     ]
 
 
-def lines_by_content(status: Status) -> dict[str, str]:
+def lines_by_content(status: JudgedStatus) -> dict[str, str]:
     """Return these lines, each by itself without clocks, counts and bars."""
     lines = [f"{line.label}{line.text}".rstrip() for line in brief_lines(status)]
     return {" ".join(_CLOCKS.sub("", line).split()): line for line in lines}
@@ -65,76 +60,67 @@ def _row(label: str, text: str, tone: Tone = "") -> Line:
     return Line(f"{label:<{_LABEL}}", one_line(text), tone)
 
 
-def _title(status: Status) -> Line:
+def _title(status: JudgedStatus) -> Line:
     """Return what runs, since when, and what it has cost."""
-    parts = [status.get("run_name") or f"run {status.get('run_id') or 'without an id'}"]
-    job = status.get("job")
-    if job:
-        allowed = status["attempts_allowed"]
-        attempt = f"attempt {job['attempt']} of {allowed}" if allowed > 1 else ""
-        parts += [name for name in (job["name"], attempt) if name and name != parts[0]]
-    receipt = status.get("receipt")
-    parts.append(duration_text(receipt["total"] if receipt else status["seconds"]))
-    if status.get("cost") is not None:
-        parts.append(money(status["cost"]))
+    parts = [status.run_name or f"run {status.run_id or 'without an id'}"]
+    job = status.job
+    if job is not None:
+        allowed = status.attempts_allowed
+        attempt = f"attempt {job.attempt} of {allowed}" if allowed > 1 else ""
+        parts += [name for name in (job.name, attempt) if name and name != parts[0]]
+    parts.append(duration_text(status.receipt.total))
+    if status.cost is not None:
+        parts.append(money(status.cost))
     return Line(one_line(" · ".join(parts)), tone="title")
 
 
-def _judgment(status: Status) -> Iterator[Line]:
+def _judgment(status: JudgedStatus) -> Iterator[Line]:
     """Yield the judgment and its reasons, or how the run has ended."""
-    glance = status.get("glance") or to_builtins(glance_of(status))
-    state = glance["state"]
+    glance = status.glance
+    state = glance.state
     word = _WORDS[state]
-    sentence = glance["sentence"]
-    details = glance["details"]
-    verdict = status.get("verdict")
-    if verdict:
+    sentence = glance.sentence
+    details = glance.details
+    verdict = status.verdict
+    if verdict is not None:
         word = "over"
-        reason = verdict["reason"]
-        headline = reason if reason.startswith("warning: ") else f"{verdict['kind']}: {reason}"
-        sentence = f"{headline} (exit code {verdict['exit_code']})"
-        details = verdict.get("remedy") or ""
+        sentence = f"{verdict.headline} (exit code {verdict.exit_code})"
+        details = verdict.remedy
     yield _row(f"{SIGNS[state]} {word}", sentence, _TONES[state])
     if details:
         yield _row("", details)
 
 
-def _progress(status: Status) -> Iterator[Line]:
+def _progress(status: JudgedStatus) -> Iterator[Line]:
     """Yield the step, the metrics, and what is saved of them."""
-    progress = status.get("progress")
-    if not progress:
+    progress = status.progress
+    if progress is None:
         return
 
     # How far is it?
-    step = f"{progress['step']}"
-    if progress["of"] is not None:
-        step += f"/{progress['of']}"
+    step = f"{progress.step}" if progress.of is None else f"{progress.step}/{progress.of}"
     parts = [step]
-    since = duration_text(progress["seconds_since_step"])
-    each = progress["seconds_per_step"]
+    since = duration_text(progress.seconds_since_step)
+    each = progress.seconds_per_step
     parts.append(
         f"last {since} ago" if each is None else f"{step_time(each)} each, last {since} ago"
     )
-    if progress["ends_at"] is not None:
-        parts.append(f"done about {progress['ends_at'][11:16]} UTC")
+    if progress.ends_at is not None:
+        parts.append(f"done about {progress.ends_at[11:16]} UTC")
     yield _row("step", " · ".join(parts))
 
     # How does it go?
-    values = []
-    if progress["reward"] is not None:
-        values.append(_reward(progress, status.get("curves") or {}))
-    values += _other_values(status.get("metrics") or {})
-    if progress["reward"] is not None:
-        yield _row("reward", "   ".join(values))
+    values = [*_other_values({} if status.metrics is UNSET else status.metrics)]
+    if progress.reward is not None:
+        yield _row("reward", "   ".join((_reward(status, progress, progress.reward), *values)))
     elif values:
         yield _row("metrics", "   ".join(values))
 
     # What would a further attempt not have to do again?
-    checkpoint = status.get("checkpoint")
-    if checkpoint and checkpoint["step"] is not None:
-        ago = progress["step"] - checkpoint["step"]
+    if status.checkpoint is not None:
+        ago = progress.step - status.checkpoint.step
         behind = f", {ago} steps ago" if ago > 0 else ""
-        yield _row("saved", f"step {checkpoint['step']}{behind}")
+        yield _row("saved", f"step {status.checkpoint.step}{behind}")
 
 
 def _other_values(metrics: Mapping[str, float]) -> Iterator[str]:
@@ -149,14 +135,14 @@ def _other_values(metrics: Mapping[str, float]) -> Iterator[str]:
         yield f"length {number_text(length)}{share}"
 
 
-def _reward(progress: Mapping[str, Any], curves: Mapping[str, Any]) -> str:
+def _reward(status: JudgedStatus, progress: ProgressStatus, reward: float) -> str:
     """Return the reward, how it moved, and its curve."""
-    text = number_text(progress["reward"])
-    trend = progress["reward_trend"]
+    text = number_text(reward)
+    trend = progress.reward_trend
     if trend:
         text += f" {'▲' if trend > 0 else '▼'}{number_text(abs(trend), 2)}"
-    points = curves.get("keys", {}).get("reward", {})
-    return f"{text} {bars(points.get('values', ()))}".rstrip()
+    points = status.curves.keys.get("reward")
+    return text if points is None else f"{text} {bars(points.values)}".rstrip()
 
 
 def bars(values: Sequence[float]) -> str:
@@ -173,28 +159,28 @@ def bars(values: Sequence[float]) -> str:
     return "".join(_BARS[min(7, int(8 * (mean - least) / span))] for mean in means)
 
 
-def _prepare_steps(status: Status) -> Iterator[Line]:
+def _prepare_steps(status: JudgedStatus) -> Iterator[Line]:
     """Yield the prepare steps that run, with the last line of their output."""
-    lines_by_node = status.get("prepare_lines") or {}
+    lines_by_node = prepare_lines(status)
     head = lines_by_node.get("head", {})
-    for step in status.get("prepare", ()):
-        if step["state"] == "pending":
-            yield _row("prepare", f"{step['name']}  {head.get(step['name'], '') or step['detail']}")
+    for step in status.prepare:
+        if step.state == "pending":
+            yield _row("prepare", f"{step.name}  {head.get(step.name, '') or step.detail}")
     others = {name: lines for name, lines in lines_by_node.items() if name != "head" and lines}
     for name, lines in [*others.items()][:MOST_ROWS]:
         shown = "; ".join(f"{step}: {line}" for step, line in lines.items())
         yield _row("prepare", f"{name}  {shown}")
 
 
-def _nodes(status: Status, rows: Sequence[GlanceException]) -> Iterator[Line]:
+def _nodes(status: JudgedStatus, rows: Sequence[GlanceException]) -> Iterator[Line]:
     """Yield how many nodes are fine, and how many are not."""
-    present = 1 + len(status["nodes"])
+    present = 1 + len(status.nodes)
     of_nodes = [row for row in rows if row.state in _OF_NODES]
     fine = present - len({row.name for row in of_nodes})
     parts = [f"{fine} fine"]
     counts = Counter(row.state for row in of_nodes)
     parts += [f"{counts[state]} {state}" for state in reversed(_OF_NODES) if counts[state]]
-    missing = status["nodes_expected"] - present
+    missing = status.nodes_expected - present
     if missing > 0:
         parts.append(f"{missing} never reported")
     yield _row("nodes", " · ".join(parts))

@@ -6,10 +6,10 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agent.diagnosis.glance import SIGNS
+from agent.port.glance import SIGNS
 
 if TYPE_CHECKING:
-    from agent.diagnosis.glance import State
+    from agent.port.status_model import State
 
 SCRIPTS = tuple(
     f"/{name}.js"

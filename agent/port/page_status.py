@@ -6,69 +6,63 @@ A node is one short row: those that differ are in the judgment's exceptions, wit
 from __future__ import annotations
 
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from agent.decisions.head.fleet import NodeState
+from agent.port.status_model import GpusStatus, PageStatus, extended
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator
 
-    Status = Mapping[str, Any]
-    Cell = tuple[str, str, list[int | None], bool]
-    """A node's name, state, the utilization of each GPU in percent, and whether it is slow."""
-
-_LEFT_OUT = ("nodes", "figures", "slow", "phases", "ray", "epoch", "job_tail", "prepare_lines")
-
-
-def page_status(status: Status) -> dict[str, Any]:
-    """Return a head's status for the page; that of a worker as it is."""
-    if status.get("role") != "head":
-        return dict(status)
-    kept = {name: value for name, value in status.items() if name not in _LEFT_OUT}
-    return {**kept, "cells": [*_cells(status)], "gpus": _gpus(status)}
+    from agent.port.status_model import (
+        Cell,
+        GpuColumn,
+        GpuColumns,
+        JudgedStatus,
+        MachineStatus,
+        Values,
+    )
 
 
-def _cells(status: Status) -> Iterator[Cell]:
+def page_status(status: JudgedStatus) -> PageStatus:
+    """Return a head's status for the page."""
+    return extended(PageStatus, status, cells=tuple(_cells(status)), gpus=_gpus(status))
+
+
+def _cells(status: JudgedStatus) -> Iterator[Cell]:
     """Yield a row for each node, the head first."""
-    head_state = "joined"
-    yield status["name"], head_state, _uses(status["figures"]), bool(status["slow"])
-    for node in status["nodes"]:
-        yield node["name"], node["state"], _uses(node["figures"]), bool(node["slow"])
+    yield status.name, NodeState.JOINED.value, _uses(status.figures), bool(status.slow)
+    for node in status.nodes:
+        yield node.name, node.state.value, _uses(node.figures), bool(node.slow)
 
 
-def _uses(figures: Status | None) -> list[int | None]:
-    return [] if figures is None else [*figures["gpus"].get("use", ())]
+def _uses(figures: MachineStatus | None) -> Values:
+    return () if figures is None else figures.gpus.use
 
 
-def _gpus(status: Status) -> dict[str, Any] | None:
+def _gpus(status: JudgedStatus) -> GpusStatus | None:
     """Return what the GPUs of all present nodes do: medians, and the node with the lowest use."""
-    machines = [(status["name"], status["figures"])]
+    machines = [(status.name, status.figures)]
     machines += [
-        (node["name"], node["figures"]) for node in status["nodes"] if node["state"] == "joined"
+        (node.name, node.figures) for node in status.nodes if node.state is NodeState.JOINED
     ]
-    present = [(name, figures) for name, figures in machines if figures and figures["gpus"]]
+    present = [(name, one.gpus) for name, one in machines if one is not None and one.gpus.index]
     if not present:
         return None
-    means = {name: _mean(figures, "use") for name, figures in present}
-    known = {name: use for name, use in means.items() if use is not None}
-    lowest = min(known, key=known.__getitem__, default=None)
-    return {
-        "use": _median(present, "use"),
-        "lowest": lowest,
-        "lowest_use": None if lowest is None else round(known[lowest], 1),
-        "power": _median(present, "power"),
-        "memory_used": _median(present, "memory_used"),
-        "memory_total": _median(present, "memory_total"),
-    }
+    every = [gpus for _, gpus in present]
+    uses = [(name, gpus.known("use")) for name, gpus in present]
+    means = {name: sum(known) / len(known) for name, known in uses if known}
+    lowest = min(means, key=means.__getitem__, default=None)
+    return GpusStatus(
+        use=_median(every, "use"),
+        lowest=lowest,
+        lowest_use=None if lowest is None else round(means[lowest], 1),
+        power=_median(every, "power"),
+        memory_used=_median(every, "memory_used"),
+        memory_total=_median(every, "memory_total"),
+    )
 
 
-def _values(figures: Status, column: str) -> list[float]:
-    return [value for value in figures["gpus"].get(column, ()) if value is not None]
-
-
-def _mean(figures: Status, column: str) -> float | None:
-    values = _values(figures, column)
-    return sum(values) / len(values) if values else None
-
-
-def _median(machines: list[tuple[str, Any]], column: str) -> float | None:
-    values = [value for _, figures in machines for value in _values(figures, column)]
+def _median(machines: Iterable[GpuColumns], column: GpuColumn) -> float | None:
+    values = [value for gpus in machines for value in gpus.known(column)]
     return median(values) if values else None

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from agent import __version__
 from agent.base import times
 from agent.base.ends import Outcome
+from agent.base.fields import says
 from agent.base.text import escaped, map_texts, plain
 from agent.base.typed import convert
 from agent.base.value import (
@@ -89,7 +90,15 @@ def _cut_tail(data: object) -> object:
     return plain(data[-2 * LONGEST_TAIL :]).encode(errors="replace").decode()[-LONGEST_TAIL:]
 
 
-class WorkerStats(Value):
+class NodeValues(Value, kw_only=True):
+    """What a node reports of itself and is shown as it is."""
+
+    caches: Annotated[
+        Literal["", "seeded", "cold"], says("its compile caches, once they are seeded")
+    ] = ""
+
+
+class WorkerStats(NodeValues):
     """A worker's statistics: services, prepare steps, its share of the job, its machine."""
 
     latencies: ByName[Latency] = field(default_factory=dict)  # Per service
@@ -98,7 +107,6 @@ class WorkerStats(Value):
     known: Items[Known] = ()  # Known lines in the output of its share of the job, each cause once
     attempt: Attempt = 0  # The attempt of that share; 0 without one
     figures: Figures | None = None  # Of its machine, in every third report or so
-    caches: Literal["", "seeded", "cold"] = ""  # Its compile caches, once they are seeded
     judge: JudgeCost | None = None  # What the judge of its reward server was asked
 
     def after(self, former: WorkerStats | None) -> WorkerStats:

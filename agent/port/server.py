@@ -19,11 +19,16 @@ from urllib.parse import parse_qs
 import anyio
 import msgspec
 from aiohttp import web
+from msgspec import UNSET, to_builtins
 from msgspec.structs import replace
 
 from agent.base import times
+from agent.base.fields import news_of
 from agent.base.text import LAST_OUTPUT, map_texts
+from agent.base.typed import convert
 from agent.port.access import PortAccess, host_names, is_signed_body, refusal_of
+from agent.port.glance import judged
+from agent.port.metrics import metrics
 from agent.port.page_files import ASSETS, asset
 from agent.port.page_status import page_status
 from agent.port.proof import SESSION_HEADER
@@ -38,7 +43,7 @@ from agent.port.protocol import (
     protocol_mismatch,
 )
 from agent.port.reports import TooManyAgentsError
-from agent.port.status import at_rest, metrics
+from agent.port.status_model import HeadStatus, JudgedStatus, WorkerStatus
 from agent.processes.waiting import NotYet, TimedOutError, until
 from agent.record.log import say
 from agent.serving.bodies import RETRY_AFTER, Bodies
@@ -47,9 +52,11 @@ from agent.serving.json_size import has_more_values
 from agent.serving.replies import error_reply, log_only_bugs, reply_to_error
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Mapping
+    from collections.abc import Awaitable, Callable, Iterable
 
+    from agent.job.series import SeriesPart
     from agent.port.reports import Reports
+    from agent.port.status_model import FindingsStatus, PageStatus
 
     Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
     Admit = Callable[[web.Request], Awaitable[web.StreamResponse | None]]
@@ -101,7 +108,7 @@ class Kept(Generic[T]):
 class StatusText(NamedTuple):
     """A status, and its JSON."""
 
-    status: Mapping[str, Any]
+    status: JudgedStatus | PageStatus | WorkerStatus
     json: bytes
 
 
@@ -112,7 +119,7 @@ class StatusStream:
         self._kept = kept
         self._newest: StatusText | None = None
         self._readers = 0
-        self._at_rest: object = None
+        self._news: object = None
         self._number = 0  # Number of changes so far
 
     async def serve(self, request: web.Request) -> web.StreamResponse:
@@ -150,9 +157,9 @@ class StatusStream:
         newest = self._kept.get()
         if newest is not self._newest:
             self._newest = newest
-            content = at_rest(newest.status)
-            self._number += content != self._at_rest
-            self._at_rest = content
+            news = news_of(newest.status)
+            self._number += news != self._news
+            self._news = news
         return newest
 
 
@@ -164,27 +171,26 @@ class Reader(Enum):
     ANYONE = "anyone"  # Without a token, from elsewhere
 
 
-def without_log_text(status: dict[str, Any]) -> dict[str, Any]:
+def without_log_text(status: HeadStatus) -> HeadStatus:
     """Return a status for anyone: a reason quotes a log behind its first colon."""
-    status = map_texts(status, lambda text: text.partition(LAST_OUTPUT)[0])
-    if status.get("verdict"):
-        reason = str(status["verdict"].get("reason", ""))
-        status["verdict"]["reason"] = reason.partition(": ")[0]
-        status["verdict"]["remedy"] = ""
-        for row in status.get("nodes", ()):  # a worker that leaves reports it, too
-            row["detail"] = str(row.get("detail", "")).partition(": ")[0]
-    for row in status.get("attempts", ()):
-        row["reason"] = str(row.get("reason") or "").partition(": ")[0]
-    return status
+    plain = map_texts(to_builtins(status), lambda text: text.partition(LAST_OUTPUT)[0])
+    status = convert(plain, HeadStatus)
+    attempts = tuple(replace(row, reason=_first_part(row.reason)) for row in status.attempts)
+    status = replace(status, attempts=attempts)
+    if status.verdict is None:
+        return status
+    verdict = replace(status.verdict, reason=_first_part(status.verdict.reason), remedy="")
+    # a worker that leaves reports the reason, too
+    nodes = tuple(replace(node, detail=_first_part(node.detail)) for node in status.nodes)
+    return replace(status, verdict=verdict, nodes=nodes)
 
 
-def _made(make: Callable[[Reader], Mapping[str, Any]], reader: Reader) -> StatusText:
-    status = make(reader)
-    return StatusText(status, json.dumps(status).encode())
+def _first_part(reason: str) -> str:
+    return reason.partition(": ")[0]
 
 
-def _metrics_of(kept: Kept[StatusText]) -> bytes:
-    return metrics(kept.get().status).encode()
+def _text_of(status: JudgedStatus | PageStatus | WorkerStatus) -> StatusText:
+    return StatusText(status, json.dumps(to_builtins(status)).encode())
 
 
 def login_page(note: str = "") -> bytes:
@@ -208,15 +214,13 @@ class Control(NamedTuple):
     stop: Callable[[], None]
     stop_limit: float  # Seconds that a stop may take
     key: str | None  # Control key: the credential of callers on this node where there is no token
-    findings: Callable[[], dict[str, object]]  # Of all nodes; they contain paths and addresses
+    findings: Callable[[], FindingsStatus]  # Of all nodes; they contain paths and addresses
     log: Callable[[str, str, int | None, int | None], Awaitable[LogPart | str]]
     """Read a node's log after one offset or before another; a string is why there is none."""
-    private_status: Callable[[], dict[str, object]] = dict
-    """Status fields for authenticated callers only: warnings, log text."""
-    series: Callable[[int | None], dict[str, object]] = lambda _since: {}
+    with_private: Callable[[HeadStatus], HeadStatus]
+    """Add the fields for authenticated callers only: warnings, log text."""
+    series: Callable[[int | None], SeriesPart]
     """The job's metrics by step, after a step."""
-    judge: Callable[[dict[str, object]], dict[str, object]] = dict
-    """Add the judgment to a status."""
 
 
 class AgentServer:
@@ -227,7 +231,7 @@ class AgentServer:
         *,
         token: str | None,
         ready: Callable[[], bool],
-        status: Callable[[], dict[str, object]],
+        status: Callable[[], HeadStatus | WorkerStatus],
         reports: Reports | None = None,
         names: Iterable[str | None] = (),
         run_id: Callable[[], str] = str,
@@ -240,11 +244,9 @@ class AgentServer:
         self._run_id = run_id
         self._reports = reports
         self._control = control
-        self._whole = {reader: Kept(partial(_made, self._status_for, reader)) for reader in Reader}
-        self._brief = {reader: Kept(partial(_made, self._brief_for, reader)) for reader in Reader}
-        self._metrics = {
-            reader: Kept(partial(_metrics_of, self._whole[reader])) for reader in Reader
-        }
+        self._whole = {reader: Kept(partial(self._whole_for, reader)) for reader in Reader}
+        self._brief = {reader: Kept(partial(self._brief_for, reader)) for reader in Reader}
+        self._metrics = {reader: Kept(partial(self._metrics_for, reader)) for reader in Reader}
         self._stream = StatusStream(self._whole[Reader.ALL])
         self._sampling = asyncio.Lock()
         self._bodies = Bodies(MAX_REPORT_BYTES, _MOST_BODIES)
@@ -358,20 +360,29 @@ class AgentServer:
             return Reader.ALL
         return Reader.LOCAL if is_local(request) else Reader.ANYONE
 
-    def _status_for(self, reader: Reader) -> dict[str, Any]:
+    def _whole_for(self, reader: Reader) -> StatusText:
         """Return the status that a reader may read, and the judgment that follows from it."""
         status = self._status()
+        if isinstance(status, WorkerStatus):
+            return _text_of(status)
         if reader is Reader.ALL and self._control is not None:
-            status = {**status, **self._control.private_status()}
+            status = self._control.with_private(status)
         if reader is Reader.ANYONE:
             status = without_log_text(status)
-        return status if self._control is None else self._control.judge(status)
+        return _text_of(judged(status))
 
-    def _brief_for(self, reader: Reader) -> dict[str, Any]:
-        status = page_status(self._whole[reader].get().status)
-        if self._has_secret:
-            status.pop("curves", None)  # its reader may read /series
-        return status
+    def _brief_for(self, reader: Reader) -> StatusText:
+        """Return the page's status: that of a worker is its own."""
+        whole = self._whole[reader].get()
+        if not isinstance(whole.status, JudgedStatus):
+            return whole
+        page = page_status(whole.status)
+        if self._has_secret:  # its reader may read /series
+            page = replace(page, curves=UNSET)
+        return _text_of(page)
+
+    def _metrics_for(self, reader: Reader) -> bytes:
+        return metrics(self._whole[reader].get().status).encode()
 
     async def _get_metrics(self, request: web.Request) -> web.StreamResponse:
         # the names of the job's metrics are text of its output
@@ -434,7 +445,7 @@ class AgentServer:
         return answer
 
     async def _get_findings(self, _request: web.Request, control: Control) -> web.StreamResponse:
-        return web.json_response(control.findings())
+        return web.json_response(to_builtins(control.findings()))
 
     async def _get_series(self, request: web.Request, control: Control) -> web.StreamResponse:
         since = request.query.get("since")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import replace
 
 from agent.base.text import escaped, without_controls
+from agent.checks.finding import Finding, Level
 from agent.decisions.shared import place, shortened
 from agent.diagnosis.advice import RewardFailure, advise, failures_of
 from agent.diagnosis.searched_log import Log
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from agent.diagnosis.live_errors import LiveErrors
     from agent.diagnosis.rows import Row
     from agent.job.progress import Reading
+    from agent.job.series import SeriesPart
     from agent.record.series_file import SavedSteps
 
 _STEPS_STOPPED = 300.0  # Without a step for so long: an error before has stopped the steps.
@@ -151,8 +153,8 @@ class KnownLines:
             return unsurvived
         return (first, *unsurvived)
 
-    def warnings(self) -> list[dict[str, str]]:
-        """Return the warnings for `/status`."""
+    def warnings(self) -> list[Finding]:
+        """Return what the output shows as findings."""
         warnings = []
         of_nodes = {key: entry for key, entry in [*self._of_nodes.items()] if not entry[1].is_seen}
         own = [("", known) for key, known in [*self._found.items()] if key not in of_nodes]
@@ -162,7 +164,7 @@ class KnownLines:
                 continue
             cause = f"{node}: {known.cause}" if node else known.cause
             what = f"{cause}{place('', known.rank)} ({known.line})"
-            warnings.append({"check": "job output", "what": what, "remedy": known.what_to_do})
+            warnings.append(Finding("job output", Level.WARN, what, known.what_to_do))
         return warnings
 
 
@@ -350,10 +352,10 @@ class JobLines:
                 self._advice = advise(known, self._series.last, failures)
             return self._advice
 
-    def series(self, since: int | None = None) -> dict[str, object]:
+    def series(self, since: int | None = None) -> SeriesPart:
         """Return the metrics by step, as `/series` has them."""
         with self._lock:
-            return self._series.to_dict(since)
+            return self._series.part(since)
 
     def newest(self) -> dict[str, float]:
         """Return the newest value of each metric that is kept."""
@@ -362,39 +364,22 @@ class JobLines:
         metrics = {} if self._progress is None else self._progress.metrics
         return {name: metrics[name] for name in names if name in metrics}
 
-    def to_status(
-        self, utc: Callable[[float], str], *, is_running: bool
-    ) -> dict[str, object] | None:
-        """Return the job's steps as `/status` has them; None before the first one."""
-        known = self._progress
-        if known is None or known.last is None or known.last_at is None:
-            return None
+    def seconds_since_step(self) -> float:
+        """Return the seconds since the last step."""
+        last_at = None if self._progress is None else self._progress.last_at
+        return 0.0 if last_at is None else round(max(0.0, self._now() - last_at), 1)
+
+    def reward_trend(self) -> float | None:
+        """Return by how much the reward rose over the last steps; None for too few."""
         with self._lock:
-            trend = self._series.trend("reward")
-        each = known.seconds_per_step
-        usual = known.usual
-        ends_at = known.ends_at if is_running else None
-        return {
-            "attempt": known.attempt,
-            "step": known.last,
-            "of": known.of,
-            "highest": known.highest,
-            "seconds_per_step": None if each is None else round(each, 3),
-            "usual_seconds": None if usual is None else round(usual, 3),
-            "seconds_since_step": round(max(0.0, self._now() - known.last_at), 1),
-            "is_pausing": known.pause_at is not None,
-            "last_step_at": utc(known.last_at),
-            "ends_at": None if ends_at is None else utc(ends_at),
-            "reward": known.value("reward"),
-            "reward_trend": trend,
-        }
+            return self._series.trend("reward")
 
     def rewards(self) -> list[tuple[int, float]]:
         """Return the rewards by step."""
         with self._lock:
             return self._series.last("reward")
 
-    def curves(self) -> dict[str, object]:
+    def curves(self) -> SeriesPart:
         """Return a few points of each curve that people look at, as `/status` has them."""
         with self._lock:
             return self._series.curves()

@@ -16,9 +16,9 @@ import time
 from contextlib import contextmanager, suppress
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from msgspec import ValidationError, field, to_builtins
+from msgspec import MsgspecError, ValidationError, field, to_builtins
 from msgspec.structs import replace
 
 from agent.base.ends import Outcome
@@ -26,6 +26,7 @@ from agent.base.errors import PreflightError
 from agent.base.text import error_text
 from agent.base.typed import convert, decode
 from agent.base.value import Value
+from agent.decisions.receipt import ReceiptStatus
 from agent.decisions.shared import HERE
 from agent.job import checkpoints
 from agent.record import files, node_record
@@ -45,7 +46,7 @@ from agent.record.node_record import NodeRecord, own_record
 from agent.record.run_record import RUN_FILE, RunRecord
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Sequence
 
     from agent.record.run_record import AttemptRecord
 
@@ -69,7 +70,7 @@ def outcome_text(  # noqa: PLR0913 - what it contains
     bundle: str = "",
     cost: float | None = None,
     price_source: str | None = None,
-    receipt: Mapping[str, object] | None = None,
+    receipt: ReceiptStatus | None = None,
 ) -> str:
     """Return the content of outcome.json.
 
@@ -78,7 +79,7 @@ def outcome_text(  # noqa: PLR0913 - what it contains
     """
     data = {
         **to_builtins(outcome),
-        "attempts": [attempt.to_outcome() for attempt in attempts],
+        "attempts": to_builtins([attempt.to_outcome() for attempt in attempts]),
         "outages": to_builtins(outages),
     }
     if bundle:
@@ -88,7 +89,7 @@ def outcome_text(  # noqa: PLR0913 - what it contains
     if price_source is not None:
         data["price_source"] = price_source
     if receipt is not None:
-        data["receipt"] = receipt
+        data["receipt"] = to_builtins(receipt)
     return json.dumps(data, indent=2) + "\n"
 
 
@@ -143,13 +144,18 @@ def stacks_file(attempt: int) -> str:
     return f"stacks-{attempt}.log"
 
 
-def read_receipt(folder: Path) -> dict[str, Any] | None:
+class _WithReceipt(Value):
+    """What is read of outcome.json for its receipt."""
+
+    receipt: ReceiptStatus | None = None
+
+
+def read_receipt(folder: Path) -> ReceiptStatus | None:
     """Read the receipt of a run from outcome.json; None if there is none."""
     try:
-        receipt = json.loads(read_small(folder / OUTCOME_FILE)).get("receipt")
-    except (OSError, ValueError, RecursionError, AttributeError):
+        return decode(read_small(folder / OUTCOME_FILE), _WithReceipt).receipt
+    except (OSError, MsgspecError, ValueError, RecursionError):
         return None
-    return receipt if isinstance(receipt, dict) else None
 
 
 def write_outcome(folder: Path, text: str) -> OSError | None:

@@ -89,6 +89,16 @@ def _later(moment: float | None, *, by: float) -> float | None:
     return None if moment is None else moment + by
 
 
+class AttemptOutcome(Value):
+    """An attempt as the status and outcome.json have it."""
+
+    number: int
+    start: str
+    end: str | None
+    reason: str
+    exit_code: int | None
+
+
 class AttemptRecord(Value):
     """One submission of the job; times are UTC, ISO 8601."""
 
@@ -140,10 +150,9 @@ class AttemptRecord(Value):
             last_step=None if self.last_step is UNSET else self.last_step,
         )
 
-    def to_outcome(self) -> dict[str, object]:
-        """Return the attempt for outcome.json."""
-        names = ("number", "start", "end", "reason", "exit_code")
-        return {name: getattr(self, name) for name in names}
+    def to_outcome(self) -> AttemptOutcome:
+        """Return the attempt for the status and outcome.json."""
+        return AttemptOutcome(self.number, self.start, self.end, self.reason, self.exit_code)
 
 
 class RunRecord(files.Record):

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import time
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from agent.base.errors import UnavailableError
 from agent.base.text import duration_text, escaped, first_names, short_duration
 from agent.decisions.head.head_state import HeadPhase, WorkerReplaced, WorkerReported, WorkerSilent
-from agent.decisions.receipt import RunActivity, sentence
+from agent.decisions.receipt import RunActivity
 from agent.decisions.shared import HERE
 from agent.decisions.worker.worker_state import WorkerPhase
 from agent.diagnosis.advice import advise, failures_of
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
 
     from agent.base.ends import Outcome
     from agent.decisions.head.head_state import HeadEvent, HeadState
-    from agent.decisions.receipt import Meter
+    from agent.decisions.receipt import Meter, ReceiptStatus
     from agent.decisions.shared import Outage
     from agent.record.series_file import SavedSteps
 
@@ -140,7 +139,7 @@ def explain(folder: Path) -> list[str]:
 
 
 def _title(
-    node: Path, starts: list[RecordedEvent], receipt: dict[str, Any] | None, *, lasted: float
+    node: Path, starts: list[RecordedEvent], receipt: ReceiptStatus | None, *, lasted: float
 ) -> str:
     """Return which run and node this is, when it began, how long it lasted and what it cost."""
     role = starts[-1].data["role"]
@@ -149,10 +148,8 @@ def _title(
     title = (
         f"run {run_id}, recorded by the {role} {node.name}: began {began}, lasted {_time(lasted)}"
     )
-    with suppress(KeyError, TypeError, ValueError, AttributeError):  # another version's
-        cost = (receipt or {}).get("cost")
-        if cost:
-            title += f", cost ${sum(cost.values()):.2f}"
+    if receipt is not None and receipt.cost is not None:
+        title += f", cost ${receipt.cost.total:.2f}"
     agents = len({start.data["started_at"] for start in starts})
     if agents > 1:
         title += f"; its agent was started {agents} times"
@@ -256,22 +253,19 @@ def _meter(record: RunRecord | NoRecord, began: str) -> Meter | None:
 
 def _receipt_until(
     lasted: float, record: RunRecord | NoRecord, meter: Meter | None, saved: SavedSteps | None
-) -> dict[str, Any] | None:
+) -> ReceiptStatus | None:
     """Return the receipt of a run without one in its outcome, by its record and its steps."""
     if meter is None or not isinstance(record, RunRecord) or record.receipt is None:
         return None
     progress = None if saved is None else saved.progress
     if meter.now.part == "job" and progress is not None and progress.attempt == meter.now.attempt:
         meter = meter.at_moment(RunActivity.of_job(progress.attempt, progress), lasted)
-    return meter.receipt(max(lasted, meter.seen_at)).to_dict(record.receipt.price)
+    return meter.receipt(max(lasted, meter.seen_at)).to_status(record.receipt.price)
 
 
-def _receipt(receipt: dict[str, Any] | None) -> list[str]:
+def _receipt(receipt: ReceiptStatus | None) -> list[str]:
     """Return what the run's time was spent on."""
-    try:
-        line = "" if receipt is None else sentence(receipt)
-    except (KeyError, TypeError, ValueError, AttributeError):  # another version's
-        return []
+    line = "" if receipt is None else receipt.sentence()
     return [f"time: {line}"] if line else []
 
 

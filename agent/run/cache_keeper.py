@@ -109,13 +109,13 @@ class CacheKeeper:
         """Return how this node's caches were seeded; '' before, and without any."""
         return "" if self.seeded is None else self.seeded.state
 
-    def to_status(self) -> dict[str, object] | None:
-        """Return how this node's caches were seeded, for `/status`; None without any."""
+    def to_status(self) -> tuple[str, str] | None:
+        """Return how this node's caches were seeded, and a sentence; None without any."""
         if self._caches is None:
             return None
         if self.seeded is None:
-            return {"state": "seeding", "detail": ""}
-        return {"state": self.seeded.state, "detail": self.seeded.sentence}
+            return "seeding", ""
+        return self.seeded.state, self.seeded.sentence
 
     async def look(self) -> None:
         """Look at the folder, and write it back when that is due."""

@@ -9,6 +9,7 @@ from agent.base import times
 from agent.base.value import Value
 from agent.job.checkpoints import newest_complete, resumes_from, step_of
 from agent.plan.page_address import how_to_fetch
+from agent.port.status_model import CheckpointStatus
 from agent.record.background import in_thread
 from agent.record.log import say
 from agent.record.run_folder import read_checkpoints
@@ -52,17 +53,17 @@ class CheckpointWatch:
             self.marks = (*self.marks, mark)[-MOST_MARKS:]
         self._has_looked = True
 
-    def to_series(self) -> list[list[object]]:
+    def to_series(self) -> tuple[tuple[int, str | None], ...]:
         """Return step and time of each checkpoint; no time for one that was there before."""
         utc = self._run.utc
-        return [[mark.step, None if mark.is_former else utc(mark.at)] for mark in self.marks]
+        return tuple((mark.step, None if mark.is_former else utc(mark.at)) for mark in self.marks)
 
-    def to_status(self) -> dict[str, object] | None:
+    def to_status(self) -> CheckpointStatus | None:
         """Return the newest checkpoint as `/status` has it; None without one."""
         if not self.marks:
             return None
         newest = self.marks[-1]
-        return {"step": newest.step, "at": None if newest.is_former else self._run.utc(newest.at)}
+        return CheckpointStatus(newest.step, None if newest.is_former else self._run.utc(newest.at))
 
 
 async def say_newest_checkpoint(run: NodeRun, outcome: Outcome) -> None:

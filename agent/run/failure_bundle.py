@@ -163,8 +163,8 @@ def parts_of_workers(
 ) -> Iterator[BundlePart]:
     """Yield the workers' logs and reports; workers without a goodbye come first."""
     # The head's view of all nodes.
-    yield BundlePart("status.json", _to_json({**status.status(), **status.private_details()}))
-    yield BundlePart("findings.json", _to_json(status.findings()))
+    yield BundlePart("status.json", _to_json(to_builtins(status.with_private(status.status()))))
+    yield BundlePart("findings.json", _to_json(to_builtins(status.findings())))
 
     # One folder for each worker.
     fleet = state.fleet

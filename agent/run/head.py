@@ -108,7 +108,7 @@ class HeadAgent:
         self._status = head_server.RunStatus(run, keeper, lambda: self._state)
         run.outages = self._status.outages
         self._steps = StepKeeper(run, self._status.job_lines)
-        run.receipt = self._status.receipt.to_dict
+        run.receipt = self._status.receipt.to_status
         self._reports: Reports  # of the workers; there once the port is served
 
         # What runs on this node.

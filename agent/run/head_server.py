@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 from functools import partial
 from signal import SIGTERM
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from msgspec import to_builtins
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from agent.base import times
 from agent.base.text import listed, map_texts
@@ -22,14 +21,32 @@ from agent.decisions.head.head_state import HeadPhase, WorkerReported
 from agent.decisions.head.service_addresses import addresses_by_rank
 from agent.decisions.shared import HERE, OrderKind, StopAsked
 from agent.decisions.stall import Stalled
-from agent.diagnosis.glance import glance_of
 from agent.job.services import REWARD, digest
 from agent.plan import waits as planned
 from agent.plan.plan import AGENT_LOG, JOB_LOG, RAY_LOG, log_files, versions
 from agent.plan.show import what_runs
-from agent.port.protocol import Reply
+from agent.port.protocol import NodeValues, Reply
 from agent.port.reports import Expected, Reports, agent_limit
 from agent.port.server import AgentServer, Control, LogPart
+from agent.port.status_model import (
+    AdviceStatus,
+    FindingsStatus,
+    GpuHistoryStatus,
+    HeadStatus,
+    ItemStatus,
+    JobStatus,
+    MachineStatus,
+    NodesFinding,
+    NodeStatus,
+    PartStatus,
+    ProgressStatus,
+    ServiceStatus,
+    StallStatus,
+    StepStatus,
+    WaitStatus,
+    WarningStatus,
+    WhatRunsStatus,
+)
 from agent.processes.waiting import NotYet, TimedOutError, until
 from agent.record.background import in_thread
 from agent.record.events import GoodbyeReceived
@@ -53,10 +70,12 @@ if TYPE_CHECKING:
     from agent.decisions.shared import Item
     from agent.diagnosis.advice import Advice
     from agent.diagnosis.searched_log import Log
+    from agent.job.series import SeriesPart
     from agent.plan.plan import Plan
     from agent.port.protocol import WorkerStats
     from agent.run.node_run import NodeRun
     from agent.run.run_keeper import RunKeeper
+
 
 _LOG_POLL = 0.1  # Between two reads of a log; at its end twice as long, for open requests.
 
@@ -116,9 +135,8 @@ async def make_server(
         key=await make_key(run.folder.path) if token is None else None,
         findings=status.findings,
         log=partial(status.read_log, reports),
-        private_status=status.private_details,
+        with_private=status.with_private,
         series=status.series,
-        judge=judged,
     )
     return AgentServer(
         token=token,
@@ -139,11 +157,6 @@ async def make_key(folder: Path) -> str:
     key = new_key()
     await in_thread(partial(write_key, folder, key), times.STALLED_DISK)
     return key
-
-
-def judged(status: dict[str, object]) -> dict[str, object]:
-    """Return a status with its judgment, which quotes nothing that is not in this status."""
-    return {**status, "glance": to_builtins(glance_of(status))}
 
 
 def make_expected(plan: Plan, keeper: RunKeeper) -> Expected:
@@ -170,11 +183,17 @@ def agents_before_head(plan: Plan, state: HeadState, reports: Reports) -> list[t
     return [(worker.ip, plan.ports.agent) for worker in awaited]
 
 
-def figures_or_none(stats: WorkerStats | None) -> dict[str, object] | None:
+def machine_of(stats: WorkerStats | None) -> MachineStatus | None:
     """Return a node's figures for the status; None if there are none."""
     if stats is None or stats.figures is None:
         return None
-    return stats.figures.to_status()
+    return MachineStatus.of(stats.figures)
+
+
+def reported_values(stats: WorkerStats | None) -> dict[str, Any]:
+    """Return what a node reports of itself and is shown as it is."""
+    values = NodeValues() if stats is None else stats
+    return {name: getattr(values, name) for name in NodeValues.__struct_fields__}
 
 
 _NO_AGENT = "in Ray, without an agent"  # The phase of a node that joined by a plain `ray start`
@@ -231,7 +250,7 @@ class RunStatus:
         first = "" if failed is None else failed.node
         return self.job_lines.known.logs_of_nodes(first)
 
-    def status(self) -> dict[str, object]:
+    def status(self) -> HeadStatus:
         """Return the status that needs no token."""
         state = self._get_state()
         plan = self._run.plan
@@ -243,7 +262,7 @@ class RunStatus:
         name = plan.settings.run_name
         if plan.job is not None:
             job_status = shares.job_status(state)
-            job = {"name": plan.job.name, "status": job_status, "attempt": state.attempt.number}
+            job = JobStatus(plan.job.name, job_status, state.attempt.number)
             if plan.job.recipe is not None:
                 name = replace(plan.job.recipe.input, run_id=keeper.record.run_id).named
 
@@ -256,60 +275,60 @@ class RunStatus:
         ranked = sorted(shown, key=lambda worker: (worker.rank or 0, worker.name))
         plain = [Worker("", ip, ip, phase=_NO_AGENT) for ip in alive if ip not in known]
 
-        return {
-            "run_id": keeper.record.run_id,
-            "run_name": name and self._run.redactor.clean(name),
-            "epoch": keeper.epoch,
-            "role": "head",
-            "platform": plan.topology.platform.name,
-            "name": plan.topology.node_name,
-            "phase": state.phase.value,
-            "at": self._run.utc(now),
-            "seconds": round(now, 1),
-            "seconds_in_phase": round(now - state.phase_since, 1),
-            "phases": [*self.timeline.phases],
-            "waits": [wait.to_dict(now) for wait in head.pending_waits(state)],
-            "ray": {"state": state.ray.item.step.value, "detail": state.ray.item.evidence},
-            "nodes": [
+        caches = self._run.caches.to_status()
+        return HeadStatus(
+            run_id=keeper.record.run_id,
+            run_name=name and self._run.redactor.clean(name),
+            epoch=keeper.epoch,
+            platform=plan.topology.platform.name,
+            name=plan.topology.node_name,
+            phase=state.phase,
+            at=self._run.utc(now),
+            seconds=round(now, 1),
+            seconds_in_phase=round(now - state.phase_since, 1),
+            phases=tuple(self.timeline.phases),
+            waits=tuple(WaitStatus.of(wait, now) for wait in head.pending_waits(state)),
+            ray=PartStatus(state.ray.item.step.value, state.ray.item.evidence),
+            nodes=tuple(
                 self._node(worker, now, joined=worker.ip in alive) for worker in (*ranked, *plain)
-            ],
-            "more_refused": len(refused[_MOST_REFUSED:]),
-            "services": [
-                self._service(state, key, item, now) for key, item in state.services.by_key.items()
-            ],
-            "prepare": [
-                {"name": name, "state": item.step.value, "detail": item.evidence}
-                for (_, name), item in state.steps.by_key.items()
-            ],
-            "outages": to_builtins(self.outages()),
-            "job": job,
-            "verdict": to_builtins(state.stop.verdict),
-            "attempts": [attempt.to_outcome() for attempt in keeper.record.attempts],
-            "figures": figures_or_none(self._run.stats.snapshot({})),
-            "slow": self.machines.slow_text(HERE),
-            "gpu_history": self.machines.gpu_history.to_status(),
-            "progress": self.job_lines.to_status(
-                self._run.utc, is_running=state.phase is HeadPhase.RUNNING
             ),
-            "curves": {**self.job_lines.curves(), "checkpoints": self.checkpoints.to_series()},
-            "nodes_expected": state.goal.expected_workers + 1,
-            "nodes_joined": self._most_joined + 1,
-            "attempts_allowed": state.last_attempt_number,
-            "loss_seconds_left": self._loss_seconds_left(state, now),
-            "stall": self._stall(state),
-            "advice": [advice.to_dict() for advice in self._advice(state)],
-            "checkpoint": self.checkpoints.to_status(),
-            "caches": self._run.caches.to_status(),
-            "price": self.receipt.price(),
-            "cost": self.cost(),
-            "max_cost": plan.settings.max_cost,
-            "price_source": self.price_source(),
-            "receipt": self.receipt.to_dict(),
-        }
+            more_refused=len(refused[_MOST_REFUSED:]),
+            services=tuple(
+                self._service(state, key, item, now) for key, item in state.services.by_key.items()
+            ),
+            prepare=tuple(
+                ItemStatus(name, item.step.value, item.evidence)
+                for (_, name), item in state.steps.by_key.items()
+            ),
+            outages=self.outages(),
+            job=job,
+            verdict=state.stop.verdict,
+            attempts=tuple(attempt.to_outcome() for attempt in keeper.record.attempts),
+            figures=machine_of(self._run.stats.snapshot({})),
+            slow=self.machines.slow_text(HERE),
+            gpu_history=GpuHistoryStatus(**self.machines.gpu_history.to_status()),
+            progress=ProgressStatus.of_job(
+                self.job_lines, self._run.utc, is_running=state.phase is HeadPhase.RUNNING
+            ),
+            curves=replace(self.job_lines.curves(), checkpoints=self.checkpoints.to_series()),
+            nodes_expected=state.goal.expected_workers + 1,
+            nodes_joined=self._most_joined + 1,
+            attempts_allowed=state.last_attempt_number,
+            loss_seconds_left=self._loss_seconds_left(state, now),
+            stall=self._stall(state),
+            advice=tuple(AdviceStatus.of(advice) for advice in self._advice(state)),
+            checkpoint=self.checkpoints.to_status(),
+            caches=None if caches is None else PartStatus(*caches),
+            price=self.receipt.price(),
+            cost=self.cost(),
+            max_cost=plan.settings.max_cost,
+            price_source=self.price_source(),
+            receipt=self.receipt.to_status(),
+        )
 
-    def series(self, since: int | None = None) -> dict[str, object]:
+    def series(self, since: int | None = None) -> SeriesPart:
         """Return the job's metrics by step, with the run's checkpoints, as `/series` has them."""
-        return {**self.job_lines.series(since), "checkpoints": self.checkpoints.to_series()}
+        return replace(self.job_lines.series(since), checkpoints=self.checkpoints.to_series())
 
     async def look_at_nodes(self) -> None:
         """Look at the figures of all nodes: which are slow, and what will be full."""
@@ -347,7 +366,7 @@ class RunStatus:
             return None
         return round(max(0.0, since + state.goal.limits[planned.NODE] - now), 1)
 
-    def _stall(self, state: HeadState, *, with_suspects: bool = False) -> dict[str, object] | None:
+    def _stall(self, state: HeadState, *, with_suspects: bool = False) -> StallStatus | None:
         """Return the stall of the running attempt, and what follows; None without one."""
         stalled = self.stalled
         is_running = state.phase is HeadPhase.RUNNING
@@ -356,35 +375,35 @@ class RunStatus:
         then = on_stall(self._run.plan.settings)
         if then == "retry" and state.last_attempt_number <= stalled.attempt:
             then = "log"
-        return {
-            "what": stalled.what,
-            "then": then,
-            "suspects": self._run.redactor.clean(stalled.suspects) if with_suspects else "",
-            "nodes": [*stalled.nodes],
-            "log": "job" if state.goal.by_shares else "agent",  # Ray sends the job's to the head
-        }
+        return StallStatus(
+            what=stalled.what,
+            then=then,
+            suspects=self._run.redactor.clean(stalled.suspects) if with_suspects else "",
+            nodes=stalled.nodes,
+            log="job" if state.goal.by_shares else "agent",  # Ray sends the job's to the head
+        )
 
-    def _node(self, worker: Worker, now: float, *, joined: bool) -> dict[str, object]:
+    def _node(self, worker: Worker, now: float, *, joined: bool) -> NodeStatus:
         stats = self.worker_stats.get(worker.key)
         steps = {} if stats is None else stats.steps
-        return {
-            "name": worker.name,
-            "ip": worker.ip,
-            "rank": worker.effective_rank,
-            "state": worker.state(counts=joined).value,
-            "phase": worker.phase,
-            "detail": worker.refused or worker.detail,
-            "last_error": worker.refused or worker.error,
-            "heard_seconds_ago": round(now - worker.last_report_at, 1) if worker.key else None,
-            "joined": joined,
-            "phases": [*self.timeline.nodes.get(worker.key, ())],
-            "steps": [{"name": name, "state": step.value} for name, step in steps.items()],
-            "figures": figures_or_none(stats),
-            "slow": self.machines.slow_text(worker.key),
-            "caches": "" if stats is None else stats.caches,
-        }
+        return NodeStatus(
+            name=worker.name,
+            ip=worker.ip,
+            rank=worker.effective_rank,
+            state=worker.state(counts=joined),
+            phase=worker.phase,
+            detail=worker.refused or worker.detail,
+            last_error=worker.refused or worker.error,
+            heard_seconds_ago=round(now - worker.last_report_at, 1) if worker.key else None,
+            joined=joined,
+            phases=tuple(self.timeline.nodes.get(worker.key, ())),
+            steps=tuple(StepStatus(name, step.value) for name, step in steps.items()),
+            figures=machine_of(stats),
+            slow=self.machines.slow_text(worker.key),
+            **reported_values(stats),
+        )
 
-    def _service(self, state: HeadState, key: Key, item: Item, now: float) -> dict[str, object]:
+    def _service(self, state: HeadState, key: Key, item: Item, now: float) -> ServiceStatus:
         node, name = key
         worker = state.fleet.workers.get(node)
         where = HERE if worker is None else worker.name
@@ -398,33 +417,35 @@ class RunStatus:
             seconds += (now if outage.until is None else outage.until) - outage.since
 
         stats = self._run.stats.snapshot({}) if node == HERE else self.worker_stats.get(node)
-        latency = None if stats is None else stats.latencies.get(name)
         judge = stats.judge if stats is not None and name == REWARD else None
-        return {
-            "name": service_title(state, key),
-            "state": item.step.value,
-            "gpus": state.goal.service(name).gpus,
-            "detail": item.evidence,
-            "restarts": item.generation - 1,
-            "outages": len(outages),
-            "outage_seconds": round(seconds, 1),
-            "outage_since": None if since is None else round(since, 1),
-            "latency": to_builtins(latency),
-            "judge": to_builtins(judge),
-        }
+        return ServiceStatus(
+            name=service_title(state, key),
+            state=item.step.value,
+            gpus=state.goal.service(name).gpus,
+            detail=item.evidence,
+            restarts=item.generation - 1,
+            outages=len(outages),
+            outage_seconds=round(seconds, 1),
+            outage_since=None if since is None else round(since, 1),
+            latency=None if stats is None else stats.latencies.get(name),
+            judge=judge,
+        )
 
     def _advice(self, state: HeadState) -> tuple[Advice, ...]:
         return self.job_lines.advice(state.services.outages)
 
-    def private_details(self) -> dict[str, object]:
-        """Return log and finding texts, which only callers with a token may read."""
+    def with_private(self, status: HeadStatus) -> HeadStatus:
+        """Add texts of logs and findings, which only callers with a token may read."""
         state = self._get_state()
         plan = self._run.plan
+        clean = self._run.redactor.clean
         between = (*state.comparison.differences, *state.probes.findings)
         findings = [*plan.findings, *between, *self.stalls, *self.machines.findings()]
-        warnings = [self._finding(finding) for finding in findings if finding.level is not Level.OK]
-        for warning in warnings:
-            del warning["level"]
+        found = [self._cleaned(finding) for finding in findings if finding.level is not Level.OK]
+        warnings = [
+            *map(WarningStatus.of, (*found, *self.job_lines.known.warnings())),
+            *map(WarningStatus.of_advice, self._advice(state)),
+        ]
 
         # What each node's prepare steps print at present.
         prepare_lines = {HERE: dict(self._run.stats.snapshot({}).progress)} | {
@@ -432,20 +453,17 @@ class RunStatus:
             for key, stats in self.worker_stats.items()
             if stats.progress and key in state.fleet.workers
         }
-        return {
-            "warnings": [
-                *warnings,
-                *self.job_lines.known.warnings(),
-                *(advice.to_warning() for advice in self._advice(state)),
-            ],
-            "stall": self._stall(state, with_suspects=True),
-            "what_runs": map_texts(what_runs(plan, self.command), self._run.redactor.clean),
-            "job_tail": self.job_lines.tail(),
-            "metrics": self.job_lines.newest(),
-            "prepare_lines": prepare_lines,
-        }
+        return replace(
+            status,
+            warnings=tuple(warnings),
+            stall=self._stall(state, with_suspects=True),
+            what_runs=WhatRunsStatus(**map_texts(what_runs(plan, self.command), clean)),
+            job_tail=tuple(self.job_lines.tail()),
+            metrics=self.job_lines.newest(),
+            prepare_lines=prepare_lines,
+        )
 
-    def findings(self) -> dict[str, object]:
+    def findings(self) -> FindingsStatus:
         """Return the findings of all nodes' checks: each node's own, and those between nodes."""
         state = self._get_state()
         plan = self._run.plan
@@ -459,19 +477,20 @@ class RunStatus:
         by_node += [(worker.name, fleet.findings[worker.key]) for worker in checked]
         addresses = {worker.ip for worker in checked}
         between = (*state.comparison.differences, *state.probes.findings)
-        return {
-            "nodes": [name for name, _ in by_node],
-            "unknown": [name for ip, name in fleet.alive.items() if ip not in addresses],
-            "findings": [
-                {**self._finding(finding), "nodes": nodes}
+        return FindingsStatus(
+            nodes=tuple(name for name, _ in by_node),
+            unknown=tuple(name for ip, name in fleet.alive.items() if ip not in addresses),
+            findings=tuple(
+                NodesFinding(**asdict(self._cleaned(finding)), nodes=tuple(nodes))
                 for finding, nodes in group_findings(by_node)
-            ],
-            "between": [self._finding(finding) for finding in between],
-        }
+            ),
+            between=tuple(map(self._cleaned, between)),
+        )
 
-    def _finding(self, finding: Finding) -> dict[str, str]:
-        fields = to_builtins(finding)
-        return {name: self._run.redactor.clean(text) for name, text in fields.items()}
+    def _cleaned(self, finding: Finding) -> Finding:
+        clean = self._run.redactor.clean
+        texts = {name: clean(getattr(finding, name)) for name in ("check", "what", "remedy")}
+        return replace(finding, **texts)
 
     def outages(self) -> tuple[OutageRecord, ...]:
         """Return the services' outages as records."""

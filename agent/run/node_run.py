@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping, Sequence
 
     from agent.base.ends import Outcome
+    from agent.decisions.receipt import ReceiptStatus
     from agent.decisions.shared import Item, LogLine, Wait
     from agent.diagnosis.end_lines import RunEnd
     from agent.job.services import Placeholders
@@ -130,12 +131,16 @@ class NodeStats:
         states = {name: item.step for name, item in steps.items()}
         progress = {step: self._clean(line) for step, line in self.progress.items()}
         causes = () if self._share is None else self._share.known.for_head
-        figures = self._newest_figures()
-        caches = self._caches()
-        judge = None if self._judge is None else self._judge_before.plus(self._judge)
-        latencies = dict(self._latencies)
-        attempt = self._attempt
-        return WorkerStats(latencies, states, progress, causes, attempt, figures, caches, judge)
+        return WorkerStats(
+            latencies=dict(self._latencies),
+            steps=states,
+            progress=progress,
+            known=causes,
+            attempt=self._attempt,
+            figures=self._newest_figures(),
+            caches=self._caches(),
+            judge=None if self._judge is None else self._judge_before.plus(self._judge),
+        )
 
     def for_report(self, steps: Mapping[str, Item]) -> WorkerStats | None:
         """Return the statistics for a report; None if there are none. Figures are sent rarely."""
@@ -188,7 +193,7 @@ class NodeRun:
         """The outages of services so far, on a head; for outcome.json."""
         self.price_source: str | None = None
         self.cost: float | None = None  # dollars of all nodes so far, on a head that has a price
-        self.receipt: Callable[[], dict[str, object] | None] = lambda: None
+        self.receipt: Callable[[], ReceiptStatus | None] = lambda: None
         """What the run's time was spent on so far, on a head; for outcome.json."""
         self.notifier: Notifier | None = None  # on a head, from its first status on
         self.cause_page = ""  # the cause of a failure, and the lines that show it

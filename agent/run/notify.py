@@ -21,18 +21,19 @@ import anyio
 from agent.base import times
 from agent.base.proxy import proxy_for
 from agent.base.text import listed, map_texts, without_controls
-from agent.diagnosis.user_notices import Noticed, first_noticed, notice_of_end, notices_of
 from agent.plan.page_address import page_address
+from agent.port.user_notices import Noticed, first_noticed, notice_of_end, notices_of
 from agent.processes.waiting import NotYet, TimedOutError, until
 from agent.record.background import start_thread
 from agent.record.log import say
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from agent.base.ends import Outcome
-    from agent.diagnosis.user_notices import Notice
     from agent.plan.plan import Plan
+    from agent.port.status_model import HeadStatus
+    from agent.port.user_notices import Notice
 
 _NOTIFY_LOOK = 2.0  # Between two looks at what is worth a message.
 _LONGEST_NOTIFY_PAUSE = 20.0  # A service that limits its requests accepts one again within this.
@@ -63,9 +64,9 @@ class Notifier:
         self._due = now + _NOTIFY_LOOK
         return True
 
-    def look(self, status: Mapping[str, Any]) -> None:
+    def look(self, status: HeadStatus) -> None:
         """Send what has happened since the last look."""
-        self._title = status.get("run_name") or self._title
+        self._title = status.run_name or self._title
         if self._noticed is None:
             self._noticed = first_noticed(status)
         self._noticed, notices = notices_of(self._noticed, status)

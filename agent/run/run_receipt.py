@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from agent.checks.finding import Finding
     from agent.decisions.head.head_state import HeadState
+    from agent.decisions.receipt import ReceiptStatus
     from agent.job.progress import Progress
     from agent.run.node_run import NodeRun
     from agent.run.run_keeper import RunKeeper
@@ -70,13 +71,13 @@ class RunReceipt:
             self.look(stalls)
             self.save()
 
-    def to_dict(self) -> dict[str, object]:
+    def to_status(self) -> ReceiptStatus:
         """Return the receipt so far."""
         self.look(self._stalls)
         verdict = self._get_state().stop.verdict
         has_succeeded = verdict is not None and verdict.exit_code == 0
         receipt = self._meter.receipt(self._now(), has_succeeded=has_succeeded)
-        return receipt.to_dict(self.price())
+        return receipt.to_status(self.price())
 
     def save(self) -> None:
         """Record it for the next agent of this run, and for `explain`."""

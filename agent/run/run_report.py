@@ -6,15 +6,17 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from msgspec import to_builtins
+from msgspec.structs import replace
 
 from agent.base import times
 from agent.base.ends import Kind
 from agent.base.text import error_text, map_texts
+from agent.port.glance import judged
 from agent.port.page_status import page_status
 from agent.port.report_page import REPORT_FILE, report_page
 from agent.record.background import in_thread
 from agent.record.log import disk_alarm
-from agent.run.head_server import judged, read_lines
+from agent.run.head_server import read_lines
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -26,9 +28,8 @@ if TYPE_CHECKING:
 
 async def write_report(run: NodeRun, status: RunStatus, outcome: Outcome) -> Path:
     """Write the report; return its file, or the run folder where the disk does not take it."""
-    verdict = {"verdict": to_builtins(outcome)}
-    full = judged({**status.status(), **status.private_details(), **verdict})
-    data = {"status": page_status(full), "series": status.series()}
+    full = replace(status.with_private(status.status()), verdict=outcome)
+    data = to_builtins({"status": page_status(judged(full)), "series": status.series()})
 
     # Reading and writing have limits of their own, so that a stalled disk delays the end little.
     logs = await in_thread(partial(_read_logs, run), times.STALLED_DISK) or {}

@@ -25,7 +25,6 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import anyio
-from msgspec import to_builtins
 from msgspec.structs import replace
 
 from agent.base.errors import PreflightError
@@ -41,6 +40,7 @@ from agent.plan.plan_services import service_only_ranks
 from agent.port.client import HeadLink
 from agent.port.protocol import Bye, Hello, Reply, Report
 from agent.port.server import AgentServer
+from agent.port.status_model import HeadAddress, ItemStatus, WaitStatus, WorkerStatus
 from agent.processes import driver
 from agent.processes.waiting import Inbox, NotYet, until
 from agent.record.log import say
@@ -361,26 +361,26 @@ class WorkerAgent:
         self._reply = reply
         self._run.join_run(reply.run_id)
 
-    def _status(self) -> dict[str, object]:
+    def _status(self) -> WorkerStatus:
         plan = self._plan
         state = self._state
-        return {
-            "role": "worker",
-            "platform": plan.topology.platform.name,
-            "name": plan.topology.node_name,
-            "rank": state.rank,
-            "phase": state.phase.value,
-            "seconds": round(self._run.now(), 1),
-            "waits": [wait.to_dict(self._run.now()) for wait in worker.pending_waits(state)],
-            "head": {"host": state.head_ip or plan.topology.head_host, "port": plan.ports.agent},
-            "head_phase": state.head_phase,
-            "services": [
-                {"name": name, "state": item.step.value, "detail": item.evidence}
+        now = self._run.now()
+        return WorkerStatus(
+            platform=plan.topology.platform.name,
+            name=plan.topology.node_name,
+            rank=state.rank,
+            phase=state.phase,
+            seconds=round(now, 1),
+            waits=tuple(WaitStatus.of(wait, now) for wait in worker.pending_waits(state)),
+            head=HeadAddress(state.head_ip or plan.topology.head_host, plan.ports.agent),
+            head_phase=state.head_phase,
+            services=tuple(
+                ItemStatus(name, item.step.value, item.evidence)
                 for name, item in state.services.items()
-            ],
-            "last_error": state.ray_evidence,
-            "verdict": to_builtins(state.verdict),
-        }
+            ),
+            last_error=state.ray_evidence,
+            verdict=state.verdict,
+        )
 
     async def _shut_down(self, leave: w.EndWorker) -> None:
         """Report the end to the head, and stop all that runs here."""

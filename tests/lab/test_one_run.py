@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
-from jsonschema import Draft202012Validator  # type: ignore[import-untyped]  # it has no types
 
 from agent.record.summary import explain
 from support.bundles import bundle_contents, bundles
 from support.scenario import AGENT, BOOT, Cluster, ends, last_line
+from support.schemas import validator_of
 from tools.http.description import HEAD, WORKER
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ def test_the_status_of_both_nodes_fits_its_description(run: Run) -> None:
     """Every field of a head's and of a worker's status is in openapi.json, and no other."""
     own = run.worker.exec([*CURL, *BEARER, "http://127.0.0.1:8266/status"], timeout=30).stdout
     for schema, text in ((HEAD, run.get("/status", *BEARER)), (WORKER, own)):
-        Draft202012Validator(schema).validate(json.loads(text))
+        validator_of(schema).validate(json.loads(text))
 
 
 def test_debugger_and_token_reach_ray_on_both_nodes(run: Run) -> None:

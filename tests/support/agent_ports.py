@@ -6,14 +6,16 @@ import contextlib
 import http.client
 import json
 import threading
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import anyio
+from msgspec.structs import replace
 
 from agent.port.protocol import Hello, Reply, Report
 from agent.port.reports import Expected, Reports, agent_limit
 from agent.port.server import AgentServer
 from agent.port.sockets import bind
+from support.statuses import A_WORKER
 from support.worlds import SECRET
 
 if TYPE_CHECKING:
@@ -26,12 +28,7 @@ FIRST = Reply(1, "run-1", "booting", ray_ready=False, head_ip="10.0.0.1", news=0
 JSON = {"Content-Type": "application/json"}
 BEARER = {"Authorization": f"Bearer {SECRET}"}
 NAMES = ("Head-0.lws.Default", "pod7.runpod.internal.", None, "", "10.0.0.9")
-STATUS: dict[str, Any] = {
-    "role": "worker",
-    "phase": "joining \ud800 Ray",
-    "waits": [],
-    "seconds": 1.0,
-}
+STATUS = replace(A_WORKER, head_phase="joining \ud800 Ray")
 HELLO = Hello("pod1", 1)
 REPORT = Report("agent1", "127.0.0.1", "joining Ray", hello=HELLO).to_dict()
 

@@ -10,17 +10,24 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import anyio
+from msgspec.structs import replace
 
+from agent.decisions.head.head_state import HeadPhase
+from agent.job.series import Series
 from agent.port.server import AgentServer, Control
 from agent.port.sockets import bind
+from agent.port.status_model import WarningStatus
 from support.served import KEY, SECONDS, a_log, served
+from support.statuses import A_HEAD, NOTHING_FOUND
 from support.worlds import SECRET
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from contextlib import AbstractContextManager
 
-WARNINGS = [{"check": "disk", "what": "it is nearly full", "remedy": "make room"}]
+    from agent.port.status_model import HeadStatus
+
+WARNINGS = (WarningStatus("disk", "it is nearly full", "make room"),)
 """As `/status` has them for callers with the token."""
 BY_KEY = {"Authorization": f"Bearer {KEY}"}
 BY_TOKEN = {"Authorization": f"Bearer {SECRET}"}
@@ -32,11 +39,14 @@ class StreamedHead:
     def __init__(self, token: str | None, *, is_head: bool = True) -> None:
         self.socket = bind("127.0.0.1", 0)
         self.port = int(self.socket.getsockname()[1])
-        self.status: dict[str, Any] = {"role": "head", "phase": "booting", "seconds": 0.0}
+        self.status = replace(A_HEAD, phase=HeadPhase.BOOTING)
         self.reads = 0
         self.up, self.over = threading.Event(), threading.Event()
-        more = {"warnings": WARNINGS}
-        control = Control(lambda: None, 5.0, KEY, dict, a_log, lambda: {**more})
+        control = Control(
+            *(lambda: None, 5.0, KEY, lambda: NOTHING_FOUND, a_log),
+            with_private=lambda status: replace(status, warnings=WARNINGS),
+            series=Series().part,
+        )
         self.site = AgentServer(
             token=token,
             ready=lambda: True,
@@ -44,9 +54,9 @@ class StreamedHead:
             control=control if is_head else None,
         )
 
-    def _look(self) -> dict[str, object]:
+    def _look(self) -> HeadStatus:
         self.reads += 1
-        return {**self.status, "seconds": time.monotonic()}
+        return replace(self.status, seconds=time.monotonic())
 
     def live(self) -> None:
         """Serve until the test is over."""

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from agent.decisions.shared import ServiceWaits
 from agent.record.summary import Timeline
 from support.fake_runs import status_of
 from support.heads import REWARD, History, Trace, goal, nodes, reported
 from support.worlds import SECRET, plan_of
+
+if TYPE_CHECKING:
+    from agent.port.status_model import HeadStatus
 
 EVIL = '<script>alert("x")</script>'
 SERVED: History = [
@@ -19,7 +22,7 @@ SERVED: History = [
 ]
 
 
-def status_after(history: History) -> dict[str, Any]:
+def status_after(history: History) -> HeadStatus:
     """Return a head's status after a history."""
     plan = plan_of({"RAY_AUTH_TOKEN": SECRET, "EXPECTED_WORKERS": "2"})
     trace, timeline = Trace(goal(2, services=(REWARD,)), ()), Timeline()

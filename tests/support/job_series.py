@@ -8,7 +8,7 @@ that pauses, a hang.
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     import random
@@ -21,9 +21,9 @@ OF = 2000  # steps of a training
 
 def rewards(lines: JobLines) -> tuple[int | None, list[tuple[int, float]]]:
     """Return the number of steps and the curve of rewards, as the status has them."""
-    curves: dict[str, Any] = lines.curves()
-    points = curves["keys"]["reward"]
-    return curves["of"], [*zip(points["steps"], points["values"], strict=True)]
+    curves = lines.curves()
+    points = curves.keys["reward"]
+    return curves.of, [*zip(points.steps, points.values, strict=True)]
 
 
 class Printer(NamedTuple):

@@ -14,6 +14,7 @@ from agent.port.protocol import Hello, Reply, Report
 from agent.port.reports import Expected, Reports
 from agent.port.server import AgentServer
 from agent.port.sockets import bind
+from support.statuses import A_WORKER
 from support.workers import goal
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ class LinkedWorker:
 async def head_at(port: int) -> AsyncIterator[Reports]:
     """Serve a head's port."""
     reports = Reports(FIRST, Expected(None, "", "", ""), lambda _event: None, lambda: 0.0)
-    site = AgentServer(token=None, ready=lambda: True, status=dict, reports=reports)
+    site = AgentServer(token=None, ready=lambda: True, status=lambda: A_WORKER, reports=reports)
     runner = await site.open([bind("127.0.0.1", port)])
     try:
         yield reports

@@ -7,11 +7,15 @@ import threading
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import anyio
+from msgspec.structs import replace
 
+from agent.checks.finding import Finding, Level
 from agent.job.series import Series
 from agent.port.server import AgentServer, Control, LogPart
 from agent.port.sockets import bind
+from agent.port.status_model import FindingsStatus, NodesFinding
 from agent.record import run_folder
+from support.statuses import A_HEAD
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
@@ -22,22 +26,16 @@ if TYPE_CHECKING:
 
 SECONDS = 20.0
 KEY = "0123456789abcdef" * 2
-FINDINGS: dict[str, object] = {
-    "nodes": ["pod0", "pod1"],
-    "unknown": ["10.0.0.9"],
-    "between": [{"check": "NCCL_DEBUG", "level": "warn", "what": "a on pod1", "remedy": "Alike"}],
-    "findings": [
-        {"check": "disk", "level": "fail", "what": "full", "remedy": "Empty", "nodes": ["pod1"]},
-        {"check": "ray", "level": "ok", "what": "2.60", "remedy": "", "nodes": ["pod0", "pod1"]},
-    ],
-}
-STATUS = {
-    "role": "head",
-    "phase": "running",
-    "waits": [],
-    "run_id": "run-1",
-    "nodes": [{"name": "pod1"}],
-}
+FINDINGS = FindingsStatus(
+    nodes=("pod0", "pod1"),
+    unknown=("10.0.0.9",),
+    between=(Finding("NCCL_DEBUG", Level.WARN, "a on pod1", "Alike"),),
+    findings=(
+        NodesFinding("disk", Level.FAIL, "full", "Empty", nodes=("pod1",)),
+        NodesFinding("ray", Level.OK, "2.60", "", nodes=("pod0", "pod1")),
+    ),
+)
+STATUS = replace(A_HEAD, run_id="run-1")
 
 
 LOGS = {("head", "job"): ["step 1\n", "step 2\n"], ("pod1", "agent"): ["joined\n"]}
@@ -87,12 +85,12 @@ class Head:
         self.over = threading.Event()
         self.up = threading.Event()
         control = Control(
-            *(self.stopped.set, 5.0, key, lambda: {**FINDINGS}, log),
-            private_status=lambda: {"metrics": {"reward": 0.5}},
-            series=a_series().to_dict,
+            *(self.stopped.set, 5.0, key, lambda: FINDINGS, log),
+            with_private=lambda status: replace(status, metrics={"reward": 0.5}),
+            series=a_series().part,
         )
         self.site = AgentServer(
-            token=token, ready=lambda: True, status=lambda: {**STATUS}, control=control
+            token=token, ready=lambda: True, status=lambda: STATUS, control=control
         )
 
     def live(self) -> None:

@@ -28,6 +28,7 @@ from agent.job.progress import Progress
 from agent.node.figures import Forecast, GpuFigures
 from agent.node.read import command_fault
 from agent.port.access import host_names, refusal_of
+from agent.port.status_model import WarningStatus
 from agent.processes.parent import NOTICES, STOPS
 from agent.run.gpu_memory import describe
 from agent.settings import load
@@ -127,7 +128,7 @@ def test_messages_of_a_running_job_are_quoted_as_they_are_made() -> None:
         sentence(full, "pod2", "since about step 40"),
         f"waiting for GPU memory: {describe([held], {0: ['python3, pid 4711']})}",
         few.reason,
-        f"{advice.to_warning()['check']}: {advice.what}",
+        f"{WarningStatus.of_advice(advice).check}: {advice.what}",
         again.headline,
     )
     text = page("troubleshooting.md")

@@ -12,16 +12,26 @@ from jsonschema import (  # type: ignore[import-untyped]  # it has no types
     Draft202012Validator,
     ValidationError,
 )
+from msgspec import to_builtins
 
 from agent.port import access as control_access
 from agent.port.access import UNGUARDED_PATHS
+from agent.port.glance import judged
 from agent.port.protocol import VERSION
-from agent.run.head_server import judged
 from support.head_status import SERVED, status_after
 from support.heads import TERM
+from support.schemas import validator_of
 from support.worlds import SECRET
 from tools.http import __main__ as written
-from tools.http.description import HEAD, OPEN, PATHS, TOKEN, Described, description, statuses
+from tools.http.description import (
+    HEAD,
+    OPEN,
+    PATHS,
+    TOKEN,
+    Described,
+    description,
+    statuses,
+)
 from tools.http.fuzz import Head, described
 
 if TYPE_CHECKING:
@@ -108,7 +118,7 @@ def test_an_answer_fits_its_description(
             content = full[str(status_code)].get("content", {kind: {}})
             assert [*content] == [kind], what
             if kind == "application/json":
-                Draft202012Validator(content[kind]["schema"]).validate(json.loads(body))
+                validator_of(content[kind]["schema"]).validate(json.loads(body))
             needs = {OPEN: "", TOKEN: token or ""}.get(row.access, token or KEY)
             if needs and credential != needs:
                 assert status_code == 401, what
@@ -118,9 +128,10 @@ def test_an_answer_fits_its_description(
 
 def test_a_status_of_a_run_fits_the_description() -> None:
     """As the head's decisions make it; a field that is new or missing does not fit."""
-    fits = Draft202012Validator(HEAD)
+    fits = validator_of(HEAD)
     for history in ([], SERVED, [*SERVED, (5.0, TERM)]):
-        fits.validate(made := json.loads(json.dumps(judged(status_after(history)))))
+        made = json.loads(json.dumps(to_builtins(judged(status_after(history)))))
+        fits.validate(made)
         with pytest.raises(ValidationError):
             fits.validate({**made, "new": 1})
         for name in made:

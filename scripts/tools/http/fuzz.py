@@ -17,16 +17,18 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 from msgspec.json import schema_components
+from msgspec.structs import asdict
 
 from agent import __version__
-from agent.job.series import Series
+from agent.checks.finding import Finding, Level
+from agent.job.series import Series, SeriesPart
 from agent.port.protocol import REPORT_PATH, VERSION, Reply, Report
 from agent.port.reports import Expected, Reports, agent_limit
 from agent.port.server import AgentServer, Control, LogPart
 from agent.port.sockets import bind
-from agent.run.head_server import judged
-from tools.http.description import description
-from tools.page.runs import status
+from agent.port.status_model import FindingsStatus, NodesFinding
+from tools.http.description import REFERENCE, description
+from tools.page.runs import status, without_private
 
 if TYPE_CHECKING:
     import socket
@@ -34,7 +36,6 @@ if TYPE_CHECKING:
 
 _LOG = "/logs/{node}/{name}"
 _SECONDS = 20.0
-_REFERENCE = "#/components/schemas/{name}"
 _UNENDING = "/events"
 """A stream that ends with its reader; tests/unit/port/test_stream.py covers it."""
 
@@ -53,21 +54,21 @@ class Head:
         self.site = AgentServer(
             token=token,
             ready=lambda: True,
-            status=lambda: status(3),
+            status=lambda: without_private(status(3)),
             reports=reports,
             run_id=lambda: "run-1",
             control=Control(
-                *(lambda: None, 5.0, key, self._findings, self._log, self._private),
+                *(lambda: None, 5.0, key, self._findings, self._log),
+                with_private=lambda _status: status(3),
                 series=self._series,
-                judge=judged,
             ),
         )
         self._up, self._over = threading.Event(), threading.Event()
 
-    def _findings(self) -> dict[str, object]:
-        found = {"check": "shm", "level": "warn", "what": "64 MiB", "remedy": "more"}
-        rows = [{**found, "nodes": ["pod0"]}]
-        return {"nodes": ["pod0"], "unknown": [], "findings": rows, "between": [found]}
+    def _findings(self) -> FindingsStatus:
+        found = Finding("shm", Level.WARN, "64 MiB", "more")
+        rows = (NodesFinding(**asdict(found), nodes=("pod0",)),)
+        return FindingsStatus(("pod0",), (), rows, (found,))
 
     async def _log(
         self, node: str, name: str, after: int | None, _before: int | None = None
@@ -76,16 +77,10 @@ class Head:
             return f"{node} has no log {name!r}"
         return LogPart("step 1\n", (after or 0) + 7)
 
-    def _series(self, since: int | None) -> dict[str, object]:
+    def _series(self, since: int | None) -> SeriesPart:
         series = Series()
         series.add(1, 3, {"reward": 0.5}, 40)
-        return {**series.to_dict(since), "checkpoints": []}
-
-    def _private(self) -> dict[str, object]:
-        warning = {"check": "shm", "what": "64 MiB", "remedy": "more"}
-        lines = {"pod0": {"data": "1%"}}
-        more = {"metrics": {"reward": 0.5}, "prepare_lines": lines}
-        return {"warnings": [warning], "job_tail": ["step 1"], **more}
+        return series.part(since)
 
     @contextmanager
     def serve(self) -> Iterator[int]:
@@ -111,10 +106,10 @@ class Head:
 
 def described() -> dict[str, Any]:
     """Return the description with every field of a report, from its types."""
-    (report,), components = schema_components([Report], ref_template=_REFERENCE)
+    (report,), components = schema_components([Report], ref_template=REFERENCE)
     own = {"properties": {"protocol": {"const": VERSION}}, "required": ["protocol"]}
     found = description(__version__, {"allOf": [report, own]})
-    found["components"]["schemas"] = components
+    found["components"]["schemas"] |= components
     node, name, *_ = found["paths"][_LOG]["get"]["parameters"]
     node["schema"], name["schema"] = {"enum": ["head", "pod9"]}, {"enum": ["job", "agent"]}
     return found

@@ -7,16 +7,42 @@ from __future__ import annotations
 
 import math
 import random
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from msgspec.structs import asdict
+from msgspec.structs import replace
 
+from agent.base.ends import Kind, Outcome
+from agent.decisions.head.fleet import NodeState
+from agent.decisions.head.head_state import HeadPhase
 from agent.decisions.receipt import Receipt
 from agent.diagnosis.gpu_history import GpuHistory
 from agent.job.services import Latency
 from agent.node.figures import DiskFigures, Figures, Forecast, GpuFigures
+from agent.port.status_model import (
+    AdviceStatus,
+    CheckpointStatus,
+    GpuHistoryStatus,
+    HeadStatus,
+    ItemStatus,
+    JobStatus,
+    MachineStatus,
+    NodeStatus,
+    PartStatus,
+    ProgressStatus,
+    ServiceStatus,
+    StallStatus,
+    WaitStatus,
+    WarningStatus,
+    WhatRunsStatus,
+)
 from agent.record.files import iso_time
 from agent.record.job_lines import JobLines
+from agent.record.run_folder import OutageRecord
+from agent.record.run_record import AttemptOutcome
+from tools.page.runs import EVIL, service
+
+if TYPE_CHECKING:
+    from agent.job.series import SeriesPart
 
 SITUATIONS = ("ok", "boot", "hang", "collapse", "lost", "failed", "ended")
 """Those of every size."""
@@ -25,8 +51,6 @@ FURTHER = ("cluster", "early", "stepless", "single")
 steps, and with steps and one metric."""
 _WITHOUT_JOB = {"boot", "cluster", "early"}
 _OWN_COMMAND = {"stepless", "single"}
-EVIL = "<img src=x onerror=alert(1)><b>bold</b>"
-"""Markup in fields that other programs fill: the page must show it as text."""
 TOTAL = 400
 STEP = 212  # the last step of most situations
 EACH = 61.0  # seconds of a step
@@ -41,9 +65,9 @@ BROKE_AT = 95  # the step at which the first attempt lost a node
 class MadeRun(NamedTuple):
     """A run as the head's port serves it."""
 
-    status: dict[str, Any]  # for every reader
-    private: dict[str, Any]  # for those with the token
-    series: dict[str, Any]
+    status: HeadStatus  # for every reader
+    private: HeadStatus  # for those with the token
+    series: SeriesPart
     logs: dict[str, str]  # the text of each log of the head
 
 
@@ -52,26 +76,27 @@ def made_run(situation: str, nodes: int) -> MadeRun:
     now = _now(situation)
     lines = _lines(situation, now)
     status = _status(situation, nodes, now, lines)
-    private = {
-        "warnings": _warnings(situation, nodes, lines),
-        "job_tail": [] if situation in _WITHOUT_JOB else [*lines.tail()[-5:], EVIL],
-        "what_runs": _what_runs(situation),
-        "metrics": lines.newest(),
-        "prepare_lines": {"head": {}},
-        "stall": _stall(situation, nodes, suspects=True),
-    }
+    job_tail = () if situation in _WITHOUT_JOB else (*lines.tail()[-5:], EVIL)
+    private = replace(
+        status,
+        warnings=_warnings(situation, nodes, lines),
+        job_tail=job_tail,
+        what_runs=_what_runs(situation),
+        metrics=lines.newest(),
+        prepare_lines={"head": {}},
+        stall=_stall(situation, nodes, suspects=True),
+    )
     logs = {"job": "\n".join(lines.tail()) + "\n", "agent": _agent_log(nodes)}
-    series = {**lines.series(), "checkpoints": _checkpoints(situation)}
-    status["curves"]["checkpoints"] = series["checkpoints"]
+    series = replace(lines.series(), checkpoints=_checkpoints(situation))
     return MadeRun(status, private, series, logs)
 
 
-def _checkpoints(situation: str) -> list[list[object]]:
+def _checkpoints(situation: str) -> tuple[tuple[int, str], ...]:
     """Return step and time of each checkpoint."""
     if situation in {*_WITHOUT_JOB, *_OWN_COMMAND}:
-        return []
+        return ()
     steps = range(SAVED_EVERY, _last_step(situation) + 1, SAVED_EVERY)
-    return [[step, iso_time(START + BEGAN + step * EACH + 21)] for step in steps]
+    return tuple((step, iso_time(START + BEGAN + step * EACH + 21)) for step in steps)
 
 
 def _now(situation: str) -> float:
@@ -142,33 +167,28 @@ def _metrics(situation: str, step: int, noise: random.Random) -> str:
     return f"step:{step} - " + " - ".join(f"{name}:{value:.5g}" for name, value in values.items())
 
 
-def _stall(situation: str, nodes: int, *, suspects: bool = False) -> dict[str, Any] | None:
+def _stall(situation: str, nodes: int, *, suspects: bool = False) -> StallStatus | None:
     if situation != "hang":
         return None
     waits = "23 of 24 ranks wait in `all_reduce` (fsdp.py:20)"
     words = f"{waits}; rank 3 on pod1 is in `compute_score` (reward.py:44) since 01:58"
-    return {
-        "what": "no step for 14 min 20 s since step 212",
-        "then": "log",
-        "suspects": words if suspects else "",
-        "nodes": ["pod1"] if nodes > 1 else [],
-        "log": "agent",
-    }
+    return StallStatus(
+        what="no step for 14 min 20 s since step 212",
+        then="log",
+        suspects=words if suspects else "",
+        nodes=("pod1",) if nodes > 1 else (),
+        log="agent",
+    )
 
 
-def _warnings(situation: str, nodes: int, lines: JobLines) -> list[dict[str, str]]:
-    warnings = [
-        {
-            "check": "NCCL_SOCKET_IFNAME",
-            "what": "eth0 on pod2, podnet1 on the others",
-            "remedy": "Set the same on all nodes",
-        }
-    ]
-    if situation == "hang":
-        stall = _stall(situation, nodes, suspects=True) or {}
-        what = f"{stall['what']}: {stall['suspects']}"
-        warnings.append({"check": "stall", "what": what, "remedy": "Look at the named process"})
-    return warnings + [advice.to_warning() for advice in lines.advice()]
+def _warnings(situation: str, nodes: int, lines: JobLines) -> tuple[WarningStatus, ...]:
+    ifname = "eth0 on pod2, podnet1 on the others"
+    warnings = [WarningStatus("NCCL_SOCKET_IFNAME", ifname, "Set the same on all nodes")]
+    stall = _stall(situation, nodes, suspects=True)
+    if stall is not None:
+        what = f"{stall.what}: {stall.suspects}"
+        warnings.append(WarningStatus("stall", what, "Look at the named process"))
+    return (*warnings, *map(WarningStatus.of_advice, lines.advice()))
 
 
 def worker_log(node: str) -> str:
@@ -187,78 +207,72 @@ def _agent_log(nodes: int) -> str:
 # --- the status -----------------------------------------------------------------------------------
 
 
-def _status(situation: str, nodes: int, now: float, lines: JobLines) -> dict[str, Any]:
+def _status(situation: str, nodes: int, now: float, lines: JobLines) -> HeadStatus:
     is_over = situation in {"failed", "ended", "early"}
     is_booting = situation == "boot"
-    phase = "booting" if is_booting else "leaving" if is_over else "running"
-    price = round(PRICE * nodes, 2)
-    job = {"name": "verl-grpo", "status": "running", "attempt": 2}
+    phase = HeadPhase.LEAVING if is_over else HeadPhase.RUNNING
     if is_booting:
-        job = {"name": "verl-grpo", "status": "not submitted", "attempt": 1}
-    if situation in _OWN_COMMAND:
-        job = {"name": "python3 train.py", "status": "running", "attempt": 1}
-    if is_over:
-        job["status"] = _STATUS_AT_END[situation]
-    if situation in _WITHOUT_JOB:
-        job["attempt"] = 1
+        phase = HeadPhase.BOOTING
+    price = round(PRICE * nodes, 2)
     receipt = Receipt(boot=min(now, BEGAN), wait=18.0, training=max(0.0, now - BEGAN))
     is_recipe = situation not in {*_WITHOUT_JOB, *_OWN_COMMAND}
     is_late = situation in {"boot", "early"}
-    return {
-        "run_id": "20261121-2244-7f3a",
-        "run_name": "first sums",
-        "epoch": 1,
-        "role": "head",
-        "platform": "runpod",
-        "name": "pod0",
-        "phase": phase,
-        "at": iso_time(START + now),
-        "seconds": now,
-        "seconds_in_phase": _seconds_in_phase(situation, now),
-        "phases": [["booting", 0.0], *([] if is_late else [["running", BEGAN]])],
-        "waits": _waits(nodes) if is_booting else [],
-        "ray": {"state": "ready", "detail": ""},
-        "nodes": [_node(situation, nodes, number) for number in range(1, nodes)],
-        "services": _services(situation),
-        "prepare": [{"name": "gsm8k", "state": "ready", "detail": ""}],
-        "outages": [
-            {
-                "service": "reward server",
-                "node": "pod0",
-                "from": iso_time(START + 3400),
-                "to": iso_time(START + 3408),
-            }
-        ]
-        if is_recipe
-        else [],
-        "job": None if situation == "cluster" else job,
-        "verdict": _verdict(situation, nodes),
-        "attempts": _attempts(situation, now),
-        "figures": _figures(situation, 0, is_slow=False),
-        "slow": "",
-        "gpu_history": _gpu_history(situation, now),
-        "progress": lines.to_status(lambda at: iso_time(START + at), is_running=not is_over),
-        "curves": {**lines.curves(), "checkpoints": []},
-        "nodes_expected": nodes,
-        "nodes_joined": nodes - (_late(nodes) if is_late else 0),
-        "more_refused": 0,
-        "attempts_allowed": 3 if is_recipe or is_booting else 1,
-        "loss_seconds_left": 19.0 if situation == "lost" and nodes > 1 else None,
-        "stall": _stall(situation, nodes),
-        "advice": [advice.to_dict() for advice in lines.advice()],
-        "checkpoint": {"step": (_last_step(situation) // SAVED_EVERY) * SAVED_EVERY, "at": None}
-        if is_recipe
-        else None,
-        "caches": None,
-        "price": price,
-        "price_source": "AGENT_PRICE_PER_HOUR",
-        "max_cost": None,
-        "cost": round(price * now / 3600, 2),
-        "receipt": receipt.to_dict(price),
-    }
+    away = OutageRecord("reward server", "pod0", iso_time(START + 3400), iso_time(START + 3408))
+    saved = CheckpointStatus((_last_step(situation) // SAVED_EVERY) * SAVED_EVERY, None)
+    checkpoints = _checkpoints(situation)
+    return HeadStatus(
+        run_id="20261121-2244-7f3a",
+        run_name="first sums",
+        epoch=1,
+        platform="runpod",
+        name="pod0",
+        phase=phase,
+        at=iso_time(START + now),
+        seconds=now,
+        seconds_in_phase=_seconds_in_phase(situation, now),
+        phases=(("booting", 0.0), *([] if is_late else [("running", BEGAN)])),
+        waits=(_wait(nodes),) if is_booting else (),
+        ray=PartStatus("ready", ""),
+        nodes=tuple(_node(situation, nodes, number) for number in range(1, nodes)),
+        services=_services(situation),
+        prepare=(ItemStatus("gsm8k", "ready", ""),),
+        outages=(away,) if is_recipe else (),
+        job=_job(situation),
+        verdict=_verdict(situation, nodes),
+        attempts=_attempts(situation, now),
+        figures=_figures(situation, 0, is_slow=False),
+        slow="",
+        gpu_history=_gpu_history(situation, now),
+        progress=ProgressStatus.of_job(
+            lines, lambda at: iso_time(START + at), is_running=not is_over
+        ),
+        curves=replace(lines.curves(), checkpoints=checkpoints),
+        nodes_expected=nodes,
+        nodes_joined=nodes - (_late(nodes) if is_late else 0),
+        more_refused=0,
+        attempts_allowed=3 if is_recipe or is_booting else 1,
+        loss_seconds_left=19.0 if situation == "lost" and nodes > 1 else None,
+        stall=_stall(situation, nodes),
+        advice=tuple(map(AdviceStatus.of, lines.advice())),
+        checkpoint=saved if is_recipe else None,
+        caches=None,
+        price=price,
+        price_source="AGENT_PRICE_PER_HOUR",
+        max_cost=None,
+        cost=round(price * now / 3600, 2),
+        receipt=receipt.to_status(price),
+    )
 
 
-_STATUS_AT_END = {"failed": "failed", "ended": "succeeded", "early": "not submitted"}
+def _job(situation: str) -> JobStatus | None:
+    if situation == "cluster":
+        return None
+    if situation in {"boot", "early"}:
+        return JobStatus("verl-grpo", "not submitted", 1)
+    if situation in _OWN_COMMAND:
+        return JobStatus("python3 train.py", "running", 1)
+    ended = {"failed": "failed", "ended": "succeeded"}
+    return JobStatus("verl-grpo", ended.get(situation, "running"), 2)
 
 
 def _seconds_in_phase(situation: str, now: float) -> float:
@@ -267,7 +281,7 @@ def _seconds_in_phase(situation: str, now: float) -> float:
     return 10.0 if situation == "early" else now - BEGAN
 
 
-def _gpu_history(situation: str, now: float) -> dict[str, list[int]]:
+def _gpu_history(situation: str, now: float) -> GpuHistoryStatus:
     """Return what the GPUs did: idle before the first step, in a hang full at little power."""
     history = GpuHistory()
     noise = random.Random(3)  # noqa: S311 - for curves that look real
@@ -280,7 +294,7 @@ def _gpu_history(situation: str, now: float) -> dict[str, list[int]]:
         gpus = (GpuFigures(0, use, used, 81_559), GpuFigures(1, use, used, 81_559))
         slower = (GpuFigures(0, use - 12 if use > 12 else use, used, 81_559),)
         history.add(at, (Figures(at, gpus), Figures(at, slower)))
-    return history.to_status()
+    return GpuHistoryStatus(**history.to_status())
 
 
 _COMMAND = """\
@@ -291,30 +305,28 @@ actor_rollout_ref.model.path=Qwen/Qwen2.5-7B-Instruct actor_rollout_ref.rollout.
 actor_rollout_ref.actor.use_kl_loss=True actor_rollout_ref.actor.optim.lr=1e-6"""
 
 
-def _what_runs(situation: str) -> dict[str, Any]:
+def _what_runs(situation: str) -> WhatRunsStatus:
     """Return what the job is made of, with arguments as long as a recipe's."""
     versions = {"pod-agent": "0.1.0", "Ray": "2.50.0", "Python": "3.12.3"}
     if situation == "cluster":
-        return {"model": "", "data": "", "command": "", "versions": versions}
+        return WhatRunsStatus("", "", "", versions)
     if situation in _OWN_COMMAND:
-        command = "python3 train.py --epochs 3"
-        return {"model": "", "data": "", "command": command, "versions": versions}
-    return {
-        "model": "Qwen/Qwen2.5-7B-Instruct",
-        "data": "/workspace/data/gsm8k/train.parquet",
-        "command": f"{_COMMAND} {EVIL}",
-        "versions": {**versions, "torch": "2.8.0", "vllm": "0.11.0", "verl": "0.6.0"},
-    }
+        return WhatRunsStatus("", "", "python3 train.py --epochs 3", versions)
+    return WhatRunsStatus(
+        "Qwen/Qwen2.5-7B-Instruct",
+        "/workspace/data/gsm8k/train.parquet",
+        f"{_COMMAND} {EVIL}",
+        {**versions, "torch": "2.8.0", "vllm": "0.11.0", "verl": "0.6.0"},
+    )
 
 
-def _waits(nodes: int) -> list[dict[str, Any]]:
+def _wait(nodes: int) -> WaitStatus:
+    evidence = f"{nodes - 1 - _late(nodes)} of {nodes - 1} joined"
+    what = "workers"
     if nodes == 1:
         evidence = "connection refused by 127.0.0.1:5000"
         what = "the reward server"
-    else:
-        evidence = f"{nodes - 1 - _late(nodes)} of {nodes - 1} joined"
-        what = "workers"
-    return [{"what": what, "evidence": evidence, "seconds_left": 505.0, "following": False}]
+    return WaitStatus(what, evidence, 505.0, following=False)
 
 
 def _late(nodes: int) -> int:
@@ -322,81 +334,56 @@ def _late(nodes: int) -> int:
     return max(1, nodes // 10)
 
 
-def _verdict(situation: str, nodes: int) -> dict[str, Any] | None:
-    common = {
-        "phase": "running",
-        "culprit": "job",
-        "is_jobs_verdict": True,
-        "attempts_are_used_up": False,
-        "is_superseded": False,
-    }
+def _verdict(situation: str, nodes: int) -> Outcome | None:
     if situation == "failed":
-        return {
-            **common,
-            "kind": "job-failed",
-            "exit_code": 1,
-            "reason": f"CUDA out of memory on pod{min(7, nodes - 1)}, step 212",
-            "remedy": "AGENT_JOB_ARGS=actor_rollout_ref.actor.ppo_max_token_len_per_gpu=16384",
-        }
+        return Outcome(
+            Kind.JOB_FAILED,
+            1,
+            f"CUDA out of memory on pod{min(7, nodes - 1)}, step 212",
+            "running",
+            "job",
+            "AGENT_JOB_ARGS=actor_rollout_ref.actor.ppo_max_token_len_per_gpu=16384",
+            is_jobs_verdict=True,
+        )
     if situation == "early":
         workers = nodes - 1
-        return {
-            **common,
-            "phase": "booting",
-            "culprit": "workers",
-            "kind": "unavailable",
-            "is_jobs_verdict": False,
-            "exit_code": 69,
-            "reason": f"workers not ready in time: {workers - _late(nodes)} of {workers} joined",
-            "remedy": "Do as many pods run as EXPECTED_WORKERS says, and does each reach the head?",
-        }
+        return Outcome(
+            Kind.UNAVAILABLE,
+            69,
+            f"workers not ready in time: {workers - _late(nodes)} of {workers} joined",
+            "booting",
+            "workers",
+            "Do as many pods run as EXPECTED_WORKERS says, and does each reach the head?",
+        )
     if situation == "ended":
-        reason = "the job succeeded"
-        return {**common, "kind": "done", "exit_code": 0, "reason": reason, "remedy": ""}
+        return Outcome(Kind.DONE, 0, "the job succeeded", "running", "job", is_jobs_verdict=True)
     return None
 
 
-def _attempts(situation: str, now: float) -> list[dict[str, Any]]:
+def _attempts(situation: str, now: float) -> tuple[AttemptOutcome, ...]:
     if situation in _WITHOUT_JOB:
-        return []
+        return ()
     if situation in _OWN_COMMAND:
-        start = iso_time(START + 200)
-        return [{"number": 1, "start": start, "end": None, "reason": "", "exit_code": None}]
-    broke = BEGAN + BROKE_AT * EACH
+        return (AttemptOutcome(1, iso_time(START + 200), None, "", None),)
+    broke = START + BEGAN + BROKE_AT * EACH
+    lost = "lost a needed node (pod3)"
+    first = AttemptOutcome(1, iso_time(START + 200), iso_time(broke - 120), lost, 75)
+    second = AttemptOutcome(2, iso_time(broke - 60), None, "", None)
     verdict = _verdict(situation, 1)
-    return [
-        {
-            "number": 1,
-            "start": iso_time(START + 200),
-            "end": iso_time(START + broke - 120),
-            "reason": "lost a needed node (pod3)",
-            "exit_code": 75,
-        },
-        {
-            "number": 2,
-            "start": iso_time(START + broke - 60),
-            "end": None if verdict is None else iso_time(START + now),
-            "reason": "" if verdict is None else verdict["reason"],
-            "exit_code": None if verdict is None else verdict["exit_code"],
-        },
-    ]
+    if verdict is not None:
+        end = iso_time(START + now)
+        second = replace(second, end=end, reason=verdict.reason, exit_code=verdict.exit_code)
+    return (first, second)
 
 
-def _services(situation: str) -> list[dict[str, Any]]:
-    is_booting = situation == "boot"
-    reward = {
-        "name": "reward server",
-        "state": "pending" if is_booting else "ready",
-        "detail": f"refused {EVIL}" if is_booting else "",
-        "gpus": 0,
-        "restarts": 0 if is_booting else 1,
-        "outages": 0 if is_booting else 1,
-        "outage_seconds": 0.0 if is_booting else 8.0,
-        "outage_since": None,
-        "latency": None if is_booting else asdict(Latency().with_answer(0.031)),
-        "judge": None,
-    }
-    return [] if situation in {"cluster", *_OWN_COMMAND} else [reward]
+def _services(situation: str) -> tuple[ServiceStatus, ...]:
+    if situation in {"cluster", *_OWN_COMMAND}:
+        return ()
+    if situation == "boot":
+        return (service("reward server", "pending", detail=f"refused {EVIL}"),)
+    latency = Latency().with_answer(0.031)
+    shown = service("reward server", "ready", restarts=1, outages=1, seconds=8.0, latency=latency)
+    return (shown,)
 
 
 def _slow_node(nodes: int) -> int | None:
@@ -410,36 +397,36 @@ def _lost_nodes(nodes: int) -> tuple[int, ...]:
     return (41, nodes - 1) if nodes > 41 else (nodes - 1,)
 
 
-def _node(situation: str, nodes: int, number: int) -> dict[str, Any]:
+def _node(situation: str, nodes: int, number: int) -> NodeStatus:
     is_late = situation == "boot" and number >= nodes - _late(nodes)
     is_gone = situation == "lost" and number in _lost_nodes(nodes)
     is_slow = situation in {"collapse", "lost", "failed"} and number == _slow_node(nodes)
-    state = "booting" if is_late else "joined"
+    state = NodeState.BOOTING if is_late else NodeState.JOINED
     if situation == "early":
-        state = "left"
+        state = NodeState.LEFT
     if is_gone:
-        state = "silent" if number == 41 or nodes < 10 else "lost"
+        state = NodeState.SILENT if number == 41 or nodes < 10 else NodeState.LOST
     slow = "GPU clock 345 MHz, median of all nodes 1980 MHz, for 12 min (limited by temperature)"
     detail = EVIL if number == 1 else ""
-    return {
-        "name": f"pod{number}",
-        "ip": f"10.0.{number // 250}.{number % 250 + 1}",
-        "rank": number,
-        "state": state,
-        "phase": "finding the head" if is_late else "following the head",
-        "detail": "pulling the model: 40 %" if is_late else detail,
-        "last_error": "its Ray is gone" if is_gone and state == "lost" else "",
-        "heard_seconds_ago": 41.0 if is_gone else 1.5,
-        "joined": state == "joined",
-        "phases": [["finding the head", 1.0], ["following the head", 60.0 + number % 17]],
-        "steps": [],
-        "figures": None if is_late else _figures(situation, number, is_slow=is_slow),
-        "slow": slow if is_slow else "",
-        "caches": "",
-    }
+    return NodeStatus(
+        name=f"pod{number}",
+        ip=f"10.0.{number // 250}.{number % 250 + 1}",
+        rank=number,
+        state=state,
+        phase="finding the head" if is_late else "following the head",
+        detail="pulling the model: 40 %" if is_late else detail,
+        last_error="its Ray is gone" if state is NodeState.LOST else "",
+        heard_seconds_ago=41.0 if is_gone else 1.5,
+        joined=state is NodeState.JOINED,
+        phases=(("finding the head", 1.0), ("following the head", 60.0 + number % 17)),
+        steps=(),
+        figures=None if is_late else _figures(situation, number, is_slow=is_slow),
+        slow=slow if is_slow else "",
+        caches="",
+    )
 
 
-def _figures(situation: str, number: int, *, is_slow: bool) -> dict[str, object]:
+def _figures(situation: str, number: int, *, is_slow: bool) -> MachineStatus:
     """Return a machine's figures: eight GPUs, host memory, and the disk of the checkpoints."""
     noise = random.Random(number)  # noqa: S311 - same
     use = 0 if situation in {*_WITHOUT_JOB, "failed", "ended"} else 91
@@ -457,4 +444,4 @@ def _figures(situation: str, number: int, *, is_slow: bool) -> dict[str, object]
     disks = (DiskFigures("/workspace", 1_200 << 30, 2_000 << 30),)
     ahead = (Forecast("disk /workspace", 19 * 3600, 42 * 10**9, 3600),) if number == 0 else ()
     figures = Figures(300.0, tuple(gpus), "", 812 << 30, 2_000 << 30, disks, 2.1e9, 2.2e9, ahead)
-    return figures.to_status()
+    return MachineStatus.of(figures)

@@ -7,11 +7,14 @@ import secrets
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from msgspec import to_builtins
+
+from agent.port.glance import SIGNS, judged
 from agent.port.page_status import page_status
 from agent.port.report_page import report_page
 from agent.port.server import AgentServer, Control, LogPart
 from agent.port.sockets import bind
-from agent.run.head_server import judged
+from agent.port.status_model import FindingsStatus
 from tools.page.rules import AXE, OWN_RULES
 from tools.page.situations import made_run, worker_log
 
@@ -23,6 +26,7 @@ if TYPE_CHECKING:
     from tools.page.situations import MadeRun
 
 MOST_ELEMENTS = 400
+NOTHING_FOUND = FindingsStatus((), (), (), ())
 HEIGHTS = {390: 844, 1280: 800, 1400: 900, 1920: 1080}
 """The height of the window by its width."""
 _DRAWN = "document.getElementById('sentence').textContent === {}"
@@ -113,7 +117,7 @@ class Shown:
         self, node: str, name: str, after: int | None, before: int | None = None
     ) -> LogPart | str:
         text = self.run.logs.get(name)
-        if node != self.run.status["name"]:
+        if node != self.run.status.name:
             return LogPart(worker_log(node), None)
         if text is None:
             return f"no log {name!r}"
@@ -125,9 +129,9 @@ class Shown:
     async def open(self) -> AsyncIterator[Any]:
         """Serve the page; yield the runner, which a visit may end early."""
         control = Control(
-            *(self._stop, 5.0, None, dict, self._log, lambda: self.run.private),
+            *(self._stop, 5.0, None, lambda: NOTHING_FOUND, self._log),
+            with_private=lambda _status: self.run.private,
             series=lambda _since: self.run.series,
-            judge=judged,
         )
         site = AgentServer(
             token=self.token, ready=lambda: True, status=lambda: self.run.status, control=control
@@ -139,9 +143,10 @@ class Shown:
             await runner.cleanup()
 
 
-def judged_run(run: MadeRun) -> dict[str, Any]:
-    """Return the whole status of a made run, with its judgment."""
-    return judged({**run.status, **run.private})
+def report_of(run: MadeRun) -> str:
+    """Return the report of a made run."""
+    status = to_builtins(page_status(judged(run.private)))
+    return report_page(status, to_builtins(run.series), run.logs)
 
 
 async def visit_situation(  # noqa: PLR0913 - what a visit is about
@@ -168,7 +173,7 @@ async def visit_report(  # noqa: PLR0913 - same
     """Return what is wrong in the report of a run, opened from its file."""
     run = made_run(situation, nodes)
     file = folder / f"report-{situation}-{nodes}.html"
-    file.write_text(report_page(page_status(judged_run(run)), run.series, run.logs), "utf-8")
+    file.write_text(report_of(run), "utf-8")
     tab.complaints.clear()
     await tab.call("Page.navigate", url=file.resolve().as_uri())
     wrong = await _check(tab, run, windows, folder, f"report-{situation}-{nodes}", axe)
@@ -189,24 +194,23 @@ async def sign_in(tab: Tab, shown: Shown) -> None:
 async def _check(  # noqa: PLR0913 - what is checked, and where
     tab: Tab, run: MadeRun, windows: Sequence[Look], folder: Path, name: str, axe: str | None
 ) -> list[str]:
-    glance = judged_run(run)["glance"]
-    await tab.wait_for(_DRAWN.format(json.dumps(glance["sentence"])))
+    glance = judged(run.private).glance
+    await tab.wait_for(_DRAWN.format(json.dumps(glance.sentence)))
     await tab.wait_for("document.getElementById('log-say').textContent !== ''")
     wrong = []
     state = await tab.tell("document.getElementById('strip').dataset.state")
-    if state != glance["state"]:
-        wrong.append(f"the strip is {state}, not {glance['state']}")
+    if state != glance.state:
+        wrong.append(f"the strip is {state}, not {glance.state}")
     title = await tab.tell("document.title")
-    sign = {"keep": "●", "look": "▲", "end": "■"}[glance["state"]]
-    if not title.startswith(sign) or run.status["run_name"] not in title:
+    if not title.startswith(SIGNS[glance.state]) or str(run.status.run_name) not in title:
         wrong.append(f"the title is {title!r}")
     icon = await tab.tell("document.getElementById('icon').getAttribute('href')")
-    if icon != f"/{glance['state']}.svg" and not icon.startswith("data:"):
+    if icon != f"/{glance.state}.svg" and not icon.startswith("data:"):
         wrong.append(f"the icon is {icon}")
     count = await tab.tell("document.getElementsByTagName('*').length")
     if count >= MOST_ELEMENTS:
         wrong.append(f"{count} elements")
-    lost = {one["number"] for one in run.status["attempts"] if one["end"] and one["exit_code"]}
+    lost = {one.number for one in run.status.attempts if one.end and one.exit_code}
     shown = set(map(int, await tab.tell(_LOST_ATTEMPTS)))
     if shown - lost:  # the oldest ones make room for later sentences
         wrong.append(f"shown as lost: attempts {shown}, lost are {lost}")

@@ -16,6 +16,7 @@ from agent.cli import doctor_verb
 from agent.cli.http_request import ask
 from agent.decisions.head import head_state as h
 from agent.port.sockets import bind
+from agent.port.status_model import NodesFinding
 from support.fake_runs import status_of
 from support.heads import Trace, goal, nodes, reported
 from support.served import KEY, a_head, environ_of, leave_key
@@ -58,14 +59,13 @@ def test_what_a_head_answers() -> None:
     data = status_of(
         trace.state, plan, clean=lambda text: text.replace("64 MiB", "****")
     ).findings()
-    assert data["nodes"] == [plan.topology.node_name, "pod2"]
-    assert data["unknown"] == ["10.0.0.3"]
-    (between,) = json.loads(json.dumps(data["between"]))
-    assert between["what"] == "INFO on pod2, not set on head0"
-    rows = json.loads(json.dumps(data["findings"]))
-    small = {"check": "/dev/shm", "level": "warn", "what": "****", "remedy": "Give it more"}
-    assert {**small, "nodes": ["pod2"]} in rows
-    assert len(rows) > len(plan.findings)
+    assert data.nodes == (plan.topology.node_name, "pod2")
+    assert data.unknown == ("10.0.0.3",)
+    (between,) = data.between
+    assert between.what == "INFO on pod2, not set on head0"
+    small = NodesFinding("/dev/shm", Level.WARN, "****", "Give it more", nodes=("pod2",))
+    assert small in data.findings
+    assert len(data.findings) > len(plan.findings)
 
 
 def test_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,7 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from msgspec import to_builtins
 
+from agent.port.glance import judged
 from support.http_peer import answering, reply
 from support.served import a_head
 from tools.page.runs import status as run_of
@@ -81,7 +83,7 @@ def test_what_needs_linux_is_78(system: str, words: list[str]) -> None:
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_a_remote_run_is_looked_at(system: str, tmp_path: Path) -> None:
     """What its head answers is shown, through a tunnel, too; without a head it is 69."""
-    with answering(reply(json.dumps(run_of(2)).encode())) as peer:
+    with answering(reply(json.dumps(to_builtins(judged(run_of(2)))).encode())) as peer:
         there = run_on(system, "status", AGENT_HEAD="127.0.0.1", AGENT_PORT=str(peer.port))
     assert (there.returncode, there.stderr) == (0, "")
     assert there.stdout.startswith("first sums · rehearsal · attempt 2 of 3")

@@ -6,10 +6,12 @@ import json
 from typing import TYPE_CHECKING
 
 import pytest
+from msgspec import to_builtins
 
 from agent.base.errors import UnavailableError
 from agent.cli import status_verb
 from agent.cli.command_line import main
+from agent.port.glance import judged
 from support.http_peer import answering, reply
 from tools.page.runs import status as run_of
 
@@ -58,7 +60,7 @@ def test_the_end_of_a_tunnel_is_a_head(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Through `ssh -L` the head is at this machine: AGENT_HEAD may say so, for a verb that asks."""
-    with answering(reply(json.dumps(run_of(2)).encode())) as peer:
+    with answering(reply(json.dumps(to_builtins(judged(run_of(2)))).encode())) as peer:
         environ = {"AGENT_PORT": str(peer.port), "AGENT_LOG_DIR": str(tmp_path)}
         environ["AGENT_HEAD"] = "127.0.0.1"
         status_verb.show_status(environ, as_json=False)

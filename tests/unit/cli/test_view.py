@@ -3,31 +3,46 @@
 from __future__ import annotations
 
 import io
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import UNSET
+from msgspec.structs import replace
 from rich.cells import cell_len
 from rich.console import Console
 
+from agent.base.ends import Kind, Outcome
 from agent.base.text import Terminal, duration_text
 from agent.cli.rich_view import rich_view
+from agent.decisions.head.fleet import NodeState
+from agent.decisions.head.head_state import HeadPhase
 from agent.diagnosis.advice import Advice
 from agent.port.brief_status import bars, brief_lines, lines_by_content
+from agent.port.glance import judged
 from agent.port.status import status_lines
+from agent.port.status_model import ItemStatus, StepStatus, WaitStatus, WarningStatus
+from support.statuses import altered
 from tools.page.runs import status as run_of
 
-BOOTING = {
-    "phase": "booting",
-    "seconds": 30.0,
-    "seconds_in_phase": 30.0,
-    "waits": [{"what": "workers", "evidence": "1 of 3 joined", "seconds_left": 90.0}],
-}
+if TYPE_CHECKING:
+    from agent.port.status_model import HeadStatus
+
+WAIT = WaitStatus("workers", "1 of 3 joined", 90.0, following=False)
+NO_WORD = Outcome(Kind.LOST, 75, "no word", remedy="Try again")
+FEW_STEPS = Outcome(Kind.DONE, 0, "warning: 3 of 400 steps")
+GSM8K = ItemStatus("gsm8k", "pending", "")
 STEERS = "\x1b[2J\x1b[31mred\x07\n\r\u202eevil\u2028"
 
 
-def lines(status: dict[str, Any]) -> list[str]:
+def booting(run: HeadStatus) -> HeadStatus:
+    """Return a run that still boots."""
+    phase = HeadPhase.BOOTING
+    return replace(run, phase=phase, seconds=30.0, seconds_in_phase=30.0, waits=(WAIT,))
+
+
+def lines(status: HeadStatus) -> list[str]:
     """Return the lines of a status."""
     return [line.label for line in status_lines(status)]
 
@@ -51,19 +66,19 @@ def test_a_small_run_is_shown_completely() -> None:
     )
 
 
-WARNINGS = [
-    {"check": "stall", "what": "no step for 9 min; it has gone on", "remedy": "R0"},
-    {"check": "stall", "what": "no step for 12 min: rank 17 on pod2", "remedy": "R1"},
-    {"check": "slow node", "what": "pod1: GPU utilization 14 %", "remedy": "R2"},
-    {"check": "full soon", "what": "disk /c on pod1 reaches 95 % in 2 h", "remedy": "R3"},
-    {"check": "training", "what": "loss is nan", "remedy": "R4"},
-    {"check": "shared memory", "what": "64 MiB", "remedy": "R5"},
-]
+WARNINGS = (
+    WarningStatus("stall", "no step for 9 min; it has gone on", "R0"),
+    WarningStatus("stall", "no step for 12 min: rank 17 on pod2", "R1"),
+    WarningStatus("slow node", "pod1: GPU utilization 14 %", "R2"),
+    WarningStatus("full soon", "disk /c on pod1 reaches 95 % in 2 h", "R3"),
+    WarningStatus("training", "loss is nan", "R4"),
+    WarningStatus("shared memory", "64 MiB", "R5"),
+)
 
 
 def test_warnings_about_what_the_run_does() -> None:
     """The last stall, slow nodes, what will be full, and advice; no finding about a machine."""
-    shown = lines({**run_of(3), "warnings": WARNINGS, "slow": "GPU power 260 W"})
+    shown = lines(replace(run_of(3), warnings=WARNINGS, slow="GPU power 260 W"))
     assert shown[2:6] == [
         "stall: no step for 12 min: rank 17 on pod2. R1",
         "slow node: pod1: GPU utilization 14 %. R2",
@@ -76,9 +91,9 @@ def test_warnings_about_what_the_run_does() -> None:
 
 def test_a_wait() -> None:
     """Name, time left and evidence; the end of the run is none."""
-    run = {**run_of(3), **BOOTING}
+    run = booting(run_of(3))
     assert "waiting for workers  90 s left  1 of 3 joined" in lines(run)
-    run["waits"] = [{**BOOTING["waits"][0], "following": True}]  # type: ignore[index]  # a list
+    run = altered(run, "waits", following=True)
     assert not any(line.startswith("waiting for") for line in lines(run))
 
 
@@ -92,8 +107,8 @@ def test_the_worst_nodes_come_first() -> None:
 
 def test_a_silent_node() -> None:
     """The time since its last report is shown, with its last detail."""
-    run = run_of(1)
-    run["nodes"][0].update(heard_seconds_ago=40.0, state="silent", detail="", last_error="gone")
+    changes: dict[str, Any] = {"state": NodeState.SILENT, "last_error": "gone"}
+    run = altered(run_of(1), "nodes", detail="", heard_seconds_ago=40.0, **changes)
     assert any("last report 40 s ago; gone" in line for line in lines(run))
 
 
@@ -108,15 +123,13 @@ def test_a_silent_node() -> None:
 )
 def test_a_node_with_prepare_steps(state: str, said: dict[str, str], word: str) -> None:
     """The failed or running step, with its progress if the caller may read logs."""
-    run = run_of(1)
-    run["nodes"][0].update(steps=[{"name": "fetch", "state": state}], detail="its word")
-    run["prepare_lines"] = {"pod1": said, "head": {"gsm8k": "99%"}}
-    run["prepare"] = [{"name": "gsm8k", "state": "pending", "detail": ""}]
+    steps = (StepStatus("fetch", state),)
+    run = altered(run_of(1), "nodes", steps=steps, detail="its word")
+    run = replace(run, prepare_lines={"pod1": said, "head": {"gsm8k": "99%"}}, prepare=(GSM8K,))
     shown = lines(run)
     assert any(line.startswith("node 1 ") and line.endswith(word) for line in shown)
     assert any(line.startswith("prepare step gsm8k") and line.endswith("99%") for line in shown)
-    del run["prepare_lines"]
-    assert lines(run)
+    assert lines(replace(run, prepare_lines=UNSET))
 
 
 def test_compile_caches() -> None:
@@ -125,30 +138,28 @@ def test_compile_caches() -> None:
     (line,) = [line for line in lines(run) if line.startswith("compile caches")]
     assert "seeded  from /workspace/compile-caches/h100.tar.gz" in line
     assert line.endswith("cold on pod2")
-    assert not [line for line in lines({**run, "caches": None}) if "compile caches" in line]
+    assert not [line for line in lines(replace(run, caches=None)) if "compile caches" in line]
 
 
 def test_a_success_with_a_warning_begins_with_it() -> None:
     """Nobody takes it for a success."""
-    verdict = {"kind": "done", "reason": "warning: 3 of 400 steps", "exit_code": 0, "remedy": ""}
-    shown = lines({**run_of(1), "verdict": verdict})
+    shown = lines(replace(run_of(1), verdict=FEW_STEPS))
     (line,) = [line for line in shown if "3 of 400" in str(line)]
     assert "done" not in str(line)
 
 
 def test_advice_is_below_the_job() -> None:
     """Other warnings are in the log, and on the page."""
-    advice = Advice("the KL rose", "Less").to_warning()
-    other = {"check": "disk", "what": "nearly full", "remedy": "More"}
-    shown = lines({**run_of(1), "warnings": [other, advice]})
+    advice = WarningStatus.of_advice(Advice("the KL rose", "Less"))
+    other = WarningStatus("disk", "nearly full", "More")
+    shown = lines(replace(run_of(1), warnings=(other, advice)))
     assert "training: the KL rose. Less" in shown
     assert not any("nearly full" in line for line in shown)
 
 
 def test_a_verdict() -> None:
     """A verdict has its remedy."""
-    verdict = {"kind": "lost", "reason": "no word", "exit_code": 75, "remedy": "Try again"}
-    shown = lines({**run_of(1), "verdict": verdict})
+    shown = lines(replace(run_of(1), verdict=NO_WORD))
     assert shown[1:3] == ["lost: no word (exit code 75)", "Try again"]
 
 
@@ -160,12 +171,14 @@ def test_no_text_controls_the_terminal(
     nodes: int, name: str, words: str, *, is_booting: bool
 ) -> None:
     """Each line is one line, whatever a name or a message contains."""
-    run = {**run_of(nodes), **(BOOTING if is_booting else {})}
-    run["waits"] = [{"what": name, "evidence": words, "seconds_left": -3.0}]
-    run["services"] = [dict(run["services"][0], name=name, detail=words)]
-    for node in run["nodes"][:5]:
-        node.update(name=name, phase=name, detail=words, last_error=words)
-    for line in [*lines(run), *(f"{line.label}{line.text}" for line in brief_lines(run))]:
+    run = booting(run_of(nodes)) if is_booting else run_of(nodes)
+    run = replace(run, waits=(WaitStatus(name, words, -3.0, following=False),))
+    run = altered(run, "services", name=name, detail=words)
+    for number in range(min(nodes, 5)):
+        texts_of_it = {"name": name, "phase": name, "detail": words, "last_error": words}
+        run = altered(run, "nodes", number, **texts_of_it)
+    shown = (f"{line.label}{line.text}" for line in brief_lines(judged(run)))
+    for line in [*lines(run), *shown]:
         assert not set(line) & set(STEERS) - set("[2J31mredevil")
 
 
@@ -174,11 +187,14 @@ def test_the_view_fits_every_terminal(size: tuple[int, int], nodes: int) -> None
     """No line is too wide, the view is not too high, and it has no markup of its own."""
     height, width = size
     run = run_of(nodes)
-    for node in run["nodes"][:5]:
-        node.update(name="[red]x[/red]:smile:", state="lost", last_error="界" * 90)
+    for number in range(min(nodes, 5)):
+        changes = {"state": NodeState.LOST, "last_error": "界" * 90}
+        run = altered(run, "nodes", number, name="[red]x[/red]:smile:", **changes)
     console = Console(file=io.StringIO(), width=width, no_color=True)
     with console.capture() as captured:
-        console.print(rich_view(run, "10.0.0.4:8266 does not answer", height, width), end="")
+        console.print(
+            rich_view(judged(run), "10.0.0.4:8266 does not answer", height, width), end=""
+        )
     shown = captured.get().splitlines()
     assert shown[0] == "10.0.0.4:8266 does not answer"
     assert len(shown) <= height
@@ -190,11 +206,12 @@ def test_names_of_nodes_are_not_squeezed() -> None:
     """However much is said of them, their names are shown whole at 80 columns."""
     run = run_of(3)
     name = "trainer-0.grpo-headless.research"
-    for node in run["nodes"]:
-        node.update(name=name, state="silent", detail="a long line " * 20)
+    for number in range(3):
+        changes = {"state": NodeState.SILENT, "detail": "a long line " * 20}
+        run = altered(run, "nodes", number, name=name, **changes)
     console = Console(file=io.StringIO(), width=80, no_color=True)
     with console.capture() as captured:
-        console.print(rich_view(run, "", 40, 80), end="")
+        console.print(rich_view(judged(run), "", 40, 80), end="")
     assert captured.get().count(name) >= 3
 
 
@@ -206,17 +223,15 @@ def test_durations(seconds: float, words: str) -> None:
     assert duration_text(seconds) == words
 
 
-def brief(status: dict[str, Any], columns: int = 80) -> list[str]:
+def brief(status: HeadStatus, columns: int = 80) -> list[str]:
     """Return the lines of a status in one look, at a terminal."""
-    return Terminal(columns).render(brief_lines(status), str).splitlines()
+    return Terminal(columns).render(brief_lines(judged(status)), str).splitlines()
 
 
 def test_one_look_at_a_run() -> None:
     """What runs, the judgment, the step, the reward with its curve, what is saved, the nodes."""
-    run = run_of(2)
-    run["nodes"][1]["figures"] = None
-    run["nodes"][1]["slow"] = ""
-    run.update(prepare_lines={}, metrics={"actor/ppo_kl": 0.021})
+    run = altered(run_of(2), "nodes", 1, figures=None, slow="")
+    run = replace(run, prepare_lines={}, metrics={"actor/ppo_kl": 0.021})
     assert brief(run) == [
         "first sums · rehearsal · attempt 2 of 3 · 5 min 12 s · $12.50",
         "● keep    Training: step 25 of 40. Nothing to do.",
@@ -229,13 +244,13 @@ def test_one_look_at_a_run() -> None:
     ]
 
 
-def large_run() -> dict[str, Any]:
+def large_run() -> HeadStatus:
     """Return a run of 256 nodes, of which some are lost, silent or slow."""
     run = run_of(255)
     for number in (3, 5, 6):
-        run["nodes"][number].update(state="silent", heard_seconds_ago=40.0, detail="probing")
-    run["nodes"][254].update(state="lost", last_error="its Ray is gone")
-    return run
+        changes = {"heard_seconds_ago": 40.0, "detail": "probing"}
+        run = altered(run, "nodes", number, state=NodeState.SILENT, **changes)
+    return altered(run, "nodes", 254, state=NodeState.LOST, last_error="its Ray is gone")
 
 
 def test_a_large_run_is_a_screen() -> None:
@@ -248,8 +263,10 @@ def test_a_large_run_is_a_screen() -> None:
     assert "  silent  pod4     probing, 40 s" in shown
     assert max(map(len, shown)) <= 80
 
-    for node in (run := large_run())["nodes"][:40]:
-        node.update(name="trainer-0.grpo-headless.research", state="lost", last_error="gone")
+    run = large_run()
+    for number in range(40):
+        changes = {"name": "trainer-0.grpo-headless.research", "last_error": "gone"}
+        run = altered(run, "nodes", number, state=NodeState.LOST, **changes)
     shown = brief(run)
     assert len(shown) < 32
     assert sum("trainer-0.grpo-headless.research" in line for line in shown) == 14
@@ -258,9 +275,9 @@ def test_a_large_run_is_a_screen() -> None:
 
 def test_a_boot_names_what_is_awaited() -> None:
     """The judgment has the wait and its evidence; running steps show their last line."""
-    run = {**run_of(3), **BOOTING, "progress": None, "nodes_expected": 6}
-    run["prepare"] = [{"name": "gsm8k", "state": "pending", "detail": ""}]
-    run["prepare_lines"] = {"head": {"gsm8k": "99%"}, "pod2": {"fetch": "40%"}}
+    lines_of_steps = {"head": {"gsm8k": "99%"}, "pod2": {"fetch": "40%"}}
+    run = replace(booting(run_of(3)), progress=None, nodes_expected=6)
+    run = replace(run, prepare=(GSM8K,), prepare_lines=lines_of_steps)
     shown = brief(run)
     assert any("Waiting for workers (1 of 3 joined); 90 s left." in line for line in shown)
     assert "prepare   gsm8k  99%" in shown
@@ -270,11 +287,10 @@ def test_a_boot_names_what_is_awaited() -> None:
 
 def test_an_end_has_its_sentence_and_remedy() -> None:
     """As the last line of the log has it; a doubtful success is none."""
-    verdict = {"kind": "lost", "reason": "no word", "exit_code": 75, "remedy": "Try again"}
-    shown = brief({**run_of(1), "phase": "leaving", "verdict": verdict})
+    over = replace(run_of(1), phase=HeadPhase.LEAVING)
+    shown = brief(replace(over, verdict=NO_WORD))
     assert shown[1:3] == ["■ over    lost: no word (exit code 75)", "          Try again"]
-    verdict |= {"kind": "done", "reason": "warning: 3 of 400 steps", "exit_code": 0}
-    shown = brief({**run_of(1), "phase": "leaving", "verdict": verdict})
+    shown = brief(replace(over, verdict=FEW_STEPS))
     assert shown[1] == "▲ over    warning: 3 of 400 steps (exit code 0)"
 
 
@@ -296,16 +312,17 @@ def test_bars(values: list[float], shown: str) -> None:
 def test_lines_about_changes() -> None:
     """A line for each change; clocks and counts make none."""
 
-    def changes(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
-        known = lines_by_content(before)
-        return [line for content, line in lines_by_content(after).items() if content not in known]
+    def changes(before: HeadStatus, after: HeadStatus) -> list[str]:
+        known = lines_by_content(judged(before))
+        shown = lines_by_content(judged(after))
+        return [line for content, line in shown.items() if content not in known]
 
     before = run_of(2)
-    after = run_of(2, step=26)
-    after.update(seconds=31.0, seconds_in_phase=31.0, cost=13.0, receipt=None)
-    after["services"][0].update(latency=None)
+    after = replace(run_of(2, step=26), seconds=31.0, seconds_in_phase=31.0, cost=13.0)
+    after = altered(after, "services", latency=None)
     assert changes(before, after) == []
-    after["nodes"][0].update(state="lost", last_error="its Ray is gone\x1b[2J")
+    gone = "its Ray is gone\x1b[2J"
+    after = altered(after, "nodes", state=NodeState.LOST, last_error=gone)
     found = changes(before, after)
     assert any(line.startswith("▲ look") and "pod1" in line for line in found)
     assert "  lost    pod1     its Ray is gone\\x1b[2J" in found

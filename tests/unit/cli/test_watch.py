@@ -11,31 +11,52 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from msgspec import to_builtins
+from msgspec.structs import replace
 
+from agent.base.ends import Kind, Outcome
 from agent.base.errors import UnavailableError
+from agent.base.typed import convert
 from agent.cli import status_verb, watch_status
+from agent.cli.running_head import Received
+from agent.decisions.head.fleet import NodeState
+from agent.decisions.head.head_state import HeadPhase
 from agent.port.brief_status import lines_by_content
+from agent.port.glance import judged
 from support.event_stream import WARNINGS, StreamedHead, streamed_head
 from support.http_peer import answering, reply
 from support.served import KEY, environ_of, leave_key
+from support.statuses import altered
 from support.terminal import on_a_terminal
 from tools.page.runs import status as run_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
     from pathlib import Path
+
+    from agent.port.status_model import HeadStatus
 
 
 pytestmark = pytest.mark.processes
 
-VERDICT = {"kind": "done", "reason": "the job succeeded", "exit_code": 0, "remedy": ""}
-OVER = {"phase": "leaving", "verdict": VERDICT}
+VERDICT = Outcome(Kind.DONE, 0, "the job succeeded")
 WATCH = [sys.executable, "-m", "agent", "status", "--watch"]
+
+
+def over(run: HeadStatus) -> HeadStatus:
+    """Return a run at its end."""
+    return replace(run, phase=HeadPhase.LEAVING, verdict=VERDICT)
+
+
+def sent(run: HeadStatus) -> dict[str, Any]:
+    """Return the JSON of a status."""
+    data: dict[str, Any] = to_builtins(judged(run))
+    return data
 
 
 def environ(head: StreamedHead, root: Path) -> dict[str, str]:
     """Return the environment of the head's node."""
-    leave_key(root, KEY, str(head.status.get("run_id", "run-1")))
+    leave_key(root, KEY, head.status.run_id)
     kept = {name: os.environ[name] for name in ("PATH", "PYTHONPATH") if name in os.environ}
     return {**kept, "AGENT_PORT": str(head.port), "AGENT_LOG_DIR": str(root)}
 
@@ -65,9 +86,9 @@ def test_a_pipe_gets_lines_until_the_end(tmp_path: Path) -> None:
             for line in program.stdout:
                 if line.startswith("nodes     3 fine"):
                     break
-            head.status = {**run_of(2), "phase": "stopping"}
+            head.status = replace(run_of(2), phase=HeadPhase.STOPPING)
             assert program.stdout.readline() == "▲ look    The job is being stopped.\n"
-            head.status = {**run_of(2), **OVER}
+            head.status = over(run_of(2))
             (verdict,) = program.stdout.read().splitlines()
             assert verdict == "● over    done: the job succeeded (exit code 0)"
             assert program.wait(20) == 0
@@ -81,11 +102,13 @@ def test_json_has_one_object_per_line(tmp_path: Path) -> None:
             assert program.stdout is not None
             for line in program.stdout:
                 assert json.loads(line)["phase"] == "running"
-                if json.loads(line)["warnings"] == WARNINGS:  # the stream's, after the first
+                if json.loads(line)["warnings"] == to_builtins(
+                    [*WARNINGS]
+                ):  # the stream's, after the first
                     break
-            head.status = {**run_of(2), **OVER}
+            head.status = over(run_of(2))
             (last,) = program.stdout.read().splitlines()
-            assert json.loads(last)["verdict"] == VERDICT
+            assert convert(json.loads(last)["verdict"], Outcome) == VERDICT
             assert program.wait(20) == 0
 
 
@@ -98,7 +121,7 @@ def test_without_a_stream_status_is_polled(tmp_path: Path) -> None:
         with subprocess.Popen(WATCH, env=given, stdout=subprocess.PIPE, text=True) as poller:
             assert poller.stdout is not None
             assert poller.stdout.readline().startswith("first sums · rehearsal · ")
-            head.status = {**run_of(2), **OVER}
+            head.status = over(run_of(2))
             assert "done: the job succeeded" in poller.stdout.read()
             assert poller.wait(20) == 0
         assert not head.site._stream._readers  # noqa: SLF001 - its only sign
@@ -110,12 +133,12 @@ def test_a_terminal_shows_the_live_view(tmp_path: Path) -> None:
         head.status = run_of(3)
         with on_a_terminal(WATCH, environ(head, tmp_path), 40, 100) as terminal:
             terminal.wait_for("the view", lambda: any("4 fine" in x for x in terminal.lines()))
-            lost = run_of(3)
-            lost["nodes"][1].update(state="lost", last_error="its Ray is gone\x1b[2J")
+            changes = {"state": NodeState.LOST, "last_error": "its Ray is gone\x1b[2J"}
+            lost = altered(run_of(3), "nodes", 1, **changes)
             head.status = lost
             gone = "its Ray is gone\\x1b[2J"
             terminal.wait_for("a change", lambda: any(gone in x for x in terminal.lines()))
-            head.status = {**lost, **OVER}
+            head.status = over(lost)
             assert terminal.to_the_end() == 0
         assert "● over    done: the job succeeded (exit code 0)" in terminal.lines()
 
@@ -129,7 +152,7 @@ def test_at_a_terminal_without_rich(tmp_path: Path) -> None:
         given = {**environ(head, tmp_path), "PYTHONPATH": str(tmp_path)}
         with on_a_terminal(WATCH, given, 40, 100) as terminal:
             terminal.wait_for("lines", lambda: any("4 fine" in x for x in terminal.lines()))
-            head.status = {**run_of(3), **OVER}
+            head.status = over(run_of(3))
             assert terminal.to_the_end() == 0
         assert b"\x1b[?25l" not in terminal.raw  # the cursor is not hidden
         shown = [line for line in terminal.lines() if line]
@@ -140,11 +163,12 @@ def test_at_a_terminal_without_rich(tmp_path: Path) -> None:
 def test_a_lost_head_ends_the_watch() -> None:
     """A short outage is shown; after 15 s without a status the watch ends, and why."""
     now = iter([0.0, 0.0, 5.0, 6.0, 10.0, 15.0, 21.5])
-    answers: list[Mapping[str, Any] | str] = [run_of(1), "refused", run_of(1), *["refused"] * 9]
+    run = sent(run_of(1))
+    answers: list[dict[str, Any] | str] = [run, "refused", run, *["refused"] * 9]
     shown: list[str] = []
 
-    def show(status: Mapping[str, Any], outage: str) -> None:
-        shown.append(outage or status["phase"])
+    def show(received: Received, outage: str) -> None:
+        shown.append(outage or received.status.phase.value)
 
     with pytest.raises(UnavailableError) as caught:
         watch_status.show_until_end(show, "10.0.0.4:8266", answers, lambda: next(now))
@@ -159,11 +183,12 @@ def test_a_lost_head_ends_the_watch() -> None:
 
 def test_an_outage_is_printed_once(capsys: pytest.CaptureFixture[str]) -> None:
     """A second line is printed when the head answers again."""
-    show = watch_status.ChangedLines(lines_by_content)
-    show(run_of(1), "")
+    show = watch_status.ChangedLines(lambda received: lines_by_content(received.status))
+    run = Received(judged(run_of(1)), {})
+    show(run, "")
     capsys.readouterr()
     for outage in ("it does not answer", "it does not answer", ""):
-        show(run_of(1), outage)
+        show(run, outage)
     said = "pod-agent: it does not answer\npod-agent: the head answers again\n"
     assert capsys.readouterr().err == said
 

@@ -31,6 +31,7 @@ from agent.run.late_effects import REAL_LATE
 from agent.run.orders import Prober
 from support.fake_runs import prober_of, run_of
 from support.heads import TICK, Trace, goal, nodes, reported
+from support.statuses import A_WORKER
 from support.worlds import MACHINE, SECRET, plan_of
 
 if TYPE_CHECKING:
@@ -239,7 +240,9 @@ def test_a_node_that_left_is_not_awaited() -> None:
 async def a_node(run_id: str, token: str | None = None) -> AsyncIterator[int]:
     """Serve a node's port; yield its number."""
     listening = bind("127.0.0.1", 0)
-    site = AgentServer(token=token, ready=lambda: True, status=dict, run_id=lambda: run_id)
+    site = AgentServer(
+        token=token, ready=lambda: True, status=lambda: A_WORKER, run_id=lambda: run_id
+    )
     runner = await site.open([listening])
     try:
         yield int(listening.getsockname()[1])

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import convert, to_builtins
 
-from agent.decisions.receipt import Meter, Receipt, RunActivity, sentence
+from agent.decisions.receipt import PARTS, Meter, Receipt, RunActivity
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,7 +32,7 @@ def spent(
         meter = meter.at_moment(activity, at)
     receipt = meter.receipt(end, **ended)
     assert receipt.total == pytest.approx(end)
-    return {part: seconds for part, seconds in receipt.seconds().items() if seconds}
+    return {part: seconds for part in PARTS if (seconds := receipt.of(part))}
 
 
 def test_a_run_without_faults() -> None:
@@ -64,14 +64,14 @@ def test_waste_and_the_cost_of_a_step() -> None:
         meter = meter.at_moment(activity, at)
     receipt = meter.receipt(600.0 + 20)
     assert receipt.steps == 4
-    shown = receipt.to_dict(36.0)
-    assert shown["cost_per_step"] == pytest.approx(36 * 620 / 3600 / 4, abs=0.001)
-    assert shown["wasted"] == round(receipt.boot + receipt.redone, 1)
-    assert shown["cost_wasted"] == pytest.approx(36 * float(str(shown["wasted"])) / 3600, abs=0.01)
-    line = sentence(shown)
+    shown = receipt.to_status(36.0)
+    assert shown.cost_per_step == pytest.approx(36 * 620 / 3600 / 4, abs=0.001)
+    assert shown.wasted == round(receipt.boot + receipt.redone, 1)
+    assert shown.cost_wasted == pytest.approx(36 * shown.wasted / 3600, abs=0.01)
+    line = shown.sentence()
     assert line.endswith("; $1.55 a step, $2.33 trained nothing")
-    free = receipt.to_dict(None)
-    assert (free["cost_wasted"], free["cost_per_step"]) == (None, None)
+    free = receipt.to_status(None)
+    assert (free.cost_wasted, free.cost_per_step) == (None, None)
 
 
 def test_what_is_open_shows_at_any_time() -> None:
@@ -144,10 +144,10 @@ def test_a_job_without_step_lines() -> None:
 def test_no_first_step_for_hours(has_succeeded: bool) -> None:  # noqa: FBT001
     """A job that prints no steps is not said to take hours for its first one."""
     meter = Meter().at_moment(BOOT, 0).at_moment(job(), 12)
-    found = meter.receipt(18_012, has_succeeded=has_succeeded).to_dict(2.0)
-    assert sentence(found) == "boot 12 s ($0.01), job 5 h ($10.00, no steps known)"
+    found = meter.receipt(18_012, has_succeeded=has_succeeded).to_status(2.0)
+    assert found.sentence() == "boot 12 s ($0.01), job 5 h ($10.00, no steps known)"
     known = Meter(prints_steps=True).at_moment(BOOT, 0).at_moment(job(), 12)
-    assert sentence(known.receipt(18_012).to_dict(None)) == "boot 12 s, first step 5 h"
+    assert known.receipt(18_012).to_status(None).sentence() == "boot 12 s, first step 5 h"
 
 
 def test_an_agent_that_was_killed() -> None:
@@ -160,7 +160,7 @@ def test_an_agent_that_was_killed() -> None:
 
     # The clock of the next agent begins 40 s after the first one's.
     runs_on = saved.later(-40.0).resumed(0.5, job_runs=True).at_moment(job(2, 1.0), 2.0)
-    parts = {part: seconds for part, seconds in runs_on.receipt(2.0).seconds().items() if seconds}
+    parts = {part: seconds for part in PARTS if (seconds := runs_on.receipt(2.0).of(part))}
     assert parts == {"boot": 10.0, "first_step": 10.0, "training": 22.0}
     lost = saved.later(-40.0).resumed(0.5, job_runs=False).receipt(10.5)
     assert (lost.training, lost.wait, lost.away, lost.boot) == (5.0, 15.5, 15.5, 20.0)
@@ -170,13 +170,13 @@ def test_an_agent_that_was_killed() -> None:
 def test_what_it_costs() -> None:
     """A price of all nodes, by the hour; time without an agent costs nothing."""
     receipt = Receipt(boot=1_800.0, wait=3_600.0, training=36_000.0, away=1_800.0)
-    found = receipt.to_dict(price=4.0)
-    assert found["total"] == 41_400.0
-    cost = found["cost"]
-    assert isinstance(cost, dict)
-    assert (cost["boot"], cost["wait"], cost["training"], cost["hold"]) == (2.0, 2.0, 40.0, 0.0)
-    assert sentence(found) == "boot 30 min ($2.00), wait 60 min ($2.00), training 10 h ($40.00)"
-    assert sentence(receipt.to_dict(None)) == "boot 30 min, wait 60 min, training 10 h"
+    found = receipt.to_status(price=4.0)
+    assert found.total == 41_400.0
+    cost = found.cost
+    assert cost is not None
+    assert (cost.boot, cost.wait, cost.training, cost.hold) == (2.0, 2.0, 40.0, 0.0)
+    assert found.sentence() == "boot 30 min ($2.00), wait 60 min ($2.00), training 10 h ($40.00)"
+    assert receipt.to_status(None).sentence() == "boot 30 min, wait 60 min, training 10 h"
 
 
 PARTS_OF_RUNS = st.sampled_from(["boot", "wait", "hold", "job", "job", "job"])
@@ -212,7 +212,7 @@ def test_the_parts_sum_to_the_run(
         now = max(0.0, now + pause)
         latest = max(latest, now)
         meter = meter.at_moment(activity, now)
-        assert all(seconds >= 0 for seconds in meter.spent.seconds().values())
+        assert all(meter.spent.of(part) >= 0 for part in PARTS)
         if death:
             meter = meter.later(-latest).resumed(7.0, job_runs=death == "killed")
             before += latest

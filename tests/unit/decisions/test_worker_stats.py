@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import to_builtins
 from msgspec.structs import replace
 
 from agent.decisions.shared import HERE, Item, Known, Step
 from agent.job.services import LATENCY_BOUNDS, Latency
 from agent.port.protocol import Report, WorkerStats, read
+from agent.port.status_model import StepStatus
 from agent.run.node_run import NodeStats
 from support.fake_runs import status_of
 from support.heads import REWARD, Trace, goal, reported
@@ -132,9 +134,9 @@ def test_the_status_has_it() -> None:
         HERE: WorkerStats({REWARD: ANSWERS}, {}, {"gsm8k": "secret text"}),
         "agent2": WorkerStats({}, {"fetch": Step.PENDING}, {"fetch": "secret text"}),
     }
-    found: Any = status_of(trace.state, plan_of({}), stats=stats).status()
-    (reward,) = found["services"]
-    assert reward["latency"] == {"last": 70.0, "total": 70.03, "counts": ANSWERS.counts}
-    steps = {node["name"]: node["steps"] for node in found["nodes"]}
-    assert steps == {"pod2": [{"name": "fetch", "state": "pending"}], "pod3": []}
-    assert "secret text" not in json.dumps(found)
+    found = status_of(trace.state, plan_of({}), stats=stats).status()
+    (reward,) = found.services
+    assert reward.latency == ANSWERS
+    steps = {node.name: node.steps for node in found.nodes}
+    assert steps == {"pod2": (StepStatus("fetch", "pending"),), "pod3": ()}
+    assert "secret text" not in json.dumps(to_builtins(found))

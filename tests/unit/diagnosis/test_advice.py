@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from msgspec.structs import replace
 
 from agent.decisions.shared import HERE, Outage
 from agent.diagnosis.advice import (
@@ -18,13 +19,14 @@ from agent.diagnosis.advice import (
     Advice,
     change_by,
 )
-from agent.diagnosis.glance import glance_of
 from agent.diagnosis.training_rules import NAMES, RULES
-from agent.diagnosis.user_notices import Noticed, notices_of
 from agent.frameworks import all_frameworks
 from agent.frameworks.openrlhf import STEPS as OPENRLHF
 from agent.frameworks.trl import FRAMEWORK as TRL
 from agent.frameworks.verl import STEPS as VERL
+from agent.port.glance import glance_of
+from agent.port.status_model import AdviceStatus
+from agent.port.user_notices import Noticed, notices_of
 from agent.record.job_lines import JobLines
 from support.trainings import FAILING, HEALTHY, Made, looks
 from tools.page.situations import made_run
@@ -188,9 +190,9 @@ def test_a_reward_alone_ends_nothing() -> None:
     assert state_of(broken) == "end"
 
     # What the page, `status` and AGENT_NOTIFY make of it.
-    status = made_run("ok", 3).status
-    status["advice"] = [advice.to_dict() for advice in broken.advice()]
-    _, notices = notices_of(Noticed(started=status["job"]["attempt"], ended=9), status)
+    advice = tuple(map(AdviceStatus.of, broken.advice()))
+    status = replace(made_run("ok", 3).status, advice=advice)
+    _, notices = notices_of(Noticed(started=2, ended=9), status)
     assert glance_of(status).state == "end"
     assert [notice.moment for notice in notices] == ["advice"]
     assert notices[0].sentence.startswith("The mean reward fell from 0.7 to 0.2")
@@ -275,7 +277,7 @@ def test_an_error_in_the_output_of_the_step_is_named() -> None:
     lines = training(lambda step: _reward(step, 0.0), said=error)
     (said,) = lines.advice()
     assert said.what.startswith(f"{LOST}the job's output says: no server listens at 10.0.0.4:8000")
-    assert said.to_dict()["what"] == f"{LOST}the job's output has an error"
+    assert AdviceStatus.of(said).what == f"{LOST}the job's output has an error"
 
 
 def test_a_policy_that_loses_its_reward_over_some_steps() -> None:

@@ -17,6 +17,7 @@ from agent.diagnosis.rows import sign_of, table
 from agent.frameworks.recipe import NodeSize
 from agent.job.share import ShareEnd
 from agent.port.protocol import WorkerStats
+from agent.port.status_model import WarningStatus
 from agent.record import job_lines
 from agent.record.job_lines import JobLines, KnownLines
 from agent.record.run_folder import RunFolder
@@ -25,6 +26,7 @@ from agent.run.node_run import NodeRun, NodeStats
 from agent.settings.redact import MASK, Redactor
 from support.heads import goal, reported
 from support.known_lines import LINES, NOISY, find_known_lines
+from support.statuses import A_HEAD
 from support.worlds import SECRET, plan_of
 
 if TYPE_CHECKING:
@@ -163,9 +165,9 @@ def test_each_error_is_logged_once_as_seen_and_once_as_a_cause(
         lines.scan([ENDED])
     assert [level for _, level in said] == ["info", "info", "warning"]
     (shown,) = lines.warnings()
-    assert shown["check"] == "job output"
-    assert shown["what"].startswith("a GPU ran out of memory (torch.OutOfMemoryError: CUDA out")
-    assert shown["remedy"].startswith("Take a smaller micro batch")
+    assert shown.check == "job output"
+    assert shown.what.startswith("a GPU ran out of memory (torch.OutOfMemoryError: CUDA out")
+    assert shown.remedy.startswith("Take a smaller micro batch")
 
 
 STEPS = ["step 4/40 mean reward 0.61", "step 5/40 mean reward 0.62"]
@@ -209,7 +211,7 @@ def test_a_cause_of_another_node_is_logged_once_with_the_node(
     assert not any(SECRET in text for text, _ in said)
     lines.add_from_node("podb", (memory, handles))
     assert len(said) == 2
-    whats = [one["what"][:9] for one in lines.warnings()]
+    whats = [one.what[:9] for one in lines.warnings()]
     assert whats == ["podb: a G", "podb: the"]
     logs = {one.node: one.text for one in lines.logs_of_nodes()}
     assert OOM in logs["podb"]
@@ -263,7 +265,7 @@ def test_what_was_found_in_an_earlier_attempt_explains_no_later_one(
     lines.known.add_from_node("podc", (memory,))
     assert len(said) == 2
     assert [one.node for one in lines.known.logs_of_nodes()] == ["podc"]
-    assert [one["what"][:5] for one in lines.known.warnings()] == ["podc:"]
+    assert [one.what[:5] for one in lines.known.warnings()] == ["podc:"]
 
 
 def test_no_secret_and_no_control_character_is_logged(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -277,7 +279,7 @@ def test_no_secret_and_no_control_character_is_logged(monkeypatch: pytest.Monkey
     assert len(said) == 80
     assert not any(SECRET[:8] in sentence or "\x1b" in sentence for sentence in said)
     assert any(MASK in sentence for sentence in said)
-    assert all(SECRET[:8] not in one["what"] for one in lines.warnings())
+    assert all(SECRET[:8] not in one.what for one in lines.warnings())
 
 
 def test_pieces_of_the_output_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -323,19 +325,19 @@ def test_what_is_known_is_a_warning_of_the_status(tmp_path: Path) -> None:
     state = head.first_state(goal())
     watched = RunStatus(run, cast("RunKeeper", Keeper()), lambda: state)
     watched.job_lines.write(f"{FILES}\n{ENDED}\n".encode(), lambda _pause: False)
-    warnings = watched.private_details()["warnings"]
-    assert isinstance(warnings, list)
-    assert warnings[-1] == watched.job_lines.known.warnings()[0]
+    warnings = watched.with_private(A_HEAD).warnings
+    assert isinstance(warnings, tuple)
+    assert warnings[-1] == WarningStatus.of(watched.job_lines.known.warnings()[0])
     failed = NodeShare("pod2", NodeSize(0), ShareEnd(1, 0), 1.0)
     shares = {HERE: NodeShare("node-a", NodeSize(0)), "agent2": failed}
     state = replace(state, shares=JobShares(shares))
     watched.worker_stats = {"agent2": WorkerStats(known=causes_of(OOM), attempt=1)}
     watched.apply_event(reported(2))
-    warnings = watched.private_details()["warnings"]
-    assert isinstance(warnings, list)
-    assert any(one["what"].startswith("pod2: a GPU ran out of memory") for one in warnings)
+    warnings = watched.with_private(A_HEAD).warnings
+    assert isinstance(warnings, tuple)
+    assert any(one.what.startswith("pod2: a GPU ran out of memory") for one in warnings)
     watched.worker_stats = {"agent2": WorkerStats(known=causes_of(FILES), attempt=0)}
     watched.apply_event(reported(2))  # of ranks that have ended
-    assert watched.private_details()["warnings"] == warnings
+    assert watched.with_private(A_HEAD).warnings == warnings
     assert diagnose_logs(watched.logs_of_nodes()).cause == "a GPU ran out of memory"
     run.close()

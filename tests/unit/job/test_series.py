@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import itertools
 import json
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import to_builtins
 
 from agent.job.series import MOST_KEYS, MOST_POINTS, AttemptMark, Points, Series
 
@@ -18,20 +18,19 @@ def test_what_series_has() -> None:
     series = Series()
     series.add(1, 1, {"other": 1.0, "reward": 0.5}, 9)
     series.add(1, 2, {"other": 2.0, "reward": 0.6, "eval_loss": 3.0}, None)
-    assert series.to_dict() == {
+    assert to_builtins(series.part()) == {
         "keys": {
             "reward": {"steps": [1, 2], "values": [0.5, 0.6]},
             "eval_loss": {"steps": [2], "values": [3.0]},
             "other": {"steps": [1, 2], "values": [1.0, 2.0]},
         },
         "meanings": {"reward": "reward", "validation": "eval_loss"},
-        "attempts": [{"number": 1, "first": 1, "after": None}],
+        "attempts": ({"number": 1, "first": 1, "after": None},),
         "of": 9,
+        "checkpoints": (),
     }
-    later = series.to_dict(1)["keys"]
-    assert isinstance(later, dict)
-    assert [*later] == ["reward", "eval_loss", "other"]
-    assert series.to_dict(2)["keys"] == {}
+    assert [*series.part(1).keys] == ["reward", "eval_loss", "other"]
+    assert series.part(2).keys == {}
     assert series.last("reward", 1) == [(2, 0.6)]
     assert series.last("kl", 1) == []
 
@@ -41,12 +40,12 @@ def test_a_few_points_of_what_has_a_meaning_are_for_all() -> None:
     series = Series()
     for step in range(1000):
         series.add(1, step, {"critic/rewards/mean": step / 10, "said by a model": 1.0}, 1000)
-    curves: dict[str, Any] = series.curves()
-    assert curves["meanings"] == {"reward": "reward"}
-    assert [*curves["keys"]] == ["reward"]
-    points = curves["keys"]["reward"]
-    assert (len(points["steps"]), points["steps"][0], points["steps"][-1]) == (201, 0, 999)
-    assert points["values"][-1] == 99.9
+    curves = series.curves()
+    assert curves.meanings == {"reward": "reward"}
+    assert [*curves.keys] == ["reward"]
+    points = curves.keys["reward"]
+    assert (len(points.steps), points.steps[0], points.steps[-1]) == (201, 0, 999)
+    assert points.values[-1] == 99.9
 
 
 def test_another_attempt_replaces_the_steps_that_it_makes_again() -> None:
@@ -55,8 +54,7 @@ def test_another_attempt_replaces_the_steps_that_it_makes_again() -> None:
     for step in range(1, 6):
         series.add(1, step, {"reward": 0.1, "rare": 0.0}, 9)
     series.add(2, 4, {"reward": 0.4}, 9)
-    keys = series.to_dict()["keys"]
-    assert keys == {
+    assert to_builtins(series.part().keys) == {
         "reward": {"steps": [1, 2, 3, 4], "values": [0.1, 0.1, 0.1, 0.4]},
         "rare": {"steps": [1, 2, 3], "values": [0.0] * 3},
     }
@@ -92,14 +90,14 @@ def test_steps_always_rise(added: list[tuple[int, int]]) -> None:
     series = Series()
     for step, attempt in added:
         series.add(attempt, step, {"a": float(step + attempt)}, None)
-    keys = series.to_dict()["keys"]
+    keys = series.part().keys
     assert isinstance(keys, dict)
     for points in keys.values():
-        assert points["steps"] == sorted(set(points["steps"]))
+        assert points.steps == sorted(set(points.steps))
     if added:
         step, attempt = added[-1]
-        assert keys["a"]["steps"][-1] == step
-        assert keys["a"]["values"][-1] == step + attempt
+        assert keys["a"].steps[-1] == step
+        assert keys["a"].values[-1] == step + attempt
 
 
 def test_keys_are_bounded() -> None:
@@ -112,4 +110,4 @@ def test_keys_are_bounded() -> None:
     assert len(series.names) == MOST_KEYS
     assert series.names[0] in {"reward", "kl"}
     assert {"reward", "kl"} <= {*series.names}
-    json.dumps(series.to_dict())
+    json.dumps(to_builtins(series.part()))

@@ -22,6 +22,7 @@ from agent.run.head_server import first_reply
 from agent.run.run_keeper import RunKeeper
 from support import heads
 from support.free_ports import free_port
+from support.statuses import A_WORKER
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -68,7 +69,7 @@ class Head:
         if keeper.record.open_attempt is not None:
             proof = keeper.proof(keeper.next_attempt)
             reports.publish(phase="running", attempt=keeper.next_attempt, fingerprint=proof)
-        site = AgentServer(token=None, ready=lambda: True, status=dict, reports=reports)
+        site = AgentServer(token=None, ready=lambda: True, status=lambda: A_WORKER, reports=reports)
         return await site.open([bind("127.0.0.1", port)])
 
 

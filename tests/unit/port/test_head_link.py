@@ -19,6 +19,7 @@ from agent.processes.resolving import NoDnsAnswer
 from agent.processes.waiting import NotYet, until
 from support.free_ports import free_port
 from support.linked_worker import FIRST, HELLO
+from support.statuses import A_WORKER
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -50,7 +51,7 @@ class Names:
 async def a_head(port: int) -> web.BaseRunner:
     """Open a head's port."""
     reports = Reports(FIRST, Expected(None, "", "", ""), lambda _: None, anyio.current_time)
-    site = AgentServer(token=None, ready=lambda: True, status=dict, reports=reports)
+    site = AgentServer(token=None, ready=lambda: True, status=lambda: A_WORKER, reports=reports)
     return await site.open([bind("127.0.0.1", port)])
 
 
@@ -155,7 +156,7 @@ def test_reports_are_numbered_in_order() -> None:
         return True if len(reports.numbers) >= count else NotYet()
 
     async def scenario() -> None:
-        site = AgentServer(token=None, ready=lambda: True, status=dict, reports=reports)
+        site = AgentServer(token=None, ready=lambda: True, status=lambda: A_WORKER, reports=reports)
         runner = await site.open([bind("127.0.0.1", port)])
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(link.run)
@@ -190,7 +191,9 @@ class Leaving:
 
     async def serve(self) -> web.BaseRunner:
         """Open the head's port."""
-        site = AgentServer(token=self.token, ready=lambda: True, status=dict, reports=self.reports)
+        site = AgentServer(
+            token=self.token, ready=lambda: True, status=lambda: A_WORKER, reports=self.reports
+        )
         return await site.open([bind("127.0.0.1", self.port)])
 
     async def until_reported(self, count: int) -> None:

@@ -19,6 +19,7 @@ from agent.port.sockets import bind
 from agent.run.make_ready import name_head_in_refusal, open_port
 from agent.settings.rules import may_listen_on
 from support.free_ports import free_port
+from support.statuses import A_WORKER
 from support.worlds import SECRET, plan_of, settings_of
 
 if TYPE_CHECKING:
@@ -102,7 +103,9 @@ def test_a_goodbye_waits_for_the_head() -> None:
                 tasks.start_soon(partial(link.send_goodbye, 20.0))
                 await again.wait()
                 reports = Reports(reply, Expected(None, "", "", ""), received.append, lambda: 0.0)
-                site = AgentServer(token=None, ready=lambda: True, status=dict, reports=reports)
+                site = AgentServer(
+                    token=None, ready=lambda: True, status=lambda: A_WORKER, reports=reports
+                )
                 runner = await site.open([bind("127.0.0.1", port)])
         await runner.cleanup()
 

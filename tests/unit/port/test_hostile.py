@@ -7,8 +7,10 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
 
 import pytest
+from msgspec import to_builtins
 from msgspec.structs import replace
 
+from agent.checks.finding import Finding, Level
 from agent.cli import doctor_verb
 from agent.decisions import head
 from agent.decisions.head import head_state as h
@@ -16,13 +18,16 @@ from agent.decisions.shared import SAMPLE, Answer, Order, OrderKind, Tick
 from agent.frameworks.recipe import NodeSize
 from agent.job.share import ShareEnd, ShareOrder, ShareOver
 from agent.node.facts import Folder
+from agent.port.glance import judged
 from agent.port.protocol import MAX_HELLO_CHARACTERS, Hello, Reply, Report
+from agent.port.status_model import FindingsStatus
 from agent.record.events import Dropped
 from agent.run.node_run import NodeRun
 from agent.run.worker import facts_to_send
 from support import served
 from support.fake_runs import status_of
 from support.heads import PAIR, SUBMITTED, History, Trace, goal, job, nodes, reported
+from support.statuses import A_WORKER
 from support.worlds import MACHINE, SECRET, plan_of, with_ray
 
 if TYPE_CHECKING:
@@ -56,11 +61,11 @@ from msgspec import Meta
 from agent.base.value import Value
 from agent.decisions.worker import worker_state as w
 from agent.port.client import HeadLink
+from agent.port.metrics import metrics
 from agent.port.protocol import VERSION
 from agent.port.reports import Expected, Reports
-from agent.port.server import AgentServer
+from agent.port.server import AgentServer, without_log_text
 from agent.port.sockets import bind
-from agent.port.status import metrics
 from agent.record.summary import Timeline
 from support import heads, workers
 from support.heads import PREPARED, RETRIEVER, TERM, TICK
@@ -172,7 +177,8 @@ def test_versions_steer_no_terminal() -> None:
     trace = Trace(of, [(2.0, reported(2)), (2.0, h.WorkerIntroduced("agent2", "pod2", sent))])
     trace.take(nodes(2), 3.0)
     (end,) = trace.outcomes
-    shown = json.dumps(status_of(trace.state, plan_of({})).findings(), ensure_ascii=False)
+    found = to_builtins(status_of(trace.state, plan_of({})).findings())
+    shown = json.dumps(found, ensure_ascii=False)
     assert "torch" in end.reason
     assert "pwned" in shown
     assert end.reason.isprintable()
@@ -183,8 +189,8 @@ def test_doctor_steers_no_terminal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Escape sequences in a head's findings are printed as text."""
-    found = {"check": "torch", "level": "warn", "what": f"2.6{ESCAPE}", "remedy": "", "nodes": []}
-    findings = {"nodes": ["a", "b"], "unknown": [ESCAPE], "between": [found], "findings": []}
+    found = Finding("torch", Level.WARN, f"2.6{ESCAPE}", "")
+    findings = FindingsStatus(("a", "b"), (ESCAPE,), (), (found,))
     monkeypatch.setattr(served, "FINDINGS", findings)
     with served.a_head(token=SECRET) as head:
         environ = {**served.environ_of(head.port, tmp_path), "RAY_AUTH_TOKEN": SECRET}
@@ -331,7 +337,7 @@ class Port:
 
     def __init__(self) -> None:
         self.sent: list[h.HeadEvent] = []
-        self.site = AgentServer(token=None, ready=lambda: True, status=dict)
+        self.site = AgentServer(token=None, ready=lambda: True, status=lambda: A_WORKER)
 
     def fresh(self) -> None:
         """Discard the received reports."""
@@ -360,7 +366,8 @@ class Port:
                 timeline.add(event, trace.state, at)
             status = status_of(trace.state, PLAN, timeline, now=200.0).status()
             assert metrics(status)
-            assert json.dumps(status, allow_nan=False)
+            assert json.dumps(to_builtins(judged(status)), allow_nan=False)
+            assert without_log_text(status)
             assert trace.finish()
             (end,) = trace.outcomes
             assert end.exit_code in {69, 75, 78, 143}, end

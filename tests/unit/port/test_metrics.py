@@ -5,30 +5,30 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from msgspec import to_builtins
+from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 
-from agent.base.ends import Kind, Outcome
-from agent.port.status import metrics
+from agent.base.fields import Label, of_node
+from agent.base.value import Value
+from agent.port.metrics import metrics
+from agent.port.status_model import GpuColumns
+from support.statuses import A_WORKER, a_wait, altered
 from tools.page.runs import status as run_of
+
+if TYPE_CHECKING:
+    from agent.port.status_model import HeadStatus, WorkerStatus
 
 DASHBOARD = Path(__file__).parents[3] / "examples" / "grafana" / "dashboard.json"
 EVIL = 'a "name"\\ with\nlines} 1'
-WORKER: dict[str, Any] = {
-    "role": "worker",
-    "phase": "finding the head",
-    "seconds": 3.5,
-    "waits": [{"what": "the head", "evidence": EVIL, "seconds_left": 9.0}],
-    "verdict": to_builtins(Outcome(Kind.LOST, 75, EVIL)),
-}
+WORKER = replace(A_WORKER, waits=(a_wait("the head", EVIL),))
 
 
-def parsed(status: dict[str, Any]) -> dict[str, list[tuple[dict[str, str], float]]]:
+def parsed(status: HeadStatus | WorkerStatus) -> dict[str, list[tuple[dict[str, str], float]]]:
     """Return all samples by name, as Prometheus reads them; no series may come twice."""
     found: dict[str, list[tuple[dict[str, str], float]]] = {}
     for family in text_string_to_metric_families(metrics(status)):
@@ -83,21 +83,22 @@ def test_metrics_of_a_training_run() -> None:
 def test_metrics_of_machines() -> None:
     """One sample for each node: a thousand nodes with eight GPUs have a thousand of each."""
     run = run_of(3)
-    run["figures"] = run["nodes"][0]["figures"]
-    run["nodes"][2]["figures"] = None
-    found = parsed(run)
+    first, second, third = run.nodes
+    assert first.figures is not None
+    nodes = (first, second, replace(third, figures=None))
+    found = parsed(replace(run, figures=first.figures, nodes=nodes))
     power = {one["node"]: watts for one, watts in found["pod_agent_gpu_power_watts"]}
     assert power == {"pod0": 8 * 650, "pod1": 8 * 650, "pod2": 8 * 260}
+    assert found["pod_agent_gpu_power_watts"][0][0] == {"node": "pod0", "rank": "0"}
     clock = {one["node"]: mhz for one, mhz in found["pod_agent_gpu_clock_mhz"]}
     assert clock["pod2"] == 690
     used = {one["folder"]: value for one, value in found["pod_agent_disk_used_bytes"]}
     assert used == {"/workspace": 900 << 30}
     assert found["pod_agent_gpu_memory_bytes"][0][1] == pytest.approx(8 * 81_559 << 20)
-    without = {**run["nodes"][0]["figures"], "gpus": {}, "disks": [], "host_memory_used": 0}
+    without = replace(first.figures, gpus=GpuColumns(), disks=(), host_memory_used=0)
     assert "pod_agent_gpu_use_percent" in found
-    run["nodes"] = [{**run["nodes"][0], "figures": without}]
-    run["figures"] = None
-    assert not {"pod_agent_gpu_use_percent", "pod_agent_disk_bytes"} & parsed(run).keys()
+    names = parsed(replace(run, nodes=(replace(first, figures=without),))).keys()
+    assert not {"pod_agent_gpu_use_percent", "pod_agent_disk_bytes"} & names
 
 
 def _by_service(sample: tuple[dict[str, str], float]) -> tuple[str, float]:
@@ -112,26 +113,24 @@ def test_missing_values_have_no_sample() -> None:
         "pod_agent_uptime_seconds",
         "pod_agent_waits",
     }
-    no_step: dict[str, Any] = {"progress": None, "metrics": {}}
-    without = {**run_of(3), "job": None, **no_step}
-    assert not [name for name in parsed(without) if "job" in name or "attempt" in name]
-    early = {**run_of(3), **no_step, "services": []}
-    assert not {"pod_agent_job_reward", "pod_agent_service_up"} & parsed(early).keys()
+    run = replace(run_of(3), progress=None, metrics={})
+    without = parsed(replace(run, job=None))
+    assert not [name for name in without if "job" in name or "attempt" in name]
+    early = parsed(replace(run, services=()))
+    assert not {"pod_agent_job_reward", "pod_agent_service_up"} & early.keys()
 
 
 @given(st.text(max_size=30))
 def test_labels_are_escaped(name: str) -> None:
     """A label holds any text, and the parser returns the same text."""
-    run = run_of(1)
-    run["nodes"][0]["name"] = name
+    run = altered(run_of(1), "nodes", name=name)
     ((labels, _),) = parsed(run)["pod_agent_node_join_seconds"]
     assert labels["node"] == name
 
 
 def test_surrogates_are_escaped() -> None:
     """A lone surrogate, which a name from the environment may hold, becomes its number."""
-    run = run_of(1)
-    run["nodes"][0]["name"] = "pod\ud800"
+    run = altered(run_of(1), "nodes", name="pod\ud800")
     ((labels, _),) = parsed(run)["pod_agent_node_join_seconds"]
     assert labels["node"] == r"pod\ud800"
 
@@ -155,22 +154,29 @@ def test_the_dashboard_uses_existing_metrics() -> None:
 def test_two_nodes_with_one_name() -> None:
     """A series has one value: that of the first node."""
     run = run_of(2)
-    run["services"] *= 2
-    for node in run["nodes"]:
-        node.update(name="pod", rank=None)
+    nodes = tuple(replace(node, name="pod", rank=None) for node in run.nodes)
+    run = replace(run, services=run.services * 2, nodes=nodes)
     assert len(parsed(run)["pod_agent_node_join_seconds"]) == 1
 
 
-@pytest.mark.parametrize("name", sorted(run_of(2)))
-def test_a_status_without_a_key(name: str) -> None:
-    """The metrics of a missing key have no sample; the others stay."""
-    run = run_of(2)
-    del run[name]
-    assert parsed(run)
+class Machine(Value):
+    """An object that declares a metric and a label."""
+
+    name: Annotated[str, Label("node")]
+    load: Annotated[float | None, of_node("load", "Load of a node.")]
 
 
-def test_a_node_without_a_key() -> None:
-    """A node without a name has no sample, and the metrics of services stay."""
-    run = run_of(2)
-    del run["nodes"][0]["name"]
-    assert "pod_agent_service_up" in parsed(run)
+class Machines(Value):
+    """An object around others."""
+
+    machines: tuple[Machine, ...]
+
+
+def test_a_metric_is_declared_at_its_field() -> None:
+    """With the labels of what is around it; a value that is not there has no sample."""
+    text = metrics(Machines((Machine("pod1", 0.5), Machine("pod2", None))))
+    assert text.splitlines() == [
+        "# HELP pod_agent_load Load of a node.",
+        "# TYPE pod_agent_load gauge",
+        'pod_agent_load{node="pod1",rank="0"} 0.5',
+    ]

@@ -4,42 +4,48 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Literal
 
 import pytest
-from jsonschema import Draft202012Validator  # type: ignore[import-untyped]  # it has no types
+from msgspec import UNSET, Struct, to_builtins
+from msgspec.structs import fields, replace
 
 from agent import __version__
+from agent.base.ends import Outcome
 from agent.decisions.head import head_state as h
 from agent.decisions.shared import ServiceGone, ServiceReady, ServiceWaits
 from agent.decisions.stall import Stalled
 from agent.plan import waits as planned
 from agent.port import server
+from agent.port.glance import judged
 from agent.port.page_files import ASSETS, SCRIPTS, asset
 from agent.port.page_status import page_status
-from agent.run.head_server import judged
+from agent.port.status_model import (
+    CheckpointStatus,
+    Glance,
+    GpusStatus,
+    JobStatus,
+    PageStatus,
+    ProgressStatus,
+    ServiceStatus,
+    StallStatus,
+    WaitStatus,
+    WhatRunsStatus,
+    WorkerStatus,
+)
+from agent.record.run_folder import OutageRecord
+from agent.record.run_record import AttemptOutcome
 from support.fake_runs import status_of
 from support.head_status import EVIL, SERVED, status_after
 from support.heads import REWARD, TERM, History, Trace, goal, job, nodes
+from support.schemas import validator_of
 from support.worlds import SECRET, plan_of
-from tools.http.description import (
-    ATTEMPT,
-    BRIEF,
-    CHECKPOINT,
-    GLANCE,
-    GPUS,
-    JOB,
-    OUTAGE,
-    PROGRESS,
-    SERVICE,
-    STALL,
-    VERDICT,
-    WAIT,
-    WORKER,
-)
+from tools.http.description import PAGE
 from tools.page.rules import color_complaints
-from tools.page.runs import status as run_of
 from tools.page.situations import made_run
+
+if TYPE_CHECKING:
+    from agent.run.head_server import RunStatus
 
 SCRIPT = "\n".join(asset(path).decode() for path in SCRIPTS)
 ARRAY = {"filter", "find", "forEach", "join", "length", "map", "push", "reduce", "slice"}
@@ -49,21 +55,20 @@ ARRAY = {"filter", "find", "forEach", "join", "length", "map", "push", "reduce",
 def test_the_status_has_all_of_it() -> None:
     """Phase, waits, services and nodes, those without an agent included."""
     found = status_after(SERVED)
-    assert (found["run_id"], found["role"], found["phase"]) == ("run-1", "head", "booting")
-    assert [(n["name"], n["joined"]) for n in found["nodes"]] == [
+    assert (found.run_id, found.role, found.phase) == ("run-1", "head", h.HeadPhase.BOOTING)
+    assert [(node.name, node.joined) for node in found.nodes] == [
         ("pod4", False),
         ("pod2", True),
         ("10.0.0.3", True),
     ]
-    assert found["nodes"][1]["heard_seconds_ago"] == 7.0
-    (reward,) = found["services"]
-    assert (reward["name"], reward["state"], reward["detail"]) == (REWARD, "pending", EVIL)
-    assert (reward["restarts"], reward["outages"], reward["outage_since"]) == (0, 0, None)
-    assert found["phases"] == [("booting", 0.0)]
-    assert found["nodes"][1]["phases"] == [("following the head", 2.0)]
-    wait = {"what": REWARD, "evidence": EVIL, "seconds_left": 291.0, "following": False}
-    assert found["waits"] == [wait]
-    assert found["job"] == {"name": "rehearsal", "status": "not submitted", "attempt": 1}
+    assert found.nodes[1].heard_seconds_ago == 7.0
+    (reward,) = found.services
+    assert (reward.name, reward.state, reward.detail) == (REWARD, "pending", EVIL)
+    assert (reward.restarts, reward.outages, reward.outage_since) == (0, 0, None)
+    assert found.phases == (("booting", 0.0),)
+    assert found.nodes[1].phases == (("following the head", 2.0),)
+    assert found.waits == (WaitStatus(REWARD, EVIL, 291.0, following=False),)
+    assert found.job == JobStatus("rehearsal", "not submitted", 1)
 
 
 @pytest.mark.parametrize(
@@ -84,7 +89,7 @@ def test_the_name_of_the_run(
     found = status_of(
         Trace(goal(0), ()).state, plan, clean=lambda text: text.replace(SECRET, "***")
     )
-    assert found.status()["run_name"] == name
+    assert found.status().run_name == name
 
 
 def test_the_status_follows_the_job() -> None:
@@ -95,9 +100,12 @@ def test_the_status_follows_the_job() -> None:
         (6.0, h.Submitted("run-1")),
         (7.0, job("RUNNING")),
     ]
-    assert status_after(running)["job"]["status"] == "running"
-    assert status_after(running)["verdict"] is None
-    assert status_after([*running, (8.0, TERM)])["verdict"]["exit_code"] == 143
+    found = status_after(running)
+    assert found.job is not None
+    assert (found.job.status, found.verdict) == ("running", None)
+    verdict = status_after([*running, (8.0, TERM)]).verdict
+    assert verdict is not None
+    assert verdict.exit_code == 143
 
 
 def test_the_status_counts_outages() -> None:
@@ -109,9 +117,9 @@ def test_the_status_counts_outages() -> None:
         (6.5, ServiceReady(REWARD, generation=2)),
         (8.0, ServiceGone(REWARD, "killed by SIGKILL", generation=2)),
     ]
-    (reward,) = status_after(history)["services"]
-    assert (reward["restarts"], reward["outages"]) == (1, 2)
-    assert (reward["outage_seconds"], reward["outage_since"]) == (2.5, 8.0)
+    (reward,) = status_after(history).services
+    assert (reward.restarts, reward.outages) == (1, 2)
+    assert (reward.outage_seconds, reward.outage_since) == (2.5, 8.0)
 
 
 @pytest.mark.parametrize("name", ["page.html", "login.html"])
@@ -145,20 +153,20 @@ def test_the_script_makes_no_markup() -> None:
     assert ids <= set(re.findall(r'\bid="([^"]+)"', asset("page.html").decode()))
 
 
-READS = {
-    "status": {**BRIEF["properties"], **WORKER["properties"]},
-    "known": {**BRIEF["properties"], **WORKER["properties"]},
-    "progress": PROGRESS["properties"],
-    "service": SERVICE["properties"],
-    "attempt": ATTEMPT["properties"],
-    "outage": OUTAGE["properties"],
-    "gpus": {**GPUS["properties"], "length": {}},
-    "saved": CHECKPOINT["properties"],
-    "wait": WAIT["properties"],
-    "job": JOB["properties"],
-    "verdict": VERDICT["properties"],
-    "glance": GLANCE["properties"],
-    "stall": STALL["properties"],
+READS: dict[str, tuple[type[Struct], ...]] = {
+    "status": (PageStatus, WorkerStatus),
+    "known": (PageStatus, WorkerStatus),
+    "progress": (ProgressStatus,),
+    "service": (ServiceStatus,),
+    "attempt": (AttemptOutcome,),
+    "outage": (OutageRecord,),
+    "gpus": (GpusStatus,),
+    "saved": (CheckpointStatus,),
+    "wait": (WaitStatus,),
+    "job": (JobStatus,),
+    "verdict": (Outcome,),
+    "glance": (Glance,),
+    "stall": (StallStatus,),
 }
 """By the name of a variable in the scripts: the fields of the object that it holds."""
 
@@ -168,39 +176,22 @@ def test_what_the_scripts_read_is_there(variable: str) -> None:
     """A wrong name would make an empty place on the page."""
     names = set(re.findall(rf"\b{variable}\.(\w+)", SCRIPT))
     assert names
-    assert names <= READS[variable].keys() | ARRAY
-
-
-def test_made_runs_are_as_a_head_makes_them() -> None:
-    """What scripts/page reads has the fields of a head's status, and no others."""
-    found = status_after(SERVED)
-    for run in (made_run("ok", 3).status, run_of(3)):
-        private = {"warnings", "job_tail", "prepare_lines", "metrics", "what_runs"}
-        assert run.keys() - private == found.keys()
-        assert run["nodes"][0].keys() == found["nodes"][0].keys()
-        assert run["services"][0].keys() == found["services"][0].keys()
+    known = {one.encode_name for kind in READS[variable] for one in fields(kind)}
+    assert names <= known | ARRAY
 
 
 def test_the_brief_status_is_small_and_fits_its_description() -> None:
     """At 256 nodes it is a tenth of the whole one; each node is a short row."""
-    run = made_run("lost", 256)
-    full = judged({**run.status, **run.private})
-    brief = page_status(full)
-    Draft202012Validator(BRIEF).validate(json.loads(json.dumps(brief)))
-    del brief["curves"]
-    assert len(json.dumps(brief)) < 25_000 < len(json.dumps(full)) / 10
-    assert len(brief["cells"]) == 256
-    assert brief["cells"][170] == ("pod170", "joined", [14] * 8, True)
-    assert brief["cells"][255] == ("pod255", "lost", brief["cells"][255][2], False)
-    assert (brief["gpus"]["lowest"], brief["gpus"]["lowest_use"]) == ("pod170", 14.0)
-
-
-def test_the_brief_status_of_a_worker_is_its_own() -> None:
-    """A worker's page shows the worker alone."""
-    assert page_status({"role": "worker", "phase": "joining Ray"}) == {
-        "role": "worker",
-        "phase": "joining Ray",
-    }
+    full = judged(made_run("lost", 256).private)
+    brief = replace(page_status(full), curves=UNSET)
+    data = json.dumps(to_builtins(brief))
+    validator_of(PAGE).validate(json.loads(data))
+    assert len(data) < 25_000 < len(json.dumps(to_builtins(full))) / 10
+    assert len(brief.cells) == 256
+    assert brief.cells[170] == ("pod170", "joined", (14,) * 8, True)
+    assert brief.cells[255] == ("pod255", "lost", brief.cells[255][2], False)
+    assert brief.gpus is not None
+    assert (brief.gpus.lowest, brief.gpus.lowest_use) == ("pod170", 14.0)
 
 
 def test_colors_are_told_apart_by_all() -> None:
@@ -227,12 +218,12 @@ def test_the_status_has_the_grace_of_a_missing_node() -> None:
     trace = Trace(goal(2, retries=2), ())
     for at, event in RUNNING:
         trace.take(event, at)
-    assert status_of(trace.state, plan).status()["loss_seconds_left"] is None
+    assert status_of(trace.state, plan).status().loss_seconds_left is None
     trace.take(nodes(2), 5.0)
     found = status_of(trace.state, plan, now=9.0).status()
     grace = trace.state.goal.limits[planned.NODE]
-    assert found["loss_seconds_left"] == grace - 4.0
-    assert (found["nodes_expected"], found["attempts_allowed"]) == (3, 3)
+    assert found.loss_seconds_left == grace - 4.0
+    assert (found.nodes_expected, found.attempts_allowed) == (3, 3)
 
 
 @pytest.mark.parametrize(
@@ -245,22 +236,22 @@ def test_the_status_has_the_grace_of_a_missing_node() -> None:
     ],
 )
 def test_the_status_has_a_stall_and_what_follows(
-    set_by_user: dict[str, str], retries: int, then: str
+    set_by_user: dict[str, str], retries: int, then: Literal["log", "retry", "stop"]
 ) -> None:
     """For the running attempt; the suspects, text of the job, only for readers with the token."""
     trace = Trace(goal(2, retries=retries), ())
     for at, event in RUNNING:
         trace.take(event, at)
     status = status_of(trace.state, plan_of(set_by_user))
-    assert status.status()["stall"] is None
+    assert status.status().stall is None
     what = "no step for 12 min since step 41"
     status.stalled = Stalled(1, what, "rank 3 is in f", nodes=("pod2",))
-    found = {"what": what, "then": then, "suspects": "", "nodes": ["pod2"], "log": "agent"}
-    assert status.status()["stall"] == found
-    private = {**found, "suspects": "rank 3 is in f"}
-    assert status.private_details()["stall"] == private
+    found = StallStatus(what, then, "", ("pod2",), "agent")
+    assert status.status().stall == found
+    private = replace(found, suspects="rank 3 is in f")
+    assert status.with_private(status.status()).stall == private
     status.stalled = Stalled(2, "no step of another attempt")
-    assert status.status()["stall"] is None
+    assert status.status().stall is None
 
 
 def test_the_status_counts_the_nodes_that_joined() -> None:
@@ -271,7 +262,14 @@ def test_the_status_counts_the_nodes_that_joined() -> None:
         trace.take(event, at)
         status.apply_event(event)
         found = status.status()
-        assert (found["nodes_joined"], found["nodes_expected"]) == (joined, 4)
+        assert (found.nodes_joined, found.nodes_expected) == (joined, 4)
+
+
+def what_runs_of(status: RunStatus) -> WhatRunsStatus:
+    """Return what the job is made of, as readers with the token have it."""
+    found = status.with_private(status.status()).what_runs
+    assert isinstance(found, WhatRunsStatus)
+    return found
 
 
 def test_what_runs_is_for_those_with_the_token() -> None:
@@ -281,22 +279,20 @@ def test_what_runs_is_for_those_with_the_token() -> None:
     status = status_of(
         Trace(goal(0), ()).state, plan, clean=lambda text: text.replace(SECRET, "***")
     )
-    assert "what_runs" not in status.status()
-    found: Any = status.private_details()["what_runs"]
-    assert (found["model"], found["data"]) == ("some/model", "/data/***.parquet")
-    assert found["command"] == "python3 train.py --key=***"
-    assert found["versions"] == {
+    assert status.status().what_runs is UNSET
+    found = what_runs_of(status)
+    assert (found.model, found.data) == ("some/model", "/data/***.parquet")
+    assert found.command == "python3 train.py --key=***"
+    assert found.versions == {
         "pod-agent": __version__,
         "Ray": plan.facts.ray.version,
         "Python": plan.facts.ray.python,
     }
     status.command = f"sh -c 'train {SECRET}'"
-    found = status.private_details()["what_runs"]
-    assert found["command"] == "sh -c 'train ***'"
+    assert what_runs_of(status).command == "sh -c 'train ***'"
 
 
 def test_a_very_long_command_is_cut() -> None:
     """The page asks for it every two seconds."""
     plan = plan_of({}, command=["python3", "train.py", "x" * 100_000])
-    found: Any = status_of(Trace(goal(0), ()).state, plan).private_details()["what_runs"]
-    assert len(found["command"]) < 10_000
+    assert len(what_runs_of(status_of(Trace(goal(0), ()).state, plan)).command) < 10_000

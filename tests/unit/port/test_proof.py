@@ -31,6 +31,7 @@ from agent.port.server import AgentServer
 from agent.port.sockets import bind
 from agent.processes.waiting import NotYet, until
 from support.linked_worker import FIRST, HELLO
+from support.statuses import A_WORKER
 from support.worlds import SECRET
 
 if TYPE_CHECKING:
@@ -220,7 +221,9 @@ class Head:
 
     def __init__(self, token: str | None = SECRET) -> None:
         self.reports = Reports(FIRST, Expected(None, "", "", ""), lambda _: None, lambda: 0.0)
-        self.site = AgentServer(token=token, ready=lambda: True, status=dict, reports=self.reports)
+        self.site = AgentServer(
+            token=token, ready=lambda: True, status=lambda: A_WORKER, reports=self.reports
+        )
         self.socket = bind("127.0.0.1", 0)
         self.port = int(self.socket.getsockname()[1])
 

@@ -12,18 +12,22 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import anyio
+from msgspec import to_builtins
+from msgspec.structs import replace
 
 from agent.base import times
 from agent.base.ends import Kind, Outcome
+from agent.job.series import PointsPart
+from agent.port.glance import judged
 from agent.port.page_status import page_status
 from agent.port.report_page import report_page
 from agent.record.log import disk_alarm
 from agent.run import run_report
 from agent.run.effects import REAL
-from agent.run.head_server import judged
 from agent.settings.redact import MASK, Redactor
 from support.worlds import SECRET
-from tools.page.situations import EVIL, made_run
+from tools.page.runs import EVIL
+from tools.page.situations import made_run
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -36,8 +40,8 @@ END = "</script><script>alert(1)</script>"
 def report(**logs: str) -> str:
     """Return the report of a failed run."""
     run = made_run("failed", 3)
-    status = page_status(judged({**run.status, **run.private}))
-    return report_page(status, run.series, logs or run.logs)
+    status = to_builtins(page_status(judged(run.private)))
+    return report_page(status, to_builtins(run.series), logs or run.logs)
 
 
 def test_it_needs_no_other_file() -> None:
@@ -72,7 +76,7 @@ def test_text_of_the_job_does_not_end_the_data() -> None:
 def ended(folder: Path) -> tuple[Any, Any]:
     """Return a head's run and status at its end; names of both hold a secret."""
     made = made_run("failed", 3)
-    points = {"steps": [1], "values": [0.5]}
+    keys = {f"key/{SECRET}": PointsPart([1], [0.5])}
     run = SimpleNamespace(
         effects=REAL,
         folder=SimpleNamespace(path=folder, file=lambda name: folder / name),
@@ -80,9 +84,9 @@ def ended(folder: Path) -> tuple[Any, Any]:
         plan=SimpleNamespace(logs=lambda: {"job": "job.log", "agent": "agent.log"}),
     )
     status = SimpleNamespace(
-        status=lambda: {**made.status, "run_name": f"named {SECRET}"},
-        private_details=lambda: made.private,
-        series=lambda: {**made.series, "keys": {f"key/{SECRET}": points}},
+        status=lambda: made.status,
+        with_private=lambda _status: replace(made.private, run_name=f"named {SECRET}"),
+        series=lambda: replace(made.series, keys=keys),
     )
     return run, status
 

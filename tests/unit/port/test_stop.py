@@ -15,6 +15,7 @@ from agent.port.server import AgentServer
 from agent.port.sockets import bind
 from agent.record import run_folder
 from support.served import KEY, a_head, environ_of, leave_key
+from support.statuses import A_WORKER
 from support.worlds import SECRET
 
 if TYPE_CHECKING:
@@ -104,7 +105,7 @@ def test_a_worker_refuses() -> None:
     async def answer() -> int:
         socket = bind("127.0.0.1", 0)
         url = f"http://127.0.0.1:{socket.getsockname()[1]}/stop"
-        runner = await AgentServer(token=None, ready=lambda: True, status=dict[str, object]).open(
+        runner = await AgentServer(token=None, ready=lambda: True, status=lambda: A_WORKER).open(
             [socket]
         )
         found = await anyio.to_thread.run_sync(lambda: ask(url, post=True))

@@ -9,8 +9,12 @@ import socket
 import time
 
 import pytest
+from msgspec import to_builtins
+from msgspec.structs import replace
 
 from agent.base import times
+from agent.base.ends import Kind, Outcome
+from agent.decisions.head.head_state import HeadPhase
 from agent.port import server
 from agent.port.access import COOKIE
 from support.event_stream import (
@@ -22,6 +26,7 @@ from support.event_stream import (
     streamed_head,
 )
 from support.served import KEY, SECONDS
+from support.statuses import A_HEAD, altered
 from support.worlds import SECRET
 
 
@@ -33,8 +38,8 @@ def test_changed_statuses_are_sent(monkeypatch: pytest.MonkeyPatch) -> None:
         assert answer.headers["Content-Type"] == "text/event-stream"
         assert answer.headers["Cache-Control"] == "no-store"
         first = next_status(answer)
-        assert (first["phase"], first["warnings"]) == ("booting", WARNINGS)
-        head.status["phase"] = "running"
+        assert (first["phase"], first["warnings"]) == ("booting", to_builtins([*WARNINGS]))
+        head.status = replace(head.status, phase=HeadPhase.RUNNING)
         second = next_status(answer)
         assert second["phase"] == "running"
         assert second["seconds"] - first["seconds"] < 2.5
@@ -111,13 +116,14 @@ def test_other_hosts_get_no_output_of_programs() -> None:
                 )
             ) as connection,
         ):
-            verdict = {"remedy": remedy, "reason": reason}
-            head.status |= {"services": [{"detail": evidence}], "verdict": verdict}
+            verdict = Outcome(Kind.JOB_FAILED, 1, reason, remedy=remedy)
+            head.status = replace(altered(A_HEAD, "services", detail=evidence), verdict=verdict)
             connection.request("GET", "/status")
             status = json.loads(connection.getresponse().read())
-            seen.append((status["services"][0]["detail"], status["verdict"]))
-    shown = {"remedy": "", "reason": "the job failed with exit code 1 (rank 3 on pod1)"}
-    assert seen == [(evidence, verdict), ("exit code 1", shown)]
+            ended = status["verdict"]
+            seen.append((status["services"][0]["detail"], ended["reason"], ended["remedy"]))
+    shown = "the job failed with exit code 1 (rank 3 on pod1)"
+    assert seen == [(evidence, reason, remedy), ("exit code 1", shown, "")]
 
 
 def test_readers_are_limited() -> None:
@@ -144,7 +150,7 @@ def test_a_slow_reader_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     """A reader that accepts nothing is disconnected; others are served, and the port closes."""
     monkeypatch.setattr(times, "READER_STALLED", 1.0)
     with streamed_head() as head:
-        head.status["padding"] = "x" * 8_000_000
+        head.status = replace(head.status, run_name="x" * 8_000_000)
         with socket.create_connection(("127.0.0.1", head.port), SECONDS) as lazy:
             asked = ("GET /events HTTP/1.1", "Host: localhost", f"Authorization: Bearer {KEY}")
             lazy.sendall("\r\n".join([*asked, "", ""]).encode())

@@ -284,7 +284,7 @@ def test_what_the_figures_and_the_clock_showed(tmp_path: Path) -> None:
     assert f"nodes: {slow}" in lines
     assert "time: boot 14 s ($0.07), job 26 s ($0.15, no steps known)" in lines
 
-    text = outcome_text(FAILED, receipt=Receipt(boot=13.5, training=180.0).to_dict(20.0))
+    text = outcome_text(FAILED, receipt=Receipt(boot=13.5, training=180.0).to_status(20.0))
     write_outcome(tmp_path / "run/pod0", text)
     lines = explain(tmp_path)
     assert lines[0].endswith(", cost $1.07")

@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import to_builtins
 
 from agent.diagnosis.errors.prefixes import read_line
-from agent.job.series import FEW_POINTS
+from agent.job.series import FEW_POINTS, PointsPart
+from agent.port.status_model import ProgressStatus
 from agent.processes.output import OutputCopies, PreambleFilter
 from agent.record import job_lines
 from agent.record.job_lines import MOST_LINES, JobLines
@@ -167,16 +169,16 @@ def test_progress_and_series() -> None:
     assert progress is not None
     assert (progress.attempt, progress.began_at, progress.last_at) == (3, 10.0, 50.0)
     assert progress.durations == (10.0,) * 3
-    assert lines.series(2)["keys"] == {
-        "reward": {"steps": [3, 4], "values": [0.3, 0.4]},
-        "kl": {"steps": [3, 4], "values": [1.0, 1.0]},
+    assert lines.series(2).keys == {
+        "reward": PointsPart([3, 4], [0.3, 0.4]),
+        "kl": PointsPart([3, 4], [1.0, 1.0]),
     }
     assert lines.newest() == {"reward": 0.4, "kl": 1.0}
-    shown = lines.to_status(str, is_running=True)
+    shown = ProgressStatus.of_job(lines, str, is_running=True)
     assert shown is not None
-    assert (shown["step"], shown["of"], shown["seconds_per_step"]) == (4, 9, 10.0)
-    assert (shown["ends_at"], shown["last_step_at"]) == ("100.0", "50.0")
-    assert shown["reward_trend"] == pytest.approx(0.2)
+    assert (shown.step, shown.of, shown.seconds_per_step) == (4, 9, 10.0)
+    assert (shown.ends_at, shown.last_step_at) == ("100.0", "50.0")
+    assert shown.reward_trend == pytest.approx(0.2)
 
 
 @pytest.mark.parametrize(
@@ -225,7 +227,8 @@ def test_any_bytes_are_read(pieces: list[bytes]) -> None:
     lines = fed(*pieces)
     lines.close()
     assert not lines._has_failed  # noqa: SLF001 - such a bug is only logged
-    json.dumps([lines.series(), lines.newest(), lines.curves(), lines.tail()], allow_nan=False)
+    shown = to_builtins([lines.series(), lines.newest(), lines.curves(), lines.tail()])
+    json.dumps(shown, allow_nan=False)
     assert all(len(line) <= 4_000 for line in lines.tail())
 
 

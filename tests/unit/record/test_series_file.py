@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+from agent.job.series import AttemptMark
 from agent.record import series_file
 from agent.record.job_lines import JobLines
 from agent.record.series_file import ProgressFile, SavedLine, SeriesFile, read_steps, shifted
@@ -117,13 +118,8 @@ def test_the_next_attempt_goes_on(tmp_path: Path) -> None:
     second.end()
     third = Agent(path, ZERO + 90)
     series = third.lines.series()
-    keys = series["keys"]
-    assert isinstance(keys, dict)
-    assert keys["reward"]["steps"] == [1, 2, 3, 4]
-    assert series["attempts"] == [
-        {"number": 1, "first": 1, "after": None},
-        {"number": 2, "first": 4, "after": 5},
-    ]
+    assert series.keys["reward"].steps == [1, 2, 3, 4]
+    assert series.attempts == (AttemptMark(1, 1), AttemptMark(2, 4, 5))
     progress = third.lines.progress
     assert progress is not None
     assert (progress.attempt, progress.first, progress.last, progress.highest) == (2, 4, 4, 5)

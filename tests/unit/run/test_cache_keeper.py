@@ -67,7 +67,7 @@ def test_written_back_beside_the_job(tmp_path: Path) -> None:
 
     async def story() -> None:
         await first.caches.look()
-        assert first.caches.to_status() == {"state": "seeding", "detail": ""}
+        assert first.caches.to_status() == ("seeding", "")
         await seed(first)
         assert first.caches.state == "cold"
         await first.caches.look()
@@ -85,7 +85,7 @@ def test_written_back_beside_the_job(tmp_path: Path) -> None:
         assert second.stats.snapshot({}).caches == "seeded"
         shown = second.caches.to_status()
         assert shown is not None
-        assert shown["state"] == "seeded"
+        assert shown[0] == "seeded"
 
     anyio.run(story)
 

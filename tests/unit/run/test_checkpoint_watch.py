@@ -9,6 +9,7 @@ import anyio
 import pytest
 
 from agent.base import ends
+from agent.port.status_model import CheckpointStatus
 from agent.run.checkpoint_watch import CheckpointWatch, checkpoint_line
 from support.worlds import plan_of
 
@@ -38,13 +39,13 @@ def test_each_new_checkpoint_is_marked_once(tmp_path: Path) -> None:
     folder = Folder(tmp_path)
     (tmp_path / "global_step_20").mkdir()
     folder.look()
-    assert folder.watch.to_status() == {"step": 20, "at": None}
+    assert folder.watch.to_status() == CheckpointStatus(20, None)
     folder.look()
     (tmp_path / "global_step_40").mkdir()
     folder.look()
     folder.look()
-    assert folder.watch.to_status() == {"step": 40, "at": "at 40"}
-    assert folder.watch.to_series() == [[20, None], [40, "at 40"]]
+    assert folder.watch.to_status() == CheckpointStatus(40, "at 40")
+    assert folder.watch.to_series() == ((20, None), (40, "at 40"))
 
 
 def test_the_first_checkpoint_of_a_run_has_its_time(tmp_path: Path) -> None:
@@ -54,7 +55,7 @@ def test_the_first_checkpoint_of_a_run_has_its_time(tmp_path: Path) -> None:
     assert folder.watch.to_status() is None
     (tmp_path / "absent" / "global_step_5").mkdir(parents=True)
     folder.look()
-    assert folder.watch.to_status() == {"step": 5, "at": "at 30"}
+    assert folder.watch.to_status() == CheckpointStatus(5, "at 30")
 
 
 def test_what_a_framework_would_not_resume_from_is_none(tmp_path: Path) -> None:
@@ -64,7 +65,7 @@ def test_what_a_framework_would_not_resume_from_is_none(tmp_path: Path) -> None:
         (tmp_path / f"global_step_{step}").mkdir()
     (tmp_path / "latest_checkpointed_iteration.txt").write_text("20")
     folder.look()
-    assert folder.watch.to_status() == {"step": 20, "at": None}
+    assert folder.watch.to_status() == CheckpointStatus(20, None)
 
 
 def test_a_job_without_checkpoints_is_not_looked_at() -> None:

@@ -14,6 +14,7 @@ import pytest
 from agent.base import ends, times
 from agent.job.progress import Progress
 from agent.job.series import MOST_KEYS, Series
+from agent.port.status_model import ProgressStatus
 from agent.record.background import MAX_QUEUED
 from agent.record.files import write_atomically
 from agent.record.job_lines import JobLines
@@ -78,9 +79,8 @@ def test_the_next_head_goes_on_with_the_steps(tmp_path: Path, second: str) -> No
     known = third.lines.progress
     assert known is not None
     assert (known.attempt, known.first, known.last, known.of) == (2, 3, 4, 90)
-    keys = third.lines.series()["keys"]
-    assert isinstance(keys, dict)
-    assert keys["reward"]["steps"] == [1, 2, 3, 4]
+    keys = third.lines.series().keys
+    assert keys["reward"].steps == [1, 2, 3, 4]
     third.end()
 
 
@@ -92,9 +92,8 @@ def test_a_node_that_is_the_head_again_goes_on_with_the_newest_steps(tmp_path: P
         head.end()
     last = Head(tmp_path, "pod1")
     anyio.run(last.keeper.restore)
-    keys = last.lines.series()["keys"]
-    assert isinstance(keys, dict)
-    assert keys["reward"]["steps"] == [1, 2, 3, 4]
+    keys = last.lines.series().keys
+    assert keys["reward"].steps == [1, 2, 3, 4]
     assert last.lines.progress is not None
     assert last.lines.progress.attempt == 4
     last.end()
@@ -106,7 +105,7 @@ def test_the_file_of_the_job_is_read(tmp_path: Path) -> None:
     path = progress_path(head.run.folder, 1)
     write_atomically(path, json.dumps({"step": 80}) + "\n")
     anyio.run(head.work, 1)
-    assert head.lines.to_status(str, is_running=True) is None
+    assert ProgressStatus.of_job(head.lines, str, is_running=True) is None
     write_atomically(path, json.dumps({"step": 3, "of": 9, "reward": 0.25}) + "\n")
     anyio.run(head.keeper.look)
     known = head.lines.progress
@@ -137,10 +136,9 @@ def test_a_long_series_moves_to_another_node(tmp_path: Path) -> None:
     former.unlink()
     third = Head(tmp_path, "pod7")
     anyio.run(third.keeper.restore)
-    keys = third.lines.series()["keys"]
-    assert isinstance(keys, dict)
-    assert keys["m0"]["steps"] == steps
-    assert keys["reward"]["steps"] == [1_200]
+    keys = third.lines.series().keys
+    assert keys["m0"].steps == steps
+    assert keys["reward"].steps == [1_200]
     third.end()
 
 

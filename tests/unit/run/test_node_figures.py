@@ -129,10 +129,11 @@ def test_a_report_and_the_status_have_them() -> None:
     trace = Trace(goal(1), [(2.0, reported(1))])
     key = next(iter(trace.state.fleet.workers))
     shown = status_of(trace.state, plan_of({}), stats={key: WorkerStats(figures=figures)})
-    status: Any = shown.status()
-    (node,) = status["nodes"]
-    assert node["figures"]["gpus"]["power"] == [650, 131]
-    assert status["figures"] is None
+    status = shown.status()
+    (node,) = status.nodes
+    assert node.figures is not None
+    assert node.figures.gpus.power == (650, 131)
+    assert status.figures is None
 
 
 def test_figures_are_sent_every_thirty_seconds() -> None:

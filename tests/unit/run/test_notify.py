@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 import pytest
+from msgspec.structs import replace
 
 from agent.base import ends, times
+from agent.decisions.head.head_state import HeadPhase
 from agent.run import notify
 from agent.run.end import end_role
 from agent.run.notify import Notifier
@@ -96,8 +98,8 @@ def test_the_end_is_sent_once(said: list[str]) -> None:
 def test_what_happens_in_a_run_is_sent(said: list[str]) -> None:
     """Each moment once, as the judgment has it."""
     usual = made_run("ok", 3).status
-    began = {**usual, "phase": "booting"}
-    lost = {**usual, "loss_seconds_left": 50.0}
+    began = replace(usual, phase=HeadPhase.BOOTING)
+    lost = replace(usual, loss_seconds_left=50.0)
     with answering(OK) as peer:
         notifier = notifier_to(peer.url)
         for status in (began, usual, usual, lost, lost):
@@ -193,7 +195,7 @@ def test_a_message_before_the_end_does_not_delay_it(said: list[str]) -> None:
     """What was not accepted yet is given up once the run ends."""
     with answering(_never) as peer:
         notifier = notifier_to(peer.url)
-        notifier.look({**made_run("ok", 3).status, "attempts": [], "phase": "booting"})
+        notifier.look(replace(made_run("ok", 3).status, attempts=(), phase=HeadPhase.BOOTING))
         notifier.look(made_run("lost", 3).status)
         assert 0.9 < end(notifier) < 2
     assert "did not accept" not in "".join(said[:1])

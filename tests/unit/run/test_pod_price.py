@@ -105,11 +105,11 @@ def test_a_price_that_comes_later_counts_from_the_start() -> None:
     """Status and receipt count all hours of all nodes by it, and name its source."""
     trace = Trace(goal(1), PAIR)
     status = status_of(trace.state, plan_of({}), now=1800.0)
-    assert (status.status()["cost"], status.status()["price_source"]) == (None, None)
+    assert (status.status().cost, status.status().price_source) == (None, None)
 
     trace.take(h.PriceKnown(PRICE), 1800)
     status = status_of(trace.state, plan_of({}), now=1800.0)
     shown = status.status()
-    assert shown["cost"] == 0.44
-    assert (shown["price"], shown["price_source"]) == (0.88, BY_RUNPOD)
-    assert status.receipt.to_dict()["cost"] is not None
+    assert shown.cost == 0.44
+    assert (shown.price, shown.price_source) == (0.88, BY_RUNPOD)
+    assert status.receipt.to_status().cost is not None

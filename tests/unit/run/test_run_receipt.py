@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from agent.checks.finding import Finding, Level
-from agent.decisions.receipt import Meter, RunActivity
+from agent.decisions.receipt import PARTS, Meter, RunActivity
 from agent.job.progress import Progress
 from agent.record.node_record import Moment
 from agent.record.run_record import RunRecord, SavedMeter
@@ -63,8 +63,8 @@ class Rig:
 
     def seconds(self) -> dict[str, float]:
         """Return the parts that are not 0."""
-        found: Any = self.receipt.to_dict()
-        return {part: spent for part, spent in found["seconds"].items() if spent}
+        seconds = self.receipt.to_status().seconds
+        return {part: spent for part in PARTS if (spent := seconds.of(part))}
 
 
 def test_a_run_on_the_clock() -> None:

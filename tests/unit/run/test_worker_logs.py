@@ -21,6 +21,7 @@ from agent.run.failure_bundle import parts_of_workers, request_logs
 from agent.run.node_run import NodeRun
 from agent.settings.redact import redactor_for
 from support.heads import goal, reported
+from support.statuses import A_HEAD, NOTHING_FOUND
 from support.worlds import MACHINE, plan_of
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from agent.decisions.shared import Order
+    from agent.port.status_model import FindingsStatus, HeadStatus
     from agent.run.head_server import RunStatus
 
 LOST = Outcome(Kind.LOST, 75, "lost a needed node")
@@ -36,17 +38,17 @@ LOST = Outcome(Kind.LOST, 75, "lost a needed node")
 class Shown:
     """What a head shows, in few words."""
 
-    def status(self) -> dict[str, object]:
+    def status(self) -> HeadStatus:
         """Return the status."""
-        return {"phase": "leaving"}
+        return A_HEAD
 
-    def private_details(self) -> dict[str, object]:
-        """Return what only some may see."""
-        return {"warnings": []}
+    def with_private(self, status: HeadStatus) -> HeadStatus:
+        """Add nothing."""
+        return status
 
-    def findings(self) -> dict[str, object]:
+    def findings(self) -> FindingsStatus:
         """Return what checks found."""
-        return {"findings": []}
+        return NOTHING_FOUND
 
 
 class Story:

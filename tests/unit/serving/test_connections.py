@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from msgspec.structs import replace
 
 from agent.base import times
 from agent.port.protocol import Hello, Report
@@ -135,8 +136,8 @@ def test_a_stream_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(times, "CONNECTION_IDLE", 0.5)
     with streamed_head(SECRET) as head, reading(head, BY_TOKEN) as answer:
         for number in range(5):  # the head reads its status every half second
-            head.status["phase"] = f"phase {number}"
-            while next_status(answer)["phase"] != f"phase {number}":
+            head.status = replace(head.status, run_name=f"run {number}")
+            while next_status(answer)["run_name"] != f"run {number}":
                 pass
 
 

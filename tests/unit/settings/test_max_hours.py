@@ -127,6 +127,6 @@ def test_the_cost_counts_all_nodes_and_all_heads() -> None:
     for price, cost in ((NodePrice(3.0), 15.0), (None, None)):
         state = Trace(replace(goal(1), price=price, used_hours=2.0), []).state
         status = status_of(state, plan_of({}), now=1800.0)
-        assert status.status()["cost"] == status.cost() == cost
+        assert status.status().cost == status.cost() == cost
         assert json.loads(outcome_text(OVER, cost=cost)).get("cost") == cost
         assert ("since the start, $15.00" in status_lines(status.status())[0].label) == bool(cost)

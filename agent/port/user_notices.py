@@ -1,26 +1,26 @@
 """Which moments of a run are worth a message to its user, and the sentence of each.
 
-`notices_of` compares a head's `/status` with what was sent before. The judgment is that of
+`notices_of` compares a head's status with what was sent before. The judgment is that of
 glance.py. The head looks at intervals, and run/notify.py sends.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from msgspec.structs import replace
 
 from agent.base.text import duration_text
 from agent.base.value import Value
-from agent.diagnosis.glance import SIGNS, cost_notice, glance_of, money, state_of_end
+from agent.decisions.head.head_state import HeadPhase
+from agent.port.glance import SIGNS, cost_notice, glance_of, money, state_of_end
 
 if TYPE_CHECKING:
     from agent.base.ends import Outcome
+    from agent.port.status_model import HeadStatus
 
 Moment = Literal["start", "loss", "stall", "advice", "cost", "end"]
-Status = Mapping[str, Any]
 
 LONGEST_CONTENT = 2000  # characters that Discord accepts in `content`
 _MENTION = re.compile(r"@(?=everyone|here)|<(?=[!@#])")  # in Discord, in Slack
@@ -65,79 +65,79 @@ class Noticed(Value):
     has_cost: bool | None = None  # whether the last notice about AGENT_MAX_COST had a cost
 
 
-def first_noticed(status: Status) -> Noticed:
+def first_noticed(status: HeadStatus) -> Noticed:
     """Return what earlier agents of the run have sent, by the first status of this one."""
-    ended = [attempt["number"] for attempt in status["attempts"] if attempt["end"]]
+    ended = [attempt.number for attempt in status.attempts if attempt.end]
     last = max(ended, default=0)
-    job = status.get("job")
-    is_resumed = job is not None and status["phase"] not in {"booting", "submitting"}
-    return Noticed(started=job["attempt"] if job and is_resumed else last, ended=last)
+    is_resumed = status.phase not in {HeadPhase.BOOTING, HeadPhase.SUBMITTING}
+    started = status.job.attempt if status.job is not None and is_resumed else last
+    return Noticed(started=started, ended=last)
 
 
-def notices_of(before: Noticed, status: Status) -> tuple[Noticed, tuple[Notice, ...]]:
+def notices_of(before: Noticed, status: HeadStatus) -> tuple[Noticed, tuple[Notice, ...]]:
     """Return what there is to send since, and what was then sent; an end is sent by itself."""
-    job = status.get("job")
-    if status.get("verdict") or job is None:
+    job = status.job
+    if status.verdict is not None or job is None:
         return before, ()
     after = before
     notices = []
 
     # Was an attempt lost, after which another one follows?
-    ended = [attempt for attempt in status["attempts"] if attempt["end"]]
-    if ended and ended[-1]["number"] > before.ended:
-        number = ended[-1]["number"]
-        reason = ended[-1]["reason"] or ""
-        what = f"attempt {number} of {status['attempts_allowed']} was lost: {reason}."
+    ended = [attempt for attempt in status.attempts if attempt.end]
+    if ended and ended[-1].number > before.ended:
+        number = ended[-1].number
+        reason = ended[-1].reason
+        what = f"attempt {number} of {status.attempts_allowed} was lost: {reason}."
         notices.append(Notice("loss", SIGNS["look"], what, reason))
         after = replace(after, ended=number)
 
     # Is most of the money used, or its limit without effect?
     about_cost = cost_notice(status)
-    has_cost = status.get("cost") is not None
+    has_cost = status.cost is not None
     if about_cost is not None and has_cost is not before.has_cost:
         notices.append(Notice("cost", SIGNS["look"], *about_cost))
         after = replace(after, has_cost=has_cost)
 
     # All others are moments of a running job.
-    if status["phase"] != "running":
+    if status.phase is not HeadPhase.RUNNING:
         after = replace(after, is_losing=False, is_advised=False, has_lost_reward=False)
         return after, tuple(notices)
-    attempt = job["attempt"]
+    attempt = job.attempt
     if attempt > before.started:
-        nodes = 1 + sum(bool(node["joined"]) for node in status["nodes"])
+        nodes = 1 + sum(node.joined for node in status.nodes)
         on_nodes = "one node" if nodes == 1 else f"{nodes} nodes"
-        what = f"attempt {attempt} of {status['attempts_allowed']} runs on {on_nodes}."
-        notices.append(Notice("start", SIGNS["keep"], f"{job['name']}, {what}", ""))
+        what = f"attempt {attempt} of {status.attempts_allowed} runs on {on_nodes}."
+        notices.append(Notice("start", SIGNS["keep"], f"{job.name}, {what}", ""))
         after = replace(after, started=attempt)
 
     # Is a needed node missing? Other troubles do not hide that.
-    is_losing = status.get("loss_seconds_left") is not None
+    is_losing = status.loss_seconds_left is not None
     if is_losing and not before.is_losing:
-        notices.append(_notice("loss", {**status, "stall": None, "advice": ()}))
+        notices.append(_notice("loss", replace(status, stall=None, advice=())))
 
     # Does the job hang, or should it be ended for another reason?
-    has_stalled = status.get("stall") is not None
+    has_stalled = status.stall is not None
     if has_stalled and attempt > before.stalled:
-        notices.append(_notice("stall", {**status, "advice": ()}))
+        notices.append(_notice("stall", replace(status, advice=())))
         after = replace(after, stalled=attempt)
-    without_stall = {**status, "stall": None}
+    without_stall = replace(status, stall=None)
     is_advised = glance_of(without_stall).state == "end"
     if is_advised and not before.is_advised:
         notices.append(_notice("advice", without_stall))
 
     # Did a server or an engine fail, so that further steps teach nothing?
-    lost = [advice for advice in status["advice"] if advice["is_reward_lost"]]
+    lost = [advice for advice in status.advice if advice.is_reward_lost]
     if lost and not before.has_lost_reward:
-        what = lost[0]["what"]
+        what = lost[0].what
         sentence = f"{what[:1].upper()}{what[1:]}."
-        notices.append(Notice("advice", SIGNS["look"], sentence, lost[0]["remedy"]))
+        notices.append(Notice("advice", SIGNS["look"], sentence, lost[0].remedy))
     after = replace(after, is_losing=is_losing, is_advised=is_advised, has_lost_reward=bool(lost))
     return after, tuple(notices)
 
 
 def notice_of_end(outcome: Outcome, seconds: float, cost: float | None) -> Notice:
     """Return the message of a run's end."""
-    state = state_of_end(outcome.kind.value, outcome.exit_code, outcome.reason)
+    state = state_of_end(outcome)
     spent = f"after {duration_text(seconds)}"
     if cost is not None:
         spent += f" and {money(cost)}"
@@ -145,6 +145,6 @@ def notice_of_end(outcome: Outcome, seconds: float, cost: float | None) -> Notic
     return Notice("end", SIGNS[state], what, outcome.reason)
 
 
-def _notice(moment: Moment, status: Status) -> Notice:
+def _notice(moment: Moment, status: HeadStatus) -> Notice:
     glance = glance_of(status)
-    return Notice(moment, glance.sign, glance.sentence, glance.details)
+    return Notice(moment, SIGNS[glance.state], glance.sentence, glance.details)

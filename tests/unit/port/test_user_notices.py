@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import pytest
+from msgspec.structs import replace
 
 from agent.base import ends
-from agent.diagnosis.user_notices import (
+from agent.decisions.head.head_state import HeadPhase
+from agent.port.status_model import AdviceStatus, StallStatus
+from agent.port.user_notices import (
     LONGEST_CONTENT,
     Notice,
     Noticed,
@@ -15,14 +18,19 @@ from agent.diagnosis.user_notices import (
     notice_of_end,
     notices_of,
 )
+from support.statuses import altered
 from tools.page.situations import made_run
 
+if TYPE_CHECKING:
+    from agent.port.status_model import HeadStatus
+
 OK = made_run("ok", 3).status  # attempt 2 runs
-BEFORE = {**OK, "phase": "booting", "attempts": [], "job": {**OK["job"], "attempt": 1}}
+FIRST = altered(replace(OK, attempts=()), "job", attempt=1)
+BEFORE = replace(FIRST, phase=HeadPhase.BOOTING)
 HANG = made_run("hang", 3).status
 
 
-def sent(*statuses: dict[str, Any], first: dict[str, Any] = BEFORE) -> list[Notice]:
+def sent(*statuses: HeadStatus, first: HeadStatus = BEFORE) -> list[Notice]:
     """Return what is sent for statuses that follow each other."""
     noticed = first_noticed(first)
     notices: list[Notice] = []
@@ -34,16 +42,15 @@ def sent(*statuses: dict[str, Any], first: dict[str, Any] = BEFORE) -> list[Noti
 
 def test_a_start_and_a_loss() -> None:
     """The first attempt runs, a node is missing, the attempt is lost, the next one runs."""
-    first = {**OK, "attempts": [], "job": {**OK["job"], "attempt": 1}}
-    missing = {**first, "loss_seconds_left": 50.0}
-    (before, _open) = OK["attempts"]
-    booting = {**OK, "phase": "booting", "attempts": [before]}
-    notices = sent(first, first, missing, missing, booting, booting, OK, OK)
+    missing = replace(FIRST, loss_seconds_left=50.0)
+    (before, _open) = OK.attempts
+    booting = replace(OK, phase=HeadPhase.BOOTING, attempts=(before,))
+    notices = sent(FIRST, FIRST, missing, missing, booting, booting, OK, OK)
     assert [notice.moment for notice in notices] == ["start", "loss", "loss", "start"]
-    assert notices[0].sentence == f"{OK['job']['name']}, attempt 1 of 3 runs on 3 nodes."
+    assert notices[0].sentence == "verl-grpo, attempt 1 of 3 runs on 3 nodes."
     assert notices[1].sentence == "A needed node is missing."
     assert "ends in 50 s unless all are back" in notices[1].reason
-    assert notices[2].sentence == f"attempt 1 of 3 was lost: {before['reason']}."
+    assert notices[2].sentence == f"attempt 1 of 3 was lost: {before.reason}."
     assert [notice.sign for notice in notices] == ["●", "▲", "▲", "●"]
 
 
@@ -59,26 +66,21 @@ def test_a_stall_and_advice_to_end() -> None:
 
 def test_a_lost_reward() -> None:
     """A server that fails costs steps: it is sent once, and again only after it was mended."""
-    advice: dict[str, Any] = {
-        "what": "the mean reward fell from 0.5 to 0 in one step, at step 40: the server failed",
-        "remedy": "Mend what failed",
-        "state": "look",
-        "meaning": "reward",
-        "is_reward_lost": True,
-    }
-    lost = {**OK, "advice": [advice]}
-    falls = {**OK, "advice": [{**advice, "is_reward_lost": False}]}
+    what = "the mean reward fell from 0.5 to 0 in one step, at step 40: the server failed"
+    advice = AdviceStatus(what, "Mend what failed", "look", "reward", is_reward_lost=True)
+    lost = replace(OK, advice=(advice,))
+    falls = replace(OK, advice=(replace(advice, is_reward_lost=False),))
     notices = sent(OK, lost, lost, falls, lost)[2:]
     assert [notice.moment for notice in notices] == ["advice", "advice"]
-    assert notices[0].sentence == f"T{advice['what'][1:]}."
+    assert notices[0].sentence == f"T{what[1:]}."
     assert (notices[0].sign, notices[0].reason) == ("▲", "Mend what failed")
 
 
 def test_money_that_is_nearly_used_and_a_limit_without_a_price() -> None:
     """Each once."""
-    none = {**OK, "max_cost": 100.0, "cost": None}
-    most = {**OK, "max_cost": 100.0, "cost": 85.0}
-    notices = sent(OK, none, none, {**most, "cost": 50.0}, most, most)[2:]
+    none = replace(OK, max_cost=100.0, cost=None)
+    most = replace(OK, max_cost=100.0, cost=85.0)
+    notices = sent(OK, none, none, replace(most, cost=50.0), most, most)[2:]
     assert [notice.moment for notice in notices] == ["cost", "cost"]
     assert notices[0].sentence == "AGENT_MAX_COST has no effect yet: no price is known."
     assert notices[1].sentence == "$85.00 of AGENT_MAX_COST=$100 are used."
@@ -87,14 +89,14 @@ def test_money_that_is_nearly_used_and_a_limit_without_a_price() -> None:
 
 def test_a_stall_that_ends_the_attempt_is_to_be_looked_at() -> None:
     """The sign is that of the judgment."""
-    stall = {"what": "no step for 14 min", "suspects": "", "then": "retry", "nodes": []}
-    assert [notice.sign for notice in sent(OK, {**OK, "stall": stall})[2:]] == ["▲"]
+    stall = StallStatus("no step for 14 min", "retry", "", (), "agent")
+    assert [notice.sign for notice in sent(OK, replace(OK, stall=stall))[2:]] == ["▲"]
 
 
-@pytest.mark.parametrize("phase", ["resuming", "running"])
-def test_an_agent_that_goes_on_repeats_nothing(phase: str) -> None:
+@pytest.mark.parametrize("phase", [HeadPhase.RESUMING, HeadPhase.RUNNING])
+def test_an_agent_that_goes_on_repeats_nothing(phase: HeadPhase) -> None:
     """After a killed agent, the start and earlier losses are no news."""
-    first = {**OK, "phase": phase}
+    first = replace(OK, phase=phase)
     assert first_noticed(first) == Noticed(started=2, ended=1)
     assert sent(OK, first=first) == []
 

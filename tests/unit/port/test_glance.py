@@ -5,15 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
-from agent.diagnosis.glance import MOST_EXCEPTIONS, Glance, glance_of
+from agent.decisions.head.fleet import NodeState
+from agent.decisions.head.head_state import HeadPhase
+from agent.port.glance import MOST_EXCEPTIONS, glance_of
+from agent.port.status_model import AdviceStatus, Glance, StallStatus
+from support.statuses import altered
 from tools.page.situations import made_run
 
 
 def judged(situation: str, nodes: int = 3, **changes: Any) -> Glance:  # noqa: ANN401 - any field
     """Return the judgment on a made run whose reader has the token, with changed fields."""
-    run = made_run(situation, nodes)
-    return glance_of({**run.status, **run.private, **changes})
+    return glance_of(replace(made_run(situation, nodes).private, **changes))
 
 
 @pytest.mark.parametrize(
@@ -53,15 +57,19 @@ def test_the_node_of_a_suspect_differs_from_the_others() -> None:
     assert "suspect" not in {other.state for other in judged("ok", 16).exceptions}
 
 
-STALL = {"what": "no step for 14 min", "suspects": "", "nodes": []}
+STALL = StallStatus("no step for 14 min", "log", "", (), "agent")
 
 
 @pytest.mark.parametrize(
     ("changes", "state", "words"),
     [
-        ({"stall": {**STALL, "then": "retry"}}, "look", "Then attempt 3 of 3 starts from step 200"),
-        ({"stall": {**STALL, "then": "stop"}}, "look", "then the run is stopped"),
-        ({"stall": {**STALL, "then": "log"}}, "end", "Nothing ends it by itself"),
+        (
+            {"stall": replace(STALL, then="retry")},
+            "look",
+            "Then attempt 3 of 3 starts from step 200",
+        ),
+        ({"stall": replace(STALL, then="stop")}, "look", "then the run is stopped"),
+        ({"stall": STALL}, "end", "Nothing ends it by itself"),
         (
             {"attempts_allowed": 2, "loss_seconds_left": 3.0},
             "look",
@@ -72,14 +80,14 @@ STALL = {"what": "no step for 14 min", "suspects": "", "nodes": []}
         ({"max_cost": 150.0, "cost": 120.0, "price": 60.0}, "look", "The end is in 30 min."),
         ({"max_cost": 150.0, "cost": None}, "look", "AGENT_MAX_COST has no effect yet"),
         (
-            {"advice": [{"what": "the KL rose", "remedy": "R", "state": "look"}]},
+            {"advice": (AdviceStatus("the KL rose", "R", "look", "kl", is_reward_lost=False),)},
             "look",
             "The KL rose",
         ),
-        ({"phase": "stopping"}, "look", "being stopped"),
-        ({"phase": "resuming"}, "look", "restarted"),
-        ({"phase": "submitting"}, "keep", "Attempt 2 of 3 is being submitted."),
-        ({"phase": "judging"}, "look", "whether one was lost"),
+        ({"phase": HeadPhase.STOPPING}, "look", "being stopped"),
+        ({"phase": HeadPhase.RESUMING}, "look", "restarted"),
+        ({"phase": HeadPhase.SUBMITTING}, "keep", "Attempt 2 of 3 is being submitted."),
+        ({"phase": HeadPhase.JUDGING}, "look", "whether one was lost"),
     ],
 )
 def test_what_changes_the_judgment_of_a_healthy_run(
@@ -93,11 +101,7 @@ def test_what_changes_the_judgment_of_a_healthy_run(
 
 def changed(status_field: str, **changes: Any) -> Glance:  # noqa: ANN401 - any field
     """Return the judgment with changes in an object, or the first item of a list, of the status."""
-    run = made_run("ok", 3)
-    known = run.status[status_field]
-    item = known[0] if isinstance(known, list) else known
-    item.update(changes)
-    return glance_of(run.status)
+    return glance_of(altered(made_run("ok", 3).status, status_field, **changes))
 
 
 def test_a_step_that_takes_long() -> None:
@@ -135,9 +139,11 @@ def test_a_service_that_is_out() -> None:
 
 def test_a_gpu_fault_is_named() -> None:
     """An Xid error of one GPU."""
-    run = made_run("ok", 3)
-    run.status["nodes"][1]["figures"]["gpus"]["xid"][3] = 79
-    found = glance_of(run.status)
+    run = made_run("ok", 3).status
+    figures = run.nodes[1].figures
+    assert figures is not None
+    failing = replace(figures, gpus=replace(figures.gpus, xid=(0, 0, 0, 79, 0, 0, 0, 0)))
+    found = glance_of(altered(run, "nodes", 1, figures=failing))
     assert found.sentence == "Training, with a GPU fault: pod2."
     assert found.exceptions[0].figure == "Xid 79"
 
@@ -147,8 +153,8 @@ def test_a_disk_that_is_full_soon_is_named_early_and_counts_late() -> None:
     run = made_run("ok", 3)
     found = glance_of(run.status)
     assert (found.state, found.exceptions[0].state) == ("keep", "full soon")
-    run.status["figures"]["forecasts"] = [["disk /workspace", 3600]]
-    found = glance_of(run.status)
+    soon = (("disk /workspace", 3600.0),)
+    found = glance_of(altered(run.status, "figures", forecasts=soon))
     assert (found.state, found.sentence) == (
         "look",
         "Training; disk /workspace will be full on pod0 in 60 min.",
@@ -163,10 +169,9 @@ def test_what_differs_is_worst_first_and_bounded() -> None:
     assert (slow.name, slow.figure) == ("pod170", "14 %")
     assert slow.detail.endswith("(limited by temperature); 84 °C")
     assert found.exceptions[1].detail == "does not report; it was following the head"
-    run = made_run("boot", 256)
-    for node in run.status["nodes"]:
-        node["state"] = "booting"
-    found = glance_of(run.status)
+    run = made_run("boot", 256).status
+    nodes = tuple(replace(node, state=NodeState.BOOTING) for node in run.nodes)
+    found = glance_of(replace(run, nodes=nodes))
     assert (len(found.exceptions), found.more_exceptions) == (
         MOST_EXCEPTIONS,
         256 - MOST_EXCEPTIONS,
@@ -176,7 +181,7 @@ def test_what_differs_is_worst_first_and_bounded() -> None:
 def test_without_the_token_nothing_quotes_a_log() -> None:
     """The judgment is made from what its reader may read: the suspects of a hang are not there."""
     run = made_run("hang", 3)
-    assert "reward.py" in glance_of({**run.status, **run.private}).details
+    assert "reward.py" in glance_of(run.private).details
     assert "reward.py" not in glance_of(run.status).details
 
 

@@ -1,6 +1,6 @@
 """The judgment of a run in one look: keep it, look at it, or consider ending it.
 
-`glance_of` is a pure function of a head's `/status`. Terminal, page and notifications show its
+`glance_of` is a pure function of a head's status. Terminal, page and notifications show its
 result, so that all give the same judgment. It quotes only what its reader may read: the server
 applies it to the status that it is about to send.
 
@@ -11,19 +11,32 @@ differs; fine.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from datetime import datetime
 from statistics import median
-from typing import Any, Literal
+from typing import TYPE_CHECKING
 
+from agent.base.ends import Kind
 from agent.base.text import duration_text, first_names, number_text
 from agent.base.value import Value
+from agent.decisions.head.fleet import NodeState
+from agent.decisions.head.head_state import HeadPhase
 from agent.plan.node_price import MOST_OF_COST
+from agent.port.status_model import Glance, GlanceException, JudgedStatus, State, extended
 
-State = Literal["keep", "look", "end"]
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from agent.base.ends import Outcome
+    from agent.port.status_model import (
+        HeadStatus,
+        MachineStatus,
+        NodeStatus,
+        ProgressStatus,
+        WaitStatus,
+    )
+
 SIGNS: Mapping[State, str] = {"keep": "●", "look": "▲", "end": "■"}
 """By state; never color alone."""
-Status = Mapping[str, Any]
 
 MOST_EXCEPTIONS = 24  # rows; further ones are counted
 SLOW_STEPS = 3  # a step that takes so many times the usual one is named
@@ -37,38 +50,17 @@ _WORST_FIRST = (
     *("booting", "left"),
 )
 _NO_REPORT_AFTER = 15  # seconds
-_PART_OF_RUN = {"running", "judging", "stopping"}
+_AWAY = {NodeState.LOST, NodeState.SILENT}
+_PART_OF_RUN = {HeadPhase.RUNNING, HeadPhase.JUDGING, HeadPhase.STOPPING}
 
 
-class GlanceException(Value):
-    """A node, service or prepare step that differs from the others."""
-
-    name: str
-    state: str  # one of _WORST_FIRST
-    figure: str  # the number that shows it, or ''
-    detail: str
+def judged(status: HeadStatus) -> JudgedStatus:
+    """Return a status with its judgment, which quotes nothing that is not in this status."""
+    return extended(JudgedStatus, status, glance=glance_of(status))
 
 
-class Glance(Value):
-    """The judgment: a state, what is the case, and why and what comes next."""
-
-    state: State
-    sentence: str
-    details: str
-    exceptions: tuple[GlanceException, ...] = ()
-    more_exceptions: int = 0
-
-    @property
-    def sign(self) -> str:
-        """Return the sign of the state."""
-        return SIGNS[self.state]
-
-
-def glance_of(status: Status) -> Glance:
-    """Return the judgment on a head's status.
-
-    Raises KeyError, TypeError or ValueError for the status of another version.
-    """
+def glance_of(status: HeadStatus) -> Glance:
+    """Return the judgment on a head's status."""
     exceptions = exceptions_of(status)
     sentences = _sentences(status, exceptions)
     return Glance(
@@ -86,10 +78,10 @@ class _Sentences(Value):
     details: str
 
 
-def _sentences(status: Status, exceptions: Sequence[GlanceException]) -> _Sentences:
-    if status.get("verdict"):
-        return _ended(status, status["verdict"])
-    if status["phase"] != "running":
+def _sentences(status: HeadStatus, exceptions: Sequence[GlanceException]) -> _Sentences:
+    if status.verdict is not None:
+        return _ended(status, status.verdict)
+    if status.phase is not HeadPhase.RUNNING:
         return _before_or_after_job(status, exceptions)
     for judge in _JUDGES:
         sentences = judge(status, exceptions)
@@ -101,123 +93,121 @@ def _sentences(status: Status, exceptions: Sequence[GlanceException]) -> _Senten
 # --- the run has ended ----------------------------------------------------------------------------
 
 
-def state_of_end(kind: str, exit_code: int, reason: str) -> State:
+def state_of_end(outcome: Outcome) -> State:
     """Judge an end: a failed run needs a person, a stopped or successful one none."""
-    if exit_code == 0:
-        return "look" if reason.startswith("warning: ") else "keep"
-    return "keep" if kind == "stopped" and exit_code >= 128 else "end"
+    if outcome.exit_code == 0:
+        return "look" if outcome.is_warning else "keep"
+    return "keep" if outcome.kind is Kind.STOPPED and outcome.exit_code >= 128 else "end"
 
 
-def _ended(status: Status, verdict: Mapping[str, Any]) -> _Sentences:
+def _ended(status: HeadStatus, verdict: Outcome) -> _Sentences:
     """Return the sentences of an end."""
-    reason = verdict["reason"]
-    remedy = verdict.get("remedy") or ""
-    state = state_of_end(verdict["kind"], verdict["exit_code"], reason)
-    code = f"exit code {verdict['exit_code']}"
+    reason = verdict.reason
+    remedy = verdict.remedy
+    state = state_of_end(verdict)
+    code = f"exit code {verdict.exit_code}"
     if state == "look":
         return _Sentences(state, f"Done, with a {reason}.", _joined(remedy, _spent(status)))
     if state == "end":
         return _Sentences(state, f"{_capitalized(reason)}.", _joined(remedy, _spent(status), code))
-    if verdict["exit_code"] == 0:
+    if verdict.exit_code == 0:
         return _Sentences(state, f"Done: {reason}.", _joined(_result(status), _spent(status)))
     return _Sentences(state, f"Stopped: {reason}.", _joined(code, _spent(status)))
 
 
-def _result(status: Status) -> str:
-    progress = status.get("progress")
-    if not progress:
+def _result(status: HeadStatus) -> str:
+    progress = status.progress
+    if progress is None:
         return ""
-    text = f"{progress['step']} steps"
-    reward = progress.get("reward")
-    return text if reward is None else f"{text}, last reward {number_text(reward)}"
+    text = f"{progress.step} steps"
+    if progress.reward is None:
+        return text
+    return f"{text}, last reward {number_text(progress.reward)}"
 
 
-def _spent(status: Status) -> str:
-    receipt = status.get("receipt")
-    seconds = receipt["total"] if receipt else status["seconds"]
-    text = f"after {duration_text(seconds)}"
-    cost = status.get("cost")
-    return text if cost is None else f"{text} and {money(cost)}"
+def _spent(status: HeadStatus) -> str:
+    text = f"after {duration_text(status.receipt.total)}"
+    return text if status.cost is None else f"{text} and {money(status.cost)}"
 
 
 # --- no job runs ----------------------------------------------------------------------------------
 
 
-def _before_or_after_job(status: Status, exceptions: Sequence[GlanceException]) -> _Sentences:
-    phase = status["phase"]
-    waits = [wait for wait in status["waits"] if not wait.get("following")]
-    if phase == "resuming":
+def _before_or_after_job(status: HeadStatus, exceptions: Sequence[GlanceException]) -> _Sentences:
+    phase = status.phase
+    waits = [wait for wait in status.waits if not wait.following]
+    if phase is HeadPhase.RESUMING:
         what = "The agent was restarted and looks for the job of this run."
         return _Sentences("look", what, _waited(waits))
-    if phase == "judging":
+    if phase is HeadPhase.JUDGING:
         return _Sentences("look", "The job failed; all nodes are asked whether one was lost.", "")
-    if phase in {"stopping", "leaving"}:
+    if phase in {HeadPhase.STOPPING, HeadPhase.LEAVING}:
         return _Sentences("look", "The job is being stopped.", _waited(waits))
-    if phase == "submitting":
+    if phase is HeadPhase.SUBMITTING:
         return _Sentences("keep", f"{_attempt(status)} is being submitted.", _waited(waits))
 
     # Booting: what is waited for, and does a limit end it soon?
-    expected = status["nodes_expected"]
-    joined = 1 + sum(node["state"] == "joined" for node in status["nodes"])
-    job = status.get("job")
+    expected = status.nodes_expected
+    joined = 1 + sum(node.state is NodeState.JOINED for node in status.nodes)
+    job = status.job
     what = f"Starting: {joined} of {expected} nodes have joined."
     if expected == 1:
         what = "Starting on one node."
-    if job and job["attempt"] > 1:
-        before = [attempt for attempt in status.get("attempts", ()) if attempt.get("reason")]
-        why = f": {before[-1]['reason']}" if before else ""
+    if job is not None and job.attempt > 1:
+        before = [attempt for attempt in status.attempts if attempt.reason]
+        why = f": {before[-1].reason}" if before else ""
         what = f"{_attempt(status)} is being prepared{why}."
-    is_late = any(wait["seconds_left"] < SOON_OVER for wait in waits)
-    is_late = is_late and status["seconds_in_phase"] > SOON_OVER
+    is_late = any(wait.seconds_left < SOON_OVER for wait in waits)
+    is_late = is_late and status.seconds_in_phase > SOON_OVER
     has_loss = any(row.state in {"lost", "failed", "silent", "fault"} for row in exceptions)
     return _Sentences("look" if is_late or has_loss else "keep", what, _waited(waits))
 
 
-def _waited(waits: Sequence[Mapping[str, Any]]) -> str:
+def _waited(waits: Sequence[WaitStatus]) -> str:
     """Return what is waited for and what ends that; the wait that ends first has its evidence."""
     if not waits:
         return ""
-    first = min(waits, key=lambda wait: wait["seconds_left"])
-    names = first_names([wait["what"] for wait in waits], _MOST_NAMED)
-    left = duration_text(first["seconds_left"])
-    evidence = f" ({first['evidence']})" if first["evidence"] else ""
+    first = min(waits, key=lambda wait: wait.seconds_left)
+    names = first_names([wait.what for wait in waits], _MOST_NAMED)
+    left = duration_text(first.seconds_left)
+    evidence = f" ({first.evidence})" if first.evidence else ""
     return f"Waiting for {names}{evidence}; {left} left."
 
 
 # --- a job runs -----------------------------------------------------------------------------------
 
 
-def _broken_metrics(status: Status, _rows: Sequence[GlanceException]) -> _Sentences | None:
+def _broken_metrics(status: HeadStatus, _rows: Sequence[GlanceException]) -> _Sentences | None:
     """Judge metrics that no further step repairs: nan, or a reward that collapsed."""
-    broken = [advice for advice in status.get("advice", ()) if advice["state"] == "end"]
+    broken = [advice for advice in status.advice if advice.state == "end"]
     if not broken:
         return None
-    others = [advice["what"] for advice in status["advice"] if advice is not broken[0]]
+    others = [advice.what for advice in status.advice if advice is not broken[0]]
     more = f"{_capitalized('; '.join(others))}." if others else ""
     details = _joined(more, _saved(status), _hourly(status))
-    return _Sentences("end", f"{_capitalized(broken[0]['what'])}.", details)
+    return _Sentences("end", f"{_capitalized(broken[0].what)}.", details)
 
 
-def _stalled(status: Status, _rows: Sequence[GlanceException]) -> _Sentences | None:
+def _stalled(status: HeadStatus, _rows: Sequence[GlanceException]) -> _Sentences | None:
     """Judge a job that was examined since it makes no progress."""
-    stall = status.get("stall")
-    if not stall:
+    stall = status.stall
+    if stall is None:
         return None
-    what = f"{_capitalized(stall['what'])}."
+    what = f"{_capitalized(stall.what)}."
     gpus = _gpu_use(status)
-    if stall["then"] == "log":
+    if stall.then == "log":
         follows = "Nothing ends it by itself (AGENT_ON_STALL=log)."
-        details = _joined(stall["suspects"], gpus, follows, _saved(status), _hourly(status))
+        details = _joined(stall.suspects, gpus, follows, _saved(status), _hourly(status))
         return _Sentences("end", what, details)
     follows = "It is examined once more, then the run is stopped."
-    if stall["then"] == "retry":
+    if stall.then == "retry":
         follows = f"It is examined once more, then the attempt ends. {_next_attempt(status)}"
-    return _Sentences("look", what, _joined(stall["suspects"], gpus, follows))
+    return _Sentences("look", what, _joined(stall.suspects, gpus, follows))
 
 
-def _losing_nodes(status: Status, rows: Sequence[GlanceException]) -> _Sentences | None:
+def _losing_nodes(status: HeadStatus, rows: Sequence[GlanceException]) -> _Sentences | None:
     """Judge needed nodes that are missing: their grace runs."""
-    left = status.get("loss_seconds_left")
+    left = status.loss_seconds_left
     if left is None:
         return None
     names = [row.name for row in rows if row.state in {"lost", "silent", "left"}]
@@ -228,7 +218,7 @@ def _losing_nodes(status: Status, rows: Sequence[GlanceException]) -> _Sentences
     return _Sentences("look", what, _joined(ends, _next_attempt(status)))
 
 
-def _missing(status: Status, rows: Sequence[GlanceException]) -> _Sentences | None:
+def _missing(status: HeadStatus, rows: Sequence[GlanceException]) -> _Sentences | None:
     """Judge nodes without a report, and services that do not answer."""
     silent = [row.name for row in rows if row.state in {"silent", "lost"}]
     if silent:
@@ -244,42 +234,41 @@ def _missing(status: Status, rows: Sequence[GlanceException]) -> _Sentences | No
     return None
 
 
-def _no_step(status: Status, _rows: Sequence[GlanceException]) -> _Sentences | None:
+def _no_step(status: HeadStatus, _rows: Sequence[GlanceException]) -> _Sentences | None:
     """Judge a step that takes much longer than the usual one."""
-    progress = status.get("progress")
-    job = status.get("job")
-    if not progress or not job or progress["attempt"] != job["attempt"]:
+    progress = status.progress
+    job = status.job
+    if progress is None or job is None or progress.attempt != job.attempt:
         return None
-    since = progress["seconds_since_step"]
-    usual = progress["usual_seconds"]
+    since = progress.seconds_since_step
+    usual = progress.usual_seconds
     if usual is None or since < max(SLOW_STEPS * usual, SHORTEST_WAIT):
         return None
     what = f"No step for {duration_text(since)}. A step usually takes {step_time(usual)}."
-    if progress["is_pausing"]:
+    if progress.is_pausing:
         what = f"No step for {duration_text(since)}: an evaluation or checkpoint runs."
     follows = "AGENT_STALL decides when the job is examined."
     return _Sentences("look", what, _joined(_gpu_use(status), follows))
 
 
-def _advised(status: Status, _rows: Sequence[GlanceException]) -> _Sentences | None:
+def _advised(status: HeadStatus, _rows: Sequence[GlanceException]) -> _Sentences | None:
     """Judge a metric that left its past."""
-    advice = status.get("advice") or ()
-    if not advice:
+    if not status.advice:
         return None
-    first, *others = advice
-    more = f"{_capitalized('; '.join(other['what'] for other in others))}." if others else ""
-    return _Sentences("look", f"{_capitalized(first['what'])}.", _joined(more, first["remedy"]))
+    first, *others = status.advice
+    more = f"{_capitalized('; '.join(other.what for other in others))}." if others else ""
+    return _Sentences("look", f"{_capitalized(first.what)}.", _joined(more, first.remedy))
 
 
-def cost_notice(status: Status) -> tuple[str, str] | None:
+def cost_notice(status: HeadStatus) -> tuple[str, str] | None:
     """Return what there is to say of AGENT_MAX_COST, and what follows; None if there is nothing."""
-    limit = status.get("max_cost")
-    cost = status.get("cost")
-    price = status.get("price")
+    limit = status.max_cost
+    cost = status.cost
+    price = status.price
     if limit is None:
         return None
     if cost is None or not price:
-        if status["seconds"] < SHORTEST_WAIT:
+        if status.seconds < SHORTEST_WAIT:
             return None
         what = "AGENT_MAX_COST has no effect yet: no price is known."
         return what, "AGENT_PRICE_PER_HOUR sets it."
@@ -289,7 +278,7 @@ def cost_notice(status: Status) -> tuple[str, str] | None:
     return f"{money(cost)} of AGENT_MAX_COST={money(limit)} are used.", f"The end is in {left}."
 
 
-def _costly(status: Status, _rows: Sequence[GlanceException]) -> _Sentences | None:
+def _costly(status: HeadStatus, _rows: Sequence[GlanceException]) -> _Sentences | None:
     """Judge money that is nearly used."""
     notice = cost_notice(status)
     if notice is None:
@@ -298,7 +287,7 @@ def _costly(status: Status, _rows: Sequence[GlanceException]) -> _Sentences | No
     return _Sentences("look", what, _joined(follows, _progress(status)))
 
 
-def _differs(status: Status, rows: Sequence[GlanceException]) -> _Sentences | None:
+def _differs(status: HeadStatus, rows: Sequence[GlanceException]) -> _Sentences | None:
     """Judge nodes that are slow, have a fault, or will be full."""
     for state, words in (("fault", "a GPU fault"), ("slow", "a slow node")):
         named = [row for row in rows if row.state == state]
@@ -313,117 +302,116 @@ def _differs(status: Status, rows: Sequence[GlanceException]) -> _Sentences | No
     return None
 
 
-def _fine(status: Status) -> _Sentences:
+def _fine(status: HeadStatus) -> _Sentences:
     """Return the sentences of a run in which nothing differs."""
-    expected = status["nodes_expected"]
+    expected = status.nodes_expected
     report = "The node reports." if expected == 1 else f"All {expected} nodes report."
-    job = status.get("job")
-    if not job:
+    job = status.job
+    if job is None:
         what = "The cluster is up; no job is submitted (AGENT_JOB=none)."
         return _Sentences("keep", what, _joined(report, "It stays until it is stopped."))
-    progress = status.get("progress")
-    if not progress or progress["attempt"] != job["attempt"]:
-        since = duration_text(status["seconds_in_phase"])
+    progress = status.progress
+    if progress is None or progress.attempt != job.attempt:
+        since = duration_text(status.seconds_in_phase)
         what = f"{_attempt(status)} runs for {since}, without a known step so far."
         return _Sentences("keep", what, report)
-    what = f"Training: step {progress['step']}"
-    if progress["of"] is not None:
-        what += f" of {progress['of']}"
+    what = f"Training: step {progress.step}"
+    if progress.of is not None:
+        what += f" of {progress.of}"
     return _Sentences("keep", f"{what}. Nothing to do.", _joined(_progress(status), report))
 
 
 # --- parts of sentences ---------------------------------------------------------------------------
 
 
-def _progress(status: Status) -> str:
+def _progress(status: HeadStatus) -> str:
     """Return reward and expected end, as far as they are known."""
-    progress = status.get("progress")
-    if not progress:
+    progress = status.progress
+    if progress is None:
         return ""
     parts = []
-    if progress["reward"] is not None:
-        text = f"Reward {number_text(progress['reward'])}"
-        trend = progress["reward_trend"]
+    if progress.reward is not None:
+        text = f"Reward {number_text(progress.reward)}"
+        trend = progress.reward_trend
         if trend is not None:
-            is_steady = abs(trend) < STEADY * abs(progress["reward"])
+            is_steady = abs(trend) < STEADY * abs(progress.reward)
             moved = "steady" if is_steady else number_text(trend, 2, signed=True)
             text += f" ({moved} over 20 steps)"
         parts.append(text)
     left = seconds_to_end(progress)
-    if left is not None:
-        text = f"done about {progress['ends_at'][11:16]} UTC, in {duration_text(left)}"
-        if status.get("price") is not None:
-            text += f" and {money(status['price'] * left / 3600)}"
+    if left is not None and progress.ends_at is not None:
+        text = f"done about {progress.ends_at[11:16]} UTC, in {duration_text(left)}"
+        if status.price is not None:
+            text += f" and {money(status.price * left / 3600)}"
         parts.append(text)
     return f"{'; '.join(parts)}." if parts else ""
 
 
-def seconds_to_end(progress: Mapping[str, Any]) -> float | None:
+def seconds_to_end(progress: ProgressStatus) -> float | None:
     """Return the seconds until the last step is expected; None if not known, or overdue."""
-    if progress["ends_at"] is None:
+    if progress.ends_at is None:
         return None
-    ends = datetime.fromisoformat(progress["ends_at"].replace("Z", "+00:00"))
-    last = datetime.fromisoformat(progress["last_step_at"].replace("Z", "+00:00"))
-    left = (ends - last).total_seconds() - progress["seconds_since_step"]
+    ends = datetime.fromisoformat(progress.ends_at.replace("Z", "+00:00"))
+    last = datetime.fromisoformat(progress.last_step_at.replace("Z", "+00:00"))
+    left = (ends - last).total_seconds() - progress.seconds_since_step
     return left if left > 0 else None
 
 
-def _next_attempt(status: Status) -> str:
+def _next_attempt(status: HeadStatus) -> str:
     """Return what follows the loss of this attempt, and what is done again."""
-    job = status["job"]
-    allowed = status["attempts_allowed"]
-    if job["attempt"] >= allowed:
-        return f"No attempt follows: this is {job['attempt']} of {allowed} (AGENT_JOB_RETRIES)."
-    text = f"Then attempt {job['attempt'] + 1} of {allowed} starts"
-    checkpoint = status.get("checkpoint")
-    progress = status.get("progress")
-    if not checkpoint or checkpoint["step"] is None or not progress:
+    number = 1 if status.job is None else status.job.attempt
+    allowed = status.attempts_allowed
+    if number >= allowed:
+        return f"No attempt follows: this is {number} of {allowed} (AGENT_JOB_RETRIES)."
+    text = f"Then attempt {number + 1} of {allowed} starts"
+    progress = status.progress
+    if status.checkpoint is None or progress is None:
         return f"{text}."
-    again = max(0, progress["step"] - checkpoint["step"])
-    text += f" from step {checkpoint['step']}: {again} steps again"
-    each = progress["seconds_per_step"]
-    if each is not None and status.get("price") is not None:
-        text += f", {money(status['price'] * again * each / 3600)}"
+    again = max(0, progress.step - status.checkpoint.step)
+    text += f" from step {status.checkpoint.step}: {again} steps again"
+    each = progress.seconds_per_step
+    if each is not None and status.price is not None:
+        text += f", {money(status.price * again * each / 3600)}"
     return f"{text}."
 
 
-def _attempt(status: Status) -> str:
-    job = status["job"] or {"attempt": 1}
-    allowed = status["attempts_allowed"]
-    return f"Attempt {job['attempt']} of {allowed}" if allowed > 1 else "The job"
+def _attempt(status: HeadStatus) -> str:
+    number = 1 if status.job is None else status.job.attempt
+    allowed = status.attempts_allowed
+    return f"Attempt {number} of {allowed}" if allowed > 1 else "The job"
 
 
-def _hourly(status: Status) -> str:
-    price = status.get("price")
-    return "" if price is None else f"Each further hour costs {money(price)}."
+def _hourly(status: HeadStatus) -> str:
+    return "" if status.price is None else f"Each further hour costs {money(status.price)}."
 
 
-def _saved(status: Status) -> str:
+def _saved(status: HeadStatus) -> str:
     """Return from which step a later run goes on."""
-    checkpoint = status.get("checkpoint")
-    if not checkpoint or checkpoint["step"] is None:
+    if status.checkpoint is None:
         return ""
-    return f"Newest checkpoint: step {checkpoint['step']}."
+    return f"Newest checkpoint: step {status.checkpoint.step}."
 
 
-def _nodes_text(status: Status, names: Sequence[str]) -> str:
+def _nodes_text(status: HeadStatus, names: Sequence[str]) -> str:
     verb = "is" if len(names) == 1 else "are"
-    return f"{len(names)} of {status['nodes_expected']} nodes {verb}"
+    return f"{len(names)} of {status.nodes_expected} nodes {verb}"
 
 
-def _gpu_use(status: Status) -> str:
+def _gpu_use(status: HeadStatus) -> str:
     """Return what the GPUs do: a hung collective shows full utilization."""
-    uses = [use for _, figures in _machines(status) for use in _known(figures, "use")]
+    machines = [figures.gpus for _, figures in _machines(status)]
+    uses = [use for gpus in machines for use in gpus.known("use")]
     if not uses:
         return ""
-    power = [watts for _, figures in _machines(status) for watts in _known(figures, "power")]
+    power = [watts for gpus in machines for watts in gpus.known("power")]
     text = f"GPUs: {median(uses):.0f} %"
     return f"{text}, {median(power):.0f} W." if power else f"{text}."
 
 
-def _is_soon(status: Status, row: GlanceException) -> bool:
-    figures = dict(_machines(status)).get(row.name) or {}
-    return any(seconds < SOON_FULL for _, seconds in figures.get("forecasts", ()))
+def _is_soon(status: HeadStatus, row: GlanceException) -> bool:
+    figures = dict(_machines(status)).get(row.name)
+    forecasts = () if figures is None else figures.forecasts
+    return any(seconds < SOON_FULL for _, seconds in forecasts)
 
 
 def money(dollars: float) -> str:
@@ -449,20 +437,19 @@ def _joined(*parts: str) -> str:
 # --- what differs ---------------------------------------------------------------------------------
 
 
-def exceptions_of(status: Status) -> list[GlanceException]:
+def exceptions_of(status: HeadStatus) -> list[GlanceException]:
     """Return the nodes, services and prepare steps that differ, the worst first."""
     rows = [*_service_rows(status)]
-    is_running = status["phase"] in _PART_OF_RUN
+    is_running = status.phase in _PART_OF_RUN
     for name, figures in _machines(status):
         rows += _machine_rows(name, figures)
-    stall = status.get("stall")
-    for name in stall["nodes"] if stall else ():
+    for name in () if status.stall is None else status.stall.nodes:
         rows.append(GlanceException(name, "suspect", "", "the other nodes may wait for it"))
-    if status.get("slow"):
-        rows.append(_slow_row(status.get("name") or "head", status["slow"], status["figures"]))
-    for node in status["nodes"]:
-        if node["state"] in {"joined", "booting"} and node["slow"]:
-            rows.append(_slow_row(node["name"], node["slow"], node["figures"]))
+    if status.slow:
+        rows.append(_slow_row(status.name, status.slow, status.figures))
+    for node in status.nodes:
+        if node.state in {NodeState.JOINED, NodeState.BOOTING} and node.slow:
+            rows.append(_slow_row(node.name, node.slow, node.figures))
         row = _node_row(node, is_running=is_running)
         if row is not None:
             rows.append(row)
@@ -470,64 +457,58 @@ def exceptions_of(status: Status) -> list[GlanceException]:
     return sorted(rows, key=lambda row: place[row.state])
 
 
-def _node_row(node: Mapping[str, Any], *, is_running: bool) -> GlanceException | None:
+def _node_row(node: NodeStatus, *, is_running: bool) -> GlanceException | None:
     """Return the row of a node that is not part of the cluster, or does not report."""
-    state = node["state"]
-    if state == "joined" or (state == "left" and not is_running):
+    state = node.state
+    if state is NodeState.JOINED or (state is NodeState.LEFT and not is_running):
         return None
-    silence = node["heard_seconds_ago"]
+    silence = node.heard_seconds_ago
     figure = ""
     if silence is not None and silence > _NO_REPORT_AFTER:
         figure = duration_text(silence)
-    detail = node["last_error"] or node["detail"]
-    if not detail and state in {"silent", "lost"}:
-        detail = f"does not report; it was {node['phase']}"
-    detail = detail or node["phase"]
-    return GlanceException(node["name"], state, figure, detail)
+    detail = node.last_error or node.detail
+    if not detail and state in _AWAY:
+        detail = f"does not report; it was {node.phase}"
+    return GlanceException(node.name, state.value, figure, detail or node.phase)
 
 
-def _machines(status: Status) -> list[tuple[str, Mapping[str, Any]]]:
+def _machines(status: HeadStatus) -> list[tuple[str, MachineStatus]]:
     """Return the figures of all present nodes, with their names, the head first."""
-    rows = [(status.get("name") or "head", status.get("figures"))]
+    rows = [(status.name, status.figures)]
     rows += [
-        (node["name"], node["figures"])
-        for node in status["nodes"]
-        if node["state"] not in {"lost", "left", "silent"}
+        (node.name, node.figures)
+        for node in status.nodes
+        if node.state not in _AWAY and node.state is not NodeState.LEFT
     ]
-    return [(name, figures) for name, figures in rows if figures]
+    return [(name, figures) for name, figures in rows if figures is not None]
 
 
-def _known(figures: Mapping[str, Any], column: str) -> list[float]:
-    return [value for value in figures["gpus"].get(column, ()) if value is not None]
-
-
-def _machine_rows(name: str, figures: Mapping[str, Any]) -> list[GlanceException]:
+def _machine_rows(name: str, figures: MachineStatus) -> list[GlanceException]:
     """Return the faults of a machine, and what will be full on it."""
     rows = []
-    faults = [fault for fault in figures["gpus"].get("fault", ()) if fault]
-    errors = sum(figures["gpus"].get("errors", ()))
-    xids = [number for number in figures["gpus"].get("xid", ()) if number]
-    if figures["gpu_fault"] or faults:
-        detail = figures["gpu_fault"] or faults[0]
-        rows.append(GlanceException(name, "fault", "", detail))
+    gpus = figures.gpus
+    faults = [fault for fault in (figures.gpu_fault, *gpus.fault) if fault]
+    xids = [number for number in gpus.xid if number]
+    if faults:
+        rows.append(GlanceException(name, "fault", "", faults[0]))
     elif xids:
         rows.append(GlanceException(name, "fault", f"Xid {xids[0]}", "the GPU's driver reports it"))
-    elif errors:
+    elif any(gpus.errors):
         detail = "uncorrected memory errors since its driver was loaded"
-        rows.append(GlanceException(name, "fault", f"{errors}", detail))
-    for what, seconds in figures.get("forecasts", ()):
+        rows.append(GlanceException(name, "fault", f"{sum(gpus.errors)}", detail))
+    for what, seconds in figures.forecasts:
         detail = f"{what} will be full"
         rows.append(GlanceException(name, "full soon", duration_text(seconds), detail))
     return rows
 
 
-def _slow_row(name: str, why: str, figures: Mapping[str, Any] | None) -> GlanceException:
+def _slow_row(name: str, why: str, figures: MachineStatus | None) -> GlanceException:
     """Return the row of a slow node, with its utilization, clock and temperature."""
-    if not figures or not figures["gpus"]:
+    if figures is None:
         return GlanceException(name, "slow", "", why)
-    uses = _known(figures, "use")
-    clocks = _known(figures, "clock")
-    heat = _known(figures, "temperature")
+    uses = figures.gpus.known("use")
+    clocks = figures.gpus.known("clock")
+    heat = figures.gpus.known("temperature")
     more = []
     if clocks and "MHz" not in why:
         more.append(f"{min(clocks):.0f} MHz")
@@ -537,19 +518,18 @@ def _slow_row(name: str, why: str, figures: Mapping[str, Any] | None) -> GlanceE
     return GlanceException(name, "slow", figure, "; ".join((why, *more)))
 
 
-def _service_rows(status: Status) -> list[GlanceException]:
+def _service_rows(status: HeadStatus) -> list[GlanceException]:
     """Return the rows of services that were ready and do not answer, and of failed steps."""
     rows = []
-    for service in status["services"]:
-        is_out = service["outage_since"] is not None
-        if service["state"] == "lost" or is_out:
-            seconds = status["seconds"] - service["outage_since"] if is_out else 0.0
-            figure = duration_text(seconds) if is_out else ""
-            rows.append(GlanceException(service["name"], "down", figure, service["detail"]))
+    for service in status.services:
+        since = service.outage_since
+        if service.state == "lost" or since is not None:
+            figure = "" if since is None else duration_text(status.seconds - since)
+            rows.append(GlanceException(service.name, "down", figure, service.detail))
     rows += [
-        GlanceException(step["name"], "failed", "", step["detail"])
-        for step in status.get("prepare", ())
-        if step["state"] == "lost"
+        GlanceException(step.name, "failed", "", step.detail)
+        for step in status.prepare
+        if step.state == "lost"
     ]
     return rows
 
