@@ -31,7 +31,7 @@ _ATTR = struct.Struct("<6Q10I")
 _READ_IN = struct.Struct("<QQI")
 _LONGEST_READ = 1 << 17
 _REQUEST_BYTES = 1 << 18
-_VALID = 3600
+_VALID = 3600  # Seconds for which the kernel may keep names and attributes
 _KEEP_CACHE = 2
 _ASYNC_READ = 1
 _INIT = 26
@@ -49,9 +49,6 @@ class Speed(NamedTuple):
 
 class SlowDisk:
     """The file system's answers."""
-
-    valid = _VALID
-    """For how many seconds the kernel may keep names and attributes."""
 
     def __init__(self, source: Path, speed: Speed) -> None:
         self._speed = speed
@@ -93,11 +90,11 @@ class SlowDisk:
         return self._entry(child)
 
     def _entry(self, child: Path) -> bytes:
-        head = struct.pack("<QQQQII", self._number(child), 0, self.valid, self.valid, 0, 0)
+        head = struct.pack("<QQQQII", self._number(child), 0, _VALID, _VALID, 0, 0)
         return head + self._attributes(child)
 
     def _get_attributes(self, path: Path, _body: bytes) -> bytes:
-        return struct.pack("<QII", self.valid, 0, 0) + self._attributes(path)
+        return struct.pack("<QII", _VALID, 0, 0) + self._attributes(path)
 
     def _read_link(self, path: Path, _body: bytes) -> bytes:
         return os.fsencode(path.readlink())
@@ -195,13 +192,6 @@ def mounted(source: Path, place: Path, speed: Speed) -> Iterator[SlowDisk]:
     Only other processes may read it: a read of this one could wait for a thread that it blocks.
     """
     disk = SlowDisk(source, speed)
-    with served(disk, place):
-        yield disk
-
-
-@contextmanager
-def served(disk: SlowDisk, place: Path) -> Iterator[None]:
-    """Mount this disk during the block; a disk that is mounted twice has two clients."""
     fd = os.open("/dev/fuse", os.O_RDWR)
     options = f"fd={fd},rootmode=40000,user_id=0,group_id=0,allow_other".encode()
     if _LIBC.mount(b"slow-disk", os.fsencode(place), b"fuse", 0, options) != 0:
@@ -214,7 +204,7 @@ def served(disk: SlowDisk, place: Path) -> Iterator[None]:
     try:
         for thread in threads:
             thread.start()
-        yield
+        yield disk
     finally:
         _LIBC.umount2(os.fsencode(place), _DETACH)
         # They end once nothing uses the disk. Until then another file must not get this number:
