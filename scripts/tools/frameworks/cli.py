@@ -22,7 +22,7 @@ parts whose names begin with trl train two processes for eight steps. train-trl 
 of the lab, and torchrun-pods has torchrun's own scenarios there; both as root. start-verl and
 start-openrlhf start verl's own main_ppo and OpenRLHF's own train_ppo_ray here, with GPUs that are
 not there. first-sync-verl runs the sender of weights of each verl, adapters-verl its collection of
-adapters. All others only read what they fetch.
+adapters, checkpoint-verl its checkpoints. All others only read what they fetch.
 
 examples:
   scripts/frameworks                        every part that is not done

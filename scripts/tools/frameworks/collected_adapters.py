@@ -1,6 +1,7 @@
-"""The collection of adapters for verl's engines: its own code, sharded as the recipe has it.
+"""verl's own collection of adapters, and its checkpoints, sharded as the recipe has it.
 
-`inside/collected_adapters.py` runs the code of each version in the suite's environment.
+`inside/collected_adapters.py` and `inside/saved_checkpoint.py` run the code of each version in the
+suite's environment.
 """
 
 from __future__ import annotations
@@ -46,6 +47,17 @@ def collected_adapters() -> str:
     )
 
 
+def saved_checkpoints() -> str:
+    """Save and load a checkpoint with FSDP 1 and 2 on two processes; return what was seen."""
+    for version in VERSIONS:
+        for strategy in ("fsdp", "fsdp2"):
+            end = collected(version, 2, strategy, layered=False, program="saved_checkpoint")
+            if end:
+                raise NotTrainedError(f"verl {version}, {strategy}: {end}")
+    versions = ", ".join(".".join(map(str, version)) for version in VERSIONS)
+    return f"verl {versions} saved and loaded weights and optimizer, with FSDP 1 and 2"
+
+
 def settings_of(version: tuple[int, ...], gpus: int) -> tuple[str, bool]:
     """Return which FSDP the recipe's command has, and whether it gathers layer by layer."""
     asked = RecipeInput(
@@ -63,8 +75,15 @@ def settings_of(version: tuple[int, ...], gpus: int) -> tuple[str, bool]:
     return given.get(STRATEGY, "fsdp"), given.get(LAYERED) == "True"
 
 
-def collected(version: tuple[int, ...], gpus: int, strategy: str, *, layered: bool) -> str:
-    """Run the collection of one version on so many processes; return '' or what is wrong."""
+def collected(
+    version: tuple[int, ...],
+    gpus: int,
+    strategy: str,
+    *,
+    layered: bool,
+    program: str = "collected_adapters",
+) -> str:
+    """Run a program with one version on so many processes; return '' or what is wrong."""
     asked = {
         "package": str(package("verl", ".".join(map(str, version)))),
         "rank": RANK,
@@ -72,10 +91,10 @@ def collected(version: tuple[int, ...], gpus: int, strategy: str, *, layered: bo
         "layered": layered,
     }
     launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(gpus))
-    program = ("-m", "tools.frameworks.inside.collected_adapters", json.dumps(asked))
+    words = ("-m", f"tools.frameworks.inside.{program}", json.dumps(asked))
     with tempfile.TemporaryDirectory() as home:
         done = subprocess.run(
-            [str(environment("train")), *launcher, *program],
+            [str(environment("train")), *launcher, *words],
             capture_output=True,
             text=True,
             timeout=LIMIT,
@@ -84,6 +103,6 @@ def collected(version: tuple[int, ...], gpus: int, strategy: str, *, layered: bo
             cwd=Path(home),
         )
     if done.returncode != 0:
-        raise NotTrainedError(f"the collection of verl {version}: {done.stderr.strip()[-600:]}")
+        raise NotTrainedError(f"{program} of verl {version}: {done.stderr.strip()[-600:]}")
     end: str = json.loads(done.stdout.strip().splitlines()[-1])
     return end

@@ -24,7 +24,10 @@ ENVIRONMENTS = {
     # for reading verl's and OpenRLHF's files; their other imports are stubs
     "judge": (("hydra-core==1.3.*", "numpy", "packaging"),),
     # for training: the wheel for CPUs if an index offers it, otherwise 3 GB with CUDA
-    "train": (("torch==2.13.*", "trl==1.16.*", "requests", "pyzmq"), ("--no-deps", "peft==0.18.*")),
+    "train": (
+        ("torch==2.13.*", "trl==1.16.*", "requests", "pyzmq"),
+        ("--no-deps", "peft==0.18.*", "omegaconf==2.4.*", "antlr4-python3-runtime==4.9.3"),
+    ),
     # the agent without Ray, as in an image: it uses the Ray of the framework's environment
     "agent": (
         (

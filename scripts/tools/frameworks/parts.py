@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from agent.frameworks.recipe import MisfitError
-from tools.frameworks.collected_adapters import collected_adapters
+from tools.frameworks.collected_adapters import collected_adapters, saved_checkpoints
 from tools.frameworks.commands import Made, made
 from tools.frameworks.facts import openrlhf_m, search_r1
 from tools.frameworks.faults import Case, Fault
@@ -49,6 +49,7 @@ STARTED = {
     "start-openrlhf": start_openrlhf,
     "first-sync-verl": first_sync,
     "adapters-verl": collected_adapters,
+    "checkpoint-verl": saved_checkpoints,
 }
 FACTS = {"openrlhf-m": openrlhf_m.judge_one, "search-r1": search_r1.judge_one}
 
@@ -77,6 +78,7 @@ PARTS = (
     Part("start-openrlhf", "openrlhf", "0.11.2", how="started"),
     Part("first-sync-verl", "verl", "0.9.1", how="started"),
     Part("adapters-verl", "verl", "0.9.1", how="started"),
+    Part("checkpoint-verl", "verl", "0.9.1", how="started"),
 )
 
 
@@ -91,9 +93,10 @@ OF_SOME = {
     "started_openrlhf.py": ("start-openrlhf",),
     "inside/openrlhf_rollout.py": ("start-openrlhf",),
     "stand_ins/": ("start-openrlhf",),
-    "collected_adapters.py": ("adapters-verl",),
-    "inside/collected_adapters.py": ("adapters-verl",),
-    "first_sync.py": ("first-sync-verl", "adapters-verl"),
+    "collected_adapters.py": ("adapters-verl", "checkpoint-verl"),
+    "inside/collected_adapters.py": ("adapters-verl", "checkpoint-verl"),
+    "inside/saved_checkpoint.py": ("checkpoint-verl",),
+    "first_sync.py": ("first-sync-verl", "adapters-verl", "checkpoint-verl"),
     "inside/first_sync.py": ("first-sync-verl",),
 }
 """Path prefixes of files that only some parts use: a change to them leaves others valid."""

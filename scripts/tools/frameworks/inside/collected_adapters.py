@@ -64,7 +64,8 @@ def sharded(utils: ModuleType, model: Any, strategy: str) -> Any:  # noqa: ANN40
     """Return the model as verl's worker shards it: by FSDP 1 or 2."""
     mesh = torch.distributed.init_device_mesh("cpu", (torch.distributed.get_world_size(),))
     if strategy == "fsdp2":
-        utils.apply_fsdp2(model, {"mesh": mesh, "reshard_after_forward": True}, {})
+        layers = {"wrap_policy": {"transformer_layer_cls_to_wrap": ["Qwen2DecoderLayer"]}}
+        utils.apply_fsdp2(model, {"mesh": mesh, "reshard_after_forward": True}, layers)
         return model
     policy = utils.get_fsdp_wrap_policy(module=model, config=None, is_lora=True)
     return fsdp.FullyShardedDataParallel(
