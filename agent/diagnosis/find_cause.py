@@ -144,6 +144,7 @@ def diagnose_logs(logs: Sequence[Log]) -> Diagnosis:
     ]
     standing = [candidate for candidate in possible if candidate.standing < Standing.QUOTED]
     known = [explained(candidate, of_ray=logs[candidate.log].of_ray) for candidate in standing]
+    harmless = {one.candidate.place for one in known if is_noise(one)}
     known = [one for one in known if not is_noise(one)]
     known = [one for one in known if logs[one.candidate.log].of_ray or not is_said_in_passing(one)]
     first = first_cause(known)
@@ -158,7 +159,7 @@ def diagnose_logs(logs: Sequence[Log]) -> Diagnosis:
         return _diagnosis(logs, last_words)
 
     # Is there no error, or only a line that passes one on? Then plain words may say why.
-    plain = _plain_words(logs, parsed, first)
+    plain = _plain_words(logs, parsed, first, harmless)
     if plain is not None:
         return plain
     if first is not None:
@@ -169,6 +170,7 @@ def diagnose_logs(logs: Sequence[Log]) -> Diagnosis:
         candidate
         for candidate in possible
         if is_marked(candidate.error)
+        and candidate.standing is not Standing.IGNORED
         and candidate.steps_after < _LONG_OVERCOME
         and not is_noise(explained(candidate))
     )
@@ -204,15 +206,19 @@ def _last_words(possible: Iterable[Candidate]) -> Explained | None:
 
 
 def _plain_words(
-    logs: Sequence[Log], parsed: Sequence[ParsedLog], first: Explained | None
+    logs: Sequence[Log],
+    parsed: Sequence[ParsedLog],
+    first: Explained | None,
+    harmless: set[tuple[int, int]],
 ) -> Diagnosis | None:
     """Return the line without a mark of an error that may say why the job ended."""
-    for log, parsed_log in zip(logs, parsed, strict=True):
+    for at, (log, parsed_log) in enumerate(zip(logs, parsed, strict=True)):
         is_here = first is None or parsed[first.candidate.log] is parsed_log
         if log.of_ray or not is_here:
             continue
         end = None if first is None else first.number
-        last = telling_line(parsed_log.last_lines, parsed_log.last_step, end)
+        lines = [one for one in parsed_log.last_lines if (at, one.number) not in harmless]
+        last = telling_line(lines, parsed_log.last_step, end)
         if last is not None:
             return Diagnosis(
                 line=last.line.body.strip(),
@@ -240,7 +246,8 @@ def what_led_to(first: Explained, possible: Iterable[Candidate]) -> Explained:
     for candidate in possible:
         is_before = candidate.log != first.candidate.log or candidate.place < first.candidate.place
         is_long_ago = candidate.steps_after >= _LONG_OVERCOME
-        if candidate.standing is Standing.QUOTED or is_long_ago or not is_before:
+        is_none = candidate.standing in {Standing.QUOTED, Standing.IGNORED}
+        if is_none or is_long_ago or not is_before:
             continue
         led = explained(candidate)
         if led.row is not None and led.row.key in first.row.follows:

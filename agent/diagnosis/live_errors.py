@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 _LARGEST_ZONE = 14 * 3_600  # seconds that local time may differ
 _NATIVE = {ErrorKind.KERNEL, ErrorKind.NVRM, ErrorKind.CPP}
-_MOST_ERRORS = 200  # that are kept of a running job's output
+_MOST_ERRORS = 100  # that are kept of a running job's output
 _LOOK_AGAIN = 50  # lines after which errors are looked at once more, then after twice as many
 
 

@@ -239,6 +239,7 @@ def reason_of(known: Explained, *, has_end: bool) -> str:
 
 _LEFT_OUT = {
     Standing.SURVIVED: "its process printed much behind it",
-    Standing.QUOTED: "it stands in a text, was ignored, or is older than the log",
+    Standing.QUOTED: "it stands in a text",
+    Standing.IGNORED: "the program that printed it ignored it, or it is older than the log",
     Standing.OVERCOME: "steps followed, or another try of it",
 }

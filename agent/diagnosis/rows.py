@@ -320,13 +320,16 @@ def _is_loud(example: str) -> bool:
     return is_about_an_error(read_line(example).body)
 
 
-def _signed(text: str) -> Iterator[_Entry]:
+def _rows_for(text: str) -> list[Row]:
+    """Return the rows of which a text has a sign, in the order of the table."""
     by_word, _ = _signs()
+    found: dict[int, Row] = {}
     for word in by_word.keys() & compiled(r"\w+").findall(text):
-        yield from by_word[word]
-    for sign, entries in _by_least_sign().items():
-        if sign in text:
-            yield from entries
+        found.update({place: row for place, row, sign in by_word[word] if sign in text})
+    for least, entries in _by_least_sign().items():
+        if least in text:
+            found.update({place: row for place, row, sign in entries if sign in text})
+    return [found[place] for place in sorted(found)]
 
 
 @cache
@@ -361,10 +364,8 @@ def explain(error: ParsedError, *kinds: str, of_ray: bool = False) -> tuple[Row,
 
     One that only tells how a process ended yields to one behind it.
     """
-    text = error.text
-    rows = {place: row for place, row, sign in _signed(text) if sign in text}
     best: tuple[Row, Cause] | None = None
-    for _, row in sorted(rows.items(), key=lambda item: item[0]):
+    for row in _rows_for(error.text):
         if row.kind not in kinds or (row.of_ray and not of_ray):
             continue
         if best is not None and row.weight is Weight.LAST:

@@ -11,7 +11,7 @@ import re
 from enum import IntEnum
 from functools import lru_cache
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec.structs import replace
 
@@ -67,8 +67,9 @@ class Standing(IntEnum):
     FATAL = 0  # the error ended it: what passes it on says so, or it is an end by its form
     OPEN = 1  # nothing shows that it went on
     SURVIVED = 2  # it printed so much behind the error that this cannot have ended it
-    QUOTED = 3  # the error stands in a text, or was ignored
+    QUOTED = 3  # the error stands in a text
     OVERCOME = 4  # steps followed, or another try
+    IGNORED = 5  # Python or the program went on by itself, or it is older than the log
 
 
 class Candidate(Value):
@@ -169,13 +170,29 @@ def main_error(error: ParsedError) -> ParsedError:
     return first
 
 
-@lru_cache(maxsize=1_024)
-def _main_and_role(error: ParsedError) -> tuple[ParsedError, Role]:
-    """Return the part of a chain that shows most, and the role of the whole.
+class _Judged(NamedTuple):
+    """What an error is by itself: it is asked for with each piece of a running job's output."""
 
-    Kept for a while: while a job runs, each piece of its output has all its errors judged again.
-    """
-    return main_error(error), min(role_of(part) for part in error.chain())
+    error: ParsedError  # it is kept, so that no other one has its identity
+    main: ParsedError  # the part of its chain that shows most
+    role: Role  # of the whole
+    shows_end: bool
+
+
+_judged: dict[int, _Judged] = {}
+_MOST_JUDGED = 4_096
+
+
+def _judge(error: ParsedError) -> _Judged:
+    """Judge an error by itself, once: to compare its fields would cost as much."""
+    known = _judged.get(id(error))
+    if known is None:
+        if len(_judged) >= _MOST_JUDGED:
+            _judged.clear()
+        role = min(role_of(part) for part in error.chain())
+        known = _Judged(error, main_error(error), role, shows_an_end(error))
+        _judged[id(error)] = known
+    return known
 
 
 def shows_an_end(error: ParsedError) -> bool:
@@ -190,12 +207,12 @@ def candidates(logs: Sequence[ParsedLog], clocks_ahead: Sequence[float] = ()) ->
     found = []
     for number, log in enumerate(logs):
         for occurrence in log.occurrences:
-            error, role = _main_and_role(occurrence.error)
+            _, error, role, shows_end = _judge(occurrence.error)
             if (number, error.number) in announcing:
                 role = Role.WRAPPER
             if role is Role.ORIGINAL and _only_reports(error):
                 role = Role.CONSEQUENCE
-            standing = _standing(occurrence, error, ends)
+            standing = _standing(occurrence, error, ends, is_passed_on=shows_end)
             if clocks_ahead and clocks_ahead[number] and error.time is not None:
                 error = replace(error, time=error.time - clocks_ahead[number])
             found.append(
@@ -226,7 +243,7 @@ def _announcing(logs: Sequence[ParsedLog]) -> set[tuple[int, int]]:
             above = (part.before[-1].strip() for part in chain if part.before)
             if not is_below or plain.line not in above or is_of_native_code(plain):
                 continue  # native code prints none of Python's tracebacks
-            _, role = _main_and_role(occurrence.error)
+            role = _judge(occurrence.error).role
             if role is Role.ORIGINAL or (
                 role is Role.CONSEQUENCE and _SOMETHING_FAILED.match(plain.line) is not None
             ):
@@ -252,11 +269,14 @@ class _Ends:
                         self.types.add(inner[1])
 
 
-def _standing(occurrence: Occurrence, error: ParsedError, ends: _Ends) -> Standing:
+def _standing(
+    occurrence: Occurrence, error: ParsedError, ends: _Ends, *, is_passed_on: bool
+) -> Standing:
     is_uncaught = _begins_a_program(error)
-    if (occurrence.is_harmless and not is_uncaught) or _is_of_a_sandbox(occurrence.error):
+    if occurrence.is_harmless and not is_uncaught:
+        return Standing.IGNORED
+    if _is_of_a_sandbox(occurrence.error):
         return Standing.QUOTED
-    is_passed_on = shows_an_end(occurrence.error)
     if occurrence.is_quoted and not is_passed_on:
         return Standing.QUOTED
     is_end = is_uncaught or error.kind is ErrorKind.CPP

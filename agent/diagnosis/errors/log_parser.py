@@ -41,6 +41,7 @@ _MOST_ERRORS = 2_000  # of one log; the first quarter and the last ones
 _MOST_STRAYS = 8  # lines of others within a traceback
 _LONGEST_JSON = 32_000
 _RETRY_WITHIN = 6  # lines
+_STEPS_THAT_SHOW = 3  # behind an error, that it was overcome
 _NATIVE_SOURCES = (".cpp:", ".cc:", ".cu:", ".rs:")
 _PLACE_WITHIN = 160  # characters of a line: the source file that a logger states
 _WORD = re.compile(r"[A-Za-z_]{4,60}")
@@ -119,6 +120,7 @@ class LogParser:
         self._number = -1
         self._last_step = -1
         self._steps = 0  # how many the log has shown
+        self._steps_at_error = 0  # the same when the newest error was released
         self._rising_count = -1  # the last number of a step in a user's own words
         self._risen = 0  # how often it has risen without a break
         self._last_end = -1
@@ -180,7 +182,7 @@ class LogParser:
         if is_step:
             self._steps += 1
             self._last_step = self._number
-            self.changes += bool(self._first)
+            self._note_step()
             process.quoted = 0
         else:
             self._read_bar(body)
@@ -242,7 +244,12 @@ class LogParser:
         if self._risen >= _RISEN:
             self._steps += 1
             self._last_step = self._number
-            self.changes += bool(self._first)
+            self._note_step()
+
+    def _note_step(self) -> None:
+        """Count a step that may show that an error was overcome: later ones show no more."""
+        is_recent = self._steps - self._steps_at_error <= _STEPS_THAT_SHOW
+        self.changes += bool(self._first) and is_recent
 
     def _read_bar(self, body: str) -> None:
         """Read a progress bar of the training, which shows a step once it has moved on twice.
@@ -257,7 +264,7 @@ class LogParser:
             self._steps += 1
             self._last_step = max(self._last_step, self._bar_number)
             self._bar_number = self._number
-            self.changes += bool(self._first)
+            self._note_step()
         if count > self._bar_count or count <= 1:  # another epoch begins anew
             self._bar_count = count
 
@@ -266,9 +273,7 @@ class LogParser:
         newest = process.held or process.newest
         if newest is None or self._number - newest.last > _RETRY_WITHIN:
             return
-        if not any(sign in body for sign in _HANDLED_SIGNS) or not has_role(
-            "another try", body[:400]
-        ):
+        if not has_any(body, _HANDLED_SIGNS) or not has_role("another try", body[:400]):
             return
         if body.startswith(forms.HARMLESS_BEFORE):
             return  # it is about the exception below it
@@ -577,6 +582,7 @@ class LogParser:
             return
         record = self._record(process, held)
         process.newest = record
+        self._steps_at_error = self._steps
         self.changes += 1
         if len(self._first) < self._most_first:
             self._first.append(record)

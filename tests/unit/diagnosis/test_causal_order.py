@@ -840,7 +840,9 @@ def test_why_a_line_is_the_cause_is_told() -> None:
     chosen, command, quoted = weighed(Log("", "job.log", text, first_line=11))
     assert chosen == f"job.log:17: 'ValueError: bad row': {REASONS[Rung.ENDED]} (no row)"
     assert command.endswith(f": {REASONS[Rung.COMMAND]} (row 'rsync')")
-    assert quoted.startswith("job.log:13: 'OSError: closed': it stands in a text, was ignored")
+    assert quoted.startswith(
+        "job.log:13: 'OSError: closed': the program that printed it ignored it"
+    )
 
 
 def test_the_page_about_causes_has_every_reason() -> None:
