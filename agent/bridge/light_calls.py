@@ -199,7 +199,7 @@ def _number(message: bytes, at: int) -> tuple[int, int]:
 
 
 class JobsByHttp(Jobs):
-    """Ray's job API by HTTP, as its own client calls it. Tried on Ray 2.60."""
+    """Ray's job API by HTTP, as its own client calls it. Tried on Ray 2.40 to 2.60."""
 
     def _submit(self, job: Mapping[str, Any]) -> None:
         # What a runtime_env names may have to be packed and uploaded: Ray's client does that.
@@ -222,7 +222,8 @@ class JobsByHttp(Jobs):
         """Return the reply to one request; raise what is wrong as Ray's client does."""
         url = urlsplit(self._dashboard)
         connection = http.client.HTTPConnection(url.hostname or "", url.port)
-        headers = {"Content-Type": "application/json", **_token_header()}
+        # Before 2.52 the dashboard fails with 500 at a POST that names no agent.
+        headers = {"User-Agent": "pod-agent", "Content-Type": "application/json", **_token_header()}
         data = None if body is None else json.dumps(body)
         try:
             connection.request(method, f"/api/jobs/{path}", data, headers)

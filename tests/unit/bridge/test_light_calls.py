@@ -156,6 +156,9 @@ class Dashboard(BaseHTTPRequestHandler):
         """Answer."""
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         text = json.loads(body) if body else None
+        if not self.headers["User-Agent"]:  # as Ray before 2.52
+            self.answer(500, "500 Internal Server Error")
+            return
         self.asked.append((self.path, self.headers["Authorization"], self.command, text))
         job = text["submission_id"] if text else ""
         if job == "too-large":

@@ -45,8 +45,9 @@ def runpod() -> Iterator[RunPodServer]:
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shorten the pauses."""
-    for name in ("POD_RETRY_PAUSE", "POD_STOPS", "LONGEST_POD_RETRY_PAUSE", "FLUSH"):
+    for name in ("POD_RETRY_PAUSE", "LONGEST_POD_RETRY_PAUSE", "FLUSH"):
         monkeypatch.setattr(times, name, 0.05)
+    monkeypatch.setattr("agent.runpod.pod_stop._POD_STOPS", 0.05)
     monkeypatch.setattr(times, "HOLD_REMINDER", 0.2)
 
 
