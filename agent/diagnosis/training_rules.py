@@ -118,7 +118,10 @@ RULES = (
     Rule("reward", "slow", "fell", _WORSE, spreads=4.0, share=0.12, least=0.03),
     # 8% of 0.6 is twice what an evaluation of 500 problems differs by chance.
     Rule(
-        *("validation", "level", "fell", _HACKING),
+        "validation",
+        "level",
+        "fell",
+        _HACKING,
         spreads=4.0,
         share=0.08,
         least=0.02,
@@ -126,7 +129,10 @@ RULES = (
         points=LEAST_VALIDATIONS,
     ),
     Rule(
-        *("validation", "level", "fell", _CARRIES_NOT_OVER),
+        "validation",
+        "level",
+        "fell",
+        _CARRIES_NOT_OVER,
         spreads=4.0,
         share=0.08,
         least=0.02,

@@ -481,7 +481,9 @@ def _buckets(counts: tuple[int, ...], owner: Latency) -> Iterator[Sample]:
 
 
 _ANSWERS = Metric(
-    *("histogram", "service_answer_seconds", "Latency of a probe's answer."),
+    "histogram",
+    "service_answer_seconds",
+    "Latency of a probe's answer.",
     labels=("service",),
     samples=_buckets,
 )
