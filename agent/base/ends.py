@@ -45,6 +45,7 @@ class Outcome(Value):
     is_jobs_verdict: bool = False  # the job itself ended
     attempts_are_used_up: bool = False  # no attempt may follow, or a limit of the run is reached
     is_superseded: bool = False  # a later head continues the run: this is of this node alone
+    is_warning: bool = False  # a success that nobody may rely on
 
     def outcome(self, *, code: int | None = None, **words: object) -> Outcome:
         """Return the outcome of a row; `words` fill the templates, `code` is the job's own."""
@@ -63,14 +64,10 @@ class Outcome(Value):
         return self.exit_code != 0 and self.kind is not Kind.STOPPED
 
     @property
-    def is_warning(self) -> bool:
-        """Return whether a success is none to rely on; its first word is `warning`."""
-        return self.reason.startswith("warning: ")
-
-    @property
     def headline(self) -> str:
-        """Return kind and reason."""
-        return self.reason if self.is_warning else f"{self.kind.value}: {self.reason}"
+        """Return kind and reason; a warning has its own word."""
+        kind = "warning" if self.is_warning else self.kind.value
+        return f"{kind}: {self.reason}"
 
     def sentence(self) -> str:
         """Return the outcome in one line, the last that this node prints."""
@@ -118,10 +115,11 @@ _job_failed = partial(_row, Kind.JOB_FAILED, BY_CALLER, is_jobs_verdict=True)
 JOB_MADE_FEW_STEPS = _row(
     Kind.DONE,
     0,
-    "warning: the job exited with 0 {steps}{before}",
+    "the job exited with 0 {steps}{before}",
     "job",
     "Check the end of job.log; if the job stops early on purpose, ignore this",
     is_jobs_verdict=True,
+    is_warning=True,
 )
 """The exit code stays the job's, which somebody may rely on."""
 JOB_WAS_FINISHED = _row(

@@ -27,7 +27,7 @@ def end_lines(end: RunEnd) -> list[LogLine]:
     outcome = end.outcome
     step = "" if end.step is None else f" · {end.step} steps"
     if outcome.is_warning:
-        return [LogLine(outcome.reason.removeprefix("warning: "), "warning", "job")]
+        return [LogLine(outcome.reason, "warning", "job")]
     if outcome.kind is Kind.DONE and outcome.is_jobs_verdict:
         return [LogLine(f"succeeded{step}", "done", "job", end.job_seconds)]
     if not outcome.is_failure:

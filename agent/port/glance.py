@@ -107,7 +107,9 @@ def _ended(status: HeadStatus, verdict: Outcome) -> _Sentences:
     state = state_of_end(verdict)
     code = f"exit code {verdict.exit_code}"
     if state == "look":
-        return _Sentences(state, f"Done, with a {reason}.", _joined(remedy, _spent(status)))
+        return _Sentences(
+            state, f"Done, with a warning: {reason}.", _joined(remedy, _spent(status))
+        )
     if state == "end":
         return _Sentences(state, f"{_capitalized(reason)}.", _joined(remedy, _spent(status), code))
     if verdict.exit_code == 0:

@@ -127,7 +127,7 @@ def test_messages_of_a_running_job_are_quoted_as_they_are_made() -> None:
         f"slow node pod170: {slow}",
         sentence(full, "pod2", "since about step 40"),
         f"waiting for GPU memory: {describe([held], {0: ['python3, pid 4711']})}",
-        few.reason,
+        few.headline,
         f"{WarningStatus.of_advice(advice).check}: {advice.what}",
         again.headline,
     )
