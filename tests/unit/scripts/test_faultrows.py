@@ -9,8 +9,8 @@ import pytest
 
 from promises import MORE, OFTEN, QUICK
 from tools.faults import cli, page
-from tools.faults.results import FAILED, HELD, SKIPPED, Seen, load, read_junit, save, table
-from tools.faults.rows import ROWS, Row
+from tools.faults.results import FAILED, HELD, SKIPPED, Seen, read_junit
+from tools.faults.rows import ROWS
 
 ROOT = Path(__file__).parents[3]
 CASE = '<testsuites><testsuite><testcase name="a" time="2.0">{}</testcase></testsuite></testsuites>'
@@ -51,11 +51,6 @@ def test_the_page_has_all_rows() -> None:
         page.with_table("nothing", ROWS)
 
 
-def test_names_of_rows_differ() -> None:
-    """Each can be tried alone."""
-    assert len({row.name for row in ROWS}) == len(ROWS)
-
-
 @pytest.mark.parametrize(
     ("inside", "seen"),
     [
@@ -73,39 +68,3 @@ def test_what_pytest_wrote_is_summed_up(inside: str, seen: Seen) -> None:
 def test_no_scenario_at_all_is_no_success() -> None:
     """A row whose tests were not found has failed."""
     assert read_junit("<testsuites/>").word == SKIPPED
-
-
-def test_results_are_stored(tmp_path: Path) -> None:
-    """Between runs, by the row's name."""
-    path = tmp_path / "seen.json"
-    assert load(path) == {}
-    save(path, {"link": Seen(HELD, 41.2)})
-    assert load(path) == {"link": Seen(HELD, 41.2)}
-
-
-def test_only_what_did_not_hold_is_tried_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A resumed run skips rows that passed, except for rows named in the arguments."""
-    tried: list[str] = []
-
-    def attempt(row: Row) -> Seen:
-        tried.append(row.name)
-        return Seen(HELD, 1.0)
-
-    monkeypatch.setattr(cli, "FOLDER", tmp_path)
-    monkeypatch.setattr(cli, "attempt", attempt)
-    monkeypatch.setattr("tools.lab.missing", lambda: None)
-    save(tmp_path / "seen.json", {row.name: Seen(HELD, 1.0) for row in ROWS[2:]})
-    assert cli.main([]) == 0
-    assert cli.main(["chaos"]) == 0
-    assert tried == [ROWS[0].name, ROWS[1].name, "chaos"]
-    assert "| link |" in capsys.readouterr().out
-
-
-def test_the_table_shows_every_row() -> None:
-    """Including rows that were never run."""
-    said = table(ROWS, {"link": Seen(FAILED, 3.0, "why")}).splitlines()
-    assert len(said) == 2 + len(ROWS)
-    assert sum("not run" in line for line in said) == len(ROWS) - 1
-    assert any("failed, 3 s: why" in line for line in said)

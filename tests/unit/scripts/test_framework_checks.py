@@ -7,23 +7,18 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
-from tools.frameworks import parts, training
-from tools.frameworks.commands import Made, made
+from tools.frameworks import parts
+from tools.frameworks.commands import made
 from tools.frameworks.facts import openrlhf_m, search_r1
-from tools.frameworks.faults import Case, Fault
+from tools.frameworks.faults import Case
 from tools.frameworks.inside.uses import names_read
 from tools.frameworks.inside.verl import is_read
 from tools.frameworks.overrides import Override, parse, type_fault
 from tools.frameworks.packages import REPO
 from tools.frameworks.placement import Cluster, WaitsForEverError, waits
-from tools.frameworks.results import Result, Verdict, details, load, save, table
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 SCRIPTS = Path(__file__).resolve().parents[3] / "scripts"
 GPU = {"GPU": 1.0, "CPU": 1.0}
@@ -294,65 +289,6 @@ def test_search_r1_by_its_facts(more: str, fault: str) -> None:
     assert all(str(one).startswith(fault) for one in found[:1])
     tight = search_r1.judge_one(Case("x", tuple(SEARCH_R1.split()), ((8, 8), (8, 8))))
     assert {one.kind for one in tight} == {"waits"}
-
-
-def test_results_are_stored_and_printed(tmp_path: Path) -> None:
-    """The next run reads the results; the table counts them, the details list each once."""
-    verdicts = (
-        Verdict("verl-grpo", "2x8", "bare"),
-        Verdict("verl-grpo", "2x8", "full", (Fault("dead", "nothing reads x"),)),
-        Verdict("verl-ppo", "1x1", "bare", misfit="too small"),
-    )
-    result = Result("verl-9", "digest", 1.5, verdicts)
-    save(tmp_path, result)
-    assert load(tmp_path, "verl-9") == result
-    assert load(tmp_path, "verl-8") is None
-    assert result.bad
-    assert not Result("verl-9", "digest", 1.5, verdicts[:1]).bad
-    assert table({"verl-9": result, "verl-8": None}).splitlines()[2:] == [
-        "| verl-9 | verl-grpo | 1 right, 1 FAULTY |",
-        "| verl-9 | verl-ppo | 0 right, 1 do not fit |",
-        "| verl-8 |  | not run |",
-    ]
-    assert details([result, None]) == [
-        "dead: nothing reads x\n    1x: verl-9 verl-grpo on 2x8 (full)",
-        "too small\n    1x: verl-9 verl-ppo on 1x1 (bare)",
-    ]
-
-
-def test_a_training_is_summarized_by_its_first_and_last_reward(tmp_path: Path) -> None:
-    """Steps and checkpoints are in the program's output, the server in its first line."""
-    printed = (
-        "no checkpoint yet: from step 0, 2 processes\n"
-        "step 1/8 mean reward 0.062 tokens 1\neval_step 1/8 mean reward 0.9 tokens 1\n"
-        "going on from /x/checkpoints/checkpoint-5, 2 processes\n"
-        "step 6/8 mean reward 0.984 tokens 1\n"
-    )
-    assert training.curve(printed) == "0.062 to 0.984"
-    assert training.curve("nothing") == "not in the output"
-    found = training.FROM_CHECKPOINT.search(printed)
-    assert found
-    assert found[1] == "5"
-    log = tmp_path / "log"
-    log.write_text("reward server listening on http://127.0.0.1:5077/get_reward\n")
-    assert training.url_in(log) == "http://127.0.0.1:5077/get_reward"
-
-
-def test_a_result_rests_on_the_commands(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another command has another digest: only that part is checked again."""
-    one, other = (
-        next(p for p in parts.PARTS if p.framework == name) for name in ("verl", "openrlhf")
-    )
-    before = parts.digest(one), parts.digest(other)
-
-    def changed(framework: str, version: tuple[int, ...]) -> Iterator[Made]:
-        yield from made(framework, version)
-        if framework == "verl":
-            yield Made("verl-grpo", "9x9", "bare", None, "too many")
-
-    monkeypatch.setattr("tools.frameworks.parts.made", changed)
-    assert parts.digest(one) != before[0]
-    assert parts.digest(other) == before[1]
 
 
 @pytest.mark.parametrize(("framework", "version"), [("openrlhf", (0, 11, 2)), ("verl", (0, 9, 1))])

@@ -5,13 +5,13 @@ from __future__ import annotations
 import io
 from typing import TYPE_CHECKING
 
-import pytest
-
 from tools.lab import cli, rights
-from tools.lab.stream import Follower, prefix, wants_color
+from tools.lab.stream import Follower, prefix
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    import pytest
 
 
 def test_identity_is_the_same_but_for_the_pod() -> None:
@@ -28,21 +28,6 @@ def test_identity_is_the_same_but_for_the_pod() -> None:
     given = [("EXPECTED_WORKERS", "9")]
     assert cli.environment("a", names, given, runpod=True)["EXPECTED_WORKERS"] == "9"
     assert cli.environment("a", names, [], runpod=False) == {}
-
-
-def test_command_line() -> None:
-    """What follows -- is the command, options included."""
-    args = cli.make_parser().parse_args(["run", "--env", "A=b=c", "--", "sh", "-c", "x --pods"])
-    assert (args.command, args.env, args.pods) == (["sh", "-c", "x --pods"], [("A", "b=c")], 2)
-
-
-@pytest.mark.parametrize("words", [["run"], ["run", "--env", "A", "--", "x"], []])
-def test_wrong_command_line(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    """Misuse is reported by argparse, with 2."""
-    with pytest.raises(SystemExit) as end:
-        cli.make_parser().parse_args(words)
-    assert end.value.code == 2
-    assert "usage" in capsys.readouterr().err
 
 
 def test_cannot(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -74,13 +59,3 @@ def test_follower_hands_on_whole_lines(tmp_path: Path) -> None:
         log.write("o\nthree")
     follower.close()
     assert sink.getvalue() == "pod0  | one\npod0  | two\npod0  | three\n"
-
-
-def test_color_only_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    """NO_COLOR and pipes get none."""
-    sink = io.StringIO()
-    assert not wants_color(sink, {})
-    monkeypatch.setattr(sink, "isatty", lambda: True)
-    assert wants_color(sink, {})
-    assert not wants_color(sink, {"NO_COLOR": "1"})
-    assert prefix("p", 1, 0, color=True).startswith("\033[")
