@@ -19,7 +19,7 @@ from agent.cli.start_files.request import (
     setup_commands,
     text_file,
 )
-from agent.cli.start_files.template_text import fill, yaml_list, yaml_mapping
+from agent.cli.start_files.template_text import fill, yaml_block
 from agent.node.code_archive import ARCHIVE
 
 if TYPE_CHECKING:
@@ -109,9 +109,9 @@ def dstack(request: Request) -> StartFiles:
         request,
         resources=resources,
         fleet=request.fleet or _FLEET,
-        variables=yaml_mapping(job_variables(request, _ON_DSTACK, restarted=True), 2),
+        variables=yaml_block(job_variables(request, _ON_DSTACK, restarted=True), 2),
         sent="\n".join(f"- {file.name}:/opt/{file.name}" for file in files),
-        commands=yaml_list(start_commands(request, _ON_DSTACK, place)),
+        commands=yaml_block(start_commands(request, _ON_DSTACK, place), 2),
         about_volume=about_volume,
         volume=volume_line,
     )
@@ -225,7 +225,7 @@ def skypilot(request: Request) -> StartFiles:
     variables = job_variables(request, folders, restarted=bool(request.volume))
     files = [*sent_files(request), *services_files(request, folders)]
     mounts = {f"/root/{file.name}": f"./{file.name}" for file in files}
-    lines = yaml_mapping(mounts, 2)
+    lines = yaml_block(mounts, 2)
     if request.volume:
         lines += f"\n/checkpoints:\n  source: {request.volume}\n  mode: MOUNT"
 
@@ -247,7 +247,7 @@ def skypilot(request: Request) -> StartFiles:
         request,
         resources="\n".join(resources),
         mounts=lines,
-        variables=yaml_mapping(variables, 2),
+        variables=yaml_block(variables, 2),
         setup="\n".join(setup),
         run="\n".join([*enter, start]),
     )

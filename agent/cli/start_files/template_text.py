@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import re
 import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import yaml
+
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from agent.cli.start_files.request import Request
 
@@ -92,40 +93,38 @@ def _lines(text: str, width: int) -> list[str]:
     return textwrap.wrap(text, width, break_on_hyphens=False, break_long_words=False)
 
 
-_PLAIN = re.compile(r"[A-Za-z/][\w./@-]*")
-_READ_AS_OTHERS = {"true", "false", "yes", "no", "on", "off", "null"}
+_PLAIN = re.compile(r"[A-Za-z/][\w./@-]*|.* .*")
 
 
-def yaml_value(text: str, indent: int) -> str:
-    """Return a string as a value of YAML; a long one is folded over several lines."""
-    if len(text) > WIDTH - 30 and " " in text and "  " not in text:
-        return "\n  ".join([">-", *_lines(text, WIDTH - indent - 2)])
-    is_plain = _PLAIN.fullmatch(text) and text.lower() not in _READ_AS_OTHERS
-    return text if is_plain else json.dumps(text)
+class _Dumper(yaml.SafeDumper):
+    """Writes texts so that every parser and every editor reads them as texts."""
 
 
-def yaml_mapping(values: Mapping[str, str], indent: int) -> str:
-    """Return variables as lines of a mapping, which are folded for this indentation."""
-    return "\n".join(f"{name}: {yaml_value(text, indent)}" for name, text in values.items())
+def _text(dumper: _Dumper, text: str) -> yaml.ScalarNode:
+    # A newer YAML than this library's reads 1e-6 as a number: what is no plain word is quoted.
+    style = None if _PLAIN.fullmatch(text) else '"'
+    if len(text) > WIDTH - 30 and " " in text:
+        style = ">"  # who edits it has no sign to quote
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style)
 
 
-def yaml_env(values: Mapping[str, str], indent: int) -> str:
-    """Return variables as a container's list of name and value, folded for this indentation."""
-    return "\n".join(
-        f"- name: {name}\n" + textwrap.indent(f"value: {yaml_value(text, indent + 2)}", "  ")
-        for name, text in values.items()
+_Dumper.add_representer(str, _text)
+
+
+def yaml_block(values: object, indent: int) -> str:
+    """Return a mapping or a list as lines of YAML, which are folded for this indentation."""
+    return yaml.dump(
+        values,
+        Dumper=_Dumper,
+        sort_keys=False,
+        width=WIDTH - indent - 16,  # it breaks after the word that is beyond
+        allow_unicode=True,
     )
 
 
-def yaml_list(commands: Sequence[str]) -> str:
-    """Return shell commands as lines of a list."""
-    return "\n".join(f"- {_scalar(command)}" for command in commands)
-
-
-def _scalar(text: str) -> str:
-    """Return a text as a scalar of YAML, which is plain unless it must be quoted."""
-    must_be_quoted = ": " in text or " #" in text or not text[:1].isalnum()
-    return json.dumps(text, ensure_ascii=False) if must_be_quoted else text
+def yaml_env(values: Mapping[str, str], indent: int) -> str:
+    """Return variables as a container's list of name and value."""
+    return yaml_block([{"name": name, "value": text} for name, text in values.items()], indent)
 
 
 def shell_exports(values: Mapping[str, str]) -> str:

@@ -21,7 +21,7 @@ from agent.cli.command_line import main as agent
 from agent.cli.start_files.agent_file import AgentFile
 from agent.cli.start_files.platforms_of_init import PLATFORMS, misfit, missing_image
 from agent.cli.start_files.request import Folders, Request, job_variables, preset_of, presets
-from agent.cli.start_files.template_text import shell_exports, yaml_mapping
+from agent.cli.start_files.template_text import shell_exports, yaml_block
 from agent.frameworks import recipe_of
 from agent.frameworks.recipe import NodeSize, RecipeInput
 from agent.settings import load
@@ -519,11 +519,14 @@ def test_values_survive_their_format() -> None:
         "PLAIN": "verl-grpo",
         "LIKE_A_NUMBER": "3",
         "LIKE_A_TRUTH": "yes",
+        "LIKE_A_NUMBER_OF_YAML_1_2": "1e-6",
         "LONG": "test -e /data/train.parquet || " + " ".join(f"--word{n} value" for n in range(20)),
         "ODD": "a: b # c",
         "QUOTED": 'say "yes"',
     }
-    assert yaml.safe_load(yaml_mapping(values, 2)) == values
+    written = yaml_block(values, 2)
+    assert yaml.safe_load(written) == values
+    assert '"1e-6"' in written
     script = shell_exports(values) + "\nenv"
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
     found = dict(line.partition("=")[::2] for line in done.stdout.splitlines())
