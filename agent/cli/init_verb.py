@@ -523,7 +523,8 @@ def _print_next_steps(
         print(f"First the same for cents, {without} model and data:")
         print(f"  {_rehearsal(platform, request, options)}")
     print("What a node would do, typed on one (elsewhere it names what that machine lacks):")
-    print(f"  {variables_of_plan(request)} pod-agent plan{_after_run(request)}")
+    variables = variables_of_plan(request, made.train_data)
+    print(f"  {variables} pod-agent plan{_after_run(request)}")
     if not request.is_rehearsal:
         _print_model_place(made, request)
 

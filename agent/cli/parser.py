@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from agent.cli.options import Option
 
-_AFTER_DASHES = "A job's command goes after --: pod-agent run -- python train.py"
+_AFTER_DASHES = "A job's command goes after --: pod-agent {verb} -- python train.py"
 _RUN_EPILOG = """\
 variables (`pod-agent env` lists all):
   AGENT_JOB            a recipe, or `none`: start the cluster and no job
@@ -78,15 +78,22 @@ def parse(before: list[str], command: list[str] | None) -> argparse.Namespace:
     # Is the verb known?
     if given is not None and given not in verb_parsers:
         meant = closest(given, verb_parsers)
-        hint = f"known are {', '.join(verb_parsers)}. {_AFTER_DASHES}"
+        hint = f"known are {', '.join(verb_parsers)}. {_AFTER_DASHES.format(verb='run')}"
         if meant:
             hint = f"did you mean {meant!r}?"
         parser.error(f"no verb {given!r}: {hint}")
 
-    # Are its options?
+    # Are its options? The value of an unknown one would be taken for an argument.
+    verb_parser = parser if given is None else verb_parsers[given]
+    if given is not None:
+        flags = flags_of(given)
+        unknown = [
+            word for word in before if word.startswith("--") and word.partition("=")[0] not in flags
+        ]
+        if unknown:
+            _refuse_unknown(verb_parser, given, unknown, has_verb=True)
     options, unknown = parser.parse_known_args(before)
     options.command = command
-    verb_parser = parser if given is None else verb_parsers[options.verb]
     if unknown:
         _refuse_unknown(verb_parser, options.verb, unknown, has_verb=given is not None)
 
@@ -106,7 +113,7 @@ def _parsers(
         prog="pod-agent",
         description="Turn this pod and the other pods of its run into one RL training job. "
         "What to do comes from the environment: see `pod-agent env`.",
-        epilog=_AFTER_DASHES,
+        epilog=_AFTER_DASHES.format(verb="run"),
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="store_true", help="versions of agent, Python and Ray")
@@ -137,11 +144,12 @@ def _refuse_unknown(
 ) -> NoReturn:
     """Exit with the flags that were probably meant."""
     known_flags = flags_of(verb) if has_verb else ["--version"]
+    is_command = not unknown[0].startswith("-")
     meant = [closest(word.partition("=")[0], known_flags) for word in unknown]
 
     hint = ""
     if any(meant):
         hint = f": did you mean {' '.join(filter(None, meant))}?"
-    elif has_verb and VERBS[verb].takes_command:
-        hint = f". {_AFTER_DASHES}"
+    elif has_verb and VERBS[verb].takes_command and (verb == "run" or is_command):
+        hint = f". {_AFTER_DASHES.format(verb=verb)}"
     parser.error(f"unrecognized arguments: {shlex.join(unknown)}{hint}")

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 FOLDER = "."
 """The folder with the code, seen from this file; `init` writes it."""
+SCRIPT = ""
+"""The script that the command starts, by its path in the folder; `init` writes it, too."""
 ARCHIVE = "code.tar.gz"
 LIMIT = 100 << 20  # bytes of all files; what Ray's dashboard takes of a working_dir, too
 _MOST_FILES = 50_000
@@ -102,8 +104,11 @@ def holds_credentials(path: Path, relative: str, size: int) -> bool:
         return False
 
 
-def pack(folder: Path, beside: Path) -> Packed:
-    """Pack a folder; that of the start files, `beside`, is left out if it is in it."""
+def pack(folder: Path, beside: Path, script: str = "") -> Packed:
+    """Pack a folder; that of the start files, `beside`, is left out if it is in it.
+
+    `script` must be in the archive: the command starts it.
+    """
     folder = folder.resolve()
     beside = beside.resolve()
     if not folder.is_dir():
@@ -142,6 +147,8 @@ def pack(folder: Path, beside: Path) -> Packed:
 
     # Is that what a folder of code has?
     size = sum(parts.values())
+    if script and script not in names:
+        raise UnpackableError(_why_missing(folder, script))
     if not names:
         raise UnpackableError(f"{folder} has no files to send")
     if size > LIMIT:
@@ -162,6 +169,19 @@ def pack(folder: Path, beside: Path) -> Packed:
 
 
 _SHRINK = "leave the largest out by .gitignore, or choose another folder with --code DIR"
+
+
+def _why_missing(folder: Path, script: str) -> str:
+    """Return why the archive would lack the command's script, with the remedy."""
+    if not (folder / script).is_file():
+        return (
+            f"{script}, which the command starts, is not in {folder}: put it back, or run"
+            " `pod-agent init` again with another command"
+        )
+    return (
+        f"{script} is in {folder}, but would not be sent: .gitignore names it, or a folder above it"
+        " is one for logs, checkpoints or packages"
+    )
 
 
 def _why_left_out(name: str) -> str:
@@ -268,7 +288,7 @@ def main() -> int:
     here = Path(__file__).resolve().parent
     target = here / ARCHIVE
     try:
-        packed = pack(here / FOLDER, here)
+        packed = pack(here / FOLDER, here, SCRIPT)
         new = target.with_name(f".{ARCHIVE}.new")
         new.write_bytes(packed.content)
         new.replace(target)

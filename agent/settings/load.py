@@ -158,7 +158,7 @@ def _collect(
 
 
 def _unknown_names(environ: Mapping[str, str], problems: list[Problem]) -> tuple[str, ...]:
-    """Add a problem for each misspelled or reserved name; return sentences on other unknowns."""
+    """Add a problem for each misspelled name; return sentences on other unknowns."""
     without_prefix = [name for name in model.KNOWN_NAMES if not name.startswith(_PREFIX)]
     foreign = []
     misspelled = []

@@ -25,9 +25,6 @@ _Resources = dict[
     Annotated[float, msgspec.Meta(ge=0, le=1e12)],
 ]
 
-LATER = "not in this version"
-"""Said of what is reserved for a later version: it is refused rather than ignored."""
-
 Choice = TypeVar("Choice", bound=str)
 
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Once, before the first run: the disk that all pods share, the secret, and the agent's file on the
-# disk. It may run again: what exists stays, and the agent's file is copied anew.
+# Once, before the first run: the disk, the agent's file. It may run again: what exists stays,
+# and the agent's file is copied anew.
 set -euo pipefail
 cd "$(dirname "$0")"
 

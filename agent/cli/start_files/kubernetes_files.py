@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from agent.cli.start_files.agent_file import HOME
 from agent.cli.start_files.platform_files import (
     RANDOM,
@@ -112,13 +114,15 @@ def kubernetes(request: Request) -> StartFiles:
         services = fill(request.preset.services, request, data=folders.data, models=models)
         text += fill("kubernetes_services.yaml", request, services=services)
 
-    steps = [*_steps(request, f"kubectl apply -f {name}"), _log(request, kind)]
+    once = _once(request, needs_token=True)
+    steps = [*_steps(request, once, f"kubectl apply -f {name}"), _log(request, kind)]
     if is_restarted:
         steps.append(
             f"kubectl delete -f {name}   # after the run: a LeaderWorkerSet keeps its GPUs"
         )
-    files = (text_file(name, text), _once(request, needs_token=True), *_shared_files(request))
-    return StartFiles(files, tuple(steps), _model(request, folders))
+    files = (text_file(name, text), once.file, *_shared_files(request))
+    data = variables.get("AGENT_TRAIN_DATA", "")
+    return StartFiles(files, tuple(steps), _model(request, folders), train_data=data)
 
 
 def kuberay(request: Request) -> StartFiles:
@@ -173,10 +177,11 @@ def kuberay(request: Request) -> StartFiles:
             ]
         ),
     )
-    steps = [*_steps(request, "kubectl create -f rayjob.yaml"), _log(request, "rayjob")]
     once = _once(request, needs_token=False)
-    files = (text_file("rayjob.yaml", text), once, *_shared_files(request))
-    return StartFiles(files, tuple(steps), _model(request, folders))
+    steps = [*_steps(request, once, "kubectl create -f rayjob.yaml"), _log(request, "rayjob")]
+    files = (text_file("rayjob.yaml", text), once.file, *_shared_files(request))
+    data = variables.get("AGENT_TRAIN_DATA", "")
+    return StartFiles(files, tuple(steps), _model(request, folders), train_data=data)
 
 
 def _place(request: Request) -> str:
@@ -207,7 +212,14 @@ def _model(request: Request, folders: Folders) -> ModelPlace:
     return ModelPlace(f"{folder} on the claim {_claim(request)}", (get,))
 
 
-def _once(request: Request, *, needs_token: bool) -> StartFile:
+class _Once(NamedTuple):
+    """The program to run once before the first run, and what it makes, in words."""
+
+    file: StartFile
+    made: str
+
+
+def _once(request: Request, *, needs_token: bool) -> _Once:
     """Return the program that makes the disk and the secret, and copies the agent's file."""
     # The secret, of which each key is optional but the token.
     keys = {"wandb-api-key": "WANDB_API_KEY", "hf-token": "HF_TOKEN"}
@@ -218,23 +230,32 @@ def _once(request: Request, *, needs_token: bool) -> StartFile:
     remedy = "Have one made, or let init take a claim that exists: --volume CLAIM"
     if request.volume:
         remedy = "Is it the name of a claim in this namespace?"
+    agent_file = request.agent.name if request.agent.is_sent else ""
+    made = [
+        "a pod to copy files" if request.volume else "the disk",
+        "the secret" if literals else "",
+        "the agent's file" if agent_file else "",
+    ]
+    once = ", ".join(filter(None, made))
     text = fill(
         "kubernetes_once.sh",
         request,
         claim=_claim(request),
+        made=once,
         literals=" ".join(literals),
         remedy=remedy,
-        agent_file=request.agent.name if request.agent.is_sent else "",
+        agent_file=agent_file,
+        again=", and the agent's file is copied anew" if agent_file else "",
     )
-    return text_file(_ONCE, text, is_program=True)
+    return _Once(text_file(_ONCE, text, is_program=True), once)
 
 
-def _steps(request: Request, start: str) -> list[str]:
+def _steps(request: Request, once: _Once, start: str) -> list[str]:
     """Return the commands up to the one that starts the run."""
     copied = ""
     if request.code is not None:
         copied = f"kubectl cp {ARCHIVE} {_FILES_POD}:{_SHARED}/{ARCHIVE} && "
     return [
-        f"bash {_ONCE}   # once: the disk, the secret, the agent's file",
+        f"bash {_ONCE}   # once: {once.made}",
         f"{packed_again(request)}{copied}{start}",
     ]

@@ -36,14 +36,20 @@ class OwnCode(Value, frozen=True):
     folder: str  # Its full path
     from_start_files: str  # The same, seen from the start files
     archive: bytes = b""  # b"" where nodes see the folder itself
+    script: str = ""  # What the command starts of it
     is_here: bool = False  # It is the folder of the start files
 
     def packer(self) -> bytes:
         """Return the program that packs the folder again."""
         source = Path(code_archive.__file__).read_text(encoding="utf-8")
-        before, marked, after = source.partition('\nFOLDER = "."\n')
-        assert marked  # noqa: S101 - the file has it
-        return f"{before}\nFOLDER = {self.from_start_files!r}\n{after}".encode()
+        for name, default, own in (
+            ("FOLDER", ".", self.from_start_files),
+            ("SCRIPT", "", self.script),
+        ):
+            line = f'\n{name} = "{default}"\n'
+            assert line in source  # noqa: S101 - the file has it
+            source = source.replace(line, f"\n{name} = {own!r}\n")
+        return source.encode()
 
 
 class CommandFiles(Value, frozen=True):
@@ -137,17 +143,12 @@ def find_code(
     if shared_disk:
         code = OwnCode(str(folder), place, is_here=folder == beside)
         return code, f"{folder}, which all nodes must see{reason}; nothing is copied."
+    needed = "" if is_absolute or not script else PurePosixPath(os.path.normpath(script)).as_posix()
     try:
-        packed = pack(folder, beside)
+        packed = pack(folder, beside, needed)
     except (UnpackableError, OSError) as error:
         raise CodeError(str(error)) from None
-    is_sent = PurePosixPath(os.path.normpath(script)).as_posix() in packed.names
-    if script and not is_absolute and not is_sent:
-        raise CodeError(
-            f"{script} is in {where}, but would not be sent: .gitignore names it, or a folder above"
-            " it is one for logs, checkpoints or packages"
-        )
-    code = OwnCode(str(folder), Path(place).as_posix(), packed.content)
+    code = OwnCode(str(folder), Path(place).as_posix(), packed.content, script=needed)
     return code, f"{folder}{reason}: {packed.about()}. Each start packs it anew."
 
 

@@ -104,12 +104,14 @@ def dstack(request: Request) -> StartFiles:
     if request.volume:
         about_volume = "The network volume, which outlives the instances."
 
+    variables = job_variables(request, _ON_DSTACK, restarted=True)
+
     text = fill(
         "dstack.yml",
         request,
         resources=resources,
         fleet=request.fleet or _FLEET,
-        variables=yaml_block(job_variables(request, _ON_DSTACK, restarted=True), 2),
+        variables=yaml_block(variables, 2),
         sent="\n".join(f"- {file.name}:/opt/{file.name}" for file in files),
         commands=yaml_block(start_commands(request, _ON_DSTACK, place), 2),
         about_volume=about_volume,
@@ -176,7 +178,8 @@ def dstack(request: Request) -> StartFiles:
             volume=volume_line,
         )
         files.append(text_file(_GET, get))
-    return StartFiles(tuple(files), tuple(steps), _model_on_dstack(request), tuple(notes))
+    data = variables.get("AGENT_TRAIN_DATA", "")
+    return StartFiles(tuple(files), tuple(steps), _model_on_dstack(request), tuple(notes), data)
 
 
 def _model_on_dstack(request: Request) -> ModelPlace:
@@ -263,7 +266,8 @@ def skypilot(request: Request) -> StartFiles:
         f"{copy}sky down {request.job}   # after the run: the cluster bills until then",
     )
     files = [text_file(name, text), *files, *packing_files(request)]
-    return StartFiles(tuple(files), steps, model)
+    data = variables.get("AGENT_TRAIN_DATA", "")
+    return StartFiles(tuple(files), steps, model, train_data=data)
 
 
 def _model_on_skypilot(request: Request, folder: str) -> ModelPlace:
@@ -302,6 +306,7 @@ def ssh(request: Request) -> StartFiles:
         archive="/root/pod-agent",
     )
     variables = job_variables(request, folders, restarted=False)
+    data = variables.get("AGENT_TRAIN_DATA", "")
     names = [name for name in variables if name in _OF_ANY_JOB]
     common = {name: variables.pop(name) for name in names}
     files = [*sent_files(request), *services_files(request, folders)]
@@ -329,7 +334,7 @@ def ssh(request: Request) -> StartFiles:
     folder = f"pod-agent/checkpoints/{request.job}"
     model = ModelPlace(f"~/{folder} on {head}", (f"scp -r {head}:{folder} .",))
     steps = (f"export RAY_AUTH_TOKEN={RANDOM}{keys}", "bash loop.sh")
-    return StartFiles((loop, *files), steps, model)
+    return StartFiles((loop, *files), steps, model, train_data=data)
 
 
 def _docker_variables(variables: Mapping[str, str]) -> str:

@@ -112,6 +112,7 @@ class StartFiles(Value, frozen=True):
     steps: tuple[str, ...]  # Commands, and comments with a leading `#`
     model: ModelPlace
     notes: tuple[str, ...] = ()
+    train_data: str = ""  # AGENT_TRAIN_DATA as the files set it; it may begin with $PWD
 
 
 @cache
@@ -253,13 +254,21 @@ def job_variables(request: Request, folders: Folders, *, restarted: bool) -> dic
     return {name: text for name, text in variables.items() if text}
 
 
-def variables_of_plan(request: Request) -> str:
-    """Return the variables with which `plan` shows this job, as a shell reads them."""
+def variables_of_plan(request: Request, train_data: str) -> str:
+    """Return the variables with which `plan` shows this job on a node, as a shell reads them."""
     preset = request.preset
     values = {"EXPECTED_WORKERS": str(request.nodes - 1)}
     if not request.command:
         values["AGENT_JOB"] = request.job
     if preset.train:
         values["AGENT_MODEL"] = request.model or preset.model
-        values["AGENT_TRAIN_DATA"] = request.data or preset.train.replace("{data}", "data")
-    return " ".join(f"{name}={shlex.quote(text)}" for name, text in values.items())
+        values["AGENT_TRAIN_DATA"] = train_data
+    return " ".join(f"{name}={_expanded(text)}" for name, text in values.items())
+
+
+def _expanded(text: str) -> str:
+    """Quote a value for a shell, which still expands the current folder at its beginning."""
+    start, folder, rest = text.partition("$PWD")
+    if start or not folder:
+        return shlex.quote(text)
+    return f'"{folder}"{shlex.quote(rest)}'

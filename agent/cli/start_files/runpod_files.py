@@ -130,7 +130,8 @@ def runpod(request: Request) -> StartFiles:
     notes = [_SLOW + _instead(request)] if is_networked else []
     model = _model(request, checkpoints_of(request, folders), is_cluster=is_cluster)
     sent = (*sent_files(request), *packing_files(request))
-    return StartFiles((text_file(name, text), maker, *sent), steps, model, tuple(notes))
+    data = variables.get("AGENT_TRAIN_DATA", "")
+    return StartFiles((text_file(name, text), maker, *sent), steps, model, tuple(notes), data)
 
 
 def _instead(request: Request) -> str:

@@ -101,7 +101,8 @@ def slurm(request: Request) -> StartFiles:
     if variant == "podman":
         notes.append("--container podman is for AMD GPUs; NVIDIA's are apptainer's and pyxis' part")
     model = ModelPlace(f"checkpoints/{request.job} in the folder of {name}")
-    return StartFiles((*files, *sent_files(request)), steps, model, tuple(notes))
+    trained = variables.get("AGENT_TRAIN_DATA", "")
+    return StartFiles((*files, *sent_files(request)), steps, model, tuple(notes), trained)
 
 
 def _fetch_values(request: Request, data: _Data, image: str, python: str) -> dict[str, object]:

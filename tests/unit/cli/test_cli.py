@@ -104,13 +104,16 @@ def test_usage_is_2(arguments: tuple[str, ...]) -> None:
     [
         (("run", "python", "train.py"), "pod-agent run -- python train.py"),
         (("run", "python", "a b"), "unrecognized arguments: python 'a b'. A job's command goes"),
-        (("plan", "python", "train.py", "--", "--lr", "1"), "pod-agent run -- python train.py"),
+        (("plan", "python", "train.py", "--", "--lr", "1"), "pod-agent plan -- python train.py"),
         (("python", "train.py"), "pod-agent run -- python train.py"),
         (("staus",), "no verb 'staus': did you mean 'status'?"),
         (("docter", "--json"), "did you mean 'doctor'?"),
         (("rehersal",), "did you mean 'rehearsal'?"),
         (("--nodes", "2"), "--nodes stands before the verb: pod-agent VERB --nodes"),
-        (("run", "--no-such"), "unrecognized arguments: --no-such"),
+        (("run", "--no-such"), "unrecognized arguments: --no-such. A job's command goes"),
+        (("init", "x.py"), "no platform 'x.py'"),
+        (("init", "--node", "2", "slurm"), "unrecognized arguments: --node: did you mean --nodes?"),
+        (("init", "--output=x"), "--output=x. `pod-agent init --help` lists what it takes"),
     ],
 )
 def test_a_slip_on_the_command_line(arguments: tuple[str, ...], words: str) -> None:

@@ -167,6 +167,12 @@ def test_no_file_is_to_be_edited(
     if job != "rehearsal":
         assert f"pod-agent init {name} rehearsal" in steps[plan - 1]
 
+    # The plan names the data as the files do: as the pod sees them.
+    for word in shlex.split(steps[plan]):
+        variable, _, data = word.partition("=")
+        if variable == "AGENT_TRAIN_DATA":
+            assert re.search(rf"[\s\"'=]{re.escape(data)}", joined), data
+
     # The last lines say where the model is.
     assert ("Your model will be in " in printed) == (job != "rehearsal")
     if job == COMMAND:

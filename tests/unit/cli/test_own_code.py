@@ -173,6 +173,11 @@ def test_init_writes_the_code_beside_its_files(
     subprocess.run([sys.executable, str(made / "pack.py")], check=True, capture_output=True)
     with tarfile.open(made / "code.tar.gz") as archive:
         assert "last.py" in archive.getnames()
+    (code / "train.py").unlink()
+    done = subprocess.run(
+        [sys.executable, str(made / "pack.py")], check=False, capture_output=True, text=True
+    )
+    assert done.stderr.startswith(f"pack.py: train.py, which the command starts, is not in {code}")
 
 
 @pytest.mark.parametrize("kind", ["pods", "cluster"])

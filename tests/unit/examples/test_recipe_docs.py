@@ -29,18 +29,21 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from agent.frameworks.recipe import Command
+
 SIZES = ("1.5B", "7.6B", "14.8B", "32.8B", "72.7B")
 MOST_NODES = 8
 WEIGHTS = 2  # Bytes of a parameter in a saved model
 WEIGHTS_AND_OPTIMIZER = 14  # The same in a checkpoint that can be resumed
+SHARDS = 12  # The same of verl's shards alone, without an HF model beside them
 MIGRATE = """# From your script to the agent
 
 A script of your own, and five documents that people start from, step by step: their steps are on
 the left, the agent's on the right. Every node runs the same command, `pod-agent`; differences are
 in the environment. `pod-agent plan -v` shows every step of a node, `pod-agent recipe NAME --nodes N
 --gpus G` the command of a recipe. A recipe that this version lacks is refused by its name, with
-code 78, before anything starts; so is an `AGENT_` variable that resembles a known one or is
-reserved for a later version. Other unknown ones are named in a warning.
+code 78, before anything starts; so is an `AGENT_` variable that resembles a known one. Other
+unknown ones are named in a warning.
 
 Below the steps stands each launch command of the document, in the environment that gives the same
 job: what each node has, beside the platform's own variables. What differs, and what the recipe
@@ -99,7 +102,8 @@ def said(recipe: dict[str, Any], setting: dict[str, Any], value: str) -> str:
     if value != UNSET:
         return code(value)
     defaults = {default_of(setting, release) for release in releases_of(recipe, setting)} - {None}
-    return " or ".join(code(str(one)) for one in sorted(map(str, defaults))) + " by default"
+    names = " or ".join(filter(None, map(code, sorted(map(str, defaults)))))
+    return f"{names} by default" if names else "not set"
 
 
 def ours(recipe: dict[str, Any], setting: dict[str, Any]) -> str:
@@ -132,24 +136,47 @@ def size_row(name: str, page: dict[str, Any], size: str) -> str:
     environ = {**given, "AGENT_MODEL": page["model"], "PATH": "/usr/bin:/bin"}
     copies = page.get("models", 1)
     parameters = float(size.removesuffix("B"))
-    stored = WEIGHTS if page.get("saves_models") else WEIGHTS_AND_OPTIMIZER
-    disk = f"{copies * parameters * stored:,.0f} GB"
     for count in range(1, MOST_NODES + 1):
         nodes = node_sizes(count, [8], None, 80, 1024)
         try:
             command, _ = recipe_command(environ, name, nodes, None, model_size(size))
         except AgentError:
             continue
-        found = re.search(r"a node needs ([\d.,]+ GB)", " ".join(command.notes))
-        assert found is not None
-        return f"| {size} | {count} | {found[1]} | {disk} |"
-    return f"| {size} | more than {MOST_NODES} | | {disk} |"
+        stored = copies * (WEIGHTS if page.get("saves_models") else WEIGHTS_AND_OPTIMIZER)
+        if name.startswith("verl-"):
+            has_model = any("hf_model" in word for word in command.argv)
+            stored = SHARDS * copies + WEIGHTS * has_model
+        disk = f"{parameters * stored:,.0f} GB"
+        return f"| {size} | {count} | {host_memory(command)} | {disk} |"
+    raise AssertionError(f"{size} needs more than {MOST_NODES} nodes")
+
+
+def host_memory(command: Command) -> str:
+    """Return the memory that a command needs of a node."""
+    found = re.search(r"a node needs ([\d.,]+ GB)", " ".join(command.notes))
+    assert found is not None
+    return found[1]
+
+
+def megatron_row(name: str, row: list[Any]) -> str:
+    """Return how Megatron divides a model on some nodes, and what a node needs."""
+    model, count, gpus, memory, host = row
+    nodes = node_sizes(count, [gpus], None, memory, host)
+    environ = {"AGENT_BACKEND": "megatron", "AGENT_MODEL": model, "PATH": "/usr/bin:/bin"}
+    command, _ = recipe_command(environ, name, nodes, None)
+    why = command.why["actor_rollout_ref.actor.megatron.tensor_model_parallel_size"]
+    layout, _, arithmetic = why.partition(": ")
+    divided = arithmetic.partition(" = ")[2].partition(";")[0]
+    size = f"{count}×{gpus}×{memory}"
+    return f"| {model.partition('/')[2]} | {size} | {divided} | {layout} | {host_memory(command)} |"
 
 
 def settings_page(name: str) -> str:
     """Return docs/recipes/NAME.md."""
     recipe = load(name)
     intro = recipe["intro"] if "intro" in recipe else f"{beginning(name)}\n{SETTINGS}"
+    sizes = [megatron_row(recipe["recipe"], row) for row in recipe.get("sizes", ())]
+    intro = intro.replace("SIZES", "\n".join(sizes))
     lines = [
         intro.lstrip(),
         "| source | file | about |",

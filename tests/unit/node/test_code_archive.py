@@ -144,6 +144,16 @@ def test_the_program_packs_anew(code: Path) -> None:
         assert "more.py" in archive.getnames()
     for path in (code / name for name in ("code.tar.gz", "pack.py")):
         assert path.exists()
+
+    # The command's script must still be there.
+    text = program.read_text().replace('\nSCRIPT = ""\n', '\nSCRIPT = "train.py"\n')
+    (code / "pack.py").write_text(text)
+    subprocess.run(argv, check=True, capture_output=True)
+    (code / "train.py").rename(code / "main.py")
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "train.py, which the command starts, is not in" in done.stderr
+    (code / "pack.py").write_text(program.read_text())
     write(code, ".gitignore", text="*\n")
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
     assert done.returncode == 1

@@ -1,6 +1,5 @@
 #!/usr/bin/env bash
-# Once, before the first run: the disk that all pods share, the secret, and the agent's file on the
-# disk. It may run again: what exists stays, and the agent's file is copied anew.
+#~ Once, before the first run: {{made}}. It may run again: what exists stays{{again}}.
 set -euo pipefail
 cd "$(dirname "$0")"
 
