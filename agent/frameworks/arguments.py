@@ -181,6 +181,12 @@ class Arguments:
             raise MisfitError(f"AGENT_JOB_ARGS: {self.text(flag)} must be at least 1")
         return number
 
+    def fraction(self, flag: str) -> float | None:
+        """Return the number from 0 to 1 that the user gave for a flag, or None."""
+        words = self._users.get(self.name_of(flag))
+        name = self.text(flag)
+        return fraction({name: words[0]}, name) if words else None
+
     def text(self, flag: str, *, left_out: bool = False) -> str:
         """Return the flag with its dashes, as this version spells it, or what leaves it out."""
         return f"--{_NO_PREFIX if left_out else ''}{self.name_of(flag)}"
@@ -333,3 +339,13 @@ def whole(values: Mapping[str, str], key: str, least: int = 1) -> int | None:
     if not re.fullmatch(r"[0-9]+", value) or int(value) < least:
         raise MisfitError(f"AGENT_JOB_ARGS: {key}={value}: expected a whole number from {least} on")
     return int(value)
+
+
+def fraction(values: Mapping[str, str], key: str) -> float | None:
+    """Return the number above 0 and up to 1 that the user gave for a key, or None."""
+    value = values.get(key)
+    if value is None:
+        return None
+    if not re.fullmatch(r"[0-9]*\.?[0-9]+", value) or not 0 < float(value) <= 1:
+        raise MisfitError(f"AGENT_JOB_ARGS: {key}={value}: expected a number from 0 to 1")
+    return float(value)

@@ -98,6 +98,7 @@ ADAPTERS = Layout(
     loads_everywhere=True,
 )
 ZERO2 = replace(ADAPTERS, name="ZeRO-2", busy=Split(14, own=2))
+ZERO2_SLEEP = replace(ZERO2, name="ZeRO-2 that sleeps", host=Split(14))
 
 # ZeRO-3 shards everything, and can have a copy of the weights in each node. Between phases OpenRLHF
 # moves all but the bf16 weights to the nodes' memory.

@@ -5,14 +5,21 @@ The sizes, placement and flags are shared by OpenRLHF-M and by OpenRLHF's progra
 
 from __future__ import annotations
 
-from math import gcd, lcm
+from math import ceil, gcd, lcm
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
 from agent.frameworks.arguments import Arguments, check_keys, rows_for
 from agent.frameworks.framework import CheckpointFormat, FrameworkInfo, Preset
-from agent.frameworks.layouts import OPENRLHF, ZERO2, ZERO3, ZERO3_OFFLOAD
+from agent.frameworks.layouts import (
+    OPENRLHF,
+    ZERO2,
+    ZERO2_SLEEP,
+    ZERO3,
+    ZERO3_OFFLOAD,
+    ZERO3_SLEEP,
+)
 from agent.frameworks.pace import StepWork, steps_between_saves
 from agent.frameworks.recipe import (
     NAMED_BY,
@@ -139,13 +146,12 @@ _PAIRS = ("train.colocate_actor_ref", "train.colocate_critic_reward")
 _SHARE = 0.6
 _SHARE_OF_PPO = 0.5
 MEMORY = (
-    *("ds.zero_stage", "ds.adam_offload", "ds.zpg", "ds.lora.rank", "ds.load_in_4bit"),
-    *("ds.ring_attn_size", "ds.tensor_parallel_size", "train.micro_batch_size"),
-    *("vllm.tensor_parallel_size", "vllm.gpu_memory_utilization"),
+    *("ds.adam_offload", "ds.zpg", "ds.lora.rank", "ds.load_in_4bit"),
+    *("ds.tensor_parallel_size", "train.micro_batch_size"),
     *("vllm.enable_sleep", "ds.enable_sleep", "train.colocate_all"),
     *(*_PAIRS, "train.max_tokens_per_gpu"),
 )
-"""Flags that change the memory that a model takes."""
+"""Flags that change the memory that a model takes, in a way that is not counted."""
 LOGIT_IN_FLOAT32 = 10
 """Bytes of a logit: in bf16, upcast to float32, and its gradient."""
 _TOKENS = 16384  # Tokens of a batch on each GPU, as the PPO scripts of 0.9 to 0.11
@@ -161,6 +167,7 @@ _SHARE_ALONE = "0.95"
 
 Source: OpenRLHF/OpenRLHF, examples/scripts/train_reinforce_baseline_ray_agent_async.sh, v0.11.0.
 """
+RING = "ds.ring_attn_size"  # The GPUs that divide the tokens of a sample
 _MICRO_BATCHES = ("train.micro_batch_size", "rollout.micro_batch_size")
 LEARNING_RATE = ("actor.adam.lr", "5e-7", "as its scripts; the default is 1e-6")
 NORMALIZED = ("reward.normalize_enable", "", "as its scripts: rewards of one scale")
@@ -280,8 +287,12 @@ def _add_tokens(arguments: Arguments, sizing: Sizing) -> None:
     if given or not arguments.supports("train.dynamic_batch_enable"):
         return
     arguments.add("train.dynamic_batch_enable", why="batches by tokens, whatever the lengths are")
-    tokens = max(min(_TOKENS, sizing.tokens or _TOKENS), longest(arguments))
+    parts = arguments.count(RING)
+    fitting = sizing.tokens // parts if sizing.tokens else _TOKENS
+    tokens = max(min(_TOKENS, fitting), ceil(longest(arguments) / parts))
     why = f"at least the longest sample; {sizing.why['tokens']}"
+    if parts > 1:
+        why = f"{why}; {parts} GPUs divide a sample"
     arguments.add("train.max_tokens_per_gpu", tokens, why=why)
     tokens = arguments.whole("train.max_tokens_per_gpu") or tokens
     arguments.add("rollout.max_tokens_per_gpu", tokens, why="as many as for training")
@@ -304,9 +315,11 @@ def size_engines(arguments: Arguments, asked: RecipeInput, *, critic: bool) -> S
         layouts=kept_layouts(asked, OPENRLHF, arguments),
         nodes=() if in_pairs else _nodes_of(trainers, asked),
         tokens=longest(arguments),
+        sequences=(arguments.count(RING),),
         trained=trained,
         frozen=frozen,
         share=_SHARE_OF_PPO if critic else _SHARE,
+        own_share=arguments.fraction("vllm.gpu_memory_utilization"),
         tensor_parallel=arguments.whole("vllm.tensor_parallel_size") or None,
         logit=LOGIT_IN_FLOAT32,
         in_nodes=Host(
@@ -321,7 +334,8 @@ def size_engines(arguments: Arguments, asked: RecipeInput, *, critic: bool) -> S
     given = arguments.changed(MEMORY)
     if arguments.given(_ASYNC):
         alone_size = _engine_alone(arguments, asked, load, trainers)
-        alone = replace(load, share=0.0, in_nodes=replace(load.in_nodes, keeps_engines=False))
+        host = replace(load.in_nodes, keeps_engines=False)
+        alone = replace(load, share=0.0, own_share=None, in_nodes=host)
         own = sizing_for(asked, given, alone)
         why = {**own.why, "tensor_parallel": "engines have GPUs of their own"}
         return replace(own, tensor_parallel=alone_size, why=why)
@@ -339,6 +353,7 @@ def size_engines(arguments: Arguments, asked: RecipeInput, *, critic: bool) -> S
         trained=1,
         frozen=1,
         share=0.0,
+        own_share=None,
         in_nodes=Host(processes=2, loading=2 * WEIGHT, gathered=WEIGHT),
     )
     own = sizing_for(asked, given, pair)
@@ -421,7 +436,7 @@ def kept_layouts(
 ) -> tuple[Layout, ...]:
     """Return the layouts whose ZeRO stage existing checkpoints have.
 
-    Below stage 3, which only the user may set, every process loads a whole model.
+    Below stage 3, which only the user may set, every GPU has whole models.
     """
     stage = asked.basis.kept.get(_STAGE)
     if stage in {"2", "3"}:
@@ -429,7 +444,7 @@ def kept_layouts(
         layouts = of_stage or layouts
     if arguments.whole("ds.zero_stage", 3) >= 3:
         return layouts
-    return tuple(replace(layout, loads_everywhere=True) for layout in layouts)
+    return (ZERO2_SLEEP if ZERO3_SLEEP in layouts else ZERO2,)
 
 
 def arguments_of(name: str, program: str, asked: RecipeInput) -> Arguments:
@@ -485,7 +500,7 @@ def check_nodes(asked: RecipeInput, *, reward_tasks: bool) -> None:
 
 def _rank_gpus(arguments: Arguments) -> int:
     """Return the GPUs of a rank: processes with the same data."""
-    return arguments.count("ds.ring_attn_size") * arguments.count("ds.tensor_parallel_size")
+    return arguments.count(RING) * arguments.count("ds.tensor_parallel_size")
 
 
 def batch_text(size: int, micro: int, ranks: int) -> str:
@@ -593,7 +608,7 @@ def place(
     used = groups.total
     if is_async:
         used += engines * tensor_parallel
-        text = f"{count_of(groups.total, 'GPU')} train, {text}"
+        text = f"{count_of(groups.total, 'GPU')} for training, {text}"
     idle = 0 if in_pairs else sum(counts) - used
     return groups, f"{shape}: {text}" + (f"; {count_of(idle, 'GPU')} idle" if idle > 0 else "")
 

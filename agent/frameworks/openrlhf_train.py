@@ -94,6 +94,7 @@ def make(asked: RecipeInput) -> Command:
     load = Workload(
         layouts=openrlhf.kept_layouts(asked, OPENRLHF_TRAIN, arguments),
         tokens=micro * longest,
+        sequences=(arguments.count(openrlhf.RING),),
         frozen=frozen,
         unsized=ZERO3,
         logit=0 if kind == "rm" else openrlhf.LOGIT_IN_FLOAT32,

@@ -50,6 +50,11 @@ class StepWork(Value):
     updates: int = 1
 
 
+def average(tokens: int) -> int:
+    """Return the usual tokens of texts that have at most so many."""
+    return max(1, tokens // _PART_OF_LONGEST)
+
+
 def step_seconds(asked: RecipeInput, step: StepWork) -> float | None:
     """Return about how long a step takes; None if the model or the GPUs are not known."""
     model = asked.basis.model

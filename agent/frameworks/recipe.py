@@ -119,7 +119,8 @@ class ModelShape(Value):
         # Attention, norms and embeddings.
         kv_heads = _number(main, "num_key_value_heads") or heads
         head = _number(main, "head_dim") or hidden // heads
-        copies = 1 if main.get("tie_word_embeddings") else 2
+        # transformers leaves the key out where its own default is true, as in Gemma's files
+        copies = 1 if main.get("tie_word_embeddings", True) else 2
         attention = 2 * hidden * head * (heads + kv_heads)
         parameters = layers * (attention + 2 * hidden) + copies * vocabulary * hidden + hidden
 

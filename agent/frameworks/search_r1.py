@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from agent.base.value import Value
 from agent.frameworks import verl
-from agent.frameworks.arguments import merged, quoted, read, whole
+from agent.frameworks.arguments import fraction, merged, quoted, read, whole
 from agent.frameworks.framework import CheckpointFormat, FrameworkInfo, Preset
 from agent.frameworks.layouts import (
     FSDP_RESIDENT,
@@ -32,6 +32,7 @@ from agent.frameworks.verl_keys import (
     MODEL,
     NODES,
     ROLLOUT,
+    SHARE,
     TENSOR_PARALLEL,
     TRAIN_BATCH,
 )
@@ -269,6 +270,7 @@ def _sizing(asked: RecipeInput, given: Mapping[str, str]) -> Sizing:
         trained=2 if is_ppo else 1,
         frozen=1,
         share=authors.share,
+        own_share=fraction(given, SHARE),
         tensor_parallel=whole(given, TENSOR_PARALLEL),
         in_nodes=Host(
             frozen=Split(2 if preferred is SEARCH_R1_OFFLOAD else 0),
@@ -365,7 +367,7 @@ def _batches(
 
 
 def _by_size(asked: RecipeInput, sizing: Sizing) -> Iterable[Row]:
-    yield f"{ROLLOUT}.gpu_memory_utilization", f"{sizing.share:g}", sizing.why["share"]
+    yield SHARE, f"{sizing.share:g}", sizing.why["share"]
     layout = sizing.layout.name
     has_critic = asked.recipe == "search-r1-ppo"
     offloaded: tuple[str, ...] = ()

@@ -62,6 +62,7 @@ _ADAPTER = 16  # Bytes of a parameter of adapters: weight, gradient and Adam in 
 _LEAST_SHARE = 0.4  # Of each GPU for engines, if there is room: below it they hold few sequences
 _MOST_SHARE = 0.95
 _MOST_NODES = 64
+_LEAST_TOKENS = 1024  # Shorter samples are no remedy
 SLOW_LINK = 1e9
 """Bits per second between nodes below which gathering weights takes longer than computing.
 
@@ -97,7 +98,8 @@ class Workload(Value):
     trained: int = 1  # Models with an optimizer: 2 with a critic
     frozen: int = 0  # References and reward models on the same GPUs
     share: float = 0.0  # The usual part of each GPU for engines; 0 without engines on them
-    tensor_parallel: int | None = None  # AGENT_TENSOR_PARALLEL; None if it follows from the size
+    own_share: float | None = None  # The user's part instead; None if it follows from the memory
+    tensor_parallel: int | None = None  # The user's engines; None if they follow from the size
     logit: int = LOGIT  # Bytes of a logit in a training step
     in_nodes: Host = Host()  # What else it keeps in the nodes' memory
     adapters: bool = False  # Whether only adapters are trained (LoRA)
@@ -106,7 +108,7 @@ class Workload(Value):
     within: bool | None = None  # Whether to gather weights within nodes; None: by the network
     unsized: Layout | None = None  # The layout for a model of unknown size; None: the first one
     sequences: tuple[int, ...] = (1,)  # Over how many GPUs a sample may be divided, the least first
-    given: tuple[str, ...] = ()  # The user's that change the memory: a misfit is then a warning
+    given: tuple[str, ...] = ()  # The user's that are not counted: a misfit is then a warning
     ways: Callable[[Workload, ModelShape], Iterator[Fit]] | None = None
     """What divides its models, the fastest first; None: FSDP or ZeRO over all GPUs."""
     spans: bool = False  # Whether an engine may have GPUs of several nodes
@@ -202,7 +204,7 @@ def sizing_of(load: Workload) -> Sizing:
         return _explained(fit, notes)
 
     # If none does, the model is refused: unless that follows from an assumption, or what the user
-    # set changes the memory.
+    # set changes the memory in a way that is not counted.
     anywhere = _best(load.with_host(_ENOUGH_HOST), model)
     refusal = _refusal(load, model) if anywhere is None else _host_refusal(anywhere, load)
     if not load.given and knows_memory:
@@ -225,8 +227,10 @@ def sizing_of(load: Workload) -> Sizing:
 
 
 def sizing_for(asked: RecipeInput, given: Sequence[str], load: Workload) -> Sizing:
-    """Return the sizing of a recipe; `given` are arguments of the user that change the memory."""
-    by_user = ["AGENT_TENSOR_PARALLEL"] if asked.tensor_parallel is not None else []
+    """Return the sizing of a recipe.
+
+    `given` are arguments of the user that change the memory, and are not counted here.
+    """
     return sizing_of(
         replace(
             load,
@@ -234,7 +238,7 @@ def sizing_for(asked: RecipeInput, given: Sequence[str], load: Workload) -> Sizi
             model=asked.basis.model,
             link=asked.basis.link,
             tensor_parallel=load.tensor_parallel or asked.tensor_parallel,
-            given=(*by_user, *given),
+            given=tuple(given),
         )
     )
 
@@ -402,13 +406,21 @@ class Fit(Value):
         """
         if not self.load.share:
             return 0.0
-        left = int((self.room - self.generating) / self.load.label * 20) / 20
         cache = WEIGHT * self.model.cached * cached / min(self.engine, self.model.kv_heads)
-        need = self.model.weights / self.engine + cache + _ENGINE_OVERHEAD
-        least = ceil(need / self.load.label * 20) / 20
-        if least > min(left, _MOST_SHARE):
+        need = (self.model.weights / self.engine + cache + _ENGINE_OVERHEAD) / self.load.label
+        own = self.load.own_share
+        if own is not None:
+            all_left = (self.load.memory * _USABLE - self.generating) / self.load.label
+            return own if need <= own <= all_left else 0.0
+        least = ceil(need * 20) / 20
+        if least > min(self.left, _MOST_SHARE):
             return 0.0
-        return max(min(self.load.share, left), least)
+        return max(min(self.load.share, self.left), least)
+
+    @property
+    def left(self) -> float:
+        """Return the part of the GPU that training leaves while engines generate, in twentieths."""
+        return int((self.room - self.generating) / self.load.label * 20) / 20
 
     @property
     def engine_text(self) -> str:
@@ -503,7 +515,8 @@ def _best(load: Workload, model: ModelShape) -> Fit | None:
 
 def _first(load: Workload, model: ModelShape, *, within: bool) -> Fit | None:
     for filled, most, sequences, share in _DEMANDS:
-        demand = min(load.tokens, most), sequences, min(load.share, share)
+        wanted = load.share if load.own_share is None else load.own_share
+        demand = min(load.tokens, most), sequences, min(wanted, share)
         for fit in _fits(load, model, within=within):
             if within and fit.crosses and load.within is None:
                 continue
@@ -652,6 +665,8 @@ def _refusal(load: Workload, model: ModelShape) -> str:
     text = f"{model.billions} on {load.text()}: no: {fit.states_text}, {fit.work_text}"
     if load.share:
         text += f", and engines: {fit.engine_text}"
+    if load.own_share is not None:
+        text += f", in {load.own_share:g} × {load.memory} GB"
     return f"{text}; {', or '.join(_remedies(load, model)) or f'nor on {_MOST_NODES} such nodes'}"
 
 
@@ -684,10 +699,16 @@ def _host_refusal(fit: Fit, load: Workload) -> str:
 
 
 def _remedies(load: Workload, model: ModelShape) -> Iterator[str]:
-    """Yield what it would fit: more GPUs, or larger ones."""
-    free = replace(load, tensor_parallel=None)
+    """Yield what it would fit: other engines, more GPUs or larger ones, or shorter samples."""
+    free = replace(load, tensor_parallel=None, own_share=None)
     first = load.nodes[0]
     count = len(load.nodes)
+
+    # Engines other than the user's.
+    if free != load and (fit := _best(free, model)) is not None:
+        share = _explained(fit, []).share
+        yield f"with engines of {count_of(fit.engine, 'GPU')} that have {share:g} of each"
+        return
 
     # More GPUs: in each node, or more nodes.
     more = [(count, gpus) for gpus in (2, 4, 8) if gpus > load.gpus]
@@ -703,6 +724,14 @@ def _remedies(load: Workload, model: ModelShape) -> Iterator[str]:
         if _best(replace(free, nodes=larger), model) is not None:
             yield f"with GPUs of {label} GB"
             break
+
+    # Shorter samples.
+    tokens = load.tokens // 2
+    while tokens >= _LEAST_TOKENS:
+        if _best(replace(free, tokens=tokens), model) is not None:
+            yield f"with samples of at most {tokens // load.samples} tokens"
+            break
+        tokens //= 2
 
 
 def _shard_text(what: str, size: float, shards: int) -> str:

@@ -6,6 +6,7 @@ server.
 
 from __future__ import annotations
 
+from math import gcd
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,7 @@ from msgspec.structs import replace
 from agent.frameworks.arguments import Arguments, check_keys
 from agent.frameworks.framework import CheckpointFormat, FrameworkInfo, Preset
 from agent.frameworks.layouts import ADAPTERS, FSDP_RESIDENT, TRL, TRL_OFFLOAD
-from agent.frameworks.pace import StepWork, steps_between_saves
+from agent.frameworks.pace import StepWork, average, steps_between_saves
 from agent.frameworks.recipe import (
     NAMED_BY,
     WEIGHT,
@@ -24,9 +25,10 @@ from agent.frameworks.recipe import (
     count_of,
     engines_misfit,
     gpu_processes,
+    nearest,
     version_text,
 )
-from agent.frameworks.sizing import Host, Sizing, Workload, sizing_for
+from agent.frameworks.sizing import Fit, Host, Sizing, Workload, divisors, sizing_for
 from agent.frameworks.step_format import MEAN_REWARD, STEP, KeyMeaning, LineFormat, StepFormat
 from agent.node.facts import Package
 
@@ -124,12 +126,11 @@ _COMPLETION = 1024
 _SHARE = 0.3
 """Defaults of the bundled program: an answer's tokens, and vLLM's part of a GPU."""
 _ENGINE = "vllm-tensor-parallel-size"
+_AT_ONCE = "per-device-train-batch-size"
+_SHARE_FLAG = "vllm-gpu-memory-utilization"
 _SERVER = "vllm-server"  # The URL of vLLM on GPUs of its own
-_MEMORY = (
-    *("shard", _ENGINE, "vllm-gpu-memory-utilization", "vllm-prompt-tokens"),
-    *("per-device-train-batch-size", "max-completion-length", "config", "lora-rank"),
-)
-"""Flags that change the memory that a model takes."""
+_MEMORY = ("shard", "vllm-prompt-tokens", "config")
+"""Flags that change the memory that a model takes, in a way that is not counted."""
 _ANSWERS = 128  # Answers per update, approximately
 _EVERY = 20  # Steps between checkpoints, at most
 
@@ -159,18 +160,19 @@ def make(asked: RecipeInput) -> Command:
         arguments.add("learning-rate", "1e-5", why="as TRL's scripts for adapters; else 1e-6")
     arguments.add("checkpoints", asked.checkpoints, why="AGENT_CHECKPOINTS; resumes from the last")
 
-    # Batches, and when to save.
+    # What fits the GPUs, then batches, and when to save.
     _check_server(arguments, asked, world)
-    notes: tuple[str, ...] = (_batch(arguments, world),)
-    _save(arguments, asked, world)
+    if not world:
+        arguments.add("cpu", why="no node has a GPU")
+    sizing = None if arguments.holds("cpu") else _sizing(arguments, asked, world)
+    fit = None if sizing is None else sizing.fit
+    notes: tuple[str, ...] = (_batch(arguments, world, fit),)
+    _save(arguments, asked, world, fit)
 
     # On GPUs: sharding and engines by memory. On CPUs: can this release train there at all?
     warnings: tuple[str, ...] = ()
     sharding = {}
-    if not world:
-        arguments.add("cpu", why="no node has a GPU")
-    if not arguments.holds("cpu"):
-        sizing = _sizing(arguments, asked, world)
+    if sizing is not None:
         if world > 1 and not arguments.whole("lora-rank"):
             shard = "offload" if sizing.layout.name == TRL_OFFLOAD.name else "fsdp"
             arguments.add("shard", shard, why=sizing.why["layout"])
@@ -207,7 +209,7 @@ def _check_server(arguments: Arguments, asked: RecipeInput, world: int) -> None:
     if not world or arguments.given("cpu"):
         what = "--vllm-server: TRL sends weights to it by NCCL, from GPUs"
         raise MisfitError(f"AGENT_JOB_ARGS: {what}")
-    both = [flag for flag in (_ENGINE, "vllm-gpu-memory-utilization") if arguments.given(flag)]
+    both = [flag for flag in (_ENGINE, _SHARE_FLAG) if arguments.given(flag)]
     names = [f"--{flag} of AGENT_JOB_ARGS" for flag in both]
     if asked.tensor_parallel is not None:
         names.insert(0, "AGENT_TENSOR_PARALLEL")
@@ -217,12 +219,38 @@ def _check_server(arguments: Arguments, asked: RecipeInput, world: int) -> None:
 
 
 def _sizing(arguments: Arguments, asked: RecipeInput, world: int) -> Sizing:
-    """Size the model and vLLM, which share all GPUs.
+    """Size the model, vLLM, which shares all GPUs, and the answers of a process at once.
+
+    These are a whole group, or the largest part of it that needs no warning.
+    """
+    group = _group(arguments)
+    parts = divisors(group)
+    if arguments.given(_AT_ONCE):
+        parts = [arguments.count(_AT_ONCE)]
+    tried = [_tried(arguments, asked, world, answers) for answers in reversed(parts)]
+    sizings = [found for found in tried if isinstance(found, Sizing)]
+    if not sizings:
+        raise MisfitError(str(tried[-1]))
+    return next((sizing for sizing in sizings if not sizing.warnings), sizings[-1])
+
+
+def _tried(
+    arguments: Arguments, asked: RecipeInput, world: int, answers: int
+) -> Sizing | MisfitError:
+    try:
+        return _sizing_of(arguments, asked, world, answers)
+    except MisfitError as refusal:
+        return refusal
+
+
+def _sizing_of(arguments: Arguments, asked: RecipeInput, world: int, answers: int) -> Sizing:
+    """Size the model and vLLM for so many answers of a process at once.
 
     Prompts are not counted: they are usually much shorter than the answers.
     """
-    answers = arguments.count("per-device-train-batch-size")
     has_reference = _has_reference(arguments)
+    turned_off = bool(arguments.changed([_ENGINE])) and not arguments.whole(_ENGINE)
+    has_engines = not (turned_off or arguments.given(_SERVER))
     layouts = TRL if world > 1 else (FSDP_RESIDENT,)
     rank = arguments.whole("lora-rank")
     if rank:
@@ -235,7 +263,8 @@ def _sizing(arguments: Arguments, asked: RecipeInput, world: int) -> Sizing:
         tokens=answers * _completion(arguments),
         samples=answers,
         frozen=1 if has_reference else 0,
-        share=0.0 if arguments.given(_SERVER) else _SHARE,
+        share=_SHARE if has_engines else 0.0,
+        own_share=arguments.fraction(_SHARE_FLAG) if has_engines else None,
         tensor_parallel=arguments.whole(_ENGINE) or None,
         # the model of the end is gathered in float32
         in_nodes=Host(loading=2 * WEIGHT if has_reference else WEIGHT, gathered=4),
@@ -245,11 +274,24 @@ def _sizing(arguments: Arguments, asked: RecipeInput, world: int) -> Sizing:
     return sizing_for(asked, arguments.changed(_MEMORY), load)
 
 
-def _save(arguments: Arguments, asked: RecipeInput, world: int) -> None:
+def _group(arguments: Arguments) -> int:
+    """Return the answers to a prompt."""
+    group = arguments.count("num-generations", 8)
+    if group < 2:
+        raise MisfitError("AGENT_JOB_ARGS: --num-generations must be at least 2")
+    return group
+
+
+def _save(arguments: Arguments, asked: RecipeInput, world: int, fit: Fit | None) -> None:
     """Save after the program's own number of steps, or about every hour."""
-    answers = arguments.count("per-device-train-batch-size") * max(1, world)
-    samples = answers * arguments.count("gradient-accumulation-steps")
-    step = StepWork(samples, _completion(arguments), scored=1 if _has_reference(arguments) else 0)
+    answers = arguments.count(_AT_ONCE)
+    step = StepWork(
+        answers * max(1, world) * arguments.count("gradient-accumulation-steps"),
+        _completion(arguments),
+        scored=1 if _has_reference(arguments) else 0,
+        fit=fit,
+        micro=average(answers * _completion(arguments)),
+    )
     steps, pace = steps_between_saves(asked, step, _EVERY)
     arguments.add("save-steps", steps, why=pace or "the program's own default")
 
@@ -266,24 +308,24 @@ def _has_reference(arguments: Arguments) -> bool:
     return beta.startswith("{") or bool(float(beta))
 
 
-def _batch(arguments: Arguments, world: int) -> str:
+def _batch(arguments: Arguments, world: int, fit: Fit | None) -> str:
     """Set the answers of an update: whole groups of answers to one prompt.
 
     On CPUs the launcher decides the number of processes: each trains on whole groups.
     """
-    group = arguments.count("num-generations", 8)
-    if group < 2:
-        raise MisfitError("AGENT_JOB_ARGS: --num-generations must be at least 2")
-    each = arguments.count("per-device-train-batch-size", group)
+    group = _group(arguments)
+    each = arguments.count(_AT_ONCE, group if fit is None else fit.load.samples)
     near = 1
     if world:
-        near = max(1, round(_ANSWERS / (each * world)))
+        at_once = each * world
+        near = nearest(round(_ANSWERS / at_once), group // gcd(group, at_once))
     steps = arguments.count("gradient-accumulation-steps", near)
     total = each * steps * (world or 1)
     check_multiple("answers per update:", total, group)
 
     arguments.add("num-generations", group, why="answers per prompt, to compare")
-    arguments.add("per-device-train-batch-size", each, why="whole groups")
+    part = "" if each % group == 0 else f": {each} longest ones of {group} fit a GPU at once"
+    arguments.add(_AT_ONCE, each, why=f"whole groups in an update{part}")
     arguments.add("gradient-accumulation-steps", steps, why=f"near {_ANSWERS} answers per update")
 
     who = "each process"
@@ -306,4 +348,4 @@ def _engines(arguments: Arguments, asked: RecipeInput, sizing: Sizing) -> None:
     if any(count % size for count in counts):
         raise engines_misfit(size, counts)
     if sizing.share != _SHARE:
-        arguments.add("vllm-gpu-memory-utilization", f"{sizing.share:g}", why=why["share"])
+        arguments.add(_SHARE_FLAG, f"{sizing.share:g}", why=why["share"])

@@ -25,7 +25,9 @@ from agent.frameworks.recipe import (
     adapter_warning,
     check_columns,
     engines_text,
+    shape_of,
 )
+from agent.frameworks.sizing import engine_sizes, gb
 from agent.frameworks.step_format import STEP, KeyMeaning, LineFormat, StepFormat, bar
 from agent.frameworks.verl_adapters import (
     RANK,
@@ -49,6 +51,7 @@ from agent.frameworks.verl_keys import (
     REF,
     ROLLOUT,
     SAMPLES,
+    SHARE,
     STORES_KEY,
     STRATEGY,
     TENSOR_PARALLEL,
@@ -64,6 +67,7 @@ from agent.frameworks.verl_memory import (
     WHY_ADAPTER_SHARDS,
     WHY_SHARDS,
     bucket_rows,
+    check_sequences,
     fsdp_size,
     has_reference,
     longest_sample,
@@ -177,9 +181,10 @@ PRESETS = {
 }
 
 _TRAIN_NEAR = 1024  # verl's own batch; an update has a quarter of it
-_LEAST_BATCH = 64
+_LEAST_SAMPLES = 256  # Answers of a step, at least
 _UPDATES = 4  # Of a step
-_LONGEST_STEP_OF_ONE = HOUR / 4  # With one GPU in all
+_LONGEST_STEP_OF_FEW = HOUR / 4
+_FEW = 8  # GPUs: verl's scripts are for so many or more
 _ACTOR_TOKENS = 24576
 _CRITIC_TOKENS = 32768
 """Tokens of a batch on each GPU: the actor's as in the scripts, the critic's by default."""
@@ -217,6 +222,7 @@ _GROUP_SIZE = 8  # Answers to each prompt that GRPO compares
 _AGENT_LOOPS = 8  # Agent-loop workers that verl starts by default
 _MODULE = 3  # Words of the command before its arguments
 _REF_OFFLOADED = "as the scripts: it works between updates only"
+_REWARD_SHARE = 0.8  # Of each GPU for a reward model's engines, as in the scripts
 _EVERY = 20  # Steps between checkpoints, at most, and between evaluations
 
 
@@ -234,6 +240,7 @@ def make(asked: RecipeInput) -> Command:
 
     # What fits the nodes: layout and engines by memory, then what a checkpoint has.
     _check_rollout_nodes(given)
+    check_sequences(asked, given)
     try:
         sizing, saved = sizing_and_saved(asked, given)
     except MisfitError as refusal:
@@ -287,7 +294,7 @@ def _with_megatron(
     sizing = verl_megatron.sizing_of(asked, given)
     backend = (
         *verl_megatron.engine_row(asked, flags),
-        (f"{ROLLOUT}.gpu_memory_utilization", f"{sizing.share:g}", sizing.why["share"]),
+        (SHARE, f"{sizing.share:g}", sizing.why["share"]),
         *verl_megatron.parallel_rows(asked, sizing),
         *megatron_rows(asked),
         *bucket_rows(asked, given, megatron=True),
@@ -336,7 +343,7 @@ def _command(  # noqa: PLR0913 - what both ways to train have made
         *backend,
         *sizes,
         *_batches_by_tokens(asked, given, sizing),
-        *_reward(asked, given),
+        *_reward(asked, given, sizing),
         *trainer_rows(asked),
         ("trainer.save_freq", every, "; ".join(filter(None, (pace, "verl's default is never")))),
         ("trainer.resume_mode", "auto", "resumes from the last checkpoint, if any"),
@@ -456,10 +463,11 @@ def _batch_near(asked: RecipeInput, given: Mapping[str, str], sizing: Sizing) ->
     def seconds(prompts: int) -> float:
         return step_seconds(asked, _step_of(asked, given, sizing, prompts)) or 0.0
 
-    # Whoever has one GPU tries things out.
-    limit = _LONGEST_STEP_OF_ONE if sum(n.gpus for n in asked.gpu_nodes) == 1 else HOUR
+    # Whoever has fewer GPUs than verl's scripts tries things out.
+    limit = _LONGEST_STEP_OF_FEW if sum(n.gpus for n in asked.gpu_nodes) < _FEW else HOUR
+    answers = _answers(asked, given)
     near = most
-    while seconds(near) > limit and near > _LEAST_BATCH:
+    while seconds(near) > limit and near * answers > _LEAST_SAMPLES:
         near //= 2
     if near == most:
         return near, str(near)
@@ -530,7 +538,7 @@ def _actor_tokens(given: Mapping[str, str], sizing: Sizing) -> int:
     return verl_megatron.tokens_of(sizing, max(min(most, fitting), longest_sample(given)))
 
 
-def _reward_model(asked: RecipeInput, given: Mapping[str, str]) -> Iterable[Row]:
+def _reward_model(asked: RecipeInput, given: Mapping[str, str], sizing: Sizing) -> Iterable[Row]:
     """Return the settings of a reward model on the training GPUs, by version."""
     root = "reward.reward_model" if asked.version >= (0, 7, 1) else "reward_model"
     if asked.recipe == "verl-ppo" and (asked.reward_model or f"{root}.enable" in given):
@@ -549,19 +557,40 @@ def _reward_model(asked: RecipeInput, given: Mapping[str, str]) -> Iterable[Row]
 
     # From 0.7 on engines of its own generate the scores.
     yield f"{root}.rollout.name", asked.rollout, "verl has no default"
-    yield f"{root}.rollout.gpu_memory_utilization", "0.8", f"{scripts}: it sleeps meanwhile"
-    yield f"{root}.rollout.tensor_model_parallel_size", 1, scripts
+    share, size, why = _reward_engines(asked, sizing)
+    yield f"{root}.rollout.gpu_memory_utilization", f"{share:g}", why
+    yield f"{root}.rollout.tensor_model_parallel_size", size, why
     longest = longest_sample(given)
     yield f"{root}.rollout.prompt_length", longest + 1024, "prompt, answer and template"
     yield f"{root}.rollout.response_length", 1024, scripts
     yield f"{root.removesuffix('.reward_model')}.num_workers", 8, scripts
 
 
-def _reward(asked: RecipeInput, given: Mapping[str, str]) -> Iterable[Row]:
+def _reward_engines(asked: RecipeInput, sizing: Sizing) -> tuple[float, int, str]:
+    """Return the part of a GPU for the engines of a reward model, their GPUs, and the reason.
+
+    All other engines sleep meanwhile, and the states of training stay.
+    """
+    scripts = "as the scripts with a reward model"
+    if sizing.fit is None:
+        return _REWARD_SHARE, 1, scripts
+    share = min(_REWARD_SHARE, sizing.fit.left)
+    if share < _REWARD_SHARE:
+        scripts = f"{gb(sizing.fit.generating)} of training stay on a GPU meanwhile"
+
+    # How many GPUs does its own size take?
+    model = shape_of(asked.reward_model, None)
+    if model is None:
+        return share, 1, scripts
+    size = engine_sizes(replace(sizing.fit.load, tensor_parallel=None), model)[0]
+    return share, size, f"{scripts}; {gb(model.weights)} of weights, by {model.source}"
+
+
+def _reward(asked: RecipeInput, given: Mapping[str, str], sizing: Sizing) -> Iterable[Row]:
     """Return the settings of the function that asks the reward server, unless the user has one."""
     has_section = asked.version >= (0, 7, 1)
     root = "reward.custom_reward_function" if has_section else "custom_reward_function"
-    yield from _reward_model(asked, given)
+    yield from _reward_model(asked, given, sizing)
     if not asked.scores or f"{root}.path" in given:
         return
     if asked.version < (0, 6):

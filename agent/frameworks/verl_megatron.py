@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from agent.frameworks.arguments import whole
+from agent.frameworks.arguments import fraction, whole
 from agent.frameworks.layouts import CPU_OPTIMIZER, MEGATRON, MEGATRON_ADAPTERS, RESIDENT, Split
 from agent.frameworks.megatron_memory import (
     CONTEXT,
@@ -29,6 +29,7 @@ from agent.frameworks.verl_keys import (
     GPUS,
     NODES,
     REF,
+    SHARE,
     STRATEGY,
     TENSOR_PARALLEL,
 )
@@ -163,6 +164,7 @@ def sizing_of(asked: RecipeInput, given: Mapping[str, str]) -> Sizing:
         nodes=equal_nodes(asked.nodes, given),
         trained=1 if asked.recipe == "verl-grpo" else 2,
         share=ENGINES_SHARE,
+        own_share=fraction(given, SHARE),
         tensor_parallel=whole(given, TENSOR_PARALLEL),
         in_nodes=Host(
             # without its adapters the actor is the reference

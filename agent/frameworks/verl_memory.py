@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from agent.frameworks.arguments import whole
+from agent.frameworks.arguments import fraction, whole
 from agent.frameworks.layouts import VERL, VERL_CPU, VERL_OFFLOAD, VERL_RESIDENT, Layout, Split
 from agent.frameworks.recipe import WEIGHT, MisfitError, Version, version_text
 from agent.frameworks.sizing import Host, Sizing, Workload, sizing_for
@@ -23,6 +23,7 @@ from agent.frameworks.verl_keys import (
     PROMPT,
     REF,
     ROLLOUT,
+    SHARE,
     STRATEGY,
     TENSOR_PARALLEL,
 )
@@ -74,12 +75,12 @@ _MARGIN = 1.5  # Of an embedding that is only an estimate
 _HALF = ("bf16", "bfloat16", "fp16", "float16")
 _FULL = 4  # Bytes of a value in float32, as FSDP's workers send it
 MEMORY_KEYS = (
-    *(TENSOR_PARALLEL, STRATEGY, f"{ACTOR}.fsdp_config", "critic.fsdp"),
+    *(f"{ACTOR}.fsdp_config", "critic.fsdp"),
     *("critic.model.fsdp_config", "critic.strategy", f"{REF}.fsdp_config"),
-    *(f"{ROLLOUT}.gpu_memory_utilization", f"{ROLLOUT}.free_cache_engine"),
-    *(f"{MODEL}.enable_", f"{ROLLOUT}.quantization", "model_engine"),
+    *(f"{ROLLOUT}.free_cache_engine", f"{ROLLOUT}.quantization"),
+    *(f"{MODEL}.enable_", "model_engine"),
 )
-"""Beginnings of keys that change the memory that a model takes."""
+"""Beginnings of keys that change the memory that a model takes, in a way that is not counted."""
 
 
 def sizing_and_saved(asked: RecipeInput, given: Mapping[str, str]) -> tuple[Sizing, str]:
@@ -111,13 +112,8 @@ def sizing_and_saved(asked: RecipeInput, given: Mapping[str, str]) -> tuple[Sizi
 
 def _sizing(asked: RecipeInput, given: Mapping[str, str], saved: str) -> Sizing:
     kept = asked.basis.kept
-    saved_by = kept.get(STRATEGY)
     adapters = trains_adapters(asked, given)
-    layouts = tuple(
-        layout
-        for layout in VERL
-        if saved_by not in _STRATEGIES or saved_by == strategy_of(asked, given, layout)
-    )
+    layouts = tuple(layout for layout in VERL if _is_shardable(asked, given, layout))
     load = Workload(
         layouts=layouts,
         nodes=equal_nodes(asked.nodes, given) if {NODES, GPUS} & set(given) else (),
@@ -125,6 +121,7 @@ def _sizing(asked: RecipeInput, given: Mapping[str, str], saved: str) -> Sizing:
         tokens=longest_sample(given),
         trained=1 if asked.recipe == "verl-grpo" else 2,
         share=ENGINES_SHARE,
+        own_share=fraction(given, SHARE),
         tensor_parallel=whole(given, TENSOR_PARALLEL),
         adapters=adapters,
         in_nodes=Host(
@@ -141,6 +138,14 @@ def _sizing(asked: RecipeInput, given: Mapping[str, str], saved: str) -> Sizing:
         load = _beside_a_critic(load)
     changed = [key for key in given if key.startswith(MEMORY_KEYS) and key not in _SEQUENCE_KEYS]
     return sizing_for(asked, changed, load)
+
+
+def _is_shardable(asked: RecipeInput, given: Mapping[str, str], layout: Layout) -> bool:
+    """Return whether the user's FSDP, or that of the checkpoints, can have a layout."""
+    if STRATEGY in given:
+        return given[STRATEGY] != "fsdp" or layout.name != VERL_CPU.name
+    saved_by = asked.basis.kept.get(STRATEGY)
+    return saved_by not in _STRATEGIES or saved_by == strategy_of(asked, given, layout)
 
 
 def _sequences(asked: RecipeInput, given: Mapping[str, str]) -> tuple[int, ...]:
@@ -166,6 +171,24 @@ def _sequences(asked: RecipeInput, given: Mapping[str, str]) -> tuple[int, ...]:
         and model.heads % size == 0
         and max(size, cached) % min(size, cached) == 0
     )
+
+
+def check_sequences(asked: RecipeInput, given: Mapping[str, str]) -> None:
+    """Refuse the user's division of samples where verl ends with it before the first step."""
+    total = sum(node.gpus for node in equal_nodes(asked.nodes, given))
+    model = asked.basis.model
+    heads = 0 if model is None else model.heads
+    for key in _SEQUENCE_KEYS:
+        size = whole(given, key) or 1
+        why = ""
+        if total % size:
+            why = f"it does not divide {total} GPUs"
+        elif heads % size:
+            why = f"each GPU gets whole heads of attention, and the model has {heads}"
+        elif size > 1 and given.get(_PADDING, "True").lower() != "true":
+            why = f"verl divides samples with {_PADDING}=True only"
+        if why:
+            raise MisfitError(f"AGENT_JOB_ARGS: {key}={size}: {why}")
 
 
 def sequence_rows(asked: RecipeInput, sizing: Sizing) -> Iterable[Row]:
@@ -223,7 +246,7 @@ def has_reference(asked: RecipeInput, given: Mapping[str, str]) -> bool:
 
 def memory_rows(asked: RecipeInput, given: Mapping[str, str], sizing: Sizing) -> Iterable[Row]:
     """Return the settings of the layout, and of the engines' share of a GPU."""
-    yield f"{ROLLOUT}.gpu_memory_utilization", f"{sizing.share:g}", sizing.why["share"]
+    yield SHARE, f"{sizing.share:g}", sizing.why["share"]
     if needs_fsdp2(asked, given) and strategy_of(asked, given, sizing.layout) == "fsdp2":
         yield STRATEGY, "fsdp2", "with FSDP 1 this verl finds no adapters of a layer"
     critic = "critic.fsdp" if asked.version >= (0, 8) else "critic.model.fsdp_config"

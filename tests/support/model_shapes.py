@@ -19,6 +19,7 @@ QWEN2_5_7B_CONFIG = {
     "num_key_value_heads": 4,
     "intermediate_size": 18944,
     "vocab_size": 152_064,
+    "tie_word_embeddings": False,
 }
 QWEN2_5_7B = shape(**QWEN2_5_7B_CONFIG)
 QWEN3_8B = shape(
@@ -29,6 +30,7 @@ QWEN3_8B = shape(
     head_dim=128,
     intermediate_size=12288,
     vocab_size=151_936,
+    tie_word_embeddings=False,
 )
 QWEN2_5_32B = shape(
     hidden_size=5120,
@@ -37,6 +39,7 @@ QWEN2_5_32B = shape(
     num_key_value_heads=8,
     intermediate_size=27648,
     vocab_size=152_064,
+    tie_word_embeddings=False,
 )
 QWEN3_30B = shape(
     hidden_size=2048,
@@ -49,6 +52,7 @@ QWEN3_30B = shape(
     num_experts=128,
     num_experts_per_tok=8,
     vocab_size=151_936,
+    tie_word_embeddings=False,
 )
 QWEN3_235B = shape(
     hidden_size=4096,
@@ -61,4 +65,5 @@ QWEN3_235B = shape(
     num_experts=128,
     num_experts_per_tok=8,
     vocab_size=151_936,
+    tie_word_embeddings=False,
 )

@@ -75,14 +75,40 @@ def test_checkpoints_are_about_an_hour_apart(
     assert re.search(r"every .*about \d+ (s|min|h).* a step, estimated", command.why[flag])
 
 
-@pytest.mark.parametrize(("size", "batch"), [("0.5B", 512), ("1.5B", 128), ("3B", 64)])
-def test_one_card_gets_a_batch_of_a_quarter_of_an_hour(size: str, batch: int) -> None:
-    """One GPU takes hours for the 1,024 prompts × 8 answers that verl trains on."""
-    command = made("verl-grpo", "1x1x24", size)
+@pytest.mark.parametrize(
+    ("shape", "size", "batch"),
+    [
+        ("1x1x24", "0.5B", 512),
+        ("1x1x24", "1.5B", 128),
+        ("1x1x24", "3B", 64),
+        ("1x2x24", "7B", 64),
+        ("2x2x24", "7B", 128),
+        ("1x4x48", "4B", 512),
+    ],
+)
+def test_few_cards_get_a_batch_of_a_quarter_of_an_hour(shape: str, size: str, batch: int) -> None:
+    """They take hours for the 1,024 prompts × 8 answers that verl trains on."""
+    command = made("verl-grpo", shape, size)
     found = parsed(command)
     assert found["data.train_batch_size"] == str(batch)
     assert found["actor_rollout_ref.actor.ppo_mini_batch_size"] == str(batch // 4)
     assert "since a step of 1024 would take about" in command.why["data.train_batch_size"]
+
+
+def test_a_step_has_no_fewer_answers_than_a_group_learns_from() -> None:
+    """However long it takes: 256 answers, also of PPO with one for each prompt."""
+    long = "data.max_response_length=16384"
+    for recipe, batch in (("verl-grpo", 32), ("verl-ppo", 256)):
+        command = made(recipe, "1x2x80", "7B", long)
+        assert parsed(command)["data.train_batch_size"] == str(batch)
+
+
+def test_states_in_cpu_memory_count_in_every_recipe() -> None:
+    """A step of 7B on two small cards moves all weights, and its optimizer works on the CPUs."""
+    why = made("trl-grpo", "1x2x24", "7B").why["--save-steps"]
+    seconds = re.search(r"about (\d+) s a step, estimated: .*, with states in CPU memory", why)
+    assert seconds is not None
+    assert 45 <= int(seconds[1]) <= 75  # Without those states about 31 s
 
 
 def test_the_users_steps_stay() -> None:

@@ -90,8 +90,13 @@ ZERO1 = "--ds.zero_stage 1 --data.max_len 7096 --vllm.tensor_parallel_size 1"
 )
 def test_whole_models_and_sleeping_engines(args: str, *, fits: bool) -> None:
     """OpenRLHF#1013: 7B on 2×8 with 512 GB fails while models load, and not with engines awake."""
-    warnings = made(Case("openrlhf-grpo", "2x8x80", 512, "7.6B", args)).warnings
-    assert any("the nodes' memory does not" in text for text in warnings) is not fits
+    case = Case("openrlhf-grpo", "2x8x80", 512, "7.6B", args)
+    if fits:
+        assert made(case).warnings == ()
+        return
+    with pytest.raises(PreflightError) as refusal:
+        made(case)
+    assert "the nodes' memory does not" in refusal.value.sentence()
 
 
 def test_long_answers_are_warned_of() -> None:

@@ -112,14 +112,12 @@ def test_reasons_have_figures(recipe: str, shape: str, size: str, why: str) -> N
     ],
 )
 def test_what_cannot_fit_is_refused(recipe: str, shape: str, size: str, remedy: str) -> None:
-    """78 with the smallest nodes that fit; whoever sets such an argument gets a warning."""
-    with pytest.raises(PreflightError) as caught:
-        shown(recipe, shape, size)
-    assert caught.value.end.exit_code == 78
-    assert remedy in caught.value.sentence()
-    insisting = shown(recipe, shape, size, AGENT_TENSOR_PARALLEL="1")
-    assert remedy in insisting.warnings[0]
-    assert "Not refused: AGENT_TENSOR_PARALLEL set" in insisting.warnings[0]
+    """78 with the smallest nodes that fit; also with engines of the user's, which are counted."""
+    for own in ({}, {"AGENT_TENSOR_PARALLEL": "1"}):
+        with pytest.raises(PreflightError) as caught:
+            shown(recipe, shape, size, **own)
+        assert caught.value.end.exit_code == 78
+        assert remedy in caught.value.sentence()
 
 
 PAIRS = (
@@ -204,6 +202,14 @@ def test_pairs_are_sized_on_their_own_gpus(
             {"actor.num_nodes": "1", "ref.num_nodes": "1", "vllm.num_engines": "4", TP: "2"},
             "/ 8 GPUs",
         ),
+        (
+            "openrlhf-grpo",
+            "1x8x80",
+            "7B",
+            "--data.max_len 34816 --ds.ring_attn_size 4",
+            {TOKENS: "16384", "rollout.max_tokens_per_gpu": "16384"},
+            "/ 8 GPUs",
+        ),
     ],
 )
 def test_memory_is_counted_over_the_gpus_that_train(  # noqa: PLR0913 - columns of a table
@@ -227,6 +233,8 @@ def test_memory_is_counted_over_the_gpus_that_train(  # noqa: PLR0913 - columns 
         ("openrlhf-grpo", "4x8x80", "--actor.num_nodes 1", "70 B on 1×8×80 GB: no"),
         ("openrlhf-grpo", "2x8x80", "--train.async_enable", "70 B on 1×8×80 GB: no"),
         ("openrlhf-grpo", "16x1x80", "--train.async_enable", "an engine of 1 GPU of 80 GB lacks"),
+        ("openrlhf-grpo", "4x8x80", "--ds.zero_stage 2", "70 B × 4 bytes = 280 GB"),
+        ("verl-grpo", "4x8x80", f"{VERL_TP}=1", "with engines of 8 GPUs that have 0.55 of each"),
     ],
 )
 def test_too_few_gpus_that_train_are_refused(recipe: str, shape: str, own: str, said: str) -> None:

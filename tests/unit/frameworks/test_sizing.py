@@ -96,6 +96,18 @@ def test_a_vision_model() -> None:
     assert ModelShape.from_config({"hidden_size": "7B"}) is None
 
 
+def test_embeddings_are_tied_where_the_key_is_left_out() -> None:
+    """It is written only where it is no default: Gemma's files lack it, Qwen's do not."""
+    fields = config_of(next(model for model in MODELS if model["name"] == "Qwen/Qwen2.5-7B"))
+    untied = ModelShape.from_config(fields)
+    del fields["tie_word_embeddings"]
+    tied = ModelShape.from_config(fields)
+    assert untied is not None
+    assert tied is not None
+    assert (untied.tied, tied.tied) == (False, True)
+    assert untied.parameters - tied.parameters == tied.vocabulary * tied.hidden
+
+
 def test_deepseek_v3() -> None:
     """671 B parameters with shared experts, dense first layers and a small KV cache."""
     found = ModelShape.from_config(
@@ -114,6 +126,7 @@ def test_deepseek_v3() -> None:
             "kv_lora_rank": 512,
             "qk_rope_head_dim": 64,
             "vocab_size": 129280,
+            "tie_word_embeddings": False,
         }
     )
     assert found is not None
@@ -201,6 +214,39 @@ def test_own_arguments_turn_refusals_into_warnings(load: Workload, remedy: str) 
     unknown = replace(load, nodes=tuple(replace(node, gpu_memory=None) for node in load.nodes))
     if known == 80:
         assert "their memory is not known here" in sizing_of(unknown).warnings[0]
+
+
+@pytest.mark.parametrize(
+    ("share", "layout", "engine"),
+    [(0.8, table.VERL_RESIDENT, 1), (0.95, table.VERL_OFFLOAD, 1), (0.1, table.VERL_RESIDENT, 4)],
+)
+def test_the_users_part_for_engines_is_counted(share: float, layout: Layout, engine: int) -> None:
+    """States that leave too little for it are offloaded; a small one divides the weights."""
+    found = sizing_of(replace(workload("7.6B"), own_share=share))
+    assert (found.layout, found.share, found.tensor_parallel) == (layout, share, engine)
+    assert found.warnings == ()
+
+
+def test_a_part_for_engines_without_room_for_the_weights_is_refused() -> None:
+    """It names engines that fit."""
+    load = replace(workload("7.6B", nodes=8, gpus=1), own_share=0.1)
+    with pytest.raises(MisfitError, match=r"in 0\.1 × 80 GB; with engines of 1 GPU that have 0\.6"):
+        sizing_of(load)
+
+
+def test_engines_of_the_user_are_refused_with_those_that_fit() -> None:
+    """72B does not fit on one GPU; nodes are no remedy for that."""
+    load = replace(workload("72B", nodes=4), tensor_parallel=1)
+    with pytest.raises(MisfitError, match="of weights / 1 = 144 GB") as refusal:
+        sizing_of(load)
+    assert str(refusal.value).endswith("; with engines of 8 GPUs that have 0.55 of each")
+
+
+def test_shorter_samples_are_a_remedy() -> None:
+    """Where the states fit, and the longest sample does not."""
+    load = workload("7B", gpus=1, memory=24, layouts=(table.ZERO2,), share=0.0, adapters=True)
+    with pytest.raises(MisfitError, match="or with samples of at most 4096 tokens"):
+        sizing_of(replace(load, tokens=8192, logit=10))
 
 
 def test_figures() -> None:

@@ -11,7 +11,8 @@ from msgspec.structs import replace
 
 from agent.bundled import trl_grpo
 from agent.frameworks import trl
-from agent.frameworks.recipe import MisfitError, NodeSize, RecipeInput
+from agent.frameworks.recipe import JobBasis, MisfitError, NodeSize, RecipeInput
+from support.model_shapes import QWEN3_8B
 from support.recipe_words import flags_of
 
 SHAPES = {
@@ -24,6 +25,9 @@ SHAPES = {
     "uneven": ((8, 8, 4), 4, "20 GPUs = 20 processes; batch 160 = 20 × 8 × 1"),
     "CPUs": ((0, 0), 1, "each process; batch 8 = 8 × 1; 1 prompt × 8"),
 }
+
+
+THREES = ("--per-device-train-batch-size", "3", "--gradient-accumulation-steps", "5")
 
 
 def asked(
@@ -101,7 +105,7 @@ def test_the_recipe_has_its_programs_flags() -> None:
         (asked((8,), "--num-generations", "1"), "--num-generations must be at least 2"),
         (asked((8,), "--num-generations", "0"), "must be at least 1"),
         (asked((1,), "--num_generations", "4"), "did you mean --num-generations?"),
-        (asked((1,), "--per-device-train-batch-size", "3"), "is no multiple of 8"),
+        (asked((1,), *THREES), "is no multiple of 8"),
         (asked((0,), "--per-device-train-batch-size", "4"), "is no multiple of 8"),
         (asked((4, 6), tensor_parallel=4), "do not fit nodes of 4, 6 GPUs"),
         (asked((0,), tensor_parallel=2), "engines of vLLM need GPUs (AGENT_TENSOR_PARALLEL)"),
@@ -112,6 +116,25 @@ def test_refusals(what: RecipeInput, said: str) -> None:
     with pytest.raises(MisfitError) as misfit:
         trl.make(what)
     assert said in str(misfit.value)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "answer", "at_once", "steps"), [(1, 1024, 8, 2), (1, 8192, 4, 4), (2, 16384, 2, 4)]
+)
+def test_a_process_takes_as_many_answers_as_fit(
+    nodes: int, answer: int, at_once: int, steps: int
+) -> None:
+    """Long ones in parts of a group: an update has as many answers, and is whole groups."""
+    what = replace(
+        asked((8,), "--max-completion-length", str(answer)),
+        nodes=(NodeSize(8, gpu_memory=80),) * nodes,
+        basis=JobBasis(QWEN3_8B),
+    )
+    command = trl.make(what)
+    found = trl_grpo.parser().parse_args(command.argv[2:])
+    assert found.per_device_train_batch_size == at_once
+    assert found.gradient_accumulation_steps == steps
+    assert command.warnings == ()
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,7 @@ DEEPSEEK = shape(
     vocab_size=129_280,
     kv_lora_rank=512,
     qk_rope_head_dim=64,
+    tie_word_embeddings=False,
 )
 WITH_IMAGES = replace(QWEN3_30B, has_vision=True, parameters=31_070_000_000)
 

@@ -20,7 +20,7 @@ from agent.frameworks.recipe import (
     Version,
 )
 from agent.frameworks.verl import REWARD_FUNCTION, make
-from support.model_shapes import QWEN2_5_32B
+from support.model_shapes import QWEN2_5_7B, QWEN2_5_32B
 from support.recipe_words import arguments
 from support.verl_asked import MINI, RELEASES, TENSOR, asked
 
@@ -343,6 +343,27 @@ def test_a_reward_model(version: Version, wanted: dict[str, str]) -> None:
     assert "algorithm.use_kl_in_reward" not in grpo
 
 
+@pytest.mark.parametrize(
+    ("recipe", "model", "share", "size"),
+    [
+        ("verl-grpo", "org/RM-8B", "0.7", "1"),
+        ("verl-ppo", "org/RM-8B", "0.6", "1"),  # beside the critic's states, too
+        ("verl-ppo", "org/RM-70B", "0.6", "8"),
+        ("verl-ppo", "org/rm", "0.6", "1"),
+    ],
+)
+def test_a_reward_models_engines_fit_beside_the_states(
+    recipe: str, model: str, share: str, size: str
+) -> None:
+    """They wake up while those stay on the GPU: with 0.8, as in verl's scripts, they lack room."""
+    node = NodeSize(8, 64, 2 << 40, 80)
+    what = replace(asked(recipe=recipe), nodes=(node,), basis=JobBasis(QWEN2_5_7B))
+    found = arguments(make(replace(what, reward_model=model)))
+    rollout = "reward.reward_model.rollout"
+    assert found[f"{rollout}.gpu_memory_utilization"] == share
+    assert found[f"{rollout}.tensor_model_parallel_size"] == size
+
+
 def test_verl_0_5_awaits_no_server() -> None:
     """The refusal says which release does."""
     make(asked(version=(0, 5, 0)))
@@ -480,6 +501,24 @@ def test_long_answers_are_divided_before_states_go_to_the_cpus(
     assert f"it is divisible by {16 // int(size)} data-parallel ranks" in made.why[MINI]
     short = arguments(make(replace(what, args=())))
     assert not [name for name in short if "ulysses" in name]
+
+
+@pytest.mark.parametrize(
+    ("own", "said"),
+    [
+        (("3",), "=3: it does not divide 16 GPUs"),
+        (("16",), "=16: each GPU gets whole heads of attention, and the model has 40"),
+        (("2", "actor_rollout_ref.model.use_remove_padding=False"), "use_remove_padding=True only"),
+    ],
+)
+def test_samples_that_verl_cannot_divide_are_refused(own: tuple[str, ...], said: str) -> None:
+    """It would end by its mesh of GPUs, or by an assertion on the model's heads."""
+    args = f"actor_rollout_ref.actor.ulysses_sequence_parallel_size={own[0]}", *own[1:]
+    what = replace(asked("2x8", (0, 7, 1), *args), basis=JobBasis(QWEN2_5_32B))
+    with pytest.raises(MisfitError) as refusal:
+        make(what)
+    assert said in str(refusal.value)
+    assert "AGENT_BACKEND" not in str(refusal.value)
 
 
 def test_a_bucket_from_a_name_has_a_margin() -> None:
