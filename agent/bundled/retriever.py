@@ -20,8 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agent.base.arguments import VerbParser
-from agent.serving.bodies import Bodies
-from agent.serving.json_size import has_more_values
+from agent.serving.bodies import Bodies, has_more_values
 from agent.serving.program import Program
 from agent.serving.replies import error_reply, send
 

@@ -36,9 +36,8 @@ from agent.bundled import maths
 from agent.bundled.judge import KEY, GivenGrade, Judge, JudgeSpec, NoGradeError, ScoredItem
 from agent.bundled.math_verify_pool import MathVerifyPool, NoVerdictError, is_installed, say
 from agent.bundled.turns import Turns
-from agent.serving.bodies import RETRY_AFTER, Bodies, Body
+from agent.serving.bodies import RETRY_AFTER, Bodies, Body, has_more_values
 from agent.serving.connections import is_local, trust
-from agent.serving.json_size import has_more_values
 from agent.serving.program import Program
 from agent.serving.replies import error_reply, send
 

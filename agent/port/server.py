@@ -46,9 +46,8 @@ from agent.port.reports import TooManyAgentsError
 from agent.port.status_model import HeadStatus, JudgedStatus, WorkerStatus
 from agent.processes.waiting import NotYet, TimedOutError, until
 from agent.record.log import say
-from agent.serving.bodies import RETRY_AFTER, Bodies
+from agent.serving.bodies import RETRY_AFTER, Bodies, has_more_values
 from agent.serving.connections import PortRunner, PortSite, is_local, suspend_deadline, trust
-from agent.serving.json_size import has_more_values
 from agent.serving.replies import error_reply, log_only_bugs, reply_to_error
 
 if TYPE_CHECKING:

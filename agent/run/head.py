@@ -44,6 +44,7 @@ from agent.record.events import AttemptOver
 from agent.record.files import remove_file
 from agent.record.log import say
 from agent.run import head_job, head_server, make_ready
+from agent.run.about_pod import ask_about_pod
 from agent.run.checkpoint_watch import say_newest_checkpoint
 from agent.run.diagnose import Elsewhere, diagnose_end, find_cause, with_cause
 from agent.run.end import end_role, write_outcome_early
@@ -55,7 +56,6 @@ from agent.run.local_services import LocalWork
 from agent.run.make_goal import make_goal
 from agent.run.node_run import kill_leftovers, say_line, start_ray, stop_ray, watch_until_end
 from agent.run.orders import Prober
-from agent.run.pod_price import ask_about_pod
 from agent.run.run_report import write_report
 from agent.run.share_link import ShareLink
 from agent.run.silent_nodes import probe_nodes, watch_silent_workers

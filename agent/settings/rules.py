@@ -12,13 +12,13 @@ from agent.base.text import is_public, nearly_equal
 from agent.settings.jobs import (
     BY_NAME,
     NO_JOB,
+    RECIPES,
     launcher,
     needs_reward_url,
     recipe_info,
     reward_model,
 )
 from agent.settings.model import FIELD_OF, Settings, secret_texts
-from agent.settings.recipe_options import check_recipe_options
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -51,7 +51,7 @@ def contradictions(settings: Settings, command: tuple[str, ...] | None) -> list[
     return [
         *_check_job(settings, command),
         *_check_recipe(settings, command),
-        *check_recipe_options(settings, command),
+        *_check_recipe_options(settings, command),
         *_check_reward(settings, command),
         *_check_secrets(settings),
         *_check_cost(settings),
@@ -115,6 +115,21 @@ def _check_recipe(settings: Settings, command: tuple[str, ...] | None) -> Iterat
     if settings.job is not None and settings.launcher not in {None, known.launcher}:
         got = f"'{settings.launcher}' beside {known.name}"
         yield Problem("AGENT_LAUNCHER", got, f"{known.launcher}, or unset")
+
+
+_OPTIONS = tuple(dict.fromkeys(name for recipe in RECIPES for name in recipe.takes))
+
+
+def _check_recipe_options(settings: Settings, command: tuple[str, ...] | None) -> Iterator[Problem]:
+    """Find variables that only some recipes have a use for, and that this job would ignore."""
+    job = recipe_info(settings, command)
+    name_of_job = "a command" if command is not None else settings.job or "no recipe"
+    for name in _OPTIONS:
+        value = getattr(settings, FIELD_OF[name])
+        if value is None or (job is not None and name in job.takes):
+            continue
+        taking = ", ".join(recipe.name for recipe in RECIPES if name in recipe.takes)
+        yield Problem(name, f"{value} beside {name_of_job}", f"unset, or one of {taking}")
 
 
 def _check_reward(settings: Settings, command: tuple[str, ...] | None) -> Iterator[Problem]:

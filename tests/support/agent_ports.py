@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import anyio
 from msgspec.structs import replace
 
+from agent.port.node_network import bind
 from agent.port.protocol import Hello, Reply, Report
 from agent.port.reports import Expected, Reports, agent_limit
 from agent.port.server import AgentServer
-from agent.port.sockets import bind
 from support.statuses import A_WORKER
 from support.worlds import SECRET
 

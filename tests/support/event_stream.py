@@ -14,8 +14,8 @@ from msgspec.structs import replace
 
 from agent.decisions.head.head_state import HeadPhase
 from agent.job.series import Series
+from agent.port.node_network import bind
 from agent.port.server import AgentServer, Control
-from agent.port.sockets import bind
 from agent.port.status_model import WarningStatus
 from support.served import KEY, SECONDS, a_log, served
 from support.statuses import A_HEAD, NOTHING_FOUND

@@ -10,10 +10,10 @@ import anyio
 from agent.decisions import worker
 from agent.decisions.shared import StepOver
 from agent.port.client import HeadLink
+from agent.port.node_network import bind
 from agent.port.protocol import Hello, Reply, Report
 from agent.port.reports import Expected, Reports
 from agent.port.server import AgentServer
-from agent.port.sockets import bind
 from support.statuses import A_WORKER
 from support.workers import goal
 

@@ -13,8 +13,8 @@ from agent.decisions import attempts
 from agent.decisions import shared as v
 from agent.decisions.head import (
     boot_waits,
-    cost_limit,
     framework_check,
+    limits_of_run,
     losses,
     notices,
     phases,
@@ -194,8 +194,8 @@ STEPS: tuple[tuple[Callable[[HeadState, Turn], HeadState], str], ...] = (
     (probes.advance_probes, "before the phase, which submits once no probe is awaited"),
     (_continue_phase, "after all that it decides on"),
     (notices.answer_notices, "after the phase, which may have ended the run by the job's own end"),
-    (phases.end_by_hours, "after the phase, for the same reason"),
-    (cost_limit.end_by_cost, "same"),
+    (limits_of_run.end_by_hours, "after the phase, for the same reason"),
+    (limits_of_run.end_by_cost, "same"),
     (
         service_order.start_unblocked,
         "after the phase, which may have made ready what others depend on",
@@ -219,7 +219,7 @@ def deadline(state: HeadState) -> float | None:
     moments += state.probes.due.values()
 
     # What else is due, some of it only in certain phases.
-    others = [phases.hours_deadline(state), cost_limit.cost_deadline(state)]
+    others = [limits_of_run.hours_deadline(state), limits_of_run.cost_deadline(state)]
     others.append(state.fleet.silence_check_at)
     if phase in {HeadPhase.BOOTING, HeadPhase.RUNNING}:
         others += [state.services.by_key[key].restart_at for key in state.services.lost]

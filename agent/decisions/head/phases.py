@@ -13,7 +13,6 @@ An attempt ends in `end_attempt`: the next one begins (losses.py), or the head l
 
 from __future__ import annotations
 
-import math
 from signal import SIGTERM
 from typing import TYPE_CHECKING
 
@@ -40,10 +39,9 @@ from agent.plan import waits as wait_keys
 
 if TYPE_CHECKING:
     from agent.base.ends import Outcome
-    from agent.decisions.head.head_state import HeadEvent, HeadState, Turn
+    from agent.decisions.head.head_state import HeadEvent, HeadState
 
 _SAVE_SHARE = 0.5  # Of the job's grace: for a new checkpoint, before the job is stopped.
-_HOURS_WARNING = 600.0  # AGENT_MAX_HOURS is announced this long before, or a tenth of a short run.
 
 
 def booting(state: HeadState, event: HeadEvent, now: float) -> HeadState:
@@ -375,37 +373,6 @@ def on_stop(state: HeadState, event: StopAsked, now: float) -> HeadState:
     if state.stop.verdict is not None:
         return _stop_again(state, end, now, saves=event.signum == SIGTERM)
     return end_now(state, end, now, saves=event.signum == SIGTERM)
-
-
-def hours_deadline(state: HeadState) -> float | None:
-    """Return when AGENT_MAX_HOURS is to be announced, or is over; None if neither follows."""
-    if state.stop.verdict is not None or math.isinf(state.goal.max_hours):
-        return None
-    tenth = state.goal.max_hours * 360  # a tenth of the hours, in seconds
-    warned_before = min(_HOURS_WARNING, tenth)
-    return state.goal.ends_at - (0.0 if state.stop.hours_warned else warned_before)
-
-
-def end_by_hours(state: HeadState, turn: Turn) -> HeadState:
-    """Announce the end by AGENT_MAX_HOURS; then stop the job, with its grace to save."""
-    goal = state.goal
-    now = turn.now
-    over = hours_deadline(state)
-    if over is None or now < over:
-        return state
-
-    if not state.stop.hours_warned:
-        nodes = goal.expected_workers + 1
-        left = max(0.0, goal.ends_at - now)
-        cost = "" if goal.price is None else f", ${goal.price.cost(goal.max_hours, nodes):.2f}"
-        used = f"{goal.max_hours:g} h of {nodes} node(s){cost}"
-        stopped = "job" if goal.has_job else "cluster"
-        what = f"the {stopped} is stopped in {round(left)} s: AGENT_MAX_HOURS allows {used}"
-        state = state.with_stop(hours_warned=True).log(what, "warning")
-
-    if now < goal.ends_at:
-        return state
-    return end_now(state, ends.MAX_HOURS.outcome(hours=goal.max_hours), now, saves=True)
 
 
 def end_now(state: HeadState, outcome: Outcome, now: float, *, saves: bool) -> HeadState:

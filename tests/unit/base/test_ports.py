@@ -16,7 +16,7 @@ from agent.cli.command_line import main
 from agent.node.read import taken_ports
 from agent.plan.listeners import port_clashes
 from agent.platforms.resolve import detect_platform
-from agent.port.sockets import bind
+from agent.port.node_network import bind
 from agent.run import plan_input
 from support.captured import changed, plan_of, read
 from support.free_ports import conflicts_in

@@ -15,7 +15,7 @@ from agent.checks.finding import Finding, Level, group_findings
 from agent.cli import doctor_verb
 from agent.cli.http_request import ask
 from agent.decisions.head import head_state as h
-from agent.port.sockets import bind
+from agent.port.node_network import bind
 from agent.port.status_model import NodesFinding
 from support.fake_runs import status_of
 from support.heads import Trace, goal, nodes, reported

@@ -23,9 +23,9 @@ from agent.frameworks.sizing import SLOW_LINK
 from agent.job.services import Placeholders
 from agent.plan import waits as wait_keys
 from agent.port.client import download_sample
+from agent.port.node_network import bind
 from agent.port.protocol import MAX_SAMPLE_BYTES, Report
 from agent.port.server import AgentServer
-from agent.port.sockets import bind
 from agent.run.effects import REAL
 from agent.run.late_effects import REAL_LATE
 from agent.run.orders import Prober

@@ -34,9 +34,9 @@ from agent.decisions.shared import (
 from agent.decisions.worker import worker_state as w
 from agent.job.services import ON_EVERY, Placeholders
 from agent.plan import waits as wait_keys
+from agent.port.node_network import bind
 from agent.port.protocol import Hello, Reply, Report
 from agent.port.reports import Expected, Reports
-from agent.port.sockets import bind
 from support.fake_runs import prober_of
 from support.heads import NODES, READY, REWARD, REWARD_SPEC, TICK, Trace, goal, nodes, reported
 from support.worlds import MACHINE, plan_of

@@ -20,7 +20,7 @@ from agent.decisions.head.fleet import NodeState
 from agent.decisions.head.head_state import HeadPhase
 from agent.decisions.stall import Stalled, Then
 from agent.port.client import KeepaliveConnector
-from agent.port.sockets import bind
+from agent.port.node_network import bind
 from agent.processes.waiting import NotYet, until
 from agent.run.silent_nodes import watch_silent_workers
 from support.heads import PAIR, TICK, History, Trace, goal, job, nodes, reported

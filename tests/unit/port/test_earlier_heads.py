@@ -12,10 +12,10 @@ import pytest
 from agent.decisions.head import head_state as h
 from agent.decisions.worker import worker_state as w
 from agent.port.client import HeadLink
+from agent.port.node_network import bind
 from agent.port.protocol import Hello, Reply, Report
 from agent.port.reports import Expected, Reports
 from agent.port.server import AgentServer
-from agent.port.sockets import bind
 from agent.processes.waiting import NotYet, until
 from agent.record.run_record import AttemptRecord, ChosenRun, RunRecord
 from agent.run.head_server import first_reply

@@ -10,11 +10,10 @@ import pytest
 
 from agent.decisions.worker import worker_state as w
 from agent.port.client import HeadLink
-from agent.port.node_network import NETWORK, Network
+from agent.port.node_network import NETWORK, Network, bind
 from agent.port.protocol import Bye, Reply, Report
 from agent.port.reports import Expected, Reports
 from agent.port.server import AgentServer
-from agent.port.sockets import bind
 from agent.processes.resolving import NoDnsAnswer
 from agent.processes.waiting import NotYet, until
 from support.free_ports import free_port

@@ -12,10 +12,10 @@ from agent.base.ends import Kind, Outcome
 from agent.base.errors import PreflightError
 from agent.decisions.head.head_state import WorkerReported
 from agent.port.client import HeadLink
+from agent.port.node_network import bind
 from agent.port.protocol import Bye, Hello, Reply, Report
 from agent.port.reports import Expected, Reports
 from agent.port.server import AgentServer
-from agent.port.sockets import bind
 from agent.run.make_ready import name_head_in_refusal, open_port
 from agent.settings.rules import may_listen_on
 from support.free_ports import free_port

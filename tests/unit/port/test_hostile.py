@@ -62,10 +62,10 @@ from agent.base.value import Value
 from agent.decisions.worker import worker_state as w
 from agent.port.client import HeadLink
 from agent.port.metrics import metrics
+from agent.port.node_network import bind
 from agent.port.protocol import VERSION
 from agent.port.reports import Expected, Reports
 from agent.port.server import AgentServer, without_log_text
-from agent.port.sockets import bind
 from agent.record.summary import Timeline
 from support import heads, workers
 from support.heads import PREPARED, RETRIEVER, TERM, TICK

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from agent.decisions.worker import worker_state as w
 from agent.port import proof
 from agent.port.client import HeadLink, download_sample
+from agent.port.node_network import bind
 from agent.port.proof import (
     PROOF_HEADER,
     SCHEME,
@@ -28,7 +29,6 @@ from agent.port.proof import (
 from agent.port.protocol import REPORT_PATH, Reply, Report
 from agent.port.reports import Expected, Reports
 from agent.port.server import AgentServer
-from agent.port.sockets import bind
 from agent.processes.waiting import NotYet, until
 from support.linked_worker import FIRST, HELLO
 from support.statuses import A_WORKER

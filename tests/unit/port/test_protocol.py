@@ -28,7 +28,7 @@ from agent.port.protocol import (
     protocol_mismatch,
 )
 from agent.port.reports import Expected
-from agent.serving.json_size import has_more_values
+from agent.serving.bodies import has_more_values
 from support.json_values import ANY_JSON
 from support.worlds import MACHINE
 

@@ -11,8 +11,8 @@ import pytest
 from agent.base.errors import SettingsError, UnavailableError
 from agent.cli import stop_verb
 from agent.cli.http_request import ask
+from agent.port.node_network import bind
 from agent.port.server import AgentServer
-from agent.port.sockets import bind
 from agent.record import run_folder
 from support.served import KEY, a_head, environ_of, leave_key
 from support.statuses import A_WORKER

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from agent.base import ends, times
 from agent.node.read import taken_ports
 from agent.plan.plan import RAY
-from agent.port.sockets import bind
+from agent.port.node_network import bind
 from agent.processes import process
 from agent.processes.process import Child, adopt, start_time
 from agent.processes.waiting import NotYet, until

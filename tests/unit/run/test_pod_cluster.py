@@ -9,8 +9,8 @@ import anyio
 import pytest
 
 from agent.base import times
-from agent.run import pod_cluster
-from agent.run.pod_cluster import check_cluster
+from agent.run import about_pod
+from agent.run.about_pod import check_cluster
 from support.fake_runs import run_of
 from support.runpod_server import RunPodServer, serve
 from support.worlds import plan_of
@@ -60,7 +60,7 @@ def test_what_is_said_at_the_start(
     for name, value in change.items():
         setattr(runpod, name, value)
     said: list[str] = []
-    monkeypatch.setattr(pod_cluster, "say", lambda line, level: said.append(f"{level} {line}"))
+    monkeypatch.setattr(about_pod, "say", lambda line, level: said.append(f"{level} {line}"))
     environ = {"AGENT_RUNPOD_API": runpod.url, "RUNPOD_API_KEY": KEY, "RUNPOD_POD_ID": POD}
     environ |= {**IN_CLUSTER, "AGENT_ON_DONE": on_done}
     run = run_of(plan_of(environ))

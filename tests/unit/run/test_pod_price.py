@@ -11,8 +11,8 @@ import pytest
 from agent.base import times
 from agent.decisions.head import head_state as h
 from agent.plan.node_price import BY_RUNPOD, NodePrice
-from agent.run import pod_price
-from agent.run.pod_price import ask_for_price, send_pod_price
+from agent.run import about_pod
+from agent.run.about_pod import ask_for_price, send_pod_price
 from agent.runpod.pod_api import PodApi
 from support.fake_runs import run_of, status_of
 from support.heads import PAIR, Trace, goal
@@ -60,7 +60,7 @@ def test_a_key_that_is_refused_is_asked_once(
 ) -> None:
     """The run goes on without a price, and the log says what sets one."""
     said: list[str] = []
-    monkeypatch.setattr(pod_price, "say", said.append)
+    monkeypatch.setattr(about_pod, "say", said.append)
     assert anyio.run(ask_for_price, api_of(runpod, "rpa_another0123456789")) is None
     assert len(runpod.requests) == 1
     assert said[0].startswith("RunPod gives no price of this pod, AGENT_PRICE_PER_HOUR sets one: ")
@@ -74,7 +74,7 @@ def test_a_limit_of_money_without_a_price(
     monkeypatch.setattr(times, "HOLD_REMINDER", 0.05)
     lines: list[str] = []
     monkeypatch.setattr(
-        pod_price, "say", lambda line, level="info": lines.append(f"{level} {line}")
+        about_pod, "say", lambda line, level="info": lines.append(f"{level} {line}")
     )
     runpod.faults["GET"] = [(403, {})] * 2
     environ = {"AGENT_RUNPOD_API": runpod.url, "RUNPOD_API_KEY": KEY, "RUNPOD_POD_ID": POD}

@@ -162,7 +162,7 @@ import resource, sys
 import anyio
 from agent.base import times
 from agent.port.server import AgentServer
-from agent.port.sockets import bind
+from agent.port.node_network import bind
 
 times.HEADER = 600.0
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.serving.json_size import has_more_values
+from agent.serving.bodies import has_more_values
 from support.json_values import ANY_JSON
 
 
