@@ -30,10 +30,12 @@ from agent.frameworks.recipe import (
     adapter_warning,
     check_cpus,
     check_multiple,
+    check_positions,
     count_of,
     engines_misfit,
     engines_text,
     nearest,
+    shape_of,
     version_text,
 )
 from agent.frameworks.sizing import Host, Workload, engine_sizes, sizing_for
@@ -306,9 +308,10 @@ def longest(arguments: Arguments) -> int:
 
 def size_engines(arguments: Arguments, asked: RecipeInput, *, critic: bool) -> Sizing:
     """Size models and engines that share GPUs, or models on other GPUs than the engines."""
-    has_model = asked.reward_model or arguments.given("reward.model_name_or_path")
+    names = [name for name in ("data.max_len", "prompt_max_len") if arguments.supports(name)]
+    check_positions(asked, longest(arguments), f"lower {arguments.text(names[0])}")
     trained = 2 if critic else 1
-    frozen = 2 if has_model else 1
+    rewards = _reward_part(arguments, asked)
     trainers = training_groups(arguments, asked)
     in_pairs = any(map(arguments.given, _PAIRS))
     load = Workload(
@@ -317,14 +320,14 @@ def size_engines(arguments: Arguments, asked: RecipeInput, *, critic: bool) -> S
         tokens=longest(arguments),
         sequences=(arguments.count(RING),),
         trained=trained,
-        frozen=frozen,
+        frozen=1 + rewards,
         share=_SHARE_OF_PPO if critic else _SHARE,
         own_share=arguments.fraction("vllm.gpu_memory_utilization"),
         tensor_parallel=arguments.whole("vllm.tensor_parallel_size") or None,
         logit=LOGIT_IN_FLOAT32,
         in_nodes=Host(
-            processes=trained + frozen + 1,
-            loading=WEIGHT * (trained + frozen),
+            processes=trained + 2 + bool(rewards),
+            loading=WEIGHT * (trained + 1 + rewards),
             gathered=WEIGHT,
             keeps_engines=arguments.text("vllm.enable_sleep", left_out=True)
             not in arguments.changed(["vllm.enable_sleep"]),
@@ -359,6 +362,18 @@ def size_engines(arguments: Arguments, asked: RecipeInput, *, critic: bool) -> S
     own = sizing_for(asked, given, pair)
     engine = {"tensor_parallel": sizing.why["tensor_parallel"]}
     return replace(own, tensor_parallel=sizing.tensor_parallel, why={**own.why, **engine})
+
+
+def _reward_part(arguments: Arguments, asked: RecipeInput) -> float:
+    """Return how large a reward model is, in models: as its name says, else as the actor; or 0."""
+    name = arguments.word("reward.model_name_or_path") or asked.reward_model
+    if not name:
+        return 0
+    own = shape_of(name, None)
+    model = asked.basis.model
+    if own is None or model is None:
+        return 1
+    return round(own.parameters / model.parameters, 1) or 0.1
 
 
 def _nodes_of(groups: GpuGroups, asked: RecipeInput) -> tuple[NodeSize, ...]:

@@ -53,6 +53,7 @@ class ModelShape(Value):
     fused: Count = 0  # Of a layer's experts in one tensor, as transformers 5 loads them
     has_vision: bool = False  # Whether it has a vision tower
     further: Count = 0  # Its layers that predict further tokens (MTP), which are not in `layers`
+    positions: Count = 0  # The tokens of its longest text; 0 if not known
     quantized: str = ""  # How its weights are quantized (fp8, awq, …), or ''
     source: str = CONFIG  # What these facts were read from
 
@@ -180,6 +181,7 @@ class ModelShape(Value):
             fused=fused,
             has_vision=isinstance(tower, dict),
             further=_number(main, "num_nextn_predict_layers"),
+            positions=_positions(main),
             quantized=_quantized_by(config) or _quantized_by(main),
         )
 
@@ -218,6 +220,31 @@ def shape_of(name: str, config: Mapping[str, object] | None) -> ModelShape | Non
     """Return the shape of a model from its `config.json`, else from its name; None if unknown."""
     exact = None if config is None else ModelShape.from_config(config)
     return exact or ModelShape.from_name(name.rstrip("/").rpartition("/")[2])
+
+
+_STRETCHED = ("yarn", "linear", "dynamic")
+"""Kinds of rope_scaling that `max_position_embeddings` does not include."""
+
+
+def _positions(config: Mapping[str, object]) -> int:
+    """Return the tokens of a model's longest text, as vLLM and SGLang compute them."""
+    positions = _number(config, "max_position_embeddings")
+    scaling = config.get("rope_scaling") or config.get("rope_parameters")
+    if not isinstance(scaling, dict):
+        return positions
+    kind = scaling.get("rope_type") or scaling.get("type")
+    factor = scaling.get("factor")
+    if kind not in _STRETCHED or not isinstance(factor, int | float) or not positions:
+        return positions
+    return int((_number(scaling, "original_max_position_embeddings") or positions) * factor)
+
+
+def check_positions(asked: RecipeInput, tokens: int, remedy: str) -> None:
+    """Refuse texts that are longer than the model's: its engines do not start with them."""
+    model = asked.basis.model
+    if model is not None and 0 < model.positions < tokens:
+        what = f"texts of {tokens} tokens: {asked.model} has {model.positions} positions"
+        raise MisfitError(f"{what} (config.json): {remedy}, or set rope_scaling in a copy of it")
 
 
 def _quantized_by(config: Mapping[str, object]) -> str:

@@ -96,7 +96,7 @@ class Workload(Value):
     samples: int = 1  # The samples of a micro batch
     model: ModelShape | None = None
     trained: int = 1  # Models with an optimizer: 2 with a critic
-    frozen: int = 0  # References and reward models on the same GPUs
+    frozen: float = 0  # References and reward models on the same GPUs, of the model's size
     share: float = 0.0  # The usual part of each GPU for engines; 0 without engines on them
     own_share: float | None = None  # The user's part instead; None if it follows from the memory
     tensor_parallel: int | None = None  # The user's engines; None if they follow from the size
@@ -416,6 +416,12 @@ class Fit(Value):
         if least > min(self.left, _MOST_SHARE):
             return 0.0
         return max(min(self.load.share, self.left), least)
+
+    def cache(self, share: float) -> int:
+        """Return the tokens of a KV cache beside the weights, in an engine's part of the GPU."""
+        left = share * self.load.label - self.model.weights / self.engine - _ENGINE_OVERHEAD
+        token = WEIGHT * self.model.cached / min(self.engine, self.model.kv_heads)
+        return max(0, int(left / token))
 
     @property
     def left(self) -> float:

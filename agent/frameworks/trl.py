@@ -22,6 +22,7 @@ from agent.frameworks.recipe import (
     Command,
     MisfitError,
     check_multiple,
+    check_positions,
     count_of,
     engines_misfit,
     gpu_processes,
@@ -123,13 +124,15 @@ FLAGS = {flag: words for words, flags in _FLAGS_BY_WORDS.items() for flag in fla
 _GPUS_ONLY: Version = (1, 15)  # Its Triton kernels run on GPUs only, unlike other releases
 
 _COMPLETION = 1024
+_PROMPT = 4096
 _SHARE = 0.3
-"""Defaults of the bundled program: an answer's tokens, and vLLM's part of a GPU."""
+"""Defaults of the bundled program: tokens of an answer and a prompt, and vLLM's part of a GPU."""
 _ENGINE = "vllm-tensor-parallel-size"
 _AT_ONCE = "per-device-train-batch-size"
+_PROMPTS = "vllm-prompt-tokens"
 _SHARE_FLAG = "vllm-gpu-memory-utilization"
 _SERVER = "vllm-server"  # The URL of vLLM on GPUs of its own
-_MEMORY = ("shard", "vllm-prompt-tokens", "config")
+_MEMORY = ("shard", _PROMPTS, "config")
 """Flags that change the memory that a model takes, in a way that is not counted."""
 _ANSWERS = 128  # Answers per update, approximately
 _EVERY = 20  # Steps between checkpoints, at most
@@ -178,6 +181,7 @@ def make(asked: RecipeInput) -> Command:
             arguments.add("shard", shard, why=sizing.why["layout"])
         if not arguments.given(_SERVER):
             _engines(arguments, asked, sizing)
+            _shorten_prompts(arguments, asked)
         notes = (*notes, *sizing.notes)
         warnings = sizing.warnings
         is_whole = arguments.word("shard") in {"", "none"}
@@ -349,3 +353,16 @@ def _engines(arguments: Arguments, asked: RecipeInput, sizing: Sizing) -> None:
         raise engines_misfit(size, counts)
     if sizing.share != _SHARE:
         arguments.add(_SHARE_FLAG, f"{sizing.share:g}", why=why["share"])
+
+
+def _shorten_prompts(arguments: Arguments, asked: RecipeInput) -> None:
+    """Fit prompt and answer into the model's positions, or refuse the user's that do not."""
+    model = asked.basis.model
+    if model is None or not model.positions or not arguments.whole(_ENGINE):
+        return
+    answer = _completion(arguments)
+    left = model.positions - answer
+    if 0 < left < _PROMPT:
+        arguments.add(_PROMPTS, left, why=f"with the answer {model.positions} positions, as it has")
+    remedy = f"lower --max-completion-length or --{_PROMPTS}"
+    check_positions(asked, arguments.count(_PROMPTS, _PROMPT) + answer, remedy)

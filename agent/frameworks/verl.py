@@ -67,7 +67,9 @@ from agent.frameworks.verl_memory import (
     WHY_ADAPTER_SHARDS,
     WHY_SHARDS,
     bucket_rows,
+    check_context,
     check_sequences,
+    context_rows,
     fsdp_size,
     has_reference,
     longest_sample,
@@ -80,7 +82,7 @@ from agent.frameworks.verl_placement import STORES, Placement, batches, groups_o
 from agent.node.facts import Package
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from agent.frameworks.arguments import Override
     from agent.frameworks.sizing import Sizing
@@ -216,6 +218,13 @@ _DYNAMIC = {
     "critic.use_dynamic_bsz": "critic.ppo_micro_batch_size",
 }
 """What forms batches by tokens, and the micro batches (also `_per_gpu`) that replace it."""
+_BUDGETS = {
+    f"{ACTOR}.use_dynamic_bsz": f"{ACTOR}.ppo_max_token_len_per_gpu",
+    f"{ROLLOUT}.log_prob_use_dynamic_bsz": f"{ROLLOUT}.log_prob_max_token_len_per_gpu",
+    f"{REF}.log_prob_use_dynamic_bsz": f"{REF}.log_prob_max_token_len_per_gpu",
+    "critic.use_dynamic_bsz": "critic.ppo_max_token_len_per_gpu",
+}
+"""The tokens of such a batch. verl asserts that they hold each of its samples."""
 
 
 _GROUP_SIZE = 8  # Answers to each prompt that GRPO compares
@@ -341,6 +350,7 @@ def _command(  # noqa: PLR0913 - what both ways to train have made
     rows = (
         *_model_and_data(asked, given),
         *backend,
+        *context_rows(asked, given, sizing),
         *sizes,
         *_batches_by_tokens(asked, given, sizing),
         *_reward(asked, given, sizing),
@@ -351,6 +361,9 @@ def _command(  # noqa: PLR0913 - what both ways to train have made
     arguments, why = merged(rows, users)
 
     # What should the user know about this command?
+    warnings = list(check_context(asked, given))
+    if _has_images(asked):
+        warnings += verl_vision.warnings(asked, given)
     if not asked.scores and not asked.reward_model:
         notes.append("verl scores by data_source; AGENT_REWARD uses a reward server instead")
     if not asked.eval_data:
@@ -363,7 +376,7 @@ def _command(  # noqa: PLR0913 - what both ways to train have made
         env={"HYDRA_FULL_ERROR": "1"},
         why=why,
         notes=tuple(notes),
-        warnings=tuple(verl_vision.warnings(asked, given)) if _has_images(asked) else (),
+        warnings=tuple(warnings),
     )
 
 
@@ -516,6 +529,7 @@ def _batches_by_tokens(
 ) -> Iterable[Row]:
     """Form batches by tokens, except where the user sets micro batches, which it would ignore."""
     micro = [key for key, size in _DYNAMIC.items() if size in given or f"{size}_per_gpu" in given]
+    _check_budgets(given, sizing, micro)
     grpo = asked.recipe == "verl-grpo"
     longest = longest_sample(given)
     for key in _DYNAMIC:
@@ -529,6 +543,17 @@ def _batches_by_tokens(
     if not grpo and (longest > _CRITIC_TOKENS or fitting < _ACTOR_TOKENS):
         of_critic = verl_megatron.tokens_of(sizing, max(fitting, longest))
         yield "critic.ppo_max_token_len_per_gpu", of_critic, tokens
+
+
+def _check_budgets(given: Mapping[str, str], sizing: Sizing, micro: Sequence[str]) -> None:
+    """Refuse the user's tokens of a micro batch that lack room for the longest sample."""
+    longest = longest_sample(given)
+    least = verl_megatron.tokens_of(sizing, longest)
+    for key, budget in _BUDGETS.items():
+        tokens = whole(given, budget)
+        if tokens and tokens < least and key not in micro:
+            what = f"AGENT_JOB_ARGS: {budget}={tokens}: verl ends where a sample has more tokens"
+            raise MisfitError(f"{what}, and the longest takes {least} of a GPU")
 
 
 def _actor_tokens(given: Mapping[str, str], sizing: Sizing) -> int:

@@ -9,7 +9,13 @@ from msgspec.structs import replace
 
 from agent.frameworks.arguments import fraction, whole
 from agent.frameworks.layouts import VERL, VERL_CPU, VERL_OFFLOAD, VERL_RESIDENT, Layout, Split
-from agent.frameworks.recipe import WEIGHT, MisfitError, Version, version_text
+from agent.frameworks.recipe import (
+    WEIGHT,
+    MisfitError,
+    Version,
+    check_positions,
+    version_text,
+)
 from agent.frameworks.sizing import Host, Sizing, Workload, sizing_for
 from agent.frameworks.verl_adapters import RANK, needs_fsdp2, trains_adapters
 from agent.frameworks.verl_keys import (
@@ -70,6 +76,12 @@ Source: verl-project/verl, verl/workers/rollout/vllm_rollout/bucketed_weight_tra
 _BUCKET_MIB = 2048  # The default
 _BUCKET_STEP = 256
 _MIB = 1 << 20
+_CONTEXT = f"{ROLLOUT}.max_model_len"
+_CONTEXT_OF_MODEL: Version = (0, 7)  # From it on engines accept texts as long as the model's
+_CONTEXT_KEY: Version = (0, 7, 1)  # From it on the key shortens them
+_USUAL_POSITIONS = 131_072
+_CACHE_PART = 0.8  # Of the memory beside an engine's weights, at least
+_LONGER_CONTEXT = f"{MODEL}.override_config.max_position_embeddings"
 _LARGEST_USUAL = 262_208 * 5376  # Gemma 3 27B: no other usual embedding is larger
 _MARGIN = 1.5  # Of an embedding that is only an estimate
 _HALF = ("bf16", "bfloat16", "fp16", "float16")
@@ -298,6 +310,34 @@ def bucket_rows(
     if bucket is not None and bucket < needed and is_exact:
         raise MisfitError(f"AGENT_JOB_ARGS: {_BUCKET}={bucket} is too small: {reason}")
     yield _BUCKET, ceil(needed / _BUCKET_STEP) * _BUCKET_STEP, reason
+
+
+def context_rows(asked: RecipeInput, given: Mapping[str, str], sizing: Sizing) -> Iterable[Row]:
+    """Return the longest text of vLLM's engines, where their cache lacks room for the model's.
+
+    vLLM does not start unless its cache holds one text of that length.
+    """
+    fit = sizing.fit
+    if asked.rollout != "vllm" or asked.version < _CONTEXT_KEY or fit is None:
+        return
+    longest = longest_sample(given)
+    positions = fit.model.positions or _USUAL_POSITIONS
+    if longest < positions and _CACHE_PART * fit.cache(sizing.share) < positions:
+        why = f"vLLM does not start without a cache for one text of the model's {positions} tokens"
+        yield _CONTEXT, longest, f"prompt and answer; {why}"
+
+
+def check_context(asked: RecipeInput, given: Mapping[str, str]) -> Iterable[str]:
+    """Refuse texts that are longer than the model's, or say what this version does with them."""
+    model = asked.basis.model
+    longest = longest_sample(given)
+    if model is None or _LONGER_CONTEXT in given:
+        return
+    if asked.version < _CONTEXT_OF_MODEL:
+        check_positions(asked, longest, f"lower {PROMPT} or {ANSWER}")
+    elif 0 < model.positions < longest:
+        what = f"answers end at the model's {model.positions} positions (config.json)"
+        yield f"{what}, prompt included: {PROMPT} and {ANSWER} allow {longest} tokens"
 
 
 def fsdp_size(asked: RecipeInput, sizing: Sizing) -> str:

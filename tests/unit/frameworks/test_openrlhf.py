@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from agent.frameworks import openrlhf
-from agent.frameworks.recipe import MisfitError, NodeSize, RecipeInput
+from agent.frameworks.recipe import JobBasis, MisfitError, NodeSize, RecipeInput
+from support.model_shapes import QWEN2_5_7B
 from support.recipe_words import flags_of
 
 if TYPE_CHECKING:
@@ -346,6 +347,16 @@ def test_a_reward_model() -> None:
     assert "data.label_key" not in flags
     with pytest.raises(MisfitError, match="wants a reward server"):
         openrlhf.make(replace(what, eval_data="/data/eval.jsonl"))
+
+
+def test_a_reward_model_has_its_own_size() -> None:
+    """70 B beside a policy of 7 B: it is sharded over all GPUs, in bf16."""
+    node = NodeSize(8, gpu_memory=24, memory=2 << 40)
+    plain = replace(asked((8,), scores=False, tensor_parallel=4), nodes=(node,))
+    what = replace(plain, basis=JobBasis(QWEN2_5_7B), reward_model="org/RM-7.6B")
+    assert "× 8 bytes / 8 GPUs" in openrlhf.make(what).why["--ds.zero_stage"]
+    with pytest.raises(MisfitError, match=r"7\.62 B × 24\.4 bytes / 8 GPUs = 23\.2 GB"):
+        openrlhf.make(replace(what, reward_model="org/RM-70B"))
 
 
 def test_the_run_has_a_name_in_wandb() -> None:

@@ -137,6 +137,17 @@ def test_a_process_takes_as_many_answers_as_fit(
     assert command.warnings == ()
 
 
+def test_prompt_and_answer_fit_into_the_models_positions() -> None:
+    """Prompts are limited to what answers leave; longer answers are refused."""
+    short = replace(asked((8,)), basis=JobBasis(replace(QWEN3_8B, positions=4096)))
+    found = trl_grpo.parser().parse_args(trl.make(short).argv[2:])
+    assert found.vllm_prompt_tokens == 4096 - 1024
+    for own in (("--max-completion-length", "4096"), ("--vllm-prompt-tokens", "3073")):
+        with pytest.raises(MisfitError, match="has 4096 positions"):
+            trl.make(replace(short, args=own))
+    assert trl.make(replace(short, args=(*own, "--no-vllm-tensor-parallel-size"))).argv
+
+
 @pytest.mark.parametrize(
     "args", [("--vllm-tensor-parallel-size", "0"), ("--no-vllm-tensor-parallel-size",), ("--cpu",)]
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
@@ -23,6 +24,9 @@ from agent.frameworks.verl import REWARD_FUNCTION, make
 from support.model_shapes import QWEN2_5_7B, QWEN2_5_32B
 from support.recipe_words import arguments
 from support.verl_asked import MINI, RELEASES, TENSOR, asked
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 STORES = "transfer_queue.backend.SimpleStorage.num_data_storage_units"
 
@@ -406,6 +410,15 @@ SEVENTY_TWO_B = SEVEN_B | {
     "num_attention_heads": 64,
     "num_key_value_heads": 8,
 }
+LLAMA_8B = SEVEN_B | {
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 128_256,
+    "tie_word_embeddings": False,
+}
 SMALL_GEMMA = SEVEN_B | {
     "hidden_size": 2048,
     "vocab_size": 262_400,
@@ -519,6 +532,90 @@ def test_samples_that_verl_cannot_divide_are_refused(own: tuple[str, ...], said:
         make(what)
     assert said in str(refusal.value)
     assert "AGENT_BACKEND" not in str(refusal.value)
+
+
+def on_cards(
+    version: Version,
+    shape: str,
+    config: Mapping[str, object],
+    *args: str,
+    recipe: str = "verl-grpo",
+) -> RecipeInput:
+    """Return what is asked with a model on nodes × GPUs × GB of 2 TB each."""
+    count, gpus, memory = map(int, shape.split("x"))
+    basis = JobBasis(ModelShape.from_config(config))
+    nodes = (NodeSize(gpus, 64, 2 << 40, memory),) * count
+    plain = asked("1x8", version, *args, recipe=recipe)
+    return replace(plain, nodes=nodes, basis=basis, tensor_parallel=None)
+
+
+@pytest.mark.parametrize(
+    ("version", "shape", "positions", "longest"),
+    [
+        ((0, 9, 1), "1x2x24", 131_072, "3072"),
+        ((0, 7, 1), "1x2x24", 131_072, "3072"),
+        ((0, 9, 1), "1x8x80", 131_072, None),
+        ((0, 9, 1), "1x2x24", 32_768, None),
+        ((0, 6, 1), "1x2x24", 131_072, None),  # its engines get the length of prompt and answer
+    ],
+)
+def test_engines_start_on_small_cards(
+    version: Version, shape: str, positions: int, longest: str | None
+) -> None:
+    """For Llama 3.1 they lack a cache for one text of the model's length, which vLLM wants."""
+    llama = LLAMA_8B | {"max_position_embeddings": positions}
+    found = arguments(make(on_cards(version, shape, llama)))
+    assert found.get("actor_rollout_ref.rollout.max_model_len") == longest
+
+
+def test_texts_longer_than_the_models() -> None:
+    """They end verl 0.6 by an assertion; in later ones answers end there."""
+    mathematical = SEVEN_B | {"max_position_embeddings": 4096}
+    long = "data.max_response_length=8192"
+    with pytest.raises(MisfitError, match=r"texts of 9216 tokens: .* has 4096 positions"):
+        make(on_cards((0, 6, 1), "1x8x80", mathematical, long))
+    made = make(on_cards((0, 9, 1), "1x8x80", mathematical, long))
+    assert "answers end at the model's 4096 positions" in made.warnings[0]
+    stretched = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096}
+    for more in ({}, {"rope_scaling": stretched, "max_position_embeddings": 16_384}):
+        own = (
+            ()
+            if more
+            else ("+actor_rollout_ref.model.override_config.max_position_embeddings=9216",)
+        )
+        assert make(on_cards((0, 6, 1), "1x8x80", mathematical | more, long, *own)).warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("args", "least"),
+    [
+        (("actor_rollout_ref.actor.ppo_max_token_len_per_gpu=2048",), 3072),
+        (("actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu=3071",), 3072),
+        (
+            (
+                "actor_rollout_ref.ref.log_prob_max_token_len_per_gpu=1500",
+                f"{FSDP}.ulysses_sequence_parallel_size=2",
+            ),
+            1536,
+        ),
+        (("actor_rollout_ref.actor.ppo_max_token_len_per_gpu=3072",), None),
+        (
+            (
+                "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=2048",
+                "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4",
+            ),
+            None,
+        ),
+    ],
+)
+def test_micro_batches_hold_the_longest_sample(args: tuple[str, ...], least: int | None) -> None:
+    """An assertion of verl in each batch by tokens, for what a GPU gets of a sample."""
+    what = on_cards((0, 9, 1), "1x4x80", SEVEN_B, *args)
+    if least is None:
+        assert make(what).argv
+        return
+    with pytest.raises(MisfitError, match=f"the longest takes {least} of a GPU"):
+        make(what)
 
 
 def test_a_bucket_from_a_name_has_a_margin() -> None:
