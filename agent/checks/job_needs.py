@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from agent.checks.finding import CheckedNode, Result
     from agent.job.job import Job
-    from agent.node.facts import ScriptAction
+    from agent.node.facts import ScriptAction, ScriptLine
     from agent.settings.jobs import RecipeInfo
     from agent.settings.model import Settings
 
@@ -187,6 +187,10 @@ _SCRIPT_ACTIONS: Mapping[ScriptAction, tuple[str, str]] = {
         "would end the agent or its Ray",
         f"{_CLEANS_UP}; a program of your own needs a closer name, as in `pkill -f my_server.py`",
     ),
+    "agent": (
+        "would start an agent within the agent's job",
+        "Write only the job's command, what follows its `--`",
+    ),
     "size": (
         "fails, since Ray runs already and accepts no number of GPUs or CPUs",
         "Write `ray.init()`: the job has those of all nodes",
@@ -205,7 +209,12 @@ def job_script(node: CheckedNode) -> Iterator[Finding]:
     is_run_here = topology.is_head or runs_by_shares(node.settings)
     if not is_run_here or topology.is_idle:
         return
-    for line in node.facts.script_lines:
+    yield from script_findings(node.facts.script_lines)
+
+
+def script_findings(lines: Iterable[ScriptLine]) -> Iterator[Finding]:
+    """Say what each line of a script would do, and what to write instead."""
+    for line in lines:
         does, instead = _SCRIPT_ACTIONS[line.action]
         what = f"{line.path}, line {line.number}: `{line.text}` {does}"
         level = Level.FAIL

@@ -19,7 +19,7 @@ from agent.cli.start_files.agent_file import (
     one_file_here,
     packed_wheel,
 )
-from agent.cli.start_files.own_code import CodeError, find_code
+from agent.cli.start_files.own_code import CodeError, command_warnings, find_code
 from agent.cli.start_files.platforms_of_init import (
     PLATFORMS,
     default_variant,
@@ -38,6 +38,7 @@ from agent.cli.start_files.request import (
 )
 from agent.cli.start_files.runpod_gpus import check_counts, runpod_gpu
 from agent.settings.jobs import BY_NAME
+from agent.settings.values import host
 
 if TYPE_CHECKING:
     import argparse
@@ -64,12 +65,19 @@ def _at_least_one(text: str) -> int:
     return number
 
 
-def _names(text: str) -> tuple[str, ...]:
-    """Read names with commas or spaces between them."""
-    names = tuple(text.replace(",", " ").split())
-    if not names:
-        raise ValueError("one name at least, with commas between them")
-    return names
+def _hosts(text: str) -> tuple[str, ...]:
+    """Read machines, [USER@]HOST with commas or spaces between them."""
+    hosts = tuple(text.replace(",", " ").split())
+    if not hosts:
+        raise ValueError("one machine at least, with commas between them")
+    for name in hosts:
+        try:
+            host(name.rpartition("@")[2])
+        except ValueError as error:
+            raise ValueError(f"{name!r}: expected {error}") from None
+        if hosts.count(name) > 1:
+            raise ValueError(f"{name} is named twice")
+    return hosts
 
 
 def _words(text: str) -> str:
@@ -85,6 +93,14 @@ def _word(text: str) -> str:
     if len(word.split()) > 1:
         raise ValueError(f"{text!r}: expected one word, without spaces")
     return word
+
+
+def _gpu_kind(text: str) -> str:
+    """Read the kind of a GPU; dstack and SkyPilot write their number behind a colon."""
+    kind, _, number = _words(text).rpartition(":")
+    if kind and number.isdecimal():
+        raise ValueError(f"{text!r}: expected the kind alone, {kind}; --gpus says how many")
+    return text.strip()
 
 
 def _time_limit(text: str) -> str:
@@ -123,7 +139,7 @@ OPTIONS = (
         f" {', '.join(PLATFORMS['runpod'].variants)}",
         _word,
     ),
-    value("--gpu-type", "GPU", "RunPod, dstack, SkyPilot: the kind of GPU", _words),
+    value("--gpu-type", "GPU", "RunPod, dstack, SkyPilot: the kind of GPU", _gpu_kind),
     value("--gpu-memory", "GB", "of each GPU; default: of --gpu-type, else 80", gigabytes),
     value("--host-memory", "GB", "of each node; default: 128 for each GPU", gigabytes),
     value(
@@ -141,7 +157,7 @@ OPTIONS = (
     value("--account", "NAME", "Slurm", _word),
     value("--time", "LIMIT", "Slurm: time limit; default: 1-00:00:00", _time_limit),
     value("--python", "PATH", "Slurm without a container: the framework's Python", _word),
-    value("--hosts", "A,B,…", "ssh: the machines, the head first, as all reach them", _names),
+    value("--hosts", "A,B,…", "ssh: the machines, the head first, as all reach them", _hosts),
     flag("--spot", "dstack, SkyPilot: machines that may be taken away"),
     flag("--wandb", "the platform's store of secrets has WANDB_API_KEY"),
     flag("--hf-token", "the platform's store of secrets has HF_TOKEN, for gated models"),
@@ -175,8 +191,10 @@ def run(environ: Mapping[str, str], options: argparse.Namespace) -> int:
     try:
         request, platform = _request(options)
         sizes = (options.gpu_memory, options.host_memory)
-        warnings = recipe_warnings(request, environ, *sizes)
+        warnings = [*recipe_warnings(request, environ, *sizes)]
         request, about_code = _with_code(request, platform, options)
+        if request.command:
+            warnings += _command_warnings(request, options)
         made = PLATFORMS[platform].render(request)
         _refuse_overwriting(made, options)
         _write(made, options.to)
@@ -276,8 +294,11 @@ def _request(options: argparse.Namespace) -> tuple[Request, str]:
     # How many nodes, of which size? The hosts are counted.
     if platform == "ssh":
         what = "machines, the head first, with commas between them"
-        options.hosts = questions.answer(options.hosts, "--hosts", what, _names)
-        options.nodes = len(options.hosts or ()) or options.nodes
+        options.hosts = questions.answer(options.hosts, "--hosts", what, _hosts)
+        count = len(options.hosts or ())
+        if count and options.nodes not in {None, count}:
+            raise _RefusedError(f"--nodes {options.nodes}, and --hosts names {count}")
+        options.nodes = count or options.nodes
     # On RunPod pods have a slow network between them: one pod, before several.
     is_one_pod = platform == "runpod" and job != "rehearsal"
     usual_nodes = "1" if is_one_pod else "2"
@@ -308,6 +329,7 @@ def _request(options: argparse.Namespace) -> tuple[Request, str]:
         _check_runpod(options, nodes or 1, gpus or 0, in_cluster=variant == "cluster")
     _ask_for_the_job(options, platform, variant, job, questions)
     questions.refuse_missing()
+    _check_place(options, platform)
 
     agent = _agent_file(options, platform)
     return Request(
@@ -353,6 +375,18 @@ def _check_runpod(options: argparse.Namespace, nodes: int, gpus: int, *, in_clus
             options.gpu_type = runpod_gpu(options.gpu_type, in_cluster=in_cluster).id
     except ValueError as error:
         raise _RefusedError(str(error)) from None
+
+
+def _check_place(options: argparse.Namespace, platform: str) -> None:
+    """Raise for a volume or a place in another form than the platform reads."""
+    if platform == "skypilot" and options.volume and "://" not in options.volume:
+        known = f"--volume {options.volume}: a bucket has its store before it"
+        raise _RefusedError(f"{known}, as in s3://{options.volume} or gs://{options.volume}")
+    if platform == "dstack" and options.center:
+        if not options.volume:
+            raise _RefusedError("--center is where dstack makes the volume: add --volume NAME")
+        if not all(options.center.partition("/")):
+            raise _RefusedError(f"--center {options.center}: expected BACKEND/REGION")
 
 
 def _variant(  # noqa: PLR0913 - what it depends on
@@ -423,6 +457,14 @@ def _with_code(request: Request, platform: str, options: argparse.Namespace) -> 
     return replace(request, code=code), f"The code: {about}"
 
 
+def _command_warnings(request: Request, options: argparse.Namespace) -> list[str]:
+    """Return what a node would warn of; raise for what it would refuse."""
+    try:
+        return command_warnings(request.command, options.code or Path())
+    except CodeError as error:
+        raise _RefusedError(str(error)) from None
+
+
 # --- the agent's file --------------------------------------------------------------------------
 
 
@@ -482,8 +524,9 @@ def _refuse_overwriting(made: StartFiles, options: argparse.Namespace) -> None:
         if target.exists() and not is_same and not file.is_made_again:
             existing.append(file.name)
     if existing and not options.force:
-        remedy = "Move it away, choose --to FOLDER, or add --force"
-        raise _RefusedError(f"{', '.join(existing)} exists. {remedy}")
+        exist = "exist" if len(existing) > 1 else "exists"
+        remedy = "Move it away, choose --to FOLDER, or add --force to overwrite"
+        raise _RefusedError(f"{', '.join(existing)} {exist}. {remedy}")
 
 
 def _write(made: StartFiles, folder: Path) -> None:

@@ -69,8 +69,8 @@ def whole_numbers(text: str) -> list[int]:
 
 
 def gigabytes(text: str) -> int:
-    """Read the memory of a GPU or a node, with or without GB."""
-    return whole_number(text.strip().upper().removesuffix("GB"))
+    """Read the memory of a GPU or a node, with or without GB or GiB."""
+    return whole_number(re.sub(r"(?i)\s*G(?:i?B)?$", "", text.strip()))
 
 
 def model_size(text: str) -> ModelShape:

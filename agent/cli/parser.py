@@ -145,7 +145,8 @@ def _refuse_unknown(
     """Exit with the flags that were probably meant."""
     known_flags = flags_of(verb) if has_verb else ["--version"]
     is_command = not unknown[0].startswith("-")
-    meant = [closest(word.partition("=")[0], known_flags) for word in unknown]
+    flags = [word.partition("=")[0] for word in unknown if word.startswith("-")]
+    meant = [closest(flag, known_flags) for flag in flags]
 
     hint = ""
     if any(meant):

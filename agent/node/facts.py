@@ -155,9 +155,9 @@ class TorchPython(Value):
     asked: Items[str] = ()  # the Pythons that were searched, if none has it
 
 
-ScriptAction = Literal["start", "stop", "submit", "kill", "size", "address"]
-"""What a line of a script does: `ray start`, `ray stop`, `ray job submit`, `pkill`, or `ray.init`
-with a number of GPUs or CPUs, or with an address."""
+ScriptAction = Literal["start", "stop", "submit", "kill", "agent", "size", "address"]
+"""What a line of a script does: `ray start`, `ray stop`, `ray job submit`, `pkill`, `pod-agent`, or
+`ray.init` with a number of GPUs or CPUs, or with an address."""
 
 
 class ScriptLine(Value):

@@ -41,12 +41,15 @@ _SHOWN_LINE = 200  # characters
 _SCRIPTS = (".py", ".sh", ".bash")
 
 
-def script_lines(command: Sequence[str], *, with_ray: bool) -> tuple[ScriptLine, ...]:
+def script_lines(
+    command: Sequence[str], *, with_ray: bool, folder: Path | None = None
+) -> tuple[ScriptLine, ...]:
     """Return the first lines of a job's command and scripts that would end or repeat the agent.
 
-    `with_ray` is true if the agent starts a Ray: without it no word of Ray matters.
+    `with_ray` is true if the agent starts a Ray: without it no word of Ray matters. The command
+    runs in `folder`, by default in the current one.
     """
-    reader = _ScriptReader(with_ray=with_ray)
+    reader = _ScriptReader(folder or Path(), with_ray=with_ray)
     return tuple(islice(reader.in_command(command), _MOST))
 
 
@@ -141,20 +144,27 @@ def _kills(names: str) -> str:
     return rf"(?:\S*/)?(?:pkill|killall|grep|pgrep|pidof)(?!.*\s-[PFv])\s{words}"
 
 
+_AGENT = r"(?:\S*/)?pod-agent(?:\s+run)?(?:\s+--(?!\S).*)?$"
+"""`pod-agent` as the start of a node: its other verbs start none."""
 _OF_RAY: Mapping[ScriptAction, str] = {
     "start": r"(?:\S*/)?ray\s+start(?!\S)",
     "stop": r"(?:\S*/)?ray\s+stop(?!\S)",
     "submit": r"(?:\S*/)?ray\s+job\s+submit(?!\S)",
     "kill": _kills(r"python|pod-agent|ray(?:let|::)?|gcs_server"),
+    "agent": _AGENT,
 }
-_WITHOUT_RAY: Mapping[ScriptAction, str] = {"kill": _kills(r"python|pod-agent")}
+_WITHOUT_RAY: Mapping[ScriptAction, str] = {
+    "kill": _kills(r"python|pod-agent"),
+    "agent": _AGENT,
+}
 
 
 class _ScriptReader:
     """Reads a command and its scripts, each script once."""
 
-    def __init__(self, *, with_ray: bool) -> None:
+    def __init__(self, folder: Path, *, with_ray: bool) -> None:
         """Leave out the words of Ray where the agent starts none."""
+        self._folder = folder
         self._with_ray = with_ray
         self._actions = _OF_RAY if with_ray else _WITHOUT_RAY
         self._seen: set[str] = set()
@@ -168,10 +178,11 @@ class _ScriptReader:
 
     def _in_file(self, path: str, levels: int) -> Iterator[ScriptLine]:
         """Yield the lines of a script; it may lead to scripts of so many more levels."""
-        if path in self._seen or len(self._seen) >= _MOST_SCRIPTS or not _is_script(path):
+        file = self._folder / path
+        if path in self._seen or len(self._seen) >= _MOST_SCRIPTS or not _is_script(file):
             return
         self._seen.add(path)
-        text = Path(path).read_text(encoding="utf-8", errors="replace")
+        text = file.read_text(encoding="utf-8", errors="replace")
         if path.endswith(".py") or _OF_PYTHON.match(text):
             yield from self._in_python(text, path)
         else:
@@ -318,13 +329,12 @@ def _called_scripts(command: str, path: str) -> Iterator[str]:
     yield str(PurePath(path).parent / beside)
 
 
-def _is_script(word: str) -> bool:
-    """Return whether a word is a file of a script: by its name, or its first two bytes."""
+def _is_script(path: Path) -> bool:
+    """Return whether a path is a file of a script: by its name, or its first two bytes."""
     try:
-        path = Path(word)
         if not path.is_file() or path.stat().st_size > _LARGEST:
             return False
         with path.open("rb") as file:
-            return file.read(2) == b"#!" or word.endswith(_SCRIPTS)
+            return file.read(2) == b"#!" or path.name.endswith(_SCRIPTS)
     except (OSError, ValueError):
         return False

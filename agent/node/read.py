@@ -81,6 +81,22 @@ def rdma_devices(folder: Path = Path("/sys/class/infiniband")) -> tuple[RdmaDevi
 _INTERPRETER = re.compile(r"python[\d.]*|bash|sh")
 
 
+_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
+_BUILTINS = {"cd", "export", "source", ".", "set", "ulimit", "exec"}
+"""Words that a shell itself understands, and with which people begin a command."""
+
+
+def shell_hint(program: str) -> str:
+    """Return how to give a first word that only a shell understands, or ''."""
+    if any(sign.isspace() for sign in program):
+        return "give its words one by one, or a shell: -- bash -c '…'"
+    if _ASSIGNMENT.match(program):
+        return f"no shell reads it: -- env {program} COMMAND"
+    if program in _BUILTINS:
+        return "no shell reads it: -- bash -c '…'"
+    return ""
+
+
 def command_fault(command: Sequence[str] | None, path: str | None) -> str:
     """Return why the job's program or script cannot start, or ''; no placeholder is checked."""
     program, script, *_ = (*(command or ()), "", "")
@@ -92,8 +108,8 @@ def command_fault(command: Sequence[str] | None, path: str | None) -> str:
         fault = "does not exist" if "/" in program else "is no program on PATH"
         if "/" in program and Path(program).exists():
             fault = "may not be executed: run `chmod +x`, or name its interpreter before it"
-        elif any(sign.isspace() for sign in program):
-            fault += ": give its words one by one, or a shell: -- bash -c '…'"
+        elif hint := shell_hint(program):
+            fault += f": {hint}"
         return f"{program!r} {fault}"
 
     # Is the interpreter's script there?

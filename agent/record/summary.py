@@ -88,6 +88,10 @@ def explain(folder: Path) -> list[str]:
     The folder is a run's, or one node's in it, or one above runs, of which the newest is taken.
     """
     # Which run, and which of its nodes?
+    if not folder.is_dir():
+        what = f"{folder} is no folder" if folder.exists() else f"there is no folder {folder}"
+        remedy = "Name a run's folder, or leave it out for the newest run in AGENT_LOG_DIR"
+        raise UnavailableError(what, remedy=remedy, culprit="RUN FOLDER")
     run = newest_run(folder)
     record = RunRecord.read((run or folder) / RUN_FILE)
     nodes = [] if run is None else node_folders(run)

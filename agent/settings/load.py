@@ -167,6 +167,8 @@ def _unknown_names(environ: Mapping[str, str], problems: list[Problem]) -> tuple
         is_prefixed = name.startswith(_PREFIX)
         if is_prefixed:
             meant = _near(name, model.KNOWN_NAMES)
+        elif name.upper() in model.KNOWN_NAMES:
+            meant = name.upper()
         else:
             meant = _near(name.upper(), without_prefix)
 

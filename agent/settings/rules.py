@@ -35,10 +35,13 @@ JUDGE = "judge"
 BUNDLED = ("builtin", JUDGE)
 """The values of AGENT_REWARD that start the bundled reward server."""
 _ANSWERS = {
-    **dict.fromkeys(("1", "on"), "builtin"),
-    **dict.fromkeys(("0", "no", "none"), "off"),
+    **dict.fromkeys(("1", "on", "true"), "builtin"),
+    **dict.fromkeys(("0", "no", "none", "false"), "off"),
 }
 """Words that are no value of AGENT_REWARD, and what they probably mean."""
+_BARE_ADDRESS = re.compile(r"[\w.-]+:\d+(?:/\S*)?")
+_NO_MODEL = re.compile(r"https?://|[^/].*\s")
+"""The address of a model's page, or an id with a space in it."""
 _UNREPLACED = re.compile(r"\$?\{\{\s*(\S+)\s*\}\}")
 _IN_HEADERS = ("RAY_AUTH_TOKEN", "AGENT_REWARD_TOKEN", "AGENT_JUDGE_KEY")
 NEEDS_PRICE = "AGENT_PRICE_PER_HOUR beside it, the price of one node"
@@ -111,6 +114,9 @@ def _check_recipe(settings: Settings, command: tuple[str, ...] | None) -> Iterat
             yield Problem(name, "nothing", f"{_EXPECTED[name]}, which {known.name} needs")
         elif text is not None and text.startswith(("./", "../", "~")):
             yield Problem(name, repr(text), "an absolute path, or an id: it is read on every node")
+    if settings.model is not None and _NO_MODEL.match(settings.model):
+        expected = "an id on the hub alone, such as Qwen/Qwen2.5-7B, or an absolute path"
+        yield Problem("AGENT_MODEL", repr(settings.model), expected)
 
     if settings.job is not None and settings.launcher not in {None, known.launcher}:
         got = f"'{settings.launcher}' beside {known.name}"
@@ -139,6 +145,8 @@ def _check_reward(settings: Settings, command: tuple[str, ...] | None) -> Iterat
     # Is it a slip? A shell would be asked to run it.
     meant = _ANSWERS.get((reward or "").lower())
     meant = meant or next((word for word in BUNDLED if nearly_equal(reward or "", word)), None)
+    if _BARE_ADDRESS.fullmatch(reward or ""):
+        meant = f"http://{reward}"
     if meant is not None and reward != meant:
         expected = f"{meant} (did you mean that?), or the command or URL of a server"
         yield Problem("AGENT_REWARD", repr(reward), expected)

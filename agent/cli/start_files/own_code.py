@@ -14,8 +14,13 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from agent.base.value import Value
+from agent.checks.finding import Level
+from agent.checks.job_needs import placeholder_slips, script_findings, unexpanded_variables
+from agent.job.job import PLACEHOLDERS
 from agent.node import code_archive
 from agent.node.code_archive import UnpackableError, pack
+from agent.node.job_script import script_lines
+from agent.node.read import shell_hint
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -160,6 +165,9 @@ def _refuse_unstartable(command: Sequence[str], folder: Path) -> None:
             f"{program!r} is one word: give the command without quotes around it, or as"
             f" bash -c {shlex.quote(program)}"
         )
+    hint = shell_hint(program)
+    if hint:
+        raise CodeError(f"{program!r} is no program: {hint}")
     if not _is_in(folder, program) or not _SCRIPT.fullmatch(program):
         return
     interpreter = "python3" if program.endswith(".py") else "bash"
@@ -168,6 +176,21 @@ def _refuse_unstartable(command: Sequence[str], folder: Path) -> None:
     if not os.access(folder / program, os.X_OK):
         started = f"-- {interpreter} {program}"
         raise CodeError(f"{program} may not be executed: {started}, or chmod +x it")
+
+
+def command_warnings(command: Sequence[str], folder: Path) -> list[str]:
+    """Return what a node would warn of in a command and its scripts; raise what it would refuse."""
+    lines = script_lines(command, with_ray=True, folder=folder)
+    words = " ".join(command)
+    findings = [
+        *script_findings(lines),
+        *placeholder_slips([("the job's command", words, PLACEHOLDERS)]),
+        *unexpanded_variables(command),
+    ]
+    for finding in findings:
+        if finding.level is Level.FAIL:
+            raise CodeError(f"{finding.what}. {finding.remedy}")
+    return [f"{finding.what}. {finding.remedy}" for finding in findings]
 
 
 def _why_none(files: CommandFiles, folder: Path, *, shared_disk: bool) -> str:

@@ -134,12 +134,12 @@ def dstack(request: Request) -> StartFiles:
         files.append(text_file("fleet.dstack.yml", fleet))
         steps.append("dstack apply -y -f fleet.dstack.yml")
     if request.volume and request.center:
-        backend, _, region = request.center.rpartition("/")
+        backend, _, region = request.center.partition("/")
         volume = fill(
             "dstack_volume.yml",
             request,
             volume=request.volume,
-            backend=backend or "runpod",
+            backend=backend,
             region=region,
         )
         files.append(text_file("volume.dstack.yml", volume))

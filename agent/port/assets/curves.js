@@ -18,6 +18,11 @@ function pointsOf(series, meaning) {
 
 const hasCurves = (series) => CURVES.some(([meaning]) => pointsOf(series, meaning).steps.length > 0);
 
+function whyNoCurves(status) {
+  if (status.verdict) return status.job ? "The job printed no metric that is known." : "No job ran.";
+  return status.job ? "No metric of the job is known yet." : "No job runs.";
+}
+
 function drawCurves(status, series) {
   const box = at("plots");
   const chosen = at("other").value;
@@ -26,7 +31,7 @@ function drawCurves(status, series) {
   else if (chosen && series.keys[chosen]) wanted.push({ name: chosen, meaning: "", points: series.keys[chosen] });
   const shown = wanted.filter(({ points }) => points.steps.length > 0);
   show(at("no-curves"), shown.length === 0);
-  setText(at("no-curves"), status.job ? "No metric of the job is known yet." : "No job runs.");
+  setText(at("no-curves"), whyNoCurves(status));
   show(box, shown.length > 0);
   show(at("curves-key"), shown.length > 0);
   each(box, shown, makePlot, (figure, { name }) => setText(figure.querySelector("b"), name));

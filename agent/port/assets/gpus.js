@@ -2,6 +2,7 @@
 // What the GPUs did over time, in percent: medians of all, and the node with the lowest use.
 
 const HISTORY_HEIGHT = 92;
+const HISTORY_BEGINS = 120;  // seconds of a run; a later first point is of an agent that was restarted
 const HISTORY_LINES = [["memory", "--violet", [1, 3]], ["lowest", "--warn", [5, 3]], ["use", "--blue", []]];
 
 function drawGpuHistory(status) {
@@ -32,6 +33,7 @@ function drawGpuHistory(status) {
   area.textAlign = "left";
   area.fillText(clockAt(from), box.left, height);
 
+  setText(at("gpus-since"), from > HISTORY_BEGINS ? ` · since ${clockAt(from)}, when this head's agent began` : "");
   for (const [name, color, dashes] of HISTORY_LINES) {
     area.strokeStyle = colorOf(color);
     area.lineWidth = 1.6;

@@ -286,17 +286,17 @@ KEYS = {
 
 def test_only_what_the_platforms_describe(tmp_path: Path) -> None:
     """No file has a key that its platform does not know, with all options given."""
-    common = ("--nodes", "2", "--gpus", "8", "--wandb", "--hf-token", "--volume", "disk")
-    more = ("--center", "EU-RO-1", "--gpu-type", "H100 SXM")
-    task = written(
-        tmp_path / "a", "dstack", "verl-grpo", *common, *more, "--spot", "--fleet", "mine"
-    )
+    common = ("--nodes", "2", "--gpus", "8", "--wandb", "--hf-token", "--gpu-type", "H100 SXM")
+    more = ("--volume", "disk", "--center", "EU-RO-1")
+    on_dstack = ("--volume", "disk", "--center", "runpod/EU-RO-1", "--spot", "--fleet", "mine")
+    task = written(tmp_path / "a", "dstack", "verl-grpo", *common, *on_dstack)
     text = task[0]["verl-grpo.dstack.yml"]
     assert yaml.safe_load(text).keys() == KEYS["dstack"]
     assert yaml.safe_load(text)["volumes"] == ["disk:/checkpoints"]
     volume = yaml.safe_load(task[0]["volume.dstack.yml"])
     assert volume["type"] == "volume"
-    sky = written(tmp_path / "b", "skypilot", "verl-grpo", *common, *more, "--spot")[0]
+    on_sky = ("--volume", "s3://disk", "--center", "aws/us-east-1", "--spot")
+    sky = written(tmp_path / "b", "skypilot", "verl-grpo", *common, *on_sky)[0]
     parsed = yaml.safe_load(sky["verl-grpo.sky.yaml"])
     assert parsed.keys() == KEYS["skypilot"]
     assert parsed["resources"].keys() <= {
@@ -588,6 +588,28 @@ def test_a_program_may_be_run(tmp_path: Path) -> None:
             "--gpus (GPUs of each node); --image (an ima",
         ),
         (("ssh", "rehearsal"), "--hosts (machines, the head first"),
+        (("ssh", "rehearsal", "--hosts", "a,root@b,a"), "--hosts: a is named twice"),
+        (
+            ("ssh", "rehearsal", "--hosts", "a,http://b"),
+            "--hosts: 'http://b': expected a host name",
+        ),
+        (("ssh", "rehearsal", "--hosts", "a,b", "--nodes", "3"), "--nodes 3, and --hosts names 2"),
+        (
+            ("dstack", "verl-grpo", "--nodes", "2", "--gpus", "8", "--gpu-type", "H100:8"),
+            "--gpu-type: 'H100:8': expected the kind alone, H100; --gpus says how many",
+        ),
+        (
+            ("dstack", "verl-grpo", "--nodes", "2", "--gpus", "8", "--center", "runpod/X"),
+            "--center is where dstack makes the volume: add --volume NAME",
+        ),
+        (
+            ("dstack", "rehearsal", "--nodes", "2", "--volume", "v", "--center", "runpod"),
+            "--center runpod: expected BACKEND/REGION",
+        ),
+        (
+            ("skypilot", "verl-grpo", "--nodes", "2", "--gpus", "8", "--volume", "mine"),
+            "a bucket has its store before it, as in s3://mine or gs://mine",
+        ),
         (("slurm", "verl-grpo", "--nodes", "2", "--gpus", "8"), "--python (the Python that has"),
         (("dstack", "rehearsal", "--nodes", "2", *URL[:2]), "--agent-sha256 go together"),
         (("dstack", "rehearsal", *URL[:3], "abc"), "'abc' is no SHA-256"),

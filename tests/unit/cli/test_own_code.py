@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import re
 import shlex
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from agent.cli.command_line import main as agent
-from agent.cli.start_files.own_code import CodeError, command_files, find_code
+from agent.cli.start_files.own_code import CodeError, command_files, command_warnings, find_code
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -113,6 +114,8 @@ def test_what_is_in_the_image(command: str, about: str, tmp_path: Path) -> None:
         ("python3 {code}/train.py", None, "name it as in its folder, train.py"),
         ("python3 ignored.py", None, "would not be sent: .gitignore names it"),
         ("python3 logs/train.py", None, "a folder above it is one for logs"),
+        ("LR=1 python3 train.py", None, "'LR=1' is no program: no shell reads it: -- env LR=1 COM"),
+        ("cd trainer", None, "'cd' is no program: no shell reads it: -- bash -c"),
     ],
 )
 def test_a_script_that_would_be_missing_is_refused(
@@ -129,6 +132,37 @@ def test_a_script_that_would_be_missing_is_refused(
     with pytest.raises(CodeError) as refused:
         find_code(words, folder and folder.relative_to(code), tmp_path, shared_disk=False)
     assert error in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("command", "refusal", "warning"),
+    [
+        ("bash clean.sh", "clean.sh, line 1: `ray stop` would end the agent's Ray. Remove it", ""),
+        (
+            "bash maybe.sh",
+            "",
+            "maybe.sh, line 2: `pkill python` would end the agent or its Ray, if",
+        ),
+        ("pod-agent run -- python3 train.py", "would start an agent within the agent's job", ""),
+        ("python3 train.py --nodes {node}", "", "Did you mean {nodes}?"),
+        ("python3 train.py --lr $LR", "", "$LR in the job's command stays as it is"),
+        ("python3 train.py --nodes {nodes}", "", ""),
+    ],
+)
+def test_what_a_node_would_refuse_is_refused_before(
+    command: str, refusal: str, warning: str, code: Path
+) -> None:
+    """The command and its scripts are read in the folder of the code, as a node reads them."""
+    (code / "clean.sh").write_text("ray stop\n")
+    (code / "maybe.sh").write_text("if true; then\n  pkill python\nfi\n")
+    words = shlex.split(command)
+    if refusal:
+        with pytest.raises(CodeError, match=re.escape(refusal)):
+            command_warnings(words, code)
+        return
+    warnings = command_warnings(words, code)
+    assert warning in " ".join(warnings)
+    assert bool(warnings) == bool(warning)
 
 
 def test_a_home_is_no_folder_of_code(code: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -100,6 +100,7 @@ def test_an_unset_path_is_the_shells_own() -> None:
         ("sh -c train.sh", ""),
         ("env train.py", ""),
         ("nosuch train.py", "'nosuch' is no program on PATH"),
+        ("LR=1 python3 plain.sh", "no program on PATH: no shell reads it: -- env LR=1 COMMAND"),
     ],
 )
 def test_a_script_is_looked_up_too(here: Path, command: str, fault: str) -> None:

@@ -74,6 +74,8 @@ def test_the_clean_up_of_an_upstream_script(tmp_path: Path) -> None:
         'pkill -9 "python"',
         "pkill -9 ray::",
         "FOO=1 pkill python",
+        "pod-agent run -- python3 train.py",
+        "AGENT_JOB=rehearsal /opt/pod-agent/bin/pod-agent",
     ],
 )
 def test_what_ends_the_run(tmp_path: Path, line: str) -> None:
@@ -110,6 +112,8 @@ def test_what_ends_the_run(tmp_path: Path, line: str) -> None:
         "echo $'it\\'s' # ray stop",
         "ray job logs x; ray starter; array start",
         'pkill -f "python my_server.py"',
+        "pod-agent logs job",
+        "exec pod-agent retriever --port 8000",
     ],
 )
 def test_what_does_not(tmp_path: Path, line: str) -> None:

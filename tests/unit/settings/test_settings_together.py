@@ -84,6 +84,7 @@ def test_a_judge_and_what_asks_it(environ: dict[str, str], words: str) -> None:
         ("WANDB_APIKEY", "WANDB_API_KEY"),
         ("RAY_AUTH_TOKENS", "RAY_AUTH_TOKEN"),
         ("RAY_AUTHTOKEN_PATH", "RAY_AUTH_TOKEN_PATH"),
+        ("agent_job", "AGENT_JOB"),
     ],
 )
 def test_a_near_miss_of_another_name_is_warned_of(typo: str, meant: str) -> None:
@@ -259,6 +260,9 @@ TRAIN = ["python", "train.py"]
 WITH_URL = [*TRAIN, "--reward={reward_url}"]
 
 
+DATA = {"AGENT_TRAIN_DATA": "/data/x.parquet"}
+
+
 @pytest.mark.parametrize(
     ("environ", "command", "words"),
     [
@@ -273,6 +277,17 @@ WITH_URL = [*TRAIN, "--reward={reward_url}"]
         ({"AGENT_REWARD": "on"}, WITH_URL, ["got 'on'; expected builtin (did you mean that?)"]),
         ({"AGENT_REWARD": "buildin"}, None, ["expected builtin (did you mean that?)"]),
         ({"AGENT_REWARD": "none"}, TRAIN, ["got 'none'; expected off (did you mean that?)"]),
+        ({"AGENT_REWARD": "rm:5000/x"}, TRAIN, ["expected http://rm:5000/x (did you mean that?)"]),
+        (
+            {"AGENT_JOB": "verl-grpo", "AGENT_MODEL": "https://huggingface.co/a/b", **DATA},
+            None,
+            ["AGENT_MODEL", "an id on the hub alone, such as Qwen/Qwen2.5-7B"],
+        ),
+        (
+            {"AGENT_JOB": "verl-grpo", "AGENT_MODEL": "Qwen/Qwen2.5 7B", **DATA},
+            None,
+            ["AGENT_MODEL: got 'Qwen/Qwen2.5 7B'; expected an id on the hub alone"],
+        ),
         (
             {"RAY_AUTH_TOKEN": "{{ RUNPOD_SECRET_token }}"},
             TRAIN,
@@ -334,7 +349,10 @@ def test_a_revision_of_a_model(revision: str) -> None:
         ({"AGENT_JOB_ARGS": "--reward_pretrain org/rm"}, "off"),
         ({"AGENT_JOB_ARGS": "--reward.model_name_or_path=org/rm", "AGENT_REWARD": "off"}, "off"),
         ({"AGENT_JOB_ARGS": "--reward.remote_url http://h/s"}, "off"),
-        ({"AGENT_JOB_ARGS": "--reward.remote_url http://h/s", "AGENT_REWARD": "true"}, "true"),
+        (
+            {"AGENT_JOB_ARGS": "--reward.remote_url http://h/s", "AGENT_REWARD": "python3 rm.py"},
+            "python3 rm.py",
+        ),
         ({"AGENT_JOB_ARGS": "--reward.remote_url {reward_url}"}, "builtin"),
         ({**TRL, "AGENT_JOB_ARGS": "--reward-url=http://h/s"}, "off"),
         ({**TRL, "AGENT_JOB_ARGS": "--reward-url http://h/s", "AGENT_REWARD": "off"}, "off"),
