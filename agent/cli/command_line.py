@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from agent import load
 from agent.base import times
-from agent.base.errors import AgentError
+from agent.base.errors import AgentError, PreflightError
 from agent.cli.failures import failure_lines
 from agent.cli.verbs import VERBS
 from agent.processes import parent
@@ -34,6 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     before, command = _split_at_dashes(arguments)
     environ = dict(os.environ)
     try:
+        _check_folder()
         # A pod's default goes without the cost of a parser.
         is_plain_run = not arguments or before == ["run"]
         code = None if is_plain_run else _run_verb(environ, before, command)
@@ -52,6 +53,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     except AgentError as error:
         return _report_failure(error.end.exit_code, *failure_lines(error))
     return int(code)
+
+
+def _check_folder() -> None:
+    """Refuse to run in a folder that was removed: Ray and the job could not start in it."""
+    try:
+        os.getcwd()  # noqa: PTH109 - pathlib would be imported for it
+    except OSError as error:
+        what = f"the current folder cannot be used: {error.strerror}"
+        raise PreflightError(what, remedy="cd to another one", culprit="FOLDER") from None
 
 
 def _split_at_dashes(arguments: list[str]) -> tuple[list[str], list[str] | None]:

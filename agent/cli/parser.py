@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import shlex
 from typing import TYPE_CHECKING, NoReturn
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
     from agent.cli.options import Option
 
+_VARIABLE = re.compile(r"[A-Z][A-Z0-9_]*=")
 _AFTER_DASHES = "A job's command goes after --: pod-agent {verb} -- python train.py"
 _RUN_EPILOG = """\
 variables (`pod-agent env` lists all):
@@ -77,7 +79,7 @@ def parse(before: list[str], command: list[str] | None) -> argparse.Namespace:
 
     # Is the verb known?
     if given is not None and given not in verb_parsers:
-        meant = closest(given, verb_parsers)
+        meant = closest(given, [*verb_parsers, "--help", "--version"])
         hint = f"known are {', '.join(verb_parsers)}. {_AFTER_DASHES.format(verb='run')}"
         if meant:
             hint = f"did you mean {meant!r}?"
@@ -149,7 +151,10 @@ def _refuse_unknown(
     meant = [closest(flag, known_flags) for flag in flags]
 
     hint = ""
-    if any(meant):
+    variables = [word for word in unknown if _VARIABLE.match(word)]
+    if variables:
+        hint = f". Variables stand before: {shlex.join(variables)} pod-agent {verb}"
+    elif any(meant):
         hint = f": did you mean {' '.join(filter(None, meant))}?"
     elif has_verb and VERBS[verb].takes_command and (verb == "run" or is_command):
         hint = f". {_AFTER_DASHES.format(verb=verb)}"

@@ -103,7 +103,7 @@ def explain(folder: Path) -> list[str]:
     if not starts:
         raise UnavailableError(
             f"{folder} holds no run",
-            why=f"neither it nor a folder below it has {EVENTS_FILE}",
+            why=f"neither it nor a folder below it has a start in {EVENTS_FILE}",
             remedy="Name a run's folder, or set AGENT_LOG_DIR to the folder that holds the runs",
             culprit="RUN FOLDER",
         )

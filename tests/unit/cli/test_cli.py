@@ -108,6 +108,8 @@ def test_usage_is_2(arguments: tuple[str, ...]) -> None:
         (("python", "train.py"), "pod-agent run -- python train.py"),
         (("staus",), "no verb 'staus': did you mean 'status'?"),
         (("docter", "--json"), "did you mean 'doctor'?"),
+        (("version",), "did you mean '--version'?"),
+        (("run", "AGENT_JOB=x"), "AGENT_JOB=x. Variables stand before: AGENT_JOB=x pod-agent run"),
         (("rehersal",), "did you mean 'rehearsal'?"),
         (("--nodes", "2"), "--nodes stands before the verb: pod-agent VERB --nodes"),
         (("run", "--no-such"), "unrecognized arguments: --no-such. A job's command goes"),
@@ -122,6 +124,17 @@ def test_a_slip_on_the_command_line(arguments: tuple[str, ...], words: str) -> N
     assert done.returncode == 2
     assert words in done.stderr
     assert done.stdout == ""
+
+
+def test_a_folder_that_was_removed(tmp_path: Path) -> None:
+    """Ray and the job could not start in it: every verb says so at once."""
+    gone = tmp_path / "gone"
+    program = f'mkdir {gone} && cd {gone} && rmdir {gone} && exec "$@"'
+    for verb in (["run"], ["plan"], ["init", "slurm", "rehearsal", "--nodes", "2"]):
+        words = ["sh", "-c", program, "sh", str(AGENT), *verb]
+        done = subprocess.run(words, env=CLEAN, capture_output=True, text=True, check=False)
+        assert done.returncode == 78
+        assert "the current folder cannot be used: No such file or directory. cd to" in done.stderr
 
 
 def test_a_program_that_is_not_there_ends_before_the_boot(tmp_path: Path) -> None:
