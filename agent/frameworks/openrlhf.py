@@ -562,9 +562,9 @@ def add_batches(
     rollout = arguments.count("rollout.batch_size", nearest(near, step))
     check_multiple(arguments.text("rollout.batch_size"), rollout, step)
 
-    arguments.add("train.batch_size", size, why=f"fits the {ranks} ranks, nearest to 128")
+    arguments.add("train.batch_size", size, why=f"fits {count_of(ranks, 'rank')}, nearest to 128")
     arguments.add("train.micro_batch_size", train_micro, why=LEAST)
-    why = f"× {samples} = whole batches of {size}, fits the {ranks} ranks"
+    why = f"× {samples} = whole batches of {size}, fits {count_of(ranks, 'rank')}"
     arguments.add("rollout.batch_size", rollout, why=why)
     arguments.add("rollout.micro_batch_size", micro, why=LEAST)
     if samples > 1:

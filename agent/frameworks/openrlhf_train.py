@@ -83,7 +83,7 @@ def make(asked: RecipeInput) -> Command:
         arguments.add("eval.dataset", asked.eval_data, why="AGENT_EVAL_DATA")
         if asked.eval_data.endswith(_FILES):
             arguments.add("eval.split", "train", why="the only split of a file")
-    arguments.add("train.batch_size", size, why=f"fits the {ranks} ranks, nearest to 256")
+    arguments.add("train.batch_size", size, why=f"fits {count_of(ranks, 'rank')}, nearest to 256")
     arguments.add("train.micro_batch_size", micro, why=openrlhf.LEAST)
 
     _add_adapters(arguments, asked)

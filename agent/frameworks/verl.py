@@ -24,6 +24,7 @@ from agent.frameworks.recipe import (
     Version,
     adapter_warning,
     check_columns,
+    count_of,
     engines_text,
     shape_of,
 )
@@ -192,10 +193,10 @@ _CRITIC_TOKENS = 32768
 """Tokens of a batch on each GPU: the actor's as in the scripts, the critic's by default."""
 REWARD_FUNCTION = str(Path(__file__).parents[1] / "bundled" / "verl_reward.py")  # Asks a server
 _RATE = f"{ACTOR}.optim.lr"
-_MOST_WITH_EXPERTS = 50e9
+_MOST_WITH_EXPERTS = 100e9
 """Parameters up to which verl has scripts that train experts with FSDP.
 
-Source: verl-project/verl, examples/grpo_trainer/run_qwen3_30b_a3b_fsdp.sh, v0.9.0.
+Source: verl-project/verl, examples/grpo_trainer/run_qwen3_next_80b_a3b_fsdp.sh, v0.9.0.
 """
 _ROLLOUT_NODES = f"{ROLLOUT}.nnodes"
 _MERGE = (
@@ -426,7 +427,7 @@ def _sizes(
     cpu_notes = placement.check(asked.nodes, stores)
 
     engines = engines_text(groups.total, groups.total // tensor_parallel, tensor_parallel)
-    copies = f"{groups.total} GPUs" if ranks == groups.total else f"{ranks} data-parallel ranks"
+    copies = count_of(ranks, "GPU" if ranks == groups.total else "data-parallel rank")
     even = f"× {samples} answers it is divisible by {copies}"
     equal = f"equal groups, each on one node, of nodes of {shape} GPUs"
     rows: list[Row] = [

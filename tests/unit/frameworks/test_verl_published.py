@@ -113,7 +113,7 @@ def test_ones_own_sizes_are_kept() -> None:
 
 
 def test_fsdp_says_what_trains_so_many_experts_better() -> None:
-    """It gathers them all for each layer; verl's scripts of FSDP end at 30 B."""
+    """It gathers them all for each layer; verl's scripts of FSDP end at 80 B."""
     nodes = (NodeSize(8, 128, 2 << 40, 80),) * 32
     plain = replace(asked("1x8"), nodes=nodes, tensor_parallel=None, basis=JobBasis(QWEN3_235B))
     assert any("AGENT_BACKEND=megatron divides them" in text for text in verl.make(plain).warnings)
