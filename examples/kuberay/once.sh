@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+[ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@"   # sh has no arrays and no pipefail
 # Once, before the first run: the disk, the agent's file. It may run again: what exists stays,
 # and the agent's file is copied anew.
 set -euo pipefail

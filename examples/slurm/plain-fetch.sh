@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+[ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@"   # sh has no arrays and no pipefail
 # Fetch what the nodes need: on a login node with internet, in this folder, before sbatch. What
 # is there is left as it is. Nothing is written to the home, which is small on many clusters.
 set -euo pipefail

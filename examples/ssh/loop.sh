@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+[ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@"   # sh has no arrays and no pipefail
 HOSTS=(10.0.0.5 10.0.0.6 10.0.0.7)
 IMAGE=python:3.12-slim
 GPUS=(--gpus all)   # docker's flags for your GPUs; () for none

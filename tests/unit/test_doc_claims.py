@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from agent.base import ends, times
+from agent.base.ends import Outcome
 from agent.base.errors import SettingsError
 from agent.decisions.few_steps import warn_of_few_steps
 from agent.diagnosis.advice import advice_of, change_by
@@ -134,6 +135,12 @@ def test_messages_of_a_running_job_are_quoted_as_they_are_made() -> None:
     text = page("troubleshooting.md")
     assert [one for one in quoted if f"`{one}`" not in text] == []
     assert f"the next one waits for it, at most {times.GPUS_FREED:g} s" in text
+
+
+def test_every_field_of_an_outcome_is_described() -> None:
+    """The page of the files names all that `outcome.json` has of an end."""
+    text = page("reference/files.md")
+    assert [name for name in Outcome.__struct_fields__ if f"`{name}`" not in text] == []
 
 
 def test_the_rule_of_slow_nodes_is_described() -> None:

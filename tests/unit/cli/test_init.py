@@ -567,11 +567,17 @@ def test_a_folder_that_cannot_be_written(folder: str, tmp_path: Path) -> None:
 
 
 def test_a_program_may_be_run(tmp_path: Path) -> None:
-    """The loop over ssh and the script for RunPod's pods are executable."""
+    """The loop over ssh and the script for RunPod's pods are executable, by `sh` too."""
     written(tmp_path / "a", "ssh", "rehearsal", "--hosts", "a,b")
     written(tmp_path / "b", "runpod", "rehearsal", "--nodes", "2")
     assert os.access(tmp_path / "a/loop.sh", os.X_OK)
     assert os.access(tmp_path / "b/pods.py", os.X_OK)
+
+    # Whoever types `sh` in place of `bash` gets the program's own answer.
+    words = ["sh", str(tmp_path / "a/loop.sh")]
+    environ = {"PATH": os.environ["PATH"]}
+    done = subprocess.run(words, env=environ, capture_output=True, text=True, check=False)
+    assert "RAY_AUTH_TOKEN: is not set" in done.stderr
 
 
 @pytest.mark.parametrize(

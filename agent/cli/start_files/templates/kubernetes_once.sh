@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+[ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@"   # sh has no arrays and no pipefail
 #~ Once, before the first run: {{made}}. It may run again: what exists stays{{again}}.
 set -euo pipefail
 cd "$(dirname "$0")"

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+[ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@"   # sh has no arrays and no pipefail
 HOSTS=({{hosts}})
 IMAGE={{image}}
 GPUS=({{flags}})   # docker's flags for your GPUs; () for none
