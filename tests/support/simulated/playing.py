@@ -30,9 +30,7 @@ from support.simulated.virtual import LIFE, VirtualLoop, here
 from support.simulated.world import World
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Iterator
-
-    import tenacity
+    from collections.abc import Callable, Iterable, Iterator
 
 
 _AGAIN = "POD_AGENT_WORLDS={seed} .venv/bin/pytest tests/unit/decisions/test_worlds.py"
@@ -90,41 +88,6 @@ def _nothing(*_: object, **_named: object) -> None:
     """Do nothing."""
 
 
-class Retrying:
-    """What `until` uses of tenacity's class: the same waits, at a tenth of its cost."""
-
-    def __init__(
-        self,
-        *,
-        retry: tenacity.retry_if_result,
-        wait: Callable[[Any], float],
-        stop: tenacity.stop_after_delay,
-        sleep: Callable[[float], Awaitable[None]],
-        retry_error_callback: Callable[[Any], bool],
-    ) -> None:
-        self._retry = retry
-        self._wait = wait
-        self._stop = stop
-        self._sleep = sleep
-        self._failed = retry_error_callback
-        self.attempt_number = 0
-        self.seconds_since_start = 0.0
-
-    async def __call__(self, ask: Callable[[], Awaitable[bool]]) -> bool:
-        """Ask until the answer is true, or the time is over."""
-        began = virtual.monotonic()
-        while True:
-            self.attempt_number += 1
-            holds = await ask()
-            if holds:
-                return holds
-            self.seconds_since_start = virtual.monotonic() - began
-            pause = self._wait(self)
-            if self._stop(self):  # type: ignore[arg-type]  # it reads the seconds alone
-                return self._failed(self)
-            await self._sleep(pause)
-
-
 def draw_hex(size: int) -> str:
     """Return random digits that the seed decides; outside of worlds any."""
     machine = virtual.HERE.get()
@@ -155,9 +118,8 @@ BY_NAME: dict[str, object] = {
     "agent.record.node_record.read_pid_space": lambda: here().place,
     "agent.record.run_record.read_pid_space": lambda: here().place,
     "agent.record.node_record.os.getpid": programs.own_pid,
-    # what takes most of the time of a world: rows searched in logs; a loop's bookkeeping
+    # what takes most of the time of a world: rows searched in logs
     "agent.run.diagnose.search_logs": _nothing,
-    "tenacity.AsyncRetrying": Retrying,
     # chance
     "secrets.token_hex": draw_hex,
 }
