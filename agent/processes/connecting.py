@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
-from contextlib import suppress
+import socket
 from typing import Protocol
 
 import anyio
@@ -44,17 +45,23 @@ async def port_answers(host: str, port: int, limit: float = 2.0) -> str:
     with anyio.CancelScope(deadline=deadline):
         for address in addresses:
             try:
-                stream = await anyio.connect_tcp(address, port)
+                await _connect(address, port)
             except OSError as error:
-                cause = reason(error.__cause__ or error)
+                cause = reason(error)
                 why = f"{cause} by {where}"
                 if isinstance(cause, ConnectionRefused):
                     why = ConnectionRefused(why)
                 continue
-            with suppress(OSError, anyio.BrokenResourceError):
-                await stream.aclose()
             return ""
     return why
+
+
+async def _connect(address: str, port: int) -> None:
+    """Connect, and close the connection: a stream would cost twice the CPU time."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as connection:
+        connection.settimeout(0.0)
+        await asyncio.get_running_loop().sock_connect(connection, (address, port))
 
 
 def reason(error: BaseException) -> str:
