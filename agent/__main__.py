@@ -69,8 +69,8 @@ def main() -> int:
         if code is not None:
             return int(code)
 
-    # Imports create no garbage, but collecting after every 700 objects takes a tenth of the start.
-    gc.set_threshold(50_000)
+    # Imports create no garbage: searches for it would take a tenth of the start (run/main.py).
+    gc.set_threshold(200_000)
 
     # Which program is it?
     if verb in PROGRAMS:

@@ -14,6 +14,7 @@
 
 from __future__ import annotations
 
+import gc
 import secrets
 import time
 from contextlib import suppress
@@ -350,7 +351,9 @@ async def run_in_loop(node_run: NodeRun, keeper: RunKeeper | None) -> Outcome:
         owner = "the platform" if given is None else given.owner
         return await end_role(node_run, ends.IDLE_WORKER.outcome(owner=owner))
     async with anyio.create_task_group() as tasks:
-        outcome = await load_worker()(node_run, tasks).run()
+        worker_agent = load_worker()
+        _search_garbage()
+        outcome = await worker_agent(node_run, tasks).run()
         tasks.cancel_scope.cancel()
     return outcome
 
@@ -387,7 +390,9 @@ async def _run_head(node_run: NodeRun, keeper: RunKeeper) -> Outcome:
             outcome = ends.stopped(stop.signum, expected=node_run.plan.job is None)
             outcome = await end_role(node_run, outcome, next_event=partial(inbox.take, None))
         else:
-            head = load_head()(node_run, tasks, keeper, started, inbox)
+            head_agent = load_head()
+            _search_garbage()
+            head = head_agent(node_run, tasks, keeper, started, inbox)
             for signum in early_notices:
                 head.on_notice(signum)
             outcome = await head.run()
@@ -404,6 +409,12 @@ def load_head() -> type[HeadAgent]:
         from agent.run.head import HeadAgent  # noqa: PLC0415 - as late as can be
 
     return HeadAgent
+
+
+def _search_garbage() -> None:
+    """Search for garbage more often from now on, but not in what is loaded: that stays."""
+    gc.freeze()
+    gc.set_threshold(50_000)
 
 
 def load_worker() -> type[WorkerAgent]:
