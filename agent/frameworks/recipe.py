@@ -339,6 +339,13 @@ def _number(config: Mapping[str, object], *names: str) -> int:
     return next((n for n in values if isinstance(n, int) and 0 < n < _MOST_PARAMETERS), 0)
 
 
+SLOW_LINK = 1e9
+"""Bits per second between nodes below which gathering weights takes longer than computing.
+
+Ethernet of 1 Gbit/s is below it; samples of a few MB cannot tell faster links apart.
+"""
+
+
 class JobBasis(Value):
     """What sizes a recipe besides the nodes, equal on every node of an attempt."""
 

@@ -21,6 +21,7 @@ from agent.frameworks.layouts import Layout, Split
 from agent.frameworks.recipe import (
     CONFIG,
     LOGIT,
+    SLOW_LINK,
     WEIGHT,
     MisfitError,
     ModelShape,
@@ -63,11 +64,6 @@ _LEAST_SHARE = 0.4  # Of each GPU for engines, if there is room: below it they h
 _MOST_SHARE = 0.95
 _MOST_NODES = 64
 _LEAST_TOKENS = 1024  # Shorter samples are no remedy
-SLOW_LINK = 1e9
-"""Bits per second between nodes below which gathering weights takes longer than computing.
-
-Ethernet of 1 Gbit/s is below it; samples of a few MB cannot tell faster links apart.
-"""
 _FIELDS = ("layout", "tensor_parallel", "share", "tokens", "sequence")
 _KEPT = "as in the checkpoints"
 _HOST_SIZES = (64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096)

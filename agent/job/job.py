@@ -25,7 +25,7 @@ from agent.frameworks.recipe import (
     version_text,
 )
 from agent.job.checkpoints import CheckpointOwner
-from agent.node.upload import UploadSize
+from agent.node.facts import UploadSize
 from agent.settings.jobs import RecipeInfo
 from agent.settings.rules import reward_choice
 

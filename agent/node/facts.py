@@ -170,6 +170,15 @@ class ScriptLine(Value):
     is_sure: bool  # False if it may not be reached
 
 
+class UploadSize(Value):
+    """The size in bytes of what Ray uploads of a working_dir."""
+
+    size: int
+    files: int
+    largest: tuple[tuple[str, int], ...]  # its largest entries by name, the largest first
+    credentials: tuple[str, ...] = ()  # paths of files that hold credentials
+
+
 class Room(Value):
     """How many more processes and threads may start, by the lowest limit."""
 

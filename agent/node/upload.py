@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agent.base import times
-from agent.base.value import Value
 from agent.node import code_archive
+from agent.node.facts import UploadSize
 from agent.node.python_facts import text_of
 
 if TYPE_CHECKING:
@@ -29,15 +29,6 @@ if TYPE_CHECKING:
 
 LIMIT = code_archive.LIMIT  # of Ray's dashboard (2.40 to 2.60); GCS accepts 512 MiB
 _ENTRY = 30 + 46  # bytes of an entry in a zip file, without its name, which is stored twice
-
-
-class UploadSize(Value):
-    """The size of an upload in bytes."""
-
-    size: int
-    files: int
-    largest: tuple[tuple[str, int], ...]  # its largest entries by name, the largest first
-    credentials: tuple[str, ...] = ()  # paths of files that hold credentials
 
 
 def measure(

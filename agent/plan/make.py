@@ -63,8 +63,7 @@ if TYPE_CHECKING:
     from agent.job.gpu_split import GpuSplit
     from agent.job.job import RecipeJob
     from agent.job.services import ServicesFile, ServiceSpec
-    from agent.node.facts import Facts
-    from agent.node.upload import UploadSize
+    from agent.node.facts import Facts, UploadSize
     from agent.plan.plan import Launch, StopBudget
     from agent.platforms.resolve import Topology
     from agent.settings.load import Loaded

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from agent.job.gpu_split import GpuSplit
     from agent.job.job import RecipeJob
     from agent.job.services import ServiceSpec
-    from agent.node.upload import UploadSize
+    from agent.node.facts import UploadSize
     from agent.platforms.resolve import Topology
     from agent.settings.model import Settings
 

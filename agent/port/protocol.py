@@ -51,6 +51,9 @@ REPORT_PATH = "/report"
 SAMPLE_PATH = "/sample"
 SAMPLE_RUN = "run"
 """Paths on the agent's port, and the parameter with the run that a measurement belongs to."""
+BUSY = "how busy"
+STACKS = "process stacks"
+"""What a worker sends like a log; no service has such a name."""
 MAX_SAMPLE_BYTES = 8 << 20  # The most bytes sent in one measurement of a link
 MAX_REPORT_BYTES = 1 << 18  # A goodbye carries the ends of all logs
 MAX_REPORT_VALUES = 1 << 14  # Of its JSON; one whose lists are all full has 9,000

@@ -32,34 +32,29 @@ import tempfile
 import time
 import zlib
 from contextlib import contextmanager, suppress
-from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Literal
+from typing import IO, TYPE_CHECKING
 
-from msgspec import DecodeError
 from msgspec.json import encode
 
 from agent.base import times
 from agent.base.errors import PreflightError
 from agent.base.text import error_text, mib, own_command
-from agent.base.typed import decode
-from agent.base.value import Bytes, Count, Value
-from agent.job.compile_caches import LIBRARY_CACHES, PROGRAM, SEAL
+from agent.base.value import Value
+from agent.job.compile_caches import PROGRAM, SEAL
+from agent.processes import cache_folder
+from agent.processes.cache_folder import NOTHING_NEW, SEEDED, STATE, Seeded, is_safe, list_files
 from agent.processes.page_cache import lower_priority
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from agent.processes.cache_folder import CacheFile
+
 REFUSED = 78  # The exit code where the node's folder is not this user's own
-NOTHING_NEW = "nothing new to write back"
-STATE = ".pod-agent"  # The program's own folder within a node's cache folder
-_SEEDED = "seeded.json"  # How the folder was seeded last
 _KIND = "kind"  # The kind of node that the folder is of
 _KNOWN = "known"  # When the archive was written that this node has read or written last
 
-MOST_BYTES = 4 << 30  # Of the files in an archive
-MOST_FILES = 100_000
-LARGEST_FILE = 512 << 20
 MOST_OF_VOLUME = 20 << 30  # Of all archives of this user or token
 UNUSED = 30 * 24 * 3600.0  # An archive that seeded no node for so long is removed
 ABANDONED = 24 * 3600.0  # A part of a killed program is removed after so long
@@ -70,16 +65,6 @@ _ARCHIVE = r"[A-Za-z0-9_-]+-[0-9a-f]{16}-(?:head|worker)-[us][0-9a-f]+\.tar\.gz"
 """An archive's file name: the GPU or the architecture, the kind, the role, who signs."""
 _PART = rf"\.{_ARCHIVE}\.[0-9a-f]+\.part"  # One that is being written
 
-_FOLDERS = {library.folder for library in LIBRARY_CACHES if library.is_archived}
-_LEFT_OUT = (
-    # A lock that is left behind makes torch's extensions wait forever.
-    *("lock", "*.lock", "*.lck", ".ninja_lock"),
-    *("*.tmp", "*.tmp.*", "tmp.*", "*.part", "*.pid", ".nfs*"),
-    # vLLM: which GPUs of this machine reach each other, and images that it has fetched.
-    *("gpu_p2p_access_cache*", "assets"),
-    *("locks", "tmp"),
-)
-"""Names of files and folders that are of no use, or wrong, on another node."""
 _LINKED = (".so", ".o")  # Files that linkers and compilers write in place
 _ELF_TABLE = struct.Struct("<40xQ10xHH")  # Where the table of sections begins, its rows and number
 
@@ -104,21 +89,6 @@ class CachePlace(Value):
         return Path(self.volume, self.archives[0])
 
 
-class Seeded(Value):
-    """How a node's cache folder was seeded."""
-
-    state: Literal["seeded", "cold"]
-    sentence: str
-    files: Count = 0  # of this role's archive
-    size: Bytes = 0
-
-    def in_words(self) -> str:
-        """Return what came of it."""
-        return (
-            f"{self.state}: {self.sentence}" if self.state == "cold" else f"seeded {self.sentence}"
-        )
-
-
 class UnusableArchiveError(Exception):
     """An archive that is not used, and why."""
 
@@ -133,15 +103,8 @@ def seed(place: CachePlace) -> Seeded:
     _remove_cut(place.root)
     seeded = _seeded(place)
     with suppress(OSError):  # without it the status has no state, and the archive is written again
-        (place.root / STATE / _SEEDED).write_bytes(encode(seeded))
+        (place.root / STATE / SEEDED).write_bytes(encode(seeded))
     return seeded
-
-
-def read_seeded(folder: Path) -> Seeded | None:
-    """Return how a node's folder was seeded; None while it is not."""
-    with suppress(OSError, DecodeError):  # there is none, or it is broken
-        return decode((folder / STATE / _SEEDED).read_bytes(), Seeded)
-    return None
 
 
 def _seeded(place: CachePlace) -> Seeded:
@@ -260,7 +223,7 @@ def _unpack(copy: IO[bytes], root: Path) -> dict[str, int]:
     `tarfile` checks its members itself only from Python 3.10.12 and 3.11.4 on.
     """
     sizes: dict[str, int] = {}
-    room = MOST_BYTES
+    room = cache_folder.MOST_BYTES
     try:
         with tarfile.open(fileobj=copy, mode="r:gz") as archive:
             for member in archive:
@@ -274,13 +237,6 @@ def _unpack(copy: IO[bytes], root: Path) -> dict[str, int]:
     except (tarfile.TarError, zlib.error, EOFError):
         raise UnusableArchiveError("it is no archive, or damaged") from None
     return sizes
-
-
-def is_safe(path: str) -> bool:
-    """Return whether a path of an archive stays below the cache folder, in one of its folders."""
-    parts = path.split("/")
-    is_plain = path.isprintable() and "\\" not in path and len(parts) > 1
-    return is_plain and parts[0] in _FOLDERS and not {"", ".", "..", STATE}.intersection(parts)
 
 
 def _write_file(content: IO[bytes], member: tarfile.TarInfo, root: Path) -> None:
@@ -378,59 +334,6 @@ def is_cut(path: str, head: bytes, size: int) -> bool:
     return bool(table + row * rows > size)
 
 
-class CacheFile(Value):
-    """A file below a node's cache folder."""
-
-    path: str  # relative
-    size: int
-    mtime_ns: int
-    is_program: bool  # whether it may be executed
-
-
-def list_files(root: Path, before_ns: int | None = None) -> list[CacheFile]:
-    """Return the files to archive, the newest first and no more than an archive takes.
-
-    `before_ns` leaves out what changed later.
-    """
-    files = []
-    for path, status in _walk(root):
-        is_settled = before_ns is None or status.st_mtime_ns < before_ns
-        if is_settled and status.st_size <= LARGEST_FILE and is_wanted(path):
-            is_program = bool(status.st_mode & stat.S_IXUSR)
-            files.append(CacheFile(path, status.st_size, status.st_mtime_ns, is_program))
-    files.sort(key=lambda file: (-file.mtime_ns, file.path))
-
-    chosen = []
-    room = MOST_BYTES
-    for file in files[:MOST_FILES]:
-        room -= file.size
-        if room < 0:
-            break
-        chosen.append(file)
-    return chosen
-
-
-def is_wanted(path: str) -> bool:
-    """Return whether a file is archived, by its path."""
-    names = path.split("/")[1:]
-    is_left_out = any(fnmatchcase(name, pattern) for name in names for pattern in _LEFT_OUT)
-    return is_safe(path) and not is_left_out
-
-
-def _walk(root: Path) -> Iterator[tuple[str, os.stat_result]]:
-    """Yield the regular files below a folder; what is gone or may not be read is left out."""
-    folders = [str(root)]
-    while folders:
-        with suppress(OSError), os.scandir(folders.pop()) as entries:
-            for entry in entries:
-                if entry.is_dir(follow_symlinks=False):
-                    folders.append(entry.path)
-                elif entry.is_file(follow_symlinks=False):
-                    with suppress(OSError):
-                        status = entry.stat(follow_symlinks=False)
-                        yield entry.path[len(str(root)) + 1 :], status
-
-
 # --- save ----------------------------------------------------------------------------------------
 
 
@@ -521,7 +424,7 @@ def _pack(archive: tarfile.TarFile, root: Path, file: CacheFile) -> bool:
     except OSError:
         return False
     with open(descriptor, "rb") as opened:  # noqa: PTH123 - a descriptor
-        data = opened.read(LARGEST_FILE + 1)
+        data = opened.read(cache_folder.LARGEST_FILE + 1)
     if len(data) != file.size or is_cut(file.path, data, file.size):
         return False
     member = tarfile.TarInfo(file.path)

@@ -21,7 +21,7 @@ from agent.base.value import Value
 from agent.job.compile_caches import SEAL, seal_of
 from agent.plan import environment
 from agent.plan.plan import CACHES_LOG
-from agent.processes.cache_program import NOTHING_NEW, Seeded, list_files, read_seeded
+from agent.processes.cache_folder import NOTHING_NEW, Seeded, list_files, read_seeded
 from agent.record.background import in_thread
 from agent.record.log import say
 

@@ -29,6 +29,7 @@ from agent.diagnosis.stacks import (
     sentence,
 )
 from agent.job.services import ON_HEAD, LogPattern
+from agent.port.protocol import STACKS
 from agent.processes import driver
 from agent.processes.hang_evidence import engine_logs, gpu_notes, kernel_notes
 from agent.processes.job_stacks import STACKS_FOLDER, StackTools, find_py_spy, read_stacks
@@ -50,8 +51,6 @@ if TYPE_CHECKING:
     from agent.run.share_link import ShareLink
 
 
-STACKS = "process stacks"
-"""What a worker sends like a log; no service has such a name."""
 FOR_TOOLS = ("PATH", "HOME", "LD_LIBRARY_PATH", "LANG", "TMPDIR")
 
 

@@ -17,16 +17,17 @@ from urllib.parse import urlsplit
 import anyio
 from msgspec.structs import replace
 
+from agent import load
 from agent.base import times
 from agent.base.value import LONGEST_TAIL, LONGEST_TEXT
 from agent.decisions.shared import ALL_REDUCE, REACH, SAMPLE, SCORE, Answer
-from agent.frameworks.sizing import SLOW_LINK
+from agent.frameworks.recipe import SLOW_LINK
 from agent.job.services import REWARD, ScoringProbe, reward_url
 from agent.plan import environment
 from agent.plan.make import GPUS, PREFLIGHT_RESULT
 from agent.plan.plan import AGENT_LOG
 from agent.plan.plan import ALL_REDUCE as PROCESS
-from agent.port.protocol import MAX_ANSWERS
+from agent.port.protocol import BUSY, MAX_ANSWERS, STACKS
 from agent.processes.probing import reward_answers
 from agent.processes.process import tail_of
 from agent.processes.waiting import Failure, NotYet, TimedOutError, until
@@ -35,8 +36,6 @@ from agent.record.bundle import last_lines
 from agent.record.files import read_end, remove_file
 from agent.record.log import say
 from agent.run.diagnose import ray_log_folder
-from agent.run.examine import STACKS
-from agent.run.stall import BUSY, Diagnostics
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -45,6 +44,7 @@ if TYPE_CHECKING:
     from agent.job.services import Placeholders
     from agent.job.share import ShareOrder
     from agent.run.node_run import NodeRun
+    from agent.run.stall import Diagnostics
 
 # A node whose time is over reports before the head's limit.
 _SAMPLE_TRIES = times.BANDWIDTH_SAMPLE - 3.0
@@ -208,7 +208,7 @@ class HeadRequests:
     def __init__(self, run: NodeRun) -> None:
         self._run = run
         self._prober = Prober(run)
-        self._diagnostics = Diagnostics(run)
+        self._diagnostics: Diagnostics | None = None
         self._all_reduce_run: tuple[anyio.CancelScope, anyio.Event] | None = None
         self._logs: dict[str, str] = {}
         self._answers: list[Answer] = []
@@ -265,6 +265,8 @@ class HeadRequests:
         known = run.plan.logs()
         self._logs.pop(name, None)  # an earlier result is outdated
         if name in (BUSY, STACKS):
+            if self._diagnostics is None:  # loaded for a stall: 10 ms that Ray's start needs
+                self._diagnostics = load("run.stall:Diagnostics")(run)
             text = await self._diagnostics.collect(name)
             self._logs[name] = text[:LONGEST_TAIL]
         elif name in known:

@@ -11,14 +11,13 @@ from agent.base.errors import Problem
 from agent.base.text import first_names, mib
 from agent.job.services import NO_FILE
 from agent.job.services_file import parse
-from agent.node.upload import LIMIT, measure
 from agent.settings.redact import secrets_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from agent.job.services import ServicesFile
-    from agent.node.upload import UploadSize
+    from agent.node.facts import UploadSize
     from agent.settings.model import Settings
 
 _ENV = "AGENT_RUNTIME_ENV"
@@ -93,25 +92,27 @@ def read_runtime_env(
             problems.append(Problem(variable, what, "a folder to upload"))
         return runtime_env, None
 
+    from agent.node.upload import LIMIT, measure  # noqa: PLC0415 - 4 ms, and most runs upload nothing
+
     patterns = runtime_env.get("excludes")
     excludes = [str(pattern) for pattern in patterns] if isinstance(patterns, list) else []
     upload = measure(folder.absolute(), excludes, ray, environ)
     if upload is not None:
-        problems += _upload_problems(settings, upload, variable, repr(str(given)))
+        problems += _upload_problems(settings, upload, LIMIT, variable, repr(str(given)))
     return runtime_env, upload
 
 
 def _upload_problems(
-    settings: Settings, upload: UploadSize, variable: str, folder: str
+    settings: Settings, upload: UploadSize, limit: int, variable: str, folder: str
 ) -> Iterator[Problem]:
     """Yield a problem for an upload with credentials, else for one that is too large."""
     if upload.credentials and not settings.allow_insecure:
         what = f"{folder} with credentials in it: {first_names(upload.credentials)}"
         yield Problem(variable, what, _LEAVE_OUT)
-    elif upload.size > LIMIT:
+    elif upload.size > limit:
         parts = ", ".join(f"{name} {mib(size)}" for name, size in upload.largest)
         what = f"{folder}: {mib(upload.size)} in {upload.files} files ({parts})"
-        yield Problem(variable, what, f"at most {mib(LIMIT)}, {_SHRINK}")
+        yield Problem(variable, what, f"at most {mib(limit)}, {_SHRINK}")
 
 
 def _parse(given: str, problems: list[Problem]) -> dict[str, object]:

@@ -41,10 +41,9 @@ from agent.job.node_command import node_problems
 from agent.job.services import NO_FILE, ServicesFile
 from agent.job.torchrun_command import split_python, torchrun_problems
 from agent.node import gpus, read
-from agent.node.facts import Facts
+from agent.node.facts import Facts, UploadSize
 from agent.node.job_script import script_lines
 from agent.node.python_facts import of_command
-from agent.node.upload import UploadSize
 from agent.plan.listeners import port_clashes
 from agent.plan.make import make_plan, private_folder
 from agent.plan.plan import log_root

@@ -36,11 +36,12 @@ from agent.decisions.stall import (
 )
 from agent.diagnosis.stacks import same_suspects
 from agent.job.job import prints_steps
+from agent.port.protocol import BUSY, STACKS
 from agent.processes.waiting import Failure
 from agent.record.background import in_thread
 from agent.record.log import say
 from agent.record.run_folder import read_newest_files, stacks_file
-from agent.run.examine import STACKS, JobExaminer, NodeExaminer
+from agent.run.examine import JobExaminer, NodeExaminer
 from agent.run.head_server import request_log
 from agent.settings.jobs import on_stall
 
@@ -61,8 +62,6 @@ if TYPE_CHECKING:
 
 _CHECKPOINT_GROWS = 60.0  # A checkpoint with a file that changed so recently is being written.
 _STALL_BUSY = 15.0  # For all nodes to report whether they are busy.
-BUSY = "how busy"
-"""What a worker sends like a log; no service has such a name."""
 
 
 class Diagnostics:

@@ -7,7 +7,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agent.processes.cache_program import STATE, CachePlace
+from agent.processes.cache_folder import STATE
+from agent.processes.cache_program import CachePlace
 
 if TYPE_CHECKING:
     from agent.job.compile_caches import CompileCaches

@@ -71,7 +71,7 @@ LATE_IMPORTS = {
     "agent/run/node_run.py": "what reads logs, once `ray start` was launched",
     "agent/run/diagnose.py": "the rules for known errors, once a job or a run has failed",
     "agent/record/job_lines.py": "the same, at the job's first line of output",
-    "agent/run/plan_files.py": "yaml, for a runtime_env that is not JSON",
+    "agent/run/plan_files.py": "what reads and measures what is uploaded, yaml among it",
     "agent/bridge/ray_calls.py": "Ray",
     "agent/bridge/light_calls.py": "gRPC, which is Ray's: the agent's Python may lack it",
     "agent/node/limits.py": "resource, which Windows lacks: `recipe` works there",
@@ -84,9 +84,9 @@ LATE_IMPORTS = {
 
 Loading modules takes most of the CPU until `ray start`, and of every one-shot verb. All other files
 import at their top, and are loaded themselves when they are needed: by agent/run/main.py, or by
-`agent.load`, which imports the module of a verb.
+`agent.load`, which imports the module of a verb, or what only a job that stalls needs.
 """
-MOST_LATE_IMPORTS = 37
+MOST_LATE_IMPORTS = 38
 
 
 def folder(name: str) -> str:

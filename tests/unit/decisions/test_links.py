@@ -19,7 +19,7 @@ from agent.decisions.head.boot_waits import pending_waits
 from agent.decisions.head.head_state import HeadPhase
 from agent.decisions.head.probes import MAX_HEAD_LINKS, slowest_link
 from agent.decisions.shared import HERE, SAMPLE, Answer, Answered
-from agent.frameworks.sizing import SLOW_LINK
+from agent.frameworks.recipe import SLOW_LINK
 from agent.job.services import Placeholders
 from agent.plan import waits as wait_keys
 from agent.port.client import download_sample

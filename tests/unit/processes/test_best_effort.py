@@ -86,9 +86,9 @@ from msgspec.structs import replace
 from pathlib import Path
 import anyio
 from agent.run.node_run import NodeRun
+from agent.port.protocol import BUSY, STACKS
 from agent.run.orders import Prober
-from agent.run.examine import STACKS
-from agent.run.stall import BUSY, Diagnostics
+from agent.run.stall import Diagnostics
 from agent.decisions.shared import ALL_REDUCE
 from agent.record.log import say
 from agent.record.run_folder import RunFolder

@@ -23,8 +23,9 @@ from agent.base.errors import PreflightError
 from agent.base.text import own_command
 from agent.job.compile_caches import PROGRAM
 from agent.job.compile_caches import SEAL as SEAL_VARIABLE
-from agent.processes import cache_program
-from agent.processes.cache_program import NOTHING_NEW, list_files, read_seeded, save, seed
+from agent.processes import cache_folder, cache_program
+from agent.processes.cache_folder import NOTHING_NEW, list_files, read_seeded
+from agent.processes.cache_program import save, seed
 from support.cache_places import HEAD, SEAL, WORKER, compile_here, contents, make_older, place_of
 
 if TYPE_CHECKING:
@@ -336,7 +337,7 @@ def test_hostile_members(
 def test_more_bytes_than_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The unpacking ends."""
     save(writing_node(tmp_path, "first", "triton/a/x", "triton/b/x"))
-    monkeypatch.setattr(cache_program, "MOST_BYTES", 7)
+    monkeypatch.setattr(cache_folder, "MOST_BYTES", 7)
     assert "it has the entry " in seed(place_of(tmp_path, "fresh")).sentence
 
 
@@ -475,7 +476,7 @@ def test_the_newest_files_are_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyP
     place = writing_node(tmp_path, "node", "triton/a/old", "triton/a/new", "triton/a/large")
     make_older(place, "triton/a/old", 10)
     (place.root / "triton/a/large").write_text("x" * 100)
-    monkeypatch.setattr(cache_program, "LARGEST_FILE", 50)
+    monkeypatch.setattr(cache_folder, "LARGEST_FILE", 50)
     assert [file.path for file in list_files(place.root)] == ["triton/a/new", "triton/a/old"]
-    monkeypatch.setattr(cache_program, "MOST_BYTES", 6)
+    monkeypatch.setattr(cache_folder, "MOST_BYTES", 6)
     assert [file.path for file in list_files(place.root)] == ["triton/a/new"]

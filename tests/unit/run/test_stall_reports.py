@@ -25,16 +25,16 @@ from agent.diagnosis.stacks import Frame, ProcessStack, ThreadStack
 from agent.job.progress import Progress
 from agent.job.services import Placeholders
 from agent.node.figures import Figures, GpuFigures
+from agent.port.protocol import BUSY, STACKS
 from agent.processes import driver
 from agent.record.run_folder import RunFolder
 from agent.run import orders as asked_module
 from agent.run import stall as looks_module
 from agent.run.effects import REAL
-from agent.run.examine import STACKS
 from agent.run.head_server import request_log
 from agent.run.node_run import NodeRun
 from agent.run.orders import HeadRequests, Prober
-from agent.run.stall import BUSY, Diagnostics, StallWatch, rules_of
+from agent.run.stall import Diagnostics, StallWatch, rules_of
 from agent.settings.redact import MASK, Redactor
 from support.free_ports import free_port
 from support.heads import goal, reported
