@@ -221,10 +221,13 @@ class Fixed(Value):
     """The sizes that the user's arguments, or the checkpoints, fix."""
 
     sizes: Mapping[str, int] = field(default_factory=dict)
+    one_stage: bool = False  # Whether a pipeline would divide layers whose number is not known
 
     def allows(self, parallel: Parallelism) -> bool:
         """Return whether a division has these sizes."""
         divided = parallel.sizes()
+        if self.one_stage and parallel.pipeline > 1 and PIPELINE not in self.sizes:
+            return False
         return all(divided[name] == size for name, size in self.sizes.items())
 
     def ways(self, load: Workload, model: ModelShape) -> Iterator[Fit]:

@@ -683,7 +683,9 @@ def _least_fit(load: Workload, model: ModelShape) -> Fit:
 def _host_refusal(fit: Fit, load: Workload) -> str:
     """Say that a model fits on the GPUs, and not in the memory of the nodes, and where it would."""
     is_known = any(node.memory for node in load.nodes)
-    assumed = "" if is_known else f" ({_ASSUMED_HOST // GIB} for each GPU are assumed)"
+    assumed = (
+        "" if is_known else f" ({_ASSUMED_HOST // GIB} for each GPU are assumed: --host-memory)"
+    )
     has = load.host / _HOST_PART / GIB
     text = (
         f"{fit.model.billions} on {load.text()}: no: the GPUs suffice, the nodes' memory does not: "

@@ -21,7 +21,7 @@ from agent.frameworks.megatron_memory import (
     Fixed,
     MegatronFit,
 )
-from agent.frameworks.recipe import WEIGHT, MisfitError, Version, version_text
+from agent.frameworks.recipe import CONFIG, WEIGHT, MisfitError, Version, version_text
 from agent.frameworks.sizing import Host, Sizing, Workload, sizing_for
 from agent.frameworks.verl_adapters import MEGATRON_RANK, MEGATRON_SINCE
 from agent.frameworks.verl_keys import (
@@ -174,7 +174,6 @@ def sizing_of(asked: RecipeInput, given: Mapping[str, str]) -> Sizing:
         ),
         adapters=rank > 0,
         rank=rank,
-        ways=Fixed(fixed).ways,
         spans=True,
     )
 
@@ -183,12 +182,19 @@ def sizing_of(asked: RecipeInput, given: Mapping[str, str]) -> Sizing:
     sizes = (ENGINE, *(f"{_SECTION}.{name}" for name in _SIZES))
     changed = [key for key in given if key.startswith(prefixes) and key not in sizes]
 
-    # Does verl publish how to divide this model?
+    # Does verl publish how to divide this model? A name alone says nothing of its layers.
     model = asked.basis.model
     rows = [] if model is None else published_for(model, images=asked.has_vision)
-    if not rows or fixed or rank:
-        return sizing_for(asked, changed, load)
-    start, why = start_for(rows, load)
+    if model is not None and model.source != CONFIG and rows and rows[0].layers:
+        model = replace(model, layers=rows[0].layers)
+        asked = replace(asked, basis=replace(asked.basis, model=model))
+        ways = Fixed(fixed)
+    else:
+        ways = Fixed(fixed, one_stage=model is not None and model.source != CONFIG)
+    load = replace(load, ways=ways.ways)
+    if model is None or not rows or fixed or rank:
+        return _searched(asked, changed, load, ways)
+    start, why = start_for(rows, load, model)
     if start is not None:
         try:
             sizing = sizing_for(asked, (), replace(load, ways=start.ways))
@@ -199,10 +205,22 @@ def sizing_of(asked: RecipeInput, given: Mapping[str, str]) -> Sizing:
             return replace(sizing, notes=(*sizing.notes, note))
 
     # Depart from it, with the reason.
-    sizing = sizing_for(asked, changed, load)
+    sizing = _searched(asked, changed, load, ways)
     of = rows[-1] if start is None else start
     note = f"departs from {of.text}, which verl publishes for {of.model} ({SOURCE}): {why}"
     return replace(sizing, notes=(*sizing.notes, note))
+
+
+def _searched(asked: RecipeInput, changed: Sequence[str], load: Workload, ways: Fixed) -> Sizing:
+    """Return the sizes by memory; a refusal says what a pipeline would need to know."""
+    try:
+        return sizing_for(asked, changed, load)
+    except MisfitError as misfit:
+        if not ways.one_stage:
+            raise
+        unknown = "a pipeline would divide its layers, whose number only config.json says"
+        fetch = f"fetch it before (`hf download {asked.model} config.json`)"
+        raise MisfitError(f"{misfit}; {unknown}: {fetch}") from None
 
 
 def with_remedy(asked: RecipeInput, given: Mapping[str, str], refusal: MisfitError) -> MisfitError:

@@ -15,7 +15,7 @@ from agent.frameworks.megatron_memory import (
     Parallelism,
     stages_of,
 )
-from agent.frameworks.recipe import MisfitError, count_of
+from agent.frameworks.recipe import CONFIG, MisfitError, count_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -39,6 +39,7 @@ class Published(Value):
     expert: int
     context: int = 1
     last: int = 0  # The layers of the last stage; 0: as Megatron's search divides them
+    layers: int = 0  # Of the model; 0 where its `config.json` must say it
     on_cpu: float = 0.0  # The part of the optimizer that stays and works in CPU memory
     images: bool = False
 
@@ -59,7 +60,7 @@ class Published(Value):
     def ways(self, load: Workload, model: ModelShape) -> Iterator[Fit]:
         """Yield this division with its part of the optimizer on the CPUs, then with more of it."""
         parallel = self.parallel(sum(node.gpus for node in load.nodes))
-        if parallel is None or stages_of(model.layers, self.pipeline, self.last) is None:
+        if parallel is None:
             return
         for part in _PARTS:
             # On smaller GPUs less of the optimizer stays there than verl publishes.
@@ -81,13 +82,17 @@ _30B = "Qwen3-30B-A3B"
 PUBLISHED = (
     # verl-project/verl, docs/perf/dpsk.md, v0.9.0
     Published(_30B, 30.5, 8, 80, tensor=1, pipeline=1, expert=8, on_cpu=1.0),
-    Published(_235B, 235, 32, 96, tensor=4, pipeline=8, expert=4, on_cpu=1.0),
-    Published(_235B, 235, 64, 96, tensor=4, pipeline=8, expert=4, on_cpu=0.5),
-    Published(_235B, 235, 128, 96, tensor=4, pipeline=8, expert=4),
-    Published(_DEEPSEEK, 671, 96, 80, tensor=8, pipeline=12, expert=8, last=6, on_cpu=1.0),
-    Published(_DEEPSEEK, 671, 128, 96, tensor=8, pipeline=16, expert=8, last=1, on_cpu=0.5),
-    Published(_DEEPSEEK, 671, 256, 96, tensor=8, pipeline=16, expert=8, last=1),
-    Published(_DEEPSEEK, 671, 512, 96, tensor=1, pipeline=16, expert=32, last=1),
+    Published(_235B, 235, 32, 96, tensor=4, pipeline=8, expert=4, on_cpu=1.0, layers=94),
+    Published(_235B, 235, 64, 96, tensor=4, pipeline=8, expert=4, on_cpu=0.5, layers=94),
+    Published(_235B, 235, 128, 96, tensor=4, pipeline=8, expert=4, layers=94),
+    Published(
+        _DEEPSEEK, 671, 96, 80, tensor=8, pipeline=12, expert=8, last=6, on_cpu=1.0, layers=61
+    ),
+    Published(
+        _DEEPSEEK, 671, 128, 96, tensor=8, pipeline=16, expert=8, last=1, on_cpu=0.5, layers=61
+    ),
+    Published(_DEEPSEEK, 671, 256, 96, tensor=8, pipeline=16, expert=8, last=1, layers=61),
+    Published(_DEEPSEEK, 671, 512, 96, tensor=1, pipeline=16, expert=32, last=1, layers=61),
     # verl-project/verl, examples/grpo_trainer/run_qwen3_vl_30b_a3b_megatron.sh, v0.9.0
     Published(
         "Qwen3-VL-30B-A3B",
@@ -146,7 +151,9 @@ def published_for(model: ModelShape, *, images: bool) -> list[Published]:
     return sorted(rows, key=lambda row: -row.gpus)
 
 
-def start_for(rows: list[Published], load: Workload) -> tuple[Published | None, str]:
+def start_for(
+    rows: list[Published], load: Workload, model: ModelShape
+) -> tuple[Published | None, str]:
     """Return the row from which to divide a model, or None and the reason to depart from all.
 
     Refuses GPUs with less memory in all than the least that verl publishes.
@@ -165,6 +172,9 @@ def start_for(rows: list[Published], load: Workload) -> tuple[Published | None, 
     # Which row divides the GPUs that there are?
     world = sum(node.gpus for node in load.nodes)
     for row in rows:
-        if row.gpus <= world and row.parallel(world) is not None:
+        is_whole = row.gpus <= world and row.parallel(world) is not None
+        is_known = model.source == CONFIG or row.layers or row.pipeline == 1
+        if is_whole and is_known and stages_of(model.layers, row.pipeline, row.last) is not None:
             return row, ""
-    return None, f"{count_of(world, 'GPU')} are no whole copies of {least.text}"
+    layers = f"{model.layers} layers, by {model.source}, "
+    return None, f"{layers}on {count_of(world, 'GPU')} are no whole copies of {least.text}"

@@ -17,6 +17,7 @@ MEGATRON = "actor_rollout_ref.actor.megatron"
 SIZES = ("tensor_model", "pipeline_model", "context", "expert_model")
 FRACTION = "actor_rollout_ref.actor.optim.override_optimizer_config.optimizer_offload_fraction"
 TIMEOUT = "actor_rollout_ref.nccl_timeout"
+FIRST = "num_layers_in_first_pipeline_stage"
 DEEPSEEK = shape(
     hidden_size=7168,
     num_hidden_layers=61,
@@ -90,6 +91,34 @@ def test_a_departure_says_why() -> None:
     )
     assert found[f"{MEGATRON}.expert_model_parallel_size"] == "8"
     assert not any("publish" in note for note in made_on("1x8x80", QWEN3_8B)[1])
+
+
+@pytest.mark.parametrize(
+    ("name", "nodes", "sizes", "first"),
+    [
+        ("Qwen3-235B-A22B", "8x8x96", (4, 8), "11"),  # of 94 layers
+        ("DeepSeek-V3-671B-A37B", "12x8x80", (8, 12), "5"),  # of 61 layers, 6 in the last stage
+        ("Qwen2.5-72B-Instruct", "4x8x80", (8, 1), None),
+    ],
+)
+def test_a_name_says_nothing_of_layers(
+    name: str, nodes: str, sizes: tuple[int, int], first: str | None
+) -> None:
+    """Stages would divide a number of layers that is only estimated: as published, or none."""
+    model = ModelShape.from_name(name)
+    assert model is not None
+    found, _ = made_on(nodes, model)
+    assert found[f"{MEGATRON}.tensor_model_parallel_size"] == str(sizes[0])
+    assert found[f"{MEGATRON}.pipeline_model_parallel_size"] == str(sizes[1])
+    assert found.get(f"{MEGATRON}.override_transformer_config.{FIRST}") == first
+
+
+def test_a_pipeline_needs_the_number_of_layers() -> None:
+    """Where only stages would make it fit, the refusal says what to fetch."""
+    model = ModelShape.from_name("Llama-3.1-405B")
+    assert model is not None
+    with pytest.raises(MisfitError, match=r"hf download Qwen/Qwen2\.5-7B config\.json"):
+        made_on("16x8x80", model)
 
 
 @pytest.mark.parametrize(
