@@ -202,7 +202,7 @@ def _last_words(possible: Iterable[Candidate]) -> Explained | None:
         and candidate.steps_after < _LONG_OVERCOME
         and candidate.error.kind is not ErrorKind.PLAIN
     ]
-    return earliest(known for known in ended if known.weight >= Weight.CAUSE)
+    return earliest(one for one in ended if one.weight >= Weight.CAUSE and not is_noise(one))
 
 
 def _plain_words(

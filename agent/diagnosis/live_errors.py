@@ -1,7 +1,8 @@
 """Errors in the output of a running job: reported once, as a cause once they ended it.
 
 An error is a cause if it ended its process by its form, if a line behind it shows that a process
-ended, or if the steps have stopped since. All else the job may go on from.
+ended, or if the steps have stopped since. All else the job may go on from. An exception that no row
+explains is reported likewise, once: what ended the job is seen before the job has ended.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from agent.diagnosis.errors.causal_order import (
 from agent.diagnosis.errors.log_parser import LogParser
 from agent.diagnosis.errors.parsed_error import ErrorKind
 from agent.diagnosis.find_cause import UNKNOWN, what_led_to
-from agent.diagnosis.order import Explained, explained, first_cause, is_noise
+from agent.diagnosis.order import Explained, Rung, explained, first_cause, is_noise, rung_of
 from agent.diagnosis.rows import Weight, explain, known_signs
 
 if TYPE_CHECKING:
@@ -30,7 +31,10 @@ if TYPE_CHECKING:
 
     from agent.diagnosis.errors.causal_order import Candidate
     from agent.diagnosis.errors.log_parser import ParsedLog
+    from agent.diagnosis.rows import Row
 
+_NO_ROW = f"an exception whose cause is {UNKNOWN}"
+_LOOK = "Look at it and at the lines before it"
 _LARGEST_ZONE = 14 * 3_600  # seconds that local time may differ
 _NATIVE = {ErrorKind.KERNEL, ErrorKind.NVRM, ErrorKind.CPP}
 _MOST_ERRORS = 100  # that are kept of a running job's output
@@ -46,6 +50,7 @@ class LiveErrors:
         self._parser = LogParser(signs=known_signs(), most=_MOST_ERRORS, began=earliest)
         self._seen: set[str] = set()
         self._causes: dict[str, int] = {}  # the steps before each, by the row's key
+        self._has_unknown = False  # whether an exception without a row was reported as an end
         self._read_up_to = -1  # the number of the last error that was looked at
         self._changes = -1
         self._known: dict[tuple[int, int], Explained] = {}
@@ -78,22 +83,46 @@ class LiveErrors:
         if first is not None:
             first = what_led_to(first, possible)
         self.first = None if first is None else _reported(first, is_seen=True)
-        if first is not None and first.row is not None and first.row.is_live:
-            has_ended = have_steps_stopped or log.last_end > first.number
-            has_ended = has_ended or _is_an_end(first) or _is_followed_by_an_end(first, found)
-            key = first.row.key
-            if has_ended and first.weight >= Weight.CAUSE and key not in self._causes:
-                self._causes[key] = self._parser.steps
-                self._seen.add(key)
-                new.append(_reported(first, is_seen=False))
+        if first is not None:
+            has_ended = log.last_end > first.number or _is_an_end(first)
+            has_ended = has_ended or _is_followed_by_an_end(first, found)
+            if first.row is None:
+                new += self._unknown(first, has_ended=has_ended)
+            elif has_ended or (have_steps_stopped and first.row.is_live):
+                new += self._cause(first, first.row)
 
         # What else does a row explain?
         for error in known:
-            if error.row is None or not error.row.is_live or error.row.key in self._seen:
+            if error.row is None or error.row.key in self._seen:
                 continue
+            if not error.row.is_live and error.candidate.standing is not Standing.FATAL:
+                continue  # jobs print it in passing
             self._seen.add(error.row.key)
             new.append(_reported(error, is_seen=True))
         return new
+
+    def _cause(self, first: Explained, row: Row) -> list[Known]:
+        """Return a cause that has ended something, once."""
+        if first.weight < Weight.CAUSE or row.key in self._causes:
+            return []
+        self._causes[row.key] = self._parser.steps
+        self._seen.add(row.key)
+        return [_reported(first, is_seen=False)]
+
+    def _unknown(self, first: Explained, *, has_ended: bool) -> list[Known]:
+        """Return an exception that no row explains: once as seen, and once as what ended something.
+
+        Nobody has caught it, or a line behind it shows an end: others are for the end of the job.
+        """
+        is_python = first.candidate.error.kind is ErrorKind.PYTHON
+        rung = rung_of(first, has_end=has_ended) if is_python else None
+        if rung is not Rung.ENDED and not (has_ended and rung is Rung.FAILED):
+            return []
+        if self._has_unknown if has_ended else UNKNOWN in self._seen:
+            return []
+        self._seen.add(UNKNOWN)
+        self._has_unknown = has_ended
+        return [_reported(first, is_seen=not has_ended)]
 
     @property
     def named_keys(self) -> frozenset[str]:
@@ -174,8 +203,8 @@ def _reported(known: Explained, *, is_seen: bool) -> Known:
     return Known(
         key=key,
         line=error.line or error.printed,
-        cause=UNKNOWN if known.cause is None else known.cause.sentence,
-        what_to_do="" if known.cause is None else known.cause.remedy,
+        cause=_NO_ROW if known.cause is None else known.cause.sentence,
+        what_to_do=_LOOK if known.cause is None else known.cause.remedy,
         rank=next((part.rank for part in whole.chain() if part.rank is not None), None),
         is_seen=is_seen,
         prefix=prefix,

@@ -13,7 +13,13 @@ from msgspec.structs import replace
 
 from agent.base.value import Value
 from agent.diagnosis.cause import Cause
-from agent.diagnosis.errors.causal_order import Candidate, Role, Standing, first_of
+from agent.diagnosis.errors.causal_order import (
+    Candidate,
+    Role,
+    Standing,
+    first_of,
+    is_of_native_code,
+)
 from agent.diagnosis.errors.forms import COMPILER
 from agent.diagnosis.errors.parsed_error import ErrorKind, LogLevel, ParsedError
 from agent.diagnosis.rows import Row, Weight, explain
@@ -149,6 +155,16 @@ def first_cause(known: Sequence[Explained]) -> Explained | None:
     if roots:
         return _failed_before(earliest(roots), failed)
     first = earliest(rungs[min(rungs)]) if rungs else None
+    if (
+        first is not None
+        and first.weight is Weight.WEAK
+        and first.candidate.error.kind is ErrorKind.CPP
+    ):
+        native = [
+            one for one in rungs.get(Rung.LOGGED, ()) if is_of_native_code(one.candidate.error)
+        ]
+        before = [one for one in native if one.number < first.number]
+        return earliest(one for one in before if _is_of_burst(one, first)) or first
     if first is None or first.row is not None:
         return first
 

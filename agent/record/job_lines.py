@@ -87,7 +87,7 @@ class KnownLines:
             here = self._found.get(known.key)
             _, there = self._of_nodes.get(known.key, ("", here))
             is_new = there is None or (there.is_seen and not known.is_seen)
-            if is_new and row is not None and row.is_live:
+            if is_new and row is not None and (row.is_live or not known.is_seen):
                 self._of_nodes[known.key] = node, self._say(node, known)
 
     def logs_of_nodes(self, first: str = "") -> tuple[Log, ...]:
@@ -146,7 +146,9 @@ class KnownLines:
         """
         open_keys = frozenset[str]() if self._errors is None else self._errors.open_keys
         unsurvived = tuple(
-            known for known in self.errors if not known.is_seen or known.key in open_keys
+            known
+            for known in self.errors
+            if _row(known.key) is not None and (not known.is_seen or known.key in open_keys)
         )
         first = self._first
         if first is None or any(known.key == first.key for known in unsurvived):

@@ -38,6 +38,7 @@ _KILLS = re.compile(r"kill_process_tree called|sigkill_handler\] Killing subproc
 """A program that ends its own processes says so: who was killed shows no fault."""
 _GIVES_REASON = re.compile(r"\[Errno \d{1,3}\] ")
 """The text of an exception that a program prints below its own words about it."""
+_SAYS_WHY = re.compile(r"\b[Rr]eason: \w")
 _SOMETHING_FAILED = re.compile(
     r"(?:Trial|Worker|Task|Actor|Replica|Rank)\b.{0,40}\b(?:failed|died)\b.{0,60}$"
 )
@@ -125,7 +126,7 @@ def _is_of_torchrun(error: ParsedError) -> bool:
 
 def _only_reports(error: ParsedError) -> bool:
     """Return whether an exception only states that something failed, or did not answer."""
-    if error.kind is not ErrorKind.PYTHON:
+    if error.kind is not ErrorKind.PYTHON or _SAYS_WHY.search(error.message):
         return False
     return has_role("report", error.message)
 
@@ -272,9 +273,9 @@ class _Ends:
 def _standing(
     occurrence: Occurrence, error: ParsedError, ends: _Ends, *, is_passed_on: bool
 ) -> Standing:
-    is_uncaught = _begins_a_program(error)
-    if occurrence.is_harmless and not is_uncaught:
+    if occurrence.is_harmless and not _begins_a_program(error):
         return Standing.IGNORED
+    is_uncaught = _begins_a_program(error) or _is_hydras(error)
     if _is_of_a_sandbox(occurrence.error):
         return Standing.QUOTED
     if occurrence.is_quoted and not is_passed_on:
@@ -305,11 +306,14 @@ def _is_of_a_sandbox(error: ParsedError) -> bool:
 
 def _begins_a_program(error: ParsedError) -> bool:
     """Return whether a traceback begins where a program does: nobody has caught it."""
-    if not error.frames:
-        return False
-    return error.frames[0].function in {"<module>", "_run_module_as_main", "_run_code"} or any(
-        "Error executing job" in line for line in error.before[-3:]
-    )
+    first = error.frames[0].function if error.frames else ""
+    return first in {"<module>", "_run_module_as_main", "_run_code"}
+
+
+def _is_hydras(error: ParsedError) -> bool:
+    """Return whether hydra prints a traceback, from the job's own function on: it ends then."""
+    announced = any("Error executing job" in line for line in error.before[-3:])
+    return bool(error.frames) and announced
 
 
 def first_of(candidates_: Iterable[Candidate]) -> Candidate | None:

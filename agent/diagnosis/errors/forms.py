@@ -109,7 +109,7 @@ _SLURM_OK = re.compile(
 )
 _OF_PYXIS = re.compile(r"(?:error: )?pyxis: {1,8}\[(?:INFO|WARN)")
 """What enroot's log says in passing, which pyxis repeats as an error."""
-_SHELL = re.compile(
+SHELL = re.compile(
     r"(?:-?(?:/[\w./-]{1,200}/)?(?:ba|z|da|k|tc)?sh|/?[\w./-]{1,200}\.(?:sh|bash|slurm|sbatch)"
     r"|/[\w./-]{1,200}/(?:job\d+/)?slurm_script|\./[\w./-]{1,200})"
     r": (?:line )?\d{1,6}: .{1,1500}"
@@ -129,6 +129,7 @@ _SHELL = re.compile(
     r"|fatal error: [A-Z\[].{1,1500}|make(?:\[\d+\])?: \*\*\* .{1,500}"
     r"|E: .{3,500}"
 )
+"""What shells, commands and compilers print of an error: a line by itself."""
 COMPILER = re.compile(
     r"(?<![\w./+-])[\w./+-]{1,300}(?::\d{1,6}(?::\d{1,5})?|\(\d{1,6}\)): "
     r"(?:catastrophic |fatal )?error: "
@@ -262,11 +263,10 @@ _STATES_LEVEL = re.compile(
     r"(?:non-zero status: \d|NULL value \w|.{0,80}\bfailed, exiting)"  # NVSHMEM's own form
 )
 _NONE_FAILED = re.compile(
-    r"\W{0,8}(?:\w{1,30} ){0,3}(?:errors?|failed|failures?|fails)\s?[=:]\s?(?:0|none|false)\b"
-    r"|Failed to add the host to the list of known hosts",
+    r"\W{0,8}(?:\w{1,30} ){0,3}(?:errors?|failed|failures?|fails)\s?[=:]\s?(?:0|none|false)\b",
     re.IGNORECASE,
 )
-"""Beginnings of lines that state no failure, or one that the program does without."""
+"""Beginnings of lines that state no failure."""
 _ADVICE = re.compile(
     r"\W{0,4}(?:if|when(?:ever)?|in case|to avoid|to fix|note|tip|hint|see|usage|for example|e\.g\."
     r"|you (?:may|can|might)|consider|try |example|docs?:)\b",
@@ -336,7 +336,7 @@ def _event(body: str) -> Form | None:
 
 
 def _shell(body: str) -> Form | None:
-    if not _SHELL.match(body):
+    if not SHELL.match(body):
         return None
     rest = body.partition(": ")[2]
     return None if _SHELL_OK.match(rest) else Form(ErrorKind.SHELL, "", rest)

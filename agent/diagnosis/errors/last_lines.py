@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from agent.diagnosis.errors.parsed_error import LogLevel
 from agent.diagnosis.errors.process_output import is_closing
+from agent.diagnosis.errors.roles import has_role
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 MOST_KEPT = 60  # ordinary lines of a log
 _MOST_READ = 20  # of them, from the end on
 _SEARCHED = 400  # characters of a line
+_BETWEEN = 8  # lines from one complaint to the next one of the same process
 _COMPLAINS = re.compile(
     r"\b(?:errors?|fail(?:s|ed|ure)?|fatal|exception|panic|crash(?:ed)?|abort(?:ed|ing)?"
     r"|cannot|can't|can not|could not|couldn't|unable|does not|doesn't|do not|don't|did not|didn't"
@@ -43,7 +45,17 @@ _COMPLAINS = re.compile(
     r"|introuvable|errore|impossibile|no se pudo|fallo|falló|erro|falhou)\b",
     re.IGNORECASE,
 )
-"""Words of somebody who says why a program ended."""
+"""Words of somebody who says why a program ended, or what it lacks."""
+_SAYS_AN_END = re.compile(
+    r"\b(?:fatal|panic|crash(?:ed)?|abort(?:ed|ing)?|died|dead|killed|killing|terminat(?:ed|ing)"
+    r"|stopp(?:ed|ing)|shut(?:ting)? ?down|leaving|quit(?:ting)?|giving up|core dumped"
+    r"|exit(?:ed|ing)?(?: (?:with|code|status))?(?: [\w()]{1,20}){0,2} [1-9]\d{0,2}"
+    r"|signal|sig(?:term|kill|int|hup|usr[12])|interrupted|cancell?ed|preempt(?:ed|ion)?"
+    r"|evict\w{0,4}|reclaim\w{0,4}|(?:time|memory) limit|no (?:heartbeat|response|answer|reply)"
+    r"|status [1-9]\d{0,2})\b|\b(?:failed|denied|refused|exceeded|expired)\b[^:]{0,24}$",
+    re.IGNORECASE,
+)
+"""Words of somebody who says that a program ended: such a line counts before other ones."""
 _SAYS_NOTHING = re.compile(
     r"\b(?:no|0|without|zero) (?:errors?|failures?|warnings?|failed)\b|\b(?:errors?|failed|fails)"
     r"[=:] ?(?:0\b|none\b|false\b)|\bdeprecat|\b\w*Warning: |\d%\||\bit/s\b|\bs/it\b"
@@ -66,27 +78,34 @@ class LastLine(NamedTuple):
 def telling_line(lines: Sequence[LastLine], first: int, end: int | None) -> LastLine | None:
     """Return the line that may say why a program ended: between two numbers, near the second.
 
-    The last line with such words counts, and of several that follow each other the first one.
+    One that says that it ended counts before another one, and what states the level of a warning
+    or of information only with such words. The last one counts, and of several together the first.
     """
     within = [one for one in lines if one.number > first and (end is None or one.number < end)]
     near = [one for one in within if not is_closing(one.line.body)][-_MOST_READ:]
-    for levels in (
-        (LogLevel.UNSTATED, LogLevel.FATAL),
-        (LogLevel.WARNING, LogLevel.WARNING),
-        (LogLevel.INFO, LogLevel.INFO),
-    ):
-        complaints = [at for at, one in enumerate(near) if _complains(one.line, *levels)]
-        if not complaints:
-            continue
-        at = complaints[-1]
-        while at - 1 in complaints and near[at - 1].line.source == near[at].line.source:
-            at -= 1
-        return near[at]
+    said = [at for at, one in enumerate(near) if _complains(one.line)]
+    loud = [at for at in said if near[at].line.level >= LogLevel.UNSTATED]
+    ends = [at for at in said if _SAYS_AN_END.search(near[at].line.body[:_SEARCHED])]
+    for complaints in ([at for at in ends if at in loud], loud, ends):
+        if complaints:
+            return near[_first_of_the_last(complaints, near)]
     return None
 
 
-def _complains(line: PrintedLine, least: LogLevel, most: LogLevel) -> bool:
-    if not least <= line.level <= most:
-        return False
+def _first_of_the_last(complaints: Sequence[int], near: Sequence[LastLine]) -> int:
+    """Return the first of the last lines that complain one behind the other."""
+    at = complaints[-1]
+    for former in reversed(complaints[:-1]):
+        if at - former > _BETWEEN or near[former].line.source != near[at].line.source:
+            break
+        at = former
+    return at
+
+
+def _complains(line: PrintedLine) -> bool:
     text = line.body[:_SEARCHED]
-    return _COMPLAINS.search(text) is not None and _SAYS_NOTHING.search(text) is None
+    return (
+        _COMPLAINS.search(text) is not None
+        and _SAYS_NOTHING.search(text) is None
+        and not has_role("another try", text)
+    )

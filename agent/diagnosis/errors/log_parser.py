@@ -44,11 +44,12 @@ _RETRY_WITHIN = 6  # lines
 _STEPS_THAT_SHOW = 3  # behind an error, that it was overcome
 _NATIVE_SOURCES = (".cpp:", ".cc:", ".cu:", ".rs:")
 _PLACE_WITHIN = 160  # characters of a line: the source file that a logger states
-_WORD = re.compile(r"[A-Za-z_]{4,60}")
+_WORD = re.compile(r"[A-Za-z]{4,60}")
 _SAY_LITTLE = {
     *("entering", "loop", "after", "seconds", "second", "with", "will", "error", "errors", "this"),
     *("from", "that", "next", "time", "attempt", "attempts", "again", "retry", "failed", "failure"),
     *("warning", "info", "remaining", "sleeping", "waiting", "backoff", "secs", "left", "more"),
+    *("there", "here", "have", "been", "does", "could", "instead", "using", "anyway"),
 }
 _HANDLED_SIGNS = ("etry", "all", "kip", "gnor", "rying", "ttempt", "ucceeded", "ecovered")
 _PROGRESS_SIGNS = ("step", "loss", "poch", "iteration")
@@ -285,14 +286,16 @@ class LogParser:
     def _read_error(self, process: ProcessOutput, line: PrintedLine, shown: str) -> bool:
         """Read a line as part of an error; return False for an ordinary line."""
         body = line.body
-        if process.is_open and self._read_traceback(process, line):
+        is_header = forms.HEADER in body and forms.HEADER_LINE.match(body) is not None
+        is_anew = is_header and bool(process.frames)  # the one before was cut off
+        if process.is_open and not is_anew and self._read_traceback(process, line):
             return True
 
         # Does it belong to the error before it, or begin a traceback?
         if process.held is not None and any(text in body for text in forms.CHAINED):
             process.is_chained = True
             return True
-        if self._opens(body, process):
+        if is_header or self._opens(body, process):
             self._open(process, line)
             return True
         if self._continues(process, line):
@@ -312,9 +315,7 @@ class LogParser:
         return self._read_form(process, line)
 
     def _opens(self, body: str, process: ProcessOutput) -> bool:
-        """Return whether a traceback begins here: its header, or a frame without one."""
-        if forms.HEADER in body and forms.HEADER_LINE.match(body):
-            return True
+        """Return whether a traceback begins here without a header: with a frame."""
         if 'File "' in body and forms.FRAME.match(_without_gutter(body)):
             return True
         if "ray::" not in body[:120] or forms.PROCESS.search(body) is None:
@@ -389,7 +390,8 @@ class LogParser:
         error = self._error(process, line, ErrorKind.PYTHON)
         type_ = f"{head['type']}({head['inner']})" if head["inner"] else head["type"]
         level = process.level
-        if level is LogLevel.UNSTATED or _names_another(process.announced, head["type"]):
+        is_other = _names_another(process.announced, head["type"]) or _is_uncaught(process.frames)
+        if level is LogLevel.UNSTATED or (process.announced and is_other):
             level = LogLevel.ERROR
         if head["type"].endswith("Warning"):
             level = LogLevel.WARNING
@@ -413,9 +415,9 @@ class LogParser:
         process.place = None
 
         held = process.held
+        self.changes += 1
         if held is None:
             process.held = self._hold(process, error, is_wrapper=is_wrapper)
-            self.changes += 1
         elif process.is_chained:
             if held.is_wrapper and held.depth:  # the chain goes on inside of what is wrapped
                 held.chain_inner(error)
@@ -620,6 +622,12 @@ def _names_another(announced: str, type_: str) -> bool:
     return bool(named) and type_.rpartition(".")[2] not in named
 
 
+def _is_uncaught(frames: list[TracebackFrame]) -> bool:
+    """Return whether a traceback begins in a program, not in a package: no logger prints it."""
+    first = frames[0] if frames else None
+    return first is not None and first.function == "<module>" and "-packages/" not in first.file
+
+
 def _is_ignored(above: str, error: ParsedError) -> bool:
     """Return whether an exception is the one that Python ignored in the function of a line above.
 
@@ -636,9 +644,11 @@ def _is_about(body: str, error: ParsedError, *, is_next: bool) -> bool:
     words = _words(without_role("another try", body[:400]))
     if not words:
         return is_next
-    of_error = set().union(
-        *(_words(part.line) | {f.function for f in part.frames} for part in error.chain())
-    )
+    of_error: set[str] = set()
+    for part in error.chain():
+        of_error |= _words(part.line)
+        for frame in part.frames:
+            of_error |= _words(f"{frame.function} {frame.code}")
     return 3 * len(words & of_error) >= 2 * len(words)
 
 
@@ -648,9 +658,13 @@ def _words(text: str) -> set[str]:
 
 
 def _may_announce(line: PrintedLine) -> bool:
-    """Return whether a traceback below a line may be its own: C++ prints none of Python's."""
-    is_mild = line.level is LogLevel.WARNING
-    return not (is_mild and has_any(line.printed[:_PLACE_WITHIN], _NATIVE_SOURCES))
+    """Return whether a traceback below a line may be its own.
+
+    C++ prints none of Python's, and loggers print none with what they only inform about.
+    """
+    if line.level is not LogLevel.WARNING:
+        return line.level > LogLevel.WARNING
+    return not has_any(line.printed[:_PLACE_WITHIN], _NATIVE_SOURCES)
 
 
 def _is_data(body: str) -> bool:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from agent.base.value import Value
-from agent.diagnosis.errors.forms import LIKE_A_TYPE, PROGRESS
+from agent.diagnosis.errors.forms import LIKE_A_TYPE, PROGRESS, SHELL
 from agent.diagnosis.errors.parsed_error import LogLevel, ParsedError, TracebackFrame
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from agent.diagnosis.errors.prefixes import PrintedLine
 
-NEAR = 14  # lines before an error that are kept with it
+NEAR = 24  # lines before an error that are kept with it
 _MOST_FRAMES = 40  # of one error, the innermost
 _MOST_QUOTED = 400  # lines of one text
 _MOST_CONTINUED = 12  # lines of one message
@@ -46,7 +46,7 @@ _REASON = re.compile(
     r"|Last error|Root cause)\W{1,3}\w"
 )
 """A line that says why, which may stand behind an empty one."""
-_OF_ASCEND = re.compile(r"\d{4}-[\d:-]{10,20} \(PID:|(?P<code>E[A-Z0-9]\d{4}): .{20}")
+_OF_ASCEND = re.compile(r"\d{4}-[\d:-]{10,20} \(PID:|E[A-Z0-9]\d{4}: (?P<why>.{20})?")
 """What Ascend's runtime prints below an exception: a header, then codes with the reason."""
 _OF_MEMORY = "OutOfMemoryError"  # of Ray; which node it was stands below it
 _NAMES_NODE = "Memory on the node ("
@@ -96,6 +96,11 @@ def is_closing(body: str) -> bool:
     if start.startswith(_CLOSING_STARTS) or not start[:200].strip("-=*#_~. "):
         return True
     return has_any(body, _CLOSING_WORDS) or _SUMMARY.match(body) is not None
+
+
+def _is_by_itself(body: str) -> bool:
+    """Return whether a line is an error by itself, and continues no message."""
+    return LIKE_A_TYPE.match(body) is not None or SHELL.match(body) is not None
 
 
 def has_any(text: str, signs: Iterable[str]) -> bool:
@@ -185,7 +190,7 @@ class HeldError:
             return True
         is_of_ascend = _OF_ASCEND.match(body) is not None
         names_node = self.innermost.name == _OF_MEMORY and body.startswith(_NAMES_NODE)
-        is_answer = self.awaits_answer() and not LIKE_A_TYPE.match(body)
+        is_answer = self.awaits_answer() and not _is_by_itself(body)
         if names_node or is_answer or is_of_ascend:
             self.continue_message(body)
             return True
@@ -194,10 +199,11 @@ class HeldError:
             return False
 
         # Indented lines, and what follows a title.
-        is_title = not self.message.strip() or self.message.rstrip().endswith(":")
+        is_empty = not self.message.strip() and self.innermost.line.rstrip().endswith(":")
+        is_title = is_empty or self.message.rstrip().endswith(":")
         is_title = is_title and not self.is_harmless
         is_title = is_title or _COUNTS_ERRORS.match(self.message) is not None
-        is_titled = is_title and self.continued < _MOST_TITLED and not LIKE_A_TYPE.match(body)
+        is_titled = is_title and self.continued < _MOST_TITLED and not _is_by_itself(body)
         if body[0] not in " \t" and not is_titled:
             return False
         self.continue_message(body)
@@ -250,7 +256,7 @@ class HeldError:
             return "[type=" in body
         of_ascend = _OF_ASCEND.match(body)
         if of_ascend is not None:
-            return of_ascend["code"] is not None
+            return of_ascend["why"] is not None
         if self.message.startswith(_FAILED_IMPORT):
             return True
         if self.innermost.name in _WITH_ANSWER:

@@ -83,13 +83,18 @@ def _first_time(source: str) -> datetime:
     return datetime(int(year or 2026), month, day, hour, minute, second)  # noqa: DTZ001 - as above
 
 
-def time_near(lines: Sequence[str], place: int) -> datetime:
-    """Return the time that the nearest line states: the last one before a place, else the next."""
-    for line in chain(reversed(lines[:place]), lines[place:]):
-        stated = seconds_of(read_line(line).stamp)
-        if stated is not None:
-            return _NEW_YEAR + timedelta(seconds=stated)
-    return _EARLY
+def time_near(lines: Sequence[str], place: int, beside: Sequence[str] = ()) -> datetime:
+    """Return the time that the nearest line states: the last one before a place, else the next.
+
+    A log without a time is as old as the last line of the logs beside it.
+    """
+    stamps = (read_line(line).stamp for line in chain(reversed(lines[:place]), lines[place:]))
+    stated = next(filter(None, map(seconds_of, stamps)), None)
+    if stated is None:
+        stamps = (read_line(line).stamp for line in reversed(beside))
+        last = next(filter(None, map(seconds_of, stamps)), None)
+        stated = None if last is None else last + 1
+    return _EARLY if stated is None else _NEW_YEAR + timedelta(seconds=stated)
 
 
 def marked(template: str) -> str:

@@ -20,7 +20,7 @@ from agent.diagnosis.find_cause import diagnose_logs
 from agent.diagnosis.searched_log import Log
 from agent.record.job_lines import JobLines
 from tools.causes.logs import Text
-from tools.causes.runs import UNKNOWN, read_output
+from tools.causes.runs import read_output
 
 SOURCES = Path(__file__).resolve().parents[3] / "tests" / "causes" / "ordinary_sources.toml"
 _WINDOW = 2_000  # lines that are searched together, as the end of a run's output
@@ -88,7 +88,7 @@ def search(file: str, lines: list[str]) -> list[FalseCause]:
     with patch("agent.record.job_lines.say") as said:
         read_output(Text("\n".join([*lines, ""]), 0))
     sentences = [call.args[0] for call in said.call_args_list if call.args[1] == "warning"]
-    found = [FalseCause(file, "as it runs", one) for one in sentences if not UNKNOWN.search(one)]
+    found = [FalseCause(file, "as it runs", one) for one in sentences]
     end = diagnose_logs([Log("", file, "\n".join(lines))])
     if end.row is not None and end.row.kind == "cause":
         found.append(FalseCause(file, "at the end", f"{end.cause} ({end.line!r})"))

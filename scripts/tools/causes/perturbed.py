@@ -83,7 +83,10 @@ def _seen_answers(case: Mapping[str, Any], seed: int) -> dict[str, dict[str, str
     answers = {}
     for where in ("", *WHERE):
         chance = random.Random(f"{seed} {case['id']} {where}")  # noqa: S311 - as above
-        changed = {node: perturbed(log, where, chance) for node, log in case["logs"].items()}
+        beside = [line for log in case["logs"].values() for line in log]
+        changed = {
+            node: perturbed(log, where, chance, beside) for node, log in case["logs"].items()
+        }
         end = diagnosis({**case, "logs": changed})
         live = live_answer({**case, "logs": changed})
         answers[where] = {
@@ -102,7 +105,11 @@ def _run_answers(case: Case, seed: int) -> dict[str, dict[str, str]]:
     answers = {}
     for where in ("", *WHERE):
         chance = random.Random(f"{seed} {case.id} {where}")  # noqa: S311 - as above
-        texts = {node: _perturbed_text(text, where, chance) for node, text in case.texts().items()}
+        former = case.texts()
+        beside = [line for text in former.values() for line in text.text.split("\n")]
+        texts = {
+            node: _perturbed_text(text, where, chance, beside) for node, text in former.items()
+        }
         end, live = diagnosed(case, texts)
         answers[where] = {
             "at the end": _shown(end) if case.exit else "",
@@ -111,16 +118,18 @@ def _run_answers(case: Case, seed: int) -> dict[str, dict[str, str]]:
     return answers
 
 
-def _perturbed_text(text: Text, where: str, chance: random.Random) -> Text:
+def _perturbed_text(text: Text, where: str, chance: random.Random, beside: Sequence[str]) -> Text:
     """Put harmless lines into the output of the last attempt."""
     data = text.text.encode()
     former = data[: text.begins].decode()
     lines = data[text.begins :].decode().removesuffix("\n").split("\n")
-    return Text(former + "\n".join([*perturbed(lines, where, chance), ""]), text.begins)
+    return Text(former + "\n".join([*perturbed(lines, where, chance, beside), ""]), text.begins)
 
 
-def perturbed(lines: Sequence[str], where: str, chance: random.Random) -> list[str]:
-    """Return the lines with a dozen harmless records at a place."""
+def perturbed(
+    lines: Sequence[str], where: str, chance: random.Random, beside: Sequence[str] = ()
+) -> list[str]:
+    """Return the lines with a dozen harmless records at a place; other logs are beside it."""
     if not where:
         return [*lines]
     places = {"before": [0], "behind": [len(lines)], "between": [*between_records(lines)]}[where]
@@ -129,7 +138,7 @@ def perturbed(lines: Sequence[str], where: str, chance: random.Random) -> list[s
     at = 0
     for here in chosen:
         changed += lines[at:here]
-        at_time = time_near(lines, here)
+        at_time = time_near(lines, here, beside)
         changed += [timed(line, 0, at_time) for line in harmless(chance)]
         at = here
     return [*changed, *lines[at:]]
@@ -149,7 +158,9 @@ def between_records(lines: Sequence[str]) -> Iterator[int]:
         is_apart = bool(body.strip()) and bool(previous.strip()) and body[0].isalnum()
         is_title = previous.rstrip().endswith((":", ",", "(", "["))
         is_below = previous.startswith(forms.HARMLESS_BEFORE)
-        if is_apart and not is_title and not is_below and not was_open and not parser.has_continued:
+        is_of_chain = any(words in body for words in forms.CHAINED)
+        is_within = is_title or is_below or is_of_chain or was_open or parser.has_continued
+        if is_apart and not is_within:
             yield number
         previous = body
     yield len(lines)
@@ -170,8 +181,12 @@ def _records() -> list[str]:
 
 @cache
 def _ordinary() -> list[str]:
-    """Return the templates of ordinary lines, without those that show a step."""
-    return [one for one in TEMPLATES if not _is_step(fill(one, random.Random(0)))]  # noqa: S311 - no secret
+    """Return the templates of ordinary records, without those that show a step.
+
+    An indented line is no record: behind an error it reads as a part of its message.
+    """
+    records = [one for one in TEMPLATES if not one.startswith(" ")]
+    return [one for one in records if not _is_step(fill(one, random.Random(0)))]  # noqa: S311 - no secret
 
 
 def _is_step(template: str) -> bool:

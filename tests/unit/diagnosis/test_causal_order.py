@@ -849,3 +849,72 @@ def test_the_page_about_causes_has_every_reason() -> None:
     """In the order in which they count."""
     page = (Path(__file__).parents[3] / "docs" / "causes.md").read_text(encoding="utf-8")
     assert "\n".join(f"| {rung + 1} | {reason} |" for rung, reason in REASONS.items()) in page
+
+
+FRAME = 'Traceback (most recent call last):\n  File "/x/a.py", line 3, in {}\n    g()\n'
+
+
+def test_what_python_ignored_is_no_answer_behind_a_title_of_hydra() -> None:
+    """Its traceback stands in between; hydra's own follows."""
+    text = (
+        "Error executing job with overrides: ['a=b']\n--- Logging error ---\n"
+        f"{FRAME.format('emit')}ValueError: I/O operation on closed file.\n"
+        f"{FRAME.format('main')}ValueError: 42"
+    )
+    assert cause(text).line == "ValueError: 42"
+
+
+def test_a_traceback_that_was_cut_off_yields_to_the_next_one() -> None:
+    """Its frames are none of the next one's."""
+    cut = FRAME.format("<module>")
+    text = f"{cut}Exception ignored in: <function f at 0x7f>\n{FRAME.format('f')}OSError: x"
+    assert cause(text).line == ""
+
+
+def test_a_line_that_informs_announces_no_traceback() -> None:
+    """Nor does a warning announce one that nobody caught."""
+    oom = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
+    info = "INFO 11-26 20:12:10 [x.py:1] Cannot use FlashAttention: it is not found"
+    assert cause(f"{info}\n{FRAME.format('f')}{oom}").key == "GPU memory"
+    warning = info.replace("INFO", "WARNING")
+    assert cause(f"{warning}\n{FRAME.format('<module>')}{oom}").key == "GPU memory"
+    assert cause(f"{warning}\n{FRAME.format('f')}{oom}").key == ""
+
+
+def test_a_message_ends_before_a_line_that_is_an_error_by_itself() -> None:
+    """A title takes the lines below it, an exception without a message none."""
+    harmless = 'rsync: [sender] link_stat "/tmp/x" failed: No such file or directory (2)'
+    title = "torch.distributed.elastic.multiprocessing.errors.ChildFailedError:"
+    assert cause(f"{title}\n{harmless}").line == title
+    assert cause(f"{FRAME.format('f')}KeyboardInterrupt\n{harmless}").line == "KeyboardInterrupt"
+
+
+@pytest.mark.parametrize(
+    "handled",
+    [
+        "skipping upload",
+        "flash_attn is not there, falling back to sdpa",
+    ],
+)
+def test_another_way_names_what_failed_by_its_function_or_code(handled: str) -> None:
+    """A line behind an error may name the code that failed."""
+    frames = FRAME.format("push").replace("g()", "api.upload_folder(folder)")
+    failed = f"{frames}ModuleNotFoundError: No module named 'flash_attn'"
+    ended = f"{FRAME.format('<module>')}ValueError: 42"
+    assert cause(f"{failed}\n{handled}\nloaded\n{ended}").line == "ValueError: 42"
+    other = "retrying the tokenizer"
+    assert cause(f"{failed}\n{other}\nloaded\n{ended}").key == "missing module"
+
+
+def test_native_code_says_why_before_it_crashes() -> None:
+    """A logger's error with its source file counts before the crash behind it."""
+    why = "/x/nvshmem/ibrc.cpp:1442: NULL value get_device_list failed"
+    assert cause(f"{why}\nSegmentation fault (core dumped)").line == why
+
+
+def test_an_exception_with_a_reason_is_no_mere_report() -> None:
+    """Ascend's codes stand below a header that only states a failure."""
+    why = "EJ0001: [PID: 9] Failed to initialize the HCCP process. Reason: a former job runs."
+    header = "2026-11-02-10:00:00 (PID:9, Device:3, RankID:3) ERR02200 DIST call hccl api failed."
+    error = "RuntimeError: HCCL function error: hcclCommInit, error code is 4"
+    assert cause(f"[ERROR] {header}\n{error}\n{header}\nE39999: Inner Error!\n{why}").line == why

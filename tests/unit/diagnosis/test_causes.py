@@ -63,7 +63,7 @@ NEARBY = (
     "node-1:1:2 [0] NCCL INFO Bootstrap : Using docker0:172.17.0.1<0>",
     "include/shm.h:27 NCCL WARN Call to shm_open failed : Permission denied",
     '  File "/usr/lib/python3/site-packages/datasets/table.py", line 9, in array_cast',
-    "[c10d] The IPv6 network addresses of (node-0, 29500) cannot be retrieved (gai error: -2)",
+    "[c10d] The IPv4 network addresses of (node-0, 29500) cannot be retrieved (gai error: -2)",
     '  File "/x/vllm/v1/worker/gpu_model_runner.py", line 9, in load_model',
     '  File "/x/torch/utils/data/_utils/pin_memory.py", line 9, in pin_memory',
     '  File "/x/tools/checkpoint_conversion/llama.py", line 9, in main',

@@ -31,6 +31,10 @@ def found(text: str, *, of_ray: bool = False) -> Diagnosis:
             "git@x: Permission denied (publicly).",
         ),
         (
+            "the job was killed at its time limit\nno cache found",
+            "the job was killed at its time limit",
+        ),
+        (
             "INFO 11-26 20:12:10 [x.py:1] the quota of the queue is used up, leaving",
             "the quota of the queue is used up, leaving",
         ),
@@ -54,6 +58,9 @@ def test_plain_words_near_the_end_are_quoted(text: str, line: str) -> None:
         "If the port is not available, try another one",
         "<think>\nthe file is missing\n</think>",
         "the cache is missing\n" + "loading\n" * 30,
+        "WARNING 11-26 20:12:10 [x.py:1] the cache is missing",
+        "Cache file not found, falling back to the network",
+        "Repo card metadata block was not found. Setting CardData to empty.",
     ],
 )
 def test_other_words_are_not(text: str) -> None:

@@ -63,6 +63,25 @@ def test_the_first_cause_so_far_is_known_without_a_row() -> None:
     assert (errors.first.key, errors.first.line) == (UNKNOWN, "ValueError: 42")
 
 
+def test_an_exception_without_a_row_is_reported_once_it_ended_something() -> None:
+    """As seen where nobody has caught it; of an error that a program may have handled nothing."""
+    uncaught = TRACE.replace("in f", "in <module>")
+    ended = "Job 'raysubmit_x' failed"
+    assert reported(f"{TRACE}ValueError: 42", "x") == []
+    assert reported(f"{TRACE}ValueError: 42", ended, ended) == [(UNKNOWN, False)]
+    texts = [f"{uncaught}ValueError: 42", f"{uncaught}ValueError: 43", ended]
+    assert reported(*texts) == [(UNKNOWN, True), (UNKNOWN, False)]
+    assert reported("[2026-01-02 03:04:05] FATAL attempt_3 - exited : no route", ended) == []
+
+
+def test_a_row_of_what_jobs_print_in_passing_is_reported_at_an_end() -> None:
+    """Not before, unless nobody has caught it."""
+    refused = "openai.APIConnectionError: Connection error."
+    assert reported(f"{TRACE}{refused}", "x") == []
+    key = "model API not reached"
+    assert reported(f"{TRACE.replace('in f', 'in <module>')}{refused}") == [(key, True)]
+
+
 def test_what_the_kernel_printed_before_the_attempt_is_no_cause() -> None:
     """Its lines have their own times."""
     began = 1_764_151_930.0  # 2025-11-26 10:12:10

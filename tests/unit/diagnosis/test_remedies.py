@@ -64,7 +64,7 @@ def test_every_row_was_met_by_somebody() -> None:
     assert all(
         any(words.match(line, line, "") for line in NOISY for words in row.words)
         for row in table().values()
-        if row.kind == "noise"
+        if row.kind == "noise" and row.is_live
     )
 
 

@@ -235,7 +235,7 @@ def test_names_of_lora_are_no_checkpoint(text: str) -> None:
     [
         (
             (
-                "[W socket.cpp:697] [c10d] The IPv6 network addresses of (node-0, 29500) cannot be "
+                "[W socket.cpp:697] [c10d] The IPv4 network addresses of (node-0, 29500) cannot be "
                 "retrieved (gai error: -2 - Name or service not known).\n"
                 "torch.distributed.DistNetworkError: The client socket has timed out after 600000ms "
                 "while trying to connect to (node-0, 29500)."
