@@ -40,6 +40,15 @@ def expected_nodes(node: CheckedNode) -> Result | None:
         what = f"EXPECTED_WORKERS={given}, but {topology.platform.name} has {nodes} nodes"
         return warn(f"{what} ({workers})", "Unset EXPECTED_WORKERS, unless this is intended")
 
+    # Do the ranks of another launcher show more nodes?
+    if topology.platform.unread_ranks and given is None:
+        return warn(
+            f"{topology.platform.unread_ranks}: they may count processes and decide nothing, so"
+            " this node is a run by itself",
+            "Where they count nodes, set NNODES=$WORLD_SIZE NODE_RANK=$RANK on every node, else"
+            " AGENT_HEAD and EXPECTED_WORKERS; EXPECTED_WORKERS=0 if one node is all",
+        )
+
     # Pods of RunPod have neither a number nor a rank.
     if topology.platform.name != RUNPOD or given is not None or settings.head is not None:
         return None

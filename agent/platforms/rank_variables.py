@@ -66,6 +66,7 @@ class PlatformInfo(Value):
     restarts_groups: bool = False
     """True if the platform starts all pods of the run anew when one has ended, with 0 too."""
     given_ray: GivenRay | None = None
+    unread_ranks: str = ""  # torch's ranks of several nodes or processes, which decide nothing
 
 
 class RankVariables(Value):
@@ -352,7 +353,7 @@ def detect_vast(environ: Mapping[str, str], settings: Settings) -> PlatformInfo 
     return PlatformInfo("vast", is_alone, evidence=(evidence,), owns_machine=True)
 
 
-def detect_plain(_environ: Mapping[str, str], settings: Settings) -> PlatformInfo:
+def detect_plain(environ: Mapping[str, str], settings: Settings) -> PlatformInfo:
     """Describe a node of no known platform."""
     if settings.head is not None:
         return PlatformInfo("plain", is_head=False, evidence=(f"AGENT_HEAD={settings.head}",))
@@ -361,7 +362,22 @@ def detect_plain(_environ: Mapping[str, str], settings: Settings) -> PlatformInf
     if settings.ray_worker is None and not settings.expected_workers:
         name = "single"
         evidence = "no platform, no AGENT_HEAD: one machine"
-    return PlatformInfo(name, is_head=True, evidence=(evidence,))
+    ranks = _ranks_of_torch(environ) if name == "single" else ""
+    return PlatformInfo(name, is_head=True, evidence=(evidence,), unread_ranks=ranks)
+
+
+def _ranks_of_torch(environ: Mapping[str, str]) -> str:
+    """Return MASTER_ADDR, RANK and WORLD_SIZE where they may be those of several nodes, or ''.
+
+    A process of torchrun has LOCAL_RANK besides.
+    """
+    names = (TORCHRUN.head, "RANK", "WORLD_SIZE")
+    head, _, count = (environ.get(name, "").strip() for name in names)
+    if not set(names) <= environ.keys() or "LOCAL_RANK" in environ:
+        return ""
+    if is_loopback(head) or not count.isdecimal() or int(count) < 2:
+        return ""
+    return ", ".join(f"{name}={environ[name]}" for name in names)
 
 
 RUNPOD = "runpod"

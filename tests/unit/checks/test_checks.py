@@ -376,6 +376,13 @@ ROWS: dict[str, tuple[str, dict[str, str], Facts, Level, str]] = {
         Level.WARN,
         "three such pods would be three runs",
     ),
+    "ranks of another launcher": (
+        "nodes",
+        {"MASTER_ADDR": "10.0.0.9", "RANK": "1", "WORLD_SIZE": "2"},
+        POD,
+        Level.WARN,
+        "RANK=1, WORLD_SIZE=2: they may count processes and decide nothing, so this node is a run",
+    ),
     "a head without a number": (
         "nodes",
         {"RUNPOD_POD_ID": "a", "HEAD_POD_ID": "a"},
