@@ -56,6 +56,11 @@ class JobReport(Value):
     ended_ago: Seconds = 0.0  # how long before the report the job ended, by Ray's clock
 
     @property
+    def has_begun(self) -> bool:
+        """Return whether Ray has started the job."""
+        return self.status != "PENDING"
+
+    @property
     def ended(self) -> bool:
         """Return whether the job has ended."""
         return self.status in {"SUCCEEDED", "FAILED", "STOPPED"}

@@ -271,6 +271,7 @@ class Probes(Value):
     """By kind: each probe to its result, None while it is pending."""
     due: Mapping[str, float] = field(default_factory=dict)  # when a kind's pending ones are late
     findings: tuple[Finding, ...] = ()
+    await_job: bool = False  # whether those between nodes are ordered once the job has begun
 
     def without_node(self, key: str, ip: str) -> Probes:
         """Remove an agent that ended; `ip` is its address, or '' if another node has it."""

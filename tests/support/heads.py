@@ -139,6 +139,8 @@ def job(status: str, code: int | None = None, message: str = "", attempt: int = 
     return h.JobReported(f"run-{attempt}", JobReport(status, message, code))
 
 
+BEGUN: list[tuple[float, h.HeadEvent]] = [(2.0, SUBMITTED), (2.0, job("RUNNING"))]
+"""The job of the first attempt begins."""
 WITH_REWARD = goal(services=(REWARD,))
 SERVING = goal(1, job=False)
 READY = (5.0, ServiceReady(REWARD))

@@ -1,9 +1,10 @@
 """The head's phases: one function per phase, and how an attempt ends.
 
 - `booting` waits for Ray, services, prepare steps, workers and the end of the last attempt, has
-  the nodes compared and probed, and then submits the job.
+  the nodes compared, and then submits the job.
 - `submitting` waits until the job is accepted; `running` follows it to its end, and stops it when
-  it has lost a node or service that it needs.
+  it has lost a node or service that it needs. The links between the nodes are probed while others
+  are awaited, or else once the job has begun.
 - `judging` asks all nodes after a failure: a lost node may be its cause.
 - `stopping` waits until the job has stopped, for the reason in `verdict`.
 - `resuming` comes first where a killed agent left a job running: it follows that job.
@@ -125,7 +126,8 @@ def _check_waits(state: HeadState, now: float) -> HeadState:
     # Compare the nodes as soon as all have joined, so that warnings precede a long wait.
     if not alive or len(alive) < state.required or alive is state.comparison.workers:
         return state
-    return probes.compare_nodes(state, now)
+    state = probes.compare_nodes(state, now)
+    return state if _is_leaving(state) else probes.probe_links(state, now)
 
 
 def _restart_ray(state: HeadState, now: float) -> HeadState:
@@ -166,6 +168,13 @@ def _finish_boot(state: HeadState, now: float) -> HeadState:
     state = probes.compare_nodes(state, now)
     if _is_leaving(state):
         return state
+
+    # Does the job need the links? Else they are probed once it has begun: Ray starts it on the same
+    # cores, and what is found is a warning.
+    if state.goal.is_sized_by_links or not state.goal.has_job:
+        state = probes.probe_links(state, now)
+    else:
+        state = replace(state, probes=replace(state.probes, await_job=True))
     state = probes.begin_preflight(state, now)
     if any(probes.preflight_waits(state)) or any(probes.probe_waits(state)):
         return state
@@ -240,6 +249,12 @@ def running(state: HeadState, event: HeadEvent, now: float) -> HeadState:
     over = _end_of_job(state, event, now)
     if over is not None:
         return over
+
+    # Has it begun? Then the links between the nodes are probed.
+    report = state.attempt.report
+    has_begun = state.goal.by_shares or (report is not None and report.has_begun)
+    if state.probes.await_job and has_begun:
+        state = probes.probe_links(state, now)
 
     # Is the job stalled, and is it to be ended for that?
     if isinstance(event, Stalled) and event.attempt == state.attempt.number:

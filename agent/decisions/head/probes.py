@@ -1,4 +1,4 @@
-"""Probes between nodes before the job: reward server, reachability, bandwidth, agreement."""
+"""Probes between nodes: reward server, reachability, bandwidth, agreement."""
 
 from __future__ import annotations
 
@@ -353,7 +353,7 @@ def _name_at(state: HeadState, ip: str) -> str:
 
 
 def compare_nodes(state: HeadState, now: float) -> HeadState:
-    """Compare all nodes that count, and leave on a conflict; else order probes between them.
+    """Compare all nodes that count, and leave on a conflict.
 
     Nodes that were joined by hand have no facts. A difference is not logged twice in a row.
     """
@@ -377,7 +377,12 @@ def compare_nodes(state: HeadState, now: float) -> HeadState:
         if conflicts:
             return leave(state, _end_by_conflicts(conflicts, differing), now)
 
-    state = replace(state, comparison=Comparison(state.comparison.differences, fleet.alive))
+    return replace(state, comparison=Comparison(state.comparison.differences, fleet.alive))
+
+
+def probe_links(state: HeadState, now: float) -> HeadState:
+    """Order the probes between the nodes that were not ordered before."""
+    state = replace(state, probes=replace(state.probes, await_job=False))
     return _order_samples(_order_reach(state), now)
 
 

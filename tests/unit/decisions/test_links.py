@@ -30,7 +30,17 @@ from agent.run.effects import REAL
 from agent.run.late_effects import REAL_LATE
 from agent.run.orders import Prober
 from support.fake_runs import prober_of, run_of
-from support.heads import TICK, Trace, goal, nodes, reported
+from support.heads import (
+    BEGUN,
+    REWARD_SPEC,
+    SUBMITTED,
+    TICK,
+    Trace,
+    goal,
+    job,
+    nodes,
+    reported,
+)
 from support.statuses import A_WORKER
 from support.worlds import MACHINE, SECRET, plan_of
 
@@ -127,15 +137,26 @@ def answered(trace: Trace, mbps: float, at: float) -> None:
 
 
 def test_each_way_once() -> None:
-    """The head with each worker, and a ring; nothing waits; another attempt measures none."""
+    """The head with each worker, and a ring, once the job has begun; another attempt has none."""
     trace = Trace(replace(PAIR, retries=1), JOINED)
     assert trace.state.phase is HeadPhase.SUBMITTING
+    for event in (SUBMITTED, job("PENDING")):
+        trace.take(event, 2.0)
+        assert trace.probes == []
+    trace.take(job("RUNNING"), 2.0)
     assert [(who, at) for who, probe, at in trace.probes if probe == SAMPLE] == WAYS
     trace.take(h.RayGone("killed"), 3.0)
     for at in (10.0, 60.0):
         trace.take(nodes(2, 3), at)
     assert [type(a) for a in trace.actions].count(h.SubmitJob) == 2
     assert len([probe for _, probe, _ in trace.probes if probe == SAMPLE]) == len(WAYS)
+
+
+def test_measured_while_others_are_awaited() -> None:
+    """A wait for something else leaves time for it: then it is over before the job begins."""
+    waiting = Trace(replace(PAIR, services=(REWARD_SPEC,)), JOINED)
+    assert waiting.state.phase is HeadPhase.BOOTING
+    assert [(who, at) for who, probe, at in waiting.probes if probe == SAMPLE] == WAYS
 
 
 SIZED = replace(PAIR, is_sized_by_links=True)
@@ -176,7 +197,7 @@ def test_a_large_cluster_has_few_ways_to_the_head() -> None:
     count = 60
     workers = range(2, count + 2)
     joined = [(1.0, reported(n)) for n in workers]
-    trace = Trace(goal(count), [*joined, (2.0, nodes(*workers))])
+    trace = Trace(goal(count), [*joined, (2.0, nodes(*workers)), *BEGUN])
     ways = [(who, at) for who, probe, at in trace.probes if probe == SAMPLE]
     ring = [(who, at) for who, at in ways if who != HERE and at]
     assert len(ring) == len({who for who, _ in ring}) == count
@@ -185,13 +206,13 @@ def test_a_large_cluster_has_few_ways_to_the_head() -> None:
 
 def test_one_sentence_for_all() -> None:
     """It is logged once, after the last sample, and listed by `doctor --all`."""
-    trace = Trace(PAIR, JOINED)
+    trace = Trace(PAIR, [*JOINED, *BEGUN])
     answered(trace, 100, 3.0)
     answered(trace, 50, 4.0)
     expected = "network: 100 Mbps between pod1, pod2 and pod3: syncing 15 GB of weights"
     assert trace.log.count("network: ") == trace.log.count(expected) == 1
     assert [one.check for one in trace.state.probes.findings] == ["network"]
-    fast = Trace(PAIR, JOINED)
+    fast = Trace(PAIR, [*JOINED, *BEGUN])
     answered(fast, 9000, 3.0)
     assert "network" not in fast.log
     assert fast.state.probes.due == {}
@@ -199,14 +220,14 @@ def test_one_sentence_for_all() -> None:
 
 def test_the_models_own_size() -> None:
     """The sentence has the model's size if its weights are a local folder."""
-    trace = Trace(replace(PAIR, facts=replace(MACHINE, model_bytes=15 * GB)), JOINED)
+    trace = Trace(replace(PAIR, facts=replace(MACHINE, model_bytes=15 * GB)), [*JOINED, *BEGUN])
     answered(trace, 100, 3.0)
     assert "syncing 15 GB of weights takes 20 min" in trace.log
 
 
 def test_late_is_a_warning() -> None:
     """At the deadline the known speeds are logged, with the links that have no sample."""
-    trace = Trace(PAIR, JOINED)
+    trace = Trace(PAIR, [*JOINED, *BEGUN])
     answers = (sample("", 100), sample("10.0.0.3", 9000))
     trace.take(reported(2, answers=answers), 3.0)
     assert "network" not in trace.log
@@ -220,7 +241,7 @@ def test_late_is_a_warning() -> None:
 
 def test_a_node_that_left_is_not_awaited() -> None:
     """Its links are reported without it; a failed sample gives no speed."""
-    trace = Trace(replace(PAIR, min_workers=1), JOINED)
+    trace = Trace(replace(PAIR, min_workers=1), [*JOINED, *BEGUN])
     refused = tuple(Answer(SAMPLE, at, "connection refused") for at in ("", "10.0.0.3"))
     trace.take(reported(2, answers=refused), 3.0)
     for at in ("10.0.0.2", "10.0.0.3"):

@@ -38,7 +38,18 @@ from agent.port.node_network import bind
 from agent.port.protocol import Hello, Reply, Report
 from agent.port.reports import Expected, Reports
 from support.fake_runs import prober_of
-from support.heads import NODES, READY, REWARD, REWARD_SPEC, TICK, Trace, goal, nodes, reported
+from support.heads import (
+    BEGUN,
+    NODES,
+    READY,
+    REWARD,
+    REWARD_SPEC,
+    TICK,
+    Trace,
+    goal,
+    nodes,
+    reported,
+)
 from support.worlds import MACHINE, plan_of
 
 if TYPE_CHECKING:
@@ -132,10 +143,10 @@ def test_a_reward_server_on_the_only_worker() -> None:
 
 
 def test_a_ring_and_the_head() -> None:
-    """Each worker and the head probe each other, and each worker the next; nothing waits."""
+    """Each worker and the head probe each other, and each worker the next, beside the job."""
     agents: list[tuple[float, h.HeadEvent]] = [(1.0, reported(n)) for n in (2, 3, 4)]
-    trace = Trace(goal(3), [*agents, (2.0, nodes(2, 3, 4))])
-    assert trace.state.phase is HeadPhase.SUBMITTING
+    trace = Trace(goal(3), [*agents, (2.0, nodes(2, 3, 4)), *BEGUN])
+    assert trace.state.phase is HeadPhase.RUNNING
     head_ip = "10.0.0.1"
     assert {(node, at) for node, probe, at in trace.probes if probe == REACH} == {
         *((HERE, f"10.0.0.{n}") for n in (2, 3, 4)),
@@ -149,7 +160,7 @@ def test_a_ring_and_the_head() -> None:
 def test_no_more_than_three_probes_of_a_kind_a_worker(there: set[int], by_hand: set[int]) -> None:
     """The number grows with the nodes, not their pairs; no node probes itself."""
     agents: list[tuple[float, h.HeadEvent]] = [(1.0, reported(n)) for n in sorted(there - by_hand)]
-    trace = Trace(goal(len(there)), [*agents, (2.0, nodes(*sorted(there)))])
+    trace = Trace(goal(len(there)), [*agents, (2.0, nodes(*sorted(there))), *BEGUN])
     assert len(trace.probes) == len(set(trace.probes))
     for kind in (REACH, SAMPLE):
         assert len([probe for _, probe, _ in trace.probes if probe == kind]) <= 3 * len(there)
@@ -193,7 +204,7 @@ def test_many_are_counted() -> None:
 @pytest.mark.parametrize("given", [True, False])
 def test_where_others_run_ray(given: bool) -> None:  # noqa: FBT001 - a row of a table
     """The ports of a given Ray are unknown."""
-    trace = Trace(goal(1, given=given), [(2.0, nodes(2))])
+    trace = Trace(goal(1, given=given), [(2.0, nodes(2)), *BEGUN])
     assert (not trace.probes) == given
 
 
