@@ -195,6 +195,8 @@ def run(environ: Mapping[str, str], options: argparse.Namespace) -> int:
         request, about_code = _with_code(request, platform, options)
         if request.command:
             warnings += _command_warnings(request, options)
+        if platform != "slurm":  # its nodes see this machine's disk
+            warnings += _paths_of_this_machine(request)
         made = PLATFORMS[platform].render(request)
         _refuse_overwriting(made, options)
         _write(made, options.to)
@@ -455,6 +457,17 @@ def _with_code(request: Request, platform: str, options: argparse.Namespace) -> 
     except CodeError as error:
         raise _RefusedError(str(error)) from None
     return replace(request, code=code), f"The code: {about}"
+
+
+def _paths_of_this_machine(request: Request) -> list[str]:
+    """Return a warning for a model or data that lie here: nothing but the code is sent."""
+    given = {"--model": request.model, "--data": request.data}
+    return [
+        f"{option} {path} is on this machine, and nothing copies it: the nodes read that path on"
+        " their own disk, or a mounted one"
+        for option, path in given.items()
+        if PurePosixPath(path).is_absolute() and Path(path).exists()
+    ]
 
 
 def _command_warnings(request: Request, options: argparse.Namespace) -> list[str]:

@@ -42,7 +42,8 @@ def recipe_warnings(
     try:
         made, _ = recipe_command(variables, request.job, nodes, version_of_file(request))
     except PreflightError as refusal:
-        if gpu_memory is None or host_memory is None:
+        is_of_memory = _GIGABYTES.search(refusal.sentence()) is not None
+        if is_of_memory and (gpu_memory is None or host_memory is None):
             refusal.remedy = _REMEDY
         raise
     return made.warnings

@@ -707,6 +707,20 @@ def test_what_the_recipe_refuses_is_refused(platform: str, tmp_path: Path) -> No
     assert not list(tmp_path.iterdir())
 
 
+def test_data_of_this_machine_are_not_sent(tmp_path: Path) -> None:
+    """A path that exists here is no path on the nodes, except on Slurm's shared disk."""
+    data = tmp_path / "x.parquet"
+    data.touch()
+    words = ("verl-grpo", "--nodes", "2", "--gpus", "8", "--data", str(data))
+    warning = f"! --data {data} is on this machine, and nothing copies it"
+    assert warning in written(tmp_path / "a", "dstack", *words)[1]
+    slurm = ("slurm", *words, "--python", "/venv/bin/python")
+    assert warning not in written(tmp_path / "b", *slurm)[1]
+    refused = init("dstack", *words[:4], "0", "--to", str(tmp_path / "c"), code=78).stderr
+    assert "no node has one" in refused
+    assert "--gpu-memory" not in refused
+
+
 def test_memory_that_the_user_names_is_taken(tmp_path: Path) -> None:
     """GPUs and nodes with more memory are said by options, or by the kind of GPU."""
     nodes = ("--host-memory", "4096")
