@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from agent.frameworks.recipe import Command, RecipeInput, Version
 
 
-class CheckpointFormat(Value):
+class CheckpointFormat(Value, forbid_unknown_fields=True):
     """How a framework writes checkpoints, and when it can resume from them."""
 
     prefix: str = ""  # The name of a checkpoint's folder before the number of its step
@@ -32,7 +32,7 @@ DEFAULT_DIALECT: Literal["openrlhf"] = "openrlhf"  # Of the bundled reward serve
 _HINT_FOR_VERL = re.compile(r" \((?:in verl|verl:) [^()]*\)")
 
 
-class FrameworkInfo(Value):
+class FrameworkInfo(Value, forbid_unknown_fields=True):
     """What other parts of the agent read about a framework."""
 
     package: Package | None = None  # How it is found on a Python's path
@@ -57,7 +57,7 @@ class FrameworkInfo(Value):
         return hint[0] if is_verl and "rollout." not in hint[0] else ""
 
 
-class Checkout(Value):
+class Checkout(Value, forbid_unknown_fields=True):
     """A framework that runs from a clone of its repository."""
 
     url: str
@@ -78,7 +78,7 @@ class Checkout(Value):
         return f"test -e {target} || {{ new=$(mktemp -d {target}.XXXXXX) && {clone} && {rename}; }}"
 
 
-class Preset(Value):
+class Preset(Value, forbid_unknown_fields=True):
     """What a start file sets for a recipe: its usual image, model, data and arguments.
 
     `{data}` and `{code}` stand for the folders of data and of checkouts on a platform, `{train}`

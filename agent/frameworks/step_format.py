@@ -42,7 +42,7 @@ Where the last is expected, an object counts as well.
 """
 
 
-class KeyMeaning(Value):
+class KeyMeaning(Value, forbid_unknown_fields=True):
     """The names of a framework's metrics by meaning; the first that a run has counts.
 
     `*` in a name stands for any text.
@@ -84,7 +84,7 @@ LINE = 4  # A framework's line with the metrics of a step
 FILE = 5  # AGENT_PROGRESS_FILE
 
 
-class LineFormat(Value):
+class LineFormat(Value, forbid_unknown_fields=True):
     """A kind of line: its sign, and an expression that finds its numbers.
 
     The expression's groups are `step`, `of` (the number of steps), `epoch` (0, 1, …, of `of` steps
@@ -99,7 +99,7 @@ class LineFormat(Value):
     begins: bool = False  # whether the line begins with it, behind what a launcher or logger writes
 
 
-class StepFormat(Value):
+class StepFormat(Value, forbid_unknown_fields=True):
     """How a framework prints its steps."""
 
     lines: tuple[LineFormat, ...]

@@ -1,6 +1,8 @@
 """verl: GRPO and PPO by `verl.trainer.main_ppo`, which hydra configures.
 
-Search-R1, a fork of an early verl, shares the placement and the keys.
+verl.toml has what the command sets, in its order, and all that depends on verl's version; this
+module computes the quantities that the table names. Search-R1, a fork of an early verl, shares the
+placement and the keys.
 """
 
 from __future__ import annotations
@@ -11,179 +13,73 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from agent.frameworks import verl_megatron, verl_vision
-from agent.frameworks.arguments import Row, merged, quoted, read, texts, whole
-from agent.frameworks.framework import Checkout, CheckpointFormat, FrameworkInfo, Preset
-from agent.frameworks.layouts import VERL_CPU
+from agent.frameworks import verl_megatron
+from agent.frameworks.arguments import merged, quoted, read, texts, whole
 from agent.frameworks.pace import HOUR, StepWork, step_seconds, steps_between_saves
 from agent.frameworks.recipe import (
-    NAMED_BY,
     Command,
     MisfitError,
     RecipeInput,
-    Version,
     adapter_warning,
     check_columns,
     count_of,
     engines_text,
     shape_of,
+    version_text,
 )
 from agent.frameworks.sizing import engine_sizes, gb
-from agent.frameworks.step_format import STEP, KeyMeaning, LineFormat, StepFormat, bar
 from agent.frameworks.verl_adapters import (
     RANK,
-    adapter_rows,
-    megatron_rows,
+    check_adapters,
+    check_collection,
     merge_note,
     rank_of,
     trains_adapters,
 )
 from agent.frameworks.verl_keys import (
     ACTOR,
-    ANSWER,
     DTYPE,
     FSDP_SIZE,
-    GPUS,
-    MINI_BATCH,
     MODE,
-    MODEL,
-    NODES,
-    PROMPT,
     REF,
     ROLLOUT,
     SAMPLES,
-    SHARE,
     STORES_KEY,
     STRATEGY,
-    TENSOR_PARALLEL,
-    TRAIN_BATCH,
+    VERL,
     check_keys,
 )
 from agent.frameworks.verl_memory import (
     ANSWER_TOKENS,
-    KL_IN_REWARD,
     PROMPT_TOKENS,
-    SAVED,
     WHOLE_MODEL,
-    WHY_ADAPTER_SHARDS,
-    WHY_SHARDS,
-    bucket_rows,
+    bucket_of,
     check_context,
     check_sequences,
-    context_rows,
+    context_facts,
+    fsdp_facts,
     fsdp_size,
     has_reference,
     longest_sample,
-    memory_rows,
-    sequence_rows,
     sizing_and_saved,
     strategy_of,
 )
 from agent.frameworks.verl_placement import STORES, Placement, batches, groups_of
-from agent.node.facts import Package
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping
 
     from agent.frameworks.arguments import Override
     from agent.frameworks.sizing import Sizing
+    from agent.frameworks.table import Facts
 
-TRACKER = "latest_checkpointed_iteration.txt"
-MEANING = KeyMeaning(
-    reward=("critic/rewards/mean", "critic/score/mean"),
-    kl=("actor/kl_loss", "critic/kl", "actor/ppo_kl"),
-    response_length=("response_length/mean",),
-    clipped=("response_length/clip_ratio",),
-    entropy=("actor/entropy", "actor/entropy_loss"),
-    gradient_norm=("actor/grad_norm", "train/grad_norm"),
-    step_seconds=("timing_s/step",),
-    throughput=("perf/throughput",),
-    validation=("val-core/*/mean@*", "val-core/*", "val/test_score/*"),
-    clip_fraction=("actor/pg_clipfrac",),
-    rollout_kl=("rollout_corr/k3_kl", "rollout_corr/kl"),
-    rollout_difference=("training/rollout_probs_diff_mean", "rollout_corr/log_ppl_abs_diff"),
-    staleness=(
-        "training/off_policy/trajectory_staleness/mean",
-        "fully_async/partial/max_partial_span",
-    ),
-    explained_variance=("critic/vf_explained_var",),
-)
-STEPS = StepFormat(
-    lines=(
-        LineFormat("step", "step:", rf"\bstep:(?P<step>{STEP}) - ", notation="dashes"),
-        LineFormat("total", "Total training steps: ", rf"steps: (?P<of>{STEP})(?![\w.])"),
-        bar("Training Progress"),
-        LineFormat("evaluation", "test_gen_batch meta info:"),
-        LineFormat("evaluation", "validation generation end"),
-        LineFormat("checkpoint", "local_global_step_folder: "),
-        LineFormat("checkpoint", "Saving checkpoint to: "),
-        LineFormat("checkpoint", "Saving actor checkpoint to "),  # Search-R1
-        LineFormat("checkpoint", "Saving critic checkpoint to "),
-    ),
-    meaning=MEANING,
-    of_evaluation=("val-", "val/"),
-    shown=(
-        *("critic/rewards/mean", "critic/score/mean", "actor/kl_loss", "actor/ppo_kl"),
-        *("actor/entropy", "actor/pg_clipfrac", "actor/grad_norm", "response_length/mean"),
-        *("response_length/clip_ratio", "timing_s/step", "perf/throughput", "val-core/*"),
-        *("critic/kl", "actor/entropy_loss", "actor/lr", "train/loss", "train/*", "val/*"),
-    ),
-)
-"""The lines of its trainers; Search-R1, a fork, prints the same with three decimals."""
-FRAMEWORK = FrameworkInfo(
-    package=Package("verl", "verl", version_files=("verl/version/version",)),
-    checkpoints=CheckpointFormat(
-        prefix="global_step_",
-        tracker=TRACKER,
-        can_reshard=False,  # Its shards are named by world size
-    ),
-    steps=STEPS,
-    is_sized_by_links=True,
-    settings=(
-        ("gpu_memory_utilization", "actor_rollout_ref.rollout.gpu_memory_utilization"),
-        ("mem_fraction_static", "actor_rollout_ref.rollout.gpu_memory_utilization"),
-        ("max_model_len", "actor_rollout_ref.rollout.max_model_len"),
-        ("max_num_batched_tokens", "actor_rollout_ref.rollout.max_num_batched_tokens"),
-    ),
-)
-VERSIONS: tuple[Version, ...] = (
-    *((0, 5, 0), (0, 6, 1), (0, 7, 0), (0, 7, 1), (0, 8, 0)),
-    *((0, 9, 0), (0, 9, 1)),
-)
-ABOUT = "verl: GRPO or PPO with vLLM or SGLang rollouts; the reward is verl's own, or a server's"
-
-_GSM8K = "{data}/gsm8k"
-_PRESET = Preset(
-    about="GRPO with verl on gsm8k",
-    # verl-project/verl, docker/README.md, v0.9.0: the newest release whose image has a stable tag
-    image="verlai/verl:vllm024.latest",
-    checkout=Checkout("https://github.com/verl-project/verl", tag="v0.9.0", folder="verl"),
-    model="Qwen/Qwen2.5-7B-Instruct",
-    imports="verl",
-    train=f"{_GSM8K}/train.parquet",
-    evaluate=f"{_GSM8K}/test.parquet",
-    prepare=(
-        f"test -e {_GSM8K}/train.parquet || "
-        "python3 {code}/verl/examples/data_preprocess/gsm8k.py "
-        f"--local_save_dir {_GSM8K}"
-    ),
-    args=(
-        "data.max_prompt_length=512",
-        "data.max_response_length=1024",
-        "actor_rollout_ref.actor.optim.lr=1e-6",
-        "trainer.total_epochs=15",
-    ),
-)
-PRESETS = {
-    "verl-grpo": _PRESET,
-    "verl-ppo": replace(
-        _PRESET,
-        about="PPO with verl on gsm8k",
-        args=(*_PRESET.args, "critic.optim.lr=1e-5"),
-    ),
-}
+FRAMEWORK = VERL.framework
+VERSIONS = VERL.versions
+ABOUT = VERL.about
+PRESETS = VERL.presets
 
 _TRAIN_NEAR = 1024  # verl's own batch; an update has a quarter of it
+_TRAIN_NEAR_WITH_IMAGES = 512  # Of its scripts with images
 _LEAST_SAMPLES = 256  # Answers of a step, at least
 _UPDATES = 4  # Of a step
 _LONGEST_STEP_OF_FEW = HOUR / 4
@@ -191,8 +87,13 @@ _FEW = 8  # GPUs: verl's scripts are for so many or more
 _ACTOR_TOKENS = 24576
 _CRITIC_TOKENS = 32768
 """Tokens of a batch on each GPU: the actor's as in the scripts, the critic's by default."""
+_LONGEST_WHOLE = 8192  # Tokens of a batch of an engine: a longer prompt has to come in parts
 REWARD_FUNCTION = str(Path(__file__).parents[1] / "bundled" / "verl_reward.py")  # Asks a server
+_REWARD_FUNCTION_PATH = "reward.custom_reward_function.path"
+_REWARD_MODEL_ENABLE = "reward.reward_model.enable"
 _RATE = f"{ACTOR}.optim.lr"
+_IMAGE_KEY = "data.image_key"
+_FREEZE = f"{ACTOR}.freeze_vision_tower"
 _MOST_WITH_EXPERTS = 100e9
 """Parameters up to which verl has scripts that train experts with FSDP.
 
@@ -203,35 +104,24 @@ _MERGE = (
     "checkpoints have shards only; `python3 -m verl.model_merger merge --backend fsdp --local_dir "
     "…/global_step_N/actor --target_dir …` makes a model of one"
 )
-
-_KEPT_CHECKPOINTS = "of each attempt; the default keeps every checkpoint"
-_SETTINGS: tuple[Row, ...] = (
-    ("data.filter_overlong_prompts", "True", "one long prompt would end the job"),
-    (f"{MODEL}.use_remove_padding", "True", "padding is not computed; off by default in 0.6"),
-    ("trainer.max_actor_ckpt_to_keep", "2", _KEPT_CHECKPOINTS),
-    ("trainer.total_epochs", "15", "as the scripts; the default is 30"),
-)
-"""Settings that depend on neither nodes nor version."""
-_DYNAMIC = {
-    f"{ACTOR}.use_dynamic_bsz": f"{ACTOR}.ppo_micro_batch_size",
-    f"{ROLLOUT}.log_prob_use_dynamic_bsz": f"{ROLLOUT}.log_prob_micro_batch_size",
-    f"{REF}.log_prob_use_dynamic_bsz": f"{REF}.log_prob_micro_batch_size",
-    "critic.use_dynamic_bsz": "critic.ppo_micro_batch_size",
+_MICRO_BATCHES = {
+    "actor": f"{ACTOR}.ppo_micro_batch_size",
+    "rollout": f"{ROLLOUT}.log_prob_micro_batch_size",
+    "ref": f"{REF}.log_prob_micro_batch_size",
+    "critic": "critic.ppo_micro_batch_size",
 }
-"""What forms batches by tokens, and the micro batches (also `_per_gpu`) that replace it."""
+"""The micro batches (also `_per_gpu`) by which a user replaces batches by tokens."""
 _BUDGETS = {
-    f"{ACTOR}.use_dynamic_bsz": f"{ACTOR}.ppo_max_token_len_per_gpu",
-    f"{ROLLOUT}.log_prob_use_dynamic_bsz": f"{ROLLOUT}.log_prob_max_token_len_per_gpu",
-    f"{REF}.log_prob_use_dynamic_bsz": f"{REF}.log_prob_max_token_len_per_gpu",
-    "critic.use_dynamic_bsz": "critic.ppo_max_token_len_per_gpu",
+    "actor": f"{ACTOR}.ppo_max_token_len_per_gpu",
+    "rollout": f"{ROLLOUT}.log_prob_max_token_len_per_gpu",
+    "ref": f"{REF}.log_prob_max_token_len_per_gpu",
+    "critic": "critic.ppo_max_token_len_per_gpu",
 }
-"""The tokens of such a batch. verl asserts that they hold each of its samples."""
-
+"""The tokens of a batch by tokens. verl asserts that they hold each of its samples."""
 
 _GROUP_SIZE = 8  # Answers to each prompt that GRPO compares
 _AGENT_LOOPS = 8  # Agent-loop workers that verl starts by default
-_MODULE = 3  # Words of the command before its arguments
-_REF_OFFLOADED = "as the scripts: it works between updates only"
+_TEMPLATE_TOKENS = 1024  # What a reward model reads beside the sample, at most
 _REWARD_SHARE = 0.8  # Of each GPU for a reward model's engines, as in the scripts
 _EVERY = 20  # Steps between checkpoints, at most, and between evaluations
 
@@ -256,16 +146,9 @@ def make(asked: RecipeInput) -> Command:
     except MisfitError as refusal:
         raise verl_megatron.with_remedy(asked, given, refusal) from None
     shards = groups_of(asked.nodes, sizing.tensor_parallel, given).total
-    why_shards = WHY_SHARDS if asked.lora_rank is None else WHY_ADAPTER_SHARDS
-    backend = (
-        *adapter_rows(asked, given, shards=shards, on_cpu=sizing.layout.name == VERL_CPU.name),
-        (SAVED, saved, "with an HF model" if WHOLE_MODEL in saved else why_shards),
-        (f"{REF}.fsdp_config.param_offload", "True", _REF_OFFLOADED),
-        *_critic_padding(asked),
-        *memory_rows(asked, given, sizing),
-        *sequence_rows(asked, sizing),
-        *bucket_rows(asked, given),
-    )
+    check_collection(asked, given, shards)
+    check_adapters(asked)
+    backend = fsdp_facts(asked, given, sizing, saved=saved, shards=shards)
 
     # Who makes a model of a checkpoint?
     notes = []
@@ -274,20 +157,14 @@ def make(asked: RecipeInput) -> Command:
     elif WHOLE_MODEL not in saved:
         notes.append(_MERGE)
 
-    if _has_images(asked):
-        backend = (*backend, *verl_vision.rows(asked, given, megatron=False))
-        notes += verl_vision.notes(asked, megatron=False)
-    made = _command(asked, users, given, sizing, backend, notes)
+    made = _command(asked, users, given, flags, sizing, {**backend, "megatron": False}, notes)
     experts = tuple(_expert_warnings(asked))
-    strategy = strategy_of(asked, given, sizing.layout)
     return replace(
         made,
-        argv=(*made.argv[:_MODULE], *flags, *made.argv[_MODULE:]),
-        notes=(*made.notes, *sizing.notes),
         warnings=(*sizing.warnings, *experts, *made.warnings, *_rate_warnings(asked, given)),
         # the critic's are as the actor's
         format={
-            STRATEGY: given.get(STRATEGY, strategy),
+            STRATEGY: given.get(STRATEGY, strategy_of(asked, given, sizing.layout)),
             FSDP_SIZE: given.get(FSDP_SIZE, fsdp_size(asked, sizing)),
             DTYPE: given.get(DTYPE, "fp32"),
             RANK: rank_of(asked, given),
@@ -302,23 +179,12 @@ def _with_megatron(
     _check_rollout_nodes(given)
     verl_megatron.check(asked)
     sizing = verl_megatron.sizing_of(asked, given)
-    backend = (
-        *verl_megatron.engine_row(asked, flags),
-        (SHARE, f"{sizing.share:g}", sizing.why["share"]),
-        *verl_megatron.parallel_rows(asked, sizing),
-        *megatron_rows(asked),
-        *bucket_rows(asked, given, megatron=True),
-    )
-    notes = list(verl_megatron.notes(asked))
-    if _has_images(asked):
-        backend = (*backend, *verl_vision.rows(asked, given, megatron=True))
-        notes += verl_vision.notes(asked, megatron=True)
-    made = _command(asked, users, given, sizing, backend, notes)
+    check_adapters(asked)
+    backend = {**verl_megatron.facts_of(asked, sizing, flags), "megatron": True}
     tree = verl_megatron.tree_flags(asked, flags)
+    made = _command(asked, users, given, tree, sizing, backend, verl_megatron.notes(asked))
     return replace(
         made,
-        argv=(*made.argv[:_MODULE], *tree, *made.argv[_MODULE:]),
-        notes=(*made.notes, *sizing.notes),
         warnings=(*sizing.warnings, *made.warnings),
         format=verl_megatron.format_of(asked, given, sizing),
     )
@@ -340,45 +206,92 @@ def _command(  # noqa: PLR0913 - what both ways to train have made
     asked: RecipeInput,
     users: list[Override],
     given: Mapping[str, str],
+    flags: tuple[str, ...],
     sizing: Sizing,
-    backend: Iterable[Row],
+    backend: Facts,
     of_backend: Iterable[str],
 ) -> Command:
-    """Return the command with the settings and notes of what trains, and of all else."""
-    # Batches, then steps between saves.
+    """Return the command by verl's table, from the facts of what trains and from all others."""
+    grpo = asked.recipe == "verl-grpo"
+    images = _has_images(asked)
+    bucket, why_bucket = bucket_of(asked, given, megatron=bool(backend["megatron"]))
     sizes, notes, prompts = _sizes(asked, given, sizing)
-    every, pace = steps_between_saves(asked, _step_of(asked, given, sizing, prompts), _EVERY)
-    rows = (
-        *_model_and_data(asked, given),
-        *backend,
-        *context_rows(asked, given, sizing),
-        *sizes,
-        *_batches_by_tokens(asked, given, sizing),
-        *_reward(asked, given, sizing),
-        *trainer_rows(asked),
-        ("trainer.save_freq", every, "; ".join(filter(None, (pace, "verl's default is never")))),
-        ("trainer.resume_mode", "auto", "resumes from the last checkpoint, if any"),
+    step = _step_of(asked, given, sizing, prompts)
+    save_every, pace = steps_between_saves(asked, step, _EVERY)
+    freezes = (
+        VERL.has("reads_freeze_vision_tower", asked.version)
+        and asked.lora_rank is None
+        and not backend["megatron"]
     )
-    arguments, why = merged(rows, users)
+    facts = {
+        **backend,
+        **{f"why_{name}": why for name, why in sizing.why.items()},
+        "fsdp": not backend["megatron"],
+        "recipe": asked.recipe,
+        "grpo": grpo,
+        "ppo": not grpo,
+        "images": images,
+        "adapters": asked.lora_rank is not None,
+        "lora_rank": asked.lora_rank,
+        "rollout": asked.rollout,
+        "vllm": asked.rollout == "vllm",
+        "sglang": asked.rollout == "sglang",
+        "share": f"{sizing.share:g}",
+        "bucket": bucket,
+        "why_bucket": why_bucket,
+        **context_facts(given, sizing),
+        "freezes_vision_tower": freezes,
+        "fits_one_batch": longest_sample(given) <= _LONGEST_WHOLE,
+        "prompt_tokens": PROMPT_TOKENS,
+        "answer_tokens": ANSWER_TOKENS,
+        "every": _EVERY,
+        "save_every": save_every,
+        "why_save_every": "; ".join(filter(None, (pace, "verl's default is never"))),
+        **sizes,
+        **_batches_by_tokens(asked, given, sizing),
+        **_model_and_data(asked, given),
+        **_reward_engines(asked, sizing),
+        **_reward(asked, given),
+        **run_facts(asked),
+    }
+    arguments, why = merged(VERL.rows(asked.version, facts), users)
 
     # What should the user know about this command?
     warnings = list(check_context(asked, given))
-    if _has_images(asked):
-        warnings += verl_vision.warnings(asked, given)
+    if images:
+        warnings += _image_warnings(asked, given)
     if not asked.scores and not asked.reward_model:
         notes.append("verl scores by data_source; AGENT_REWARD uses a reward server instead")
     if not asked.eval_data:
         notes.append("no AGENT_EVAL_DATA: the model is never evaluated")
     notes += of_backend
-    if asked.version >= (0, 9):
+    if images:
+        notes += _image_notes(asked, freezes=freezes)
+    if VERL.has("stores_samples_in_queue", asked.version):
         notes.append("verl 0.9 also needs the packages TransferQueue and orjson")
     return Command(
-        argv=(asked.python, "-m", "verl.trainer.main_ppo", *arguments),
+        argv=(asked.python, "-m", "verl.trainer.main_ppo", *flags, *arguments),
         env={"HYDRA_FULL_ERROR": "1"},
         why=why,
-        notes=tuple(notes),
+        notes=(*notes, *sizing.notes),
         warnings=tuple(warnings),
     )
+
+
+def _image_notes(asked: RecipeInput, *, freezes: bool) -> Iterable[str]:
+    yield "images count in data.max_prompt_length; verl needs the package qwen-vl-utils for them"
+    if asked.lora_rank is None and not freezes:
+        yield "the vision tower is trained too: this verl has no way to freeze it here"
+
+
+def _image_warnings(asked: RecipeInput, given: Mapping[str, str]) -> Iterable[str]:
+    """Return what may be wrong: data without images, and a key that nothing reads."""
+    column = given.get(_IMAGE_KEY, "images")
+    if not asked.has_column(column):
+        what = f"AGENT_TRAIN_DATA has no column {column} ({_IMAGE_KEY})"
+        yield f"{what}, only {', '.join(asked.columns or ())}: the model is trained on text alone"
+    if _FREEZE in given and VERL.has("lost_freeze_vision_tower", asked.version):
+        yield f"{_FREEZE}: verl {version_text(asked.version)} has this key and does not read it"
 
 
 def _expert_warnings(asked: RecipeInput) -> Iterable[str]:
@@ -396,8 +309,8 @@ def _rate_warnings(asked: RecipeInput, given: Mapping[str, str]) -> Iterable[str
 
 def _sizes(
     asked: RecipeInput, given: Mapping[str, str], sizing: Sizing
-) -> tuple[list[Row], list[str], int]:
-    """Return the settings of sizes, notes about them, and the prompts of a step."""
+) -> tuple[Facts, list[str], int]:
+    """Return the facts about sizes, notes about them, and the prompts of a step."""
     version = asked.version
     grpo = asked.recipe == "verl-grpo"
     tensor_parallel = sizing.tensor_parallel
@@ -407,46 +320,57 @@ def _sizes(
     groups = groups_of(asked.nodes, tensor_parallel, verl_megatron.with_groups(sizing, given))
     gpus = [node.gpus for node in asked.nodes if node.gpus]
     shape = ", ".join(map(str, gpus))
-    if version < (0, 6) and sum(count >= groups.gpus for count in gpus) < groups.count:
+    is_single = not VERL.has("many_groups_on_a_node", version)
+    if is_single and sum(count >= groups.gpus for count in gpus) < groups.count:
         what = f"places one group on a node, and nodes of {shape} GPUs are groups of {groups.gpus}"
         raise MisfitError(f"verl 0.5 {what}: install 0.6.1 or later")
 
     # Batches that divide over the copies of the model, and up to 0.8 over the agent-loop workers.
     ranks, divided = verl_megatron.ranks_of(asked, sizing, groups.total)
     parts = divided
-    if version < (0, 9):
+    if VERL.has("agent_loops_divide_a_step", version):
         parts = lcm(parts, whole(given, f"{ROLLOUT}.agent.num_workers") or _AGENT_LOOPS)
     near, why_near = _batch_near(asked, given, sizing)
     train, mini = batches(ranks, samples, parts, given, near)
 
     # Do the nodes have CPUs for all processes?
     mode = given.get(MODE, "async" if _needs_async(asked) else "sync")
-    has_servers = mode == "async" or version >= (0, 7)
-    placement = Placement(version, groups, tensor_parallel, has_servers)
+    has_servers = mode == "async" or VERL.has("rollouts_are_asynchronous", version)
+    placement = Placement(
+        groups,
+        tensor_parallel,
+        cpus_of_gpu=3 if VERL.has("actors_take_three_cpus", version) else 1,
+        has_servers=has_servers and VERL.has("servers_take_a_cpu", version),
+        has_stores=VERL.has("stores_samples_in_queue", version),
+    )
     stores = whole(given, STORES_KEY) or placement.fitting_stores(asked.nodes)
     cpu_notes = placement.check(asked.nodes, stores)
 
     engines = engines_text(groups.total, groups.total // tensor_parallel, tensor_parallel)
     copies = count_of(ranks, "GPU" if ranks == groups.total else "data-parallel rank")
     even = f"× {samples} answers it is divisible by {copies}"
-    equal = f"equal groups, each on one node, of nodes of {shape} GPUs"
-    rows: list[Row] = [
-        (NODES, groups.count, equal),
-        (GPUS, groups.gpus, equal),
-        (TENSOR_PARALLEL, tensor_parallel, f"{sizing.why['tensor_parallel']}; {engines}"),
-        (SAMPLES, samples, "GRPO compares the answers to a prompt" if grpo else "PPO needs one"),
-        (TRAIN_BATCH, train, f"near {why_near}, and {even}; the data needs at least {train} rows"),
-        (MINI_BATCH, mini, f"near {near // 4}, a part of the batch, and {even}"),
-    ]
-    if version >= (0, 9) and stores != STORES:
-        why = f"instead of {STORES}: each takes a CPU, and no more are free"
-        rows.append((STORES_KEY, stores, why))
+    facts = {
+        "groups": groups.count,
+        "gpus": groups.gpus,
+        "why_groups": f"equal groups, each on one node, of nodes of {shape} GPUs",
+        "tensor_parallel": tensor_parallel,
+        "engines": engines,
+        "samples": samples,
+        "why_samples": "GRPO compares the answers to a prompt" if grpo else "PPO needs one",
+        "train_batch": train,
+        "why_train_batch": f"near {why_near}, and {even}; the data needs at least {train} rows",
+        "mini_batch": mini,
+        "why_mini_batch": f"near {near // 4}, a part of the batch, and {even}",
+        "fewer_stores": placement.has_stores and stores != STORES,
+        "stores": stores,
+        "usual_stores": STORES,
+    }
 
     notes = [f"{engines}; batch {train} = {train // mini} × {mini}"]
     idle = sum(gpus) - groups.total
     if idle:
         notes.append(f"{idle} of {sum(gpus)} GPUs stay idle")
-    return rows, [*notes, *cpu_notes], train
+    return facts, [*notes, *cpu_notes], train
 
 
 def _answers(asked: RecipeInput, given: Mapping[str, str]) -> int:
@@ -472,7 +396,7 @@ def _step_of(
 
 def _batch_near(asked: RecipeInput, given: Mapping[str, str], sizing: Sizing) -> tuple[int, str]:
     """Return the prompts of a step to aim at: verl's own, or less if it would take hours."""
-    most = verl_vision.TRAIN_NEAR if _has_images(asked) else _TRAIN_NEAR
+    most = _TRAIN_NEAR_WITH_IMAGES if _has_images(asked) else _TRAIN_NEAR
 
     def seconds(prompts: int) -> float:
         return step_seconds(asked, _step_of(asked, given, sizing, prompts)) or 0.0
@@ -490,69 +414,35 @@ def _batch_near(asked: RecipeInput, given: Mapping[str, str], sizing: Sizing) ->
     return near, f"{near}, since a step of {most} would take about {hours}"
 
 
-def _model_and_data(asked: RecipeInput, given: Mapping[str, str]) -> Iterable[Row]:
-    grpo = asked.recipe == "verl-grpo"
-    check_columns(asked, {"data.prompt_key": given.get("data.prompt_key", "prompt")})
-    model = quoted(asked.model_path)
-    yield "algorithm.adv_estimator", "grpo" if grpo else "gae", asked.recipe
-
-    # The data, and the lengths of prompts and answers.
-    yield from data_rows(asked, _EVERY)
-    if not asked.eval_data:
-        yield "trainer.val_before_train", "False", "no AGENT_EVAL_DATA"
-    dropped = "verl drops longer ones and prints how many rows remain; by default 512"
-    yield PROMPT, PROMPT_TOKENS, dropped
-    yield ANSWER, ANSWER_TOKENS, "a longer answer is cut, and scored wrong; the default is 512"
-    if asked.version < (0, 7):
-        yield "data.return_raw_chat", "True", "asynchronous rollouts and reward models read it"
-
-    # The model, and PPO's critic.
-    yield f"{MODEL}.path", model, "AGENT_MODEL"
-    if grpo:
-        yield f"{ACTOR}.use_kl_loss", "True", "GRPO stays near its reference by a loss"
-    else:
-        yield "critic.model.path", model, "PPO's critic starts from AGENT_MODEL"
-        yield "trainer.max_critic_ckpt_to_keep", "2", "as the actor's"
-
-    yield from _SETTINGS
-    chosen = "AGENT_ROLLOUT" if asked.rollout == "sglang" else "verl has no default"
-    yield f"{ROLLOUT}.name", asked.rollout, chosen
-
-
-def _critic_padding(asked: RecipeInput) -> Iterable[Row]:
-    """Return the critic's setting of padding, which FSDP's tree has; Megatron never pads."""
-    if asked.recipe == "verl-ppo":
-        yield "critic.model.use_remove_padding", "True", "off by default up to 0.7"
-
-
-def _batches_by_tokens(
-    asked: RecipeInput, given: Mapping[str, str], sizing: Sizing
-) -> Iterable[Row]:
-    """Form batches by tokens, except where the user sets micro batches, which it would ignore."""
-    micro = [key for key, size in _DYNAMIC.items() if size in given or f"{size}_per_gpu" in given]
-    _check_budgets(given, sizing, micro)
-    grpo = asked.recipe == "verl-grpo"
+def _batches_by_tokens(asked: RecipeInput, given: Mapping[str, str], sizing: Sizing) -> Facts:
+    """Return the tokens of a batch, and for which parts the user sets micro batches instead."""
+    own = {
+        part: size in given or f"{size}_per_gpu" in given for part, size in _MICRO_BATCHES.items()
+    }
+    _check_budgets(given, sizing, own)
     longest = longest_sample(given)
-    for key in _DYNAMIC:
-        if key in micro:
-            yield key, "False", "your micro batches, which it would ignore"
-        elif key == f"{ACTOR}.use_dynamic_bsz" or (micro and not (grpo and "critic" in key)):
-            yield key, "True", "batches by tokens; without it verl requires micro batches"
     fitting = sizing.tokens or _ACTOR_TOKENS
-    tokens = f"at least the longest prompt and answer; {sizing.why['tokens']}"
-    yield f"{ACTOR}.ppo_max_token_len_per_gpu", _actor_tokens(given, sizing), tokens
-    if not grpo and (longest > _CRITIC_TOKENS or fitting < _ACTOR_TOKENS):
-        of_critic = verl_megatron.tokens_of(sizing, max(fitting, longest))
-        yield "critic.ppo_max_token_len_per_gpu", of_critic, tokens
+    critic_tokens = 0  # The default suffices
+    is_ppo = asked.recipe == "verl-ppo"
+    if is_ppo and (longest > _CRITIC_TOKENS or fitting < _ACTOR_TOKENS):
+        critic_tokens = verl_megatron.tokens_of(sizing, max(fitting, longest))
+    return {
+        "own_micro_batch": any(own.values()),
+        **{f"own_micro_batch_of_{part}": has_own for part, has_own in own.items()},
+        "actor_tokens": _actor_tokens(given, sizing),
+        "critic_tokens": critic_tokens,
+    }
 
 
-def _check_budgets(given: Mapping[str, str], sizing: Sizing, micro: Sequence[str]) -> None:
+def _check_budgets(
+    given: Mapping[str, str], sizing: Sizing, own_micro_batch: Mapping[str, bool]
+) -> None:
     """Refuse the user's tokens of a micro batch that lack room for the longest sample."""
     longest = longest_sample(given)
     least = verl_megatron.tokens_of(sizing, longest)
-    for key, budget in _BUDGETS.items():
+    for part, budget in _BUDGETS.items():
         tokens = whole(given, budget)
-        if tokens and tokens < least and key not in micro:
+        if tokens and tokens < least and not own_micro_batch[part]:
             what = f"AGENT_JOB_ARGS: {budget}={tokens}: verl ends where a sample has more tokens"
             raise MisfitError(f"{what}, and the longest takes {least} of a GPU")
 
@@ -564,90 +454,69 @@ def _actor_tokens(given: Mapping[str, str], sizing: Sizing) -> int:
     return verl_megatron.tokens_of(sizing, max(min(most, fitting), longest_sample(given)))
 
 
-def _reward_model(asked: RecipeInput, given: Mapping[str, str], sizing: Sizing) -> Iterable[Row]:
-    """Return the settings of a reward model on the training GPUs, by version."""
-    root = "reward.reward_model" if asked.version >= (0, 7, 1) else "reward_model"
-    if asked.recipe == "verl-ppo" and (asked.reward_model or f"{root}.enable" in given):
-        yield KL_IN_REWARD, "True", "a learned reward is exploited without it"
-    if not asked.reward_model:
-        return
-
-    path = "model_path" if asked.version >= (0, 7, 1) else "model.path"
-    yield f"{root}.enable", "True", "AGENT_REWARD_MODEL"
-    yield f"{root}.{path}", quoted(asked.reward_model), "AGENT_REWARD_MODEL"
-    scripts = "as the scripts with a reward model"
-    if asked.version < (0, 7):
-        yield f"{root}.model.use_remove_padding", "True", scripts
-        yield f"{root}.model.fsdp_config.param_offload", "True", scripts
-        return
-
-    # From 0.7 on engines of its own generate the scores.
-    yield f"{root}.rollout.name", asked.rollout, "verl has no default"
-    share, size, why = _reward_engines(asked, sizing)
-    yield f"{root}.rollout.gpu_memory_utilization", f"{share:g}", why
-    yield f"{root}.rollout.tensor_model_parallel_size", size, why
-    longest = longest_sample(given)
-    yield f"{root}.rollout.prompt_length", longest + 1024, "prompt, answer and template"
-    yield f"{root}.rollout.response_length", 1024, scripts
-    yield f"{root.removesuffix('.reward_model')}.num_workers", 8, scripts
+def _model_and_data(asked: RecipeInput, given: Mapping[str, str]) -> Facts:
+    check_columns(asked, {"data.prompt_key": given.get("data.prompt_key", "prompt")})
+    return {
+        "model": quoted(asked.model_path),
+        "train_data": texts(asked.train_data),
+        "eval_data": texts(asked.eval_data) if asked.eval_data else "",
+    }
 
 
-def _reward_engines(asked: RecipeInput, sizing: Sizing) -> tuple[float, int, str]:
+def _reward_engines(asked: RecipeInput, sizing: Sizing) -> Facts:
     """Return the part of a GPU for the engines of a reward model, their GPUs, and the reason.
 
     All other engines sleep meanwhile, and the states of training stay.
     """
-    scripts = "as the scripts with a reward model"
-    if sizing.fit is None:
-        return _REWARD_SHARE, 1, scripts
-    share = min(_REWARD_SHARE, sizing.fit.left)
-    if share < _REWARD_SHARE:
-        scripts = f"{gb(sizing.fit.generating)} of training stay on a GPU meanwhile"
+    share = _REWARD_SHARE
+    size = 1
+    why = "as the scripts with a reward model"
+    if sizing.fit is not None and asked.reward_model:
+        share = min(_REWARD_SHARE, sizing.fit.left)
+        if share < _REWARD_SHARE:
+            why = f"{gb(sizing.fit.generating)} of training stay on a GPU meanwhile"
 
-    # How many GPUs does its own size take?
-    model = shape_of(asked.reward_model, None)
-    if model is None:
-        return share, 1, scripts
-    size = engine_sizes(replace(sizing.fit.load, tensor_parallel=None), model)[0]
-    return share, size, f"{scripts}; {gb(model.weights)} of weights, by {model.source}"
+        # How many GPUs does its own size take?
+        model = shape_of(asked.reward_model, None)
+        if model is not None:
+            size = engine_sizes(replace(sizing.fit.load, tensor_parallel=None), model)[0]
+            why = f"{why}; {gb(model.weights)} of weights, by {model.source}"
+    return {
+        "reward_share": f"{share:g}",
+        "reward_tensor_parallel": size,
+        "why_reward_engines": why,
+    }
 
 
-def _reward(asked: RecipeInput, given: Mapping[str, str], sizing: Sizing) -> Iterable[Row]:
-    """Return the settings of the function that asks the reward server, unless the user has one."""
-    has_section = asked.version >= (0, 7, 1)
-    root = "reward.custom_reward_function" if has_section else "custom_reward_function"
-    yield from _reward_model(asked, given, sizing)
-    if not asked.scores or f"{root}.path" in given:
-        return
-    if asked.version < (0, 6):
+def _reward(asked: RecipeInput, given: Mapping[str, str]) -> Facts:
+    """Return what scores: a model, the user's function, or the one that asks the server."""
+    enable = VERL.spelled(_REWARD_MODEL_ENABLE, asked.version)
+    facts = {
+        "reward_model": quoted(asked.reward_model) if asked.reward_model else "",
+        "learned_reward": asked.reward_model or enable in given,
+        "scored_tokens": longest_sample(given) + _TEMPLATE_TOKENS,
+        "asks_server": False,
+        "reward_function": quoted(REWARD_FUNCTION),
+        "reward_url": quoted("{reward_url}"),
+    }
+    if not asked.scores or VERL.spelled(_REWARD_FUNCTION_PATH, asked.version) in given:
+        return facts
+
+    if not VERL.has("awaits_reward_function", asked.version):
         raise MisfitError("verl 0.5 cannot await the reward server: install 0.6.1 or later")
-    yield f"{root}.path", quoted(REWARD_FUNCTION), "asks the reward server"
-    yield f"{root}.name", "compute_score", "its function"
-    yield f"+{root}.reward_kwargs.url", quoted("{reward_url}"), "the run's reward server"
-    if _needs_async(asked):
-        yield MODE, "async", "verl 0.6 awaits a reward function only in this mode"
-        if given.get(MODE, "async") != "async":
-            raise MisfitError(f"AGENT_JOB_ARGS: {MODE}: verl 0.6 scores by a server only in async")
+    if _needs_async(asked) and given.get(MODE, "async") != "async":
+        raise MisfitError(f"AGENT_JOB_ARGS: {MODE}: verl 0.6 scores by a server only in async")
+    return {**facts, "asks_server": True}
 
 
 def _needs_async(asked: RecipeInput) -> bool:
-    return asked.scores and asked.version < (0, 7)
+    return asked.scores and not VERL.has("rollouts_are_asynchronous", asked.version)
 
 
-def data_rows(asked: RecipeInput, every: int) -> Iterable[Row]:
-    """Return the settings of the data; verl requires data for evaluation, too."""
-    yield "data.train_files", texts(asked.train_data), "AGENT_TRAIN_DATA"
-    if asked.eval_data:
-        yield "data.val_files", texts(asked.eval_data), "AGENT_EVAL_DATA"
-        yield "trainer.test_freq", every, "the default is -1: never"
-    else:
-        yield "data.val_files", texts(asked.train_data), "required; there is no AGENT_EVAL_DATA"
-
-
-def trainer_rows(asked: RecipeInput) -> Iterable[Row]:
-    """Return the settings of the run's names, loggers and folder."""
-    logger = '["console","wandb"]' if asked.wandb else '["console"]'
-    yield "trainer.logger", logger, "wandb with WANDB_API_KEY only"
-    yield "trainer.project_name", quoted(asked.recipe), "the recipe's name"
-    yield "trainer.experiment_name", quoted(asked.named), NAMED_BY
-    yield "trainer.default_local_dir", quoted(asked.checkpoints), "AGENT_CHECKPOINTS"
+def run_facts(asked: RecipeInput) -> Facts:
+    """Return the facts about the run's loggers, name and folder."""
+    return {
+        "logger": '["console","wandb"]' if asked.wandb else '["console"]',
+        "run_name": quoted(asked.named),
+        "checkpoints": quoted(asked.checkpoints),
+    }

@@ -1,17 +1,20 @@
-"""The keys of verl's configuration: which ones the recipe sets, and which a version lacks."""
+"""The keys of verl's configuration that the code reads, and the check of the user's."""
 
 from __future__ import annotations
 
 from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
-from agent.frameworks.arguments import rows_for
 from agent.frameworks.recipe import MisfitError, Version, version_text
+from agent.frameworks.table import is_in, read_table
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from collections.abc import Set as AbstractSet
 
     from agent.frameworks.arguments import Override
+
+VERL = read_table("verl")
 
 ACTOR = "actor_rollout_ref.actor"
 ROLLOUT = "actor_rollout_ref.rollout"
@@ -32,24 +35,7 @@ STRATEGY = f"{ACTOR}.strategy"
 FSDP_SIZE = f"{ACTOR}.fsdp_config.fsdp_size"
 DTYPE = f"{ACTOR}.fsdp_config.model_dtype"
 """The keys on which the format of checkpoints depends."""
-
-_MOVED: tuple[tuple[Version, str, str], ...] = (
-    ((0, 7, 1), "custom_reward_function", "reward.custom_reward_function"),
-    ((0, 7, 1), "reward_manager", "reward.reward_manager"),
-    ((0, 8), "critic.model.fsdp_config", "critic.fsdp"),
-    ((0, 9), "reward_model.model.path", "reward.reward_model.model_path"),
-    ((0, 9), "reward_model.num_workers", "reward.num_workers"),
-    ((0, 9), "reward_model.reward_manager", "reward.reward_manager.name"),
-    ((0, 9), "reward_model", "reward.reward_model"),
-    ((0, 9), "sandbox_fusion", "reward.sandbox_fusion"),
-)
-"""Moved keys, and the first version that refuses or ignores the old one."""
-_ESTIMATORS = {
-    *("gae", "gdpo", "gpg", "grpo", "grpo_passk", "grpo_vectorized", "opo"),
-    *("optimal_token_baseline", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "remax"),
-    *("rloo", "rloo_vectorized", "tir_optimal_token_baseline"),
-}
-"""Those of 0.9.1; earlier versions have some of them. verl checks only after the first rollout."""
+_FIRST_KNOWN: Version = (0, 6)  # The keys of 0.5 are not known
 
 
 def check_keys(
@@ -64,13 +50,13 @@ def check_keys(
     is_foreign = any("@" in name or "/" in name for name in names)
     if not tree:
         is_foreign = is_foreign or bool(chosen) or "model_engine" in names
-    if version < (0, 6) or is_foreign:
+    if version < _FIRST_KNOWN or is_foreign:
         return
 
     # The keys of a tree are those of its own table, where it has the section.
-    sections = _sections("verl_keys.txt", version)
+    sections = VERL.sections("fsdp", version)
     if tree == "megatron":
-        own = _sections("verl_megatron_keys.txt", version)
+        own = VERL.sections("megatron", version)
         engines = {
             part + section.removeprefix(ACTOR): names
             for section, names in own.items()
@@ -83,23 +69,18 @@ def check_keys(
         raise MisfitError(f"AGENT_JOB_ARGS: {'; '.join(complaints)}")
 
 
-def _sections(table: str, version: Version) -> dict[str, set[str]]:
-    sections: dict[str, set[str]] = {}
-    for names, *keys in rows_for(table, version):
-        for section in names.split(","):
-            sections.setdefault(section.strip("."), set()).update(keys)
-    return sections
-
-
-def _complaint(override: Override, version: Version, sections: Mapping[str, set[str]]) -> str:
+def _complaint(
+    override: Override, version: Version, sections: Mapping[str, AbstractSet[str]]
+) -> str:
     """Return why a key is wrong in this version, with a suggestion; '' for a valid key."""
     key = override.key
     verl = f"verl {version_text(version)}"
 
     # Has this version moved it?
-    for since, old, new in _MOVED:
-        if version >= since and f"{key}.".startswith(f"{old}."):
-            return f"{key}: {verl} calls it {new}{key.removeprefix(old)}"
+    for moved in VERL.moved:
+        refused = is_in(version, f">={moved.refused or moved.since}")
+        if refused and f"{key}.".startswith(f"{moved.old}."):
+            return f"{key}: {verl} calls it {moved.new}{key.removeprefix(moved.old)}"
     if override.prefix == "++":
         return ""
 
@@ -110,10 +91,10 @@ def _complaint(override: Override, version: Version, sections: Mapping[str, set[
         has_key = not name and last in sections.get(parent, ())
         return f"+{key}: {verl} has this key: write {key}=… or ++{key}=…" if has_key else ""
 
-    # Is it an estimator that there is?
-    if key == "algorithm.adv_estimator" and override.value not in _ESTIMATORS:
+    # Is it a value that there is?
+    if override.value not in VERL.values.get(key, (override.value,)):
         name = override.value
-        known = _ESTIMATORS
+        known = set(VERL.values[key])
     if not name:
         return ""
     near = get_close_matches(name, known, 1)
@@ -121,7 +102,7 @@ def _complaint(override: Override, version: Version, sections: Mapping[str, set[
     return f"{key}: {verl} has no {name}{hint}; ++{key}=… insists"
 
 
-def _lacked(key: str, sections: Mapping[str, set[str]]) -> tuple[str, set[str]]:
+def _lacked(key: str, sections: Mapping[str, AbstractSet[str]]) -> tuple[str, AbstractSet[str]]:
     """Return the first name of a key that its section lacks, and that section's names.
 
     The name is '' where none is missing: what is in a section without a row is not checked.

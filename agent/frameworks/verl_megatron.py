@@ -21,9 +21,9 @@ from agent.frameworks.megatron_memory import (
     Fixed,
     MegatronFit,
 )
-from agent.frameworks.recipe import CONFIG, WEIGHT, MisfitError, Version, version_text
+from agent.frameworks.recipe import CONFIG, WEIGHT, MisfitError, version_text
 from agent.frameworks.sizing import Host, Sizing, Workload, sizing_for
-from agent.frameworks.verl_adapters import MEGATRON_RANK, MEGATRON_SINCE
+from agent.frameworks.verl_adapters import MEGATRON_RANK
 from agent.frameworks.verl_keys import (
     ACTOR,
     GPUS,
@@ -32,6 +32,7 @@ from agent.frameworks.verl_keys import (
     SHARE,
     STRATEGY,
     TENSOR_PARALLEL,
+    VERL,
 )
 from agent.frameworks.verl_memory import (
     ENGINES_SHARE,
@@ -46,8 +47,9 @@ from agent.frameworks.verl_published import SOURCE, TIMEOUTS, published_for, sta
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from agent.frameworks.arguments import Override, Row
+    from agent.frameworks.arguments import Override
     from agent.frameworks.recipe import RecipeInput
+    from agent.frameworks.table import Facts
 
 BACKEND = "megatron"
 ENGINE = "model_engine"
@@ -57,21 +59,6 @@ _ACTOR_TREE = "actor@actor_rollout_ref.actor"
 _NAME_FLAGS = (CONFIG_NAME, "-cn")
 _FLAGS = (*_NAME_FLAGS, "--config-path", "-cp", "--config-dir", "-cd")
 """Flags of hydra that choose a tree, by its name or by its folder."""
-
-FIRST: Version = (0, 6)  # 0.5 cannot load a model without a conversion by hand
-_HAS_ENGINES: Version = (0, 8)  # From it on `model_engine` chooses the tree
-_BRIDGES: Version = (0, 7)  # From it on mbridge loads the model by default
-_REF_AS_ACTOR: Version = (0, 7)  # From it on the reference is divided as the actor by default
-_NO_GRADIENT_KEY: Version = (0, 9, 1)  # From it on gradients are freed with offloaded parameters
-_NEEDS_MEGATRON_BRIDGE: Version = (0, 9)
-_ACTOR_HAS_MODEL_FOLDER: Version = (0, 9)  # Before it `huggingface` is beside the shards
-_BALANCES_ALL: Version = (0, 7)  # Before it a step is divided over all GPUs, not over copies
-
-_LEAVES_OUT_FURTHER: Version = (0, 7, 1)
-"""From it on verl leaves out MTP layers by itself.
-
-Source: verl-project/verl, verl/utils/megatron_utils.py, v0.7.1.
-"""
 
 _SIZES = (TENSOR, PIPELINE, CONTEXT, EXPERT, EXPERT_TENSOR)
 _SECTION = f"{ACTOR}.{BACKEND}"
@@ -120,22 +107,22 @@ def trains_with_megatron(
 
 def check(asked: RecipeInput) -> None:
     """Refuse what verl cannot do with Megatron, or this recipe does not."""
-    if asked.version < FIRST:
+    if not VERL.has("loads_models_for_megatron", asked.version):
         raise MisfitError(
             f"Megatron with verl {version_text(asked.version)}: install 0.6.1 or later"
         )
-    if asked.lora_rank is not None and asked.version < MEGATRON_SINCE:
-        known = version_text(MEGATRON_SINCE)
+    if asked.lora_rank is not None and not VERL.has("adapters_with_megatron", asked.version):
         what = f"AGENT_LORA_RANK with Megatron and verl {version_text(asked.version)}"
-        raise MisfitError(f"{what}: install {known} or later, or use AGENT_BACKEND=fsdp")
+        raise MisfitError(f"{what}: install 0.7.1 or later, or use AGENT_BACKEND=fsdp")
     if asked.lora_rank is not None and asked.recipe != "verl-grpo":
         what = "AGENT_LORA_RANK with Megatron: verl has a script for it with verl-grpo only"
         raise MisfitError(f"{what}: use AGENT_BACKEND=fsdp")
     model = asked.basis.model
-    if model is not None and model.further and asked.version < _LEAVES_OUT_FURTHER:
+    leaves_out = VERL.has("leaves_out_further_layers", asked.version)
+    if model is not None and model.further and not leaves_out:
         what = f"Megatron with verl {version_text(asked.version)} cannot load a model's MTP layers"
         raise MisfitError(f"{what}: set num_nextn_predict_layers to 0 in a copy's config.json")
-    if asked.reward_model and asked.version < _BRIDGES:
+    if asked.reward_model and not VERL.has("reward_model_beside_megatron", asked.version):
         what = "AGENT_REWARD_MODEL with Megatron: verl 0.6 would train it with Megatron too"
         raise MisfitError(f"{what}: install verl 0.7 or later, or use AGENT_BACKEND=fsdp")
 
@@ -143,15 +130,9 @@ def check(asked: RecipeInput) -> None:
 def tree_flags(asked: RecipeInput, flags: Sequence[str]) -> tuple[str, ...]:
     """Return the flags with that of Megatron's tree, where the version chooses it by a flag."""
     has_name = any(flag.partition("=")[0] in _NAME_FLAGS for flag in flags)
-    if has_name or asked.version >= _HAS_ENGINES:
+    if has_name or VERL.has("model_engine_chooses_tree", asked.version):
         return tuple(flags)
     return (f"{CONFIG_NAME}={_TREE}", *flags)
-
-
-def engine_row(asked: RecipeInput, flags: Sequence[str]) -> Iterable[Row]:
-    """Return the key of Megatron's tree, unless a flag or the user's argument chooses it."""
-    if asked.version >= _HAS_ENGINES and not any(_TREE in flag for flag in flags):
-        yield ENGINE, BACKEND, "AGENT_BACKEND"
 
 
 def sizing_of(asked: RecipeInput, given: Mapping[str, str]) -> Sizing:
@@ -248,86 +229,41 @@ def _fixed_sizes(asked: RecipeInput, given: Mapping[str, str]) -> dict[str, int]
     return saved | known
 
 
-def parallel_rows(asked: RecipeInput, sizing: Sizing) -> Iterable[Row]:
-    """Return how each part is divided, what is offloaded, and what is computed again."""
-    parts = [ACTOR] if asked.recipe == "verl-grpo" else [ACTOR, "critic"]
-    for part in parts:
-        yield from _division(part, sizing)
-        if asked.version < _BRIDGES:
-            yield f"{part}.{BACKEND}.use_mbridge", "True", "loads a model without a conversion"
-        yield from _recomputation(part)
-        yield from _offload(asked, part, sizing)
-    if asked.version < _REF_AS_ACTOR:
-        yield from _sizes(REF, sizing, "as the actor's")
-    if asked.lora_rank is None:
-        yield f"{REF}.{BACKEND}.param_offload", "True", "it works between updates only"
+def facts_of(asked: RecipeInput, sizing: Sizing, flags: Sequence[str]) -> Facts:
+    """Return the facts for verl's table of how the model is divided, and what is offloaded."""
     model = asked.basis.model
     parameters = 0 if model is None else model.parameters
-    for least, seconds in TIMEOUTS:
-        if parameters >= least:
-            slow = "as verl's scripts for large models: loading and saving are slow; by default 600"
-            yield "actor_rollout_ref.nccl_timeout", seconds, slow
-            break
-
-
-def _division(part: str, sizing: Sizing) -> Iterable[Row]:
-    """Return how a model is divided, with the layers of a pipeline's uneven ends."""
-    yield from _sizes(part, sizing, sizing.why["layout"])
-    if not isinstance(sizing.fit, MegatronFit) or sizing.fit.stages.even:
-        return
-
-    stages = sizing.fit.stages
-    layers = sizing.fit.model.layers
-    count = sizing.fit.parallel.pipeline
-    settings = f"+{part}.{BACKEND}.override_transformer_config"
-    why = f"{layers} layers in {count} stages: {stages.first}"
-    why += f" + {count - 2} × {stages.middle} + {stages.last}"
-    yield f"{settings}.num_layers_in_first_pipeline_stage", stages.first, why
-    yield f"{settings}.num_layers_in_last_pipeline_stage", stages.last, why
-
-
-def _sizes(part: str, sizing: Sizing, why: str) -> Iterable[Row]:
-    """Return the sizes of a division; those of experts and of long texts where they count."""
+    facts: dict[str, object] = {
+        "tree_is_chosen": any(_TREE in flag for flag in flags),
+        "divided": False,
+        "offloads": sizing.layout.name != RESIDENT.name,
+        "optimizer_on_cpu": sizing.layout.name == CPU_OPTIMIZER.name,
+        "part_on_cpu": sizing.layout.on_cpu,
+        "nccl_timeout": next((s for least, s in TIMEOUTS if parameters >= least), 0),
+    }
     if not isinstance(sizing.fit, MegatronFit):
-        return
-    sizes = sizing.fit.parallel.sizes()
-    for name in (TENSOR, PIPELINE):
-        yield f"{part}.{BACKEND}.{name}", sizes[name], why
-    if sizes[CONTEXT] > 1:
-        yield f"{part}.{BACKEND}.{CONTEXT}", sizes[CONTEXT], f"divides a long text; {why}"
-    if sizing.fit.model.experts:
-        for name in (EXPERT, EXPERT_TENSOR):
-            yield f"{part}.{BACKEND}.{name}", sizes[name], why
+        return facts
 
-
-def _recomputation(part: str) -> Iterable[Row]:
-    """Return the settings that keep the inputs of layers only: what the memory is counted for."""
-    settings = f"{part}.{BACKEND}.override_transformer_config"
-    why = "keeps a layer's input only; by default all values are kept"
-    yield f"{settings}.recompute_granularity", "full", why
-    yield f"{settings}.recompute_method", "uniform", why
-    yield f"{settings}.recompute_num_layers", 1, why
-
-
-def _offload(asked: RecipeInput, part: str, sizing: Sizing) -> Iterable[Row]:
-    """Return what goes into the nodes' memory between phases, and the optimizer where it must."""
-    if sizing.layout.name == RESIDENT.name:
-        return
-    why = sizing.why["layout"]
-    yield f"{part}.{BACKEND}.param_offload", "True", why
-    yield f"{part}.{BACKEND}.optimizer_offload", "True", why
-    if asked.version < _NO_GRADIENT_KEY:
-        yield f"{part}.{BACKEND}.grad_offload", "True", why
-
-    # Does the optimizer work on the CPUs, too?
-    if sizing.layout.name != CPU_OPTIMIZER.name:
-        return
-    optimizer = f"+{part}.optim.override_optimizer_config"
-    yield f"{optimizer}.optimizer_cpu_offload", "True", why
-    on_cpu = sizing.layout.on_cpu
-    yield f"{optimizer}.optimizer_offload_fraction", on_cpu, "the part of it that stays there"
-    yield f"{optimizer}.use_precision_aware_optimizer", "True", "as verl's scripts with it"
-    yield f"{optimizer}.overlap_cpu_optimizer_d2h_h2d", "True", "copies while it computes"
+    # A pipeline's first and last stage may have other numbers of layers than those between.
+    parallel = sizing.fit.parallel
+    stages = sizing.fit.stages
+    layers = f"{sizing.fit.model.layers} layers in {parallel.pipeline} stages"
+    between = f"{parallel.pipeline - 2} × {stages.middle}"
+    return {
+        **facts,
+        "divided": True,
+        "tensor": parallel.tensor,
+        "pipeline": parallel.pipeline,
+        "context": parallel.context,
+        "divides_context": parallel.context > 1,
+        "experts": sizing.fit.model.experts,
+        "expert": parallel.expert,
+        "expert_tensor": parallel.expert_tensor,
+        "uneven": not stages.even,
+        "first_layers": stages.first,
+        "last_layers": stages.last,
+        "why_stages": f"{layers}: {stages.first} + {between} + {stages.last}",
+    }
 
 
 def with_groups(sizing: Sizing, given: Mapping[str, str]) -> dict[str, str]:
@@ -348,7 +284,7 @@ def ranks_of(asked: RecipeInput, sizing: Sizing, gpus: int) -> tuple[int, int]:
         return gpus, 1
     if not isinstance(sizing.fit, MegatronFit):
         return gpus // sizing.fit.sequence, 1
-    return sizing.fit.parallel.data, gpus if asked.version < _BALANCES_ALL else 1
+    return sizing.fit.parallel.data, 1 if VERL.has("copies_divide_a_step", asked.version) else gpus
 
 
 def tokens_of(sizing: Sizing, tokens: int) -> int:
@@ -361,13 +297,13 @@ def tokens_of(sizing: Sizing, tokens: int) -> int:
 def notes(asked: RecipeInput) -> Iterable[str]:
     """Return what the user should know: packages, and where the model is."""
     bridge = "mbridge"
-    if asked.version >= _NEEDS_MEGATRON_BRIDGE:
+    if VERL.has("needs_megatron_bridge", asked.version):
         bridge = "megatron-bridge"
     if asked.lora_rank is not None:
         bridge = "megatron-bridge (newer than 0.2)"
     yield f"Megatron also needs the packages megatron-core, transformer-engine and {bridge}"
     folder = "actor/huggingface"
-    if asked.version >= _ACTOR_HAS_MODEL_FOLDER:
+    if VERL.has("actor_has_model_folder", asked.version):
         folder = "actor/model/huggingface"
     if asked.lora_rank is not None:
         yield f"the adapter is in `…/global_step_N/{folder}/adapter`; docs/recipes/adapters.md"

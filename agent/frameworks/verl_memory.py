@@ -8,16 +8,11 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from agent.frameworks.arguments import fraction, whole
-from agent.frameworks.layouts import VERL, VERL_CPU, VERL_OFFLOAD, VERL_RESIDENT, Layout, Split
-from agent.frameworks.recipe import (
-    WEIGHT,
-    MisfitError,
-    Version,
-    check_positions,
-    version_text,
-)
+from agent.frameworks.layouts import VERL as LAYOUTS
+from agent.frameworks.layouts import VERL_CPU, VERL_OFFLOAD, VERL_RESIDENT, Layout, Split
+from agent.frameworks.recipe import WEIGHT, MisfitError, check_positions, version_text
 from agent.frameworks.sizing import Host, Sizing, Workload, sizing_for
-from agent.frameworks.verl_adapters import RANK, needs_fsdp2, trains_adapters
+from agent.frameworks.verl_adapters import RANK, gathers_by_layer, needs_fsdp2, trains_adapters
 from agent.frameworks.verl_keys import (
     ACTOR,
     ANSWER,
@@ -32,14 +27,15 @@ from agent.frameworks.verl_keys import (
     SHARE,
     STRATEGY,
     TENSOR_PARALLEL,
+    VERL,
 )
 from agent.frameworks.verl_placement import equal_nodes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from agent.frameworks.arguments import Row
     from agent.frameworks.recipe import RecipeInput
+    from agent.frameworks.table import Facts
 
 PROMPT_TOKENS = 1024
 ANSWER_TOKENS = 2048
@@ -55,30 +51,17 @@ _NO_WHOLE_MODEL_FROM = 14e9  # Parameters
 WHY_ADAPTER_SHARDS = "without an HF model: its weights would have the names of adapters"
 WHY_SHARDS = f"without an HF model: one node would gather it, {_GATHERED} bytes a parameter"
 KL_IN_REWARD = "algorithm.use_kl_in_reward"
-_DEEP_SLEEP: Version = (0, 6)  # From it on sleeping engines drop their weights
-_SGLANG_BACKUP: Version = (0, 9)  # From it on SGLang's sleeping engines keep a copy in the nodes
 _SEQUENCE_KEYS = (
     f"{ACTOR}.ulysses_sequence_parallel_size",
     f"{ACTOR}.fsdp_config.ulysses_sequence_parallel_size",
 )
-_IN_FSDP_CONFIG: Version = (0, 8)
-"""From it on the second key decides. Source: verl-project/verl, examples/README.md, v0.9.0."""
 _PADDING = f"{MODEL}.use_remove_padding"  # Ulysses needs it
 _LONG = 8192  # Tokens of a sample from which it may be divided, as in verl's scripts
 _SEQUENCES = (1, 2, 4, 8)
 _BUCKET = f"{ROLLOUT}.checkpoint_engine.update_weights_bucket_megabytes"
-_ASSERTS_SINCE: Version = (0, 7, 1)
-_ASSERTS_UNTIL: Version = (0, 8)
-"""Versions whose sender of weights to vLLM asserts that each tensor fits into its bucket.
-
-Source: verl-project/verl, verl/workers/rollout/vllm_rollout/bucketed_weight_transfer.py, v0.7.1.
-"""
 _BUCKET_MIB = 2048  # The default
 _BUCKET_STEP = 256
 _MIB = 1 << 20
-_CONTEXT = f"{ROLLOUT}.max_model_len"
-_CONTEXT_OF_MODEL: Version = (0, 7)  # From it on engines accept texts as long as the model's
-_CONTEXT_KEY: Version = (0, 7, 1)  # From it on the key shortens them
 _USUAL_POSITIONS = 131_072
 _CACHE_PART = 0.8  # Of the memory beside an engine's weights, at least
 _LONGER_CONTEXT = f"{MODEL}.override_config.max_position_embeddings"
@@ -125,7 +108,7 @@ def sizing_and_saved(asked: RecipeInput, given: Mapping[str, str]) -> tuple[Sizi
 def _sizing(asked: RecipeInput, given: Mapping[str, str], saved: str) -> Sizing:
     kept = asked.basis.kept
     adapters = trains_adapters(asked, given)
-    layouts = tuple(layout for layout in VERL if _is_shardable(asked, given, layout))
+    layouts = tuple(layout for layout in LAYOUTS if _is_shardable(asked, given, layout))
     load = Workload(
         layouts=layouts,
         nodes=equal_nodes(asked.nodes, given) if {NODES, GPUS} & set(given) else (),
@@ -203,21 +186,6 @@ def check_sequences(asked: RecipeInput, given: Mapping[str, str]) -> None:
             raise MisfitError(f"AGENT_JOB_ARGS: {key}={size}: {why}")
 
 
-def sequence_rows(asked: RecipeInput, sizing: Sizing) -> Iterable[Row]:
-    """Return over how many GPUs a sample's tokens are divided, where they are."""
-    if sizing.fit is None or sizing.fit.sequence == 1:
-        return
-    size = sizing.fit.sequence
-    why = sizing.why["sequence"]
-    in_config = asked.version >= _IN_FSDP_CONFIG
-    name = "ulysses_sequence_parallel_size"
-    yield f"{ACTOR}.fsdp_config.{name}" if in_config else f"{ACTOR}.{name}", size, why
-    if in_config:
-        yield f"{REF}.fsdp_config.{name}", size, "as the actor"
-    if asked.recipe == "verl-ppo":
-        yield f"critic.fsdp.{name}" if in_config else f"critic.{name}", size, "as the actor"
-
-
 def strategy_of(asked: RecipeInput, given: Mapping[str, str], layout: Layout) -> str:
     """Return which FSDP shards the actor."""
     if layout.name == VERL_CPU.name:
@@ -232,8 +200,8 @@ def strategy_of(asked: RecipeInput, given: Mapping[str, str], layout: Layout) ->
 def keeps_engines(asked: RecipeInput, *, adapters: bool) -> bool:
     """Return whether sleeping engines keep their weights in the nodes' memory."""
     if asked.rollout == "sglang":
-        return asked.version >= _SGLANG_BACKUP
-    return adapters or asked.version < _DEEP_SLEEP
+        return VERL.has("sglang_keeps_weights_asleep", asked.version)
+    return adapters or not VERL.has("engines_drop_weights_asleep", asked.version)
 
 
 def _beside_a_critic(load: Workload) -> Workload:
@@ -256,34 +224,36 @@ def has_reference(asked: RecipeInput, given: Mapping[str, str]) -> bool:
     return "true" in {by_loss.lower(), given.get(KL_IN_REWARD, in_reward).lower()}
 
 
-def memory_rows(asked: RecipeInput, given: Mapping[str, str], sizing: Sizing) -> Iterable[Row]:
-    """Return the settings of the layout, and of the engines' share of a GPU."""
-    yield SHARE, f"{sizing.share:g}", sizing.why["share"]
-    if needs_fsdp2(asked, given) and strategy_of(asked, given, sizing.layout) == "fsdp2":
-        yield STRATEGY, "fsdp2", "with FSDP 1 this verl finds no adapters of a layer"
-    critic = "critic.fsdp" if asked.version >= (0, 8) else "critic.model.fsdp_config"
-    for part, sharding in ((ACTOR, f"{ACTOR}.fsdp_config"), ("critic", critic)):
-        if part == "critic" and asked.recipe == "verl-grpo":
-            continue
-        if sizing.layout.name == VERL_OFFLOAD.name:
-            yield f"{sharding}.param_offload", "True", sizing.why["layout"]
-            yield f"{sharding}.optimizer_offload", "True", sizing.why["layout"]
-        elif sizing.layout.name == VERL_CPU.name:
-            yield f"{part}.strategy", "fsdp2", "it alone trains with offloaded states"
-            yield f"{sharding}.offload_policy", "True", sizing.why["layout"]
-        if sizing.within_nodes:
-            yield f"{sharding}.fsdp_size", fsdp_size(asked, sizing), sizing.why["within_nodes"]
+def fsdp_facts(
+    asked: RecipeInput, given: Mapping[str, str], sizing: Sizing, *, saved: str, shards: int
+) -> Facts:
+    """Return the facts for verl's table of what FSDP shards, over so many GPUs, and saves."""
+    layout = sizing.layout.name
+    on_cpu = layout == VERL_CPU.name
+    sequence = sizing.fit.sequence if sizing.fit else 1
+    why_shards = WHY_SHARDS if asked.lora_rank is None else WHY_ADAPTER_SHARDS
+    strategy = strategy_of(asked, given, sizing.layout)
+    return {
+        "saved": saved,
+        "why_saved": "with an HF model" if WHOLE_MODEL in saved else why_shards,
+        "offloads": layout == VERL_OFFLOAD.name,
+        "on_cpu": on_cpu,
+        "gathers_by_layer": not on_cpu and gathers_by_layer(asked, shards),
+        "needs_fsdp2": needs_fsdp2(asked, given) and strategy == "fsdp2",
+        "within_nodes": sizing.within_nodes,
+        "fsdp_size": fsdp_size(asked, sizing),
+        "divides_texts": sequence > 1,
+        "sequence": sequence,
+    }
 
 
-def bucket_rows(
-    asked: RecipeInput, given: Mapping[str, str], *, megatron: bool = False
-) -> Iterable[Row]:
-    """Return the size of the buffer in which vLLM gets weights, where the default is too small.
+def bucket_of(asked: RecipeInput, given: Mapping[str, str], *, megatron: bool) -> tuple[int, str]:
+    """Return the MiB of the buffer in which vLLM gets weights, and why; 0 if the default suffices.
 
     FSDP's workers send tensors as transformers has them, Megatron's as the checkpoint has them.
     """
-    if asked.rollout != "vllm" or not _ASSERTS_SINCE <= asked.version < _ASSERTS_UNTIL:
-        return
+    if asked.rollout != "vllm" or not VERL.has("tensors_must_fit_bucket", asked.version):
+        return 0, ""
 
     # How large is the largest tensor, and each of its values?
     model = asked.basis.model
@@ -300,7 +270,7 @@ def bucket_rows(
     each = WEIGHT if is_half else _FULL
     needed = largest * each / _MIB
     if needed <= _BUCKET_MIB and _BUCKET not in given:
-        return
+        return 0, ""
 
     # The user's own bucket wins, unless verl would end at the first weight sync.
     ends = f"verl {version_text(asked.version)} ends where a tensor exceeds its bucket"
@@ -309,22 +279,24 @@ def bucket_rows(
     is_exact = model is not None and model.largest
     if bucket is not None and bucket < needed and is_exact:
         raise MisfitError(f"AGENT_JOB_ARGS: {_BUCKET}={bucket} is too small: {reason}")
-    yield _BUCKET, ceil(needed / _BUCKET_STEP) * _BUCKET_STEP, reason
+    return ceil(needed / _BUCKET_STEP) * _BUCKET_STEP, reason
 
 
-def context_rows(asked: RecipeInput, given: Mapping[str, str], sizing: Sizing) -> Iterable[Row]:
+def context_facts(given: Mapping[str, str], sizing: Sizing) -> Facts:
     """Return the longest text of vLLM's engines, where their cache lacks room for the model's.
 
     vLLM does not start unless its cache holds one text of that length.
     """
     fit = sizing.fit
-    if asked.rollout != "vllm" or asked.version < _CONTEXT_KEY or fit is None:
-        return
+    positions = 0 if fit is None else fit.model.positions or _USUAL_POSITIONS
     longest = longest_sample(given)
-    positions = fit.model.positions or _USUAL_POSITIONS
-    if longest < positions and _CACHE_PART * fit.cache(sizing.share) < positions:
-        why = f"vLLM does not start without a cache for one text of the model's {positions} tokens"
-        yield _CONTEXT, longest, f"prompt and answer; {why}"
+    return {
+        "longest": longest,
+        "positions": positions,
+        "cache_lacks_room": fit is not None
+        and longest < positions
+        and _CACHE_PART * fit.cache(sizing.share) < positions,
+    }
 
 
 def check_context(asked: RecipeInput, given: Mapping[str, str]) -> Iterable[str]:
@@ -333,7 +305,7 @@ def check_context(asked: RecipeInput, given: Mapping[str, str]) -> Iterable[str]
     longest = longest_sample(given)
     if model is None or _LONGER_CONTEXT in given:
         return
-    if asked.version < _CONTEXT_OF_MODEL:
+    if not VERL.has("engines_accept_texts_of_model", asked.version):
         check_positions(asked, longest, f"lower {PROMPT} or {ANSWER}")
     elif 0 < model.positions < longest:
         what = f"answers end at the model's {model.positions} positions (config.json)"

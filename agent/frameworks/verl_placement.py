@@ -12,7 +12,6 @@ from agent.frameworks.arguments import whole
 from agent.frameworks.recipe import (
     GpuGroups,
     MisfitError,
-    Version,
     check_cpus,
     check_multiple,
     engines_misfit,
@@ -110,19 +109,19 @@ def batches(
 class Placement(Value):
     """The processes of verl on the nodes, and the CPUs that they take."""
 
-    version: Version
     groups: GpuGroups
     tensor_parallel: int
-    has_servers: bool = True  # Whether each engine is a process, as in asynchronous rollouts
+    cpus_of_gpu: int = 1  # The processes of each GPU that take a CPU
+    has_servers: bool = False  # Whether each engine is a process that takes a CPU of its own
+    has_stores: bool = False  # Whether there are TransferQueue's processes
 
     def needs(self, node: NodeSize, nodes: tuple[NodeSize, ...], stores: int) -> int:
         """Return the CPUs that a node needs beside so many stores of TransferQueue in all."""
         groups_here = min(node.gpus // self.groups.gpus, self.groups.count)
-        needs = groups_here * self.groups.gpus * (3 if self.version >= (0, 7) else 1)
-        if self.has_servers and self.version < (0, 7, 1):
-            # up to 0.7.0 each engine's server takes a CPU on its node, beside the groups
+        needs = groups_here * self.groups.gpus * self.cpus_of_gpu
+        if self.has_servers:
             needs += groups_here * max(1, self.groups.gpus // self.tensor_parallel)
-        if self.version >= (0, 9):
+        if self.has_stores:
             needs += -(-stores // len(nodes))
         # The main process and TransferQueue's controller need no GPU: Ray places them on nodes
         # without one, if any of those has CPUs.

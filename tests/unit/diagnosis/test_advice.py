@@ -23,7 +23,7 @@ from agent.diagnosis.training_rules import NAMES, RULES
 from agent.frameworks import all_frameworks
 from agent.frameworks.openrlhf import STEPS as OPENRLHF
 from agent.frameworks.trl import FRAMEWORK as TRL
-from agent.frameworks.verl import STEPS as VERL
+from agent.frameworks.verl import FRAMEWORK as VERL
 from agent.port.glance import glance_of
 from agent.port.status_model import AdviceStatus
 from agent.port.user_notices import Noticed, notices_of
@@ -357,7 +357,8 @@ def test_the_documentation_has_all_thresholds() -> None:
 def test_the_documentation_has_the_names_of_the_metrics() -> None:
     """Those of each framework with a recipe."""
     assert TRL.steps is not None
-    frameworks = (VERL, OPENRLHF, TRL.steps)
+    assert VERL.steps is not None
+    frameworks = (VERL.steps, OPENRLHF, TRL.steps)
     for meaning, name in NAMES.items():
         cells = [
             ", ".join(f"`{key}`" for key in known.meaning.names(meaning)) for known in frameworks

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from agent.bundled.trl_grpo import last_checkpoint
 from agent.checks.finding import Level
-from agent.frameworks.verl import TRACKER
+from agent.frameworks.verl import FRAMEWORK
 from agent.job.checkpoints import (
     CHECKPOINT_FILE,
     CheckpointOwner,
@@ -146,7 +146,7 @@ def test_what_it_resumes_from(
         (tmp_path / name / "inside").mkdir(parents=True)
         (tmp_path / name / "trainer_state.json").write_text("{}")
     if tracked:
-        (tmp_path / TRACKER).write_text(tracked)
+        (tmp_path / FRAMEWORK.checkpoints.tracker).write_text(tracked)
     found = resumes_from(read_checkpoints(str(tmp_path)), framework)
     assert found.endswith(step)
     assert bool(found) == bool(step)
@@ -170,7 +170,7 @@ def test_verl_would_begin_anew_without_its_note(tmp_path: Path) -> None:
     (tmp_path / "global_step_40").mkdir()
     why = why_unusable(read_checkpoints(str(tmp_path)), OURS)
     assert "begins at step 0" in why
-    assert TRACKER in why
+    assert FRAMEWORK.checkpoints.tracker in why
     assert why_unusable(read_checkpoints(str(tmp_path)), replace(OURS, framework="openrlhf")) == ""
     assert write_mark(str(tmp_path), OURS) == ""  # in that case verl's own save was interrupted
     own = read_checkpoints(str(tmp_path))

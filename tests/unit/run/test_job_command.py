@@ -20,7 +20,7 @@ from agent.checks.job_needs import INPUTS, recipe_findings
 from agent.decisions.head import head_state as h
 from agent.decisions.head.fleet import RayNode
 from agent.frameworks.recipe import JobBasis
-from agent.frameworks.verl import TRACKER
+from agent.frameworks.verl import FRAMEWORK
 from agent.job.checkpoints import CHECKPOINT_FILE, CheckpointOwner
 from agent.job.services import Placeholders
 from agent.node.facts import Facts, Framework, Mount
@@ -201,7 +201,7 @@ def test_checkpoints_that_are_there(
         assert write_mark(str(tmp_path), mark) == ""
     if steps:
         (tmp_path / "global_step_40").mkdir()
-        (tmp_path / TRACKER).write_text("40")
+        (tmp_path / FRAMEWORK.checkpoints.tracker).write_text("40")
     found = made(plan(tmp_path))
     if said:
         assert isinstance(found, Outcome)
@@ -216,7 +216,7 @@ def test_a_further_attempt_without_a_node_is_a_loss(tmp_path: Path) -> None:
     """With fewer nodes it cannot resume, but another run may: 75."""
     assert write_mark(str(tmp_path), replace(OURS, world_size=24)) == ""
     (tmp_path / "global_step_40").mkdir()
-    (tmp_path / TRACKER).write_text("40")
+    (tmp_path / FRAMEWORK.checkpoints.tracker).write_text("40")
     found = made(plan(tmp_path), attempt=2)
     assert isinstance(found, Outcome)
     assert (found.kind, found.exit_code) == (Kind.LOST, 75)
@@ -357,7 +357,7 @@ def test_a_run_keeps_the_format_of_its_checkpoints(tmp_path: Path) -> None:
     written = json.loads((tmp_path / CHECKPOINT_FILE).read_text())["settings"]
     assert written[key] == "8"
     (tmp_path / "global_step_40").mkdir()
-    (tmp_path / TRACKER).write_text("40")
+    (tmp_path / FRAMEWORK.checkpoints.tracker).write_text("40")
     again = made(of(), many)
     assert f"{key}=8" in words(again)
     assert (

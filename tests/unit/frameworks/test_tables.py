@@ -1,0 +1,201 @@
+"""The tables of frameworks: every row is in a command, and what is misspelled is refused."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from itertools import product
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from agent.frameworks import search_r1, table, verl
+from agent.frameworks.recipe import JobBasis, MisfitError, NodeSize, RecipeInput
+from agent.frameworks.search_r1 import SEARCH_R1
+from agent.frameworks.table import FrameworkTable, is_in, read_table
+from agent.frameworks.verl_keys import VERL
+from support.model_shapes import QWEN2_5_7B, QWEN2_5_32B, QWEN3_30B, shape
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from agent.frameworks.recipe import ModelShape
+
+FOLDER = Path(table.__file__).parent
+GIB = 1 << 30
+LARGE = shape(
+    hidden_size=8192,
+    num_hidden_layers=81,
+    num_attention_heads=64,
+    num_key_value_heads=8,
+    intermediate_size=29568,
+    vocab_size=152_064,
+)
+LARGE_WITH_EXPERTS = shape(
+    hidden_size=4096,
+    num_hidden_layers=94,
+    num_attention_heads=64,
+    num_key_value_heads=4,
+    head_dim=128,
+    intermediate_size=12288,
+    moe_intermediate_size=1536,
+    num_experts=128,
+    num_experts_per_tok=8,
+    vocab_size=151_936,
+)
+Nodes = tuple[NodeSize, ...]
+NODES: tuple[tuple[ModelShape | None, Nodes], ...] = (
+    (None, (NodeSize(8),)),
+    (QWEN2_5_7B, (NodeSize(8, 128, 2000 * GIB, 80),)),
+    (QWEN2_5_7B, (NodeSize(1, 64, 500 * GIB, 40),)),
+    (QWEN2_5_7B, (NodeSize(8, 28, 500 * GIB, 80),) * 2),
+    (QWEN3_30B, (NodeSize(8, 128, 2000 * GIB, 80),) * 2),
+    (QWEN2_5_32B, (NodeSize(8, 128, 2000 * GIB, 80),) * 4),
+    (LARGE, (NodeSize(8, 128, 2000 * GIB, 80),) * 8),
+    (LARGE, (NodeSize(8, 128, 4000 * GIB, 80),) * 3),
+    (LARGE_WITH_EXPERTS, (NodeSize(8, 128, 4000 * GIB, 96),) * 4),
+    (LARGE_WITH_EXPERTS, (NodeSize(8, 128, 4000 * GIB, 96),) * 16),
+)
+USUAL: dict[str, Any] = {}
+WAYS_OF_VERL: tuple[dict[str, Any], ...] = (
+    USUAL,
+    {"scores": True, "eval_data": "/data/eval.parquet"},
+    {"reward_model": "org/rm", "wandb": True},
+    {"model": "org/model-VL"},
+    {"model": "org/model-VL", "lora_rank": 64},
+    {"lora_rank": 64},
+    {"lora_rank": 64, "rollout": "sglang"},
+    {"args": ("data.max_response_length=30000",)},
+    {"args": ("critic.ppo_micro_batch_size=64", "actor_rollout_ref.actor.ppo_micro_batch_size=64")},
+    {
+        "args": (
+            "actor_rollout_ref.rollout.log_prob_micro_batch_size=64",
+            "actor_rollout_ref.ref.log_prob_micro_batch_size=64",
+        )
+    },
+)
+WITH_MEGATRON = tuple(
+    {**way, "backend": "megatron", "args": args}
+    for way, args in product(
+        WAYS_OF_VERL[:7],
+        (
+            (),
+            ("actor_rollout_ref.actor.megatron.context_parallel_size=2",),
+            ("actor_rollout_ref.actor.megatron.pipeline_model_parallel_size=2",),
+        ),
+    )
+)
+CASES: tuple[tuple[ModuleType, FrameworkTable, tuple[dict[str, Any], ...]], ...] = (
+    (verl, VERL, (*WAYS_OF_VERL, *WITH_MEGATRON)),
+    (search_r1, SEARCH_R1, (USUAL, {"eval_data": "/data/eval.parquet"})),
+)
+
+
+@cache
+def settings_of(module: ModuleType) -> frozenset[tuple[str, str]]:
+    """Return each argument that the recipes of a framework make, with its reason."""
+    ways = next(ways for one, _, ways in CASES if one is module)
+    found: set[tuple[str, str]] = set()
+    for recipe, version in product(module.PRESETS, module.VERSIONS or ((),)):
+        for (model, nodes), way, link in product(NODES, ways, (None, 9e8)):
+            asked = {"model": "org/model", **way}
+            basis = JobBasis(model=model, link=link)
+            try:
+                made = module.make(
+                    RecipeInput(
+                        recipe=recipe,
+                        nodes=nodes,
+                        version=version,
+                        train_data="/data/train.parquet",
+                        checkpoints="/volume",
+                        basis=basis,
+                        **asked,
+                    )
+                )
+            except MisfitError:
+                continue
+            for word in made.argv:
+                key, _, value = word.partition("=")
+                why = made.why.get(key.removeprefix("+"), "")
+                found.add((f"{key}={value}", why))
+    return frozenset(found)
+
+
+def pattern_of(text: str) -> str:
+    """Return the expression for a text of a table with any quantities."""
+    return re.sub(r"\\\{\w+\\\}", "(?s:.*)", re.escape(text))
+
+
+@pytest.mark.parametrize(("module", "known"), [case[:2] for case in CASES], ids=["verl", "search"])
+def test_every_row_is_in_a_command(module: ModuleType, known: FrameworkTable) -> None:
+    """No row waits for conditions that never hold, and each name in braces is a fact."""
+    found = settings_of(module)
+    missing = []
+    for group in known.settings:
+        versions = [one for one in known.versions or ((),) if is_in(one, group.versions)]
+        for key, (value, why) in group.rows.items():
+            names = {known.spelled(key, version) for version in versions}
+            spelled = [re.compile(pattern_of(f"{name}={value}")) for name in names]
+            reason = re.compile(pattern_of(why))
+            if not any(
+                reason.fullmatch(said) and any(one.fullmatch(word) for one in spelled)
+                for word, said in found
+            ):
+                missing.append((group.when, group.versions, key, why))
+    assert missing == []
+
+
+def test_the_code_asks_for_every_change() -> None:
+    """A change with a version that no module asks for would have no effect."""
+    code = "".join(path.read_text(encoding="utf-8") for path in FOLDER.glob("*.py"))
+    assert [name for name in VERL.changes if f'"{name}"' not in code] == []
+    for versions in VERL.changes.values():
+        assert len({is_in(version, versions) for version in ((0, 5, 0), *VERL.versions)}) == 2
+
+
+@pytest.mark.parametrize(
+    ("versions", "inside"),
+    [
+        ("", [True, True, True]),
+        ("all", [True, True, True]),
+        (">=0.7", [False, True, True]),
+        ("<0.7.1", [True, True, False]),
+        (">=0.7,<0.7.1", [False, True, False]),
+    ],
+)
+def test_ranges_of_versions(versions: str, inside: list[bool]) -> None:
+    """They are written as pip does; 0.7 begins with its first patch."""
+    assert [is_in(one, versions) for one in ((0, 6, 1), (0, 7, 0), (0, 7, 1))] == inside
+
+
+@pytest.mark.parametrize("versions", ["0.7", ">0.7", ">=0.7 <0.8", ">=x"])
+def test_what_is_no_range_is_refused(versions: str) -> None:
+    """A misspelled range is never taken for all versions."""
+    with pytest.raises(ValueError, match="no range of versions"):
+        is_in((0, 7, 0), versions)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("[changes]", "[chnages]"),
+        ("is_sized_by_links", "is_sized"),
+        ("prefix = ", "prefixes = "),
+        ('shows = "step"', 'show = "step"'),
+        ("reward = [", "rewards = ["),
+        ('image = "', 'images = "'),
+        ('refused = "0.9"', 'refusd = "0.9"'),
+        ('"algorithm.adv_estimator" = ["grpo"', '"algorithm.adv_estimator" = [1'),
+    ],
+)
+def test_a_misspelled_field_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, old: str, new: str
+) -> None:
+    """A field that no part of a table has is no silent default."""
+    text = (FOLDER / "verl.toml").read_text(encoding="utf-8")
+    assert old in text
+    (tmp_path / "verl.toml").write_text(text.replace(old, new, 1), encoding="utf-8")
+    monkeypatch.setattr(table, "__file__", str(tmp_path / "table.py"))
+    with pytest.raises(ValueError, match=r"unknown field|Expected"):
+        read_table("verl")
