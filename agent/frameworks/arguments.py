@@ -136,9 +136,9 @@ class Arguments:
         if why:
             self._why[name] = why
 
-    def add_all(self, table: Iterable[tuple[str, str, str]]) -> None:
+    def add_all(self, rows: Iterable[Row]) -> None:
         """Set the rows of a table: flag, value ('' for a switch) and reason."""
-        for flag, value, why in table:
+        for flag, value, why in rows:
             self.add(flag, *([value] if value else []), why=why)
 
     def supports(self, flag: str) -> bool:

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from agent.frameworks.arguments import Arguments, check_keys, rows_for
-from agent.frameworks.framework import CheckpointFormat, FrameworkInfo, Preset
+from agent.frameworks.layouts import OPENRLHF as LAYOUTS
 from agent.frameworks.layouts import (
-    OPENRLHF,
     ZERO2,
     ZERO2_SLEEP,
     ZERO3,
@@ -39,107 +38,21 @@ from agent.frameworks.recipe import (
     version_text,
 )
 from agent.frameworks.sizing import Host, Workload, engine_sizes, sizing_for
-from agent.frameworks.step_format import STEP, KeyMeaning, LineFormat, StepFormat, bar
-from agent.node.facts import Package
+from agent.frameworks.table import read_table
 
 if TYPE_CHECKING:
     from agent.frameworks.layouts import Layout
     from agent.frameworks.recipe import NodeSize, RecipeInput, Version
     from agent.frameworks.sizing import Sizing
 
-STEPS = StepFormat(
-    lines=(
-        LineFormat(
-            "step", "Global step ", rf"\bGlobal step (?P<step>{STEP}): (?=\{{)", notation="dict"
-        ),
-        LineFormat("evaluation", "Evaluation start time"),
-        LineFormat("evaluation", "Starting async evaluation"),
-        LineFormat(
-            "values",
-            "Evaluation completed in ",
-            rf"global_step (?P<step>{STEP}), eval_metrics: (?=\{{)",
-            notation="dict",
-        ),
-        LineFormat(
-            "values", "Eval at step ", rf"Eval at step (?P<step>{STEP}): (?=\{{)", notation="dict"
-        ),
-        LineFormat("checkpoint", "[Torch] Checkpoint "),
-        # SFT, reward models and DPO: bars, one for each epoch.
-        bar(r"Train step of epoch (?P<epoch>\d{1,6})"),
-        LineFormat(
-            "total", "%|", r"Train epoch: {1,4}\d{1,3}%\|[^|]{0,500}\| \d{1,6}/(?P<epochs>\d{1,6}) "
-        ),
-        LineFormat("evaluation", "%|", r"Eval stage of (?:global_step|steps) \d"),
-    ),
-    meaning=KeyMeaning(
-        reward=("rollout/reward_mean", "reward"),
-        kl=("kl", "ppo_kl"),
-        response_length=("response_length", "rollout/response_length_mean"),
-        clipped=("rollout/truncated_rate",),
-        entropy=("entropy_loss",),
-        gradient_norm=("actor_grad_norm", "grad_norm"),
-        step_seconds=("timing/step_total",),
-        validation=("eval_*_pass1",),
-        kept_groups=("dynamic_filtering_pass_rate",),
-        group_spread=("group_reward_std",),
-        clip_fraction=("ppo_clip_ratio",),
-        rollout_kl=("vllm_kl",),
-    ),
-    of_evaluation=("eval_",),
-    shown=(
-        *("rollout/reward_mean", "reward", "group_reward_std", "kl", "ppo_kl", "ppo_clip_ratio"),
-        *("policy_loss", "entropy_loss", "actor_grad_norm", "response_length"),
-        *("rollout/response_length_mean", "rollout/truncated_rate", "timing/step_total", "eval_*"),
-        *("loss_mean", "gpt_loss", "loss", "grad_norm", "lr"),
-    ),
-)
-"""The lines of its PPO trainer, and the bars of its other trainers."""
-FRAMEWORK = FrameworkInfo(
-    package=Package("openrlhf", "openrlhf", version_files=("version.txt",)),
-    checkpoints=CheckpointFormat(
-        prefix="global_step",
-        can_reshard=False,  # DeepSpeed's ZeRO refuses another world size
-    ),
-    steps=STEPS,
-    is_sized_by_links=True,
-    settings=(
-        ("gpu_memory_utilization", "--vllm.gpu_memory_utilization"),
-        ("max_model_len", "--data.max_len"),
-    ),
-)
-VERSIONS: tuple[Version, ...] = ((0, 8, 11), (0, 9, 10), (0, 10, 4), (0, 11, 2))
-ABOUT = "GRPO or PPO with vLLM engines on the training GPUs, over Ray"
-
-PRESET = Preset(
-    about="GRPO with OpenRLHF",
-    image="nvcr.io/nvidia/pytorch:25.11-py3",
-    install=(
-        # these conflict
-        "pip uninstall --quiet --yes xgboost transformer_engine flash_attn pynvml",
-        "pip install --quiet 'openrlhf[vllm]==0.11.2'",
-    ),
-    model="Qwen/Qwen2.5-7B-Instruct",
-    train="zhuzilin/dapo-math-17k",
-    data_args=("--data.input_key prompt",),
-    imports="openrlhf",
-    args=(
-        "--data.apply_chat_template",
-        "--data.max_len 8192",
-        "--rollout.max_new_tokens 6144",
-        "--actor.adam.lr 5e-7",
-        "--algo.kl.init_coef 1e-3",
-        "--ckpt.save_hf",
-    ),
-)
-PRESETS = {
-    "openrlhf-grpo": PRESET,
-    "openrlhf-ppo": replace(PRESET, about="PPO with OpenRLHF"),
-}
+OPENRLHF = read_table("openrlhf")
+FRAMEWORK = OPENRLHF.framework
+VERSIONS = OPENRLHF.versions
+ABOUT = OPENRLHF.about
+PRESETS = OPENRLHF.presets
 
 SAME_GPUS = "checkpoints can be resumed with the same number of GPUs only (ZeRO)"
 LEAST = "takes the least memory; batches by tokens or packing fill the GPU"
-_REWARD_TASKS_UNTIL: Version = (0, 9, 1)  # Before it calls of the reward server take a CPU each
-DOTTED: Version = (0, 10, 2)  # The first release whose flags have dots
 _WANDB = "by-WANDB_API_KEY"  # Turns W&B on; wandb reads the key from the environment
 
 _PAIRS = ("train.colocate_actor_ref", "train.colocate_critic_reward")
@@ -171,21 +84,7 @@ Source: OpenRLHF/OpenRLHF, examples/scripts/train_reinforce_baseline_ray_agent_a
 """
 RING = "ds.ring_attn_size"  # The GPUs that divide the tokens of a sample
 _MICRO_BATCHES = ("train.micro_batch_size", "rollout.micro_batch_size")
-LEARNING_RATE = ("actor.adam.lr", "5e-7", "as its scripts; the default is 1e-6")
-NORMALIZED = ("reward.normalize_enable", "", "as its scripts: rewards of one scale")
-GRPO = (
-    ("algo.advantage.estimator", "group_norm", "GRPO"),
-    ("algo.kl.use_loss", "", "GRPO"),
-    ("algo.kl.estimator", "k3", "the estimator for a loss"),
-    ("algo.kl.init_coef", "1e-3", "as its GRPO scripts; the default of 0.01 is PPO's"),
-    LEARNING_RATE,
-)
-PREFIX_CACHING = ("vllm.enable_prefix_caching", "", "answers to one prompt share its cache")
-_ALGORITHM = {
-    "openrlhf-grpo": (*GRPO, PREFIX_CACHING),
-    "openrlhf-ppo": (("algo.advantage.estimator", "gae", "PPO"), LEARNING_RATE, NORMALIZED),
-}
-"""Settings of a recipe that do not depend on the nodes: flag, value ('' for a switch), reason."""
+LEARNING_RATE = "actor.adam.lr"
 
 
 def make(asked: RecipeInput) -> Command:
@@ -193,7 +92,7 @@ def make(asked: RecipeInput) -> Command:
     grpo = asked.recipe == "openrlhf-grpo"
     version = asked.version
     arguments = arguments_of("train_ppo_ray of OpenRLHF", "ppo", asked)
-    check_nodes(asked, reward_tasks=version < _REWARD_TASKS_UNTIL)
+    check_nodes(asked, reward_tasks=OPENRLHF.has("reward_calls_take_a_cpu", version))
 
     # What fits the nodes: layout and engines by memory, then their places, then batches.
     add_lengths(arguments, 1024, 3072)
@@ -207,13 +106,7 @@ def make(asked: RecipeInput) -> Command:
     if grpo and asked.has_vision and asked.has_column("images"):
         _add_images(arguments)
     add_training(arguments, asked, sizing, "actor")
-    arguments.add_all(_ALGORITHM[asked.recipe])
-    why = "as its scripts from 0.9 on: the engine's probabilities differ from the trainer's"
-    if version >= (0, 9) and arguments.supports("algo.advantage.is_correction_enable"):
-        arguments.add("algo.advantage.is_correction_enable", why=why)
-    elif version >= (0, 9):  # 0.11.2 has other names; these do the same
-        arguments.add("algo.advantage.is_correction_level", "token", why=why)
-        arguments.add("algo.advantage.is_correction_mode", "clip", why="as before 0.11.2")
+    arguments.add_all(OPENRLHF.rows(version, kind_of(asked)))
     _add_tokens(arguments, sizing)
 
     # Rewards and checkpoints; then everything is there that takes GPUs.
@@ -224,13 +117,26 @@ def make(asked: RecipeInput) -> Command:
     return command("train_ppo_ray", arguments, asked, sizing, notes)
 
 
+def kind_of(asked: RecipeInput) -> dict[str, bool]:
+    """Return the facts for OpenRLHF's table of what is trained."""
+    kind = asked.recipe.removeprefix("openrlhf-")
+    return {
+        "grpo": kind == "grpo",
+        "ppo": kind == "ppo",
+        "over_ray": kind in {"grpo", "ppo"},
+        "sft": kind == "sft",
+        "dpo": kind == "dpo",
+        "pairs": kind in {"rm", "dpo"},
+    }
+
+
 def command(
     module: str, arguments: Arguments, asked: RecipeInput, sizing: Sizing, notes: tuple[str, ...]
 ) -> Command:
     """Return the command of a program, with the settings that decide its checkpoints' format."""
     # Would adapters train at the rate of full training?
     warnings = list(sizing.warnings)
-    rate = next(flag for flag in (LEARNING_RATE[0], "adam.lr") if arguments.supports(flag))
+    rate = next(flag for flag in (LEARNING_RATE, "adam.lr") if arguments.supports(flag))
     follows_a_script = asked.recipe == "openrlhf-sft" and asked.lora_rank is not None
     if arguments.whole("ds.lora.rank") and not (arguments.given(rate) or follows_a_script):
         default = arguments.word(rate) or "OpenRLHF's default"
@@ -315,7 +221,7 @@ def size_engines(arguments: Arguments, asked: RecipeInput, *, critic: bool) -> S
     trainers = training_groups(arguments, asked)
     in_pairs = any(map(arguments.given, _PAIRS))
     load = Workload(
-        layouts=kept_layouts(asked, OPENRLHF, arguments),
+        layouts=kept_layouts(asked, LAYOUTS, arguments),
         nodes=() if in_pairs else _nodes_of(trainers, asked),
         tokens=longest(arguments),
         sequences=(arguments.count(RING),),
@@ -485,7 +391,7 @@ def flags_of(program: str, version: Version) -> tuple[dict[str, str], dict[str, 
             dotted, _, flat = word.partition("=")
             flat = flat or dotted.rpartition(":")[2].replace(".", "_")
             dotted = dotted.replace(":", ".")
-            spelling[dotted] = flat if version < DOTTED else dotted
+            spelling[dotted] = dotted if OPENRLHF.has("flags_have_dots", version) else flat
             flags[spelling[dotted]] = words
     return flags, spelling
 

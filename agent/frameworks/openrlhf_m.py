@@ -1,8 +1,4 @@
-"""OpenRLHF-M, the fork for vision-language models: GRPO over Ray.
-
-It has no releases: the flags are those of commit 2bf6337 (2025-03), whose version is 0.6.1, and of
-the fork the-laughing-monkey/OpenRLHF-M at 0fcf275, whose scripts for pods the values are from.
-"""
+"""OpenRLHF-M, the fork for vision-language models: GRPO over Ray, by openrlhf_m.toml."""
 
 from __future__ import annotations
 
@@ -12,50 +8,16 @@ from msgspec.structs import replace
 
 from agent.frameworks import openrlhf
 from agent.frameworks.arguments import check_keys
-from agent.frameworks.framework import Preset
-from agent.node.facts import Package
+from agent.frameworks.table import read_table
 
 if TYPE_CHECKING:
-    from agent.frameworks.recipe import Command, RecipeInput, Version
+    from agent.frameworks.recipe import Command, RecipeInput
 
-FRAMEWORK = replace(
-    openrlhf.FRAMEWORK,
-    package=Package("openrlhf-m", "openrlhf", own_file="openrlhf/models/remote_rm"),
-    dialect="openrlhf-m",
-)
-VERSIONS: tuple[Version, ...] = ((0, 6, 1),)
-ABOUT = "GRPO for vision-language models (its pods' fork: the-laughing-monkey/OpenRLHF-M), over Ray"
-
-_DATA = "{data}/mathv60k_message.jsonl"
-PRESETS = {
-    "openrlhf-m-grpo": Preset(
-        about="GRPO with OpenRLHF-M and its own reward server",
-        no_image="OpenRLHF-M in /opt/OpenRLHF-M: examples/images/openrlhf-m.Dockerfile makes one",
-        code="/opt/OpenRLHF-M",
-        model="Qwen/Qwen2.5-VL-3B-Instruct",
-        imports="openrlhf",
-        train=_DATA,
-        prepare=(
-            f"test -e {_DATA} || "
-            "python3 /opt/OpenRLHF-M/examples/scripts/downloaders/download_mathv60k.py "
-            "--root_dir {data}"
-        ),
-        args=(
-            "--max_samples 1000",
-            "--prompt_max_len 4096",
-            "--generate_max_len 8000",
-            "--num_episodes 2",
-            "--actor_learning_rate 5e-7",
-            "--normalize_reward",
-            "--temperature 1.0",
-            "--save_hf_ckpt",
-        ),
-        reward=(
-            "python3 -m openrlhf.models.remote_rm.math_verifier --dataset {train} "
-            "--input_key message --prompt-template chatml"
-        ),
-    )
-}
+OPENRLHF_M = read_table("openrlhf_m")
+FRAMEWORK = OPENRLHF_M.framework
+VERSIONS = OPENRLHF_M.versions
+ABOUT = OPENRLHF_M.about
+PRESETS = OPENRLHF_M.presets
 
 _ON_PODS = {
     "NCCL_SOCKET_FAMILY": "AF_INET",
@@ -69,15 +31,6 @@ The guide names the family NCCL_NET_SOCKET_FAMILY, which NCCL does not read. The
 NCCL_SOCKET_IFNAME.
 """
 _PODS = "runpod"
-
-_SETTINGS = (
-    *openrlhf.GRPO,
-    openrlhf.NORMALIZED,
-    ("vllm.sync_backend", "nccl", ""),
-    ("vllm_sync_with_ray", "", ""),
-    openrlhf.PREFIX_CACHING,
-)
-"""Settings that do not depend on the nodes: flag, value ('' for a switch), reason."""
 
 
 def make(asked: RecipeInput) -> Command:
@@ -98,7 +51,7 @@ def make(asked: RecipeInput) -> Command:
     arguments.add("data.input_key", "message", why="column of the prompt in its data")
     check_keys(arguments, asked, "data.input_key", "data.label_key")
     openrlhf.add_training(arguments, asked, sizing, "actor")
-    arguments.add_all(_SETTINGS)
+    arguments.add_all(OPENRLHF_M.rows(asked.version, {}))
     openrlhf.add_reward(arguments, asked, groups)
     step = openrlhf.rollout_step(arguments, sizing, critic=False)
     openrlhf.add_checkpoints(arguments, asked, 5, step)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from msgspec.structs import replace
-
 from agent.frameworks import openrlhf
 from agent.frameworks.arguments import check_keys
 from agent.frameworks.layouts import OPENRLHF_TRAIN, ZERO3
@@ -15,48 +13,14 @@ from agent.frameworks.sizing import Host, Workload, sizing_for
 
 if TYPE_CHECKING:
     from agent.frameworks.arguments import Arguments
-    from agent.frameworks.recipe import Command, RecipeInput, Version
+    from agent.frameworks.recipe import Command, RecipeInput
 
 FRAMEWORK = openrlhf.FRAMEWORK
 VERSIONS = openrlhf.VERSIONS
 ABOUT = "SFT, a reward model or DPO with DeepSpeed, one process a GPU, by torchrun"
 
-_SFT = replace(
-    openrlhf.PRESET,
-    about="Supervised fine-tuning with OpenRLHF",
-    model="Qwen/Qwen2.5-7B",
-    train="Open-Orca/OpenOrca",
-    args=(),
-    data_args=("--data.input_key question", "--data.output_key response"),
-)
-_REWARD_MODEL = replace(
-    openrlhf.PRESET,
-    about="A reward model with OpenRLHF",
-    train="OpenRLHF/preference_dataset_mixture2_and_safe_pku",
-    args=("--data.apply_chat_template",),
-    data_args=(),
-)
-PRESETS = {
-    "openrlhf-sft": _SFT,
-    "openrlhf-rm": _REWARD_MODEL,
-    "openrlhf-dpo": replace(_REWARD_MODEL, about="DPO with OpenRLHF"),
-}
+PRESETS = openrlhf.PRESETS
 
-_PAIRS = (
-    ("data.chosen_key", "chosen", "column of the better answer"),
-    ("data.rejected_key", "rejected", "column of the worse answer"),
-)
-_SETTINGS = {
-    "openrlhf-sft": (
-        ("data.input_key", "input", "column of the prompt"),
-        ("data.output_key", "output", "column of the answer"),
-        ("train.max_epochs", "1", "as its script; the default is 2"),
-    ),
-    "openrlhf-rm": _PAIRS,
-    "openrlhf-dpo": (*_PAIRS, ("adam.lr", "5e-7", "as its script; the default is 1e-5")),
-}
-"""Columns and what does not depend on the nodes, by recipe: flag, value, reason."""
-_PARAM_DTYPE: Version = (0, 9, 2)  # The release in which --bf16 became --param_dtype
 _IN_PAIRS = {"rm", "dpo"}  # A sample is two answers, in one pass
 _ALL_ROWS = 100_000_000
 _KEYS = ("data.input_key", "data.output_key", "data.chosen_key", "data.rejected_key")
@@ -139,12 +103,12 @@ def _merge_notes(asked: RecipeInput) -> tuple[str, ...]:
     folder = asked.checkpoints
     words = ["python3 -m openrlhf.cli.lora_combiner", f"--model_path {asked.model_path}"]
     words += [f"--lora_path {folder}/model", f"--output_path {folder}/merged"]
-    if asked.version < _PARAM_DTYPE:
+    if not openrlhf.OPENRLHF.has("param_dtype_is_a_flag", asked.version):
         words.append("--bf16")
+    elif not openrlhf.OPENRLHF.has("flags_have_dots", asked.version):
+        words.append("--param_dtype bf16")
     else:
-        words.append(
-            "--param_dtype bf16" if asked.version < openrlhf.DOTTED else "--ds.param_dtype bf16"
-        )
+        words.append("--ds.param_dtype bf16")
     if asked.recipe == "openrlhf-rm":
         words.append("--is_rm")
     return (f"the model of the end has adapters alone; this merges them: `{' '.join(words)}`",)
@@ -153,11 +117,10 @@ def _merge_notes(asked: RecipeInput) -> tuple[str, ...]:
 def _add_columns(arguments: Arguments, asked: RecipeInput) -> None:
     """Name the columns of the data, and apply the chat template unless they hold plain text."""
     columns = asked.columns or {}
-    rows = _SETTINGS[asked.recipe]
+    is_multiturn = arguments.supports("data.multiturn") and arguments.given("data.multiturn")
     whole_chats = "output" not in columns and columns.get("input", False)
-    if whole_chats or (arguments.supports("data.multiturn") and arguments.given("data.multiturn")):
-        rows = tuple(row for row in rows if row[0] != "data.output_key")
-    arguments.add_all(rows)
+    facts = {**openrlhf.kind_of(asked), "has_answers": not (whole_chats or is_multiturn)}
+    arguments.add_all(openrlhf.OPENRLHF.rows(asked.version, facts))
     keys = [key for key in _KEYS if arguments.supports(key)]
     check_keys(arguments, asked, *keys)
     named = [arguments.word(key) for key in keys]

@@ -144,12 +144,17 @@ def read_table(name: str) -> FrameworkTable:
     for recipe, preset in presets.items():
         presets[recipe] = presets.get(preset.pop("like", ""), {}) | preset
 
-    # So are the lines of steps, and a progress bar is written as its description.
-    steps = data["framework"]["steps"]
+    # So are what is known about a fork, and its lines of steps.
+    framework = data["framework"]
+    if "like" in framework:
+        framework = _parsed(framework.pop("like"))["framework"] | framework
+    steps = framework["steps"]
     if "like" in steps:
         steps = _parsed(steps.pop("like"))["framework"]["steps"] | steps
+
+    # A progress bar is written as its description.
     lines = [to_builtins(bar(line["bar"])) if "bar" in line else line for line in steps["lines"]]
-    data["framework"]["steps"] = steps | {"lines": lines}
+    data["framework"] = framework | {"steps": steps | {"lines": lines}}
     return convert(data, FrameworkTable)
 
 

@@ -21,7 +21,7 @@ from agent.diagnosis.advice import (
 )
 from agent.diagnosis.training_rules import NAMES, RULES
 from agent.frameworks import all_frameworks
-from agent.frameworks.openrlhf import STEPS as OPENRLHF
+from agent.frameworks.openrlhf import FRAMEWORK as OPENRLHF
 from agent.frameworks.trl import FRAMEWORK as TRL
 from agent.frameworks.verl import FRAMEWORK as VERL
 from agent.port.glance import glance_of
@@ -358,7 +358,8 @@ def test_the_documentation_has_the_names_of_the_metrics() -> None:
     """Those of each framework with a recipe."""
     assert TRL.steps is not None
     assert VERL.steps is not None
-    frameworks = (VERL.steps, OPENRLHF, TRL.steps)
+    assert OPENRLHF.steps is not None
+    frameworks = (VERL.steps, OPENRLHF.steps, TRL.steps)
     for meaning, name in NAMES.items():
         cells = [
             ", ".join(f"`{key}`" for key in known.meaning.names(meaning)) for known in frameworks

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from agent.frameworks import search_r1, table, verl
+from agent.frameworks import openrlhf, openrlhf_m, openrlhf_train, search_r1, table, verl
 from agent.frameworks.recipe import JobBasis, MisfitError, NodeSize, RecipeInput
 from agent.frameworks.search_r1 import SEARCH_R1
 from agent.frameworks.table import FrameworkTable, is_in, read_table
 from agent.frameworks.verl_keys import VERL
+from agent.settings.jobs import RECIPES
 from support.model_shapes import QWEN2_5_7B, QWEN2_5_32B, QWEN3_30B, shape
 
 if TYPE_CHECKING:
@@ -146,12 +147,41 @@ def test_every_row_is_in_a_command(module: ModuleType, known: FrameworkTable) ->
     assert missing == []
 
 
+def test_every_row_of_openrlhf_is_in_a_command() -> None:
+    """The flags of its tables are set by some recipe in some release, as that spells them."""
+    found: set[str] = set()
+    for module in (openrlhf, openrlhf_m, openrlhf_train):
+        recipes = [
+            known.name for known in RECIPES if f"agent.frameworks.{known.module}" == module.__name__
+        ]
+        for recipe, version in product(recipes, module.VERSIONS):
+            program = {"openrlhf-grpo": "ppo", "openrlhf-m-grpo": "m"}.get(recipe, recipe[9:])
+            spelling = {flag: name for name, flag in openrlhf.flags_of(program, version)[1].items()}
+            made = module.make(
+                RecipeInput(
+                    recipe=recipe,
+                    nodes=(NodeSize(8, 128, 2000 * GIB, 80),) * 2,
+                    version=version,
+                    model="org/model",
+                    train_data="/data/train.parquet",
+                    checkpoints="/volume",
+                    scores=True,
+                )
+            )
+            words = {word[2:] for word in made.argv if word.startswith("--")}
+            found |= {f"{module.VERSIONS} {spelling.get(word, word)}" for word in words}
+    for module, known in ((openrlhf, openrlhf.OPENRLHF), (openrlhf_m, openrlhf_m.OPENRLHF_M)):
+        keys = [key for group in known.settings for key in group.rows]
+        assert [key for key in keys if f"{module.VERSIONS} {key}" not in found] == []
+
+
 def test_the_code_asks_for_every_change() -> None:
     """A change with a version that no module asks for would have no effect."""
     code = "".join(path.read_text(encoding="utf-8") for path in FOLDER.glob("*.py"))
-    assert [name for name in VERL.changes if f'"{name}"' not in code] == []
-    for versions in VERL.changes.values():
-        assert len({is_in(version, versions) for version in ((0, 5, 0), *VERL.versions)}) == 2
+    for known in (VERL, openrlhf.OPENRLHF):
+        assert [name for name in known.changes if f'"{name}"' not in code] == []
+        for versions in known.changes.values():
+            assert len({is_in(version, versions) for version in known.versions}) == 2
 
 
 @pytest.mark.parametrize(

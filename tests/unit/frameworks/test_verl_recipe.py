@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from agent.frameworks import verl
 from agent.frameworks.recipe import (
     Command,
     JobBasis,
@@ -71,12 +70,6 @@ def test_sizes_follow_the_nodes(  # noqa: PLR0913 - columns of a table
     assert command.notes[0] == said
     assert set(command.why) == set(found)
     assert all(command.why.values())
-
-
-def test_supported_versions() -> None:
-    """The newest patch of each minor release, and 0.7.0 and 0.9.0, which have other keys."""
-    older = ((0, 5, 0), (0, 6, 1), (0, 7, 0), (0, 7, 1), (0, 8, 0))
-    assert (*older, (0, 9, 0), (0, 9, 1)) == verl.VERSIONS
 
 
 def test_grpo_and_ppo_differ() -> None:
