@@ -25,7 +25,7 @@ from agent.diagnosis.errors.parsed_error import ErrorKind, LogLevel, ParsedError
 from agent.diagnosis.rows import Row, Weight, explain
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
 _LINES = {ErrorKind.PLAIN, ErrorKind.JSON}
 _NEAR = 60  # lines between the last words of a process and the error of another one
@@ -155,32 +155,37 @@ def first_cause(known: Sequence[Explained]) -> Explained | None:
     if roots:
         return _failed_before(earliest(roots), failed)
     first = earliest(rungs[min(rungs)]) if rungs else None
-    if (
-        first is not None
-        and first.weight is Weight.WEAK
-        and first.candidate.error.kind is ErrorKind.CPP
-    ):
-        native = [
-            one for one in rungs.get(Rung.LOGGED, ()) if is_of_native_code(one.candidate.error)
-        ]
-        before = [one for one in native if one.number < first.number]
-        return earliest(one for one in before if _is_of_burst(one, first)) or first
-    if first is None or first.row is not None:
+    if first is None or (first.row is not None and not _is_vague_crash(first)):
         return first
+    return _printed_with(first, known, rungs) or first
 
-    # No row explains it: what was printed with it may say more.
+
+def _is_vague_crash(known: Explained) -> bool:
+    """Return whether a row only explains that native code crashed, not why."""
+    return known.weight is Weight.WEAK and known.candidate.error.kind is ErrorKind.CPP
+
+
+def _printed_with(
+    first: Explained, known: Sequence[Explained], rungs: Mapping[Rung, list[Explained]]
+) -> Explained | None:
+    """Return what was printed with an error that says little by itself, and says more."""
     burst = [one for one in known if _is_of_burst(one, first)]
+    logged = [one for one in rungs.get(Rung.LOGGED, ()) if one.number < first.number]
+    if first.row is not None:
+        native = [one for one in logged if is_of_native_code(one.candidate.error)]
+        return earliest(one for one in native if one in burst)
     explaining = earliest(one for one in burst if one.row is not None)
-    others = rungs.get(Rung.LOGGED, []) if first.candidate.role is not Role.ORIGINAL else []
-    others = [one for one in others if one.number < first.number]
+    if explaining is not None:
+        return explaining
+
+    # No row explains any of them.
+    others = logged if first.candidate.role is not Role.ORIGINAL else []
     if first.candidate.role is Role.WRAPPER:
         others = [*others, *rungs.get(Rung.LIKELY, ())]
     if first.candidate.error.kind is ErrorKind.CPP:
-        failed = rungs.get(Rung.FAILED, [])
-        others = [
-            one for one in failed if _is_same_process(one, first) and one.number < first.number
-        ]
-    return explaining or earliest(one for one in others if one in burst) or first
+        failed = [one for one in rungs.get(Rung.FAILED, ()) if one.number < first.number]
+        others = [one for one in failed if _is_same_process(one, first)]
+    return earliest(one for one in others if one in burst)
 
 
 def passes_on(known: Explained) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from enum import Enum, IntEnum
-from functools import cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 
 from msgspec.structs import replace
@@ -31,6 +31,7 @@ MOST_SEARCHED = 1_000  # by `only` and `unless`
 MOST_READ = 2_000  # by `reads`
 MOST_AROUND = 4_000  # by `near` and `caller`
 MOST_ASKED = 4_000  # by `asks`
+_MOST_TEXTS = 512  # whose rows are kept
 _LINES_BEFORE = 4  # that may show who uses a library
 _CALLERS = 4  # innermost frames that show who asked
 _CARRIES = re.compile(
@@ -320,16 +321,20 @@ def _is_loud(example: str) -> bool:
     return is_about_an_error(read_line(example).body)
 
 
-def _rows_for(text: str) -> list[Row]:
-    """Return the rows of which a text has a sign, in the order of the table."""
+@lru_cache(maxsize=_MOST_TEXTS)
+def _rows_for(text: str) -> tuple[Row, ...]:
+    """Return the rows of which a text has a sign, in the order of the table.
+
+    It is asked several times about each text: whether a row may match, and which one does.
+    """
     by_word, _ = _signs()
     found: dict[int, Row] = {}
     for word in by_word.keys() & compiled(r"\w+").findall(text):
-        found.update({place: row for place, row, sign in by_word[word] if sign in text})
+        found |= {place: row for place, row, sign in by_word[word] if sign in text}
     for least, entries in _by_least_sign().items():
         if least in text:
-            found.update({place: row for place, row, sign in entries if sign in text})
-    return [found[place] for place in sorted(found)]
+            found |= {place: row for place, row, sign in entries if sign in text}
+    return tuple(found[place] for place in sorted(found))
 
 
 @cache
@@ -345,12 +350,7 @@ def _by_least_sign() -> Mapping[str, Sequence[_Entry]]:
 
 def may_match(text: str) -> bool:
     """Return whether a text has the sign of a row: most texts have none."""
-    for sign in _by_least_sign():  # a loop costs half of any() here
-        if sign in text:
-            return True
-    by_word, _ = _signs()
-    words = by_word.keys() & compiled(r"\w+").findall(text)
-    return any(sign in text for word in words for _, _, sign in by_word[word])
+    return bool(_rows_for(text))
 
 
 def known_signs() -> Signs:

@@ -32,10 +32,6 @@ _HOOK_FAILED = re.compile(
     r"(?:docker: |.{0,80}\bError response from daemon: ).{0,400}\berror running (?:\w+ )?hook\b"
 )
 """The program that ran says why in the next line."""
-_OF_TORCHRUN = re.compile(r"\btorch[./]distributed[./]elastic[./](?:multiprocessing|agent)[./]")
-"""The part of torchrun that starts and ends ranks: what it logs is about their ends."""
-_KILLS = re.compile(r"kill_process_tree called|sigkill_handler\] Killing subprocess")
-"""A program that ends its own processes says so: who was killed shows no fault."""
 _GIVES_REASON = re.compile(r"\[Errno \d{1,3}\] ")
 """The text of an exception that a program prints below its own words about it."""
 _SAYS_WHY = re.compile(r"\b[Rr]eason: \w")
@@ -98,8 +94,7 @@ def role_of(error: ParsedError) -> Role:
     if not error.frames and _NOT_REBUILT.match(error.line):
         is_of_ray = any(_OF_RAY.search(line) for line in error.before[-_NEAR_RAY:])
         return Role.WRAPPER if is_of_ray else role_of_text(error)
-    is_passed_on = has_role("wrapper", error.line)
-    if is_passed_on or _is_own_kill(error) or _is_of_torchrun(error):
+    if has_role("wrapper", error.line):
         return Role.WRAPPER
     if _HOOK_FAILED.match(error.line) and "nvidia-container-cli" not in error.line:
         return Role.WRAPPER
@@ -110,18 +105,6 @@ def role_of(error: ParsedError) -> Role:
     if error.kind is ErrorKind.NCCL:  # one line of several; rows name those that show a cause
         return Role.CONSEQUENCE
     return role_of_text(error)
-
-
-def _is_own_kill(error: ParsedError) -> bool:
-    """Return whether a shell's `Killed` follows a program's own word that it kills."""
-    return error.line.startswith("Killed") and any(_KILLS.search(one) for one in error.before)
-
-
-def _is_of_torchrun(error: ParsedError) -> bool:
-    """Return whether torchrun logged it about its ranks: its own echo of their ends."""
-    if error.kind is not ErrorKind.PLAIN:
-        return False
-    return _OF_TORCHRUN.search(error.printed[:_PLACE_WITHIN]) is not None
 
 
 def _only_reports(error: ParsedError) -> bool:
@@ -178,6 +161,8 @@ class _Judged(NamedTuple):
     main: ParsedError  # the part of its chain that shows most
     role: Role  # of the whole
     shows_end: bool
+    begins: bool  # whether its traceback begins where a program does: nobody has caught it
+    is_uncaught: bool
 
 
 _judged: dict[int, _Judged] = {}
@@ -191,7 +176,10 @@ def _judge(error: ParsedError) -> _Judged:
         if len(_judged) >= _MOST_JUDGED:
             _judged.clear()
         role = min(role_of(part) for part in error.chain())
-        known = _Judged(error, main_error(error), role, shows_an_end(error))
+        main = main_error(error)
+        begins = _begins_a_program(main)
+        is_uncaught = begins or _is_hydras(main)
+        known = _Judged(error, main, role, shows_an_end(error), begins, is_uncaught)
         _judged[id(error)] = known
     return known
 
@@ -203,17 +191,18 @@ def shows_an_end(error: ParsedError) -> bool:
 
 def candidates(logs: Sequence[ParsedLog], clocks_ahead: Sequence[float] = ()) -> list[Candidate]:
     """Return the errors of all logs with their role and standing, their times on one clock."""
-    ends = _Ends(logs)
     announcing = _announcing(logs)
     found = []
     for number, log in enumerate(logs):
         for occurrence in log.occurrences:
-            _, error, role, shows_end = _judge(occurrence.error)
+            judged = _judge(occurrence.error)
+            error = judged.main
+            role = judged.role
             if (number, error.number) in announcing:
                 role = Role.WRAPPER
             if role is Role.ORIGINAL and _only_reports(error):
                 role = Role.CONSEQUENCE
-            standing = _standing(occurrence, error, ends, is_passed_on=shows_end)
+            standing = _standing(occurrence, judged)
             if clocks_ahead and clocks_ahead[number] and error.time is not None:
                 error = replace(error, time=error.time - clocks_ahead[number])
             found.append(
@@ -257,30 +246,16 @@ def is_of_native_code(error: ParsedError) -> bool:
     return _NATIVE_PLACE.search(error.printed[:_PLACE_WITHIN]) is not None
 
 
-class _Ends:
-    """What the logs show about which errors ended a process."""
-
-    def __init__(self, logs: Sequence[ParsedLog]) -> None:
-        self.types: set[str] = set()
-        for log in logs:
-            for occurrence in log.occurrences:
-                for error in occurrence.error.chain():
-                    inner = re.search(r"RayTaskError\((\w{1,80})\)", error.type)
-                    if inner is not None:
-                        self.types.add(inner[1])
-
-
-def _standing(
-    occurrence: Occurrence, error: ParsedError, ends: _Ends, *, is_passed_on: bool
-) -> Standing:
-    if occurrence.is_harmless and not _begins_a_program(error):
+def _standing(occurrence: Occurrence, judged: _Judged) -> Standing:
+    error = judged.main
+    is_passed_on = judged.shows_end
+    if occurrence.is_harmless and not judged.begins:
         return Standing.IGNORED
-    is_uncaught = _begins_a_program(error) or _is_hydras(error)
     if _is_of_a_sandbox(occurrence.error):
         return Standing.QUOTED
     if occurrence.is_quoted and not is_passed_on:
         return Standing.QUOTED
-    is_end = is_uncaught or error.kind is ErrorKind.CPP
+    is_end = judged.is_uncaught or error.kind is ErrorKind.CPP
     is_retried = occurrence.is_retried and not is_end
     if occurrence.steps_after >= STEPS_OF_OTHERS or is_retried:
         return Standing.OVERCOME
@@ -288,9 +263,8 @@ def _standing(
     is_mild = error.level < LogLevel.UNSTATED
     if is_mild or (error.kind is ErrorKind.SLURM and has_role("no end of a step", error.line)):
         return Standing.SURVIVED if goes_on else Standing.OPEN
-    is_linked = is_passed_on or error.name in ends.types
     is_by_form = error.kind in {ErrorKind.KERNEL, ErrorKind.NVRM, ErrorKind.SLURM}
-    if is_linked or is_by_form or is_end or _ARGPARSE.match(error.line):
+    if is_passed_on or is_by_form or is_end or _ARGPARSE.match(error.line):
         return Standing.FATAL
     return Standing.SURVIVED if goes_on else Standing.OPEN
 

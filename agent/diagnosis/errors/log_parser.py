@@ -208,8 +208,8 @@ class LogParser:
 
     def result(self) -> ParsedLog:
         """Return what was read so far."""
-        held = ((process, process.held) for process in self._processes.values())
-        open_ = (self._record(process, error) for process, error in held if error is not None)
+        holding = [process for process in self._processes.values() if process.held is not None]
+        open_ = [self._record(one, one.held) for one in holding if one.held is not None]
         records = sorted(
             (*self._first, *self._last, *open_), key=lambda record: record.error.number
         )
@@ -478,7 +478,7 @@ class LogParser:
         is_plain = form.kind is ErrorKind.PLAIN
         is_weak = form.level <= LogLevel.UNSTATED
         is_unmarked = is_plain and is_weak
-        if is_unmarked and (_is_data(body) or not self._signs.may_match(body)):
+        if is_unmarked and (_is_data(body) or not self._signs.may_match(line.printed)):
             return False
 
         error = self._error(process, line, form.kind)
