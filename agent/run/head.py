@@ -27,7 +27,7 @@ from msgspec.structs import replace
 from agent.base.ends import Kind, Outcome
 from agent.base.text import error_text, shown_path
 from agent.bridge.link import RayLink
-from agent.decisions import head
+from agent.decisions.head import head_decide as head
 from agent.decisions.head import head_state as h
 from agent.decisions.head.service_addresses import known_place
 from agent.decisions.head.service_order import service_address

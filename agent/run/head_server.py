@@ -12,7 +12,7 @@ from msgspec.structs import asdict, replace
 from agent.base import times
 from agent.base.text import listed, map_texts
 from agent.checks.finding import Level, group_findings
-from agent.decisions import head
+from agent.decisions.head import head_decide as head
 from agent.decisions.head import shares
 from agent.decisions.head.boot_waits import service_title
 from agent.decisions.head.fleet import Worker

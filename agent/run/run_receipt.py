@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from agent.decisions import head
+from agent.decisions.head import head_decide as head
 from agent.decisions.head.head_state import HeadPhase
 from agent.decisions.receipt import Meter, RunActivity
 from agent.job.job import prints_steps

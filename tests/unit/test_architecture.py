@@ -271,10 +271,12 @@ def test_what_run_loads_before_ray_starts_is_light() -> None:
 @pytest.mark.parametrize("role", ["head", "worker"])
 def test_what_a_role_loads_until_the_job_starts_is_light(role: str) -> None:
     """Ray boots on the same cores: what only a job's output or an end needs is loaded then."""
-    heavy = (
+    heavy: tuple[str, ...] = (
         *("ray", "grpc", "requests", "rich", "yaml"),
         *("agent.diagnosis.find_cause", "agent.diagnosis.rows", "agent.diagnosis.live_errors"),
     )
+    of_the_head = ("agent.decisions.head.head_decide", "agent.run.head_server", "agent.run.stall")
+    heavy += of_the_head if role == "worker" else ()
     loaded = f"import sys, agent.cli.command_line, agent.run.main as main; main.load_{role}()"
     program = f"{loaded}; print(sorted({{*{heavy!r}}} & sys.modules.keys()))"
     done = subprocess.run(

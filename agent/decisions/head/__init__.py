@@ -1,6 +1,4 @@
-"""The head's decisions as pure functions; start reading at decide.py."""
+"""The head's decisions as pure functions; start reading at head_decide.py.
 
-from agent.decisions.head.boot_waits import pending_waits
-from agent.decisions.head.head_decide import deadline, decide, first_state
-
-__all__ = ["deadline", "decide", "first_state", "pending_waits"]
+Nothing is imported here: workers load the state of the head for its messages, not its decisions.
+"""

@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
     ServiceEvent = v.ServiceReady | v.ServiceWaits | v.ServiceGone
 
+__all__ = ["deadline", "decide", "first_state", "pending_waits"]
+
 _JOINED_TOGETHER = 1.0  # Nodes of a large run that join within this are logged in one line.
 _MAX_OUTAGES = 200
 _MANY_WORKERS = 16  # with so many, nodes that join within a second are logged in one line

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from agent.base import times
-from agent.decisions import head
 from agent.decisions.attempts import JobReport
+from agent.decisions.head import head_decide as head
 from agent.decisions.head import head_state as h
 from agent.decisions.head.fleet import RayNode, Worker
 from agent.decisions.head.head_goal import HeadGoal

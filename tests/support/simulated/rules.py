@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 from msgspec import to_builtins
 
 from agent.base.ends import Kind
-from agent.decisions import head, worker
+from agent.decisions import worker
 from agent.decisions.attempts import is_loss
+from agent.decisions.head import head_decide as head
 from agent.decisions.head import head_state as h
 from agent.decisions.head.head_state import HeadPhase
 from agent.decisions.shared import HERE, StopAsked, Tick

@@ -12,8 +12,8 @@ import anyio
 import pytest
 from msgspec.structs import replace
 
-from agent.decisions import head
 from agent.decisions.attempts import Attempt
+from agent.decisions.head import head_decide as head
 from agent.decisions.head import head_state as h
 from agent.plan import waits as wait_keys
 from agent.record.files import FileLock

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from agent.base.ends import Kind
-from agent.decisions import head
 from agent.decisions.attempts import (
     Attempt,
     AttemptSnapshot,
@@ -22,6 +21,7 @@ from agent.decisions.attempts import (
     pause_after,
     retries_exhausted,
 )
+from agent.decisions.head import head_decide as head
 from agent.decisions.head import head_state as h
 from agent.decisions.head.head_state import HeadPhase
 from agent.decisions.stall import Stalled

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from agent.base.ends import Kind, Outcome
-from agent.decisions import head
+from agent.decisions.head import head_decide as head
 from agent.decisions.head import head_state as h
 from agent.decisions.head.fleet import RayNode
 from agent.decisions.head.head_state import HeadPhase

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from agent.base.ends import shell_code
-from agent.decisions import head
 from agent.decisions.attempts import Attempt, AttemptSnapshot
+from agent.decisions.head import head_decide as head
 from agent.decisions.head import head_state as h
 from agent.decisions.head.head_state import HeadPhase
 from agent.decisions.shared import (

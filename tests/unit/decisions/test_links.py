@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from agent.base import times
 from agent.checks.network import SLOW, slow_links
-from agent.decisions import head
+from agent.decisions.head import head_decide as head
 from agent.decisions.head import head_state as h
 from agent.decisions.head.boot_waits import pending_waits
 from agent.decisions.head.head_state import HeadPhase

@@ -18,8 +18,9 @@ from agent.bundled.all_reduce import parsed, processes, serve_store
 from agent.checks import run_checks
 from agent.checks.finding import Level
 from agent.checks.network import all_reduce_result
-from agent.decisions import head, worker
+from agent.decisions import worker
 from agent.decisions.attempts import Attempt, AttemptSnapshot
+from agent.decisions.head import head_decide as head
 from agent.decisions.head import head_state as h
 from agent.decisions.head.head_state import HeadPhase
 from agent.decisions.shared import (

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from agent.decisions import head
+from agent.decisions.head import head_decide as head
 from agent.decisions.head import head_state as h
 from agent.decisions.shared import ItemReport, Step, StepOver
 from agent.job.services import ON_EVERY, ON_HEAD, PrepareStep, ordered_steps

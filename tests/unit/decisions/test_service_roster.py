@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from agent.decisions import head
+from agent.decisions.head import head_decide as head
 from agent.decisions.head import head_state as h
 from agent.decisions.head.service_order import service_address
 from agent.decisions.shared import HERE, SCORE, Answer, Answered, ItemReport, ServiceReady, Step

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from agent.base import times
-from agent.decisions import head
+from agent.decisions.head import head_decide as head
 from agent.decisions.head import head_state as h
 from agent.decisions.shared import ItemReport, ServiceReady, Step
 from agent.decisions.worker import worker_state as w

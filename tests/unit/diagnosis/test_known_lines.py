@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from agent.decisions import head
+from agent.decisions.head import head_decide as head
 from agent.decisions.head.head_state import JobShares, NodeShare
 from agent.decisions.shared import HERE
 from agent.diagnosis.find_cause import diagnose_logs

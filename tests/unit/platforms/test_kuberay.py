@@ -10,8 +10,8 @@ import yaml
 from msgspec.structs import replace
 
 from agent.base import ends
-from agent.decisions import head
 from agent.decisions.attempts import Attempt, JobReport
+from agent.decisions.head import head_decide as head
 from agent.decisions.head import head_state as h
 from agent.decisions.head.head_decide import first_state
 from agent.decisions.head.head_state import HeadPhase

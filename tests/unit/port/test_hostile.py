@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from agent.checks.finding import Finding, Level
 from agent.cli import doctor_verb
-from agent.decisions import head
+from agent.decisions.head import head_decide as head
 from agent.decisions.head import head_state as h
 from agent.decisions.shared import SAMPLE, Answer, Order, OrderKind, Tick
 from agent.frameworks.recipe import NodeSize

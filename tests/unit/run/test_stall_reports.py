@@ -14,8 +14,8 @@ from msgspec.structs import replace
 
 from agent.bridge.link import RayLink
 from agent.checks.finding import Finding
-from agent.decisions import head
 from agent.decisions.attempts import LostAttempt
+from agent.decisions.head import head_decide as head
 from agent.decisions.head.head_state import HeadPhase
 from agent.decisions.shared import HERE, SAMPLE, SCORE, Answer
 from agent.decisions.stall import CHECKPOINT_GROWS, IDLE, Stalled
