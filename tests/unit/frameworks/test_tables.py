@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from agent.frameworks import openrlhf, openrlhf_m, openrlhf_train, search_r1, table, verl
+from agent.frameworks import openrlhf, openrlhf_m, openrlhf_train, search_r1, table, verl, verl_keys
 from agent.frameworks.recipe import JobBasis, MisfitError, NodeSize, RecipeInput
 from agent.frameworks.search_r1 import SEARCH_R1
 from agent.frameworks.table import FrameworkTable, is_in, read_table
@@ -182,6 +182,15 @@ def test_the_code_asks_for_every_change() -> None:
         assert [name for name in known.changes if f'"{name}"' not in code] == []
         for versions in known.changes.values():
             assert len({is_in(version, versions) for version in known.versions}) == 2
+
+
+def test_the_code_reads_no_key_that_moved() -> None:
+    """A key that the user gives by its new name would not be counted under its old one."""
+    read = {value for value in vars(verl_keys).values() if isinstance(value, str) and "." in value}
+    read -= {verl_keys.__name__, verl_keys.__file__}
+    assert verl_keys.SHARE in read
+    old = [f"{moved.old}." for moved in VERL.moved]
+    assert [key for key in sorted(read) if f"{key}.".startswith(tuple(old))] == []
 
 
 @pytest.mark.parametrize(
