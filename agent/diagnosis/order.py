@@ -205,11 +205,20 @@ def _is_of_burst(one: Explained, first: Explained) -> bool:
         is_crash = error.kind is ErrorKind.CPP and candidate.role is Role.ORIGINAL
         return is_crash and one.number < first.number and not _is_same_process(one, first)
     is_same = _is_same_process(one, first)
+    is_behind = one.number > first.number and error.kind is ErrorKind.PLAIN
+    if is_same and is_behind and _is_uncaught(first):
+        return False  # a script's, which goes on and cleans up
     if error.kind is ErrorKind.SHELL and first.candidate.error.kind is not ErrorKind.SHELL:
         is_before = one.number < first.number and first.candidate.role is not Role.ORIGINAL
         if not is_before or not is_same:
             return False
     return not is_same or abs(candidate.went_on - first.candidate.went_on) <= _FEW
+
+
+def _is_uncaught(known: Explained) -> bool:
+    """Return whether an exception ended its process: that prints no more behind it."""
+    candidate = known.candidate
+    return candidate.standing is Standing.FATAL and candidate.error.kind is ErrorKind.PYTHON
 
 
 def _is_same_process(one: Explained, other: Explained) -> bool:

@@ -918,3 +918,11 @@ def test_an_exception_with_a_reason_is_no_mere_report() -> None:
     header = "2026-11-02-10:00:00 (PID:9, Device:3, RankID:3) ERR02200 DIST call hccl api failed."
     error = "RuntimeError: HCCL function error: hcclCommInit, error code is 4"
     assert cause(f"[ERROR] {header}\n{error}\n{header}\nE39999: Inner Error!\n{why}").line == why
+
+
+def test_what_a_script_says_behind_an_uncaught_exception_explains_it_not() -> None:
+    """The exception's process has ended; before it the same words do."""
+    ended = f"{FRAME.format('<module>')}ValueError: 42"
+    said = "upload failed: ./out to s3://b/out Unable to locate credentials"
+    assert cause(f"{ended}\n{said}").line == "ValueError: 42"
+    assert cause(f"{said}\n{ended}").key == "cloud credentials"
