@@ -63,8 +63,9 @@ class Published(Value):
         if parallel is None:
             return
         for part in _PARTS:
-            # On smaller GPUs less of the optimizer stays there than verl publishes.
-            if part < self.on_cpu or (part == self.on_cpu and load.memory < self.memory):
+            # On smaller GPUs less of the optimizer stays there than verl publishes, if any does.
+            is_less = load.memory < self.memory and part == self.on_cpu < _PARTS[-1]
+            if part < self.on_cpu or is_less:
                 continue
             layout = with_cpu_optimizer(part) if part else OFFLOAD
             yield MegatronFit(load, model, layout, parallel=parallel)

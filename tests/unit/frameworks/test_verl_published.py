@@ -82,6 +82,19 @@ def test_sizes_start_from_published_ones(
     assert any("divided as verl publishes it" in note for note in notes)
 
 
+@pytest.mark.parametrize("memory", [16, 24, 40, 48, 64, 80])
+@pytest.mark.parametrize("model", [QWEN3_30B, WITH_IMAGES, QWEN3_235B, DEEPSEEK])
+@pytest.mark.parametrize("count", [1, 2, 4, 12, 32, 64])
+def test_smaller_gpus_are_divided_or_refused(model: ModelShape, memory: int, count: int) -> None:
+    """No more of the optimizer than all of it can be on the CPUs, on however small GPUs."""
+    said = ""
+    try:
+        made_on(f"{count}x8x{memory}", model)
+    except MisfitError as misfit:
+        said = str(misfit)
+    assert not said or f"{count}×8×{memory} GB: no: " in said
+
+
 def test_a_departure_says_why() -> None:
     """What the GPUs do not divide into is searched by memory, with the reason as a note."""
     found, notes = made_on("6x8x96", QWEN3_235B)
