@@ -59,7 +59,7 @@ _SAYS_AN_END = re.compile(
 _SAYS_NOTHING = re.compile(
     r"\b(?:no|0|without|zero) (?:errors?|failures?|warnings?|failed)\b|\b(?:errors?|failed|fails)"
     r"[=:] ?(?:0\b|none\b|false\b)|\bdeprecat|\b\w*Warning: |\d%\||\bit/s\b|\bs/it\b"
-    r"|^\W*\[WARN(?:ING)?\]|\bwill be ignored\b"
+    r"|^\W*\[WARN(?:ING)?\]|\bwill be ignored\b|^NCCL (?:INFO|TRACE)\b"
     r"|^Error executing job with overrides"
     r"|^\s*(?:usage|options|positional arguments|optional arguments):|^\s{2,}-{1,2}\w"
     r"|^\W*(?:if|when|to fix|note|tip|hint|see|for example|you (?:may|can|might)|consider|try)\b",

@@ -287,7 +287,7 @@ class LogParser:
         """Read a line as part of an error; return False for an ordinary line."""
         body = line.body
         is_header = forms.HEADER in body and forms.HEADER_LINE.match(body) is not None
-        is_anew = is_header and bool(process.frames)  # the one before was cut off
+        is_anew = is_header and bool(process.frames or process.strays)  # the former was cut off
         if process.is_open and not is_anew and self._read_traceback(process, line):
             return True
 

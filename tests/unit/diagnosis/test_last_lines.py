@@ -60,6 +60,7 @@ def test_plain_words_near_the_end_are_quoted(text: str, line: str) -> None:
         "the cache is missing\n" + "loading\n" * 30,
         "WARNING 11-26 20:12:10 [x.py:1] the cache is missing",
         "Cache file not found, falling back to the network",
+        "n1:7:8 [0] NCCL INFO comm 0x26 rank 5 nranks 16 cudaDev 5 busId e1 - Abort COMPLETE",
         "Repo card metadata block was not found. Setting CardData to empty.",
     ],
 )
