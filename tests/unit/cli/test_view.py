@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 WAIT = WaitStatus("workers", "1 of 3 joined", 90.0, following=False)
 NO_WORD = Outcome(Kind.LOST, 75, "no word", remedy="Try again")
-FEW_STEPS = Outcome(Kind.DONE, 0, "warning: 3 of 400 steps")
+FEW_STEPS = Outcome(Kind.DONE, 0, "3 of 400 steps", is_warning=True)
 GSM8K = ItemStatus("gsm8k", "pending", "")
 STEERS = "\x1b[2J\x1b[31mred\x07\n\r\u202eevil\u2028"
 
