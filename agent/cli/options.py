@@ -70,7 +70,9 @@ def whole_numbers(text: str) -> list[int]:
 
 def gigabytes(text: str) -> int:
     """Read the memory of a GPU or a node, with or without GB or GiB."""
-    return whole_number(re.sub(r"(?i)\s*G(?:i?B)?$", "", text.strip()))
+    number = text.strip().upper()
+    unit = next((unit for unit in ("GIB", "GB", "G") if number.endswith(unit)), "")
+    return whole_number(number.removesuffix(unit).rstrip())
 
 
 def model_size(text: str) -> ModelShape:

@@ -478,7 +478,7 @@ class LogParser:
         is_plain = form.kind is ErrorKind.PLAIN
         is_weak = form.level <= LogLevel.UNSTATED
         is_unmarked = is_plain and is_weak
-        if is_unmarked and (_is_data(body) or not self._signs.may_match(line.printed)):
+        if is_unmarked and (_is_data(body) or not self._signs.may_match(body)):
             return False
 
         error = self._error(process, line, form.kind)

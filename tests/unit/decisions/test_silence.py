@@ -181,9 +181,9 @@ def test_a_stall_alone_ends_nothing(history: History, event: h.HeadEvent) -> Non
 def test_a_stall_is_a_loss_where_it_is_to_be_retried() -> None:
     """The decision is saved before the job is stopped; another attempt follows, if one may."""
     trace = Trace(goal(1, retries=1), [*PAIR, (40, replace(STALLED, then="retry"))])
-    saved, stop = trace.actions[-3], trace.actions[-1]
+    *before, stop = trace.actions
     assert stop == h.StopJob("run-1")
-    assert isinstance(saved, h.SaveSnapshot)
+    saved = next(action for action in reversed(before) if isinstance(action, h.SaveSnapshot))
     assert saved.snapshot.end is not None
     assert saved.snapshot.end.reason == f"{QUIET} (AGENT_STALL): {STALLED.suspects}"
     assert saved.snapshot.attempt.stall_key == STALLED.cause_key
