@@ -94,7 +94,11 @@ def parse(before: list[str], command: list[str] | None) -> argparse.Namespace:
         ]
         if unknown:
             _refuse_unknown(verb_parser, given, unknown, has_verb=True)
-    options, unknown = parser.parse_known_args(before)
+    if given is None or misplaced:
+        options, unknown = parser.parse_known_args(before)
+    else:  # arguments and options in any order: init dstack --nodes 2 verl-grpo
+        options = argparse.Namespace(version=False)
+        options, unknown = verb_parser.parse_known_intermixed_args(before[1:], options)
     options.command = command
     if unknown:
         _refuse_unknown(verb_parser, options.verb, unknown, has_verb=given is not None)

@@ -57,6 +57,23 @@ def test_a_usage_error_begins_with_what_is_wrong(
     assert shown.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "init dstack rehearsal --nodes 2 --to",
+        "init dstack --nodes 2 rehearsal --to",
+        "init --nodes 2 --to {folder} dstack rehearsal",
+    ],
+)
+def test_arguments_and_options_in_any_order(line: str, tmp_path: Path) -> None:
+    """An argument behind an option is read as one before it."""
+    words = line.format(folder=tmp_path).split()
+    if words[-1] == "--to":
+        words.append(str(tmp_path))
+    assert main(words) == 0
+    assert "nodes: 2" in (tmp_path / "rehearsal.dstack.yml").read_text()
+
+
 def test_help_of_run_names_variables_placeholders_and_examples(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
