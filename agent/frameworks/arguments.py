@@ -139,7 +139,8 @@ class Arguments:
     def add_all(self, rows: Iterable[Row]) -> None:
         """Set the rows of a table: flag, value ('' for a switch) and reason."""
         for flag, value, why in rows:
-            self.add(flag, *([value] if value else []), why=why)
+            is_switch = not value and self._flags.get(self.name_of(flag), "0") == "0"
+            self.add(flag, *([] if is_switch else [value]), why=why)
 
     def supports(self, flag: str) -> bool:
         """Return whether this version has the flag."""

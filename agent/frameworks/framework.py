@@ -1,4 +1,4 @@
-"""What is known about a framework beside its commands: each recipe's module declares it."""
+"""What is known about a framework beside its commands: each framework's table has it."""
 
 from __future__ import annotations
 

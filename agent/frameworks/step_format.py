@@ -1,6 +1,6 @@
 """How a job prints its steps: kinds of lines as data, and what the names of metrics mean.
 
-Each framework's module declares its own `StepFormat`; `GENERAL` is for any other job. A line is
+Each framework's table has its own `StepFormat`; `GENERAL` is for any other job. A line is
 first searched for the sign of a kind, which most lines lack, then for its expression. Expressions
 have bounded repetitions, so that the time for a line grows with its length only.
 """
@@ -124,13 +124,15 @@ def bar(description: str, rank: int = BAR) -> LineFormat:
     return LineFormat("step", "%|", pattern, notation="equals", rank=rank, begins=True)
 
 
-MEAN_REWARD = LineFormat(
-    "step",
-    " mean reward ",
-    rf"\bstep (?P<step>{STEP})/(?P<of>{STEP}) mean reward (?P<reward>{NUMBER})(?![\w.])",
-    notation="equals",
-)
-"""The line of the rehearsal and of our own trainer for TRL."""
+OWN_LINES = {
+    "mean reward": LineFormat(
+        "step",
+        " mean reward ",
+        rf"\bstep (?P<step>{STEP})/(?P<of>{STEP}) mean reward (?P<reward>{NUMBER})(?![\w.])",
+        notation="equals",
+    )
+}
+"""The line of the rehearsal and of our own trainer for TRL, by its name in their tables."""
 
 
 def _json_with(key: str) -> LineFormat:

@@ -19,7 +19,7 @@ from agent.base.text import parse_toml
 from agent.base.typed import convert
 from agent.base.value import Value
 from agent.frameworks.framework import FrameworkInfo, Preset
-from agent.frameworks.step_format import bar
+from agent.frameworks.step_format import OWN_LINES, bar
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -63,6 +63,7 @@ class Moved(Value, forbid_unknown_fields=True):
 class Group(Value):
     """Settings under the same conditions: the value and the reason of each key."""
 
+    part: str  # Of the command, where one is made in parts; else ''
     when: tuple[str, ...]  # Names of facts; `not x` where x must not be so
     versions: str
     rows: Mapping[str, tuple[str, str]]
@@ -74,7 +75,7 @@ class FrameworkTable(Value, frozen=True, forbid_unknown_fields=True, dict=True):
     about: str
     framework: FrameworkInfo
     presets: Mapping[str, Preset]
-    settings: tuple[Group, ...]
+    settings: tuple[Group, ...] = ()
     releases: tuple[str, ...] = field(name="versions", default=())
     changes: Mapping[str, str] = field(default_factory=dict)
     moved: tuple[Moved, ...] = ()
@@ -82,6 +83,8 @@ class FrameworkTable(Value, frozen=True, forbid_unknown_fields=True, dict=True):
     """The values that a key may have, where the framework checks them too late."""
     keys: Mapping[str, Mapping[str, Mapping[str, str]]] = field(default_factory=dict)
     """The keys of its configuration: by tree, by section, and by range of versions."""
+    flags: Mapping[str, str] = field(default_factory=dict)
+    """The flags of its program, by the words that they take: see `Arguments`."""
 
     @cached_property
     def versions(self) -> tuple[Version, ...]:
@@ -100,10 +103,17 @@ class FrameworkTable(Value, frozen=True, forbid_unknown_fields=True, dict=True):
                 return key.removesuffix(name) + moved.old + name.removeprefix(moved.new)
         return key
 
-    def rows(self, version: Version, facts: Facts) -> Iterator[Row]:
-        """Yield the settings that apply, in the order of the table."""
+    @cached_property
+    def words_of_flags(self) -> dict[str, str]:
+        """Return the words that each flag takes."""
+        return {flag: words for words, flags in self.flags.items() for flag in flags.split()}
+
+    def rows(self, version: Version, facts: Facts, part: str = "") -> Iterator[Row]:
+        """Yield the settings of a part that apply, in the order of the table."""
         for group in self.settings:
-            if not is_in(version, group.versions) or not _holds(group.when, facts):
+            if group.part != part or not is_in(version, group.versions):
+                continue
+            if not _holds(group.when, facts):
                 continue
             for key, (value, why) in group.rows.items():
                 yield self.spelled(key, version), _filled(value, facts), _filled(why, facts)
@@ -135,8 +145,13 @@ def read_table(name: str) -> FrameworkTable:
 
     # A group is written as its rows, beside their conditions.
     data["settings"] = [
-        {"when": group.pop("when", ()), "versions": group.pop("versions", ""), "rows": group}
-        for group in data["settings"]
+        {
+            "part": group.pop("part", ""),
+            "when": group.pop("when", ()),
+            "versions": group.pop("versions", ""),
+            "rows": group,
+        }
+        for group in data.pop("settings", ())
     ]
 
     # A preset is written as what differs from another one.
@@ -152,10 +167,17 @@ def read_table(name: str) -> FrameworkTable:
     if "like" in steps:
         steps = _parsed(steps.pop("like"))["framework"]["steps"] | steps
 
-    # A progress bar is written as its description.
-    lines = [to_builtins(bar(line["bar"])) if "bar" in line else line for line in steps["lines"]]
+    lines = [_line(line) for line in steps["lines"]]
     data["framework"] = framework | {"steps": steps | {"lines": lines}}
     return convert(data, FrameworkTable)
+
+
+def _line(written: dict[str, Any]) -> dict[str, Any]:
+    """Return a line of steps: a progress bar is written as its description, our own by a name."""
+    if "bar" in written:
+        line: dict[str, Any] = to_builtins(bar(written["bar"]))
+        return line
+    return to_builtins(OWN_LINES[written["own"]]) if "own" in written else written
 
 
 def _parsed(name: str) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """TRL's GRPO by torchrun, on GPUs or CPUs, with rewards from a server.
 
-It runs bundled/trl_grpo.py: TRL's own `trl grpo` cannot resume from a checkpoint or use a reward
+trl.toml has what the command sets; this module computes the quantities that the table names. It
+runs bundled/trl_grpo.py: TRL's own `trl grpo` cannot resume from a checkpoint or use a reward
 server.
 """
 
@@ -13,11 +14,10 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from agent.frameworks.arguments import Arguments, check_keys
-from agent.frameworks.framework import CheckpointFormat, FrameworkInfo, Preset
-from agent.frameworks.layouts import ADAPTERS, FSDP_RESIDENT, TRL, TRL_OFFLOAD
+from agent.frameworks.layouts import ADAPTERS, FSDP_RESIDENT, TRL_OFFLOAD
+from agent.frameworks.layouts import TRL as LAYOUTS
 from agent.frameworks.pace import StepWork, average, steps_between_saves
 from agent.frameworks.recipe import (
-    NAMED_BY,
     WEIGHT,
     Command,
     MisfitError,
@@ -30,98 +30,17 @@ from agent.frameworks.recipe import (
     version_text,
 )
 from agent.frameworks.sizing import Fit, Host, Sizing, Workload, divisors, sizing_for
-from agent.frameworks.step_format import MEAN_REWARD, STEP, KeyMeaning, LineFormat, StepFormat
-from agent.node.facts import Package
+from agent.frameworks.table import read_table
 
 if TYPE_CHECKING:
-    from agent.frameworks.recipe import RecipeInput, Version
+    from agent.frameworks.recipe import RecipeInput
+    from agent.frameworks.table import Facts
 
-FRAMEWORK = FrameworkInfo(
-    package=Package("trl", "trl", version_files=("trl/VERSION", "VERSION")),
-    checkpoints=CheckpointFormat(prefix="checkpoint-", last_file="trainer_state.json"),
-    settings=(
-        ("gpu_memory_utilization", "vllm_gpu_memory_utilization"),
-        ("max_model_len", "vllm_max_model_length"),
-    ),
-    steps=StepFormat(
-        lines=(
-            # Our own trainer's lines; TRL's and transformers' own stand beside a bar.
-            MEAN_REWARD,
-            LineFormat(
-                "values", "eval_step ", rf"\beval_step (?P<step>{STEP})/", notation="equals"
-            ),
-            LineFormat(
-                "total",
-                "this training was finished already",
-                rf"this training was finished already: {STEP} of (?P<of>{STEP}) steps",
-                begins=True,
-            ),
-            LineFormat("values", "{'loss': ", r"(?=\{'loss': )", notation="dict", begins=True),
-            LineFormat("values", "{'reward", r"(?=\{'reward)", notation="dict", begins=True),
-            LineFormat("values", "{'eval_", r"(?=\{'eval_)", notation="dict", begins=True),
-            LineFormat("evaluation", "***** Running Evaluation *****"),
-            LineFormat("checkpoint", "Saving model checkpoint to "),
-        ),
-        meaning=KeyMeaning(
-            reward=("reward",),
-            kl=("kl",),
-            response_length=("completions/mean_length", "completion_length"),
-            clipped=("completions/clipped_ratio",),
-            entropy=("entropy",),
-            gradient_norm=("grad_norm",),
-            step_seconds=("step_time",),
-            validation=("eval_reward",),
-            equal_groups=("frac_reward_zero_std",),
-            clip_fraction=("clip_ratio/region_mean", "clip_ratio"),
-            rollout_difference=("sampling/sampling_logp_difference/mean",),
-        ),
-        of_evaluation=("eval_",),
-        shown=(
-            *("reward", "reward_std", "frac_reward_zero_std", "loss", "kl", "entropy"),
-            *("grad_norm", "completions/mean_length", "completions/clipped_ratio"),
-            *("clip_ratio/region_mean", "step_time", "num_tokens", "learning_rate", "eval_*"),
-        ),
-    ),
-)
-VERSIONS: tuple[Version, ...] = (
-    *((1, 0, 0), (1, 1, 0), (1, 2, 0), (1, 3, 0), (1, 4, 0), (1, 5, 1), (1, 6, 0), (1, 7, 1)),
-    *((1, 8, 0), (1, 9, 2), (1, 10, 0), (1, 11, 0), (1, 12, 0), (1, 13, 0), (1, 14, 2)),
-    *((1, 15, 0), (1, 16, 0)),
-)
-ABOUT = "GRPO with TRL, one process a GPU, or on CPUs, by torchrun"
-
-PRESETS = {
-    "trl-grpo": Preset(
-        about="GRPO with TRL, by torchrun",
-        image="nvcr.io/nvidia/pytorch:25.11-py3",
-        install=("pip install --quiet 'trl==1.16.0'",),
-        model="Qwen/Qwen2.5-3B-Instruct",
-        train="zhuzilin/dapo-math-17k",
-        data_args=("--prompt-key prompt",),
-        imports="trl",
-    )
-}
-
-_FLAGS_BY_WORDS = {
-    "0": "chat cpu wandb",
-    "1": """
-        model data split eval-data eval-split prompt-key label-key reward-url checkpoints run-name
-        shard vllm-server
-    """,
-    "1i": """
-        save-steps save-total-limit eval-steps num-generations per-device-train-batch-size
-        gradient-accumulation-steps max-completion-length max-steps seed vllm-tensor-parallel-size
-        vllm-prompt-tokens lora-rank lora-alpha
-    """,
-    "1f": """
-        reward-seconds num-train-epochs learning-rate temperature beta vllm-gpu-memory-utilization
-    """,
-    "*": "config",
-}
-FLAGS = {flag: words for words, flags in _FLAGS_BY_WORDS.items() for flag in flags.split()}
-"""The flags of bundled/trl_grpo.py, each with the words that it takes (see `Arguments`)."""
-
-_GPUS_ONLY: Version = (1, 15)  # Its Triton kernels run on GPUs only, unlike other releases
+TRL = read_table("trl")
+FRAMEWORK = TRL.framework
+VERSIONS = TRL.versions
+ABOUT = TRL.about
+PRESETS = TRL.presets
 
 _COMPLETION = 1024
 _PROMPT = 4096
@@ -140,70 +59,71 @@ _EVERY = 20  # Steps between checkpoints, at most
 
 def make(asked: RecipeInput) -> Command:
     """Make the command that torchrun runs on every node."""
-    arguments = Arguments("trl_grpo", FLAGS, {}, *asked.args)
+    arguments = Arguments("trl_grpo", TRL.words_of_flags, {}, *asked.args)
+    version = asked.version
     world = gpu_processes(asked.nodes)
 
     # Model, data and rewards.
-    arguments.add("model", asked.model_path, why="AGENT_MODEL")
-    arguments.add("data", asked.train_data, why="AGENT_TRAIN_DATA")
-    arguments.add("prompt-key", "input", why="column of the prompt")
-    label = "label" if asked.has_column("label") or asked.needs_labels else ""
-    arguments.add("label-key", label, why="column of the right answer; '' for none")
+    arguments.add_all(TRL.rows(version, _model(asked, world), "model"))
     check_keys(arguments, asked, "prompt-key", "label-key")
-    arguments.add("chat", why="text prompts are sent as the user's message; --no-chat: as they are")
-    if asked.eval_data:
-        arguments.add("eval-data", asked.eval_data, why="AGENT_EVAL_DATA")
-    if asked.scores:
-        arguments.add("reward-url", "{reward_url}", why="the run's reward server")
-    elif not arguments.given("reward-url"):
+    if not asked.scores and not arguments.given("reward-url"):
         raise MisfitError("no source of rewards: set AGENT_REWARD to a server or its URL")
-    if asked.lora_rank is not None:
-        arguments.add("lora-rank", asked.lora_rank, why="AGENT_LORA_RANK")
-        arguments.add("lora-alpha", 32, why="as TRL's guide to adapters")
-        arguments.add("learning-rate", "1e-5", why="as TRL's scripts for adapters; else 1e-6")
-    arguments.add("checkpoints", asked.checkpoints, why="AGENT_CHECKPOINTS; resumes from the last")
 
-    # What fits the GPUs, then batches, and when to save.
+    # What fits the GPUs, then batches.
     _check_server(arguments, asked, world)
-    if not world:
-        arguments.add("cpu", why="no node has a GPU")
     sizing = None if arguments.holds("cpu") else _sizing(arguments, asked, world)
     fit = None if sizing is None else sizing.fit
-    notes: tuple[str, ...] = (_batch(arguments, world, fit),)
-    _save(arguments, asked, world, fit)
+    batch, note = _batch(arguments, world, fit)
+    arguments.add_all(TRL.rows(version, batch, "batch"))
 
-    # On GPUs: sharding and engines by memory. On CPUs: can this release train there at all?
-    warnings: tuple[str, ...] = ()
-    sharding = {}
+    # When to save. On GPUs: sharding and engines by memory. On CPUs: can it train there at all?
+    run = {
+        "wandb": asked.wandb,
+        "run_name": asked.named,
+        "on_gpus": sizing is not None,
+        **_saves(arguments, asked, world, fit),
+    }
     if sizing is not None:
-        if world > 1 and not arguments.whole("lora-rank"):
-            shard = "offload" if sizing.layout.name == TRL_OFFLOAD.name else "fsdp"
-            arguments.add("shard", shard, why=sizing.why["layout"])
-        if not arguments.given(_SERVER):
-            _engines(arguments, asked, sizing)
-            _shorten_prompts(arguments, asked)
-        notes = (*notes, *sizing.notes)
-        warnings = sizing.warnings
-        is_whole = arguments.word("shard") in {"", "none"}
-        sharding = {"sharding": "none" if is_whole else "fsdp"}
-    elif asked.version[:2] == _GPUS_ONLY:
-        release = version_text(asked.version)
-        raise MisfitError(f"TRL {release} trains on GPUs only: 1.14.2 and 1.16.0 also run on CPUs")
-    elif arguments.whole(_ENGINE, asked.tensor_parallel or 1) > 1 and not arguments.given("cpu"):
-        raise MisfitError("engines of vLLM need GPUs (AGENT_TENSOR_PARALLEL), and no node has one")
+        run |= _sharding(arguments, sizing, world)
+        run |= _engines(arguments, asked, sizing)
+    else:
+        _check_cpus(arguments, asked)
+    arguments.add_all(TRL.rows(version, run, "run"))
+    if run.get("beside_engines") and run.get("positions"):
+        tokens = arguments.count(_PROMPTS, _PROMPT) + _completion(arguments)
+        check_positions(asked, tokens, f"lower --max-completion-length or --{_PROMPTS}")
 
-    if asked.wandb:
-        arguments.add("wandb", why="WANDB_API_KEY")
-        arguments.add("run-name", asked.named, why=NAMED_BY)
+    # On which settings does the format of its checkpoints depend?
+    made_with = {}
+    if sizing is not None:
+        is_whole = arguments.word("shard") in {"", "none"}
+        made_with["sharding"] = "none" if is_whole else "fsdp"
+    made_with["rank of adapters"] = arguments.word("lora-rank") or "0"
     script = str(Path(__file__).parents[1] / "bundled" / "trl_grpo.py")
     return Command(
         argv=(asked.python, script, *arguments.argv()),
         env={},
         why=arguments.why(),
-        notes=notes,
-        warnings=warnings,
-        format={**sharding, "rank of adapters": arguments.word("lora-rank") or "0"},
+        notes=(note, *(() if sizing is None else sizing.notes)),
+        warnings=() if sizing is None else sizing.warnings,
+        format=made_with,
     )
+
+
+def _model(asked: RecipeInput, world: int) -> Facts:
+    """Return the facts about model, data and rewards."""
+    return {
+        "model": asked.model_path,
+        "train_data": asked.train_data,
+        "label": "label" if asked.has_column("label") or asked.needs_labels else "",
+        "eval_data": asked.eval_data,
+        "scores": asked.scores,
+        "reward_url": "{reward_url}",
+        "adapters": asked.lora_rank is not None,
+        "lora_rank": asked.lora_rank,
+        "checkpoints": asked.checkpoints,
+        "no_gpus": not world,
+    }
 
 
 def _check_server(arguments: Arguments, asked: RecipeInput, world: int) -> None:
@@ -220,6 +140,15 @@ def _check_server(arguments: Arguments, asked: RecipeInput, world: int) -> None:
     if names:
         where = "--tensor-parallel-size and --gpu-memory-utilization of the server's command"
         raise MisfitError(f"{' and '.join(names)} beside --vllm-server: set {where} instead")
+
+
+def _check_cpus(arguments: Arguments, asked: RecipeInput) -> None:
+    """Refuse a release that does not train on CPUs, and engines there."""
+    if TRL.has("trains_on_gpus_only", asked.version):
+        release = version_text(asked.version)
+        raise MisfitError(f"TRL {release} trains on GPUs only: 1.14.2 and 1.16.0 also run on CPUs")
+    if arguments.whole(_ENGINE, asked.tensor_parallel or 1) > 1 and not arguments.given("cpu"):
+        raise MisfitError("engines of vLLM need GPUs (AGENT_TENSOR_PARALLEL), and no node has one")
 
 
 def _sizing(arguments: Arguments, asked: RecipeInput, world: int) -> Sizing:
@@ -253,9 +182,8 @@ def _sizing_of(arguments: Arguments, asked: RecipeInput, world: int, answers: in
     Prompts are not counted: they are usually much shorter than the answers.
     """
     has_reference = _has_reference(arguments)
-    turned_off = bool(arguments.changed([_ENGINE])) and not arguments.whole(_ENGINE)
-    has_engines = not (turned_off or arguments.given(_SERVER))
-    layouts = TRL if world > 1 else (FSDP_RESIDENT,)
+    has_engines = not (_has_engines_off(arguments) or arguments.given(_SERVER))
+    layouts = LAYOUTS if world > 1 else (FSDP_RESIDENT,)
     rank = arguments.whole("lora-rank")
     if rank:
         layouts = (ADAPTERS,)
@@ -286,8 +214,8 @@ def _group(arguments: Arguments) -> int:
     return group
 
 
-def _save(arguments: Arguments, asked: RecipeInput, world: int, fit: Fit | None) -> None:
-    """Save after the program's own number of steps, or about every hour."""
+def _saves(arguments: Arguments, asked: RecipeInput, world: int, fit: Fit | None) -> Facts:
+    """Return when to save: after the program's own number of steps, or about every hour."""
     answers = arguments.count(_AT_ONCE)
     step = StepWork(
         answers * max(1, world) * arguments.count("gradient-accumulation-steps"),
@@ -297,7 +225,7 @@ def _save(arguments: Arguments, asked: RecipeInput, world: int, fit: Fit | None)
         micro=average(answers * _completion(arguments)),
     )
     steps, pace = steps_between_saves(asked, step, _EVERY)
-    arguments.add("save-steps", steps, why=pace or "the program's own default")
+    return {"save_every": steps, "why_save_every": pace or "the program's own default"}
 
 
 def _completion(arguments: Arguments) -> int:
@@ -312,8 +240,13 @@ def _has_reference(arguments: Arguments) -> bool:
     return beta.startswith("{") or bool(float(beta))
 
 
-def _batch(arguments: Arguments, world: int, fit: Fit | None) -> str:
-    """Set the answers of an update: whole groups of answers to one prompt.
+def _has_engines_off(arguments: Arguments) -> bool:
+    """Return whether the user turned engines off."""
+    return bool(arguments.changed([_ENGINE])) and not arguments.whole(_ENGINE)
+
+
+def _batch(arguments: Arguments, world: int, fit: Fit | None) -> tuple[Facts, str]:
+    """Return the answers of an update, whole groups of answers to one prompt, and their arithmetic.
 
     On CPUs the launcher decides the number of processes: each trains on whole groups.
     """
@@ -327,10 +260,14 @@ def _batch(arguments: Arguments, world: int, fit: Fit | None) -> str:
     total = each * steps * (world or 1)
     check_multiple("answers per update:", total, group)
 
-    arguments.add("num-generations", group, why="answers per prompt, to compare")
     part = "" if each % group == 0 else f": {each} longest ones of {group} fit a GPU at once"
-    arguments.add(_AT_ONCE, each, why=f"whole groups in an update{part}")
-    arguments.add("gradient-accumulation-steps", steps, why=f"near {_ANSWERS} answers per update")
+    facts = {
+        "group": group,
+        "at_once": each,
+        "why_part": part,
+        "updates": steps,
+        "answers": _ANSWERS,
+    }
 
     who = "each process"
     times = ""
@@ -338,31 +275,39 @@ def _batch(arguments: Arguments, world: int, fit: Fit | None) -> str:
         who = f"{count_of(world, 'GPU')} = {count_of(world, 'process')}"
         times = f"{world} × "
     prompts = f"{count_of(total // group, 'prompt')} × {group}"
-    return f"{who}; batch {total} = {times}{each} × {steps}; {prompts}"
+    return facts, f"{who}; batch {total} = {times}{each} × {steps}; {prompts}"
 
 
-def _engines(arguments: Arguments, asked: RecipeInput, sizing: Sizing) -> None:
+def _sharding(arguments: Arguments, sizing: Sizing, world: int) -> Facts:
+    """Return whether GPUs divide the model, and where its states are."""
+    return {
+        "divides": world > 1 and not arguments.whole("lora-rank"),
+        "shard": "offload" if sizing.layout.name == TRL_OFFLOAD.name else "fsdp",
+        "why_layout": sizing.why["layout"],
+    }
+
+
+def _engines(arguments: Arguments, asked: RecipeInput, sizing: Sizing) -> Facts:
+    """Return the facts about engines on the training GPUs."""
     size = sizing.tensor_parallel
-    why = sizing.why
-    sleeps = f"vLLM generates, and sleeps while the model trains; {why['tensor_parallel']}"
-    arguments.add(_ENGINE, size, why=sleeps)
-    if not arguments.whole(_ENGINE):  # turned off by the user
-        return
+    is_beside = not arguments.given(_SERVER)
+    turned_off = _has_engines_off(arguments)
     counts = sorted({node.gpus for node in asked.nodes})
-    if any(count % size for count in counts):
+    if is_beside and not turned_off and any(count % size for count in counts):
         raise engines_misfit(size, counts)
-    if sizing.share != _SHARE:
-        arguments.add(_SHARE_FLAG, f"{sizing.share:g}", why=why["share"])
 
-
-def _shorten_prompts(arguments: Arguments, asked: RecipeInput) -> None:
-    """Fit prompt and answer into the model's positions, or refuse the user's that do not."""
+    # Do prompt and answer fit the model's positions?
     model = asked.basis.model
-    if model is None or not model.positions or not arguments.whole(_ENGINE):
-        return
-    answer = _completion(arguments)
-    left = model.positions - answer
-    if 0 < left < _PROMPT:
-        arguments.add(_PROMPTS, left, why=f"with the answer {model.positions} positions, as it has")
-    remedy = f"lower --max-completion-length or --{_PROMPTS}"
-    check_positions(asked, arguments.count(_PROMPTS, _PROMPT) + answer, remedy)
+    positions = 0 if model is None or turned_off else model.positions
+    left = positions - _completion(arguments)
+    return {
+        "beside_engines": is_beside,
+        "tensor_parallel": size,
+        "why_tensor_parallel": sizing.why["tensor_parallel"],
+        "other_share": not turned_off and sizing.share != _SHARE,
+        "share": f"{sizing.share:g}",
+        "why_share": sizing.why.get("share"),
+        "shortens_prompts": positions and 0 < left < _PROMPT,
+        "prompt_tokens": left,
+        "positions": positions,
+    }

@@ -9,8 +9,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from msgspec.structs import replace
 
-from agent.frameworks import openrlhf, openrlhf_m, openrlhf_train, search_r1, table, verl, verl_keys
+from agent.frameworks import (
+    openrlhf,
+    openrlhf_m,
+    openrlhf_train,
+    search_r1,
+    table,
+    trl,
+    verl,
+    verl_keys,
+)
 from agent.frameworks.recipe import JobBasis, MisfitError, NodeSize, RecipeInput
 from agent.frameworks.search_r1 import SEARCH_R1
 from agent.frameworks.table import FrameworkTable, is_in, read_table
@@ -175,10 +185,31 @@ def test_every_row_of_openrlhf_is_in_a_command() -> None:
         assert [key for key in keys if f"{module.VERSIONS} {key}" not in found] == []
 
 
+def test_every_row_of_trl_is_in_a_command() -> None:
+    """The flags of its table are set for some nodes and settings."""
+    usual = RecipeInput(
+        recipe="trl-grpo",
+        nodes=(NodeSize(8, 128, 2000 * GIB, 80),),
+        version=trl.VERSIONS[-1],
+        model="org/model",
+        train_data="/data/train.jsonl",
+        checkpoints="/volume",
+        scores=True,
+    )
+    short = replace(QWEN2_5_32B, positions=4096)
+    asked = (
+        replace(usual, eval_data="/data/eval.jsonl", lora_rank=8, wandb=True),
+        replace(usual, nodes=(NodeSize(0),)),
+        replace(usual, nodes=(NodeSize(4, 128, 2000 * GIB, 40),), basis=JobBasis(model=short)),
+    )
+    found = {word[2:] for one in asked for word in trl.make(one).argv if word.startswith("--")}
+    assert [key for group in trl.TRL.settings for key in group.rows if key not in found] == []
+
+
 def test_the_code_asks_for_every_change() -> None:
     """A change with a version that no module asks for would have no effect."""
     code = "".join(path.read_text(encoding="utf-8") for path in FOLDER.glob("*.py"))
-    for known in (VERL, openrlhf.OPENRLHF):
+    for known in (VERL, openrlhf.OPENRLHF, trl.TRL):
         assert [name for name in known.changes if f'"{name}"' not in code] == []
         for versions in known.changes.values():
             assert len({is_in(version, versions) for version in known.versions}) == 2

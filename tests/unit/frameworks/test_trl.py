@@ -94,7 +94,7 @@ def test_the_recipe_has_its_programs_flags() -> None:
         for action in trl_grpo.parser()._actions  # noqa: SLF001 - argparse has no other way
         if not isinstance(action, argparse._HelpAction)  # noqa: SLF001 - same
     }
-    assert words == trl.FLAGS
+    assert words == trl.TRL.words_of_flags
 
 
 @pytest.mark.parametrize(
