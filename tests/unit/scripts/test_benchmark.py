@@ -4,13 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tools.bench.figures import (
-    Follow,
-    Run,
-    Share,
-    ratios,
-    targets,
-)
+from tools.bench.fault_figures import FaultRound, fault_targets
+from tools.bench.figures import Follow, Run, Share, ratios, targets
 from tools.bench.systems import is_bridge, is_ours
 
 RUNS = [
@@ -62,3 +57,17 @@ def test_own_processes_are_counted_apart_from_rays(cmdline: str, whose: str) -> 
     """Ray's dashboard agent is not our agent, and the bridge is counted by itself."""
     assert is_ours(cmdline) is (whose == "agent")
     assert is_bridge(cmdline) is (whose == "bridge")
+
+
+GOOD = FaultRound(0, 15.0, 1.0, 6.0, 7.5, 0.6, 1.4, 1.5, 1.2, 18.0)
+SLOW = FaultRound(1, 16.0, 4.0, 6.0, 9.0, 0.6, 1.8, 1.7, 1.4, 25.0, others=31.0)
+FAILED = FaultRound(2, 15.0, problem="no attempt 2 within 90 s")
+
+
+def test_medians_are_held_against_the_promises() -> None:
+    """Each against its reference: Ray's start, a cold boot, its own start."""
+    values = [target.value for target in fault_targets([GOOD])]
+    assert values == [1.0, 1.5, 1.2, 1.4 - 0.6, 1.5, 1.2]
+    assert all(target.holds for target in fault_targets([GOOD]))
+    slow = fault_targets([SLOW])
+    assert [target.holds for target in slow] == [False, False, False, True, True, True]

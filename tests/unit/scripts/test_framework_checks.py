@@ -7,99 +7,49 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from tools.frameworks import parts
-from tools.frameworks.commands import made
 from tools.frameworks.facts import openrlhf_m, search_r1
 from tools.frameworks.faults import Case
+from tools.frameworks.inside.modelled_ray import PlacedGroup
 from tools.frameworks.inside.uses import names_read
-from tools.frameworks.inside.verl import is_read
-from tools.frameworks.overrides import Override, parse, type_fault
+from tools.frameworks.inside.verl import is_read, rules, start_servers
+from tools.frameworks.overrides import type_fault
 from tools.frameworks.packages import REPO
 from tools.frameworks.placement import Cluster, WaitsForEverError, waits
 
 SCRIPTS = Path(__file__).resolve().parents[3] / "scripts"
-GPU = {"GPU": 1.0, "CPU": 1.0}
 
 
-@pytest.mark.parametrize("roomy", [True, False])
+WHOLE, NODE = "PACK", "STRICT_PACK"
+
+
 @pytest.mark.parametrize(
-    ("nodes", "groups", "fits"),
+    ("nodes", "groups", "waits_for"),
     [
-        ([(8, 16), (8, 16)], [(16, "PACK")], True),
-        ([(8, 16), (7, 16)], [(16, "PACK")], False),
-        ([(8, 8), (8, 4)], [(16, "PACK")], False),  # GPUs enough, CPUs not
-        ([(8, 16), (4, 16)], [(4, "STRICT_PACK"), (8, "STRICT_PACK")], None),  # by luck only
-        ([(4, 16), (4, 16)], [(8, "STRICT_PACK")], False),  # the total is of no use
+        ([(8, 16), (8, 16)], [(16, WHOLE)], ""),
+        ([(8, 16), (7, 16)], [(16, WHOLE)], "only 15 fit"),
+        ([(8, 8), (8, 4)], [(16, WHOLE)], "only 12 fit"),  # GPUs enough, CPUs not
+        ([(8, 16), (8, 16)], [(4, NODE), (8, NODE)], ""),
+        ([(8, 16), (4, 16)], [(4, NODE), (8, NODE)], "8 bundles"),  # the four may take the eight
+        ([(4, 16), (4, 16)], [(8, NODE)], "8 bundles"),  # the total is of no use
     ],
 )
 def test_a_placement_group_waits_where_it_finds_no_room(
-    nodes: list[tuple[int, int]], groups: list[tuple[int, str]], *, fits: bool | None, roomy: bool
+    nodes: list[tuple[int, int]], groups: list[tuple[int, str]], waits_for: str
 ) -> None:
-    """Whole groups are reserved or nothing; both orders are tried."""
-    cluster = Cluster(nodes, roomy=roomy)
-    try:
-        for count, strategy in groups:
-            cluster.group([GPU] * count, strategy)
-    except WaitsForEverError:
-        assert fits is not True
-    else:
-        assert fits is not False
-
-
-def test_what_fits_only_by_luck_waits() -> None:
-    """Four GPUs that may be placed on the node of eight leave no room for eight."""
+    """Whole groups are reserved or nothing; what fits in one of two orders only waits."""
 
     def place(cluster: Cluster) -> None:
-        for count in (4, 8):
-            cluster.group([GPU] * count, "STRICT_PACK")
+        for count, strategy in groups:
+            cluster.group([{"GPU": 1.0, "CPU": 1.0}] * count, strategy)
 
-    assert [fault.kind for fault in waits([(8, 16), (4, 16)], place)] == ["waits"]
-    assert waits([(8, 16), (8, 16)], place) == []
-
-
-def test_a_group_that_fits_not_takes_nothing() -> None:
-    """Partial reservations are released."""
-    cluster = Cluster([(2, 2), (1, 1)], roomy=True)
-    with pytest.raises(WaitsForEverError, match="only 3 fit"):
-        cluster.group([GPU] * 4, "PACK")
-    assert len(cluster.group([GPU] * 3, "PACK").where) == 3
-
-
-def test_models_share_a_bundle_until_it_is_used_up() -> None:
-    """Five shares of a fifth, and no sixth."""
-    cluster = Cluster([(1, 1)], roomy=True)
-    group = cluster.group([GPU], "PACK")
-    share = {"GPU": 0.2, "CPU": 0.2}
-    for _ in range(5):
-        cluster.inside(group, 0, share, "a model")
-    with pytest.raises(WaitsForEverError, match="a model"):
-        cluster.inside(group, 0, share, "a model")
-
-
-def test_an_actor_without_cpus_needs_a_node_that_has_one() -> None:
-    """It runs beside actors that hold every CPU, and never on a node without CPUs."""
-    cluster = Cluster([(1, 1)], roomy=True)
-    cluster.place({"CPU": 1})
-    cluster.start_small("an actor")
-    with pytest.raises(WaitsForEverError):
-        Cluster([(1, 0)], roomy=True).start_small("an actor")
-
-
-@pytest.mark.parametrize(
-    ("word", "override"),
-    [
-        ("a.b=1", Override("", "a.b", "1")),
-        ("+a.b=x=y", Override("+", "a.b", "x=y")),
-        ("++a=", Override("++", "a", "")),
-        ("~a.b", Override("~", "a.b", "")),
-    ],
-)
-def test_overrides_are_read(word: str, override: Override) -> None:
-    """As hydra reads them."""
-    assert parse(word) == override
+    found = waits(nodes, place)
+    assert bool(found) is bool(waits_for)
+    assert all(waits_for in fault.what for fault in found)
 
 
 @pytest.mark.parametrize(
@@ -157,57 +107,47 @@ if __name__ == "__main__":
 GOOD = "--actor_num_nodes 1 --actor_num_gpus_per_node 8 --pretrain M"
 
 
-@pytest.fixture(scope="module")
-def framework(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write a framework with one program, its parser and its rules."""
-    folder = tmp_path_factory.mktemp("package")
-    program = folder / "openrlhf/cli/train_ppo_ray.py"
+PROGRAM_CASES = {
+    "all right": (GOOD, 9, ""),
+    "no room for a model": (GOOD, 8, "waits: no room for Model"),
+    "no room for a group": (GOOD, 7, "waits: of 8 bundles of 1 GPU and 1 CPU only 7 fit"),
+    "unknown": (f"{GOOD} --nope 1", 9, "refused: unrecognized arguments: --nope 1"),
+    "abbreviated": ("--actor_num_gpus_per 8", 9, "refused: unrecognized arguments"),
+    "its assertion": (f"{GOOD} --engines 3", 9, "refused: engines of two"),
+    "no number": (f"{GOOD} --engines many", 9, "refused: argument --engines: invalid int value"),
+    "its batch": (f"{GOOD} --train_batch_size 100", 9, "refused: DeepSpeed: a batch of 100"),
+    "read by nothing": (f"{GOOD} --forgotten x", 9, "dead: nothing reads --forgotten"),
+    "ignored": (f"{GOOD} --sleep", 9, "ignored: Set args.sleep to False"),
+    "twice": (f"{GOOD} --pretrain N", 9, "twice: --pretrain"),
+}
+
+
+def test_a_program_is_checked_by_its_own_code(tmp_path: Path) -> None:
+    """Parser, assertions and placement are the program's; Ray is modeled, torch a stub."""
+    program = tmp_path / "openrlhf/cli/train_ppo_ray.py"
     program.parent.mkdir(parents=True)
     program.write_text(FRAMEWORK, encoding="utf-8")
-    for package in (folder / "openrlhf", folder / "openrlhf/cli"):
-        (package / "__init__.py").write_text("", encoding="utf-8")
-    return folder
-
-
-@pytest.mark.parametrize(
-    ("argv", "gpus", "faults"),
-    [
-        (GOOD, 9, []),
-        (GOOD, 8, ["waits: no room for Model"]),
-        (GOOD, 7, ["waits: of 8 bundles of 1 GPU and 1 CPU only 7 fit"]),
-        (f"{GOOD} --nope 1", 9, ["refused: unrecognized arguments: --nope 1"]),
-        ("--actor_num_gpus_per 8", 9, ["refused: unrecognized arguments"]),
-        (f"{GOOD} --engines 3", 9, ["refused: engines of two"]),
-        (f"{GOOD} --engines many", 9, ["refused: argument --engines: invalid int value"]),
-        (f"{GOOD} --train_batch_size 100", 9, ["refused: DeepSpeed: a batch of 100"]),
-        (f"{GOOD} --forgotten x", 9, ["dead: nothing reads --forgotten"]),
-        (f"{GOOD} --sleep", 9, ["ignored: Set args.sleep to False"]),
-        (f"{GOOD} --pretrain N", 9, ["twice: --pretrain"]),
-    ],
-)
-def test_a_program_is_checked_by_its_own_code(
-    framework: Path, tmp_path: Path, argv: str, gpus: int, faults: list[str]
-) -> None:
-    """Parser, assertions and placement are the program's; Ray is modeled, torch a stub."""
+    for package in (tmp_path / "openrlhf", tmp_path / "openrlhf/cli"):
+        (package / "__init__.py").touch()
+    module = "openrlhf.cli.train_ppo_ray"
+    cases = [
+        {"name": name, "argv": argv.split(), "nodes": [[gpus, 32]], "module": module}
+        for name, (argv, gpus, _fault) in PROGRAM_CASES.items()
+    ]
     out = tmp_path / "faults.json"
-    case = {
-        "name": "case",
-        "argv": argv.split(),
-        "nodes": [[gpus, 32]],
-        "module": "openrlhf.cli.train_ppo_ray",
-    }
     subprocess.run(
         [sys.executable, "-m", "tools.frameworks.inside.openrlhf", str(out)],
-        input=json.dumps({"package": str(framework), "cases": [case]}),
+        input=json.dumps({"package": str(tmp_path), "cases": cases}),
         env={"PATH": os.defpath, "PYTHONPATH": str(SCRIPTS)},
         text=True,
         check=True,
         timeout=60,
     )
-    described = [f"{f['kind']}: {f['what']}" for f in json.loads(out.read_text())["case"]]
-    assert len(described) == len(faults)
-    for one, begins in zip(described, faults, strict=True):
-        assert one.startswith(begins)
+    found = json.loads(out.read_text())
+    for name, (_argv, _gpus, fault) in PROGRAM_CASES.items():
+        described = [f"{one['kind']}: {one['what']}" for one in found[name]]
+        assert len(described) == bool(fault), name
+        assert all(one.startswith(fault) for one in described), name
 
 
 def test_names_that_sources_read(tmp_path: Path) -> None:
@@ -291,18 +231,6 @@ def test_search_r1_by_its_facts(more: str, fault: str) -> None:
     assert {one.kind for one in tight} == {"waits"}
 
 
-@pytest.mark.parametrize(("framework", "version"), [("openrlhf", (0, 11, 2)), ("verl", (0, 9, 1))])
-def test_every_recipe_makes_a_command_to_judge(framework: str, version: tuple[int, ...]) -> None:
-    """Each is a module with arguments, or the recipe's reason; no placeholder is left."""
-    commands = list(made(framework, version))
-    assert any(command.case for command in commands)
-    for command in commands:
-        assert (command.case is None) is bool(command.misfit)
-        if command.case:
-            assert command.case.module.startswith(framework)
-            assert not [word for word in command.case.argv if "{reward_url}" in word]
-
-
 def test_a_change_leaves_parts_done_that_do_not_rest_on_it() -> None:
     """A part's result depends on all files except other parts'; every listed file exists."""
     by_name = {part.name: part for part in parts.PARTS}
@@ -313,3 +241,49 @@ def test_a_change_leaves_parts_done_that_do_not_rest_on_it() -> None:
     assert "started_openrlhf.py" in rest["start-openrlhf"] - rest["start-verl"] - rest["verl-0.9.1"]
     assert {"bert_padding.py", "pretended.py"} <= rest["start-openrlhf"]
     assert {"parts.py", "placement.py"} <= rest["verl-0.9.1"] & rest["train-trl"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "faults"),
+    [
+        ({}, []),
+        ({"world": 24}, ["1024 x 8 for 24", "256 x 8 for 24"]),
+        ({"world": 24, "queue": True}, ["256 x 8 for 24"]),
+        ({"tensor_parallel": 3}, ["engines of 3"]),
+        ({"train": 1001, "mini": 251}, ["251 x 8 for 16", "1001 x 8 for 16"]),
+        ({"mini": 384}, ["do not fill"]),
+        ({"loops": 7}, ["7 agent loops"]),
+    ],
+)
+def test_verls_rules_for_batches(changes: dict[str, int], faults: list[str]) -> None:
+    """What only its workers would find is held against their rules."""
+    asked = {"world": 16, "train": 1024, "mini": 256, "n": 8, "tensor_parallel": 1, "loops": 8}
+    asked |= changes
+    rollout = SimpleNamespace(
+        tensor_model_parallel_size=asked["tensor_parallel"],
+        n=asked["n"],
+        mode="async",
+        agent=SimpleNamespace(num_workers=asked["loops"]),
+    )
+    actor = SimpleNamespace(ppo_mini_batch_size=asked["mini"], use_dynamic_bsz=True)
+    config = SimpleNamespace(
+        data=SimpleNamespace(train_batch_size=asked["train"]),
+        actor_rollout_ref=SimpleNamespace(rollout=rollout, actor=actor),
+    )
+    found = rules(config, asked["world"], queue=bool(asked.get("queue")))
+    for what in faults:
+        assert any(what in fault.what for fault in found)
+    assert bool(found) is bool(faults)
+
+
+def test_a_server_needs_a_cpu_beside_its_group() -> None:
+    """Up to verl 0.7.0: on the group's own node, whatever is free on another."""
+    bundles = [{"GPU": 1.0, "CPU": 3.0}] * 8
+    for cpus, fits in ((32, True), (31, False)):
+        cluster = Cluster([(8, cpus), (0, 64)], roomy=True)
+        group = PlacedGroup(cluster.group(bundles, "STRICT_PACK"))
+        if fits:
+            start_servers(cluster, [group], 8)
+            continue
+        with pytest.raises(WaitsForEverError, match="a vLLM server"):
+            start_servers(cluster, [group], 8)

@@ -98,14 +98,6 @@ def test_a_file_of_torch_cuda_or_ray_moved(image: Image) -> None:
     assert f"file {image.packages}/raylet is gone" in done.stderr
 
 
-def test_many_moves_are_cut() -> None:
-    """After the loss of a whole environment, the first lines and a count are printed."""
-    before = {"distribution": {f"d{i:02}": "1" for i in range(30)}, "file": {}}
-    lines = moved.moves(before, {"distribution": {}})
-    assert len(lines) == 30
-    assert moved.check(before, {"distribution": {}}) == 1
-
-
 def test_system_packages(tmp_path: Path) -> None:
     """CUDA may be the system's: its packages are compared too, without removed ones."""
     status = tmp_path / "status"
