@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 import shlex
 import sys
+from io import BytesIO
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import urlsplit
+from zipfile import is_zipfile
 
 from msgspec.structs import replace
 
@@ -519,6 +521,9 @@ def _given_file(path: Path) -> AgentFile:
         content = path.read_bytes()
     except OSError as error:
         raise _RefusedError(f"--agent {path}: {error_text(error)}") from None
+    if not is_zipfile(BytesIO(content)):
+        what = "is neither the one file nor a wheel of the agent"
+        raise _RefusedError(f"--agent {path} {what}; a script of your own is sent by --code FOLDER")
     if path.suffix == ".whl":
         return AgentFile("wheel", path.name, "the wheel that --agent names.", content)
     why = "the one file that --agent names: it needs neither pip nor an index."

@@ -43,7 +43,8 @@ OPTIONS = (
     value("--cpus", "C", "of each; left out: enough of them", whole_number),
     value("--gpu-memory", "GB", "of each GPU; left out: 80 is assumed", gigabytes),
     value("--host-memory", "GB", "of each node; left out: 128 a GPU are assumed", gigabytes),
-    value("--model-size", "B", "such as 7B; left out: AGENT_MODEL's", model_size),
+    value("--model", "MODEL", "left out: AGENT_MODEL"),
+    value("--model-size", "B", "such as 7B; left out: the model's", model_size),
     value("--framework-version", "V", "default: the one installed here, else the newest"),
 )
 _PYTHON = "python3"  # first word of the printed command, valid on any machine
@@ -59,6 +60,8 @@ def run(environ: Mapping[str, str], options: argparse.Namespace) -> int:
         print(f"pod-agent recipe: error: {error}", file=sys.stderr)
         return 2
 
+    if options.model:
+        environ = {**environ, "AGENT_MODEL": options.model}
     made, warning = recipe_command(
         environ, options.name, nodes, options.framework_version, options.model_size
     )

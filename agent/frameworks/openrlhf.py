@@ -31,6 +31,7 @@ from agent.frameworks.recipe import (
     check_multiple,
     check_positions,
     count_of,
+    critic_warnings,
     engines_misfit,
     engines_text,
     nearest,
@@ -85,6 +86,7 @@ Source: OpenRLHF/OpenRLHF, examples/scripts/train_reinforce_baseline_ray_agent_a
 RING = "ds.ring_attn_size"  # The GPUs that divide the tokens of a sample
 _MICRO_BATCHES = ("train.micro_batch_size", "rollout.micro_batch_size")
 LEARNING_RATE = "actor.adam.lr"
+_CRITIC = "critic.model_name_or_path"
 
 
 def make(asked: RecipeInput) -> Command:
@@ -114,7 +116,11 @@ def make(asked: RecipeInput) -> Command:
     add_checkpoints(arguments, asked, 20, rollout_step(arguments, sizing, critic=not grpo))
     check_demand(arguments, asked)
     notes = (f"{placement}; {batches[0]}", *batches[1:])
-    return command("train_ppo_ray", arguments, asked, sizing, notes)
+    made = command("train_ppo_ray", arguments, asked, sizing, notes)
+    if grpo:
+        return made
+    critic = critic_warnings(asked, arguments.text(_CRITIC), arguments.word(_CRITIC))
+    return replace(made, warnings=(*made.warnings, *critic))
 
 
 def kind_of(asked: RecipeInput) -> dict[str, bool]:

@@ -247,6 +247,20 @@ def check_positions(asked: RecipeInput, tokens: int, remedy: str) -> None:
         raise MisfitError(f"{what} (config.json): {remedy}, or set rope_scaling in a copy of it")
 
 
+def critic_warnings(asked: RecipeInput, key: str, critic: str) -> Iterable[str]:
+    """Return a warning if the user's critic starts from a model that may be larger than the actor.
+
+    Memory is counted for a critic of the size of AGENT_MODEL.
+    """
+    model = asked.basis.model
+    if not critic or model is None or critic in {asked.model, asked.model_path}:
+        return
+    own = shape_of(critic, None)
+    if own is None or own.parameters > model.parameters:
+        size = own.billions if own else "an unknown size"
+        yield f"{key}={critic} has {size}: memory is counted for a critic of {model.billions}"
+
+
 def _quantized_by(config: Mapping[str, object]) -> str:
     """Return the method of a `quantization_config`, or ''."""
     given = config.get("quantization_config")

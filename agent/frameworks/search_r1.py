@@ -18,12 +18,20 @@ from agent.frameworks.layouts import (
     Split,
 )
 from agent.frameworks.layouts import SEARCH_R1 as LAYOUTS
-from agent.frameworks.recipe import Command, MisfitError, check_multiple, engines_text, nearest
+from agent.frameworks.recipe import (
+    Command,
+    MisfitError,
+    check_multiple,
+    critic_warnings,
+    engines_text,
+    nearest,
+)
 from agent.frameworks.sizing import Host, Sizing, Workload, sizing_for
 from agent.frameworks.table import read_table
 from agent.frameworks.verl import run_facts
 from agent.frameworks.verl_keys import (
     ACTOR,
+    CRITIC_MODEL,
     MINI_BATCH,
     ROLLOUT,
     SHARE,
@@ -143,6 +151,10 @@ def make(asked: RecipeInput) -> Command:
     if not asked.eval_data:
         notes.append("no AGENT_EVAL_DATA: the evaluation after the last step uses training data")
 
+    warnings = list(sizing.warnings)
+    if not grpo:
+        warnings += critic_warnings(asked, CRITIC_MODEL, given.get(CRITIC_MODEL, ""))
+
     engines = engines_text(groups.total, groups.total // tensor_parallel, tensor_parallel)
     return Command(
         argv=(asked.python, "-m", "verl.trainer.main_ppo", *arguments),
@@ -153,7 +165,7 @@ def make(asked: RecipeInput) -> Command:
         },
         why=why,
         notes=(f"{engines}; {sizes}", *cpu_notes, *notes, *sizing.notes),
-        warnings=sizing.warnings,
+        warnings=tuple(warnings),
     )
 
 

@@ -23,6 +23,7 @@ from agent.frameworks.recipe import (
     adapter_warning,
     check_columns,
     count_of,
+    critic_warnings,
     engines_text,
     shape_of,
     version_text,
@@ -38,6 +39,7 @@ from agent.frameworks.verl_adapters import (
 )
 from agent.frameworks.verl_keys import (
     ACTOR,
+    CRITIC_MODEL,
     DTYPE,
     FSDP_SIZE,
     MODE,
@@ -258,6 +260,8 @@ def _command(  # noqa: PLR0913 - what both ways to train have made
 
     # What should the user know about this command?
     warnings = list(check_context(asked, given))
+    if not grpo:
+        warnings += critic_warnings(asked, CRITIC_MODEL, given.get(CRITIC_MODEL, ""))
     if images:
         warnings += _image_warnings(asked, given)
     if not asked.scores and not asked.reward_model:

@@ -32,6 +32,9 @@ print("made", folder)
 """
 """verl's program that makes the data, with the option that start files give."""
 
+ONE_FILE = b"stands for the one file" + b"PK\5\6" + bytes(18)
+"""A file that is an empty archive, as far as `init` looks."""
+
 
 def framework(folder: Path, name: str, version: str = "") -> Path:
     """Write the packages of a framework's stand-in, which need nothing else; return the folder."""

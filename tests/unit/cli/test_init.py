@@ -26,6 +26,7 @@ from agent.frameworks import recipe_of
 from agent.frameworks.recipe import NodeSize, RecipeInput
 from agent.settings import load
 from agent.settings.jobs import BY_NAME, RECIPES
+from support.stand_in_packages import ONE_FILE
 
 ROOT = Path(__file__).parents[3]
 AGENT = [sys.executable, "-m", "agent", "init"]
@@ -63,7 +64,7 @@ def init(*words: str, code: int = 0) -> subprocess.CompletedProcess[str]:
 def written(folder: Path, *words: str, command: tuple[str, ...] = ()) -> tuple[dict[str, str], str]:
     """Run the verb; return its text files by name, and what it printed."""
     one_file = folder.parent / "pod-agent"
-    one_file.write_bytes(b"stands for the one file")
+    one_file.write_bytes(ONE_FILE)
     if words[0] == "slurm" and "--agent-url" not in words:
         words = (*words, "--agent", str(one_file))
     printed = io.StringIO()
@@ -197,7 +198,7 @@ def test_the_printed_rehearsal_can_be_typed(
 def test_the_rehearsal_is_typed_in_another_folder(tmp_path: Path) -> None:
     """A relative --agent is named by its full path; on RunPod the rehearsal has one small GPU."""
     one_file = tmp_path / "pod-agent"
-    one_file.write_bytes(b"stands for the one file")
+    one_file.write_bytes(ONE_FILE)
     words = ("slurm", "verl-grpo", "--container", "apptainer", "--nodes", "2", "--gpus", "8")
     relative = os.path.relpath(one_file, ROOT)
     printed = init(*words, "--agent", relative, "--to", str(tmp_path / "run")).stdout
@@ -464,7 +465,7 @@ def test_a_large_file_is_announced_on_dstack(tmp_path: Path) -> None:
     (wheel,) = (tmp_path / "wheel").glob("*.whl")
     assert wheel.stat().st_size < 2 << 20
     large = tmp_path / "large"
-    large.write_bytes(b"x" * (3 << 20))
+    large.write_bytes(b"x" * (3 << 20) + ONE_FILE)
     _, printed = written(tmp_path / "large-one", *words, "--agent", str(large))
     assert "DSTACK_SERVER_CODE_UPLOAD_LIMIT=0" in printed
 
@@ -622,6 +623,10 @@ def test_a_program_may_be_run(tmp_path: Path) -> None:
         (
             ("dstack", "rehearsal", "--nodes", "2", "--agent", "/proc/self/mem"),
             "--agent /proc/self/mem: ",
+        ),
+        (
+            ("dstack", "rehearsal", "--nodes", "2", "--agent", str(Path(__file__))),
+            "is neither the one file nor a wheel of the agent",
         ),
         (
             ("dstack", "rehearsal", "--container", "pyxis"),

@@ -16,6 +16,7 @@ import pytest
 
 from agent.cli.command_line import main as agent
 from agent.cli.start_files.own_code import CodeError, command_files, command_warnings, find_code
+from support.stand_in_packages import ONE_FILE
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -233,7 +234,7 @@ def test_a_pod_of_runpod_takes_the_code_by_its_digest(kind: str, tmp_path: Path)
 def test_slurm_runs_in_the_folder(code: Path, tmp_path: Path) -> None:
     """Its own, or another on the disk that all nodes see: in and beside a container."""
     one_file = tmp_path / "pod-agent"
-    one_file.touch()
+    one_file.write_bytes(ONE_FILE)
     common = ["init", "slurm", *INIT[:4], "--agent", str(one_file)]
     for container in ("none", "apptainer", "pyxis", "podman"):
         more = ["--python", "/venv/bin/python"] if container == "none" else [*INIT[4:]]

@@ -211,6 +211,8 @@ def test_the_program() -> None:
     shown = run("recipe", "rehearsal", "--nodes", "2", "--gpus", "0", "--json")
     assert shown.returncode == 0, shown.stderr
     assert json.loads(shown.stdout)["argv"][2] == "rehearsal"
+    named = run("recipe", "trl-grpo", "--model", "our/model", "--nodes", "1", "--gpus", "8")
+    assert "our/model" in named.stdout, named.stderr
     for wrong in (("no-such",), ("rehearsal", "--nodes", "2", "--gpus", "8,8,8")):
         done = run("recipe", *wrong)
         assert (done.returncode, done.stdout) == (2, "")

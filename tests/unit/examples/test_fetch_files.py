@@ -13,7 +13,7 @@ from agent.cli import init_verb
 from agent.cli.command_line import main as agent
 from agent.cli.start_files.platforms_of_init import PLATFORMS, misfit, missing_image
 from support import stand_in_containers
-from support.stand_in_packages import git_variables, search_r1_image, verl_repository
+from support.stand_in_packages import ONE_FILE, git_variables, search_r1_image, verl_repository
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -73,7 +73,7 @@ def test_everything_is_fetched_once(container: str, recipe: str, tmp_path: Path)
         return  # the latter is run in the lab, with the one file and a package index
     made = tmp_path / "made"
     environ = login_node(tmp_path)
-    (tmp_path / "pod-agent").write_bytes(b"stands for the one file")
+    (tmp_path / "pod-agent").write_bytes(ONE_FILE)
     words = ["init", "slurm", recipe, "--container", container, "--nodes", "2", "--gpus", "8"]
     words += ["--agent", str(tmp_path / "pod-agent"), "--to", str(made)]
     if container == "none":
@@ -171,7 +171,7 @@ def test_a_python_without_the_framework_is_named(tmp_path: Path) -> None:
     environ = login_node(tmp_path)
     (tmp_path / "packages" / "verl" / "__init__.py").unlink()
     (tmp_path / "packages" / "verl").rmdir()
-    (tmp_path / "pod-agent").write_bytes(b"stands for the one file")
+    (tmp_path / "pod-agent").write_bytes(ONE_FILE)
     words = ["init", "slurm", "verl-grpo", "--nodes", "2", "--gpus", "8", "--to", str(tmp_path)]
     words += ["--python", str(tmp_path / "bin/python3"), "--agent", str(tmp_path / "pod-agent")]
     assert agent([*words, "--force"]) == 0

@@ -205,3 +205,25 @@ def test_adapters_at_the_rate_of_full_training(recipe: str, args: str, *, warned
     """LoRA learns hardly anything at it."""
     warnings = made(Case(recipe, "1x8x80", 2048, "7.6B", args)).warnings
     assert any("adapters (LoRA) train at" in text for text in warnings) is warned
+
+
+@pytest.mark.parametrize(
+    ("recipe", "args", "text"),
+    [
+        (
+            "verl-ppo",
+            "critic.model.path=Qwen/Qwen2.5-14B",
+            "Qwen2.5-14B has 14 B: memory is",
+        ),
+        ("verl-ppo", "critic.model.path=Qwen/Qwen2.5-3B", ""),
+        ("verl-grpo", "critic.model.path=Qwen/Qwen2.5-14B", ""),
+        ("search-r1-ppo", "critic.model.path=our/critic", "critic has an unknown size: memory"),
+        ("openrlhf-ppo", "--critic.model_name_or_path our/rm-70B", "rm-70B has 70 B: memory is"),
+    ],
+)
+def test_a_critic_that_may_be_larger(recipe: str, args: str, text: str) -> None:
+    """Memory is counted for a critic of the actor's size: another one is warned of."""
+    warnings = made(Case(recipe, "1x8x80", 2048, "7.6B", args)).warnings
+    about = [one for one in warnings if "memory is counted for a critic" in one]
+    assert len(about) == bool(text)
+    assert text in "".join(about)
