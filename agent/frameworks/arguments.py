@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
@@ -12,7 +13,7 @@ from agent.base.value import Value
 from agent.frameworks.recipe import MisfitError, check_columns
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from agent.frameworks.recipe import RecipeInput, Version
 
@@ -332,13 +333,50 @@ def merged(
     return arguments, {key: reason for key, reason in why.items() if key in kept}
 
 
+class GivenKeys(Mapping[str, str]):
+    """The user's values for hydra by key, each under all names that versions have for the key.
+
+    So the code reads a key by one name, and a version that renames it is a row of a table.
+    """
+
+    def __init__(self, values: Mapping[str, str], newest: Callable[[str], str]) -> None:
+        self._newest = newest
+        self._written = {newest(key): key for key in values}
+        self._values = {newest(key): value for key, value in values.items()}
+
+    def __getitem__(self, key: str) -> str:
+        return self._values[self._newest(key)]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._written.values())
+
+    def __len__(self) -> int:
+        return len(self._written)
+
+    def written(self, key: str) -> str:
+        """Return a key as the user wrote it."""
+        return self._written.get(self._newest(key), key)
+
+    def begin(self, *beginnings: str) -> list[str]:
+        """Return the keys with one of these beginnings, as the user wrote them."""
+        known = tuple(map(self._newest, beginnings))
+        return [key for name, key in self._written.items() if name.startswith(known)]
+
+    def or_else(self, values: Mapping[str, str]) -> GivenKeys:
+        """Return these values for the keys that the user did not give."""
+        return GivenKeys({**values, **{self.written(key): self[key] for key in self}}, self._newest)
+
+
 def whole(values: Mapping[str, str], key: str, least: int = 1) -> int | None:
     """Return the number that the user gave for a key, or None."""
     value = values.get(key)
     if value is None:
         return None
     if not re.fullmatch(r"[0-9]+", value) or int(value) < least:
-        raise MisfitError(f"AGENT_JOB_ARGS: {key}={value}: expected a whole number from {least} on")
+        name = values.written(key) if isinstance(values, GivenKeys) else key
+        raise MisfitError(
+            f"AGENT_JOB_ARGS: {name}={value}: expected a whole number from {least} on"
+        )
     return int(value)
 
 
@@ -348,5 +386,6 @@ def fraction(values: Mapping[str, str], key: str) -> float | None:
     if value is None:
         return None
     if not re.fullmatch(r"[0-9]*\.?[0-9]+", value) or not 0 < float(value) <= 1:
-        raise MisfitError(f"AGENT_JOB_ARGS: {key}={value}: expected a number from 0 to 1")
+        name = values.written(key) if isinstance(values, GivenKeys) else key
+        raise MisfitError(f"AGENT_JOB_ARGS: {name}={value}: expected a number from 0 to 1")
     return float(value)

@@ -100,7 +100,15 @@ class FrameworkTable(Value, frozen=True, forbid_unknown_fields=True, dict=True):
         name = key.removeprefix("+")
         for moved in self.moved:
             if f"{name}.".startswith(f"{moved.new}.") and not is_in(version, f">={moved.since}"):
-                return key.removesuffix(name) + moved.old + name.removeprefix(moved.new)
+                older = key.removesuffix(name) + moved.old + name.removeprefix(moved.new)
+                return self.spelled(older, version)
+        return key
+
+    def newest(self, key: str) -> str:
+        """Return a key, as any version calls it, by its newest name."""
+        for moved in self.moved:
+            if f"{key}.".startswith(f"{moved.old}."):
+                return self.newest(moved.new + key.removeprefix(moved.old))
         return key
 
     @cached_property

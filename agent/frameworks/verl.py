@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from agent.frameworks import verl_megatron
-from agent.frameworks.arguments import merged, quoted, read, texts, whole
+from agent.frameworks.arguments import GivenKeys, merged, quoted, read, texts, whole
 from agent.frameworks.pace import HOUR, StepWork, step_seconds, steps_between_saves
 from agent.frameworks.recipe import (
     Command,
@@ -136,7 +136,8 @@ def make(asked: RecipeInput) -> Command:
     if not asked.is_nearest:
         tree = verl_megatron.BACKEND if has_megatron else ""
         check_keys(users, asked.version, tree=tree, chosen=flags)
-    given = {override.key: override.value for override in users if override.prefix != "~"}
+    values = {override.key: override.value for override in users if override.prefix != "~"}
+    given = GivenKeys(values, VERL.newest)
     if has_megatron:
         return _with_megatron(asked, users, given, flags)
 
@@ -175,7 +176,7 @@ def make(asked: RecipeInput) -> Command:
 
 
 def _with_megatron(
-    asked: RecipeInput, users: list[Override], given: Mapping[str, str], flags: tuple[str, ...]
+    asked: RecipeInput, users: list[Override], given: GivenKeys, flags: tuple[str, ...]
 ) -> Command:
     """Make the command where Megatron trains: see `verl_megatron`."""
     _check_rollout_nodes(given)
@@ -192,10 +193,11 @@ def _with_megatron(
     )
 
 
-def _check_rollout_nodes(given: Mapping[str, str]) -> None:
+def _check_rollout_nodes(given: GivenKeys) -> None:
     """Refuse engines on nodes of their own: this recipe's memory is for shared GPUs."""
     if whole(given, _ROLLOUT_NODES, least=0):
-        what = f"AGENT_JOB_ARGS: {_ROLLOUT_NODES}: the recipe has engines on the training GPUs"
+        name = given.written(_ROLLOUT_NODES)
+        what = f"AGENT_JOB_ARGS: {name}: the recipe has engines on the training GPUs"
         raise MisfitError(f"{what}; docs/frameworks.md has commands with engines on their own")
 
 
@@ -207,7 +209,7 @@ def _has_images(asked: RecipeInput) -> bool:
 def _command(  # noqa: PLR0913 - what both ways to train have made
     asked: RecipeInput,
     users: list[Override],
-    given: Mapping[str, str],
+    given: GivenKeys,
     flags: tuple[str, ...],
     sizing: Sizing,
     backend: Facts,
@@ -288,14 +290,15 @@ def _image_notes(asked: RecipeInput, *, freezes: bool) -> Iterable[str]:
         yield "the vision tower is trained too: this verl has no way to freeze it here"
 
 
-def _image_warnings(asked: RecipeInput, given: Mapping[str, str]) -> Iterable[str]:
+def _image_warnings(asked: RecipeInput, given: GivenKeys) -> Iterable[str]:
     """Return what may be wrong: data without images, and a key that nothing reads."""
     column = given.get(_IMAGE_KEY, "images")
     if not asked.has_column(column):
         what = f"AGENT_TRAIN_DATA has no column {column} ({_IMAGE_KEY})"
         yield f"{what}, only {', '.join(asked.columns or ())}: the model is trained on text alone"
     if _FREEZE in given and VERL.has("lost_freeze_vision_tower", asked.version):
-        yield f"{_FREEZE}: verl {version_text(asked.version)} has this key and does not read it"
+        verl = f"verl {version_text(asked.version)}"
+        yield f"{given.written(_FREEZE)}: {verl} has this key and does not read it"
 
 
 def _expert_warnings(asked: RecipeInput) -> Iterable[str]:
@@ -305,15 +308,13 @@ def _expert_warnings(asked: RecipeInput) -> Iterable[str]:
         yield f"{what}token passes few; AGENT_BACKEND=megatron divides them, as verl's scripts do"
 
 
-def _rate_warnings(asked: RecipeInput, given: Mapping[str, str]) -> Iterable[str]:
+def _rate_warnings(asked: RecipeInput, given: GivenKeys) -> Iterable[str]:
     is_set = asked.lora_rank is not None or _RATE in given
     if trains_adapters(asked, given) and not is_set:
         yield adapter_warning(_RATE, "verl's default of 1e-6")
 
 
-def _sizes(
-    asked: RecipeInput, given: Mapping[str, str], sizing: Sizing
-) -> tuple[Facts, list[str], int]:
+def _sizes(asked: RecipeInput, given: GivenKeys, sizing: Sizing) -> tuple[Facts, list[str], int]:
     """Return the facts about sizes, notes about them, and the prompts of a step."""
     version = asked.version
     grpo = asked.recipe == "verl-grpo"
@@ -377,14 +378,12 @@ def _sizes(
     return facts, [*notes, *cpu_notes], train
 
 
-def _answers(asked: RecipeInput, given: Mapping[str, str]) -> int:
+def _answers(asked: RecipeInput, given: GivenKeys) -> int:
     """Return the answers to each prompt."""
     return whole(given, SAMPLES) or (_GROUP_SIZE if asked.recipe == "verl-grpo" else 1)
 
 
-def _step_of(
-    asked: RecipeInput, given: Mapping[str, str], sizing: Sizing, prompts: int
-) -> StepWork:
+def _step_of(asked: RecipeInput, given: GivenKeys, sizing: Sizing, prompts: int) -> StepWork:
     """Return the work of a step; old probabilities, reference and values are forward passes."""
     trained = 1 if asked.recipe == "verl-grpo" else 2
     return StepWork(
@@ -398,7 +397,7 @@ def _step_of(
     )
 
 
-def _batch_near(asked: RecipeInput, given: Mapping[str, str], sizing: Sizing) -> tuple[int, str]:
+def _batch_near(asked: RecipeInput, given: GivenKeys, sizing: Sizing) -> tuple[int, str]:
     """Return the prompts of a step to aim at: verl's own, or less if it would take hours."""
     most = _TRAIN_NEAR_WITH_IMAGES if _has_images(asked) else _TRAIN_NEAR
 
@@ -418,7 +417,7 @@ def _batch_near(asked: RecipeInput, given: Mapping[str, str], sizing: Sizing) ->
     return near, f"{near}, since a step of {most} would take about {hours}"
 
 
-def _batches_by_tokens(asked: RecipeInput, given: Mapping[str, str], sizing: Sizing) -> Facts:
+def _batches_by_tokens(asked: RecipeInput, given: GivenKeys, sizing: Sizing) -> Facts:
     """Return the tokens of a batch, and for which parts the user sets micro batches instead."""
     own = {
         part: size in given or f"{size}_per_gpu" in given for part, size in _MICRO_BATCHES.items()
@@ -438,27 +437,26 @@ def _batches_by_tokens(asked: RecipeInput, given: Mapping[str, str], sizing: Siz
     }
 
 
-def _check_budgets(
-    given: Mapping[str, str], sizing: Sizing, own_micro_batch: Mapping[str, bool]
-) -> None:
+def _check_budgets(given: GivenKeys, sizing: Sizing, own_micro_batch: Mapping[str, bool]) -> None:
     """Refuse the user's tokens of a micro batch that lack room for the longest sample."""
     longest = longest_sample(given)
     least = verl_megatron.tokens_of(sizing, longest)
     for part, budget in _BUDGETS.items():
         tokens = whole(given, budget)
         if tokens and tokens < least and not own_micro_batch[part]:
-            what = f"AGENT_JOB_ARGS: {budget}={tokens}: verl ends where a sample has more tokens"
+            name = given.written(budget)
+            what = f"AGENT_JOB_ARGS: {name}={tokens}: verl ends where a sample has more tokens"
             raise MisfitError(f"{what}, and the longest takes {least} of a GPU")
 
 
-def _actor_tokens(given: Mapping[str, str], sizing: Sizing) -> int:
+def _actor_tokens(given: GivenKeys, sizing: Sizing) -> int:
     """Return the tokens of a micro batch of the actor on one GPU."""
     fitting = sizing.tokens or _ACTOR_TOKENS
     most = _ACTOR_TOKENS * (sizing.fit.sequence if sizing.fit else 1)
     return verl_megatron.tokens_of(sizing, max(min(most, fitting), longest_sample(given)))
 
 
-def _model_and_data(asked: RecipeInput, given: Mapping[str, str]) -> Facts:
+def _model_and_data(asked: RecipeInput, given: GivenKeys) -> Facts:
     check_columns(asked, {"data.prompt_key": given.get("data.prompt_key", "prompt")})
     return {
         "model": quoted(asked.model_path),
@@ -492,18 +490,17 @@ def _reward_engines(asked: RecipeInput, sizing: Sizing) -> Facts:
     }
 
 
-def _reward(asked: RecipeInput, given: Mapping[str, str]) -> Facts:
+def _reward(asked: RecipeInput, given: GivenKeys) -> Facts:
     """Return what scores: a model, the user's function, or the one that asks the server."""
-    enable = VERL.spelled(_REWARD_MODEL_ENABLE, asked.version)
     facts = {
         "reward_model": quoted(asked.reward_model) if asked.reward_model else "",
-        "learned_reward": asked.reward_model or enable in given,
+        "learned_reward": asked.reward_model or _REWARD_MODEL_ENABLE in given,
         "scored_tokens": longest_sample(given) + _TEMPLATE_TOKENS,
         "asks_server": False,
         "reward_function": quoted(REWARD_FUNCTION),
         "reward_url": quoted("{reward_url}"),
     }
-    if not asked.scores or VERL.spelled(_REWARD_FUNCTION_PATH, asked.version) in given:
+    if not asked.scores or _REWARD_FUNCTION_PATH in given:
         return facts
 
     if not VERL.has("awaits_reward_function", asked.version):

@@ -45,9 +45,9 @@ from agent.frameworks.verl_placement import equal_nodes
 from agent.frameworks.verl_published import SOURCE, TIMEOUTS, published_for, start_for
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
 
-    from agent.frameworks.arguments import Override
+    from agent.frameworks.arguments import GivenKeys, Override
     from agent.frameworks.recipe import RecipeInput
     from agent.frameworks.table import Facts
 
@@ -135,7 +135,7 @@ def tree_flags(asked: RecipeInput, flags: Sequence[str]) -> tuple[str, ...]:
     return (f"{CONFIG_NAME}={_TREE}", *flags)
 
 
-def sizing_of(asked: RecipeInput, given: Mapping[str, str]) -> Sizing:
+def sizing_of(asked: RecipeInput, given: GivenKeys) -> Sizing:
     """Return how the model is divided and what is offloaded; raises MisfitError if none fits."""
     fixed = _fixed_sizes(asked, given)
     rank = whole(given, MEGATRON_RANK) or asked.lora_rank or 0
@@ -161,7 +161,8 @@ def sizing_of(asked: RecipeInput, given: Mapping[str, str]) -> Sizing:
     # Which of the user's keys change the memory? With some, a misfit is only a warning.
     prefixes = (*MEMORY_KEYS, _SECTION, f"critic.{BACKEND}", f"{REF}.{BACKEND}")
     sizes = (ENGINE, *(f"{_SECTION}.{name}" for name in _SIZES))
-    changed = [key for key in given if key.startswith(prefixes) and key not in sizes]
+    counted = set(map(given.written, sizes))
+    changed = [key for key in given.begin(*prefixes) if key not in counted]
 
     # Does verl publish how to divide this model? A name alone says nothing of its layers.
     model = asked.basis.model
@@ -204,7 +205,7 @@ def _searched(asked: RecipeInput, changed: Sequence[str], load: Workload, ways: 
         raise MisfitError(f"{misfit}; {unknown}: {fetch}") from None
 
 
-def with_remedy(asked: RecipeInput, given: Mapping[str, str], refusal: MisfitError) -> MisfitError:
+def with_remedy(asked: RecipeInput, given: GivenKeys, refusal: MisfitError) -> MisfitError:
     """Return the refusal of a model for FSDP, with Megatron as a remedy if it fits with that."""
     if asked.basis.kept:
         return refusal
@@ -216,7 +217,7 @@ def with_remedy(asked: RecipeInput, given: Mapping[str, str], refusal: MisfitErr
     return MisfitError(f"{refusal}, or with AGENT_BACKEND=megatron: {sizing.why['layout']}")
 
 
-def _fixed_sizes(asked: RecipeInput, given: Mapping[str, str]) -> dict[str, int]:
+def _fixed_sizes(asked: RecipeInput, given: GivenKeys) -> dict[str, int]:
     """Return the sizes of the checkpoints, or of the user's arguments."""
     known = {name: size for name in _SIZES if (size := whole(given, f"{_SECTION}.{name}"))}
 
@@ -266,12 +267,12 @@ def facts_of(asked: RecipeInput, sizing: Sizing, flags: Sequence[str]) -> Facts:
     }
 
 
-def with_groups(sizing: Sizing, given: Mapping[str, str]) -> dict[str, str]:
+def with_groups(sizing: Sizing, given: GivenKeys) -> GivenKeys:
     """Return the user's keys with those of the groups of GPUs for which a model was divided."""
     if not isinstance(sizing.fit, MegatronFit):
-        return {**given}
+        return given
     load = sizing.fit.load
-    return {NODES: str(len(load.nodes)), GPUS: str(load.gpus), **given}
+    return given.or_else({NODES: str(len(load.nodes)), GPUS: str(load.gpus)})
 
 
 def ranks_of(asked: RecipeInput, sizing: Sizing, gpus: int) -> tuple[int, int]:
@@ -311,7 +312,7 @@ def notes(asked: RecipeInput) -> Iterable[str]:
     yield f"`…/global_step_N/{folder}` is a model that transformers and vLLM load: nothing to merge"
 
 
-def format_of(asked: RecipeInput, given: Mapping[str, str], sizing: Sizing) -> dict[str, str]:
+def format_of(asked: RecipeInput, given: GivenKeys, sizing: Sizing) -> dict[str, str]:
     """Return the settings on which the format of checkpoints depends."""
     sizes = {}
     if isinstance(sizing.fit, MegatronFit):

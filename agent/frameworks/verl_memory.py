@@ -32,8 +32,9 @@ from agent.frameworks.verl_keys import (
 from agent.frameworks.verl_placement import equal_nodes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
 
+    from agent.frameworks.arguments import GivenKeys
     from agent.frameworks.recipe import RecipeInput
     from agent.frameworks.table import Facts
 
@@ -78,7 +79,7 @@ MEMORY_KEYS = (
 """Beginnings of keys that change the memory that a model takes, in a way that is not counted."""
 
 
-def sizing_and_saved(asked: RecipeInput, given: Mapping[str, str]) -> tuple[Sizing, str]:
+def sizing_and_saved(asked: RecipeInput, given: GivenKeys) -> tuple[Sizing, str]:
     """Return the sizing, and what a checkpoint has.
 
     The first node gathers a whole model at each save: so there is none from a size on, or where it
@@ -105,13 +106,13 @@ def sizing_and_saved(asked: RecipeInput, given: Mapping[str, str]) -> tuple[Sizi
     return gathering, _SHARDS_AND_WHOLE
 
 
-def _sizing(asked: RecipeInput, given: Mapping[str, str], saved: str) -> Sizing:
+def _sizing(asked: RecipeInput, given: GivenKeys, saved: str) -> Sizing:
     kept = asked.basis.kept
     adapters = trains_adapters(asked, given)
     layouts = tuple(layout for layout in LAYOUTS if _is_shardable(asked, given, layout))
     load = Workload(
         layouts=layouts,
-        nodes=equal_nodes(asked.nodes, given) if {NODES, GPUS} & set(given) else (),
+        nodes=equal_nodes(asked.nodes, given) if NODES in given or GPUS in given else (),
         sequences=_sequences(asked, given),
         tokens=longest_sample(given),
         trained=1 if asked.recipe == "verl-grpo" else 2,
@@ -131,11 +132,12 @@ def _sizing(asked: RecipeInput, given: Mapping[str, str], saved: str) -> Sizing:
     )
     if load.rank and load.trained > 1:
         load = _beside_a_critic(load)
-    changed = [key for key in given if key.startswith(MEMORY_KEYS) and key not in _SEQUENCE_KEYS]
+    counted = set(map(given.written, _SEQUENCE_KEYS))
+    changed = [key for key in given.begin(*MEMORY_KEYS) if key not in counted]
     return sizing_for(asked, changed, load)
 
 
-def _is_shardable(asked: RecipeInput, given: Mapping[str, str], layout: Layout) -> bool:
+def _is_shardable(asked: RecipeInput, given: GivenKeys, layout: Layout) -> bool:
     """Return whether the user's FSDP, or that of the checkpoints, can have a layout."""
     if STRATEGY in given:
         return given[STRATEGY] != "fsdp" or layout.name != VERL_CPU.name
@@ -143,7 +145,7 @@ def _is_shardable(asked: RecipeInput, given: Mapping[str, str], layout: Layout) 
     return saved_by not in _STRATEGIES or saved_by == strategy_of(asked, given, layout)
 
 
-def _sequences(asked: RecipeInput, given: Mapping[str, str]) -> tuple[int, ...]:
+def _sequences(asked: RecipeInput, given: GivenKeys) -> tuple[int, ...]:
     """Return over how many GPUs a sample's tokens may be divided (Ulysses), the least first.
 
     Each of them gets whole heads, so that it divides the heads, and a node's GPUs.
@@ -168,7 +170,7 @@ def _sequences(asked: RecipeInput, given: Mapping[str, str]) -> tuple[int, ...]:
     )
 
 
-def check_sequences(asked: RecipeInput, given: Mapping[str, str]) -> None:
+def check_sequences(asked: RecipeInput, given: GivenKeys) -> None:
     """Refuse the user's division of samples where verl ends with it before the first step."""
     total = sum(node.gpus for node in equal_nodes(asked.nodes, given))
     model = asked.basis.model
@@ -183,10 +185,10 @@ def check_sequences(asked: RecipeInput, given: Mapping[str, str]) -> None:
         elif size > 1 and given.get(_PADDING, "True").lower() != "true":
             why = f"verl divides samples with {_PADDING}=True only"
         if why:
-            raise MisfitError(f"AGENT_JOB_ARGS: {key}={size}: {why}")
+            raise MisfitError(f"AGENT_JOB_ARGS: {given.written(key)}={size}: {why}")
 
 
-def strategy_of(asked: RecipeInput, given: Mapping[str, str], layout: Layout) -> str:
+def strategy_of(asked: RecipeInput, given: GivenKeys, layout: Layout) -> str:
     """Return which FSDP shards the actor."""
     if layout.name == VERL_CPU.name:
         return "fsdp2"
@@ -217,7 +219,7 @@ def _with_frozen_actor(layout: Layout) -> Layout:
     return replace(layout, host=Split(layout.host.shard + layout.untrained))
 
 
-def has_reference(asked: RecipeInput, given: Mapping[str, str]) -> bool:
+def has_reference(asked: RecipeInput, given: GivenKeys) -> bool:
     """Return whether it loads a reference: always in the nodes' memory, and in float32."""
     by_loss = given.get(f"{ACTOR}.use_kl_loss", str(asked.recipe == "verl-grpo"))
     in_reward = str(bool(asked.reward_model) and asked.recipe == "verl-ppo")
@@ -225,7 +227,7 @@ def has_reference(asked: RecipeInput, given: Mapping[str, str]) -> bool:
 
 
 def fsdp_facts(
-    asked: RecipeInput, given: Mapping[str, str], sizing: Sizing, *, saved: str, shards: int
+    asked: RecipeInput, given: GivenKeys, sizing: Sizing, *, saved: str, shards: int
 ) -> Facts:
     """Return the facts for verl's table of what FSDP shards, over so many GPUs, and saves."""
     layout = sizing.layout.name
@@ -247,7 +249,7 @@ def fsdp_facts(
     }
 
 
-def bucket_of(asked: RecipeInput, given: Mapping[str, str], *, megatron: bool) -> tuple[int, str]:
+def bucket_of(asked: RecipeInput, given: GivenKeys, *, megatron: bool) -> tuple[int, str]:
     """Return the MiB of the buffer in which vLLM gets weights, and why; 0 if the default suffices.
 
     FSDP's workers send tensors as transformers has them, Megatron's as the checkpoint has them.
@@ -282,7 +284,7 @@ def bucket_of(asked: RecipeInput, given: Mapping[str, str], *, megatron: bool) -
     return ceil(needed / _BUCKET_STEP) * _BUCKET_STEP, reason
 
 
-def context_facts(given: Mapping[str, str], sizing: Sizing) -> Facts:
+def context_facts(given: GivenKeys, sizing: Sizing) -> Facts:
     """Return the longest text of vLLM's engines, where their cache lacks room for the model's.
 
     vLLM does not start unless its cache holds one text of that length.
@@ -299,7 +301,7 @@ def context_facts(given: Mapping[str, str], sizing: Sizing) -> Facts:
     }
 
 
-def check_context(asked: RecipeInput, given: Mapping[str, str]) -> Iterable[str]:
+def check_context(asked: RecipeInput, given: GivenKeys) -> Iterable[str]:
     """Refuse texts that are longer than the model's, or say what this version does with them."""
     model = asked.basis.model
     longest = longest_sample(given)
@@ -318,7 +320,7 @@ def fsdp_size(asked: RecipeInput, sizing: Sizing) -> str:
     return str(gpus) if sizing.within_nodes else _ALL_GPUS
 
 
-def longest_sample(given: Mapping[str, str]) -> int:
+def longest_sample(given: GivenKeys) -> int:
     """Return the tokens of the longest prompt with the longest answer."""
     prompt = whole(given, PROMPT) or PROMPT_TOKENS
     return prompt + (whole(given, ANSWER) or ANSWER_TOKENS)

@@ -13,7 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from agent.frameworks.openrlhf import OPENRLHF
 from agent.frameworks.recipe import MisfitError
+from agent.frameworks.table import parse_version
+from agent.frameworks.trl import TRL
+from agent.frameworks.verl_keys import VERL
 from tools.frameworks.collected_adapters import collected_adapters, saved_checkpoints
 from tools.frameworks.commands import Made, made
 from tools.frameworks.facts import openrlhf_m, search_r1
@@ -35,12 +39,9 @@ if TYPE_CHECKING:
 JUDGE_LIMIT = 3000.0
 LONGEST = 600
 PUBLISHED = {
-    "verl": ("0.5.0", "0.6.1", "0.7.0", "0.7.1", "0.8.0", "0.9.0", "0.9.1"),
-    "openrlhf": ("0.8.11", "0.9.10", "0.10.1", "0.10.4", "0.11.2"),
-    "trl": (
-        *("1.0.0", "1.1.0", "1.2.0", "1.3.0", "1.4.0", "1.5.1", "1.6.0", "1.7.1", "1.8.0"),
-        *("1.9.2", "1.10.0", "1.11.0", "1.12.0", "1.13.0", "1.14.2", "1.15.0", "1.16.0"),
-    ),
+    "verl": VERL.releases,
+    "openrlhf": tuple(sorted((*OPENRLHF.releases, "0.10.1"), key=parse_version)),
+    "trl": TRL.releases,
 }
 """The checked releases: the newest patch of each minor, and those with changed flags."""
 PODS = {"train-trl": on_pods, "notice-trl": taken_away, "torchrun-pods": torchrun_on_pods}
@@ -74,11 +75,11 @@ PARTS = (
     Part("train-trl", "trl", how="pods"),
     Part("notice-trl", "trl", how="pods"),
     Part("torchrun-pods", "trl", how="pods"),
-    Part("start-verl", "verl", "0.9.1", how="started"),
-    Part("start-openrlhf", "openrlhf", "0.11.2", how="started"),
-    Part("first-sync-verl", "verl", "0.9.1", how="started"),
-    Part("adapters-verl", "verl", "0.9.1", how="started"),
-    Part("checkpoint-verl", "verl", "0.9.1", how="started"),
+    Part("start-verl", "verl", VERL.releases[-1], how="started"),
+    Part("start-openrlhf", "openrlhf", OPENRLHF.releases[-1], how="started"),
+    Part("first-sync-verl", "verl", VERL.releases[-1], how="started"),
+    Part("adapters-verl", "verl", VERL.releases[-1], how="started"),
+    Part("checkpoint-verl", "verl", VERL.releases[-1], how="started"),
 )
 
 

@@ -23,6 +23,7 @@ from agent.cli.recipe_verb import (
 )
 from agent.cli.recipes_verb import recipe_lines
 from agent.frameworks.recipe import Command, NodeSize
+from agent.frameworks.verl_keys import VERL
 from agent.settings.jobs import RECIPES, RecipeInfo
 from support.toy_recipe import NAME, NEEDED, toy
 
@@ -119,7 +120,7 @@ def test_a_recipe_that_cannot_be_made_is_refused(
     [
         ("openrlhf-sft", "--train.new_flag 3", "0.11.2", "0.12.0"),
         ("openrlhf-sft", "--train.new_flag", "0.11.2", "0.11.9"),
-        ("verl-grpo", "trainer.new_key=3", "0.9.1", "1.0.0"),
+        ("verl-grpo", "trainer.new_key=3", VERL.releases[-1], "1.0.0"),
     ],
 )
 def test_arguments_of_an_unknown_version_are_passed_on(

@@ -11,6 +11,8 @@ import pytest
 from agent.base.errors import AgentError
 from agent.cli.options import model_size
 from agent.cli.recipe_verb import node_sizes, recipe_command
+from agent.frameworks import recipe_of
+from agent.frameworks.recipe import version_text
 from agent.settings.jobs import BY_NAME
 from support.framework_defaults import (
     FOLDER,
@@ -126,7 +128,23 @@ def beginning(name: str) -> str:
     environment = " ".join(f"{key}={value}" for key, value in page["environment"].items())
     rows = [size_row(name, page, billions) for billions in SIZES]
     facts = {key: page[key] for key in ("model", "packages", "columns", "leaves")}
+    if "{versions}" in facts["packages"]:
+        facts["packages"] = facts["packages"].replace("{versions}", known_versions(name))
     return BEGINNING.format(name=name, environment=environment, sizes="\n".join(rows), **facts)
+
+
+def known_versions(name: str) -> str:
+    """Return the minor releases that a recipe knows: 0.5 to 0.9."""
+    versions = recipe_of(BY_NAME[name]).VERSIONS
+    return " to ".join(version_text(version[:2]) for version in (versions[0], versions[-1]))
+
+
+@pytest.mark.parametrize("name", ["verl-grpo", "openrlhf-grpo", "openrlhf-sft", "trl-grpo"])
+def test_the_readme_has_the_versions(name: str) -> None:
+    """Its table says which releases a recipe knows."""
+    lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
+    rows = [line for line in lines if line.startswith("| ") and f"`{name}`" in line]
+    assert [f"| {known_versions(name)} |" in row for row in rows] == [True]
 
 
 def size_row(name: str, page: dict[str, Any], size: str) -> str:

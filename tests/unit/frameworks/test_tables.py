@@ -21,9 +21,9 @@ from agent.frameworks import (
     verl,
     verl_keys,
 )
-from agent.frameworks.recipe import JobBasis, MisfitError, NodeSize, RecipeInput
+from agent.frameworks.recipe import JobBasis, MisfitError, NodeSize, RecipeInput, version_text
 from agent.frameworks.search_r1 import SEARCH_R1
-from agent.frameworks.table import FrameworkTable, is_in, read_table
+from agent.frameworks.table import FrameworkTable, Moved, is_in, read_table
 from agent.frameworks.verl_keys import VERL
 from agent.settings.jobs import RECIPES
 from support.model_shapes import QWEN2_5_7B, QWEN2_5_32B, QWEN3_30B, shape
@@ -31,7 +31,7 @@ from support.model_shapes import QWEN2_5_7B, QWEN2_5_32B, QWEN3_30B, shape
 if TYPE_CHECKING:
     from types import ModuleType
 
-    from agent.frameworks.recipe import ModelShape
+    from agent.frameworks.recipe import ModelShape, Version
 
 FOLDER = Path(table.__file__).parent
 GIB = 1 << 30
@@ -215,13 +215,43 @@ def test_the_code_asks_for_every_change() -> None:
             assert len({is_in(version, versions) for version in known.versions}) == 2
 
 
-def test_the_code_reads_no_key_that_moved() -> None:
-    """A key that the user gives by its new name would not be counted under its old one."""
-    read = {value for value in vars(verl_keys).values() if isinstance(value, str) and "." in value}
-    read -= {verl_keys.__name__, verl_keys.__file__}
-    assert verl_keys.SHARE in read
-    old = [f"{moved.old}." for moved in VERL.moved]
-    assert [key for key in sorted(read) if f"{key}.".startswith(tuple(old))] == []
+@pytest.mark.parametrize("version", verl.VERSIONS[-2:])
+def test_a_key_that_moves_is_read_by_both_names(
+    monkeypatch: pytest.MonkeyPatch, version: Version
+) -> None:
+    """A version that renames a key is a row of the table, also where the code reads the key."""
+    usual = RecipeInput(
+        recipe="verl-grpo",
+        nodes=(NodeSize(5),),
+        version=version,
+        model="org/model",
+        train_data="/data/train.parquet",
+        checkpoints="/volume",
+    )
+    expected = batch_of(replace(usual, args=(f"{verl_keys.MINI_BATCH}=100",)))
+    assert expected != batch_of(usual)
+
+    new = "actor.batch"
+    moved = (*VERL.moved, Moved(verl_keys.MINI_BATCH, new, version_text(verl.VERSIONS[-1])))
+    monkeypatch.setattr(verl, "VERL", replace(VERL, moved=moved))
+    name = new if version == verl.VERSIONS[-1] else verl_keys.MINI_BATCH
+    assert batch_of(replace(usual, args=(f"++{name}=100",))) == expected
+    with pytest.raises(MisfitError, match=rf"AGENT_JOB_ARGS: {re.escape(name)}=x"):
+        verl.make(replace(usual, args=(f"++{name}=x",)))
+
+
+def batch_of(asked: RecipeInput) -> str:
+    """Return the size of a batch of prompts in verl's command."""
+    return next(word for word in verl.make(asked).argv if word.startswith(verl_keys.TRAIN_BATCH))
+
+
+def test_a_key_may_move_twice() -> None:
+    """Each version has its own name for it."""
+    moved = (Moved("a", "b", "0.7"), Moved("b", "c.d", "0.9"))
+    known = replace(VERL, moved=moved)
+    names = [known.spelled("+c.d.e", version) for version in ((0, 6), (0, 7), (0, 9))]
+    assert names == ["+a.e", "+b.e", "+c.d.e"]
+    assert {known.newest(name.removeprefix("+")) for name in names} == {"c.d.e"}
 
 
 @pytest.mark.parametrize(

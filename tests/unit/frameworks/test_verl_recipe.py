@@ -20,6 +20,7 @@ from agent.frameworks.recipe import (
     Version,
 )
 from agent.frameworks.verl import REWARD_FUNCTION, make
+from agent.frameworks.verl_keys import SAMPLES, VERL
 from support.model_shapes import QWEN2_5_7B, QWEN2_5_32B
 from support.recipe_words import arguments
 from support.verl_asked import MINI, RELEASES, TENSOR, asked
@@ -276,7 +277,7 @@ def test_any_nodes_fit_or_are_refused(  # noqa: PLR0913 - what a run may differ 
         return
     found = arguments(command)
     count, gpus = int(found["trainer.nnodes"]), int(found["trainer.n_gpus_per_node"])
-    total, samples = count * gpus, int(found["actor_rollout_ref.rollout.n"])
+    total, samples = count * gpus, int(found[VERL.spelled(SAMPLES, version)])
     batch, part = int(found["data.train_batch_size"]), int(found[MINI])
     assert (train or batch, mini or part) == (batch, part)
     assert sum(node.gpus // gpus for node in sizes) >= count
