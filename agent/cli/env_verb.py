@@ -28,7 +28,7 @@ def run(environ: Mapping[str, str], options: argparse.Namespace) -> None:
     if options.json:
         for problem in problems:
             print(f"pod-agent: {clean(problem.sentence())}", file=sys.stderr)
-        print_json(rows, clean)
+        print_json([row.to_json() for row in rows], clean)
         return
     wrong = [Line("FAIL ", problem.sentence(), "bad") for problem in problems]
     warnings = problem_lines(misspelling_findings(loaded.misspelled))

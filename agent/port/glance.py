@@ -448,10 +448,10 @@ def exceptions_of(status: HeadStatus) -> list[GlanceException]:
     for name in () if status.stall is None else status.stall.nodes:
         rows.append(GlanceException(name, "suspect", "", "the other nodes may wait for it"))
     if status.slow:
-        rows.append(_slow_row(status.name, status.slow, status.figures))
+        rows.append(_slow_row(status))
     for node in status.nodes:
         if node.state in {NodeState.JOINED, NodeState.BOOTING} and node.slow:
-            rows.append(_slow_row(node.name, node.slow, node.figures))
+            rows.append(_slow_row(node))
         row = _node_row(node, is_running=is_running)
         if row is not None:
             rows.append(row)
@@ -504,20 +504,21 @@ def _machine_rows(name: str, figures: MachineStatus) -> list[GlanceException]:
     return rows
 
 
-def _slow_row(name: str, why: str, figures: MachineStatus | None) -> GlanceException:
+def _slow_row(node: HeadStatus | NodeStatus) -> GlanceException:
     """Return the row of a slow node, with its utilization, clock and temperature."""
+    figures = node.figures
     if figures is None:
-        return GlanceException(name, "slow", "", why)
+        return GlanceException(node.name, "slow", "", node.slow)
     uses = figures.gpus.known("use")
     clocks = figures.gpus.known("clock")
     heat = figures.gpus.known("temperature")
     more = []
-    if clocks and "MHz" not in why:
+    if clocks and node.slow_by != "clock":
         more.append(f"{min(clocks):.0f} MHz")
     if heat:
         more.append(f"{max(heat):.0f} °C")
     figure = f"{sum(uses) / len(uses):.0f} %" if uses else ""
-    return GlanceException(name, "slow", figure, "; ".join((why, *more)))
+    return GlanceException(node.name, "slow", figure, "; ".join((node.slow, *more)))
 
 
 def _service_rows(status: HeadStatus) -> list[GlanceException]:

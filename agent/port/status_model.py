@@ -53,6 +53,7 @@ if TYPE_CHECKING:
 C = TypeVar("C", bound="CommonStatus")
 State = Literal["keep", "look", "end"]
 GpuColumn = Literal["use", "power", "clock", "temperature", "memory_used", "memory_total"]
+SlowBy = Literal["", "use", "power", "clock"]
 Whole = Annotated[int, Meta(ge=0)]
 Values = tuple[Whole | None, ...]
 Span = tuple[str, float]
@@ -263,6 +264,7 @@ class NodeStatus(NodeValues, kw_only=True):
     steps: tuple[StepStatus, ...]
     figures: Annotated[MachineStatus | None, CLOCK]
     slow: Annotated[str, says("why it is slow"), CLOCK]
+    slow_by: Annotated[SlowBy, says("the figure that shows it"), CLOCK] = ""
 
 
 class ServiceStatus(Value):
@@ -494,6 +496,7 @@ class HeadStatus(CommonStatus, kw_only=True):
     ray: PartStatus
     figures: Annotated[MachineStatus | None, says("of the head's node"), CLOCK]
     slow: Annotated[str, says("why the head's node is slow"), CLOCK]
+    slow_by: Annotated[SlowBy, says("the figure that shows it"), CLOCK] = ""
     nodes: Annotated[tuple[NodeStatus, ...], gauge("nodes", "Workers by state.", _by_state)]
     curves: SeriesPart
     job_tail: Annotated[

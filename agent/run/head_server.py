@@ -306,6 +306,7 @@ class RunStatus:
             attempts=tuple(attempt.to_outcome() for attempt in keeper.record.attempts),
             figures=machine_of(self._run.stats.snapshot({})),
             slow=self.machines.slow_text(HERE),
+            slow_by=self.machines.slow_by(HERE),
             gpu_history=GpuHistoryStatus(**self.machines.gpu_history.to_status()),
             progress=ProgressStatus.of_job(
                 self.job_lines, self._run.utc, is_running=state.phase is HeadPhase.RUNNING
@@ -400,6 +401,7 @@ class RunStatus:
             steps=tuple(StepStatus(name, step.value) for name, step in steps.items()),
             figures=machine_of(stats),
             slow=self.machines.slow_text(worker.key),
+            slow_by=self.machines.slow_by(worker.key),
             **reported_values(stats),
         )
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from agent.decisions.head.head_state import HeadState
     from agent.job.progress import Progress
     from agent.node.figures import Figures, Forecast
+    from agent.port.status_model import SlowBy
     from agent.run.node_run import NodeRun
 
 _SLOW = "Check its cooling, its power and other jobs on it, or replace it"
@@ -84,6 +85,11 @@ class MachineWatch:
             *(Finding("slow node", Level.WARN, what, _SLOW) for what in slow),
             *(Finding("full soon", Level.WARN, what, remedy) for what, remedy in self._full),
         ]
+
+    def slow_by(self, key: str) -> SlowBy:
+        """Return the figure that shows that a node is slow, or ''."""
+        slow = self.slow.get(key)
+        return "" if slow is None else slow.measure
 
     def slow_text(self, key: str) -> str:
         """Return in which figure a node is slow and for how long, without its name, or ''."""

@@ -149,7 +149,7 @@ class NodeStats:
             stats = replace(stats, figures=None)
         elif stats.figures is not None:
             self._figures_due = stats.figures.at + times.FIGURES_SENT
-        has_any = stats.latencies or stats.steps or stats.known or stats.figures or stats.caches
+        has_any = stats != WorkerStats(attempt=stats.attempt)
         takes_back = self._has_sent_causes and not stats.known
         self._has_sent_causes = bool(stats.known)
         return stats if has_any or takes_back else None

@@ -7,6 +7,8 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from msgspec import to_builtins
+
 from agent.base.errors import Problem, SettingsError
 from agent.base.text import Line, escaped, first_names, nearly_equal
 from agent.base.value import Value
@@ -25,12 +27,42 @@ _OURS = {"RAY_WORKER", "HEAD_POD_ID", "EXPECTED_WORKERS", "DEBUG_RAY"}
 _DURATIONS = {values.duration, values.duration_or_off, values.duration_or_auto}
 
 
+class Origin(Value):
+    """Where the value of a variable is from; by default the environment."""
+
+    file_variable: str = ""  # The one that names a file with it
+    is_default: bool = False
+    ignored: str = ""  # Why a default counts, and not what is in the environment
+
+    @property
+    def text(self) -> str:
+        """Return it as `env` prints it."""
+        if self.is_default:
+            return f"default ({self.ignored})" if self.ignored else "default"
+        return f"file named by {self.file_variable}" if self.file_variable else "environment"
+
+
+class VariableRow(Value):
+    """A variable as `env` lists it."""
+
+    group: str
+    name: str
+    value: str  # '' for a default
+    origin: Origin
+    meaning: str
+    default: str
+
+    def to_json(self) -> dict[str, str]:
+        """Return it as `env --json` prints it."""
+        return {**to_builtins(self), "origin": self.origin.text}
+
+
 class Loaded(Value):
     """Settings, the origin of each value, and warnings about variables."""
 
     settings: Settings
     command: tuple[str, ...] | None  # the job given after `--`, as argv
-    origins: Mapping[str, str]  # by variable: `environment`, the file it was read from, `default`
+    origins: Mapping[str, Origin]  # by variable
     notes: tuple[str, ...] = ()  # a sentence for each variable that may be meant otherwise
     misspelled: tuple[str, ...] = ()  # one for each misspelled name, and one for unknown names
 
@@ -81,7 +113,7 @@ def _read_value(name: str, text: str) -> object:
     return model.VARIABLES[name].read(text)
 
 
-def _drop_service_links(texts: dict[str, str], origins: dict[str, str]) -> tuple[str, ...]:
+def _drop_service_links(texts: dict[str, str], origins: dict[str, Origin]) -> tuple[str, ...]:
     """Drop what Kubernetes sets for a service named like our variable; return sentences on it."""
     links = [
         name for name, text in texts.items() if name.endswith("_PORT") and text.startswith("tcp://")
@@ -89,7 +121,8 @@ def _drop_service_links(texts: dict[str, str], origins: dict[str, str]) -> tuple
     ignored = []
     for name in links:
         ignored.append(f"{name}={texts.pop(name)} is a Kubernetes service link and is ignored")
-        origins[name] = "default (a Kubernetes service link was ignored)"
+        why = "a Kubernetes service link was ignored"
+        origins[name] = Origin(is_default=True, ignored=why)
     return tuple(ignored)
 
 
@@ -123,13 +156,13 @@ def settings_for_end(environ: Mapping[str, str]) -> Settings:
 
 def _collect(
     environ: Mapping[str, str], problems: list[Problem]
-) -> tuple[dict[str, str], dict[str, str]]:
+) -> tuple[dict[str, str], dict[str, Origin]]:
     """Return the text of each variable that is set, and the origin of each."""
     texts = {name: environ[name] for name in model.FIELD_OF if name in environ}
-    origins = dict.fromkeys(texts, "environment")
+    origins = dict.fromkeys(texts, Origin())
     for name in [n for n, text in texts.items() if not text.strip() and n in _MAY_BE_EMPTY]:
         texts.pop(name)
-        origins[name] = "default (empty in the environment)"
+        origins[name] = Origin(is_default=True, ignored="empty in the environment")
 
     # Secrets that are in a file.
     for form, secret in model.SECRET_FILE_VARIABLES.items():
@@ -140,7 +173,7 @@ def _collect(
             both = f"{secret} + {form}"
             problems.append(Problem(both, "several forms of one secret", "only one"))
             continue
-        origins[secret] = f"file named by {form}"
+        origins[secret] = Origin(file_variable=form)
         try:
             with Path(environ[form]).open(encoding="utf-8-sig") as file:  # editors leave a mark
                 texts[secret] = file.read(65_536).strip()
@@ -151,7 +184,7 @@ def _collect(
 
     # Empty secrets, in the environment or in a file.
     for secret in [name for name in model.SECRETS if not texts.get(name, "x").strip()]:
-        name = secret if secret in environ else origins[secret].removeprefix("file named by ")
+        name = secret if secret in environ else origins[secret].file_variable
         problems.append(Problem(name, "nothing", "a secret; unset it to go without"))
         texts.pop(secret)
     return texts, origins
@@ -193,35 +226,27 @@ def _near(name: str, known: Iterable[str]) -> str | None:
     return next((candidate for candidate in known if nearly_equal(name, candidate)), None)
 
 
-def env_rows(loaded: Loaded, environ: Mapping[str, str]) -> Iterator[dict[str, str]]:
+def env_rows(loaded: Loaded, environ: Mapping[str, str]) -> Iterator[VariableRow]:
     """Yield the rows of `pod-agent env` by group: each variable, its value, origin and meaning."""
     group = ""
     for name, variable in model.VARIABLES.items():
         group = model.GROUPS.get(name, group)
-        origin = loaded.origins.get(name, "default")
+        origin = loaded.origins.get(name, Origin(is_default=True))
         value = ""
-        if not origin.startswith("default"):
+        if not origin.is_default:
             value = "********" if name in model.SECRETS else environ.get(name, "")
-        yield {
-            "group": group,
-            "name": name,
-            "value": value,
-            "origin": origin,
-            "meaning": variable.meaning,
-            "default": variable.default_text,
-        }
+        yield VariableRow(group, name, value, origin, variable.meaning, variable.default_text)
 
 
-def env_lines(rows: Iterable[Mapping[str, str]], *, has_all: bool) -> Iterator[Line]:
+def env_lines(rows: Iterable[VariableRow], *, has_all: bool) -> Iterator[Line]:
     """Yield a line for each variable that is set; then the others, below their groups' headings."""
     # What is set?
     unset = []
     for row in rows:
-        if row["origin"].startswith("default"):
+        if row.origin.is_default:
             unset.append(row)
         else:
-            text = f"{row['name']}={row['value']}"
-            yield Line(text, f"  [{row['origin']}]", "good")
+            yield Line(f"{row.name}={row.value}", f"  [{row.origin.text}]", "good")
     if not has_all:
         number = f"{len(unset)} variables have their defaults"
         yield Line("", f"{number}: --all lists them, and what each is for")
@@ -230,10 +255,10 @@ def env_lines(rows: Iterable[Mapping[str, str]], *, has_all: bool) -> Iterator[L
     # The rest, each with its default and what it is for.
     group = ""
     for row in unset:
-        if row["group"] != group:
-            group = row["group"]
+        if row.group != group:
+            group = row.group
             yield Line(f"{group}:", tone="title")
-        default = f"default: {row['default'] or 'none'}"
-        if row["origin"] != "default":  # such as one that was ignored
-            default = f"{row['origin']}, {row['default'] or 'none'}"
-        yield Line(row["name"], f"  {row['meaning']} ({default})")
+        default = f"default: {row.default or 'none'}"
+        if row.origin.ignored:
+            default = f"{row.origin.text}, {row.default or 'none'}"
+        yield Line(row.name, f"  {row.meaning} ({default})")

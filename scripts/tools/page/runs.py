@@ -170,5 +170,6 @@ def _workers(count: int) -> Iterator[NodeStatus]:
             steps=(StepStatus("fetch", "pending" if number == slow else "ready"),),
             figures=_figures(number),
             slow="GPU power 260 W, median of all nodes 650 W, for 5 min" if is_slow else "",
+            slow_by="power" if is_slow else "",
             caches="cold" if number == 2 else "seeded",
         )

@@ -422,6 +422,7 @@ def _node(situation: str, nodes: int, number: int) -> NodeStatus:
         steps=(),
         figures=None if is_late else _figures(situation, number, is_slow=is_slow),
         slow=slow if is_slow else "",
+        slow_by="clock" if is_slow else "",
         caches="",
     )
 

@@ -322,5 +322,5 @@ def test_what_is_set_comes_first_and_alone() -> None:
 
 def test_every_variable_is_printed_once() -> None:
     """In its group, or after all groups."""
-    shown = [row["name"] for row in env_rows(load({}), {})]
+    shown = [row.name for row in env_rows(load({}), {})]
     assert sorted(shown) == sorted(VARIABLES)

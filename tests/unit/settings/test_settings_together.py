@@ -155,7 +155,7 @@ def test_a_service_link_is_ignored_with_a_line(name: str) -> None:
     """NAME_PORT=tcp://… of Kubernetes is ignored with a sentence."""
     loaded = load({name: "tcp://10.0.0.1:80"})
     assert any(name in note and "ignored" in note for note in loaded.notes)
-    assert loaded.origins[name].startswith("default")
+    assert loaded.origins[name].is_default
 
 
 @pytest.mark.parametrize("form", sorted(SECRET_FILE_VARIABLES))
@@ -174,7 +174,7 @@ def test_a_secret_from_a_file(form: str, tmp_path: Path) -> None:
     secret = held[SECRET_FILE_VARIABLES[form]]
     assert secret is not None
     assert secret.reveal() == text
-    assert loaded.origins[SECRET_FILE_VARIABLES[form]] == f"file named by {form}"
+    assert loaded.origins[SECRET_FILE_VARIABLES[form]].file_variable == form
 
 
 def test_a_file_precedes_the_key_that_runpod_sets(tmp_path: Path) -> None:
