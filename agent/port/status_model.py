@@ -497,6 +497,7 @@ class HeadStatus(CommonStatus, kw_only=True):
     figures: Annotated[MachineStatus | None, says("of the head's node"), CLOCK]
     slow: Annotated[str, says("why the head's node is slow"), CLOCK]
     slow_by: Annotated[SlowBy, says("the figure that shows it"), CLOCK] = ""
+    own: Annotated[NodeValues, says("what the head's node reports of itself")] = NodeValues()
     nodes: Annotated[tuple[NodeStatus, ...], gauge("nodes", "Workers by state.", _by_state)]
     curves: SeriesPart
     job_tail: Annotated[

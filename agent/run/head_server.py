@@ -276,6 +276,7 @@ class RunStatus:
         plain = [Worker("", ip, ip, phase=_NO_AGENT) for ip in alive if ip not in known]
 
         caches = self._run.caches.to_status()
+        own = self._run.stats.snapshot({})
         return HeadStatus(
             run_id=keeper.record.run_id,
             run_name=name and self._run.redactor.clean(name),
@@ -304,7 +305,8 @@ class RunStatus:
             job=job,
             verdict=state.stop.verdict,
             attempts=tuple(attempt.to_outcome() for attempt in keeper.record.attempts),
-            figures=machine_of(self._run.stats.snapshot({})),
+            figures=machine_of(own),
+            own=NodeValues(**reported_values(own)),
             slow=self.machines.slow_text(HERE),
             slow_by=self.machines.slow_by(HERE),
             gpu_history=GpuHistoryStatus(**self.machines.gpu_history.to_status()),
