@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import time
+from functools import partial
 from typing import TYPE_CHECKING
+
+import anyio
 
 from agent.base import times
 from agent.base.errors import UnavailableError
 from agent.cli.http_request import ask
 from agent.cli.printing import warn
 from agent.cli.running_head import require_head
+from agent.processes.waiting import NotYet, TimedOutError, until
 
 if TYPE_CHECKING:
     import argparse
@@ -29,8 +32,12 @@ def stop(environ: Mapping[str, str]) -> None:
     head = require_head(environ)
     within = head.ask("/stop", post=True)["within"] + _STOP_VERB_MARGIN
     warn(f"run {head.agent.run_id} is being stopped")
-    over = time.monotonic() + within
-    while ask(f"http://{head.where}/livez", limit=2.0).status:
-        if time.monotonic() > over:
-            raise UnavailableError(f"{head.where} still answers after {within:g} s")
-        time.sleep(times.VERB_RETRY_PAUSE)  # for a person only; nothing waits on it
+
+    async def is_closed() -> bool | NotYet:
+        return NotYet() if ask(f"http://{head.where}/livez", limit=2.0).status else True
+
+    pause = times.VERB_RETRY_PAUSE
+    try:
+        anyio.run(partial(until, is_closed, within, step=pause, longest=pause))
+    except TimedOutError:
+        raise UnavailableError(f"{head.where} still answers after {within:g} s") from None

@@ -177,24 +177,34 @@ class HeadLink:
 
     async def run(self) -> None:
         """Send reports and handle replies until canceled, or until the goodbye is delivered."""
-        step = _CONNECT_PAUSE
         async with _Sessions(self._open_session) as sessions, anyio.create_task_group() as tasks:
-            while True:
+
+            async def report() -> bool | NotYet:
                 former = self._followed_ip
                 epoch = self._epoch
                 has_reply = await self._report_once(sessions)
                 if self.goodbye_delivered:
-                    return
+                    return True
 
                 # The reply to a goodbye is never held: it is sent again after a pause, too.
-                if has_reply and not (self._is_unknown or self._is_leaving):
-                    step = _CONNECT_PAUSE
-                    if former not in ("", self._followed_ip) and self._epoch > epoch:
-                        tasks.start_soon(self._report_to_former_head, sessions, former)
-                    continue
-                with anyio.move_on_after(step):  # a change on this node is reported at once
-                    await self._changed.wait()
-                step = min(step * 1.5, _LONGEST_CONNECT_PAUSE)
+                if not has_reply or self._is_unknown or self._is_leaving:
+                    return NotYet()
+                if former not in ("", self._followed_ip) and self._epoch > epoch:
+                    tasks.start_soon(self._report_to_former_head, sessions, former)
+                return True
+
+            while not self.goodbye_delivered:
+                # `until` loads tenacity: not before the first report.
+                if isinstance(await report(), NotYet):
+                    await self._pause(_CONNECT_PAUSE)
+                    step = 1.5 * _CONNECT_PAUSE
+                    longest = _LONGEST_CONNECT_PAUSE
+                    await until(report, None, step=step, longest=longest, pause=self._pause)
+
+    async def _pause(self, seconds: float) -> None:
+        """Wait, but report a change on this node at once."""
+        with anyio.move_on_after(seconds):
+            await self._changed.wait()
 
     @property
     def _is_leaving(self) -> bool:

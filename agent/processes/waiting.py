@@ -35,17 +35,19 @@ class TimedOutError(Exception):
     """The condition did not hold in time; its text is the last evidence."""
 
 
-async def until(
+async def until(  # noqa: PLR0913 - how often, for how long, and what is said meanwhile
     check: Callable[[], Awaitable[T | NotYet]],
     limit: float | None,
     *,
     step: float = _WAIT_POLL,
     longest: float = 1.0,
     on_evidence: Callable[[str], None] | None = None,
+    pause: Callable[[float], Awaitable[None]] = anyio.sleep,
 ) -> T:
     """Call `check` until it does not return NotYet; pauses grow from `step` to `longest` seconds.
 
     The last call is at the deadline. `on_evidence` is called with each change of the evidence.
+    `pause` waits for so many seconds, or less where something happens.
     """
     import tenacity  # noqa: PLC0415 - 10 ms that most pods need only while Ray boots
 
@@ -69,7 +71,7 @@ async def until(
     )
     for attempt in retrying:
         if pauses:
-            await anyio.sleep(pauses.pop())
+            await pause(pauses.pop())
         former = answer
         answer = await check()
         if isinstance(answer, NotYet) and answer != former and on_evidence is not None:
