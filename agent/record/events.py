@@ -9,13 +9,14 @@ import re
 from collections.abc import Mapping
 from contextlib import suppress
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 import msgspec
 
 from agent.base import times
 from agent.base.ends import Outcome
 from agent.base.text import duration_text
+from agent.base.typed import convert
 from agent.base.value import Value
 from agent.record.background import Writer
 from agent.record.files import reading, rotate
@@ -36,6 +37,7 @@ FORMER_EVENTS_FILE = "events.1.jsonl"
 MOST_BYTES = 8 << 20
 MOST_QUEUED = 4 << 20
 _LOST = " were lost: the disk stalled"
+V = TypeVar("V", bound=Value)
 Role = Literal["head", "worker"]
 
 
@@ -225,11 +227,20 @@ class EventRecorder(Writer):
 
 
 class RecordedEvent(NamedTuple):
-    """One line of the file, as plain JSON data: its time, the name of its kind, and its fields."""
+    """One line of the file: its time, the name of its kind, and its fields as plain JSON data."""
 
     at: float
     kind: str
     data: dict[str, Any]
+
+    def read(self, form: type[V], of: type[Value] | None = None) -> V | None:
+        """Return its fields in a form, where it is an event of that class, or of the class `of`."""
+        if self.kind != (of or form).__name__:
+            return None
+        try:
+            return convert(self.data, form)
+        except msgspec.ValidationError:  # of an agent of another version
+            return None
 
 
 def read_events(folder: Path) -> Iterator[RecordedEvent]:

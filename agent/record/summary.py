@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from agent.base.errors import UnavailableError
 from agent.base.text import duration_text, escaped, first_names, short_duration
+from agent.base.value import Value
 from agent.decisions.head.head_state import HeadPhase, WorkerReplaced, WorkerReported, WorkerSilent
 from agent.decisions.receipt import RunActivity
-from agent.decisions.shared import HERE
+from agent.decisions.shared import HERE, ServiceGone
+from agent.decisions.stall import Stalled
 from agent.decisions.worker.worker_state import WorkerPhase
 from agent.diagnosis.advice import advise, failures_of
 from agent.job.progress import reward_text
-from agent.record.events import EVENTS_FILE, RecordedEvent, read_events
+from agent.record.events import (
+    EVENTS_FILE,
+    Began,
+    GoodbyeReceived,
+    NodeNoticed,
+    PhaseEntered,
+    RecordedEvent,
+    Waited,
+    WaitsOver,
+    read_events,
+)
 from agent.record.files import NoRecord, iso_time, seconds_between, seconds_of
 from agent.record.run_folder import (
     OUTCOME_FILE,
@@ -29,6 +41,7 @@ from agent.record.run_record import RUN_FILE, RunRecord
 from agent.record.series_file import SERIES_FILE, read_steps
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from agent.base.ends import Outcome
@@ -37,6 +50,7 @@ if TYPE_CHECKING:
     from agent.decisions.shared import Outage
     from agent.record.series_file import SavedSteps
 
+V = TypeVar("V", bound=Value)
 _SPAN_SHORTEST = 0.05  # `explain` leaves out what took less.
 MOST_SPANS = 32  # phases kept of each node: the first one and the latest
 _MOST_LINES = 10
@@ -109,11 +123,11 @@ def explain(folder: Path) -> list[str]:
         )
     outcome = read_outcome(node)
     is_over = not isinstance(outcome, NoRecord) or not outcome.is_missing
-    is_head = starts[-1].data["role"] == "head"
+    is_head = starts[-1].role == "head"
     first_phase = HeadPhase.BOOTING if is_head else WorkerPhase.FINDING
 
     # How far did the job come, and until when is that known? A run that goes on lasts until now.
-    began = str(starts[0].data["started_at"])
+    began = starts[0].started_at
     saved = read_steps(node / SERIES_FILE, seconds_of(began))
     meter = _meter(record, began)
     lasted = events[-1].at
@@ -142,39 +156,50 @@ def explain(folder: Path) -> list[str]:
     return [escaped(" ".join(line.split())) for line in (*lines, *details, *end)]
 
 
-def _title(
-    node: Path, starts: list[RecordedEvent], receipt: ReceiptStatus | None, *, lasted: float
-) -> str:
+def _title(node: Path, starts: list[Began], receipt: ReceiptStatus | None, *, lasted: float) -> str:
     """Return which run and node this is, when it began, how long it lasted and what it cost."""
-    role = starts[-1].data["role"]
-    run_id = starts[-1].data["run_id"] or "without an id"
-    began = starts[0].data["started_at"]
-    title = (
-        f"run {run_id}, recorded by the {role} {node.name}: began {began}, lasted {_time(lasted)}"
-    )
+    last = starts[-1]
+    run_id = last.run_id or "without an id"
+    began = f"began {starts[0].started_at}, lasted {_time(lasted)}"
+    title = f"run {run_id}, recorded by the {last.role} {node.name}: {began}"
     if receipt is not None and receipt.cost is not None:
         title += f", cost ${receipt.cost.total:.2f}"
-    agents = len({start.data["started_at"] for start in starts})
+    agents = len({start.started_at for start in starts})
     if agents > 1:
         title += f"; its agent was started {agents} times"
     return title
 
 
-def _on_one_clock(node: Path) -> tuple[list[RecordedEvent], list[RecordedEvent]]:
+class _Event(NamedTuple):
+    """An event of a node on one clock, and the time on it at which its agent's clock was 0."""
+
+    at: float
+    agent_began: float
+    read: RecordedEvent
+
+
+def _on_one_clock(node: Path) -> tuple[list[_Event], list[Began]]:
     """Return a node's events, timed from the start of its first agent, and the agents' starts."""
-    events: list[RecordedEvent] = []
-    starts: list[RecordedEvent] = []
+    events: list[_Event] = []
+    starts: list[Began] = []
     offset = 0.0
     for event in read_events(node):
-        if event.kind == "Began":
-            starts.append(event)
-            first = str(starts[0].data["started_at"])
-            offset = seconds_between(first, str(event.data["started_at"]))
-        data = event.data
-        if event.kind == "Waited" and data["until"] is not None:  # None: without a limit
-            data = {**data, "until": data["until"] + offset}
-        events.append(event._replace(at=event.at + offset, data=data))
+        start = event.read(Began)
+        if start is not None:
+            starts.append(start)
+            offset = seconds_between(starts[0].started_at, start.started_at)
+        events.append(_Event(event.at + offset, offset, event))
     return events, starts
+
+
+def _of_kind(
+    events: list[_Event], form: type[V], of: type[Value] | None = None
+) -> Iterator[tuple[float, V]]:
+    """Yield the events of a class in a form, each with its time."""
+    for event in events:
+        found = event.read.read(form, of)
+        if found is not None:
+            yield event.at, found
 
 
 def _last_sign(node: Path, began: str, saved: SavedSteps | None, meter: Meter | None) -> float:
@@ -185,15 +210,14 @@ def _last_sign(node: Path, began: str, saved: SavedSteps | None, meter: Meter | 
     return max(step_at or 0.0, 0.0 if meter is None else meter.seen_at)
 
 
-def _phases(events: list[RecordedEvent], phase: str, lasted: float) -> list[str]:
+def _phases(events: list[_Event], phase: str, lasted: float) -> list[str]:
     """Return the total time in each phase; `phase` is the first one."""
     spent: dict[str, float] = {}
     since = 0.0
-    for event in events:
-        spent[phase] = spent.get(phase, 0.0) + event.at - since
-        since = event.at
-        if event.kind == "PhaseEntered":
-            phase = event.data["phase"]
+    for at, entered in _of_kind(events, PhaseEntered):
+        spent[phase] = spent.get(phase, 0.0) + at - since
+        since = at
+        phase = entered.phase
     spent[phase] = spent.get(phase, 0.0) + lasted - since
     long = {name: seconds for name, seconds in spent.items() if seconds >= _SPAN_SHORTEST}
     if not long:
@@ -218,20 +242,19 @@ def _steps(saved: SavedSteps | None) -> list[str]:
     return [f"steps: {', '.join(parts)}"]
 
 
-def _stalled(events: list[RecordedEvent], node: Path) -> list[str]:
+def _stalled(events: list[_Event], node: Path) -> list[str]:
     """Return the last stall with the suspects, and how many attempts stalled before."""
-    stalls = {event.data["attempt"]: event.data for event in events if event.kind == "Stalled"}
+    stalls = {stall.attempt: stall for _, stall in _of_kind(events, Stalled)}
     if not stalls:
         return []
-    *before, (attempt, last) = stalls.items()
-    suspects = last.get("suspects")
-    what = f"{last['what']}: {suspects}" if suspects else last["what"]
-    where = [f"attempt {attempt}"]
-    stacks = stacks_file(attempt)
+    *before, last = stalls.values()
+    what = f"{last.what}: {last.suspects}" if last.suspects else last.what
+    where = [f"attempt {last.attempt}"]
+    stacks = stacks_file(last.attempt)
     if (node / stacks).exists():
         where.append(stacks)
     if before:
-        where.append(f"before it {first_names(f'attempt {number}' for number, _ in before)}")
+        where.append(f"before it {first_names(f'attempt {stall.attempt}' for stall in before)}")
     return [f"stalled: {what} ({'; '.join(where)})"]
 
 
@@ -273,25 +296,26 @@ def _receipt(receipt: ReceiptStatus | None) -> list[str]:
     return [f"time: {line}"] if line else []
 
 
-def _waits(events: list[RecordedEvent], lasted: float, *, goes_on: bool) -> list[str]:
+def _waits(events: list[_Event], lasted: float, *, goes_on: bool) -> list[str]:
     """Return the longest waits, each with its last evidence; unfinished ones first.
 
     A wait was in vain if its time ran out; else the end of the run ended it.
     """
     # Each wait: its seconds, for what, the evidence, and '' or in which way it is unfinished.
-    since: dict[str, tuple[float, float | None, str]] = {}
+    since: dict[str, tuple[float, float, str]] = {}
     waits: list[tuple[float, str, str, str]] = []
-    for at, kind, data in events:
-        if kind == "Waited":
-            begun, _, evidence = since.get(data["what"], (at, None, ""))
-            since[data["what"]] = (begun, data["until"], data["evidence"] or evidence)
-        elif kind == "WaitsOver":
-            for what in data["what"]:
-                begun, _, evidence = since.pop(what, (at, None, ""))
-                waits.append((at - begun, what, evidence, ""))
+    for at, agent_began, event in events:
+        waited = event.read(Waited)
+        if waited is not None:
+            begun, _, evidence = since.get(waited.what, (at, 0.0, ""))
+            until = agent_began + waited.until
+            since[waited.what] = (begun, until, waited.evidence or evidence)
+        over = event.read(WaitsOver)
+        for what in () if over is None else over.what:
+            begun, _, evidence = since.pop(what, (at, 0.0, ""))
+            waits.append((at - begun, what, evidence, ""))
     for what, (begun, until, evidence) in since.items():
-        has_run_out = until is not None and lasted >= until
-        unfinished = ", in vain" if has_run_out else ""
+        unfinished = ", in vain" if lasted >= until else ""
         if goes_on:
             unfinished = " so far"
         waits.append((lasted - begun, what, evidence, unfinished))
@@ -306,16 +330,25 @@ def _waits(events: list[RecordedEvent], lasted: float, *, goes_on: bool) -> list
     return lines
 
 
-def _joined(events: list[RecordedEvent]) -> list[str]:
+class _SeenWorker(Value):
+    name: str
+    joined: bool = False
+
+
+class _SeenReport(Value):
+    """What is shown of a `WorkerReported`."""
+
+    worker: _SeenWorker
+
+
+def _joined(events: list[_Event]) -> list[str]:
     """Return the nodes that joined, the slowest first, and those that left, with the cause."""
     joined: dict[str, str] = {}
-    left: dict[str, str] = {}
-    for at, kind, data in events:
-        if kind == "WorkerReported" and data["worker"].get("joined"):
-            name = data["worker"]["name"]
+    for at, report in _of_kind(events, _SeenReport, WorkerReported):
+        name = report.worker.name
+        if report.worker.joined:
             joined.setdefault(name, f"{name} after {_time(at)}")
-        elif kind == "GoodbyeReceived":
-            left[data["node"]] = f"{data['node']} ({data['cause']})"
+    left = {bye.node: f"{bye.node} ({bye.cause})" for _, bye in _of_kind(events, GoodbyeReceived)}
     lines = []
     if joined:
         lines.append(f"joined: {first_names([*joined.values()][::-1])}")
@@ -324,22 +357,21 @@ def _joined(events: list[RecordedEvent]) -> list[str]:
     return lines
 
 
-def _services(events: list[RecordedEvent]) -> list[str]:
+def _services(events: list[_Event]) -> list[str]:
     """Return the services that failed, how often, and the last reason."""
     failed: dict[str, list[str]] = {}
-    for _, kind, data in events:
-        if kind == "ServiceGone":
-            where = "" if data["node"] == HERE else f" on {data['node']}"
-            failed.setdefault(f"{data['name']}{where}", []).append(data["evidence"])
+    for _, gone in _of_kind(events, ServiceGone):
+        where = "" if gone.node == HERE else f" on {gone.node}"
+        failed.setdefault(f"{gone.name}{where}", []).append(gone.evidence)
     if not failed:
         return []
     texts = [f"{name} failed {len(why)} x ({why[-1]})" for name, why in failed.items()]
     return [f"services: {'; '.join(texts)}"]
 
 
-def _noticed(events: list[RecordedEvent]) -> list[str]:
+def _noticed(events: list[_Event]) -> list[str]:
     """Return what the nodes' figures showed: slow nodes, and what would be full."""
-    sentences = dict.fromkeys(event.data["what"] for event in events if event.kind == "NodeNoticed")
+    sentences = dict.fromkeys(noticed.what for _, noticed in _of_kind(events, NodeNoticed))
     if not sentences:
         return []
     return [f"nodes: {'; '.join([*sentences][-_MOST_NOTICED:])}"]
