@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -9,8 +10,8 @@ from msgspec.structs import replace
 from agent.base.errors import Problem
 from agent.base.ports import DEFAULTS, conflicts_of
 from agent.job import services as work
-from agent.job.judging import judge_problems, judge_request
 from agent.plan.listeners import ports_here
+from agent.settings.rules import JUDGE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from agent.platforms.resolve import Topology
     from agent.settings.model import Settings
 
+_JUDGE_TABLE = "[services.judge]"
 _ONLY_HEAD = "head: no agent runs on the nodes of a platform's Ray"
 
 
@@ -32,7 +34,7 @@ def all_services(
     base: Ports = DEFAULTS,
 ) -> tuple[ServiceSpec, ...]:
     """Return the services of the whole run, in the order in which they are shown."""
-    judge = judge_request(settings, file)
+    judge = _judge_request(settings, file)
     reward = work.reward_service(with_reward(settings, file), command, base, judge)
     if file.reward is not None and reward is not None:
         fields = file.reward_fields
@@ -81,7 +83,7 @@ def service_problems(
 ) -> Iterator[Problem]:
     """Yield problems of the services file on this platform."""
     table = f"AGENT_SERVICES={settings.services}"
-    yield from judge_problems(settings, file)
+    yield from _judge_problems(settings, file)
     services = all_services(settings, command, file, topology.platform.ports)
     nodes = _known_nodes(settings, topology, services)
     for at, spec in enumerate(services):
@@ -149,3 +151,53 @@ def _port_conflicts(
     others, of_workers = ports_here(settings, base, topology.given_ray, joins_ray=not spec.alone)
     others |= {f"service {other.name}": other.port for other in beside if other.port}
     yield from conflicts_of(spec.name, port, others, of_workers)
+
+
+# --- the judge of AGENT_REWARD=judge -------------------------------------------------------------
+
+
+def _judge_request(settings: Settings, file: ServicesFile) -> str:
+    """Return what the reward server asks the judge, as JSON for its --judge; '' without one."""
+    if settings.reward != JUDGE:
+        return ""
+    spec = _judge_of(file)
+    url = settings.judge_url
+    if url is None:
+        port = 0 if spec is None else spec.port
+        url = f"http://{{address:{JUDGE}}}:{port}"
+    asked = {"url": url, **file.ask}
+    if settings.judge_model is not None:
+        asked["model"] = settings.judge_model
+    return json.dumps(asked)
+
+
+def _judge_problems(settings: Settings, file: ServicesFile) -> Iterator[Problem]:
+    """Yield why there is no judge, or more than one."""
+    table = f"AGENT_SERVICES={settings.services} {_JUDGE_TABLE}"
+    spec = _judge_of(file)
+    if settings.reward != JUDGE:
+        if file.ask:
+            got = f"keys of a judge, though AGENT_REWARD is {settings.reward or 'unset'}"
+            yield Problem(f"{table} ask", got, f"AGENT_REWARD={JUDGE} beside them")
+        return
+
+    # Where is it?
+    if settings.judge_url is not None and spec is not None:
+        yield Problem(f"AGENT_JUDGE_URL + {table}", "a judge in each", "one of the two")
+    elif settings.judge_url is None and spec is None:
+        expected = "AGENT_JUDGE_URL, or [services.judge] with a command"
+        yield Problem("AGENT_REWARD", f"{JUDGE!r} without a judge", expected)
+    elif settings.judge_url is None and spec is not None:
+        if spec.port is None:
+            expected = "ready.http or ready.tcp, which has the port that the reward server asks"
+            yield Problem(f"{table} ready", "a judge without a port", expected)
+        if spec.where.kind == "workers":
+            expected = "one node: the head or a rank; or every node"
+            yield Problem(f"{table} where", "workers", expected)
+    if settings.judge_model is not None and "model" in file.ask:
+        both = f"AGENT_JUDGE_MODEL + {table} ask.model"
+        yield Problem(both, "a model in each", "one of the two")
+
+
+def _judge_of(file: ServicesFile) -> ServiceSpec | None:
+    return next((spec for spec in file.services if spec.name == JUDGE), None)

@@ -49,7 +49,7 @@ READ_ENVIRON = {
     "agent/processes/parent.py",
     "agent/processes/page_cache.py",
 }
-SLEEP = {f"agent/cli/{name}.py" for name in ("logs_verb", "stop_verb", "watch_status")}
+SLEEP = {f"agent/cli/{name}.py" for name in ("logs_verb", "watch_status")}
 IMPORT_RAY = {"agent/bridge/ray_calls.py"}
 EFFECTS = {"anyio", "asyncio", "subprocess", "threading", "socket", "psutil", "aiohttp", "requests"}
 """Modules by which a program acts; a file of a pure folder imports none of them."""
