@@ -127,6 +127,8 @@ class Example(Value):
     """The platform's time between its stop signal and its kill."""
     retries: int = 0
     """Additional attempts, if the platform restarts a lost run or node, and the job resumes."""
+    taken: frozenset[str] = frozenset()
+    """Ports of the platform's own Ray, which is never stopped."""
 
 
 BUNDLED = "reward-server"
@@ -150,7 +152,9 @@ EXAMPLE = {
     "slurm/amd.sbatch": Example(
         partial(by_sbatch, "slurm/amd.sbatch"), "slurm", 2, VERL, None, retries=3
     ),
-    "skypilot/search-r1.yaml": Example(skypilot, "skypilot", 2, VERL, None),
+    "skypilot/search-r1.yaml": Example(
+        skypilot, "skypilot", 2, VERL, None, taken=frozenset({"6380", "8266"})
+    ),
     "kubernetes/lws.yaml": Example(lws, "lws", 2, VERL, None, "hold", 120, retries=3),
     "kubernetes/kubeflow-trainjob.yaml": Example(
         trainjob, "kubeflow-trainer", 2, OPENRLHF, BUNDLED, grace=120

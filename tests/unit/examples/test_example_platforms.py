@@ -19,7 +19,7 @@ from agent.job.services_file import parse
 from agent.processes.probing import ReadinessProbe
 from agent.record.run_folder import outcome_text
 from agent.settings import load
-from support.example_table import EXAMPLE, IN_THE_CONTAINER, make_pods, plan_of, runtime_template
+from support.example_table import IN_THE_CONTAINER, make_pods, runtime_template
 from support.free_ports import free_port
 from support.launches import EXAMPLES, TOKEN, Shell, directives, documents, sbatch
 from support.worlds import settings_of
@@ -173,15 +173,6 @@ def test_dstack_forwards_the_dashboard() -> None:
     assert task["resources"]["shm_size"]
 
 
-def test_skypilots_ray_keeps_its_ports(tmp_path: Path) -> None:
-    """None of ours is 6380 or 8266, and only our own Ray is ever stopped."""
-    example = EXAMPLE["skypilot/search-r1.yaml"]
-    plan = plan_of(example.start(tmp_path)[0], example, 0)
-    ports = {listener.port for listener in plan.listeners}
-    assert not ports & {"6380", "8266"}
-    assert plan.topology.owns_machine is False
-
-
 def test_the_loop_ends_with_the_heads_code(tmp_path: Path) -> None:
     """The loop exits with the code of the head's agent; workers' output goes to files."""
     shell = Shell.make(tmp_path)
@@ -206,27 +197,6 @@ def test_the_loop_stops_every_machine(signum: int, tmp_path: Path) -> None:
         assert loop.wait(timeout=60) == 143
     stops = [call for call in shell.calls() if call.program == "docker" and call.argv[0] == "stop"]
     assert {call.place for call in stops} == {"10.0.0.5", "10.0.0.6", "10.0.0.7"}
-
-
-def test_pods_that_cannot_all_be_had_are_none(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The second pod is refused: the first is terminated, and the reason printed."""
-    script = make_pods()
-    monkeypatch.setattr(script, "HERE", EXAMPLES / "runpod")
-    asked: list[tuple[str, str]] = []
-
-    def call(method: str, path: str, _body: dict[str, Any] | None = None) -> dict[str, Any]:
-        asked.append((method, path))
-        if asked[1:] == [("POST", "pods")]:
-            raise OSError("no such GPU left")
-        return {"id": "pod0"}
-
-    monkeypatch.setattr(script, "call", call)
-    with pytest.raises(script.NotMadeError, match="no such GPU left"):
-        script.make_pods()
-    assert asked == [("POST", "pods"), ("POST", "pods"), ("DELETE", "pods/pod0")]
-    assert "whether a pod worker-1 was made" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

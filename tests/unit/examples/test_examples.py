@@ -48,6 +48,8 @@ def check_nodes(path: str, launches: list[Launch]) -> None:
         assert plan.settings.stop_grace < example.grace
         assert plan.settings.job_retries == example.retries
         assert not [note for note in plan.notes if "not ours" in note]
+        assert not {listener.port for listener in plan.listeners} & example.taken
+        assert not (example.taken and plan.topology.owns_machine)
 
 
 def check_job(path: str, launches: list[Launch]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from itertools import product
 from typing import TYPE_CHECKING
 
 import pytest
@@ -16,7 +17,10 @@ from support import stand_in_containers
 from support.stand_in_packages import ONE_FILE, git_variables, search_r1_image, verl_repository
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
+
+    from _pytest.mark import ParameterSet
 
 pytestmark = pytest.mark.processes
 
@@ -39,6 +43,24 @@ RECIPES = {
     "rehearsal": (),
 }
 """What there must be of each recipe."""
+OFTEN = {
+    ("none", "verl-grpo"),
+    ("apptainer", "openrlhf-grpo"),
+    ("pyxis", "search-r1-ppo"),
+    ("podman", "trl-grpo"),
+}
+"""Each container and recipe once; the other pairs are slow."""
+
+
+def pairs() -> Iterator[ParameterSet]:
+    """Yield each container with each recipe that it fits."""
+    for container, recipe in product(PLATFORMS["slurm"].variants, RECIPES):
+        if misfit("slurm", container, recipe, 2):
+            continue
+        if (container, recipe) == ("none", "rehearsal"):
+            continue  # run in the lab, with the one file and a package index
+        marks = () if (container, recipe) in OFTEN else pytest.mark.slow
+        yield pytest.param(container, recipe, marks=marks)
 
 
 def login_node(folder: Path) -> dict[str, str]:
@@ -65,12 +87,9 @@ def login_node(folder: Path) -> dict[str, str]:
     return {"PATH": f"{bin_folder}:{os.defpath}", "HOME": str(folder), **git_variables(str(hosted))}
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
-@pytest.mark.parametrize("container", PLATFORMS["slurm"].variants)
+@pytest.mark.parametrize(("container", "recipe"), [*pairs()])
 def test_everything_is_fetched_once(container: str, recipe: str, tmp_path: Path) -> None:
     """Image, repository, model, data and services are there; a second run makes no image."""
-    if misfit("slurm", container, recipe, 2) or (container, recipe) == ("none", "rehearsal"):
-        return  # the latter is run in the lab, with the one file and a package index
     made = tmp_path / "made"
     environ = login_node(tmp_path)
     (tmp_path / "pod-agent").write_bytes(ONE_FILE)
@@ -106,7 +125,13 @@ def test_everything_is_fetched_once(container: str, recipe: str, tmp_path: Path)
     assert len(makes) == expected + (container == "podman" and installs)
 
 
-@pytest.mark.parametrize("container", ["none", "pyxis", "podman"])
+@pytest.mark.parametrize(
+    "container",
+    [
+        "none",
+        *(pytest.param(container, marks=pytest.mark.slow) for container in ("pyxis", "podman")),
+    ],
+)
 def test_the_agent_is_installed_once(
     container: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
