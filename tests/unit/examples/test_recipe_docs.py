@@ -78,6 +78,12 @@ known, without a reward server, evaluation data and W&B; [sizes](README.md#sizes
 them. A setting that nobody sets has the framework's default. `AGENT_JOB_ARGS` replaces any of them.
 """
 
+EQUAL = {
+    "same": "Set as in every script",
+    "defaults": "Left at the framework's default, as in every script",
+}
+"""What stands below the table of settings."""
+
 
 def cell(text: object) -> str:
     """Return a text for a cell of a table."""
@@ -222,6 +228,10 @@ def settings_page(name: str) -> str:
             cell(setting.get("why", "")),
         ]
         lines.append("| " + " | ".join(cells) + " |")
+    for table, what in EQUAL.items():
+        if table in recipe:
+            named = [f"{code(name)} {cell(value)}" for name, value in recipe[table].items()]
+            lines += ["", f"{what}: {', '.join(named)}."]
     return "\n".join(lines) + "\n"
 
 

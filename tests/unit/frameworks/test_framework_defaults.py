@@ -145,6 +145,16 @@ def test_our_values_are_those_of_the_recipe(name: str) -> None:
                 said = ours_of(setting, shape)
                 if (value is None) != (said is None) or plain(value) != plain(said):
                     wrong.append((setting["name"], release, shape, value, said))
+    for release in recipe["releases"] or [""]:
+        for shape in recipe["shapes"]:
+            found = settings_of(name, release, shape)
+            for key, said in recipe.get("same", {}).items():
+                if plain(found.get(key)) != plain(said):
+                    wrong.append((key, release, shape, found.get(key), said))
+            wrong += [
+                (key, release, shape, found[key], None)
+                for key in set(recipe.get("defaults", ())) & set(found)
+            ]
     assert wrong == []
 
 
@@ -158,6 +168,9 @@ def test_rows_are_named_once(name: str) -> None:
         for release in releases_of(recipe, setting)
     ]
     assert len(set(seen)) == len(seen)
+    rows = {setting["name"] for setting in recipe["setting"]}
+    same, defaults = set(recipe.get("same", ())), set(recipe.get("defaults", ()))
+    assert not rows & same | rows & defaults | same & defaults
 
 
 def cited(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
