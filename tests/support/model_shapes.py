@@ -67,3 +67,19 @@ QWEN3_235B = shape(
     vocab_size=151_936,
     tie_word_embeddings=False,
 )
+DEEPSEEK_V3 = shape(
+    hidden_size=7168,
+    num_hidden_layers=61,
+    num_attention_heads=128,
+    num_key_value_heads=128,
+    intermediate_size=18432,
+    moe_intermediate_size=2048,
+    n_routed_experts=256,
+    n_shared_experts=1,
+    num_experts_per_tok=8,
+    first_k_dense_replace=3,
+    vocab_size=129_280,
+    kv_lora_rank=512,
+    qk_rope_head_dim=64,
+    tie_word_embeddings=False,
+)

@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
 from agent.frameworks import verl
-from agent.frameworks.recipe import NodeSize, RecipeInput, Version
+from agent.frameworks.recipe import JobBasis, NodeSize, RecipeInput, Version
+from support.model_shapes import QWEN3_8B
+
+if TYPE_CHECKING:
+    from agent.frameworks.recipe import ModelShape
 
 RELEASES = verl.VERSIONS
 MINI = "actor_rollout_ref.actor.ppo_mini_batch_size"
@@ -43,4 +51,24 @@ def asked(  # noqa: PLR0913 - a test says only what it is about
         args=args,
         scores=scores,
         wandb=wandb,
+    )
+
+
+def on(  # noqa: PLR0913 - same
+    model: ModelShape | None = QWEN3_8B,
+    shape: str = "1x8x80",
+    version: Version = (0, 9, 1),
+    *args: str,
+    recipe: str = "verl-grpo",
+    memory: int = 2 << 40,
+    backend: str = "",
+) -> RecipeInput:
+    """Return what is asked for a model on nodes × GPUs × GB, each with so many bytes of memory."""
+    count, gpus, gpu_memory = map(int, shape.split("x"))
+    return replace(
+        asked("1x8", version, *args, recipe=recipe),
+        nodes=(NodeSize(gpus, 128, memory, gpu_memory),) * count,
+        tensor_parallel=None,
+        basis=JobBasis(model),
+        backend=backend,
     )

@@ -3,44 +3,23 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.cli.options import model_size
-from agent.cli.recipe_verb import node_sizes, recipe_command
 from agent.frameworks.pace import HOUR, StepWork, step_seconds, steps_between_saves
 from agent.frameworks.recipe import JobBasis, NodeSize, RecipeInput
 from support.framework_defaults import parsed
+from support.sized_commands import sized
 
-if TYPE_CHECKING:
-    from agent.frameworks.recipe import Command
-
-ENVIRON = {
-    "AGENT_MODEL": "org/a-model",
-    "AGENT_TRAIN_DATA": "/data/train.parquet",
-    "AGENT_CHECKPOINTS": "/volume/checkpoints",
-    "AGENT_REWARD": "http://rewards:5000/get_reward",
-    "PATH": "/usr/bin:/bin",
-}
 SAVES = {
     "verl": "trainer.save_freq",
     "openrlhf-m": "save_steps",
     "openrlhf": "ckpt.save_steps",
     "trl": "save-steps",
 }
-
-
-def made(recipe: str, shape: str, size: str, args: str = "") -> Command:
-    """Return a recipe's command on nodes with much memory."""
-    nodes, gpus, memory = map(int, shape.split("x"))
-    sizes = node_sizes(nodes, [gpus], None, memory, 2048)
-    environ = {**ENVIRON, "AGENT_JOB_ARGS": args} if args else dict(ENVIRON)
-    if recipe in {"openrlhf-sft", "openrlhf-rm", "openrlhf-dpo"}:
-        del environ["AGENT_REWARD"]
-    return recipe_command(environ, recipe, sizes, None, model_size(size))[0]
 
 
 def key_of(recipe: str) -> str:
@@ -68,7 +47,7 @@ def test_checkpoints_are_about_an_hour_apart(
     recipe: str, shape: str, size: str, steps: int
 ) -> None:
     """As often as usual, or fewer steps where a step takes long; the reason has the estimate."""
-    command = made(recipe, shape, size)
+    command = sized(recipe, shape, size, host=2048)
     key = key_of(recipe)
     assert parsed(command)[key] == str(steps)
     flag = key if recipe.startswith("verl") else f"--{key}"
@@ -88,7 +67,7 @@ def test_checkpoints_are_about_an_hour_apart(
 )
 def test_few_cards_get_a_batch_of_a_quarter_of_an_hour(shape: str, size: str, batch: int) -> None:
     """They take hours for the 1,024 prompts × 8 answers that verl trains on."""
-    command = made("verl-grpo", shape, size)
+    command = sized("verl-grpo", shape, size, host=2048)
     found = parsed(command)
     assert found["data.train_batch_size"] == str(batch)
     assert found["actor_rollout_ref.actor.ppo_mini_batch_size"] == str(batch // 4)
@@ -99,13 +78,13 @@ def test_a_step_has_no_fewer_answers_than_a_group_learns_from() -> None:
     """However long it takes: 256 answers, also of PPO with one for each prompt."""
     long = "data.max_response_length=16384"
     for recipe, batch in (("verl-grpo", 32), ("verl-ppo", 256)):
-        command = made(recipe, "1x2x80", "7B", long)
+        command = sized(recipe, "1x2x80", "7B", long, host=2048)
         assert parsed(command)["data.train_batch_size"] == str(batch)
 
 
 def test_states_in_cpu_memory_count_in_every_recipe() -> None:
     """A step of 7B on two small cards moves all weights, and its optimizer works on the CPUs."""
-    why = made("trl-grpo", "1x2x24", "7B").why["--save-steps"]
+    why = sized("trl-grpo", "1x2x24", "7B", host=2048).why["--save-steps"]
     seconds = re.search(r"about (\d+) s a step, estimated: .*, with states in CPU memory", why)
     assert seconds is not None
     assert 45 <= int(seconds[1]) <= 75  # Without those states about 31 s
@@ -113,7 +92,9 @@ def test_states_in_cpu_memory_count_in_every_recipe() -> None:
 
 def test_the_users_steps_stay() -> None:
     """What the user sets is not estimated."""
-    own = made("verl-grpo", "1x1x24", "1.5B", "trainer.save_freq=7 data.train_batch_size=1024")
+    own = sized(
+        "verl-grpo", "1x1x24", "1.5B", "trainer.save_freq=7 data.train_batch_size=1024", host=2048
+    )
     assert parsed(own)["trainer.save_freq"] == "7"
     assert parsed(own)["data.train_batch_size"] == "1024"
 

@@ -7,19 +7,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import pytest
 
 from agent.base.errors import PreflightError
-from agent.cli.options import model_size
-from agent.cli.recipe_verb import node_sizes, recipe_command
+from support.sized_commands import sized
 
 if TYPE_CHECKING:
     from agent.frameworks.recipe import Command
-
-ENVIRON = {
-    "AGENT_MODEL": "org/a-model",
-    "AGENT_TRAIN_DATA": "/data/train.parquet",
-    "AGENT_CHECKPOINTS": "/volume/checkpoints",
-    "PATH": "/usr/bin:/bin",
-}
-REWARD = {"AGENT_REWARD": "http://rewards:5000/get_reward"}
 
 
 class Case(NamedTuple):
@@ -35,12 +26,8 @@ class Case(NamedTuple):
 
 def made(case: Case) -> Command:
     """Make the command of a case; PreflightError if it is refused."""
-    nodes, gpus, memory = map(int, case.shape.split("x"))
-    sizes = node_sizes(nodes, [gpus], None, memory, case.host)
-    own = {"AGENT_JOB_ARGS": case.args} if case.args else {}
-    rewarded = case.recipe.startswith(("openrlhf-grpo", "openrlhf-ppo", "trl"))
-    given = {**ENVIRON, **own, **(REWARD if rewarded else {})}
-    return recipe_command(given, case.recipe, sizes, case.version, model_size(case.size))[0]
+    recipe, shape, host, size, args, version = case
+    return sized(recipe, shape, size, args, host=host, version=version)
 
 
 HOST_TOO_SMALL = {

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from msgspec.structs import replace
 
-from agent.frameworks.recipe import JobBasis, MisfitError, NodeSize, RecipeInput, shape_of
+from agent.frameworks.recipe import MisfitError, NodeSize, RecipeInput
 from agent.frameworks.search_r1 import make
 from support.recipe_words import arguments
 
@@ -157,35 +156,10 @@ def test_any_nodes_fit_or_are_refused(gpus: list[int], tensor_parallel: int, min
     assert int(found[MINI]) % int(found[CRITIC]) == 0
 
 
-def test_grpo_has_groups_and_no_critic() -> None:
-    """Five answers to a prompt, and a loss that keeps it near its reference.
-
-    Search-R1 checks that the GPUs divide the micro batch of the critic that GRPO does not have.
-    """
-    grpo, ppo = arguments(make(asked(recipe="search-r1-grpo"))), arguments(make(asked()))
-    assert grpo["algorithm.adv_estimator"] == "grpo"
-    assert grpo["actor_rollout_ref.rollout.n_agent"] == "5"
-    assert grpo[f"{ACTOR}.use_kl_loss"] == "True"
-    assert [key for key in grpo if key.startswith("critic")] == ["critic.ppo_micro_batch_size"]
-    assert ppo["critic.model.path"] == "Qwen/Qwen2.5-7B"
-    assert f"{ACTOR}.use_kl_loss" not in ppo
-
-
-@pytest.mark.parametrize("recipe", ["search-r1-ppo", "search-r1-grpo"])
-def test_one_node_offloads(recipe: str) -> None:
+@pytest.mark.parametrize(("recipe", "count"), [("search-r1-ppo", 7), ("search-r1-grpo", 4)])
+def test_one_node_offloads(recipe: str, count: int) -> None:
     """Its authors keep models and optimizer in the host's memory there, and not on two nodes."""
     one = arguments(make(asked((0, 8), recipe=recipe)))
     two = arguments(make(asked(recipe=recipe)))
-    offloaded = {key for key in one if key.endswith("_offload")}
-    assert len(offloaded) == (7 if recipe == "search-r1-ppo" else 4)
-    assert {one[key] for key in offloaded} == {"True"}
+    assert [one[key] for key in one if key.endswith("_offload")] == ["True"] * count
     assert not [key for key in two if key.endswith("_offload")]
-
-
-@pytest.mark.parametrize(("size", "rate"), [("7B", None), ("32B", "2e-7"), ("72B", "1e-7")])
-def test_larger_models_learn_more_slowly(size: str, rate: str | None) -> None:
-    """As the scripts for 32B and 72B."""
-    what = asked((8,) * 4, recipe="search-r1-grpo")
-    basis = JobBasis(shape_of(f"Qwen/Qwen2.5-{size}", None))
-    found = arguments(make(replace(what, basis=basis)))
-    assert found.get(f"{ACTOR}.optim.lr") == rate

@@ -3,29 +3,20 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from agent.base.errors import PreflightError
 from agent.cli.command_line import main
 from agent.cli.options import model_size
-from agent.cli.recipe_verb import node_sizes, recipe_command
+from agent.cli.recipe_verb import node_sizes
 from agent.frameworks import recipe_of
 from agent.frameworks.recipe import JobBasis, RecipeInput
 from agent.settings.jobs import RECIPES
 from support.framework_defaults import parsed
+from support.sized_commands import ENVIRON, sized
 
-if TYPE_CHECKING:
-    from agent.frameworks.recipe import Command
-
-ENVIRON = {
-    "AGENT_MODEL": "org/a-model",
-    "AGENT_TRAIN_DATA": "/data/train.parquet",
-    "AGENT_CHECKPOINTS": "/volume/checkpoints",
-    "AGENT_REWARD": "http://rewards:5000/get_reward",
-    "PATH": "/usr/bin:/bin",
-}
 SIZED = {"openrlhf", "openrlhf-m", "verl", "search-r1", "trl"}
 TP, SHARE = "vllm.tensor_parallel_size", "vllm.gpu_memory_utilization"
 TOKENS, STAGE, OFFLOAD = "train.max_tokens_per_gpu", "ds.zero_stage", "ds.adam_offload"
@@ -34,16 +25,6 @@ VERL_TP = "actor_rollout_ref.rollout.tensor_model_parallel_size"
 VERL_SHARE = "actor_rollout_ref.rollout.gpu_memory_utilization"
 VERL_TOKENS = "actor_rollout_ref.actor.ppo_max_token_len_per_gpu"
 FSDP = "actor_rollout_ref.actor.fsdp_config"
-
-
-def shown(recipe: str, shape: str, size: str, **environ: str) -> Command:
-    """Return a recipe's command for nodes × GPUs × GB and a model's size."""
-    nodes, gpus, memory = shape.split("x")
-    sizes = node_sizes(int(nodes), [int(gpus)], None, int(memory))
-    needs = {name: ENVIRON[name] for name in ENVIRON if name != "AGENT_REWARD"}
-    rewarded = recipe.endswith(("grpo", "ppo")) and not recipe.startswith("search")
-    given = {**(ENVIRON if rewarded else needs), **environ}
-    return recipe_command(given, recipe, sizes, None, model_size(size))[0]
 
 
 @pytest.mark.parametrize(
@@ -79,24 +60,10 @@ def test_settings_follow_from_memory(
     recipe: str, shape: str, size: str, settings: dict[str, str | None]
 ) -> None:
     """Tensor parallel, ZeRO stage, offload, token caps and engine share follow from memory."""
-    command = shown(recipe, shape, size)
+    command = sized(recipe, shape, size)
     found = parsed(command)
     assert {name: found.get(name) for name in settings} == settings
     assert command.warnings == ()
-
-
-@pytest.mark.parametrize(
-    ("recipe", "shape", "size", "why"),
-    [
-        ("openrlhf-grpo", "3x8x80", "7.6B", "7.6 B × 18 bytes / 24 GPUs = 5.7 GB"),
-        ("openrlhf-grpo", "3x8x80", "7.6B", "engine 0.6 × 80 GB"),
-        ("verl-grpo", "3x8x80", "7.6B", "7.6 B × 16 bytes / 24 GPUs = 5.1 GB + engine 0.6 × 80 GB"),
-        ("openrlhf-grpo", "2x8x80", "32B", "64.0 GB of weights / 4 = 16.0 GB of 80 GB"),
-    ],
-)
-def test_reasons_have_figures(recipe: str, shape: str, size: str, why: str) -> None:
-    """The arithmetic is beside the argument."""
-    assert why in "\n".join(shown(recipe, shape, size).why.values())
 
 
 @pytest.mark.parametrize(
@@ -115,7 +82,7 @@ def test_what_cannot_fit_is_refused(recipe: str, shape: str, size: str, remedy: 
     """78 with the smallest nodes that fit; also with engines of the user's, which are counted."""
     for own in ({}, {"AGENT_TENSOR_PARALLEL": "1"}):
         with pytest.raises(PreflightError) as caught:
-            shown(recipe, shape, size, **own)
+            sized(recipe, shape, size, environ=own)
         assert caught.value.end.exit_code == 78
         assert remedy in caught.value.sentence()
 
@@ -141,7 +108,7 @@ def test_pairs_are_sized_on_their_own_gpus(
 ) -> None:
     """Not over the GPUs of engines and of the other pair; a misfit is a warning."""
     model = {"AGENT_REWARD_MODEL": "org/rm", "AGENT_REWARD": "off"}
-    command = shown("openrlhf-ppo", "2x8x80", size, AGENT_JOB_ARGS=f"{PAIRS} {engines}", **model)
+    command = sized("openrlhf-ppo", "2x8x80", size, f"{PAIRS} {engines}", environ=model)
     found = parsed(command)
     assert {name: found.get(name) for name in settings} == settings
     assert SHARE not in found, "engines have their GPUs alone"
@@ -216,7 +183,7 @@ def test_memory_is_counted_over_the_gpus_that_train(  # noqa: PLR0913 - columns 
     recipe: str, shape: str, size: str, own: str, settings: dict[str, str], said: str
 ) -> None:
     """The user's own keys say how many train, and in OpenRLHF which engines have their own."""
-    command = shown(recipe, shape, size, AGENT_JOB_ARGS=own)
+    command = sized(recipe, shape, size, own)
     found = parsed(command)
     assert {name: found.get(name) for name in settings} == settings
     layout = {"verl-grpo": VERL_SHARE}.get(recipe, f"--{STAGE}")
@@ -240,7 +207,7 @@ def test_memory_is_counted_over_the_gpus_that_train(  # noqa: PLR0913 - columns 
 def test_too_few_gpus_that_train_are_refused(recipe: str, shape: str, own: str, said: str) -> None:
     """What the user gave is counted exactly, so that a misfit is no mere warning."""
     with pytest.raises(PreflightError) as refusal:
-        shown(recipe, shape, "70B", AGENT_JOB_ARGS=own)
+        sized(recipe, shape, "70B", own)
     assert said in refusal.value.why
 
 
@@ -259,7 +226,7 @@ def test_too_few_gpus_that_train_are_refused(recipe: str, shape: str, own: str, 
 )
 def test_tight_and_slow_are_said(shape: str, size: str, tight: str, slow: str) -> None:
     """One line each, with what would help."""
-    command = shown("verl-grpo", shape, size)
+    command = sized("verl-grpo", shape, size)
     assert [text for text in command.warnings if "tight" in text and tight in text] or not tight
     assert bool(command.warnings) is bool(tight)
     assert bool([note for note in command.notes if note.startswith("slow:")]) is bool(slow)
@@ -270,19 +237,19 @@ def test_adapters_are_a_remedy_where_they_fit() -> None:
     """A refusal of full training names them, and only if they would be accepted."""
     for shape, has_remedy in (("1x4x80", True), ("1x1x24", False)):
         with pytest.raises(PreflightError) as refusal:
-            shown("verl-grpo", shape, "70B")
+            sized("verl-grpo", shape, "70B")
         assert ("or with AGENT_LORA_RANK=32" in refusal.value.why) is has_remedy
     with pytest.raises(PreflightError) as refusal:
-        shown("openrlhf-grpo", "1x4x80", "70B")
+        sized("openrlhf-grpo", "1x4x80", "70B")
     assert "AGENT_LORA_RANK" not in refusal.value.why
 
 
 def test_own_memory_arguments_are_named_in_the_warning() -> None:
     """A flag of AGENT_JOB_ARGS that changes the memory turns the refusal into a warning."""
-    own = shown("openrlhf-sft", "1x1x24", "8B", AGENT_JOB_ARGS="--ds.load_in_4bit")
+    own = sized("openrlhf-sft", "1x1x24", "8B", "--ds.load_in_4bit")
     assert "Not refused: --ds.load_in_4bit set" in own.warnings[0]
     own_rate = "--ds.lora.rank 16 --adam.lr 1e-4"
-    assert shown("openrlhf-sft", "1x1x80", "8B", AGENT_JOB_ARGS=own_rate).warnings == ()
+    assert sized("openrlhf-sft", "1x1x80", "8B", own_rate).warnings == ()
 
 
 def test_the_command_line(
@@ -375,7 +342,7 @@ def test_the_format_of_checkpoints_stays(
 
 def test_own_arguments_change_the_format() -> None:
     """What the user sets is not replaced: the run is refused with both values."""
-    own = shown("openrlhf-sft", "1x8x80", "7B", AGENT_JOB_ARGS="--ds.zero_stage 1")
+    own = sized("openrlhf-sft", "1x8x80", "7B", "--ds.zero_stage 1")
     assert own.format["ZeRO stage"] == "1"
-    dtype = shown("verl-grpo", "1x8x80", "7B", AGENT_JOB_ARGS=f"{FSDP}.model_dtype=bf16")
+    dtype = sized("verl-grpo", "1x8x80", "7B", f"{FSDP}.model_dtype=bf16")
     assert dtype.format[f"{FSDP}.model_dtype"] == "bf16"

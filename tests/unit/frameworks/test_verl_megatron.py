@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 from msgspec.structs import replace
 
@@ -9,14 +11,12 @@ from agent.frameworks import verl
 from agent.frameworks.recipe import (
     JobBasis,
     MisfitError,
-    ModelShape,
-    NodeSize,
-    RecipeInput,
     Version,
 )
-from support.model_shapes import QWEN2_5_7B, QWEN3_8B, QWEN3_30B, QWEN3_235B
+from support import verl_asked
+from support.model_shapes import QWEN3_8B, QWEN3_235B
 from support.recipe_words import arguments
-from support.verl_asked import MINI, RELEASES, asked
+from support.verl_asked import MINI, RELEASES
 
 ACTOR = "actor_rollout_ref.actor"
 MEGATRON = f"{ACTOR}.megatron"
@@ -28,26 +28,7 @@ ETP = f"{MEGATRON}.expert_tensor_parallel_size"
 OPTIMIZER = f"{ACTOR}.optim.override_optimizer_config"
 WITH_MEGATRON = [version for version in RELEASES if version >= (0, 6)]
 CONFIG = "--config-name=ppo_megatron_trainer"
-
-
-def on(  # noqa: PLR0913 - a test says only what it is about
-    model: ModelShape | None = QWEN3_8B,
-    shape: str = "1x8x80",
-    version: Version = (0, 9, 1),
-    *args: str,
-    recipe: str = "verl-grpo",
-    memory: int = 2 << 40,
-    backend: str = "megatron",
-) -> RecipeInput:
-    """Return what is asked on nodes × GPUs × GB."""
-    count, gpus, gpu_memory = map(int, shape.split("x"))
-    return replace(
-        asked("1x8", version, *args, recipe=recipe),
-        nodes=(NodeSize(gpus, 128, memory, gpu_memory),) * count,
-        tensor_parallel=None,
-        basis=JobBasis(model),
-        backend=backend,
-    )
+on = partial(verl_asked.on, backend="megatron")
 
 
 @pytest.mark.parametrize("version", WITH_MEGATRON)
@@ -82,13 +63,6 @@ def test_the_reason_has_the_arithmetic() -> None:
     assert "4.1 B of 8.19 B on a GPU × 6 bytes + optimizer 1.02 B × 12 bytes = 36.9 GB" in why
 
 
-def test_experts_are_divided() -> None:
-    """Experts go to the GPUs of a node, each whole; a model without experts has no such keys."""
-    found = arguments(verl.make(on(QWEN3_30B)))
-    assert (found[TP], found[PP], found[EP], found[ETP]) == ("1", "1", "8", "1")
-    assert not {EP, ETP, CP} & set(arguments(verl.make(on())))
-
-
 @pytest.mark.parametrize("version", WITH_MEGATRON)
 def test_the_largest_of_verls_scripts(version: Version) -> None:
     """235B-A22B on 8×8×80: uneven stages as in verl's script, and states offloaded."""
@@ -101,13 +75,6 @@ def test_the_largest_of_verls_scripts(version: Version) -> None:
     assert found[f"{MEGATRON}.optimizer_offload"] == "True"
     assert (f"{MEGATRON}.grad_offload" in found) is (version < (0, 9, 1))
     assert found[f"{OPTIMIZER}.optimizer_cpu_offload"] == "True"
-
-
-def test_the_optimizer_goes_to_cpus_where_it_must() -> None:
-    """On four nodes of 96 GB, as in verl's script for them."""
-    found = arguments(verl.make(on(QWEN3_235B, "4x8x96", (0, 7, 1))))
-    assert found[f"{OPTIMIZER}.optimizer_cpu_offload"] == "True"
-    assert found[f"{OPTIMIZER}.optimizer_offload_fraction"] == "1.0"
 
 
 def test_fsdp_is_refused_with_megatron_as_the_remedy() -> None:
@@ -188,15 +155,6 @@ def test_wrong_arguments_are_refused(version: Version, argument: str, said: str)
     assert said in str(refusal.value)
 
 
-def test_the_users_sizes_are_kept_and_the_rest_follows() -> None:
-    """A size in AGENT_JOB_ARGS stands once; batches follow the copies that remain."""
-    batch = ("actor_rollout_ref.rollout.n=1", f"{MINI}=6", "data.train_batch_size=24")
-    own = (f"{TP}=1", f"{PP}=4", *batch)
-    found = arguments(verl.make(on(QWEN2_5_7B, "1x8x80", (0, 9, 1), *own)))
-    assert (found[TP], found[PP]) == ("1", "4")  # two copies, so that six answers divide
-    assert (found[MINI], found["data.train_batch_size"]) == ("6", "24")
-
-
 def test_up_to_0_6_a_step_is_divided_over_all_gpus() -> None:
     """A batch of 1,028 answers divides over four copies, and not over eight GPUs."""
     own = ("actor_rollout_ref.rollout.n=1", "data.train_batch_size=1028", f"{MINI}=4")
@@ -230,25 +188,11 @@ def test_checkpoints_keep_their_division() -> None:
     assert first.format[EP] == "1"
 
 
-def test_nodes_of_different_sizes() -> None:
-    """The model is divided over equal groups of GPUs."""
-    nodes = (NodeSize(8, 64, 2 << 40, 80), NodeSize(4, 64, 2 << 40, 80))
-    found = arguments(verl.make(replace(on(), nodes=nodes)))
-    assert (found["trainer.nnodes"], found["trainer.n_gpus_per_node"]) == ("3", "4")
-    assert int(found[TP]) in {1, 2, 4}
-
-
 def test_an_unknown_size() -> None:
     """Nothing is divided for a model of unknown size, and a note says so."""
     made = verl.make(on(None))
     assert TP not in arguments(made)
     assert any("the model's size is not known" in note for note in made.notes)
-
-
-def test_sglang_with_megatron() -> None:
-    """The engines are chosen apart from what trains."""
-    made = verl.make(replace(on(), rollout="sglang"))
-    assert arguments(made)["actor_rollout_ref.rollout.name"] == "sglang"
 
 
 def test_it_says_where_the_model_is() -> None:

@@ -21,9 +21,9 @@ from agent.frameworks.recipe import (
 )
 from agent.frameworks.verl import REWARD_FUNCTION, make
 from agent.frameworks.verl_keys import SAMPLES, VERL
-from support.model_shapes import QWEN2_5_7B, QWEN2_5_32B
+from support.model_shapes import QWEN2_5_7B, QWEN2_5_7B_CONFIG, QWEN2_5_32B
 from support.recipe_words import arguments
-from support.verl_asked import MINI, RELEASES, TENSOR, asked
+from support.verl_asked import MINI, RELEASES, TENSOR, asked, on
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 STORES = "transfer_queue.backend.SimpleStorage.num_data_storage_units"
 
 
-@pytest.mark.parametrize("version", RELEASES)
+@pytest.mark.parametrize("version", [RELEASES[0], RELEASES[-1]])
 @pytest.mark.parametrize("recipe", ["verl-grpo", "verl-ppo"])
 @pytest.mark.parametrize(
     ("shape", "tensor_parallel", "groups", "batches", "said"),
@@ -71,19 +71,6 @@ def test_sizes_follow_the_nodes(  # noqa: PLR0913 - columns of a table
     assert command.notes[0] == said
     assert set(command.why) == set(found)
     assert all(command.why.values())
-
-
-def test_grpo_and_ppo_differ() -> None:
-    """GRPO has groups and a reference, PPO has a critic."""
-    grpo, ppo = (arguments(make(asked(recipe=name))) for name in ("verl-grpo", "verl-ppo"))
-    assert grpo["algorithm.adv_estimator"] == "grpo"
-    assert grpo["actor_rollout_ref.rollout.n"] == "8"
-    assert grpo["actor_rollout_ref.actor.use_kl_loss"] == "True"
-    assert ppo["algorithm.adv_estimator"] == "gae"
-    assert ppo["actor_rollout_ref.rollout.n"] == "1"
-    assert ppo["critic.model.path"] == "Qwen/Qwen2.5-7B"
-    assert "critic.model.path" not in grpo
-    assert "actor_rollout_ref.actor.use_kl_loss" not in ppo
 
 
 def test_it_saves_and_resumes() -> None:
@@ -389,14 +376,7 @@ def test_data_without_prompts_are_refused() -> None:
 
 FSDP = "actor_rollout_ref.actor.fsdp_config"
 BUCKET = "actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes"
-SEVEN_B = {
-    "hidden_size": 3584,
-    "intermediate_size": 18944,
-    "num_hidden_layers": 28,
-    "num_attention_heads": 28,
-    "num_key_value_heads": 4,
-    "vocab_size": 152_064,
-}
+SEVEN_B: dict[str, object] = {**QWEN2_5_7B_CONFIG}
 SEVENTY_TWO_B = SEVEN_B | {
     "hidden_size": 8192,
     "intermediate_size": 29568,
@@ -528,19 +508,9 @@ def test_samples_that_verl_cannot_divide_are_refused(own: tuple[str, ...], said:
     assert "AGENT_BACKEND" not in str(refusal.value)
 
 
-def on_cards(
-    version: Version,
-    shape: str,
-    config: Mapping[str, object],
-    *args: str,
-    recipe: str = "verl-grpo",
-) -> RecipeInput:
+def on_cards(version: Version, shape: str, config: Mapping[str, object], *args: str) -> RecipeInput:
     """Return what is asked with a model on nodes × GPUs × GB of 2 TB each."""
-    count, gpus, memory = map(int, shape.split("x"))
-    basis = JobBasis(ModelShape.from_config(config))
-    nodes = (NodeSize(gpus, 64, 2 << 40, memory),) * count
-    plain = asked("1x8", version, *args, recipe=recipe)
-    return replace(plain, nodes=nodes, basis=basis, tensor_parallel=None)
+    return on(ModelShape.from_config(config), shape, version, *args)
 
 
 @pytest.mark.parametrize(
@@ -612,22 +582,8 @@ def test_micro_batches_hold_the_longest_sample(args: tuple[str, ...], least: int
         make(what)
 
 
-def test_a_bucket_from_a_name_has_a_margin() -> None:
-    """The size in a name says little about the embedding: the bucket is larger than any usual."""
-    model = ModelShape.from_name("Qwen2.5-7B")
-    assert model is not None
-    found = arguments(make(replace(asked(version=(0, 7, 1)), basis=JobBasis(model))))
-    assert int(found[BUCKET]) > 2079
-
-
 def test_a_bucket_that_is_too_small_is_refused() -> None:
     """It would end every attempt before its first step."""
-    own = replace(asked("2x8", (0, 7, 1), f"{BUCKET}=2048"), basis=JobBasis(_seven_b()))
+    basis = JobBasis(ModelShape.from_config(SEVEN_B))
     with pytest.raises(MisfitError, match=r"is too small: .* = 2,079 MiB"):
-        make(own)
-
-
-def _seven_b() -> ModelShape:
-    model = ModelShape.from_config(SEVEN_B)
-    assert model is not None
-    return model
+        make(replace(asked("2x8", (0, 7, 1), f"{BUCKET}=2048"), basis=basis))
