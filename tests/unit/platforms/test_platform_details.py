@@ -178,27 +178,3 @@ def test_the_logs_of_a_node(environ: dict[str, str], logs: set[str]) -> None:
     """The job writes on the head, and with torchrun on every node, where no Ray runs."""
     plan = plan_of({**environ, "EXPECTED_WORKERS": "1"}, machine({}))
     assert {*plan.logs()} - {"reward server"} == logs
-
-
-def test_a_head_by_its_name_alone_must_own_the_address() -> None:
-    """HEAD_POD_ID alone makes a head, whose name must lead to this node."""
-    address = plan_of({"HEAD_POD_ID": "a", "EXPECTED_WORKERS": "1"}, machine({})).address
-    assert address.must_be_own
-    assert address.names
-
-
-@pytest.mark.parametrize(
-    ("name", "first_process", "on_done"),
-    [
-        ("runpod-cluster-head", True, "hold"),
-        ("runpod-cluster-worker", True, "hold"),
-        ("runpod-cluster-head", False, "exit"),
-        ("runpod-worker", True, "hold"),
-        ("dstack-on-runpod-worker", True, "exit"),
-        ("lws-head", True, "exit"),
-    ],
-)
-def test_runpods_containers_hold(name: str, first_process: bool, on_done: str) -> None:  # noqa: FBT001 - a table's column
-    """RunPod starts a container again whose first process ends, in Instant Clusters too."""
-    environ = read(name)[0]
-    assert plan_of(environ, machine(environ, is_first_process=first_process)).on_done == on_done

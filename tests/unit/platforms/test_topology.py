@@ -5,18 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from agent.base.errors import SettingsError
-from agent.platforms.resolve import resolve
-from agent.settings import load
 from support.worlds import MACHINE, POD, topology_of
 
 if TYPE_CHECKING:
     from agent.node.facts import Facts
-    from agent.platforms.resolve import Topology
 
 A, B = "podaaa", "podbbb"
 NAME_OF_A = f"{A}.runpod.internal"
@@ -53,9 +48,13 @@ class Is(NamedTuple):
 
 
 ROWS = {
-    "nothing": ({}, MACHINE, Is("single", "head", None, 0, None)),
     "dstack's head alone": (
         {"DSTACK_MASTER_NODE_IP": "10.0.0.1"},
+        MACHINE,
+        Is("single", "head", None, 0, None),
+    ),
+    "torchrun's variables of a process": (
+        {"WORLD_SIZE": "16", "MASTER_ADDR": "10.0.0.9", "RANK": "3"},
         MACHINE,
         Is("single", "head", None, 0, None),
     ),
@@ -87,13 +86,6 @@ ROWS = {
         NAMED,
         Is("plain", "head", None, 3, "late.lan"),
     ),
-    "runpod head": (on(A), POD, Is("runpod", "head", None, 1, NAME_OF_A)),
-    "runpod worker": (on(B), POD, Is("runpod", "worker", None, 1, NAME_OF_A)),
-    "runpod, three pods": (
-        on(A, EXPECTED_WORKERS="2"),
-        POD,
-        Is("runpod", "head", None, 2, NAME_OF_A),
-    ),
     "runpod head twice over": (
         on(A, RAY_WORKER="0"),
         POD,
@@ -104,7 +96,6 @@ ROWS = {
         POD,
         Is("runpod", "worker", None, 1, NAME_OF_A),
     ),
-    "runpod alone": ({"RUNPOD_POD_ID": A}, POD, Is("runpod", "head", None, 0, None)),
     "runpod by ssh": ({"HEAD_POD_ID": A}, POD, Is("runpod", "head", None, 1, NAME_OF_A)),
     "runpod by ssh, worker by hand": (
         {"HEAD_POD_ID": A, "RAY_WORKER": "1"},
@@ -121,9 +112,6 @@ ROWS = {
         POD,
         Is("runpod", "worker", None, 1, "172.17.0.9"),
     ),
-    "dstack rank 0": (dstack(0, 3), MACHINE, Is("dstack", "head", 0, 2, "10.0.0.1")),
-    "dstack rank 2": (dstack(2, 3), MACHINE, Is("dstack", "worker", 2, 2, "10.0.0.1")),
-    "dstack, one node": (dstack(0, 1), MACHINE, Is("dstack", "head", 0, 0, None)),
     "dstack, fewer expected": (
         dstack(0, 3, EXPECTED_WORKERS="1"),
         MACHINE,
@@ -143,11 +131,6 @@ ROWS = {
         dstack(0, 2, RUNPOD_POD_ID=A),
         POD,
         Is("dstack", "head", 0, 1, "10.0.0.1"),
-    ),
-    "dstack on runpod, worker": (
-        dstack(1, 2, RUNPOD_POD_ID=B),
-        POD,
-        Is("dstack", "worker", 1, 1, "10.0.0.1"),
     ),
 }
 
@@ -176,16 +159,6 @@ CONTRADICTIONS = {
         POD,
         ["RAY_WORKER=0", f"RUNPOD_POD_ID={B}", f"HEAD_POD_ID={A}"],
     ),
-    "worker of rank 0": (
-        dstack(0, 2, RAY_WORKER="1"),
-        MACHINE,
-        ["RAY_WORKER=1", "DSTACK_NODE_RANK=0", "DSTACK_MASTER_NODE_IP"],
-    ),
-    "head of rank 1": (
-        dstack(1, 2, RAY_WORKER="0"),
-        MACHINE,
-        ["RAY_WORKER=0", "DSTACK_NODE_RANK=1"],
-    ),
     "head on a stranger to the address": (
         {"AGENT_HEAD": "10.0.0.9", "RAY_WORKER": "0"},
         MACHINE,
@@ -196,14 +169,6 @@ CONTRADICTIONS = {
         POD,
         [f"HEAD_POD_ID={A} with RUNPOD_POD_ID={A}", "DSTACK_NODE_RANK=1"],
     ),
-    "dstack without a count": ({"DSTACK_NODE_RANK": "1"}, MACHINE, ["DSTACK_NODES_NUM"]),
-    "dstack without a rank": ({"DSTACK_NODES_NUM": "2"}, MACHINE, ["DSTACK_NODE_RANK"]),
-    "dstack without a master": (
-        {"DSTACK_NODES_NUM": "2", "DSTACK_NODE_RANK": "1"},
-        MACHINE,
-        ["DSTACK_MASTER_NODE_IP"],
-    ),
-    "dstack rank beyond the count": (dstack(2, 2), MACHINE, ["DSTACK_NODE_RANK", "'2'"]),
     "dstack rank no number": (
         dstack(0, 2, DSTACK_NODE_RANK="first"),
         MACHINE,
@@ -248,73 +213,3 @@ def test_only_an_unproven_head_must_prove_itself() -> None:
     assert not topology_of({"HEAD_POD_ID": A, "RAY_WORKER": "0"}, POD).must_own_head_host
     assert not topology_of(on(A), POD).must_own_head_host
     assert not topology_of({"HEAD_POD_ID": A, "RAY_WORKER": "1"}, POD).must_own_head_host
-
-
-def test_world_size_does_not_count_nodes() -> None:
-    """WORLD_SIZE and MASTER_ADDR alone prove no platform and count no nodes."""
-    topology = topology_of({"WORLD_SIZE": "16", "MASTER_ADDR": "10.0.0.9", "RANK": "3"})
-    assert (topology.platform.name, topology.role, topology.expected_workers) == (
-        "single",
-        "head",
-        0,
-    )
-
-
-def test_the_sentence_has_role_rank_and_evidence() -> None:
-    """One line has this node's role, rank and evidence."""
-    sentence = topology_of(dstack(2, 3)).sentence()
-    assert sentence.startswith("worker, rank 2 of 3: DSTACK_NODE_RANK=2, DSTACK_NODES_NUM=3")
-    assert topology_of(on(B), POD).sentence() == f"worker: RUNPOD_POD_ID={B}, HEAD_POD_ID={A}"
-
-
-NUMBERS = ["0", "1", "2", "3", "-1", "x", ""]
-IPS = ["10.0.0.1", "10.0.0.5", "10.1.0.10", "172.17.0.2", ""]
-VALUES = {
-    "RAY_WORKER": ["0", "1", "true", "2"],
-    "HEAD_POD_ID": [A, B, "a.b"],
-    "AGENT_HEAD": ["10.0.0.5", "10.0.0.9", "node-a", "head.lan", "other.lan", "fd00::1", "x:1"],
-    "EXPECTED_WORKERS": NUMBERS,
-    "AGENT_NODE_IP": IPS,
-    "RUNPOD_POD_ID": [A, B, "", "two words"],
-    "RUNPOD_GPU_COUNT": NUMBERS,
-    "DSTACK_NODE_RANK": NUMBERS,
-    "DSTACK_NODES_NUM": NUMBERS,
-    "DSTACK_MASTER_NODE_IP": IPS,
-    "DSTACK_NODES_IPS": ["10.0.0.1\n10.0.0.5", ""],
-    "DSTACK_GPUS_PER_NODE": NUMBERS,
-    "DSTACK_RUN_NAME": ["run", ""],
-    "MASTER_ADDR": IPS,
-    "WORLD_SIZE": NUMBERS,
-}
-ENVIRONMENTS = st.fixed_dictionaries(
-    {},
-    optional={
-        name: st.one_of(st.sampled_from(texts), st.text(max_size=6))
-        for name, texts in VALUES.items()
-    },
-)
-
-
-def role_or_error(environ: dict[str, str], facts: Facts) -> Topology | SettingsError:
-    """Return the role of a node, or the SettingsError; any other error is a bug."""
-    try:
-        return resolve(environ, load(environ).settings, facts)
-    except SettingsError as error:
-        return error
-
-
-@given(ENVIRONMENTS, st.sampled_from([MACHINE, NAMED, POD]))
-def test_one_role_or_one_error(environ: dict[str, str], facts: Facts) -> None:
-    """Whatever is set, a node has exactly one role, or one error that names its variables."""
-    topology = role_or_error(environ, facts)
-    if isinstance(topology, SettingsError):
-        assert topology.end.exit_code == 78
-        assert all(problem.variable and problem.expected for problem in topology.problems)
-        return
-    assert topology.is_head or topology.head_host is not None
-    assert topology.expected_workers >= 0
-    assert topology.evidence
-    if "RAY_WORKER" in environ:
-        assert topology.is_head == (environ["RAY_WORKER"].strip().lower() in {"0", "false"})
-    if topology.platform.name == "dstack" and not {"RAY_WORKER", "AGENT_HEAD"} & environ.keys():
-        assert topology.is_head == (topology.platform.rank == 0)
