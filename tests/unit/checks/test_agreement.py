@@ -140,27 +140,6 @@ _VARIABLES = st.dictionaries(
 )
 
 
-@given(st.lists(_VARIABLES, min_size=1, max_size=7))
-def test_only_differing_variables_are_reported(worn: list[dict[str, str]]) -> None:
-    """A variable is reported if and only if two nodes differ in it, with every node."""
-    found = agreement([(f"n{i}", replace(MACHINE, variables=one)) for i, one in enumerate(worn)])
-    plain = [{"DEBUG_RAY": "0", **one} for one in worn]
-    names = {name for one in plain for name in one}
-    differ = {name for name in names if len({one.get(name) for one in plain}) > 1}
-    assert {one.check for one in found} == differ
-    for one in found:
-        last = one.what.rpartition(" on ")[2]
-        rest = int(last.split()[1]) if last.startswith("the ") else 1
-        named = one.what.rpartition(",")[0].split(" on ")[1:]
-        shown = sum(
-            word.startswith("n") and word[1:].strip(",").isdigit()
-            for part in named
-            for word in part.split()
-        )
-        more = sum(int(part.split(" more")[0].split()[-1]) for part in named if " more" in part)
-        assert shown + more + rest == len(worn)
-
-
 @given(st.lists(_VARIABLES, min_size=2, max_size=5), st.randoms())
 def test_the_workers_order_does_not_matter(worn: list[dict[str, str]], random: object) -> None:
     """The same nodes give the same failures, in whatever order the workers came."""

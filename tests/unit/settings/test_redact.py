@@ -40,15 +40,15 @@ IS_NONE = [
     *("BYPASS", "COMPASS", "PASSENGER", "NUM_PASSES"),
     *("PASS_AT_K", "GOOGLE_APPLICATION_CREDENTIALS", "SSL_KEY_FILE", "TOKEN_URL"),
     *("SECRET_NAME", "CREDENTIALS_DIRECTORY", "DISPATCH", "PATTERN"),
-    *("AUTHOR"),
+    "AUTHOR",
 ]
 
 
-@pytest.mark.parametrize("name", IS_SECRET)
-def test_names_of_secrets(name: str) -> None:
+def test_names_of_secrets() -> None:
     """A secret is detected by its variable's name, and its value is masked."""
-    assert looks_secret(name)
-    assert redactor_for({name: SECRET}, None).clean(f"a {SECRET} b") == f"a {MASK} b"
+    for name in IS_SECRET:
+        assert looks_secret(name), name
+        assert redactor_for({name: SECRET}, None).clean(f"a {SECRET} b") == f"a {MASK} b", name
 
 
 class Inner(Value):
@@ -75,12 +75,12 @@ def test_a_value_is_masked_with_those_in_it() -> None:
     assert redactor.clean_fields(clean) is clean
 
 
-@pytest.mark.parametrize("name", IS_NONE)
-def test_names_that_only_sound_like_one(name: str) -> None:
+def test_names_that_only_sound_like_one() -> None:
     """A path to a secret, a count of tokens, a column's key: their values stay readable."""
-    assert not looks_secret(name)
     text = "message-of-the-day, message"
-    assert redactor_for({name: "message-of-the-day"}, None).clean(text) == text
+    for name in IS_NONE:
+        assert not looks_secret(name), name
+        assert redactor_for({name: "message-of-the-day"}, None).clean(text) == text, name
 
 
 @pytest.mark.parametrize(
@@ -203,12 +203,6 @@ def test_each_line_of_a_long_secret() -> None:
     assert redactor.clean("| BBBBsecond |\n| AAAAfirst0 |") == f"| {MASK} |\n| {MASK} |"
     assert redactor.clean(json.dumps(KEY.strip())) == f'"{MASK}"'
     assert redactor.clean("-----BEGIN KEY-----") == "-----BEGIN KEY-----"
-
-
-def test_a_label_key_masks_no_message() -> None:
-    """INPUT_KEY=message, as a recipe has it, leaves the word alone everywhere."""
-    redactor = redactor_for({"INPUT_KEY": "message", "LABEL_KEY": "answer"}, None)
-    assert redactor.clean("a message, an answer") == "a message, an answer"
 
 
 @pytest.mark.timeout(60)  # an expression that backtracks takes hours
