@@ -88,7 +88,8 @@ class Explained(Value):
 def explained(candidate: Candidate, *, of_ray: bool = False) -> Explained:
     """Return the row that explains most of an error's chain, its main part first."""
     best = Explained(candidate)
-    for error in (candidate.error, *candidate.whole.chain()):
+    main = candidate.error
+    for error in (main, *(part for part in candidate.whole.chain() if part is not main)):
         found = explain(error, "noise", "cause", of_ray=of_ray)
         if found is not None and (best.row is None or found[0].weight > best.weight):
             best = Explained(replace(candidate, error=error), *found)

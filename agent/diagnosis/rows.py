@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from enum import Enum, IntEnum
 from functools import cache, lru_cache
-from typing import TYPE_CHECKING, Any, Literal
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from msgspec.structs import replace
 
@@ -21,7 +22,7 @@ from agent.diagnosis.gpu_memory import holder_of_gpu_memory
 from agent.diagnosis.rows_file import read_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from agent.diagnosis.errors.parsed_error import ParsedError
 
@@ -32,6 +33,8 @@ MOST_READ = 2_000  # by `reads`
 MOST_AROUND = 4_000  # by `near` and `caller`
 MOST_ASKED = 4_000  # by `asks`
 _MOST_TEXTS = 512  # whose rows are kept
+_MOST_WORDS = 8_192  # the same of words
+_WORD = r"[^\W\d]\w*"
 _LINES_BEFORE = 4  # that may show who uses a library
 _CALLERS = 4  # innermost frames that show who asked
 _CARRIES = re.compile(
@@ -81,15 +84,14 @@ class Words(Value, forbid_unknown_fields=True):
             return False
         if error.level < LogLevel.UNSTATED and not self.mild:
             return False
-        before = ""
-        if self.near:
-            before = "\n".join(_nearby(error))
-        elif self.caller:
-            before = "\n".join(_callers(error))
+        before = _nearby(error) if self.near else _callers(error)
         return self.match(error.text, error.line, before)
 
-    def match(self, line: str, body: str, before: str) -> bool:
-        """Return whether a line matches; `body` is the line without the prefixes of a launcher."""
+    def match(self, line: str, body: str, before: Iterable[str]) -> bool:
+        """Return whether a line matches; `body` is the line without the prefixes of a launcher.
+
+        `before` is read last, and only where an expression is for it.
+        """
         # Does it have the words, in their order?
         parts = _parts(self.text)
         is_at_start = self.text.startswith("^")
@@ -104,14 +106,17 @@ class Words(Value, forbid_unknown_fields=True):
             at += len(part)
 
         # Do the expressions allow it?
-        around = self.near or self.caller
-        nearby = f"{before}\n{line[:MOST_SEARCHED]}"[-MOST_AROUND:] if around else ""
-        return (
+        is_allowed = (
             (not self.error or compiled(_ERROR).match(body) is not None)
             and (not self.only or compiled(self.only).search(line, 0, MOST_SEARCHED) is not None)
             and (not self.unless or compiled(self.unless).search(line, 0, MOST_SEARCHED) is None)
-            and (not around or compiled(around).search(nearby) is not None)
         )
+        around = self.near or self.caller
+        if not is_allowed or not around:
+            return is_allowed
+        lines = "\n".join(before)
+        nearby = f"{lines}\n{line[:MOST_SEARCHED]}"[-MOST_AROUND:]
+        return compiled(around).search(nearby) is not None
 
 
 def _nearby(error: ParsedError) -> Iterator[str]:
@@ -177,9 +182,12 @@ class Row(Value, forbid_unknown_fields=True):
         """Return whether another attempt would fail likewise."""
         return self.again is Again.NO
 
-    def explain(self, error: ParsedError) -> Cause | None:
-        """Return the cause that an error shows, if it is this row's."""
-        if not any(words.match_error(error) for words in self.words):
+    def explain(self, error: ParsedError, words: Sequence[Words] = ()) -> Cause | None:
+        """Return the cause that an error shows, if it is this row's.
+
+        `words` are those whose sign the error has; without them all are tried.
+        """
+        if not any(one.match_error(error) for one in words or self.words):
             return None
 
         # Do the frames show the one who asks?
@@ -275,12 +283,6 @@ def sign_of(text: str) -> str:
 
 
 @cache
-def word_of(sign: str) -> str:
-    """Return a whole word of a sign, which a text with the sign contains; '' without one."""
-    return max(re.findall(r"(?<=\W)\w{3,}(?=\W)", sign), key=len, default="")
-
-
-@cache
 def table() -> Mapping[str, Row]:
     """Return the rows by key, read at their first use: most runs start before they need them.
 
@@ -292,21 +294,46 @@ def table() -> Mapping[str, Row]:
     return {row.key: row for row in rows}
 
 
-_Entry = tuple[int, "Row", str]  # the row's place in the table, the row, and a sign of its words
+class _Entry(NamedTuple):
+    """One message of a row, and the sign that each line with it contains."""
+
+    place: int  # among all messages
+    row: Row
+    words: Words
+    sign: str
+
+
+class _Signs:
+    """The entries of some messages by the words that a line with their sign has."""
+
+    def __init__(self, entries: Iterable[_Entry]) -> None:
+        self._by_word: dict[str, list[_Entry]] = {}  # a whole word
+        self._by_part: dict[str, list[_Entry]] = {}  # a part of one; '' for a sign without letters
+        for entry in entries:
+            whole = compiled(rf"(?<=\W){_WORD}(?=\W)").findall(entry.sign)
+            parts = compiled(_WORD).findall(entry.sign)
+            known = self._by_word if whole else self._by_part
+            known.setdefault(max(whole or parts, key=len, default=""), []).append(entry)
+
+    @lru_cache(maxsize=_MOST_WORDS)  # noqa: B019 - there are two, for ever
+    def near(self, word: str) -> tuple[_Entry, ...]:
+        """Return the entries whose sign a text with this word may have."""
+        if not word:
+            return tuple(self._by_part.get("", ()))
+        near = [*self._by_word.get(word, ())]
+        for part, entries in self._by_part.items():
+            near += entries if part and part in word else ()
+        return tuple(near)
 
 
 @cache
-def _signs() -> tuple[Mapping[str, Sequence[_Entry]], Sequence[_Entry]]:
-    """Return the signs of all rows by a word of theirs, and those without a word."""
-    by_word: dict[str, list[_Entry]] = {}
-    without: list[_Entry] = []
-    for place, row in enumerate(table().values()):
-        for words in row.words:
-            sign = sign_of(words.text)
-            word = word_of(sign)
-            entries = by_word.setdefault(word, []) if word else without
-            entries.append((place, row, sign))
-    return by_word, without
+def _signs(*, mild: bool) -> _Signs:
+    """Return the signs of all messages; with `mild` of those alone that a warning has."""
+    every = [(row, words) for row in table().values() for words in row.words]
+    entries = [
+        _Entry(place, row, words, sign_of(words.text)) for place, (row, words) in enumerate(every)
+    ]
+    return _Signs(entry for entry in entries if entry.words.mild or not mild)
 
 
 @cache
@@ -322,35 +349,28 @@ def _is_loud(example: str) -> bool:
 
 
 @lru_cache(maxsize=_MOST_TEXTS)
-def _rows_for(text: str) -> tuple[Row, ...]:
-    """Return the rows of which a text has a sign, in the order of the table.
+def _entries_for(text: str, *, mild: bool) -> tuple[_Entry, ...]:
+    """Return the entries of which a text has the sign, in the order of the table.
 
     It is asked several times about each text: whether a row may match, and which one does.
     """
-    by_word, _ = _signs()
-    found: dict[int, Row] = {}
-    for word in by_word.keys() & compiled(r"\w+").findall(text):
-        found |= {place: row for place, row, sign in by_word[word] if sign in text}
-    for least, entries in _by_least_sign().items():
-        if least in text:
-            found |= {place: row for place, row, sign in entries if sign in text}
+    signs = _signs(mild=mild)
+    found = {
+        entry.place: entry
+        for word in {"", *compiled(_WORD).findall(text)}
+        for entry in signs.near(word)
+        if entry.sign in text
+    }
     return tuple(found[place] for place in sorted(found))
 
 
-@cache
-def _by_least_sign() -> Mapping[str, Sequence[_Entry]]:
-    """Return the entries without a word by the shortest sign that theirs contains."""
-    _, without = _signs()
-    least: dict[str, list[_Entry]] = {}
-    for entry in sorted(without, key=lambda entry: len(entry[2])):
-        sign = next((one for one in least if one in entry[2]), entry[2])
-        least.setdefault(sign, []).append(entry)
-    return least
+def may_match(printed: str, body: str, level: LogLevel) -> bool:
+    """Return whether the words of a line that was printed have the sign of a row: most have none.
 
-
-def may_match(text: str) -> bool:
-    """Return whether a text has the sign of a row: most texts have none."""
-    return bool(_rows_for(text))
+    The whole line is searched, since the row that explains it is looked up by that.
+    """
+    entries = _entries_for(printed, mild=level < LogLevel.UNSTATED)
+    return any(entry.sign in body for entry in entries)
 
 
 def known_signs() -> Signs:
@@ -365,12 +385,15 @@ def explain(error: ParsedError, *kinds: str, of_ray: bool = False) -> tuple[Row,
     One that only tells how a process ended yields to one behind it.
     """
     best: tuple[Row, Cause] | None = None
-    for row in _rows_for(error.text):
+    entries = _entries_for(error.text, mild=error.level < LogLevel.UNSTATED)
+    for _, of_row in groupby(entries, key=lambda entry: entry.row.key):
+        same = [*of_row]
+        row = same[0].row
         if row.kind not in kinds or (row.of_ray and not of_ray):
             continue
         if best is not None and row.weight is Weight.LAST:
             continue
-        cause = row.explain(error)
+        cause = row.explain(error, [entry.words for entry in same])
         if cause is None:
             continue
         best = row, cause

@@ -27,6 +27,7 @@ NOT_STATED = {
     "agent/job/services_file.py": "the user's own `log` and `grade`",
     "agent/node/facts.py": "a name of a GPU",
     "agent/node/job_script.py": "what the user's own script passes to pkill",
+    "agent/diagnosis/errors/forms.py": "alternations of literals",
     "agent/diagnosis/errors/roles.py": "those of roles in rows.toml, which are tried by their rows",
     "agent/node/upload.py": "one literal, with a file of Ray",
     "agent/processes/probing.py": "the user's own `log`",

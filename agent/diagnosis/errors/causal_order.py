@@ -160,6 +160,7 @@ class _Judged(NamedTuple):
     error: ParsedError  # it is kept, so that no other one has its identity
     main: ParsedError  # the part of its chain that shows most
     role: Role  # of the whole
+    only_reports: bool
     shows_end: bool
     begins: bool  # whether its traceback begins where a program does: nobody has caught it
     is_uncaught: bool
@@ -179,7 +180,8 @@ def _judge(error: ParsedError) -> _Judged:
         main = main_error(error)
         begins = _begins_a_program(main)
         is_uncaught = begins or _is_hydras(main)
-        known = _Judged(error, main, role, shows_an_end(error), begins, is_uncaught)
+        reports = role is Role.ORIGINAL and _only_reports(main)
+        known = _Judged(error, main, role, reports, shows_an_end(error), begins, is_uncaught)
         _judged[id(error)] = known
     return known
 
@@ -200,7 +202,7 @@ def candidates(logs: Sequence[ParsedLog], clocks_ahead: Sequence[float] = ()) ->
             role = judged.role
             if (number, error.number) in announcing:
                 role = Role.WRAPPER
-            if role is Role.ORIGINAL and _only_reports(error):
+            if role is Role.ORIGINAL and judged.only_reports:
                 role = Role.CONSEQUENCE
             standing = _standing(occurrence, judged)
             if clocks_ahead and clocks_ahead[number] and error.time is not None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from agent.diagnosis.errors.parsed_error import ErrorKind, LogLevel
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 # --- Python --------------------------------------------------------------------------------------
 
@@ -196,13 +199,15 @@ STEMS = (
 """Parts of words, in small letters: a line without any of them is about no error."""
 
 
+# A word's first letter stands before the test for its beginning: a search skips all other letters.
 PROGRESS = re.compile(
-    r"\bstep:\d+ - |\bGlobal step \d+: \{|\bstep \d+/\d+ |\{'loss': |\bTrain epoch \["
-    r"|\biteration +\d+/ *\d+ \||\bEpoch: \[\d+\]\[ *\d+/\d+\]"
+    r"s(?<=\bs)tep(?::\d+ - | \d+/\d+ )|G(?<=\bG)lobal step \d+: \{|\{'loss': "
+    r"|T(?<=\bT)rain epoch \[|i(?<=\bi)teration +\d+/ *\d+ \|"
+    r"|E(?<=\bE)poch: \[\d+\]\[ *\d+/\d+\]"
 )
 """Lines that a training step prints."""
 LIKE_PROGRESS = re.compile(
-    r"\b(?:[Ss]tep|[Ii]ter(?:ation)?)[ :=#]{1,2}(?P<count>\d{1,9})\b"
+    r"[SsIi](?<=\b\w)(?:(?<=[Ss])tep|(?<=[Ii])ter(?:ation)?)[ :=#]{1,2}(?P<count>\d{1,9})\b"
     r".{0,80}\b(?:loss|reward|lr|grad)"
 )
 """Lines of a user's own loop: many of them show that the training went on."""
@@ -342,10 +347,19 @@ def _shell(body: str) -> Form | None:
     return None if _SHELL_OK.match(rest) else Form(ErrorKind.SHELL, "", rest)
 
 
+def any_of(texts: Iterable[str]) -> re.Pattern[str]:
+    """Return an expression for any of some texts, by first letter: a search takes half the time."""
+    by_first: dict[str, list[str]] = {}
+    for text in texts:
+        by_first.setdefault(text[0], []).append(re.escape(text[1:]))
+    return re.compile(
+        "|".join(f"{re.escape(first)}(?:{'|'.join(rests)})" for first, rests in by_first.items())
+    )
+
+
+_ANY_STEM = any_of(STEMS)
+
+
 def is_about_an_error(body: str) -> bool:
     """Return whether a line has a part of a word that errors have."""
-    small = body.lower()
-    for stem in STEMS:  # noqa: SIM110 - any() takes twice the time, and each line passes here
-        if stem in small:
-            return True
-    return False
+    return _ANY_STEM.search(body.lower()) is not None

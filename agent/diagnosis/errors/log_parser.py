@@ -12,6 +12,7 @@ import json
 import re
 from collections import OrderedDict, deque
 from collections.abc import Callable  # noqa: TC003 - a NamedTuple's field
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from msgspec.structs import replace
@@ -19,7 +20,7 @@ from msgspec.structs import replace
 from agent.base.text import without_controls
 from agent.base.value import Value
 from agent.diagnosis.errors import forms
-from agent.diagnosis.errors.forms import PROGRESS, form_of
+from agent.diagnosis.errors.forms import PROGRESS, any_of, form_of
 from agent.diagnosis.errors.last_lines import MOST_KEPT, LastLine
 from agent.diagnosis.errors.parsed_error import ErrorKind, LogLevel, ParsedError, TracebackFrame
 from agent.diagnosis.errors.prefixes import LONGEST, PrintedLine, read_line, seconds_of
@@ -82,11 +83,17 @@ class Signs(NamedTuple):
     """Which lines a row explains that are not marked as errors: the parser keeps no others."""
 
     quiet: tuple[str, ...] = ()  # texts of such lines without any word of an error
-    may_match: Callable[[str], bool] = lambda _text: False
+    may_match: Callable[[str, str, LogLevel], bool] = lambda _printed, _body, _level: False
     explains: Callable[[ParsedError], bool] = lambda _error: False
 
 
 _NO_SIGNS = Signs()
+
+
+@lru_cache(maxsize=2)
+def _any_sign(quiet: tuple[str, ...]) -> re.Pattern[str]:
+    """Return an expression for any sign of an error in a line in small letters."""
+    return any_of((*forms.STEMS, *(sign.lower() for sign in quiet)))
 
 
 class ParsedLog(Value):
@@ -115,6 +122,7 @@ class LogParser:
         self._node = node
         self._log = log
         self._signs = signs
+        self._any_sign = _any_sign(signs.quiet)
         self._processes: OrderedDict[tuple[str, ...], ProcessOutput] = OrderedDict()
         self._first: list[ReleasedError] = []
         self._last: deque[ReleasedError] = deque(maxlen=most - most // 4)
@@ -302,8 +310,7 @@ class LogParser:
             return True
 
         # Is it an error by itself?
-        is_quiet = not forms.is_about_an_error(body) and line.level < LogLevel.ERROR
-        if is_quiet and not has_any(body, self._signs.quiet):
+        if line.level < LogLevel.ERROR and not self._may_be_an_error(body):
             self._release(process)
             return False
         if body[0] == "{" or body.startswith("[{"):
@@ -313,6 +320,12 @@ class LogParser:
             self._release(process)
             return True
         return self._read_form(process, line)
+
+    def _may_be_an_error(self, body: str) -> bool:
+        """Return whether a line without an error's level has words of one, or a row's."""
+        if self._any_sign.search(body.lower()) is None:
+            return False
+        return forms.is_about_an_error(body) or has_any(body, self._signs.quiet)
 
     def _opens(self, body: str, process: ProcessOutput) -> bool:
         """Return whether a traceback begins here without a header: with a frame."""
@@ -478,11 +491,11 @@ class LogParser:
         is_plain = form.kind is ErrorKind.PLAIN
         is_weak = form.level <= LogLevel.UNSTATED
         is_unmarked = is_plain and is_weak
-        if is_unmarked and (_is_data(body) or not self._signs.may_match(body)):
+        level = form.level if line.level is LogLevel.UNSTATED else line.level
+        if is_unmarked and (_is_data(body) or not self._signs.may_match(line.printed, body, level)):
             return False
 
         error = self._error(process, line, form.kind)
-        level = form.level if line.level is LogLevel.UNSTATED else line.level
         if form.kind in _ALWAYS_ERRORS:
             level = max(level, LogLevel.ERROR)
         error = replace(
@@ -595,7 +608,9 @@ class LogParser:
         """Return the error that a process holds, with the process's state."""
         error = held.whole()
         is_loud = error.level >= LogLevel.UNSTATED
-        is_retried = is_loud and has_role("another try", error.printed[:600])
+        printed = error.printed[:600]
+        is_retried = is_loud and has_any(printed.lower(), _HANDLED_SIGNS)
+        is_retried = is_retried and has_role("another try", printed)
         record = ReleasedError(held, process)
         record.is_retried = held.is_retried or is_retried
         return record

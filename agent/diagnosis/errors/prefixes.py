@@ -7,9 +7,12 @@ A line may have several prefixes: `(Worker pid=7, ip=10.0.0.3) [rank3]: ERROR 11
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from agent.diagnosis.errors.parsed_error import LogLevel
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 LONGEST = 2_000  # characters of a line that are read
 _MOST_LAYERS = 7
@@ -145,17 +148,68 @@ def read_line(printed: str) -> PrintedLine:
         level = LogLevel.INFO if text.startswith(("NCCL INFO", "NCCL TRACE")) else _UNSTATED
         return PrintedLine(text, text, level=level)
 
-    # Take off one after another.
+    # Take off one after another. The same ones stand before many lines.
     at = 0
+    layers: list[re.Match[str]] = []
+    while match is not None and match.end() > at and len(layers) < _MOST_LAYERS:
+        at = match.end()
+        layers.append(match)
+        match = _layer(text, at)
+    body = text[at:]
+    prefix = text[:at]
+    stated = _prefixes.get(prefix)
+    if stated is None:
+        if len(_prefixes) >= _MOST_PREFIXES:
+            _prefixes.clear()
+        stated = _stated(layers)
+        _prefixes[prefix] = stated
+
+    # Ray says at the end how often it left the line out.
+    repeated = 1
+    if "[repeated " in body:
+        again = _REPEATED.search(body)
+        if again is not None:
+            repeated = int(again[1])
+            body = body[: again.start()]
+    level = LogLevel.INFO if body.startswith(("NCCL INFO", "NCCL TRACE")) else stated.level
+    return PrintedLine(
+        body,
+        text,
+        stated.source,
+        level,
+        stated.stamp,
+        stated.rank,
+        stated.pid,
+        stated.actor,
+        stated.ip,
+        repeated,
+    )
+
+
+class _Stated(NamedTuple):
+    """What the prefixes of a line state."""
+
+    source: tuple[str, ...]
+    level: LogLevel
+    stamp: str
+    rank: int | None
+    pid: int | None
+    actor: str
+    ip: str
+
+
+_prefixes: dict[str, _Stated] = {}
+_MOST_PREFIXES = 4_096
+
+
+def _stated(layers: Sequence[re.Match[str]]) -> _Stated:
+    """Return what prefixes state, from the outermost one on."""
     source: list[str] = []
     level = _UNSTATED
     stamp = ""
     number: dict[str, int] = {}
     name: dict[str, str] = {}
-    for _ in range(_MOST_LAYERS):
-        if match is None or match.end() == at:
-            break
-        at = match.end()
+    for match in layers:
         for what, value in zip(_STATED[match.re], match.groups(), strict=True):
             if not value:
                 continue
@@ -171,21 +225,7 @@ def read_line(printed: str) -> PrintedLine:
                 source.append(value)
             elif what == "more" and (inner := _INNER_RANK.search(value)) is not None:
                 number.setdefault("rank", int(inner[1]))
-        match = _layer(text, at)
-    body = text[at:]
-
-    # Ray says at the end how often it left the line out.
-    repeated = 1
-    if "[repeated " in body:
-        again = _REPEATED.search(body)
-        if again is not None:
-            repeated = int(again[1])
-            body = body[: again.start()]
-    if body.startswith(("NCCL INFO", "NCCL TRACE")):
-        level = LogLevel.INFO
-    return PrintedLine(
-        body,
-        text,
+    return _Stated(
         tuple(dict.fromkeys(source)),
         level,
         stamp,
@@ -193,7 +233,6 @@ def read_line(printed: str) -> PrintedLine:
         int(name["pid"]) if name.get("pid", "").isdigit() else None,
         name.get("who", ""),
         name.get("ip", ""),
-        repeated,
     )
 
 

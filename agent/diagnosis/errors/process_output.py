@@ -399,8 +399,8 @@ class ProcessOutput:
             self.quoted = _MOST_QUOTED // 8 if opened["label"] else _MOST_QUOTED
 
     def count(self, line: PrintedLine) -> None:
-        """Count an ordinary line; those of an end do not show that the process goes on."""
-        if line.level is LogLevel.WARNING or is_closing(line.body):
+        """Count an ordinary line behind an error; those of an end do not show that it goes on."""
+        if self.newest is None or line.level is LogLevel.WARNING or is_closing(line.body):
             return
         self.ordinary += 1
 

@@ -118,7 +118,7 @@ def test_each_example_has_its_row(row: Row, words: Words) -> None:
     example = words.example.split("\n")
     before = [*context.split("\n"), "    the line of code"] if context else [""]
     lines = [*before, *example]
-    assert words.match(words.example, read_line(example[0]).body.strip(), context)
+    assert words.match(words.example, read_line(example[0]).body.strip(), (context,))
     found = [
         explain(o.error, "noise", "cause", "symptom", of_ray=row.of_ray) for o in errors_of(lines)
     ]
