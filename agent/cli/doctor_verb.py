@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 from msgspec import to_builtins
 
-from agent.base.text import NO_TERMINAL, Line, escaped, first_names, map_texts
+from agent.base.text import NO_TERMINAL, Line, escaped, first_names
 from agent.checks.finding import ORDER, Level, passed_lines, problem_lines, toned_line
 from agent.checks.machine import found_on
 from agent.cli.options import JSON, flag
 from agent.cli.printing import print_json, terminal_of
-from agent.cli.running_head import read_answer, require_head
+from agent.cli.running_head import require_head
 from agent.port.status_model import FindingsStatus
 from agent.run.plan_input import examine_machine
 from agent.settings.redact import redactor_for
@@ -62,8 +62,7 @@ def show_findings(
     verbose: bool = False,
 ) -> int:
     """Print all nodes' findings, which the head has; return 0, or 78 where a check fails."""
-    data = map_texts(require_head(environ).ask("/findings"), escaped)
-    known = read_answer(data, FindingsStatus)
+    known = require_head(environ).ask("/findings", FindingsStatus, clean=escaped)
 
     # Which findings are there, and of which nodes? The worst come first.
     count = len(known.nodes)
@@ -85,7 +84,7 @@ def show_findings(
         lines += passed_lines(finding for finding, _ in findings)
 
     if as_json:
-        print(json.dumps({"ok": not failed, **data}, indent=2))
+        print(json.dumps({"ok": not failed, **to_builtins(known)}, indent=2))
     else:
         print(terminal.render(lines, str))
     return _REFUSED if failed else 0

@@ -6,7 +6,7 @@ import re
 import sys
 import time
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from agent.base import times
@@ -17,6 +17,7 @@ from agent.cli.past_run import newest_run, node_and_log, past_log
 from agent.cli.printing import warn
 from agent.cli.running_head import find_head
 from agent.port.log_filter import LogFilter, time_since
+from agent.port.status_model import LogPart
 from agent.settings.redact import redactor_for
 
 if TYPE_CHECKING:
@@ -56,24 +57,24 @@ def show_logs(
     node, name = node_and_log(words, workers)
     path = f"/logs/{quote(node, safe='')}/{quote(name, safe='')}"
     part = _print_part(head, path, chosen)
-    if follow and part["next"] is None:
+    if follow and part.next is None:
         warn(f"the log of {node} comes as its last lines only, which cannot be followed")
     elif follow:
         _follow_log(part, head, path, chosen._replace(last=None, since=None))
 
 
-def _follow_log(part: dict[str, Any], head: RunningHead, path: str, chosen: LogFilter) -> None:
+def _follow_log(part: LogPart, head: RunningHead, path: str, chosen: LogFilter) -> None:
     """Print new parts until the run is over; a head that is restarted is back within seconds."""
     received = time.monotonic()
     while True:
         try:
-            part = _print_part(head, f"{path}?after={part['next']}", chosen)
+            part = _print_part(head, f"{path}?after={part.next}", chosen)
             received = time.monotonic()
             # The head answers once there is more; after the run's end it answers at once.
-            if not part["over"]:
+            if not part.over:
                 continue
         except UnavailableError as error:
-            if part["over"]:  # the head is gone and the log complete
+            if part.over:  # the head is gone and the log complete
                 return
             if time.monotonic() - received > times.AGENT_RESTARTS:
                 what = f"no log and no verdict for {times.AGENT_RESTARTS:g} s"
@@ -81,10 +82,10 @@ def _follow_log(part: dict[str, Any], head: RunningHead, path: str, chosen: LogF
         time.sleep(times.VERB_RETRY_PAUSE)  # for a person only; nothing waits on it
 
 
-def _print_part(head: RunningHead, path: str, chosen: LogFilter) -> dict[str, Any]:
-    """Print the selected lines of a part of a log; return it: `next` is where the next starts."""
-    part: dict[str, Any] = head.ask(path)
-    _print_log(chosen.apply(part["text"], datetime.now(timezone.utc)))
+def _print_part(head: RunningHead, path: str, chosen: LogFilter) -> LogPart:
+    """Print the selected lines of a part of a log; return it."""
+    part = head.ask(path, LogPart)
+    _print_log(chosen.apply(part.text, datetime.now(timezone.utc)))
     return part
 
 

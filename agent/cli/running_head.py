@@ -22,7 +22,7 @@ from agent.settings import load
 from agent.settings.model import SECRET_FILE_VARIABLES
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from agent.settings.model import Settings
 
@@ -84,14 +84,16 @@ class RunningHead(NamedTuple):
             return token.reveal()
         return run_folder.newest_key(log_root(self.settings), self.agent.run_id)
 
-    def ask(self, path: str, *, post: bool = False) -> Any:  # noqa: ANN401 - any JSON
-        """Return the JSON answer to a request that needs the token or key; raises if refused."""
+    def ask(
+        self, path: str, kind: type[T], *, post: bool = False, clean: Callable[[str], str] = str
+    ) -> T:
+        """Return the answer to a request that needs the token or key; raises if refused."""
         answer = ask(f"http://{self.where}{path}", self.secret(), post=post)
         why = answer.failure
         with suppress(ValueError, RecursionError):
             data = json.loads(answer.body)
             if answer.status == 200:
-                return data
+                return read_answer(map_texts(data, clean), kind)
             if isinstance(data, dict):
                 why = escaped(str(data.get("error", why)))
         raise UnavailableError(f"{self.where}: {why}")

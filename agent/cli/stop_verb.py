@@ -12,6 +12,7 @@ from agent.base.errors import UnavailableError
 from agent.cli.http_request import ask
 from agent.cli.printing import warn
 from agent.cli.running_head import require_head
+from agent.port.status_model import StopAnswer
 from agent.processes.waiting import NotYet, TimedOutError, until
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ def run(environ: Mapping[str, str], _: argparse.Namespace) -> None:
 def stop(environ: Mapping[str, str]) -> None:
     """Ask the head to stop, and wait until its port is closed; raises if refused."""
     head = require_head(environ)
-    within = head.ask("/stop", post=True)["within"] + _STOP_VERB_MARGIN
+    within = head.ask("/stop", StopAnswer, post=True).within + _STOP_VERB_MARGIN
     warn(f"run {head.agent.run_id} is being stopped")
 
     async def is_closed() -> bool | NotYet:

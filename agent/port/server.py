@@ -43,7 +43,7 @@ from agent.port.protocol import (
     protocol_mismatch,
 )
 from agent.port.reports import TooManyAgentsError
-from agent.port.status_model import HeadStatus, JudgedStatus, WorkerStatus
+from agent.port.status_model import HeadStatus, JudgedStatus, StopAnswer, WorkerStatus
 from agent.processes.waiting import NotYet, TimedOutError, until
 from agent.record.log import say
 from agent.serving.bodies import RETRY_AFTER, Bodies, has_more_values
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 
     from agent.job.series import SeriesPart
     from agent.port.reports import Reports
-    from agent.port.status_model import FindingsStatus, PageStatus
+    from agent.port.status_model import FindingsStatus, LogPart, PageStatus
 
     Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
     Admit = Callable[[web.Request], Awaitable[web.StreamResponse | None]]
@@ -196,15 +196,6 @@ def login_page(note: str = "") -> bytes:
     """Return the form that asks for the token."""
     shown = f'<p class="alarm" role="alert">{note}</p>' if note else ""
     return asset("/login.html").replace(b"<!--note-->", shown.encode())
-
-
-class LogPart(NamedTuple):
-    """A part of a log, with secrets removed."""
-
-    text: str
-    next: int | None  # Offset of the next part; None where only the last lines are available
-    is_over: bool = False  # The run has its verdict: an agent that stops answering has left
-    start: int | None = None  # Offset of its first line, where lines before it can be read
 
 
 class Control(NamedTuple):
@@ -417,7 +408,7 @@ class AgentServer:
 
     async def _stop(self, _request: web.Request, control: Control) -> web.StreamResponse:
         control.stop()
-        return web.json_response({"ok": True, "within": control.stop_limit})
+        return web.json_response(to_builtins(StopAnswer(control.stop_limit)))
 
     async def _serve_sample(self, request: web.Request) -> web.StreamResponse:
         """Send the bytes of one measurement of the link, one at a time, to a node of this run."""
@@ -468,9 +459,7 @@ class AgentServer:
         part = await control.log(node, log, *places)
         if isinstance(part, str):
             return error_reply(404, part)
-        return web.json_response(
-            {"text": part.text, "next": part.next, "over": part.is_over, "start": part.start}
-        )
+        return web.json_response(to_builtins(part))
 
     def _controlled(self, handler: ControlHandler) -> Handler:
         """Return a handler of a head's operation, for authorized callers only."""

@@ -541,6 +541,22 @@ class PageStatus(CommonStatus, kw_only=True):
     curves: SeriesPart | UnsetType = UNSET
 
 
+class LogPart(Value):
+    """A part of a log, with secrets removed."""
+
+    text: str
+    next: Annotated[Whole | None, says("where the next part begins; null: only the end is known")]
+    over: Annotated[bool, says("the run has its verdict; an agent that is silent has left")] = False
+    start: Annotated[Whole | None, says("where it begins, if there are lines before it")] = None
+
+
+class StopAnswer(Value):
+    """The answer to a request to stop: the seconds in which the run ends."""
+
+    within: float
+    ok: bool = True
+
+
 class HeadAddress(Value):
     """Where a worker's head is."""
 

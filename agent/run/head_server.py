@@ -27,7 +27,7 @@ from agent.plan.plan import AGENT_LOG, JOB_LOG, RAY_LOG, log_files, versions
 from agent.plan.show import what_runs
 from agent.port.protocol import NodeValues, Reply
 from agent.port.reports import Expected, Reports, agent_limit
-from agent.port.server import AgentServer, Control, LogPart
+from agent.port.server import AgentServer, Control
 from agent.port.status_model import (
     AdviceStatus,
     FindingsStatus,
@@ -35,6 +35,7 @@ from agent.port.status_model import (
     HeadStatus,
     ItemStatus,
     JobStatus,
+    LogPart,
     MachineStatus,
     NodesFinding,
     NodeStatus,

@@ -12,8 +12,8 @@ from msgspec.structs import replace
 from agent.checks.finding import Finding, Level
 from agent.job.series import Series
 from agent.port.node_network import bind
-from agent.port.server import AgentServer, Control, LogPart
-from agent.port.status_model import FindingsStatus, NodesFinding
+from agent.port.server import AgentServer, Control
+from agent.port.status_model import FindingsStatus, LogPart, NodesFinding
 from agent.record import run_folder
 from support.statuses import A_HEAD
 

@@ -14,7 +14,9 @@ from agent.port.status_model import (
     FindingsStatus,
     GpuColumns,
     JudgedStatus,
+    LogPart,
     PageStatus,
+    StopAnswer,
     WorkerStatus,
 )
 
@@ -23,14 +25,7 @@ Schema = dict[str, Any]
 OPEN, TOKEN = "open", "with the token if one is set"
 CONTROL = "with the token; without one on the node itself, with the key in its run folder"
 TEXT: Schema = {"type": "string"}
-NUMBER: Schema = {"type": "number"}
-WHOLE: Schema = {"type": "integer", "minimum": 0}
 FLAG: Schema = {"type": "boolean"}
-
-
-def nullable(schema: Schema) -> Schema:
-    """Return a schema that null fits too."""
-    return {"anyOf": [schema, {"type": "null"}]}
 
 
 def closed(*names: str, **fields: Schema) -> Schema:
@@ -48,8 +43,12 @@ def closed(*names: str, **fields: Schema) -> Schema:
 
 
 REFERENCE = "#/components/schemas/{name}"
-(HEAD, PAGE, WORKER, SERIES, FINDINGS), COMPONENTS = schema_components(
-    [JudgedStatus, PageStatus, WorkerStatus, SeriesPart, FindingsStatus], ref_template=REFERENCE
+(HEAD, PAGE, WORKER, SERIES, FINDINGS, PART, STOPPED), COMPONENTS = schema_components(
+    [
+        *(JudgedStatus, PageStatus, WorkerStatus),
+        *(SeriesPart, FindingsStatus, LogPart, StopAnswer),
+    ],
+    ref_template=REFERENCE,
 )
 """What the port answers, as agent/port/status_model.py declares it."""
 
@@ -72,7 +71,6 @@ def closed_components() -> dict[str, Schema]:
 
 FOR_PAGE = ("query", "brief", TEXT)
 OPTIONAL = {"after", "before", "brief"}
-PART = closed("text", next=nullable(WHOLE), over=FLAG, start=nullable(WHOLE))
 OK = closed(ok=FLAG)
 REPORT: Schema = {"type": "object", "required": ["id", "phase"]}
 REPLY: Schema = {"type": "object", "required": ["protocol", "agent", "epoch", "run_id", "phase"]}
@@ -154,7 +152,7 @@ PATHS = (
     ),
     Described(
         *("post", "/stop", "ends the run as SIGTERM would", CONTROL),
-        schema=closed(ok=FLAG, within=NUMBER),
+        schema=STOPPED,
         others=(408, 413, 503),
         head_only=True,
         takes=("application/json", {}),

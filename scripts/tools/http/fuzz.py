@@ -25,8 +25,8 @@ from agent.job.series import Series, SeriesPart
 from agent.port.node_network import bind
 from agent.port.protocol import REPORT_PATH, VERSION, Reply, Report
 from agent.port.reports import Expected, Reports, agent_limit
-from agent.port.server import AgentServer, Control, LogPart
-from agent.port.status_model import FindingsStatus, NodesFinding
+from agent.port.server import AgentServer, Control
+from agent.port.status_model import FindingsStatus, LogPart, NodesFinding
 from tools.http.description import REFERENCE, description
 from tools.page.runs import status, without_private
 

@@ -23,7 +23,7 @@ from agent.decisions.head.head_state import HeadPhase
 from agent.port.log_filter import LogFilter
 from agent.port.protocol import Hello, Reply, Report
 from agent.port.reports import Expected, Reports
-from agent.port.server import LogPart
+from agent.port.status_model import LogPart
 from agent.record.run_folder import RunFolder
 from agent.run.head_server import RunStatus
 from agent.run.node_run import NodeRun
@@ -138,7 +138,7 @@ async def _first_life(
 async def _second_life(
     _node: str, _name: str, after: int | None, _before: int | None = None
 ) -> LogPart | str:
-    return LogPart("two\n" if after == 4 else "", 8, is_over=True)
+    return LogPart("two\n" if after == 4 else "", 8, over=True)
 
 
 def _following(port: int, root: Path) -> tuple[threading.Thread, list[int]]:
@@ -325,7 +325,7 @@ def test_a_verdict_ends_the_wait(asked: Asked) -> None:
         await anyio.sleep(0.2)
         asked.state.phase = HeadPhase.LEAVING
 
-    assert anyio.run(follow) == LogPart("", 4, is_over=True)
+    assert anyio.run(follow) == LogPart("", 4, over=True)
 
 
 def test_the_wait_has_a_limit(asked: Asked) -> None:
