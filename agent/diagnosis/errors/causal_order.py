@@ -163,7 +163,9 @@ class _Judged(NamedTuple):
     only_reports: bool
     shows_end: bool
     begins: bool  # whether its traceback begins where a program does: nobody has caught it
-    is_uncaught: bool
+    is_end: bool  # a crash, or an exception that nobody has caught
+    is_fatal: bool  # by its form, unless what follows shows another thing
+    is_of_a_sandbox: bool
 
 
 _judged: dict[int, _Judged] = {}
@@ -179,9 +181,19 @@ def _judge(error: ParsedError) -> _Judged:
         role = min(role_of(part) for part in error.chain())
         main = main_error(error)
         begins = _begins_a_program(main)
-        is_uncaught = begins or _is_hydras(main)
-        reports = role is Role.ORIGINAL and _only_reports(main)
-        known = _Judged(error, main, role, reports, shows_an_end(error), begins, is_uncaught)
+        shows_end = shows_an_end(error)
+        is_end = begins or _is_hydras(main) or main.kind is ErrorKind.CPP
+        known = _Judged(
+            error,
+            main,
+            role,
+            only_reports=role is Role.ORIGINAL and _only_reports(main),
+            shows_end=shows_end,
+            begins=begins,
+            is_end=is_end,
+            is_fatal=not _is_mild(main) and (shows_end or is_end or _ends_by_its_form(main)),
+            is_of_a_sandbox=_is_of_a_sandbox(error),
+        )
         _judged[id(error)] = known
     return known
 
@@ -249,26 +261,28 @@ def is_of_native_code(error: ParsedError) -> bool:
 
 
 def _standing(occurrence: Occurrence, judged: _Judged) -> Standing:
-    error = judged.main
-    is_passed_on = judged.shows_end
     if occurrence.is_harmless and not judged.begins:
         return Standing.IGNORED
-    if _is_of_a_sandbox(occurrence.error):
+    if judged.is_of_a_sandbox or (occurrence.is_quoted and not judged.shows_end):
         return Standing.QUOTED
-    if occurrence.is_quoted and not is_passed_on:
-        return Standing.QUOTED
-    is_end = judged.is_uncaught or error.kind is ErrorKind.CPP
-    is_retried = occurrence.is_retried and not is_end
+    is_retried = occurrence.is_retried and not judged.is_end
     if occurrence.steps_after >= STEPS_OF_OTHERS or is_retried:
         return Standing.OVERCOME
-    goes_on = occurrence.ordinary_after > _GOES_ON
-    is_mild = error.level < LogLevel.UNSTATED
-    if is_mild or (error.kind is ErrorKind.SLURM and has_role("no end of a step", error.line)):
-        return Standing.SURVIVED if goes_on else Standing.OPEN
-    is_by_form = error.kind in {ErrorKind.KERNEL, ErrorKind.NVRM, ErrorKind.SLURM}
-    if is_passed_on or is_by_form or is_end or _ARGPARSE.match(error.line):
+    if judged.is_fatal:
         return Standing.FATAL
-    return Standing.SURVIVED if goes_on else Standing.OPEN
+    return Standing.SURVIVED if occurrence.ordinary_after > _GOES_ON else Standing.OPEN
+
+
+def _is_mild(error: ParsedError) -> bool:
+    """Return whether an error by itself ends no process: a warning, or one of a step of Slurm."""
+    is_of_a_step = error.kind is ErrorKind.SLURM and has_role("no end of a step", error.line)
+    return error.level < LogLevel.UNSTATED or is_of_a_step
+
+
+def _ends_by_its_form(error: ParsedError) -> bool:
+    """Return whether the kernel, a driver or Slurm printed an error, or a parser of arguments."""
+    is_of_system = error.kind in {ErrorKind.KERNEL, ErrorKind.NVRM, ErrorKind.SLURM}
+    return is_of_system or _ARGPARSE.match(error.line) is not None
 
 
 def _is_of_a_sandbox(error: ParsedError) -> bool:
