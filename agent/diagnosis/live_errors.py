@@ -1,8 +1,9 @@
 """Errors in the output of a running job: reported once, as a cause once they ended it.
 
 An error is a cause if it ended its process by its form, if a line behind it shows that a process
-ended, or if the steps have stopped since. All else the job may go on from. An exception that no row
-explains is reported likewise, once: what ended the job is seen before the job has ended.
+ended, or if the job has stopped since. All else the job may go on from: it is seen. What comes
+first in the order of the end is reported likewise, whatever it is, once something has ended or
+stopped. Before that an exception or a crash that no row explains is seen, and no line by itself.
 """
 
 from __future__ import annotations
@@ -33,9 +34,11 @@ if TYPE_CHECKING:
     from agent.diagnosis.errors.log_parser import ParsedLog
     from agent.diagnosis.rows import Row
 
-_NO_ROW = f"an exception whose cause is {UNKNOWN}"
+_NO_ROW = f"an error whose cause is {UNKNOWN}"
 _LOOK = "Look at it and at the lines before it"
 _LARGEST_ZONE = 14 * 3_600  # seconds that local time may differ
+_LINES = {ErrorKind.PLAIN, ErrorKind.JSON, ErrorKind.SHELL}
+"""Lines by themselves, which programs print in passing, too."""
 _NATIVE = {ErrorKind.KERNEL, ErrorKind.NVRM, ErrorKind.CPP}
 _MOST_ERRORS = 100  # that are kept of a running job's output
 _LOOK_AGAIN = 50  # lines after which errors are looked at once more, then after twice as many
@@ -50,7 +53,8 @@ class LiveErrors:
         self._parser = LogParser(signs=known_signs(), most=_MOST_ERRORS, began=earliest)
         self._seen: set[str] = set()
         self._causes: dict[str, int] = {}  # the steps before each, by the row's key
-        self._has_unknown = False  # whether an exception without a row was reported as an end
+        self._has_unknown = False  # whether an error without a row was reported as an end
+        self._unknown_rung: Rung | None = None  # the strongest of those that were seen
         self._read_up_to = -1  # the number of the last error that was looked at
         self._changes = -1
         self._known: dict[tuple[int, int], Explained] = {}
@@ -59,12 +63,25 @@ class LiveErrors:
         self.first: Known | None = None  # the cause if the job ended now, known or not
         self.open_keys: frozenset[str] = frozenset()  # rows of errors that nothing survived so far
 
-    def read(self, lines: Iterable[str], *, have_steps_stopped: bool = False) -> list[Known]:
-        """Read lines; return what is new: noise, symptoms, errors seen, and causes."""
+    def read(self, lines: Iterable[str], *, has_stopped: bool = False) -> list[Known]:
+        """Read lines; return what is new: noise, symptoms, errors seen, and causes.
+
+        `has_stopped`: the job makes no steps any more, or nothing at all.
+        """
         self._parser.read(lines)
+        if self._parser.is_within and not has_stopped:
+            return []  # a part of a traceback may show another cause than the whole
+        return self._look(has_stopped=has_stopped)
+
+    def close(self) -> list[Known]:
+        """Return what is new at the end of the output, whose last error may be cut off."""
+        return self._look(has_stopped=False)
+
+    def _look(self, *, has_stopped: bool) -> list[Known]:
+        """Look at the errors so far, if they may have changed."""
         is_changed = self._parser.changes != self._changes
         is_due = bool(self._known) and self._parser.lines >= self._look_at
-        if not is_changed and not is_due and not have_steps_stopped:
+        if not is_changed and not is_due and not has_stopped:
             return []
         self._gap = _LOOK_AGAIN if is_changed else 2 * self._gap
         self._look_at = self._parser.lines + self._gap
@@ -86,10 +103,7 @@ class LiveErrors:
         if first is not None:
             has_ended = log.last_end > first.number or _is_an_end(first)
             has_ended = has_ended or _is_followed_by_an_end(first, found)
-            if first.row is None:
-                new += self._unknown(first, has_ended=has_ended)
-            elif has_ended or (have_steps_stopped and first.row.is_live):
-                new += self._cause(first, first.row)
+            new += self._of_the_first(first, has_ended=has_ended, has_stopped=has_stopped)
 
         # What else does a row explain?
         for error in known:
@@ -101,28 +115,56 @@ class LiveErrors:
             new.append(_reported(error, is_seen=True))
         return new
 
+    def _of_the_first(self, first: Explained, *, has_ended: bool, has_stopped: bool) -> list[Known]:
+        """Return what is new about the error that counts first if the job ends now."""
+        row = first.row
+        if row is None:
+            return self._unknown(first, has_ended=has_ended, has_stopped=has_stopped)
+        if not has_ended and not has_stopped:
+            return []
+        if first.weight >= Weight.CAUSE and (has_ended or row.is_live):
+            return self._cause(first, row)
+        if row.key in self._seen:
+            return []
+        self._seen.add(row.key)
+        return [_reported(first, is_seen=True)]
+
     def _cause(self, first: Explained, row: Row) -> list[Known]:
         """Return a cause that has ended something, once."""
-        if first.weight < Weight.CAUSE or row.key in self._causes:
+        if row.key in self._causes:
             return []
         self._causes[row.key] = self._parser.steps
         self._seen.add(row.key)
         return [_reported(first, is_seen=False)]
 
-    def _unknown(self, first: Explained, *, has_ended: bool) -> list[Known]:
-        """Return an exception that no row explains: once as seen, and once as what ended something.
+    def _unknown(self, first: Explained, *, has_ended: bool, has_stopped: bool) -> list[Known]:
+        """Return an error that no row explains: once as what ended something, else as seen.
 
-        Nobody has caught it, or a line behind it shows an end: others are for the end of the job.
+        One with a stronger sign is seen anew. A line by itself is for an end, or a stop.
         """
-        is_python = first.candidate.error.kind is ErrorKind.PYTHON
-        rung = rung_of(first, has_end=has_ended) if is_python else None
-        if rung is not Rung.ENDED and not (has_ended and rung is Rung.FAILED):
+        rung = rung_of(first, has_end=has_ended)
+        if rung is None:
             return []
-        if self._has_unknown if has_ended else UNKNOWN in self._seen:
+        kind = first.candidate.error.kind
+        is_exception = kind is ErrorKind.PYTHON and rung <= Rung.FAILED
+        is_end = is_exception and (has_ended or has_stopped)
+        if is_end:
+            is_new = not self._has_unknown
+        else:
+            is_by_itself = kind in _LINES or (kind is ErrorKind.SLURM and rung is not Rung.ENDED)
+            is_shown = has_ended or has_stopped or not is_by_itself
+            is_new = self._unknown_rung is None or rung < self._unknown_rung
+            is_new = is_new and is_shown and not self._is_a_seen_symptom(first)
+        if not is_new:
             return []
-        self._seen.add(UNKNOWN)
-        self._has_unknown = has_ended
-        return [_reported(first, is_seen=not has_ended)]
+        self._has_unknown = self._has_unknown or is_end
+        self._unknown_rung = rung if self._unknown_rung is None else min(rung, self._unknown_rung)
+        return [_reported(first, is_seen=not is_end)]
+
+    def _is_a_seen_symptom(self, first: Explained) -> bool:
+        """Return whether an error was reported as what many causes lead to."""
+        found = explain(first.candidate.error, "symptom")
+        return found is not None and found[0].key in self._seen
 
     @property
     def named_keys(self) -> frozenset[str]:

@@ -50,19 +50,25 @@ class KnownLines:
         self._ahead: dict[str, float] = {}  # seconds that their clocks are ahead
         self._first: Known | None = None
 
-    def scan(self, lines: Sequence[str], *, have_steps_stopped: bool = False) -> None:
+    def scan(self, lines: Sequence[str], *, has_stopped: bool = False) -> None:
         """Scan whole lines without control characters."""
         if self._errors is None:
             from agent.diagnosis.live_errors import LiveErrors  # noqa: PLC0415 - see above
 
             self._errors = LiveErrors(self._began)
-        for known in self._errors.read(lines, have_steps_stopped=have_steps_stopped):
+        self._add(self._errors.read(lines, has_stopped=has_stopped), self._errors.first)
+
+    def close(self) -> None:
+        """Look at what the end of the output has left open."""
+        if self._errors is not None:
+            self._add(self._errors.close(), self._errors.first)
+
+    def _add(self, new: Sequence[Known], first: Known | None) -> None:
+        """Say what is new, and keep the cause if the job ends now: others compare its time."""
+        for known in new:
             _, there = self._of_nodes.get(known.key, ("", known))
             is_reported = known.key in self._of_nodes and not there.is_seen
             self._found[known.key] = self._cleaned(known) if is_reported else self._say("", known)
-
-        # What is the cause if the job ends now? Other nodes compare its time with theirs.
-        first = self._errors.first
         if first is None:  # the one before was survived
             self._first = None
         elif self._first is None or first.line != self._first.line:
@@ -87,7 +93,8 @@ class KnownLines:
             here = self._found.get(known.key)
             _, there = self._of_nodes.get(known.key, ("", here))
             is_new = there is None or (there.is_seen and not known.is_seen)
-            if is_new and row is not None and (row.is_live or not known.is_seen):
+            is_live = row is not None and row.is_live
+            if is_new and (is_live or not known.is_seen):
                 self._of_nodes[known.key] = node, self._say(node, known)
 
     def logs_of_nodes(self, first: str = "") -> tuple[Log, ...]:
@@ -153,7 +160,9 @@ class KnownLines:
         first = self._first
         if first is None or any(known.key == first.key for known in unsurvived):
             return unsurvived
-        return (first, *unsurvived)
+        said = self._found.get(first.key)
+        is_said = said is not None and said.line == first.line
+        return (said if said is not None and is_said else first, *unsurvived)
 
     def warnings(self) -> list[Finding]:
         """Return what the output shows as findings."""
@@ -258,6 +267,7 @@ class JobLines:
         if self._rest:
             self._read([self._rest])
         self._rest = b""
+        self._try(lambda known: known.close(), self.known)
         self.is_at_end = True
 
     def begin_attempt(self, number: int) -> None:
@@ -415,7 +425,7 @@ class JobLines:
                 self._try(read, piece)
 
     def _scan(self, shown: list[str]) -> None:
-        self.known.scan(shown, have_steps_stopped=self._have_steps_stopped())
+        self.known.scan(shown, has_stopped=self._have_steps_stopped())
 
     def _have_steps_stopped(self) -> bool:
         """Return whether steps were usual, and none came for much longer than one takes."""

@@ -79,9 +79,13 @@ async def diagnose_end(
         return None
     if outcome.kind is not Kind.JOB_FAILED or elsewhere is None:
         elsewhere = Elsewhere()
+    return await _diagnose(run, outcome.kind, elsewhere)
 
+
+async def _diagnose(run: NodeRun, kind: Kind, elsewhere: Elsewhere) -> Diagnosis | None:
+    """Return the cause that the logs show for an end of a kind."""
     # Does a log show the cause?
-    own = await in_thread(partial(_read_logs, run, outcome.kind), times.CAUSE_SEARCH) or []
+    own = await in_thread(partial(_read_logs, run, kind), times.CAUSE_SEARCH) or []
     own = [replace(log, at=elsewhere.first_at) for log in own]
     own_text = own[0].text if own else ""
     logs = [*_named_before(own_text, elsewhere.named), *own, *elsewhere.logs]
@@ -89,7 +93,7 @@ async def diagnose_end(
 
     # Was the job only stopped, since something else is missing? Then its last words say nothing.
     is_of_job = diagnosis is not None and not diagnosis.key and diagnosis.log == JOB_LOG
-    if outcome.kind is Kind.UNAVAILABLE and is_of_job:
+    if kind is Kind.UNAVAILABLE and is_of_job:
         logs = [log for log in logs if log.name != JOB_LOG]
         diagnosis = await _search(logs)
 
@@ -103,6 +107,12 @@ async def diagnose_end(
         return None
     node = elsewhere.nodes.get(diagnosis.ip, "") or diagnosis.node
     return replace(diagnosis, node=node)
+
+
+async def cause_so_far(run: NodeRun, elsewhere: Elsewhere) -> str:
+    """Return what the end of a job that makes no progress would say now; '' for nothing."""
+    diagnosis = await _diagnose(run, Kind.JOB_FAILED, elsewhere)
+    return "" if diagnosis is None else run.redactor.clean(diagnosis.remedy())
 
 
 async def with_cause(run: NodeRun, outcome: Outcome, diagnosis: Diagnosis) -> Outcome:

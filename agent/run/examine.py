@@ -2,8 +2,9 @@
 
 Each node reads the stacks of the driver, of all Ray workers or ranks, and of what they started,
 requests dumps of torch's flight recorder, and looks at its GPUs, its kernel's messages and its
-engines' logs (`NodeExaminer`). The head collects that, asks the services, groups the processes, and
-returns one sentence that names node, process and function (`JobExaminer`). The rest is in a file.
+engines' logs (`NodeExaminer`). The head collects that, asks the services, searches the job's output
+as at an end, groups the processes, and returns one sentence that names node, process and function
+(`JobExaminer`). The rest is in a file.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from agent.processes.waiting import Failure
 from agent.record.background import in_thread, result_in_thread
 from agent.record.log import say
 from agent.record.run_folder import stacks_file
-from agent.run.diagnose import ray_log_folder
+from agent.run.diagnose import cause_so_far, ray_log_folder
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     from agent.diagnosis.stacks import Examination
     from agent.job.services import Placeholders, ServiceSpec
     from agent.processes.driver import JobProcess
+    from agent.run.diagnose import Elsewhere
     from agent.run.node_run import NodeRun
     from agent.run.share_link import ShareLink
 
@@ -150,17 +152,25 @@ class JobExaminer:
         link: RayLink | ShareLink,
         place: Callable[[], Placeholders],
         ask_all: Callable[[str, float], Awaitable[Mapping[str, str]]],
+        elsewhere: Callable[[], Elsewhere],
     ) -> None:
         self._run = run
         self._link = link
         self._place = place
         self._ask_all = ask_all
+        self._elsewhere = elsewhere
 
     async def examine(self, attempt: int, since: str) -> Examination:
         """Return what was found; `since` is the time of day of the job's last progress."""
         texts: dict[str, str] = {}
         services: list[str] = []
         unplaced: list[str] = []
+        shown: list[str] = []
+
+        async def search_output() -> None:
+            cause = await cause_so_far(self._run, self._elsewhere())
+            if cause:
+                shown.append(f"the job's output so far: {cause}")
 
         async def ask_nodes() -> None:
             texts.update(await self._ask_all(STACKS, times.STALL_STACKS))
@@ -176,9 +186,10 @@ class JobExaminer:
             tasks.start_soon(ask_nodes)
             tasks.start_soon(ask_services)
             tasks.start_soon(ask_ray)
+            tasks.start_soon(search_output)
 
         # What do all of them show together? Many nodes take a while.
-        read = partial(self._combine, since, texts, [*unplaced, *services])
+        read = partial(self._combine, since, texts, [*unplaced, *services, *shown])
         examined, evidence, findings = await result_in_thread(read)
         await self._write(attempt, examined, evidence, findings)
         return examined

@@ -238,6 +238,7 @@ class HeadAgent:
             get_state=lambda: self._state,
             send=put,
             place=lambda: self._placeholders,
+            elsewhere=self._elsewhere,
         )
 
         # The clock, the machine, the job's signs of work, and silent workers.

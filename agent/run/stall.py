@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from agent.plan.plan import Plan
     from agent.port.reports import Reports
     from agent.record.run_folder import CheckpointFiles
+    from agent.run.diagnose import Elsewhere
     from agent.run.head_server import RunStatus
     from agent.run.node_run import NodeRun
     from agent.run.share_link import ShareLink
@@ -162,6 +163,7 @@ class StallWatch:
         get_state: Callable[[], HeadState],
         send: Callable[[Stalled], None],
         place: Callable[[], Placeholders],
+        elsewhere: Callable[[], Elsewhere],
     ) -> None:
         self._run = run
         self._reports = reports
@@ -170,7 +172,7 @@ class StallWatch:
         self._get_state = get_state
         self._send = send
         self._diagnostics = Diagnostics(run)
-        self._examiner = JobExaminer(run, link, place, self._ask_all)
+        self._examiner = JobExaminer(run, link, place, self._ask_all, elsewhere)
         self._rules = rules_of(run.plan)
         self._state: StallState | None = None
         self._last_found: Examination | None = None  # of the alarm that stands

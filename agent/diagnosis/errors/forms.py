@@ -107,7 +107,7 @@ _SLURM = re.compile(
 )
 _SLURM_OK = re.compile(
     r"(?:job \d+ (?:queued|has been allocated)|Granted|Pending|launching|Relinquish|debug|info"
-    r"|Submitted|StepId)",
+    r"|warning|Submitted|StepId)",
     re.IGNORECASE,
 )
 _OF_PYXIS = re.compile(r"(?:error: )?pyxis: {1,8}\[(?:INFO|WARN)")

@@ -56,6 +56,7 @@ _SAYS_AN_END = re.compile(
     re.IGNORECASE,
 )
 """Words of somebody who says that a program ended: such a line counts before other ones."""
+_QUESTION = re.compile(r"[^.:!?]{1,200}\?")
 _SAYS_NOTHING = re.compile(
     r"\b(?:no|0|without|zero) (?:errors?|failures?|warnings?|failed)\b|\b(?:errors?|failed|fails)"
     r"[=:] ?(?:0\b|none\b|false\b)|\bdeprecat|\b\w*Warning: |\d%\||\bit/s\b|\bs/it\b"
@@ -85,7 +86,7 @@ def telling_line(lines: Sequence[LastLine], first: int, end: int | None) -> Last
     near = [one for one in within if not is_closing(one.line.body)][-_MOST_READ:]
     said = [at for at, one in enumerate(near) if _complains(one.line)]
     loud = [at for at in said if near[at].line.level >= LogLevel.UNSTATED]
-    ends = [at for at in said if _SAYS_AN_END.search(near[at].line.body[:_SEARCHED])]
+    ends = [at for at in said if _says_an_end(near[at].line)]
     for complaints in ([at for at in ends if at in loud], loud, ends):
         if complaints:
             return near[_first_of_the_last(complaints, near)]
@@ -100,6 +101,12 @@ def _first_of_the_last(complaints: Sequence[int], near: Sequence[LastLine]) -> i
             break
         at = former
     return at
+
+
+def _says_an_end(line: PrintedLine) -> bool:
+    """Return whether a line says that a program ended; who only asks for it does not know."""
+    stated = _QUESTION.sub("", line.body[:_SEARCHED])
+    return _SAYS_AN_END.search(stated) is not None
 
 
 def _complains(line: PrintedLine) -> bool:

@@ -42,6 +42,7 @@ _MOST_ERRORS = 2_000  # of one log; the first quarter and the last ones
 _MOST_STRAYS = 8  # lines of others within a traceback
 _LONGEST_JSON = 32_000
 _RETRY_WITHIN = 6  # lines
+_NEXT_WITHIN = 3  # lines, where it names nothing
 _STEPS_THAT_SHOW = 3  # behind an error, that it was overcome
 _NATIVE_SOURCES = (".cpp:", ".cc:", ".cu:", ".rs:")
 _PLACE_WITHIN = 160  # characters of a line: the source file that a logger states
@@ -153,6 +154,14 @@ class LogParser:
     def is_open(self) -> bool:
         """Return whether the next line may belong to an error."""
         return any(process.is_open or process.is_chained for process in self._processes.values())
+
+    @property
+    def is_within(self) -> bool:
+        """Return whether an error is known to go on: a process has just printed a part of it."""
+        return any(
+            process.is_within and self._number - process.previous <= _MOST_STRAYS
+            for process in self._processes.values()
+        )
 
     @property
     def has_continued(self) -> bool:
@@ -286,7 +295,7 @@ class LogParser:
             return
         if body.startswith(forms.HARMLESS_BEFORE):
             return  # it is about the exception below it
-        if _is_about(body, newest.error, is_next=self._number == newest.last + 1):
+        if _is_about(body, newest.error, is_next=self._number - newest.last <= _NEXT_WITHIN):
             newest.is_retried = True
 
     # --- errors ----------------------------------------------------------------------------------
@@ -626,9 +635,10 @@ class LogParser:
 
     def _is_stale(self, error: ParsedError) -> bool:
         """Return whether the kernel printed it long before the log begins."""
-        if error.kind not in _OF_KERNEL or error.time is None or self._began is None:
+        if error.kind not in _OF_KERNEL or self._began is None:
             return False
-        return error.time < self._began - _KERNEL_LINE_AGE
+        stated = seconds_of(read_line(error.printed).stamp)  # its own time, none of a line before
+        return stated is not None and stated < self._began - _KERNEL_LINE_AGE
 
 
 def _names_another(announced: str, type_: str) -> bool:
@@ -705,11 +715,14 @@ def _without_gutter(body: str) -> str:
 def _is_exception(head: re.Match[str], body: str, frames: list[TracebackFrame]) -> bool:
     """Return whether a line at the end of a traceback is its exception."""
     module, _, name = head["type"].rpartition(".")
+    code = frames[-1].code if frames else ""
+    if name.endswith("Warning") and code and "warn" not in code.lower():
+        return False  # another process printed it
     if forms.LIKE_A_TYPE.match(body):
         return True
     if module:
         return name[:1].isupper() or name[:1] == "_" or name in _LOWER_CASE
-    if frames and head["type"] in frames[-1].code:
+    if head["type"] in code:
         return True
     return name[:1].isupper() and sum(letter.isupper() for letter in name) > 1
 

@@ -341,6 +341,17 @@ class ProcessOutput:
         self.previous_level = LogLevel.UNSTATED
         self.announced = ""  # the logger's line whose level the open traceback has taken
 
+    @property
+    def is_within(self) -> bool:
+        """Return whether it has printed a part of an error, and the rest must follow."""
+        if self.is_open or self.is_chained:
+            return True
+        held = self.held
+        if held is None or held.is_ended:
+            return False
+        has_inside = held.is_wrapper and bool(held.error.frames) and not held.inside
+        return has_inside or held.message.rstrip().endswith(":")  # a title, or a header
+
     def repeats(self, body: str, number: int, steps: int) -> bool:
         """Return whether a line is its newest error once more; it then counts as that one."""
         record = self.newest

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import zlib
-from datetime import datetime, timedelta
+from datetime import datetime, timedelta, timezone
 from functools import lru_cache
 from itertools import chain
 from pathlib import Path
@@ -15,7 +15,7 @@ from agent.diagnosis.errors.prefixes import read_line, seconds_of
 from causes.ordinary.lines import compose
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
 HELD_OUT = Path(__file__).resolve().parents[3] / "tests" / "causes" / "held_out"
 
@@ -69,6 +69,8 @@ _FORMATS = {
 }
 _MARK = re.compile("\x00([^\x00]*)\x00")
 _FIRST = re.compile(r"(?:(\d{4})-)?(\d\d)-(\d\d)[T_ ](\d\d):(\d\d):(\d\d)")
+_OF_DATE = re.compile(r"^\w{3} (\w{3} [ \d]\d \d\d:\d\d:\d\d) [A-Z]{3,4} (\d{4})$", re.MULTILINE)
+"""What the command `date` prints."""
 _NEW_YEAR = datetime(2026, 1, 1)  # noqa: DTZ001 - the time of a log, of no zone
 _EARLY = datetime(2026, 1, 2, 3, 4, 5)  # noqa: DTZ001 - the time of a log, of no zone
 
@@ -76,6 +78,9 @@ _EARLY = datetime(2026, 1, 2, 3, 4, 5)  # noqa: DTZ001 - the time of a log, of n
 def _first_time(source: str) -> datetime:
     """Return the first time that a case's own lines show: its ordinary lines are earlier."""
     found = _FIRST.search(source)
+    of_date = _OF_DATE.search(source)
+    if of_date is not None and (found is None or of_date.start() < found.start()):
+        return datetime.strptime(f"{of_date[1]} {of_date[2]}", "%b %d %H:%M:%S %Y")  # noqa: DTZ007 - as above
     if found is None:
         return _EARLY
     year, *rest = found.groups()
@@ -88,13 +93,25 @@ def time_near(lines: Sequence[str], place: int, beside: Sequence[str] = ()) -> d
 
     A log without a time is as old as the last line of the logs beside it.
     """
-    stamps = (read_line(line).stamp for line in chain(reversed(lines[:place]), lines[place:]))
-    stated = next(filter(None, map(seconds_of, stamps)), None)
+    stated = next(_times(chain(reversed(lines[:place]), lines[place:])), None)
     if stated is None:
-        stamps = (read_line(line).stamp for line in reversed(beside))
-        last = next(filter(None, map(seconds_of, stamps)), None)
+        last = next(_times(reversed(beside)), None)
         stated = None if last is None else last + 1
     return _EARLY if stated is None else _NEW_YEAR + timedelta(seconds=stated)
+
+
+def first_time(texts: Iterable[str]) -> float:
+    """Return the first time that a program states in some logs, in seconds since 1970."""
+    stated = min(
+        filter(None, (next(_times(text.split("\n")), None) for text in texts)), default=0.0
+    )
+    return (_NEW_YEAR.replace(tzinfo=timezone.utc) + timedelta(seconds=stated)).timestamp()
+
+
+def _times(lines: Iterable[str]) -> Iterator[float]:
+    """Yield the times that programs state; those of the kernel are from before the log."""
+    stamps = (read_line(line).stamp for line in lines)
+    yield from filter(None, (seconds_of(stamp) for stamp in stamps if stamp[:1].isdigit()))
 
 
 def marked(template: str) -> str:

@@ -30,7 +30,7 @@ from agent.run.diagnose import Elsewhere, explain_end
 from agent.run.node_run import NodeRun
 from agent.settings.redact import redactor_for
 from support.worlds import plan_of
-from tools.causes.logs import Text, written
+from tools.causes.logs import Text, first_time, written
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -100,7 +100,9 @@ def read_live(case: Case, texts: Mapping[str, Text]) -> tuple[KnownLines, tuple[
     true line wrote it before the others wrote what followed from it.
     """
     nodes = sorted(texts, key=lambda node: (not case.is_true_on(texts[node]), node == HEAD))
-    began = datetime.fromisoformat(f"{case.began}Z").timestamp() if case.began else 0.0
+    began = first_time(text.text for text in texts.values())
+    if case.began:
+        began = datetime.fromisoformat(f"{case.began}Z").timestamp()
     outputs = {}
     with patch("agent.record.job_lines.say") as said:
         for at, node in enumerate(nodes):

@@ -113,9 +113,10 @@ def _logs() -> Iterator[str]:
         "the node and the rank. If no row does, the remedy quotes the line. Words in braces come "
         "from the line. Rows marked *live* are also reported while the job runs: as seen, once, "
         "and as a cause once the error ended a process or the steps; causes are also among the "
-        "warnings of status and page. `./scripts/causes` "
-        "measures how often the cause is right. *Again*: whether another try may help; ? means "
-        "that the log does not show it."
+        "warnings of status and page. The others are seen once something ended, or the steps, "
+        "and so is an error that no row explains; an exception is seen at once. "
+        "`./scripts/causes` measures how often the cause is right. *Again*: whether another try "
+        "may help; ? means that the log does not show it."
     )
     yield ""
     yield "| a line such as | cause | do | again |"

@@ -173,6 +173,21 @@ def test_scary_lines_are_no_cause(trap: str) -> None:
     assert cause(f"{began}\n{trap}\n{goes_on}").key in {"", "Xid"}
 
 
+def test_a_line_of_the_kernel_is_as_old_as_it_says_itself() -> None:
+    """A time of the lines before it is none of its own."""
+    fault = "[917148.149769] NVRM: Xid (PCI:0000:17:00): 79, GPU has fallen off the bus."
+    earlier = "2025-11-25 09:00:00,000 - a - INFO - the time of a file"
+    assert cause(f"2025-11-26 10:00:00 begun\n{earlier}\n{fault}\n{REAL}").key == "Xid"
+
+
+def test_a_warning_of_another_process_ends_no_traceback() -> None:
+    """One that was raised stands below a frame that warns."""
+    trace = TRACE.removesuffix("\n")
+    assert cause(f"{trace}\nFutureWarning: Tip: in future versions").line == ""
+    raised = trace.replace("g()", 'warnings.warn("x", FutureWarning)')
+    assert cause(f"{raised}\nFutureWarning: x\n{REAL}").line.startswith("ZeroDivisionError")
+
+
 def test_an_unknown_error_is_quoted_with_its_place_and_time() -> None:
     """Without its prefixes, cut at its end, with the lines before it on the first page."""
     long = "ValueError: " + "the answer is 42, " * 40
@@ -746,8 +761,10 @@ def test_another_try_of_something_else_handles_no_error(line: str) -> None:
     ["retrying in 3 s", "attempt 2/5", "request of a page failed, retrying (fetch)"],
 )
 def test_another_try_handles_what_it_names(retry: str) -> None:
-    """A line directly behind an error that names nothing else is about that one."""
+    """A line shortly behind an error that names nothing else is about that one."""
     failed = f"{TRACE}ConnectionError: request of a page failed"
+    other = f"{failed}\nWARNING no libaio here\n(W pid=3) loading\n{retry}\nfetched\n{REAL}"
+    assert cause(other).line.startswith("ZeroDivisionError")
     assert cause(f"{failed}\n{retry}\nfetched\n{REAL}").line.startswith("ZeroDivisionError")
     begun = failed.replace("in f", "in <module>")  # nobody caught it
     assert cause(f"{begun}\n{retry}").line == "ConnectionError: request of a page failed"

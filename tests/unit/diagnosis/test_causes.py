@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from agent.diagnosis.errors.log_parser import parse_log
 from agent.diagnosis.errors.prefixes import read_line
-from agent.diagnosis.find_cause import Diagnosis, diagnose_logs, plain_lines
+from agent.diagnosis.find_cause import UNKNOWN, Diagnosis, diagnose_logs, plain_lines
 from agent.diagnosis.live_errors import LiveErrors
 from agent.diagnosis.rows import Again, Row, Weight, Words, explain, known_signs, table
 from agent.diagnosis.searched_log import Log
@@ -392,7 +392,7 @@ def test_context_may_lie_in_an_earlier_piece() -> None:
     assert errors.read(['  File "/x/rl_dataset.py", line 9, in _build_messages']) == []
     assert errors.read(["    messages = row['problem']"]) == []
     assert [known.key for known in errors.read(["KeyError: 'problem'"])] == ["data column"]
-    assert find_known_lines(["x", "KeyError: 'problem'"]) == []
+    assert [known.key for known in find_known_lines(["x", "KeyError: 'problem'"])] == [UNKNOWN]
 
 
 def test_weights_are_in_order() -> None:

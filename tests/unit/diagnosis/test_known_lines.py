@@ -182,7 +182,7 @@ def test_an_error_that_steps_follow_is_no_cause(monkeypatch: pytest.MonkeyPatch)
     assert said == []
     lines.scan([OOM, *STEPS, ENDED])
     assert not any(text.startswith("warning") for text in said)
-    lines.scan([FILES], have_steps_stopped=True)
+    lines.scan([FILES], has_stopped=True)
     assert said[-1].startswith("warning the job's output shows: the limit of open files")
 
 
@@ -216,6 +216,23 @@ def test_a_cause_of_another_node_is_logged_once_with_the_node(
     logs = {one.node: one.text for one in lines.logs_of_nodes()}
     assert OOM in logs["podb"]
     assert OOM in logs["podc"]
+
+
+def test_what_ended_on_another_node_is_said_without_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once, with the node; what is only seen there says nothing here."""
+    said: list[tuple[str, str]] = []
+    monkeypatch.setattr(job_lines, "say", lambda *one: said.append(one))
+    worker, head_ = KnownLines(str), KnownLines(str)
+    worker.scan([*TRACE, "ValueError: 42"])
+    head_.add_from_node("podb", worker.for_head)
+    said.clear()
+    worker.scan([ENDED])
+    for _ in range(2):
+        head_.add_from_node("podb", worker.for_head)
+    sentences = [sentence for sentence, level in said if level == "warning"]
+    assert len(sentences) == 2
+    assert "the job's output shows: an error whose cause is unknown" in sentences[0]
+    assert "the job's output on podb shows: an error whose cause is unknown" in sentences[1]
 
 
 def test_what_a_worker_s_share_survived_explains_no_later_end(

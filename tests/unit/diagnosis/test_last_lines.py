@@ -55,6 +55,7 @@ def test_plain_words_near_the_end_are_quoted(text: str, line: str) -> None:
         "the cache is missing\nstep:1 - loss:0.1",  # a step followed
         "0 errors\n100%|####| 3/3 [00:01<00:00, 2.9it/s]",
         "x.py:1: UserWarning: the cache is missing",
+        "WARNING 11-26 20:12:10 [x.py:1] the socket was closed. Did the server crash or shut down?",
         "If the port is not available, try another one",
         "<think>\nthe file is missing\n</think>",
         "the cache is missing\n" + "loading\n" * 30,

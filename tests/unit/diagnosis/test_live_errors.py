@@ -9,6 +9,7 @@ from agent.diagnosis.live_errors import LiveErrors
 from support.known_lines import find_known_lines
 
 OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
+CHAINED = ("During handling of the above exception, another exception occurred:", "")
 TRACE = 'Traceback (most recent call last):\n  File "/x/a.py", line 3, in f\n    g()\n'
 
 
@@ -52,26 +53,51 @@ def test_what_steps_follow_is_no_cause() -> None:
     assert reported(f"{TRACE}{OOM}\n{step}\n{ended}") == []
     errors = LiveErrors()
     errors.read([OOM])
-    assert [known.is_seen for known in errors.read(["x"], have_steps_stopped=True)] == [False]
+    assert [known.is_seen for known in errors.read(["x"], has_stopped=True)] == [False]
 
 
 def test_the_first_cause_so_far_is_known_without_a_row() -> None:
     """Other nodes compare it with theirs."""
     errors = LiveErrors()
-    assert errors.read(f"{TRACE}ValueError: 42".split("\n")) == []
+    errors.read(f"{TRACE}ValueError: 42".split("\n"))
     assert errors.first is not None
     assert (errors.first.key, errors.first.line) == (UNKNOWN, "ValueError: 42")
 
 
-def test_an_exception_without_a_row_is_reported_once_it_ended_something() -> None:
-    """As seen where nobody has caught it; of an error that a program may have handled nothing."""
+def test_an_exception_without_a_row_is_seen_until_it_ended_something() -> None:
+    """Once each; one that a program may have handled is seen, and stronger signs are seen anew."""
     uncaught = TRACE.replace("in f", "in <module>")
     ended = "Job 'raysubmit_x' failed"
-    assert reported(f"{TRACE}ValueError: 42", "x") == []
-    assert reported(f"{TRACE}ValueError: 42", ended, ended) == [(UNKNOWN, False)]
+    assert reported(f"{TRACE}ValueError: 42", "x") == [(UNKNOWN, True)]
+    assert reported(f"{TRACE}ValueError: 42", ended, ended) == [(UNKNOWN, True), (UNKNOWN, False)]
     texts = [f"{uncaught}ValueError: 42", f"{uncaught}ValueError: 43", ended]
     assert reported(*texts) == [(UNKNOWN, True), (UNKNOWN, False)]
-    assert reported("[2026-01-02 03:04:05] FATAL attempt_3 - exited : no route", ended) == []
+    texts = [f"{TRACE}ValueError: 42", f"{TRACE}ValueError: 43", f"{uncaught}ValueError: 44"]
+    assert reported(*texts) == [(UNKNOWN, True), (UNKNOWN, True)]
+
+
+def test_a_line_by_itself_is_seen_once_something_ended_or_stopped() -> None:
+    """Programs print such lines in passing; it is never named as what ended something."""
+    line = "ERROR 11-26 20:12:10 [core.py:1] cannot schedule the batch of request 7"
+    ended = "Job 'raysubmit_x' failed"
+    assert reported(line, "x") == []
+    assert reported(line, ended, ended) == [(UNKNOWN, True)]
+    errors = LiveErrors()
+    errors.read([line])
+    assert [known.is_seen for known in errors.read([], has_stopped=True)] == [True]
+
+
+def test_a_part_of_a_traceback_is_not_looked_at() -> None:
+    """The rest may show another cause; at the end of the output it counts as it is."""
+    header, frame, code, end = f"{TRACE}{OOM}".split("\n")
+    errors = LiveErrors()
+    chained = [header, frame, code, "KeyError: 'x'", "", *CHAINED, header, frame, code]
+    assert errors.read(chained) == []
+    assert [known.key for known in errors.read([end])] == ["GPU memory"]
+    errors = LiveErrors()
+    assert errors.read([*chained[:4], header]) == []
+    assert [known.key for known in errors.close()] == [UNKNOWN]
+    assert errors.close() == []
 
 
 def test_a_row_of_what_jobs_print_in_passing_is_reported_at_an_end() -> None:
@@ -79,6 +105,10 @@ def test_a_row_of_what_jobs_print_in_passing_is_reported_at_an_end() -> None:
     refused = "openai.APIConnectionError: Connection error."
     assert reported(f"{TRACE}{refused}", "x") == []
     key = "model API not reached"
+    errors = LiveErrors()
+    errors.read(f"{TRACE}{refused}".split("\n"))
+    stopped = errors.read([], has_stopped=True)
+    assert [(known.key, known.is_seen) for known in stopped] == [(key, True)]
     assert reported(f"{TRACE.replace('in f', 'in <module>')}{refused}") == [(key, True)]
 
 

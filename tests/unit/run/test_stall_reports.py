@@ -30,6 +30,7 @@ from agent.processes import driver
 from agent.record.run_folder import RunFolder
 from agent.run import orders as asked_module
 from agent.run import stall as looks_module
+from agent.run.diagnose import Elsewhere
 from agent.run.effects import REAL
 from agent.run.head_server import request_log
 from agent.run.node_run import NodeRun
@@ -303,6 +304,7 @@ class OneHead:
             get_state=lambda: self.state,
             send=tell,
             place=lambda: PLACE,
+            elsewhere=Elsewhere,
         )
         monkeypatch.setattr(self.watch._diagnostics, "collect", self._own)  # noqa: SLF001 - this machine's evidence
 
@@ -373,6 +375,20 @@ def test_a_quiet_job_is_logged_with_all_stacks_once(watched: OneHead) -> None:
     count = len(watched.said)
     watched.look(1000.0)
     assert len(watched.said) == count
+
+
+def test_a_stall_says_what_the_output_shows_so_far(watched: OneHead) -> None:
+    """As the end would: also what no line has ended yet, and without a secret."""
+    trace = f"""Traceback (most recent call last):
+  File "/app/reward.py", line 44, in compute_score
+    ask({SECRET!r})
+openai.APIConnectionError: Connection error of {SECRET}.
+"""
+    watched.run.folder.file("job.log").write_text(trace)
+    watched.look(10.0)
+    (shown,) = [said for said in watched.said if "the job's output so far" in said]
+    assert shown.startswith("stall: the job's output so far: ")
+    assert f"It shows in job.log:4: 'openai.APIConnectionError: Connection error of {MASK}" in shown
 
 
 def test_a_stall_ends_an_attempt_that_had_lost_a_node(watched: OneHead) -> None:
@@ -515,8 +531,9 @@ def test_it_can_be_turned_off(tmp_path: Path) -> None:
     plan = plan_of({"AGENT_LOG_DIR": str(tmp_path), "AGENT_STALL": "0"}, command=["true"])
     run = NodeRun(plan, Redactor(()), RunFolder(tmp_path, "run-1", "node-a"), 0.0, "run-1")
     shown, nobody = cast("RunStatus", Shown()), cast("Reports", None)
+    state = head.first_state(goal())
     watch = StallWatch(
-        run, nobody, shown, Ray(None), lambda: head.first_state(goal()), print, lambda: PLACE
+        run, nobody, shown, Ray(None), lambda: state, print, lambda: PLACE, Elsewhere
     )
 
     async def ends() -> None:
