@@ -28,7 +28,7 @@ from agent.diagnosis.order import (
     first_cause,
     is_marked,
     is_noise,
-    passes_on,
+    ranked,
     reason_of,
 )
 from agent.diagnosis.rows import Row, Weight, explain, known_signs
@@ -123,14 +123,18 @@ def weighed(log: Log) -> list[str]:
     """Return each error of a log with why it is the cause or is not, that of the cause first."""
     parsed = [parse_log(plain_lines(log.text), log.node, log.name, known_signs())]
     known = [explained(candidate) for candidate in candidates(parsed)]
-    has_end = any(map(passes_on, known))
     chosen = diagnose_logs([log]).line
+    harmless = [(one, None) for one in known if is_noise(one)]
+    others = ranked([one for one in known if not is_noise(one)])
     lines = []
-    for one in sorted(known, key=lambda one: (one.candidate.error.line != chosen, one.number)):
+    for one, rung in sorted(
+        [*harmless, *others],
+        key=lambda pair: (pair[0].candidate.error.line != chosen, pair[0].number),
+    ):
         error = one.candidate.error
         source = log.name if log.first_line is None else f"{log.name}:{log.first_line + one.number}"
         row = "no row" if one.row is None else f"row {one.row.key!r}"
-        why = reason_of(one, has_end=has_end)
+        why = reason_of(one, rung)
         lines.append(f"{source}: {shortened(error.line)!r}: {why} ({row})")
     return lines
 

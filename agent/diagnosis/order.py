@@ -48,6 +48,7 @@ class Rung(IntEnum):
     LEFT = 9
     PASSED_ON = 10
     LIKELY = 11
+    CLEAN_UP = 12
 
 
 REASONS = {
@@ -63,6 +64,7 @@ REASONS = {
     Rung.LEFT: "a row explains how a process ended, and not why",
     Rung.PASSED_ON: "it only states that something else failed",
     Rung.LIKELY: "a line that begins like an error, or a command's, which no row explains",
+    Rung.CLEAN_UP: "a command of a script behind another error: scripts go on, and clean up",
 }
 """Why an error stands where it does."""
 
@@ -112,7 +114,7 @@ def rung_of(known: Explained, *, has_end: bool) -> Rung | None:
     error = candidate.error
     weight = None if known.row is None else known.row.weight
     is_fatal = candidate.standing is Standing.FATAL
-    is_command = error.kind is ErrorKind.SHELL and not is_fatal and not COMPILER.match(error.line)
+    is_command = _is_command(candidate)
     is_line = is_command or error.kind in _LINES
     if candidate.standing >= Standing.SURVIVED:
         is_gone = candidate.standing is Standing.SURVIVED and not is_line
@@ -143,12 +145,42 @@ def rung_of(known: Explained, *, has_end: bool) -> Rung | None:
     return rung
 
 
+def ranked(known: Sequence[Explained]) -> list[tuple[Explained, Rung | None]]:
+    """Return errors with their rungs; a command behind another error of its log cleans up."""
+    has_end = any(map(passes_on, known))
+    rungs = [rung_of(one, has_end=has_end) for one in known]
+    begun: dict[int, int] = {}  # the first line of another error, by log
+    for one, rung in zip(known, rungs, strict=True):
+        if rung is not None and (one.row is not None or not _is_command(one.candidate)):
+            log = one.candidate.log
+            begun[log] = min(one.number, begun.get(log, one.number))
+    return [
+        (one, rung if rung is None or not _cleans_up(one, begun) else Rung.CLEAN_UP)
+        for one, rung in zip(known, rungs, strict=True)
+    ]
+
+
+def _cleans_up(one: Explained, begun: Mapping[int, int]) -> bool:
+    """Return whether a command of a script stands behind another error of its log.
+
+    What a shell says of a program that was killed is about the one before it.
+    """
+    is_behind = begun.get(one.candidate.log, one.number) < one.number
+    is_own = one.candidate.role is not Role.WRAPPER
+    return is_behind and is_own and _is_command(one.candidate)
+
+
+def _is_command(candidate: Candidate) -> bool:
+    """Return whether an error is one of a command of a script, which did not end by it."""
+    error = candidate.error
+    is_fatal = candidate.standing is Standing.FATAL
+    return error.kind is ErrorKind.SHELL and not is_fatal and not COMPILER.match(error.line)
+
+
 def first_cause(known: Sequence[Explained]) -> Explained | None:
     """Return the cause of all others: the earliest of those with the strongest evidence."""
-    has_end = any(map(passes_on, known))
     rungs: dict[Rung, list[Explained]] = {}
-    for one in known:
-        rung = rung_of(one, has_end=has_end)
+    for one, rung in ranked(known):
         if rung is not None:
             rungs.setdefault(rung, []).append(one)
     failed = [*rungs.get(Rung.ENDED, ()), *rungs.get(Rung.FAILED, ())]
@@ -258,9 +290,8 @@ def earliest(known: Iterable[Explained]) -> Explained | None:
     return next((error for error in every if error.candidate is first), None)
 
 
-def reason_of(known: Explained, *, has_end: bool) -> str:
+def reason_of(known: Explained, rung: Rung | None) -> str:
     """Return why an error stands where it does among the others."""
-    rung = None if is_noise(known) else rung_of(known, has_end=has_end)
     if rung is not None:
         return REASONS[rung]
     if is_noise(known):

@@ -137,8 +137,9 @@ COMPILER = re.compile(
     r"(?<![\w./+-])[\w./+-]{1,300}(?::\d{1,6}(?::\d{1,5})?|\(\d{1,6}\)): "
     r"(?:catastrophic |fatal )?error: "
     r"|(?:nvcc|hipcc|ptxas|gcc|g\+\+|cc1plus|ld|ninja)\b.{0,3}(?:fatal|error)\b"
+    r"|(?:nvidia-container-cli|enroot|singularity|apptainer): "
 )
-"""What a compiler prints: no command of a script."""
+"""What a compiler or the start of a container prints: no command of a script."""
 _SHELL_OK = re.compile(
     r"(?:using|removing|created|copied|Cloning|Already|Saving|sending|receiving|Collecting"
     r"|Entering|Leaving)\b|warning: |no job control in this shell"

@@ -650,7 +650,8 @@ def _names_another(announced: str, type_: str) -> bool:
 def _is_uncaught(frames: list[TracebackFrame]) -> bool:
     """Return whether a traceback begins in a program, not in a package: no logger prints it."""
     first = frames[0] if frames else None
-    return first is not None and first.function == "<module>" and "-packages/" not in first.file
+    begins = {"<module>", "_run_module_as_main", "_run_code"}
+    return first is not None and first.function in begins and "-packages/" not in first.file
 
 
 def _is_ignored(above: str, error: ParsedError) -> bool:
@@ -674,7 +675,8 @@ def _is_about(body: str, error: ParsedError, *, is_next: bool) -> bool:
         of_error |= _words(part.line)
         for frame in part.frames:
             of_error |= _words(f"{frame.function} {frame.code}")
-    return 3 * len(words & of_error) >= 2 * len(words)
+    common = len(words & of_error)
+    return 3 * common >= 2 * len(words) and (is_next or common > 1)
 
 
 def _words(text: str) -> set[str]:

@@ -185,7 +185,7 @@ def _ordinary() -> list[str]:
 
     An indented line is no record: behind an error it reads as a part of its message.
     """
-    records = [one for one in TEMPLATES if not one.startswith(" ")]
+    records = [one for one in TEMPLATES if not one[:1].isspace()]
     return [one for one in records if not _is_step(fill(one, random.Random(0)))]  # noqa: S311 - no secret
 
 

@@ -180,6 +180,15 @@ def test_a_line_of_the_kernel_is_as_old_as_it_says_itself() -> None:
     assert cause(f"2025-11-26 10:00:00 begun\n{earlier}\n{fault}\n{REAL}").key == "Xid"
 
 
+def test_a_warning_above_a_traceback_that_nobody_caught_is_not_its_own() -> None:
+    """Also where Python itself begins the program."""
+    begun = FRAME.replace("/x/a.py", "<frozen runpy>").format("_run_module_as_main")
+    warned = "2026-08-12 11:36:28,039\tWARNING utils.py:1515 -- Unable to connect to GCS"
+    assert (
+        cause(f"{warned}\n{begun}ModuleNotFoundError: No module named 'x'").key == "missing module"
+    )
+
+
 def test_a_warning_of_another_process_ends_no_traceback() -> None:
     """One that was raised stands below a frame that warns."""
     trace = TRACE.removesuffix("\n")
@@ -781,6 +790,13 @@ def test_a_command_that_cleans_up_is_no_cause() -> None:
     for error in (REAL, f"ValueError: {GONE}", watchdog):
         for logs in (f"{error}\n{rsync}", f"{rsync}\n{went_on}{error}"):
             assert cause(logs).key != "rsync"
+    missing = "/w/train.sh: line 41: gsutil: command not found"
+    for error in ("ERROR [x.py:1] cannot schedule the batch", "RayTaskError(SyntaxError): x"):
+        for command in (rsync, missing, "rm: cannot remove '/scratch/a': Permission denied"):
+            assert cause(f"{error}\n{command}").line == cause(error).line
+    assert cause(f"{missing}\n{rsync}").line == missing
+    killed = "train.sh: line 12: 4711 Killed  python train.py"
+    assert cause(f"ERROR [x.py:1] cannot schedule the batch\n{killed}\n{rsync}").line == killed
 
 
 BEGIN = TRACE.replace("in f", "in <module>")
