@@ -129,10 +129,16 @@ class KnownLines:
 
     @property
     def named(self) -> tuple[Known, ...]:
-        """Return the causes in this node's output that no steps have followed since."""
+        """Return the causes in this node's output that no steps have followed since.
+
+        The one that counts first so far is among them, known or not.
+        """
         errors = self._errors
         keys = frozenset[str]() if errors is None else errors.named_keys
-        return tuple(known for known in self.causes if known.key in keys)
+        named = tuple(known for known in self.causes if known.key in keys)
+        first = self._first
+        is_among = first is None or any(known.line == first.line for known in named)
+        return named if first is None or is_among else (*named, first)
 
     @property
     def causes(self) -> tuple[Known, ...]:

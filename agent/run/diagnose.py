@@ -60,7 +60,7 @@ class Elsewhere(NamedTuple):
     nodes: Mapping[str, str] = MappingProxyType({})  # the workers' names by address
     link: RayLink | None = None
     first_at: float | None = None  # when the first cause in this node's output arrived
-    named: tuple[Known, ...] = ()  # causes in this node's output that were named as it ran
+    named: tuple[Known, ...] = ()  # causes in this node's output that were known as it ran
 
 
 async def explain_end(

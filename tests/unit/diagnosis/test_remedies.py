@@ -302,15 +302,21 @@ def test_what_was_named_live_explains_an_end_long_after_it(
     steps = [f"step:{number} - loss:0.3" for number in range(2)]
     watchdog = "[rank0]:[E1126 10:00:00.1 P:6] Watchdog caught collective operation timeout: W"
     failed = Outcome(Kind.JOB_FAILED, 1, "the job failed")
-    for between, key in ((dump, "GPU memory"), ([*dump, *steps], "")):
+    cases = (
+        (began, dump, "GPU memory", oom),
+        (began[:2], dump, "GPU memory", oom),  # which was only seen
+        ([began[0], "ValueError: 42"], dump, "", "ValueError: 42"),
+        (began, [*dump, *steps], "", "Watchdog caught collective operation timeout: W"),
+    )
+    for before, between, key, line in cases:
         known = KnownLines(str)
-        lines = [*began, *between, watchdog]
+        lines = [*before, *between, watchdog]
         known.scan(lines)
         run.folder.file("job.log").write_text("\n".join(lines))
         elsewhere = Elsewhere(first_at=known.first_at, named=known.named)
         found = anyio.run(diagnose_end, run, failed, elsewhere)
         assert found is not None
-        assert found.key == key
+        assert (found.key, found.line) == (key, line)
     run.close()
 
 
