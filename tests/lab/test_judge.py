@@ -9,7 +9,7 @@ import pytest
 
 from support.scenario import AGENT, BOOT, REPO, Cluster, ends
 
-PROGRAM = f"{sys.executable} {REPO / 'tests' / 'support' / 'judge_server.py'}"
+PROGRAM = f"env PYTHONPATH={REPO / 'tests'} {sys.executable} -m support.judge_server"
 KEY = "Mk0123456789abcdef0123456789abcdef"
 JUDGE = f"""
 [services.judge]

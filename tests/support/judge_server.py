@@ -6,35 +6,16 @@ Made from their published descriptions: `/v1/models`, `/v1/chat/completions`, `/
 
 from __future__ import annotations
 
-import json
 import sys
-import threading
-import time
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING
+
+from support.fake_server import Answer, Asked, FakeServer, fake_server
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 USAGE = {"prompt_tokens": 40, "completion_tokens": 3, "total_tokens": 43}
-
-
-class Asked(NamedTuple):
-    """One request to the judge."""
-
-    path: str
-    body: dict[str, Any]
-    headers: dict[str, str]
-
-
-class Answer(NamedTuple):
-    """One reply of the judge."""
-
-    body: object = b""
-    status: int = 200
-    headers: dict[str, str] = {}  # noqa: RUF012 - never changed
-    after: float = 0.0  # seconds
 
 
 def chat(content: str | None) -> Answer:
@@ -58,73 +39,24 @@ def right_if_equal(asked: Asked) -> Answer:
     return chat(f"The grade.\nGrade: {float(label in answer):g}")
 
 
-class JudgeServer:
-    """The judge, its requests so far, and how many of them there were at once."""
+MODELS = Answer({"object": "list", "data": [{"id": "judge-model"}]})
 
-    def __init__(self, answer: Callable[[Asked], Answer], host: str, port: int) -> None:
-        self.answer = answer
-        self.asked: list[Asked] = []
-        self.most_at_once = 0
-        self._now = 0
-        self._lock = threading.Lock()
-        outer = self
 
-        class Handler(BaseHTTPRequestHandler):
-            """Passes requests on to the test's function."""
+def judging(grade: Callable[[Asked], Answer]) -> Callable[[Asked], Answer]:
+    """List the model, and grade what is posted."""
+    return lambda asked: MODELS if asked.method == "GET" else grade(asked)
 
-            protocol_version = "HTTP/1.1"
 
-            def do_GET(self) -> None:
-                """List the model."""
-                self._reply(Answer({"object": "list", "data": [{"id": "judge-model"}]}))
-
-            def do_POST(self) -> None:
-                """Grade."""
-                body = self.rfile.read(int(self.headers["Content-Length"]))
-                asked = Asked(self.path, json.loads(body), dict(self.headers))
-                self._reply(outer.handle(asked))
-
-            def _reply(self, answer: Answer) -> None:
-                raw = answer.body
-                body = raw if isinstance(raw, bytes) else json.dumps(raw).encode()
-                self.send_response(answer.status)
-                self.send_header("Content-Length", str(len(body)))
-                for name, text in answer.headers.items():
-                    self.send_header(name, text)
-                self.end_headers()
-                self.wfile.write(body)
-
-            def log_message(self, *_: object) -> None:
-                """Write nothing."""
-
-        self.server = ThreadingHTTPServer((host, port), Handler)
-        self.server.daemon_threads = True
-        self.url = f"http://{host}:{self.server.server_address[1]}"
-
-    def handle(self, asked: Asked) -> Answer:
-        """Answer one request, and count those at once."""
-        with self._lock:
-            self.asked.append(asked)
-            self._now += 1
-            self.most_at_once = max(self.most_at_once, self._now)
-        answer = self.answer(asked)
-        time.sleep(answer.after)
-        with self._lock:
-            self._now -= 1
-        return answer
+def posted(server: FakeServer) -> list[Asked]:
+    """Return the requests for a grade."""
+    return [asked for asked in server.asked if asked.method == "POST"]
 
 
 @contextmanager
-def judge_server(answer: Callable[[Asked], Answer] = right_if_equal) -> Iterator[JudgeServer]:
+def judge_server(grade: Callable[[Asked], Answer] = right_if_equal) -> Iterator[FakeServer]:
     """Run a judge on a free port of loopback."""
-    judge = JudgeServer(answer, "127.0.0.1", 0)
-    thread = threading.Thread(target=judge.server.serve_forever, args=(0.05,), daemon=True)
-    thread.start()
-    try:
-        yield judge
-    finally:
-        judge.server.shutdown()
-        judge.server.server_close()
+    with fake_server(judging(grade)) as server:
+        yield server
 
 
 def for_key(key: str) -> Callable[[Asked], Answer]:
@@ -140,4 +72,4 @@ def for_key(key: str) -> Callable[[Asked], Answer]:
 
 if __name__ == "__main__":
     HOST, PORT, KEY = sys.argv[1:]
-    JudgeServer(for_key(KEY), HOST, int(PORT)).server.serve_forever()
+    FakeServer(judging(for_key(KEY)), HOST, int(PORT)).serve_forever()

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import json
 import sys
-import threading
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Literal
 from urllib.parse import parse_qs, unquote, urlsplit
+
+from support.fake_server import Answer, Asked, FakeServer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,37 +27,17 @@ class RouterServer:
         self.api = api
         self.engines = engines
         self.changes: list[str] = []
-        outer = self
+        self.server = FakeServer(self.reply, host, port)
+        self.url = self.server.url
 
-        class Handler(BaseHTTPRequestHandler):
-            """Answers as a router does."""
-
-            def do_GET(self) -> None:
-                """List the engines."""
-                self._reply(*outer.listed(self.path))
-
-            def do_POST(self) -> None:
-                """Add or remove an engine."""
-                body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-                self._reply(outer.posted(self.path, body), {})
-
-            def do_DELETE(self) -> None:
-                """Remove an engine by its id."""
-                self._reply(outer.deleted(self.path), {})
-
-            def _reply(self, status: int, content: object) -> None:
-                data = json.dumps(content).encode()
-                self.send_response(status)
-                self.send_header("Content-Length", str(len(data)))
-                self.end_headers()
-                self.wfile.write(data)
-
-            def log_message(self, *_: object) -> None:
-                """Write nothing."""
-
-        self.server = ThreadingHTTPServer((host, port), Handler)
-        self.server.daemon_threads = True
-        self.url = f"http://{host}:{self.server.server_address[1]}"
+    def reply(self, asked: Asked) -> Answer:
+        """Answer as a router does."""
+        if asked.method == "POST":
+            return Answer({}, self.posted(asked.path, asked.content))
+        if asked.method == "DELETE":
+            return Answer({}, self.deleted(asked.path))
+        status, content = self.listed(asked.path)
+        return Answer(content, status)
 
     def listed(self, path: str) -> tuple[int, object]:
         """Return the reply to a request for the list."""
@@ -117,13 +97,8 @@ class RouterServer:
 def router_server(api: Api, *engines: str) -> Iterator[RouterServer]:
     """Run a router on a free port of loopback."""
     router = RouterServer(api, "127.0.0.1", 0, [*engines])
-    thread = threading.Thread(target=router.server.serve_forever, args=(0.02,), daemon=True)
-    thread.start()
-    try:
+    with router.server.running():
         yield router
-    finally:
-        router.server.shutdown()
-        router.server.server_close()
 
 
 if __name__ == "__main__":

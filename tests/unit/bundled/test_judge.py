@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import json
 from typing import TYPE_CHECKING, Any
 
@@ -12,14 +11,13 @@ import pytest
 
 from agent.bundled.judge import GRADE, GivenGrade, Judge, JudgeSpec, NoGradeError
 from agent.bundled.reward_server import OPENRLHF_M, main, reply_of_judge
+from support.fake_server import Answer, Asked, by_turns
 from support.free_ports import free_port
-from support.judge_server import Answer, Asked, chat, classes, judge_server, right_if_equal
+from support.judge_server import chat, classes, judge_server, judging, posted, right_if_equal
 from support.reward_process import ask, reward_server
 from support.worlds import SECRET
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from agent.bundled.judge import ScoredItem
 
 RIGHT: ScoredItem = ("What is 1+1? It is 2", "What is 1+1?", "2")
@@ -56,18 +54,12 @@ def failure(
     return str(raised.value)
 
 
-def by_turns(*answers: Answer) -> Callable[[Asked], Answer]:
-    """Return what answers one request after the other, the last one again and again."""
-    turns = itertools.chain(answers, itertools.repeat(answers[-1]))
-    return lambda _asked: next(turns)
-
-
 def test_a_chat_is_asked_for_each_grade() -> None:
     """With the first listed model, and the prompt, the answer and the label in the template."""
     with judge_server() as server:
         verdicts, judge = graded(server.url, RIGHT, WRONG)
     assert verdicts == [GivenGrade(1.0), GivenGrade(0.0)]
-    (first,) = [one for one in server.asked if "It is 2" in one.body["messages"][0]["content"]]
+    (first,) = [one for one in posted(server) if "It is 2" in one.body["messages"][0]["content"]]
     assert first.path == "/v1/chat/completions"
     assert first.body["model"] == "judge-model"
     assert (first.body["temperature"], first.body["max_tokens"]) == (0.0, 1024)
@@ -87,7 +79,7 @@ def test_a_template_is_filled_once() -> None:
         spec["values"] = {"Yes": 2.0}
         verdicts, _ = graded(f"{server.url}/v1/", item, model="mine", options={"n": 1}, **spec)
     assert verdicts == [GivenGrade(2.0)]
-    (asked,) = server.asked
+    (asked,) = posted(server)
     assert asked.path == "/v1/chat/completions"
     assert asked.body == {
         "n": 1,
@@ -142,7 +134,7 @@ def test_the_engines_own_scores(  # noqa: PLR0913 - a row of a table
     with judge_server(lambda _: answer) as server:
         verdicts, _ = graded(server.url, RIGHT, api=api, model="m", **spec)
     assert verdicts == [GivenGrade(grade)]
-    (asked,) = server.asked
+    (asked,) = posted(server)
     assert asked.path == path
     assert body.items() <= asked.body.items()
 
@@ -198,7 +190,7 @@ def test_a_judge_that_fails_is_asked_again() -> None:
     with judge_server(turns) as server:
         verdicts, judge = graded(server.url, RIGHT)
     assert verdicts == [GivenGrade(0.5)]
-    assert [asked.body["temperature"] for asked in server.asked] == [0.0, 0.0, 0.7]
+    assert [asked.body["temperature"] for asked in posted(server)] == [0.0, 0.0, 0.7]
     assert judge.totals.requests == 3
 
 
@@ -210,8 +202,8 @@ def test_a_wrong_key_is_not_tried_again_nor_repeated() -> None:
 
     with judge_server(echo) as server:
         sentence = failure(server.url, key=SECRET)
-    assert len(server.asked) == 1
-    assert server.asked[0].headers["Authorization"] == f"Bearer {SECRET}"
+    assert len(posted(server)) == 1
+    assert posted(server)[0].headers["Authorization"] == f"Bearer {SECRET}"
     assert SECRET not in sentence
     assert "Bearer ********" in sentence
 
@@ -254,7 +246,7 @@ def test_one_answer_without_a_grade_fails_the_batch() -> None:
 
     with judge_server(odd) as server:
         anyio.run(twice, server.url)
-        assert len(server.asked) == 2
+        assert len(posted(server)) == 2
 
 
 def test_a_client_that_leaves_finds_the_grade_later() -> None:
@@ -270,7 +262,7 @@ def test_a_client_that_leaves_finds_the_grade_later() -> None:
 
     with judge_server(lambda asked: right_if_equal(asked)._replace(after=0.5)) as server:
         assert anyio.run(impatient, server.url) == [GivenGrade(1.0)]
-        assert len(server.asked) == 1
+        assert len(posted(server)) == 1
 
 
 def test_what_the_user_sets_for_answers_without_a_grade() -> None:
@@ -316,12 +308,12 @@ def test_the_reward_server_asks_it() -> None:
             }
             single = ask(server.url, {"prompt": RIGHT[1], "response": RIGHT[0], "label": "2"})
             assert repr(single.body) == "1.0"
-            judge.answer = lambda _: chat("?")
+            judge.answer = judging(lambda _: chat("?"))
             failed = ask(server.url, {"query": ["other"]})
             assert failed.status == 503
             assert "no rewards yet, retry: the judge at" in failed.body["error"]
             _, log = server.stop()
-    assert judge.asked[0].headers["Authorization"] == f"Bearer {SECRET}"
+    assert posted(judge)[0].headers["Authorization"] == f"Bearer {SECRET}"
     assert SECRET not in log
 
 

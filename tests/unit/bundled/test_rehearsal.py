@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import math
 import os
@@ -12,10 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
-import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
@@ -32,13 +28,12 @@ from agent.bundled.rehearsal import (
     updated,
     write_private,
 )
+from support.fake_server import Answer, FakeServer, by_turns, fake_server
 from support.reward_process import ROOT, SECONDS, reward_server
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from contextlib import AbstractContextManager
     from pathlib import Path
-
-pytestmark = pytest.mark.processes
 
 REHEARSAL = [
     sys.executable,
@@ -56,6 +51,7 @@ def certain(*, right: bool) -> list[Sample]:
     return [(seed, "What is 3+4?", "7", weights) for seed in ("a", "b")]
 
 
+@pytest.mark.processes
 def test_a_rollout_gets_real_rewards() -> None:
     """Its answers are scored by the server, prompt by prompt."""
     with reward_server() as server:
@@ -63,6 +59,7 @@ def test_a_rollout_gets_real_rewards() -> None:
     assert reply == [(7, 1.0), (7, 1.0), (3, 0.0), (3, 0.0)]
 
 
+@pytest.mark.processes
 def test_a_rollout_returns_the_servers_refusal() -> None:
     """The message has the server's own text."""
     with reward_server() as server:
@@ -82,83 +79,89 @@ def test_a_rollout_names_an_unreachable_server() -> None:
     assert "refused" in reply
 
 
-class Answers(NamedTuple):
-    """The replies of a reward server, and the time and the login of each request."""
-
-    replies: list[tuple[int, dict[str, str], bytes]]
-    logins: list[str | None]
-    times: list[float]
+def answering(*replies: Answer) -> AbstractContextManager[FakeServer]:
+    """Serve these replies, one after the other."""
+    return fake_server(by_turns(*replies))
 
 
-@contextlib.contextmanager
-def answering(*replies: tuple[int, dict[str, str], bytes]) -> Iterator[tuple[str, Answers]]:
-    """Serve these replies, one after the other; yield the address and what was seen."""
-    seen = Answers(list(replies), [], [])
-
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def do_POST(self) -> None:
-            self.rfile.read(int(self.headers["Content-Length"]))
-            seen.logins.append(self.headers.get("Authorization"))
-            seen.times.append(time.monotonic())
-            status, headers, body = seen.replies.pop(0)
-            self.send_response(status)
-            for name, value in {**headers, "Content-Length": str(len(body))}.items():
-                self.send_header(name, value)
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *_: object) -> None:
-            """Keep stderr clean."""
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_address[1]}/get_reward", seen
-        finally:
-            server.shutdown()
-            thread.join()
+def pause(server: FakeServer) -> float:
+    """Return the seconds between the first two requests."""
+    first, second, *_ = server.asked
+    return second.at - first.at
 
 
-GOOD: tuple[int, dict[str, str], bytes] = (200, {}, b'{"rewards": [1, 0.5]}')
+GOOD = Answer(b'{"rewards": [1, 0.5]}')
 EARNED = [(7, 1.0), (7, 0.5)]
 
 
 def test_a_rollout_respects_retry_after() -> None:
     """A 503 is retried after its Retry-After."""
-    with answering((503, {"Retry-After": "1"}, b"{}"), GOOD) as (url, seen):
-        assert Rollout(url).step(certain(right=True)) == EARNED
-    assert seen.times[1] - seen.times[0] >= 1.0
+    with answering(Answer(b"{}", 503, {"Retry-After": "1"}), GOOD) as server:
+        assert Rollout(server.url).step(certain(right=True)) == EARNED
+    assert pause(server) >= 1.0
 
 
 @pytest.mark.parametrize("asked", ["86400", "Wed, 21 Oct 2065 07:28:00 GMT", "-1", "1e9"])
 def test_retry_after_is_limited(asked: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A long Retry-After does not use up the step's deadline."""
     monkeypatch.setattr("agent.bundled.rehearsal._LONGEST_PAUSE", 0.2)
-    with answering((503, {"Retry-After": asked}, b"{}"), GOOD) as (url, seen):
-        assert Rollout(url).step(certain(right=True)) == EARNED
-    assert seen.times[1] - seen.times[0] < 2.0
+    with answering(Answer(b"{}", 503, {"Retry-After": asked}), GOOD) as server:
+        assert Rollout(server.url).step(certain(right=True)) == EARNED
+    assert pause(server) < 2.0
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        Answer(b"busy", 503, {"Retry-After": "0"}),
+        Answer(b"oops", 500),
+        Answer(b"later", 429, {"Retry-After": "soon"}),
+        Answer(b"{}", 200, {"Content-Length": "9"}),
+    ],
+)
+def test_temporary_failures_are_retried(reply: Answer) -> None:
+    """The rewards of the second reply are used."""
+    with answering(reply, GOOD) as server:
+        assert Rollout(server.url).step(certain(right=True)) == EARNED
+    assert len(server.asked) == 2
 
 
 def test_a_rollout_ends_with_the_last_reply() -> None:
-    """The message has the last reply; an invalid one is not retried."""
-    busy = (503, {"Retry-After": "0"}, b'{"error": "busy"}')
-    with answering(busy, busy, busy) as (url, _):
-        reply = Rollout(url, 0.5).step(certain(right=True))
+    """The message has the last reply."""
+    with answering(Answer({"error": "busy"}, 503, {"Retry-After": "0"})) as server:
+        reply = Rollout(server.url, 0.5).step(certain(right=True))
     assert isinstance(reply, str)
     assert 'returned no rewards for 0.5 s: 503 {"error": "busy"}; is it up' in reply
-    huge = b"9" * 400  # no float can hold it
-    for body in (
-        *(b"[]", b'{"rewards": [1]}', b'{"rewards": [1, NaN]}', b"no JSON"),
-        *(b'{"rewards": [1, 1e999]}', b'{"rewards": [1, %s]}' % huge),
-        b'{"rewards": [1, %s]}' % (huge * 20),
-    ):
-        with answering((200, {}, body)) as (url, _):
-            reply = Rollout(url).step(certain(right=True))
-        assert isinstance(reply, str)
-        assert "and not `rewards` with 2 finite numbers" in reply
+
+
+HUGE = b"9" * 400  # no float can hold it
+NO_REWARDS = "and not `rewards` with 2 finite numbers"
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (Answer(b'{"error": "labels: 2, not 1"}', 400), "refuses to score: 400"),
+        (Answer(b"no such page", 404), "refuses to score: 404 no such page"),
+        (Answer(b"<html>"), f"replied '<html>', {NO_REWARDS}"),
+        (Answer(b"[]"), NO_REWARDS),
+        (Answer(b"no JSON"), NO_REWARDS),
+        (Answer(b'{"rewards": []}'), NO_REWARDS),
+        (Answer(b'{"rewards": [1]}'), NO_REWARDS),
+        (Answer(b'{"rewards": [1, "1"]}'), NO_REWARDS),
+        (Answer(b'{"rewards": [1, NaN]}'), NO_REWARDS),
+        (Answer(b'{"rewards": [1, 1e999]}'), NO_REWARDS),
+        (Answer(b'{"rewards": [1, %s]}' % HUGE), NO_REWARDS),
+        (Answer(b'{"rewards": [1, %s]}' % (HUGE * 20)), NO_REWARDS),
+    ],
+)
+def test_an_invalid_reply_is_not_tried_again(answer: Answer, words: str) -> None:
+    """No reward is guessed."""
+    with answering(answer) as server:
+        reply = Rollout(server.url).step(certain(right=True))
+    assert isinstance(reply, str)
+    assert words in reply
+    assert len(server.asked) == 1
 
 
 def test_a_rollout_ignores_proxy_netrc_and_redirects(
@@ -169,13 +172,15 @@ def test_a_rollout_ignores_proxy_netrc_and_redirects(
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
         monkeypatch.setenv(name, "http://127.0.0.1:9/")
-    with answering(GOOD, (302, {"Location": "http://127.0.0.1:9/"}, b"moved")) as (url, seen):
-        rollout = Rollout(url)
+    moved = Answer(b"moved", 302, {"Location": "http://127.0.0.1:9/"})
+    with answering(GOOD, moved) as server:
+        rollout = Rollout(server.url)
         assert rollout.step(certain(right=True)) == EARNED
-        assert rollout.step(certain(right=True)) == f"{url} refuses to score: 302 moved"
-    assert seen.logins == [None, None]
+        assert rollout.step(certain(right=True)) == f"{server.url} refuses to score: 302 moved"
+    assert not any("Authorization" in asked.headers for asked in server.asked)
 
 
+@pytest.mark.processes
 def test_a_rollout_needs_no_package_on_its_node(tmp_path: Path) -> None:
     """Pickled by value, it works beside another package of the same name."""
     (tmp_path / "agent").mkdir()
@@ -205,6 +210,7 @@ def run(arguments: list[str], folder: Path) -> str:
     return ended.stdout
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     "number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM]
 )
@@ -251,6 +257,7 @@ def test_wrong_flags_are_usage_errors(
     assert shown.count("\n") == 1
 
 
+@pytest.mark.processes
 def test_an_unwritable_folder_is_refused_first(tmp_path: Path) -> None:
     """It ends with 78 before it connects to Ray."""
     (tmp_path / "file").write_text("")

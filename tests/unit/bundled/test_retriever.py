@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from agent.bundled.retriever import MAX_QUERIES, Index, Retriever, built_in
+from agent.bundled.retriever import MAX_QUERIES, Index, Retriever, built_in, main
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -133,11 +133,11 @@ def test_a_client_that_leaves_ends_its_request() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"contents": 1}'])
-def test_a_bad_corpus_is_refused(text: str, tmp_path: Path) -> None:
+def test_a_bad_corpus_is_refused(
+    text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The program exits and names the file."""
     file = tmp_path / "corpus.jsonl"
     file.write_text(text)
-    command = [*RETRIEVER, "--corpus", str(file)]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
-    assert ended.returncode == 1
-    assert str(file) in ended.stderr
+    assert main(["--corpus", str(file)]) == 1
+    assert str(file) in capsys.readouterr().err

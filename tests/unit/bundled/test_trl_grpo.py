@@ -4,146 +4,68 @@ from __future__ import annotations
 
 import gc
 import importlib
-import json
 import os
-import socket
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 from agent.bundled import trl_grpo
 from agent.bundled.trl_grpo import Rewards, TrainerSetupError
+from support.fake_server import Answer, Asked, FakeServer, fake_server
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
 RewardError = vars(trl_grpo)["rehearsal"].RewardError
-Reply = tuple[int, dict[str, str], bytes]
 
 
-class Server:
-    """A reward server with replies set by the test, which records its requests."""
+BUSY = Answer(b"overloaded", 503, {"Retry-After": "60"})
 
-    def __init__(self) -> None:
-        self.asked: list[dict[str, Any]] = []
-        self.replies: list[Reply] = []
-        server = self
 
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                server.asked.append(asked)
-                scored = json.dumps({"rewards": [len(text) for text in asked["query"]]}).encode()
-                code, headers, body = server.replies.pop(0) if server.replies else (200, {}, scored)
-                self.send_response(code)
-                for name, value in headers.items():
-                    self.send_header(name, value)
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-            def log_message(self, *_: object) -> None:
-                """Say nothing of each request."""
-
-        self._http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self._http.server_address[1]}/get_reward"
-        self._thread = threading.Thread(target=self._http.serve_forever, args=(0.01,))
-        self._thread.start()
-
-    def close(self) -> None:
-        """Listen no more."""
-        self._http.shutdown()
-        self._thread.join()
-        self._http.server_close()
+def scored(asked: Asked) -> Answer:
+    """Reward each answer by its length."""
+    return Answer({"rewards": [len(text) for text in asked.body["query"]]})
 
 
 @pytest.fixture
-def server() -> Iterator[Server]:
+def server() -> Iterator[FakeServer]:
     """Serve for one test."""
-    running = Server()
-    yield running
-    running.close()
+    with fake_server(scored) as running:
+        yield running
 
 
-def test_every_answer_gets_its_reward(server: Server) -> None:
+def test_every_answer_gets_its_reward(server: FakeServer) -> None:
     """The text is prompt and answer, with labels; many answers take several requests."""
     rewards = Rewards(server.url, 5, "label")
     answers = ["x" * number for number in range(130)]
     got = rewards(prompts=["ab"] * 130, completions=answers, label=["7"] * 130, trainer_state=None)
     assert got == [float(2 + number) for number in range(130)]
-    assert [len(asked["query"]) for asked in server.asked] == [64, 64, 2]
-    assert server.asked[2] == {
+    assert [len(asked.body["query"]) for asked in server.asked] == [64, 64, 2]
+    assert server.asked[2].body == {
         "query": ["ab" + answers[128], "ab" + answers[129]],
         "prompts": ["ab", "ab"],
         "labels": ["7", "7"],
     }
 
 
-def test_a_chat_is_scored_by_its_text(server: Server) -> None:
+def test_a_chat_is_scored_by_its_text(server: FakeServer) -> None:
     """Messages are joined; without a label column no labels are sent."""
     chat = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "1+1"}]
     answer = [{"role": "assistant", "content": "2"}]
     Rewards(server.url, 5, "")(prompts=[chat], completions=[answer], label=["2"])
-    assert server.asked == [{"query": ["be brief\n1+12"], "prompts": ["be brief\n1+1"]}]
+    (asked,) = server.asked
+    assert asked.body == {"query": ["be brief\n1+12"], "prompts": ["be brief\n1+1"]}
 
 
-@pytest.mark.parametrize(
-    "reply",
-    [
-        (503, {"Retry-After": "0"}, b"busy"),
-        (500, {}, b"oops"),
-        (429, {"Retry-After": "soon"}, b"later"),
-        (200, {"Content-Length": "9"}, b"{}"),
-    ],
-)
-def test_temporary_failures_are_retried(server: Server, reply: Reply) -> None:
-    """The reward of the second reply is used."""
-    server.replies = [reply]
-    assert Rewards(server.url, 5, "")(prompts=["a"], completions=["b"]) == [2.0]
-    assert len(server.asked) == 2
-
-
-@pytest.mark.parametrize(
-    ("reply", "said"),
-    [
-        ((400, {}, b'{"error": "labels: 2, not 1"}'), "refuses to score: 400"),
-        ((404, {}, b"no such page"), "refuses to score: 404 no such page"),
-        ((200, {}, b"<html>"), "replied '<html>', and not `rewards` with 1 finite numbers"),
-        ((200, {}, b'{"rewards": []}'), "and not `rewards`"),
-        ((200, {}, b'{"rewards": [NaN]}'), "and not `rewards`"),
-        ((200, {}, b'{"rewards": ["1"]}'), "and not `rewards`"),
-        ((200, {}, b"[1]"), "and not `rewards`"),
-    ],
-)
-def test_an_invalid_reply_ends_the_job_at_once(server: Server, reply: Reply, said: str) -> None:
-    """It is not retried, and no reward is guessed."""
-    server.replies = [reply]
-    with pytest.raises(RewardError) as refused:
-        Rewards(server.url, 5, "")(prompts=["a"], completions=["b"])
-    assert said in str(refused.value)
-    assert len(server.asked) == 1
-
-
-def test_a_lost_server_ends_the_job_in_time(server: Server) -> None:
-    """The error has the last failure and the address."""
+def test_a_lost_server_ends_the_job_in_time(server: FakeServer) -> None:
+    """By the client of the rehearsal, whose tests have its other replies; no reward is guessed."""
     url = server.url
     rewards = Rewards(url, 0.5, "")
     assert rewards(prompts=["a"], completions=["b"]) == [2.0]
-    server.replies = [(503, {"Retry-After": "60"}, b"overloaded")]
+    server.answer = lambda _asked: BUSY
     with pytest.raises(RewardError, match=r"no rewards for 0\.5 s: 503 overloaded"):
         rewards(prompts=["a"], completions=["b"])
-
-
-def test_a_refused_connection_is_retried() -> None:
-    """A refused connection is retried until the limit."""
-    with socket.socket() as taken:  # bound, so that nobody else listens there
-        taken.bind(("127.0.0.1", 0))
-        url = f"http://127.0.0.1:{taken.getsockname()[1]}/get_reward"
-        with pytest.raises(RewardError, match=r"no rewards for 0\.4 s: .*refused; is it up"):
-            Rewards(url, 0.4, "")(prompts=["a"], completions=["b"])
 
 
 def test_the_newest_complete_checkpoint(tmp_path: Path) -> None:

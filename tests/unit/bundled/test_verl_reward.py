@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import math
 import signal
 import subprocess
@@ -11,19 +10,15 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
-from aiohttp import web
 
 from agent.bundled import verl_reward
 from agent.frameworks.verl import REWARD_FUNCTION
+from support.fake_server import Answer, Asked, fake_server
 from support.reward_process import ROOT, reward_server
 from support.worlds import SECRET
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-
-    Answer = Callable[[dict[str, object], int], Awaitable[web.Response] | web.Response]
-
-pytestmark = pytest.mark.processes
+    from collections.abc import Coroutine
 
 
 TOKEN = "AGENT_REWARD_TOKEN"  # noqa: S105 - the name of the variable
@@ -49,27 +44,7 @@ async def score(url: str, text: str = r"\boxed{4}", truth: object = "4", **more:
     )
 
 
-@contextlib.asynccontextmanager
-async def scripted(answer: Answer) -> AsyncIterator[tuple[str, list[dict[str, object]]]]:
-    """Serve replies of a test's own; yields the URL and the requests that came."""
-    requests: list[dict[str, object]] = []
-
-    async def reply(request: web.Request) -> web.Response:
-        requests.append(await request.json())
-        response = answer(requests[-1], len(requests))
-        return response if isinstance(response, web.Response) else await response
-
-    app = web.Application()
-    app.router.add_post("/get_reward", reply)
-    runner = web.AppRunner(app, shutdown_timeout=0.1)
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        yield f"http://127.0.0.1:{runner.addresses[0][1]}/get_reward", requests
-    finally:
-        await runner.cleanup()
-
-
+@pytest.mark.processes
 def test_the_recipe_names_this_file() -> None:
     """The recipe's path is this file, and it loads without the agent."""
     assert verl_reward.__file__ == REWARD_FUNCTION
@@ -82,6 +57,7 @@ def test_the_recipe_names_this_file() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT.parent)
 
 
+@pytest.mark.processes
 def test_the_bundled_server_scores() -> None:
     """Right answers score 1, wrong ones 0, concurrently."""
 
@@ -94,6 +70,7 @@ def test_the_bundled_server_scores() -> None:
         run(scenario(server.url))
 
 
+@pytest.mark.processes
 def test_the_token_of_the_server_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     """From the job's environment; without it, or with another, the refusal is the reason."""
     with reward_server(env={TOKEN: SECRET}) as server:
@@ -127,16 +104,17 @@ async def accepted(url: str) -> None:
 def test_ground_truths_in_requests(truth: object, sent: object) -> None:
     """Any ground truth is sent as text, a number or null."""
 
-    async def scenario() -> None:
-        ok = web.json_response
-        async with scripted(lambda _, __: ok({"rewards": [0.5]})) as (url, requests):
-            assert await score(url, "text", truth) == 0.5
-        labels = [sent]
-        assert requests == [{"query": ["text"], "prompts": ["What is 2+2?"], "labels": labels}]
+    async def scenario(url: str) -> None:
+        assert await score(url, "text", truth) == 0.5
 
-    run(scenario())
+    with fake_server(lambda _asked: Answer({"rewards": [0.5]})) as server:
+        run(scenario(f"{server.url}/get_reward"))
+    (asked,) = server.asked
+    assert asked.path == "/get_reward"
+    assert asked.body == {"query": ["text"], "prompts": ["What is 2+2?"], "labels": [sent]}
 
 
+@pytest.mark.processes
 def test_an_overloaded_server_ends_the_job() -> None:
     """The error comes within the limit and contains the server's reply; no answer gets 0."""
 
@@ -151,6 +129,7 @@ def test_an_overloaded_server_ends_the_job() -> None:
         run(scenario(server.url))
 
 
+@pytest.mark.processes
 def test_a_restarted_server_changes_no_reward() -> None:
     """If the server is killed and restarted on its port, every answer gets its own reward."""
 
@@ -169,6 +148,7 @@ def test_a_restarted_server_changes_no_reward() -> None:
     run(scenario())
 
 
+@pytest.mark.processes
 def test_a_lost_server_fails_every_request() -> None:
     """The error names the server; the first one, within the limit, ends the job."""
 
@@ -193,64 +173,46 @@ def test_a_lost_server_fails_every_request() -> None:
 @pytest.mark.parametrize(
     ("body", "status", "said"),
     [
-        ('{"rewards": [NaN]}', 200, "not `rewards` with 1 finite numbers"),
-        ('{"error": "labels[0]: expected"}', 422, r"422 .*labels\[0\]"),
+        (b'{"rewards": [NaN]}', 200, "not `rewards` with 1 finite numbers"),
+        (b'{"error": "labels[0]: expected"}', 422, r"422 .*labels\[0\]"),
     ],
 )
-def test_an_invalid_reply_is_not_a_reward(body: str, status: int, said: str) -> None:
+def test_an_invalid_reply_is_not_a_reward(body: bytes, status: int, said: str) -> None:
     """It ends the job with a class of Python's own, which Ray's driver can load."""
 
-    async def scenario() -> None:
-        reply = web.Response
-        async with scripted(lambda _, __: reply(text=body, status=status)) as (url, requests):
-            with pytest.raises(RuntimeError, match=said) as error:
-                await score(url)
+    async def scenario(url: str) -> None:
+        with pytest.raises(RuntimeError, match=said) as error:
+            await score(url)
         assert type(error.value) is RuntimeError
-        assert len(requests) == 1
 
-    run(scenario())
+    with fake_server(lambda _asked: Answer(body, status)) as server:
+        run(scenario(server.url))
+    assert len(server.asked) == 1
 
 
 def test_concurrent_requests_are_limited() -> None:
     """No more requests than `parallel` are open, whatever the number of answers."""
 
-    async def scenario() -> None:
-        open_now, most = 0, 0
-
-        async def answer(_: dict[str, object], __: int) -> web.Response:
-            nonlocal open_now, most
-            open_now += 1
-            most = max(most, open_now)
-            await asyncio.sleep(0.01)
-            open_now -= 1
-            return web.json_response({"rewards": [1]})
-
-        async with scripted(answer) as (url, _):
-            rewards = await asyncio.gather(*(score(url, parallel=5) for _ in range(60)))
+    async def scenario(url: str) -> None:
+        rewards = await asyncio.gather(*(score(url, parallel=5) for _ in range(60)))
         assert rewards == [1.0] * 60
-        assert most == 5
 
-    run(scenario())
+    with fake_server(lambda _asked: Answer({"rewards": [1]}, after=0.01)) as server:
+        run(scenario(server.url))
+    assert server.most_at_once == 5
 
 
 def test_credentials_of_the_url_are_sent_and_not_logged() -> None:
     """The server gets them as a header; the error has neither them nor the query."""
 
-    async def scenario() -> None:
-        async def refused(request: web.Request) -> web.Response:
-            return web.Response(text=request.headers["Authorization"][:6], status=403)
+    def refused(asked: Asked) -> Answer:
+        return Answer(asked.headers["Authorization"][:6].encode(), 403)
 
-        app = web.Application()
-        app.router.add_post("/r", refused)
-        runner = web.AppRunner(app)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        place = f"127.0.0.1:{runner.addresses[0][1]}/r"
-        with pytest.raises(
-            RuntimeError, match=f"http://{place} refuses to score: 403 Basic"
-        ) as error:
+    async def scenario(place: str) -> None:
+        refusal = f"http://{place} refuses to score: 403 Basic"
+        with pytest.raises(RuntimeError, match=refusal) as error:
             await score(f"http://me:hidden@{place}?key=hidden")
         assert "hidden" not in str(error.value)
-        await runner.cleanup()
 
-    run(scenario())
+    with fake_server(refused) as server:
+        run(scenario(f"127.0.0.1:{server.port}/r"))
