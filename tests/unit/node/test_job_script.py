@@ -325,5 +325,5 @@ def test_repeated_fragments_take_linear_time(fragment: str) -> None:
     """A long line, and many openings without an end, are read in bounded time."""
     for before in ("", "pkill ", "ray ", '"', "<<E "):
         began = time.process_time()
-        script_lines(["bash", "-c", before + fragment * 20_000], with_ray=True)
-        assert time.process_time() - began < 2
+        script_lines(["bash", "-c", before + fragment * 5_000], with_ray=True)
+        assert time.process_time() - began < 1
