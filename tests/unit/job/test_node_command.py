@@ -110,44 +110,10 @@ def test_the_environment_of_the_command() -> None:
 
 
 def test_a_run_needs_a_command() -> None:
-    """The rehearsal needs Ray; `doctor` needs no job."""
-    settings = load(BY_NODE).settings
-    (problem,) = node_problems(settings, None, wants_job=True)
-    assert problem.variable == "AGENT_LAUNCHER"
-    assert "a command after --" in problem.expected
-    assert node_problems(settings, None, wants_job=False) == ()
+    """The rehearsal needs Ray."""
     with pytest.raises(SettingsError) as refused:
         plan_input.plan_from_environment(BY_NODE, None)
     assert "AGENT_LAUNCHER: got 'node' without a command" in str(refused.value)
-
-
-@pytest.mark.parametrize(
-    ("name", "text", "remedy"),
-    [
-        ("DEBUG_RAY", "1", "unset"),
-        ("AGENT_RUNTIME_ENV", '{"pip": ["x"]}', "unset"),
-        ("AGENT_WORKING_DIR", "/src", "unset"),
-        ("AGENT_RESOURCES", '{"h100": 8}', "unset"),
-        ("AGENT_JOB", "none", "a command after --"),
-    ],
-)
-def test_what_only_ray_could_heed_is_refused(name: str, text: str, remedy: str) -> None:
-    """Each is named with its remedy, as with torchrun."""
-    with pytest.raises(SettingsError) as refused:
-        load({**BY_NODE, name: text})
-    (problem,) = [one for one in refused.value.problems if one.variable == name]
-    assert remedy in problem.expected
-
-
-@pytest.mark.parametrize(("recipe", "own"), [("verl-grpo", "ray"), ("openrlhf-sft", "torchrun")])
-def test_a_recipe_has_its_own_launcher(recipe: str, own: str) -> None:
-    """A recipe of Ray or torchrun is refused with a sentence that names its launcher."""
-    with pytest.raises(SettingsError) as refused:
-        load({**BY_NODE, "AGENT_JOB": recipe, "AGENT_MODEL": "a/b", "AGENT_TRAIN_DATA": "/d"})
-    (problem,) = refused.value.problems
-    assert problem.sentence() == (
-        f"AGENT_LAUNCHER: got 'node' beside {recipe}; expected {own}, or unset"
-    )
 
 
 def test_a_missing_program_is_refused_on_every_node() -> None:

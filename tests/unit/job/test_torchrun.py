@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from agent.base.errors import SettingsError
 from agent.checks.finding import Level
+from agent.job.node_command import node_problems
 from agent.job.share import SharePlace, gpus_of, processes
 from agent.job.torchrun_command import (
     Torchrun,
@@ -91,14 +92,20 @@ def test_what_torchrun_cannot_run(command: str, named: str) -> None:
     assert named in problem.got
 
 
-def test_a_run_needs_a_job_and_a_plan_does_not() -> None:
+PROBLEMS = {"torchrun": torchrun_problems, "node": node_problems}
+
+
+@pytest.mark.parametrize("launcher", PROBLEMS)
+def test_a_run_needs_a_job_and_a_plan_does_not(launcher: str) -> None:
     """The rehearsal needs Ray: without a job of its own a run is refused, `doctor` is not."""
-    settings = load(BY_TORCHRUN).settings
-    (problem,) = torchrun_problems(settings, None, wants_job=True)
+    settings = load({"AGENT_LAUNCHER": launcher}).settings
+    (problem,) = PROBLEMS[launcher](settings, None, wants_job=True)
     assert problem.variable == "AGENT_LAUNCHER"
-    assert torchrun_problems(settings, None, wants_job=False) == ()
+    assert "a command after --" in problem.expected
+    assert PROBLEMS[launcher](settings, None, wants_job=False) == ()
 
 
+@pytest.mark.parametrize("launcher", PROBLEMS)
 @pytest.mark.parametrize(
     ("name", "text", "remedy"),
     [
@@ -108,28 +115,36 @@ def test_a_run_needs_a_job_and_a_plan_does_not() -> None:
         ("AGENT_WORKING_DIR", "/src", "unset"),
         ("AGENT_RESOURCES", '{"h100": 8}', "unset"),
         ("AGENT_JOB", "none", "a command after --"),
-        ("AGENT_JOB", "verl-grpo", "ray, or unset"),
     ],
 )
-def test_what_only_ray_could_heed_is_refused(name: str, text: str, remedy: str) -> None:
+def test_what_only_ray_could_heed_is_refused(
+    launcher: str, name: str, text: str, remedy: str
+) -> None:
     """Each is named with its remedy; nothing is ignored in silence."""
     with pytest.raises(SettingsError) as refused:
-        load({**BY_TORCHRUN, name: text})
-    by_variable = {p.variable: p for p in refused.value.problems}
-    found = (
-        by_variable.get("AGENT_LAUNCHER", by_variable.get(name))
-        if text == "verl-grpo"
-        else by_variable[name]
-    )
-    assert found is not None
-    assert remedy in found.expected
+        load({"AGENT_LAUNCHER": launcher, name: text})
+    (problem,) = [one for one in refused.value.problems if one.variable == name]
+    assert remedy in problem.expected
 
 
-def test_a_recipe_of_torchruns_is_not_started_by_ray() -> None:
-    """A recipe has one launcher; another AGENT_LAUNCHER is a contradiction."""
+@pytest.mark.parametrize(
+    ("launcher", "recipe", "own"),
+    [
+        ("node", "verl-grpo", "ray"),
+        ("node", "openrlhf-sft", "torchrun"),
+        ("torchrun", "verl-grpo", "ray"),
+        ("ray", "openrlhf-sft", "torchrun"),
+    ],
+)
+def test_a_recipe_has_its_own_launcher(launcher: str, recipe: str, own: str) -> None:
+    """Another one is a contradiction."""
+    needed = {"AGENT_JOB": recipe, "AGENT_MODEL": "a/b", "AGENT_TRAIN_DATA": "/d"}
     with pytest.raises(SettingsError) as refused:
-        load({"AGENT_JOB": "openrlhf-sft", "AGENT_LAUNCHER": "ray"})
-    assert "AGENT_LAUNCHER" in {problem.variable for problem in refused.value.problems}
+        load({**needed, "AGENT_LAUNCHER": launcher})
+    (problem,) = refused.value.problems
+    assert problem.sentence() == (
+        f"AGENT_LAUNCHER: got '{launcher}' beside {recipe}; expected {own}, or unset"
+    )
 
 
 @pytest.mark.parametrize(
