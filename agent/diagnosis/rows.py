@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from agent.base.typed import convert
 from agent.base.value import Value
 from agent.diagnosis.cause import Cause
-from agent.diagnosis.errors.forms import is_about_an_error
+from agent.diagnosis.errors.forms import FRAME, is_about_an_error
 from agent.diagnosis.errors.log_parser import Signs
 from agent.diagnosis.errors.parsed_error import LogLevel
 from agent.diagnosis.errors.prefixes import read_line
@@ -132,6 +132,7 @@ def _callers(error: ParsedError) -> Iterator[str]:
     """Yield the innermost frames of who asked for something: outer ones may do much else."""
     asking = [frame for frame in error.frames if _CARRIES.search(frame.file) is None]
     if not asking:
+        yield from [line for line in error.before if FRAME.match(line)][-_LINES_BEFORE:]
         yield from error.before[-_LINES_BEFORE:]
         return
     yield from replace(error, frames=tuple(asking[-_CALLERS:])).stack()

@@ -189,6 +189,15 @@ def test_a_warning_above_a_traceback_that_nobody_caught_is_not_its_own() -> None
     )
 
 
+def test_frames_before_a_bare_exception_show_who_asked() -> None:
+    """Also where other lines stand between them and it."""
+    asked = TRACE.replace("in f", "in oracle_reward") + "tenacity.RetryError: RetryError[x]"
+    refused = "httpx.ConnectError: [Errno 111] Connection refused"
+    others = "\n".join(f"loaded shard {number}" for number in range(8))
+    assert cause(f"{asked}\n{others}\n{refused}").key == "reward server"
+    assert cause(f"{others}\n{refused}").key == ""
+
+
 def test_a_warning_of_another_process_ends_no_traceback() -> None:
     """One that was raised stands below a frame that warns."""
     trace = TRACE.removesuffix("\n")

@@ -9,13 +9,13 @@ import pytest
 
 from tools.causes.perturbed import between_records, count_changes, perturbed
 
-KNOWN = 0.002
+KNOWN = 0.001
 """The part of the answers that still changes: what a row reads of the lines before an error."""
 
 
 def test_harmless_lines_change_hardly_an_answer() -> None:
     """Before, behind and between the records of a tenth of the logs, with a fresh seed."""
-    _measure(part=10, most=2 * KNOWN)  # a tenth varies more from seed to seed
+    _measure(part=10, most=4 * KNOWN)  # a tenth varies more from seed to seed
 
 
 @pytest.mark.slow
