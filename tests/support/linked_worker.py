@@ -1,9 +1,9 @@
-"""A worker's decisions behind a real link to a head's port."""
+"""A worker's link to a head's port, both real, with or without the worker's decisions."""
 
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import anyio
 
@@ -14,17 +14,54 @@ from agent.port.node_network import bind
 from agent.port.protocol import Hello, Reply, Report
 from agent.port.reports import Expected, Reports
 from agent.port.server import AgentServer
+from agent.processes.waiting import NotYet, until
 from support.statuses import A_WORKER
 from support.workers import goal
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    import socket
+    from collections.abc import AsyncIterator, Callable
 
     from agent.decisions.worker import worker_state as w
 
 SECONDS = 20.0
 HELLO = Hello("pod1", 1)
 FIRST = Reply(1, "run-1", "booting", ray_ready=False, head_ip="10.0.0.1", news=0)
+
+
+class Link:
+    """A worker's link to a head; what the link receives is only kept."""
+
+    def __init__(
+        self,
+        port: int,
+        token: str | None = None,
+        *,
+        host: str = "127.0.0.1",
+        gcs: int = 1,
+        hello: Callable[[], Hello] = lambda: HELLO,
+        **more: Any,  # noqa: ANN401 - passed on
+    ) -> None:
+        self.says = Report("agent1", "127.0.0.1", "following the head")
+        self.asked = 0
+        self.events: list[w.WorkerEvent] = []
+        self.replies: list[Reply] = []
+        on_events = (self.events.append, self.replies.append)
+        self.link = HeadLink(host, port, gcs, token, hello, self.report, *on_events, **more)
+
+    def report(self, _ip: str) -> Report:
+        """Return what the worker reports, and count it."""
+        self.asked += 1
+        return self.says
+
+    async def last(self, kind: type[w.WorkerEvent], words: str = "") -> None:
+        """Wait until the last event is of this kind, and has these words."""
+
+        async def look() -> bool | NotYet:
+            last = self.events[-1] if self.events else None
+            return True if isinstance(last, kind) and words in str(last) else NotYet(str(last))
+
+        await until(look, SECONDS)
 
 
 class LinkedWorker:
@@ -64,12 +101,19 @@ class LinkedWorker:
                 await self.changed.wait()
 
 
+def reports_of(kind: type[Reports] = Reports) -> Any:  # noqa: ANN401 - an object of that class
+    """Return a head's reports, whose events nobody needs."""
+    return kind(FIRST, Expected(None, "", "", ""), lambda _event: None, lambda: 0.0)
+
+
 @contextlib.asynccontextmanager
-async def head_at(port: int) -> AsyncIterator[Reports]:
+async def head_at(
+    port: int | socket.socket, token: str | None = None, reports: Reports | None = None
+) -> AsyncIterator[Reports]:
     """Serve a head's port."""
-    reports = Reports(FIRST, Expected(None, "", "", ""), lambda _event: None, lambda: 0.0)
-    site = AgentServer(token=None, ready=lambda: True, status=lambda: A_WORKER, reports=reports)
-    runner = await site.open([bind("127.0.0.1", port)])
+    reports = reports or reports_of()
+    site = AgentServer(token=token, ready=lambda: True, status=lambda: A_WORKER, reports=reports)
+    runner = await site.open([bind("127.0.0.1", port) if isinstance(port, int) else port])
     try:
         yield reports
     finally:

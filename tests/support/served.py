@@ -1,10 +1,12 @@
-"""A head's port, served in a thread, for tests of its clients."""
+"""An agent's port, served in a thread, and requests to it."""
 
 from __future__ import annotations
 
 import contextlib
+import http.client
+import json
 import threading
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 import anyio
 from msgspec.structs import replace
@@ -60,6 +62,43 @@ def a_series() -> Series:
     for step in (1, 2, 3):
         series.add(1, step, {"reward": step / 10}, 9)
     return series
+
+
+class Answer(NamedTuple):
+    """Status, headers and body of a response."""
+
+    status: int
+    headers: http.client.HTTPMessage
+    body: bytes
+
+    @property
+    def data(self) -> Any:  # noqa: ANN401 - whatever JSON has
+        """The body as JSON."""
+        return json.loads(self.body)
+
+    @property
+    def error(self) -> str:
+        """The error text of a refusal."""
+        return str(self.data["error"])
+
+
+def ask(  # noqa: PLR0913 - a request's parts
+    port: int,
+    method: str,
+    path: str,
+    headers: dict[str, str] | None = None,
+    body: object = None,
+    source: str = "127.0.0.1",
+) -> Answer:
+    """Send a request from an address; a body that is neither text nor bytes is sent as JSON."""
+    sent = body if body is None or isinstance(body, str | bytes) else json.dumps(body)
+    connection = http.client.HTTPConnection(
+        "127.0.0.1", port, timeout=SECONDS, source_address=(source, 0)
+    )
+    with contextlib.closing(connection):
+        connection.request(method, path, sent, headers or {})
+        reply = connection.getresponse()
+        return Answer(reply.status, reply.headers, reply.read())
 
 
 class Lives(Protocol):

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import http.client
 import socket
-import time
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -15,14 +13,15 @@ from msgspec.structs import replace
 
 from agent.base import times
 from agent.base.typed import convert
-from agent.cli.http_request import ask
+from agent.cli import http_request
 from agent.cli.running_head import status_at
 from agent.decisions.head.head_state import WorkerReported
 from agent.port import access as control_access
 from agent.port import page_files
 from agent.port.access import COOKIE, MOST_GUESSES, PortAccess, host_names, refusal_of
 from agent.port.status_model import WorkerStatus
-from support.agent_ports import BEARER, JSON, REPORT, SECONDS, STATUS, Port, served_port
+from support.agent_ports import BEARER, JSON, REPORT, STATUS, Port, served_port
+from support.served import SECONDS, ask
 from support.worlds import SECRET, settings_of
 
 if TYPE_CHECKING:
@@ -53,50 +52,6 @@ def test_a_worker_reports(bare: Port) -> None:
     event = bare.received[-1]
     assert isinstance(event, WorkerReported)
     assert event.worker.name == "pod1"
-
-
-@pytest.mark.parametrize(
-    "headers",
-    [
-        {},
-        FORM,
-        {"Content-Type": "text/plain"},
-        {"Content-Type": "text/plain; a=application/json"},
-        {"Content-Type": "multipart/form-data; boundary=x"},
-        {"Content-Type": ""},
-    ],
-)
-def test_reports_are_json_by_name(bare: Port, guarded: Port, headers: dict[str, str]) -> None:
-    """A content type that a page can send without a preflight request is refused."""
-    before = len(bare.received)
-    answer = bare.report(headers)
-    assert answer.status == 415
-    assert "application/json" in answer.error
-    assert len(bare.received) == before
-    assert guarded.report(headers).status == 401
-    assert guarded.report({**headers, **BEARER}).status == 415
-
-
-@pytest.mark.parametrize(
-    "headers",
-    [
-        {"Origin": "https://evil.example"},
-        {"Origin": "null"},
-        {"Origin": ""},
-        {"Origin": "http://127.0.0.1:8888"},
-        {"Origin": "http://127.0.0.1"},
-        {"Sec-Fetch-Site": "cross-site"},
-    ],
-)
-def test_no_page_of_another_site_may_post(
-    bare: Port, guarded: Port, headers: dict[str, str]
-) -> None:
-    """Only our own pages may post, by any header with which a browser reports the origin."""
-    before = len(bare.received)
-    assert bare.report({**JSON, **headers}).status == 403
-    assert len(bare.received) == before
-    assert guarded.report({**JSON, **BEARER, **headers}).status == 403
-    assert guarded.ask("POST", "/login", {**FORM, **headers}, f"token={SECRET}").status == 403
 
 
 @pytest.mark.parametrize("path", ["/status", "/metrics", "/"])
@@ -144,12 +99,11 @@ def test_a_name_that_is_not_ours_is_refused(
     known: bool,  # noqa: FBT001 - a table's column
 ) -> None:
     """A foreign name that resolves to our address is refused; probes are open to all."""
-    for method, path in (("GET", "/status"), ("GET", "/"), ("GET", "/metrics"), ("GET", "/no")):
-        answer = bare.ask(method, path, {"Host": host})
-        assert (answer.status == 421) is not known
-        if not known:
-            assert "by its IP address" in answer.error
-            assert "RAY_AUTH_TOKEN" in answer.error
+    answer = bare.ask("GET", "/status", {"Host": host})
+    assert (answer.status == 421) is not known
+    if not known:
+        assert "by its IP address" in answer.error
+        assert "RAY_AUTH_TOKEN" in answer.error
     assert bare.report({**JSON, "Host": host}).status == (200 if known else 421)
     for path in ("/livez", "/readyz"):
         assert bare.ask("GET", path, {"Host": host, "Origin": "null"}).status == 200
@@ -276,13 +230,8 @@ def test_few_bearer_tokens_are_compared(monkeypatch: pytest.MonkeyPatch) -> None
             assert refused.status == 429
             assert "Retry-After" in refused.headers
         url = f"http://{port.here}/status"
-        assert ask(url, SECRET).status == 200  # signed
-        connection = http.client.HTTPConnection(
-            "127.0.0.1", port.number, timeout=SECONDS, source_address=("127.0.0.2", 0)
-        )
-        with contextlib.closing(connection):
-            connection.request("GET", "/status", headers=BEARER)
-            assert connection.getresponse().status == 200
+        assert http_request.ask(url, SECRET).status == 200  # signed
+        assert ask(port.number, "GET", "/status", BEARER, source="127.0.0.2").status == 200
     assert len(said) == 1
     assert "127.0.0.1" in said[0]
 
@@ -373,19 +322,12 @@ def test_other_methods_and_paths_are_answered_in_json(
         ("{", 400),
         ("[" * 60_000, 400),
         ("[]", 400),
-        ("\udcff", 400),
+        (b"\xff", 400),
         ({**REPORT, "id": ""}, 400),
     ],
 )
 def test_a_body_that_is_no_report(bare: Port, body: object, status: int) -> None:
     """Too large, not JSON or not a report: each gets its own error."""
-    if body == "\udcff":
-        with contextlib.closing(
-            http.client.HTTPConnection("127.0.0.1", bare.number, timeout=SECONDS)
-        ) as connection:
-            connection.request("POST", "/report", b"\xff", JSON)
-            assert connection.getresponse().status == status
-        return
     answer = bare.report(JSON, body)
     assert (answer.status, bool(answer.error)) == (status, True)
 
@@ -403,24 +345,22 @@ def test_a_body_that_does_not_come_holds_nobody(
             assert b" 408 " in stalled.recv(1000).partition(b"\r\n")[0]
 
 
-@pytest.mark.parametrize("announced", [1_000, 262_144])
-@pytest.mark.parametrize("path", ["/login", "/report"])
+@pytest.mark.parametrize(("path", "announced"), [("/login", 1_000), ("/report", 262_144)])
 def test_announced_bodies_are_never_in_the_way_of_a_report(
-    bare: Port, guarded: Port, path: str, announced: int
+    bare: Port, guarded: Port, path: str, announced: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two strangers have hundreds of requests whose bodies do not come, with or without a token."""
+    monkeypatch.setattr(times, "BODY", 600.0)  # a report that waited for them would be a 503
     kind = FORM if path == "/login" else JSON
     for port, headers in ((bare, JSON), (guarded, {**BEARER, **JSON})):
         head = f"POST {path} HTTP/1.1\r\nHost: {port.here}\r\nContent-Length: {announced}\r\n"
         head += f"Content-Type: {kind['Content-Type']}\r\n\r\n"
         with contextlib.ExitStack() as stack:
-            for number in range(600):
+            for number in range(300):  # more than fit into the memory for bodies
                 source = (f"127.0.0.{2 + number % 2}", 0)
                 stalled = socket.create_connection(("127.0.0.1", port.number), SECONDS, source)
                 stack.enter_context(stalled).sendall(head.encode())
-            began = time.monotonic()
             assert port.report(headers).status == 200
-            assert time.monotonic() - began < 5
 
 
 def test_what_is_no_http_is_answered_and_not_logged(

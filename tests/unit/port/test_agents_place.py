@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import http.client
 import json
-from contextlib import closing
 from typing import TYPE_CHECKING
 
 import anyio
@@ -18,7 +16,6 @@ from agent.decisions.head.fleet import Worker
 from agent.decisions.shared import ItemReport, ServiceReady, Step
 from agent.decisions.worker.worker_state import HeadSpoke
 from agent.job.services import Where
-from agent.port.client import HeadLink
 from agent.port.protocol import Bye, Hello, Reply, Report
 from agent.port.reports import Expected, Reports
 from support.agent_ports import BEARER, JSON, served_port
@@ -34,6 +31,8 @@ from support.heads import (
     nodes,
     reported,
 )
+from support.linked_worker import Link
+from support.served import ask
 from support.shares import by_torchrun
 from support.worlds import SECRET
 
@@ -155,10 +154,7 @@ def test_an_agent_between_two_reports(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def post(number: int, report: Report, source: str) -> Reply:
     """Post a report from an address of this machine; return the reply."""
-    one = http.client.HTTPConnection("127.0.0.1", number, timeout=20, source_address=(source, 0))
-    with closing(one):
-        one.request("POST", "/report", json.dumps(report.to_dict()), JSON)
-        return Reply.from_dict(json.loads(one.getresponse().read()))
+    return Reply.from_dict(ask(number, "POST", "/report", JSON, report.to_dict(), source).data)
 
 
 @pytest.mark.parametrize("named", ["10.0.0.2", "127.0.0.1"])
@@ -178,24 +174,19 @@ def test_an_address_comes_from_the_connection(named: str) -> None:
 @pytest.mark.parametrize("ip", ["127.5.5.5", "10.254.254.254"])
 def test_a_worker_sends_from_its_own_address(ip: str) -> None:
     """The one with which it joins Ray; where it has no such address, the head refuses it."""
-    replies: list[HeadSpoke] = []
 
-    async def scenario(number: int) -> None:
-        def take(event: object) -> None:
-            assert isinstance(event, HeadSpoke)
-            replies.append(event)
+    async def scenario(worker: Link) -> None:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(worker.link.run)
+            await worker.last(HeadSpoke)
             tasks.cancel_scope.cancel()
 
-        link = HeadLink(
-            *("127.0.0.1", number, 1, None, lambda: HELLO),
-            *(lambda _: replace(POD1, ip=ip, hello=None), take, lambda _: None),
-        )
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(link.run)
-
     with served_port(None) as port:
-        anyio.run(scenario, port.number)
-    assert ("its report came from 127.0.0.1" in replies[0].refusal) == (ip != "127.5.5.5")
+        worker = Link(port.number)
+        worker.says = replace(POD1, ip=ip, hello=None)
+        anyio.run(scenario, worker)
+    spoke = next(event for event in worker.events if isinstance(event, HeadSpoke))
+    assert ("its report came from 127.0.0.1" in spoke.refusal) == (ip != "127.5.5.5")
 
 
 # --- decisions -----------------------------------------------------------------------------------

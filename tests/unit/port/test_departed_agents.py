@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 FIRST = Reply(1, "run", "running", ray_ready=True, head_ip="10.0.0.1", news=0)
 BYE = Bye("asked to stop by SIGTERM", "the last line")
 KEPT = agent_limit(1)
+PODS = KEPT * 4 // 3
 WORD = ItemReport(RETRIEVER, Step.READY)
 
 
@@ -105,7 +106,7 @@ def test_pods_that_come_and_go(of: HeadGoal) -> None:
 
     async def come_and_go() -> Fleet:
         fleet = Fleet(of)
-        for n in range(3 * KEPT):
+        for n in range(PODS):
             await fleet.pod(n, leaves=lambda n: n % 2 == 0)
         return fleet
 
@@ -113,7 +114,7 @@ def test_pods_that_come_and_go(of: HeadGoal) -> None:
     counts = {name: len(found) for name, found in fleet.known().items()}
     assert {name: n for name, n in counts.items() if n > KEPT} == {}
     assert counts["_agents"] > KEPT // 10
-    latest = {f"agent<{n}>" for n in range(2 * KEPT, 3 * KEPT)}
+    latest = {f"agent<{n}>" for n in range(PODS - KEPT, PODS)}
     assert fleet.reports.byes.keys() - fleet.scenario.state.shares.by_node.keys() <= latest
 
 
@@ -125,7 +126,7 @@ def test_who_is_there_stays() -> None:
         stays = Report("agent1", "10.9.9.9", "following the head", joined=True, epoch=1)
         await fleet.reports.handle(replace(stays, hello=Hello("stays", None, facts=MACHINE)))
         there = replace(NODES[2], ip="10.9.9.9")
-        for n in range(2 * KEPT):
+        for n in range(PODS):
             await fleet.pod(n)
             fleet.take(h.RayNodes((*nodes().nodes, there)))
         return fleet
@@ -139,11 +140,14 @@ def test_who_is_there_stays() -> None:
 
 
 @pytest.mark.parametrize("expected", [0, 1, 5_000])
-def test_strangers_take_no_room_for_ever(expected: int) -> None:
-    """The number is limited with room for all workers; more wait until one of those is silent."""
-    now, events = 0.0, list[object]()
-    most = agent_limit(expected)
-    assert most >= max(BASE_LIMIT, 2 * expected)
+def test_the_limit_has_room_for_all_workers(expected: int) -> None:
+    """Twice as many, since each may be replaced, and some more."""
+    assert agent_limit(expected) >= max(BASE_LIMIT, 2 * expected)
+
+
+def test_strangers_take_no_room_for_ever() -> None:
+    """More than the limit wait until one of those is silent."""
+    now, events, most = 0.0, list[object](), 20
     reports = Reports(FIRST, Expected(None, "", "", ""), events.append, lambda: now, most=most)
 
     async def hello(n: int) -> Reply:

@@ -11,17 +11,16 @@ import pytest
 
 from agent.decisions.head import head_state as h
 from agent.decisions.worker import worker_state as w
-from agent.port.client import HeadLink
 from agent.port.node_network import bind
-from agent.port.protocol import Hello, Reply, Report
+from agent.port.protocol import Hello
 from agent.port.reports import Expected, Reports
 from agent.port.server import AgentServer
-from agent.processes.waiting import NotYet, until
 from agent.record.run_record import AttemptRecord, ChosenRun, RunRecord
 from agent.run.head_server import first_reply
 from agent.run.run_keeper import RunKeeper
 from support import heads
 from support.free_ports import free_port
+from support.linked_worker import Link
 from support.statuses import A_WORKER
 
 if TYPE_CHECKING:
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
 
 JOB = "f" * 16
 TRIED = AttemptRecord(1, "run-1", "2026-01-01T00:00:00Z")
-FOLLOWS = "following the head"
 
 
 class Head:
@@ -73,35 +71,17 @@ class Head:
         return await site.open([bind("127.0.0.1", port)])
 
 
-class Worker:
-    """A worker's link, with its state from an earlier head."""
+def a_worker(port: int) -> Link:
+    """Return a worker's link, whose hello names the run that it has followed."""
 
-    def __init__(self, port: int) -> None:
-        self.last: Reply | None = None
-        self.received: list[w.WorkerEvent] = []
-        link = (self.hello, lambda _: Report("agent1", "127.0.0.1", FOLLOWS), self.received.append)
-        self.link = HeadLink("127.0.0.1", port, 1, None, *link, self.on_reply)
-
-    def hello(self) -> Hello:
-        """Return its hello, like run/worker.py."""
-        last = self.last
-        if last is None:
+    def hello() -> Hello:
+        if not worker.replies:
             return Hello("pod1", 1)
-        about = (last.run_id, last.submitted, last.fingerprint)
-        return Hello("pod1", 1, None, "", "", *about)
+        last = worker.replies[-1]
+        return Hello("pod1", 1, None, "", "", last.run_id, last.submitted, last.fingerprint)
 
-    def on_reply(self, reply: Reply) -> None:
-        """Keep the last reply."""
-        self.last = reply
-
-    async def awaits(self, kind: type[w.WorkerEvent], words: str) -> None:
-        """Wait until the last event is like this one."""
-
-        async def look() -> bool | NotYet:
-            last = self.received[-1] if self.received else None
-            return True if isinstance(last, kind) and words in str(last) else NotYet()
-
-        await until(look, 20.0)
+    worker = Link(port, hello=hello)
+    return worker
 
 
 @pytest.mark.parametrize("killed_when", ["booting", "running"])
@@ -110,16 +90,16 @@ def test_a_head_without_its_disk_whose_clock_is_behind(tmp_path: Path, killed_wh
     port = free_port()
     attempts = [TRIED] if killed_when == "running" else []
     first, second = Head(tmp_path / "a", 900, *attempts), Head(tmp_path / "b", 100)
-    worker = Worker(port)
+    worker = a_worker(port)
 
     async def trace() -> None:
         async with anyio.create_task_group() as tasks:
             runner = await first.open(port, tasks)
             tasks.start_soon(worker.link.run)
-            await worker.awaits(w.HeadSpoke, "epoch=900")
+            await worker.last(w.HeadSpoke, "epoch=900")
             await runner.cleanup()
             runner = await second.open(port, tasks)
-            await worker.awaits(w.HeadSpoke, "epoch=901")
+            await worker.last(w.HeadSpoke, "epoch=901")
             tasks.cancel_scope.cancel()
         await runner.cleanup()
 
@@ -133,24 +113,24 @@ def test_an_earlier_head_is_not_followed(tmp_path: Path) -> None:
     """Its record has its own attempt, so that it adopts nothing, and its epoch stays."""
     port = free_port()
     later, earlier = Head(tmp_path / "a", 900, TRIED), Head(tmp_path / "b", 100, TRIED)
-    worker = Worker(port)
+    worker = a_worker(port)
 
     async def trace() -> None:
         async with anyio.create_task_group() as tasks:
             runner = await later.open(port, tasks)
             tasks.start_soon(worker.link.run)
-            await worker.awaits(w.HeadSpoke, "epoch=900")
+            await worker.last(w.HeadSpoke, "epoch=900")
             await runner.cleanup()
             runner = await earlier.open(port, tasks)
-            await worker.awaits(w.HeadSilent, "is an earlier one")
-            greeted = len(worker.received) + 2
+            await worker.last(w.HeadSilent, "is an earlier one")
+            greeted = len(worker.events) + 2
             with anyio.fail_after(20):
-                while len(worker.received) < greeted:
+                while len(worker.events) < greeted:
                     await anyio.lowlevel.checkpoint()
             tasks.cancel_scope.cancel()
         await runner.cleanup()
 
     anyio.run(trace)
-    assert "is an earlier one" in str(worker.received[-1])
-    assert not any(isinstance(one, w.HeadSpoke) and one.epoch == 100 for one in worker.received)
+    assert "is an earlier one" in str(worker.events[-1])
+    assert not any(isinstance(one, w.HeadSpoke) and one.epoch == 100 for one in worker.events)
     assert (earlier.scenario.effects, earlier.keeper.record.epoch) == ([], 100)

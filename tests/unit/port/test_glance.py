@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import pytest
@@ -12,7 +13,9 @@ from agent.decisions.head.head_state import HeadPhase
 from agent.port.glance import MOST_EXCEPTIONS, glance_of
 from agent.port.status_model import AdviceStatus, Glance, StallStatus
 from support.statuses import altered
-from tools.page.situations import made_run
+from tools.page import situations
+
+made_run = cache(situations.made_run)
 
 
 def judged(situation: str, nodes: int = 3, **changes: Any) -> Glance:  # noqa: ANN401 - any field
@@ -104,22 +107,23 @@ def changed(status_field: str, **changes: Any) -> Glance:  # noqa: ANN401 - any 
     return glance_of(altered(made_run("ok", 3).status, status_field, **changes))
 
 
-def test_a_step_that_takes_long() -> None:
-    """From three times a usual step on; a pause that the job's lines show is named."""
-    assert changed("progress", seconds_since_step=182.0).state == "keep"
-    late = changed("progress", seconds_since_step=184.0)
-    assert (late.state, late.sentence) == (
-        "look",
-        "No step for 3 min 4 s. A step usually takes 61 s.",
-    )
-    pausing = changed("progress", seconds_since_step=184.0, is_pausing=True)
-    assert pausing.sentence == "No step for 3 min 4 s: an evaluation or checkpoint runs."
-
-
-def test_quick_steps_need_a_minute_of_silence() -> None:
-    """Steps of a second that pause for ten are nothing to look at."""
-    assert changed("progress", usual_seconds=1.0, seconds_since_step=59.0).state == "keep"
-    assert changed("progress", usual_seconds=1.0, seconds_since_step=61.0).state == "look"
+@pytest.mark.parametrize(
+    ("usual", "since", "is_pausing", "state", "sentence"),
+    [
+        (61.0, 182.0, False, "keep", "Training: step 212 of 400. Nothing to do."),
+        (61.0, 184.0, False, "look", "No step for 3 min 4 s. A step usually takes 61 s."),
+        (61.0, 184.0, True, "look", "No step for 3 min 4 s: an evaluation or checkpoint runs."),
+        (1.0, 59.0, False, "keep", "Training: step 212 of 400. Nothing to do."),
+        (1.0, 61.0, False, "look", "No step for 61 s. A step usually takes 1 s."),
+    ],
+)
+def test_a_step_that_takes_long(
+    usual: float, since: float, state: str, sentence: str, *, is_pausing: bool
+) -> None:
+    """From three times a usual step on, and a minute; a pause that the job shows is named."""
+    times = {"usual_seconds": usual, "seconds_since_step": since, "is_pausing": is_pausing}
+    found = changed("progress", **times)
+    assert (found.state, found.sentence) == (state, sentence)
 
 
 def test_an_overdue_end_is_left_out() -> None:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
-import http.client
 from typing import TYPE_CHECKING
 
 import pytest
 
 from agent.port import access as control_access
-from agent.port.access import MOST_GUESSES, UNGUARDED_PATHS, Guesses
+from agent.port.access import COOKIE, MOST_GUESSES, UNGUARDED_PATHS, Guesses
 from agent.port.page_files import ASSETS
-from support.event_stream import BY_KEY, BY_TOKEN, StreamedHead, streamed_head
-from support.served import SECONDS
+from support.event_stream import BY_KEY, BY_TOKEN, StreamedHead, reading, streamed_head
+from support.served import ask
 from support.worlds import SECRET
 
 if TYPE_CHECKING:
@@ -52,11 +50,10 @@ def guarded() -> Iterator[StreamedHead]:
 
 def asked(head: StreamedHead, method: str, path: str, headers: dict[str, str]) -> int:
     """Request a path; return the status."""
-    with contextlib.closing(
-        http.client.HTTPConnection("127.0.0.1", head.port, timeout=SECONDS)
-    ) as connection:
-        connection.request(method, path, body=b"{}" if method == "POST" else None, headers=headers)
-        return connection.getresponse().status
+    if path == "/events":
+        with reading(head, headers) as answer:
+            return answer.status
+    return ask(head.port, method, path, headers, {} if method == "POST" else None).status
 
 
 def test_no_path_is_forgotten(bare: StreamedHead) -> None:
@@ -80,28 +77,56 @@ def test_no_page_of_another_site(
         assert asked(guarded, method, path, {**BY_TOKEN, **JSON, **FOREIGN}) == 403
 
 
+@pytest.mark.parametrize(
+    "origin", ["null", "", "http://127.0.0.1:8888", "http://127.0.0.1", "https://evil.example"]
+)
+def test_no_page_of_another_origin_may_post(
+    bare: StreamedHead, guarded: StreamedHead, origin: str
+) -> None:
+    """Only our own pages may post, also not one of another port of this node."""
+    for path in ("/report", "/stop", "/login"):
+        assert asked(bare, "POST", path, {**BY_KEY, **JSON, "Origin": origin}) == 403
+        assert asked(guarded, "POST", path, {**BY_TOKEN, **JSON, "Origin": origin}) == 403
+
+
 @pytest.mark.parametrize("path", ["/report", "/stop"])
-@pytest.mark.parametrize("kind", [None, "text/plain", "application/x-www-form-urlencoded"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        None,
+        "",
+        "text/plain",
+        "text/plain; a=application/json",
+        "multipart/form-data; boundary=x",
+        "application/x-www-form-urlencoded",
+    ],
+)
 def test_posts_are_json(
     bare: StreamedHead, guarded: StreamedHead, path: str, kind: str | None
 ) -> None:
     """Content types that a page can post without a preflight change nothing; a form may sign in."""
     typed = {} if kind is None else {"Content-Type": kind}
-    assert asked(bare, "POST", path, {**BY_KEY, **typed}) == 415
+    refused = ask(bare.port, "POST", path, {**BY_KEY, **typed}, {})
+    assert refused.status == 415
+    assert "application/json" in refused.error
     assert asked(guarded, "POST", path, {**BY_TOKEN, **typed}) == 415
 
 
 @pytest.mark.parametrize(("method", "path"), [one for one in ROUTES if one[1] not in OPEN])
 def test_the_token_opens_it(guarded: StreamedHead, method: str, path: str) -> None:
     """With a token, nothing is served without it, and the key is not accepted."""
-    for proof in ({}, BY_KEY, {"Authorization": "Bearer wrong"}):
+    cookie = {"Cookie": f"{COOKIE}=0"}
+    for proof in ({}, BY_KEY, {"Authorization": "Bearer wrong"}, cookie):
         assert asked(guarded, method, path, {**proof, **JSON}) == 401
+    if method == "GET":
+        assert asked(guarded, method, path, BY_TOKEN) != 401
 
 
 @pytest.mark.parametrize("path", ["/events", "/findings", "/logs/head/job"])
 def test_without_a_token_the_key_opens_it(bare: StreamedHead, path: str) -> None:
     """Private parts of the status need the key of the head's own node."""
-    assert asked(bare, "GET", path, {}) == 401
+    for proof in ({}, {"Authorization": "Bearer wrong"}):
+        assert asked(bare, "GET", path, proof) == 401
     assert asked(bare, "GET", path, BY_KEY) in {200, 404}
     assert asked(bare, "POST", "/stop", JSON) == 401
 

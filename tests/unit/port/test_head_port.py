@@ -1,33 +1,22 @@
-"""The head's port for its workers, and a worker's goodbye to a head that is not ready yet."""
+"""The addresses at which a head opens its port, and its refusal."""
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING
 
-import anyio
 import pytest
 
 from agent.base.ends import Kind, Outcome
 from agent.base.errors import PreflightError
-from agent.decisions.head.head_state import WorkerReported
-from agent.port.client import HeadLink
-from agent.port.node_network import bind
-from agent.port.protocol import Bye, Hello, Reply, Report
-from agent.port.reports import Expected, Reports
-from agent.port.server import AgentServer
 from agent.run.make_ready import name_head_in_refusal, open_port
 from agent.settings.rules import may_listen_on
 from support.free_ports import free_port
-from support.statuses import A_WORKER
 from support.worlds import SECRET, plan_of, settings_of
 
 if TYPE_CHECKING:
     from agent.plan.plan import Plan
-    from agent.port.reports import ReportEvent
 
 REFUSAL = Outcome(Kind.REFUSED, 78, "ports: taken: 8265", "starting", "ports")
-HELLO = Hello("pod1", 1)
 PUBLIC, PRIVATE, OWN = "8.8.8.8", "10.0.0.5", "127.0.0.2"
 
 
@@ -78,51 +67,3 @@ def test_a_heads_refusal_names_the_head() -> None:
     sentence = name_head_in_refusal(plan, REFUSAL)
     assert sentence.reason == f"on the head {plan.topology.node_name}: ports: taken: 8265"
     assert name_head_in_refusal(a_plan(EXPECTED_WORKERS="0"), REFUSAL) == REFUSAL
-
-
-def test_a_goodbye_waits_for_the_head() -> None:
-    """A head whose port opens only after the first try hears it nevertheless."""
-    port, asked = free_port(), list[str]()
-    received: list[ReportEvent] = []
-    reply = Reply(1, "run-1", "booting", ray_ready=False, head_ip="10.0.0.1", news=0)
-
-    async def scenario() -> None:
-        again = anyio.Event()
-
-        def report(ip: str) -> Report:
-            asked.append(ip)
-            if len(asked) == 2:
-                again.set()
-            return Report("agent1", "127.0.0.1", "leaving", "disk full", bye=Bye("disk full"))
-
-        link = HeadLink(
-            "127.0.0.1", port, port, None, lambda: HELLO, report, lambda _: None, lambda _: None
-        )
-        with anyio.fail_after(20):
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(partial(link.send_goodbye, 20.0))
-                await again.wait()
-                reports = Reports(reply, Expected(None, "", "", ""), received.append, lambda: 0.0)
-                site = AgentServer(
-                    token=None, ready=lambda: True, status=lambda: A_WORKER, reports=reports
-                )
-                runner = await site.open([bind("127.0.0.1", port)])
-        await runner.cleanup()
-
-    anyio.run(scenario)
-    (said,) = received
-    assert isinstance(said, WorkerReported)
-    assert (said.worker.has_left, said.worker.detail) == (True, "disk full")
-
-
-def test_a_goodbye_to_nobody_ends() -> None:
-    """A head that is gone costs the limit, no more."""
-    left = Report("agent1", "", "leaving", bye=Bye("disk full"))
-    nobody = ("127.0.0.1", free_port(), 1, None)
-    link = HeadLink(*nobody, lambda: HELLO, lambda _: left, lambda _: None, lambda _: None)
-
-    async def scenario() -> None:
-        with anyio.fail_after(5):
-            await link.send_goodbye(0.2)
-
-    anyio.run(scenario)

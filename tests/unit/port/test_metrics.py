@@ -17,20 +17,37 @@ from agent.base.fields import Label, of_node
 from agent.base.value import Value
 from agent.port.metrics import metrics
 from agent.port.status_model import GpuColumns
-from support.statuses import A_WORKER, a_wait, altered
+from support.statuses import A_WORKER, a_wait
 from tools.page.runs import status as run_of
 
 if TYPE_CHECKING:
     from agent.port.status_model import HeadStatus, WorkerStatus
 
 DASHBOARD = Path(__file__).parents[3] / "examples" / "grafana" / "dashboard.json"
+Samples = dict[str, list[tuple[dict[str, str], float]]]
+"""Labels and value of each sample, by the name of its metric."""
 EVIL = 'a "name"\\ with\nlines} 1'
 WORKER = replace(A_WORKER, waits=(a_wait("the head", EVIL),))
 
 
-def parsed(status: HeadStatus | WorkerStatus) -> dict[str, list[tuple[dict[str, str], float]]]:
+class Machine(Value):
+    """An object that declares a metric and a label."""
+
+    name: Annotated[str, Label("node")]
+    load: Annotated[float | None, of_node("load", "Load of a node.")]
+
+
+class Machines(Value):
+    """An object around others."""
+
+    machines: tuple[Machine, ...]
+
+
+def parsed(
+    status: HeadStatus | WorkerStatus | Machines,
+) -> dict[str, list[tuple[dict[str, str], float]]]:
     """Return all samples by name, as Prometheus reads them; no series may come twice."""
-    found: dict[str, list[tuple[dict[str, str], float]]] = {}
+    found: Samples = {}
     for family in text_string_to_metric_families(metrics(status)):
         assert family.documentation
         assert family.type in {"gauge", "counter", "histogram"}
@@ -120,21 +137,6 @@ def test_missing_values_have_no_sample() -> None:
     assert not {"pod_agent_job_reward", "pod_agent_service_up"} & early.keys()
 
 
-@given(st.text(max_size=30))
-def test_labels_are_escaped(name: str) -> None:
-    """A label holds any text, and the parser returns the same text."""
-    run = altered(run_of(1), "nodes", name=name)
-    ((labels, _),) = parsed(run)["pod_agent_node_join_seconds"]
-    assert labels["node"] == name
-
-
-def test_surrogates_are_escaped() -> None:
-    """A lone surrogate, which a name from the environment may hold, becomes its number."""
-    run = altered(run_of(1), "nodes", name="pod\ud800")
-    ((labels, _),) = parsed(run)["pod_agent_node_join_seconds"]
-    assert labels["node"] == r"pod\ud800"
-
-
 def test_the_dashboard_uses_existing_metrics() -> None:
     """Every expression of the Grafana dashboard names metrics and labels of a run."""
     found = parsed(run_of(3))
@@ -159,19 +161,6 @@ def test_two_nodes_with_one_name() -> None:
     assert len(parsed(run)["pod_agent_node_join_seconds"]) == 1
 
 
-class Machine(Value):
-    """An object that declares a metric and a label."""
-
-    name: Annotated[str, Label("node")]
-    load: Annotated[float | None, of_node("load", "Load of a node.")]
-
-
-class Machines(Value):
-    """An object around others."""
-
-    machines: tuple[Machine, ...]
-
-
 def test_a_metric_is_declared_at_its_field() -> None:
     """With the labels of what is around it; a value that is not there has no sample."""
     text = metrics(Machines((Machine("pod1", 0.5), Machine("pod2", None))))
@@ -180,3 +169,16 @@ def test_a_metric_is_declared_at_its_field() -> None:
         "# TYPE pod_agent_load gauge",
         'pod_agent_load{node="pod1",rank="0"} 0.5',
     ]
+
+
+@given(st.text(max_size=30))
+def test_labels_are_escaped(name: str) -> None:
+    """A label holds any text, and the parser returns the same text."""
+    ((labels, _),) = parsed(Machines((Machine(name, 0.5),)))["pod_agent_load"]
+    assert labels["node"] == name
+
+
+def test_surrogates_are_escaped() -> None:
+    """A lone surrogate, which a name from the environment may hold, becomes its number."""
+    ((labels, _),) = parsed(Machines((Machine("pod\ud800", 0.5),)))["pod_agent_load"]
+    assert labels["node"] == r"pod\ud800"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from functools import partial
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 
 from agent.decisions.worker import worker_state as w
 from agent.port import proof
-from agent.port.client import HeadLink, download_sample
+from agent.port.client import download_sample
 from agent.port.node_network import bind
 from agent.port.proof import (
     PROOF_HEADER,
@@ -27,15 +28,12 @@ from agent.port.proof import (
     Verifier,
 )
 from agent.port.protocol import REPORT_PATH, Reply, Report
-from agent.port.reports import Expected, Reports
-from agent.port.server import AgentServer
-from agent.processes.waiting import NotYet, until
-from support.linked_worker import FIRST, HELLO
-from support.statuses import A_WORKER
+from support.free_ports import free_port
+from support.linked_worker import HELLO, Link, head_at
 from support.worlds import SECRET
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable
 
 POST = ("POST", "/report")
 BODY = b'{"id": "agent1"}'
@@ -216,45 +214,6 @@ def test_a_report_s_proof_costs_little() -> None:
 # --- on the wire ---------------------------------------------------------------------------------
 
 
-class Head:
-    """A head's port with a token, and the reports that it accepted."""
-
-    def __init__(self, token: str | None = SECRET) -> None:
-        self.reports = Reports(FIRST, Expected(None, "", "", ""), lambda _: None, lambda: 0.0)
-        self.site = AgentServer(
-            token=token, ready=lambda: True, status=lambda: A_WORKER, reports=self.reports
-        )
-        self.socket = bind("127.0.0.1", 0)
-        self.port = int(self.socket.getsockname()[1])
-
-    async def serve(self) -> web.BaseRunner:
-        """Serve it."""
-        return await self.site.open([self.socket])
-
-
-class Worker:
-    """A worker's link, and what it made of the head's replies."""
-
-    def __init__(self, port: int, token: str | None = SECRET, **more: Any) -> None:  # noqa: ANN401 - passed on
-        self.events: list[w.WorkerEvent] = []
-        self.replies: list[Reply] = []
-        self.link = HeadLink(
-            *("127.0.0.1", port, more.pop("gcs", 1), token, lambda: HELLO),
-            lambda _: Report("agent1", "127.0.0.1", "following the head"),
-            *(self.events.append, self.replies.append),
-            **more,
-        )
-
-    async def last(self, kind: type[w.WorkerEvent], words: str = "") -> None:
-        """Wait for an event as the last one."""
-
-        async def look() -> bool | NotYet:
-            last = self.events[-1] if self.events else None
-            return True if isinstance(last, kind) and words in str(last) else NotYet(str(last))
-
-        await until(look, 20.0)
-
-
 def local_port(listener: anyio.abc.Listener[anyio.abc.SocketStream]) -> int:
     """Return where it listens."""
     return int(listener.extra(anyio.abc.SocketAttribute.local_port))  # noqa: S610 - no Django
@@ -269,27 +228,25 @@ async def _copy(source: Any, target: Any, seen: list[bytes]) -> None:  # noqa: A
 
 def test_reports_do_not_contain_the_token() -> None:
     """All bytes of both directions; a copy of them, sent again, is refused."""
-    head = Head()
+    head = free_port()
     requests: list[bytes] = []
     replies: list[bytes] = []
 
     async def relay(near: anyio.abc.SocketStream) -> None:
-        far = await anyio.connect_tcp("127.0.0.1", head.port)
+        far = await anyio.connect_tcp("127.0.0.1", head)
         async with near, far, anyio.create_task_group() as both:
             both.start_soon(_copy, near, far, requests)
             both.start_soon(_copy, far, near, replies)
 
     async def again(data: bytes) -> bytes:
-        async with await anyio.connect_tcp("127.0.0.1", head.port) as stream:
+        async with await anyio.connect_tcp("127.0.0.1", head) as stream:
             await stream.send(data)
             return await stream.receive()
 
     async def scenario() -> None:
-        runner = await head.serve()
         listener = await anyio.create_tcp_listener(local_host="127.0.0.1")
-        port = local_port(listener)
-        worker = Worker(port)
-        async with listener, anyio.create_task_group() as tasks:
+        worker = Link(local_port(listener), SECRET)
+        async with head_at(head, SECRET), listener, anyio.create_task_group() as tasks:
             tasks.start_soon(listener.serve, relay)
             tasks.start_soon(worker.link.run)
             await worker.last(w.HeadSpoke)
@@ -299,7 +256,6 @@ def test_reports_do_not_contain_the_token() -> None:
             assert answer.startswith(b"HTTP/1.1 401 ")
             assert b"token needed" in answer
             tasks.cancel_scope.cancel()
-        await runner.cleanup()
 
     anyio.run(scenario)
     assert SECRET.encode() not in b"".join(requests + replies)
@@ -312,31 +268,46 @@ def test_a_relay_is_not_joined() -> None:
     """
 
     async def scenario(address: bytes) -> list[w.WorkerEvent]:
-        head = Head()
-        runner = await head.serve()
+        head = free_port()
 
         async def relay(near: anyio.abc.SocketStream) -> None:
-            far = await anyio.connect_tcp("127.0.0.1", head.port)
+            far = await anyio.connect_tcp("127.0.0.1", head)
             async with near, far, anyio.create_task_group() as both:
                 both.start_soon(_copy, near, far, [])
                 async for part in far:
                     await near.send(part.replace(b"10.0.0.1", address))
 
         listener = await anyio.create_tcp_listener(local_host="127.0.0.1")
-        worker = Worker(local_port(listener))
-        async with listener, anyio.create_task_group() as tasks:
+        worker = Link(local_port(listener), SECRET)
+        async with head_at(head, SECRET), listener, anyio.create_task_group() as tasks:
             tasks.start_soon(listener.serve, relay)
             tasks.start_soon(worker.link.run)
             is_changed = address != b"10.0.0.1"
             await worker.last(*((w.HeadSilent, "not prove") if is_changed else (w.HeadSpoke,)))
             tasks.cancel_scope.cancel()
-        await runner.cleanup()
         return worker.events
 
     events = anyio.run(scenario, b"10.0.0.1")
     assert {one.ip for one in events if isinstance(one, w.HeadSpoke)} == {"10.0.0.1"}
     changed = anyio.run(scenario, b"10.6.6.6")
     assert not any(isinstance(one, w.HeadSpoke) for one in changed)
+
+
+@contextlib.asynccontextmanager
+async def impostor(
+    reply: Callable[[web.Request], Awaitable[web.StreamResponse]],
+) -> AsyncIterator[int]:
+    """Answer at the head's name; yield the port."""
+    listening = bind("127.0.0.1", 0)
+    app = web.Application()
+    app.router.add_route("*", "/{any:.*}", reply)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.SockSite(runner, listening).start()
+    try:
+        yield int(listening.getsockname()[1])
+    finally:
+        await runner.cleanup()
 
 
 @pytest.mark.parametrize("token", [SECRET, None])
@@ -349,20 +320,13 @@ def test_no_redirect_is_followed(token: str | None) -> None:
         raise web.HTTPTemporaryRedirect("/elsewhere")
 
     async def scenario() -> None:
-        listening = bind("127.0.0.1", 0)
-        port = int(listening.getsockname()[1])
-        app = web.Application()
-        app.router.add_route("*", "/{any:.*}", redirect)
-        runner = web.AppRunner(app)
-        await runner.setup()
-        await web.SockSite(runner, listening).start()
-        worker = Worker(port, token)
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(worker.link.run)
-            await worker.last(w.HeadSilent)
-            tasks.cancel_scope.cancel()
-        assert "307" in str(await download_sample("127.0.0.1", port, token, "run-1", 5.0))
-        await runner.cleanup()
+        async with impostor(redirect) as port:
+            worker = Link(port, token)
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(worker.link.run)
+                await worker.last(w.HeadSilent)
+                tasks.cancel_scope.cancel()
+            assert "307" in str(await download_sample("127.0.0.1", port, token, "run-1", 5.0))
 
     anyio.run(scenario)
     assert set(asked) == {"/report", "/sample"}
@@ -372,15 +336,13 @@ def test_a_head_with_another_token() -> None:
     """Neither follows the other, and the worker says why."""
 
     async def scenario() -> None:
-        head = Head("another")
-        runner = await head.serve()
-        worker = Worker(head.port)
-        async with anyio.create_task_group() as tasks:
+        port = free_port()
+        worker = Link(port, SECRET)
+        async with head_at(port, "another"), anyio.create_task_group() as tasks:
             tasks.start_soon(worker.link.run)
             await worker.last(w.HeadSilent, "asks for another RAY_AUTH_TOKEN than this node's")
             tasks.cancel_scope.cancel()
         assert worker.replies == []
-        await runner.cleanup()
 
     anyio.run(scenario)
 
@@ -408,18 +370,12 @@ def test_an_impostor_is_not_followed(session: str, status: int, answer: dict[str
         return web.json_response(answer, status=status, headers={PROOF_HEADER: "0" * 64})
 
     async def scenario() -> None:
-        app = web.Application()
-        app.router.add_post(REPORT_PATH, reply)
-        runner = web.AppRunner(app)
-        await runner.setup()
-        listening = bind("127.0.0.1", 0)
-        await web.SockSite(runner, listening).start()
-        worker = Worker(listening.getsockname()[1])
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(worker.link.run)
-            await worker.last(w.HeadSilent, "does not prove that it holds this node's RAY_AUTH")
-            tasks.cancel_scope.cancel()
-        await runner.cleanup()
+        async with impostor(reply) as port:
+            worker = Link(port, SECRET)
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(worker.link.run)
+                await worker.last(w.HeadSilent, "does not prove that it holds this node's RAY_AUTH")
+                tasks.cancel_scope.cancel()
         assert {type(one) for one in worker.events} == {w.HeadSilent}
         assert worker.replies == []
 
@@ -434,10 +390,10 @@ def test_plain_ray_gets_no_token() -> None:
     async def scenario() -> None:
         listener = await anyio.create_tcp_listener(local_host="127.0.0.1")
         gcs = local_port(listener)
-        closed = bind("127.0.0.1", 0)
-        port = closed.getsockname()[1]
-        closed.close()
-        wary, careless = (Worker(port, gcs=gcs, joins_plain_ray=joins) for joins in (False, True))
+        port = free_port()
+        wary, careless = (
+            Link(port, SECRET, gcs=gcs, joins_plain_ray=joins) for joins in (False, True)
+        )
         async with listener, anyio.create_task_group() as tasks:
             tasks.start_soon(listener.serve, lambda stream: stream.aclose())
             for worker in (wary, careless):
@@ -454,18 +410,16 @@ def test_another_body_is_refused() -> None:
     """The signed header alone opens nothing: the body has to be the one that was signed."""
 
     async def scenario() -> None:
-        head, prover = Head(), Prover(SECRET)
-        runner = await head.serve()
-        url = f"http://127.0.0.1:{head.port}{REPORT_PATH}"
+        port = free_port()
+        url = f"http://127.0.0.1:{port}{REPORT_PATH}"
         content = json.dumps(Report("a1", "127.0.0.1", "x", hello=HELLO).to_dict()).encode()
-        send = partial(_send, url, prover)
-        async with ClientSession() as session:
+        send = partial(_send, url, Prover(SECRET))
+        async with head_at(port, SECRET), ClientSession() as session:
             assert (await send(session, content, content))[0] == 401
             assert (await send(session, content, content))[0] == 200
             status, text = await send(session, content, content.replace(b"a1", b"a2"))
             assert status == 401
             assert "not the one that was signed" in text
-        await runner.cleanup()
 
     anyio.run(scenario)
 

@@ -15,6 +15,7 @@ from agent.base.value import MOST_ADDRESSES, MOST_ITEMS
 from agent.checks.finding import Finding, Level
 from agent.decisions.shared import Answer, ItemReport, Known, Order, OrderKind, Step
 from agent.job.services import Latency
+from agent.job.share import ShareEnd, ShareOver
 from agent.node.facts import RdmaDevice
 from agent.port.protocol import (
     MAX_ANSWERS,
@@ -71,6 +72,7 @@ REPORTS = st.builds(
     hold=st.floats(0, times.REPLY_HELD),
     hello=st.none() | HELLOS,
     bye=st.none() | st.builds(Bye, PRINTABLE, PRINTABLE),
+    share=st.none() | st.just(ShareOver(3, ShareEnd(7, 1, "no space", 2.5))),
 )
 CODES = st.integers(0, 255)
 OUTCOMES = st.builds(Outcome, st.sampled_from(Kind), CODES, *[PRINTABLE] * 4)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import http.client
 import json
 import socket
 import time
+from typing import TYPE_CHECKING
 
-import pytest
 from msgspec import to_builtins
 from msgspec.structs import replace
 
@@ -16,7 +15,6 @@ from agent.base import times
 from agent.base.ends import Kind, Outcome
 from agent.decisions.head.head_state import HeadPhase
 from agent.port import server
-from agent.port.access import COOKIE
 from support.event_stream import (
     BY_KEY,
     BY_TOKEN,
@@ -25,9 +23,12 @@ from support.event_stream import (
     reading,
     streamed_head,
 )
-from support.served import KEY, SECONDS
+from support.served import KEY, SECONDS, ask
 from support.statuses import A_HEAD, altered
 from support.worlds import SECRET
+
+if TYPE_CHECKING:
+    import pytest
 
 
 def test_changed_statuses_are_sent(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,37 +49,12 @@ def test_changed_statuses_are_sent(monkeypatch: pytest.MonkeyPatch) -> None:
         assert third["seconds"] - second["seconds"] > 2.5
 
 
-@pytest.mark.parametrize(
-    ("token", "headers", "status"),
-    [
-        (None, {}, 401),
-        (None, {"Authorization": "Bearer wrong"}, 401),
-        (None, BY_KEY, 200),
-        (None, {**BY_KEY, "Origin": "https://evil.example"}, 403),
-        (None, {**BY_KEY, "Host": "evil.example"}, 421),
-        (SECRET, {}, 401),
-        (SECRET, BY_KEY, 401),
-        (SECRET, BY_TOKEN, 200),
-        (SECRET, {"Cookie": f"{COOKIE}=0"}, 401),
-    ],
-)
-def test_the_stream_needs_token_or_key(
-    token: str | None, headers: dict[str, str], status: int
-) -> None:
-    """The token where one is set, else the key on the node itself."""
-    with streamed_head(token) as head, reading(head, headers) as answer:
-        assert answer.status == status
-
-
 def test_the_cookie_of_the_page_is_enough() -> None:
     """A browser with the cookie needs no token."""
+    form = {"Content-Type": "application/x-www-form-urlencoded"}
     with streamed_head(SECRET) as head:
-        with contextlib.closing(
-            http.client.HTTPConnection("127.0.0.1", head.port, timeout=SECONDS)
-        ) as connection:
-            form = {"Content-Type": "application/x-www-form-urlencoded"}
-            connection.request("POST", "/login", f"token={SECRET}", form)
-            cookie = str(connection.getresponse().headers["Set-Cookie"]).partition(";")[0]
+        entered = ask(head.port, "POST", "/login", form, f"token={SECRET}")
+        cookie = str(entered.headers["Set-Cookie"]).partition(";")[0]
         with reading(head, {"Cookie": cookie}) as answer:
             assert next_status(answer)["phase"] == "booting"
 
@@ -92,34 +68,20 @@ def test_a_worker_has_no_stream() -> None:
 def test_log_text_needs_the_token() -> None:
     """Without a token anyone may read the status: it has no text of logs or findings."""
     for token, headers, expected in ((None, {}, False), (SECRET, BY_TOKEN, True)):
-        with (
-            streamed_head(token) as head,
-            contextlib.closing(
-                http.client.HTTPConnection("127.0.0.1", head.port, timeout=SECONDS)
-            ) as connection,
-        ):
-            connection.request("GET", "/status", headers=headers)
-            assert ("warnings" in json.loads(connection.getresponse().read())) is expected
+        with streamed_head(token) as head:
+            assert ("warnings" in ask(head.port, "GET", "/status", headers).data) is expected
 
 
 def test_other_hosts_get_no_output_of_programs() -> None:
     """Evidence may end with what a program printed, and a remedy may quote a line of a log."""
     evidence, remedy = "exit code 1; last output: loading my-data", "job.log shows why: my-line"
     reason = "the job failed with exit code 1 (rank 3 on pod1): ValueError: my-line"
+    verdict = Outcome(Kind.JOB_FAILED, 1, reason, remedy=remedy)
     seen = []
-    for source in ("127.0.0.1", "127.0.0.9"):
-        with (
-            streamed_head() as head,
-            contextlib.closing(
-                http.client.HTTPConnection(
-                    "127.0.0.1", head.port, timeout=SECONDS, source_address=(source, 0)
-                )
-            ) as connection,
-        ):
-            verdict = Outcome(Kind.JOB_FAILED, 1, reason, remedy=remedy)
-            head.status = replace(altered(A_HEAD, "services", detail=evidence), verdict=verdict)
-            connection.request("GET", "/status")
-            status = json.loads(connection.getresponse().read())
+    with streamed_head() as head:
+        head.status = replace(altered(A_HEAD, "services", detail=evidence), verdict=verdict)
+        for source in ("127.0.0.1", "127.0.0.9"):
+            status = ask(head.port, "GET", "/status", source=source).data
             ended = status["verdict"]
             seen.append((status["services"][0]["detail"], ended["reason"], ended["remedy"]))
     shown = "the job failed with exit code 1 (rank 3 on pod1)"
@@ -155,11 +117,9 @@ def test_a_slow_reader_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
             asked = ("GET /events HTTP/1.1", "Host: localhost", f"Authorization: Bearer {KEY}")
             lazy.sendall("\r\n".join([*asked, "", ""]).encode())
             assert lazy.recv(10).startswith(b"HTTP/1.1")
-            with contextlib.closing(
-                http.client.HTTPConnection("127.0.0.1", head.port, timeout=2.0)
-            ) as connection:
-                connection.request("GET", "/livez")
-                assert connection.getresponse().status == 200
+            began = time.monotonic()
+            assert ask(head.port, "GET", "/livez").status == 200
+            assert time.monotonic() - began < 2
             until = time.monotonic() + SECONDS
             while head.site._stream._readers and time.monotonic() < until:  # noqa: SLF001 - its only sign
                 head.over.wait(0.05)

@@ -21,8 +21,9 @@ from agent.base import times
 from agent.port.protocol import Hello, Report
 from agent.processes.ray_machine import raise_open_files
 from agent.serving import connections
-from support.agent_ports import BEARER, SECONDS, served_port
+from support.agent_ports import BEARER, served_port
 from support.event_stream import BY_TOKEN, next_status, reading, streamed_head
+from support.served import SECONDS, ask
 from support.worlds import SECRET
 
 if TYPE_CHECKING:
@@ -203,11 +204,8 @@ def test_a_flood_leaves_descriptors() -> None:
             for one in stack.enter_context(connected(port, 40, f"127.0.0.{last}", HALF))
         ]
         assert closed(flood, len(flood) - FEW_FILES // 2) >= len(flood) - FEW_FILES // 2
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=SECONDS)
-        with contextlib.closing(connection):
-            connection.request("GET", "/livez")
-            assert connection.getresponse().status == 200
-            assert len([*opened.iterdir()]) < FEW_FILES * 2 // 3
+        assert ask(port, "GET", "/livez").status == 200
+        assert len([*opened.iterdir()]) < FEW_FILES * 2 // 3
 
 
 @pytest.mark.parametrize("token", [pytest.param(None, marks=pytest.mark.slow), SECRET])
