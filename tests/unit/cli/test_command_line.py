@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import shutil
 import subprocess
 from typing import TYPE_CHECKING
@@ -55,6 +56,43 @@ def test_a_usage_error_begins_with_what_is_wrong(
     assert words in shown
     assert shown.endswith(f"`pod-agent {verb} --help` lists what it takes\n")
     assert shown.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("--no-such-flag", "--no-such-flag"),
+        ("no-such-verb", "no-such-verb"),
+        ("doctor -- x", "--"),
+        ("-- x", "--"),
+        ("status --watc", "--watc"),
+        ("run python train.py", "pod-agent run -- python train.py"),
+        ("run python 'a b'", "unrecognized arguments: python 'a b'. A job's command goes"),
+        ("plan python train.py -- --lr 1", "pod-agent plan -- python train.py"),
+        ("python train.py", "pod-agent run -- python train.py"),
+        ("staus", "no verb 'staus': did you mean 'status'?"),
+        ("docter --json", "did you mean 'doctor'?"),
+        ("version", "did you mean '--version'?"),
+        ("run AGENT_JOB=x", "AGENT_JOB=x. Variables stand before: AGENT_JOB=x pod-agent run"),
+        ("rehersal", "did you mean 'rehearsal'?"),
+        ("--nodes 2", "--nodes stands before the verb: pod-agent VERB --nodes"),
+        ("run --no-such", "unrecognized arguments: --no-such. A job's command goes"),
+        ("init x.py", "no platform 'x.py'"),
+        ("init --node 2 slurm", "unrecognized arguments: --node: did you mean --nodes?"),
+        ("init --output=x", "--output=x. `pod-agent init --help` lists what it takes"),
+    ],
+)
+def test_a_slip_on_the_command_line(
+    arguments: str, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A forgotten -- and a mistyped verb are usage errors with a suggestion."""
+    try:
+        code: object = main(shlex.split(arguments))
+    except SystemExit as usage:
+        code = usage.code
+    shown = capsys.readouterr()
+    assert (code, shown.out) == (2, "")
+    assert words in shown.err
 
 
 @pytest.mark.parametrize(

@@ -47,18 +47,16 @@ PLACEHOLDER = re.compile(
 """What a user would have to edit."""
 
 
-def init(*words: str, code: int = 0) -> subprocess.CompletedProcess[str]:
-    """Run the verb as a program, without a terminal."""
-    done = subprocess.run(
-        [*AGENT, *words],
-        cwd=ROOT,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == code, done.stderr
-    return done
+def init(*words: str, code: int = 0) -> str:
+    """Run the verb without a terminal; return what it printed, and what was wrong."""
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
+        try:
+            found: object = agent(["init", *words])
+        except SystemExit as usage:
+            found = usage.code
+    assert found == code, printed.getvalue()
+    return printed.getvalue()
 
 
 def written(folder: Path, *words: str, command: tuple[str, ...] = ()) -> tuple[dict[str, str], str]:
@@ -201,7 +199,7 @@ def test_the_rehearsal_is_typed_in_another_folder(tmp_path: Path) -> None:
     one_file.write_bytes(ONE_FILE)
     words = ("slurm", "verl-grpo", "--container", "apptainer", "--nodes", "2", "--gpus", "8")
     relative = os.path.relpath(one_file, ROOT)
-    printed = init(*words, "--agent", relative, "--to", str(tmp_path / "run")).stdout
+    printed = init(*words, "--agent", relative, "--to", str(tmp_path / "run"))
     (line,) = re.findall(r"^  (pod-agent init .* rehearsal .*)$", printed, re.MULTILINE)
     argv = shlex.split(line)
     assert Path(argv[argv.index("--agent") + 1]).is_absolute()
@@ -543,14 +541,14 @@ def test_values_survive_their_format() -> None:
 def test_nothing_is_overwritten_unasked(tmp_path: Path) -> None:
     """An existing file stays, unless --force is given; the same content is no loss."""
     words = ("dstack", "verl-grpo", "--nodes", "3", "--gpus", "8", "--to", str(tmp_path))
-    printed = init(*words).stdout
+    printed = init(*words)
     file = tmp_path / "verl-grpo.dstack.yml"
     assert f"wrote {file}" in printed
     steps = ("dstack secret set", "dstack apply -y -f fleet", "dstack apply -f verl-grpo.dstack")
     assert sorted(steps, key=printed.index) == list(steps)
     init(*words)
     file.write_text("mine", encoding="utf-8")
-    assert "--force" in init(*words, code=2).stderr
+    assert "--force" in init(*words, code=2)
     assert file.read_text(encoding="utf-8") == "mine"
     init(*words, "--force")
     assert yaml.safe_load(file.read_text(encoding="utf-8"))["nodes"] == 3
@@ -562,7 +560,7 @@ def test_a_folder_that_cannot_be_written(folder: str, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("a file", encoding="utf-8")
     target = tmp_path / folder
     words = ("dstack", "rehearsal", "--nodes", "2", "--to", str(target))
-    error = init(*words, code=2).stderr
+    error = init(*words, code=2)
     assert error.startswith(f"pod-agent init: --to {target}: ")
     assert "Traceback" not in error
 
@@ -678,7 +676,7 @@ def test_what_is_wrong_is_named(words: tuple[str, ...], expected: str, tmp_path:
     """Usage errors name the flag and the remedy, and write nothing."""
     at = words.index("--") if "--" in words else len(words)
     argv = (*words[:at], "--to", str(tmp_path), *words[at:])
-    assert expected in init(*argv, code=2).stderr
+    assert expected in init(*argv, code=2)
     assert not list(tmp_path.iterdir())
 
 
@@ -695,19 +693,18 @@ SEVENTY = (
 
 
 @pytest.mark.parametrize("platform", ["runpod", "dstack", "kubernetes"])
-def test_what_the_recipe_refuses_is_refused(platform: str, tmp_path: Path) -> None:
+def test_what_the_recipe_refuses_is_refused(
+    platform: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     """The sentence and the code are those of `recipe`; nothing is written."""
-    refused = init(platform, *SEVENTY, "--to", str(tmp_path), code=78).stderr
-    told = subprocess.run(
-        [*AGENT[:-1], "recipe", *SEVENTY[:5], "--gpu-memory", "80"],
-        cwd=ROOT,
-        env={**os.environ, "AGENT_MODEL": SEVENTY[-1], "AGENT_TRAIN_DATA": "/data"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert told.returncode == 78
-    assert refused.startswith(told.stderr.rstrip())
+    refused = init(platform, *SEVENTY, "--to", str(tmp_path), code=78)
+    monkeypatch.setenv("AGENT_MODEL", SEVENTY[-1])
+    monkeypatch.setenv("AGENT_TRAIN_DATA", "/data")
+    assert agent(["recipe", *SEVENTY[:5], "--gpu-memory", "80"]) == 78
+    assert refused.startswith(capsys.readouterr().err.rstrip())
     assert "--gpu-memory GB (of each GPU) and --host-memory GB" in refused
     assert not list(tmp_path.iterdir())
 
@@ -721,7 +718,7 @@ def test_data_of_this_machine_are_not_sent(tmp_path: Path) -> None:
     assert warning in written(tmp_path / "a", "dstack", *words)[1]
     slurm = ("slurm", *words, "--python", "/venv/bin/python")
     assert warning not in written(tmp_path / "b", *slurm)[1]
-    refused = init("dstack", *words[:4], "0", "--to", str(tmp_path / "c"), code=78).stderr
+    refused = init("dstack", *words[:4], "0", "--to", str(tmp_path / "c"), code=78)
     assert "no node has one" in refused
     assert "--gpu-memory" not in refused
 
@@ -733,7 +730,7 @@ def test_memory_that_the_user_names_is_taken(tmp_path: Path) -> None:
     init("dstack", *SEVENTY, *nodes, "--gpu-type", "H200", "--to", str(tmp_path / "b"))
     for kind in (("dstack", "RTX4090"), ("skypilot", "A10G:24GB"), ("runpod", "RTX 4090")):
         words = (kind[0], *SEVENTY, *nodes, "--gpu-type", kind[1], "--to", str(tmp_path / "c"))
-        assert "1×2×24 GB: no" in init(*words, code=78).stderr
+        assert "1×2×24 GB: no" in init(*words, code=78)
 
 
 def test_it_asks_at_a_terminal(tmp_path: Path) -> None:
