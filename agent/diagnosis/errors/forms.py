@@ -62,7 +62,7 @@ IGNORED_IN = re.compile(
 )
 """The function in which Python ignored an exception."""
 NAMED_TYPES = re.compile(r"\b([A-Z]\w{1,60}(?:Error|Exception))\b")
-ANNOUNCES = re.compile(r"[Ee]rror|[Ff]ail|[Ee]xception|[Cc]annot|[Cc]ould not|[Uu]nable")
+ANNOUNCES = re.compile(r"[Ee]rror(?!s\b)|[Ff]ail|[Ee]xception|[Cc]annot|[Cc]ould not|[Uu]nable")
 """Words of a logger's line that the traceback below it belongs to."""
 
 # --- other programs ------------------------------------------------------------------------------

@@ -914,13 +914,15 @@ def test_a_traceback_that_was_cut_off_yields_to_the_next_one() -> None:
 
 
 def test_a_line_that_informs_announces_no_traceback() -> None:
-    """Nor does a warning announce one that nobody caught."""
+    """Nor does a warning announce one that nobody caught, nor one of possible errors any."""
     oom = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
     info = "INFO 11-26 20:12:10 [x.py:1] Cannot use FlashAttention: it is not found"
     assert cause(f"{info}\n{FRAME.format('f')}{oom}").key == "GPU memory"
     warning = info.replace("INFO", "WARNING")
     assert cause(f"{warning}\n{FRAME.format('<module>')}{oom}").key == "GPU memory"
     assert cause(f"{warning}\n{FRAME.format('f')}{oom}").key == ""
+    possible = "WARNING 11-26 20:12:10 [x.py:1] which may cause numerical errors nan or inf"
+    assert cause(f"{possible}\n{FRAME.format('f')}{oom}").key == "GPU memory"
 
 
 def test_a_message_ends_before_a_line_that_is_an_error_by_itself() -> None:
