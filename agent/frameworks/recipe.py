@@ -258,7 +258,8 @@ def critic_warnings(asked: RecipeInput, key: str, critic: str) -> Iterable[str]:
     own = shape_of(critic, None)
     if own is None or own.parameters > model.parameters:
         size = own.billions if own else "an unknown size"
-        yield f"{key}={critic} has {size}: memory is counted for a critic of {model.billions}"
+        counted = f"memory is counted for a critic of {model.billions}"
+        yield f"{key}={critic} has {size}: {counted}; `recipe --model-size` sizes for a larger one"
 
 
 def _quantized_by(config: Mapping[str, object]) -> str:

@@ -213,4 +213,5 @@ def test_a_critic_that_may_be_larger(recipe: str, args: str, text: str) -> None:
     warnings = made(Case(recipe, "1x8x80", 2048, "7.6B", args)).warnings
     about = [one for one in warnings if "memory is counted for a critic" in one]
     assert len(about) == bool(text)
+    assert all("`recipe --model-size` sizes for a larger one" in one for one in about)
     assert text in "".join(about)
