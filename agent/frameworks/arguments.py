@@ -186,8 +186,7 @@ class Arguments:
     def fraction(self, flag: str) -> float | None:
         """Return the number from 0 to 1 that the user gave for a flag, or None."""
         words = self._users.get(self.name_of(flag))
-        name = self.text(flag)
-        return fraction({name: words[0]}, name) if words else None
+        return _fraction(self.text(flag), words[0]) if words else None
 
     def text(self, flag: str, *, left_out: bool = False) -> str:
         """Return the flag with its dashes, as this version spells it, or what leaves it out."""
@@ -344,6 +343,11 @@ class GivenKeys(Mapping[str, str]):
         self._written = {newest(key): key for key in values}
         self._values = {newest(key): value for key, value in values.items()}
 
+    @classmethod
+    def of(cls, users: Iterable[Override], newest: Callable[[str], str]) -> GivenKeys:
+        """Return what the user's arguments set; `~key` sets nothing."""
+        return cls({user.key: user.value for user in users if user.prefix != "~"}, newest)
+
     def __getitem__(self, key: str) -> str:
         return self._values[self._newest(key)]
 
@@ -366,26 +370,26 @@ class GivenKeys(Mapping[str, str]):
         """Return these values for the keys that the user did not give."""
         return GivenKeys({**values, **{self.written(key): self[key] for key in self}}, self._newest)
 
+    def whole(self, key: str, least: int = 1) -> int | None:
+        """Return the number that the user gave for a key, or None."""
+        value = self.get(key)
+        if value is None:
+            return None
+        if not re.fullmatch(r"[0-9]+", value) or int(value) < least:
+            raise MisfitError(
+                f"AGENT_JOB_ARGS: {self.written(key)}={value}: "
+                f"expected a whole number from {least} on"
+            )
+        return int(value)
 
-def whole(values: Mapping[str, str], key: str, least: int = 1) -> int | None:
-    """Return the number that the user gave for a key, or None."""
-    value = values.get(key)
-    if value is None:
-        return None
-    if not re.fullmatch(r"[0-9]+", value) or int(value) < least:
-        name = values.written(key) if isinstance(values, GivenKeys) else key
-        raise MisfitError(
-            f"AGENT_JOB_ARGS: {name}={value}: expected a whole number from {least} on"
-        )
-    return int(value)
+    def fraction(self, key: str) -> float | None:
+        """Return the number above 0 and up to 1 that the user gave for a key, or None."""
+        value = self.get(key)
+        return None if value is None else _fraction(self.written(key), value)
 
 
-def fraction(values: Mapping[str, str], key: str) -> float | None:
-    """Return the number above 0 and up to 1 that the user gave for a key, or None."""
-    value = values.get(key)
-    if value is None:
-        return None
+def _fraction(name: str, value: str) -> float:
+    """Return the number above 0 and up to 1 that the user wrote for a flag or a key."""
     if not re.fullmatch(r"[0-9]*\.?[0-9]+", value) or not 0 < float(value) <= 1:
-        name = values.written(key) if isinstance(values, GivenKeys) else key
         raise MisfitError(f"AGENT_JOB_ARGS: {name}={value}: expected a number from 0 to 1")
     return float(value)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from agent.base.value import Value
-from agent.frameworks.arguments import fraction, merged, quoted, read, texts, whole
+from agent.frameworks.arguments import GivenKeys, merged, quoted, read, texts
 from agent.frameworks.layouts import (
     FSDP_RESIDENT,
     SEARCH_R1_OFFLOAD,
@@ -42,8 +42,6 @@ from agent.frameworks.verl_memory import MEMORY_KEYS
 from agent.frameworks.verl_placement import Placement, groups_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from agent.frameworks.arguments import Override
     from agent.frameworks.recipe import RecipeInput
     from agent.frameworks.table import Facts
@@ -106,7 +104,7 @@ _LENGTHS = (("data.max_prompt_length", 4096), ("data.max_response_length", 500))
 def make(asked: RecipeInput) -> Command:
     """Make the command for the nodes that joined."""
     users = [_checked(read(argument)) for argument in asked.args]
-    given = {override.key: override.value for override in users if override.prefix != "~"}
+    given = GivenKeys.of(users, SEARCH_R1.newest)
 
     # What fits the nodes: layout by memory, groups of GPUs, then batches.
     sizing = _sizing(asked, given)
@@ -175,7 +173,7 @@ def _authors_of(asked: RecipeInput) -> _Authors:
     return next(authors for authors in _BY_SIZE if parameters >= authors.least)
 
 
-def _sizing(asked: RecipeInput, given: Mapping[str, str]) -> Sizing:
+def _sizing(asked: RecipeInput, given: GivenKeys) -> Sizing:
     """Size the models and the engines, which share all GPUs.
 
     Its authors' layout is preferred: on one node everything is offloaded, else by the model's size.
@@ -195,8 +193,8 @@ def _sizing(asked: RecipeInput, given: Mapping[str, str]) -> Sizing:
         trained=2 if is_ppo else 1,
         frozen=1,
         share=authors.share,
-        own_share=fraction(given, SHARE),
-        tensor_parallel=whole(given, TENSOR_PARALLEL),
+        own_share=given.fraction(SHARE),
+        tensor_parallel=given.whole(TENSOR_PARALLEL),
         in_nodes=Host(
             frozen=Split(2 if preferred is SEARCH_R1_OFFLOAD else 0),
             loading=4,
@@ -205,11 +203,11 @@ def _sizing(asked: RecipeInput, given: Mapping[str, str]) -> Sizing:
             keeps_engines=True,
         ),
     )
-    return sizing_for(asked, [key for key in given if key.startswith(MEMORY_KEYS)], load)
+    return sizing_for(asked, given.begin(*MEMORY_KEYS), load)
 
 
-def _longest(given: Mapping[str, str]) -> int:
-    return sum(whole(given, key) or default for key, default in _LENGTHS)
+def _longest(given: GivenKeys) -> int:
+    return sum(given.whole(key) or default for key, default in _LENGTHS)
 
 
 def _checked(override: Override) -> Override:
@@ -223,7 +221,7 @@ def _checked(override: Override) -> Override:
     return override
 
 
-def _samples(asked: RecipeInput, given: Mapping[str, str], sizing: Sizing) -> tuple[int, int]:
+def _samples(asked: RecipeInput, given: GivenKeys, sizing: Sizing) -> tuple[int, int]:
     """Return the samples of a GPU in an update, and for log-probabilities, by its memory.
 
     They are its authors', or half as many as often as the longest ones do not fit.
@@ -242,7 +240,7 @@ def _samples(asked: RecipeInput, given: Mapping[str, str], sizing: Sizing) -> tu
 
 
 def _batches(
-    gpus: int, samples: tuple[int, int], given: Mapping[str, str], *, grpo: bool
+    gpus: int, samples: tuple[int, int], given: GivenKeys, *, grpo: bool
 ) -> tuple[Facts, str]:
     """Return the facts about batches near its authors' 512 and 256, and their arithmetic.
 
@@ -250,16 +248,16 @@ def _batches(
     """
     # The user's sizes, else the nearest to its authors'.
     unit = 4 * gpus if 4 * gpus <= _MINI_NEAR else gpus
-    mini = whole(given, MINI_BATCH) or nearest(_MINI_NEAR, unit)
-    train = whole(given, TRAIN_BATCH) or 2 * mini
+    mini = given.whole(MINI_BATCH) or nearest(_MINI_NEAR, unit)
+    train = given.whole(TRAIN_BATCH) or 2 * mini
     at_once, log_probs_at_once = samples
     largest = max(part for part in range(1, at_once + 1) if mini // gpus % part == 0)
-    micro = whole(given, _MICRO_BATCH) or largest * gpus
-    answers = train * (whole(given, f"{ROLLOUT}.n_agent") or (_AGENTS if grpo else 1))
-    critic = whole(given, _CRITIC_MICRO_BATCH) or gpus
+    micro = given.whole(_MICRO_BATCH) or largest * gpus
+    answers = train * (given.whole(f"{ROLLOUT}.n_agent") or (_AGENTS if grpo else 1))
+    critic = given.whole(_CRITIC_MICRO_BATCH) or gpus
 
     # Do the GPUs divide all of them, and the smaller ones the larger?
-    log_prob = ((key, whole(given, key) or gpus) for key in _LOG_PROB_BATCHES)
+    log_prob = ((key, given.whole(key) or gpus) for key in _LOG_PROB_BATCHES)
     parts = (_MICRO_BATCH, micro), (_CRITIC_MICRO_BATCH, critic)
     for key, value in (
         (TRAIN_BATCH, answers),

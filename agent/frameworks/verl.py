@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from agent.frameworks import verl_megatron
-from agent.frameworks.arguments import GivenKeys, merged, quoted, read, texts, whole
+from agent.frameworks.arguments import GivenKeys, merged, quoted, read, texts
 from agent.frameworks.pace import HOUR, StepWork, step_seconds, steps_between_saves
 from agent.frameworks.recipe import (
     Command,
@@ -136,8 +136,7 @@ def make(asked: RecipeInput) -> Command:
     if not asked.is_nearest:
         tree = verl_megatron.BACKEND if has_megatron else ""
         check_keys(users, asked.version, tree=tree, chosen=flags)
-    values = {override.key: override.value for override in users if override.prefix != "~"}
-    given = GivenKeys(values, VERL.newest)
+    given = GivenKeys.of(users, VERL.newest)
     if has_megatron:
         return _with_megatron(asked, users, given, flags)
 
@@ -195,7 +194,7 @@ def _with_megatron(
 
 def _check_rollout_nodes(given: GivenKeys) -> None:
     """Refuse engines on nodes of their own: this recipe's memory is for shared GPUs."""
-    if whole(given, _ROLLOUT_NODES, least=0):
+    if given.whole(_ROLLOUT_NODES, least=0):
         name = given.written(_ROLLOUT_NODES)
         what = f"AGENT_JOB_ARGS: {name}: the recipe has engines on the training GPUs"
         raise MisfitError(f"{what}; docs/frameworks.md has commands with engines on their own")
@@ -334,7 +333,7 @@ def _sizes(asked: RecipeInput, given: GivenKeys, sizing: Sizing) -> tuple[Facts,
     ranks, divided = verl_megatron.ranks_of(asked, sizing, groups.total)
     parts = divided
     if VERL.has("agent_loops_divide_a_step", version):
-        parts = lcm(parts, whole(given, f"{ROLLOUT}.agent.num_workers") or _AGENT_LOOPS)
+        parts = lcm(parts, given.whole(f"{ROLLOUT}.agent.num_workers") or _AGENT_LOOPS)
     near, why_near = _batch_near(asked, given, sizing)
     train, mini = batches(ranks, samples, parts, given, near)
 
@@ -348,7 +347,7 @@ def _sizes(asked: RecipeInput, given: GivenKeys, sizing: Sizing) -> tuple[Facts,
         has_servers=has_servers and VERL.has("servers_take_a_cpu", version),
         has_stores=VERL.has("stores_samples_in_queue", version),
     )
-    stores = whole(given, STORES_KEY) or placement.fitting_stores(asked.nodes)
+    stores = given.whole(STORES_KEY) or placement.fitting_stores(asked.nodes)
     cpu_notes = placement.check(asked.nodes, stores)
 
     engines = engines_text(groups.total, groups.total // tensor_parallel, tensor_parallel)
@@ -380,7 +379,7 @@ def _sizes(asked: RecipeInput, given: GivenKeys, sizing: Sizing) -> tuple[Facts,
 
 def _answers(asked: RecipeInput, given: GivenKeys) -> int:
     """Return the answers to each prompt."""
-    return whole(given, SAMPLES) or (_GROUP_SIZE if asked.recipe == "verl-grpo" else 1)
+    return given.whole(SAMPLES) or (_GROUP_SIZE if asked.recipe == "verl-grpo" else 1)
 
 
 def _step_of(asked: RecipeInput, given: GivenKeys, sizing: Sizing, prompts: int) -> StepWork:
@@ -442,7 +441,7 @@ def _check_budgets(given: GivenKeys, sizing: Sizing, own_micro_batch: Mapping[st
     longest = longest_sample(given)
     least = verl_megatron.tokens_of(sizing, longest)
     for part, budget in _BUDGETS.items():
-        tokens = whole(given, budget)
+        tokens = given.whole(budget)
         if tokens and tokens < least and not own_micro_batch[part]:
             name = given.written(budget)
             what = f"AGENT_JOB_ARGS: {name}={tokens}: verl ends where a sample has more tokens"

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from agent.frameworks.arguments import fraction, whole
 from agent.frameworks.layouts import CPU_OPTIMIZER, MEGATRON, MEGATRON_ADAPTERS, RESIDENT, Split
 from agent.frameworks.megatron_memory import (
     CONTEXT,
@@ -138,15 +137,15 @@ def tree_flags(asked: RecipeInput, flags: Sequence[str]) -> tuple[str, ...]:
 def sizing_of(asked: RecipeInput, given: GivenKeys) -> Sizing:
     """Return how the model is divided and what is offloaded; raises MisfitError if none fits."""
     fixed = _fixed_sizes(asked, given)
-    rank = whole(given, MEGATRON_RANK) or asked.lora_rank or 0
+    rank = given.whole(MEGATRON_RANK) or asked.lora_rank or 0
     load = Workload(
         layouts=MEGATRON_ADAPTERS if rank else MEGATRON,
         tokens=longest_sample(given),
         nodes=equal_nodes(asked.nodes, given),
         trained=1 if asked.recipe == "verl-grpo" else 2,
         share=ENGINES_SHARE,
-        own_share=fraction(given, SHARE),
-        tensor_parallel=whole(given, TENSOR_PARALLEL),
+        own_share=given.fraction(SHARE),
+        tensor_parallel=given.whole(TENSOR_PARALLEL),
         in_nodes=Host(
             # without its adapters the actor is the reference
             frozen=Split(own=WEIGHT if has_reference(asked, given) and not rank else 0),
@@ -219,7 +218,7 @@ def with_remedy(asked: RecipeInput, given: GivenKeys, refusal: MisfitError) -> M
 
 def _fixed_sizes(asked: RecipeInput, given: GivenKeys) -> dict[str, int]:
     """Return the sizes of the checkpoints, or of the user's arguments."""
-    known = {name: size for name in _SIZES if (size := whole(given, f"{_SECTION}.{name}"))}
+    known = {name: size for name in _SIZES if (size := given.whole(f"{_SECTION}.{name}"))}
 
     # Checkpoints of Megatron fix the others.
     saved = {}

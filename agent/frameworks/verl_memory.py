@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from agent.frameworks.arguments import fraction, whole
 from agent.frameworks.layouts import VERL as LAYOUTS
 from agent.frameworks.layouts import VERL_CPU, VERL_OFFLOAD, VERL_RESIDENT, Layout, Split
 from agent.frameworks.recipe import WEIGHT, MisfitError, check_positions, version_text
@@ -117,8 +116,8 @@ def _sizing(asked: RecipeInput, given: GivenKeys, saved: str) -> Sizing:
         tokens=longest_sample(given),
         trained=1 if asked.recipe == "verl-grpo" else 2,
         share=ENGINES_SHARE,
-        own_share=fraction(given, SHARE),
-        tensor_parallel=whole(given, TENSOR_PARALLEL),
+        own_share=given.fraction(SHARE),
+        tensor_parallel=given.whole(TENSOR_PARALLEL),
         adapters=adapters,
         in_nodes=Host(
             frozen=Split(4 if has_reference(asked, given) and not adapters else 0),
@@ -128,7 +127,7 @@ def _sizing(asked: RecipeInput, given: GivenKeys, saved: str) -> Sizing:
             keeps_engines=keeps_engines(asked, adapters=adapters),
         ),
         within=kept[FSDP_SIZE] != _ALL_GPUS if FSDP_SIZE in kept else None,
-        rank=0 if asked.lora_rank is None else whole(given, RANK) or asked.lora_rank,
+        rank=0 if asked.lora_rank is None else given.whole(RANK) or asked.lora_rank,
     )
     if load.rank and load.trained > 1:
         load = _beside_a_critic(load)
@@ -152,14 +151,14 @@ def _sequences(asked: RecipeInput, given: GivenKeys) -> tuple[int, ...]:
     """
     for key in _SEQUENCE_KEYS:
         if key in given:
-            return (whole(given, key) or 1,)
+            return (given.whole(key) or 1,)
     model = asked.basis.model
     if model is None or not model.heads or model.has_vision:
         return (1,)
     if longest_sample(given) <= _LONG or given.get(_PADDING, "True").lower() != "true":
         return (1,)
     gpus = gcd(*(node.gpus for node in asked.gpu_nodes))
-    most = whole(given, GPUS) or gpus
+    most = given.whole(GPUS) or gpus
     cached = model.kv_heads
     return tuple(
         size
@@ -176,7 +175,7 @@ def check_sequences(asked: RecipeInput, given: GivenKeys) -> None:
     model = asked.basis.model
     heads = 0 if model is None else model.heads
     for key in _SEQUENCE_KEYS:
-        size = whole(given, key) or 1
+        size = given.whole(key) or 1
         why = ""
         if total % size:
             why = f"it does not divide {total} GPUs"
@@ -277,7 +276,7 @@ def bucket_of(asked: RecipeInput, given: GivenKeys, *, megatron: bool) -> tuple[
     # The user's own bucket wins, unless verl would end at the first weight sync.
     ends = f"verl {version_text(asked.version)} ends where a tensor exceeds its bucket"
     reason = f"{what} {largest / 1e6:,.0f} M values × {each} bytes = {needed:,.0f} MiB; {ends}"
-    bucket = whole(given, _BUCKET)
+    bucket = given.whole(_BUCKET)
     is_exact = model is not None and model.largest
     if bucket is not None and bucket < needed and is_exact:
         raise MisfitError(f"AGENT_JOB_ARGS: {_BUCKET}={bucket} is too small: {reason}")
@@ -322,5 +321,5 @@ def fsdp_size(asked: RecipeInput, sizing: Sizing) -> str:
 
 def longest_sample(given: GivenKeys) -> int:
     """Return the tokens of the longest prompt with the longest answer."""
-    prompt = whole(given, PROMPT) or PROMPT_TOKENS
-    return prompt + (whole(given, ANSWER) or ANSWER_TOKENS)
+    prompt = given.whole(PROMPT) or PROMPT_TOKENS
+    return prompt + (given.whole(ANSWER) or ANSWER_TOKENS)

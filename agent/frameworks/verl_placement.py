@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from agent.base.value import Value
-from agent.frameworks.arguments import whole
 from agent.frameworks.recipe import (
     GpuGroups,
     MisfitError,
@@ -20,19 +19,16 @@ from agent.frameworks.recipe import (
 from agent.frameworks.verl_keys import GPUS, MINI_BATCH, NODES, TRAIN_BATCH
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
+    from agent.frameworks.arguments import GivenKeys
     from agent.frameworks.recipe import NodeSize
 
 STORES = 8  # TransferQueue's storage processes, by default; one CPU each
 
 
-def groups_of(
-    nodes: tuple[NodeSize, ...], tensor_parallel: int, given: Mapping[str, str]
-) -> GpuGroups:
+def groups_of(nodes: tuple[NodeSize, ...], tensor_parallel: int, given: GivenKeys) -> GpuGroups:
     """Divide the nodes into equal groups; those that the user gave are checked."""
-    count = whole(given, NODES)
-    gpus = whole(given, GPUS)
+    count = given.whole(NODES)
+    gpus = given.whole(GPUS)
     sizes = [node.gpus for node in nodes if node.gpus]
     if not sizes:
         raise MisfitError("it trains on GPUs, and no node has one")
@@ -64,7 +60,7 @@ def groups_of(
     return groups
 
 
-def equal_nodes(nodes: tuple[NodeSize, ...], given: Mapping[str, str]) -> tuple[NodeSize, ...]:
+def equal_nodes(nodes: tuple[NodeSize, ...], given: GivenKeys) -> tuple[NodeSize, ...]:
     """Return the equal groups of GPUs over which a model is divided, as nodes."""
     groups = groups_of(nodes, 1, given)
     parts = [
@@ -80,16 +76,14 @@ def _part(node: NodeSize, gpus: int) -> int | None:
     return None if node.memory is None else node.memory * gpus // node.gpus
 
 
-def batches(
-    gpus: int, samples: int, loops: int, given: Mapping[str, str], near: int
-) -> tuple[int, int]:
+def batches(gpus: int, samples: int, loops: int, given: GivenKeys, near: int) -> tuple[int, int]:
     """Return the prompts of a step and of an update: near verl's own, or the user's.
 
     Each prompt has so many answers. verl divides the samples of an update by the GPUs, and those
     of a step also by its agent-loop workers (1 if their parts may be unequal).
     """
-    train = whole(given, TRAIN_BATCH)
-    mini = whole(given, MINI_BATCH)
+    train = given.whole(TRAIN_BATCH)
+    mini = given.whole(MINI_BATCH)
     step = lcm(gpus, loops)
     for key, value, parts in ((TRAIN_BATCH, train, step), (MINI_BATCH, mini, gpus)):
         if value is not None:
