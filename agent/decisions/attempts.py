@@ -11,7 +11,7 @@ from msgspec import field
 
 from agent.base import ends, times
 from agent.base.ends import Kind, Outcome, name_of_code, shell_code
-from agent.base.value import Seconds, Value
+from agent.base.value import RunTime, Seconds, Value
 from agent.decisions.shared import HeadEvent
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ class Attempt(Value):
     number: int = 1
     began: float = 0.0  # its deadlines count from this time
     not_before: float = 0.0  # it is submitted no earlier than this: a pause after a loss
-    submitted: float | None = None  # when it was submitted to Ray; None until then
+    submitted: RunTime | None = None  # when it was submitted to Ray; None until then
     last_status_at: float = 0.0  # when Ray last returned its status
     report: JobReport | None = None
     job_ended_at: float | None = None  # when the job ended, of which Ray's report may be late
@@ -202,10 +202,10 @@ class AttemptSnapshot(Value):
     required: int  # how many workers it needs
     dead_node_ids: frozenset[str] = frozenset()  # of silent nodes, which GCS may still list
     last_loss: str = ""  # the last loss, as text
-    last_loss_at: float | None = None
-    below_required_since: float | None = None  # since when fewer workers than required count
+    last_loss_at: RunTime | None = None
+    below_required_since: RunTime | None = None  # since when fewer workers than required count
     end: Outcome | None = None  # the outcome to end with, once its job has stopped
-    stop_ordered_at: float = 0.0  # when the stop was ordered
+    stop_ordered_at: RunTime = 0.0  # when the stop was ordered
 
     @property
     def is_worth_saving(self) -> bool:

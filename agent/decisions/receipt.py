@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 from msgspec.structs import replace
 
 from agent.base.text import duration_text
-from agent.base.value import Value
+from agent.base.value import RunTime, Value
 
 if TYPE_CHECKING:
     from agent.job.progress import Progress
@@ -139,7 +139,7 @@ class RunActivity(Value):
     part: Part | Literal["job"]  # "job": its steps decide
     attempt: int = 0
     step: int | None = None  # the last step of this attempt
-    step_at: float | None = None  # when it was seen
+    step_at: RunTime | None = None  # when it was seen
     first: int | None = None  # the first step of this attempt
     each: float | None = None  # seconds of a step
     usual: float | None = None  # seconds between two lines with steps
@@ -165,8 +165,8 @@ class Meter(Value):
     """A receipt so far, and what the time since `at` may become."""
 
     spent: Receipt = Receipt()
-    at: float = 0.0  # until when the time is spent
-    seen_at: float = 0.0  # when the run was looked at last
+    at: RunTime = 0.0  # until when the time is spent
+    seen_at: RunTime = 0.0  # when the run was looked at last
     now: RunActivity = RunActivity("boot")
     highest: int | None = None  # step of all attempts
     redo_until: int | None = None  # the same of the attempts before this one
@@ -207,10 +207,6 @@ class Meter(Value):
             moved = spent.first_step
             spent = replace(spent, first_step=0.0).with_time("training", moved)
         return spent
-
-    def later(self, seconds: float) -> Meter:
-        """Return it on a clock that began so much earlier."""
-        return replace(self, at=self.at + seconds, seen_at=self.seen_at + seconds)
 
     def resumed(self, now: float, *, job_runs: bool) -> Meter:
         """Return the meter of the next agent: no agent ran since the last look.

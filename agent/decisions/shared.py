@@ -19,6 +19,7 @@ from agent.base.value import (
     Count,
     OptionalAddress,
     Required,
+    RunTime,
     Seconds,
     Timestamp,
     Value,
@@ -178,8 +179,8 @@ class Outage(Value):
 
     service: str
     node: str  # the worker by name, or HERE
-    since: float
-    until: float | None = None  # None while it lasts
+    since: RunTime
+    until: RunTime | None = None  # None while it lasts
 
 
 class ItemReport(Value):

@@ -23,6 +23,7 @@ from agent.decisions.attempts import (
     LostAttempt,
     count_losses,
 )
+from agent.decisions.durable import on_clock
 from agent.decisions.receipt import Meter
 from agent.decisions.shared import Outage
 from agent.frameworks.recipe import JobBasis
@@ -63,14 +64,7 @@ class SavedOutages(Value):
     def on_clock(self, now: float) -> tuple[Outage, ...]:
         """Return them on the clock of this run; a changed wall clock does not move them."""
         later = now - self.clock.age()
-        return tuple(
-            replace(
-                outage,
-                since=outage.since + later,
-                until=_later(outage.until, by=later),
-            )
-            for outage in self.known
-        )
+        return tuple(on_clock(outage, later) for outage in self.known)
 
 
 class SavedMeter(Value):
@@ -82,11 +76,7 @@ class SavedMeter(Value):
 
     def on_clock(self, now: float) -> Meter:
         """Return it on the clock of this run."""
-        return self.known.later(now - self.clock.age())
-
-
-def _later(moment: float | None, *, by: float) -> float | None:
-    return None if moment is None else moment + by
+        return on_clock(self.known, now - self.clock.age())
 
 
 class AttemptOutcome(Value):
@@ -124,17 +114,8 @@ class AttemptRecord(Value):
             begun = Attempt(self.submission_id, self.number, submitted=0.0)
             begun = replace(begun, checkpoint=self.checkpoint)
             saved = SavedSnapshot(Moment(self.start), AttemptSnapshot(begun, len(self.nodes)))
-        later = now - saved.clock.age()
-        known = saved.known
-        attempt = saved.known.attempt
-        submitted = (attempt.submitted or 0.0) + later
-        return replace(
-            known,
-            attempt=replace(attempt, submitted=submitted, former_workers=self.nodes),
-            last_loss_at=_later(known.last_loss_at, by=later),
-            below_required_since=_later(known.below_required_since, by=later),
-            stop_ordered_at=known.stop_ordered_at + later,
-        )
+        known = on_clock(saved.known, now - saved.clock.age())
+        return replace(known, attempt=replace(known.attempt, former_workers=self.nodes))
 
     @property
     def tried(self) -> LostAttempt:

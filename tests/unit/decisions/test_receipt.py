@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import convert, to_builtins
 
+from agent.decisions.durable import on_clock
 from agent.decisions.receipt import PARTS, Meter, Receipt, RunActivity
 
 if TYPE_CHECKING:
@@ -159,10 +160,10 @@ def test_an_agent_that_was_killed() -> None:
     assert saved == meter
 
     # The clock of the next agent begins 40 s after the first one's.
-    runs_on = saved.later(-40.0).resumed(0.5, job_runs=True).at_moment(job(2, 1.0), 2.0)
+    runs_on = on_clock(saved, -40.0).resumed(0.5, job_runs=True).at_moment(job(2, 1.0), 2.0)
     parts = {part: seconds for part in PARTS if (seconds := runs_on.receipt(2.0).of(part))}
     assert parts == {"boot": 10.0, "first_step": 10.0, "training": 22.0}
-    lost = saved.later(-40.0).resumed(0.5, job_runs=False).receipt(10.5)
+    lost = on_clock(saved, -40.0).resumed(0.5, job_runs=False).receipt(10.5)
     assert (lost.training, lost.wait, lost.away, lost.boot) == (5.0, 15.5, 15.5, 20.0)
     assert lost.total == pytest.approx(50.5)
 
@@ -214,7 +215,7 @@ def test_the_parts_sum_to_the_run(
         meter = meter.at_moment(activity, now)
         assert all(meter.spent.of(part) >= 0 for part in PARTS)
         if death:
-            meter = meter.later(-latest).resumed(7.0, job_runs=death == "killed")
+            meter = on_clock(meter, -latest).resumed(7.0, job_runs=death == "killed")
             before += latest
             now = latest = 7.0
     receipt = meter.receipt(latest + more)
