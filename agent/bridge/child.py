@@ -291,7 +291,7 @@ class Bridge:
             if kind == "tasks":
                 answer["finished"] = last_finished(self._dashboard)
             elif kind == "unplaced":
-                answer["unplaced"] = unplaced(self._dashboard)
+                answer.update(unplaced(self._dashboard))
             else:
                 answer["actors"] = dead_actors(self._gcs, self._dashboard, command["ids"])
         except Exception as error:  # noqa: BLE001 - whatever Ray raises is evidence

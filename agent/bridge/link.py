@@ -15,6 +15,7 @@ import anyio
 
 from agent.base import times
 from agent.base.typed import convert
+from agent.base.value import Value
 from agent.decisions.head import head_state as h
 from agent.node.limits import ProcessLimitError
 from agent.processes.process import Child
@@ -39,6 +40,13 @@ _EVENTS: dict[str, type[h.HeadEvent]] = {
     "silent": h.HeadRaySilent,
 }
 """The event for the head of each line that the bridge writes; the fields have the same names."""
+
+
+class Unplaced(Value):
+    """What of the job waits for a node with enough resources."""
+
+    groups: tuple[str, ...] = ()  # placement groups: nothing of the job goes on without them
+    others: tuple[str, ...] = ()  # actors and tasks
 
 
 class RayLink:
@@ -146,10 +154,9 @@ class RayLink:
         answer = await self._ask(limit, do="tasks")
         return answer.get("finished")
 
-    async def unplaced(self, limit: float) -> list[str]:
-        """Return which actors, tasks and placement groups wait for resources."""
-        answer = await self._ask(limit, do="unplaced")
-        return [str(text) for text in answer.get("unplaced", ())]
+    async def unplaced(self, limit: float) -> Unplaced:
+        """Return what waits for resources; nothing if Ray does not answer."""
+        return convert(await self._ask(limit, do="unplaced"), Unplaced)
 
     async def dead_actors(self, ids: Sequence[str], limit: float) -> list[dict[str, str]]:
         """Return why Ray believes that actors died, with the ends of their logs: id, ip, text."""

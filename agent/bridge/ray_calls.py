@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections import Counter
 from contextlib import suppress
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -188,33 +189,38 @@ def last_finished(dashboard: str) -> float | None:
     return max((float(end) / 1000 for end in ends if end), default=None)
 
 
-def unplaced(dashboard: str) -> list[str]:
-    """Return what waits for a node with enough resources: actors, tasks and placement groups.
+def unplaced(dashboard: str) -> dict[str, list[str]]:
+    """Return what waits for a node with enough resources, with the fields of Unplaced.
 
     Tried on Ray 2.60.
     """
     ray = _state_api()
-    waiting: dict[str, int] = {}
+    groups = Counter[str]()
+    others = Counter[str]()
 
-    def add(what: str, needs: object) -> None:
-        named = f"{what} waits for a node with {_resources_text(needs)}"
-        waiting[named] = waiting.get(named, 0) + 1
+    def add(waiting: Counter[str], what: str, needs: object) -> None:
+        waiting[f"{what} waits for a node with {_resources_text(needs)}"] += 1
 
     # Actors, placement groups, then tasks.
     for state in ("PENDING_CREATION", "DEPENDENCIES_UNREADY"):
         for actor in ray.list_actors(
             dashboard, [("state", "=", state)], _MAX_TASKS, _TASKS_LIMIT, detail=True
         ):
-            add(f"an actor of class {actor.class_name}", actor.required_resources)
+            add(others, f"an actor of class {actor.class_name}", actor.required_resources)
     for group in ray.list_placement_groups(
         dashboard, [("state", "=", "PENDING")], _MAX_TASKS, _TASKS_LIMIT, detail=True
     ):
-        add("a placement group", [bundle.get("unit_resources") for bundle in group.bundles or ()])
+        needs = [bundle.get("unit_resources") for bundle in group.bundles or ()]
+        add(groups, "a placement group", needs)
     pending = [("state", "=", "PENDING_NODE_ASSIGNMENT")]
     for task in ray.list_tasks(dashboard, pending, _MAX_TASKS, _TASKS_LIMIT, detail=True):
         if str(task.type) == "NORMAL_TASK":
-            add(f"a task {task.name}", task.required_resources)
-    return [f"{text} ({count} of them)" if count > 1 else text for text, count in waiting.items()]
+            add(others, f"a task {task.name}", task.required_resources)
+    return {"groups": _counted(groups), "others": _counted(others)}
+
+
+def _counted(texts: Counter[str]) -> list[str]:
+    return [f"{text} ({count} of them)" if count > 1 else text for text, count in texts.items()]
 
 
 def _resources_text(needs: object) -> str:

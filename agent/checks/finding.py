@@ -5,8 +5,6 @@ from __future__ import annotations
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from msgspec.structs import replace
-
 from agent.base.text import Line
 from agent.base.value import Required, Value
 from agent.node.facts import Facts
@@ -39,10 +37,6 @@ class Finding(Value):
         """Return the finding and its remedy in one line."""
         sentence = f"{self.check}: {self.what}"
         return f"{sentence}. {self.remedy}" if self.remedy else sentence
-
-    def in_short(self) -> str:
-        """Return the same without what the remedy says after its first clause."""
-        return replace(self, remedy=self.remedy.partition("; ")[0]).sentence()
 
 
 class CheckedNode(Value):

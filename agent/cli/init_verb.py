@@ -585,7 +585,7 @@ def _print_next_steps(
         print(f"  {_rehearsal(platform, request, options)}")
     print("What a node would do, typed on one (elsewhere it names what that machine lacks):")
     variables = variables_of_plan(request, made.train_data)
-    print(f"  {variables} pod-agent plan{_after_run(request)}")
+    print(f"  {variables} pod-agent plan{request.words_of_command}")
     if not request.is_rehearsal:
         _print_model_place(made, request)
 
@@ -601,10 +601,6 @@ def _print_model_place(made: StartFiles, request: Request) -> None:
         print(f"  {command}")
     if model.warning:
         print(f"! {model.warning}")
-
-
-def _after_run(request: Request) -> str:
-    return request.words.removeprefix("run")
 
 
 def _rehearsal(platform: str, request: Request, options: argparse.Namespace) -> str:

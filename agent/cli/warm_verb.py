@@ -21,7 +21,6 @@ from agent.node.read import find_ray
 from agent.processes.cache_program import REFUSED
 from agent.processes.page_cache import read_ahead
 from agent.run.plan_input import plan_from_environment
-from agent.run.read_caches import NO_PLACE
 from agent.settings import load
 from agent.settings.rules import is_hub_id
 
@@ -85,8 +84,7 @@ def seed_caches(environ: Mapping[str, str], command: list[str] | None) -> str:
     """
     plan = plan_from_environment(environ, command, wants_job=False)
     if plan.caches is None:
-        why = next((note for note in plan.notes if note.startswith(NO_PLACE)), "")
-        return why.replace(NO_PLACE, "left out", 1)
+        return f"left out: {plan.why_no_caches}" if plan.why_no_caches else ""
     done = subprocess.run(
         [*plan.caches.argv("seed"), "--limit", f"{times.CACHES_SEED:g}"],
         env={**environ, SEAL: seal_of(plan.secret())},

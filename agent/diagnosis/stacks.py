@@ -518,20 +518,6 @@ def sentence(groups: Sequence[StackGroup], since: str = "") -> str:
     return f"{text}; {missing}" if missing else text
 
 
-_AWAITED = ("service ", "a placement group ")
-_MOST_AWAITED = 2  # in the sentence
-
-
-def behind_what_is_awaited(sentence: str, evidence: Sequence[str]) -> tuple[str, list[str]]:
-    """Return the sentence behind what others wait for, and the rest of the evidence.
-
-    These are a service that does not answer, and a placement group that no node can hold.
-    """
-    awaited = [text for text in evidence if text.startswith(_AWAITED)][:_MOST_AWAITED]
-    rest = [text for text in evidence if text not in awaited]
-    return "; ".join([*awaited, sentence]), rest
-
-
 def missing_ranks(groups: Sequence[StackGroup]) -> str:
     """Return a clause that names ranks without a process, or ''."""
     processes = [process for group in groups for process in group.processes]

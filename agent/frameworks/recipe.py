@@ -475,6 +475,10 @@ def engines_text(gpus: int, engines: int, tensor_parallel: int) -> str:
 class MisfitError(ValueError):
     """A recipe does not fit the nodes, or the installed framework; the message says why."""
 
+    def __init__(self, what: str, remedy: str = "") -> None:
+        super().__init__(f"{what}; {remedy}" if remedy else what)
+        self.what = what
+
 
 def nearest(target: int, step: int) -> int:
     """Return the multiple of a step nearest to a target, at least one step."""

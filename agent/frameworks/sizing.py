@@ -8,7 +8,7 @@ with the smallest nodes that it would fit.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from math import ceil, gcd
 from typing import TYPE_CHECKING
@@ -204,7 +204,7 @@ def sizing_of(load: Workload) -> Sizing:
     anywhere = _best(load.with_host(_ENOUGH_HOST), model)
     refusal = _refusal(load, model) if anywhere is None else _host_refusal(anywhere, load)
     if not load.given and knows_memory:
-        raise MisfitError(refusal)
+        raise refusal
 
     because = f"{' and '.join(load.given)} set" if load.given else "their memory is not known here"
     least = _least_fit(load, model)
@@ -661,7 +661,7 @@ def _explained(fit: Fit, notes: list[str]) -> Sizing:
     )
 
 
-def _refusal(load: Workload, model: ModelShape) -> str:
+def _refusal(load: Workload, model: ModelShape) -> MisfitError:
     """Say that a model does not fit on the GPUs, and what it would fit."""
     fit = _least_fit(load, model)
     text = f"{model.billions} on {load.text()}: no: {fit.states_text}, {fit.work_text}"
@@ -669,7 +669,7 @@ def _refusal(load: Workload, model: ModelShape) -> str:
         text += f", and engines: {fit.engine_text}"
     if load.own_share is not None:
         text += f", in {load.own_share:g} × {load.memory} GB"
-    return f"{text}; {', or '.join(_remedies(load, model)) or f'nor on {_MOST_NODES} such nodes'}"
+    return _misfit(text, _remedies(load, model))
 
 
 def _least_fit(load: Workload, model: ModelShape) -> Fit:
@@ -680,7 +680,7 @@ def _least_fit(load: Workload, model: ModelShape) -> Fit:
     return min(reversed(fits), key=lambda fit: fit.training)
 
 
-def _host_refusal(fit: Fit, load: Workload) -> str:
+def _host_refusal(fit: Fit, load: Workload) -> MisfitError:
     """Say that a model fits on the GPUs, and not in the memory of the nodes, and where it would."""
     is_known = any(node.memory for node in load.nodes)
     assumed = (
@@ -699,7 +699,11 @@ def _host_refusal(fit: Fit, load: Workload) -> str:
         if size > has and _best(load.with_host(size * GIB), fit.model) is not None:
             remedies.insert(0, f"with {size} GiB of memory on each node")
             break
-    return f"{text}; {', or '.join(remedies) or f'nor on {_MOST_NODES} such nodes'}"
+    return _misfit(text, remedies)
+
+
+def _misfit(what: str, remedies: Iterable[str]) -> MisfitError:
+    return MisfitError(what, ", or ".join(remedies) or f"nor on {_MOST_NODES} such nodes")
 
 
 def _remedies(load: Workload, model: ModelShape) -> Iterator[str]:

@@ -180,7 +180,7 @@ def sizing_of(asked: RecipeInput, given: GivenKeys) -> Sizing:
         try:
             sizing = sizing_for(asked, (), replace(load, ways=start.ways))
         except MisfitError as misfit:
-            why = str(misfit).partition(";")[0]
+            why = misfit.what
         else:
             note = f"divided as verl publishes it for {start.model} ({SOURCE})"
             return replace(sizing, notes=(*sizing.notes, note))
@@ -201,7 +201,7 @@ def _searched(asked: RecipeInput, changed: Sequence[str], load: Workload, ways: 
             raise
         unknown = "a pipeline would divide its layers, whose number only config.json says"
         fetch = f"fetch it before (`hf download {asked.model} config.json`)"
-        raise MisfitError(f"{misfit}; {unknown}: {fetch}") from None
+        raise MisfitError(str(misfit), f"{unknown}: {fetch}") from None
 
 
 def with_remedy(asked: RecipeInput, given: GivenKeys, refusal: MisfitError) -> MisfitError:

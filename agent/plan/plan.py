@@ -174,6 +174,7 @@ class Plan(Value):
     findings: tuple[Finding, ...] = ()
     notes: tuple[str, ...] = ()
     caches: CompileCaches | None = None  # the compile caches of this node, if they are kept
+    why_no_caches: str = ""  # why they are not, though they could be expected
     resumes_from: str = ""  # the checkpoint that the recipe would resume from, where it is shown
 
     @property

@@ -17,7 +17,7 @@ from agent.job.services import HEAD_IP, NODE_IP, Placeholders
 from agent.job.share import SharePlace
 from agent.plan import environment
 from agent.plan.plan import log_root
-from agent.plan.waits import HEAD, JOIN, PREFLIGHT, PREPARE, WORKERS
+from agent.plan.waits import HEAD, JOIN, JOINS_RAY, PREFLIGHT, PREPARE, WORKERS
 from agent.platforms.rank_variables import RUNPOD_CLUSTER, GivenRay, own_pod
 from agent.settings.jobs import DEFAULT
 from agent.settings.model import secret_texts
@@ -248,7 +248,7 @@ def _waits_text(plan: Plan) -> str:
         who = "readiness" if plan.job is None else "the job"
         keys = {HEAD, PREPARE, WORKERS, PREFLIGHT, *(spec.name for spec in plan.all_services)}
     before = [
-        f"{wait.what.partition(',')[0]} ({duration_text(wait.seconds)})"
+        f"{JOINS_RAY if wait.key == JOIN else wait.what} ({duration_text(wait.seconds)})"
         for wait in plan.waits
         if wait.key in keys
     ]

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 _RAY_JOINS = 120.0  # For `ray start` on a worker, per join.
 _SHARE_REPORTS = 8.0  # With torchrun: for every node's report after the job failed on one.
+JOINS_RAY = "Ray on this node to join"
 HEAD = "head"  # on the head its Ray, on a worker the head
 WORKERS = "workers"
 PREPARE = "prepare"
@@ -65,7 +66,7 @@ def planned_waits(plan: Plan) -> Iterator[PlannedWait]:
         here = tuple(step for step in plan.all_steps if step.where.kind == ON_EVERY.kind)
         yield from _of_steps(settings, here, before)
         if plan.share_launcher is None:
-            yield PlannedWait(JOIN, "Ray on this node to join, per join", _RAY_JOINS)
+            yield PlannedWait(JOIN, f"{JOINS_RAY}, per join", _RAY_JOINS)
         out_of_reach = "head and GCS out of reach, until all here is stopped"
         yield PlannedWait(FENCE, out_of_reach, fence, "AGENT_NODE_GRACE")
         if notice_signal(settings):

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-NOTHING_NEW = "nothing new to write back"
+UNCHANGED = 3  # The exit code of a save that had nothing new to write
 STATE = ".pod-agent"  # The program's own folder within a node's cache folder
 SEEDED = "seeded.json"  # How the folder was seeded last
 

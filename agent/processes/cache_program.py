@@ -43,7 +43,7 @@ from agent.base.text import error_text, mib, own_command
 from agent.base.value import Value
 from agent.job.compile_caches import PROGRAM, SEAL
 from agent.processes import cache_folder
-from agent.processes.cache_folder import NOTHING_NEW, SEEDED, STATE, Seeded, is_safe, list_files
+from agent.processes.cache_folder import SEEDED, STATE, UNCHANGED, Seeded, is_safe, list_files
 from agent.processes.page_cache import lower_priority
 
 if TYPE_CHECKING:
@@ -51,6 +51,7 @@ if TYPE_CHECKING:
 
     from agent.processes.cache_folder import CacheFile
 
+_NOTHING_NEW = "nothing new to write back"
 REFUSED = 78  # The exit code where the node's folder is not this user's own
 _KIND = "kind"  # The kind of node that the folder is of
 _KNOWN = "known"  # When the archive was written that this node has read or written last
@@ -337,7 +338,14 @@ def is_cut(path: str, head: bytes, size: int) -> bool:
 # --- save ----------------------------------------------------------------------------------------
 
 
-def save(place: CachePlace, settled_for: float | None = None) -> str:
+class Saved(Value):
+    """What came of a save."""
+
+    sentence: str
+    is_unchanged: bool = False  # whether nothing was new
+
+
+def save(place: CachePlace, settled_for: float | None = None) -> Saved:
     """Write this node's archive; return what came of it.
 
     After a failure, files that changed within the last `settled_for` seconds may be incomplete.
@@ -347,26 +355,28 @@ def save(place: CachePlace, settled_for: float | None = None) -> str:
     before_ns = None if settled_for is None else time.time_ns() - int(settled_for * 1e9)
     files = list_files(root, before_ns)
     if not files:
-        return NOTHING_NEW
+        return Saved(_NOTHING_NEW, is_unchanged=True)
     if settled_for is not None and (why := _why_full(root, 0)):
-        return f"not written back: {why}: files may be cut"
+        return Saved(f"not written back: {why}: files may be cut")
 
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         # Nodes of one role compile the same: the first one of them writes.
         if _is_just_written(place):
-            return f"{NOTHING_NEW}: another node has just written {path}"
+            others = f"{_NOTHING_NEW}: another node has just written {path}"
+            return Saved(others, is_unchanged=True)
 
         _prune(path)
         size = sum(file.size for file in files)
         if why := _why_full(path.parent, size):
-            return f"not written back: {why}"
+            return Saved(f"not written back: {why}")
         written = _write_archive(place, files)
         status = path.stat()
         _note_known(place, status.st_mtime_ns)
     except OSError as error:
-        return f"not written back: {path} cannot be written: {error_text(error)}"
-    return f"{written} file(s) ({mib(size)}, packed {mib(status.st_size)}) written to {path}"
+        return Saved(f"not written back: {path} cannot be written: {error_text(error)}")
+    packed = mib(status.st_size)
+    return Saved(f"{written} file(s) ({mib(size)}, packed {packed}) written to {path}")
 
 
 def _is_just_written(place: CachePlace) -> bool:
@@ -460,7 +470,7 @@ def _prune(keep: Path) -> None:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Seed or save; return 0, or 78 if the node's folder is not this user's own."""
+    """Seed or save; return 0, `UNCHANGED`, or 78 if the node's folder is not this user's own."""
     parser = argparse.ArgumentParser(prog=f"pod-agent {PROGRAM}", description=__doc__)
     parser.add_argument("action", choices=("seed", "save"))
     parser.add_argument("--volume", required=True, help="folder of the archives")
@@ -481,7 +491,9 @@ def main(argv: Sequence[str]) -> int:
             sentence = seed(place).in_words()
         else:
             lower_priority()
-            sentence = save(place, asked.settled)
+            saved = save(place, asked.settled)
+            sentence = saved.sentence
+            code = UNCHANGED if saved.is_unchanged else 0
     except PreflightError as error:
         code = REFUSED
         sentence = error.sentence()
@@ -509,7 +521,7 @@ def _run_child(argv: Sequence[str], limit: float, volume: str) -> int:
         print(f"{what}: {volume} took longer than {limit:g} s", flush=True)
         return 0
     print(output.strip() or "cold: its program has failed", flush=True)
-    return REFUSED if child.returncode == REFUSED else 0
+    return child.returncode if child.returncode in {REFUSED, UNCHANGED} else 0
 
 
 if __name__ == "__main__":

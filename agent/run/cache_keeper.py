@@ -21,7 +21,7 @@ from agent.base.value import Value
 from agent.job.compile_caches import SEAL, seal_of
 from agent.plan import environment
 from agent.plan.plan import CACHES_LOG
-from agent.processes.cache_folder import NOTHING_NEW, Seeded, list_files, read_seeded
+from agent.processes.cache_folder import UNCHANGED, Seeded, list_files, read_seeded
 from agent.record.background import in_thread
 from agent.record.log import say
 
@@ -168,10 +168,9 @@ class CacheKeeper:
                 PROGRAM, argv, {**env, SEAL: seal_of(plan.secret())}, CACHES_LOG
             )
             try:
-                await child.wait()
+                code = await child.wait()
             finally:
                 self._forget(child.pid)
             result = child.tail(1, _LONGEST_LINE)
             self._saved = look
-            level = "debug" if result.startswith(NOTHING_NEW) else "info"
-            say(f"compile caches: {result}", level)
+            say(f"compile caches: {result}", "debug" if code == UNCHANGED else "info")

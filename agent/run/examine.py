@@ -18,12 +18,11 @@ from msgspec.structs import replace
 
 from agent.base import times
 from agent.base.value import LONGEST_TAIL
-from agent.bridge.link import RayLink
+from agent.bridge.link import RayLink, Unplaced
 from agent.diagnosis import node_findings
 from agent.diagnosis.flight_recorder import not_entered
 from agent.diagnosis.node_findings import NodeFindings
 from agent.diagnosis.stacks import (
-    behind_what_is_awaited,
     busy_place,
     examination,
     group,
@@ -141,6 +140,7 @@ class NodeExaminer:
 
 
 _MOST_EVIDENCE = 12
+_MOST_AWAITED = 2  # in the sentence
 
 
 class JobExaminer:
@@ -164,7 +164,7 @@ class JobExaminer:
         """Return what was found; `since` is the time of day of the job's last progress."""
         texts: dict[str, str] = {}
         services: list[str] = []
-        unplaced: list[str] = []
+        unplaced = Unplaced()
         shown: list[str] = []
 
         async def search_output() -> None:
@@ -179,8 +179,9 @@ class JobExaminer:
             services.extend(await self._service_notes())
 
         async def ask_ray() -> None:
+            nonlocal unplaced
             if isinstance(self._link, RayLink):
-                unplaced.extend(await self._link.unplaced(times.STALL_TASKS))
+                unplaced = await self._link.unplaced(times.STALL_TASKS)
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(ask_nodes)
@@ -189,29 +190,36 @@ class JobExaminer:
             tasks.start_soon(search_output)
 
         # What do all of them show together? Many nodes take a while.
-        read = partial(self._combine, since, texts, [*unplaced, *services, *shown])
+        awaited = [*unplaced.groups, *services]
+        read = partial(self._combine, since, texts, awaited, [*unplaced.others, *shown])
         examined, evidence, findings = await result_in_thread(read)
         await self._write(attempt, examined, evidence, findings)
         return examined
 
     def _combine(
-        self, since: str, texts: Mapping[str, str], evidence: Sequence[str]
+        self,
+        since: str,
+        texts: Mapping[str, str],
+        awaited: Sequence[str],
+        others: Sequence[str],
     ) -> tuple[Examination, list[str], dict[str, NodeFindings]]:
         """Return the examination with its first evidence, all evidence, and each node's findings.
 
-        Notes about the suspects' nodes come first.
+        What all wait for is named before who waits: a placement group that no node can hold, a
+        service that does not answer. Of the notes those about the suspects' nodes come first.
         """
         findings = {node: node_findings.decode(text, node) for node, text in texts.items()}
         stacks = [stack for of_node in findings.values() for stack in of_node.stacks]
         progress = [group for of_node in findings.values() for group in of_node.collectives]
         examined = examination(self._run.now(), stacks, since)
         clean = self._run.redactor.clean
-        sentence, others = behind_what_is_awaited(examined.sentence, evidence)
-        examined = replace(examined, sentence=clean(sentence))
+        named = [*awaited[:_MOST_AWAITED], examined.sentence]
+        examined = replace(examined, sentence=clean("; ".join(named)))
 
         suspected = {suspect.node for suspect in examined.suspects}
         nodes = sorted(findings, key=lambda node: node not in suspected)
         notes = [f"{node}: {note}" for node in nodes for note in findings[node].notes]
+        others = [*awaited[_MOST_AWAITED:], *others]
         everything = [clean(text) for text in (*not_entered(progress), *others, *notes)]
         first = everything[:_MOST_EVIDENCE]
         if len(everything) > len(first):

@@ -319,9 +319,7 @@ def _run_role(node_run: NodeRun, keeper: RunKeeper | None) -> Outcome:
         say(note, is_timed=False)
     for finding in plan.findings:
         if finding.level is Level.WARN and finding.check != NAMES:
-            say(finding.in_short(), "warning", is_timed=False)
-            if finding.in_short() != finding.sentence():
-                say(finding.sentence(), "debug")
+            say(finding.sentence(), "warning", is_timed=False)
     try:
         return anyio.run(run_in_loop, node_run, keeper)
     except Exception as failure:  # noqa: BLE001 - whatever it is must end with a code and a cause

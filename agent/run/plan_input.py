@@ -100,7 +100,7 @@ def plan_from_environment(
     facts = _add_own_name(machine.facts, topology)
     facts = _add_disks(facts, given.settings, topology, machine.services)
     facts = add_job_facts(facts, given.loaded, topology)
-    caches, without_caches = read_caches(given.loaded, topology, facts, environ)
+    caches, why_no_caches = read_caches(given.loaded, topology, facts, environ)
     plan = make_plan(
         given.loaded,
         topology,
@@ -112,7 +112,10 @@ def plan_from_environment(
         basis=_read_basis(environ, given),
         caches=caches,
     )
-    return replace(plan, notes=(*plan.notes, *filter(None, (without_caches,))))
+    if not why_no_caches:
+        return plan
+    note = f"compile caches stay where each library puts them: {why_no_caches}"
+    return replace(plan, why_no_caches=why_no_caches, notes=(*plan.notes, note))
 
 
 # --- settings ------------------------------------------------------------------------------------

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from agent.settings.load import Loaded
     from agent.settings.model import Settings
 
-NO_PLACE = "compile caches stay where each library puts them"
-
 
 def read_caches(
     loaded: Loaded, topology: Topology, facts: Facts, environ: Mapping[str, str]
@@ -54,7 +52,7 @@ def read_caches(
     around = private_folder(facts)
     fault = _fault_of(facts, around)
     if fault:
-        return None, f"{NO_PLACE}: {fault}"
+        return None, fault
 
     python = facts.ray
     executable = _python_of_job(loaded, facts, environ)
@@ -138,7 +136,7 @@ def _beside_checkpoints(loaded: Loaded, facts: Facts) -> tuple[str, str]:
     # OpenRLHF's training programs count each folder as a checkpoint, and remove the oldest.
     if place == mount.folder and recipe_info(settings, loaded.command) is None:
         why = f"AGENT_CHECKPOINTS={folder} is a whole volume, and the command may use all of it"
-        return "", f"{NO_PLACE}: {why}. Set AGENT_CACHE_DIR to keep them"
+        return "", f"{why}. Set AGENT_CACHE_DIR to keep them"
     return default_folder(place, mount.folder), ""
 
 

@@ -55,10 +55,11 @@ class AgentFile(Value, frozen=True):
         """Return the SHA-256 of the file."""
         return self.sha256 or hashlib.sha256(self.content).hexdigest()
 
-    def commands(self, place: str) -> list[str]:
+    def commands(self, place: str, *, is_linked: bool = True) -> list[str]:
         """Return the shell commands after which the agent can be started; the file is at `place`.
 
-        A published file is fetched to `place` and verified.
+        A published file is fetched to `place` and verified. An installed one `is_linked` where a
+        shell finds it, which only root may.
         """
         if self.kind == "one file":
             return [self.fetch_command(place)] if self.url else []
@@ -69,12 +70,13 @@ class AgentFile(Value, frozen=True):
             source = f"pod-agent[maths] @ {self.url}#sha256={self.sha256}"
         packages = f"{HOME}/lib/python3*/site-packages"
         install = f"install --quiet --constraint {HOME}/constraints.txt"
+        link = f"ln -sf {HOME}/bin/pod-agent /usr/local/bin/pod-agent"
         return [
             f"python3 -m venv --without-pip {HOME}",
             f"python3 -c '{_IMAGES_PACKAGES}' > $(echo {packages})/image.pth",
             f"python3 -m pip list --format=freeze --exclude-editable > {HOME}/constraints.txt",
             f"python3 -m pip --python {HOME}/bin/python {install} '{source}'",
-            f"ln -sf {HOME}/bin/pod-agent /usr/local/bin/pod-agent",
+            *([link] if is_linked else ()),
         ]
 
     def fetch_command(self, place: str) -> str:

@@ -143,7 +143,7 @@ def kuberay(request: Request) -> StartFiles:
     # The agent is installed, or unpacked, before Ray starts.
     agent = request.agent
     is_wheel = agent.kind == "wheel"
-    install = [line for line in agent.commands(place) if not line.startswith("ln ")]
+    install = agent.commands(place, is_linked=False)
     if not is_wheel:
         install.append(f"{agent.start(place)} --version")
 

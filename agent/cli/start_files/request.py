@@ -69,9 +69,12 @@ class Request(Value, frozen=True):
     @property
     def words(self) -> str:
         """Return what follows the agent's name: `run`, and the command of one's own."""
-        if not self.command:
-            return "run"
-        return " ".join(["run --", *map(_quoted, self.command)])
+        return f"run{self.words_of_command}"
+
+    @property
+    def words_of_command(self) -> str:
+        """Return what follows a verb: ` -- ` and the command of one's own, or ''."""
+        return " ".join(["", "--", *map(_quoted, self.command)]) if self.command else ""
 
 
 def _quoted(word: str) -> str:

@@ -66,5 +66,5 @@ def written(place: CachePlace) -> dict[str, float | int | str]:
     return {
         "seconds": round(time.monotonic() - began, 2),
         "mb": round(place.own_archive.stat().st_size / 1e6, 2),
-        "result": result,
+        "result": result.sentence,
     }

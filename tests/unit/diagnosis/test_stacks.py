@@ -16,7 +16,6 @@ from agent.diagnosis.stacks import (
     Frame,
     ProcessStack,
     ThreadStack,
-    behind_what_is_awaited,
     busy_place,
     examination,
     group,
@@ -347,15 +346,3 @@ def test_a_line_within_one_function_shows_who_is_elsewhere() -> None:
     apart = [*stacks[:2], replace(stacks[2], threads=())]
     assert [len(one.processes) for one in group([*stacks[1:]])] == [2]  # no line has most of them
     assert [len(one.processes) for one in group(apart)] == [2, 1]
-
-
-def test_what_is_awaited_stands_before_who_waits() -> None:
-    """A service that does not answer, a placement group that no node can hold."""
-    evidence = [
-        "an actor of class A waits for a node with 1 GPU",
-        "a placement group waits for a node with 16 GPU",
-        "service reward does not answer: timed out",
-    ]
-    text, rest = behind_what_is_awaited("rank 0 waits", evidence)
-    assert text == f"{evidence[1]}; {evidence[2]}; rank 0 waits"
-    assert rest == evidence[:1]

@@ -12,7 +12,7 @@ import anyio
 import pytest
 from msgspec.structs import replace
 
-from agent.bridge.link import RayLink
+from agent.bridge.link import RayLink, Unplaced
 from agent.checks.finding import Finding
 from agent.decisions.attempts import LostAttempt
 from agent.decisions.head import head_decide as head
@@ -260,9 +260,10 @@ class Ray(RayLink):
         """Tell it."""
         return self.finished
 
-    async def unplaced(self, _limit: float) -> list[str]:
-        """Tell what has no node."""
-        return ["a placement group waits for a node with GPU: 8"]
+    async def unplaced(self, _limit: float) -> Unplaced:
+        """Return what has no node."""
+        groups = [f"a placement group waits for a node with GPU: {gpus}" for gpus in (8, 4, 2)]
+        return Unplaced(tuple(groups), ("an actor of class A waits for a node with GPU: 1",))
 
 
 def found_on(  # noqa: PLR0913 - a process
@@ -354,9 +355,14 @@ def test_a_quiet_job_is_logged_with_all_stacks_once(watched: OneHead) -> None:
         "the job shows no sign of work for 10 s (AGENT_STALL): examining the job on all nodes, "
         "up to 30 s"
     )
-    assert f"stall: node-a: GPU 0: {MASK}" in watched.said
+    assert watched.said[1:4] == [
+        "stall: a placement group waits for a node with GPU: 2",
+        "stall: an actor of class A waits for a node with GPU: 1",
+        f"stall: node-a: GPU 0: {MASK}",
+    ]
     sentence = (
         "a placement group waits for a node with GPU: 8; "
+        "a placement group waits for a node with GPU: 4; "
         "rank 0 on node-a is in `compute_score` (reward.py:44); "
         "rank 1 on pod2 is in `train` (reward.py:44) since "
     )
