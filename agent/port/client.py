@@ -193,13 +193,10 @@ class HeadLink:
                     tasks.start_soon(self._report_to_former_head, sessions, former)
                 return True
 
+            step = _CONNECT_PAUSE
+            longest = _LONGEST_CONNECT_PAUSE
             while not self.goodbye_delivered:
-                # `until` loads tenacity: not before the first report.
-                if isinstance(await report(), NotYet):
-                    await self._pause(_CONNECT_PAUSE)
-                    step = 1.5 * _CONNECT_PAUSE
-                    longest = _LONGEST_CONNECT_PAUSE
-                    await until(report, None, step=step, longest=longest, pause=self._pause)
+                await until(report, None, step=step, longest=longest, pause=self._pause)
 
     async def _pause(self, seconds: float) -> None:
         """Wait, but report a change on this node at once."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections import deque
 from typing import TYPE_CHECKING, Generic, TypeVar
 
@@ -49,10 +50,23 @@ async def until(  # noqa: PLR0913 - how often, for how long, and what is said me
     The last call is at the deadline. `on_evidence` is called with each change of the evidence.
     `pause` waits for so many seconds, or less where something happens.
     """
+
+    async def answer_of(former: T | NotYet) -> T | NotYet:
+        answer = await check()
+        if isinstance(answer, NotYet) and answer != former and on_evidence is not None:
+            on_evidence(str(answer.evidence))  # no message can have a subclass of str
+        return answer
+
+    # Does it hold at once?
+    began = time.monotonic()
+    answer = await answer_of(NotYet())
+    if not isinstance(answer, NotYet):
+        return answer
+
+    # Until it does, or the time is over.
     import tenacity  # noqa: PLC0415 - 10 ms that most pods need only while Ray boots
 
-    answer: T | NotYet = NotYet()
-    most = math.inf if limit is None else limit
+    most = math.inf if limit is None else limit - (time.monotonic() - began)
     grows = tenacity.wait_exponential(multiplier=step, exp_base=1.5, max=longest, min=step)
 
     def next_pause(state: tenacity.RetryCallState) -> float:
@@ -70,12 +84,9 @@ async def until(  # noqa: PLR0913 - how often, for how long, and what is said me
         retry_error_callback=lambda _state: None,
     )
     for attempt in retrying:
-        if pauses:
+        if pauses:  # the first answer is known
             await pause(pauses.pop())
-        former = answer
-        answer = await check()
-        if isinstance(answer, NotYet) and answer != former and on_evidence is not None:
-            on_evidence(str(answer.evidence))  # no message can have a subclass of str
+            answer = await answer_of(answer)
         attempt.retry_state.set_result(answer)
 
     if isinstance(answer, NotYet):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from functools import partial
 
@@ -42,6 +44,37 @@ def test_a_false_answer_is_an_answer(answer: object) -> None:
         return answer
 
     assert anyio.run(partial(until, check, 5.0)) is answer
+
+
+def test_a_slow_first_answer_is_the_last() -> None:
+    """The limit counts from the first question on."""
+    check = Asked(2)
+
+    async def slowly() -> str | NotYet:
+        await anyio.sleep(0.02)
+        return await check()
+
+    with pytest.raises(TimedOutError, match="try 1"):
+        anyio.run(partial(until, slowly, 0.01))
+    assert check.times == 1
+
+
+_AT_ONCE = """
+import sys
+import anyio
+from agent.processes.waiting import until
+
+async def check():
+    return True
+
+anyio.run(until, check, None)
+assert "tenacity" not in sys.modules
+"""
+
+
+def test_what_holds_at_once_loads_nothing() -> None:
+    """The start of a node asks for much that holds at once."""
+    subprocess.run([sys.executable, "-c", _AT_ONCE], check=True, timeout=30)
 
 
 def test_it_times_out_with_the_last_evidence() -> None:
