@@ -81,6 +81,4 @@ Seconds = Annotated[float, Meta(ge=0, le=1e9)]
 Rate = Annotated[float, Meta(ge=0, le=1e15)]  # bits per second
 Timestamp = Annotated[float, Meta(ge=0, le=1e12)]  # seconds since 1970
 Difference = Annotated[float, Meta(ge=-1e12, le=1e12)]  # seconds between two moments
-RunTime = Annotated[
-    float, Meta(extra={"clock": "run"})
-]  # a moment on the clock of this run's agent
+RunTime = Annotated[float, Meta(extra={"clock": "run"})]  # a moment on the clock of an agent

@@ -1,4 +1,8 @@
-"""What the next agent of a run must have, and its moments on that agent's clock."""
+"""The durable state of a run: the part of the head's state that its next agent needs.
+
+`decide` changes it like any other part of the state, and whatever it changed is written before
+anything else is done: an agent that is killed while it acts leaves a record of the decision.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +14,35 @@ from typing import Any, TypeVar, Union, get_args, get_origin
 from msgspec.structs import fields, replace
 
 from agent.base.value import RunTime, Value
+from agent.decisions.shared import Outage
 
 V = TypeVar("V", bound=Value)
+
+
+class StepHolder(Value):
+    """A worker, by name, that was ordered to run a prepare step on a disk."""
+
+    step: str
+    disk: str  # the one on which the step's marker lies
+    node: str
+
+
+class Durable(Value):
+    """What the next agent of a run must have, and what it decides on."""
+
+    outages: tuple[Outage, ...] = ()  # when services did not answer, the newest last
+    holders: tuple[StepHolder, ...] = ()  # the workers that may run a step on a disk
+
+
+def must_be_on_disk(before: Durable, after: Durable) -> bool:
+    """Return whether the disk must have a change before anything else is done.
+
+    Others act on such a change, or must not act on what was before.
+    """
+    return before.holders != after.holders
+
+
+# --- another clock --------------------------------------------------------------------------------
 
 
 def on_clock(value: V, by: float) -> V:

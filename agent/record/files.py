@@ -36,7 +36,6 @@ _FILE_LOCK = 2.0  # For a lock of the run folder on a network disk.
 T = TypeVar("T")
 
 PART_SUFFIX = ".part"  # suffix of a file that is being written
-_RECORD_VERSION = 1
 _LONGEST_NAME = 200
 _MOST_NUMBERS = 10_000
 _READ_AGAIN = 3  # further tries to read a record
@@ -130,10 +129,12 @@ class Record(Value):
     """The content of a JSON file that the next agent reads."""
 
     outlives_its_disk: ClassVar[bool] = False  # kept in memory while the disk takes no write
+    version: ClassVar[int] = 1  # of its form: one of another version is not read
+    of_another_release: ClassVar[str] = ""  # what to do where another release wrote it
 
     def to_dict(self) -> dict[str, object]:
         """Return the content of the file."""
-        return {"version": _RECORD_VERSION, **to_builtins(self)}
+        return {"version": self.version, **to_builtins(self)}
 
     @classmethod
     def from_dict(cls, data: object) -> Self | NoRecord:
@@ -141,8 +142,9 @@ class Record(Value):
         if not isinstance(data, dict):
             return NoRecord("it is no JSON object")
         version = data.get("version")
-        if version != _RECORD_VERSION or isinstance(version, bool):
-            return NoRecord(f"its version is {version!r}, not {_RECORD_VERSION}")
+        if version != cls.version or isinstance(version, bool):
+            remedy = cls.of_another_release and f" ({cls.of_another_release})"
+            return NoRecord(f"its version is {version!r}, not {cls.version}{remedy}")
         try:
             return convert(data, cls)
         except ValidationError as error:

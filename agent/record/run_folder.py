@@ -95,8 +95,6 @@ def outcome_text(  # noqa: PLR0913 - what it contains
 
 def former_outages(record: RunRecord, head: str) -> list[OutageRecord]:
     """Return the outages in a run's record, for outcome.json; `head` is the name of its node."""
-    if record.outages is None:
-        return []
     now = time.time()
     return [
         OutageRecord(
@@ -105,7 +103,7 @@ def former_outages(record: RunRecord, head: str) -> list[OutageRecord]:
             since=iso_time(now + outage.since),
             until=iso_time(now + outage.until) if outage.until is not None else None,
         )
-        for outage in record.outages.on_clock(0.0)
+        for outage in record.durable_at(0.0).outages
     ]
 
 

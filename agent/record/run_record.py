@@ -23,9 +23,8 @@ from agent.decisions.attempts import (
     LostAttempt,
     count_losses,
 )
-from agent.decisions.durable import on_clock
+from agent.decisions.durable import Durable, on_clock
 from agent.decisions.receipt import Meter
-from agent.decisions.shared import Outage
 from agent.frameworks.recipe import JobBasis
 from agent.record import files
 from agent.record.files import FileLock, LockHolder, NoRecord, numbered_names, safe_name
@@ -53,18 +52,6 @@ class SavedSnapshot(Value):
 
     clock: Moment  # when the clock of its times was 0
     known: AttemptSnapshot
-
-
-class SavedOutages(Value):
-    """The outages of services so far, for the next agent."""
-
-    clock: Moment  # when the clock of their times was 0
-    known: tuple[Outage, ...]
-
-    def on_clock(self, now: float) -> tuple[Outage, ...]:
-        """Return them on the clock of this run; a changed wall clock does not move them."""
-        later = now - self.clock.age()
-        return tuple(on_clock(outage, later) for outage in self.known)
 
 
 class SavedMeter(Value):
@@ -140,6 +127,10 @@ class RunRecord(files.Record):
     """A run."""
 
     outlives_its_disk: ClassVar[bool] = True
+    version: ClassVar[int] = 2
+    of_another_release: ClassVar[str] = (
+        "another release wrote it; let a run end before its pods get another release"
+    )
 
     run_id: str
     fingerprint: str
@@ -148,15 +139,23 @@ class RunRecord(files.Record):
     state: RunState = RunState.BOOTING
     attempts: tuple[AttemptRecord, ...] = ()
     ranks: tuple[str, ...] = ()  # the names of nodes with a rank from the head, from rank 1 on
-    step_holders: tuple[tuple[str, str, str], ...] = ()
-    """Prepare steps that workers were ordered to run: step, disk of its marker, node by name."""
+    clock: Moment | None = None  # when the clock of the moments in `durable` was 0
+    durable: Durable = Durable()
     basis: JobBasis | None = None  # what its recipe is sized by, once it was submitted
     used: float = 0.0  # seconds that agents have run
     paid: float = 0.0  # dollars of all nodes so far, by agents that knew a price
     paid_seconds: float = 0.0  # the part of `used` that these dollars paid
-    outages: SavedOutages | None = None  # when services did not answer
     receipt: SavedMeter | None = None  # what the time was spent on so far
     ending: Outcome | None = None  # the decided outcome; workers may not have received it yet
+
+    def durable_at(self, now: float) -> Durable:
+        """Return what is durable on a clock that is at `now`.
+
+        A changed wall clock does not move its moments.
+        """
+        if self.clock is None:
+            return self.durable
+        return on_clock(self.durable, now - self.clock.age())
 
     def with_snapshot(self, known: AttemptSnapshot, now: float) -> RunRecord:
         """Return the run with a snapshot of its open attempt, taken at `now` on the run's clock."""
@@ -280,6 +279,7 @@ class ChosenRun(NamedTuple):
     lock: FileLock | None = None  # held until this process exits: no other head takes the run
     former_head: str = ""  # the previous head's node if the last attempt may still run there
     skipped: str = ""  # the last run that was skipped, and why
+    is_unread: bool = False  # whether that is since its record cannot be read
     lost_record: str = ""  # why the record of this run, which goes on, cannot be read
 
 
@@ -327,6 +327,7 @@ def choose_run(  # noqa: PLR0913 - what ties a head to a run
 
     # The first that is free, or that this head may resume. The record of `latest` must be there.
     skipped = ""
+    is_unread = False
     for name in names:
         lock, record, why = _find_run(root, name)
         if isinstance(record, RunRecord):
@@ -335,9 +336,10 @@ def choose_run(  # noqa: PLR0913 - what ties a head to a run
             elif not why:
                 why = why_not_resumed(record, fingerprint)
             if not why:
-                return _resume(root, name, record, lock)._replace(skipped=skipped)
+                resumed_run = _resume(root, name, record, lock)
+                return resumed_run._replace(skipped=skipped, is_unread=is_unread)
         elif not why and record.is_missing and name != latest:
-            return ChosenRun(name, None, lock, skipped=skipped)
+            return ChosenRun(name, None, lock, skipped=skipped, is_unread=is_unread)
         elif not why and not record.is_missing and job_outlives_agents and platform_run_id:
             return ChosenRun(name, None, lock, lost_record=record.why)
         elif not why and not record.is_missing:
@@ -345,6 +347,7 @@ def choose_run(  # noqa: PLR0913 - what ties a head to a run
         lock.release()
         if why:
             skipped = f"run {name} is not resumed: {why}"
+            is_unread = isinstance(record, NoRecord)
 
     raise PreflightError(
         f"no run in {root} is free",

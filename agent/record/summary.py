@@ -263,8 +263,8 @@ def _advice(saved: SavedSteps | None, record: RunRecord | NoRecord, began: str) 
     if saved is None or saved.progress is None:
         return []
     outages: tuple[Outage, ...] = ()
-    if isinstance(record, RunRecord) and record.outages is not None:
-        outages = record.outages.on_clock(seconds_between(began, iso_time(time.time())))
+    if isinstance(record, RunRecord):
+        outages = record.durable_at(seconds_between(began, iso_time(time.time()))).outages
     advice = advise(saved.progress, saved.series.last, failures_of(outages))
     if not advice:
         return []

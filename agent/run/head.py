@@ -103,7 +103,7 @@ class HeadAgent:
 
         # What decisions are made on, and what is shown of them.
         goal = make_goal(run.plan, keeper, now=run.now(), done=run.finished_steps)
-        self._state = head.first_state(goal)
+        self._state = head.first_state(goal, keeper.record.durable_at(run.now()))
         self._event_filter = EventFilter()
         self._status = head_server.RunStatus(run, keeper, lambda: self._state)
         run.outages = self._status.outages
@@ -351,13 +351,12 @@ class HeadAgent:
                 say_line(action)
 
             # The run: what the next agent must know of it.
+            case h.Persist(durable, must_be_on_disk):
+                self._keeper.put(durable, self._run.now())
+                if must_be_on_disk:
+                    await self._keeper.flush()
             case h.SaveSnapshot(snapshot):
                 self._keeper.save(self._keeper.record.with_snapshot(snapshot, self._run.now()))
-            case h.SaveStepHolders(holders):
-                self._keeper.record_step_holders(holders)
-                await self._keeper.flush()
-            case h.SaveOutages(outages):
-                self._keeper.record_outages(outages, self._run.now())
             case h.AdoptRun(run_id, attempts, epoch, is_running):
                 await self._adopt_run(run_id, attempts, epoch, is_running=is_running)
 

@@ -412,7 +412,7 @@ class RunStatus:
         node, name = key
         worker = state.fleet.workers.get(node)
         where = HERE if worker is None else worker.name
-        known = state.services.outages
+        known = state.durable.outages
         outages = [outage for outage in known if (outage.service, outage.node) == (name, where)]
         since = next((outage.since for outage in outages if outage.until is None), None)
 
@@ -437,7 +437,7 @@ class RunStatus:
         )
 
     def _advice(self, state: HeadState) -> tuple[Advice, ...]:
-        return self.job_lines.advice(state.services.outages)
+        return self.job_lines.advice(state.durable.outages)
 
     def with_private(self, status: HeadStatus) -> HeadStatus:
         """Add texts of logs and findings, which only callers with a token may read."""
@@ -508,7 +508,7 @@ class RunStatus:
                 utc(outage.since),
                 None if outage.until is None else utc(outage.until),
             )
-            for outage in self._get_state().services.outages
+            for outage in self._get_state().durable.outages
         )
 
     async def read_log(

@@ -259,7 +259,7 @@ def _choose_run(plan: Plan, job: str, killed: KilledAgent) -> run_record.ChosenR
 
     # Why this run?
     if chosen.skipped:
-        say(chosen.skipped, "debug")
+        say(chosen.skipped, "warning" if chosen.is_unread else "debug")
     if chosen.lost_record:
         lost = f"run {chosen.run_id} continues without its record: {chosen.lost_record}"
         say(f"{lost}. Its newest job is followed", "warning")

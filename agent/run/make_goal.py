@@ -20,7 +20,6 @@ from agent.settings.jobs import notice_signal
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from agent.decisions.head.head_goal import StepOnDisk
     from agent.plan.plan import Plan
     from agent.run.run_keeper import RunKeeper
 
@@ -66,11 +65,6 @@ def make_goal(plan: Plan, keeper: RunKeeper, now: float, done: Iterable[str] = (
     if plan.share_launcher is not None:
         shares_by = plan.share_launcher.launcher
 
-    # Who may run prepare steps that an earlier agent has ordered?
-    step_holders: dict[StepOnDisk, str] | None = None
-    if keeper.has_record:
-        step_holders = {(step, disk): node for step, disk, node in keeper.record.step_holders}
-
     # How long may a boot take that repeats its steps without an end?
     longest = max([settings.wait_prepare, *(step.within for step in plan.steps)])
     preparing = longest + limits.get(wait_keys.BEFORE, 0.0)
@@ -102,14 +96,13 @@ def make_goal(plan: Plan, keeper: RunKeeper, now: float, done: Iterable[str] = (
         former_workers=former_workers,
         asks_for_jobs=asks_for_jobs,
         has_former_ray=keeper.has_former_ray and plan.own_ray is not None,
-        former_outages=keeper.former_outages(now),
         resumed_attempt=resumed_attempt,
         submission_id=submission_id,
         services=plan.all_services,
         addressed=ranked_and_named(plan.all_services, (*plan.all_services, *plan.all_steps)),
         steps=plan.steps,
         max_prepare_seconds=preparing,
-        step_holders=step_holders,
+        has_record=keeper.has_record,
         finished_steps=frozenset(done),
         retries=settings.job_retries,
         ray=ray,

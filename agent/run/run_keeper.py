@@ -31,20 +31,18 @@ from agent.record.run_record import (
     RunRecord,
     RunState,
     SavedMeter,
-    SavedOutages,
     proof_of,
 )
 from agent.run.effects import REAL
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable
     from pathlib import Path
 
     from agent.base.ends import Outcome
     from agent.decisions.attempts import FailureCause
-    from agent.decisions.head.head_goal import StepOnDisk
+    from agent.decisions.durable import Durable
     from agent.decisions.receipt import Meter
-    from agent.decisions.shared import Outage
     from agent.port.protocol import Hello
     from agent.record.run_record import ChosenRun
     from agent.run.effects import Disk
@@ -136,6 +134,10 @@ class RunKeeper:
         lost = end or ends.HEAD_LOST.outcome()
         return before.end_attempt(iso_time(time.time()), lost.reason, lost.exit_code)
 
+    def put(self, durable: Durable, now: float) -> None:
+        """Write what decisions made durable, whose moments are on a clock that is at `now`."""
+        self.save(replace(self.record, clock=Moment.before(now), durable=durable))
+
     def save(self, record: RunRecord) -> None:
         """Change the record, and write it soon."""
         self.record = record
@@ -221,11 +223,6 @@ class RunKeeper:
     def record_ranks(self, names: tuple[str, ...]) -> None:
         """Record the ranks that the head assigned."""
         self.save(replace(self.record, ranks=names))
-
-    def record_step_holders(self, holders: Mapping[StepOnDisk, str]) -> None:
-        """Record which workers, by name, run a step on a disk."""
-        rows = tuple((step, disk, node) for (step, disk), node in holders.items())
-        self.save(replace(self.record, step_holders=rows))
 
     def recall(self, send: Callable[[h.RunRemembered], None], hello: Hello, epoch: int) -> bool:
         """Send the run of a worker that outlived its head; return whether it is sent.
@@ -329,14 +326,6 @@ class RunKeeper:
         if self._replaces_agent or snapshot.end is None or may_be_retried(snapshot.end):
             return snapshot
         return replace(snapshot, end=None)  # a user who starts a run again wants it to continue
-
-    def record_outages(self, outages: tuple[Outage, ...], now: float) -> None:
-        """Record the outages of services, whose times are on the clock of this run."""
-        self.save(replace(self.record, outages=SavedOutages(Moment.before(now), outages)))
-
-    def former_outages(self, now: float) -> tuple[Outage, ...]:
-        """Return the outages of the run so far, on the clock of this agent."""
-        return () if self.record.outages is None else self.record.outages.on_clock(now)
 
     def record_outcome(self, end: Outcome) -> None:
         """Record the outcome to exit with: an agent that replaces this one uses it."""

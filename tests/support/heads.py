@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from agent.decisions.attempts import JobReport
+from agent.decisions.durable import Durable
 from agent.decisions.head import head_decide as head
 from agent.decisions.head import head_state as h
 from agent.decisions.head.fleet import RayNode, Worker
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from agent.decisions.shared import Answer, ItemReport
 
 REWARD = "reward server"
+NOTHING_DURABLE = Durable()
 TICK, TERM, INT = Tick(), StopAsked(15), StopAsked(2)
 NODES = {n: RayNode(f"id{n}", f"10.0.0.{n}", gpus=8.0) for n in range(2, 100)}
 HEAD = RayNode("id1", "10.0.0.1", is_head=True, gpus=8.0)
@@ -159,8 +161,13 @@ LOST = ServiceGone(REWARD, "exit code 1")
 class Trace:
     """The state of a head after a history of events, and all its actions."""
 
-    def __init__(self, of: HeadGoal, history: Iterable[tuple[float, h.HeadEvent]]) -> None:
-        self.state = head.first_state(of)
+    def __init__(
+        self,
+        of: HeadGoal,
+        history: Iterable[tuple[float, h.HeadEvent]],
+        durable: Durable = NOTHING_DURABLE,
+    ) -> None:
+        self.state = head.first_state(of, durable)
         self.now = 0.0
         self.actions: list[h.HeadAction] = []
         for at, event in history:
@@ -189,9 +196,14 @@ class Trace:
 
     @property
     def effects(self) -> list[h.HeadAction]:
-        """All actions except log lines, probes and snapshots."""
-        kept = LogLine | h.ProbeNode | h.SaveSnapshot
+        """All actions except log lines, probes and what is saved."""
+        kept = LogLine | h.ProbeNode | h.SaveSnapshot | h.Persist
         return [action for action in self.actions if not isinstance(action, kept)]
+
+    @property
+    def persisted(self) -> list[Durable]:
+        """What was durable after each change."""
+        return [action.durable for action in self.actions if isinstance(action, h.Persist)]
 
     @property
     def probes(self) -> list[tuple[str, str, str]]:

@@ -11,6 +11,7 @@ from agent.base import times
 from agent.base.text import first_names, in_url, listed
 from agent.decisions import attempts
 from agent.decisions import shared as v
+from agent.decisions.durable import Durable, must_be_on_disk
 from agent.decisions.head import (
     boot_waits,
     framework_check,
@@ -45,8 +46,11 @@ _MANY_WORKERS = 16  # with so many, nodes that join within a second are logged i
 _MOST_NAMED = 8  # of them
 
 
-def first_state(goal: HeadGoal) -> HeadState:
-    """Return the state in which the head starts, with its first actions."""
+def first_state(goal: HeadGoal, durable: Durable) -> HeadState:
+    """Return the state in which the head starts, with its first actions.
+
+    `durable` is what earlier agents of the run have left.
+    """
     number = goal.first_attempt
     first_id = attempts.submission_id_of(goal.run_id, number, goal.submission_id)
     steps = {(v.HERE, step.name): v.Item() for step in goal.steps}
@@ -55,10 +59,10 @@ def first_state(goal: HeadGoal) -> HeadState:
             steps[key] = item.ready()
     state = HeadState(
         goal=goal,
+        durable=durable,
         attempt=attempts.Attempt(first_id, number),
         ray=h.RayState(v.Item(v.Step.READY) if goal.by_shares else v.Item()),
-        services=h.ServicesState(outages=goal.former_outages),
-        steps=h.StepsState(steps, holders=service_order.first_step_holders(goal)),
+        steps=h.StepsState(steps, holders=service_order.first_step_holders(goal, durable)),
         fleet=Fleet(by_report=goal.by_shares, last_rank=goal.last_rank),
         required=goal.expected_workers,
         reports_due=times.AGENT_SILENT if goal.has_former_ray else None,
@@ -99,10 +103,10 @@ def decide(state: HeadState, event: HeadEvent, now: float) -> tuple[HeadState, h
     after = _decide_event(replace(state, actions=()), event, now)
 
     # What is saved comes first, so that an agent that is killed while it acts leaves a record of
-    # the decision.
-    if after.services.outages != state.services.outages and state.phase is not HeadPhase.LEAVING:
-        save = h.SaveOutages(after.services.outages)
-        after = replace(after, actions=(save, *after.actions))
+    # the decision. Once the outcome is decided, nothing more is.
+    if after.durable != state.durable and state.phase is not HeadPhase.LEAVING:
+        persist = h.Persist(after.durable, must_be_on_disk(state.durable, after.durable))
+        after = replace(after, actions=(persist, *after.actions))
 
     snapshot = h.snapshot_of(after)
     saved = h.snapshot_of(state) or state.goal.resumed_attempt
@@ -397,7 +401,7 @@ def _apply_service_state(
 
 def _record_outage(state: HeadState, key: Key, old: v.Item, new: v.Item, now: float) -> HeadState:
     worker = state.fleet.workers.get(key[0])
-    outages = state.services.outages
+    outages = state.durable.outages
     outage = v.Outage(key[1], key[0] if worker is None else worker.name, now)
     if old.step is v.Step.READY and new.step is not v.Step.READY:
         outages = (*outages, outage)[-_MAX_OUTAGES:]
@@ -406,7 +410,7 @@ def _record_outage(state: HeadState, key: Key, old: v.Item, new: v.Item, now: fl
         outages = tuple(
             replace(known, until=now) if known in is_open else known for known in outages
         )
-    return state.with_services(outages=outages)
+    return state.with_durable(outages=outages)
 
 
 def messages(before: HeadState, after: HeadState, event: HeadEvent, now: float) -> list[HeadAction]:

@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping
 
 from agent.base.value import Value
-from agent.decisions import shared
 from agent.decisions.attempts import AttemptSnapshot, LostAttempt
 from agent.frameworks.recipe import NodeSize
 from agent.job.services import PrepareStep, ServiceSpec
@@ -36,8 +35,7 @@ class HeadGoal(Value):
     """Services on a rank whose node's address something names: it starts once that is known."""
     steps: tuple[PrepareStep, ...] = ()  # the head's own prepare steps, in their order
     max_prepare_seconds: float = 0.0  # while a worker reports; also the limit of a blocked start
-    step_holders: Mapping[StepOnDisk, str] | None = None
-    """The workers that an earlier agent ordered to run a step, by name; None without its record."""
+    has_record: bool = False  # of the run by an earlier agent: it has what that one ordered
     finished_steps: frozenset[str] = frozenset()  # the head's own, by a killed agent of this node
     retries: int = 0  # how many attempts may follow the first one after losses
     lost_attempts: tuple[LostAttempt, ...] = ()  # the lost attempts of earlier heads of this run
@@ -45,7 +43,6 @@ class HeadGoal(Value):
     asks_for_jobs: bool = False  # of this run on a given Ray: no record tells of its attempts
     has_former_ray: bool = False  # this node's Ray was started by a killed agent
     resumed_attempt: AttemptSnapshot | None = None  # of a killed agent, whose Ray still runs
-    former_outages: tuple[shared.Outage, ...] = ()  # of services, by earlier agents of the run
     ray: str = OUR_RAY  # the name of Ray in messages
     ray_is_given: bool = False  # others start and stop Ray: the job outlives this agent
     rank: int = 0  # the head's own

@@ -14,6 +14,7 @@ from agent.base.value import Value
 from agent.checks.finding import Finding
 from agent.decisions import attempts, shared
 from agent.decisions.attempts import Attempt, AttemptEvent, AttemptSnapshot, JobReport, LostAttempt
+from agent.decisions.durable import Durable
 from agent.decisions.head.fleet import Fleet, RayNode, Worker
 from agent.decisions.head.head_goal import HeadGoal, StepOnDisk
 from agent.decisions.shared import HERE, HeadAction, HeadEvent, Item, LogLine, Step
@@ -88,6 +89,13 @@ class ListJobs(HeadAction):
     prefix: str  # the ids are this one, or begin with it and a dash
 
 
+class Persist(HeadAction):
+    """Write what the next agent of the run must have; it comes before all other actions."""
+
+    durable: Durable
+    must_be_on_disk: bool = False  # nothing else is done before it is there
+
+
 class SaveSnapshot(HeadAction):
     """Save the snapshot that the next agent starts from, before any other action."""
 
@@ -96,12 +104,6 @@ class SaveSnapshot(HeadAction):
 
 class AskFramework(HeadAction):
     """Ask the framework whether it accepts the job's command; FrameworkAnswered follows."""
-
-
-class SaveOutages(HeadAction):
-    """Save the outages of services for the next agent."""
-
-    outages: tuple[shared.Outage, ...]
 
 
 class StopJob(AttemptAction):
@@ -141,12 +143,6 @@ class OrderStep(HeadAction):
 
     name: str
     node: str
-
-
-class SaveStepHolders(HeadAction):
-    """Save which workers, by name, run a step on a disk, before any of them is ordered to."""
-
-    holders: Mapping[StepOnDisk, str]
 
 
 class ProbeNode(HeadAction):
@@ -223,7 +219,6 @@ class ServicesState(Value):
     lost: frozenset[Key] = frozenset()  # ended, and not restarted yet
     abandoned: frozenset[Key] = frozenset()  # optional ones that failed for good
     blocked: frozenset[Key] = frozenset()  # a dependency is not ready; the head's own steps, too
-    outages: tuple[shared.Outage, ...] = ()  # when services did not answer, the newest last
 
 
 class StepsState(Value):
@@ -308,6 +303,7 @@ class HeadState(Value):
     """The whole input of the head's decisions, apart from event and time."""
 
     goal: HeadGoal
+    durable: Durable
     attempt: Attempt
     phase: HeadPhase = HeadPhase.BOOTING
     phase_since: float = 0.0  # when this phase started
@@ -344,6 +340,10 @@ class HeadState(Value):
     def log(self, sentence: str, level: str = "info") -> HeadState:
         """Add a log line."""
         return self.do(LogLine(sentence, level))
+
+    def with_durable(self, **changes: object) -> HeadState:
+        """Change fields of `durable`."""
+        return replace(self, durable=replace(self.durable, **changes))
 
     def with_ray(self, **changes: object) -> HeadState:
         """Change fields of `ray`."""

@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from agent.base import ends, times
 from agent.base.text import listed
+from agent.decisions.durable import StepHolder
 from agent.decisions.head import head_state as h
 from agent.decisions.head.boot_waits import needs_service, service_title
 from agent.decisions.head.head_state import HeadPhase, HeadState
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from agent.base.ends import Outcome
+    from agent.decisions.durable import Durable
     from agent.decisions.head.fleet import Worker
     from agent.decisions.head.head_goal import HeadGoal, StepOnDisk
     from agent.decisions.head.head_state import Key, Turn
@@ -302,7 +304,7 @@ _UNKNOWN = "?"  # the disk of a node without facts: it may be shared with any ot
 _BY_NAME = "named "  # before the name of a holder that has not reported to this agent yet
 
 
-def first_step_holders(goal: HeadGoal) -> Mapping[StepOnDisk, str]:
+def first_step_holders(goal: HeadGoal, durable: Durable) -> Mapping[StepOnDisk, str]:
     """Return the first holders of disks: the head runs its own steps from the start.
 
     Workers may still run what an earlier agent has ordered.
@@ -310,7 +312,7 @@ def first_step_holders(goal: HeadGoal) -> Mapping[StepOnDisk, str]:
     known = {} if goal.facts is None else goal.facts.disks
     steps = ordered_steps(goal.steps)
     disks = {step.name: known.get(step.once, _UNKNOWN) for step in steps if step.once}
-    former = {disk: f"{_BY_NAME}{name}" for disk, name in (goal.step_holders or {}).items()}
+    former = {(one.step, one.disk): f"{_BY_NAME}{one.node}" for one in durable.holders}
     return {**former, **dict.fromkeys(disks.items(), HERE)}
 
 
@@ -342,7 +344,6 @@ def order_steps(state: HeadState, turn: Turn) -> HeadState:
 
     # Which disks are free again?
     saved = _names_of_holders(state)
-    ordered_before = state.actions
     known = _with_reported_holders(state)
     holders = {
         (name, disk): node
@@ -367,13 +368,12 @@ def order_steps(state: HeadState, turn: Turn) -> HeadState:
         if _runs_steps(worker, turn.now):
             state = _order_steps_of(state, worker, steps, turn.now, awaits_holders=awaits_holders)
 
-    # What is saved comes before the orders: an agent that replaces this one must find who may run
-    # what.
+    # An agent that replaces this one must find who may run what.
     names = _names_of_holders(state)
-    orders = state.actions[len(ordered_before) :]
     if names.items() <= saved.items():
         return state
-    return replace(state, actions=(*ordered_before, h.SaveStepHolders(names), *orders))
+    rows = (StepHolder(step, disk, node) for (step, disk), node in names.items())
+    return state.with_durable(holders=(*rows,))
 
 
 def _runs(state: HeadState, name: str, node: str, now: float) -> bool:
@@ -429,7 +429,7 @@ def _awaits_holders(state: HeadState, now: float) -> bool:
     That is so without a record of the run where a worker has outlived its head. Spare workers find
     a head that is back as soon as the others.
     """
-    if state.goal.step_holders is not None or not state.steps.are_of_other_head:
+    if state.goal.has_record or not state.steps.are_of_other_head:
         return False
     workers = [worker for worker in state.fleet.workers.values() if state.expects(worker)]
     has_all = len(workers) >= state.goal.expected_workers

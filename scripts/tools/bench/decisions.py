@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from agent.base import times
 from agent.decisions.attempts import JobReport
+from agent.decisions.durable import Durable
 from agent.decisions.head import head_decide as head
 from agent.decisions.head import head_state as h
 from agent.decisions.head.fleet import RayNode, Worker
@@ -103,7 +104,7 @@ def states(size: int, *, by_torchrun: bool = False) -> Iterator[tuple[str, h.Hea
     goal = HeadGoal(LIMITS, 1e9, expected_workers=size, min_workers=size, services=(SERVICE,))
     goal = replace(goal, shares_by="torchrun" if by_torchrun else "")
     how = ", torchrun" if by_torchrun else ""
-    state = head.first_state(goal)
+    state = head.first_state(goal, Durable())
     nodes = [RayNode("head", "10.255.0.1", is_head=True)]
     for number in range(1, size + 1):
         report = worker(number, joined=number <= size // 2)

@@ -139,8 +139,8 @@ HARMLESS = {
 }
 _DELAYS = (None, None, 0.0, 0.02, 0.3, 1.0, 3.0)
 _HEAD_ACTIONS = (
-    *("SaveSnapshot", "SubmitJob", "FollowJob", "StopJob", "Retry", "EndRun", "StartService"),
-    *("OrderStep", "SaveStepHolders", "AskNodes", "AdoptRun", "RestartRay", "SaveOutages"),
+    *("SaveSnapshot", "Persist", "SubmitJob", "FollowJob", "StopJob", "Retry", "EndRun"),
+    *("StartService", "OrderStep", "AskNodes", "AdoptRun", "RestartRay"),
 )
 _WORKER_ACTIONS = (
     *("StartRay", "StopRay", "EndWorker", "RunOwnStep", "StartOwnService", "StartShare"),

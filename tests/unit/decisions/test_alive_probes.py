@@ -14,6 +14,7 @@ import pytest
 from aiohttp import web
 from msgspec.structs import replace
 
+from agent.decisions.durable import Durable
 from agent.decisions.head import head_state as h
 from agent.decisions.shared import HERE, Outage, ServiceGone, ServiceReady, ServiceWaits
 from agent.job.services import LivenessCheck, LogPattern, Placeholders, ScoringProbe, ServiceSpec
@@ -126,36 +127,33 @@ def test_outages_are_recorded() -> None:
     """From the time when a service is no longer ready until it answers again."""
     dead = ServiceGone(REWARD, "no answer within 60 s, 3 times in a row")
     trace = Trace(WITH_REWARD, [*SERVED, (10, dead), (11, TICK)])
-    assert [*trace.state.services.outages] == [Outage(REWARD, HERE, 10)]
+    assert [*trace.state.durable.outages] == [Outage(REWARD, HERE, 10)]
     assert "reward server is down (no answer within 60 s, 3 times in a row): restart 1" in trace.log
     trace.take(ServiceReady(REWARD, generation=2), 15)
-    assert [*trace.state.services.outages] == [Outage(REWARD, HERE, 10, 15)]
+    assert [*trace.state.durable.outages] == [Outage(REWARD, HERE, 10, 15)]
     trace.take(ServiceGone(REWARD, "exit code 1", generation=2), 30)
-    assert [*trace.state.services.outages][1:] == [Outage(REWARD, HERE, 30)]
+    assert [*trace.state.durable.outages][1:] == [Outage(REWARD, HERE, 30)]
 
 
 def test_outages_outlive_the_agent() -> None:
     """Each change is saved for the next agent, where an open one ends with the next answer."""
     dead = ServiceGone(REWARD, "exit code 1")
     trace = Trace(WITH_REWARD, [*SERVED, (10, dead), (11, TICK)])
-    (saved,) = [one.outages for one in trace.actions if isinstance(one, h.SaveOutages)]
-    assert saved == (Outage(REWARD, HERE, 10),)
+    assert [one.outages for one in trace.persisted] == [(Outage(REWARD, HERE, 10),)]
     former = (
         Outage(REWARD, HERE, -90, -80),
         Outage("judge", "pod1", -70),
         Outage(REWARD, HERE, -5),
     )
-    again = Trace(replace(WITH_REWARD, former_outages=former), [(1, ServiceReady(REWARD))])
-    assert again.state.services.outages == (*former[:2], Outage(REWARD, HERE, -5, 1))
-    assert [one.outages for one in again.actions if isinstance(one, h.SaveOutages)] == [
-        again.state.services.outages
-    ]
+    again = Trace(WITH_REWARD, [(1, ServiceReady(REWARD))], Durable(outages=former))
+    assert again.state.durable.outages == (*former[:2], Outage(REWARD, HERE, -5, 1))
+    assert again.persisted == [again.state.durable]
 
 
 def test_the_first_start_is_no_outage() -> None:
     """A service that was never ready has no outage."""
     trace = Trace(WITH_REWARD, [(1, ServiceWaits(REWARD, "refused")), (5, ServiceReady(REWARD))])
-    assert trace.state.services.outages == ()
+    assert trace.state.durable.outages == ()
 
 
 URL = ServiceSpec(

@@ -12,7 +12,17 @@ from agent.decisions.head import head_decide as head
 from agent.decisions.head import head_state as h
 from agent.decisions.head.head_state import HeadPhase
 from agent.decisions.shared import StepOver
-from support.heads import PREPARED, RUNNING, SUBMITTED, TICK, Trace, goal, nodes, reported
+from support.heads import (
+    NOTHING_DURABLE,
+    PREPARED,
+    RUNNING,
+    SUBMITTED,
+    TICK,
+    Trace,
+    goal,
+    nodes,
+    reported,
+)
 
 if TYPE_CHECKING:
     from agent.decisions.head.head_goal import HeadGoal
@@ -50,8 +60,9 @@ def test_a_refusal_before_the_submission_ends_the_run() -> None:
 
 def test_the_framework_is_asked_at_the_start_and_only_then() -> None:
     """One question for a run; none for a command without a known framework."""
-    assert [a for a in head.first_state(asking()).actions if isinstance(a, h.AskFramework)]
-    assert not [a for a in head.first_state(goal()).actions if isinstance(a, h.AskFramework)]
+    for of, is_asked in ((asking(), True), (goal(), False)):
+        first = head.first_state(of, NOTHING_DURABLE).actions
+        assert any(isinstance(action, h.AskFramework) for action in first) is is_asked
     trace = Trace(asking(), [(1.0, ACCEPTED), (3.0, nodes()), (4.0, SUBMITTED), (9.0, TICK)])
     assert "AskFramework" not in list(trace.kinds())
 
@@ -122,5 +133,5 @@ def test_a_job_that_runs_already_is_not_asked_about() -> None:
     first = Trace(asking(), [(1.0, ACCEPTED), *RUNNING])
     snapshot = h.snapshot_of(first.state)
     assert isinstance(snapshot, AttemptSnapshot)
-    again = head.first_state(replace(asking(), resumed_attempt=snapshot))
+    again = head.first_state(replace(asking(), resumed_attempt=snapshot), NOTHING_DURABLE)
     assert not [a for a in again.actions if isinstance(a, h.AskFramework)]

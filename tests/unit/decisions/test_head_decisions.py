@@ -183,7 +183,7 @@ UNDER_WAY: dict[str, tuple[HeadGoal, History, HeadPhase, list[str]]] = {
         WITH_REWARD,
         [*SERVED, (9, LOST), (12, ServiceReady(REWARD))],
         HeadPhase.RUNNING,
-        ["SubmitJob", "SaveOutages", "StartService", "SaveOutages"],
+        ["SubmitJob", "StartService"],
     ),
     "asked to stop": (goal(), [*RUNNING, (9, TERM)], HeadPhase.STOPPING, ["SubmitJob", "StopJob"]),
     "asked to stop while submitting": (

@@ -9,11 +9,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from agent.decisions.durable import Durable, StepHolder
 from agent.decisions.head import head_decide as head
 from agent.decisions.head import head_state as h
 from agent.decisions.shared import ItemReport, Step, StepOver
 from agent.job.services import ON_EVERY, ON_HEAD, PrepareStep, ordered_steps
-from support.heads import SHARED_DATA_STEP, TICK, History, Trace, goal, nodes, reported
+from support.heads import (
+    NOTHING_DURABLE,
+    SHARED_DATA_STEP,
+    TICK,
+    History,
+    Trace,
+    goal,
+    nodes,
+    reported,
+)
 from support.worlds import MACHINE
 
 if TYPE_CHECKING:
@@ -145,7 +155,8 @@ def test_turns_after_a_restart_of_the_heads_agent(
     history: History, expected: list[tuple[str, str]]
 ) -> None:
     """Workers share a disk that the head lacks: one of them still runs what was ordered before."""
-    trace = Trace(replace(of(SHARED_DATA_STEP), step_holders={DISK_OF_WORKERS: "pod3"}), history)
+    known = replace(of(SHARED_DATA_STEP), has_record=True)
+    trace = Trace(known, history, Durable(holders=(StepHolder(*DISK_OF_WORKERS, "pod3"),)))
     assert orders(trace) == expected
 
 
@@ -191,11 +202,17 @@ def test_turns_of_a_head_that_lost_its_disk(
     assert orders(Trace(of(SHARED_DATA_STEP), history)) == expected
 
 
+def saved_and_ordered(trace: Trace) -> list[object]:
+    """Return the holders that were saved, and the orders to workers, in their order."""
+    kept = [one for one in trace.actions if isinstance(one, h.Persist | h.OrderStep)]
+    return [one.durable.holders if isinstance(one, h.Persist) else one for one in kept]
+
+
 def test_what_runs_is_saved_though_nothing_is_ordered() -> None:
     """The next agent must find it, too; the holder is ordered the step that it runs."""
     trace = Trace(of(SHARED_DATA_STEP), [*outlives(3, 2, "data")])
-    assert trace.effects == [
-        h.SaveStepHolders({DISK_OF_WORKERS: "pod3"}),
+    assert saved_and_ordered(trace) == [
+        (StepHolder(*DISK_OF_WORKERS, "pod3"),),
         h.OrderStep("data", "agent3"),
     ]
 
@@ -217,8 +234,7 @@ def test_who_runs_a_step_keeps_others_from_it(more: dict[str, Any], holder: str)
         trace.take(says(9, at=at, running=("data",), **more)[1], at)
         for n in (2, 3, 4):
             trace.take(says(n, at=at, rank=n - 1)[1], at)
-    saved = [action for action in trace.effects if isinstance(action, h.SaveStepHolders)]
-    assert {name for action in saved for name in action.holders.values()} == {holder}
+    assert {one.node for durable in trace.persisted for one in durable.holders} == {holder}
     assert {node for _, node in orders(trace)} <= {holder.replace("pod", "agent")}
 
 
@@ -251,7 +267,7 @@ def test_a_worker_in_place_of_an_expected_one(
     history: History, expected: list[tuple[str, str]]
 ) -> None:
     """Without ranks a replacement has a further one; all expected ranks were given before."""
-    of_one = replace(of(SHARED_DATA_STEP), expected_workers=1, step_holders={})
+    of_one = replace(of(SHARED_DATA_STEP), expected_workers=1, has_record=True)
     introduced = [event for n in (2, 3, 4) for event in hello(n, AT)[:1]]
     trace = Trace(of_one, [HERE_DONE, *introduced, *history])
     assert [order for order in orders(trace) if order[1] != "agent2"] == expected
@@ -259,22 +275,21 @@ def test_a_worker_in_place_of_an_expected_one(
 
 def test_a_head_with_a_record_waits_for_no_other_worker() -> None:
     """Its record has all that was ordered."""
-    trace = Trace(replace(of(SHARED_DATA_STEP), step_holders={}), outlives(2, 1))
+    trace = Trace(replace(of(SHARED_DATA_STEP), has_record=True), outlives(2, 1))
     assert orders(trace) == [("data", "agent2")]
 
 
 def test_who_has_a_turn_is_saved_first() -> None:
     """By the worker's name, before its order; the head's own turns are not."""
     trace = Trace(of(SHARED_DATA_STEP), [*hello(2, AT), HERE_DONE, *hello(3)])
-    actions = [
-        action for action in trace.effects if isinstance(action, h.SaveStepHolders | h.OrderStep)
-    ]
-    assert actions == [
-        h.SaveStepHolders({DISK_OF_WORKERS: "pod2"}),
+    of_workers = StepHolder(*DISK_OF_WORKERS, "pod2")
+    assert saved_and_ordered(trace) == [
+        (of_workers,),
         h.OrderStep("data", "agent2"),
-        h.SaveStepHolders({DISK_OF_WORKERS: "pod2", ("data", "nfs"): "pod3"}),
+        (of_workers, StepHolder("data", "nfs", "pod3")),
         h.OrderStep("data", "agent3"),
     ]
+    assert all(one.must_be_on_disk for one in trace.actions if isinstance(one, h.Persist))
 
 
 @pytest.mark.parametrize(("steps", "history", "expected"), STORIES.values(), ids=STORIES.keys())
@@ -318,4 +333,5 @@ def test_what_is_by_order() -> None:
     assert ordered_steps((SHARED_DATA_STEP, replace(last, after=(plain.name,)))) == (
         SHARED_DATA_STEP,
     )
-    assert head.first_state(of(SHARED_DATA_STEP)).steps.holders == {("data", "nfs"): "head"}
+    first = head.first_state(of(SHARED_DATA_STEP), NOTHING_DURABLE)
+    assert first.steps.holders == {("data", "nfs"): "head"}

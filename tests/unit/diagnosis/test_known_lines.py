@@ -24,7 +24,7 @@ from agent.record.run_folder import RunFolder
 from agent.run.head_server import RunStatus
 from agent.run.node_run import NodeRun, NodeStats
 from agent.settings.redact import MASK, Redactor
-from support.heads import goal, reported
+from support.heads import NOTHING_DURABLE, goal, reported
 from support.known_lines import LINES, NOISY, find_known_lines
 from support.statuses import A_HEAD
 from support.worlds import SECRET, plan_of
@@ -339,7 +339,7 @@ def test_what_is_known_is_a_warning_of_the_status(tmp_path: Path) -> None:
     """It is among those that only clients with credentials see."""
     plan = plan_of({"AGENT_LOG_DIR": str(tmp_path)}, command=["true"])
     run = NodeRun(plan, Redactor(()), RunFolder(tmp_path, "run-1", "node-a"), 0.0, "run-1")
-    state = head.first_state(goal())
+    state = head.first_state(goal(), NOTHING_DURABLE)
     watched = RunStatus(run, cast("RunKeeper", Keeper()), lambda: state)
     watched.job_lines.write(f"{FILES}\n{ENDED}\n".encode(), lambda _pause: False)
     warnings = watched.with_private(A_HEAD).warnings

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from agent.base import ends
 from agent.decisions.attempts import Attempt, JobReport
+from agent.decisions.durable import Durable
 from agent.decisions.head import head_decide as head
 from agent.decisions.head import head_state as h
 from agent.decisions.head.head_decide import first_state
@@ -107,7 +108,7 @@ def test_the_submissions_id(name: str, run: str | None, job: str, tmp_path: Path
     plan = plan_of(*read(name))
     assert plan.topology.platform.run_id == run
     keeper = RunKeeper(tmp_path, "f" * 16, ChosenRun("run-7", None))
-    assert first_state(make_goal(plan, keeper, 0.0)).attempt.id == job
+    assert first_state(make_goal(plan, keeper, 0.0), Durable()).attempt.id == job
     keeper.close()
 
 
@@ -120,7 +121,7 @@ def test_only_the_first_attempt_has_the_rayjobs_id(tmp_path: Path, later: str) -
     def next_agents() -> tuple[HeadPhase, int, str]:
         chosen = ChosenRun("rl-8h2pd", keeper.record)
         other = RunKeeper(tmp_path, "f" * 16, chosen, job_survives=True, replaces_agent=True)
-        state = first_state(make_goal(plan, other, 0.0))
+        state = first_state(make_goal(plan, other, 0.0), Durable())
         other.close()
         return state.phase, state.attempt.number, state.attempt.id
 

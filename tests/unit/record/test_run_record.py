@@ -18,6 +18,7 @@ from agent.base import ends
 from agent.base.ends import Kind, Outcome
 from agent.base.errors import PreflightError
 from agent.decisions.attempts import Attempt, AttemptSnapshot, FailureCause
+from agent.decisions.durable import Durable, StepHolder
 from agent.decisions.shared import HERE, Outage
 from agent.frameworks.recipe import JobBasis, ModelShape
 from agent.record.files import LockHolder, NoRecord, iso_time, seconds_between
@@ -29,7 +30,6 @@ from agent.record.run_record import (
     ChosenRun,
     RunRecord,
     RunState,
-    SavedOutages,
     SavedSnapshot,
     choose_run,
     fingerprint,
@@ -79,15 +79,15 @@ RECORDS = st.builds(
         st.none() | st.floats(0, 1e12),
         st.dictionaries(st.text(), st.text(), max_size=3),
     ),
-    outages=st.none()
-    | st.builds(
-        SavedOutages,
-        st.builds(Moment, st.text()),
+    clock=st.none() | st.builds(Moment, st.text()),
+    durable=st.builds(
+        Durable,
         st.lists(
             st.builds(
                 Outage, st.text(), st.text(), st.floats(0, 1e9), st.none() | st.floats(0, 1e9)
             )
         ).map(tuple),
+        st.lists(st.builds(StepHolder, st.text(), st.text(), st.text())).map(tuple),
     ),
     ending=st.none() | st.builds(Outcome, st.sampled_from(Kind), st.integers(0, 255), st.text()),
 )
@@ -127,7 +127,8 @@ GOOD = RECORD.begin_attempt(AttemptRecord(1, "4711-1", NOW)).to_dict()
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"version": 2}, "its version is 2, not 1"),
+        ({"version": 1}, "its version is 1, not 2 (another release wrote it; let a run end before"),
+        ({"version": 3}, "its version is 3, not 2"),
         ({"version": True}, "its version is True"),
         ({"version": None}, "its version is None"),
         ({"epoch": "1"}, "- at `$.epoch`"),
@@ -332,6 +333,7 @@ def test_an_ended_run_of_the_platform_gets_a_number(tmp_path: Path) -> None:
     chosen = choose(tmp_path, "4711")
     assert chosen.run_id == "4711-4"
     assert chosen.skipped.startswith("run 4711-3 is not resumed: it is broken")
+    assert chosen.is_unread
     assert chosen.lock is not None
     chosen.lock.release()
     leave(tmp_path, replace(RECORD, run_id="4711-4"))
@@ -478,15 +480,14 @@ def test_outages_of_a_killed_agent_are_kept(tmp_path: Path) -> None:
     """They come back on the clock of the next agent, which began later."""
     (tmp_path / "4711").mkdir()
     keeper = RunKeeper(tmp_path, "f" * 16, ChosenRun("4711", RECORD))
-    assert keeper.former_outages(0.0) == ()
-    keeper.record_outages(
-        (Outage("retriever", "pod1", 10.0, 20.0), Outage("judge", HERE, 25.0)), 30.0
-    )
+    assert keeper.record.durable_at(0.0).outages == ()
+    outages = (Outage("retriever", "pod1", 10.0, 20.0), Outage("judge", HERE, 25.0))
+    keeper.put(Durable(outages=outages), 30.0)
     keeper.close()
     written = RunRecord.read(tmp_path / "4711" / RUN_FILE)
     assert isinstance(written, RunRecord)
     following = RunKeeper(tmp_path, "f" * 16, ChosenRun("4711", written), replaces_agent=True)
-    closed, is_open = following.former_outages(0.0)
+    closed, is_open = following.record.durable_at(0.0).outages
     assert (closed.service, closed.node, is_open.until) == ("retriever", "pod1", None)
     assert closed.since == pytest.approx(-20.0, abs=2.0)
     assert closed.until == pytest.approx(-10.0, abs=2.0)

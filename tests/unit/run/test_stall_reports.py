@@ -38,7 +38,7 @@ from agent.run.orders import HeadRequests, Prober
 from agent.run.stall import Diagnostics, StallWatch, rules_of
 from agent.settings.redact import MASK, Redactor
 from support.free_ports import free_port
-from support.heads import goal, reported
+from support.heads import NOTHING_DURABLE, goal, reported
 from support.linked_worker import LinkedWorker, head_at
 from support.worlds import SECRET, plan_of
 
@@ -291,7 +291,7 @@ class OneHead:
         for module in (looks_module, looks_module):
             monkeypatch.setattr(module, "say", lambda text, _level="info": self.said.append(text))
         monkeypatch.setattr(looks_module, "request_log", self._sent)
-        state = head.first_state(goal(1))
+        state = head.first_state(goal(1), NOTHING_DURABLE)
         fleet = state.fleet.with_report(reported(2).worker)
         self.state: HeadState = replace_state(state, fleet, HeadPhase.RUNNING)
         shown, nobody = cast("RunStatus", self.shown), cast("Reports", None)
@@ -537,7 +537,7 @@ def test_it_can_be_turned_off(tmp_path: Path) -> None:
     plan = plan_of({"AGENT_LOG_DIR": str(tmp_path), "AGENT_STALL": "0"}, command=["true"])
     run = NodeRun(plan, Redactor(()), RunFolder(tmp_path, "run-1", "node-a"), 0.0, "run-1")
     shown, nobody = cast("RunStatus", Shown()), cast("Reports", None)
-    state = head.first_state(goal())
+    state = head.first_state(goal(), NOTHING_DURABLE)
     watch = StallWatch(
         run, nobody, shown, Ray(None), lambda: state, print, lambda: PLACE, Elsewhere
     )

@@ -20,7 +20,7 @@ from agent.record.run_folder import RunFolder
 from agent.run.failure_bundle import parts_of_workers, request_logs
 from agent.run.node_run import NodeRun
 from agent.settings.redact import redactor_for
-from support.heads import goal, reported
+from support.heads import NOTHING_DURABLE, goal, reported
 from support.statuses import A_HEAD, NOTHING_FOUND
 from support.worlds import MACHINE, plan_of
 
@@ -61,7 +61,7 @@ class Story:
         reply = Reply(1, "run-1", "booting", ray_ready=False, head_ip="10.0.0.1", news=0)
         expected = Expected(None, "", "", "")
         self.reports = Reports(reply, expected, lambda _event: None, lambda: 0.0)
-        self.state = head.first_state(goal(2))
+        self.state = head.first_state(goal(2), NOTHING_DURABLE)
 
     def say(self, n: int, **paths: object) -> tuple[Order, ...]:
         """Let a worker's agent report; return the orders that it gets."""
