@@ -1,4 +1,9 @@
-"""Queries the GPU driver by its tool: which GPUs it has, and why it shows none."""
+"""Queries the GPU driver by its tool: which GPUs it has, and why it shows none.
+
+A driver that hangs holds who asks it, even at its exit: `doctor` and a start therefore ask by a
+process that they can leave behind. The figures of a run (read_figures.py) are read by NVML in the
+agent itself, since Xid errors are sent only to a process that stays.
+"""
 
 from __future__ import annotations
 
