@@ -41,11 +41,6 @@ GPUS_FREED = 45.0  # For a driver to free what killed processes held: seconds fo
 # --- An agent that does not run -------------------------------------------------------------------
 
 CLOCK_BEAT = 1.0  # The agent's own sign of life, for itself.
-CLOCK_LATE = 3.0  # One that is later shows that the agent was stopped; a busy machine is faster.
-WAKE_READS = 5.0
-"""No deadline passes for so long after a stop: replies to new reports arrive, and what the bridge
-wrote is read.
-"""
 
 # --- A silent head, on a worker -------------------------------------------------------------------
 
@@ -65,15 +60,8 @@ sooner, also on a busy machine.
 # AGENT_WAIT_PREPARE (2h), each step from its own start.
 RECORD_UNREADABLE = 4.0  # A killed agent's record that cannot be read is read again for so long.
 STALLED_DISK = 2.0  # A stalled disk delays start, end, a share, stacks or logs by no more.
-HANGING_DISK = 0.2  # The same for each further write, once one has not ended in time.
-OWN_POD_NAME = 20.0  # For the DNS name of a pod that runs already: an ssh shell is in it.
 IDLE_DISK = 20.0  # For the run folder and the checkpoints: an idle network disk needs some seconds.
 CHECKPOINT_LISTING = 5.0  # For the checkpoints after an attempt, which only inform what follows.
-UPLOAD_COUNTED = 20.0  # For counting a working_dir; one that takes longer is reported as too large.
-SESSION_QUIET = 600.0
-"""A Ray session whose files did not change for so long has ended. A running Ray writes its logs
-more often, also in another container that shares the folder.
-"""
 RAY_HANGS = 30.0  # A stopped process of Ray is a lost Ray after this.
 MODEL_READ_AFTER = 5.0  # Until Ray has started here: it has the disk and the CPUs first.
 RUN_DECIDED = 5.0  # A first report is held for so long until the head has chosen its run.
@@ -95,7 +83,6 @@ ALL_REDUCE_STOP = 1.0  # The grace of an all-reduce that is stopped.
 
 # --- The job --------------------------------------------------------------------------------------
 
-SUBMISSION = 120.0  # For Ray to accept the job; an upload of a working_dir has more, by its size.
 NO_JOB_STATUS = 120.0  # An attempt is lost if Ray returns no status of its job for so long.
 NODES_ASKED = 5.0  # For every node's answer after the job failed: a loss may be the cause.
 BRIDGE_HEARTBEAT = 5.0  # The bridge repeats an unchanged status of the job at this interval.
@@ -122,8 +109,6 @@ FIGURES_READ = 10.0  # Between two readings of a node's figures.
 FIGURES_SENT = 30.0  # Between two reports with figures: a head reads those of a thousand nodes.
 FIGURES_GPUS = 5.0  # For AMD's tool to report its GPUs: a program in Python, about one second.
 FIGURES_LIMIT = 6.0  # For one reader; while a driver or disk hangs, its figures are left out.
-REPORT_MADE = 10.0  # For report.html at the end of a run: masks over some MB, under load.
-REPORT_AT_STOP = 2.0  # The same after a stop, whose grace it comes after.
 
 # --- Compile caches -------------------------------------------------------------------------------
 
@@ -132,7 +117,6 @@ CACHES_LOOK = 30.0  # Between two looks at a node's cache folder.
 CACHES_QUIET = 120.0  # Without a new file for so long, the first steps have compiled all.
 CACHES_SAVE = 900.0  # For an archive to be written beside the job.
 CACHES_SAVED_AGAIN = 1800.0  # Between two writes of a node.
-CACHES_SAVE_AT_END = 15.0  # The same after a job, while services and Ray stop.
 CACHES_SETTLED = 30.0  # After a failure: what changed later may be of a compiler that was killed.
 
 # --- Attempts and restarts ------------------------------------------------------------------------
@@ -161,10 +145,8 @@ STOP_BUNDLE = 2.0  # For the diagnostics bundle.
 _AT_ONCE = max(STOP_FINAL_REPLIES, STOP_SERVICES, STOP_RAY)  # They stop at the same time.
 STOP_PARTS = _AT_ONCE + STOP_LEFTOVERS + STOP_OUTPUT + STOP_EXIT  # All of it but the job's part.
 STOP_WHOLE = 25.0  # Kubernetes kills after 30 s; a shorter grace shrinks all parts alike.
-STOP_ACCEPTED = 5.0  # For Ray's dashboard to accept the stop of a job; it usually takes one.
 DESCENDANTS_EXIT = 5.0  # Freeing much memory takes a process a while.
 BUNDLE_EXTRA = 1.0  # The caller waits so much longer than the time limit of the bundle's thread.
-CAUSE_SEARCH = 10.0  # For the search of the logs, whose bytes are bounded, on a machine under load.
 
 # --- A pod after its run --------------------------------------------------------------------------
 
@@ -172,21 +154,12 @@ HOLD_REMINDER = 600.0  # A held pod's price is logged again, and a refused stop 
 STARTED_AGAIN = 3600.0  # A pod that a person starts again after its run stays up this long.
 POD_RETRY_PAUSE = 1.0  # Before a failed request to RunPod's API is repeated; it doubles.
 LONGEST_POD_RETRY_PAUSE = 60.0  # A held pod bills, so that an API that works again is found soon.
-PRICE_ASKED = 600.0  # RunPod is asked for the pod's price beside the run, for no longer.
 
 # --- Messages to AGENT_NOTIFY ---------------------------------------------------------------------
 
-NOTIFY_REQUEST = 10.0  # For one request, whatever the server sends.
-NOTIFY_RETRY_PAUSE = 1.0  # Before a failed one is repeated; it grows.
-NOTIFY_WITHIN = 300.0  # A message that was not accepted within this is no news any more.
-NOTIFY_GRACE = 2.0  # The end of a run waits so long for its message to be accepted.
 
 # --- HTTP servers (the agent's port, the bundled ones), and verbs that ask the agent --------------
 
-HEADER = 10.0  # From the start of a connection to its first complete request header.
-CONNECTION_IDLE = 30.0  # From an answer to the next header; aiohttp's clients reuse one for 15 s.
-BODY = 10.0  # For a request's body, and as long again for every 32 MiB.
-BODY_QUEUE = 20.0  # A request waits so long for the bodies of others, then it gets a 503.
 LOGIN_WINDOW = 60.0  # An address may send the page's form ten wrong tokens in so long.
 STATUS_READ = 0.5  # Between two reads of the status, shared by all readers.
 STATUS_REPEATED = 5.0  # An unchanged status is repeated at this interval, as a sign of life.
@@ -194,7 +167,6 @@ READER_STALLED = 10.0  # A reader that does not accept an answer within this is 
 STREAM_SILENT = 12.0  # A stream without a status for so long is opened again.
 HEAD_GONE = 15.0  # A watcher without a status for so long reports the head as gone.
 ONE_REQUEST = 5.0  # For one request of a verb.
-AGENT_RESTARTS = 15.0  # A verb waits for a killed agent: it starts within 2 s, or a little later.
 VERB_RETRY_PAUSE = 0.5  # Between two requests of a verb that waits.
 LOG_LINES_AWAITED = 3.0  # A request for logs waits so for new lines, below the caller's timeout.
 
@@ -203,7 +175,6 @@ LOG_LINES_AWAITED = 3.0  # A request for logs waits so for new lines, below the 
 FLUSH = 1.0  # The process waits so long for all writers at its exit.
 WRITE_STUCK = 2.0  # A write that takes longer counts as stuck.
 WRITE_STALLED = 10.0  # A write that takes longer is reported; a slow disk is faster.
-LINES_RETRY = 2.0  # Until lines that could not be written are tried again.
 WRITE_RETRY = 15.0  # Until an item that could not be written is tried again.
 WAIT_QUIET = 2.0  # Between two records of one wait whose evidence changes.
 WAIT_SAID = 15.0  # A wait is logged after this, and a change of its evidence no sooner either,

@@ -14,7 +14,6 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agent.base import times
 from agent.node import code_archive
 from agent.node.facts import UploadSize
 from agent.node.python_facts import text_of
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
     """From a folder and the lines of its .gitignore."""
 
 
+UPLOAD_COUNTED = 20.0  # For counting a working_dir; one that takes longer is reported as too large.
 LIMIT = code_archive.LIMIT  # of Ray's dashboard (2.40 to 2.60); GCS accepts 512 MiB
 _ENTRY = 30 + 46  # bytes of an entry in a zip file, without its name, which is stored twice
 
@@ -56,7 +56,7 @@ def measure(
     # Count what is left, as long as there is time.
     size = 22
     files = 0
-    until = time.monotonic() + times.UPLOAD_COUNTED
+    until = time.monotonic() + UPLOAD_COUNTED
     parts: Counter[str] = Counter()
     credentials: list[str] = []
     for path, amount in _walk(folder, make_rule, ignore_files, rules):

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from agent.plan.plan import Plan
     from agent.settings.model import Settings
 
+SUBMISSION = 120.0  # For Ray to accept the job; an upload of a working_dir has more, by its size.
 _RAY_JOINS = 120.0  # For `ray start` on a worker, per join.
 _SHARE_REPORTS = 8.0  # With torchrun: for every node's report after the job failed on one.
 JOINS_RAY = "Ray on this node to join"
@@ -106,7 +107,7 @@ def _on_the_head(plan: Plan, before: Mapping[str, float]) -> Iterator[PlannedWai
 
     # The job.
     if job is not None:
-        limit = times.SUBMISSION + (job.upload.size / _UPLOAD_RATE if job.upload else 0)
+        limit = SUBMISSION + (job.upload.size / _UPLOAD_RATE if job.upload else 0)
         silence = times.NO_JOB_STATUS if plan.share_launcher is None else _SHARE_REPORTS
         yield PlannedWait(SUBMIT, "the job to be accepted, from the first try", limit)
         yield PlannedWait(JOB, "the job's status", silence)

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from agent.base import times
 from agent.checks.machine import WANTED_FILES
 from agent.node.read import read_folder
 from agent.record.background import result_in_thread
@@ -100,6 +99,10 @@ def _container(pid: int) -> str:
         return ""
 
 
+SESSION_QUIET = 600.0
+"""A Ray session whose files did not change for so long has ended. A running Ray writes its logs
+more often, also in another container that shares the folder.
+"""
 _SESSION = re.compile(r"session_\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d_\d+_\d+")
 KEPT_SESSIONS = 3  # number of ended sessions whose logs are kept
 _MOST_FILES = 10_000
@@ -119,7 +122,7 @@ def ended_sessions(temp_dir: Path, in_use: Container[str], now: float) -> list[P
                 files = (path, *islice(path.glob("logs/*"), _MOST_FILES))
                 changed[path] = max(file.stat().st_mtime for file in files)
 
-    ended = [path for path, at in changed.items() if at + times.SESSION_QUIET < now]
+    ended = [path for path, at in changed.items() if at + SESSION_QUIET < now]
     return sorted(ended, key=lambda path: -changed[path])
 
 

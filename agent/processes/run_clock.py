@@ -12,12 +12,19 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
+CLOCK_LATE = 3.0  # A sign of life so late shows a stop of the agent; a busy machine is faster.
+WAKE_READS = 5.0
+"""No deadline passes for so long after a stop: replies to new reports arrive, and what the bridge
+wrote is read.
+"""
+
+
 class RunClock:
     """Seconds since the agent's start, without the time in which it did not run.
 
     An agent that was stopped (SIGSTOP, a frozen container, a suspended machine) wakes when all its
     deadlines are over, while what it waits for lies unread in its pipes and sockets. So this clock
-    stands still for that time, and for `times.WAKE_READS` more, in which all that is read.
+    stands still for that time, and for `WAKE_READS` more, in which all that is read.
     """
 
     def __init__(self, started: float, read: Callable[[], float] = time.monotonic) -> None:
@@ -58,12 +65,12 @@ class RunClock:
         # By how much is the sign of life late? A little is a busy machine.
         late = moment - self._next_sign
         self._next_sign = max(self._next_sign, moment)
-        if late <= times.CLOCK_LATE:
+        if late <= CLOCK_LATE:
             return
 
         # The clock stands still for that time and a pause; what is left of an earlier pause is part
         # of the new one.
-        pause = times.WAKE_READS - max(0.0, self._stands_until - (moment - late))
-        self._stands_until = moment + times.WAKE_READS
+        pause = WAKE_READS - max(0.0, self._stands_until - (moment - late))
+        self._stands_until = moment + WAKE_READS
         self.started += late + pause
         self._missed += late + pause

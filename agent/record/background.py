@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+HANGING_DISK = 0.2  # Each further write is awaited so long, once one has not ended in time.
+LINES_RETRY = 2.0  # Until lines that could not be written are tried again.
 MAX_QUEUED = 1 << 20  # bytes queued for a blocked destination
 _PIECE = 1 << 16
 _SURE = 4096  # bytes that a ready pipe accepts without blocking (PIPE_BUF)
@@ -142,7 +144,7 @@ class Sink:
         while rest and not self._left:
             written = self._write_some(rest)
             rest = rest[written:]
-            if self.is_failing and not written and not may_try_again(times.LINES_RETRY):
+            if self.is_failing and not written and not may_try_again(LINES_RETRY):
                 return False
         if self.is_failing:
             self.is_failing = False
@@ -465,7 +467,7 @@ class DiskAlarm:
 
     def patience(self, limit: float) -> float:
         """Return how long to wait for a write: not long again where one did not end before."""
-        return min(limit, times.HANGING_DISK) if self._hanging else limit
+        return min(limit, HANGING_DISK) if self._hanging else limit
 
     def report(self, name: str, why: str) -> None:
         """Record why a file cannot be written, or its recovery by ''."""

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from agent.runpod.pod_stop import PodAnswer
 
 
+PRICE_ASKED = 600.0  # RunPod is asked for the pod's price beside the run, for no longer.
+
+
 async def ask_about_pod(
     run: NodeRun, send: Callable[[PriceKnown], None], *, has_price: bool
 ) -> None:
@@ -77,7 +80,7 @@ async def ask_for_price(api: PodApi) -> NodePrice | None:
     try:
         price = await until(
             ask,
-            times.PRICE_ASKED,
+            PRICE_ASKED,
             step=times.POD_RETRY_PAUSE,
             longest=times.LONGEST_POD_RETRY_PAUSE,
         )
@@ -110,7 +113,7 @@ async def check_cluster(run: NodeRun) -> None:
     try:
         why = await until(
             ask,
-            times.PRICE_ASKED,
+            PRICE_ASKED,
             step=times.POD_RETRY_PAUSE,
             longest=times.LONGEST_POD_RETRY_PAUSE,
         )

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
     StartProgram = Callable[[str, list[str], Mapping[str, str], str], Coroutine[Any, Any, Child]]
 
+CACHES_SAVE_AT_END = 15.0  # For a write after the job, while services and Ray stop.
 PROGRAM = "compile caches"
 _LONGEST_LINE = 400
 _SAVED = (Kind.DONE, Kind.JOB_FAILED, Kind.LOST)
@@ -132,12 +133,12 @@ class CacheKeeper:
         if outcome.kind not in _SAVED or outcome.is_superseded:
             return
         settled = None if outcome.kind is Kind.DONE else times.CACHES_SETTLED
-        with anyio.move_on_after(times.CACHES_SAVE_AT_END):
+        with anyio.move_on_after(CACHES_SAVE_AT_END):
             look = await self._look()
             if look is None:
                 return
             if look.files:
-                await self._save(look, times.CACHES_SAVE_AT_END, settled)
+                await self._save(look, CACHES_SAVE_AT_END, settled)
             elif self.state == "cold" and not self._saved.files:
                 say("compile caches: nothing was compiled, so that nothing is kept")
 

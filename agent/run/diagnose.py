@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec.structs import replace
 
-from agent.base import times
 from agent.base.ends import Kind
 from agent.checks.package_pairs import misfits
 from agent.decisions.attempts import FailureCause
@@ -38,6 +37,7 @@ if TYPE_CHECKING:
     from agent.diagnosis.find_cause import Diagnosis
     from agent.run.node_run import NodeRun
 
+CAUSE_SEARCH = 10.0  # For the search of the logs, whose bytes are bounded, on a machine under load.
 _DEAD_ACTORS = 6.0  # For Ray to return why actors died, and the ends of their logs.
 RAY_LOGS = (
     *("raylet.out", "raylet.err", "gcs_server.out", "gcs_server.err", "runtime_env_agent.log"),
@@ -85,7 +85,7 @@ async def diagnose_end(
 async def _diagnose(run: NodeRun, kind: Kind, elsewhere: Elsewhere) -> Diagnosis | None:
     """Return the cause that the logs show for an end of a kind."""
     # Does a log show the cause?
-    own = await in_thread(partial(_read_logs, run, kind), times.CAUSE_SEARCH) or []
+    own = await in_thread(partial(_read_logs, run, kind), CAUSE_SEARCH) or []
     own = [replace(log, at=elsewhere.first_at) for log in own]
     own_text = own[0].text if own else ""
     logs = [*_named_before(own_text, elsewhere.named), *own, *elsewhere.logs]
@@ -133,7 +133,7 @@ async def find_cause(run: NodeRun, output: Path, elsewhere: Elsewhere) -> Failur
         text = data.decode(errors="replace")
         return Log("", output.name, text, at=elsewhere.first_at, first_line=first_line)
 
-    own = await in_thread(read, times.CAUSE_SEARCH)
+    own = await in_thread(read, CAUSE_SEARCH)
     if own is None:
         return None
     named = _named_before(own.text, elsewhere.named)
@@ -159,11 +159,11 @@ def search_logs(logs: list[Log]) -> Diagnosis:
 
 async def _search(logs: list[Log]) -> Diagnosis | None:
     """Return the cause in some logs, in the ends of them where a slow machine takes too long."""
-    diagnosis = await in_thread(partial(search_logs, logs), times.CAUSE_SEARCH)
+    diagnosis = await in_thread(partial(search_logs, logs), CAUSE_SEARCH)
     if diagnosis is not None or all(len(log.text) <= _TAIL for log in logs):
         return diagnosis
     ends = [replace(log, text=log.text[-_TAIL:], first_line=None) for log in logs]
-    return await in_thread(partial(search_logs, ends), times.CAUSE_SEARCH)
+    return await in_thread(partial(search_logs, ends), CAUSE_SEARCH)
 
 
 def _named_before(text: str, named: tuple[Known, ...]) -> list[Log]:

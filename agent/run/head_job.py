@@ -67,6 +67,7 @@ if TYPE_CHECKING:
     from agent.run.node_run import NodeRun
     from agent.run.share_link import ShareLink
 
+STOP_ACCEPTED = 5.0  # For Ray's dashboard to accept the stop of a job; it usually takes one.
 _CHECKPOINT_POLL = 0.25  # A job that has saved goes on until it is stopped: further steps are lost.
 _CHECKPOINT_QUIET = 2.0  # A checkpoint without changes for so long is whole, unless known before.
 
@@ -118,7 +119,7 @@ async def stop_job(  # noqa: PLR0913 - a job, and who learns of its stop
     await flush()
 
     # Through Ray, unless its dashboard hangs.
-    with anyio.move_on_after(times.STOP_ACCEPTED):
+    with anyio.move_on_after(STOP_ACCEPTED):
         await link.stop_job(job_id)
         return
 
@@ -126,7 +127,7 @@ async def stop_job(  # noqa: PLR0913 - a job, and who learns of its stop
     pids = terminate(job_id)
     if pids:
         send(DriverSignaled(job_id))
-        timeout = f"Ray did not take the stop of the job within {times.STOP_ACCEPTED:g} s"
+        timeout = f"Ray did not take the stop of the job within {STOP_ACCEPTED:g} s"
         say(f"{timeout}: SIGTERM sent to its driver itself ({pids})", "warning")
 
 

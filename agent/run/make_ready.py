@@ -45,6 +45,9 @@ if TYPE_CHECKING:
     from agent.run.takeover import SurvivingProcesses
 
 
+OWN_POD_NAME = 20.0  # For the DNS name of a pod that runs already: an ssh shell is in it.
+
+
 async def prepare_machine(run: NodeRun) -> Outcome | None:
     """Prepare this machine; return the refusal if the run cannot start here.
 
@@ -187,7 +190,7 @@ def with_own_address(plan: Plan, network: Network = NETWORK) -> Plan:
         error = not_the_head(address, addresses, found.evidence)
         finding = Finding(OWN_NAME, Level.FAIL, error.reason, error.remedy)
     else:
-        limit = times.OWN_POD_NAME if address.must_be_own else plan.settings.wait_head
+        limit = OWN_POD_NAME if address.must_be_own else plan.settings.wait_head
         what = f"{found.evidence}: `run` waits for it, for {duration_text(limit)}"
         finding = Finding(OWN_NAME, Level.WARN, what, "Check HEAD_POD_ID and DNS")
     count = sum(one.check == NAMES for one in plan.findings)  # They come first
@@ -200,7 +203,7 @@ async def find_own_address(
 ) -> str:
     """Return this node's address; wait until its names resolve to one of them."""
     if address.must_be_own:
-        limit = min(limit, times.OWN_POD_NAME)
+        limit = min(limit, OWN_POD_NAME)
     found = OwnAddress("")
 
     async def check() -> str | NotYet:

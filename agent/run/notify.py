@@ -18,7 +18,6 @@ from urllib.parse import urlsplit
 import aiohttp
 import anyio
 
-from agent.base import times
 from agent.base.proxy import proxy_for
 from agent.base.text import listed, map_texts, without_controls
 from agent.plan.page_address import page_address
@@ -35,6 +34,10 @@ if TYPE_CHECKING:
     from agent.port.status_model import HeadStatus
     from agent.port.user_notices import Notice
 
+NOTIFY_REQUEST = 10.0  # For one request, whatever the server sends.
+NOTIFY_RETRY_PAUSE = 1.0  # Before a failed request is repeated; it grows.
+NOTIFY_WITHIN = 300.0  # A message that was not accepted within this is no news any more.
+NOTIFY_GRACE = 2.0  # The end of a run waits so long for its message to be accepted.
 _NOTIFY_LOOK = 2.0  # Between two looks at what is worth a message.
 _LONGEST_NOTIFY_PAUSE = 20.0  # A service that limits its requests accepts one again within this.
 _PASSES = {408, 425, 429}  # statuses after which the same request may be accepted
@@ -86,11 +89,11 @@ class Notifier:
             return not any(target.sends_end for target in self._targets) or NotYet()
 
         try:
-            await until(are_done, times.NOTIFY_GRACE, longest=0.1)
+            await until(are_done, NOTIFY_GRACE, longest=0.1)
         except TimedOutError:
             late = listed(target.name for target in self._targets if target.sends_end)
             what = f"AGENT_NOTIFY: {late} has not accepted the end of the run"
-            say(f"{what} within {times.NOTIFY_GRACE:g} s", "warning")
+            say(f"{what} within {NOTIFY_GRACE:g} s", "warning")
 
     def _send(self, notice: Notice) -> None:
         run_id = self._run_id()
@@ -141,8 +144,8 @@ class _Target:
         try:
             return await until(
                 attempt,
-                times.NOTIFY_WITHIN,
-                step=times.NOTIFY_RETRY_PAUSE,
+                NOTIFY_WITHIN,
+                step=NOTIFY_RETRY_PAUSE,
                 longest=_LONGEST_NOTIFY_PAUSE,
             )
         except TimedOutError as late:
@@ -162,7 +165,7 @@ class _Target:
 
 async def _post(url: str, body: bytes) -> str | NotYet:
     """Post once; return '' if it was accepted, why it never will be, or NotYet."""
-    timeout = aiohttp.ClientTimeout(total=times.NOTIFY_REQUEST)
+    timeout = aiohttp.ClientTimeout(total=NOTIFY_REQUEST)
     headers = {"Content-Type": "application/json"}
     options: Any = {"proxy": proxy_for(url), "allow_redirects": False}
     try:
@@ -172,7 +175,7 @@ async def _post(url: str, body: bytes) -> str | NotYet:
         ):
             code = reply.status
     except (TimeoutError, asyncio.TimeoutError):  # two things until Python 3.11
-        return NotYet(f"no answer within {times.NOTIFY_REQUEST:g} s")
+        return NotYet(f"no answer within {NOTIFY_REQUEST:g} s")
     except (aiohttp.ClientError, OSError, ValueError) as error:
         return NotYet(str(error) or type(error).__name__)
 

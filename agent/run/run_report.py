@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from agent.run.node_run import NodeRun
 
 
+REPORT_MADE = 10.0  # For report.html at the end of a run: masks over some MB, under load.
+REPORT_AT_STOP = 2.0  # The same at a stop, whose grace is over then.
+
+
 async def write_report(run: NodeRun, status: RunStatus, outcome: Outcome) -> Path:
     """Write the report; return its file, or the run folder where the disk does not take it."""
     full = replace(status.with_private(status.status()), verdict=outcome)
@@ -34,7 +38,7 @@ async def write_report(run: NodeRun, status: RunStatus, outcome: Outcome) -> Pat
     # Reading and writing have limits of their own, so that a stalled disk delays the end little.
     logs = await in_thread(partial(_read_logs, run), times.STALLED_DISK) or {}
     is_stopped = outcome.kind is Kind.STOPPED  # the platform's grace may be nearly over
-    limit = times.REPORT_AT_STOP if is_stopped else times.REPORT_MADE
+    limit = REPORT_AT_STOP if is_stopped else REPORT_MADE
     page = await in_thread(partial(_page, run, data, logs), limit)
     if page is None:
         return run.folder.path

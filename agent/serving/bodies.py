@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING
 import anyio
 from aiohttp import web
 
-from agent.base import times
-
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
+BODY = 10.0  # For a request's body, and as long again for every 32 MiB.
+BODY_QUEUE = 20.0  # A request waits so long for the bodies of others, then it gets a 503.
 RETRY_AFTER = 2  # Seconds, in a 503
 BUFFERED = 1 << 16
 """Bytes of a body that do not count: a connection's buffers take as much before it is read."""
-_LEAST_RATE = 3 << 20  # Bytes a second; a pause of times.BODY is allowed once for all of them
+_LEAST_RATE = 3 << 20  # Bytes a second; a pause of BODY is allowed once for all of them
 
 
 class Body:
@@ -35,7 +35,7 @@ class Body:
     async def take(self, size: int) -> None:
         """Count so many bytes more; wait until there is room for them, or raise an HTTP 503."""
         try:
-            with anyio.fail_after(times.BODY_QUEUE):
+            with anyio.fail_after(BODY_QUEUE):
                 await self._memory.wait_for(self, size)
         except TimeoutError:
             raise web.HTTPServiceUnavailable(
@@ -118,7 +118,7 @@ class Bodies:
             memory.end(body)
 
     async def _read(self, request: web.Request, body: Body) -> None:
-        left = times.BODY
+        left = BODY
         while True:
             began = anyio.current_time()
             try:
@@ -134,7 +134,7 @@ class Bodies:
 
             # What arrives quickly gains time for what follows, but a pause never gets more.
             waited = anyio.current_time() - began
-            left = min(times.BODY, left - waited + len(part) / _LEAST_RATE)
+            left = min(BODY, left - waited + len(part) / _LEAST_RATE)
             if len(body.data) > BUFFERED:
                 await body.take(len(part))
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
-from agent.base import times
 from agent.base.ports import BACKLOG
 
 if TYPE_CHECKING:
@@ -18,6 +17,8 @@ if TYPE_CHECKING:
 
     Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
+HEADER = 10.0  # From the start of a connection to its first complete request header.
+CONNECTION_IDLE = 30.0  # From an answer to the next header; aiohttp's clients reuse one for 15 s.
 MAX_OPEN = 16_384  # Limit of open connections, where half the limit of open files is more
 _ACCEPTED_PER_TURN = 16  # Connections accepted in one turn of the loop, before any is counted
 
@@ -93,7 +94,7 @@ class Connection:
         if not self._is_admitted:
             self._transport.abort()
             return
-        self._wait(times.HEADER)
+        self._wait(HEADER)
         self._protocol.connection_made(transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -117,7 +118,7 @@ class Connection:
             yield
         finally:
             if not self._transport.is_closing():
-                self._wait(times.CONNECTION_IDLE)
+                self._wait(CONNECTION_IDLE)
 
     def _wait(self, seconds: float) -> None:
         self._timer = asyncio.get_running_loop().call_later(seconds, self.close)

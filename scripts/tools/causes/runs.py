@@ -140,7 +140,8 @@ def play(case: Case, folder: Path) -> Answer:
     run.output_begins = texts[HEAD].begins
     elsewhere = Elsewhere(known.logs_of_nodes(), NODES, first_at=known.first_at)
     outcome = Outcome(Kind.JOB_FAILED, case.exit, f"the job failed with {case.exit}")
-    with patch("agent.base.times.CAUSE_SEARCH", _NO_LIMIT):  # the answer is graded, not the machine
+    # The answer is graded, not the machine.
+    with patch("agent.run.diagnose.CAUSE_SEARCH", _NO_LIMIT):
         end = anyio.run(explain_end, run, outcome, elsewhere).remedy
     run.close()
     return Answer(end, live)

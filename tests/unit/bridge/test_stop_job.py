@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import anyio
 import pytest
 
-from agent.base import times
 from agent.bridge.link import RayLink
 from agent.decisions.attempts import DriverSignaled
 from agent.run.head_job import SubmissionTask, stop_job
@@ -36,7 +35,7 @@ def test_ray_first_then_the_driver(
         asked.append(job_id)
         return "pid 7, sleep"
 
-    monkeypatch.setattr(times, "STOP_ACCEPTED", 5.0 if takes else 0.5)
+    monkeypatch.setattr("agent.run.head_job.STOP_ACCEPTED", 5.0 if takes else 0.5)
     argv = [sys.executable, "-c", f"TAKES = {takes}\n{BRIDGE}"]
     events: list[object] = []
 

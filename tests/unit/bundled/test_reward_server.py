@@ -473,7 +473,7 @@ SMALL = json.dumps({"query": [""] * ITEMS}).encode()
 
 def test_many_small_items_count_by_what_they_take(monkeypatch: pytest.MonkeyPatch) -> None:
     """In all requests together: what does not fit waits, and is then a 503."""
-    monkeypatch.setattr(times, "BODY_QUEUE", 1.0)
+    monkeypatch.setattr("agent.serving.bodies.BODY_QUEUE", 1.0)
     small = Undecided(monkeypatch, 4 << 20)
 
     async def scenario() -> None:
@@ -501,7 +501,7 @@ def test_many_small_items_count_by_what_they_take(monkeypatch: pytest.MonkeyPatc
 
 def test_the_nodes_of_the_run_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """The agent's probe names them: strangers fill their own part of the memory, and no other."""
-    monkeypatch.setattr(times, "BODY_QUEUE", 1.0)
+    monkeypatch.setattr("agent.serving.bodies.BODY_QUEUE", 1.0)
     monkeypatch.setattr("agent.bundled.reward_server.is_loopback", "127.0.0.1".__eq__)
     small = Undecided(monkeypatch, 1 << 20)
 

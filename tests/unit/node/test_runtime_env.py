@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from ray._private.runtime_env.packaging import create_package
 from ray.runtime_env import RuntimeEnv
 
-from agent.base import times
 from agent.base.errors import Problem, SettingsError
 from agent.node.python_facts import ray_facts
 from agent.node.upload import LIMIT, measure
@@ -272,7 +271,7 @@ def test_counting_ends_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     """A folder that takes too long to count is judged by what was counted."""
     for name in ("a", "b"):
         sparse(tmp_path / name, LIMIT + 1)
-    monkeypatch.setattr(times, "UPLOAD_COUNTED", -1.0)
+    monkeypatch.setattr("agent.node.upload.UPLOAD_COUNTED", -1.0)
     with pytest.raises(SettingsError, match=r"100 MiB in 1 files \(a 100 MiB\)"):
         read(AGENT_WORKING_DIR=str(tmp_path))
 

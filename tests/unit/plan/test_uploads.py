@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from agent.base import times
 from agent.plan import waits as wait_keys
 from agent.run.plan_input import plan_from_environment
 
@@ -19,4 +18,4 @@ def test_a_large_upload_has_more_time(tmp_path: Path) -> None:
     (tmp_path / "weights.bin").write_bytes(b"x" * (4 << 20))
     plan = plan_from_environment({"AGENT_WORKING_DIR": str(tmp_path)}, ["true"])
     (wait,) = [wait for wait in plan.waits if wait.key == wait_keys.SUBMIT]
-    assert wait.seconds == pytest.approx(times.SUBMISSION + 8.0, abs=0.1)
+    assert wait.seconds == pytest.approx(wait_keys.SUBMISSION + 8.0, abs=0.1)

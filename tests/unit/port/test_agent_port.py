@@ -11,7 +11,6 @@ import pytest
 from aiohttp import web
 from msgspec.structs import replace
 
-from agent.base import times
 from agent.base.typed import convert
 from agent.cli import http_request
 from agent.cli.running_head import status_at
@@ -336,7 +335,7 @@ def test_a_body_that_does_not_come_holds_nobody(
     bare: Port, guarded: Port, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A stalled client gets an error after a limit, and others are served meanwhile."""
-    monkeypatch.setattr(times, "BODY", 0.5)
+    monkeypatch.setattr("agent.serving.bodies.BODY", 0.5)
     for port, path, kind in ((bare, "/report", JSON), (guarded, "/login", FORM)):
         with socket.create_connection(("127.0.0.1", port.number), SECONDS) as stalled:
             head = f"POST {path} HTTP/1.1\r\nHost: {port.here}\r\nContent-Length: 9\r\n"
@@ -350,7 +349,8 @@ def test_announced_bodies_are_never_in_the_way_of_a_report(
     bare: Port, guarded: Port, path: str, announced: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two strangers have hundreds of requests whose bodies do not come, with or without a token."""
-    monkeypatch.setattr(times, "BODY", 600.0)  # a report that waited for them would be a 503
+    # A report that waited for them would be a 503.
+    monkeypatch.setattr("agent.serving.bodies.BODY", 600.0)
     kind = FORM if path == "/login" else JSON
     for port, headers in ((bare, JSON), (guarded, {**BEARER, **JSON})):
         head = f"POST {path} HTTP/1.1\r\nHost: {port.here}\r\nContent-Length: {announced}\r\n"

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import pytest
 
-from agent.base import times
 from agent.base.errors import UnavailableError
 from agent.cli import logs_verb
 from agent.cli.command_line import main
@@ -199,7 +198,7 @@ def test_following_ends_when_the_agent_stays_away(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without a verdict the end of the run is unknown: this is an error."""
-    monkeypatch.setattr(times, "AGENT_RESTARTS", 1.0)
+    monkeypatch.setattr("agent.cli.logs_verb.AGENT_RESTARTS", 1.0)
     output = Output()
     monkeypatch.setattr(sys, "stdout", output)
     leave_key(tmp_path, KEY)

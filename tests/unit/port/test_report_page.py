@@ -15,7 +15,6 @@ import anyio
 from msgspec import to_builtins
 from msgspec.structs import replace
 
-from agent.base import times
 from agent.base.ends import Kind, Outcome
 from agent.job.series import PointsPart
 from agent.port.glance import judged
@@ -129,8 +128,8 @@ def test_after_a_stop_the_report_has_little_time(
         return "<p>a report</p>"
 
     monkeypatch.setattr(run_report, "_page", page)
-    monkeypatch.setattr(times, "REPORT_AT_STOP", 0.05)
-    monkeypatch.setattr(times, "REPORT_MADE", 600.0)
+    monkeypatch.setattr("agent.run.run_report.REPORT_AT_STOP", 0.05)
+    monkeypatch.setattr("agent.run.run_report.REPORT_MADE", 600.0)
     stopped = Outcome(Kind.STOPPED, 143, "asked to stop by SIGTERM")
     assert anyio.run(run_report.write_report, *ended(tmp_path), stopped) == tmp_path
     may_go_on.set()

@@ -18,7 +18,7 @@ from agent.base import times
 from agent.decisions import worker
 from agent.decisions.shared import Woke
 from agent.decisions.worker import worker_state as w
-from agent.processes.run_clock import RunClock
+from agent.processes.run_clock import CLOCK_LATE, WAKE_READS, RunClock
 from support import workers
 from support.heads import PAIR, TICK, Trace, goal
 
@@ -42,15 +42,15 @@ def test_it_stands_still_for_a_stop_and_a_moment_after() -> None:
     machine = Machine()
     clock = RunClock(1000.0, machine.read)
     assert clock.beat() == 0.0
-    machine.seconds += times.CLOCK_BEAT + times.CLOCK_LATE
+    machine.seconds += times.CLOCK_BEAT + CLOCK_LATE
     assert (clock.now(), clock.beat()) == (4.0, 0.0)
     machine.seconds += 100.0
     assert clock.now() == 4.0 + times.CLOCK_BEAT
-    machine.seconds += times.CLOCK_LATE
+    machine.seconds += CLOCK_LATE
     assert clock.now() == 4.0 + times.CLOCK_BEAT
-    assert clock.beat() == 100.0 - times.CLOCK_BEAT + times.WAKE_READS
+    assert clock.beat() == 100.0 - times.CLOCK_BEAT + WAKE_READS
     machine.seconds += 3.0
-    assert clock.now() == 4.0 + times.CLOCK_BEAT + times.CLOCK_LATE + 3.0 - times.WAKE_READS
+    assert clock.now() == 4.0 + times.CLOCK_BEAT + CLOCK_LATE + 3.0 - WAKE_READS
     assert clock.beat() == 0.0
 
 

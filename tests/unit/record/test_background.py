@@ -17,6 +17,7 @@ import pytest
 
 from agent.base import times
 from agent.record.background import (
+    HANGING_DISK,
     DiskAlarm,
     ItemWriter,
     Writer,
@@ -226,9 +227,9 @@ def test_a_write_that_did_not_end_is_not_waited_for_again() -> None:
     alarm = Alarm().alarm
     assert alarm.patience(times.STALLED_DISK) == times.STALLED_DISK
     alarm.report_hang("report.html")
-    assert alarm.patience(times.STALLED_DISK) == times.HANGING_DISK
+    assert alarm.patience(times.STALLED_DISK) == HANGING_DISK
     alarm.report("outcome.json", "")
-    assert alarm.patience(times.STALLED_DISK) == times.HANGING_DISK
+    assert alarm.patience(times.STALLED_DISK) == HANGING_DISK
     alarm.report("report.html", "")
     assert alarm.patience(times.STALLED_DISK) == times.STALLED_DISK
 

@@ -415,7 +415,7 @@ def test_a_stalled_disk_gets_the_newest_events(
 @needs_mount
 def test_a_full_disk_delays_events(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What does not fit is written once there is space, each line whole."""
-    monkeypatch.setattr("agent.base.times.LINES_RETRY", 0.02)
+    monkeypatch.setattr("agent.record.background.LINES_RETRY", 0.02)
     alarms: list[str] = []
     alarm = background.DiskAlarm(
         lambda line, _level: alarms.append(line)

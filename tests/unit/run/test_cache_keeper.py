@@ -150,7 +150,7 @@ def test_the_end_waits_no_longer_than_its_limit(
 ) -> None:
     """A program that does not end is left to the stop of all that runs here."""
     run = node_run(tmp_path, "node")
-    monkeypatch.setattr(times, "CACHES_SAVE_AT_END", 0.5)
+    monkeypatch.setattr("agent.run.cache_keeper.CACHES_SAVE_AT_END", 0.5)
 
     async def story() -> None:
         await seed(run)

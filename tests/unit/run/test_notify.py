@@ -12,7 +12,7 @@ import anyio
 import pytest
 from msgspec.structs import replace
 
-from agent.base import ends, times
+from agent.base import ends
 from agent.decisions.head.head_state import HeadPhase
 from agent.run import notify
 from agent.run.end import end_role
@@ -40,10 +40,10 @@ OK = reply(b"ok")
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Shorten the pauses and limits; no thread outlives its test."""
-    monkeypatch.setattr(times, "NOTIFY_RETRY_PAUSE", 0.05)
-    monkeypatch.setattr(times, "NOTIFY_REQUEST", 0.5)
-    monkeypatch.setattr(times, "NOTIFY_WITHIN", 1.5)
-    monkeypatch.setattr(times, "NOTIFY_GRACE", 1.0)
+    monkeypatch.setattr("agent.run.notify.NOTIFY_RETRY_PAUSE", 0.05)
+    monkeypatch.setattr("agent.run.notify.NOTIFY_REQUEST", 0.5)
+    monkeypatch.setattr("agent.run.notify.NOTIFY_WITHIN", 1.5)
+    monkeypatch.setattr("agent.run.notify.NOTIFY_GRACE", 1.0)
     yield
     for thread in threading.enumerate():
         if thread.name == "notify":

@@ -10,15 +10,14 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from agent.base import times
-from agent.processes.ray_machine import prune_sessions
+from agent.processes.ray_machine import SESSION_QUIET, prune_sessions
 from agent.processes.waiting import BestEffort
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 
-def made(temp: Path, day: int, age: float = 2 * times.SESSION_QUIET) -> Path:
+def made(temp: Path, day: int, age: float = 2 * SESSION_QUIET) -> Path:
     """Make a session's folder as Ray leaves it, with spilled objects."""
     session = temp / f"session_2026-01-{day:02}_10-00-00_000001_77"
     for part in ("logs", "ray_spilled_objects_abc"):

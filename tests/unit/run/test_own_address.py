@@ -6,7 +6,6 @@ import anyio
 import pytest
 from msgspec.structs import replace
 
-from agent.base import times
 from agent.base.errors import PreflightError, UnavailableError
 from agent.checks import OWN_NAME
 from agent.checks.finding import Level
@@ -46,7 +45,7 @@ def test_the_pod_of_an_ssh_shell_has_no_such_name(monkeypatch: pytest.MonkeyPatc
         return "pod0.test does not resolve"
 
     network = NETWORK._replace(resolve=resolve)
-    monkeypatch.setattr(times, "OWN_POD_NAME", 0.3)
+    monkeypatch.setattr("agent.run.make_ready.OWN_POD_NAME", 0.3)
     in_shell = replace(OWN, must_be_own=True)
     with pytest.raises(PreflightError, match="could not be found") as caught:
         anyio.run(make_ready.find_own_address, in_shell, MINE, 600.0, network)

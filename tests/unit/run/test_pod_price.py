@@ -96,7 +96,7 @@ def test_a_pod_without_a_cost_is_asked_for_a_while(
     runpod: RunPodServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A cost of 0 is none: the run would be shown as free."""
-    monkeypatch.setattr(times, "PRICE_ASKED", 0.3)
+    monkeypatch.setattr("agent.run.about_pod.PRICE_ASKED", 0.3)
     runpod.pods[POD]["cost"] = 0.0
     assert anyio.run(ask_for_price, api_of(runpod)) is None
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from aiohttp import web
 
-from agent.base import times
 from agent.serving.bodies import BUFFERED, Bodies
 
 if TYPE_CHECKING:
@@ -158,7 +157,7 @@ def test_what_is_too_long_or_late_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Each by its status; what arrived gains no time for a pause."""
-    monkeypatch.setattr(times, "BODY", 0.05)
+    monkeypatch.setattr("agent.serving.bodies.BODY", 0.05)
 
     async def scenario(bodies: Bodies) -> None:
         sender = Sender(bodies, announced=announced).send(sent)
@@ -170,7 +169,7 @@ def test_what_is_too_long_or_late_is_refused(
 
 def test_a_slow_body_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each part comes in time for itself, and all of them too slowly."""
-    monkeypatch.setattr(times, "BODY", 0.2)
+    monkeypatch.setattr("agent.serving.bodies.BODY", 0.2)
 
     async def scenario(bodies: Bodies) -> None:
         sender = Sender(bodies)
@@ -187,7 +186,7 @@ def test_a_slow_body_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_wait_for_memory_has_a_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     """It ends with a 503 to retry; one that is canceled leaves nothing behind."""
-    monkeypatch.setattr(times, "BODY_QUEUE", 0.1)
+    monkeypatch.setattr("agent.serving.bodies.BODY_QUEUE", 0.1)
 
     async def scenario(bodies: Bodies) -> None:
         first, late, gone = (Sender(bodies).send(1, last=True) for _ in range(3))

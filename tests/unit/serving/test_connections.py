@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 import pytest
 from msgspec.structs import replace
 
-from agent.base import times
 from agent.port.protocol import Hello, Report
 from agent.processes.ray_machine import raise_open_files
 from agent.serving import connections
@@ -103,14 +102,14 @@ def status_on(one: socket.socket, request: bytes = b"") -> int:
 @pytest.mark.parametrize("said", [b"", b"GET", HALF])
 def test_a_header_has_a_deadline(said: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     """A connection without a complete first header is closed."""
-    monkeypatch.setattr(times, "HEADER", 0.5)
+    monkeypatch.setattr("agent.serving.connections.HEADER", 0.5)
     with served_port(None) as port, connected(port.number, said=said) as (one,):
         assert is_closed(one)
 
 
 def test_a_slow_header_has_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """The deadline counts from the start of the connection, not from the last byte."""
-    monkeypatch.setattr(times, "HEADER", 1.0)
+    monkeypatch.setattr("agent.serving.connections.HEADER", 1.0)
     with served_port(None) as port, connected(port.number, said=HALF) as (one,):
         sent = 0
         while sent < 200 and not select.select([one], [], [], 0.1)[0]:
@@ -123,7 +122,7 @@ def test_a_slow_header_has_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("said", [b"", HALF])
 def test_an_idle_connection_has_a_deadline(said: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     """After an answer the next complete header has its deadline; until then it may be reused."""
-    monkeypatch.setattr(times, "CONNECTION_IDLE", 0.5)
+    monkeypatch.setattr("agent.serving.connections.CONNECTION_IDLE", 0.5)
     with served_port(None) as port, connected(port.number) as (one,):
         for _ in range(3):
             assert status_on(one, LIVEZ) == 200
@@ -133,8 +132,8 @@ def test_an_idle_connection_has_a_deadline(said: bytes, monkeypatch: pytest.Monk
 
 def test_a_stream_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
     """`/events` stays open beyond these deadlines."""
-    monkeypatch.setattr(times, "HEADER", 0.5)
-    monkeypatch.setattr(times, "CONNECTION_IDLE", 0.5)
+    monkeypatch.setattr("agent.serving.connections.HEADER", 0.5)
+    monkeypatch.setattr("agent.serving.connections.CONNECTION_IDLE", 0.5)
     with streamed_head(SECRET) as head, reading(head, BY_TOKEN) as answer:
         for number in range(5):  # the head reads its status every half second
             head.status = replace(head.status, run_name=f"run {number}")
@@ -161,11 +160,11 @@ FEW_FILES = 300
 PROCESS = """
 import resource, sys
 import anyio
-from agent.base import times
 from agent.port.server import AgentServer
 from agent.port.node_network import bind
+from agent.serving import connections
 
-times.HEADER = 600.0
+connections.HEADER = 600.0
 
 def status():
     raise NotImplementedError

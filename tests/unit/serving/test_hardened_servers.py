@@ -27,9 +27,9 @@ pytestmark = pytest.mark.processes
 PROGRAM = """
 import resource, sys
 resource.setrlimit(resource.RLIMIT_NOFILE, (1024, 1024))
-from agent.base import times
-times.HEADER = float(sys.argv[1])
-times.BODY = float(sys.argv[2])
+from agent.serving import bodies, connections
+connections.HEADER = float(sys.argv[1])
+bodies.BODY = float(sys.argv[2])
 from agent.bundled.{module} import main
 sys.exit(main(sys.argv[3:]))
 """
