@@ -56,6 +56,10 @@ class AgentError(Exception):
         """Return reason and remedy in one line."""
         return f"{self.reason}. {self.remedy}" if self.remedy else self.reason
 
+    def lines(self) -> tuple[str, ...]:
+        """Return what a verb prints that fails with this error."""
+        return (f"pod-agent: {self.sentence()}",)
+
     def outcome(self) -> Outcome:
         """Return the outcome of a run that this error prevents from starting."""
         return self.end.outcome(reason=self.reason, culprit=self.culprit, remedy=self.remedy)
@@ -78,6 +82,15 @@ class SettingsError(AgentError):
         )
         self.problems = problems
         self.hints = hints  # possible causes, such as a misspelled variable
+
+    def lines(self) -> tuple[str, ...]:
+        """Return the same; each wrong setting has a line."""
+        return (
+            "pod-agent: the settings are wrong, nothing was started:",
+            *(f"  {problem.sentence()}" for problem in self.problems),
+            *(f"  {hint}" for hint in self.hints),
+            f"refused: {len(self.problems)} problem(s) (exit code 78). {self.remedy}",
+        )
 
 
 class PreflightError(AgentError):

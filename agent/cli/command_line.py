@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 from agent import load
 from agent.base import times
 from agent.base.errors import AgentError, PreflightError
-from agent.cli.failures import failure_lines
 from agent.cli.verbs import VERBS
 from agent.processes import parent
 from agent.processes.signals import exit_now, make_streams_safe
@@ -51,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except AgentError as error:
-        return _report_failure(error.end.exit_code, *failure_lines(error))
+        return _report_failure(error.end.exit_code, *error.lines())
     return int(code)
 
 

@@ -12,9 +12,9 @@ from msgspec import to_builtins
 from agent.port.glance import SIGNS, judged
 from agent.port.node_network import bind
 from agent.port.page_status import page_status
-from agent.port.report_page import report_page
 from agent.port.server import AgentServer, Control
 from agent.port.status_model import FindingsStatus, LogPart
+from agent.run.run_report import report_page
 from tools.page.rules import AXE, OWN_RULES
 from tools.page.situations import made_run, worker_log
 

@@ -19,10 +19,10 @@ from agent.base.ends import Kind, Outcome
 from agent.job.series import PointsPart
 from agent.port.glance import judged
 from agent.port.page_status import page_status
-from agent.port.report_page import report_page
 from agent.record.log import disk_alarm
 from agent.run import run_report
 from agent.run.effects import REAL
+from agent.run.run_report import report_page
 from agent.settings.redact import MASK, Redactor
 from support.worlds import SECRET
 from tools.page.runs import EVIL
