@@ -477,6 +477,20 @@ def test_the_error_of_a_server_counts_before_its_clients() -> None:
     assert cause(f"{limit}\n{went_on}{begin}{late}").key == "rate limit"
 
 
+def test_what_a_server_answers_is_rarely_the_first_cause() -> None:
+    """Another exception of the same process counts before it."""
+    answer = f"{TRACE}urllib.error.HTTPError: HTTP Error 500: Internal Server Error"
+    assert cause(f"{answer}\n{REAL}").line == "ZeroDivisionError: division by zero"
+
+
+def test_a_device_that_cannot_be_opened_led_to_a_network_that_is_not_found() -> None:
+    """NCCL prints the device first, and then that its network is not there."""
+    network = "node-1:9:9 [0] init.cc:100 NCCL WARN Error: network IB not found."
+    device = "node-1:9:9 [0] NCCL WARN NET/IB : Unable to open device mlx5_0"
+    assert cause(network).key == "NCCL_NET"
+    assert cause(f"{device}\n{network}").key == "RDMA device"
+
+
 def test_an_exception_just_before_a_crash_of_its_process_came_first() -> None:
     """With more ordinary lines between, or in another process, the crash is quoted."""
     crash = "terminate called after throwing an instance of 'c10::Error'\n"

@@ -1,4 +1,4 @@
-"""Causes in logs: each variant of a message has its row, and whole logs have their cause."""
+"""Causes in whole logs: how many are right, which of several counts, and hostile logs."""
 
 from __future__ import annotations
 
@@ -6,75 +6,21 @@ import re
 import time
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.diagnosis.errors.log_parser import parse_log
 from agent.diagnosis.errors.prefixes import read_line
 from agent.diagnosis.find_cause import UNKNOWN, Diagnosis, diagnose_logs, plain_lines
 from agent.diagnosis.live_errors import LiveErrors
-from agent.diagnosis.rows import Again, Row, Weight, Words, explain, known_signs, table
 from agent.diagnosis.searched_log import Log
 from causes.ordinary.lines import compose
 from support.known_lines import find_known_lines
 from tools.causes.__main__ import main
 from tools.causes.cases import Result, diagnosis, judge, live_answer, load
 
-if TYPE_CHECKING:
-    from agent.diagnosis.errors.process_output import Occurrence
-
 CASES = Path(__file__).parents[2] / "causes"
-ALL = tuple(table().values())
-WORDS = [(row, words) for row in ALL for words in row.words]
-NEARBY = (
-    '  File "/x/a.py", line 9, in update_weights\n  File "/x/b.py", line 9, in load_weight',
-    '  File "/x/verl/utils/dataset/rl_dataset.py", line 9, in prompt_key',
-    '  File "/x/transformers/models/auto/configuration_auto.py", line 9, in __getitem__',
-    '  File "/x/multiprocessing/popen_fork.py", line 66, in _launch',
-    '  File "/x/vllm/v1/engine/core.py", line 9, in _initialize_kv_caches',
-    '  File "/x/multiprocessing/shared_memory.py", line 9, in __init__',
-    '  File "/x/vllm/model_executor/layers/linear.py", line 9, in divide',
-    '  File "/x/site-packages/vllm/transformers_utils/config.py", line 9, in <module>',
-    '  File "/x/torch/optim/adamw.py", line 9, in step',
-    '  File "/x/site-packages/a/b.py", line 9, in c\n    exec(source)\n  File "<string>", line 2',
-    '  File "/x/sglang/srt/mem_cache/memory_pool.py", line 9, in _create_buffers',
-    '  File "/x/verl/utils/config.py", line 9, in omega_conf_to_dataclass',
-    '  File "/x/transformers/tokenization_utils_base.py", line 9, in apply_chat_template',
-    '  File "/x/huggingface_hub/file_download.py", line 9, in https://huggingface.co',
-    '  File "/x/transformers/trainer_state.py", line 9, in load_from_json',
-    '  File "/x/safetensors/torch.py", line 9, in safe_open',
-    '  File "/x/openrlhf/utils/remote_rm_utils.py", line 9, in request_api_wrapper',
-    '  File "/x/search_r1/llm_agent/generation.py", line 9, in _batch_search',
-    '  File "/x/trl/extras/vllm_client.py", line 9, in update_named_param',
-    '  File "/x/trl/extras/vllm_client.py", line 9, in init_communicator',
-    '  File "/x/wandb/sdk/wandb_init.py", line 9, in init',
-    '  File "/x/vllm/config/parallel.py", line 9, in _verify_args',
-    '  File "/x/torch/distributed/checkpoint/state_dict.py", line 9, in set_model_state_dict',
-    '  File "/x/vllm/models/qwen.py", line 9, in load_weights',
-    '  File "/x/job.py", line 9, in main\n  File "<frozen os>", line 679, in __getitem__',
-    '  File "/x/job.py", line 9, in main\n    assert config.batch % config.ranks == 0',
-    '  File "/x/torch/distributed/checkpoint/a.py", line 9, in f\n    assert metadata is not None',
-    '  File "/x/subprocess.py", line 9, in _execute_child',
-    '  File "/x/transformer_engine/pytorch/__init__.py", line 9, in _load_library',
-    '  File "/x/site-packages/tensordict/_reductions.py", line 9, in <module>',
-    "node-1:1:2 [0] NCCL INFO Bootstrap : Using docker0:172.17.0.1<0>",
-    "include/shm.h:27 NCCL WARN Call to shm_open failed : Permission denied",
-    '  File "/usr/lib/python3/site-packages/datasets/table.py", line 9, in array_cast',
-    "[c10d] The IPv4 network addresses of (node-0, 29500) cannot be retrieved (gai error: -2)",
-    '  File "/x/vllm/v1/worker/gpu_model_runner.py", line 9, in load_model',
-    '  File "/x/torch/utils/data/_utils/pin_memory.py", line 9, in pin_memory',
-    '  File "/x/tools/checkpoint_conversion/llama.py", line 9, in main',
-    '  File "/x/sglang/srt/mem_cache/memory_pool_host.py", line 9, in init_kv_buffer',
-    '  File "/x/huggingface_hub/_commit_api.py", line 9, in _upload_lfs_files',
-    '  File "/x/numpy/lib/npyio.py", line 9, in load',
-    '  File "/x/bridge/training/checkpoints.py", line 9, in load_args_from_checkpoint',
-    '  File "/x/math_reward.py", line 9, in score',
-    '  File "/x/a.py", line 9, in f\n    assert a == b',
-)
-"""Lines before an error that show what it is about."""
 
 
 def log(text: str, node: str = "", name: str = "job.log") -> Log:
@@ -91,67 +37,6 @@ def labels(*texts: str) -> tuple[str, ...]:
     """Return the labels of the row that explains the logs of some nodes."""
     row = cause(*texts).row
     return () if row is None else row.labels
-
-
-# --- rows ----------------------------------------------------------------------------------------
-
-
-def errors_of(lines: list[str]) -> list[Occurrence]:
-    """Return the errors that the parser finds in some lines."""
-    return [*parse_log(lines, signs=known_signs()).occurrences]
-
-
-def _context(words: Words) -> str:
-    """Return a line that the variant wants to see before its own."""
-    around = words.near or words.caller
-    shown = f"\n{words.example}"
-    return next((line for line in NEARBY if around and re.search(around, line + shown)), "")
-
-
-@pytest.mark.parametrize(
-    ("row", "words"), WORDS, ids=[f"{r.key}-{n}" for n, (r, _) in enumerate(WORDS)]
-)
-def test_each_example_has_its_row(row: Row, words: Words) -> None:
-    """The variant matches its example, and no earlier row does."""
-    context = _context(words)
-    assert bool(context) or not (words.near or words.caller)
-    example = words.example.split("\n")
-    before = [*context.split("\n"), "    the line of code"] if context else [""]
-    lines = [*before, *example]
-    assert words.match(words.example, read_line(example[0]).body.strip(), (context,))
-    found = [
-        explain(o.error, "noise", "cause", "symptom", of_ray=row.of_ray) for o in errors_of(lines)
-    ]
-    assert found
-    assert found[-1] is not None
-    assert found[-1][0].key == row.key
-
-
-def test_each_row_is_whole() -> None:
-    """A row has words, a source, and sentences whose names the expression gives."""
-    text = (CASES / "labels.toml").read_text()
-    labels = {*re.findall(r'^label = "(\w+)"$', text, re.MULTILINE)}
-    for row in ALL:
-        assert row.words, row.key
-        assert row.sources, row.key
-        assert set(row.labels) <= labels, row.key
-        cause_, do = row.filled("")
-        assert "{" not in cause_, row.key
-        assert "{" not in do.replace("{reward_url}", ""), row.key
-        assert not cause_.endswith("."), row.key
-
-
-def test_the_advice_to_retry_agrees_with_the_labels() -> None:
-    """The rows and the corpus agree about which causes pass by themselves."""
-    text = (CASES / "labels.toml").read_text()
-    again = dict(re.findall(r'label = "(\w+)"\nclass = "\w+"\ntemporary = (\S+)', text))
-    causes = [row for row in ALL if row.kind == "cause"]
-    for row in causes:
-        if len(row.labels) == 1:
-            assert row.again.value == {"true": "yes", "false": "no"}.get(
-                again[row.labels[0]], "either"
-            ), row.key
-    assert {row.again for row in causes} == set(Again)
 
 
 # --- measured ------------------------------------------------------------------------------------
@@ -339,6 +224,14 @@ def test_two_that_remain_possible_are_both_named() -> None:
     )
 
 
+def test_the_nearer_log_is_asked_first() -> None:
+    """The job's output comes before Ray's log."""
+    near = Log("", "job.log", "RuntimeError: CUDA out of memory", of_ray=True)
+    far = Log("", "raylet.out", "Failed accept4: Too many open files", of_ray=True)
+    assert diagnose_logs([near, far]).key == "GPU memory"
+    assert diagnose_logs([far, near]).key == "open files"
+
+
 def test_no_log_no_diagnosis() -> None:
     """Without logs, or with empty ones, nothing is said."""
     for logs in ([], [log("")], [log("\n\n")]):
@@ -393,60 +286,3 @@ def test_context_may_lie_in_an_earlier_piece() -> None:
     assert errors.read(["    messages = row['problem']"]) == []
     assert [known.key for known in errors.read(["KeyError: 'problem'"])] == ["data column"]
     assert [known.key for known in find_known_lines(["x", "KeyError: 'problem'"])] == [UNKNOWN]
-
-
-def test_weights_are_in_order() -> None:
-    """What explains most is the greatest."""
-    assert max(Weight) is Weight.ROOT
-    assert min(Weight) is Weight.LAST
-
-
-@pytest.mark.parametrize(
-    ("line", "name"),
-    [
-        ("ModuleNotFoundError: No module named 'flash_attn'", "flash_attn"),
-        ("/usr/bin/python3: No module named openrlhf.cli", "openrlhf.cli"),
-        ("importlib.metadata.PackageNotFoundError: flash_attn", "flash_attn"),
-        (
-            "importlib.metadata.PackageNotFoundError: No package metadata was found for vllm",
-            "vllm",
-        ),
-        (
-            "ImportError: This file requires packages that were not found in your environment: einops",
-            "einops",
-        ),
-        (
-            "ImportError: FlashAttention2 is on, but the package flash_attn seems to be not installed.",
-            "flash_attn",
-        ),
-        ("ImportError: vLLM is not available. Please install vLLM", "vLLM"),
-        ("ImportError: Using `load_in_4bit` requires the bitsandbytes library", "bitsandbytes"),
-        ("ValueError: Please install flash-attn to use flash attention", "flash-attn"),
-        ("RuntimeError: math-verify is not installed", "math-verify"),
-        ("ImportError: it needs more, please `pip install -U trl`", "trl"),
-    ],
-)
-def test_the_missing_module_is_named(line: str, name: str) -> None:
-    """The cause names the module, never a word of the sentence around it."""
-    found = diagnose_logs([log(line)])
-    lacks = f"the job's Python lacks a module ({name})"
-    may_be_old = f"a package is missing, or too old ({name})"  # only what its user says of it
-    assert (found.key, found.cause) in {
-        ("missing module", lacks),
-        ("package asked for", may_be_old),
-    }
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "Namespace(remote_rm_url=['http://10.0.0.4:5000/get_reward'], on_error='raise')",
-        "args: Namespace(reward_server='x', timeout_error='reward request failed: refused')",
-        "  remote_rm_url: ['http://10.0.0.4:5000/get_reward']",
-        "Namespace(hint='CUDA out of memory. Tried to allocate')",
-    ],
-)
-def test_printed_settings_are_no_messages(line: str) -> None:
-    """A job prints its settings, which may contain the words of an error."""
-    assert diagnose_logs([log(f"{line}\nValueError: broken")]).key == ""
-    assert find_known_lines([line]) == []

@@ -25,7 +25,7 @@ from agent.run.head_server import RunStatus
 from agent.run.node_run import NodeRun, NodeStats
 from agent.settings.redact import MASK, Redactor
 from support.heads import NOTHING_DURABLE, goal, reported
-from support.known_lines import LINES, NOISY, find_known_lines
+from support.known_lines import find_known_lines
 from support.statuses import A_HEAD
 from support.worlds import SECRET, plan_of
 
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 
 SIGNS = {sign_of(words.text) for row in table().values() for words in row.words}
 """Texts of the table itself, as a source for hypothesis."""
-FATAL = {row.key for row in table().values() if row.is_live and row.kind != "noise"}
 PREFIXES = (
     "",
     "(TaskRunner pid=812) ",
@@ -83,6 +82,10 @@ Address already in use, trying the next port
 posix_fallocate is used for checkpoints
 no space for a longer prompt: truncated to 4096 tokens
 the answer is 42
+Namespace(remote_rm_url=['http://10.0.0.4:5000/get_reward'], on_error='raise')
+args: Namespace(reward_server='x', timeout_error='reward request failed: refused')
+  remote_rm_url: ['http://10.0.0.4:5000/get_reward']
+Namespace(hint='CUDA out of memory. Tried to allocate')
 """.splitlines()
 
 
@@ -98,32 +101,6 @@ def remarks_on(lines: Sequence[str]) -> list[str]:
 def causes_of(line: str) -> tuple[Known, ...]:
     """Return what a process that ends with a line reports as its cause."""
     return tuple(known for known in find_known_lines([line, ENDED]) if not known.is_seen)
-
-
-def test_every_live_row_and_every_noise_has_an_example() -> None:
-    """Every row has a known line; harmless ones that look like errors are reported as harmless."""
-    assert len(NOISY) >= 5
-    assert len(FATAL) > 20
-
-
-@pytest.mark.parametrize(("key", "line"), LINES)
-def test_a_known_line_is_logged_with_its_own_cause(key: str, line: str) -> None:
-    """The exact text, or nothing if its row is not reported while the job runs."""
-    found = find_known_lines(["step 3/40", line, "Traceback"])
-    if key not in FATAL:
-        assert found == []
-        return
-    said = [known for known in found if known.key == key]
-    assert line.endswith(said[0].line)
-    assert "the job's output" in said[0].sentence()
-
-
-@pytest.mark.parametrize("line", NOISY)
-def test_noise_is_called_noise(line: str) -> None:
-    """And as nothing else."""
-    (found,) = find_known_lines([line])
-    assert found.is_noise
-    assert found.sentence().startswith("noise in the job's output, to be ignored (")
 
 
 @given(

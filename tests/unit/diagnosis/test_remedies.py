@@ -1,4 +1,4 @@
-"""Known texts in logs: each row matches the exact text of a real failure."""
+"""The end of a run with what its logs show: the remedy, and the cause for the next attempt."""
 
 from __future__ import annotations
 
@@ -6,16 +6,9 @@ from typing import TYPE_CHECKING, cast
 
 import anyio
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from agent.base.ends import Kind, Outcome
-from agent.diagnosis.errors.log_parser import parse_log
-from agent.diagnosis.errors.prefixes import read_line
-from agent.diagnosis.find_cause import Diagnosis, diagnose_logs
-from agent.diagnosis.rows import explain as explain_error
-from agent.diagnosis.rows import known_signs, table
 from agent.diagnosis.searched_log import Log
 from agent.record.job_lines import KnownLines
 from agent.record.node_record import own_record
@@ -24,7 +17,6 @@ from agent.run import diagnose as explained_module
 from agent.run.diagnose import Elsewhere, diagnose_end, explain_end, find_cause
 from agent.run.node_run import NodeRun
 from agent.settings.redact import redactor_for
-from support.known_lines import LINES, NOISY
 from support.worlds import SECRET, plan_of
 
 if TYPE_CHECKING:
@@ -32,94 +24,6 @@ if TYPE_CHECKING:
 
     from agent.bridge.link import RayLink
     from agent.decisions.attempts import FailureCause
-
-BEFORE = "INFO: step 3/40 mean reward 0.61\n"
-
-
-def explain(*logs: tuple[str, str]) -> Diagnosis:
-    """Return what logs show; all of them may be Ray's own."""
-    return diagnose_logs([Log("", name, text, of_ray=True) for name, text in logs])
-
-
-@pytest.mark.parametrize(("key", "line"), LINES, ids=[f"{k}-{n}" for n, (k, _) in enumerate(LINES)])
-def test_a_known_text_is_explained(key: str, line: str) -> None:
-    """The exact text, somewhere in a log, gives its own row and no earlier one."""
-    found = explain(("job.log", f"{BEFORE}{line}\nTraceback follows\n"))
-    remedy = found.remedy()
-    assert (found.line, found.log) == (read_line(line).body, "job.log")
-    if table()[key].kind == "symptom":
-        assert remedy.startswith("unknown to pod-agent (rank 3): a collective operation")
-        return
-    assert found.key == key
-    before, _, quote = remedy.partition(" It shows in job.log")
-    assert "{" not in before.replace("{reward_url}", "").replace("{'GPU': 1.0}", "")
-    assert repr(found.line[:240])[:-1] in quote
-
-
-def test_every_row_was_met_by_somebody() -> None:
-    """No text without a row; no two rows with one name."""
-    keys = [row.key for row in table().values()]
-    assert len(keys) == len(set(keys))
-    assert {key for key, _ in LINES} <= set(keys)
-    assert all(
-        any(words.match(line, line, ()) for line in NOISY for words in row.words)
-        for row in table().values()
-        if row.kind == "noise" and row.is_live
-    )
-
-
-@pytest.mark.parametrize("line", NOISY)
-def test_noise_is_never_a_cause(line: str) -> None:
-    """A harmless line that looks like an error hides no cause, and is none."""
-    (occurrence,) = parse_log([line], signs=known_signs()).occurrences
-    known = explain_error(occurrence.error, "noise")
-    assert known is not None
-    assert known[0].kind == "noise"
-    assert explain(("job.log", line)).row is None
-    found = explain(("job.log", f"RuntimeError: CUDA out of memory\n{line}\n{line}"))
-    assert found.key == "GPU memory"
-
-
-def test_numbers_and_names_are_filled_in() -> None:
-    """Values from the line are in the sentence."""
-    text = "ValueError: Total available GPUs 8.0 is less than total desired GPUs 16"
-    found = explain(("job.log", text))
-    assert found.cause == "the job wants 16 GPUs, and 8.0 are free in Ray"
-    assert "`ray status`" in found.what_to_do
-
-
-def test_the_nearer_log_is_asked_first() -> None:
-    """The job's output comes before Ray's log."""
-    logs = (
-        ("job.log", "RuntimeError: CUDA out of memory"),
-        ("raylet.out", "Failed accept4: Too many open files"),
-    )
-    for order, key in ((logs, "GPU memory"), (logs[::-1], "open files")):
-        assert explain(*order).key == key
-
-
-@given(st.text(max_size=300))
-def test_any_text_can_be_searched(text: str) -> None:
-    """Any log can be searched without an error; ordinary words match nothing."""
-    explain(("job.log", text))
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "step 3/40 mean reward 0.61 kl 0.02",
-        "INFO No module named 'apex' found, using torch's own",
-        "0 Workers (tasks / actors) killed due to memory pressure (OOM), 2 Workers crashed",
-        "Using 8 GPUs, NCCL version 2.21.5",
-        "loading checkpoint shards: 100%",
-    ],
-)
-def test_plain_lines_explain_nothing(line: str) -> None:
-    """A wrong cause would mislead the user."""
-    assert explain(("job.log", line)).row is None
-
-
-# --- the effect: an outcome with its remedy ------------------------------------------------------
 
 
 @pytest.fixture

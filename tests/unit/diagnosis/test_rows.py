@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from pathlib import Path
 
+import pytest
 from msgspec.structs import replace
 
 from agent.base.text import parse_toml
 from agent.diagnosis import rows
 from agent.diagnosis.errors.parsed_error import ErrorKind, LogLevel, ParsedError, TracebackFrame
+from agent.diagnosis.find_cause import Diagnosis
 from agent.diagnosis.frame_text import frame_text
-from agent.diagnosis.rows import Case, Row, Words, table
+from agent.diagnosis.rows import Again, Case, Row, Weight, Words, short_name, table
+from agent.frameworks import framework_named
 
+LABELS = Path(__file__).parents[2] / "causes" / "labels.toml"
+CAUSES = [row for row in table().values() if row.kind == "cause"]
 SIGNAL = "signal only works in main thread of the main interpreter"
 
 
@@ -134,3 +140,126 @@ def test_lines_before_count_where_only_a_library_shows() -> None:
     assert not words.match_error(replace(python_error("KeyError", "'x'", own), before=before))
     longer = (*before, "d")
     assert not words.match_error(replace(python_error("KeyError", "'x'", library), before=longer))
+
+
+# --- the table -----------------------------------------------------------------------------------
+
+
+def test_each_row_is_whole() -> None:
+    """A row has words, a source, and sentences whose names the expression gives."""
+    text = LABELS.read_text(encoding="utf-8")
+    labels = {*re.findall(r'^label = "(\w+)"$', text, re.MULTILINE)}
+    for row in table().values():
+        assert row.words, row.key
+        assert row.sources, row.key
+        assert set(row.labels) <= labels, row.key
+        cause_, do = row.filled("")
+        assert "{" not in cause_, row.key
+        assert "{" not in do.replace("{reward_url}", ""), row.key
+        assert not cause_.endswith("."), row.key
+
+
+def test_the_advice_to_retry_agrees_with_the_labels() -> None:
+    """The rows and the corpus agree about which causes pass by themselves."""
+    text = LABELS.read_text(encoding="utf-8")
+    again = dict(re.findall(r'label = "(\w+)"\nclass = "\w+"\ntemporary = (\S+)', text))
+    for row in CAUSES:
+        if len(row.labels) == 1:
+            assert row.again.value == {"true": "yes", "false": "no"}.get(
+                again[row.labels[0]], "either"
+            ), row.key
+    assert {row.again for row in CAUSES} == set(Again)
+
+
+def test_weights_are_in_order() -> None:
+    """What explains most is the greatest."""
+    assert max(Weight) is Weight.ROOT
+    assert min(Weight) is Weight.LAST
+
+
+def test_no_sentence_shows_what_could_not_be_read() -> None:
+    """Of each example, the sentence has all names, or leaves their parentheses out."""
+    for row in table().values():
+        for words in row.words:
+            cause, remedy = row.filled(words.example)
+            assert "(?)" not in cause, words.example
+            assert "None of" not in cause, words.example
+            assert "{" not in remedy.replace("{reward_url}", ""), words.example
+
+
+LONGEST_SENTENCE = 205  # with the log's name, the node and the rank it has 240 characters at most
+
+
+def test_each_row_fits_into_a_sentence() -> None:
+    """What happened and what to do stand before the quoted line, in at most 240 characters."""
+    long = [
+        (row.key, len(row.cause) + len(row.what_to_do) + 2)
+        for row in table().values()
+        if len(row.cause) + len(row.what_to_do) + 2 > LONGEST_SENTENCE
+    ]
+    assert long == []
+
+
+@pytest.mark.parametrize(
+    ("name", "setting"),
+    [
+        ("verl", "actor_rollout_ref.rollout.gpu_memory_utilization"),
+        ("openrlhf", "--vllm.gpu_memory_utilization"),
+        ("trl", "vllm_gpu_memory_utilization"),
+        ("", "raise gpu_memory_utilization"),
+    ],
+)
+def test_a_remedy_has_the_names_of_the_runs_framework(name: str, setting: str) -> None:
+    """Where a recipe runs, its own setting is named, and no other framework's."""
+    framework = framework_named(name)
+    sentence = framework.in_own_words(table()["KV cache"].what_to_do)
+    assert setting in sentence
+    prompts = framework.in_own_words(table()["prompt too long"].what_to_do)
+    assert ("data.filter_overlong_prompts" in prompts) is (name in {"verl", ""})
+    if name:
+        sglang = framework.in_own_words(table()["KV cache of SGLang"].what_to_do)
+        assert "in verl" not in sglang
+    assert framework.in_own_words("Look at the log") == "Look at the log"
+
+
+LONG_VALUES = {
+    "path": "/mnt/lustre/team-rl/checkpoints/qwen3-235b-grpo/run-2026-11-26/a/global_step_1200",
+    "peer": "ip-10-128-254-117.us-west-2.compute.internal",
+    "host": "rollout-server-headless.reinforcement-learning.svc.cluster.local",
+    "why": "Requested node configuration is not available in this partition",
+    "most": "95",
+    "has": "3.20.3",
+    "needs": "6.31.1",
+    "version": "3.12",
+    "user": "huggingface_hub",
+    "package": "transformer_engine",
+    "owner": "ActorRolloutRefArguments",
+    "status": "500",
+    "reason": "Internal Server Error",
+    "port": "30000",
+    "module": "vllm.model_executor.layers.quantization",
+    "difference": "missing 1 required positional argument: 'config'",
+    "field": "engine_kwargs.vllm",
+}
+
+
+LONG_VALUE = "actor_rollout_ref.rollout.engine_kwargs.vllm.disable_log_requests_of_all_ranks"
+
+
+@pytest.mark.parametrize("row", CAUSES)
+def test_a_sentence_with_long_names_can_be_read(row: Row) -> None:
+    """With long paths, hosts and keys: at most 240 characters, with something to do in it."""
+    names = re.findall(r"\{(\w+)\}", row.cause + row.what_to_do)
+    values = {name: short_name(LONG_VALUES.get(name, LONG_VALUE)) for name in names}
+    diagnosis = Diagnosis(
+        line="the line",
+        log="job.log",
+        node="gpu-pool-h100-worker-127",
+        rank=1023,
+        row=row,
+        cause=row.cause.format(**values),
+        what_to_do=row.what_to_do.format(**{**values, "reward_url": "http://10.128.254.117:8000"}),
+    )
+    said = diagnosis.remedy().partition(" It shows in ")[0]
+    assert len(said) <= 240
+    assert len(said) > len(diagnosis.cause) + 40, "no room for what to do"
