@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections import Counter
 from itertools import pairwise
 
 import pytest
@@ -42,16 +43,19 @@ def test_each_time_is_shared_and_explained() -> None:
     """Each row has a reason, and several readers or a place in the order: others stand alone."""
     text = (ROOT / "agent/base/times.py").read_text()
     lines = text.splitlines()
-    sources = [path.read_text() for path in ROOT.glob("agent/**/*.py")]
+    within = Counter(re.findall(r"\w+", text))
+    read = re.compile(r"\btimes\b\W+(?=(\w+))")
+    readers = Counter[str]()
+    for path in ROOT.glob("agent/**/*.py"):
+        readers.update({*read.findall(path.read_text())})
+
     for node, after in pairwise(ast.parse(text).body):
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
             name = node.targets[0].id
             has_comment = "  # " in lines[node.lineno - 1]
             assert has_comment or isinstance(after, ast.Expr), f"{name} has no reason"
 
-            is_read = re.compile(rf"\btimes\b\W+{name}\b").search
-            readers = sum(map(bool, map(is_read, sources)))
-            is_ordered = len(re.findall(rf"\b{name}\b", text)) > 1
-            assert readers or is_ordered, f"{name} is not used"
-            is_shared = readers > 1 or is_ordered or name in BESIDE_OTHERS
+            is_ordered = within[name] > 1
+            assert readers[name] or is_ordered, f"{name} is not used"
+            is_shared = readers[name] > 1 or is_ordered or name in BESIDE_OTHERS
             assert is_shared, f"{name} is used by one module: it belongs there"
