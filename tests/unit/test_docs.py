@@ -46,17 +46,22 @@ def test_a_stale_file_is_named(
     assert path.read_bytes() == before
 
 
-def test_the_picture_has_every_folder_in_its_order() -> None:
+@pytest.fixture(scope="module")
+def folder_map() -> FolderMap:
+    """Return the folders of `agent/` with their imports."""
+    return read_folders(ROOT)
+
+
+def test_the_picture_has_every_folder_in_its_order(folder_map: FolderMap) -> None:
     """The order of the architecture test; separate programs are outside of it."""
-    folder_map = read_folders(ROOT)
     assert folder_map.folders == (*FOLDERS, BUNDLED, "__main__")
     assert folder_map.apart == (BUNDLED,)
     assert all(folder_map.purposes[folder] for folder in folder_map.folders)
 
 
-def test_the_picture_is_text_for_light_and_dark() -> None:
+def test_the_picture_is_text_for_light_and_dark(folder_map: FolderMap) -> None:
     """It is well-formed, its words are text, and it follows the reader's color scheme."""
-    text = draw(read_folders(ROOT))
+    text = draw(folder_map)
     words = [e.text for e in ET.fromstring(text).iter("{http://www.w3.org/2000/svg}text")]  # noqa: S314 - our own
     assert set(FOLDERS) <= set(words)
     assert "@media (prefers-color-scheme: dark)" in text
