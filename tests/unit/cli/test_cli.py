@@ -223,7 +223,7 @@ def test_a_worker_that_finds_no_head_ends_with_69(tmp_path: Path) -> None:
         "AGENT_HEAD": "localhost.invalid",
         "AGENT_PORT": "21990",
         "AGENT_RAY_PORT": "21979",
-        "AGENT_WAIT_HEAD": "5s",
+        "AGENT_WAIT_HEAD": "1s",
         "AGENT_LOG_DIR": str(tmp_path),
     }
 

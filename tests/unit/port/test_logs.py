@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import pytest
 
+from agent.base import times
 from agent.base.errors import UnavailableError
 from agent.cli import logs_verb
 from agent.cli.command_line import main
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+SHORT = 0.2
+"""Seconds that a request for logs waits, in place of three."""
 FIRST = Reply(1, "run-1", "booting", ray_ready=False, head_ip="10.0.0.1", news=0)
 
 
@@ -327,8 +330,9 @@ def test_a_verdict_ends_the_wait(asked: Asked) -> None:
     assert anyio.run(follow) == LogPart("", 4, over=True)
 
 
-def test_the_wait_has_a_limit(asked: Asked) -> None:
+def test_the_wait_has_a_limit(asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
     """The answer has the same offset."""
+    monkeypatch.setattr(times, "LOG_LINES_AWAITED", SHORT)
     asked.job.write_text("one\n")
     assert asked.part("head", "job", 4) == LogPart("", 4)
 
@@ -347,8 +351,11 @@ def test_the_wait_has_a_limit(asked: Asked) -> None:
         ("pod1", "agent", "pod1 has no log 'agent', or did not send it in time"),
     ],
 )
-def test_unknown_logs(asked: Asked, node: str, name: str, words: str) -> None:
+def test_unknown_logs(
+    asked: Asked, node: str, name: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Names come from a closed set; the error lists those that exist."""
+    monkeypatch.setattr(times, "LOG_LINES_AWAITED", SHORT)
     assert words in str(asked.part(node, name))
 
 
