@@ -148,7 +148,7 @@ def read_line(printed: str) -> PrintedLine:
         level = LogLevel.INFO if text.startswith(("NCCL INFO", "NCCL TRACE")) else _UNSTATED
         return PrintedLine(text, text, level=level)
 
-    # Take off one after another. The same ones stand before many lines.
+    # Take off one after another.
     at = 0
     layers: list[re.Match[str]] = []
     while match is not None and match.end() > at and len(layers) < _MOST_LAYERS:
@@ -156,13 +156,6 @@ def read_line(printed: str) -> PrintedLine:
         layers.append(match)
         match = _layer(text, at)
     body = text[at:]
-    prefix = text[:at]
-    stated = _prefixes.get(prefix)
-    if stated is None:
-        if len(_prefixes) >= _MOST_PREFIXES:
-            _prefixes.clear()
-        stated = _stated(layers)
-        _prefixes[prefix] = stated
 
     # Ray says at the end how often it left the line out.
     repeated = 1
@@ -171,39 +164,11 @@ def read_line(printed: str) -> PrintedLine:
         if again is not None:
             repeated = int(again[1])
             body = body[: again.start()]
-    level = LogLevel.INFO if body.startswith(("NCCL INFO", "NCCL TRACE")) else stated.level
-    return PrintedLine(
-        body,
-        text,
-        stated.source,
-        level,
-        stated.stamp,
-        stated.rank,
-        stated.pid,
-        stated.actor,
-        stated.ip,
-        repeated,
-    )
+    return _stated(layers, PrintedLine(body, text, repeated=repeated))
 
 
-class _Stated(NamedTuple):
-    """What the prefixes of a line state."""
-
-    source: tuple[str, ...]
-    level: LogLevel
-    stamp: str
-    rank: int | None
-    pid: int | None
-    actor: str
-    ip: str
-
-
-_prefixes: dict[str, _Stated] = {}
-_MOST_PREFIXES = 4_096
-
-
-def _stated(layers: Sequence[re.Match[str]]) -> _Stated:
-    """Return what prefixes state, from the outermost one on."""
+def _stated(layers: Sequence[re.Match[str]], line: PrintedLine) -> PrintedLine:
+    """Add to a line what its prefixes state, from the outermost one on."""
     source: list[str] = []
     level = _UNSTATED
     stamp = ""
@@ -225,7 +190,11 @@ def _stated(layers: Sequence[re.Match[str]]) -> _Stated:
                 source.append(value)
             elif what == "more" and (inner := _INNER_RANK.search(value)) is not None:
                 number.setdefault("rank", int(inner[1]))
-    return _Stated(
+    if line.body.startswith(("NCCL INFO", "NCCL TRACE")):
+        level = LogLevel.INFO
+    return PrintedLine(
+        line.body,
+        line.printed,
         tuple(dict.fromkeys(source)),
         level,
         stamp,
@@ -233,6 +202,7 @@ def _stated(layers: Sequence[re.Match[str]]) -> _Stated:
         int(name["pid"]) if name.get("pid", "").isdigit() else None,
         name.get("who", ""),
         name.get("ip", ""),
+        line.repeated,
     )
 
 
