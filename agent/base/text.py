@@ -9,6 +9,7 @@ import shlex
 import sys
 import textwrap
 from contextlib import suppress
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -277,3 +278,18 @@ NO_TERMINAL = Terminal()  # a file or a pipe: lines as they are
 def error_text(error: OSError) -> str:
     """Return the message of an OS error."""
     return error.strerror or str(error)
+
+
+def iso_time(seconds: float) -> str:
+    """Format a time for records: UTC, ISO 8601."""
+    text = datetime.fromtimestamp(seconds, timezone.utc).isoformat(timespec="milliseconds")
+    return text.replace("+00:00", "Z")
+
+
+def seconds_between(start: str, end: str) -> float:
+    """Return the seconds between two ISO times; 0 if one is invalid."""
+    try:
+        first, last = (datetime.fromisoformat(t.replace("Z", "+00:00")) for t in (start, end))
+        return max(0.0, (last - first).total_seconds())
+    except (TypeError, ValueError):
+        return 0.0

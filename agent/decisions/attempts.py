@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from itertools import pairwise
@@ -128,90 +129,82 @@ _NUMBER = re.compile(r"\d+")
 
 
 class Attempt(Value):
-    """One attempt at the job."""
+    """The present attempt at the job; until it is submitted, the next one."""
 
-    id: str  # in Ray: `<run id>-<number>`, unless a given Ray's owner set the first
+    id: str = ""  # in Ray: `<run id>-<number>`, unless a given Ray's owner set the first
     number: int = 1
-    began: float = 0.0  # its deadlines count from this time
-    not_before: float = 0.0  # it is submitted no earlier than this: a pause after a loss
-    submitted: RunTime | None = None  # when it was submitted to Ray; None until then
-    last_status_at: float = 0.0  # when Ray last returned its status
-    report: JobReport | None = None
-    job_ended_at: float | None = None  # when the job ended, of which Ray's report may be late
-    ended: float | None = None
-    end: Outcome | None = None
+    submitted: RunTime | None = None  # when it was submitted; None until then
+    start: str = ""  # the same in UTC
+    required: int = 0  # how many workers it needs
     workers: Mapping[str, str] = field(default_factory=dict)
     """Its workers at submission, address to name; empty if a killed agent left no record."""
+    nodes: tuple[str, ...] = ()  # all workers that took part, by name: Ray may use any that joins
     lost_workers: Mapping[str, str] = field(default_factory=dict)  # those lost, rejoined or not
     lost_nodes: tuple[str, ...] = ()  # all nodes that were lost while it ran, by name
     announced_nodes: tuple[str, ...] = ()  # those that their platform takes away, by name
-    former_workers: tuple[str, ...] = ()  # those that a killed agent counted: it may run there
+    dead_node_ids: frozenset[str] = frozenset()  # of silent nodes, which GCS may still list
     checkpoint: int | None = None  # the step of the newest checkpoint when it began, if known
-    last_step: int | None = None  # the last step that it made, once it is over, if known
     stall_key: str = ""  # the cause of the stall that it is ended for, if it is
-    unreachable_nodes: str = ""  # nodes of a given Ray that did not answer after it failed
     signaled: bool = False  # the agent sent SIGTERM to the driver: exit code 0 is no success
 
     @property
-    def loss_was_announced(self) -> bool:
+    def is_submitted(self) -> bool:
+        """Return whether it was submitted, or is about to be."""
+        return self.submitted is not None
+
+    def is_announced_loss(self, end: Outcome | None = None) -> bool:
         """Return whether it is lost, or will be, by announced losses of nodes alone."""
-        is_by_node = self.end is None or self.end.culprit == ends.NODE_TAKEN.culprit
+        is_by_node = end is None or end.culprit == ends.NODE_TAKEN.culprit
         known = set(self.announced_nodes)
         return bool(known) and is_by_node and known.issuperset(self.lost_nodes)
 
-    @property
-    def as_lost(self) -> LostAttempt:
-        """Return it as a lost attempt, for the decision about the next."""
-        began = self.began if self.submitted is None else self.submitted
-        reason = "" if self.end is None else self.end.reason
-        seconds = (self.ended or began) - began
-        return LostAttempt(
-            seconds,
-            reason,
-            self.checkpoint,
-            self.own_cause,
-            self.loss_was_announced,
-            self.last_step,
-        )
-
-    @property
-    def own_cause(self) -> FailureCause | None:
+    def own_cause(self, end: Outcome, report: JobReport | None) -> FailureCause | None:
         """Return why it was lost if the job itself is the cause; None after a loss from outside.
 
         Without a known line in its output that is where it stalled, or how it ended, apart from the
         numbers in it.
         """
-        if self.report is not None and self.report.cause is not None:
-            return self.report.cause
-        if self.end is None or self.end.culprit != "job" or self.lost_nodes:
+        if report is not None and report.cause is not None:
+            return report.cause
+        if end.culprit != "job" or self.lost_nodes:
             return None
         if self.stall_key:
-            return FailureCause(self.stall_key, self.end.reason, needs_step=True)
+            return FailureCause(self.stall_key, end.reason, needs_step=True)
 
         # Ray's word alone: whoever killed its driver or its supervisor may be outside.
-        report = self.report
         if report is not None and report.status == "FAILED" and not report.driver_exit_code:
             return None
-        return FailureCause(_NUMBER.sub("#", self.end.reason), self.end.reason, needs_step=True)
+        return FailureCause(_NUMBER.sub("#", end.reason), end.reason, needs_step=True)
 
 
-class AttemptSnapshot(Value):
-    """A submitted attempt, saved for the next agent; times are on the run's clock."""
+class EndedAttempt(Value):
+    """An attempt that is over; `start` and `end` are UTC, ISO 8601."""
 
-    attempt: Attempt  # the attempt without what Ray reports again
-    required: int  # how many workers it needs
-    dead_node_ids: frozenset[str] = frozenset()  # of silent nodes, which GCS may still list
-    last_loss: str = ""  # the last loss, as text
-    last_loss_at: RunTime | None = None
-    below_required_since: RunTime | None = None  # since when fewer workers than required count
-    end: Outcome | None = None  # the outcome to end with, once its job has stopped
-    stop_ordered_at: RunTime = 0.0  # when the stop was ordered
+    number: int
+    id: str
+    start: str
+    end: str
+    reason: str = ""
+    exit_code: int | None = None
+    seconds: float | None = None  # how long it ran; None if no record has that
+    checkpoint: int | None = None  # the step of the newest checkpoint when it began, if known
+    last_step: int | None = None  # the last step that it made, if known
+    nodes: tuple[str, ...] = ()  # the workers that took part, by name
+    epoch: int = 0  # of the Ray on which it ran
+    announced: bool = False  # whether it was lost by announced losses of nodes alone
+    cause: FailureCause | None = None  # why it was lost, if the job itself is the cause
 
     @property
-    def is_worth_saving(self) -> bool:
-        """Return whether it holds what Ray and the nodes could not give the next agent."""
-        has_loss = bool(self.last_loss or self.dead_node_ids or self.attempt.announced_nodes)
-        return has_loss or self.end is not None or self.below_required_since is not None
+    def tried(self) -> LostAttempt:
+        """Return it as input to the decision about the next one."""
+        return LostAttempt(
+            math.inf if self.seconds is None else self.seconds,
+            self.reason,
+            self.checkpoint,
+            self.cause,
+            self.announced,
+            self.last_step,
+        )
 
 
 class AttemptEvent(HeadEvent):

@@ -9,14 +9,42 @@ from __future__ import annotations
 import types
 from collections.abc import Mapping
 from functools import cache
+from signal import SIGINT, SIGTERM
 from typing import Any, TypeVar, Union, get_args, get_origin
 
 from msgspec.structs import fields, replace
 
+from agent.base import ends
+from agent.base.ends import Outcome
+from agent.base.text import seconds_between
 from agent.base.value import RunTime, Value
+from agent.decisions.attempts import (
+    Attempt,
+    EndedAttempt,
+    JobReport,
+    LostAttempt,
+    is_loss,
+    may_be_retried,
+    submission_id_of,
+)
 from agent.decisions.shared import Outage
 
 V = TypeVar("V", bound=Value)
+
+
+class Losses(Value):
+    """What the present attempt has lost."""
+
+    below_required_since: RunTime | None = None  # since when fewer workers than required count
+    last: str = ""  # the last loss of a node while the job ran, as text
+    last_at: RunTime | None = None  # when that was
+
+
+class Stop(Value):
+    """The stop of a job, and the outcome to end with once it has stopped."""
+
+    outcome: Outcome
+    ordered_at: RunTime  # its limit counts from this time
 
 
 class StepHolder(Value):
@@ -30,8 +58,95 @@ class StepHolder(Value):
 class Durable(Value):
     """What the next agent of a run must have, and what it decides on."""
 
+    run_id: str
+    fingerprint: str = ""  # of the job and its settings
+    epoch: int = 0  # the number of the Ray cluster; a later cluster has a higher one
+    replaces_ray: bool = False  # the Ray of this epoch does not answer yet: an older one may run
+    head: str = ""  # the name of the head's node
+    ended: tuple[EndedAttempt, ...] = ()
+    attempt: Attempt = Attempt()
+    losses: Losses = Losses()
+    stop: Stop | None = None  # the job is being stopped
+    verdict: Outcome | None = None  # the outcome of the run; workers may not have received it yet
     outages: tuple[Outage, ...] = ()  # when services did not answer, the newest last
     holders: tuple[StepHolder, ...] = ()  # the workers that may run a step on a disk
+
+    @property
+    def open_attempt(self) -> Attempt | None:
+        """Return the attempt that was submitted, or is about to be, and has no end."""
+        return self.attempt if self.attempt.is_submitted else None
+
+    @property
+    def tried(self) -> tuple[LostAttempt, ...]:
+        """Return the lost attempts for the retry decisions; a signal is no loss."""
+        return tuple(one.tried for one in self.ended if (one.exit_code or 0) <= _SIGNALED)
+
+    @property
+    def is_over(self) -> bool:
+        """Return whether no later head may resume the run, though this one may not have exited yet.
+
+        The job's own end, and a stop by hand, are final. After a loss, or a stop by a scheduler,
+        the run may be resumed.
+        """
+        end = self.verdict
+        return end is not None and (end.is_jobs_verdict or end.exit_code in {0, 128 + SIGINT})
+
+    @property
+    def has_outdated_ray(self) -> bool:
+        """Return whether a Ray that runs is to be replaced, or has run an attempt that is over."""
+        is_between = bool(self.ended) and not self.attempt.is_submitted
+        return self.replaces_ray or (is_between and self.ended[-1].epoch == self.epoch)
+
+    def before_attempt(self, required: int, fixed_id: str | None = None) -> Durable:
+        """Return it with the next attempt, not submitted yet; what the last one lost is forgotten.
+
+        `fixed_id` is the id that is set for the first attempt, if any.
+        """
+        number = self.ended[-1].number + 1 if self.ended else 1
+        id_ = submission_id_of(self.run_id, number, fixed_id)
+        attempt = Attempt(id_, number, required=required)
+        return replace(self, attempt=attempt, losses=Losses(), stop=None)
+
+    def with_end(
+        self, end: Outcome, at: str, seconds: float | None = None, report: JobReport | None = None
+    ) -> Durable:
+        """Return it with the end of its open attempt, if there is one; `at` is UTC.
+
+        `report` is Ray's last, if the attempt is lost.
+        """
+        attempt = self.open_attempt
+        if attempt is None:
+            return self
+        code = end.exit_code
+        if end.culprit in ends.LIMITS_OF_RUN:  # stopped, not lost: no retry is used
+            code = 128 + SIGTERM
+        ended = EndedAttempt(
+            attempt.number,
+            attempt.id,
+            attempt.start,
+            at,
+            end.reason,
+            code,
+            seconds=seconds,
+            checkpoint=attempt.checkpoint,
+            nodes=attempt.nodes,
+            epoch=self.epoch,
+            announced=is_loss(end) and attempt.is_announced_loss(end),
+            cause=attempt.own_cause(end, report) if is_loss(end) else None,
+        )
+        over = Attempt(attempt.id, attempt.number)
+        return replace(self, ended=(*self.ended, ended), attempt=over)
+
+    def with_epoch(self, utc: float) -> Durable:
+        """Return it with the epoch of the Ray that is about to start, at this time in UTC."""
+        return replace(self, epoch=max(self.epoch + 1, int(utc * 1000)))  # the clock may go back
+
+    def starting_ray(self, head: str, utc: float) -> Durable:
+        """Return it for an agent of this node that starts a Ray of its own."""
+        return replace(self.with_epoch(utc), head=head, replaces_ray=False)
+
+
+_SIGNALED = 128  # exit codes above are those of a signal
 
 
 def must_be_on_disk(before: Durable, after: Durable) -> bool:
@@ -39,7 +154,57 @@ def must_be_on_disk(before: Durable, after: Durable) -> bool:
 
     Others act on such a change, or must not act on what was before.
     """
-    return before.holders != after.holders
+    return _acted_on(before) != _acted_on(after)
+
+
+def _acted_on(durable: Durable) -> tuple[object, ...]:
+    attempt = durable.attempt
+    return (
+        *(durable.run_id, durable.epoch, attempt.id, attempt.submitted, len(durable.ended)),
+        *(durable.stop, durable.verdict, durable.holders),
+    )
+
+
+# --- the next agent -------------------------------------------------------------------------------
+
+
+class Succession(Value):
+    """How an agent comes to a run that an earlier one has left."""
+
+    replaces_agent: bool = False  # it replaces a killed one, whose verdict stands
+    job_survives: bool = False  # the job outlives its head: an open attempt is followed again
+    own_epoch: int = 0  # the epoch of the killed agent by its node.json, if known
+    memory: str = ""  # the out-of-memory evidence if Ray has ended since: it would run out again
+
+
+def taken_over(left: Durable, how: Succession, at: str) -> Durable:
+    """Return what an agent goes on with that finds this record of an earlier one; `at` is UTC."""
+    # A killed agent's verdict stands. A user who starts a run again wants it to continue.
+    durable = left
+    if not how.replaces_agent:
+        durable = replace(durable, verdict=None)
+        if durable.stop is not None and not may_be_retried(durable.stop.outcome):
+            durable = replace(durable, stop=None)
+
+    # Did a later head write the record? Then that stands.
+    if 0 < how.own_epoch < durable.epoch:
+        evidence = "run.json has its epoch"
+        later = ends.SUPERSEDED.outcome(run=durable.run_id, evidence=evidence)
+        durable = replace(durable, epoch=how.own_epoch, verdict=later)
+    if durable.open_attempt is None or how.job_survives:
+        return durable
+
+    # Its attempt was lost with it. Was its end decided while the job was stopped, or did it run out
+    # of memory?
+    end = None if left.stop is None else left.stop.outcome
+    if end is None and how.memory:
+        end = ends.OUT_OF_MEMORY.outcome(evidence=how.memory)
+    verdict = durable.verdict
+    if how.replaces_agent and end is not None and not may_be_retried(end):
+        verdict = verdict or end
+    seconds = seconds_between(durable.attempt.start, at)
+    durable = durable.with_end(end or ends.HEAD_LOST.outcome(), at, seconds)
+    return replace(durable, verdict=verdict, stop=None)
 
 
 # --- another clock --------------------------------------------------------------------------------

@@ -10,14 +10,13 @@ import re
 import secrets
 import stat
 from contextlib import contextmanager, suppress
-from datetime import datetime, timezone
 from enum import Enum
 from functools import partial
 from typing import TYPE_CHECKING, BinaryIO, ClassVar, TypeVar
 
 from msgspec import ValidationError, to_builtins
 
-from agent.base.text import error_text
+from agent.base.text import error_text, iso_time, seconds_between
 from agent.base.typed import convert
 from agent.base.value import Value
 from agent.record.background import run_within
@@ -52,21 +51,6 @@ def numbered_names(name: str) -> Iterator[str]:
     """Yield a name, then the same with `-2`, `-3` and so on."""
     yield name
     yield from (f"{name}-{number}" for number in range(2, _MOST_NUMBERS))
-
-
-def iso_time(seconds: float) -> str:
-    """Format a time for records: UTC, ISO 8601."""
-    text = datetime.fromtimestamp(seconds, timezone.utc).isoformat(timespec="milliseconds")
-    return text.replace("+00:00", "Z")
-
-
-def seconds_between(start: str, end: str) -> float:
-    """Return the seconds between two ISO times; 0 if one is invalid."""
-    try:
-        first, last = (datetime.fromisoformat(t.replace("Z", "+00:00")) for t in (start, end))
-        return max(0.0, (last - first).total_seconds())
-    except (TypeError, ValueError):
-        return 0.0
 
 
 def seconds_of(text: str) -> float:

@@ -14,10 +14,10 @@ from msgspec.structs import replace
 
 from agent.base import times
 from agent.base.ends import Outcome
-from agent.base.text import error_text
+from agent.base.text import error_text, iso_time, seconds_between
 from agent.base.value import Value
 from agent.record.background import ItemWriter
-from agent.record.files import LockHolder, Record, iso_time, safe_name, seconds_between
+from agent.record.files import LockHolder, Record, safe_name
 from agent.record.log_dir import RefusedPathError, log_dir
 from agent.record.memory import record_memory
 

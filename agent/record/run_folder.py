@@ -23,7 +23,7 @@ from msgspec.structs import replace
 
 from agent.base.ends import Outcome
 from agent.base.errors import PreflightError
-from agent.base.text import error_text
+from agent.base.text import error_text, iso_time
 from agent.base.typed import convert, decode
 from agent.base.value import Value
 from agent.decisions.receipt import ReceiptStatus
@@ -31,15 +31,7 @@ from agent.decisions.shared import HERE
 from agent.job import checkpoints
 from agent.record import files, node_record
 from agent.record.events import EVENTS_FILE
-from agent.record.files import (
-    NoRecord,
-    iso_time,
-    read_json,
-    read_small,
-    reading,
-    safe_name,
-    write_atomically,
-)
+from agent.record.files import NoRecord, read_json, read_small, reading, safe_name, write_atomically
 from agent.record.log import disk_alarm, say
 from agent.record.log_dir import LogDir, RefusedPathError, log_dir, owner_of_runs
 from agent.record.node_record import NodeRecord, own_record
@@ -48,7 +40,7 @@ from agent.record.run_record import RUN_FILE, RunRecord
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
 
-    from agent.record.run_record import AttemptRecord
+    from agent.record.run_record import AttemptOutcome
 
 _FOLDER_MOVE = 0.1  # For a blocked writer before the run folder moves: the next reply tries again.
 OUTCOME_FILE = "outcome.json"
@@ -65,7 +57,7 @@ class OutageRecord(Value):
 
 def outcome_text(  # noqa: PLR0913 - what it contains
     outcome: Outcome,
-    attempts: Sequence[AttemptRecord] = (),
+    attempts: Sequence[AttemptOutcome] = (),
     outages: Sequence[OutageRecord] = (),
     bundle: str = "",
     cost: float | None = None,
@@ -79,7 +71,7 @@ def outcome_text(  # noqa: PLR0913 - what it contains
     """
     data = {
         **to_builtins(outcome),
-        "attempts": to_builtins([attempt.to_outcome() for attempt in attempts]),
+        "attempts": to_builtins([*attempts]),
         "outages": to_builtins(outages),
     }
     if bundle:
@@ -172,7 +164,7 @@ _CHECKPOINTS = "checkpoints"  # the folder of recipes' checkpoints in AGENT_LOG_
 def node_folders(run: Path) -> list[Path]:
     """Return the folders of the nodes in a run's folder, the head's first."""
     record = RunRecord.read(run / RUN_FILE)
-    head = safe_name(record.head) if isinstance(record, RunRecord) else ""
+    head = safe_name(record.durable.head) if isinstance(record, RunRecord) else ""
     nodes = (path for path in _nodes_below(run) if path.parent == run)
     return sorted(nodes, key=lambda node: (node.name != head, node.name))
 

@@ -5,22 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 from contextlib import suppress
-from enum import Enum
 from itertools import chain, takewhile
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
-from msgspec import UNSET, UnsetType
-from msgspec.structs import replace
-
-from agent.base.ends import Outcome
 from agent.base.errors import PreflightError
 from agent.base.text import error_text
 from agent.base.value import Value
 from agent.decisions.attempts import (
-    Attempt,
-    AttemptSnapshot,
-    FailureCause,
-    LostAttempt,
     count_losses,
 )
 from agent.decisions.durable import Durable, on_clock
@@ -39,33 +30,6 @@ RUN_FILE = "run.json"
 RUN_LOCK = ".head.lock"
 
 
-class RunState(str, Enum):
-    """The state of a run."""
-
-    BOOTING = "booting"
-    RUNNING = "running"
-    ENDED = "ended"
-
-
-class SavedSnapshot(Value):
-    """A snapshot of an open attempt, for an agent that resumes it."""
-
-    clock: Moment  # when the clock of its times was 0
-    known: AttemptSnapshot
-
-
-class SavedMeter(Value):
-    """What the time of the run was spent on so far, for the next agent."""
-
-    clock: Moment  # when the clock of its times was 0
-    known: Meter
-    price: float | None = None  # dollars an hour of all nodes, if known
-
-    def on_clock(self, now: float) -> Meter:
-        """Return it on the clock of this run."""
-        return on_clock(self.known, now - self.clock.age())
-
-
 class AttemptOutcome(Value):
     """An attempt as the status and outcome.json have it."""
 
@@ -76,55 +40,48 @@ class AttemptOutcome(Value):
     exit_code: int | None
 
 
-class AttemptRecord(Value):
-    """One submission of the job; times are UTC, ISO 8601."""
+def outcomes_of(durable: Durable) -> tuple[AttemptOutcome, ...]:
+    """Return all attempts of a run for the status and outcome.json."""
+    outcomes = [
+        AttemptOutcome(one.number, one.start, one.end, one.reason, one.exit_code)
+        for one in durable.ended
+    ]
+    attempt = durable.open_attempt
+    if attempt is not None:
+        outcomes.append(AttemptOutcome(attempt.number, attempt.start, None, "", None))
+    return (*outcomes,)
 
-    number: int
-    submission_id: str
-    start: str
-    end: str | None = None
-    reason: str = ""
-    exit_code: int | None = None
-    checkpoint: int | None = None  # the newest checkpoint's step at the start
-    nodes: tuple[str, ...] = ()  # the workers that took part, by name
-    head: str = ""  # the name of the head that submitted it; '' in an older record
-    lock: int | None = None  # the inode of that head's lock; 0 without a lock, None if unknown
-    announced: bool | UnsetType = UNSET  # True if it was lost by announced losses of nodes alone
-    cause: FailureCause | UnsetType = UNSET  # why it was lost, if the job itself is the cause
-    last_step: int | UnsetType = UNSET  # the last step that it made, if known
-    snapshot: SavedSnapshot | UnsetType = UNSET
 
-    def resumed(self, now: float) -> AttemptSnapshot:
-        """Return what is known of an attempt that was left open, on the clock of this run."""
-        saved = self.snapshot
-        if not saved:
-            begun = Attempt(self.submission_id, self.number, submitted=0.0)
-            begun = replace(begun, checkpoint=self.checkpoint)
-            saved = SavedSnapshot(Moment(self.start), AttemptSnapshot(begun, len(self.nodes)))
-        known = on_clock(saved.known, now - saved.clock.age())
-        return replace(known, attempt=replace(known.attempt, former_workers=self.nodes))
+class SavedMeter(Value):
+    """What the time of the run was spent on so far."""
 
-    @property
-    def tried(self) -> LostAttempt:
-        """Return the attempt as the retry decisions count it."""
-        seconds = files.seconds_between(self.start, self.end or self.start)
-        announced = self.announced is True
-        return LostAttempt(
-            seconds,
-            self.reason,
-            self.checkpoint,
-            self.cause or None,
-            announced=announced,
-            last_step=None if self.last_step is UNSET else self.last_step,
-        )
+    clock: Moment  # when the clock of its moments was 0
+    meter: Meter
+    price: float | None = None  # dollars an hour of all nodes, if known
 
-    def to_outcome(self) -> AttemptOutcome:
-        """Return the attempt for the status and outcome.json."""
-        return AttemptOutcome(self.number, self.start, self.end, self.reason, self.exit_code)
+
+class Submitter(Value):
+    """The head that has submitted an attempt."""
+
+    attempt: int
+    head: str  # its node's name
+    lock: int  # the inode of its lock; 0 without a lock
+
+
+class Measured(Value):
+    """What was measured, and is not decided on before the next agent starts."""
+
+    used: float = 0.0  # seconds that agents have run
+    paid: float = 0.0  # dollars of all nodes so far, by agents that knew a price
+    paid_seconds: float = 0.0  # the part of `used` that these dollars paid
+    receipt: SavedMeter | None = None  # what the time was spent on so far
+    ranks: tuple[str, ...] = ()  # the names of nodes with a rank from the head, from rank 1 on
+    basis: JobBasis | None = None  # what its recipe is sized by, once it was submitted
+    submitter: Submitter | None = None  # of the last attempt
 
 
 class RunRecord(files.Record):
-    """A run."""
+    """A run: what is durable in the state of its head, and what was measured beside it."""
 
     outlives_its_disk: ClassVar[bool] = True
     version: ClassVar[int] = 2
@@ -132,88 +89,21 @@ class RunRecord(files.Record):
         "another release wrote it; let a run end before its pods get another release"
     )
 
-    run_id: str
-    fingerprint: str
-    epoch: int  # the number of the Ray cluster; a later cluster has a higher one
-    head: str = ""  # the name of the head's node
-    state: RunState = RunState.BOOTING
-    attempts: tuple[AttemptRecord, ...] = ()
-    ranks: tuple[str, ...] = ()  # the names of nodes with a rank from the head, from rank 1 on
-    clock: Moment | None = None  # when the clock of the moments in `durable` was 0
-    durable: Durable = Durable()
-    basis: JobBasis | None = None  # what its recipe is sized by, once it was submitted
-    used: float = 0.0  # seconds that agents have run
-    paid: float = 0.0  # dollars of all nodes so far, by agents that knew a price
-    paid_seconds: float = 0.0  # the part of `used` that these dollars paid
-    receipt: SavedMeter | None = None  # what the time was spent on so far
-    ending: Outcome | None = None  # the decided outcome; workers may not have received it yet
+    clock: Moment  # when the clock of the moments in `durable` was 0
+    durable: Durable
+    measured: Measured = Measured()
+
+    @property
+    def epoch(self) -> int:
+        """Return the number of the run's Ray cluster."""
+        return self.durable.epoch
 
     def durable_at(self, now: float) -> Durable:
         """Return what is durable on a clock that is at `now`.
 
         A changed wall clock does not move its moments.
         """
-        if self.clock is None:
-            return self.durable
         return on_clock(self.durable, now - self.clock.age())
-
-    def with_snapshot(self, known: AttemptSnapshot, now: float) -> RunRecord:
-        """Return the run with a snapshot of its open attempt, taken at `now` on the run's clock."""
-        last = self.open_attempt
-        if last is None or last.number != known.attempt.number:
-            return self
-        kept = replace(known, attempt=replace(known.attempt, former_workers=()))  # in `nodes`
-        return self.with_changes(snapshot=SavedSnapshot(Moment.before(now), kept))
-
-    def with_changes(self, **changes: object) -> RunRecord:
-        """Return the run with changes of its last attempt."""
-        last = replace(self.attempts[-1], **changes)
-        return replace(self, attempts=(*self.attempts[:-1], last))
-
-    def begin_attempt(self, attempt: AttemptRecord) -> RunRecord:
-        """Return the run with a new attempt, or with the open one of an earlier head."""
-        if self.open_attempt is not None and self.open_attempt.number == attempt.number:
-            return replace(self, state=RunState.RUNNING)
-        return replace(self, state=RunState.RUNNING, attempts=(*self.attempts, attempt))
-
-    @property
-    def open_attempt(self) -> AttemptRecord | None:
-        """Return the last attempt if it has no end."""
-        if not self.attempts or self.attempts[-1].end is not None:
-            return None
-        return self.attempts[-1]
-
-    @property
-    def tried(self) -> tuple[LostAttempt, ...]:
-        """Return the lost attempts for the retry decisions; a signal is no loss."""
-        ended = (attempt for attempt in self.attempts if attempt.end is not None)
-        return tuple(attempt.tried for attempt in ended if (attempt.exit_code or 0) <= 128)
-
-    def end_attempt(
-        self,
-        end: str,
-        reason: str,
-        exit_code: int | None,
-        *,
-        announced: bool = False,
-        cause: FailureCause | None = None,
-    ) -> RunRecord:
-        """Return the run with its open attempt ended."""
-        if self.open_attempt is None:
-            return self
-        how = {"end": end, "reason": reason, "exit_code": exit_code, "snapshot": UNSET}
-        return self.with_changes(**how, announced=announced or UNSET, cause=cause or UNSET)
-
-    @property
-    def is_over(self) -> bool:
-        """Return whether no later head may resume the run, though this one may not have exited yet.
-
-        The job's own end, and a stop by hand, are final. After a loss, or a stop by a scheduler,
-        the run may be resumed.
-        """
-        end = self.ending
-        is_final = end is not None and (end.is_jobs_verdict or end.exit_code in {0, 130})
-        return is_final or self.state is RunState.ENDED
 
 
 def proof_of(fingerprint: str, run_id: str, attempt: int, epoch: int) -> str:
@@ -260,13 +150,14 @@ def why_not_resumed(
 
     `node` is the name of this head; '' if the platform's run id identifies the run.
     """
-    if record.is_over:
+    durable = record.durable
+    if durable.is_over:
         return "it has ended"
-    if record.fingerprint != fingerprint:
+    if durable.fingerprint != fingerprint:
         return "it is of another job, or other settings"
-    if node and record.head and record.head != node:
-        return f"its head is {record.head}"
-    if retries is not None and count_losses(record.tried) > retries:
+    if node and durable.head and durable.head != node:
+        return f"its head is {durable.head}"
+    if retries is not None and count_losses(durable.tried) > retries:
         return "its attempts are used up"
     return ""
 
@@ -369,9 +260,10 @@ def finished_run(
     record = RunRecord.read_patiently(root / name / RUN_FILE)
     if not isinstance(record, RunRecord):
         return None
-    if record.fingerprint != fingerprint or record.head != node:
+    durable = record.durable
+    if durable.fingerprint != fingerprint or durable.head != node:
         return None
-    if record.ending is None or not record.ending.is_jobs_verdict:
+    if durable.verdict is None or not durable.verdict.is_jobs_verdict:
         return None
     return record
 
@@ -384,7 +276,7 @@ def run_to_return_to(root: Path, platform_run_id: str | None, node: str) -> str:
     if name is None:
         return ""
     record = RunRecord.read_patiently(root / name / RUN_FILE)
-    if isinstance(record, RunRecord) and record.is_over:
+    if isinstance(record, RunRecord) and record.durable.is_over:
         return ""
     return name
 
@@ -403,14 +295,15 @@ def _resume(root: Path, name: str, before: RunRecord, lock: FileLock) -> ChosenR
     its exit, or if the agents of its node ended in good order, or their pids are valid here.
     """
     # Does this head hold the lock that the former one held?
-    if not before.attempts:
+    durable = before.durable
+    if not durable.ended and durable.open_attempt is None:
         return ChosenRun(name, before, lock)
-    last = before.attempts[-1]
-    if lock.inode and last.lock in {None, lock.inode}:
+    last = before.measured.submitter
+    if lock.inode and (last is None or last.lock == lock.inode):
         return ChosenRun(name, before, lock)
 
     # Have all agents of the former head's node ended, or would they be seen here?
-    head = last.head or before.head
+    head = durable.head if last is None else last.head or durable.head
     here = read_pid_space()
     paths = map((root / name).joinpath, numbered_names(safe_name(head)))
     folders = takewhile(log_dir.is_folder, paths)
@@ -440,9 +333,10 @@ def _find_run(root: Path, name: str) -> tuple[FileLock, RunRecord | NoRecord, st
 
     # On a disk without locks: is the head of its record active?
     if claim is LockHolder.UNKNOWN and isinstance(record, RunRecord):
-        head = NodeRecord.read(folder / safe_name(record.head) / NODE_FILE)
+        name = record.durable.head
+        head = NodeRecord.read(folder / safe_name(name) / NODE_FILE)
         if isinstance(head, NodeRecord) and not head.ended and is_agent_running(head):
-            return lock, record, f"its head {record.head} is active"
+            return lock, record, f"its head {name} is active"
     return lock, record, ""
 
 

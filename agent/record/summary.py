@@ -6,8 +6,16 @@ import time
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from agent.base.errors import UnavailableError
-from agent.base.text import duration_text, escaped, first_names, short_duration
+from agent.base.text import (
+    duration_text,
+    escaped,
+    first_names,
+    iso_time,
+    seconds_between,
+    short_duration,
+)
 from agent.base.value import Value
+from agent.decisions.durable import on_clock
 from agent.decisions.head.head_state import HeadPhase, WorkerReplaced, WorkerReported, WorkerSilent
 from agent.decisions.receipt import RunActivity
 from agent.decisions.shared import HERE, ServiceGone
@@ -26,7 +34,7 @@ from agent.record.events import (
     WaitsOver,
     read_events,
 )
-from agent.record.files import NoRecord, iso_time, seconds_between, seconds_of
+from agent.record.files import NoRecord, seconds_of
 from agent.record.run_folder import (
     OUTCOME_FILE,
     agent_runs,
@@ -37,7 +45,7 @@ from agent.record.run_folder import (
     stacks_file,
     why_no_outcome,
 )
-from agent.record.run_record import RUN_FILE, RunRecord
+from agent.record.run_record import RUN_FILE, RunRecord, outcomes_of
 from agent.record.series_file import SERIES_FILE, read_steps
 
 if TYPE_CHECKING:
@@ -273,21 +281,23 @@ def _advice(saved: SavedSteps | None, record: RunRecord | NoRecord, began: str) 
 
 def _meter(record: RunRecord | NoRecord, began: str) -> Meter | None:
     """Return the run's meter as last recorded, on a clock that began at its start."""
-    if not isinstance(record, RunRecord) or record.receipt is None:
+    if not isinstance(record, RunRecord) or record.measured.receipt is None:
         return None
-    return record.receipt.on_clock(seconds_between(began, iso_time(time.time())))
+    saved = record.measured.receipt
+    now = seconds_between(began, iso_time(time.time()))
+    return on_clock(saved.meter, now - saved.clock.age())
 
 
 def _receipt_until(
     lasted: float, record: RunRecord | NoRecord, meter: Meter | None, saved: SavedSteps | None
 ) -> ReceiptStatus | None:
     """Return the receipt of a run without one in its outcome, by its record and its steps."""
-    if meter is None or not isinstance(record, RunRecord) or record.receipt is None:
+    if meter is None or not isinstance(record, RunRecord) or record.measured.receipt is None:
         return None
     progress = None if saved is None else saved.progress
     if meter.now.part == "job" and progress is not None and progress.attempt == meter.now.attempt:
         meter = meter.at_moment(RunActivity.of_job(progress.attempt, progress), lasted)
-    return meter.receipt(max(lasted, meter.seen_at)).to_status(record.receipt.price)
+    return meter.receipt(max(lasted, meter.seen_at)).to_status(record.measured.receipt.price)
 
 
 def _receipt(receipt: ReceiptStatus | None) -> list[str]:
@@ -378,9 +388,10 @@ def _noticed(events: list[_Event]) -> list[str]:
 
 
 def _attempts(record: RunRecord | NoRecord) -> list[str]:
-    if not isinstance(record, RunRecord) or not record.attempts:
+    known = outcomes_of(record.durable) if isinstance(record, RunRecord) else ()
+    if not known:
         return []
-    *before, last = record.attempts
+    *before, last = known
     texts = [f"attempt {attempt.number}: {attempt.reason or 'over'}" for attempt in before[-2:]]
     length = "not over" if last.end is None else _time(seconds_between(last.start, last.end))
     code = "" if last.exit_code is None else f", exit code {last.exit_code}"

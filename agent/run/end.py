@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from agent.plan.plan import Plan
     from agent.run.effects import Processes
     from agent.run.node_run import NodeRun
-    from agent.run.run_keeper import RunKeeper
+    from agent.run.run_store import RunStore
     from agent.run.takeover import KilledAgent
 
 
@@ -163,11 +163,11 @@ async def end_failed_role(run: NodeRun, failure: Exception) -> Outcome:
     return await end_role(run, outcome, bundle=partial(make_bundle, run))
 
 
-def close_records(run: NodeRun, keeper: RunKeeper | None) -> None:
+def close_records(run: NodeRun, store: RunStore | None) -> None:
     """Write the last records of a run that has ended, and release its folder."""
     run.record(Ended(round(run.now(), 3)))
-    if keeper is not None:
-        keeper.close()
+    if store is not None:
+        store.close()
     run.close()
 
 
@@ -282,8 +282,9 @@ def _write_for_killed(root: Path, node: str, killed: tuple[int, ...], outcome: O
     if folder is None:
         return
     record = run_record.RunRecord.read(folder.parent / run_record.RUN_FILE)
-    if isinstance(record, run_record.RunRecord) and record.head == node:
-        text = outcome_text(outcome, record.attempts, former_outages(record, node))
+    if isinstance(record, run_record.RunRecord) and record.durable.head == node:
+        attempts = run_record.outcomes_of(record.durable)
+        text = outcome_text(outcome, attempts, former_outages(record, node))
     else:
         text = outcome_text(outcome)
     write_outcome(folder, text)

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from agent.base.ends import Outcome
     from agent.node.facts import Facts
     from agent.port.reports import Reports
-    from agent.record.run_record import AttemptRecord
+    from agent.record.run_record import AttemptOutcome
     from agent.run.head_server import RunStatus
     from agent.run.node_run import NodeRun
 
@@ -59,7 +59,7 @@ def request_logs(run: NodeRun, before: h.HeadPhase, state: h.HeadState, reports:
     Some of the workers may be killed before they send a goodbye.
     """
     begins_to_stop = state.phase is h.HeadPhase.STOPPING and before is not h.HeadPhase.STOPPING
-    verdict = state.stop.verdict
+    verdict = state.outcome
     if not begins_to_stop or verdict is None or not verdict.is_failure:
         return
 
@@ -73,7 +73,7 @@ def request_logs(run: NodeRun, before: h.HeadPhase, state: h.HeadState, reports:
 async def make_bundle(
     run: NodeRun,
     outcome: Outcome,
-    attempts: Sequence[AttemptRecord] = (),
+    attempts: Sequence[AttemptOutcome] = (),
     workers: Iterable[BundlePart] | None = None,
 ) -> Outcome:
     """Write a bundle as `write_bundle` does, without blocking the event loop."""
@@ -86,7 +86,7 @@ async def make_bundle(
 def write_bundle(
     run: NodeRun,
     outcome: Outcome,
-    attempts: Sequence[AttemptRecord] = (),
+    attempts: Sequence[AttemptOutcome] = (),
     workers: Iterable[BundlePart] | None = None,
 ) -> Outcome:
     """Write a bundle if the run failed; return the outcome with the bundle's path.

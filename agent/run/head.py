@@ -12,7 +12,7 @@
   Ray within the grace. Then the run ends as any other does (end.py).
 
 head_job.py makes the job's submission and reads its output and checkpoints, head_server.py makes
-what the port serves, and run_keeper.py writes the record of the run.
+what the port serves, and run_store.py writes the record of the run.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from agent.base.text import error_text, shown_path
 from agent.bridge.link import RayLink
 from agent.decisions.head import head_decide as head
 from agent.decisions.head import head_state as h
+from agent.decisions.head.losses import end_of_attempt
 from agent.decisions.head.service_addresses import known_place
 from agent.decisions.head.service_order import service_address
 from agent.decisions.shared import HERE, Answered, LogLine, OrderKind, Refused, Step, Woke
@@ -43,6 +44,7 @@ from agent.record.event_filter import EventFilter, recorded_form
 from agent.record.events import AttemptOver
 from agent.record.files import remove_file
 from agent.record.log import say
+from agent.record.run_record import outcomes_of
 from agent.run import head_job, head_server, make_ready
 from agent.run.about_pod import ask_about_pod
 from agent.run.checkpoint_watch import say_newest_checkpoint
@@ -62,7 +64,7 @@ from agent.run.silent_nodes import probe_nodes, watch_silent_workers
 from agent.run.stall import StallWatch
 
 if TYPE_CHECKING:
-    from agent.decisions.attempts import Attempt
+    from agent.decisions.durable import Durable
     from agent.job.share import ShareOrder
     from agent.port.reports import Reports
     from agent.processes.output import OutputCopies
@@ -70,7 +72,7 @@ if TYPE_CHECKING:
     from agent.processes.waiting import Inbox
     from agent.run.make_ready import HeadStart
     from agent.run.node_run import NodeRun
-    from agent.run.run_keeper import RunKeeper
+    from agent.run.run_store import RunStore
 
 _LEFTOVERS_KILLED = 10.0  # For killing what an earlier attempt left; what resists stays.
 _CHECKPOINTS_LOOK = 60.0  # Between two looks for new checkpoints of the running job.
@@ -88,12 +90,12 @@ class HeadAgent:
         self,
         run: NodeRun,
         tasks: anyio.abc.TaskGroup,
-        keeper: RunKeeper,
+        store: RunStore,
         started: HeadStart,
         inbox: Inbox[h.HeadEvent],
     ) -> None:
         self._run = run
-        self._keeper = keeper
+        self._store = store
         self._started = started
         self._tasks = tasks
         self._inbox = inbox
@@ -102,10 +104,10 @@ class HeadAgent:
         self._env = started.env
 
         # What decisions are made on, and what is shown of them.
-        goal = make_goal(run.plan, keeper, now=run.now(), done=run.finished_steps)
-        self._state = head.first_state(goal, keeper.record.durable_at(run.now()))
+        goal = make_goal(run.plan, store, now=run.now(), done=run.finished_steps)
+        self._state = head.first_state(goal, store.durable)
         self._event_filter = EventFilter()
-        self._status = head_server.RunStatus(run, keeper, lambda: self._state)
+        self._status = head_server.RunStatus(run, store, lambda: self._state)
         run.outages = self._status.outages
         self._steps = StepKeeper(run, self._status.job_lines)
         run.receipt = self._status.receipt.to_status
@@ -218,9 +220,9 @@ class HeadAgent:
     async def _make_reports(self) -> Reports:
         """Return what answers workers' reports, once the epoch that they follow is on disk."""
         number = self._state.attempt.number
-        first = await head_server.first_reply(self._keeper, number, self._placeholders.node_ip)
+        first = await head_server.first_reply(self._store, number, self._placeholders.node_ip)
         reports = head_server.make_reports(
-            self._run, self._keeper, first, get_state=lambda: self._state, send=self._inbox.put
+            self._run, self._store, first, get_state=lambda: self._state, send=self._inbox.put
         )
         self._status.worker_stats = reports.worker_stats
         return reports
@@ -263,15 +265,15 @@ class HeadAgent:
         start(every, _RUN_RECORD_CHECK, "a look for a later head's record", check)
 
     def _on_wake(self, event: Woke) -> None:
-        self._keeper.used_hours += event.seconds / 3600
+        self._store.used_hours += event.seconds / 3600
         self._inbox.put(event)
 
     async def _record_use(self) -> None:
         self._status.receipt.save()
-        self._keeper.record_use(self._run.now(), self._status.cost())
+        self._store.measure_use(self._run.now(), self._status.cost())
 
     async def _look_for_later_head(self) -> None:
-        epoch = await result_in_thread(self._keeper.later_epoch)
+        epoch = await result_in_thread(self._store.later_epoch)
         if epoch:
             self._inbox.put(h.LaterHead(epoch, "run.json has its epoch"))
 
@@ -304,9 +306,7 @@ class HeadAgent:
             outcome = run.final(last.outcome) if isinstance(last, h.EndRun) else None
             if outcome is not None:
                 outcome = await self._check_steps(outcome)
-                self._state = self._state.with_stop(verdict=outcome)
-                self._keeper.record_outcome(outcome)
-                await self._keeper.flush()
+                await self._persist(replace(self._state.durable, verdict=outcome))
 
             self._publish()
             if isinstance(event, h.RunRemembered):
@@ -330,11 +330,11 @@ class HeadAgent:
         submitted = number - 1 if is_booting else number
         ray_ready = state.ray.gcs_answers and state.ray.item.step is not Step.LOST
         self._reports.publish(
-            epoch=self._keeper.epoch,
-            run_id=self._keeper.record.run_id,
+            epoch=state.durable.epoch,
+            run_id=state.durable.run_id,
             phase=state.phase.value,
             attempt=number,
-            fingerprint=self._keeper.proof(submitted),
+            fingerprint=head_server.proof(state.durable, submitted),
             ray_ready=ray_ready or state.goal.by_shares,  # without Ray
             verdict=state.verdict_for_workers,
         )
@@ -350,19 +350,12 @@ class HeadAgent:
             case LogLine():
                 say_line(action)
 
-            # The run: what the next agent must know of it.
+            # What the next agent of the run must have.
             case h.Persist(durable, must_be_on_disk):
-                self._keeper.put(durable, self._run.now())
-                if must_be_on_disk:
-                    await self._keeper.flush()
-            case h.SaveSnapshot(snapshot):
-                self._keeper.save(self._keeper.record.with_snapshot(snapshot, self._run.now()))
-            case h.AdoptRun(run_id, attempts, epoch, is_running):
-                await self._adopt_run(run_id, attempts, epoch, is_running=is_running)
+                await self._persist(durable, waits=must_be_on_disk)
 
             # The job and its attempts.
             case h.SubmitJob(job):
-                await self._record_attempt()  # before workers receive its number
                 self._submission_task.start(self._tasks, self._submit, job)
             case h.FollowJob(job):
                 await self._follow(job)
@@ -377,16 +370,14 @@ class HeadAgent:
                         self._link,
                         job,
                         terminate=self._run.effects.processes.terminate_driver,
-                        flush=self._keeper.flush,
                         send=put,
                         task=self._submission_task,
                     )
                 )
             case h.AskFramework():
                 start(self._framework.ask)
-            case h.Retry(ended):
-                await self._close_attempt(ended)
-            case h.ClearAttempt(number):
+            case h.ClearAttempt(number, job, end):
+                await self._close_attempt(number, job, end)
                 await self._clear_attempt(number)
 
             # Ray and its nodes.
@@ -411,20 +402,16 @@ class HeadAgent:
             case h.ProbeNode(node, probe, at, share):
                 self._reports.order(node, OrderKind.PROBE, probe, at=at, share=share)
 
-    async def _adopt_run(self, run_id: str, attempts: int, epoch: int, *, is_running: bool) -> None:
-        """Resume the run that workers remember: its record, folder and attempt."""
-        self._keeper.adopt_run(run_id, attempts, epoch)
-        if is_running:
-            await self._record_attempt()
-        self._run.join_run(run_id)
-        log_dir = str(self._run.folder.path)
-        self._placeholders = replace(self._placeholders, log_dir=log_dir)
-        await self._keeper.flush()
-
-    async def _record_attempt(self) -> None:
-        nodes = (*self._state.fleet.alive.values(),)
-        self._keeper.record_submission(self._state.attempt, nodes, self._state.required)
-        await self._keeper.flush()
+    async def _persist(self, durable: Durable, *, waits: bool = True) -> None:
+        """Write what is durable; `waits` until it is on disk, within a limit."""
+        self._state = replace(self._state, durable=durable)
+        if durable.run_id != self._store.durable.run_id:  # a run that workers remember
+            self._run.join_run(durable.run_id)
+            log_dir = str(self._run.folder.path)
+            self._placeholders = replace(self._placeholders, log_dir=log_dir)
+        self._store.put(durable, self._run.now())
+        if waits:
+            await self._store.on_disk()
 
     async def _probe(self, probe: str, at: str, share: ShareOrder | None) -> None:
         answer = await self._prober.probe(probe, at, self._placeholders, share)
@@ -461,16 +448,13 @@ class HeadAgent:
         put(h.GcsOpen())
 
     async def _start_ray_again(self) -> None:
-        """Start this node's Ray with a new epoch, after the hung one that may still run."""
+        """Start this node's Ray anew, after the hung one that may still run."""
         if self._ray is not None and self._ray.running:
             hung = self._ray
             self._ray = None
             await stop_ray(hung, 0.0)
             await self._discard_ray_events()
 
-        # Workers stop and join again by the epoch, so that it is on disk before Ray is there.
-        self._keeper.new_epoch(self._plan.topology.node_name)
-        await self._keeper.flush()
         self._ray = await start_ray(self._run, self._placeholders, self._env)
         self._tasks.start_soon(self._watch_ray, self._ray)
 
@@ -499,12 +483,10 @@ class HeadAgent:
         """Submit the attempt; a stop cancels it until it is handed to Ray or torchrun."""
         submission = await self._submission_task.make(self._make_submission)
         if submission is None:
-            self._keeper.withdraw_submission(job_id)
             why = "stopped before it was submitted"
             self._inbox.put(h.SubmitWaits(job_id, why, canceled=True))
             return
         if isinstance(submission, Outcome):
-            self._keeper.withdraw_submission(job_id)
             self._inbox.put(Refused(submission))
             return
         for message in submission.messages:
@@ -551,16 +533,15 @@ class HeadAgent:
     async def _make_submission(self, *, is_followed: bool = False) -> Submission | Outcome:
         """Make the job's command for the nodes that joined, or refuse it."""
         # All attempts of a run are sized by the same model and links.
-        keeper = self._keeper
-        basis = keeper.record.basis
+        basis = self._store.measured.basis
         if basis is None:
             basis = await head_job.read_basis(self._plan, self._state)
-            keeper.save(replace(keeper.record, basis=basis))
+            self._store.measure(basis=basis)
 
         maker = head_job.SubmissionMaker(
             self._plan,
             self._state,
-            keeper.record.run_id,
+            self._state.durable.run_id,
             basis,
             str(progress_path(self._run.folder, self._state.attempt.number)),
             is_followed=is_followed,
@@ -585,22 +566,16 @@ class HeadAgent:
 
     # --- try again ------------------------------------------------------------------------------
 
-    async def _close_attempt(self, ended: Attempt) -> None:
-        """Record an attempt's end, and pass on the rest of its output."""
-        self._run.record(AttemptOver(ended.number, ended.id, ended.end))
-        if ended.end is not None:
-            announced = ended.loss_was_announced
-            cause = ended.own_cause
-            self._keeper.record_attempt_end(ended.end, announced=announced, cause=cause)
-            await self._keeper.flush()
+    async def _close_attempt(self, number: int, job_id: str, end: Outcome) -> None:
+        """Pass on the rest of the output of an attempt that has ended."""
+        self._run.record(AttemptOver(number, job_id, end))
         await self._finish_output()
-        self._keeper.record_last_step(ended.number, self._steps.last_of(ended.number))
-        self._link.forget(ended.id)
+        self._link.forget(job_id)
 
         # From which checkpoint does the next one resume?
         find = head_job.send_newest_checkpoint
-        last_step = self._steps.last_of(ended.number)
-        self._tasks.start_soon(find, self._run, ended.number, self._inbox.put, last_step)
+        last_step = self._steps.last_of(number)
+        self._tasks.start_soon(find, self._run, number, self._inbox.put, last_step)
 
     async def _clear_attempt(self, number: int) -> None:
         """Stop all that could run beside the next attempt, with our own Ray.
@@ -656,8 +631,8 @@ class HeadAgent:
 
         # Record it, and what the run cost.
         await self._record_use()
-        self._keeper.record_end(outcome)
-        await self._keeper.flush()
+        state = self._state.with_durable(verdict=outcome)
+        await self._persist(end_of_attempt(state, outcome, run.now()))
         run.cost = self._status.cost()
         run.price_source = self._status.price_source()
         run.record_outcome(outcome, end)
@@ -689,7 +664,7 @@ class HeadAgent:
         """End the run with the evidence of all nodes; the workers' pods stop before this one."""
         run = self._run
         parts = parts_of_workers(run, self._status, self._state, self._reports)
-        attempts = self._keeper.record.attempts
+        attempts = outcomes_of(self._state.durable)
         others = head_server.agents_before_head(self._plan, self._state, self._reports)
 
         # First the outcome: a platform that stops the pod may not wait for the report.

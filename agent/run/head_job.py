@@ -100,23 +100,20 @@ async def start_job_output(
     return output, mirror
 
 
-async def stop_job(  # noqa: PLR0913 - a job, and who learns of its stop
+async def stop_job(
     link: RayLink | ShareLink,
     job_id: str,
     *,
-    flush: Callable[[], Awaitable[None]],
     send: Callable[[DriverSignaled], None],
     task: SubmissionTask,
     terminate: Callable[[str], str],
 ) -> None:
     """Stop a job through Ray, or signal its driver by `terminate` where the dashboard hangs.
 
-    `flush` writes the reason first, for an agent that replaces this one. A submission in
-    preparation is canceled.
+    A submission in preparation is canceled.
     """
     if await task.cancel():
         return
-    await flush()
 
     # Through Ray, unless its dashboard hangs.
     with anyio.move_on_after(STOP_ACCEPTED):

@@ -54,6 +54,7 @@ from agent.record.events import GoodbyeReceived
 from agent.record.files import reading
 from agent.record.job_lines import JobLines
 from agent.record.run_folder import OutageRecord, new_key, write_key
+from agent.record.run_record import outcomes_of, proof_of
 from agent.record.summary import Timeline
 from agent.run.checkpoint_watch import CheckpointWatch
 from agent.run.machine_watch import MachineWatch
@@ -67,6 +68,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from agent.checks.finding import Finding
+    from agent.decisions.durable import Durable
     from agent.decisions.head.head_state import HeadEvent, HeadState, Key
     from agent.decisions.shared import Item
     from agent.diagnosis.advice import Advice
@@ -75,30 +77,36 @@ if TYPE_CHECKING:
     from agent.plan.plan import Plan
     from agent.port.protocol import WorkerStats
     from agent.run.node_run import NodeRun
-    from agent.run.run_keeper import RunKeeper
+    from agent.run.run_store import RunStore
+
+
+def proof(durable: Durable, submitted: int) -> str:
+    """Return the proof of so many attempts, which workers show to a later head."""
+    return proof_of(durable.fingerprint, durable.run_id, submitted, durable.epoch)
 
 
 _LOG_POLL = 0.1  # Between two reads of a log; at its end twice as long, for open requests.
 
 
-async def first_reply(keeper: RunKeeper, attempt: int, head_ip: str) -> Reply:
+async def first_reply(store: RunStore, attempt: int, head_ip: str) -> Reply:
     """Return the reply to workers before the first decision, once its epoch is on disk."""
-    await keeper.flush()
+    await store.on_disk()
+    durable = store.durable
     return Reply(
-        keeper.epoch,
-        keeper.record.run_id,
+        durable.epoch,
+        durable.run_id,
         phase=HeadPhase.BOOTING.value,
         ray_ready=False,
         head_ip=head_ip,
         news=0,
         attempt=attempt,
-        fingerprint=keeper.proof(attempt - 1),
+        fingerprint=proof(durable, attempt - 1),
     )
 
 
 def make_reports(
     run: NodeRun,
-    keeper: RunKeeper,
+    store: RunStore,
     first: Reply,
     get_state: Callable[[], HeadState],
     send: Callable[[HeadEvent], None],
@@ -107,14 +115,14 @@ def make_reports(
     plan = run.plan
     return Reports(
         first,
-        make_expected(plan, keeper),
+        make_expected(plan, store),
         send,
         run.now,
         # Recorded only: the decisions get it as WorkerReported.
         on_bye=lambda name, bye: run.record(GoodbyeReceived(name, bye.cause, bye.log)),
-        rank_names=keeper.record.ranks,
-        keep_ranks=keeper.record_ranks,
-        on_recalled_run=partial(keeper.recall, send),
+        rank_names=store.measured.ranks,
+        keep_ranks=lambda names: store.measure(ranks=names),
+        on_recalled_run=partial(store.recall, send),
         has_token=plan.secret() is not None,
         most=agent_limit(plan.topology.expected_workers),
         is_needed=lambda key: is_worker_needed(get_state(), key, run.now()),
@@ -160,9 +168,9 @@ async def make_key(folder: Path) -> str:
     return key
 
 
-def make_expected(plan: Plan, keeper: RunKeeper) -> Expected:
+def make_expected(plan: Plan, store: RunStore) -> Expected:
     """Return what workers must agree on: versions, services, and torchrun's command."""
-    job = "" if plan.share_launcher is None else keeper.record.fingerprint
+    job = "" if plan.share_launcher is None else store.durable.fingerprint
     return Expected(*versions(plan), digest(plan.all_services, plan.steps), job)
 
 
@@ -205,9 +213,8 @@ _MOST_REFUSED = 4  # refused agents that the status shows; others are counted
 class RunStatus:
     """The status and the logs of one run; `get_state` returns the head's current state."""
 
-    def __init__(self, run: NodeRun, keeper: RunKeeper, get_state: Callable[[], HeadState]) -> None:
+    def __init__(self, run: NodeRun, store: RunStore, get_state: Callable[[], HeadState]) -> None:
         self._run = run
-        self._keeper = keeper
         self._get_state = get_state
         self.timeline = Timeline()
         self._alive: Mapping[str, str] = {}
@@ -215,21 +222,20 @@ class RunStatus:
         self.job_lines = JobLines(run.redactor.clean, run.now)
         self.stalls: tuple[Finding, ...] = ()  # findings about attempts that showed no sign of work
         self.worker_stats: Mapping[str, WorkerStats] = {}  # from workers' reports, by agent
-        self.receipt = RunReceipt(run, keeper, get_state, lambda: self.job_lines.progress)
+        self.receipt = RunReceipt(run, store, get_state, lambda: self.job_lines.progress)
         self.machines = MachineWatch(run, get_state, lambda: self.job_lines.progress)
         self.command = ""  # of the present attempt, as a shell command, once it is submitted to Ray
         self.stalled: Stalled | None = None  # the present attempt, since it was found to be stalled
         self.checkpoints = CheckpointWatch(run)
-        self.notifier = Notifier(run.plan, run.redactor.clean, lambda: keeper.record.run_id)
+        self.notifier = Notifier(run.plan, run.redactor.clean, lambda: get_state().durable.run_id)
         run.notifier = self.notifier
 
     def apply_event(self, event: HeadEvent) -> None:
-        """Update timeline, run record and job lines with an event that was decided on."""
+        """Update timeline, receipt and job lines with an event that was decided on."""
         state = self._get_state()
         if state.fleet.alive is not self._alive:
             self._alive = state.fleet.alive
             self._most_joined = max(self._most_joined, len(self._alive))
-            self._keeper.record_nodes(self._alive.values())
         self.timeline.add(event, state, self._run.now())
         self.receipt.look_at_change(self.stalls)
         if isinstance(event, Stalled):
@@ -255,7 +261,7 @@ class RunStatus:
         """Return the status that needs no token."""
         state = self._get_state()
         plan = self._run.plan
-        keeper = self._keeper
+        durable = state.durable
         now = self._run.now()
 
         # The job, and the name that a recipe gives the run in W&B.
@@ -265,7 +271,7 @@ class RunStatus:
             job_status = shares.job_status(state)
             job = JobStatus(plan.job.name, job_status, state.attempt.number)
             if plan.job.recipe is not None:
-                name = replace(plan.job.recipe.input, run_id=keeper.record.run_id).named
+                name = replace(plan.job.recipe.input, run_id=durable.run_id).named
 
         # The nodes by rank, then those that joined by a plain `ray start`.
         alive = state.fleet.alive
@@ -279,9 +285,9 @@ class RunStatus:
         caches = self._run.caches.to_status()
         own = self._run.stats.snapshot({})
         return HeadStatus(
-            run_id=keeper.record.run_id,
+            run_id=durable.run_id,
             run_name=name and self._run.redactor.clean(name),
-            epoch=keeper.epoch,
+            epoch=durable.epoch,
             platform=plan.topology.platform.name,
             name=plan.topology.node_name,
             phase=state.phase,
@@ -304,8 +310,8 @@ class RunStatus:
             ),
             outages=self.outages(),
             job=job,
-            verdict=state.stop.verdict,
-            attempts=tuple(attempt.to_outcome() for attempt in keeper.record.attempts),
+            verdict=state.outcome,
+            attempts=outcomes_of(durable),
             figures=machine_of(own),
             own=NodeValues(**reported_values(own)),
             slow=self.machines.slow_text(HERE),

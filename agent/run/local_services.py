@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import anyio
 
 from agent.base import times
-from agent.base.text import error_text
+from agent.base.text import error_text, iso_time
 from agent.decisions.shared import (
     ServiceGone,
     ServiceReady,
@@ -33,7 +33,6 @@ from agent.processes.engine_router import EngineRouter
 from agent.processes.probing import ReadinessProbe, until_dead
 from agent.processes.waiting import NotYet, TimedOutError, until
 from agent.record.background import NO_THREAD, in_background, in_thread
-from agent.record.files import iso_time
 from agent.record.log import say
 from agent.settings.model import secret_texts
 

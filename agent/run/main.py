@@ -28,6 +28,7 @@ from agent.base import ends, times
 from agent.base.errors import AgentError, PreflightError
 from agent.checks import LOG_DIR, NAMES
 from agent.checks.finding import Level
+from agent.decisions.durable import Succession
 from agent.decisions.shared import StopAsked
 from agent.job.job import job_identity
 from agent.plan.plan import RAY, log_root
@@ -54,7 +55,7 @@ from agent.run.end import (
 )
 from agent.run.node_run import NodeRun
 from agent.run.restarts import container_of, finished_before
-from agent.run.run_keeper import RunKeeper
+from agent.run.run_store import RunStore
 from agent.run.takeover import KilledAgent, find_killed_agent, find_surviving_processes
 from agent.settings.jobs import launcher
 from agent.settings.redact import redactor_for
@@ -121,10 +122,10 @@ def run(environ: Mapping[str, str], command: list[str] | None) -> Outcome:
 
 
 class Begun(NamedTuple):
-    """A run that this node takes part in: `keeper` has its record, on a head."""
+    """A run that this node takes part in: `store` has its record, on a head."""
 
     node_run: NodeRun
-    keeper: RunKeeper | None
+    store: RunStore | None
 
 
 class DecidedRun(NamedTuple):
@@ -162,16 +163,17 @@ def begin(  # noqa: PLR0913 - what an agent starts with
     # Which processes of a killed agent go on in it?
     names = (RAY, *(service.name for service in plan.possible_services))
     surviving = find_surviving_processes(folder, names, container.killed_agents, effects.processes)
-    keeper = None
+    store = None
     if chosen is not None:
-        keeper = _keep_record(plan, job, chosen, surviving, effects.disk)
+        now = effects.clock() - started
+        store = _open_store(plan, job, chosen, surviving, now, effects.disk)
 
-    run_id = killed.run_id if keeper is None else keeper.record.run_id
+    run_id = killed.run_id if store is None else store.durable.run_id
     node_run = NodeRun(plan, redactor, folder, started, run_id, surviving, effects)
     node_run.container = container
     node_run.final = container.restarts.final
     node_run.on_end = lambda outcome: container.restarts.record(node_run.run_id, outcome)
-    return Begun(node_run, keeper)
+    return Begun(node_run, store)
 
 
 # --- plan ----------------------------------------------------------------------------------------
@@ -265,8 +267,9 @@ def _choose_run(plan: Plan, job: str, killed: KilledAgent) -> run_record.ChosenR
         say(f"{lost}. Its newest job is followed", "warning")
     if platform.run_id is not None and chosen.before is None and plan.settings.job_retries:
         say(f"run {chosen.run_id} begins: {root} has no record of it to continue")
-    if chosen.before is not None and chosen.before.attempts:
-        say(f"run {chosen.run_id} continues, attempts so far: {len(chosen.before.attempts)}")
+    attempts = () if chosen.before is None else run_record.outcomes_of(chosen.before.durable)
+    if attempts:
+        say(f"run {chosen.run_id} continues, attempts so far: {len(attempts)}")
     return chosen
 
 
@@ -282,34 +285,32 @@ def _run_folder(plan: Plan, chosen: run_record.ChosenRun | None, killed: KilledA
     return RunFolder(root, former, node)
 
 
-def _keep_record(
+def _open_store(  # noqa: PLR0913 - the run, and what is left of it here
     plan: Plan,
     job: str,
     chosen: run_record.ChosenRun,
     surviving: SurvivingProcesses | None,
+    now: float,
     disk: Disk,
-) -> RunKeeper:
-    """Return the keeper of the run's record; end a surviving Ray that the record has no use for."""
+) -> RunStore:
+    """Return the store of the run's record; end a surviving Ray that the record has no use for."""
     keeps_ray = surviving is not None and surviving.has_ray
-    keeper = RunKeeper(
-        log_root(plan.settings),
-        job,
-        chosen,
-        job_survives=keeps_ray or plan.topology.given_ray is not None,
+    how = Succession(
         replaces_agent=surviving is not None,
+        job_survives=keeps_ray or plan.topology.given_ray is not None,
         own_epoch=0 if surviving is None else surviving.record.epoch,
         memory="" if surviving is None or keeps_ray else surviving.memory,
-        disk=disk,
     )
-    if surviving is not None and keeper.has_outdated_ray:
+    store = RunStore(log_root(plan.settings), job, chosen, how, now=now, disk=disk)
+    if surviving is not None and store.durable.has_outdated_ray:
         surviving.end_ray()
-    return keeper
+    return store
 
 
 # --- the role ------------------------------------------------------------------------------------
 
 
-def _run_role(node_run: NodeRun, keeper: RunKeeper | None) -> Outcome:
+def _run_role(node_run: NodeRun, store: RunStore | None) -> Outcome:
     """Run the head or the worker until the end of the run, which an exception is, too."""
     plan = node_run.plan
     parent.become_subreaper()
@@ -321,7 +322,7 @@ def _run_role(node_run: NodeRun, keeper: RunKeeper | None) -> Outcome:
         if finding.level is Level.WARN and finding.check != NAMES:
             say(finding.sentence(), "warning", is_timed=False)
     try:
-        return anyio.run(run_in_loop, node_run, keeper)
+        return anyio.run(run_in_loop, node_run, store)
     except Exception as failure:  # noqa: BLE001 - whatever it is must end with a code and a cause
         return anyio.run(end_failed_role, node_run, failure)
 
@@ -340,10 +341,10 @@ def _title(node_run: NodeRun) -> str:
     return " · ".join(parts)
 
 
-async def run_in_loop(node_run: NodeRun, keeper: RunKeeper | None) -> Outcome:
+async def run_in_loop(node_run: NodeRun, store: RunStore | None) -> Outcome:
     """Run the head or the worker in an event loop, until the end of the run."""
-    if keeper is not None:
-        return await _run_head(node_run, keeper)
+    if store is not None:
+        return await _run_head(node_run, store)
     if node_run.plan.topology.is_idle:  # with 0: the container's next command must run
         given = node_run.plan.topology.given_ray
         owner = "the platform" if given is None else given.owner
@@ -356,9 +357,9 @@ async def run_in_loop(node_run: NodeRun, keeper: RunKeeper | None) -> Outcome:
     return outcome
 
 
-async def _run_head(node_run: NodeRun, keeper: RunKeeper) -> Outcome:
+async def _run_head(node_run: NodeRun, store: RunStore) -> Outcome:
     """Start Ray, then run the head's event loop."""
-    node_run.attempts = lambda: keeper.record.attempts
+    node_run.attempts = lambda: run_record.outcomes_of(store.durable)
 
     # Signals may come before there is a head: a stop request ends the start, a notice is kept.
     inbox: Inbox[HeadEvent] = Inbox(node_run.redactor.clean_fields)
@@ -381,7 +382,7 @@ async def _run_head(node_run: NodeRun, keeper: RunKeeper) -> Outcome:
         await tasks.start(watch_signals, on_stop, on_notice, node_run.record_kill)
 
         # Launch Ray first, then load the rest.
-        started = await make_ready.start_head(node_run, keeper, stop_scope)
+        started = await make_ready.start_head(node_run, store, stop_scope)
         if started is None:
             stop = await inbox.take(0)
             assert isinstance(stop, StopAsked)  # noqa: S101 - nothing else is sent before
@@ -390,7 +391,7 @@ async def _run_head(node_run: NodeRun, keeper: RunKeeper) -> Outcome:
         else:
             head_agent = load_head()
             _search_garbage()
-            head = head_agent(node_run, tasks, keeper, started, inbox)
+            head = head_agent(node_run, tasks, store, started, inbox)
             for signum in early_notices:
                 head.on_notice(signum)
             outcome = await head.run()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from typing import TYPE_CHECKING
 
 from agent.base import times
@@ -21,10 +22,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from agent.plan.plan import Plan
-    from agent.run.run_keeper import RunKeeper
+    from agent.run.run_store import RunStore
 
 
-def make_goal(plan: Plan, keeper: RunKeeper, now: float, done: Iterable[str] = ()) -> HeadGoal:
+def make_goal(plan: Plan, store: RunStore, now: float, done: Iterable[str] = ()) -> HeadGoal:
     """Return what the head's decisions need of the plan; `done` are the finished prepare steps."""
     settings = plan.settings
     given = plan.topology.given_ray
@@ -43,22 +44,19 @@ def make_goal(plan: Plan, keeper: RunKeeper, now: float, done: Iterable[str] = (
     # passed on.
     ray = OUR_RAY
     gcs_port = plan.ports.gcs
-    former_workers = keeper.former_nodes
     submission_id = None
     asks_for_jobs = False
     if given is not None:
         ray = f"{given.owner}'s Ray"
         gcs_port = given.gcs_port
-        former_workers = ()
         submission_id = given.submission_id
-        may_have_jobs = submission_id == keeper.record.run_id or keeper.has_lost_record
-        asks_for_jobs = plan.job is not None and may_have_jobs and not keeper.record.attempts
+        durable = store.durable
+        may_have_jobs = submission_id == durable.run_id or store.has_lost_record
+        has_attempts = bool(durable.ended) or durable.open_attempt is not None
+        asks_for_jobs = plan.job is not None and may_have_jobs and not has_attempts
 
     # Is there a job, and does one begin its ranks on the nodes without Ray?
     notice = 0
-    resumed_attempt = None
-    if plan.job is not None:
-        resumed_attempt = keeper.open_attempt(now)
     if plan.job is not None and given is None:
         notice = notice_signal(settings)
     shares_by = ""
@@ -89,20 +87,16 @@ def make_goal(plan: Plan, keeper: RunKeeper, now: float, done: Iterable[str] = (
         min_workers=min_workers,
         has_job=plan.job is not None,
         is_sized_to_nodes=is_sized_to_nodes,
-        is_sized_by_links=keeper.record.basis is None and is_sized_by_links(plan.job),
-        run_id=keeper.record.run_id,
-        first_attempt=keeper.next_attempt,
-        lost_attempts=keeper.record.tried,
-        former_workers=former_workers,
+        is_sized_by_links=store.measured.basis is None and is_sized_by_links(plan.job),
+        former_head=store.former_head,
         asks_for_jobs=asks_for_jobs,
-        has_former_ray=keeper.has_former_ray and plan.own_ray is not None,
-        resumed_attempt=resumed_attempt,
+        has_former_ray=store.has_former_ray and plan.own_ray is not None,
         submission_id=submission_id,
         services=plan.all_services,
         addressed=ranked_and_named(plan.all_services, (*plan.all_services, *plan.all_steps)),
         steps=plan.steps,
         max_prepare_seconds=preparing,
-        has_record=keeper.has_record,
+        has_record=store.has_record,
         finished_steps=frozenset(done),
         retries=settings.job_retries,
         ray=ray,
@@ -117,12 +111,13 @@ def make_goal(plan: Plan, keeper: RunKeeper, now: float, done: Iterable[str] = (
         job=job_title(plan),
         watch=page_address(plan),
         boot_limit=boot_limit,
+        began_at=time.time() - now,
         max_hours=settings.max_hours or math.inf,
-        used_hours=keeper.used_hours,
+        used_hours=store.used_hours,
         price=price,
         max_cost=settings.max_cost or math.inf,
-        paid=keeper.paid,
-        paid_hours=keeper.paid_hours,
+        paid=store.paid,
+        paid_hours=store.paid_hours,
         notice_signal=notice,
         framework=framework,
         brings_libraries=plan.job is not None and bool(plan.job.runtime_env),

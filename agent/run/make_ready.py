@@ -10,6 +10,7 @@ in processes/ray_machine.py.
 from __future__ import annotations
 
 import socket
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     from agent.port.node_network import Network
     from agent.run.effects import TakenPorts
     from agent.run.node_run import NodeRun
-    from agent.run.run_keeper import RunKeeper
+    from agent.run.run_store import RunStore
     from agent.run.takeover import SurvivingProcesses
 
 
@@ -243,7 +244,7 @@ class HeadStart(Value):
 
 
 async def start_head(
-    run: NodeRun, keeper: RunKeeper, stop_scope: anyio.CancelScope
+    run: NodeRun, store: RunStore, stop_scope: anyio.CancelScope
 ) -> HeadStart | None:
     """Start Ray as early as possible; return None if a stop request canceled the scope before."""
     plan = run.plan
@@ -255,8 +256,8 @@ async def start_head(
     local_socket = network.bind("127.0.0.1", plan.ports.agent)
 
     # The run's record, as an agent that replaces this one must find it.
-    keeper.note_epoch = run.node.record_epoch
-    keeper.save(keeper.record)
+    store.note_epoch = run.node.record_epoch
+    store.put(store.durable, run.now())
     run.folder.become_latest()
 
     # This node's address; a stop request ends the wait for it.
@@ -274,7 +275,7 @@ async def start_head(
     # Is the run's end decided already, or does this machine refuse? Then no Ray starts.
     keeps_ray = surviving is not None and surviving.has_ray
     limits = (settings.max_hours, settings.max_cost)
-    refusal = keeper.final_outcome(settings.job_retries, *limits)
+    refusal = store.outcome_at_start(settings.job_retries, *limits)
     if refusal is None:
         refusal = await prepare_machine(run)
     elif surviving is not None:
@@ -282,10 +283,11 @@ async def start_head(
     sockets = open_port(plan, ip, refusal, network)
 
     # A new Ray is a new epoch. The next agent must not take it for the last attempt's.
-    if not keeps_ray and not keeper.is_superseded:
-        keeper.new_epoch(plan.topology.node_name)
-        if keeper.record.attempts:
-            await keeper.flush()
+    if not keeps_ray and not store.is_superseded:
+        durable = store.durable.starting_ray(plan.topology.node_name, time.time())
+        store.put(durable, run.now())
+        if durable.ended or durable.open_attempt is not None:
+            await store.on_disk()
 
     ray = None
     if refusal is None and plan.own_ray is not None:

@@ -21,7 +21,7 @@ from msgspec.structs import replace
 
 from agent import __version__
 from agent.base import ends, times
-from agent.base.text import listed
+from agent.base.text import iso_time, listed
 from agent.decisions.shared import Tick, Woke
 from agent.job.services import CACHES, JudgeCost, Latency
 from agent.plan import environment
@@ -42,7 +42,6 @@ from agent.record.events import (
     ProcessStarted,
     WaitLog,
 )
-from agent.record.files import iso_time
 from agent.record.log import disk_alarm, draw, say
 from agent.record.node_record import NODE_FILE
 from agent.record.run_folder import outcome_text, write_outcome
@@ -65,7 +64,7 @@ if TYPE_CHECKING:
     from agent.processes.waiting import Inbox
     from agent.record.job_lines import JobLines
     from agent.record.run_folder import OutageRecord, RunFolder
-    from agent.record.run_record import AttemptRecord
+    from agent.record.run_record import AttemptOutcome
     from agent.run.effects import Effects
     from agent.run.notify import Notifier
     from agent.run.restarts import Container
@@ -187,7 +186,7 @@ class NodeRun:
         """Records an outcome for the next container, beside outcome.json."""
         self.final: Callable[[Outcome], Outcome] = lambda outcome: outcome
         """Makes an end that restarts would only repeat a verdict."""
-        self.attempts: Callable[[], Sequence[AttemptRecord]] = tuple
+        self.attempts: Callable[[], Sequence[AttemptOutcome]] = tuple
         """The attempts of the job so far, on a head; for outcome.json."""
         self.outages: Callable[[], Sequence[OutageRecord]] = tuple
         """The outages of services so far, on a head; for outcome.json."""

@@ -20,11 +20,11 @@ from msgspec.structs import replace
 
 from agent.base import times
 from agent.base.ends import Outcome
-from agent.base.text import error_text
+from agent.base.text import error_text, iso_time, seconds_between
 from agent.plan.plan import log_root
 from agent.processes import parent
 from agent.record import files, run_record
-from agent.record.files import iso_time, safe_name
+from agent.record.files import safe_name
 from agent.record.log import say
 from agent.record.log_dir import log_dir
 from agent.settings.model import KNOWN_NAMES
@@ -73,8 +73,8 @@ def finished_before(plan: Plan, job_fingerprint: str, restarts: Restarts) -> Out
         root = log_root(plan.settings)
         node = plan.topology.node_name
         record = run_record.finished_run(root, run_id, job_fingerprint, node)
-        ended_run = "" if record is None else record.run_id
-        outcome = None if record is None else record.ending
+        ended_run = "" if record is None else record.durable.run_id
+        outcome = None if record is None else record.durable.verdict
     else:
         ended_run = "" if last is None else last.run_id
         outcome = None if last is None else last.outcome
@@ -169,8 +169,8 @@ class PastEnd(files.Record):
         """
         if before is None or before.cause != self.cause:
             return self
-        ran = max(files.seconds_between(end.began, end.ended) for end in (before, self))
-        pause = files.seconds_between(before.ended, self.began)
+        ran = max(seconds_between(end.began, end.ended) for end in (before, self))
+        pause = seconds_between(before.ended, self.began)
         if pause > _RESTART_PAUSE or ran > longest:
             return replace(self, quick_restarts=0)
         return replace(self, quick_restarts=before.quick_restarts + 1)

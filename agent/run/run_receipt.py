@@ -11,6 +11,8 @@ from agent.decisions.head.head_state import HeadPhase
 from agent.decisions.receipt import Meter, RunActivity
 from agent.job.job import prints_steps
 from agent.plan import waits as planned
+from agent.record.node_record import Moment
+from agent.record.run_record import SavedMeter
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
     from agent.decisions.receipt import ReceiptStatus
     from agent.job.progress import Progress
     from agent.run.node_run import NodeRun
-    from agent.run.run_keeper import RunKeeper
+    from agent.run.run_store import RunStore
 
 _FOR_OTHERS = {
     *(planned.WORKERS, planned.NODE, planned.REPORTS, planned.DEAD_NODES),
@@ -39,18 +41,18 @@ class RunReceipt:
     def __init__(
         self,
         run: NodeRun,
-        keeper: RunKeeper,
+        store: RunStore,
         get_state: Callable[[], HeadState],
         get_progress: Callable[[], Progress | None],
     ) -> None:
         self._run = run
-        self._keeper = keeper
+        self._store = store
         self._get_state = get_state
         self._get_progress = get_progress
         self._started = run.started  # on the machine's clock; the run's clock may stand still
         self._seen: tuple[object, ...] = ()
         self._stalls: tuple[Finding, ...] = ()
-        former = keeper.former_meter(run.now())
+        former = store.former_meter(run.now())
         meter = Meter() if former is None else former
         job = run.plan.job
         self._meter = replace(meter, prints_steps=job is not None and prints_steps(job))
@@ -74,14 +76,15 @@ class RunReceipt:
     def to_status(self) -> ReceiptStatus:
         """Return the receipt so far."""
         self.look(self._stalls)
-        verdict = self._get_state().stop.verdict
+        verdict = self._get_state().durable.verdict
         has_succeeded = verdict is not None and verdict.exit_code == 0
         receipt = self._meter.receipt(self._now(), has_succeeded=has_succeeded)
         return receipt.to_status(self.price())
 
     def save(self) -> None:
         """Record it for the next agent of this run, and for `explain`."""
-        self._keeper.record_meter(self._meter, self._now(), self.price())
+        saved = SavedMeter(Moment.before(self._now()), self._meter, self.price())
+        self._store.measure(receipt=saved)
 
     def price(self) -> float | None:
         """Return the dollars an hour of all nodes; None if not known."""

@@ -53,7 +53,7 @@ def test_a_killed_agent_is_restarted_and_follows_the_job(cluster: Cluster, kille
         f"line {i}" for i in range(1, 61)
     ]
     (run,) = cluster.pods[0].tmp.glob("logs/2*/run.json")
-    assert len(json.loads(run.read_text())["attempts"]) == 1
+    assert len(json.loads(run.read_text())["durable"]["ended"]) == 1
 
 
 @pytest.mark.pods(1)
@@ -97,12 +97,12 @@ IGNORES_TERM = "trap '' TERM; echo running; while :; do sleep 0.1; done"
 """Ignores SIGTERM, so that stopping it takes the whole grace."""
 
 
-def attempt(cluster: Cluster) -> dict[str, Any]:
-    """Return the last attempt in the head's run.json."""
+def durable(cluster: Cluster) -> dict[str, Any]:
+    """Return what is durable of the run, in the head's run.json."""
     (run,) = cluster.pods[0].tmp.glob("logs/2*/run.json")
-    last = json.loads(run.read_text())["attempts"][-1]
-    assert isinstance(last, dict)
-    return last
+    known = json.loads(run.read_text())["durable"]
+    assert isinstance(known, dict)
+    return known
 
 
 @pytest.mark.pods(2)
@@ -112,9 +112,7 @@ def test_killed_while_it_stops_a_job_after_a_loss(cluster: Cluster) -> None:
     head, worker = cluster.agents("sh", "-c", IGNORES_TERM)
     head.wait_for("^running$", "stdout", timeout=BOOT)
     worker.kill()
-    await_true(
-        "the stop is on record", lambda: bool(attempt(cluster)["snapshot"]["known"]["end"]), 40
-    )
+    await_true("the stop is on record", lambda: bool(durable(cluster)["stop"]), 40)
     kill_agent(head)
     head.wait_for("stopping the job, as the killed agent did", timeout=30)
     assert head.wait(60) == 75
@@ -134,11 +132,7 @@ def test_the_next_agent_reads_the_loss(cluster: Cluster) -> None:
     head.wait_for("^attempt 1$", "stdout", timeout=BOOT)
     worker.kill()
     head.wait_for("lost a needed node", timeout=30)
-    await_true(
-        "the loss is on record",
-        lambda: bool(attempt(cluster)["snapshot"]["known"]["last_loss"]),
-        10,
-    )
+    await_true("the loss is on record", lambda: bool(durable(cluster)["losses"]["last"]), 10)
     kill_agent(head)
     head.wait_for("attempt 1 goes on: its job is followed again", timeout=30)
     (cluster.pods[0].tmp / "fail").touch()

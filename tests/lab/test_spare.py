@@ -36,7 +36,7 @@ def test_a_spare_joins_the_next_attempt(cluster: Cluster, comes: str) -> None:
     head.wait_for("attempt 2 of 2: .*podb.*; 2 of 2 node", timeout=5)
     assert "all needed nodes are back" not in head.stderr()
     (run,) = cluster.pods[0].tmp.glob("logs/2*/run.json")
-    assert json.loads(run.read_text())["attempts"][1]["nodes"] == ["podc"]
+    assert json.loads(run.read_text())["durable"]["ended"][1]["nodes"] == ["podc"]
 
 
 @pytest.mark.pods(3)

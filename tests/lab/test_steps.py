@@ -109,8 +109,8 @@ def test_a_resumed_job_that_makes_no_step_ends_with_a_warning(cluster: Cluster) 
     assert f" {warning}" in last_line(head)
     assert cluster.outcome(0)["reason"].startswith(warning)
     record = json.loads((cluster.pods[0].tmp / "logs/latest/run.json").read_text())
-    assert record["attempts"][0]["last_step"] == 3
+    assert record["durable"]["ended"][0]["last_step"] == 3
     printed = [line for line in head.stdout().splitlines() if line.startswith("wandb ")]
-    assert printed == [f"wandb {record['run_id']} allow"] * 2
+    assert printed == [f"wandb {record['durable']['run_id']} allow"] * 2
     (line,) = [text for text in explain(cluster.pods[0].tmp / "logs") if text.startswith("end: ")]
     assert line.startswith(f"end: {warning}")

@@ -36,15 +36,8 @@ def status_of(  # noqa: PLR0913 - all that a status shows
     run = run_of(plan, clean)
     run.now, run.utc = lambda: now, str
     run.stats = SimpleNamespace(snapshot=lambda _tails: own)
-    record = SimpleNamespace(run_id="run-1", attempts=())
-    keeper: Any = SimpleNamespace(
-        record=record,
-        epoch=1,
-        former_meter=lambda _now: None,
-        record_nodes=lambda _names: None,
-        record_meter=lambda *_: None,
-    )
-    status = RunStatus(run, keeper, get_state or (lambda: state))
+    store: Any = SimpleNamespace(former_meter=lambda _now: None, measure=lambda **_: None)
+    status = RunStatus(run, store, get_state or (lambda: state))
     status.timeline = timeline or status.timeline
     status.worker_stats = by_agent
     return status

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from agent.decisions.attempts import JobReport
+from msgspec.structs import replace
+
+from agent.decisions.attempts import Attempt, EndedAttempt, JobReport
 from agent.decisions.durable import Durable
 from agent.decisions.head import head_decide as head
 from agent.decisions.head import head_state as h
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
     from agent.decisions.shared import Answer, ItemReport
 
 REWARD = "reward server"
-NOTHING_DURABLE = Durable()
+NOTHING_DURABLE = Durable("run")
 TICK, TERM, INT = Tick(), StopAsked(15), StopAsked(2)
 NODES = {n: RayNode(f"id{n}", f"10.0.0.{n}", gpus=8.0) for n in range(2, 100)}
 HEAD = RayNode("id1", "10.0.0.1", is_head=True, gpus=8.0)
@@ -74,7 +76,6 @@ def goal(  # noqa: PLR0913 - what a run may be asked for
     prepare: bool = False,
     given: bool = False,
     retries: int = 0,
-    tried: tuple[LostAttempt, ...] = (),
 ) -> HeadGoal:
     """Return a goal with distinct timeouts."""
     return HeadGoal(
@@ -87,11 +88,36 @@ def goal(  # noqa: PLR0913 - what a run may be asked for
         steps=STEPS if prepare else (),
         max_prepare_seconds=7200.0,
         retries=retries,
-        lost_attempts=tried,
-        first_attempt=len(tried) + 1,
         ray="KubeRay's Ray" if given else OUR_RAY,
         ray_is_given=given,
     )
+
+
+def lost(*tried: LostAttempt) -> Durable:
+    """Return what is durable after these lost attempts of earlier heads."""
+    ended = [
+        EndedAttempt(
+            number,
+            f"run-{number}",
+            "",
+            "",
+            one.reason,
+            75,
+            one.seconds,
+            checkpoint=one.checkpoint,
+            last_step=one.last_step,
+            announced=one.announced,
+            cause=one.cause,
+        )
+        for number, one in enumerate(tried, 1)
+    ]
+    return replace(NOTHING_DURABLE, ended=(*ended,))
+
+
+def resumed(run_id: str = "run", **changes: object) -> Durable:
+    """Return what is durable of a run whose first attempt a killed agent has left open."""
+    attempt = Attempt("run-1", required=0, submitted=-50.0)
+    return Durable(run_id, attempt=replace(attempt, **changes))
 
 
 def nodes(*others: int, dead: tuple[int, ...] = (), up: bool = True) -> h.RayNodes:
@@ -197,7 +223,7 @@ class Trace:
     @property
     def effects(self) -> list[h.HeadAction]:
         """All actions except log lines, probes and what is saved."""
-        kept = LogLine | h.ProbeNode | h.SaveSnapshot | h.Persist
+        kept = LogLine | h.ProbeNode | h.Persist
         return [action for action in self.actions if not isinstance(action, kept)]
 
     @property

@@ -6,6 +6,8 @@ import os
 from typing import TYPE_CHECKING
 
 from agent.base.ends import Kind, Outcome
+from agent.decisions.durable import Durable
+from agent.record.node_record import Moment
 from agent.record.run_folder import RunFolder, outcome_text, write_outcome
 from agent.record.run_record import RUN_FILE, RunRecord
 from support.worlds import SECRET
@@ -38,5 +40,6 @@ def leave_run(root: Path, run_id: str, written: float) -> Path:
         ("ray-start", "started"),
     ):
         (root / run_id / "pod0" / f"{name}.log").write_text(f"{line}\n")
-    RunRecord(run_id, "fingerprint", 1, "pod0").write(root / run_id / RUN_FILE)
+    durable = Durable(run_id, "fingerprint", 1, head="pod0")
+    RunRecord(Moment.before(0.0), durable).write(root / run_id / RUN_FILE)
     return root / run_id

@@ -111,9 +111,9 @@ def _boot_waits(state: HeadState) -> Iterator[Wait]:
     if needed:
         return
     yield from probe_waits(state)
-    if attempt.not_before > attempt.began:
+    if state.not_before > state.began:
         what = f"attempt {attempt.number} to begin"
-        yield Wait(wait_keys.PAUSE, what, attempt.not_before, "a pause after the loss")
+        yield Wait(wait_keys.PAUSE, what, state.not_before, "a pause after the loss")
 
 
 def _required_waits(state: HeadState) -> Iterator[Wait]:
@@ -136,7 +136,7 @@ def _required_waits(state: HeadState) -> Iterator[Wait]:
 
     # The workers; longer while a worker that prepares still reports.
     if len(state.fleet.alive) < state.required:
-        longest = state.attempt.began + state.goal.max_prepare_seconds
+        longest = state.began + state.goal.max_prepare_seconds
         prepares_until = min(longest, state.fleet.last_preparing_at + _PREPARE_STALE)
         until = max(state.deadline_of(wait_keys.WORKERS), prepares_until)
         missing = partial(state.fleet.describe_missing, state.required)
@@ -248,9 +248,9 @@ def _step_waits(state: HeadState) -> Iterator[Wait]:
 
 def _running_waits(state: HeadState) -> Iterator[Wait]:
     if state.goal.has_job and not state.goal.by_shares:
-        report = state.attempt.report
+        report = state.job.report
         status = report.status.lower() if report else "submitted"
-        until = state.attempt.last_status_at + state.goal.limits[wait_keys.JOB]
+        until = (state.job.last_status_at or 0.0) + state.goal.limits[wait_keys.JOB]
         yield Wait(
             key=wait_keys.JOB,
             what="the job's status from Ray",
@@ -263,16 +263,15 @@ def _running_waits(state: HeadState) -> Iterator[Wait]:
 
 
 def _resuming_waits(state: HeadState) -> Iterator[Wait]:
-    snapshot = state.goal.resumed_attempt
-    attempt = state.attempt
-    if state.stop.verdict is not None and snapshot is not None:
-        yield Wait(wait_keys.STOP, "the job to stop", snapshot.stop_ordered_at + _stop_limit(state))
-    elif attempt.submitted is None:
+    stop = state.durable.stop
+    if stop is not None:
+        yield Wait(wait_keys.STOP, "the job to stop", stop.ordered_at + _stop_limit(state))
+    elif state.job.last_status_at is None:
         until = state.deadline_of(wait_keys.HEAD)
         yield Wait(wait_keys.HEAD, state.goal.ray, until, state.ray.item.evidence)
     else:
-        until = attempt.last_status_at + state.goal.limits[wait_keys.JOB]
-        what = f"the status of attempt {attempt.number} from Ray"
+        until = state.job.last_status_at + state.goal.limits[wait_keys.JOB]
+        what = f"the status of attempt {state.attempt.number} from Ray"
         yield Wait(wait_keys.JOB, what, until, state.ray.item.evidence)
 
 
@@ -284,7 +283,7 @@ def submit_wait(state: HeadState) -> Wait:
 
 
 def _judging_waits(state: HeadState) -> Iterator[Wait]:
-    doubt = state.attempt.unreachable_nodes
+    doubt = state.job.unreachable_nodes
     if doubt:
         what = "GCS to report a lost node"
         until = state.phase_since + times.GCS_REPORTS_LOSS
@@ -296,7 +295,7 @@ def _judging_waits(state: HeadState) -> Iterator[Wait]:
 
 def stop_deadline(state: HeadState) -> float:
     """Return the time by which a job must have stopped; later if another attempt follows."""
-    saving = state.stop.saving
+    saving = state.ending.saving
     if saving is None or saving.is_of_grace:
         return state.phase_since + _stop_limit(state)
     return saving.until + _stop_limit(state)
@@ -304,14 +303,14 @@ def stop_deadline(state: HeadState) -> float:
 
 def _stop_limit(state: HeadState) -> float:
     grace = state.goal.job_stop_grace
-    verdict = state.stop.verdict
+    verdict = state.outcome
     if verdict is not None and may_be_retried(verdict) and state.another_follows:
         return grace + _JOB_KILLED
     return grace
 
 
 def _stopping_waits(state: HeadState) -> tuple[Wait]:
-    saving = state.stop.saving
+    saving = state.ending.saving
     if saving is not None:
         return (Wait(wait_keys.SAVE, "the job to save", saving.until),)
     return (Wait(wait_keys.STOP, "the job to stop", stop_deadline(state)),)

@@ -49,53 +49,52 @@ _MOST_NAMED = 8  # of them
 def first_state(goal: HeadGoal, durable: Durable) -> HeadState:
     """Return the state in which the head starts, with its first actions.
 
-    `durable` is what earlier agents of the run have left.
+    `durable` is what earlier agents of the run have left. An attempt that is open in it is followed
+    again; else the next one begins.
     """
-    number = goal.first_attempt
-    first_id = attempts.submission_id_of(goal.run_id, number, goal.submission_id)
+    is_open = durable.attempt.is_submitted and goal.has_job
+    leftovers: tuple[str, ...] = ()
+    former_workers = durable.attempt.nodes
+    if not is_open:
+        former_workers = ()
+        leftovers = former_nodes(goal, durable)
+        durable = durable.before_attempt(goal.expected_workers, goal.submission_id)
     steps = {(v.HERE, step.name): v.Item() for step in goal.steps}
     for key, item in steps.items():
         if key[1] in goal.finished_steps:
             steps[key] = item.ready()
+    fleet = Fleet(by_report=goal.by_shares, last_rank=goal.last_rank)
     state = HeadState(
         goal=goal,
         durable=durable,
-        attempt=attempts.Attempt(first_id, number),
+        phase=HeadPhase.RESUMING if is_open else HeadPhase.BOOTING,
+        has_resumed=is_open,
         ray=h.RayState(v.Item(v.Step.READY) if goal.by_shares else v.Item()),
         steps=h.StepsState(steps, holders=service_order.first_step_holders(goal, durable)),
-        fleet=Fleet(by_report=goal.by_shares, last_rank=goal.last_rank),
-        required=goal.expected_workers,
+        fleet=replace(fleet, dead_node_ids=durable.attempt.dead_node_ids),
         reports_due=times.AGENT_SILENT if goal.has_former_ray else None,
-        earlier=h.EarlierAttempts(leftovers=dict.fromkeys(goal.former_workers, 0.0)),
+        earlier=h.EarlierAttempts(
+            leftovers=dict.fromkeys(leftovers, 0.0), former_workers=former_workers
+        ),
     )
 
     # The head's own services and steps start at once, as far as nothing blocks them.
     for spec in goal.services:
         if spec.where.includes(goal.rank, is_head=True):
-            item = v.Item(was_ready=goal.resumed_attempt is not None)
-            state = state.with_item((v.HERE, spec.name), item)
+            state = state.with_item((v.HERE, spec.name), v.Item(was_ready=is_open))
     own = [key for key, item in state.steps.by_key.items() if item.step is v.Step.PENDING]
     state = service_order.start_items(state, [*own, *state.services.by_key], 0.0)
-
-    if goal.resumed_attempt is not None:
-        return _resume(state, goal.resumed_attempt)
-    return framework_check.ask(state) if goal.framework else state
+    return framework_check.ask(state) if goal.framework and not is_open else state
 
 
-def _resume(state: HeadState, snapshot: attempts.AttemptSnapshot) -> HeadState:
-    state = state.with_losses(
-        last=snapshot.last_loss,
-        last_at=snapshot.last_loss_at,
-        below_required_since=snapshot.below_required_since,
-    )
-    state = state.with_stop(verdict=snapshot.end).with_earlier(leftovers={})
-    return replace(
-        state,
-        phase=HeadPhase.RESUMING,
-        attempt=replace(snapshot.attempt, submitted=None),
-        required=snapshot.required,
-        fleet=replace(state.fleet, dead_node_ids=snapshot.dead_node_ids),
-    )
+def former_nodes(goal: HeadGoal, durable: Durable) -> tuple[str, ...]:
+    """Return the nodes that may still run the last attempt: its workers and a lost head.
+
+    On a given Ray the job's status covers all nodes.
+    """
+    if not durable.ended or goal.ray_is_given:
+        return ()
+    return (*durable.ended[-1].nodes, *filter(None, [goal.former_head]))
 
 
 def decide(state: HeadState, event: HeadEvent, now: float) -> tuple[HeadState, h.Actions]:
@@ -104,15 +103,11 @@ def decide(state: HeadState, event: HeadEvent, now: float) -> tuple[HeadState, h
 
     # What is saved comes first, so that an agent that is killed while it acts leaves a record of
     # the decision. Once the outcome is decided, nothing more is.
-    if after.durable != state.durable and state.phase is not HeadPhase.LEAVING:
-        persist = h.Persist(after.durable, must_be_on_disk(state.durable, after.durable))
-        after = replace(after, actions=(persist, *after.actions))
-
-    snapshot = h.snapshot_of(after)
-    saved = h.snapshot_of(state) or state.goal.resumed_attempt
-    if snapshot is None or snapshot == saved or not snapshot.is_worth_saving:
+    if after.durable == state.durable or state.phase is HeadPhase.LEAVING:
         return after, after.actions
-    return after, (h.SaveSnapshot(snapshot), *after.actions)
+    persist = h.Persist(after.durable, must_be_on_disk(state.durable, after.durable))
+    after = replace(after, actions=(persist, *after.actions))
+    return after, after.actions
 
 
 def _decide_event(before: HeadState, event: HeadEvent, now: float) -> HeadState:
@@ -207,6 +202,7 @@ STEPS: tuple[tuple[Callable[[HeadState, Turn], HeadState], str], ...] = (
         "after the phase, which may have made ready what others depend on",
     ),
     (service_order.order_steps, "after the phase, as services"),
+    (losses.record_fleet, "after the phase, which may have submitted the job"),
 )
 """The steps of a pass, in this order, each with the reason for its place."""
 
@@ -248,7 +244,8 @@ def apply_event(state: HeadState, event: HeadEvent, now: float) -> HeadState:  #
         # The clock
         case v.Woke(seconds):  # AGENT_MAX_HOURS counts what a pod bills
             hours = state.goal.used_hours + seconds / 3600
-            return replace(state, goal=replace(state.goal, used_hours=hours))
+            began_at = state.goal.began_at + seconds
+            return replace(state, goal=replace(state.goal, used_hours=hours, began_at=began_at))
 
         # Ray
         case h.RayNodes(nodes):  # Ray is up once the head's own node is listed
@@ -259,7 +256,7 @@ def apply_event(state: HeadState, event: HeadEvent, now: float) -> HeadState:  #
             return replace(state, fleet=fleet).with_ray(item=ray, head_ip=head, node_sizes=sizes)
         case h.GcsOpen():
             evidence = "GCS answered, the head's node is not in it yet"
-            state = state.with_ray(gcs_answers=True)
+            state = state.with_ray(gcs_answers=True).with_durable(replaces_ray=False)
             if state.ray.item.step is not v.Step.PENDING:
                 return state
             return state.with_ray(item=replace(state.ray.item, evidence=evidence))
@@ -301,29 +298,29 @@ def apply_event(state: HeadState, event: HeadEvent, now: float) -> HeadState:  #
             fault = f"{leftovers} cannot be ended" if leftovers else None
             return state.with_earlier(own_leftovers=fault)
         case h.CheckpointSeen(ended, step, path, last_step):
-            earlier = tuple(
+            known = tuple(
                 replace(attempt, last_step=last_step) if attempt.number == ended else attempt
-                for attempt in state.earlier.attempts
+                for attempt in state.durable.ended
             )
-            return state.with_earlier(attempts=earlier, newest_checkpoint=step, resumes_from=path)
+            state = state.with_earlier(newest_checkpoint=step, resumes_from=path)
+            return state.with_durable(ended=known)
 
         # The job
         case h.OwnShareOver(over):
             return shares.apply_share_end(state, v.HERE, over, now)
         case h.JobReported(_, report):
-            at = losses.job_ended_at(state.attempt, report, now)
-            attempt = replace(state.attempt, last_status_at=now, report=report, job_ended_at=at)
-            return replace(state, attempt=attempt)
+            at = losses.job_ended_at(state, report, now)
+            return state.with_job(last_status_at=now, report=report, ended_at=at)
         case attempts.DriverSignaled():
-            return replace(state, attempt=replace(state.attempt, signaled=True))
+            return state.with_attempt(signaled=True)
         case h.Submitted():
-            return replace(state, attempt=replace(state.attempt, last_status_at=now))
+            return state.with_job(last_status_at=now)
         case h.NodesAsked(_, silent) if silent:
             why = "; ".join(f"{name}: {evidence}" for name, evidence in silent.items())
             if state.goal.ray_is_given:  # a network policy may keep them out of reach
-                return replace(state, attempt=replace(state.attempt, unreachable_nodes=why))
-            attempt = replace(state.attempt, lost_nodes=(*state.attempt.lost_nodes, *silent))
-            return replace(state, attempt=attempt).with_losses(last=f"lost {why}", last_at=now)
+                return state.with_job(unreachable_nodes=why)
+            state = state.with_attempt(lost_nodes=(*state.attempt.lost_nodes, *silent))
+            return state.with_losses(last=f"lost {why}", last_at=now)
         case _:
             return state
 
@@ -416,7 +413,7 @@ def _record_outage(state: HeadState, key: Key, old: v.Item, new: v.Item, now: fl
 def messages(before: HeadState, after: HeadState, event: HeadEvent, now: float) -> list[HeadAction]:
     """Return the log lines for what an event changed, without the nodes that joined and left."""
     lines: list[HeadAction] = [*boot_waits.hang_messages(before, after, event)]
-    took = now - after.attempt.began
+    took = now - after.began
 
     # Is Ray up now?
     if after.ray.item.step is v.Step.READY and before.ray.item.step is not v.Step.READY:
@@ -448,7 +445,7 @@ def _messages_of_services(
         former = before.services.by_key.get(key, v.Item())
         item = after.services.by_key.get(key, v.Item())
         if item.step is v.Step.READY and former.step is not v.Step.READY:
-            began = item.restarted_at or after.attempt.began
+            began = item.restarted_at or after.began
             what = "scored a test answer" if key[1] == REWARD else "answers"
             yield v.LogLine(what, "done", service_title(after, key), now - began)
 

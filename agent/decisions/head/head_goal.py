@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from agent.base.value import Value
-from agent.decisions.attempts import AttemptSnapshot, LostAttempt
+from agent.base.value import Timestamp, Value
 from agent.frameworks.recipe import NodeSize
 from agent.job.services import PrepareStep, ServiceSpec
 from agent.node.facts import Facts
@@ -27,8 +26,6 @@ class HeadGoal(Value):
     has_job: bool = True
     is_sized_to_nodes: bool = False  # its arguments are: the job needs each node that joined
     is_sized_by_links: bool = False  # its arguments depend on links that are not yet measured
-    run_id: str = "run"
-    first_attempt: int = 1  # the number of this head's first: those of earlier heads count
     submission_id: str | None = None  # as the owner of a given Ray expects the first
     services: tuple[ServiceSpec, ...] = ()  # all services of the run, on every node
     addressed: frozenset[str] = frozenset()
@@ -38,11 +35,9 @@ class HeadGoal(Value):
     has_record: bool = False  # of the run by an earlier agent: it has what that one ordered
     finished_steps: frozenset[str] = frozenset()  # the head's own, by a killed agent of this node
     retries: int = 0  # how many attempts may follow the first one after losses
-    lost_attempts: tuple[LostAttempt, ...] = ()  # the lost attempts of earlier heads of this run
-    former_workers: tuple[str, ...] = ()  # the workers of the last of these attempts, by name
+    former_head: str = ""  # the node of an earlier head, if the last attempt may still run there
     asks_for_jobs: bool = False  # of this run on a given Ray: no record tells of its attempts
     has_former_ray: bool = False  # this node's Ray was started by a killed agent
-    resumed_attempt: AttemptSnapshot | None = None  # of a killed agent, whose Ray still runs
     ray: str = OUR_RAY  # the name of Ray in messages
     ray_is_given: bool = False  # others start and stop Ray: the job outlives this agent
     rank: int = 0  # the head's own
@@ -55,6 +50,7 @@ class HeadGoal(Value):
     job: str = ""  # its name in messages
     watch: str = ""  # how to open the page from elsewhere
     boot_limit: float = math.inf  # seconds that a boot may take, all its waits together
+    began_at: Timestamp = 0.0  # when the run's clock was 0, in UTC
     max_hours: float = math.inf  # AGENT_MAX_HOURS
     used_hours: float = 0.0  # of these, used by earlier agents of the run
     price: NodePrice | None = None  # RunPod's may come later

@@ -9,12 +9,13 @@ from typing import NamedTuple
 from msgspec import field
 from msgspec.structs import replace
 
-from agent.base.ends import Outcome
+from agent.base.ends import Outcome  # noqa: TC001 - of an action, whose fields are read
+from agent.base.text import iso_time
 from agent.base.value import Value
 from agent.checks.finding import Finding
 from agent.decisions import attempts, shared
-from agent.decisions.attempts import Attempt, AttemptEvent, AttemptSnapshot, JobReport, LostAttempt
-from agent.decisions.durable import Durable
+from agent.decisions.attempts import Attempt, AttemptEvent, JobReport, LostAttempt
+from agent.decisions.durable import Durable, Losses
 from agent.decisions.head.fleet import Fleet, RayNode, Worker
 from agent.decisions.head.head_goal import HeadGoal, StepOnDisk
 from agent.decisions.shared import HERE, HeadAction, HeadEvent, Item, LogLine, Step
@@ -96,12 +97,6 @@ class Persist(HeadAction):
     must_be_on_disk: bool = False  # nothing else is done before it is there
 
 
-class SaveSnapshot(HeadAction):
-    """Save the snapshot that the next agent starts from, before any other action."""
-
-    snapshot: AttemptSnapshot
-
-
 class AskFramework(HeadAction):
     """Ask the framework whether it accepts the job's command; FrameworkAnswered follows."""
 
@@ -154,25 +149,12 @@ class ProbeNode(HeadAction):
     share: ShareOrder | None = None  # its share of a probe that all nodes run together
 
 
-class Retry(HeadAction):
-    """Record the end of an attempt, and begin the next."""
-
-    ended: Attempt
-
-
 class ClearAttempt(HeadAction):
-    """End what is left of an attempt on this node, our own Ray included; Cleared follows."""
+    """End what is left of a lost attempt on this node, our own Ray included; Cleared follows."""
 
     number: int
-
-
-class AdoptRun(HeadAction):
-    """Continue a run of which this head had no record, after this many lost attempts."""
-
-    run_id: str
-    attempts: int
-    epoch: int = 0  # the former head's epoch, if it is higher than ours; else 0
-    is_running: bool = False  # true if the attempt after these was submitted to this node's Ray
+    id: str
+    end: Outcome
 
 
 class EndRun(HeadAction):
@@ -246,22 +228,26 @@ class Comparison(Value):
     workers: Mapping[str, str] | None = None  # that were compared, address to name
 
 
-class Losses(Value):
-    """What the present attempt has lost."""
+class JobWatch(Value):
+    """What is known of the present attempt's job, which Ray reports to the next agent again."""
 
-    below_required_since: float | None = None  # since when fewer workers than required count
-    last: str = ""  # the last loss of a node while the job ran, as text
-    last_at: float | None = None  # when that was
+    last_status_at: float | None = None
+    """When Ray last returned its status; None until this agent submits or follows it."""
+    report: JobReport | None = None
+    ended_at: float | None = None  # when the job ended, of which Ray's report may be late
+    unreachable_nodes: str = ""  # nodes of a given Ray that did not answer after it failed
 
 
 class EarlierAttempts(Value):
     """What is known, and what may still run, of the attempts before this one."""
 
-    attempts: tuple[Attempt, ...] = ()  # of this head, each with its end
+    number: int = 0  # how many of them this head has begun
     newest_checkpoint: int | None = None  # the step of the newest checkpoint, if known
     resumes_from: str = ""  # the checkpoint that the recipe resumes from
     leftovers: Mapping[str, float] = field(default_factory=dict)
     """What may still run the previous attempt: agent id, or name without one, and last contact."""
+    former_workers: tuple[str, ...] = ()
+    """Those that a killed agent counted in the present attempt: it may run there, too."""
     own_leftovers: str | None = None  # what is left of the previous attempt here
 
 
@@ -272,10 +258,9 @@ class Saving(Value):
     is_of_grace: bool  # true if this wait is part of the stop's own grace
 
 
-class Stop(Value):
-    """How the job is stopped, and how the run ends."""
+class Ending(Value):
+    """How the job is stopped, and what was announced of the run's end."""
 
-    verdict: Outcome | None = None  # the end; early if the agent stops the job
     saving: Saving | None = None  # the job may save before it is stopped; None once that is over
     hours_warned: bool = False  # true once the end by AGENT_MAX_HOURS was announced
     cost_warned: bool = False  # true once most of AGENT_MAX_COST was used, and that announced
@@ -304,9 +289,13 @@ class HeadState(Value):
 
     goal: HeadGoal
     durable: Durable
-    attempt: Attempt
     phase: HeadPhase = HeadPhase.BOOTING
     phase_since: float = 0.0  # when this phase started
+    began: float = 0.0  # the deadlines of this attempt's boot count from this time
+    not_before: float = 0.0  # it is submitted no earlier than this: a pause after a loss
+    job: JobWatch = field(default_factory=JobWatch)
+    has_resumed: bool = False  # it follows, or followed, the attempt of a killed agent
+    watch_is_logged: bool = False  # how to open the page
     actions: Actions = ()  # what is to be done after the last event
 
     # What runs here and on the workers
@@ -317,7 +306,6 @@ class HeadState(Value):
 
     # The nodes
     fleet: Fleet = field(default_factory=Fleet)
-    required: int = 0  # how many workers the running job needs
     reports_due: float | None = None
     """Until then a node in GCS's list may have an agent that has not reported to this one yet."""
     uncounted: Uncounted = field(default_factory=Uncounted)
@@ -327,10 +315,9 @@ class HeadState(Value):
     probes: shared.Probes = field(default_factory=shared.Probes)  # between nodes, before the job
     preflight: shared.Preflight | None = None  # the all-reduce before the job, once it started
 
-    # Losses, further attempts and the end
-    losses: Losses = field(default_factory=Losses)
+    # Further attempts and the end
     earlier: EarlierAttempts = field(default_factory=EarlierAttempts)
-    stop: Stop = field(default_factory=Stop)
+    ending: Ending = field(default_factory=Ending)
     notices: Notices = field(default_factory=Notices)
 
     def do(self, *actions: HeadAction) -> HeadState:
@@ -357,34 +344,74 @@ class HeadState(Value):
         """Change fields of `steps`."""
         return replace(self, steps=replace(self.steps, **changes))
 
+    def with_attempt(self, **changes: object) -> HeadState:
+        """Change fields of the present attempt."""
+        return self.with_durable(attempt=replace(self.attempt, **changes))
+
     def with_losses(self, **changes: object) -> HeadState:
         """Change fields of `losses`."""
-        return replace(self, losses=replace(self.losses, **changes))
+        return self.with_durable(losses=replace(self.losses, **changes))
+
+    def with_job(self, **changes: object) -> HeadState:
+        """Change fields of `job`."""
+        return replace(self, job=replace(self.job, **changes))
 
     def with_earlier(self, **changes: object) -> HeadState:
         """Change fields of `earlier`."""
         return replace(self, earlier=replace(self.earlier, **changes))
 
-    def with_stop(self, **changes: object) -> HeadState:
-        """Change fields of `stop`."""
-        return replace(self, stop=replace(self.stop, **changes))
+    def with_ending(self, **changes: object) -> HeadState:
+        """Change fields of `ending`."""
+        return replace(self, ending=replace(self.ending, **changes))
+
+    @property
+    def attempt(self) -> Attempt:
+        """Return the present attempt; until it is submitted, the next one."""
+        return self.durable.attempt
+
+    @property
+    def required(self) -> int:
+        """Return how many workers the attempt needs."""
+        return self.durable.attempt.required
+
+    @property
+    def losses(self) -> Losses:
+        """Return what the present attempt has lost."""
+        return self.durable.losses
+
+    @property
+    def runs_attempt(self) -> bool:
+        """Return whether this agent has submitted or followed the attempt, which is not over."""
+        is_known = self.attempt.is_submitted and self.job.last_status_at is not None
+        return is_known and self.phase is not HeadPhase.LEAVING
+
+    @property
+    def outcome(self) -> Outcome | None:
+        """Return the outcome to end with: decided, or once the job that is stopped has ended."""
+        stop = self.durable.stop
+        return self.durable.verdict or (None if stop is None else stop.outcome)
+
+    def utc(self, now: float) -> str:
+        """Return a time of the run's clock in UTC."""
+        return iso_time(self.goal.began_at + now)
 
     @property
     def verdict_for_workers(self) -> Outcome | None:
         """Return the outcome to send to workers: only while leaving, and not if superseded."""
-        verdict = self.stop.verdict
+        verdict = self.durable.verdict
         ours_alone = verdict is not None and verdict.is_superseded
         return verdict if self.phase is HeadPhase.LEAVING and not ours_alone else None
 
     @property
     def lost_attempts(self) -> tuple[LostAttempt, ...]:
         """Return the attempts of this run that were lost so far."""
-        return (*self.goal.lost_attempts, *(attempt.as_lost for attempt in self.earlier.attempts))
+        return self.durable.tried
 
     @property
     def another_follows(self) -> bool:
         """Return whether another attempt follows if the present one is lost."""
-        lost = (*self.lost_attempts, self.attempt.as_lost)
+        present = LostAttempt(0.0, announced=self.attempt.is_announced_loss())
+        lost = (*self.lost_attempts, present)
         return attempts.count_losses(lost) <= self.goal.retries
 
     @property
@@ -498,7 +525,7 @@ class HeadState(Value):
 
     def deadline_of(self, key: str) -> float:
         """Return the deadline of a wait that starts with the attempt."""
-        return self.attempt.began + self.goal.limits[key]
+        return self.began + self.goal.limits[key]
 
 
 class RayGone(HeadEvent):
@@ -666,28 +693,5 @@ class Turn(NamedTuple):
 def leave(state: HeadState, outcome: Outcome, now: float) -> HeadState:
     """Leave with an outcome, which also ends the running attempt."""
     outcome = outcome if outcome.phase else replace(outcome, phase=state.phase.value)
-    attempt = state.attempt
-    if attempt.submitted is not None:
-        attempt = replace(attempt, ended=now, end=outcome)
-    state = replace(state, attempt=attempt).with_stop(verdict=outcome)
+    state = state.with_durable(verdict=outcome)
     return state.enter(HeadPhase.LEAVING, now).do(EndRun(outcome))
-
-
-def snapshot_of(state: HeadState) -> AttemptSnapshot | None:
-    """Return a snapshot of the running attempt; None if there is none."""
-    attempt = state.attempt
-    if attempt.submitted is None or attempt.ended is not None or not state.goal.has_job:
-        return None
-    is_stopping = state.phase is HeadPhase.STOPPING
-    # the next agent gets the rest from its boot and from Ray
-    left_out = {"began": 0.0, "not_before": 0.0, "last_status_at": 0.0, "unreachable_nodes": ""}
-    return AttemptSnapshot(
-        attempt=replace(attempt, report=None, job_ended_at=None, **left_out),
-        required=state.required,
-        dead_node_ids=state.fleet.dead_node_ids,
-        last_loss=state.losses.last,
-        last_loss_at=state.losses.last_at,
-        below_required_since=state.losses.below_required_since,
-        end=state.stop.verdict if is_stopping else None,
-        stop_ordered_at=state.phase_since if is_stopping else 0.0,
-    )

@@ -22,11 +22,11 @@ _HOURS_WARNING = 600.0  # AGENT_MAX_HOURS is announced this long before, or a te
 
 def hours_deadline(state: HeadState) -> float | None:
     """Return when AGENT_MAX_HOURS is to be announced, or is over; None if neither follows."""
-    if state.stop.verdict is not None or math.isinf(state.goal.max_hours):
+    if state.outcome is not None or math.isinf(state.goal.max_hours):
         return None
     tenth = state.goal.max_hours * 360  # a tenth of the hours, in seconds
     warned_before = min(_HOURS_WARNING, tenth)
-    return state.goal.ends_at - (0.0 if state.stop.hours_warned else warned_before)
+    return state.goal.ends_at - (0.0 if state.ending.hours_warned else warned_before)
 
 
 def end_by_hours(state: HeadState, turn: Turn) -> HeadState:
@@ -37,14 +37,14 @@ def end_by_hours(state: HeadState, turn: Turn) -> HeadState:
     if over is None or now < over:
         return state
 
-    if not state.stop.hours_warned:
+    if not state.ending.hours_warned:
         nodes = goal.expected_workers + 1
         left = max(0.0, goal.ends_at - now)
         cost = "" if goal.price is None else f", ${goal.price.cost(goal.max_hours, nodes):.2f}"
         used = f"{goal.max_hours:g} h of {nodes} node(s){cost}"
         stopped = "job" if goal.has_job else "cluster"
         what = f"the {stopped} is stopped in {round(left)} s: AGENT_MAX_HOURS allows {used}"
-        state = state.with_stop(hours_warned=True).log(what, "warning")
+        state = state.with_ending(hours_warned=True).log(what, "warning")
 
     if now < goal.ends_at:
         return state
@@ -54,9 +54,9 @@ def end_by_hours(state: HeadState, turn: Turn) -> HeadState:
 def cost_deadline(state: HeadState) -> float | None:
     """Return when most of the money is used, or all of it; None if neither follows."""
     goal = state.goal
-    if state.stop.verdict is not None or goal.price is None or math.isinf(goal.max_cost):
+    if state.outcome is not None or goal.price is None or math.isinf(goal.max_cost):
         return None
-    return goal.costs_at(goal.max_cost * (1.0 if state.stop.cost_warned else MOST_OF_COST))
+    return goal.costs_at(goal.max_cost * (1.0 if state.ending.cost_warned else MOST_OF_COST))
 
 
 def end_by_cost(state: HeadState, turn: Turn) -> HeadState:
@@ -68,13 +68,13 @@ def end_by_cost(state: HeadState, turn: Turn) -> HeadState:
         return state
 
     ends_at = goal.costs_at(goal.max_cost)
-    if not state.stop.cost_warned:
+    if not state.ending.cost_warned:
         cost = goal.cost(now) or 0.0
         used = f"${cost:.2f} of AGENT_MAX_COST=${goal.max_cost:.2f} are used"
         left = duration_text(max(0.0, ends_at - now))
         stopped = "job" if goal.has_job else "cluster"
         what = f"{used}: the {stopped} is stopped in {left}"
-        state = state.with_stop(cost_warned=True).log(what, "warning")
+        state = state.with_ending(cost_warned=True).log(what, "warning")
 
     if now < ends_at:
         return state

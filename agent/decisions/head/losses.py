@@ -22,16 +22,17 @@ from agent.base import ends, times
 from agent.base.ends import Kind, Outcome
 from agent.base.text import listed
 from agent.decisions import attempts
-from agent.decisions.attempts import Attempt, JobReport, may_be_retried, submission_id_of
+from agent.decisions.attempts import JobReport, may_be_retried
 from agent.decisions.head import head_state as h
 from agent.decisions.head import shares
-from agent.decisions.head.head_state import HeadPhase, HeadState, Losses, leave
+from agent.decisions.head.head_state import HeadPhase, HeadState, JobWatch, leave
 from agent.decisions.shared import Step, Wait
 from agent.plan import waits as wait_keys
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from agent.decisions.durable import Durable
     from agent.decisions.head.fleet import Fleet, Worker
     from agent.decisions.head.head_state import Turn
 
@@ -86,13 +87,30 @@ def record_nodes_that_left(state: HeadState, turn: Turn) -> HeadState:
 def record_losses(state: HeadState, lost: Mapping[str, str], now: float) -> HeadState:
     """Record nodes (address to name) that were lost while an attempt ran."""
     attempt = state.attempt
-    if not lost or attempt.submitted is None or attempt.ended is not None:
+    if not lost or not state.runs_attempt:
         return state
     gone = tuple(dict.fromkeys((*attempt.lost_nodes, *lost.values())))[-MAX_NODES_BY_NAME:]
     own = {ip: name for ip, name in lost.items() if ip in attempt.workers}
-    attempt = replace(attempt, lost_nodes=gone, lost_workers={**attempt.lost_workers, **own})
+    state = state.with_attempt(lost_nodes=gone, lost_workers={**attempt.lost_workers, **own})
     loss = f"{listed(lost.values())} {'was' if len(lost) == 1 else 'were'} lost"
-    return replace(state, attempt=attempt).with_losses(last=loss, last_at=now)
+    return state.with_losses(last=loss, last_at=now)
+
+
+def record_fleet(state: HeadState, turn: Turn) -> HeadState:
+    """Record what the next agent must know of the fleet: who took part, and what GCS may list."""
+    attempt = state.attempt
+    before = turn.before
+    is_same = state.fleet is before.fleet and attempt is before.attempt
+    if is_same or not attempt.is_submitted:
+        return state
+    present = state.fleet.alive.values()
+    may_differ = not attempt.nodes or state.fleet.alive is not before.fleet.alive
+    if may_differ and not {*present} <= {*attempt.nodes}:
+        names = (*dict.fromkeys((*present, *attempt.nodes)),)
+        state = state.with_attempt(nodes=names[:MAX_NODES_BY_NAME])
+    if state.runs_attempt and state.fleet.dead_node_ids != attempt.dead_node_ids:
+        state = state.with_attempt(dead_node_ids=state.fleet.dead_node_ids)
+    return state
 
 
 def record_losses_before_resume(state: HeadState, now: float) -> HeadState:
@@ -133,7 +151,7 @@ def fix_required_workers(state: HeadState) -> HeadState:
             sized = {ip: name for ip, name in places.items() if ip in having}
         places = sized if len(sized) >= required else places
         required = len(places)
-    return replace(state, attempt=replace(state.attempt, workers=places), required=required)
+    return state.with_attempt(workers=places, required=required)
 
 
 def unreturned_nodes(state: HeadState) -> tuple[str, ...]:
@@ -186,16 +204,16 @@ def _missing_nodes(state: HeadState) -> str:
 # --- 3. did the job fail by the loss? ------------------------------------------------------------
 
 
-def job_ended_at(attempt: Attempt, report: JobReport, now: float) -> float | None:
+def job_ended_at(state: HeadState, report: JobReport, now: float) -> float | None:
     """Return when the job ended, on the run's clock; None while it runs.
 
     The clock of a given Ray's machine may differ: a job that Ray reported as running ended later.
     """
     if not report.ended:
         return None
-    has_status = attempt.report is not None
-    earliest = attempt.last_status_at if has_status else attempt.submitted or 0.0
-    return max(earliest, now - report.ended_ago)
+    has_status = state.job.report is not None
+    earliest = state.job.last_status_at if has_status else state.attempt.submitted
+    return max(earliest or 0.0, now - report.ended_ago)
 
 
 def recent_loss(state: HeadState, now: float) -> str:
@@ -206,7 +224,7 @@ def recent_loss(state: HeadState, now: float) -> str:
     if state.ray.item.step is Step.LOST:
         return ray_lost_outcome(state).reason
     lost_at = state.losses.last_at
-    ended_at = state.attempt.job_ended_at
+    ended_at = state.job.ended_at
     if ended_at is None:
         ended_at = now
     late = times.GCS_REPORTS_LOSS if state.goal.ray_is_given else _LOSS_NOTICED
@@ -234,7 +252,7 @@ def must_ask_nodes(state: HeadState, report: JobReport, now: float) -> bool:
 def attempt_end(state: HeadState, report: JobReport, now: float) -> Outcome:
     """Return the end of an attempt: the job's own result, or a loss that may be retried."""
     report = replace(report, memory=report.memory or out_of_memory_nodes(state))
-    ended_at = state.attempt.job_ended_at
+    ended_at = state.job.ended_at
     is_before = ended_at is None or (state.losses.last_at or 0.0) <= ended_at
     own = attempts.verdict_of(report, state.losses.last if is_before else "")
 
@@ -271,9 +289,8 @@ def begin_next_attempt(state: HeadState, end: Outcome, now: float) -> HeadState:
         return leave(state, end, now)
 
     # Is a retry left? Announced losses do not use one, up to a number.
-    ended = replace(state.attempt, ended=now, end=end)
-    earlier = (*state.earlier.attempts, ended)
-    tried = (*state.goal.lost_attempts, *(attempt.as_lost for attempt in earlier))
+    durable = end_of_attempt(state, end, now)
+    tried = durable.tried
     losses = attempts.count_losses(tried)
     if losses > state.goal.retries:
         return leave(state, replace(end, attempts_are_used_up=True), now)
@@ -281,7 +298,8 @@ def begin_next_attempt(state: HeadState, end: Outcome, now: float) -> HeadState:
     # After an announced loss the next attempt begins at once, else after a pause, which
     # `shorten_pause` drops where the lost attempt made steps.
     announced = sum(attempt.announced for attempt in tried)
-    if ended.loss_was_announced and announced <= attempts.MOST_ANNOUNCED:
+    ended = durable.ended[-1]
+    if ended.announced and announced <= attempts.MOST_ANNOUNCED:
         pause = 0.0
         count = f"{announced} of {attempts.MOST_ANNOUNCED}"
         free = f"announced losses that AGENT_JOB_RETRIES does not count: {count}"
@@ -295,30 +313,25 @@ def begin_next_attempt(state: HeadState, end: Outcome, now: float) -> HeadState:
     state = state.log(f"{lost}; {follows}", "warning")
 
     # The boot begins again: with all expected workers, once the nodes are clear.
-    state = without_loss(record_leftovers(state, now))
-    number = ended.number + 1
-    attempt = Attempt(
-        id=submission_id_of(state.goal.run_id, number),
-        number=number,
-        began=now,
-        not_before=now + pause,
-    )
-    state = replace(state, attempt=attempt)
-    state = state.with_earlier(attempts=earlier).with_stop(verdict=None)
-    return state.enter(HeadPhase.BOOTING, now).do(h.Retry(ended))
+    state = record_leftovers(state, now)
+    state = state.with_earlier(number=state.earlier.number + 1, former_workers=())
+    state = replace(state, durable=durable.before_attempt(state.goal.expected_workers))
+    state = replace(state, job=JobWatch(), began=now, not_before=now + pause)
+    clear = h.ClearAttempt(ended.number, ended.id, end)
+    return state.enter(HeadPhase.BOOTING, now).do(clear)
+
+
+def end_of_attempt(state: HeadState, end: Outcome, now: float) -> Durable:
+    """Return what is durable once the present attempt has ended so."""
+    submitted = state.attempt.submitted
+    seconds = None if submitted is None else now - submitted
+    return state.durable.with_end(end, state.utc(now), seconds, state.job.report)
 
 
 def shorten_pause(state: HeadState) -> HeadState:
     """Drop the pause before this attempt if the last one is known now to have made steps."""
-    attempt = state.attempt
     pause = attempts.pause_after(state.lost_attempts)
-    not_before = min(attempt.not_before, attempt.began + pause)
-    return replace(state, attempt=replace(attempt, not_before=not_before))
-
-
-def without_loss(state: HeadState) -> HeadState:
-    """Forget the losses of an attempt that is over; the next needs all expected workers."""
-    return replace(state, losses=Losses(), required=state.goal.expected_workers)
+    return replace(state, not_before=min(state.not_before, state.began + pause))
 
 
 def attempt_sentence(state: HeadState) -> str:
@@ -345,7 +358,7 @@ def record_leftovers(state: HeadState, now: float) -> HeadState:
     # job's status covers all nodes.
     if state.goal.owns_ray:
         leftovers |= {ip: now for ip in fleet.alive if ip not in fleet.agent_at}
-        leftovers |= {name: now for name in state.attempt.former_workers if name not in known}
+        leftovers |= {name: now for name in state.earlier.former_workers if name not in known}
 
     # Lost nodes whose agent never reported to this head.
     lost_at = now if state.losses.last_at is None else state.losses.last_at
@@ -356,7 +369,7 @@ def record_leftovers(state: HeadState, now: float) -> HeadState:
 def apply_cleared(state: HeadState, worker: Worker) -> HeadState:
     """Apply a worker's report of what still runs there from earlier attempts."""
     leftovers = state.earlier.leftovers
-    is_early = state.attempt.submitted is None
+    is_early = not state.runs_attempt
     is_unclear = 0 < worker.running_attempt < state.attempt.number
     if not is_early or worker.has_left or (not leftovers and not is_unclear):
         return state
@@ -394,7 +407,7 @@ def clearing_waits(state: HeadState) -> Iterator[Wait]:
 
     still_here = state.earlier.own_leftovers
     if here or still_here is not None:
-        until = state.attempt.began + grace + times.EARLIER_ATTEMPT_ENDS
+        until = state.began + grace + times.EARLIER_ATTEMPT_ENDS
         own = [] if still_here is None else ["this node"]
         evidence = still_here or "its agent answers, and what it ran is not gone yet"
         yield Wait(wait_keys.CLEAR, f"{before} on {listed([*own, *here])}", until, evidence)

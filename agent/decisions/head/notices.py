@@ -42,7 +42,7 @@ def answer_notices(state: HeadState, turn: Turn) -> HeadState:
 
     # Does the job need one of them? It gets its signal, and is stopped when it has saved, or when
     # the first node leaves.
-    is_free = state.phase is HeadPhase.RUNNING and state.goal.has_job and state.stop.verdict is None
+    is_free = state.phase is HeadPhase.RUNNING and state.goal.has_job and state.outcome is None
     if leaving != former and is_free and state.goal.notice_signal and _is_needed(state):
         workers = state.fleet.workers
         taken = [workers[key] for key in sorted(leaving) if key in workers]
@@ -51,7 +51,7 @@ def answer_notices(state: HeadState, turn: Turn) -> HeadState:
         within = f"the job may save within {round(seconds)} s, and is stopped then"
         state = state.log(f"{end.reason}: {within}", "warning")
         return stop_job(state, end, now, Saving(now + seconds, is_of_grace=False))
-    if state.stop.saving is not None:
+    if state.ending.saving is not None:
         return state
 
     # Nothing waits for them: they may leave.
@@ -74,11 +74,10 @@ def _with_notice(state: HeadState, worker: Worker) -> HeadState:
         return replace(state, notices=notices).do(h.ReleaseWorker(worker.key))
 
     # Without retries and without the signal, a notice leads to no further attempt.
-    is_running = attempt.submitted is not None and attempt.ended is None
     may_retry = bool(goal.retries or goal.notice_signal)
-    if is_running and may_retry and worker.name not in attempt.announced_nodes:
+    if state.runs_attempt and may_retry and worker.name not in attempt.announced_nodes:
         names = (*attempt.announced_nodes, worker.name)[-losses.MAX_NODES_BY_NAME :]
-        state = replace(state, attempt=replace(attempt, announced_nodes=names))
+        state = state.with_attempt(announced_nodes=names)
 
     if worker.has_left:
         notices = replace(notices, leaving=notices.leaving - {worker.key})
@@ -97,6 +96,5 @@ def _is_needed(state: HeadState) -> bool:
     ips = {fleet.workers[key].ip for key in state.notices.leaving if key in fleet.workers}
     alive = {ip: name for ip, name in fleet.alive.items() if ip not in ips}
     lost = {ip: fleet.alive[ip] for ip in workers.keys() & ips & fleet.alive.keys()}
-    attempt = replace(state.attempt, lost_workers={**state.attempt.lost_workers, **lost})
-    state = replace(state, fleet=replace(fleet, alive=alive), attempt=attempt)
-    return losses.is_below_required(state)
+    state = state.with_attempt(lost_workers={**state.attempt.lost_workers, **lost})
+    return losses.is_below_required(replace(state, fleet=replace(fleet, alive=alive)))

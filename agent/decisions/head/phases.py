@@ -22,6 +22,7 @@ from msgspec.structs import replace
 from agent.base import ends
 from agent.base.text import listed
 from agent.decisions import attempts
+from agent.decisions.durable import Losses, Stop
 from agent.decisions.head import (
     boot_waits,
     losses,
@@ -32,7 +33,7 @@ from agent.decisions.head import (
 )
 from agent.decisions.head import head_state as h
 from agent.decisions.head.boot_waits import pending_waits, stop_deadline, submit_wait
-from agent.decisions.head.head_state import HeadPhase, JobShares, Saving, leave
+from agent.decisions.head.head_state import HeadPhase, JobShares, JobWatch, Saving, leave
 from agent.decisions.head.losses import ray_lost_outcome
 from agent.decisions.shared import Item, LogLine, Refused, Step, StopAsked, Tick
 from agent.decisions.stall import Stalled, with_setting
@@ -91,8 +92,8 @@ def _is_leaving(state: HeadState) -> bool:
 def _check_waits(state: HeadState, now: float) -> HeadState:
     """Submit once no wait is left; end the run if a wait is over its deadline."""
     state = losses.expire_leftovers(state, now)
-    if now >= state.attempt.not_before:  # a deadline in the past would loop for ever
-        state = replace(state, attempt=replace(state.attempt, not_before=state.attempt.began))
+    if now >= state.not_before:  # a deadline in the past would loop for ever
+        state = replace(state, not_before=state.began)
     state = boot_waits.recount_uncounted(state, now)
     pending = pending_waits(state)
     late = next((wait for wait in pending if wait.is_over(now)), None)
@@ -104,7 +105,7 @@ def _check_waits(state: HeadState, now: float) -> HeadState:
     if late is not None and late.key == wait_keys.WORKERS and may_shrink:
         missing = state.fleet.describe_missing(state.required)
         what = f"going on with {len(alive)} worker(s), as AGENT_PARTIAL=proceed; {missing}"
-        state = replace(state, required=len(alive)).log(what, "warning")
+        state = state.with_attempt(required=len(alive)).log(what, "warning")
         return _check_waits(state, now)
 
     # Is a wait, or the whole boot, over its limit? What an earlier attempt had is lost.
@@ -149,17 +150,22 @@ def _restart_ray(state: HeadState, now: float) -> HeadState:
         return leave(state, ray_lost_outcome(state) if is_running else end, now)
 
     if ray.was_ready:
-        state = replace(state, attempt=replace(state.attempt, began=now))
+        state = replace(state, began=now)
     again = Item(evidence=ray.evidence, restarts=tried + 1)
     if is_running:
         state = state.enter(HeadPhase.BOOTING, now)
         again = replace(again, restarted_at=now)
     text = f"{what}: {ray.evidence}; starting it again: {tried + 1} of {most}"
-    return _replace_ray(state.log(text, "warning"), again)
+    return _replace_ray(state.log(text, "warning"), again, now)
 
 
-def _replace_ray(state: HeadState, ray: Item) -> HeadState:
-    """Start Ray anew, and reset the state that belongs to the one before."""
+def _replace_ray(state: HeadState, ray: Item, now: float) -> HeadState:
+    """Start Ray anew, and reset the state that belongs to the one before.
+
+    Workers stop and join again by the epoch, so that it is on disk before Ray is there.
+    """
+    durable = state.durable.with_epoch(state.goal.began_at + now)
+    state = replace(state, durable=replace(durable, replaces_ray=True))
     state = state.with_ray(item=ray, hang=None, gcs_answers=False, head_ip=None, node_sizes={})
     return replace(state, fleet=state.fleet.with_ray_nodes(())).do(h.RestartRay())
 
@@ -186,12 +192,11 @@ def _finish_boot(state: HeadState, now: float) -> HeadState:
         stays = f"{size} is up and stays until it is stopped (AGENT_JOB=none)"
         return _log_watch(state.enter(HeadPhase.RUNNING, now).log(stays))
 
-    attempt = replace(
-        state.attempt, submitted=now, last_status_at=now, checkpoint=state.earlier.newest_checkpoint
-    )
-    state = _without_memory_kills(replace(state, attempt=attempt))
+    newest = state.earlier.newest_checkpoint
+    state = state.with_attempt(submitted=now, start=state.utc(now), checkpoint=newest)
+    state = _without_memory_kills(state.with_job(last_status_at=now))
     state = losses.fix_required_workers(state).enter(HeadPhase.SUBMITTING, now)
-    if attempt.number > 1:
+    if state.attempt.number > 1:
         state = state.log(losses.attempt_sentence(state))
     if goal.by_shares:
         state = shares.start_shares(state)
@@ -199,15 +204,15 @@ def _finish_boot(state: HeadState, now: float) -> HeadState:
     ready = f"{nodes} of {goal.expected_workers + 1}"
     for wrong in state.fleet.wrong_ranks():
         state = state.log(wrong, "warning")
-    line = LogLine(ready, "done", "nodes", now - attempt.began)
-    return state.do(line, h.SubmitJob(attempt.id))
+    line = LogLine(ready, "done", "nodes", now - state.began)
+    return state.do(line, h.SubmitJob(state.attempt.id))
 
 
 def _log_watch(state: HeadState) -> HeadState:
     """Log how to open the page, once for each head."""
-    if not state.goal.watch or state.attempt.number != state.goal.first_attempt:
+    if not state.goal.watch or state.watch_is_logged:
         return state
-    return state.do(LogLine(state.goal.watch, subject="watch"))
+    return replace(state, watch_is_logged=True).do(LogLine(state.goal.watch, subject="watch"))
 
 
 def _without_memory_kills(state: HeadState) -> HeadState:
@@ -224,7 +229,7 @@ def submitting(state: HeadState, event: HeadEvent, now: float) -> HeadState:
     if state.ray.item.step is Step.LOST:
         return end_attempt(state, ray_lost_outcome(state), now)
     if isinstance(event, Refused):  # the recipe does not fit the nodes that joined
-        return leave(replace(state, shares=JobShares()), event.outcome, now)
+        return leave(replace(_withdrawn(state), shares=JobShares()), event.outcome, now)
 
     # Is the job accepted, or refused for good?
     if isinstance(event, h.Submitted):
@@ -244,6 +249,11 @@ def submitting(state: HeadState, event: HeadEvent, now: float) -> HeadState:
     return state
 
 
+def _withdrawn(state: HeadState) -> HeadState:
+    """Forget that an attempt was to be submitted: it was refused or canceled before Ray had it."""
+    return state.with_attempt(submitted=None)
+
+
 def running(state: HeadState, event: HeadEvent, now: float) -> HeadState:
     """Follow the job to its end, or stop it if it lost a required node or service."""
     over = _end_of_job(state, event, now)
@@ -251,7 +261,7 @@ def running(state: HeadState, event: HeadEvent, now: float) -> HeadState:
         return over
 
     # Has it begun? Then the links between the nodes are probed.
-    report = state.attempt.report
+    report = state.job.report
     has_begun = state.goal.by_shares or (report is not None and report.has_begun)
     if state.probes.await_job and has_begun:
         state = probes.probe_links(state, now)
@@ -260,8 +270,7 @@ def running(state: HeadState, event: HeadEvent, now: float) -> HeadState:
     if isinstance(event, Stalled) and event.attempt == state.attempt.number:
         end = _end_of_stall(state, event)
         if end is not None:
-            attempt = replace(state.attempt, stall_key=event.cause_key)
-            state = replace(state, attempt=attempt)
+            state = state.with_attempt(stall_key=event.cause_key)
             return stop_job(state.log(f"{end.reason}: stopping the job", "warning"), end, now)
 
     # Is the grace of a needed node over?
@@ -301,11 +310,11 @@ def judging(state: HeadState, event: HeadEvent, now: float) -> HeadState:
 
     On a given Ray a node that does not answer is lost only if GCS reports it.
     """
-    report = state.attempt.report
+    report = state.job.report
     assert report is not None  # noqa: S101 - entered only with the end of a job
     asked = isinstance(event, h.NodesAsked)
     late = any(wait.is_over(now) for wait in pending_waits(state))
-    if (asked and not state.attempt.unreachable_nodes) or late or losses.recent_loss(state, now):
+    if (asked and not state.job.unreachable_nodes) or late or losses.recent_loss(state, now):
         return end_attempt(state, losses.attempt_end(state, report, now), now)
     return state
 
@@ -332,8 +341,9 @@ def _end_of_job(state: HeadState, event: HeadEvent, now: float) -> HeadState | N
 
     # Is Ray silent about the job for too long?
     has_status = state.goal.has_job and not state.goal.by_shares
-    if has_status and now >= state.attempt.last_status_at + state.goal.limits[wait_keys.JOB]:
-        silent = round(now - state.attempt.last_status_at)
+    last_status_at = state.job.last_status_at or 0.0
+    if has_status and now >= last_status_at + state.goal.limits[wait_keys.JOB]:
+        silent = round(now - last_status_at)
         return _give_up_job(state, ends.NO_STATUS_FROM_RAY.outcome(seconds=silent), now)
     return None
 
@@ -344,13 +354,15 @@ def resuming(state: HeadState, event: HeadEvent, now: float) -> HeadState:
     if isinstance(event, Refused):
         return leave(state, event.outcome, now)
     if state.ray.item.step is Step.LOST:
-        end = state.stop.verdict or ray_lost_outcome(state)
+        end = state.outcome or ray_lost_outcome(state)
         return end_attempt(_follow_resumed_job(state, now), end, now)
 
     # Was the agent killed before it submitted the job? Then boot for the same attempt.
     if isinstance(event, h.NeverSubmitted):
-        attempt = attempts.Attempt(attempt.id, attempt.number, began=now)
-        state = replace(losses.without_loss(state), attempt=attempt).with_ray(hang_since=now)
+        again = attempts.Attempt(attempt.id, attempt.number, required=state.goal.expected_workers)
+        state = state.with_durable(attempt=again, losses=Losses())
+        state = state.with_earlier(former_workers=())
+        state = replace(state, job=JobWatch(), began=now).with_ray(hang_since=now)
         return booting(state.enter(HeadPhase.BOOTING, now), Tick(), now)
 
     # Does Ray have the job? Then it is followed like any other.
@@ -363,20 +375,19 @@ def resuming(state: HeadState, event: HeadEvent, now: float) -> HeadState:
     late = next((wait for wait in pending_waits(state) if wait.is_over(now)), None)
     if late is not None:
         evidence = f": {late.evidence}" if late.evidence else ""
-        end = state.stop.verdict or ends.JOB_NOT_FOUND.outcome(what=late.what, evidence=evidence)
+        end = state.outcome or ends.JOB_NOT_FOUND.outcome(what=late.what, evidence=evidence)
         return _give_up_job(_follow_resumed_job(state, now), end, now)
 
     # Is Ray up? Follow the job, or go on with the stop that the killed agent ordered.
-    snapshot = state.goal.resumed_attempt
-    if snapshot is None or state.ray.item.step is not Step.READY or attempt.submitted is not None:
+    if state.ray.item.step is not Step.READY or state.runs_attempt:
         return state
-    verdict = state.stop.verdict
-    if verdict is not None:
-        state = state.log(f"{verdict.reason}: stopping the job, as the killed agent did")
+    stop = state.durable.stop
+    if stop is not None:
+        state = state.log(f"{stop.outcome.reason}: stopping the job, as the killed agent did")
     state = losses.record_losses_before_resume(_follow_resumed_job(state, now), now)
-    if verdict is None:
+    if stop is None:
         return state
-    return state.enter(HeadPhase.STOPPING, snapshot.stop_ordered_at).do(h.StopJob(attempt.id))
+    return state.enter(HeadPhase.STOPPING, stop.ordered_at).do(h.StopJob(attempt.id))
 
 
 def on_stop(state: HeadState, event: StopAsked, now: float) -> HeadState:
@@ -385,7 +396,7 @@ def on_stop(state: HeadState, event: StopAsked, now: float) -> HeadState:
     SIGTERM also announces that the platform takes the head's node away: the job may save first.
     """
     end = ends.stopped(event.signum, expected=not state.goal.has_job, on_request=event.on_request)
-    if state.stop.verdict is not None:
+    if state.outcome is not None:
         return _stop_again(state, end, now, saves=event.signum == SIGTERM)
     return end_now(state, end, now, saves=event.signum == SIGTERM)
 
@@ -395,8 +406,8 @@ def end_now(state: HeadState, outcome: Outcome, now: float, *, saves: bool) -> H
 
     `saves` if a job that saves on a signal may do so first, within half of its grace.
     """
-    if state.phase is HeadPhase.JUDGING and state.attempt.report is not None:
-        return leave(state, attempts.verdict_of(state.attempt.report, state.losses.last), now)
+    if state.phase is HeadPhase.JUDGING and state.job.report is not None:
+        return leave(state, attempts.verdict_of(state.job.report, state.losses.last), now)
 
     is_submitted = state.phase in {HeadPhase.RESUMING, HeadPhase.RUNNING, HeadPhase.SUBMITTING}
     if not is_submitted or not state.goal.has_job:
@@ -414,18 +425,18 @@ def _stop_again(state: HeadState, outcome: Outcome, now: float, *, saves: bool) 
 
     The first verdict stands, unless it is a loss after which another attempt would follow.
     """
-    saving = state.stop.saving
-    verdict = state.stop.verdict
-    if verdict is None or (attempts.may_be_retried(verdict) and state.another_follows):
-        state = state.with_stop(verdict=outcome)
+    saving = state.ending.saving
+    stop = state.durable.stop
+    if stop is not None and attempts.may_be_retried(stop.outcome) and state.another_follows:
+        state = state.with_durable(stop=replace(stop, outcome=outcome))
 
     if saving is None:
         return state
     if saves and not saving.is_of_grace:  # so far only workers are taken away
         until = min(saving.until, now + _SAVE_SHARE * state.goal.job_stop_grace)
         saving = Saving(until, is_of_grace=True)
-        return state.enter(state.phase, now).with_stop(saving=saving)
-    return state.with_stop(saving=None).do(h.StopJob(state.attempt.id))
+        return _count_stop_from(state, now).with_ending(saving=saving)
+    return state.with_ending(saving=None).do(h.StopJob(state.attempt.id))
 
 
 def on_later_head(state: HeadState, event: h.LaterHead, now: float) -> HeadState:
@@ -433,10 +444,10 @@ def on_later_head(state: HeadState, event: h.LaterHead, now: float) -> HeadState
 
     On a given Ray the later head follows the same job, which is left running.
     """
-    end = ends.SUPERSEDED.outcome(run=state.goal.run_id, evidence=event.evidence)
-    if state.stop.verdict is not None:
+    end = ends.SUPERSEDED.outcome(run=state.durable.run_id, evidence=event.evidence)
+    if state.outcome is not None:
         return _stop_again(state, end, now, saves=False)
-    is_early = state.attempt.submitted is None
+    is_early = not state.runs_attempt
     if is_early or state.phase is HeadPhase.JUDGING or state.goal.ray_is_given:
         return leave(state, end, now)
     return stop_job(state.log(f"{end.reason}: stopping the job here", "warning"), end, now)
@@ -456,27 +467,32 @@ def stop_job(
     if not state.goal.has_job:
         return leave(state, verdict, now)
     verdict = replace(verdict, phase=state.phase.value)
-    state = _follow_resumed_job(state.with_stop(verdict=verdict, saving=saving), now)
-    state = state.enter(HeadPhase.STOPPING, now)
+    state = _follow_resumed_job(state.with_ending(saving=saving), now)
+    state = state.with_durable(stop=Stop(verdict, now)).enter(HeadPhase.STOPPING, now)
     if saving is None:
         return state.do(h.StopJob(state.attempt.id))
     return state.do(h.SaveJob(state.attempt.id, state.goal.notice_signal))
 
 
+def _count_stop_from(state: HeadState, at: float) -> HeadState:
+    """Count the limit of the stop, and its phase, from another time."""
+    stop = state.durable.stop
+    assert stop is not None  # noqa: S101 - while the job is being stopped
+    state = state.with_durable(stop=replace(stop, ordered_at=at))
+    return replace(state, phase_since=at)
+
+
 def _follow_resumed_job(state: HeadState, now: float) -> HeadState:
     """Follow the job that a killed agent submitted, if this agent does not yet."""
-    snapshot = state.goal.resumed_attempt
-    is_followed = state.attempt.submitted is not None
-    if state.phase is not HeadPhase.RESUMING or snapshot is None or is_followed:
+    if state.phase is not HeadPhase.RESUMING or state.runs_attempt:
         return state
-    attempt = replace(state.attempt, submitted=snapshot.attempt.submitted, last_status_at=now)
-    return replace(state, attempt=attempt).do(h.FollowJob(attempt.id))
+    return state.with_job(last_status_at=now).do(h.FollowJob(state.attempt.id))
 
 
 def stopping(state: HeadState, event: HeadEvent, now: float) -> HeadState:
     """Wait for the job to stop, until its grace is over."""
-    verdict = state.stop.verdict
-    assert verdict is not None  # noqa: S101 - entered only with a verdict
+    verdict = state.outcome
+    assert verdict is not None  # noqa: S101 - entered only with a stop
 
     # Has the job ended?
     ended = isinstance(event, h.JobReported) and event.report.ended
@@ -487,7 +503,7 @@ def stopping(state: HeadState, event: HeadEvent, now: float) -> HeadState:
     # Did it succeed before its stop took effect? One that Ray 2.60 stopped is STOPPED, whatever
     # its exit code.
     if ended and attempts.is_loss(verdict) and not state.attempt.signaled:
-        report = shares.job_report(state) if state.goal.by_shares else state.attempt.report
+        report = shares.job_report(state) if state.goal.by_shares else state.job.report
         if report is not None and report.succeeded:
             verdict = attempts.verdict_of(report, state.losses.last)
 
@@ -504,6 +520,8 @@ def stopping(state: HeadState, event: HeadEvent, now: float) -> HeadState:
     # Shares that ended since the stop was ordered may have failed earlier.
     if state.goal.by_shares and verdict.is_jobs_verdict:
         verdict = shares.shares_verdict(state)
+    if refusal is not None and refusal.canceled and not attempts.may_be_retried(verdict):
+        state = _withdrawn(state)
     if is_late and not ended:
         state = state.log("the job did not stop in time", "warning")
 
@@ -515,7 +533,7 @@ def stopping(state: HeadState, event: HeadEvent, now: float) -> HeadState:
 
 def _stop_after_save(state: HeadState, event: HeadEvent, now: float) -> HeadState:
     """Stop a job that may save first, once it has saved, or its time to save is over."""
-    saving = state.stop.saving
+    saving = state.ending.saving
     attempt = state.attempt
     if saving is None:
         return state
@@ -528,8 +546,9 @@ def _stop_after_save(state: HeadState, event: HeadEvent, now: float) -> HeadStat
         return state
 
     why = (over.evidence if over else "") or "the job has not saved in time"
-    since = state.phase_since if saving.is_of_grace else now
-    state = replace(state, phase_since=since).with_stop(saving=None)
+    if not saving.is_of_grace:
+        state = _count_stop_from(state, now)
+    state = state.with_ending(saving=None)
     return state.log(f"{why}: stopping the job").do(h.StopJob(attempt.id))
 
 
@@ -539,12 +558,10 @@ def end_attempt(state: HeadState, end: Outcome, now: float) -> HeadState:
     Our own Ray is started anew for it: detached actors, and processes with sessions of their own,
     end with the former one.
     """
-    ended = state.attempt.number
     state = losses.begin_next_attempt(state, end, now)
     if _is_leaving(state):
         return state
-    state = replace(state, shares=JobShares()).with_stop(saving=None)
-    state = state.do(h.ClearAttempt(ended))
+    state = replace(state, shares=JobShares()).with_ending(saving=None)
     if state.goal.owns_ray:
-        state = _replace_ray(state, Item())
+        state = _replace_ray(state, Item(), now)
     return booting(state, Tick(), now)

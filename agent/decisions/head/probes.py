@@ -146,7 +146,7 @@ def probe_waits(state: HeadState) -> Iterator[v.Wait]:
     due = state.probes.due
     goal = state.goal
     waits = {v.SCORE: (wait_keys.PROBE, "every node to get a score from the reward server")}
-    if goal.is_sized_by_links and not state.earlier.attempts:
+    if goal.is_sized_by_links and not state.earlier.number:
         waits[v.SAMPLE] = (wait_keys.LINKS, "the bandwidth between the nodes")
     for kind in waits.keys() & due.keys():
         late = [node for node, _ in _pending(state, kind)]

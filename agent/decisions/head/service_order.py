@@ -177,7 +177,7 @@ def order_services(state: HeadState, turn: Turn) -> HeadState:
             new.append(key)
 
     for key in new:
-        state = state.with_item(key, Item(was_ready=state.goal.resumed_attempt is not None))
+        state = state.with_item(key, Item(was_ready=state.has_resumed))
     return start_items(state, new, turn.now)
 
 

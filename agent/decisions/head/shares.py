@@ -91,7 +91,7 @@ def job_status(state: HeadState) -> str:
     """Return the job's status in the words of Ray's job API, by Ray or by the job's shares."""
     shares = state.shares
     if not state.goal.by_shares:
-        report = state.attempt.report
+        report = state.job.report
     elif not shares.by_node:
         report = None
     else:

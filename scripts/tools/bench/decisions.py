@@ -104,7 +104,7 @@ def states(size: int, *, by_torchrun: bool = False) -> Iterator[tuple[str, h.Hea
     goal = HeadGoal(LIMITS, 1e9, expected_workers=size, min_workers=size, services=(SERVICE,))
     goal = replace(goal, shares_by="torchrun" if by_torchrun else "")
     how = ", torchrun" if by_torchrun else ""
-    state = head.first_state(goal, Durable())
+    state = head.first_state(goal, Durable("run"))
     nodes = [RayNode("head", "10.255.0.1", is_head=True)]
     for number in range(1, size + 1):
         report = worker(number, joined=number <= size // 2)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from msgspec import UNSET
 from msgspec.structs import replace
 
+from agent.base.text import iso_time
 from agent.decisions.head.fleet import NodeState
 from agent.decisions.head.head_state import HeadPhase
 from agent.decisions.receipt import Receipt
@@ -26,7 +27,6 @@ from agent.port.status_model import (
     StepStatus,
     WarningStatus,
 )
-from agent.record.files import iso_time
 from agent.record.job_lines import JobLines
 from agent.record.run_record import AttemptOutcome
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from msgspec.structs import replace
 
 from agent.base.ends import Kind, Outcome
+from agent.base.text import iso_time
 from agent.decisions.head.fleet import NodeState
 from agent.decisions.head.head_state import HeadPhase
 from agent.decisions.receipt import Receipt
@@ -35,7 +36,6 @@ from agent.port.status_model import (
     WarningStatus,
     WhatRunsStatus,
 )
-from agent.record.files import iso_time
 from agent.record.job_lines import JobLines
 from agent.record.run_folder import OutageRecord
 from agent.record.run_record import AttemptOutcome

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from agent.base.ends import Outcome
     from agent.plan.plan import Plan
     from agent.run.node_run import NodeRun
-    from agent.run.run_keeper import RunKeeper
+    from agent.run.run_store import RunStore
     from support.simulated.machines import Machine
 
 
@@ -38,7 +38,7 @@ class Agent:
         self.node: NodeRun
         self._has_begun = False
         """True once it takes part in a run: `node` is there, and has locked its folder."""
-        self.keeper: RunKeeper | None = None
+        self.store: RunStore | None = None
 
         # What is seen of it: its state after each decision, its id in reports.
         self.state: Any = None
@@ -64,8 +64,8 @@ class Agent:
         self.life.is_over = True
         if self._has_begun:
             self.node.folder.close()
-        if self.keeper is not None and self.keeper.lock is not None:
-            self.keeper.lock.release()
+        if self.store is not None and self.store.lock is not None:
+            self.store.lock.release()
         for process in [*self.machine.processes.values()]:
             if hasattr(process, "stdin"):  # a bridge reads the end of its input
                 self.world.later(self.world.random.uniform(0.0, 0.5), process.end, 0)
@@ -111,7 +111,7 @@ class Agent:
             return
 
         # Its role.
-        self.node, self.keeper = begun
+        self.node, self.store = begun
         self._has_begun = True
         try:
             outcome = await main.run_in_loop(*begun)

@@ -48,11 +48,9 @@ class Judges:
     def head_decided(self, agent: Agent, actions: Iterable[object]) -> None:
         """Check a head's decision: what it costs, and what the job finds."""
         for action in actions:
-            if isinstance(action, h.Retry) and not self._world.harms.why:
-                number = action.ended.number
-                end = action.ended.end
-                reason = "" if end is None else end.reason
-                self._breaks("a harmless fault costs nothing", f"attempt {number}: {reason}")
+            if isinstance(action, h.ClearAttempt) and not self._world.harms.why:
+                what = f"attempt {action.number}: {action.end.reason}"
+                self._breaks("a harmless fault costs nothing", what)
             if isinstance(action, h.SubmitJob):
                 self._world.harms.submission()
                 self._all_is_ready(agent)

@@ -172,16 +172,17 @@ class Rules:
         if deadline is None and not at_rest:
             self.breaks("every state has a deadline", f"the head in {after.phase}")
         # A killed agent's attempt, which may run, is gone on with.
-        is_adopted = any(isinstance(action, h.AdoptRun) for action in actions)
+        is_adopted = after.durable.run_id != before.durable.run_id
+        is_adopted |= after.has_resumed and not before.has_resumed
         is_new = after.attempt.number != before.attempt.number or is_adopted
         is_new |= not after.goal.has_job and any(isinstance(one, h.RestartRay) for one in actions)
         if not is_new and order.index(after.phase) < order.index(before.phase):
             self.breaks("phases go forward", f"{before.phase} to {after.phase}")
         self._stopped |= isinstance(event, StopAsked)
         if isinstance(event, h.JobReported) and event.id == before.attempt.id:
-            verdict = before.stop.verdict
+            verdict = before.outcome
             counts = verdict is None or (is_loss(verdict) and not self._stopped)
-            live = before.phase is not HeadPhase.BOOTING and before.attempt.ended is None
+            live = before.phase not in {HeadPhase.BOOTING, HeadPhase.LEAVING}
             if event.report.succeeded and counts and live:
                 self._succeeded.add((agent.machine.label, agent.machine.boots))
         if isinstance(event, h.WorkerReported):
@@ -287,16 +288,16 @@ class Rules:
         shares = [one for one in self._world.heads if one.disk == machine.disk]
         if end.is_superseded or len(shares) > 1 or not machine.takes_records:
             return
-        assert agent.keeper is not None
-        record = agent.keeper.record
-        found = RunRecord.read(machine.logs / record.run_id / RUN_FILE)
+        assert agent.store is not None
+        found = RunRecord.read(machine.logs / agent.store.durable.run_id / RUN_FILE)
+        verdict = found.durable.verdict if isinstance(found, RunRecord) else None
         written = read_outcome(agent.node.folder.path)
-        if not isinstance(found, RunRecord) or found.ending is None:
+        if verdict is None:
             self.breaks("the records have the end", f"run.json: {found}")
-        elif isinstance(written, NoRecord) or {found.ending.exit_code, written.exit_code} != {
+        elif isinstance(written, NoRecord) or {verdict.exit_code, written.exit_code} != {
             end.exit_code
         }:
-            how = f"run.json: {found.ending.sentence()}, outcome.json: {written}, {end.sentence()}"
+            how = f"run.json: {verdict.sentence()}, outcome.json: {written}, {end.sentence()}"
             self.breaks("the records have the end", how)
 
     def _of_the_last_attempt(self, end: Outcome, *, retries_left: bool) -> None:

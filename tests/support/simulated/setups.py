@@ -139,8 +139,8 @@ HARMLESS = {
 }
 _DELAYS = (None, None, 0.0, 0.02, 0.3, 1.0, 3.0)
 _HEAD_ACTIONS = (
-    *("SaveSnapshot", "Persist", "SubmitJob", "FollowJob", "StopJob", "Retry", "EndRun"),
-    *("StartService", "OrderStep", "AskNodes", "AdoptRun", "RestartRay"),
+    *("Persist", "SubmitJob", "FollowJob", "StopJob", "ClearAttempt", "EndRun"),
+    *("StartService", "OrderStep", "AskNodes", "RestartRay"),
 )
 _WORKER_ACTIONS = (
     *("StartRay", "StopRay", "EndWorker", "RunOwnStep", "StartOwnService", "StartShare"),

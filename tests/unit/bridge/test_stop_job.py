@@ -39,9 +39,6 @@ def test_ray_first_then_the_driver(
     argv = [sys.executable, "-c", f"TAKES = {takes}\n{BRIDGE}"]
     events: list[object] = []
 
-    async def settled() -> None:
-        events.append("settled")
-
     async def scenario() -> None:
         link = RayLink(argv, {}, lambda: tmp_path / "bridge.log", events.append)
         async with anyio.create_task_group() as tasks:
@@ -50,7 +47,6 @@ def test_ray_first_then_the_driver(
                 await stop_job(
                     link,
                     "run-1",
-                    flush=settled,
                     send=events.append,
                     task=SubmissionTask(),
                     terminate=ask_to_end,
@@ -59,4 +55,4 @@ def test_ray_first_then_the_driver(
 
     anyio.run(scenario)
     assert asked == ([] if takes else ["run-1"])
-    assert events == ["settled", *([] if takes else [DriverSignaled("run-1")])]
+    assert events == ([] if takes else [DriverSignaled("run-1")])

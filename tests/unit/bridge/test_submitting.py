@@ -26,10 +26,6 @@ class Link:
         self.orders.append(f"stop {job_id}")
 
 
-async def settled() -> None:
-    """Have nothing to write down."""
-
-
 def nothing(_event: object) -> None:
     """Report no event: no driver is signaled here."""
 
@@ -55,7 +51,6 @@ def orders_of(make: Callable[[], Awaitable[str]], *, is_slow: bool = False) -> l
                 await stop_job(
                     cast("RayLink", link),
                     "run-1",
-                    flush=settled,
                     send=nothing,
                     task=submitting,
                     terminate=str,

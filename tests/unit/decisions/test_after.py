@@ -188,7 +188,7 @@ def test_a_restart_that_waits_in_vain_ends_the_run() -> None:
     trace.take(ServiceGone(REWARD, "exit code 1"), 21)
     trace.take(ServiceGone(RETRIEVER, "exit code 1", generation=2), 30)
     assert trace.finish()
-    assert f"{RETRIEVER} is lost for good" in str(trace.state.stop.verdict)
+    assert f"{RETRIEVER} is lost for good" in str(trace.state.outcome)
 
 
 def test_what_is_given_up_is_not_waited_for() -> None:

@@ -13,7 +13,7 @@ from agent.decisions.head import head_state as h
 from agent.decisions.head.head_state import HeadPhase
 from agent.decisions.shared import LogLine
 from agent.decisions.stall import Stalled
-from support.heads import TICK, History, Trace, goal, job, nodes, reported
+from support.heads import TICK, History, Trace, goal, job, lost, nodes, reported
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -47,10 +47,12 @@ STALLED: History = [
 def test_each_attempt_begins_on_a_new_ray(history: History) -> None:
     """Our own Ray ends with an attempt, whatever that was lost by; a given Ray does not."""
     trace = Trace(goal(1, retries=1), history)
-    assert trace.effects[-2:] == [h.ClearAttempt(1), h.RestartRay()]
+    clear, restart = trace.effects[-2:]
+    assert isinstance(clear, h.ClearAttempt)
+    assert (clear.number, clear.id, restart) == (1, "run-1", h.RestartRay())
     assert trace.state.fleet.alive == {}
     given = Trace(goal(1, retries=1, given=True), LOST)
-    assert given.effects[-1] == h.ClearAttempt(1)
+    assert isinstance(given.effects[-1], h.ClearAttempt)
 
 
 def test_a_worker_in_reach_must_have_ended_it() -> None:
@@ -109,8 +111,8 @@ def test_this_node_must_be_clear_too() -> None:
     """A process that cannot be killed here is named, and no attempt starts beside it."""
     trace = Trace(goal(1, retries=1), PAIR)
     trace.state, actions = head.decide(trace.state, h.RayGone("exit 1"), 10)
-    assert [type(one).__name__ for one in actions if not isinstance(one, LogLine)][-3:] == [
-        "Retry",
+    assert [type(one).__name__ for one in actions if not isinstance(one, LogLine)] == [
+        "Persist",
         "ClearAttempt",
         "RestartRay",
     ]
@@ -127,10 +129,10 @@ def test_this_node_must_be_clear_too() -> None:
 
 def test_a_restarted_head_has_the_earlier_nodes() -> None:
     """From its record: a silent worker gets its grace, one that reports must have ended it."""
-    of = replace(
-        goal(1, retries=3, tried=(LostAttempt(5.0, "x"),)), former_workers=("pod2", "pod4")
-    )
-    trace = Trace(of, [(3, nodes(3)), (4, runs(3, 2)), (30, TICK)])
+    known = lost(LostAttempt(5.0, "x"))
+    known = replace(known, ended=(replace(known.ended[0], nodes=("pod2", "pod4")),))
+    history: History = [(3, nodes(3)), (4, runs(3, 2)), (30, TICK)]
+    trace = Trace(goal(1, retries=3), history, known)
     assert submitted(trace) == []
     trace.take(runs(2, 1), 31)
     trace.take(TICK, 60)
@@ -150,5 +152,5 @@ def test_a_lost_spare_is_cleared_too() -> None:
         (21, job("FAILED", 1)),
     ]
     trace = Trace(goal(1, retries=1), history)
-    assert "Retry" in trace.kinds()
+    assert "ClearAttempt" in trace.kinds()
     assert "agent3" in trace.state.earlier.leftovers

@@ -5,22 +5,23 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agent.base.ends import Kind, Outcome
 from agent.base.value import RunTime, Seconds, Value
-from agent.decisions.attempts import Attempt, AttemptSnapshot
-from agent.decisions.durable import on_clock
+from agent.decisions.attempts import Attempt
+from agent.decisions.durable import Durable, Losses, Stop, on_clock
 from agent.decisions.receipt import Meter, Receipt, RunActivity
 from agent.decisions.shared import Outage
 
 MOMENTS = st.integers(-(2**40), 2**40).map(lambda number: number / 1024)
 """Moments and distances without rounding."""
 OUTAGES = st.builds(Outage, st.just("retriever"), st.just("pod2"), MOMENTS, st.none() | MOMENTS)
-SNAPSHOTS = st.builds(
-    AttemptSnapshot,
-    st.builds(Attempt, st.just("run-1"), submitted=st.none() | MOMENTS),
-    st.just(2),
-    last_loss_at=st.none() | MOMENTS,
-    below_required_since=st.none() | MOMENTS,
-    stop_ordered_at=MOMENTS,
+DURABLES = st.builds(
+    Durable,
+    st.just("run"),
+    attempt=st.builds(Attempt, st.just("run-1"), submitted=st.none() | MOMENTS),
+    losses=st.builds(Losses, st.none() | MOMENTS, st.text(), st.none() | MOMENTS),
+    stop=st.none() | st.builds(Stop, st.just(Outcome(Kind.LOST, 75, "a loss")), MOMENTS),
+    outages=st.lists(OUTAGES).map(tuple),
 )
 
 
@@ -33,10 +34,10 @@ class Nested(Value):
     price: float = 4.0
 
 
-@given(OUTAGES | SNAPSHOTS, MOMENTS)
-def test_there_and_back_is_the_same(value: Outage | AttemptSnapshot, by: float) -> None:
-    """A value that two agents passed on has its first moments again."""
-    assert on_clock(on_clock(value, by), -by) == value
+@given(DURABLES, MOMENTS)
+def test_there_and_back_is_the_same(durable: Durable, by: float) -> None:
+    """What two agents passed on has its first moments again."""
+    assert on_clock(on_clock(durable, by), -by) == durable
 
 
 def test_only_moments_move() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import time
 from typing import TYPE_CHECKING
 from unittest.mock import Mock
@@ -12,7 +11,6 @@ import anyio
 import pytest
 from msgspec.structs import replace
 
-from agent.decisions.attempts import Attempt
 from agent.decisions.head import head_decide as head
 from agent.decisions.head import head_state as h
 from agent.plan import waits as wait_keys
@@ -24,10 +22,11 @@ from agent.record.run_record import RUN_FILE, RUN_LOCK, ChosenRun, RunRecord, ch
 from agent.run import make_ready
 from agent.run.make_goal import make_goal
 from agent.run.node_run import NodeRun
-from agent.run.run_keeper import RunKeeper
+from agent.run.run_store import RunStore
 from agent.settings.redact import Redactor
 from support.free_ports import free_port
 from support.heads import TICK, Trace, goal, nodes, reported
+from support.run_records import submitted, written
 from support.worlds import plan_of
 
 if TYPE_CHECKING:
@@ -47,11 +46,10 @@ def chosen_again(root: Path) -> ChosenRun:
 def left(root: Path, place: PidSpace = ELSEWHERE, *, ended: bool = False) -> None:
     """Leave a run whose head was lost in its first attempt, on its own machine."""
     chosen = chosen_again(root)
-    keeper = RunKeeper(root, PRINT, chosen)
-    keeper.new_epoch("poda")
-    keeper.record_submission(Attempt("4711-1"), ("pod2",), 1)
-    anyio.run(keeper.flush)
-    keeper.close()
+    store = RunStore(root, PRINT, chosen)
+    durable = store.durable.starting_ray("poda", time.time())
+    store.put(submitted(durable, nodes=("pod2",)), 0.0)
+    store.close()
     assert chosen.lock is not None
     chosen.lock.release()
     folder = root / "4711" / "poda"
@@ -65,7 +63,7 @@ def test_a_lost_attempt_is_over_on_disk_before_the_next_ray_starts(
 ) -> None:
     """An agent that replaces this one must not look for that attempt in the new Ray."""
     left(tmp_path)
-    keeper = RunKeeper(tmp_path, PRINT, chosen_again(tmp_path))
+    store = RunStore(tmp_path, PRINT, chosen_again(tmp_path))
     write, found = RunRecord.write, list[object]()
 
     def write_slowly(record: RunRecord, path: Path) -> OSError | None:
@@ -78,14 +76,14 @@ def test_a_lost_attempt_is_over_on_disk_before_the_next_ray_starts(
     async def start_ray(*_: object) -> None:
         record = RunRecord.read(tmp_path / "4711" / RUN_FILE)
         assert isinstance(record, RunRecord)
-        found.append((record.open_attempt, record.epoch == keeper.record.epoch))
+        found.append((record.durable.open_attempt, record.epoch == store.durable.epoch))
 
     async def scenario() -> None:
         environ = {"AGENT_PORT": str(free_port()), "AGENT_NODE_IP": "127.0.0.1"}
         plan = plan_of({**environ, "AGENT_JOB_RETRIES": "3"}, command=["train"])
         folder = RunFolder(tmp_path, "4711", "podb")
         run = NodeRun(plan, Redactor(()), folder, time.monotonic(), "4711")
-        started = await make_ready.start_head(run, keeper, anyio.CancelScope())
+        started = await make_ready.start_head(run, store, anyio.CancelScope())
         assert started is not None
         started.local_socket.close()
         run.close()
@@ -95,16 +93,16 @@ def test_a_lost_attempt_is_over_on_disk_before_the_next_ray_starts(
     monkeypatch.setattr(make_ready, "start_ray", start_ray)
     anyio.run(scenario)
     assert found == [(None, True)]
-    keeper.close()
+    store.close()
 
 
 def waited_for(root: Path) -> tuple[str, ...]:
     """Return the nodes that the next head counts as those of the last attempt."""
     chosen = chosen_again(root)
-    keeper = RunKeeper(root, PRINT, chosen)
+    store = RunStore(root, PRINT, chosen)
     plan = plan_of({"AGENT_JOB_RETRIES": "3"}, command=["train"])
-    found = make_goal(plan, keeper, 0.0).former_workers
-    keeper.close()
+    found = head.former_nodes(make_goal(plan, store, 0.0), store.durable)
+    store.close()
     assert chosen.lock is not None
     chosen.lock.release()
     return found
@@ -165,13 +163,14 @@ def test_a_former_head_whose_job_is_over(
     assert waited_for(tmp_path) == ("pod2",)
 
 
-def test_an_older_record_has_no_lock(tmp_path: Path) -> None:
+def test_a_run_that_workers_remember_has_no_submitter(tmp_path: Path) -> None:
     """The lock that was taken counts as the former head's."""
     left(tmp_path)
-    data = json.loads((tmp_path / "4711" / RUN_FILE).read_text())
-    assert data["attempts"][0].pop("head") == "poda"
-    assert data["attempts"][0].pop("lock") > 0
-    (tmp_path / "4711" / RUN_FILE).write_text(json.dumps(data))
+    record = written(tmp_path, "4711")
+    assert record.measured.submitter is not None
+    assert (record.measured.submitter.head, record.measured.submitter.lock > 0) == ("poda", True)
+    unknown = replace(record, measured=replace(record.measured, submitter=None))
+    unknown.write(tmp_path / "4711" / RUN_FILE)
     assert waited_for(tmp_path) == ("pod2",)
 
 
@@ -182,8 +181,8 @@ def test_a_head_in_between_hides_nobody(tmp_path: Path) -> None:
     held.take()
     (tmp_path / "4711" / RUN_LOCK).unlink()
     chosen = chosen_again(tmp_path)
-    between = RunKeeper(tmp_path, PRINT, chosen)
-    between.new_epoch("podb")
+    between = RunStore(tmp_path, PRINT, chosen)
+    between.put(between.durable.starting_ray("podb", time.time()), 0.0)
     between.close()
     assert chosen.lock is not None
     chosen.lock.release()
@@ -196,10 +195,9 @@ def test_a_head_that_no_attempt_was_made_by_leaves_nothing(
 ) -> None:
     """No job, no driver: the next head need not wait."""
     chosen = chosen_again(tmp_path)
-    keeper = RunKeeper(tmp_path, PRINT, chosen)
-    keeper.new_epoch("poda")
-    anyio.run(keeper.flush)
-    keeper.close()
+    store = RunStore(tmp_path, PRINT, chosen)
+    store.put(store.durable.starting_ray("poda", time.time()), 0.0)
+    store.close()
     without_locks(monkeypatch)
     assert waited_for(tmp_path) == ()
 
@@ -210,7 +208,7 @@ def test_a_head_that_workers_remember_has_its_time() -> None:
     waits = [(wait.what, wait.deadline) for wait in head.pending_waits(trace.state)]
     assert ("the end of attempt 1 on the former head, out of reach", 61.0) in waits
     trace.take(TICK, 60.9)
-    assert trace.effects == [h.AdoptRun("old", 1)]
+    assert trace.effects == []
     trace.take(TICK, 61.0)
     assert trace.effects[-1] == h.SubmitJob("old-2")
 
@@ -236,5 +234,6 @@ def test_a_cluster_without_a_job_has_no_attempt_to_find(*, has_former_ray: bool)
     assert trace.state.phase is h.HeadPhase.RUNNING
 
     trace = Trace(of, [(1, h.RunRemembered("old", 1, 7))])
-    assert trace.effects == [h.AdoptRun("old", 0, 7)]
-    assert not trace.state.lost_attempts
+    assert trace.effects == []
+    (kept,) = trace.persisted
+    assert (kept.run_id, kept.epoch, kept.ended) == ("old", 8, ())

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from agent.base import ends
-from agent.decisions.attempts import AttemptSnapshot
 from agent.decisions.head import head_decide as head
 from agent.decisions.head import head_state as h
 from agent.decisions.head.head_state import HeadPhase
@@ -131,7 +130,5 @@ def test_on_a_given_ray_a_refusal_is_a_warning() -> None:
 def test_a_job_that_runs_already_is_not_asked_about() -> None:
     """A killed agent's job goes on."""
     first = Trace(asking(), [(1.0, ACCEPTED), *RUNNING])
-    snapshot = h.snapshot_of(first.state)
-    assert isinstance(snapshot, AttemptSnapshot)
-    again = head.first_state(replace(asking(), resumed_attempt=snapshot), NOTHING_DURABLE)
+    again = head.first_state(asking(), first.state.durable)
     assert not [a for a in again.actions if isinstance(a, h.AskFramework)]

@@ -11,8 +11,6 @@ from msgspec.structs import replace
 
 from agent.base.ends import Kind
 from agent.decisions.attempts import (
-    Attempt,
-    AttemptSnapshot,
     DriverSignaled,
     FailureCause,
     JobReport,
@@ -26,7 +24,20 @@ from agent.decisions.head import head_state as h
 from agent.decisions.head.head_state import HeadPhase
 from agent.decisions.stall import Stalled
 from agent.plan import waits as wait_keys
-from support.heads import PAIR, RUNNING, TERM, TICK, History, Trace, goal, job, nodes, reported
+from support.heads import (
+    PAIR,
+    RUNNING,
+    TERM,
+    TICK,
+    History,
+    Trace,
+    goal,
+    job,
+    lost,
+    nodes,
+    reported,
+    resumed,
+)
 
 GONE = (9, nodes(dead=(2,)))
 FAILED = (10, job("FAILED", 1))
@@ -160,7 +171,7 @@ def test_a_loss_is_followed_by_another_attempt(history: History) -> None:
     trace.take(nodes(2), trace.now + 1)
     trace.take(reported(2), trace.now)
     assert trace.state.phase is HeadPhase.BOOTING
-    trace.take(TICK, trace.state.attempt.not_before)
+    trace.take(TICK, trace.state.not_before)
     assert trace.effects[-1] == h.SubmitJob("run-2")
     assert "attempt 2 of 2: " in trace.log
     assert "2 of 2 node(s)" in trace.log
@@ -222,16 +233,14 @@ def test_a_stop_that_was_asked_for_outranks_a_success(history: History) -> None:
 
 def test_an_attempt_with_fewer_workers_waits_for_its_pause() -> None:
     """AGENT_PARTIAL=proceed ends the wait for workers, not the pause after a loss."""
-    lost = AttemptSnapshot(Attempt("run-1", submitted=-50.0), 2)
-    of = replace(
-        goal(2, least=1, retries=9), resumed_attempt=lost, lost_attempts=(LostAttempt(1.0),) * 5
-    )
-    trace = Trace(of, [(1, h.RayGone("killed")), (3, nodes(2)), (3, reported(2)), (201, TICK)])
+    known = replace(lost(*(LostAttempt(1.0),) * 5), attempt=resumed(number=6, required=2).attempt)
+    history: History = [(1, h.RayGone("killed")), (3, nodes(2)), (3, reported(2)), (201, TICK)]
+    trace = Trace(goal(2, least=1, retries=9), history, known)
     assert "going on with 1 worker(s), as AGENT_PARTIAL=proceed" in trace.log
     (wait,) = head.pending_waits(trace.state)
     assert (wait.key, wait.deadline) == (wait_keys.PAUSE, 301.0)
     trace.take(TICK, 301)
-    assert trace.effects[-1] == h.SubmitJob("run-2")
+    assert trace.effects[-1] == h.SubmitJob("run-7")
 
 
 def test_a_lost_node_is_named_by_the_next_attempt() -> None:
@@ -267,7 +276,7 @@ LOST_HEAD = LostAttempt(100.0, "its head was lost")
 @pytest.mark.parametrize("retries", [3, 40])
 def test_many_retries_are_used_however_short_the_attempts_are(retries: int) -> None:
     """Three losses of the head within 100 s end no run that allows more attempts."""
-    trace = Trace(goal(retries=retries, tried=(LOST_HEAD,) * 2), [(3, nodes())])
+    trace = Trace(goal(retries=retries), [(3, nodes())], lost(*(LOST_HEAD,) * 2))
     trace.take(h.Submitted("run-3"), 4)
     trace.take(h.RayGone("exit 1"), 9)
     trace.take(h.CheckpointSeen(3), 9.1)
@@ -277,7 +286,7 @@ def test_many_retries_are_used_however_short_the_attempts_are(retries: int) -> N
 def test_no_progress() -> None:
     """The third lost attempt in a row within ten minutes ends the run, restarts included."""
     before = (replace(LOST_HEAD, announced=True), replace(LOST_HEAD, seconds=5.0, announced=True))
-    trace = Trace(goal(retries=2, tried=before), [])
+    trace = Trace(goal(retries=2), [], lost(*before))
     assert trace.state.attempt.number == 3
     trace.take(nodes(), 3)
     trace.take(h.Submitted("run-3"), 4)

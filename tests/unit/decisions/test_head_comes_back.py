@@ -17,15 +17,15 @@ from agent.decisions.worker import worker_state as w
 from agent.decisions.worker.worker_state import StartRay, StopRay
 from agent.port.reports import Expected, Reports
 from agent.record.run_folder import RunFolder
-from agent.record.run_record import RUN_FILE, ChosenRun, RunRecord
+from agent.record.run_record import RUN_FILE
 from agent.run.node_run import NodeRun
-from agent.run.run_keeper import RunKeeper
 from agent.run.takeover import SurvivingProcesses
 from agent.run.worker import first_state, record_reachability
 from agent.settings.redact import Redactor
 from support import heads
 from support.heads import SHARED_DATA_STEP
 from support.report_histories import FIRST, HELLO, POD1
+from support.run_records import store_of, written
 from support.workers import DOWN, GOAL, JOINED, SILENT, TICK, History, WorkerTrace, replied
 from support.worlds import plan_of
 
@@ -149,7 +149,10 @@ def test_a_workers_next_agent_finds_in_its_record_that_the_head_has_one(tmp_path
 def test_a_head_without_its_disk_continues_the_run_that_a_worker_reports() -> None:
     """The run keeps its ID, and its attempts count."""
     trace = heads.Trace(heads.goal(retries=1), [(1, MEMORY), (2, MEMORY)])
-    assert trace.effects == [h.AdoptRun("old", 1)]
+    assert trace.effects == []
+    (kept,) = [one for one in trace.actions if isinstance(one, h.Persist)]
+    assert kept.must_be_on_disk
+    assert (kept.durable.run_id, len(kept.durable.ended)) == ("old", 1)
     trace.take(heads.nodes(), 3)
     trace.take(heads.TICK, 61)
     assert trace.effects[-1] == h.SubmitJob("old-2")
@@ -159,16 +162,17 @@ def test_a_head_without_its_disk_continues_the_run_that_a_worker_reports() -> No
 def test_a_worker_may_remember_that_the_attempts_are_used_up() -> None:
     """Then nothing is submitted again."""
     trace = heads.Trace(heads.goal(), [(1, MEMORY)])
-    assert [type(deed) for deed in trace.effects] == [h.AdoptRun, h.EndRun]
+    assert [type(deed) for deed in trace.effects] == [h.EndRun]
+    assert [len(one.ended) for one in trace.persisted] == [1]
     assert (trace.outcomes[0].exit_code, trace.outcomes[0].holds_pod) == (75, True)
 
 
 def test_a_head_with_a_record_ignores_other_runs() -> None:
     """Neither if its own record has the run, nor once the job is submitted."""
-    known = heads.Trace(heads.goal(retries=3, tried=(heads_tried(),)), [(1, MEMORY)])
-    assert known.effects == []
+    known = heads.Trace(heads.goal(retries=3), [(1, MEMORY)], heads.lost(heads_tried()))
+    assert (known.effects, known.persisted) == ([], [])
     running = heads.Trace(heads.goal(retries=3), [*heads.RUNNING, (6, MEMORY)])
-    assert running.state.goal.run_id == "run"
+    assert running.state.durable.run_id == "run"
 
 
 def heads_tried() -> LostAttempt:
@@ -242,11 +246,14 @@ def test_a_worker_with_a_run_is_answered_at_the_end(*, asks_before: bool) -> Non
 
 def test_what_others_remember_is_written_down(tmp_path: Path) -> None:
     """The next head of this pod finds it on the disk, under the run's own ID."""
-    keeper = RunKeeper(tmp_path, "f" * 16, ChosenRun("new", None))
-    keeper.new_epoch("pod0")
-    keeper.adopt_run("old", 2)
-    assert (keeper.record.run_id, keeper.next_attempt) == ("old", 3)
-    keeper.close()
-    found = RunRecord.read(tmp_path / "old" / RUN_FILE)
-    assert isinstance(found, RunRecord)
-    assert [(one.number, one.exit_code) for one in found.attempts] == [(1, 75), (2, 75)]
+    store = store_of(tmp_path, "new")
+    own = store.durable.starting_ray("pod0", 1e9)
+    store.put(own, 0.0)
+    anyio.run(store.on_disk)
+    trace = heads.Trace(heads.goal(retries=3), [(1, h.RunRemembered("old", 2))], own)
+    store.put(trace.state.durable, 1.0)
+    store.close()
+    assert not (tmp_path / "new" / RUN_FILE).exists()
+    found = written(tmp_path, "old").durable
+    assert [(one.number, one.exit_code) for one in found.ended] == [(1, 75), (2, 75)]
+    assert (found.attempt.id, found.epoch) == ("old-3", own.epoch)

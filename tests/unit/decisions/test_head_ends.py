@@ -397,7 +397,7 @@ def test_ends(of: HeadGoal, history: History, code: int, culprit: str, words: li
     assert [w for w in words if w not in end.reason] == []
     assert end.phase
     assert trace.state.phase is HeadPhase.LEAVING
-    assert trace.state.stop.verdict == end
+    assert trace.state.outcome == end
     assert head.deadline(trace.state) is None
 
 
@@ -424,7 +424,7 @@ EXTERNAL = replace(
 )
 def test_what_is_missing_has_a_remedy(of: HeadGoal, history: History, words: list[str]) -> None:
     """It names the variable, and where to look; a URL is named without its secrets."""
-    end = Trace(of, history).state.stop.verdict
+    end = Trace(of, history).state.outcome
     assert end is not None
     assert [w for w in words if w not in end.remedy] == []
     assert "hidden" not in end.remedy

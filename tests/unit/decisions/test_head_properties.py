@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from agent.base.ends import shell_code
-from agent.decisions.attempts import Attempt, AttemptSnapshot
 from agent.decisions.head import head_decide as head
 from agent.decisions.head import head_state as h
 from agent.decisions.head.head_state import HeadPhase
@@ -27,6 +26,7 @@ from agent.decisions.stall import Stalled
 from agent.job.services import Where
 from support.heads import (
     INT,
+    NOTHING_DURABLE,
     PREPARED,
     RETRIEVER,
     RETRIEVER_SPEC,
@@ -41,10 +41,12 @@ from support.heads import (
     job,
     nodes,
     reported,
+    resumed,
     waits,
 )
 
 if TYPE_CHECKING:
+    from agent.decisions.durable import Durable
     from agent.decisions.head.head_goal import HeadGoal
 
 OURS = {0, 69, 75, 78, 130, 143}
@@ -122,8 +124,8 @@ def histories(draw: st.DrawFn) -> tuple[HeadGoal, History]:
 
 
 @st.composite
-def goals_with_more(draw: st.DrawFn) -> HeadGoal:
-    """Draw a goal with every item that has its own deadline."""
+def goals_with_more(draw: st.DrawFn) -> tuple[HeadGoal, Durable]:
+    """Draw a goal with every item that has its own deadline, and what an earlier agent left."""
     services = [(), (REWARD_SPEC,), (REWARD_SPEC, RETRIEVER_SPEC), (ALONE,)]
     of = replace(
         draw(GOALS),
@@ -132,11 +134,8 @@ def goals_with_more(draw: st.DrawFn) -> HeadGoal:
         shares_by=draw(st.sampled_from(["", "", "torchrun", "node"])),
     )
     if of.has_job and not of.by_shares and draw(st.booleans()):
-        return replace(
-            of,
-            resumed_attempt=AttemptSnapshot(Attempt("run-1", submitted=-50.0), of.expected_workers),
-        )
-    return of
+        return of, resumed(required=of.expected_workers)
+    return of, NOTHING_DURABLE
 
 
 def _as_of_now(event: h.HeadEvent, now: float) -> h.HeadEvent:
@@ -174,7 +173,7 @@ def test_no_history_breaks_the_rules(drawn: tuple[HeadGoal, History]) -> None:
         submitted
     )
     assert actions.count("StopJob") <= len(submitted)
-    assert actions.count("Retry") == len(trace.state.earlier.attempts) <= of.retries
+    assert actions.count("ClearAttempt") == len(trace.state.durable.ended) <= of.retries
     if of.has_job:
         assert actions.count("RestartRay") <= (h.RAY_RESTARTS + 1) * (of.retries + 1)
     assert actions.count("AskNodes") <= len(submitted)
@@ -203,9 +202,10 @@ def test_every_history_ends(drawn: tuple[HeadGoal, History]) -> None:
 
 @settings(max_examples=settings().max_examples * 4)  # the events for a loop rarely coincide
 @given(goals_with_more(), st.data())
-def test_no_deadline_survives_a_tick(of: HeadGoal, data: st.DataObject) -> None:
+def test_no_deadline_survives_a_tick(begins: tuple[HeadGoal, Durable], data: st.DataObject) -> None:
     """After a tick the next deadline is later: the head never loops."""
-    trace, events = Trace(of, []), st.sampled_from(FINE + OF_MORE * 2)
+    of, left = begins
+    trace, events = Trace(of, [], left), st.sampled_from(FINE + OF_MORE * 2)
     lost: list[h.HeadEvent] = [h.NeverSubmitted("run-1"), nodes(2, 3, 4)]
     begin = [*PREPARED, *data.draw(st.sampled_from([[], lost[1:], lost]))]
     for event in [*begin, *data.draw(st.lists(events, max_size=25))]:
@@ -221,10 +221,10 @@ def test_leaving_is_final(drawn: tuple[HeadGoal, History]) -> None:
     of, history = drawn
     trace = Trace(of, [])
     trace.take(TERM, 0.0)
-    verdict, actions = trace.state.stop.verdict, trace.actions.copy()
+    verdict, actions = trace.state.outcome, trace.actions.copy()
     for at, event in history:
         trace.take(event, at)
-    assert (trace.state.phase, trace.state.stop.verdict) == (HeadPhase.LEAVING, verdict)
+    assert (trace.state.phase, trace.state.outcome) == (HeadPhase.LEAVING, verdict)
     assert trace.actions == actions
 
 

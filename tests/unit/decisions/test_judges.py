@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from agent.base import ends
 from agent.decisions.head import boot_waits
 from agent.decisions.head import head_state as h
-from agent.run.run_keeper import RunKeeper
+from agent.run.run_store import RunStore
 from support.simulated import harms
 from support.simulated.playing import in_a_world, play
 from support.simulated.rays import Raylet
@@ -19,6 +19,7 @@ from support.simulated.setups import GIVEN, RAY, Setup, Trigger, setup_of
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from agent.decisions.durable import Durable
     from support.simulated.world import World
 
 pytestmark = [
@@ -110,7 +111,7 @@ def test_a_wrong_code_of_a_worker_is_reported(monkeypatch: pytest.MonkeyPatch) -
     """Workers that no fault disturbs leave with the head's code."""
 
     def other(state: h.HeadState) -> ends.Outcome | None:
-        right = state.stop.verdict
+        right = state.durable.verdict
         return None if right is None else replace(right, exit_code=9)
 
     monkeypatch.setattr(h.HeadState, "verdict_for_workers", property(other))
@@ -122,8 +123,12 @@ def test_a_record_without_the_end_is_reported(
     monkeypatch: pytest.MonkeyPatch, faults: tuple[tuple[float, str, int], ...]
 ) -> None:
     """The head's run.json has the code with which it exits, also after writes that failed."""
-    monkeypatch.setattr(RunKeeper, "record_outcome", lambda _keeper, _outcome: None)
-    monkeypatch.setattr(RunKeeper, "record_end", lambda _keeper, _outcome: None)
+    put = RunStore.put
+
+    def put_no_end(store: RunStore, durable: Durable, now: float) -> None:
+        put(store, replace(durable, verdict=None), now)
+
+    monkeypatch.setattr(RunStore, "put", put_no_end)
     assert "the records have the end" in broken(world(*faults))
 
 

@@ -19,7 +19,6 @@ from agent.checks import run_checks
 from agent.checks.finding import Level
 from agent.checks.network import all_reduce_result
 from agent.decisions import worker
-from agent.decisions.attempts import Attempt, AttemptSnapshot
 from agent.decisions.head import head_decide as head
 from agent.decisions.head import head_state as h
 from agent.decisions.head.head_state import HeadPhase
@@ -47,13 +46,25 @@ from agent.run.orders import HeadRequests
 from agent.settings.redact import Redactor
 from support.fake_runs import prober_of
 from support.free_ports import free_port
-from support.heads import LIMITS, REWARD, REWARD_SPEC, TICK, Trace, goal, nodes, reported
+from support.heads import (
+    LIMITS,
+    NOTHING_DURABLE,
+    REWARD,
+    REWARD_SPEC,
+    TICK,
+    Trace,
+    goal,
+    nodes,
+    reported,
+    resumed,
+)
 from support.worlds import MACHINE, plan_of, settings_of, topology_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from agent.decisions.durable import Durable
     from agent.decisions.head.head_goal import HeadGoal
 
 ASKED = replace(goal(2), node="abc1", preflight=True)
@@ -210,19 +221,17 @@ def test_a_node_that_goes_meanwhile() -> None:
 
 
 @pytest.mark.parametrize(
-    ("of", "history", "over"),
+    ("of", "left", "history", "over"),
     [
         (
-            replace(
-                ASKED,
-                retries=1,
-                resumed_attempt=AttemptSnapshot(Attempt("run-1", submitted=-50.0), 2),
-            ),
+            replace(ASKED, retries=1),
+            resumed(required=2),
             [(1.0, h.RayGone("killed")), *JOINED, (11.0, TICK)],
             12.0,
         ),
         (
             replace(ASKED, services=(REWARD_SPEC,)),
+            NOTHING_DURABLE,
             [(1.5, ServiceReady(REWARD)), *JOINED, (11.5, TICK), (12.0, reported(4))],
             22.0,
         ),
@@ -230,10 +239,10 @@ def test_a_node_that_goes_meanwhile() -> None:
     ids=["the pause after a loss", "a score that does not come"],
 )
 def test_what_else_is_over_meanwhile(
-    of: HeadGoal, history: list[tuple[float, h.HeadEvent]], over: float
+    of: HeadGoal, left: Durable, history: list[tuple[float, h.HeadEvent]], over: float
 ) -> None:
     """Only the all-reduce is waited for: the head does not loop until its deadline."""
-    trace = Trace(of, [*history, (over, TICK)])
+    trace = Trace(of, [*history, (over, TICK)], left)
     (wait,) = head.pending_waits(trace.state)
     assert (wait.key, head.deadline(trace.state)) == (wait_keys.PREFLIGHT, wait.deadline)
 

@@ -156,7 +156,7 @@ def test_turns_after_a_restart_of_the_heads_agent(
 ) -> None:
     """Workers share a disk that the head lacks: one of them still runs what was ordered before."""
     known = replace(of(SHARED_DATA_STEP), has_record=True)
-    trace = Trace(known, history, Durable(holders=(StepHolder(*DISK_OF_WORKERS, "pod3"),)))
+    trace = Trace(known, history, Durable("run", holders=(StepHolder(*DISK_OF_WORKERS, "pod3"),)))
     assert orders(trace) == expected
 
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import anyio
 import pytest
 from msgspec.structs import replace
 
+from agent.decisions.durable import Succession
 from agent.decisions.head import head_state as h
 from agent.decisions.head.head_state import HeadPhase
-from agent.record.run_record import RUN_FILE, ChosenRun, RunRecord
+from agent.record.run_record import ChosenRun
 from agent.run.make_goal import make_goal
-from agent.run.run_keeper import RunKeeper
+from agent.run.run_store import RunStore
 from support.heads import (
     HEAD,
     NODES,
@@ -26,6 +26,7 @@ from support.heads import (
     nodes,
     reported,
 )
+from support.run_records import store_of, written
 from support.shares import DONE, by_torchrun, share_of
 from support.worlds import plan_of
 
@@ -59,9 +60,9 @@ def test_a_job_is_sized_for_its_nodes(
 ) -> None:
     """A recipe, a node or GPU placeholder, and torchrun are sized; other commands are not."""
     plan = plan_of(environ, command=command)
-    keeper = RunKeeper(tmp_path, "f" * 16, ChosenRun("run", None))
-    assert make_goal(plan, keeper, 0.0).is_sized_to_nodes is is_sized
-    keeper.close()
+    store = RunStore(tmp_path, "f" * 16, ChosenRun("run", None))
+    assert make_goal(plan, store, 0.0).is_sized_to_nodes is is_sized
+    store.close()
 
 
 def test_a_sized_attempt_requires_each_worker_that_it_counts() -> None:
@@ -121,22 +122,14 @@ def test_every_share_of_torchrun_is_required() -> None:
 
 def goes_on(trace: Trace, tmp_path: Path, after: float = 2.0) -> Trace:
     """Return the trace of the agent that follows a killed one, by what `run.json` has."""
-    (tmp_path / "run").mkdir()
-    keeper = RunKeeper(tmp_path, "f" * 16, ChosenRun("run", None))
-    attempt = trace.state.attempt
-    workers = (*trace.state.fleet.alive.values(),)
-    keeper.record_submission(replace(attempt, checkpoint=None), workers, trace.state.required)
-    anyio.run(keeper.flush)
-    found = RunRecord.read(tmp_path / "run" / RUN_FILE)
-    keeper.close()
-    assert isinstance(found, RunRecord)
-    again = RunKeeper(tmp_path, "f" * 16, ChosenRun("run", found), job_survives=True)
-    known = again.open_attempt(0.0)
+    store = store_of(tmp_path)
+    store.put(trace.state.durable, trace.now)
+    store.close()
+    chosen = ChosenRun("run", written(tmp_path))
+    how = Succession(replaces_agent=True, job_survives=True)
+    again = RunStore(tmp_path, "f" * 16, chosen, how, now=-after)
     again.close()
-    assert known is not None
-    then = (attempt.submitted or 0.0) - trace.now - after
-    known = replace(known, attempt=replace(known.attempt, submitted=then))
-    return Trace(replace(trace.state.goal, resumed_attempt=known), [])
+    return Trace(trace.state.goal, [], again.durable)
 
 
 def test_a_spare_does_not_stand_in_for_a_worker_lost_with_the_agent(tmp_path: Path) -> None:
@@ -166,12 +159,9 @@ def test_a_worker_that_is_back_at_another_address_is_back(tmp_path: Path) -> Non
 def test_a_worker_that_stays_is_not_lost(tmp_path: Path) -> None:
     """Nothing is lost if all are present, or if a record has no nodes."""
     after = goes_on(Trace(goal(1), TWO), tmp_path)
-    known = after.state.goal.resumed_attempt
-    assert known is not None
-    older = replace(
-        after.state.goal, resumed_attempt=replace(known, attempt=replace(known.attempt, workers={}))
-    )
-    before = Trace(older, [])
+    left = after.state.durable
+    without_nodes = replace(left, attempt=replace(left.attempt, workers={}))
+    before = Trace(after.state.goal, [], without_nodes)
     for trace, there in ((after, 2), (before, 3)):
         trace.take(nodes(there), 1)
         trace.take(SUBMITTED, 2)

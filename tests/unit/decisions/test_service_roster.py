@@ -104,9 +104,9 @@ def test_a_lost_node_of_its_own(last: tuple[float, h.HeadEvent], over: float) ->
     assert head.deadline(trace.state) == over
     trace.take(TICK, over)
     assert trace.state.phase == "stopping"
-    assert trace.state.stop.verdict is not None
-    assert "lost a needed node (pod3, which runs reward server)" in trace.state.stop.verdict.reason
-    assert trace.state.stop.verdict.exit_code == 75
+    assert trace.state.outcome is not None
+    assert "lost a needed node (pod3, which runs reward server)" in trace.state.outcome.reason
+    assert trace.state.outcome.exit_code == 75
 
 
 def test_what_ran_on_a_worker_that_left_is_awaited_no_more() -> None:

@@ -183,10 +183,11 @@ def test_a_stall_is_a_loss_where_it_is_to_be_retried() -> None:
     trace = Trace(goal(1, retries=1), [*PAIR, (40, replace(STALLED, then="retry"))])
     *before, stop = trace.actions
     assert stop == h.StopJob("run-1")
-    saved = next(action for action in reversed(before) if isinstance(action, h.SaveSnapshot))
-    assert saved.snapshot.end is not None
-    assert saved.snapshot.end.reason == f"{QUIET} (AGENT_STALL): {STALLED.suspects}"
-    assert saved.snapshot.attempt.stall_key == STALLED.cause_key
+    saved = next(action for action in reversed(before) if isinstance(action, h.Persist))
+    assert saved.must_be_on_disk
+    assert saved.durable.stop is not None
+    assert saved.durable.stop.outcome.reason == f"{QUIET} (AGENT_STALL): {STALLED.suspects}"
+    assert saved.durable.attempt.stall_key == STALLED.cause_key
     trace.take(job("STOPPED"), 45)
     assert f"attempt 1 of 2 is lost: {QUIET} (AGENT_STALL): rank 1 on pod2" in trace.log
     assert not trace.outcomes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import time
 from typing import TYPE_CHECKING
 
 import anyio
@@ -11,16 +12,30 @@ from msgspec.structs import replace
 
 from agent.base import times
 from agent.base.ends import Kind
-from agent.decisions.attempts import Attempt
+from agent.decisions.durable import Durable, Succession, taken_over
+from agent.decisions.head import head_decide as head
 from agent.decisions.head import head_state as h
+from agent.decisions.head.head_decide import former_nodes
 from agent.port.protocol import Hello
 from agent.record.node_record import NODE_FILE, NodeRecord
 from agent.record.run_record import RUN_FILE, ChosenRun, RunRecord, proof_of
 from agent.run.head_server import first_reply
-from agent.run.run_keeper import RunKeeper
+from agent.run.run_store import RunStore
 from support.conditions import await_true
-from support.heads import PAIR, RUNNING, TERM, TICK, History, Trace, goal, job
+from support.heads import (
+    PAIR,
+    RUNNING,
+    TERM,
+    TICK,
+    History,
+    Trace,
+    goal,
+    job,
+    nodes,
+    reported,
+)
 from support.node_runs import node_run_with
+from support.run_records import NOW, ended, record_of, store_of, submitted, written
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -63,79 +78,84 @@ def test_a_job_that_stops_already_is_not_made_again() -> None:
     assert [(end.exit_code, end.is_superseded) for end in asked.outcomes] == [(143, False)]
 
 
-def test_workers_learn_of_an_epoch_once_it_is_on_the_disk(tmp_path: Path) -> None:
-    """Else an agent that is killed in between leaves one that is superseded by its own epoch."""
-    first = RunRecord("run", "f" * 16, 5)
-    keeper = RunKeeper(tmp_path, "f" * 16, ChosenRun("run", first), replaces_agent=True)
-    (tmp_path / "run").mkdir()
-    assert keeper.epoch == 5
-    keeper.new_epoch("pod0")
-    assert keeper.epoch == 5
-    anyio.run(keeper.flush)
-    found = RunRecord.read(tmp_path / "run" / RUN_FILE)
-    assert isinstance(found, RunRecord)
-    assert keeper.epoch == found.epoch > 5
-    keeper.adopt_run("old", 1, keeper.epoch + 10)
-    assert keeper.epoch == found.epoch
-    anyio.run(keeper.flush)
-    assert keeper.epoch == found.epoch + 11
-    keeper.close()
+@pytest.mark.parametrize(
+    ("of", "history", "action"),
+    [
+        (goal(1), [(1, nodes()), (2, h.RayGone("exit 1"))], h.RestartRay()),
+        (goal(1, retries=1), [*PAIR, (9, h.RayGone("exit 1"))], h.RestartRay()),
+        (goal(1), [(1, h.RunRemembered("old", 0, epoch=900))], None),
+    ],
+    ids=["Ray is started again", "another attempt begins", "workers followed a higher one"],
+)
+def test_workers_learn_of_an_epoch_once_it_is_on_the_disk(
+    of: HeadGoal, history: History, action: h.HeadAction | None
+) -> None:
+    """Else an agent that is killed in between leaves one that is superseded by its own epoch.
+
+    It is on disk before Ray starts again; replies have it once all actions are done.
+    """
+    *before, (at, last) = history
+    trace = Trace(of, before)
+    epoch = trace.state.durable.epoch
+    state, actions = head.decide(trace.state, last, at)
+    persist = actions[0]
+    assert isinstance(persist, h.Persist)
+    assert persist.must_be_on_disk
+    assert persist.durable == state.durable
+    assert state.durable.epoch > epoch
+    assert action is None or action in actions[1:]
 
 
 def test_the_record_of_a_later_head_stands(tmp_path: Path) -> None:
     """A higher epoch on the disk is reported, and not overwritten."""
-    keeper = RunKeeper(tmp_path, "f" * 16, ChosenRun("run", None))
-    (tmp_path / "run").mkdir()
-    keeper.new_epoch("pod0")
-    keeper.record_submission(Attempt("run-1"))
-    keeper.close()
-    assert keeper.later_epoch() == 0
-    later = RunRecord("run", "f" * 16, keeper.record.epoch + 1, head="pod0")
+    store = store_of(tmp_path)
+    store.put(submitted(store.durable.starting_ray("pod0", time.time())), 0.0)
+    store.close()
+    assert store.later_epoch() == 0
+    later = record_of(Durable("run", "f" * 16, store.durable.epoch + 1, head="pod0"))
     assert later.write(tmp_path / "run" / RUN_FILE) is None
-    assert keeper.later_epoch() == later.epoch
-    slow = RunKeeper(tmp_path, "f" * 16, ChosenRun("run", keeper.record), job_survives=True)
-    slow.record_submission(Attempt("run-2", 2))
+    assert store.later_epoch() == later.epoch
+    chosen = ChosenRun("run", store.record)
+    slow = RunStore(tmp_path, "f" * 16, chosen, Succession(job_survives=True))
+    slow.put(ended(slow.durable), 0.0)
     slow.close()
-    assert RunRecord.read(tmp_path / "run" / RUN_FILE) == later
+    assert written(tmp_path) == later
 
 
 def test_an_agent_that_replaces_a_killed_one_yields_to_a_later_head(tmp_path: Path) -> None:
     """On a disk without locks run.json has that head's epoch: node.json has its own."""
-    (tmp_path / "run").mkdir()
-    keeper, noted = RunKeeper(tmp_path, "f" * 16, ChosenRun("run", None)), list[int]()
-    keeper.note_epoch = noted.append
-    keeper.new_epoch("pod0")
-    keeper.record_submission(Attempt("run-1"))
-    keeper.close()
-    own = keeper.record.epoch
+    store, noted = store_of(tmp_path), list[int]()
+    store.note_epoch = noted.append
+    store.put(submitted(store.durable.starting_ray("pod0", time.time())), 0.0)
+    store.close()
+    own = store.durable.epoch
     assert noted == [own]
-    later = RunRecord("run", "f" * 16, own + 1, head="pod0")
+    later = record_of(Durable("run", "f" * 16, own + 1, head="pod0"))
     assert later.write(tmp_path / "run" / RUN_FILE) is None
     chosen = ChosenRun("run", later)
     for survives in (False, True):
 
-        def replaces(epoch: int, *, survives: bool = survives) -> RunKeeper:
-            about = (tmp_path, "f" * 16, chosen)
-            how = {"job_survives": survives, "replaces_agent": True}
-            return RunKeeper(*about, **how, own_epoch=epoch)  # type: ignore[arg-type]  # two flags
+        def replaces(epoch: int, *, survives: bool = survives) -> RunStore:
+            how = Succession(replaces_agent=True, job_survives=survives, own_epoch=epoch)
+            return RunStore(tmp_path, "f" * 16, chosen, how)
 
         of_later = replaces(later.epoch)
-        assert of_later.final_outcome(0) is None
+        assert of_later.outcome_at_start(0) is None
         of_later.close()
         replacing = replaces(own)
-        end = replacing.final_outcome(0)
+        end = replacing.outcome_at_start(0)
         assert end is not None
         assert end.is_superseded
-        assert (replacing.epoch, replacing.later_epoch()) == (own, later.epoch)
-        replacing.record_end(end)
+        assert (replacing.durable.epoch, replacing.later_epoch()) == (own, later.epoch)
+        replacing.put(replacing.durable.with_end(end, NOW), 0.0)
         replacing.close()
-        assert RunRecord.read(tmp_path / "run" / RUN_FILE) == later
+        assert written(tmp_path) == later
 
 
 def test_no_record_of_the_run_has_an_epoch_that_the_nodes_lacks(tmp_path: Path) -> None:
     """Else an agent that is killed in between would yield to itself."""
     run = node_run_with(tmp_path, ())
-    keeper, before = RunKeeper(tmp_path, "f" * 16, ChosenRun("run-1", None)), list[int]()
+    store, before = RunStore(tmp_path, "f" * 16, ChosenRun("run-1", None)), list[int]()
 
     def note(epoch: int) -> None:
         run.node.record_epoch(epoch)
@@ -144,11 +164,11 @@ def test_no_record_of_the_run_has_an_epoch_that_the_nodes_lacks(tmp_path: Path) 
         before.append(found.epoch)
         assert not (tmp_path / "run-1" / RUN_FILE).exists()
 
-    keeper.note_epoch = note
-    keeper.new_epoch("node-a")
-    anyio.run(keeper.flush)
-    assert before == [keeper.epoch]
-    keeper.close()
+    store.note_epoch = note
+    store.put(store.durable.starting_ray("node-a", time.time()), 0.0)
+    anyio.run(store.on_disk)
+    assert before == [store.durable.epoch]
+    store.close()
     run.close()
 
 
@@ -158,44 +178,42 @@ def test_the_record_of_the_run_waits_for_the_nodes(
     """Where node.json cannot take the epoch, run.json does not name it, until it can."""
     monkeypatch.setattr(times, "WRITE_RETRY", 0.05)
     (tmp_path / "run-1").mkdir()
-    keeper = RunKeeper(tmp_path, "f" * 16, ChosenRun("run-1", None))
+    store = RunStore(tmp_path, "f" * 16, ChosenRun("run-1", None))
     errors = [OSError(errno.EAGAIN, "busy"), OSError(errno.EAGAIN, "busy"), None]
-    written = list[bool]()
+    is_written = list[bool]()
 
     def note(_epoch: int) -> OSError | None:
-        written.append((tmp_path / "run-1" / RUN_FILE).exists())
-        return errors[len(written) - 1]
+        is_written.append((tmp_path / "run-1" / RUN_FILE).exists())
+        return errors[len(is_written) - 1]
 
-    keeper.note_epoch = note
-    keeper.new_epoch("node-a")
+    store.note_epoch = note
+    store.put(store.durable.starting_ray("node-a", time.time()), 0.0)
     await_true((tmp_path / "run-1" / RUN_FILE).exists)
-    assert written == [False, False, False]
-    keeper.close()
+    assert is_written == [False, False, False]
+    store.close()
 
 
 def test_a_head_without_its_disk_outranks_the_one_before(tmp_path: Path) -> None:
     """If its clock is behind, its epoch is still higher than the one that its workers have."""
-    keeper = RunKeeper(tmp_path, "f" * 16, ChosenRun("new", None))
-    keeper.new_epoch("pod0")
-    before = keeper.record.epoch + 1_000_000
-    lower = keeper.record.epoch - 5
-    remembered = recalled(keeper, of_run("old", 1, lower), lower)
+    store = store_of(tmp_path, "new")
+    store.put(store.durable.starting_ray("pod0", time.time()), 0.0)
+    before = store.durable.epoch + 1_000_000
+    lower = store.durable.epoch - 5
+    remembered = recalled(store, of_run("old", 1, lower), lower)
     assert remembered == h.RunRemembered("old", 1, is_of_other_head=True)
-    remembered = recalled(keeper, of_run("old", 0, before), before)
+    remembered = recalled(store, of_run("old", 0, before), before)
     assert remembered == h.RunRemembered("old", 0, before, is_of_other_head=True)
-    trace = Trace(goal(1), [(1, remembered)])
-    assert trace.effects == [h.AdoptRun("old", 0, before)]
-    keeper.adopt_run("old", 0, before)
-    assert keeper.record.epoch == before + 1
-    keeper.record_submission(Attempt("old-1"))
-    assert recalled(keeper, of_run("old", 1, before), before) is None
-    keeper.close()
+    trace = Trace(goal(1), [(1, remembered)], store.durable)
+    assert (trace.state.durable.run_id, trace.state.durable.epoch) == ("old", before + 1)
+    store.put(submitted(trace.state.durable), 1.0)
+    assert recalled(store, of_run("old", 1, before), before) is None
+    store.close()
 
 
-def recalled(keeper: RunKeeper, hello: Hello, epoch: int) -> h.RunRemembered | None:
+def recalled(store: RunStore, hello: Hello, epoch: int) -> h.RunRemembered | None:
     """Return the run that a hello recalls to a head, if it is taken for one."""
     sent: list[h.RunRemembered] = []
-    assert keeper.recall(sent.append, hello, epoch) == bool(sent)
+    assert store.recall(sent.append, hello, epoch) == bool(sent)
     return sent[0] if sent else None
 
 
@@ -207,12 +225,11 @@ def of_run(run_id: str, attempt: int, epoch: int) -> Hello:
 
 def test_no_stranger_renames_a_run(tmp_path: Path) -> None:
     """What the head's replies hold proves their own run, attempt and epoch, and nothing else."""
-    keeper = RunKeeper(tmp_path, "f" * 16, ChosenRun("run", None))
-    keeper.new_epoch("pod0")
-    anyio.run(keeper.flush)
-    reply = anyio.run(first_reply, keeper, 1, "10.0.0.1")
+    store = store_of(tmp_path)
+    store.put(store.durable.starting_ray("pod0", time.time()), 0.0)
+    reply = anyio.run(first_reply, store, 1, "10.0.0.1")
     own = Hello("evil", 1, run_id=reply.run_id, fingerprint=reply.fingerprint)
-    assert recalled(keeper, own, reply.epoch) == h.RunRemembered("run", 0)
+    assert recalled(store, own, reply.epoch) == h.RunRemembered("run", 0)
     assert Trace(goal(1), [(1, h.RunRemembered("run", 0))]).effects == []
     for evil, epoch in (
         (replace(own, run_id="evil"), reply.epoch),
@@ -220,37 +237,43 @@ def test_no_stranger_renames_a_run(tmp_path: Path) -> None:
         (own, reply.epoch + 1),
         (replace(own, run_id="evil", fingerprint=""), 0),
     ):
-        assert recalled(keeper, evil, epoch) is None
-    keeper.close()
+        assert recalled(store, evil, epoch) is None
+    store.close()
 
 
 def test_nothing_is_read_for_who_cannot_prove_a_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else anyone could let the head read its disk, in the loop, again and again."""
-    keeper = RunKeeper(tmp_path, "f" * 16, ChosenRun("run", None))
-    keeper.close()
+    store = store_of(tmp_path)
+    store.close()
     read: list[str] = []
     monkeypatch.setattr(RunRecord, "read", lambda path: read.append(path.parent.name))
-    assert recalled(keeper, Hello("evil", 1, run_id="old", fingerprint="x"), 5) is None
+    assert recalled(store, Hello("evil", 1, run_id="old", fingerprint="x"), 5) is None
     assert read == []
-    assert recalled(keeper, of_run("old", 1, 5), 5) is not None
+    assert recalled(store, of_run("old", 1, 5), 5) is not None
     assert read == ["old"]
 
 
-def test_who_joins_a_running_attempt_is_recorded(tmp_path: Path) -> None:
+def test_who_joins_a_running_attempt_is_recorded() -> None:
     """A restarted head must have every node that may have taken part."""
-    keeper = RunKeeper(tmp_path, "f" * 16, ChosenRun("run", None))
-    keeper.record_nodes(["pod3"])
-    keeper.record_submission(Attempt("run-1"), ("pod1",), 1)
-    keeper.record_nodes(["pod1", "pod2"])
-    assert (keeper.record.attempts[0].nodes, keeper.former_nodes) == (("pod1", "pod2"), ())
-    keeper.close()
-    again = RunKeeper(tmp_path, "f" * 16, ChosenRun("run", keeper.record))
-    assert again.former_nodes == ("pod1", "pod2")
-    assert again.has_outdated_ray
-    again.new_epoch("pod0")
-    assert not again.has_outdated_ray
-    again.record_nodes(["pod4"])
-    assert again.former_nodes == ("pod1", "pod2")
-    again.close()
+    trace = Trace(goal(1), [(1, reported(2)), (1, reported(3)), *PAIR])
+    assert trace.state.attempt.nodes == ("pod2",)
+    trace.take(nodes(2, 3), 7)
+    left = trace.persisted[-1]
+    assert left.attempt.nodes == ("pod2", "pod3")
+    next_head = taken_over(left, Succession(), NOW)
+    assert former_nodes(goal(1), next_head) == ("pod2", "pod3")
+    assert former_nodes(goal(1), left) == ()
+    assert next_head.has_outdated_ray
+    assert not next_head.starting_ray("pod0", 0.0).has_outdated_ray
+
+
+def test_a_ray_that_is_to_be_replaced_is_not_taken_over() -> None:
+    """The agent was killed before it stopped the Ray of a lost attempt: another one must start."""
+    trace = Trace(goal(1, retries=1), [*PAIR, (9, h.GcsOpen())])
+    assert not trace.state.durable.has_outdated_ray
+    trace.take(h.RayGone("exit 1"), 10)
+    assert trace.persisted[-1].has_outdated_ray
+    trace.take(h.GcsOpen(), 12)
+    assert not trace.persisted[-1].has_outdated_ray

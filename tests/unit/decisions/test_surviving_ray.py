@@ -137,10 +137,11 @@ REMEMBERED: heads.History = [(0.5, h.GcsOpen()), (0.6, h.RunRemembered("run", 1)
 def test_a_remembered_attempt_is_followed_on_the_same_ray() -> None:
     """It is not lost: Ray is asked for its job, which nothing else may do as long as it runs."""
     trace = heads.Trace(replace(heads.goal(1), has_former_ray=True), REMEMBERED)
-    assert trace.effects == [h.AdoptRun("run", 0, is_running=True)]
+    assert trace.effects == []
+    assert [one.open_attempt is not None for one in trace.persisted] == [True]
     trace.take(nodes(2), 1.0)
     trace.take(reported(2), 1.5)
-    assert trace.effects[1:] == [h.FollowJob("run-1")]
+    assert trace.effects == [h.FollowJob("run-1")]
     trace.take(h.Submitted("run-1"), 2.0)
     trace.take(heads.job("FAILED", 7), 9.0)
     trace.take(h.NodesAsked("run-1"), 9.1)

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from agent.decisions.shared import Known
-    from agent.run.run_keeper import RunKeeper
+    from agent.run.run_store import RunStore
 
 SIGNS = {sign_of(words.text) for row in table().values() for words in row.words}
 """Texts of the table itself, as a source for hypothesis."""
@@ -308,7 +308,7 @@ class Keeper:
     def former_meter(self, _now: float) -> None:
         """Return no meter."""
 
-    def record_meter(self, *_: object) -> None:
+    def measure(self, **_: object) -> None:
         """Ignore the call."""
 
 
@@ -317,7 +317,7 @@ def test_what_is_known_is_a_warning_of_the_status(tmp_path: Path) -> None:
     plan = plan_of({"AGENT_LOG_DIR": str(tmp_path)}, command=["true"])
     run = NodeRun(plan, Redactor(()), RunFolder(tmp_path, "run-1", "node-a"), 0.0, "run-1")
     state = head.first_state(goal(), NOTHING_DURABLE)
-    watched = RunStatus(run, cast("RunKeeper", Keeper()), lambda: state)
+    watched = RunStatus(run, cast("RunStore", Keeper()), lambda: state)
     watched.job_lines.write(f"{FILES}\n{ENDED}\n".encode(), lambda _pause: False)
     warnings = watched.with_private(A_HEAD).warnings
     assert isinstance(warnings, tuple)

@@ -10,8 +10,8 @@ import yaml
 from msgspec.structs import replace
 
 from agent.base import ends
-from agent.decisions.attempts import Attempt, JobReport
-from agent.decisions.durable import Durable
+from agent.decisions.attempts import JobReport
+from agent.decisions.durable import Durable, Succession
 from agent.decisions.head import head_decide as head
 from agent.decisions.head import head_state as h
 from agent.decisions.head.head_decide import first_state
@@ -20,10 +20,11 @@ from agent.plan.show import render
 from agent.platforms.rank_variables import GivenRay
 from agent.record.run_record import ChosenRun
 from agent.run.make_goal import make_goal
-from agent.run.run_keeper import RunKeeper
+from agent.run.run_store import RunStore
 from agent.settings.redact import redactor_for
 from support import heads
 from support.captured import WITHOUT, changed, plan_of, read
+from support.run_records import NOW, record_of, submitted
 
 if TYPE_CHECKING:
     from agent.plan.plan import Plan
@@ -107,31 +108,29 @@ def test_the_submissions_id(name: str, run: str | None, job: str, tmp_path: Path
     """A RayJob looks for its job by its own ID; elsewhere the run's ID is used."""
     plan = plan_of(*read(name))
     assert plan.topology.platform.run_id == run
-    keeper = RunKeeper(tmp_path, "f" * 16, ChosenRun("run-7", None))
-    assert first_state(make_goal(plan, keeper, 0.0), Durable()).attempt.id == job
-    keeper.close()
+    store = RunStore(tmp_path, "f" * 16, ChosenRun(run or "run-7", None))
+    assert first_state(make_goal(plan, store, 0.0), store.durable).attempt.id == job
+    store.close()
 
 
 @pytest.mark.parametrize("later", ["rl-8h2pd-2", "an-id-of-another-version"])
 def test_only_the_first_attempt_has_the_rayjobs_id(tmp_path: Path, later: str) -> None:
     """A killed agent's attempt is followed by the ID in run.json, and never submitted twice."""
     plan = plan_of(*read("kuberay-submitter-head"))
-    keeper = RunKeeper(tmp_path, "f" * 16, ChosenRun("rl-8h2pd", None))
 
-    def next_agents() -> tuple[HeadPhase, int, str]:
-        chosen = ChosenRun("rl-8h2pd", keeper.record)
-        other = RunKeeper(tmp_path, "f" * 16, chosen, job_survives=True, replaces_agent=True)
-        state = first_state(make_goal(plan, other, 0.0), Durable())
-        other.close()
+    def next_agents(left: Durable) -> tuple[HeadPhase, int, str]:
+        chosen = ChosenRun("rl-8h2pd", record_of(left))
+        how = Succession(replaces_agent=True, job_survives=True)
+        store = RunStore(tmp_path, "f" * 16, chosen, how)
+        state = first_state(make_goal(plan, store, 0.0), store.durable)
+        store.close()
         return state.phase, state.attempt.number, state.attempt.id
 
-    keeper.record_submission(Attempt("rl-8h2pd"))
-    assert next_agents() == (HeadPhase.RESUMING, 1, "rl-8h2pd")
-    keeper.record_attempt_end(ends.RAY_LOST_ON_HEAD.outcome(evidence="it exited"))
-    assert next_agents() == (HeadPhase.BOOTING, 2, "rl-8h2pd-2")
-    keeper.record_submission(Attempt(later, 2))
-    assert next_agents() == (HeadPhase.RESUMING, 2, later)
-    keeper.close()
+    durable = submitted(Durable("rl-8h2pd"), id="rl-8h2pd")
+    assert next_agents(durable) == (HeadPhase.RESUMING, 1, "rl-8h2pd")
+    durable = durable.with_end(ends.RAY_LOST_ON_HEAD.outcome(evidence="it exited"), NOW)
+    assert next_agents(durable) == (HeadPhase.BOOTING, 2, "rl-8h2pd-2")
+    assert next_agents(submitted(durable, id=later)) == (HeadPhase.RESUMING, 2, later)
 
 
 @pytest.mark.parametrize("name", ["kuberay-head", "kuberay-submitter-head", "kuberay-worker"])
@@ -195,18 +194,18 @@ def test_the_example_is_a_rayjob_whose_submitter_is_the_agent() -> None:
     assert plan.settings.stop_grace == 90
 
 
-GIVEN = replace(
-    heads.goal(retries=2, given=True), run_id="rl", submission_id="rl", asks_for_jobs=True
-)
+GIVEN = replace(heads.goal(retries=2, given=True), submission_id="rl", asks_for_jobs=True)
+NEW = Durable("rl")
 """Of a head whose log disk is gone: another may have submitted jobs to this Ray."""
 
 
 def test_without_a_record_the_newest_job_of_the_run_is_followed() -> None:
     """Not the first, which has failed, while a later attempt runs."""
-    trace = heads.Trace(GIVEN, [(1.0, heads.nodes())])
+    trace = heads.Trace(GIVEN, [(1.0, heads.nodes())], NEW)
     assert trace.effects == [h.ListJobs("rl")]
     trace.take(h.JobsListed(("rl", "rl-10", "rl-2", "rl-x", "rlx-77")), 2.0)
-    assert trace.effects[1:] == [h.AdoptRun("rl", 9, is_running=True), h.FollowJob("rl-10")]
+    assert trace.effects[1:] == [h.FollowJob("rl-10")]
+    assert [len(one.ended) for one in trace.persisted[:1]] == [9]
     trace.take(h.Submitted("rl-10"), 3.0)
     trace.take(h.JobReported("rl-10", JobReport("SUCCEEDED", driver_exit_code=0)), 9.0)
     assert [end.exit_code for end in trace.outcomes] == [0]
@@ -215,27 +214,28 @@ def test_without_a_record_the_newest_job_of_the_run_is_followed() -> None:
 def test_the_jobs_of_a_run_with_an_id_of_its_own_are_found() -> None:
     """Where the platform sets no id, the first attempt has a number, too."""
     run = replace(GIVEN, submission_id=None)
-    trace = heads.Trace(run, [(1.0, heads.nodes())])
+    trace = heads.Trace(run, [(1.0, heads.nodes())], NEW)
     assert trace.effects == [h.ListJobs("rl")]
     trace.take(h.JobsListed(("rl", "rl-1", "rl-2", "rl-02", f"rl-{'9' * 5000}")), 2.0)
-    assert trace.effects[1:] == [h.AdoptRun("rl", 1, is_running=True), h.FollowJob("rl-2")]
+    assert trace.effects[1:] == [h.FollowJob("rl-2")]
+    assert [len(one.ended) for one in trace.persisted[:1]] == [1]
 
 
 def test_a_followed_job_that_is_lost_is_followed_by_another_attempt() -> None:
     """Ray has listed the jobs: it is not asked again."""
     run = replace(GIVEN, expected_workers=1)
-    trace = heads.Trace(run, [(1.0, heads.nodes(2)), (2.0, h.JobsListed(("rl",)))])
+    trace = heads.Trace(run, [(1.0, heads.nodes(2)), (2.0, h.JobsListed(("rl",)))], NEW)
     trace.take(h.Submitted("rl"), 3.0)
     trace.take(heads.nodes(dead=(2,)), 4.0)
     trace.take(h.JobReported("rl", JobReport("FAILED", driver_exit_code=1)), 5.0)
     trace.take(h.NodesAsked("rl", {}), 6.0)
-    assert [action.ended.number for action in trace.effects if isinstance(action, h.Retry)] == [1]
+    assert [one.number for one in trace.effects if isinstance(one, h.ClearAttempt)] == [1]
     assert "the list of jobs" not in str([wait.what for wait in head.pending_waits(trace.state)])
 
 
 def test_a_run_without_jobs_begins_once_ray_has_said_so() -> None:
     """The first attempt, by the id that the RayJob expects."""
-    trace = heads.Trace(GIVEN, [(1.0, heads.nodes())])
+    trace = heads.Trace(GIVEN, [(1.0, heads.nodes())], NEW)
     (wait,) = head.pending_waits(trace.state)
     assert wait.what == "the list of jobs of KubeRay's Ray"
     trace.take(h.JobsListed(()), 2.0)
@@ -245,8 +245,8 @@ def test_a_run_without_jobs_begins_once_ray_has_said_so() -> None:
 def test_a_record_says_which_attempt_to_follow(tmp_path: Path) -> None:
     """Ray is asked only where there is none."""
     plan = plan_of(*read("kuberay-submitter-head"))
-    keeper = RunKeeper(tmp_path, "f" * 16, ChosenRun("rl-8h2pd", None))
-    assert make_goal(plan, keeper, 0.0).asks_for_jobs
-    keeper.record_submission(Attempt("rl-8h2pd"))
-    assert not make_goal(plan, keeper, 0.0).asks_for_jobs
-    keeper.close()
+    store = RunStore(tmp_path, "f" * 16, ChosenRun("rl-8h2pd", None))
+    assert make_goal(plan, store, 0.0).asks_for_jobs
+    store.put(submitted(store.durable), 0.0)
+    assert not make_goal(plan, store, 0.0).asks_for_jobs
+    store.close()

@@ -297,8 +297,8 @@ def test_a_spare_gets_no_share_of_torchrun() -> None:
 def test_a_spare_says_nothing_about_leftovers() -> None:
     """Another attempt does not wait for it."""
     trace = Trace(goal(1, retries=1), [])
-    attempt = Attempt("run-2", 2, 0.0)
-    trace.state = replace(trace.state, attempt=attempt).with_earlier(leftovers={"agent2": 1.0})
+    attempt = Attempt("run-2", 2)
+    trace.state = trace.state.with_durable(attempt=attempt).with_earlier(leftovers={"agent2": 1.0})
     trace.take(spare(running_attempt=1), 2.0)
     trace.take(spare(name="agent2"), 3.0)
     assert trace.state.earlier.leftovers == {"agent2": 1.0}

@@ -9,11 +9,10 @@ import anyio
 import pytest
 from msgspec.structs import asdict, replace
 
-from agent.decisions.attempts import Attempt
 from agent.decisions.head import head_state as h
 from agent.decisions.head.fleet import Worker
 from agent.decisions.head.head_decide import is_worker_needed
-from agent.decisions.head.losses import MAX_NODES_BY_NAME
+from agent.decisions.head.losses import MAX_NODES_BY_NAME, record_fleet
 from agent.decisions.shared import SAMPLE, Answer, ItemReport, ServiceReady, Step
 from agent.plan import waits as wait_keys
 from agent.port.protocol import Bye, Hello, Reply, Report, WorkerStats
@@ -24,16 +23,13 @@ from agent.port.reports import (
     TooManyAgentsError,
     agent_limit,
 )
-from agent.record.run_record import ChosenRun
 from agent.record.summary import Timeline
-from agent.run.run_keeper import RunKeeper
-from support.heads import NODES, RETRIEVER, REWARD, TICK, Trace, goal, nodes
+from support.heads import NODES, PAIR, RETRIEVER, REWARD, TICK, Trace, goal, nodes
 from support.shares import by_torchrun
 from support.worlds import MACHINE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from agent.decisions.head.head_goal import HeadGoal
 
@@ -202,14 +198,14 @@ def test_ranks_are_given_again() -> None:
     assert kept == [("c", "b")]
 
 
-def test_names_of_an_attempt(tmp_path: Path) -> None:
+def test_names_of_an_attempt() -> None:
     """The record keeps the nodes of the attempt that are present, and the latest of the others."""
-    keeper = RunKeeper(tmp_path, "f" * 16, ChosenRun("run", None))
-    keeper.record_submission(Attempt("run-1"))
+    state = Trace(goal(1), PAIR).state
     for n in range(0, MAX_NODES_BY_NAME + 2_000, 1_000):
-        keeper.record_nodes(("stays", *(f"pod{one}" for one in range(n, n + 1_000))))
-    keeper.close()
-    (attempt,) = keeper.record.attempts
-    assert len(attempt.nodes) == MAX_NODES_BY_NAME
-    assert {"stays", f"pod{MAX_NODES_BY_NAME + 1_999}"} <= {*attempt.nodes}
-    assert "pod0" not in attempt.nodes
+        alive = {"10.9.9.9": "stays", **{str(one): f"pod{one}" for one in range(n, n + 1_000)}}
+        after = replace(state, fleet=replace(state.fleet, alive=alive))
+        state = record_fleet(after, h.Turn(state, TICK, 1.0))
+    names = state.attempt.nodes
+    assert len(names) == MAX_NODES_BY_NAME
+    assert {"stays", f"pod{MAX_NODES_BY_NAME + 1_999}"} <= {*names}
+    assert "pod0" not in names

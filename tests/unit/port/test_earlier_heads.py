@@ -9,18 +9,19 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from agent.decisions.head import head_state as h
+from agent.decisions.durable import Durable, Succession
 from agent.decisions.worker import worker_state as w
 from agent.port.node_network import bind
 from agent.port.protocol import Hello
 from agent.port.reports import Expected, Reports
 from agent.port.server import AgentServer
-from agent.record.run_record import AttemptRecord, ChosenRun, RunRecord
-from agent.run.head_server import first_reply
-from agent.run.run_keeper import RunKeeper
+from agent.record.run_record import ChosenRun
+from agent.run.head_server import first_reply, proof
+from agent.run.run_store import RunStore
 from support import heads
 from support.free_ports import free_port
 from support.linked_worker import Link
+from support.run_records import record_of, submitted
 from support.statuses import A_WORKER
 
 if TYPE_CHECKING:
@@ -28,45 +29,48 @@ if TYPE_CHECKING:
 
     from aiohttp import web
 
+    from agent.decisions.head import head_state as h
+
 JOB = "f" * 16
-TRIED = AttemptRecord(1, "run-1", "2026-01-01T00:00:00Z")
 
 
 class Head:
     """A head's port, record and decisions; the run ID is the platform's, whatever its disk has."""
 
-    def __init__(self, root: Path, epoch: int, *attempts: AttemptRecord) -> None:
-        before = RunRecord("run", JOB, epoch, attempts=attempts)
+    def __init__(self, root: Path, epoch: int, *, has_attempt: bool = False) -> None:
+        left = Durable("run", JOB, epoch)
+        left = submitted(left) if has_attempt else left
         (root / "run").mkdir(parents=True)
-        self.keeper = RunKeeper(root, JOB, ChosenRun("run", before), job_survives=True)
-        tried = tuple(one.tried for one in attempts)
-        self.scenario = heads.Trace(heads.goal(1, retries=3, tried=tried), [])
+        chosen = ChosenRun("run", record_of(left))
+        self.store = RunStore(root, JOB, chosen, Succession(job_survives=True))
+        self.scenario = heads.Trace(heads.goal(1, retries=3), [], self.store.durable)
 
     async def open(self, port: int, tasks: anyio.abc.TaskGroup) -> web.BaseRunner:
         """Open its port."""
-        keeper = self.keeper
+        store = self.store
 
         def tell(known: h.RunRemembered) -> None:
             tasks.start_soon(decide, known)
 
         async def decide(known: h.RunRemembered) -> None:
             self.scenario.take(known, 1.0)
-            for deed in self.scenario.effects:
-                assert isinstance(deed, h.AdoptRun)
-                keeper.adopt_run(deed.run_id, deed.attempts, deed.epoch)
-            await keeper.flush()
-            reports.publish(epoch=keeper.epoch, attempt=self.scenario.state.attempt.number)
+            assert self.scenario.effects == []
+            durable = self.scenario.state.durable
+            store.put(durable, 1.0)
+            await store.on_disk()
+            reports.publish(epoch=durable.epoch, attempt=durable.attempt.number)
             reports.run_decided.set()
 
-        first = await first_reply(keeper, keeper.next_attempt, "10.0.0.1")
+        number = self.scenario.state.attempt.number
+        first = await first_reply(store, number, "10.0.0.1")
         expected = Expected(None, "", "", "")
-        memory = partial(keeper.recall, tell)
+        memory = partial(store.recall, tell)
         reports = Reports(
             first, expected, lambda _: None, anyio.current_time, on_recalled_run=memory
         )
-        if keeper.record.open_attempt is not None:
-            proof = keeper.proof(keeper.next_attempt)
-            reports.publish(phase="running", attempt=keeper.next_attempt, fingerprint=proof)
+        if store.durable.open_attempt is not None:
+            shown = proof(store.durable, number)
+            reports.publish(phase="running", attempt=number, fingerprint=shown)
         site = AgentServer(token=None, ready=lambda: True, status=lambda: A_WORKER, reports=reports)
         return await site.open([bind("127.0.0.1", port)])
 
@@ -88,8 +92,9 @@ def a_worker(port: int) -> Link:
 def test_a_head_without_its_disk_whose_clock_is_behind(tmp_path: Path, killed_when: str) -> None:
     """Same run ID, lower epoch: its workers report to it, and it raises its epoch above theirs."""
     port = free_port()
-    attempts = [TRIED] if killed_when == "running" else []
-    first, second = Head(tmp_path / "a", 900, *attempts), Head(tmp_path / "b", 100)
+    has_attempt = killed_when == "running"
+    first = Head(tmp_path / "a", 900, has_attempt=has_attempt)
+    second = Head(tmp_path / "b", 100)
     worker = a_worker(port)
 
     async def trace() -> None:
@@ -104,15 +109,15 @@ def test_a_head_without_its_disk_whose_clock_is_behind(tmp_path: Path, killed_wh
         await runner.cleanup()
 
     anyio.run(trace)
-    assert second.keeper.record.epoch == 901
-    assert second.scenario.effects == [h.AdoptRun("run", len(attempts), 900)]
-    assert [one.number for one in second.keeper.record.attempts] == [one.number for one in attempts]
+    assert second.store.durable.epoch == 901
+    assert [one.number for one in second.store.durable.ended] == [1] * has_attempt
 
 
 def test_an_earlier_head_is_not_followed(tmp_path: Path) -> None:
     """Its record has its own attempt, so that it adopts nothing, and its epoch stays."""
     port = free_port()
-    later, earlier = Head(tmp_path / "a", 900, TRIED), Head(tmp_path / "b", 100, TRIED)
+    later = Head(tmp_path / "a", 900, has_attempt=True)
+    earlier = Head(tmp_path / "b", 100, has_attempt=True)
     worker = a_worker(port)
 
     async def trace() -> None:
@@ -133,4 +138,4 @@ def test_an_earlier_head_is_not_followed(tmp_path: Path) -> None:
     anyio.run(trace)
     assert "is an earlier one" in str(worker.events[-1])
     assert not any(isinstance(one, w.HeadSpoke) and one.epoch == 100 for one in worker.events)
-    assert (earlier.scenario.effects, earlier.keeper.record.epoch) == ([], 100)
+    assert (earlier.scenario.effects, earlier.store.record.epoch) == ([], 100)

@@ -232,8 +232,8 @@ class Asked:
         workers = {"k1": Worker("k1", "pod1"), "k0": Worker("k0", "pod0", has_left=True)}
         fleet = SimpleNamespace(workers=workers)
         self.state: Any = SimpleNamespace(fleet=fleet, phase=HeadPhase.RUNNING)
-        keeper: Any = SimpleNamespace(former_meter=lambda _now: None)
-        self.status = RunStatus(self.run, keeper, lambda: self.state)
+        store: Any = SimpleNamespace(former_meter=lambda _now: None)
+        self.status = RunStatus(self.run, store, lambda: self.state)
         self.job = self.run.folder.file("job.log")
 
     def part(

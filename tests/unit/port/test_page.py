@@ -55,7 +55,7 @@ ARRAY = {"filter", "find", "forEach", "join", "length", "map", "push", "reduce",
 def test_the_status_has_all_of_it() -> None:
     """Phase, waits, services and nodes, those without an agent included."""
     found = status_after(SERVED)
-    assert (found.run_id, found.role, found.phase) == ("run-1", "head", h.HeadPhase.BOOTING)
+    assert (found.run_id, found.role, found.phase) == ("run", "head", h.HeadPhase.BOOTING)
     assert [(node.name, node.joined) for node in found.nodes] == [
         ("pod4", False),
         ("pod2", True),
@@ -74,7 +74,7 @@ def test_the_status_has_all_of_it() -> None:
 @pytest.mark.parametrize(
     ("set_by_user", "command", "name"),
     [
-        ({}, None, "rehearsal-run-1"),
+        ({}, None, "rehearsal-run"),
         ({"AGENT_RUN_NAME": "first sums"}, None, "first sums"),
         ({"AGENT_RUN_NAME": f"first {SECRET}"}, None, "first ***"),
         ({"AGENT_RUN_NAME": "first sums"}, ["true"], "first sums"),

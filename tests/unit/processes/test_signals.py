@@ -15,7 +15,7 @@ import pytest
 
 from agent.processes.parent import NOTICES, STOPS
 from agent.record.run_folder import OutageRecord, RunFolder
-from agent.record.run_record import AttemptRecord
+from agent.record.run_record import AttemptOutcome
 from agent.run import node_run as node_run_module
 from agent.run.node_run import NodeRun
 from agent.settings.redact import redactor_for
@@ -261,7 +261,7 @@ def test_the_end_by_a_second_sigint_is_written(
     logged: list[str] = []
     monkeypatch.setattr(node_run_module, "say", lambda sentence, *_, **__: logged.append(sentence))
     node_run = NodeRun(plan, redactor_for({}, plan.settings, ()), folder, 0.0, "run-1")
-    attempt = AttemptRecord(1, "run-1-1", "2026-11-26T10:00:00Z")
+    attempt = AttemptOutcome(1, "2026-11-26T10:00:00Z", None, "", None)
     node_run.attempts = lambda: (attempt,)
     node_run.outages = lambda: (OutageRecord("retriever", "pod1", "a", None),)
     node_run.set_phase("running")

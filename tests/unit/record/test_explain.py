@@ -14,21 +14,23 @@ from msgspec.structs import replace
 
 from agent.base.ends import Kind, Outcome
 from agent.base.errors import UnavailableError
+from agent.base.text import iso_time
 from agent.cli.command_line import main
+from agent.decisions.durable import Durable
 from agent.decisions.head.fleet import Worker
 from agent.decisions.head.head_state import WorkerReported
 from agent.decisions.receipt import Meter, Receipt, RunActivity
 from agent.decisions.shared import ServiceGone, ServiceReady
 from agent.decisions.stall import Stalled
 from agent.record import events as e
-from agent.record.files import iso_time
 from agent.record.node_record import NODE_FILE, Moment, own_record, process_of
 from agent.record.run_folder import RunFolder, outcome_text, write_outcome
-from agent.record.run_record import AttemptRecord, RunRecord, SavedMeter
+from agent.record.run_record import Measured, SavedMeter
 from agent.record.series_file import SERIES_FILE, SavedLine
 from agent.record.summary import explain
 from agent.run.node_run import NodeRun
 from agent.settings.redact import Redactor
+from support.run_records import record_of, submitted
 from support.worlds import plan_of
 
 if TYPE_CHECKING:
@@ -83,10 +85,9 @@ def run_of(root: Path) -> Path:
     write_outcome(run / "pod0", outcome_text(FAILED))
     write(run / "pod1", (1.0, e.PhaseEntered("joining Ray")), (3.0, e.Ended(3.0)), role="worker")
     write_outcome(run / "pod1", outcome_text(Outcome(Kind.LOST, 75, "its head was lost")))
-    record = RunRecord("run-1", "f", 1, "pod0").begin_attempt(
-        AttemptRecord(1, "run-1-1", "2026-11-22T06:48:39.000Z")
-    )
-    record.end_attempt("2026-11-22T06:51:39.000Z", "", 7).write(run / "run.json")
+    durable = submitted(Durable("run-1", "f", 1, head="pod0"), start="2026-11-22T06:48:39.000Z")
+    durable = durable.with_end(Outcome(Kind.JOB_FAILED, 7, ""), "2026-11-22T06:51:39.000Z")
+    record_of(durable).write(run / "run.json")
     return run
 
 
@@ -185,7 +186,8 @@ def test_a_run_that_goes_on(tmp_path: Path, program: subprocess.Popen[bytes]) ->
     )
     meter = Meter(Receipt(boot=1.0), at=1.0, seen_at=1.0, now=RunActivity("job", 1))
     saved = SavedMeter(Moment(start), meter)
-    RunRecord("run", "f", 1, head="pod0", receipt=saved).write(tmp_path / "run/run.json")
+    measured = Measured(receipt=saved)
+    record_of(Durable("run", head="pod0"), measured).write(tmp_path / "run/run.json")
     lines = [SavedLine(n, "step", began + 10 * n, 1, n, 400, {}) for n in range(1, 5)]
     (tmp_path / "run/pod0" / SERIES_FILE).write_bytes(b"\n".join(map(encode, lines)))
     agent = process_of("agent", program.pid)
@@ -258,7 +260,7 @@ def test_the_verb(
     assert main(["explain", str(run)]) == 0
     assert capsys.readouterr().out == last
     assert len(last.splitlines()) == 10
-    assert json.loads((run / "run.json").read_text())["head"] == "pod0"
+    assert json.loads((run / "run.json").read_text())["durable"]["head"] == "pod0"
 
 
 def test_the_first_phase_is_an_event(tmp_path: Path) -> None:
@@ -279,7 +281,8 @@ def test_what_the_figures_and_the_clock_showed(tmp_path: Path) -> None:
     write(tmp_path / "run/pod0", *HEAD, noticed, (40.0, e.NodeNoticed("pod170", slow)))
     meter = Meter(Receipt(boot=13.5), at=13.5, seen_at=14.0, now=RunActivity("job", 1))
     saved = SavedMeter(Moment(START), meter, price=20.0)
-    RunRecord("run", "f", 1, head="pod0", receipt=saved).write(tmp_path / "run/run.json")
+    measured = Measured(receipt=saved)
+    record_of(Durable("run", head="pod0"), measured).write(tmp_path / "run/run.json")
     lines = explain(tmp_path)
     assert f"nodes: {slow}" in lines
     assert "time: boot 14 s ($0.07), job 26 s ($0.15, no steps known)" in lines

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from agent.decisions.durable import Durable
 from agent.record import files, node_record
 from agent.record.background import DiskAlarm
 from agent.record.log import say
@@ -25,6 +26,7 @@ from agent.record.node_record import (
 )
 from agent.record.run_record import RUN_FILE, RunRecord
 from support.disks import fill_up, full_disk, needs_mount
+from support.run_records import record_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -59,7 +61,7 @@ def test_a_full_disk(tmp_path: Path, kept: int, monkeypatch: pytest.MonkeyPatch)
         filling = fill_up(root)
         node = own_record("poda", "run-1")
         assert node.write(folder / NODE_FILE, durable=False) is not None
-        run = RunRecord("run-1", "print", 7)
+        run = record_of(Durable("run-1", "print", 7))
         assert run.write(root / "run-1" / RUN_FILE) is not None
 
         next_agent(kept, monkeypatch)
@@ -69,7 +71,7 @@ def test_a_full_disk(tmp_path: Path, kept: int, monkeypatch: pytest.MonkeyPatch)
 
         # once the disk takes a write, the disk's content counts
         filling.unlink()
-        later = RunRecord("run-1", "print", 8)
+        later = record_of(Durable("run-1", "print", 8))
         assert later.write(root / "run-1" / RUN_FILE) is None
         next_agent(kept, monkeypatch)
         assert RunRecord.read(root / "run-1" / RUN_FILE) == later
@@ -82,7 +84,7 @@ def test_a_written_record_is_not_kept(
     """Another head may have written a later one: the disk decides."""
     path = tmp_path / RUN_FILE
     next_agent(kept, monkeypatch)
-    assert RunRecord("run-1", "print", 7).write(path) is None
+    assert record_of(Durable("run-1", "print", 7)).write(path) is None
     memory = next_agent(kept, monkeypatch)
     assert memory.path_of(RUN_FILE) is None
 
@@ -105,9 +107,9 @@ def test_a_later_heads_record_stands(
 ) -> None:
     """The agent was killed before its write ended; another head has written since."""
     path = tmp_path / RUN_FILE
-    own = RunRecord("run-1", "print", 7)
+    own = record_of(Durable("run-1", "print", 7))
     next_agent(kept, monkeypatch).keep(path, json.dumps(own.to_dict()))
-    later = RunRecord("run-1", "print", 9)
+    later = record_of(Durable("run-1", "print", 9))
     path.write_text(json.dumps(later.to_dict()))
     next_agent(kept, monkeypatch)
     assert RunRecord.read(path) == later

@@ -3,109 +3,121 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shlex
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from msgspec import UNSET
 from msgspec.structs import replace
 
 from agent.base import ends
 from agent.base.ends import Kind, Outcome
 from agent.base.errors import PreflightError
-from agent.decisions.attempts import Attempt, AttemptSnapshot, FailureCause
-from agent.decisions.durable import Durable, StepHolder
+from agent.base.text import iso_time, seconds_between
+from agent.decisions.attempts import Attempt, EndedAttempt, FailureCause, JobReport
+from agent.decisions.durable import Durable, Losses, StepHolder, Stop, Succession
+from agent.decisions.receipt import Meter
 from agent.decisions.shared import HERE, Outage
 from agent.frameworks.recipe import JobBasis, ModelShape
-from agent.record.files import LockHolder, NoRecord, iso_time, seconds_between
+from agent.record.files import LockHolder, NoRecord
 from agent.record.node_record import Moment, own_record, process_of
 from agent.record.run_folder import former_outages
 from agent.record.run_record import (
     RUN_FILE,
-    AttemptRecord,
     ChosenRun,
+    Measured,
     RunRecord,
-    RunState,
-    SavedSnapshot,
+    SavedMeter,
+    Submitter,
     choose_run,
     fingerprint,
+    outcomes_of,
     run_to_return_to,
     why_not_resumed,
 )
-from agent.run.run_keeper import RunKeeper
+from agent.run.run_store import RunStore
 from agent.settings.redact import Redactor, secrets_in
 from support.disks import fill_up, full_disk, needs_mount
+from support.run_records import NOW, record_of, submitted, written
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-NOW = "2025-01-01T00:00:00.000Z"
-RECORD = RunRecord(
-    *("4711", "f" * 16, 1_700_000_000_000, "pod0", RunState.RUNNING), ranks=("pod1", "pod2")
-)
+DURABLE = Durable("4711", "f" * 16, 1_700_000_000_000, head="pod0")
+RECORD = record_of(DURABLE, Measured(ranks=("pod1", "pod2")))
+IS_OVER = ends.JOB_SUCCEEDED.outcome(before="")
+OUTCOMES = st.builds(Outcome, st.sampled_from(Kind), st.integers(0, 255), st.text())
+MOMENTS = st.floats(-1e9, 1e9)
 RECORDS = st.builds(
     RunRecord,
-    st.text(),
-    st.text(),
-    st.integers(),
-    st.text(),
-    st.sampled_from(RunState),
-    st.lists(
-        st.builds(
-            AttemptRecord,
-            st.integers(),
-            st.text(),
-            st.text(),
-            st.none() | st.text(),
-            st.text(),
-            st.none() | st.integers(),
-            snapshot=st.just(UNSET)
-            | st.builds(
-                SavedSnapshot,
-                st.builds(Moment, st.text()),
-                st.builds(AttemptSnapshot, st.builds(Attempt, st.text()), st.integers()),
-            ),
-        )
-    ).map(tuple),
-    basis=st.none()
-    | st.builds(
-        JobBasis,
-        st.none() | st.builds(ModelShape.from_name, st.sampled_from(["7B", "30B-A3B"])),
-        st.none() | st.floats(0, 1e12),
-        st.dictionaries(st.text(), st.text(), max_size=3),
-    ),
-    clock=st.none() | st.builds(Moment, st.text()),
-    durable=st.builds(
+    st.builds(Moment, st.text()),
+    st.builds(
         Durable,
-        st.lists(
+        st.text(),
+        st.text(),
+        st.integers(),
+        ended=st.lists(
             st.builds(
-                Outage, st.text(), st.text(), st.floats(0, 1e9), st.none() | st.floats(0, 1e9)
+                EndedAttempt,
+                st.integers(),
+                *(st.text(), st.text(), st.text(), st.text()),
+                st.none() | st.integers(),
+                st.none() | st.floats(0, 1e9),
+                cause=st.none() | st.builds(FailureCause, st.text(), st.text()),
             )
         ).map(tuple),
-        st.lists(st.builds(StepHolder, st.text(), st.text(), st.text())).map(tuple),
+        attempt=st.builds(
+            Attempt,
+            st.text(),
+            submitted=st.none() | MOMENTS,
+            workers=st.dictionaries(st.text(), st.text(), max_size=3),
+            dead_node_ids=st.frozensets(st.text()),
+        ),
+        losses=st.builds(Losses, st.none() | MOMENTS, st.text(), st.none() | MOMENTS),
+        stop=st.none() | st.builds(Stop, OUTCOMES, MOMENTS),
+        verdict=st.none() | OUTCOMES,
+        outages=st.lists(st.builds(Outage, st.text(), st.text(), MOMENTS, st.none() | MOMENTS)).map(
+            tuple
+        ),
+        holders=st.lists(st.builds(StepHolder, st.text(), st.text(), st.text())).map(tuple),
     ),
-    ending=st.none() | st.builds(Outcome, st.sampled_from(Kind), st.integers(0, 255), st.text()),
+    st.builds(
+        Measured,
+        basis=st.none()
+        | st.builds(
+            JobBasis,
+            st.none() | st.builds(ModelShape.from_name, st.sampled_from(["7B", "30B-A3B"])),
+            st.none() | st.floats(0, 1e12),
+            st.dictionaries(st.text(), st.text(), max_size=3),
+        ),
+        receipt=st.none() | st.builds(SavedMeter, st.builds(Moment, st.text()), st.just(Meter())),
+        submitter=st.none() | st.builds(Submitter, st.integers(), st.text(), st.integers()),
+    ),
 )
+
+
+def changed(**changes: object) -> RunRecord:
+    """Return the record with changes of what is durable."""
+    return replace(RECORD, durable=replace(DURABLE, **changes))
 
 
 def test_attempts_of_a_run() -> None:
-    """Attempts begin and end, each once, and an ended run is over."""
-    record = RECORD.begin_attempt(AttemptRecord(1, "4711-1", NOW)).end_attempt(
-        NOW, "a node was lost", None
-    )
-    record = record.end_attempt(NOW, "said again", 3).begin_attempt(AttemptRecord(2, "4711-2", NOW))
-    assert [(a.number, a.submission_id, a.end, a.reason) for a in record.attempts] == [
-        (1, "4711-1", NOW, "a node was lost"),
-        (2, "4711-2", None, ""),
+    """Attempts begin and end, each once."""
+    lost = Outcome(Kind.LOST, 75, "a node was lost")
+    durable = submitted(DURABLE).with_end(lost, NOW, 3.0)
+    durable = submitted(durable.with_end(Outcome(Kind.LOST, 3, "said again"), NOW))
+    assert [(one.number, one.start, one.end, one.reason) for one in outcomes_of(durable)] == [
+        (1, NOW, NOW, "a node was lost"),
+        (2, NOW, None, ""),
     ]
-    assert record.state is RunState.RUNNING
-    assert record.end_attempt(NOW, "done", 0).open_attempt is None
-    assert RECORD.end_attempt(NOW, "none began", 1) == RECORD
+    assert durable.attempt.id == "4711-2"
+    assert durable.with_end(IS_OVER, NOW).open_attempt is None
+    assert DURABLE.with_end(IS_OVER, NOW) == DURABLE
 
 
 @given(RECORDS)
@@ -121,7 +133,7 @@ def test_a_record_is_written_whole(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == [RUN_FILE]
 
 
-GOOD = RECORD.begin_attempt(AttemptRecord(1, "4711-1", NOW)).to_dict()
+GOOD: dict[str, Any] = json.loads(json.dumps(record_of(submitted(DURABLE)).to_dict()))
 
 
 @pytest.mark.parametrize(
@@ -131,22 +143,23 @@ GOOD = RECORD.begin_attempt(AttemptRecord(1, "4711-1", NOW)).to_dict()
         ({"version": 3}, "its version is 3, not 2"),
         ({"version": True}, "its version is True"),
         ({"version": None}, "its version is None"),
-        ({"epoch": "1"}, "- at `$.epoch`"),
-        ({"epoch": True}, "- at `$.epoch`"),
-        ({"run_id": 4711}, "- at `$.run_id`"),
-        ({"state": "paused"}, "- at `$.state`"),
-        ({"attempts": {}}, "- at `$.attempts`"),
-        ({"attempts": [1]}, "- at `$.attempts[0]`"),
-        ({"attempts": [{}]}, "- at `$.attempts[0]`"),
-        ({"ending": {}}, "- at `$.ending`"),
-        ({"ending": 7}, "it is no such record"),
+        ({"clock": 7}, "- at `$.clock`"),
+        ({"durable": {"epoch": "1"}}, "- at `$.durable.epoch`"),
+        ({"durable": {"epoch": True}}, "- at `$.durable.epoch`"),
+        ({"durable": {"run_id": 4711}}, "- at `$.durable.run_id`"),
+        ({"durable": {"losses": []}}, "- at `$.durable.losses`"),
+        ({"durable": {"ended": {}}}, "- at `$.durable.ended`"),
+        ({"durable": {"ended": [1]}}, "- at `$.durable.ended[0]`"),
+        ({"durable": {"ended": [{}]}}, "- at `$.durable.ended[0]`"),
+        ({"durable": {"attempt": {"required": "1"}}}, "- at `$.durable.attempt"),
+        ({"durable": {"verdict": {}}}, "- at `$.durable.verdict`"),
+        ({"durable": {"verdict": 7}}, "it is no such record"),
     ],
 )
-def test_invalid_records_have_a_reason(
-    tmp_path: Path, change: dict[str, object], words: str
-) -> None:
+def test_invalid_records_have_a_reason(tmp_path: Path, change: dict[str, Any], words: str) -> None:
     """A foreign or newer file is refused with a reason, never by an exception."""
-    (tmp_path / RUN_FILE).write_text(json.dumps({**GOOD, **change}))
+    changes = {key: {**GOOD[key], **of} if key == "durable" else of for key, of in change.items()}
+    (tmp_path / RUN_FILE).write_text(json.dumps({**GOOD, **changes}))
     found = RunRecord.read(tmp_path / RUN_FILE)
     assert isinstance(found, NoRecord)
     assert words in found.why
@@ -178,7 +191,7 @@ def test_a_full_disk_leaves_the_former_record(tmp_path: Path) -> None:
     with full_disk(tmp_path / "disk", "size=64k") as disk:
         assert RECORD.write(disk / RUN_FILE) is None
         fill_up(disk)
-        error = RECORD.begin_attempt(AttemptRecord(1, "x" * 5000, NOW)).write(disk / RUN_FILE)
+        error = changed(head="x" * 5000).write(disk / RUN_FILE)
         assert error is not None
         assert error.strerror == "No space left on device"
         assert RunRecord.read(disk / RUN_FILE) == RECORD
@@ -188,7 +201,7 @@ def test_a_full_disk_leaves_the_former_record(tmp_path: Path) -> None:
 def test_readers_read_whole_records(tmp_path: Path) -> None:
     """Also while two writers replace the file."""
     path = tmp_path / RUN_FILE
-    long = RECORD.begin_attempt(AttemptRecord(1, "x" * 50_000, NOW))
+    long = changed(head="x" * 50_000)
     RECORD.write(path)
 
     def write(record: RunRecord) -> None:
@@ -259,16 +272,15 @@ def test_a_new_token_keeps_the_fingerprint() -> None:
     [
         (RECORD, "", ""),
         (RECORD, "pod0", ""),
-        (replace(RECORD, state=RunState.BOOTING), "", ""),
-        (replace(RECORD, head=""), "pod1", ""),
-        (replace(RECORD, state=RunState.ENDED), "", "it has ended"),
-        (replace(RECORD, fingerprint="0"), "", "it is of another job, or other settings"),
+        (changed(head=""), "pod1", ""),
+        (changed(verdict=IS_OVER), "", "it has ended"),
+        (changed(fingerprint="0"), "", "it is of another job, or other settings"),
         (RECORD, "pod1", "its head is pod0"),
     ],
 )
 def test_why_a_run_is_not_resumed(record: RunRecord, node: str, why: str) -> None:
     """A run is resumed if it has not ended and is of the same job."""
-    assert why_not_resumed(record, RECORD.fingerprint, node) == why
+    assert why_not_resumed(record, DURABLE.fingerprint, node) == why
 
 
 def new_ids() -> Callable[[], str]:
@@ -279,16 +291,16 @@ def new_ids() -> Callable[[], str]:
 
 def choose(root: Path, platform: str | None = None, node: str = "pod0") -> ChosenRun:
     """Choose a run for RECORD's job."""
-    return choose_run(root, platform, RECORD.fingerprint, new_ids(), node=node)
+    return choose_run(root, platform, DURABLE.fingerprint, new_ids(), node=node)
 
 
 def leave(root: Path, record: RunRecord) -> None:
     """Leave a run behind, as the latest."""
-    folder = root / record.run_id
+    folder = root / record.durable.run_id
     folder.mkdir(parents=True, exist_ok=True)
     record.write(folder / RUN_FILE)
     (root / "latest").unlink(missing_ok=True)
-    (root / "latest").symlink_to(record.run_id)
+    (root / "latest").symlink_to(record.durable.run_id)
 
 
 def test_a_new_run(tmp_path: Path) -> None:
@@ -318,7 +330,7 @@ def test_a_worker_returns_to_its_folder(tmp_path: Path) -> None:
     assert found() == ""
     (tmp_path / "4711" / "pod1").mkdir()
     assert (found(), found(node="pod2"), found(None)) == ("4711", "", "")
-    leave(tmp_path, replace(RECORD, state=RunState.ENDED))
+    leave(tmp_path, changed(verdict=IS_OVER))
     assert found() == ""
     (tmp_path / "4711-2" / "pod1").mkdir(parents=True)  # a disk of this node alone has no run.json
     assert found() == "4711-2"
@@ -326,8 +338,8 @@ def test_a_worker_returns_to_its_folder(tmp_path: Path) -> None:
 
 def test_an_ended_run_of_the_platform_gets_a_number(tmp_path: Path) -> None:
     """The next free id, or a numbered run to resume; skipped runs have a reason."""
-    leave(tmp_path, replace(RECORD, state=RunState.ENDED))
-    leave(tmp_path, replace(RECORD, run_id="4711-2", fingerprint="other"))
+    leave(tmp_path, changed(verdict=IS_OVER))
+    leave(tmp_path, changed(run_id="4711-2", fingerprint="other"))
     (tmp_path / "4711-3").mkdir()
     (tmp_path / "4711-3" / RUN_FILE).write_text("{")
     chosen = choose(tmp_path, "4711")
@@ -336,16 +348,16 @@ def test_an_ended_run_of_the_platform_gets_a_number(tmp_path: Path) -> None:
     assert chosen.is_unread
     assert chosen.lock is not None
     chosen.lock.release()
-    leave(tmp_path, replace(RECORD, run_id="4711-4"))
-    assert choose(tmp_path, "4711").before == replace(RECORD, run_id="4711-4")
+    leave(tmp_path, changed(run_id="4711-4"))
+    assert choose(tmp_path, "4711").before == changed(run_id="4711-4")
 
 
 @pytest.mark.parametrize(
     "record",
     [
-        replace(RECORD, state=RunState.ENDED),
-        replace(RECORD, fingerprint="other"),
-        replace(RECORD, head="pod7"),
+        changed(verdict=IS_OVER),
+        changed(fingerprint="other"),
+        changed(head="pod7"),
     ],
 )
 def test_a_latest_run_that_is_not_resumed(tmp_path: Path, record: RunRecord) -> None:
@@ -379,7 +391,7 @@ def test_concurrent_heads_choose_different_runs(tmp_path: Path, platform: str | 
     new = new_ids()
 
     def head() -> None:
-        chosen.append(choose_run(tmp_path, platform, RECORD.fingerprint, new))
+        chosen.append(choose_run(tmp_path, platform, DURABLE.fingerprint, new))
 
     heads = [threading.Thread(target=head) for _ in range(8)]
     for one in heads:
@@ -418,80 +430,78 @@ def test_an_unwritable_root_still_names_a_run(tmp_path: Path) -> None:
 
 def test_without_a_free_run(tmp_path: Path) -> None:
     """The search ends with 78 and a reason."""
-    leave(tmp_path, replace(RECORD, state=RunState.ENDED, run_id="same"))
+    leave(tmp_path, changed(verdict=IS_OVER, run_id="same"))
     (tmp_path / "latest").unlink()
     with pytest.raises(PreflightError, match="is free") as caught:
-        choose_run(tmp_path, None, RECORD.fingerprint, lambda: "same")
+        choose_run(tmp_path, None, DURABLE.fingerprint, lambda: "same")
     assert caught.value.culprit == "AGENT_LOG_DIR"
 
 
-def kept(root: Path, *, job_survives: bool) -> RunKeeper:
-    """Return what a head knows that was started anew, after one that was killed at its job."""
-    before = RECORD.begin_attempt(AttemptRecord(1, "4711-1", NOW))
-    keeper = RunKeeper(root, "f" * 16, ChosenRun("4711", before), job_survives=job_survives)
-    keeper.close()
-    return keeper
+def kept(root: Path, *, job_survives: bool) -> Durable:
+    """Return what a head goes on with that was started anew, after one was killed at its job."""
+    chosen = ChosenRun("4711", record_of(submitted(DURABLE)))
+    store = RunStore(root, "f" * 16, chosen, Succession(job_survives=job_survives))
+    store.close()
+    return store.durable
 
 
 def test_a_job_lost_with_its_head_is_submitted_again(tmp_path: Path) -> None:
     """The attempt that a killed head left open is lost; the next has a new number."""
-    keeper = kept(tmp_path, job_survives=False)
-    assert keeper.next_attempt == 2
-    assert [(one.number, one.reason) for one in keeper.record.attempts] == [
-        (1, "its head was lost")
-    ]
+    durable = kept(tmp_path, job_survives=False)
+    assert [(one.number, one.reason) for one in durable.ended] == [(1, "its head was lost")]
+    assert durable.before_attempt(0).attempt.number == 2
 
 
 def test_attempts_are_sized_alike(tmp_path: Path) -> None:
     """What the first attempt's recipe was sized by is that of every later head, too."""
     (tmp_path / "4711").mkdir()
-    keeper = RunKeeper(tmp_path, "f" * 16, ChosenRun("4711", RECORD))
-    assert keeper.record.basis is None
+    store = RunStore(tmp_path, "f" * 16, ChosenRun("4711", RECORD))
+    assert store.measured.basis is None
     basis = JobBasis(ModelShape.from_name("7B"), 1e8)
-    keeper.save(replace(keeper.record, basis=basis))
-    keeper.close()
-    written = RunRecord.read(tmp_path / "4711" / RUN_FILE)
-    assert isinstance(written, RunRecord)
-    assert written.basis == basis
+    store.measure(basis=basis)
+    store.close()
+    assert written(tmp_path, "4711").measured.basis == basis
 
 
 def test_a_later_head_knows_at_which_step_and_by_what_attempts_ended(tmp_path: Path) -> None:
     """Else each head of a run would try a job that ends at the same step once more."""
     (tmp_path / "4711").mkdir()
-    keeper = RunKeeper(tmp_path, "f" * 16, ChosenRun("4711", RECORD))
+    store = RunStore(tmp_path, "f" * 16, ChosenRun("4711", RECORD))
     cause = FailureCause("illegal access", "a CUDA kernel accessed memory illegally")
     end = ends.FAILED_WITHOUT_CODE.outcome(evidence="it died", before="")
-    for number in (1, 2):
-        keeper.record_submission(Attempt(f"4711-{number}", number))
-        keeper.record_attempt_end(end, cause=cause)
-        keeper.record_last_step(number, 25)
-    keeper.record_submission(Attempt("4711-3", 3))
-    keeper.record_attempt_end(ends.HEAD_LOST.outcome())
-    keeper.record_last_step(2, 99)  # a late word of another attempt
-    keeper.record_last_step(3, None)
-    keeper.close()
-    written = RunRecord.read(tmp_path / "4711" / RUN_FILE)
-    assert isinstance(written, RunRecord)
-    known = [(one.cause, one.last_step) for one in written.tried]
-    assert known == [(cause, 25), (cause, 25), (None, None)]
+    durable = store.durable
+    for _ in range(2):
+        report = JobReport("FAILED", cause=cause)
+        durable = submitted(durable).with_end(end, NOW, 9.0, report)
+    durable = submitted(durable).with_end(ends.HEAD_LOST.outcome(), NOW)
+    *known, last = durable.ended
+    rows = (*(replace(one, last_step=25) for one in known), last)
+    store.put(replace(durable, ended=rows), 0.0)
+    store.close()
+    tried = written(tmp_path, "4711").durable.tried
+    assert [(one.cause, one.last_step, one.seconds) for one in tried] == [
+        (cause, 25, 9.0),
+        (cause, 25, 9.0),
+        (None, None, math.inf),
+    ]
 
 
 def test_outages_of_a_killed_agent_are_kept(tmp_path: Path) -> None:
     """They come back on the clock of the next agent, which began later."""
     (tmp_path / "4711").mkdir()
-    keeper = RunKeeper(tmp_path, "f" * 16, ChosenRun("4711", RECORD))
-    assert keeper.record.durable_at(0.0).outages == ()
+    store = RunStore(tmp_path, "f" * 16, ChosenRun("4711", RECORD))
+    assert store.durable.outages == ()
     outages = (Outage("retriever", "pod1", 10.0, 20.0), Outage("judge", HERE, 25.0))
-    keeper.put(Durable(outages=outages), 30.0)
-    keeper.close()
-    written = RunRecord.read(tmp_path / "4711" / RUN_FILE)
-    assert isinstance(written, RunRecord)
-    following = RunKeeper(tmp_path, "f" * 16, ChosenRun("4711", written), replaces_agent=True)
-    closed, is_open = following.record.durable_at(0.0).outages
+    store.put(replace(store.durable, outages=outages), 30.0)
+    store.close()
+    left = written(tmp_path, "4711")
+    how = Succession(replaces_agent=True)
+    following = RunStore(tmp_path, "f" * 16, ChosenRun("4711", left), how)
+    closed, is_open = following.durable.outages
     assert (closed.service, closed.node, is_open.until) == ("retriever", "pod1", None)
     assert closed.since == pytest.approx(-20.0, abs=2.0)
     assert closed.until == pytest.approx(-10.0, abs=2.0)
-    first, last = former_outages(written, "node-a")
+    first, last = former_outages(left, "node-a")
     assert (first.service, first.node) == ("retriever", "pod1")
     assert (last.node, last.until) == ("node-a", None)
     assert first.until is not None
@@ -501,7 +511,6 @@ def test_outages_of_a_killed_agent_are_kept(tmp_path: Path) -> None:
 
 def test_a_surviving_job_is_followed(tmp_path: Path) -> None:
     """Where the platform runs Ray, the job survives and is not submitted again."""
-    keeper = kept(tmp_path, job_survives=True)
-    assert keeper.next_attempt == 1
-    keeper.record_submission(Attempt("4711-1"))
-    assert [(one.number, one.start, one.end) for one in keeper.record.attempts] == [(1, NOW, None)]
+    durable = kept(tmp_path, job_survives=True)
+    assert durable.open_attempt is not None
+    assert [(one.number, one.start, one.end) for one in outcomes_of(durable)] == [(1, NOW, None)]

@@ -72,7 +72,7 @@ def made(  # noqa: PLR0913 - all that it rests on
     """Return the submission after these nodes have joined."""
     trace = Trace(goal(1), [(3.0, event) for event in events])
     found = of.environment("10.0.0.1", "10.0.0.1") if env is None else env
-    state = replace(trace.state, attempt=replace(trace.state.attempt, number=attempt))
+    state = trace.state.with_attempt(number=attempt)
     maker = SubmissionMaker(of, state, "run", basis, is_followed=is_followed)
     return anyio.run(maker.make, PLACE, URL, found)
 

@@ -11,17 +11,19 @@ from agent.base import ends
 from agent.base.ends import Kind
 from agent.decisions import worker
 from agent.decisions.attempts import LostAttempt, count_losses, retries_exhausted
+from agent.decisions.durable import Durable
 from agent.decisions.head import head_state as h
 from agent.decisions.head.head_state import HeadPhase
 from agent.decisions.shared import Order, OrderKind
 from agent.decisions.worker import worker_state as w
 from agent.decisions.worker.worker_state import WorkerPhase
 from agent.plan import waits as wait_keys
-from agent.record.run_record import AttemptRecord, RunRecord
+from agent.record.run_record import RunRecord
 from agent.settings.jobs import notice_signal
 from agent.settings.load import load
 from support import workers as of_worker
 from support.heads import INT, PAIR, RUNNING, TERM, TICK, Trace, goal, job, nodes, reported
+from support.run_records import NOW, record_of, submitted
 
 if TYPE_CHECKING:
     from agent.decisions.head.head_goal import HeadGoal
@@ -47,7 +49,7 @@ def taken(workers: int = 1, retries: int = 0, least: int | None = None) -> HeadG
 
 def signals(trace: Trace) -> list[str]:
     """Return the actions on the job and the workers, in order."""
-    kinds = (h.SaveJob, h.StopJob, h.ReleaseWorker, h.Retry, h.EndRun)
+    kinds = (h.SaveJob, h.StopJob, h.ReleaseWorker, h.ClearAttempt, h.EndRun)
     return [type(action).__name__ for action in trace.effects if isinstance(action, kinds)]
 
 
@@ -65,11 +67,11 @@ ONE = noticed(2, 14.0, 10)
         ([ONE, noticed(2, 0.0, 12, has_left=True)], ["SaveJob", "StopJob"]),
         (
             [ONE, (12, SAVED), (14, job("STOPPED"))],
-            ["SaveJob", "StopJob", "ReleaseWorker", "Retry"],
+            ["SaveJob", "StopJob", "ReleaseWorker", "ClearAttempt"],
         ),
-        ([ONE, (12, job("FAILED", 138))], ["SaveJob", "Retry", "ReleaseWorker"]),
+        ([ONE, (12, job("FAILED", 138))], ["SaveJob", "ClearAttempt", "ReleaseWorker"]),
         ([ONE, (12, job("SUCCEEDED", 0))], ["SaveJob", "EndRun"]),
-        ([ONE, (12, h.RayGone("exit code 1"))], ["SaveJob", "Retry", "ReleaseWorker"]),
+        ([ONE, (12, h.RayGone("exit code 1"))], ["SaveJob", "ClearAttempt", "ReleaseWorker"]),
         ([ONE, (12, TERM), (13, TICK), (20, TICK)], ["SaveJob", "StopJob", "ReleaseWorker"]),
         ([ONE, (12, TERM), (13, SAVED)], ["SaveJob", "StopJob", "ReleaseWorker"]),
         ([ONE, (12, TERM), (13, TERM)], ["SaveJob", "StopJob"]),
@@ -155,16 +157,13 @@ def test_ten_announced_losses_are_free(announced: int, others: int, counted: int
 
 
 def test_announced_losses_are_recorded() -> None:
-    """A later head counts like its former one, and older records stay readable."""
-    begun = RunRecord("r", "f", 1).begin_attempt(
-        AttemptRecord(1, "r-1", "2026-11-23T10:00:00.000Z")
-    )
-    for announced in (True, False):
-        ended = begun.end_attempt("2026-11-23T10:10:00.000Z", "taken", 75, announced=announced)
-        found = RunRecord.from_dict(ended.to_dict())
+    """A later head counts like its former one."""
+    taken = ends.NODE_TAKEN.outcome(nodes="pod2")
+    for announced in ((), ("pod2",)):
+        begun = submitted(Durable("r"), announced_nodes=announced, lost_nodes=("pod2",))
+        found = RunRecord.from_dict(record_of(begun.with_end(taken, NOW)).to_dict())
         assert isinstance(found, RunRecord)
-        assert [one.announced for one in found.tried] == [announced]
-        assert ("announced" in str(ended.to_dict())) == announced
+        assert [one.announced for one in found.durable.tried] == [bool(announced)]
 
 
 # --- the head's own node, and AGENT_MAX_HOURS -----------------------------------------------------

@@ -18,7 +18,6 @@ from msgspec.structs import replace
 
 from agent.base import ends
 from agent.base.errors import PreflightError
-from agent.decisions.attempts import Attempt
 from agent.processes import parent
 from agent.record import files
 from agent.run import end as run_end
@@ -26,6 +25,7 @@ from agent.run import main, plan_input
 from agent.run import restarts as restarts_module
 from agent.run.restarts import PastEnd, Restarts, settings_digest
 from agent.settings.load import settings_for_end
+from support.run_records import NOW, submitted
 from support.worlds import MACHINE, POD, plan_of
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from agent.base.ends import Outcome
     from agent.run.node_run import NodeRun
-    from agent.run.run_keeper import RunKeeper
+    from agent.run.run_store import RunStore
 
 JOB = ["python", "train.py"]
 KEY = {"RUNPOD_API_KEY": "rpa_0123456789abcdef0123"}
@@ -89,16 +89,16 @@ class Container:
     def _plan(self, environ: dict[str, str], command: list[str]) -> Any:  # noqa: ANN401 - a Plan
         return plan_of(environ, self.facts, command)
 
-    def _role(self, node_run: NodeRun, keeper: RunKeeper) -> Outcome:
+    def _role(self, node_run: NodeRun, store: RunStore) -> Outcome:
         outcome = self._outcomes[-1]
         if outcome == UNFIT:
             raise PreflightError("a port is taken", culprit="ports")
-        keeper.new_epoch(node_run.plan.topology.node_name)
+        durable = store.durable.starting_ray(node_run.plan.topology.node_name, time.time())
         node_run.folder.become_latest()
         if outcome.is_jobs_verdict:
             self.jobs += 1
-            keeper.record_submission(Attempt(f"job-{self.jobs}", keeper.next_attempt))
-        keeper.record_end(outcome)
+            durable = submitted(durable)
+        store.put(replace(durable.with_end(outcome, NOW), verdict=outcome), 0.0)
         return anyio.run(run_end.end_role, node_run, outcome)
 
     async def _hold(

@@ -9,14 +9,18 @@ import pytest
 from msgspec.structs import replace
 
 from agent.checks.finding import Finding, Level
+from agent.decisions.durable import Durable
 from agent.decisions.receipt import PARTS, Meter, RunActivity
 from agent.job.progress import Progress
-from agent.record.node_record import Moment
-from agent.record.run_record import RunRecord, SavedMeter
+from agent.record.run_record import RUN_FILE, ChosenRun, Measured, SavedMeter
 from agent.run.run_receipt import RunReceipt, activity_of
+from agent.run.run_store import RunStore
 from support.heads import PAIR, History, Trace, goal, job
+from support.run_records import record_of, written
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from agent.decisions.head.head_state import HeadState
 
 RUNS: History = PAIR
@@ -50,16 +54,16 @@ class Rig:
         self.at = 0.0
         self.state = state_of([])
         self.progress: Progress | None = None
-        self.saved: list[tuple[Meter, float]] = []
+        self.saved: list[SavedMeter] = []
         self.run = SimpleNamespace(
             now=lambda: self.at, started=50.0, plan=SimpleNamespace(job=None)
         )
-        keeper: Any = SimpleNamespace(
+        store: Any = SimpleNamespace(
             former_meter=lambda _now: former,
-            record_meter=lambda meter, now, _price: self.saved.append((meter, now)),
+            measure=lambda **of: self.saved.append(of["receipt"]),
         )
         run: Any = self.run
-        self.receipt = RunReceipt(run, keeper, lambda: self.state, lambda: self.progress)
+        self.receipt = RunReceipt(run, store, lambda: self.state, lambda: self.progress)
 
     def seconds(self) -> dict[str, float]:
         """Return the parts that are not 0."""
@@ -75,7 +79,7 @@ def test_a_run_on_the_clock() -> None:
     rig.state = state_of(RUNS)
     rig.receipt.look_at_change(())
     assert rig.seconds() == {"boot": 10.0}
-    assert [meter.now.part for meter, _ in rig.saved] == ["job"]  # `explain` may read it at once
+    assert [one.meter.now.part for one in rig.saved] == ["job"]  # `explain` may read it at once
     rig.at = 30.0
     rig.progress = Progress(1, 10.0, first=1, last=1, last_at=25.0)
     rig.receipt.look(())
@@ -130,18 +134,19 @@ def test_a_stopped_agent() -> None:
     assert rig.seconds() == {"boot": 10.0, "first_step": 102.0}
 
 
-def test_the_record_of_a_run_has_it() -> None:
+def test_the_record_of_a_run_has_it(tmp_path: Path) -> None:
     """The next agent reads it from run.json, on its own clock."""
     rig = Rig()
     rig.at = 10.0
     rig.state = state_of(RUNS)
     rig.receipt.look(())
     rig.receipt.save()
-    ((meter, now),) = rig.saved
-    assert now == 10.0
-    record = RunRecord("run-1", "f", 1, receipt=SavedMeter(Moment.before(now), meter))
-    read = RunRecord.from_dict(record.to_dict())
-    assert isinstance(read, RunRecord)
-    assert read.receipt is not None
-    on_clock = read.receipt.on_clock(0.0).resumed(0.0, job_runs=False)
-    assert on_clock.receipt(5.0).total == pytest.approx(15.0, abs=0.5)
+    (saved,) = rig.saved
+    assert saved.clock.age() == pytest.approx(10.0, abs=0.5)
+    (tmp_path / "run").mkdir()
+    record_of(Durable("run"), Measured(receipt=saved)).write(tmp_path / "run" / RUN_FILE)
+    store = RunStore(tmp_path, "f" * 16, ChosenRun("run", written(tmp_path)))
+    store.close()
+    former = store.former_meter(0.0)
+    assert former is not None
+    assert former.receipt(5.0).total == pytest.approx(15.0, abs=0.5)

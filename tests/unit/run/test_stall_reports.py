@@ -38,7 +38,7 @@ from agent.run.orders import HeadRequests, Prober
 from agent.run.stall import Diagnostics, StallWatch, rules_of
 from agent.settings.redact import MASK, Redactor
 from support.free_ports import free_port
-from support.heads import NOTHING_DURABLE, goal, reported
+from support.heads import NOTHING_DURABLE, goal, lost, reported
 from support.linked_worker import LinkedWorker, head_at
 from support.worlds import SECRET, plan_of
 
@@ -402,8 +402,7 @@ def test_a_stall_ends_an_attempt_that_had_lost_a_node(watched: OneHead) -> None:
     what = "the job shows no sign of work for 10 s"
     watched.look(10.0)
     assert watched.followed == [(what, "log")]
-    lost = replace(watched.state.attempt, lost_nodes=("pod2",))
-    watched.state = replace(watched.state, attempt=lost)
+    watched.state = watched.state.with_attempt(lost_nodes=("pod2",))
     watched.look(15.0)
     watched.look(24.0)
     assert len(watched.events) == 1
@@ -466,8 +465,8 @@ def test_the_last_attempt_is_not_ended_by_default(
     retried = replace(run.plan.settings, job_retries=retries)
     monkeypatch.setattr(run, "plan", replace(run.plan, settings=retried))
     one = OneHead(run, monkeypatch)
-    left = replace(one.state.goal, retries=retries, lost_attempts=(LostAttempt(9.0),))
-    one.state = replace(one.state, goal=left)
+    one.state = replace(one.state, goal=replace(one.state.goal, retries=retries))
+    one.state = one.state.with_durable(ended=lost(LostAttempt(9.0)).ended)
     steps = Progress(1, 0.0, 3, 4, last_at=1.0, durations=(1.0,) * 20, highest=4, of=9)
     one.shown.job_lines = Job(1.0, steps)
     for at in (0.0, 11.5, 72.0):

@@ -58,10 +58,10 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> Signals:
 
 def run_head(plan: Plan, sent: Signals) -> Outcome:
     """Run a head of which only the start of its decisions counts."""
-    keeper: Any = None
+    store: Any = None
     run = run_of(plan)
     run.effects = REAL._replace(processes=REAL.processes._replace(watch_signals=sent.watch))
-    return anyio.run(main._run_head, run, keeper)  # noqa: SLF001 - the boundary
+    return anyio.run(main._run_head, run, store)  # noqa: SLF001 - the boundary
 
 
 def test_early_signals_are_passed_on_once_and_in_order(
@@ -108,7 +108,7 @@ def test_a_stop_ends_the_wait_for_the_own_address(
 ) -> None:
     """The search for this node's own address ends at once, whenever the request comes."""
 
-    async def start(_run: object, _keeper: object, stop_scope: anyio.CancelScope) -> None:
+    async def start(_run: object, _store: object, stop_scope: anyio.CancelScope) -> None:
         async with anyio.create_task_group() as tasks:
             if early:
                 sent.stop(signal.SIGTERM)

@@ -6,6 +6,7 @@ import errno
 import os
 import signal
 import subprocess
+import time
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -15,7 +16,7 @@ import pytest
 from msgspec.structs import replace
 
 from agent.base import ends, times
-from agent.decisions.attempts import Attempt
+from agent.decisions.durable import Succession
 from agent.decisions.worker import worker_state as w
 from agent.processes import process
 from agent.record import files
@@ -28,11 +29,12 @@ from agent.run.effects import REAL
 from agent.run.end import end_of_killed
 from agent.run.make_goal import make_goal
 from agent.run.restarts import container_of
-from agent.run.run_keeper import RunKeeper
+from agent.run.run_store import RunStore
 from agent.run.takeover import KilledAgent, find_killed_agent
 from agent.run.worker import record_end
 from support.captured import read
 from support.node_runs import node_run_with
+from support.run_records import submitted
 from support.worlds import plan_of
 
 if TYPE_CHECKING:
@@ -50,10 +52,9 @@ LONGER_THAN_READ_AT_ONCE = 12
 def root(tmp_path: Path) -> Path:
     """Return a log folder with the records of a head's agent that was killed."""
     (tmp_path / "run" / "pod0").mkdir(parents=True)
-    keeper = RunKeeper(tmp_path, JOB, ChosenRun("run", None))
-    keeper.new_epoch("pod0")
-    keeper.record_submission(Attempt("run-1"))
-    keeper.close()
+    store = RunStore(tmp_path, JOB, ChosenRun("run", None))
+    store.put(submitted(store.durable.starting_ray("pod0", time.time())), 0.0)
+    store.close()
     assert own_record("pod0", "run").write(tmp_path / "run" / "pod0" / NODE_FILE) is None
     return tmp_path
 
@@ -170,13 +171,12 @@ def test_on_a_given_ray_it_goes_on_without_its_record(
     assert "Stale file handle" in chosen.lost_record
 
     # The record that can be read again later is this run's own: it is replaced.
-    keeper = RunKeeper(
-        root, JOB, chosen, job_survives=True, replaces_agent=True, own_epoch=OWN_EPOCH
-    )
+    how = Succession(replaces_agent=True, job_survives=True, own_epoch=OWN_EPOCH)
+    store = RunStore(root, JOB, chosen, how)
     plan = plan_of(*read("kuberay-submitter-head"))
-    assert make_goal(plan, keeper, 0.0).asks_for_jobs
-    assert keeper.record.epoch == OWN_EPOCH
-    keeper.close()
+    assert make_goal(plan, store, 0.0).asks_for_jobs
+    assert store.durable.epoch == OWN_EPOCH
+    store.close()
 
 
 def test_a_worker_killed_while_it_leaves_has_decided(root: Path) -> None:

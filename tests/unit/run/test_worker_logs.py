@@ -10,6 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from agent.base.ends import Kind, Outcome
+from agent.decisions.durable import Stop
 from agent.decisions.head import head_decide as head
 from agent.decisions.head import head_state as h
 from agent.decisions.head.fleet import Worker
@@ -111,7 +112,8 @@ def test_who_is_there_when_the_job_is_stopped(
     """A job that is stopped for a failure has all asked, who may be killed before a goodbye."""
     trace.note(reported(2))
     trace.note(reported(3, has_left=True))
-    trace.state = replace(trace.state, phase=HeadPhase.STOPPING).with_stop(verdict=verdict)
+    stop = None if verdict is None else Stop(verdict, 0.0)
+    trace.state = replace(trace.state, phase=HeadPhase.STOPPING).with_durable(stop=stop)
     trace.decided()
     trace.decided(before=HeadPhase.STOPPING)
     assert names(trace.say(2, hello=None)) == asked

@@ -11,13 +11,13 @@ from msgspec.structs import replace
 
 from agent.base import ends
 from agent.base.errors import SettingsError
-from agent.decisions.attempts import Attempt
 from agent.decisions.head import head_state as h
 from agent.plan.node_price import BY_RUNPOD, NodePrice
-from agent.record.run_record import RUN_FILE, ChosenRun, RunRecord
-from agent.run.run_keeper import RunKeeper
+from agent.record.run_record import ChosenRun
+from agent.run.run_store import RunStore
 from agent.settings.load import load
 from support.heads import PAIR, RUNNING, TICK, Trace, goal, job
+from support.run_records import NOW, store_of, submitted, written
 from support.worlds import plan_of, topology_of
 
 if TYPE_CHECKING:
@@ -96,21 +96,20 @@ def test_cost_and_its_moment_agree(price: float, paid: float, hours: float, now:
 
 def test_used_money_is_recorded(tmp_path: Path) -> None:
     """A restarted head goes on counting, whatever its own price; a raised limit continues."""
-    first = RunKeeper(tmp_path, "f" * 16, ChosenRun("run"))
-    first.adopt_run("run", 0)
-    first.record_submission(Attempt("run-1"))
-    first.record_use(3600, 6.0)
-    first.record_use(7200, 12.0)
-    first.record_end(OVER)
+    first = store_of(tmp_path)
+    first.measure_use(3600, 6.0)
+    first.measure_use(7200, 12.0)
+    durable = submitted(first.durable).with_end(OVER, NOW)
+    first.put(replace(durable, verdict=OVER), 0.0)
     first.close()
-    found = RunRecord.read(tmp_path / "run" / RUN_FILE)
-    assert isinstance(found, RunRecord)
-    assert (found.paid, found.paid_seconds, found.used) == (12.0, 7200, 7200)
-    assert (found.is_over, found.tried) == (False, ())
+    found = written(tmp_path)
+    known = found.measured
+    assert (known.paid, known.paid_seconds, known.used) == (12.0, 7200, 7200)
+    assert (found.durable.is_over, found.durable.tried) == (False, ())
 
-    again = RunKeeper(tmp_path, "f" * 16, ChosenRun("run", found))
-    assert again.final_outcome(0, None, 12.0) == OVER
-    assert again.final_outcome(0, None, 20.0) is None
+    again = RunStore(tmp_path, "f" * 16, ChosenRun("run", found))
+    assert again.outcome_at_start(0, None, 12.0) == OVER
+    assert again.outcome_at_start(0, None, 20.0) is None
     of = replace(
         MONEY,
         price=NodePrice(1.0),
@@ -119,8 +118,12 @@ def test_used_money_is_recorded(tmp_path: Path) -> None:
         used_hours=again.used_hours,
     )
     assert of.cost(1800.0) == 13.0
-    again.record_use(10)  # without a price: the hours count, and are paid by a later one
-    assert (again.record.paid, again.record.paid_seconds, again.record.used) == (12.0, 7200, 7210)
+    again.measure_use(10)  # without a price: the hours count, and are paid by a later one
+    assert (again.measured.paid, again.measured.paid_seconds, again.measured.used) == (
+        12.0,
+        7200,
+        7210,
+    )
     again.close()
 
 

@@ -10,15 +10,15 @@ import pytest
 from msgspec.structs import replace
 
 from agent.base import ends
-from agent.decisions.attempts import Attempt
 from agent.decisions.head import head_state as h
 from agent.plan.node_price import NodePrice
 from agent.port.status import status_lines
 from agent.record.run_folder import outcome_text
-from agent.record.run_record import RUN_FILE, ChosenRun, RunRecord
-from agent.run.run_keeper import RunKeeper
+from agent.record.run_record import ChosenRun
+from agent.run.run_store import RunStore
 from support.fake_runs import status_of
 from support.heads import PAIR, RUNNING, TICK, Trace, goal, job, nodes
+from support.run_records import NOW, store_of, submitted, written
 from support.worlds import plan_of
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def test_a_boot_that_begins_again_and_again_ends() -> None:
     """A Ray lost in each boot restarts all waits, but not the boot's own deadline."""
     trace = Trace(replace(goal(1), boot_limit=250.0), [(1.0, nodes())])
     trace.take(h.RayGone("exit 1"), 100)
-    assert trace.state.attempt.began == 100
+    assert trace.state.began == 100
     trace.take(nodes(), 101)
     trace.take(TICK, 249)
     assert trace.outcomes == []
@@ -94,23 +94,21 @@ def test_a_boot_that_begins_again_and_again_ends() -> None:
 
 def test_used_hours_are_recorded(tmp_path: Path) -> None:
     """A restarted head continues counting; a raised limit continues the run, without a retry."""
-    first = RunKeeper(tmp_path, "f" * 16, ChosenRun("run"))
-    first.adopt_run("run", 0)
-    first.record_submission(Attempt("run-1"))
-    first.record_use(5400)
-    first.record_use(7200.5)
-    first.record_end(OVER)
+    first = store_of(tmp_path)
+    first.measure_use(5400)
+    first.measure_use(7200.5)
+    durable = submitted(first.durable).with_end(OVER, NOW)
+    first.put(replace(durable, verdict=OVER), 0.0)
     first.close()
-    found = RunRecord.read(tmp_path / "run" / RUN_FILE)
-    assert isinstance(found, RunRecord)
-    assert found.used == 7200.5
-    assert (found.is_over, found.tried) == (False, ())
-    assert found.attempts[0].exit_code == 128 + SIGTERM
-    again = RunKeeper(tmp_path, "f" * 16, ChosenRun("run", found))
-    assert again.final_outcome(0, 2.0) == OVER
-    assert again.final_outcome(0, 3.0) is None
-    again.record_use(10)
-    assert again.record.used == 7210.5
+    found = written(tmp_path)
+    assert found.measured.used == 7200.5
+    assert (found.durable.is_over, found.durable.tried) == (False, ())
+    assert found.durable.ended[0].exit_code == 128 + SIGTERM
+    again = RunStore(tmp_path, "f" * 16, ChosenRun("run", found))
+    assert again.outcome_at_start(0, 2.0) == OVER
+    assert again.outcome_at_start(0, 3.0) is None
+    again.measure_use(10)
+    assert again.measured.used == 7210.5
     again.close()
 
 

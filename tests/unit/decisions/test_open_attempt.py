@@ -1,4 +1,4 @@
-"""The snapshot of a killed agent's attempt, and how the next agent continues from it."""
+"""The attempt that a killed agent left open, and how the next agent continues it."""
 
 from __future__ import annotations
 
@@ -7,26 +7,19 @@ import json
 import time
 from typing import TYPE_CHECKING
 
-import anyio
 import pytest
 from msgspec.structs import replace
 
 from agent.base.ends import Kind, Outcome
-from agent.decisions.attempts import Attempt, AttemptSnapshot
+from agent.decisions.attempts import Attempt
+from agent.decisions.durable import Durable, Losses, Stop, Succession, on_clock
 from agent.decisions.head import head_state as h
 from agent.decisions.head.head_state import HeadPhase
 from agent.record import files
-from agent.record.files import NoRecord, iso_time
+from agent.record.files import NoRecord
 from agent.record.node_record import Moment
-from agent.record.run_record import (
-    RUN_FILE,
-    AttemptRecord,
-    ChosenRun,
-    RunRecord,
-    RunState,
-    choose_run,
-)
-from agent.run.run_keeper import RunKeeper
+from agent.record.run_record import RUN_FILE, ChosenRun, RunRecord, choose_run
+from agent.run.run_store import RunStore
 from support.heads import (
     INT,
     LOST,
@@ -43,7 +36,9 @@ from support.heads import (
     job,
     nodes,
     reported,
+    resumed,
 )
+from support.run_records import NOW, record_of, store_of, submitted, written
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -51,15 +46,20 @@ if TYPE_CHECKING:
     from agent.decisions.head.head_goal import HeadGoal
 
 STOPPED = Outcome(Kind.LOST, 75, "lost a needed node: pod2", "running", culprit="node")
-KNOWN = AttemptSnapshot(
-    Attempt(
+KNOWN = Durable(
+    "run",
+    attempt=Attempt(
         "run-1",
         submitted=5.0,
+        start=NOW,
+        required=2,
         lost_nodes=("pod2",),
-        former_workers=("pod2", "pod3"),
+        nodes=("pod2", "pod3"),
+        dead_node_ids=frozenset({"id2"}),
         checkpoint=40,
     ),
-    *(2, frozenset({"id2"}), "pod2 was lost", 30.0, 31.0, STOPPED, 91.0),
+    losses=Losses(31.0, "pod2 was lost", 30.0),
+    stop=Stop(STOPPED, 91.0),
 )
 DEATHS: History = [*((10, LOST), (20, LOST), (21, TICK), (30, LOST), (32, TICK)), (90, LOST)]
 
@@ -81,32 +81,9 @@ STOPS: dict[str, tuple[HeadGoal, History]] = {
 }
 
 
-def shifted(snapshot: AttemptSnapshot, seconds: float) -> AttemptSnapshot:
-    """Return a snapshot on a clock that started this many seconds earlier."""
-    lost_at, short_since = snapshot.last_loss_at, snapshot.below_required_since
-    return replace(
-        snapshot,
-        attempt=replace(snapshot.attempt, submitted=submission(snapshot) + seconds),
-        stop_ordered_at=snapshot.stop_ordered_at + seconds,
-        last_loss_at=None if lost_at is None else lost_at + seconds,
-        below_required_since=None if short_since is None else short_since + seconds,
-    )
-
-
-def submission(snapshot: AttemptSnapshot) -> float:
-    """Return when its attempt was submitted."""
-    assert snapshot.attempt.submitted is not None
-    return snapshot.attempt.submitted
-
-
 def next_agent(trace: Trace, after: float = 2.0) -> Trace:
-    """Return the trace of the agent that follows a killed one, from its snapshot."""
-    kept = [action.snapshot for action in trace.actions if isinstance(action, h.SaveSnapshot)]
-    state = trace.state
-    attempt = Attempt("run-1", submitted=4.0, workers=state.attempt.workers)
-    begun = AttemptSnapshot(attempt, state.required)
-    known = shifted(kept[-1] if kept else begun, -trace.now - after)
-    return Trace(replace(trace.state.goal, resumed_attempt=known), [])
+    """Return the trace of the agent that follows a killed one, by what that one persisted."""
+    return Trace(trace.state.goal, [], on_clock(trace.persisted[-1], -trace.now - after))
 
 
 @pytest.mark.parametrize(("of", "history"), STOPS.values(), ids=STOPS.keys())
@@ -157,9 +134,8 @@ def test_a_job_is_followed_though_its_worker_is_away() -> None:
 def test_a_worker_that_was_lost_between_two_agents_is_a_loss() -> None:
     """Also if it is back before Ray reports the job: its processes are gone."""
     places = {"10.0.0.2": "pod2", "10.0.0.3": "pod3"}
-    attempt = Attempt("run-1", submitted=-9.0, former_workers=("pod2", "pod3"), workers=places)
-    known = AttemptSnapshot(attempt, 2)
-    after = Trace(replace(goal(2), resumed_attempt=known), [(1, nodes(2)), (2, nodes(2, 3))])
+    left = resumed(submitted=-9.0, required=2, workers=places, nodes=("pod2", "pod3"))
+    after = Trace(goal(2), [(1, nodes(2)), (2, nodes(2, 3))], left)
     after.take(SUBMITTED, 3)
     assert after.state.phase is HeadPhase.RUNNING
     assert after.state.attempt.lost_nodes == ("pod3",)
@@ -191,30 +167,24 @@ def test_fewer_workers_were_enough() -> None:
     assert (after.state.phase, after.state.losses.below_required_since) == (HeadPhase.RUNNING, None)
 
 
-RESUMED = replace(goal(1, retries=1), resumed_attempt=shifted(KNOWN, -100.0))
-AFRESH = replace(
-    goal(1, retries=1),
-    resumed_attempt=AttemptSnapshot(Attempt("run-1", submitted=-50.0, former_workers=("pod2",)), 1),
-)
+AFRESH = resumed(required=1, nodes=("pod2",))
+OF = goal(1, retries=1)
 
 
 def test_its_ray_is_gone() -> None:
     """The attempt is over: with its decided outcome, else as lost; its workers are waited for."""
-    trace = Trace(AFRESH, [(1, h.RayGone("exit 1"))])
+    trace = Trace(OF, [(1, h.RayGone("exit 1"))], AFRESH)
     assert trace.state.attempt.number == 2
     assert list(trace.state.earlier.leftovers) == ["pod2"]
-    stopped = replace(
-        AFRESH,
-        resumed_attempt=replace(
-            shifted(KNOWN, -100.0), end=replace(STOPPED, exit_code=69, kind=Kind.UNAVAILABLE)
-        ),
-    )
-    assert [end.exit_code for end in Trace(stopped, [(1, h.RayGone("exit 1"))]).outcomes] == [69]
+    hopeless = replace(STOPPED, exit_code=69, kind=Kind.UNAVAILABLE)
+    stopped = replace(on_clock(KNOWN, -100.0), stop=Stop(hopeless, -9.0))
+    ended = Trace(OF, [(1, h.RayGone("exit 1"))], stopped)
+    assert [end.exit_code for end in ended.outcomes] == [69]
 
 
 def test_it_was_never_submitted() -> None:
     """It is submitted with its number once all workers are there."""
-    trace = Trace(AFRESH, [(1, nodes()), (2, h.NeverSubmitted("run-1"))])
+    trace = Trace(OF, [(1, nodes()), (2, h.NeverSubmitted("run-1"))], AFRESH)
     assert trace.effects == [h.FollowJob("run-1")]
     assert trace.state.phase is HeadPhase.BOOTING
     trace.take(nodes(2), 3)
@@ -232,11 +202,10 @@ def test_it_was_never_submitted() -> None:
 @pytest.mark.parametrize("retries", [0, 1])
 def test_neither_ray_nor_its_job_answers(retries: int, history: History, what: str) -> None:
     """The attempt is lost; another follows if AGENT_JOB_RETRIES allows it."""
-    trace = Trace(replace(AFRESH, retries=retries), history)
+    trace = Trace(replace(OF, retries=retries), history, AFRESH)
     assert [end.exit_code for end in trace.outcomes] == [75] * (1 - retries)
     assert trace.state.attempt.number == 1 + retries
-    end = trace.state.earlier.attempts[0].end if retries else trace.outcomes[0]
-    assert end is not None
+    end = trace.state.durable.ended[0] if retries else trace.outcomes[0]
     assert end.reason == f"timed out after the agent was killed, waiting for {what}"
 
 
@@ -258,7 +227,7 @@ def test_a_job_on_a_given_ray_is_stopped_before_another(stopped: bool) -> None: 
 
 def test_a_stop_is_asked_for_meanwhile() -> None:
     """The job is followed until it is stopped."""
-    trace = Trace(AFRESH, [(1, TERM)])
+    trace = Trace(OF, [(1, TERM)], AFRESH)
     assert [type(action) for action in trace.effects] == [h.FollowJob, h.StopJob]
     trace.take(h.NeverSubmitted("run-1"), 2)
     assert [end.exit_code for end in trace.outcomes] == [143]
@@ -266,58 +235,35 @@ def test_a_stop_is_asked_for_meanwhile() -> None:
 
 def test_what_is_known_is_taken_up_whole() -> None:
     """An attempt that is followed again has the same state as before."""
-    trace = Trace(RESUMED, [(1, nodes(2, 3))])
-    assert h.snapshot_of(trace.state) == RESUMED.resumed_attempt
+    left = replace(on_clock(KNOWN, -100.0), stop=None)
+    trace = Trace(OF, [(1, nodes(2, 3))], left)
+    assert trace.state.runs_attempt
+    found = trace.state.durable
+    assert found.attempt.nodes == ("10.0.0.3", *left.attempt.nodes)
+    assert replace(found, attempt=replace(found.attempt, nodes=left.attempt.nodes)) == left
 
 
-# --- the snapshot file -------------------------------------------------------------------------
-
-
-def open_attempt(known: AttemptSnapshot, now: float) -> AttemptRecord:
-    """Return an attempt as read from the disk."""
-    nodes = KNOWN.attempt.former_workers
-    begun = AttemptRecord(1, "run-1", iso_time(time.time()), checkpoint=40, nodes=nodes)
-    written = RunRecord("run", "f" * 16, 1).begin_attempt(begun)
-    written = written.with_snapshot(known, now)
-    found = RunRecord.from_dict(json.loads(json.dumps(written.to_dict())))
-    assert isinstance(found, RunRecord)
-    assert found.open_attempt is not None
-    return found.open_attempt
-
-
-def signaled(known: AttemptSnapshot) -> AttemptSnapshot:
-    """Return it after SIGTERM to the driver."""
-    return replace(known, attempt=replace(known.attempt, signaled=True))
-
-
-def close_to(one: AttemptSnapshot, other: AttemptSnapshot) -> bool:
-    """Return whether they differ by no more than a test's duration."""
-    assert one.last_loss_at is not None
-    assert one.below_required_since is not None
-    assert other.last_loss_at is not None
-    assert other.below_required_since is not None
-    mine = (submission(one), one.last_loss_at, one.below_required_since, one.stop_ordered_at)
-    others = (
-        submission(other),
-        other.last_loss_at,
-        other.below_required_since,
-        other.stop_ordered_at,
-    )
-    return mine == pytest.approx(others, abs=5.0)
+# --- the record on disk ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("jump", [0.0, 3600.0, -3600.0])
-def test_it_survives_the_disk(monkeypatch: pytest.MonkeyPatch, jump: float) -> None:
+def test_it_survives_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jump: float) -> None:
     """Its times are converted to the next agent's clock, despite jumps of the wall clock."""
-    written = open_attempt(signaled(KNOWN), 100.0)
+    store = store_of(tmp_path)
+    store.put(KNOWN, 100.0)
+    store.close()
     real = time.time
     monkeypatch.setattr(time, "time", lambda: real() + jump)
-    found = written.resumed(7.0)
-    wanted = signaled(shifted(KNOWN, 7.0 - 100.0))
-    assert close_to(found, wanted)
-    assert replace(found.attempt, submitted=None) == replace(wanted.attempt, submitted=None)
-    same = ("required", "dead_node_ids", "last_loss", "end")
-    assert [getattr(found, name) for name in same] == [getattr(wanted, name) for name in same]
+    found = written(tmp_path).durable_at(7.0)
+    assert found.attempt.submitted is not None
+    by = found.attempt.submitted - 5.0
+    assert by == pytest.approx(7.0 - 100.0, abs=5.0)
+    assert found.stop is not None
+    moments = (found.losses.last_at, found.losses.below_required_since, found.stop.ordered_at)
+    assert moments == pytest.approx((30.0 + by, 31.0 + by, 91.0 + by))
+    same = replace(found, attempt=KNOWN.attempt, losses=KNOWN.losses, stop=KNOWN.stop)
+    assert same == KNOWN
+    assert replace(found.attempt, submitted=5.0) == KNOWN.attempt
 
 
 def test_another_boot_goes_by_the_wall_clock() -> None:
@@ -326,27 +272,16 @@ def test_another_boot_goes_by_the_wall_clock() -> None:
     assert before.age() == pytest.approx(30.0, abs=5.0)
 
 
-def test_an_attempt_without_a_snapshot() -> None:
-    """Only its record exists: its start, and its workers."""
-    attempt = AttemptRecord(1, "run-1", iso_time(time.time() - 50), nodes=("a", "b"))
-    found = attempt.resumed(7.0)
-    assert submission(found) == pytest.approx(7.0 - 50.0, abs=5.0)
-    assert (found.required, found.last_loss, found.last_loss_at, found.end) == (2, "", None, None)
-    assert not found.is_worth_saving
-
-
-@pytest.mark.parametrize("change", [{"known": []}, {"clock": 7}, {"known": {"required": 1}}])
-def test_a_snapshot_of_another_form_is_no_record(change: dict[str, object]) -> None:
+@pytest.mark.parametrize(
+    "change", [{"attempt": []}, {"losses": {"last_at": "x"}}, {"stop": {"ordered_at": 1.0}}]
+)
+def test_what_has_another_form_is_no_record(change: dict[str, object]) -> None:
     """The run is not resumed, and the log gives the reason."""
-    record = RunRecord("run", "f" * 16, 1).begin_attempt(
-        AttemptRecord(1, "run-1", iso_time(time.time()))
-    )
-    data = record.with_snapshot(KNOWN, 100.0).to_dict()
-    data = json.loads(json.dumps(data))
-    data["attempts"][0]["snapshot"].update(change)
+    data = json.loads(json.dumps(record_of(KNOWN).to_dict()))
+    data["durable"].update(change)
     found = RunRecord.from_dict(data)
     assert isinstance(found, NoRecord)
-    assert "- at `$.attempts[0].snapshot" in found.why
+    assert f"- at `$.durable.{next(iter(change))}" in found.why
 
 
 # --- how the next agent uses it ----------------------------------------------------------------
@@ -354,18 +289,19 @@ def test_a_snapshot_of_another_form_is_no_record(change: dict[str, object]) -> N
 
 def killed(root: Path, end: Outcome | None = None, leaving: Outcome | None = None) -> ChosenRun:
     """Return the run of an agent that was killed in its first attempt."""
-    keeper = RunKeeper(root, "f" * 16, ChosenRun("run", None))
-    keeper.new_epoch("pod0")
-    keeper.record_submission(Attempt("run-1"), ("pod2",), 1)
-    if end is not None:
-        keeper.save(keeper.record.with_snapshot(replace(KNOWN, end=end), 100.0))
-    if leaving is not None:
-        keeper.record_outcome(leaving)
-    anyio.run(keeper.flush)
-    found = RunRecord.read(root / "run" / RUN_FILE)
-    keeper.close()
-    assert isinstance(found, RunRecord)
-    return ChosenRun("run", found)
+    store = store_of(root)
+    durable = submitted(store.durable.starting_ray("pod0", time.time()), nodes=("pod2",))
+    durable = replace(durable, verdict=leaving, stop=None if end is None else Stop(end, 91.0))
+    store.put(durable, 100.0)
+    store.close()
+    return ChosenRun("run", written(root))
+
+
+def succeeding(root: Path, chosen: ChosenRun, **how: object) -> RunStore:
+    """Return the store of the next agent, closed."""
+    store = RunStore(root, "f" * 16, chosen, replace(Succession(), **how))
+    store.close()
+    return store
 
 
 HOPELESS = Outcome(Kind.UNAVAILABLE, 69, "reward server is lost for good", "running")
@@ -374,14 +310,13 @@ OWN = Outcome(Kind.JOB_FAILED, 7, "the job failed", "running", "job", is_jobs_ve
 
 def test_it_is_on_the_disk_before_anything_follows(tmp_path: Path) -> None:
     """A head that continues with the running job knows the reason of its stop."""
-    (tmp_path / "run").mkdir()
     chosen = killed(tmp_path, HOPELESS)
-    keeper = RunKeeper(tmp_path, "f" * 16, chosen, job_survives=True, replaces_agent=True)
-    found = keeper.open_attempt(0.0)
-    assert found is not None
-    assert (found.end, found.required, found.attempt.former_workers) == (HOPELESS, 2, ("pod2",))
-    assert keeper.final_outcome(0) is None
-    keeper.close()
+    store = succeeding(tmp_path, chosen, job_survives=True, replaces_agent=True)
+    found = store.durable
+    assert found.stop is not None
+    assert found.stop.outcome == HOPELESS
+    assert (found.attempt.is_submitted, found.attempt.nodes) == (True, ("pod2",))
+    assert store.outcome_at_start(0) is None
 
 
 @pytest.mark.parametrize(("end", "code"), [(HOPELESS, 69), (OWN, 7), (STOPPED, None), (None, None)])
@@ -389,25 +324,21 @@ def test_a_job_that_is_gone_ends_as_it_was_to(
     tmp_path: Path, end: Outcome | None, code: int | None
 ) -> None:
     """Also if Ray ended: with the decided outcome; after a loss, another attempt may follow."""
-    (tmp_path / "run").mkdir()
-    keeper = RunKeeper(tmp_path, "f" * 16, killed(tmp_path, end), replaces_agent=True)
-    keeper.close()
-    (over,) = keeper.record.attempts
+    store = succeeding(tmp_path, killed(tmp_path, end), replaces_agent=True)
+    (over,) = store.durable.ended
     reason = "its head was lost" if end is None else end.reason
     assert (over.reason, over.exit_code) == (reason, 75 if code is None else code)
-    decided = keeper.final_outcome(1)
+    decided = store.outcome_at_start(1)
     assert (None if decided is None else decided.exit_code) == code
-    assert keeper.open_attempt(0.0) is None
+    assert store.durable.open_attempt is None
 
 
 def test_memory_that_ran_out_with_the_agent_is_not_tried_again(tmp_path: Path) -> None:
     """Also if the kernel's OOM killer took Ray; an earlier decision stands."""
-    (tmp_path / "run").mkdir()
     for end, code, words in ((None, 75, "ran out of memory"), (HOPELESS, 69, "reward server")):
         chosen = killed(tmp_path, end)
-        keeper = RunKeeper(tmp_path, "f" * 16, chosen, replaces_agent=True, memory="1 process")
-        keeper.close()
-        decided = keeper.final_outcome(3)
+        store = succeeding(tmp_path, chosen, replaces_agent=True, memory="1 process")
+        decided = store.outcome_at_start(3)
         assert decided is not None
         assert (decided.exit_code, decided.is_jobs_verdict) == (code, end is None)
         assert words in decided.reason
@@ -415,24 +346,21 @@ def test_memory_that_ran_out_with_the_agent_is_not_tried_again(tmp_path: Path) -
 
 def test_a_verdict_stands_though_its_agent_was_killed_while_it_left(tmp_path: Path) -> None:
     """The next agent starts no other run, and reports the same; a manual start begins a new one."""
-    (tmp_path / "run").mkdir()
     chosen = killed(tmp_path, leaving=OWN)
     assert chosen.before is not None
-    keeper = RunKeeper(tmp_path, "f" * 16, chosen, job_survives=True, replaces_agent=True)
-    assert keeper.final_outcome(3) == OWN
-    keeper.record_end(OWN)
-    keeper.close()
+    store = succeeding(tmp_path, chosen, job_survives=True, replaces_agent=True)
+    assert store.outcome_at_start(3) == OWN
+    ended = replace(chosen.before, durable=store.durable.with_end(OWN, NOW))
     (tmp_path / "latest").symlink_to("run")
-    ended = RunRecord.read(tmp_path / "run" / RUN_FILE)
-    assert not isinstance(ended, NoRecord)
-    assert ended.state is RunState.ENDED
-    for before, resumed, run_id in (
+    for before, resumed_run, run_id in (
         (ended, "run", "run"),
         (chosen.before, "", "new"),
         (ended, "", "new"),
     ):
         before.write(tmp_path / "run" / RUN_FILE)
-        found = choose_run(tmp_path, None, "f" * 16, lambda: "new", node="pod0", resumed=resumed)
+        found = choose_run(
+            tmp_path, None, "f" * 16, lambda: "new", node="pod0", resumed=resumed_run
+        )
         assert found.run_id == run_id
         assert found.lock is not None
         found.lock.release()
@@ -440,14 +368,13 @@ def test_a_verdict_stands_though_its_agent_was_killed_while_it_left(tmp_path: Pa
 
 def test_a_pod_that_was_started_again_decides_anew(tmp_path: Path) -> None:
     """The outcome of a head that may come back does not end the next head."""
-    (tmp_path / "run").mkdir()
     chosen = killed(tmp_path, leaving=HOPELESS)
-    keeper = RunKeeper(tmp_path, "f" * 16, chosen)
-    keeper.save(keeper.record)
-    keeper.close()
-    assert keeper.final_outcome(1) is None
-    assert keeper.record.ending is None
-    assert RunRecord.read(tmp_path / "run" / RUN_FILE) == keeper.record  # its successor reads this
+    store = RunStore(tmp_path, "f" * 16, chosen)
+    store.put(store.durable, 0.0)
+    store.close()
+    assert store.outcome_at_start(1) is None
+    assert store.durable.verdict is None
+    assert written(tmp_path) == store.record  # its successor reads this
 
 
 @pytest.mark.parametrize(("end", "kept"), [(STOPPED, STOPPED), (HOPELESS, None), (OWN, None)])
@@ -455,12 +382,8 @@ def test_who_starts_a_run_again_wants_its_job_to_go_on(
     tmp_path: Path, end: Outcome, kept: Outcome | None
 ) -> None:
     """On a Ray that outlasts its heads; only a lost job is still to be stopped."""
-    (tmp_path / "run").mkdir()
-    keeper = RunKeeper(tmp_path, "f" * 16, killed(tmp_path, end), job_survives=True)
-    found = keeper.open_attempt(0.0)
-    assert found is not None
-    assert found.end == kept
-    keeper.close()
+    stop = succeeding(tmp_path, killed(tmp_path, end), job_survives=True).durable.stop
+    assert (None if stop is None else stop.outcome) == kept
 
 
 def test_a_service_of_a_running_job_counts_as_ready() -> None:
@@ -485,7 +408,6 @@ def test_a_record_that_cannot_be_read_once_is_read_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: OSError | str
 ) -> None:
     """The agent that replaces a killed one begins no other run beside the job."""
-    (tmp_path / "run").mkdir()
     expected = killed(tmp_path).before
     tries: list[Path] = []
 
