@@ -151,7 +151,6 @@ STOPPED_BY_SIGNAL = _row(Kind.STOPPED, BY_CALLER, "asked to stop by {signal}", "
 STOPPED_ON_REQUEST = _row(
     Kind.STOPPED, BY_CALLER, "asked to stop by `pod-agent stop` or the page", "{signal}"
 )
-STOPPED_BY_HEAD = _row(Kind.STOPPED, BY_CALLER, "stopped by the head {head}", "head")
 
 MAX_HOURS = _row(
     Kind.STOPPED,

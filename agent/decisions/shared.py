@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from enum import Enum
-from typing import ClassVar
 
 from msgspec import field
 from msgspec.structs import replace
@@ -102,16 +101,13 @@ class StopAsked(SharedEvent):
 
 
 class OrderKind(str, Enum):
-    """What a head may order a worker to do; all but STOP name an entry of the worker's own plan."""
+    """What a head may order a worker to do, beside what it wants to run there."""
 
-    START_SERVICE = "start-service"
-    RUN_STEP = "run-step"
     SEND_LOG = "send-log"
     PROBE = "probe"
     RUN_SHARE = "run-share"
     STOP_SHARE = "stop-share"
     LEAVE = "leave"
-    STOP = "stop"
 
 
 class Order(Value):
@@ -121,11 +117,11 @@ class Order(Value):
     number: Count  # counts the orders to one worker, so that none is carried out twice
     kind: OrderKind
     name: str = ""
-    generation: Count = 1  # counts a service's starts; for a share, the number of the attempt
+    generation: Count = 1  # for a share, the number of the attempt
     share: ShareOrder | None = None  # the share to start, if the order starts one
     at: OptionalAddress = ""  # the address of the node to probe; '' for the head
     addresses: ByName[OptionalAddress] = field(default_factory=dict)
-    """For a service, step or share: the nodes of services on a rank; '' for the head."""
+    """For a share: the nodes of services on a rank; '' for the head."""
 
 
 class Refused(SharedEvent):
@@ -184,51 +180,58 @@ class Outage(Value):
 
 
 class ItemReport(Value):
-    """A worker's report about a service or step that it was ordered to run."""
+    """One thing on a node, a service or a prepare step, as the node reports it.
+
+    Once it has ended its report stays, so that no end is lost.
+    """
 
     name: Required
-    step: Step
+    step: Step  # of a prepare step: ready once it is done, lost if it failed
     evidence: str = ""
     generation: Count = 1
-    is_running: bool = False  # for a step: it has begun, and waits for no order
+    is_running: bool = False  # something of it is left here; else the next generation may start
+    was_stopped: bool = False  # it is lost since its node stopped it, and has not failed
 
 
-class ServiceReady(SharedEvent):
-    """A service answered a real request; a `generation` of None stands for the current one."""
+class ItemsReported(SharedEvent):
+    """This node reports all that runs on it, or did."""
 
-    name: str
-    node: str = HERE
-    generation: int | None = None
-    step: ClassVar[Step] = Step.READY
-    evidence: ClassVar[str] = ""
+    items: tuple[ItemReport, ...]
 
 
-class ServiceWaits(SharedEvent):
-    """A service does not answer correctly yet."""
+class Want(Value):
+    """One thing that a node is to run, an entry of the node's own plan.
 
-    name: str
-    evidence: str
-    node: str = HERE
-    generation: int | None = None
-    step: ClassVar[Step] = Step.PENDING
+    A generation starts at most once, after nothing of the former one is left.
+    """
 
-
-class ServiceGone(SharedEvent):
-    """A service's process ended."""
-
-    name: str
-    evidence: str
-    node: str = HERE
-    generation: int | None = None
-    step: ClassVar[Step] = Step.LOST
+    generation: Count = 1
 
 
-class StepOver(SharedEvent):
-    """A prepare step ended; `failure` is '' on success."""
+Wants = Mapping[str, Want]
 
-    name: str
-    failure: str = ""
-    node: str = HERE
+
+class NodeWanted(Value):
+    """What the head wants a node to run: names and numbers, never a command, path or URL.
+
+    The latest counts; a thing that is no longer in it is ended.
+    """
+
+    by: str  # the id of the head's agent: each agent counts its revisions
+    revision: Count
+    wants: ByName[Want] = field(default_factory=dict)
+    addresses: ByName[OptionalAddress] = field(default_factory=dict)
+    """The nodes of services on a rank, for placeholders; '' for the head."""
+
+    def is_later_than(self, other: NodeWanted | None) -> bool:
+        """Return whether it counts instead of another one, as repeated messages do not."""
+        return other is None or other.by != self.by or self.revision > other.revision
+
+
+class Publish(HeadAction, WorkerAction):
+    """Have nodes run what is wanted of them, which has changed."""
+
+    nodes: tuple[str, ...]  # HERE, or agents' ids
 
 
 SCORE = "score"  # one scoring request to the reward server

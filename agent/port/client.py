@@ -384,6 +384,7 @@ class HeadLink:
                 attempt=reply.attempt,
                 held=reply.held,
                 rank=reply.rank,
+                wanted=None if reply.held else reply.wanted,
             )
         )
         if not reply.held:

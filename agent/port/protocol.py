@@ -1,7 +1,7 @@
 """Messages between workers and the head: reports and replies, validated field by field.
 
 A worker's first report carries a hello with its constant facts, its last one a bye. A reply has
-the state of the head, which is the same for all workers, and orders for this worker.
+the state of the head, which is the same for all workers, what it wants this one to run, and orders.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from agent.base.value import (
 )
 from agent.checks.finding import Finding
 from agent.decisions.head.head_state import HeadPhase
-from agent.decisions.shared import Answer, ItemReport, Known, Order, Step
+from agent.decisions.shared import Answer, ItemReport, Known, NodeWanted, Order, Step
 from agent.job.services import JudgeCost, Latency
 from agent.job.share import ShareOver
 from agent.node.facts import Facts
@@ -46,7 +46,7 @@ from agent.node.figures import Figures
 V = TypeVar("V", bound=Value)
 Name = Annotated[str, Meta(min_length=1, max_length=255)]  # Of a host or pod
 Release = Annotated[str, Meta(max_length=80)]  # Of a program, for example 3.11.7
-VERSION = 9  # The protocol's version; agents of different versions refuse each other
+VERSION = 10  # The protocol's version; agents of different versions refuse each other
 REPORT_PATH = "/report"
 SAMPLE_PATH = "/sample"
 SAMPLE_RUN = "run"
@@ -145,6 +145,13 @@ class Hello(Value):
         return replace(self, facts=replace(self.facts, node_versions=versions))
 
 
+class Applied(Value):
+    """Which of the head's decisions about its node a worker follows."""
+
+    by: str = ""  # the id of the head's agent
+    revision: Count = 0
+
+
 class Bye(Value):
     """A worker's goodbye: why it leaves, and the end of its log."""
 
@@ -170,6 +177,7 @@ class Report(Value, omit_defaults=True):
     answers: Annotated[tuple[Answer, ...], Meta(max_length=MAX_ANSWERS)] = ()  # Of ordered probes
     obeyed: Count = 0  # The number of the last order received, from the agent `obeyed_by`
     obeyed_by: str = ""
+    applied: Applied = Applied()
     news: Annotated[int, Meta(ge=-1, le=2**53)] = -1  # The number of the last reply received
     hold: Annotated[float, Meta(ge=0, le=times.REPLY_HELD)] = 0.0
     hello: Hello | None = None
@@ -196,7 +204,7 @@ class Report(Value, omit_defaults=True):
 
 
 class Reply(Value):
-    """The head's answer: its state, the same for all workers; a refusal and orders for one."""
+    """The head's answer: its state, the same for all workers; what it wants of one, and orders."""
 
     epoch: Epoch
     run_id: str
@@ -210,6 +218,7 @@ class Reply(Value):
     refusal: str = ""
     held: bool = False  # The head only holds the verdict of a run that this agent was never part of
     wants_hello: bool = False
+    wanted: NodeWanted | None = None  # None: unchanged, or nothing is decided for this node yet
     orders: Annotated[tuple[Order, ...], Meta(max_length=MAX_ORDERS)] = ()
     rank: Rank | None = None  # The rank that the head assigned, where the platform sets none
 

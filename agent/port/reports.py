@@ -1,10 +1,10 @@
-"""Handle workers' reports on the head: one reply for all, orders for each.
+"""Handle workers' reports on the head: one reply for all, and for each what it is to do.
 
 The first report of an agent carries a hello. The agent is registered once the head has decided on
 its run, and no agent that still reports has its address or rank. Each report is recorded and passed
-on to the head's decisions as an event. It is answered when the reply changes, when there is an
-order for its agent, or when its hold is over. An agent leaves with a goodbye. At a limit, those
-that have departed are forgotten first.
+on to the head's decisions as an event. It is answered when the reply changes, when the head wants
+something else of its node or orders something, or when its hold is over. An agent leaves with a
+goodbye. At a limit, those that have departed are forgotten first.
 """
 
 from __future__ import annotations
@@ -26,19 +26,20 @@ from agent.decisions.head.head_state import (
     WorkerReplaced,
     WorkerReported,
 )
-from agent.decisions.shared import Order, OrderKind
+from agent.decisions.shared import NodeWanted, Order, OrderKind
+from agent.port.protocol import Applied
 from agent.processes.waiting import Inbox
 from agent.record.log import say
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
+    from agent.decisions.shared import Wants
     from agent.job.share import ShareOrder
     from agent.port.protocol import Bye, Hello, Reply, Report, WorkerStats
 
 K = TypeVar("K")
 BASE_LIMIT = 256
-_STARTS = (OrderKind.START_SERVICE, OrderKind.RUN_STEP, OrderKind.RUN_SHARE)
 _MAX_CLOCK_AHEAD_MS = 24 * 3600 * 1000  # Of a later head, and so its epoch
 
 
@@ -61,6 +62,7 @@ class _Agent(Struct):
     hello: Hello
     refusal: str
     rank: int | None = None  # The rank assigned here, where its platform sets none
+    wanted: NodeWanted | None = None  # What its node is to run; None before that is decided
     orders: list[Order] = field(default_factory=list)  # Orders that it has not acknowledged yet
     asked_logs: set[str] = field(default_factory=set)  # Logs that were ordered and not sent yet
     waiting: int = 0  # Its reports that are held now; while there is one, its agent is connected
@@ -77,6 +79,13 @@ class _Agent(Struct):
     def effective_rank(self) -> int | None:
         """Return the platform's rank, or else the one that was assigned here."""
         return self.rank if self.hello.rank is None else self.hello.rank
+
+    def news_since(self, applied: Applied) -> NodeWanted | None:
+        """Return what its node is to run, unless that is what it follows already."""
+        wanted = self.wanted
+        if wanted is None or applied == Applied(wanted.by, wanted.revision):
+            return None
+        return wanted
 
 
 def _add(index: dict[K, list[str]], value: K | None, key: str) -> None:
@@ -140,7 +149,7 @@ class Reports:
         has_token: bool = False,
         addresses: Callable[[], Mapping[str, str]] = dict,
     ) -> None:
-        self._addresses = addresses  # of services on a rank, which go with orders to start
+        self._addresses = addresses  # of services on a rank, which go with what is to start
         self._reply = reply
         self._expected = expected
         self._emit = emit
@@ -170,9 +179,9 @@ class Reports:
         self._report = anyio.Event()
         self._is_closed = False
 
-        # Orders are numbered for all agents, and by this head.
+        # What is sent is counted by this head, for all agents: a forgotten one may register again.
         self._id = secrets.token_hex(8)
-        self._order_count = 0
+        self._count = 0
 
     def publish(self, **changed: object) -> None:
         """Change the reply; held reports are answered at once."""
@@ -197,12 +206,21 @@ class Reports:
         agent = self._agents.get(key)
         if agent is None:
             return
-        self._order_count += 1  # one count for all agents, since a forgotten one may register again
-        addresses = self._addresses() if kind in _STARTS else {}
-        count = self._order_count
+        self._count += 1
+        addresses = self._addresses() if kind is OrderKind.RUN_SHARE else {}
+        count = self._count
         agent.orders.append(Order(self._id, count, kind, name, generation, share, at, addresses))
         if kind is OrderKind.SEND_LOG:
             agent.asked_logs.add(name)
+        agent.wake.set()
+
+    def want(self, key: str, wants: Wants) -> None:
+        """Send one worker what its node is to run; ignored for an agent that was forgotten."""
+        agent = self._agents.get(key)
+        if agent is None:
+            return
+        self._count += 1
+        agent.wanted = NodeWanted(self._id, self._count, wants, self._addresses())
         agent.wake.set()
 
     async def handle(self, report: Report) -> Reply:
@@ -240,13 +258,16 @@ class Reports:
             self._record_report(agent, report)
             obeyed = report.obeyed if report.obeyed_by == self._id else 0
             agent.orders = [order for order in agent.orders if order.number > obeyed]
-            may_hold = report.hold > 0 and not agent.orders and not agent.refusal
+            is_told = not agent.orders and agent.news_since(report.applied) is None
+            may_hold = report.hold > 0 and is_told and not agent.refusal
             if may_hold and report.news == self._reply.news:
                 await self._hold(agent, report)
-        return self._reply_to(agent, tuple(agent.orders))
+        return self._reply_to(agent, tuple(agent.orders), agent.news_since(report.applied))
 
-    def _reply_to(self, agent: _Agent, orders: tuple[Order, ...] = ()) -> Reply:
-        reply = replace(self._reply, orders=orders)
+    def _reply_to(
+        self, agent: _Agent, orders: tuple[Order, ...] = (), wanted: NodeWanted | None = None
+    ) -> Reply:
+        reply = replace(self._reply, orders=orders, wanted=wanted)
         if agent.refusal:
             reply = replace(self.refuse(agent.refusal), verdict=self._reply.verdict)
         return replace(reply, rank=agent.rank)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from agent.decisions.head import head_state as h
-from agent.decisions.shared import ServiceWaits, Tick
+from agent.decisions.shared import ItemsReported, Tick
 from agent.record.events import NodesCounted
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 _POLLED = (h.JobReported, h.RayNodes)
 """Events sent at every poll: recorded only when one differs from the last of its type."""
-_WAIT_EVENTS = (h.HeadRaySilent, h.SubmitWaits, ServiceWaits)
+_WAIT_EVENTS = (h.HeadRaySilent, h.SubmitWaits, ItemsReported)
 """Events of pending waits, of which several may alternate."""
 _MOST_NODES = 256  # up to this many nodes, GCS's node list is recorded in full
 

@@ -18,7 +18,7 @@ from agent.base.value import Value
 from agent.decisions.durable import on_clock
 from agent.decisions.head.head_state import HeadPhase, WorkerReplaced, WorkerReported, WorkerSilent
 from agent.decisions.receipt import RunActivity
-from agent.decisions.shared import HERE, ServiceGone
+from agent.decisions.shared import ItemReport, ItemsReported, Step
 from agent.decisions.stall import Stalled
 from agent.decisions.worker.worker_state import WorkerPhase
 from agent.diagnosis.advice import advise, failures_of
@@ -152,7 +152,7 @@ def explain(folder: Path) -> list[str]:
         *_advice(saved, record, began),
         *_attempts(record),
         *_noticed(events),
-        *_services(events),
+        *_failures(events),
     ]
     goes_on = not is_over and agent_runs(node) is not False
     details = [*_waits(events, lasted, goes_on=goes_on), *_joined(events)]
@@ -343,6 +343,7 @@ def _waits(events: list[_Event], lasted: float, *, goes_on: bool) -> list[str]:
 class _SeenWorker(Value):
     name: str
     joined: bool = False
+    items: tuple[ItemReport, ...] = ()
 
 
 class _SeenReport(Value):
@@ -367,16 +368,21 @@ def _joined(events: list[_Event]) -> list[str]:
     return lines
 
 
-def _services(events: list[_Event]) -> list[str]:
-    """Return the services that failed, how often, and the last reason."""
-    failed: dict[str, list[str]] = {}
-    for _, gone in _of_kind(events, ServiceGone):
-        where = "" if gone.node == HERE else f" on {gone.node}"
-        failed.setdefault(f"{gone.name}{where}", []).append(gone.evidence)
+def _failures(events: list[_Event]) -> list[str]:
+    """Return the services and steps that failed, how often, and the last reason."""
+    reports = [("", reported.items) for _, reported in _of_kind(events, ItemsReported)]
+    for _, report in _of_kind(events, _SeenReport, WorkerReported):
+        reports.append((f" on {report.worker.name}", report.worker.items))
+
+    failed: dict[str, dict[int, str]] = {}
+    for where, items in reports:
+        for item in items:
+            if item.step is Step.LOST and not item.was_stopped:
+                failed.setdefault(f"{item.name}{where}", {})[item.generation] = item.evidence
     if not failed:
         return []
-    texts = [f"{name} failed {len(why)} x ({why[-1]})" for name, why in failed.items()]
-    return [f"services: {'; '.join(texts)}"]
+    texts = [f"{name} failed {len(why)} x ({[*why.values()][-1]})" for name, why in failed.items()]
+    return [f"services and steps: {'; '.join(texts)}"]
 
 
 def _noticed(events: list[_Event]) -> list[str]:

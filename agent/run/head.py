@@ -7,7 +7,8 @@
 - Decide: `decide` (decisions/head) turns one event after the other into a state and actions. It
   waits for services, steps and workers, has the job submitted and followed, and tries again after
   a loss.
-- Perform those actions. Nothing is decided in this file.
+- Perform those actions; what nodes run is published to the executor of this node (executor.py), and
+  to those of the workers with the replies to their reports. Nothing is decided in this file.
 - End, once an action is EndRun: record the outcome, send it to the workers, and stop services and
   Ray within the grace. Then the run ends as any other does (end.py).
 
@@ -32,7 +33,8 @@ from agent.decisions.head import head_state as h
 from agent.decisions.head.losses import end_of_attempt
 from agent.decisions.head.service_addresses import known_place
 from agent.decisions.head.service_order import service_address
-from agent.decisions.shared import HERE, Answered, LogLine, OrderKind, Refused, Step, Woke
+from agent.decisions.head.wanted import wanted_of
+from agent.decisions.shared import HERE, Answered, LogLine, OrderKind, Publish, Refused, Step, Woke
 from agent.diagnosis.end_lines import totals
 from agent.job.services import REWARD, reward_url
 from agent.plan import environment
@@ -50,6 +52,7 @@ from agent.run.about_pod import ask_about_pod
 from agent.run.checkpoint_watch import say_newest_checkpoint
 from agent.run.diagnose import Elsewhere, diagnose_end, find_cause, with_cause
 from agent.run.end import end_role, write_outcome_early
+from agent.run.executor import Executor
 from agent.run.failure_bundle import make_bundle, parts_of_workers, request_logs
 from agent.run.framework_answer import FrameworkAsker
 from agent.run.head_job import Submission, SubmissionTask
@@ -117,10 +120,10 @@ class HeadAgent:
         self._ray = started.ray
         self._work = LocalWork(
             run,
-            inbox.put,
             lambda: known_place(self._placeholders, self._state),
             lambda: self._state.fleet.addresses(),  # noqa: PLW0108 - of the state at that time
         )
+        self._executor = Executor(tasks, self._work.runner_of, inbox.put)
         self._prober = Prober(run)
         self._framework = FrameworkAsker(run, started.env, lambda: self._placeholders, inbox.put)
         self._link = self._make_link()
@@ -388,19 +391,22 @@ class HeadAgent:
             case h.ReleaseWorker(node):
                 self._reports.order(node, OrderKind.LEAVE)
 
-            # Services, steps and probes: here, or ordered from a worker.
-            case h.StartService(name, node, generation) if node == HERE:
-                start(self._work.serve, name, generation)
-            case h.StartService(name, node, generation):
-                self._reports.order(node, OrderKind.START_SERVICE, name, generation)
-            case h.OrderStep(name, node) if node == HERE:
-                start(self._work.prepare, name)
-            case h.OrderStep(name, node):
-                self._reports.order(node, OrderKind.RUN_STEP, name)
+            # Services, steps and probes: here, or on workers.
+            case Publish(nodes):
+                self._publish_wanted(nodes)
             case h.ProbeNode(node, probe, at, share) if node == HERE:
                 start(self._probe, probe, at, share)
             case h.ProbeNode(node, probe, at, share):
                 self._reports.order(node, OrderKind.PROBE, probe, at=at, share=share)
+
+    def _publish_wanted(self, nodes: tuple[str, ...]) -> None:
+        """Have nodes run what is wanted of them now."""
+        for node in nodes:
+            wants = wanted_of(self._state, node)
+            if node == HERE:
+                self._executor.apply(wants)
+            else:
+                self._reports.want(node, wants)
 
     async def _persist(self, durable: Durable, *, waits: bool = True) -> None:
         """Write what is durable; `waits` until it is on disk, within a limit."""
@@ -646,7 +652,8 @@ class HeadAgent:
                 sockets = self._started.sockets
                 callers = head_server.count_possible_callers(self._plan, sockets, self._state)
                 tasks.start_soon(self._reports.wait_for_goodbyes, budget.final_replies, callers)
-            tasks.start_soon(self._work.stop_services, budget.services)
+            self._work.stop_reading()
+            tasks.start_soon(self._executor.close)
             tasks.start_soon(run.caches.save_at_end, outcome)
             if self._ray is not None:
                 tasks.start_soon(stop_ray, self._ray, budget.ray)

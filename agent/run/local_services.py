@@ -1,17 +1,15 @@
-"""Run this node's prepare steps and services.
+"""How this node's prepare steps and services run, each by itself, for the executor.
 
 A step is skipped where its marker exists; else it runs to its end, its last line of output is
-logged as it changes, and the marker is written. A service is started (again, with the next
-generation), probed until it is ready, then probed at intervals, and stopped once it no longer
-answers. A service that runs elsewhere is only probed. Each result is sent as an event: on the head
-to its own decisions, on a worker to those of the worker, which report it.
+logged as it changes, and the marker is written. A service is started, probed until it is ready,
+then probed at intervals, and stopped once it no longer answers. A service that runs elsewhere is
+only probed.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections import defaultdict
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -19,12 +17,7 @@ import anyio
 
 from agent.base import times
 from agent.base.text import error_text, iso_time
-from agent.decisions.shared import (
-    ServiceGone,
-    ServiceReady,
-    ServiceWaits,
-    StepOver,
-)
+from agent.decisions.shared import Step
 from agent.job.compile_caches import SEAL, seal_of
 from agent.job.services import CACHES, HttpProbe
 from agent.plan import environment
@@ -42,9 +35,8 @@ if TYPE_CHECKING:
 
     from agent.job.services import Placeholders, PrepareStep, ServiceSpec
     from agent.processes.process import Child
+    from agent.run.executor import Progress, Runner
     from agent.run.node_run import NodeRun
-
-    LocalEvent = StepOver | ServiceReady | ServiceWaits | ServiceGone
 
 _SERVICE_FIRST_PROBE = 10.0  # One probe while a service starts.
 _SERVICE_GRACE = 1.0  # The grace of a service that no longer answers.
@@ -54,48 +46,49 @@ _LONGEST_LINE = 200
 
 
 class LocalWork:
-    """Runs this node's prepare steps and services, and sends their events."""
+    """Runs this node's prepare steps and services."""
 
     def __init__(
         self,
         run: NodeRun,
-        send: Callable[[LocalEvent], None],
         place: Callable[[], Placeholders],
         nodes: Callable[[], Collection[str]] = tuple,
     ) -> None:
         """`nodes` are the addresses of the run's nodes, as far as they are known here."""
         self._run = run
-        self._send = send
         self._place = place
         self._nodes = nodes
-        self._locks: defaultdict[str, anyio.Lock] = defaultdict(anyio.Lock)
-        """One lock per step: a repeated run waits until the stopped one has ended."""
         self._unfinished = {step.name for step in run.plan.steps} - {*run.finished_steps}
         self._reading: anyio.CancelScope | None = None  # while the model is read ahead
-        self._running_steps: set[anyio.CancelScope] = set()
-        self._running: dict[str, Child] = {}
-        self._is_stopping = False  # the run's services, whose routers need no news of it
 
-    async def prepare(self, name: str) -> None:
-        """Run a step; send the event of its end, unless it was stopped."""
+    def runner_of(self, name: str) -> Runner | None:
+        """Return what runs the step or service with this name; None if the plan has neither."""
+        plan = self._run.plan
+        if any(step.name == name for step in plan.steps):
+            return self.prepare
+        if any(spec.name == name for spec in plan.possible_services):
+            return self.serve
+        return None
+
+    async def prepare(self, name: str, _progress: Progress) -> str:
+        """Run a step to its end; return why it failed, or ''."""
         step = next(step for step in self._run.plan.steps if step.name == name)
-        with anyio.CancelScope() as scope:
-            self._running_steps.add(scope)
-            try:
-                async with self._locks[name]:
-                    failure = await self._run_step(step)
-            finally:
-                self._running_steps.discard(scope)
-            if not failure:
-                self._unfinished.discard(name)
-            if name == CACHES:
-                await self._run.caches.note_seeded()
-            self._send(StepOver(name, failure))
+        failure = await self._run_step(step)
+        if not failure:
+            self._unfinished.discard(name)
+        if name == CACHES:
+            await self._run.caches.note_seeded()
+        return failure
 
     async def read_model(self) -> None:
         """Read the model into the page cache, once the steps are over and Ray has started."""
         with anyio.CancelScope() as self._reading:
             await self._run.best_effort("reading the model ahead", self._read_model)
+
+    def stop_reading(self) -> None:
+        """Read no more of the model."""
+        if self._reading is not None:
+            self._reading.cancel()
 
     async def _read_model(self) -> None:
         run = self._run
@@ -120,11 +113,6 @@ class LocalWork:
                 run.node.remove_process(child.pid)
         what = child.tail(1) if code == 0 else f"reading ahead: {child.end_sentence(code)}"
         say(f"{run.plan.settings.model}: {what}", "info" if code == 0 else "debug")
-
-    def stop_steps(self) -> None:
-        """Stop the running steps; a later run of a step starts once it has ended."""
-        for scope in self._running_steps:
-            scope.cancel()
 
     async def _run_step(self, step: PrepareStep) -> str:
         """Run a step unless its marker exists; return '' or why it failed."""
@@ -209,23 +197,15 @@ class LocalWork:
 
         await until(read_line, None, step=pause, longest=pause, on_evidence=log)
 
-    async def serve(self, name: str, generation: int = 1) -> None:
-        """Run a service until it ends; send events for ready and gone."""
+    async def serve(self, name: str, progress: Progress) -> str:
+        """Run a service until it ends; return why it did."""
         plan = self._run.plan
-        self._is_stopping = False  # a worker that joins again starts its services again
         place = self._place()
         spec = next(spec for spec in plan.possible_services if spec.name == name)
 
         # Does it run elsewhere? Then there is nothing to start.
         if spec.argv is None:
-            evidence = await self._probe(spec, place, generation, lambda: 0.0)
-            self._send(ServiceGone(name, evidence, generation=generation))
-            return
-
-        # The former generation keeps its port until it is stopped.
-        former = self._running.get(name)
-        if former is not None and former.running:
-            await former.stop(plan.budget.services)
+            return await self._probe(spec, place, progress, lambda: 0.0)
 
         full = plan.environment(place.node_ip, place.head_ip, self._run.rank)
         env = environment.without_cluster_auth(full, plan.settings)
@@ -233,10 +213,22 @@ class LocalWork:
         env |= spec.environment(place)
         env |= secret_texts(plan.settings, spec.secrets)
         child = await self._run.start(name, spec.command(place), env, spec.log)
-        self._running[name] = child
+        try:
+            return await self._serve(child, spec, place, progress)
+        finally:
+            with anyio.CancelScope(shield=True):
+                if child.running:
+                    await child.stop(plan.budget.services)
+                self._run.node.remove_process(child.pid)
 
-        # It ends by itself, or is stopped once it no longer answers. A router sends requests to it
-        # only while it is ready.
+    async def _serve(
+        self, child: Child, spec: ServiceSpec, place: Placeholders, progress: Progress
+    ) -> str:
+        """Probe a service until it ends by itself, or stop it once it no longer answers.
+
+        A router sends requests to it only while it is ready. It gets no news of a service that is
+        stopped from outside: the run ends, or the head, where the router may be, is out of reach.
+        """
         router = _router_of(spec, place)
         silence = ""
 
@@ -244,43 +236,32 @@ class LocalWork:
 
             def enter_router() -> None:
                 if router is not None:
-                    tasks.start_soon(_enter, router, name)
+                    tasks.start_soon(_enter, router, spec.name)
 
             async def probe_until_dead() -> None:
                 nonlocal silence
                 cpu = partial(self._run.effects.processes.cpu_of, child.pid)
-                silence = await self._probe(spec, place, generation, cpu, enter_router)
+                silence = await self._probe(spec, place, progress, cpu, enter_router)
                 if router is not None:
-                    await _leave(router, name)
+                    await _leave(router, spec.name)
                 await child.stop(_SERVICE_GRACE)
 
             tasks.start_soon(probe_until_dead)
             code = await child.wait()
             tasks.cancel_scope.cancel()
-        self._run.node.remove_process(child.pid)
-        if router is not None and not silence and not self._is_stopping:
-            await _leave(router, name)
-        why = silence or child.end_sentence(code)
-        self._send(ServiceGone(name, why, generation=generation))
-
-    async def stop_services(self, grace: float) -> None:
-        """Stop all services concurrently, and what reads ahead."""
-        if self._reading is not None:
-            self._reading.cancel()
-        self._is_stopping = True
-        async with anyio.create_task_group() as tasks:
-            for child in self._running.values():
-                tasks.start_soon(child.stop, grace)
+        if router is not None and not silence:
+            await _leave(router, spec.name)
+        return silence or child.end_sentence(code)
 
     async def _probe(
         self,
         spec: ServiceSpec,
         place: Placeholders,
-        generation: int,
+        progress: Progress,
         cpu: Callable[[], float],
         on_ready: Callable[[], None] = lambda: None,
     ) -> str:
-        """Send an event when a service is ready; return why it is dead once it stops answering."""
+        """Say when a service is ready; return why it is dead once it stops answering."""
         log = self._run.folder.file(spec.log)
         token = self._run.plan.secret("AGENT_REWARD_TOKEN")
         port_answers = self._run.effects.network.port_answers
@@ -300,11 +281,8 @@ class LocalWork:
             evidence = await probe_once(_SERVICE_FIRST_PROBE)
             return NotYet(evidence) if evidence else True
 
-        def send(evidence: str) -> None:
-            self._send(ServiceWaits(spec.name, evidence, generation=generation))
-
-        await until(check, None, longest=0.5, on_evidence=send)
-        self._send(ServiceReady(spec.name, generation=generation))
+        await until(check, None, longest=0.5, on_evidence=partial(progress, Step.PENDING))
+        progress(Step.READY, "")
         on_ready()
 
         # Is it probed again, once it is ready?

@@ -1,4 +1,4 @@
-"""The worker's life: find the head, join its Ray, follow its orders, leave with its verdict.
+"""The worker's life: find the head, join its Ray, run what it wants, leave with its verdict.
 
 `WorkerAgent.run` is the story:
 
@@ -29,7 +29,7 @@ from msgspec.structs import replace
 
 from agent.base.errors import PreflightError
 from agent.decisions import worker
-from agent.decisions.shared import LogLine, Refused, StopAsked, Tick
+from agent.decisions.shared import LogLine, Publish, Refused, StopAsked, Tick
 from agent.decisions.worker import worker_state as w
 from agent.job.addresses import with_addresses
 from agent.job.gpu_split import JOB_GPUS
@@ -38,7 +38,7 @@ from agent.job.services import Placeholders, digest
 from agent.plan.plan import RAY, versions
 from agent.plan.plan_services import service_only_ranks
 from agent.port.client import HeadLink
-from agent.port.protocol import Bye, Hello, Reply, Report
+from agent.port.protocol import Applied, Bye, Hello, Reply, Report
 from agent.port.server import AgentServer
 from agent.port.status_model import HeadAddress, ItemStatus, WaitStatus, WorkerStatus
 from agent.processes import driver
@@ -48,6 +48,7 @@ from agent.record.run_record import fingerprint
 from agent.run import make_ready
 from agent.run.diagnose import explain_end
 from agent.run.end import end_role
+from agent.run.executor import Executor
 from agent.run.failure_bundle import make_bundle
 from agent.run.local_services import LocalWork
 from agent.run.node_run import NodeRun, kill_leftovers, say_line, stop_ray, watch_until_end
@@ -92,7 +93,8 @@ class WorkerAgent:
 
         # What runs on this node.
         self._ray: Child | None = None
-        self._work = LocalWork(run, self._inbox.put, self._place)
+        self._work = LocalWork(run, self._place)
+        self._executor = Executor(tasks, self._work.runner_of, self._inbox.put)
         self._local_share = LocalShare(run, tasks, self._inbox.put)
 
         # Addresses of this node.
@@ -156,8 +158,7 @@ class WorkerAgent:
                 prune = run.effects.machine.prune_sessions
                 start(prune, plan.own_ray.session, run.best_effort)
             start(self._work.read_model)
-            for step in self._state.running_steps:
-                start(self._work.prepare, step)
+            self._executor.apply(w.wanted_of(self._state))
 
         # From here on events decide, until one of them ends the worker.
         leave = await self._decide()
@@ -210,14 +211,8 @@ class WorkerAgent:
                     start(stop_ray, self._ray, budget.ray)
 
             # Services and prepare steps
-            case w.StartOwnService(name, generation):
-                start(self._work.serve, name, generation)
-            case w.StopServices():
-                start(self._work.stop_services, budget.services)
-            case w.RunOwnStep(name):
-                start(self._work.prepare, name)
-            case w.StopSteps():
-                self._work.stop_steps()
+            case Publish():
+                self._executor.apply(w.wanted_of(self._state))
 
             # This node's share of the job, without Ray
             case w.StartShare(attempt, share):
@@ -334,6 +329,7 @@ class WorkerAgent:
             bye = Bye(state.verdict.reason, self._log_tail)
         logs, answers = self._requests.for_report()
         order = state.last_order
+        wanted = state.wanted
         return Report(
             id=self._id,
             ip=self._ray_ip or plan.address.ip or node_ip,
@@ -352,6 +348,7 @@ class WorkerAgent:
             answers=answers,
             obeyed=0 if order is None else order.number,
             obeyed_by="" if order is None else order.by,
+            applied=Applied() if wanted is None else Applied(wanted.by, wanted.revision),
             bye=bye,
             notice=state.notice(self._run.now()),
         )
@@ -375,8 +372,9 @@ class WorkerAgent:
             head=HeadAddress(state.head_ip or plan.topology.head_host, plan.ports.agent),
             head_phase=state.head_phase,
             services=tuple(
-                ItemStatus(name, item.step.value, item.evidence)
-                for name, item in state.services.items()
+                ItemStatus(item.name, item.step.value, item.evidence)
+                for item in state.items
+                if item.name not in state.steps
             ),
             last_error=state.ray_evidence,
             verdict=state.verdict,
@@ -391,7 +389,8 @@ class WorkerAgent:
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._link.send_goodbye, goodbye_limit)
-            tasks.start_soon(self._work.stop_services, budget.services)
+            self._work.stop_reading()
+            tasks.start_soon(self._executor.close)
             if self._ray is not None:
                 tasks.start_soon(stop_ray, self._ray, budget.ray)
             tasks.start_soon(self._local_share.stop, budget.ray)
@@ -545,6 +544,7 @@ def reported_state(state: w.WorkerState) -> tuple[object, ...]:
         state.share_over,
         state.running_attempt,
         state.last_order,
+        state.wanted,
         state.taken_at,
     )
 

@@ -217,6 +217,8 @@ class Redactor:
             new = self.clean(old) if type(old) is str else old
             if isinstance(old, Value):
                 new = self.clean_fields(old)
+            elif isinstance(old, tuple):
+                new = tuple(self.clean_fields(x) if isinstance(x, Value) else x for x in old)
             if new != old:
                 changed[name] = new
         return replace(value, **changed) if changed else value

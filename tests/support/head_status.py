@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from agent.decisions.shared import ServiceWaits
 from agent.record.summary import Timeline
 from support.fake_runs import status_of
-from support.heads import REWARD, History, Trace, goal, nodes, reported
+from support.heads import REWARD, History, Trace, goal, nodes, pending, reported
 from support.worlds import SECRET, plan_of
 
 if TYPE_CHECKING:
@@ -15,7 +14,7 @@ if TYPE_CHECKING:
 
 EVIL = '<script>alert("x")</script>'
 SERVED: History = [
-    (1.0, ServiceWaits(REWARD, EVIL)),
+    (1.0, pending(REWARD, EVIL)),
     (2.0, reported(2, rank=1, reported_at=2.0)),
     (3.0, nodes(2, 3)),
     (4.0, reported(4, EVIL, joined=False, reported_at=4.0)),

@@ -12,7 +12,18 @@ from agent.decisions.head import head_decide as head
 from agent.decisions.head import head_state as h
 from agent.decisions.head.fleet import RayNode, Worker
 from agent.decisions.head.head_goal import OUR_RAY, HeadGoal
-from agent.decisions.shared import LogLine, ServiceGone, ServiceReady, StepOver, StopAsked, Tick
+from agent.decisions.head.wanted import wanted_of
+from agent.decisions.shared import (
+    HERE,
+    HeadAction,
+    ItemReport,
+    ItemsReported,
+    LogLine,
+    Publish,
+    Step,
+    StopAsked,
+    Tick,
+)
 from agent.job.services import ON_EVERY, ON_HEAD, PrepareStep, ScoringProbe, ServiceSpec, TcpProbe
 from agent.plan import waits as wait_keys
 
@@ -21,7 +32,7 @@ if TYPE_CHECKING:
 
     from agent.base.ends import Outcome
     from agent.decisions.attempts import LostAttempt
-    from agent.decisions.shared import Answer, ItemReport
+    from agent.decisions.shared import Answer
 
 REWARD = "reward server"
 NOTHING_DURABLE = Durable("run")
@@ -30,6 +41,57 @@ NODES = {n: RayNode(f"id{n}", f"10.0.0.{n}", gpus=8.0) for n in range(2, 100)}
 HEAD = RayNode("id1", "10.0.0.1", is_head=True, gpus=8.0)
 
 History = list[tuple[float, h.HeadEvent]]
+OF_NOW = 0
+"""In a test's report: the generation that the head wants now."""
+
+
+class Started(HeadAction):
+    """A service or prepare step that is wanted on a node from now on."""
+
+    name: str
+    node: str = HERE
+    generation: int = 1
+
+
+def ready(name: str, generation: int = OF_NOW) -> ItemsReported:
+    """Return the event that a service of this node answers, or that a step of it is done."""
+    return ItemsReported((ItemReport(name, Step.READY, "", generation),))
+
+
+def lost(name: str, evidence: str, generation: int = OF_NOW) -> ItemsReported:
+    """Return the event that a service or step of this node has ended or failed."""
+    return ItemsReported((ItemReport(name, Step.LOST, evidence, generation),))
+
+
+def pending(name: str, evidence: str, generation: int = OF_NOW) -> ItemsReported:
+    """Return the event that a service of this node does not answer yet."""
+    return ItemsReported((ItemReport(name, Step.PENDING, evidence, generation, is_running=True),))
+
+
+def of_now(event: h.HeadEvent, state: h.HeadState) -> h.HeadEvent:
+    """Return an event whose items have the generation that is wanted now, where they say so."""
+    if not isinstance(event, ItemsReported):
+        return event
+    items = []
+    for item in event.items:
+        key = (HERE, item.name)
+        known = state.steps.by_key.get(key) or state.services.by_key.get(key)
+        now = 1 if known is None else known.generation
+        items.append(replace(item, generation=item.generation or now))
+    return ItemsReported(tuple(items))
+
+
+def started_by(
+    before: h.HeadState | None, after: h.HeadState, nodes: Iterable[str]
+) -> list[Started]:
+    """Return what is wanted on these nodes since a decision."""
+    return [
+        Started(name, node, want.generation)
+        for node in nodes
+        for name, want in wanted_of(after, node).items()
+        if before is None or wanted_of(before, node).get(name) != want
+    ]
+
 
 REWARD_SPEC = ServiceSpec(
     REWARD,
@@ -57,7 +119,7 @@ LIMITS = {
     wait_keys.NODE: 60.0,
 }
 SUBMITTED = h.Submitted("run-1")
-PREPARED: list[h.HeadEvent] = [StepOver(step.name) for step in STEPS]
+PREPARED: list[h.HeadEvent] = [ready(step.name) for step in STEPS]
 
 
 def waits(
@@ -93,7 +155,7 @@ def goal(  # noqa: PLR0913 - what a run may be asked for
     )
 
 
-def lost(*tried: LostAttempt) -> Durable:
+def after_losses(*tried: LostAttempt) -> Durable:
     """Return what is durable after these lost attempts of earlier heads."""
     ended = [
         EndedAttempt(
@@ -171,7 +233,7 @@ BEGUN: list[tuple[float, h.HeadEvent]] = [(2.0, SUBMITTED), (2.0, job("RUNNING")
 """The job of the first attempt begins."""
 WITH_REWARD = goal(services=(REWARD,))
 SERVING = goal(1, job=False)
-READY = (5.0, ServiceReady(REWARD))
+READY = (5.0, ready(REWARD))
 RUNNING: History = [(3.0, nodes()), (4.0, SUBMITTED), (5.0, job("RUNNING"))]
 PAIR: History = [
     (3.0, nodes(2)),
@@ -180,7 +242,7 @@ PAIR: History = [
     (6.0, job("RUNNING")),
 ]
 SERVED: History = [(3.0, nodes()), READY, (6.0, SUBMITTED), (7.0, job("RUNNING"))]
-LOST = ServiceGone(REWARD, "exit code 1")
+LOST = lost(REWARD, "exit code 1")
 """Common beginnings of histories."""
 
 
@@ -196,14 +258,20 @@ class Trace:
         self.state = head.first_state(of, durable)
         self.now = 0.0
         self.actions: list[h.HeadAction] = []
+        self.at_once = started_by(None, self.state, [HERE])
+        """What is wanted here from the start."""
         for at, event in history:
             self.take(event, at)
 
     def take(self, event: h.HeadEvent, at: float) -> None:
         """Apply one event."""
         self.now = at
-        self.state, actions = head.decide(self.state, event, at)
-        self.actions += actions
+        before = self.state
+        self.state, actions = head.decide(before, of_now(event, before), at)
+        for action in actions:
+            published = action.nodes if isinstance(action, Publish) else ()
+            new = started_by(before, self.state, published)
+            self.actions += new if isinstance(action, Publish) else [action]
         if isinstance(event, Tick):  # otherwise the head would tick without end
             then = head.deadline(self.state)
             assert then is None or then > at, f"{head.pending_waits(self.state)}: {then} at {at}"

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 import anyio
 
 from agent.decisions import worker
-from agent.decisions.shared import StepOver
 from agent.port.client import HeadLink
 from agent.port.node_network import bind
-from agent.port.protocol import Hello, Reply, Report
+from agent.port.protocol import Applied, Hello, Reply, Report
 from agent.port.reports import Expected, Reports
 from agent.port.server import AgentServer
 from agent.processes.waiting import NotYet, until
+from support.heads import ready
 from support.statuses import A_WORKER
 from support.workers import goal
 
@@ -69,7 +69,7 @@ class LinkedWorker:
 
     def __init__(self, port: int) -> None:
         first = worker.first_state(goal(prepare=True))
-        self.state, _ = worker.decide(first, StepOver("AGENT_PREPARE_EACH"), 0.5)
+        self.state, _ = worker.decide(first, ready("AGENT_PREPARE_EACH", 1), 0.5)
         self.actions: list[w.WorkerAction] = []
         self.changed = anyio.Event()
         self.link = HeadLink(
@@ -84,21 +84,28 @@ class LinkedWorker:
         before = self.state
         self.state, actions = worker.decide(self.state, event, 1.0)
         self.actions += actions
-        if self.state.last_order != before.last_order:
+        if (self.state.last_order, self.state.wanted) != (before.last_order, before.wanted):
             self.link.report_now()
         self.changed.set()
         self.changed = anyio.Event()
 
     def _report(self, ip: str) -> Report:
-        obeyed = self.state.last_order
+        obeyed, wanted = self.state.last_order, self.state.wanted
         number, by = (0, "") if obeyed is None else (obeyed.number, obeyed.by)
-        return Report("agent1", ip, self.state.phase.value, obeyed=number, obeyed_by=by)
+        applied = Applied() if wanted is None else Applied(wanted.by, wanted.revision)
+        phase = self.state.phase.value
+        return Report("agent1", ip, phase, obeyed=number, obeyed_by=by, applied=applied)
 
-    async def until_obeyed(self, number: int) -> None:
-        """Wait until an order with this number was received."""
+    async def until_told(self, number: int) -> None:
+        """Wait until a message with this number was received: an order, or what is wanted."""
         with anyio.fail_after(SECONDS):
-            while self.state.last_order is None or self.state.last_order.number < number:
+            while number not in self._numbers():
                 await self.changed.wait()
+
+    def _numbers(self) -> set[int]:
+        order, wanted = self.state.last_order, self.state.wanted
+        numbers = {0 if order is None else order.number}
+        return numbers | {0 if wanted is None else wanted.revision}
 
 
 def reports_of(kind: type[Reports] = Reports) -> Any:  # noqa: ANN401 - an object of that class

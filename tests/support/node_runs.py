@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
+    from agent.decisions.shared import Step
     from agent.job.compile_caches import CompileCaches
     from agent.job.services import PrepareStep
 
@@ -69,3 +70,7 @@ async def stopped_wait(folder: Path) -> None:
                 break
         tasks.cancel_scope.cancel()
     os._exit(0)
+
+
+def unheard(_step: Step, _evidence: str) -> None:
+    """Take what a runner says of its progress, for nobody."""

@@ -9,9 +9,16 @@ from msgspec.structs import replace
 from agent.base.ends import Outcome
 from agent.decisions import worker
 from agent.decisions.shared import (
+    ItemReport,
+    ItemsReported,
     LogLine,
+    NodeWanted,
+    Publish,
+    Step,
     StopAsked,
     Tick,
+    Want,
+    WorkerAction,
 )
 from agent.decisions.worker import worker_state as w
 from agent.decisions.worker.worker_state import WorkerPhase
@@ -57,6 +64,25 @@ def replied(  # noqa: PLR0913 - what a head may say
     return w.HeadSpoke(ip, epoch, ready, phase, verdict, refusal, held, run_id=run)
 
 
+class Began(WorkerAction):
+    """A service or prepare step that this node is to run from now on."""
+
+    name: str
+    generation: int = 1
+
+
+class Ended(WorkerAction):
+    """One that it is to run no longer."""
+
+    name: str
+
+
+def wanted(revision: int, *names: str, by: str = "head1", generation: int = 1) -> w.HeadSpoke:
+    """Return the event of a reply that says what the head wants here."""
+    wants = dict.fromkeys(names, Want(generation))
+    return replace(replied(ready=False), wanted=NodeWanted(by, revision, wants))
+
+
 class WorkerTrace:
     """The state of a worker after a history of events, and all its actions."""
 
@@ -69,17 +95,53 @@ class WorkerTrace:
         self.state = replace(kept, goal=of).with_surviving_ray() if kept else worker.first_state(of)
         self.now = 0.0
         self.actions: list[w.WorkerAction] = []
+        self.items = {name: began(name) for name in worker.wanted_of(self.state)}
         for at, event in history:
             self.take(event, at)
 
     def take(self, event: w.WorkerEvent, at: float) -> None:
-        """Apply one event."""
+        """Apply one event; what is published begins and ends at once, as by an executor."""
         self.now = at
-        self.state, actions = worker.decide(self.state, event, at)
-        self.actions += actions
+        before = self.state
+        if isinstance(event, ItemsReported):
+            event = self._reported(event)
+        self.state, actions = worker.decide(before, event, at)
+        for action in actions:
+            self.actions += self._published(before) if isinstance(action, Publish) else [action]
+        if any(isinstance(action, Publish) for action in actions):
+            self.take(ItemsReported(()), at)
         if isinstance(event, Tick):  # otherwise the worker would tick without end
             then = worker.deadline(self.state)
             assert then is None or then > at, f"{worker.pending_waits(self.state)}: {then} at {at}"
+
+    def _reported(self, event: ItemsReported) -> ItemsReported:
+        """Return a complete report: the items of an event, and those known before.
+
+        A generation of 0 is the one that runs; a service that is ready runs on.
+        """
+        for item in event.items:
+            known = self.items.get(item.name, item)
+            generation = item.generation or known.generation or 1
+            serves = item.step is Step.READY and item.name not in self.state.steps
+            is_running = item.is_running or serves
+            self.items[item.name] = replace(item, generation=generation, is_running=is_running)
+        return ItemsReported((*self.items.values(),))
+
+    def _published(self, before: w.WorkerState) -> list[w.WorkerAction]:
+        """Return what begins and ends by what this node is to run now."""
+        now, was = worker.wanted_of(self.state), worker.wanted_of(before)
+        done: list[w.WorkerAction] = []
+        for name in [name for name in was if name not in now]:
+            if self.items[name].is_running:
+                done.append(Ended(name))
+                stopped = began(name, self.items[name].generation, Step.LOST)
+                self.items[name] = replace(stopped, is_running=False, was_stopped=True)
+        for name, want in now.items():
+            known = self.items.get(name)
+            if known is None or want.generation > known.generation:
+                done.append(Began(name, want.generation))
+                self.items[name] = began(name, want.generation)
+        return done
 
     def finish(self, steps: int = 50) -> bool:
         """Tick at each deadline; return whether none is left."""
@@ -104,6 +166,11 @@ class WorkerTrace:
     def outcomes(self) -> list[Outcome]:
         """The outcomes; more than one is an error."""
         return [action.outcome for action in self.actions if isinstance(action, w.EndWorker)]
+
+
+def began(name: str, generation: int = 1, step: Step = Step.PENDING) -> ItemReport:
+    """Return the report of something that runs and is not ready."""
+    return ItemReport(name, step, "", generation, is_running=True)
 
 
 GOAL = goal()

@@ -27,16 +27,15 @@ from agent.decisions.head import head_state as h
 from agent.decisions.head.boot_waits import pending_waits, service_title
 from agent.decisions.head.fleet import Fleet, Worker
 from agent.decisions.head.head_state import HeadAction, HeadEvent, HeadPhase, HeadState, Turn
+from agent.decisions.head.wanted import changed_nodes
 from agent.job.services import REWARD
 from agent.plan import waits as wait_keys
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from agent.decisions.head.head_goal import HeadGoal
     from agent.decisions.head.head_state import Key
-
-    ServiceEvent = v.ServiceReady | v.ServiceWaits | v.ServiceGone
 
 __all__ = ["deadline", "decide", "first_state", "pending_waits"]
 
@@ -84,7 +83,9 @@ def first_state(goal: HeadGoal, durable: Durable) -> HeadState:
             state = state.with_item((v.HERE, spec.name), v.Item(was_ready=is_open))
     own = [key for key, item in state.steps.by_key.items() if item.step is v.Step.PENDING]
     state = service_order.start_items(state, [*own, *state.services.by_key], 0.0)
-    return framework_check.ask(state) if goal.framework and not is_open else state
+    if goal.framework and not is_open:
+        state = framework_check.ask(state)
+    return state.do(v.Publish((v.HERE,)))
 
 
 def former_nodes(goal: HeadGoal, durable: Durable) -> tuple[str, ...]:
@@ -100,6 +101,11 @@ def former_nodes(goal: HeadGoal, durable: Durable) -> tuple[str, ...]:
 def decide(state: HeadState, event: HeadEvent, now: float) -> tuple[HeadState, h.Actions]:
     """Apply one event; return the new state and the actions to carry out."""
     after = _decide_event(replace(state, actions=()), event, now)
+
+    # What nodes run follows from the whole decision, and comes after what is saved of it.
+    nodes = changed_nodes(state, after)
+    if nodes:
+        after = after.do(v.Publish(nodes))
 
     # What is saved comes first, so that an agent that is killed while it acts leaves a record of
     # the decision. Once the outcome is decided, nothing more is.
@@ -284,14 +290,9 @@ def apply_event(state: HeadState, event: HeadEvent, now: float) -> HeadState:  #
         case h.WorkerReplaced(key):
             return _forget_worker(state, key)
 
-        # Steps and services
-        case v.StepOver(name, failure, node):
-            item = state.steps.by_key.get((node, name))
-            if item is None:
-                return state
-            return state.with_item((node, name), item.lost(failure) if failure else item.ready())
-        case v.ServiceReady() | v.ServiceWaits() | v.ServiceGone():
-            return _apply_service_state(state, event.node, event, now)
+        # Steps and services of this node
+        case v.ItemsReported(items):
+            return _apply_items(state, v.HERE, items, now)
 
         # Earlier attempts: what still runs of them here, and the checkpoint to resume from
         case h.Cleared(ended, leftovers) if ended == state.attempt.number - 1:
@@ -350,14 +351,7 @@ def _apply_report(state: HeadState, worker: Worker, now: float) -> HeadState:
         state = replace(state, fleet=fleet)
     state = losses.apply_cleared(state, worker)
 
-    # Its services.
-    for report in worker.items:
-        key = (worker.key, report.name)
-        item = state.services.by_key.get(key)
-        if item is not None:
-            if report.generation > item.generation:  # an earlier head ordered this start
-                state = state.with_item(key, replace(item, generation=report.generation))
-            state = _apply_service_state(state, worker.key, report, now)
+    state = _apply_items(state, worker.key, worker.items, now)
 
     # Did it leave? While the job runs, a node that only runs a service may come back in its grace.
     stays = worker.service_only and state.phase is HeadPhase.RUNNING
@@ -378,22 +372,36 @@ def _forget_worker(state: HeadState, key: str) -> HeadState:
     return state.without_services_on(key)
 
 
-def _apply_service_state(
-    state: HeadState, node: str, report: v.ItemReport | ServiceEvent, now: float
+def _apply_items(
+    state: HeadState, node: str, items: Iterable[v.ItemReport], now: float
 ) -> HeadState:
-    key = (node, report.name)
-    item = state.services.by_key.get(key)
-    if item is None or report.generation not in (None, item.generation):
-        return state  # a report about an earlier start
+    """Apply what a node reports of its services; of the head's own also the prepare steps.
+
+    What is left of an earlier start is on its way to its end: nothing follows from it.
+    """
+    for report in items:
+        key = (node, report.name)
+        is_step = key in state.steps.by_key
+        item = state.steps.by_key[key] if is_step else state.services.by_key.get(key)
+        if item is None or report.generation < item.generation:
+            continue
+        new = _item_after(item, report)
+        if new == item:
+            continue
+        if not is_step:
+            state = _record_outage(state, key, item, new, now)
+        state = state.with_item(key, new)
+    return state
+
+
+def _item_after(item: v.Item, report: v.ItemReport) -> v.Item:
+    """Return an item after a report; a later generation was wanted by an earlier head."""
+    item = replace(item, generation=report.generation)
     if report.step is v.Step.READY:
-        new = item.ready()
-    elif report.step is v.Step.LOST:
-        new = item.lost(report.evidence)
-    else:
-        new = replace(item, evidence=report.evidence)
-    if new == item:
-        return state
-    return _record_outage(state, key, item, new, now).with_item(key, new)
+        return item.ready()
+    if report.step is v.Step.LOST:
+        return item.lost(report.evidence)
+    return replace(item, evidence=report.evidence) if report.evidence else item
 
 
 def _record_outage(state: HeadState, key: Key, old: v.Item, new: v.Item, now: float) -> HeadState:
@@ -421,7 +429,7 @@ def messages(before: HeadState, after: HeadState, event: HeadEvent, now: float) 
         lines.append(v.LogLine(where, "done", "Ray", took))
 
     # Are all prepare steps done now?
-    has_ended = isinstance(event, v.StepOver) and before.steps.by_key != after.steps.by_key
+    has_ended = isinstance(event, v.ItemsReported) and before.steps.by_key != after.steps.by_key
     if has_ended and all(item.step is v.Step.READY for item in after.steps.by_key.values()):
         names = listed(name for _, name in after.steps.by_key)
         lines.append(v.LogLine("done", "done", names, took))
@@ -439,8 +447,8 @@ def _messages_of_services(
     reported: list[Key] = []
     if isinstance(event, h.WorkerReported):
         reported = [(event.worker.key, item.name) for item in event.worker.items]
-    elif isinstance(event, v.ServiceReady):
-        reported = [(event.node, event.name)]
+    elif isinstance(event, v.ItemsReported):
+        reported = [(v.HERE, item.name) for item in event.items]
     for key in reported:
         former = before.services.by_key.get(key, v.Item())
         item = after.services.by_key.get(key, v.Item())

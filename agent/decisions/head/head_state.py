@@ -125,21 +125,6 @@ class RestartRay(HeadAction):
     """Restart this node's Ray."""
 
 
-class StartService(HeadAction):
-    """Start a service here or, by order, on a worker; `generation` counts its starts."""
-
-    name: str
-    node: str = HERE
-    generation: int = 1
-
-
-class OrderStep(HeadAction):
-    """Order a node to run a prepare step of its plan."""
-
-    name: str
-    node: str
-
-
 class ProbeNode(HeadAction):
     """Order a node to probe the reward server, another node, or all nodes together."""
 

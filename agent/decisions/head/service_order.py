@@ -53,12 +53,7 @@ def _start(state: HeadState, key: Key, now: float) -> HeadState:
         within = spec.restarted_within
     evidence = "" if key in state.services.blocked else item.evidence
     item = replace(item, evidence=evidence, deadline=now + within)
-    state = state.with_item(key, item).with_services(blocked=state.services.blocked - {key})
-
-    node, name = key
-    if key in state.steps.by_key:
-        return state.do(h.OrderStep(name, node))
-    return state.do(h.StartService(name, node, item.generation))
+    return state.with_item(key, item).with_services(blocked=state.services.blocked - {key})
 
 
 def _block(state: HeadState, key: Key, missing: tuple[str, ...], now: float) -> HeadState:
@@ -159,7 +154,10 @@ def _item(state: HeadState, key: Key) -> Item:
 
 
 def order_services(state: HeadState, turn: Turn) -> HeadState:
-    """Order a reporting worker to start its services, once, when they are not blocked."""
+    """Have a reporting worker run its services, once they are not blocked.
+
+    What runs there since an earlier head wanted it is kept, by its generation.
+    """
     if not isinstance(turn.event, h.WorkerReported):
         return state
     worker = turn.event.worker
@@ -176,9 +174,17 @@ def order_services(state: HeadState, turn: Turn) -> HeadState:
         if is_own and not is_known and not _has_other_home(state, worker, spec.name):
             new.append(key)
 
+    reported = {item.name: item for item in worker.items}
     for key in new:
-        state = state.with_item(key, Item(was_ready=state.has_resumed))
-    return start_items(state, new, turn.now)
+        item = Item(was_ready=state.has_resumed)
+        known = reported.get(key[1])
+        runs = known is not None and known.step is not Step.LOST
+        if known is not None:
+            item = replace(item, generation=known.generation + (not runs))
+        state = state.with_item(key, item)
+        start = _start(state, key, turn.now)  # what runs has what it depends on
+        state = start if runs else start_items(state, (key,), turn.now)
+    return state
 
 
 def _has_other_home(state: HeadState, worker: Worker, name: str) -> bool:
@@ -470,4 +476,4 @@ def _order_steps_of(
     new = [name for name in chosen if name not in ordered]
     if new:
         state = state.with_steps(ordered={**state.steps.ordered, key: ordered.union(new)})
-    return state.with_steps(holders=holders).do(*(h.OrderStep(name, key) for name in new))
+    return state.with_steps(holders=holders)

@@ -5,14 +5,15 @@ A worker finds the head, joins its Ray, follows it, and leaves:
 - FINDING: the head replies, and this node's prepare steps run. Once its Ray is ready, JOINING
   begins; a node that joins no Ray follows the head at once.
 - JOINING: Ray is started here, again if it ends, until it is up.
-- FOLLOWING: the head replies and sends orders. A Ray that is lost here joins again; a restarted
-  head has a new epoch, and its Ray is joined anew.
+- FOLLOWING: the head replies, and says what it wants to run here. A Ray that is lost here joins
+  again; a restarted head has a new epoch, and its Ray is joined anew.
 - LEAVING: the outcome stands. It is the head's verdict, a stop, a failure of this node, or a head
   that was silent for AGENT_HEAD_GRACE.
 
 A stop, a refusal and an order are complete by themselves. Any other event passes the steps of
-`decide`, in their order there: what the event changes, whether the run ends here, what the phase
-decides, the share of a former attempt, steps that can start, and the fence.
+`_decide_event`, in their order there: what the event changes, whether the run ends here, what the
+phase decides, the share of a former attempt, steps that can start, and the fence. What runs on this
+node follows from the state (`wanted_of`): Publish has it carried out.
 """
 
 from __future__ import annotations
@@ -66,6 +67,14 @@ def first_state(goal: w.WorkerGoal, *, has_agent: bool = False) -> WorkerState:
 
 def decide(state: WorkerState, event: WorkerEvent, now: float) -> Decision:
     """Apply one event; return the new state and the actions to carry out."""
+    after, actions = _decide_event(state, event, now)
+    is_over = after.phase is WorkerPhase.LEAVING
+    if not is_over and w.wanted_of(after) != w.wanted_of(state):
+        actions = (*actions, v.Publish((v.HERE,)))
+    return after, actions
+
+
+def _decide_event(state: WorkerState, event: WorkerEvent, now: float) -> Decision:
     # Events that decide alone.
     if state.phase is WorkerPhase.LEAVING:
         return state, ()
@@ -74,7 +83,7 @@ def decide(state: WorkerState, event: WorkerEvent, now: float) -> Decision:
     if isinstance(event, v.Refused):
         return _leave(state, event.outcome, must_report=True)
     if isinstance(event, w.Ordered):
-        return _carry_out(state, event.order, now)
+        return _carry_out(state, event.order)
 
     # What does the event itself change?
     before = state
@@ -98,9 +107,9 @@ def decide(state: WorkerState, event: WorkerEvent, now: float) -> Decision:
         return state, actions
 
     # Which steps can start? The fence is last, so that it also stops what starts here.
-    state, starts = _start_unblocked(state, now)
+    state = _start_steps(state, now)
     state, stops = _apply_fence(state, now)
-    return state, (*actions, *starts, *stops)
+    return state, (*actions, *stops)
 
 
 def _is_share_outdated(before: WorkerState, state: WorkerState) -> bool:
@@ -220,27 +229,37 @@ def _unmet_dependencies(state: WorkerState, names: Iterable[str]) -> dict[str, l
     return unmet
 
 
-def _start_unblocked(state: WorkerState, now: float) -> Decision:
-    """Start blocked steps whose dependencies are done; their time starts now."""
+def _start_steps(state: WorkerState, now: float) -> WorkerState:
+    """Start steps whose dependencies are done, or that the head wants to run; their time starts."""
     if state.fenced:
-        return state, ()
+        return state
+    wanted = {} if state.wanted is None else state.wanted.wants
     unmet = _unmet_dependencies(state, state.blocked)
-    return _run_steps(state, state.blocked - unmet.keys(), now)
+    ready = (state.blocked - unmet.keys()) | (state.awaiting_order & wanted.keys())
+    return _run_steps(state, ready, now)
 
 
-def _run_steps(
-    state: WorkerState, names: Iterable[str], now: float
-) -> tuple[WorkerState, tuple[w.RunOwnStep, ...]]:
+def _run_steps(state: WorkerState, names: Iterable[str], now: float) -> WorkerState:
     """Run prepare steps from the beginning; each gets its full time from now on."""
     chosen = [step for step in state.goal.steps if step.name in names]
-    items = {step.name: v.Item(deadline=now + step.within) for step in chosen}
-    state = replace(
+    if not chosen:
+        return state
+    items = {
+        step.name: v.Item(deadline=now + step.within, generation=_next_generation(state, step.name))
+        for step in chosen
+    }
+    return replace(
         state,
         steps={**state.steps, **items},
         awaiting_order=state.awaiting_order - items.keys(),
         blocked=state.blocked - items.keys(),
     )
-    return state, tuple(map(w.RunOwnStep, items))
+
+
+def _next_generation(state: WorkerState, name: str) -> int:
+    """Return the generation of a step's next start: one starts once."""
+    begun = (item.generation for item in state.items if item.name == name)
+    return max(begun, default=0) + 1
 
 
 def _apply_event(  # noqa: PLR0911 - one case, one return
@@ -266,19 +285,11 @@ def _apply_event(  # noqa: PLR0911 - one case, one return
         case w.RayExited(evidence):
             return replace(state, ray=RayStep.DOWN, ray_evidence=evidence)
 
-        # Steps, shares and services on this node
-        case v.StepOver(name, failure) if name in state.steps:
-            item = state.steps[name]
-            item = item.lost(failure) if failure else item.ready()
-            return replace(state, steps={**state.steps, name: item})
+        # Steps, services and shares on this node
+        case v.ItemsReported(items):  # the head decides what follows for a service
+            return _apply_items(state, items)
         case ShareOver() if event.attempt == state.share_attempt:
             return _apply_share_end(state, event)
-        case v.ServiceReady() | v.ServiceWaits() | v.ServiceGone():  # the head decides what follows
-            known = state.services.get(event.name)
-            if known is None or event.generation not in (None, known.generation):
-                return state
-            known = replace(known, step=event.step, evidence=event.evidence)
-            return replace(state, services={**state.services, event.name: known})
         case _:
             return state
 
@@ -313,6 +324,12 @@ def _apply_answer(state: WorkerState, event: HeadSpoke, now: float) -> WorkerSta
     if state.phase is WorkerPhase.FINDING or not run_id:
         run_id = event.run_id
 
+    # What does it want here? None is nothing new.
+    wanted = state.wanted
+    if event.wanted is not None and event.wanted.is_later_than(wanted):
+        wanted = event.wanted
+        state = replace(state, addresses=wanted.addresses or state.addresses)
+
     last = event.phase
     if not last:
         last = "Ray's GCS answers" if event.ray_ready else "nothing"
@@ -332,7 +349,23 @@ def _apply_answer(state: WorkerState, event: HeadSpoke, now: float) -> WorkerSta
         has_agent=event.epoch is not None,
         bare_since=state.bare_since if event.epoch is None else None,
         given_rank=state.given_rank if event.rank is None else event.rank,
+        wanted=wanted,
     )
+
+
+def _apply_items(state: WorkerState, items: tuple[v.ItemReport, ...]) -> WorkerState:
+    """Return the state after a report of what runs here; a step that was stopped has not failed."""
+    running = state.running_steps
+    steps = {**state.steps}
+    for report in items:
+        item = steps.get(report.name)
+        if item is None or report.name not in running or report.generation < item.generation:
+            continue
+        if report.step is v.Step.READY:
+            steps[report.name] = item.ready()
+        elif report.step is v.Step.LOST:
+            steps[report.name] = item.lost(report.evidence)
+    return replace(state, items=items, steps=steps)
 
 
 def _reached(state: WorkerState, now: float) -> WorkerState:
@@ -388,15 +421,12 @@ def _leave_by_signal(state: WorkerState, signum: int = SIGTERM) -> Decision:
     return _leave(state, ends.stopped(signum, expected=state.goal.without_job))
 
 
-def _carry_out(  # noqa: PLR0911 - one order, one return
-    state: WorkerState, order: v.Order, now: float
-) -> Decision:
+def _carry_out(state: WorkerState, order: v.Order) -> Decision:
     """Carry out an order once, if it names an entry of this worker's own plan."""
     # Was it carried out already?
     last = state.last_order
     if last is not None and last.by == order.by and order.number <= last.number:
         return state, ()
-    is_other_head = last is not None and last.by != order.by
     state = replace(state, last_order=order)
     if order.addresses:
         state = replace(state, addresses=order.addresses)
@@ -404,10 +434,6 @@ def _carry_out(  # noqa: PLR0911 - one order, one return
     goal = state.goal
     name = order.name
     match order.kind:
-        case v.OrderKind.STOP:
-            # A stop is the expected end of a cluster without a job.
-            code = 0 if goal.without_job else 143
-            return _leave(state, ends.STOPPED_BY_HEAD.outcome(code=code, head=goal.head))
         case v.OrderKind.LEAVE if state.taken_at is not None:
             return _leave_by_signal(state)
 
@@ -419,12 +445,7 @@ def _carry_out(  # noqa: PLR0911 - one order, one return
         case v.OrderKind.PROBE if name == v.ALL_REDUCE and order.share is not None:
             return state, (w.RunProbe(name, "", order.share),)
 
-        # Work
-        case v.OrderKind.START_SERVICE if any(spec.name == name for spec in goal.services):
-            return _start_service(state, order, is_other_head=is_other_head)
-        case v.OrderKind.RUN_STEP if name in state.steps:
-            is_begun = name in state.running_steps or name in state.blocked
-            return (state, ()) if is_begun else _run_steps(state, {name}, now)
+        # Its share of the job
         case v.OrderKind.RUN_SHARE if goal.by_shares and order.share is not None:
             state = replace(state, share_attempt=order.generation, share_over=None)
             return state, (w.StartShare(order.generation, order.share),)
@@ -433,16 +454,6 @@ def _carry_out(  # noqa: PLR0911 - one order, one return
 
     refused = f"an order of the head's is refused: this node's plan has no {name!r} to run"
     return state, (v.LogLine(refused, "warning"),)
-
-
-def _start_service(state: WorkerState, order: v.Order, *, is_other_head: bool) -> Decision:
-    """Start a service of this node; one that runs is kept when a restarted head orders it again."""
-    known = state.services.get(order.name)
-    if is_other_head and known is not None and known.step is not v.Step.LOST:
-        return state, ()
-    services = {**state.services, order.name: v.Item(generation=order.generation)}
-    start = w.StartOwnService(order.name, order.generation)
-    return replace(state, services=services), (start,)
 
 
 def _end_in_any_phase(state: WorkerState, event: WorkerEvent, now: float) -> Decision | None:
@@ -621,7 +632,7 @@ def _fence_deadline(state: WorkerState) -> float | None:
     A plain Ray head begins no further attempt.
     """
     since = state.unreached_since
-    if since is None or state.is_plain_head or state.fenced or not _stops(state):
+    if since is None or state.is_plain_head or state.fenced or not _is_fence_needed(state):
         return None
     # The grace counts from the first silence. The head's own grace for this node counts from its
     # last contact: the fence must be done by then, but never acts on a moment's silence.
@@ -646,24 +657,31 @@ def _apply_fence(state: WorkerState, now: float) -> Decision:
     what = f"{out} ({state.evidence}): stopping all that runs here, since {why}"
     log = v.LogLine(what, "warning")
 
-    # What is stopped starts again once the head is reached: steps as blocked ones, Ray by a join.
+    # What is stopped starts again once the head is reached: steps as blocked ones, Ray by a join,
+    # services as the head wants them then.
     stops = _stops(state)
-    if w.StopSteps() in stops:
-        state = replace(state, blocked=state.blocked.union(state.running_steps))
+    state = replace(state, blocked=state.blocked.union(_fenced_steps(state)))
     if w.StopRay() in stops:
         state = replace(enter_joining(state, now), ray=RayStep.STOPPING, ray_ready=False)
     return replace(state, fenced=True, fenced_attempt=state.share_attempt), (log, *stops)
 
 
+def _is_fence_needed(state: WorkerState) -> bool:
+    """Return whether anything runs here that would run beside another attempt."""
+    serves = any(item.is_running and item.name not in state.steps for item in state.items)
+    return serves or bool(_fenced_steps(state) or _stops(state))
+
+
+def _fenced_steps(state: WorkerState) -> tuple[str, ...]:
+    """Return the running steps, once a head may have had them run."""
+    return state.running_steps if state.last_reply_at > 0 else ()
+
+
 def _stops(state: WorkerState) -> tuple[WorkerAction, ...]:
-    """Return the stops of all that runs here; of steps only those that a head may have ordered."""
+    """Return the stops of this node's share and of its Ray."""
     stops: list[WorkerAction] = []
-    if any(item.step is not v.Step.LOST for item in state.services.values()):
-        stops.append(w.StopServices())
     if state.share_runs:
         stops.append(w.StopShare())
-    if state.last_reply_at > 0 and state.running_steps:
-        stops.append(w.StopSteps())
     if state.ray in {RayStep.STARTING, RayStep.UP}:
         stops.append(w.StopRay())
     return tuple(stops)

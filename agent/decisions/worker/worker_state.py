@@ -12,9 +12,18 @@ from msgspec.structs import replace
 from agent.base import times
 from agent.base.ends import Outcome
 from agent.base.value import Value
-from agent.decisions.shared import Item, ItemReport, LocalWorkerEvent, Order, Step, WorkerAction
+from agent.decisions.shared import (
+    Item,
+    ItemReport,
+    LocalWorkerEvent,
+    NodeWanted,
+    Order,
+    Step,
+    Want,
+    WorkerAction,
+)
 from agent.job.gpu_split import GpuSplit
-from agent.job.services import PrepareStep, ServiceSpec, ordered_steps
+from agent.job.services import PrepareStep, ServiceSpec
 from agent.job.share import ShareOrder, ShareOver
 
 __all__ = ["ShareOver", "WorkerAction"]
@@ -44,7 +53,7 @@ class WorkerGoal(Value):
     head: str  # the head's address as configured, for messages
     limits: Mapping[str, float]  # the limit of each wait in seconds, by its key in the plan
     steps: tuple[PrepareStep, ...] = ()  # this node's, which must be done before it joins
-    services: tuple[ServiceSpec, ...] = ()  # what the head may order: all else is refused
+    services: tuple[ServiceSpec, ...] = ()  # what the head may want here: all else is refused
     without_job: bool = False  # AGENT_JOB=none: a stop is then the expected end, with code 0
     rank: int | None = None  # this node's rank, if its platform has one
     service_only_ranks: frozenset[int] = frozenset()  # of nodes that do not join Ray
@@ -93,13 +102,14 @@ class WorkerState(Value):
 
     # What else runs here.
     steps: Mapping[str, Item] = field(default_factory=dict)
-    awaiting_order: frozenset[str] = frozenset()  # steps that run when the head orders them
+    awaiting_order: frozenset[str] = frozenset()  # steps that run once the head wants them to
     blocked: frozenset[str] = frozenset()  # run after others of this node, or after the fence
-    services: Mapping[str, Item] = field(default_factory=dict)  # the services that the head ordered
+    wanted: NodeWanted | None = None  # by the head; None before it has decided anything
+    items: tuple[ItemReport, ...] = ()  # the services and steps that run here, or did
     share_attempt: int | None = None  # the attempt of this node's last share
     share_over: ShareOver | None = None  # the end of that share; None while it runs
     addresses: Mapping[str, str] = field(default_factory=dict)
-    """Of services on a rank, by the head's last order that had them; '' for the head's."""
+    """Of services on a rank, by the head's last message that had them; '' for the head's."""
     last_order: Order | None = None  # the last order that was carried out or refused
 
     def with_surviving_ray(self) -> WorkerState:
@@ -109,11 +119,12 @@ class WorkerState(Value):
         This state has the recorded head, run and attempt, and since when the head is out of reach.
         """
         since = self.unreached_since
+        done = {step.name: Item().ready() for step in self.goal.steps}  # before the join
         return replace(
             self,
             phase=WorkerPhase.FOLLOWING,
             has_agent=True,
-            steps={step.name: Item().ready() for step in self.goal.steps},  # done before a join
+            steps=done,
             ray=RayStep.UP,
             last_reached_at=-times.REPLY_AGE if since is None else since,
             has_joined_before=True,
@@ -178,22 +189,27 @@ def enter_joining(state: WorkerState, now: float) -> WorkerState:
     return replace(state, phase=WorkerPhase.JOINING, phase_since=now, retry_at=None)
 
 
+def wanted_of(state: WorkerState) -> Mapping[str, Want]:
+    """Return what this node is to run, by name: its steps, and the services that the head wants.
+
+    A fence ends the services; afterwards the head wants their next generation.
+    """
+    steps = {name: Want(state.steps[name].generation) for name in state.running_steps}
+    wanted = state.wanted
+    if wanted is None or state.fenced:
+        return steps
+    return {**{n: want for n, want in wanted.wants.items() if n not in state.steps}, **steps}
+
+
 def item_reports(state: WorkerState) -> tuple[ItemReport, ...]:
-    """Return the reports about ordered services and steps, and steps that others depend on."""
-    goal = state.goal
-
-    # Which steps concern the head: those that others depend on, and those that it orders.
-    needed = {name for step in goal.steps for name in step.after}
-    needed |= {name for spec in goal.services for name in spec.after}
-    needed |= {step.name for step in ordered_steps(goal.steps)}
-    steps = {name: item for name, item in state.steps.items() if name in needed}
-
-    items = {**state.services, **steps}
+    """Return what the head is told of this node's services and steps, those to come included."""
+    known = {item.name: item for item in state.items}
     running = state.running_steps
-    return tuple(
-        ItemReport(name, item.step, item.evidence, item.generation, is_running=name in running)
-        for name, item in items.items()
-    )
+    steps = {
+        name: ItemReport(name, item.step, item.evidence, item.generation, name in running)
+        for name, item in state.steps.items()
+    }
+    return tuple({**known, **steps}.values())
 
 
 class HeadSpoke(LocalWorkerEvent):
@@ -209,6 +225,7 @@ class HeadSpoke(LocalWorkerEvent):
     rank: int | None = None  # the rank that it assigned to this node, if the platform has none
     attempt: int = 0  # its current or last attempt; 0 without an agent
     run_id: str = ""  # its run id; '' before it has this node's run id
+    wanted: NodeWanted | None = None  # what it wants here, if that has changed
 
 
 class HeadSilent(LocalWorkerEvent):
@@ -251,27 +268,6 @@ class StartRay(WorkerAction):
 
 class StopRay(WorkerAction):
     """Stop this node's Ray; RayExited follows."""
-
-
-class StopServices(WorkerAction):
-    """Stop all services here; ServiceGone follows for each."""
-
-
-class StartOwnService(WorkerAction):
-    """Start a service of this node's plan."""
-
-    name: str
-    generation: int
-
-
-class StopSteps(WorkerAction):
-    """Stop all prepare steps here; no event follows."""
-
-
-class RunOwnStep(WorkerAction):
-    """Run a prepare step of this node's plan."""
-
-    name: str
 
 
 class StartShare(WorkerAction):

@@ -16,7 +16,7 @@ from agent.decisions.head import head_decide as head
 from agent.decisions.head import head_state as h
 from agent.decisions.head.fleet import RayNode, Worker
 from agent.decisions.head.head_goal import HeadGoal
-from agent.decisions.shared import ItemReport, ServiceReady, Step, StopAsked
+from agent.decisions.shared import ItemReport, ItemsReported, Step, StopAsked
 from agent.job.services import ON_EVERY, Latency, ServiceSpec, TcpProbe
 from agent.node.figures import DiskFigures, Figures, GpuFigures
 from agent.plan import waits as wait_keys
@@ -112,7 +112,7 @@ def states(size: int, *, by_torchrun: bool = False) -> Iterator[tuple[str, h.Hea
         nodes.append(RayNode(f"node{number}", report.worker.ip))
     for number in range(1, size + 1):  # the head orders a service on the worker's first report
         state, _ = head.decide(state, worker(number, joined=number <= size // 2), 1.5)
-    state, _ = head.decide(state, ServiceReady(SERVICE.name), 1.6)
+    state, _ = head.decide(state, ItemsReported((ItemReport(SERVICE.name, Step.READY),)), 1.6)
     if not by_torchrun:
         state, _ = head.decide(state, h.RayNodes(tuple(nodes)), 2.0)
     yield f"booting{how}", state

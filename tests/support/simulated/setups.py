@@ -140,10 +140,10 @@ HARMLESS = {
 _DELAYS = (None, None, 0.0, 0.02, 0.3, 1.0, 3.0)
 _HEAD_ACTIONS = (
     *("Persist", "SubmitJob", "FollowJob", "StopJob", "ClearAttempt", "EndRun"),
-    *("StartService", "OrderStep", "AskNodes", "RestartRay"),
+    *("Publish", "Publish", "AskNodes", "RestartRay"),
 )
 _WORKER_ACTIONS = (
-    *("StartRay", "StopRay", "EndWorker", "RunOwnStep", "StartOwnService", "StartShare"),
+    *("StartRay", "StopRay", "EndWorker", "Publish", "Publish", "StartShare"),
     *("StopShare", "SendLog"),
 )
 

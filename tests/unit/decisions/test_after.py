@@ -18,12 +18,7 @@ from agent.decisions.shared import (
     HERE,
     ItemReport,
     LogLine,
-    Order,
-    OrderKind,
-    ServiceGone,
-    ServiceReady,
     Step,
-    StepOver,
 )
 from agent.decisions.worker import worker_state as w
 from agent.job.services import (
@@ -48,9 +43,12 @@ from support.heads import (
     SUBMITTED,
     TICK,
     History,
+    Started,
     Trace,
     goal,
+    lost,
     nodes,
+    ready,
     reported,
 )
 
@@ -77,17 +75,13 @@ def of(*rows: PrepareStep | ServiceSpec, workers: int = 0) -> HeadGoal:
 
 def begins(trace: Trace) -> list[str]:
     """Name the steps and services that the head starts at once, or holds back."""
-    return [
-        action.sentence if isinstance(action, LogLine) else f"{type(action).__name__} {action.name}"
-        for action in trace.state.actions
-        if isinstance(action, LogLine | h.StartService | h.OrderStep)
-    ]
+    held = [action.sentence for action in trace.state.actions if isinstance(action, LogLine)]
+    return [f"Started {one.name}" for one in trace.at_once] + held
 
 
 def starts(trace: Trace) -> list[str]:
     """Name the started items, their node, and the items that each waited for."""
-    kinds = h.StartService | h.OrderStep
-    return [f"{deed.name} {deed.node}" for deed in trace.effects if isinstance(deed, kinds)]
+    return [f"{deed.name} {deed.node}" for deed in trace.effects if isinstance(deed, Started)]
 
 
 def says(n: int, *done: str, at: float, rank: int | None = None, pending: str = "") -> h.HeadEvent:
@@ -106,36 +100,36 @@ def test_the_reward_server_waits_for_the_data_and_has_its_time_from_its_own_star
     """Items without dependencies start at once; the data takes longer than the server's limit."""
     trace = Trace(of(EACH, MAKE, ASKED), [])
     assert begins(trace) == [
-        f"OrderStep {PREPARE_EACH}",
+        f"Started {PREPARE_EACH}",
         f"{PREPARE} waits for {PREPARE_EACH}",
         f"{REWARD} waits for {PREPARE_EACH} and {PREPARE}",
     ]
     trace.take(nodes(), 3)
-    trace.take(StepOver(PREPARE_EACH), 90)
+    trace.take(ready(PREPARE_EACH), 90)
     assert starts(trace) == [f"{PREPARE} {HERE}"]
     (server, step) = head.pending_waits(trace.state)
     assert (server.what, server.evidence) == (REWARD, f"not started, waits for {PREPARE}")
     assert (step.what, step.deadline) == (PREPARE, 190.0)
     trace.take(TICK, 180)
-    trace.take(StepOver(PREPARE), 185)
+    trace.take(ready(PREPARE), 185)
     assert starts(trace) == [f"{PREPARE} {HERE}", f"{REWARD} {HERE}"]
     (server,) = head.pending_waits(trace.state)
     assert (server.evidence, server.deadline) == ("", 185.0 + REWARD_SPEC.within)
-    trace.take(ServiceReady(REWARD), 400)
+    trace.take(ready(REWARD), 400)
     assert (trace.state.phase, trace.outcomes) == (HeadPhase.SUBMITTING, [])
 
 
 @pytest.mark.parametrize(
     ("history", "reason"),
     [
-        ([(9, StepOver(PREPARE_EACH, "exit code 2"))], f"{PREPARE_EACH} failed: exit code 2"),
+        ([(9, lost(PREPARE_EACH, "exit code 2"))], f"{PREPARE_EACH} failed: exit code 2"),
         ([(100, TICK)], f"{PREPARE_EACH} not ready in time"),
         (
-            [(9, StepOver(PREPARE_EACH)), (109, TICK)],
+            [(9, ready(PREPARE_EACH)), (109, TICK)],
             f"{PREPARE} not ready in time",
         ),
         (
-            [(9, StepOver(PREPARE_EACH)), (10, StepOver(PREPARE)), (11, LOST)],
+            [(9, ready(PREPARE_EACH)), (10, ready(PREPARE)), (11, LOST)],
             f"{REWARD} ended before it was ready: exit code 1",
         ),
     ],
@@ -151,9 +145,9 @@ def test_an_agent_that_resumes_has_the_completed_steps() -> None:
     """A step that a killed agent finished does not run again; others still wait for theirs."""
     made = of(EACH, MAKE, ASKED)
     trace = Trace(replace(made, finished_steps=frozenset({PREPARE_EACH})), [])
-    assert begins(trace) == [f"OrderStep {PREPARE}", f"{REWARD} waits for {PREPARE}"]
+    assert begins(trace) == [f"Started {PREPARE}", f"{REWARD} waits for {PREPARE}"]
     trace = Trace(replace(made, finished_steps=frozenset({PREPARE_EACH, PREPARE})), [])
-    assert begins(trace) == [f"StartService {REWARD}"]
+    assert begins(trace) == [f"Started {REWARD}"]
     shared = replace(EACH, once="/data/.done")
     done = Trace(replace(of(shared), finished_steps=frozenset({PREPARE_EACH})), [(1, TICK)])
     assert done.state.steps.holders == {}
@@ -163,14 +157,14 @@ def test_a_restart_waits_for_what_is_gone_too() -> None:
     """A service is restarted once its dependency answers; its own limit counts from then."""
     first = replace(RETRIEVER_SPEC, where=ON_HEAD, after=())
     trace = Trace(of(first, replace(REWARD_SPEC, after=(RETRIEVER,))), [(3, nodes())])
-    for event in (ServiceReady(RETRIEVER), ServiceReady(REWARD), SUBMITTED):
+    for event in (ready(RETRIEVER), ready(REWARD), SUBMITTED):
         trace.take(event, 10)
-    trace.take(ServiceGone(RETRIEVER, "exit code 1"), 20)
-    trace.take(ServiceGone(REWARD, "exit code 1"), 21)
+    trace.take(lost(RETRIEVER, "exit code 1"), 20)
+    trace.take(lost(REWARD, "exit code 1"), 21)
     assert starts(trace) == [f"{REWARD} {HERE}", f"{RETRIEVER} {HERE}"]
     assert f"{REWARD} waits for {RETRIEVER}" in trace.log
-    trace.take(ServiceReady(RETRIEVER, generation=2), 100)
-    assert trace.effects[-1] == h.StartService(REWARD, HERE, 2)
+    trace.take(ready(RETRIEVER, generation=2), 100)
+    assert trace.effects[-1] == Started(REWARD, HERE, 2)
     item = trace.state.services.by_key[HERE, REWARD]
     assert (item.deadline, trace.state.services.blocked) == (
         100 + REWARD_SPEC.restarted_within,
@@ -182,11 +176,11 @@ def test_a_restart_that_waits_in_vain_ends_the_run() -> None:
     """Its dependency is lost for good; otherwise its own limit would end the run."""
     first = replace(RETRIEVER_SPEC, where=ON_HEAD, restarts=1)
     trace = Trace(of(first, replace(REWARD_SPEC, after=(RETRIEVER,))), [(3, nodes())])
-    for event in (ServiceReady(RETRIEVER), ServiceReady(REWARD), SUBMITTED):
+    for event in (ready(RETRIEVER), ready(REWARD), SUBMITTED):
         trace.take(event, 10)
-    trace.take(ServiceGone(RETRIEVER, "exit code 1"), 20)
-    trace.take(ServiceGone(REWARD, "exit code 1"), 21)
-    trace.take(ServiceGone(RETRIEVER, "exit code 1", generation=2), 30)
+    trace.take(lost(RETRIEVER, "exit code 1"), 20)
+    trace.take(lost(REWARD, "exit code 1"), 21)
+    trace.take(lost(RETRIEVER, "exit code 1", 2), 30)
     assert trace.finish()
     assert f"{RETRIEVER} is lost for good" in str(trace.state.outcome)
 
@@ -196,15 +190,15 @@ def test_what_is_given_up_is_not_waited_for() -> None:
     first = replace(RETRIEVER_SPEC, where=ON_HEAD, essential=False)
     server, cache = (replace(one, after=(RETRIEVER,)) for one in (REWARD_SPEC, ON_WORKERS))
     trace = Trace(of(first, server, cache, workers=1), [(3, nodes(2)), (4, says(2, at=4))])
-    trace.take(ServiceGone(RETRIEVER, "exit code 1"), 20)
-    assert starts(trace) == ["cache agent2", f"{REWARD} {HERE}"]
+    trace.take(lost(RETRIEVER, "exit code 1"), 20)
+    assert starts(trace) == [f"{REWARD} {HERE}", "cache agent2"]
     assert "the run goes on without it" in trace.log
 
 
 def test_what_a_run_lacks_is_not_waited_for() -> None:
     """AGENT_PREPARE may not be set, and the model may be a path."""
     trace = Trace(of(ASKED, replace(FINDER, after=("AGENT_MODEL", "data"))), [])
-    assert begins(trace) == [f"StartService {REWARD}", f"StartService {RETRIEVER}"]
+    assert begins(trace) == [f"Started {REWARD}", f"Started {RETRIEVER}"]
 
 
 # --- on workers ----------------------------------------------------------------------------------
@@ -217,10 +211,10 @@ def test_a_service_of_every_node_waits_for_its_own_node() -> None:
     trace.take(says(3, PREPARE_EACH, at=5), 5)
     assert starts(trace) == [f"{RETRIEVER} agent3"]
     assert f"{RETRIEVER} on pod2 waits for {PREPARE_EACH}" in trace.log
-    trace.take(StepOver(PREPARE_EACH), 6)
+    trace.take(ready(PREPARE_EACH), 6)
     assert starts(trace) == [f"{RETRIEVER} agent3", f"{RETRIEVER} {HERE}"]
-    trace.take(ServiceReady(RETRIEVER), 7)
-    trace.take(ServiceReady(RETRIEVER, "agent3"), 7)
+    trace.take(ready(RETRIEVER), 7)
+    trace.take(says(3, PREPARE_EACH, RETRIEVER, at=7), 7)
     trace.take(says(2, PREPARE_EACH, at=500), 500)
     assert starts(trace)[2:] == [f"{RETRIEVER} agent2"]
     item = trace.state.services.by_key["agent2", RETRIEVER]
@@ -234,9 +228,9 @@ def test_what_runs_elsewhere_starts_all_that_waits_for_it() -> None:
     trace = Trace(of(EACH, MAKE, DATA, cache, ON_RANK, server, workers=2), [(3, nodes(2, 3))])
     trace.take(says(3, pending=f"data {PREPARE_EACH}", rank=2, at=4), 4)
     assert starts(trace) == []
-    trace.take(StepOver(PREPARE_EACH), 5)
-    trace.take(StepOver(PREPARE), 6)
-    assert starts(trace)[1:] == ["cache agent3", f"data {HERE}", "data agent3"]
+    trace.take(ready(PREPARE_EACH), 5)
+    trace.take(ready(PREPARE), 6)
+    assert sorted(starts(trace)[1:]) == ["cache agent3", "data agent3", f"data {HERE}"]
     trace.take(says(2, "data", PREPARE_EACH, rank=1, at=7), 7)
     assert starts(trace)[4:] == ["cache agent2", "judge agent2"]
     trace.take(says(2, "data", PREPARE_EACH, "judge", rank=1, at=8), 8)
@@ -248,7 +242,7 @@ def test_a_step_by_order_waits_for_a_step_of_the_head() -> None:
     trace = Trace(of(replace(MAKE, after=()), DATA, workers=2), [(3, nodes(2, 3))])
     trace.take(says(2, pending="data", at=4), 4)
     assert starts(trace) == []
-    trace.take(StepOver(PREPARE), 5)
+    trace.take(ready(PREPARE), 5)
     trace.take(says(3, pending="data", at=6), 6)
     assert starts(trace) == [f"data {HERE}", "data agent2", "data agent3"]
 
@@ -274,7 +268,7 @@ def test_a_step_by_order_waits_for_a_service_elsewhere() -> None:
     trace.take(says(3, pending="data", rank=2, at=4), 4)
     assert starts(trace) == ["judge agent2"]
     trace.take(says(2, "judge", pending="data", rank=1, at=8), 8)
-    assert starts(trace)[1:] == [f"data {HERE}", "data agent2", "data agent3"]
+    assert sorted(starts(trace)[1:]) == ["data agent2", "data agent3", f"data {HERE}"]
 
 
 def test_the_services_of_all_workers_are_waited_for() -> None:
@@ -287,13 +281,13 @@ def test_the_services_of_all_workers_are_waited_for() -> None:
     trace.take(says(3, at=6), 6)
     trace.take(says(3, "cache", at=7), 7)
     assert starts(trace)[2:] == [f"{REWARD} {HERE}"]
-    assert begins(Trace(of(ON_WORKERS, server), [])) == [f"StartService {REWARD}"]
+    assert begins(Trace(of(ON_WORKERS, server), [])) == [f"Started {REWARD}"]
 
 
 def test_another_agent_of_a_node_is_waited_for_anew() -> None:
     """A service that waits there ends with its node; only the next agent's step counts."""
     made = of(EACH, replace(FINDER, after=(PREPARE_EACH,)), workers=1)
-    trace = Trace(made, [(2, StepOver(PREPARE_EACH)), (3, nodes(2))])
+    trace = Trace(made, [(2, ready(PREPARE_EACH)), (3, nodes(2))])
     trace.take(says(2, pending=PREPARE_EACH, at=4), 4)
     trace.take(h.WorkerReplaced("agent2"), 5)
     again = says(2, PREPARE_EACH, at=6)
@@ -304,18 +298,28 @@ def test_another_agent_of_a_node_is_waited_for_anew() -> None:
 
 
 def test_what_an_earlier_head_had_started_is_not_started_again() -> None:
-    """It runs there already, independent of this head's waits."""
+    """It runs there already, independent of this head's waits: that generation is wanted."""
     made = of(EACH, MAKE, replace(FINDER, after=(PREPARE,)), workers=1)
-    trace = Trace(made, [(3, nodes(2)), (4, says(2, at=4)), (5, says(2, RETRIEVER, at=5))])
-    trace.take(StepOver(PREPARE_EACH), 6)
-    trace.take(StepOver(PREPARE), 7)
-    assert starts(trace) == [f"{PREPARE} {HERE}", f"{RETRIEVER} {HERE}"]
+    serves = (ItemReport(RETRIEVER, Step.READY, generation=3, is_running=True),)
+    trace = Trace(made, [(3, nodes(2)), (5, reported(2, reported_at=5, items=serves))])
+    assert trace.effects == [Started(RETRIEVER, "agent2", 3)]
+    trace.take(ready(PREPARE_EACH), 6)
+    trace.take(ready(PREPARE), 7)
+    assert starts(trace)[1:] == [f"{PREPARE} {HERE}", f"{RETRIEVER} {HERE}"]
+
+
+def test_what_has_ended_under_an_earlier_head_is_started_as_its_next_generation() -> None:
+    """A generation starts once, whichever head wanted it."""
+    ended = (ItemReport(RETRIEVER, Step.LOST, "exit code 1", generation=3),)
+    trace = Trace(of(replace(FINDER, after=()), workers=1), [(3, nodes(2))])
+    trace.take(reported(2, reported_at=5, items=ended), 5)
+    assert trace.effects == [Started(RETRIEVER, "agent2", 4)]
 
 
 def test_a_node_whose_step_fails_is_named() -> None:
     """A node with only a service: its last report ends the wait for its rank."""
     alone = replace(ON_RANK, where=Where("rank", 1), alone=True, after=(PREPARE_EACH,))
-    trace = Trace(of(EACH, alone), [(2, StepOver(PREPARE_EACH)), (3, nodes())])
+    trace = Trace(of(EACH, alone), [(2, ready(PREPARE_EACH)), (3, nodes())])
     trace.take(says(2, pending=PREPARE_EACH, rank=1, at=4), 4)
     assert (trace.state.phase, starts(trace)) == (HeadPhase.BOOTING, [])
     failed = f"{PREPARE_EACH} failed: exit code 5"
@@ -346,13 +350,13 @@ def test_nothing_starts_too_early_and_nothing_waits_for_ever(
     words |= {("data", node): Step.PENDING for node in ("agent2", "agent3")}
     seen = 0
     for at, (choice, is_well) in enumerate(choices, 2):
-        new = [d for d in trace.effects[seen:] if isinstance(d, h.StartService | h.OrderStep)]
+        new = [d for d in trace.effects[seen:] if isinstance(d, Started)]
         seen = len(trace.effects)
         for deed in new:
             for name in AFTER[deed.name]:
                 home = deed.node if name in ON_EVERY_NODE else HERE
                 assert words.get((name, home)) is Step.READY, (deed, name)
-            number = deed.generation if isinstance(deed, h.StartService) else 1
+            number = deed.generation if isinstance(deed, Started) else 1
             runs.append((deed.name, deed.node, number))
             words[deed.name, deed.node] = Step.PENDING
         if not runs or trace.outcomes:
@@ -371,12 +375,12 @@ def test_nothing_starts_too_early_and_nothing_waits_for_ever(
             n = int(node.removeprefix("agent"))
             trace.take(reported(n, rank=n - 1, reported_at=at, items=items, has_left=has_left), at)
         elif is_step:
-            trace.take(StepOver(name, failure), at)
+            trace.take(lost(name, failure), at)
         elif is_well:
-            trace.take(ServiceReady(name), at)
+            trace.take(ready(name), at)
             runs.append((name, node, number))  # and may fail later
         else:
-            trace.take(ServiceGone(name, failure), at)
+            trace.take(lost(name, failure), at)
     assert trace.finish(200)
     assert trace.outcomes or not trace.state.services.blocked
 
@@ -396,20 +400,20 @@ def test_a_workers_own_steps_follow_each_other_without_the_head() -> None:
     assert (one.what, other.what, other.evidence) == (
         *(PREPARE_EACH, "last", f"not started, waits for {PREPARE_EACH}"),
     )
-    trace.take(StepOver(PREPARE_EACH), 95)
-    assert trace.effects == [w.RunOwnStep("last")]
+    trace.take(ready(PREPARE_EACH), 95)
+    assert trace.effects == [workers.Began("last")]
     trace.take(workers.replied(), 120)
-    trace.take(StepOver("last"), 190)
+    trace.take(ready("last"), 190)
     assert trace.outcomes == []
     assert isinstance(trace.effects[-1], w.StartRay)
 
 
 def test_a_workers_step_that_fails_ends_it() -> None:
     """Steps that depend on it do not run."""
-    trace = workers.WorkerTrace(OF_LOCAL, [(9, StepOver(PREPARE_EACH, "exit code 2"))])
+    trace = workers.WorkerTrace(OF_LOCAL, [(9, lost(PREPARE_EACH, "exit code 2"))])
     (end,) = trace.outcomes
     assert (end.exit_code, end.reason) == (69, f"{PREPARE_EACH} failed: exit code 2")
-    assert not any(isinstance(deed, w.RunOwnStep) for deed in trace.effects)
+    assert not any(isinstance(deed, workers.Began) for deed in trace.effects)
 
 
 def test_a_step_after_one_by_order_is_by_order_as_well() -> None:
@@ -421,7 +425,8 @@ def test_a_step_after_one_by_order_is_by_order_as_well() -> None:
     trace = workers.WorkerTrace(of_data, [(1, workers.replied())])
     turn = next(wait for wait in worker.pending_waits(trace.state) if wait.key == "turn")
     assert turn.evidence.startswith(f"data waits for {PREPARE}; ")
-    assert [item.name for item in worker.item_reports(trace.state)] == ["data"]
+    items = worker.item_reports(trace.state)
+    assert [(item.name, item.is_running) for item in items][-1] == ("data", False)
 
 
 def test_the_time_of_what_it_waits_for_counts_before_its_own() -> None:
@@ -440,10 +445,10 @@ def test_a_plain_head_orders_nothing() -> None:
     made = replace(OF_LOCAL, steps=(GIVEN, LAST, DATA))
     gcs_alone = workers.replied(epoch=None)
     trace = workers.WorkerTrace(made, [(2, gcs_alone), (2 + times.PLAIN_RAY, gcs_alone)])
-    assert trace.effects == [w.RunOwnStep(PREPARE_EACH), w.RunOwnStep("data")]
-    trace.take(StepOver("data"), 13)
-    trace.take(StepOver(PREPARE_EACH), 14)
-    assert trace.effects[2:] == [w.RunOwnStep("last")]
+    assert trace.effects == [workers.Began(PREPARE_EACH), workers.Began("data")]
+    trace.take(ready("data"), 13)
+    trace.take(ready(PREPARE_EACH), 14)
+    assert trace.effects[2:] == [workers.Began("last")]
 
 
 def test_what_waits_is_not_started_out_of_reach() -> None:
@@ -451,21 +456,21 @@ def test_what_waits_is_not_started_out_of_reach() -> None:
     silent = w.HeadSilent("no answer")
     trace = workers.WorkerTrace(OF_LOCAL, [(2, workers.replied(ready=False)), (3, silent)])
     trace.take(workers.TICK, 51)
-    trace.take(StepOver(PREPARE_EACH), 51.1)
-    assert trace.effects == [w.StopSteps()]
+    trace.take(ready(PREPARE_EACH), 51.1)
+    assert trace.effects == [workers.Ended(PREPARE_EACH)]
     trace.take(workers.replied(ready=False), 60)
-    trace.take(StepOver(PREPARE_EACH), 70)
-    assert trace.effects[1:] == [w.RunOwnStep(PREPARE_EACH), w.RunOwnStep("last")]
+    trace.take(ready(PREPARE_EACH), 70)
+    assert trace.effects[1:] == [workers.Began(PREPARE_EACH, 2), workers.Began("last")]
 
 
 def test_an_order_starts_a_step_once() -> None:
     """Also if the head had no agent before, and the step waits for another of this node."""
-    ordered = w.Ordered(Order("head1", 1, OrderKind.RUN_STEP, "last"))
     made = replace(OF_LOCAL, steps=(GIVEN, LAST))
     gcs_alone, later = workers.replied(epoch=None), 1 + times.PLAIN_RAY
-    trace = workers.WorkerTrace(made, [(1, gcs_alone), (later, gcs_alone), (later + 1, ordered)])
-    trace.take(StepOver(PREPARE_EACH), 13)
-    assert trace.effects == [w.RunOwnStep(PREPARE_EACH), w.RunOwnStep("last")]
+    trace = workers.WorkerTrace(made, [(1, gcs_alone), (later, gcs_alone)])
+    trace.take(workers.wanted(1, "last"), later + 1)
+    trace.take(ready(PREPARE_EACH), 13)
+    assert trace.effects == [workers.Began(PREPARE_EACH), workers.Began("last")]
 
 
 # --- the plan ------------------------------------------------------------------------------------

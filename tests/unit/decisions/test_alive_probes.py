@@ -15,13 +15,25 @@ from aiohttp import web
 from msgspec.structs import replace
 
 from agent.decisions.durable import Durable
-from agent.decisions.head import head_state as h
-from agent.decisions.shared import HERE, Outage, ServiceGone, ServiceReady, ServiceWaits
+from agent.decisions.shared import HERE, Outage
 from agent.job.services import LivenessCheck, LogPattern, Placeholders, ScoringProbe, ServiceSpec
 from agent.processes.connecting import ConnectionRefused, PerhapsBusy, port_answers
 from agent.processes.probing import ReadinessProbe, ServerReply, reply_evidence, until_dead
 from agent.processes.process import cpu_of
-from support.heads import REWARD, RUNNING, SERVED, TICK, WITH_REWARD, Trace, goal, job
+from support.heads import (
+    REWARD,
+    RUNNING,
+    SERVED,
+    TICK,
+    WITH_REWARD,
+    Started,
+    Trace,
+    goal,
+    job,
+    lost,
+    pending,
+    ready,
+)
 from support.reward_process import reward_server
 
 LATE = PerhapsBusy("no answer within 60 s")
@@ -125,19 +137,19 @@ def test_what_only_logs_is_not_asked_again() -> None:
 
 def test_outages_are_recorded() -> None:
     """From the time when a service is no longer ready until it answers again."""
-    dead = ServiceGone(REWARD, "no answer within 60 s, 3 times in a row")
+    dead = lost(REWARD, "no answer within 60 s, 3 times in a row")
     trace = Trace(WITH_REWARD, [*SERVED, (10, dead), (11, TICK)])
     assert [*trace.state.durable.outages] == [Outage(REWARD, HERE, 10)]
     assert "reward server is down (no answer within 60 s, 3 times in a row): restart 1" in trace.log
-    trace.take(ServiceReady(REWARD, generation=2), 15)
+    trace.take(ready(REWARD, generation=2), 15)
     assert [*trace.state.durable.outages] == [Outage(REWARD, HERE, 10, 15)]
-    trace.take(ServiceGone(REWARD, "exit code 1", generation=2), 30)
+    trace.take(lost(REWARD, "exit code 1", 2), 30)
     assert [*trace.state.durable.outages][1:] == [Outage(REWARD, HERE, 30)]
 
 
 def test_outages_outlive_the_agent() -> None:
     """Each change is saved for the next agent, where an open one ends with the next answer."""
-    dead = ServiceGone(REWARD, "exit code 1")
+    dead = lost(REWARD, "exit code 1")
     trace = Trace(WITH_REWARD, [*SERVED, (10, dead), (11, TICK)])
     assert [one.outages for one in trace.persisted if one.outages] == [(Outage(REWARD, HERE, 10),)]
     former = (
@@ -145,14 +157,14 @@ def test_outages_outlive_the_agent() -> None:
         Outage("judge", "pod1", -70),
         Outage(REWARD, HERE, -5),
     )
-    again = Trace(WITH_REWARD, [(1, ServiceReady(REWARD))], Durable("run", outages=former))
+    again = Trace(WITH_REWARD, [(1, ready(REWARD))], Durable("run", outages=former))
     assert again.state.durable.outages == (*former[:2], Outage(REWARD, HERE, -5, 1))
     assert again.persisted == [again.state.durable]
 
 
 def test_the_first_start_is_no_outage() -> None:
     """A service that was never ready has no outage."""
-    trace = Trace(WITH_REWARD, [(1, ServiceWaits(REWARD, "refused")), (5, ServiceReady(REWARD))])
+    trace = Trace(WITH_REWARD, [(1, pending(REWARD, "refused")), (5, ready(REWARD))])
     assert trace.state.durable.outages == ()
 
 
@@ -164,14 +176,14 @@ URL = ServiceSpec(
 def test_somebody_elses_server_is_waited_for() -> None:
     """The agent cannot restart it: the job continues for AGENT_WAIT_REWARD, then ends with 69."""
     of = replace(goal(), services=(URL,))
-    ready = (2.0, ServiceReady(REWARD))
+    answers_at = (2.0, ready(REWARD))
     for answers in (True, False):
-        trace = Trace(of, [ready, *RUNNING, (10, ServiceGone(REWARD, "connection refused"))])
+        trace = Trace(of, [answers_at, *RUNNING, (10, lost(REWARD, "connection refused"))])
         assert "reward server no longer answers (connection refused): it is asked for" in trace.log
-        assert trace.effects[-1] == h.StartService(REWARD, generation=2)
+        assert trace.effects[-1] == Started(REWARD, generation=2)
         trace.take(job("RUNNING"), 100)
         if answers:
-            trace.take(ServiceReady(REWARD, generation=2), 200)
+            trace.take(ready(REWARD, generation=2), 200)
         trace.take(job("RUNNING"), 200)
         trace.take(job("RUNNING"), 309)
         assert trace.state.outcome is None

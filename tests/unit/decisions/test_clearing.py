@@ -13,7 +13,7 @@ from agent.decisions.head import head_state as h
 from agent.decisions.head.head_state import HeadPhase
 from agent.decisions.shared import LogLine
 from agent.decisions.stall import Stalled
-from support.heads import TICK, History, Trace, goal, job, lost, nodes, reported
+from support.heads import TICK, History, Trace, after_losses, goal, job, nodes, reported
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -129,7 +129,7 @@ def test_this_node_must_be_clear_too() -> None:
 
 def test_a_restarted_head_has_the_earlier_nodes() -> None:
     """From its record: a silent worker gets its grace, one that reports must have ended it."""
-    known = lost(LostAttempt(5.0, "x"))
+    known = after_losses(LostAttempt(5.0, "x"))
     known = replace(known, ended=(replace(known.ended[0], nodes=("pod2", "pod4")),))
     history: History = [(3, nodes(3)), (4, runs(3, 2)), (30, TICK)]
     trace = Trace(goal(1, retries=3), history, known)

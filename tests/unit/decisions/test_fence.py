@@ -6,21 +6,18 @@ import pytest
 from msgspec.structs import replace
 
 from agent.decisions import worker
-from agent.decisions.shared import Order, OrderKind, StepOver
+from agent.decisions.shared import Order, OrderKind, Step
 from agent.decisions.worker import worker_state as w
 from agent.decisions.worker.worker_state import (
     RayStep,
-    RunOwnStep,
     StartRay,
     StopRay,
-    StopServices,
     StopShare,
-    StopSteps,
     WorkerPhase,
 )
 from agent.frameworks.recipe import NodeSize
 from agent.job.share import ShareEnd, ShareOrder, ShareOver
-from support.heads import RETRIEVER
+from support.heads import RETRIEVER, ready
 from support.workers import (
     DOWN,
     GOAL,
@@ -28,13 +25,15 @@ from support.workers import (
     SILENT,
     STEP,
     TICK,
+    Began,
+    Ended,
     History,
     WorkerTrace,
     goal,
     replied,
+    wanted,
 )
 
-START = Order("head1", 1, OrderKind.START_SERVICE, RETRIEVER)
 PART = Order(
     "head1", 2, OrderKind.RUN_SHARE, "job", 1, share=ShareOrder(1, (NodeSize(1), NodeSize(1)))
 )
@@ -45,7 +44,7 @@ GCS = replied(epoch=None)
 
 def stops(trace: WorkerTrace) -> list[w.WorkerAction]:
     """Return the stopped items, in order."""
-    kinds = StopRay | StopShare | StopServices | StopSteps
+    kinds = StopRay | StopShare | Ended
     return [deed for deed in trace.effects if isinstance(deed, kinds)]
 
 
@@ -94,11 +93,23 @@ def test_one_of_both_is_enough(reached: w.HeadSpoke) -> None:
 
 def test_services_end_too() -> None:
     """Also if no Ray runs yet; each is stopped once."""
-    history: History = [(2, replied(ready=False)), (3, w.Ordered(START)), (4, SILENT)]
+    history: History = [(2, replied(ready=False)), (3, wanted(1, RETRIEVER)), (4, SILENT)]
     trace = WorkerTrace(GOAL, [*history, (52, TICK), (53, TICK)])
-    assert stops(trace) == [StopServices()]
-    joined = WorkerTrace(GOAL, [*HEARD, (40, w.Ordered(START)), (79, TICK), (80, TICK)])
-    assert stops(joined) == [StopServices(), StopRay()]
+    assert stops(trace) == [Ended(RETRIEVER)]
+    serves = (30, replace(replied(), wanted=wanted(1, RETRIEVER).wanted))
+    joined = WorkerTrace(GOAL, [*JOINED, serves, (31, SILENT), (79, TICK), (80, TICK)])
+    assert stops(joined) == [StopRay(), Ended(RETRIEVER)]
+
+
+def test_a_service_that_the_fence_ended_starts_by_a_later_decision_alone() -> None:
+    """The head learns that it is lost, and wants the next generation."""
+    history: History = [(2, wanted(1, RETRIEVER)), (4, SILENT), (52, TICK), (53, replied())]
+    trace = WorkerTrace(GOAL, history)
+    assert (stops(trace), trace.state.fenced) == ([Ended(RETRIEVER)], False)
+    (item,) = trace.state.items
+    assert (item.step, item.was_stopped) == (Step.LOST, True)
+    trace.take(wanted(2, RETRIEVER, generation=2), 54)
+    assert trace.effects[-1] == Began(RETRIEVER, 2)
 
 
 def test_a_share_that_is_stopped_has_no_code_for_the_job() -> None:
@@ -147,25 +158,24 @@ def test_prepare_steps_end_too_and_are_run_again() -> None:
     assert stops(trace) == []
     trace.take(TICK, 51)
     trace.take(SILENT, 55)
-    assert stops(trace) == [StopSteps()]
+    assert stops(trace) == [Ended(STEP.name)]
     assert not any(wait.what == STEP.name for wait in worker.pending_waits(trace.state))
     trace.take(replied(), 60)
-    assert trace.effects == [StopSteps(), RunOwnStep(STEP.name)]
+    assert trace.effects == [Ended(STEP.name), Began(STEP.name, 2)]
     (until,) = [one.deadline for one in worker.pending_waits(trace.state) if one.what == STEP.name]
     assert until == 60 + STEP.within
-    trace.take(StepOver(STEP.name), 70)
+    trace.take(ready(STEP.name), 70)
     trace.take(replied(), 71)
     assert trace.effects[-1] == StartRay("10.0.0.1")
 
 
 def test_a_step_is_run_again_once() -> None:
-    """The head may order it again, too: the step runs only once."""
+    """The head may want it, too: the step runs only once."""
     trace = WorkerTrace(goal(prepare=True), [*PREPARING, (51, TICK)])
-    order = Order("head1", 1, OrderKind.RUN_STEP, STEP.name)
-    trace.take(w.Ordered(order), 59)
+    trace.take(wanted(1, STEP.name), 59)
     trace.take(replied(ready=False), 60)
-    trace.take(w.Ordered(replace(order, number=2)), 61)
-    assert trace.effects == [StopSteps(), RunOwnStep(STEP.name)]
+    trace.take(wanted(2, STEP.name), 61)
+    assert trace.effects == [Ended(STEP.name), Began(STEP.name, 2)]
 
 
 def test_its_time_does_not_run_while_it_is_stopped() -> None:

@@ -10,7 +10,6 @@ from agent.base import ends
 from agent.decisions.head import head_decide as head
 from agent.decisions.head import head_state as h
 from agent.decisions.head.head_state import HeadPhase
-from agent.decisions.shared import StepOver
 from support.heads import (
     NOTHING_DURABLE,
     PREPARED,
@@ -19,6 +18,7 @@ from support.heads import (
     TICK,
     Trace,
     goal,
+    lost,
     nodes,
     reported,
 )
@@ -112,9 +112,7 @@ def test_prepare_steps_may_install_another_version() -> None:
 
 def test_a_step_that_fails_ends_the_run_as_always() -> None:
     """Whatever the framework has said before."""
-    trace = Trace(
-        asking(prepare=True), [(1.0, REFUSED), (2.0, StepOver("AGENT_PREPARE", "code 1"))]
-    )
+    trace = Trace(asking(prepare=True), [(1.0, REFUSED), (2.0, lost("AGENT_PREPARE", "code 1"))])
     assert [code for code, *_ in ends_of(trace)] == [69]
 
 

@@ -31,9 +31,9 @@ from support.heads import (
     TICK,
     History,
     Trace,
+    after_losses,
     goal,
     job,
-    lost,
     nodes,
     reported,
     resumed,
@@ -233,7 +233,9 @@ def test_a_stop_that_was_asked_for_outranks_a_success(history: History) -> None:
 
 def test_an_attempt_with_fewer_workers_waits_for_its_pause() -> None:
     """AGENT_PARTIAL=proceed ends the wait for workers, not the pause after a loss."""
-    known = replace(lost(*(LostAttempt(1.0),) * 5), attempt=resumed(number=6, required=2).attempt)
+    known = replace(
+        after_losses(*(LostAttempt(1.0),) * 5), attempt=resumed(number=6, required=2).attempt
+    )
     history: History = [(1, h.RayGone("killed")), (3, nodes(2)), (3, reported(2)), (201, TICK)]
     trace = Trace(goal(2, least=1, retries=9), history, known)
     assert "going on with 1 worker(s), as AGENT_PARTIAL=proceed" in trace.log
@@ -276,7 +278,7 @@ LOST_HEAD = LostAttempt(100.0, "its head was lost")
 @pytest.mark.parametrize("retries", [3, 40])
 def test_many_retries_are_used_however_short_the_attempts_are(retries: int) -> None:
     """Three losses of the head within 100 s end no run that allows more attempts."""
-    trace = Trace(goal(retries=retries), [(3, nodes())], lost(*(LOST_HEAD,) * 2))
+    trace = Trace(goal(retries=retries), [(3, nodes())], after_losses(*(LOST_HEAD,) * 2))
     trace.take(h.Submitted("run-3"), 4)
     trace.take(h.RayGone("exit 1"), 9)
     trace.take(h.CheckpointSeen(3), 9.1)
@@ -286,7 +288,7 @@ def test_many_retries_are_used_however_short_the_attempts_are(retries: int) -> N
 def test_no_progress() -> None:
     """The third lost attempt in a row within ten minutes ends the run, restarts included."""
     before = (replace(LOST_HEAD, announced=True), replace(LOST_HEAD, seconds=5.0, announced=True))
-    trace = Trace(goal(retries=2), [], lost(*before))
+    trace = Trace(goal(retries=2), [], after_losses(*before))
     assert trace.state.attempt.number == 3
     trace.take(nodes(), 3)
     trace.take(h.Submitted("run-3"), 4)

@@ -169,7 +169,7 @@ def test_a_worker_may_remember_that_the_attempts_are_used_up() -> None:
 
 def test_a_head_with_a_record_ignores_other_runs() -> None:
     """Neither if its own record has the run, nor once the job is submitted."""
-    known = heads.Trace(heads.goal(retries=3), [(1, MEMORY)], heads.lost(heads_tried()))
+    known = heads.Trace(heads.goal(retries=3), [(1, MEMORY)], heads.after_losses(heads_tried()))
     assert (known.effects, known.persisted) == ([], [])
     running = heads.Trace(heads.goal(retries=3), [*heads.RUNNING, (6, MEMORY)])
     assert running.state.durable.run_id == "run"

@@ -15,8 +15,6 @@ from agent.decisions.head.head_state import HeadPhase
 from agent.decisions.shared import (
     ItemReport,
     Refused,
-    ServiceReady,
-    ServiceWaits,
     Step,
     StopAsked,
 )
@@ -40,10 +38,13 @@ from support.heads import (
     TICK,
     WITH_REWARD,
     History,
+    Started,
     Trace,
     goal,
     job,
     nodes,
+    pending,
+    ready,
     reported,
     waits,
 )
@@ -143,7 +144,7 @@ UNDER_WAY: dict[str, tuple[HeadGoal, History, HeadPhase, list[str]]] = {
     ),
     "with fewer, once the reward server answers": (
         goal(2, least=1, services=(REWARD,)),
-        [(3, nodes(2)), (200, TICK), (210, ServiceReady(REWARD))],
+        [(3, nodes(2)), (200, TICK), (210, ready(REWARD))],
         HeadPhase.SUBMITTING,
         ["SubmitJob"],
     ),
@@ -181,9 +182,9 @@ UNDER_WAY: dict[str, tuple[HeadGoal, History, HeadPhase, list[str]]] = {
     ),
     "the reward server is restarted": (
         WITH_REWARD,
-        [*SERVED, (9, LOST), (12, ServiceReady(REWARD))],
+        [*SERVED, (9, LOST), (12, ready(REWARD))],
         HeadPhase.RUNNING,
-        ["SubmitJob", "StartService"],
+        ["SubmitJob", "Started"],
     ),
     "asked to stop": (goal(), [*RUNNING, (9, TERM)], HeadPhase.STOPPING, ["SubmitJob", "StopJob"]),
     "asked to stop while submitting": (
@@ -218,7 +219,7 @@ def test_messages_on_the_way() -> None:
     names = {"job": "train.py", "gcs_port": 6379, "watch": "ssh -L 8266:localhost:8266 pod0"}
     trace = Trace(
         replace(WITH_REWARD, **names),
-        [*SERVED, (9, LOST), (12, ServiceReady(REWARD)), (13, TERM), (29, TICK)],
+        [*SERVED, (9, LOST), (12, ready(REWARD)), (13, TERM), (29, TICK)],
     )
     sentences = [
         "Ray 10.0.0.1:6379",
@@ -302,7 +303,7 @@ def test_a_service_that_was_given_up_on_a_worker_is_not_ordered_again() -> None:
     ]
     trace = Trace(replace(goal(1), services=(extra,)), history)
     assert "the run goes on without it" in trace.log
-    ordered = [action for action in trace.effects if isinstance(action, h.StartService)]
+    ordered = [action for action in trace.effects if isinstance(action, Started)]
     assert [(action.name, action.node) for action in ordered] == [(RETRIEVER, "agent2")]
 
 
@@ -349,7 +350,7 @@ def test_a_job_that_does_not_fit_what_joined_is_not_submitted() -> None:
 def test_waits_carry_deadline_and_evidence() -> None:
     """A wait is data: its subject, its deadline, and its last evidence."""
     of = goal(1, services=(REWARD,), prepare=True)
-    state = Trace(of, [(2, ServiceWaits(REWARD, "connection refused"))]).state
+    state = Trace(of, [(2, pending(REWARD, "connection refused"))]).state
     found = {wait.what: (wait.deadline, wait.evidence) for wait in head.pending_waits(state)}
     assert found == {
         "Ray on this node": (100, ""),

@@ -11,7 +11,7 @@ from agent.base.ends import Kind, Outcome
 from agent.decisions.head import head_decide as head
 from agent.decisions.head import head_state as h
 from agent.decisions.head.head_state import HeadPhase
-from agent.decisions.shared import Refused, ServiceWaits, StepOver
+from agent.decisions.shared import Refused
 from support.heads import (
     INT,
     LOST,
@@ -27,7 +27,9 @@ from support.heads import (
     Trace,
     goal,
     job,
+    lost,
     nodes,
+    pending,
     reported,
     waits,
 )
@@ -163,21 +165,21 @@ ENDS: dict[str, tuple[HeadGoal, History, int, str, list[str]]] = {
     ),
     "the reward server talks nonsense": (
         WITH_REWARD,
-        [(3, nodes()), (9, ServiceWaits(REWARD, "its reply is not JSON")), (300, TICK)],
+        [(3, nodes()), (9, pending(REWARD, "its reply is not JSON")), (300, TICK)],
         69,
         REWARD,
         ["not ready in time: its reply is not JSON"],
     ),
     "data fails": (
         goal(prepare=True),
-        [(3, nodes()), (9, StepOver("AGENT_PREPARE", "exit code 2"))],
+        [(3, nodes()), (9, lost("AGENT_PREPARE", "exit code 2"))],
         69,
         "AGENT_PREPARE",
         ["AGENT_PREPARE failed: exit code 2"],
     ),
     "every node's step fails on the head": (
         goal(prepare=True),
-        [(3, nodes()), (9, StepOver("AGENT_PREPARE_EACH", "exit code 2"))],
+        [(3, nodes()), (9, lost("AGENT_PREPARE_EACH", "exit code 2"))],
         69,
         "AGENT_PREPARE_EACH",
         ["AGENT_PREPARE_EACH failed: exit code 2"],
@@ -417,7 +419,7 @@ EXTERNAL = replace(
         (WITH_REWARD, [(3, nodes()), (300, TICK)], ["reward-server.log, or raise "]),
         (
             replace(WITH_REWARD, services=(EXTERNAL,)),
-            [(3, nodes()), (9, ServiceWaits(REWARD, "connection refused")), (300, TICK)],
+            [(3, nodes()), (9, pending(REWARD, "connection refused")), (300, TICK)],
             ["Start it at http://10.0.0.9:9/get_reward, or correct AGENT_REWARD, or raise AGENT_W"],
         ),
     ],

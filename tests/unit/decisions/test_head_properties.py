@@ -17,10 +17,6 @@ from agent.decisions.shared import (
     SCORE,
     Answer,
     Answered,
-    ServiceGone,
-    ServiceReady,
-    ServiceWaits,
-    StepOver,
 )
 from agent.decisions.stall import Stalled
 from agent.job.services import Where
@@ -39,7 +35,10 @@ from support.heads import (
     Trace,
     goal,
     job,
+    lost,
     nodes,
+    pending,
+    ready,
     reported,
     resumed,
     waits,
@@ -77,14 +76,14 @@ FINE = [
 BAD = [
     *times(4, TERM),
     *times(2, h.RayHangs("its dashboard is stopped")),
-    *times(1, INT, h.RayGone("exit 1"), StepOver("AGENT_PREPARE", "exit 2")),
+    *times(1, INT, h.RayGone("exit 1"), lost("AGENT_PREPARE", "exit 2")),
     *times(1, waits("bad runtime_env", final=True), job("SUCCEEDED", 0), job("STOPPED")),
     *times(1, job("FAILED", 7), job("FAILED", -9), job("FAILED", 0, "\n"), job("FAILED")),
 ]
 OF_SERVICE = [
-    *times(4, ServiceReady(REWARD)),
-    *times(2, ServiceGone(REWARD, "exit 1")),
-    *times(1, ServiceWaits(REWARD, "refused")),
+    *times(4, ready(REWARD)),
+    *times(2, lost(REWARD, "exit 1")),
+    *times(1, pending(REWARD, "refused")),
 ]
 GOALS = st.builds(
     goal,
@@ -98,9 +97,9 @@ GOALS = st.builds(
 )
 OF_MORE = [
     *times(3, h.NeverSubmitted("run-1"), h.Submitted("run-2")),
-    *times(2, h.RayGone("exit 1"), ServiceReady(REWARD), reported(2)),
+    *times(2, h.RayGone("exit 1"), ready(REWARD), reported(2)),
     *times(2, Answered(Answer(ALL_REDUCE, "")), reported(2, answers=(Answer(SCORE, ""),))),
-    *times(1, ServiceReady(RETRIEVER), ServiceGone(RETRIEVER, "exit 1", "agent2")),
+    *times(1, ready(RETRIEVER), lost(RETRIEVER, "exit 1")),
     *times(1, h.WorkerReplaced("agent2"), h.Cleared(1), h.RunRemembered("other", 1)),
     *times(1, h.RayHangs("its dashboard is stopped"), job("FAILED", 7), job("FAILED")),
 ]
@@ -114,7 +113,7 @@ def histories(draw: st.DrawFn) -> tuple[HeadGoal, History]:
     """Draw a goal and its events, on a clock that never goes back."""
     of = draw(GOALS)
     events = FINE * 5 + BAD + (OF_SERVICE * 5 if of.services else [])
-    boot = times(1, nodes(2, 3, 4), *PREPARED, *(ServiceReady(spec.name) for spec in of.services))
+    boot = times(1, nodes(2, 3, 4), *PREPARED, *(ready(spec.name) for spec in of.services))
     begin = draw(st.sampled_from([[*boot, SUBMITTED, job("RUNNING")], boot, []]))
     now, history = 1.0, [(1.0, event) for event in begin]
     for _ in range(draw(st.integers(0, 25))):

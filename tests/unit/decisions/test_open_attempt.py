@@ -31,6 +31,7 @@ from support.heads import (
     TICK,
     WITH_REWARD,
     History,
+    Started,
     Trace,
     goal,
     job,
@@ -393,7 +394,7 @@ def test_a_service_of_a_running_job_counts_as_ready() -> None:
     after.take(job("RUNNING"), 1.0)
     after.take(LOST, 2.0)
     assert not [one for one in after.actions if isinstance(one, h.EndRun | h.StopJob)]
-    (again,) = [one for one in after.actions if isinstance(one, h.StartService)]
+    (again,) = [one for one in after.actions if isinstance(one, Started)]
     assert again.generation == 2
     fresh = Trace(WITH_REWARD, [(1.0, LOST)])
     assert [one.outcome.exit_code for one in fresh.actions if isinstance(one, h.EndRun)] == [69]

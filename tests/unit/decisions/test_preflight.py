@@ -30,7 +30,6 @@ from agent.decisions.shared import (
     LogLine,
     Order,
     OrderKind,
-    ServiceReady,
 )
 from agent.decisions.worker import worker_state as w
 from agent.frameworks.recipe import NodeSize
@@ -55,6 +54,7 @@ from support.heads import (
     Trace,
     goal,
     nodes,
+    ready,
     reported,
     resumed,
 )
@@ -232,7 +232,7 @@ def test_a_node_that_goes_meanwhile() -> None:
         (
             replace(ASKED, services=(REWARD_SPEC,)),
             NOTHING_DURABLE,
-            [(1.5, ServiceReady(REWARD)), *JOINED, (11.5, TICK), (12.0, reported(4))],
+            [(1.5, ready(REWARD)), *JOINED, (11.5, TICK), (12.0, reported(4))],
             22.0,
         ),
     ],

@@ -12,16 +12,18 @@ from msgspec.structs import replace
 from agent.decisions.durable import Durable, StepHolder
 from agent.decisions.head import head_decide as head
 from agent.decisions.head import head_state as h
-from agent.decisions.shared import ItemReport, Step, StepOver
+from agent.decisions.shared import ItemReport, Step
 from agent.job.services import ON_EVERY, ON_HEAD, PrepareStep, ordered_steps
 from support.heads import (
     NOTHING_DURABLE,
     SHARED_DATA_STEP,
     TICK,
     History,
+    Started,
     Trace,
     goal,
     nodes,
+    ready,
     reported,
 )
 from support.worlds import MACHINE
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
     from agent.decisions.head.head_goal import HeadGoal
 
 MORE = PrepareStep("more", "make {rank}", ON_EVERY, 60.0, "within")
-HERE_DONE = (2.0, StepOver("data"))
+HERE_DONE = (2.0, ready("data"))
 
 
 def of(*steps: PrepareStep) -> HeadGoal:
@@ -63,9 +65,7 @@ def says(
 
 def orders(trace: Trace) -> list[tuple[str, str]]:
     """Name the orders and their nodes."""
-    return [
-        (action.name, action.node) for action in trace.effects if isinstance(action, h.OrderStep)
-    ]
+    return [(action.name, action.node) for action in trace.effects if isinstance(action, Started)]
 
 
 STORIES: dict[str, tuple[tuple[PrepareStep, ...], History, list[tuple[str, str]]]] = {
@@ -204,7 +204,7 @@ def test_turns_of_a_head_that_lost_its_disk(
 
 def saved_and_ordered(trace: Trace) -> list[object]:
     """Return the holders that were saved, and the orders to workers, in their order."""
-    kept = [one for one in trace.actions if isinstance(one, h.Persist | h.OrderStep)]
+    kept = [one for one in trace.actions if isinstance(one, h.Persist | Started)]
     return [one.durable.holders if isinstance(one, h.Persist) else one for one in kept]
 
 
@@ -213,7 +213,7 @@ def test_what_runs_is_saved_though_nothing_is_ordered() -> None:
     trace = Trace(of(SHARED_DATA_STEP), [*outlives(3, 2, "data")])
     assert saved_and_ordered(trace) == [
         (StepHolder(*DISK_OF_WORKERS, "pod3"),),
-        h.OrderStep("data", "agent3"),
+        Started("data", "agent3"),
     ]
 
 
@@ -285,9 +285,9 @@ def test_who_has_a_turn_is_saved_first() -> None:
     of_workers = StepHolder(*DISK_OF_WORKERS, "pod2")
     assert saved_and_ordered(trace) == [
         (of_workers,),
-        h.OrderStep("data", "agent2"),
+        Started("data", "agent2"),
         (of_workers, StepHolder("data", "nfs", "pod3")),
-        h.OrderStep("data", "agent3"),
+        Started("data", "agent3"),
     ]
     assert all(one.must_be_on_disk for one in trace.actions if isinstance(one, h.Persist))
 

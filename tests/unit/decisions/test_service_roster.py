@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from agent.decisions.head import head_decide as head
 from agent.decisions.head import head_state as h
 from agent.decisions.head.service_order import service_address
-from agent.decisions.shared import HERE, SCORE, Answer, Answered, ItemReport, ServiceReady, Step
+from agent.decisions.shared import HERE, SCORE, Answer, Answered, ItemReport, Step
 from agent.job.services import Where
 from agent.plan import waits as wait_keys
 from support.heads import (
@@ -23,6 +23,7 @@ from support.heads import (
     goal,
     job,
     nodes,
+    ready,
     reported,
 )
 
@@ -73,7 +74,7 @@ def test_a_node_of_its_own_is_awaited() -> None:
     (wait,) = head.pending_waits(trace.state)
     assert (wait.what, wait.deadline) == ("rank 2, which is to run reward server", 200.0)
     trace.take(apart(5, Step.PENDING)[1], 5)
-    assert [type(deed).__name__ for deed in trace.effects] == ["StartService"]
+    assert [type(deed).__name__ for deed in trace.effects] == ["Started"]
     trace.take(apart(6)[1], 6)
     assert [wait.key for wait in head.pending_waits(trace.state)] == [wait_keys.PROBE]
     for at, event in SCORED:
@@ -138,14 +139,14 @@ def test_the_heads_own_rank() -> None:
 @pytest.mark.parametrize("others", [1, 2], ids=["too few are there", "another took its place"])
 def test_the_service_of_a_lost_worker_is_awaited_only_as_long_as_it_is_missed(others: int) -> None:
     """It would be 69 after all of its limit, though as many nodes are ready as the job needs."""
-    ready = (ItemReport(RETRIEVER, Step.READY),)
+    serves = (ItemReport(RETRIEVER, Step.READY),)
     waiting = (ItemReport(RETRIEVER, Step.PENDING, "connection refused"),)
     spares = [4] if others == 2 else []
     history: History = [
-        (2, ServiceReady(RETRIEVER)),
+        (2, ready(RETRIEVER)),
         *((3, reported(number, rank=number - 1)) for number in (2, 3, *spares)),
         (4, reported(3, rank=2, items=waiting)),
-        *((4, reported(number, rank=number - 1, items=ready)) for number in (2, *spares)),
+        *((4, reported(number, rank=number - 1, items=serves)) for number in (2, *spares)),
         (5, nodes(2, 3, *spares)),
     ]
     trace = Trace(goal(2, services=(RETRIEVER,)), history)

@@ -66,7 +66,7 @@ def test_a_service_on_a_rank_is_waited_for() -> None:
     awaited = {wait.key: wait.deadline for wait in head.pending_waits(trace.state)}
     assert awaited["retriever rank 1"] == awaited[wait_keys.WORKERS] == LIMITS[wait_keys.WORKERS]
     trace.take(share_of(2, at=2.0, rank=1), 2.0)
-    assert [*trace.kinds()] == ["StartService"]
+    assert [*trace.kinds()] == ["Started"]
 
 
 def test_shares_stand_in_the_order_of_ranks() -> None:

@@ -8,12 +8,12 @@ from msgspec.structs import replace
 from agent.base import times
 from agent.decisions.head import head_decide as head
 from agent.decisions.head import head_state as h
-from agent.decisions.shared import ItemReport, ServiceReady, Step
+from agent.decisions.shared import ItemReport, Step
 from agent.decisions.worker import worker_state as w
 from agent.decisions.worker.worker_state import RayStep, StartRay, StopRay, WorkerPhase
 from agent.plan import waits as wait_keys
 from support import heads
-from support.heads import nodes, reported
+from support.heads import Started, nodes, ready, reported
 from support.workers import TICK, WorkerTrace, goal, replied
 
 KEPT = w.WorkerState(goal(), epoch=1, head_ip="10.0.0.1", run_id="run", ray_attempt=2)
@@ -96,16 +96,16 @@ def submitted(trace: heads.Trace) -> bool:
 
 def test_nodes_whose_agents_have_not_reported_yet_are_waited_for() -> None:
     """GCS lists them already; the job begins once their services are ready."""
-    trace = heads.Trace(RESTARTED, [(0.5, ServiceReady(heads.RETRIEVER)), (1.0, nodes(2, 3))])
+    trace = heads.Trace(RESTARTED, [(0.5, ready(heads.RETRIEVER)), (1.0, nodes(2, 3))])
     (wait,) = [one for one in head.pending_waits(trace.state) if one.key == wait_keys.REPORTS]
     assert (wait.what, wait.deadline) == ("a report from 10.0.0.2 and 10.0.0.3", times.AGENT_SILENT)
     for number, at in ((2, 2.0), (3, 3.0)):
         trace.take(reported(number), at)
-    started = [one.node for one in trace.effects if isinstance(one, h.StartService)]
+    started = [one.node for one in trace.effects if isinstance(one, Started)]
     assert (started, submitted(trace)) == (["agent2", "agent3"], False)
     for number in (2, 3):
-        ready = ItemReport(heads.RETRIEVER, Step.READY)
-        trace.take(reported(number, items=(ready,)), 20.0)
+        serves = ItemReport(heads.RETRIEVER, Step.READY)
+        trace.take(reported(number, items=(serves,)), 20.0)
         assert submitted(trace) == (number == 3)
 
 

@@ -12,17 +12,14 @@ from agent.decisions.shared import (
     Order,
     OrderKind,
     Refused,
-    ServiceGone,
-    ServiceReady,
     Step,
-    StepOver,
     StopAsked,
     Tick,
     Wait,
 )
 from agent.decisions.worker import worker_state as w
 from agent.decisions.worker.worker_state import StartRay, StopRay, WorkerPhase
-from support.heads import RETRIEVER
+from support.heads import RETRIEVER, lost, ready
 from support.workers import (
     DOWN,
     GOAL,
@@ -31,10 +28,13 @@ from support.workers import (
     SILENT,
     TERM,
     TICK,
+    Began,
+    Ended,
     History,
     WorkerTrace,
     goal,
     replied,
+    wanted,
 )
 
 PREPARING = goal(prepare=True)
@@ -42,7 +42,7 @@ VERDICT = Outcome(Kind.JOB_FAILED, 7, "the job failed", "running", "job", is_job
 GCS_ALONE = replied(epoch=None, phase="")
 BARE: History = [(2.0, GCS_ALONE), (2.0 + times.PLAIN_RAY, GCS_ALONE), (15.0, w.RayUp())]
 START = StartRay("10.0.0.1")
-PREPARED = StepOver("AGENT_PREPARE_EACH")
+PREPARED = ready("AGENT_PREPARE_EACH")
 
 
 UNDER_WAY: dict[str, tuple[w.WorkerGoal, History, WorkerPhase, list[w.WorkerAction]]] = {
@@ -178,7 +178,7 @@ ENDS: dict[str, tuple[w.WorkerGoal, History, int, str, list[str]]] = {
     ),
     "data fails": (
         PREPARING,
-        [(2, replied()), (3, StepOver("AGENT_PREPARE_EACH", "exit code 3"))],
+        [(2, replied()), (3, lost("AGENT_PREPARE_EACH", "exit code 3"))],
         69,
         "AGENT_PREPARE_EACH",
         ["failed: exit code 3"],
@@ -339,7 +339,7 @@ def test_a_second_join_has_no_evidence_of_the_first() -> None:
     ("event", "must"),
     [
         (Refused(Outcome(Kind.REFUSED, 78, "/dev/shm: 64 MB")), True),
-        (StepOver("AGENT_PREPARE_EACH", "exit code 3"), True),
+        (lost("AGENT_PREPARE_EACH", "exit code 3", 1), True),
         (replied(verdict=VERDICT), False),
         (TERM, False),
     ],
@@ -359,66 +359,44 @@ def test_a_tick_is_nothing_by_itself() -> None:
     assert trace.state == before
 
 
-def order(number: int, kind: OrderKind, name: str = "", by: str = "head1") -> w.Ordered:
-    """Return an order of a head's."""
-    return w.Ordered(Order(by, number, kind, name))
+def test_a_repeated_or_late_message_changes_nothing() -> None:
+    """What is wanted counts by its number, for each of the head's agents.
 
-
-def test_orders_are_carried_out_once_and_only_from_the_own_plan() -> None:
-    """An order names an item of this worker's plan; anything else is refused and logged."""
-    start = order(1, OrderKind.START_SERVICE, RETRIEVER)
-    again = order(1, OrderKind.START_SERVICE, RETRIEVER, by="head2")
-    foreign = order(3, OrderKind.START_SERVICE, "rm -rf /")
-    log = order(5, OrderKind.SEND_LOG, "x")
-    while_it_runs = order(2, OrderKind.RUN_STEP, "AGENT_PREPARE_EACH")
-    over = StepOver("AGENT_PREPARE_EACH")
+    A name that is not in the plan is for the executor to refuse.
+    """
     history: History = [
-        (2, start),
-        (2, while_it_runs),
-        (3, start),
-        (4, foreign),
-        (4, over),
-        (5, order(4, OrderKind.RUN_STEP, "AGENT_PREPARE_EACH")),
-        (6, log),
-        (7, ServiceGone(RETRIEVER, "exit code 1")),
-        (8, again),
+        (2, wanted(1, RETRIEVER)),
+        (3, wanted(1, RETRIEVER)),
+        (4, wanted(3, RETRIEVER, generation=2)),
+        (5, wanted(2, RETRIEVER)),
+        (6, wanted(1, RETRIEVER, "rm -rf /", by="head2", generation=2)),
     ]
-    trace = WorkerTrace(PREPARING, history)
-    assert trace.effects == [
-        w.StartOwnService(RETRIEVER, 1),
-        w.RunOwnStep("AGENT_PREPARE_EACH"),
-        w.SendLog("x"),
-        w.StartOwnService(RETRIEVER, 1),
-    ]
-    assert "this node's plan has no 'rm -rf /' to run" in trace.log
+    trace = WorkerTrace(GOAL, history)
+    assert trace.effects == [Began(RETRIEVER), Began(RETRIEVER, 2), Began("rm -rf /", 2)]
 
 
-def test_an_ordered_service_is_reported() -> None:
-    """The next report has its state; reports of an earlier start are ignored."""
-    start = w.Ordered(Order("head1", 1, OrderKind.START_SERVICE, RETRIEVER, generation=2))
-    gone = ServiceGone(RETRIEVER, "exit code 1", generation=1)
-    trace = WorkerTrace(GOAL, [(2, start), (3, ServiceReady(RETRIEVER, generation=2)), (4, gone)])
-    assert trace.state.services[RETRIEVER].step is Step.READY
-    trace.take(ServiceGone(RETRIEVER, "exit code 1", generation=2), 5)
-    item = trace.state.services[RETRIEVER]
-    assert (item.step, item.evidence) == (Step.LOST, "exit code 1")
+def test_what_is_wanted_no_more_is_ended() -> None:
+    """A service of this node that the head has given up."""
+    trace = WorkerTrace(GOAL, [(2, wanted(1, RETRIEVER)), (3, wanted(2))])
+    assert trace.effects == [Began(RETRIEVER), Ended(RETRIEVER)]
 
 
-def test_a_step_by_order_has_its_deadline() -> None:
-    """A step that runs again during the run ends the worker if it hangs, without a loop."""
-    trace = WorkerTrace(PREPARING, [(1, PREPARED), *JOINED, (7000, replied())])
-    trace.take(order(1, OrderKind.RUN_STEP, "AGENT_PREPARE_EACH"), 7010)
-    assert worker.deadline(trace.state) == 7060  # the head's silence comes first
-    trace.take(replied(), 14_200)
-    assert trace.outcomes == []
-    trace.take(TICK, 7010 + 7200)
-    assert trace.outcomes[0].exit_code == 69
+def test_a_wanted_service_is_reported() -> None:
+    """The next report has its state."""
+    trace = WorkerTrace(GOAL, [(2, wanted(1, RETRIEVER, generation=2)), (3, ready(RETRIEVER))])
+    (item,) = worker.item_reports(trace.state)
+    assert (item.step, item.generation, item.is_running) == (Step.READY, 2, True)
+    trace.take(lost(RETRIEVER, "exit code 1"), 5)
+    (item,) = worker.item_reports(trace.state)
+    assert (item.step, item.evidence, item.is_running) == (Step.LOST, "exit code 1", False)
 
 
-def test_the_head_may_have_a_worker_leave() -> None:
-    """Asked to stop by its head, it ends as asked from outside."""
-    (end,) = WorkerTrace(GOAL, [*JOINED, (9, order(1, OrderKind.STOP))]).outcomes
-    assert (end.exit_code, end.kind) == (143, Kind.STOPPED)
+def test_requests_are_handled_once() -> None:
+    """Each of the head's agents counts its orders."""
+    order = w.Ordered(Order("head1", 5, OrderKind.SEND_LOG, "x"))
+    again = w.Ordered(Order("head2", 1, OrderKind.SEND_LOG, "x"))
+    trace = WorkerTrace(GOAL, [(2, order), (3, order), (4, again)])
+    assert trace.effects == [w.SendLog("x"), w.SendLog("x")]
 
 
 def test_a_held_verdict_is_not_for_a_newcomer() -> None:

@@ -12,14 +12,14 @@ from msgspec.structs import replace
 
 from agent.base import times
 from agent.decisions import worker
-from agent.decisions.shared import Order, OrderKind, ServiceGone, ServiceReady, Step, StepOver
+from agent.decisions.shared import Step
 from agent.decisions.worker import worker_state as w
-from agent.decisions.worker.worker_state import RunOwnStep, StartRay, StopRay, WorkerPhase
+from agent.decisions.worker.worker_state import StartRay, StopRay, WorkerPhase
 from agent.job.services import ON_EVERY, PrepareStep
 from agent.port.protocol import Hello, Reply, Report
 from agent.port.reports import Expected, Reports
-from support.heads import RETRIEVER, RETRIEVER_SPEC
-from support.workers import LIMITS, TERM, TICK, History, WorkerTrace, replied
+from support.heads import RETRIEVER, RETRIEVER_SPEC, lost, ready
+from support.workers import LIMITS, TERM, TICK, Began, History, WorkerTrace, replied, wanted
 
 if TYPE_CHECKING:
     from agent.decisions.head.fleet import Worker
@@ -28,11 +28,6 @@ DATA = PrepareStep("data", "make", ON_EVERY, 50.0, "within", "/shared/.data")
 EACH = PrepareStep("AGENT_PREPARE_EACH", "fetch", ON_EVERY, 7200.0, "AGENT_WAIT_PREPARE")
 OF_STEPS = w.WorkerGoal("pod0", {**LIMITS, "prepare": 300.0}, (EACH, DATA))
 OF_ALONE = w.WorkerGoal("pod0", LIMITS, service_only_ranks=frozenset({2}))
-
-
-def order(number: int, name: str = "data") -> w.Ordered:
-    """Return the head's order to run a step."""
-    return w.Ordered(Order("head1", number, OrderKind.RUN_STEP, name))
 
 
 def ordered_start(rank: int, epoch: int = 1) -> w.HeadSpoke:
@@ -46,26 +41,26 @@ def action_names(trace: WorkerTrace) -> list[str]:
 
 
 STORIES: dict[str, tuple[w.WorkerGoal, History, list[str]]] = {
-    "its turn is waited for": (OF_STEPS, [(1, StepOver(EACH.name)), (2, replied())], []),
+    "its turn is waited for": (OF_STEPS, [(1, ready(EACH.name)), (2, replied())], []),
     "its turn": (
         OF_STEPS,
-        [(1, StepOver(EACH.name)), (2, replied()), (3, order(1)), (4, order(1))],
-        ["RunOwnStep"],
+        [(1, ready(EACH.name)), (2, replied()), (3, wanted(1, "data")), (4, wanted(1, "data"))],
+        ["Began"],
     ),
     "then it joins": (
         OF_STEPS,
-        [(1, StepOver(EACH.name)), (2, replied()), (3, order(1)), (9, StepOver("data"))],
-        ["RunOwnStep", "StartRay"],
+        [(1, ready(EACH.name)), (3, wanted(1, "data")), (4, replied()), (9, ready("data"))],
+        ["Began", "StartRay"],
     ),
     "what is under way is not begun twice": (
         OF_STEPS,
-        [(2, replied()), (3, order(1)), (4, order(2))],
-        ["RunOwnStep"],
+        [(2, replied()), (3, wanted(1, "data")), (4, wanted(2, "data"))],
+        ["Began"],
     ),
     "a plain Ray head gives no orders": (
         OF_STEPS,
         [(2, replied(epoch=None)), (2 + times.PLAIN_RAY, replied(epoch=None))],
-        ["RunOwnStep"],
+        ["Began"],
     ),
     "a head whose agent is being replaced orders a step again": (
         OF_STEPS,
@@ -109,8 +104,10 @@ def test_by_order(of: w.WorkerGoal, history: History, expected: list[str]) -> No
 
 def test_a_step_has_its_time_from_its_order() -> None:
     """The limit of a step counts from its turn; the turn itself has the limit of all of them."""
-    begun: History = [(1, StepOver(EACH.name)), (2, replied())]
-    trace = WorkerTrace(OF_STEPS, [*begun, (200, replied()), (210, order(1)), (255, replied())])
+    begun: History = [(1, ready(EACH.name)), (2, replied())]
+    trace = WorkerTrace(
+        OF_STEPS, [*begun, (200, replied()), (210, wanted(1, "data")), (255, replied())]
+    )
     assert trace.outcomes == []
     trace.take(replied(), 261)
     assert "data not ready in time: it still runs" in trace.outcomes[0].reason
@@ -122,46 +119,44 @@ def test_a_step_has_its_time_from_its_order() -> None:
 
 def test_steps_run_side_by_side() -> None:
     """An order may come while AGENT_PREPARE_EACH still runs: each has its own time."""
-    trace = WorkerTrace(OF_STEPS, [(2, replied()), (3, order(1))])
-    assert action_names(trace) == ["RunOwnStep"]
+    trace = WorkerTrace(OF_STEPS, [(2, replied()), (3, wanted(1, "data"))])
+    assert action_names(trace) == ["Began"]
     assert trace.state.running_steps == (EACH.name, "data")
     assert trace.state.steps["data"].deadline == 53.0
 
 
 def test_the_head_gets_the_state_of_an_order() -> None:
-    """What is run by order is reported; AGENT_PREPARE_EACH is this node's own affair."""
+    """All steps are reported, also those that wait for their turn."""
     trace = WorkerTrace(OF_STEPS, [(1, replied())])
     assert [(word.name, word.step) for word in worker.item_reports(trace.state)] == [
-        ("data", Step.PENDING)
+        (EACH.name, Step.PENDING),
+        ("data", Step.PENDING),
     ]
     (turn,) = (wait for wait in worker.pending_waits(trace.state) if "data" in wait.what)
     assert turn.what == "the head to have data run here"
-    assert [item.is_running for item in worker.item_reports(trace.state)] == [False]
-    trace.take(order(1), 2)
-    assert isinstance(trace.effects[-1], RunOwnStep)
-    assert [item.is_running for item in worker.item_reports(trace.state)] == [True]
-    trace.take(StepOver("data"), 3)
-    (done,) = worker.item_reports(trace.state)
+    assert [item.is_running for item in worker.item_reports(trace.state)] == [True, False]
+    trace.take(wanted(1, "data"), 2)
+    assert trace.effects[-1] == Began("data")
+    assert [item.is_running for item in worker.item_reports(trace.state)] == [True, True]
+    trace.take(ready("data"), 3)
+    _, done = worker.item_reports(trace.state)
     assert (done.step, done.is_running) == (Step.READY, False)
 
 
 def test_running_processes_continue_under_another_head() -> None:
-    """A restarted head orders again; only stopped items are started for it."""
+    """A restarted head adopts what runs by its generation; only a later one starts."""
     of = w.WorkerGoal("pod0", LIMITS, services=(RETRIEVER_SPEC,))
-
-    def start(by: str, number: int, generation: int) -> w.Ordered:
-        return w.Ordered(Order(by, number, OrderKind.START_SERVICE, RETRIEVER, generation))
-
-    trace = WorkerTrace(of, [(1, start("head1", 7, 2)), (2, ServiceReady(RETRIEVER, generation=2))])
-    trace.take(start("head2", 1, 1), 3)
-    assert [type(deed).__name__ for deed in trace.effects] == ["StartOwnService"]
+    trace = WorkerTrace(of, [(1, wanted(7, RETRIEVER, generation=2)), (2, ready(RETRIEVER))])
+    trace.take(replied(ready=False), 3)  # it has decided nothing yet
+    trace.take(wanted(1, RETRIEVER, by="head2", generation=2), 3)
+    assert trace.effects == [Began(RETRIEVER, 2)]
     (said,) = worker.item_reports(trace.state)
     assert (said.step, said.generation) == (Step.READY, 2)
-    trace.take(start("head2", 2, 2), 4)
-    assert len(trace.effects) == 2
-    trace.take(ServiceGone(RETRIEVER, "exit 1", generation=2), 5)
-    trace.take(start("head3", 1, 1), 6)
-    assert len(trace.effects) == 3
+    trace.take(lost(RETRIEVER, "exit 1"), 5)
+    trace.take(wanted(2, RETRIEVER, by="head2", generation=2), 5)
+    assert len(trace.effects) == 1
+    trace.take(wanted(3, RETRIEVER, by="head2", generation=3), 6)
+    assert trace.effects[1:] == [Began(RETRIEVER, 3)]
 
 
 def test_a_node_of_its_own_follows() -> None:
@@ -185,7 +180,7 @@ EVENTS = st.sampled_from(
         ordered_start(2, epoch=2),
         replied(epoch=None),
         w.HeadSilent("x"),
-        order(1),
+        wanted(1, "data"),
         TERM,
     ]
 )

@@ -7,19 +7,22 @@ from hypothesis import strategies as st
 
 from agent.base.ends import Kind, Outcome
 from agent.decisions import worker
-from agent.decisions.shared import Order, OrderKind, ServiceGone, ServiceReady, StepOver
+from agent.decisions.shared import Order, OrderKind
 from agent.decisions.worker import worker_state as w
 from agent.decisions.worker.worker_state import RayStep, StartRay, StopRay, WorkerPhase
-from support.heads import RETRIEVER
-from support.workers import INT, TERM, TICK, History, WorkerTrace, goal, replied
+from support.heads import RETRIEVER, lost, ready
+from support.workers import INT, TERM, TICK, History, WorkerTrace, goal, replied, wanted
 
 OURS = {69, 75, 78, 130, 143}
-PREPARED = StepOver("AGENT_PREPARE_EACH")
-FAILED = StepOver("AGENT_PREPARE_EACH", "exit 2")
+PREPARED = ready("AGENT_PREPARE_EACH")
+FAILED = lost("AGENT_PREPARE_EACH", "exit 2")
 ORDERS = [
-    w.Ordered(Order("head1", n, kind, name))
-    for n, kind in enumerate([OrderKind.START_SERVICE, OrderKind.RUN_STEP, OrderKind.SEND_LOG], 1)
-    for name in (RETRIEVER, "AGENT_PREPARE_EACH", "nothing of ours")
+    *(
+        wanted(n, name, generation=n)
+        for n in (1, 2)
+        for name in (RETRIEVER, "AGENT_PREPARE_EACH", "nothing of ours")
+    ),
+    w.Ordered(Order("head1", 1, OrderKind.SEND_LOG, "nothing of ours")),
 ]
 VERDICT = Outcome(Kind.JOB_FAILED, 7, "the job ended", "running")
 
@@ -43,7 +46,7 @@ EVENTS = [
         replied(verdict=VERDICT),
     ),
     *times(1, TERM, INT),
-    *times(1, *ORDERS, ServiceReady(RETRIEVER), ServiceGone(RETRIEVER, "exit 1")),
+    *times(1, *ORDERS, ready(RETRIEVER), lost(RETRIEVER, "exit 1")),
     *times(1, replied(phase="held", ready=False, held=True)),
 ]
 """What can happen, in the proportions that let many histories get far."""

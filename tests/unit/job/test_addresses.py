@@ -12,7 +12,7 @@ from agent.base.ends import Outcome
 from agent.decisions import worker
 from agent.decisions.head import head_state as h
 from agent.decisions.head.service_addresses import addresses_by_rank
-from agent.decisions.shared import HERE, LogLine, Order, OrderKind
+from agent.decisions.shared import HERE, LogLine, NodeWanted, Want
 from agent.decisions.worker import worker_state as w
 from agent.frameworks.recipe import JobBasis
 from agent.job.addresses import address_problems, ranked_and_named, with_addresses
@@ -31,7 +31,7 @@ from agent.job.services import (
 )
 from agent.run.head_job import Submission, SubmissionMaker
 from support import workers
-from support.heads import HEAD, LIMITS, Trace, goal, nodes, reported
+from support.heads import HEAD, LIMITS, Started, Trace, goal, nodes, reported
 from support.worlds import plan_of, settings_of
 
 if TYPE_CHECKING:
@@ -167,9 +167,9 @@ def test_a_service_starts_once_the_node_has_reported() -> None:
     assert waits(trace) == ["tool waits for the address of judge's node"]
     trace.take(nodes(2, 3), 1.0)
     trace.take(reported(2, rank=1, reported_at=1.1), 1.1)
-    assert not [action for action in trace.effects if isinstance(action, h.StartService)]
+    assert not [action for action in trace.effects if isinstance(action, Started)]
     trace.take(reported(3, rank=2, reported_at=2.0), 2.0)
-    started = [action for action in trace.effects if isinstance(action, h.StartService)]
+    started = [action for action in trace.effects if isinstance(action, Started)]
     assert {(one.name, one.node) for one in started} == {("judge", "agent3"), ("tool", HERE)}
     assert addresses_by_rank(trace.state) == {"judge": "10.0.0.3"}
 
@@ -181,7 +181,7 @@ def test_so_does_a_prepare_step() -> None:
     assert waits(trace) == ["data waits for the address of judge's node"]
     trace.take(nodes(3), 1.0)
     trace.take(reported(3, rank=2, reported_at=2.0), 2.0)
-    assert h.OrderStep("data", HERE) in trace.effects
+    assert Started("data", HERE) in trace.effects
 
 
 def test_the_heads_own_rank_and_other_services_wait_for_nothing() -> None:
@@ -201,16 +201,15 @@ def test_the_last_worker_of_a_rank_has_its_address() -> None:
     assert addresses_by_rank(trace.state) == {"judge": "10.0.0.4"}
 
 
-def test_a_worker_keeps_what_its_orders_bring() -> None:
-    """An order without addresses changes none."""
+def test_a_worker_keeps_the_addresses_that_it_was_sent() -> None:
+    """A message without any changes none."""
     known = workers.replied()
     goal = w.WorkerGoal("pod0", workers.LIMITS, services=(TOOL,))
     trace = workers.WorkerTrace(goal, [(1.0, known)])
-    start = Order(
-        "head1", 1, OrderKind.START_SERVICE, "tool", addresses={"judge": "10.0.0.3", "a": ""}
-    )
-    trace.take(w.Ordered(start), 2.0)
-    trace.take(w.Ordered(Order("head1", 2, OrderKind.SEND_LOG, "agent")), 3.0)
+    addresses = {"judge": "10.0.0.3", "a": ""}
+    start = NodeWanted("head1", 1, {"tool": Want()}, addresses)
+    trace.take(replace(known, wanted=start), 2.0)
+    trace.take(replace(known, wanted=NodeWanted("head1", 2)), 3.0)
     assert trace.state.addresses == {"judge": "10.0.0.3", "a": ""}
     assert worker.pending_waits(trace.state)
 

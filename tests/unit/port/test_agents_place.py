@@ -13,7 +13,7 @@ from agent.base import times
 from agent.decisions.attempts import Attempt
 from agent.decisions.head import head_state as h
 from agent.decisions.head.fleet import Worker
-from agent.decisions.shared import ItemReport, ServiceReady, Step
+from agent.decisions.shared import ItemReport, Step
 from agent.decisions.worker.worker_state import HeadSpoke
 from agent.job.services import Where
 from agent.port.protocol import Bye, Hello, Reply, Report
@@ -29,6 +29,7 @@ from support.heads import (
     goal,
     job,
     nodes,
+    ready,
     reported,
 )
 from support.linked_worker import Link
@@ -201,9 +202,9 @@ def spare(**more: object) -> h.WorkerReported:
 def running() -> Trace:
     """Return a head whose job runs on the head and one worker, with a retriever on each."""
     spec_goal = goal(1, services=(RETRIEVER,))
-    ready = reported(2, items=(ItemReport(RETRIEVER, Step.READY),))
+    serves = reported(2, items=(ItemReport(RETRIEVER, Step.READY),))
     begun = [(1.0, event) for event in PREPARED]
-    joined = [(2.0, reported(2)), (2.5, nodes(2)), (3.0, ready), (3.5, ServiceReady(RETRIEVER))]
+    joined = [(2.0, reported(2)), (2.5, nodes(2)), (3.0, serves), (3.5, ready(RETRIEVER))]
     return Trace(spec_goal, [*begun, *joined, (4.0, SUBMITTED)])
 
 
@@ -239,8 +240,8 @@ def test_a_spare_ends_no_run() -> None:
 def test_a_spare_delays_no_boot() -> None:
     """Its service is not awaited."""
     begun = [(1.0, event) for event in PREPARED]
-    ready = reported(2, items=(ItemReport(RETRIEVER, Step.READY),))
-    joined = [(2.0, reported(2)), (2.5, nodes(2)), (3.0, ready), (3.5, ServiceReady(RETRIEVER))]
+    serves = reported(2, items=(ItemReport(RETRIEVER, Step.READY),))
+    joined = [(2.0, reported(2)), (2.5, nodes(2)), (3.0, serves), (3.5, ready(RETRIEVER))]
     trace = Trace(goal(1, services=(RETRIEVER,)), [*begun, (1.5, spare()), *joined])
     assert trace.state.phase is h.HeadPhase.SUBMITTING
     assert trace.state.services.by_key["evil", RETRIEVER].step is Step.PENDING

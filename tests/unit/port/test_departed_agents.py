@@ -13,7 +13,7 @@ from agent.decisions.head import head_state as h
 from agent.decisions.head.fleet import Worker
 from agent.decisions.head.head_decide import is_worker_needed
 from agent.decisions.head.losses import MAX_NODES_BY_NAME, record_fleet
-from agent.decisions.shared import SAMPLE, Answer, ItemReport, ServiceReady, Step
+from agent.decisions.shared import SAMPLE, Answer, ItemReport, Step
 from agent.plan import waits as wait_keys
 from agent.port.protocol import Bye, Hello, Reply, Report, WorkerStats
 from agent.port.reports import (
@@ -24,7 +24,7 @@ from agent.port.reports import (
     agent_limit,
 )
 from agent.record.summary import Timeline
-from support.heads import NODES, PAIR, RETRIEVER, REWARD, TICK, Trace, goal, nodes
+from support.heads import NODES, PAIR, RETRIEVER, REWARD, TICK, Trace, goal, nodes, ready
 from support.shares import by_torchrun
 from support.worlds import MACHINE
 
@@ -47,7 +47,7 @@ class Fleet:
         limits = {**of.limits, wait_keys.WORKERS: 1e9, wait_keys.HEAD: 1e9}
         self.scenario, self.now = Trace(replace(of, facts=MACHINE, limits=limits), []), 0.0
         self.timeline = Timeline()
-        self.take(ServiceReady(REWARD))
+        self.take(ready(REWARD))
         self.names: tuple[str, ...] = ()
         expected = Expected(None, "", "", "")
         self.reports = Reports(

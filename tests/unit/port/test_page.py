@@ -13,7 +13,6 @@ from msgspec.structs import fields, replace
 from agent import __version__
 from agent.base.ends import Outcome
 from agent.decisions.head import head_state as h
-from agent.decisions.shared import ServiceGone, ServiceReady, ServiceWaits
 from agent.decisions.stall import Stalled
 from agent.plan import waits as planned
 from agent.port import server
@@ -37,7 +36,7 @@ from agent.record.run_folder import OutageRecord
 from agent.record.run_record import AttemptOutcome
 from support.fake_runs import status_of
 from support.head_status import EVIL, SERVED, status_after
-from support.heads import REWARD, TERM, History, Trace, goal, job, nodes
+from support.heads import REWARD, TERM, History, Trace, goal, job, lost, nodes, pending, ready
 from support.schemas import validator_of
 from support.worlds import SECRET, plan_of
 from tools.http.description import PAGE
@@ -96,7 +95,7 @@ def test_the_status_follows_the_job() -> None:
     """The job's status is Ray's; the verdict is included at the end."""
     running = [
         *SERVED,
-        (5.0, ServiceReady(REWARD)),
+        (5.0, ready(REWARD)),
         (6.0, h.Submitted("run-1")),
         (7.0, job("RUNNING")),
     ]
@@ -111,11 +110,11 @@ def test_the_status_follows_the_job() -> None:
 def test_the_status_counts_outages() -> None:
     """A service that was never ready has none; a current outage counts up to now."""
     history: History = [
-        (1.0, ServiceWaits(REWARD, "connection refused")),
-        (2.0, ServiceReady(REWARD)),
-        (5.0, ServiceGone(REWARD, "killed by SIGKILL")),
-        (6.5, ServiceReady(REWARD, generation=2)),
-        (8.0, ServiceGone(REWARD, "killed by SIGKILL", generation=2)),
+        (1.0, pending(REWARD, "connection refused")),
+        (2.0, ready(REWARD)),
+        (5.0, lost(REWARD, "killed by SIGKILL")),
+        (6.5, ready(REWARD, generation=2)),
+        (8.0, lost(REWARD, "killed by SIGKILL", 2)),
     ]
     (reward,) = status_after(history).services
     assert (reward.restarts, reward.outages) == (1, 2)

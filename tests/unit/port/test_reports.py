@@ -104,7 +104,7 @@ def test_a_report_that_arrives_after_its_successor_changes_nothing(news: int) ->
     """It is answered at once: its content was outdated when it arrived."""
     counter = CountingHead()
     counter.take(replace(POD1, sequence=1))
-    counter.reports.order("agent1", OrderKind.START_SERVICE, "retriever")
+    counter.reports.order("agent1", OrderKind.SEND_LOG, "retriever")
     counter.take(replace(BEAT, sequence=3, phase="following the head", joined=True))
     counter.now += 5
     for sequence in (2, 3):
@@ -305,13 +305,13 @@ def test_an_order_is_repeated_until_it_was_taken_in() -> None:
 
                 tasks.start_soon(ask)
                 await anyio.wait_all_tasks_blocked()
-                counter.reports.order("agent1", OrderKind.START_SERVICE, "retriever")
+                counter.reports.order("agent1", OrderKind.SEND_LOG, "retriever")
         other = await counter.reports.handle(replace(POD2, hello=None))
         assert other.orders == ()
 
     anyio.run(scenario)
     (order,) = replies[0].orders
-    assert (order.number, order.kind, order.name) == (1, OrderKind.START_SERVICE, "retriever")
+    assert (order.number, order.kind, order.name) == (1, OrderKind.SEND_LOG, "retriever")
     assert counter.take(BEAT).orders == (order,)
     stale = replace(BEAT, obeyed=7, obeyed_by="another head's agent")
     assert counter.take(stale).orders == (order,)

@@ -35,6 +35,7 @@ from agent.base.ends import Kind, Outcome
 from agent.base.value import Value
 from agent.decisions.head.head_state import HeadEvent
 from agent.decisions.shared import StopAsked
+from agent.decisions.stall import Stalled
 from agent.decisions.worker.worker_state import WorkerEvent
 from agent.record import background
 from agent.record import events as e
@@ -97,6 +98,7 @@ def kinds_on(role: e.Role) -> dict[str, type[Value]]:
     """Return all events of a role by their names in files."""
     bases = (HeadEvent,) if role == "head" else get_args(WorkerEvent)
     named = {kind for base in bases for kind in leaves(base)}
+    named |= {Stalled} if role == "head" else set()  # of a module that may not be loaded yet
     own = [one for one in vars(e).values() if isinstance(one, type) and issubclass(one, Value)]
     kinds = {*named, *(one for one in own if one.__module__ == e.__name__)}
     found = {kind.__name__: kind for kind in kinds}

@@ -20,7 +20,7 @@ from agent.decisions.durable import Durable
 from agent.decisions.head.fleet import Worker
 from agent.decisions.head.head_state import WorkerReported
 from agent.decisions.receipt import Meter, Receipt, RunActivity
-from agent.decisions.shared import ServiceGone, ServiceReady
+from agent.decisions.shared import ItemReport, Step
 from agent.decisions.stall import Stalled
 from agent.record import events as e
 from agent.record.node_record import NODE_FILE, Moment, own_record, process_of
@@ -30,6 +30,7 @@ from agent.record.series_file import SERIES_FILE, SavedLine
 from agent.record.summary import explain
 from agent.run.node_run import NodeRun
 from agent.settings.redact import Redactor
+from support.heads import lost, ready
 from support.run_records import record_of, submitted
 from support.worlds import plan_of
 
@@ -37,6 +38,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+KILLED = (
+    ItemReport("retriever", Step.LOST, "killed by SIGKILL"),
+    ItemReport("data", Step.LOST, "its node stopped it", was_stopped=True),
+)
 START = "2026-11-22T06:48:25.000Z"
 HEAD: tuple[tuple[float, object], ...] = (
     (0.3, e.Waited("Ray on this node", 600, "")),
@@ -48,9 +53,9 @@ HEAD: tuple[tuple[float, object], ...] = (
     (13.5, e.WaitsOver(("workers",))),
     (13.5, e.PhaseEntered("submitting")),
     (14.0, e.PhaseEntered("running")),
-    (20.0, ServiceGone("reward server", "exit code 1")),
-    (22.0, ServiceReady("reward server")),
-    (30.0, ServiceGone("retriever", "killed by SIGKILL", node="pod2")),
+    (20.0, lost("reward server", "exit code 1", 1)),
+    (22.0, ready("reward server", 2)),
+    (30.0, WorkerReported(Worker("k2", "pod2", joined=True, items=KILLED))),
     (200.0, e.GoodbyeReceived("pod2", "asked to stop by SIGTERM", "the end of its log")),
     (201.0, e.PhaseEntered("leaving")),
     (202.0, e.Ended(202.0)),
@@ -97,7 +102,7 @@ def test_a_whole_run(tmp_path: Path) -> None:
         "run run-1, recorded by the head pod0: began 2026-11-22T06:48:25.000Z, lasted 3 min 22 s",
         "phases: booting 13.5 s, submitting 0.5 s, running 3 min 7 s, leaving 1.0 s",
         "job: attempt 1: 3 min, exit code 7",
-        f"services: {FAILURES}",
+        f"services and steps: {FAILURES}",
         "waited for workers 13.2 s; last: 1 of 2 joined; pod2 last reported: joining Ray",
         "waited for Ray on this node 3.7 s",
         "joined: pod2 after 13.0 s and pod1 after 6.0 s",
@@ -317,7 +322,7 @@ def test_a_stall_is_shown_before_the_waits(tmp_path: Path) -> None:
     )
     assert lines[4].startswith("training: actor/loss is nan or infinite at step 41. The weights")
     assert [line.split(":")[0] for line in lines[5:]] == [
-        *("job", "nodes", "services", "end", "remedy")
+        *("job", "nodes", "services and steps", "end", "remedy")
     ]
     assert len(lines) == 10
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from agent.decisions.head import head_state as h
 from agent.decisions.head.fleet import Fleet
-from agent.decisions.shared import ServiceWaits
 from agent.record.event_filter import EventFilter
-from support.heads import REWARD, TICK, job, nodes, reported
+from support.heads import REWARD, TICK, job, nodes, pending, reported
 
 SILENT = h.HeadRaySilent("no answer")
-WAITS = ServiceWaits(REWARD, "connection refused")
+WAITS = pending(REWARD, "connection refused")
 
 
 def kept(*events: h.HeadEvent) -> list[h.HeadEvent]:

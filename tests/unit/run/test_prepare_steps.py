@@ -14,29 +14,29 @@ import psutil
 import pytest
 
 from agent.base import times
-from agent.decisions.shared import StepOver
+from agent.decisions.shared import ItemsReported, Step, Want
 from agent.job.services import ON_EVERY, Placeholders, PrepareStep
 from agent.processes.waiting import NotYet, until
 from agent.run import local_services
+from agent.run.executor import Executor
 from agent.run.local_services import LocalWork
-from support.node_runs import node_run_with
+from support.node_runs import node_run_with, unheard
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from agent.run.local_services import LocalEvent
     from agent.run.node_run import NodeRun
 
 
 def test_what_runs_is_stopped_and_may_be_run_again(tmp_path: Path) -> None:
-    """All of them with their child processes, without a report."""
+    """All of them with their child processes; the next generation runs to its end."""
     go, pids = tmp_path / "go", tmp_path / "pids"
     command = f"[ -e {go} ] || {{ sleep 1000 & echo $! >> {pids}; wait; }}"
     names = ("one", "two")
     steps = tuple(PrepareStep(name, command, ON_EVERY, 60.0, "within") for name in names)
     run = node_run_with(tmp_path, steps)
-    sent: list[LocalEvent] = []
-    work = LocalWork(run, sent.append, Placeholders)
+    work = LocalWork(run, Placeholders)
+    sent: list[ItemsReported] = []
 
     async def have_begun() -> bool | NotYet:
         return True if pids.exists() and len(pids.read_text().split()) == 2 else NotYet()
@@ -46,34 +46,35 @@ def test_what_runs_is_stopped_and_may_be_run_again(tmp_path: Path) -> None:
             return psutil.Process(int(pid)).status() == psutil.STATUS_ZOMBIE
         return True
 
-    async def are_gone() -> bool | NotYet:
-        return True if all(map(is_gone, pids.read_text().split())) else NotYet()
+    async def are_done() -> bool | NotYet:
+        steps = {item.step for item in sent[-1].items}
+        return True if steps == {Step.READY} else NotYet()
 
     async def scenario() -> None:
         with anyio.fail_after(60):
             async with anyio.create_task_group() as tasks:
-                for name in names:
-                    tasks.start_soon(work.prepare, name)
+                executor = Executor(tasks, work.runner_of, sent.append)
+                executor.apply(dict.fromkeys(names, Want()))
                 await until(have_begun, None)
-                work.stop_steps()
-            assert sent == []
-            await until(are_gone, None)
-            go.touch()
-            for name in names:
-                await work.prepare(name)
-            assert sent == [StepOver("one", ""), StepOver("two", "")]
+                await executor.close()
+                assert all(map(is_gone, pids.read_text().split()))
+                assert {(item.step, item.was_stopped) for item in sent[-1].items} == {
+                    (Step.LOST, True)
+                }
+                go.touch()
+                executor.apply(dict.fromkeys(names, Want(2)))
+                await until(are_done, None)
 
     anyio.run(scenario)
     run.close()
 
 
-def with_marker(root: Path, marker: Path) -> tuple[NodeRun, LocalWork, list[LocalEvent]]:
-    """Return a run whose one step has this marker, and the events that it sends."""
+def with_marker(root: Path, marker: Path) -> tuple[NodeRun, LocalWork]:
+    """Return a run whose one step has this marker."""
     run = node_run_with(
         root, (PrepareStep("data", "exit 0", ON_EVERY, 60.0, "within", once=str(marker)),)
     )
-    sent: list[LocalEvent] = []
-    return run, LocalWork(run, sent.append, Placeholders), sent
+    return run, LocalWork(run, Placeholders)
 
 
 @pytest.mark.parametrize("number", [errno.ESTALE, errno.EIO, errno.EACCES])
@@ -89,18 +90,17 @@ def test_a_marker_that_cannot_be_read(
         return exists(path)
 
     monkeypatch.setattr(Path, "exists", broken)
-    run, work, sent = with_marker(tmp_path / "runs", marker)
+    run, work = with_marker(tmp_path / "runs", marker)
     said: list[str] = []
     monkeypatch.setattr(local_services, "say", lambda line, _level="info": said.append(line))
 
     async def scenario() -> None:
-        await work.prepare("data")
-        assert sent == [StepOver("data", "")]
+        assert await work.prepare("data", unheard) == ""
         assert any(os.strerror(number) in line for line in said)
         monkeypatch.setattr(times, "IDLE_DISK", 0.5)
         found.extend([OSError(number, os.strerror(number))] * 100)
-        await work.prepare("data")
-        assert sent[1:] == [StepOver("data", f"{marker} cannot be read: {os.strerror(number)}")]
+        failure = f"{marker} cannot be read: {os.strerror(number)}"
+        assert await work.prepare("data", unheard) == failure
 
     anyio.run(scenario)
     run.close()
@@ -118,11 +118,10 @@ def test_a_marker_on_a_disk_that_hangs(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(Path, "exists", hangs)
     monkeypatch.setattr(times, "IDLE_DISK", 1.0)
     monkeypatch.setattr(times, "STALLED_DISK", 0.1)
-    run, work, sent = with_marker(tmp_path / "runs", marker)
+    run, work = with_marker(tmp_path / "runs", marker)
     said: list[str] = []
     monkeypatch.setattr(local_services, "say", lambda line, _level="info": said.append(line))
-    anyio.run(work.prepare, "data")
-    assert sent == [StepOver("data", f"{marker} does not answer")]
+    assert anyio.run(work.prepare, "data", unheard) == f"{marker} does not answer"
     assert f"data: waiting for its marker, {marker} does not answer" in said
     answers.set()
     run.close()

@@ -16,7 +16,7 @@ from agent.plan.plan import READ_AHEAD
 from agent.processes.waiting import NotYet, until
 from agent.run import local_services
 from agent.run.local_services import LocalWork
-from support.node_runs import node_run_with
+from support.node_runs import node_run_with, unheard
 from support.worlds import MACHINE, plan_of
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def test_it_waits_for_the_steps_and_logs_one_line(
     model = tmp_path / "model"
     model.mkdir()
     run = run_of(tmp_path, model)
-    work = LocalWork(run, lambda _: None, Placeholders)
+    work = LocalWork(run, Placeholders)
 
     async def story() -> None:
         async with anyio.create_task_group() as tasks:
@@ -60,7 +60,7 @@ def test_it_waits_for_the_steps_and_logs_one_line(
             await anyio.sleep(0.2)
             assert not run.folder.file("page-cache.log").exists()
             (model / "model.safetensors").write_bytes(b"w" * 1000)
-            await work.prepare("data")
+            await work.prepare("data", unheard)
 
     anyio.run(story)
     run.close()
@@ -69,11 +69,11 @@ def test_it_waits_for_the_steps_and_logs_one_line(
 
 
 def test_a_stop_ends_it_at_once(tmp_path: Path) -> None:
-    """The services' stop, without a wait for the disk."""
+    """Without a wait for the disk."""
     mark = tmp_path / "began"
     code = f"import time, pathlib; pathlib.Path({str(mark)!r}).touch(); time.sleep(100)"
     run = run_of(tmp_path, tmp_path, code)
-    work = LocalWork(run, lambda _: None, Placeholders)
+    work = LocalWork(run, Placeholders)
 
     async def begun() -> bool | NotYet:
         return True if os.path.exists(mark) else NotYet()  # noqa: ASYNC240, PTH110 - a local disk
@@ -81,11 +81,11 @@ def test_a_stop_ends_it_at_once(tmp_path: Path) -> None:
     async def story() -> None:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(work.read_model)
-            await work.prepare("data")
+            await work.prepare("data", unheard)
             with anyio.fail_after(20):
                 await until(begun, None)
-            with anyio.fail_after(2):
-                await work.stop_services(3.0)
+            tasks.cancel_scope.deadline = anyio.current_time() + 2
+            work.stop_reading()
 
     anyio.run(story)
     run.close()
@@ -98,10 +98,10 @@ def test_a_program_that_fails_is_no_failure_of_the_run(
     logged: list[tuple[str, ...]] = []
     monkeypatch.setattr(local_services, "say", lambda *row: logged.append(row))
     run = run_of(tmp_path, tmp_path, "raise SystemExit('no disk')")
-    work = LocalWork(run, lambda _: None, Placeholders)
+    work = LocalWork(run, Placeholders)
 
     async def story() -> None:
-        await work.prepare("data")
+        await work.prepare("data", unheard)
         await work.read_model()
 
     anyio.run(story)

@@ -38,7 +38,7 @@ from agent.run.orders import HeadRequests, Prober
 from agent.run.stall import Diagnostics, StallWatch, rules_of
 from agent.settings.redact import MASK, Redactor
 from support.free_ports import free_port
-from support.heads import NOTHING_DURABLE, goal, lost, reported
+from support.heads import NOTHING_DURABLE, after_losses, goal, reported
 from support.linked_worker import LinkedWorker, head_at
 from support.worlds import SECRET, plan_of
 
@@ -466,7 +466,7 @@ def test_the_last_attempt_is_not_ended_by_default(
     monkeypatch.setattr(run, "plan", replace(run.plan, settings=retried))
     one = OneHead(run, monkeypatch)
     one.state = replace(one.state, goal=replace(one.state.goal, retries=retries))
-    one.state = one.state.with_durable(ended=lost(LostAttempt(9.0)).ended)
+    one.state = one.state.with_durable(ended=after_losses(LostAttempt(9.0)).ended)
     steps = Progress(1, 0.0, 3, 4, last_at=1.0, durations=(1.0,) * 20, highest=4, of=9)
     one.shown.job_lines = Job(1.0, steps)
     for at in (0.0, 11.5, 72.0):

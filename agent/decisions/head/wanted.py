@@ -1,0 +1,71 @@
+"""The services and prepare steps that the head wants each node to run, by its state."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from agent.decisions.head.head_state import HeadPhase, HeadState
+from agent.decisions.shared import HERE, Step, Want
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+
+def wanted_of(state: HeadState, node: str) -> Mapping[str, Want]:
+    """Return what a node is to run, by name: HERE, or the node of a worker's agent.
+
+    A service that has ended is wanted again, as its next generation, once its pause is over. A
+    worker that was ordered to run a prepare step keeps the order.
+    """
+    blocked = state.services.blocked
+    wants = dict.fromkeys(sorted(state.steps.ordered.get(node, ())), Want())
+    for key, step in state.steps.by_key.items():
+        if key[0] == node and step.step is Step.PENDING and key not in blocked:
+            wants[key[1]] = Want(step.generation)
+    for spec in state.goal.services:
+        key = (node, spec.name)
+        service = state.services.by_key.get(key)
+        if service is not None and service.step is not Step.LOST and key not in blocked:
+            wants[spec.name] = Want(service.generation)
+    return wants
+
+
+def changed_nodes(before: HeadState, after: HeadState) -> tuple[str, ...]:
+    """Return the nodes of which something else is wanted now, new agents included."""
+    if after.phase is HeadPhase.LEAVING:
+        return ()
+    nodes = dict.fromkeys(_touched(before, after))
+    return tuple(
+        node
+        for node in nodes
+        if _is_new(before, after, node) or wanted_of(before, node) != wanted_of(after, node)
+    )
+
+
+def _is_new(before: HeadState, after: HeadState, node: str) -> bool:
+    """Return whether nothing was decided for a node before: it keeps what runs until then."""
+    workers = after.fleet.workers
+    return node not in before.fleet.workers and node in workers and not workers[node].refused
+
+
+def _touched(before: HeadState, after: HeadState) -> Iterator[str]:
+    """Yield the nodes of all that differs."""
+    if before.fleet.workers is not after.fleet.workers:
+        yield from (node for node in after.fleet.workers if node not in before.fleet.workers)
+    if before.services.by_key is not after.services.by_key:
+        yield from _changed_keys(before.services.by_key, after.services.by_key)
+    if before.services.blocked is not after.services.blocked:
+        yield from (node for node, _ in sorted(before.services.blocked ^ after.services.blocked))
+    if before.steps.by_key is not after.steps.by_key:
+        yield HERE
+    if before.steps.ordered is not after.steps.ordered:
+        was = before.steps.ordered
+        yield from (node for node, names in after.steps.ordered.items() if was.get(node) != names)
+
+
+def _changed_keys(
+    before: Mapping[tuple[str, str], object], after: Mapping[tuple[str, str], object]
+) -> Iterator[str]:
+    """Yield the nodes of the entries that are there, and are others than before."""
+    yield from (key[0] for key, item in after.items() if before.get(key) is not item)
+    yield from (key[0] for key in before if key not in after)

@@ -1,0 +1,121 @@
+"""Make this node run what is wanted of it: prepare steps and services, each by its name.
+
+`apply` takes what is wanted now, by name the generation of each thing. What is not wanted any more,
+or of an earlier generation, is ended; what is wanted and has not begun is started. A generation
+starts once, and only after nothing of the former one is left. So a repeated or late message changes
+nothing.
+
+A thing runs as the task of its runner, which says how far it is, returns why it ended, and ends
+what it started when it is canceled. Each change is sent as one event with all things of this node,
+those that are over too: on the head to its own decisions, on a worker to those of the worker, which
+report it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING
+
+import anyio
+
+from agent.decisions.shared import ItemReport, ItemsReported, Step
+from agent.record.log import say
+
+if TYPE_CHECKING:
+    from agent.decisions.shared import Want, Wants
+
+
+Progress = Callable[[Step, str], None]
+"""Says how far a thing is: ready, or pending, with the evidence."""
+Runner = Callable[[str, Progress], Coroutine[None, None, str]]
+"""Runs a thing, by its name, to its end; returns why it failed, or ''.
+
+Canceled, it ends what it has started, within this node's own grace.
+"""
+
+
+class Executor:
+    """What runs on this node, by name."""
+
+    def __init__(
+        self,
+        tasks: anyio.abc.TaskGroup,
+        runner_of: Callable[[str], Runner | None],
+        send: Callable[[ItemsReported], None],
+    ) -> None:
+        """`runner_of` has no runner for a name that is not in this node's plan."""
+        self._tasks = tasks
+        self._runner_of = runner_of
+        self._send = send
+        self._wants: Wants = {}
+        self._items: dict[str, ItemReport] = {}
+        self._running: dict[str, anyio.CancelScope] = {}
+        self._changed = anyio.Event()
+
+    def apply(self, wants: Wants) -> None:
+        """Run what is wanted, and end everything else."""
+        self._wants = wants
+        for name in {**self._items, **wants}:
+            self._reconcile(name)
+
+    async def close(self) -> None:
+        """End everything at once; return when nothing is left."""
+        self.apply({})
+        while self._running:
+            self._changed = anyio.Event()
+            await self._changed.wait()
+
+    def _reconcile(self, name: str) -> None:
+        item = self._items.get(name)
+        want = self._wants.get(name)
+        if item is not None and item.is_running:
+            if is_outdated(item, want):
+                self._running[name].cancel()
+        elif want is not None and is_new(want, item):
+            self._start(name, want)
+
+    def _start(self, name: str, want: Want) -> None:
+        runner = self._runner_of(name)
+        if runner is None:
+            what = f"this node's plan has no {name!r} to run"
+            say(f"what the head wants is refused: {what}", "warning")
+            self._report(ItemReport(name, Step.LOST, what, want.generation))
+            return
+        self._running[name] = anyio.CancelScope()
+        self._report(ItemReport(name, Step.PENDING, "", want.generation, is_running=True))
+        self._tasks.start_soon(self._run, name, want.generation, runner)
+
+    async def _run(self, name: str, generation: int, runner: Runner) -> None:
+        """Run one generation of a thing until nothing of it is left."""
+
+        def progress(step: Step, evidence: str) -> None:
+            self._report(ItemReport(name, step, evidence, generation, is_running=True))
+
+        item = ItemReport(name, Step.LOST, "its node stopped it", generation, was_stopped=True)
+        scope = self._running[name]
+        try:
+            with scope:
+                failure = await runner(name, progress)
+                step = Step.LOST if failure else Step.READY
+                item = ItemReport(name, step, failure, generation)
+        finally:
+            del self._running[name]
+            self._changed.set()
+        self._report(item)
+        self._reconcile(name)  # a later generation may wait for this end
+
+    def _report(self, item: ItemReport) -> None:
+        """Send all that runs here, if it has changed."""
+        if self._items.get(item.name) != item:
+            self._items[item.name] = item
+            self._send(ItemsReported(tuple(self._items.values())))
+
+
+def is_outdated(item: ItemReport, want: Want | None) -> bool:
+    """Return whether a running thing must end: it is not wanted, or anew."""
+    return want is None or want.generation > item.generation
+
+
+def is_new(want: Want, item: ItemReport | None) -> bool:
+    """Return whether a wanted thing has not begun: a generation starts once."""
+    return item is None or want.generation > item.generation
