@@ -7,9 +7,10 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from agent.base.text import first_names, nearly_equal
+from agent.base.versions import version_list
 from agent.checks.finding import Finding, Level, fail, ok, warn
 from agent.frameworks import recipe_of
-from agent.frameworks.recipe import MisfitError, count_of, version_list
+from agent.frameworks.recipe import MisfitError, count_of
 from agent.job.framework_question import why_not_asked
 from agent.job.job import NUMBERS, fill_expected, is_computed, version_of
 from agent.node.job_script import IGNORE

@@ -6,10 +6,10 @@ since the job may not use it, and the first suspect where a failed run has no kn
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
 from agent.base.value import Value
+from agent.base.versions import is_in, release_of
 from agent.checks.finding import ok, warn
 from agent.node.python_facts import TORCH
 
@@ -153,7 +153,7 @@ def _known(python: RayPython) -> Iterator[Misfit]:
     for pair in PAIRS:
         first = python.packages.get(pair.first, "")
         second = python.packages.get(pair.second, "")
-        if not is_in(first, pair.first_range) or not is_in(second, pair.second_range):
+        if not (_is_in(first, pair.first_range) and _is_in(second, pair.second_range)):
             continue
         what = f"{pair.first} {first} and {pair.second} {second} do not fit: {pair.effect}"
         yield Misfit(what, f"`{pair.remedy}` in the image")
@@ -165,32 +165,18 @@ def _built_for_another_torch(python: RayPython) -> Iterator[Misfit]:
     if not installed:
         return
     for package, built_for in python.built_for.items():
-        wanted = _numbers(built_for)
-        if _numbers(installed)[: len(wanted)] == wanted:
+        wanted = release_of(built_for)
+        if release_of(installed)[: len(wanted)] == wanted:
             continue
         what = f"{package} was built for torch {built_for}, and torch {installed} is installed"
         remedy = f"Install torch {built_for}, or the {package} of torch {installed}"
         yield Misfit(what, remedy)
 
 
-def is_in(version: str, bounds: str) -> bool:
-    """Return whether a version is within all bounds; False without a version."""
-    numbers = _numbers(version)
-    if not numbers:
-        return False
-    for bound in bounds.split(","):
-        limit = _numbers(bound)
-        if bound.startswith("<") and numbers >= limit:
-            return False
-        if bound.startswith(">=") and numbers < limit:
-            return False
-    return True
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    """Return the numbers of a release, without what marks a build or a candidate."""
-    release = re.match(r"[<>=]*(\d+(?:\.\d+)*)", version)
-    return tuple(int(number) for number in release[1].split(".")) if release else ()
+def _is_in(version: str, versions: str) -> bool:
+    """Return whether a version is in a range; False without a version."""
+    release = release_of(version)
+    return bool(release) and is_in(release, versions)
 
 
 def package_pairs(node: CheckedNode) -> Result | None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from agent.base.text import is_ip, is_public
+from agent.base.versions import release_of
 from agent.checks.finding import fail, ok, warn
-from agent.node.facts import FIRST_DEBUGPY, OLDEST, supports_token_auth, version
+from agent.node.facts import FIRST_DEBUGPY, OLDEST, supports_token_auth
 from agent.settings.jobs import TORCHRUN, launcher, runs_by_shares
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ def ray_installed(node: CheckedNode) -> Result:
     )
     if ray.version is None:
         return fail(f"not installed for {ray.executable} (Python {ray.python})", remedy)
-    if version(ray.version) < OLDEST:
+    if release_of(ray.version) < OLDEST:
         return fail(f"{ray.version} is older than 2.40", remedy)
     if ray.missing:
         missing = ", ".join(ray.missing)
@@ -143,7 +144,7 @@ def debugger(node: CheckedNode) -> Result:
     how = "`ray debug`" if mode == "1" else "VS Code's Ray extension"
     what = f"DEBUG_RAY={mode}: a task that stops at a breakpoint waits for {how}"
     remedy = "Unset DEBUG_RAY for unattended runs"
-    if mode == "post-mortem" and version(ray.debugpy or "") < FIRST_DEBUGPY:
+    if mode == "post-mortem" and release_of(ray.debugpy or "") < FIRST_DEBUGPY:
         has = f"has debugpy {ray.debugpy}" if ray.debugpy else "has no debugpy"
         what += f"; but {ray.executable} {has}, without which Ray ignores breakpoints"
         remedy = f"Install it there on every node: `pip install 'debugpy>=1.8.0'`. {remedy}"

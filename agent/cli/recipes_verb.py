@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from agent.base.text import Line
+from agent.base.versions import version_text
 from agent.cli.options import JSON
 from agent.cli.printing import print_json, terminal_of
 from agent.frameworks import recipe_of
-from agent.frameworks.recipe import version_text
 from agent.settings.jobs import RECIPES
 
 if TYPE_CHECKING:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from difflib import get_close_matches
-from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agent.base.value import Value
@@ -15,7 +13,7 @@ from agent.frameworks.recipe import MisfitError, check_columns
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from agent.frameworks.recipe import RecipeInput, Version
+    from agent.frameworks.recipe import RecipeInput
 
 _FROM_USER = "AGENT_JOB_ARGS"
 _NO_PREFIX = "no-"
@@ -23,25 +21,6 @@ _PLACEHOLDER = re.compile(
     r"\{\w+([-+*/]\d+)?\}"
 )  # A value that is filled in after all nodes have joined
 _NEGATIVE = re.compile(r"-\d+|-\d*\.\d+")  # A value that argparse does not take for a flag
-
-
-@cache
-def rows_for(table: str, version: Version) -> tuple[list[str], ...]:
-    """Return the words of each row of a table in this folder that applies to a version.
-
-    Every row begins with the versions since and before which it applies.
-    """
-
-    def parsed(text: str) -> Version:
-        return tuple(int(part) for part in text.split(".") if part != "-")
-
-    text = Path(__file__).with_name(table).read_text(encoding="utf-8").replace("\n  ", " ")
-    rows = (line.split() for line in text.splitlines() if not line.startswith("#"))
-    return tuple(
-        words
-        for since, before, *words in rows
-        if parsed(since) <= version and (before == "-" or version < parsed(before))
-    )
 
 
 # --- argparse -------------------------------------------------------------------------------------

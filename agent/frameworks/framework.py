@@ -12,7 +12,8 @@ from agent.node.facts import Package
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from agent.frameworks.recipe import Command, RecipeInput, Version
+    from agent.base.versions import Version
+    from agent.frameworks.recipe import Command, RecipeInput
 
 
 class CheckpointFormat(Value, forbid_unknown_fields=True):

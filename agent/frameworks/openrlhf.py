@@ -5,12 +5,15 @@ The sizes, placement and flags are shared by OpenRLHF-M and by OpenRLHF's progra
 
 from __future__ import annotations
 
+from functools import cache
 from math import ceil, gcd, lcm
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from agent.frameworks.arguments import Arguments, check_keys, rows_for
+from agent.base.versions import Version, release_of, version_text
+from agent.frameworks.arguments import Arguments, check_keys
 from agent.frameworks.layouts import OPENRLHF as LAYOUTS
 from agent.frameworks.layouts import (
     ZERO2,
@@ -36,14 +39,13 @@ from agent.frameworks.recipe import (
     engines_text,
     nearest,
     shape_of,
-    version_text,
 )
 from agent.frameworks.sizing import Host, Workload, engine_sizes, sizing_for
 from agent.frameworks.table import read_table
 
 if TYPE_CHECKING:
     from agent.frameworks.layouts import Layout
-    from agent.frameworks.recipe import NodeSize, RecipeInput, Version
+    from agent.frameworks.recipe import NodeSize, RecipeInput
     from agent.frameworks.sizing import Sizing
 
 OPENRLHF = read_table("openrlhf")
@@ -381,6 +383,18 @@ def arguments_of(name: str, program: str, asked: RecipeInput) -> Arguments:
     return Arguments(program, flags, spelling, *asked.args, has_others=asked.is_nearest)
 
 
+@cache
+def _rows_of_flags() -> tuple[tuple[Version, Version, str, list[str]], ...]:
+    """Return the rows of openrlhf_flags.txt: since, before (() for none), programs, and words."""
+    text = Path(__file__).with_name("openrlhf_flags.txt").read_text(encoding="utf-8")
+    lines = text.replace("\n  ", " ").splitlines()
+    rows = (line.split() for line in lines if not line.startswith("#"))
+    return tuple(
+        (release_of(since), release_of(before), programs, words)
+        for since, before, programs, *words in rows
+    )
+
+
 def flags_of(program: str, version: Version) -> tuple[dict[str, str], dict[str, str]]:
     """Return the flags of a program in one release, and how it spells those with dots.
 
@@ -389,7 +403,10 @@ def flags_of(program: str, version: Version) -> tuple[dict[str, str], dict[str, 
     flags = {}
     spelling = {}
     words = ""
-    for programs, *row in rows_for("openrlhf_flags.txt", version):
+    for since, before, programs, row in _rows_of_flags():
+        is_newer = bool(before) and version >= before
+        if version < since or is_newer:
+            continue
         for word in row if program in programs.split(",") else ():
             if not word[0].isalpha():
                 words = word

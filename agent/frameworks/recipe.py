@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from msgspec import field
 
 from agent.base.value import ByName, Bytes, Count, Cpus, Gigabytes, Gpus, Rate, Value
+from agent.base.versions import Version, version_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -17,8 +18,6 @@ if TYPE_CHECKING:
 RUN_ID = "{run_id}"  # The run id before it is known
 _VISION = re.compile(r"(?<![A-Za-z])VLM?(?![A-Za-z])")  # In the name of a model with a vision tower
 NAMED_BY = "AGENT_RUN_NAME; without it recipe, model and run id"
-
-Version = tuple[int, ...]  # A framework's release: (0, 9, 1)
 
 
 class NodeSize(Value):
@@ -523,16 +522,6 @@ def check_columns(asked: RecipeInput, wanted: Mapping[str, str]) -> None:
 _RELEASE = re.compile(r"v?(\d{1,6}(?:\.\d{1,6})*)(.*)", re.DOTALL)
 _NO_CHANGE = re.compile(r"(?:\.?post\d+)?(?:\+[\w.]+)?")
 """Suffixes that do not change a release: 0.9.1.post1, 0.9.1+cu128."""
-
-
-def version_text(version: Version) -> str:
-    """Format a version: 0.9.1."""
-    return ".".join(str(part) for part in version)
-
-
-def version_list(known: Sequence[Version]) -> str:
-    """Format a list of versions."""
-    return ", ".join(version_text(version) for version in known)
 
 
 def choose(known: Sequence[Version], text: str) -> tuple[Version, str]:

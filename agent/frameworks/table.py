@@ -18,37 +18,20 @@ from msgspec import field, to_builtins
 from agent.base.text import parse_toml
 from agent.base.typed import convert
 from agent.base.value import Value
+from agent.base.versions import is_in, release_of
 from agent.frameworks.framework import FrameworkInfo, Preset
 from agent.frameworks.step_format import OWN_LINES, bar
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from agent.base.versions import Version
     from agent.frameworks.arguments import Row
-    from agent.frameworks.recipe import Version
 
 Facts = Mapping[str, object]
 """The quantities and conditions of a command, by the names that a table has for them."""
 _NAME = re.compile(r"\{(\w+)\}")
 _NOT = "not "
-_ALL = "all"
-_BOUND = re.compile(r"(>=|<)(\d+(?:\.\d+)*)")
-
-
-def parse_version(text: str) -> Version:
-    """Return a version: (0, 9, 1) of `0.9.1`."""
-    return tuple(map(int, text.split(".")))
-
-
-def is_in(version: Version, versions: str) -> bool:
-    """Return whether a version is in a range such as `>=0.7,<0.9`; `` and `all` have every one."""
-    for bound in versions.split(",") if versions not in {"", _ALL} else ():
-        found = _BOUND.fullmatch(bound)
-        if found is None:
-            raise ValueError(f"{versions!r} is no range of versions such as >=0.7,<0.9")
-        if (version >= parse_version(found[2])) != (found[1] == ">="):
-            return False
-    return True
 
 
 class Moved(Value, forbid_unknown_fields=True):
@@ -89,7 +72,7 @@ class FrameworkTable(Value, frozen=True, forbid_unknown_fields=True, dict=True):
     @cached_property
     def versions(self) -> tuple[Version, ...]:
         """Return the known releases, oldest first."""
-        return tuple(map(parse_version, self.releases))
+        return tuple(map(release_of, self.releases))
 
     def has(self, change: str, version: Version) -> bool:
         """Return whether a version has one of `changes`."""

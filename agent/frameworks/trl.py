@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+from agent.base.versions import version_text
 from agent.frameworks.arguments import Arguments, check_keys
 from agent.frameworks.layouts import ADAPTERS, FSDP_RESIDENT, TRL_OFFLOAD
 from agent.frameworks.layouts import TRL as LAYOUTS
@@ -27,7 +28,6 @@ from agent.frameworks.recipe import (
     engines_misfit,
     gpu_processes,
     nearest,
-    version_text,
 )
 from agent.frameworks.sizing import Fit, Host, Sizing, Workload, divisors, sizing_for
 from agent.frameworks.table import read_table

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+from agent.base.versions import version_text
 from agent.frameworks import verl_megatron
 from agent.frameworks.arguments import GivenKeys, merged, quoted, read, texts
 from agent.frameworks.pace import HOUR, StepWork, step_seconds, steps_between_saves
@@ -26,7 +27,6 @@ from agent.frameworks.recipe import (
     critic_warnings,
     engines_text,
     shape_of,
-    version_text,
 )
 from agent.frameworks.sizing import engine_sizes, gb
 from agent.frameworks.verl_adapters import (

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from agent.frameworks.recipe import MisfitError, version_text
+from agent.base.versions import version_text
+from agent.frameworks.recipe import MisfitError
 from agent.frameworks.verl_keys import MODEL, ROLLOUT, STRATEGY, VERL
 
 if TYPE_CHECKING:

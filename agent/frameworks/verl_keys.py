@@ -5,8 +5,9 @@ from __future__ import annotations
 from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
-from agent.frameworks.recipe import MisfitError, Version, version_text
-from agent.frameworks.table import is_in, read_table
+from agent.base.versions import Version, is_in, version_text
+from agent.frameworks.recipe import MisfitError
+from agent.frameworks.table import read_table
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

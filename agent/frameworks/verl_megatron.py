@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+from agent.base.versions import version_text
 from agent.frameworks.layouts import CPU_OPTIMIZER, MEGATRON, MEGATRON_ADAPTERS, RESIDENT, Split
 from agent.frameworks.megatron_memory import (
     CONTEXT,
@@ -20,7 +21,7 @@ from agent.frameworks.megatron_memory import (
     Fixed,
     MegatronFit,
 )
-from agent.frameworks.recipe import CONFIG, WEIGHT, MisfitError, version_text
+from agent.frameworks.recipe import CONFIG, WEIGHT, MisfitError
 from agent.frameworks.sizing import Host, Sizing, Workload, sizing_for
 from agent.frameworks.verl_adapters import MEGATRON_RANK
 from agent.frameworks.verl_keys import (

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+from agent.base.versions import version_text
 from agent.frameworks.layouts import VERL as LAYOUTS
 from agent.frameworks.layouts import VERL_CPU, VERL_OFFLOAD, VERL_RESIDENT, Layout, Split
-from agent.frameworks.recipe import WEIGHT, MisfitError, check_positions, version_text
+from agent.frameworks.recipe import WEIGHT, MisfitError, check_positions
 from agent.frameworks.sizing import Host, Sizing, Workload, sizing_for
 from agent.frameworks.verl_adapters import RANK, gathers_by_layer, needs_fsdp2, trains_adapters
 from agent.frameworks.verl_keys import (

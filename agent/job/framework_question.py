@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Literal
 
 from agent.base import ends
 from agent.base.value import Value
+from agent.base.versions import version_list
 from agent.frameworks import recipe_of
-from agent.frameworks.recipe import version_list
 from agent.job.torchrun_command import split_python
 
 if TYPE_CHECKING:

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from agent.base.errors import Problem, SettingsError
 from agent.base.value import Value
+from agent.base.versions import version_text
 from agent.frameworks import recipe_of
 from agent.frameworks.recipe import (
     RUN_ID,
@@ -22,7 +23,6 @@ from agent.frameworks.recipe import (
     RecipeInput,
     check_weights,
     choose,
-    version_text,
 )
 from agent.job.checkpoints import CheckpointOwner
 from agent.node.facts import UploadSize
@@ -32,7 +32,7 @@ from agent.settings.rules import reward_choice
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from agent.frameworks.recipe import Version
+    from agent.base.versions import Version
     from agent.job.services import Placeholders
     from agent.node.facts import Framework
     from agent.settings.model import Settings

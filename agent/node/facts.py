@@ -31,6 +31,7 @@ from agent.base.value import (
     Value,
     Variables,
 )
+from agent.base.versions import release_of
 
 OLDEST = (2, 40)
 FIRST_WITH_HIP = (2, 45)  # the first Ray that assigns AMD GPUs by HIP_VISIBLE_DEVICES
@@ -38,15 +39,9 @@ FIRST_DEBUGPY = (1, 8)  # the oldest debugpy that Ray's distributed debugger acc
 FIRST_WITH_TOKEN = (2, 52)
 
 
-def version(text: str) -> tuple[int, int]:
-    """Return the first two numbers of a version."""
-    match = re.match(r"(\d+)\.(\d+)", text)
-    return (int(match[1]), int(match[2])) if match else (0, 0)
-
-
 def supports_token_auth(ray: str | None) -> bool:
     """Return whether Ray supports token authentication; True without Ray."""
-    return ray is None or version(ray) >= FIRST_WITH_TOKEN
+    return ray is None or release_of(ray) >= FIRST_WITH_TOKEN
 
 
 MIB = 1 << 20
@@ -101,9 +96,8 @@ class RayPython(Value):
         Ray up to 2.52 deep-copies a command of click, which fails for an enum member on older
         Pythons. Seen on Python 3.10 with Ray 2.40, 2.49 and 2.52 and click 8.3.0 to 8.5.0.
         """
-        copies = not self.enum_copies_are_same and version(self.version or "") < (2, 53)
-        click = tuple(int(number) for number in re.findall(r"\d+", self.click or "")[:3])
-        return copies and (8, 3) <= click < (8, 5, 1)
+        copies = not self.enum_copies_are_same and release_of(self.version or "") < (2, 53)
+        return copies and (8, 3) <= release_of(self.click or "") < (8, 5, 1)
 
 
 class Package(Value):
@@ -427,4 +421,4 @@ def contradiction(environ: Mapping[str, str], maker: str, ray: str | None) -> st
 
 
 def _assigns_by_hip(maker: str, ray: str | None) -> bool:
-    return maker == "amd" and ray is not None and version(ray) >= FIRST_WITH_HIP
+    return maker == "amd" and ray is not None and release_of(ray) >= FIRST_WITH_HIP

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from agent.node.facts import FIRST_WITH_TOKEN, version
+from agent.base.versions import release_of
+from agent.node.facts import FIRST_WITH_TOKEN
 from support.scenario import AGENT, BOOT, Cluster, ends, last_line, ray_in_pods
 
 TOKEN = {"RAY_AUTH_TOKEN": "correct-horse-battery-staple"}
@@ -14,7 +15,7 @@ TOKEN = {"RAY_AUTH_TOKEN": "correct-horse-battery-staple"}
 def test_a_ray_without_token_auth_is_refused(cluster: Cluster) -> None:
     """A token that Ray does not support ends every node with 78; AGENT_SKIP boots anyway."""
     installed = ray_in_pods()
-    if version(installed) >= FIRST_WITH_TOKEN:
+    if release_of(installed) >= FIRST_WITH_TOKEN:
         pytest.skip(f"Ray {installed} has token auth; scripts/versions runs this with older ones")
     refused = cluster.agents("true", env=TOKEN)
     assert ends(refused, 30) == [78, 78]

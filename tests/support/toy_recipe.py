@@ -14,7 +14,8 @@ from agent.settings import jobs
 from agent.settings.jobs import RecipeInfo
 
 if TYPE_CHECKING:
-    from agent.frameworks.recipe import RecipeInput, Version
+    from agent.base.versions import Version
+    from agent.frameworks.recipe import RecipeInput
 
 NAME = "toy-grpo"
 KNOWN = RecipeInfo(NAME, "toy", "verl", "possible")

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from agent.frameworks import verl
-from agent.frameworks.recipe import JobBasis, NodeSize, RecipeInput, Version
+from agent.frameworks.recipe import JobBasis, NodeSize, RecipeInput
 from support.model_shapes import QWEN3_8B
 
 if TYPE_CHECKING:
+    from agent.base.versions import Version
     from agent.frameworks.recipe import ModelShape
 
 RELEASES = verl.VERSIONS

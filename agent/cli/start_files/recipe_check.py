@@ -6,11 +6,11 @@ import re
 from typing import TYPE_CHECKING
 
 from agent.base.errors import PreflightError
+from agent.base.versions import version_text
 from agent.cli.recipe_verb import node_sizes, recipe_command
 from agent.cli.start_files.request import Folders, Request, job_variables
 from agent.cli.start_files.runpod_gpus import gpus_named
 from agent.frameworks import recipe_of
-from agent.frameworks.recipe import version_text
 from agent.settings.jobs import BY_NAME
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ from tools.frameworks.faults import Case
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from agent.base.versions import Version
     from agent.frameworks.framework import Recipe
-    from agent.frameworks.recipe import Version
     from agent.settings.jobs import RecipeInfo
 
 KNOWN_LATER = {

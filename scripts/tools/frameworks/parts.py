@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from agent.base.versions import release_of
 from agent.frameworks.openrlhf import OPENRLHF
 from agent.frameworks.recipe import MisfitError
-from agent.frameworks.table import parse_version
 from agent.frameworks.trl import TRL
 from agent.frameworks.verl_keys import VERL
 from tools.frameworks.collected_adapters import collected_adapters, saved_checkpoints
@@ -34,13 +34,13 @@ from tools.frameworks.trl_on_pods import on_pods, taken_away
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from agent.frameworks.recipe import Version
+    from agent.base.versions import Version
 
 JUDGE_LIMIT = 3000.0
 LONGEST = 600
 PUBLISHED = {
     "verl": VERL.releases,
-    "openrlhf": tuple(sorted((*OPENRLHF.releases, "0.10.1"), key=parse_version)),
+    "openrlhf": tuple(sorted((*OPENRLHF.releases, "0.10.1"), key=release_of)),
     "trl": TRL.releases,
 }
 """The checked releases: the newest patch of each minor, and those with changed flags."""

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from agent.frameworks.recipe import Version
+    from agent.base.versions import Version
 
 RUN_LIMIT, STOP_LIMIT = 600.0, 60.0
 GPUS, CPUS = 2, 10

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from agent.frameworks.recipe import Version
+    from agent.base.versions import Version
 
 STEP = re.compile(r"^step (\d+)/(\d+) mean reward (\d\.\d+)", re.MULTILINE)
 FROM_CHECKPOINT = re.compile(r"going on from \S*checkpoint-(\d+)")

@@ -189,13 +189,13 @@ def add_user() -> None:
 
 def complete_ray(home: Path, version: str) -> None:
     """Install Ray if the image has none, and what its `default` extra lacks; then check."""
+    from agent.base.versions import release_of  # noqa: PLC0415 - same
     from agent.node.facts import OLDEST as OLDEST_RAY  # noqa: PLC0415 - same
-    from agent.node.facts import version as parsed  # noqa: PLC0415 - same
     from agent.node.read import ask_python  # noqa: PLC0415 - from HOME
 
     python = (home / "ray-python").read_text()
     found = ask_python(python)
-    if found.version is not None and parsed(found.version) < OLDEST_RAY:
+    if found.version is not None and release_of(found.version) < OLDEST_RAY:
         fail(
             f"{python} has Ray {found.version}", "The agent needs 2.40 or newer: take a newer image"
         )

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from agent.node.facts import FIRST_WITH_TOKEN, version
+from agent.base.versions import release_of
+from agent.node.facts import FIRST_WITH_TOKEN
 
 NEWEST = "newest"
 RAYS = ("2.40", "2.44", "2.49", "2.52", "2.55", NEWEST)
@@ -59,4 +60,4 @@ REFUSAL = Scenario("token", "tests/lab/test_versions.py::test_a_ray_without_toke
 
 def scenarios(installed: str) -> tuple[Scenario, ...]:
     """Choose the scenarios for a Ray: without token auth, it must refuse a token."""
-    return (BOOT, TOKEN if version(installed) >= FIRST_WITH_TOKEN else REFUSAL)
+    return (BOOT, TOKEN if release_of(installed) >= FIRST_WITH_TOKEN else REFUSAL)

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from agent.base.errors import AgentError
+from agent.base.versions import version_text
 from agent.cli.options import model_size
 from agent.cli.recipe_verb import node_sizes, recipe_command
 from agent.frameworks import recipe_of
-from agent.frameworks.recipe import version_text
 from agent.settings.jobs import BY_NAME
 from support.framework_defaults import (
     FOLDER,

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 from msgspec.structs import replace
 
 from agent.bundled import trl_grpo
 from agent.frameworks import openrlhf_train, trl, verl
-from agent.frameworks.recipe import (
-    JobBasis,
-    MisfitError,
-    ModelShape,
-    NodeSize,
-    RecipeInput,
-    Version,
-)
+from agent.frameworks.recipe import JobBasis, MisfitError, ModelShape, NodeSize, RecipeInput
 from support.recipe_words import arguments, flags_of
 from support.verl_asked import RELEASES, asked
+
+if TYPE_CHECKING:
+    from agent.base.versions import Version
 
 ACTOR = "actor_rollout_ref.actor"
 MODEL = "actor_rollout_ref.model"

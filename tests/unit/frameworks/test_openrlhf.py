@@ -15,7 +15,8 @@ from support.model_shapes import QWEN2_5_7B
 from support.recipe_words import flags_of
 
 if TYPE_CHECKING:
-    from agent.frameworks.recipe import Command, Version
+    from agent.base.versions import Version
+    from agent.frameworks.recipe import Command
 
 EVERY = ((0, 8, 0), (0, 8, 10), (0, 9, 1), (0, 9, 2), (0, 9, 8), (0, 10, 1), (0, 10, 2))
 VERSIONS: tuple[Version, ...] = (*EVERY, *openrlhf.VERSIONS)

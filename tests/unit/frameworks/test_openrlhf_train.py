@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from agent.frameworks import openrlhf, openrlhf_m, openrlhf_train
-from agent.frameworks.recipe import MisfitError, NodeSize, RecipeInput, Version
+from agent.frameworks.recipe import MisfitError, NodeSize, RecipeInput
 from support.recipe_words import flags_of
+
+if TYPE_CHECKING:
+    from agent.base.versions import Version
 
 OLDER = ((0, 8, 0), (0, 8, 10), (0, 9, 2), (0, 10, 1), (0, 10, 2))
 VERSIONS: tuple[Version, ...] = (*OLDER, *openrlhf_train.VERSIONS)

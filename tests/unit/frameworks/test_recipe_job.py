@@ -6,9 +6,10 @@ import pytest
 from msgspec.structs import replace
 
 from agent.base.errors import SettingsError
+from agent.base.versions import version_text
 from agent.checks.finding import Level
 from agent.frameworks import recipe_of
-from agent.frameworks.recipe import JobBasis, MisfitError, NodeSize, choose, version_text
+from agent.frameworks.recipe import JobBasis, MisfitError, NodeSize, choose
 from agent.job.job import job_identity, version_of
 from agent.node.facts import Facts, Framework, Mount
 from agent.plan.show import render

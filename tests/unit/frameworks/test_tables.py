@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from msgspec.structs import replace
 
+from agent.base.versions import is_in, version_text
 from agent.frameworks import (
     openrlhf,
     openrlhf_m,
@@ -20,9 +21,9 @@ from agent.frameworks import (
     verl,
     verl_keys,
 )
-from agent.frameworks.recipe import JobBasis, MisfitError, NodeSize, RecipeInput, version_text
+from agent.frameworks.recipe import JobBasis, MisfitError, NodeSize, RecipeInput
 from agent.frameworks.search_r1 import SEARCH_R1
-from agent.frameworks.table import FrameworkTable, Moved, is_in, read_table
+from agent.frameworks.table import FrameworkTable, Moved, read_table
 from agent.frameworks.verl_keys import VERL
 from agent.settings.jobs import RECIPES
 from support.model_shapes import QWEN2_5_7B, QWEN2_5_32B, QWEN3_30B, shape
@@ -30,7 +31,8 @@ from support.model_shapes import QWEN2_5_7B, QWEN2_5_32B, QWEN3_30B, shape
 if TYPE_CHECKING:
     from types import ModuleType
 
-    from agent.frameworks.recipe import ModelShape, Version
+    from agent.base.versions import Version
+    from agent.frameworks.recipe import ModelShape
 
 FOLDER = Path(table.__file__).parent
 GIB = 1 << 30

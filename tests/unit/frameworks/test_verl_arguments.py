@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
-from agent.frameworks.recipe import MisfitError, Version
+from agent.frameworks.recipe import MisfitError
 from agent.frameworks.verl import make
 from support.recipe_words import arguments
 from support.verl_asked import MINI, TENSOR, asked
+
+if TYPE_CHECKING:
+    from agent.base.versions import Version
 
 OPTIM = "actor_rollout_ref.actor.optim"
 ROLLOUT = "actor_rollout_ref.rollout"

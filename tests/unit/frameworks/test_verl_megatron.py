@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import TYPE_CHECKING
 
 import pytest
 from msgspec.structs import replace
 
 from agent.frameworks import verl
-from agent.frameworks.recipe import (
-    JobBasis,
-    MisfitError,
-    Version,
-)
+from agent.frameworks.recipe import JobBasis, MisfitError
 from support import verl_asked
 from support.model_shapes import QWEN3_8B, QWEN3_235B
 from support.recipe_words import arguments
 from support.verl_asked import MINI, RELEASES
+
+if TYPE_CHECKING:
+    from agent.base.versions import Version
 
 ACTOR = "actor_rollout_ref.actor"
 MEGATRON = f"{ACTOR}.megatron"

@@ -17,7 +17,6 @@ from agent.frameworks.recipe import (
     ModelShape,
     NodeSize,
     RecipeInput,
-    Version,
 )
 from agent.frameworks.verl import REWARD_FUNCTION, make
 from agent.frameworks.verl_keys import SAMPLES, VERL
@@ -27,6 +26,8 @@ from support.verl_asked import MINI, RELEASES, TENSOR, asked, on
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from agent.base.versions import Version
 
 STORES = "transfer_queue.backend.SimpleStorage.num_data_storage_units"
 

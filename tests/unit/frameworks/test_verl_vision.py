@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 from msgspec.structs import replace
 
 from agent.frameworks import verl
-from agent.frameworks.recipe import (
-    JobBasis,
-    ModelShape,
-    NodeSize,
-    RecipeInput,
-    Version,
-    shape_of,
-)
+from agent.frameworks.recipe import JobBasis, ModelShape, NodeSize, RecipeInput, shape_of
 from support.model_shapes import QWEN2_5_7B_CONFIG
 from support.recipe_words import arguments
 from support.verl_asked import RELEASES, asked
+
+if TYPE_CHECKING:
+    from agent.base.versions import Version
 
 ACTOR = "actor_rollout_ref.actor"
 MODEL = "actor_rollout_ref.model"
