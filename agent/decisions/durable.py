@@ -134,7 +134,7 @@ class Durable(Value):
             announced=is_loss(end) and attempt.is_announced_loss(end),
             cause=attempt.own_cause(end, report) if is_loss(end) else None,
         )
-        over = Attempt(attempt.id, attempt.number)
+        over = replace(attempt, submitted=None)
         return replace(self, ended=(*self.ended, ended), attempt=over)
 
     def with_epoch(self, utc: float) -> Durable:

@@ -180,7 +180,10 @@ def count_possible_callers(plan: Plan, sockets: Sequence[socket.socket], state: 
         return 0
     if plan.topology.given_ray is not None:  # its workers run no agent
         return 0
-    return state.fleet.never_reported_count(state.required) + len(state.unreported_nodes)
+    # A killed agent may have decided the end, and have sent it to none of its attempt's nodes.
+    former = {*state.earlier.former_workers} - {*state.attempt.lost_nodes}
+    expected = max(state.required, len(former))
+    return state.fleet.never_reported_count(expected) + len(state.unreported_nodes)
 
 
 def agents_before_head(plan: Plan, state: HeadState, reports: Reports) -> list[tuple[str, int]]:

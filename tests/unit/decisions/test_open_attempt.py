@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import json
 import time
+from contextlib import closing
+from socket import socket
 from typing import TYPE_CHECKING
 
 import pytest
@@ -15,10 +17,12 @@ from agent.decisions.attempts import Attempt
 from agent.decisions.durable import Durable, Losses, Stop, Succession, on_clock
 from agent.decisions.head import head_state as h
 from agent.decisions.head.head_state import HeadPhase
+from agent.decisions.head.losses import end_of_attempt
 from agent.record import files
 from agent.record.files import NoRecord
 from agent.record.node_record import Moment
 from agent.record.run_record import RUN_FILE, ChosenRun, RunRecord, choose_run
+from agent.run.head_server import count_possible_callers
 from agent.run.run_store import RunStore
 from support.heads import (
     INT,
@@ -40,6 +44,7 @@ from support.heads import (
     resumed,
 )
 from support.run_records import NOW, record_of, store_of, submitted, written
+from support.worlds import plan_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -365,6 +370,18 @@ def test_a_verdict_stands_though_its_agent_was_killed_while_it_left(tmp_path: Pa
         assert found.run_id == run_id
         assert found.lock is not None
         found.lock.release()
+
+
+def test_a_verdict_is_sent_to_all_nodes_of_its_attempt() -> None:
+    """The killed agent may have sent it to none: a spare that joined waits for it, too."""
+    left = resumed(required=1, nodes=("pod2", "pod3", "pod4"), lost_nodes=("pod4",))
+    state = Trace(OF, [], replace(left, verdict=OWN)).state
+    plan = plan_of({"EXPECTED_WORKERS": "1"})
+    with closing(socket()) as port:
+        assert count_possible_callers(plan, [port], state) == 2
+        over = replace(state, durable=end_of_attempt(state, OWN, 1.0))
+        assert over.attempt.submitted is None
+        assert count_possible_callers(plan, [port], over) == 2
 
 
 def test_a_pod_that_was_started_again_decides_anew(tmp_path: Path) -> None:
