@@ -576,12 +576,12 @@ class HeadAgent:
         """Pass on the rest of the output of an attempt that has ended."""
         self._run.record(AttemptOver(number, job_id, end))
         await self._finish_output()
+        self._inbox.put(h.OutputRead(number, self._steps.last_of(number)))
         self._link.forget(job_id)
 
         # From which checkpoint does the next one resume?
         find = head_job.send_newest_checkpoint
-        last_step = self._steps.last_of(number)
-        self._tasks.start_soon(find, self._run, number, self._inbox.put, last_step)
+        self._tasks.start_soon(find, self._run, number, self._inbox.put)
 
     async def _clear_attempt(self, number: int) -> None:
         """Stop all that could run beside the next attempt, with our own Ray.

@@ -129,14 +129,11 @@ async def stop_job(
 
 
 async def send_newest_checkpoint(
-    run: NodeRun,
-    attempt: int,
-    send: Callable[[CheckpointSeen], None],
-    last_step: int | None = None,
+    run: NodeRun, attempt: int, send: Callable[[CheckpointSeen], None]
 ) -> None:
     """Send the newest checkpoint after an attempt; attempt 0 means those of earlier heads."""
     job = run.plan.job
-    nothing = CheckpointSeen(attempt, last_step=last_step)
+    nothing = CheckpointSeen(attempt)
     if job is None or not job.checkpoints:
         send(nothing)
         return
@@ -147,7 +144,7 @@ async def send_newest_checkpoint(
         return
     name = resumes_from(contents, job.framework) if job.framework else ""
     path = f"{job.checkpoints}/{name}" if name else ""
-    send(CheckpointSeen(attempt, step_of(name or contents.newest), path, last_step))
+    send(CheckpointSeen(attempt, step_of(name or contents.newest), path))
 
 
 async def known_end(

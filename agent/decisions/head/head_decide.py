@@ -294,17 +294,18 @@ def apply_event(state: HeadState, event: HeadEvent, now: float) -> HeadState:  #
         case v.ItemsReported(items):
             return _apply_items(state, v.HERE, items, now)
 
-        # Earlier attempts: what still runs of them here, and the checkpoint to resume from
+        # Earlier attempts: what still runs of them here, their steps, the checkpoint to resume from
         case h.Cleared(ended, leftovers) if ended == state.attempt.number - 1:
             fault = f"{leftovers} cannot be ended" if leftovers else None
             return state.with_earlier(own_leftovers=fault)
-        case h.CheckpointSeen(ended, step, path, last_step):
+        case h.OutputRead(ended, last_step):
             known = tuple(
                 replace(attempt, last_step=last_step) if attempt.number == ended else attempt
                 for attempt in state.durable.ended
             )
-            state = state.with_earlier(newest_checkpoint=step, resumes_from=path)
             return state.with_durable(ended=known)
+        case h.CheckpointSeen(_, step, path):
+            return state.with_earlier(newest_checkpoint=step, resumes_from=path)
 
         # The job
         case h.OwnShareOver(over):

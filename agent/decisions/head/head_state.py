@@ -588,13 +588,19 @@ class Cleared(HeadEvent):
     left: str = ""
 
 
+class OutputRead(HeadEvent):
+    """The output of an attempt that has ended was read to its end."""
+
+    attempt: int
+    last_step: int | None = None  # the last step that it made, if known
+
+
 class CheckpointSeen(HeadEvent):
-    """The newest checkpoint, and the last step, after an attempt, or earlier heads' (attempt 0)."""
+    """The newest checkpoint after an attempt, or after those of earlier heads (attempt 0)."""
 
     attempt: int
     step: int | None = None
     path: str = ""  # the checkpoint that the recipe resumes from
-    last_step: int | None = None  # the last step of that attempt, if known
 
 
 class WorkerReported(HeadEvent):

@@ -350,7 +350,9 @@ def test_the_pause_is_over_once_its_steps_are_known(last_step: int | None, *, be
     """They are counted when its output was read to the end, after the decision to go on."""
     trace = Trace(goal(retries=2), [*RUNNING, (20, h.RayGone("exit 1")), (22, nodes())])
     assert h.SubmitJob("run-2") not in trace.actions
-    trace.take(h.CheckpointSeen(1, last_step=last_step), 23)
+    trace.take(h.OutputRead(1, last_step), 23)
+    assert trace.persisted[-1].ended[0].last_step == last_step
+    trace.take(h.CheckpointSeen(1), 23)
     assert (h.SubmitJob("run-2") in trace.actions) == begins
 
 
@@ -553,7 +555,8 @@ def test_a_job_that_is_wedged_at_the_same_step_twice_is_not_tried_again(
         trace.take(stalled, at + 100)
         trace.take(job("STOPPED", None, "", attempt), at + 101)
         assert trace.outcomes == []
-        trace.take(h.CheckpointSeen(attempt, 20, "/ckpt", last_step=25), at + 102)
+        trace.take(h.OutputRead(attempt, 25), at + 102)
+        trace.take(h.CheckpointSeen(attempt, 20, "/ckpt"), at + 102)
         at += 103
     if not is_same:
         assert trace.outcomes == []
@@ -572,7 +575,8 @@ def test_a_driver_that_is_killed_at_the_same_step_twice_is_tried_again() -> None
         trace.take(h.Submitted(f"run-{attempt}"), at + 61)
         ended = job("FAILED", None, f"actor {pid} died", attempt)
         trace.take(ended, at + 5_000)
-        trace.take(h.CheckpointSeen(attempt, 10 * attempt, "/ckpt", last_step=25), at + 5_001)
+        trace.take(h.OutputRead(attempt, 25), at + 5_001)
+        trace.take(h.CheckpointSeen(attempt, 10 * attempt, "/ckpt"), at + 5_001)
         assert trace.outcomes == []
         at += 5_002
 
