@@ -22,7 +22,7 @@ OFTEN = (
     # boot and platforms
     Promise(
         "one environment on every pod; the job's own exit code on every node; a second run",
-        "test_boot.py::test_three_pods_one_environment_two_runs",
+        "test_boot.py::test_one_environment_two_runs",
     ),
     Promise("without a setting the rehearsal runs on all nodes, and learns", QUICK),
     # commands, the agent's port, secrets

@@ -53,7 +53,7 @@ class Scenario:
     test: str
 
 
-BOOT = Scenario("boot", "tests/lab/test_boot.py::test_three_pods_one_environment_two_runs")
+BOOT = Scenario("boot", "tests/lab/test_boot.py::test_one_environment_two_runs")
 TOKEN = Scenario("token", "tests/lab/test_one_run.py")
 REFUSAL = Scenario("token", "tests/lab/test_versions.py::test_a_ray_without_token_auth_is_refused")
 
