@@ -24,7 +24,7 @@ from agent.base.value import (
     Value,
 )
 from agent.checks.finding import Finding
-from agent.job.share import ShareOrder
+from agent.job.share import ShareArgs, ShareEnd
 
 
 class Wait(Value):
@@ -105,8 +105,6 @@ class OrderKind(str, Enum):
 
     SEND_LOG = "send-log"
     PROBE = "probe"
-    RUN_SHARE = "run-share"
-    STOP_SHARE = "stop-share"
     LEAVE = "leave"
 
 
@@ -117,11 +115,8 @@ class Order(Value):
     number: Count  # counts the orders to one worker, so that none is carried out twice
     kind: OrderKind
     name: str = ""
-    generation: Count = 1  # for a share, the number of the attempt
-    share: ShareOrder | None = None  # the share to start, if the order starts one
+    share: ShareArgs | None = None  # its part in a probe that all nodes run together
     at: OptionalAddress = ""  # the address of the node to probe; '' for the head
-    addresses: ByName[OptionalAddress] = field(default_factory=dict)
-    """For a share: the nodes of services on a rank; '' for the head."""
 
 
 class Refused(SharedEvent):
@@ -179,8 +174,12 @@ class Outage(Value):
     until: RunTime | None = None  # None while it lasts
 
 
+SHARE = "share of the job"
+"""The name of a node's share where a launcher starts the job: no service or step has a space."""
+
+
 class ItemReport(Value):
-    """One thing on a node, a service or a prepare step, as the node reports it.
+    """One thing on a node, as the node reports it: a service, a prepare step, the job's share.
 
     Once it has ended its report stays, so that no end is lost.
     """
@@ -188,9 +187,10 @@ class ItemReport(Value):
     name: Required
     step: Step  # of a prepare step: ready once it is done, lost if it failed
     evidence: str = ""
-    generation: Count = 1
+    generation: Count = 1  # of a share: the attempt
     is_running: bool = False  # something of it is left here; else the next generation may start
     was_stopped: bool = False  # it is lost since its node stopped it, and has not failed
+    share: ShareEnd | None = None  # how the job's share ended
 
 
 class ItemsReported(SharedEvent):
@@ -206,6 +206,7 @@ class Want(Value):
     """
 
     generation: Count = 1
+    share: ShareArgs | None = None  # of the job's share: what only the head knows
 
 
 Wants = Mapping[str, Want]

@@ -1,6 +1,6 @@
 """A share: the part of a job that one node runs, where a launcher starts it on every node.
 
-Without Ray the head gives each node a rank and orders its share. A launcher makes the share's
+Without Ray the head gives each node a rank, and wants its share there. A launcher makes the share's
 command line and environment from the job's command and its `SharePlace`: torchrun around it in
 torchrun_command.py, or the command itself in node_command.py.
 """
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, ClassVar, Protocol
 
-from agent.base.value import JOB_NODES, Attempt, ExitCode, OptionalAddress, Rank, Seconds, Value
+from agent.base.value import JOB_NODES, ExitCode, OptionalAddress, Rank, Seconds, Value
 from agent.frameworks.recipe import JobBasis, NodeSize
 
 if TYPE_CHECKING:
@@ -21,13 +21,12 @@ if TYPE_CHECKING:
 _VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 
 
-class ShareOrder(Value):
-    """The order to run a job on a node: its rank, and the size of every node by rank."""
+class ShareArgs(Value):
+    """A node's place among those that run something together, and the size of each by rank."""
 
     rank: Rank
     nodes: Annotated[tuple[NodeSize, ...], JOB_NODES]
-    reward_ip: OptionalAddress = ""  # The address of the reward server's node, if the run has one
-
+    reward_ip: OptionalAddress = ""  # The address of the reward server's node; '' for the head
     basis: JobBasis = JobBasis()  # What sizes a recipe besides the nodes
 
     @property
@@ -44,20 +43,13 @@ class ShareEnd(Value):
     """The local rank that failed first; None if the launcher's output names none."""
     words: str = ""  # The end of its output, where no rank is named
     ago: Seconds = 0.0  # Seconds from the failure to this report, by the node's clock
-    by_order: bool = False  # True if nothing failed before the order to stop
+    by_order: bool = False  # True if nothing failed before it was stopped
     lost: bool = False  # True if its node stopped it because the head was unreachable
 
     @property
     def failed(self) -> bool:
         """Return whether it failed by itself."""
         return self.code != 0 and not self.by_order
-
-
-class ShareOver(Value):
-    """The job's processes on this node have ended."""
-
-    attempt: Attempt
-    end: ShareEnd
 
 
 class SharePlace(Value):

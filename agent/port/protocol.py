@@ -39,7 +39,6 @@ from agent.checks.finding import Finding
 from agent.decisions.head.head_state import HeadPhase
 from agent.decisions.shared import Answer, ItemReport, Known, NodeWanted, Order, Step
 from agent.job.services import JudgeCost, Latency
-from agent.job.share import ShareOver
 from agent.node.facts import Facts
 from agent.node.figures import Figures
 
@@ -171,7 +170,6 @@ class Report(Value, omit_defaults=True):
     error: str = ""
     memory: str = ""  # A recent kill by the kernel's OOM killer on its node, as a sentence
     items: Items[ItemReport] = ()
-    share: ShareOver | None = None  # How its share of the job ended
     stats: WorkerStats | None = None
     logs: ByName[str] | None = None  # Ends of the requested logs by name; of all logs with a bye
     answers: Annotated[tuple[Answer, ...], Meta(max_length=MAX_ANSWERS)] = ()  # Of ordered probes
@@ -235,9 +233,10 @@ class Reply(Value):
     def from_dict(cls, data: object) -> Reply:
         """Read a reply; raises ValueError naming the wrong field."""
         reply = read(cls, data)
-        shares = [order.share for order in reply.orders if order.share is not None]
+        wants = () if reply.wanted is None else reply.wanted.wants.values()
+        shares = [one.share for one in (*reply.orders, *wants) if one.share is not None]
         if any(share.rank >= len(share.nodes) for share in shares):
-            raise ValueError("orders: expected ranks below the number of nodes")
+            raise ValueError("share: expected ranks below the number of nodes")
         return reply
 
 

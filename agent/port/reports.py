@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from agent.decisions.shared import Wants
-    from agent.job.share import ShareOrder
+    from agent.job.share import ShareArgs
     from agent.port.protocol import Bye, Hello, Reply, Report, WorkerStats
 
 K = TypeVar("K")
@@ -193,13 +193,12 @@ class Reports:
             for agent in self._agents.values():
                 agent.wake.set()
 
-    def order(  # noqa: PLR0913 - an order's fields
+    def order(
         self,
         key: str,
         kind: OrderKind,
         name: str = "",
-        generation: int = 1,
-        share: ShareOrder | None = None,
+        share: ShareArgs | None = None,
         at: str = "",
     ) -> None:
         """Send an order to one worker; ignored for an agent that was forgotten."""
@@ -207,9 +206,7 @@ class Reports:
         if agent is None:
             return
         self._count += 1
-        addresses = self._addresses() if kind is OrderKind.RUN_SHARE else {}
-        count = self._count
-        agent.orders.append(Order(self._id, count, kind, name, generation, share, at, addresses))
+        agent.orders.append(Order(self._id, self._count, kind, name, share, at))
         if kind is OrderKind.SEND_LOG:
             agent.asked_logs.add(name)
         agent.wake.set()
@@ -521,7 +518,6 @@ class Reports:
             answers=report.answers,
             given_rank=agent.rank,
             service_only=report.service_only,
-            share=report.share,
             gpus=agent.hello.gpus,
             running_attempt=report.running_attempt,
             memory=report.memory,

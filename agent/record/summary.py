@@ -377,7 +377,7 @@ def _failures(events: list[_Event]) -> list[str]:
     failed: dict[str, dict[int, str]] = {}
     for where, items in reports:
         for item in items:
-            if item.step is Step.LOST and not item.was_stopped:
+            if item.step is Step.LOST and not item.was_stopped and item.share is None:
                 failed.setdefault(f"{item.name}{where}", {})[item.generation] = item.evidence
     if not failed:
         return []

@@ -49,7 +49,6 @@ if TYPE_CHECKING:
     from agent.processes.driver import JobProcess
     from agent.run.diagnose import Elsewhere
     from agent.run.node_run import NodeRun
-    from agent.run.share_link import ShareLink
 
 
 FOR_TOOLS = ("PATH", "HOME", "LD_LIBRARY_PATH", "LANG", "TMPDIR")
@@ -149,7 +148,7 @@ class JobExaminer:
     def __init__(
         self,
         run: NodeRun,
-        link: RayLink | ShareLink,
+        link: RayLink | None,
         place: Callable[[], Placeholders],
         ask_all: Callable[[str, float], Awaitable[Mapping[str, str]]],
         elsewhere: Callable[[], Elsewhere],
@@ -180,7 +179,7 @@ class JobExaminer:
 
         async def ask_ray() -> None:
             nonlocal unplaced
-            if isinstance(self._link, RayLink):
+            if self._link is not None:
                 unplaced = await self._link.unplaced(times.STALL_TASKS)
 
         async with anyio.create_task_group() as tasks:

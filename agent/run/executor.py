@@ -1,4 +1,4 @@
-"""Make this node run what is wanted of it: prepare steps and services, each by its name.
+"""Make this node run what is wanted of it: services, prepare steps, its share of the job.
 
 `apply` takes what is wanted now, by name the generation of each thing. What is not wanted any more,
 or of an earlier generation, is ended; what is wanted and has not begun is started. A generation
@@ -14,20 +14,27 @@ report it.
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import anyio
+from msgspec.structs import replace
 
 from agent.decisions.shared import ItemReport, ItemsReported, Step
 from agent.record.log import say
 
 if TYPE_CHECKING:
     from agent.decisions.shared import Want, Wants
+    from agent.job.share import ShareEnd
 
 
-Progress = Callable[[Step, str], None]
-"""Says how far a thing is: ready, or pending, with the evidence."""
-Runner = Callable[[str, Progress], Coroutine[None, None, str]]
+class OnProgress(Protocol):
+    """Says how far a thing is: ready, or pending, with the evidence; or how a share ended."""
+
+    def __call__(self, step: Step, evidence: str, share: ShareEnd | None = None, /) -> None:
+        """Report it, if it has changed."""
+
+
+Runner = Callable[[str, "Want", OnProgress], Coroutine[None, None, str]]
 """Runs a thing, by its name, to its end; returns why it failed, or ''.
 
 Canceled, it ends what it has started, within this node's own grace.
@@ -62,8 +69,16 @@ class Executor:
         """End everything at once; return when nothing is left."""
         self.apply({})
         while self._running:
-            self._changed = anyio.Event()
-            await self._changed.wait()
+            await self._until_changed()
+
+    async def until_over(self, name: str) -> None:
+        """Wait until nothing of a thing is left."""
+        while name in self._running:
+            await self._until_changed()
+
+    async def _until_changed(self) -> None:
+        self._changed = anyio.Event()
+        await self._changed.wait()
 
     def _reconcile(self, name: str) -> None:
         item = self._items.get(name)
@@ -83,25 +98,31 @@ class Executor:
             return
         self._running[name] = anyio.CancelScope()
         self._report(ItemReport(name, Step.PENDING, "", want.generation, is_running=True))
-        self._tasks.start_soon(self._run, name, want.generation, runner)
+        self._tasks.start_soon(self._run, name, want, runner)
 
-    async def _run(self, name: str, generation: int, runner: Runner) -> None:
+    async def _run(self, name: str, want: Want, runner: Runner) -> None:
         """Run one generation of a thing until nothing of it is left."""
 
-        def progress(step: Step, evidence: str) -> None:
-            self._report(ItemReport(name, step, evidence, generation, is_running=True))
+        def progress(step: Step, evidence: str, share: ShareEnd | None = None) -> None:
+            changes = {"step": step, "evidence": evidence, "share": share}
+            self._report(replace(self._items[name], **changes))
 
-        item = ItemReport(name, Step.LOST, "its node stopped it", generation, was_stopped=True)
+        failure: str | None = None
         scope = self._running[name]
         try:
             with scope:
-                failure = await runner(name, progress)
-                step = Step.LOST if failure else Step.READY
-                item = ItemReport(name, step, failure, generation)
+                failure = await runner(name, want, progress)
         finally:
             del self._running[name]
             self._changed.set()
-        self._report(item)
+
+        # What its runner said of its end stays.
+        over = replace(self._items[name], is_running=False)
+        if failure is None:
+            over = replace(over, step=Step.LOST, evidence="its node stopped it", was_stopped=True)
+        else:
+            over = replace(over, step=Step.LOST if failure else Step.READY, evidence=failure)
+        self._report(over)
         self._reconcile(name)  # a later generation may wait for this end
 
     def _report(self, item: ItemReport) -> None:

@@ -31,15 +31,25 @@ from agent.bridge.link import RayLink
 from agent.decisions.head import head_decide as head
 from agent.decisions.head import head_state as h
 from agent.decisions.head.losses import end_of_attempt
-from agent.decisions.head.service_addresses import known_place
-from agent.decisions.head.service_order import service_address
+from agent.decisions.head.service_addresses import known_place, service_address
 from agent.decisions.head.wanted import wanted_of
-from agent.decisions.shared import HERE, Answered, LogLine, OrderKind, Publish, Refused, Step, Woke
+from agent.decisions.shared import (
+    HERE,
+    SHARE,
+    Answered,
+    LogLine,
+    OrderKind,
+    Publish,
+    Refused,
+    Step,
+    Woke,
+)
 from agent.diagnosis.end_lines import totals
 from agent.job.services import REWARD, reward_url
 from agent.plan import environment
 from agent.plan.plan import BRIDGE
 from agent.processes import driver
+from agent.processes.output import PreambleFilter, size_at_start
 from agent.processes.waiting import NotYet, until
 from agent.record.background import in_thread, result_in_thread
 from agent.record.event_filter import EventFilter, recorded_form
@@ -56,23 +66,23 @@ from agent.run.executor import Executor
 from agent.run.failure_bundle import make_bundle, parts_of_workers, request_logs
 from agent.run.framework_answer import FrameworkAsker
 from agent.run.head_job import Submission, SubmissionTask
+from agent.run.job_share import JobShare
 from agent.run.job_steps import StepKeeper, progress_path
 from agent.run.local_services import LocalWork
 from agent.run.make_goal import make_goal
 from agent.run.node_run import kill_leftovers, say_line, start_ray, stop_ray, watch_until_end
 from agent.run.orders import Prober
 from agent.run.run_report import write_report
-from agent.run.share_link import ShareLink
 from agent.run.silent_nodes import probe_nodes, watch_silent_workers
 from agent.run.stall import StallWatch
 
 if TYPE_CHECKING:
     from agent.decisions.durable import Durable
-    from agent.job.share import ShareOrder
     from agent.port.reports import Reports
-    from agent.processes.output import OutputCopies
+    from agent.processes.output import OutputCopies, RecentOutput
     from agent.processes.process import Child
     from agent.processes.waiting import Inbox
+    from agent.run.executor import Runner
     from agent.run.make_ready import HeadStart
     from agent.run.node_run import NodeRun
     from agent.run.run_store import RunStore
@@ -123,7 +133,10 @@ class HeadAgent:
             lambda: known_place(self._placeholders, self._state),
             lambda: self._state.fleet.addresses(),  # noqa: PLW0108 - of the state at that time
         )
-        self._executor = Executor(tasks, self._work.runner_of, inbox.put)
+        self._share = JobShare(
+            run, lambda: known_place(self._placeholders, self._state), self._pass_on
+        )
+        self._executor = Executor(tasks, self._runner_of, inbox.put)
         self._prober = Prober(run)
         self._framework = FrameworkAsker(run, started.env, lambda: self._placeholders, inbox.put)
         self._link = self._make_link()
@@ -134,14 +147,12 @@ class HeadAgent:
         self._output: OutputCopies | None = None
         self._secrets: Path | None = None  # the file from which the driver reads its secrets
 
-    def _make_link(self) -> RayLink | ShareLink:
-        """Return what submits and follows the job: through Ray, or by torchrun on all nodes."""
+    def _make_link(self) -> RayLink | None:
+        """Return the link to Ray; None where a launcher starts the job on all nodes."""
         plan = self._plan
         run = self._run
         if plan.share_launcher is not None:
-            return ShareLink(
-                run, self._tasks, self._placeholders, self._inbox.put, self._status.job_lines
-            )
+            return None
         process = plan.process(BRIDGE)
         return RayLink(
             process.command(self._placeholders),
@@ -206,7 +217,8 @@ class HeadAgent:
         given = plan.topology.given_ray
         if given is not None:
             start(self._watch_gcs, given.gcs_host, given.gcs_port, 1.0)
-        start(self._run_link)
+        if self._link is not None:
+            start(self._run_link, self._link)
 
         # From which checkpoint does the first attempt resume?
         start(head_job.send_newest_checkpoint, self._run, 0, self._inbox.put)
@@ -216,9 +228,13 @@ class HeadAgent:
         for action in self._state.actions:
             await self._perform(action)
 
-    async def _run_link(self) -> None:
+    async def _run_link(self, link: RayLink) -> None:
         with self._link_scope:
-            await self._link.run()
+            await link.run()
+
+    def _runner_of(self, name: str) -> Runner | None:
+        is_share = name == SHARE and self._link is None
+        return self._share.run if is_share else self._work.runner_of(name)
 
     async def _make_reports(self) -> Reports:
         """Return what answers workers' reports, once the epoch that they follow is on disk."""
@@ -362,7 +378,7 @@ class HeadAgent:
                 self._submission_task.start(self._tasks, self._submit, job)
             case h.FollowJob(job):
                 await self._follow(job)
-            case h.ListJobs(prefix) if isinstance(self._link, RayLink):
+            case h.ListJobs(prefix) if self._link is not None:
                 await self._link.list_jobs(prefix)
             case h.SaveJob(job, signum):
                 start(head_job.save_job, self._run, job, signum, put)
@@ -419,7 +435,7 @@ class HeadAgent:
         if waits:
             await self._store.on_disk()
 
-    async def _probe(self, probe: str, at: str, share: ShareOrder | None) -> None:
+    async def _probe(self, probe: str, at: str, share: ShareArgs | None) -> None:
         answer = await self._prober.probe(probe, at, self._placeholders, share)
         self._inbox.put(Answered(answer))
 
@@ -466,7 +482,7 @@ class HeadAgent:
 
     async def _discard_ray_events(self) -> None:
         """Discard events of a Ray that was stopped: they do not apply to the next."""
-        assert isinstance(self._link, RayLink)  # noqa: S101 - torchrun needs no Ray
+        assert self._link is not None  # noqa: S101 - only a Ray has events
         await self._link.restart_bridge()
         self._inbox.discard(h.RayNodes, h.GcsOpen, h.HeadRaySilent, h.RayHangs, h.RayGone)
 
@@ -498,12 +514,10 @@ class HeadAgent:
         for message in submission.messages:
             say_line(message)
 
-        # Through torchrun: every node starts its share.
+        # Without Ray every node starts its share.
         await self._steps.begin(self._state.attempt.number)
-        if isinstance(self._link, ShareLink):
-            self._output = await self._link.launch(
-                self._state, self._reports, self._reward_ip, submission.basis
-            )
+        if self._link is None:
+            self._inbox.put(h.Submitted(job_id, submission.basis))
             return
 
         # Through Ray. Its output first; a killed agent may have passed on an earlier attempt's.
@@ -522,12 +536,24 @@ class HeadAgent:
         await self._link.submit(job_id, submission.line, submission.runtime_env, mirror)
 
     async def _follow(self, job_id: str) -> None:
-        """Follow a job that an earlier agent submitted."""
+        """Follow a job that an earlier agent submitted; shares have ended with that agent."""
+        if self._link is None:
+            self._inbox.put(h.NeverSubmitted(job_id))
+            return
         self._steps.follow(self._state.attempt.number)
         submission = await self._make_submission(is_followed=True)
         line = submission.line if isinstance(submission, Submission) else ""
         mirror = await self._start_output(job_id, line)
         await self._link.follow(job_id, mirror)
+
+    async def _pass_on(self, recent: RecentOutput) -> None:
+        """Pass on the output of this node's share."""
+        self._run.output_begins = await size_at_start(recent.path)
+        output = self._run.effects.late().copy_output(recent, PreambleFilter())
+        output.to_stdout(0, lambda _count: None)
+        output.to_watcher(self._status.job_lines)
+        output.start()
+        self._output = output
 
     async def _start_output(self, job_id: str, line: str) -> Path | None:
         """Start to pass on the job's output; return the file that the bridge must write."""
@@ -565,7 +591,7 @@ class HeadAgent:
         """Return where else the cause of a failed job may be."""
         workers = self._state.fleet.workers.values()
         names = {worker.ip: worker.name for worker in workers if worker.ip}
-        link = self._link if isinstance(self._link, RayLink) else None
+        link = self._link
         known = self._status.job_lines.known
         logs = self._status.logs_of_nodes()
         return Elsewhere(logs, names, link, known.first_at, known.named)
@@ -577,7 +603,8 @@ class HeadAgent:
         self._run.record(AttemptOver(number, job_id, end))
         await self._finish_output()
         self._inbox.put(h.OutputRead(number, self._steps.last_of(number)))
-        self._link.forget(job_id)
+        if self._link is not None:
+            self._link.forget(job_id)
 
         # From which checkpoint does the next one resume?
         find = head_job.send_newest_checkpoint
@@ -589,8 +616,9 @@ class HeadAgent:
         Actors may be detached, and their child processes have sessions of their own.
         """
         leftovers = ""
-        if isinstance(self._link, ShareLink):
-            await self._link.share.stop(self._plan.budget.ray)
+        if self._link is None:
+            self._publish_wanted((HERE,))  # without the share
+            await self._executor.until_over(SHARE)
         elif self._plan.own_ray is not None:
             former_ray = self._ray
             self._ray = None
@@ -653,12 +681,11 @@ class HeadAgent:
                 callers = head_server.count_possible_callers(self._plan, sockets, self._state)
                 tasks.start_soon(self._reports.wait_for_goodbyes, budget.final_replies, callers)
             self._work.stop_reading()
+            self._share.hurry()
             tasks.start_soon(self._executor.close)
             tasks.start_soon(run.caches.save_at_end, outcome)
             if self._ray is not None:
                 tasks.start_soon(stop_ray, self._ray, budget.ray)
-            if isinstance(self._link, ShareLink):
-                tasks.start_soon(self._link.share.stop, budget.ray)
         await run.stop_descendants(budget.leftovers)
         return outcome
 

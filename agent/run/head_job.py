@@ -65,7 +65,6 @@ if TYPE_CHECKING:
     from agent.record.job_lines import JobLines
     from agent.record.run_folder import CheckpointFiles
     from agent.run.node_run import NodeRun
-    from agent.run.share_link import ShareLink
 
 STOP_ACCEPTED = 5.0  # For Ray's dashboard to accept the stop of a job; it usually takes one.
 _CHECKPOINT_POLL = 0.25  # A job that has saved goes on until it is stopped: further steps are lost.
@@ -101,7 +100,7 @@ async def start_job_output(
 
 
 async def stop_job(
-    link: RayLink | ShareLink,
+    link: RayLink | None,
     job_id: str,
     *,
     send: Callable[[DriverSignaled], None],
@@ -110,9 +109,9 @@ async def stop_job(
 ) -> None:
     """Stop a job through Ray, or signal its driver by `terminate` where the dashboard hangs.
 
-    A submission in preparation is canceled.
+    A submission in preparation is canceled. Without a link the nodes end their shares.
     """
-    if await task.cancel():
+    if await task.cancel() or link is None:
         return
 
     # Through Ray, unless its dashboard hangs.

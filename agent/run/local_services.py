@@ -33,9 +33,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection
     from pathlib import Path
 
+    from agent.decisions.shared import Want
     from agent.job.services import Placeholders, PrepareStep, ServiceSpec
     from agent.processes.process import Child
-    from agent.run.executor import Progress, Runner
+    from agent.run.executor import OnProgress, Runner
     from agent.run.node_run import NodeRun
 
 _SERVICE_FIRST_PROBE = 10.0  # One probe while a service starts.
@@ -70,7 +71,7 @@ class LocalWork:
             return self.serve
         return None
 
-    async def prepare(self, name: str, _progress: Progress) -> str:
+    async def prepare(self, name: str, _want: Want, _progress: OnProgress) -> str:
         """Run a step to its end; return why it failed, or ''."""
         step = next(step for step in self._run.plan.steps if step.name == name)
         failure = await self._run_step(step)
@@ -197,7 +198,7 @@ class LocalWork:
 
         await until(read_line, None, step=pause, longest=pause, on_evidence=log)
 
-    async def serve(self, name: str, progress: Progress) -> str:
+    async def serve(self, name: str, _want: Want, progress: OnProgress) -> str:
         """Run a service until it ends; return why it did."""
         plan = self._run.plan
         place = self._place()
@@ -222,7 +223,7 @@ class LocalWork:
                 self._run.node.remove_process(child.pid)
 
     async def _serve(
-        self, child: Child, spec: ServiceSpec, place: Placeholders, progress: Progress
+        self, child: Child, spec: ServiceSpec, place: Placeholders, progress: OnProgress
     ) -> str:
         """Probe a service until it ends by itself, or stop it once it no longer answers.
 
@@ -257,7 +258,7 @@ class LocalWork:
         self,
         spec: ServiceSpec,
         place: Placeholders,
-        progress: Progress,
+        progress: OnProgress,
         cpu: Callable[[], float],
         on_ready: Callable[[], None] = lambda: None,
     ) -> str:

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
     from agent.base.ends import Outcome
     from agent.job.services import Placeholders
-    from agent.job.share import ShareOrder
+    from agent.job.share import ShareArgs
     from agent.run.node_run import NodeRun
     from agent.run.stall import Diagnostics
 
@@ -51,7 +51,7 @@ _SAMPLE_TRIES = times.BANDWIDTH_SAMPLE - 3.0
 _LONGEST_RESULT = 1 << 20  # bytes
 
 
-async def run_all_reduce(run: NodeRun, share: ShareOrder, place: Placeholders) -> Answer:
+async def run_all_reduce(run: NodeRun, share: ShareArgs, place: Placeholders) -> Answer:
     """Run this node's ranks of the all-reduce; only the head's answer has the result."""
     plan = run.plan
     out = run.folder.file(PREFLIGHT_RESULT)
@@ -100,7 +100,7 @@ class Prober:
         self._one_sample = asyncio.Lock()
 
     async def probe(
-        self, probe: str, at: str, place: Placeholders, share: ShareOrder | None = None
+        self, probe: str, at: str, place: Placeholders, share: ShareArgs | None = None
     ) -> Answer:
         """Run a probe; `at` is the other node's address, '' for the head."""
         run: Callable[[], Awaitable[Answer]]
@@ -233,7 +233,7 @@ class HeadRequests:
         at: str,
         place: Placeholders,
         report_now: Callable[[], None],
-        share: ShareOrder | None = None,
+        share: ShareArgs | None = None,
     ) -> None:
         """Run a probe that the head ordered.
 

@@ -19,7 +19,6 @@ import anyio
 from msgspec.structs import replace
 
 from agent.base import times
-from agent.bridge.link import RayLink
 from agent.checks.finding import Finding, Level
 from agent.decisions import stall
 from agent.decisions.head.head_state import HeadPhase
@@ -48,6 +47,7 @@ from agent.settings.jobs import on_stall
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from agent.bridge.link import RayLink
     from agent.decisions.head.head_state import HeadState
     from agent.decisions.stall import Alarm, StallState
     from agent.diagnosis.stacks import Examination
@@ -59,7 +59,6 @@ if TYPE_CHECKING:
     from agent.run.diagnose import Elsewhere
     from agent.run.head_server import RunStatus
     from agent.run.node_run import NodeRun
-    from agent.run.share_link import ShareLink
 
 _CHECKPOINT_GROWS = 60.0  # A checkpoint with a file that changed so recently is being written.
 _STALL_BUSY = 15.0  # For all nodes to report whether they are busy.
@@ -159,7 +158,7 @@ class StallWatch:
         run: NodeRun,
         reports: Reports,
         status: RunStatus,
-        link: RayLink | ShareLink,
+        link: RayLink | None,
         get_state: Callable[[], HeadState],
         send: Callable[[Stalled], None],
         place: Callable[[], Placeholders],
@@ -219,7 +218,7 @@ class StallWatch:
         reports = await self._ask_all(BUSY, _STALL_BUSY)
         look = look_of(reports.values())
         asks_ray = stall.is_limit_over(self._state, rules, signs, self._run.now())
-        if isinstance(self._link, RayLink) and asks_ray and not look.work:
+        if self._link is not None and asks_ray and not look.work:
             finished = await self._link.last_finished(times.STALL_TASKS)
             if finished is not None:
                 look = replace(look, task_at=self._run.now() - (time.time() - finished))

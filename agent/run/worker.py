@@ -29,7 +29,7 @@ from msgspec.structs import replace
 
 from agent.base.errors import PreflightError
 from agent.decisions import worker
-from agent.decisions.shared import LogLine, Publish, Refused, StopAsked, Tick
+from agent.decisions.shared import SHARE, LogLine, Publish, Refused, StopAsked, Tick
 from agent.decisions.worker import worker_state as w
 from agent.job.addresses import with_addresses
 from agent.job.gpu_split import JOB_GPUS
@@ -50,10 +50,10 @@ from agent.run.diagnose import explain_end
 from agent.run.end import end_role
 from agent.run.executor import Executor
 from agent.run.failure_bundle import make_bundle
+from agent.run.job_share import JobShare
 from agent.run.local_services import LocalWork
 from agent.run.node_run import NodeRun, kill_leftovers, say_line, stop_ray, watch_until_end
 from agent.run.orders import HeadRequests
-from agent.run.share_link import LocalShare
 from agent.settings.jobs import NO_JOB
 from agent.settings.rules import may_listen_on
 
@@ -67,6 +67,7 @@ if TYPE_CHECKING:
     from agent.node.facts import Facts
     from agent.plan.plan import Plan
     from agent.processes.process import Child
+    from agent.run.executor import Runner
 
 _GOODBYE = 1.0  # For a last report that the head need not receive.
 # For one that the head must receive: the cause of the end is on this worker.
@@ -94,8 +95,8 @@ class WorkerAgent:
         # What runs on this node.
         self._ray: Child | None = None
         self._work = LocalWork(run, self._place)
-        self._executor = Executor(tasks, self._work.runner_of, self._inbox.put)
-        self._local_share = LocalShare(run, tasks, self._inbox.put)
+        self._share = JobShare(run, self._place)
+        self._executor = Executor(tasks, self._runner_of, self._inbox.put)
 
         # Addresses of this node.
         self._own_ip = ""
@@ -210,22 +211,19 @@ class WorkerAgent:
                 if self._ray is not None:
                     start(stop_ray, self._ray, budget.ray)
 
-            # Services and prepare steps
+            # Services, prepare steps, this node's share of the job
             case Publish():
                 self._executor.apply(w.wanted_of(self._state))
-
-            # This node's share of the job, without Ray
-            case w.StartShare(attempt, share):
-                output = self._local_share.new_output()
-                await self._local_share.start(attempt, share, self._place(), output)
-            case w.StopShare():
-                start(self._local_share.stop, budget.job)
 
             # What the head asks for
             case w.SendLog(name):
                 start(self._requests.fetch_log, name, report_now)
             case w.RunProbe(probe, at, share):
                 start(self._requests.probe, probe, at, self._place(), report_now, share)
+
+    def _runner_of(self, name: str) -> Runner | None:
+        is_share = name == SHARE and self._plan.share_launcher is not None
+        return self._share.run if is_share else self._work.runner_of(name)
 
     def _place(self) -> Placeholders:
         head = self._state.head_ip or ""
@@ -341,7 +339,6 @@ class WorkerAgent:
             error=state.ray_evidence,
             memory=self._run.memory.recent(),
             items=worker.item_reports(state),
-            share=state.share_over,
             stats=self._run.stats.for_report(state.steps),
             running_attempt=state.running_attempt,
             logs=logs,
@@ -390,10 +387,10 @@ class WorkerAgent:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._link.send_goodbye, goodbye_limit)
             self._work.stop_reading()
+            self._share.hurry()
             tasks.start_soon(self._executor.close)
             if self._ray is not None:
                 tasks.start_soon(stop_ray, self._ray, budget.ray)
-            tasks.start_soon(self._local_share.stop, budget.ray)
             tasks.start_soon(self._run.caches.save_at_end, leave.outcome)
         await self._run.stop_descendants(budget.leftovers)
 
@@ -541,7 +538,6 @@ def reported_state(state: w.WorkerState) -> tuple[object, ...]:
         state.preparing,
         state.ray,
         worker.item_reports(state),
-        state.share_over,
         state.running_attempt,
         state.last_order,
         state.wanted,

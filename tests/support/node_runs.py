@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from agent.decisions.shared import Step
     from agent.job.compile_caches import CompileCaches
     from agent.job.services import PrepareStep
+    from agent.job.share import ShareEnd
 
 
 def node_run_with(root: Path, steps: tuple[PrepareStep, ...], **more: str) -> NodeRun:
@@ -72,5 +73,5 @@ async def stopped_wait(folder: Path) -> None:
     os._exit(0)
 
 
-def unheard(_step: Step, _evidence: str) -> None:
+def unheard(_step: Step, _evidence: str, _share: ShareEnd | None = None) -> None:
     """Take what a runner says of its progress, for nobody."""

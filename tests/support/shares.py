@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from agent.decisions.head import head_state as h
+from agent.decisions.shared import SHARE, ItemReport, ItemsReported, Step
 from agent.frameworks.recipe import NodeSize
-from agent.job.share import ShareEnd, ShareOver
+from agent.job.share import ShareEnd
 from agent.plan import waits as wait_keys
 from support.heads import goal, reported
 
@@ -32,9 +33,14 @@ def failed(code: int, local_rank: int | None = 0, ago: float = 0.0, words: str =
     return ShareEnd(code, local_rank, words, ago)
 
 
-def own(end: ShareEnd, attempt: int = 1) -> h.OwnShareOver:
+def own(end: ShareEnd, attempt: int = 1) -> ItemsReported:
     """Return the event that the head's own torchrun has ended."""
-    return h.OwnShareOver(ShareOver(attempt, end))
+    return ItemsReported((over(end, attempt),))
+
+
+def over(end: ShareEnd, attempt: int = 1) -> ItemReport:
+    """Return the report of a share that has ended."""
+    return ItemReport(SHARE, Step.LOST if end.code else Step.READY, end.words, attempt, share=end)
 
 
 def share_of(  # noqa: PLR0913 - what a worker may say
@@ -48,5 +54,5 @@ def share_of(  # noqa: PLR0913 - what a worker may say
 ) -> h.WorkerReported:
     """Return the event of a worker's report, with its torchrun's result if it has ended."""
     said = reported(n, reported_at=at, has_left=has_left, rank=rank).worker
-    part = None if end is None else ShareOver(attempt, end)
-    return h.WorkerReported(replace(said, share=part, gpus=4))
+    items = () if end is None else (over(end, attempt),)
+    return h.WorkerReported(replace(said, items=items, gpus=4))

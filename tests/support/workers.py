@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from agent.base.ends import Outcome
 from agent.decisions import worker
 from agent.decisions.shared import (
+    SHARE,
     ItemReport,
     ItemsReported,
     LogLine,
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from agent.base.ends import Outcome
+    from agent.job.share import ShareArgs, ShareEnd
 
 TICK, TERM, INT = Tick(), StopAsked(15), StopAsked(2)
 STEP = PrepareStep("AGENT_PREPARE_EACH", "fetch", ON_EVERY, 7200.0, "AGENT_WAIT_PREPARE")
@@ -83,6 +85,21 @@ def wanted(revision: int, *names: str, by: str = "head1", generation: int = 1) -
     return replace(replied(ready=False), wanted=NodeWanted(by, revision, wants))
 
 
+def wanted_share(
+    revision: int, share: ShareArgs, attempt: int = 1, by: str = "head1"
+) -> w.HeadSpoke:
+    """Return the event of a reply by which the head wants this node's share of the job."""
+    wants = {SHARE: Want(attempt, share)}
+    return replace(replied(), wanted=NodeWanted(by, revision, wants))
+
+
+def share_over(attempt: int, end: ShareEnd, *, was_stopped: bool = False) -> ItemsReported:
+    """Return the event that this node's share of the job has ended."""
+    step = Step.LOST if end.code else Step.READY
+    item = ItemReport(SHARE, step, end.words, attempt, was_stopped=was_stopped, share=end)
+    return ItemsReported((item,))
+
+
 class WorkerTrace:
     """The state of a worker after a history of events, and all its actions."""
 
@@ -123,6 +140,7 @@ class WorkerTrace:
             known = self.items.get(item.name, item)
             generation = item.generation or known.generation or 1
             serves = item.step is Step.READY and item.name not in self.state.steps
+            serves = serves and item.share is None
             is_running = item.is_running or serves
             self.items[item.name] = replace(item, generation=generation, is_running=is_running)
         return ItemsReported((*self.items.values(),))

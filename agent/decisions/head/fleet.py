@@ -17,7 +17,6 @@ from agent.base.value import Value
 from agent.checks.finding import Finding
 from agent.decisions.shared import Answer, ItemReport
 from agent.frameworks.recipe import NodeSize
-from agent.job.share import ShareOver
 from agent.node.facts import Facts
 
 if TYPE_CHECKING:
@@ -59,7 +58,6 @@ class Worker(Value):
     answers: tuple[Answer, ...] = ()  # the results of probes since the last report
     given_rank: int | None = None  # the rank that the head assigned, if the platform has none
     service_only: bool = False  # it only runs a service: it does not join Ray and does not count
-    share: ShareOver | None = None  # the end of its share of a torchrun job, once it has ended
     gpus: int = 0  # the GPUs of its node
     memory: str = ""  # what the kernel's OOM killer did there last, or ''
     silent: str = ""  # why it stopped reporting; '' while it reports

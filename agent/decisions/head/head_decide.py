@@ -282,8 +282,7 @@ def apply_event(state: HeadState, event: HeadEvent, now: float) -> HeadState:  #
             fleet = replace(fleet, findings={**fleet.findings, key: findings})
             return replace(state, fleet=fleet)
         case h.WorkerReported(worker):
-            state = _apply_report(state, worker, now)
-            return shares.apply_share_end(state, worker.key, worker.share, now)
+            return _apply_report(state, worker, now)
         case h.WorkerSilent(key, evidence, ray_answers):
             fleet = state.fleet.mark_silent(key, evidence, now, is_lost=not ray_answers)
             return replace(state, fleet=fleet)
@@ -308,8 +307,6 @@ def apply_event(state: HeadState, event: HeadEvent, now: float) -> HeadState:  #
             return state.with_earlier(newest_checkpoint=step, resumes_from=path)
 
         # The job
-        case h.OwnShareOver(over):
-            return shares.apply_share_end(state, v.HERE, over, now)
         case h.JobReported(_, report):
             at = losses.job_ended_at(state, report, now)
             return state.with_job(last_status_at=now, report=report, ended_at=at)
@@ -376,11 +373,14 @@ def _forget_worker(state: HeadState, key: str) -> HeadState:
 def _apply_items(
     state: HeadState, node: str, items: Iterable[v.ItemReport], now: float
 ) -> HeadState:
-    """Apply what a node reports of its services; of the head's own also the prepare steps.
+    """Apply what a node reports of its services and its share; of the head's own also the steps.
 
     What is left of an earlier start is on its way to its end: nothing follows from it.
     """
     for report in items:
+        if report.name == v.SHARE:
+            state = shares.apply_share_end(state, node, report, now)
+            continue
         key = (node, report.name)
         is_step = key in state.steps.by_key
         item = state.steps.by_key[key] if is_step else state.services.by_key.get(key)

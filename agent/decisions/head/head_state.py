@@ -19,8 +19,8 @@ from agent.decisions.durable import Durable, Losses
 from agent.decisions.head.fleet import Fleet, RayNode, Worker
 from agent.decisions.head.head_goal import HeadGoal, StepOnDisk
 from agent.decisions.shared import HERE, HeadAction, HeadEvent, Item, LogLine, Step
-from agent.frameworks.recipe import NodeSize
-from agent.job.share import ShareEnd, ShareOrder, ShareOver
+from agent.frameworks.recipe import JobBasis, NodeSize
+from agent.job.share import ShareArgs, ShareEnd
 from agent.node.facts import Facts  # noqa: TC001 - of an event, whose fields are read
 from agent.plan.node_price import NodePrice  # noqa: TC001 - same
 
@@ -36,6 +36,7 @@ class NodeShare(Value):
     """One node's share of an attempt that torchrun starts."""
 
     node: str  # the node by its name
+    rank: int
     size: NodeSize
     end: ShareEnd | None = None
     failed_at: float = 0.0  # when its first rank failed, on the head's clock
@@ -45,6 +46,7 @@ class JobShares(Value):
     """All shares of an attempt, in the order of ranks."""
 
     by_node: Mapping[str, NodeShare] = field(default_factory=dict)
+    wanted: Mapping[str, ShareArgs] = field(default_factory=dict)  # once the job is to run
     absent: frozenset[str] = frozenset()  # the running shares whose node is absent or lost them
     silent_are_absent: bool = False  # so count those that did not answer an order to stop
 
@@ -131,7 +133,7 @@ class ProbeNode(HeadAction):
     node: str
     probe: str
     at: str = ""
-    share: ShareOrder | None = None  # its share of a probe that all nodes run together
+    share: ShareArgs | None = None  # its share of a probe that all nodes run together
 
 
 class ClearAttempt(HeadAction):
@@ -624,7 +626,9 @@ class WorkerReplaced(HeadEvent):
 
 
 class Submitted(AttemptEvent):
-    """Ray accepted an attempt."""
+    """Ray accepted an attempt, or a launcher may start it on every node."""
+
+    basis: JobBasis = JobBasis()  # what its recipe is sized by
 
 
 class NeverSubmitted(AttemptEvent):
@@ -661,12 +665,6 @@ class SaveOver(AttemptEvent):
     """An attempt has saved a checkpoint, or cannot save on a signal."""
 
     evidence: str
-
-
-class OwnShareOver(HeadEvent):
-    """The head's own share of an attempt ended."""
-
-    over: ShareOver
 
 
 FROM_OUTSIDE = (WorkerIntroduced, WorkerReported, RunRemembered, LaterHead)

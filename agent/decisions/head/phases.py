@@ -238,7 +238,7 @@ def submitting(state: HeadState, event: HeadEvent, now: float) -> HeadState:
         state = _log_watch(state.enter(HeadPhase.RUNNING, now).do(line))
         if not state.goal.by_shares:
             return state
-        return running(state, event, now)  # a share may have ended
+        return running(shares.want_shares(state, event.basis), event, now)  # one may be absent
     if isinstance(event, h.SubmitWaits) and event.final:
         return leave(state, ends.JOB_REFUSED_BY_RAY.outcome(evidence=event.evidence), now)
 
@@ -387,7 +387,7 @@ def resuming(state: HeadState, event: HeadEvent, now: float) -> HeadState:
     state = losses.record_losses_before_resume(_follow_resumed_job(state, now), now)
     if stop is None:
         return state
-    return state.enter(HeadPhase.STOPPING, stop.ordered_at).do(h.StopJob(attempt.id))
+    return _end_job(state.enter(HeadPhase.STOPPING, stop.ordered_at))
 
 
 def on_stop(state: HeadState, event: StopAsked, now: float) -> HeadState:
@@ -436,7 +436,7 @@ def _stop_again(state: HeadState, outcome: Outcome, now: float, *, saves: bool) 
         until = min(saving.until, now + _SAVE_SHARE * state.goal.job_stop_grace)
         saving = Saving(until, is_of_grace=True)
         return _count_stop_from(state, now).with_ending(saving=saving)
-    return state.with_ending(saving=None).do(h.StopJob(state.attempt.id))
+    return _end_job(state.with_ending(saving=None))
 
 
 def on_later_head(state: HeadState, event: h.LaterHead, now: float) -> HeadState:
@@ -470,7 +470,7 @@ def stop_job(
     state = _follow_resumed_job(state.with_ending(saving=saving), now)
     state = state.with_durable(stop=Stop(verdict, now)).enter(HeadPhase.STOPPING, now)
     if saving is None:
-        return state.do(h.StopJob(state.attempt.id))
+        return _end_job(state)
     return state.do(h.SaveJob(state.attempt.id, state.goal.notice_signal))
 
 
@@ -549,7 +549,12 @@ def _stop_after_save(state: HeadState, event: HeadEvent, now: float) -> HeadStat
     if not saving.is_of_grace:
         state = _count_stop_from(state, now)
     state = state.with_ending(saving=None)
-    return state.log(f"{why}: stopping the job").do(h.StopJob(attempt.id))
+    return _end_job(state.log(f"{why}: stopping the job"))
+
+
+def _end_job(state: HeadState) -> HeadState:
+    """Ask Ray to stop the job, or want its shares no more."""
+    return shares.stop_shares(state).do(h.StopJob(state.attempt.id))
 
 
 def end_attempt(state: HeadState, end: Outcome, now: float) -> HeadState:

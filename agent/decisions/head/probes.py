@@ -18,7 +18,7 @@ from agent.decisions.head import head_state as h
 from agent.decisions.head.head_state import Comparison, ProbeNode, leave
 from agent.frameworks.recipe import NodeSize
 from agent.job.services import REWARD
-from agent.job.share import ShareOrder
+from agent.job.share import ShareArgs
 from agent.plan import waits as wait_keys
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def _order(
         return state
     due = probes.due if until is None else {**probes.due, kind: until}
     probes = replace(probes, answers={**probes.answers, kind: {**known, **new}}, due=due)
-    shares = [ShareOrder(rank, sizes) if sizes else None for rank in range(len(new))]
+    shares = [ShareArgs(rank, sizes) if sizes else None for rank in range(len(new))]
     return replace(state, probes=probes).do(
         *(ProbeNode(node, kind, at, share) for (node, at), share in zip(new, shares, strict=True))
     )

@@ -1,9 +1,10 @@
-"""The addresses of the nodes of services that run on one rank."""
+"""The addresses of the nodes that run services."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from agent.decisions.shared import HERE
 from agent.job.addresses import name_in_placeholder, with_addresses
 
 if TYPE_CHECKING:
@@ -45,3 +46,9 @@ def unknown_nodes(state: HeadState, row: PrepareStep | ServiceSpec) -> tuple[str
     known = addresses_by_rank(state)
     needed = (name for name in row.addressed if name in state.goal.addressed)
     return tuple(f"the address of {name}'s node" for name in needed if name not in known)
+
+
+def service_address(state: HeadState, name: str) -> str | None:
+    """Return the address of the worker that runs a service; None for the head."""
+    worker = state.fleet.workers.get(state.service_home(name) or HERE)
+    return None if worker is None else worker.ip

@@ -269,12 +269,6 @@ def service_node_deadline(state: HeadState) -> float | None:
     return min(reports) + state.goal.limits[wait_keys.NODE] if reports else None
 
 
-def service_address(state: HeadState, name: str) -> str | None:
-    """Return the address of the worker that runs a service; None for the head."""
-    worker = state.fleet.workers.get(state.service_home(name) or HERE)
-    return None if worker is None else worker.ip
-
-
 def _service_only_workers(state: HeadState) -> Iterator[tuple[ServiceSpec, Worker]]:
     for spec in state.goal.services:
         if spec.alone and spec.essential:

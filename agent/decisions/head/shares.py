@@ -17,39 +17,56 @@ from agent.base.text import listed
 from agent.decisions import attempts
 from agent.decisions.attempts import JobReport
 from agent.decisions.head.head_state import HeadPhase, JobShares, NodeShare
+from agent.decisions.head.service_addresses import service_address
 from agent.decisions.shared import HERE
 from agent.frameworks.recipe import NodeSize
+from agent.job.services import REWARD
+from agent.job.share import ShareArgs
 from agent.plan import waits as wait_keys
 from agent.settings.jobs import TORCHRUN
 
 if TYPE_CHECKING:
     from agent.base.ends import Outcome
     from agent.decisions.head.head_state import HeadState
-    from agent.job.share import ShareOver
+    from agent.decisions.shared import ItemReport
+    from agent.frameworks.recipe import JobBasis
 
 
 def start_shares(state: HeadState) -> HeadState:
     """Give each node that counts a share: the head first, then workers by rank."""
     fleet = state.fleet
     goal = state.goal
-    shares = {HERE: NodeShare(goal.node, goal.size)}
-    for worker in filter(state.expects, fleet.present()):
+    shares = {HERE: NodeShare(goal.node, 0, goal.size)}
+    for rank, worker in enumerate(filter(state.expects, fleet.present()), 1):
         facts = fleet.facts.get(worker.key)
         gpus = state.gpus_for_job(worker)
         size = NodeSize(gpus)
         if facts is not None:
             size = NodeSize(gpus, facts.cpus, facts.memory, facts.gpu_memory)
-        shares[worker.key] = NodeShare(worker.name, size)
+        shares[worker.key] = NodeShare(worker.name, rank, size)
     return replace(state, shares=JobShares(shares))
 
 
-def apply_share_end(state: HeadState, key: str, over: ShareOver | None, now: float) -> HeadState:
+def want_shares(state: HeadState, basis: JobBasis) -> HeadState:
+    """Want all shares of the attempt to run, as parts of one job."""
+    shares = state.shares
+    everywhere = ShareArgs(0, shares.sizes, service_address(state, REWARD) or "", basis)
+    wanted = {key: replace(everywhere, rank=share.rank) for key, share in shares.by_node.items()}
+    return replace(state, shares=replace(shares, wanted=wanted))
+
+
+def stop_shares(state: HeadState) -> HeadState:
+    """Want no share any more: each node ends its own."""
+    return replace(state, shares=replace(state.shares, wanted={}))
+
+
+def apply_share_end(state: HeadState, key: str, item: ItemReport, now: float) -> HeadState:
     """Record the end of a node's share of this attempt, once."""
     shares = state.shares
     share = shares.by_node.get(key)
-    if over is None or share is None or share.end or over.attempt != state.attempt.number:
+    end = item.share
+    if end is None or share is None or share.end or item.generation != state.attempt.number:
         return state
-    end = over.end
     by_node = {**shares.by_node, key: replace(share, end=end, failed_at=now - end.ago)}
     return replace(state, shares=replace(shares, by_node=by_node))
 
@@ -132,14 +149,14 @@ def shares_verdict(state: HeadState) -> Outcome:
 
 
 def silent_shares_deadline(state: HeadState) -> float | None:
-    """Return when workers that do not answer the order to stop count as absent."""
+    """Return when workers that do not answer since the stop count as absent."""
     if state.shares.is_settled or state.shares.silent_are_absent:
         return None
     return state.phase_since + state.goal.limits[wait_keys.JOB]
 
 
 def expire_silent_shares(state: HeadState, now: float) -> HeadState:
-    """Mark workers as lost that have not reported since the order to stop."""
+    """Mark workers as lost that have not reported since the stop."""
     until = silent_shares_deadline(state)
     if until is None or now < until:
         return state

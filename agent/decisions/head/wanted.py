@@ -1,11 +1,11 @@
-"""The services and prepare steps that the head wants each node to run, by its state."""
+"""What the head wants each node to run: services, prepare steps, its share of the job."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from agent.decisions.head.head_state import HeadPhase, HeadState
-from agent.decisions.shared import HERE, Step, Want
+from agent.decisions.shared import HERE, SHARE, Step, Want
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -27,6 +27,9 @@ def wanted_of(state: HeadState, node: str) -> Mapping[str, Want]:
         service = state.services.by_key.get(key)
         if service is not None and service.step is not Step.LOST and key not in blocked:
             wants[spec.name] = Want(service.generation)
+    share = state.shares.wanted.get(node)
+    if share is not None:
+        wants[SHARE] = Want(state.attempt.number, share)
     return wants
 
 
@@ -58,6 +61,8 @@ def _touched(before: HeadState, after: HeadState) -> Iterator[str]:
         yield from (node for node, _ in sorted(before.services.blocked ^ after.services.blocked))
     if before.steps.by_key is not after.steps.by_key:
         yield HERE
+    if before.shares.wanted is not after.shares.wanted:
+        yield from {**before.shares.wanted, **after.shares.wanted}
     if before.steps.ordered is not after.steps.ordered:
         was = before.steps.ordered
         yield from (node for node, names in after.steps.ordered.items() if was.get(node) != names)

@@ -35,7 +35,6 @@ from agent.decisions.worker.worker_state import (
     enter_joining,
 )
 from agent.job.services import ordered_steps
-from agent.job.share import ShareOver
 from agent.plan import waits as wait_keys
 
 if TYPE_CHECKING:
@@ -100,9 +99,6 @@ def _decide_event(state: WorkerState, event: WorkerEvent, now: float) -> Decisio
     if was_silent and not state.silent_for:
         actions = (v.LogLine(f"the head {state.goal.head} answers again"), *actions)
 
-    # Has the head begun a later attempt? The share of the former one must not run beside it.
-    if _is_share_outdated(before, state) and w.StopShare() not in actions:
-        actions = (*actions, w.StopShare())
     if state.phase is WorkerPhase.LEAVING:
         return state, actions
 
@@ -110,13 +106,6 @@ def _decide_event(state: WorkerState, event: WorkerEvent, now: float) -> Decisio
     state = _start_steps(state, now)
     state, stops = _apply_fence(state, now)
     return state, (*actions, *stops)
-
-
-def _is_share_outdated(before: WorkerState, state: WorkerState) -> bool:
-    """Return whether the head has just begun a later attempt than that of the running share."""
-    own = state.share_attempt or 0
-    has_begun = before.head_attempt < state.head_attempt
-    return state.share_runs and has_begun and own < state.head_attempt
 
 
 def deadline(state: WorkerState) -> float | None:
@@ -262,9 +251,7 @@ def _next_generation(state: WorkerState, name: str) -> int:
     return max(begun, default=0) + 1
 
 
-def _apply_event(  # noqa: PLR0911 - one case, one return
-    state: WorkerState, event: WorkerEvent, now: float
-) -> WorkerState:
+def _apply_event(state: WorkerState, event: WorkerEvent, now: float) -> WorkerState:
     """Return the state after an event, without what follows from it."""
     match event:
         # The head
@@ -285,11 +272,9 @@ def _apply_event(  # noqa: PLR0911 - one case, one return
         case w.RayExited(evidence):
             return replace(state, ray=RayStep.DOWN, ray_evidence=evidence)
 
-        # Steps, services and shares on this node
+        # What the executor of this node runs
         case v.ItemsReported(items):  # the head decides what follows for a service
             return _apply_items(state, items)
-        case ShareOver() if event.attempt == state.share_attempt:
-            return _apply_share_end(state, event)
         case _:
             return state
 
@@ -387,14 +372,6 @@ def _apply_silence(state: WorkerState, evidence: str, now: float) -> WorkerState
     )
 
 
-def _apply_share_end(state: WorkerState, event: ShareOver) -> WorkerState:
-    """Return the state after this node's share ended; one that the fence stopped is lost."""
-    end = event.end
-    if end.by_order and event.attempt == state.fenced_attempt:
-        end = replace(end, lost=True)
-    return replace(state, share_over=replace(event, end=end))
-
-
 def _is_plain(state: WorkerState, now: float) -> bool:
     """Return whether the head counts as plain Ray: for long enough its GCS alone has answered.
 
@@ -428,10 +405,7 @@ def _carry_out(state: WorkerState, order: v.Order) -> Decision:
     if last is not None and last.by == order.by and order.number <= last.number:
         return state, ()
     state = replace(state, last_order=order)
-    if order.addresses:
-        state = replace(state, addresses=order.addresses)
 
-    goal = state.goal
     name = order.name
     match order.kind:
         case v.OrderKind.LEAVE if state.taken_at is not None:
@@ -444,13 +418,6 @@ def _carry_out(state: WorkerState, order: v.Order) -> Decision:
             return state, (w.RunProbe(name, order.at),)
         case v.OrderKind.PROBE if name == v.ALL_REDUCE and order.share is not None:
             return state, (w.RunProbe(name, "", order.share),)
-
-        # Its share of the job
-        case v.OrderKind.RUN_SHARE if goal.by_shares and order.share is not None:
-            state = replace(state, share_attempt=order.generation, share_over=None)
-            return state, (w.StartShare(order.generation, order.share),)
-        case v.OrderKind.STOP_SHARE if goal.by_shares:
-            return state, (w.StopShare(),)
 
     refused = f"an order of the head's is refused: this node's plan has no {name!r} to run"
     return state, (v.LogLine(refused, "warning"),)
@@ -615,7 +582,7 @@ def _rejoin(state: WorkerState, event: WorkerEvent, now: float) -> Decision | No
     # Does this node join no Ray? Its share ran with the former head.
     if state.service_only or state.goal.by_shares:
         log = v.LogLine("the head was restarted: following it", "warning")
-        return state, (log,) if state.service_only else (log, w.StopShare())
+        return state, (log,)
 
     # The new Ray is joined once the old one has ended here.
     log = v.LogLine("the head's Ray was restarted: leaving the old and joining the new", "warning")
@@ -659,32 +626,29 @@ def _apply_fence(state: WorkerState, now: float) -> Decision:
 
     # What is stopped starts again once the head is reached: steps as blocked ones, Ray by a join,
     # services as the head wants them then.
-    stops = _stops(state)
+    attempt = state.running_attempt if state.goal.by_shares else 0
     state = replace(state, blocked=state.blocked.union(_fenced_steps(state)))
-    if w.StopRay() in stops:
-        state = replace(enter_joining(state, now), ray=RayStep.STOPPING, ray_ready=False)
-    return replace(state, fenced=True, fenced_attempt=state.share_attempt), (log, *stops)
+    state = replace(state, fenced=True, fenced_attempt=attempt)
+    if not _is_ray_running(state):
+        return state, (log,)
+    state = replace(enter_joining(state, now), ray=RayStep.STOPPING, ray_ready=False)
+    return state, (log, w.StopRay())
 
 
 def _is_fence_needed(state: WorkerState) -> bool:
     """Return whether anything runs here that would run beside another attempt."""
     serves = any(item.is_running and item.name not in state.steps for item in state.items)
-    return serves or bool(_fenced_steps(state) or _stops(state))
+    return serves or _is_ray_running(state) or bool(_fenced_steps(state))
+
+
+def _is_ray_running(state: WorkerState) -> bool:
+    """Return whether Ray runs here, and is not stopped yet."""
+    return state.ray in {RayStep.STARTING, RayStep.UP}
 
 
 def _fenced_steps(state: WorkerState) -> tuple[str, ...]:
     """Return the running steps, once a head may have had them run."""
     return state.running_steps if state.last_reply_at > 0 else ()
-
-
-def _stops(state: WorkerState) -> tuple[WorkerAction, ...]:
-    """Return the stops of this node's share and of its Ray."""
-    stops: list[WorkerAction] = []
-    if state.share_runs:
-        stops.append(w.StopShare())
-    if state.ray in {RayStep.STARTING, RayStep.UP}:
-        stops.append(w.StopRay())
-    return tuple(stops)
 
 
 def _leave(state: WorkerState, outcome: Outcome, *, must_report: bool = False) -> Decision:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from enum import Enum
 from signal import SIGTERM
+from typing import TYPE_CHECKING
 
 from msgspec import field
 from msgspec.structs import replace
@@ -13,6 +14,7 @@ from agent.base import times
 from agent.base.ends import Outcome
 from agent.base.value import Value
 from agent.decisions.shared import (
+    SHARE,
     Item,
     ItemReport,
     LocalWorkerEvent,
@@ -24,9 +26,11 @@ from agent.decisions.shared import (
 )
 from agent.job.gpu_split import GpuSplit
 from agent.job.services import PrepareStep, ServiceSpec
-from agent.job.share import ShareOrder, ShareOver
 
-__all__ = ["ShareOver", "WorkerAction"]
+if TYPE_CHECKING:
+    from agent.job.share import ShareArgs
+
+__all__ = ["WorkerAction"]
 
 
 class WorkerPhase(str, Enum):
@@ -90,7 +94,7 @@ class WorkerState(Value):
     unreached_since: float | None = None  # neither the head's agent nor its GCS is reached since
     silent_for: float = 0.0  # how long neither of them is reached
     fenced: bool = False  # the fence stopped everything, and none of them is reached yet
-    fenced_attempt: int | None = None  # whose share it stopped: its end is no result of the job
+    fenced_attempt: int = 0  # whose share it stopped: its end is no result of the job; 0 for none
 
     # This node's Ray.
     ray: RayStep = RayStep.DOWN
@@ -106,8 +110,6 @@ class WorkerState(Value):
     blocked: frozenset[str] = frozenset()  # run after others of this node, or after the fence
     wanted: NodeWanted | None = None  # by the head; None before it has decided anything
     items: tuple[ItemReport, ...] = ()  # the services and steps that run here, or did
-    share_attempt: int | None = None  # the attempt of this node's last share
-    share_over: ShareOver | None = None  # the end of that share; None while it runs
     addresses: Mapping[str, str] = field(default_factory=dict)
     """Of services on a rank, by the head's last message that had them; '' for the head's."""
     last_order: Order | None = None  # the last order that was carried out or refused
@@ -162,14 +164,13 @@ class WorkerState(Value):
         """Return the attempt of which processes may run here; 0 for none."""
         if self.ray is not RayStep.DOWN:
             return self.ray_attempt
-        if self.share_runs:
-            return self.share_attempt or 0
-        return 0
+        share = self.share
+        return share.generation if share is not None and share.is_running else 0
 
     @property
-    def share_runs(self) -> bool:
-        """Return whether this node's share of an attempt runs."""
-        return self.share_attempt is not None and self.share_over is None
+    def share(self) -> ItemReport | None:
+        """Return this node's last share of the job."""
+        return next((item for item in self.items if item.name == SHARE), None)
 
     @property
     def running_steps(self) -> tuple[str, ...]:
@@ -190,9 +191,9 @@ def enter_joining(state: WorkerState, now: float) -> WorkerState:
 
 
 def wanted_of(state: WorkerState) -> Mapping[str, Want]:
-    """Return what this node is to run, by name: its steps, and the services that the head wants.
+    """Return what this node is to run, by name: its steps, and what else the head wants here.
 
-    A fence ends the services; afterwards the head wants their next generation.
+    A fence ends that; afterwards the head wants the next generation of a service.
     """
     steps = {name: Want(state.steps[name].generation) for name in state.running_steps}
     wanted = state.wanted
@@ -204,12 +205,23 @@ def wanted_of(state: WorkerState) -> Mapping[str, Want]:
 def item_reports(state: WorkerState) -> tuple[ItemReport, ...]:
     """Return what the head is told of this node's services and steps, those to come included."""
     known = {item.name: item for item in state.items}
+    share = state.share
+    if share is not None and share.generation == state.fenced_attempt:
+        known[SHARE] = _as_fenced(share)
     running = state.running_steps
     steps = {
         name: ItemReport(name, item.step, item.evidence, item.generation, name in running)
         for name, item in state.steps.items()
     }
     return tuple({**known, **steps}.values())
+
+
+def _as_fenced(share: ItemReport) -> ItemReport:
+    """Return a share that the fence stopped: it is lost, and its code is none of the job's."""
+    end = share.share
+    if end is None or not end.by_order:
+        return share
+    return replace(share, share=replace(end, lost=True))
 
 
 class HeadSpoke(LocalWorkerEvent):
@@ -256,7 +268,7 @@ class Ordered(LocalWorkerEvent):
     order: Order
 
 
-WorkerEvent = LocalWorkerEvent | ShareOver  # reports send ShareOver as well
+WorkerEvent = LocalWorkerEvent
 FROM_OUTSIDE = (HeadSpoke, Ordered)  # events that carry data of the head
 
 
@@ -270,23 +282,12 @@ class StopRay(WorkerAction):
     """Stop this node's Ray; RayExited follows."""
 
 
-class StartShare(WorkerAction):
-    """Start this node's share of an attempt."""
-
-    attempt: int
-    share: ShareOrder
-
-
-class StopShare(WorkerAction):
-    """Stop this node's share; ShareOver follows."""
-
-
 class RunProbe(WorkerAction):
     """Run a probe and report the result to the head."""
 
     probe: str
     at: str
-    share: ShareOrder | None = None
+    share: ShareArgs | None = None
 
 
 class SendLog(WorkerAction):

@@ -376,7 +376,7 @@ def _is_over_in_boot(end: Outcome) -> bool:
     return end.phase == HeadPhase.BOOTING.value and "not ready in time" in end.reason
 
 
-_SAID = ("phase", "joined", "preparing", "items", "running_attempt", "share")
+_SAID = ("phase", "joined", "preparing", "items", "running_attempt")
 """The parts of a worker's report that decisions use, beside its goodbye."""
 
 

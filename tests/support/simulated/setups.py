@@ -143,8 +143,8 @@ _HEAD_ACTIONS = (
     *("Publish", "Publish", "AskNodes", "RestartRay"),
 )
 _WORKER_ACTIONS = (
-    *("StartRay", "StopRay", "EndWorker", "Publish", "Publish", "StartShare"),
-    *("StopShare", "SendLog"),
+    *("StartRay", "StopRay", "EndWorker", "Publish", "Publish"),
+    *("Publish", "SendLog"),
 )
 
 

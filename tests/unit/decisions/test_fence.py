@@ -6,17 +6,16 @@ import pytest
 from msgspec.structs import replace
 
 from agent.decisions import worker
-from agent.decisions.shared import Order, OrderKind, Step
+from agent.decisions.shared import SHARE, Step
 from agent.decisions.worker import worker_state as w
 from agent.decisions.worker.worker_state import (
     RayStep,
     StartRay,
     StopRay,
-    StopShare,
     WorkerPhase,
 )
 from agent.frameworks.recipe import NodeSize
-from agent.job.share import ShareEnd, ShareOrder, ShareOver
+from agent.job.share import ShareArgs, ShareEnd
 from support.heads import RETRIEVER, ready
 from support.workers import (
     DOWN,
@@ -31,12 +30,12 @@ from support.workers import (
     WorkerTrace,
     goal,
     replied,
+    share_over,
     wanted,
+    wanted_share,
 )
 
-PART = Order(
-    "head1", 2, OrderKind.RUN_SHARE, "job", 1, share=ShareOrder(1, (NodeSize(1), NodeSize(1)))
-)
+PART = wanted_share(2, ShareArgs(1, (NodeSize(1), NodeSize(1))))
 HEARD: History = [*JOINED, (30, replied()), (31, SILENT)]
 """Unreachable since 31; the fence is at 79, AGENT_HEAD_GRACE ends at 90."""
 GCS = replied(epoch=None)
@@ -44,7 +43,7 @@ GCS = replied(epoch=None)
 
 def stops(trace: WorkerTrace) -> list[w.WorkerAction]:
     """Return the stopped items, in order."""
-    kinds = StopRay | StopShare | Ended
+    kinds = StopRay | Ended
     return [deed for deed in trace.effects if isinstance(deed, kinds)]
 
 
@@ -114,24 +113,26 @@ def test_a_service_that_the_fence_ended_starts_by_a_later_decision_alone() -> No
 
 def test_a_share_that_is_stopped_has_no_code_for_the_job() -> None:
     """The head counts it as lost, since other ranks may wait for it in a collective."""
-    trace = WorkerTrace(replace(GOAL, by_shares=True), [(2, replied()), (9, w.Ordered(PART))])
+    trace = WorkerTrace(replace(GOAL, by_shares=True), [(2, replied()), (9, PART)])
     trace.take(replied(), 30)
     trace.take(SILENT, 31)
     trace.take(TICK, 79)
-    assert stops(trace) == [StopShare()]
+    assert stops(trace) == [Ended(SHARE)]
     trace.take(replied(), 80)
-    trace.take(ShareOver(1, ShareEnd(143, by_order=True)), 81)
-    assert trace.state.share_over == ShareOver(1, ShareEnd(143, by_order=True, lost=True))
+    trace.take(share_over(1, ShareEnd(143, by_order=True), was_stopped=True), 81)
+    (item,) = worker.item_reports(trace.state)
+    assert item.share == ShareEnd(143, by_order=True, lost=True)
 
 
 def test_a_share_that_ended_before_counts() -> None:
     """A failure before the fence is reported; only stopped ranks are lost."""
-    trace = WorkerTrace(replace(GOAL, by_shares=True), [(2, replied()), (9, w.Ordered(PART))])
-    trace.take(ShareOver(1, ShareEnd(7)), 20)
+    trace = WorkerTrace(replace(GOAL, by_shares=True), [(2, replied()), (9, PART)])
+    trace.take(share_over(1, ShareEnd(7)), 20)
     trace.take(SILENT, 31)
     trace.take(TICK, 79)
     assert stops(trace) == []
-    assert trace.state.share_over == ShareOver(1, ShareEnd(7))
+    (item,) = worker.item_reports(trace.state)
+    assert item.share == ShareEnd(7)
 
 
 def test_a_plain_head_makes_no_attempts() -> None:

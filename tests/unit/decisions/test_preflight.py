@@ -34,7 +34,7 @@ from agent.decisions.shared import (
 from agent.decisions.worker import worker_state as w
 from agent.frameworks.recipe import NodeSize
 from agent.job.services import Placeholders
-from agent.job.share import ShareOrder
+from agent.job.share import ShareArgs
 from agent.node.facts import TorchPython
 from agent.plan import waits as wait_keys
 from agent.plan.show import render
@@ -149,9 +149,9 @@ def test_all_begin_together_and_the_job_waits() -> None:
     asked = [a for a in trace.actions if isinstance(a, h.ProbeNode) and a.probe == ALL_REDUCE]
     sizes = (NodeSize(8),) * 3
     assert [(a.node, a.share) for a in asked] == [
-        (HERE, ShareOrder(0, sizes)),
-        ("agent3", ShareOrder(1, sizes)),
-        ("agent2", ShareOrder(2, sizes)),
+        (HERE, ShareArgs(0, sizes)),
+        ("agent3", ShareArgs(1, sizes)),
+        ("agent2", ShareArgs(2, sizes)),
     ]
     assert not any(isinstance(action, h.SubmitJob) for action in trace.actions)
     (wait,) = head.pending_waits(trace.state)
@@ -265,7 +265,7 @@ def test_only_where_it_was_asked_for() -> None:
 
 def test_a_worker_takes_part() -> None:
     """By an order with its rank; one without a rank is refused."""
-    state, seat = worker.first_state(w.WorkerGoal("head", {})), ShareOrder(1, (NodeSize(8),) * 2)
+    state, seat = worker.first_state(w.WorkerGoal("head", {})), ShareArgs(1, (NodeSize(8),) * 2)
     order = Order("head-agent", 1, OrderKind.PROBE, ALL_REDUCE, share=seat)
     assert worker.decide(state, w.Ordered(order), 1.0)[1] == (w.RunProbe(ALL_REDUCE, "", seat),)
     (said,) = worker.decide(state, w.Ordered(replace(order, share=None)), 1.0)[1]
@@ -274,10 +274,10 @@ def test_a_worker_takes_part() -> None:
 
 def test_a_node_s_part_of_the_all_reduce(monkeypatch: pytest.MonkeyPatch) -> None:
     """It gets the node's share and place."""
-    seat, place = ShareOrder(1, (NodeSize(8),) * 2), Placeholders("10.0.0.2", "10.0.0.1", "1")
-    asked: list[tuple[ShareOrder, Placeholders]] = []
+    seat, place = ShareArgs(1, (NodeSize(8),) * 2), Placeholders("10.0.0.2", "10.0.0.1", "1")
+    asked: list[tuple[ShareArgs, Placeholders]] = []
 
-    async def share(_run: NodeRun, seat: ShareOrder, place: Placeholders) -> Answer:
+    async def share(_run: NodeRun, seat: ShareArgs, place: Placeholders) -> Answer:
         asked.append((seat, place))
         return Answer(ALL_REDUCE, "", "no torch")
 
@@ -291,7 +291,7 @@ def test_another_head_s_all_reduce_ends_the_one_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its agent was killed during it: the old processes end before the new ones start."""
-    seat, place = ShareOrder(1, (NodeSize(8),) * 2), Placeholders("10.0.0.2", "10.0.0.1", "1")
+    seat, place = ShareArgs(1, (NodeSize(8),) * 2), Placeholders("10.0.0.2", "10.0.0.1", "1")
     happened: list[str] = []
 
     async def share(*_: object) -> Answer:

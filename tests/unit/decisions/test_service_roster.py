@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from agent.decisions.head import head_decide as head
 from agent.decisions.head import head_state as h
-from agent.decisions.head.service_order import service_address
+from agent.decisions.head.service_addresses import service_address
 from agent.decisions.shared import HERE, SCORE, Answer, Answered, ItemReport, Step
 from agent.job.services import Where
 from agent.plan import waits as wait_keys

@@ -8,15 +8,16 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from agent.base.ends import Kind, Outcome
+from agent.decisions import worker
 from agent.decisions.head import head_decide as head
 from agent.decisions.head import head_state as h
 from agent.decisions.head.head_state import HeadPhase
 from agent.decisions.head.shares import job_report, job_status
-from agent.decisions.shared import HERE, Order, OrderKind, Refused
+from agent.decisions.shared import HERE, SHARE, Refused
 from agent.decisions.worker import worker_state as w
 from agent.frameworks.recipe import NodeSize
 from agent.job.services import Where
-from agent.job.share import ShareEnd, ShareOrder, ShareOver
+from agent.job.share import ShareArgs
 from agent.plan import waits as wait_keys
 from support import workers
 from support.heads import (
@@ -152,8 +153,9 @@ def test_the_others_are_stopped_by_the_first_failure() -> None:
     trace.take(own(failed(7)), 9.0)
     assert (trace.state.phase, list(trace.kinds())) == (
         HeadPhase.STOPPING,
-        ["SubmitJob", "StopJob"],
+        ["SubmitJob", "Started", "Started", "StopJob"],
     )
+    assert trace.state.shares.wanted == {}
     trace.take(share_of(2, at=9.1), 9.1)
     assert trace.state.phase is HeadPhase.STOPPING
     trace.take(share_of(2, STOPPED, 9.4), 9.4)
@@ -258,38 +260,37 @@ def test_no_history_breaks_the_rules(
 # --- the worker ----------------------------------------------------------------------------------
 
 WORKER = replace(workers.goal(), by_shares=True)
-SEAT = ShareOrder(1, (NodeSize(8), NodeSize(4)))
-RUN = w.Ordered(Order("head1", 1, OrderKind.RUN_SHARE, "job", 1, SEAT))
-STOP = w.Ordered(Order("head1", 2, OrderKind.STOP_SHARE, "job", 1))
+SEAT = ShareArgs(1, (NodeSize(8), NodeSize(4)))
+RUN = workers.wanted_share(1, SEAT)
 FOLLOWS: workers.History = [(1.0, workers.replied()), (2.0, RUN)]
 
 
 def test_a_worker_follows_without_ray_and_starts_its_share() -> None:
-    """It joins by its report alone, and starts what the head orders, once."""
+    """It joins by its report alone, and starts what the head wants, once."""
     trace = workers.WorkerTrace(WORKER, FOLLOWS)
     trace.take(RUN, 3.0)
-    assert trace.effects == [w.StartShare(1, SEAT)]
-    assert trace.state.joined
-    trace.take(ShareOver(1, failed(7)), 4.0)
-    assert trace.state.share_over == ShareOver(1, failed(7))
-    trace.take(STOP, 5.0)
-    assert trace.effects[-1] == w.StopShare()
+    assert trace.effects == [workers.Began(SHARE)]
+    assert (trace.state.joined, trace.state.running_attempt) == (True, 1)
+    trace.take(workers.share_over(1, failed(7)), 4.0)
+    (item,) = worker.item_reports(trace.state)
+    assert (item.share, item.is_running) == (failed(7), False)
+    assert trace.state.running_attempt == 0
 
 
-def test_an_end_of_an_earlier_share_is_not_this_ones() -> None:
-    """What ends late belongs to its own attempt."""
-    again = w.Ordered(Order("head1", 3, OrderKind.RUN_SHARE, "job", 2, SEAT))
-    trace = workers.WorkerTrace(WORKER, [*FOLLOWS, (3.0, again)])
-    trace.take(ShareOver(1, ShareEnd(1)), 4.0)
-    assert trace.state.share_over is None
+def test_a_share_that_is_wanted_no_more_ends() -> None:
+    """So it is once the head stops the job, or begins another attempt."""
+    trace = workers.WorkerTrace(WORKER, [*FOLLOWS, (3.0, workers.wanted(2))])
+    assert trace.effects == [workers.Began(SHARE), workers.Ended(SHARE)]
+    trace.take(workers.wanted_share(3, SEAT, attempt=2), 4.0)
+    assert trace.effects[2:] == [workers.Began(SHARE, 2)]
 
 
 def test_a_head_that_was_started_anew_has_no_such_job() -> None:
-    """Rank 0 went with the former head: this share is stopped, and the new head followed."""
+    """Rank 0 went with the former head: this share ends by its first decision."""
     trace = workers.WorkerTrace(WORKER, [*FOLLOWS, (5.0, workers.replied(epoch=2))])
-    assert trace.effects[-1] == w.StopShare()
     assert (trace.state.running_attempt, trace.state.phase) == (1, w.WorkerPhase.FOLLOWING)
-    trace.take(ShareOver(1, STOPPED), 6.0)
+    trace.take(workers.wanted(1, by="head2"), 6.0)
+    assert trace.effects[-1] == workers.Ended(SHARE)
     assert trace.state.running_attempt == 0
 
 
@@ -305,13 +306,6 @@ def test_a_silent_head_is_left_with_75() -> None:
     trace = workers.WorkerTrace(WORKER, FOLLOWS)
     assert trace.finish()
     assert trace.outcomes[0].exit_code == 75
-
-
-def test_where_ray_runs_a_share_is_refused() -> None:
-    """An order that this worker's own plan does not have is not carried out."""
-    trace = workers.WorkerTrace(workers.goal(), [(1.0, workers.replied()), (2.0, RUN)])
-    assert "is refused" in trace.log
-    assert w.StartShare(1, SEAT) not in trace.effects
 
 
 def heard_at(event: h.HeadEvent, now: float) -> h.HeadEvent:

@@ -322,8 +322,8 @@ def test_what_is_known_is_a_warning_of_the_status(tmp_path: Path) -> None:
     warnings = watched.with_private(A_HEAD).warnings
     assert isinstance(warnings, tuple)
     assert warnings[-1] == WarningStatus.of(watched.job_lines.known.warnings()[0])
-    failed = NodeShare("pod2", NodeSize(0), ShareEnd(1, 0), 1.0)
-    shares = {HERE: NodeShare("node-a", NodeSize(0)), "agent2": failed}
+    failed = NodeShare("pod2", 1, NodeSize(0), ShareEnd(1, 0), 1.0)
+    shares = {HERE: NodeShare("node-a", 0, NodeSize(0)), "agent2": failed}
     state = replace(state, shares=JobShares(shares))
     watched.worker_stats = {"agent2": WorkerStats(known=causes_of(OOM), attempt=1)}
     watched.apply_event(reported(2))

@@ -239,7 +239,8 @@ REPLY: dict[str, Any] = {
     "wants_hello": False,
     "refusal": "",
 }
-REPLY["orders"][0]["share"]["rank"] = 0
+for _share in (REPLY["orders"][0], *REPLY["wanted"]["wants"].values()):
+    _share["share"]["rank"] = 0
 PLAN = plan_of({})
 JOINED: History = [
     (9.0, nodes(2, 3)),
@@ -281,7 +282,7 @@ SHELL = "x$(id)"
         ("hello.facts.node_versions.clock_ahead", 10**300),
         ("hello.facts.default_source", SHELL),
         ("running_attempt", 10**15),
-        ("share.end.code", 1792),
+        ("items[0].share.code", 1792),
         ("answers[0].size", -1),
         ("answers[0].at", SHELL),
         ("news", float("nan")),
@@ -430,7 +431,11 @@ def test_what_is_mutated_is_whole() -> None:
     """The base message has every field, is accepted unchanged, and is not a bare heartbeat."""
     assert anyio.run(ask_all, [("", "", body(ALIVE)), ("", "", body(LEAVING))]) == 2
     named_ones = {place.name for place in OF_REPORT}
-    deep = {"hello.facts.node_versions.clock_ahead", "hello.facts.ray.libraries", "share.end.code"}
+    deep = {
+        "hello.facts.node_versions.clock_ahead",
+        "hello.facts.ray.libraries",
+        "items[0].share.code",
+    }
     assert deep | {"answers[0].size", "stats.latencies.counts[0]", "logs"} <= named_ones
 
 

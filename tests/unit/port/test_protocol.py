@@ -13,14 +13,25 @@ from agent.base import times
 from agent.base.ends import Kind, Outcome
 from agent.base.value import MOST_ADDRESSES, MOST_ITEMS
 from agent.checks.finding import Finding, Level
-from agent.decisions.shared import Answer, ItemReport, Known, Order, OrderKind, Step
+from agent.decisions.shared import (
+    Answer,
+    ItemReport,
+    Known,
+    NodeWanted,
+    Order,
+    OrderKind,
+    Step,
+    Want,
+)
+from agent.frameworks.recipe import NodeSize
 from agent.job.services import Latency
-from agent.job.share import ShareEnd, ShareOver
+from agent.job.share import ShareArgs, ShareEnd
 from agent.node.facts import RdmaDevice
 from agent.port.protocol import (
     MAX_ANSWERS,
     MAX_REPORT_VALUES,
     VERSION,
+    Applied,
     Bye,
     Hello,
     Reply,
@@ -50,7 +61,15 @@ HELLOS = st.builds(
     clock=st.none() | st.floats(0, 1e12),
     findings=st.lists(FINDINGS, max_size=3).map(tuple),
 )
-ITEMS = st.builds(ItemReport, NAME, st.sampled_from(Step), PRINTABLE, st.integers(1, 99))
+ITEMS = st.builds(
+    ItemReport,
+    NAME,
+    st.sampled_from(Step),
+    PRINTABLE,
+    st.integers(1, 99),
+    st.booleans(),
+    share=st.none() | st.just(ShareEnd(7, 1, "no space", 2.5)),
+)
 IPS = st.just("") | st.ip_addresses().map(str)
 ANSWERS = st.builds(Answer, NAME, IPS, PRINTABLE, st.floats(0, 99))
 REPORTS = st.builds(
@@ -67,18 +86,21 @@ REPORTS = st.builds(
     logs=st.none() | st.dictionaries(NAME, PRINTABLE, min_size=1, max_size=3),
     obeyed=st.integers(0, 99),
     obeyed_by=PRINTABLE,
+    applied=st.builds(Applied, PRINTABLE, st.integers(0, 99)),
     news=st.integers(-1, 10**9),
     sequence=st.integers(0, 10**9),
     hold=st.floats(0, times.REPLY_HELD),
     hello=st.none() | HELLOS,
     bye=st.none() | st.builds(Bye, PRINTABLE, PRINTABLE),
-    share=st.none() | st.just(ShareOver(3, ShareEnd(7, 1, "no space", 2.5))),
 )
 CODES = st.integers(0, 255)
 OUTCOMES = st.builds(Outcome, st.sampled_from(Kind), CODES, *[PRINTABLE] * 4)
 KINDS = st.sampled_from(OrderKind)
 COUNTS = st.integers(1, 2**53)
-ORDERS = st.builds(Order, PRINTABLE, COUNTS, KINDS, PRINTABLE, COUNTS, st.none(), IPS)
+ORDERS = st.builds(Order, PRINTABLE, COUNTS, KINDS, PRINTABLE, st.none(), IPS)
+SHARES = st.builds(ShareArgs, st.just(0), st.just((NodeSize(8),)), IPS)
+WANTS = st.dictionaries(NAME, st.builds(Want, COUNTS, st.none() | SHARES), max_size=3)
+ADDRESSES = st.dictionaries(NAME, IPS, max_size=3)
 REPLIES = st.builds(
     Reply,
     epoch=st.integers(0, 10**15),
@@ -93,6 +115,7 @@ REPLIES = st.builds(
     refusal=PRINTABLE,
     held=st.booleans(),
     wants_hello=st.booleans(),
+    wanted=st.none() | st.builds(NodeWanted, PRINTABLE, COUNTS, WANTS, ADDRESSES),
     orders=st.lists(ORDERS, max_size=3).map(tuple),
 )
 FIELDS = Report.__struct_fields__

@@ -95,7 +95,7 @@ from agent.record.run_folder import RunFolder
 from agent.processes.process import Child
 from agent.settings.redact import Redactor
 from agent.frameworks.recipe import NodeSize
-from agent.job.share import ShareOrder
+from agent.job.share import ShareArgs
 from agent.job.services import Placeholders
 from support.worlds import MACHINE, plan_of
 
@@ -105,7 +105,7 @@ environ |= {"EXPECTED_WORKERS": "1", "AGENT_HEAD": "node-a", "AGENT_RANK": "0"}
 plan = plan_of(environ, replace(MACHINE, gpus=1, gpu_maker="nvidia"), ["true"])
 run = NodeRun(plan, Redactor(()), RunFolder(root, "run-1", "node-a"), 0.0, "run-1")
 place = Placeholders("127.0.0.1", "127.0.0.1", "0", str(root))
-share = ShareOrder(0, (NodeSize(1),))
+share = ShareArgs(0, (NodeSize(1),))
 
 async def warm_up():  # imports all that it needs while there is room, and the right to read
     await Child.start("true", ["/bin/true"], {}, lambda: root / "true.log")

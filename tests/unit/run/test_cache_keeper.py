@@ -10,6 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from agent.base import ends, times
+from agent.decisions.shared import Want
 from agent.job.compile_caches import CompileCaches, seal_of, signer_of
 from agent.job.services import CACHES, Placeholders
 from agent.node.node_kind import NodeKind
@@ -43,7 +44,7 @@ def node_run(folder: Path, name: str) -> NodeRun:
 
 async def seed(run: NodeRun) -> None:
     """Run the prepare step."""
-    assert await LocalWork(run, Placeholders).prepare(CACHES, unheard) == ""
+    assert await LocalWork(run, Placeholders).prepare(CACHES, Want(), unheard) == ""
 
 
 @pytest.fixture

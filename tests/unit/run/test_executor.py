@@ -16,7 +16,7 @@ from agent.run.executor import Executor
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from agent.run.executor import Progress, Runner
+    from agent.run.executor import OnProgress, Runner
 
 NAMES = ("data", "retriever")
 
@@ -27,7 +27,7 @@ class Things:
     def __init__(self) -> None:
         self.began: list[str] = []
         self.alive: list[str] = []
-        self.says: dict[str, Progress] = {}
+        self.says: dict[str, OnProgress] = {}
         self._ends: dict[str, str] = {}
         self._news = anyio.Event()
 
@@ -35,7 +35,7 @@ class Things:
         """Return the runner of a name of the plan."""
         return self.run if name in NAMES else None
 
-    async def run(self, name: str, progress: Progress) -> str:
+    async def run(self, name: str, _want: Want, progress: OnProgress) -> str:
         """Run until an end is set."""
         assert name not in self.alive, "two of one name"
         self.began.append(name)

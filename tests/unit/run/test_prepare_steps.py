@@ -95,12 +95,12 @@ def test_a_marker_that_cannot_be_read(
     monkeypatch.setattr(local_services, "say", lambda line, _level="info": said.append(line))
 
     async def scenario() -> None:
-        assert await work.prepare("data", unheard) == ""
+        assert await work.prepare("data", Want(), unheard) == ""
         assert any(os.strerror(number) in line for line in said)
         monkeypatch.setattr(times, "IDLE_DISK", 0.5)
         found.extend([OSError(number, os.strerror(number))] * 100)
         failure = f"{marker} cannot be read: {os.strerror(number)}"
-        assert await work.prepare("data", unheard) == failure
+        assert await work.prepare("data", Want(), unheard) == failure
 
     anyio.run(scenario)
     run.close()
@@ -121,7 +121,7 @@ def test_a_marker_on_a_disk_that_hangs(tmp_path: Path, monkeypatch: pytest.Monke
     run, work = with_marker(tmp_path / "runs", marker)
     said: list[str] = []
     monkeypatch.setattr(local_services, "say", lambda line, _level="info": said.append(line))
-    assert anyio.run(work.prepare, "data", unheard) == f"{marker} does not answer"
+    assert anyio.run(work.prepare, "data", Want(), unheard) == f"{marker} does not answer"
     assert f"data: waiting for its marker, {marker} does not answer" in said
     answers.set()
     run.close()

@@ -11,6 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from agent.base import times
+from agent.decisions.shared import Want
 from agent.job.services import ON_EVERY, Placeholders, PrepareStep
 from agent.plan.plan import READ_AHEAD
 from agent.processes.waiting import NotYet, until
@@ -60,7 +61,7 @@ def test_it_waits_for_the_steps_and_logs_one_line(
             await anyio.sleep(0.2)
             assert not run.folder.file("page-cache.log").exists()
             (model / "model.safetensors").write_bytes(b"w" * 1000)
-            await work.prepare("data", unheard)
+            await work.prepare("data", Want(), unheard)
 
     anyio.run(story)
     run.close()
@@ -81,7 +82,7 @@ def test_a_stop_ends_it_at_once(tmp_path: Path) -> None:
     async def story() -> None:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(work.read_model)
-            await work.prepare("data", unheard)
+            await work.prepare("data", Want(), unheard)
             with anyio.fail_after(20):
                 await until(begun, None)
             tasks.cancel_scope.deadline = anyio.current_time() + 2
@@ -101,7 +102,7 @@ def test_a_program_that_fails_is_no_failure_of_the_run(
     work = LocalWork(run, Placeholders)
 
     async def story() -> None:
-        await work.prepare("data", unheard)
+        await work.prepare("data", Want(), unheard)
         await work.read_model()
 
     anyio.run(story)
