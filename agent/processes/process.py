@@ -14,6 +14,7 @@ import os
 import re
 import signal
 import subprocess
+import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol, TypeVar
@@ -186,6 +187,7 @@ class Child:
 
         # Its end.
         self.is_stopping = False  # True once `stop` was called
+        self._group_until = 0.0  # until then the rest of a stopped group may end by itself
         self._code: int | None = None
         self._is_over = False  # True once its end was detected: the pid may be reused
         self._ended = anyio.Event()
@@ -258,18 +260,23 @@ class Child:
         return self._code
 
     async def stop(self, grace: float, *, leader_ends_group: bool = False) -> None:
-        """Stop the group: TERM, `grace` seconds, KILL.
+        """Stop the group: TERM, `grace` seconds, KILL. Each of its processes has that grace.
+
+        A shell ends by the signal at once, before the programs that it started.
 
         `ray start --block` stops its own group within 2 s. TERM to the whole group takes 28 s
         (measured on 2.60), since each process then waits for another that is gone.
         """
         self._keep_group = False
         self.is_stopping = True
+        if not leader_ends_group:
+            self._group_until = time.monotonic() + grace
         try:
             self._signal(os.kill if leader_ends_group else os.killpg, signal.SIGTERM)
             with anyio.move_on_after(grace):
                 await self._ended.wait()
         finally:
+            self._group_until = 0.0
             self._signal(os.killpg, signal.SIGKILL)
             with anyio.CancelScope(shield=True), anyio.move_on_after(1.0):
                 await self._ended.wait()
@@ -313,7 +320,8 @@ class Child:
             runs = os.waitid(os.P_PID, self.pid, options) is None
         except ChildProcessError:  # adopted, or reaped by another process
             runs = Path(f"/proc/{self.pid}").exists()
-        if runs:
+        has_grace = not runs and time.monotonic() < self._group_until
+        if runs or (has_grace and _has_group(self.pid)):
             asyncio.get_running_loop().call_later(_PROCESS_POLL, self._check_end)
             return
 
@@ -345,6 +353,17 @@ class Child:
         if not self._is_over:
             with suppress(ProcessLookupError, PermissionError):
                 send(self.pid, signum)
+
+
+def _has_group(leader: int) -> bool:
+    """Return whether any other process of a leader's group runs."""
+    for pid in psutil.pids():
+        with suppress(ProcessLookupError, PermissionError):
+            if pid != leader and os.getpgid(pid) == leader:
+                stat = read_stat(pid)
+                if stat is not None and stat.state != "Z":
+                    return True
+    return False
 
 
 class StartChild(Protocol):

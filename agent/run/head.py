@@ -78,6 +78,7 @@ from agent.run.stall import StallWatch
 
 if TYPE_CHECKING:
     from agent.decisions.durable import Durable
+    from agent.job.share import ShareArgs
     from agent.port.reports import Reports
     from agent.processes.output import OutputCopies, RecentOutput
     from agent.processes.process import Child

@@ -113,6 +113,7 @@ class JobShare:
             return ShareEnd(128 + SIGTERM, by_order=True)
         is_stopped = child.running and await self._stop(child, recent)
         code = await child.wait()
+        ended_at = self._run.now()
         self._run.node.remove_process(child.pid)
         await self._kill_leftovers(code, attempt_id)
 
@@ -124,7 +125,8 @@ class JobShare:
             return failure
         if is_stopped:
             return ShareEnd(code, by_order=True)
-        return ShareEnd(code, words="" if code == 0 else child.tail())
+        words = "" if code == 0 else child.tail()
+        return ShareEnd(code, words=words, ago=self._run.now() - ended_at)
 
     async def _start(
         self, share: ShareArgs, attempt: int, attempt_id: str, recent: RecentOutput

@@ -105,11 +105,13 @@ class Cluster:
         self.changed()
 
     def missed(self, raylet: Raylet, after: float) -> None:
-        """Let GCS remove a node some time later, unless it answers by then."""
-        self.world.later(after, self._miss, raylet)
+        """Let GCS remove a node some time later, unless it has answered by then."""
+        self.world.later(after, self._miss, raylet, self.world.now)
 
-    def _miss(self, raylet: Raylet) -> None:
-        if raylet.lives and self.reaches(raylet.machine):
+    def _miss(self, raylet: Raylet, since: float) -> None:
+        cut_again = max(self.machine.severed_at, raylet.machine.severed_at) > since
+        has_answered = self.reaches(raylet.machine) or cut_again
+        if raylet.lives and has_answered:
             return
         if self.listed.pop(raylet.id, None) is not None:
             self.dead[raylet.id] = raylet

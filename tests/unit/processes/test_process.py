@@ -206,6 +206,23 @@ def test_stop_ends_it_and_its_group(
     run(scenario)
 
 
+def test_what_a_shell_started_has_the_grace_too(tmp_path: Path) -> None:
+    """A shell ends by the signal at once; the program that it runs may still save."""
+    saves = f"trap 'sleep 0.7; echo > {tmp_path}/saved; exit' TERM; echo > {tmp_path}/up"
+    (tmp_path / "job.sh").write_text(f"{saves}\nwhile :; do sleep 0.05; done\n", encoding="utf-8")
+
+    async def scenario() -> None:
+        child = await start(tmp_path, f"sh {tmp_path}/job.sh; :")
+        await written(tmp_path / "up")
+        began = anyio.current_time()
+        await child.stop(20.0)
+        assert await child.wait() == 143
+        assert (tmp_path / "saved").exists()
+        assert anyio.current_time() - began < 15
+
+    run(scenario)
+
+
 def test_a_stop_that_is_canceled_still_kills(tmp_path: Path) -> None:
     """A canceled stop leaves no process behind."""
 
