@@ -86,12 +86,13 @@ def test_a_log_has_its_answer(case: Case) -> None:
     """The row, its sentence and remedy, and the quoted line; while the job runs, no other row."""
     text = case.text()
     found = diagnose_logs([Log("", "job.log", text, of_ray=case.of_ray)])
-    said = f"{found.cause}. {found.what_to_do}"
+    shown = found.remedy().partition(" It shows in ")[0]
+    said = f"{found.cause}. {found.what_to_do} {shown}"
     assert found.key == case.key, case.why
     assert case.cause is None or is_like(case.cause, found.cause), (found.cause, case.why)
     assert case.line is None or is_like(case.line, found.line), (found.line, case.why)
-    assert [words for words in case.to_do if words not in found.what_to_do] == [], case.why
-    assert [words for words in case.not_to_do if words in said] == [], case.why
+    assert [words for words in case.to_do if words not in shown] == [], (shown, case.why)
+    assert [words for words in case.not_to_do if words in said] == [], (said, case.why)
 
     live = {known.key for known in find_known_lines(text.split("\n")) if not known.is_noise}
     assert live <= {case.key, UNKNOWN}, case.why
@@ -193,6 +194,7 @@ def assert_live(row: Row, lines: list[str]) -> None:
     assert {known.key for known in live} <= {row.key, UNKNOWN}, lines
     assert live or not row.is_live, lines
     assert all("the job's output" in known.sentence() for known in live)
+    assert all(any(known.line in line for line in lines) for known in live)
 
 
 @pytest.mark.parametrize("row", table().values(), ids=table())
