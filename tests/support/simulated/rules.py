@@ -272,7 +272,10 @@ class Rules:
             self.breaks("no bug", end.reason)
         if end.is_jobs_verdict:
             self._of_the_last_attempt(end, retries_left=retries_left)
-        if self._world.given is not None and not end.is_superseded and not unsure:
+        # A stop that a killed agent ordered keeps its limit: what is left may be too short.
+        stop = state.durable.stop
+        is_late = stop is not None and stop.ordered_at < 0.0
+        if self._world.given is not None and not (end.is_superseded or unsure or is_late):
             running = [job.id for job in self._world.given.jobs.values() if job.has_driver]
             if running:
                 self.breaks("nothing runs after the end", f"{running}")
