@@ -61,7 +61,7 @@ class Durable(Value):
     run_id: str
     fingerprint: str = ""  # of the job and its settings
     epoch: int = 0  # the number of the Ray cluster; a later cluster has a higher one
-    replaces_ray: bool = False  # the Ray of this epoch does not answer yet: an older one may run
+    replaces_ray: bool = False  # the Ray of this epoch is not started yet: an older one may run
     head: str = ""  # the name of the head's node
     ended: tuple[EndedAttempt, ...] = ()
     attempt: Attempt = Attempt()

@@ -478,6 +478,8 @@ class HeadAgent:
             await stop_ray(hung, 0.0)
             await self._discard_ray_events()
 
+        # No older Ray runs any more: the next agent may keep the one that starts now.
+        await self._persist(replace(self._state.durable, replaces_ray=False))
         self._ray = await start_ray(self._run, self._placeholders, self._env)
         self._tasks.start_soon(self._watch_ray, self._ray)
 

@@ -262,7 +262,7 @@ def apply_event(state: HeadState, event: HeadEvent, now: float) -> HeadState:  #
             return replace(state, fleet=fleet).with_ray(item=ray, head_ip=head, node_sizes=sizes)
         case h.GcsOpen():
             evidence = "GCS answered, the head's node is not in it yet"
-            state = state.with_ray(gcs_answers=True).with_durable(replaces_ray=False)
+            state = state.with_ray(gcs_answers=True)
             if state.ray.item.step is not v.Step.PENDING:
                 return state
             return state.with_ray(item=replace(state.ray.item, evidence=evidence))

@@ -271,9 +271,8 @@ def test_who_joins_a_running_attempt_is_recorded() -> None:
 
 def test_a_ray_that_is_to_be_replaced_is_not_taken_over() -> None:
     """The agent was killed before it stopped the Ray of a lost attempt: another one must start."""
-    trace = Trace(goal(1, retries=1), [*PAIR, (9, h.GcsOpen())])
+    trace = Trace(goal(1, retries=1), PAIR)
     assert not trace.state.durable.has_outdated_ray
     trace.take(h.RayGone("exit 1"), 10)
     assert trace.persisted[-1].has_outdated_ray
-    trace.take(h.GcsOpen(), 12)
-    assert not trace.persisted[-1].has_outdated_ray
+    assert not trace.persisted[-1].starting_ray("pod0", 0.0).has_outdated_ray
