@@ -1,12 +1,13 @@
-"""Values that head and worker share: waits, events, orders, items, probes, lines of output."""
+"""Values that head and worker share: waits, events, what is wanted, items, probes, output."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
 from enum import Enum
+from typing import Annotated
 
-from msgspec import field
+from msgspec import Meta, field
 from msgspec.structs import replace
 
 from agent.base import times
@@ -98,25 +99,6 @@ class StopAsked(SharedEvent):
 
     signum: int
     on_request: bool = False
-
-
-class OrderKind(str, Enum):
-    """What a head may order a worker to do, beside what it wants to run there."""
-
-    SEND_LOG = "send-log"
-    PROBE = "probe"
-    LEAVE = "leave"
-
-
-class Order(Value):
-    """An order to a worker: names and numbers, never a command, path, environment or URL."""
-
-    by: str  # the id of the head's agent: each agent counts its orders from 1
-    number: Count  # counts the orders to one worker, so that none is carried out twice
-    kind: OrderKind
-    name: str = ""
-    share: ShareArgs | None = None  # its part in a probe that all nodes run together
-    at: OptionalAddress = ""  # the address of the node to probe; '' for the head
 
 
 class Refused(SharedEvent):
@@ -212,17 +194,46 @@ class Want(Value):
 Wants = Mapping[str, Want]
 
 
+class QuestionKind(str, Enum):
+    """What a head asks of a node."""
+
+    LOG = "log"  # the end of one of its logs, or a diagnostic
+    PROBE = "probe"
+
+
+class Question(Value):
+    """What has an answer and no life: a log, a probe."""
+
+    number: Count  # counts all that one agent of the head sends: nothing is answered twice
+    kind: QuestionKind
+    name: str = ""
+    share: ShareArgs | None = None  # its part in a probe that all nodes run together
+    at: OptionalAddress = ""  # the address of the node to probe; '' for the head
+
+
+MAX_QUESTIONS = 1 << 16
+
+
 class NodeWanted(Value):
-    """What the head wants a node to run: names and numbers, never a command, path or URL.
+    """What the head wants of a node: names and numbers, never a command, path or URL.
 
     The latest counts; a thing that is no longer in it is ended.
     """
 
     by: str  # the id of the head's agent: each agent counts its revisions
     revision: Count
-    wants: ByName[Want] = field(default_factory=dict)
+    wants: ByName[Want] | None = None  # None: nothing is decided yet, and what runs is kept
     addresses: ByName[OptionalAddress] = field(default_factory=dict)
     """The nodes of services on a rank, for placeholders; '' for the head."""
+    may_leave: bool = False  # nothing waits for a node that its platform takes away
+    questions: Annotated[tuple[Question, ...], Meta(max_length=MAX_QUESTIONS)] = ()  # the new ones
+
+    @property
+    def shares(self) -> list[ShareArgs]:
+        """Return its node's parts in what several nodes run together."""
+        parts = [want.share for want in (self.wants or {}).values()]
+        parts += [question.share for question in self.questions]
+        return [part for part in parts if part is not None]
 
     def is_later_than(self, other: NodeWanted | None) -> bool:
         """Return whether it counts instead of another one, as repeated messages do not."""

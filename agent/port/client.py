@@ -22,7 +22,7 @@ from yarl import URL
 
 from agent.base import times
 from agent.base.text import escaped, in_url
-from agent.decisions.worker.worker_state import HeadSilent, HeadSpoke, Ordered, WorkerEvent
+from agent.decisions.worker.worker_state import HeadSilent, HeadSpoke, WorkerEvent
 from agent.port.node_network import NETWORK
 from agent.port.proof import TRIES, Prover, ReplyProof
 from agent.port.protocol import (
@@ -387,9 +387,6 @@ class HeadLink:
                 wanted=None if reply.held else reply.wanted,
             )
         )
-        if not reply.held:
-            for order in reply.orders:
-                self._emit(Ordered(order))
 
     async def send_goodbye(self, limit: float) -> None:
         """Send the head a goodbye; the head may not run yet, or no longer."""

@@ -1,7 +1,7 @@
 """Messages between workers and the head: reports and replies, validated field by field.
 
 A worker's first report carries a hello with its constant facts, its last one a bye. A reply has
-the state of the head, which is the same for all workers, what it wants this one to run, and orders.
+the state of the head, which is the same for all workers, and what it wants of this one.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from agent.base.value import (
 )
 from agent.checks.finding import Finding
 from agent.decisions.head.head_state import HeadPhase
-from agent.decisions.shared import Answer, ItemReport, Known, NodeWanted, Order, Step
+from agent.decisions.shared import Answer, ItemReport, Known, NodeWanted, Step
 from agent.job.services import JudgeCost, Latency
 from agent.node.facts import Facts
 from agent.node.figures import Figures
@@ -58,7 +58,6 @@ MAX_REPORT_BYTES = 1 << 18  # A goodbye carries the ends of all logs
 MAX_REPORT_VALUES = 1 << 14  # Of its JSON; one whose lists are all full has 9,000
 MAX_HELLO_CHARACTERS = 48 << 10  # The head keeps each hello in memory
 MAX_ANSWERS = 16
-MAX_ORDERS = 1 << 16
 
 
 def read(kind: type[V], data: object, tails: str = "") -> V:
@@ -145,7 +144,7 @@ class Hello(Value):
 
 
 class Applied(Value):
-    """Which of the head's decisions about its node a worker follows."""
+    """The last that a worker has received of what the head wants of its node."""
 
     by: str = ""  # the id of the head's agent
     revision: Count = 0
@@ -173,8 +172,6 @@ class Report(Value, omit_defaults=True):
     stats: WorkerStats | None = None
     logs: ByName[str] | None = None  # Ends of the requested logs by name; of all logs with a bye
     answers: Annotated[tuple[Answer, ...], Meta(max_length=MAX_ANSWERS)] = ()  # Of ordered probes
-    obeyed: Count = 0  # The number of the last order received, from the agent `obeyed_by`
-    obeyed_by: str = ""
     applied: Applied = Applied()
     news: Annotated[int, Meta(ge=-1, le=2**53)] = -1  # The number of the last reply received
     hold: Annotated[float, Meta(ge=0, le=times.REPLY_HELD)] = 0.0
@@ -202,7 +199,7 @@ class Report(Value, omit_defaults=True):
 
 
 class Reply(Value):
-    """The head's answer: its state, the same for all workers; what it wants of one, and orders."""
+    """The head's answer: its state, the same for all workers, and what it wants of this one."""
 
     epoch: Epoch
     run_id: str
@@ -216,8 +213,7 @@ class Reply(Value):
     refusal: str = ""
     held: bool = False  # The head only holds the verdict of a run that this agent was never part of
     wants_hello: bool = False
-    wanted: NodeWanted | None = None  # None: unchanged, or nothing is decided for this node yet
-    orders: Annotated[tuple[Order, ...], Meta(max_length=MAX_ORDERS)] = ()
+    wanted: NodeWanted | None = None  # None: nothing new
     rank: Rank | None = None  # The rank that the head assigned, where the platform sets none
 
     @property
@@ -233,10 +229,9 @@ class Reply(Value):
     def from_dict(cls, data: object) -> Reply:
         """Read a reply; raises ValueError naming the wrong field."""
         reply = read(cls, data)
-        wants = () if reply.wanted is None else reply.wanted.wants.values()
-        shares = [one.share for one in (*reply.orders, *wants) if one.share is not None]
+        shares = [] if reply.wanted is None else reply.wanted.shares
         if any(share.rank >= len(share.nodes) for share in shares):
-            raise ValueError("share: expected ranks below the number of nodes")
+            raise ValueError("wanted: expected ranks below the number of nodes")
         return reply
 
 

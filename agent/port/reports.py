@@ -3,8 +3,8 @@
 The first report of an agent carries a hello. The agent is registered once the head has decided on
 its run, and no agent that still reports has its address or rank. Each report is recorded and passed
 on to the head's decisions as an event. It is answered when the reply changes, when the head wants
-something else of its node or orders something, or when its hold is over. An agent leaves with a
-goodbye. At a limit, those that have departed are forgotten first.
+something else of its node, or when its hold is over. An agent leaves with a goodbye. At a limit,
+those that have departed are forgotten first.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from agent.decisions.head.head_state import (
     WorkerReplaced,
     WorkerReported,
 )
-from agent.decisions.shared import NodeWanted, Order, OrderKind
+from agent.decisions.shared import NodeWanted, Question, QuestionKind
 from agent.port.protocol import Applied
 from agent.processes.waiting import Inbox
 from agent.record.log import say
@@ -62,9 +62,8 @@ class _Agent(Struct):
     hello: Hello
     refusal: str
     rank: int | None = None  # The rank assigned here, where its platform sets none
-    wanted: NodeWanted | None = None  # What its node is to run; None before that is decided
-    orders: list[Order] = field(default_factory=list)  # Orders that it has not acknowledged yet
-    asked_logs: set[str] = field(default_factory=set)  # Logs that were ordered and not sent yet
+    wanted: NodeWanted | None = None  # What the head wants of its node, with what is asked
+    asked_logs: set[str] = field(default_factory=set)  # Logs that were asked for and not sent yet
     waiting: int = 0  # Its reports that are held now; while there is one, its agent is connected
     last_report: float = 0.0
     said_goodbye: bool = False
@@ -72,7 +71,7 @@ class _Agent(Struct):
     is_cut_off: bool = False  # Its connection broke, and no report has followed
     sequence: int = 0  # The number of its last report
     is_silent: bool = False  # It did not answer either, until its next report
-    wake: anyio.Event = field(default_factory=anyio.Event)  # Set by news or an order
+    wake: anyio.Event = field(default_factory=anyio.Event)  # Set by news
     reported: anyio.Event = field(default_factory=anyio.Event)
 
     @property
@@ -80,8 +79,15 @@ class _Agent(Struct):
         """Return the platform's rank, or else the one that was assigned here."""
         return self.rank if self.hello.rank is None else self.hello.rank
 
+    def forget_heard(self, applied: Applied) -> None:
+        """Drop the questions that it has received."""
+        wanted = self.wanted
+        if wanted is not None and applied.by == wanted.by:
+            new = [one for one in wanted.questions if one.number > applied.revision]
+            self.wanted = replace(wanted, questions=tuple(new))
+
     def news_since(self, applied: Applied) -> NodeWanted | None:
-        """Return what its node is to run, unless that is what it follows already."""
+        """Return what the head wants of its node; None if it has received that."""
         wanted = self.wanted
         if wanted is None or applied == Applied(wanted.by, wanted.revision):
             return None
@@ -193,31 +199,36 @@ class Reports:
             for agent in self._agents.values():
                 agent.wake.set()
 
-    def order(
+    def want(self, key: str, wants: Wants, *, may_leave: bool = False) -> None:
+        """Send one worker what its node is to run, and whether it may leave."""
+        self._change(key, wants=wants, addresses=self._addresses(), may_leave=may_leave)
+
+    def ask(
         self,
         key: str,
-        kind: OrderKind,
-        name: str = "",
+        kind: QuestionKind,
+        name: str,
         share: ShareArgs | None = None,
         at: str = "",
     ) -> None:
-        """Send an order to one worker; ignored for an agent that was forgotten."""
+        """Ask one worker; its answer comes with a report."""
         agent = self._agents.get(key)
         if agent is None:
             return
-        self._count += 1
-        agent.orders.append(Order(self._id, self._count, kind, name, share, at))
-        if kind is OrderKind.SEND_LOG:
+        if kind is QuestionKind.LOG:
             agent.asked_logs.add(name)
-        agent.wake.set()
+        question = Question(self._count + 1, kind, name, share, at)
+        asked = () if agent.wanted is None else agent.wanted.questions
+        self._change(key, questions=(*asked, question))
 
-    def want(self, key: str, wants: Wants) -> None:
-        """Send one worker what its node is to run; ignored for an agent that was forgotten."""
+    def _change(self, key: str, **changes: object) -> None:
+        """Change what is wanted of a node; ignored for an agent that left or was forgotten."""
         agent = self._agents.get(key)
-        if agent is None:
+        if agent is None or agent.said_goodbye:
             return
         self._count += 1
-        agent.wanted = NodeWanted(self._id, self._count, wants, self._addresses())
+        before = agent.wanted or NodeWanted(self._id, 0)
+        agent.wanted = replace(before, revision=self._count, **changes)
         agent.wake.set()
 
     async def handle(self, report: Report) -> Reply:
@@ -253,18 +264,15 @@ class Reports:
         # Record it, unless a later one has overtaken it, and hold the reply if nothing is new.
         if not 0 < report.sequence <= agent.sequence:
             self._record_report(agent, report)
-            obeyed = report.obeyed if report.obeyed_by == self._id else 0
-            agent.orders = [order for order in agent.orders if order.number > obeyed]
-            is_told = not agent.orders and agent.news_since(report.applied) is None
+            agent.forget_heard(report.applied)
+            is_told = agent.news_since(report.applied) is None
             may_hold = report.hold > 0 and is_told and not agent.refusal
             if may_hold and report.news == self._reply.news:
                 await self._hold(agent, report)
-        return self._reply_to(agent, tuple(agent.orders), agent.news_since(report.applied))
+        return self._reply_to(agent, agent.news_since(report.applied))
 
-    def _reply_to(
-        self, agent: _Agent, orders: tuple[Order, ...] = (), wanted: NodeWanted | None = None
-    ) -> Reply:
-        reply = replace(self._reply, orders=orders, wanted=wanted)
+    def _reply_to(self, agent: _Agent, wanted: NodeWanted | None = None) -> Reply:
+        reply = replace(self._reply, wanted=wanted)
         if agent.refusal:
             reply = replace(self.refuse(agent.refusal), verdict=self._reply.verdict)
         return replace(reply, rank=agent.rank)
@@ -476,7 +484,7 @@ class Reports:
         if report.bye is not None:
             self._on_bye(agent.hello.name, report.bye)
             self.byes[report.id] = report.bye
-            agent.orders.clear()  # the agent is gone
+            agent.wanted = None  # the agent is gone
         for name, text in (report.logs or {}).items():
             if agent.said_goodbye or name in agent.asked_logs:
                 agent.asked_logs.discard(name)

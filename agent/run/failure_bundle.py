@@ -1,6 +1,6 @@
 """The failure bundle: logs and records of a failed run in one archive (record/bundle.py).
 
-1. A failing run begins to stop: the head orders the tails of the workers' logs (`request_logs`).
+1. A failing run begins to stop: the head asks for the tails of the workers' logs (`request_logs`).
 2. Everything has stopped: the head writes the bundle with the parts of all nodes. A worker whose
    goodbye the head did not take, or an agent whose role was ended by an exception, writes one of
    its own node.
@@ -22,7 +22,7 @@ from agent.base.ends import STARTING
 from agent.base.text import shown_path
 from agent.decisions.head import head_state as h
 from agent.decisions.head.fleet import NodeState
-from agent.decisions.shared import OrderKind
+from agent.decisions.shared import QuestionKind
 from agent.plan.plan import AGENT_LOG, JOB_LOG
 from agent.plan.show import render
 from agent.record import bundle, events, node_record, run_folder, run_record
@@ -54,7 +54,7 @@ _MOST_ASKED = 64  # number of workers whose logs are requested when the job is s
 
 
 def request_logs(run: NodeRun, before: h.HeadPhase, state: h.HeadState, reports: Reports) -> None:
-    """Order the tails of the workers' logs when a failing run begins to stop.
+    """Ask for the tails of the workers' logs when a failing run begins to stop.
 
     Some of the workers may be killed before they send a goodbye.
     """
@@ -67,7 +67,7 @@ def request_logs(run: NodeRun, before: h.HeadPhase, state: h.HeadState, reports:
     present = (worker for worker in state.fleet.workers.values() if not worker.has_left)
     for worker in islice(present, _MOST_ASKED):
         for name in names:
-            reports.order(worker.key, OrderKind.SEND_LOG, name)
+            reports.ask(worker.key, QuestionKind.LOG, name)
 
 
 async def make_bundle(

@@ -38,8 +38,8 @@ from agent.decisions.shared import (
     SHARE,
     Answered,
     LogLine,
-    OrderKind,
     Publish,
+    QuestionKind,
     Refused,
     Step,
     Woke,
@@ -71,7 +71,7 @@ from agent.run.job_steps import StepKeeper, progress_path
 from agent.run.local_services import LocalWork
 from agent.run.make_goal import make_goal
 from agent.run.node_run import kill_leftovers, say_line, start_ray, stop_ray, watch_until_end
-from agent.run.orders import Prober
+from agent.run.questions import Prober
 from agent.run.run_report import write_report
 from agent.run.silent_nodes import probe_nodes, watch_silent_workers
 from agent.run.stall import StallWatch
@@ -361,7 +361,7 @@ class HeadAgent:
 
     # --- perform --------------------------------------------------------------------------------
 
-    async def _perform(  # noqa: C901, PLR0912 - one case, one action
+    async def _perform(  # noqa: C901 - one case, one action
         self, action: h.HeadAction
     ) -> None:
         start = self._tasks.start_soon
@@ -405,8 +405,6 @@ class HeadAgent:
                 await self._start_ray_again()
             case h.AskNodes(job):
                 start(probe_nodes, job, self._state.fleet, put, self._run.effects.network)
-            case h.ReleaseWorker(node):
-                self._reports.order(node, OrderKind.LEAVE)
 
             # Services, steps and probes: here, or on workers.
             case Publish(nodes):
@@ -414,7 +412,7 @@ class HeadAgent:
             case h.ProbeNode(node, probe, at, share) if node == HERE:
                 start(self._probe, probe, at, share)
             case h.ProbeNode(node, probe, at, share):
-                self._reports.order(node, OrderKind.PROBE, probe, at=at, share=share)
+                self._reports.ask(node, QuestionKind.PROBE, probe, share, at)
 
     def _publish_wanted(self, nodes: tuple[str, ...]) -> None:
         """Have nodes run what is wanted of them now."""
@@ -423,7 +421,8 @@ class HeadAgent:
             if node == HERE:
                 self._executor.apply(wants)
             else:
-                self._reports.want(node, wants)
+                may_leave = node in self._state.notices.released
+                self._reports.want(node, wants, may_leave=may_leave)
 
     async def _persist(self, durable: Durable, *, waits: bool = True) -> None:
         """Write what is durable; `waits` until it is on disk, within a limit."""

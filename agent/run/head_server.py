@@ -19,7 +19,7 @@ from agent.decisions.head.fleet import Worker
 from agent.decisions.head.head_decide import is_worker_needed
 from agent.decisions.head.head_state import HeadPhase, WorkerReported
 from agent.decisions.head.service_addresses import addresses_by_rank
-from agent.decisions.shared import HERE, OrderKind, StopAsked
+from agent.decisions.shared import HERE, QuestionKind, StopAsked
 from agent.decisions.stall import Stalled
 from agent.job.services import REWARD, digest
 from agent.plan import waits as planned
@@ -593,7 +593,7 @@ class RunStatus:
 async def request_log(reports: Reports, key: str, name: str, limit: float) -> str | None:
     """Request a log from a worker and wait for it; None if it does not arrive."""
     reports.logs.pop((key, name), None)
-    reports.order(key, OrderKind.SEND_LOG, name)
+    reports.ask(key, QuestionKind.LOG, name)
 
     async def sent() -> str | NotYet:
         return reports.logs.get((key, name), NotYet())

@@ -53,7 +53,7 @@ from agent.run.failure_bundle import make_bundle
 from agent.run.job_share import JobShare
 from agent.run.local_services import LocalWork
 from agent.run.node_run import NodeRun, kill_leftovers, say_line, stop_ray, watch_until_end
-from agent.run.orders import HeadRequests
+from agent.run.questions import Questions
 from agent.settings.jobs import NO_JOB
 from agent.settings.rules import may_listen_on
 
@@ -89,7 +89,7 @@ class WorkerAgent:
         # The head: reports, replies, and what it asks for.
         self._link = self._head_link()
         self._reply: Reply | None = None  # the head's last reply, for the hello to a restarted head
-        self._requests = HeadRequests(run)
+        self._questions = Questions(run, self._place, self._link.report_now)
         self._log_tail: str | None = None  # the end of the log; the goodbye is sent once it is set
 
         # What runs on this node.
@@ -199,7 +199,6 @@ class WorkerAgent:
     async def _perform(self, action: w.WorkerAction) -> None:
         start = self._tasks.start_soon
         budget = self._plan.budget
-        report_now = self._link.report_now
         match action:
             case LogLine():
                 say_line(action)
@@ -214,12 +213,6 @@ class WorkerAgent:
             # Services, prepare steps, this node's share of the job
             case Publish():
                 self._executor.apply(w.wanted_of(self._state))
-
-            # What the head asks for
-            case w.SendLog(name):
-                start(self._requests.fetch_log, name, report_now)
-            case w.RunProbe(probe, at, share):
-                start(self._requests.probe, probe, at, self._place(), report_now, share)
 
     def _runner_of(self, name: str) -> Runner | None:
         is_share = name == SHARE and self._plan.share_launcher is not None
@@ -325,8 +318,7 @@ class WorkerAgent:
         bye = None
         if state.verdict is not None and self._log_tail is not None:
             bye = Bye(state.verdict.reason, self._log_tail)
-        logs, answers = self._requests.for_report()
-        order = state.last_order
+        logs, answers = self._questions.for_report()
         wanted = state.wanted
         return Report(
             id=self._id,
@@ -343,17 +335,17 @@ class WorkerAgent:
             running_attempt=state.running_attempt,
             logs=logs,
             answers=answers,
-            obeyed=0 if order is None else order.number,
-            obeyed_by="" if order is None else order.by,
             applied=Applied() if wanted is None else Applied(wanted.by, wanted.revision),
             bye=bye,
             notice=state.notice(self._run.now()),
         )
 
     def _on_reply(self, reply: Reply) -> None:
-        self._requests.clear_sent()
+        self._questions.clear_sent()
         self._reply = reply
         self._run.join_run(reply.run_id)
+        if reply.wanted is not None:
+            self._questions.hear(reply.wanted, self._tasks)
 
     def _status(self) -> WorkerStatus:
         plan = self._plan
@@ -380,7 +372,7 @@ class WorkerAgent:
     async def _shut_down(self, leave: w.EndWorker) -> None:
         """Report the end to the head, and stop all that runs here."""
         self._run.record_outcome(leave.outcome)
-        self._log_tail = await self._requests.read_log_tails(leave.outcome)
+        self._log_tail = await self._questions.read_log_tails(leave.outcome)
         budget = self._plan.budget
         goodbye_limit = _AWAITED_GOODBYE if leave.must_report else _GOODBYE
 
@@ -539,7 +531,6 @@ def reported_state(state: w.WorkerState) -> tuple[object, ...]:
         state.ray,
         worker.item_reports(state),
         state.running_attempt,
-        state.last_order,
         state.wanted,
         state.taken_at,
     )

@@ -10,7 +10,7 @@ from agent.port.protocol import WorkerStats
 from agent.processes.waiting import BestEffort
 from agent.run.effects import REAL
 from agent.run.head_server import RunStatus
-from agent.run.orders import Prober
+from agent.run.questions import Prober
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -81,6 +81,12 @@ def of_now(event: h.HeadEvent, state: h.HeadState) -> h.HeadEvent:
     return ItemsReported(tuple(items))
 
 
+class Released(HeadAction):
+    """A worker's node, which its platform takes away, may leave."""
+
+    node: str
+
+
 def started_by(
     before: h.HeadState | None, after: h.HeadState, nodes: Iterable[str]
 ) -> list[Started]:
@@ -270,7 +276,9 @@ class Trace:
         self.state, actions = head.decide(before, of_now(event, before), at)
         for action in actions:
             published = action.nodes if isinstance(action, Publish) else ()
-            new = started_by(before, self.state, published)
+            new: list[h.HeadAction] = [*started_by(before, self.state, published)]
+            released = self.state.notices.released - before.notices.released
+            new += [Released(node) for node in published if node in released]
             self.actions += new if isinstance(action, Publish) else [action]
         if isinstance(event, Tick):  # otherwise the head would tick without end
             then = head.deadline(self.state)

@@ -77,35 +77,31 @@ class LinkedWorker:
             lambda: HELLO,
             self._report,
             self._take,
-            lambda _reply: None,
+            self._on_reply,
         )
 
     def _take(self, event: w.WorkerEvent) -> None:
         before = self.state
         self.state, actions = worker.decide(self.state, event, 1.0)
         self.actions += actions
-        if (self.state.last_order, self.state.wanted) != (before.last_order, before.wanted):
+        if self.state.wanted != before.wanted:
             self.link.report_now()
         self.changed.set()
         self.changed = anyio.Event()
 
     def _report(self, ip: str) -> Report:
-        obeyed, wanted = self.state.last_order, self.state.wanted
-        number, by = (0, "") if obeyed is None else (obeyed.number, obeyed.by)
+        wanted = self.state.wanted
         applied = Applied() if wanted is None else Applied(wanted.by, wanted.revision)
-        phase = self.state.phase.value
-        return Report("agent1", ip, phase, obeyed=number, obeyed_by=by, applied=applied)
+        return Report("agent1", ip, self.state.phase.value, applied=applied)
 
-    async def until_told(self, number: int) -> None:
-        """Wait until a message with this number was received: an order, or what is wanted."""
+    def _on_reply(self, reply: Reply) -> None:
+        """Take a reply."""
+
+    async def until_told(self, revision: int) -> None:
+        """Wait until a message with this number was received."""
         with anyio.fail_after(SECONDS):
-            while number not in self._numbers():
+            while self.state.wanted is None or self.state.wanted.revision < revision:
                 await self.changed.wait()
-
-    def _numbers(self) -> set[int]:
-        order, wanted = self.state.last_order, self.state.wanted
-        numbers = {0 if order is None else order.number}
-        return numbers | {0 if wanted is None else wanted.revision}
 
 
 def reports_of(kind: type[Reports] = Reports) -> Any:  # noqa: ANN401 - an object of that class

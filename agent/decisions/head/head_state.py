@@ -113,12 +113,6 @@ class SaveJob(AttemptAction):
     signum: int
 
 
-class ReleaseWorker(HeadAction):
-    """Order a worker whose platform takes it away to leave now."""
-
-    node: str
-
-
 class AskNodes(AttemptAction):
     """Probe each node's raylet: a lost node may be the cause of this attempt's failure."""
 

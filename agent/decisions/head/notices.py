@@ -55,9 +55,7 @@ def answer_notices(state: HeadState, turn: Turn) -> HeadState:
         return state
 
     # Nothing waits for them: they may leave.
-    released = state.notices.released | leaving
-    state = replace(state, notices=Notices(released=released))
-    return state.do(*map(h.ReleaseWorker, sorted(leaving)))
+    return replace(state, notices=Notices(released=state.notices.released | leaving))
 
 
 def _with_notice(state: HeadState, worker: Worker) -> HeadState:
@@ -71,7 +69,7 @@ def _with_notice(state: HeadState, worker: Worker) -> HeadState:
         if worker.refused or worker.has_left or worker.key in notices.released:
             return state
         notices = replace(notices, released=notices.released | {worker.key})
-        return replace(state, notices=notices).do(h.ReleaseWorker(worker.key))
+        return replace(state, notices=notices)
 
     # Without retries and without the signal, a notice leads to no further attempt.
     may_retry = bool(goal.retries or goal.notice_signal)

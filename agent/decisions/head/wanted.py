@@ -41,8 +41,13 @@ def changed_nodes(before: HeadState, after: HeadState) -> tuple[str, ...]:
     return tuple(
         node
         for node in nodes
-        if _is_new(before, after, node) or wanted_of(before, node) != wanted_of(after, node)
+        if _is_new(before, after, node) or _decided(before, node) != _decided(after, node)
     )
+
+
+def _decided(state: HeadState, node: str) -> tuple[Mapping[str, Want], bool]:
+    """Return what is decided of a node: what it is to run, and whether it may leave."""
+    return wanted_of(state, node), node in state.notices.released
 
 
 def _is_new(before: HeadState, after: HeadState, node: str) -> bool:
@@ -61,6 +66,7 @@ def _touched(before: HeadState, after: HeadState) -> Iterator[str]:
         yield from (node for node, _ in sorted(before.services.blocked ^ after.services.blocked))
     if before.steps.by_key is not after.steps.by_key:
         yield HERE
+    yield from sorted(before.notices.released ^ after.notices.released)
     if before.shares.wanted is not after.shares.wanted:
         yield from {**before.shares.wanted, **after.shares.wanted}
     if before.steps.ordered is not after.steps.ordered:

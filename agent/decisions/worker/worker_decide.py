@@ -10,7 +10,7 @@ A worker finds the head, joins its Ray, follows it, and leaves:
 - LEAVING: the outcome stands. It is the head's verdict, a stop, a failure of this node, or a head
   that was silent for AGENT_HEAD_GRACE.
 
-A stop, a refusal and an order are complete by themselves. Any other event passes the steps of
+A stop and a refusal are complete by themselves. Any other event passes the steps of
 `_decide_event`, in their order there: what the event changes, whether the run ends here, what the
 phase decides, the share of a former attempt, steps that can start, and the fence. What runs on this
 node follows from the state (`wanted_of`): Publish has it carried out.
@@ -81,8 +81,6 @@ def _decide_event(state: WorkerState, event: WorkerEvent, now: float) -> Decisio
         return _on_stop(state, event, now)
     if isinstance(event, v.Refused):
         return _leave(state, event.outcome, must_report=True)
-    if isinstance(event, w.Ordered):
-        return _carry_out(state, event.order)
 
     # What does the event itself change?
     before = state
@@ -222,9 +220,8 @@ def _start_steps(state: WorkerState, now: float) -> WorkerState:
     """Start steps whose dependencies are done, or that the head wants to run; their time starts."""
     if state.fenced:
         return state
-    wanted = {} if state.wanted is None else state.wanted.wants
     unmet = _unmet_dependencies(state, state.blocked)
-    ready = (state.blocked - unmet.keys()) | (state.awaiting_order & wanted.keys())
+    ready = (state.blocked - unmet.keys()) | (state.awaiting_order & state.head_wants.keys())
     return _run_steps(state, ready, now)
 
 
@@ -309,10 +306,11 @@ def _apply_answer(state: WorkerState, event: HeadSpoke, now: float) -> WorkerSta
     if state.phase is WorkerPhase.FINDING or not run_id:
         run_id = event.run_id
 
-    # What does it want here? None is nothing new.
+    # What does it want here? None is nothing new, or nothing that is decided.
     wanted = state.wanted
     if event.wanted is not None and event.wanted.is_later_than(wanted):
-        wanted = event.wanted
+        wants = state.head_wants if event.wanted.wants is None else event.wanted.wants
+        wanted = replace(event.wanted, wants=wants, questions=())
         state = replace(state, addresses=wanted.addresses or state.addresses)
 
     last = event.phase
@@ -398,31 +396,6 @@ def _leave_by_signal(state: WorkerState, signum: int = SIGTERM) -> Decision:
     return _leave(state, ends.stopped(signum, expected=state.goal.without_job))
 
 
-def _carry_out(state: WorkerState, order: v.Order) -> Decision:
-    """Carry out an order once, if it names an entry of this worker's own plan."""
-    # Was it carried out already?
-    last = state.last_order
-    if last is not None and last.by == order.by and order.number <= last.number:
-        return state, ()
-    state = replace(state, last_order=order)
-
-    name = order.name
-    match order.kind:
-        case v.OrderKind.LEAVE if state.taken_at is not None:
-            return _leave_by_signal(state)
-
-        # Requests
-        case v.OrderKind.SEND_LOG:  # the reader checks the log's name
-            return state, (w.SendLog(name),)
-        case v.OrderKind.PROBE if name in v.PROBES:
-            return state, (w.RunProbe(name, order.at),)
-        case v.OrderKind.PROBE if name == v.ALL_REDUCE and order.share is not None:
-            return state, (w.RunProbe(name, "", order.share),)
-
-    refused = f"an order of the head's is refused: this node's plan has no {name!r} to run"
-    return state, (v.LogLine(refused, "warning"),)
-
-
 def _end_in_any_phase(state: WorkerState, event: WorkerEvent, now: float) -> Decision | None:
     """Leave by the head's reply, by the platform's notice, or by a step; None to go on."""
     if isinstance(event, HeadSpoke):
@@ -430,7 +403,8 @@ def _end_in_any_phase(state: WorkerState, event: WorkerEvent, now: float) -> Dec
         if by_reply is not None:
             return by_reply
 
-    if state.taken_at is not None and now >= state.taken_at:
+    may_leave = state.wanted is not None and state.wanted.may_leave
+    if state.taken_at is not None and (may_leave or now >= state.taken_at):
         return _leave_by_signal(state)
 
     for name, item in state.steps.items():

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from enum import Enum
 from signal import SIGTERM
-from typing import TYPE_CHECKING
 
 from msgspec import field
 from msgspec.structs import replace
@@ -19,16 +18,13 @@ from agent.decisions.shared import (
     ItemReport,
     LocalWorkerEvent,
     NodeWanted,
-    Order,
     Step,
     Want,
+    Wants,
     WorkerAction,
 )
 from agent.job.gpu_split import GpuSplit
 from agent.job.services import PrepareStep, ServiceSpec
-
-if TYPE_CHECKING:
-    from agent.job.share import ShareArgs
 
 __all__ = ["WorkerAction"]
 
@@ -108,11 +104,10 @@ class WorkerState(Value):
     steps: Mapping[str, Item] = field(default_factory=dict)
     awaiting_order: frozenset[str] = frozenset()  # steps that run once the head wants them to
     blocked: frozenset[str] = frozenset()  # run after others of this node, or after the fence
-    wanted: NodeWanted | None = None  # by the head; None before it has decided anything
+    wanted: NodeWanted | None = None  # the head's last message about this node
     items: tuple[ItemReport, ...] = ()  # the services and steps that run here, or did
     addresses: Mapping[str, str] = field(default_factory=dict)
     """Of services on a rank, by the head's last message that had them; '' for the head's."""
-    last_order: Order | None = None  # the last order that was carried out or refused
 
     def with_surviving_ray(self) -> WorkerState:
         """Return the state of a worker that keeps a killed agent's Ray and follows at once.
@@ -168,6 +163,11 @@ class WorkerState(Value):
         return share.generation if share is not None and share.is_running else 0
 
     @property
+    def head_wants(self) -> Wants:
+        """Return what the head wants here; nothing before it has decided anything."""
+        return {} if self.wanted is None else self.wanted.wants or {}
+
+    @property
     def share(self) -> ItemReport | None:
         """Return this node's last share of the job."""
         return next((item for item in self.items if item.name == SHARE), None)
@@ -196,10 +196,9 @@ def wanted_of(state: WorkerState) -> Mapping[str, Want]:
     A fence ends that; afterwards the head wants the next generation of a service.
     """
     steps = {name: Want(state.steps[name].generation) for name in state.running_steps}
-    wanted = state.wanted
-    if wanted is None or state.fenced:
+    if state.fenced:
         return steps
-    return {**{n: want for n, want in wanted.wants.items() if n not in state.steps}, **steps}
+    return {**{n: want for n, want in state.head_wants.items() if n not in state.steps}, **steps}
 
 
 def item_reports(state: WorkerState) -> tuple[ItemReport, ...]:
@@ -262,14 +261,8 @@ class RayExited(LocalWorkerEvent):
     evidence: str
 
 
-class Ordered(LocalWorkerEvent):
-    """An order from the head arrived."""
-
-    order: Order
-
-
 WorkerEvent = LocalWorkerEvent
-FROM_OUTSIDE = (HeadSpoke, Ordered)  # events that carry data of the head
+FROM_OUTSIDE = (HeadSpoke,)  # events that carry data of the head
 
 
 class StartRay(WorkerAction):
@@ -280,20 +273,6 @@ class StartRay(WorkerAction):
 
 class StopRay(WorkerAction):
     """Stop this node's Ray; RayExited follows."""
-
-
-class RunProbe(WorkerAction):
-    """Run a probe and report the result to the head."""
-
-    probe: str
-    at: str
-    share: ShareArgs | None = None
-
-
-class SendLog(WorkerAction):
-    """Send the end of one of this node's logs with the next report."""
-
-    name: str
 
 
 class EndWorker(WorkerAction):

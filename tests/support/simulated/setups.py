@@ -144,7 +144,7 @@ _HEAD_ACTIONS = (
 )
 _WORKER_ACTIONS = (
     *("StartRay", "StopRay", "EndWorker", "Publish", "Publish"),
-    *("Publish", "SendLog"),
+    "Publish",
 )
 
 

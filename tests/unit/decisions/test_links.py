@@ -28,7 +28,7 @@ from agent.port.protocol import MAX_SAMPLE_BYTES, Report
 from agent.port.server import AgentServer
 from agent.run.effects import REAL
 from agent.run.late_effects import REAL_LATE
-from agent.run.orders import Prober
+from agent.run.questions import Prober
 from support.fake_runs import prober_of, run_of
 from support.heads import (
     BEGUN,

@@ -18,7 +18,6 @@ from agent.bundled.all_reduce import parsed, processes, serve_store
 from agent.checks import run_checks
 from agent.checks.finding import Level
 from agent.checks.network import all_reduce_result
-from agent.decisions import worker
 from agent.decisions.head import head_decide as head
 from agent.decisions.head import head_state as h
 from agent.decisions.head.head_state import HeadPhase
@@ -27,11 +26,10 @@ from agent.decisions.shared import (
     HERE,
     Answer,
     Answered,
-    LogLine,
-    Order,
-    OrderKind,
+    NodeWanted,
+    Question,
+    QuestionKind,
 )
-from agent.decisions.worker import worker_state as w
 from agent.frameworks.recipe import NodeSize
 from agent.job.services import Placeholders
 from agent.job.share import ShareArgs
@@ -39,9 +37,9 @@ from agent.node.facts import TorchPython
 from agent.plan import waits as wait_keys
 from agent.plan.show import render
 from agent.record.run_folder import RunFolder
-from agent.run import orders as asked_module
+from agent.run import questions as asked_module
 from agent.run.node_run import NodeRun
-from agent.run.orders import HeadRequests
+from agent.run.questions import Questions
 from agent.settings.redact import Redactor
 from support.fake_runs import prober_of
 from support.free_ports import free_port
@@ -263,15 +261,6 @@ def test_only_where_it_was_asked_for() -> None:
 # --- on each node --------------------------------------------------------------------------------
 
 
-def test_a_worker_takes_part() -> None:
-    """By an order with its rank; one without a rank is refused."""
-    state, seat = worker.first_state(w.WorkerGoal("head", {})), ShareArgs(1, (NodeSize(8),) * 2)
-    order = Order("head-agent", 1, OrderKind.PROBE, ALL_REDUCE, share=seat)
-    assert worker.decide(state, w.Ordered(order), 1.0)[1] == (w.RunProbe(ALL_REDUCE, "", seat),)
-    (said,) = worker.decide(state, w.Ordered(replace(order, share=None)), 1.0)[1]
-    assert isinstance(said, LogLine)
-
-
 def test_a_node_s_part_of_the_all_reduce(monkeypatch: pytest.MonkeyPatch) -> None:
     """It gets the node's share and place."""
     seat, place = ShareArgs(1, (NodeSize(8),) * 2), Placeholders("10.0.0.2", "10.0.0.1", "1")
@@ -305,13 +294,14 @@ def test_another_head_s_all_reduce_ends_the_one_before(
     plan = plan_of({"AGENT_LOG_DIR": str(tmp_path)}, command=["train"])
     monkeypatch.setattr(asked_module, "run_all_reduce", share)
     run = NodeRun(plan, Redactor(()), RunFolder(tmp_path, "run-1", "node-a"), 0.0, "run-1")
-    asked = HeadRequests(run)
+    asked = Questions(run, lambda: place, lambda: None)
 
     async def trace() -> None:
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(asked.probe, ALL_REDUCE, "", place, lambda: None, seat)
-            await anyio.wait_all_tasks_blocked()
-            await asked.probe(ALL_REDUCE, "", place, lambda: None, seat)
+            for by in ("head1", "head2"):
+                question = Question(1, QuestionKind.PROBE, ALL_REDUCE, seat)
+                asked.hear(NodeWanted(by, 1, {}, questions=(question,)), tasks)
+                await anyio.wait_all_tasks_blocked()
 
     anyio.run(trace)
     run.close()

@@ -15,7 +15,6 @@ from msgspec.structs import replace
 
 from agent.base import times
 from agent.base.errors import PreflightError
-from agent.decisions import worker
 from agent.decisions.head import head_decide as head
 from agent.decisions.head import head_state as h
 from agent.decisions.head.head_state import HeadPhase
@@ -28,15 +27,15 @@ from agent.decisions.shared import (
     Answered,
     ItemReport,
     LogLine,
-    Order,
-    OrderKind,
+    NodeWanted,
+    Question,
+    QuestionKind,
     Step,
 )
-from agent.decisions.worker import worker_state as w
 from agent.job.services import ON_EVERY, Placeholders
 from agent.plan import waits as wait_keys
 from agent.port.node_network import bind
-from agent.port.protocol import Hello, Reply, Report
+from agent.port.protocol import Applied, Hello, Reply, Report
 from agent.port.reports import Expected, Reports
 from support.fake_runs import prober_of
 from support.heads import (
@@ -212,56 +211,38 @@ def test_where_others_run_ray(given: bool) -> None:  # noqa: FBT001 - a row of a
 # --- on a worker ---------------------------------------------------------------------------------
 
 
-def ordered(name: str, at: str) -> tuple[w.WorkerAction, ...]:
-    """Return a worker's action for a probe order."""
-    state = worker.first_state(w.WorkerGoal("head", {}))
-    order = Order("head-agent", 1, OrderKind.PROBE, name, at=at)
-    return worker.decide(state, w.Ordered(order), 1.0)[1]
-
-
-@pytest.mark.parametrize("probe", [SCORE, REACH, SAMPLE])
-@pytest.mark.parametrize("at", ["", "10.0.0.3"])
-def test_a_worker_tries(probe: str, at: str) -> None:
-    """It probes known ports, at the address of another node or the head."""
-    assert ordered(probe, at) == (w.RunProbe(probe, at),)
-
-
-def test_a_worker_refuses() -> None:
-    """An order names only known probes."""
-    (said,) = ordered("format", "")
-    assert isinstance(said, LogLine)
-    assert "refused" in said.sentence
+def asked(question: Question) -> NodeWanted:
+    """Return the message by which a head asks this alone."""
+    return NodeWanted("head-agent", question.number, {}, questions=(question,))
 
 
 @pytest.mark.parametrize("at", ["http://evil", "example.org", "10.0.0.3/x", "::1%$(id)"])
-def test_an_order_has_an_address(at: str) -> None:
-    """An order has no URL and no host name."""
-    order = Order("head-agent", 1, OrderKind.PROBE, REACH, at=at)
-    reply = Reply(1, "r", "p", ray_ready=True, head_ip="10.0.0.1", news=0, orders=(order,))
-    with pytest.raises(ValueError, match=r"^orders\[0\].at: expected an IP address"):
+def test_a_question_has_an_address(at: str) -> None:
+    """It has no URL and no host name."""
+    wanted = asked(Question(1, QuestionKind.PROBE, REACH, at=at))
+    reply = Reply(1, "r", "p", ray_ready=True, head_ip="10.0.0.1", news=0, wanted=wanted)
+    with pytest.raises(ValueError, match=r"^wanted.questions\[0\].at: expected an IP address"):
         Reply.from_dict(json.loads(json.dumps(reply.to_dict())))
 
 
-def test_the_way_of_an_order_and_its_answer() -> None:
-    """An order is sent as JSON, runs once, and its answer reaches the decisions."""
+def test_the_way_of_a_question_and_its_answer() -> None:
+    """It is sent as JSON until it was received, and its answer reaches the decisions."""
     events: list[object] = []
     reply = Reply(1, "run-1", "booting", ray_ready=False, head_ip="10.0.0.1", news=0)
     reports = Reports(reply, Expected("2.60.0", "3.11.7", "", ""), events.append, lambda: 1.0)
     hello = Hello("pod2", 1, ray="2.60.0", python="3.11.7", facts=MACHINE)
     first = Report("agent2", "10.0.0.2", "joining Ray", hello=hello)
     anyio.run(reports.handle, first)
-    reports.order("agent2", OrderKind.PROBE, REACH, at="10.0.0.3")
+    reports.ask("agent2", QuestionKind.PROBE, REACH, at="10.0.0.3")
     sent = json.loads(json.dumps(anyio.run(reports.handle, replace(first, hello=None)).to_dict()))
-    (order,) = Reply.from_dict(sent).orders
-    state = worker.first_state(w.WorkerGoal("head", {}))
-    state, actions = worker.decide(state, w.Ordered(order), 1.0)
-    assert actions == (w.RunProbe(REACH, "10.0.0.3"),)
-    assert worker.decide(state, w.Ordered(order), 2.0)[1] == ()
+    wanted = Reply.from_dict(sent).wanted
+    assert wanted is not None
+    assert [(one.name, one.at) for one in wanted.questions] == [(REACH, "10.0.0.3")]
     answers = (Answer(REACH, "10.0.0.3", "refused", 0.5),)
-    back = replace(first, hello=None, answers=answers, obeyed=order.number, obeyed_by=order.by)
-    assert not anyio.run(
-        reports.handle, Report.from_dict(json.loads(json.dumps(back.to_dict())))
-    ).orders
+    heard = Applied(wanted.by, wanted.revision)
+    back = replace(first, hello=None, answers=answers, applied=heard)
+    replied = anyio.run(reports.handle, Report.from_dict(json.loads(json.dumps(back.to_dict()))))
+    assert replied.wanted is None
     last = events[-1]
     assert isinstance(last, h.WorkerReported)
     assert last.worker.answers == answers

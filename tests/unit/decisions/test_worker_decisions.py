@@ -9,8 +9,6 @@ from agent.base.ends import Kind, Outcome
 from agent.decisions import worker
 from agent.decisions.shared import (
     LogLine,
-    Order,
-    OrderKind,
     Refused,
     Step,
     StopAsked,
@@ -389,14 +387,6 @@ def test_a_wanted_service_is_reported() -> None:
     trace.take(lost(RETRIEVER, "exit code 1"), 5)
     (item,) = worker.item_reports(trace.state)
     assert (item.step, item.evidence, item.is_running) == (Step.LOST, "exit code 1", False)
-
-
-def test_requests_are_handled_once() -> None:
-    """Each of the head's agents counts its orders."""
-    order = w.Ordered(Order("head1", 5, OrderKind.SEND_LOG, "x"))
-    again = w.Ordered(Order("head2", 1, OrderKind.SEND_LOG, "x"))
-    trace = WorkerTrace(GOAL, [(2, order), (3, order), (4, again)])
-    assert trace.effects == [w.SendLog("x"), w.SendLog("x")]
 
 
 def test_a_held_verdict_is_not_for_a_newcomer() -> None:

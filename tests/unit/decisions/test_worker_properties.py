@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 
 from agent.base.ends import Kind, Outcome
 from agent.decisions import worker
-from agent.decisions.shared import Order, OrderKind
 from agent.decisions.worker import worker_state as w
 from agent.decisions.worker.worker_state import RayStep, StartRay, StopRay, WorkerPhase
 from support.heads import RETRIEVER, lost, ready
@@ -22,7 +21,6 @@ ORDERS = [
         for n in (1, 2)
         for name in (RETRIEVER, "AGENT_PREPARE_EACH", "nothing of ours")
     ),
-    w.Ordered(Order("head1", 1, OrderKind.SEND_LOG, "nothing of ours")),
 ]
 VERDICT = Outcome(Kind.JOB_FAILED, 7, "the job ended", "running")
 

@@ -35,7 +35,7 @@ from agent.checks.finding import Finding, Level
 from agent.cli import doctor_verb
 from agent.decisions.head import head_decide as head
 from agent.decisions.head import head_state as h
-from agent.decisions.shared import SAMPLE, Answer, OrderKind, Tick
+from agent.decisions.shared import SAMPLE, Answer, QuestionKind, Tick
 from agent.decisions.worker import worker_state as w
 from agent.node.facts import Folder
 from agent.port.client import HeadLink
@@ -213,7 +213,7 @@ def test_an_event_of_our_own_on_which_they_fail(said: list[str]) -> None:
 MOST_CALLS = 20_000
 """Function calls per message: the cost does not grow with a number in it."""
 EVERY = max(1, 90 // settings().max_examples)
-"""Every how many bad values, and kinds of orders, are tried; `./scripts/test --all` tries all."""
+"""Every how many bad values, and questions, are tried; `./scripts/test --all` tries all."""
 COSTLY = {"10**15", "a long text", "a long list"}
 OF_REPORT, OF_REPLY = [*places(Report)], [*places(Reply)]
 ALIVE = {
@@ -239,7 +239,7 @@ REPLY: dict[str, Any] = {
     "wants_hello": False,
     "refusal": "",
 }
-for _share in (REPLY["orders"][0], *REPLY["wanted"]["wants"].values()):
+for _share in (REPLY["wanted"]["questions"][0], *REPLY["wanted"]["wants"].values()):
     _share["share"]["rank"] = 0
 PLAN = plan_of({})
 JOINED: History = [
@@ -301,7 +301,7 @@ def test_a_value_out_of_its_range(field: str, value: object) -> None:
     ("field", "value"),
     [
         *(("verdict.exit_code", code) for code in (256, 1792, -1, True, 0.0)),
-        ("orders[0].share.nodes[0].gpus", -1),
+        ("wanted.questions[0].share.nodes[0].gpus", -1),
     ],
 )
 def test_a_reply_out_of_its_range(field: str, value: object) -> None:
@@ -489,8 +489,9 @@ def test_every_field_of_a_reply(place: Field) -> None:
     """Each is read or refused by name; the worker continues at bounded cost."""
     at = OF_REPLY.index(place)
     for number, (value, bad) in enumerate(islice(BAD.items(), at % EVERY, None, EVERY)):
-        for kind in islice(OrderKind, (at + number) % EVERY, None, EVERY):
-            message = {**REPLY, "orders": [{**REPLY["orders"][0], "kind": kind.value}]}
+        for kind in islice(QuestionKind, (at + number) % EVERY, None, EVERY):
+            question = {**REPLY["wanted"]["questions"][0], "kind": kind.value}
+            message = {**REPLY, "wanted": {**REPLY["wanted"], "questions": [question]}}
             data = json.loads(body(put(message, place.path, bad)))
             with Calls(f"{value} in {place.name}"):
                 reply = reply_in(data)

@@ -360,7 +360,7 @@ def test_unknown_logs(
 
 
 def test_a_workers_last_lines(asked: Asked) -> None:
-    """They are ordered, and sent with its next report."""
+    """They are asked for, and sent with its next report."""
 
     async def ask_for_it() -> LogPart | str:
         report = Report("k1", "10.0.0.2", "joining Ray", hello=Hello("pod1", 1))
@@ -373,12 +373,12 @@ def test_a_workers_last_lines(asked: Asked) -> None:
 
             tasks.start_soon(ask)
             again = Report("k1", "10.0.0.2", "joining Ray", news=reply.news, hold=5.0)
-            order = (await asked.reports.handle(again)).orders[0]
-            assert (order.kind.value, order.name) == ("send-log", "agent")
+            wanted = (await asked.reports.handle(again)).wanted
+            assert wanted is not None
+            (question,) = wanted.questions
+            assert (question.kind.value, question.name) == ("log", "agent")
             sent = {"agent": f"one\ntwo {SECRET}\n"}
-            await asked.reports.handle(
-                Report("k1", "10.0.0.2", "joining Ray", logs=sent, obeyed=order.number)
-            )
+            await asked.reports.handle(Report("k1", "10.0.0.2", "joining Ray", logs=sent))
         return found[0]
 
     assert anyio.run(ask_for_it) == LogPart(f"one\ntwo {MASK}\n", None)

@@ -18,8 +18,8 @@ from agent.decisions.shared import (
     ItemReport,
     Known,
     NodeWanted,
-    Order,
-    OrderKind,
+    Question,
+    QuestionKind,
     Step,
     Want,
 )
@@ -84,8 +84,6 @@ REPORTS = st.builds(
     items=st.lists(ITEMS, max_size=3).map(tuple),
     answers=st.lists(ANSWERS, max_size=3).map(tuple),
     logs=st.none() | st.dictionaries(NAME, PRINTABLE, min_size=1, max_size=3),
-    obeyed=st.integers(0, 99),
-    obeyed_by=PRINTABLE,
     applied=st.builds(Applied, PRINTABLE, st.integers(0, 99)),
     news=st.integers(-1, 10**9),
     sequence=st.integers(0, 10**9),
@@ -95,12 +93,21 @@ REPORTS = st.builds(
 )
 CODES = st.integers(0, 255)
 OUTCOMES = st.builds(Outcome, st.sampled_from(Kind), CODES, *[PRINTABLE] * 4)
-KINDS = st.sampled_from(OrderKind)
+KINDS = st.sampled_from(QuestionKind)
 COUNTS = st.integers(1, 2**53)
-ORDERS = st.builds(Order, PRINTABLE, COUNTS, KINDS, PRINTABLE, st.none(), IPS)
+QUESTIONS = st.builds(Question, COUNTS, KINDS, PRINTABLE, st.none(), IPS)
 SHARES = st.builds(ShareArgs, st.just(0), st.just((NodeSize(8),)), IPS)
 WANTS = st.dictionaries(NAME, st.builds(Want, COUNTS, st.none() | SHARES), max_size=3)
 ADDRESSES = st.dictionaries(NAME, IPS, max_size=3)
+WANTED = st.builds(
+    NodeWanted,
+    PRINTABLE,
+    COUNTS,
+    st.none() | WANTS,
+    ADDRESSES,
+    st.booleans(),
+    st.lists(QUESTIONS, max_size=3).map(tuple),
+)
 REPLIES = st.builds(
     Reply,
     epoch=st.integers(0, 10**15),
@@ -115,8 +122,7 @@ REPLIES = st.builds(
     refusal=PRINTABLE,
     held=st.booleans(),
     wants_hello=st.booleans(),
-    wanted=st.none() | st.builds(NodeWanted, PRINTABLE, COUNTS, WANTS, ADDRESSES),
-    orders=st.lists(ORDERS, max_size=3).map(tuple),
+    wanted=st.none() | WANTED,
 )
 FIELDS = Report.__struct_fields__
 PROPER = {"id": "agent1", "phase": "joining Ray"}
@@ -201,7 +207,7 @@ def test_unknown_fields_do_no_harm() -> None:
         ("items", {}),
         ("items", [{}] * 1000),
         ("logs", []),
-        ("obeyed", "1"),
+        ("applied", "1"),
         ("hello", 7),
         ("bye", "gone"),
         ("news", "1"),

@@ -10,8 +10,8 @@ import pytest
 from msgspec.structs import replace
 
 from agent.base.ends import Kind, Outcome
-from agent.decisions.shared import OrderKind
-from agent.port.protocol import Bye, Reply, Report
+from agent.decisions.shared import QuestionKind, Want
+from agent.port.protocol import Applied, Bye, Reply, Report
 from agent.port.reports import Expected, Reports
 from support.report_histories import BYE, FIRST, HELLO, LATE, POD1, CountingHead
 from support.worlds import MACHINE
@@ -104,13 +104,13 @@ def test_a_report_that_arrives_after_its_successor_changes_nothing(news: int) ->
     """It is answered at once: its content was outdated when it arrived."""
     counter = CountingHead()
     counter.take(replace(POD1, sequence=1))
-    counter.reports.order("agent1", OrderKind.SEND_LOG, "retriever")
+    counter.reports.ask("agent1", QuestionKind.LOG, "retriever")
     counter.take(replace(BEAT, sequence=3, phase="following the head", joined=True))
     counter.now += 5
     for sequence in (2, 3):
-        late = replace(BEAT, sequence=sequence, obeyed=1, hold=LATE, news=news, bye=BYE)
+        late = replace(BEAT, sequence=sequence, hold=LATE, news=news, bye=BYE)
         reply = anyio.run(within_soon, counter.reports, late)
-        assert [order.name for order in reply.orders] == ["retriever"]
+        assert asked_in(reply) == ["retriever"]
     assert [worker.joined for worker in counter.received] == [False, True]
     assert (counter.byes, counter.reports.byes, counter.received[-1].last_report_at) == (
         [],
@@ -290,7 +290,12 @@ def test_another_plan_of_services_is_refused() -> None:
     assert "AGENT_SERVICES differ" in reply.refusal
 
 
-def test_an_order_is_repeated_until_it_was_taken_in() -> None:
+def asked_in(reply: Reply) -> list[str]:
+    """Return what a reply asks for."""
+    return [] if reply.wanted is None else [one.name for one in reply.wanted.questions]
+
+
+def test_what_is_wanted_is_repeated_until_it_was_received() -> None:
     """It goes to one worker only, at once, and ends when that worker has it."""
     counter, replies = CountingHead(), list[Reply]()
 
@@ -305,38 +310,50 @@ def test_an_order_is_repeated_until_it_was_taken_in() -> None:
 
                 tasks.start_soon(ask)
                 await anyio.wait_all_tasks_blocked()
-                counter.reports.order("agent1", OrderKind.SEND_LOG, "retriever")
+                counter.reports.want("agent1", {"data": Want()})
         other = await counter.reports.handle(replace(POD2, hello=None))
-        assert other.orders == ()
+        assert other.wanted is None
 
     anyio.run(scenario)
-    (order,) = replies[0].orders
-    assert (order.number, order.kind, order.name) == (1, OrderKind.SEND_LOG, "retriever")
-    assert counter.take(BEAT).orders == (order,)
-    stale = replace(BEAT, obeyed=7, obeyed_by="another head's agent")
-    assert counter.take(stale).orders == (order,)
-    assert counter.take(replace(BEAT, obeyed=1, obeyed_by=order.by)).orders == ()
+    wanted = replies[0].wanted
+    assert wanted is not None
+    assert (wanted.revision, wanted.wants) == (1, {"data": Want()})
+    assert counter.take(BEAT).wanted == wanted
+    assert counter.take(replace(BEAT, applied=Applied("another head's agent", 7))).wanted == wanted
+    heard = replace(BEAT, applied=Applied(wanted.by, 1))
+    assert counter.take(heard).wanted is None
+
+    # A question comes with what is wanted, until it was received itself.
+    counter.reports.ask("agent1", QuestionKind.LOG, "ray")
+    counter.reports.want("agent1", {}, may_leave=True)
+    last = counter.take(heard).wanted
+    assert last is not None
+    assert (last.revision, last.wants, last.may_leave) == (3, {}, True)
+    assert [(one.number, one.name) for one in last.questions] == [(2, "ray")]
+    assert counter.take(replace(BEAT, applied=Applied(wanted.by, 3))).wanted is None
+    counter.reports.want("agent1", {"data": Want(2)})
+    assert asked_in(counter.take(BEAT)) == []
 
 
 def test_requested_logs_are_stored() -> None:
     """The end of a log comes with a report; unrequested ones are discarded."""
     counter = CountingHead()
     counter.take(POD1)
-    counter.reports.order("agent1", OrderKind.SEND_LOG, "ray")
+    counter.reports.ask("agent1", QuestionKind.LOG, "ray")
     counter.take(replace(BEAT, logs={"ray": "no space left", "other": "much"}))
     assert counter.reports.logs == {("agent1", "ray"): "no space left"}
     counter.take(replace(BEAT, logs={"ray": "again"}))
     assert counter.reports.logs == {("agent1", "ray"): "no space left"}
 
 
-def test_a_worker_that_left_has_no_orders() -> None:
-    """A node that leaves gets no order, before and after its goodbye."""
+def test_nothing_is_wanted_of_a_worker_that_left() -> None:
+    """A node that leaves gets nothing more, before and after its goodbye."""
     counter = CountingHead()
     counter.take(POD1)
-    counter.reports.order("agent1", OrderKind.SEND_LOG, "ray")
-    assert counter.take(replace(BEAT, bye=Bye("stopped"))).orders == ()
-    counter.reports.order("agent1", OrderKind.SEND_LOG, "agent")
-    assert counter.take(BEAT).orders == ()
+    counter.reports.ask("agent1", QuestionKind.LOG, "ray")
+    assert counter.take(replace(BEAT, bye=Bye("stopped"))).wanted is None
+    counter.reports.want("agent1", {"data": Want()})
+    assert counter.take(BEAT).wanted is None
 
 
 def test_a_departure_is_reported_once_with_its_cause() -> None:

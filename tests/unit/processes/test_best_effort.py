@@ -87,7 +87,7 @@ from pathlib import Path
 import anyio
 from agent.run.node_run import NodeRun
 from agent.port.protocol import BUSY, STACKS
-from agent.run.orders import Prober
+from agent.run.questions import Prober
 from agent.run.stall import Diagnostics
 from agent.decisions.shared import ALL_REDUCE
 from agent.record.log import say

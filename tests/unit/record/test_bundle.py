@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from agent.base import times
 from agent.base.ends import STARTING, Kind, Outcome
+from agent.job.services import Placeholders
 from agent.record import bundle
 from agent.record.bundle import (
     BundlePart,
@@ -30,7 +31,7 @@ from agent.run import failure_bundle
 from agent.run.diagnose import explain_end
 from agent.run.failure_bundle import make_bundle, write_bundle
 from agent.run.node_run import NodeRun
-from agent.run.orders import HeadRequests
+from agent.run.questions import Questions
 from agent.settings.redact import MASK, Redactor, redactor_for
 from support.disks import fill_up, full_disk, needs_mount
 from support.worlds import SECRET, plan_of
@@ -339,7 +340,7 @@ def test_a_failing_worker_sends_its_logs(run: NodeRun) -> None:
     """All with its goodbye, by name; after a success only one line."""
     run.folder.file("agent.log").write_text(f"one\n{SECRET}\n")
     run.folder.file("ray-start.log").write_text("\x1b[31mstarted\x1b[0m\n")
-    asked = HeadRequests(run)
+    asked = Questions(run, Placeholders, lambda: None)
     assert anyio.run(asked.read_log_tails, Outcome(Kind.DONE, 0, "fine")) == f"one | {MASK}"
     assert asked.for_report()[0] is None
     assert anyio.run(asked.read_log_tails, FAILED) == f"one | {MASK}"

@@ -14,7 +14,7 @@ from agent.decisions.attempts import LostAttempt, count_losses, retries_exhauste
 from agent.decisions.durable import Durable
 from agent.decisions.head import head_state as h
 from agent.decisions.head.head_state import HeadPhase
-from agent.decisions.shared import Order, OrderKind
+from agent.decisions.shared import NodeWanted
 from agent.decisions.worker import worker_state as w
 from agent.decisions.worker.worker_state import WorkerPhase
 from agent.plan import waits as wait_keys
@@ -22,7 +22,19 @@ from agent.record.run_record import RunRecord
 from agent.settings.jobs import notice_signal
 from agent.settings.load import load
 from support import workers as of_worker
-from support.heads import INT, PAIR, RUNNING, TERM, TICK, Trace, goal, job, nodes, reported
+from support.heads import (
+    INT,
+    PAIR,
+    RUNNING,
+    TERM,
+    TICK,
+    Released,
+    Trace,
+    goal,
+    job,
+    nodes,
+    reported,
+)
 from support.run_records import NOW, record_of, submitted
 
 if TYPE_CHECKING:
@@ -49,7 +61,7 @@ def taken(workers: int = 1, retries: int = 0, least: int | None = None) -> HeadG
 
 def signals(trace: Trace) -> list[str]:
     """Return the actions on the job and the workers, in order."""
-    kinds = (h.SaveJob, h.StopJob, h.ReleaseWorker, h.ClearAttempt, h.EndRun)
+    kinds = (h.SaveJob, h.StopJob, Released, h.ClearAttempt, h.EndRun)
     return [type(action).__name__ for action in trace.effects if isinstance(action, kinds)]
 
 
@@ -61,19 +73,19 @@ ONE = noticed(2, 14.0, 10)
     [
         ([ONE], ["SaveJob"]),
         ([ONE, noticed(2, 13.0, 11)], ["SaveJob"]),
-        ([ONE, (12, SAVED)], ["SaveJob", "StopJob", "ReleaseWorker"]),
+        ([ONE, (12, SAVED)], ["SaveJob", "StopJob", "Released"]),
         ([ONE, (12, h.SaveOver("run-0", "an earlier one"))], ["SaveJob"]),
-        ([ONE, (24, TICK)], ["SaveJob", "StopJob", "ReleaseWorker"]),
+        ([ONE, (24, TICK)], ["SaveJob", "StopJob", "Released"]),
         ([ONE, noticed(2, 0.0, 12, has_left=True)], ["SaveJob", "StopJob"]),
         (
             [ONE, (12, SAVED), (14, job("STOPPED"))],
-            ["SaveJob", "StopJob", "ReleaseWorker", "ClearAttempt"],
+            ["SaveJob", "StopJob", "Released", "ClearAttempt"],
         ),
-        ([ONE, (12, job("FAILED", 138))], ["SaveJob", "ClearAttempt", "ReleaseWorker"]),
+        ([ONE, (12, job("FAILED", 138))], ["SaveJob", "ClearAttempt", "Released"]),
         ([ONE, (12, job("SUCCEEDED", 0))], ["SaveJob", "EndRun"]),
-        ([ONE, (12, h.RayGone("exit code 1"))], ["SaveJob", "ClearAttempt", "ReleaseWorker"]),
-        ([ONE, (12, TERM), (13, TICK), (20, TICK)], ["SaveJob", "StopJob", "ReleaseWorker"]),
-        ([ONE, (12, TERM), (13, SAVED)], ["SaveJob", "StopJob", "ReleaseWorker"]),
+        ([ONE, (12, h.RayGone("exit code 1"))], ["SaveJob", "ClearAttempt", "Released"]),
+        ([ONE, (12, TERM), (13, TICK), (20, TICK)], ["SaveJob", "StopJob", "Released"]),
+        ([ONE, (12, TERM), (13, SAVED)], ["SaveJob", "StopJob", "Released"]),
         ([ONE, (12, TERM), (13, TERM)], ["SaveJob", "StopJob"]),
         ([ONE, (12, INT)], ["SaveJob", "StopJob"]),
     ],
@@ -120,7 +132,7 @@ def test_a_node_that_does_not_come_back_ends_the_run() -> None:
 def test_a_node_that_nothing_waits_for_may_leave_at_once(of: HeadGoal, history: History) -> None:
     """The job continues, and the worker is released once."""
     trace = Trace(of, [*history, noticed(2, 13.0, 11)])
-    assert signals(trace) == ["ReleaseWorker"]
+    assert signals(trace) == ["Released"]
 
 
 @pytest.mark.parametrize(("retries", "free"), [(0, False), (2, True)])
@@ -205,7 +217,7 @@ JOINED: list[tuple[float, w.WorkerEvent]] = [
     (1.0, of_worker.replied()),
     (3.0, w.RayUp()),
 ]
-LEAVE = w.Ordered(Order("head1", 1, OrderKind.LEAVE))
+LEAVE = replace(of_worker.replied(), wanted=NodeWanted("head1", 1, {}, may_leave=True))
 
 
 def saving_worker(*, limit: float | None = 14.0) -> w.WorkerGoal:

@@ -17,24 +17,23 @@ from agent.checks.finding import Finding
 from agent.decisions.attempts import LostAttempt
 from agent.decisions.head import head_decide as head
 from agent.decisions.head.head_state import HeadPhase
-from agent.decisions.shared import HERE, SAMPLE, SCORE, Answer
+from agent.decisions.shared import HERE, SAMPLE, SCORE, Answer, Question, QuestionKind
 from agent.decisions.stall import CHECKPOINT_GROWS, IDLE, Stalled
-from agent.decisions.worker import worker_state as w
 from agent.diagnosis.node_findings import NodeFindings, decode, encode
 from agent.diagnosis.stacks import Frame, ProcessStack, ThreadStack
 from agent.job.progress import Progress
 from agent.job.services import Placeholders
 from agent.node.figures import Figures, GpuFigures
-from agent.port.protocol import BUSY, STACKS
+from agent.port.protocol import BUSY, STACKS, Reply
 from agent.processes import driver
 from agent.record.run_folder import RunFolder
-from agent.run import orders as asked_module
+from agent.run import questions as asked_module
 from agent.run import stall as looks_module
 from agent.run.diagnose import Elsewhere
 from agent.run.effects import REAL
 from agent.run.head_server import request_log
 from agent.run.node_run import NodeRun
-from agent.run.orders import HeadRequests, Prober
+from agent.run.questions import Prober, Questions
 from agent.run.stall import Diagnostics, StallWatch, rules_of
 from agent.settings.redact import MASK, Redactor
 from support.free_ports import free_port
@@ -97,11 +96,12 @@ def test_a_search_for_processes_that_hangs(
 
 def test_a_worker_reports_utilization_and_stacks(run: NodeRun) -> None:
     """By the names under which it is asked, with its next report."""
-    asked, events = HeadRequests(run), []
+    events: list[int] = []
+    asked = Questions(run, Placeholders, lambda: events.append(1))
 
     async def tell_both() -> None:
         for what in (BUSY, BUSY, STACKS, "/etc/passwd"):
-            await asked.fetch_log(what, lambda: events.append(1))
+            await asked.fetch_log(what)
 
     anyio.run(tell_both)
     (busy, stacks) = (asked.for_report()[0] or {}).values()
@@ -169,14 +169,15 @@ def test_no_answer_is_lost_to_another(run: NodeRun, monkeypatch: pytest.MonkeyPa
             return Answer(probe, at)
 
     monkeypatch.setattr(asked_module, "Prober", Slow)
-    asked, place = HeadRequests(run), Placeholders("127.0.0.1", "127.0.0.1", "1")
+    place = Placeholders("127.0.0.1", "127.0.0.1", "1")
+    asked = Questions(run, lambda: place, lambda: None)
 
     async def both() -> list[tuple[Answer, ...]]:
         events = []
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(asked.probe, SAMPLE, "", place, lambda: None)
+            tasks.start_soon(asked.probe, Question(1, QuestionKind.PROBE, SAMPLE))
             await anyio.wait_all_tasks_blocked()
-            await asked.probe(SCORE, "", place, lambda: None)
+            await asked.probe(Question(2, QuestionKind.PROBE, SCORE))
             events.append(asked.for_report()[1])
             asked.clear_sent()
             may_end.set()
@@ -186,41 +187,32 @@ def test_no_answer_is_lost_to_another(run: NodeRun, monkeypatch: pytest.MonkeyPa
 
 
 class Asks(LinkedWorker):
-    """A worker behind a real link that also sends requested data."""
+    """A worker behind a real link that also answers questions."""
 
-    def __init__(self, port: int, asked: HeadRequests) -> None:
+    def __init__(self, port: int, run: NodeRun, tasks: anyio.abc.TaskGroup) -> None:
         super().__init__(port)
-        self.asked = asked
+        self.asked = Questions(run, Placeholders, self.link.report_now)
+        self._tasks = tasks
 
     def _report(self, ip: str) -> Report:
         logs, _ = self.asked.for_report()
         return replace(super()._report(ip), logs=logs)
 
-    def _take(self, event: w.WorkerEvent) -> None:
-        if isinstance(event, w.HeadSpoke):  # a reply has come
-            self.asked.clear_sent()
-        super()._take(event)
-
-    async def obey(self) -> None:
-        """Do what is ordered, as it comes."""
-        while True:
-            while self.actions:
-                action = self.actions.pop(0)
-                if isinstance(action, w.SendLog):
-                    await self.asked.fetch_log(action.name, self.link.report_now)
-            await self.changed.wait()
+    def _on_reply(self, reply: Reply) -> None:
+        self.asked.clear_sent()
+        if reply.wanted is not None:
+            self.asked.hear(reply.wanted, self._tasks)
 
 
 def test_a_request_for_stacks_goes_to_a_worker_and_back(run: NodeRun) -> None:
-    """By an order and a report over the real port, as a log's end does; none comes twice."""
+    """By a question and a report over the real port, as a log's end does; none comes twice."""
 
     async def look_twice() -> list[str | None]:
         port = free_port()
-        worker = Asks(port, HeadRequests(run))
         found = []
         async with head_at(port) as reports, anyio.create_task_group() as tasks:
+            worker = Asks(port, run, tasks)
             tasks.start_soon(worker.link.run)
-            tasks.start_soon(worker.obey)
             with anyio.fail_after(20):
                 while not worker.state.last_reply_at:
                     await worker.changed.wait()

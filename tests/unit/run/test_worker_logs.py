@@ -15,6 +15,7 @@ from agent.decisions.head import head_decide as head
 from agent.decisions.head import head_state as h
 from agent.decisions.head.fleet import Worker
 from agent.decisions.head.head_state import HeadPhase
+from agent.decisions.shared import QuestionKind
 from agent.port.protocol import Bye, Hello, Reply, Report
 from agent.port.reports import Expected, Reports
 from agent.record.run_folder import RunFolder
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from agent.decisions.shared import Order
+    from agent.decisions.shared import Question
     from agent.port.status_model import FindingsStatus, HeadStatus
     from agent.run.head_server import RunStatus
 
@@ -64,10 +65,11 @@ class Story:
         self.reports = Reports(reply, expected, lambda _event: None, lambda: 0.0)
         self.state = head.first_state(goal(2), NOTHING_DURABLE)
 
-    def say(self, n: int, **paths: object) -> tuple[Order, ...]:
-        """Let a worker's agent report; return the orders that it gets."""
+    def say(self, n: int, **paths: object) -> tuple[Question, ...]:
+        """Let a worker's agent report; return what it is asked."""
         report = Report(f"agent{n}", f"10.0.0.{n}", "following the head", hello=Hello(f"pod{n}", n))
-        return anyio.run(self.reports.handle, replace(report, **paths)).orders
+        wanted = anyio.run(self.reports.handle, replace(report, **paths)).wanted
+        return () if wanted is None else wanted.questions
 
     def note(self, event: h.WorkerReported) -> None:
         """Let a worker's report be decided upon."""
@@ -96,10 +98,10 @@ def trace(tmp_path: Path) -> Iterator[Story]:
     made.run.close()
 
 
-def names(orders: tuple[Order, ...]) -> list[str]:
-    """Return the logs that orders ask for."""
-    assert {order.kind.value for order in orders} <= {"send-log"}
-    return [order.name for order in orders]
+def names(questions: tuple[Question, ...]) -> list[str]:
+    """Return the logs that are asked for."""
+    assert {question.kind for question in questions} <= {QuestionKind.LOG}
+    return [question.name for question in questions]
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
-"""Answer the head's requests on this node: logs and probes.
+"""Answer the head's questions on this node: logs and probes.
 
-`HeadRequests` keeps each result until a report that contains it was answered. `Prober` runs the
+`Questions` keeps each answer until a report that contains it was replied to. `Prober` runs the
 probes, on the head for itself, too: a score of the reward server, a connection to another node's
 raylet, a sample of the bandwidth to another node. `run_all_reduce` runs this node's ranks of the
 all-reduce.
@@ -20,7 +20,16 @@ from msgspec.structs import replace
 from agent import load
 from agent.base import times
 from agent.base.value import LONGEST_TAIL, LONGEST_TEXT
-from agent.decisions.shared import ALL_REDUCE, REACH, SAMPLE, SCORE, Answer
+from agent.decisions.shared import (
+    ALL_REDUCE,
+    PROBES,
+    REACH,
+    SAMPLE,
+    SCORE,
+    Answer,
+    NodeWanted,
+    QuestionKind,
+)
 from agent.frameworks.recipe import SLOW_LINK
 from agent.job.services import REWARD, ScoringProbe, reward_url
 from agent.plan import environment
@@ -41,6 +50,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from agent.base.ends import Outcome
+    from agent.decisions.shared import Question
     from agent.job.services import Placeholders
     from agent.job.share import ShareArgs
     from agent.run.node_run import NodeRun
@@ -197,16 +207,25 @@ def _rate(sample: tuple[int, float]) -> float:
     return size * 8 / seconds if seconds > 0 else 0.0
 
 
+def _refuse(what: str) -> None:
+    say(f"a question of the head's is refused: this node has no {what}", "warning")
+
+
 _TAIL_LINES = 20
 _MOST_OF_ALL = 64 << 10  # bytes of logs in a goodbye: a hello beside it may take as much
 _OF_RAY = ("raylet.out", "raylet.err", "dashboard_agent.log")
 
 
-class HeadRequests:
-    """Handles the head's requests; keeps each result until a report with it was answered."""
+class Questions:
+    """Answers the head's questions; keeps each answer until a report with it was replied to."""
 
-    def __init__(self, run: NodeRun) -> None:
+    def __init__(
+        self, run: NodeRun, place: Callable[[], Placeholders], report_now: Callable[[], None]
+    ) -> None:
         self._run = run
+        self._place = place
+        self._report_now = report_now
+        self._heard = NodeWanted("", 0)  # the last message that was read for questions
         self._prober = Prober(run)
         self._diagnostics: Diagnostics | None = None
         self._all_reduce_run: tuple[anyio.CancelScope, anyio.Event] | None = None
@@ -227,22 +246,29 @@ class HeadRequests:
                 del self._logs[name]
         self._answers = [answer for answer in self._answers if answer not in answers]
 
-    async def probe(
-        self,
-        probe: str,
-        at: str,
-        place: Placeholders,
-        report_now: Callable[[], None],
-        share: ShareArgs | None = None,
-    ) -> None:
-        """Run a probe that the head ordered.
+    def hear(self, wanted: NodeWanted, tasks: anyio.abc.TaskGroup) -> None:
+        """Begin to answer what was not asked before, by this agent of the head."""
+        known = self._heard.revision if wanted.by == self._heard.by else 0
+        self._heard = wanted
+        for question in wanted.questions:
+            if question.number <= known:
+                continue
+            if question.kind is QuestionKind.LOG:
+                tasks.start_soon(self.fetch_log, question.name)
+            elif question.name in (*PROBES, *([ALL_REDUCE] if question.share else [])):
+                tasks.start_soon(self.probe, question)
+            else:
+                _refuse(f"probe {question.name!r}")
+
+    async def probe(self, question: Question) -> None:
+        """Run a probe.
 
         An all-reduce cancels an earlier one, whose head is gone. That one gives no answer, which
         would be taken for the new one's.
         """
         scope = anyio.CancelScope()
         ended = anyio.Event()
-        if probe == ALL_REDUCE:
+        if question.name == ALL_REDUCE:
             earlier = self._all_reduce_run
             self._all_reduce_run = (scope, ended)
             if earlier is not None:
@@ -253,13 +279,15 @@ class HeadRequests:
 
         try:
             with scope:
-                answer = await self._prober.probe(probe, at, place, share)
+                answer = await self._prober.probe(
+                    question.name, question.at, self._place(), question.share
+                )
                 self._answers.append(answer)  # to the current list: others may have been added
-                report_now()
+                self._report_now()
         finally:
             ended.set()
 
-    async def fetch_log(self, name: str, report_now: Callable[[], None]) -> None:
+    async def fetch_log(self, name: str) -> None:
         """Prepare a log's tail or a diagnostic for the next report."""
         run = self._run
         known = run.plan.logs()
@@ -274,8 +302,8 @@ class HeadRequests:
             tail = await in_thread(partial(last_lines, path, LONGEST_TAIL, run.redactor.clean))
             self._logs[name] = tail or ""
         else:
-            say(f"an order of the head's is refused: this node has no log {name!r}", "warning")
-        report_now()
+            _refuse(f"log {name!r}")
+        self._report_now()
 
     async def read_log_tails(self, outcome: Outcome) -> str:
         """Return the tail of the agent's log for the goodbye; after a failure, read all logs."""

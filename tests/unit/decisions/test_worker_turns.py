@@ -1,4 +1,4 @@
-"""A worker by order of the head: its rank, its turn to prepare, and services without Ray."""
+"""A worker by what its head wants: its rank, its turn to prepare, and services without Ray."""
 
 from __future__ import annotations
 
