@@ -274,6 +274,7 @@ class Trace:
         self.now = at
         before = self.state
         self.state, actions = head.decide(before, of_now(event, before), at)
+        self._check_published(before, actions)
         for action in actions:
             published = action.nodes if isinstance(action, Publish) else ()
             new: list[h.HeadAction] = [*started_by(before, self.state, published)]
@@ -286,6 +287,26 @@ class Trace:
         for action in actions:
             if isinstance(action, h.ClearAttempt):  # this node's part succeeds
                 self.take(h.Cleared(action.number), at)
+
+    def _check_published(self, before: h.HeadState, actions: Iterable[h.HeadAction]) -> None:
+        """Check that each known node is told what is wanted of it when that differs, and only then.
+
+        Of a new agent's node it differs from nothing.
+        """
+        told = [node for one in actions if isinstance(one, Publish) for node in one.nodes]
+        after = self.state
+        new = after.fleet.workers.keys() - before.fleet.workers.keys()
+        differs = {
+            node
+            for node in (HERE, *after.fleet.workers)
+            if (node in new and not after.fleet.workers[node].refused)
+            or wanted_of(before, node) != wanted_of(after, node)
+            or (node in after.notices.released) != (node in before.notices.released)
+        }
+        known = {HERE, *after.fleet.workers}
+        is_over = after.phase is h.HeadPhase.LEAVING
+        assert {node for node in told if node in known} == (set() if is_over else differs)
+        assert len(told) == len({*told})
 
     def finish(self, steps: int = 50) -> bool:
         """Tick at each deadline; return whether none is left."""

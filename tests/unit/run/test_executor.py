@@ -82,6 +82,9 @@ def test_a_service_from_its_start_to_its_next_generation() -> None:
         await anyio.wait_all_tasks_blocked()
         things.says["retriever"](Step.PENDING, "connection refused")
         things.says["retriever"](Step.READY, "")
+        executor.apply({"retriever": Want()})
+        await anyio.wait_all_tasks_blocked()
+        assert things.alive == ["retriever"]
         await things.end("retriever", "exit code 1")
         executor.apply({"retriever": Want()})
         await anyio.wait_all_tasks_blocked()
@@ -114,6 +117,22 @@ def test_a_later_generation_waits_for_the_end_of_the_former() -> None:
         assert (stopped.step, stopped.was_stopped, stopped.generation) == (Step.LOST, True, 1)
         (again,) = sent[2].items
         assert (again.is_running, again.generation) == (True, 3)
+
+    story(tell)
+
+
+def test_one_thing_is_waited_for_while_others_run() -> None:
+    """Before the next attempt begins, this node's share has ended."""
+
+    async def tell(executor: Executor, things: Things, sent: list[ItemsReported]) -> None:
+        executor.apply({"data": Want(), "retriever": Want()})
+        await anyio.wait_all_tasks_blocked()
+        executor.apply({"retriever": Want()})
+        await executor.until_over("data")
+        assert things.alive == ["retriever"]
+        await executor.until_over("data")
+        (_, retriever) = sent[-1].items
+        assert retriever.is_running
 
     story(tell)
 
