@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from enum import Enum
+from signal import SIGTERM
 from typing import Annotated
 
 from msgspec import Meta, field
@@ -174,6 +175,15 @@ class ItemReport(Value):
     was_stopped: bool = False  # it is lost since its node stopped it, and has not failed
     share: ShareEnd | None = None  # how the job's share ended
 
+    @property
+    def share_end(self) -> ShareEnd | None:
+        """Return how the job's share ended, also one that never began; None while it runs."""
+        if self.share is not None or self.is_running or self.step is not Step.LOST:
+            return self.share
+        if self.was_stopped:
+            return ShareEnd(128 + SIGTERM, by_order=True)
+        return ShareEnd(1, words=self.evidence)
+
 
 class ItemsReported(SharedEvent):
     """This node reports all that runs on it, or did."""
@@ -189,6 +199,7 @@ class Want(Value):
 
     generation: Count = 1
     share: ShareArgs | None = None  # of the job's share: what only the head knows
+    is_over: bool = False  # it is to end, and is reported as over where it has not begun
 
 
 Wants = Mapping[str, Want]

@@ -69,16 +69,12 @@ class Executor:
         """End everything at once; return when nothing is left."""
         self.apply({})
         while self._running:
-            await self._until_changed()
+            await self._changed.wait()
 
     async def until_over(self, name: str) -> None:
         """Wait until nothing of a thing is left."""
         while name in self._running:
-            await self._until_changed()
-
-    async def _until_changed(self) -> None:
-        self._changed = anyio.Event()
-        await self._changed.wait()
+            await self._changed.wait()
 
     def _reconcile(self, name: str) -> None:
         item = self._items.get(name)
@@ -87,9 +83,13 @@ class Executor:
             if is_outdated(item, want):
                 self._running[name].cancel()
         elif want is not None and is_new(want, item):
-            self._start(name, want)
+            self._begin(name, want)
 
-    def _start(self, name: str, want: Want) -> None:
+    def _begin(self, name: str, want: Want) -> None:
+        if want.is_over:
+            why = "stopped before it began"
+            self._report(ItemReport(name, Step.LOST, why, want.generation, was_stopped=True))
+            return
         runner = self._runner_of(name)
         if runner is None:
             what = f"this node's plan has no {name!r} to run"
@@ -115,6 +115,7 @@ class Executor:
         finally:
             del self._running[name]
             self._changed.set()
+            self._changed = anyio.Event()
 
         # What its runner said of its end stays.
         over = replace(self._items[name], is_running=False)
@@ -134,7 +135,7 @@ class Executor:
 
 def is_outdated(item: ItemReport, want: Want | None) -> bool:
     """Return whether a running thing must end: it is not wanted, or anew."""
-    return want is None or want.generation > item.generation
+    return want is None or want.is_over or want.generation > item.generation
 
 
 def is_new(want: Want, item: ItemReport | None) -> bool:

@@ -95,7 +95,7 @@ def started_by(
         Started(name, node, want.generation)
         for node in nodes
         for name, want in wanted_of(after, node).items()
-        if before is None or wanted_of(before, node).get(name) != want
+        if not want.is_over and (before is None or wanted_of(before, node).get(name) != want)
     ]
 
 

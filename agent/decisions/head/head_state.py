@@ -46,9 +46,10 @@ class JobShares(Value):
     """All shares of an attempt, in the order of ranks."""
 
     by_node: Mapping[str, NodeShare] = field(default_factory=dict)
-    wanted: Mapping[str, ShareArgs] = field(default_factory=dict)  # once the job is to run
+    wanted: Mapping[str, ShareArgs | None] = field(default_factory=dict)
+    """By node what is wanted once the job is to run; None for a share that is to be over."""
     absent: frozenset[str] = frozenset()  # the running shares whose node is absent or lost them
-    silent_are_absent: bool = False  # so count those that did not answer an order to stop
+    silent_are_absent: bool = False  # so count those that have not reported since the stop
 
     @property
     def running(self) -> Iterator[str]:

@@ -56,15 +56,19 @@ def want_shares(state: HeadState, basis: JobBasis) -> HeadState:
 
 
 def stop_shares(state: HeadState) -> HeadState:
-    """Want no share any more: each node ends its own."""
-    return replace(state, shares=replace(state.shares, wanted={}))
+    """Want all shares to be over: each node ends its own, or reports that it has not begun.
+
+    A node that has not received yet that its share was wanted would have no end to report.
+    """
+    shares = state.shares
+    return replace(state, shares=replace(shares, wanted=dict.fromkeys(shares.by_node)))
 
 
 def apply_share_end(state: HeadState, key: str, item: ItemReport, now: float) -> HeadState:
     """Record the end of a node's share of this attempt, once."""
     shares = state.shares
     share = shares.by_node.get(key)
-    end = item.share
+    end = item.share_end
     if end is None or share is None or share.end or item.generation != state.attempt.number:
         return state
     by_node = {**shares.by_node, key: replace(share, end=end, failed_at=now - end.ago)}

@@ -27,9 +27,9 @@ def wanted_of(state: HeadState, node: str) -> Mapping[str, Want]:
         service = state.services.by_key.get(key)
         if service is not None and service.step is not Step.LOST and key not in blocked:
             wants[spec.name] = Want(service.generation)
-    share = state.shares.wanted.get(node)
-    if share is not None:
-        wants[SHARE] = Want(state.attempt.number, share)
+    shares = state.shares.wanted
+    if node in shares:
+        wants[SHARE] = Want(state.attempt.number, shares[node], is_over=shares[node] is None)
     return wants
 
 

@@ -217,7 +217,7 @@ def item_reports(state: WorkerState) -> tuple[ItemReport, ...]:
 
 def _as_fenced(share: ItemReport) -> ItemReport:
     """Return a share that the fence stopped: it is lost, and its code is none of the job's."""
-    end = share.share
+    end = share.share_end
     if end is None or not end.by_order:
         return share
     return replace(share, share=replace(end, lost=True))

@@ -13,7 +13,8 @@ from agent.decisions.head import head_decide as head
 from agent.decisions.head import head_state as h
 from agent.decisions.head.head_state import HeadPhase
 from agent.decisions.head.shares import job_report, job_status
-from agent.decisions.shared import HERE, SHARE, Refused
+from agent.decisions.head.wanted import wanted_of
+from agent.decisions.shared import HERE, SHARE, ItemReport, ItemsReported, Refused, Step, Want
 from agent.decisions.worker import worker_state as w
 from agent.frameworks.recipe import NodeSize
 from agent.job.services import Where
@@ -38,6 +39,14 @@ REPLACED = h.WorkerReplaced("agent2")
 MISFIT = Refused(Outcome(Kind.REFUSED, 78, "the recipe does not fit"))
 WORDS = (None, DONE, STOPPED, failed(7), replace(STOPPED, lost=True))
 STARTED: History = [(1.0, share_of(2, at=1.0)), (2.0, SUBMITTED), (3.0, share_of(2, at=3.0))]
+
+
+NEVER_BEGAN = ItemReport(SHARE, Step.LOST, "stopped before it began", 1, was_stopped=True)
+
+
+def never_began(n: int, at: float) -> h.WorkerReported:
+    """Return the event of a worker's report: its share is over, and never began."""
+    return h.WorkerReported(replace(share_of(n, at=at).worker, items=(NEVER_BEGAN,)))
 
 
 def end_of(*history: tuple[float, h.HeadEvent], workers: int = 1) -> Outcome:
@@ -155,11 +164,44 @@ def test_the_others_are_stopped_by_the_first_failure() -> None:
         HeadPhase.STOPPING,
         ["SubmitJob", "Started", "Started", "StopJob"],
     )
-    assert trace.state.shares.wanted == {}
+    assert wanted_of(trace.state, "agent2") == {SHARE: Want(1, is_over=True)}
     trace.take(share_of(2, at=9.1), 9.1)
     assert trace.state.phase is HeadPhase.STOPPING
     trace.take(share_of(2, STOPPED, 9.4), 9.4)
     assert trace.outcomes[0].exit_code == 7
+
+
+@pytest.mark.parametrize(
+    "history",
+    [
+        [(9.0, own(failed(127))), (9.1, never_began(2, 9.1))],
+        [(9.0, own(failed(127))), (9.1, share_of(2, at=9.1)), (9.2, never_began(2, 9.2))],
+    ],
+)
+def test_a_share_that_its_node_never_began(history: History) -> None:
+    """The others failed before it received that its share was wanted: nothing is waited for."""
+    trace = Trace(by_torchrun(), [*STARTED, *history])
+    assert [end.exit_code for end in trace.outcomes] == [127]
+    assert trace.now == history[-1][0]
+    assert "did not stop in time" not in trace.log
+
+
+def test_a_stop_while_the_shares_are_about_to_be_wanted() -> None:
+    """No node has begun its own, and each reports that; so no grace is waited for."""
+    trace = Trace(by_torchrun(), [*STARTED[:1], (1.9, TERM), (2.0, SUBMITTED)])
+    assert trace.state.phase is HeadPhase.STOPPING
+    assert wanted_of(trace.state, HERE) == {SHARE: Want(1, is_over=True)}
+    trace.take(ItemsReported((NEVER_BEGAN,)), 2.1)
+    trace.take(never_began(2, 2.2), 2.2)
+    assert [end.exit_code for end in trace.outcomes] == [143]
+
+
+def test_a_share_that_cannot_run_has_failed() -> None:
+    """Its node's plan has none, though the head wants it there."""
+    refused = ItemReport(SHARE, Step.LOST, "this node's plan has no share to run", 1)
+    said = share_of(2, at=9.0).worker
+    end = end_of((9.0, h.WorkerReported(replace(said, items=(refused,)))), (9.5, own(STOPPED)))
+    assert (end.exit_code, "has no share to run" in end.reason) == (1, True)
 
 
 def test_a_stop_is_no_failure() -> None:

@@ -155,6 +155,41 @@ def test_what_is_wanted_no_more_ends_and_its_report_stays() -> None:
     story(tell)
 
 
+def test_what_is_to_be_over_ends_or_never_begins() -> None:
+    """Its end is reported, also where it had not begun: the head waits for it."""
+
+    async def tell(executor: Executor, things: Things, sent: list[ItemsReported]) -> None:
+        executor.apply({"retriever": Want()})
+        await anyio.wait_all_tasks_blocked()
+        executor.apply({"retriever": Want(is_over=True), "data": Want(3, is_over=True)})
+        await anyio.wait_all_tasks_blocked()
+        assert things.began == ["retriever"]
+        assert [(item.name, item.generation) for item in sent[-1].items] == [
+            ("retriever", 1),
+            ("data", 3),
+        ]
+        for item in sent[-1].items:
+            assert (item.step, item.was_stopped, item.is_running) == (Step.LOST, True, False)
+
+    story(tell)
+
+
+def test_several_may_wait_for_an_end() -> None:
+    """Each of them goes on once nothing is left."""
+
+    async def tell(executor: Executor, things: Things, _sent: list[ItemsReported]) -> None:
+        executor.apply({"data": Want(), "retriever": Want()})
+        await anyio.wait_all_tasks_blocked()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(executor.until_over, "data")
+            tasks.start_soon(executor.until_over, "retriever")
+            await anyio.wait_all_tasks_blocked()
+            await things.end("data", "")
+            await things.end("retriever", "")
+
+    story(tell)
+
+
 @pytest.mark.parametrize(
     "name",
     ["curl evil | sh", "/bin/sh", "../../etc/passwd", "http://evil/", "", "RETRIEVER"],
