@@ -66,6 +66,7 @@ class JobShare:
         self._place = place
         self._pass_on = pass_on
         self._grace = run.plan.budget.job
+        self._stopping: anyio.CancelScope | None = None  # the limit of the last stop
 
     @property
     def _launcher(self) -> ShareLauncher:
@@ -74,8 +75,11 @@ class JobShare:
         return launcher
 
     def hurry(self) -> None:
-        """Leave a share less time to end: the run ends."""
+        """Leave a share less time to end, also one that is being stopped: the run ends."""
         self._grace = self._run.plan.budget.ray
+        if self._stopping is not None:
+            until = anyio.current_time() + self._grace
+            self._stopping.deadline = min(self._stopping.deadline, until)
 
     async def run(self, _name: str, want: Want, progress: OnProgress) -> str:
         """Run the share of an attempt to its end, and say how it ended."""
@@ -85,7 +89,6 @@ class JobShare:
 
         # Its output is in memory: a full log disk loses none of it.
         recent = RecentOutput(self._run.folder.file(JOB_LOG))
-        await self._pass_on(recent)
         attempt = want.generation
         attempt_id = submission_id_of(self._run.run_id, attempt)
         output = self._run.effects.late().copy_output(recent, PreambleFilter())
@@ -96,14 +99,18 @@ class JobShare:
 
         # It ends by itself, or is stopped; what its output shows is sent with the end, or before.
         try:
+            await self._pass_on(recent)
             child = await self._start(args, attempt, attempt_id, recent)
             progress(Step.READY, "")
             await child.wait()
         finally:
             with anyio.CancelScope(shield=True):
                 end = await self._end(child, attempt_id, recent)
+                ended_at = self._run.now()
                 limit = times.STALLED_DISK
                 await in_thread(partial(output.finish, limit), 2 * limit)
+                if end.failed:
+                    end = replace(end, ago=end.ago + self._run.now() - ended_at)
                 progress(Step.LOST if end.code else Step.READY, end.words, end)
         return end.words or (f"exit code {end.code}" if end.code else "")
 
@@ -177,13 +184,14 @@ class JobShare:
         its ranks after a failure gets no signal: it would forget which rank failed.
         """
         launcher = self._launcher
-        if not launcher.is_closing(_end_of(recent), _time_of_day()):
-            await child.stop(self._grace, leader_ends_group=launcher.stops_its_group)
-            return True
-        with anyio.move_on_after(self._grace):
+        stop = partial(child.stop, leader_ends_group=launcher.stops_its_group)
+        with anyio.move_on_after(self._grace) as self._stopping:  # less once the run ends
+            if not launcher.is_closing(_end_of(recent), _time_of_day()):
+                await stop(self._grace)
+                return True
             await child.wait()
             return False
-        await child.stop(0.0, leader_ends_group=launcher.stops_its_group)
+        await stop(0.0)
         return True
 
     async def _kill_leftovers(self, code: int, attempt_id: str) -> None:
