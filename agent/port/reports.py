@@ -153,9 +153,7 @@ class Reports:
         most: int = BASE_LIMIT,
         is_needed: Callable[[str], bool] = lambda _key: False,
         has_token: bool = False,
-        addresses: Callable[[], Mapping[str, str]] = dict,
     ) -> None:
-        self._addresses = addresses  # of services on a rank, which go with what is to start
         self._reply = reply
         self._expected = expected
         self._emit = emit
@@ -199,9 +197,19 @@ class Reports:
             for agent in self._agents.values():
                 agent.wake.set()
 
-    def want(self, key: str, wants: Wants, *, may_leave: bool = False) -> None:
-        """Send one worker what its node is to run, and whether it may leave."""
-        self._change(key, wants=wants, addresses=self._addresses(), may_leave=may_leave)
+    def want(
+        self,
+        key: str,
+        wants: Wants,
+        addresses: Mapping[str, str] | None = None,
+        *,
+        may_leave: bool = False,
+    ) -> None:
+        """Send one worker what its node is to run, and whether it may leave.
+
+        `addresses` are those of services on a rank.
+        """
+        self._change(key, wants=wants, addresses=addresses or {}, may_leave=may_leave)
 
     def ask(
         self,

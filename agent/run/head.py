@@ -31,7 +31,11 @@ from agent.bridge.link import RayLink
 from agent.decisions.head import head_decide as head
 from agent.decisions.head import head_state as h
 from agent.decisions.head.losses import end_of_attempt
-from agent.decisions.head.service_addresses import known_place, service_address
+from agent.decisions.head.service_addresses import (
+    addresses_by_rank,
+    known_place,
+    service_address,
+)
 from agent.decisions.head.wanted import wanted_of
 from agent.decisions.shared import (
     HERE,
@@ -416,13 +420,14 @@ class HeadAgent:
 
     def _publish_wanted(self, nodes: tuple[str, ...]) -> None:
         """Have nodes run what is wanted of them now."""
+        addresses = addresses_by_rank(self._state)
         for node in nodes:
             wants = wanted_of(self._state, node)
             if node == HERE:
                 self._executor.apply(wants)
             else:
                 may_leave = node in self._state.notices.released
-                self._reports.want(node, wants, may_leave=may_leave)
+                self._reports.want(node, wants, addresses, may_leave=may_leave)
 
     async def _persist(self, durable: Durable, *, waits: bool = True) -> None:
         """Write what is durable; `waits` until it is on disk, within a limit."""

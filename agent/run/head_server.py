@@ -18,7 +18,6 @@ from agent.decisions.head.boot_waits import service_title
 from agent.decisions.head.fleet import Worker
 from agent.decisions.head.head_decide import is_worker_needed
 from agent.decisions.head.head_state import HeadPhase, WorkerReported
-from agent.decisions.head.service_addresses import addresses_by_rank
 from agent.decisions.shared import HERE, QuestionKind, StopAsked
 from agent.decisions.stall import Stalled
 from agent.job.services import REWARD, digest
@@ -126,7 +125,6 @@ def make_reports(
         has_token=plan.secret() is not None,
         most=agent_limit(plan.topology.expected_workers),
         is_needed=lambda key: is_worker_needed(get_state(), key, run.now()),
-        addresses=lambda: addresses_by_rank(get_state()),
     )
 
 

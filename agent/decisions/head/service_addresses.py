@@ -17,8 +17,13 @@ def addresses_by_rank(state: HeadState) -> dict[str, str]:
 
     That of the head is ''. Of several workers with one rank the last that reported has it.
     """
+    ranks = {spec.where.rank for spec in state.goal.services} - {None}
+    if not ranks:
+        return {}
     workers = [
-        worker for worker in state.fleet.workers.values() if worker.ip and not worker.refused
+        worker
+        for worker in state.fleet.workers.values()
+        if worker.effective_rank in ranks and worker.ip and not worker.refused
     ]
     workers.sort(key=lambda worker: (not worker.has_left, worker.last_report_at))
     ip_of = {worker.effective_rank: worker.ip for worker in workers}

@@ -58,7 +58,7 @@ def _is_new(before: HeadState, after: HeadState, node: str) -> bool:
 
 def _touched(before: HeadState, after: HeadState) -> Iterator[str]:
     """Yield the nodes of all that differs."""
-    if before.fleet.workers is not after.fleet.workers:
+    if len(after.fleet.workers) > len(before.fleet.workers):  # most events only replace one
         yield from (node for node in after.fleet.workers if node not in before.fleet.workers)
     if before.services.by_key is not after.services.by_key:
         yield from _changed_keys(before.services.by_key, after.services.by_key)
