@@ -130,6 +130,7 @@ class Item(Value):
     generation: int = 1  # counts its starts: reports about an earlier start are dropped
     restarted_at: float | None = None  # when it was last restarted
     restart_at: float | None = None  # when it is to be restarted, if it has ended
+    was_stopped: bool = False  # it is lost since its node stopped it, and has not failed
 
     def ready(self) -> Item:
         """Return it as ready."""

@@ -224,7 +224,7 @@ def private_folder(facts: Facts, job_id: str | None = None) -> str:
 
 
 def _processes(plan: Plan) -> Iterator[PlannedProcess]:
-    """Yield the agent's own processes here; not a share, which the head orders after the joins."""
+    """Yield the agent's own processes here; not a share, which the head wants after the joins."""
     topology = plan.topology
     facts = plan.facts
     launch = plan.launch

@@ -54,7 +54,7 @@ class Worker(Value):
     refused: str = ""
     has_left: bool = False
     error: str = ""
-    items: tuple[ItemReport, ...] = ()  # the services and steps that it runs by order
+    items: tuple[ItemReport, ...] = ()  # what runs on it, or did
     answers: tuple[Answer, ...] = ()  # the results of probes since the last report
     given_rank: int | None = None  # the rank that the head assigned, if the platform has none
     service_only: bool = False  # it only runs a service: it does not join Ray and does not count

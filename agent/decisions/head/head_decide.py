@@ -401,7 +401,7 @@ def _item_after(item: v.Item, report: v.ItemReport) -> v.Item:
     if report.step is v.Step.READY:
         return item.ready()
     if report.step is v.Step.LOST:
-        return item.lost(report.evidence)
+        return replace(item.lost(report.evidence), was_stopped=report.was_stopped)
     return replace(item, evidence=report.evidence) if report.evidence else item
 
 

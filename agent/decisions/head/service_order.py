@@ -242,7 +242,14 @@ def _restart(state: HeadState, key: Key, item: Item, now: float) -> HeadState:
         generation=item.generation + 1,
         restarted_at=now,
         restart_at=None,
+        was_stopped=False,
     )
+
+    # Did its node, which was cut off, stop it? Then no restart is used.
+    if item.was_stopped:
+        again = replace(again, restarts=before, restarted_at=item.restarted_at)
+        state = state.log(f"{title} is down ({item.evidence}): it is started again", "warning")
+        return start_items(state.with_item(key, again), (key,), now)
 
     # Is there no process to restart? Then it is only asked again, at once.
     if spec.argv is None:
@@ -281,7 +288,7 @@ def _lost_for_good(state: HeadState, key: Key, item: Item, now: float) -> Outcom
     """Return the outcome of a service that ended before it was ready, too often or too late."""
     spec = state.goal.service(key[1])
     title = service_title(state, key)
-    ended = item.step is Step.LOST
+    ended = item.step is Step.LOST and not item.was_stopped
     no_restart_left = ended and spec.argv and item.recent_restarts(now) >= spec.restarts
 
     # Is it overdue? The boot's waits cover first starts.

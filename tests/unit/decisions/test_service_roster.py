@@ -8,7 +8,8 @@ from msgspec.structs import replace
 from agent.decisions.head import head_decide as head
 from agent.decisions.head import head_state as h
 from agent.decisions.head.service_addresses import service_address
-from agent.decisions.shared import HERE, SCORE, Answer, Answered, ItemReport, Step
+from agent.decisions.head.wanted import wanted_of
+from agent.decisions.shared import HERE, SCORE, Answer, Answered, ItemReport, Step, Want
 from agent.job.services import Where
 from agent.plan import waits as wait_keys
 from support.heads import (
@@ -43,6 +44,19 @@ def test_many_nodes_are_one_wait() -> None:
     trace.take(TICK, 301)
     assert trace.outcomes[0].exit_code == 69
     assert "retriever on every node not ready in time: 3 not ready" in trace.outcomes[0].reason
+
+
+def test_a_service_that_its_node_stopped_has_not_failed() -> None:
+    """A node that was cut off stopped it while it loaded: it has its whole time anew."""
+    history: History = [(3, nodes(2)), (4, reported(2))]
+    trace = Trace(goal(1, services=(RETRIEVER,)), history)
+    stopped = ItemReport(RETRIEVER, Step.LOST, "its node stopped it", 1, was_stopped=True)
+    trace.take(reported(2, items=(stopped,), reported_at=60), 60)
+    assert trace.outcomes == []
+    assert wanted_of(trace.state, "agent2")[RETRIEVER] == Want(2)
+    item = trace.state.services.by_key["agent2", RETRIEVER]
+    assert (item.restarts, item.deadline) == (0, 60 + RETRIEVER_SPEC.within)
+    assert "restart 1" not in trace.log
 
 
 ALONE = replace(REWARD_SPEC, where=Where("rank", 2), alone=True)
