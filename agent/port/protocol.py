@@ -171,7 +171,9 @@ class Report(Value, omit_defaults=True):
     items: Items[ItemReport] = ()
     stats: WorkerStats | None = None
     logs: ByName[str] | None = None  # Ends of the requested logs by name; of all logs with a bye
-    answers: Annotated[tuple[Answer, ...], Meta(max_length=MAX_ANSWERS)] = ()  # Of ordered probes
+    answers: Annotated[
+        tuple[Answer, ...], Meta(max_length=MAX_ANSWERS)
+    ] = ()  # Of the probes that were asked for
     applied: Applied = Applied()
     news: Annotated[int, Meta(ge=-1, le=2**53)] = -1  # The number of the last reply received
     hold: Annotated[float, Meta(ge=0, le=times.REPLY_HELD)] = 0.0

@@ -57,7 +57,7 @@ ReportEvent = WorkerIntroduced | WorkerReported | WorkerReplaced | LaterHead
 
 
 class _Agent(Struct):
-    """One worker's agent: its hello, its orders, its last report."""
+    """One worker's agent: its hello, what is wanted of its node, its last report."""
 
     hello: Hello
     refusal: str
@@ -223,10 +223,11 @@ class Reports:
         agent = self._agents.get(key)
         if agent is None:
             return
-        if kind is QuestionKind.LOG:
-            agent.asked_logs.add(name)
-        question = Question(self._count + 1, kind, name, share, at)
         asked = () if agent.wanted is None else agent.wanted.questions
+        if kind is QuestionKind.LOG:  # asked for again while its node is out of reach
+            agent.asked_logs.add(name)
+            asked = tuple(one for one in asked if (one.kind, one.name) != (kind, name))
+        question = Question(self._count + 1, kind, name, share, at)
         self._change(key, questions=(*asked, question))
 
     def _change(self, key: str, **changes: object) -> None:

@@ -100,7 +100,7 @@ _STEADY = 1.25  # a slow link is equally slow each time; samples that differ mor
 
 
 class Prober:
-    """Runs the probes that the head orders, at most some of them at once."""
+    """Runs the probes that the head asks for, at most some of them at once."""
 
     def __init__(self, run: NodeRun) -> None:
         self._run = run

@@ -335,6 +335,17 @@ def test_what_is_wanted_is_repeated_until_it_was_received() -> None:
     assert asked_in(counter.take(BEAT)) == []
 
 
+def test_a_log_that_is_asked_for_again_is_one_question() -> None:
+    """A page asks for it every few seconds, also while its node is out of reach for hours."""
+    counter = CountingHead()
+    counter.take(POD1)
+    for name in ("ray", "agent", "ray"):
+        counter.reports.ask("agent1", QuestionKind.LOG, name)
+    wanted = counter.take(BEAT).wanted
+    assert wanted is not None
+    assert [(one.number, one.name) for one in wanted.questions] == [(2, "agent"), (3, "ray")]
+
+
 def test_requested_logs_are_stored() -> None:
     """The end of a log comes with a report; unrequested ones are discarded."""
     counter = CountingHead()
