@@ -83,7 +83,7 @@ def test_a_link_that_is_cut_for_good(cluster: Cluster, how: str) -> None:
     lost = time.monotonic()
     _lose(cluster.pods[0], cluster.pods[1], how)
     # What the job's begin has asked of the worker may be under way: its next report is awaited.
-    head.wait_for("podb is silent", timeout=20)
+    head.wait_for("podb is silent", timeout=30)
     worker.wait_for("waiting for a reply from the head", timeout=15)
     assert head.wait(90) == 75, head.tail()
     assert time.monotonic() - lost > 19
