@@ -224,7 +224,8 @@ def test_a_killed_parent_stops_the_agent(cluster: Cluster) -> None:
     parent = idle.spawn(command, env={**cluster.env, "RUNPOD_POD_ID": pod.name})
     parent.wait_for("running", stream="stdout", timeout=BOOT)
     parent.signal(signal.SIGKILL)
-    parent.wait_for("asked to stop by SIGTERM", timeout=10)
+    # not `wait_for`, which gives up as soon as the parent has ended
+    await_true("the agent was told", lambda: "asked to stop by SIGTERM" in parent.stderr(), 10)
     await_true(
         "nothing is left",
         lambda: all(p.zombie or "sleep infinity" in p.cmdline for p in idle.processes()),

@@ -107,7 +107,9 @@ def test_a_resumed_job_that_makes_no_step_ends_with_a_warning(cluster: Cluster) 
         "step 3"
     )
     assert f" {warning}" in last_line(head)
-    assert cluster.outcome(0)["reason"].startswith(warning)
+    outcome = cluster.outcome(0)
+    assert f"warning: {outcome['reason']}".startswith(warning)
+    assert outcome["is_warning"]
     record = json.loads((cluster.pods[0].tmp / "logs/latest/run.json").read_text())
     assert record["durable"]["ended"][0]["last_step"] == 3
     printed = [line for line in head.stdout().splitlines() if line.startswith("wandb ")]
