@@ -261,7 +261,7 @@ class Publish(HeadAction, WorkerAction):
 SCORE = "score"  # one scoring request to the reward server
 REACH = "reach"  # a connection to another node's Ray
 SAMPLE = "sample"  # some MB from another node's agent: the bandwidth of the link
-ALL_REDUCE = "all-reduce"  # a part in an all-reduce over all GPUs; its order has the node's share
+ALL_REDUCE = "all-reduce"  # a part in an all-reduce over all GPUs; asked with a share
 PROBES = (SCORE, REACH, SAMPLE)
 
 
@@ -293,13 +293,13 @@ Link = tuple[str, str]  # the node that probes, and the address of the probed no
 
 
 class Probes(Value):
-    """The ordered probes, each ordered once, and their results."""
+    """The probes that were asked for, each once, and their results."""
 
     answers: Mapping[str, Mapping[Link, Answer | None]] = field(default_factory=dict)
     """By kind: each probe to its result, None while it is pending."""
     due: Mapping[str, float] = field(default_factory=dict)  # when a kind's pending ones are late
     findings: tuple[Finding, ...] = ()
-    await_job: bool = False  # whether those between nodes are ordered once the job has begun
+    await_job: bool = False  # whether those between nodes are asked for once the job has begun
 
     def without_node(self, key: str, ip: str) -> Probes:
         """Remove an agent that ended; `ip` is its address, or '' if another node has it."""

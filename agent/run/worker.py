@@ -361,9 +361,7 @@ class WorkerAgent:
             head=HeadAddress(state.head_ip or plan.topology.head_host, plan.ports.agent),
             head_phase=state.head_phase,
             services=tuple(
-                ItemStatus(item.name, item.step.value, item.evidence)
-                for item in state.items
-                if item.name not in state.steps
+                ItemStatus(item.name, item.step.value, item.evidence) for item in state.services
             ),
             last_error=state.ray_evidence,
             verdict=state.verdict,

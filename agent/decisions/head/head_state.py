@@ -123,7 +123,7 @@ class RestartRay(HeadAction):
 
 
 class ProbeNode(HeadAction):
-    """Order a node to probe the reward server, another node, or all nodes together."""
+    """Ask a node to probe the reward server, another node, or all nodes together."""
 
     node: str
     probe: str
@@ -190,7 +190,7 @@ class StepsState(Value):
 
     by_key: Mapping[Key, Item] = field(default_factory=dict)  # the head's own
     ordered: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    """By a worker's agent id: the steps that are ordered there."""
+    """By a worker's agent id: the steps that it was told to run."""
     holders: Mapping[StepOnDisk, str] = field(default_factory=dict)  # the nodes that run them
     are_of_other_head: bool = False  # a worker has proved that it outlived a head: it may run some
 

@@ -4,7 +4,7 @@ A notice is recorded with the running attempt: an attempt that was lost by such 
 not count against AGENT_JOB_RETRIES. Where the job saves on a signal (AGENT_NOTICE_SIGNAL) and
 cannot go on without the node, the job gets the signal, and is stopped once it has saved or the
 node leaves; the next attempt follows as after any loss. A worker that nothing waits for is
-released: ordered to leave at once.
+released: it may leave at once.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ _LATE = {
 
 
 def advance_probes(state: HeadState, turn: Turn) -> HeadState:
-    """Apply the answers of probes, end kinds that are complete or late, and order scores."""
+    """Apply the answers of probes, end kinds that are complete or late, and ask for scores."""
     event = turn.event
     now = turn.now
     reported = event.worker if isinstance(event, h.WorkerReported) else None
@@ -64,7 +64,7 @@ def _order(
     until: float | None = None,
     sizes: tuple[NodeSize, ...] = (),
 ) -> HeadState:
-    """Order the probes of a kind that were not ordered before; `pairs` are node and address.
+    """Ask for the probes of a kind that were not asked for before; `pairs` are node and address.
 
     `until` is when an answer is late; with `sizes` each node has a share of the probe.
     """
@@ -159,7 +159,7 @@ def _evidence(state: HeadState, nodes: list[str]) -> str:
 
 
 def _order_scores(state: HeadState, reported: Worker | None, now: float) -> HeadState:
-    """Order all nodes to request a score once the server is ready, then each that reports later."""
+    """Ask all nodes to request a score once the server is ready, then each that reports later."""
     home = v.HERE
     if any(spec.name == REWARD for spec in state.goal.services):
         home = state.service_home(REWARD) or v.HERE
@@ -189,7 +189,7 @@ def _order_scores(state: HeadState, reported: Worker | None, now: float) -> Head
 
 
 def _order_samples(state: HeadState, now: float) -> HeadState:
-    """Order bandwidth samples: to and from the head, and in a ring over the workers."""
+    """Ask for bandwidth samples: to and from the head, and in a ring over the workers."""
     agents = state.fleet.present()
     near = agents[:MAX_HEAD_LINKS]
     links = [*((v.HERE, worker.ip) for worker in near), *((worker.key, "") for worker in near)]
@@ -199,7 +199,7 @@ def _order_samples(state: HeadState, now: float) -> HeadState:
 
 
 def _order_reach(state: HeadState) -> HeadState:
-    """Order probes between the head and each worker, and from each worker to the next rank."""
+    """Ask for probes between the head and each worker, and from each worker to the next rank."""
     head = state.ray.head_ip
     goal = state.goal
     if head is None or goal.ray_is_given or goal.by_shares:  # no Ray, or unknown ports
@@ -214,7 +214,7 @@ def _order_reach(state: HeadState) -> HeadState:
 
 
 def begin_preflight(state: HeadState, now: float) -> HeadState:
-    """Order all nodes to begin the all-reduce, once, if AGENT_PREFLIGHT asks for it."""
+    """Ask all nodes to begin the all-reduce, once, if AGENT_PREFLIGHT asks for it."""
     goal = state.goal
     fleet = state.fleet
     if not goal.preflight or state.preflight is not None:
@@ -381,7 +381,7 @@ def compare_nodes(state: HeadState, now: float) -> HeadState:
 
 
 def probe_links(state: HeadState, now: float) -> HeadState:
-    """Order the probes between the nodes that were not ordered before."""
+    """Ask for the probes between the nodes that were not asked for before."""
     state = replace(state, probes=replace(state.probes, await_job=False))
     return _order_samples(_order_reach(state), now)
 

@@ -15,7 +15,7 @@ def wanted_of(state: HeadState, node: str) -> Mapping[str, Want]:
     """Return what a node is to run, by name: HERE, or the node of a worker's agent.
 
     A service that has ended is wanted again, as its next generation, once its pause is over. A
-    worker that was ordered to run a prepare step keeps the order.
+    prepare step that a worker was told to run stays wanted there.
     """
     blocked = state.services.blocked
     wants = dict.fromkeys(sorted(state.steps.ordered.get(node, ())), Want())

@@ -173,6 +173,13 @@ class WorkerState(Value):
         return next((item for item in self.items if item.name == SHARE), None)
 
     @property
+    def services(self) -> tuple[ItemReport, ...]:
+        """Return this node's services: what runs or ran here beside its steps and its share."""
+        return tuple(
+            item for item in self.items if item.name != SHARE and item.name not in self.steps
+        )
+
+    @property
     def running_steps(self) -> tuple[str, ...]:
         """Return the prepare steps that run here."""
         idle = self.awaiting_order | self.blocked

@@ -14,7 +14,16 @@ from agent.decisions.head import head_state as h
 from agent.decisions.head.head_state import HeadPhase
 from agent.decisions.head.shares import job_report, job_status
 from agent.decisions.head.wanted import wanted_of
-from agent.decisions.shared import HERE, SHARE, ItemReport, ItemsReported, Refused, Step, Want
+from agent.decisions.shared import (
+    HERE,
+    SHARE,
+    ItemReport,
+    ItemsReported,
+    NodeWanted,
+    Refused,
+    Step,
+    Want,
+)
 from agent.decisions.worker import worker_state as w
 from agent.frameworks.recipe import NodeSize
 from agent.job.services import Where
@@ -24,6 +33,7 @@ from support import workers
 from support.heads import (
     LIMITS,
     PREPARED,
+    RETRIEVER,
     RETRIEVER_SPEC,
     STEPS,
     SUBMITTED,
@@ -317,6 +327,15 @@ def test_a_worker_follows_without_ray_and_starts_its_share() -> None:
     (item,) = worker.item_reports(trace.state)
     assert (item.share, item.is_running) == (failed(7), False)
     assert trace.state.running_attempt == 0
+
+
+def test_a_share_is_none_of_a_workers_services() -> None:
+    """Its status lists what serves, and not the job."""
+    trace = workers.WorkerTrace(WORKER, FOLLOWS)
+    both = {SHARE: Want(1, SEAT), RETRIEVER: Want()}
+    trace.take(replace(workers.replied(), wanted=NodeWanted("head1", 2, both)), 3.0)
+    assert trace.effects == [workers.Began(SHARE), workers.Began(RETRIEVER)]
+    assert [item.name for item in trace.state.services] == [RETRIEVER]
 
 
 def test_a_share_that_is_wanted_no_more_ends() -> None:
