@@ -63,6 +63,7 @@ class Outer(Value):
     text: str
     number: int
     inner: Inner
+    several: tuple[Inner, ...] = ()
 
 
 def test_a_value_is_masked_with_those_in_it() -> None:
@@ -70,8 +71,9 @@ def test_a_value_is_masked_with_those_in_it() -> None:
     redactor = redactor_for({"HF_TOKEN": SECRET}, None)
     said = f"a {SECRET} b"
     clean = Outer("no secret", 1, Inner("none"))
-    found = redactor.clean_fields(Outer(said, 1, Inner(said)))
-    assert found == Outer(f"a {MASK} b", 1, Inner(f"a {MASK} b"))
+    found = redactor.clean_fields(Outer(said, 1, Inner(said), (Inner(said), Inner("none"))))
+    masked = Inner(f"a {MASK} b")
+    assert found == Outer(f"a {MASK} b", 1, masked, (masked, Inner("none")))
     assert redactor.clean_fields(clean) is clean
 
 
