@@ -158,23 +158,29 @@ class Outage(Value):
     until: RunTime | None = None  # None while it lasts
 
 
+RAY = "Ray on this node"
+"""The name of a node's Ray: no service or step has a space."""
 SHARE = "share of the job"
-"""The name of a node's share where a launcher starts the job: no service or step has a space."""
+"""The name of a node's share where a launcher starts the job."""
 
 
 class ItemReport(Value):
-    """One thing on a node, as the node reports it: a service, a prepare step, the job's share.
+    """One thing on a node, as the node reports it: Ray, a service, a step, the job's share.
 
     Once it has ended its report stays, so that no end is lost.
     """
 
     name: Required
-    step: Step  # of a prepare step: ready once it is done, lost if it failed
+    step: Step
+    """A prepare step is ready once it is done, and lost if it failed; Ray once its port is open."""
     evidence: str = ""
     generation: Count = 1  # of a share: the attempt
     is_running: bool = False  # something of it is left here; else the next generation may start
     was_stopped: bool = False  # it is lost since its node stopped it, and has not failed
     share: ShareEnd | None = None  # how the job's share ended
+    doubt: str = ""  # of Ray: which of its processes is stopped, or what of it cannot be ended
+    beside_job: bool = False  # a job runs here that does without the stopped process
+    memory: str = ""  # what the kernel did for want of memory as Ray ended, or ''
 
     @property
     def share_end(self) -> ShareEnd | None:

@@ -6,15 +6,15 @@ starts once, and only after nothing of the former one is left. So a repeated or 
 nothing.
 
 A thing runs as the task of its runner, which says how far it is, returns why it ended, and ends
-what it started when it is canceled. Each change is sent as one event with all things of this node,
-those that are over too: on the head to its own decisions, on a worker to those of the worker, which
-report it.
+what it started when it is canceled. It is over only once what it has left is cleared, too. Each
+change is sent as one event with all things of this node, those that are over too: on the head to
+its own decisions, on a worker to those of the worker, which report it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypedDict
 
 import anyio
 from msgspec.structs import replace
@@ -23,15 +23,28 @@ from agent.decisions.shared import ItemReport, ItemsReported, Step
 from agent.record.log import say
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
     from agent.decisions.shared import Want, Wants
     from agent.job.share import ShareEnd
 
 
-class OnProgress(Protocol):
-    """Says how far a thing is: ready, or pending, with the evidence; or how a share ended."""
+class Details(TypedDict, total=False):
+    """What a runner may say beside the step and its evidence, as the item has it."""
 
-    def __call__(self, step: Step, evidence: str, share: ShareEnd | None = None, /) -> None:
-        """Report it, if it has changed."""
+    share: ShareEnd
+    doubt: str
+    beside_job: bool
+    memory: str
+
+
+class OnProgress(Protocol):
+    """Says how far a thing is: ready, pending or lost, with the evidence; and what else of it."""
+
+    def __call__(
+        self, step: Step | None = None, evidence: str = "", /, **details: Unpack[Details]
+    ) -> None:
+        """Report it, if it has changed; without a step only the details."""
 
 
 Runner = Callable[[str, "Want", OnProgress], Coroutine[None, None, str]]
@@ -39,6 +52,12 @@ Runner = Callable[[str, "Want", OnProgress], Coroutine[None, None, str]]
 
 Canceled, it ends what it has started, within this node's own grace.
 """
+Clear = Callable[[OnProgress], Coroutine[None, None, None]]
+"""Ends what a thing has left once it has ended; returns when nothing of it is left."""
+
+
+def _leaves_nothing(_name: str) -> None:
+    """Return that a thing leaves nothing once it has ended."""
 
 
 class Executor:
@@ -49,14 +68,18 @@ class Executor:
         tasks: anyio.abc.TaskGroup,
         runner_of: Callable[[str], Runner | None],
         send: Callable[[ItemsReported], None],
+        clear_of: Callable[[str], Clear | None] = _leaves_nothing,
     ) -> None:
         """`runner_of` has no runner for a name that is not in this node's plan."""
         self._tasks = tasks
         self._runner_of = runner_of
         self._send = send
+        self._clear_of = clear_of
         self._wants: Wants = {}
         self._items: dict[str, ItemReport] = {}
         self._running: dict[str, anyio.CancelScope] = {}
+        self._clearing: dict[str, anyio.CancelScope] = {}
+        self._is_closing = False
         self._changed = anyio.Event()
 
     def apply(self, wants: Wants) -> None:
@@ -66,8 +89,11 @@ class Executor:
             self._reconcile(name)
 
     async def close(self) -> None:
-        """End everything at once; return when nothing is left."""
+        """End everything at once; return when all has ended. What is left ends with this agent."""
+        self._is_closing = True
         self.apply({})
+        for clearing in self._clearing.values():
+            clearing.cancel()
         while self._running:
             await self._changed.wait()
 
@@ -103,28 +129,43 @@ class Executor:
     async def _run(self, name: str, want: Want, runner: Runner) -> None:
         """Run one generation of a thing until nothing of it is left."""
 
-        def progress(step: Step, evidence: str, share: ShareEnd | None = None) -> None:
-            changes = {"step": step, "evidence": evidence, "share": share}
-            self._report(replace(self._items[name], **changes))
+        def progress(
+            step: Step | None = None, evidence: str = "", /, **details: Unpack[Details]
+        ) -> None:
+            said = self._items[name] if step is None else self._said(name, step, evidence)
+            self._report(replace(said, **details))
 
         failure: str | None = None
-        scope = self._running[name]
         try:
-            with scope:
+            with self._running[name]:
                 failure = await runner(name, want, progress)
+            await self._end(name, failure, progress)
         finally:
             del self._running[name]
             self._changed.set()
             self._changed = anyio.Event()
-
-        # What its runner said of its end stays.
-        over = replace(self._items[name], is_running=False)
-        if failure is None:
-            over = replace(over, step=Step.LOST, evidence="its node stopped it", was_stopped=True)
-        else:
-            over = replace(over, step=Step.LOST if failure else Step.READY, evidence=failure)
-        self._report(over)
+        self._report(replace(self._ended(name, failure), is_running=False))
         self._reconcile(name)  # a later generation may wait for this end
+
+    async def _end(self, name: str, failure: str | None, progress: OnProgress) -> None:
+        """Report that a thing has ended, and clear what it has left, unless this node ends."""
+        clear = self._clear_of(name)
+        if clear is None or self._is_closing:
+            return
+        self._report(self._ended(name, failure))
+        with anyio.CancelScope() as self._clearing[name]:
+            await clear(progress)
+        del self._clearing[name]
+
+    def _ended(self, name: str, failure: str | None) -> ItemReport:
+        """Return a thing that has ended; what its runner said of its end stays."""
+        if failure is None:
+            stopped = self._said(name, Step.LOST, "its node stopped it")
+            return replace(stopped, was_stopped=True)
+        return self._said(name, Step.LOST if failure else Step.READY, failure)
+
+    def _said(self, name: str, step: Step, evidence: str) -> ItemReport:
+        return replace(self._items[name], step=step, evidence=evidence)
 
     def _report(self, item: ItemReport) -> None:
         """Send all that runs here, if it has changed."""

@@ -111,7 +111,7 @@ class JobShare:
                 await in_thread(partial(output.finish, limit), 2 * limit)
                 if end.failed:
                     end = replace(end, ago=end.ago + self._run.now() - ended_at)
-                progress(Step.LOST if end.code else Step.READY, end.words, end)
+                progress(Step.LOST if end.code else Step.READY, end.words, share=end)
         return end.words or (f"exit code {end.code}" if end.code else "")
 
     async def _end(self, child: Child | None, attempt_id: str, recent: RecentOutput) -> ShareEnd:

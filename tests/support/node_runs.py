@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from agent.decisions.shared import Step
     from agent.job.compile_caches import CompileCaches
     from agent.job.services import PrepareStep
-    from agent.job.share import ShareEnd
 
 
 def node_run_with(root: Path, steps: tuple[PrepareStep, ...], **more: str) -> NodeRun:
@@ -73,5 +72,5 @@ async def stopped_wait(folder: Path) -> None:
     os._exit(0)
 
 
-def unheard(_step: Step, _evidence: str, _share: ShareEnd | None = None) -> None:
+def unheard(_step: Step | None = None, _evidence: str = "", /, **_details: object) -> None:
     """Take what a runner says of its progress, for nobody."""

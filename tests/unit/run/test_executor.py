@@ -8,6 +8,7 @@ import anyio
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from agent.decisions.shared import ItemReport, ItemsReported, Step, Want
 from agent.run import executor as executor_module
@@ -16,7 +17,7 @@ from agent.run.executor import Executor
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from agent.run.executor import OnProgress, Runner
+    from agent.run.executor import Clear, OnProgress, Runner
 
 NAMES = ("data", "retriever")
 
@@ -29,6 +30,8 @@ class Things:
         self.alive: list[str] = []
         self.says: dict[str, OnProgress] = {}
         self._ends: dict[str, str] = {}
+        self.leaves: set[str] = set()
+        """What leaves something that resists."""
         self._news = anyio.Event()
 
     def runner_of(self, name: str) -> Runner | None:
@@ -51,6 +54,23 @@ class Things:
             self.alive.remove(name)
         return self._ends[name]
 
+    def clear_of(self, name: str) -> Clear | None:
+        """Return what ends the rest of a thing that leaves something."""
+
+        async def clear(progress: OnProgress) -> None:
+            progress(doubt="a process cannot be ended")
+            while name in self.leaves:
+                await self._news.wait()
+
+        return clear if name in self.leaves else None
+
+    async def is_gone(self, name: str) -> None:
+        """Let nothing be left of a thing any more."""
+        self.leaves.discard(name)
+        self._news.set()
+        self._news = anyio.Event()
+        await anyio.wait_all_tasks_blocked()
+
     async def end(self, name: str, failure: str) -> None:
         """Let a thing end."""
         self._ends[name] = failure
@@ -66,7 +86,7 @@ def story(tell: Callable[[Executor, Things, list[ItemsReported]], Awaitable[None
     async def scenario() -> None:
         with anyio.fail_after(20):
             async with anyio.create_task_group() as tasks:
-                executor = Executor(tasks, things.runner_of, sent.append)
+                executor = Executor(tasks, things.runner_of, sent.append, things.clear_of)
                 await tell(executor, things, sent)
                 await executor.close()
                 assert things.alive == []
@@ -117,6 +137,42 @@ def test_a_later_generation_waits_for_the_end_of_the_former() -> None:
         assert (stopped.step, stopped.was_stopped, stopped.generation) == (Step.LOST, True, 1)
         (again,) = sent[2].items
         assert (again.is_running, again.generation) == (True, 3)
+
+    story(tell)
+
+
+def test_an_end_is_reported_at_once_and_the_next_start_waits_until_nothing_is_left() -> None:
+    """Decisions about a loss need the end, a start needs that it is over."""
+
+    async def tell(executor: Executor, things: Things, sent: list[ItemsReported]) -> None:
+        things.leaves.add("retriever")
+        executor.apply({"retriever": Want()})
+        await anyio.wait_all_tasks_blocked()
+        await things.end("retriever", "exit code 1")
+        executor.apply({"retriever": Want(2)})
+        await anyio.wait_all_tasks_blocked()
+        ended = ItemReport("retriever", Step.LOST, "exit code 1", is_running=True)
+        doubted = replace(ended, doubt="a process cannot be ended")
+        assert [item for one in sent[-2:] for item in one.items] == [ended, doubted]
+        await things.is_gone("retriever")
+        assert sent[-2].items == (replace(doubted, is_running=False),)
+        assert sent[-1].items == (
+            ItemReport("retriever", Step.PENDING, generation=2, is_running=True),
+        )
+
+    story(tell)
+
+
+def test_the_end_of_the_node_does_not_wait_for_what_is_left() -> None:
+    """It ends with the agent, as all descendants do."""
+
+    async def tell(executor: Executor, things: Things, sent: list[ItemsReported]) -> None:
+        things.leaves = {*NAMES}
+        executor.apply({"data": Want(), "retriever": Want()})
+        await anyio.wait_all_tasks_blocked()
+        await things.end("data", "exit code 1")
+        await executor.close()
+        assert not any(item.is_running for item in sent[-1].items)
 
     story(tell)
 
