@@ -162,6 +162,8 @@ RAY = "Ray on this node"
 """The name of a node's Ray: no service or step has a space."""
 SHARE = "share of the job"
 """The name of a node's share where a launcher starts the job."""
+SAVE = "save of the job"
+"""The name, on the head, of the wait for a checkpoint after the signal on which the job saves."""
 
 
 class ItemReport(Value):
@@ -207,6 +209,12 @@ class Want(Value):
     generation: Count = 1
     share: ShareArgs | None = None  # of the job's share: what only the head knows
     is_over: bool = False  # it is to end, and is reported as over where it has not begun
+
+
+class JobWant(Want):
+    """A thing of the job that only the head's own node runs: what is sent has no such fields."""
+
+    id: str = ""  # the job's in Ray, or by which its processes are found
 
 
 Wants = Mapping[str, Want]

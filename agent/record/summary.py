@@ -18,7 +18,7 @@ from agent.base.value import Value
 from agent.decisions.durable import on_clock
 from agent.decisions.head.head_state import HeadPhase, WorkerReplaced, WorkerReported, WorkerSilent
 from agent.decisions.receipt import RunActivity
-from agent.decisions.shared import ItemReport, ItemsReported, Step
+from agent.decisions.shared import SAVE, SHARE, ItemReport, ItemsReported, Step
 from agent.decisions.stall import Stalled
 from agent.decisions.worker.worker_state import WorkerPhase
 from agent.diagnosis.advice import advise, failures_of
@@ -377,7 +377,8 @@ def _failures(events: list[_Event]) -> list[str]:
     failed: dict[str, dict[int, str]] = {}
     for where, items in reports:
         for item in items:
-            if item.step is Step.LOST and not item.was_stopped and item.share is None:
+            is_failure = item.step is Step.LOST and not item.was_stopped
+            if is_failure and item.name not in {SHARE, SAVE}:
                 failed.setdefault(f"{item.name}{where}", {})[item.generation] = item.evidence
     if not failed:
         return []

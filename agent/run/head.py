@@ -39,6 +39,7 @@ from agent.decisions.head.service_addresses import (
 from agent.decisions.head.wanted import wanted_of
 from agent.decisions.shared import (
     HERE,
+    SAVE,
     SHARE,
     Answered,
     LogLine,
@@ -238,6 +239,8 @@ class HeadAgent:
             await link.run()
 
     def _runner_of(self, name: str) -> Runner | None:
+        if name == SAVE:
+            return partial(head_job.save_job, self._run)
         is_share = name == SHARE and self._link is None
         return self._share.run if is_share else self._work.runner_of(name)
 
@@ -365,9 +368,7 @@ class HeadAgent:
 
     # --- perform --------------------------------------------------------------------------------
 
-    async def _perform(  # noqa: C901 - one case, one action
-        self, action: h.HeadAction
-    ) -> None:
+    async def _perform(self, action: h.HeadAction) -> None:
         start = self._tasks.start_soon
         put = self._inbox.put
         match action:
@@ -385,8 +386,6 @@ class HeadAgent:
                 await self._follow(job)
             case h.ListJobs(prefix) if self._link is not None:
                 await self._link.list_jobs(prefix)
-            case h.SaveJob(job, signum):
-                start(head_job.save_job, self._run, job, signum, put)
             case h.StopJob(job):
                 start(
                     partial(

@@ -10,7 +10,6 @@ saves. After each attempt the newest checkpoint is looked up.
 from __future__ import annotations
 
 from collections import Counter
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -23,9 +22,9 @@ from agent.base.ends import Outcome
 from agent.base.text import listed, mib
 from agent.base.value import Value
 from agent.decisions.attempts import DriverSignaled
-from agent.decisions.head.head_state import CheckpointSeen, SaveOver
+from agent.decisions.head.head_state import CheckpointSeen
 from agent.decisions.head.probes import slowest_link
-from agent.decisions.shared import LogLine
+from agent.decisions.shared import JobWant, LogLine, Step
 from agent.diagnosis.end_lines import RunEnd
 from agent.frameworks.recipe import CONFIG, JobBasis, MisfitError, shape_of
 from agent.job import checkpoints
@@ -44,11 +43,12 @@ from agent.plan.environment import without_proxy_to
 from agent.plan.plan import JOB_LOG
 from agent.processes import driver
 from agent.processes.output import PreambleFilter, size_at_start
-from agent.processes.waiting import NotYet, TimedOutError, until
+from agent.processes.waiting import NotYet, until
 from agent.record import run_folder
 from agent.record.background import in_thread
 from agent.record.files import safe_name
 from agent.record.log import say
+from agent.settings.jobs import notice_signal
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from agent.bridge.link import RayLink
     from agent.decisions.attempts import Attempt
     from agent.decisions.head.head_state import HeadState
+    from agent.decisions.shared import Want
     from agent.diagnosis.find_cause import Diagnosis
     from agent.frameworks.recipe import Command
     from agent.job.job import Job, RecipeJob
@@ -64,6 +65,7 @@ if TYPE_CHECKING:
     from agent.processes.output import OutputCopies
     from agent.record.job_lines import JobLines
     from agent.record.run_folder import CheckpointFiles
+    from agent.run.executor import OnProgress
     from agent.run.node_run import NodeRun
 
 STOP_ACCEPTED = 5.0  # For Ray's dashboard to accept the stop of a job; it usually takes one.
@@ -174,22 +176,21 @@ async def known_end(
     return end._replace(checkpoint=seen[0].step)
 
 
-async def save_job(
-    run: NodeRun, job_id: str, signum: int, send: Callable[[SaveOver], None]
-) -> None:
-    """Send a job the signal on which it saves; send an event once it has a new checkpoint.
+async def save_job(run: NodeRun, _name: str, want: Want, progress: OnProgress) -> str:
+    """Send the job the signal on which it saves; say once it has a new checkpoint, or why not.
 
     A job that does not handle the signal is not sent it: the signal would end the job.
     """
     # Would it save?
+    assert isinstance(want, JobWant)  # noqa: S101 - no other is wanted by that name
     plan = run.plan
+    signum = notice_signal(plan.settings)
     processes = run.effects.processes
     find = processes.find_driver if plan.share_launcher is None else processes.find_first_rank
-    process = await in_thread(partial(find, job_id), times.NODE_EXAMINED)
+    process = await in_thread(partial(find, want.id), times.NODE_EXAMINED)
     if not driver.handles_signal(process, signum):
         why = "no driver of it runs here" if process is None else "the job does not handle it"
-        send(SaveOver(job_id, driver.not_passed_on(signum, why)))
-        return
+        return driver.not_passed_on(signum, why)
 
     async def read_newest() -> CheckpointFiles | None:
         """Return None if there is none, or its disk is slow."""
@@ -217,10 +218,10 @@ async def save_job(
         is_quiet = run.now() >= changed_at + _CHECKPOINT_QUIET
         return newest.path if newest.is_marked_whole or is_quiet else NotYet()
 
-    # No event without a new checkpoint: the decision to stop has a deadline as well.
-    with suppress(TimedOutError):
-        saved = await until(look, plan.settings.stop_grace, longest=_CHECKPOINT_POLL)
-        send(SaveOver(job_id, f"the job has saved {saved}"))
+    # The decision to stop has a deadline: then this is not wanted any more.
+    saved = await until(look, None, longest=_CHECKPOINT_POLL)
+    progress(Step.READY, f"the job has saved {saved}")
+    return ""
 
 
 class Submission(Value):

@@ -15,9 +15,11 @@ from agent.decisions.head.head_goal import OUR_RAY, HeadGoal
 from agent.decisions.head.wanted import wanted_of
 from agent.decisions.shared import (
     HERE,
+    SAVE,
     HeadAction,
     ItemReport,
     ItemsReported,
+    JobWant,
     LogLine,
     Publish,
     Step,
@@ -81,6 +83,17 @@ def of_now(event: h.HeadEvent, state: h.HeadState) -> h.HeadEvent:
     return ItemsReported(tuple(items))
 
 
+class SaveJob(HeadAction):
+    """A job that is wanted to save from now on."""
+
+    id: str
+
+
+def saved(evidence: str, attempt: int = 1, step: Step = Step.READY) -> ItemsReported:
+    """Return the event that an attempt has saved, or cannot."""
+    return ItemsReported((ItemReport(SAVE, step, evidence, attempt),))
+
+
 class Released(HeadAction):
     """A worker's node, which its platform takes away, may leave."""
 
@@ -89,10 +102,10 @@ class Released(HeadAction):
 
 def started_by(
     before: h.HeadState | None, after: h.HeadState, nodes: Iterable[str]
-) -> list[Started]:
+) -> list[HeadAction]:
     """Return what is wanted on these nodes since a decision."""
     return [
-        Started(name, node, want.generation)
+        SaveJob(want.id) if isinstance(want, JobWant) else Started(name, node, want.generation)
         for node in nodes
         for name, want in wanted_of(after, node).items()
         if not want.is_over and (before is None or wanted_of(before, node).get(name) != want)
@@ -264,7 +277,8 @@ class Trace:
         self.state = head.first_state(of, durable)
         self.now = 0.0
         self.actions: list[h.HeadAction] = []
-        self.at_once = started_by(None, self.state, [HERE])
+        started = started_by(None, self.state, [HERE])
+        self.at_once = [one for one in started if isinstance(one, Started)]
         """What is wanted here from the start."""
         for at, event in history:
             self.take(event, at)

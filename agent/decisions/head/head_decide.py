@@ -381,6 +381,9 @@ def _apply_items(
         if report.name == v.SHARE:
             state = shares.apply_share_end(state, node, report, now)
             continue
+        if report.name == v.SAVE:
+            state = _apply_save(state, node, report)
+            continue
         key = (node, report.name)
         is_step = key in state.steps.by_key
         item = state.steps.by_key[key] if is_step else state.services.by_key.get(key)
@@ -393,6 +396,15 @@ def _apply_items(
             state = _record_outage(state, key, item, new, now)
         state = state.with_item(key, new)
     return state
+
+
+def _apply_save(state: HeadState, node: str, report: v.ItemReport) -> HeadState:
+    """Apply that the job has saved, or why it cannot."""
+    saving = state.ending.saving
+    is_over = report.step is not v.Step.PENDING and bool(report.evidence)
+    if node != v.HERE or saving is None or report.generation != state.attempt.number:
+        return state
+    return state.with_ending(saving=replace(saving, over=report.evidence)) if is_over else state
 
 
 def _item_after(item: v.Item, report: v.ItemReport) -> v.Item:

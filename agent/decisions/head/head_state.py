@@ -108,12 +108,6 @@ class StopJob(AttemptAction):
     """Ask Ray to stop an attempt."""
 
 
-class SaveJob(AttemptAction):
-    """Send an attempt the signal on which it saves; SaveOver follows."""
-
-    signum: int
-
-
 class AskNodes(AttemptAction):
     """Probe each node's raylet: a lost node may be the cause of this attempt's failure."""
 
@@ -238,6 +232,7 @@ class Saving(Value):
 
     until: float  # then the job is stopped, saved or not
     is_of_grace: bool  # true if this wait is part of the stop's own grace
+    over: str = ""  # what it has saved, or why it cannot save on the signal
 
 
 class Ending(Value):
@@ -654,12 +649,6 @@ class NodesAsked(AttemptEvent):
     """Each node's raylet was probed after an attempt failed; `silent` ones did not answer."""
 
     silent: Mapping[str, str] = field(default_factory=dict)  # by node name: the evidence
-
-
-class SaveOver(AttemptEvent):
-    """An attempt has saved a checkpoint, or cannot save on a signal."""
-
-    evidence: str
 
 
 FROM_OUTSIDE = (WorkerIntroduced, WorkerReported, RunRemembered, LaterHead)

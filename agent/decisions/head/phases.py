@@ -434,7 +434,7 @@ def _stop_again(state: HeadState, outcome: Outcome, now: float, *, saves: bool) 
         return state
     if saves and not saving.is_of_grace:  # so far only workers are taken away
         until = min(saving.until, now + _SAVE_SHARE * state.goal.job_stop_grace)
-        saving = Saving(until, is_of_grace=True)
+        saving = replace(saving, until=until, is_of_grace=True)
         return _count_stop_from(state, now).with_ending(saving=saving)
     return _end_job(state.with_ending(saving=None))
 
@@ -469,9 +469,7 @@ def stop_job(
     verdict = replace(verdict, phase=state.phase.value)
     state = _follow_resumed_job(state.with_ending(saving=saving), now)
     state = state.with_durable(stop=Stop(verdict, now)).enter(HeadPhase.STOPPING, now)
-    if saving is None:
-        return _end_job(state)
-    return state.do(h.SaveJob(state.attempt.id, state.goal.notice_signal))
+    return _end_job(state) if saving is None else state
 
 
 def _count_stop_from(state: HeadState, at: float) -> HeadState:
@@ -515,7 +513,7 @@ def stopping(state: HeadState, event: HeadEvent, now: float) -> HeadState:
     ends_with_ray = refusal is not None and not state.goal.ray_is_given
     is_late = now >= stop_deadline(state)
     if not (ended or never_ran or ends_with_ray or is_late or state.ray.item.step is Step.LOST):
-        return _stop_after_save(state, event, now)
+        return _stop_after_save(state, now)
 
     # Shares that ended since the stop was ordered may have failed earlier.
     if state.goal.by_shares and verdict.is_jobs_verdict:
@@ -531,7 +529,7 @@ def stopping(state: HeadState, event: HeadEvent, now: float) -> HeadState:
     return leave(state, verdict, now)
 
 
-def _stop_after_save(state: HeadState, event: HeadEvent, now: float) -> HeadState:
+def _stop_after_save(state: HeadState, now: float) -> HeadState:
     """Stop a job that may save first, once it has saved, or its time to save is over."""
     saving = state.ending.saving
     attempt = state.attempt
@@ -539,13 +537,12 @@ def _stop_after_save(state: HeadState, event: HeadEvent, now: float) -> HeadStat
         return state
 
     # Has it saved, is its time over, or did the announced node leave?
-    over = event if isinstance(event, h.SaveOver) else None
     has_left = not {*attempt.announced_nodes}.isdisjoint(attempt.lost_nodes)
     is_away = has_left and not saving.is_of_grace
-    if over is None and not is_away and now < saving.until:
+    if not saving.over and not is_away and now < saving.until:
         return state
 
-    why = (over.evidence if over else "") or "the job has not saved in time"
+    why = saving.over or "the job has not saved in time"
     if not saving.is_of_grace:
         state = _count_stop_from(state, now)
     state = state.with_ending(saving=None)

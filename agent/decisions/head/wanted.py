@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from agent.decisions.head.head_state import HeadPhase, HeadState
-from agent.decisions.shared import HERE, SHARE, Step, Want
+from agent.decisions.shared import HERE, SAVE, SHARE, JobWant, Step, Want
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -30,6 +30,8 @@ def wanted_of(state: HeadState, node: str) -> Mapping[str, Want]:
     shares = state.shares.wanted
     if node in shares:
         wants[SHARE] = Want(state.attempt.number, shares[node], is_over=shares[node] is None)
+    if node == HERE and state.ending.saving is not None:
+        wants[SAVE] = JobWant(state.attempt.number, id=state.attempt.id)
     return wants
 
 
@@ -64,7 +66,7 @@ def _touched(before: HeadState, after: HeadState) -> Iterator[str]:
         yield from _changed_keys(before.services.by_key, after.services.by_key)
     if before.services.blocked is not after.services.blocked:
         yield from (node for node, _ in sorted(before.services.blocked ^ after.services.blocked))
-    if before.steps.by_key is not after.steps.by_key:
+    if before.steps.by_key is not after.steps.by_key or before.ending is not after.ending:
         yield HERE
     yield from sorted(before.notices.released ^ after.notices.released)
     if before.shares.wanted is not after.shares.wanted:

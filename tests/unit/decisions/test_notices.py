@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from agent.decisions.head import head_state as h
-from support.heads import TERM, TICK, History, Trace, goal, job, nodes, reported
+from support.heads import TERM, TICK, History, SaveJob, Trace, goal, job, nodes, reported, saved
 
 SAVES = replace(goal(1, retries=1), notice_signal=int(signal.SIGUSR1))
 JOINED = reported(2, joined=True)
@@ -19,7 +19,7 @@ RUNNING: History = [
     (5, h.Submitted("run-1")),
     (6, job("RUNNING")),
 ]
-SAVE = h.SaveJob("run-1", signal.SIGUSR1)
+SAVE = SaveJob("run-1")
 STOP = h.StopJob("run-1")
 
 
@@ -37,7 +37,7 @@ def saving() -> Trace:
 @pytest.mark.parametrize(
     ("then", "at", "why"),
     [
-        (h.SaveOver("run-1", "step 8 is saved"), 62, "step 8 is saved: stopping the job"),
+        (saved("step 8 is saved"), 62, "step 8 is saved: stopping the job"),
         (nodes(dead=(2,)), 62, "the job has not saved in time: stopping the job"),
         (TICK, 70, "the job has not saved in time: stopping the job"),
     ],

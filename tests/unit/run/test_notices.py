@@ -29,11 +29,13 @@ from support.heads import (
     TERM,
     TICK,
     Released,
+    SaveJob,
     Trace,
     goal,
     job,
     nodes,
     reported,
+    saved,
 )
 from support.run_records import NOW, record_of, submitted
 
@@ -43,7 +45,7 @@ if TYPE_CHECKING:
     from support.heads import History
 
 USR1 = 10
-SAVED = h.SaveOver("run-1", "the job has saved checkpoint-7")
+SAVED = saved("the job has saved checkpoint-7")
 
 
 def noticed(
@@ -61,7 +63,7 @@ def taken(workers: int = 1, retries: int = 0, least: int | None = None) -> HeadG
 
 def signals(trace: Trace) -> list[str]:
     """Return the actions on the job and the workers, in order."""
-    kinds = (h.SaveJob, h.StopJob, Released, h.ClearAttempt, h.EndRun)
+    kinds = (SaveJob, h.StopJob, Released, h.ClearAttempt, h.EndRun)
     return [type(action).__name__ for action in trace.effects if isinstance(action, kinds)]
 
 
@@ -74,7 +76,7 @@ ONE = noticed(2, 14.0, 10)
         ([ONE], ["SaveJob"]),
         ([ONE, noticed(2, 13.0, 11)], ["SaveJob"]),
         ([ONE, (12, SAVED)], ["SaveJob", "StopJob", "Released"]),
-        ([ONE, (12, h.SaveOver("run-0", "an earlier one"))], ["SaveJob"]),
+        ([ONE, (12, saved("another one", attempt=2))], ["SaveJob"]),
         ([ONE, (24, TICK)], ["SaveJob", "StopJob", "Released"]),
         ([ONE, noticed(2, 0.0, 12, has_left=True)], ["SaveJob", "StopJob"]),
         (
@@ -94,7 +96,7 @@ def test_the_job_saves_before_its_node_is_taken_away(history: History, actions: 
     """It is stopped after it has saved, or at the end of the notice; then the node may leave."""
     trace = Trace(taken(), [*PAIR, *history])
     assert signals(trace) == actions
-    assert [d.signum for d in trace.effects if isinstance(d, h.SaveJob)] == [USR1]
+    assert [d.id for d in trace.effects if isinstance(d, SaveJob)] == ["run-1"]
 
 
 def test_another_attempt_begins_as_soon_as_the_node_is_back() -> None:
