@@ -109,9 +109,11 @@ def verdict_of(report: JobReport, loss: str = "") -> Outcome:
         return ends.JOB_OUT_OF_MEMORY.outcome(code=code, details=details, before=after)
     if code:
         name = name_of_code(code)
-        details = f" ({report.place})" if report.place else ""
-        details += f": {report.first_message_line}" if report.place and report.message else ""
-        return ends.JOB_FAILED.outcome(code=code, code_name=name, details=details, before=after)
+        place = f" ({report.place})" if report.place else ""
+        message = f": {report.first_message_line}" if report.place and report.message else ""
+        return ends.JOB_FAILED.outcome(
+            code=code, code_name=name, place=place, message=message, before=after
+        )
 
     # Without a code, the reason that Ray gives.
     if report.blames_runtime_env:
@@ -193,6 +195,7 @@ class EndedAttempt(Value):
     epoch: int = 0  # of the Ray on which it ran
     announced: bool = False  # whether it was lost by announced losses of nodes alone
     cause: FailureCause | None = None  # why it was lost, if the job itself is the cause
+    plain: str = ""  # the reason without words of logs
 
     @property
     def tried(self) -> LostAttempt:

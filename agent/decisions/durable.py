@@ -133,6 +133,7 @@ class Durable(Value):
             epoch=self.epoch,
             announced=is_loss(end) and attempt.is_announced_loss(end),
             cause=attempt.own_cause(end, report) if is_loss(end) else None,
+            plain=end.plain,
         )
         over = replace(attempt, submitted=None)
         return replace(self, ended=(*self.ended, ended), attempt=over)

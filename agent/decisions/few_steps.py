@@ -22,8 +22,7 @@ def warn_of_few_steps(
     `progress` is that of its last attempt after all of its output, `total` the number of steps that
     this attempt's output names, and `checkpoint` what it resumed from, if known.
     """
-    without_losses = ends.JOB_SUCCEEDED.outcome(before="").reason
-    before = success.reason.removeprefix(without_losses)
+    before = success.before
     of = total or progress.of
     if of is not None and was_finished(progress, of, checkpoint):
         return ends.JOB_WAS_FINISHED.outcome(of=of, checkpoint=checkpoint, before=before)

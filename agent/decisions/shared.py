@@ -328,9 +328,9 @@ class Probes(Value):
 _SHOWN = 240  # characters of a line in a sentence
 
 
-def shortened(line: str) -> str:
-    """Return a line as far as a sentence shows it."""
-    return line if len(line) <= _SHOWN else f"{line[:_SHOWN]}…"
+def shortened(line: str, *, is_cut: bool = False) -> str:
+    """Return a line as far as a sentence shows it; a line that `is_cut` goes on."""
+    return f"{line[:_SHOWN]}…" if is_cut or len(line) > _SHOWN else line
 
 
 def place(node: str, rank: int | None) -> str:
@@ -343,7 +343,7 @@ class Known(Value):
     """A known line that was found in the job's output."""
 
     key: Required
-    line: str  # shortened
+    line: str  # its first characters
     cause: str
     what_to_do: str
     is_noise: bool = False
@@ -352,13 +352,24 @@ class Known(Value):
     rank: Count | None = None
     prefix: str = ""  # what launchers and loggers wrote before the line
     at: Timestamp | None = None  # when it arrived, by the clock of its node
+    is_cut: bool = False  # whether the line is longer
+
+    @property
+    def shown(self) -> str:
+        """Return the line as a sentence shows it."""
+        return shortened(self.line, is_cut=self.is_cut)
+
+    def cut(self) -> Known:
+        """Return it with the first characters of its line."""
+        line = self.line[:_SHOWN]
+        return replace(self, line=line, is_cut=self.is_cut or line != self.line)
 
     def sentence(self, node: str = "") -> str:
         """Return the message, with the name of another node."""
         if self.is_noise:
-            return f"noise in the job's output, to be ignored ({self.line!r}): {self.cause}"
+            return f"noise in the job's output, to be ignored ({self.shown!r}): {self.cause}"
         where = place(node, self.rank)
         what = "shows a symptom" if self.is_symptom else "shows"
         if self.is_seen:
-            return f"seen in the job's output{where}, which goes on: {self.cause} ({self.line!r})"
-        return f"the job's output{where} {what}: {self.cause}. {self.what_to_do}: {self.line!r}"
+            return f"seen in the job's output{where}, which goes on: {self.cause} ({self.shown!r})"
+        return f"the job's output{where} {what}: {self.cause}. {self.what_to_do}: {self.shown!r}"

@@ -46,13 +46,14 @@ Then = Literal["log", "retry", "stop", "lost"]
 
 # --- what nodes report about the job's work ------------------------------------------------------
 
-IDLE = "idle"
-CHECKPOINT_GROWS = "a checkpoint grows"
-SHARE_WRITES = "its share of the job writes"
-NO_REPORT = ("it cannot be looked at", "no answer within")
-"""Beginnings of reports that are no sign of work, nor of its absence."""
-FIRST_LOOK = "looked at for the first time"
-"""CPU time is a difference of two looks."""
+
+class NodeActivity(Value):
+    """What works for the job on a node, as the node reports it."""
+
+    work: str = ""  # what works, such as "GPU 3 at 97 %"; '' for nothing
+    writes: bool = False  # its share of the job has written since the last look
+    checkpoint_grows: bool = False
+    unknown: str = ""  # why it cannot be told; this is no sign of work, nor of its absence
 
 
 class Look(Value):
@@ -65,17 +66,15 @@ class Look(Value):
     task_at: float | None = None  # when a task of Ray finished last, if it is known
 
 
-def look_of(reports: Iterable[str], task_at: float | None = None) -> Look:
+def look_of(reports: Iterable[NodeActivity], task_at: float | None = None) -> Look:
     """Return what the reports of all nodes show."""
-    reports = set(reports) - {IDLE}
-    unknown = {report for report in reports if report.startswith(NO_REPORT) or report == FIRST_LOOK}
-    known = {CHECKPOINT_GROWS, SHARE_WRITES} & reports
-    working = sorted(reports - unknown - known)
+    reports = [*reports]
+    working = sorted(report.work for report in reports if report.work)
     return Look(
         work=working[0] if working else "",
-        writes=SHARE_WRITES in reports,
-        is_partial=bool(unknown),
-        checkpoint_grows=CHECKPOINT_GROWS in reports,
+        writes=any(report.writes for report in reports),
+        is_partial=any(report.unknown for report in reports),
+        checkpoint_grows=any(report.checkpoint_grows for report in reports),
         task_at=task_at,
     )
 
@@ -227,11 +226,22 @@ class Stalled(HeadEvent):
     setting: str = "AGENT_STALL"  # whose limit is over
     cause_key: str = ""  # rule and suspects without names and times: equal for the same cause
     nodes: tuple[str, ...] = ()  # of the suspects, by name; () where no node stands out
+    usual: str = ""  # as "usually 20 s", if it is known
 
     @property
-    def what_with_setting(self) -> str:
-        """Return for how long there was no progress, with the setting in parentheses."""
-        return with_setting(self.what, self.setting)
+    def sentence(self) -> str:
+        """Return for how long there was no progress, and the usual time in parentheses."""
+        return f"{self.what} ({self.usual})" if self.usual else self.what
+
+    def since_loss(self, nodes: str) -> str:
+        """Return for how long there was no progress since these nodes were lost."""
+        return f"{self.what} since the loss of {nodes} ({self.setting})"
+
+    @property
+    def with_setting(self) -> str:
+        """Return for how long there was no progress, with the setting in the parentheses."""
+        notes = f"{self.usual}, {self.setting}" if self.usual else self.setting
+        return f"{self.what} ({notes})"
 
 
 # --- the course of a watch -----------------------------------------------------------------------
@@ -313,23 +323,19 @@ def after_examination(
     return acted_on, "lost" if is_lost else rules.on_stall
 
 
-def sentence(alarm: Alarm, signs: JobSigns, now: float) -> str:
-    """Return for how long there was no step, or no sign of work."""
+def stalled(alarm: Alarm, signs: JobSigns, now: float) -> Stalled:
+    """Return for how long there was no step, or no sign of work, before it is examined."""
     long = duration_text(round(now - alarm.since))
     steps = signs.steps
+    usual = ""
     if alarm.rule is StallRule.QUIET:
-        return f"the job shows no sign of work for {long}"
-    if steps is None:
-        return f"the job has made no step for {long} since it began"
-    usual = "" if steps.usual is None else f" (usually {duration_text(round(steps.usual))})"
-    return f"the job has made no step for {long} since step {steps.last}{usual}"
-
-
-def with_setting(what: str, setting: str) -> str:
-    """Return such a sentence with the setting in its parenthesis."""
-    if what.endswith(")"):
-        return f"{what[:-1]}, {setting})"
-    return f"{what} ({setting})"
+        what = f"the job shows no sign of work for {long}"
+    elif steps is None:
+        what = f"the job has made no step for {long} since it began"
+    else:
+        what = f"the job has made no step for {long} since step {steps.last}"
+        usual = "" if steps.usual is None else f"usually {duration_text(round(steps.usual))}"
+    return Stalled(signs.attempt, what, usual=usual, setting=alarm.rule.setting)
 
 
 def after_stall(alarm: Alarm, signs: JobSigns, now: float) -> str:

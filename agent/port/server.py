@@ -26,6 +26,7 @@ from agent.base import times
 from agent.base.fields import news_of
 from agent.base.text import LAST_OUTPUT, map_texts
 from agent.base.typed import convert
+from agent.decisions.worker.worker_state import WorkerPhase
 from agent.port.access import PortAccess, host_names, is_signed_body, refusal_of
 from agent.port.glance import judged
 from agent.port.metrics import metrics
@@ -171,21 +172,20 @@ class Reader(Enum):
 
 
 def without_log_text(status: HeadStatus) -> HeadStatus:
-    """Return a status for anyone: a reason quotes a log behind its first colon."""
-    plain = map_texts(to_builtins(status), lambda text: text.partition(LAST_OUTPUT)[0])
-    status = convert(plain, HeadStatus)
-    attempts = tuple(replace(row, reason=_first_part(row.reason)) for row in status.attempts)
-    status = replace(status, attempts=attempts)
+    """Return a status for anyone: without words of logs in what ended, or ends."""
+    texts = map_texts(to_builtins(status), lambda text: text.partition(LAST_OUTPUT)[0])
+    status = convert(texts, HeadStatus)
+    attempts = tuple(replace(row, reason=row.plain) for row in status.attempts)
+    # a worker that leaves reports its verdict's reason
+    nodes = tuple(
+        replace(node, detail="") if node.phase == WorkerPhase.LEAVING.value else node
+        for node in status.nodes
+    )
+    status = replace(status, attempts=attempts, nodes=nodes)
     if status.verdict is None:
         return status
-    verdict = replace(status.verdict, reason=_first_part(status.verdict.reason), remedy="")
-    # a worker that leaves reports the reason, too
-    nodes = tuple(replace(node, detail=_first_part(node.detail)) for node in status.nodes)
-    return replace(status, verdict=verdict, nodes=nodes)
-
-
-def _first_part(reason: str) -> str:
-    return reason.partition(": ")[0]
+    verdict = replace(status.verdict, reason=status.verdict.plain, remedy="", before="")
+    return replace(status, verdict=verdict)
 
 
 def _text_of(status: JudgedStatus | PageStatus | WorkerStatus) -> StatusText:

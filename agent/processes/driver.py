@@ -277,8 +277,8 @@ class CpuUse:
     def __init__(self) -> None:
         self._last: tuple[float, float] | None = None
 
-    async def sample(self, submission_id: str | None) -> str:
-        """Return how many cores the job's processes use, or ''; the first sample cannot tell."""
+    async def sample(self, submission_id: str | None) -> str | None:
+        """Return how many cores the job's processes use, or ''; None at the first sample."""
         search = partial(job_processes, submission_id)
         processes = await result_in_thread(search, times.NODE_EXAMINED)
         used = sum(cpu_seconds(job.process) for job in processes)
@@ -286,7 +286,7 @@ class CpuUse:
         last = self._last
         self._last = (used, now)
         if last is None:
-            return "looked at for the first time"
+            return None
         last_used, last_at = last
         return busy_cores(used - last_used, now - last_at, len(processes))
 

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from agent.base.text import escaped, without_controls
 from agent.checks.finding import Finding, Level
-from agent.decisions.shared import place, shortened
+from agent.decisions.shared import place
 from agent.diagnosis.advice import RewardFailure, advise, failures_of
 from agent.diagnosis.searched_log import Log
 from agent.job.progress import LONGEST_LINE, Progress, ProgressReader
@@ -115,11 +115,11 @@ class KnownLines:
 
     def _cleaned(self, known: Known) -> Known:
         """Mask secrets before the line is shortened, since that could cut a secret in two."""
-        line = shortened(self._clean(known.line))
+        line = self._clean(known.line)
         cause = self._clean(known.cause)
         remedy = self._clean(known.what_to_do)
         prefix = self._clean(known.prefix)[:_LONGEST_PREFIX]
-        cleaned = replace(known, line=line, cause=cause, what_to_do=remedy, prefix=prefix)
+        cleaned = replace(known, line=line, cause=cause, what_to_do=remedy, prefix=prefix).cut()
         return replace(cleaned, at=self._clock() if known.at is None else known.at)
 
     def _say(self, node: str, known: Known) -> Known:
@@ -180,7 +180,7 @@ class KnownLines:
             if known.is_noise or known.is_seen:
                 continue
             cause = f"{node}: {known.cause}" if node else known.cause
-            what = f"{cause}{place('', known.rank)} ({known.line})"
+            what = f"{cause}{place('', known.rank)} ({known.shown})"
             warnings.append(Finding("job output", Level.WARN, what, known.what_to_do))
         return warnings
 

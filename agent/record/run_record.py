@@ -38,12 +38,13 @@ class AttemptOutcome(Value):
     end: str | None
     reason: str
     exit_code: int | None
+    plain: str = ""  # the reason without words of logs
 
 
 def outcomes_of(durable: Durable) -> tuple[AttemptOutcome, ...]:
     """Return all attempts of a run for the status and outcome.json."""
     outcomes = [
-        AttemptOutcome(one.number, one.start, one.end, one.reason, one.exit_code)
+        AttemptOutcome(one.number, one.start, one.end, one.reason, one.exit_code, one.plain)
         for one in durable.ended
     ]
     attempt = durable.open_attempt

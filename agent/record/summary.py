@@ -256,7 +256,7 @@ def _stalled(events: list[_Event], node: Path) -> list[str]:
     if not stalls:
         return []
     *before, last = stalls.values()
-    what = f"{last.what}: {last.suspects}" if last.suspects else last.what
+    what = f"{last.sentence}: {last.suspects}" if last.suspects else last.sentence
     where = [f"attempt {last.attempt}"]
     stacks = stacks_file(last.attempt)
     if (node / stacks).exists():

@@ -171,7 +171,7 @@ def _named_before(text: str, named: tuple[Known, ...]) -> list[Log]:
     return [
         Log("", JOB_LOG, f"{known.prefix}{known.line}", at=known.at)
         for known in named
-        if known.line.removesuffix("…") not in text
+        if known.line not in text
     ]
 
 

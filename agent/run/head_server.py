@@ -387,7 +387,7 @@ class RunStatus:
         if then == "retry" and state.last_attempt_number <= stalled.attempt:
             then = "log"
         return StallStatus(
-            what=stalled.what,
+            what=stalled.sentence,
             then=then,
             suspects=self._run.redactor.clean(stalled.suspects) if with_suspects else "",
             nodes=stalled.nodes,

@@ -16,23 +16,17 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import anyio
+import msgspec
 from msgspec.structs import replace
 
 from agent.base import times
+from agent.base.text import escaped, map_texts
+from agent.base.typed import convert
 from agent.checks.finding import Finding, Level
 from agent.decisions import stall
 from agent.decisions.head.head_state import HeadPhase
 from agent.decisions.shared import HERE
-from agent.decisions.stall import (
-    CHECKPOINT_GROWS,
-    IDLE,
-    SHARE_WRITES,
-    JobSigns,
-    Next,
-    Stalled,
-    StallRules,
-    look_of,
-)
+from agent.decisions.stall import JobSigns, Next, NodeActivity, Stalled, StallRules, look_of
 from agent.diagnosis.stacks import same_suspects
 from agent.job.job import prints_steps
 from agent.port.protocol import BUSY, STACKS
@@ -76,29 +70,34 @@ class Diagnostics:
         self._examiner = NodeExaminer(run)
 
     async def collect(self, what: str, submission_id: str | None = None) -> str:
-        """Return one of the diagnostics, or why it failed: a failure is no sign of an idle job."""
+        """Return one of the diagnostics as text for the head."""
         if what == STACKS:
             return await self._examiner.examine(submission_id)
-        text = await self._run.best_effort(
-            f"a look at the job here ({what})", self._examine_activity, submission_id
+        activity = await self._run.best_effort(
+            f"a look at the job here ({what})", self._look_at, submission_id
         )
-        return f"it cannot be looked at: {text.reason}" if isinstance(text, Failure) else text
+        if isinstance(activity, Failure):  # no sign of an idle job
+            activity = NodeActivity(unknown=activity.reason)
+        return msgspec.json.encode(activity).decode()
 
-    async def _examine_activity(self, submission_id: str | None) -> str:
-        """Return what works for the job on this node, or that nothing does."""
+    async def _look_at(self, submission_id: str | None) -> NodeActivity:
+        """Return what works for the job on this node."""
         before = self._last_output
         self._last_output = self._run.stats.last_share_output
         if await self._checkpoint_grows():
-            return CHECKPOINT_GROWS
+            return NodeActivity(checkpoint_grows=True)
         if self._last_output != before:
-            return SHARE_WRITES
+            return NodeActivity(writes=True)
         gpus = self._read_gpus()
         if gpus:
             at_work = (gpu for gpu in gpus if gpu.is_working)
-            return next((f"GPU {gpu.index} at {gpu.use} %" for gpu in at_work), IDLE)
+            return NodeActivity(next((f"GPU {gpu.index} at {gpu.use} %" for gpu in at_work), ""))
 
         # No GPU reports its use: do the processes of the job use the CPUs?
-        return await self._cpu_use.sample(submission_id) or IDLE
+        used = await self._cpu_use.sample(submission_id)
+        if used is None:  # CPU time is a difference of two looks
+            return NodeActivity(unknown="looked at for the first time")
+        return NodeActivity(used)
 
     def _read_gpus(self) -> list[GpuFigures]:
         """Return the GPUs as they were read last, with their power; none if it was long ago."""
@@ -122,6 +121,14 @@ class Diagnostics:
         changed_at = max((changed for _, _, changed in newest.files), default=0) / 1e9
         is_new = abs(time.time() - changed_at) < _CHECKPOINT_GROWS
         return is_new or (before is not None and newest != before)
+
+
+def activity_of(text: str) -> NodeActivity:
+    """Read what a node reports of the job; any other text is why it does not."""
+    try:
+        return convert(map_texts(msgspec.json.decode(text), escaped), NodeActivity)
+    except (msgspec.DecodeError, msgspec.ValidationError, UnicodeError, RecursionError):
+        return NodeActivity(unknown=escaped(text) or "no answer")
 
 
 _MOST_FINDINGS = 20  # most stalls in /status, the newest
@@ -216,7 +223,7 @@ class StallWatch:
         """Look at all nodes, and at Ray's tasks; examine the job if the alarm stands."""
         # Does it work on any node, or has a task finished lately?
         reports = await self._ask_all(BUSY, _STALL_BUSY)
-        look = look_of(reports.values())
+        look = look_of(map(activity_of, reports.values()))
         asks_ray = stall.is_limit_over(self._state, rules, signs, self._run.now())
         if self._link is not None and asks_ray and not look.work:
             finished = await self._link.last_finished(times.STALL_TASKS)
@@ -237,11 +244,10 @@ class StallWatch:
         """Examine the job on all nodes; log what was found, and send what follows."""
         assert alarm is not None  # noqa: S101 - the reason of the examination
         is_first = not alarm.examinations
-        setting = alarm.rule.setting
-        what = stall.sentence(alarm, signs, self._run.now())
+        stalled = stall.stalled(alarm, signs, self._run.now())
         if is_first:
             doing = f"examining the job on all nodes, up to {times.STALL_STACKS:g} s"
-            say(f"{stall.with_setting(what, setting)}: {doing}", "warning")
+            say(f"{stalled.with_setting}: {doing}", "warning")
         since = self._run.utc(alarm.since)[11:16]
         examined = await self._examiner.examine(signs.attempt, since)
         former = None if is_first else self._last_found
@@ -259,20 +265,25 @@ class StallWatch:
 
         # The finding, and what follows.
         if is_first:
-            self._report(what, setting, examined, signs.attempt)
+            self._report(stalled, examined)
         if is_first or then != "log":
-            key = f"{alarm.rule.value}: {examined.cause_key}"
-            nodes = examined.suspected_nodes
-            self._send(Stalled(signs.attempt, what, examined.sentence, then, setting, key, nodes))
+            examination = replace(
+                stalled,
+                suspects=examined.sentence,
+                then=then,
+                cause_key=f"{alarm.rule.value}: {examined.cause_key}",
+                nodes=examined.suspected_nodes,
+            )
+            self._send(examination)
 
-    def _report(self, what: str, setting: str, examined: Examination, attempt: int) -> None:
+    def _report(self, stalled: Stalled, examined: Examination) -> None:
         """Log a stall, and show it among the warnings."""
         for line in examined.evidence:
             say(f"stall: {line}")
-        path = self._run.folder.file(stacks_file(attempt))
+        path = self._run.folder.file(stacks_file(stalled.attempt))
         where = f"{examined.sentence}; all stacks are in {path}"
-        remedy = _REMEDY.format(setting=setting)
-        finding = Finding("stall", Level.WARN, f"{what}: {where}", remedy)
+        remedy = _REMEDY.format(setting=stalled.setting)
+        finding = Finding("stall", Level.WARN, f"{stalled.sentence}: {where}", remedy)
         self._status.stalls = (*self._status.stalls, finding)[-_MOST_FINDINGS:]
         say(finding.sentence(), "warning")
 

@@ -36,7 +36,7 @@ from agent.decisions.head.boot_waits import pending_waits, stop_deadline, submit
 from agent.decisions.head.head_state import HeadPhase, JobShares, JobWatch, Saving, leave
 from agent.decisions.head.losses import ray_lost_outcome
 from agent.decisions.shared import Item, LogLine, Refused, Step, StopAsked, Tick
-from agent.decisions.stall import Stalled, with_setting
+from agent.decisions.stall import Stalled
 from agent.plan import waits as wait_keys
 
 if TYPE_CHECKING:
@@ -291,15 +291,14 @@ def _end_of_stall(state: HeadState, event: Stalled) -> Outcome | None:
     lost = state.attempt.lost_nodes
     suspects = f": {event.suspects}" if event.suspects else ""
     if event.then == "lost" and lost:
-        since = f"{event.what} since the loss of {listed(lost)}"
         row = ends.STALLED_SINCE_LOSS
-        what = with_setting(since, event.setting)
+        what = event.since_loss(listed(lost))
     elif event.then == "retry":
         row = ends.STALLED
-        what = event.what_with_setting
+        what = event.with_setting
     elif event.then == "stop":
         row = ends.STALL_STOPS
-        what = event.what_with_setting
+        what = event.with_setting
     else:
         return None
     return row.outcome(what=what, suspects=suspects, attempt=event.attempt)

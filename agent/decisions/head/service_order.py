@@ -296,13 +296,15 @@ def _lost_for_good(state: HeadState, key: Key, item: Item, now: float) -> Outcom
     overdue = item.step is Step.PENDING and not first and now >= item.deadline
 
     if ended and not item.was_ready:
-        loss = f"{title} ended before it was ready"
+        what = f"{title} ended before it was ready"
     elif no_restart_left or overdue:
-        loss = f"{title} is lost for good"
+        what = f"{title} is lost for good"
     else:
         return None
     evidence = item.evidence or "it no longer answers"
-    return ends.SERVICE_LOST.outcome(loss=loss, evidence=evidence, name=key[1], remedy=spec.remedy)
+    return ends.SERVICE_LOST.outcome(
+        service=what, evidence=evidence, name=key[1], remedy=spec.remedy
+    )
 
 
 _UNKNOWN = "?"  # the disk of a node without facts: it may be shared with any other

@@ -111,6 +111,8 @@ def _lost_attempts(run_id: str, count: int, utc: str) -> tuple[EndedAttempt, ...
     """Return so many attempts of which nothing is known but that they were lost with their head."""
     end = ends.HEAD_LOST
     return tuple(
-        EndedAttempt(number, f"{run_id}-{number}", utc, utc, end.reason, end.exit_code)
+        EndedAttempt(
+            number, f"{run_id}-{number}", utc, utc, end.reason, end.exit_code, plain=end.reason
+        )
         for number in range(1, count + 1)
     )

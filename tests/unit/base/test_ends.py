@@ -26,6 +26,11 @@ CODES: dict[Kind, set[int]] = {
     Kind.BUG: {70},
 }
 """The exit codes of each kind; BY_CALLER where the job or a signal decides."""
+QUOTES = {
+    *("reason", "evidence", "details", "message", "error", "words", "why", "failure", "refusal"),
+    *("loss", "before", "suspects", "last", "cause"),
+}
+"""Words of an outcome that may quote the output of a program."""
 ENDS = {name: row for name, row in vars(ends).items() if isinstance(row, Outcome)}
 
 
@@ -43,8 +48,14 @@ def calls_of_rows() -> Iterator[tuple[str, str, ast.Call]]:
 
 def words_of(row: Outcome) -> set[str]:
     """Return the names in the templates of a row."""
-    templates = (row.reason, row.culprit, row.remedy)
-    return {name for text in templates for _, name, _, _ in string.Formatter().parse(text) if name}
+    return {
+        name for text in (row.reason, row.culprit, row.remedy, row.plain) for name in names_in(text)
+    }
+
+
+def names_in(template: str) -> set[str]:
+    """Return the names in a template."""
+    return {name for _, name, _, _ in string.Formatter().parse(template) if name}
 
 
 @pytest.mark.parametrize("name", ENDS)
@@ -52,6 +63,14 @@ def test_the_code_of_each_row_belongs_to_its_kind(name: str) -> None:
     """A kind has the exit codes that docs/reference/exit-codes.md lists."""
     row = ENDS[name]
     assert row.exit_code in CODES[row.kind]
+
+
+@pytest.mark.parametrize("name", ENDS)
+def test_a_plain_reason_has_no_words_of_logs(name: str) -> None:
+    """Readers without the token get it: evidence, messages and causes may quote an output."""
+    row = ENDS[name]
+    assert names_in(row.plain or row.reason) & QUOTES == set()
+    assert row.outcome(code=1, **dict.fromkeys(words_of(row), 1)).plain
 
 
 def test_all_codes_are_documented() -> None:

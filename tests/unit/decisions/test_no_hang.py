@@ -71,7 +71,7 @@ def watched(printer: Printer, course: Course, seed: int, most: float) -> Watched
             state, follows = stall.after_look(state, rules, signs, look, now)
             if follows is Next.EXAMINE and (before is None or before.alarm is None):
                 assert state.alarm is not None
-                alarms.append(f"{now:.0f}: {stall.sentence(state.alarm, signs, now)}")
+                alarms.append(f"{now:.0f}: {stall.stalled(state.alarm, signs, now).sentence}")
                 alarm_at = min(alarm_at, now)
                 if is_hang:
                     break

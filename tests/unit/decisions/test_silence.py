@@ -208,12 +208,16 @@ def test_a_stall_ends_a_run_where_no_attempt_is_to_follow(retries: int, then: Th
 
 def test_the_setting_of_a_stall_is_in_its_parenthesis() -> None:
     """The sentence has one parenthesis, and names the setting whose limit is over."""
-    what = "the job has made no step for 12 min since step 41 (usually 3 min)"
-    event = replace(STALLED, what=what, then="stop", setting="AGENT_FIRST_STEP")
+    what = "the job has made no step for 12 min since step 41"
+    event = replace(
+        STALLED, what=what, usual="usually 3 min", then="stop", setting="AGENT_FIRST_STEP"
+    )
     trace = Trace(goal(1), [*PAIR, (40, event)])
     trace.take(job("STOPPED"), 45)
     (end,) = trace.outcomes
-    assert end.reason.startswith(f"{what[:-1]}, AGENT_FIRST_STEP): rank 1 on pod2 ")
+    reason = f"{what} (usually 3 min, AGENT_FIRST_STEP): rank 1 on pod2 "
+    assert end.reason.startswith(reason)
+    assert end.plain == f"{what} (usually 3 min, AGENT_FIRST_STEP)"
 
 
 def test_a_job_that_succeeds_before_its_stop_was_not_stalled() -> None:

@@ -18,6 +18,7 @@ from agent.decisions.stall import (
     JobSigns,
     Look,
     Next,
+    NodeActivity,
     StallRule,
     StallRules,
     StallState,
@@ -446,14 +447,15 @@ def test_later_examinations_must_agree_three_times_in_a_row() -> None:
 
 def test_the_reports_of_nodes_make_a_look() -> None:
     """Nodes that do not answer are neither idle nor at work."""
-    assert look_of(["idle", "idle"]) == IDLE
-    assert look_of(["idle", "GPU 3 at 97 %"]) == Look("GPU 3 at 97 %")
-    assert look_of(["its share of the job writes"]) == Look(writes=True)
-    assert look_of(["a checkpoint grows", "1.00 cores"]) == Look(
+    idle = NodeActivity()
+    assert look_of([idle, idle]) == IDLE
+    assert look_of([idle, NodeActivity("GPU 3 at 97 %")]) == Look("GPU 3 at 97 %")
+    assert look_of([NodeActivity(writes=True)]) == Look(writes=True)
+    works = NodeActivity("1.00 cores")
+    assert look_of([NodeActivity(checkpoint_grows=True), works]) == Look(
         "1.00 cores", checkpoint_grows=True
     )
-    for unknown in ("no answer within 15 s", "it cannot be looked at: x", stall.FIRST_LOOK):
-        assert look_of(["idle", unknown]) == Look(is_partial=True)
+    assert look_of([idle, NodeActivity(unknown="no answer within 15 s")]) == Look(is_partial=True)
 
 
 @pytest.mark.parametrize(
@@ -478,4 +480,8 @@ def test_the_reports_of_nodes_make_a_look() -> None:
 )
 def test_a_stall_is_described(alarm: Alarm, seen: JobSigns, text: str) -> None:
     """By the rule that found it."""
-    assert stall.sentence(alarm, seen, 1720.0) == text
+    stalled = stall.stalled(alarm, seen, 1720.0)
+    assert stalled.sentence == text
+    setting = "AGENT_FIRST_STEP" if alarm.rule is StallRule.FIRST_STEP else "AGENT_STALL"
+    without_end = text[:-1] + ", " if text.endswith(")") else f"{text} ("
+    assert stalled.with_setting == f"{without_end}{setting})"

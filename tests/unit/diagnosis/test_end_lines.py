@@ -11,7 +11,7 @@ from agent.diagnosis.find_cause import diagnose_logs
 from agent.diagnosis.searched_log import Log
 
 OUT_OF_MEMORY = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.50 GiB."
-FAILED = ends.JOB_FAILED.outcome(code=1, code_name="1", details="", before="")
+FAILED = ends.JOB_FAILED.outcome(code=1, code_name="1", place="", message="", before="")
 
 
 def test_a_success_has_one_line() -> None:

@@ -76,7 +76,8 @@ def test_other_hosts_get_no_output_of_programs() -> None:
     """Evidence may end with what a program printed, and a remedy may quote a line of a log."""
     evidence, remedy = "exit code 1; last output: loading my-data", "job.log shows why: my-line"
     reason = "the job failed with exit code 1 (rank 3 on pod1): ValueError: my-line"
-    verdict = Outcome(Kind.JOB_FAILED, 1, reason, remedy=remedy)
+    shown = "the job failed with exit code 1 (rank 3 on pod1)"
+    verdict = Outcome(Kind.JOB_FAILED, 1, reason, remedy=remedy, plain=shown)
     seen = []
     with streamed_head() as head:
         head.status = replace(altered(A_HEAD, "services", detail=evidence), verdict=verdict)
@@ -84,7 +85,6 @@ def test_other_hosts_get_no_output_of_programs() -> None:
             status = ask(head.port, "GET", "/status", source=source).data
             ended = status["verdict"]
             seen.append((status["services"][0]["detail"], ended["reason"], ended["remedy"]))
-    shown = "the job failed with exit code 1 (rank 3 on pod1)"
     assert seen == [(evidence, reason, remedy), ("exit code 1", shown, "")]
 
 

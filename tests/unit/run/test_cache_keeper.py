@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 KIND = NodeKind("", "", "x86_64", "ab", "", "3.11.7", {"torch": "2.8.0"})
 DONE = ends.JOB_SUCCEEDED.outcome(before="")
-FAILED = ends.JOB_FAILED.outcome(code=7, code_name="7", details="", before="")
+FAILED = ends.JOB_FAILED.outcome(code=7, code_name="7", place="", message="", before="")
 LOST = ends.HEAD_LOST.outcome()
 STOPPED = ends.JOB_STOPPED.outcome(before="")
 REFUSED = ends.REFUSED.outcome(reason="x", culprit="x", remedy="x")

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.processes
 
-FAILED = ends.JOB_FAILED.outcome(code=1, code_name="1", before="", details="")
+FAILED = ends.JOB_FAILED.outcome(code=1, code_name="1", before="", place="", message="")
 OK = reply(b"ok")
 
 

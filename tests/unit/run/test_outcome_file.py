@@ -42,7 +42,7 @@ def test_the_outcome_has_the_contracts_fields(tmp_path: Path) -> None:
     assert write_outcome(tmp_path, outcome_text(outcome)) is None
     data = json.loads((tmp_path / "outcome.json").read_text())
     assert {field: data.get(field) for field in contract} == contract
-    attempt = AttemptOutcome(1, "2025-01-01T00:00:00Z", "2025-01-01T01:00:00Z", "lost", 75)
+    attempt = AttemptOutcome(1, "2025-01-01T00:00:00Z", "2025-01-01T01:00:00Z", "lost", 75, "out")
     outage = OutageRecord("reward server", "pod0", "2025-01-01T00:00:00Z")
     write_outcome(tmp_path, outcome_text(outcome, [attempt], [outage]))
     data = json.loads((tmp_path / "outcome.json").read_text())
@@ -53,6 +53,7 @@ def test_the_outcome_has_the_contracts_fields(tmp_path: Path) -> None:
             "end": "2025-01-01T01:00:00Z",
             "reason": "lost",
             "exit_code": 75,
+            "plain": "out",
         }
     ]
     assert data["outages"] == [

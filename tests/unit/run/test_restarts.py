@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 JOB = ["python", "train.py"]
 KEY = {"RUNPOD_API_KEY": "rpa_0123456789abcdef0123"}
 DONE = ends.JOB_SUCCEEDED.outcome(before="")
-FAILED = ends.JOB_FAILED.outcome(code=5, code_name="5", details="", before="")
+FAILED = ends.JOB_FAILED.outcome(code=5, code_name="5", place="", message="", before="")
 NO_WORKERS = ends.NOT_IN_TIME.outcome(what="workers", evidence="none", remedy="")
 LOST = ends.RAY_LOST_ON_HEAD.outcome(evidence="killed")
 STOPPED = ends.STOPPED_BY_SIGNAL.outcome(code=143, signal="SIGTERM")

@@ -9,6 +9,7 @@ import time
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 import anyio
+import msgspec
 import pytest
 from msgspec.structs import replace
 
@@ -18,7 +19,7 @@ from agent.decisions.attempts import LostAttempt
 from agent.decisions.head import head_decide as head
 from agent.decisions.head.head_state import HeadPhase
 from agent.decisions.shared import HERE, SAMPLE, SCORE, Answer, Question, QuestionKind
-from agent.decisions.stall import CHECKPOINT_GROWS, IDLE, Stalled
+from agent.decisions.stall import NodeActivity, Stalled
 from agent.diagnosis.node_findings import NodeFindings, decode, encode
 from agent.diagnosis.stacks import Frame, ProcessStack, ThreadStack
 from agent.job.progress import Progress
@@ -34,7 +35,7 @@ from agent.run.effects import REAL
 from agent.run.head_server import request_log
 from agent.run.node_run import NodeRun
 from agent.run.questions import Prober, Questions
-from agent.run.stall import Diagnostics, StallWatch, rules_of
+from agent.run.stall import Diagnostics, StallWatch, activity_of, rules_of
 from agent.settings.redact import MASK, Redactor
 from support.free_ports import free_port
 from support.heads import NOTHING_DURABLE, after_losses, goal, reported
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
 
 
 PLACE = Placeholders("127.0.0.1", "127.0.0.1", "0")
+FIRST_LOOK = NodeActivity(unknown="looked at for the first time")
 
 
 # --- a worker, and the head ----------------------------------------------------------------------
@@ -105,24 +107,28 @@ def test_a_worker_reports_utilization_and_stacks(run: NodeRun) -> None:
 
     anyio.run(tell_both)
     (busy, stacks) = (asked.for_report()[0] or {}).values()
-    assert busy == IDLE
+    assert activity_of(busy) == NodeActivity()
     assert decode(stacks, "pod2").stacks == ()
     assert len(events) == 4
 
 
 @pytest.mark.parametrize(
     ("power", "at", "answer"),
-    [(400, 1.0, "GPU 0 at 100 %"), (131, 1.0, IDLE), (400, -100.0, "looked at for the first time")],
+    [
+        (400, 1.0, NodeActivity("GPU 0 at 100 %")),
+        (131, 1.0, NodeActivity()),
+        (400, -100.0, FIRST_LOOK),
+    ],
     ids=["at work", "in a hung collective", "read long ago"],
 )
 def test_a_gpu_that_waits_does_not_work(
-    run: NodeRun, power: int, at: float, answer: str, monkeypatch: pytest.MonkeyPatch
+    run: NodeRun, power: int, at: float, answer: NodeActivity, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its utilization alone says that a hung collective does."""
     gpu = GpuFigures(0, use=100, power=power, usual_power=500)
     run.figures.newest = Figures(at=at, gpus=(gpu,))
     monkeypatch.setattr(NodeRun, "now", lambda _run: 2.0)
-    assert anyio.run(Diagnostics(run).collect, BUSY) == answer
+    assert activity_of(anyio.run(Diagnostics(run).collect, BUSY)) == answer
 
 
 def test_a_checkpoint_that_grows_is_work(
@@ -135,27 +141,31 @@ def test_a_checkpoint_that_grows_is_work(
     shard.parent.mkdir(parents=True)
     shard.write_bytes(b"x")
     diagnostics = Diagnostics(run)
-    assert anyio.run(diagnostics.collect, BUSY) == CHECKPOINT_GROWS
+
+    def grows() -> bool:
+        return activity_of(anyio.run(diagnostics.collect, BUSY)).checkpoint_grows
+
+    assert grows()
     os.utime(shard, (1e9, 1e9))
-    assert anyio.run(diagnostics.collect, BUSY) == CHECKPOINT_GROWS
-    assert anyio.run(diagnostics.collect, BUSY) != CHECKPOINT_GROWS
+    assert grows()
+    assert not grows()
     shard.write_bytes(b"xx")
     os.utime(shard, (1e9, 1e9))
-    assert anyio.run(diagnostics.collect, BUSY) == CHECKPOINT_GROWS
+    assert grows()
 
 
 def test_a_share_that_writes_is_no_share_that_hangs(run: NodeRun) -> None:
     """Output since the last look is progress; otherwise CPU use decides."""
     diagnostics, lines = Diagnostics(run), run.stats.share_lines(1)
 
-    async def look() -> str:
-        return await diagnostics.collect(BUSY)
+    def look() -> NodeActivity:
+        return activity_of(anyio.run(diagnostics.collect, BUSY))
 
-    assert anyio.run(look) == "looked at for the first time"
-    assert anyio.run(look) == IDLE
+    assert look() == FIRST_LOOK
+    assert look() == NodeActivity()
     lines.write(b"step 1\n", lambda _: False)
-    assert anyio.run(look) == "its share of the job writes"
-    assert anyio.run(look) == IDLE
+    assert look() == NodeActivity(writes=True)
+    assert look() == NodeActivity()
 
 
 def test_no_answer_is_lost_to_another(run: NodeRun, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -222,9 +232,14 @@ def test_a_request_for_stacks_goes_to_a_worker_and_back(run: NodeRun) -> None:
         return found
 
     first, second, stacks = anyio.run(look_twice)
-    assert first == "looked at for the first time"
-    assert second == IDLE
+    assert activity_of(first or "") == FIRST_LOOK
+    assert activity_of(second or "") == NodeActivity()
     assert decode(stacks or "", "pod2").stacks == ()
+
+
+def encoded(work: str = "") -> str:
+    """Return what a node reports of its work for the job."""
+    return msgspec.json.encode(NodeActivity(work)).decode()
 
 
 class Job(NamedTuple):
@@ -275,8 +290,11 @@ class OneHead:
 
     def __init__(self, run: NodeRun, monkeypatch: pytest.MonkeyPatch) -> None:
         self.run, self.time, self.said = run, 0.0, []  # type: ignore[var-annotated]  # of texts
-        self.answers = {BUSY: IDLE, STACKS: found_on(HERE, 0, "compute_score", f"GPU 0: {SECRET}")}
-        self.workers = {BUSY: IDLE, STACKS: found_on("agent2", 1, "train", "")}
+        self.answers = {
+            BUSY: encoded(),
+            STACKS: found_on(HERE, 0, "compute_score", f"GPU 0: {SECRET}"),
+        }
+        self.workers = {BUSY: encoded(), STACKS: found_on("agent2", 1, "train", "")}
         self.asked: list[str] = []
         self.shown, self.ray = Shown(), Ray(None)
         monkeypatch.setattr(NodeRun, "now", lambda _run: self.time)
@@ -321,7 +339,7 @@ class OneHead:
         """Return what the head's decisions were sent, and what follows."""
         sent = [event for event in self.events if isinstance(event, Stalled)]
         assert all("compute_score" in event.suspects for event in sent)
-        return [(event.what, event.then) for event in sent]
+        return [(event.sentence, event.then) for event in sent]
 
 
 def replace_state(state: HeadState, fleet: object, phase: HeadPhase) -> HeadState:
@@ -501,9 +519,9 @@ def test_any_sign_of_work_is_one(sign: str, watched: OneHead) -> None:
     if sign == "output":
         watched.shown.job_lines = Job(8.0)
     elif sign == "a busy node":
-        watched.answers[BUSY] = "GPU 0 at 90 %"
+        watched.answers[BUSY] = encoded("GPU 0 at 90 %")
     elif sign == "a busy worker":
-        watched.workers[BUSY] = "1.00 cores"
+        watched.workers[BUSY] = encoded("1.00 cores")
     elif sign == "a silent worker":
         del watched.workers[BUSY]
     elif sign == "a finished task":

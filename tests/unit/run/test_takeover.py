@@ -184,7 +184,7 @@ def test_a_worker_killed_while_it_leaves_has_decided(root: Path) -> None:
 
     What the killed agent was about to stop is stopped before that: the pod may be held.
     """
-    failed = ends.JOB_FAILED.outcome(code=7, code_name="7", details="", before="")
+    failed = ends.JOB_FAILED.outcome(code=7, code_name="7", place="", message="", before="")
     run = node_run_with(root, ())
     ray = subprocess.Popen(["sleep", "60"], start_new_session=True)
     anyio.run(record_end, run, w.EndWorker(failed))
