@@ -220,6 +220,17 @@ class JobWant(Want):
 Wants = Mapping[str, Want]
 
 
+def kept_or_next(item: ItemReport | None, first: int) -> int:
+    """Return the generation to want of what is to run on: the one that runs, or else the next.
+
+    It is at least `first`: what runs of an earlier generation is replaced.
+    """
+    if item is None or item.generation < first:
+        return first
+    is_over = item.step is not Step.PENDING and not item.is_running
+    return item.generation + 1 if is_over else item.generation
+
+
 class QuestionKind(str, Enum):
     """What a head asks of a node."""
 

@@ -88,6 +88,10 @@ class Executor:
         for name in {**self._items, **wants}:
             self._reconcile(name)
 
+    def adopt(self, name: str, want: Want) -> None:
+        """Run what an earlier agent left here on: it is ready, and its runner finds it."""
+        self._begin(name, want, Step.READY)
+
     async def close(self) -> None:
         """End everything at once; return when all has ended. What is left ends with this agent."""
         self._is_closing = True
@@ -111,7 +115,7 @@ class Executor:
         elif want is not None and is_new(want, item):
             self._begin(name, want)
 
-    def _begin(self, name: str, want: Want) -> None:
+    def _begin(self, name: str, want: Want, step: Step = Step.PENDING) -> None:
         if want.is_over:
             why = "stopped before it began"
             self._report(ItemReport(name, Step.LOST, why, want.generation, was_stopped=True))
@@ -123,7 +127,7 @@ class Executor:
             self._report(ItemReport(name, Step.LOST, what, want.generation))
             return
         self._running[name] = anyio.CancelScope()
-        self._report(ItemReport(name, Step.PENDING, "", want.generation, is_running=True))
+        self._report(ItemReport(name, step, "", want.generation, is_running=True))
         self._tasks.start_soon(self._run, name, want, runner)
 
     async def _run(self, name: str, want: Want, runner: Runner) -> None:

@@ -178,6 +178,10 @@ class SurvivingProcesses:
         """Return whether this node's Ray still runs and was not adopted yet."""
         return RAY in self.running
 
+    def has_generation(self, generation: int) -> bool:
+        """Return whether a worker's Ray of this generation still runs."""
+        return self.has_ray and self.record.ray_generation == generation
+
     def end_ray(self) -> None:
         """Kill a Ray that cannot be used, and leftovers of a Ray that has ended."""
         ray = self.running.pop(RAY, None)

@@ -29,20 +29,19 @@ from msgspec.structs import replace
 
 from agent.base.errors import PreflightError
 from agent.decisions import worker
-from agent.decisions.shared import SHARE, LogLine, Publish, Refused, StopAsked, Tick
+from agent.decisions.shared import RAY, SHARE, LogLine, Publish, Refused, StopAsked, Tick
 from agent.decisions.worker import worker_state as w
 from agent.job.addresses import with_addresses
-from agent.job.gpu_split import JOB_GPUS
 from agent.job.job import job_identity
 from agent.job.services import Placeholders, digest
-from agent.plan.plan import RAY, versions
+from agent.plan.plan import versions
 from agent.plan.plan_services import service_only_ranks
 from agent.port.client import HeadLink
 from agent.port.protocol import Applied, Bye, Hello, Reply, Report
 from agent.port.server import AgentServer
 from agent.port.status_model import HeadAddress, ItemStatus, WaitStatus, WorkerStatus
 from agent.processes import driver
-from agent.processes.waiting import Inbox, NotYet, until
+from agent.processes.waiting import Inbox
 from agent.record.log import say
 from agent.record.run_record import fingerprint
 from agent.run import make_ready
@@ -51,8 +50,9 @@ from agent.run.end import end_role
 from agent.run.executor import Executor
 from agent.run.failure_bundle import make_bundle
 from agent.run.job_share import JobShare
+from agent.run.local_ray import WorkerRay
 from agent.run.local_services import LocalWork
-from agent.run.node_run import NodeRun, kill_leftovers, say_line, stop_ray, watch_until_end
+from agent.run.node_run import NodeRun, say_line
 from agent.run.questions import Questions
 from agent.settings.jobs import NO_JOB
 from agent.settings.rules import may_listen_on
@@ -66,8 +66,7 @@ if TYPE_CHECKING:
     from agent.base.ends import Outcome
     from agent.node.facts import Facts
     from agent.plan.plan import Plan
-    from agent.processes.process import Child
-    from agent.run.executor import Runner
+    from agent.run.executor import Clear, Runner
 
 _GOODBYE = 1.0  # For a last report that the head need not receive.
 # For one that the head must receive: the cause of the end is on this worker.
@@ -93,14 +92,13 @@ class WorkerAgent:
         self._log_tail: str | None = None  # the end of the log; the goodbye is sent once it is set
 
         # What runs on this node.
-        self._ray: Child | None = None
+        self._ray = WorkerRay(run, lambda: self._state)
         self._work = LocalWork(run, self._place)
         self._share = JobShare(run, self._place)
-        self._executor = Executor(tasks, self._runner_of, self._inbox.put)
+        self._executor = Executor(tasks, self._runner_of, self._inbox.put, self._clear_of)
 
         # Addresses of this node.
         self._own_ip = ""
-        self._ray_ip = ""  # the address with which this node's Ray was started
         self._addressed = anyio.Event()
 
     def _head_link(self) -> HeadLink:
@@ -142,8 +140,8 @@ class WorkerAgent:
         )
 
         # Does a killed agent's Ray still run? It is adopted.
-        if self._state.ray is w.RayStep.UP:
-            await self._start_ray(self._state.head_ip or "")
+        for name, want in self._state.head_wants.items():
+            self._executor.adopt(name, want)
 
         # The link runs for a node that is refused, too: the head gets the reason.
         start(self._link.run)
@@ -188,7 +186,7 @@ class WorkerAgent:
                 if isinstance(action, w.EndWorker):
                     await record_end(self._run, action)
                     return action
-                await self._perform(action)
+                self._perform(action)
 
             # Has anything changed that the head acts on?
             former = reported
@@ -196,27 +194,21 @@ class WorkerAgent:
             if reported != former:
                 self._link.report_now()
 
-    async def _perform(self, action: w.WorkerAction) -> None:
-        start = self._tasks.start_soon
-        budget = self._plan.budget
+    def _perform(self, action: w.WorkerAction) -> None:
         match action:
             case LogLine():
                 say_line(action)
-
-            # Ray
-            case w.StartRay(head_ip):
-                await self._start_ray(head_ip)
-            case w.StopRay():
-                if self._ray is not None:
-                    start(stop_ray, self._ray, budget.ray)
-
-            # Services, prepare steps, this node's share of the job
             case Publish():
                 self._executor.apply(w.wanted_of(self._state))
 
     def _runner_of(self, name: str) -> Runner | None:
+        if name == RAY:
+            return None if self._plan.own_ray is None else self._ray.run
         is_share = name == SHARE and self._plan.share_launcher is not None
         return self._share.run if is_share else self._work.runner_of(name)
+
+    def _clear_of(self, name: str) -> Clear | None:
+        return self._ray.clear if name == RAY else None
 
     def _place(self) -> Placeholders:
         head = self._state.head_ip or ""
@@ -228,47 +220,6 @@ class WorkerAgent:
             log_dir=str(self._run.folder.path),
         )
         return with_addresses(place, self._plan.all_services, self._state.addresses)
-
-    async def _start_ray(self, head_ip: str) -> None:
-        plan = self._plan
-        node_ip = plan.address.ip or self._network.source_towards(head_ip)
-        if node_ip is None:
-            self._inbox.put(w.RayExited(f"no route to the head at {head_ip}"))
-            return
-        self._ray_ip = node_ip
-
-        # A killed agent's Ray belongs to the epoch in which it joined.
-        epoch = self._state.epoch or 0
-        surviving = self._run.surviving
-        if surviving is not None and surviving.record.epoch != epoch:
-            surviving.end_ray()
-        self._run.node.update(epoch=epoch, head_ip=head_ip, attempt=self._state.ray_attempt)
-
-        process = plan.process(RAY)
-        gpus = str(len(plan.gpu_split.of_job(self._run.rank)))
-        argv = process.command(Placeholders(node_ip, head_ip))
-        argv = [word.replace(JOB_GPUS, gpus) for word in argv]
-        env = self._run.with_wandb_run(plan.environment(node_ip, head_ip, self._run.rank))
-        self._ray = await self._run.start(process.name, argv, env, process.log)
-        self._tasks.start_soon(self._watch_ray, self._ray, node_ip)
-
-    async def _watch_ray(self, child: Child, node_ip: str) -> None:
-        """Emit that this node's Ray is up, then that it has ended."""
-
-        async def check() -> bool | NotYet:
-            evidence = await self._network.port_answers(node_ip, self._plan.ports.node_manager)
-            return NotYet(evidence) if evidence else True
-
-        async def watch_until_up() -> None:
-            put = self._inbox.put
-            await until(check, None, longest=0.2, on_evidence=lambda e: put(w.WorkerRaySilent(e)))
-            put(w.RayUp())
-
-        end = await watch_until_end(self._run, child, watch_until_up)
-        await kill_leftovers(self._run, "Ray", None)
-        if self._state.verdict is None:
-            await self._run.gpu_memory.await_free()
-        self._inbox.put(w.RayExited(end))
 
     async def _serve(self, local_socket: socket.socket) -> None:
         """Serve this node's probes and status on loopback and on its address."""
@@ -322,7 +273,7 @@ class WorkerAgent:
         wanted = state.wanted
         return Report(
             id=self._id,
-            ip=self._ray_ip or plan.address.ip or node_ip,
+            ip=self._ray.node_ip or plan.address.ip or node_ip,
             phase=state.phase.value,
             detail=report_detail(state),
             joined=state.joined,
@@ -379,8 +330,6 @@ class WorkerAgent:
             self._work.stop_reading()
             self._share.hurry()
             tasks.start_soon(self._executor.close)
-            if self._ray is not None:
-                tasks.start_soon(stop_ray, self._ray, budget.ray)
             tasks.start_soon(self._run.caches.save_at_end, leave.outcome)
         await self._run.stop_descendants(budget.leftovers)
 
@@ -424,7 +373,7 @@ def first_state(run: NodeRun, goal: w.WorkerGoal) -> w.WorkerState:
 
     # Had the killed agent joined the head's Ray, and is the record complete?
     record = run.surviving.record
-    was_joined = record.epoch and record.attempt and record.head_ip and run.run_id
+    was_joined = record.epoch and record.ray_generation and record.head_ip and run.run_id
     if not run.surviving.has_ray or not was_joined:
         return worker.first_state(goal, has_agent=record.epoch > 0)
 
@@ -436,7 +385,7 @@ def first_state(run: NodeRun, goal: w.WorkerGoal) -> w.WorkerState:
         ray_attempt=record.attempt,
         unreached_since=run.run_time(record.unreached or None),
     )
-    return recorded.with_surviving_ray()
+    return recorded.with_surviving_ray(record.ray_generation)
 
 
 def record_reachability(run: NodeRun, before: w.WorkerState, after: w.WorkerState) -> None:
@@ -445,7 +394,8 @@ def record_reachability(run: NodeRun, before: w.WorkerState, after: w.WorkerStat
     The epoch is recorded from the first reply on: it shows that the head has an agent.
     """
     if after.phase is w.WorkerPhase.FINDING and after.epoch != before.epoch:
-        run.node.update(epoch=after.epoch or 0, head_ip=after.head_ip or "", attempt=0)
+        head_ip = after.head_ip or ""
+        run.node.update(epoch=after.epoch or 0, head_ip=head_ip, attempt=0, ray_generation=0)
     if before.unreached_since != after.unreached_since:
         since = after.unreached_since
         run.node.update(unreached=0.0 if since is None else run.started + since)
@@ -526,7 +476,6 @@ def reported_state(state: w.WorkerState) -> tuple[object, ...]:
         state.phase,
         state.joined,
         state.preparing,
-        state.ray,
         worker.item_reports(state),
         state.running_attempt,
         state.wanted,

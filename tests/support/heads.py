@@ -15,6 +15,7 @@ from agent.decisions.head.head_goal import OUR_RAY, HeadGoal
 from agent.decisions.head.wanted import wanted_of
 from agent.decisions.shared import (
     HERE,
+    RAY,
     SAVE,
     HeadAction,
     ItemReport,
@@ -45,6 +46,10 @@ HEAD = RayNode("id1", "10.0.0.1", is_head=True, gpus=8.0)
 History = list[tuple[float, h.HeadEvent]]
 OF_NOW = 0
 """In a test's report: the generation that the head wants now."""
+
+
+LATEST = 1 << 50
+"""The generation of a worker's Ray that belongs to the head's, whatever its epoch."""
 
 
 class Started(HeadAction):
@@ -103,13 +108,21 @@ class Released(HeadAction):
 def started_by(
     before: h.HeadState | None, after: h.HeadState, nodes: Iterable[str]
 ) -> list[HeadAction]:
-    """Return what is wanted on these nodes since a decision."""
+    """Return what is wanted on these nodes since a decision, and does not run there yet."""
     return [
         SaveJob(want.id) if isinstance(want, JobWant) else Started(name, node, want.generation)
         for node in nodes
         for name, want in wanted_of(after, node).items()
-        if not want.is_over and (before is None or wanted_of(before, node).get(name) != want)
+        if not want.is_over
+        and (before is None or wanted_of(before, node).get(name) != want)
+        and not _has_joined(after, node, name, want.generation)
     ]
+
+
+def _has_joined(state: h.HeadState, node: str, name: str, generation: int) -> bool:
+    worker = state.fleet.workers.get(node)
+    ray = None if worker is None or name != RAY else worker.item(RAY)
+    return ray is not None and ray.generation == generation
 
 
 REWARD_SPEC = ServiceSpec(
@@ -223,6 +236,8 @@ def reported(  # noqa: PLR0913 - what a worker may say
     memory: str = "",
 ) -> h.WorkerReported:
     """Return the event of a report from the worker with this number."""
+    if joined:
+        items = (*items, ItemReport(RAY, Step.READY, generation=LATEST, is_running=True))
     return h.WorkerReported(
         Worker(
             f"agent{n}",

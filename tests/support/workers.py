@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from agent.base.ends import Outcome
 from agent.decisions import worker
 from agent.decisions.shared import (
+    RAY,
     SHARE,
     ItemReport,
     ItemsReported,
@@ -20,12 +21,13 @@ from agent.decisions.shared import (
     Tick,
     Want,
     WorkerAction,
+    kept_or_next,
 )
 from agent.decisions.worker import worker_state as w
 from agent.decisions.worker.worker_state import WorkerPhase
 from agent.job.services import ON_EVERY, PrepareStep
 from agent.plan import waits as wait_keys
-from support.heads import RETRIEVER_SPEC
+from support.heads import RETRIEVER_SPEC, lost, ready
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -42,7 +44,8 @@ LIMITS = {
     wait_keys.SILENT_HEAD: 60.0,
 }
 History = list[tuple[float, w.WorkerEvent]]
-DOWN = w.RayExited("exit code 1")
+RAY_UP = ready(RAY)
+DOWN = lost(RAY, "exit code 1")
 SILENT = w.HeadSilent("connection refused by 10.0.0.1:8266 for 9 s")
 
 
@@ -109,10 +112,12 @@ class WorkerTrace:
         history: Iterable[tuple[float, w.WorkerEvent]],
         kept: w.WorkerState | None = None,
     ) -> None:
-        self.state = replace(kept, goal=of).with_surviving_ray() if kept else worker.first_state(of)
+        first = worker.first_state(of)
+        self.state = replace(kept, goal=of).with_surviving_ray(1) if kept else first
         self.now = 0.0
         self.actions: list[w.WorkerAction] = []
-        self.items = {name: began(name) for name in worker.wanted_of(self.state)}
+        survived = {item.name: item for item in self.state.items}
+        self.items = {**{name: began(name) for name in worker.wanted_of(self.state)}, **survived}
         for at, event in history:
             self.take(event, at)
 
@@ -122,6 +127,8 @@ class WorkerTrace:
         before = self.state
         if isinstance(event, ItemsReported):
             event = self._reported(event)
+        if isinstance(event, w.HeadSpoke) and event.epoch is not None and not event.held:
+            event = self._with_ray(event, event.epoch)
         self.state, actions = worker.decide(before, event, at)
         for action in actions:
             self.actions += self._published(before) if isinstance(action, Publish) else [action]
@@ -130,6 +137,24 @@ class WorkerTrace:
         if isinstance(event, Tick):  # otherwise the worker would tick without end
             then = worker.deadline(self.state)
             assert then is None or then > at, f"{worker.pending_waits(self.state)}: {then} at {at}"
+
+    def _with_ray(self, event: w.HeadSpoke, epoch: int) -> w.HeadSpoke:
+        """Return a reply that wants this node's Ray, as the head does; it may be no news."""
+        state = self.state
+        rank = state.rank if event.rank is None else event.rank
+        joins = not state.goal.by_shares and rank not in state.goal.service_only_ranks
+        known = state.wanted or NodeWanted("head1", 0, {})
+        wanted = event.wanted or replace(known, by="head of the trace", revision=known.revision + 1)
+        if not wanted.is_later_than(state.wanted) or not joins:
+            return event
+        wants = {name: want for name, want in (wanted.wants or {}).items() if name != RAY}
+        generation = kept_or_next(state.ray, epoch)
+        runs = state.ray is not None and state.ray.generation == generation
+        if runs or event.ray_ready:
+            wants[RAY] = Want(generation)
+        if event.wanted is None and wants == (known.wants or {}):
+            return event
+        return replace(event, wanted=replace(wanted, wants=wants))
 
     def _reported(self, event: ItemsReported) -> ItemsReported:
         """Return a complete report: the items of an event, and those known before.
@@ -192,4 +217,4 @@ def began(name: str, generation: int = 1, step: Step = Step.PENDING) -> ItemRepo
 
 
 GOAL = goal()
-JOINED: History = [(2.0, replied()), (8.0, w.RayUp())]
+JOINED: History = [(2.0, replied()), (8.0, RAY_UP)]

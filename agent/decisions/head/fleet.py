@@ -71,6 +71,10 @@ class Worker(Value):
         """Return the platform's rank, or else the one that the head assigned."""
         return self.given_rank if self.rank is None else self.rank
 
+    def item(self, name: str) -> ItemReport | None:
+        """Return what it last reported of a thing on its node."""
+        return next((item for item in self.items if item.name == name), None)
+
     def state(self, *, counts: bool) -> NodeState:
         """Return the state of its node; `counts` if it counts as present."""
         if self.has_left:

@@ -103,7 +103,7 @@ def decide(state: HeadState, event: HeadEvent, now: float) -> tuple[HeadState, h
     after = _decide_event(replace(state, actions=()), event, now)
 
     # What nodes run follows from the whole decision, and comes after what is saved of it.
-    nodes = changed_nodes(state, after)
+    nodes = changed_nodes(state, after, event)
     if nodes:
         after = after.do(v.Publish(nodes))
 

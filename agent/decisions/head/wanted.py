@@ -1,14 +1,17 @@
-"""What the head wants each node to run: services, prepare steps, its share of the job."""
+"""What the head wants each node to run: Ray, services, prepare steps, its share of the job."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from agent.decisions.head.head_state import HeadPhase, HeadState
-from agent.decisions.shared import HERE, SAVE, SHARE, JobWant, Step, Want
+from agent.decisions.head.head_state import HeadPhase, HeadState, WorkerReported
+from agent.decisions.shared import HERE, RAY, SAVE, SHARE, JobWant, Step, Want, kept_or_next
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+
+    from agent.decisions.head.fleet import Worker
+    from agent.decisions.head.head_state import HeadEvent
 
 
 def wanted_of(state: HeadState, node: str) -> Mapping[str, Want]:
@@ -32,14 +35,34 @@ def wanted_of(state: HeadState, node: str) -> Mapping[str, Want]:
         wants[SHARE] = Want(state.attempt.number, shares[node], is_over=shares[node] is None)
     if node == HERE and state.ending.saving is not None:
         wants[SAVE] = JobWant(state.attempt.number, id=state.attempt.id)
+    worker = state.fleet.workers.get(node)
+    ray = None if worker is None else _ray_of(state, worker)
+    if ray is not None:
+        wants[RAY] = ray
     return wants
 
 
-def changed_nodes(before: HeadState, after: HeadState) -> tuple[str, ...]:
+def _ray_of(state: HeadState, worker: Worker) -> Want | None:
+    """Return what a worker is to run of Ray: what runs in this epoch, or else the next.
+
+    The first generation of an epoch is its number, so that each is higher than those before. None
+    starts before the head's Ray is there to be joined.
+    """
+    if state.goal.by_shares or worker.service_only or worker.has_left or worker.refused:
+        return None
+    epoch = state.durable.epoch
+    ray = worker.item(RAY)
+    generation = kept_or_next(ray, epoch)
+    if ray is not None and ray.generation == generation:
+        return Want(generation)
+    return Want(generation) if state.ray.gcs_answers else None
+
+
+def changed_nodes(before: HeadState, after: HeadState, event: HeadEvent) -> tuple[str, ...]:
     """Return the nodes of which something else is wanted now, new agents included."""
     if after.phase is HeadPhase.LEAVING:
         return ()
-    nodes = dict.fromkeys(_touched(before, after))
+    nodes = dict.fromkeys(_touched(before, after, event))
     return tuple(
         node
         for node in nodes
@@ -58,7 +81,7 @@ def _is_new(before: HeadState, after: HeadState, node: str) -> bool:
     return node not in before.fleet.workers and node in workers and not workers[node].refused
 
 
-def _touched(before: HeadState, after: HeadState) -> Iterator[str]:
+def _touched(before: HeadState, after: HeadState, event: HeadEvent) -> Iterator[str]:
     """Yield the nodes of all that differs."""
     if len(after.fleet.workers) > len(before.fleet.workers):  # most events only replace one
         yield from (node for node in after.fleet.workers if node not in before.fleet.workers)
@@ -71,9 +94,18 @@ def _touched(before: HeadState, after: HeadState) -> Iterator[str]:
     yield from sorted(before.notices.released ^ after.notices.released)
     if before.shares.wanted is not after.shares.wanted:
         yield from {**before.shares.wanted, **after.shares.wanted}
+    if isinstance(event, WorkerReported) and event.worker.key in before.fleet.workers:
+        yield event.worker.key  # its Ray may have ended
+    if _heads_ray(before) != _heads_ray(after):
+        yield from after.fleet.workers
     if before.steps.ordered is not after.steps.ordered:
         was = before.steps.ordered
         yield from (node for node, names in after.steps.ordered.items() if was.get(node) != names)
+
+
+def _heads_ray(state: HeadState) -> tuple[int, bool]:
+    """Return what workers join."""
+    return state.durable.epoch, state.ray.gcs_answers
 
 
 def _changed_keys(

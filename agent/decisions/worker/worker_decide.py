@@ -2,11 +2,11 @@
 
 A worker finds the head, joins its Ray, follows it, and leaves:
 
-- FINDING: the head replies, and this node's prepare steps run. Once its Ray is ready, JOINING
-  begins; a node that joins no Ray follows the head at once.
-- JOINING: Ray is started here, again if it ends, until it is up.
-- FOLLOWING: the head replies, and says what it wants to run here. A Ray that is lost here joins
-  again; a restarted head has a new epoch, and its Ray is joined anew.
+- FINDING: the head replies, and this node's prepare steps run. Once the head wants this node's Ray,
+  JOINING begins; a node that joins no Ray follows the head at once.
+- JOINING: until that Ray is up. The head wants it again if it ends.
+- FOLLOWING: the head replies, and says what it wants to run here. If Ray is lost here, or the head
+  has started its own anew, JOINING begins again.
 - LEAVING: the outcome stands. It is the head's verdict, a stop, a failure of this node, or a head
   that was silent for AGENT_HEAD_GRACE.
 
@@ -29,7 +29,6 @@ from agent.decisions import shared as v
 from agent.decisions.worker import worker_state as w
 from agent.decisions.worker.worker_state import (
     HeadSpoke,
-    RayStep,
     WorkerPhase,
     WorkerState,
     enter_joining,
@@ -44,7 +43,6 @@ if TYPE_CHECKING:
     from agent.decisions.worker.worker_state import WorkerAction, WorkerEvent
 
 _SILENCE_LOGGED = 2.0  # Silence is logged after this: on a bad link single calls fail.
-_JOIN_RETRY_PAUSE = 0.5  # Between two tries of `ray start` on a worker.
 
 
 Decision = tuple[WorkerState, tuple["WorkerAction", ...]]
@@ -100,10 +98,12 @@ def _decide_event(state: WorkerState, event: WorkerEvent, now: float) -> Decisio
     if state.phase is WorkerPhase.LEAVING:
         return state, actions
 
-    # Which steps can start? The fence is last, so that it also stops what starts here.
+    # Which steps can start, and has Ray ended or does it start? The fence is last, so that it ends
+    # these, too.
     state = _start_steps(state, now)
-    state, stops = _apply_fence(state, now)
-    return state, (*actions, *stops)
+    state, ray_lines = _follow_ray(before, state)
+    state, fence_lines = _apply_fence(state, now)
+    return state, (*actions, *ray_lines, *fence_lines)
 
 
 def deadline(state: WorkerState) -> float | None:
@@ -115,10 +115,6 @@ def deadline(state: WorkerState) -> float | None:
     fence_at = _fence_deadline(state)
     if fence_at is not None:
         deadlines.append(fence_at)
-
-    can_retry = state.phase is WorkerPhase.JOINING and state.ray_ready
-    if can_retry and state.retry_at is not None:
-        deadlines.append(state.retry_at)
 
     return min(deadlines, default=None)
 
@@ -134,7 +130,9 @@ def pending_waits(state: WorkerState) -> tuple[v.Wait, ...]:
 
     # The head and its Ray, by phase.
     goal = state.goal
-    if state.phase is WorkerPhase.FINDING and (not state.ray_ready or state.service_only):
+    is_wanted = state.preparing or v.RAY in w.wanted_of(state)
+    is_found = state.ray_ready and is_wanted and not state.service_only
+    if state.phase is WorkerPhase.FINDING and not is_found:
         until = goal.limits[wait_keys.HEAD]
         if state.last_reply_at:
             until = max(until, _reply_deadline(state))
@@ -200,7 +198,9 @@ def _join_wait(state: WorkerState) -> v.Wait:
         return v.Wait(wait_keys.HEAD, f"Ray at {head}", until, state.evidence)
 
     until = max(limits[wait_keys.HEAD], state.phase_since + limits[wait_keys.JOIN])
-    why = state.ray_evidence or state.raylet_evidence
+    why = state.ray_evidence
+    if not why and state.ray is not None and state.ray.step is v.Step.PENDING:
+        why = state.ray.evidence
     return v.Wait(wait_keys.JOIN, "Ray on this node to join", until, why)
 
 
@@ -260,14 +260,6 @@ def _apply_event(state: WorkerState, event: WorkerEvent, now: float) -> WorkerSt
             # The head's time to give this node up has gone on meanwhile; it may answer first.
             state = replace(state, last_reached_at=state.last_reached_at - seconds)
             return state if state.unreached_since is None else replace(state, unreached_since=now)
-
-        # Ray on this node
-        case w.WorkerRaySilent(evidence):
-            return replace(state, raylet_evidence=evidence)
-        case w.RayUp() if state.ray is RayStep.STARTING:  # not one that is being stopped
-            return replace(state, ray=RayStep.UP, ray_evidence="", raylet_evidence="")
-        case w.RayExited(evidence):
-            return replace(state, ray=RayStep.DOWN, ray_evidence=evidence)
 
         # What the executor of this node runs
         case v.ItemsReported(items):  # the head decides what follows for a service
@@ -348,7 +340,15 @@ def _apply_items(state: WorkerState, items: tuple[v.ItemReport, ...]) -> WorkerS
             steps[report.name] = item.ready()
         elif report.step is v.Step.LOST:
             steps[report.name] = item.lost(report.evidence)
-    return replace(state, items=items, steps=steps)
+    state = replace(state, items=items, steps=steps)
+
+    # Is this node's Ray up, or has it ended by itself?
+    ray = state.ray
+    if ray is not None and ray.step is v.Step.READY:
+        return replace(state, ray_evidence="")
+    if ray is not None and ray.step is v.Step.LOST and not ray.was_stopped:
+        return replace(state, ray_evidence=ray.evidence)
+    return state
 
 
 def _reached(state: WorkerState, now: float) -> WorkerState:
@@ -468,34 +468,42 @@ def _finding(state: WorkerState, event: WorkerEvent, now: float) -> Decision:
     if state.goal.by_shares:
         log = v.LogLine(f"ready: following the head {state.goal.head} ({state.head_ip})", "done")
         return _follow(state, now), (log,)
-    return _start_join(enter_joining(state, now))
+    return (enter_joining(state, now) if v.RAY in w.wanted_of(state) else state), ()
 
 
 def _follow(state: WorkerState, now: float) -> WorkerState:
     """Follow the head, whose grace counts from now at the earliest."""
-    state = replace(state, phase=WorkerPhase.FOLLOWING, phase_since=now, retry_at=None)
+    state = replace(state, phase=WorkerPhase.FOLLOWING, phase_since=now)
     return replace(state, last_reply_at=max(state.last_reply_at, now))
 
 
-def _start_join(state: WorkerState) -> Decision:
-    head_ip = state.head_ip
-    assert head_ip is not None  # noqa: S101 - Ray is ready only after a reply
-    state = replace(
-        state,
-        ray=RayStep.STARTING,
-        raylet_evidence="",
-        retry_at=None,
-        ray_attempt=state.head_attempt,
-    )
-    kind = "a plain Ray head" if state.is_plain_head else "the head"
-    log = v.LogLine(f"joining Ray at {kind} {state.goal.head} ({head_ip})")
-    return state, (log, w.StartRay(head_ip))
+def _follow_ray(before: WorkerState, state: WorkerState) -> Decision:
+    """Log the end and the start of this node's Ray."""
+    lines = []
+
+    # Has it ended by itself? It is then wanted again.
+    ray = state.ray
+    former = before.ray
+    has_ended = ray is not None and ray.step is v.Step.LOST and not ray.was_stopped
+    if has_ended and (former is None or former.step is not v.Step.LOST):
+        was_up = before.phase is WorkerPhase.FOLLOWING
+        what = "Ray was lost here" if was_up else "`ray start` ended"
+        then = "joining again" if was_up else "trying again"
+        lines.append(v.LogLine(f"{what} ({state.ray_evidence}): {then}", "warning"))
+
+    # Is it to start? The head's attempt may then have processes in it.
+    want = w.wanted_of(state).get(v.RAY)
+    if want is not None and want != w.wanted_of(before).get(v.RAY):
+        kind = "a plain Ray head" if state.is_plain_head else "the head"
+        lines.append(v.LogLine(f"joining Ray at {kind} {state.goal.head} ({state.head_ip})"))
+        state = replace(state, ray_attempt=state.head_attempt)
+    return state, tuple(lines)
 
 
 def _joining(state: WorkerState, event: WorkerEvent, now: float) -> Decision:
-    """Start Ray here until it is up."""
+    """Wait until the Ray that is wanted here is up."""
     wait = _join_wait(state)
-    if state.ray is RayStep.UP:
+    if state.ray_is_up:
         state = replace(_follow(state, now), has_joined_before=True)
         return state, (v.LogLine("Ray is up on this node: following the head", "done"),)
 
@@ -510,14 +518,6 @@ def _joining(state: WorkerState, event: WorkerEvent, now: float) -> Decision:
     if wait.is_over(now):
         return _leave(state, ends.HEAD_NOT_BACK.outcome(what=wait.what, evidence=wait.evidence))
 
-    # Has Ray ended here? It is started again: at once after the fence, otherwise after a pause.
-    if state.ray is RayStep.DOWN and state.retry_at is None:
-        if state.fenced:
-            return replace(state, retry_at=now), ()
-        log = v.LogLine(f"`ray start` ended ({state.ray_evidence}): trying again", "warning")
-        return replace(state, retry_at=now + _JOIN_RETRY_PAUSE), (log,)
-    if state.retry_at is not None and now >= state.retry_at and state.ray_ready:
-        return _start_join(state)
     return state, ()
 
 
@@ -536,15 +536,12 @@ def _following(state: WorkerState, event: WorkerEvent, now: float) -> Decision:
         return _leave(state, end)
 
     # Does this node have a Ray, and is it lost?
-    if state.ray is not RayStep.DOWN or state.goal.by_shares or state.service_only:
+    if state.ray_is_up or state.goal.by_shares or state.service_only:
         return state, ()
     if state.is_plain_head:
         return _leave(state, ends.RAY_LOST_ON_WORKER.outcome(evidence=state.ray_evidence))
-
-    log = v.LogLine(f"Ray was lost here ({state.ray_evidence}): joining again", "warning")
     ready = state.ray_ready and not state.head_is_silent
-    retry_at = now + _JOIN_RETRY_PAUSE
-    return replace(enter_joining(state, now), ray_ready=ready, retry_at=retry_at), (log,)
+    return replace(enter_joining(state, now), ray_ready=ready), ()
 
 
 def _rejoin(state: WorkerState, event: WorkerEvent, now: float) -> Decision | None:
@@ -560,11 +557,7 @@ def _rejoin(state: WorkerState, event: WorkerEvent, now: float) -> Decision | No
 
     # The new Ray is joined once the old one has ended here.
     log = v.LogLine("the head's Ray was restarted: leaving the old and joining the new", "warning")
-    state = enter_joining(state, now)
-    if state.ray is RayStep.DOWN:
-        return replace(state, retry_at=now), (log,)
-    stops = () if state.ray is RayStep.STOPPING else (w.StopRay(),)
-    return replace(state, ray=RayStep.STOPPING), (log, *stops)
+    return enter_joining(state, now), (log,)
 
 
 def _fence_deadline(state: WorkerState) -> float | None:
@@ -600,24 +593,24 @@ def _apply_fence(state: WorkerState, now: float) -> Decision:
 
     # What is stopped starts again once the head is reached: steps as blocked ones, Ray by a join,
     # services as the head wants them then.
+    before = state
     attempt = state.running_attempt if state.goal.by_shares else 0
     state = replace(state, blocked=state.blocked.union(_fenced_steps(state)))
     state = replace(state, fenced=True, fenced_attempt=attempt)
-    if not _is_ray_running(state):
+    if not _has_ray(before):
         return state, (log,)
-    state = replace(enter_joining(state, now), ray=RayStep.STOPPING, ray_ready=False)
-    return state, (log, w.StopRay())
+    return replace(enter_joining(state, now), ray_ready=False), (log,)
 
 
 def _is_fence_needed(state: WorkerState) -> bool:
     """Return whether anything runs here that would run beside another attempt."""
-    serves = any(item.is_running and item.name not in state.steps for item in state.items)
-    return serves or _is_ray_running(state) or bool(_fenced_steps(state))
+    runs = any(item.is_running and item.name not in state.steps for item in state.items)
+    return runs or _has_ray(state) or bool(_fenced_steps(state))
 
 
-def _is_ray_running(state: WorkerState) -> bool:
-    """Return whether Ray runs here, and is not stopped yet."""
-    return state.ray in {RayStep.STARTING, RayStep.UP}
+def _has_ray(state: WorkerState) -> bool:
+    """Return whether Ray runs here, or starts."""
+    return v.RAY in w.wanted_of(state)
 
 
 def _fenced_steps(state: WorkerState) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ from agent.base import times
 from agent.base.ends import Outcome
 from agent.base.value import Value
 from agent.decisions.shared import (
+    RAY,
     SHARE,
     Item,
     ItemReport,
@@ -22,6 +23,7 @@ from agent.decisions.shared import (
     Want,
     Wants,
     WorkerAction,
+    kept_or_next,
 )
 from agent.job.gpu_split import GpuSplit
 from agent.job.services import PrepareStep, ServiceSpec
@@ -36,15 +38,6 @@ class WorkerPhase(str, Enum):
     JOINING = "joining Ray"
     FOLLOWING = "following the head"
     LEAVING = "leaving"
-
-
-class RayStep(str, Enum):
-    """The state of this node's Ray."""
-
-    DOWN = "down"
-    STARTING = "starting"
-    UP = "up"
-    STOPPING = "stopping"
 
 
 class WorkerGoal(Value):
@@ -93,14 +86,11 @@ class WorkerState(Value):
     fenced_attempt: int = 0  # whose share it stopped: its end is no result of the job; 0 for none
 
     # This node's Ray.
-    ray: RayStep = RayStep.DOWN
-    ray_evidence: str = ""  # how `ray start` last exited
-    raylet_evidence: str = ""  # why this node's raylet does not count as up
+    ray_evidence: str = ""  # how it last ended, until it is up again
     ray_attempt: int = 0  # the attempt of which processes may run in it
-    retry_at: float | None = None
     has_joined_before: bool = False  # it was part of the cluster: a timeout is then a loss, 75
 
-    # What else runs here.
+    # What runs here.
     steps: Mapping[str, Item] = field(default_factory=dict)
     awaiting_order: frozenset[str] = frozenset()  # steps that run once the head wants them to
     blocked: frozenset[str] = frozenset()  # run after others of this node, or after the fence
@@ -109,7 +99,7 @@ class WorkerState(Value):
     addresses: Mapping[str, str] = field(default_factory=dict)
     """Of services on a rank, by the head's last message that had them; '' for the head's."""
 
-    def with_surviving_ray(self) -> WorkerState:
+    def with_surviving_ray(self, generation: int) -> WorkerState:
         """Return the state of a worker that keeps a killed agent's Ray and follows at once.
 
         Its node never left the cluster: the head must count it neither as lost nor as cleared.
@@ -117,12 +107,14 @@ class WorkerState(Value):
         """
         since = self.unreached_since
         done = {step.name: Item().ready() for step in self.goal.steps}  # before the join
+        ray = ItemReport(RAY, Step.READY, generation=generation, is_running=True)
         return replace(
             self,
             phase=WorkerPhase.FOLLOWING,
             has_agent=True,
             steps=done,
-            ray=RayStep.UP,
+            items=(ray,),
+            wanted=NodeWanted("", 0, {RAY: Want(generation)}),
             last_reached_at=-times.REPLY_AGE if since is None else since,
             has_joined_before=True,
         )
@@ -150,14 +142,14 @@ class WorkerState(Value):
 
         A Ray that joined while the head had no agent is started again once the head has one.
         """
-        is_up = self.goal.by_shares or self.ray is RayStep.UP
+        is_up = self.goal.by_shares or self.ray_is_up
         is_in_cluster = is_up and self.epoch is not None and not self.service_only
         return self.phase is WorkerPhase.FOLLOWING and is_in_cluster
 
     @property
     def running_attempt(self) -> int:
         """Return the attempt of which processes may run here; 0 for none."""
-        if self.ray is not RayStep.DOWN:
+        if self.ray is not None and self.ray.is_running:
             return self.ray_attempt
         share = self.share
         return share.generation if share is not None and share.is_running else 0
@@ -167,17 +159,35 @@ class WorkerState(Value):
         """Return what the head wants here; nothing before it has decided anything."""
         return {} if self.wanted is None else self.wanted.wants or {}
 
+    def item(self, name: str) -> ItemReport | None:
+        """Return the last that the executor of this node has reported of a thing."""
+        return next((item for item in self.items if item.name == name), None)
+
     @property
     def share(self) -> ItemReport | None:
         """Return this node's last share of the job."""
-        return next((item for item in self.items if item.name == SHARE), None)
+        return self.item(SHARE)
+
+    @property
+    def ray(self) -> ItemReport | None:
+        """Return this node's last Ray."""
+        return self.item(RAY)
+
+    @property
+    def ray_is_up(self) -> bool:
+        """Return whether the Ray that is wanted here is up, and belongs to the head's."""
+        want = wanted_of(self).get(RAY)
+        ray = self.ray
+        if ray is None or want is None or ray.generation != want.generation:
+            return False
+        is_heads = ray.generation >= (self.epoch or 0)
+        return is_heads and ray.step is Step.READY and ray.is_running
 
     @property
     def services(self) -> tuple[ItemReport, ...]:
-        """Return this node's services: what runs or ran here beside its steps and its share."""
-        return tuple(
-            item for item in self.items if item.name != SHARE and item.name not in self.steps
-        )
+        """Return this node's services: what runs or ran here beside steps, Ray and the share."""
+        others = {RAY, SHARE, *self.steps}
+        return tuple(item for item in self.items if item.name not in others)
 
     @property
     def running_steps(self) -> tuple[str, ...]:
@@ -194,18 +204,33 @@ class WorkerState(Value):
 
 def enter_joining(state: WorkerState, now: float) -> WorkerState:
     """Return the state of a worker that begins to join Ray."""
-    return replace(state, phase=WorkerPhase.JOINING, phase_since=now, retry_at=None)
+    return replace(state, phase=WorkerPhase.JOINING, phase_since=now)
 
 
 def wanted_of(state: WorkerState) -> Mapping[str, Want]:
     """Return what this node is to run, by name: its steps, and what else the head wants here.
 
-    A fence ends that; afterwards the head wants the next generation of a service.
+    Ray begins once the steps are done. A fence ends all but the steps; afterwards the head wants
+    the next generation of each.
     """
-    steps = {name: Want(state.steps[name].generation) for name in state.running_steps}
+    wants = {name: Want(state.steps[name].generation) for name in state.running_steps}
     if state.fenced:
-        return steps
-    return {**{n: want for n, want in state.head_wants.items() if n not in state.steps}, **steps}
+        return wants
+    others = _wanted_by_no_agent(state) if state.is_plain_head else state.head_wants
+    for name, want in others.items():
+        must_wait = name == RAY and state.preparing
+        if name not in state.steps and not must_wait:
+            wants[name] = want
+    return wants
+
+
+def _wanted_by_no_agent(state: WorkerState) -> Wants:
+    """Return what a worker of a plain Ray head runs: Ray, once GCS answers."""
+    ray = state.ray
+    runs = ray is not None and ray.is_running
+    if state.service_only or not (runs or state.ray_ready):
+        return {}
+    return {RAY: Want(kept_or_next(ray, 1))}
 
 
 def item_reports(state: WorkerState) -> tuple[ItemReport, ...]:
@@ -252,34 +277,8 @@ class HeadSilent(LocalWorkerEvent):
     evidence: str
 
 
-class WorkerRaySilent(LocalWorkerEvent):
-    """This node's raylet does not listen yet."""
-
-    evidence: str
-
-
-class RayUp(LocalWorkerEvent):
-    """This node's raylet listens."""
-
-
-class RayExited(LocalWorkerEvent):
-    """This node's `ray start --block` exited."""
-
-    evidence: str
-
-
 WorkerEvent = LocalWorkerEvent
 FROM_OUTSIDE = (HeadSpoke,)  # events that carry data of the head
-
-
-class StartRay(WorkerAction):
-    """Start Ray here and join it to the head at this address."""
-
-    head_ip: str
-
-
-class StopRay(WorkerAction):
-    """Stop this node's Ray; RayExited follows."""
 
 
 class EndWorker(WorkerAction):

@@ -135,7 +135,7 @@ class Agent:
             self.world.rules.head_decided(self, before, event, actions)
         else:
             self.verdict = getattr(event, "verdict", None) or self.verdict
-            self.world.rules.worker_decided(self, before, event, actions)
+            self.world.rules.worker_decided(self, event)
 
     def comes_to_action(self, action: object) -> None:
         """Count an action; before it, let happen what the setup says."""

@@ -118,6 +118,8 @@ class RayWorker(Process):
 
     def begin(self) -> None:
         """Join the cluster at the head's address, if there is one."""
+        others = [one for one in self.machine.processes.values() if isinstance(one, RayWorker)]
+        self.world.rules.ray_begins(self.machine, len(others) - 1)
         address = next(word for word in self.argv if word.startswith("--address="))
         ip = address.partition("=")[2].rpartition(":")[0]
         head = self.world.at(ip)

@@ -123,6 +123,11 @@ class Rules:
             how = f"{other.id} lives beside {new.id} for {TWO_HEADS:g} s"
             self.breaks("a former head makes room", how)
 
+    def ray_begins(self, machine: Machine, others: int) -> None:
+        """Of a node's Ray nothing is left when another starts."""
+        if others:
+            self.breaks("one Ray at a time", f"{machine.name} starts another")
+
     def step_begins(self, new: Execution) -> None:
         """A step with a marker runs once per disk: neither again, nor twice in parallel."""
         agent = new.machine.agent
@@ -222,9 +227,7 @@ class Rules:
             self.breaks("reports count in their order", f"{one.key} is taken back to {content}")
         self._newest[head, one.key] = max(newest, min(found))
 
-    def worker_decided(
-        self, agent: Agent, before: w.WorkerState, event: object, actions: Iterable[object]
-    ) -> None:
+    def worker_decided(self, agent: Agent, event: object) -> None:
         """Check one decision of a worker."""
         after = agent.state
         deadline = worker.deadline(after)
@@ -236,9 +239,6 @@ class Rules:
             self._known.add(agent.id)
         if after.is_plain_head and agent.id in self._known:
             self.breaks("a head with an agent is no plain Ray", f"for {agent.machine.name}")
-        for action in actions:
-            if isinstance(action, w.StartRay) and before.ray is not w.RayStep.DOWN:
-                self.breaks("one Ray at a time", f"{agent.machine.name} starts another")
 
     # --- ends -----------------------------------------------------------------------------------
 

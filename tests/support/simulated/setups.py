@@ -143,7 +143,7 @@ _HEAD_ACTIONS = (
     *("Publish", "Publish", "AskNodes", "RestartRay"),
 )
 _WORKER_ACTIONS = (
-    *("StartRay", "StopRay", "EndWorker", "Publish", "Publish"),
+    *("Publish", "Publish", "EndWorker", "Publish", "Publish"),
     "Publish",
 )
 

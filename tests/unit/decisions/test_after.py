@@ -16,6 +16,7 @@ from agent.decisions.head import head_state as h
 from agent.decisions.head.head_state import HeadPhase
 from agent.decisions.shared import (
     HERE,
+    RAY,
     ItemReport,
     LogLine,
     Step,
@@ -405,7 +406,7 @@ def test_a_workers_own_steps_follow_each_other_without_the_head() -> None:
     trace.take(workers.replied(), 120)
     trace.take(ready("last"), 190)
     assert trace.outcomes == []
-    assert isinstance(trace.effects[-1], w.StartRay)
+    assert trace.effects[-1] == workers.Began(RAY)
 
 
 def test_a_workers_step_that_fails_ends_it() -> None:

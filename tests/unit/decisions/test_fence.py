@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 from msgspec.structs import replace
 
 from agent.decisions import worker
-from agent.decisions.shared import SHARE, Step
-from agent.decisions.worker import worker_state as w
-from agent.decisions.worker.worker_state import (
-    RayStep,
-    StartRay,
-    StopRay,
-    WorkerPhase,
-)
+from agent.decisions.shared import RAY, SHARE, Step
+from agent.decisions.worker.worker_state import WorkerPhase
 from agent.frameworks.recipe import NodeSize
 from agent.job.share import ShareArgs, ShareEnd
 from support.heads import RETRIEVER, ready
 from support.workers import (
-    DOWN,
     GOAL,
     JOINED,
+    RAY_UP,
     SILENT,
     STEP,
     TICK,
@@ -35,6 +31,9 @@ from support.workers import (
     wanted_share,
 )
 
+if TYPE_CHECKING:
+    from agent.decisions.worker import worker_state as w
+
 PART = wanted_share(2, ShareArgs(1, (NodeSize(1), NodeSize(1))))
 HEARD: History = [*JOINED, (30, replied()), (31, SILENT)]
 """Unreachable since 31; the fence is at 79, AGENT_HEAD_GRACE ends at 90."""
@@ -43,42 +42,37 @@ GCS = replied(epoch=None)
 
 def stops(trace: WorkerTrace) -> list[w.WorkerAction]:
     """Return the stopped items, in order."""
-    kinds = StopRay | Ended
-    return [deed for deed in trace.effects if isinstance(deed, kinds)]
+    return [deed for deed in trace.effects if isinstance(deed, Ended)]
 
 
 def test_a_worker_out_of_reach_ends_its_ray_and_joins_again() -> None:
     """At 0.8 of AGENT_NODE_GRACE, and not before; the same head is joined again on its reply."""
     trace = WorkerTrace(GOAL, [*HEARD, (40, SILENT), (78.9, SILENT)])
-    assert (stops(trace), trace.state.ray) == ([], RayStep.UP)
+    assert (stops(trace), trace.state.ray_is_up) == ([], True)
     trace.take(TICK, 79)
-    assert stops(trace) == [StopRay()]
+    assert stops(trace) == [Ended(RAY)]
     assert "neither the head pod0 nor its GCS was reached for 48 s" in trace.log
-    trace.take(DOWN, 80)
     trace.take(SILENT, 85)
     assert (trace.outcomes, trace.state.joined) == ([], False)
     trace.take(replied(), 88)
-    trace.take(TICK, 88.1)
-    assert trace.effects[-1] == StartRay("10.0.0.1")
+    assert trace.effects[-1] == Began(RAY, 2)
     assert "`ray start` ended" not in trace.log
-    trace.take(w.RayUp(), 95)
+    trace.take(RAY_UP, 95)
     assert trace.state.phase is WorkerPhase.FOLLOWING
     assert not trace.state.fenced
 
 
 def test_a_later_head_is_joined_too() -> None:
     """A head that came back elsewhere, while this node's Ray still stops."""
-    trace = WorkerTrace(
-        GOAL, [*HEARD, (79, TICK), (80, replied(epoch=2, ip="10.0.0.9")), (81, DOWN)]
-    )
+    trace = WorkerTrace(GOAL, [*HEARD, (79, TICK), (80, replied(epoch=2, ip="10.0.0.9"))])
     trace.take(TICK, 82)
-    assert stops(trace) == [StopRay()]
-    assert trace.effects[-1] == StartRay("10.0.0.9")
+    assert stops(trace) == [Ended(RAY)]
+    assert (trace.effects[-1], trace.state.head_ip) == (Began(RAY, 2), "10.0.0.9")
 
 
 def test_a_head_that_stays_out_of_reach_is_lost() -> None:
     """The fence changes nothing about AGENT_HEAD_GRACE."""
-    trace = WorkerTrace(GOAL, [*HEARD, (79, TICK), (80, DOWN), (89, SILENT), (90, TICK)])
+    trace = WorkerTrace(GOAL, [*HEARD, (79, TICK), (89, SILENT), (90, TICK)])
     (end,) = trace.outcomes
     assert end.exit_code == 75
 
@@ -97,7 +91,7 @@ def test_services_end_too() -> None:
     assert stops(trace) == [Ended(RETRIEVER)]
     serves = (30, replace(replied(), wanted=wanted(1, RETRIEVER).wanted))
     joined = WorkerTrace(GOAL, [*JOINED, serves, (31, SILENT), (79, TICK), (80, TICK)])
-    assert stops(joined) == [StopRay(), Ended(RETRIEVER)]
+    assert stops(joined) == [Ended(RETRIEVER), Ended(RAY)]
 
 
 def test_a_service_that_the_fence_ended_starts_by_a_later_decision_alone() -> None:
@@ -105,7 +99,8 @@ def test_a_service_that_the_fence_ended_starts_by_a_later_decision_alone() -> No
     history: History = [(2, wanted(1, RETRIEVER)), (4, SILENT), (52, TICK), (53, replied())]
     trace = WorkerTrace(GOAL, history)
     assert (stops(trace), trace.state.fenced) == ([Ended(RETRIEVER)], False)
-    (item,) = trace.state.items
+    item = trace.state.item(RETRIEVER)
+    assert item is not None
     assert (item.step, item.was_stopped) == (Step.LOST, True)
     trace.take(wanted(2, RETRIEVER, generation=2), 54)
     assert trace.effects[-1] == Began(RETRIEVER, 2)
@@ -139,7 +134,7 @@ def test_a_share_that_ended_before_counts() -> None:
 
 def test_a_plain_head_makes_no_attempts() -> None:
     """Without an agent beside GCS, Ray itself detects the loss of the head."""
-    trace = WorkerTrace(GOAL, [(2, GCS), (8, w.RayUp()), (9, GCS), (10, SILENT), (60, TICK)])
+    trace = WorkerTrace(GOAL, [(2, GCS), (8, RAY_UP), (9, GCS), (10, SILENT), (60, TICK)])
     assert stops(trace) == []
 
 
@@ -148,7 +143,7 @@ def test_what_is_noticed_late_ends_no_later() -> None:
     trace = WorkerTrace(GOAL, [*JOINED, (20, replied()), (35, SILENT), (76, SILENT)])
     assert stops(trace) == []
     trace.take(TICK, 77)
-    assert stops(trace) == [StopRay()]
+    assert stops(trace) == [Ended(RAY)]
 
 
 PREPARING: History = [(2, replied(ready=False)), (3, SILENT)]
@@ -168,8 +163,7 @@ def test_prepare_steps_end_too_and_are_run_again() -> None:
     (until,) = [one.deadline for one in worker.pending_waits(trace.state) if one.what == STEP.name]
     assert until == 60 + STEP.within
     trace.take(ready(STEP.name), 70)
-    trace.take(replied(), 71)
-    assert trace.effects[-1] == StartRay("10.0.0.1")
+    assert trace.effects[-1] == Began(RAY)
 
 
 def test_a_step_is_run_again_once() -> None:

@@ -13,8 +13,8 @@ from agent.base import ends, times
 from agent.decisions import worker
 from agent.decisions.attempts import LostAttempt
 from agent.decisions.head import head_state as h
+from agent.decisions.shared import RAY
 from agent.decisions.worker import worker_state as w
-from agent.decisions.worker.worker_state import StartRay, StopRay
 from agent.port.reports import Expected, Reports
 from agent.record.run_folder import RunFolder
 from agent.record.run_record import RUN_FILE
@@ -26,7 +26,18 @@ from support import heads
 from support.heads import SHARED_DATA_STEP
 from support.report_histories import FIRST, HELLO, POD1
 from support.run_records import store_of, written
-from support.workers import DOWN, GOAL, JOINED, SILENT, TICK, History, WorkerTrace, replied
+from support.workers import (
+    DOWN,
+    GOAL,
+    JOINED,
+    RAY_UP,
+    SILENT,
+    TICK,
+    Began,
+    History,
+    WorkerTrace,
+    replied,
+)
 from support.worlds import plan_of
 
 if TYPE_CHECKING:
@@ -44,9 +55,9 @@ KNOWING = replace(HELLO, run_id="old", attempt=1)
 @pytest.mark.parametrize(
     "history",
     [
-        [*JOINED, (20, SILENT), (60, BACK), (61, DOWN), (61.5, TICK), (62, TICK)],
+        [*JOINED, (20, SILENT), (60, BACK), (62, TICK)],
         [*JOINED, (20, SILENT), (30, DOWN), (40, SILENT), (67, BACK), (67.5, TICK)],
-        [*JOINED, (20, SILENT), (60, NOT_READY), (61, DOWN), (150, BACK), (151, TICK)],
+        [*JOINED, (20, SILENT), (60, NOT_READY), (150, BACK), (151, TICK)],
         [(2, replied()), (3, SILENT), (4, DOWN), (90, BACK), (91, TICK)],
     ],
 )
@@ -54,7 +65,7 @@ def test_a_worker_joins_the_head_that_came_back(history: History) -> None:
     """It stops its old Ray, waits for the new head's, and joins at the new address."""
     trace = WorkerTrace(GOAL, history)
     assert trace.outcomes == []
-    assert trace.effects[-1] == StartRay("10.0.0.9")
+    assert (trace.effects[-1], trace.state.head_ip) == (Began(RAY, 2), "10.0.0.9")
 
 
 @pytest.mark.parametrize(
@@ -65,7 +76,7 @@ def test_a_worker_joins_the_head_that_came_back(history: History) -> None:
         ([*JOINED, (20, SILENT), (60, NOT_READY)], 160, "Ray at the head pod0"),
         ([*JOINED, (20, OTHER)], 20, "began another run: another, not run"),
         (
-            [(2, replied(run="")), (8, w.RayUp()), (9, replied()), (20, OTHER)],
+            [(2, replied(run="")), (8, RAY_UP), (9, replied()), (20, OTHER)],
             20,
             "began another run: another, not run",
         ),
@@ -86,8 +97,7 @@ def test_no_ray_is_started_while_the_head_is_away() -> None:
     """While the head is silent, a Ray that ended here has no cluster to join."""
     history = [*JOINED, (20, SILENT), (30, DOWN), (31, TICK), (40, SILENT), (41, TICK)]
     trace = WorkerTrace(GOAL, history)
-    assert [deed for deed in trace.effects if isinstance(deed, StartRay)] == [StartRay("10.0.0.1")]
-    assert not [deed for deed in trace.effects if isinstance(deed, StopRay)]
+    assert trace.effects == [Began(RAY)]
 
 
 def test_before_it_joined_a_worker_takes_any_run() -> None:
@@ -113,9 +123,9 @@ def test_gcs_alone_is_no_plain_head_once_an_agent_answered(received: w.HeadSpoke
         assert (trace.effects, trace.state.is_plain_head) == ([], False)
         assert trace.state.evidence == "its agent is gone, though Ray's GCS still answers"
     trace.take(replied(), 6)
-    trace.take(w.RayUp(), 9)
+    trace.take(RAY_UP, 9)
     trace.take(replied(), 10)
-    assert trace.effects == [StartRay("10.0.0.1")]
+    assert trace.effects == [Began(RAY)]
     assert trace.state.joined
 
 
@@ -138,7 +148,7 @@ def test_a_workers_next_agent_finds_in_its_record_that_the_head_has_one(tmp_path
     run.surviving = SurvivingProcesses(run.node.record, ())
     run.close()
     first = first_state(run, preparing)
-    assert (first.has_agent, first.ray) == (True, w.RayStep.DOWN)
+    assert (first.has_agent, first.ray) == (True, None)
     state, actions = worker.decide(first, GCS_ALONE, 1)
     assert (state.is_plain_head, state.ray_ready, actions) == (False, False, ())
 

@@ -8,16 +8,15 @@ from msgspec.structs import replace
 from agent.base import times
 from agent.decisions.head import head_decide as head
 from agent.decisions.head import head_state as h
-from agent.decisions.shared import ItemReport, Step
+from agent.decisions.shared import RAY, ItemReport, Step
 from agent.decisions.worker import worker_state as w
-from agent.decisions.worker.worker_state import RayStep, StartRay, StopRay, WorkerPhase
+from agent.decisions.worker.worker_state import WorkerPhase
 from agent.plan import waits as wait_keys
 from support import heads
 from support.heads import Started, nodes, ready, reported
-from support.workers import TICK, WorkerTrace, goal, replied
+from support.workers import RAY_UP, TICK, Began, Ended, WorkerTrace, goal, replied
 
 KEPT = w.WorkerState(goal(), epoch=1, head_ip="10.0.0.1", run_id="run", ray_attempt=2)
-DOWN = w.RayExited("exit code 1")
 SILENT = w.HeadSilent("no answer")
 
 
@@ -37,16 +36,15 @@ def test_it_follows_from_its_first_word() -> None:
 
 def test_a_ray_of_an_earlier_attempt_is_reported_until_it_is_gone() -> None:
     """The head was started anew meanwhile: the next attempt waits for this node's."""
-    trace = WorkerTrace(goal(), [(0.5, replace(replied(epoch=2), attempt=3))], KEPT)
+    anew = replace(replied(epoch=2, ready=False), attempt=3)
+    trace = WorkerTrace(goal(), [(0.5, anew)], KEPT)
     assert (trace.effects, trace.state.running_attempt, trace.state.joined) == (
-        [StopRay()],
-        2,
+        [Ended(RAY)],
+        0,
         False,
     )
-    trace.take(DOWN, 2)
-    assert trace.state.running_attempt == 0
-    trace.take(TICK, 3)
-    assert (trace.effects[-1], trace.state.running_attempt) == (StartRay("10.0.0.1"), 3)
+    trace.take(replace(replied(epoch=2), attempt=3), 3)
+    assert (trace.effects[-1], trace.state.running_attempt) == (Began(RAY, 2), 3)
 
 
 def test_a_head_that_began_another_run_ends_it() -> None:
@@ -64,9 +62,9 @@ def test_the_fence_counts_from_the_killed_agents_word(unreached: float | None, f
     """At 0.8 of AGENT_NODE_GRACE since the head was out of reach, whichever agent noticed that."""
     kept = replace(KEPT, unreached_since=unreached)
     trace = WorkerTrace(goal(), [(at, SILENT) for at in range(3, fence)], kept)
-    assert (trace.effects, trace.state.ray) == ([], RayStep.UP)
+    assert (trace.effects, trace.state.ray_is_up) == ([], True)
     trace.take(SILENT, fence)
-    assert trace.effects == [StopRay()]
+    assert trace.effects == [Ended(RAY)]
 
 
 def test_its_head_misses_nothing() -> None:
@@ -121,13 +119,11 @@ def test_nodes_without_an_agent_are_waited_for_as_long_as_a_report_takes() -> No
 def test_a_worker_that_joined_while_the_head_had_no_agent_has_not_joined() -> None:
     """It starts its Ray again as soon as the agent replies: no job begins on it before."""
     trace = WorkerTrace(goal(), [(at, replied(epoch=None)) for at in (0.5, 1 + times.PLAIN_RAY)])
-    trace.take(w.RayUp(), 20.0)
+    trace.take(RAY_UP, 20.0)
     assert (trace.state.phase, trace.state.joined) == (WorkerPhase.FOLLOWING, False)
     trace.take(replied(epoch=7), 22.0)
-    trace.take(DOWN, 23.0)
-    trace.take(TICK, 24.0)
-    trace.take(w.RayUp(), 25.0)
-    assert (trace.effects[-1], trace.state.joined) == (StartRay("10.0.0.1"), True)
+    trace.take(RAY_UP, 25.0)
+    assert (trace.effects[-1], trace.state.joined) == (Began(RAY, 7), True)
 
 
 REMEMBERED: heads.History = [(0.5, h.GcsOpen()), (0.6, h.RunRemembered("run", 1))]

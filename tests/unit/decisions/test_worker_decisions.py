@@ -8,6 +8,7 @@ from agent.base import times
 from agent.base.ends import Kind, Outcome
 from agent.decisions import worker
 from agent.decisions.shared import (
+    RAY,
     LogLine,
     Refused,
     Step,
@@ -16,13 +17,14 @@ from agent.decisions.shared import (
     Wait,
 )
 from agent.decisions.worker import worker_state as w
-from agent.decisions.worker.worker_state import StartRay, StopRay, WorkerPhase
-from support.heads import RETRIEVER, lost, ready
+from agent.decisions.worker.worker_state import WorkerPhase
+from support.heads import RETRIEVER, lost, pending, ready
 from support.workers import (
     DOWN,
     GOAL,
     INT,
     JOINED,
+    RAY_UP,
     SILENT,
     TERM,
     TICK,
@@ -38,8 +40,10 @@ from support.workers import (
 PREPARING = goal(prepare=True)
 VERDICT = Outcome(Kind.JOB_FAILED, 7, "the job failed", "running", "job", is_jobs_verdict=True)
 GCS_ALONE = replied(epoch=None, phase="")
-BARE: History = [(2.0, GCS_ALONE), (2.0 + times.PLAIN_RAY, GCS_ALONE), (15.0, w.RayUp())]
-START = StartRay("10.0.0.1")
+BARE: History = [(2.0, GCS_ALONE), (2.0 + times.PLAIN_RAY, GCS_ALONE), (15.0, RAY_UP)]
+START = Began(RAY)
+AGAIN = Began(RAY, 2)
+STOP = Ended(RAY)
 PREPARED = ready("AGENT_PREPARE_EACH")
 
 
@@ -88,9 +92,9 @@ UNDER_WAY: dict[str, tuple[w.WorkerGoal, History, WorkerPhase, list[w.WorkerActi
     ),
     "it tries again": (
         GOAL,
-        [(2, replied()), (4, DOWN), (4.5, TICK)],
+        [(2, replied()), (4, DOWN), (4.5, replied())],
         WorkerPhase.JOINING,
-        [START, START],
+        [START, AGAIN],
     ),
     "not while the head is silent": (
         GOAL,
@@ -102,7 +106,7 @@ UNDER_WAY: dict[str, tuple[w.WorkerGoal, History, WorkerPhase, list[w.WorkerActi
         GOAL,
         [(2, replied()), (4, DOWN), (4.2, SILENT), (9, replied(ip="10.0.0.9"))],
         WorkerPhase.JOINING,
-        [START, StartRay("10.0.0.9")],
+        [START, AGAIN],
     ),
     "it follows": (GOAL, [*JOINED, (30, replied()), (80, TICK)], WorkerPhase.FOLLOWING, [START]),
     "a short silence": (
@@ -113,34 +117,34 @@ UNDER_WAY: dict[str, tuple[w.WorkerGoal, History, WorkerPhase, list[w.WorkerActi
     ),
     "the head was started anew": (
         GOAL,
-        [*JOINED, (30, replied(epoch=2))],
+        [*JOINED, (30, replied(epoch=2, ready=False))],
         WorkerPhase.JOINING,
-        [START, StopRay()],
+        [START, STOP],
     ),
     "and joined anew": (
         GOAL,
-        [*JOINED, (30, replied(epoch=2)), (31, DOWN), (31.5, TICK), (35, w.RayUp())],
+        [*JOINED, (30, replied(epoch=2, ready=False)), (31, replied(epoch=2)), (35, RAY_UP)],
         WorkerPhase.FOLLOWING,
-        [START, StopRay(), START],
+        [START, STOP, AGAIN],
     ),
     "anew while its Ray was starting": (
         GOAL,
         [(2, replied()), (3, replied(epoch=2))],
         WorkerPhase.JOINING,
-        [START, StopRay()],
+        [START, AGAIN],
     ),
     "anew while its Ray was down": (
         GOAL,
         [(2, replied()), (3, DOWN), (3.1, replied(epoch=2)), (3.1, TICK)],
         WorkerPhase.JOINING,
-        [START, START],
+        [START, AGAIN],
     ),
     "its Ray was lost": (GOAL, [*JOINED, (30, DOWN)], WorkerPhase.JOINING, [START]),
     "and joined again": (
         GOAL,
-        [*JOINED, (30, DOWN), (30.5, TICK)],
+        [*JOINED, (30, DOWN), (30.5, replied())],
         WorkerPhase.JOINING,
-        [START, START],
+        [START, AGAIN],
     ),
 }
 
@@ -213,7 +217,7 @@ ENDS: dict[str, tuple[w.WorkerGoal, History, int, str, list[str]]] = {
         GOAL,
         [
             (2, replied()),
-            (3, w.WorkerRaySilent("connection refused by 10.0.0.2:8268")),
+            (3, pending(RAY, "connection refused by 10.0.0.2:8268")),
             (122, TICK),
         ],
         69,
@@ -282,12 +286,10 @@ def test_messages_on_the_way() -> None:
         [
             (2, replied()),
             (4, DOWN),
-            (4.5, TICK),
-            (8, w.RayUp()),
-            (30, replied(epoch=2)),
-            (31, DOWN),
-            (31.5, TICK),
-            (35, w.RayUp()),
+            (4.5, replied()),
+            (8, RAY_UP),
+            (30, replied(epoch=9)),
+            (35, RAY_UP),
             (40, DOWN),
         ],
     )
@@ -312,7 +314,7 @@ def test_messages_on_the_way() -> None:
         ([(2, PREPARED), (90, replied(ready=False))], {"the head pod0": 150}),
         ([(2, PREPARED), (3, replied())], {"Ray on this node to join": 123}),
         (
-            [(2, PREPARED), (3, replied()), (9, w.RayUp())],
+            [(2, PREPARED), (3, replied()), (9, RAY_UP)],
             {"a reply from the head pod0": 69},
         ),
         ([(2, StopAsked(15))], {}),
@@ -327,8 +329,8 @@ def test_waits_have_their_deadlines(history: History, waits: dict[str, float]) -
 
 def test_a_second_join_has_no_evidence_of_the_first() -> None:
     """State about an earlier raylet does not apply to the next one."""
-    refused = w.WorkerRaySilent("connection refused by 10.0.0.2:8268")
-    history: History = [(2, replied()), (3, refused), (8, w.RayUp()), (30, replied(epoch=2))]
+    refused = pending(RAY, "connection refused by 10.0.0.2:8268")
+    history: History = [(2, replied()), (3, refused), (8, RAY_UP), (30, replied(epoch=2))]
     (wait,) = worker.pending_waits(WorkerTrace(GOAL, history).state)
     assert (wait.what, wait.evidence) == ("Ray on this node to join", "")
 
@@ -393,7 +395,7 @@ def test_a_held_verdict_is_not_for_a_newcomer() -> None:
     """A head that only holds an earlier run's verdict is waited for until it is started again."""
     held = replied(epoch=1, phase="held", ready=False, held=True)
     trace = WorkerTrace(GOAL, [(1, held), (50, held), (60, replied(epoch=2))])
-    assert trace.effects == [START]
+    assert trace.effects == [AGAIN]
     trace = WorkerTrace(GOAL, [(1, held), (100, held)])
     assert trace.outcomes[0].exit_code == 69
     assert "holds the verdict of an earlier run" in trace.outcomes[0].reason

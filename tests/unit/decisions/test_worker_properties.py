@@ -7,10 +7,23 @@ from hypothesis import strategies as st
 
 from agent.base.ends import Kind, Outcome
 from agent.decisions import worker
+from agent.decisions.shared import RAY, ItemsReported
 from agent.decisions.worker import worker_state as w
-from agent.decisions.worker.worker_state import RayStep, StartRay, StopRay, WorkerPhase
-from support.heads import RETRIEVER, lost, ready
-from support.workers import INT, TERM, TICK, History, WorkerTrace, goal, replied, wanted
+from agent.decisions.worker.worker_state import WorkerPhase
+from support.heads import RETRIEVER, lost, pending, ready
+from support.workers import (
+    DOWN,
+    INT,
+    RAY_UP,
+    TERM,
+    TICK,
+    Began,
+    History,
+    WorkerTrace,
+    goal,
+    replied,
+    wanted,
+)
 
 OURS = {69, 75, 78, 130, 143}
 PREPARED = ready("AGENT_PREPARE_EACH")
@@ -35,8 +48,8 @@ EVENTS = [
     *times(8, replied()),
     *times(2, replied(ready=False), replied(ip="10.0.0.9"), replied(epoch=2), replied(epoch=None)),
     *times(3, w.HeadSilent("refused"), PREPARED),
-    *times(6, w.RayUp(), w.RayExited("exit 1")),
-    *times(2, w.WorkerRaySilent("refused")),
+    *times(6, RAY_UP, DOWN),
+    *times(2, pending(RAY, "refused")),
     *times(
         1,
         FAILED,
@@ -55,15 +68,15 @@ PAUSES = [0.0, 0.1, 0.5, 0.5, 1.0, 1.0, 10.0, 10.0, 61.0, 119.0, 1000.0]
 def histories(draw: st.DrawFn) -> tuple[w.WorkerGoal, History]:
     """Draw a goal and what happens, on a clock that never goes back.
 
-    Only a Ray that was started can come up, and only one that lives can end.
+    Only a Ray that was started can come up or end.
     """
     of = goal(prepare=draw(st.booleans()))
     trace, history = WorkerTrace(of, []), []
     for _ in range(draw(st.integers(0, 25))):
-        event, ray = draw(st.sampled_from(EVENTS)), trace.state.ray
-        if isinstance(event, w.RayUp) and ray not in {RayStep.STARTING, RayStep.STOPPING}:
-            continue
-        if isinstance(event, w.RayExited) and ray is RayStep.DOWN:
+        event = draw(st.sampled_from(EVENTS))
+        ray = trace.items.get(RAY)
+        is_of_ray = isinstance(event, ItemsReported) and event.items[0].name == RAY
+        if is_of_ray and (ray is None or not ray.is_running):
             continue
         trace.take(event, trace.now + draw(st.sampled_from(PAUSES)))
         history.append((trace.now, event))
@@ -98,22 +111,17 @@ def test_no_deadline_survives_a_tick(drawn: tuple[w.WorkerGoal, History]) -> Non
 
 
 @given(histories())
-def test_never_two_rays_at_once(drawn: tuple[w.WorkerGoal, History]) -> None:
-    """Ray is started only where none of ours runs, and stopped or called joined where one does."""
+def test_only_a_ray_that_runs_has_joined(drawn: tuple[w.WorkerGoal, History]) -> None:
+    """Each generation begins once, after the one before, and none that has ended is joined."""
     of, history = drawn
-    trace, running = WorkerTrace(of, []), False
+    trace = WorkerTrace(of, [])
     for at, event in history:
-        if isinstance(event, w.RayExited):
-            running = False
-        done = len(trace.effects)
         trace.take(event, at)
-        for action in trace.effects[done:]:
-            if isinstance(action, StartRay):
-                assert not running
-                running = True
-            if isinstance(action, StopRay):
-                assert running
-        assert running or not trace.state.joined
+        ray = trace.items.get(RAY)
+        runs = ray is not None and ray.is_running
+        assert runs or not trace.state.joined
+    began = [one.generation for one in trace.effects if isinstance(one, Began) and one.name == RAY]
+    assert began == sorted({*began})
 
 
 @given(histories())

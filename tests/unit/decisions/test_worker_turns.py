@@ -12,9 +12,9 @@ from msgspec.structs import replace
 
 from agent.base import times
 from agent.decisions import worker
-from agent.decisions.shared import Step
+from agent.decisions.shared import RAY, Step
 from agent.decisions.worker import worker_state as w
-from agent.decisions.worker.worker_state import StartRay, StopRay, WorkerPhase
+from agent.decisions.worker.worker_state import WorkerPhase
 from agent.job.services import ON_EVERY, PrepareStep
 from agent.port.protocol import Hello, Reply, Report
 from agent.port.reports import Expected, Reports
@@ -50,7 +50,7 @@ STORIES: dict[str, tuple[w.WorkerGoal, History, list[str]]] = {
     "then it joins": (
         OF_STEPS,
         [(1, ready(EACH.name)), (3, wanted(1, "data")), (4, replied()), (9, ready("data"))],
-        ["Began", "StartRay"],
+        ["Began", "Began"],
     ),
     "what is under way is not begun twice": (
         OF_STEPS,
@@ -77,7 +77,7 @@ STORIES: dict[str, tuple[w.WorkerGoal, History, list[str]]] = {
         [(1, ordered_start(2)), (2, ordered_start(2))],
         [],
     ),
-    "another rank does": (OF_ALONE, [(1, ordered_start(1))], ["StartRay"]),
+    "another rank does": (OF_ALONE, [(1, ordered_start(1))], ["Began"]),
     "it follows a head that was started anew": (
         OF_ALONE,
         [
@@ -194,7 +194,7 @@ def test_a_node_of_its_own_never_starts_ray(events: list[tuple[w.WorkerEvent, fl
         trace.take(event, trace.now + pause)
     assert trace.finish()
     assert len(trace.outcomes) == 1
-    assert not any(isinstance(deed, StartRay | StopRay) for deed in trace.effects)
+    assert not any(isinstance(deed, Began) and deed.name == RAY for deed in trace.effects)
 
 
 def test_ranks_come_with_the_reply() -> None:

@@ -36,7 +36,6 @@ from agent.cli import doctor_verb
 from agent.decisions.head import head_decide as head
 from agent.decisions.head import head_state as h
 from agent.decisions.shared import SAMPLE, Answer, QuestionKind, Tick
-from agent.decisions.worker import worker_state as w
 from agent.node.facts import Folder
 from agent.port.client import HeadLink
 from agent.port.glance import judged
@@ -77,6 +76,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from agent.decisions.head.head_goal import HeadGoal
+    from agent.decisions.worker import worker_state as w
     from agent.node.facts import Facts
 
 BEAT = {"protocol": 4, "id": "agent1", "phase": "joining Ray"}
@@ -451,7 +451,7 @@ def test_several_fields_of_a_report(changes: list[tuple[Field, object]]) -> None
 
 STORIES = [
     workers.WorkerTrace(workers.goal(), [(1.0, workers.replied())]).state,
-    workers.WorkerTrace(workers.goal(), [(1.0, workers.replied()), (2.0, w.RayUp())]).state,
+    workers.WorkerTrace(workers.goal(), [(1.0, workers.replied()), (2.0, workers.RAY_UP)]).state,
     workers.WorkerTrace(replace(workers.goal(), by_shares=True), [(1.0, workers.replied())]).state,
 ]
 

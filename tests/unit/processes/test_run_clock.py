@@ -122,7 +122,7 @@ def test_the_fence_counts_a_stop() -> None:
     """A worker that wakes out of reach stops all soon: the head's clock did not stand still."""
     joined: workers.History = [
         (2.0, workers.replied()),
-        (8.0, w.RayUp()),
+        (8.0, workers.RAY_UP),
         (30.0, workers.replied()),
     ]
     trace = workers.WorkerTrace(workers.goal(), [*joined, (31.0, Woke(100.0))])

@@ -217,7 +217,7 @@ def test_the_job_saves_before_its_hours_are_over() -> None:
 
 JOINED: list[tuple[float, w.WorkerEvent]] = [
     (1.0, of_worker.replied()),
-    (3.0, w.RayUp()),
+    (3.0, of_worker.RAY_UP),
 ]
 LEAVE = replace(of_worker.replied(), wanted=NodeWanted("head1", 1, {}, may_leave=True))
 
