@@ -35,7 +35,7 @@ from agent.record.files import NoRecord, read_json, read_small, reading, safe_na
 from agent.record.log import disk_alarm, say
 from agent.record.log_dir import LogDir, RefusedPathError, log_dir, owner_of_runs
 from agent.record.node_record import NodeRecord, own_record
-from agent.record.run_record import RUN_FILE, RunRecord
+from agent.record.run_record import RUN_FILE, RunRecord, outcomes_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -55,38 +55,51 @@ class OutageRecord(Value):
     until: str | None = field(name="to", default=None)
 
 
-def outcome_text(  # noqa: PLR0913 - what it contains
-    outcome: Outcome,
-    attempts: Sequence[AttemptOutcome] = (),
-    outages: Sequence[OutageRecord] = (),
-    bundle: str = "",
-    cost: float | None = None,
-    price_source: str | None = None,
-    receipt: ReceiptStatus | None = None,
-) -> str:
-    """Return the content of outcome.json.
+class RunFacts(NamedTuple):
+    """What outcome.json has of the run as a whole; a worker does not know it."""
 
-    `cost` is the dollars of all nodes where the price is known; `receipt` is what the time was
-    spent on.
-    """
+    attempts: Sequence[AttemptOutcome] = ()
+    outages: Sequence[OutageRecord] = ()
+    cost: float | None = None  # dollars of all nodes, where the price is known
+    price_source: str | None = None
+    receipt: ReceiptStatus | None = None  # what the time was spent on
+
+
+NO_FACTS = RunFacts()
+
+
+def outcome_text(outcome: Outcome, facts: RunFacts = NO_FACTS, bundle: str = "") -> str:
+    """Return the content of outcome.json; `bundle` is the name of the failure bundle."""
     data = {
         **to_builtins(outcome),
-        "attempts": to_builtins([*attempts]),
-        "outages": to_builtins(outages),
+        "attempts": to_builtins([*facts.attempts]),
+        "outages": to_builtins(facts.outages),
     }
     if bundle:
         data["bundle"] = bundle
-    if cost is not None:
-        data["cost"] = cost
-    if price_source is not None:
-        data["price_source"] = price_source
-    if receipt is not None:
-        data["receipt"] = to_builtins(receipt)
+    if facts.cost is not None:
+        data["cost"] = facts.cost
+    if facts.price_source is not None:
+        data["price_source"] = facts.price_source
+    if facts.receipt is not None:
+        data["receipt"] = to_builtins(facts.receipt)
     return json.dumps(data, indent=2) + "\n"
 
 
-def former_outages(record: RunRecord, head: str) -> list[OutageRecord]:
-    """Return the outages in a run's record, for outcome.json; `head` is the name of its node."""
+def facts_of(record: RunRecord, head: str) -> RunFacts:
+    """Return what a run's record has for outcome.json; `head` is the name of its head's node."""
+    measured = record.measured
+    has_price = measured.price_source is not None
+    return RunFacts(
+        attempts=outcomes_of(record.durable),
+        outages=_outages(record, head),
+        cost=round(measured.paid, 2) if has_price else None,
+        price_source=measured.price_source,
+        receipt=_receipt(record),
+    )
+
+
+def _outages(record: RunRecord, head: str) -> list[OutageRecord]:
     now = time.time()
     return [
         OutageRecord(
@@ -97,6 +110,16 @@ def former_outages(record: RunRecord, head: str) -> list[OutageRecord]:
         )
         for outage in record.durable_at(0.0).outages
     ]
+
+
+def _receipt(record: RunRecord) -> ReceiptStatus | None:
+    saved = record.measured.receipt
+    if saved is None:
+        return None
+    verdict = record.durable.verdict
+    has_succeeded = verdict is not None and verdict.exit_code == 0
+    receipt = saved.meter.receipt(saved.clock.age(), has_succeeded=has_succeeded)
+    return receipt.to_status(saved.price)
 
 
 def read_outcome(folder: Path) -> Outcome | NoRecord:

@@ -75,6 +75,7 @@ class Measured(Value):
     used: float = 0.0  # seconds that agents have run
     paid: float = 0.0  # dollars of all nodes so far, by agents that knew a price
     paid_seconds: float = 0.0  # the part of `used` that these dollars paid
+    price_source: str | None = None  # who says what a node costs; None if that is not known
     receipt: SavedMeter | None = None  # what the time was spent on so far
     ranks: tuple[str, ...] = ()  # the names of nodes with a rank from the head, from rank 1 on
     basis: JobBasis | None = None  # what its recipe is sized by, once it was submitted

@@ -53,6 +53,13 @@ _ACTOR_ID = r"^\s+actor_id: ([0-9a-f]{32})$"  # an actor's id in the error of on
 _MOST_ACTORS = 2
 
 
+class ExplainedEnd(NamedTuple):
+    """An outcome with its cause."""
+
+    outcome: Outcome
+    page: str = ""  # the cause, and the lines that show it; '' without one
+
+
 class Elsewhere(NamedTuple):
     """Where else than in this node's logs the cause of a failed job may be."""
 
@@ -65,10 +72,10 @@ class Elsewhere(NamedTuple):
 
 async def explain_end(
     run: NodeRun, outcome: Outcome, elsewhere: Elsewhere | None = None
-) -> Outcome:
+) -> ExplainedEnd:
     """Add the cause in this node's logs, and in those of other nodes, to an outcome's remedy."""
     diagnosis = await diagnose_end(run, outcome, elsewhere)
-    return outcome if diagnosis is None else await with_cause(run, outcome, diagnosis)
+    return await with_cause(run, outcome, diagnosis)
 
 
 async def diagnose_end(
@@ -115,14 +122,17 @@ async def cause_so_far(run: NodeRun, elsewhere: Elsewhere) -> str:
     return "" if diagnosis is None else run.redactor.clean(diagnosis.remedy())
 
 
-async def with_cause(run: NodeRun, outcome: Outcome, diagnosis: Diagnosis) -> Outcome:
+async def with_cause(run: NodeRun, outcome: Outcome, diagnosis: Diagnosis | None) -> ExplainedEnd:
     """Add a cause to an outcome's remedy, unless that says it already."""
-    run.cause_page = run.redactor.clean(diagnosis.page())
+    if diagnosis is None:
+        return ExplainedEnd(outcome)
+    page = run.redactor.clean(diagnosis.page())
     remedy = await in_thread(partial(_remedy, run, outcome.kind, diagnosis)) or ""
     remedy = run.redactor.clean(remedy)
-    if not remedy or remedy in outcome.remedy:
-        return outcome
-    return replace(outcome, remedy=". ".join(filter(None, (remedy, outcome.remedy))))
+    if remedy and remedy not in outcome.remedy:
+        remedies = filter(None, (remedy, outcome.remedy))
+        outcome = replace(outcome, remedy=". ".join(remedies))
+    return ExplainedEnd(outcome, page)
 
 
 async def find_cause(run: NodeRun, output: Path, elsewhere: Elsewhere) -> FailureCause | None:

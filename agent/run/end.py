@@ -34,7 +34,7 @@ from agent.record.background import in_thread, run_within
 from agent.record.events import Ended
 from agent.record.log import configure, disk_alarm, say
 from agent.record.node_record import folder_of
-from agent.record.run_folder import OUTCOME_FILE, former_outages, outcome_text, write_outcome
+from agent.record.run_folder import OUTCOME_FILE, facts_of, outcome_text, write_outcome
 from agent.run.effects import REAL
 from agent.run.restarts import Container, Restarts, hold_by_setting, settings_digest
 from agent.settings.load import settings_for_end
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from agent.base.ends import Outcome
     from agent.plan.plan import Plan
     from agent.run.effects import Processes
+    from agent.run.failure_bundle import Bundled
     from agent.run.node_run import NodeRun
     from agent.run.run_store import RunStore
     from agent.run.takeover import KilledAgent
@@ -102,7 +103,7 @@ async def end_role(
     run: NodeRun,
     outcome: Outcome,
     *,
-    bundle: Callable[[Outcome], Awaitable[Outcome]] | None = None,
+    bundle: Callable[[Outcome], Awaitable[Bundled]] | None = None,
     next_event: Callable[[], Awaitable[object]] | None = None,
     others: Sequence[tuple[str, int]] = (),
 ) -> Outcome:
@@ -110,24 +111,31 @@ async def end_role(
 
     A role that still serves its port gives its `next_event`, which may be a request to stop.
     """
+    bundle_name = ""
+
+    async def write_bundle(outcome: Outcome) -> Outcome:
+        nonlocal bundle_name
+        if bundle is None:
+            return outcome
+        bundled = await bundle(outcome)
+        bundle_name = bundled.name
+        return bundled.outcome
 
     def record(outcome: Outcome) -> None:
         limit = disk_alarm.patience(times.STALLED_DISK)
-        if not run_within(limit, partial(run.write_outcome, outcome)):
+        if not run_within(limit, partial(run.write_outcome, outcome, bundle_name)):
             disk_alarm.report_hang(OUTCOME_FILE)
 
     async def notify(outcome: Outcome) -> None:
-        if run.notifier is not None:
-            run.notifier.send_end(outcome, run.now(), run.cost)
+        if run.notifies:
+            run.send_end(outcome)
             await run.notifier.finish()
-        else:
-            await _notify(run.plan, run.redactor.clean, run.run_id, outcome, run.now())
 
     stopped = None if next_event is None else partial(_stop_request, next_event)
     return await end_run(
         outcome,
         run.container,
-        bundle=bundle,
+        bundle=write_bundle,
         record=record,
         notify=notify,
         stopped=stopped,
@@ -135,16 +143,14 @@ async def end_role(
     )
 
 
-async def _notify(
-    plan: Plan, clean: Callable[[str], str], run_id: str, outcome: Outcome, seconds: float = 0.0
-) -> None:
-    """Send the end of a run that has no head which could."""
+async def _notify(plan: Plan, clean: Callable[[str], str], run_id: str, outcome: Outcome) -> None:
+    """Send the end of a run that has no role which could."""
     if plan.settings.notify is None or not plan.topology.is_head:
         return
     from agent.run.notify import Notifier  # noqa: PLC0415 - only an end notifies
 
     notifier = Notifier(plan, clean, lambda: run_id)
-    notifier.send_end(outcome, seconds)
+    notifier.send_end(outcome, 0.0)
     await notifier.finish()
 
 
@@ -283,8 +289,7 @@ def _write_for_killed(root: Path, node: str, killed: tuple[int, ...], outcome: O
         return
     record = run_record.RunRecord.read(folder.parent / run_record.RUN_FILE)
     if isinstance(record, run_record.RunRecord) and record.durable.head == node:
-        attempts = run_record.outcomes_of(record.durable)
-        text = outcome_text(outcome, attempts, former_outages(record, node))
+        text = outcome_text(outcome, facts_of(record, node))
     else:
         text = outcome_text(outcome)
     write_outcome(folder, text)

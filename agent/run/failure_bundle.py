@@ -12,7 +12,7 @@ import json
 import time
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec import to_builtins
 from msgspec.structs import replace
@@ -35,12 +35,11 @@ from agent.record.log_dir import log_dir
 from agent.run.diagnose import RAY_LOGS, ray_log_folder
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from agent.base.ends import Outcome
     from agent.node.facts import Facts
     from agent.port.reports import Reports
-    from agent.record.run_record import AttemptOutcome
     from agent.run.head_server import RunStatus
     from agent.run.node_run import NodeRun
 
@@ -70,14 +69,22 @@ def request_logs(run: NodeRun, before: h.HeadPhase, state: h.HeadState, reports:
             reports.ask(worker.key, QuestionKind.LOG, name)
 
 
+class Bundled(NamedTuple):
+    """An outcome that names its failure bundle."""
+
+    outcome: Outcome
+    name: str = ""  # of the bundle's file; '' if there is none
+
+
 async def make_bundle(
     run: NodeRun,
     outcome: Outcome,
-    attempts: Sequence[AttemptOutcome] = (),
     workers: Iterable[BundlePart] | None = None,
-) -> Outcome:
+    *,
+    page: str = "",
+) -> Bundled:
     """Write a bundle as `write_bundle` does, without blocking the event loop."""
-    write = partial(write_bundle, run, outcome, attempts, workers)
+    write = partial(write_bundle, run, outcome, workers, page=page)
     limit = run.plan.budget.bundle + times.BUNDLE_EXTRA + times.WAIT_READ
     made = await in_thread(write, limit)
     return write() if made is None else made  # no thread can be started
@@ -86,30 +93,31 @@ async def make_bundle(
 def write_bundle(
     run: NodeRun,
     outcome: Outcome,
-    attempts: Sequence[AttemptOutcome] = (),
     workers: Iterable[BundlePart] | None = None,
-) -> Outcome:
+    *,
+    page: str = "",
+) -> Bundled:
     """Write a bundle if the run failed; return the outcome with the bundle's path.
 
-    `workers` are the parts about the workers. A thread writes it and is abandoned at the limit; a
-    run gets one bundle.
+    `workers` are the parts about the workers, `page` is the cause with the lines that show it. A
+    thread writes it and is abandoned at the limit.
     """
-    if not outcome.is_failure or outcome.phase == STARTING or run.bundle is not None:
-        return outcome  # a start that failed has no logs
+    if not outcome.is_failure or outcome.phase == STARTING:
+        return Bundled(outcome)  # a start that failed has no logs
 
     # The outcome in the bundle names the bundle.
     path = bundle.new_bundle(run.folder.path, time.time())
     scope = "this node" if workers is None else "all nodes"
     hint = f"The logs of {scope} are in {path}"
     hinted = replace(outcome, remedy=". ".join(filter(None, (outcome.remedy, hint))))
-    text = run_folder.outcome_text(hinted, attempts, run.outages(), path.name)
+    text = run_folder.outcome_text(hinted, run.facts, path.name)
 
     # The most important parts come first: the time or the size may not allow all.
     def parts() -> Iterator[BundlePart]:
         node = bundle_folder(run)
         folder = run.folder.path
         most = _MOST_OF_MAIN_LOG
-        yield BundlePart(_CAUSE_FILE, run.cause_page)
+        yield BundlePart(_CAUSE_FILE, page)
         yield BundlePart(run_folder.OUTCOME_FILE, text)
         yield BundlePart("plan.txt", render(run.plan, run.redactor))
         facts = _facts(run.plan.facts, run.redactor.clean)
@@ -125,13 +133,12 @@ def write_bundle(
     until = time.monotonic() + budget
     limit = budget + times.BUNDLE_EXTRA
     fault = run_within(limit, lambda: bundle.make(path, parts(), run.redactor.clean, until))
-    run.bundle = path.name if fault == "" else ""
-    if run.bundle:
+    if fault == "":
         say(shown_path(path), subject="bundle")
-        return hinted
+        return Bundled(hinted, path.name)
     why = fault or f"the disk took longer than {limit:g} s"
     say(f"no failure bundle in {path.parent}: {why}", "warning")
-    return outcome
+    return Bundled(outcome)
 
 
 def bundle_folder(run: NodeRun) -> str:

@@ -61,14 +61,13 @@ from agent.record.event_filter import EventFilter, recorded_form
 from agent.record.events import AttemptOver
 from agent.record.files import remove_file
 from agent.record.log import say
-from agent.record.run_record import outcomes_of
 from agent.run import head_job, head_server, make_ready
 from agent.run.about_pod import ask_about_pod
 from agent.run.checkpoint_watch import say_newest_checkpoint
-from agent.run.diagnose import Elsewhere, diagnose_end, find_cause, with_cause
+from agent.run.diagnose import Elsewhere, ExplainedEnd, diagnose_end, find_cause, with_cause
 from agent.run.end import end_role, write_outcome_early
 from agent.run.executor import Executor
-from agent.run.failure_bundle import make_bundle, parts_of_workers, request_logs
+from agent.run.failure_bundle import Bundled, make_bundle, parts_of_workers, request_logs
 from agent.run.framework_answer import FrameworkAsker
 from agent.run.head_job import Submission, SubmissionTask
 from agent.run.job_share import JobShare
@@ -127,9 +126,7 @@ class HeadAgent:
         self._state = head.first_state(goal, store.durable)
         self._event_filter = EventFilter()
         self._status = head_server.RunStatus(run, store, lambda: self._state)
-        run.outages = self._status.outages
         self._steps = StepKeeper(run, self._status.job_lines)
-        run.receipt = self._status.receipt.to_status
         self._reports: Reports  # of the workers; there once the port is served
 
         # What runs on this node.
@@ -192,8 +189,8 @@ class HeadAgent:
         # The run, its end, and the pod's. Until then callers get the verdict.
         try:
             outcome = await self._decide()
-            outcome = await self._shut_down(outcome)
-            outcome = await self._end(outcome)
+            explained = await self._shut_down(outcome)
+            outcome = await self._end(explained)
         finally:
             with anyio.CancelScope(shield=True):
                 await runner.cleanup()
@@ -297,7 +294,8 @@ class HeadAgent:
 
     async def _record_use(self) -> None:
         self._status.receipt.save()
-        self._store.measure_use(self._run.now(), self._status.cost())
+        status = self._status
+        self._store.measure_use(self._run.now(), status.cost(), status.price_source())
 
     async def _look_for_later_head(self) -> None:
         epoch = await result_in_thread(self._store.later_epoch)
@@ -330,7 +328,9 @@ class HeadAgent:
 
             # Is the run over? The outcome is on disk before workers leave with it.
             last = actions[-1] if actions else None
-            outcome = run.final(last.outcome) if isinstance(last, h.EndRun) else None
+            outcome = (
+                run.container.restarts.final(last.outcome) if isinstance(last, h.EndRun) else None
+            )
             if outcome is not None:
                 outcome = await self._check_steps(outcome)
                 await self._persist(replace(self._state.durable, verdict=outcome))
@@ -655,7 +655,7 @@ class HeadAgent:
 
     # --- end ------------------------------------------------------------------------------------
 
-    async def _shut_down(self, outcome: Outcome) -> Outcome:
+    async def _shut_down(self, outcome: Outcome) -> ExplainedEnd:
         """Send the verdict to the workers and stop everything; return the explained outcome."""
         run = self._run
         budget = self._plan.budget
@@ -666,15 +666,13 @@ class HeadAgent:
         attempt = self._state.attempt
         last_step = self._steps.last_of(attempt.number)
         end = await head_job.known_end(run, outcome, diagnosis, attempt, last_step)
-        if diagnosis is not None:
-            outcome = await with_cause(run, outcome, diagnosis)
+        explained = await with_cause(run, outcome, diagnosis)
+        outcome = explained.outcome
 
         # Record it, and what the run cost.
         await self._record_use()
         state = self._state.with_durable(verdict=outcome)
         await self._persist(end_of_attempt(state, outcome, run.now()))
-        run.cost = self._status.cost()
-        run.price_source = self._status.price_source()
         run.record_outcome(outcome, end)
 
         # Stop all at the same time, while workers get the verdict: those of a superseded head
@@ -693,28 +691,28 @@ class HeadAgent:
             if self._ray is not None:
                 tasks.start_soon(stop_ray, self._ray, budget.ray)
         await run.stop_descendants(budget.leftovers)
-        return outcome
+        return explained
 
     def _say_totals(self, records: Path) -> None:
         """Log what the run took, and where its records are."""
         rewards = self._status.job_lines.rewards()
-        say(totals(self._run.now(), rewards, self._run.cost, shown_path(records)))
+        say(totals(self._run.now(), rewards, self._status.cost(), shown_path(records)))
 
-    async def _end(self, outcome: Outcome) -> Outcome:
+    async def _end(self, explained: ExplainedEnd) -> Outcome:
         """End the run with the evidence of all nodes; the workers' pods stop before this one."""
         run = self._run
+        outcome = explained.outcome
         parts = parts_of_workers(run, self._status, self._state, self._reports)
-        attempts = outcomes_of(self._state.durable)
         others = head_server.agents_before_head(self._plan, self._state, self._reports)
 
         # First the outcome: a platform that stops the pod may not wait for the report.
         await write_outcome_early(run, outcome)
 
-        async def write_bundle(outcome: Outcome) -> Outcome:
-            outcome = await make_bundle(run, outcome, attempts, parts)
+        async def write_bundle(outcome: Outcome) -> Bundled:
+            bundled = await make_bundle(run, outcome, parts, page=explained.page)
             self._say_totals(records)
             await say_newest_checkpoint(run, outcome)
-            return outcome
+            return bundled
 
         records = await write_report(run, self._status, outcome)
         return await end_role(

@@ -57,7 +57,6 @@ from agent.record.run_record import outcomes_of, proof_of
 from agent.record.summary import Timeline
 from agent.run.checkpoint_watch import CheckpointWatch
 from agent.run.machine_watch import MachineWatch
-from agent.run.notify import Notifier
 from agent.run.run_receipt import RunReceipt
 from agent.settings.jobs import on_stall
 
@@ -228,8 +227,6 @@ class RunStatus:
         self.command = ""  # of the present attempt, as a shell command, once it is submitted to Ray
         self.stalled: Stalled | None = None  # the present attempt, since it was found to be stalled
         self.checkpoints = CheckpointWatch(run)
-        self.notifier = Notifier(run.plan, run.redactor.clean, lambda: get_state().durable.run_id)
-        run.notifier = self.notifier
 
     def apply_event(self, event: HeadEvent) -> None:
         """Update timeline, receipt and job lines with an event that was decided on."""
@@ -356,8 +353,9 @@ class RunStatus:
     async def look_at_run(self) -> None:
         """Look at what the run does, for its receipt and for messages about it."""
         self.receipt.look(self.stalls)
-        if self.notifier.is_due(self._run.now()):
-            self.notifier.look(self.status())
+        run = self._run
+        if run.notifies and run.notifier.is_due(run.now()):
+            run.notifier.look(self.status())
 
     def cost(self) -> float | None:
         """Return what the run has cost so far, all nodes and heads together; None if unknown."""

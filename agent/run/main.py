@@ -169,10 +169,11 @@ def begin(  # noqa: PLR0913 - what an agent starts with
         store = _open_store(plan, job, chosen, surviving, now, effects.disk)
 
     run_id = killed.run_id if store is None else store.durable.run_id
-    node_run = NodeRun(plan, redactor, folder, started, run_id, surviving, effects)
-    node_run.container = container
-    node_run.final = container.restarts.final
-    node_run.on_end = lambda outcome: container.restarts.record(node_run.run_id, outcome)
+    node_run = NodeRun(
+        *(plan, redactor, folder, started, run_id, surviving, effects),
+        container=container,
+        store=store,
+    )
     return Begun(node_run, store)
 
 
@@ -359,8 +360,6 @@ async def run_in_loop(node_run: NodeRun, store: RunStore | None) -> Outcome:
 
 async def _run_head(node_run: NodeRun, store: RunStore) -> Outcome:
     """Start Ray, then run the head's event loop."""
-    node_run.attempts = lambda: run_record.outcomes_of(store.durable)
-
     # Signals may come before there is a head: a stop request ends the start, a notice is kept.
     inbox: Inbox[HeadEvent] = Inbox(node_run.redactor.clean_fields)
     stop_scope = anyio.CancelScope()

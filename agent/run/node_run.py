@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import anyio
 from msgspec.structs import replace
 
-from agent import __version__
+from agent import __version__, load
 from agent.base import ends, times
 from agent.base.text import iso_time, listed
 from agent.decisions.shared import Tick, Woke
@@ -44,17 +44,16 @@ from agent.record.events import (
 )
 from agent.record.log import disk_alarm, draw, say
 from agent.record.node_record import NODE_FILE
-from agent.record.run_folder import outcome_text, write_outcome
+from agent.record.run_folder import NO_FACTS, facts_of, outcome_text, write_outcome
 from agent.run.cache_keeper import CacheKeeper
 from agent.run.effects import REAL
 from agent.run.gpu_memory import GpuMemory
 from agent.run.node_figures import NodeFigures, Sources
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Mapping, Sequence
+    from collections.abc import Callable, Coroutine, Mapping
 
     from agent.base.ends import Outcome
-    from agent.decisions.receipt import ReceiptStatus
     from agent.decisions.shared import Item, LogLine, Wait
     from agent.diagnosis.end_lines import RunEnd
     from agent.job.services import Placeholders
@@ -63,11 +62,11 @@ if TYPE_CHECKING:
     from agent.processes.process import Child
     from agent.processes.waiting import Inbox
     from agent.record.job_lines import JobLines
-    from agent.record.run_folder import OutageRecord, RunFolder
-    from agent.record.run_record import AttemptOutcome
+    from agent.record.run_folder import RunFacts, RunFolder
     from agent.run.effects import Effects
     from agent.run.notify import Notifier
     from agent.run.restarts import Container
+    from agent.run.run_store import RunStore
     from agent.run.takeover import SurvivingProcesses
     from agent.settings.redact import Redactor
 
@@ -166,9 +165,16 @@ class NodeRun:
         run_id: str = "",
         surviving: SurvivingProcesses | None = None,
         effects: Effects = REAL,
+        *,
+        container: Container,
+        store: RunStore | None = None,
     ) -> None:
         self.effects = effects
         """How head and worker reach their machine."""
+        self.container = container
+        """What holds or stops it after the end."""
+        self._store = store
+        """The run's record, on a head."""
 
         # The run, its clock and its folder.
         self.plan = plan
@@ -178,25 +184,6 @@ class NodeRun:
         self.rank = plan.topology.own_rank  # on a worker without one also what the head gives it
         self.surviving = surviving  # the processes of a killed agent that this one replaces
         self._clock = RunClock(started, effects.clock)
-
-        # What the end of the run needs.
-        self.container: Container
-        """What holds or stops it after the end; main.py sets it before the role."""
-        self.on_end: Callable[[Outcome], None] = lambda _: None
-        """Records an outcome for the next container, beside outcome.json."""
-        self.final: Callable[[Outcome], Outcome] = lambda outcome: outcome
-        """Makes an end that restarts would only repeat a verdict."""
-        self.attempts: Callable[[], Sequence[AttemptOutcome]] = tuple
-        """The attempts of the job so far, on a head; for outcome.json."""
-        self.outages: Callable[[], Sequence[OutageRecord]] = tuple
-        """The outages of services so far, on a head; for outcome.json."""
-        self.price_source: str | None = None
-        self.cost: float | None = None  # dollars of all nodes so far, on a head that has a price
-        self.receipt: Callable[[], ReceiptStatus | None] = lambda: None
-        """What the run's time was spent on so far, on a head; for outcome.json."""
-        self.notifier: Notifier | None = None  # on a head, from its first status on
-        self.cause_page = ""  # the cause of a failure, and the lines that show it
-        self.bundle: str | None = None  # the failure bundle's file name, '' if writing it failed
 
         # Events and what is logged of them.
         self._phase = ""
@@ -234,6 +221,24 @@ class NodeRun:
         began = events.Began(role, self.run_id, iso_time(time.time() - self.now()), __version__)
         where = partial(self.folder.held, events.EVENTS_FILE)
         return EventRecorder(where, self.redactor.clean, began, self.now)
+
+    @property
+    def facts(self) -> RunFacts:
+        """Return what the run's record has for outcome.json so far; a worker has no record."""
+        if self._store is None:
+            return NO_FACTS
+        return facts_of(self._store.record, self.plan.topology.node_name)
+
+    @property
+    def notifies(self) -> bool:
+        """Return whether this node sends messages about the run."""
+        return self.plan.settings.notify is not None and self.plan.topology.is_head
+
+    @cached_property
+    def notifier(self) -> Notifier:
+        """Create what sends messages about the run, which few runs do."""
+        notifier: type[Notifier] = load("run.notify:Notifier")
+        return notifier(self.plan, self.redactor.clean, lambda: self.run_id)
 
     def job_gpus(self) -> frozenset[int] | None:
         """Return the numbers of the job's GPUs; None where no service has some of its own."""
@@ -395,12 +400,16 @@ class NodeRun:
     def record_outcome(self, outcome: Outcome, end: RunEnd | None = None) -> None:
         """Record the outcome, log what is known of the end, and send it to the user."""
         self.record(Decided(outcome))
-        if self.notifier is not None:  # while all is stopped
-            self.notifier.send_end(outcome, self.now(), self.cost)
+        self.send_end(outcome)  # while all is stopped
         from agent.diagnosis.end_lines import RunEnd, end_lines  # noqa: PLC0415 - only an end needs it
 
         for line in end_lines(end or RunEnd(outcome)):
             say_line(line)
+
+    def send_end(self, outcome: Outcome) -> None:
+        """Send the end to the user, once; only a head does."""
+        if self.notifies:
+            self.notifier.send_end(outcome, self.now(), self.facts.cost)
 
     def record_kill(self) -> None:
         """Record that a second Ctrl-C ended this agent at once."""
@@ -409,19 +418,10 @@ class NodeRun:
         run_within(times.FLUSH, partial(self.write_outcome, outcome))
         say(outcome.sentence(), "error", is_last=True)
 
-    def write_outcome(self, outcome: Outcome) -> bool:
-        """Write outcome.json; return True once that was tried."""
-        self.on_end(outcome)
-        text = outcome_text(
-            outcome,
-            self.attempts(),
-            self.outages(),
-            self.bundle or "",
-            self.cost,
-            self.price_source,
-            self.receipt(),
-        )
-        write_outcome(self.folder.path, text)
+    def write_outcome(self, outcome: Outcome, bundle: str = "") -> bool:
+        """Write outcome.json, and record the outcome for the next container; return True then."""
+        self.container.restarts.record(self.run_id, outcome)
+        write_outcome(self.folder.path, outcome_text(outcome, self.facts, bundle))
         return True
 
     async def stop_descendants(self, limit: float) -> None:

@@ -119,16 +119,19 @@ class RunStore:
         self.measured = replace(self.measured, **changes)
         self._writer.put(self.record)
 
-    def measure_use(self, seconds: float, cost: float | None = None) -> None:
+    def measure_use(
+        self, seconds: float, cost: float | None = None, price_source: str | None = None
+    ) -> None:
         """Write how long this agent has run, and what the run has cost, if that is known.
 
         AGENT_MAX_HOURS and AGENT_MAX_COST count all agents of the run.
         """
         used = round(self.used_hours * 3600 + seconds, 1)
         if cost is None:
-            self.measure(used=used)
+            self.measure(used=used, price_source=None)
         else:
-            self.measure(used=used, paid=round(cost, 4), paid_seconds=used)
+            paid = round(cost, 4)
+            self.measure(used=used, paid=paid, paid_seconds=used, price_source=price_source)
 
     async def on_disk(self) -> None:
         """Wait until the record is on disk, within a limit."""

@@ -45,7 +45,7 @@ from agent.processes.waiting import Inbox
 from agent.record.log import say
 from agent.record.run_record import fingerprint
 from agent.run import make_ready
-from agent.run.diagnose import explain_end
+from agent.run.diagnose import ExplainedEnd, explain_end
 from agent.run.end import end_role
 from agent.run.executor import Executor
 from agent.run.failure_bundle import make_bundle
@@ -161,9 +161,9 @@ class WorkerAgent:
 
         # From here on events decide, until one of them ends the worker.
         leave = await self._decide()
-        leave = replace(leave, outcome=await explain_end(run, leave.outcome))
-        await self._shut_down(leave)
-        return await self._end(leave.outcome)
+        explained = await explain_end(run, leave.outcome)
+        await self._shut_down(replace(leave, outcome=explained.outcome))
+        return await self._end(explained)
 
     async def _decide(self) -> w.EndWorker:
         """Process events one by one until a decision ends the worker."""
@@ -333,15 +333,15 @@ class WorkerAgent:
             tasks.start_soon(self._run.caches.save_at_end, leave.outcome)
         await self._run.stop_descendants(budget.leftovers)
 
-    async def _end(self, outcome: Outcome) -> Outcome:
+    async def _end(self, explained: ExplainedEnd) -> Outcome:
         """End the run on this node, with a bundle unless the head makes it."""
         # The head does if it has received this end, or if the end is its own.
         has_verdict = self._reply is not None and self._reply.verdict is not None
         by_head = self._link.goodbye_delivered or has_verdict
         return await end_role(
             self._run,
-            outcome,
-            bundle=None if by_head else partial(make_bundle, self._run),
+            explained.outcome,
+            bundle=None if by_head else partial(make_bundle, self._run, page=explained.page),
             next_event=partial(self._inbox.take, None),
         )
 

@@ -51,6 +51,7 @@ def run_of(plan: Plan, clean: Callable[[str], str] = str) -> Any:  # noqa: ANN40
         redactor=redactor,
         best_effort=BestEffort(),
         run_id="run-1",
+        notifies=False,
         record_kill=lambda: None,
         started=0.0,
         effects=REAL,

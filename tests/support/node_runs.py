@@ -11,7 +11,9 @@ from msgspec.structs import replace
 
 from agent.processes.waiting import Inbox
 from agent.record.run_folder import RunFolder
+from agent.run.effects import REAL
 from agent.run.node_run import NodeRun
+from agent.run.restarts import container_of
 from agent.settings.redact import redactor_for
 from support.worlds import plan_of, settings_of
 
@@ -22,11 +24,37 @@ if TYPE_CHECKING:
     from agent.decisions.shared import Step
     from agent.job.compile_caches import CompileCaches
     from agent.job.services import PrepareStep
+    from agent.plan.plan import Plan
+    from agent.run.effects import Effects
+    from agent.run.restarts import Container
+    from agent.run.run_store import RunStore
+    from agent.run.takeover import SurvivingProcesses
+    from agent.settings.redact import Redactor
 
 
-def node_run_with(root: Path, steps: tuple[PrepareStep, ...], **more: str) -> NodeRun:
+def made_run(  # noqa: PLR0913 - as `NodeRun`
+    plan: Plan,
+    redactor: Redactor,
+    folder: RunFolder,
+    started: float = 0.0,
+    run_id: str = "run-1",
+    surviving: SurvivingProcesses | None = None,
+    effects: Effects = REAL,
+    *,
+    container: Container | None = None,
+    store: RunStore | None = None,
+) -> NodeRun:
+    """Return a run of a node in a container of its plan."""
+    held = container or container_of(plan, {}, None)
+    parts = (plan, redactor, folder, started, run_id, surviving, effects)
+    return NodeRun(*parts, container=held, store=store)
+
+
+def node_run_with(
+    root: Path, steps: tuple[PrepareStep, ...], container: Container | None = None, **more: str
+) -> NodeRun:
     """Return the run of a node with these steps."""
-    return _node_run(root, steps, None, more)
+    return _node_run(root, steps, None, more, container)
 
 
 def node_run_with_caches(root: Path, caches: CompileCaches, **more: str) -> NodeRun:
@@ -39,11 +67,12 @@ def _node_run(
     steps: tuple[PrepareStep, ...],
     caches: CompileCaches | None,
     more: Mapping[str, str],
+    container: Container | None = None,
 ) -> NodeRun:
     environ = {"AGENT_LOG_DIR": str(root), "RAY_WORKER": "0", **more}
     plan = replace(plan_of(environ, command=["true"]), steps=steps, caches=caches)
     redactor = redactor_for(environ, plan.settings, plan.texts_with_secrets)
-    return NodeRun(plan, redactor, RunFolder(root, "run-1", "node-a"), 0.0, "run-1")
+    return made_run(plan, redactor, RunFolder(root, "run-1", "node-a"), container=container)
 
 
 async def stopped_wait(folder: Path) -> None:

@@ -27,8 +27,8 @@ from agent.plan.plan import JOB_LOG
 from agent.record.job_lines import JobLines, KnownLines
 from agent.record.run_folder import RunFolder
 from agent.run.diagnose import Elsewhere, explain_end
-from agent.run.node_run import NodeRun
 from agent.settings.redact import redactor_for
+from support.node_runs import made_run
 from support.worlds import plan_of
 from tools.causes.logs import Text, first_time, written
 
@@ -135,14 +135,14 @@ def play(case: Case, folder: Path) -> Answer:
     environ = {"AGENT_LOG_DIR": str(folder)}
     plan = plan_of(environ, command=["true"])
     redactor = redactor_for(environ, plan.settings, plan.texts_with_secrets)
-    run = NodeRun(plan, redactor, RunFolder(folder, case.id, HEAD), 0.0, case.id)
+    run = made_run(plan, redactor, RunFolder(folder, case.id, HEAD), 0.0, case.id)
     run.folder.file(JOB_LOG).write_text(texts[HEAD].text, encoding="utf-8")
     run.output_begins = texts[HEAD].begins
     elsewhere = Elsewhere(known.logs_of_nodes(), NODES, first_at=known.first_at)
     outcome = Outcome(Kind.JOB_FAILED, case.exit, f"the job failed with {case.exit}")
     # The answer is graded, not the machine.
     with patch("agent.run.diagnose.CAUSE_SEARCH", _NO_LIMIT):
-        end = anyio.run(explain_end, run, outcome, elsewhere).remedy
+        end = anyio.run(explain_end, run, outcome, elsewhere).outcome.remedy
     run.close()
     return Answer(end, live)
 

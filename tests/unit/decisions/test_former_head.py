@@ -21,11 +21,11 @@ from agent.record.run_folder import RunFolder
 from agent.record.run_record import RUN_FILE, RUN_LOCK, ChosenRun, RunRecord, choose_run
 from agent.run import make_ready
 from agent.run.make_goal import make_goal
-from agent.run.node_run import NodeRun
 from agent.run.run_store import RunStore
 from agent.settings.redact import Redactor
 from support.free_ports import free_port
 from support.heads import TICK, Trace, goal, nodes, reported
+from support.node_runs import made_run
 from support.run_records import submitted, written
 from support.worlds import plan_of
 
@@ -82,7 +82,7 @@ def test_a_lost_attempt_is_over_on_disk_before_the_next_ray_starts(
         environ = {"AGENT_PORT": str(free_port()), "AGENT_NODE_IP": "127.0.0.1"}
         plan = plan_of({**environ, "AGENT_JOB_RETRIES": "3"}, command=["train"])
         folder = RunFolder(tmp_path, "4711", "podb")
-        run = NodeRun(plan, Redactor(()), folder, time.monotonic(), "4711")
+        run = made_run(plan, Redactor(()), folder, time.monotonic(), "4711")
         started = await make_ready.start_head(run, store, anyio.CancelScope())
         assert started is not None
         started.local_socket.close()

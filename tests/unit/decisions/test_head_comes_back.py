@@ -18,12 +18,12 @@ from agent.decisions.worker import worker_state as w
 from agent.port.reports import Expected, Reports
 from agent.record.run_folder import RunFolder
 from agent.record.run_record import RUN_FILE
-from agent.run.node_run import NodeRun
 from agent.run.takeover import SurvivingProcesses
 from agent.run.worker import first_state, record_reachability
 from agent.settings.redact import Redactor
 from support import heads
 from support.heads import SHARED_DATA_STEP
+from support.node_runs import made_run
 from support.report_histories import FIRST, HELLO, POD1
 from support.run_records import store_of, written
 from support.workers import (
@@ -139,7 +139,7 @@ def test_an_agent_that_never_returns_is_waited_for_in_time() -> None:
 
 def test_a_workers_next_agent_finds_in_its_record_that_the_head_has_one(tmp_path: Path) -> None:
     """Both agents were killed before this node joined."""
-    run = NodeRun(plan_of({}), Redactor(()), RunFolder(tmp_path, "run", "pod1"), 0.0)
+    run = made_run(plan_of({}), Redactor(()), RunFolder(tmp_path, "run", "pod1"), 0.0)
     preparing = replace(GOAL, steps=(SHARED_DATA_STEP,))
     before = first_state(run, preparing)
     assert not before.has_agent

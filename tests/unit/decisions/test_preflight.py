@@ -38,7 +38,6 @@ from agent.plan import waits as wait_keys
 from agent.plan.show import render
 from agent.record.run_folder import RunFolder
 from agent.run import questions as asked_module
-from agent.run.node_run import NodeRun
 from agent.run.questions import Questions
 from agent.settings.redact import Redactor
 from support.fake_runs import prober_of
@@ -56,6 +55,7 @@ from support.heads import (
     reported,
     resumed,
 )
+from support.node_runs import made_run
 from support.worlds import MACHINE, plan_of, settings_of, topology_of
 
 if TYPE_CHECKING:
@@ -64,6 +64,7 @@ if TYPE_CHECKING:
 
     from agent.decisions.durable import Durable
     from agent.decisions.head.head_goal import HeadGoal
+    from agent.run.node_run import NodeRun
 
 ASKED = replace(goal(2), node="abc1", preflight=True)
 JOINED: list[tuple[float, h.HeadEvent]] = [
@@ -293,7 +294,7 @@ def test_another_head_s_all_reduce_ends_the_one_before(
 
     plan = plan_of({"AGENT_LOG_DIR": str(tmp_path)}, command=["train"])
     monkeypatch.setattr(asked_module, "run_all_reduce", share)
-    run = NodeRun(plan, Redactor(()), RunFolder(tmp_path, "run-1", "node-a"), 0.0, "run-1")
+    run = made_run(plan, Redactor(()), RunFolder(tmp_path, "run-1", "node-a"), 0.0, "run-1")
     asked = Questions(run, lambda: place, lambda: None)
 
     async def trace() -> None:

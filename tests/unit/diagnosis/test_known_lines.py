@@ -22,10 +22,11 @@ from agent.record import job_lines
 from agent.record.job_lines import JobLines, KnownLines
 from agent.record.run_folder import RunFolder
 from agent.run.head_server import RunStatus
-from agent.run.node_run import NodeRun, NodeStats
+from agent.run.node_run import NodeStats
 from agent.settings.redact import MASK, Redactor
 from support.heads import NOTHING_DURABLE, goal, reported
 from support.known_lines import find_known_lines
+from support.node_runs import made_run
 from support.statuses import A_HEAD
 from support.worlds import SECRET, plan_of
 
@@ -315,7 +316,7 @@ class Keeper:
 def test_what_is_known_is_a_warning_of_the_status(tmp_path: Path) -> None:
     """It is among those that only clients with credentials see."""
     plan = plan_of({"AGENT_LOG_DIR": str(tmp_path)}, command=["true"])
-    run = NodeRun(plan, Redactor(()), RunFolder(tmp_path, "run-1", "node-a"), 0.0, "run-1")
+    run = made_run(plan, Redactor(()), RunFolder(tmp_path, "run-1", "node-a"), 0.0, "run-1")
     state = head.first_state(goal(), NOTHING_DURABLE)
     watched = RunStatus(run, cast("RunStore", Keeper()), lambda: state)
     watched.job_lines.write(f"{FILES}\n{ENDED}\n".encode(), lambda _pause: False)

@@ -15,8 +15,8 @@ from agent.record.node_record import own_record
 from agent.record.run_folder import RunFolder
 from agent.run import diagnose as explained_module
 from agent.run.diagnose import Elsewhere, diagnose_end, explain_end, find_cause
-from agent.run.node_run import NodeRun
 from agent.settings.redact import redactor_for
+from support.node_runs import made_run
 from support.worlds import SECRET, plan_of
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from agent.bridge.link import RayLink
     from agent.decisions.attempts import FailureCause
+    from agent.run.node_run import NodeRun
 
 
 @pytest.fixture
@@ -32,12 +33,12 @@ def run(tmp_path: Path) -> NodeRun:
     environ = {"AGENT_LOG_DIR": str(tmp_path), "RAY_AUTH_TOKEN": SECRET, "AGENT_REWARD": "builtin"}
     plan = plan_of(environ, command=["true"])
     redactor = redactor_for(environ, plan.settings, plan.texts_with_secrets)
-    return NodeRun(plan, redactor, RunFolder(tmp_path, "run-1", "node-a"), 0.0, "run-1")
+    return made_run(plan, redactor, RunFolder(tmp_path, "run-1", "node-a"), 0.0, "run-1")
 
 
 def outcome_of(run: NodeRun, kind: Kind, remedy: str = "") -> Outcome:
     """Return an outcome with its remedy."""
-    return anyio.run(explain_end, run, Outcome(kind, 1, "the job failed", remedy=remedy))
+    return anyio.run(explain_end, run, Outcome(kind, 1, "the job failed", remedy=remedy)).outcome
 
 
 def test_a_failed_job_is_explained_by_its_output(run: NodeRun) -> None:
@@ -56,9 +57,8 @@ def test_a_cause_of_another_node_explains_a_failed_job(run: NodeRun) -> None:
     there = Log("pod2", "the job's output", "torch.OutOfMemoryError: CUDA out of memory. Tried")
 
     def remedy(kind: Kind) -> str:
-        return anyio.run(
-            explain_end, run, Outcome(kind, 1, "it failed"), Elsewhere((there,))
-        ).remedy
+        failed = Outcome(kind, 1, "it failed")
+        return anyio.run(explain_end, run, failed, Elsewhere((there,))).outcome.remedy
 
     assert remedy(Kind.JOB_FAILED).startswith("a GPU ran out of memory on pod2. ")
     assert remedy(Kind.LOST) == ""
@@ -122,7 +122,7 @@ def test_the_log_of_a_dead_actor_is_read(run: NodeRun) -> None:
             return [{"id": actor, "ip": "10.0.0.7", "text": text}]
 
     elsewhere = Elsewhere((), {"10.0.0.7": "pod7"}, cast("RayLink", Link()))
-    ended = anyio.run(explain_end, run, Outcome(Kind.JOB_FAILED, 1, "it failed"), elsewhere)
+    ended, _ = anyio.run(explain_end, run, Outcome(Kind.JOB_FAILED, 1, "it failed"), elsewhere)
     assert asked == [actor]
     assert ended.remedy.startswith("a process crashed in compiled code (SIGSEGV) on pod7. ")
     run.close()
@@ -134,7 +134,7 @@ def test_an_address_in_the_log_is_a_nodes_name(run: NodeRun) -> None:
         "(WorkerDict pid=7, ip=10.0.0.7) torch.OutOfMemoryError: CUDA out of memory. Tried 2 GiB\n"
     )
     elsewhere = Elsewhere((), {"10.0.0.7": "pod7"})
-    ended = anyio.run(explain_end, run, Outcome(Kind.JOB_FAILED, 1, "it failed"), elsewhere)
+    ended, _ = anyio.run(explain_end, run, Outcome(Kind.JOB_FAILED, 1, "it failed"), elsewhere)
     assert ended.remedy.startswith("a GPU ran out of memory on pod7. ")
     assert "It shows in job.log:1: 'torch.OutOfMemoryError: CUDA out of memory." in ended.remedy
     run.close()
@@ -159,7 +159,7 @@ def test_only_what_follows_this_start_counts(run: NodeRun, tmp_path: Path) -> No
     for log in logs:
         run.folder.file(log).write_text(missing)
     run.close()
-    again = NodeRun(run.plan, run.redactor, RunFolder(tmp_path, "run-1", "node-a"), 0.0, "run-1")
+    again = made_run(run.plan, run.redactor, RunFolder(tmp_path, "run-1", "node-a"), 0.0, "run-1")
     assert again.folder.path == run.folder.path
     assert outcome_of(again, Kind.UNAVAILABLE).remedy == ""
     for log in logs:

@@ -26,10 +26,10 @@ from agent.port.reports import Expected, Reports
 from agent.port.status_model import LogPart
 from agent.record.run_folder import RunFolder
 from agent.run.head_server import RunStatus
-from agent.run.node_run import NodeRun
 from agent.settings.redact import MASK, redactor_for
 from support import served
 from support.free_ports import free_port
+from support.node_runs import made_run
 from support.run_folders import leave_run
 from support.served import KEY, SECONDS, a_head, environ_of, leave_key
 from support.worlds import SECRET, plan_of
@@ -225,7 +225,7 @@ class Asked:
         environ |= {"AGENT_REWARD": "builtin", "AGENT_PREPARE": "true"}
         plan = plan_of(environ, command=["true"])
         redactor = redactor_for(environ, plan.settings, plan.texts_with_secrets)
-        self.run = NodeRun(plan, redactor, RunFolder(root, "run-1", "node-a"), 0.0, "run-1")
+        self.run = made_run(plan, redactor, RunFolder(root, "run-1", "node-a"), 0.0, "run-1")
         self.reports = Reports(
             FIRST, Expected("2.60.0", "3.11.7", "", ""), lambda _event: None, lambda: 0.0
         )

@@ -85,7 +85,6 @@ import os, resource, sys
 from msgspec.structs import replace
 from pathlib import Path
 import anyio
-from agent.run.node_run import NodeRun
 from agent.port.protocol import BUSY, STACKS
 from agent.run.questions import Prober
 from agent.run.stall import Diagnostics
@@ -97,13 +96,14 @@ from agent.settings.redact import Redactor
 from agent.frameworks.recipe import NodeSize
 from agent.job.share import ShareArgs
 from agent.job.services import Placeholders
+from support.node_runs import made_run
 from support.worlds import MACHINE, plan_of
 
 root = Path(sys.argv[1])
 environ = {"AGENT_LOG_DIR": str(root), "AGENT_PREFLIGHT": "nccl", "PATH": str(root)}
 environ |= {"EXPECTED_WORKERS": "1", "AGENT_HEAD": "node-a", "AGENT_RANK": "0"}
 plan = plan_of(environ, replace(MACHINE, gpus=1, gpu_maker="nvidia"), ["true"])
-run = NodeRun(plan, Redactor(()), RunFolder(root, "run-1", "node-a"), 0.0, "run-1")
+run = made_run(plan, Redactor(()), RunFolder(root, "run-1", "node-a"), 0.0, "run-1")
 place = Placeholders("127.0.0.1", "127.0.0.1", "0", str(root))
 share = ShareArgs(0, (NodeSize(1),))
 

@@ -22,18 +22,18 @@ from pathlib import Path
 import anyio
 from agent.run.head_job import start_job_output
 from agent.run.takeover import SurvivingProcesses
-from agent.run.node_run import NodeRun
 from agent.record.job_lines import JobLines
 from agent.record.run_folder import RunFolder
 from agent.settings.redact import Redactor
 from support.captured import read
+from support.node_runs import made_run
 from support.worlds import plan_of
 
 environ, facts = read("kuberay-submitter-head")
 plan = plan_of({**environ, "AGENT_LOG_DIR": sys.argv[1]}, facts, ["true"])
 folder = RunFolder(Path(sys.argv[1]), "run-1", "node-a")
 left = None if folder.former is None else SurvivingProcesses(folder.former, ())
-run = NodeRun(plan, Redactor(()), folder, time.monotonic(), "run-1", left)
+run = made_run(plan, Redactor(()), folder, time.monotonic(), "run-1", left)
 output, _ = anyio.run(start_job_output, run, "run-1-1", "", JobLines(str))
 sys.stdin.readline()
 output.finish(20)

@@ -12,13 +12,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from msgspec.structs import replace
 
+from agent.decisions.attempts import Attempt
+from agent.decisions.shared import Outage
 from agent.processes.parent import NOTICES, STOPS
-from agent.record.run_folder import OutageRecord, RunFolder
-from agent.record.run_record import AttemptOutcome
+from agent.record.run_folder import RunFolder
+from agent.record.run_record import ChosenRun
 from agent.run import node_run as node_run_module
-from agent.run.node_run import NodeRun
+from agent.run.run_store import RunStore
 from agent.settings.redact import redactor_for
+from support.node_runs import made_run
 from support.worlds import plan_of
 
 if TYPE_CHECKING:
@@ -255,21 +259,25 @@ def test_a_second_sigint_records_the_end_first() -> None:
 def test_the_end_by_a_second_sigint_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It has its kind, code, phase and sentence, with the attempts and outages so far."""
+    """It has its kind, code, phase and sentence, with the attempts, outages and cost so far."""
     plan = plan_of({"AGENT_LOG_DIR": str(tmp_path)}, command=["true"])
     folder = RunFolder(tmp_path, "run-1", "node-a")
     logged: list[str] = []
     monkeypatch.setattr(node_run_module, "say", lambda sentence, *_, **__: logged.append(sentence))
-    node_run = NodeRun(plan, redactor_for({}, plan.settings, ()), folder, 0.0, "run-1")
-    attempt = AttemptOutcome(1, "2026-11-26T10:00:00Z", None, "", None)
-    node_run.attempts = lambda: (attempt,)
-    node_run.outages = lambda: (OutageRecord("retriever", "pod1", "a", None),)
+    store = RunStore(tmp_path, "f" * 16, ChosenRun("run-1", None))
+    node_run = made_run(plan, redactor_for({}, plan.settings, ()), folder, store=store)
+    attempt = Attempt("run-1-1", submitted=2.0, start="2026-11-26T10:00:00Z")
+    outages = (Outage("retriever", "pod1", 1.0),)
+    store.put(replace(store.durable, attempt=attempt, outages=outages), 3.0)
+    store.measure_use(3.0, 12.345, "AGENT_PRICE_PER_HOUR")
     node_run.set_phase("running")
     node_run.record_kill()
+    store.close()
     node_run.close()
     data = json.loads((folder.path / "outcome.json").read_text())
     assert (data["kind"], data["exit_code"], data["phase"]) == ("stopped", 130, "running")
     assert data["reason"] == "asked to stop by a second SIGINT"
     assert [one["number"] for one in data["attempts"]] == [1]
     assert [one["service"] for one in data["outages"]] == ["retriever"]
+    assert (data["cost"], data["price_source"]) == (12.35, "AGENT_PRICE_PER_HOUR")
     assert logged == ["stopped: asked to stop by a second SIGINT (exit code 130)"]

@@ -7,6 +7,7 @@ import os
 import tarfile
 import threading
 import time
+from functools import partial
 from typing import TYPE_CHECKING
 
 import anyio
@@ -29,16 +30,18 @@ from agent.record.bundle import (
 from agent.record.run_folder import RunFolder
 from agent.run import failure_bundle
 from agent.run.diagnose import explain_end
-from agent.run.failure_bundle import make_bundle, write_bundle
-from agent.run.node_run import NodeRun
+from agent.run.failure_bundle import Bundled, make_bundle, write_bundle
 from agent.run.questions import Questions
 from agent.settings.redact import MASK, Redactor, redactor_for
 from support.disks import fill_up, full_disk, needs_mount
+from support.node_runs import made_run
 from support.worlds import SECRET, plan_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from agent.run.node_run import NodeRun
 
 
 CLEAN = Redactor((SECRET,)).clean
@@ -183,7 +186,7 @@ def run_in(root: Path) -> NodeRun:
     assert plan.own_ray is not None
     plan = replace(plan, launch=replace(plan.own_ray, session=str(root / "ray")))
     redactor = redactor_for(environ, plan.settings, plan.texts_with_secrets)
-    return NodeRun(plan, redactor, RunFolder(root, "run-1", "node-a"), 0.0, "run-1")
+    return made_run(plan, redactor, RunFolder(root, "run-1", "node-a"), 0.0, "run-1")
 
 
 def the_bundle(run: NodeRun) -> Path:
@@ -196,10 +199,11 @@ def test_a_failed_run_leaves_a_bundle(run: NodeRun) -> None:
     """Plan, facts, outcome and logs, the secret nowhere; the remedy names it, and outcome.json."""
     run.folder.file("job.log").write_text(f"step 1\n{SECRET}\n")
     run.folder.file("retriever.log").write_text("index loaded\n")
-    end = anyio.run(make_bundle, run, FAILED, (), [BundlePart("pod1/agent.log", "bye\n")])
+    bundled = anyio.run(make_bundle, run, FAILED, [BundlePart("pod1/agent.log", "bye\n")])
+    end = bundled.outcome
     path = the_bundle(run)
     assert end == replace(FAILED, remedy=f"Look there. The logs of all nodes are in {path}")
-    assert run.bundle == path.name
+    assert bundled.name == path.name
     found = unpacked(path)
     assert SECRET not in "".join(found.values())
     assert found["node-a/job.log"] == f"step 1\n{MASK}\n"
@@ -209,15 +213,14 @@ def test_a_failed_run_leaves_a_bundle(run: NodeRun) -> None:
     assert json.loads(found["node-a/facts.json"])["hostname"] == "node-a"
     text_found = json.loads(found["outcome.json"])
     assert (text_found["remedy"], text_found["bundle"]) == (end.remedy, path.name)
-    assert write_bundle(run, end) is end
 
 
 def test_its_first_page_is_the_cause(run: NodeRun) -> None:
     """The unknown error with the four lines before it, masked."""
     lines = [f"line {number}" for number in range(6)]
     run.folder.file("job.log").write_text("\n".join([*lines, f"ValueError: {SECRET} is bad\n"]))
-    ended = anyio.run(explain_end, run, FAILED)
-    anyio.run(make_bundle, run, ended)
+    outcome, page = anyio.run(explain_end, run, FAILED)
+    anyio.run(partial(make_bundle, run, outcome, page=page))
     found = unpacked(the_bundle(run))
     assert next(iter(found)) == "cause.txt"
     shown = found["cause.txt"].split("\n")
@@ -257,20 +260,14 @@ def test_it_has_logs_of_ray(run: NodeRun, tmp_path: Path) -> None:
 )
 def test_which_ends_leave_a_bundle(kind: Kind, code: int, *, leaves: bool, run: NodeRun) -> None:
     """A requested end, or a success, leaves none; also where no loop runs."""
-    assert (
-        run.bundle is None,
-        write_bundle(run, Outcome(kind, code, "why")).remedy != "",
-    ) == (
-        True,
-        leaves,
-    )
-    assert bool(run.bundle) is leaves
+    bundled = write_bundle(run, Outcome(kind, code, "why"))
+    assert (bundled.outcome.remedy != "", bundled.name != "") == (leaves, leaves)
 
 
 def test_a_refused_run_leaves_none(run: NodeRun) -> None:
     """It has no logs: the reason is in the outcome."""
     end = Outcome(Kind.REFUSED, 78, "ports: taken: 8265", STARTING, "ports", "End that process")
-    assert anyio.run(make_bundle, run, end) == write_bundle(run, end) == end
+    assert anyio.run(make_bundle, run, end) == write_bundle(run, end) == Bundled(end)
     assert not list(run.folder.path.glob("failure-*"))
 
 
@@ -281,8 +278,7 @@ def test_a_full_disk_is_one_log_line(tmp_path: Path, monkeypatch: pytest.MonkeyP
     with full_disk(tmp_path / "disk", "size=256k") as root:
         run = run_in(root)
         fill_up(root)
-        assert anyio.run(make_bundle, run, FAILED) == FAILED
-        assert run.bundle == ""
+        assert anyio.run(make_bundle, run, FAILED) == Bundled(FAILED)
         assert [path.name for path in run.folder.path.glob(".*.part")] == []
         run.close()
     assert said == [f"no failure bundle in {run.folder.path}: No space left on device"]
@@ -303,7 +299,7 @@ def test_a_stalled_disk_does_not_delay_the_end(
         over.set()
 
     monkeypatch.setattr(failure_bundle, "local_logs", stalled)
-    assert anyio.run(make_bundle, run, FAILED) == FAILED
+    assert anyio.run(make_bundle, run, FAILED) == Bundled(FAILED)
     stalls.set()
     over.wait(1.0)
     assert list(run.folder.path.glob("failure-*")) == []
@@ -320,7 +316,7 @@ def test_an_error_of_the_bundle_changes_no_outcome(
         raise LookupError("no such thing")
 
     monkeypatch.setattr(failure_bundle, "local_logs", broken)
-    assert anyio.run(make_bundle, run, FAILED) == FAILED
+    assert anyio.run(make_bundle, run, FAILED) == Bundled(FAILED)
     assert said == [f"no failure bundle in {run.folder.path}: LookupError: no such thing"]
 
 

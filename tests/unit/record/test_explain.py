@@ -24,13 +24,13 @@ from agent.decisions.shared import ItemReport, Step
 from agent.decisions.stall import Stalled
 from agent.record import events as e
 from agent.record.node_record import NODE_FILE, Moment, own_record, process_of
-from agent.record.run_folder import RunFolder, outcome_text, write_outcome
+from agent.record.run_folder import RunFacts, RunFolder, outcome_text, write_outcome
 from agent.record.run_record import Measured, SavedMeter
 from agent.record.series_file import SERIES_FILE, SavedLine
 from agent.record.summary import explain
-from agent.run.node_run import NodeRun
 from agent.settings.redact import Redactor
 from support.heads import lost, ready
+from support.node_runs import made_run
 from support.run_records import record_of, submitted
 from support.worlds import plan_of
 
@@ -271,7 +271,7 @@ def test_the_verb(
 def test_the_first_phase_is_an_event(tmp_path: Path) -> None:
     """An agent that starts in a later phase records it: it was never finding a head."""
     plan = plan_of({"AGENT_LOG_DIR": str(tmp_path)}, command=["true"])
-    run = NodeRun(plan, Redactor(()), RunFolder(tmp_path, "run-1", "node-a"), 0.0, "run-1")
+    run = made_run(plan, Redactor(()), RunFolder(tmp_path, "run-1", "node-a"), 0.0, "run-1")
     for phase in ("following", "following", "leaving"):
         run.set_phase(phase)
     run.close()
@@ -292,7 +292,9 @@ def test_what_the_figures_and_the_clock_showed(tmp_path: Path) -> None:
     assert f"nodes: {slow}" in lines
     assert "time: boot 14 s ($0.07), job 26 s ($0.15, no steps known)" in lines
 
-    text = outcome_text(FAILED, receipt=Receipt(boot=13.5, training=180.0).to_status(20.0))
+    text = outcome_text(
+        FAILED, RunFacts(receipt=Receipt(boot=13.5, training=180.0).to_status(20.0))
+    )
     write_outcome(tmp_path / "run/pod0", text)
     lines = explain(tmp_path)
     assert lines[0].endswith(", cost $1.07")

@@ -25,7 +25,7 @@ from agent.decisions.shared import HERE, Outage
 from agent.frameworks.recipe import JobBasis, ModelShape
 from agent.record.files import LockHolder, NoRecord
 from agent.record.node_record import Moment, own_record, process_of
-from agent.record.run_folder import former_outages
+from agent.record.run_folder import facts_of
 from agent.record.run_record import (
     RUN_FILE,
     ChosenRun,
@@ -501,7 +501,7 @@ def test_outages_of_a_killed_agent_are_kept(tmp_path: Path) -> None:
     assert (closed.service, closed.node, is_open.until) == ("retriever", "pod1", None)
     assert closed.since == pytest.approx(-20.0, abs=2.0)
     assert closed.until == pytest.approx(-10.0, abs=2.0)
-    first, last = former_outages(left, "node-a")
+    first, last = facts_of(left, "node-a").outages
     assert (first.service, first.node) == ("retriever", "pod1")
     assert (last.node, last.until) == ("node-a", None)
     assert first.until is not None

@@ -85,9 +85,9 @@ def test_a_role_is_held_until_it_is_asked_to_stop(
     """outcome.json is on disk before the pod is reported as held; other events do not end that."""
     events: list[object] = [Tick(), StopAsked(15)]
     reported: list[bool] = []
-    run = node_run_with(tmp_path, ())
     restarts = restarts_in(tmp_path, holds=True)
-    run.container = Container(settings_for_end({}), {}, "hold", restarts, hold_by_setting)
+    container = Container(settings_for_end({}), {}, "hold", restarts, hold_by_setting)
+    run = node_run_with(tmp_path, (), container)
     monkeypatch.setattr(
         holding, "say", lambda *_: reported.append((run.folder.path / "outcome.json").exists())
     )

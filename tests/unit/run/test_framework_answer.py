@@ -16,13 +16,15 @@ from agent.job.services import Placeholders
 from agent.processes.waiting import NotYet, until
 from agent.record.run_folder import RunFolder
 from agent.run.framework_answer import FrameworkAsker, refused_by_framework
-from agent.run.node_run import NodeRun
 from agent.settings.redact import redactor_for
 from support.asked_frameworks import install_openrlhf
+from support.node_runs import made_run
 from support.worlds import plan_of
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from agent.run.node_run import NodeRun
 
 pytestmark = pytest.mark.processes
 PPO = "openrlhf.cli.train_ppo_ray"
@@ -36,7 +38,7 @@ def asker(
     """Return what asks about a command with the packages of a folder, and its events."""
     environ = {"AGENT_LOG_DIR": str(tmp_path / "logs"), "RAY_WORKER": "0"}
     plan = plan_of(environ, command=[python, "-m", PPO, *argv])
-    run = NodeRun(
+    run = made_run(
         plan,
         redactor_for({**environ, "MY_API_KEY": "hidden-word-123"}, plan.settings, ()),
         RunFolder(tmp_path / "logs", "run-1", "node-a"),

@@ -15,8 +15,8 @@ from agent.record.run_folder import RunFolder
 from agent.run.effects import REAL
 from agent.run.executor import Executor
 from agent.run.head_job import save_job
-from agent.run.node_run import NodeRun
 from agent.settings.redact import redactor_for
+from support.node_runs import made_run
 from support.worlds import plan_of
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from agent.decisions.shared import ItemReport, Want
     from agent.run.executor import OnProgress
+    from agent.run.node_run import NodeRun
 
 HANDLES = """
 import pathlib, signal, sys
@@ -70,7 +71,7 @@ def test_a_job_saves_where_it_handles_the_signal(
         processes = REAL.processes._replace(find_driver=drivers.get)
         effects = REAL._replace(processes=processes)
         folder = RunFolder(tmp_path, "run-1", "node-a")
-        run = NodeRun(plan, redactor, folder, 0.0, "run-1", effects=effects)
+        run = made_run(plan, redactor, folder, 0.0, "run-1", effects=effects)
         try:
             anyio.run(save_once, run, items)
         finally:

@@ -16,14 +16,15 @@ from agent.processes.waiting import NotYet, until
 from agent.record.run_folder import RunFolder
 from agent.run.executor import Executor
 from agent.run.job_share import JobShare
-from agent.run.node_run import NodeRun
 from agent.settings.redact import redactor_for
+from support.node_runs import made_run
 from support.worlds import plan_of
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from agent.processes.output import RecentOutput
+    from agent.run.node_run import NodeRun
 
 ALONE = Want(1, ShareArgs(0, (NodeSize(0),)))
 
@@ -33,7 +34,7 @@ def run_of(root: Path, command: str) -> NodeRun:
     environ = {"AGENT_LOG_DIR": str(root), "RAY_WORKER": "0", "AGENT_LAUNCHER": "node"}
     plan = plan_of(environ, command=["sh", "-c", command])
     redactor = redactor_for(environ, plan.settings, plan.texts_with_secrets)
-    return NodeRun(plan, redactor, RunFolder(root, "run-1", "node-a"), 0.0, "run-1")
+    return made_run(plan, redactor, RunFolder(root, "run-1", "node-a"), 0.0, "run-1")
 
 
 def last_end(sent: list[ItemsReported]) -> ShareEnd | None:

@@ -21,8 +21,8 @@ from agent.record.job_lines import JobLines
 from agent.record.run_folder import RunFolder
 from agent.record.series_file import SERIES_FILE, ProgressFile, SavedLine
 from agent.run.job_steps import StepKeeper, progress_path
-from agent.run.node_run import NodeRun
 from agent.settings.redact import Redactor
+from support.node_runs import made_run
 from support.worlds import plan_of
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class Head:
 
     def __init__(self, root: Path, node: str) -> None:
         folder = RunFolder(root, "run-1", node)
-        self.run = NodeRun(plan_of({}), Redactor(()), folder, time.monotonic())
+        self.run = made_run(plan_of({}), Redactor(()), folder, time.monotonic())
         self.lines = JobLines(str, self.run.now)
         self.keeper = StepKeeper(self.run, self.lines)
 

@@ -237,9 +237,9 @@ def test_texts_are_masked() -> None:
 def test_an_end_without_a_head_is_sent_too(tmp_path: Path) -> None:
     """A role that failed before its first status: the end of the run sends it."""
     with answering(OK) as peer:
-        run = node_run_with(tmp_path, (), AGENT_NOTIFY=peer.url)
         restarts = Restarts(tmp_path, "pod", "digest", is_on=False, holds=False, longest=600.0)
-        run.container = Container(settings_for_end({}), {}, "exit", restarts, hold_by_setting)
+        container = Container(settings_for_end({}), {}, "exit", restarts, hold_by_setting)
+        run = node_run_with(tmp_path, (), container, AGENT_NOTIFY=peer.url)
         anyio.run(partial(end_role, run, FAILED))
         run.close()
     assert [message["state"] for message in bodies(peer)] == ["end"]

@@ -13,6 +13,7 @@ from agent.record.files import NoRecord
 from agent.record.node_record import folder_of
 from agent.record.run_folder import (
     OutageRecord,
+    RunFacts,
     RunFolder,
     outcome_text,
     read_outcome,
@@ -44,7 +45,7 @@ def test_the_outcome_has_the_contracts_fields(tmp_path: Path) -> None:
     assert {field: data.get(field) for field in contract} == contract
     attempt = AttemptOutcome(1, "2025-01-01T00:00:00Z", "2025-01-01T01:00:00Z", "lost", 75, "out")
     outage = OutageRecord("reward server", "pod0", "2025-01-01T00:00:00Z")
-    write_outcome(tmp_path, outcome_text(outcome, [attempt], [outage]))
+    write_outcome(tmp_path, outcome_text(outcome, RunFacts([attempt], [outage])))
     data = json.loads((tmp_path / "outcome.json").read_text())
     assert data["attempts"] == [
         {

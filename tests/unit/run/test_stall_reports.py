@@ -40,6 +40,7 @@ from agent.settings.redact import MASK, Redactor
 from support.free_ports import free_port
 from support.heads import NOTHING_DURABLE, after_losses, goal, reported
 from support.linked_worker import LinkedWorker, head_at
+from support.node_runs import made_run
 from support.worlds import SECRET, plan_of
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ def run(tmp_path: Path) -> Iterator[NodeRun]:
     """Return a head's run that takes a job to hang after ten seconds."""
     environ = {"AGENT_LOG_DIR": str(tmp_path), "AGENT_STALL": "10s", "PATH": str(tmp_path)}
     plan = plan_of(environ, command=[sys.executable])
-    made = NodeRun(plan, Redactor((SECRET,)), RunFolder(tmp_path, "run-1", "node-a"), 0.0, "run-1")
+    made = made_run(plan, Redactor((SECRET,)), RunFolder(tmp_path, "run-1", "node-a"), 0.0, "run-1")
     yield made
     made.close()
 
@@ -544,7 +545,7 @@ def test_a_job_that_prints_is_not_examined(watched: OneHead) -> None:
 def test_it_can_be_turned_off(tmp_path: Path) -> None:
     """AGENT_STALL=0 examines nothing."""
     plan = plan_of({"AGENT_LOG_DIR": str(tmp_path), "AGENT_STALL": "0"}, command=["true"])
-    run = NodeRun(plan, Redactor(()), RunFolder(tmp_path, "run-1", "node-a"), 0.0, "run-1")
+    run = made_run(plan, Redactor(()), RunFolder(tmp_path, "run-1", "node-a"), 0.0, "run-1")
     shown, nobody = cast("RunStatus", Shown()), cast("Reports", None)
     state = head.first_state(goal(), NOTHING_DURABLE)
     watch = StallWatch(

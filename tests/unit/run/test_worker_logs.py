@@ -20,9 +20,9 @@ from agent.port.protocol import Bye, Hello, Reply, Report
 from agent.port.reports import Expected, Reports
 from agent.record.run_folder import RunFolder
 from agent.run.failure_bundle import parts_of_workers, request_logs
-from agent.run.node_run import NodeRun
 from agent.settings.redact import redactor_for
 from support.heads import NOTHING_DURABLE, goal, reported
+from support.node_runs import made_run
 from support.statuses import A_HEAD, NOTHING_FOUND
 from support.worlds import MACHINE, plan_of
 
@@ -59,7 +59,7 @@ class Story:
     def __init__(self, root: Path) -> None:
         plan = plan_of({"AGENT_LOG_DIR": str(root), "EXPECTED_WORKERS": "2"}, command=["true"])
         redactor = redactor_for({}, plan.settings, plan.texts_with_secrets)
-        self.run = NodeRun(plan, redactor, RunFolder(root, "run-1", "node-a"), 0.0, "run-1")
+        self.run = made_run(plan, redactor, RunFolder(root, "run-1", "node-a"), 0.0, "run-1")
         reply = Reply(1, "run-1", "booting", ray_ready=False, head_ip="10.0.0.1", news=0)
         expected = Expected(None, "", "", "")
         self.reports = Reports(reply, expected, lambda _event: None, lambda: 0.0)

@@ -13,7 +13,7 @@ from agent.base import ends
 from agent.decisions.head import head_state as h
 from agent.plan.node_price import NodePrice
 from agent.port.status import status_lines
-from agent.record.run_folder import outcome_text
+from agent.record.run_folder import RunFacts, outcome_text
 from agent.record.run_record import ChosenRun
 from agent.run.run_store import RunStore
 from support.fake_runs import status_of
@@ -126,5 +126,5 @@ def test_the_cost_counts_all_nodes_and_all_heads() -> None:
         state = Trace(replace(goal(1), price=price, used_hours=2.0), []).state
         status = status_of(state, plan_of({}), now=1800.0)
         assert status.status().cost == status.cost() == cost
-        assert json.loads(outcome_text(OVER, cost=cost)).get("cost") == cost
+        assert json.loads(outcome_text(OVER, RunFacts(cost=cost))).get("cost") == cost
         assert ("since the start, $15.00" in status_lines(status.status())[0].label) == bool(cost)
