@@ -61,7 +61,7 @@ class Link:
             last = self.events[-1] if self.events else None
             return True if isinstance(last, kind) and words in str(last) else NotYet(str(last))
 
-        await until(look, SECONDS)
+        await until(look, SECONDS, longest=0.05)
 
 
 class LinkedWorker:

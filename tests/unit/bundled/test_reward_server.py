@@ -494,7 +494,7 @@ def test_many_small_items_count_by_what_they_take(monkeypatch: pytest.MonkeyPatc
                 return NotYet() if small.used() else True
 
             await asyncio.wait_for(small.wait_for(0), 20)
-            await until(is_forgotten, 20.0)
+            await until(is_forgotten, 20.0, longest=0.05)
 
     asyncio.run(scenario())
 
@@ -568,7 +568,7 @@ def test_a_reply_that_is_not_read_counts_and_has_a_deadline(
             reader, writer = await send_unread(url, body)
             assert (await reader.readline()).startswith(b"HTTP/1.1 200")
             seen.append(server._bodies.used)  # noqa: SLF001 - no reply shows it
-            await until(is_forgotten, 20.0)
+            await until(is_forgotten, 20.0, longest=0.05)
             with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
                 await reader.readexactly(least)
             writer.close()

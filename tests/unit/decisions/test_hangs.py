@@ -199,10 +199,10 @@ def test_a_stopped_dashboard_is_found_below_ray(tmp_path: Path) -> None:
             async def look() -> bool | NotYet:
                 return True if len(noted) >= number else NotYet()
 
-            await until(look, 20.0)
+            await until(look, 20.0, longest=0.05)
 
         async with anyio.create_task_group() as tasks:
-            dashboard = await until(pid, 20.0)
+            dashboard = await until(pid, 20.0, longest=0.05)
             tell = (lambda evidence, job: noted.append((evidence, job)), BestEffort())
             tasks.start_soon(watch_helpers, child, *tell)
             os.kill(dashboard, signal.SIGSTOP)

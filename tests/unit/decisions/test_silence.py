@@ -245,7 +245,7 @@ async def until_told(silent: list[h.WorkerSilent]) -> None:
     async def look() -> bool | NotYet:
         return True if silent else NotYet()
 
-    await until(look, 8.0)
+    await until(look, 8.0, longest=0.05)
 
 
 def closed_port() -> int:
@@ -318,7 +318,7 @@ def test_an_agent_is_asked_again_where_a_packet_is_lost() -> None:
             tasks.start_soon(watch)
             with anyio.move_on_after(0.1):
                 await counter.reports.handle(WAITS)
-            await until(asked_again, 20.0)
+            await until(asked_again, 20.0, longest=0.05)
             await anyio.sleep(2.5)  # longer than silence would be listened to
             tasks.cancel_scope.cancel()
         await runner.cleanup()

@@ -39,6 +39,15 @@ class Names:
         self.asked += 1
         return self.answer
 
+    async def were_asked(self, times: int) -> None:
+        """Wait until they were asked so many times more."""
+        enough = self.asked + times
+
+        async def check() -> bool | NotYet:
+            return self.asked >= enough or NotYet()
+
+        await until(check, 20.0, longest=0.05)
+
     @property
     def network(self) -> Network:
         """Return a network with these names."""
@@ -62,7 +71,7 @@ def test_a_head_that_falls_silent_while_dns_fails(answer: str) -> None:
             assert dns.asked > asked
             async with head_at(port):
                 if answer is UNKNOWN:
-                    await anyio.sleep(1.5)  # tries are at most a second apart
+                    await dns.were_asked(2)  # one look-up may have begun before
                     assert isinstance(worker.events[-1], w.HeadSilent)
                     dns.answer = HERE
                 await worker.last(w.HeadSpoke)
@@ -118,7 +127,7 @@ class Numbered(Reports):
         async def arrived() -> bool | NotYet:
             return True if len(self.numbers) >= count else NotYet()
 
-        await until(arrived, 20.0)
+        await until(arrived, 20.0, longest=0.05)
 
     async def check_quiet(self) -> None:
         """Check that no report follows."""
@@ -189,9 +198,9 @@ def test_a_goodbye_waits_for_the_head() -> None:
     async def scenario() -> None:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(worker.link.send_goodbye, 20.0)
-            await until(tried_again, 20.0)
+            await until(tried_again, 20.0, longest=0.05)
             async with head_at(port, None, reports):
-                await until(delivered, 20.0)
+                await until(delivered, 20.0, longest=0.05)
 
     async def delivered() -> bool | NotYet:
         return True if worker.link.goodbye_delivered else NotYet()

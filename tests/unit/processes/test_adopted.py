@@ -45,7 +45,7 @@ async def is_so(holds: Callable[[], bool]) -> None:
     async def check() -> bool | NotYet:
         return holds() or NotYet()
 
-    await until(check, LIMIT)
+    await until(check, LIMIT, longest=0.05)
 
 
 def orphan(*argv: str) -> int:

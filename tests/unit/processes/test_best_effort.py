@@ -175,7 +175,7 @@ def test_a_bridge_that_cannot_be_started(tmp_path: Path) -> None:
         async def look() -> bool | NotYet:
             return True if len(events) >= number else NotYet()
 
-        await until(look, 20.0)
+        await until(look, 20.0, longest=0.05)
 
     async def scenario() -> None:
         link = RayLink([str(program)], {}, lambda: tmp_path / "bridge.log", events.append)

@@ -129,7 +129,7 @@ def test_an_agent_is_started_again_once_there_is_room(
     tmp_path: Path, last: int, code: int, count: int
 ) -> None:
     """The job may hold all of pids.max for a moment; without room, nothing of it is left."""
-    shorter = "from agent.base import times\ntimes.FORK_AGAIN = 1.0\n"
+    shorter = "from agent.processes import parent\nparent._FORK_AGAIN = 1.0\n"
     seconds = f"986.{os.getpid()}{code}"  # tests beside this one have processes, too
     body = f"""
     import subprocess

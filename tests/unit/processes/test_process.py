@@ -58,7 +58,7 @@ async def written(path: Path) -> str:
         text = text_of(path)
         return text.strip() if text.endswith("\n") else NotYet()
 
-    return await until(check, 20.0)
+    return await until(check, 20.0, longest=0.05)
 
 
 def text_of(path: Path) -> str:
@@ -85,7 +85,7 @@ async def gone(pid: int) -> None:
     async def check() -> bool | NotYet:
         return NotYet() if lives(pid) else True
 
-    await until(check, 20.0)
+    await until(check, 20.0, longest=0.05)
 
 
 @pytest.mark.parametrize(("script", "code"), [("exit 7", 7), ("kill -9 $$", 137), ("true", 0)])
@@ -117,7 +117,7 @@ def test_it_ends_without_a_waiter(tmp_path: Path) -> None:
         async def check() -> bool | NotYet:
             return NotYet() if child.running else True
 
-        await until(check, 20.0)
+        await until(check, 20.0, longest=0.05)
         assert not psutil.pid_exists(child.pid)
 
     run(scenario)
@@ -394,7 +394,7 @@ anyio.run(scenario)
         async def received() -> bool | NotYet:
             return "second" in child.tail() or NotYet()
 
-        await until(received, 20.0)
+        await until(received, 20.0, longest=0.05)
         await child.stop(0.0)
 
     anyio.run(scenario)

@@ -94,10 +94,10 @@ def test_a_part_that_is_killed_ends_its_ray(
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(parts.watch)
-            await until(both, 5.0)
+            await until(both, 5.0, longest=0.05)
             pids = {stat.name: pid for pid, stat in ray_processes(child.pid).items()}
             os.kill(pids["gcs_server"], signal.SIGSTOP)
-            await until(is_logged, 5.0)
+            await until(is_logged, 5.0, longest=0.05)
             os.kill(pids["gcs_server"], signal.SIGCONT)
             os.kill(pids["raylet"], signal.SIGKILL)
             code = await child.wait()

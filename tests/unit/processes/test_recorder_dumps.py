@@ -46,7 +46,7 @@ while way != "gone":
             for at in range(0, len(data), 500):
                 file.write(data[at : at + 500] if way != "broken" else b"x")
                 file.flush()
-                time.sleep(0.15)
+                time.sleep(0.03)
     time.sleep(0.05)
 """
 
@@ -75,8 +75,9 @@ def read(one: JobProcess, folder: Path, limit: float = 20.0) -> RecorderFindings
     return anyio.run(partial(read_recorders, [one], folder, limit))
 
 
-def test_a_dump_on_demand(tmp_path: Path) -> None:
+def test_a_dump_on_demand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A former dump is not taken for the new one, which is read as a whole, twice."""
+    monkeypatch.setattr(recorder_dumps, "_RECORDER_POLL", 0.3)
     kept = tmp_path / "kept"
     kept.mkdir()
     (tmp_path / "dump-1").write_bytes(b"of an earlier request")
@@ -95,8 +96,9 @@ def test_a_dump_on_demand(tmp_path: Path) -> None:
         ("broken", "no flight recorder dump of rank 1: it "),
     ],
 )
-def test_no_dump(way: str, note: str, tmp_path: Path) -> None:
+def test_no_dump(way: str, note: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A recorder that writes none, or something else, costs its limit; a note says so."""
+    monkeypatch.setattr(recorder_dumps, "_RECORDER_POLL", 0.3)
     with rank(tmp_path, way) as one:
         found = read(one, tmp_path, 1.0 if way == "silent" else 20.0)
     assert found.progress == ()

@@ -16,6 +16,7 @@ import anyio
 import pytest
 
 from agent.base import times
+from agent.record import background
 from agent.record.background import (
     HANGING_DISK,
     DiskAlarm,
@@ -91,8 +92,11 @@ def test_a_line_longer_than_the_queue_is_dropped(tmp_path: Path) -> None:
     assert file.read_text() == "lost 1\nshort\n"
 
 
-def test_a_failure_is_reported_once_and_retried(tmp_path: Path) -> None:
+def test_a_failure_is_reported_once_and_retried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The failure and the recovery are reported; lines queued in between are written."""
+    monkeypatch.setattr(background, "LINES_RETRY", 0.2)
     reasons: list[str] = []
     failing = threading.Event()
     failing.set()

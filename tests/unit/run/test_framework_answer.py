@@ -98,7 +98,7 @@ def test_the_end_of_the_run_kills_it(tmp_path: Path) -> None:
         with anyio.fail_after(60):
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(asked.ask)
-                process = await until(child, None)
+                process = await until(child, None, longest=0.05)
                 asked.cancel()
             assert not process.is_running()
 
@@ -116,7 +116,7 @@ def test_a_second_question_takes_the_place_of_the_first(tmp_path: Path) -> None:
         with anyio.fail_after(60):
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(asked.ask)
-                await until(child, None)
+                await until(child, None, longest=0.05)
                 install_openrlhf(tmp_path)
                 await asked.ask()
 

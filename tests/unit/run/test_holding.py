@@ -91,7 +91,7 @@ async def until_true(holds: Callable[[], bool]) -> None:
     async def look() -> bool | NotYet:
         return holds() or NotYet()
 
-    await until(look, 10)
+    await until(look, 10, longest=0.05)
 
 
 @pytest.mark.parametrize(

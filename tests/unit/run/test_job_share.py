@@ -82,7 +82,7 @@ def test_the_end_of_the_run_shortens_a_stop(tmp_path: Path) -> None:
                 share = JobShare(run, Placeholders)
                 executor = Executor(tasks, {SHARE: share.run}.get, sent.append)
                 executor.apply({SHARE: ALONE})
-                await until(has_begun, None)
+                await until(has_begun, None, longest=0.05)
                 executor.apply({SHARE: Want(1, is_over=True)})
                 await anyio.wait_all_tasks_blocked()
                 began = time.monotonic()

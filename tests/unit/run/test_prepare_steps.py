@@ -55,7 +55,7 @@ def test_what_runs_is_stopped_and_may_be_run_again(tmp_path: Path) -> None:
             async with anyio.create_task_group() as tasks:
                 executor = Executor(tasks, work.runner_of, sent.append)
                 executor.apply(dict.fromkeys(names, Want()))
-                await until(have_begun, None)
+                await until(have_begun, None, longest=0.05)
                 await executor.close()
                 assert all(map(is_gone, pids.read_text().split()))
                 assert {(item.step, item.was_stopped) for item in sent[-1].items} == {
@@ -63,7 +63,7 @@ def test_what_runs_is_stopped_and_may_be_run_again(tmp_path: Path) -> None:
                 }
                 go.touch()
                 executor.apply(dict.fromkeys(names, Want(2)))
-                await until(are_done, None)
+                await until(are_done, None, longest=0.05)
 
     anyio.run(scenario)
     run.close()

@@ -84,7 +84,7 @@ def test_a_stop_ends_it_at_once(tmp_path: Path) -> None:
             tasks.start_soon(work.read_model)
             await work.prepare("data", Want(), unheard)
             with anyio.fail_after(20):
-                await until(begun, None)
+                await until(begun, None, longest=0.05)
             tasks.cancel_scope.deadline = anyio.current_time() + 2
             work.stop_reading()
 
