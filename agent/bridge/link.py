@@ -12,6 +12,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import anyio
+from msgspec.structs import replace
 
 from agent.base import times
 from agent.base.typed import convert
@@ -31,13 +32,13 @@ if TYPE_CHECKING:
 
 _BRIDGE_PAUSE = 0.5  # Before the second start of a bridge; it doubles.
 _EVENTS: dict[str, type[h.HeadEvent]] = {
-    "nodes": h.RayNodes,
+    "nodes": h.RaySeen,
+    "silent": h.RaySeen,
     "submitted": h.Submitted,
     "never-submitted": h.NeverSubmitted,
     "submit-failed": h.SubmitWaits,
     "job": h.JobReported,
     "jobs": h.JobsListed,
-    "silent": h.HeadRaySilent,
 }
 """The event for the head of each line that the bridge writes; the fields have the same names."""
 
@@ -70,6 +71,7 @@ class RayLink:
         self._child: Child | None = None
         self._commands: list[dict[str, object]] = []
         self._restarted = False
+        self._generation = 1  # of the head's Ray
         self._stops_accepted: dict[str, anyio.Event] = {}  # by job id, set once Ray has accepted it
         self._answers: dict[str, asyncio.Future[dict[str, Any]]] = {}  # by kind of question
 
@@ -78,10 +80,11 @@ class RayLink:
         try:
             while True:
                 self._child = await self._start()
+                generation = self._generation
                 self._on_child(self._child)
                 for command in self._commands:
                     await self._send(command)
-                await self._read(self._child)
+                await self._read(self._child, generation)
                 code = await self._child.wait()
 
                 # It has ended. Was that a restart for another Ray cluster, or a failure?
@@ -89,7 +92,7 @@ class RayLink:
                     self._restarted = False
                     continue
                 why = self._child.end_sentence(code)
-                self._emit(h.HeadRaySilent(f"the ray bridge ended, {why}"))
+                self._emit_silence(f"the ray bridge ended, {why}")
                 await anyio.sleep(_BRIDGE_PAUSE)  # no busy loop where it exits at once
         finally:
             if self._child is not None:
@@ -111,7 +114,7 @@ class RayLink:
 
         def report(why: str) -> None:
             say(f"{why}. It is tried again", "warning")
-            self._emit(h.HeadRaySilent(why))
+            self._emit_silence(why)
 
         pause = _BRIDGE_PAUSE
         longest = times.LONGEST_BRIDGE_PAUSE
@@ -143,8 +146,9 @@ class RayLink:
         await self._add_command(do="stop", id=job_id)
         await accepted.wait()
 
-    async def restart_bridge(self) -> None:
-        """Restart the bridge for another Ray cluster."""
+    async def restart_bridge(self, generation: int) -> None:
+        """Restart the bridge for another Ray, the head's of this generation."""
+        self._generation = generation
         if self._child is not None and self._child.running:
             self._restarted = True
             await self._child.stop(0.5)
@@ -187,7 +191,10 @@ class RayLink:
         with suppress(BrokenPipeError, ConnectionResetError):  # same
             await child.stdin.drain()
 
-    async def _read(self, child: Child) -> None:
+    def _emit_silence(self, evidence: str) -> None:
+        self._emit(h.RaySeen(evidence=evidence, generation=self._generation))
+
+    async def _read(self, child: Child, generation: int) -> None:
         async for line in child.stdout:
             if not line.endswith(b"\n"):  # the bridge was killed while it wrote
                 return
@@ -200,7 +207,10 @@ class RayLink:
                 if not answer.done():
                     answer.set_result(data)
             else:
-                self._emit(convert(data, _EVENTS[kind]))
+                event = convert(data, _EVENTS[kind])
+                if isinstance(event, h.RaySeen):
+                    event = replace(event, generation=generation)
+                self._emit(event)
 
 
 def _mirrored(mirror: Path | None) -> dict[str, object]:

@@ -126,7 +126,7 @@ class Item(Value):
     evidence: str = ""
     restarts: int = 0  # the restarts that still count
     was_ready: bool = False  # true once it was ready, whatever happened later
-    deadline: float = math.inf  # while it is pending; for Ray the planned limit counts instead
+    deadline: float = math.inf  # while it is pending; of Ray only after an attempt, as it starts
     generation: int = 1  # counts its starts: reports about an earlier start are dropped
     restarted_at: float | None = None  # when it was last restarted
     restart_at: float | None = None  # when it is to be restarted, if it has ended

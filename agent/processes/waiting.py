@@ -107,10 +107,6 @@ class Inbox(Generic[E]):
         self.events.append(self._clean(event))
         self._some.set()
 
-    def discard(self, *kinds: type) -> None:
-        """Drop the queued events of these types."""
-        self.events = deque(event for event in self.events if not isinstance(event, kinds))
-
     async def take(self, limit: float | None) -> E | None:
         """Return the next event; None after `limit` seconds without one."""
         with anyio.move_on_after(limit):

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from agent.decisions.head.fleet import Fleet, Worker
     from agent.node.facts import Facts
 
-_POLLED = (h.JobReported, h.RayNodes)
+_POLLED = (h.JobReported, h.RaySeen)
 """Events sent at every poll: recorded only when one differs from the last of its type."""
-_WAIT_EVENTS = (h.HeadRaySilent, h.SubmitWaits, ItemsReported)
+_WAIT_EVENTS = (h.SubmitWaits, ItemsReported)
 """Events of pending waits, of which several may alternate."""
 _MOST_NODES = 256  # up to this many nodes, GCS's node list is recorded in full
 
@@ -34,7 +34,8 @@ class EventFilter:
             return False
 
         # Evidence of pending waits alternates: each text is recorded once between other events.
-        if isinstance(event, _WAIT_EVENTS):
+        is_silence = isinstance(event, h.RaySeen) and event.evidence != ""
+        if is_silence or isinstance(event, _WAIT_EVENTS):
             self._complaints.append(event)
             return True
 
@@ -61,7 +62,7 @@ def recorded_form(event: h.HeadEvent) -> object:
     """
     if isinstance(event, h.WorkerIntroduced):
         return replace(event, facts=without_addresses(event.facts), findings=())
-    if not isinstance(event, h.RayNodes) or len(event.nodes) <= _MOST_NODES:
+    if not isinstance(event, h.RaySeen) or len(event.nodes) <= _MOST_NODES:
         return event
     alive = sum(node.alive for node in event.nodes)
     return NodesCounted(alive, len(event.nodes) - alive)

@@ -101,11 +101,6 @@ class Executor:
         while self._running:
             await self._changed.wait()
 
-    async def until_over(self, name: str) -> None:
-        """Wait until nothing of a thing is left."""
-        while name in self._running:
-            await self._changed.wait()
-
     def _reconcile(self, name: str) -> None:
         item = self._items.get(name)
         want = self._wants.get(name)

@@ -3,7 +3,7 @@
 `start_head` (run/make_ready.py) has bound the agent's port and started Ray. Then this file does:
 
 - Start what else the plan has for this node: the link to Ray, services, prepare steps.
-- Serve workers at the agent's port. Watch Ray, the machine, silent workers, and a later head.
+- Serve workers at the agent's port. Watch the machine, silent workers, and a later head.
 - Decide: `decide` (decisions/head) turns one event after the other into a state and actions. It
   waits for services, steps and workers, has the job submitted and followed, and tries again after
   a loss.
@@ -39,6 +39,7 @@ from agent.decisions.head.service_addresses import (
 from agent.decisions.head.wanted import wanted_of
 from agent.decisions.shared import (
     HERE,
+    RAY,
     SAVE,
     SHARE,
     Answered,
@@ -55,7 +56,6 @@ from agent.plan import environment
 from agent.plan.plan import BRIDGE
 from agent.processes import driver
 from agent.processes.output import PreambleFilter, size_at_start
-from agent.processes.waiting import NotYet, until
 from agent.record.background import in_thread, result_in_thread
 from agent.record.event_filter import EventFilter, recorded_form
 from agent.record.events import AttemptOver
@@ -72,9 +72,10 @@ from agent.run.framework_answer import FrameworkAsker
 from agent.run.head_job import Submission, SubmissionTask
 from agent.run.job_share import JobShare
 from agent.run.job_steps import StepKeeper, progress_path
+from agent.run.local_ray import HeadRay, WatchedRay
 from agent.run.local_services import LocalWork
 from agent.run.make_goal import make_goal
-from agent.run.node_run import kill_leftovers, say_line, start_ray, stop_ray, watch_until_end
+from agent.run.node_run import say_line
 from agent.run.questions import Prober
 from agent.run.run_report import write_report
 from agent.run.silent_nodes import probe_nodes, watch_silent_workers
@@ -85,14 +86,12 @@ if TYPE_CHECKING:
     from agent.job.share import ShareArgs
     from agent.port.reports import Reports
     from agent.processes.output import OutputCopies, RecentOutput
-    from agent.processes.process import Child
     from agent.processes.waiting import Inbox
-    from agent.run.executor import Runner
+    from agent.run.executor import Clear, OnProgress, Runner
     from agent.run.make_ready import HeadStart
     from agent.run.node_run import NodeRun
     from agent.run.run_store import RunStore
 
-_LEFTOVERS_KILLED = 10.0  # For killing what an earlier attempt left; what resists stays.
 _CHECKPOINTS_LOOK = 60.0  # Between two looks for new checkpoints of the running job.
 _NODES_LOOK = 30.0  # Between two looks at the figures of all nodes, as often as they are sent.
 _RECEIPT_LOOK = 1.0  # Between two looks at what a run spends its time on.
@@ -130,7 +129,6 @@ class HeadAgent:
         self._reports: Reports  # of the workers; there once the port is served
 
         # What runs on this node.
-        self._ray = started.ray
         self._work = LocalWork(
             run,
             lambda: known_place(self._placeholders, self._state),
@@ -139,11 +137,12 @@ class HeadAgent:
         self._share = JobShare(
             run, lambda: known_place(self._placeholders, self._state), self._pass_on
         )
-        self._executor = Executor(tasks, self._runner_of, inbox.put)
+        self._executor = Executor(tasks, self._runner_of, inbox.put, self._clear_of)
         self._prober = Prober(run)
         self._framework = FrameworkAsker(run, started.env, lambda: self._placeholders, inbox.put)
         self._link = self._make_link()
         self._link_scope = anyio.CancelScope()
+        self._ray = self._make_ray()
 
         # The current attempt.
         self._submission_task = SubmissionTask()
@@ -165,6 +164,16 @@ class HeadAgent:
             run.record_child,
             run.effects.processes.start,
         )
+
+    def _make_ray(self) -> HeadRay | WatchedRay | None:
+        """Return what runs this node's Ray, or watches a given one; None without Ray."""
+        given = self._plan.topology.given_ray
+        if self._link is None:
+            return None
+        if given is not None:
+            return WatchedRay(self._run, given)
+        early = self._started.ray
+        return HeadRay(self._run, early, self._link, lambda: self._placeholders, self._env)
 
     async def run(self) -> Outcome:
         """Run the head until the run ends; return the outcome."""
@@ -211,22 +220,17 @@ class HeadAgent:
         start = self._tasks.start_soon
         plan = self._plan
 
-        # Ray: the agent's own runs since `start_head`; the platform starts a given one at any time.
-        if self._ray is not None:
-            start(self._watch_ray, self._ray)
+        # The link to Ray: the agent's own runs since `start_head`.
         if plan.own_ray is not None:
             prune = self._run.effects.machine.prune_sessions
             start(prune, plan.own_ray.session, self._run.best_effort)
-        given = plan.topology.given_ray
-        if given is not None:
-            start(self._watch_gcs, given.gcs_host, given.gcs_port, 1.0)
         if self._link is not None:
             start(self._run_link, self._link)
 
         # From which checkpoint does the first attempt resume?
         start(head_job.send_newest_checkpoint, self._run, 0, self._inbox.put)
 
-        # Services and prepare steps that need nothing else; the model is read ahead after them.
+        # Ray, and services and steps that need nothing else; the model is read ahead after them.
         start(self._work.read_model)
         for action in self._state.actions:
             await self._perform(action)
@@ -238,8 +242,19 @@ class HeadAgent:
     def _runner_of(self, name: str) -> Runner | None:
         if name == SAVE:
             return partial(head_job.save_job, self._run)
+        if name == RAY and self._ray is not None:
+            return self._ray.run
         is_share = name == SHARE and self._link is None
         return self._share.run if is_share else self._work.runner_of(name)
+
+    def _clear_of(self, name: str) -> Clear | None:
+        if name == RAY and self._ray is not None:
+            return self._ray.clear
+        return self._await_gpus if name == SHARE else None
+
+    async def _await_gpus(self, _progress: OnProgress) -> None:
+        """Wait until a share has left no GPU memory in use."""
+        await self._run.gpu_memory.await_free()
 
     async def _make_reports(self) -> Reports:
         """Return what answers workers' reports, once the epoch that they follow is on disk."""
@@ -399,17 +414,12 @@ class HeadAgent:
                 )
             case h.AskFramework():
                 start(self._framework.ask)
-            case h.ClearAttempt(number, job, end):
+            case h.CloseAttempt(number, job, end):
                 await self._close_attempt(number, job, end)
-                await self._clear_attempt(number)
-
-            # Ray and its nodes.
-            case h.RestartRay():
-                await self._start_ray_again()
             case h.AskNodes(job):
                 start(probe_nodes, job, self._state.fleet, put, self._run.effects.network)
 
-            # Services, steps and probes: here, or on workers.
+            # What nodes run, and probes: here, or on workers.
             case Publish(nodes):
                 self._publish_wanted(nodes)
             case h.ProbeNode(node, probe, at, share) if node == HERE:
@@ -442,55 +452,6 @@ class HeadAgent:
     async def _probe(self, probe: str, at: str, share: ShareArgs | None) -> None:
         answer = await self._prober.probe(probe, at, self._placeholders, share)
         self._inbox.put(Answered(answer))
-
-    # --- Ray ------------------------------------------------------------------------------------
-
-    async def _watch_ray(self, child: Child) -> None:
-        """Watch this node's Ray until it ends."""
-        put = self._inbox.put
-        own_ip = self._placeholders.node_ip
-        watch_gcs = partial(self._watch_gcs, own_ip, self._plan.ports.gcs, 0.1)
-        watch_hangs = partial(
-            self._run.effects.processes.watch_ray_helpers,
-            child,
-            lambda evidence, beside_job: put(h.RayHangs(evidence, beside_job)),
-            self._run.best_effort,
-        )
-        end = await watch_until_end(self._run, child, watch_gcs, watch_hangs)
-
-        # Is it still this node's Ray, or was it stopped for another?
-        if child is self._ray:
-            put(h.RayGone(end, self._run.memory.recent()))
-
-    async def _watch_gcs(self, host: str, port: int, step: float) -> None:
-        """Put an event when GCS accepts connections: the bridge, which imports Ray, is later."""
-        put = self._inbox.put
-
-        async def is_open() -> bool | NotYet:
-            evidence = await self._run.effects.network.port_answers(host, port)
-            return NotYet(evidence) if evidence else True
-
-        await until(is_open, None, longest=step, on_evidence=lambda why: put(h.HeadRaySilent(why)))
-        put(h.GcsOpen())
-
-    async def _start_ray_again(self) -> None:
-        """Start this node's Ray anew, after the hung one that may still run."""
-        if self._ray is not None and self._ray.running:
-            hung = self._ray
-            self._ray = None
-            await stop_ray(hung, 0.0)
-            await self._discard_ray_events()
-
-        # No older Ray runs any more: the next agent may keep the one that starts now.
-        await self._persist(replace(self._state.durable, replaces_ray=False))
-        self._ray = await start_ray(self._run, self._placeholders, self._env)
-        self._tasks.start_soon(self._watch_ray, self._ray)
-
-    async def _discard_ray_events(self) -> None:
-        """Discard events of a Ray that was stopped: they do not apply to the next."""
-        assert self._link is not None  # noqa: S101 - only a Ray has events
-        await self._link.restart_bridge()
-        self._inbox.discard(h.RayNodes, h.GcsOpen, h.HeadRaySilent, h.RayHangs, h.RayGone)
 
     def _put_ray_event(self, event: h.HeadEvent) -> None:
         """Put an event of the bridge; a failed job's report gets the cause that its output has."""
@@ -616,30 +577,6 @@ class HeadAgent:
         find = head_job.send_newest_checkpoint
         self._tasks.start_soon(find, self._run, number, self._inbox.put)
 
-    async def _clear_attempt(self, number: int) -> None:
-        """Stop all that could run beside the next attempt, with our own Ray.
-
-        Actors may be detached, and their child processes have sessions of their own.
-        """
-        leftovers = ""
-        if self._link is None:
-            self._publish_wanted((HERE,))  # without the share
-            await self._executor.until_over(SHARE)
-        elif self._plan.own_ray is not None:
-            former_ray = self._ray
-            self._ray = None
-            if former_ray is not None:
-                await stop_ray(former_ray, self._plan.budget.ray)
-            whose = f"attempt {number}"
-            leftovers = await kill_leftovers(self._run, whose, _LEFTOVERS_KILLED)
-            await self._discard_ray_events()
-        self._tasks.start_soon(self._send_cleared, number, leftovers)
-
-    async def _send_cleared(self, number: int, leftovers: str) -> None:
-        """Send what an attempt has left here, once the memory of this node's GPUs is free, too."""
-        await self._run.gpu_memory.await_free()
-        self._inbox.put(h.Cleared(number, leftovers))
-
     async def _finish_output(self) -> None:
         """Pass on the rest of an attempt's output; cancel a submission in preparation."""
         await self._submission_task.cancel()
@@ -688,8 +625,6 @@ class HeadAgent:
             self._share.hurry()
             tasks.start_soon(self._executor.close)
             tasks.start_soon(run.caches.save_at_end, outcome)
-            if self._ray is not None:
-                tasks.start_soon(stop_ray, self._ray, budget.ray)
         await run.stop_descendants(budget.leftovers)
         return explained
 

@@ -26,6 +26,7 @@ from agent.decisions.shared import (
     Step,
     StopAsked,
     Tick,
+    Want,
 )
 from agent.job.services import ON_EVERY, ON_HEAD, PrepareStep, ScoringProbe, ServiceSpec, TcpProbe
 from agent.plan import waits as wait_keys
@@ -60,6 +61,12 @@ class Started(HeadAction):
     generation: int = 1
 
 
+class RayStarted(HeadAction):
+    """A Ray of the head's node is wanted anew."""
+
+    generation: int
+
+
 def ready(name: str, generation: int = OF_NOW) -> ItemsReported:
     """Return the event that a service of this node answers, or that a step of it is done."""
     return ItemsReported((ItemReport(name, Step.READY, "", generation),))
@@ -75,14 +82,48 @@ def pending(name: str, evidence: str, generation: int = OF_NOW) -> ItemsReported
     return ItemsReported((ItemReport(name, Step.PENDING, evidence, generation, is_running=True),))
 
 
+def ray_open(generation: int = OF_NOW) -> ItemsReported:
+    """Return the event that the port of this node's Ray is open."""
+    return ItemsReported((ItemReport(RAY, Step.READY, "", generation, is_running=True),))
+
+
+def ray_waits(evidence: str, generation: int = OF_NOW) -> ItemsReported:
+    """Return the event that the port of this node's Ray is not open yet."""
+    return ItemsReported((ItemReport(RAY, Step.PENDING, evidence, generation, is_running=True),))
+
+
+def ray_doubt(
+    doubt: str = "", generation: int = OF_NOW, *, beside_job: bool = False
+) -> ItemsReported:
+    """Return the event that a process of this node's Ray is stopped, or that none is any more."""
+    item = ItemReport(RAY, Step.PENDING, "", generation, is_running=True)
+    return ItemsReported((replace(item, doubt=doubt, beside_job=beside_job),))
+
+
+def ray_lost(
+    evidence: str,
+    memory: str = "",
+    generation: int = OF_NOW,
+    *,
+    doubt: str = "",
+    is_running: bool = True,
+) -> ItemsReported:
+    """Return the event that this node's Ray has ended; some of it is left until it is over."""
+    item = ItemReport(RAY, Step.LOST, evidence, generation, is_running)
+    return ItemsReported((replace(item, memory=memory, doubt=doubt),))
+
+
 def of_now(event: h.HeadEvent, state: h.HeadState) -> h.HeadEvent:
-    """Return an event whose items have the generation that is wanted now, where they say so."""
+    """Return an event with the generations that are wanted now, where it says so."""
+    if isinstance(event, h.RaySeen):
+        return replace(event, generation=event.generation or state.ray.item.generation)
     if not isinstance(event, ItemsReported):
         return event
     items = []
     for item in event.items:
         key = (HERE, item.name)
         known = state.steps.by_key.get(key) or state.services.by_key.get(key)
+        known = state.ray.item if item.name == RAY else known
         now = 1 if known is None else known.generation
         items.append(replace(item, generation=item.generation or now))
     return ItemsReported(tuple(items))
@@ -105,12 +146,20 @@ class Released(HeadAction):
     node: str
 
 
+def _start(node: str, name: str, want: Want) -> HeadAction:
+    if isinstance(want, JobWant):
+        return SaveJob(want.id)
+    if (node, name) == (HERE, RAY):
+        return RayStarted(want.generation)
+    return Started(name, node, want.generation)
+
+
 def started_by(
     before: h.HeadState | None, after: h.HeadState, nodes: Iterable[str]
 ) -> list[HeadAction]:
     """Return what is wanted on these nodes since a decision, and does not run there yet."""
     return [
-        SaveJob(want.id) if isinstance(want, JobWant) else Started(name, node, want.generation)
+        _start(node, name, want)
         for node in nodes
         for name, want in wanted_of(after, node).items()
         if not want.is_over
@@ -214,10 +263,13 @@ def resumed(run_id: str = "run", **changes: object) -> Durable:
     return Durable(run_id, attempt=replace(attempt, **changes))
 
 
-def nodes(*others: int, dead: tuple[int, ...] = (), up: bool = True) -> h.RayNodes:
+def nodes(
+    *others: int, dead: tuple[int, ...] = (), up: bool = True, generation: int = OF_NOW
+) -> h.RaySeen:
     """Return GCS's list of nodes: the head, live workers by number, and dead ones."""
     gone = [RayNode(NODES[n].node_id, NODES[n].ip, alive=False) for n in dead]
-    return h.RayNodes((*([HEAD] if up else []), *(NODES[n] for n in others), *gone))
+    seen = (*([HEAD] if up else []), *(NODES[n] for n in others), *gone)
+    return h.RaySeen(seen, generation=generation)
 
 
 def reported(  # noqa: PLR0913 - what a worker may say
@@ -294,7 +346,7 @@ class Trace:
         self.actions: list[h.HeadAction] = []
         started = started_by(None, self.state, [HERE])
         self.at_once = [one for one in started if isinstance(one, Started)]
-        """What is wanted here from the start."""
+        """The services and steps that are wanted here from the start."""
         for at, event in history:
             self.take(event, at)
 
@@ -313,9 +365,8 @@ class Trace:
         if isinstance(event, Tick):  # otherwise the head would tick without end
             then = head.deadline(self.state)
             assert then is None or then > at, f"{head.pending_waits(self.state)}: {then} at {at}"
-        for action in actions:
-            if isinstance(action, h.ClearAttempt):  # this node's part succeeds
-                self.take(h.Cleared(action.number), at)
+        if self.state.ray.item.generation > before.ray.item.generation:
+            self.take(ray_waits(""), at)  # nothing is left of the former one
 
     def _check_published(self, before: h.HeadState, actions: Iterable[h.HeadAction]) -> None:
         """Check that each known node is told what is wanted of it when that differs, and only then.

@@ -1,4 +1,4 @@
-"""The head's waits in each phase with their deadlines, and Ray processes that hang."""
+"""The head's waits in each phase with their deadlines."""
 
 from __future__ import annotations
 
@@ -11,61 +11,20 @@ from msgspec.structs import replace
 from agent.base import times
 from agent.base.text import first_names, listed
 from agent.decisions.attempts import may_be_retried
-from agent.decisions.head import head_state as h
-from agent.decisions.head import losses
+from agent.decisions.head import losses, own_ray
 from agent.decisions.head.head_state import HeadPhase, HeadState, Uncounted
 from agent.decisions.head.probes import preflight_waits, probe_waits
-from agent.decisions.shared import LogLine, Step, Wait
+from agent.decisions.shared import Step, Wait
 from agent.plan import waits as wait_keys
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from agent.decisions.head.head_state import HeadEvent, Key, Turn
+    from agent.decisions.head.head_state import Key
 
 _PREPARE_STALE = 60.0  # A running prepare step extends the workers' deadline while it is reported.
 # After the job's grace, until Ray reports it killed; only if an attempt follows.
 _JOB_KILLED = 10.0
-
-
-def expire_hang(state: HeadState, turn: Turn) -> HeadState:
-    """Treat Ray as lost if it hangs too long while it is needed."""
-    ray = state.ray
-    until = ray.hang_since + times.RAY_HANGS
-    if ray.hang is None or not _ray_is_needed(state, ray.hang) or turn.now < until:
-        return state
-    evidence = f"{ray.hang.evidence} for {round(turn.now - ray.hang_since)} s"
-    return state.with_ray(item=ray.item.lost(evidence), hang=None)
-
-
-def hang_waits(state: HeadState) -> Iterator[Wait]:
-    """Yield the wait for a hung Ray; `hang_messages` has logged it already."""
-    hang = state.ray.hang
-    if hang is not None and _ray_is_needed(state, hang):
-        what = "the stopped processes of Ray to continue"
-        until = state.ray.hang_since + times.RAY_HANGS
-        yield Wait(wait_keys.HANG, what, until, hang.evidence, is_following=True)
-
-
-def hang_messages(before: HeadState, after: HeadState, event: HeadEvent) -> Iterator[LogLine]:
-    """Yield the log lines for a Ray that hangs or runs again."""
-    hang = after.ray.hang
-    if not isinstance(event, h.RayHangs):
-        return
-    if hang is None and before.ray.hang is None:
-        return
-    if hang is None:
-        yield LogLine("Ray runs again: none of its processes is stopped")
-        return
-    follows = "left alone, since a job runs that does not need it"
-    if _ray_is_needed(after, hang):
-        follows = f"Ray is started again unless it continues within {round(times.RAY_HANGS)} s"
-    yield LogLine(f"Ray hangs, {hang.evidence}: {follows}", "warning")
-
-
-def _ray_is_needed(state: HeadState, hang: h.RayHangs) -> bool:
-    serves = state.phase is HeadPhase.RUNNING and not state.goal.has_job
-    return (serves or state.phase is HeadPhase.BOOTING) and not hang.beside_job
 
 
 _WORKERS_REMEDY = (
@@ -121,12 +80,13 @@ def _required_waits(state: HeadState) -> Iterator[Wait]:
 
     # Ray, and the jobs that a given Ray lists.
     ray = state.ray.item
-    if ray.step is Step.PENDING:
-        yield Wait(wait_keys.HEAD, goal.ray, state.deadline_of(wait_keys.HEAD), ray.evidence)
+    is_ending = losses.left_here(state) is not None  # the last attempt's: it is waited for below
+    if ray.step is Step.PENDING and not is_ending:
+        yield Wait(wait_keys.HEAD, goal.ray, own_ray.deadline(state), ray.evidence)
     elif goal.asks_for_jobs and not state.ray.jobs_known:
         what = f"the list of jobs of {goal.ray}"
         yield Wait(wait_keys.HEAD, what, state.deadline_of(wait_keys.HEAD), ray.evidence)
-    yield from hang_waits(state)
+    yield from own_ray.doubt_waits(state)
 
     # Services, prepare steps, and the end of the last attempt.
     yield from _service_waits(state)
@@ -258,7 +218,7 @@ def _running_waits(state: HeadState) -> Iterator[Wait]:
             source=f"last: {status}",
             is_following=True,
         )
-    yield from hang_waits(state)
+    yield from own_ray.doubt_waits(state)
     yield from _service_waits(state)
 
 

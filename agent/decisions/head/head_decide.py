@@ -13,11 +13,11 @@ from agent.decisions import attempts
 from agent.decisions import shared as v
 from agent.decisions.durable import Durable, must_be_on_disk
 from agent.decisions.head import (
-    boot_waits,
     framework_check,
     limits_of_run,
     losses,
     notices,
+    own_ray,
     phases,
     probes,
     service_order,
@@ -117,8 +117,10 @@ def decide(state: HeadState, event: HeadEvent, now: float) -> tuple[HeadState, h
 
 
 def _decide_event(before: HeadState, event: HeadEvent, now: float) -> HeadState:
-    # An event of another attempt only shows that time has passed.
+    # An event of another attempt, or another Ray, only shows that time has passed.
     if isinstance(event, attempts.AttemptEvent) and event.id != before.attempt.id:
+        event = v.Tick()
+    if isinstance(event, h.RaySeen) and own_ray.is_of_former_ray(before, event):
         event = v.Tick()
 
     # Once the outcome is decided it stands.
@@ -185,7 +187,7 @@ STEPS: tuple[tuple[Callable[[HeadState, Turn], HeadState], str], ...] = (
     (_expire_silent, "after the event, for the same reason"),
     (_recount_absent, "after silent workers: the share of an absent worker is absent"),
     (_log_changes, "before anything changes more: it logs what the event alone changed"),
-    (boot_waits.expire_hang, "before the phase, which handles a lost Ray"),
+    (own_ray.expire_doubt, "before the phase, which handles a lost Ray"),
     (
         losses.record_nodes_that_left,
         "before the phase, which blames a recent loss for a job that fails",
@@ -254,27 +256,10 @@ def apply_event(state: HeadState, event: HeadEvent, now: float) -> HeadState:  #
             return replace(state, goal=replace(state.goal, used_hours=hours, began_at=began_at))
 
         # Ray
-        case h.RayNodes(nodes):  # Ray is up once the head's own node is listed
-            head = next((node.ip for node in nodes if node.is_head and node.alive), None)
-            ray = state.ray.item if head is None else state.ray.item.ready()
-            sizes = {node.ip: node.size for node in nodes if node.alive}
-            fleet = state.fleet.with_ray_nodes(nodes)
-            return replace(state, fleet=fleet).with_ray(item=ray, head_ip=head, node_sizes=sizes)
-        case h.GcsOpen():
-            evidence = "GCS answered, the head's node is not in it yet"
-            state = state.with_ray(gcs_answers=True)
-            if state.ray.item.step is not v.Step.PENDING:
-                return state
+        case h.RaySeen():
+            return own_ray.apply_ray_seen(state, event)
+        case h.SubmitWaits(_, evidence):
             return state.with_ray(item=replace(state.ray.item, evidence=evidence))
-        case h.HeadRaySilent(evidence) | h.SubmitWaits(_, evidence):
-            return state.with_ray(item=replace(state.ray.item, evidence=evidence))
-        case h.RayGone(evidence, memory):
-            return state.with_ray(item=state.ray.item.lost(evidence), oom_evidence=memory)
-        case h.RayHangs(evidence, beside_job):  # a job that starts or ends resets the time
-            hang = state.ray.hang
-            lasts = hang is not None and hang.beside_job == beside_job
-            since = state.ray.hang_since if lasts else now
-            return state.with_ray(hang=event if evidence else None, hang_since=since)
 
         # Workers
         case h.WorkerIntroduced(key, _, facts, findings):
@@ -289,14 +274,13 @@ def apply_event(state: HeadState, event: HeadEvent, now: float) -> HeadState:  #
         case h.WorkerReplaced(key):
             return _forget_worker(state, key)
 
-        # Steps and services of this node
+        # What runs on this node
         case v.ItemsReported(items):
+            own = {**state.items, **{item.name: item for item in items}}
+            state = own_ray.apply_ray(state, replace(state, items=own), now)
             return _apply_items(state, v.HERE, items, now)
 
-        # Earlier attempts: what still runs of them here, their steps, the checkpoint to resume from
-        case h.Cleared(ended, leftovers) if ended == state.attempt.number - 1:
-            fault = f"{leftovers} cannot be ended" if leftovers else None
-            return state.with_earlier(own_leftovers=fault)
+        # Earlier attempts: their steps, the checkpoint to resume from
         case h.OutputRead(ended, last_step):
             known = tuple(
                 replace(attempt, last_step=last_step) if attempt.number == ended else attempt
@@ -433,7 +417,7 @@ def _record_outage(state: HeadState, key: Key, old: v.Item, new: v.Item, now: fl
 
 def messages(before: HeadState, after: HeadState, event: HeadEvent, now: float) -> list[HeadAction]:
     """Return the log lines for what an event changed, without the nodes that joined and left."""
-    lines: list[HeadAction] = [*boot_waits.hang_messages(before, after, event)]
+    lines: list[HeadAction] = [*own_ray.doubt_messages(before, after)]
     took = now - after.began
 
     # Is Ray up now?

@@ -18,16 +18,13 @@ from agent.decisions.attempts import Attempt, AttemptEvent, JobReport, LostAttem
 from agent.decisions.durable import Durable, Losses
 from agent.decisions.head.fleet import Fleet, RayNode, Worker
 from agent.decisions.head.head_goal import HeadGoal, StepOnDisk
-from agent.decisions.shared import HERE, HeadAction, HeadEvent, Item, LogLine, Step
+from agent.decisions.shared import HERE, HeadAction, HeadEvent, Item, ItemReport, LogLine, Step
 from agent.frameworks.recipe import JobBasis, NodeSize
 from agent.job.share import ShareArgs, ShareEnd
 from agent.node.facts import Facts  # noqa: TC001 - of an event, whose fields are read
 from agent.plan.node_price import NodePrice  # noqa: TC001 - same
 
 __all__ = ["HeadAction", "HeadEvent"]
-
-RAY_RESTARTS = 2
-
 
 Key = tuple[str, str]  # a service or step on a node: HERE or the worker's agent id, then its name
 
@@ -112,10 +109,6 @@ class AskNodes(AttemptAction):
     """Probe each node's raylet: a lost node may be the cause of this attempt's failure."""
 
 
-class RestartRay(HeadAction):
-    """Restart this node's Ray."""
-
-
 class ProbeNode(HeadAction):
     """Ask a node to probe the reward server, another node, or all nodes together."""
 
@@ -125,8 +118,8 @@ class ProbeNode(HeadAction):
     share: ShareArgs | None = None  # its share of a probe that all nodes run together
 
 
-class ClearAttempt(HeadAction):
-    """End what is left of a lost attempt on this node, our own Ray included; Cleared follows."""
+class CloseAttempt(HeadAction):
+    """Pass on the rest of the output of an attempt that has ended; OutputRead follows."""
 
     number: int
     id: str
@@ -157,10 +150,11 @@ Actions = tuple[HeadAction, ...]
 class RayState(Value):
     """Ray on the head, and what it has answered."""
 
-    item: Item = field(default_factory=Item)
+    item: Item = field(default_factory=Item)  # ready once GCS lists the head's own node
     oom_evidence: str = ""  # what the kernel's OOM killer did here when Ray last exited
-    hang: RayHangs | None = None  # the Ray processes, other than GCS and raylet, that are stopped
-    hang_since: float = 0.0
+    doubt: str = ""  # which of its processes, other than GCS and raylet, is stopped
+    beside_job: bool = False  # the driver of some job runs here
+    doubt_since: float = 0.0
     gcs_answers: bool = False  # true once GCS accepts connections: workers can join
     head_ip: str | None = None  # the address of the head node in GCS's list
     node_sizes: Mapping[str, NodeSize] = field(default_factory=dict)  # by address, from GCS
@@ -224,7 +218,7 @@ class EarlierAttempts(Value):
     """What may still run the previous attempt: agent id, or name without one, and last contact."""
     former_workers: tuple[str, ...] = ()
     """Those that a killed agent counted in the present attempt: it may run there, too."""
-    own_leftovers: str | None = None  # what is left of the previous attempt here
+    ray: int = 0  # the generation of this node's Ray on which the previous attempt ran
 
 
 class Saving(Value):
@@ -276,6 +270,8 @@ class HeadState(Value):
     actions: Actions = ()  # what is to be done after the last event
 
     # What runs here and on the workers
+    items: Mapping[str, ItemReport] = field(default_factory=dict)
+    """What runs on the head's own node, or did, as last reported, by name."""
     ray: RayState = field(default_factory=RayState)
     services: ServicesState = field(default_factory=ServicesState)
     steps: StepsState = field(default_factory=StepsState)
@@ -505,34 +501,12 @@ class HeadState(Value):
         return self.began + self.goal.limits[key]
 
 
-class RayGone(HeadEvent):
-    """The head's `ray start --block` exited."""
+class RaySeen(HeadEvent):
+    """GCS's current list of nodes, or why the bridge has none."""
 
-    evidence: str
-    memory: str = ""  # what the kernel did a moment before for want of memory, or ''
-
-
-class RayHangs(HeadEvent):
-    """Ray's dashboard or an agent of Ray on this node is stopped; evidence '': none is."""
-
-    evidence: str = ""
-    beside_job: bool = False  # true if the driver of any job runs on this node
-
-
-class HeadRaySilent(HeadEvent):
-    """Ray does not answer correctly; the deadline of the current wait decides."""
-
-    evidence: str
-
-
-class GcsOpen(HeadEvent):
-    """GCS accepts connections on this node."""
-
-
-class RayNodes(HeadEvent):
-    """GCS's current list of nodes."""
-
-    nodes: tuple[RayNode, ...]
+    nodes: tuple[RayNode, ...] = ()
+    evidence: str = ""  # why it has none; '' with a list
+    generation: int = 1  # of the head's Ray that the bridge was started for
 
 
 class WorkerIntroduced(HeadEvent):
@@ -571,13 +545,6 @@ class PriceKnown(HeadEvent):
     """The platform gave the price of a node, which the user did not set."""
 
     price: NodePrice
-
-
-class Cleared(HeadEvent):
-    """The leftovers of an attempt on this node were stopped; `left` names what still runs."""
-
-    attempt: int
-    left: str = ""
 
 
 class OutputRead(HeadEvent):

@@ -26,7 +26,7 @@ from agent.decisions.attempts import JobReport, may_be_retried
 from agent.decisions.head import head_state as h
 from agent.decisions.head import shares
 from agent.decisions.head.head_state import HeadPhase, HeadState, JobWatch, leave
-from agent.decisions.shared import Step, Wait
+from agent.decisions.shared import RAY, SHARE, Step, Wait
 from agent.plan import waits as wait_keys
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from agent.decisions.durable import Durable
     from agent.decisions.head.fleet import Fleet, Worker
     from agent.decisions.head.head_state import Turn
+    from agent.decisions.shared import ItemReport
 
 _RECENT_LOSS = 60.0  # A job that fails so soon after a loss failed because of it.
 _LOSS_NOTICED = 20.0  # After a loss: GCS reports a killed node after 15 s.
@@ -317,8 +318,8 @@ def begin_next_attempt(state: HeadState, end: Outcome, now: float) -> HeadState:
     state = state.with_earlier(number=state.earlier.number + 1, former_workers=())
     state = replace(state, durable=durable.before_attempt(state.goal.expected_workers))
     state = replace(state, job=JobWatch(), began=now, not_before=now + pause)
-    clear = h.ClearAttempt(ended.number, ended.id, end)
-    return state.enter(HeadPhase.BOOTING, now).do(clear)
+    close = h.CloseAttempt(ended.number, ended.id, end)
+    return state.enter(HeadPhase.BOOTING, now).do(close)
 
 
 def end_of_attempt(state: HeadState, end: Outcome, now: float) -> Durable:
@@ -363,7 +364,16 @@ def record_leftovers(state: HeadState, now: float) -> HeadState:
     # Lost nodes whose agent never reported to this head.
     lost_at = now if state.losses.last_at is None else state.losses.last_at
     leftovers |= {name: lost_at for name in state.attempt.lost_nodes if name not in known}
-    return state.with_earlier(leftovers=leftovers, own_leftovers="it is being ended")
+    return state.with_earlier(leftovers=leftovers, ray=state.ray.item.generation)
+
+
+def left_here(state: HeadState) -> ItemReport | None:
+    """Return what the last attempt ran in on this node, while anything of it is left."""
+    name, last = RAY, state.earlier.ray
+    if state.goal.by_shares:
+        name, last = SHARE, state.attempt.number - 1
+    item = state.items.get(name)
+    return item if item is not None and item.is_running and item.generation <= last else None
 
 
 def apply_cleared(state: HeadState, worker: Worker) -> HeadState:
@@ -405,11 +415,14 @@ def clearing_waits(state: HeadState) -> Iterator[Wait]:
     away = {name: at for _, name, at in _leftovers(state) if at is not None}
     grace = state.goal.limits[wait_keys.NODE]
 
-    still_here = state.earlier.own_leftovers
-    if here or still_here is not None:
+    own_item = left_here(state)
+    if here or own_item is not None:
         until = state.began + grace + times.EARLIER_ATTEMPT_ENDS
-        own = [] if still_here is None else ["this node"]
-        evidence = still_here or "its agent answers, and what it ran is not gone yet"
+        own = []
+        evidence = "its agent answers, and what it ran is not gone yet"
+        if own_item is not None:
+            own = ["this node"]
+            evidence = own_item.doubt or "it is being ended"
         yield Wait(wait_keys.CLEAR, f"{before} on {listed([*own, *here])}", until, evidence)
 
     if away:

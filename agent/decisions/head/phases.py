@@ -26,6 +26,7 @@ from agent.decisions.durable import Losses, Stop
 from agent.decisions.head import (
     boot_waits,
     losses,
+    own_ray,
     probes,
     service_order,
     shares,
@@ -35,7 +36,7 @@ from agent.decisions.head import head_state as h
 from agent.decisions.head.boot_waits import pending_waits, stop_deadline, submit_wait
 from agent.decisions.head.head_state import HeadPhase, JobShares, JobWatch, Saving, leave
 from agent.decisions.head.losses import ray_lost_outcome
-from agent.decisions.shared import Item, LogLine, Refused, Step, StopAsked, Tick
+from agent.decisions.shared import LogLine, Refused, Step, StopAsked, Tick
 from agent.decisions.stall import Stalled
 from agent.plan import waits as wait_keys
 
@@ -69,7 +70,7 @@ def booting(state: HeadState, event: HeadEvent, now: float) -> HeadState:
 
     # Did Ray exit, or a prepare step or service fail?
     if state.ray.item.step is Step.LOST:
-        state = _restart_ray(state, now)
+        state = own_ray.restart_ray(state, now)
         if _is_leaving(state):
             return state
     state = unrecorded_run.look_for_jobs(state, event)
@@ -129,45 +130,6 @@ def _check_waits(state: HeadState, now: float) -> HeadState:
         return state
     state = probes.compare_nodes(state, now)
     return state if _is_leaving(state) else probes.probe_links(state, now)
-
-
-def _restart_ray(state: HeadState, now: float) -> HeadState:
-    """Restart Ray, which on a busy node exceeds its own start limit of 30 s now and then.
-
-    If Ray was up before, all deadlines of the boot start again: workers have to rejoin. With
-    AGENT_JOB=none a running cluster is restarted the same way.
-    """
-    ray = state.ray.item
-    is_running = state.phase is HeadPhase.RUNNING
-    most = 0 if state.goal.ray_is_given else h.RAY_RESTARTS
-    tried = ray.recent_restarts(now) if is_running else ray.restarts
-    what = "Ray was lost on the head" if ray.was_ready else "Ray did not start"
-
-    # Is a restart left, and time for it?
-    is_late = now >= state.deadline_of(wait_keys.HEAD) and not ray.was_ready
-    if tried >= most or is_late:
-        end = ends.RAY_NOT_STARTED.outcome(what=what, evidence=ray.evidence)
-        return leave(state, ray_lost_outcome(state) if is_running else end, now)
-
-    if ray.was_ready:
-        state = replace(state, began=now)
-    again = Item(evidence=ray.evidence, restarts=tried + 1)
-    if is_running:
-        state = state.enter(HeadPhase.BOOTING, now)
-        again = replace(again, restarted_at=now)
-    text = f"{what}: {ray.evidence}; starting it again: {tried + 1} of {most}"
-    return _replace_ray(state.log(text, "warning"), again, now)
-
-
-def _replace_ray(state: HeadState, ray: Item, now: float) -> HeadState:
-    """Start Ray anew, and reset the state that belongs to the one before.
-
-    Workers stop and join again by the epoch, so that it is on disk before Ray is there.
-    """
-    durable = state.durable.with_epoch(state.goal.began_at + now)
-    state = replace(state, durable=replace(durable, replaces_ray=True))
-    state = state.with_ray(item=ray, hang=None, gcs_answers=False, head_ip=None, node_sizes={})
-    return replace(state, fleet=state.fleet.with_ray_nodes(())).do(h.RestartRay())
 
 
 def _finish_boot(state: HeadState, now: float) -> HeadState:
@@ -336,7 +298,7 @@ def _end_of_job(state: HeadState, event: HeadEvent, now: float) -> HeadState | N
     if state.ray.item.step is Step.LOST and state.goal.has_job:
         return end_attempt(state, ray_lost_outcome(state), now)
     if state.ray.item.step is Step.LOST:
-        return _restart_ray(state, now)
+        return own_ray.restart_ray(state, now)
 
     # Is Ray silent about the job for too long?
     has_status = state.goal.has_job and not state.goal.by_shares
@@ -361,7 +323,7 @@ def resuming(state: HeadState, event: HeadEvent, now: float) -> HeadState:
         again = attempts.Attempt(attempt.id, attempt.number, required=state.goal.expected_workers)
         state = state.with_durable(attempt=again, losses=Losses())
         state = state.with_earlier(former_workers=())
-        state = replace(state, job=JobWatch(), began=now).with_ray(hang_since=now)
+        state = replace(state, job=JobWatch(), began=now).with_ray(doubt_since=now)
         return booting(state.enter(HeadPhase.BOOTING, now), Tick(), now)
 
     # Does Ray have the job? Then it is followed like any other.
@@ -563,6 +525,4 @@ def end_attempt(state: HeadState, end: Outcome, now: float) -> HeadState:
     if _is_leaving(state):
         return state
     state = replace(state, shares=JobShares()).with_ending(saving=None)
-    if state.goal.owns_ray:
-        state = _replace_ray(state, Item(), now)
-    return booting(state, Tick(), now)
+    return booting(own_ray.renew_ray(state, now), Tick(), now)

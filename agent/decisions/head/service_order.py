@@ -369,7 +369,7 @@ def order_steps(state: HeadState, turn: Turn) -> HeadState:
     may_unblock |= _awaits_holders(turn.before, turn.now) and not awaits_holders
 
     # Whose turn may it be: any worker's, or only that of the one which reported?
-    if may_unblock or isinstance(event, Tick | h.RayNodes):
+    if may_unblock or isinstance(event, Tick | h.RaySeen):
         workers: Iterable[Worker] = state.fleet.workers.values()
     else:
         workers = [event.worker] if isinstance(event, h.WorkerReported) else []

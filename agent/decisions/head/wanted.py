@@ -10,7 +10,6 @@ from agent.decisions.shared import HERE, RAY, SAVE, SHARE, JobWant, Step, Want, 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from agent.decisions.head.fleet import Worker
     from agent.decisions.head.head_state import HeadEvent
 
 
@@ -35,20 +34,24 @@ def wanted_of(state: HeadState, node: str) -> Mapping[str, Want]:
         wants[SHARE] = Want(state.attempt.number, shares[node], is_over=shares[node] is None)
     if node == HERE and state.ending.saving is not None:
         wants[SAVE] = JobWant(state.attempt.number, id=state.attempt.id)
-    worker = state.fleet.workers.get(node)
-    ray = None if worker is None else _ray_of(state, worker)
+    ray = _ray_of(state, node)
     if ray is not None:
         wants[RAY] = ray
     return wants
 
 
-def _ray_of(state: HeadState, worker: Worker) -> Want | None:
-    """Return what a worker is to run of Ray: what runs in this epoch, or else the next.
+def _ray_of(state: HeadState, node: str) -> Want | None:
+    """Return what a node is to run of Ray: a worker what runs in this epoch, or else the next.
 
-    The first generation of an epoch is its number, so that each is higher than those before. None
-    starts before the head's Ray is there to be joined.
+    There the first generation of an epoch is its number, so that each is higher than those before.
+    None starts before the head's Ray is there to be joined.
     """
-    if state.goal.by_shares or worker.service_only or worker.has_left or worker.refused:
+    if state.goal.by_shares:
+        return None
+    if node == HERE:  # no decision leaves it lost, or given up
+        return Want(state.ray.item.generation)
+    worker = state.fleet.workers.get(node)
+    if worker is None or worker.service_only or worker.has_left or worker.refused:
         return None
     epoch = state.durable.epoch
     ray = worker.item(RAY)
@@ -90,6 +93,8 @@ def _touched(before: HeadState, after: HeadState, event: HeadEvent) -> Iterator[
     if before.services.blocked is not after.services.blocked:
         yield from (node for node, _ in sorted(before.services.blocked ^ after.services.blocked))
     if before.steps.by_key is not after.steps.by_key or before.ending is not after.ending:
+        yield HERE
+    if before.ray is not after.ray:
         yield HERE
     yield from sorted(before.notices.released ^ after.notices.released)
     if before.shares.wanted is not after.shares.wanted:

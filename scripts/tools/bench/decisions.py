@@ -114,7 +114,7 @@ def states(size: int, *, by_torchrun: bool = False) -> Iterator[tuple[str, h.Hea
         state, _ = head.decide(state, worker(number, joined=number <= size // 2), 1.5)
     state, _ = head.decide(state, ItemsReported((ItemReport(SERVICE.name, Step.READY),)), 1.6)
     if not by_torchrun:
-        state, _ = head.decide(state, h.RayNodes(tuple(nodes)), 2.0)
+        state, _ = head.decide(state, h.RaySeen(tuple(nodes)), 2.0)
     yield f"booting{how}", state
     for number in range(size // 2, size + 1):
         state, _ = head.decide(state, worker(number, joined=True), 3.0)

@@ -48,7 +48,7 @@ class Judges:
     def head_decided(self, agent: Agent, actions: Iterable[object]) -> None:
         """Check a head's decision: what it costs, and what the job finds."""
         for action in actions:
-            if isinstance(action, h.ClearAttempt) and not self._world.harms.why:
+            if isinstance(action, h.CloseAttempt) and not self._world.harms.why:
                 what = f"attempt {action.number}: {action.end.reason}"
                 self._breaks("a harmless fault costs nothing", what)
             if isinstance(action, h.SubmitJob):

@@ -101,7 +101,10 @@ class RayHead(Process):
     """`ray start --head --block`."""
 
     def begin(self) -> None:
-        """Start a cluster."""
+        """Start a cluster; the former one has ended."""
+        former = self.machine.cluster
+        if former is not None and former.process is not None and former.process.runs:
+            self.world.rules.breaks("one Ray at a time", f"{self.machine.name} starts another")
         self.cluster = Cluster(self.world, self.machine)
         self.cluster.process = self
         self.machine.cluster = self.cluster

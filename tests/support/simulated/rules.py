@@ -180,7 +180,7 @@ class Rules:
         is_adopted = after.durable.run_id != before.durable.run_id
         is_adopted |= after.has_resumed and not before.has_resumed
         is_new = after.attempt.number != before.attempt.number or is_adopted
-        is_new |= not after.goal.has_job and any(isinstance(one, h.RestartRay) for one in actions)
+        is_new |= not after.goal.has_job and after.ray.item.generation != before.ray.item.generation
         if not is_new and order.index(after.phase) < order.index(before.phase):
             self.breaks("phases go forward", f"{before.phase} to {after.phase}")
         self._stopped |= isinstance(event, StopAsked)

@@ -139,8 +139,8 @@ HARMLESS = {
 }
 _DELAYS = (None, None, 0.0, 0.02, 0.3, 1.0, 3.0)
 _HEAD_ACTIONS = (
-    *("Persist", "SubmitJob", "FollowJob", "StopJob", "ClearAttempt", "EndRun"),
-    *("Publish", "Publish", "AskNodes", "RestartRay"),
+    *("Persist", "SubmitJob", "FollowJob", "StopJob", "CloseAttempt", "EndRun"),
+    *("Publish", "Publish", "AskNodes", "Publish"),
 )
 _WORKER_ACTIONS = (
     *("Publish", "Publish", "EndWorker", "Publish", "Publish"),

@@ -14,7 +14,7 @@ from agent.checks.finding import Level
 from agent.decisions.head import head_state as h
 from agent.decisions.head.head_state import HeadPhase
 from agent.decisions.shared import REACH, SAMPLE, LogLine
-from support.heads import REWARD_SPEC, STEPS, Trace, goal, nodes, reported
+from support.heads import REWARD_SPEC, STEPS, Trace, goal, nodes, ray_lost, reported
 from support.worlds import MACHINE, with_ray
 
 if TYPE_CHECKING:
@@ -201,7 +201,7 @@ def test_a_warning_is_reported_once() -> None:
     """A harmless difference is reported only before the first attempt."""
     trace = Trace(PAIR, joined(says(NCCL_DEBUG="INFO")))
     assert trace.state.phase is HeadPhase.SUBMITTING
-    trace.take(h.RayGone("killed"), 4.0)
+    trace.take(ray_lost("killed"), 4.0)
     again: list[tuple[float, h.HeadEvent]] = [
         (10.0, nodes(2)),
         (11.0, reported(2)),

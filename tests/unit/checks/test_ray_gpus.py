@@ -42,7 +42,7 @@ def met(ray: float, here: int = 8, **changes: object) -> Trace:
     asked = replace(goal(1), node="pod1", facts=MACHINE, size=NodeSize(8))
     report = reported(2)
     report = h.WorkerReported(replace(report.worker, gpus=here))
-    listed = h.RayNodes((HEAD, replace(NODES[2], gpus=ray)))
+    listed = h.RaySeen((HEAD, replace(NODES[2], gpus=ray)))
     events: list[tuple[float, h.HeadEvent]] = [(1.0, report), (3.0, listed)]
     return Trace(replace(asked, **changes), events)
 

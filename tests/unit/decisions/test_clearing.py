@@ -11,9 +11,24 @@ from agent.decisions.attempts import LostAttempt
 from agent.decisions.head import head_decide as head
 from agent.decisions.head import head_state as h
 from agent.decisions.head.head_state import HeadPhase
-from agent.decisions.shared import LogLine
+from agent.decisions.shared import LogLine, Step
 from agent.decisions.stall import Stalled
-from support.heads import TICK, History, Trace, after_losses, goal, job, nodes, reported
+from agent.plan import waits as wait_keys
+from support.heads import (
+    RUNNING,
+    TICK,
+    History,
+    RayStarted,
+    Trace,
+    after_losses,
+    goal,
+    job,
+    nodes,
+    ray_lost,
+    ray_open,
+    ray_waits,
+    reported,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -43,16 +58,16 @@ STALLED: History = [
 ]
 
 
-@pytest.mark.parametrize("history", [[*PAIR, (10, h.RayGone("exit 1"))], LOST[:-1], STALLED])
+@pytest.mark.parametrize("history", [[*PAIR, (10, ray_lost("exit 1"))], LOST[:-1], STALLED])
 def test_each_attempt_begins_on_a_new_ray(history: History) -> None:
     """Our own Ray ends with an attempt, whatever that was lost by; a given Ray does not."""
     trace = Trace(goal(1, retries=1), history)
-    clear, restart = trace.effects[-2:]
-    assert isinstance(clear, h.ClearAttempt)
-    assert (clear.number, clear.id, restart) == (1, "run-1", h.RestartRay())
+    close, restart = trace.effects[-2:]
+    assert isinstance(close, h.CloseAttempt)
+    assert (close.number, close.id, restart) == (1, "run-1", RayStarted(2))
     assert trace.state.fleet.alive == {}
     given = Trace(goal(1, retries=1, given=True), LOST)
-    assert isinstance(given.effects[-1], h.ClearAttempt)
+    assert given.state.ray.item.step is Step.READY
 
 
 def test_a_worker_in_reach_must_have_ended_it() -> None:
@@ -107,24 +122,55 @@ def test_a_later_agent_of_a_node_is_proof() -> None:
     assert submitted(trace) == AGAIN
 
 
+RESISTS = "python (pid 7) cannot be ended"
+
+
 def test_this_node_must_be_clear_too() -> None:
     """A process that cannot be killed here is named, and no attempt starts beside it."""
-    trace = Trace(goal(1, retries=1), PAIR)
-    trace.state, actions = head.decide(trace.state, h.RayGone("exit 1"), 10)
+    trace = Trace(goal(retries=1), [(1, ray_open()), *RUNNING])
+    trace.state, actions = head.decide(trace.state, ray_lost("exit 1", generation=1), 10)
     assert [type(one).__name__ for one in actions if not isinstance(one, LogLine)] == [
         "Persist",
-        "ClearAttempt",
-        "RestartRay",
+        "CloseAttempt",
+        "Publish",
     ]
-    trace.take(h.Cleared(1, "python (pid 7)"), 12)
-    trace.take(nodes(2), 15)
-    trace.take(runs(2, 2), 15)
+    (wait,) = (wait for wait in head.pending_waits(trace.state) if wait.key == wait_keys.CLEAR)
+    assert (wait.what, wait.evidence) == ("the end of attempt 1 on this node", "it is being ended")
+    trace.take(ray_lost("exit 1", generation=1, doubt=RESISTS), 20)
     assert trace.state.phase is HeadPhase.BOOTING
     assert trace.finish()
-    assert (
-        "on this node not ready in time: python (pid 7) cannot be ended" in trace.outcomes[0].reason
-    )
+    assert f"on this node not ready in time: {RESISTS}" in trace.outcomes[0].reason
     assert submitted(trace) == AGAIN[:1]
+
+
+def test_the_next_ray_has_its_whole_time_once_nothing_is_left_here() -> None:
+    """It cannot start before; what was reported of the former one does not apply to it."""
+    trace = Trace(goal(retries=1), [(1, ray_open()), *RUNNING])
+    trace.state, _ = head.decide(trace.state, ray_lost("exit 1", generation=1), 10)
+    trace.take(nodes(generation=1), 11)
+    trace.take(ray_lost("exit 1", generation=1, doubt=RESISTS), 21)
+    assert trace.state.ray.head_ip is None
+    assert trace.state.durable.replaces_ray
+    trace.take(ray_lost("exit 1", generation=1, is_running=False), 50)
+    trace.take(ray_waits("connection refused", generation=2), 50)
+    assert not trace.state.durable.replaces_ray
+    (ray,) = head.pending_waits(trace.state)
+    assert (ray.what, ray.deadline) == ("Ray on this node", 150)
+    trace.take(nodes(generation=2), 60)
+    assert submitted(trace) == AGAIN
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_what_holds_gpu_memory_here_is_waited_for(*, given: bool) -> None:
+    """Also where the job ran on a given Ray, of which only the watch begins anew."""
+    stalled = Stalled(1, "no step for 5 min", then="retry")
+    trace = Trace(goal(retries=1, given=given), [(1, ray_open()), *RUNNING, (9, stalled)])
+    trace.state, _ = head.decide(trace.state, job("STOPPED"), 10)
+    assert "the end of attempt 1 on this node" in [
+        wait.what for wait in head.pending_waits(trace.state)
+    ]
+    trace.take(ray_waits("", generation=2), 30)
+    assert wait_keys.CLEAR not in [wait.key for wait in head.pending_waits(trace.state)]
 
 
 def test_a_restarted_head_has_the_earlier_nodes() -> None:
@@ -152,5 +198,5 @@ def test_a_lost_spare_is_cleared_too() -> None:
         (21, job("FAILED", 1)),
     ]
     trace = Trace(goal(1, retries=1), history)
-    assert "ClearAttempt" in trace.kinds()
+    assert "CloseAttempt" in trace.kinds()
     assert "agent3" in trace.state.earlier.leftovers

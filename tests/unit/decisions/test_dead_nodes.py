@@ -44,10 +44,10 @@ def test_a_node_that_left_is_waited_for_too() -> None:
 def test_a_former_ray_of_a_node_that_is_back_is_waited_for() -> None:
     """An agent runs one Ray: of two at its address, one is dead."""
     again = RayNode("id2b", NODES[2].ip)
-    both = h.RayNodes((HEAD, NODES[2], again))
+    both = h.RaySeen((HEAD, NODES[2], again))
     trace = Trace(goal(1), [(1.0, reported(2)), (2.0, both)])
     assert not is_submitted(trace)
-    trace.take(h.RayNodes((HEAD, again)), 9.0)
+    trace.take(h.RaySeen((HEAD, again)), 9.0)
     assert is_submitted(trace)
     assert is_submitted(Trace(goal(1), [(1.0, both)]))  # by hand there may be two
 
@@ -90,9 +90,9 @@ def test_a_node_that_is_back_before_ray_missed_it_is_a_loss(has_agent: bool) -> 
     trace = Trace(goal(1, retries=1), [(1.0, nodes(2)), (5.0, h.Submitted("run-1"))])
     if has_agent:
         trace.take(reported(2), 6.0)
-    trace.take(h.RayNodes((HEAD, NODES[2], again)), 8.0)
+    trace.take(h.RaySeen((HEAD, NODES[2], again)), 8.0)
     assert trace.state.attempt.lost_nodes == ()
-    trace.take(h.RayNodes((HEAD, again)), 20.0)
+    trace.take(h.RaySeen((HEAD, again)), 20.0)
     assert trace.state.attempt.lost_nodes == (("pod2",) if has_agent else ())
     assert trace.state.phase is h.HeadPhase.RUNNING
 
@@ -106,9 +106,9 @@ def test_a_loss_that_counted_does_not_count_again_when_ray_misses_it(is_cut_off:
     if is_cut_off:
         trace.take(h.WorkerSilent("agent2", "timed out", ray_answers=False), 100.0)
     trace.take(reported(2, joined=False), 100.0)
-    trace.take(h.RayNodes((HEAD, NODES[2], again)), 103.0)
+    trace.take(h.RaySeen((HEAD, NODES[2], again)), 103.0)
     trace.take(reported(2, joined=True), 103.5)
-    trace.take(h.RayNodes((HEAD, again)), 115.0)
+    trace.take(h.RaySeen((HEAD, again)), 115.0)
     assert trace.state.losses.last_at == 100.0
     trace.take(job("FAILED", 1), 170.0)
     trace.take(TICK, 200.0)

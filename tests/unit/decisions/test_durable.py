@@ -17,7 +17,7 @@ from agent.decisions.head.head_state import HeadPhase
 from agent.decisions.receipt import Meter, Receipt, RunActivity
 from agent.decisions.shared import Outage
 from support.head_histories import histories
-from support.heads import TICK, History, Trace
+from support.heads import TICK, History, RayStarted, Trace
 
 if TYPE_CHECKING:
     from agent.decisions.head.head_goal import HeadGoal
@@ -79,6 +79,7 @@ BESIDE = {
     "watch_is_logged": "a line of each agent's log",
     "actions": "what the last event led to: what must not be lost of it is durable",
     "ray": "what this node's Ray answers; its restarts count for each agent",
+    "items": "the node runs them, and reports them to each agent",
     "services": "the nodes report them; their restarts count for each agent",
     "steps": "the nodes report them; who may run one on a disk is durable, by name",
     "shares": "a launcher's processes end with their agent, and the attempt with them",
@@ -108,7 +109,7 @@ class Seen:
     def __init__(self, trace: Trace) -> None:
         self._trace = trace
         self._reports: dict[str, h.WorkerReported] = {}
-        self._nodes: h.RayNodes | None = None
+        self._nodes: h.RaySeen | None = None
 
     def take(self, event: h.HeadEvent, at: float) -> None:
         """Have the head decide on an event, and keep what will be shown again."""
@@ -118,9 +119,9 @@ class Seen:
             self._reports[event.worker.key] = event
         if isinstance(event, h.WorkerReplaced):
             self._reports.pop(event.key, None)
-        if isinstance(event, h.RayNodes):
+        if isinstance(event, h.RaySeen):
             self._nodes = event
-        if any(isinstance(action, h.RestartRay) for action in self._trace.actions[done:]):
+        if any(isinstance(action, RayStarted) for action in self._trace.actions[done:]):
             self._nodes = None
 
     def next_agent(self) -> Trace:

@@ -11,7 +11,6 @@ import anyio
 import pytest
 
 from agent.decisions.head import head_decide as head
-from agent.decisions.head import head_state as h
 from agent.decisions.head.head_state import HeadPhase
 from agent.processes.process import Child
 from agent.processes.ray_parts import stopped_helper, watch_helpers
@@ -26,6 +25,9 @@ from support.heads import (
     Trace,
     goal,
     nodes,
+    ray_doubt,
+    ray_lost,
+    ray_open,
     reported,
 )
 
@@ -34,9 +36,9 @@ if TYPE_CHECKING:
 
     from agent.decisions.head.head_goal import HeadGoal
 
-STOPPED = h.RayHangs("its dashboard (pid 7) is stopped")
-BESIDE = h.RayHangs("its dashboard (pid 7) is stopped", beside_job=True)
-GOES_ON = h.RayHangs()
+STOPPED = ray_doubt("its dashboard (pid 7) is stopped")
+BESIDE = ray_doubt("its dashboard (pid 7) is stopped", beside_job=True)
+GOES_ON = ray_doubt()
 AGAIN = "Ray was lost on the head: its dashboard (pid 7) is stopped for 30 s; starting it again: "
 
 CASES: dict[str, tuple[HeadGoal, History, HeadPhase, list[str]]] = {
@@ -62,13 +64,13 @@ CASES: dict[str, tuple[HeadGoal, History, HeadPhase, list[str]]] = {
         goal(1),
         [(3, nodes()), (5, STOPPED), (35, TICK), (40, nodes(2)), (41, reported(2))],
         HeadPhase.SUBMITTING,
-        ["RestartRay", "SubmitJob"],
+        ["RayStarted", "SubmitJob"],
     ),
     "a Ray that is not up yet is started again": (
         goal(),
-        [(1, h.GcsOpen()), (2, STOPPED), (32, TICK), (40, nodes())],
+        [(1, ray_open()), (2, STOPPED), (32, TICK), (40, nodes())],
         HeadPhase.SUBMITTING,
-        ["RestartRay", "SubmitJob"],
+        ["RayStarted", "SubmitJob"],
     ),
     "under the submission it is waited for": (
         goal(retries=1),
@@ -92,7 +94,7 @@ CASES: dict[str, tuple[HeadGoal, History, HeadPhase, list[str]]] = {
         SERVING,
         [(3, nodes(2)), (9, STOPPED), (39, TICK)],
         HeadPhase.BOOTING,
-        ["RestartRay"],
+        ["RayStarted"],
     ),
     "left alone where a job runs that another has submitted": (
         SERVING,
@@ -110,7 +112,7 @@ CASES: dict[str, tuple[HeadGoal, History, HeadPhase, list[str]]] = {
         SERVING,
         [(3, nodes(2)), (9, BESIDE), (100, STOPPED), (130, TICK)],
         HeadPhase.BOOTING,
-        ["RestartRay"],
+        ["RayStarted"],
     ),
 }
 
@@ -159,8 +161,8 @@ def test_it_is_bounded_as_other_restarts_are() -> None:
 
 def test_where_ray_is_lost_late_all_have_their_time_anew() -> None:
     """Workers may be awaited longer than the head's Ray was, and must join again."""
-    trace = Trace(goal(1), [(3, nodes()), (150, h.RayGone("its raylet is gone"))])
-    assert list(trace.kinds()) == ["RestartRay"]
+    trace = Trace(goal(1), [(3, nodes()), (150, ray_lost("its raylet is gone"))])
+    assert list(trace.kinds()) == ["RayStarted"]
     assert [wait.deadline for wait in head.pending_waits(trace.state)] == [
         250,
         350,
@@ -172,9 +174,9 @@ def test_where_ray_is_lost_late_all_have_their_time_anew() -> None:
 
 def test_the_next_attempt_starts_without_it() -> None:
     """It has a new Ray."""
-    history = [*PAIR, (9, STOPPED), (10, h.RayGone("its raylet is gone"))]
+    history = [*PAIR, (9, STOPPED), (10, ray_lost("its raylet is gone"))]
     trace = Trace(goal(1, retries=1), history)
-    assert trace.state.ray.hang is None
+    assert trace.state.ray.doubt == ""
     assert SUBMITTED.id == trace.state.durable.ended[0].id
 
 

@@ -35,6 +35,7 @@ from support.heads import (
     goal,
     job,
     nodes,
+    ray_lost,
     reported,
     resumed,
 )
@@ -53,7 +54,7 @@ SILENT = h.NodesAsked("run-1", {"pod2": "connection refused"})
         (0, [*PAIR, FAILED, (15, TICK)], 1, Kind.JOB_FAILED, "exit code 1"),
         (0, [*PAIR, GONE, FAILED], 1, Kind.JOB_FAILED, "before that, lost a needed node"),
         (0, [*PAIR, FAILED, (11, TERM)], 1, Kind.JOB_FAILED, "exit code 1"),
-        (0, [*PAIR, FAILED, (11, h.RayGone("exit 1"))], 1, Kind.JOB_FAILED, "Ray was lost"),
+        (0, [*PAIR, FAILED, (11, ray_lost("exit 1"))], 1, Kind.JOB_FAILED, "Ray was lost"),
         (3, [*PAIR, FAILED, (11, ASKED)], 1, Kind.JOB_FAILED, "exit code 1"),
         (3, [*PAIR, (10, job("SUCCEEDED", 0))], 0, Kind.DONE, "succeeded"),
         (3, [*PAIR, (10, job("FAILED", 75)), (11, ASKED)], 75, Kind.JOB_FAILED, "code 75"),
@@ -99,7 +100,7 @@ OUT = "this container ran out of memory: the kernel's OOM killer ended a process
 @pytest.mark.parametrize(
     ("history", "code"),
     [
-        ([*PAIR, (9, h.RayGone("its raylet is gone", OUT))], 75),
+        ([*PAIR, (9, ray_lost("its raylet is gone", OUT))], 75),
         ([*PAIR, (9, h.JobReported("run-1", JobReport("FAILED", "", 137, memory=OUT)))], 137),
         ([*PAIR, GONE, (10, h.JobReported("run-1", JobReport("FAILED", "", 1, memory=OUT)))], 1),
         ([*PAIR, (8, reported(2, memory=OUT)), GONE, FAILED], 1),
@@ -147,12 +148,12 @@ def test_a_loss_counts_by_the_jobs_end(history: History, reason: str | None) -> 
         [*PAIR, FAILED, (11, SILENT)],
         [*PAIR, FAILED, (10.5, nodes(dead=(2,)))],
         [*PAIR, FAILED, (10.5, reported(2, joined=False))],
-        [*PAIR, FAILED, (10.5, h.RayGone("exit 1"))],
-        [*PAIR, (10, h.RayGone("exit 1"))],
+        [*PAIR, FAILED, (10.5, ray_lost("exit 1"))],
+        [*PAIR, (10, ray_lost("exit 1"))],
         [*PAIR, GONE, (69, TICK), (70, job("STOPPED"))],
         [*PAIR, (10, job("FAILED", None, "the supervisor died")), (11, ASKED)],
         [*PAIR, (126, TICK)],
-        [(0, h.RayGone("exit 1", OUT)), *PAIR, GONE, FAILED],
+        [(0, ray_lost("exit 1", OUT)), *PAIR, GONE, FAILED],
         [
             (0, reported(3, memory=OUT)),
             (1, reported(3, has_left=True, memory=OUT)),
@@ -236,7 +237,7 @@ def test_an_attempt_with_fewer_workers_waits_for_its_pause() -> None:
     known = replace(
         after_losses(*(LostAttempt(1.0),) * 5), attempt=resumed(number=6, required=2).attempt
     )
-    history: History = [(1, h.RayGone("killed")), (3, nodes(2)), (3, reported(2)), (201, TICK)]
+    history: History = [(1, ray_lost("killed")), (3, nodes(2)), (3, reported(2)), (201, TICK)]
     trace = Trace(goal(2, least=1, retries=9), history, known)
     assert "going on with 1 worker(s), as AGENT_PARTIAL=proceed" in trace.log
     (wait,) = head.pending_waits(trace.state)
@@ -268,7 +269,7 @@ def test_what_an_attempt_had_and_does_not_come_back_was_lost() -> None:
 
 def test_attempts_that_are_used_up_are_worth_a_hold() -> None:
     """The last loss ends the run; a restarted pod could do no more."""
-    (end,) = Trace(goal(retries=0), [*RUNNING, (9, h.RayGone("exit 1"))]).outcomes
+    (end,) = Trace(goal(retries=0), [*RUNNING, (9, ray_lost("exit 1"))]).outcomes
     assert (end.exit_code, end.is_jobs_verdict, end.holds_pod) == (75, False, True)
 
 
@@ -280,7 +281,7 @@ def test_many_retries_are_used_however_short_the_attempts_are(retries: int) -> N
     """Three losses of the head within 100 s end no run that allows more attempts."""
     trace = Trace(goal(retries=retries), [(3, nodes())], after_losses(*(LOST_HEAD,) * 2))
     trace.take(h.Submitted("run-3"), 4)
-    trace.take(h.RayGone("exit 1"), 9)
+    trace.take(ray_lost("exit 1"), 9)
     trace.take(h.CheckpointSeen(3), 9.1)
     assert trace.outcomes == []
 
@@ -292,7 +293,7 @@ def test_no_progress() -> None:
     assert trace.state.attempt.number == 3
     trace.take(nodes(), 3)
     trace.take(h.Submitted("run-3"), 4)
-    trace.take(h.RayGone("exit 1"), 9)
+    trace.take(ray_lost("exit 1"), 9)
     assert trace.outcomes == []
     trace.take(h.CheckpointSeen(3), 9.1)
     (end,) = trace.outcomes
@@ -348,7 +349,7 @@ def test_an_attempt_that_made_steps_is_followed_without_a_pause(
 @pytest.mark.parametrize(("last_step", "begins"), [(5, True), (None, False)])
 def test_the_pause_is_over_once_its_steps_are_known(last_step: int | None, *, begins: bool) -> None:
     """They are counted when its output was read to the end, after the decision to go on."""
-    trace = Trace(goal(retries=2), [*RUNNING, (20, h.RayGone("exit 1")), (22, nodes())])
+    trace = Trace(goal(retries=2), [*RUNNING, (20, ray_lost("exit 1")), (22, nodes())])
     assert h.SubmitJob("run-2") not in trace.actions
     trace.take(h.OutputRead(1, last_step), 23)
     assert trace.persisted[-1].ended[0].last_step == last_step
@@ -589,7 +590,7 @@ def test_a_saved_checkpoint_is_reported_and_counts() -> None:
         trace.take(nodes(), at)
         trace.take(TICK, at + 50)
         trace.take(h.Submitted(f"run-{attempt}"), at + 51)
-        trace.take(h.RayGone("exit 1"), at + 52)
+        trace.take(ray_lost("exit 1"), at + 52)
         trace.take(h.CheckpointSeen(attempt, 10 if attempt < 3 else 20, "/ckpt/x"), at + 53)
     assert trace.outcomes == []
     trace.take(nodes(), 360)

@@ -44,6 +44,7 @@ from support.heads import (
     job,
     nodes,
     pending,
+    ray_lost,
     ready,
     reported,
     waits,
@@ -83,7 +84,7 @@ UNDER_WAY: dict[str, tuple[HeadGoal, History, HeadPhase, list[str]]] = {
     "a dead node does not count": (goal(1), [(3, nodes(dead=(2,)))], HeadPhase.BOOTING, []),
     "one address counts once": (
         goal(2),
-        [(3, h.RayNodes((*nodes(2).nodes, RayNode("again", NODES[2].ip))))],
+        [(3, h.RaySeen((*nodes(2).nodes, RayNode("again", NODES[2].ip))))],
         HeadPhase.BOOTING,
         [],
     ),
@@ -116,9 +117,9 @@ UNDER_WAY: dict[str, tuple[HeadGoal, History, HeadPhase, list[str]]] = {
     ),
     "a Ray that does not start is started again": (
         goal(),
-        [(1, h.RayGone("exit 1")), (2, h.RayGone("exit 1")), (3, nodes())],
+        [(1, ray_lost("exit 1")), (2, ray_lost("exit 1")), (3, nodes())],
         HeadPhase.SUBMITTING,
-        ["RestartRay", "RestartRay", "SubmitJob"],
+        ["RayStarted", "RayStarted", "SubmitJob"],
     ),
     "a preparing worker has more time": (
         goal(1),
@@ -324,24 +325,24 @@ def test_the_fewest_gpus_count() -> None:
     """A job is sized by the node with the fewest GPUs; dead nodes do not count."""
     few = RayNode("few", "10.0.0.9", gpus=4.0)
     dead = RayNode("dead", "10.0.0.8", gpus=1.0, alive=False)
-    trace = Trace(goal(2), [(3, h.RayNodes((*nodes(2).nodes, few, dead)))])
+    trace = Trace(goal(2), [(3, h.RaySeen((*nodes(2).nodes, few, dead)))])
     assert gpus_of(trace.state) == (3, 4, 20)
 
 
 def test_a_head_without_gpus_is_not_counted_where_others_have_some() -> None:
     """A CPU-only head does not make the GPUs of each node 0."""
     bare = replace(HEAD, gpus=0.0)
-    trace = Trace(goal(2), [(3, h.RayNodes((bare, *nodes(2, 3).nodes[1:])))])
+    trace = Trace(goal(2), [(3, h.RaySeen((bare, *nodes(2, 3).nodes[1:])))])
     assert gpus_of(trace.state) == (2, 8, 16)
     none = [replace(node, gpus=0.0) for node in nodes(2, 3).nodes]
-    assert gpus_of(Trace(goal(2), [(3, h.RayNodes(tuple(none)))]).state) == (3, 0, 0)
+    assert gpus_of(Trace(goal(2), [(3, h.RaySeen(tuple(none)))]).state) == (3, 0, 0)
 
 
 def test_a_job_that_does_not_fit_what_joined_is_not_submitted() -> None:
     """A recipe is made when all have joined; where that cannot be, the run ends with 78."""
     refused = Outcome(Kind.REFUSED, 78, "5 GPUs are not divisible by 2")
     sized = RayNode("id1", "10.0.0.1", is_head=True, gpus=5.0, cpus=12.0, memory=2.0**30)
-    trace = Trace(goal(), [(3, h.RayNodes((sized,))), (4, Refused(refused))])
+    trace = Trace(goal(), [(3, h.RaySeen((sized,))), (4, Refused(refused))])
     assert trace.state.nodes() == (NodeSize(5, 12, 1 << 30),)
     (end,) = trace.outcomes
     assert (end.exit_code, end.phase) == (78, "submitting")

@@ -12,6 +12,7 @@ from agent.base.ends import shell_code
 from agent.decisions.head import head_decide as head
 from agent.decisions.head import head_state as h
 from agent.decisions.head.head_state import HeadPhase
+from agent.decisions.head.own_ray import RAY_RESTARTS
 from agent.decisions.shared import (
     ALL_REDUCE,
     SCORE,
@@ -34,6 +35,9 @@ from support.heads import (
     job,
     lost,
     nodes,
+    ray_doubt,
+    ray_lost,
+    ray_waits,
     ready,
     reported,
     resumed,
@@ -48,11 +52,11 @@ OURS = {0, 69, 75, 78, 130, 143}
 
 OF_MORE = [
     *times(3, h.NeverSubmitted("run-1"), h.Submitted("run-2")),
-    *times(2, h.RayGone("exit 1"), ready(REWARD), reported(2)),
+    *times(2, ray_lost("exit 1"), ready(REWARD), reported(2)),
     *times(2, Answered(Answer(ALL_REDUCE, "")), reported(2, answers=(Answer(SCORE, ""),))),
     *times(1, ready(RETRIEVER), lost(RETRIEVER, "exit 1")),
-    *times(1, h.WorkerReplaced("agent2"), h.Cleared(1), h.RunRemembered("other", 1)),
-    *times(1, h.RayHangs("its dashboard is stopped"), job("FAILED", 7), job("FAILED")),
+    *times(1, h.WorkerReplaced("agent2"), ray_waits(""), h.RunRemembered("other", 1)),
+    *times(1, ray_doubt("its dashboard is stopped"), job("FAILED", 7), job("FAILED")),
 ]
 """Events of attempts, services and probes that may coincide."""
 ALONE = replace(REWARD_SPEC, alone=True, where=Where("rank", 1))
@@ -108,9 +112,9 @@ def test_no_history_breaks_the_rules(drawn: tuple[HeadGoal, History]) -> None:
         submitted
     )
     assert actions.count("StopJob") <= len(submitted)
-    assert actions.count("ClearAttempt") == len(trace.state.durable.ended) <= of.retries
+    assert actions.count("CloseAttempt") == len(trace.state.durable.ended) <= of.retries
     if of.has_job:
-        assert actions.count("RestartRay") <= (h.RAY_RESTARTS + 1) * (of.retries + 1)
+        assert actions.count("RayStarted") <= (RAY_RESTARTS + 1) * (of.retries + 1)
     assert actions.count("AskNodes") <= len(submitted)
     assert actions.count("EndRun") == (trace.state.phase is HeadPhase.LEAVING)
     assert "EndRun" not in actions[:-1]

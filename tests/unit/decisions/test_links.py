@@ -39,6 +39,7 @@ from support.heads import (
     goal,
     job,
     nodes,
+    ray_lost,
     reported,
 )
 from support.statuses import A_WORKER
@@ -145,7 +146,7 @@ def test_each_way_once() -> None:
         assert trace.probes == []
     trace.take(job("RUNNING"), 2.0)
     assert [(who, at) for who, probe, at in trace.probes if probe == SAMPLE] == WAYS
-    trace.take(h.RayGone("killed"), 3.0)
+    trace.take(ray_lost("killed"), 3.0)
     for at in (10.0, 60.0):
         trace.take(nodes(2, 3), at)
     assert [type(a) for a in trace.actions].count(h.SubmitJob) == 2
@@ -171,7 +172,7 @@ def test_a_job_that_is_sized_by_links_waits_for_them() -> None:
     answered(trace, 700, 3.0)
     assert trace.state.phase is HeadPhase.SUBMITTING
     assert slowest_link(trace.state) == pytest.approx(700e6, rel=0.01)
-    trace.take(h.RayGone("killed"), 4.0)
+    trace.take(ray_lost("killed"), 4.0)
     for at in (11.0, 61.0):
         trace.take(nodes(2, 3), at)
     assert [type(a) for a in trace.actions].count(h.SubmitJob) == 2

@@ -40,6 +40,8 @@ from support.heads import (
     goal,
     job,
     nodes,
+    ray_lost,
+    ray_waits,
     reported,
     resumed,
 )
@@ -179,12 +181,12 @@ OF = goal(1, retries=1)
 
 def test_its_ray_is_gone() -> None:
     """The attempt is over: with its decided outcome, else as lost; its workers are waited for."""
-    trace = Trace(OF, [(1, h.RayGone("exit 1"))], AFRESH)
+    trace = Trace(OF, [(1, ray_lost("exit 1"))], AFRESH)
     assert trace.state.attempt.number == 2
     assert list(trace.state.earlier.leftovers) == ["pod2"]
     hopeless = replace(STOPPED, exit_code=69, kind=Kind.UNAVAILABLE)
     stopped = replace(on_clock(KNOWN, -100.0), stop=Stop(hopeless, -9.0))
-    ended = Trace(OF, [(1, h.RayGone("exit 1"))], stopped)
+    ended = Trace(OF, [(1, ray_lost("exit 1"))], stopped)
     assert [end.exit_code for end in ended.outcomes] == [69]
 
 
@@ -201,7 +203,7 @@ def test_it_was_never_submitted() -> None:
 @pytest.mark.parametrize(
     ("history", "what"),
     [
-        ([(1, h.HeadRaySilent("refused")), (100, TICK)], "Ray on this node: refused"),
+        ([(1, ray_waits("refused")), (100, TICK)], "Ray on this node: refused"),
         ([(1, nodes(2)), (121, TICK)], "the status of attempt 1 from Ray"),
     ],
 )

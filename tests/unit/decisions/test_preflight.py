@@ -51,6 +51,8 @@ from support.heads import (
     Trace,
     goal,
     nodes,
+    ray_doubt,
+    ray_lost,
     ready,
     reported,
     resumed,
@@ -167,7 +169,7 @@ def test_it_is_done_once() -> None:
     """Another attempt of the job does not repeat it."""
     trace = Trace(replace(ASKED, retries=1), JOINED)
     trace.take(answer(came()), 9.0)
-    trace.take(h.RayGone("killed"), 10.0)
+    trace.take(ray_lost("killed"), 10.0)
     for at in (20.0, 90.0):
         trace.take(nodes(2, 3), at)
     assert [type(a) for a in trace.actions].count(h.SubmitJob) == 2
@@ -225,7 +227,7 @@ def test_a_node_that_goes_meanwhile() -> None:
         (
             replace(ASKED, retries=1),
             resumed(required=2),
-            [(1.0, h.RayGone("killed")), *JOINED, (11.0, TICK)],
+            [(1.0, ray_lost("killed")), *JOINED, (11.0, TICK)],
             12.0,
         ),
         (
@@ -248,7 +250,7 @@ def test_what_else_is_over_meanwhile(
 
 def test_its_deadline_passes_while_ray_is_started_again() -> None:
     """One tick handles both."""
-    trace = Trace(ASKED, [*JOINED, (6.0, h.RayHangs("its dashboard is stopped")), (1006.0, TICK)])
+    trace = Trace(ASKED, [*JOINED, (6.0, ray_doubt("its dashboard is stopped")), (1006.0, TICK)])
     assert [end.exit_code for end in trace.outcomes] == [75]  # all nodes are gone with that Ray
 
 

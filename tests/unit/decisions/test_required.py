@@ -90,9 +90,9 @@ def test_more_workers_than_a_command_without_a_size_needs_are_spares() -> None:
 def test_a_node_without_gpus_is_no_part_of_a_size_in_gpus(lost: int, *, is_short: bool) -> None:
     """If any node has GPUs; a worker outside the size is a spare."""
     bare = replace(NODES[3], gpus=0.0)
-    both = h.RayNodes((HEAD, NODES[2], bare))
+    both = h.RaySeen((HEAD, NODES[2], bare))
     history = [(at, both if event == nodes(2, 3) else event) for at, event in THREE]
-    left = h.RayNodes((HEAD, bare if lost == 2 else NODES[2]))
+    left = h.RaySeen((HEAD, bare if lost == 2 else NODES[2]))
     trace = Trace(SIZED, [*history, (9, left)])
     assert (trace.state.losses.below_required_since is not None) is is_short
 
@@ -100,8 +100,8 @@ def test_a_node_without_gpus_is_no_part_of_a_size_in_gpus(lost: int, *, is_short
 def test_as_many_as_were_expected_are_required_whatever_they_have() -> None:
     """Nodes without GPUs that were expected; then no spare can be distinguished from them."""
     bare = tuple(replace(NODES[n], gpus=0.0) for n in (2, 3))
-    joined: History = [(2, reported(2)), (2, reported(3)), (3, h.RayNodes((HEAD, *bare)))]
-    trace = Trace(SIZED, [*joined, (5, SUBMITTED), (9, h.RayNodes((HEAD, bare[0])))])
+    joined: History = [(2, reported(2)), (2, reported(3)), (3, h.RaySeen((HEAD, *bare)))]
+    trace = Trace(SIZED, [*joined, (5, SUBMITTED), (9, h.RaySeen((HEAD, bare[0])))])
     assert trace.state.losses.below_required_since == 9
 
 

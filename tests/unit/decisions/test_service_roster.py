@@ -146,7 +146,7 @@ def test_what_an_earlier_head_started_is_taken_over() -> None:
 def test_the_heads_own_rank() -> None:
     """A platform may count the head as another rank than 0."""
     spec = replace(RETRIEVER_SPEC, where=Where("rank", 1))
-    trace = Trace(replace(goal(0), services=(spec,), rank=1), [(3, h.RayNodes((HEAD,)))])
+    trace = Trace(replace(goal(0), services=(spec,), rank=1), [(3, h.RaySeen((HEAD,)))])
     assert trace.state.service_home(RETRIEVER) == HERE
 
 

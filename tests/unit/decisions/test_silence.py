@@ -23,7 +23,7 @@ from agent.port.client import KeepaliveConnector
 from agent.port.node_network import bind
 from agent.processes.waiting import NotYet, until
 from agent.run.silent_nodes import watch_silent_workers
-from support.heads import PAIR, TICK, History, Trace, goal, job, nodes, reported
+from support.heads import PAIR, TICK, History, RayStarted, Trace, goal, job, nodes, reported
 from support.report_histories import BYE, LATE, POD1, CountingHead
 
 if TYPE_CHECKING:
@@ -81,9 +81,9 @@ def test_a_dead_node_does_not_count_for_its_successor() -> None:
     assert trace.state.fleet.alive == {}
     head, old = nodes(2).nodes
     new = replace(old, node_id="new")
-    trace.take(h.RayNodes((head, old, new)), 14)
+    trace.take(h.RaySeen((head, old, new)), 14)
     assert trace.state.fleet.alive == {"10.0.0.2": "pod2"}
-    trace.take(h.RayNodes((head, replace(old, alive=False), new)), 15)
+    trace.take(h.RaySeen((head, replace(old, alive=False), new)), 15)
     assert trace.state.fleet.alive == {"10.0.0.2": "pod2"}
     assert trace.state.fleet.dead_node_ids == frozenset()
 
@@ -149,7 +149,7 @@ STALLED = Stalled(
 BACK: History = [*PAIR, (9, SILENT), (30, reported(2)), (31, job("RUNNING"))]
 
 
-@pytest.mark.parametrize(("retries", "last"), [(1, h.RestartRay), (0, h.EndRun)])
+@pytest.mark.parametrize(("retries", "last"), [(1, RayStarted), (0, h.EndRun)])
 def test_a_stall_after_a_loss_is_that_loss(retries: int, last: type) -> None:
     """The node came back in time, and its actors did not: the attempt is lost."""
     trace = Trace(goal(1, retries=retries), [*BACK, (130, STALLED)])

@@ -16,6 +16,8 @@ from agent.decisions.durable import Durable, Succession, taken_over
 from agent.decisions.head import head_decide as head
 from agent.decisions.head import head_state as h
 from agent.decisions.head.head_decide import former_nodes
+from agent.decisions.head.wanted import wanted_of
+from agent.decisions.shared import HERE, RAY, Publish
 from agent.port.protocol import Hello
 from agent.record.node_record import NODE_FILE, NodeRecord
 from agent.record.run_record import RUN_FILE, ChosenRun, RunRecord, proof_of
@@ -32,6 +34,8 @@ from support.heads import (
     goal,
     job,
     nodes,
+    of_now,
+    ray_lost,
     reported,
 )
 from support.node_runs import node_run_with
@@ -79,16 +83,16 @@ def test_a_job_that_stops_already_is_not_made_again() -> None:
 
 
 @pytest.mark.parametrize(
-    ("of", "history", "action"),
+    ("of", "history", "ray"),
     [
-        (goal(1), [(1, nodes()), (2, h.RayGone("exit 1"))], h.RestartRay()),
-        (goal(1, retries=1), [*PAIR, (9, h.RayGone("exit 1"))], h.RestartRay()),
-        (goal(1), [(1, h.RunRemembered("old", 0, epoch=900))], None),
+        (goal(1), [(1, nodes()), (2, ray_lost("exit 1"))], 2),
+        (goal(1, retries=1), [*PAIR, (9, ray_lost("exit 1"))], 2),
+        (goal(1), [(1, h.RunRemembered("old", 0, epoch=900))], 1),
     ],
     ids=["Ray is started again", "another attempt begins", "workers followed a higher one"],
 )
 def test_workers_learn_of_an_epoch_once_it_is_on_the_disk(
-    of: HeadGoal, history: History, action: h.HeadAction | None
+    of: HeadGoal, history: History, ray: int
 ) -> None:
     """Else an agent that is killed in between leaves one that is superseded by its own epoch.
 
@@ -97,13 +101,14 @@ def test_workers_learn_of_an_epoch_once_it_is_on_the_disk(
     *before, (at, last) = history
     trace = Trace(of, before)
     epoch = trace.state.durable.epoch
-    state, actions = head.decide(trace.state, last, at)
+    state, actions = head.decide(trace.state, of_now(last, trace.state), at)
     persist = actions[0]
     assert isinstance(persist, h.Persist)
     assert persist.must_be_on_disk
     assert persist.durable == state.durable
     assert state.durable.epoch > epoch
-    assert action is None or action in actions[1:]
+    assert wanted_of(state, HERE)[RAY].generation == ray
+    assert (Publish((HERE,)) in actions[1:]) == (ray > 1)
 
 
 def test_the_record_of_a_later_head_stands(tmp_path: Path) -> None:
@@ -273,6 +278,8 @@ def test_a_ray_that_is_to_be_replaced_is_not_taken_over() -> None:
     """The agent was killed before it stopped the Ray of a lost attempt: another one must start."""
     trace = Trace(goal(1, retries=1), PAIR)
     assert not trace.state.durable.has_outdated_ray
-    trace.take(h.RayGone("exit 1"), 10)
-    assert trace.persisted[-1].has_outdated_ray
-    assert not trace.persisted[-1].starting_ray("pod0", 0.0).has_outdated_ray
+    after, _ = head.decide(trace.state, ray_lost("exit 1", generation=1), 10)
+    assert after.durable.has_outdated_ray
+    assert not after.durable.starting_ray("pod0", 0.0).has_outdated_ray
+    trace.take(ray_lost("exit 1"), 10)
+    assert not trace.persisted[-1].has_outdated_ray

@@ -13,7 +13,7 @@ from agent.decisions.worker import worker_state as w
 from agent.decisions.worker.worker_state import WorkerPhase
 from agent.plan import waits as wait_keys
 from support import heads
-from support.heads import Started, nodes, ready, reported
+from support.heads import Started, nodes, ray_open, ready, reported
 from support.workers import RAY_UP, TICK, Began, Ended, WorkerTrace, goal, replied
 
 KEPT = w.WorkerState(goal(), epoch=1, head_ip="10.0.0.1", run_id="run", ray_attempt=2)
@@ -126,7 +126,7 @@ def test_a_worker_that_joined_while_the_head_had_no_agent_has_not_joined() -> No
     assert (trace.effects[-1], trace.state.joined) == (Began(RAY, 7), True)
 
 
-REMEMBERED: heads.History = [(0.5, h.GcsOpen()), (0.6, h.RunRemembered("run", 1))]
+REMEMBERED: heads.History = [(0.5, ray_open()), (0.6, h.RunRemembered("run", 1))]
 """A worker has followed attempt 1, of which the disk of the killed agent has no record."""
 
 

@@ -221,7 +221,7 @@ def submission(*reports: h.HeadEvent, env: dict[str, str]) -> Submission | Outco
     """Return the submission of a command that names the judge, with these workers."""
     plan = plan_of({"RAY_WORKER": "0"}, command=["train", "--judge", "http://{address:judge}:8000"])
     plan = replace(plan, all_services=(JUDGE,))
-    events = [(1.0, h.RayNodes((HEAD, *nodes(3).nodes))), *((2.0, one) for one in reports)]
+    events = [(1.0, h.RaySeen((HEAD, *nodes(3).nodes))), *((2.0, one) for one in reports)]
     of_run = replace(of(JUDGE), limits=LIMITS)
     state = Trace(of_run, events).state
     place = with_addresses(

@@ -229,7 +229,7 @@ def test_a_followed_job_that_is_lost_is_followed_by_another_attempt() -> None:
     trace.take(heads.nodes(dead=(2,)), 4.0)
     trace.take(h.JobReported("rl", JobReport("FAILED", driver_exit_code=1)), 5.0)
     trace.take(h.NodesAsked("rl", {}), 6.0)
-    assert [one.number for one in trace.effects if isinstance(one, h.ClearAttempt)] == [1]
+    assert [one.number for one in trace.effects if isinstance(one, h.CloseAttempt)] == [1]
     assert "the list of jobs" not in str([wait.what for wait in head.pending_waits(trace.state)])
 
 

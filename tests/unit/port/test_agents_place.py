@@ -255,7 +255,7 @@ def test_a_further_worker_that_joined_ray_is_one_of_the_run() -> None:
     gone = spare(joined=True, items=(ItemReport(RETRIEVER, Step.LOST, "no"),))
     of_ray = replace(nodes(2).nodes[-1], node_id="spare", ip="10.6.6.6")
     trace.take(spare(joined=True), 6.0)
-    trace.take(h.RayNodes((*nodes(2).nodes, of_ray)), 6.5)
+    trace.take(h.RaySeen((*nodes(2).nodes, of_ray)), 6.5)
     trace.take(gone, 7.0)
     assert trace.state.phase is h.HeadPhase.STOPPING
 

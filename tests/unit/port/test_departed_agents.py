@@ -76,7 +76,7 @@ class Fleet:
         report = Report(key, ip, "following the head", joined=True, hello=hello, items=(WORD,))
         stats = WorkerStats(steps={"fetch": Step.READY})
         await self.reports.handle(replace(report, stats=stats))
-        self.take(h.RayNodes((*nodes().nodes, replace(NODES[2], node_id=f"id{n}", ip=ip))))
+        self.take(h.RaySeen((*nodes().nodes, replace(NODES[2], node_id=f"id{n}", ip=ip))))
         beat = replace(report, hello=None, answers=(Answer(SAMPLE, "", "", 1.0, 9),))
         self.now += 5.0
         self.take(TICK)
@@ -124,7 +124,7 @@ def test_who_is_there_stays() -> None:
         there = replace(NODES[2], ip="10.9.9.9")
         for n in range(PODS):
             await fleet.pod(n)
-            fleet.take(h.RayNodes((*nodes().nodes, there)))
+            fleet.take(h.RaySeen((*nodes().nodes, there)))
         return fleet
 
     fleet = anyio.run(trace)

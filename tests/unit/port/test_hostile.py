@@ -206,7 +206,7 @@ def test_an_event_of_our_own_on_which_they_fail(said: list[str]) -> None:
     """That is a bug of this node, which ends with 70."""
     trace = Trace(goal(1), PAIR)
     with pytest.raises(TypeError):
-        decide(guarding([]), trace.state, h.RayNodes(7))  # type: ignore[arg-type]  # same
+        decide(guarding([]), trace.state, h.RaySeen(7))  # type: ignore[arg-type]  # same
     assert said == []
 
 

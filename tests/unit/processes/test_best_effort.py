@@ -191,5 +191,5 @@ def test_a_bridge_that_cannot_be_started(tmp_path: Path) -> None:
 
     anyio.run(scenario)
     why = "the ray bridge could not be started: No such file or directory"
-    assert events[0] == h.HeadRaySilent(why)
+    assert events[0] == h.RaySeen(evidence=why)
     assert h.Submitted("run-1") in events

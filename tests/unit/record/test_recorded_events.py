@@ -7,7 +7,7 @@ from agent.decisions.head.fleet import Fleet
 from agent.record.event_filter import EventFilter
 from support.heads import REWARD, TICK, job, nodes, pending, reported
 
-SILENT = h.HeadRaySilent("no answer")
+SILENT = h.RaySeen(evidence="no answer")
 WAITS = pending(REWARD, "connection refused")
 
 

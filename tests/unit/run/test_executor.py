@@ -177,22 +177,6 @@ def test_the_end_of_the_node_does_not_wait_for_what_is_left() -> None:
     story(tell)
 
 
-def test_one_thing_is_waited_for_while_others_run() -> None:
-    """Before the next attempt begins, this node's share has ended."""
-
-    async def tell(executor: Executor, things: Things, sent: list[ItemsReported]) -> None:
-        executor.apply({"data": Want(), "retriever": Want()})
-        await anyio.wait_all_tasks_blocked()
-        executor.apply({"retriever": Want()})
-        await executor.until_over("data")
-        assert things.alive == ["retriever"]
-        await executor.until_over("data")
-        (_, retriever) = sent[-1].items
-        assert retriever.is_running
-
-    story(tell)
-
-
 def test_what_is_wanted_no_more_ends_and_its_report_stays() -> None:
     """A step that is done is ready, and so reported as long as the agent runs."""
 
@@ -226,22 +210,6 @@ def test_what_is_to_be_over_ends_or_never_begins() -> None:
         ]
         for item in sent[-1].items:
             assert (item.step, item.was_stopped, item.is_running) == (Step.LOST, True, False)
-
-    story(tell)
-
-
-def test_several_may_wait_for_an_end() -> None:
-    """Each of them goes on once nothing is left."""
-
-    async def tell(executor: Executor, things: Things, _sent: list[ItemsReported]) -> None:
-        executor.apply({"data": Want(), "retriever": Want()})
-        await anyio.wait_all_tasks_blocked()
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(executor.until_over, "data")
-            tasks.start_soon(executor.until_over, "retriever")
-            await anyio.wait_all_tasks_blocked()
-            await things.end("data", "")
-            await things.end("retriever", "")
 
     story(tell)
 

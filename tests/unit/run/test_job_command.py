@@ -49,7 +49,7 @@ WITH = replace(
 )
 PLACE = Placeholders("10.0.0.1", "10.0.0.1", "0", "/logs/run/node")
 URL = "http://10.0.0.1:5000/get_reward"
-TWO = (h.RayNodes(nodes(2).nodes), reported(2))
+TWO = (h.RaySeen(nodes(2).nodes), reported(2))
 """Two nodes of 8 GPUs."""
 OURS = CheckpointOwner(NAME, "verl", "0.9.1", "org/model", 16, 1)
 
@@ -109,7 +109,7 @@ def test_a_computed_size_must_be_whole_on_the_nodes_that_joined(tmp_path: Path) 
     assert refused.reason.endswith("{nodes/3} is no whole number: 2/3")
 
     without_gpus = RayNode("few", "10.0.0.2", gpus=0.0, cpus=16.0)
-    uneven = (h.RayNodes((*nodes().nodes, without_gpus)), reported(2))
+    uneven = (h.RaySeen((*nodes().nodes, without_gpus)), reported(2))
     assert words(made(plan_of(environ, command=["train", "{nodes*3}"]), uneven)) == ["train", "3"]
     launched = environ | {"AGENT_LAUNCHER": "node"}
     of = plan_of(launched, command=["train", "{nodes*3}", "{rank}"])
@@ -144,7 +144,7 @@ def test_a_recipe_is_made_of_what_joined(tmp_path: Path) -> None:
 def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
     """With the joined nodes, the recipe's error; the folder is not touched."""
     few = RayNode("few", "10.0.0.2", gpus=4.0, cpus=16.0)
-    odd = (h.RayNodes((*nodes().nodes, few)), reported(2))
+    odd = (h.RaySeen((*nodes().nodes, few)), reported(2))
     found = made(plan(tmp_path / "c"), odd)
     assert isinstance(found, Outcome)
     assert (found.kind, found.exit_code, found.phase) == (Kind.REFUSED, 78, "submitting")
@@ -277,7 +277,7 @@ def test_a_pinned_revision_is_a_folder_of_the_cache(tmp_path: Path) -> None:
     """The framework loads that commit, the run keeps it, and a revision that is missing is 78."""
     pinned = {"AGENT_JOB": "verl-grpo", "AGENT_REWARD": "off", "AGENT_MODEL_REVISION": "v1"}
     of = replace(plan(tmp_path / "c", WITH, **pinned), environ={"HF_HOME": str(tmp_path)})
-    many = (h.RayNodes(tuple(replace(one, cpus=64.0) for one in TWO[0].nodes)), reported(2))
+    many = (h.RaySeen(tuple(replace(one, cpus=64.0) for one in TWO[0].nodes)), reported(2))
     refused = made(of, many)
     assert isinstance(refused, Outcome)
     assert (refused.exit_code, refused.culprit) == (78, "AGENT_MODEL_REVISION")
@@ -351,7 +351,7 @@ def test_data_that_this_user_may_not_read() -> None:
 def test_a_run_keeps_the_format_of_its_checkpoints(tmp_path: Path) -> None:
     """The first submission's format is kept by the next, or refused with both values."""
     key = "actor_rollout_ref.actor.fsdp_config.fsdp_size"
-    many = (h.RayNodes(tuple(replace(one, cpus=64.0) for one in TWO[0].nodes)), reported(2))
+    many = (h.RaySeen(tuple(replace(one, cpus=64.0) for one in TWO[0].nodes)), reported(2))
     of = partial(plan, tmp_path, AGENT_JOB="verl-grpo", AGENT_REWARD="off")
     words(made(of(AGENT_JOB_ARGS=f"{key}=8"), many))
     written = json.loads((tmp_path / CHECKPOINT_FILE).read_text())["settings"]

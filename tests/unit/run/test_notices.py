@@ -34,6 +34,7 @@ from support.heads import (
     goal,
     job,
     nodes,
+    ray_lost,
     reported,
     saved,
 )
@@ -63,7 +64,7 @@ def taken(workers: int = 1, retries: int = 0, least: int | None = None) -> HeadG
 
 def signals(trace: Trace) -> list[str]:
     """Return the actions on the job and the workers, in order."""
-    kinds = (SaveJob, h.StopJob, Released, h.ClearAttempt, h.EndRun)
+    kinds = (SaveJob, h.StopJob, Released, h.CloseAttempt, h.EndRun)
     return [type(action).__name__ for action in trace.effects if isinstance(action, kinds)]
 
 
@@ -81,11 +82,11 @@ ONE = noticed(2, 14.0, 10)
         ([ONE, noticed(2, 0.0, 12, has_left=True)], ["SaveJob", "StopJob"]),
         (
             [ONE, (12, SAVED), (14, job("STOPPED"))],
-            ["SaveJob", "StopJob", "Released", "ClearAttempt"],
+            ["SaveJob", "StopJob", "Released", "CloseAttempt"],
         ),
-        ([ONE, (12, job("FAILED", 138))], ["SaveJob", "ClearAttempt", "Released"]),
+        ([ONE, (12, job("FAILED", 138))], ["SaveJob", "CloseAttempt", "Released"]),
         ([ONE, (12, job("SUCCEEDED", 0))], ["SaveJob", "EndRun"]),
-        ([ONE, (12, h.RayGone("exit code 1"))], ["SaveJob", "ClearAttempt", "Released"]),
+        ([ONE, (12, ray_lost("exit code 1"))], ["SaveJob", "CloseAttempt", "Released"]),
         ([ONE, (12, TERM), (13, TICK), (20, TICK)], ["SaveJob", "StopJob", "Released"]),
         ([ONE, (12, TERM), (13, SAVED)], ["SaveJob", "StopJob", "Released"]),
         ([ONE, (12, TERM), (13, TERM)], ["SaveJob", "StopJob"]),

@@ -10,14 +10,13 @@ import pytest
 from msgspec.structs import replace
 
 from agent.base import ends
-from agent.decisions.head import head_state as h
 from agent.plan.node_price import NodePrice
 from agent.port.status import status_lines
 from agent.record.run_folder import RunFacts, outcome_text
 from agent.record.run_record import ChosenRun
 from agent.run.run_store import RunStore
 from support.fake_runs import status_of
-from support.heads import PAIR, RUNNING, TICK, Trace, goal, job, nodes
+from support.heads import PAIR, RUNNING, TICK, Trace, goal, job, nodes, ray_lost
 from support.run_records import NOW, store_of, submitted, written
 from support.worlds import plan_of
 
@@ -81,7 +80,7 @@ def test_a_cluster_without_a_job_is_stopped_too() -> None:
 def test_a_boot_that_begins_again_and_again_ends() -> None:
     """A Ray lost in each boot restarts all waits, but not the boot's own deadline."""
     trace = Trace(replace(goal(1), boot_limit=250.0), [(1.0, nodes())])
-    trace.take(h.RayGone("exit 1"), 100)
+    trace.take(ray_lost("exit 1"), 100)
     assert trace.state.began == 100
     trace.take(nodes(), 101)
     trace.take(TICK, 249)
