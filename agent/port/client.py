@@ -381,7 +381,6 @@ class HeadLink:
                 verdict=reply.verdict,
                 refusal=reply.refusal,
                 run_id="" if reply.wants_hello else reply.run_id,
-                attempt=reply.attempt,
                 held=reply.held,
                 rank=reply.rank,
                 wanted=None if reply.held else reply.wanted,

@@ -164,9 +164,6 @@ class Report(Value, omit_defaults=True):
     ip: OptionalAddress
     phase: Required
     detail: str = ""
-    joined: bool = False
-    preparing: bool = False
-    error: str = ""
     memory: str = ""  # A recent kill by the kernel's OOM killer on its node, as a sentence
     items: Items[ItemReport] = ()
     stats: WorkerStats | None = None
@@ -179,8 +176,6 @@ class Report(Value, omit_defaults=True):
     hold: Annotated[float, Meta(ge=0, le=times.REPLY_HELD)] = 0.0
     hello: Hello | None = None
     bye: Bye | None = None
-    service_only: bool = False  # True where its node runs services only and does not join Ray
-    running_attempt: Attempt = 0  # The attempt of which processes may run on its node; 0 for none
     epoch: Epoch = 0  # The highest epoch received in its run; 0 before any
     notice: Seconds | None = None  # Seconds until it leaves, where its platform takes its node away
     sequence: Count = 0  # The report's number, from 1 on

@@ -78,10 +78,7 @@ def _reported_state(worker: Worker) -> tuple[object, ...]:
     return (
         worker.phase,
         worker.detail,
-        worker.joined,
-        worker.preparing,
         worker.has_left,
-        worker.error,
         worker.items,
         worker.answers,
         worker.notice is None,

@@ -70,8 +70,7 @@ class NodeRecord(Record):
     ended: bool = False  # True once the agent ended in good order
     epoch: int = 0  # of the Ray cluster that its Ray belongs to; on the head, of its own
     head_ip: str = ""  # the address of that cluster's head
-    attempt: int = 0  # on a worker: the head's attempt when Ray was started here
-    ray_generation: int = 0  # on a worker: of that Ray; 0 for none
+    ray_generation: int = 0  # on a worker: of its Ray, 0 for none
     unreached: float = 0.0  # start of the time without the head, on the monotonic clock; 0 with it
     oom_kills: int = 0  # processes that the kernel's OOM killer ended here, as far as known
     ending: Outcome | None = None  # on a worker: the decided outcome; it may still stop things

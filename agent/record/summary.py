@@ -18,7 +18,7 @@ from agent.base.value import Value
 from agent.decisions.durable import on_clock
 from agent.decisions.head.head_state import HeadPhase, WorkerReplaced, WorkerReported, WorkerSilent
 from agent.decisions.receipt import RunActivity
-from agent.decisions.shared import SAVE, SHARE, ItemReport, ItemsReported, Step
+from agent.decisions.shared import RAY, SAVE, SHARE, ItemReport, ItemsReported, Step
 from agent.decisions.stall import Stalled
 from agent.decisions.worker.worker_state import WorkerPhase
 from agent.diagnosis.advice import advise, failures_of
@@ -342,8 +342,16 @@ def _waits(events: list[_Event], lasted: float, *, goes_on: bool) -> list[str]:
 
 class _SeenWorker(Value):
     name: str
-    joined: bool = False
+    phase: str = ""
     items: tuple[ItemReport, ...] = ()
+
+    @property
+    def has_joined(self) -> bool:
+        """Return whether its Ray is up, or it follows a head without Ray."""
+        rays = [item for item in self.items if item.name == RAY]
+        if rays:
+            return rays[0].step is Step.READY
+        return self.phase == WorkerPhase.FOLLOWING.value
 
 
 class _SeenReport(Value):
@@ -357,7 +365,7 @@ def _joined(events: list[_Event]) -> list[str]:
     joined: dict[str, str] = {}
     for at, report in _of_kind(events, _SeenReport, WorkerReported):
         name = report.worker.name
-        if report.worker.joined:
+        if report.worker.has_joined:
             joined.setdefault(name, f"{name} after {_time(at)}")
     left = {bye.node: f"{bye.node} ({bye.cause})" for _, bye in _of_kind(events, GoodbyeReceived)}
     lines = []

@@ -402,7 +402,7 @@ class RunStatus:
             state=worker.state(counts=joined),
             phase=worker.phase,
             detail=worker.refused or worker.detail,
-            last_error=worker.refused or worker.error,
+            last_error=worker.refused or worker.ray_error,
             heard_seconds_ago=round(now - worker.last_report_at, 1) if worker.key else None,
             joined=joined,
             phases=tuple(self.timeline.nodes.get(worker.key, ())),

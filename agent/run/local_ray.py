@@ -168,7 +168,6 @@ class WorkerRay:
         self._run.node.update(
             epoch=state.epoch or 0,
             head_ip=head_ip,
-            attempt=state.ray_attempt,
             ray_generation=want.generation,
         )
 

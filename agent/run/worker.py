@@ -276,14 +276,9 @@ class WorkerAgent:
             ip=self._ray.node_ip or plan.address.ip or node_ip,
             phase=state.phase.value,
             detail=report_detail(state),
-            joined=state.joined,
-            service_only=state.service_only,
-            preparing=state.preparing,
-            error=state.ray_evidence,
             memory=self._run.memory.recent(),
             items=worker.item_reports(state),
             stats=self._run.stats.for_report(state.steps),
-            running_attempt=state.running_attempt,
             logs=logs,
             answers=answers,
             applied=Applied() if wanted is None else Applied(wanted.by, wanted.revision),
@@ -382,7 +377,6 @@ def first_state(run: NodeRun, goal: w.WorkerGoal) -> w.WorkerState:
         head_ip=record.head_ip,
         epoch=record.epoch,
         run_id=run.run_id,
-        ray_attempt=record.attempt,
         unreached_since=run.run_time(record.unreached or None),
     )
     return recorded.with_surviving_ray(record.ray_generation)
@@ -395,7 +389,7 @@ def record_reachability(run: NodeRun, before: w.WorkerState, after: w.WorkerStat
     """
     if after.phase is w.WorkerPhase.FINDING and after.epoch != before.epoch:
         head_ip = after.head_ip or ""
-        run.node.update(epoch=after.epoch or 0, head_ip=head_ip, attempt=0, ray_generation=0)
+        run.node.update(epoch=after.epoch or 0, head_ip=head_ip, ray_generation=0)
     if before.unreached_since != after.unreached_since:
         since = after.unreached_since
         run.node.update(unreached=0.0 if since is None else run.started + since)
@@ -474,10 +468,7 @@ def reported_state(state: w.WorkerState) -> tuple[object, ...]:
     """Return what the head acts on: a change is reported at once."""
     return (
         state.phase,
-        state.joined,
-        state.preparing,
         worker.item_reports(state),
-        state.running_attempt,
         state.wanted,
         state.taken_at,
     )

@@ -51,6 +51,8 @@ OF_NOW = 0
 
 LATEST = 1 << 50
 """The generation of a worker's Ray that belongs to the head's, whatever its epoch."""
+RAY_UP = ItemReport(RAY, Step.READY, generation=LATEST, is_running=True)
+"""The item of a worker that has joined."""
 
 
 class Started(HeadAction):
@@ -289,7 +291,9 @@ def reported(  # noqa: PLR0913 - what a worker may say
 ) -> h.WorkerReported:
     """Return the event of a report from the worker with this number."""
     if joined:
-        items = (*items, ItemReport(RAY, Step.READY, generation=LATEST, is_running=True))
+        items = (*items, RAY_UP)
+    if preparing:
+        items = (*items, ItemReport(STEPS[0].name, Step.PENDING))
     return h.WorkerReported(
         Worker(
             f"agent{n}",
@@ -299,8 +303,6 @@ def reported(  # noqa: PLR0913 - what a worker may say
             phase=phase,
             detail=detail,
             last_report_at=reported_at,
-            joined=joined,
-            preparing=preparing,
             refused=refused,
             has_left=has_left,
             items=items,
@@ -367,6 +369,15 @@ class Trace:
             assert then is None or then > at, f"{head.pending_waits(self.state)}: {then} at {at}"
         if self.state.ray.item.generation > before.ray.item.generation:
             self.take(ray_waits(""), at)  # nothing is left of the former one
+        if self.state.durable.epoch != before.durable.epoch:
+            self._rejoin(at)
+
+    def _rejoin(self, at: float) -> None:
+        """Have the workers that joined whatever epoch report that they are in the new one."""
+        for worker in self.state.fleet.workers.values():
+            is_here = not (worker.silent or worker.lost or worker.has_left or worker.refused)
+            if is_here and RAY_UP in worker.items:
+                self.take(h.WorkerReported(worker), at)
 
     def _check_published(self, before: h.HeadState, actions: Iterable[h.HeadAction]) -> None:
         """Check that each known node is told what is wanted of it when that differs, and only then.

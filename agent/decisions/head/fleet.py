@@ -49,22 +49,23 @@ class Worker(Value):
     phase: str = ""
     detail: str = ""
     last_report_at: float = 0.0
-    joined: bool = False
-    preparing: bool = False
     refused: str = ""
     has_left: bool = False
-    error: str = ""
     items: tuple[ItemReport, ...] = ()  # what runs on it, or did
     answers: tuple[Answer, ...] = ()  # the results of probes since the last report
     given_rank: int | None = None  # the rank that the head assigned, if the platform has none
-    service_only: bool = False  # it only runs a service: it does not join Ray and does not count
     gpus: int = 0  # the GPUs of its node
     memory: str = ""  # what the kernel's OOM killer did there last, or ''
     silent: str = ""  # why it stopped reporting; '' while it reports
     silent_since: float = 0.0  # when it was found to be silent
     lost: bool = False  # true if its Ray does not answer either, even if GCS still lists it
-    running_attempt: int = 0  # the attempt of which processes may run there; 0 for none
     notice: float | None = None  # seconds until its platform takes it away; None if not announced
+
+    # What follows from its items, by the head's state.
+    joined: bool = False  # its Ray belongs to the head's, or no Ray runs and its steps are done
+    preparing: bool = False  # a prepare step is not done
+    service_only: bool = False  # it only runs a service: it does not join Ray and does not count
+    ray_error: str = ""  # how its Ray last ended, until it joined
 
     @property
     def effective_rank(self) -> int | None:

@@ -324,6 +324,7 @@ def is_worker_needed(state: HeadState, key: str, now: float) -> bool:
 def _apply_report(state: HeadState, worker: Worker, now: float) -> HeadState:
     """Apply a worker's report: its own state and that of the services it runs."""
     before = state.fleet.workers.get(worker.key)
+    worker = _with_what_items_show(state, worker, before)
     state = replace(state, fleet=state.fleet.with_report(worker))
     if worker.refused:
         return state
@@ -339,6 +340,28 @@ def _apply_report(state: HeadState, worker: Worker, now: float) -> HeadState:
     stays = worker.service_only and state.phase is HeadPhase.RUNNING
     has_just_left = worker.has_left and not (before and before.has_left)
     return state.without_services_on(worker.key) if has_just_left and not stays else state
+
+
+def _with_what_items_show(state: HeadState, worker: Worker, before: Worker | None) -> Worker:
+    """Return a worker with what follows from the things on its node."""
+    steps = {step.name for step in state.goal.steps}
+    preparing = any(item.name in steps and item.step is v.Step.PENDING for item in worker.items)
+    service_only = worker.effective_rank in state.goal.service_only_ranks
+
+    # Has it joined: with a Ray of this epoch, or, where none runs, once it has prepared?
+    ray = worker.item(v.RAY)
+    is_up = ray is not None and ray.step is v.Step.READY and ray.is_running
+    joined = is_up and ray is not None and ray.generation >= state.durable.epoch
+    if state.goal.by_shares:
+        joined = not preparing
+    joined = joined and not (worker.has_left or service_only)
+
+    error = "" if before is None or joined else before.ray_error
+    if ray is not None and ray.step is v.Step.LOST and not ray.was_stopped:
+        error = ray.evidence
+    return replace(
+        worker, joined=joined, preparing=preparing, service_only=service_only, ray_error=error
+    )
 
 
 def _forget_worker(state: HeadState, key: str) -> HeadState:

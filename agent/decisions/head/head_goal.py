@@ -10,6 +10,7 @@ from agent.frameworks.recipe import NodeSize
 from agent.job.services import PrepareStep, ServiceSpec
 from agent.node.facts import Facts
 from agent.plan.node_price import NodePrice
+from agent.plan.plan_services import service_only_ranks
 
 OUR_RAY = "Ray on this node"
 
@@ -70,6 +71,11 @@ class HeadGoal(Value):
     def nodes(self) -> int:
         """Return the nodes of the run, which bill whether or not they have joined."""
         return self.expected_workers + 1
+
+    @property
+    def service_only_ranks(self) -> frozenset[int]:
+        """Return the ranks of nodes that only run a service and do not join Ray."""
+        return service_only_ranks(self.services)
 
     def cost(self, now: float) -> float | None:
         """Return the dollars of the run so far, all its agents together; None without a price."""

@@ -351,7 +351,7 @@ def attempt_sentence(state: HeadState) -> str:
 def record_leftovers(state: HeadState, now: float) -> HeadState:
     """Record which nodes may still run processes of an attempt that has ended."""
     fleet = state.fleet
-    running = (key for key, worker in fleet.workers.items() if worker.running_attempt)
+    running = (key for key, worker in fleet.workers.items() if _runs_attempt(worker))
     leftovers = {key: now for key in running if state.relies_on(key)}
     known = {worker.name for worker in fleet.workers.values()}
 
@@ -376,11 +376,27 @@ def left_here(state: HeadState) -> ItemReport | None:
     return item if item is not None and item.is_running and item.generation <= last else None
 
 
+def _runs_attempt(worker: Worker) -> bool:
+    """Return whether processes of an attempt may run on a node."""
+    return any(item.is_running for item in (worker.item(RAY), worker.item(SHARE)) if item)
+
+
+def _runs_earlier_attempt(state: HeadState, worker: Worker) -> bool:
+    """Return whether processes of an attempt before this one may run on a node."""
+    if state.attempt.number == 1:
+        return False
+    ray = worker.item(RAY)
+    share = worker.item(SHARE)
+    in_ray = ray is not None and ray.is_running and ray.generation < state.durable.epoch
+    in_share = share is not None and share.is_running and share.generation < state.attempt.number
+    return in_ray or in_share
+
+
 def apply_cleared(state: HeadState, worker: Worker) -> HeadState:
     """Apply a worker's report of what still runs there from earlier attempts."""
     leftovers = state.earlier.leftovers
     is_early = not state.runs_attempt
-    is_unclear = 0 < worker.running_attempt < state.attempt.number
+    is_unclear = _runs_earlier_attempt(state, worker)
     if not is_early or worker.has_left or (not leftovers and not is_unclear):
         return state
     if not state.expects(worker):

@@ -101,7 +101,7 @@ def _decide_event(state: WorkerState, event: WorkerEvent, now: float) -> Decisio
     # Which steps can start, and has Ray ended or does it start? The fence is last, so that it ends
     # these, too.
     state = _start_steps(state, now)
-    state, ray_lines = _follow_ray(before, state)
+    ray_lines = _ray_lines(before, state)
     state, fence_lines = _apply_fence(state, now)
     return state, (*actions, *ray_lines, *fence_lines)
 
@@ -313,7 +313,6 @@ def _apply_answer(state: WorkerState, event: HeadSpoke, now: float) -> WorkerSta
         phase_since=phase_since,
         head_is_silent=False,
         silent_for=0.0,
-        head_attempt=event.attempt,
         run_id=run_id,
         last_reply_at=now,
         evidence=f"the head last reported: {last}",
@@ -477,8 +476,8 @@ def _follow(state: WorkerState, now: float) -> WorkerState:
     return replace(state, last_reply_at=max(state.last_reply_at, now))
 
 
-def _follow_ray(before: WorkerState, state: WorkerState) -> Decision:
-    """Log the end and the start of this node's Ray."""
+def _ray_lines(before: WorkerState, state: WorkerState) -> list[v.LogLine]:
+    """Return log lines for the end and the start of this node's Ray."""
     lines = []
 
     # Has it ended by itself? It is then wanted again.
@@ -491,13 +490,12 @@ def _follow_ray(before: WorkerState, state: WorkerState) -> Decision:
         then = "joining again" if was_up else "trying again"
         lines.append(v.LogLine(f"{what} ({state.ray_evidence}): {then}", "warning"))
 
-    # Is it to start? The head's attempt may then have processes in it.
+    # Is it to start?
     want = w.wanted_of(state).get(v.RAY)
     if want is not None and want != w.wanted_of(before).get(v.RAY):
         kind = "a plain Ray head" if state.is_plain_head else "the head"
         lines.append(v.LogLine(f"joining Ray at {kind} {state.goal.head} ({state.head_ip})"))
-        state = replace(state, ray_attempt=state.head_attempt)
-    return state, tuple(lines)
+    return lines
 
 
 def _joining(state: WorkerState, event: WorkerEvent, now: float) -> Decision:
@@ -594,7 +592,8 @@ def _apply_fence(state: WorkerState, now: float) -> Decision:
     # What is stopped starts again once the head is reached: steps as blocked ones, Ray by a join,
     # services as the head wants them then.
     before = state
-    attempt = state.running_attempt if state.goal.by_shares else 0
+    share = state.share
+    attempt = share.generation if share is not None and share.is_running else 0
     state = replace(state, blocked=state.blocked.union(_fenced_steps(state)))
     state = replace(state, fenced=True, fenced_attempt=attempt)
     if not _has_ray(before):

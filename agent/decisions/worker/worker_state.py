@@ -66,7 +66,6 @@ class WorkerState(Value):
     # The head, by its last reply.
     head_ip: str | None = None
     head_phase: str = ""
-    head_attempt: int = 0  # the head's current or last attempt; 0 before the first reply
     epoch: int | None = None
     run_id: str = ""  # of the run that it has joined; before the first join, of the last reply
     given_rank: int | None = None  # the rank that the head assigned, if the platform has none
@@ -87,7 +86,6 @@ class WorkerState(Value):
 
     # This node's Ray.
     ray_evidence: str = ""  # how it last ended, until it is up again
-    ray_attempt: int = 0  # the attempt of which processes may run in it
     has_joined_before: bool = False  # it was part of the cluster: a timeout is then a loss, 75
 
     # What runs here.
@@ -145,14 +143,6 @@ class WorkerState(Value):
         is_up = self.goal.by_shares or self.ray_is_up
         is_in_cluster = is_up and self.epoch is not None and not self.service_only
         return self.phase is WorkerPhase.FOLLOWING and is_in_cluster
-
-    @property
-    def running_attempt(self) -> int:
-        """Return the attempt of which processes may run here; 0 for none."""
-        if self.ray is not None and self.ray.is_running:
-            return self.ray_attempt
-        share = self.share
-        return share.generation if share is not None and share.is_running else 0
 
     @property
     def head_wants(self) -> Wants:
@@ -266,7 +256,6 @@ class HeadSpoke(LocalWorkerEvent):
     refusal: str = ""
     held: bool = False  # it only serves the verdict of a run to which this agent never belonged
     rank: int | None = None  # the rank that it assigned to this node, if the platform has none
-    attempt: int = 0  # its current or last attempt; 0 without an agent
     run_id: str = ""  # its run id; '' before it has this node's run id
     wanted: NodeWanted | None = None  # what it wants here, if that has changed
 

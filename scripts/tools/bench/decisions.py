@@ -16,7 +16,13 @@ from agent.decisions.head import head_decide as head
 from agent.decisions.head import head_state as h
 from agent.decisions.head.fleet import RayNode, Worker
 from agent.decisions.head.head_goal import HeadGoal
-from agent.decisions.shared import ItemReport, ItemsReported, Step, StopAsked
+from agent.decisions.shared import (
+    RAY,
+    ItemReport,
+    ItemsReported,
+    Step,
+    StopAsked,
+)
 from agent.job.services import ON_EVERY, Latency, ServiceSpec, TcpProbe
 from agent.node.figures import DiskFigures, Figures, GpuFigures
 from agent.plan import waits as wait_keys
@@ -70,10 +76,8 @@ def main() -> int:
 
 def sent(stats: WorkerStats) -> bytes:
     """Return the body of a report of a node that follows the head."""
-    ready = (service(joined=True),)
-    report = Report(
-        *("agent1", "10.0.0.2", "following the head"), joined=True, items=ready, stats=stats
-    )
+    ready = (service(joined=True), ray(joined=True))
+    report = Report(*("agent1", "10.0.0.2", "following the head"), items=ready, stats=stats)
     return json.dumps(report.to_dict()).encode()
 
 
@@ -88,10 +92,15 @@ def worker(number: int, *, joined: bool, reported_at: float = 0.0) -> h.WorkerRe
             rank=number,
             phase=phase,
             last_report_at=reported_at,
-            joined=joined,
-            items=(service(joined=joined),),
+            items=(service(joined=joined), ray(joined=joined)),
         )
     )
+
+
+def ray(*, joined: bool) -> ItemReport:
+    """Return a worker's report about its Ray."""
+    step = Step.READY if joined else Step.PENDING
+    return ItemReport(RAY, step, generation=1 << 50, is_running=True)
 
 
 def service(*, joined: bool, word: str = "") -> ItemReport:

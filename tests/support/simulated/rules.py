@@ -379,7 +379,7 @@ def _is_over_in_boot(end: Outcome) -> bool:
     return end.phase == HeadPhase.BOOTING.value and "not ready in time" in end.reason
 
 
-_SAID = ("phase", "joined", "preparing", "items", "running_attempt")
+_SAID = ("phase", "items")
 """The parts of a worker's report that decisions use, beside its goodbye."""
 
 

@@ -11,10 +11,11 @@ from agent.decisions.attempts import LostAttempt
 from agent.decisions.head import head_decide as head
 from agent.decisions.head import head_state as h
 from agent.decisions.head.head_state import HeadPhase
-from agent.decisions.shared import LogLine, Step
+from agent.decisions.shared import RAY, ItemReport, LogLine, Step
 from agent.decisions.stall import Stalled
 from agent.plan import waits as wait_keys
 from support.heads import (
+    LATEST,
     RUNNING,
     TICK,
     History,
@@ -35,9 +36,12 @@ if TYPE_CHECKING:
 
 
 def runs(n: int, attempt: int, *, joined: bool = True) -> h.WorkerReported:
-    """Return a worker's report with the attempt whose processes still run there."""
-    said = reported(n, joined=joined).worker
-    return h.WorkerReported(replace(said, running_attempt=attempt))
+    """Return a worker's report with the Ray of an attempt, the first one or a later one."""
+    if not attempt:
+        return reported(n, joined=joined)
+    generation = 1 if attempt == 1 else LATEST
+    ray = ItemReport(RAY, Step.READY, generation=generation, is_running=True)
+    return reported(n, joined=False, items=(ray,))
 
 
 PAIR: History = [(3, nodes(2)), (4, runs(2, 1)), (5, h.Submitted("run-1")), (6, job("RUNNING"))]
@@ -175,7 +179,7 @@ def test_what_holds_gpu_memory_here_is_waited_for(*, given: bool) -> None:
 
 def test_a_restarted_head_has_the_earlier_nodes() -> None:
     """From its record: a silent worker gets its grace, one that reports must have ended it."""
-    known = after_losses(LostAttempt(5.0, "x"))
+    known = replace(after_losses(LostAttempt(5.0, "x")), epoch=5_000)
     known = replace(known, ended=(replace(known.ended[0], nodes=("pod2", "pod4")),))
     history: History = [(3, nodes(3)), (4, runs(3, 2)), (30, TICK)]
     trace = Trace(goal(1, retries=3), history, known)
@@ -189,10 +193,9 @@ def test_a_restarted_head_has_the_earlier_nodes() -> None:
 
 def test_a_lost_spare_is_cleared_too() -> None:
     """It joined a running attempt, which may use it: the next begins once it is out of reach."""
-    spare = replace(reported(3, rank=9, reported_at=7.0).worker, running_attempt=1)
     history: History = [
         *PAIR,
-        (7, h.WorkerReported(spare)),
+        (7, reported(3, rank=9, reported_at=7.0)),
         (8, nodes(2, 3)),
         (20, h.WorkerSilent("agent3", "no answer")),
         (21, job("FAILED", 1)),

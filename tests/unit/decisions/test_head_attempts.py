@@ -156,7 +156,7 @@ def test_a_loss_counts_by_the_jobs_end(history: History, reason: str | None) -> 
         [(0, ray_lost("exit 1", OUT)), *PAIR, GONE, FAILED],
         [
             (0, reported(3, memory=OUT)),
-            (1, reported(3, has_left=True, memory=OUT)),
+            (1, reported(3, joined=False, has_left=True, memory=OUT)),
             *PAIR,
             GONE,
             FAILED,

@@ -122,8 +122,9 @@ UNDER_WAY: dict[str, tuple[HeadGoal, History, HeadPhase, list[str]]] = {
         ["RayStarted", "RayStarted", "SubmitJob"],
     ),
     "a preparing worker has more time": (
-        goal(1),
+        goal(1, prepare=True),
         [
+            *[(1, event) for event in PREPARED],
             (3, nodes()),
             (190, reported(2, joined=False, preparing=True, reported_at=190)),
             (201, TICK),

@@ -16,35 +16,26 @@ from support import heads
 from support.heads import Started, nodes, ray_open, ready, reported
 from support.workers import RAY_UP, TICK, Began, Ended, WorkerTrace, goal, replied
 
-KEPT = w.WorkerState(goal(), epoch=1, head_ip="10.0.0.1", run_id="run", ray_attempt=2)
+KEPT = w.WorkerState(goal(), epoch=1, head_ip="10.0.0.1", run_id="run")
 SILENT = w.HeadSilent("no answer")
 
 
 def test_it_follows_from_its_first_word() -> None:
     """Nothing starts or prepares again; the first report has everything that runs there."""
     trace = WorkerTrace(goal(prepare=True), [], KEPT)
-    assert (trace.state.joined, trace.state.running_attempt, trace.state.preparing) == (
-        True,
-        2,
-        False,
-    )
-    trace.take(replace(replied(phase="running"), attempt=2), 0.5)
+    assert (trace.state.joined, trace.state.preparing) == (True, False)
+    trace.take(replied(phase="running"), 0.5)
     trace.take(TICK, 40)
     assert trace.effects == []
-    assert (trace.state.phase, trace.state.running_attempt) == (WorkerPhase.FOLLOWING, 2)
+    assert (trace.state.phase, trace.state.joined) == (WorkerPhase.FOLLOWING, True)
 
 
 def test_a_ray_of_an_earlier_attempt_is_reported_until_it_is_gone() -> None:
     """The head was started anew meanwhile: the next attempt waits for this node's."""
-    anew = replace(replied(epoch=2, ready=False), attempt=3)
-    trace = WorkerTrace(goal(), [(0.5, anew)], KEPT)
-    assert (trace.effects, trace.state.running_attempt, trace.state.joined) == (
-        [Ended(RAY)],
-        0,
-        False,
-    )
-    trace.take(replace(replied(epoch=2), attempt=3), 3)
-    assert (trace.effects[-1], trace.state.running_attempt) == (Began(RAY, 2), 3)
+    trace = WorkerTrace(goal(), [(0.5, replied(epoch=2, ready=False))], KEPT)
+    assert (trace.effects, trace.state.joined) == ([Ended(RAY)], False)
+    trace.take(replied(epoch=2), 3)
+    assert trace.effects[-1] == Began(RAY, 2)
 
 
 def test_a_head_that_began_another_run_ends_it() -> None:
@@ -73,7 +64,7 @@ def test_its_head_misses_nothing() -> None:
     trace.take(h.Submitted("run-1"), 5)
     trace.take(heads.job("RUNNING"), 6)
     trace.take(h.WorkerSilent("agent2", "connection refused", ray_answers=True), 8)
-    again = replace(reported(2).worker, key="agent2.2", running_attempt=1)
+    again = replace(reported(2).worker, key="agent2.2")
     trace.take(h.WorkerReported(again), 9)
     trace.take(h.WorkerReplaced("agent2"), 9)
     assert "left Ray" not in trace.log

@@ -213,13 +213,11 @@ def test_ranks_come_with_the_reply() -> None:
 
     def rank(key: str, name: str, own: int | None = None) -> int | None:
         ip = f"10.0.0.{ord(key)}"
-        report = Report(key, ip, "joining", hello=Hello(name, own), service_only=own == 5)
+        report = Report(key, ip, "joining", hello=Hello(name, own))
         reply = anyio.run(reports.handle, Report.from_dict(report.to_dict()))
         return Reply.from_dict(reply.to_dict()).rank
 
     assert [rank("a", "pod1"), rank("b", "pod2"), rank("c", "pod9", 5)] == [1, 2, None]
     assert rank("d", "pod1") == 1
     assert kept == [("pod1",), ("pod1", "pod2")]
-    assert [(one.effective_rank, one.service_only) for one in received] == [
-        *((1, False), (2, False), (5, True), (1, False)),
-    ]
+    assert [one.effective_rank for one in received] == [1, 2, 5, 1]

@@ -382,12 +382,12 @@ def test_control_characters_of_a_worker_are_removed() -> None:
 
 def _check_control_characters(bare: Port) -> None:
     evil = "\x1b[31m\r\npod-agent: done\u2028\u202e\ud800\x00é"
-    said = {"id": evil, "phase": evil, "detail": evil, "error": evil, "hello": {"name": evil}}
+    said = {"id": evil, "phase": evil, "detail": evil, "memory": evil, "hello": {"name": evil}}
     assert bare.report(JSON, {**REPORT, **said}).status == 200
     event = bare.received[-1]
     assert isinstance(event, WorkerReported)
     worker = event.worker
-    for text in (worker.name, worker.phase, worker.detail, worker.error, worker.key):
+    for text in (worker.name, worker.phase, worker.detail, worker.memory, worker.key):
         assert text.isprintable()
         assert r"\x1b[31m\r\npod-agent: done\u2028\u202e\ud800\x00é" in text
 

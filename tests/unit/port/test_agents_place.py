@@ -13,7 +13,11 @@ from agent.base import times
 from agent.decisions.attempts import Attempt
 from agent.decisions.head import head_state as h
 from agent.decisions.head.fleet import Worker
-from agent.decisions.shared import ItemReport, Step
+from agent.decisions.shared import (
+    RAY,
+    ItemReport,
+    Step,
+)
 from agent.decisions.worker.worker_state import HeadSpoke
 from agent.job.services import Where
 from agent.port.protocol import Bye, Hello, Reply, Report
@@ -21,6 +25,7 @@ from agent.port.reports import Expected, Reports
 from support.agent_ports import BEARER, JSON, served_port
 from support.heads import (
     PREPARED,
+    RAY_UP,
     RETRIEVER,
     RETRIEVER_SPEC,
     SUBMITTED,
@@ -44,8 +49,8 @@ if TYPE_CHECKING:
 FIRST = Reply(1, "run-1", "booting", ray_ready=False, head_ip="10.0.0.1", news=0)
 FIRST_WITH_PROOF = replace(FIRST, fingerprint="a proof of this run")
 HELLO = Hello("pod1", 1, ray="2.60.0")
-POD1 = Report("agent1", "10.0.0.2", "following the head", joined=True, hello=HELLO)
-EVIL = replace(POD1, id="evil", ip="10.6.6.6", joined=False)
+POD1 = Report("agent1", "10.0.0.2", "following the head", hello=HELLO, items=(RAY_UP,))
+EVIL = replace(POD1, id="evil", ip="10.6.6.6", items=())
 
 
 class Port:
@@ -103,7 +108,7 @@ def test_an_address_and_a_rank_keep_their_agent(evil: Report) -> None:
     (reply,) = answered(port, evil)
     assert "pod1 (10.0.0.2) still reports; end one of the two; if this one is of" in reply.refusal
     assert {worker.key for worker in port.workers} == {"agent1"}
-    assert all(worker.joined for worker in port.workers)
+    assert all(worker.items == (RAY_UP,) for worker in port.workers)
     assert not any(isinstance(event, h.WorkerReplaced) for event in port.events)
 
 
@@ -209,17 +214,22 @@ def running() -> Trace:
     return Trace(spec_goal, [*begun, *joined, (4.0, SUBMITTED)])
 
 
+def of_ray(generation: int) -> ItemReport:
+    """Return the report of a Ray that runs."""
+    return ItemReport(RAY, Step.READY, generation=generation, is_running=True)
+
+
 def of_a_spare(state: h.HeadState) -> Iterator[h.HeadEvent]:
     """Yield everything that a spare may report."""
     number = state.attempt.number
     lost = (ItemReport(RETRIEVER, Step.LOST, "no"),)
     yield spare()
     yield spare(items=lost)
-    yield spare(items=(ItemReport(RETRIEVER, Step.LOST, "no", 4),), joined=True)
-    yield spare(notice=5.0, joined=True)
+    yield spare(items=(ItemReport(RETRIEVER, Step.LOST, "no", 4), RAY_UP))
+    yield spare(notice=5.0, items=(RAY_UP,))
     yield spare(name="pod2", notice=5.0)
-    yield spare(running_attempt=number, memory="killed")
-    yield spare(service_only=True, joined=True, preparing=True)
+    yield spare(items=(of_ray(number),), memory="killed")
+    yield spare(items=(RAY_UP, ItemReport("data", Step.PENDING)))
     yield spare(has_left=True, notice=0.0)
 
 
@@ -252,9 +262,9 @@ def test_a_further_worker_that_joined_ray_is_one_of_the_run() -> None:
     """A spare counts once GCS lists it: then its essential service is lost for good with it."""
     trace = running()
     trace.take(job("RUNNING"), 5.0)
-    gone = spare(joined=True, items=(ItemReport(RETRIEVER, Step.LOST, "no"),))
+    gone = spare(items=(RAY_UP, ItemReport(RETRIEVER, Step.LOST, "no")))
     of_ray = replace(nodes(2).nodes[-1], node_id="spare", ip="10.6.6.6")
-    trace.take(spare(joined=True), 6.0)
+    trace.take(spare(items=(RAY_UP,)), 6.0)
     trace.take(h.RaySeen((*nodes(2).nodes, of_ray)), 6.5)
     trace.take(gone, 7.0)
     assert trace.state.phase is h.HeadPhase.STOPPING
@@ -289,9 +299,9 @@ def test_a_service_stays_where_it_is() -> None:
 
 def test_a_spare_gets_no_share_of_torchrun() -> None:
     """One of a further rank takes part only in place of an expected worker."""
-    trace = Trace(by_torchrun(1), [(1.0, spare(joined=True))])
+    trace = Trace(by_torchrun(1), [(1.0, spare(items=(RAY_UP,)))])
     assert trace.state.phase is h.HeadPhase.BOOTING
-    own = Worker("agent2", "pod2", "10.0.0.2", rank=1, last_report_at=2.0, joined=True)
+    own = Worker("agent2", "pod2", "10.0.0.2", rank=1, last_report_at=2.0, items=(RAY_UP,))
     trace.take(h.WorkerReported(own), 2.0)
     assert [*trace.state.shares.by_node] == ["head", "agent2"]
 
@@ -301,7 +311,7 @@ def test_a_spare_says_nothing_about_leftovers() -> None:
     trace = Trace(goal(1, retries=1), [])
     attempt = Attempt("run-2", 2)
     trace.state = trace.state.with_durable(attempt=attempt).with_earlier(leftovers={"agent2": 1.0})
-    trace.take(spare(running_attempt=1), 2.0)
+    trace.take(spare(items=(of_ray(1),)), 2.0)
     trace.take(spare(name="agent2"), 3.0)
     assert trace.state.earlier.leftovers == {"agent2": 1.0}
 

@@ -24,7 +24,18 @@ from agent.port.reports import (
     agent_limit,
 )
 from agent.record.summary import Timeline
-from support.heads import NODES, PAIR, RETRIEVER, REWARD, TICK, Trace, goal, nodes, ready
+from support.heads import (
+    NODES,
+    PAIR,
+    RAY_UP,
+    RETRIEVER,
+    REWARD,
+    TICK,
+    Trace,
+    goal,
+    nodes,
+    ready,
+)
 from support.shares import by_torchrun
 from support.worlds import MACHINE
 
@@ -73,7 +84,7 @@ class Fleet:
         key, ip = f"agent<{n}>", f"10.{n >> 16}.{n >> 8 & 255}.{n & 255}"
         self.now += 10.0
         hello = Hello(f"pod<{n}>", None, facts=MACHINE)
-        report = Report(key, ip, "following the head", joined=True, hello=hello, items=(WORD,))
+        report = Report(key, ip, "following the head", hello=hello, items=(WORD, RAY_UP))
         stats = WorkerStats(steps={"fetch": Step.READY})
         await self.reports.handle(replace(report, stats=stats))
         self.take(h.RaySeen((*nodes().nodes, replace(NODES[2], node_id=f"id{n}", ip=ip))))
@@ -119,7 +130,7 @@ def test_who_is_there_stays() -> None:
 
     async def trace() -> Fleet:
         fleet = Fleet(goal(1))
-        stays = Report("agent1", "10.9.9.9", "following the head", joined=True, epoch=1)
+        stays = Report("agent1", "10.9.9.9", "following the head", epoch=1, items=(RAY_UP,))
         await fleet.reports.handle(replace(stays, hello=Hello("stays", None, facts=MACHINE)))
         there = replace(NODES[2], ip="10.9.9.9")
         for n in range(PODS):
@@ -165,7 +176,7 @@ def test_strangers_take_no_room_for_ever() -> None:
 
 def test_what_a_run_needs_of_the_departed() -> None:
     """The result of its ranks, a place of a service, a process that may still run there."""
-    worker = Worker("agent2", "pod2", "10.0.0.2", last_report_at=1.0, joined=True)
+    worker = Worker("agent2", "pod2", "10.0.0.2", last_report_at=1.0, items=(RAY_UP,))
     gone = h.WorkerReported(replace(worker, has_left=True, last_report_at=2.0))
     trace = Trace(by_torchrun(1), [(1.0, h.WorkerReported(worker)), (2.0, h.Submitted("run-1"))])
     assert is_worker_needed(trace.state, "agent2", 500.0)  # it counts
@@ -174,7 +185,7 @@ def test_what_a_run_needs_of_the_departed() -> None:
     assert not is_worker_needed(trace.state, "agent7", 500.0)
     trace = Trace(goal(2), [(1.0, h.WorkerReported(worker)), (2.0, gone)])
     assert not is_worker_needed(trace.state, "agent2", 3.0)
-    silent = replace(worker, joined=False)
+    silent = replace(worker, items=())
     trace = Trace(goal(2), [(1.0, h.WorkerReported(silent))])
     assert is_worker_needed(trace.state, "agent2", 60.0)  # AGENT_NODE_GRACE is not over
     assert not is_worker_needed(trace.state, "agent2", 61.0)

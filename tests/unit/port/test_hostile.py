@@ -281,7 +281,7 @@ SHELL = "x$(id)"
         ("hello.facts.node_versions.clock_ahead", float("nan")),
         ("hello.facts.node_versions.clock_ahead", 10**300),
         ("hello.facts.default_source", SHELL),
-        ("running_attempt", 10**15),
+        ("items[0].generation", 2**53 + 1),
         ("items[0].share.code", 1792),
         ("answers[0].size", -1),
         ("answers[0].at", SHELL),

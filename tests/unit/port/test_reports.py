@@ -105,13 +105,13 @@ def test_a_report_that_arrives_after_its_successor_changes_nothing(news: int) ->
     counter = CountingHead()
     counter.take(replace(POD1, sequence=1))
     counter.reports.ask("agent1", QuestionKind.LOG, "retriever")
-    counter.take(replace(BEAT, sequence=3, phase="following the head", joined=True))
+    counter.take(replace(BEAT, sequence=3, phase="following the head"))
     counter.now += 5
     for sequence in (2, 3):
         late = replace(BEAT, sequence=sequence, hold=LATE, news=news, bye=BYE)
         reply = anyio.run(within_soon, counter.reports, late)
         assert asked_in(reply) == ["retriever"]
-    assert [worker.joined for worker in counter.received] == [False, True]
+    assert [worker.phase for worker in counter.received] == [POD1.phase, "following the head"]
     assert (counter.byes, counter.reports.byes, counter.received[-1].last_report_at) == (
         [],
         {},
@@ -124,9 +124,10 @@ def test_a_report_that_arrives_after_its_successor_changes_nothing(news: int) ->
 def test_reports_without_numbers_are_taken_as_they_come() -> None:
     """An agent of the former version sends none."""
     counter = CountingHead()
-    for joined in (False, True, False):
-        counter.take(replace(POD1, joined=joined))
-    assert [worker.joined for worker in counter.received] == [False, True, False]
+    phases = ["joining Ray", "following the head", "joining Ray"]
+    for phase in phases:
+        counter.take(replace(POD1, phase=phase))
+    assert [worker.phase for worker in counter.received] == phases
 
 
 async def within_soon(reports: Reports, report: Report) -> Reply:

@@ -29,7 +29,7 @@ from agent.record.run_record import Measured, SavedMeter
 from agent.record.series_file import SERIES_FILE, SavedLine
 from agent.record.summary import explain
 from agent.settings.redact import Redactor
-from support.heads import lost, ready
+from support.heads import RAY_UP, lost, ready
 from support.node_runs import made_run
 from support.run_records import record_of, submitted
 from support.worlds import plan_of
@@ -47,15 +47,15 @@ HEAD: tuple[tuple[float, object], ...] = (
     (0.3, e.Waited("Ray on this node", 600, "")),
     (0.3, e.Waited("workers", 600, "0 of 2 joined; 2 never reported")),
     (4.0, e.WaitsOver(("Ray on this node",))),
-    (6.0, WorkerReported(Worker("k1", "pod1", joined=True))),
+    (6.0, WorkerReported(Worker("k1", "pod1", items=(RAY_UP,)))),
     (9.0, e.Waited("workers", 600, "1 of 2 joined; pod2 last reported: joining Ray")),
-    (13.0, WorkerReported(Worker("k2", "pod2", joined=True))),
+    (13.0, WorkerReported(Worker("k2", "pod2", items=(RAY_UP,)))),
     (13.5, e.WaitsOver(("workers",))),
     (13.5, e.PhaseEntered("submitting")),
     (14.0, e.PhaseEntered("running")),
     (20.0, lost("reward server", "exit code 1", 1)),
     (22.0, ready("reward server", 2)),
-    (30.0, WorkerReported(Worker("k2", "pod2", joined=True, items=KILLED))),
+    (30.0, WorkerReported(Worker("k2", "pod2", items=(RAY_UP, *KILLED)))),
     (200.0, e.GoodbyeReceived("pod2", "asked to stop by SIGTERM", "the end of its log")),
     (201.0, e.PhaseEntered("leaving")),
     (202.0, e.Ended(202.0)),
