@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import anyio
 from msgspec.structs import replace
@@ -17,6 +18,7 @@ from msgspec.structs import replace
 from agent.base import times
 from agent.base.typed import convert
 from agent.base.value import Value
+from agent.decisions.attempts import JobReport
 from agent.decisions.head import head_state as h
 from agent.node.limits import ProcessLimitError
 from agent.processes.process import Child
@@ -25,7 +27,7 @@ from agent.record.log import say
 from agent.record.log_dir import log_dir
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from agent.processes.process import StartChild
@@ -34,13 +36,23 @@ _BRIDGE_PAUSE = 0.5  # Before the second start of a bridge; it doubles.
 _EVENTS: dict[str, type[h.HeadEvent]] = {
     "nodes": h.RaySeen,
     "silent": h.RaySeen,
-    "submitted": h.Submitted,
-    "never-submitted": h.NeverSubmitted,
-    "submit-failed": h.SubmitWaits,
-    "job": h.JobReported,
     "jobs": h.JobsListed,
 }
-"""The event for the head of each line that the bridge writes; the fields have the same names."""
+"""The event for the head of lines that the bridge writes; the fields have the same names."""
+
+
+class JobNews(Value):
+    """A line that the bridge writes about a job which it submits or follows."""
+
+    event: Literal["submitted", "never-submitted", "submit-failed", "job"]
+    id: str
+    evidence: str = ""  # why it is not submitted yet
+    final: bool = False  # Ray refuses it for good
+    canceled: bool = False  # it was stopped, and Ray has no such job
+    report: JobReport | None = None  # its status
+
+
+Tell = Callable[[JobNews], None]
 
 
 class Unplaced(Value):
@@ -74,6 +86,7 @@ class RayLink:
         self._generation = 1  # of the head's Ray
         self._stops_accepted: dict[str, anyio.Event] = {}  # by job id, set once Ray has accepted it
         self._answers: dict[str, asyncio.Future[dict[str, Any]]] = {}  # by kind of question
+        self._tell: dict[str, Tell] = {}  # by job id: what takes news of it
 
     async def run(self) -> None:
         """Keep a bridge running until canceled; a new one is sent all commands again."""
@@ -125,15 +138,17 @@ class RayLink:
         job_id: str,
         entrypoint: str,
         runtime_env: Mapping[str, object],
-        mirror: Path | None = None,
+        mirror: Path | None,
+        tell: Tell,
     ) -> None:
         """Submit and follow a job, as `follow` does."""
-        self.forget(job_id)  # an earlier `follow` may not have found it
+        self._tell[job_id] = tell
         job = {"entrypoint": entrypoint, "runtime_env": runtime_env}
         await self._add_command(do="submit", id=job_id, **_mirrored(mirror), **job)
 
-    async def follow(self, job_id: str, mirror: Path | None = None) -> None:
+    async def follow(self, job_id: str, mirror: Path | None, tell: Tell) -> None:
         """Follow a submitted job; write its output to `mirror` if given."""
+        self._tell[job_id] = tell
         await self._add_command(do="follow", id=job_id, **_mirrored(mirror))
 
     async def list_jobs(self, prefix: str) -> None:
@@ -176,7 +191,8 @@ class RayLink:
         return answer.result() if answer.done() else {}
 
     def forget(self, job_id: str) -> None:
-        """Drop the commands of a job that is over."""
+        """Drop the commands of a job that is over, or is not followed any more."""
+        self._tell.pop(job_id, None)
         self._commands = [command for command in self._commands if command["id"] != job_id]
 
     async def _add_command(self, **command: object) -> None:
@@ -206,11 +222,18 @@ class RayLink:
                 answer = self._answers[kind]
                 if not answer.done():
                     answer.set_result(data)
-            else:
+            elif kind in _EVENTS:
                 event = convert(data, _EVENTS[kind])
                 if isinstance(event, h.RaySeen):
                     event = replace(event, generation=generation)
                 self._emit(event)
+            else:
+                news = convert(data, JobNews)
+                self._tell.get(news.id, _forget)(news)
+
+
+def _forget(_news: JobNews) -> None:
+    """Drop news of a job that is not followed any more."""
 
 
 def _mirrored(mirror: Path | None) -> dict[str, object]:

@@ -13,7 +13,6 @@ from msgspec import field
 from agent.base import ends, times
 from agent.base.ends import Kind, Outcome, name_of_code, shell_code
 from agent.base.value import RunTime, Seconds, Value
-from agent.decisions.shared import HeadEvent
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -208,16 +207,6 @@ class EndedAttempt(Value):
             self.announced,
             self.last_step,
         )
-
-
-class AttemptEvent(HeadEvent):
-    """An event of the attempt with this submission id; ignored if that is not the current one."""
-
-    id: str
-
-
-class DriverSignaled(AttemptEvent):
-    """The agent sent SIGTERM to an attempt's driver, since Ray did not accept the stop."""
 
 
 class LostAttempt(Value):

@@ -26,6 +26,8 @@ from agent.base.value import (
     Value,
 )
 from agent.checks.finding import Finding
+from agent.decisions.attempts import JobReport
+from agent.frameworks.recipe import JobBasis
 from agent.job.share import ShareArgs, ShareEnd
 
 
@@ -160,6 +162,8 @@ class Outage(Value):
 
 RAY = "Ray on this node"
 """The name of a node's Ray: no service or step has a space."""
+JOB = "the job"
+"""The name of the job on the head: submitted to Ray and followed there, or made for a launcher."""
 SHARE = "share of the job"
 """The name of a node's share where a launcher starts the job."""
 SAVE = "save of the job"
@@ -194,6 +198,25 @@ class ItemReport(Value):
         return ShareEnd(1, words=self.evidence)
 
 
+class JobItem(ItemReport):
+    """The job on the head's own node: what is received from a worker has no such fields.
+
+    It is pending until Ray accepts it, and lost if it failed, or if Ray has no such job.
+    """
+
+    report: JobReport | None = None  # the last from Ray
+    status_at: float | None = None  # when Ray last answered about it
+    basis: JobBasis = JobBasis()  # what its recipe is sized by
+    refusal: Outcome | None = None  # why it is not submitted: it does not fit the nodes that joined
+    never: bool = False  # it was stopped before Ray had it, or Ray has no such job
+    signaled: bool = False  # this agent sent SIGTERM to its driver, as Ray did not accept the stop
+
+    @property
+    def is_accepted(self) -> bool:
+        """Return whether Ray has it, or a launcher may start it on every node."""
+        return self.step is Step.READY or self.report is not None
+
+
 class ItemsReported(SharedEvent):
     """This node reports all that runs on it, or did."""
 
@@ -215,6 +238,8 @@ class JobWant(Want):
     """A thing of the job that only the head's own node runs: what is sent has no such fields."""
 
     id: str = ""  # the job's in Ray, or by which its processes are found
+    may_submit: bool = False  # it is to be submitted, which is durable; else it is only followed
+    is_to_stop: bool = False  # it is to be stopped; one that is not wanted any more is let go
 
 
 Wants = Mapping[str, Want]

@@ -19,13 +19,16 @@ from typing import TYPE_CHECKING, Protocol, TypedDict
 import anyio
 from msgspec.structs import replace
 
-from agent.decisions.shared import ItemReport, ItemsReported, Step
+from agent.decisions.shared import ItemReport, ItemsReported, JobItem, JobWant, Step
 from agent.record.log import say
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+    from agent.base.ends import Outcome
+    from agent.decisions.attempts import JobReport
     from agent.decisions.shared import Want, Wants
+    from agent.frameworks.recipe import JobBasis
     from agent.job.share import ShareEnd
 
 
@@ -36,6 +39,12 @@ class Details(TypedDict, total=False):
     doubt: str
     beside_job: bool
     memory: str
+    report: JobReport
+    status_at: float
+    basis: JobBasis
+    refusal: Outcome
+    never: bool
+    signaled: bool
 
 
 class OnProgress(Protocol):
@@ -81,10 +90,13 @@ class Executor:
         self._clearing: dict[str, anyio.CancelScope] = {}
         self._is_closing = False
         self._changed = anyio.Event()
+        self._applied = anyio.Event()
 
     def apply(self, wants: Wants) -> None:
         """Run what is wanted, and end everything else."""
         self._wants = wants
+        self._applied.set()
+        self._applied = anyio.Event()
         for name in {**self._items, **wants}:
             self._reconcile(name)
 
@@ -101,6 +113,22 @@ class Executor:
         while self._running:
             await self._changed.wait()
 
+    async def end(self, name: str) -> None:
+        """End a thing before anything else is decided; return when nothing of it is left."""
+        self._wants = {other: want for other, want in self._wants.items() if other != name}
+        self._reconcile(name)
+        await self.until_over(name)
+
+    async def until_wanted(self, name: str, is_so: Callable[[Want], bool]) -> None:
+        """Wait until a thing, which goes on meanwhile, is wanted in a certain way."""
+        while name not in self._wants or not is_so(self._wants[name]):
+            await self._applied.wait()
+
+    async def until_over(self, name: str) -> None:
+        """Wait until nothing of a thing is left."""
+        while name in self._running:
+            await self._changed.wait()
+
     def _reconcile(self, name: str) -> None:
         item = self._items.get(name)
         want = self._wants.get(name)
@@ -111,18 +139,19 @@ class Executor:
             self._begin(name, want)
 
     def _begin(self, name: str, want: Want, step: Step = Step.PENDING) -> None:
+        new_item = JobItem if isinstance(want, JobWant) else ItemReport
         if want.is_over:
             why = "stopped before it began"
-            self._report(ItemReport(name, Step.LOST, why, want.generation, was_stopped=True))
+            self._report(new_item(name, Step.LOST, why, want.generation, was_stopped=True))
             return
         runner = self._runner_of(name)
         if runner is None:
             what = f"this node's plan has no {name!r} to run"
             say(f"what the head wants is refused: {what}", "warning")
-            self._report(ItemReport(name, Step.LOST, what, want.generation))
+            self._report(new_item(name, Step.LOST, what, want.generation))
             return
         self._running[name] = anyio.CancelScope()
-        self._report(ItemReport(name, step, "", want.generation, is_running=True))
+        self._report(new_item(name, step, "", want.generation, is_running=True))
         self._tasks.start_soon(self._run, name, want, runner)
 
     async def _run(self, name: str, want: Want, runner: Runner) -> None:

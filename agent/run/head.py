@@ -12,21 +12,20 @@
 - End, once an action is EndRun: record the outcome, send it to the workers, and stop services and
   Ray within the grace. Then the run ends as any other does (end.py).
 
-head_job.py makes the job's submission and reads its output and checkpoints, head_server.py makes
-what the port serves, and run_store.py writes the record of the run.
+job_runner.py submits the job and follows it, head_job.py makes its submission and reads its
+checkpoints, head_server.py makes what the port serves, and run_store.py writes the run's record.
 """
 
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import anyio
 from msgspec.structs import replace
 
 from agent.base.ends import Kind, Outcome
-from agent.base.text import error_text, shown_path
+from agent.base.text import shown_path
 from agent.bridge.link import RayLink
 from agent.decisions.head import head_decide as head
 from agent.decisions.head import head_state as h
@@ -34,11 +33,11 @@ from agent.decisions.head.losses import end_of_attempt
 from agent.decisions.head.service_addresses import (
     addresses_by_rank,
     known_place,
-    service_address,
 )
 from agent.decisions.head.wanted import wanted_of
 from agent.decisions.shared import (
     HERE,
+    JOB,
     RAY,
     SAVE,
     SHARE,
@@ -51,27 +50,24 @@ from agent.decisions.shared import (
     Woke,
 )
 from agent.diagnosis.end_lines import totals
-from agent.job.services import REWARD, reward_url
 from agent.plan import environment
 from agent.plan.plan import BRIDGE
 from agent.processes import driver
-from agent.processes.output import PreambleFilter, size_at_start
-from agent.record.background import in_thread, result_in_thread
+from agent.record.background import result_in_thread
 from agent.record.event_filter import EventFilter, recorded_form
 from agent.record.events import AttemptOver
-from agent.record.files import remove_file
 from agent.record.log import say
 from agent.run import head_job, head_server, make_ready
 from agent.run.about_pod import ask_about_pod
 from agent.run.checkpoint_watch import say_newest_checkpoint
-from agent.run.diagnose import Elsewhere, ExplainedEnd, diagnose_end, find_cause, with_cause
+from agent.run.diagnose import Elsewhere, ExplainedEnd, diagnose_end, with_cause
 from agent.run.end import end_role, write_outcome_early
 from agent.run.executor import Executor
 from agent.run.failure_bundle import Bundled, make_bundle, parts_of_workers, request_logs
 from agent.run.framework_answer import FrameworkAsker
-from agent.run.head_job import Submission, SubmissionTask
+from agent.run.job_runner import HeadView, JobRunner
 from agent.run.job_share import JobShare
-from agent.run.job_steps import StepKeeper, progress_path
+from agent.run.job_steps import StepKeeper
 from agent.run.local_ray import HeadRay, WatchedRay
 from agent.run.local_services import LocalWork
 from agent.run.make_goal import make_goal
@@ -82,10 +78,11 @@ from agent.run.silent_nodes import probe_nodes, watch_silent_workers
 from agent.run.stall import StallWatch
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from agent.decisions.durable import Durable
     from agent.job.share import ShareArgs
     from agent.port.reports import Reports
-    from agent.processes.output import OutputCopies, RecentOutput
     from agent.processes.waiting import Inbox
     from agent.run.executor import Clear, OnProgress, Runner
     from agent.run.make_ready import HeadStart
@@ -129,25 +126,32 @@ class HeadAgent:
         self._reports: Reports  # of the workers; there once the port is served
 
         # What runs on this node.
+        self._executor = Executor(tasks, self._runner_of, inbox.put, self._clear_of)
         self._work = LocalWork(
             run,
             lambda: known_place(self._placeholders, self._state),
             lambda: self._state.fleet.addresses(),  # noqa: PLW0108 - of the state at that time
         )
-        self._share = JobShare(
-            run, lambda: known_place(self._placeholders, self._state), self._pass_on
-        )
-        self._executor = Executor(tasks, self._runner_of, inbox.put, self._clear_of)
-        self._prober = Prober(run)
-        self._framework = FrameworkAsker(run, started.env, lambda: self._placeholders, inbox.put)
         self._link = self._make_link()
         self._link_scope = anyio.CancelScope()
         self._ray = self._make_ray()
+        self._job = JobRunner(
+            run, store, self._status, self._steps, self._link, started.env, self._view()
+        )
+        self._share = JobShare(
+            run, lambda: known_place(self._placeholders, self._state), self._job.pass_on
+        )
+        self._prober = Prober(run)
+        self._framework = FrameworkAsker(run, started.env, lambda: self._placeholders, inbox.put)
 
-        # The current attempt.
-        self._submission_task = SubmissionTask()
-        self._output: OutputCopies | None = None
-        self._secrets: Path | None = None  # the file from which the driver reads its secrets
+    def _view(self) -> HeadView:
+        """Return what the job's runner is given of this head."""
+        return HeadView(
+            lambda: self._state,
+            lambda: self._placeholders,
+            self._elsewhere,
+            self._executor.until_wanted,
+        )
 
     def _make_link(self) -> RayLink | None:
         """Return the link to Ray; None where a launcher starts the job on all nodes."""
@@ -160,7 +164,7 @@ class HeadAgent:
             process.command(self._placeholders),
             environment.for_bridge(self._env, plan.settings),
             partial(run.folder.file, process.log),
-            self._put_ray_event,
+            self._inbox.put,
             run.record_child,
             run.effects.processes.start,
         )
@@ -240,6 +244,8 @@ class HeadAgent:
             await link.run()
 
     def _runner_of(self, name: str) -> Runner | None:
+        if name == JOB:
+            return self._job.run
         if name == SAVE:
             return partial(head_job.save_job, self._run)
         if name == RAY and self._ray is not None:
@@ -395,23 +401,8 @@ class HeadAgent:
                 await self._persist(durable, waits=must_be_on_disk)
 
             # The job and its attempts.
-            case h.SubmitJob(job):
-                self._submission_task.start(self._tasks, self._submit, job)
-            case h.FollowJob(job):
-                await self._follow(job)
             case h.ListJobs(prefix) if self._link is not None:
                 await self._link.list_jobs(prefix)
-            case h.StopJob(job):
-                start(
-                    partial(
-                        head_job.stop_job,
-                        self._link,
-                        job,
-                        terminate=self._run.effects.processes.terminate_driver,
-                        send=put,
-                        task=self._submission_task,
-                    )
-                )
             case h.AskFramework():
                 start(self._framework.ask)
             case h.CloseAttempt(number, job, end):
@@ -453,107 +444,6 @@ class HeadAgent:
         answer = await self._prober.probe(probe, at, self._placeholders, share)
         self._inbox.put(Answered(answer))
 
-    def _put_ray_event(self, event: h.HeadEvent) -> None:
-        """Put an event of the bridge; a failed job's report gets the cause that its output has."""
-        if isinstance(event, h.JobReported) and event.report.ended and not event.report.succeeded:
-            self._tasks.start_soon(self._put_with_cause, event, self._run.memory.recent())
-        else:
-            self._inbox.put(event)
-
-    async def _put_with_cause(self, event: h.JobReported, memory: str) -> None:
-        cause = None
-        if self._output is not None:
-            cause = await find_cause(self._run, self._output.path, self._elsewhere())
-        self._inbox.put(replace(event, report=replace(event.report, memory=memory, cause=cause)))
-
-    # --- submit and follow ----------------------------------------------------------------------
-
-    async def _submit(self, job_id: str) -> None:
-        """Submit the attempt; a stop cancels it until it is handed to Ray or torchrun."""
-        submission = await self._submission_task.make(self._make_submission)
-        if submission is None:
-            why = "stopped before it was submitted"
-            self._inbox.put(h.SubmitWaits(job_id, why, canceled=True))
-            return
-        if isinstance(submission, Outcome):
-            self._inbox.put(Refused(submission))
-            return
-        for message in submission.messages:
-            say_line(message)
-
-        # Without Ray every node starts its share.
-        await self._steps.begin(self._state.attempt.number)
-        if self._link is None:
-            self._inbox.put(h.Submitted(job_id, submission.basis))
-            return
-
-        # Through Ray. Its output first; a killed agent may have passed on an earlier attempt's.
-        self._run.node.update(passed_on=0, copied=0)
-        mirror = await self._start_output(job_id, submission.line)
-
-        # Then the secrets, which the driver reads from a file.
-        if submission.secrets:
-            self._secrets = Path(submission.secrets_file)
-            write_file = self._run.effects.disk.write
-            write = partial(write_file, self._secrets, submission.secrets, mode=0o600)
-            error = await result_in_thread(write)
-            if error is not None:
-                self._inbox.put(h.SubmitWaits(job_id, error_text(error), final=True))
-                return
-        await self._link.submit(job_id, submission.line, submission.runtime_env, mirror)
-
-    async def _follow(self, job_id: str) -> None:
-        """Follow a job that an earlier agent submitted; shares have ended with that agent."""
-        if self._link is None:
-            self._inbox.put(h.NeverSubmitted(job_id))
-            return
-        self._steps.follow(self._state.attempt.number)
-        submission = await self._make_submission(is_followed=True)
-        line = submission.line if isinstance(submission, Submission) else ""
-        mirror = await self._start_output(job_id, line)
-        await self._link.follow(job_id, mirror)
-
-    async def _pass_on(self, recent: RecentOutput) -> None:
-        """Pass on the output of this node's share."""
-        self._run.output_begins = await size_at_start(recent.path)
-        output = self._run.effects.late().copy_output(recent, PreambleFilter())
-        output.to_stdout(0, lambda _count: None)
-        output.to_watcher(self._status.job_lines)
-        output.start()
-        self._output = output
-
-    async def _start_output(self, job_id: str, line: str) -> Path | None:
-        """Start to pass on the job's output; return the file that the bridge must write."""
-        self._status.command = line
-        watcher = self._status.job_lines
-        self._output, mirror = await head_job.start_job_output(self._run, job_id, line, watcher)
-        return mirror
-
-    async def _make_submission(self, *, is_followed: bool = False) -> Submission | Outcome:
-        """Make the job's command for the nodes that joined, or refuse it."""
-        # All attempts of a run are sized by the same model and links.
-        basis = self._store.measured.basis
-        if basis is None:
-            basis = await head_job.read_basis(self._plan, self._state)
-            self._store.measure(basis=basis)
-
-        maker = head_job.SubmissionMaker(
-            self._plan,
-            self._state,
-            self._state.durable.run_id,
-            basis,
-            str(progress_path(self._run.folder, self._state.attempt.number)),
-            is_followed=is_followed,
-        )
-        place = replace(self._placeholders, node_ip=self._reward_ip)
-        url = reward_url(self._plan.all_services, place)
-        here = known_place(self._placeholders, self._state)
-        return await maker.make(here, url, self._env, self._run.redactor.clean)
-
-    @property
-    def _reward_ip(self) -> str:
-        return service_address(self._state, REWARD) or self._placeholders.node_ip
-
     def _elsewhere(self) -> Elsewhere:
         """Return where else the cause of a failed job may be."""
         workers = self._state.fleet.workers.values()
@@ -570,25 +460,15 @@ class HeadAgent:
         self._run.record(AttemptOver(number, job_id, end))
         await self._finish_output()
         self._inbox.put(h.OutputRead(number, self._steps.last_of(number)))
-        if self._link is not None:
-            self._link.forget(job_id)
 
         # From which checkpoint does the next one resume?
         find = head_job.send_newest_checkpoint
         self._tasks.start_soon(find, self._run, number, self._inbox.put)
 
     async def _finish_output(self) -> None:
-        """Pass on the rest of an attempt's output; cancel a submission in preparation."""
-        await self._submission_task.cancel()
-        if self._secrets is not None:
-            await in_thread(partial(remove_file, self._secrets))  # of a job that never started
-            self._secrets = None
-        if self._output is not None:
-            limit = self._plan.budget.output
-            await in_thread(partial(self._output.finish, limit), 2 * limit)
-            await self._steps.look()
-            self._output = None
-            self._run.node.update(passed_on=0, copied=0)  # of the next attempt
+        """Follow an attempt no further, and pass on the rest of its output."""
+        await self._executor.end(JOB)
+        await self._job.finish_output()
 
     # --- end ------------------------------------------------------------------------------------
 

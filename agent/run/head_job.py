@@ -1,18 +1,16 @@
-"""Make the job's submission, pass on its output, stop it, read its checkpoints: on the head.
+"""Make the job's submission, have the job save, read its checkpoints: on the head.
 
-For each attempt the head makes a Submission, as a task that a stop can cancel (SubmissionTask):
-the recipe is sized by the nodes that joined, the checkpoints in its folder are its own or the job
-is refused, and secrets move from its command to a file. The job's output is passed on from Ray's
-driver log from then on. A stop asks Ray; on a notice the job is first sent the signal on which it
-saves. After each attempt the newest checkpoint is looked up.
+For each attempt the head makes a Submission: the recipe is sized by the nodes that joined, the
+checkpoints in its folder are its own or the job is refused, and secrets move from its command to a
+file. On a notice the job is sent the signal on which it saves. After each attempt the newest
+checkpoint is looked up. job_runner.py submits the job.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import anyio
 from msgspec.structs import replace
@@ -21,7 +19,6 @@ from agent.base import ends, times
 from agent.base.ends import Outcome
 from agent.base.text import listed, mib
 from agent.base.value import Value
-from agent.decisions.attempts import DriverSignaled
 from agent.decisions.head.head_state import CheckpointSeen
 from agent.decisions.head.probes import slowest_link
 from agent.decisions.shared import JobWant, LogLine, Step
@@ -40,9 +37,7 @@ from agent.job.services import addressed
 from agent.job.share import SharePlace
 from agent.node.read import cached_model, model_config
 from agent.plan.environment import without_proxy_to
-from agent.plan.plan import JOB_LOG
 from agent.processes import driver
-from agent.processes.output import PreambleFilter, size_at_start
 from agent.processes.waiting import NotYet, until
 from agent.record import run_folder
 from agent.record.background import in_thread
@@ -51,9 +46,8 @@ from agent.record.log import say
 from agent.settings.jobs import notice_signal
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import Callable, Mapping
 
-    from agent.bridge.link import RayLink
     from agent.decisions.attempts import Attempt
     from agent.decisions.head.head_state import HeadState
     from agent.decisions.shared import Want
@@ -62,71 +56,12 @@ if TYPE_CHECKING:
     from agent.job.job import Job, RecipeJob
     from agent.job.services import Placeholders
     from agent.plan.plan import Plan
-    from agent.processes.output import OutputCopies
-    from agent.record.job_lines import JobLines
     from agent.record.run_folder import CheckpointFiles
     from agent.run.executor import OnProgress
     from agent.run.node_run import NodeRun
 
-STOP_ACCEPTED = 5.0  # For Ray's dashboard to accept the stop of a job; it usually takes one.
 _CHECKPOINT_POLL = 0.25  # A job that has saved goes on until it is stopped: further steps are lost.
 _CHECKPOINT_QUIET = 2.0  # A checkpoint without changes for so long is whole, unless known before.
-
-
-async def start_job_output(
-    run: NodeRun, job_id: str, command_line: str, watcher: JobLines
-) -> tuple[OutputCopies, Path | None]:
-    """Start to pass on a job's output; return it, and the file that the bridge must write."""
-    # Where is it? The bridge writes that of a driver on another machine.
-    session = run.plan.launch.session
-    mirror = None
-    if session is None:
-        source = mirror = run.folder.file(f"ray-job.{safe_name(job_id)}.log")
-    else:
-        latest = Path(session, "session_latest").resolve()  # noqa: ASYNC240 - a link on a local disk
-        source = latest / "logs" / f"job-driver-{job_id}.log"
-        run.node.update(session=str(latest))
-
-    # How much did a killed agent pass on?
-    known = run.node.record
-    update = run.node.update
-    log = run.folder.file(JOB_LOG)
-    run.output_begins = max(0, await size_at_start(log) - known.copied)
-
-    output = run.effects.late().copy_output(source, PreambleFilter(job_id, command_line))
-    output.to_stdout(known.passed_on, lambda count: update(passed_on=count))
-    output.to_file(log, known.copied, lambda count: update(copied=count))
-    output.to_watcher(watcher)
-    output.start()
-    return output, mirror
-
-
-async def stop_job(
-    link: RayLink | None,
-    job_id: str,
-    *,
-    send: Callable[[DriverSignaled], None],
-    task: SubmissionTask,
-    terminate: Callable[[str], str],
-) -> None:
-    """Stop a job through Ray, or signal its driver by `terminate` where the dashboard hangs.
-
-    A submission in preparation is canceled. Without a link the nodes end their shares.
-    """
-    if await task.cancel() or link is None:
-        return
-
-    # Through Ray, unless its dashboard hangs.
-    with anyio.move_on_after(STOP_ACCEPTED):
-        await link.stop_job(job_id)
-        return
-
-    # No driver is here if it runs on another machine, or has ended.
-    pids = terminate(job_id)
-    if pids:
-        send(DriverSignaled(job_id))
-        timeout = f"Ray did not take the stop of the job within {STOP_ACCEPTED:g} s"
-        say(f"{timeout}: SIGTERM sent to its driver itself ({pids})", "warning")
 
 
 async def send_newest_checkpoint(
@@ -471,45 +406,3 @@ class SubmissionMaker:
         if self._state.attempt.number == 1:
             return refusal
         return ends.NODES_NO_LONGER_FIT.outcome(reason=refusal.reason, culprit=refusal.culprit)
-
-
-T = TypeVar("T")
-
-
-class SubmissionTask:
-    """Runs a submission as a task that can be canceled until it is handed to Ray."""
-
-    def __init__(self) -> None:
-        self._current: tuple[anyio.CancelScope, anyio.Event] | None = None
-        """The scope that makes it, and the event set once it was handed over or canceled."""
-
-    def start(
-        self, tasks: anyio.abc.TaskGroup, submit: Callable[..., Awaitable[None]], *arguments: object
-    ) -> None:
-        """Start a task that makes a submission, by `make`, and hands it over."""
-        done = anyio.Event()
-        self._current = (anyio.CancelScope(), done)
-
-        async def run() -> None:
-            try:
-                await submit(*arguments)
-            finally:
-                done.set()
-
-        tasks.start_soon(run)
-
-    async def make(self, make: Callable[..., Awaitable[T]], *arguments: object) -> T | None:
-        """Return the result of `make`; None if the submission was canceled."""
-        assert self._current is not None  # noqa: S101 - called by what `start` has started
-        with self._current[0]:
-            return await make(*arguments)
-        return None
-
-    async def cancel(self) -> bool:
-        """Cancel it, or wait until it is handed over; return whether it was canceled."""
-        if self._current is None:
-            return False
-        scope, done = self._current
-        scope.cancel()
-        await done.wait()
-        return scope.cancelled_caught

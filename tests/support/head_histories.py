@@ -16,6 +16,7 @@ from support.heads import (
     TERM,
     TICK,
     History,
+    accepted,
     goal,
     job,
     lost,
@@ -40,7 +41,7 @@ def times(number: int, *events: h.HeadEvent) -> list[h.HeadEvent]:
 FINE = [
     *times(2, TICK),
     *times(4, nodes(2, 3, 4), SUBMITTED, job("RUNNING")),
-    *times(2, h.Submitted("run-2"), job("RUNNING", attempt=2)),
+    *times(2, accepted(2), job("RUNNING", attempt=2)),
     *times(1, nodes(), nodes(2), nodes(3, dead=(2,)), nodes(dead=(2, 3, 4)), nodes(up=False)),
     *times(
         1, reported(2, rank=1), reported(3, rank=2), reported(3, joined=False, detail="no route")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
@@ -15,11 +15,13 @@ from agent.decisions.head.head_goal import OUR_RAY, HeadGoal
 from agent.decisions.head.wanted import wanted_of
 from agent.decisions.shared import (
     HERE,
+    JOB,
     RAY,
     SAVE,
     HeadAction,
     ItemReport,
     ItemsReported,
+    JobItem,
     JobWant,
     LogLine,
     Publish,
@@ -36,7 +38,7 @@ if TYPE_CHECKING:
 
     from agent.base.ends import Outcome
     from agent.decisions.attempts import LostAttempt
-    from agent.decisions.shared import Answer
+    from agent.decisions.shared import Answer, Want
 
 REWARD = "reward server"
 NOTHING_DURABLE = Durable("run")
@@ -115,14 +117,17 @@ def ray_lost(
     return ItemsReported((replace(item, memory=memory, doubt=doubt),))
 
 
-def of_now(event: h.HeadEvent, state: h.HeadState) -> h.HeadEvent:
+def of_now(event: h.HeadEvent, state: h.HeadState, at: float) -> h.HeadEvent:
     """Return an event with the generations that are wanted now, where it says so."""
     if isinstance(event, h.RaySeen):
         return replace(event, generation=event.generation or state.ray.item.generation)
     if not isinstance(event, ItemsReported):
         return event
-    items = []
+    items: list[ItemReport] = []
     for item in event.items:
+        if isinstance(item, JobItem):
+            items.append(_job_now(item, state, at))
+            continue
         key = (HERE, item.name)
         known = state.steps.by_key.get(key) or state.services.by_key.get(key)
         known = state.ray.item if item.name == RAY else known
@@ -140,6 +145,62 @@ class SaveJob(HeadAction):
 def saved(evidence: str, attempt: int = 1, step: Step = Step.READY) -> ItemsReported:
     """Return the event that an attempt has saved, or cannot."""
     return ItemsReported((ItemReport(SAVE, step, evidence, attempt),))
+
+
+def _job_now(item: JobItem, state: h.HeadState, at: float) -> JobItem:
+    """Return a report of an attempt's job; that of another attempt is one of an earlier start."""
+    want = state.job.want
+    if want is None or state.attempt.number != -item.generation:
+        return replace(item, generation=0)
+    status_at = None if item.status_at is None else at
+    report = item.report or state.job.report
+    return replace(item, generation=want.generation, status_at=status_at, report=report)
+
+
+class SubmitJob(HeadAction):
+    """A job that is wanted to be submitted from now on."""
+
+    id: str
+
+
+class FollowJob(HeadAction):
+    """A job that is wanted to be followed from now on, and not submitted."""
+
+    id: str
+
+
+class StopJob(HeadAction):
+    """A job that is wanted to be stopped from now on."""
+
+    id: str
+
+
+def job_wants(before: Want | None, after: Want | None) -> list[HeadAction]:
+    """Return what is wanted of the job since a decision."""
+    actions: list[HeadAction] = []
+    former = before if isinstance(before, JobWant) else JobWant(0)
+    if not isinstance(after, JobWant):
+        return actions
+    is_new = after.generation != former.generation
+    if is_new:
+        actions.append(SubmitJob(after.id) if after.may_submit else FollowJob(after.id))
+    if after.is_to_stop and (is_new or not former.is_to_stop):
+        actions.append(StopJob(after.id))
+    return actions
+
+
+def job_report(event: object, of: JobWant | None = None) -> JobReport | None:
+    """Return Ray's status of the job that an event has, of this submission if given."""
+    items = event.items if isinstance(event, ItemsReported) else ()
+    jobs = (item for item in items if isinstance(item, JobItem))
+    own = (job for job in jobs if of is None or job.generation == of.generation)
+    return next((job.report for job in own), None)
+
+
+def of_job(before: h.HeadState, after: h.HeadState) -> list[HeadAction]:
+    """Return what is wanted of the job since a decision, before the head leaves."""
+    is_over = after.phase is h.HeadPhase.LEAVING
+    return [] if is_over else job_wants(before.job.want, after.job.want)
 
 
 class Released(HeadAction):
@@ -160,14 +221,17 @@ def started_by(
     before: h.HeadState | None, after: h.HeadState, nodes: Iterable[str]
 ) -> list[HeadAction]:
     """Return what is wanted on these nodes since a decision, and does not run there yet."""
-    return [
-        _start(node, name, want)
-        for node in nodes
-        for name, want in wanted_of(after, node).items()
-        if not want.is_over
-        and (before is None or wanted_of(before, node).get(name) != want)
-        and not _has_joined(after, node, name, want.generation)
-    ]
+    actions: list[HeadAction] = []
+    for node in nodes:
+        former = {} if before is None else wanted_of(before, node)
+        for name, want in wanted_of(after, node).items():
+            if want.is_over or former.get(name) == want:
+                continue
+            if name == JOB:
+                actions += job_wants(former.get(JOB), want)
+            elif not _has_joined(after, node, name, want.generation):
+                actions.append(_start(node, name, want))
+    return actions
 
 
 def _has_joined(state: h.HeadState, node: str, name: str, generation: int) -> bool:
@@ -201,15 +265,48 @@ LIMITS = {
     wait_keys.JOB: 120.0,
     wait_keys.NODE: 60.0,
 }
-SUBMITTED = h.Submitted("run-1")
+
+
+def _of_job(  # its generation is that of the attempt, see `_job_now`
+    attempt: int,
+    step: Step,
+    evidence: str = "",
+    **said: Any,  # noqa: ANN401 - fields of an item
+) -> ItemsReported:
+    return ItemsReported((JobItem(JOB, step, evidence, -attempt, **said),))
+
+
+def accepted(attempt: int = 1) -> ItemsReported:
+    """Return the event that Ray has accepted an attempt, or that a launcher may start it."""
+    return _of_job(attempt, Step.READY, status_at=0.0, is_running=True)
+
+
+def never(attempt: int = 1) -> ItemsReported:
+    """Return the event that Ray has no job of an attempt."""
+    return _of_job(attempt, Step.LOST, "Ray has no job of this attempt", never=True)
+
+
+def signaled(attempt: int = 1) -> ItemsReported:
+    """Return the event that an attempt's driver got SIGTERM, as Ray did not accept the stop."""
+    running = JobReport("RUNNING")
+    return _of_job(attempt, Step.READY, report=running, signaled=True, is_running=True)
+
+
+def unfit(refusal: Outcome, attempt: int = 1) -> ItemsReported:
+    """Return the event that an attempt does not fit the nodes that joined."""
+    return _of_job(attempt, Step.LOST, refusal.reason, refusal=refusal)
+
+
+SUBMITTED = accepted()
 PREPARED: list[h.HeadEvent] = [ready(step.name) for step in STEPS]
 
 
 def waits(
     evidence: str, attempt: int = 1, *, final: bool = False, canceled: bool = False
-) -> h.SubmitWaits:
+) -> ItemsReported:
     """Return the event that Ray does not accept an attempt."""
-    return h.SubmitWaits(f"run-{attempt}", evidence, final, canceled)
+    step = Step.LOST if final or canceled else Step.PENDING
+    return _of_job(attempt, step, evidence, never=canceled, is_running=step is Step.PENDING)
 
 
 def goal(  # noqa: PLR0913 - what a run may be asked for
@@ -312,9 +409,15 @@ def reported(  # noqa: PLR0913 - what a worker may say
     )
 
 
-def job(status: str, code: int | None = None, message: str = "", attempt: int = 1) -> h.JobReported:
+def job(status: str, code: int | None = None, message: str = "", attempt: int = 1) -> ItemsReported:
     """Return the event of a job status from Ray."""
-    return h.JobReported(f"run-{attempt}", JobReport(status, message, code))
+    return status_of(JobReport(status, message, code), attempt)
+
+
+def status_of(report: JobReport, attempt: int = 1) -> ItemsReported:
+    """Return the event of a job status from Ray, with all that it says."""
+    runs = not report.ended
+    return _of_job(attempt, Step.READY, status_at=0.0, report=report, is_running=runs)
 
 
 BEGUN: list[tuple[float, h.HeadEvent]] = [(2.0, SUBMITTED), (2.0, job("RUNNING"))]
@@ -356,7 +459,7 @@ class Trace:
         """Apply one event."""
         self.now = at
         before = self.state
-        self.state, actions = head.decide(before, of_now(event, before), at)
+        self.state, actions = head.decide(before, of_now(event, before, at), at)
         self._check_published(before, actions)
         for action in actions:
             published = action.nodes if isinstance(action, Publish) else ()

@@ -239,7 +239,9 @@ def submit_wait(state: HeadState) -> Wait:
     """Return the wait for a submission."""
     until = state.phase_since + state.goal.limits[wait_keys.SUBMIT]
     who = "the job to start on every node" if state.goal.by_shares else "Ray to take the job"
-    return Wait(wait_keys.SUBMIT, who, until, state.ray.item.evidence)
+    job = state.job.item
+    evidence = state.ray.item.evidence if job is None or not job.evidence else job.evidence
+    return Wait(wait_keys.SUBMIT, who, until, evidence)
 
 
 def _judging_waits(state: HeadState) -> Iterator[Wait]:

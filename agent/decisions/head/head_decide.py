@@ -9,7 +9,6 @@ from msgspec.structs import replace
 
 from agent.base import times
 from agent.base.text import first_names, in_url, listed
-from agent.decisions import attempts
 from agent.decisions import shared as v
 from agent.decisions.durable import Durable, must_be_on_disk
 from agent.decisions.head import (
@@ -117,8 +116,8 @@ def decide(state: HeadState, event: HeadEvent, now: float) -> tuple[HeadState, h
 
 
 def _decide_event(before: HeadState, event: HeadEvent, now: float) -> HeadState:
-    # An event of another attempt, or another Ray, only shows that time has passed.
-    if isinstance(event, attempts.AttemptEvent) and event.id != before.attempt.id:
+    # An answer about another attempt, or another Ray, only shows that time has passed.
+    if isinstance(event, h.NodesAsked) and event.id != before.attempt.id:
         event = v.Tick()
     if isinstance(event, h.RaySeen) and own_ray.is_of_former_ray(before, event):
         event = v.Tick()
@@ -246,7 +245,7 @@ def deadline(state: HeadState) -> float | None:
     return min((*moments, *(at for at in others if at is not None)), default=None)
 
 
-def apply_event(state: HeadState, event: HeadEvent, now: float) -> HeadState:  # noqa: C901, PLR0911, PLR0912 - one case, one return
+def apply_event(state: HeadState, event: HeadEvent, now: float) -> HeadState:  # noqa: PLR0911 - one case, one return
     """Return the state after an event, without what follows from it."""
     match event:
         # The clock
@@ -258,8 +257,6 @@ def apply_event(state: HeadState, event: HeadEvent, now: float) -> HeadState:  #
         # Ray
         case h.RaySeen():
             return own_ray.apply_ray_seen(state, event)
-        case h.SubmitWaits(_, evidence):
-            return state.with_ray(item=replace(state.ray.item, evidence=evidence))
 
         # Workers
         case h.WorkerIntroduced(key, _, facts, findings):
@@ -274,7 +271,7 @@ def apply_event(state: HeadState, event: HeadEvent, now: float) -> HeadState:  #
         case h.WorkerReplaced(key):
             return _forget_worker(state, key)
 
-        # What runs on this node
+        # What runs on this node, the job included
         case v.ItemsReported(items):
             own = {**state.items, **{item.name: item for item in items}}
             state = own_ray.apply_ray(state, replace(state, items=own), now)
@@ -290,14 +287,7 @@ def apply_event(state: HeadState, event: HeadEvent, now: float) -> HeadState:  #
         case h.CheckpointSeen(_, step, path):
             return state.with_earlier(newest_checkpoint=step, resumes_from=path)
 
-        # The job
-        case h.JobReported(_, report):
-            at = losses.job_ended_at(state, report, now)
-            return state.with_job(last_status_at=now, report=report, ended_at=at)
-        case attempts.DriverSignaled():
-            return state.with_attempt(signaled=True)
-        case h.Submitted():
-            return state.with_job(last_status_at=now)
+        # The nodes of a failed job
         case h.NodesAsked(_, silent) if silent:
             why = "; ".join(f"{name}: {evidence}" for name, evidence in silent.items())
             if state.goal.ray_is_given:  # a network policy may keep them out of reach
@@ -391,6 +381,9 @@ def _apply_items(
         if report.name == v.SAVE:
             state = _apply_save(state, node, report)
             continue
+        if report.name == v.JOB:
+            state = _apply_job(state, report, now)
+            continue
         key = (node, report.name)
         is_step = key in state.steps.by_key
         item = state.steps.by_key[key] if is_step else state.services.by_key.get(key)
@@ -403,6 +396,24 @@ def _apply_items(
             state = _record_outage(state, key, item, new, now)
         state = state.with_item(key, new)
     return state
+
+
+def _apply_job(state: HeadState, report: v.ItemReport, now: float) -> HeadState:
+    """Apply what this node reports of the job: no message of a worker is such an item."""
+    want = state.job.want
+    known = state.job.item
+    is_of_now = want is not None and report.generation == want.generation
+    if not isinstance(report, v.JobItem) or not is_of_now or report == known:
+        return state
+    if report.signaled and not state.attempt.signaled:
+        state = state.with_attempt(signaled=True)
+
+    # Has Ray answered since the last report?
+    before = (None, None) if known is None else (known.status_at, known.report)
+    if (report.status_at, report.report) == before:
+        return state.with_job(item=report)
+    at = None if report.report is None else losses.job_ended_at(state, report.report, now)
+    return state.with_job(item=report, last_status_at=now, ended_at=at)
 
 
 def _apply_save(state: HeadState, node: str, report: v.ItemReport) -> HeadState:

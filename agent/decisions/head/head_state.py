@@ -14,12 +14,22 @@ from agent.base.text import iso_time
 from agent.base.value import Value
 from agent.checks.finding import Finding
 from agent.decisions import attempts, shared
-from agent.decisions.attempts import Attempt, AttemptEvent, JobReport, LostAttempt
+from agent.decisions.attempts import Attempt, JobReport, LostAttempt
 from agent.decisions.durable import Durable, Losses
 from agent.decisions.head.fleet import Fleet, RayNode, Worker
 from agent.decisions.head.head_goal import HeadGoal, StepOnDisk
-from agent.decisions.shared import HERE, HeadAction, HeadEvent, Item, ItemReport, LogLine, Step
-from agent.frameworks.recipe import JobBasis, NodeSize
+from agent.decisions.shared import (
+    HERE,
+    HeadAction,
+    HeadEvent,
+    Item,
+    ItemReport,
+    JobItem,
+    JobWant,
+    LogLine,
+    Step,
+)
+from agent.frameworks.recipe import NodeSize
 from agent.job.share import ShareArgs, ShareEnd
 from agent.node.facts import Facts  # noqa: TC001 - of an event, whose fields are read
 from agent.plan.node_price import NodePrice  # noqa: TC001 - same
@@ -70,20 +80,6 @@ class JobShares(Value):
         return tuple(share.size for share in self.by_node.values())
 
 
-class AttemptAction(HeadAction):
-    """An action about the attempt with this submission id."""
-
-    id: str
-
-
-class SubmitJob(AttemptAction):
-    """Submit the job to Ray under this id, once per attempt."""
-
-
-class FollowJob(AttemptAction):
-    """Follow the job that a killed agent submitted under this id; do not submit."""
-
-
 class ListJobs(HeadAction):
     """Ask Ray for the jobs of this run; JobsListed follows."""
 
@@ -101,12 +97,10 @@ class AskFramework(HeadAction):
     """Ask the framework whether it accepts the job's command; FrameworkAnswered follows."""
 
 
-class StopJob(AttemptAction):
-    """Ask Ray to stop an attempt."""
-
-
-class AskNodes(AttemptAction):
+class AskNodes(HeadAction):
     """Probe each node's raylet: a lost node may be the cause of this attempt's failure."""
+
+    id: str
 
 
 class ProbeNode(HeadAction):
@@ -201,11 +195,22 @@ class Comparison(Value):
 class JobWatch(Value):
     """What is known of the present attempt's job, which Ray reports to the next agent again."""
 
+    want: JobWant | None = None  # what this node is to do for it
+    begun: int = 0  # how often this agent has submitted or followed a job
+    item: JobItem | None = None  # what this node last reported of it
     last_status_at: float | None = None
     """When Ray last returned its status; None until this agent submits or follows it."""
-    report: JobReport | None = None
     ended_at: float | None = None  # when the job ended, of which Ray's report may be late
     unreachable_nodes: str = ""  # nodes of a given Ray that did not answer after it failed
+
+    @property
+    def report(self) -> JobReport | None:
+        """Return its last status."""
+        return None if self.item is None else self.item.report
+
+    def of_next(self) -> JobWatch:
+        """Return what is known of the next one: nothing but how many there were."""
+        return JobWatch(begun=self.begun)
 
 
 class EarlierAttempts(Value):
@@ -582,39 +587,16 @@ class WorkerReplaced(HeadEvent):
     key: str
 
 
-class Submitted(AttemptEvent):
-    """Ray accepted an attempt, or a launcher may start it on every node."""
-
-    basis: JobBasis = JobBasis()  # what its recipe is sized by
-
-
-class NeverSubmitted(AttemptEvent):
-    """Ray has no job of an attempt that a killed agent was about to submit."""
-
-
 class JobsListed(HeadEvent):
     """The attempts of this run that Ray knows, ended or not, by id."""
 
     ids: tuple[str, ...]
 
 
-class SubmitWaits(AttemptEvent):
-    """Ray does not accept an attempt yet, or refuses it for good (`final`)."""
-
-    evidence: str
-    final: bool = False
-    canceled: bool = False  # true if the attempt was to be stopped and Ray has no such job
-
-
-class JobReported(AttemptEvent):
-    """Ray returned the status of an attempt."""
-
-    report: JobReport
-
-
-class NodesAsked(AttemptEvent):
+class NodesAsked(HeadEvent):
     """Each node's raylet was probed after an attempt failed; `silent` ones did not answer."""
 
+    id: str  # of the attempt
     silent: Mapping[str, str] = field(default_factory=dict)  # by node name: the evidence
 
 

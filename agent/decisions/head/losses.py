@@ -25,7 +25,7 @@ from agent.decisions import attempts
 from agent.decisions.attempts import JobReport, may_be_retried
 from agent.decisions.head import head_state as h
 from agent.decisions.head import shares
-from agent.decisions.head.head_state import HeadPhase, HeadState, JobWatch, leave
+from agent.decisions.head.head_state import HeadPhase, HeadState, leave
 from agent.decisions.shared import RAY, SHARE, Step, Wait
 from agent.plan import waits as wait_keys
 
@@ -317,7 +317,7 @@ def begin_next_attempt(state: HeadState, end: Outcome, now: float) -> HeadState:
     state = record_leftovers(state, now)
     state = state.with_earlier(number=state.earlier.number + 1, former_workers=())
     state = replace(state, durable=durable.before_attempt(state.goal.expected_workers))
-    state = replace(state, job=JobWatch(), began=now, not_before=now + pause)
+    state = replace(state, job=state.job.of_next(), began=now, not_before=now + pause)
     close = h.CloseAttempt(ended.number, ended.id, end)
     return state.enter(HeadPhase.BOOTING, now).do(close)
 

@@ -34,9 +34,9 @@ from agent.decisions.head import (
 )
 from agent.decisions.head import head_state as h
 from agent.decisions.head.boot_waits import pending_waits, stop_deadline, submit_wait
-from agent.decisions.head.head_state import HeadPhase, JobShares, JobWatch, Saving, leave
+from agent.decisions.head.head_state import HeadPhase, JobShares, Saving, leave
 from agent.decisions.head.losses import ray_lost_outcome
-from agent.decisions.shared import LogLine, Refused, Step, StopAsked, Tick
+from agent.decisions.shared import JobWant, LogLine, Refused, Step, StopAsked, Tick
 from agent.decisions.stall import Stalled
 from agent.plan import waits as wait_keys
 
@@ -156,7 +156,7 @@ def _finish_boot(state: HeadState, now: float) -> HeadState:
 
     newest = state.earlier.newest_checkpoint
     state = state.with_attempt(submitted=now, start=state.utc(now), checkpoint=newest)
-    state = _without_memory_kills(state.with_job(last_status_at=now))
+    state = _without_memory_kills(_begin_job(state, now, may_submit=True))
     state = losses.fix_required_workers(state).enter(HeadPhase.SUBMITTING, now)
     if state.attempt.number > 1:
         state = state.log(losses.attempt_sentence(state))
@@ -167,7 +167,14 @@ def _finish_boot(state: HeadState, now: float) -> HeadState:
     for wrong in state.fleet.wrong_ranks():
         state = state.log(wrong, "warning")
     line = LogLine(ready, "done", "nodes", now - state.began)
-    return state.do(line, h.SubmitJob(state.attempt.id))
+    return state.do(line)
+
+
+def _begin_job(state: HeadState, now: float, *, may_submit: bool) -> HeadState:
+    """Have this node submit the attempt, which is durable first, or follow it."""
+    number = state.job.begun + 1
+    want = JobWant(number, id=state.attempt.id, may_submit=may_submit)
+    return state.with_job(last_status_at=now, want=want, begun=number)
 
 
 def _log_watch(state: HeadState) -> HeadState:
@@ -188,21 +195,22 @@ def _without_memory_kills(state: HeadState) -> HeadState:
 
 def submitting(state: HeadState, event: HeadEvent, now: float) -> HeadState:
     """Wait until Ray accepts or refuses the job; give up after the submit limit."""
+    job = state.job.item
     if state.ray.item.step is Step.LOST:
         return end_attempt(state, ray_lost_outcome(state), now)
-    if isinstance(event, Refused):  # the recipe does not fit the nodes that joined
-        return leave(replace(_withdrawn(state), shares=JobShares()), event.outcome, now)
+    if job is not None and job.refusal is not None:  # it does not fit the nodes that joined
+        return leave(replace(_withdrawn(state), shares=JobShares()), job.refusal, now)
 
     # Is the job accepted, or refused for good?
-    if isinstance(event, h.Submitted):
+    if job is not None and job.is_accepted:
         which = f"attempt {state.attempt.number} of {state.last_attempt_number}"
         line = LogLine(f"{state.goal.job}, {which}", "done", "job")
         state = _log_watch(state.enter(HeadPhase.RUNNING, now).do(line))
-        if not state.goal.by_shares:
-            return state
-        return running(shares.want_shares(state, event.basis), event, now)  # one may be absent
-    if isinstance(event, h.SubmitWaits) and event.final:
-        return leave(state, ends.JOB_REFUSED_BY_RAY.outcome(evidence=event.evidence), now)
+        if state.goal.by_shares:
+            state = shares.want_shares(state, job.basis)
+        return running(state, event, now)  # a share may be absent, or the job over
+    if job is not None and job.step is Step.LOST:
+        return leave(state, ends.JOB_REFUSED_BY_RAY.outcome(evidence=job.evidence), now)
 
     wait = submit_wait(state)
     if wait.is_over(now):
@@ -218,7 +226,7 @@ def _withdrawn(state: HeadState) -> HeadState:
 
 def running(state: HeadState, event: HeadEvent, now: float) -> HeadState:
     """Follow the job to its end, or stop it if it lost a required node or service."""
-    over = _end_of_job(state, event, now)
+    over = _end_of_job(state, now)
     if over is not None:
         return over
 
@@ -280,13 +288,14 @@ def judging(state: HeadState, event: HeadEvent, now: float) -> HeadState:
     return state
 
 
-def _end_of_job(state: HeadState, event: HeadEvent, now: float) -> HeadState | None:
+def _end_of_job(state: HeadState, now: float) -> HeadState | None:
     """End an attempt whose job ended, or whose Ray exited or is silent; None if it continues."""
     # Did Ray report the end of the job, or did torchrun's shares end?
-    if isinstance(event, h.JobReported) and event.report.ended:
-        if losses.must_ask_nodes(state, event.report, now):
+    report = state.job.report
+    if report is not None and report.ended:
+        if losses.must_ask_nodes(state, report, now):
             return state.enter(HeadPhase.JUDGING, now).do(h.AskNodes(state.attempt.id))
-        return end_attempt(state, losses.attempt_end(state, event.report, now), now)
+        return end_attempt(state, losses.attempt_end(state, report, now), now)
     if state.goal.by_shares and shares.job_report(state) is not None:
         end = shares.shares_verdict(state)
         if state.shares.is_settled:
@@ -319,15 +328,16 @@ def resuming(state: HeadState, event: HeadEvent, now: float) -> HeadState:
         return end_attempt(_follow_resumed_job(state, now), end, now)
 
     # Was the agent killed before it submitted the job? Then boot for the same attempt.
-    if isinstance(event, h.NeverSubmitted):
+    job = state.job.item
+    if job is not None and job.never:
         again = attempts.Attempt(attempt.id, attempt.number, required=state.goal.expected_workers)
         state = state.with_durable(attempt=again, losses=Losses())
         state = state.with_earlier(former_workers=())
-        state = replace(state, job=JobWatch(), began=now).with_ray(doubt_since=now)
+        state = replace(state, job=state.job.of_next(), began=now).with_ray(doubt_since=now)
         return booting(state.enter(HeadPhase.BOOTING, now), Tick(), now)
 
     # Does Ray have the job? Then it is followed like any other.
-    if isinstance(event, h.Submitted | h.JobReported):
+    if job is not None and job.is_accepted:
         state = state.log(f"attempt {attempt.number} goes on: its job is followed again")
         state = losses.record_losses_before_resume(state.enter(HeadPhase.RUNNING, now), now)
         return running(state, event, now)
@@ -445,16 +455,17 @@ def _follow_resumed_job(state: HeadState, now: float) -> HeadState:
     """Follow the job that a killed agent submitted, if this agent does not yet."""
     if state.phase is not HeadPhase.RESUMING or state.runs_attempt:
         return state
-    return state.with_job(last_status_at=now).do(h.FollowJob(state.attempt.id))
+    return _begin_job(state, now, may_submit=False)
 
 
-def stopping(state: HeadState, event: HeadEvent, now: float) -> HeadState:
+def stopping(state: HeadState, _event: HeadEvent, now: float) -> HeadState:
     """Wait for the job to stop, until its grace is over."""
     verdict = state.outcome
     assert verdict is not None  # noqa: S101 - entered only with a stop
 
     # Has the job ended?
-    ended = isinstance(event, h.JobReported) and event.report.ended
+    report = state.job.report
+    ended = report is not None and report.ended
     if state.goal.by_shares:
         state = shares.expire_silent_shares(state, now)
         ended = state.shares.is_settled
@@ -462,24 +473,23 @@ def stopping(state: HeadState, event: HeadEvent, now: float) -> HeadState:
     # Did it succeed before its stop took effect? One that Ray 2.60 stopped is STOPPED, whatever
     # its exit code.
     if ended and attempts.is_loss(verdict) and not state.attempt.signaled:
-        report = shares.job_report(state) if state.goal.by_shares else state.job.report
+        report = shares.job_report(state) if state.goal.by_shares else report
         if report is not None and report.succeeded:
             verdict = attempts.verdict_of(report, state.losses.last)
 
     # Is there anything left to wait for?
-    refusal = event if isinstance(event, h.SubmitWaits) else None
-    never_ran = isinstance(event, h.NeverSubmitted) or (
-        refusal is not None and (refusal.canceled or refusal.final)
-    )
-    ends_with_ray = refusal is not None and not state.goal.ray_is_given
+    job = state.job.item
+    never_ran = job is not None and job.step is Step.LOST and not job.is_accepted
     is_late = now >= stop_deadline(state)
-    if not (ended or never_ran or ends_with_ray or is_late or state.ray.item.step is Step.LOST):
+    if not (ended or never_ran or is_late or state.ray.item.step is Step.LOST):
         return _stop_after_save(state, now)
 
     # Shares that ended since the stop was ordered may have failed earlier.
     if state.goal.by_shares and verdict.is_jobs_verdict:
         verdict = shares.shares_verdict(state)
-    if refusal is not None and refusal.canceled and not attempts.may_be_retried(verdict):
+    want = state.job.want
+    is_canceled = job is not None and job.never and want is not None and want.may_submit
+    if is_canceled and not attempts.may_be_retried(verdict):
         state = _withdrawn(state)
     if is_late and not ended:
         state = state.log("the job did not stop in time", "warning")
@@ -511,8 +521,11 @@ def _stop_after_save(state: HeadState, now: float) -> HeadState:
 
 
 def _end_job(state: HeadState) -> HeadState:
-    """Ask Ray to stop the job, or want its shares no more."""
-    return shares.stop_shares(state).do(h.StopJob(state.attempt.id))
+    """Want the job, or its shares, to be stopped."""
+    want = state.job.want
+    if want is not None:
+        state = state.with_job(want=replace(want, is_to_stop=True))
+    return shares.stop_shares(state)
 
 
 def end_attempt(state: HeadState, end: Outcome, now: float) -> HeadState:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from agent.decisions.head.head_state import HeadPhase, HeadState, WorkerReported
-from agent.decisions.shared import HERE, RAY, SAVE, SHARE, JobWant, Step, Want, kept_or_next
+from agent.decisions.shared import HERE, JOB, RAY, SAVE, SHARE, JobWant, Step, Want, kept_or_next
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -32,6 +32,8 @@ def wanted_of(state: HeadState, node: str) -> Mapping[str, Want]:
     shares = state.shares.wanted
     if node in shares:
         wants[SHARE] = Want(state.attempt.number, shares[node], is_over=shares[node] is None)
+    if node == HERE and state.job.want is not None:
+        wants[JOB] = state.job.want
     if node == HERE and state.ending.saving is not None:
         wants[SAVE] = JobWant(state.attempt.number, id=state.attempt.id)
     ray = _ray_of(state, node)
@@ -94,7 +96,7 @@ def _touched(before: HeadState, after: HeadState, event: HeadEvent) -> Iterator[
         yield from (node for node, _ in sorted(before.services.blocked ^ after.services.blocked))
     if before.steps.by_key is not after.steps.by_key or before.ending is not after.ending:
         yield HERE
-    if before.ray is not after.ray:
+    if before.ray is not after.ray or before.job.want is not after.job.want:
         yield HERE
     yield from sorted(before.notices.released ^ after.notices.released)
     if before.shares.wanted is not after.shares.wanted:

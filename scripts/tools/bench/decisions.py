@@ -16,13 +16,7 @@ from agent.decisions.head import head_decide as head
 from agent.decisions.head import head_state as h
 from agent.decisions.head.fleet import RayNode, Worker
 from agent.decisions.head.head_goal import HeadGoal
-from agent.decisions.shared import (
-    RAY,
-    ItemReport,
-    ItemsReported,
-    Step,
-    StopAsked,
-)
+from agent.decisions.shared import JOB, RAY, ItemReport, ItemsReported, JobItem, Step, StopAsked
 from agent.job.services import ON_EVERY, Latency, ServiceSpec, TcpProbe
 from agent.node.figures import DiskFigures, Figures, GpuFigures
 from agent.plan import waits as wait_keys
@@ -128,10 +122,11 @@ def states(size: int, *, by_torchrun: bool = False) -> Iterator[tuple[str, h.Hea
     for number in range(size // 2, size + 1):
         state, _ = head.decide(state, worker(number, joined=True), 3.0)
     yield f"submitting{how}", state
-    job = state.attempt.id
-    state, _ = head.decide(state, h.Submitted(job), 4.0)
+    job = JobItem(JOB, Step.READY, status_at=4.0)
+    state, _ = head.decide(state, ItemsReported((job,)), 4.0)
     if not by_torchrun:
-        state, _ = head.decide(state, h.JobReported(job, JobReport("RUNNING")), 5.0)
+        running = replace(job, report=JobReport("RUNNING"), status_at=5.0)
+        state, _ = head.decide(state, ItemsReported((running,)), 5.0)
     yield f"running{how}", state
     yield f"stopping{how}", head.decide(state, StopAsked(15), 6.0)[0]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
+from agent.decisions.shared import HERE, Publish
 from agent.record.memory import RecordMemory
 from agent.record.run_folder import OUTCOME_FILE
 from agent.run import main
@@ -12,11 +13,12 @@ from agent.run.end import agent_error_in, close_records, end_failed_role
 from agent.run.restarts import Container
 from agent.run.takeover import find_killed_agent
 from agent.settings.redact import redactor_for
+from support.heads import of_job
 from support.simulated.effects import SIMULATED, hold_nothing
 from support.simulated.virtual import Life
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from agent.base.ends import Outcome
     from agent.plan.plan import Plan
@@ -45,6 +47,8 @@ class Agent:
         self.id = ""
         self.verdict: Outcome | None = None
         """On a worker: the verdict that it was sent."""
+        self._of_job: Sequence[object] = ()
+        """What the last decision wants of the job."""
         self._on_stop: Callable[[int], None] | None = None
         self._stops: list[int] = []
         """Signals that came before this agent handled any: its parent has recorded them."""
@@ -130,6 +134,7 @@ class Agent:
         if self.life.is_over:
             return
         self.state = after
+        self._of_job = of_job(before, after) if self.is_head else []
         self.world.note(self.machine.label, event, actions)
         if self.is_head:
             self.world.rules.head_decided(self, before, event, actions)
@@ -140,7 +145,11 @@ class Agent:
     def comes_to_action(self, action: object) -> None:
         """Count an action; before it, let happen what the setup says."""
         if not self.life.is_over:
-            self.world.faults.of_decision(self.machine, type(action).__name__)
+            kinds = [action]
+            if isinstance(action, Publish) and HERE in action.nodes:  # what of it is about the job
+                kinds = [*self._of_job, action]
+            for kind in kinds:
+                self.world.faults.of_decision(self.machine, type(kind).__name__)
         place = self.world.counted(self.machine.label, "actions")
         if place in self.world.setup.kills and not self.life.is_over:
             self.world.note(self.machine.label, f"agent is killed before its action {place[1]}")

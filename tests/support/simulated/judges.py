@@ -16,6 +16,7 @@ from agent.decisions.head.head_state import HeadPhase
 from agent.decisions.shared import HERE
 from agent.decisions.worker import worker_state as w
 from agent.job.services import ordered_steps
+from support.heads import SubmitJob, of_job
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -45,15 +46,15 @@ class Judges:
 
     # --- a harmless fault costs nothing -----------------------------------------------------------
 
-    def head_decided(self, agent: Agent, actions: Iterable[object]) -> None:
+    def head_decided(self, agent: Agent, before: h.HeadState, actions: Iterable[object]) -> None:
         """Check a head's decision: what it costs, and what the job finds."""
+        if any(isinstance(one, SubmitJob) for one in of_job(before, agent.state)):
+            self._world.harms.submission()
+            self._all_is_ready(agent)
         for action in actions:
             if isinstance(action, h.CloseAttempt) and not self._world.harms.why:
                 what = f"attempt {action.number}: {action.end.reason}"
                 self._breaks("a harmless fault costs nothing", what)
-            if isinstance(action, h.SubmitJob):
-                self._world.harms.submission()
-                self._all_is_ready(agent)
             if isinstance(action, h.EndRun):
                 self._costs_nothing(action.outcome)
                 self._misses_nothing(agent, action.outcome)

@@ -20,6 +20,7 @@ from agent.decisions.worker import worker_state as w
 from agent.record.files import NoRecord
 from agent.record.run_folder import read_outcome
 from agent.record.run_record import RUN_FILE, RunRecord
+from support.heads import job_report
 from support.simulated.rays import Job
 
 if TYPE_CHECKING:
@@ -184,20 +185,20 @@ class Rules:
         if not is_new and order.index(after.phase) < order.index(before.phase):
             self.breaks("phases go forward", f"{before.phase} to {after.phase}")
         self._stopped |= isinstance(event, StopAsked)
-        if isinstance(event, h.JobReported) and event.id == before.attempt.id:
+        want = before.job.want
+        report = None if want is None else job_report(event, want)
+        if report is not None and report is not before.job.report:
             verdict = before.outcome
             counts = verdict is None or (is_loss(verdict) and not self._stopped)
             live = before.phase not in {HeadPhase.BOOTING, HeadPhase.LEAVING}
-            if event.report.succeeded and counts and live:
+            if report.succeeded and counts and live:
                 self._succeeded.add((agent.machine.label, agent.machine.boots))
         if isinstance(event, h.WorkerReported):
             self._in_order(agent.machine.label, event.worker)
         if isinstance(event, Stalled):
             self._stalled.add(agent.machine.label)
         self._codes |= {one.outcome.exit_code for one in actions if isinstance(one, h.EndRun)}
-        if len([one for one in actions if isinstance(one, h.SubmitJob)]) > 1:
-            self.breaks("one submission at a time", f"{actions}")
-        self._world.judges.head_decided(agent, actions)
+        self._world.judges.head_decided(agent, before, actions)
 
     def report_sent(self, machine: Machine, body: bytes) -> None:
         """Record a worker's report, in order."""

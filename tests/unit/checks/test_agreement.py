@@ -14,7 +14,7 @@ from agent.checks.finding import Level
 from agent.decisions.head import head_state as h
 from agent.decisions.head.head_state import HeadPhase
 from agent.decisions.shared import REACH, SAMPLE, LogLine
-from support.heads import REWARD_SPEC, STEPS, Trace, goal, nodes, ray_lost, reported
+from support.heads import REWARD_SPEC, STEPS, SubmitJob, Trace, goal, nodes, ray_lost, reported
 from support.worlds import MACHINE, with_ray
 
 if TYPE_CHECKING:
@@ -171,7 +171,7 @@ def test_a_run_whose_nodes_disagree_is_refused() -> None:
     assert leave.outcome.exit_code == 78
     assert leave.outcome.reason == "the nodes do not agree: DEBUG_RAY: 1 on pod2, 0 on pod1"
     assert leave.outcome.remedy == "Set the same DEBUG_RAY on all nodes"
-    assert not any(isinstance(action, h.SubmitJob) for action in trace.actions)
+    assert not any(isinstance(action, SubmitJob) for action in trace.actions)
 
 
 def test_differences_are_reported_before_a_long_wait() -> None:
@@ -209,7 +209,7 @@ def test_a_warning_is_reported_once() -> None:
     ]
     for at, event in again:
         trace.take(event, at)
-    assert [type(a) for a in trace.actions].count(h.SubmitJob) == 2
+    assert [type(a) for a in trace.actions].count(SubmitJob) == 2
     warned = [a for a in trace.actions if isinstance(a, LogLine) and "NCCL_DEBUG" in a.sentence]
     assert len(warned) == 1
 

@@ -11,7 +11,7 @@ from agent.decisions.head import head_state as h
 from agent.decisions.head.head_state import HeadPhase
 from agent.decisions.shared import LogLine
 from agent.frameworks.recipe import NodeSize
-from support.heads import HEAD, NODES, Trace, goal, reported
+from support.heads import HEAD, NODES, SubmitJob, Trace, goal, reported
 from support.worlds import MACHINE
 
 ROWS: dict[str, tuple[list[tuple[str, int, int]], list[tuple[Level, str]]]] = {
@@ -53,7 +53,7 @@ def test_ray_has_none_of_a_nodes_gpus() -> None:
     (end,) = trace.outcomes
     assert (end.exit_code, end.culprit) == (78, "Ray's GPUs")
     assert end.reason == "Ray's GPUs: Ray counts none of the 8 on pod2"
-    assert not any(isinstance(action, h.SubmitJob) for action in trace.actions)
+    assert not any(isinstance(action, SubmitJob) for action in trace.actions)
 
 
 def test_ray_misses_one() -> None:

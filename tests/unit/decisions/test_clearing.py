@@ -20,11 +20,14 @@ from support.heads import (
     TICK,
     History,
     RayStarted,
+    SubmitJob,
     Trace,
+    accepted,
     after_losses,
     goal,
     job,
     nodes,
+    of_now,
     ray_lost,
     ray_open,
     ray_waits,
@@ -44,15 +47,15 @@ def runs(n: int, attempt: int, *, joined: bool = True) -> h.WorkerReported:
     return reported(n, joined=False, items=(ray,))
 
 
-PAIR: History = [(3, nodes(2)), (4, runs(2, 1)), (5, h.Submitted("run-1")), (6, job("RUNNING"))]
+PAIR: History = [(3, nodes(2)), (4, runs(2, 1)), (5, accepted()), (6, job("RUNNING"))]
 LOST: History = [*PAIR, (9, nodes(dead=(2,))), (10, job("FAILED", 1)), (11, nodes(2))]
-AGAIN = [h.SubmitJob("run-1"), h.SubmitJob("run-2")]
+AGAIN = [SubmitJob("run-1"), SubmitJob("run-2")]
 SILENT = h.WorkerSilent("agent2", "no answer")
 
 
 def submitted(trace: Trace) -> Sequence[h.HeadAction]:
     """Return the submissions so far."""
-    return [deed for deed in trace.effects if isinstance(deed, h.SubmitJob)]
+    return [deed for deed in trace.effects if isinstance(deed, SubmitJob)]
 
 
 STALLED: History = [
@@ -169,7 +172,7 @@ def test_what_holds_gpu_memory_here_is_waited_for(*, given: bool) -> None:
     """Also where the job ran on a given Ray, of which only the watch begins anew."""
     stalled = Stalled(1, "no step for 5 min", then="retry")
     trace = Trace(goal(retries=1, given=given), [(1, ray_open()), *RUNNING, (9, stalled)])
-    trace.state, _ = head.decide(trace.state, job("STOPPED"), 10)
+    trace.state, _ = head.decide(trace.state, of_now(job("STOPPED"), trace.state, 10), 10)
     assert "the end of attempt 1 on this node" in [
         wait.what for wait in head.pending_waits(trace.state)
     ]
@@ -188,7 +191,7 @@ def test_a_restarted_head_has_the_earlier_nodes() -> None:
     trace.take(TICK, 60)
     assert submitted(trace) == []
     trace.take(runs(2, 0, joined=False), 61)
-    assert submitted(trace) == [h.SubmitJob("run-2")]
+    assert submitted(trace) == [SubmitJob("run-2")]
 
 
 def test_a_lost_spare_is_cleared_too() -> None:

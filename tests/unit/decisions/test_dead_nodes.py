@@ -10,7 +10,19 @@ from agent.decisions.head import head_decide as head
 from agent.decisions.head import head_state as h
 from agent.decisions.head.fleet import RayNode
 from agent.plan import waits as wait_keys
-from support.heads import HEAD, NODES, RUNNING, TICK, History, Trace, goal, job, nodes, reported
+from support.heads import (
+    HEAD,
+    NODES,
+    RUNNING,
+    TICK,
+    History,
+    Trace,
+    accepted,
+    goal,
+    job,
+    nodes,
+    reported,
+)
 
 CUT = h.WorkerSilent("agent3", "timed out", ray_answers=False)
 SPARE_IS_CUT: History = [(1.0, reported(3)), (1.5, CUT), (1.7, nodes(2, 3)), (2.0, reported(2))]
@@ -57,7 +69,7 @@ def test_ray_that_never_drops_a_node_does_not_end_the_run() -> None:
     trace = Trace(goal(1, retries=1), SPARE_IS_CUT)
     trace.take(TICK, 1.7 + times.GCS_REPORTS_LOSS)
     assert is_submitted(trace)
-    trace.take(h.Submitted("run-1"), 80.0)
+    trace.take(accepted(), 80.0)
     trace.take(nodes(2, dead=(3,)), 90.0)
     assert trace.state.attempt.lost_nodes == ("pod3",)
     trace.take(job("FAILED", 1), 95.0)
@@ -87,7 +99,7 @@ def test_a_cluster_without_a_job_is_up_at_once() -> None:
 def test_a_node_that_is_back_before_ray_missed_it_is_a_loss(has_agent: bool) -> None:  # noqa: FBT001 - a table
     """The job's processes on its former Ray are gone; two Rays by hand are two nodes."""
     again = RayNode("id2b", NODES[2].ip)
-    trace = Trace(goal(1, retries=1), [(1.0, nodes(2)), (5.0, h.Submitted("run-1"))])
+    trace = Trace(goal(1, retries=1), [(1.0, nodes(2)), (5.0, accepted())])
     if has_agent:
         trace.take(reported(2), 6.0)
     trace.take(h.RaySeen((HEAD, NODES[2], again)), 8.0)
@@ -102,7 +114,7 @@ def test_a_loss_that_counted_does_not_count_again_when_ray_misses_it(is_cut_off:
     """It is back on another Ray since; what fails later is the job's own."""
     again = RayNode("id2b", NODES[2].ip)
     trace = Trace(goal(1, retries=1), [(1.0, nodes(2)), (1.5, reported(2))])
-    trace.take(h.Submitted("run-1"), 5.0)
+    trace.take(accepted(), 5.0)
     if is_cut_off:
         trace.take(h.WorkerSilent("agent2", "timed out", ray_answers=False), 100.0)
     trace.take(reported(2, joined=False), 100.0)

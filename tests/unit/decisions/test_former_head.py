@@ -24,7 +24,7 @@ from agent.run.make_goal import make_goal
 from agent.run.run_store import RunStore
 from agent.settings.redact import Redactor
 from support.free_ports import free_port
-from support.heads import TICK, Trace, goal, nodes, reported
+from support.heads import TICK, SubmitJob, Trace, goal, nodes, reported
 from support.node_runs import made_run
 from support.run_records import submitted, written
 from support.worlds import plan_of
@@ -210,13 +210,13 @@ def test_a_head_that_workers_remember_has_its_time() -> None:
     trace.take(TICK, 60.9)
     assert trace.effects == []
     trace.take(TICK, 61.0)
-    assert trace.effects[-1] == h.SubmitJob("old-2")
+    assert trace.effects[-1] == SubmitJob("old-2")
 
 
 def test_a_head_that_workers_remember_had_made_no_attempt() -> None:
     """No node of it is waited for."""
     trace = Trace(goal(retries=1), [(1, h.RunRemembered("old", 0)), (3, nodes())])
-    assert trace.effects[-1] == h.SubmitJob("old-1")
+    assert trace.effects[-1] == SubmitJob("old-1")
 
 
 @pytest.mark.parametrize("has_former_ray", [True, False])

@@ -177,7 +177,7 @@ def test_the_next_attempt_starts_without_it() -> None:
     history = [*PAIR, (9, STOPPED), (10, ray_lost("its raylet is gone"))]
     trace = Trace(goal(1, retries=1), history)
     assert trace.state.ray.doubt == ""
-    assert SUBMITTED.id == trace.state.durable.ended[0].id
+    assert trace.state.durable.ended[0].id == "run-1"
 
 
 def test_a_stopped_dashboard_is_found_below_ray(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
@@ -11,7 +12,6 @@ from msgspec.structs import replace
 
 from agent.base.ends import Kind
 from agent.decisions.attempts import (
-    DriverSignaled,
     FailureCause,
     JobReport,
     LostAttempt,
@@ -30,7 +30,10 @@ from support.heads import (
     TERM,
     TICK,
     History,
+    StopJob,
+    SubmitJob,
     Trace,
+    accepted,
     after_losses,
     goal,
     job,
@@ -38,7 +41,12 @@ from support.heads import (
     ray_lost,
     reported,
     resumed,
+    signaled,
+    status_of,
 )
+
+if TYPE_CHECKING:
+    from agent.decisions.shared import ItemsReported
 
 GONE = (9, nodes(dead=(2,)))
 FAILED = (10, job("FAILED", 1))
@@ -101,8 +109,8 @@ OUT = "this container ran out of memory: the kernel's OOM killer ended a process
     ("history", "code"),
     [
         ([*PAIR, (9, ray_lost("its raylet is gone", OUT))], 75),
-        ([*PAIR, (9, h.JobReported("run-1", JobReport("FAILED", "", 137, memory=OUT)))], 137),
-        ([*PAIR, GONE, (10, h.JobReported("run-1", JobReport("FAILED", "", 1, memory=OUT)))], 1),
+        ([*PAIR, (9, status_of(JobReport("FAILED", "", 137, memory=OUT)))], 137),
+        ([*PAIR, GONE, (10, status_of(JobReport("FAILED", "", 1, memory=OUT)))], 1),
         ([*PAIR, (8, reported(2, memory=OUT)), GONE, FAILED], 1),
         ([*PAIR, (8, reported(2, memory=OUT)), GONE, (80, TICK), (90, job("STOPPED", None))], 75),
     ],
@@ -117,9 +125,9 @@ def test_memory_that_ran_out_is_no_loss(history: History, code: int) -> None:
     assert "the job ran out of memory" in end.reason
 
 
-def ended_before(seconds: float) -> h.JobReported:
+def ended_before(seconds: float) -> ItemsReported:
     """Return Ray's late report of a failed job."""
-    return h.JobReported("run-1", JobReport("FAILED", "", 1, ended_ago=seconds))
+    return status_of(JobReport("FAILED", "", 1, ended_ago=seconds))
 
 
 @pytest.mark.parametrize(
@@ -173,7 +181,7 @@ def test_a_loss_is_followed_by_another_attempt(history: History) -> None:
     trace.take(reported(2), trace.now)
     assert trace.state.phase is HeadPhase.BOOTING
     trace.take(TICK, trace.state.not_before)
-    assert trace.effects[-1] == h.SubmitJob("run-2")
+    assert trace.effects[-1] == SubmitJob("run-2")
     assert "attempt 2 of 2: " in trace.log
     assert "2 of 2 node(s)" in trace.log
 
@@ -211,7 +219,7 @@ def test_a_job_that_succeeds_while_it_is_stopped_for_a_loss_has_succeeded() -> N
     """Its success came before the stop: no other attempt follows, and the code is 0."""
     for retries in (0, 1):
         trace = Trace(goal(1, retries=retries), [*PAIR, GONE, (69, TICK)])
-        assert trace.effects[-1] == h.StopJob("run-1")
+        assert trace.effects[-1] == StopJob("run-1")
         trace.take(job("SUCCEEDED", 0), 70)
         (end,) = trace.outcomes
         assert (end.exit_code, end.kind, end.is_jobs_verdict) == (0, Kind.DONE, True)
@@ -220,7 +228,7 @@ def test_a_job_that_succeeds_while_it_is_stopped_for_a_loss_has_succeeded() -> N
 
 def test_a_driver_that_handled_sigterm_has_not_succeeded() -> None:
     """Where Ray did not take the stop, the agent signals the driver, which may exit with 0."""
-    history = [*PAIR, GONE, (69, TICK), (74, DriverSignaled("run-1"))]
+    history = [*PAIR, GONE, (69, TICK), (74, signaled())]
     trace = Trace(goal(1, retries=0), [*history, (75, job("SUCCEEDED", 0))])
     assert [end.exit_code for end in trace.outcomes] == [75]
 
@@ -243,13 +251,13 @@ def test_an_attempt_with_fewer_workers_waits_for_its_pause() -> None:
     (wait,) = head.pending_waits(trace.state)
     assert (wait.key, wait.deadline) == (wait_keys.PAUSE, 301.0)
     trace.take(TICK, 301)
-    assert trace.effects[-1] == h.SubmitJob("run-7")
+    assert trace.effects[-1] == SubmitJob("run-7")
 
 
 def test_a_lost_node_is_named_by_the_next_attempt() -> None:
     """One line gives the next attempt and its reason."""
     trace = Trace(goal(2, retries=2), [(3, nodes(2, 3)), (3, reported(2)), (3, reported(3))])
-    trace.take(h.Submitted("run-1"), 5)
+    trace.take(accepted(), 5)
     trace.take(nodes(3, dead=(2,)), 9)
     trace.take(job("FAILED", 1), 10)
     trace.take(nodes(2, 3), 12)
@@ -280,7 +288,7 @@ LOST_HEAD = LostAttempt(100.0, "its head was lost")
 def test_many_retries_are_used_however_short_the_attempts_are(retries: int) -> None:
     """Three losses of the head within 100 s end no run that allows more attempts."""
     trace = Trace(goal(retries=retries), [(3, nodes())], after_losses(*(LOST_HEAD,) * 2))
-    trace.take(h.Submitted("run-3"), 4)
+    trace.take(accepted(3), 4)
     trace.take(ray_lost("exit 1"), 9)
     trace.take(h.CheckpointSeen(3), 9.1)
     assert trace.outcomes == []
@@ -292,7 +300,7 @@ def test_no_progress() -> None:
     trace = Trace(goal(retries=2), [], after_losses(*before))
     assert trace.state.attempt.number == 3
     trace.take(nodes(), 3)
-    trace.take(h.Submitted("run-3"), 4)
+    trace.take(accepted(3), 4)
     trace.take(ray_lost("exit 1"), 9)
     assert trace.outcomes == []
     trace.take(h.CheckpointSeen(3), 9.1)
@@ -350,11 +358,11 @@ def test_an_attempt_that_made_steps_is_followed_without_a_pause(
 def test_the_pause_is_over_once_its_steps_are_known(last_step: int | None, *, begins: bool) -> None:
     """They are counted when its output was read to the end, after the decision to go on."""
     trace = Trace(goal(retries=2), [*RUNNING, (20, ray_lost("exit 1")), (22, nodes())])
-    assert h.SubmitJob("run-2") not in trace.actions
+    assert SubmitJob("run-2") not in trace.actions
     trace.take(h.OutputRead(1, last_step), 23)
     assert trace.persisted[-1].ended[0].last_step == last_step
     trace.take(h.CheckpointSeen(1), 23)
-    assert (h.SubmitJob("run-2") in trace.actions) == begins
+    assert (SubmitJob("run-2") in trace.actions) == begins
 
 
 def test_a_long_or_announced_attempt_adds_no_pause() -> None:
@@ -403,7 +411,7 @@ SHAPE = FailureCause("illegal access", "a CUDA kernel accessed memory illegally"
 
 def _failed_by(cause: FailureCause) -> History:
     """Return a job that fails by a cause just after its node was lost."""
-    return [*PAIR, GONE, (10, h.JobReported("run-1", JobReport("FAILED", "", 1, cause=cause)))]
+    return [*PAIR, GONE, (10, status_of(JobReport("FAILED", "", 1, cause=cause)))]
 
 
 def test_a_permanent_cause_is_not_tried_again() -> None:
@@ -550,7 +558,7 @@ def test_a_job_that_is_wedged_at_the_same_step_twice_is_not_tried_again(
     )
     for attempt, long, suspects in rows:
         trace.take(nodes(), at + 60)
-        trace.take(h.Submitted(f"run-{attempt}"), at + 61)
+        trace.take(accepted(attempt), at + 61)
         key = "steps: compute_score reward.py" if is_same else f"steps: function_{attempt}"
         stalled = Stalled(attempt, f"no step for {long}", suspects, "retry", cause_key=key)
         trace.take(stalled, at + 100)
@@ -573,7 +581,7 @@ def test_a_driver_that_is_killed_at_the_same_step_twice_is_tried_again() -> None
     at = 0.0
     for attempt, pid in ((1, 4711), (2, 815)):
         trace.take(nodes(), at + 60)
-        trace.take(h.Submitted(f"run-{attempt}"), at + 61)
+        trace.take(accepted(attempt), at + 61)
         ended = job("FAILED", None, f"actor {pid} died", attempt)
         trace.take(ended, at + 5_000)
         trace.take(h.OutputRead(attempt, 25), at + 5_001)
@@ -589,7 +597,7 @@ def test_a_saved_checkpoint_is_reported_and_counts() -> None:
         at = 90.0 * attempt
         trace.take(nodes(), at)
         trace.take(TICK, at + 50)
-        trace.take(h.Submitted(f"run-{attempt}"), at + 51)
+        trace.take(accepted(attempt), at + 51)
         trace.take(ray_lost("exit 1"), at + 52)
         trace.take(h.CheckpointSeen(attempt, 10 if attempt < 3 else 20, "/ckpt/x"), at + 53)
     assert trace.outcomes == []

@@ -22,7 +22,7 @@ from agent.run.takeover import SurvivingProcesses
 from agent.run.worker import first_state, record_reachability
 from agent.settings.redact import Redactor
 from support import heads
-from support.heads import SHARED_DATA_STEP
+from support.heads import SHARED_DATA_STEP, SubmitJob
 from support.node_runs import made_run
 from support.report_histories import FIRST, HELLO, POD1
 from support.run_records import store_of, written
@@ -165,7 +165,7 @@ def test_a_head_without_its_disk_continues_the_run_that_a_worker_reports() -> No
     assert (kept.durable.run_id, len(kept.durable.ended)) == ("old", 1)
     trace.take(heads.nodes(), 3)
     trace.take(heads.TICK, 61)
-    assert trace.effects[-1] == h.SubmitJob("old-2")
+    assert trace.effects[-1] == SubmitJob("old-2")
     assert "attempt 2 of 2: its head was lost" in trace.log
 
 

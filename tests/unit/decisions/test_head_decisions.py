@@ -14,7 +14,6 @@ from agent.decisions.head.fleet import RayNode
 from agent.decisions.head.head_state import HeadPhase
 from agent.decisions.shared import (
     ItemReport,
-    Refused,
     Step,
     StopAsked,
 )
@@ -47,6 +46,7 @@ from support.heads import (
     ray_lost,
     ready,
     reported,
+    unfit,
     waits,
 )
 
@@ -343,7 +343,7 @@ def test_a_job_that_does_not_fit_what_joined_is_not_submitted() -> None:
     """A recipe is made when all have joined; where that cannot be, the run ends with 78."""
     refused = Outcome(Kind.REFUSED, 78, "5 GPUs are not divisible by 2")
     sized = RayNode("id1", "10.0.0.1", is_head=True, gpus=5.0, cpus=12.0, memory=2.0**30)
-    trace = Trace(goal(), [(3, h.RaySeen((sized,))), (4, Refused(refused))])
+    trace = Trace(goal(), [(3, h.RaySeen((sized,))), (4, unfit(refused))])
     assert trace.state.nodes() == (NodeSize(5, 12, 1 << 30),)
     (end,) = trace.outcomes
     assert (end.exit_code, end.phase) == (78, "submitting")

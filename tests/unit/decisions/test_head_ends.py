@@ -9,7 +9,6 @@ from msgspec.structs import replace
 
 from agent.base.ends import Kind, Outcome
 from agent.decisions.head import head_decide as head
-from agent.decisions.head import head_state as h
 from agent.decisions.head.head_state import HeadPhase
 from agent.decisions.shared import Refused
 from support.heads import (
@@ -25,6 +24,7 @@ from support.heads import (
     WITH_REWARD,
     History,
     Trace,
+    accepted,
     goal,
     job,
     lost,
@@ -341,7 +341,7 @@ ENDS: dict[str, tuple[HeadGoal, History, int, str, list[str]]] = {
             (9, ray_lost("exit 1")),
             (12, nodes()),
             (19, TICK),
-            (20, h.Submitted("run-2")),
+            (20, accepted(2)),
             (21, job("RUNNING", attempt=2)),
             (30, ray_lost("exit 2")),
         ],

@@ -31,9 +31,14 @@ from support.heads import (
     TERM,
     TICK,
     History,
+    StopJob,
+    SubmitJob,
     Trace,
+    accepted,
     job,
+    job_report,
     lost,
+    never,
     nodes,
     ray_doubt,
     ray_lost,
@@ -51,7 +56,7 @@ OURS = {0, 69, 75, 78, 130, 143}
 
 
 OF_MORE = [
-    *times(3, h.NeverSubmitted("run-1"), h.Submitted("run-2")),
+    *times(3, never(), accepted(2)),
     *times(2, ray_lost("exit 1"), ready(REWARD), reported(2)),
     *times(2, Answered(Answer(ALL_REDUCE, "")), reported(2, answers=(Answer(SCORE, ""),))),
     *times(1, ready(RETRIEVER), lost(RETRIEVER, "exit 1")),
@@ -106,11 +111,9 @@ def test_no_history_breaks_the_rules(drawn: tuple[HeadGoal, History]) -> None:
         assert has_end or after is HeadPhase.LEAVING or serves(trace)
         assert [wait.what for wait in head.pending_waits(trace.state) if not wait.what] == []
     actions = list(trace.kinds())
-    submitted = [action.id for action in trace.effects if isinstance(action, h.SubmitJob)]
+    submitted = [action.id for action in trace.effects if isinstance(action, SubmitJob)]
     assert len(set(submitted)) == len(submitted) <= of.has_job * (of.retries + 1)
-    assert {action.id for action in trace.effects if isinstance(action, h.StopJob)} <= set(
-        submitted
-    )
+    assert {action.id for action in trace.effects if isinstance(action, StopJob)} <= set(submitted)
     assert actions.count("StopJob") <= len(submitted)
     assert actions.count("CloseAttempt") == len(trace.state.durable.ended) <= of.retries
     if of.has_job:
@@ -129,11 +132,9 @@ def test_every_history_ends(drawn: tuple[HeadGoal, History]) -> None:
     if serves(trace):
         trace.take(TERM, trace.now)
     (end,) = trace.outcomes
-    own = {
-        shell_code(event.report.driver_exit_code)
-        for _, event in history
-        if isinstance(event, h.JobReported) and event.report.driver_exit_code is not None
-    }
+    reports = [job_report(event) for _, event in history]
+    codes = [report.driver_exit_code for report in reports if report is not None]
+    own = {shell_code(code) for code in codes if code is not None}
     assert end.exit_code in OURS | own
     assert end.reason
     assert end.phase in {phase.value for phase in HeadPhase} - {HeadPhase.LEAVING.value}
@@ -145,7 +146,7 @@ def test_no_deadline_survives_a_tick(begins: tuple[HeadGoal, Durable], data: st.
     """After a tick the next deadline is later: the head never loops."""
     of, left = begins
     trace, events = Trace(of, [], left), st.sampled_from(FINE + OF_MORE * 2)
-    lost: list[h.HeadEvent] = [h.NeverSubmitted("run-1"), nodes(2, 3, 4)]
+    lost: list[h.HeadEvent] = [never(), nodes(2, 3, 4)]
     begin = [*PREPARED, *data.draw(st.sampled_from([[], lost[1:], lost]))]
     for event in [*begin, *data.draw(st.lists(events, max_size=25))]:
         trace.take(_as_of_now(event, trace.now), trace.now)

@@ -14,7 +14,7 @@ from support.simulated.playing import in_a_world, play
 from support.simulated.setups import GIVEN, RAY, setup_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from agent.run.node_run import NodeRun
@@ -71,10 +71,19 @@ def run(of: Setup, seed: int) -> World:
     return world
 
 
-def decided_at(world: World, action: type[h.HeadAction]) -> float:
+def submits(action: object) -> bool:
+    """Return whether an action makes durable that the job is submitted."""
+    return isinstance(action, h.Persist) and action.durable.attempt.is_submitted
+
+
+def ends(action: object) -> bool:
+    """Return whether an action ends the run."""
+    return isinstance(action, h.EndRun)
+
+
+def decided_at(world: World, is_it: Callable[[object], bool]) -> float:
     """Return when the head decided on an action first."""
-    times = (at for at, _, _, actions in world.history for one in actions if type(one) is action)
-    return next(times)
+    return next(at for at, _, _, actions in world.history for one in actions if is_it(one))
 
 
 @pytest.mark.parametrize("kind", [RAY, GIVEN])
@@ -86,10 +95,10 @@ def test_killed_before_any_action(kind: str, numbers: Sequence[int]) -> None:
 
 
 @pytest.mark.parametrize("kind", [RAY, GIVEN])
-@pytest.mark.parametrize("action", [h.SubmitJob, h.EndRun], ids=["submission", "verdict"])
+@pytest.mark.parametrize("action", [submits, ends], ids=["submission", "verdict"])
 @pytest.mark.parametrize(("seed", "delays"), DELAYS_BY_SEED)
 def test_killed_after_a_decision(
-    kind: str, action: type[h.HeadAction], seed: int, delays: Sequence[float]
+    kind: str, action: Callable[[object], bool], seed: int, delays: Sequence[float]
 ) -> None:
     """What workers were sent is on disk, and a job that Ray has is followed."""
     at = decided_at(run(setup(kind, kills=frozenset()), seed), action)
@@ -101,7 +110,7 @@ def test_killed_after_a_decision(
 @pytest.mark.parametrize(("seed", "delays"), DELAYS_BY_SEED)
 def test_killed_while_its_disk_is_full(seed: int, delays: Sequence[float]) -> None:
     """The workers' reports name an attempt that is not on disk, and it runs on the same Ray."""
-    at = decided_at(run(setup(RAY, kills=frozenset()), seed), h.SubmitJob)
+    at = decided_at(run(setup(RAY, kills=frozenset()), seed), submits)
     full = (at - 0.1, "full_disks", 0)
     for delay in delays:
         kill = (at + 4 * delay, "kill_head_agent", 0)

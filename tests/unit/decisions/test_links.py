@@ -35,6 +35,7 @@ from support.heads import (
     REWARD_SPEC,
     SUBMITTED,
     TICK,
+    SubmitJob,
     Trace,
     goal,
     job,
@@ -149,7 +150,7 @@ def test_each_way_once() -> None:
     trace.take(ray_lost("killed"), 3.0)
     for at in (10.0, 60.0):
         trace.take(nodes(2, 3), at)
-    assert [type(a) for a in trace.actions].count(h.SubmitJob) == 2
+    assert [type(a) for a in trace.actions].count(SubmitJob) == 2
     assert len([probe for _, probe, _ in trace.probes if probe == SAMPLE]) == len(WAYS)
 
 
@@ -175,7 +176,7 @@ def test_a_job_that_is_sized_by_links_waits_for_them() -> None:
     trace.take(ray_lost("killed"), 4.0)
     for at in (11.0, 61.0):
         trace.take(nodes(2, 3), at)
-    assert [type(a) for a in trace.actions].count(h.SubmitJob) == 2
+    assert [type(a) for a in trace.actions].count(SubmitJob) == 2
 
 
 def test_the_wait_for_links_ends() -> None:

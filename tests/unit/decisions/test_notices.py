@@ -8,7 +8,20 @@ import pytest
 from msgspec.structs import replace
 
 from agent.decisions.head import head_state as h
-from support.heads import TERM, TICK, History, SaveJob, Trace, goal, job, nodes, reported, saved
+from support.heads import (
+    TERM,
+    TICK,
+    History,
+    SaveJob,
+    StopJob,
+    Trace,
+    accepted,
+    goal,
+    job,
+    nodes,
+    reported,
+    saved,
+)
 
 SAVES = replace(goal(1, retries=1), notice_signal=int(signal.SIGUSR1))
 JOINED = reported(2, joined=True)
@@ -16,11 +29,11 @@ NOTICED = h.WorkerReported(replace(JOINED.worker, notice=60.0))
 RUNNING: History = [
     (3, nodes(2)),
     (4, JOINED),
-    (5, h.Submitted("run-1")),
+    (5, accepted()),
     (6, job("RUNNING")),
 ]
 SAVE = SaveJob("run-1")
-STOP = h.StopJob("run-1")
+STOP = StopJob("run-1")
 
 
 def saving() -> Trace:

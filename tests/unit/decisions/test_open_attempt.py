@@ -34,11 +34,15 @@ from support.heads import (
     TERM,
     TICK,
     WITH_REWARD,
+    FollowJob,
     History,
     Started,
+    StopJob,
+    SubmitJob,
     Trace,
     goal,
     job,
+    never,
     nodes,
     ray_lost,
     ray_waits,
@@ -102,7 +106,7 @@ def test_a_stop_goes_on_as_it_was_meant(of: HeadGoal, history: History, status: 
     assert trace.state.phase is HeadPhase.STOPPING
     after = next_agent(trace)
     after.take(nodes(2), 1)
-    assert [type(action) for action in after.effects] == [h.FollowJob, h.StopJob]
+    assert [type(action) for action in after.effects] == [FollowJob, StopJob]
     code = {"FAILED": 1}.get(status)
     for one, at in ((trace, trace.now + 3), (after, 1.5)):
         one.take(job(status, code), at)
@@ -132,9 +136,9 @@ def test_a_job_is_followed_though_its_worker_is_away() -> None:
     assert after.state.phase is HeadPhase.RUNNING
     after.take(job("RUNNING"), 50)
     after.take(TICK, 57.9)
-    assert not [action for action in after.effects if isinstance(action, h.StopJob)]
+    assert not [action for action in after.effects if isinstance(action, StopJob)]
     after.take(TICK, 58.1)
-    assert after.effects[-1] == h.StopJob("run-1")
+    assert after.effects[-1] == StopJob("run-1")
     after.take(job("STOPPED"), 60)
     assert [(end.exit_code, end.culprit) for end in after.outcomes] == [(75, "node")]
 
@@ -192,12 +196,12 @@ def test_its_ray_is_gone() -> None:
 
 def test_it_was_never_submitted() -> None:
     """It is submitted with its number once all workers are there."""
-    trace = Trace(OF, [(1, nodes()), (2, h.NeverSubmitted("run-1"))], AFRESH)
-    assert trace.effects == [h.FollowJob("run-1")]
+    trace = Trace(OF, [(1, nodes()), (2, never())], AFRESH)
+    assert trace.effects == [FollowJob("run-1")]
     assert trace.state.phase is HeadPhase.BOOTING
     trace.take(nodes(2), 3)
     trace.take(reported(2), 4)
-    assert trace.effects[-1] == h.SubmitJob("run-1")
+    assert trace.effects[-1] == SubmitJob("run-1")
 
 
 @pytest.mark.parametrize(
@@ -226,18 +230,16 @@ def test_a_job_on_a_given_ray_is_stopped_before_another(stopped: bool) -> None: 
     after.take(TICK, 1 if stopped else 1000)
     after.take(nodes(2), 1001)
     actions = [
-        action
-        for action in after.effects
-        if isinstance(action, h.FollowJob | h.StopJob | h.SubmitJob)
+        action for action in after.effects if isinstance(action, FollowJob | StopJob | SubmitJob)
     ]
-    assert actions == [h.FollowJob("run-1"), h.StopJob("run-1")]
+    assert actions == [FollowJob("run-1"), StopJob("run-1")]
 
 
 def test_a_stop_is_asked_for_meanwhile() -> None:
     """The job is followed until it is stopped."""
     trace = Trace(OF, [(1, TERM)], AFRESH)
-    assert [type(action) for action in trace.effects] == [h.FollowJob, h.StopJob]
-    trace.take(h.NeverSubmitted("run-1"), 2)
+    assert [type(action) for action in trace.effects] == [FollowJob, StopJob]
+    trace.take(never(), 2)
     assert [end.exit_code for end in trace.outcomes] == [143]
 
 
@@ -412,7 +414,7 @@ def test_a_service_of_a_running_job_counts_as_ready() -> None:
     after.take(nodes(), 1.0)
     after.take(job("RUNNING"), 1.0)
     after.take(LOST, 2.0)
-    assert not [one for one in after.actions if isinstance(one, h.EndRun | h.StopJob)]
+    assert not [one for one in after.actions if isinstance(one, h.EndRun | StopJob)]
     (again,) = [one for one in after.actions if isinstance(one, Started)]
     assert again.generation == 2
     fresh = Trace(WITH_REWARD, [(1.0, LOST)])

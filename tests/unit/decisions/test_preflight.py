@@ -48,6 +48,7 @@ from support.heads import (
     REWARD,
     REWARD_SPEC,
     TICK,
+    SubmitJob,
     Trace,
     goal,
     nodes,
@@ -154,12 +155,12 @@ def test_all_begin_together_and_the_job_waits() -> None:
         ("agent3", ShareArgs(1, sizes)),
         ("agent2", ShareArgs(2, sizes)),
     ]
-    assert not any(isinstance(action, h.SubmitJob) for action in trace.actions)
+    assert not any(isinstance(action, SubmitJob) for action in trace.actions)
     (wait,) = head.pending_waits(trace.state)
     until = 2.0 + times.ALL_REDUCE + times.ALL_REDUCE_SPARE
     assert (wait.key, wait.deadline) == (wait_keys.PREFLIGHT, until)
     trace.take(reported(2, answers=(Answer(ALL_REDUCE, ""),)), 8.0)
-    assert not any(isinstance(action, h.SubmitJob) for action in trace.actions)
+    assert not any(isinstance(action, SubmitJob) for action in trace.actions)
     trace.take(answer(came()), 9.0)
     assert trace.state.phase is HeadPhase.SUBMITTING
     assert "an all-reduce of 256 MiB over 24 GPUs takes 12.5 ms" in trace.log
@@ -172,7 +173,7 @@ def test_it_is_done_once() -> None:
     trace.take(ray_lost("killed"), 10.0)
     for at in (20.0, 90.0):
         trace.take(nodes(2, 3), at)
-    assert [type(a) for a in trace.actions].count(h.SubmitJob) == 2
+    assert [type(a) for a in trace.actions].count(SubmitJob) == 2
     assert [a.probe for a in trace.actions if isinstance(a, h.ProbeNode)].count(ALL_REDUCE) == 3
 
 
@@ -185,7 +186,7 @@ def test_a_failure_ends_the_run() -> None:
     assert (end.exit_code, end.culprit) == (78, "AGENT_PREFLIGHT")
     assert end.reason == "AGENT_PREFLIGHT: the all-reduce failed: rank 12 on pod3: CUDA error: ECC"
     assert "unset AGENT_PREFLIGHT" in end.remedy
-    assert not any(isinstance(action, h.SubmitJob) for action in trace.actions)
+    assert not any(isinstance(action, SubmitJob) for action in trace.actions)
 
 
 def test_a_node_that_could_not_begin() -> None:

@@ -20,6 +20,8 @@ from support.heads import (
     SUBMITTED,
     TICK,
     History,
+    StopJob,
+    SubmitJob,
     Trace,
     goal,
     job,
@@ -71,13 +73,13 @@ def test_a_sized_attempt_requires_each_worker_that_it_counts() -> None:
     assert "lost a needed node (1 of 2 joined; pod3 last reported" in trace.log
     trace.take(job("RUNNING"), 68)
     trace.take(nodes(2), 69)
-    assert trace.effects[-1] == h.StopJob("run-1")
+    assert trace.effects[-1] == StopJob("run-1")
     trace.take(job("STOPPED"), 70)
     assert "attempt 1 of 2 is lost: lost a needed node (1 of 2" in trace.log
     trace.take(nodes(2), 75)
     trace.take(reported(2), 75)
     assert trace.finish()
-    assert trace.effects[-2] == h.SubmitJob("run-2")  # sized for the remaining nodes
+    assert trace.effects[-2] == SubmitJob("run-2")  # sized for the remaining nodes
 
 
 def test_more_workers_than_a_command_without_a_size_needs_are_spares() -> None:
@@ -141,7 +143,7 @@ def test_a_spare_does_not_stand_in_for_a_worker_lost_with_the_agent(tmp_path: Pa
     assert "lost a needed node (pod2" in after.log
     after.take(job("RUNNING"), 60)
     after.take(TICK, 62)
-    assert after.effects[-1] == h.StopJob("run-1")
+    assert after.effects[-1] == StopJob("run-1")
     after.take(job("STOPPED"), 63)
     assert "attempt 1 of 2 is lost: lost a needed node (pod2" in after.log
 

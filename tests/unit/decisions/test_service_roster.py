@@ -20,6 +20,7 @@ from support.heads import (
     SUBMITTED,
     TICK,
     History,
+    SubmitJob,
     Trace,
     goal,
     job,
@@ -168,7 +169,7 @@ def test_the_service_of_a_lost_worker_is_awaited_only_as_long_as_it_is_missed(ot
 
     trace.take(h.WorkerSilent("agent3", "no answer", ray_answers=False), 6)
     trace.take(nodes(2, *spares), 7)
-    submitted = any(isinstance(action, h.SubmitJob) for action in trace.actions)
+    submitted = any(isinstance(action, SubmitJob) for action in trace.actions)
     assert submitted == (others == 2)
 
     trace.take(TICK, 400)

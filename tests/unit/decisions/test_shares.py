@@ -20,7 +20,6 @@ from agent.decisions.shared import (
     ItemReport,
     ItemsReported,
     NodeWanted,
-    Refused,
     Step,
     Want,
 )
@@ -40,13 +39,17 @@ from support.heads import (
     TERM,
     TICK,
     History,
+    StopJob,
+    SubmitJob,
     Trace,
+    accepted,
+    unfit,
 )
 from support.shares import DONE, STOPPED, by_torchrun, failed, own, share_of
 
 CUT_OFF = replace(STOPPED, lost=True)
 REPLACED = h.WorkerReplaced("agent2")
-MISFIT = Refused(Outcome(Kind.REFUSED, 78, "the recipe does not fit"))
+MISFIT = unfit(Outcome(Kind.REFUSED, 78, "the recipe does not fit"))
 WORDS = (None, DONE, STOPPED, failed(7), replace(STOPPED, lost=True))
 STARTED: History = [(1.0, share_of(2, at=1.0)), (2.0, SUBMITTED), (3.0, share_of(2, at=3.0))]
 
@@ -200,7 +203,7 @@ def test_a_stop_while_the_shares_are_about_to_be_wanted() -> None:
     """No node has begun its own, and each reports that; so no grace is waited for."""
     trace = Trace(by_torchrun(), [*STARTED[:1], (1.9, TERM), (2.0, SUBMITTED)])
     assert trace.state.phase is HeadPhase.STOPPING
-    assert wanted_of(trace.state, HERE) == {SHARE: Want(1, is_over=True)}
+    assert wanted_of(trace.state, HERE)[SHARE] == Want(1, is_over=True)
     trace.take(ItemsReported((NEVER_BEGAN,)), 2.1)
     trace.take(never_began(2, 2.2), 2.2)
     assert [end.exit_code for end in trace.outcomes] == [143]
@@ -255,11 +258,11 @@ def test_another_attempt_after_a_loss() -> None:
     """It waits for the node again, and gives new ranks to the nodes that are present."""
     trace = Trace(by_torchrun(retries=1), [*STARTED, (9.0, REPLACED)])
     trace.take(own(failed(1)), 9.5)
-    assert [deed.id for deed in trace.effects if isinstance(deed, h.SubmitJob)] == ["run-1"]
+    assert [deed.id for deed in trace.effects if isinstance(deed, SubmitJob)] == ["run-1"]
     assert "CloseAttempt" in list(trace.kinds())
     trace.take(share_of(3, at=100.0), 100.0)
     assert list(trace.state.shares.by_node) == [HERE, "agent3"]
-    assert [deed.id for deed in trace.effects if isinstance(deed, h.SubmitJob)] == [
+    assert [deed.id for deed in trace.effects if isinstance(deed, SubmitJob)] == [
         "run-1",
         "run-2",
     ]
@@ -268,7 +271,7 @@ def test_another_attempt_after_a_loss() -> None:
 ENDS = st.sampled_from([DONE, STOPPED, failed(7), failed(-9), failed(1, ago=1.0), failed(2, None)])
 BYES = st.sampled_from([False, False, True])
 EVENTS = st.one_of(
-    st.sampled_from([TICK, TICK, TERM, SUBMITTED, h.Submitted("run-2"), REPLACED]),
+    st.sampled_from([TICK, TICK, TERM, SUBMITTED, accepted(2), REPLACED]),
     st.builds(own, ENDS, st.sampled_from([1, 1, 2])),
     st.builds(share_of, st.integers(2, 4), st.none() | ENDS, has_left=BYES),
     st.sampled_from(PREPARED),
@@ -294,8 +297,8 @@ def test_no_history_breaks_the_rules(
             trace.state.phase is HeadPhase.RUNNING
         )  # its own processes are watched, with no limit
         assert runs or trace.outcomes or head.deadline(trace.state) is not None
-    submitted = [deed.id for deed in trace.effects if isinstance(deed, h.SubmitJob)]
-    stopped = [deed.id for deed in trace.effects if isinstance(deed, h.StopJob)]
+    submitted = [deed.id for deed in trace.effects if isinstance(deed, SubmitJob)]
+    stopped = [deed.id for deed in trace.effects if isinstance(deed, StopJob)]
     assert len(set(submitted)) == len(submitted) <= retries + 1
     assert set(stopped) <= set(submitted)
     assert len(stopped) <= len(submitted)

@@ -23,7 +23,20 @@ from agent.port.client import KeepaliveConnector
 from agent.port.node_network import bind
 from agent.processes.waiting import NotYet, until
 from agent.run.silent_nodes import watch_silent_workers
-from support.heads import PAIR, RAY_UP, TICK, History, RayStarted, Trace, goal, job, nodes, reported
+from support.heads import (
+    PAIR,
+    RAY_UP,
+    TICK,
+    History,
+    RayStarted,
+    StopJob,
+    SubmitJob,
+    Trace,
+    goal,
+    job,
+    nodes,
+    reported,
+)
 from support.report_histories import BYE, LATE, POD1, CountingHead
 
 if TYPE_CHECKING:
@@ -124,7 +137,7 @@ def test_a_spare_joins_the_next_attempt() -> None:
     trace.take(job("FAILED", 1), 10)
     trace.take(nodes(3), 19)
     trace.take(TICK, 69)  # what is out of reach has ended the first attempt by then
-    assert trace.effects[-1] == h.SubmitJob("run-2")
+    assert trace.effects[-1] == SubmitJob("run-2")
     assert re.search(r"attempt 2 of 2: .*pod2.*; 2 of 2 node\(s\)", trace.log)
 
 
@@ -136,7 +149,7 @@ def test_a_spare_does_not_stand_in(comes: int) -> None:
     trace = Trace(goal(1, retries=1), history)
     trace.take(TICK, 69)
     assert "pod3 is one more than the running attempt needs: unused until another" in trace.log
-    assert trace.effects[-1] == h.StopJob("run-1")
+    assert trace.effects[-1] == StopJob("run-1")
     trace.take(job("STOPPED"), 70)
     assert "attempt 1 of 2 is lost: lost a needed node" in trace.log
     assert "pod2" in trace.log.partition("attempt 1 of 2 is lost")[2]
@@ -153,7 +166,7 @@ BACK: History = [*PAIR, (9, SILENT), (30, reported(2)), (31, job("RUNNING"))]
 def test_a_stall_after_a_loss_is_that_loss(retries: int, last: type) -> None:
     """The node came back in time, and its actors did not: the attempt is lost."""
     trace = Trace(goal(1, retries=retries), [*BACK, (130, STALLED)])
-    assert trace.effects[-1] == h.StopJob("run-1")
+    assert trace.effects[-1] == StopJob("run-1")
     trace.take(job("STOPPED"), 135)
     assert isinstance(trace.effects[-1], last)
     why = f"{QUIET} since the loss of pod2 (AGENT_STALL): {STALLED.suspects}"
@@ -182,7 +195,7 @@ def test_a_stall_is_a_loss_where_it_is_to_be_retried() -> None:
     """The decision is saved before the job is stopped; another attempt follows, if one may."""
     trace = Trace(goal(1, retries=1), [*PAIR, (40, replace(STALLED, then="retry"))])
     *before, stop = trace.actions
-    assert stop == h.StopJob("run-1")
+    assert stop == StopJob("run-1")
     saved = next(action for action in reversed(before) if isinstance(action, h.Persist))
     assert saved.must_be_on_disk
     assert saved.durable.stop is not None

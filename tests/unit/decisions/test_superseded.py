@@ -30,6 +30,8 @@ from support.heads import (
     TERM,
     TICK,
     History,
+    StopJob,
+    SubmitJob,
     Trace,
     goal,
     job,
@@ -54,10 +56,10 @@ FAILED = (10, job("FAILED", 1))
     ("of", "history", "actions"),
     [
         (goal(1, retries=3), [], []),
-        (goal(1, retries=3), PAIR[:2], [h.SubmitJob("run-1"), h.StopJob("run-1")]),
-        (goal(1, retries=3), PAIR, [h.SubmitJob("run-1"), h.StopJob("run-1")]),
-        (goal(1, retries=3), [*PAIR, FAILED], [h.SubmitJob("run-1"), h.AskNodes("run-1")]),
-        (goal(retries=3, given=True), RUNNING, [h.SubmitJob("run-1")]),
+        (goal(1, retries=3), PAIR[:2], [SubmitJob("run-1"), StopJob("run-1")]),
+        (goal(1, retries=3), PAIR, [SubmitJob("run-1"), StopJob("run-1")]),
+        (goal(1, retries=3), [*PAIR, FAILED], [SubmitJob("run-1"), h.AskNodes("run-1")]),
+        (goal(retries=3, given=True), RUNNING, [SubmitJob("run-1")]),
         (goal(1, job=False), PAIR[:2], []),
     ],
 )
@@ -101,7 +103,7 @@ def test_workers_learn_of_an_epoch_once_it_is_on_the_disk(
     *before, (at, last) = history
     trace = Trace(of, before)
     epoch = trace.state.durable.epoch
-    state, actions = head.decide(trace.state, of_now(last, trace.state), at)
+    state, actions = head.decide(trace.state, of_now(last, trace.state, at), at)
     persist = actions[0]
     assert isinstance(persist, h.Persist)
     assert persist.must_be_on_disk

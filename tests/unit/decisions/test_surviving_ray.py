@@ -13,7 +13,17 @@ from agent.decisions.worker import worker_state as w
 from agent.decisions.worker.worker_state import WorkerPhase
 from agent.plan import waits as wait_keys
 from support import heads
-from support.heads import Started, nodes, ray_open, ready, reported
+from support.heads import (
+    FollowJob,
+    Started,
+    SubmitJob,
+    accepted,
+    never,
+    nodes,
+    ray_open,
+    ready,
+    reported,
+)
 from support.workers import RAY_UP, TICK, Began, Ended, WorkerTrace, goal, replied
 
 KEPT = w.WorkerState(goal(), epoch=1, head_ip="10.0.0.1", run_id="run")
@@ -61,7 +71,7 @@ def test_the_fence_counts_from_the_killed_agents_word(unreached: float | None, f
 def test_its_head_misses_nothing() -> None:
     """Another agent speaks for the same Ray: no node left, and a job's own failure is its own."""
     trace = heads.Trace(heads.goal(1, retries=1), [(3, nodes(2)), (4, reported(2))])
-    trace.take(h.Submitted("run-1"), 5)
+    trace.take(accepted(), 5)
     trace.take(heads.job("RUNNING"), 6)
     trace.take(h.WorkerSilent("agent2", "connection refused", ray_answers=True), 8)
     again = replace(reported(2).worker, key="agent2.2")
@@ -128,8 +138,8 @@ def test_a_remembered_attempt_is_followed_on_the_same_ray() -> None:
     assert [one.open_attempt is not None for one in trace.persisted] == [True]
     trace.take(nodes(2), 1.0)
     trace.take(reported(2), 1.5)
-    assert trace.effects == [h.FollowJob("run-1")]
-    trace.take(h.Submitted("run-1"), 2.0)
+    assert trace.effects == [FollowJob("run-1")]
+    trace.take(accepted(), 2.0)
     trace.take(heads.job("FAILED", 7), 9.0)
     trace.take(h.NodesAsked("run-1"), 9.1)
     assert [end.exit_code for end in trace.outcomes] == [7]
@@ -141,8 +151,8 @@ def test_a_remembered_attempt_that_ray_does_not_have_begins() -> None:
     trace = heads.Trace(replace(heads.goal(1), has_former_ray=True), REMEMBERED)
     trace.take(nodes(2), 1.0)
     trace.take(reported(2), 1.5)
-    trace.take(h.NeverSubmitted("run-1"), 2.0)
-    assert trace.effects[-1] == h.SubmitJob("run-1")
+    trace.take(never(), 2.0)
+    assert trace.effects[-1] == SubmitJob("run-1")
 
 
 def test_a_remembered_attempt_of_another_ray_is_lost() -> None:

@@ -24,6 +24,7 @@ from agent.run.run_store import RunStore
 from agent.settings.redact import redactor_for
 from support import heads
 from support.captured import WITHOUT, changed, plan_of, read
+from support.heads import FollowJob, SubmitJob, accepted, status_of
 from support.run_records import NOW, record_of, submitted
 
 if TYPE_CHECKING:
@@ -204,10 +205,10 @@ def test_without_a_record_the_newest_job_of_the_run_is_followed() -> None:
     trace = heads.Trace(GIVEN, [(1.0, heads.nodes())], NEW)
     assert trace.effects == [h.ListJobs("rl")]
     trace.take(h.JobsListed(("rl", "rl-10", "rl-2", "rl-x", "rlx-77")), 2.0)
-    assert trace.effects[1:] == [h.FollowJob("rl-10")]
+    assert trace.effects[1:] == [FollowJob("rl-10")]
     assert [len(one.ended) for one in trace.persisted[:1]] == [9]
-    trace.take(h.Submitted("rl-10"), 3.0)
-    trace.take(h.JobReported("rl-10", JobReport("SUCCEEDED", driver_exit_code=0)), 9.0)
+    trace.take(accepted(10), 3.0)
+    trace.take(status_of(JobReport("SUCCEEDED", driver_exit_code=0), 10), 9.0)
     assert [end.exit_code for end in trace.outcomes] == [0]
 
 
@@ -217,7 +218,7 @@ def test_the_jobs_of_a_run_with_an_id_of_its_own_are_found() -> None:
     trace = heads.Trace(run, [(1.0, heads.nodes())], NEW)
     assert trace.effects == [h.ListJobs("rl")]
     trace.take(h.JobsListed(("rl", "rl-1", "rl-2", "rl-02", f"rl-{'9' * 5000}")), 2.0)
-    assert trace.effects[1:] == [h.FollowJob("rl-2")]
+    assert trace.effects[1:] == [FollowJob("rl-2")]
     assert [len(one.ended) for one in trace.persisted[:1]] == [1]
 
 
@@ -225,9 +226,9 @@ def test_a_followed_job_that_is_lost_is_followed_by_another_attempt() -> None:
     """Ray has listed the jobs: it is not asked again."""
     run = replace(GIVEN, expected_workers=1)
     trace = heads.Trace(run, [(1.0, heads.nodes(2)), (2.0, h.JobsListed(("rl",)))], NEW)
-    trace.take(h.Submitted("rl"), 3.0)
+    trace.take(accepted(), 3.0)
     trace.take(heads.nodes(dead=(2,)), 4.0)
-    trace.take(h.JobReported("rl", JobReport("FAILED", driver_exit_code=1)), 5.0)
+    trace.take(status_of(JobReport("FAILED", driver_exit_code=1)), 5.0)
     trace.take(h.NodesAsked("rl", {}), 6.0)
     assert [one.number for one in trace.effects if isinstance(one, h.CloseAttempt)] == [1]
     assert "the list of jobs" not in str([wait.what for wait in head.pending_waits(trace.state)])
@@ -239,7 +240,7 @@ def test_a_run_without_jobs_begins_once_ray_has_said_so() -> None:
     (wait,) = head.pending_waits(trace.state)
     assert wait.what == "the list of jobs of KubeRay's Ray"
     trace.take(h.JobsListed(()), 2.0)
-    assert trace.effects[1:] == [h.SubmitJob("rl")]
+    assert trace.effects[1:] == [SubmitJob("rl")]
 
 
 def test_a_record_says_which_attempt_to_follow(tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ from support.heads import (
     SUBMITTED,
     TICK,
     SaveJob,
+    StopJob,
     Trace,
     goal,
     job,
@@ -245,7 +246,7 @@ def test_a_spare_ends_no_run() -> None:
     assert trace.outcomes == []
     assert trace.state.phase is h.HeadPhase.RUNNING
     assert trace.state.attempt.announced_nodes == ()
-    assert not any(isinstance(deed, h.StopJob | SaveJob) for deed in trace.effects)
+    assert not any(isinstance(deed, StopJob | SaveJob) for deed in trace.effects)
 
 
 def test_a_spare_delays_no_boot() -> None:

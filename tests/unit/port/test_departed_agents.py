@@ -32,6 +32,7 @@ from support.heads import (
     REWARD,
     TICK,
     Trace,
+    accepted,
     goal,
     nodes,
     ready,
@@ -178,7 +179,7 @@ def test_what_a_run_needs_of_the_departed() -> None:
     """The result of its ranks, a place of a service, a process that may still run there."""
     worker = Worker("agent2", "pod2", "10.0.0.2", last_report_at=1.0, items=(RAY_UP,))
     gone = h.WorkerReported(replace(worker, has_left=True, last_report_at=2.0))
-    trace = Trace(by_torchrun(1), [(1.0, h.WorkerReported(worker)), (2.0, h.Submitted("run-1"))])
+    trace = Trace(by_torchrun(1), [(1.0, h.WorkerReported(worker)), (2.0, accepted())])
     assert is_worker_needed(trace.state, "agent2", 500.0)  # it counts
     trace.take(gone, 3.0)
     assert is_worker_needed(trace.state, "agent2", 500.0)  # its share has no end yet

@@ -36,7 +36,20 @@ from agent.record.run_folder import OutageRecord
 from agent.record.run_record import AttemptOutcome
 from support.fake_runs import status_of
 from support.head_status import EVIL, SERVED, status_after
-from support.heads import REWARD, TERM, History, Trace, goal, job, lost, nodes, pending, ready
+from support.heads import (
+    REWARD,
+    TERM,
+    TICK,
+    History,
+    Trace,
+    accepted,
+    goal,
+    job,
+    lost,
+    nodes,
+    pending,
+    ready,
+)
 from support.schemas import validator_of
 from support.worlds import SECRET, plan_of
 from tools.http.description import PAGE
@@ -96,13 +109,14 @@ def test_the_status_follows_the_job() -> None:
     running = [
         *SERVED,
         (5.0, ready(REWARD)),
-        (6.0, h.Submitted("run-1")),
-        (7.0, job("RUNNING")),
+        (70.0, TICK),
+        (71.0, accepted()),
+        (72.0, job("RUNNING")),
     ]
     found = status_after(running)
     assert found.job is not None
     assert (found.job.status, found.verdict) == ("running", None)
-    verdict = status_after([*running, (8.0, TERM)]).verdict
+    verdict = status_after([*running, (73.0, TERM)]).verdict
     assert verdict is not None
     assert verdict.exit_code == 143
 
@@ -208,7 +222,7 @@ def test_the_form_posts_the_token() -> None:
     assert b"not the token" not in server.login_page()
 
 
-RUNNING = [(1.0, nodes(2, 3)), (2.0, h.Submitted("run-1")), (3.0, job("RUNNING"))]
+RUNNING = [(1.0, nodes(2, 3)), (2.0, accepted()), (3.0, job("RUNNING"))]
 
 
 def test_the_status_has_the_grace_of_a_missing_node() -> None:

@@ -20,7 +20,7 @@ LIFE = """
 import sys, time
 from pathlib import Path
 import anyio
-from agent.run.head_job import start_job_output
+from agent.run.job_runner import start_job_output
 from agent.run.takeover import SurvivingProcesses
 from agent.record.job_lines import JobLines
 from agent.record.run_folder import RunFolder

@@ -30,7 +30,10 @@ from support.heads import (
     TICK,
     Released,
     SaveJob,
+    StopJob,
+    SubmitJob,
     Trace,
+    accepted,
     goal,
     job,
     nodes,
@@ -64,7 +67,7 @@ def taken(workers: int = 1, retries: int = 0, least: int | None = None) -> HeadG
 
 def signals(trace: Trace) -> list[str]:
     """Return the actions on the job and the workers, in order."""
-    kinds = (SaveJob, h.StopJob, Released, h.CloseAttempt, h.EndRun)
+    kinds = (SaveJob, StopJob, Released, h.CloseAttempt, h.EndRun)
     return [type(action).__name__ for action in trace.effects if isinstance(action, kinds)]
 
 
@@ -109,7 +112,7 @@ def test_another_attempt_begins_as_soon_as_the_node_is_back() -> None:
     trace.take(nodes(), 15)
     trace.take(h.WorkerReplaced("agent2"), 20)
     trace.take(nodes(2), 21)
-    assert trace.effects[-1] == h.SubmitJob("run-2")
+    assert trace.effects[-1] == SubmitJob("run-2")
     assert "the platform takes away pod2" in trace.log
 
 
@@ -128,7 +131,7 @@ def test_a_node_that_does_not_come_back_ends_the_run() -> None:
         (taken(1), [(3.0, nodes()), (4.0, reported(2, joined=False)), ONE]),
         (replace(taken(), notice_signal=0), [*PAIR, ONE]),
         (replace(goal(1, job=False), notice_signal=USR1), [*PAIR[:2], ONE]),
-        (taken(1), [(3.0, nodes(2, 3)), (4.0, reported(2)), (4.5, h.Submitted("run-1")), ONE]),
+        (taken(1), [(3.0, nodes(2, 3)), (4.0, reported(2)), (4.5, accepted()), ONE]),
     ],
     ids=["booting", "not joined", "no signal", "no job", "a spare"],
 )
