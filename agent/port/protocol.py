@@ -37,7 +37,7 @@ from agent.base.value import (
 )
 from agent.checks.finding import Finding
 from agent.decisions.head.head_state import HeadPhase
-from agent.decisions.shared import Answer, ItemReport, Known, NodeWanted, Step
+from agent.decisions.shared import Answer, ItemReport, Known, NodeWanted
 from agent.job.services import JudgeCost, Latency
 from agent.node.facts import Facts
 from agent.node.figures import Figures
@@ -103,7 +103,6 @@ class WorkerStats(NodeValues):
     """A worker's statistics: services, prepare steps, its share of the job, its machine."""
 
     latencies: ByName[Latency] = field(default_factory=dict)  # Per service
-    steps: ByName[Step] = field(default_factory=dict)
     progress: ByName[str] = field(default_factory=dict)  # Last line of each running step's log
     known: Items[Known] = ()  # Known lines in the output of its share of the job, each cause once
     attempt: Attempt = 0  # The attempt of that share; 0 without one

@@ -13,13 +13,13 @@ its own decisions, on a worker to those of the worker, which report it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from typing import TYPE_CHECKING, Protocol, TypedDict
 
 import anyio
 from msgspec.structs import replace
 
-from agent.decisions.shared import ItemReport, ItemsReported, JobItem, JobWant, Step
+from agent.decisions.shared import ItemReport, ItemsReported, JobItem, JobWant, Step, Want
 from agent.record.log import say
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from agent.base.ends import Outcome
     from agent.decisions.attempts import JobReport
-    from agent.decisions.shared import Want, Wants
+    from agent.decisions.shared import Wants
     from agent.frameworks.recipe import JobBasis
     from agent.job.share import ShareEnd
 
@@ -100,9 +100,12 @@ class Executor:
         for name in {**self._items, **wants}:
             self._reconcile(name)
 
-    def adopt(self, name: str, want: Want) -> None:
-        """Run what an earlier agent left here on: it is ready, and its runner finds it."""
-        self._begin(name, want, Step.READY)
+    def adopt(self, items: Iterable[ItemReport]) -> None:
+        """Take over what an earlier agent left: what runs is ready, and its runner finds it."""
+        for item in items:
+            self._items[item.name] = item
+            if item.is_running:
+                self._begin(item.name, Want(item.generation), Step.READY)
 
     async def close(self) -> None:
         """End everything at once; return when all has ended. What is left ends with this agent."""

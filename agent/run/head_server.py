@@ -280,8 +280,9 @@ class RunStatus:
         ranked = sorted(shown, key=lambda worker: (worker.rank or 0, worker.name))
         plain = [Worker("", ip, ip, phase=_NO_AGENT) for ip in alive if ip not in known]
 
+        steps = state.goal.step_names
         caches = self._run.caches.to_status()
-        own = self._run.stats.snapshot({})
+        own = self._run.stats.snapshot()
         return HeadStatus(
             run_id=durable.run_id,
             run_name=name and self._run.redactor.clean(name),
@@ -296,7 +297,8 @@ class RunStatus:
             waits=tuple(WaitStatus.of(wait, now) for wait in head.pending_waits(state)),
             ray=PartStatus(state.ray.item.step.value, state.ray.item.evidence),
             nodes=tuple(
-                self._node(worker, now, joined=worker.ip in alive) for worker in (*ranked, *plain)
+                self._node(worker, now, steps=steps, joined=worker.ip in alive)
+                for worker in (*ranked, *plain)
             ),
             more_refused=len(refused[_MOST_REFUSED:]),
             services=tuple(
@@ -392,9 +394,10 @@ class RunStatus:
             log="job" if state.goal.by_shares else "agent",  # Ray sends the job's to the head
         )
 
-    def _node(self, worker: Worker, now: float, *, joined: bool) -> NodeStatus:
+    def _node(
+        self, worker: Worker, now: float, *, steps: frozenset[str], joined: bool
+    ) -> NodeStatus:
         stats = self.worker_stats.get(worker.key)
-        steps = {} if stats is None else stats.steps
         return NodeStatus(
             name=worker.name,
             ip=worker.ip,
@@ -406,7 +409,11 @@ class RunStatus:
             heard_seconds_ago=round(now - worker.last_report_at, 1) if worker.key else None,
             joined=joined,
             phases=tuple(self.timeline.nodes.get(worker.key, ())),
-            steps=tuple(StepStatus(name, step.value) for name, step in steps.items()),
+            steps=tuple(
+                StepStatus(item.name, item.step.value)
+                for item in worker.items
+                if item.name in steps
+            ),
             figures=machine_of(stats),
             slow=self.machines.slow_text(worker.key),
             slow_by=self.machines.slow_by(worker.key),
@@ -426,7 +433,7 @@ class RunStatus:
         for outage in outages:
             seconds += (now if outage.until is None else outage.until) - outage.since
 
-        stats = self._run.stats.snapshot({}) if node == HERE else self.worker_stats.get(node)
+        stats = self._run.stats.snapshot() if node == HERE else self.worker_stats.get(node)
         judge = stats.judge if stats is not None and name == REWARD else None
         return ServiceStatus(
             name=service_title(state, key),
@@ -458,7 +465,7 @@ class RunStatus:
         ]
 
         # What each node's prepare steps print at present.
-        prepare_lines = {HERE: dict(self._run.stats.snapshot({}).progress)} | {
+        prepare_lines = {HERE: dict(self._run.stats.snapshot().progress)} | {
             state.fleet.workers[key].name: dict(stats.progress)
             for key, stats in self.worker_stats.items()
             if stats.progress and key in state.fleet.workers

@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping
 
     from agent.base.ends import Outcome
-    from agent.decisions.shared import Item, LogLine, Wait
+    from agent.decisions.shared import LogLine, Wait
     from agent.diagnosis.end_lines import RunEnd
     from agent.job.services import Placeholders
     from agent.node.figures import Figures
@@ -124,14 +124,12 @@ class NodeStats:
         """Return when that share wrote output last, on the monotonic clock."""
         return None if self._share is None else self._share.last_output
 
-    def snapshot(self, steps: Mapping[str, Item]) -> WorkerStats:
-        """Return all statistics, with the state of each step."""
-        states = {name: item.step for name, item in steps.items()}
+    def snapshot(self) -> WorkerStats:
+        """Return all statistics."""
         progress = {step: self._clean(line) for step, line in self.progress.items()}
         causes = () if self._share is None else self._share.known.for_head
         return WorkerStats(
             latencies=dict(self._latencies),
-            steps=states,
             progress=progress,
             known=causes,
             attempt=self._attempt,
@@ -140,9 +138,9 @@ class NodeStats:
             judge=None if self._judge is None else self._judge_before.plus(self._judge),
         )
 
-    def for_report(self, steps: Mapping[str, Item]) -> WorkerStats | None:
+    def for_report(self) -> WorkerStats | None:
         """Return the statistics for a report; None if there are none. Figures are sent rarely."""
-        stats = self.snapshot(steps)
+        stats = self.snapshot()
         if stats.figures is not None and stats.figures.at < self._figures_due:
             stats = replace(stats, figures=None)
         elif stats.figures is not None:

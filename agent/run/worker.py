@@ -139,9 +139,8 @@ class WorkerAgent:
             run.record_kill,
         )
 
-        # Does a killed agent's Ray still run? It is adopted.
-        for name, want in self._state.head_wants.items():
-            self._executor.adopt(name, want)
+        # What a killed agent has left here runs on, such as its Ray.
+        self._executor.adopt(self._state.items)
 
         # The link runs for a node that is refused, too: the head gets the reason.
         start(self._link.run)
@@ -278,7 +277,7 @@ class WorkerAgent:
             detail=report_detail(state),
             memory=self._run.memory.recent(),
             items=worker.item_reports(state),
-            stats=self._run.stats.for_report(state.steps),
+            stats=self._run.stats.for_report(),
             logs=logs,
             answers=answers,
             applied=Applied() if wanted is None else Applied(wanted.by, wanted.revision),

@@ -35,7 +35,7 @@ def status_of(  # noqa: PLR0913 - all that a status shows
     own = by_agent.pop(HERE, WorkerStats())
     run = run_of(plan, clean)
     run.now, run.utc = lambda: now, str
-    run.stats = SimpleNamespace(snapshot=lambda _tails: own)
+    run.stats = SimpleNamespace(snapshot=lambda: own)
     store: Any = SimpleNamespace(former_meter=lambda _now: None, measure=lambda **_: None)
     status = RunStatus(run, store, get_state or (lambda: state))
     status.timeline = timeline or status.timeline

@@ -118,6 +118,8 @@ class WorkerTrace:
         self.actions: list[w.WorkerAction] = []
         survived = {item.name: item for item in self.state.items}
         self.items = {**{name: began(name) for name in worker.wanted_of(self.state)}, **survived}
+        if self.items and not kept:
+            self.take(ItemsReported(()), 0.0)
         for at, event in history:
             self.take(event, at)
 
@@ -164,7 +166,9 @@ class WorkerTrace:
         for item in event.items:
             known = self.items.get(item.name, item)
             generation = item.generation or known.generation or 1
-            serves = item.step is Step.READY and item.name not in self.state.steps
+            serves = item.step is Step.READY and item.name not in {
+                step.name for step in self.state.goal.steps
+            }
             serves = serves and item.share is None
             is_running = item.is_running or serves
             self.items[item.name] = replace(item, generation=generation, is_running=is_running)

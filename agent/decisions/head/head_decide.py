@@ -334,7 +334,7 @@ def _apply_report(state: HeadState, worker: Worker, now: float) -> HeadState:
 
 def _with_what_items_show(state: HeadState, worker: Worker, before: Worker | None) -> Worker:
     """Return a worker with what follows from the things on its node."""
-    steps = {step.name for step in state.goal.steps}
+    steps = state.goal.step_names
     preparing = any(item.name in steps and item.step is v.Step.PENDING for item in worker.items)
     service_only = worker.effective_rank in state.goal.service_only_ranks
 

@@ -73,6 +73,11 @@ class HeadGoal(Value):
         return self.expected_workers + 1
 
     @property
+    def step_names(self) -> frozenset[str]:
+        """Return the names of all prepare steps."""
+        return frozenset(step.name for step in self.steps)
+
+    @property
     def service_only_ranks(self) -> frozenset[int]:
         """Return the ranks of nodes that only run a service and do not join Ray."""
         return service_only_ranks(self.services)

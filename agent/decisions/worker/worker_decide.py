@@ -33,12 +33,9 @@ from agent.decisions.worker.worker_state import (
     WorkerState,
     enter_joining,
 )
-from agent.job.services import ordered_steps
 from agent.plan import waits as wait_keys
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from agent.base.ends import Outcome
     from agent.decisions.worker.worker_state import WorkerAction, WorkerEvent
 
@@ -53,13 +50,8 @@ def first_state(goal: w.WorkerGoal, *, has_agent: bool = False) -> WorkerState:
 
     `has_agent` if a head's agent had answered the killed agent that this one replaces.
     """
-    awaiting = frozenset(step.name for step in ordered_steps(goal.steps))
-    steps = {step.name: v.Item(deadline=step.within) for step in goal.steps}
-    state = WorkerState(goal, steps=steps, awaiting_order=awaiting, has_agent=has_agent)
-
-    # The other steps start by themselves, some of them after others of this node.
-    unmet = _unmet_dependencies(state, steps.keys() - awaiting)
-    return replace(state, blocked=frozenset(unmet))
+    state = WorkerState(goal, has_agent=has_agent)
+    return _time_steps({}, state, 0.0)
 
 
 def decide(state: WorkerState, event: WorkerEvent, now: float) -> Decision:
@@ -80,9 +72,10 @@ def _decide_event(state: WorkerState, event: WorkerEvent, now: float) -> Decisio
     if isinstance(event, v.Refused):
         return _leave(state, event.outcome, must_report=True)
 
-    # What does the event itself change?
+    # What does the event itself change, and which steps begin by it?
     before = state
     state = _apply_event(state, event, now)
+    state = _time_steps(w.steps_wanted(before), state, now)
 
     # Does the run end here, in whatever phase? Otherwise the phase decides.
     decision = _end_in_any_phase(state, event, now)
@@ -98,9 +91,7 @@ def _decide_event(state: WorkerState, event: WorkerEvent, now: float) -> Decisio
     if state.phase is WorkerPhase.LEAVING:
         return state, actions
 
-    # Which steps can start, and has Ray ended or does it start? The fence is last, so that it ends
-    # these, too.
-    state = _start_steps(state, now)
+    # Has Ray ended, or does it start? The fence is last, so that it ends what begins here.
     ray_lines = _ray_lines(before, state)
     state, fence_lines = _apply_fence(state, now)
     return state, (*actions, *ray_lines, *fence_lines)
@@ -152,28 +143,31 @@ def pending_waits(state: WorkerState) -> tuple[v.Wait, ...]:
 
 
 def _step_waits(state: WorkerState) -> list[v.Wait]:
-    """Return the waits of prepare steps: for the head's order, for their end, for other steps."""
+    """Return the waits of prepare steps: for their turn, for their end, for other steps."""
     waits = []
-    if state.awaiting_order:
-        what = f"the head to have {listed(sorted(state.awaiting_order))} run here"
-        ordered = [step for step in state.goal.steps if step.name in state.awaiting_order]
-        after = [f"{step.name} waits for {listed(step.after)}" for step in ordered if step.after]
+    awaited = state.awaited_turns
+    if awaited:
+        what = f"the head to have {listed(sorted(awaited))} run here"
+        steps = [step for step in state.goal.steps if step.name in awaited]
+        after = [f"{step.name} waits for {listed(step.after)}" for step in steps if step.after]
         evidence = "; ".join([*after, state.evidence])
         waits.append(v.Wait("turn", what, _turn_deadline(state), evidence))
 
     running = state.running_steps
     if running:
-        until = min(state.steps[name].deadline for name in running)
+        until = min(state.steps_due[name] for name in running)
         waits.append(v.Wait(wait_keys.PREPARE, listed(running), until))
 
-    for name, missing in _unmet_dependencies(state, state.blocked).items():
-        evidence = f"not started, waits for {listed(missing)}"
-        waits.append(v.Wait(name, name, _turn_deadline(state), evidence))
+    for step in state.goal.steps:
+        missing = state.unmet_dependencies(step)
+        if missing and state.item(step.name) is None and step.name not in awaited:
+            evidence = f"not started, waits for {listed(missing)}"
+            waits.append(v.Wait(step.name, step.name, _turn_deadline(state), evidence))
     return waits
 
 
 def _turn_deadline(state: WorkerState) -> float:
-    """Return when every blocked or ordered step must have started."""
+    """Return when every step must have begun."""
     longest = max(step.within for step in state.goal.steps)
     limits = state.goal.limits
     return max(longest, limits.get(wait_keys.PREPARE, longest)) + limits.get(wait_keys.BEFORE, 0.0)
@@ -204,48 +198,15 @@ def _join_wait(state: WorkerState) -> v.Wait:
     return v.Wait(wait_keys.JOIN, "Ray on this node to join", until, why)
 
 
-def _unmet_dependencies(state: WorkerState, names: Iterable[str]) -> dict[str, list[str]]:
-    """Return the steps that depend on others of this node that are not done, with these."""
-    done = {name for name, item in state.steps.items() if item.step is v.Step.READY}
-    undone = (state.steps.keys() - done) | state.blocked
-    unmet = {}
-    for step in state.goal.steps:
-        missing = [name for name in step.after if name in undone]
-        if step.name in names and missing:
-            unmet[step.name] = missing
-    return unmet
-
-
-def _start_steps(state: WorkerState, now: float) -> WorkerState:
-    """Start steps whose dependencies are done, or that the head wants to run; their time starts."""
-    if state.fenced:
-        return state
-    unmet = _unmet_dependencies(state, state.blocked)
-    ready = (state.blocked - unmet.keys()) | (state.awaiting_order & state.head_wants.keys())
-    return _run_steps(state, ready, now)
-
-
-def _run_steps(state: WorkerState, names: Iterable[str], now: float) -> WorkerState:
-    """Run prepare steps from the beginning; each gets its full time from now on."""
-    chosen = [step for step in state.goal.steps if step.name in names]
-    if not chosen:
-        return state
-    items = {
-        step.name: v.Item(deadline=now + step.within, generation=_next_generation(state, step.name))
-        for step in chosen
+def _time_steps(before: v.Wants, state: WorkerState, now: float) -> WorkerState:
+    """Give each prepare step that begins its full time from now on."""
+    wants = w.steps_wanted(state)
+    due = {
+        step.name: now + step.within
+        for step in state.goal.steps
+        if step.name in wants and before.get(step.name) != wants[step.name]
     }
-    return replace(
-        state,
-        steps={**state.steps, **items},
-        awaiting_order=state.awaiting_order - items.keys(),
-        blocked=state.blocked - items.keys(),
-    )
-
-
-def _next_generation(state: WorkerState, name: str) -> int:
-    """Return the generation of a step's next start: one starts once."""
-    begun = (item.generation for item in state.items if item.name == name)
-    return max(begun, default=0) + 1
+    return replace(state, steps_due={**state.steps_due, **due}) if due else state
 
 
 def _apply_event(state: WorkerState, event: WorkerEvent, now: float) -> WorkerState:
@@ -328,18 +289,8 @@ def _apply_answer(state: WorkerState, event: HeadSpoke, now: float) -> WorkerSta
 
 
 def _apply_items(state: WorkerState, items: tuple[v.ItemReport, ...]) -> WorkerState:
-    """Return the state after a report of what runs here; a step that was stopped has not failed."""
-    running = state.running_steps
-    steps = {**state.steps}
-    for report in items:
-        item = steps.get(report.name)
-        if item is None or report.name not in running or report.generation < item.generation:
-            continue
-        if report.step is v.Step.READY:
-            steps[report.name] = item.ready()
-        elif report.step is v.Step.LOST:
-            steps[report.name] = item.lost(report.evidence)
-    state = replace(state, items=items, steps=steps)
+    """Return the state after a report of what runs here."""
+    state = replace(state, items=items)
 
     # Is this node's Ray up, or has it ended by itself?
     ray = state.ray
@@ -406,14 +357,23 @@ def _end_in_any_phase(state: WorkerState, event: WorkerEvent, now: float) -> Dec
     if state.taken_at is not None and (may_leave or now >= state.taken_at):
         return _leave_by_signal(state)
 
-    for name, item in state.steps.items():
-        if item.step is v.Step.LOST:
+    return _end_by_step(state, now)
+
+
+def _end_by_step(state: WorkerState, now: float) -> Decision | None:
+    """Leave by a prepare step that failed, or did not begin or end in time; None to go on."""
+    awaited = state.awaited_turns
+    running = state.running_steps
+    for step in state.goal.steps:
+        name = step.name
+        item = state.item(name)
+        if item is not None and item.step is v.Step.LOST and not item.was_stopped:
             end = ends.STEP_FAILED.outcome(name=name, evidence=item.evidence)
             return _leave(state, end, must_report=True)
-        if name in state.awaiting_order and now >= _turn_deadline(state):
+        if name in awaited and now >= _turn_deadline(state):
             end = ends.NOT_IN_TIME.outcome(what=name, evidence=state.evidence, remedy="")
             return _leave(state, end)
-        if name in state.running_steps and now >= item.deadline:
+        if name in running and now >= state.steps_due[name]:
             end = ends.NOT_IN_TIME.outcome(what=name, evidence="it still runs", remedy="")
             return _leave(state, end, must_report=True)
     return None
@@ -444,11 +404,6 @@ def _finding(state: WorkerState, event: WorkerEvent, now: float) -> Decision:
     """Find the head and finish the prepare steps; then join Ray, or follow without it."""
     if isinstance(event, HeadSpoke) and event.epoch is not None and not event.held:
         state = replace(state, epoch=event.epoch)
-
-    # A head without an agent orders and reports no steps: nothing on other nodes is awaited.
-    if state.is_plain_head and state.ray_ready and state.awaiting_order:
-        blocked = state.blocked | state.awaiting_order
-        return replace(state, blocked=blocked, awaiting_order=frozenset()), ()
 
     if state.service_only and state.epoch is not None and not state.preparing:
         log = v.LogLine("this node joins no Ray: it is there for a service only")
@@ -589,12 +544,11 @@ def _apply_fence(state: WorkerState, now: float) -> Decision:
     what = f"{out} ({state.evidence}): stopping all that runs here, since {why}"
     log = v.LogLine(what, "warning")
 
-    # What is stopped starts again once the head is reached: steps as blocked ones, Ray by a join,
-    # services as the head wants them then.
+    # What is ended starts again once the head is reached: steps at once, Ray and services as the
+    # head wants them then.
     before = state
     share = state.share
     attempt = share.generation if share is not None and share.is_running else 0
-    state = replace(state, blocked=state.blocked.union(_fenced_steps(state)))
     state = replace(state, fenced=True, fenced_attempt=attempt)
     if not _has_ray(before):
         return state, (log,)
@@ -603,18 +557,15 @@ def _apply_fence(state: WorkerState, now: float) -> Decision:
 
 def _is_fence_needed(state: WorkerState) -> bool:
     """Return whether anything runs here that would run beside another attempt."""
-    runs = any(item.is_running and item.name not in state.steps for item in state.items)
-    return runs or _has_ray(state) or bool(_fenced_steps(state))
+    steps = {step.name for step in state.goal.steps}
+    others = any(item.is_running for item in state.items if item.name not in steps)
+    by_head = state.last_reply_at > 0 and bool(state.running_steps)
+    return others or by_head or _has_ray(state)
 
 
 def _has_ray(state: WorkerState) -> bool:
     """Return whether Ray runs here, or starts."""
     return v.RAY in w.wanted_of(state)
-
-
-def _fenced_steps(state: WorkerState) -> tuple[str, ...]:
-    """Return the running steps, once a head may have had them run."""
-    return state.running_steps if state.last_reply_at > 0 else ()
 
 
 def _leave(state: WorkerState, outcome: Outcome, *, must_report: bool = False) -> Decision:

@@ -15,7 +15,6 @@ from agent.base.value import Value
 from agent.decisions.shared import (
     RAY,
     SHARE,
-    Item,
     ItemReport,
     LocalWorkerEvent,
     NodeWanted,
@@ -26,7 +25,7 @@ from agent.decisions.shared import (
     kept_or_next,
 )
 from agent.job.gpu_split import GpuSplit
-from agent.job.services import PrepareStep, ServiceSpec
+from agent.job.services import PrepareStep, ServiceSpec, ordered_steps
 
 __all__ = ["WorkerAction"]
 
@@ -89,11 +88,10 @@ class WorkerState(Value):
     has_joined_before: bool = False  # it was part of the cluster: a timeout is then a loss, 75
 
     # What runs here.
-    steps: Mapping[str, Item] = field(default_factory=dict)
-    awaiting_order: frozenset[str] = frozenset()  # steps that run once the head wants them to
-    blocked: frozenset[str] = frozenset()  # run after others of this node, or after the fence
+    items: tuple[ItemReport, ...] = ()  # what runs here, or did, by this node's executor
+    steps_due: Mapping[str, float] = field(default_factory=dict)
+    """Of the prepare steps that are wanted: until when each must be done."""
     wanted: NodeWanted | None = None  # the head's last message about this node
-    items: tuple[ItemReport, ...] = ()  # the services and steps that run here, or did
     addresses: Mapping[str, str] = field(default_factory=dict)
     """Of services on a rank, by the head's last message that had them; '' for the head's."""
 
@@ -104,14 +102,13 @@ class WorkerState(Value):
         This state has the recorded head, run and attempt, and since when the head is out of reach.
         """
         since = self.unreached_since
-        done = {step.name: Item().ready() for step in self.goal.steps}  # before the join
+        done = [ItemReport(step.name, Step.READY) for step in self.goal.steps]  # before the join
         ray = ItemReport(RAY, Step.READY, generation=generation, is_running=True)
         return replace(
             self,
             phase=WorkerPhase.FOLLOWING,
             has_agent=True,
-            steps=done,
-            items=(ray,),
+            items=(ray, *done),
             wanted=NodeWanted("", 0, {RAY: Want(generation)}),
             last_reached_at=-times.REPLY_AGE if since is None else since,
             has_joined_before=True,
@@ -176,20 +173,45 @@ class WorkerState(Value):
     @property
     def services(self) -> tuple[ItemReport, ...]:
         """Return this node's services: what runs or ran here beside steps, Ray and the share."""
-        others = {RAY, SHARE, *self.steps}
+        others = {RAY, SHARE, *(step.name for step in self.goal.steps)}
         return tuple(item for item in self.items if item.name not in others)
 
     @property
     def running_steps(self) -> tuple[str, ...]:
-        """Return the prepare steps that run here."""
-        idle = self.awaiting_order | self.blocked
-        pending = (name for name, item in self.steps.items() if item.step is Step.PENDING)
-        return tuple(name for name in pending if name not in idle)
+        """Return the prepare steps that run here, or are about to."""
+        running = []
+        for name, want in steps_wanted(self).items():
+            item = self.item(name)
+            if item is None or item.generation < want.generation or item.step is Step.PENDING:
+                running.append(name)
+        return tuple(running)
+
+    @property
+    def awaited_turns(self) -> tuple[str, ...]:
+        """Return the steps that begin once the head wants them, as other nodes may run theirs.
+
+        A head without an agent wants none: nothing on other nodes is awaited.
+        """
+        if self.is_plain_head:
+            return ()
+        names = (step.name for step in ordered_steps(self.goal.steps))
+        return tuple(n for n in names if self.item(n) is None and n not in self.head_wants)
 
     @property
     def preparing(self) -> bool:
         """Return whether a prepare step is not done yet."""
-        return any(item.step is Step.PENDING for item in self.steps.values())
+        items = (self.item(step.name) for step in self.goal.steps)
+        return any(item is None or item.step is not Step.READY for item in items)
+
+    def unmet_dependencies(self, step: PrepareStep) -> list[str]:
+        """Return the steps of this node that are not done, and after which this one runs."""
+        items = {name: self.item(name) for name in step.after}
+        names = {step.name for step in self.goal.steps}
+        return [
+            name
+            for name, item in items.items()
+            if name in names and (item is None or item.step is not Step.READY)
+        ]
 
 
 def enter_joining(state: WorkerState, now: float) -> WorkerState:
@@ -197,20 +219,42 @@ def enter_joining(state: WorkerState, now: float) -> WorkerState:
     return replace(state, phase=WorkerPhase.JOINING, phase_since=now)
 
 
-def wanted_of(state: WorkerState) -> Mapping[str, Want]:
+def wanted_of(state: WorkerState) -> Wants:
     """Return what this node is to run, by name: its steps, and what else the head wants here.
 
-    Ray begins once the steps are done. A fence ends all but the steps; afterwards the head wants
-    the next generation of each.
+    Ray begins once the steps are done. A fence ends all; afterwards steps run again, and the head
+    wants the next generation of the rest.
     """
-    wants = {name: Want(state.steps[name].generation) for name in state.running_steps}
     if state.fenced:
-        return wants
+        return {}
+    steps = {step.name for step in state.goal.steps}
     others = _wanted_by_no_agent(state) if state.is_plain_head else state.head_wants
+    wants = steps_wanted(state)
     for name, want in others.items():
         must_wait = name == RAY and state.preparing
-        if name not in state.steps and not must_wait:
+        if name not in steps and not must_wait:
             wants[name] = want
+    return wants
+
+
+def steps_wanted(state: WorkerState) -> dict[str, Want]:
+    """Return the prepare steps that are to run here, those that are done included.
+
+    A step begins after those that it depends on, or in its turn. One that the fence has ended runs
+    again, as its next generation.
+    """
+    if state.fenced:
+        return {}
+    awaited = state.awaited_turns
+    wants = {}
+    for step in state.goal.steps:
+        item = state.item(step.name)
+        if item is not None and not (item.was_stopped and not item.is_running):
+            wants[step.name] = Want(item.generation)
+            continue
+        is_blocked = step.name not in state.head_wants and state.unmet_dependencies(step)
+        if step.name not in awaited and not is_blocked:
+            wants[step.name] = Want(1 if item is None else item.generation + 1)
     return wants
 
 
@@ -224,17 +268,21 @@ def _wanted_by_no_agent(state: WorkerState) -> Wants:
 
 
 def item_reports(state: WorkerState) -> tuple[ItemReport, ...]:
-    """Return what the head is told of this node's services and steps, those to come included."""
+    """Return what is reported of all that runs here, or did, and of the steps to come."""
     known = {item.name: item for item in state.items}
     share = state.share
     if share is not None and share.generation == state.fenced_attempt:
         known[SHARE] = _as_fenced(share)
+
+    # A step that is about to run is one that runs.
+    wants = steps_wanted(state)
     running = state.running_steps
-    steps = {
-        name: ItemReport(name, item.step, item.evidence, item.generation, name in running)
-        for name, item in state.steps.items()
-    }
-    return tuple({**known, **steps}.values())
+    for step in state.goal.steps:
+        item = known.get(step.name) or ItemReport(step.name, Step.PENDING)
+        if step.name in running and not item.is_running:
+            item = ItemReport(step.name, Step.PENDING, "", wants[step.name].generation, True)  # noqa: FBT003 - it runs
+        known[step.name] = item
+    return tuple(known.values())
 
 
 def _as_fenced(share: ItemReport) -> ItemReport:

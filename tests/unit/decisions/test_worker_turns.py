@@ -122,7 +122,7 @@ def test_steps_run_side_by_side() -> None:
     trace = WorkerTrace(OF_STEPS, [(2, replied()), (3, wanted(1, "data"))])
     assert action_names(trace) == ["Began"]
     assert trace.state.running_steps == (EACH.name, "data")
-    assert trace.state.steps["data"].deadline == 53.0
+    assert trace.state.steps_due["data"] == 53.0
 
 
 def test_the_head_gets_the_state_of_an_order() -> None:

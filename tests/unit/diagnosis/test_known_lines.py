@@ -236,14 +236,14 @@ def test_a_report_takes_back_what_an_earlier_one_had() -> None:
     stats = NodeStats(str)
     share = stats.share_lines(1)
     share.known.scan([*TRACE, OOM])
-    first = stats.for_report({})
+    first = stats.for_report()
     assert first is not None
     assert [known.key for known in first.known] == ["GPU memory"]
     share.known.scan(STEPS)
-    second = stats.for_report({})
+    second = stats.for_report()
     assert second is not None
     assert second.known == ()
-    assert stats.for_report({}) is None
+    assert stats.for_report() is None
 
 
 def test_what_was_found_in_an_earlier_attempt_explains_no_later_one(

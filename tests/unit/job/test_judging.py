@@ -159,10 +159,10 @@ def test_what_it_cost() -> None:
     for wrong in ("", "requests=3", line.replace("3", "-3"), f"{line} more=1", line + "9" * 20):
         assert JudgeCost.read(wrong) is None
     stats = NodeStats(str)
-    assert stats.snapshot({}).judge is None
+    assert stats.snapshot().judge is None
     for one in (JudgeCost(2, 80, 6), JudgeCost(3, 120, 9, 1), JudgeCost(1, 40, 3)):
         stats.record_judge(one)
-    assert stats.snapshot({}).judge == JudgeCost(4, 160, 12, 1)
+    assert stats.snapshot().judge == JudgeCost(4, 160, 12, 1)
 
 
 def test_its_first_request_can_be_graded() -> None:

@@ -86,7 +86,7 @@ class Fleet:
         self.now += 10.0
         hello = Hello(f"pod<{n}>", None, facts=MACHINE)
         report = Report(key, ip, "following the head", hello=hello, items=(WORD, RAY_UP))
-        stats = WorkerStats(steps={"fetch": Step.READY})
+        stats = WorkerStats(progress={"fetch": "40%"})
         await self.reports.handle(replace(report, stats=stats))
         self.take(h.RaySeen((*nodes().nodes, replace(NODES[2], node_id=f"id{n}", ip=ip))))
         beat = replace(report, hello=None, answers=(Answer(SAMPLE, "", "", 1.0, 9),))

@@ -169,7 +169,6 @@ def test_the_largest_report_has_fewer_values_than_are_parsed() -> None:
         items=(ItemReport("reward", Step.READY, "text", 7),) * MOST_ITEMS,
         stats=WorkerStats(
             latencies=dict.fromkeys(names, Latency()),
-            steps=dict.fromkeys(names, Step.READY),
             progress=texts,
             known=(Known("key", "line", "cause", "remedy"),) * MOST_ITEMS,
         ),

@@ -81,7 +81,7 @@ def test_written_back_beside_the_job(tmp_path: Path) -> None:
         assert second.caches.state == "seeded"
         await second.caches.look()
         assert not second.folder.file(CACHES_LOG).exists()
-        assert second.stats.snapshot({}).caches == "seeded"
+        assert second.stats.snapshot().caches == "seeded"
         shown = second.caches.to_status()
         assert shown is not None
         assert shown[0] == "seeded"

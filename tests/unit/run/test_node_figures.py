@@ -118,7 +118,7 @@ def test_the_readers_of_a_plan() -> None:
 def test_a_report_and_the_status_have_them() -> None:
     """A worker without services sends them; the head shows each node's and its own."""
     figures = Figures(12.0, (WORK, HANG))
-    stats = NodeStats(str, lambda: figures).for_report({})
+    stats = NodeStats(str, lambda: figures).for_report()
     assert stats is not None
     sent = Report("agent1", "10.0.0.1", "p", stats=stats).to_dict()
     read = Report.from_dict(sent).stats
@@ -143,7 +143,7 @@ def test_figures_are_sent_every_thirty_seconds() -> None:
     sent = []
     for second in range(10, 130, 10):
         newest[0] = Figures(float(second))
-        report = stats.for_report({})
+        report = stats.for_report()
         if report is not None and report.figures is not None:
             sent.append(report.figures.at)
     assert sent == [10.0, 40.0, 70.0, 100.0]

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 import anyio
 import pytest
 
-from agent.decisions import worker
 from agent.decisions.shared import (
     ALL_REDUCE,
     REACH,
@@ -68,7 +67,7 @@ def test_messages_arrive_at_once_and_count_once() -> None:
     """A held report returns them at once; the next reply does not repeat them."""
     one = anyio.run(told, free_port())
     assert one.asked == ["ray"]
-    assert worker.wanted_of(one.state) == SECOND
+    assert one.state.head_wants == SECOND
 
 
 def heard(root: Path, *messages: NodeWanted, monkeypatch: pytest.MonkeyPatch) -> list[str]:
