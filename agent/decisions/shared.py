@@ -162,6 +162,8 @@ class Outage(Value):
 
 RAY = "Ray on this node"
 """The name of a node's Ray: no service or step has a space."""
+CHECK = "the framework's check"
+"""The name, on the head, of the question to the installed framework about the job's command."""
 JOB = "the job"
 """The name of the job on the head: submitted to Ray and followed there, or made for a launcher."""
 SHARE = "share of the job"
@@ -199,15 +201,16 @@ class ItemReport(Value):
 
 
 class JobItem(ItemReport):
-    """The job on the head's own node: what is received from a worker has no such fields.
+    """A thing of the job on the head's own node: what is received from a worker has no such fields.
 
-    It is pending until Ray accepts it, and lost if it failed, or if Ray has no such job.
+    The job is pending until Ray accepts it, and lost if it failed, or if Ray has no such job.
     """
 
     report: JobReport | None = None  # the last from Ray
     status_at: float | None = None  # when Ray last answered about it
     basis: JobBasis = JobBasis()  # what its recipe is sized by
-    refusal: Outcome | None = None  # why it is not submitted: it does not fit the nodes that joined
+    refusal: Outcome | None = None
+    """Why it is not submitted: it does not fit the nodes that joined, or the framework refuses."""
     never: bool = False  # it was stopped before Ray had it, or Ray has no such job
     signaled: bool = False  # this agent sent SIGTERM to its driver, as Ray did not accept the stop
 

@@ -1,8 +1,9 @@
 """Ask the installed framework about the job's command, in a process beside the boot.
 
 The process runs `bundled/ask_framework.py` in the framework's Python, with the job's environment
-and folder, but without GPUs, the cluster's token and W&B's key. It is killed at the run's end.
-Nothing waits for its answer, except `plan --check` (`refused_by_framework`).
+and folder, but without GPUs, the cluster's token and W&B's key. It is killed at the run's end, and
+where another question takes its place. Nothing waits for its answer, except `plan --check`
+(`refused_by_framework`).
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ from msgspec.structs import replace
 from agent.base.typed import decode
 from agent.checks.finding import Finding, Level
 from agent.checks.job_needs import FRAMEWORK
-from agent.decisions.head.head_state import FrameworkAnswered
 from agent.job.framework_question import FrameworkAnswer, question_of, refusal_of
 from agent.job.job import fill
 from agent.job.services import Placeholders, reward_url
@@ -29,8 +29,10 @@ from agent.processes.waiting import Failure
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from agent.decisions.shared import Want
     from agent.job.framework_question import FrameworkQuestion
     from agent.plan.plan import Plan
+    from agent.run.executor import OnProgress
     from agent.run.node_run import NodeRun
 
 _FRAMEWORK_ANSWERS = 90.0  # For the framework's check of the command; nothing waits for it.
@@ -44,44 +46,31 @@ _OF_NODE_LAUNCHER = {"rank": "0"}
 
 
 class FrameworkAsker:
-    """Asks the framework of the plan's job, and sends its answer as an event."""
+    """Asks the framework of the plan's job, for the executor of the head's node."""
 
     def __init__(
-        self,
-        run: NodeRun,
-        env: Mapping[str, str],
-        place: Callable[[], Placeholders],
-        send: Callable[[FrameworkAnswered], None],
+        self, run: NodeRun, env: Mapping[str, str], place: Callable[[], Placeholders]
     ) -> None:
         self._run = run
         self._env = env
         self._place = place
-        self._send = send
-        self._scope: anyio.CancelScope | None = None  # of the process that runs
 
-    def cancel(self) -> None:
-        """Kill the process that asks, if one does: no answer follows."""
-        if self._scope is not None:
-            self._scope.cancel()
-
-    async def ask(self) -> None:
-        """Ask, in place of an earlier question; whatever goes wrong is an answer, too."""
-        self.cancel()
+    async def run(self, name: str, _want: Want, progress: OnProgress) -> str:
+        """Ask; return '' if it accepts, else why not. Whatever goes wrong is an answer, too."""
         plan = self._run.plan
         question = question_of(plan.job, plan.facts)
         if question is None:
-            return
-        self._scope = anyio.CancelScope()
-        with self._scope:
-            answer = await self._run.best_effort("the framework's check", self._answer, question)
-            if isinstance(answer, Failure):
-                answer = FrameworkAnswer("unknown", answer.reason)
-            clean = self._run.redactor.clean
-            answer = replace(answer, what=clean(answer.what), key=clean(answer.key))
-            if answer.verdict == "refused":
-                self._send(FrameworkAnswered(refusal_of(question, answer)))
-            else:
-                self._send(FrameworkAnswered(unknown=answer.what))
+            return ""
+        answer = await self._run.best_effort(name, self._answer, question)
+        if isinstance(answer, Failure):
+            answer = FrameworkAnswer("unknown", answer.reason)
+        clean = self._run.redactor.clean
+        answer = replace(answer, what=clean(answer.what), key=clean(answer.key))
+        if answer.verdict == "refused":
+            refusal = refusal_of(question, answer)
+            progress(refusal=refusal)
+            return refusal.reason
+        return answer.what
 
     async def _answer(self, question: FrameworkQuestion) -> FrameworkAnswer:
         output = bytearray()

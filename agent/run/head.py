@@ -36,6 +36,7 @@ from agent.decisions.head.service_addresses import (
 )
 from agent.decisions.head.wanted import wanted_of
 from agent.decisions.shared import (
+    CHECK,
     HERE,
     JOB,
     RAY,
@@ -142,7 +143,7 @@ class HeadAgent:
             run, lambda: known_place(self._placeholders, self._state), self._job.pass_on
         )
         self._prober = Prober(run)
-        self._framework = FrameworkAsker(run, started.env, lambda: self._placeholders, inbox.put)
+        self._framework = FrameworkAsker(run, started.env, lambda: self._placeholders)
 
     def _view(self) -> HeadView:
         """Return what the job's runner is given of this head."""
@@ -246,6 +247,8 @@ class HeadAgent:
     def _runner_of(self, name: str) -> Runner | None:
         if name == JOB:
             return self._job.run
+        if name == CHECK:
+            return self._framework.run
         if name == SAVE:
             return partial(head_job.save_job, self._run)
         if name == RAY and self._ray is not None:
@@ -403,8 +406,6 @@ class HeadAgent:
             # The job and its attempts.
             case h.ListJobs(prefix) if self._link is not None:
                 await self._link.list_jobs(prefix)
-            case h.AskFramework():
-                start(self._framework.ask)
             case h.CloseAttempt(number, job, end):
                 await self._close_attempt(number, job, end)
             case h.AskNodes(job):
@@ -495,7 +496,6 @@ class HeadAgent:
         # Stop all at the same time, while workers get the verdict: those of a superseded head
         # follow the later one.
         self._link_scope.cancel()
-        self._framework.cancel()
         async with anyio.create_task_group() as tasks:
             if not outcome.is_superseded:
                 sockets = self._started.sockets

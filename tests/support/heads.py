@@ -14,6 +14,7 @@ from agent.decisions.head.fleet import RayNode, Worker
 from agent.decisions.head.head_goal import OUR_RAY, HeadGoal
 from agent.decisions.head.wanted import wanted_of
 from agent.decisions.shared import (
+    CHECK,
     HERE,
     JOB,
     RAY,
@@ -125,15 +126,23 @@ def of_now(event: h.HeadEvent, state: h.HeadState, at: float) -> h.HeadEvent:
         return event
     items: list[ItemReport] = []
     for item in event.items:
-        if isinstance(item, JobItem):
+        if isinstance(item, JobItem) and item.name == JOB:
             items.append(_job_now(item, state, at))
             continue
         key = (HERE, item.name)
         known = state.steps.by_key.get(key) or state.services.by_key.get(key)
         known = state.ray.item if item.name == RAY else known
         now = 1 if known is None else known.generation
+        now = state.check.generation if item.name == CHECK else now
         items.append(replace(item, generation=item.generation or now))
     return ItemsReported(tuple(items))
+
+
+def checked(unknown: str = "", refusal: Outcome | None = None) -> ItemsReported:
+    """Return the event that the framework has answered: it accepts, refuses, or is not known."""
+    why = unknown if refusal is None else refusal.reason
+    step = Step.LOST if why else Step.READY
+    return ItemsReported((JobItem(CHECK, step, why, OF_NOW, refusal=refusal),))
 
 
 class SaveJob(HeadAction):
@@ -192,7 +201,7 @@ def job_wants(before: Want | None, after: Want | None) -> list[HeadAction]:
 def job_report(event: object, of: JobWant | None = None) -> JobReport | None:
     """Return Ray's status of the job that an event has, of this submission if given."""
     items = event.items if isinstance(event, ItemsReported) else ()
-    jobs = (item for item in items if isinstance(item, JobItem))
+    jobs = (item for item in items if isinstance(item, JobItem) and item.name == JOB)
     own = (job for job in jobs if of is None or job.generation == of.generation)
     return next((job.report for job in own), None)
 
@@ -210,7 +219,7 @@ class Released(HeadAction):
 
 
 def _start(node: str, name: str, want: Want) -> HeadAction:
-    if isinstance(want, JobWant):
+    if name == SAVE and isinstance(want, JobWant):
         return SaveJob(want.id)
     if (node, name) == (HERE, RAY):
         return RayStarted(want.generation)

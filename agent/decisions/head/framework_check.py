@@ -1,8 +1,9 @@
 """The installed framework's check of the job's command, beside the boot.
 
-It is asked at the start, and nothing waits for its answer. A refusal that comes before the job is
-submitted ends the run; a later one is a warning. Prepare steps may install another version of it:
-unless it accepts the command before they end, it is asked again then, and that answer counts.
+It is an item of the head's node from the start, and nothing waits for it. A refusal that comes
+before the job is submitted ends the run; a later one is a warning. Prepare steps may install
+another version of the framework: unless it accepts the command before they end, the check is wanted
+anew then, and that answer counts.
 """
 
 from __future__ import annotations
@@ -11,9 +12,8 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from agent.decisions.head import head_state as h
 from agent.decisions.head.head_state import HeadPhase, HeadState, leave
-from agent.decisions.shared import Step
+from agent.decisions.shared import CHECK, JobItem, Step
 
 if TYPE_CHECKING:
     from agent.decisions.head.head_state import Turn
@@ -21,27 +21,33 @@ if TYPE_CHECKING:
 
 def ask(state: HeadState) -> HeadState:
     """Ask the framework, in place of an earlier question that is not answered yet."""
-    return replace(state, framework_may_change=_prepares(state)).do(h.AskFramework())
+    again = state.check.generation + 1
+    check = replace(state.check, generation=again, may_change=_prepares(state))
+    return replace(state, check=check)
 
 
 def follow_framework(state: HeadState, turn: Turn) -> HeadState:
     """Act on the answer, or ask again after the prepare steps."""
-    if isinstance(turn.event, h.FrameworkAnswered):
-        return _apply(state, turn.event, turn.now)
-    is_unsure = state.framework_may_change and state.phase is HeadPhase.BOOTING
+    check = state.check
+    item = state.items.get(CHECK)
+    is_new = item is not None and item.generation == check.generation > check.answered
+    if isinstance(item, JobItem) and is_new and item.step is not Step.PENDING:
+        state = replace(state, check=replace(check, answered=item.generation))
+        return _apply(state, item, turn.now)
+    is_unsure = check.may_change and state.phase is HeadPhase.BOOTING
     return ask(state) if is_unsure and not _prepares(state) else state
 
 
-def _apply(state: HeadState, answer: h.FrameworkAnswered, now: float) -> HeadState:
+def _apply(state: HeadState, answer: JobItem, now: float) -> HeadState:
     name = state.goal.framework
     refusal = answer.refusal
-    words = answer.unknown if refusal is None else refusal.reason
+    words = answer.evidence if refusal is None else refusal.reason
     if not words:
-        state = replace(state, framework_may_change=False)
+        state = replace(state, check=replace(state.check, may_change=False))
         return state.log(f"{name} accepts the job's command", "debug")
 
     # May a prepare step still install it, or another version?
-    if state.phase is HeadPhase.BOOTING and state.framework_may_change:
+    if state.phase is HeadPhase.BOOTING and state.check.may_change:
         text = f"{words}: asked again after the prepare steps, which may install another version"
         return state.log(text, "debug" if refusal is None else "warning")
 

@@ -93,10 +93,6 @@ class Persist(HeadAction):
     must_be_on_disk: bool = False  # nothing else is done before it is there
 
 
-class AskFramework(HeadAction):
-    """Ask the framework whether it accepts the job's command; FrameworkAnswered follows."""
-
-
 class AskNodes(HeadAction):
     """Probe each node's raylet: a lost node may be the cause of this attempt's failure."""
 
@@ -253,6 +249,14 @@ class Notices(Value):
         return Notices(self.leaving - {key}, self.released - {key})
 
 
+class FrameworkCheck(Value):
+    """The framework's check of the job's command."""
+
+    generation: int = 0  # how often it was wanted; 0 where no framework is known
+    may_change: bool = False  # it was asked before prepare steps ended
+    answered: int = 0  # the last generation that was answered
+
+
 class Joined(Value):
     """Nodes of a large run that joined, and are not logged yet."""
 
@@ -289,7 +293,7 @@ class HeadState(Value):
     uncounted: Uncounted = field(default_factory=Uncounted)
     comparison: Comparison = field(default_factory=Comparison)
     joined: Joined = field(default_factory=Joined)
-    framework_may_change: bool = False  # it was asked before prepare steps ended
+    check: FrameworkCheck = FrameworkCheck()
     probes: shared.Probes = field(default_factory=shared.Probes)  # between nodes, before the job
     preflight: shared.Preflight | None = None  # the all-reduce before the job, once it started
 
@@ -530,13 +534,6 @@ class RunRemembered(HeadEvent):
     attempt: int
     epoch: int = 0  # the epoch of the head that it followed, if higher than ours; else 0
     is_of_other_head: bool = False  # that head's epoch is another than ours
-
-
-class FrameworkAnswered(HeadEvent):
-    """The installed framework accepts the job's command, refuses it, or could not be asked."""
-
-    refusal: Outcome | None = None
-    unknown: str = ""  # why it could not be asked
 
 
 class LaterHead(HeadEvent):

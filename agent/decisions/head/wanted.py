@@ -5,7 +5,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from agent.decisions.head.head_state import HeadPhase, HeadState, WorkerReported
-from agent.decisions.shared import HERE, JOB, RAY, SAVE, SHARE, JobWant, Step, Want, kept_or_next
+from agent.decisions.shared import (
+    CHECK,
+    HERE,
+    JOB,
+    RAY,
+    SAVE,
+    SHARE,
+    JobWant,
+    Step,
+    Want,
+    kept_or_next,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -32,6 +43,8 @@ def wanted_of(state: HeadState, node: str) -> Mapping[str, Want]:
     shares = state.shares.wanted
     if node in shares:
         wants[SHARE] = Want(state.attempt.number, shares[node], is_over=shares[node] is None)
+    if node == HERE and state.check.generation:
+        wants[CHECK] = JobWant(state.check.generation)
     if node == HERE and state.job.want is not None:
         wants[JOB] = state.job.want
     if node == HERE and state.ending.saving is not None:
@@ -97,6 +110,8 @@ def _touched(before: HeadState, after: HeadState, event: HeadEvent) -> Iterator[
     if before.steps.by_key is not after.steps.by_key or before.ending is not after.ending:
         yield HERE
     if before.ray is not after.ray or before.job.want is not after.job.want:
+        yield HERE
+    if before.check is not after.check:
         yield HERE
     yield from sorted(before.notices.released ^ after.notices.released)
     if before.shares.wanted is not after.shares.wanted:

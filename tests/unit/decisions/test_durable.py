@@ -89,7 +89,7 @@ BESIDE = {
     "comparison": "made again before the next submission",
     "probes": "same",
     "preflight": "same",
-    "framework_may_change": "same: a job that runs already is not asked about",
+    "check": "same: a job that runs already is not asked about",
     "joined": "lines of each agent's log",
     "earlier": "what may still run is reported, or of the last attempt's nodes, which are durable",
     "ending": "announced again; a job that was to save before its stop is stopped at once",

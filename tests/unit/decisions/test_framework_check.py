@@ -8,15 +8,18 @@ from msgspec.structs import replace
 
 from agent.base import ends
 from agent.decisions.head import head_decide as head
-from agent.decisions.head import head_state as h
 from agent.decisions.head.head_state import HeadPhase
+from agent.decisions.head.wanted import wanted_of
+from agent.decisions.shared import CHECK, HERE
 from support.heads import (
     NOTHING_DURABLE,
     PREPARED,
     RUNNING,
     SUBMITTED,
     TICK,
+    Started,
     Trace,
+    checked,
     goal,
     lost,
     nodes,
@@ -33,14 +36,20 @@ REFUSAL = ends.FRAMEWORK_REFUSES.outcome(
     culprit="AGENT_JOB_ARGS",
     remedy="Correct it there",
 )
-ACCEPTED = h.FrameworkAnswered()
-REFUSED = h.FrameworkAnswered(REFUSAL)
-UNKNOWN = h.FrameworkAnswered(unknown="verl is not installed for python3")
+ACCEPTED = checked()
+REFUSED = checked(refusal=REFUSAL)
+UNKNOWN = checked("verl is not installed for python3")
 
 
 def asking(workers: int = 0, *, prepare: bool = False, given: bool = False) -> HeadGoal:
     """Return a goal whose command is asked about."""
     return replace(goal(workers, prepare=prepare, given=given), framework="verl 0.9.7")
+
+
+def asked(trace: Trace) -> list[int]:
+    """Return the generations of the check that are wanted in this history."""
+    started = (action for action in trace.actions if isinstance(action, Started))
+    return [action.generation for action in started if action.name == CHECK]
 
 
 def ends_of(trace: Trace) -> list[tuple[int, str, str]]:
@@ -60,10 +69,10 @@ def test_a_refusal_before_the_submission_ends_the_run() -> None:
 def test_the_framework_is_asked_at_the_start_and_only_then() -> None:
     """One question for a run; none for a command without a known framework."""
     for of, is_asked in ((asking(), True), (goal(), False)):
-        first = head.first_state(of, NOTHING_DURABLE).actions
-        assert any(isinstance(action, h.AskFramework) for action in first) is is_asked
+        first = head.first_state(of, NOTHING_DURABLE)
+        assert (CHECK in wanted_of(first, HERE)) is is_asked
     trace = Trace(asking(), [(1.0, ACCEPTED), (3.0, nodes()), (4.0, SUBMITTED), (9.0, TICK)])
-    assert "AskFramework" not in list(trace.kinds())
+    assert asked(trace) == []
 
 
 def test_nothing_waits_for_the_answer() -> None:
@@ -91,7 +100,7 @@ def test_prepare_steps_may_install_another_version() -> None:
     assert "asked again after the prepare steps" in trace.log
     for event in PREPARED:
         trace.take(event, 10.0)
-    assert [*trace.kinds()].count("AskFramework") == 1
+    assert asked(trace) == [2]
 
     awaiting = Trace(asking(1, prepare=True), [(1.0, UNKNOWN)])
     for event in PREPARED:
@@ -102,12 +111,12 @@ def test_prepare_steps_may_install_another_version() -> None:
 
     # The first question may be unanswered still: its answer would be about the former version.
     late = Trace(asking(1, prepare=True), [(2.0, event) for event in PREPARED])
-    assert [*late.kinds()].count("AskFramework") == 1
+    assert asked(late) == [2]
 
     accepted = Trace(asking(1, prepare=True), [(1.0, ACCEPTED)])
     for event in PREPARED:
         accepted.take(event, 10.0)
-    assert "AskFramework" not in [*accepted.kinds()]
+    assert asked(accepted) == []
 
 
 def test_a_step_that_fails_ends_the_run_as_always() -> None:
@@ -129,4 +138,4 @@ def test_a_job_that_runs_already_is_not_asked_about() -> None:
     """A killed agent's job goes on."""
     first = Trace(asking(), [(1.0, ACCEPTED), *RUNNING])
     again = head.first_state(asking(), first.state.durable)
-    assert not [a for a in again.actions if isinstance(a, h.AskFramework)]
+    assert CHECK not in wanted_of(again, HERE)
