@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from msgspec.structs import replace
 
-from agent.base import times
 from agent.base.ends import Outcome
 from agent.base.text import error_text, iso_time, seconds_between
 from agent.base.value import Value
@@ -316,7 +315,7 @@ class NodeRecorder(ItemWriter[NodeRecord]):
             if is_urgent and self._path is not None:
                 record.keep_in_memory(self._path)
 
-    def record_epoch(self, epoch: int, limit: float = times.STALLED_DISK) -> OSError | None:
+    def record_epoch(self, epoch: int, limit: float) -> OSError | None:
         """Keep the epoch for the next agent of this node: run.json must not have it before.
 
         In memory it is at once, while a write of this record may be blocked. Where there is no

@@ -1,9 +1,9 @@
 """The store of a run's record, run.json: what is durable, and what was measured beside it.
 
 RunStore starts from what an earlier head or a killed agent has left, or from a new run. `put`
-replaces what is durable and returns at once; a thread writes it, and `on_disk` waits for that
-before others act on it. A later head of the same run, on another node with the same disk, has a
-higher epoch: its record is never overwritten.
+replaces what is durable and returns at once: the memory that the parent keeps has it then, a thread
+writes it to the disk, and `on_disk` waits for that before others act on it. A later head of the
+same run, on another node with the same disk, has a higher epoch: its record is never overwritten.
 
 What is measured beside the decisions (hours, money, what the time was spent on, ranks) is no event:
 nothing is decided on it before the next agent starts, and it would have a decision made each
@@ -65,8 +65,8 @@ class RunStore:
         disk: Disk = REAL.disk,
     ) -> None:
         self._root = root
-        self.note_epoch: Callable[[int], OSError | None] = lambda _epoch: None
-        """Records an epoch in node.json, or returns an error; called before run.json has it."""
+        self.note_epoch: Callable[[int, float], OSError | None] = lambda _epoch, _limit: None
+        """Records an epoch in node.json in time, or returns an error; before run.json has it."""
         self._noted_epoch = how.own_epoch
         self._writer = disk.run_writer(RUN_FILE, self._write, disk_alarm)
         self.lock = chosen.lock  # locked until this process ends
@@ -112,12 +112,12 @@ class RunStore:
             lock = 0 if self.lock is None else self.lock.inode
             submitter = Submitter(attempt.number, durable.head, lock)
             self.measured = replace(self.measured, submitter=submitter)
-        self._writer.put(self.record)
+        self._save()
 
     def measure(self, **changes: object) -> None:
         """Write what was measured beside what is durable; return at once."""
         self.measured = replace(self.measured, **changes)
-        self._writer.put(self.record)
+        self._save()
 
     def measure_use(
         self, seconds: float, cost: float | None = None, price_source: str | None = None
@@ -146,20 +146,41 @@ class RunStore:
         """Return the newest record, written or not."""
         return RunRecord(self._clock, self.durable, self.measured)
 
-    def _write(self, record: RunRecord) -> OSError | None:
-        """Write the record, unless a later head of this run has written it.
+    def _save(self) -> None:
+        """Keep the newest record in memory at once: a write of an older one may be blocked."""
+        record = self.record
+        if self._note_epoch(record, 0.0) is None:
+            record.keep_in_memory(self._path_of(record))
+        self._writer.put(record)
 
-        A new epoch is in node.json first: an agent that replaces this one, killed in between,
-        would take the epoch of another head for its own, or yield to its own.
-        """
+    def _write(self, record: RunRecord) -> OSError | None:
+        """Write the record, unless a later head of this run has written it."""
         if self.later_epoch(record):
             return None
-        if record.epoch != self._noted_epoch:
-            error = self.note_epoch(record.epoch)
-            if error is not None:
-                return error
+        error = self._note_epoch(record, times.STALLED_DISK)
+        if error is not None:
+            return error
+
+        # The newest: an older one must not replace in memory what was kept there meanwhile.
+        newest = self.record
+        newest.keep_in_memory(self._path_of(newest))
+        return record.write_kept(self._path_of(record))
+
+    def _note_epoch(self, record: RunRecord, limit: float) -> OSError | None:
+        """Have a new epoch in node.json first; return an error if it is not there in time.
+
+        An agent that replaces this one, killed in between, would take the epoch of another head for
+        its own, or yield to its own.
+        """
+        if record.epoch == self._noted_epoch:
+            return None
+        error = self.note_epoch(record.epoch, limit)
+        if error is None:
             self._noted_epoch = record.epoch
-        return record.write(self._root / record.durable.run_id / RUN_FILE)
+        return error
+
+    def _path_of(self, record: RunRecord) -> Path:
+        return self._root / record.durable.run_id / RUN_FILE
 
     def _move_to(self, run_id: str) -> None:
         """Write to another run from now on, which workers remember: hold its lock.

@@ -132,7 +132,7 @@ def test_the_record_of_a_later_head_stands(tmp_path: Path) -> None:
 def test_an_agent_that_replaces_a_killed_one_yields_to_a_later_head(tmp_path: Path) -> None:
     """On a disk without locks run.json has that head's epoch: node.json has its own."""
     store, noted = store_of(tmp_path), list[int]()
-    store.note_epoch = noted.append
+    store.note_epoch = lambda epoch, _limit: noted.append(epoch)
     store.put(submitted(store.durable.starting_ray("pod0", time.time())), 0.0)
     store.close()
     own = store.durable.epoch
@@ -164,12 +164,15 @@ def test_no_record_of_the_run_has_an_epoch_that_the_nodes_lacks(tmp_path: Path) 
     run = node_run_with(tmp_path, ())
     store, before = RunStore(tmp_path, "f" * 16, ChosenRun("run-1", None)), list[int]()
 
-    def note(epoch: int) -> None:
-        run.node.record_epoch(epoch)
+    def note(epoch: int, limit: float) -> OSError | None:
+        error = run.node.record_epoch(epoch, limit)
+        if error is not None:
+            return error
         found = NodeRecord.read(run.folder.file(NODE_FILE))
         assert isinstance(found, NodeRecord)
         before.append(found.epoch)
         assert not (tmp_path / "run-1" / RUN_FILE).exists()
+        return None
 
     store.note_epoch = note
     store.put(store.durable.starting_ray("node-a", time.time()), 0.0)
@@ -189,7 +192,7 @@ def test_the_record_of_the_run_waits_for_the_nodes(
     errors = [OSError(errno.EAGAIN, "busy"), OSError(errno.EAGAIN, "busy"), None]
     is_written = list[bool]()
 
-    def note(_epoch: int) -> OSError | None:
+    def note(_epoch: int, _limit: float) -> OSError | None:
         is_written.append((tmp_path / "run-1" / RUN_FILE).exists())
         return errors[len(is_written) - 1]
 

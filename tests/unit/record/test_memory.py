@@ -26,7 +26,7 @@ from agent.record.node_record import (
 )
 from agent.record.run_record import RUN_FILE, RunRecord
 from support.disks import fill_up, full_disk, needs_mount
-from support.run_records import record_of
+from support.run_records import record_of, store_of, submitted, written
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -154,6 +154,37 @@ def test_epoch_and_processes_are_kept_while_a_write_is_blocked(
     record = NodeRecord.read(path)
     assert isinstance(record, NodeRecord)
     assert record.epoch == 7
+
+
+def test_what_is_durable_is_kept_while_a_write_is_blocked(
+    tmp_path: Path, kept: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next agent knows of the attempt, and so do not two heads submit it."""
+    next_agent(kept, monkeypatch)
+    write = files.write_atomically
+    is_blocked = threading.Event()
+    goes_on = threading.Event()
+
+    def write_late(*arguments: Any, **options: Any) -> OSError | None:  # noqa: ANN401 - passed on
+        is_blocked.set()
+        goes_on.wait(LIMIT)
+        return write(*arguments, **options)
+
+    monkeypatch.setattr(files, "write_atomically", write_late)
+    store = store_of(tmp_path)
+    path = tmp_path / "run" / RUN_FILE
+    store.put(store.durable.starting_ray("poda", time.time()), 0.0)
+    assert is_blocked.wait(LIMIT)
+    store.put(submitted(store.durable), 1.0)
+    store.measure(used=60.0)
+    next_agent(kept, monkeypatch)
+    assert RunRecord.read(path) == store.record
+
+    # Once the disk has it, the disk counts.
+    goes_on.set()
+    store.close()
+    assert next_agent(kept, monkeypatch).path_of(RUN_FILE) is None
+    assert written(tmp_path) == store.record
 
 
 def test_an_older_write_takes_nothing_from_memory(tmp_path: Path, kept: int) -> None:
