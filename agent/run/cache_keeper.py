@@ -26,14 +26,15 @@ from agent.record.background import in_thread
 from agent.record.log import say
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Mapping
-    from typing import Any, Literal
+    from collections.abc import Callable
+    from contextlib import AbstractAsyncContextManager
+    from typing import Literal
 
     from agent.base.ends import Outcome
     from agent.plan.plan import Plan
     from agent.processes.process import Child
 
-    StartProgram = Callable[[str, list[str], Mapping[str, str], str], Coroutine[Any, Any, Child]]
+    RunProgram = Callable[..., AbstractAsyncContextManager[Child]]  # `NodeRun.running`
 
 CACHES_SAVE_AT_END = 15.0  # For a write after the job, while services and Ray stop.
 PROGRAM = "compile caches"
@@ -76,15 +77,13 @@ class CacheKeeper:
     def __init__(
         self,
         plan: Plan,
-        start: StartProgram,
-        forget: Callable[[int], None],
+        running: RunProgram,
         *,
         is_seeded: bool,
     ) -> None:
         self._plan = plan
         self._caches = plan.caches
-        self._start = start
-        self._forget = forget
+        self._running = running
         self._is_seeded = is_seeded
         self.seeded: Seeded | None = None
         self._saved = CacheLook()  # what the archive has
@@ -165,13 +164,9 @@ class CacheKeeper:
                 argv += ["--settled", f"{settled:g}"]
             own = environment.for_children(plan.environ, plan.settings)
             env = environment.without_cluster_auth(own, plan.settings)
-            child = await self._start(
-                PROGRAM, argv, {**env, SEAL: seal_of(plan.secret())}, CACHES_LOG
-            )
-            try:
+            env[SEAL] = seal_of(plan.secret())
+            async with self._running(PROGRAM, argv, env, CACHES_LOG, grace=0.0) as child:
                 code = await child.wait()
-            finally:
-                self._forget(child.pid)
             result = child.tail(1, _LONGEST_LINE)
             self._saved = look
             say(f"compile caches: {result}", "debug" if code == UNCHANGED else "info")

@@ -82,15 +82,11 @@ class FrameworkAsker:
         run = self._run
         env = _environment(run.plan, self._env, question, self._place())
         argv = [question.python, str(_PROGRAM)]
-        child = await run.start("framework check", argv, env, _LOG, on_output=collect)
+        running = run.running("framework check", argv, env, _LOG, grace=0.0, on_output=collect)
         code: int | None = None
-        try:
+        async with running as child:
             with anyio.move_on_after(_FRAMEWORK_ANSWERS):
                 code = await child.wait()
-        finally:
-            with anyio.CancelScope(shield=True):
-                await child.stop(0.0)
-            run.node.remove_process(child.pid)
         if code is None:
             late = f"no answer within {_FRAMEWORK_ANSWERS:g} s"
             return FrameworkAnswer("unknown", f"{late} ({_LOG})")

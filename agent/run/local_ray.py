@@ -22,6 +22,7 @@ from agent.run.node_run import kill_leftovers, start_ray, stop_ray, watch_until_
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from contextlib import AbstractAsyncContextManager
 
     from agent.bridge.link import RayLink
     from agent.decisions.shared import Want
@@ -182,15 +183,8 @@ class WorkerRay:
             progress(Step.READY, "")
 
         # It runs until it exits, or is not wanted any more.
-        with anyio.CancelScope(shield=True):
-            child = await self._start(node_ip, head_ip)
-        try:
+        async with self._running(node_ip, head_ip) as child:
             return await watch_until_end(self._run, child, watch_until_up)
-        finally:
-            with anyio.CancelScope(shield=True):
-                if child.running:
-                    await stop_ray(child, self._run.plan.budget.ray)
-                self._run.node.remove_process(child.pid)
 
     async def clear(self, _progress: OnProgress) -> None:
         """End what a Ray has left, and wait for the memory of the GPUs and for the next try."""
@@ -198,11 +192,15 @@ class WorkerRay:
         await self._run.gpu_memory.await_free()
         await anyio.sleep(_RETRY_PAUSE)
 
-    async def _start(self, node_ip: str, head_ip: str) -> Child:
+    def _running(self, node_ip: str, head_ip: str) -> AbstractAsyncContextManager[Child]:
+        """Start Ray; it ends with the context."""
         plan = self._run.plan
         process = plan.process(RAY)
         gpus = str(len(plan.gpu_split.of_job(self._run.rank)))
         argv = process.command(Placeholders(node_ip, head_ip))
         argv = [word.replace(JOB_GPUS, gpus) for word in argv]
         env = self._run.with_wandb_run(plan.environment(node_ip, head_ip, self._run.rank))
-        return await self._run.start(process.name, argv, env, process.log)
+        grace = plan.budget.ray
+        return self._run.running(
+            process.name, argv, env, process.log, grace=grace, leader_ends_group=True
+        )

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
 _SERVICE_FIRST_PROBE = 10.0  # One probe while a service starts.
 _SERVICE_GRACE = 1.0  # The grace of a service that no longer answers.
+_STEP_GRACE = 1.0  # Of a prepare step that is stopped.
 _ROUTER_ASKED_AGAIN = 30.0  # A restarted engine is listed within this of its router's start.
 _STEP_PROGRESS = 2.0  # Between two reads of a step's progress.
 _LONGEST_LINE = 200
@@ -104,14 +105,9 @@ class LocalWork:
         await until(may_begin, None, longest=0.5)
         inherited = environment.for_children(run.plan.environ, run.plan.settings)
         env = environment.without_cluster_auth(inherited, run.plan.settings)
-        child = await run.start(planned.name, [*planned.argv], env, planned.log)
-        try:
+        argv = [*planned.argv]
+        async with run.running(planned.name, argv, env, planned.log, grace=0.0) as child:
             code = await child.wait()
-        finally:
-            with anyio.CancelScope(shield=True):
-                if child.running:
-                    await child.stop(0.0)
-                run.node.remove_process(child.pid)
         what = child.tail(1) if code == 0 else f"reading ahead: {child.end_sentence(code)}"
         say(f"{run.plan.settings.model}: {what}", "info" if code == 0 else "debug")
 
@@ -154,18 +150,15 @@ class LocalWork:
         env = self._step_environment(name, place)
         say(f"{name}: running (output in {step.log})")
         # A step may leave a server running on purpose.
-        child = await run.start(name, step.argv(place), env, step.log, keep_group=True)
+        argv = step.argv(place)
+        running = run.running(name, argv, env, step.log, grace=_STEP_GRACE, keep_group=True)
         try:
-            async with anyio.create_task_group() as tasks:
+            async with running as child, anyio.create_task_group() as tasks:
                 tasks.start_soon(self._log_progress, name, child)
                 code = await child.wait()
                 tasks.cancel_scope.cancel()
         finally:
-            with anyio.CancelScope(shield=True):
-                if child.running:
-                    await child.stop(1.0)
-                run.node.remove_process(child.pid)
-                run.stats.progress.pop(name, None)
+            run.stats.progress.pop(name, None)
         return child, code
 
     def _step_environment(self, name: str, place: Placeholders) -> dict[str, str]:
@@ -213,14 +206,10 @@ class LocalWork:
         env |= plan.gpu_split.service_environment(name, self._run.rank)
         env |= spec.environment(place)
         env |= secret_texts(plan.settings, spec.secrets)
-        child = await self._run.start(name, spec.command(place), env, spec.log)
-        try:
+        argv = spec.command(place)
+        grace = plan.budget.services
+        async with self._run.running(name, argv, env, spec.log, grace=grace) as child:
             return await self._serve(child, spec, place, progress)
-        finally:
-            with anyio.CancelScope(shield=True):
-                if child.running:
-                    await child.stop(plan.budget.services)
-                self._run.node.remove_process(child.pid)
 
     async def _serve(
         self, child: Child, spec: ServiceSpec, place: Placeholders, progress: OnProgress

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import time
 import traceback
+from contextlib import asynccontextmanager
 from functools import cached_property, partial
 from signal import SIGINT
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -51,7 +52,7 @@ from agent.run.gpu_memory import GpuMemory
 from agent.run.node_figures import NodeFigures, Sources
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Mapping
+    from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 
     from agent.base.ends import Outcome
     from agent.decisions.shared import LogLine, Wait
@@ -207,8 +208,7 @@ class NodeRun:
         self.node.start()
         self.caches = CacheKeeper(
             plan,
-            self.start,
-            self.node.remove_process,
+            self.running,
             is_seeded=CACHES in self.finished_steps,
         )
 
@@ -390,6 +390,32 @@ class NodeRun:
         self.record_child(child)
         return child
 
+    @asynccontextmanager
+    async def running(  # noqa: PLR0913 - as `Child.start`
+        self,
+        name: str,
+        argv: list[str],
+        env: Mapping[str, str],
+        log: str,
+        *,
+        grace: float,
+        leader_ends_group: bool = False,
+        keep_group: bool = False,
+        on_output: Callable[[bytes], None] = lambda _data: None,
+    ) -> AsyncIterator[Child]:
+        """Start or adopt a child, and end it with this context, within `grace` seconds.
+
+        Its pid is recorded for the next agent as long as it runs.
+        """
+        child = await self.start(name, argv, env, log, keep_group=keep_group, on_output=on_output)
+        try:
+            yield child
+        finally:
+            with anyio.CancelScope(shield=True):
+                if child.running:
+                    await child.stop(grace, leader_ends_group=leader_ends_group)
+                self.node.remove_process(child.pid)
+
     def record_child(self, child: Child) -> None:
         """Record a started child."""
         self.record(ProcessStarted(child.name, child.pid))
@@ -458,7 +484,6 @@ async def watch_until_end(
             tasks.start_soon(watch)
         code = await child.wait()
         tasks.cancel_scope.cancel()
-    run.node.remove_process(child.pid)
     return parts.end_sentence(code)
 
 
