@@ -168,6 +168,8 @@ JOB = "the job"
 """The name of the job on the head: submitted to Ray and followed there, or made for a launcher."""
 SHARE = "share of the job"
 """The name of a node's share where a launcher starts the job."""
+ALL_REDUCE = "the all-reduce"
+"""The name of a node's ranks in the all-reduce over all GPUs before the job."""
 SAVE = "save of the job"
 """The name, on the head, of the wait for a checkpoint after the signal on which the job saves."""
 
@@ -203,7 +205,8 @@ class ItemReport(Value):
 class JobItem(ItemReport):
     """A thing of the job on the head's own node: what is received from a worker has no such fields.
 
-    The job is pending until Ray accepts it, and lost if it failed, or if Ray has no such job.
+    The job is pending until Ray accepts it, and lost if it failed, or if Ray has no such job. The
+    framework's check, the save and the head's part in the all-reduce are such items, too.
     """
 
     report: JobReport | None = None  # the last from Ray
@@ -211,6 +214,7 @@ class JobItem(ItemReport):
     basis: JobBasis = JobBasis()  # what its recipe is sized by
     refusal: Outcome | None = None
     """Why it is not submitted: it does not fit the nodes that joined, or the framework refuses."""
+    words: str = ""  # the result of the all-reduce
     never: bool = False  # it was stopped before Ray had it, or Ray has no such job
     signaled: bool = False  # this agent sent SIGTERM to its driver, as Ray did not accept the stop
 
@@ -233,7 +237,7 @@ class Want(Value):
     """
 
     generation: Count = 1
-    share: ShareArgs | None = None  # of the job's share: what only the head knows
+    share: ShareArgs | None = None  # of what several nodes run together: what only the head knows
     is_over: bool = False  # it is to end, and is reported as over where it has not begun
 
 
@@ -272,7 +276,6 @@ class Question(Value):
     number: Count  # counts all that one agent of the head sends: nothing is answered twice
     kind: QuestionKind
     name: str = ""
-    share: ShareArgs | None = None  # its part in a probe that all nodes run together
     at: OptionalAddress = ""  # the address of the node to probe; '' for the head
 
 
@@ -296,8 +299,7 @@ class NodeWanted(Value):
     @property
     def shares(self) -> list[ShareArgs]:
         """Return its node's parts in what several nodes run together."""
-        parts = [want.share for want in (self.wants or {}).values()]
-        parts += [question.share for question in self.questions]
+        parts = (want.share for want in (self.wants or {}).values())
         return [part for part in parts if part is not None]
 
     def is_later_than(self, other: NodeWanted | None) -> bool:
@@ -314,7 +316,6 @@ class Publish(HeadAction, WorkerAction):
 SCORE = "score"  # one scoring request to the reward server
 REACH = "reach"  # a connection to another node's Ray
 SAMPLE = "sample"  # some MB from another node's agent: the bandwidth of the link
-ALL_REDUCE = "all-reduce"  # a part in an all-reduce over all GPUs; asked with a share
 PROBES = (SCORE, REACH, SAMPLE)
 
 
@@ -326,20 +327,12 @@ class Answer(Value):
     evidence: str = ""  # why it failed; '' on success
     seconds: Seconds = 0.0  # how long it took: the shortest of several tries
     size: Bytes = 0  # the bytes received in that time, for a bandwidth sample
-    words: str = ""  # more about the result; only for probes of the head itself
 
 
 class Answered(HeadEvent):
     """The head's own node finished a probe."""
 
     answer: Answer
-
-
-class Preflight(Value):
-    """The members of the all-reduce before the job."""
-
-    shares: tuple[tuple[str, str, int], ...]  # key, name and GPUs of the members, by rank
-    lost: tuple[str, ...] = ()  # members that were lost meanwhile
 
 
 Link = tuple[str, str]  # the node that probes, and the address of the probed node

@@ -45,7 +45,7 @@ from agent.node.figures import Figures
 V = TypeVar("V", bound=Value)
 Name = Annotated[str, Meta(min_length=1, max_length=255)]  # Of a host or pod
 Release = Annotated[str, Meta(max_length=80)]  # Of a program, for example 3.11.7
-VERSION = 11  # The protocol's version; agents of different versions refuse each other
+VERSION = 12  # The protocol's version; agents of different versions refuse each other
 REPORT_PATH = "/report"
 SAMPLE_PATH = "/sample"
 SAMPLE_RUN = "run"

@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from agent.decisions.shared import Wants
-    from agent.job.share import ShareArgs
     from agent.port.protocol import Bye, Hello, Reply, Report, WorkerStats
 
 K = TypeVar("K")
@@ -211,14 +210,7 @@ class Reports:
         """
         self._change(key, wants=wants, addresses=addresses or {}, may_leave=may_leave)
 
-    def ask(
-        self,
-        key: str,
-        kind: QuestionKind,
-        name: str,
-        share: ShareArgs | None = None,
-        at: str = "",
-    ) -> None:
+    def ask(self, key: str, kind: QuestionKind, name: str, at: str = "") -> None:
         """Ask one worker; its answer comes with a report."""
         agent = self._agents.get(key)
         if agent is None:
@@ -227,7 +219,7 @@ class Reports:
         if kind is QuestionKind.LOG:  # asked for again while its node is out of reach
             agent.asked_logs.add(name)
             asked = tuple(one for one in asked if (one.kind, one.name) != (kind, name))
-        question = Question(self._count + 1, kind, name, share, at)
+        question = Question(self._count + 1, kind, name, at)
         self._change(key, questions=(*asked, question))
 
     def _change(self, key: str, **changes: object) -> None:

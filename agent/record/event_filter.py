@@ -26,7 +26,7 @@ class EventFilter:
 
     def is_new(self, event: h.HeadEvent, fleet: Fleet) -> bool:
         """Return whether an event adds information to the workers' known state in `fleet`."""
-        event = _without_status_times(event)
+        event = _as_recorded(event)
         is_silence = isinstance(event, h.RaySeen) and event.evidence != ""
         is_polled = isinstance(event, h.RaySeen | ItemsReported) and not is_silence
         if isinstance(event, Tick) or event in self._complaints:
@@ -57,7 +57,7 @@ def recorded_form(event: h.HeadEvent) -> object:
     A very long node list becomes a count; facts lose their addresses, and findings are left out
     (they are in that node's own log). When Ray last answered about the job is the event's own time.
     """
-    event = _without_status_times(event)
+    event = _as_recorded(event)
     if isinstance(event, h.WorkerIntroduced):
         return replace(event, facts=without_addresses(event.facts), findings=())
     if not isinstance(event, h.RaySeen) or len(event.nodes) <= _MOST_NODES:
@@ -66,12 +66,13 @@ def recorded_form(event: h.HeadEvent) -> object:
     return NodesCounted(alive, len(event.nodes) - alive)
 
 
-def _without_status_times(event: h.HeadEvent) -> h.HeadEvent:
-    """Return an event of this node's items without the times at which Ray answered."""
+def _as_recorded(event: h.HeadEvent) -> h.HeadEvent:
+    """Return an event of this node's items without what is no news, or in a file of its own."""
     if not isinstance(event, ItemsReported):
         return event
     items = (
-        replace(item, status_at=None) if isinstance(item, JobItem) else item for item in event.items
+        replace(item, status_at=None, words="") if isinstance(item, JobItem) else item
+        for item in event.items
     )
     return ItemsReported(tuple(items))
 

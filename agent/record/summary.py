@@ -18,7 +18,17 @@ from agent.base.value import Value
 from agent.decisions.durable import on_clock
 from agent.decisions.head.head_state import HeadPhase, WorkerReplaced, WorkerReported, WorkerSilent
 from agent.decisions.receipt import RunActivity
-from agent.decisions.shared import CHECK, JOB, RAY, SAVE, SHARE, ItemReport, ItemsReported, Step
+from agent.decisions.shared import (
+    ALL_REDUCE,
+    CHECK,
+    JOB,
+    RAY,
+    SAVE,
+    SHARE,
+    ItemReport,
+    ItemsReported,
+    Step,
+)
 from agent.decisions.stall import Stalled
 from agent.decisions.worker.worker_state import WorkerPhase
 from agent.diagnosis.advice import advise, failures_of
@@ -386,7 +396,7 @@ def _failures(events: list[_Event]) -> list[str]:
     for where, items in reports:
         for item in items:
             is_failure = item.step is Step.LOST and not item.was_stopped
-            if is_failure and item.name not in {CHECK, JOB, SHARE, SAVE}:
+            if is_failure and item.name not in {ALL_REDUCE, CHECK, JOB, SHARE, SAVE}:
                 failed.setdefault(f"{item.name}{where}", {})[item.generation] = item.evidence
     if not failed:
         return []

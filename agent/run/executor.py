@@ -42,6 +42,7 @@ class Details(TypedDict, total=False):
     report: JobReport
     status_at: float
     basis: JobBasis
+    words: str
     refusal: Outcome
     never: bool
     signaled: bool

@@ -36,6 +36,7 @@ from agent.decisions.head.service_addresses import (
 )
 from agent.decisions.head.wanted import wanted_of
 from agent.decisions.shared import (
+    ALL_REDUCE,
     CHECK,
     HERE,
     JOB,
@@ -60,6 +61,7 @@ from agent.record.events import AttemptOver
 from agent.record.log import say
 from agent.run import head_job, head_server, make_ready
 from agent.run.about_pod import ask_about_pod
+from agent.run.all_reduce_part import all_reduce_runner
 from agent.run.checkpoint_watch import say_newest_checkpoint
 from agent.run.diagnose import Elsewhere, ExplainedEnd, diagnose_end, with_cause
 from agent.run.end import end_role, write_outcome_early
@@ -82,7 +84,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from agent.decisions.durable import Durable
-    from agent.job.share import ShareArgs
     from agent.port.reports import Reports
     from agent.processes.waiting import Inbox
     from agent.run.executor import Clear, OnProgress, Runner
@@ -143,6 +144,7 @@ class HeadAgent:
             run, lambda: known_place(self._placeholders, self._state), self._job.pass_on
         )
         self._prober = Prober(run)
+        self._all_reduce = all_reduce_runner(run, lambda: self._placeholders)
         self._framework = FrameworkAsker(run, started.env, lambda: self._placeholders)
 
     def _view(self) -> HeadView:
@@ -247,6 +249,8 @@ class HeadAgent:
     def _runner_of(self, name: str) -> Runner | None:
         if name == JOB:
             return self._job.run
+        if name == ALL_REDUCE:
+            return self._all_reduce
         if name == CHECK:
             return self._framework.run
         if name == SAVE:
@@ -414,10 +418,10 @@ class HeadAgent:
             # What nodes run, and probes: here, or on workers.
             case Publish(nodes):
                 self._publish_wanted(nodes)
-            case h.ProbeNode(node, probe, at, share) if node == HERE:
-                start(self._probe, probe, at, share)
-            case h.ProbeNode(node, probe, at, share):
-                self._reports.ask(node, QuestionKind.PROBE, probe, share, at)
+            case h.ProbeNode(node, probe, at) if node == HERE:
+                start(self._probe, probe, at)
+            case h.ProbeNode(node, probe, at):
+                self._reports.ask(node, QuestionKind.PROBE, probe, at)
 
     def _publish_wanted(self, nodes: tuple[str, ...]) -> None:
         """Have nodes run what is wanted of them now."""
@@ -441,8 +445,8 @@ class HeadAgent:
         if waits:
             await self._store.on_disk()
 
-    async def _probe(self, probe: str, at: str, share: ShareArgs | None) -> None:
-        answer = await self._prober.probe(probe, at, self._placeholders, share)
+    async def _probe(self, probe: str, at: str) -> None:
+        answer = await self._prober.probe(probe, at, self._placeholders)
         self._inbox.put(Answered(answer))
 
     def _elsewhere(self) -> Elsewhere:

@@ -2,8 +2,7 @@
 
 `Questions` keeps each answer until a report that contains it was replied to. `Prober` runs the
 probes, on the head for itself, too: a score of the reward server, a connection to another node's
-raylet, a sample of the bandwidth to another node. `run_all_reduce` runs this node's ranks of the
-all-reduce.
+raylet, a sample of the bandwidth to another node.
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ from agent import load
 from agent.base import times
 from agent.base.value import LONGEST_TAIL, LONGEST_TEXT
 from agent.decisions.shared import (
-    ALL_REDUCE,
     PROBES,
     REACH,
     SAMPLE,
@@ -32,65 +30,28 @@ from agent.decisions.shared import (
 )
 from agent.frameworks.recipe import SLOW_LINK
 from agent.job.services import REWARD, ScoringProbe, reward_url
-from agent.plan import environment
-from agent.plan.make import GPUS, PREFLIGHT_RESULT
 from agent.plan.plan import AGENT_LOG
-from agent.plan.plan import ALL_REDUCE as PROCESS
 from agent.port.protocol import BUSY, MAX_ANSWERS, STACKS
 from agent.processes.probing import reward_answers
 from agent.processes.process import tail_of
 from agent.processes.waiting import Failure, NotYet, TimedOutError, until
 from agent.record.background import in_thread
 from agent.record.bundle import last_lines
-from agent.record.files import read_end, remove_file
 from agent.record.log import say
 from agent.run.diagnose import ray_log_folder
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Callable
 
     from agent.base.ends import Outcome
     from agent.decisions.shared import Question
     from agent.job.services import Placeholders
-    from agent.job.share import ShareArgs
     from agent.run.node_run import NodeRun
     from agent.run.stall import Diagnostics
 
 # A node whose time is over reports before the head's limit.
 _SAMPLE_TRIES = times.BANDWIDTH_SAMPLE - 3.0
 _LONGEST_RESULT = 1 << 20  # bytes
-
-
-async def run_all_reduce(run: NodeRun, share: ShareArgs, place: Placeholders) -> Answer:
-    """Run this node's ranks of the all-reduce; only the head's answer has the result."""
-    plan = run.plan
-    out = run.folder.file(PREFLIGHT_RESULT)
-    await in_thread(partial(remove_file, out))
-
-    # Which command runs here, with which GPUs and environment?
-    process = plan.process(PROCESS)
-    here = replace(place, rank=str(share.rank), log_dir=str(out.parent))
-    gpus = ",".join(map(str, share.gpus))
-    argv = [word.replace(GPUS, gpus) for word in process.command(here)]
-    full = plan.environment(place.node_ip, place.head_ip, run.rank)
-    env = environment.without_cluster_auth(full, plan.settings)
-
-    # It ends by itself, or is stopped.
-    child = await run.start(process.name, argv, env, process.log)
-    code: int | None = None
-    try:
-        with anyio.move_on_after(times.ALL_REDUCE + times.ALL_REDUCE_KILLED):
-            code = await child.wait()
-    finally:
-        with anyio.CancelScope(shield=True):
-            await child.stop(times.ALL_REDUCE_STOP, leader_ends_group=True)
-        run.node.remove_process(child.pid)
-
-    result = await in_thread(partial(read_end, out, _LONGEST_RESULT)) or b""
-    words = result.decode(errors="replace")
-    if words or (code == 0 and not plan.topology.is_head):
-        return Answer(ALL_REDUCE, "", words=words)
-    return Answer(ALL_REDUCE, "", child.tail() or "its ranks ended without output")
 
 
 _TRIES = 3
@@ -109,17 +70,10 @@ class Prober:
         self._slots = asyncio.Semaphore(_AT_ONCE)
         self._one_sample = asyncio.Lock()
 
-    async def probe(
-        self, probe: str, at: str, place: Placeholders, share: ShareArgs | None = None
-    ) -> Answer:
+    async def probe(self, probe: str, at: str, place: Placeholders) -> Answer:
         """Run a probe; `at` is the other node's address, '' for the head."""
-        run: Callable[[], Awaitable[Answer]]
-        if probe == ALL_REDUCE and share is not None:
-            run = partial(run_all_reduce, self._run, share, place)
-        else:
-            ways = {SAMPLE: self._sample, SCORE: self._score}
-            run = partial(ways.get(probe, self._reach), at, place)
-
+        ways = {SAMPLE: self._sample, SCORE: self._score}
+        run = partial(ways.get(probe, self._reach), at, place)
         async with self._slots:
             answer = await self._run.best_effort(f"the probe {probe!r}", run)
         if isinstance(answer, Failure):
@@ -228,7 +182,6 @@ class Questions:
         self._heard = NodeWanted("", 0)  # the last message that was read for questions
         self._prober = Prober(run)
         self._diagnostics: Diagnostics | None = None
-        self._all_reduce_run: tuple[anyio.CancelScope, anyio.Event] | None = None
         self._logs: dict[str, str] = {}
         self._answers: list[Answer] = []
         self._sent: tuple[dict[str, str], list[Answer]] = ({}, [])
@@ -255,37 +208,16 @@ class Questions:
                 continue
             if question.kind is QuestionKind.LOG:
                 tasks.start_soon(self.fetch_log, question.name)
-            elif question.name in (*PROBES, *([ALL_REDUCE] if question.share else [])):
+            elif question.name in PROBES:
                 tasks.start_soon(self.probe, question)
             else:
                 _refuse(f"probe {question.name!r}")
 
     async def probe(self, question: Question) -> None:
-        """Run a probe.
-
-        An all-reduce cancels an earlier one, whose head is gone. That one gives no answer, which
-        would be taken for the new one's.
-        """
-        scope = anyio.CancelScope()
-        ended = anyio.Event()
-        if question.name == ALL_REDUCE:
-            earlier = self._all_reduce_run
-            self._all_reduce_run = (scope, ended)
-            if earlier is not None:
-                earlier_scope, earlier_ended = earlier
-                earlier_scope.cancel()
-                await earlier_ended.wait()
-            self._answers = [answer for answer in self._answers if answer.probe != ALL_REDUCE]
-
-        try:
-            with scope:
-                answer = await self._prober.probe(
-                    question.name, question.at, self._place(), question.share
-                )
-                self._answers.append(answer)  # to the current list: others may have been added
-                self._report_now()
-        finally:
-            ended.set()
+        """Run a probe."""
+        answer = await self._prober.probe(question.name, question.at, self._place())
+        self._answers.append(answer)  # to the current list: others may have been added
+        self._report_now()
 
     async def fetch_log(self, name: str) -> None:
         """Prepare a log's tail or a diagnostic for the next report."""

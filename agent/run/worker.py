@@ -29,7 +29,16 @@ from msgspec.structs import replace
 
 from agent.base.errors import PreflightError
 from agent.decisions import worker
-from agent.decisions.shared import RAY, SHARE, LogLine, Publish, Refused, StopAsked, Tick
+from agent.decisions.shared import (
+    ALL_REDUCE,
+    RAY,
+    SHARE,
+    LogLine,
+    Publish,
+    Refused,
+    StopAsked,
+    Tick,
+)
 from agent.decisions.worker import worker_state as w
 from agent.job.addresses import with_addresses
 from agent.job.job import job_identity
@@ -45,6 +54,7 @@ from agent.processes.waiting import Inbox
 from agent.record.log import say
 from agent.record.run_record import fingerprint
 from agent.run import make_ready
+from agent.run.all_reduce_part import all_reduce_runner
 from agent.run.diagnose import ExplainedEnd, explain_end
 from agent.run.end import end_role
 from agent.run.executor import Executor
@@ -95,6 +105,7 @@ class WorkerAgent:
         self._ray = WorkerRay(run, lambda: self._state)
         self._work = LocalWork(run, self._place)
         self._share = JobShare(run, self._place)
+        self._all_reduce = all_reduce_runner(run, self._place)
         self._executor = Executor(tasks, self._runner_of, self._inbox.put, self._clear_of)
 
         # Addresses of this node.
@@ -203,6 +214,8 @@ class WorkerAgent:
     def _runner_of(self, name: str) -> Runner | None:
         if name == RAY:
             return None if self._plan.own_ray is None else self._ray.run
+        if name == ALL_REDUCE:
+            return self._all_reduce
         is_share = name == SHARE and self._plan.share_launcher is not None
         return self._share.run if is_share else self._work.runner_of(name)
 

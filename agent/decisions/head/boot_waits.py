@@ -13,7 +13,8 @@ from agent.base.text import first_names, listed
 from agent.decisions.attempts import may_be_retried
 from agent.decisions.head import losses, own_ray
 from agent.decisions.head.head_state import HeadPhase, HeadState, Uncounted
-from agent.decisions.head.probes import preflight_waits, probe_waits
+from agent.decisions.head.preflight import preflight_waits
+from agent.decisions.head.probes import probe_waits
 from agent.decisions.shared import Step, Wait
 from agent.plan import waits as wait_keys
 

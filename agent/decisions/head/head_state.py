@@ -100,12 +100,11 @@ class AskNodes(HeadAction):
 
 
 class ProbeNode(HeadAction):
-    """Ask a node to probe the reward server, another node, or all nodes together."""
+    """Ask a node to probe the reward server or another node."""
 
     node: str
     probe: str
     at: str = ""
-    share: ShareArgs | None = None  # its share of a probe that all nodes run together
 
 
 class CloseAttempt(HeadAction):
@@ -249,6 +248,17 @@ class Notices(Value):
         return Notices(self.leaving - {key}, self.released - {key})
 
 
+class Preflight(Value):
+    """The all-reduce before the job."""
+
+    members: tuple[tuple[str, str, int], ...]  # key, name and GPUs, by rank
+    generation: int
+    until: float | None  # then its result is late; None once it is over
+    wanted: Mapping[str, ShareArgs] = field(default_factory=dict)  # by node, while it lasts
+    lost: tuple[str, ...] = ()  # members that were lost meanwhile
+    has_failed: bool = False  # the ranks of a node have failed
+
+
 class FrameworkCheck(Value):
     """The framework's check of the job's command."""
 
@@ -295,7 +305,7 @@ class HeadState(Value):
     joined: Joined = field(default_factory=Joined)
     check: FrameworkCheck = FrameworkCheck()
     probes: shared.Probes = field(default_factory=shared.Probes)  # between nodes, before the job
-    preflight: shared.Preflight | None = None  # the all-reduce before the job, once it started
+    preflight: Preflight | None = None  # the all-reduce before the job, once it started
 
     # Further attempts and the end
     earlier: EarlierAttempts = field(default_factory=EarlierAttempts)

@@ -27,6 +27,7 @@ from agent.decisions.head import (
     boot_waits,
     losses,
     own_ray,
+    preflight,
     probes,
     service_order,
     shares,
@@ -82,7 +83,7 @@ def booting(state: HeadState, event: HeadEvent, now: float) -> HeadState:
     if broken is not None:
         return leave(state, broken, now)
 
-    state = probes.finish_preflight(state, now)
+    state = preflight.finish_preflight(state, now)
     return state if _is_leaving(state) else _check_waits(state, now)
 
 
@@ -143,8 +144,8 @@ def _finish_boot(state: HeadState, now: float) -> HeadState:
         state = probes.probe_links(state, now)
     else:
         state = replace(state, probes=replace(state.probes, await_job=True))
-    state = probes.begin_preflight(state, now)
-    if any(probes.preflight_waits(state)) or any(probes.probe_waits(state)):
+    state = preflight.begin_preflight(state, now)
+    if any(preflight.preflight_waits(state)) or any(probes.probe_waits(state)):
         return state
 
     goal = state.goal

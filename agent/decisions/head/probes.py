@@ -8,17 +8,15 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from agent.base import ends, times
-from agent.base.text import first_names, listed
+from agent.base.text import first_names
 from agent.checks.agreement import agreement
 from agent.checks.finding import Finding, Level
 from agent.checks.machine import gpus_missing_in_ray
-from agent.checks.network import CHECK, PREFLIGHT, all_reduce_result, slow_links
+from agent.checks.network import CHECK, slow_links
 from agent.decisions import shared as v
 from agent.decisions.head import head_state as h
 from agent.decisions.head.head_state import Comparison, ProbeNode, leave
-from agent.frameworks.recipe import NodeSize
 from agent.job.services import REWARD
-from agent.job.share import ShareArgs
 from agent.plan import waits as wait_keys
 
 if TYPE_CHECKING:
@@ -48,9 +46,9 @@ def advance_probes(state: HeadState, turn: Turn) -> HeadState:
     now = turn.now
     reported = event.worker if isinstance(event, h.WorkerReported) else None
     if reported is not None and reported.answers:
-        state = _apply_answers(state, reported.key, reported.answers, now)
+        state = _apply_answers(state, reported.key, reported.answers)
     if isinstance(event, v.Answered):
-        state = _apply_answers(state, v.HERE, (event.answer,), now)
+        state = _apply_answers(state, v.HERE, (event.answer,))
     for kind in _LATE.keys() & state.probes.due.keys():
         if now >= state.probes.due[kind] or not any(_pending(state, kind)):
             state = _end_kind(state, kind)
@@ -62,11 +60,10 @@ def _order(
     kind: str,
     pairs: Iterable[v.Link],
     until: float | None = None,
-    sizes: tuple[NodeSize, ...] = (),
 ) -> HeadState:
     """Ask for the probes of a kind that were not asked for before; `pairs` are node and address.
 
-    `until` is when an answer is late; with `sizes` each node has a share of the probe.
+    `until` is when an answer is late.
     """
     known = state.probes.answers.get(kind, {})
     probes = state.probes
@@ -75,10 +72,8 @@ def _order(
         return state
     due = probes.due if until is None else {**probes.due, kind: until}
     probes = replace(probes, answers={**probes.answers, kind: {**known, **new}}, due=due)
-    shares = [ShareArgs(rank, sizes) if sizes else None for rank in range(len(new))]
-    return replace(state, probes=probes).do(
-        *(ProbeNode(node, kind, at, share) for (node, at), share in zip(new, shares, strict=True))
-    )
+    asked = (ProbeNode(node, kind, at) for node, at in new)
+    return replace(state, probes=probes).do(*asked)
 
 
 def _pending(state: HeadState, kind: str) -> Iterator[v.Link]:
@@ -213,87 +208,7 @@ def _order_reach(state: HeadState) -> HeadState:
     return _order(state, v.REACH, pairs)
 
 
-def begin_preflight(state: HeadState, now: float) -> HeadState:
-    """Ask all nodes to begin the all-reduce, once, if AGENT_PREFLIGHT asks for it."""
-    goal = state.goal
-    fleet = state.fleet
-    if not goal.preflight or state.preflight is not None:
-        return state
-
-    # The members by rank, each with its GPUs: as Ray counts them where a job runs on Ray.
-    by_ray = {} if goal.by_shares else state.ray.node_sizes
-    own = by_ray.get(state.ray.head_ip or "", goal.size)
-    members = [(v.HERE, goal.node or "the head", own.gpus)]
-    for worker in fleet.present():
-        gpus = by_ray.get(worker.ip, NodeSize(state.gpus_for_job(worker))).gpus
-        members.append((worker.key, worker.name, gpus))
-
-    sizes = tuple(NodeSize(gpus) for _, _, gpus in members)
-    state = replace(state, preflight=v.Preflight(tuple(members)))
-    state = state.log(f"{PREFLIGHT}: an all-reduce over {len(members)} node(s) before the job")
-    until = now + times.ALL_REDUCE + times.ALL_REDUCE_SPARE
-    return _order(state, v.ALL_REDUCE, [(key, "") for key, _, _ in members], until, sizes)
-
-
-def preflight_waits(state: HeadState) -> Iterator[v.Wait]:
-    """Yield the wait for the head's result of the all-reduce."""
-    until = state.probes.due.get(v.ALL_REDUCE)
-    if until is not None:
-        yield v.Wait(wait_keys.PREFLIGHT, f"an all-reduce over all nodes ({PREFLIGHT})", until)
-
-
-def finish_preflight(state: HeadState, now: float) -> HeadState:
-    """Report the result of the all-reduce once known; leave if it failed."""
-    preflight = state.preflight
-    probes = state.probes
-    fleet = state.fleet
-    until = probes.due.get(v.ALL_REDUCE)
-    if preflight is None or until is None:
-        return state
-
-    # Was a member lost? It cannot succeed without it: the others have the grace to end.
-    names = {key: name for key, name, _ in preflight.shares}
-    answers = {key: probes.answers[v.ALL_REDUCE].get((key, "")) for key in names}
-    own = answers[v.HERE]
-    present = {v.HERE, *(worker.key for worker in fleet.present())}
-    gone = tuple(names[key] for key in names if key not in present)
-    if own is None and gone and not preflight.lost:
-        preflight = replace(preflight, lost=gone)
-        until = min(until, now + state.goal.limits[wait_keys.NODE])
-
-    # Is it over: by the head's result, or for lack of it?
-    is_over = own is not None or now >= until
-    due = {kind: at for kind, at in probes.due.items() if kind != v.ALL_REDUCE}
-    if not is_over:
-        due[v.ALL_REDUCE] = until
-    state = replace(state, preflight=preflight, probes=replace(probes, due=due))
-    if not is_over:
-        return state
-
-    # Did it succeed, or was it aborted after a loss?
-    words = "" if own is None else own.words
-    members = [(name, gpus) for _, name, gpus in preflight.shares]
-    speed, failure = all_reduce_result(words, members)
-    if not failure:
-        return state.log(speed)
-    if preflight.lost:
-        end = ends.ALL_REDUCE_ABORTED.outcome(check=PREFLIGHT, nodes=listed(preflight.lost))
-        return leave(state, end, now)
-
-    # The head's own result is the most detailed; without it, those of the others.
-    failures = [
-        f"{names[key]}: {answer.evidence}"
-        for key, answer in answers.items()
-        if answer and answer.evidence
-    ]
-    if failures and not words:
-        failure = listed(failures)
-    return leave(state, ends.ALL_REDUCE_FAILED.outcome(check=PREFLIGHT, failure=failure), now)
-
-
-def _apply_answers(
-    state: HeadState, node: str, answers: tuple[v.Answer, ...], now: float
-) -> HeadState:
+def _apply_answers(state: HeadState, node: str, answers: tuple[v.Answer, ...]) -> HeadState:
     probes = state.probes
     for answer in answers:
         kind = answer.probe
@@ -304,11 +219,6 @@ def _apply_answers(
             continue
         results = {**probes.answers, kind: {**known, link: answer}}
         probes = replace(probes, answers=results)
-
-        # Has a node failed? Then the head's result follows soon, or never.
-        if kind == v.ALL_REDUCE and answer.evidence and kind in probes.due:
-            until = min(probes.due[kind], now + times.HEAD_RESULT)
-            probes = replace(probes, due={**probes.due, kind: until})
 
     findings = [_finding(state, node, answer) for answer in answers]
     state = replace(state, probes=probes)

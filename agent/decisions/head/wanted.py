@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from agent.decisions.head.head_state import HeadPhase, HeadState, WorkerReported
 from agent.decisions.shared import (
+    ALL_REDUCE,
     CHECK,
     HERE,
     JOB,
@@ -43,6 +44,10 @@ def wanted_of(state: HeadState, node: str) -> Mapping[str, Want]:
     shares = state.shares.wanted
     if node in shares:
         wants[SHARE] = Want(state.attempt.number, shares[node], is_over=shares[node] is None)
+    preflight = state.preflight
+    if preflight is not None and node in preflight.wanted:
+        kind = JobWant if node == HERE else Want
+        wants[ALL_REDUCE] = kind(preflight.generation, preflight.wanted[node])
     if node == HERE and state.check.generation:
         wants[CHECK] = JobWant(state.check.generation)
     if node == HERE and state.job.want is not None:
@@ -111,6 +116,9 @@ def _touched(before: HeadState, after: HeadState, event: HeadEvent) -> Iterator[
         yield HERE
     if before.ray is not after.ray or before.job.want is not after.job.want:
         yield HERE
+    if before.preflight is not after.preflight:
+        were = {} if before.preflight is None else before.preflight.wanted
+        yield from (were or ({} if after.preflight is None else after.preflight.wanted))
     if before.check is not after.check:
         yield HERE
     yield from sorted(before.notices.released ^ after.notices.released)

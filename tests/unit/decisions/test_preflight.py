@@ -21,14 +21,16 @@ from agent.checks.network import all_reduce_result
 from agent.decisions.head import head_decide as head
 from agent.decisions.head import head_state as h
 from agent.decisions.head.head_state import HeadPhase
+from agent.decisions.head.wanted import wanted_of
 from agent.decisions.shared import (
     ALL_REDUCE,
     HERE,
-    Answer,
-    Answered,
-    NodeWanted,
-    Question,
-    QuestionKind,
+    ItemReport,
+    ItemsReported,
+    JobItem,
+    JobWant,
+    Step,
+    Want,
 )
 from agent.frameworks.recipe import NodeSize
 from agent.job.services import Placeholders
@@ -37,10 +39,10 @@ from agent.node.facts import TorchPython
 from agent.plan import waits as wait_keys
 from agent.plan.show import render
 from agent.record.run_folder import RunFolder
-from agent.run import questions as asked_module
-from agent.run.questions import Questions
+from agent.run import all_reduce_part
+from agent.run.all_reduce_part import all_reduce_runner
+from agent.run.executor import Executor
 from agent.settings.redact import Redactor
-from support.fake_runs import prober_of
 from support.free_ports import free_port
 from support.heads import (
     LIMITS,
@@ -48,6 +50,7 @@ from support.heads import (
     REWARD,
     REWARD_SPEC,
     TICK,
+    Started,
     SubmitJob,
     Trace,
     goal,
@@ -140,29 +143,43 @@ def test_what_failed(words: str, failure: str) -> None:
 # --- the trace -----------------------------------------------------------------------------------
 
 
-def answer(words: str = "", evidence: str = "") -> Answered:
+def answer(words: str = "", evidence: str = "") -> ItemsReported:
     """Return the event of the head's own result."""
-    return Answered(Answer(ALL_REDUCE, "", evidence, words=words))
+    step = Step.LOST if evidence else Step.READY
+    return ItemsReported((JobItem(ALL_REDUCE, step, evidence, 1, words=words),))
+
+
+def part_of(n: int, at: float, evidence: str = "", generation: int = 1) -> h.WorkerReported:
+    """Return the event that a worker's ranks have ended."""
+    step = Step.LOST if evidence else Step.READY
+    ranks = ItemReport(ALL_REDUCE, step, evidence, generation)
+    return reported(n, reported_at=at, items=(ranks,))
+
+
+def parts(state: h.HeadState) -> dict[str, ShareArgs | None]:
+    """Return the parts in the all-reduce that are wanted, by node."""
+    wants = {node: wanted_of(state, node) for node in (HERE, "agent3", "agent2")}
+    return {node: own[ALL_REDUCE].share for node, own in wants.items() if ALL_REDUCE in own}
 
 
 def test_all_begin_together_and_the_job_waits() -> None:
     """Each node gets a rank, the head the first; the job is submitted after the head's result."""
     trace = Trace(ASKED, JOINED)
-    asked = [a for a in trace.actions if isinstance(a, h.ProbeNode) and a.probe == ALL_REDUCE]
     sizes = (NodeSize(8),) * 3
-    assert [(a.node, a.share) for a in asked] == [
-        (HERE, ShareArgs(0, sizes)),
-        ("agent3", ShareArgs(1, sizes)),
-        ("agent2", ShareArgs(2, sizes)),
-    ]
+    assert parts(trace.state) == {
+        HERE: ShareArgs(0, sizes),
+        "agent3": ShareArgs(1, sizes),
+        "agent2": ShareArgs(2, sizes),
+    }
     assert not any(isinstance(action, SubmitJob) for action in trace.actions)
     (wait,) = head.pending_waits(trace.state)
     until = 2.0 + times.ALL_REDUCE + times.ALL_REDUCE_SPARE
     assert (wait.key, wait.deadline) == (wait_keys.PREFLIGHT, until)
-    trace.take(reported(2, answers=(Answer(ALL_REDUCE, ""),)), 8.0)
+    trace.take(part_of(2, 8.0), 8.0)
     assert not any(isinstance(action, SubmitJob) for action in trace.actions)
     trace.take(answer(came()), 9.0)
     assert trace.state.phase is HeadPhase.SUBMITTING
+    assert parts(trace.state) == {}
     assert "an all-reduce of 256 MiB over 24 GPUs takes 12.5 ms" in trace.log
 
 
@@ -174,13 +191,24 @@ def test_it_is_done_once() -> None:
     for at in (20.0, 90.0):
         trace.take(nodes(2, 3), at)
     assert [type(a) for a in trace.actions].count(SubmitJob) == 2
-    assert [a.probe for a in trace.actions if isinstance(a, h.ProbeNode)].count(ALL_REDUCE) == 3
+    begun = [a.node for a in trace.actions if isinstance(a, Started) and a.name == ALL_REDUCE]
+    assert sorted(begun) == ["agent2", "agent3", HERE]
+
+
+def test_one_of_a_killed_agent_ends_first() -> None:
+    """Its generation is an earlier one, and what a node says of its end does not count."""
+    history = [(1.0, reported(3)), (1.0, part_of(2, 1.0, "it was stopped", 4)), JOINED[-1]]
+    trace = Trace(ASKED, history)
+    assert wanted_of(trace.state, "agent2")[ALL_REDUCE].generation == 5
+    assert not trace.outcomes
+    trace.take(TICK, 2.0 + times.HEAD_RESULT)
+    assert not trace.outcomes
 
 
 def test_a_failure_ends_the_run() -> None:
     """78 with the node's name, and no submission."""
     trace = Trace(ASKED, JOINED)
-    trace.take(reported(2, answers=(Answer(ALL_REDUCE, "", "Connection closed by peer"),)), 8.9)
+    trace.take(part_of(2, 8.9, "Connection closed by peer"), 8.9)
     trace.take(answer(came(failed=[(12, "CUDA error: ECC")])), 9.0)
     (end,) = trace.outcomes
     assert (end.exit_code, end.culprit) == (78, "AGENT_PREFLIGHT")
@@ -192,7 +220,7 @@ def test_a_failure_ends_the_run() -> None:
 def test_a_node_that_could_not_begin() -> None:
     """Its report counts if the head has no result a moment later, long before the limit."""
     trace = Trace(ASKED, JOINED)
-    trace.take(reported(2, answers=(Answer(ALL_REDUCE, "", "no such Python"),)), 5.0)
+    trace.take(part_of(2, 5.0, "no such Python"), 5.0)
     assert not trace.outcomes
     then = head.deadline(trace.state)
     assert then is not None
@@ -259,58 +287,100 @@ def test_only_where_it_was_asked_for() -> None:
     """It takes seconds."""
     trace = Trace(replace(ASKED, preflight=False), JOINED)
     assert trace.state.phase is HeadPhase.SUBMITTING
-    assert not any(a.probe == ALL_REDUCE for a in trace.actions if isinstance(a, h.ProbeNode))
+    assert parts(trace.state) == {}
 
 
 # --- on each node --------------------------------------------------------------------------------
 
 
-def test_a_node_s_part_of_the_all_reduce(monkeypatch: pytest.MonkeyPatch) -> None:
+SEAT = ShareArgs(1, (NodeSize(8),) * 2)
+PLACE = Placeholders("10.0.0.2", "10.0.0.1", "1")
+
+
+def reports_of(
+    tmp_path: Path, *wants: Want, head: bool = False, preflight: bool = True
+) -> list[ItemReport]:
+    """Want the all-reduce of a node, so and then so; return what is reported of it."""
+    environ = {"AGENT_LOG_DIR": str(tmp_path), "RAY_WORKER": "0" if head else "1"}
+    environ |= {"AGENT_HEAD": "node-b"} | ({"AGENT_PREFLIGHT": "nccl"} if preflight else {})
+    plan = plan_of(environ, command=["train"])
+    run = made_run(plan, Redactor(()), RunFolder(tmp_path, "run-1", "node-a"), 0.0, "run-1")
+    runner = all_reduce_runner(run, lambda: PLACE)
+    sent: list[ItemReport] = []
+
+    def take(event: ItemsReported) -> None:
+        sent.append(event.items[0])
+
+    async def story() -> None:
+        with anyio.fail_after(20):
+            async with anyio.create_task_group() as tasks:
+                executor = Executor(tasks, lambda _name: runner, take)
+                for want in wants:
+                    executor.apply({ALL_REDUCE: want})
+                    await anyio.wait_all_tasks_blocked()
+                await executor.until_over(ALL_REDUCE)
+
+    anyio.run(story)
+    run.close()
+    return sent
+
+
+@pytest.mark.parametrize(
+    ("want", "failure"),
+    [(Want(1, SEAT), "no torch"), (Want(1), "the head has not said which share")],
+)
+def test_a_node_s_part_of_the_all_reduce(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, want: Want, failure: str
+) -> None:
     """It gets the node's share and place."""
-    seat, place = ShareArgs(1, (NodeSize(8),) * 2), Placeholders("10.0.0.2", "10.0.0.1", "1")
     asked: list[tuple[ShareArgs, Placeholders]] = []
 
-    async def share(_run: NodeRun, seat: ShareArgs, place: Placeholders) -> Answer:
+    async def ranks(_run: NodeRun, seat: ShareArgs, place: Placeholders) -> tuple[str, str]:
         asked.append((seat, place))
-        return Answer(ALL_REDUCE, "", "no torch")
+        return "", "no torch"
 
-    monkeypatch.setattr(asked_module, "run_all_reduce", share)
-    prober = prober_of(plan_of({}))
-    assert anyio.run(prober.probe, ALL_REDUCE, "", place, seat).evidence == "no torch"
-    assert asked == [(seat, place)]
+    monkeypatch.setattr(all_reduce_part, "run_ranks", ranks)
+    last = reports_of(tmp_path, want)[-1]
+    assert (last.step, last.evidence, last.is_running) == (Step.LOST, failure, False)
+    assert asked == ([(SEAT, PLACE)] if want.share else [])
+
+
+def test_the_result_is_the_head_s(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its item alone has it."""
+
+    async def ranks(*_: object) -> tuple[str, str]:
+        return came(), ""
+
+    monkeypatch.setattr(all_reduce_part, "run_ranks", ranks)
+    *_, last = reports_of(tmp_path, JobWant(1, SEAT), head=True)
+    assert isinstance(last, JobItem)
+    assert (last.step, last.words) == (Step.READY, came())
+
+
+def test_a_node_whose_plan_has_none(tmp_path: Path) -> None:
+    """It refuses what the head wants."""
+    (only,) = reports_of(tmp_path, Want(1, SEAT), preflight=False)
+    assert only.evidence == "this node's plan has no 'the all-reduce' to run"
 
 
 def test_another_head_s_all_reduce_ends_the_one_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its agent was killed during it: the old processes end before the new ones start."""
-    seat, place = ShareArgs(1, (NodeSize(8),) * 2), Placeholders("10.0.0.2", "10.0.0.1", "1")
     happened: list[str] = []
 
-    async def share(*_: object) -> Answer:
+    async def ranks(*_: object) -> tuple[str, str]:
         happened.append("begins")
         try:
             await anyio.sleep(60 if len(happened) == 1 else 0)
         finally:
             happened.append("is over")
-        return Answer(ALL_REDUCE, "", "of the second")
+        return "", "of the second"
 
-    plan = plan_of({"AGENT_LOG_DIR": str(tmp_path)}, command=["train"])
-    monkeypatch.setattr(asked_module, "run_all_reduce", share)
-    run = made_run(plan, Redactor(()), RunFolder(tmp_path, "run-1", "node-a"), 0.0, "run-1")
-    asked = Questions(run, lambda: place, lambda: None)
-
-    async def trace() -> None:
-        async with anyio.create_task_group() as tasks:
-            for by in ("head1", "head2"):
-                question = Question(1, QuestionKind.PROBE, ALL_REDUCE, seat)
-                asked.hear(NodeWanted(by, 1, {}, questions=(question,)), tasks)
-                await anyio.wait_all_tasks_blocked()
-
-    anyio.run(trace)
-    run.close()
+    monkeypatch.setattr(all_reduce_part, "run_ranks", ranks)
+    reports = reports_of(tmp_path, Want(1, SEAT), Want(2, SEAT))
     assert happened == ["begins", "is over", "begins", "is over"]
-    assert [one.evidence for one in asked.for_report()[1]] == ["of the second"]
+    assert (reports[-1].generation, reports[-1].evidence) == (2, "of the second")
 
 
 def test_the_plan_shows_it() -> None:

@@ -239,7 +239,7 @@ REPLY: dict[str, Any] = {
     "wants_hello": False,
     "refusal": "",
 }
-for _share in (REPLY["wanted"]["questions"][0], *REPLY["wanted"]["wants"].values()):
+for _share in REPLY["wanted"]["wants"].values():
     _share["share"]["rank"] = 0
 PLAN = plan_of({})
 JOINED: History = [
@@ -301,13 +301,14 @@ def test_a_value_out_of_its_range(field: str, value: object) -> None:
     ("field", "value"),
     [
         *(("verdict.exit_code", code) for code in (256, 1792, -1, True, 0.0)),
-        ("wanted.questions[0].share.nodes[0].gpus", -1),
+        ("wanted.wants.share.nodes[0].gpus", -1),
     ],
 )
 def test_a_reply_out_of_its_range(field: str, value: object) -> None:
     """1792 would become 0, success, as a process's exit code."""
     (path,) = (place.path for place in OF_REPLY if place.name == field)
-    with pytest.raises(ValueError, match=f"^{re.escape(field)}: expected"):
+    named = field.replace(".wants.", ".wants[...].")
+    with pytest.raises(ValueError, match=f"^{re.escape(named)}: expected"):
         Reply.from_dict(put(REPLY, path, value))
 
 

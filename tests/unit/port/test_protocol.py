@@ -93,7 +93,7 @@ CODES = st.integers(0, 255)
 OUTCOMES = st.builds(Outcome, st.sampled_from(Kind), CODES, *[PRINTABLE] * 4)
 KINDS = st.sampled_from(QuestionKind)
 COUNTS = st.integers(1, 2**53)
-QUESTIONS = st.builds(Question, COUNTS, KINDS, PRINTABLE, st.none(), IPS)
+QUESTIONS = st.builds(Question, COUNTS, KINDS, PRINTABLE, IPS)
 SHARES = st.builds(ShareArgs, st.just(0), st.just((NodeSize(8),)), IPS)
 WANTS = st.dictionaries(NAME, st.builds(Want, COUNTS, st.none() | SHARES), max_size=3)
 ADDRESSES = st.dictionaries(NAME, IPS, max_size=3)
@@ -267,7 +267,7 @@ def test_the_version_names_the_wire_format_of_facts() -> None:
     sent = json.loads(
         json.dumps(Report("agent1", "", "p", hello=Hello("pod1", 1, facts=facts)).to_dict())
     )
-    assert sent["protocol"] == VERSION == 11
+    assert sent["protocol"] == VERSION == 12
     assert sent["hello"]["facts"]["taken_ports"] == {"8265": "another Ray"}
     assert Report.from_dict(sent).hello == Hello("pod1", 1, facts=facts)
     assert "version mismatch" in protocol_mismatch({**sent, "protocol": 2}, "this worker")

@@ -86,9 +86,9 @@ from msgspec.structs import replace
 from pathlib import Path
 import anyio
 from agent.port.protocol import BUSY, STACKS
-from agent.run.questions import Prober
+from agent.run.all_reduce_part import all_reduce_runner
 from agent.run.stall import Diagnostics
-from agent.decisions.shared import ALL_REDUCE
+from agent.decisions.shared import ALL_REDUCE, Want
 from agent.record.log import say
 from agent.record.run_folder import RunFolder
 from agent.processes.process import Child
@@ -116,8 +116,8 @@ async def look():
     diagnostics = Diagnostics(run)
     for what in (BUSY, BUSY, STACKS):
         print(await diagnostics.collect(what, "run-1"))
-    answer = await Prober(run).probe(ALL_REDUCE, "", place, share)
-    print(answer.evidence, flush=True)
+    ranks = all_reduce_runner(run, lambda: place)
+    print(await ranks(ALL_REDUCE, Want(1, share), print), flush=True)
 
 anyio.run(warm_up)
 resource.setrlimit(resource.RLIMIT_NPROC, (1, 1))

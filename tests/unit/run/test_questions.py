@@ -15,9 +15,7 @@ from agent.decisions.shared import (
     QuestionKind,
     Want,
 )
-from agent.frameworks.recipe import NodeSize
 from agent.job.services import Placeholders
-from agent.job.share import ShareArgs
 from agent.run import questions
 from agent.run.questions import Questions
 from support.free_ports import free_port
@@ -100,8 +98,6 @@ def message(by: str, revision: int, *asked: Question) -> NodeWanted:
     return NodeWanted(by, revision, {}, questions=asked)
 
 
-SEAT = ShareArgs(0, (NodeSize(8),))
-TOGETHER = Question(9, QuestionKind.PROBE, ALL_REDUCE, SEAT)
 LOG = Question(1, QuestionKind.LOG, "agent")
 TO_NODE = Question(2, QuestionKind.PROBE, REACH, at="10.0.0.3")
 
@@ -114,9 +110,8 @@ TO_NODE = Question(2, QuestionKind.PROBE, REACH, at="10.0.0.3")
             ["log agent", "probe reach 10.0.0.3"],
         ),
         ([message("a", 1, LOG), message("b", 1, LOG)], ["log agent", "log agent"]),
-        ([message("a", 9, TOGETHER)], ["probe all-reduce "]),
     ],
-    ids=["a repeated question", "another agent of the head", "the all-reduce"],
+    ids=["a repeated question", "another agent of the head"],
 )
 def test_each_question_is_answered_once(
     messages: list[NodeWanted],
@@ -132,7 +127,7 @@ def test_each_question_is_answered_once(
 def test_a_head_can_ask_nothing_else(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A probe that no node knows, or an all-reduce without a rank, is refused."""
+    """A probe that no node knows, or a thing that nodes run, is refused."""
     question = Question(1, QuestionKind.PROBE, name)
     (line,) = heard(tmp_path, message("a", 1, question), monkeypatch=monkeypatch)
     assert line == f"a question of the head's is refused: this node has no probe {name!r}"
