@@ -423,10 +423,10 @@ def _steps_that_run(state: HeadState, worker: Worker) -> Mapping[StepOnDisk, str
     """
     with_marker = {step.name: step for step in state.goal.steps if step.once is not None}
     running = [item.name for item in worker.items if item.is_running and item.name in with_marker]
-    return {(name, _disk_of(state, worker.key, with_marker[name])): worker.key for name in running}
+    return {(name, disk_of(state, worker.key, with_marker[name])): worker.key for name in running}
 
 
-def _disk_of(state: HeadState, key: str, step: PrepareStep) -> str:
+def disk_of(state: HeadState, key: str, step: PrepareStep) -> str:
     """Return the disk on which a step's marker lies for a worker."""
     facts = state.fleet.facts.get(key)
     return _UNKNOWN if facts is None else facts.disks.get(step.once or "", _UNKNOWN)
@@ -469,7 +469,7 @@ def _order_steps_of(
         if step.once is not None and is_short and not takes_part:
             continue  # it would keep those that share its disk from the step: they come first
         if step.once is not None:
-            disk = _disk_of(state, key, step)
+            disk = disk_of(state, key, step)
             if awaits_holders and (step.name, disk) not in holders:
                 continue
             if holders.setdefault((step.name, disk), key) != key:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from agent.decisions.head.head_state import HeadPhase, HeadState, WorkerReported
+from agent.decisions.head.service_order import disk_of
 from agent.decisions.shared import (
     ALL_REDUCE,
     CHECK,
@@ -28,11 +29,10 @@ if TYPE_CHECKING:
 def wanted_of(state: HeadState, node: str) -> Mapping[str, Want]:
     """Return what a node is to run, by name: HERE, or the node of a worker's agent.
 
-    A service that has ended is wanted again, as its next generation, once its pause is over. A
-    prepare step that a worker was told to run stays wanted there.
+    A service that has ended is wanted again, as its next generation, once its pause is over.
     """
     blocked = state.services.blocked
-    wants = dict.fromkeys(sorted(state.steps.ordered.get(node, ())), Want())
+    wants = dict(_steps_of(state, node))
     for key, step in state.steps.by_key.items():
         if key[0] == node and step.step is Step.PENDING and key not in blocked:
             wants[key[1]] = Want(step.generation)
@@ -58,6 +58,27 @@ def wanted_of(state: HeadState, node: str) -> Mapping[str, Want]:
     if ray is not None:
         wants[RAY] = ray
     return wants
+
+
+def _steps_of(state: HeadState, node: str) -> Iterator[tuple[str, Want]]:
+    """Yield the prepare steps that a worker was told to run, which stay wanted there.
+
+    One that its fence has ended is wanted again once it is its turn: meanwhile another node may
+    have got the step on their disk.
+    """
+    names = state.steps.ordered.get(node, frozenset())
+    worker = state.fleet.workers.get(node)
+    for step in state.goal.steps:
+        if step.name not in names or worker is None:
+            continue
+        item = worker.item(step.name)
+        generation = 1 if item is None else item.generation
+        is_ended = item is not None and item.was_stopped and not item.is_running
+        if is_ended and step.once is not None:
+            holder = state.steps.holders.get((step.name, disk_of(state, node, step)))
+            if holder != node:
+                continue
+        yield step.name, Want(generation + 1 if is_ended else generation)
 
 
 def _ray_of(state: HeadState, node: str) -> Want | None:
@@ -128,6 +149,8 @@ def _touched(before: HeadState, after: HeadState, event: HeadEvent) -> Iterator[
         yield event.worker.key  # its Ray may have ended
     if _heads_ray(before) != _heads_ray(after):
         yield from after.fleet.workers
+    if before.steps.holders != after.steps.holders:
+        yield from {**before.steps.holders, **after.steps.holders}.values()
     if before.steps.ordered is not after.steps.ordered:
         was = before.steps.ordered
         yield from (node for node, names in after.steps.ordered.items() if was.get(node) != names)

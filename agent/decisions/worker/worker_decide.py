@@ -170,7 +170,8 @@ def _turn_deadline(state: WorkerState) -> float:
     """Return when every step must have begun."""
     longest = max(step.within for step in state.goal.steps)
     limits = state.goal.limits
-    return max(longest, limits.get(wait_keys.PREPARE, longest)) + limits.get(wait_keys.BEFORE, 0.0)
+    preparing = max(longest, limits.get(wait_keys.PREPARE, longest))
+    return state.turns_since + preparing + limits.get(wait_keys.BEFORE, 0.0)
 
 
 def _reply_deadline(state: WorkerState) -> float:
@@ -303,7 +304,9 @@ def _apply_items(state: WorkerState, items: tuple[v.ItemReport, ...]) -> WorkerS
 
 def _reached(state: WorkerState, now: float) -> WorkerState:
     """Return the state after the head's agent or its GCS was reached, which ends the fence."""
-    return replace(state, last_reached_at=now, unreached_since=None, fenced=False)
+    if state.fenced:
+        state = replace(state, fenced=False, turns_since=now)
+    return replace(state, last_reached_at=now, unreached_since=None)
 
 
 def _apply_silence(state: WorkerState, evidence: str, now: float) -> WorkerState:

@@ -82,6 +82,7 @@ class WorkerState(Value):
     unreached_since: float | None = None  # neither the head's agent nor its GCS is reached since
     silent_for: float = 0.0  # how long neither of them is reached
     fenced: bool = False  # the fence stopped everything, and none of them is reached yet
+    turns_since: float = 0.0  # since when turns of prepare steps are awaited: the last fence's end
     fenced_attempt: int = 0  # whose share it stopped: its end is no result of the job; 0 for none
 
     # This node's Ray.
@@ -195,8 +196,19 @@ class WorkerState(Value):
         """
         if self.is_plain_head:
             return ()
-        names = (step.name for step in ordered_steps(self.goal.steps))
-        return tuple(n for n in names if self.item(n) is None and n not in self.head_wants)
+        awaited = []
+        for step in ordered_steps(self.goal.steps):
+            item = self.item(step.name)
+            want = self.head_wants.get(step.name)
+            if item is None:
+                begun = 0
+            elif item.was_stopped and not item.is_running:  # by the fence
+                begun = item.generation
+            else:
+                continue
+            if want is None or want.generation <= begun:
+                awaited.append(step.name)
+        return tuple(awaited)
 
     @property
     def preparing(self) -> bool:
@@ -242,7 +254,7 @@ def steps_wanted(state: WorkerState) -> dict[str, Want]:
     """Return the prepare steps that are to run here, those that are done included.
 
     A step begins after those that it depends on, or in its turn. One that the fence has ended runs
-    again, as its next generation.
+    again in the same way, as its next generation.
     """
     if state.fenced:
         return {}

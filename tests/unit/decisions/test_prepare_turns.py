@@ -46,19 +46,21 @@ def hello(n: int, disk: str = "nfs", at: float = 1.0) -> History:
     return [(at, h.WorkerIntroduced(f"agent{n}", f"pod{n}", facts)), says(n, at=at)]
 
 
-def says(
+def says(  # noqa: PLR0913 - what a worker may say
     n: int,
     *over: str,
     at: float,
     has_left: bool = False,
     pending: tuple[str, ...] = (),
     running: tuple[str, ...] = (),
+    stopped: tuple[str, ...] = (),
     **more: Any,  # noqa: ANN401 - passed on
 ) -> tuple[float, h.HeadEvent]:
     """Return a worker's report about finished steps, and its other steps."""
     items = tuple(ItemReport(name, Step.READY) for name in over)
     items += tuple(ItemReport(name, Step.PENDING) for name in pending)
     items += tuple(ItemReport(name, Step.PENDING, is_running=True) for name in running)
+    items += tuple(ItemReport(name, Step.LOST, was_stopped=True) for name in stopped)
     more |= {"joined": False, "preparing": True, "reported_at": at, "has_left": has_left}
     return at, reported(n, items=items, **more)
 
@@ -104,6 +106,15 @@ STORIES: dict[str, tuple[tuple[PrepareStep, ...], History, list[tuple[str, str]]
         (SHARED_DATA_STEP,),
         [HERE_DONE, *hello(2), *hello(3), says(3, at=60), (60.5, TICK), (61, nodes())],
         [("data", "agent2"), ("data", "agent3")],
+    ),
+    "what a fence has ended waits for its turn again": (
+        (SHARED_DATA_STEP,),
+        [
+            *[HERE_DONE, *hello(2), *hello(3), says(3, at=60), (60.5, TICK), (61, nodes())],
+            says(2, at=70, stopped=("data",)),
+            says(3, "data", at=80),
+        ],
+        [("data", "agent2"), ("data", "agent3"), ("data", "agent2")],
     ),
     "what depends on nothing waits for no turn": (
         (SHARED_DATA_STEP, MORE),
