@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
 from agent.base.errors import Problem
 from agent.base.ports import DEFAULTS, conflicts_of
+from agent.base.value import MOST_ITEMS
 from agent.job import services as work
 from agent.plan.listeners import ports_here
 from agent.settings.rules import JUDGE
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
     from agent.settings.model import Settings
 
 _JUDGE_TABLE = "[services.judge]"
+MOST_ON_ONE_NODE = MOST_ITEMS - 14
+"""Of services and prepare steps of a file: a report has as many items, some of them the agent's."""
 _ONLY_HEAD = "head: no agent runs on the nodes of a platform's Ray"
 
 
@@ -86,6 +90,10 @@ def service_problems(
     yield from _judge_problems(settings, file)
     services = all_services(settings, command, file, topology.platform.ports)
     nodes = _known_nodes(settings, topology, services)
+    on_one_node = _most_on_one_node(services) + len(file.steps)
+    if on_one_node > MOST_ON_ONE_NODE:
+        what = f"{on_one_node} services and prepare steps on one node"
+        yield Problem(table, what, f"at most {MOST_ON_ONE_NODE}")
     for at, spec in enumerate(services):
         if spec.name == work.REWARD and file.reward is None:
             continue  # AGENT_REWARD is checked with the other variables
@@ -101,6 +109,13 @@ def service_problems(
         if topology.given_ray is not None and step.where.kind != "head":
             where = f"{table} [prepare.{step.name}] where"
             yield Problem(where, step.where.kind, _ONLY_HEAD)
+
+
+def _most_on_one_node(services: tuple[ServiceSpec, ...]) -> int:
+    """Return how many services may run on one node: those of one rank, and those of no rank."""
+    ranks = Counter(spec.where.rank for spec in services)
+    of_no_rank = ranks.pop(None, 0)
+    return of_no_rank + max(ranks.values(), default=0)
 
 
 def _known_nodes(

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 K = TypeVar("K")
 BASE_LIMIT = 256
+_SENT_AGAIN = 0.2  # Until what was sent, and is not applied, is sent again.
 _MAX_CLOCK_AHEAD_MS = 24 * 3600 * 1000  # Of a later head, and so its epoch
 
 
@@ -62,6 +63,7 @@ class _Agent(Struct):
     refusal: str
     rank: int | None = None  # The rank assigned here, where its platform sets none
     wanted: NodeWanted | None = None  # What the head wants of its node, with what is asked
+    sent: int = 0  # The revision of it in the last reply
     asked_logs: set[str] = field(default_factory=set)  # Logs that were asked for and not sent yet
     waiting: int = 0  # Its reports that are held now; while there is one, its agent is connected
     last_report: float = 0.0
@@ -266,14 +268,25 @@ class Reports:
         if not 0 < report.sequence <= agent.sequence:
             self._record_report(agent, report)
             agent.forget_heard(report.applied)
-            is_told = agent.news_since(report.applied) is None
-            may_hold = report.hold > 0 and is_told and not agent.refusal
-            if may_hold and report.news == self._reply.news:
-                await self._hold(agent, report)
+            if report.news == self._reply.news and not agent.refusal:
+                await self._hold(agent, report, self._hold_of(agent, report))
         return self._reply_to(agent, agent.news_since(report.applied))
+
+    def _hold_of(self, agent: _Agent, report: Report) -> float:
+        """Return for how long the reply to a report is held if nothing new comes.
+
+        One with what its node has not applied follows at once, and again after a pause: the node
+        may be unable to apply it.
+        """
+        wanted = agent.news_since(report.applied)
+        if wanted is None:
+            return report.hold
+        return min(report.hold, _SENT_AGAIN) if wanted.revision == agent.sent else 0.0
 
     def _reply_to(self, agent: _Agent, wanted: NodeWanted | None = None) -> Reply:
         reply = replace(self._reply, wanted=wanted)
+        if wanted is not None:
+            agent.sent = wanted.revision
         if agent.refusal:
             reply = replace(self.refuse(agent.refusal), verdict=self._reply.verdict)
         return replace(reply, rank=agent.rank)
@@ -350,12 +363,14 @@ class Reports:
             return True
         return False
 
-    async def _hold(self, agent: _Agent, report: Report) -> None:
+    async def _hold(self, agent: _Agent, report: Report, limit: float) -> None:
+        if limit <= 0:
+            return
         agent.waiting += 1
         if agent.wake.is_set():
             agent.wake = anyio.Event()
         try:
-            with anyio.move_on_after(report.hold):
+            with anyio.move_on_after(limit):
                 await agent.wake.wait()
         except anyio.get_cancelled_exc_class():  # its connection broke
             agent.is_cut_off = True

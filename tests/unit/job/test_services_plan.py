@@ -73,6 +73,21 @@ def problems(environ: dict[str, str], text: str) -> list[Problem]:
     return [*service_problems(loaded.settings, ("true",), topology, file)]
 
 
+@pytest.mark.parametrize(("steps", "is_refused"), [(45, False), (46, True)])
+def test_a_node_runs_no_more_than_its_report_has(steps: int, *, is_refused: bool) -> None:
+    """Those of one rank count once: no node runs those of two."""
+    ranks = "".join(
+        f'[services.s{rank}{n}]\ncommand = "serve"\nready.tcp = {9000 + n}\nwhere = "rank {rank}"\n'
+        for rank in (1, 2)
+        for n in range(4)
+    )
+    more = "".join(f'[prepare.p{n}]\ncommand = "make"\n' for n in range(steps))
+    every = '[services.finder]\ncommand = "serve"\nready.tcp = 8000\nwhere = "every"\n'
+    found = problems(HEAD, ranks + every + more)
+    refused = [one.got for one in found if "on one node" in one.got]
+    assert refused == (["51 services and prepare steps on one node"] if is_refused else [])
+
+
 @pytest.mark.parametrize(
     ("environ", "here", "possible", "has_ray"),
     [

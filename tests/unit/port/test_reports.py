@@ -10,7 +10,10 @@ import pytest
 from msgspec.structs import replace
 
 from agent.base.ends import Kind, Outcome
-from agent.decisions.shared import QuestionKind, Want
+from agent.decisions.shared import (
+    QuestionKind,
+    Want,
+)
 from agent.port.protocol import Applied, Bye, Reply, Report
 from agent.port.reports import Expected, Reports
 from support.report_histories import BYE, FIRST, HELLO, LATE, POD1, CountingHead
@@ -75,6 +78,28 @@ def test_a_later_epoch_is_at_most_a_day_ahead(hours: float, later: bool) -> None
     counter.take(replace(POD1, epoch=epoch, hello=replace(HELLO, run_id="run-1")))
     assert counter.later == ([epoch] if later else [])
     assert counter.received == []
+
+
+def test_what_a_node_does_not_apply_is_sent_again_after_a_pause() -> None:
+    """The first reply follows at once; a node that cannot apply it does not keep both busy."""
+    counter, replies = CountingHead(), list[Reply]()
+    says = replace(POD1, news=0, hold=LATE)
+
+    async def ask() -> None:
+        replies.append(await counter.reports.handle(says))
+
+    async def scenario() -> None:
+        with anyio.fail_after(LATE / 2):
+            async with anyio.create_task_group() as tasks:
+                await counter.reports.handle(POD1)
+                counter.reports.want("agent1", {"data": Want()})
+                await ask()
+                tasks.start_soon(ask)
+                await anyio.wait_all_tasks_blocked()
+                assert len(replies) == 1
+
+    anyio.run(scenario)
+    assert [reply.wanted is not None for reply in replies] == [True, True]
 
 
 def test_a_report_is_held_until_there_is_an_order() -> None:
