@@ -11,7 +11,9 @@ import anyio
 import pytest
 
 from agent.decisions.head import head_decide as head
+from agent.decisions.head import head_state as h
 from agent.decisions.head.head_state import HeadPhase
+from agent.decisions.shared import ItemsReported
 from agent.processes.process import Child
 from agent.processes.ray_parts import stopped_helper, watch_helpers
 from agent.processes.waiting import BestEffort, NotYet, until
@@ -170,6 +172,38 @@ def test_where_ray_is_lost_late_all_have_their_time_anew() -> None:
     trace.take(nodes(2), 160)
     trace.take(reported(2), 161)
     assert trace.state.phase is HeadPhase.SUBMITTING
+
+
+def test_what_is_repeated_of_ray_with_other_items_changes_nothing() -> None:
+    """Each report has all items of the node; the last evidence is that of the bridge."""
+    trace = Trace(goal(1), [(1, ray_open())])
+    (up,) = ray_open(1).items
+    trace.take(h.RaySeen(evidence="no answer"), 2)
+    trace.take(ItemsReported((up,)), 3)
+    assert trace.state.ray.item.evidence == "no answer"
+
+
+def test_a_former_ray_that_is_still_being_ended_is_named_in_the_wait() -> None:
+    """One that was lost in the boot ran no attempt: the wait is that for the next."""
+    trace = Trace(goal(1), [(1, ray_open()), (2, ray_lost("exit 1"))])
+    assert next(wait.evidence for wait in head.pending_waits(trace.state)) == "exit 1"
+    trace.take(ray_lost("exit 1", generation=1), 3)
+    assert next(wait.evidence for wait in head.pending_waits(trace.state)) == "exit 1"
+    trace.take(ray_lost("exit 1", generation=1, doubt="python (pid 7) cannot be ended"), 12)
+    (wait, _) = head.pending_waits(trace.state)
+    assert (wait.what, wait.evidence) == ("Ray on this node", "python (pid 7) cannot be ended")
+
+
+def test_a_lost_ray_does_not_run_again() -> None:
+    """What was stopped of it is gone with it."""
+    trace = Trace(goal(1, retries=1), [*PAIR, (9, STOPPED), (10, ray_lost("exit 1"))])
+    assert "Ray runs again" not in trace.log
+
+
+def test_ray_that_is_slow_to_start_is_not_started_again_once_its_time_is_over() -> None:
+    """At the moment itself, too."""
+    trace = Trace(goal(1), [(100, ray_lost("exit 1"))])
+    assert [end.culprit for end in trace.outcomes] == ["ray"]
 
 
 def test_the_next_attempt_starts_without_it() -> None:
