@@ -515,7 +515,7 @@ class HeadAgent:
     def _say_totals(self, records: Path) -> None:
         """Log what the run took, and where its records are."""
         rewards = self._status.job_lines.rewards()
-        say(totals(self._run.now(), rewards, self._status.cost(), shown_path(records)))
+        say(totals(self._run.now(), rewards, self._run.facts.cost, shown_path(records)))
 
     async def _end(self, explained: ExplainedEnd) -> Outcome:
         """End the run with the evidence of all nodes; the workers' pods stop before this one."""
