@@ -20,6 +20,7 @@ from agent.base.typed import convert
 from agent.base.value import Value
 from agent.decisions.attempts import JobReport
 from agent.decisions.head import head_state as h
+from agent.decisions.shared import Answered
 from agent.node.limits import ProcessLimitError
 from agent.processes.process import Child
 from agent.processes.waiting import NotYet, until
@@ -33,12 +34,6 @@ if TYPE_CHECKING:
     from agent.processes.process import StartChild
 
 _BRIDGE_PAUSE = 0.5  # Before the second start of a bridge; it doubles.
-_EVENTS: dict[str, type[h.HeadEvent]] = {
-    "nodes": h.RaySeen,
-    "silent": h.RaySeen,
-    "jobs": h.JobsListed,
-}
-"""The event for the head of lines that the bridge writes; the fields have the same names."""
 
 
 class JobNews(Value):
@@ -222,11 +217,10 @@ class RayLink:
                 answer = self._answers[kind]
                 if not answer.done():
                     answer.set_result(data)
-            elif kind in _EVENTS:
-                event = convert(data, _EVENTS[kind])
-                if isinstance(event, h.RaySeen):
-                    event = replace(event, generation=generation)
-                self._emit(event)
+            elif kind in {"nodes", "silent"}:
+                self._emit(replace(convert(data, h.RaySeen), generation=generation))
+            elif kind == "jobs":
+                self._emit(Answered(convert(data, h.JobsListed)))
             else:
                 news = convert(data, JobNews)
                 self._tell.get(news.id, _forget)(news)

@@ -319,7 +319,11 @@ SAMPLE = "sample"  # some MB from another node's agent: the bandwidth of the lin
 PROBES = (SCORE, REACH, SAMPLE)
 
 
-class Answer(Value):
+class LocalAnswer(Value):
+    """What is answered to the head's decisions: by a probe, Ray, a disk or the platform."""
+
+
+class Answer(LocalAnswer):
     """The result of one probe."""
 
     probe: Required
@@ -330,9 +334,9 @@ class Answer(Value):
 
 
 class Answered(HeadEvent):
-    """The head's own node finished a probe."""
+    """The head's own node answers."""
 
-    answer: Answer
+    answer: LocalAnswer
 
 
 Link = tuple[str, str]  # the node that probes, and the address of the probed node

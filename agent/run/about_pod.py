@@ -9,6 +9,7 @@ import anyio
 
 from agent.base import times
 from agent.decisions.head.head_state import PriceKnown
+from agent.decisions.shared import Answered
 from agent.plan.node_price import BY_RUNPOD, NodePrice
 from agent.plan.show import DELETE_CLUSTER
 from agent.processes.waiting import NotYet, TimedOutError, until
@@ -25,9 +26,7 @@ if TYPE_CHECKING:
 PRICE_ASKED = 600.0  # RunPod is asked for the pod's price beside the run, for no longer.
 
 
-async def ask_about_pod(
-    run: NodeRun, send: Callable[[PriceKnown], None], *, has_price: bool
-) -> None:
+async def ask_about_pod(run: NodeRun, send: Callable[[Answered], None], *, has_price: bool) -> None:
     """Ask RunPod about the price of the head's pod, and about the cluster that it may belong to."""
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(check_cluster, run)
@@ -35,7 +34,7 @@ async def ask_about_pod(
             tasks.start_soon(send_pod_price, run, send)
 
 
-async def send_pod_price(run: NodeRun, send: Callable[[PriceKnown], None]) -> None:
+async def send_pod_price(run: NodeRun, send: Callable[[Answered], None]) -> None:
     """Ask for the price of the head's pod, where the user gave a key, and send it as an event.
 
     A limit of money needs it: it is then asked for until it is known, and its want is an error.
@@ -59,7 +58,7 @@ async def send_pod_price(run: NodeRun, send: Callable[[PriceKnown], None]) -> No
     with suppress(TimedOutError):
         price = await until(ask, None if has_limit else 0.0, step=pause, longest=pause)
         say(f"a node costs ${price.per_hour:.2f} an hour: {price.source}")
-        send(PriceKnown(price))
+        send(Answered(PriceKnown(price)))
 
 
 async def ask_for_price(api: PodApi) -> NodePrice | None:

@@ -81,9 +81,11 @@ from agent.run.silent_nodes import probe_nodes, watch_silent_workers
 from agent.run.stall import StallWatch
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
     from pathlib import Path
 
     from agent.decisions.durable import Durable
+    from agent.decisions.shared import LocalAnswer
     from agent.port.reports import Reports
     from agent.processes.waiting import Inbox
     from agent.run.executor import Clear, OnProgress, Runner
@@ -235,7 +237,7 @@ class HeadAgent:
             start(self._run_link, self._link)
 
         # From which checkpoint does the first attempt resume?
-        start(head_job.send_newest_checkpoint, self._run, 0, self._inbox.put)
+        start(self._answer, head_job.find_newest_checkpoint, self._run, 0)
 
         # Ray, and services and steps that need nothing else; the model is read ahead after them.
         start(self._work.read_model)
@@ -397,8 +399,6 @@ class HeadAgent:
     # --- perform --------------------------------------------------------------------------------
 
     async def _perform(self, action: h.HeadAction) -> None:
-        start = self._tasks.start_soon
-        put = self._inbox.put
         match action:
             case LogLine():
                 say_line(action)
@@ -408,20 +408,30 @@ class HeadAgent:
                 await self._persist(durable, waits=must_be_on_disk)
 
             # The job and its attempts.
-            case h.ListJobs(prefix) if self._link is not None:
-                await self._link.list_jobs(prefix)
             case h.CloseAttempt(number, job, end):
                 await self._close_attempt(number, job, end)
-            case h.AskNodes(job):
-                start(probe_nodes, job, self._state.fleet, put, self._run.effects.network)
 
-            # What nodes run, and probes: here, or on workers.
+            # What nodes run, and what they are asked: here, or on workers.
             case Publish(nodes):
                 self._publish_wanted(nodes)
-            case h.ProbeNode(node, probe, at) if node == HERE:
-                start(self._probe, probe, at)
-            case h.ProbeNode(node, probe, at):
-                self._reports.ask(node, QuestionKind.PROBE, probe, at)
+            case h.Ask(question, node):
+                await self._ask(question, node)
+
+    async def _ask(self, question: h.HeadQuestion, node: str) -> None:
+        start = self._tasks.start_soon
+        match question:
+            case h.Probe(kind, at) if node == HERE:
+                start(self._answer, self._prober.probe, kind, at, self._placeholders)
+            case h.Probe(kind, at):
+                self._reports.ask(node, QuestionKind.PROBE, kind, at)
+            case h.AskNodes(job):
+                network = self._run.effects.network
+                start(self._answer, probe_nodes, job, self._state.fleet, network)
+            case h.ListJobs(prefix) if self._link is not None:
+                await self._link.list_jobs(prefix)
+
+    async def _answer(self, find: Callable[..., Awaitable[LocalAnswer]], *asked: object) -> None:
+        self._inbox.put(Answered(await find(*asked)))
 
     def _publish_wanted(self, nodes: tuple[str, ...]) -> None:
         """Have nodes run what is wanted of them now."""
@@ -445,10 +455,6 @@ class HeadAgent:
         if waits:
             await self._store.on_disk()
 
-    async def _probe(self, probe: str, at: str) -> None:
-        answer = await self._prober.probe(probe, at, self._placeholders)
-        self._inbox.put(Answered(answer))
-
     def _elsewhere(self) -> Elsewhere:
         """Return where else the cause of a failed job may be."""
         workers = self._state.fleet.workers.values()
@@ -464,11 +470,11 @@ class HeadAgent:
         """Pass on the rest of the output of an attempt that has ended."""
         self._run.record(AttemptOver(number, job_id, end))
         await self._finish_output()
-        self._inbox.put(h.OutputRead(number, self._steps.last_of(number)))
+        self._inbox.put(Answered(h.OutputRead(number, self._steps.last_of(number))))
 
         # From which checkpoint does the next one resume?
-        find = head_job.send_newest_checkpoint
-        self._tasks.start_soon(find, self._run, number, self._inbox.put)
+        find = head_job.find_newest_checkpoint
+        self._tasks.start_soon(self._answer, find, self._run, number)
 
     async def _finish_output(self) -> None:
         """Follow an attempt no further, and pass on the rest of its output."""

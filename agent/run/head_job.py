@@ -64,23 +64,19 @@ _CHECKPOINT_POLL = 0.25  # A job that has saved goes on until it is stopped: fur
 _CHECKPOINT_QUIET = 2.0  # A checkpoint without changes for so long is whole, unless known before.
 
 
-async def send_newest_checkpoint(
-    run: NodeRun, attempt: int, send: Callable[[CheckpointSeen], None]
-) -> None:
-    """Send the newest checkpoint after an attempt; attempt 0 means those of earlier heads."""
+async def find_newest_checkpoint(run: NodeRun, attempt: int) -> CheckpointSeen:
+    """Return the newest checkpoint after an attempt; attempt 0 means those of earlier heads."""
     job = run.plan.job
     nothing = CheckpointSeen(attempt)
     if job is None or not job.checkpoints:
-        send(nothing)
-        return
+        return nothing
     read = partial(run_folder.read_checkpoints, job.checkpoints)
     contents = await in_thread(read, times.CHECKPOINT_LISTING)
     if contents is None:
-        send(nothing)
-        return
+        return nothing
     name = resumes_from(contents, job.framework) if job.framework else ""
     path = f"{job.checkpoints}/{name}" if name else ""
-    send(CheckpointSeen(attempt, step_of(name or contents.newest), path))
+    return CheckpointSeen(attempt, step_of(name or contents.newest), path)
 
 
 async def known_end(
@@ -103,12 +99,10 @@ async def known_end(
         return end
 
     # From which checkpoint does the recipe resume?
-    seen: list[CheckpointSeen] = []
     with anyio.move_on_after(times.WAIT_READ):
-        await send_newest_checkpoint(run, attempt.number, seen.append)
-    if not seen or not seen[0].path:
-        return end
-    return end._replace(checkpoint=seen[0].step)
+        seen = await find_newest_checkpoint(run, attempt.number)
+        return end._replace(checkpoint=seen.step) if seen.path else end
+    return end
 
 
 async def save_job(run: NodeRun, _name: str, want: Want, progress: OnProgress) -> str:

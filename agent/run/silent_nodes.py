@@ -92,13 +92,8 @@ async def probe_worker(ip: str, ports: Ports, effects: Effects) -> tuple[str, st
     return evidence["agent"], evidence["ray"]
 
 
-async def probe_nodes(
-    job_id: str,
-    fleet: Fleet,
-    send: Callable[[h.NodesAsked], None],
-    network: Network = NETWORK,
-) -> None:
-    """Probe all workers of a failed job at their raylets' ports, and send the silent ones.
+async def probe_nodes(job_id: str, fleet: Fleet, network: Network = NETWORK) -> h.NodesAsked:
+    """Probe all workers of a failed job at their raylets' ports; return the silent ones.
 
     GCS needs 15 s to miss a node; the kernel of a live node answers at once.
     """
@@ -114,4 +109,4 @@ async def probe_nodes(
             for ip, name in fleet.alive.items():
                 for port in {node.port for node in fleet.ray_nodes.get(ip, ())}:
                     tasks.start_soon(probe_port, ip, name, port)
-    send(h.NodesAsked(job_id, dict(silent)))
+    return h.NodesAsked(job_id, dict(silent))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from hypothesis import strategies as st
 
 from agent.decisions.head import head_state as h
+from agent.decisions.shared import Answered
 from agent.decisions.stall import Stalled
 from support.heads import (
     INT,
@@ -55,7 +56,11 @@ FINE = [
     *times(1, ray_doubt("its dashboard is stopped", beside_job=True)),
     *times(1, Stalled(1, "no step", then="lost"), Stalled(2, "no step", then="retry")),
     *times(1, Stalled(1, "no step"), Stalled(1, "no step", "rank 1 waits", "stop")),
-    *times(1, h.NodesAsked("run-1"), h.NodesAsked("run-1", {"pod2": "connection refused"})),
+    *times(
+        1,
+        Answered(h.NodesAsked("run-1")),
+        Answered(h.NodesAsked("run-1", {"pod2": "connection refused"})),
+    ),
 ]
 BAD = [
     *times(4, TERM),

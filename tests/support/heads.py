@@ -446,6 +446,11 @@ LOST = lost(REWARD, "exit code 1")
 """Common beginnings of histories."""
 
 
+def is_probe(action: HeadAction) -> bool:
+    """Return whether an action asks a node for a probe."""
+    return isinstance(action, h.Ask) and isinstance(action.question, h.Probe)
+
+
 class Trace:
     """The state of a head after a history of events, and all its actions."""
 
@@ -523,8 +528,9 @@ class Trace:
     @property
     def effects(self) -> list[h.HeadAction]:
         """All actions except log lines, probes and what is saved."""
-        kept = LogLine | h.ProbeNode | h.Persist
-        return [action for action in self.actions if not isinstance(action, kept)]
+        kept = LogLine | h.Persist
+        others = (action for action in self.actions if not isinstance(action, kept))
+        return [action for action in others if not is_probe(action)]
 
     @property
     def persisted(self) -> list[Durable]:
@@ -534,7 +540,8 @@ class Trace:
     @property
     def probes(self) -> list[tuple[str, str, str]]:
         """The ordered probes: node, probe, address."""
-        return [(a.node, a.probe, a.at) for a in self.actions if isinstance(a, h.ProbeNode)]
+        asked = ((a.node, a.question) for a in self.actions if isinstance(a, h.Ask))
+        return [(node, one.kind, one.at) for node, one in asked if isinstance(one, h.Probe)]
 
     @property
     def log(self) -> str:

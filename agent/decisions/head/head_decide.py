@@ -25,7 +25,14 @@ from agent.decisions.head import (
 from agent.decisions.head import head_state as h
 from agent.decisions.head.boot_waits import pending_waits, service_title
 from agent.decisions.head.fleet import Fleet, Worker
-from agent.decisions.head.head_state import HeadAction, HeadEvent, HeadPhase, HeadState, Turn
+from agent.decisions.head.head_state import (
+    HeadAction,
+    HeadEvent,
+    HeadPhase,
+    HeadState,
+    Turn,
+    answer_of,
+)
 from agent.decisions.head.wanted import changed_nodes
 from agent.job.services import REWARD
 from agent.plan import waits as wait_keys
@@ -117,7 +124,8 @@ def decide(state: HeadState, event: HeadEvent, now: float) -> tuple[HeadState, h
 
 def _decide_event(before: HeadState, event: HeadEvent, now: float) -> HeadState:
     # An answer about another attempt, or another Ray, only shows that time has passed.
-    if isinstance(event, h.NodesAsked) and event.id != before.attempt.id:
+    asked = answer_of(event, h.NodesAsked)
+    if asked is not None and asked.id != before.attempt.id:
         event = v.Tick()
     if isinstance(event, h.RaySeen) and own_ray.is_of_former_ray(before, event):
         event = v.Tick()
@@ -131,8 +139,9 @@ def _decide_event(before: HeadState, event: HeadEvent, now: float) -> HeadState:
         return phases.on_stop(before, event, now)
     if isinstance(event, h.LaterHead):
         return phases.on_later_head(before, event, now)
-    if isinstance(event, h.PriceKnown):
-        before = replace(before, goal=replace(before.goal, price=event.price))
+    price = answer_of(event, h.PriceKnown)
+    if price is not None:
+        before = replace(before, goal=replace(before.goal, price=price.price))
 
     turn = Turn(before, event, now)
     state = before
@@ -278,17 +287,17 @@ def apply_event(state: HeadState, event: HeadEvent, now: float) -> HeadState:  #
             return _apply_items(state, v.HERE, items, now)
 
         # Earlier attempts: their steps, the checkpoint to resume from
-        case h.OutputRead(ended, last_step):
+        case v.Answered(h.OutputRead(ended, last_step)):
             known = tuple(
                 replace(attempt, last_step=last_step) if attempt.number == ended else attempt
                 for attempt in state.durable.ended
             )
             return state.with_durable(ended=known)
-        case h.CheckpointSeen(_, step, path):
+        case v.Answered(h.CheckpointSeen(_, step, path)):
             return state.with_earlier(newest_checkpoint=step, resumes_from=path)
 
         # The nodes of a failed job
-        case h.NodesAsked(_, silent) if silent:
+        case v.Answered(h.NodesAsked(_, silent)) if silent:
             why = "; ".join(f"{name}: {evidence}" for name, evidence in silent.items())
             if state.goal.ray_is_given:  # a network policy may keep them out of reach
                 return state.with_job(unreachable_nodes=why)

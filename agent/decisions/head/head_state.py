@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from enum import Enum
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from msgspec import field
 from msgspec.structs import replace
@@ -20,12 +20,14 @@ from agent.decisions.head.fleet import Fleet, RayNode, Worker
 from agent.decisions.head.head_goal import HeadGoal, StepOnDisk
 from agent.decisions.shared import (
     HERE,
+    Answered,
     HeadAction,
     HeadEvent,
     Item,
     ItemReport,
     JobItem,
     JobWant,
+    LocalAnswer,
     LogLine,
     Step,
 )
@@ -80,12 +82,6 @@ class JobShares(Value):
         return tuple(share.size for share in self.by_node.values())
 
 
-class ListJobs(HeadAction):
-    """Ask Ray for the jobs of this run; JobsListed follows."""
-
-    prefix: str  # the ids are this one, or begin with it and a dash
-
-
 class Persist(HeadAction):
     """Write what the next agent of the run must have; it comes before all other actions."""
 
@@ -93,18 +89,34 @@ class Persist(HeadAction):
     must_be_on_disk: bool = False  # nothing else is done before it is there
 
 
-class AskNodes(HeadAction):
-    """Probe each node's raylet: a lost node may be the cause of this attempt's failure."""
+class HeadQuestion(Value):
+    """What the head asks once."""
+
+
+class ListJobs(HeadQuestion):
+    """Which jobs of this run does Ray have? JobsListed is the answer."""
+
+    prefix: str  # the ids are this one, or begin with it and a dash
+
+
+class AskNodes(HeadQuestion):
+    """Does each node's raylet answer? A lost node may be the cause of this attempt's failure."""
 
     id: str
 
 
-class ProbeNode(HeadAction):
-    """Ask a node to probe the reward server or another node."""
+class Probe(HeadQuestion):
+    """How does the reward server or another node answer? Any node may be asked."""
 
-    node: str
-    probe: str
+    kind: str
     at: str = ""
+
+
+class Ask(HeadAction):
+    """Ask a node; Answered follows, or a worker's report with the answer."""
+
+    question: HeadQuestion
+    node: str = HERE
 
 
 class CloseAttempt(HeadAction):
@@ -553,20 +565,20 @@ class LaterHead(HeadEvent):
     evidence: str
 
 
-class PriceKnown(HeadEvent):
+class PriceKnown(LocalAnswer):
     """The platform gave the price of a node, which the user did not set."""
 
     price: NodePrice
 
 
-class OutputRead(HeadEvent):
+class OutputRead(LocalAnswer):
     """The output of an attempt that has ended was read to its end."""
 
     attempt: int
     last_step: int | None = None  # the last step that it made, if known
 
 
-class CheckpointSeen(HeadEvent):
+class CheckpointSeen(LocalAnswer):
     """The newest checkpoint after an attempt, or after those of earlier heads (attempt 0)."""
 
     attempt: int
@@ -594,17 +606,27 @@ class WorkerReplaced(HeadEvent):
     key: str
 
 
-class JobsListed(HeadEvent):
+class JobsListed(LocalAnswer):
     """The attempts of this run that Ray knows, ended or not, by id."""
 
     ids: tuple[str, ...]
 
 
-class NodesAsked(HeadEvent):
+class NodesAsked(LocalAnswer):
     """Each node's raylet was probed after an attempt failed; `silent` ones did not answer."""
 
     id: str  # of the attempt
     silent: Mapping[str, str] = field(default_factory=dict)  # by node name: the evidence
+
+
+A = TypeVar("A", bound=LocalAnswer)
+
+
+def answer_of(event: HeadEvent, kind: type[A]) -> A | None:
+    """Return the answer of this kind that an event has, if it has one."""
+    if isinstance(event, Answered) and isinstance(event.answer, kind):
+        return event.answer
+    return None
 
 
 FROM_OUTSIDE = (WorkerIntroduced, WorkerReported, RunRemembered, LaterHead)

@@ -35,7 +35,7 @@ from agent.decisions.head import (
 )
 from agent.decisions.head import head_state as h
 from agent.decisions.head.boot_waits import pending_waits, stop_deadline, submit_wait
-from agent.decisions.head.head_state import HeadPhase, JobShares, Saving, leave
+from agent.decisions.head.head_state import HeadPhase, JobShares, Saving, answer_of, leave
 from agent.decisions.head.losses import ray_lost_outcome
 from agent.decisions.shared import JobWant, LogLine, Refused, Step, StopAsked, Tick
 from agent.decisions.stall import Stalled
@@ -54,7 +54,7 @@ def booting(state: HeadState, event: HeadEvent, now: float) -> HeadState:
         return leave(state, event.outcome, now)
 
     # Have the last attempts made any progress?
-    if isinstance(event, h.CheckpointSeen) and state.goal.has_job:
+    if answer_of(event, h.CheckpointSeen) is not None and state.goal.has_job:
         newest = state.earlier.newest_checkpoint
         end = attempts.end_without_progress(state.lost_attempts, newest, state.goal.retries)
         if end is not None:
@@ -282,7 +282,7 @@ def judging(state: HeadState, event: HeadEvent, now: float) -> HeadState:
     """
     report = state.job.report
     assert report is not None  # noqa: S101 - entered only with the end of a job
-    asked = isinstance(event, h.NodesAsked)
+    asked = answer_of(event, h.NodesAsked) is not None
     late = any(wait.is_over(now) for wait in pending_waits(state))
     if (asked and not state.job.unreachable_nodes) or late or losses.recent_loss(state, now):
         return end_attempt(state, losses.attempt_end(state, report, now), now)
@@ -295,7 +295,7 @@ def _end_of_job(state: HeadState, now: float) -> HeadState | None:
     report = state.job.report
     if report is not None and report.ended:
         if losses.must_ask_nodes(state, report, now):
-            return state.enter(HeadPhase.JUDGING, now).do(h.AskNodes(state.attempt.id))
+            return state.enter(HeadPhase.JUDGING, now).do(h.Ask(h.AskNodes(state.attempt.id)))
         return end_attempt(state, losses.attempt_end(state, report, now), now)
     if state.goal.by_shares and shares.job_report(state) is not None:
         end = shares.shares_verdict(state)

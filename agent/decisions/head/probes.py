@@ -15,7 +15,7 @@ from agent.checks.machine import gpus_missing_in_ray
 from agent.checks.network import CHECK, slow_links
 from agent.decisions import shared as v
 from agent.decisions.head import head_state as h
-from agent.decisions.head.head_state import Comparison, ProbeNode, leave
+from agent.decisions.head.head_state import Ask, Comparison, Probe, answer_of, leave
 from agent.job.services import REWARD
 from agent.plan import waits as wait_keys
 
@@ -47,8 +47,9 @@ def advance_probes(state: HeadState, turn: Turn) -> HeadState:
     reported = event.worker if isinstance(event, h.WorkerReported) else None
     if reported is not None and reported.answers:
         state = _apply_answers(state, reported.key, reported.answers)
-    if isinstance(event, v.Answered):
-        state = _apply_answers(state, v.HERE, (event.answer,))
+    own = answer_of(event, v.Answer)
+    if own is not None:
+        state = _apply_answers(state, v.HERE, (own,))
     for kind in _LATE.keys() & state.probes.due.keys():
         if now >= state.probes.due[kind] or not any(_pending(state, kind)):
             state = _end_kind(state, kind)
@@ -72,7 +73,7 @@ def _order(
         return state
     due = probes.due if until is None else {**probes.due, kind: until}
     probes = replace(probes, answers={**probes.answers, kind: {**known, **new}}, due=due)
-    asked = (ProbeNode(node, kind, at) for node, at in new)
+    asked = (Ask(Probe(kind, at), node) for node, at in new)
     return replace(state, probes=probes).do(*asked)
 
 

@@ -15,7 +15,7 @@ from agent.base import ends
 from agent.decisions import attempts
 from agent.decisions.attempts import Attempt, EndedAttempt, submission_id_of
 from agent.decisions.head import head_state as h
-from agent.decisions.head.head_state import HeadPhase, leave
+from agent.decisions.head.head_state import HeadPhase, answer_of, leave
 from agent.decisions.shared import Step
 
 if TYPE_CHECKING:
@@ -29,20 +29,21 @@ _MOST_DIGITS = 10  # of an attempt's number in a job's id
 
 def look_for_jobs(state: HeadState, event: HeadEvent) -> HeadState:
     """Ask a given Ray for the jobs of this run: an agent without a record may have begun some."""
-    if isinstance(event, h.JobsListed):
+    if answer_of(event, h.JobsListed) is not None:
         return state.with_ray(jobs_known=True)
     ray = state.ray
     if not state.goal.asks_for_jobs or ray.jobs_asked or ray.item.step is not Step.READY:
         return state
     prefix = state.goal.submission_id or state.durable.run_id
-    return state.with_ray(jobs_asked=True).do(h.ListJobs(prefix))
+    return state.with_ray(jobs_asked=True).do(h.Ask(h.ListJobs(prefix)))
 
 
 def unrecorded_attempts(state: HeadState, event: HeadEvent) -> h.RunRemembered | None:
     """Return the attempts that a worker or a given Ray reports, if the head has no record."""
-    if isinstance(event, h.JobsListed) and not state.ray.jobs_known:
+    listed = answer_of(event, h.JobsListed)
+    if listed is not None and not state.ray.jobs_known:
         run_id = state.durable.run_id
-        newest = _newest_job(run_id, state.goal.submission_id, event.ids)
+        newest = _newest_job(run_id, state.goal.submission_id, listed.ids)
         return h.RunRemembered(run_id, newest) if newest else None
     if not isinstance(event, h.RunRemembered) or state.attempt.number > 1:
         return None

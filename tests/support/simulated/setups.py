@@ -140,7 +140,7 @@ HARMLESS = {
 _DELAYS = (None, None, 0.0, 0.02, 0.3, 1.0, 3.0)
 _HEAD_ACTIONS = (
     *("Persist", "SubmitJob", "FollowJob", "StopJob", "CloseAttempt", "EndRun"),
-    *("Publish", "Publish", "AskNodes", "Publish"),
+    *("Publish", "Publish", "Ask", "Publish"),
 )
 _WORKER_ACTIONS = (
     *("Publish", "Publish", "EndWorker", "Publish", "Publish"),

@@ -22,6 +22,7 @@ from agent.decisions.attempts import (
 from agent.decisions.head import head_decide as head
 from agent.decisions.head import head_state as h
 from agent.decisions.head.head_state import HeadPhase
+from agent.decisions.shared import Answered
 from agent.decisions.stall import Stalled
 from agent.plan import waits as wait_keys
 from support.heads import (
@@ -50,8 +51,8 @@ if TYPE_CHECKING:
 
 GONE = (9, nodes(dead=(2,)))
 FAILED = (10, job("FAILED", 1))
-ASKED = h.NodesAsked("run-1")
-SILENT = h.NodesAsked("run-1", {"pod2": "connection refused"})
+ASKED = Answered(h.NodesAsked("run-1"))
+SILENT = Answered(h.NodesAsked("run-1", {"pod2": "connection refused"}))
 
 
 @pytest.mark.parametrize(
@@ -191,7 +192,7 @@ def test_a_loss_is_followed_by_another_attempt(history: History) -> None:
 def test_gcs_reports_a_lost_node_of_a_given_ray_late(retries: int, *, is_lost: bool) -> None:
     """If a node does not answer, a job's failure is final after GCS had time to report it."""
     trace = Trace(goal(1, given=True, retries=retries), [*PAIR, FAILED])
-    assert trace.effects[-1] == h.AskNodes("run-1")
+    assert trace.effects[-1] == h.Ask(h.AskNodes("run-1"))
     trace.take(SILENT, 12)
     assert trace.state.phase is HeadPhase.JUDGING
     (wait,) = head.pending_waits(trace.state)
@@ -290,7 +291,7 @@ def test_many_retries_are_used_however_short_the_attempts_are(retries: int) -> N
     trace = Trace(goal(retries=retries), [(3, nodes())], after_losses(*(LOST_HEAD,) * 2))
     trace.take(accepted(3), 4)
     trace.take(ray_lost("exit 1"), 9)
-    trace.take(h.CheckpointSeen(3), 9.1)
+    trace.take(Answered(h.CheckpointSeen(3)), 9.1)
     assert trace.outcomes == []
 
 
@@ -303,7 +304,7 @@ def test_no_progress() -> None:
     trace.take(accepted(3), 4)
     trace.take(ray_lost("exit 1"), 9)
     assert trace.outcomes == []
-    trace.take(h.CheckpointSeen(3), 9.1)
+    trace.take(Answered(h.CheckpointSeen(3)), 9.1)
     (end,) = trace.outcomes
     assert end.exit_code == 75
     assert "no progress: 3 attempts in a row" in end.reason
@@ -359,9 +360,9 @@ def test_the_pause_is_over_once_its_steps_are_known(last_step: int | None, *, be
     """They are counted when its output was read to the end, after the decision to go on."""
     trace = Trace(goal(retries=2), [*RUNNING, (20, ray_lost("exit 1")), (22, nodes())])
     assert SubmitJob("run-2") not in trace.actions
-    trace.take(h.OutputRead(1, last_step), 23)
+    trace.take(Answered(h.OutputRead(1, last_step)), 23)
     assert trace.persisted[-1].ended[0].last_step == last_step
-    trace.take(h.CheckpointSeen(1), 23)
+    trace.take(Answered(h.CheckpointSeen(1)), 23)
     assert (SubmitJob("run-2") in trace.actions) == begins
 
 
@@ -564,8 +565,8 @@ def test_a_job_that_is_wedged_at_the_same_step_twice_is_not_tried_again(
         trace.take(stalled, at + 100)
         trace.take(job("STOPPED", None, "", attempt), at + 101)
         assert trace.outcomes == []
-        trace.take(h.OutputRead(attempt, 25), at + 102)
-        trace.take(h.CheckpointSeen(attempt, 20, "/ckpt"), at + 102)
+        trace.take(Answered(h.OutputRead(attempt, 25)), at + 102)
+        trace.take(Answered(h.CheckpointSeen(attempt, 20, "/ckpt")), at + 102)
         at += 103
     if not is_same:
         assert trace.outcomes == []
@@ -584,22 +585,24 @@ def test_a_driver_that_is_killed_at_the_same_step_twice_is_tried_again() -> None
         trace.take(accepted(attempt), at + 61)
         ended = job("FAILED", None, f"actor {pid} died", attempt)
         trace.take(ended, at + 5_000)
-        trace.take(h.OutputRead(attempt, 25), at + 5_001)
-        trace.take(h.CheckpointSeen(attempt, 10 * attempt, "/ckpt"), at + 5_001)
+        trace.take(Answered(h.OutputRead(attempt, 25)), at + 5_001)
+        trace.take(Answered(h.CheckpointSeen(attempt, 10 * attempt, "/ckpt")), at + 5_001)
         assert trace.outcomes == []
         at += 5_002
 
 
 def test_a_saved_checkpoint_is_reported_and_counts() -> None:
     """The next attempt says from where it resumes, and a newer checkpoint is progress."""
-    trace = Trace(goal(retries=9), [(0, h.CheckpointSeen(0, 10, "/ckpt/global_step_10"))])
+    trace = Trace(goal(retries=9), [(0, Answered(h.CheckpointSeen(0, 10, "/ckpt/global_step_10")))])
     for attempt in (1, 2, 3):
         at = 90.0 * attempt
         trace.take(nodes(), at)
         trace.take(TICK, at + 50)
         trace.take(accepted(attempt), at + 51)
         trace.take(ray_lost("exit 1"), at + 52)
-        trace.take(h.CheckpointSeen(attempt, 10 if attempt < 3 else 20, "/ckpt/x"), at + 53)
+        trace.take(
+            Answered(h.CheckpointSeen(attempt, 10 if attempt < 3 else 20, "/ckpt/x")), at + 53
+        )
     assert trace.outcomes == []
     trace.take(nodes(), 360)
     trace.take(TICK, 410)

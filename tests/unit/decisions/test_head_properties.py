@@ -118,7 +118,7 @@ def test_no_history_breaks_the_rules(drawn: tuple[HeadGoal, History]) -> None:
     assert actions.count("CloseAttempt") == len(trace.state.durable.ended) <= of.retries
     if of.has_job:
         assert actions.count("RayStarted") <= (RAY_RESTARTS + 1) * (of.retries + 1)
-    assert actions.count("AskNodes") <= len(submitted)
+    assert actions.count("Ask") <= len(submitted)
     assert actions.count("EndRun") == (trace.state.phase is HeadPhase.LEAVING)
     assert "EndRun" not in actions[:-1]
 

@@ -18,6 +18,7 @@ from agent.decisions.durable import Durable, Losses, Stop, Succession, on_clock
 from agent.decisions.head import head_state as h
 from agent.decisions.head.head_state import HeadPhase
 from agent.decisions.head.losses import end_of_attempt
+from agent.decisions.shared import Answered
 from agent.record import files
 from agent.record.files import NoRecord
 from agent.record.node_record import Moment
@@ -165,7 +166,7 @@ def test_a_loss_counts_for_a_minute(at: float, attempt: int) -> None:
     after.take(reported(2), 3)
     assert "all needed nodes are back" in after.log
     after.take(job("FAILED", 9), at)
-    after.take(h.NodesAsked("run-1"), at + 1)
+    after.take(Answered(h.NodesAsked("run-1")), at + 1)
     assert after.state.attempt.number == attempt
     assert [end.exit_code for end in after.outcomes] == [9] * (attempt == 1)
 

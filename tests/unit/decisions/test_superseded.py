@@ -58,7 +58,7 @@ FAILED = (10, job("FAILED", 1))
         (goal(1, retries=3), [], []),
         (goal(1, retries=3), PAIR[:2], [SubmitJob("run-1"), StopJob("run-1")]),
         (goal(1, retries=3), PAIR, [SubmitJob("run-1"), StopJob("run-1")]),
-        (goal(1, retries=3), [*PAIR, FAILED], [SubmitJob("run-1"), h.AskNodes("run-1")]),
+        (goal(1, retries=3), [*PAIR, FAILED], [SubmitJob("run-1"), h.Ask(h.AskNodes("run-1"))]),
         (goal(retries=3, given=True), RUNNING, [SubmitJob("run-1")]),
         (goal(1, job=False), PAIR[:2], []),
     ],

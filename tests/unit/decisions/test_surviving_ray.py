@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from agent.base import times
 from agent.decisions.head import head_decide as head
 from agent.decisions.head import head_state as h
-from agent.decisions.shared import RAY, ItemReport, Step
+from agent.decisions.shared import RAY, Answered, ItemReport, Step
 from agent.decisions.worker import worker_state as w
 from agent.decisions.worker.worker_state import WorkerPhase
 from agent.plan import waits as wait_keys
@@ -80,7 +80,7 @@ def test_its_head_misses_nothing() -> None:
     assert "left Ray" not in trace.log
     assert (trace.state.losses.below_required_since, trace.state.losses.last) == (None, "")
     trace.take(heads.job("FAILED", 7), 10)
-    trace.take(h.NodesAsked("run-1", {}), 11)
+    trace.take(Answered(h.NodesAsked("run-1", {})), 11)
     assert [end.exit_code for end in trace.outcomes] == [7]
 
 
@@ -141,7 +141,7 @@ def test_a_remembered_attempt_is_followed_on_the_same_ray() -> None:
     assert trace.effects == [FollowJob("run-1")]
     trace.take(accepted(), 2.0)
     trace.take(heads.job("FAILED", 7), 9.0)
-    trace.take(h.NodesAsked("run-1"), 9.1)
+    trace.take(Answered(h.NodesAsked("run-1")), 9.1)
     assert [end.exit_code for end in trace.outcomes] == [7]
     assert "SubmitJob" not in trace.kinds()
 

@@ -16,6 +16,7 @@ from agent.decisions.head import head_decide as head
 from agent.decisions.head import head_state as h
 from agent.decisions.head.head_decide import first_state
 from agent.decisions.head.head_state import HeadPhase
+from agent.decisions.shared import Answered
 from agent.plan.show import render
 from agent.platforms.rank_variables import GivenRay
 from agent.record.run_record import ChosenRun
@@ -203,8 +204,8 @@ NEW = Durable("rl")
 def test_without_a_record_the_newest_job_of_the_run_is_followed() -> None:
     """Not the first, which has failed, while a later attempt runs."""
     trace = heads.Trace(GIVEN, [(1.0, heads.nodes())], NEW)
-    assert trace.effects == [h.ListJobs("rl")]
-    trace.take(h.JobsListed(("rl", "rl-10", "rl-2", "rl-x", "rlx-77")), 2.0)
+    assert trace.effects == [h.Ask(h.ListJobs("rl"))]
+    trace.take(Answered(h.JobsListed(("rl", "rl-10", "rl-2", "rl-x", "rlx-77"))), 2.0)
     assert trace.effects[1:] == [FollowJob("rl-10")]
     assert [len(one.ended) for one in trace.persisted[:1]] == [9]
     trace.take(accepted(10), 3.0)
@@ -216,8 +217,8 @@ def test_the_jobs_of_a_run_with_an_id_of_its_own_are_found() -> None:
     """Where the platform sets no id, the first attempt has a number, too."""
     run = replace(GIVEN, submission_id=None)
     trace = heads.Trace(run, [(1.0, heads.nodes())], NEW)
-    assert trace.effects == [h.ListJobs("rl")]
-    trace.take(h.JobsListed(("rl", "rl-1", "rl-2", "rl-02", f"rl-{'9' * 5000}")), 2.0)
+    assert trace.effects == [h.Ask(h.ListJobs("rl"))]
+    trace.take(Answered(h.JobsListed(("rl", "rl-1", "rl-2", "rl-02", f"rl-{'9' * 5000}"))), 2.0)
     assert trace.effects[1:] == [FollowJob("rl-2")]
     assert [len(one.ended) for one in trace.persisted[:1]] == [1]
 
@@ -225,11 +226,11 @@ def test_the_jobs_of_a_run_with_an_id_of_its_own_are_found() -> None:
 def test_a_followed_job_that_is_lost_is_followed_by_another_attempt() -> None:
     """Ray has listed the jobs: it is not asked again."""
     run = replace(GIVEN, expected_workers=1)
-    trace = heads.Trace(run, [(1.0, heads.nodes(2)), (2.0, h.JobsListed(("rl",)))], NEW)
+    trace = heads.Trace(run, [(1.0, heads.nodes(2)), (2.0, Answered(h.JobsListed(("rl",))))], NEW)
     trace.take(accepted(), 3.0)
     trace.take(heads.nodes(dead=(2,)), 4.0)
     trace.take(status_of(JobReport("FAILED", driver_exit_code=1)), 5.0)
-    trace.take(h.NodesAsked("rl", {}), 6.0)
+    trace.take(Answered(h.NodesAsked("rl", {})), 6.0)
     assert [one.number for one in trace.effects if isinstance(one, h.CloseAttempt)] == [1]
     assert "the list of jobs" not in str([wait.what for wait in head.pending_waits(trace.state)])
 
@@ -239,7 +240,7 @@ def test_a_run_without_jobs_begins_once_ray_has_said_so() -> None:
     trace = heads.Trace(GIVEN, [(1.0, heads.nodes())], NEW)
     (wait,) = head.pending_waits(trace.state)
     assert wait.what == "the list of jobs of KubeRay's Ray"
-    trace.take(h.JobsListed(()), 2.0)
+    trace.take(Answered(h.JobsListed(())), 2.0)
     assert trace.effects[1:] == [SubmitJob("rl")]
 
 

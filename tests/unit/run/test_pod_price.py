@@ -10,6 +10,7 @@ import pytest
 
 from agent.base import times
 from agent.decisions.head import head_state as h
+from agent.decisions.shared import Answered
 from agent.plan.node_price import BY_RUNPOD, NodePrice
 from agent.run import about_pod
 from agent.run.about_pod import ask_for_price, send_pod_price
@@ -81,14 +82,14 @@ def test_a_limit_of_money_without_a_price(
     environ |= {} if limit is None else {"AGENT_MAX_COST": limit}
     run = run_of(plan_of(environ))
     run.container = SimpleNamespace(environ=environ)
-    sent: list[h.PriceKnown] = []
+    sent: list[Answered] = []
     anyio.run(send_pod_price, run, sent.append)
     errors = [line for line in lines if line.startswith("error AGENT_MAX_COST has no effect")]
     warnings = [line for line in lines if line.startswith("warning AGENT_MAX_COST=50 counts once")]
     if limit is None:
         assert (sent, errors, warnings) == ([], [], [])
     else:
-        assert sent == [h.PriceKnown(PRICE)]
+        assert sent == [Answered(h.PriceKnown(PRICE))]
         assert (len(errors), len(warnings)) == (2, 1)
 
 
@@ -107,7 +108,7 @@ def test_a_price_that_comes_later_counts_from_the_start() -> None:
     status = status_of(trace.state, plan_of({}), now=1800.0)
     assert (status.status().cost, status.status().price_source) == (None, None)
 
-    trace.take(h.PriceKnown(PRICE), 1800)
+    trace.take(Answered(h.PriceKnown(PRICE)), 1800)
     status = status_of(trace.state, plan_of({}), now=1800.0)
     shown = status.status()
     assert shown.cost == 0.44

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from agent.base import ends
 from agent.base.errors import SettingsError
 from agent.decisions.head import head_state as h
+from agent.decisions.shared import Answered
 from agent.plan.node_price import BY_RUNPOD, NodePrice
 from agent.record.run_record import ChosenRun
 from agent.run.run_store import RunStore
@@ -73,11 +74,11 @@ def test_a_price_that_comes_later() -> None:
     trace = Trace(replace(MONEY, price=None), PAIR)
     trace.take(job("RUNNING"), 9000)
     assert "AGENT_MAX_COST" not in trace.log
-    trace.take(h.PriceKnown(NodePrice(1.0, BY_RUNPOD)), 9001)
+    trace.take(Answered(h.PriceKnown(NodePrice(1.0, BY_RUNPOD))), 9001)
     assert "AGENT_MAX_COST" not in trace.log
     trace = Trace(replace(MONEY, price=None), PAIR)
     trace.take(job("RUNNING"), 9000)
-    trace.take(h.PriceKnown(NodePrice(3.0, BY_RUNPOD)), 9001)
+    trace.take(Answered(h.PriceKnown(NodePrice(3.0, BY_RUNPOD))), 9001)
     assert "StopJob" in trace.kinds()
     trace.take(job("STOPPED"), 9005)
     assert [end.culprit for end in trace.outcomes] == ["AGENT_MAX_COST"]
