@@ -39,6 +39,7 @@ class Harms:
         self.why = ""
         """The first fault that may have harmed the run; '' while there was none."""
         self._killed_at = -math.inf
+        self._submitted_at = -math.inf
         self._silences: dict[str, list[tuple[float, float]]] = {}
         self._counts: dict[str, list[float]] = {}
 
@@ -64,13 +65,18 @@ class Harms:
             self.add(f"{machine.label} is silent for {recent:.0f} s within a minute")
 
     def kill(self, machine: Machine) -> None:
-        """Note the kill of an agent: the ranks of its torchrun end with it (docs/torchrun.md)."""
+        """Note the kill of an agent: the ranks of its torchrun end with it (docs/torchrun.md).
+
+        An attempt that is durable counts, though no rank of it may have begun.
+        """
         self._killed_at = self._world.now
-        if self._world.groups:
+        begins = self._world.now < self._submitted_at + _REPLACED
+        if self._world.groups or (begins and self._world.setup.kind == TORCHRUN):
             self.add(f"{machine.label}'s torchrun ends with its agent")
 
     def submission(self) -> None:
         """Note that a job begins: torchrun starts nothing on a node whose agent was just killed."""
+        self._submitted_at = self._world.now
         just_killed = self._world.now < self._killed_at + _REPLACED
         if self._world.setup.kind == TORCHRUN and just_killed:
             self.add("torchrun starts as an agent is killed")
