@@ -22,7 +22,7 @@ from agent.decisions.attempts import (
 from agent.decisions.head import head_decide as head
 from agent.decisions.head import head_state as h
 from agent.decisions.head.head_state import HeadPhase
-from agent.decisions.shared import Answered
+from agent.decisions.shared import CHECK, JOB, SAVE, Answered, ItemReport, Step
 from agent.decisions.stall import Stalled
 from agent.plan import waits as wait_keys
 from support.heads import (
@@ -225,6 +225,18 @@ def test_a_job_that_succeeds_while_it_is_stopped_for_a_loss_has_succeeded() -> N
         (end,) = trace.outcomes
         assert (end.exit_code, end.kind, end.is_jobs_verdict) == (0, Kind.DONE, True)
         assert "the job succeeded; before that, lost a needed node" in end.reason
+
+
+def test_no_worker_reports_the_job() -> None:
+    """It is the head's own: what a worker says under its names changes nothing."""
+    trace = Trace(replace(goal(1), notice_signal=10), PAIR[:2])
+    said = tuple(ItemReport(name, Step.READY, "done", 1) for name in (JOB, SAVE, CHECK))
+    trace.take(reported(2, items=said), 5)
+    assert trace.state.phase is HeadPhase.SUBMITTING
+    for event in (accepted(), TERM):
+        trace.take(event, 6)
+    trace.take(reported(2, items=said), 7)
+    assert (trace.state.phase, "StopJob" in trace.kinds()) == (HeadPhase.STOPPING, False)
 
 
 def test_a_driver_that_handled_sigterm_has_not_succeeded() -> None:

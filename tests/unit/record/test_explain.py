@@ -20,7 +20,7 @@ from agent.decisions.durable import Durable
 from agent.decisions.head.fleet import Worker
 from agent.decisions.head.head_state import WorkerReported
 from agent.decisions.receipt import Meter, Receipt, RunActivity
-from agent.decisions.shared import ItemReport, Step
+from agent.decisions.shared import JOB, ItemReport, ItemsReported, JobItem, Step
 from agent.decisions.stall import Stalled
 from agent.record import events as e
 from agent.record.node_record import NODE_FILE, Moment, own_record, process_of
@@ -57,6 +57,7 @@ HEAD: tuple[tuple[float, object], ...] = (
     (22.0, ready("reward server", 2)),
     (30.0, WorkerReported(Worker("k2", "pod2", items=(RAY_UP, *KILLED)))),
     (200.0, e.GoodbyeReceived("pod2", "asked to stop by SIGTERM", "the end of its log")),
+    (200.5, ItemsReported((JobItem(JOB, Step.LOST, "failed"),))),
     (201.0, e.PhaseEntered("leaving")),
     (202.0, e.Ended(202.0)),
 )

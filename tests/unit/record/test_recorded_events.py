@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from agent.decisions.head import head_state as h
 from agent.decisions.head.fleet import Fleet
+from agent.decisions.shared import ItemsReported
 from agent.record.event_filter import EventFilter
 from support.heads import REWARD, TICK, job, nodes, pending, reported
 
@@ -38,6 +41,13 @@ def test_a_state_is_recorded_when_it_changes_even_back() -> None:
     states: list[h.HeadEvent] = [nodes(2), nodes(2), nodes(dead=(2,)), nodes(2)]
     history = [*states, job("RUNNING"), job("RUNNING")]
     assert kept(*history) == [nodes(2), nodes(dead=(2,)), nodes(2), job("RUNNING")]
+
+
+def test_a_job_that_runs_on_is_recorded_once() -> None:
+    """Ray answers every few seconds, whatever else happens meanwhile."""
+    runs = job("RUNNING").items[0]
+    later = [ItemsReported((replace(runs, status_at=float(at)),)) for at in range(3)]
+    assert kept(later[0], nodes(), later[1], nodes(2), later[2]) == [later[0], nodes(), nodes(2)]
 
 
 def test_an_unchanged_report_is_not_recorded() -> None:
