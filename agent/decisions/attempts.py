@@ -126,7 +126,6 @@ def verdict_of(report: JobReport, loss: str = "") -> Outcome:
 _MOST_IN_VAIN = 3
 _FEW_RETRIES = 2
 """Somebody who sets AGENT_JOB_RETRIES above this wants many attempts, short ones as well."""
-_NUMBER = re.compile(r"\d+")
 
 
 class Attempt(Value):
@@ -162,20 +161,14 @@ class Attempt(Value):
     def own_cause(self, end: Outcome, report: JobReport | None) -> FailureCause | None:
         """Return why it was lost if the job itself is the cause; None after a loss from outside.
 
-        Without a known line in its output that is where it stalled, or how it ended, apart from the
-        numbers in it.
+        Without a known line in its output that is where it stalled. A job that failed without an
+        exit code is no cause: whoever killed its driver or its supervisor may be outside.
         """
         if report is not None and report.cause is not None:
             return report.cause
-        if end.culprit != "job" or self.lost_nodes:
+        if end.culprit != "job" or self.lost_nodes or not self.stall_key:
             return None
-        if self.stall_key:
-            return FailureCause(self.stall_key, end.reason, needs_step=True)
-
-        # Ray's word alone: whoever killed its driver or its supervisor may be outside.
-        if report is not None and report.status == "FAILED" and not report.driver_exit_code:
-            return None
-        return FailureCause(_NUMBER.sub("#", end.reason), end.reason, needs_step=True)
+        return FailureCause(self.stall_key, end.reason, needs_step=True)
 
 
 class EndedAttempt(Value):
