@@ -44,11 +44,11 @@ class Stop(Value):
     """The stop of a job, and the outcome to end with once it has stopped."""
 
     outcome: Outcome
-    ordered_at: RunTime  # its limit counts from this time
+    began_at: RunTime  # its limit counts from this time
 
 
 class StepHolder(Value):
-    """A worker, by name, that was ordered to run a prepare step on a disk."""
+    """A worker, by name, that is wanted to run a prepare step on a disk."""
 
     step: str
     disk: str  # the one on which the step's marker lies

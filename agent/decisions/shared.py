@@ -198,7 +198,7 @@ class ItemReport(Value):
         if self.share is not None or self.is_running or self.step is not Step.LOST:
             return self.share
         if self.was_stopped:
-            return ShareEnd(128 + SIGTERM, by_order=True)
+            return ShareEnd(128 + SIGTERM, by_stop=True)
         return ShareEnd(1, words=self.evidence)
 
 

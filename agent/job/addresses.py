@@ -1,7 +1,7 @@
 """`{address:NAME}`: the address of the node on which a service runs.
 
 That of a service on the head or on every node is known on each node. That of a service on one rank
-is known to the head once the node of that rank has reported, and travels with the head's orders:
+is known to the head once the node of that rank has reported, and travels with what the head wants:
 what names it starts then. It need not be ready, so services may name each other.
 """
 

@@ -200,8 +200,8 @@ def prepare_steps(
     return (*own, *more)
 
 
-def ordered_steps(steps: Iterable[PrepareStep]) -> tuple[PrepareStep, ...]:
-    """Return the steps that workers run only when the head orders it.
+def wanted_steps(steps: Iterable[PrepareStep]) -> tuple[PrepareStep, ...]:
+    """Return the steps that workers run only once the head wants them.
 
     Nodes that may share an output take turns, and placeholders need values from the head; or a step
     depends on such a step, or on something on another node.
@@ -416,7 +416,7 @@ def digest(services: Iterable[ServiceSpec], steps: Iterable[PrepareStep] = ()) -
     rows = [
         {**to_builtins(spec), "argv": None} for spec in services if spec.where.kind != ON_HEAD.kind
     ]
-    rows += [to_builtins(step) for step in ordered_steps(steps)]
+    rows += [to_builtins(step) for step in wanted_steps(steps)]
     text = json.dumps(rows, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 

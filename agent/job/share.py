@@ -43,13 +43,13 @@ class ShareEnd(Value):
     """The local rank that failed first; None if the launcher's output names none."""
     words: str = ""  # The end of its output, where no rank is named
     ago: Seconds = 0.0  # Seconds from the failure to this report, by the node's clock
-    by_order: bool = False  # True if nothing failed before it was stopped
+    by_stop: bool = False  # True if nothing failed before it was stopped
     lost: bool = False  # True if its node stopped it because the head was unreachable
 
     @property
     def failed(self) -> bool:
         """Return whether it failed by itself."""
-        return self.code != 0 and not self.by_order
+        return self.code != 0 and not self.by_stop
 
 
 class SharePlace(Value):

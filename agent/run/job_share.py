@@ -117,7 +117,7 @@ class JobShare:
     async def _end(self, child: Child | None, attempt_id: str, recent: RecentOutput) -> ShareEnd:
         """End what is left of a share; return how it ended."""
         if child is None:  # stopped before it began
-            return ShareEnd(128 + SIGTERM, by_order=True)
+            return ShareEnd(128 + SIGTERM, by_stop=True)
         is_stopped = child.running and await self._stop(child, recent)
         code = await child.wait()
         ended_at = self._run.now()
@@ -131,7 +131,7 @@ class JobShare:
         if failure is not None:
             return failure
         if is_stopped:
-            return ShareEnd(code, by_order=True)
+            return ShareEnd(code, by_stop=True)
         words = "" if code == 0 else child.tail()
         return ShareEnd(code, words=words, ago=self._run.now() - ended_at)
 

@@ -539,7 +539,7 @@ class Trace:
 
     @property
     def probes(self) -> list[tuple[str, str, str]]:
-        """The ordered probes: node, probe, address."""
+        """The requested probes: node, probe, address."""
         asked = ((a.node, a.question) for a in self.actions if isinstance(a, h.Ask))
         return [(node, one.kind, one.at) for node, one in asked if isinstance(one, h.Probe)]
 

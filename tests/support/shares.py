@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from agent.decisions.head.head_goal import HeadGoal
 
 DONE = ShareEnd(0)
-STOPPED = ShareEnd(1, by_order=True)
+STOPPED = ShareEnd(1, by_stop=True)
 
 
 def by_torchrun(workers: int = 1, **asked: int) -> HeadGoal:

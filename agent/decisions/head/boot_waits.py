@@ -226,7 +226,7 @@ def _running_waits(state: HeadState) -> Iterator[Wait]:
 def _resuming_waits(state: HeadState) -> Iterator[Wait]:
     stop = state.durable.stop
     if stop is not None:
-        yield Wait(wait_keys.STOP, "the job to stop", stop.ordered_at + _stop_limit(state))
+        yield Wait(wait_keys.STOP, "the job to stop", stop.began_at + _stop_limit(state))
     elif state.job.last_status_at is None:
         until = state.deadline_of(wait_keys.HEAD)
         yield Wait(wait_keys.HEAD, state.goal.ray, until, state.ray.item.evidence)

@@ -370,9 +370,9 @@ def _forget_worker(state: HeadState, key: str) -> HeadState:
     is_elsewhere = worker is None or worker.ip in fleet.agent_at or worker.ip in fleet.ray_nodes
     probes = state.probes.without_node(key, "" if worker is None or is_elsewhere else worker.ip)
     abandoned = frozenset(item for item in state.services.abandoned if item[0] != key)
-    ordered = {node: names for node, names in state.steps.ordered.items() if node != key}
+    wanted = {node: names for node, names in state.steps.wanted.items() if node != key}
     state = replace(state, fleet=fleet, probes=probes).with_earlier(leftovers=leftovers)
-    state = state.with_services(abandoned=abandoned).with_steps(ordered=ordered)
+    state = state.with_services(abandoned=abandoned).with_steps(wanted=wanted)
     return state.without_services_on(key)
 
 

@@ -33,7 +33,7 @@ class HeadGoal(Value):
     """Services on a rank whose node's address something names: it starts once that is known."""
     steps: tuple[PrepareStep, ...] = ()  # the head's own prepare steps, in their order
     max_prepare_seconds: float = 0.0  # while a worker reports; also the limit of a blocked start
-    has_record: bool = False  # of the run by an earlier agent: it has what that one ordered
+    has_record: bool = False  # of the run by an earlier agent: it has what that one wanted
     finished_steps: frozenset[str] = frozenset()  # the head's own, by a killed agent of this node
     retries: int = 0  # how many attempts may follow the first one after losses
     former_head: str = ""  # the node of an earlier head, if the last attempt may still run there

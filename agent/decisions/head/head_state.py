@@ -178,8 +178,8 @@ class StepsState(Value):
     """The prepare steps."""
 
     by_key: Mapping[Key, Item] = field(default_factory=dict)  # the head's own
-    ordered: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    """By a worker's agent id: the steps that it was told to run."""
+    wanted: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    """By a worker's agent id: the steps that it is wanted to run."""
     holders: Mapping[StepOnDisk, str] = field(default_factory=dict)  # the nodes that run them
     are_of_other_head: bool = False  # a worker has proved that it outlived a head: it may run some
 

@@ -350,7 +350,7 @@ def resuming(state: HeadState, event: HeadEvent, now: float) -> HeadState:
         end = state.outcome or ends.JOB_NOT_FOUND.outcome(what=late.what, evidence=evidence)
         return _give_up_job(_follow_resumed_job(state, now), end, now)
 
-    # Is Ray up? Follow the job, or go on with the stop that the killed agent ordered.
+    # Is Ray up? Follow the job, or go on with the stop that the killed agent began.
     if state.ray.item.step is not Step.READY or state.runs_attempt:
         return state
     stop = state.durable.stop
@@ -359,7 +359,7 @@ def resuming(state: HeadState, event: HeadEvent, now: float) -> HeadState:
     state = losses.record_losses_before_resume(_follow_resumed_job(state, now), now)
     if stop is None:
         return state
-    return _end_job(state.enter(HeadPhase.STOPPING, stop.ordered_at))
+    return _end_job(state.enter(HeadPhase.STOPPING, stop.began_at))
 
 
 def on_stop(state: HeadState, event: StopAsked, now: float) -> HeadState:
@@ -448,7 +448,7 @@ def _count_stop_from(state: HeadState, at: float) -> HeadState:
     """Count the limit of the stop, and its phase, from another time."""
     stop = state.durable.stop
     assert stop is not None  # noqa: S101 - while the job is being stopped
-    state = state.with_durable(stop=replace(stop, ordered_at=at))
+    state = state.with_durable(stop=replace(stop, began_at=at))
     return replace(state, phase_since=at)
 
 
@@ -485,7 +485,7 @@ def stopping(state: HeadState, _event: HeadEvent, now: float) -> HeadState:
     if not (ended or never_ran or is_late or state.ray.item.step is Step.LOST):
         return _stop_after_save(state, now)
 
-    # Shares that ended since the stop was ordered may have failed earlier.
+    # Shares that ended since the stop began may have failed earlier.
     if state.goal.by_shares and verdict.is_jobs_verdict:
         verdict = shares.shares_verdict(state)
     want = state.job.want

@@ -56,7 +56,7 @@ def advance_probes(state: HeadState, turn: Turn) -> HeadState:
     return _order_scores(state, reported, now)
 
 
-def _order(
+def _ask(
     state: HeadState,
     kind: str,
     pairs: Iterable[v.Link],
@@ -181,7 +181,7 @@ def _order_scores(state: HeadState, reported: Worker | None, now: float) -> Head
         if not (worker.has_left or worker.refused or worker.service_only)
     ]
     pairs = [(v.HERE, at), *((key, at) for key in keys)]
-    return _order(state, v.SCORE, pairs, now + times.NODE_PROBE)
+    return _ask(state, v.SCORE, pairs, now + times.NODE_PROBE)
 
 
 def _order_samples(state: HeadState, now: float) -> HeadState:
@@ -191,7 +191,7 @@ def _order_samples(state: HeadState, now: float) -> HeadState:
     links = [*((v.HERE, worker.ip) for worker in near), *((worker.key, "") for worker in near)]
     ring = zip(agents, [*agents[1:], *agents[:1]], strict=True)
     links += [(worker.key, other.ip) for worker, other in ring if other.ip != worker.ip]
-    return _order(state, v.SAMPLE, links, now + times.BANDWIDTH_SAMPLE)
+    return _ask(state, v.SAMPLE, links, now + times.BANDWIDTH_SAMPLE)
 
 
 def _order_reach(state: HeadState) -> HeadState:
@@ -206,7 +206,7 @@ def _order_reach(state: HeadState) -> HeadState:
     pairs = [(v.HERE, ip) for ip in ring]
     for worker, neighbor in zip(agents, [*ring[1:], *ring[:1]], strict=False):
         pairs += [(worker.key, other) for other in (head, neighbor) if other != worker.ip]
-    return _order(state, v.REACH, pairs)
+    return _ask(state, v.REACH, pairs)
 
 
 def _apply_answers(state: HeadState, node: str, answers: tuple[v.Answer, ...]) -> HeadState:

@@ -14,7 +14,7 @@ from agent.decisions.head.boot_waits import needs_service, service_title
 from agent.decisions.head.head_state import HeadPhase, HeadState
 from agent.decisions.head.service_addresses import addresses_by_rank, unknown_nodes
 from agent.decisions.shared import HERE, Item, LogLine, Step, Tick
-from agent.job.services import ServiceSpec, ordered_steps
+from agent.job.services import ServiceSpec, wanted_steps
 from agent.plan import waits as wait_keys
 
 if TYPE_CHECKING:
@@ -316,10 +316,10 @@ _BY_NAME = "named "  # before the name of a holder that has not reported to this
 def first_step_holders(goal: HeadGoal, durable: Durable) -> Mapping[StepOnDisk, str]:
     """Return the first holders of disks: the head runs its own steps from the start.
 
-    Workers may still run what an earlier agent has ordered.
+    Workers may still run what an earlier agent has wanted.
     """
     known = {} if goal.facts is None else goal.facts.disks
-    steps = ordered_steps(goal.steps)
+    steps = wanted_steps(goal.steps)
     disks = {step.name: known.get(step.once, _UNKNOWN) for step in steps if step.once}
     former = {(one.step, one.disk): f"{_BY_NAME}{one.node}" for one in durable.holders}
     return {**former, **dict.fromkeys(disks.items(), HERE)}
@@ -347,7 +347,7 @@ def _names_of_holders(state: HeadState) -> Mapping[StepOnDisk, str]:
 def order_steps(state: HeadState, turn: Turn) -> HeadState:
     """Order workers to run prepare steps: those on one disk run a step one after another."""
     event = turn.event
-    steps = ordered_steps(state.goal.steps)
+    steps = wanted_steps(state.goal.steps)
     if not steps:
         return state
 
@@ -419,7 +419,7 @@ def _replaces_expected(state: HeadState, worker: Worker, now: float) -> bool:
 def _steps_that_run(state: HeadState, worker: Worker) -> Mapping[StepOnDisk, str]:
     """Return a worker as the holder of the steps on a disk that it runs already.
 
-    An earlier head ordered them, of which this one may have no record.
+    An earlier head wanted them, of which this one may have no record.
     """
     with_marker = {step.name: step for step in state.goal.steps if step.once is not None}
     running = [item.name for item in worker.items if item.is_running and item.name in with_marker]
@@ -457,7 +457,7 @@ def _order_steps_of(
     key = worker.key
     done = {item.name for item in worker.items if item.step is Step.READY}
     holders = {**state.steps.holders}
-    ordered = state.steps.ordered.get(key, frozenset())
+    wanted = state.steps.wanted.get(key, frozenset())
     is_short = len(state.fleet.alive) < state.required
     takes_part = state.expects(worker) or _replaces_expected(state, worker, now)
 
@@ -476,7 +476,7 @@ def _order_steps_of(
                 continue
         chosen.append(step.name)
 
-    new = [name for name in chosen if name not in ordered]
+    new = [name for name in chosen if name not in wanted]
     if new:
-        state = state.with_steps(ordered={**state.steps.ordered, key: ordered.union(new)})
+        state = state.with_steps(wanted={**state.steps.wanted, key: wanted.union(new)})
     return state.with_steps(holders=holders)

@@ -66,7 +66,7 @@ def _steps_of(state: HeadState, node: str) -> Iterator[tuple[str, Want]]:
     One that its fence has ended is wanted again once it is its turn: meanwhile another node may
     have got the step on their disk.
     """
-    names = state.steps.ordered.get(node, frozenset())
+    names = state.steps.wanted.get(node, frozenset())
     worker = state.fleet.workers.get(node)
     for step in state.goal.steps:
         if step.name not in names or worker is None:
@@ -151,9 +151,9 @@ def _touched(before: HeadState, after: HeadState, event: HeadEvent) -> Iterator[
         yield from after.fleet.workers
     if before.steps.holders != after.steps.holders:
         yield from {**before.steps.holders, **after.steps.holders}.values()
-    if before.steps.ordered is not after.steps.ordered:
-        was = before.steps.ordered
-        yield from (node for node, names in after.steps.ordered.items() if was.get(node) != names)
+    if before.steps.wanted is not after.steps.wanted:
+        was = before.steps.wanted
+        yield from (node for node, names in after.steps.wanted.items() if was.get(node) != names)
 
 
 def _heads_ray(state: HeadState) -> tuple[int, bool]:

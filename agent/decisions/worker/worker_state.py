@@ -26,7 +26,7 @@ from agent.decisions.shared import (
     kept_or_next,
 )
 from agent.job.gpu_split import GpuSplit
-from agent.job.services import PrepareStep, ServiceSpec, ordered_steps
+from agent.job.services import PrepareStep, ServiceSpec, wanted_steps
 
 __all__ = ["WorkerAction"]
 
@@ -197,7 +197,7 @@ class WorkerState(Value):
         if self.is_plain_head:
             return ()
         awaited = []
-        for step in ordered_steps(self.goal.steps):
+        for step in wanted_steps(self.goal.steps):
             item = self.item(step.name)
             want = self.head_wants.get(step.name)
             if item is None:
@@ -301,7 +301,7 @@ def item_reports(state: WorkerState) -> tuple[ItemReport, ...]:
 def _as_fenced(share: ItemReport) -> ItemReport:
     """Return a share that the fence stopped: it is lost, and its code is none of the job's."""
     end = share.share_end
-    if end is None or not end.by_order:
+    if end is None or not end.by_stop:
         return share
     return replace(share, share=replace(end, lost=True))
 

@@ -265,7 +265,7 @@ ROWS = (
     Row(
         "impostor",
         "a process without the token answers at the head's name",
-        "a worker sends it no token and follows no order or verdict of it; it joins the real head",
+        "a worker sends it no token, and applies nothing that it answers; it joins the real head",
         ("tests/lab/test_impostor.py::test_an_impostor_at_the_head_s_name",),
     ),
     Row(

@@ -15,7 +15,7 @@ from agent.decisions.head import head_state as h
 from agent.decisions.head.head_state import HeadPhase
 from agent.decisions.shared import HERE
 from agent.decisions.worker import worker_state as w
-from agent.job.services import ordered_steps
+from agent.job.services import wanted_steps
 from support.heads import SubmitJob, of_job
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ class Judges:
                 is_given_up = (key, spec.name) in state.services.abandoned
                 if spec.where.includes(rank, is_head=is_head) and not is_given_up:
                     self._is_ready(machine, spec.name)
-            for step in ordered_steps(state.goal.steps) if not is_head else state.goal.steps:
+            for step in wanted_steps(state.goal.steps) if not is_head else state.goal.steps:
                 if step.where.includes(rank, is_head=is_head) and step.once:
                     self._is_done(machine, step.name, step.once)
 

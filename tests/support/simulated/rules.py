@@ -273,9 +273,9 @@ class Rules:
             self.breaks("no bug", end.reason)
         if end.is_jobs_verdict:
             self._of_the_last_attempt(end, retries_left=retries_left)
-        # A stop that a killed agent ordered keeps its limit: what is left may be too short.
+        # A stop that a killed agent began keeps its limit: what is left may be too short.
         stop = state.durable.stop
-        is_late = stop is not None and stop.ordered_at < 0.0
+        is_late = stop is not None and stop.began_at < 0.0
         if self._world.given is not None and not (end.is_superseded or unsure or is_late):
             running = [job.id for job in self._world.given.jobs.values() if job.has_driver]
             if running:
@@ -324,7 +324,7 @@ class Rules:
             "workers": {*state.fleet.workers},
             "facts": {*state.fleet.facts},
             "services": {node for node, _ in state.services.by_key} - {HERE},
-            "turns": {*state.steps.ordered},
+            "turns": {*state.steps.wanted},
             "probes": {node for links in state.probes.answers.values() for node, _ in links}
             - {HERE},
         }

@@ -31,7 +31,7 @@ from agent.job.services import (
     ServiceSpec,
     Where,
     longest_waits,
-    ordered_steps,
+    wanted_steps,
 )
 from agent.plan import waits as wait_keys
 from support import workers
@@ -238,8 +238,8 @@ def test_what_runs_elsewhere_starts_all_that_waits_for_it() -> None:
     assert starts(trace)[6:] == [f"{REWARD} {HERE}"]
 
 
-def test_a_step_by_order_waits_for_a_step_of_the_head() -> None:
-    """Every worker that has reported gets the order at once; a later one when it reports."""
+def test_a_wanted_step_waits_for_a_step_of_the_head() -> None:
+    """Every worker that has reported is wanted to run it at once; a later one when it reports."""
     trace = Trace(of(replace(MAKE, after=()), DATA, workers=2), [(3, nodes(2, 3))])
     trace.take(says(2, pending="data", at=4), 4)
     assert starts(trace) == []
@@ -261,8 +261,8 @@ def test_a_wait_for_a_node_that_never_gets_done_ends() -> None:
     assert end.reason.startswith("cache on pod2 not ready in time: not started, waits for")
 
 
-def test_a_step_by_order_waits_for_a_service_elsewhere() -> None:
-    """Every worker that has reported gets the order when rank 1 answers."""
+def test_a_wanted_step_waits_for_a_service_elsewhere() -> None:
+    """Every worker that has reported is wanted to run it when rank 1 answers."""
     asks = replace(DATA, after=("judge",))
     trace = Trace(of(asks, ON_RANK, workers=2), [(3, nodes(2, 3))])
     trace.take(says(2, pending="data", rank=1, at=4), 4)
@@ -393,9 +393,9 @@ GIVEN = replace(EACH, command="mount {head_ip}")
 
 
 def test_a_workers_own_steps_follow_each_other_without_the_head() -> None:
-    """Its dependencies are on this node, so it needs no order."""
+    """Its dependencies are on this node, so it does not wait for the head."""
     trace = workers.WorkerTrace(OF_LOCAL, [])
-    assert ordered_steps(OF_LOCAL.steps) == ()
+    assert wanted_steps(OF_LOCAL.steps) == ()
     assert trace.state.running_steps == (PREPARE_EACH,)
     (one, other) = worker.pending_waits(trace.state)[:2]
     assert (one.what, other.what, other.evidence) == (
@@ -417,11 +417,11 @@ def test_a_workers_step_that_fails_ends_it() -> None:
     assert not any(isinstance(deed, workers.Began) for deed in trace.effects)
 
 
-def test_a_step_after_one_by_order_is_by_order_as_well() -> None:
+def test_a_step_after_one_that_the_head_wants_waits_for_the_head_as_well() -> None:
     """So does a step that depends on another node; the wait names the dependency."""
-    assert ordered_steps((GIVEN, LAST)) == (GIVEN, LAST)
-    assert ordered_steps((EACH, MAKE, DATA, LAST)) == (DATA,)
-    assert ordered_steps((LAST, replace(LAST, name="more", after=("last",)))) == ()
+    assert wanted_steps((GIVEN, LAST)) == (GIVEN, LAST)
+    assert wanted_steps((EACH, MAKE, DATA, LAST)) == (DATA,)
+    assert wanted_steps((LAST, replace(LAST, name="more", after=("last",)))) == ()
     of_data = replace(OF_LOCAL, steps=(EACH, DATA))
     trace = workers.WorkerTrace(of_data, [(1, workers.replied())])
     turn = next(wait for wait in worker.pending_waits(trace.state) if wait.key == "turn")

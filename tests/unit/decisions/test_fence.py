@@ -114,11 +114,11 @@ def test_a_share_that_is_stopped_has_no_code_for_the_job() -> None:
     trace.take(TICK, 79)
     assert stops(trace) == [Ended(SHARE)]
     (never_began,) = worker.item_reports(trace.state)
-    assert never_began.share == ShareEnd(143, by_order=True, lost=True)
+    assert never_began.share == ShareEnd(143, by_stop=True, lost=True)
     trace.take(replied(), 80)
-    trace.take(share_over(1, ShareEnd(143, by_order=True), was_stopped=True), 81)
+    trace.take(share_over(1, ShareEnd(143, by_stop=True), was_stopped=True), 81)
     (item,) = worker.item_reports(trace.state)
-    assert item.share == ShareEnd(143, by_order=True, lost=True)
+    assert item.share == ShareEnd(143, by_stop=True, lost=True)
 
 
 def test_a_share_that_ended_before_counts() -> None:

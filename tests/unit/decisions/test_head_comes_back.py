@@ -116,7 +116,7 @@ HELD = replied(held=True, ready=False)
 
 @pytest.mark.parametrize("received", [replied(ready=False), HELD], ids=["answered", "held"])
 def test_gcs_alone_is_no_plain_head_once_an_agent_answered(received: w.HeadSpoke) -> None:
-    """Its agent was killed while Ray boots: no step starts without an order, no worker joins."""
+    """Its agent was killed while Ray boots: no step starts unwanted, no worker joins."""
     gone: History = [(3, GCS_ALONE), (4, GCS_ALONE), (5, GCS_ALONE)]
     for steps in ((SHARED_DATA_STEP,), ()):
         trace = WorkerTrace(replace(GOAL, steps=steps), [(2, received), *gone])

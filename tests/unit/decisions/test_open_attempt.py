@@ -270,7 +270,7 @@ def test_it_survives_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, j
     by = found.attempt.submitted - 5.0
     assert by == pytest.approx(7.0 - 100.0, abs=5.0)
     assert found.stop is not None
-    moments = (found.losses.last_at, found.losses.below_required_since, found.stop.ordered_at)
+    moments = (found.losses.last_at, found.losses.below_required_since, found.stop.began_at)
     assert moments == pytest.approx((30.0 + by, 31.0 + by, 91.0 + by))
     same = replace(found, attempt=KNOWN.attempt, losses=KNOWN.losses, stop=KNOWN.stop)
     assert same == KNOWN
@@ -284,7 +284,7 @@ def test_another_boot_goes_by_the_wall_clock() -> None:
 
 
 @pytest.mark.parametrize(
-    "change", [{"attempt": []}, {"losses": {"last_at": "x"}}, {"stop": {"ordered_at": 1.0}}]
+    "change", [{"attempt": []}, {"losses": {"last_at": "x"}}, {"stop": {"began_at": 1.0}}]
 )
 def test_what_has_another_form_is_no_record(change: dict[str, object]) -> None:
     """The run is not resumed, and the log gives the reason."""

@@ -1,4 +1,4 @@
-"""Prepare steps by order: nodes that share a disk run one after another."""
+"""Prepare steps that the head wants: nodes that share a disk run one after another."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from agent.decisions.durable import Durable, StepHolder
 from agent.decisions.head import head_decide as head
 from agent.decisions.head import head_state as h
 from agent.decisions.shared import ItemReport, Step
-from agent.job.services import ON_EVERY, ON_HEAD, PrepareStep, ordered_steps
+from agent.job.services import ON_EVERY, ON_HEAD, PrepareStep, wanted_steps
 from support.heads import (
     NOTHING_DURABLE,
     SHARED_DATA_STEP,
@@ -65,8 +65,8 @@ def says(  # noqa: PLR0913 - what a worker may say
     return at, reported(n, items=items, **more)
 
 
-def orders(trace: Trace) -> list[tuple[str, str]]:
-    """Name the orders and their nodes."""
+def begun(trace: Trace) -> list[tuple[str, str]]:
+    """Name the steps that were begun, and their nodes."""
     return [(action.name, action.node) for action in trace.effects if isinstance(action, Started)]
 
 
@@ -165,10 +165,10 @@ AFTER_A_RESTART: dict[str, tuple[History, list[tuple[str, str]]]] = {
 def test_turns_after_a_restart_of_the_heads_agent(
     history: History, expected: list[tuple[str, str]]
 ) -> None:
-    """Workers share a disk that the head lacks: one of them still runs what was ordered before."""
+    """Workers share a disk that the head lacks: one of them still runs what was wanted before."""
     known = replace(of(SHARED_DATA_STEP), has_record=True)
     trace = Trace(known, history, Durable("run", holders=(StepHolder(*DISK_OF_WORKERS, "pod3"),)))
-    assert orders(trace) == expected
+    assert begun(trace) == expected
 
 
 def outlives(n: int, at: float, *running: str) -> History:
@@ -209,8 +209,8 @@ AFTER_A_LOST_DISK: dict[str, tuple[History, list[tuple[str, str]]]] = {
 def test_turns_of_a_head_that_lost_its_disk(
     history: History, expected: list[tuple[str, str]]
 ) -> None:
-    """It has no record of what was ordered: workers report what they run."""
-    assert orders(Trace(of(SHARED_DATA_STEP), history)) == expected
+    """It has no record of what was wanted: workers report what they run."""
+    assert begun(Trace(of(SHARED_DATA_STEP), history)) == expected
 
 
 def saved_and_ordered(trace: Trace) -> list[object]:
@@ -220,7 +220,7 @@ def saved_and_ordered(trace: Trace) -> list[object]:
 
 
 def test_what_runs_is_saved_though_nothing_is_ordered() -> None:
-    """The next agent must find it, too; the holder is ordered the step that it runs."""
+    """The next agent must find it, too; the holder is wanted to run the step that it runs."""
     trace = Trace(of(SHARED_DATA_STEP), [*outlives(3, 2, "data")])
     assert saved_and_ordered(trace) == [
         (StepHolder(*DISK_OF_WORKERS, "pod3"),),
@@ -238,7 +238,7 @@ def test_what_runs_is_saved_though_nothing_is_ordered() -> None:
     ],
 )
 def test_who_runs_a_step_keeps_others_from_it(more: dict[str, Any], holder: str) -> None:
-    """A spare, too: a former head may have ordered it. A refused agent keeps nobody from it."""
+    """A spare, too: a former head may have wanted it. A refused agent keeps nobody from it."""
     introduced = [hello(n, AT)[0] for n in (9, 2, 3, 4)]
     trace = Trace(of(SHARED_DATA_STEP), [outlives(2, 1)[0], *introduced])
     for at in range(2, 30):
@@ -246,7 +246,7 @@ def test_who_runs_a_step_keeps_others_from_it(more: dict[str, Any], holder: str)
         for n in (2, 3, 4):
             trace.take(says(n, at=at, rank=n - 1)[1], at)
     assert {one.node for durable in trace.persisted for one in durable.holders} == {holder}
-    assert {node for _, node in orders(trace)} <= {holder.replace("pod", "agent")}
+    assert {node for _, node in begun(trace)} <= {holder.replace("pod", "agent")}
 
 
 def ranked(
@@ -281,13 +281,13 @@ def test_a_worker_in_place_of_an_expected_one(
     of_one = replace(of(SHARED_DATA_STEP), expected_workers=1, has_record=True)
     introduced = [event for n in (2, 3, 4) for event in hello(n, AT)[:1]]
     trace = Trace(of_one, [HERE_DONE, *introduced, *history])
-    assert [order for order in orders(trace) if order[1] != "agent2"] == expected
+    assert [order for order in begun(trace) if order[1] != "agent2"] == expected
 
 
 def test_a_head_with_a_record_waits_for_no_other_worker() -> None:
-    """Its record has all that was ordered."""
+    """Its record has all that was wanted."""
     trace = Trace(replace(of(SHARED_DATA_STEP), has_record=True), outlives(2, 1))
-    assert orders(trace) == [("data", "agent2")]
+    assert begun(trace) == [("data", "agent2")]
 
 
 def test_who_has_a_turn_is_saved_first() -> None:
@@ -308,7 +308,7 @@ def test_turns(
     steps: tuple[PrepareStep, ...], history: History, expected: list[tuple[str, str]]
 ) -> None:
     """The events decide which node prepares next."""
-    assert orders(Trace(of(*steps), history)) == expected
+    assert begun(Trace(of(*steps), history)) == expected
 
 
 @given(st.lists(st.tuples(st.integers(2, 6), st.sampled_from(["hello", "over", "gone"]))))
@@ -317,7 +317,7 @@ def test_never_two_at_once_on_one_disk(events: list[tuple[int, str]]) -> None:
     trace = Trace(of(SHARED_DATA_STEP), [HERE_DONE])
     working: list[str] = []
     for at, (n, kind) in enumerate(events, 3):
-        before = len(orders(trace))
+        before = len(begun(trace))
         key = f"agent{n}"
         if kind == "hello" and key not in trace.state.fleet.workers:
             for _, event in hello(n, at=float(at)):
@@ -328,20 +328,20 @@ def test_never_two_at_once_on_one_disk(events: list[tuple[int, str]]) -> None:
         elif kind == "gone":
             working = [one for one in working if one != key]
             trace.take(h.WorkerReplaced(key), float(at))
-        working += [node for _, node in orders(trace)[before:]]
+        working += [node for _, node in begun(trace)[before:]]
         assert len(working) <= 1
         assert [*trace.state.steps.holders.values()] == working
 
 
-def test_what_is_by_order() -> None:
-    """Steps that need an order, and those that depend on them; independent ones do not wait."""
+def test_what_the_head_must_want() -> None:
+    """Steps that need the head, and those that depend on them; independent ones do not wait."""
     plain = PrepareStep("AGENT_PREPARE_EACH", "fetch", ON_EVERY, 60.0, "x")
     last = replace(plain, name="last", after=("data",))
-    assert ordered_steps((plain, replace(plain, where=ON_HEAD))) == ()
-    assert ordered_steps(
+    assert wanted_steps((plain, replace(plain, where=ON_HEAD))) == ()
+    assert wanted_steps(
         (plain, SHARED_DATA_STEP, replace(SHARED_DATA_STEP, where=ON_HEAD), last)
     ) == (SHARED_DATA_STEP, last)
-    assert ordered_steps((SHARED_DATA_STEP, replace(last, after=(plain.name,)))) == (
+    assert wanted_steps((SHARED_DATA_STEP, replace(last, after=(plain.name,)))) == (
         SHARED_DATA_STEP,
     )
     first = head.first_state(of(SHARED_DATA_STEP), NOTHING_DURABLE)

@@ -79,7 +79,7 @@ def test_each_node_is_asked_once_as_soon_as_may_be() -> None:
 
 
 def test_the_submission_waits_for_their_word_and_not_for_long() -> None:
-    """An ordered score is awaited; after 10 s its node is named, and the job is submitted."""
+    """A requested score is awaited; after 10 s its node is named, and the job is submitted."""
     trace = Trace(
         SCORED, [(1.0, reported(2)), READY, (6.0, reported(2, answers=FINE)), (7.0, reported(3))]
     )

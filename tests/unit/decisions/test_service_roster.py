@@ -137,7 +137,7 @@ def test_what_ran_on_a_worker_that_left_is_awaited_no_more() -> None:
 
 
 def test_what_an_earlier_head_started_is_taken_over() -> None:
-    """A worker may report a later start than any that this head ordered."""
+    """A worker may report a later start than any that this head wanted."""
     trace = Trace(goal(1, services=(RETRIEVER,)), [(3, nodes(2)), (4, reported(2))])
     trace.take(reported(2, items=(ItemReport(RETRIEVER, Step.READY, generation=3),)), 5)
     item = trace.state.services.by_key["agent2", RETRIEVER]

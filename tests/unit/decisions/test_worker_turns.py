@@ -57,12 +57,12 @@ STORIES: dict[str, tuple[w.WorkerGoal, History, list[str]]] = {
         [(2, replied()), (3, wanted(1, "data")), (4, wanted(2, "data"))],
         ["Began"],
     ),
-    "a plain Ray head gives no orders": (
+    "a plain Ray head wants nothing": (
         OF_STEPS,
         [(2, replied(epoch=None)), (2 + times.PLAIN_RAY, replied(epoch=None))],
         ["Began"],
     ),
-    "a head whose agent is being replaced orders a step again": (
+    "a head whose agent is being replaced wants a step again": (
         OF_STEPS,
         [(2, replied(epoch=None)), (2.3, replied(epoch=None)), (11.9, replied(epoch=None))],
         [],
@@ -97,7 +97,7 @@ STORIES: dict[str, tuple[w.WorkerGoal, History, list[str]]] = {
 
 
 @pytest.mark.parametrize(("of", "history", "expected"), STORIES.values(), ids=STORIES.keys())
-def test_by_order(of: w.WorkerGoal, history: History, expected: list[str]) -> None:
+def test_what_the_head_wants(of: w.WorkerGoal, history: History, expected: list[str]) -> None:
     """What happens decides what is done, and nothing else."""
     assert action_names(WorkerTrace(of, history)) == expected
 
@@ -118,7 +118,7 @@ def test_a_step_has_its_time_from_its_order() -> None:
 
 
 def test_steps_run_side_by_side() -> None:
-    """An order may come while AGENT_PREPARE_EACH still runs: each has its own time."""
+    """The head may want one while AGENT_PREPARE_EACH still runs: each has its own time."""
     trace = WorkerTrace(OF_STEPS, [(2, replied()), (3, wanted(1, "data"))])
     assert action_names(trace) == ["Began"]
     assert trace.state.running_steps == (EACH.name, "data")

@@ -20,7 +20,7 @@ from agent.job.services import (
     ServicesFile,
     TcpProbe,
     Where,
-    ordered_steps,
+    wanted_steps,
 )
 from agent.job.services_file import parse
 from support.worlds import settings_of
@@ -84,7 +84,7 @@ def test_every_key() -> None:
     assert (step.name, step.where, step.within) == ("gsm8k", ON_EVERY, 10_800.0)
     assert (step.once, step.log) == ("/data/gsm8k/.prepared", "gsm8k.log")
     alone = replace(step, after=())
-    assert ordered_steps((alone,)) == (alone,)
+    assert wanted_steps((alone,)) == (alone,)
     assert spec.after == ("gsm8k", "AGENT_MODEL")
     assert step.after == ("AGENT_PREPARE", "reward server")
 
@@ -96,7 +96,7 @@ def test_the_least() -> None:
     assert (spec.where, spec.within, spec.restarts, spec.essential) == (ON_HEAD, 600.0, 3, True)
     assert (spec.ready, spec.alive, spec.alone) == (TcpProbe(8000), None, False)
     assert (step.where, step.within, step.once) == (ON_HEAD, 7200.0, None)
-    assert ordered_steps((replace(step, where=ON_EVERY),)) == ()
+    assert wanted_steps((replace(step, where=ON_EVERY),)) == ()
     assert (spec.after, step.after) == ((), ())
     assert read("") == NO_FILE
 

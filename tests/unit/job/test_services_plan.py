@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from agent.base.errors import Problem, SettingsError
-from agent.job.services import Placeholders, digest, ordered_steps, reward_url
+from agent.job.services import Placeholders, digest, reward_url, wanted_steps
 from agent.job.services_file import parse
 from agent.node import read
 from agent.node.facts import Framework
@@ -120,7 +120,7 @@ def test_a_node_alone_is_no_worker(environ: dict[str, str], workers: int) -> Non
 
 
 def test_head_and_workers_agree() -> None:
-    """The digest covers what workers run by order; the head's own services may differ."""
+    """The digest covers what the head wants of workers; its own services may differ."""
     one, other = plan(HEAD), plan(WORKER)
     assert digest(one.all_services, one.steps) == digest(other.all_services, other.steps)
     changed = plan(WORKER, FILE.replace("8001", "8002"))
@@ -162,7 +162,7 @@ after = ["AGENT_PREPARE"]
     shown = render(worker, redactor_for({}, settings_of({})))
     assert "  prepare gsm8k: make\n" in shown
     assert "; gsm8k after AGENT_PREPARE; " in shown
-    assert [step.name for step in ordered_steps(worker.steps)] == ["gsm8k"]
+    assert [step.name for step in wanted_steps(worker.steps)] == ["gsm8k"]
     assert digest(head.all_services, head.steps) == digest(worker.all_services, worker.steps)
 
 

@@ -1,4 +1,4 @@
-"""The head's reports: received, answered with news and orders, and the farewell at the end."""
+"""The head's reports: received, answered with news and wants, and the farewell at the end."""
 
 from __future__ import annotations
 

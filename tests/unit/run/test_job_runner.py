@@ -232,7 +232,7 @@ def test_a_stop_that_ray_does_not_answer(tmp_path: Path, *, given: bool) -> None
 
 
 def test_a_followed_job_that_is_to_be_stopped(tmp_path: Path) -> None:
-    """A killed agent has ordered the stop: it is followed first, so that its end is reported."""
+    """A killed agent has begun the stop: it is followed first, so that its end is reported."""
     link = Link()
 
     async def scenario() -> None:

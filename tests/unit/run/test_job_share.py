@@ -60,7 +60,7 @@ def test_a_share_that_is_stopped_before_it_began(tmp_path: Path, *, is_held: boo
                 if is_held:
                     await anyio.wait_all_tasks_blocked()
                 await executor.close()
-                assert last_end(sent) == ShareEnd(143, by_order=True)
+                assert last_end(sent) == ShareEnd(143, by_stop=True)
 
     anyio.run(scenario)
     run.close()
@@ -94,5 +94,5 @@ def test_the_end_of_the_run_shortens_a_stop(tmp_path: Path) -> None:
     run.close()
     budget = run.plan.budget
     assert took[0] < budget.ray + 2.0 < budget.job
-    assert last_end(sent) == ShareEnd(137, by_order=True)
+    assert last_end(sent) == ShareEnd(137, by_stop=True)
     assert sent[-1].items[-1].step is Step.LOST
