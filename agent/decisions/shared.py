@@ -104,8 +104,8 @@ class StopAsked(SharedEvent):
     on_request: bool = False
 
 
-class Refused(SharedEvent):
-    """This node's checks forbid the run, or the job does not fit the nodes that joined."""
+class Refused(LocalWorkerEvent):
+    """This node's checks forbid the run."""
 
     outcome: Outcome
 

@@ -47,7 +47,6 @@ from agent.decisions.shared import (
     LogLine,
     Publish,
     QuestionKind,
-    Refused,
     Step,
     Woke,
 )
@@ -122,7 +121,10 @@ class HeadAgent:
         self._env = started.env
 
         # What decisions are made on, and what is shown of them.
-        goal = make_goal(run.plan, store, now=run.now(), done=run.finished_steps)
+        refusal = started.refusal
+        if refusal is not None:
+            refusal = make_ready.name_head_in_refusal(run.plan, refusal)
+        goal = make_goal(run.plan, store, run.now(), run.finished_steps, refusal)
         self._state = head.first_state(goal, store.durable)
         self._event_filter = EventFilter()
         self._status = head_server.RunStatus(run, store, lambda: self._state)
@@ -192,8 +194,6 @@ class HeadAgent:
         await self._steps.restore()
         if started.refusal is None:
             await self._start_all()
-        else:
-            self._inbox.put(Refused(make_ready.name_head_in_refusal(self._plan, started.refusal)))
 
         # Workers report from their first second.
         self._reports = await self._make_reports()

@@ -21,12 +21,22 @@ from agent.settings.jobs import notice_signal
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from agent.base.ends import Outcome
     from agent.plan.plan import Plan
     from agent.run.run_store import RunStore
 
 
-def make_goal(plan: Plan, store: RunStore, now: float, done: Iterable[str] = ()) -> HeadGoal:
-    """Return what the head's decisions need of the plan; `done` are the finished prepare steps."""
+def make_goal(
+    plan: Plan,
+    store: RunStore,
+    now: float,
+    done: Iterable[str] = (),
+    refusal: Outcome | None = None,
+) -> HeadGoal:
+    """Return what the head's decisions need of the plan; `done` are the finished prepare steps.
+
+    `refusal` is why this node's checks forbid the run.
+    """
     settings = plan.settings
     given = plan.topology.given_ray
     expected = plan.topology.expected_workers
@@ -86,6 +96,7 @@ def make_goal(plan: Plan, store: RunStore, now: float, done: Iterable[str] = ())
         expected_workers=expected,
         min_workers=min_workers,
         has_job=plan.job is not None,
+        refusal=refusal,
         is_sized_to_nodes=is_sized_to_nodes,
         is_sized_by_links=store.measured.basis is None and is_sized_by_links(plan.job),
         former_head=store.former_head,

@@ -130,9 +130,11 @@ def _decide_event(before: HeadState, event: HeadEvent, now: float) -> HeadState:
     if isinstance(event, h.RaySeen) and own_ray.is_of_former_ray(before, event):
         event = v.Tick()
 
-    # Once the outcome is decided it stands.
+    # Once the outcome is decided it stands. A refused head decides nothing else.
     if before.phase is HeadPhase.LEAVING:
         return apply_event(before, event, now)
+    if before.goal.refusal is not None:
+        return h.leave(before, before.goal.refusal, now)
 
     # A stop comes before everything else; two heads must not run one job.
     if isinstance(event, v.StopAsked):
@@ -229,6 +231,8 @@ def deadline(state: HeadState) -> float | None:
         return None
     goal = state.goal
     phase = state.phase
+    if goal.refusal is not None:
+        return state.phase_since
 
     # The waits of the phase; a boot without any goes on at once.
     moments = [wait.deadline for wait in pending_waits(state)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+from agent.base.ends import Outcome
 from agent.base.value import Timestamp, Value
 from agent.frameworks.recipe import NodeSize
 from agent.job.services import PrepareStep, ServiceSpec
@@ -60,6 +61,7 @@ class HeadGoal(Value):
     paid_hours: float = 0.0  # the part of `used_hours` that they paid with it
     notice_signal: int = 0  # the signal on which the job saves (AGENT_NOTICE_SIGNAL); 0 for none
     framework: str = ""  # that is asked whether it accepts the job's command; '' for none
+    refusal: Outcome | None = None  # why this node's checks forbid the run
     brings_libraries: bool = False  # the job's runtime_env may install its own on every node
 
     @property

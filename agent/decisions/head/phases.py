@@ -37,7 +37,7 @@ from agent.decisions.head import head_state as h
 from agent.decisions.head.boot_waits import pending_waits, stop_deadline, submit_wait
 from agent.decisions.head.head_state import HeadPhase, JobShares, Saving, answer_of, leave
 from agent.decisions.head.losses import ray_lost_outcome
-from agent.decisions.shared import JobWant, LogLine, Refused, Step, StopAsked, Tick
+from agent.decisions.shared import JobWant, LogLine, Step, StopAsked, Tick
 from agent.decisions.stall import Stalled
 from agent.plan import waits as wait_keys
 
@@ -50,9 +50,6 @@ _SAVE_SHARE = 0.5  # Of the job's grace: for a new checkpoint, before the job is
 
 def booting(state: HeadState, event: HeadEvent, now: float) -> HeadState:
     """Restart Ray if needed, check steps and services, then wait for what is missing."""
-    if isinstance(event, Refused):
-        return leave(state, event.outcome, now)
-
     # Have the last attempts made any progress?
     if answer_of(event, h.CheckpointSeen) is not None and state.goal.has_job:
         newest = state.earlier.newest_checkpoint
@@ -322,8 +319,6 @@ def _end_of_job(state: HeadState, now: float) -> HeadState | None:
 def resuming(state: HeadState, event: HeadEvent, now: float) -> HeadState:
     """Follow the job of a killed agent once Ray is up; RUNNING once Ray returns its status."""
     attempt = state.attempt
-    if isinstance(event, Refused):
-        return leave(state, event.outcome, now)
     if state.ray.item.step is Step.LOST:
         end = state.outcome or ray_lost_outcome(state)
         return end_attempt(_follow_resumed_job(state, now), end, now)

@@ -10,7 +10,6 @@ from msgspec.structs import replace
 from agent.base.ends import Kind, Outcome
 from agent.decisions.head import head_decide as head
 from agent.decisions.head.head_state import HeadPhase
-from agent.decisions.shared import Refused
 from support.heads import (
     INT,
     LOST,
@@ -76,8 +75,8 @@ ENDS: dict[str, tuple[HeadGoal, History, int, str, list[str]]] = {
         ["did not start: exit 1"],
     ),
     "its own checks forbid it": (
-        goal(2),
-        [(0.5, Refused(Outcome(Kind.REFUSED, 78, "port 8265 is taken", culprit="ports")))],
+        replace(goal(2), refusal=Outcome(Kind.REFUSED, 78, "port 8265 is taken", culprit="ports")),
+        [(0.5, TICK)],
         78,
         "ports",
         ["port 8265 is taken"],
