@@ -450,7 +450,8 @@ def _ray_lines(before: WorkerState, state: WorkerState) -> list[v.LogLine]:
 
     # Is it to start?
     want = w.wanted_of(state).get(v.RAY)
-    if want is not None and want != w.wanted_of(before).get(v.RAY):
+    is_next = want is not None and (ray is None or want.generation > ray.generation)
+    if is_next and want != w.wanted_of(before).get(v.RAY):
         kind = "a plain Ray head" if state.is_plain_head else "the head"
         lines.append(v.LogLine(f"joining Ray at {kind} {state.goal.head} ({state.head_ip})"))
     return lines
@@ -547,8 +548,8 @@ def _apply_fence(state: WorkerState, now: float) -> Decision:
     what = f"{out} ({state.evidence}): stopping all that runs here, since {why}"
     log = v.LogLine(what, "warning")
 
-    # What is ended starts again once the head is reached: steps at once, Ray and services as the
-    # head wants them then.
+    # What is ended starts again once the head is reached: steps in their turn, Ray and services as
+    # the head wants them then.
     before = state
     share = state.share
     attempt = share.generation if share is not None and share.is_running else 0
