@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from agent.base import ends
 from agent.bridge.link import JobNews, RayLink
-from agent.decisions.attempts import JobReport
+from agent.decisions.attempts import FailureCause, JobReport
 from agent.decisions.shared import JOB, ItemReport, ItemsReported, JobItem, JobWant, Step
 from agent.frameworks.recipe import JobBasis
 from agent.processes.waiting import NotYet, until
@@ -52,11 +52,14 @@ class Runner(JobRunner):
     """The job's runner, without what makes its command and passes on its output."""
 
     make = staticmethod(make_at_once)
+    log: Path | None = None  # of its output
 
     async def _make_submission(self, *, is_followed: bool = False) -> Submission | Outcome:
         return MADE if is_followed else await self.make()
 
     async def _start_output(self, _job_id: str, _line: str) -> Path | None:
+        if self.log is not None:
+            self._output = cast("Any", SimpleNamespace(path=self.log))
         return None
 
 
@@ -112,13 +115,14 @@ async def _nothing(*_: object) -> None:
 
 
 @asynccontextmanager
-async def scene(
+async def scene(  # noqa: PLR0913 - what a story may need
     root: Path,
     link: object,
     make: Callable[[], Awaitable[Submission | Outcome]] = make_at_once,
     *,
     given: bool = False,
     terminate: Callable[[str], str] = str,
+    log: Path | None = None,
 ) -> AsyncIterator[Scene]:
     """Run the job's runner on an executor."""
     environ = {"AGENT_LOG_DIR": str(root), "RAY_WORKER": "0"}
@@ -144,12 +148,13 @@ async def scene(
                 view = HeadView(
                     lambda: cast("Any", state),
                     cast("Any", None),
-                    cast("Any", None),
+                    cast("Any", dict),
                     executor.until_wanted,
                 )
                 store, status, kept, bridge, env = fakes
                 runner = Runner(run, store, status, kept, bridge, env, view)
                 runner.make = make  # type: ignore[assignment]
+                runner.log = log
                 yield Scene(executor, sent)
                 await executor.close()
     finally:
@@ -244,6 +249,36 @@ def test_a_followed_job_that_is_to_be_stopped(tmp_path: Path) -> None:
             assert (there.item.is_running, there.item.is_accepted) == (False, True)
 
     anyio.run(scenario)
+
+
+@pytest.mark.parametrize("code", [0, 7])
+def test_a_failed_job_has_the_cause_of_its_output(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    """Its output is searched before its end is reported; that of a success is not."""
+    link = Link()
+    cause = FailureCause("oom", "a GPU ran out of memory")
+    searched: list[object] = []
+
+    async def find(_run: object, path: object, _elsewhere: object) -> FailureCause:
+        searched.append(path)
+        return cause
+
+    monkeypatch.setattr("agent.run.job_runner.find_cause", find)
+    log = tmp_path / "job.log"
+    status = "FAILED" if code else "SUCCEEDED"
+
+    async def scenario() -> None:
+        async with scene(tmp_path, link, log=log) as there:
+            await there.wants(SUBMIT)
+            link.tell(news("job", report=JobReport(status, driver_exit_code=code)))
+            await anyio.wait_all_tasks_blocked()
+            assert there.item.report is not None
+            assert there.item.report.cause == (cause if code else None)
+            assert there.item.step is (Step.LOST if code else Step.READY)
+
+    anyio.run(scenario)
+    assert searched == ([log] if code else [])
 
 
 def test_a_job_that_is_not_wanted_any_more_is_let_go(tmp_path: Path) -> None:
