@@ -140,13 +140,18 @@ class Durable(Value):
 
     def with_epoch(self, utc: float) -> Durable:
         """Return it with the epoch of the Ray that is about to start, at this time in UTC."""
-        return replace(self, epoch=max(self.epoch + 1, int(utc * 1000)))  # the clock may go back
+        return replace(self, epoch=max(self.epoch + EPOCH_STEP, int(utc * 1000)))
 
     def starting_ray(self, head: str, utc: float) -> Durable:
         """Return it for an agent of this node that starts a Ray of its own."""
         return replace(self.with_epoch(utc), head=head, replaces_ray=False)
 
 
+EPOCH_STEP = 10_000
+"""How much higher the next epoch is at least, where the clock has gone back.
+
+A worker's Ray has the epoch's number as its first generation, and one more with each restart.
+"""
 _SIGNALED = 128  # exit codes above are those of a signal
 
 

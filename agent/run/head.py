@@ -123,7 +123,7 @@ class HeadAgent:
         # What decisions are made on, and what is shown of them.
         refusal = started.refusal
         if refusal is not None:
-            refusal = make_ready.name_head_in_refusal(run.plan, refusal)
+            refusal = make_ready.refusal_of_head(run.plan, run.redactor, refusal)
         goal = make_goal(run.plan, store, run.now(), run.finished_steps, refusal)
         self._state = head.first_state(goal, store.durable)
         self._event_filter = EventFilter()
@@ -184,7 +184,8 @@ class HeadAgent:
         if given is not None:
             return WatchedRay(self._run, given)
         early = self._started.ray
-        return HeadRay(self._run, early, self._link, lambda: self._placeholders, self._env)
+        place = lambda: self._placeholders  # noqa: E731 - one use
+        return HeadRay(self._run, early, self._link, place, self._env, lambda: self._state)
 
     async def run(self) -> Outcome:
         """Run the head until the run ends; return the outcome."""

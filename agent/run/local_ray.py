@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
     from agent.bridge.link import RayLink
+    from agent.decisions.head.head_state import HeadState
     from agent.decisions.shared import Want
     from agent.decisions.worker.worker_state import WorkerState
     from agent.platforms.rank_variables import GivenRay
@@ -41,13 +42,14 @@ _RETRY_PAUSE = 0.5  # After the end of a worker's Ray, before another may start.
 class HeadRay:
     """This head's Ray, one generation after the other."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what Ray is started with, and what watches it
         self,
         run: NodeRun,
         early: Child | None,
         link: RayLink,
         place: Callable[[], Placeholders],
         env: Mapping[str, str],
+        state: Callable[[], HeadState],
     ) -> None:
         """`early` runs already: started before any decision, or by a killed agent."""
         self._run = run
@@ -55,11 +57,14 @@ class HeadRay:
         self._link = link
         self._place = place
         self._env = env
+        self._state = state
         self._is_doubted = False
+        self._begun = 0  # how many attempts had begun when this Ray started
 
     async def run(self, _name: str, want: Want, progress: OnProgress) -> str:
         """Run a Ray until it has ended; return how."""
         self._is_doubted = False
+        self._begun = self._state().earlier.number
         child = self._early
         is_next = child is None
         self._early = None
@@ -78,13 +83,17 @@ class HeadRay:
     async def clear(self, progress: OnProgress) -> None:
         """End all that could run beside the next one; return when nothing of it is left.
 
-        Actors may be detached, and their child processes have sessions of their own.
+        Actors may be detached, and their child processes have sessions of their own. Only what ran
+        in an attempt has had memory of the GPUs.
         """
+        state = self._state()
+        has_run_job = state.attempt.is_submitted or state.earlier.number > self._begun
         resists = await kill_leftovers(self._run, "Ray", _LEFTOVERS_KILLED)
         if resists:
             progress(doubt=f"{resists} cannot be ended")
             await kill_leftovers(self._run, "Ray", None)
-        await self._run.gpu_memory.await_free()
+        if has_run_job:
+            await self._run.gpu_memory.await_free()
 
     async def _watch(self, child: Child, progress: OnProgress) -> str:
         """Watch a Ray until it ends; return how it ended."""

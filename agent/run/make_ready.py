@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from agent.run.node_run import NodeRun
     from agent.run.run_store import RunStore
     from agent.run.takeover import SurvivingProcesses
+    from agent.settings.redact import Redactor
 
 
 OWN_POD_NAME = 20.0  # For the DNS name of a pod that runs already: an ssh shell is in it.
@@ -302,8 +303,9 @@ async def start_head(
     )
 
 
-def name_head_in_refusal(plan: Plan, refusal: Outcome) -> Outcome:
-    """Add the head's name to its refusal where workers read it."""
+def refusal_of_head(plan: Plan, redactor: Redactor, refusal: Outcome) -> Outcome:
+    """Return the head's refusal without secrets, and with its name where workers read it."""
+    refusal = redactor.clean_fields(refusal)
     if not plan.topology.expected_workers or refusal.kind is not Kind.REFUSED:
         return refusal
     return replace(refusal, reason=f"on the head {plan.topology.node_name}: {refusal.reason}")

@@ -51,7 +51,6 @@ if TYPE_CHECKING:
 
 # A node whose time is over reports before the head's limit.
 _SAMPLE_TRIES = times.BANDWIDTH_SAMPLE - 3.0
-_LONGEST_RESULT = 1 << 20  # bytes
 
 
 _TRIES = 3

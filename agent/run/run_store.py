@@ -117,7 +117,7 @@ class RunStore:
     def measure(self, **changes: object) -> None:
         """Write what was measured beside what is durable; return at once."""
         self.measured = replace(self.measured, **changes)
-        self._save()
+        self._writer.put(self.record)  # the next agent can do without the last of it
 
     def measure_use(
         self, seconds: float, cost: float | None = None, price_source: str | None = None
@@ -157,12 +157,11 @@ class RunStore:
         """Write the record, unless a later head of this run has written it."""
         if self.later_epoch(record):
             return None
-        error = self._note_epoch(record, times.STALLED_DISK)
-        if error is not None:
-            return error
-
         # The newest: an older one must not replace in memory what was kept there meanwhile.
         newest = self.record
+        error = self._note_epoch(newest, times.STALLED_DISK)
+        if error is not None:
+            return error
         newest.keep_in_memory(self._path_of(newest))
         return record.write_kept(self._path_of(record))
 
@@ -172,7 +171,7 @@ class RunStore:
         An agent that replaces this one, killed in between, would take the epoch of another head for
         its own, or yield to its own.
         """
-        if record.epoch == self._noted_epoch:
+        if record.epoch <= self._noted_epoch:
             return None
         error = self.note_epoch(record.epoch, limit)
         if error is None:

@@ -356,7 +356,7 @@ def _with_what_items_show(state: HeadState, worker: Worker, before: Worker | Non
     is_up = ray is not None and ray.step is v.Step.READY and ray.is_running
     joined = is_up and ray is not None and ray.generation >= state.durable.epoch
     if state.goal.by_shares:
-        joined = not preparing
+        joined = all(item.step is v.Step.READY for item in worker.items if item.name in steps)
     joined = joined and not (worker.has_left or service_only)
 
     error = "" if before is None or joined else before.ray_error

@@ -152,7 +152,7 @@ def restart_ray(state: HeadState, now: float) -> HeadState:
 
     if ray.was_ready:
         state = replace(state, began=now)
-    again = Item(evidence=ray.evidence, restarts=tried + 1)
+    again = Item(evidence=ray.evidence, restarts=tried + 1, deadline=ray.deadline)
     if is_running:
         state = state.enter(HeadPhase.BOOTING, now)
         again = replace(again, restarted_at=now)

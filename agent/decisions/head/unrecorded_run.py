@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from agent.base import ends
 from agent.decisions import attempts
 from agent.decisions.attempts import Attempt, EndedAttempt, submission_id_of
+from agent.decisions.durable import EPOCH_STEP
 from agent.decisions.head import head_state as h
 from agent.decisions.head.head_state import HeadPhase, answer_of, leave
 from agent.decisions.shared import Step
@@ -100,7 +101,7 @@ def adopt_run(state: HeadState, event: h.RunRemembered, now: float) -> HeadState
     state = state.with_durable(
         run_id=event.run_id,
         ended=_lost_attempts(event.run_id, event.attempt, state.utc(now)),
-        epoch=max(state.durable.epoch, event.epoch + 1),
+        epoch=max(state.durable.epoch, event.epoch + EPOCH_STEP),
     )
     text = f"a worker reports run {event.run_id}: continuing it, attempts so far: {event.attempt}"
     state = state.log(text)

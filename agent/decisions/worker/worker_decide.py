@@ -12,8 +12,8 @@ A worker finds the head, joins its Ray, follows it, and leaves:
 
 A stop and a refusal are complete by themselves. Any other event passes the steps of
 `_decide_event`, in their order there: what the event changes, whether the run ends here, what the
-phase decides, the share of a former attempt, steps that can start, and the fence. What runs on this
-node follows from the state (`wanted_of`): Publish has it carried out.
+phase decides, and the fence. What runs on this node follows from the state (`wanted_of`): Publish
+has it carried out.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ def pending_waits(state: WorkerState) -> tuple[v.Wait, ...]:
 def _step_waits(state: WorkerState) -> list[v.Wait]:
     """Return the waits of prepare steps: for their turn, for their end, for other steps."""
     waits = []
-    awaited = state.awaited_turns
+    awaited = () if state.fenced else state.awaited_turns
     if awaited:
         what = f"the head to have {listed(sorted(awaited))} run here"
         steps = [step for step in state.goal.steps if step.name in awaited]
@@ -373,7 +373,7 @@ def _end_by_step(state: WorkerState, now: float) -> Decision | None:
         if item is not None and item.step is v.Step.LOST and not item.was_stopped:
             end = ends.STEP_FAILED.outcome(name=name, evidence=item.evidence)
             return _leave(state, end, must_report=True)
-        if name in awaited and now >= _turn_deadline(state):
+        if name in awaited and not state.fenced and now >= _turn_deadline(state):
             end = ends.NOT_IN_TIME.outcome(what=name, evidence=state.evidence, remedy="")
             return _leave(state, end)
         if name in running and now >= state.steps_due[name]:

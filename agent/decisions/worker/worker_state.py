@@ -101,7 +101,7 @@ class WorkerState(Value):
         """Return the state of a worker that keeps a killed agent's Ray and follows at once.
 
         Its node never left the cluster: the head must count it neither as lost nor as cleared.
-        This state has the recorded head, run and attempt, and since when the head is out of reach.
+        This state has the recorded head and run, and since when the head is out of reach.
         """
         since = self.unreached_since
         done = [ItemReport(step.name, Step.READY) for step in self.goal.steps]  # before the join
@@ -235,8 +235,8 @@ def enter_joining(state: WorkerState, now: float) -> WorkerState:
 def wanted_of(state: WorkerState) -> Wants:
     """Return what this node is to run, by name: its steps, and what else the head wants here.
 
-    Ray begins once the steps are done. A fence ends all; afterwards steps run again, and the head
-    wants the next generation of the rest.
+    Ray and the share begin once the steps are done. A fence ends all; afterwards steps run again,
+    and the head wants the next generation of the rest.
     """
     if state.fenced:
         return {}
@@ -244,7 +244,7 @@ def wanted_of(state: WorkerState) -> Wants:
     others = _wanted_by_no_agent(state) if state.is_plain_head else state.head_wants
     wants = steps_wanted(state)
     for name, want in others.items():
-        must_wait = name == RAY and state.preparing
+        must_wait = name in {RAY, SHARE} and state.preparing
         if name not in steps and not must_wait:
             wants[name] = want
     return wants

@@ -167,6 +167,17 @@ def test_the_next_ray_has_its_whole_time_once_nothing_is_left_here() -> None:
     assert submitted(trace) == AGAIN
 
 
+def test_a_restart_of_the_next_ray_keeps_its_time() -> None:
+    """`ray start` may give up on a busy node, long after the boot's own limit for Ray."""
+    trace = Trace(goal(retries=1), [(1, ray_open()), *RUNNING])
+    trace.state, _ = head.decide(trace.state, ray_lost("exit 1", generation=1), 200)
+    trace.take(ray_lost("exit 1", generation=1, is_running=False), 290)
+    trace.take(ray_waits("connection refused", generation=2), 290)
+    trace.take(ray_lost("it gave up", generation=2), 325)
+    assert "starting it again: 1 of 2" in trace.log
+    assert trace.outcomes == []
+
+
 @pytest.mark.parametrize("given", [False, True])
 def test_what_holds_gpu_memory_here_is_waited_for(*, given: bool) -> None:
     """Also where the job ran on a given Ray, of which only the watch begins anew."""

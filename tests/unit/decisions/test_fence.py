@@ -186,6 +186,22 @@ def test_its_time_does_not_run_while_it_is_stopped() -> None:
     assert "the head pod0" in end.reason
 
 
+def test_a_late_turn_is_waited_for_anew_after_the_fence() -> None:
+    """The turns' limit of a start may be long over when a node is cut off."""
+    late = replace(STEP, once="/data/.done", within=100.0)
+    of = replace(goal(prepare=True), steps=(late,))
+    trace = WorkerTrace(of, [(2, replied()), (60, wanted(1, late.name))])
+    trace.take(replied(ready=False), 90)
+    trace.take(SILENT, 91)
+    trace.take(TICK, 139)
+    trace.take(SILENT, 140)
+    assert (stops(trace), trace.outcomes) == ([Ended(late.name)], [])
+    trace.take(replied(ready=False), 145)
+    assert "turn" in [wait.key for wait in worker.pending_waits(trace.state)]
+    trace.take(wanted(9, late.name, generation=2), 150)
+    assert trace.effects[-1] == Began(late.name, 2)
+
+
 def test_a_head_that_never_answered_ends_no_prepare_step() -> None:
     """Workers may start long before their head."""
     trace = WorkerTrace(goal(prepare=True), [(2, SILENT), (60, SILENT), (99, TICK)])

@@ -11,6 +11,7 @@ import anyio
 import pytest
 from msgspec.structs import replace
 
+from agent.decisions.durable import EPOCH_STEP
 from agent.decisions.head import head_decide as head
 from agent.decisions.head import head_state as h
 from agent.plan import waits as wait_keys
@@ -236,4 +237,4 @@ def test_a_cluster_without_a_job_has_no_attempt_to_find(*, has_former_ray: bool)
     trace = Trace(of, [(1, h.RunRemembered("old", 1, 7))])
     assert trace.effects == []
     (kept,) = trace.persisted
-    assert (kept.run_id, kept.epoch, kept.ended) == ("old", 8, ())
+    assert (kept.run_id, kept.epoch, kept.ended) == ("old", 7 + EPOCH_STEP, ())

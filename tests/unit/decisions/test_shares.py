@@ -43,6 +43,7 @@ from support.heads import (
     SubmitJob,
     Trace,
     accepted,
+    ready,
     unfit,
 )
 from support.shares import DONE, STOPPED, by_torchrun, failed, own, share_of
@@ -312,6 +313,18 @@ def test_no_history_breaks_the_rules(
     assert end.reason
 
 
+def test_a_worker_whose_step_the_fence_ended_is_not_ready() -> None:
+    """Its share would run beside the step, without what that makes."""
+    of = replace(by_torchrun(1), steps=STEPS)
+    own = ItemsReported(tuple(ItemReport(step.name, Step.READY) for step in STEPS))
+    ended = tuple(ItemReport(step.name, Step.LOST, was_stopped=True) for step in STEPS)
+    said = replace(share_of(2).worker, items=ended)
+    trace = Trace(of, [(1.0, own), (2.0, h.WorkerReported(said))])
+    assert trace.state.fleet.alive == {}
+    trace.take(h.WorkerReported(replace(said, items=own.items)), 3.0)
+    assert trace.state.fleet.alive == {"10.0.0.2": "pod2"}
+
+
 # --- the worker ----------------------------------------------------------------------------------
 
 WORKER = replace(workers.goal(), by_shares=True)
@@ -328,6 +341,18 @@ def test_a_worker_follows_without_ray_and_starts_its_share() -> None:
     trace.take(workers.share_over(1, failed(7)), 4.0)
     (item,) = worker.item_reports(trace.state)
     assert (item.share, item.is_running) == (failed(7), False)
+
+
+def test_a_share_waits_for_the_steps_of_its_node() -> None:
+    """The fence ended one, and the head wants the share as soon as it is reached."""
+    of = replace(workers.goal(prepare=True), by_shares=True)
+    silent = w.HeadSilent("no answer")
+    trace = workers.WorkerTrace(of, [(2, workers.replied()), (31, silent), (79, workers.TICK)])
+    trace.take(RUN, 90)
+    (step,) = of.steps
+    assert trace.effects == [workers.Ended(step.name), workers.Began(step.name, 2)]
+    trace.take(ready(step.name), 91)
+    assert trace.effects[2:] == [workers.Began(SHARE)]
 
 
 def test_a_share_is_none_of_a_workers_services() -> None:

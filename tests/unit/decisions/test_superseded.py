@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from agent.base import times
 from agent.base.ends import Kind
-from agent.decisions.durable import Durable, Succession, taken_over
+from agent.decisions.durable import EPOCH_STEP, Durable, Succession, taken_over
 from agent.decisions.head import head_decide as head
 from agent.decisions.head import head_state as h
 from agent.decisions.head.head_decide import former_nodes
@@ -214,7 +214,7 @@ def test_a_head_without_its_disk_outranks_the_one_before(tmp_path: Path) -> None
     remembered = recalled(store, of_run("old", 0, before), before)
     assert remembered == h.RunRemembered("old", 0, before, is_of_other_head=True)
     trace = Trace(goal(1), [(1, remembered)], store.durable)
-    assert (trace.state.durable.run_id, trace.state.durable.epoch) == ("old", before + 1)
+    assert (trace.state.durable.run_id, trace.state.durable.epoch) == ("old", before + EPOCH_STEP)
     store.put(submitted(trace.state.durable), 1.0)
     assert recalled(store, of_run("old", 1, before), before) is None
     store.close()

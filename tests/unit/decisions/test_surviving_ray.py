@@ -8,6 +8,7 @@ from msgspec.structs import replace
 from agent.base import times
 from agent.decisions.head import head_decide as head
 from agent.decisions.head import head_state as h
+from agent.decisions.head.wanted import wanted_of
 from agent.decisions.shared import RAY, Answered, ItemReport, Step
 from agent.decisions.worker import worker_state as w
 from agent.decisions.worker.worker_state import WorkerPhase
@@ -125,6 +126,21 @@ def test_a_worker_that_joined_while_the_head_had_no_agent_has_not_joined() -> No
     trace.take(replied(epoch=7), 22.0)
     trace.take(RAY_UP, 25.0)
     assert (trace.effects[-1], trace.state.joined) == (Began(RAY, 7), True)
+
+
+def test_a_ray_of_a_former_head_is_replaced_however_often_it_was_restarted() -> None:
+    """This head's clock is behind, so that its epoch follows on that of the one before."""
+    former = 1_700_000_000_000
+    ray = ItemReport(RAY, Step.READY, generation=former + 20, is_running=True)
+    remembered = h.RunRemembered("run", 1, former, is_of_other_head=True)
+    history: heads.History = [(3.0, nodes()), (4.0, remembered)]
+    trace = heads.Trace(heads.goal(1, retries=1), history)
+    trace.take(reported(2, joined=False, items=(ray,)), 4.1)
+    worker = trace.state.fleet.workers["agent2"]
+    want = wanted_of(trace.state, "agent2").get(RAY)
+    assert not worker.joined
+    assert "agent2" in trace.state.earlier.leftovers
+    assert want is None or want.generation > ray.generation
 
 
 REMEMBERED: heads.History = [(0.5, ray_open()), (0.6, h.RunRemembered("run", 1))]

@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from msgspec.structs import replace
 
 from agent.base.ends import Kind, Outcome
 from agent.base.errors import PreflightError
-from agent.run.make_ready import name_head_in_refusal, open_port
+from agent.run.make_ready import open_port, refusal_of_head
+from agent.settings.redact import Redactor
 from agent.settings.rules import may_listen_on
 from support.free_ports import free_port
 from support.worlds import SECRET, plan_of, settings_of
@@ -64,6 +66,15 @@ def test_loopback_is_taken_already() -> None:
 def test_a_heads_refusal_names_the_head() -> None:
     """Workers print it too, and what is wrong is wrong elsewhere."""
     plan = a_plan()
-    sentence = name_head_in_refusal(plan, REFUSAL)
+    clean = Redactor(())
+    sentence = refusal_of_head(plan, clean, REFUSAL)
     assert sentence.reason == f"on the head {plan.topology.node_name}: ports: taken: 8265"
-    assert name_head_in_refusal(a_plan(EXPECTED_WORKERS="0"), REFUSAL) == REFUSAL
+    assert refusal_of_head(a_plan(EXPECTED_WORKERS="0"), clean, REFUSAL) == REFUSAL
+
+
+def test_a_heads_refusal_has_no_secret() -> None:
+    """A check may quote a line of the user's script; workers and outcome.json have the refusal."""
+    quotes = replace(REFUSAL, reason=f'train.py:3: ray.init(env={{"HF_TOKEN": "{SECRET}"}})')
+    refusal = refusal_of_head(a_plan(), Redactor((SECRET,)), quotes)
+    assert "train.py:3: ray.init" in refusal.reason
+    assert SECRET not in refusal.reason

@@ -176,7 +176,6 @@ def test_what_is_durable_is_kept_while_a_write_is_blocked(
     store.put(store.durable.starting_ray("poda", time.time()), 0.0)
     assert is_blocked.wait(LIMIT)
     store.put(submitted(store.durable), 1.0)
-    store.measure(used=60.0)
     next_agent(kept, monkeypatch)
     assert RunRecord.read(path) == store.record
 
@@ -185,6 +184,46 @@ def test_what_is_durable_is_kept_while_a_write_is_blocked(
     store.close()
     assert next_agent(kept, monkeypatch).path_of(RUN_FILE) is None
     assert written(tmp_path) == store.record
+
+
+def test_an_older_write_does_not_take_the_epoch_back(
+    tmp_path: Path, kept: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the next agent would yield to its own: node.json has an epoch below run.json's."""
+    next_agent(kept, monkeypatch)
+    node_path = tmp_path / NODE_FILE
+    recorder = NodeRecorder(
+        own_record("poda", "run"), lambda: nullcontext(node_path), DiskAlarm(say)
+    )
+    recorder.start()
+    recorder.settle(LIMIT)
+    store = store_of(tmp_path)
+    store.note_epoch = recorder.record_epoch
+    store.put(store.durable.starting_ray("poda", time.time()), 0.0)
+    store.close()
+
+    # A write of that record begins, and is slow to look for a later head.
+    looks = threading.Event()
+    goes_on = threading.Event()
+    older = store.record
+
+    def look_slowly(_record: RunRecord) -> int:
+        looks.set()
+        goes_on.wait(LIMIT)
+        return 0
+
+    monkeypatch.setattr(store, "later_epoch", look_slowly)
+    writing = threading.Thread(target=store._write, args=(older,))  # noqa: SLF001 - its thread has ended
+    writing.start()
+    assert looks.wait(LIMIT)
+    store.put(store.durable.with_epoch(time.time() + 60), 1.0)
+    goes_on.set()
+    writing.join(LIMIT)
+    next_agent(kept, monkeypatch)
+    node = NodeRecord.read(node_path)
+    assert isinstance(node, NodeRecord)
+    assert older.epoch < node.epoch == store.durable.epoch
+    recorder.finish(LIMIT)
 
 
 def test_an_older_write_takes_nothing_from_memory(tmp_path: Path, kept: int) -> None:

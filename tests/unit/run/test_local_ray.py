@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, cast
 import anyio
 import pytest
 
+from agent.decisions.durable import Durable
+from agent.decisions.head.head_decide import first_state
 from agent.decisions.shared import RAY, ItemReport, ItemsReported, Step, Want
 from agent.job.services import Placeholders
 from agent.platforms.rank_variables import GivenRay
@@ -16,6 +18,7 @@ from agent.processes.waiting import NotYet, until
 from agent.run import local_ray
 from agent.run.executor import Executor
 from agent.run.local_ray import HeadRay, WatchedRay
+from support.heads import goal
 from support.node_runs import node_run_with
 
 if TYPE_CHECKING:
@@ -40,6 +43,8 @@ class Machine:
         self.started: list[Child] = []
         self.restarts: list[int] = []
         self.sent: list[ItemReport] = []
+        self.state = first_state(goal(), Durable("run"))
+        self.waits_for_gpus = 0
         real = self.run.effects
         self.run.effects = real._replace(
             processes=real.processes._replace(
@@ -71,6 +76,10 @@ class Machine:
         """Note that the bridge is restarted, as the link does."""
         self.restarts.append(generation)
 
+    async def await_gpus(self) -> None:
+        """Note that the memory of the GPUs is waited for."""
+        self.waits_for_gpus += 1
+
     def take(self, event: ItemsReported) -> None:
         """Take a report."""
         self.sent += event.items
@@ -90,6 +99,7 @@ def _play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Mach
     monkeypatch.setattr(local_ray, "start_ray", lambda *_: machine.start())
     monkeypatch.setattr(local_ray, "_LEFTOVERS_KILLED", 0.2)
     monkeypatch.setattr(machine.run.memory, "recent", lambda: KILLED)
+    monkeypatch.setattr(machine.run.gpu_memory, "await_free", machine.await_gpus)
 
     async def scenario(
         tell: Callable[[Machine, Executor], Awaitable[None]], early: str, given: GivenRay | None
@@ -98,7 +108,9 @@ def _play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Mach
         place = Placeholders("127.0.0.1", "127.0.0.1")
         with anyio.fail_after(30):
             child = await machine.start(early)
-            ray: HeadRay | WatchedRay = HeadRay(machine.run, child, link, lambda: place, {})
+            ray: HeadRay | WatchedRay = HeadRay(
+                machine.run, child, link, lambda: place, {}, lambda: machine.state
+            )
             if given is not None:
                 ray = WatchedRay(machine.run, given)
             async with anyio.create_task_group() as tasks:
@@ -162,6 +174,23 @@ def test_its_end_is_known_at_once_and_the_next_starts_once_nothing_is_left(
     assert doubt == "python (pid 7) cannot be ended"
     assert len(machine.started) == 2
     assert machine.restarts == [2]
+
+
+@pytest.mark.parametrize("had_job", [False, True])
+def test_the_gpus_are_waited_for_after_an_attempt(
+    play: Callable[..., Machine], *, had_job: bool
+) -> None:
+    """In the boot other programs may use them, such as a prepare step: Ray starts again at once."""
+
+    async def tell(machine: Machine, executor: Executor) -> None:
+        if had_job:
+            machine.state = machine.state.with_attempt(submitted=1.0)
+        await machine.until(lambda item: item.step is Step.LOST)
+        executor.apply({RAY: Want(2)})
+        await machine.until(lambda item: item.generation == 2)
+
+    machine = play(tell, "exit 3")
+    assert machine.waits_for_gpus == had_job
 
 
 @pytest.mark.parametrize(("hangs", "longest"), [(True, 1.0), (False, 20.0)])
