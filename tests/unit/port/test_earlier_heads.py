@@ -9,7 +9,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from agent.decisions.durable import Durable, Succession
+from agent.decisions.durable import EPOCH_STEP, Durable, Succession
 from agent.decisions.worker import worker_state as w
 from agent.port.node_network import bind
 from agent.port.protocol import Hello
@@ -96,6 +96,7 @@ def test_a_head_without_its_disk_whose_clock_is_behind(tmp_path: Path, killed_wh
     first = Head(tmp_path / "a", 900, has_attempt=has_attempt)
     second = Head(tmp_path / "b", 100)
     worker = a_worker(port)
+    raised = 900 + EPOCH_STEP
 
     async def trace() -> None:
         async with anyio.create_task_group() as tasks:
@@ -104,12 +105,12 @@ def test_a_head_without_its_disk_whose_clock_is_behind(tmp_path: Path, killed_wh
             await worker.last(w.HeadSpoke, "epoch=900")
             await runner.cleanup()
             runner = await second.open(port, tasks)
-            await worker.last(w.HeadSpoke, "epoch=901")
+            await worker.last(w.HeadSpoke, f"epoch={raised}")
             tasks.cancel_scope.cancel()
         await runner.cleanup()
 
     anyio.run(trace)
-    assert second.store.durable.epoch == 901
+    assert second.store.durable.epoch == raised
     assert [one.number for one in second.store.durable.ended] == [1] * has_attempt
 
 
