@@ -484,7 +484,8 @@ class Trace:
         if isinstance(event, Tick):  # otherwise the head would tick without end
             then = head.deadline(self.state)
             assert then is None or then > at, f"{head.pending_waits(self.state)}: {then} at {at}"
-        if self.state.ray.item.generation > before.ray.item.generation:
+        is_over = self.state.phase is h.HeadPhase.LEAVING  # nothing starts any more
+        if not is_over and self.state.ray.item.generation > before.ray.item.generation:
             self.take(ray_waits(""), at)  # nothing is left of the former one
         if self.state.durable.epoch != before.durable.epoch:
             self._rejoin(at)
