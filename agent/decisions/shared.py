@@ -193,6 +193,11 @@ class ItemReport(Value):
     memory: str = ""  # what the kernel did for want of memory as Ray ended, or ''
 
     @property
+    def is_stopped(self) -> bool:
+        """Return whether its node has stopped it, and nothing of it is left."""
+        return self.was_stopped and not self.is_running
+
+    @property
     def share_end(self) -> ShareEnd | None:
         """Return how the job's share ended, also one that never began; None while it runs."""
         if self.share is not None or self.is_running or self.step is not Step.LOST:

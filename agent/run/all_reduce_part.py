@@ -68,15 +68,12 @@ async def run_ranks(run: NodeRun, share: ShareArgs, place: Placeholders) -> tupl
     env = environment.without_cluster_auth(full, plan.settings)
 
     # It ends by itself, or is stopped.
-    child = await run.start(process.name, argv, env, process.log)
+    grace = times.ALL_REDUCE_STOP
+    running = run.running(process.name, argv, env, process.log, grace=grace, leader_ends_group=True)
     code: int | None = None
-    try:
+    async with running as child:
         with anyio.move_on_after(times.ALL_REDUCE + times.ALL_REDUCE_KILLED):
             code = await child.wait()
-    finally:
-        with anyio.CancelScope(shield=True):
-            await child.stop(times.ALL_REDUCE_STOP, leader_ends_group=True)
-        run.node.remove_process(child.pid)
 
     result = await in_thread(partial(read_end, out, _LONGEST_RESULT)) or b""
     words = result.decode(errors="replace")

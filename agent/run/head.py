@@ -184,8 +184,8 @@ class HeadAgent:
         if given is not None:
             return WatchedRay(self._run, given)
         early = self._started.ray
-        place = lambda: self._placeholders  # noqa: E731 - one use
-        return HeadRay(self._run, early, self._link, place, self._env, lambda: self._state)
+        view = self._view()
+        return HeadRay(self._run, early, self._link, view.place, self._env, view.state)
 
     async def run(self) -> Outcome:
         """Run the head until the run ends; return the outcome."""

@@ -3,8 +3,8 @@
 A head's Ray is ready once its port is open, a worker's, which joins the head's, once its raylet
 listens. While it runs, its processes are watched: a stopped dashboard or agent is a doubt of the
 head's, a lost or stopped GCS or raylet ends it. Its end is reported at once. Then what jobs and
-workers have left here is killed, the memory of this node's GPUs is waited for, and only then it is
-over, and the next one may start.
+workers have left here is killed, and after an attempt the memory of this node's GPUs is waited for.
+Only then it is over, and the next one may start.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 _LEFTOVERS_KILLED = 10.0  # Then what resists is named, and waited for.
 _OWN_PORT_LOOK = 0.1  # Between two looks at the port of our own Ray, which starts just now.
 _GIVEN_PORT_LOOK = 1.0  # And at that of a given one, which is started at any time.
+_RAYLET_LOOK = 0.2  # And at that of a worker's raylet.
 _RETRY_PAUSE = 0.5  # After the end of a worker's Ray, before another may start.
 
 
@@ -141,7 +142,7 @@ class WatchedRay:
 async def _until_open(
     run: NodeRun, host: str, port: int, step: float, progress: OnProgress
 ) -> None:
-    """Say once GCS accepts connections: the bridge, which imports Ray, is later."""
+    """Say once a port of Ray accepts connections: a bridge, which imports Ray, is later."""
 
     async def is_open() -> bool | NotYet:
         evidence = await run.effects.network.port_answers(host, port)
@@ -181,19 +182,14 @@ class WorkerRay:
             ray_generation=want.generation,
         )
 
-        async def check() -> bool | NotYet:
-            evidence = await network.port_answers(node_ip, self._run.plan.ports.node_manager)
-            return NotYet(evidence) if evidence else True
-
-        async def watch_until_up() -> None:
-            if not is_adopted:
-                silent = lambda evidence: progress(Step.PENDING, evidence)  # noqa: E731 - one use
-                await until(check, None, longest=0.2, on_evidence=silent)
-            progress(Step.READY, "")
+        async def watch_port() -> None:
+            if not is_adopted:  # else it is ready already
+                port = self._run.plan.ports.node_manager
+                await _until_open(self._run, node_ip, port, _RAYLET_LOOK, progress)
 
         # It runs until it exits, or is not wanted any more.
         async with self._running(node_ip, head_ip) as child:
-            return await watch_until_end(self._run, child, watch_until_up)
+            return await watch_until_end(self._run, child, watch_port)
 
     async def clear(self, _progress: OnProgress) -> None:
         """End what a Ray has left, and wait for the memory of the GPUs and for the next try."""

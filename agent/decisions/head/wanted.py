@@ -73,7 +73,7 @@ def _steps_of(state: HeadState, node: str) -> Iterator[tuple[str, Want]]:
             continue
         item = worker.item(step.name)
         generation = 1 if item is None else item.generation
-        is_ended = item is not None and item.was_stopped and not item.is_running
+        is_ended = item is not None and item.is_stopped
         if is_ended and step.once is not None:
             holder = state.steps.holders.get((step.name, disk_of(state, node, step)))
             if holder != node:
@@ -133,15 +133,11 @@ def _touched(before: HeadState, after: HeadState, event: HeadEvent) -> Iterator[
         yield from _changed_keys(before.services.by_key, after.services.by_key)
     if before.services.blocked is not after.services.blocked:
         yield from (node for node, _ in sorted(before.services.blocked ^ after.services.blocked))
-    if before.steps.by_key is not after.steps.by_key or before.ending is not after.ending:
-        yield HERE
-    if before.ray is not after.ray or before.job.want is not after.job.want:
+    if any(was is not now for was, now in zip(_here(before), _here(after), strict=True)):
         yield HERE
     if before.preflight is not after.preflight:
         were = {} if before.preflight is None else before.preflight.wanted
         yield from (were or ({} if after.preflight is None else after.preflight.wanted))
-    if before.check is not after.check:
-        yield HERE
     yield from sorted(before.notices.released ^ after.notices.released)
     if before.shares.wanted is not after.shares.wanted:
         yield from {**before.shares.wanted, **after.shares.wanted}
@@ -154,6 +150,11 @@ def _touched(before: HeadState, after: HeadState, event: HeadEvent) -> Iterator[
     if before.steps.wanted is not after.steps.wanted:
         was = before.steps.wanted
         yield from (node for node, names in after.steps.wanted.items() if was.get(node) != names)
+
+
+def _here(state: HeadState) -> tuple[object, ...]:
+    """Return what only the head's own node is wanted to run by."""
+    return state.steps.by_key, state.ending, state.ray, state.job.want, state.check
 
 
 def _heads_ray(state: HeadState) -> tuple[int, bool]:

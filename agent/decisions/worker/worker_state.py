@@ -202,7 +202,7 @@ class WorkerState(Value):
             want = self.head_wants.get(step.name)
             if item is None:
                 begun = 0
-            elif item.was_stopped and not item.is_running:  # by the fence
+            elif item.is_stopped:  # by the fence
                 begun = item.generation
             else:
                 continue
@@ -262,7 +262,7 @@ def steps_wanted(state: WorkerState) -> dict[str, Want]:
     wants = {}
     for step in state.goal.steps:
         item = state.item(step.name)
-        if item is not None and not (item.was_stopped and not item.is_running):
+        if item is not None and not item.is_stopped:
             wants[step.name] = Want(item.generation)
             continue
         is_blocked = step.name not in state.head_wants and state.unmet_dependencies(step)

@@ -51,6 +51,21 @@ def next_agent(descriptor: int, monkeypatch: pytest.MonkeyPatch) -> RecordMemory
     return memory
 
 
+def block_writes(monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, threading.Event]:
+    """Have each write of a file wait; return what shows that one does, and what lets all go on."""
+    write = files.write_atomically
+    is_blocked = threading.Event()
+    goes_on = threading.Event()
+
+    def write_late(*arguments: Any, **options: Any) -> OSError | None:  # noqa: ANN401 - passed on
+        is_blocked.set()
+        goes_on.wait(LIMIT)
+        return write(*arguments, **options)
+
+    monkeypatch.setattr(files, "write_atomically", write_late)
+    return is_blocked, goes_on
+
+
 @needs_mount
 def test_a_full_disk(tmp_path: Path, kept: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run, attempt and processes of a killed agent are found, though no file has them."""
@@ -121,16 +136,7 @@ def test_epoch_and_processes_are_kept_while_a_write_is_blocked(
     """The write of an older record that ends later does not take it from the memory."""
     path = tmp_path / NODE_FILE
     next_agent(kept, monkeypatch)
-    write = files.write_atomically
-    is_blocked = threading.Event()
-    goes_on = threading.Event()
-
-    def write_late(*arguments: Any, **options: Any) -> OSError | None:  # noqa: ANN401 - passed on
-        is_blocked.set()
-        goes_on.wait(LIMIT)
-        return write(*arguments, **options)
-
-    monkeypatch.setattr(files, "write_atomically", write_late)
+    is_blocked, goes_on = block_writes(monkeypatch)
     recorder = NodeRecorder(own_record("poda", "run-1"), lambda: nullcontext(path), DiskAlarm(say))
     recorder.start()
     assert is_blocked.wait(LIMIT)
@@ -161,16 +167,7 @@ def test_what_is_durable_is_kept_while_a_write_is_blocked(
 ) -> None:
     """The next agent knows of the attempt, and so do not two heads submit it."""
     next_agent(kept, monkeypatch)
-    write = files.write_atomically
-    is_blocked = threading.Event()
-    goes_on = threading.Event()
-
-    def write_late(*arguments: Any, **options: Any) -> OSError | None:  # noqa: ANN401 - passed on
-        is_blocked.set()
-        goes_on.wait(LIMIT)
-        return write(*arguments, **options)
-
-    monkeypatch.setattr(files, "write_atomically", write_late)
+    is_blocked, goes_on = block_writes(monkeypatch)
     store = store_of(tmp_path)
     path = tmp_path / "run" / RUN_FILE
     store.put(store.durable.starting_ray("poda", time.time()), 0.0)
