@@ -87,6 +87,11 @@ def shell_code(returncode: int) -> int:
     return min(128 - returncode if returncode < 0 else returncode, 255)
 
 
+def exit_sentence(code: int) -> str:
+    """Return a sentence with the exit code of a process."""
+    return f"exit code {name_of_code(code)}"
+
+
 def name_of_code(code: int) -> str:
     """Name an exit code: '7', or '137 (SIGKILL)'."""
     name = _SIGNALS.get(code - 128)

@@ -135,8 +135,10 @@ def map_texts(data: Any, change: Callable[[str], str]) -> Any:  # noqa: ANN401 -
 
 _WITHOUT_TEXT = {int, float, bool, type(None)}
 
-LAST_OUTPUT = "; last output: "
-"""In evidence: what follows was printed by a program."""
+
+def with_output(sentence: str, output: str) -> str:
+    """Return a sentence about a program, and what the program printed last."""
+    return f"{sentence}; last output: {output}" if output else sentence
 
 
 def plain(text: str) -> str:

@@ -16,6 +16,7 @@ import anyio
 from msgspec.structs import replace
 
 from agent.base import times
+from agent.base.ends import exit_sentence
 from agent.base.typed import convert
 from agent.base.value import Value
 from agent.decisions.attempts import JobReport
@@ -99,8 +100,8 @@ class RayLink:
                 if self._restarted:
                     self._restarted = False
                     continue
-                why = self._child.end_sentence(code)
-                self._emit_silence(f"the ray bridge ended, {why}")
+                why = f"the ray bridge ended, {exit_sentence(code)}"
+                self._emit_silence(why, self._child.tail())
                 await anyio.sleep(_BRIDGE_PAUSE)  # no busy loop where it exits at once
         finally:
             if self._child is not None:
@@ -202,8 +203,8 @@ class RayLink:
         with suppress(BrokenPipeError, ConnectionResetError):  # same
             await child.stdin.drain()
 
-    def _emit_silence(self, evidence: str) -> None:
-        self._emit(h.RaySeen(evidence=evidence, generation=self._generation))
+    def _emit_silence(self, evidence: str, output: str = "") -> None:
+        self._emit(h.RaySeen(evidence=evidence, output=output, generation=self._generation))
 
     async def _read(self, child: Child, generation: int) -> None:
         async for line in child.stdout:

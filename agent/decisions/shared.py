@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from agent.base import times
 from agent.base.ends import Outcome
-from agent.base.text import duration_text
+from agent.base.text import duration_text, with_output
 from agent.base.value import (
     ByName,
     Bytes,
@@ -32,7 +32,11 @@ from agent.job.share import ShareArgs, ShareEnd
 
 
 class Wait(Value):
-    """A wait: what for, its deadline, and the last evidence."""
+    """A wait: what for, its deadline, and the last evidence.
+
+    What a program printed last stands apart from the evidence, here as in items: not everyone who
+    may read the run's status may read logs.
+    """
 
     key: str  # the key of the planned wait
     what: str
@@ -40,16 +44,22 @@ class Wait(Value):
     source: str | Callable[[], str] = ""  # the evidence, or a function that computes it
     is_following: bool = False  # it only follows a job or head that runs: no log line announces it
     remedy: str = ""  # what to do if it is over
+    output: str = ""  # what the program that is waited for printed last, if it has ended
 
     @property
     def evidence(self) -> str:
         """Return the last evidence."""
         return self.source if isinstance(self.source, str) else self.source()
 
+    @property
+    def in_full(self) -> str:
+        """Return the last evidence with what was printed last."""
+        return with_output(self.evidence, self.output)
+
     def sentence(self, now: float, evidence: str | None = None) -> str:
         """Return the log line: what is missing, the evidence, the time left."""
         left = duration_text(self.deadline - now)
-        evidence = self.evidence if evidence is None else evidence
+        evidence = self.in_full if evidence is None else evidence
         why = f", {evidence}" if evidence else ""
         return f"waiting for {self.what}{why} ({left} left)"
 
@@ -133,16 +143,25 @@ class Item(Value):
     restarted_at: float | None = None  # when it was last restarted
     restart_at: float | None = None  # when it is to be restarted, if it has ended
     was_stopped: bool = False  # it is lost since its node stopped it, and has not failed
+    output: str = ""  # what it printed last, if the evidence is its end
+
+    @property
+    def in_full(self) -> str:
+        """Return the evidence with what it printed last."""
+        return with_output(self.evidence, self.output)
 
     def ready(self) -> Item:
         """Return it as ready."""
-        return replace(
-            self, step=Step.READY, evidence="", was_ready=True, deadline=math.inf, restart_at=None
-        )
+        item = self.with_evidence("")
+        return replace(item, step=Step.READY, was_ready=True, deadline=math.inf, restart_at=None)
 
-    def lost(self, evidence: str) -> Item:
+    def lost(self, evidence: str, output: str = "") -> Item:
         """Return it as ended or failed."""
-        return replace(self, step=Step.LOST, evidence=evidence)
+        return replace(self.with_evidence(evidence, output), step=Step.LOST)
+
+    def with_evidence(self, evidence: str, output: str = "") -> Item:
+        """Return it with other evidence; the output of an earlier end does not belong to it."""
+        return replace(self, evidence=evidence, output=output)
 
     def recent_restarts(self, now: float) -> int:
         """Return how many restarts count: none after a long time without one."""
@@ -191,6 +210,12 @@ class ItemReport(Value):
     doubt: str = ""  # of Ray: which of its processes is stopped, or what of it cannot be ended
     beside_job: bool = False  # a job runs here that does without the stopped process
     memory: str = ""  # what the kernel did for want of memory as Ray ended, or ''
+    output: str = ""  # what it printed last before it ended
+
+    @property
+    def in_full(self) -> str:
+        """Return the evidence with what it printed last."""
+        return with_output(self.evidence, self.output)
 
     @property
     def is_stopped(self) -> bool:

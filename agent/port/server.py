@@ -11,7 +11,6 @@ import os
 import socket
 import time
 from contextlib import suppress
-from enum import Enum
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 from urllib.parse import parse_qs
@@ -24,8 +23,6 @@ from msgspec.structs import replace
 
 from agent.base import times
 from agent.base.fields import news_of
-from agent.base.text import LAST_OUTPUT, map_texts
-from agent.base.typed import convert
 from agent.decisions.worker.worker_state import WorkerPhase
 from agent.port.access import PortAccess, host_names, is_signed_body, refusal_of
 from agent.port.glance import judged
@@ -44,7 +41,7 @@ from agent.port.protocol import (
     protocol_mismatch,
 )
 from agent.port.reports import TooManyAgentsError
-from agent.port.status_model import HeadStatus, JudgedStatus, StopAnswer, WorkerStatus
+from agent.port.status_model import HeadStatus, JudgedStatus, Reader, StopAnswer, WorkerStatus
 from agent.processes.waiting import NotYet, TimedOutError, until
 from agent.record.log import say
 from agent.serving.bodies import RETRY_AFTER, Bodies, has_more_values
@@ -163,29 +160,20 @@ class StatusStream:
         return newest
 
 
-class Reader(Enum):
-    """Who reads a status."""
-
-    ALL = "all"  # With the token, or the control key: log text, too
-    LOCAL = "local"  # Without a token, on this node
-    ANYONE = "anyone"  # Without a token, from elsewhere
-
-
-def without_log_text(status: HeadStatus) -> HeadStatus:
+def without_log_text(status: HeadStatus | WorkerStatus) -> HeadStatus | WorkerStatus:
     """Return a status for anyone: without words of logs in what ended, or ends."""
-    texts = map_texts(to_builtins(status), lambda text: text.partition(LAST_OUTPUT)[0])
-    status = convert(texts, HeadStatus)
+    if status.verdict is not None:
+        verdict = replace(status.verdict, reason=status.verdict.plain, remedy="", before="")
+        status = replace(status, verdict=verdict)
+    if isinstance(status, WorkerStatus):
+        return status
     attempts = tuple(replace(row, reason=row.plain) for row in status.attempts)
     # a worker that leaves reports its verdict's reason
     nodes = tuple(
         replace(node, detail="") if node.phase == WorkerPhase.LEAVING.value else node
         for node in status.nodes
     )
-    status = replace(status, attempts=attempts, nodes=nodes)
-    if status.verdict is None:
-        return status
-    verdict = replace(status.verdict, reason=status.verdict.plain, remedy="", before="")
-    return replace(status, verdict=verdict)
+    return replace(status, attempts=attempts, nodes=nodes)
 
 
 def _text_of(status: JudgedStatus | PageStatus | WorkerStatus) -> StatusText:
@@ -221,7 +209,7 @@ class AgentServer:
         *,
         token: str | None,
         ready: Callable[[], bool],
-        status: Callable[[], HeadStatus | WorkerStatus],
+        status: Callable[[Reader], HeadStatus | WorkerStatus],
         reports: Reports | None = None,
         names: Iterable[str | None] = (),
         run_id: Callable[[], str] = str,
@@ -352,13 +340,13 @@ class AgentServer:
 
     def _whole_for(self, reader: Reader) -> StatusText:
         """Return the status that a reader may read, and the judgment that follows from it."""
-        status = self._status()
+        status = self._status(reader)
+        if reader is Reader.ANYONE:
+            status = without_log_text(status)
         if isinstance(status, WorkerStatus):
             return _text_of(status)
         if reader is Reader.ALL and self._control is not None:
             status = self._control.with_private(status)
-        if reader is Reader.ANYONE:
-            status = without_log_text(status)
         return _text_of(judged(status))
 
     def _brief_for(self, reader: Reader) -> StatusText:

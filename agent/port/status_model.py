@@ -9,6 +9,7 @@ in `NodeValues` (port/protocol.py) and set in run/node_run.py, one of the run is
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from enum import Enum
 from itertools import islice
 from statistics import fmean
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
@@ -45,7 +46,7 @@ from agent.record.run_folder import OutageRecord
 from agent.record.run_record import AttemptOutcome
 
 if TYPE_CHECKING:
-    from agent.decisions.shared import Wait
+    from agent.decisions.shared import Item, ItemReport, Wait
     from agent.diagnosis.advice import Advice
     from agent.node.figures import Figures
     from agent.record.job_lines import JobLines
@@ -58,6 +59,19 @@ Whole = Annotated[int, Meta(ge=0)]
 Values = tuple[Whole | None, ...]
 Span = tuple[str, float]
 """A phase, and the seconds since the agent's start at which it began."""
+
+
+class Reader(Enum):
+    """Who reads a status."""
+
+    ALL = "all"  # with the token, or the control key: log text, too
+    LOCAL = "local"  # without a token, on this node
+    ANYONE = "anyone"  # without a token, from elsewhere
+
+    def evidence_of(self, known: Item | ItemReport | Wait) -> str:
+        """Return the evidence of an item or a wait; what was printed last is text of a log."""
+        return known.evidence if self is Reader.ANYONE else known.in_full
+
 
 Clock = Annotated[float, CLOCK]
 
@@ -215,10 +229,10 @@ class WaitStatus(Value):
     following: Annotated[bool, says("it only follows a job or head that runs")]
 
     @classmethod
-    def of(cls, wait: Wait, now: float) -> WaitStatus:
+    def of(cls, wait: Wait, now: float, reader: Reader) -> WaitStatus:
         """Return a wait as the status has it."""
         left = round(wait.deadline - now, 1)
-        return cls(wait.what, wait.evidence, left, wait.is_following)
+        return cls(wait.what, reader.evidence_of(wait), left, wait.is_following)
 
 
 class StepStatus(Value):

@@ -23,8 +23,8 @@ import anyio
 import psutil
 
 from agent.base import times
-from agent.base.ends import name_of_code, shell_code
-from agent.base.text import LAST_OUTPUT, without_controls
+from agent.base.ends import exit_sentence, shell_code
+from agent.base.text import with_output, without_controls
 from agent.node.limits import starting
 from agent.processes import parent
 from agent.processes.waiting import NotYet, TimedOutError, until
@@ -285,9 +285,8 @@ class Child:
                     pipe.close()
 
     def end_sentence(self, code: int) -> str:
-        """Return a sentence with its exit code and the end of its output."""
-        tail = self.tail()
-        return f"exit code {name_of_code(code)}" + (f"{LAST_OUTPUT}{tail}" if tail else "")
+        """Return a sentence with its exit code and the end of its output, as logs have it."""
+        return with_output(exit_sentence(code), self.tail())
 
     def tail(self, lines: int = 3, longest: int = 300) -> str:
         """Return the last non-empty lines of its output, masked, on one line."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import anyio
 
 from agent.base import times
+from agent.base.ends import exit_sentence
 from agent.processes.driver import drivers_by_job
 from agent.processes.process import children_of
 from agent.processes.waiting import NotYet, until
@@ -87,7 +88,7 @@ class RayParts:
 
     def end_sentence(self, code: int) -> str:
         """Return a sentence with how this Ray ended."""
-        end = f"`ray start` ended, {self._child.end_sentence(code)}"
+        end = f"`ray start` ended, {exit_sentence(code)}"
         return f"{self.evidence}; {end}" if self.evidence else end
 
 

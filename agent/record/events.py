@@ -327,7 +327,7 @@ class WaitLog:
         last = self._logged.get(wait.what)
         if last is not None and now < last.checked_at + times.WAIT_QUIET:
             return last.checked_at + times.WAIT_QUIET
-        evidence = wait.evidence
+        evidence = wait.in_full
         kind = re.sub(r"\d+", "", evidence)
         if last is None:
             last = _LoggedWait(now, kind, now, now, evidence)

@@ -397,7 +397,7 @@ def _failures(events: list[_Event]) -> list[str]:
         for item in items:
             is_failure = item.step is Step.LOST and not item.was_stopped
             if is_failure and item.name not in {ALL_REDUCE, CHECK, JOB, SHARE, SAVE}:
-                failed.setdefault(f"{item.name}{where}", {})[item.generation] = item.evidence
+                failed.setdefault(f"{item.name}{where}", {})[item.generation] = item.in_full
     if not failed:
         return []
     texts = [f"{name} failed {len(why)} x ({[*why.values()][-1]})" for name, why in failed.items()]

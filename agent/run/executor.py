@@ -39,6 +39,7 @@ class Details(TypedDict, total=False):
     doubt: str
     beside_job: bool
     memory: str
+    output: str
     report: JobReport
     status_at: float
     basis: JobBasis

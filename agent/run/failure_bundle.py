@@ -25,6 +25,7 @@ from agent.decisions.head.fleet import NodeState
 from agent.decisions.shared import QuestionKind
 from agent.plan.plan import AGENT_LOG, JOB_LOG
 from agent.plan.show import render
+from agent.port.status_model import Reader
 from agent.record import bundle, events, node_record, run_folder, run_record
 from agent.record.background import in_thread, run_within
 from agent.record.bundle import BundlePart
@@ -170,7 +171,8 @@ def parts_of_workers(
 ) -> Iterator[BundlePart]:
     """Yield the workers' logs and reports; workers without a goodbye come first."""
     # The head's view of all nodes.
-    yield BundlePart("status.json", _to_json(to_builtins(status.with_private(status.status()))))
+    whole = status.with_private(status.status(Reader.ALL))
+    yield BundlePart("status.json", _to_json(to_builtins(whole)))
     yield BundlePart("findings.json", _to_json(to_builtins(status.findings())))
 
     # One folder for each worker.

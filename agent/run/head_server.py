@@ -40,6 +40,7 @@ from agent.port.status_model import (
     NodeStatus,
     PartStatus,
     ProgressStatus,
+    Reader,
     ServiceStatus,
     StallStatus,
     StepStatus,
@@ -255,8 +256,8 @@ class RunStatus:
         first = "" if failed is None else failed.node
         return self.job_lines.known.logs_of_nodes(first)
 
-    def status(self) -> HeadStatus:
-        """Return the status that needs no token."""
+    def status(self, reader: Reader = Reader.ANYONE) -> HeadStatus:
+        """Return the status without what only callers with a token may read."""
         state = self._get_state()
         plan = self._run.plan
         durable = state.durable
@@ -294,18 +295,19 @@ class RunStatus:
             seconds=round(now, 1),
             seconds_in_phase=round(now - state.phase_since, 1),
             phases=tuple(self.timeline.phases),
-            waits=tuple(WaitStatus.of(wait, now) for wait in head.pending_waits(state)),
-            ray=PartStatus(state.ray.item.step.value, state.ray.item.evidence),
+            waits=tuple(WaitStatus.of(wait, now, reader) for wait in head.pending_waits(state)),
+            ray=PartStatus(state.ray.item.step.value, reader.evidence_of(state.ray.item)),
             nodes=tuple(
-                self._node(worker, now, steps=steps, joined=worker.ip in alive)
+                self._node(worker, now, reader, steps=steps, joined=worker.ip in alive)
                 for worker in (*ranked, *plain)
             ),
             more_refused=len(refused[_MOST_REFUSED:]),
             services=tuple(
-                self._service(state, key, item, now) for key, item in state.services.by_key.items()
+                self._service(state, key, item, now, reader)
+                for key, item in state.services.by_key.items()
             ),
             prepare=tuple(
-                ItemStatus(name, item.step.value, item.evidence)
+                ItemStatus(name, item.step.value, reader.evidence_of(item))
                 for (_, name), item in state.steps.by_key.items()
             ),
             outages=self.outages(),
@@ -357,7 +359,7 @@ class RunStatus:
         self.receipt.look(self.stalls)
         run = self._run
         if run.notifies and run.notifier.is_due(run.now()):
-            run.notifier.look(self.status())
+            run.notifier.look(self.status(Reader.ALL))
 
     def cost(self) -> float | None:
         """Return what the run has cost so far, all nodes and heads together; None if unknown."""
@@ -395,9 +397,10 @@ class RunStatus:
         )
 
     def _node(
-        self, worker: Worker, now: float, *, steps: frozenset[str], joined: bool
+        self, worker: Worker, now: float, reader: Reader, *, steps: frozenset[str], joined: bool
     ) -> NodeStatus:
         stats = self.worker_stats.get(worker.key)
+        ray_end = "" if worker.ray_end is None else reader.evidence_of(worker.ray_end)
         return NodeStatus(
             name=worker.name,
             ip=worker.ip,
@@ -405,7 +408,7 @@ class RunStatus:
             state=worker.state(counts=joined),
             phase=worker.phase,
             detail=worker.refused or worker.detail,
-            last_error=worker.refused or worker.ray_error,
+            last_error=worker.refused or ray_end,
             heard_seconds_ago=round(now - worker.last_report_at, 1) if worker.key else None,
             joined=joined,
             phases=tuple(self.timeline.nodes.get(worker.key, ())),
@@ -420,7 +423,9 @@ class RunStatus:
             **reported_values(stats),
         )
 
-    def _service(self, state: HeadState, key: Key, item: Item, now: float) -> ServiceStatus:
+    def _service(
+        self, state: HeadState, key: Key, item: Item, now: float, reader: Reader
+    ) -> ServiceStatus:
         node, name = key
         worker = state.fleet.workers.get(node)
         where = HERE if worker is None else worker.name
@@ -439,7 +444,7 @@ class RunStatus:
             name=service_title(state, key),
             state=item.step.value,
             gpus=state.goal.service(name).gpus,
-            detail=item.evidence,
+            detail=reader.evidence_of(item),
             restarts=item.generation - 1,
             outages=len(outages),
             outage_seconds=round(seconds, 1),

@@ -75,7 +75,7 @@ class HeadRay:
             if is_next:  # what the bridge has of the former one does not apply to it
                 await self._link.restart_bridge(want.generation)
             end = await self._watch(child, progress)
-            progress(Step.LOST, end, memory=self._run.memory.recent())
+            progress(Step.LOST, end, memory=self._run.memory.recent(), output=child.tail())
         finally:
             with anyio.CancelScope(shield=True):
                 await self._stop(child)
@@ -189,7 +189,9 @@ class WorkerRay:
 
         # It runs until it exits, or is not wanted any more.
         async with self._running(node_ip, head_ip) as child:
-            return await watch_until_end(self._run, child, watch_port)
+            end = await watch_until_end(self._run, child, watch_port)
+            progress(Step.LOST, end, output=child.tail())
+            return end
 
     async def clear(self, _progress: OnProgress) -> None:
         """End what a Ray has left, and wait for the memory of the GPUs and for the next try."""

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import anyio
 
 from agent.base import times
+from agent.base.ends import exit_sentence
 from agent.base.text import error_text, iso_time
 from agent.decisions.shared import Step
 from agent.job.compile_caches import SEAL, seal_of
@@ -72,10 +73,10 @@ class LocalWork:
             return self.serve
         return None
 
-    async def prepare(self, name: str, _want: Want, _progress: OnProgress) -> str:
+    async def prepare(self, name: str, _want: Want, progress: OnProgress) -> str:
         """Run a step to its end; return why it failed, or ''."""
         step = next(step for step in self._run.plan.steps if step.name == name)
-        failure = await self._run_step(step)
+        failure = await self._run_step(step, progress)
         if not failure:
             self._unfinished.discard(name)
         if name == CACHES:
@@ -111,7 +112,7 @@ class LocalWork:
         what = child.tail(1) if code == 0 else f"reading ahead: {child.end_sentence(code)}"
         say(f"{run.plan.settings.model}: {what}", "info" if code == 0 else "debug")
 
-    async def _run_step(self, step: PrepareStep) -> str:
+    async def _run_step(self, step: PrepareStep, progress: OnProgress) -> str:
         """Run a step unless its marker exists; return '' or why it failed."""
         run = self._run
         name = step.name
@@ -132,7 +133,8 @@ class LocalWork:
 
         child, code = await self._run_to_end(step, place)
         if code != 0:
-            return child.end_sentence(code)
+            progress(output=child.tail())
+            return exit_sentence(code)
 
         # The step is done, even if its marker cannot be written: it then runs again next time.
         if marker is not None:
@@ -241,7 +243,10 @@ class LocalWork:
             tasks.cancel_scope.cancel()
         if router is not None and not silence:
             await _leave(router, spec.name)
-        return silence or child.end_sentence(code)
+        if silence:
+            return silence
+        progress(output=child.tail())
+        return exit_sentence(code)
 
     async def _probe(
         self,

@@ -23,6 +23,7 @@ from agent.base.text import error_text, map_texts
 from agent.port.glance import judged
 from agent.port.page_files import ICONS, SCRIPTS, asset, icon_path
 from agent.port.page_status import page_status
+from agent.port.status_model import Reader
 from agent.record.background import in_thread
 from agent.record.log import disk_alarm
 from agent.run.head_server import read_lines
@@ -42,7 +43,7 @@ REPORT_AT_STOP = 2.0  # The same at a stop, whose grace is over then.
 
 async def write_report(run: NodeRun, status: RunStatus, outcome: Outcome) -> Path:
     """Write the report; return its file, or the run folder where the disk does not take it."""
-    full = replace(status.with_private(status.status()), verdict=outcome)
+    full = replace(status.with_private(status.status(Reader.ALL)), verdict=outcome)
     data = to_builtins({"status": page_status(judged(full)), "series": status.series()})
 
     # Reading and writing have limits of their own, so that a stalled disk delays the end little.

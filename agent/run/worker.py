@@ -48,7 +48,7 @@ from agent.plan.plan_services import service_only_ranks
 from agent.port.client import HeadLink
 from agent.port.protocol import Applied, Bye, Hello, Reply, Report
 from agent.port.server import AgentServer
-from agent.port.status_model import HeadAddress, ItemStatus, WaitStatus, WorkerStatus
+from agent.port.status_model import HeadAddress, ItemStatus, Reader, WaitStatus, WorkerStatus
 from agent.processes import driver
 from agent.processes.waiting import Inbox
 from agent.record.log import say
@@ -305,7 +305,7 @@ class WorkerAgent:
         if reply.wanted is not None:
             self._questions.hear(reply.wanted, self._tasks)
 
-    def _status(self) -> WorkerStatus:
+    def _status(self, reader: Reader) -> WorkerStatus:
         plan = self._plan
         state = self._state
         now = self._run.now()
@@ -315,13 +315,14 @@ class WorkerAgent:
             rank=state.rank,
             phase=state.phase,
             seconds=round(now, 1),
-            waits=tuple(WaitStatus.of(wait, now) for wait in worker.pending_waits(state)),
+            waits=tuple(WaitStatus.of(wait, now, reader) for wait in worker.pending_waits(state)),
             head=HeadAddress(state.head_ip or plan.topology.head_host, plan.ports.agent),
             head_phase=state.head_phase,
             services=tuple(
-                ItemStatus(item.name, item.step.value, item.evidence) for item in state.services
+                ItemStatus(item.name, item.step.value, reader.evidence_of(item))
+                for item in state.services
             ),
-            last_error=state.ray_evidence,
+            last_error="" if state.ray_end is None else reader.evidence_of(state.ray_end),
             verdict=state.verdict,
         )
 

@@ -59,7 +59,7 @@ class Port:
         site = AgentServer(
             token=self.token,
             ready=lambda: True,
-            status=lambda: STATUS,
+            status=lambda _reader: STATUS,
             reports=reports,
             names=NAMES,
         )

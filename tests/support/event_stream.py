@@ -22,10 +22,10 @@ from support.statuses import A_HEAD, NOTHING_FOUND
 from support.worlds import SECRET
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
 
-    from agent.port.status_model import HeadStatus
+    from agent.port.status_model import HeadStatus, Reader, WorkerStatus
 
 WARNINGS = (WarningStatus("disk", "it is nearly full", "make room"),)
 """As `/status` has them for callers with the token."""
@@ -39,7 +39,8 @@ class StreamedHead:
     def __init__(self, token: str | None, *, is_head: bool = True) -> None:
         self.socket = bind("127.0.0.1", 0)
         self.port = int(self.socket.getsockname()[1])
-        self.status = replace(A_HEAD, phase=HeadPhase.BOOTING)
+        self.status: HeadStatus = replace(A_HEAD, phase=HeadPhase.BOOTING)
+        self.status_for: Callable[[Reader], HeadStatus | WorkerStatus] = lambda _: self.status
         self.reads = 0
         self.up, self.over = threading.Event(), threading.Event()
         control = Control(
@@ -54,9 +55,9 @@ class StreamedHead:
             control=control if is_head else None,
         )
 
-    def _look(self) -> HeadStatus:
+    def _look(self, reader: Reader) -> HeadStatus | WorkerStatus:
         self.reads += 1
-        return replace(self.status, seconds=time.monotonic())
+        return replace(self.status_for(reader), seconds=time.monotonic())
 
     def live(self) -> None:
         """Serve until the test is over."""

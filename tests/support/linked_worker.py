@@ -115,7 +115,9 @@ async def head_at(
 ) -> AsyncIterator[Reports]:
     """Serve a head's port."""
     reports = reports or reports_of()
-    site = AgentServer(token=token, ready=lambda: True, status=lambda: A_WORKER, reports=reports)
+    site = AgentServer(
+        token=token, ready=lambda: True, status=lambda _reader: A_WORKER, reports=reports
+    )
     runner = await site.open([bind("127.0.0.1", port) if isinstance(port, int) else port])
     try:
         yield reports

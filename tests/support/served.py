@@ -129,7 +129,7 @@ class Head:
             series=a_series().part,
         )
         self.site = AgentServer(
-            token=token, ready=lambda: True, status=lambda: STATUS, control=control
+            token=token, ready=lambda: True, status=lambda _reader: STATUS, control=control
         )
 
     def live(self) -> None:

@@ -83,10 +83,12 @@ def _required_waits(state: HeadState) -> Iterator[Wait]:
     ray = state.ray.item
     is_ending = losses.left_here(state) is not None  # the last attempt's: it is waited for below
     if ray.step is Step.PENDING and not is_ending:
-        yield Wait(wait_keys.HEAD, goal.ray, own_ray.deadline(state), ray.evidence)
+        until = own_ray.deadline(state)
+        yield Wait(wait_keys.HEAD, goal.ray, until, ray.evidence, output=ray.output)
     elif goal.asks_for_jobs and not state.ray.jobs_known:
         what = f"the list of jobs of {goal.ray}"
-        yield Wait(wait_keys.HEAD, what, state.deadline_of(wait_keys.HEAD), ray.evidence)
+        until = state.deadline_of(wait_keys.HEAD)
+        yield Wait(wait_keys.HEAD, what, until, ray.evidence, output=ray.output)
     yield from own_ray.doubt_waits(state)
 
     # Services, prepare steps, and the end of the last attempt.
@@ -158,7 +160,7 @@ def _service_waits(state: HeadState) -> Iterator[Wait]:
             item = state.services.by_key[key]
             is_blocked = key in state.services.blocked
             last = f"not started, {item.evidence}" if is_blocked else item.evidence
-            yield Wait(name, title, item.deadline, last, remedy=remedy)
+            yield Wait(name, title, item.deadline, last, remedy=remedy, output=item.output)
         elif nodes:
             what = f"{name} on {spec.where.sentence()}"
             evidence = partial(_evidence_of_nodes, state, name)
@@ -225,15 +227,16 @@ def _running_waits(state: HeadState) -> Iterator[Wait]:
 
 def _resuming_waits(state: HeadState) -> Iterator[Wait]:
     stop = state.durable.stop
+    ray = state.ray.item
     if stop is not None:
         yield Wait(wait_keys.STOP, "the job to stop", stop.began_at + _stop_limit(state))
     elif state.job.last_status_at is None:
         until = state.deadline_of(wait_keys.HEAD)
-        yield Wait(wait_keys.HEAD, state.goal.ray, until, state.ray.item.evidence)
+        yield Wait(wait_keys.HEAD, state.goal.ray, until, ray.evidence, output=ray.output)
     else:
         until = state.job.last_status_at + state.goal.limits[wait_keys.JOB]
         what = f"the status of attempt {state.attempt.number} from Ray"
-        yield Wait(wait_keys.JOB, what, until, state.ray.item.evidence)
+        yield Wait(wait_keys.JOB, what, until, ray.evidence, output=ray.output)
 
 
 def submit_wait(state: HeadState) -> Wait:
@@ -241,8 +244,8 @@ def submit_wait(state: HeadState) -> Wait:
     until = state.phase_since + state.goal.limits[wait_keys.SUBMIT]
     who = "the job to start on every node" if state.goal.by_shares else "Ray to take the job"
     job = state.job.item
-    evidence = state.ray.item.evidence if job is None or not job.evidence else job.evidence
-    return Wait(wait_keys.SUBMIT, who, until, evidence)
+    last = state.ray.item if job is None or not job.evidence else job
+    return Wait(wait_keys.SUBMIT, who, until, last.evidence, output=last.output)
 
 
 def _judging_waits(state: HeadState) -> Iterator[Wait]:

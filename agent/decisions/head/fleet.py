@@ -65,7 +65,7 @@ class Worker(Value):
     joined: bool = False  # its Ray belongs to the head's, or no Ray runs and its steps are done
     preparing: bool = False  # a prepare step is not done
     service_only: bool = False  # it only runs a service: it does not join Ray and does not count
-    ray_error: str = ""  # how its Ray last ended, until it joined
+    ray_end: ItemReport | None = None  # its Ray as it last ended, until it joined
 
     @property
     def effective_rank(self) -> int | None:

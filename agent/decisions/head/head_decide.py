@@ -359,11 +359,11 @@ def _with_what_items_show(state: HeadState, worker: Worker, before: Worker | Non
         joined = all(item.step is v.Step.READY for item in worker.items if item.name in steps)
     joined = joined and not (worker.has_left or service_only)
 
-    error = "" if before is None or joined else before.ray_error
+    ray_end = None if before is None or joined else before.ray_end
     if ray is not None and ray.step is v.Step.LOST and not ray.was_stopped:
-        error = ray.evidence
+        ray_end = ray
     return replace(
-        worker, joined=joined, preparing=preparing, service_only=service_only, ray_error=error
+        worker, joined=joined, preparing=preparing, service_only=service_only, ray_end=ray_end
     )
 
 
@@ -444,8 +444,9 @@ def _item_after(item: v.Item, report: v.ItemReport) -> v.Item:
     if report.step is v.Step.READY:
         return item.ready()
     if report.step is v.Step.LOST:
-        return replace(item.lost(report.evidence), was_stopped=report.was_stopped)
-    return replace(item, evidence=report.evidence) if report.evidence else item
+        lost = item.lost(report.evidence, report.output)
+        return replace(lost, was_stopped=report.was_stopped)
+    return item.with_evidence(report.evidence) if report.evidence else item
 
 
 def _record_outage(state: HeadState, key: Key, old: v.Item, new: v.Item, now: float) -> HeadState:

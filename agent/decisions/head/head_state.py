@@ -537,6 +537,7 @@ class RaySeen(HeadEvent):
 
     nodes: tuple[RayNode, ...] = ()
     evidence: str = ""  # why it has none; '' with a list
+    output: str = ""  # what the bridge printed last before it ended
     generation: int = 1  # of the head's Ray that the bridge was started for
 
 

@@ -125,7 +125,7 @@ def record_losses_before_resume(state: HeadState, now: float) -> HeadState:
 
 def ray_lost_outcome(state: HeadState) -> Outcome:
     """Return the outcome of an attempt whose Ray on the head exited."""
-    return ends.RAY_LOST_ON_HEAD.outcome(evidence=state.ray.item.evidence)
+    return ends.RAY_LOST_ON_HEAD.outcome(evidence=state.ray.item.in_full)
 
 
 # --- 2. does the attempt need it? ----------------------------------------------------------------

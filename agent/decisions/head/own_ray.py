@@ -43,7 +43,7 @@ def apply_ray(before: HeadState, state: HeadState, now: float) -> HeadState:
 
     # Of a former one only matters why it is not gone yet.
     if report.generation < item.generation:
-        return state.with_ray(item=replace(item, evidence=report.doubt or item.evidence))
+        return state.with_ray(item=item.with_evidence(report.doubt) if report.doubt else item)
 
     # No older one runs any more: the next agent may keep this one.
     state = state.with_durable(replaces_ray=False)
@@ -52,14 +52,15 @@ def apply_ray(before: HeadState, state: HeadState, now: float) -> HeadState:
     state = state.with_ray(doubt=report.doubt, beside_job=report.beside_job, doubt_since=since)
 
     if report.step is Step.LOST:
-        return state.with_ray(item=item.lost(report.evidence), oom_evidence=report.memory)
+        lost = item.lost(report.evidence, report.output)
+        return state.with_ray(item=lost, oom_evidence=report.memory)
     evidence = report.evidence
     if report.step is Step.READY:
         state = state.with_ray(gcs_answers=True)
         evidence = ""
         if item.step is Step.PENDING:
             evidence = "GCS answered, the head's node is not in it yet"
-    return state.with_ray(item=replace(item, evidence=evidence or item.evidence))
+    return state.with_ray(item=item.with_evidence(evidence) if evidence else item)
 
 
 def is_of_former_ray(state: HeadState, event: h.RaySeen) -> bool:
@@ -70,7 +71,7 @@ def is_of_former_ray(state: HeadState, event: h.RaySeen) -> bool:
 def apply_ray_seen(state: HeadState, event: h.RaySeen) -> HeadState:
     """Apply GCS's list of nodes, or why there is none; Ray is up once it has the head's own."""
     if event.evidence:
-        return state.with_ray(item=replace(state.ray.item, evidence=event.evidence))
+        return state.with_ray(item=state.ray.item.with_evidence(event.evidence, event.output))
     head = next((node.ip for node in event.nodes if node.is_head and node.alive), None)
     ray = state.ray.item if head is None else state.ray.item.ready()
     sizes = {node.ip: node.size for node in event.nodes if node.alive}
@@ -147,16 +148,17 @@ def restart_ray(state: HeadState, now: float) -> HeadState:
     # Is a restart left, and time for it?
     is_late = now >= deadline(state) and not ray.was_ready
     if tried >= most or is_late:
-        end = ends.RAY_NOT_STARTED.outcome(what=what, evidence=ray.evidence)
+        end = ends.RAY_NOT_STARTED.outcome(what=what, evidence=ray.in_full)
         return leave(state, losses.ray_lost_outcome(state) if is_running else end, now)
 
     if ray.was_ready:
         state = replace(state, began=now)
     again = Item(evidence=ray.evidence, restarts=tried + 1, deadline=ray.deadline)
+    again = replace(again, output=ray.output)
     if is_running:
         state = state.enter(HeadPhase.BOOTING, now)
         again = replace(again, restarted_at=now)
-    text = f"{what}: {ray.evidence}; starting it again: {tried + 1} of {most}"
+    text = f"{what}: {ray.in_full}; starting it again: {tried + 1} of {most}"
     return _replaced(state.log(text, "warning"), again, now)
 
 

@@ -74,7 +74,7 @@ def booting(state: HeadState, event: HeadEvent, now: float) -> HeadState:
     state = unrecorded_run.look_for_jobs(state, event)
     for (_, name), item in state.steps.by_key.items():
         if item.step is Step.LOST:
-            end = ends.STEP_FAILED.outcome(name=name, evidence=item.evidence)
+            end = ends.STEP_FAILED.outcome(name=name, evidence=item.in_full)
             return leave(state, end, now)
     state, broken = service_order.restart_services(state, now)
     if broken is not None:
@@ -111,13 +111,13 @@ def _check_waits(state: HeadState, now: float) -> HeadState:
     if late is not None:
         had_it = late.key in {wait_keys.WORKERS, wait_keys.HEAD, wait_keys.CLEAR}
         row = ends.NOT_BACK_IN_TIME if had_it and state.attempt.number > 1 else ends.NOT_IN_TIME
-        evidence = late.evidence or "no report yet"
+        evidence = late.in_full or "no report yet"
         end = row.outcome(what=late.what, evidence=evidence, remedy=late.remedy)
         return leave(state, end, now)
     if pending and now >= state.phase_since + state.goal.boot_limit:
         minutes = round((now - state.phase_since) / 60)
         what = pending[0].what
-        evidence = pending[0].evidence or "no report yet"
+        evidence = pending[0].in_full or "no report yet"
         end = ends.BOOT_TOO_LONG.outcome(minutes=minutes, what=what, evidence=evidence)
         return leave(state, end, now)
 
@@ -212,7 +212,7 @@ def submitting(state: HeadState, event: HeadEvent, now: float) -> HeadState:
 
     wait = submit_wait(state)
     if wait.is_over(now):
-        why = wait.evidence or "no answer from Ray's dashboard"
+        why = wait.in_full or "no answer from Ray's dashboard"
         return _give_up_job(state, ends.JOB_NOT_SUBMITTED.outcome(evidence=why), now)
     return state
 
@@ -341,7 +341,7 @@ def resuming(state: HeadState, event: HeadEvent, now: float) -> HeadState:
     # Is Ray late? The killed agent's verdict stands; on a given Ray the job may still run.
     late = next((wait for wait in pending_waits(state) if wait.is_over(now)), None)
     if late is not None:
-        evidence = f": {late.evidence}" if late.evidence else ""
+        evidence = f": {late.in_full}" if late.in_full else ""
         end = state.outcome or ends.JOB_NOT_FOUND.outcome(what=late.what, evidence=evidence)
         return _give_up_job(_follow_resumed_job(state, now), end, now)
 

@@ -51,8 +51,9 @@ def _start(state: HeadState, key: Key, now: float) -> HeadState:
     within = spec.within
     if isinstance(spec, ServiceSpec) and spec.argv and item.restarted_at is not None:
         within = spec.restarted_within
-    evidence = "" if key in state.services.blocked else item.evidence
-    item = replace(item, evidence=evidence, deadline=now + within)
+    if key in state.services.blocked:
+        item = item.with_evidence("")
+    item = replace(item, deadline=now + within)
     return state.with_item(key, item).with_services(blocked=state.services.blocked - {key})
 
 
@@ -63,10 +64,10 @@ def _block(state: HeadState, key: Key, missing: tuple[str, ...], now: float) -> 
     if key in state.services.blocked:
         if item.evidence == evidence:
             return state
-        return state.with_item(key, replace(item, evidence=evidence))
+        return state.with_item(key, item.with_evidence(evidence))
 
     until = now + state.goal.max_prepare_seconds
-    state = state.with_item(key, replace(item, evidence=evidence, deadline=until))
+    state = state.with_item(key, replace(item.with_evidence(evidence), deadline=until))
     state = state.with_services(blocked=state.services.blocked | {key})
     return state.do(LogLine(f"{service_title(state, key)} {evidence}"))
 
@@ -248,13 +249,13 @@ def _restart(state: HeadState, key: Key, item: Item, now: float) -> HeadState:
     # Did its node, which was cut off, stop it? Then no restart is used.
     if item.was_stopped:
         again = replace(again, restarts=before, restarted_at=item.restarted_at)
-        state = state.log(f"{title} is down ({item.evidence}): it is started again", "warning")
+        state = state.log(f"{title} is down ({item.in_full}): it is started again", "warning")
         return start_items(state.with_item(key, again), (key,), now)
 
     # Is there no process to restart? Then it is only asked again, at once.
     if spec.argv is None:
         more = f"it is asked for {round(spec.within)} s more"
-        state = state.log(f"{title} no longer answers ({item.evidence}): {more}", "warning")
+        state = state.log(f"{title} no longer answers ({item.in_full}): {more}", "warning")
         return start_items(state.with_item(key, again), (key,), now)
 
     # Is its pause over, which grows with each restart?
@@ -266,7 +267,7 @@ def _restart(state: HeadState, key: Key, item: Item, now: float) -> HeadState:
         return state.with_item(key, replace(item, restart_at=again_at))
 
     count = f"restart {again.restarts} of {spec.restarts}"
-    state = state.log(f"{title} is down ({item.evidence}): {count}", "warning")
+    state = state.log(f"{title} is down ({item.in_full}): {count}", "warning")
     return start_items(state.with_item(key, again), (key,), now)
 
 
@@ -301,7 +302,7 @@ def _lost_for_good(state: HeadState, key: Key, item: Item, now: float) -> Outcom
         what = f"{title} is lost for good"
     else:
         return None
-    evidence = item.evidence or "it no longer answers"
+    evidence = item.in_full or "it no longer answers"
     return ends.SERVICE_LOST.outcome(
         service=what, evidence=evidence, name=key[1], remedy=spec.remedy
     )

@@ -193,10 +193,13 @@ def _join_wait(state: WorkerState) -> v.Wait:
         return v.Wait(wait_keys.HEAD, f"Ray at {head}", until, state.evidence)
 
     until = max(limits[wait_keys.HEAD], state.phase_since + limits[wait_keys.JOIN])
-    why = state.ray_evidence
-    if not why and state.ray is not None and state.ray.step is v.Step.PENDING:
-        why = state.ray.evidence
-    return v.Wait(wait_keys.JOIN, "Ray on this node to join", until, why)
+    what = "Ray on this node to join"
+    last = state.ray_end
+    if last is None and state.ray is not None and state.ray.step is v.Step.PENDING:
+        last = state.ray
+    if last is None:
+        return v.Wait(wait_keys.JOIN, what, until)
+    return v.Wait(wait_keys.JOIN, what, until, last.evidence, output=last.output)
 
 
 def _time_steps(before: v.Wants, state: WorkerState, now: float) -> WorkerState:
@@ -296,9 +299,9 @@ def _apply_items(state: WorkerState, items: tuple[v.ItemReport, ...]) -> WorkerS
     # Is this node's Ray up, or has it ended by itself?
     ray = state.ray
     if ray is not None and ray.step is v.Step.READY:
-        return replace(state, ray_evidence="")
+        return replace(state, ray_end=None)
     if ray is not None and ray.step is v.Step.LOST and not ray.was_stopped:
-        return replace(state, ray_evidence=ray.evidence)
+        return replace(state, ray_end=ray)
     return state
 
 
@@ -371,7 +374,7 @@ def _end_by_step(state: WorkerState, now: float) -> Decision | None:
         name = step.name
         item = state.item(name)
         if item is not None and item.step is v.Step.LOST and not item.was_stopped:
-            end = ends.STEP_FAILED.outcome(name=name, evidence=item.evidence)
+            end = ends.STEP_FAILED.outcome(name=name, evidence=item.in_full)
             return _leave(state, end, must_report=True)
         if name in awaited and not state.fenced and now >= _turn_deadline(state):
             end = ends.NOT_IN_TIME.outcome(what=name, evidence=state.evidence, remedy="")
@@ -441,12 +444,12 @@ def _ray_lines(before: WorkerState, state: WorkerState) -> list[v.LogLine]:
     # Has it ended by itself? It is then wanted again.
     ray = state.ray
     former = before.ray
-    has_ended = ray is not None and ray.step is v.Step.LOST and not ray.was_stopped
-    if has_ended and (former is None or former.step is not v.Step.LOST):
+    was_lost = former is not None and former.step is v.Step.LOST
+    if ray is not None and ray.step is v.Step.LOST and not ray.was_stopped and not was_lost:
         was_up = before.phase is WorkerPhase.FOLLOWING
         what = "Ray was lost here" if was_up else "`ray start` ended"
         then = "joining again" if was_up else "trying again"
-        lines.append(v.LogLine(f"{what} ({state.ray_evidence}): {then}", "warning"))
+        lines.append(v.LogLine(f"{what} ({ray.in_full}): {then}", "warning"))
 
     # Is it to start?
     want = w.wanted_of(state).get(v.RAY)
@@ -470,7 +473,7 @@ def _joining(state: WorkerState, event: WorkerEvent, now: float) -> Decision:
 
     # Is the wait over: for this node's Ray, or for the head?
     if wait.is_over(now) and wait.key == wait_keys.JOIN:
-        why = wait.evidence or "no output of `ray start`"
+        why = wait.in_full or "no output of `ray start`"
         return _leave(state, ends.RAY_NOT_JOINED.outcome(evidence=why))
     if wait.is_over(now):
         return _leave(state, ends.HEAD_NOT_BACK.outcome(what=wait.what, evidence=wait.evidence))
@@ -496,7 +499,8 @@ def _following(state: WorkerState, event: WorkerEvent, now: float) -> Decision:
     if state.ray_is_up or state.goal.by_shares or state.service_only:
         return state, ()
     if state.is_plain_head:
-        return _leave(state, ends.RAY_LOST_ON_WORKER.outcome(evidence=state.ray_evidence))
+        how = "" if state.ray_end is None else state.ray_end.in_full
+        return _leave(state, ends.RAY_LOST_ON_WORKER.outcome(evidence=how))
     ready = state.ray_ready and not state.head_is_silent
     return replace(enter_joining(state, now), ray_ready=ready), ()
 

@@ -86,7 +86,7 @@ class WorkerState(Value):
     fenced_attempt: int = 0  # whose share it stopped: its end is no result of the job; 0 for none
 
     # This node's Ray.
-    ray_evidence: str = ""  # how it last ended, until it is up again
+    ray_end: ItemReport | None = None  # as it last ended by itself, until it is up again
     has_joined_before: bool = False  # it was part of the cluster: a timeout is then a loss, 75
 
     # What runs here.

@@ -54,7 +54,7 @@ class Head:
         self.site = AgentServer(
             token=token,
             ready=lambda: True,
-            status=lambda: without_private(status(3)),
+            status=lambda _reader: without_private(status(3)),
             reports=reports,
             run_id=lambda: "run-1",
             control=Control(

@@ -134,7 +134,10 @@ class Shown:
             series=lambda _since: self.run.series,
         )
         site = AgentServer(
-            token=self.token, ready=lambda: True, status=lambda: self.run.status, control=control
+            token=self.token,
+            ready=lambda: True,
+            status=lambda _reader: self.run.status,
+            control=control,
         )
         runner = await site.open([self._socket])
         try:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from agent.base.ends import name_of_code
-from agent.base.text import LAST_OUTPUT
+from agent.base.ends import exit_sentence
+from agent.base.text import with_output
 from agent.job.torchrun_command import RANK_VARIABLE
 from agent.plan.plan import ALL_REDUCE, BRIDGE, RAY
 from agent.record.node_record import ProcessStat
@@ -340,9 +340,8 @@ class Child:
             await self._ended.wait()
 
     def end_sentence(self, code: int) -> str:
-        """Return a sentence with its exit code and the end of its output."""
-        tail = self.tail()
-        return f"exit code {name_of_code(code)}" + (f"{LAST_OUTPUT}{tail}" if tail else "")
+        """Return a sentence with its exit code and the end of its output, as logs have it."""
+        return with_output(exit_sentence(code), self.tail())
 
     def tail(self, lines: int = 3, longest: int = 300) -> str:
         """Return the end of its output."""

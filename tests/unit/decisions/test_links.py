@@ -264,7 +264,7 @@ async def a_node(run_id: str, token: str | None = None) -> AsyncIterator[int]:
     """Serve a node's port; yield its number."""
     listening = bind("127.0.0.1", 0)
     site = AgentServer(
-        token=token, ready=lambda: True, status=lambda: A_WORKER, run_id=lambda: run_id
+        token=token, ready=lambda: True, status=lambda _reader: A_WORKER, run_id=lambda: run_id
     )
     runner = await site.open([listening])
     try:

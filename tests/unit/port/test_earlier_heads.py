@@ -71,7 +71,9 @@ class Head:
         if store.durable.open_attempt is not None:
             shown = proof(store.durable, number)
             reports.publish(phase="running", attempt=number, fingerprint=shown)
-        site = AgentServer(token=None, ready=lambda: True, status=lambda: A_WORKER, reports=reports)
+        site = AgentServer(
+            token=None, ready=lambda: True, status=lambda _reader: A_WORKER, reports=reports
+        )
         return await site.open([bind("127.0.0.1", port)])
 
 

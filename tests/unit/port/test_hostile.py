@@ -317,7 +317,7 @@ class Port:
 
     def __init__(self) -> None:
         self.sent: list[h.HeadEvent] = []
-        self.site = AgentServer(token=None, ready=lambda: True, status=lambda: A_WORKER)
+        self.site = AgentServer(token=None, ready=lambda: True, status=lambda _reader: A_WORKER)
 
     def fresh(self) -> None:
         """Discard the received reports."""

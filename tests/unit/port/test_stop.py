@@ -105,9 +105,9 @@ def test_a_worker_refuses() -> None:
     async def answer() -> int:
         socket = bind("127.0.0.1", 0)
         url = f"http://127.0.0.1:{socket.getsockname()[1]}/stop"
-        runner = await AgentServer(token=None, ready=lambda: True, status=lambda: A_WORKER).open(
-            [socket]
-        )
+        runner = await AgentServer(
+            token=None, ready=lambda: True, status=lambda _reader: A_WORKER
+        ).open([socket])
         found = await anyio.to_thread.run_sync(lambda: ask(url, post=True))
         await runner.cleanup()
         return found.status

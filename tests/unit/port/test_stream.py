@@ -6,14 +6,16 @@ import contextlib
 import json
 import socket
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import pytest
 from msgspec import to_builtins
 from msgspec.structs import replace
 
 from agent.base import times
 from agent.base.ends import Kind, Outcome
 from agent.decisions.head.head_state import HeadPhase
+from agent.decisions.shared import RAY, ItemReport, ItemsReported, Step
 from agent.port import server
 from support.event_stream import (
     BY_KEY,
@@ -23,12 +25,14 @@ from support.event_stream import (
     reading,
     streamed_head,
 )
+from support.fake_runs import status_of
+from support.heads import OF_NOW, REWARD, Trace, goal, nodes, ready, reported
 from support.served import KEY, SECONDS, ask
-from support.statuses import A_HEAD, altered
-from support.worlds import SECRET
+from support.statuses import A_HEAD, A_WORKER
+from support.worlds import SECRET, plan_of
 
 if TYPE_CHECKING:
-    import pytest
+    from agent.port.status_model import HeadStatus, WorkerStatus
 
 
 def test_changed_statuses_are_sent(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,19 +77,52 @@ def test_log_text_needs_the_token() -> None:
 
 
 def test_other_hosts_get_no_output_of_programs() -> None:
-    """Evidence may end with what a program printed, and a remedy may quote a line of a log."""
-    evidence, remedy = "exit code 1; last output: loading my-data", "job.log shows why: my-line"
+    """What has ended shows how, and on this node also what it printed last."""
+    trace = Trace(goal(1, services=(REWARD,)), [(1, nodes()), (2, ready(REWARD))])
+    trace.take(ItemsReported((_ended(REWARD, "exit code 1"),)), 3)
+    trace.take(ItemsReported((_ended(RAY, "its raylet is gone"),)), 4)
+    trace.take(reported(2, joined=False, items=(_ended(RAY, "exit code 2"),)), 5)
+    run = status_of(trace.state, plan_of({"EXPECTED_WORKERS": "1"}))
+    with streamed_head() as head:
+        head.status_for = run.status
+        here = ask(head.port, "GET", "/status").data
+        elsewhere = ask(head.port, "GET", "/status", source="127.0.0.9")
+    assert _evidence(here) == {
+        "exit code 1; last output: my-line",
+        "its raylet is gone; last output: my-line",
+        "exit code 2; last output: my-line",
+    }
+    assert _evidence(elsewhere.data) == {"exit code 1", "its raylet is gone", "exit code 2"}
+    assert b"my-line" not in elsewhere.body
+
+
+def _ended(name: str, evidence: str) -> ItemReport:
+    return ItemReport(name, Step.LOST, evidence, OF_NOW, output="my-line")
+
+
+def _evidence(status: dict[str, Any]) -> set[str]:
+    """Return the evidence of a status's services, waits, and Ray on the head and the worker."""
+    (service,) = status["services"]
+    (node,) = status["nodes"]
+    waits = {wait["evidence"] for wait in status["waits"] if wait["what"] != "workers"}
+    return {service["detail"], status["ray"]["detail"], node["last_error"], *waits}
+
+
+@pytest.mark.parametrize("is_head", [True, False], ids=["head", "worker"])
+def test_other_hosts_get_no_quoted_line_of_a_verdict(*, is_head: bool) -> None:
+    """Its reason and remedy may quote the job's output, also on a worker that leaves with it."""
     reason = "the job failed with exit code 1 (rank 3 on pod1): ValueError: my-line"
     shown = "the job failed with exit code 1 (rank 3 on pod1)"
+    remedy = "job.log shows why: my-line"
     verdict = Outcome(Kind.JOB_FAILED, 1, reason, remedy=remedy, plain=shown)
     seen = []
-    with streamed_head() as head:
-        head.status = replace(altered(A_HEAD, "services", detail=evidence), verdict=verdict)
+    with streamed_head(is_head=is_head) as head:
+        role: HeadStatus | WorkerStatus = A_HEAD if is_head else A_WORKER
+        head.status_for = lambda _: replace(role, verdict=verdict)
         for source in ("127.0.0.1", "127.0.0.9"):
-            status = ask(head.port, "GET", "/status", source=source).data
-            ended = status["verdict"]
-            seen.append((status["services"][0]["detail"], ended["reason"], ended["remedy"]))
-    assert seen == [(evidence, reason, remedy), ("exit code 1", shown, "")]
+            ended = ask(head.port, "GET", "/status", source=source).data["verdict"]
+            seen.append((ended["reason"], ended["remedy"]))
+    assert seen == [(reason, remedy), (shown, "")]
 
 
 def test_readers_are_limited() -> None:

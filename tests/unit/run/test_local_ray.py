@@ -166,9 +166,9 @@ def test_its_end_is_known_at_once_and_the_next_starts_once_nothing_is_left(
         await machine.until(lambda item: item.generation == 2)
         await machine.until(lambda item: item.evidence == "connection refused")
 
-    machine = play(tell, "exit 3")
+    machine = play(tell, "echo no memory; exit 3")
     lost = next(item for item in machine.sent if item.step is Step.LOST)
-    assert "`ray start` ended, exit code 3" in lost.evidence
+    assert (lost.evidence, lost.output) == ("`ray start` ended, exit code 3", "no memory")
     assert (lost.memory, lost.is_running) == (KILLED, True)
     (doubt,) = {item.doubt for item in machine.sent} - {""}
     assert doubt == "python (pid 7) cannot be ended"

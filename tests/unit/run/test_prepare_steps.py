@@ -15,7 +15,7 @@ import pytest
 
 from agent.base import times
 from agent.decisions.shared import ItemsReported, Step, Want
-from agent.job.services import ON_EVERY, Placeholders, PrepareStep
+from agent.job.services import ON_EVERY, REWARD, Placeholders, PrepareStep
 from agent.processes.waiting import NotYet, until
 from agent.run import local_services
 from agent.run.executor import Executor
@@ -67,6 +67,33 @@ def test_what_runs_is_stopped_and_may_be_run_again(tmp_path: Path) -> None:
 
     anyio.run(scenario)
     run.close()
+
+
+def test_what_has_failed_is_reported_apart_from_what_it_printed_last(tmp_path: Path) -> None:
+    """A step and a service alike: not everyone who may read the one may read the other."""
+    steps = (PrepareStep("data", "echo no such set; exit 3", ON_EVERY, 60.0, "within"),)
+    run = node_run_with(tmp_path, steps, AGENT_REWARD="echo no such port; exit 4")
+    work = LocalWork(run, Placeholders)
+    sent: list[ItemsReported] = []
+
+    async def are_over() -> bool | NotYet:
+        items = sent[-1].items if sent else ()
+        return True if len(items) == 2 and not any(i.is_running for i in items) else NotYet()
+
+    async def scenario() -> None:
+        with anyio.fail_after(60):
+            async with anyio.create_task_group() as tasks:
+                executor = Executor(tasks, work.runner_of, sent.append)
+                executor.apply(dict.fromkeys(("data", REWARD), Want()))
+                await until(are_over, None, longest=0.05)
+
+    anyio.run(scenario)
+    run.close()
+    ends = {item.name: (item.step, item.evidence, item.output) for item in sent[-1].items}
+    assert ends == {
+        "data": (Step.LOST, "exit code 3", "no such set"),
+        REWARD: (Step.LOST, "exit code 4", "no such port"),
+    }
 
 
 def with_marker(root: Path, marker: Path) -> tuple[NodeRun, LocalWork]:

@@ -83,7 +83,7 @@ def ended(folder: Path) -> tuple[Any, Any]:
         plan=SimpleNamespace(logs=lambda: {"job": "job.log", "agent": "agent.log"}),
     )
     status = SimpleNamespace(
-        status=lambda: made.status,
+        status=lambda _reader: made.status,
         with_private=lambda _status: replace(made.private, run_name=f"named {SECRET}"),
         series=lambda: replace(made.series, keys=keys),
     )

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from agent.decisions.shared import Question
-    from agent.port.status_model import FindingsStatus, HeadStatus
+    from agent.port.status_model import FindingsStatus, HeadStatus, Reader
     from agent.run.head_server import RunStatus
 
 LOST = Outcome(Kind.LOST, 75, "lost a needed node")
@@ -40,7 +40,7 @@ LOST = Outcome(Kind.LOST, 75, "lost a needed node")
 class Shown:
     """What a head shows, in few words."""
 
-    def status(self) -> HeadStatus:
+    def status(self, _reader: Reader) -> HeadStatus:
         """Return the status."""
         return A_HEAD
 

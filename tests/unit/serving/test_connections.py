@@ -167,7 +167,7 @@ from agent.serving import connections
 
 connections.HEADER = 600.0
 
-def status():
+def status(_reader):
     raise NotImplementedError
 
 async def serve():
