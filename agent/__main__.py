@@ -22,6 +22,8 @@ PROGRAMS = {
     "reward-server": "bundled.reward_server:main",
     "retriever": "bundled.retriever:main",
     "rehearsal": "bundled.rehearsal:main",
+    "rehearsal-engine": "bundled.rehearsal_engine:main",
+    "rehearsal-async": "bundled.rehearsal_async:main",
     "fetch-model": "bundled.fetch_model:main",
     "read-ahead": "processes.page_cache:main",
     "compile-caches": "processes.cache_program:main",

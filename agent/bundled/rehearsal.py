@@ -177,6 +177,11 @@ def connect(least: int) -> list[Node]:
     return nodes
 
 
+def response_of(answer: int) -> str:
+    """Return the text that the policy generates for an answer, as a reward server reads it."""
+    return f"Counting up, the answer is \\boxed{{{answer}}}."
+
+
 Sample = tuple[str, str, str, list[float]]
 """The seed of an answer, its prompt and label, and the probabilities of the answers."""
 
@@ -193,7 +198,7 @@ class Rollout:
         request: dict[str, list[str]] = {"query": [], "prompts": [], "labels": []}
         for seed, prompt, label, weights in samples:
             drawn += random.Random(seed).choices(range(len(weights)), weights)  # noqa: S311 # no secret
-            request["query"].append(f"{prompt} Counting up, the answer is \\boxed{{{drawn[-1]}}}.")
+            request["query"].append(f"{prompt} {response_of(drawn[-1])}")
             request["prompts"].append(prompt)
             request["labels"].append(label)
         try:
@@ -256,7 +261,7 @@ class Actors:
 
 
 ANSWERS = 10  # every sum is one digit, so one guess in ten is right
-_PROBLEMS = 24
+PROBLEMS = 24
 _LAST_STEPS = 3
 _LEARNING_RATE = 1.0
 _SMALLEST_DEVIATION = 1e-6
@@ -301,7 +306,7 @@ def learn(options: argparse.Namespace, nodes: Sequence[Node]) -> list[float]:
     """Run the steps: sample and score on every node, update here; return the mean rewards."""
     means: list[float] = []
     actors = Actors(nodes, options.reward_url)
-    problems = exercises(_PROBLEMS, options.seed)
+    problems = exercises(PROBLEMS, options.seed)
     policy = [[0.0] * ANSWERS for _ in problems]
     for step in range(1, options.steps + 1):
         # A group of answers to each problem, drawn and scored on the nodes.
@@ -332,7 +337,7 @@ def rehearse(options: argparse.Namespace) -> str:
         raise RehearsalError(f"cannot write to --out: {problem}", SETTINGS_WRONG) from None
 
     nodes = connect(options.nodes)
-    samples = _PROBLEMS * options.group
+    samples = PROBLEMS * options.group
     if len(nodes) > samples:
         raise RehearsalError(f"{len(nodes)} nodes share {samples} samples: raise --group")
     where = f"nodes {', '.join(node.ip for node in nodes)}"

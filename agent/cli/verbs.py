@@ -69,5 +69,7 @@ VERBS = {
     "reward-server": Verb("the bundled reward server (--help for its flags)"),
     "retriever": Verb("a stand-in for Search-R1's retriever (--help for its flags)"),
     "rehearsal": Verb("the bundled GPU-free GRPO job (--help for its flags)"),
+    "rehearsal-engine": Verb("a stand-in for an inference engine (--help for its flags)"),
+    "rehearsal-async": Verb("the same job with engines outside (--help for its flags)"),
 }
 """Every verb, in the order of `--help`."""

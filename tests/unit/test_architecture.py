@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 
 ENTRY_POINTS = {"agent/__init__.py", "agent/__main__.py"}
 """The only files outside these folders: they import from any of them."""
-SERVERS = {f"agent/bundled/{name}.py" for name in ("reward_server", "judge", "retriever")}
+SERVERS = {
+    f"agent/bundled/{name}.py"
+    for name in ("reward_server", "judge", "retriever", "rehearsal_engine")
+}
 """The HTTP servers, which `pod-agent` runs in the agent's own Python: they have what it has."""
 SHARED = {"base", "serving"}
 """The base of HTTP servers, the agent's port among them: its limits are written once."""
@@ -290,7 +293,7 @@ def test_what_a_role_loads_until_the_job_starts_is_light(role: str) -> None:
     [
         *("agent.__main__", "agent.bridge.child", "agent.node.python_facts"),
         *("agent.bundled.fetch_model", "agent.bundled.rehearsal", "agent.bundled.all_reduce"),
-        "agent.bundled.trl_grpo",
+        *("agent.bundled.trl_grpo", "agent.bundled.rehearsal_async"),
     ],
 )
 def test_programs_in_other_pythons_import_only_the_standard_library(module: str) -> None:
