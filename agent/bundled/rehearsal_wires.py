@@ -11,6 +11,7 @@ Both retry a request for samples 60 times, a second apart, at the next engine.
 
 from __future__ import annotations
 
+import http.client
 import json
 import re
 import shutil
@@ -75,6 +76,17 @@ def ask(
     address: str, verb: str, body: object = None, seconds: float | None = None, method: str = "POST"
 ) -> Any:  # noqa: ANN401 - whatever JSON the reply has
     """Send one request; return the reply's JSON, or raise WireError."""
+    text = send(address, verb, body, seconds, method)
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise WireError(f"{method} {address}{verb}", error) from None
+
+
+def send(
+    address: str, verb: str, body: object = None, seconds: float | None = None, method: str = "POST"
+) -> bytes:
+    """Send one request; return the reply's body, or raise WireError."""
     base = address if "://" in address else f"http://{address}"
     url = f"{base.rstrip('/')}{verb}"
     data = None if method == "GET" else json.dumps(body or {}).encode()
@@ -83,15 +95,16 @@ def ask(
     what = f"{method} {url}"
     try:
         with _opener.open(request, timeout=seconds) as reply:
-            return json.load(reply)
+            content: bytes = reply.read()
     except urllib.error.HTTPError as error:
         with error:
             text = error.read(200).decode(errors="replace").strip()
         raise WireError(what, f"{error.code} {text}", error.code) from None
     except urllib.error.URLError as error:
         raise WireError(what, error.reason) from None
-    except (OSError, ValueError) as error:  # the connection ends within a reply
+    except (OSError, http.client.HTTPException) as error:  # the connection ends within a reply
         raise WireError(what, error or type(error).__name__) from None
+    return content
 
 
 def in_thread(run: Callable[[], T]) -> Future[T]:
@@ -262,11 +275,11 @@ def _failure_of(request: Callable[[], None]) -> WireError | None:
 
 
 def _post(engine: str, verb: str, body: object, seconds: float | None = None) -> None:
-    ask(engine, verb, body, seconds)
+    send(engine, verb, body, seconds)
 
 
 def _get(engine: str, verb: str, seconds: float | None = None) -> None:
-    ask(engine, verb, seconds=seconds, method="GET")
+    send(engine, verb, seconds=seconds, method="GET")
 
 
 def _reply_of(
