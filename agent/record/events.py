@@ -89,11 +89,12 @@ class GoodbyeReceived(Value):
 
 
 class AttemptOver(Value):
-    """An attempt ended, and another one follows."""
+    """An attempt ended, and another one may follow."""
 
     number: int
     id: str
-    outcome: Outcome | None
+    reason: str
+    exit_code: int | None
 
 
 class NodeNoticed(Value):

@@ -64,7 +64,8 @@ class NodeRecord(Record):
     agent: StartedProcess
     started: tuple[StartedProcess, ...] = ()
     session: str = ""  # the folder of Ray's session
-    passed_on: int = 0  # bytes of the job's output written to stdout
+    output_of: str = ""  # the id of the job whose output was passed on last
+    passed_on: int = 0  # bytes of it written to stdout
     done: tuple[str, ...] = ()  # the finished prepare steps
     ended: bool = False  # True once the agent ended in good order
     epoch: int = 0  # of the Ray cluster that its Ray belongs to; on the head, of its own
@@ -73,7 +74,7 @@ class NodeRecord(Record):
     unreached: float = 0.0  # start of the time without the head, on the monotonic clock; 0 with it
     oom_kills: int = 0  # processes that the kernel's OOM killer ended here, as far as known
     ending: Outcome | None = None  # on a worker: the decided outcome; it may still stop things
-    copied: int = 0  # bytes of the job's output written to job.log; may differ from stdout
+    copied: int = 0  # bytes of that output written to job.log; may differ from stdout
     log_begins: dict[str, int] = {}  # noqa: RUF012 - by log: its size at the start, unless 0
 
     def continuing(self, former: NodeRecord) -> NodeRecord:

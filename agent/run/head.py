@@ -237,9 +237,6 @@ class HeadAgent:
         if self._link is not None:
             start(self._run_link, self._link)
 
-        # From which checkpoint does the first attempt resume?
-        start(self._answer, head_job.find_newest_checkpoint, self._run, 0)
-
         # Ray, and services and steps that need nothing else; the model is read ahead after them.
         start(self._work.read_model)
         for action in self._state.actions:
@@ -264,6 +261,8 @@ class HeadAgent:
         return self._share.run if is_share else self._work.runner_of(name)
 
     def _clear_of(self, name: str) -> Clear | None:
+        if name == JOB:
+            return self._job.clear
         if name == RAY and self._ray is not None:
             return self._ray.clear
         return self._await_gpus if name == SHARE else None
@@ -346,13 +345,15 @@ class HeadAgent:
                 run.record(recorded_form(event))
 
             # What follows from it?
-            before = self._state.phase
+            before = self._state
             event, self._state, actions = run.decide(
                 head.decide, h.FROM_OUTSIDE, self._state, event
             )
             self._status.apply_event(event)
-            request_logs(run, before, self._state, self._reports)
+            request_logs(run, before.phase, self._state, self._reports)
             run.set_phase(self._state.phase.value)
+            for over in self._state.durable.ended[len(before.durable.ended) :]:
+                run.record(AttemptOver(over.number, over.id, over.reason, over.exit_code))
             for action in actions:
                 if not isinstance(action, h.EndRun):
                     await self._perform(action)
@@ -376,7 +377,7 @@ class HeadAgent:
         """Warn of a job that succeeded without all its steps: its whole output is read first."""
         if outcome.kind is not Kind.DONE or not outcome.is_jobs_verdict:
             return outcome
-        await self._finish_output()
+        await self._executor.end(JOB)
         earlier = self._state.earlier
         return self._steps.warn_of_few(outcome, self._state.attempt.number, earlier.resumes_from)
 
@@ -408,10 +409,6 @@ class HeadAgent:
             case h.Persist(durable, must_be_on_disk):
                 await self._persist(durable, waits=must_be_on_disk)
 
-            # The job and its attempts.
-            case h.CloseAttempt(number, job, end):
-                await self._close_attempt(number, job, end)
-
             # What nodes run, and what they are asked: here, or on workers.
             case Publish(nodes):
                 self._publish_wanted(nodes)
@@ -430,6 +427,9 @@ class HeadAgent:
                 start(self._answer, probe_nodes, job, self._state.fleet, network)
             case h.ListJobs(prefix) if self._link is not None:
                 await self._link.list_jobs(prefix)
+            case h.AskProgress(attempt):
+                last_step = self._steps.last_of(attempt)
+                start(self._answer, head_job.find_progress, self._run, attempt, last_step)
 
     async def _answer(self, find: Callable[..., Awaitable[LocalAnswer]], *asked: object) -> None:
         self._inbox.put(Answered(await find(*asked)))
@@ -465,23 +465,6 @@ class HeadAgent:
         logs = self._status.logs_of_nodes()
         return Elsewhere(logs, names, link, known.first_at, known.named)
 
-    # --- try again ------------------------------------------------------------------------------
-
-    async def _close_attempt(self, number: int, job_id: str, end: Outcome) -> None:
-        """Pass on the rest of the output of an attempt that has ended."""
-        self._run.record(AttemptOver(number, job_id, end))
-        await self._finish_output()
-        self._inbox.put(Answered(h.OutputRead(number, self._steps.last_of(number))))
-
-        # From which checkpoint does the next one resume?
-        find = head_job.find_newest_checkpoint
-        self._tasks.start_soon(self._answer, find, self._run, number)
-
-    async def _finish_output(self) -> None:
-        """Follow an attempt no further, and pass on the rest of its output."""
-        await self._executor.end(JOB)
-        await self._job.finish_output()
-
     # --- end ------------------------------------------------------------------------------------
 
     async def _shut_down(self, outcome: Outcome) -> ExplainedEnd:
@@ -490,7 +473,7 @@ class HeadAgent:
         budget = self._plan.budget
 
         # Why did it end? The rest of the job's output may have the cause.
-        await self._finish_output()
+        await self._executor.end(JOB)
         diagnosis = await diagnose_end(run, outcome, self._elsewhere())
         attempt = self._state.attempt
         last_step = self._steps.last_of(attempt.number)

@@ -19,7 +19,7 @@ from agent.base import ends, times
 from agent.base.ends import Outcome
 from agent.base.text import listed, mib
 from agent.base.value import Value
-from agent.decisions.head.head_state import CheckpointSeen
+from agent.decisions.head.head_state import ProgressKnown
 from agent.decisions.head.probes import slowest_link
 from agent.decisions.shared import JobWant, LogLine, Step
 from agent.diagnosis.end_lines import RunEnd
@@ -64,19 +64,19 @@ _CHECKPOINT_POLL = 0.25  # A job that has saved goes on until it is stopped: fur
 _CHECKPOINT_QUIET = 2.0  # A checkpoint without changes for so long is whole, unless known before.
 
 
-async def find_newest_checkpoint(run: NodeRun, attempt: int) -> CheckpointSeen:
-    """Return the newest checkpoint after an attempt; attempt 0 means those of earlier heads."""
+async def find_progress(run: NodeRun, attempt: int, last_step: int | None) -> ProgressKnown:
+    """Return what an attempt has made: its last step is given, the newest checkpoint is read."""
     job = run.plan.job
-    nothing = CheckpointSeen(attempt)
+    made = ProgressKnown(attempt, last_step=last_step)
     if job is None or not job.checkpoints:
-        return nothing
+        return made
     read = partial(run_folder.read_checkpoints, job.checkpoints)
     contents = await in_thread(read, times.CHECKPOINT_LISTING)
     if contents is None:
-        return nothing
+        return made
     name = resumes_from(contents, job.framework) if job.framework else ""
     path = f"{job.checkpoints}/{name}" if name else ""
-    return CheckpointSeen(attempt, step_of(name or contents.newest), path)
+    return replace(made, checkpoint=step_of(name or contents.newest), path=path)
 
 
 async def known_end(
@@ -100,8 +100,8 @@ async def known_end(
 
     # From which checkpoint does the recipe resume?
     with anyio.move_on_after(times.WAIT_READ):
-        seen = await find_newest_checkpoint(run, attempt.number)
-        return end._replace(checkpoint=seen.step) if seen.path else end
+        made = await find_progress(run, attempt.number, last_step)
+        return end._replace(checkpoint=made.checkpoint) if made.path else end
     return end
 
 

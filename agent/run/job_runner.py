@@ -6,7 +6,8 @@ Ray's driver, and hands the job over to the bridge. It says what the bridge repo
 not take the job yet, that it did, and each status, at last that of its end. A job that is to be
 stopped is stopped through Ray, within the grace that decisions have. One that is not wanted any
 more is let go: its Ray ends it, or another head follows it. Where a launcher starts the job as one
-share per node, all this does is to make the submission: it says what the shares are sized by.
+share per node, the runner makes the submission, says what the shares are sized by, and lasts until
+the job is let go. The job is over once its output was passed on to its end.
 """
 
 from __future__ import annotations
@@ -135,14 +136,14 @@ class JobRunner:
         for message in submission.messages:
             say_line(message)
 
-        # Without Ray every node starts its share.
+        # Without Ray every node starts its share; decisions let the job go once all have ended.
         await self._steps.begin(self._head.state().attempt.number)
         if self._link is None:
             job.progress(Step.READY, "", basis=submission.basis)
+            await anyio.sleep_forever()
             return ""
 
-        # Through Ray. Its output first; a killed agent may have passed on an earlier attempt's.
-        self._run.node.update(passed_on=0, copied=0)
+        # Through Ray. Its output first.
         mirror = await self._start_output(job.id, submission.line)
 
         # Then the secrets, which the driver reads from a file.
@@ -269,8 +270,8 @@ class JobRunner:
         output.start()
         self._output = output
 
-    async def finish_output(self) -> None:
-        """Pass on the rest of an attempt's output, once the attempt is not followed any more."""
+    async def clear(self, _progress: OnProgress) -> None:
+        """Pass on the rest of an attempt's output, within a limit, and remove its secrets."""
         if self._secrets is not None:
             await in_thread(partial(remove_file, self._secrets))  # of a job that never started
             self._secrets = None
@@ -279,7 +280,6 @@ class JobRunner:
             await in_thread(partial(self._output.finish, limit), 2 * limit)
             await self._steps.look()
             self._output = None
-            self._run.node.update(passed_on=0, copied=0)  # of the next attempt
 
 
 def _is_to_stop(want: Want) -> bool:
@@ -300,9 +300,11 @@ async def start_job_output(
         source = latest / "logs" / f"job-driver-{job_id}.log"
         run.node.update(session=str(latest))
 
-    # How much did a killed agent pass on?
-    known = run.node.record
+    # How much of it did a killed agent pass on?
     update = run.node.update
+    if run.node.record.output_of != job_id:
+        update(output_of=job_id, passed_on=0, copied=0)
+    known = run.node.record
     log = run.folder.file(JOB_LOG)
     run.output_begins = max(0, await size_at_start(log) - known.copied)
 

@@ -12,6 +12,7 @@ from agent.decisions.head import head_decide as head
 from agent.decisions.head import head_state as h
 from agent.decisions.head.fleet import RayNode, Worker
 from agent.decisions.head.head_goal import OUR_RAY, HeadGoal
+from agent.decisions.head.losses import is_output_left
 from agent.decisions.head.wanted import wanted_of
 from agent.decisions.shared import (
     CHECK,
@@ -451,6 +452,11 @@ def is_probe(action: HeadAction) -> bool:
     return isinstance(action, h.Ask) and isinstance(action.question, h.Probe)
 
 
+def asks_progress(action: HeadAction) -> bool:
+    """Return whether an action asks what an attempt has made."""
+    return isinstance(action, h.Ask) and isinstance(action.question, h.AskProgress)
+
+
 class Trace:
     """The state of a head after a history of events, and all its actions."""
 
@@ -487,6 +493,8 @@ class Trace:
         is_over = self.state.phase is h.HeadPhase.LEAVING  # nothing starts any more
         if not is_over and self.state.ray.item.generation > before.ray.item.generation:
             self.take(ray_waits(""), at)  # nothing is left of the former one
+        if not is_over and is_output_left(self.state):
+            self.take(ItemsReported((replace(self.state.items[JOB], is_running=False),)), at)
         if self.state.durable.epoch != before.durable.epoch:
             self._rejoin(at)
 
@@ -528,10 +536,16 @@ class Trace:
 
     @property
     def effects(self) -> list[h.HeadAction]:
-        """All actions except log lines, probes and what is saved."""
+        """All actions except log lines, probes, questions about progress and what is saved."""
         kept = LogLine | h.Persist
         others = (action for action in self.actions if not isinstance(action, kept))
-        return [action for action in others if not is_probe(action)]
+        return [one for one in others if not is_probe(one) and not asks_progress(one)]
+
+    @property
+    def progress_asked(self) -> list[int]:
+        """The attempts of which it was asked what they have made."""
+        asked = (action.question for action in self.actions if isinstance(action, h.Ask))
+        return [one.attempt for one in asked if isinstance(one, h.AskProgress)]
 
     @property
     def persisted(self) -> list[Durable]:

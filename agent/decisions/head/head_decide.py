@@ -91,7 +91,8 @@ def first_state(goal: HeadGoal, durable: Durable) -> HeadState:
     state = service_order.start_items(state, [*own, *state.services.by_key], 0.0)
     if goal.framework and not is_open:
         state = framework_check.ask(state)
-    return state.do(v.Publish((v.HERE,)))
+    state = state.do(v.Publish((v.HERE,)))
+    return losses.ask_of_last(state) if goal.has_job else state
 
 
 def former_nodes(goal: HeadGoal, durable: Durable) -> tuple[str, ...]:
@@ -221,6 +222,7 @@ STEPS: tuple[tuple[Callable[[HeadState, Turn], HeadState], str], ...] = (
     ),
     (service_order.order_steps, "after the phase, as services"),
     (losses.record_fleet, "after the phase, which may have submitted the job"),
+    (losses.ask_progress, "after the phase, which may have ended an attempt"),
 )
 """The steps of a pass, in this order, each with the reason for its place."""
 
@@ -290,15 +292,9 @@ def apply_event(state: HeadState, event: HeadEvent, now: float) -> HeadState:  #
             state = own_ray.apply_ray(state, replace(state, items=own), now)
             return _apply_items(state, v.HERE, items, now)
 
-        # Earlier attempts: their steps, the checkpoint to resume from
-        case v.Answered(h.OutputRead(ended, last_step)):
-            known = tuple(
-                replace(attempt, last_step=last_step) if attempt.number == ended else attempt
-                for attempt in state.durable.ended
-            )
-            return state.with_durable(ended=known)
-        case v.Answered(h.CheckpointSeen(_, step, path)):
-            return state.with_earlier(newest_checkpoint=step, resumes_from=path)
+        # An earlier attempt: its last step, the checkpoint to resume from
+        case v.Answered(h.ProgressKnown() as made):
+            return losses.apply_progress(state, made)
 
         # The nodes of a failed job
         case v.Answered(h.NodesAsked(_, silent)) if silent:

@@ -112,19 +112,17 @@ class Probe(HeadQuestion):
     at: str = ""
 
 
+class AskProgress(HeadQuestion):
+    """What has an attempt made that is over? ProgressKnown is the answer."""
+
+    attempt: int  # its number; 0 before the first attempt
+
+
 class Ask(HeadAction):
     """Ask a node; Answered follows, or a worker's report with the answer."""
 
     question: HeadQuestion
     node: str = HERE
-
-
-class CloseAttempt(HeadAction):
-    """Pass on the rest of the output of an attempt that has ended; OutputRead follows."""
-
-    number: int
-    id: str
-    end: Outcome
 
 
 class EndRun(HeadAction):
@@ -572,19 +570,13 @@ class PriceKnown(LocalAnswer):
     price: NodePrice
 
 
-class OutputRead(LocalAnswer):
-    """The output of an attempt that has ended was read to its end."""
+class ProgressKnown(LocalAnswer):
+    """What an attempt has made that is over, and the newest checkpoint now."""
 
     attempt: int
-    last_step: int | None = None  # the last step that it made, if known
-
-
-class CheckpointSeen(LocalAnswer):
-    """The newest checkpoint after an attempt, or after those of earlier heads (attempt 0)."""
-
-    attempt: int
-    step: int | None = None
+    checkpoint: int | None = None  # the step of the newest one
     path: str = ""  # the checkpoint that the recipe resumes from
+    last_step: int | None = None  # the last step of the attempt, if known
 
 
 class WorkerReported(HeadEvent):

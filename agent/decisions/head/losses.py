@@ -9,7 +9,8 @@
 4. An attempt that ended by a loss is followed by another one, as AGENT_JOB_RETRIES allows, after
    a pause that grows with each one in vain. Losses that the platform announced do not count.
 5. The next attempt is submitted once nothing of the last one runs any more: reachable nodes
-   report it, the fence of the others stops it within the same grace.
+   report it, the fence of the others stops it within the same grace. The job's output is read to
+   its end by then, so that the last step is known.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from agent.decisions.attempts import JobReport, may_be_retried
 from agent.decisions.head import head_state as h
 from agent.decisions.head import shares
 from agent.decisions.head.head_state import HeadPhase, HeadState, leave
-from agent.decisions.shared import RAY, SHARE, Step, Wait
+from agent.decisions.shared import JOB, RAY, SHARE, Step, Wait
 from agent.plan import waits as wait_keys
 
 if TYPE_CHECKING:
@@ -318,8 +319,7 @@ def begin_next_attempt(state: HeadState, end: Outcome, now: float) -> HeadState:
     state = state.with_earlier(number=state.earlier.number + 1, former_workers=())
     state = replace(state, durable=durable.before_attempt(state.goal.expected_workers))
     state = replace(state, job=state.job.of_next(), began=now, not_before=now + pause)
-    close = h.CloseAttempt(ended.number, ended.id, end)
-    return state.enter(HeadPhase.BOOTING, now).do(close)
+    return state.enter(HeadPhase.BOOTING, now)
 
 
 def end_of_attempt(state: HeadState, end: Outcome, now: float) -> Durable:
@@ -327,6 +327,33 @@ def end_of_attempt(state: HeadState, end: Outcome, now: float) -> Durable:
     submitted = state.attempt.submitted
     seconds = None if submitted is None else now - submitted
     return state.durable.with_end(end, state.utc(now), seconds, state.job.report)
+
+
+def ask_progress(state: HeadState, turn: Turn) -> HeadState:
+    """Ask what an attempt has made once it has ended, and its output was read to its end."""
+    has_ended = state.earlier.number > turn.before.earlier.number
+    was_read = is_output_left(turn.before)
+    if is_output_left(state) or not (has_ended or was_read):
+        return state
+    return ask_of_last(state)
+
+
+def ask_of_last(state: HeadState) -> HeadState:
+    """Ask what the last attempt has made, this head's or one of an earlier agent."""
+    ended = state.durable.ended
+    return state.do(h.Ask(h.AskProgress(ended[-1].number if ended else 0)))
+
+
+def apply_progress(state: HeadState, made: h.ProgressKnown) -> HeadState:
+    """Apply what an attempt has made; a step that an earlier agent has recorded stays."""
+    state = state.with_earlier(newest_checkpoint=made.checkpoint, resumes_from=made.path)
+    if made.last_step is None:
+        return state
+    ended = (
+        replace(one, last_step=made.last_step) if one.number == made.attempt else one
+        for one in state.durable.ended
+    )
+    return state.with_durable(ended=tuple(ended))
 
 
 def shorten_pause(state: HeadState) -> HeadState:
@@ -365,6 +392,12 @@ def record_leftovers(state: HeadState, now: float) -> HeadState:
     lost_at = now if state.losses.last_at is None else state.losses.last_at
     leftovers |= {name: lost_at for name in state.attempt.lost_nodes if name not in known}
     return state.with_earlier(leftovers=leftovers, ray=state.ray.item.generation)
+
+
+def is_output_left(state: HeadState) -> bool:
+    """Return whether the output of a job that is not wanted any more is not read to its end."""
+    job = state.items.get(JOB)
+    return state.job.want is None and job is not None and job.is_running
 
 
 def left_here(state: HeadState) -> ItemReport | None:
@@ -431,20 +464,23 @@ def clearing_waits(state: HeadState) -> Iterator[Wait]:
     away = {name: at for _, name, at in _leftovers(state) if at is not None}
     grace = state.goal.limits[wait_keys.NODE]
 
+    until = state.began + grace + times.EARLIER_ATTEMPT_ENDS
+
     own_item = left_here(state)
     if here or own_item is not None:
-        until = state.began + grace + times.EARLIER_ATTEMPT_ENDS
         own = []
         evidence = "its agent answers, and what it ran is not gone yet"
         if own_item is not None:
             own = ["this node"]
             evidence = own_item.doubt or "it is being ended"
         yield Wait(wait_keys.CLEAR, f"{before} on {listed([*own, *here])}", until, evidence)
+    if is_output_left(state):
+        yield Wait(wait_keys.CLEAR, "the rest of the job's output", until, "it is being read")
 
     if away:
         what = f"{before} on {listed(sorted(away))}, out of reach"
-        until = max(away.values()) + grace
-        yield Wait(wait_keys.UNREACHABLE, what, until, "it ends all itself by then")
+        fenced_at = max(away.values()) + grace
+        yield Wait(wait_keys.UNREACHABLE, what, fenced_at, "it ends all itself by then")
 
 
 def _leftovers(state: HeadState) -> Iterator[tuple[str, str, float | None]]:

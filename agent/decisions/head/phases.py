@@ -51,7 +51,7 @@ _SAVE_SHARE = 0.5  # Of the job's grace: for a new checkpoint, before the job is
 def booting(state: HeadState, event: HeadEvent, now: float) -> HeadState:
     """Restart Ray if needed, check steps and services, then wait for what is missing."""
     # Have the last attempts made any progress?
-    if answer_of(event, h.CheckpointSeen) is not None and state.goal.has_job:
+    if answer_of(event, h.ProgressKnown) is not None and state.goal.has_job:
         newest = state.earlier.newest_checkpoint
         end = attempts.end_without_progress(state.lost_attempts, newest, state.goal.retries)
         if end is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
+from agent.decisions.head.head_state import Ask
 from agent.decisions.shared import HERE, Publish
 from agent.record.memory import RecordMemory
 from agent.record.run_folder import OUTCOME_FILE
@@ -148,6 +149,8 @@ class Agent:
             kinds = [action]
             if isinstance(action, Publish) and HERE in action.nodes:  # what of it is about the job
                 kinds = [*self._of_job, action]
+            if isinstance(action, Ask):
+                kinds = [action.question, action]
             for kind in kinds:
                 self.world.faults.of_decision(self.machine, type(kind).__name__)
         place = self.world.counted(self.machine.label, "actions")

@@ -51,10 +51,11 @@ class Judges:
         if any(isinstance(one, SubmitJob) for one in of_job(before, agent.state)):
             self._world.harms.submission()
             self._all_is_ready(agent)
+        if agent.state.earlier.number > before.earlier.number and not self._world.harms.why:
+            ended = agent.state.durable.ended[-1]
+            what = f"attempt {ended.number}: {ended.reason}"
+            self._breaks("a harmless fault costs nothing", what)
         for action in actions:
-            if isinstance(action, h.CloseAttempt) and not self._world.harms.why:
-                what = f"attempt {action.number}: {action.end.reason}"
-                self._breaks("a harmless fault costs nothing", what)
             if isinstance(action, h.EndRun):
                 self._costs_nothing(action.outcome)
                 self._misses_nothing(agent, action.outcome)

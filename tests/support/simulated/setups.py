@@ -139,7 +139,7 @@ HARMLESS = {
 }
 _DELAYS = (None, None, 0.0, 0.02, 0.3, 1.0, 3.0)
 _HEAD_ACTIONS = (
-    *("Persist", "SubmitJob", "FollowJob", "StopJob", "CloseAttempt", "EndRun"),
+    *("Persist", "SubmitJob", "FollowJob", "StopJob", "AskProgress", "EndRun"),
     *("Publish", "Publish", "Ask", "Publish"),
 )
 _WORKER_ACTIONS = (

@@ -11,7 +11,7 @@ from agent.decisions.attempts import LostAttempt
 from agent.decisions.head import head_decide as head
 from agent.decisions.head import head_state as h
 from agent.decisions.head.head_state import HeadPhase
-from agent.decisions.shared import RAY, ItemReport, LogLine, Step
+from agent.decisions.shared import JOB, RAY, ItemReport, ItemsReported, LogLine, Step
 from agent.decisions.stall import Stalled
 from agent.plan import waits as wait_keys
 from support.heads import (
@@ -69,9 +69,8 @@ STALLED: History = [
 def test_each_attempt_begins_on_a_new_ray(history: History) -> None:
     """Our own Ray ends with an attempt, whatever that was lost by; a given Ray does not."""
     trace = Trace(goal(1, retries=1), history)
-    close, restart = trace.effects[-2:]
-    assert isinstance(close, h.CloseAttempt)
-    assert (close.number, close.id, restart) == (1, "run-1", RayStarted(2))
+    assert trace.effects[-1] == RayStarted(2)
+    assert [(one.number, one.id) for one in trace.state.durable.ended] == [(1, "run-1")]
     assert trace.state.fleet.alive == {}
     given = Trace(goal(1, retries=1, given=True), LOST)
     assert given.state.ray.item.step is Step.READY
@@ -138,11 +137,11 @@ def test_this_node_must_be_clear_too() -> None:
     trace.state, actions = head.decide(trace.state, ray_lost("exit 1", generation=1), 10)
     assert [type(one).__name__ for one in actions if not isinstance(one, LogLine)] == [
         "Persist",
-        "CloseAttempt",
         "Publish",
     ]
-    (wait,) = (wait for wait in head.pending_waits(trace.state) if wait.key == wait_keys.CLEAR)
-    assert (wait.what, wait.evidence) == ("the end of attempt 1 on this node", "it is being ended")
+    ray, output = (w for w in head.pending_waits(trace.state) if w.key == wait_keys.CLEAR)
+    assert (ray.what, ray.evidence) == ("the end of attempt 1 on this node", "it is being ended")
+    assert output.what == "the rest of the job's output"
     trace.take(ray_lost("exit 1", generation=1, doubt=RESISTS), 20)
     assert trace.state.phase is HeadPhase.BOOTING
     assert trace.finish()
@@ -176,6 +175,31 @@ def test_a_restart_of_the_next_ray_keeps_its_time() -> None:
     trace.take(ray_lost("it gave up", generation=2), 325)
     assert "starting it again: 1 of 2" in trace.log
     assert trace.outcomes == []
+
+
+def test_the_output_of_the_job_is_read_to_its_end() -> None:
+    """Then the last step is asked for; the next attempt is submitted later, on a given Ray, too."""
+    trace = Trace(goal(1, retries=1, given=True), [(2, ray_open()), *PAIR])
+    trace.state = reading(trace.state)
+    trace.state, actions = head.decide(trace.state, nodes(dead=(2,)), 9)
+    trace.state, actions = head.decide(trace.state, of_now(job("FAILED", 1), trace.state, 10), 10)
+    trace.state = reading(trace.state)
+    assert trace.state.phase is HeadPhase.BOOTING
+    for event in (ray_waits("", generation=2), ray_open(generation=2), nodes(2), runs(2, 1), TICK):
+        trace.state, actions = head.decide(trace.state, event, 40)
+        assert not any(isinstance(one, h.Ask) for one in actions)
+    (wait,) = head.pending_waits(trace.state)
+    assert (wait.what, wait.evidence) == ("the rest of the job's output", "it is being read")
+    over = ItemsReported((replace(trace.state.items[JOB], is_running=False),))
+    trace.take(over, 41)
+    assert trace.progress_asked == [1]
+    assert submitted(trace) == AGAIN
+
+
+def reading(state: h.HeadState) -> h.HeadState:
+    """Return a state in which the output of the job is not read to its end."""
+    left = replace(state.items[JOB], is_running=True)
+    return replace(state, items={**state.items, JOB: left})
 
 
 @pytest.mark.parametrize("given", [False, True])
@@ -215,5 +239,5 @@ def test_a_lost_spare_is_cleared_too() -> None:
         (21, job("FAILED", 1)),
     ]
     trace = Trace(goal(1, retries=1), history)
-    assert "CloseAttempt" in trace.kinds()
+    assert trace.state.attempt.number == 2
     assert "agent3" in trace.state.earlier.leftovers

@@ -303,7 +303,7 @@ def test_many_retries_are_used_however_short_the_attempts_are(retries: int) -> N
     trace = Trace(goal(retries=retries), [(3, nodes())], after_losses(*(LOST_HEAD,) * 2))
     trace.take(accepted(3), 4)
     trace.take(ray_lost("exit 1"), 9)
-    trace.take(Answered(h.CheckpointSeen(3)), 9.1)
+    trace.take(Answered(h.ProgressKnown(3)), 9.1)
     assert trace.outcomes == []
 
 
@@ -316,7 +316,7 @@ def test_no_progress() -> None:
     trace.take(accepted(3), 4)
     trace.take(ray_lost("exit 1"), 9)
     assert trace.outcomes == []
-    trace.take(Answered(h.CheckpointSeen(3)), 9.1)
+    trace.take(Answered(h.ProgressKnown(3)), 9.1)
     (end,) = trace.outcomes
     assert end.exit_code == 75
     assert "no progress: 3 attempts in a row" in end.reason
@@ -372,10 +372,22 @@ def test_the_pause_is_over_once_its_steps_are_known(last_step: int | None, *, be
     """They are counted when its output was read to the end, after the decision to go on."""
     trace = Trace(goal(retries=2), [*RUNNING, (20, ray_lost("exit 1")), (22, nodes())])
     assert SubmitJob("run-2") not in trace.actions
-    trace.take(Answered(h.OutputRead(1, last_step)), 23)
+    trace.take(Answered(h.ProgressKnown(1, last_step=last_step)), 23)
     assert trace.persisted[-1].ended[0].last_step == last_step
-    trace.take(Answered(h.CheckpointSeen(1)), 23)
     assert (SubmitJob("run-2") in trace.actions) == begins
+
+
+@pytest.mark.parametrize("ended", [0, 1, 2])
+def test_a_head_asks_first_what_the_last_attempt_has_made(ended: int) -> None:
+    """One that was lost with its head has steps, too; what is known of it stays."""
+    known = after_losses(*(LOST_HEAD,) * ended)
+    trace = Trace(goal(retries=3), [], known)
+    assert h.Ask(h.AskProgress(ended)) in trace.state.actions
+    trace.take(Answered(h.ProgressKnown(ended, 10, "/ckpt/x", 12)), 1)
+    trace.take(Answered(h.ProgressKnown(ended)), 2)
+    steps = [one.last_step for one in trace.state.durable.ended]
+    assert steps == [None, None, 12][3 - ended :]
+    assert not any(Trace(goal(job=False), []).state.actions[1:])
 
 
 def test_a_long_or_announced_attempt_adds_no_pause() -> None:
@@ -577,8 +589,7 @@ def test_a_job_that_is_wedged_at_the_same_step_twice_is_not_tried_again(
         trace.take(stalled, at + 100)
         trace.take(job("STOPPED", None, "", attempt), at + 101)
         assert trace.outcomes == []
-        trace.take(Answered(h.OutputRead(attempt, 25)), at + 102)
-        trace.take(Answered(h.CheckpointSeen(attempt, 20, "/ckpt")), at + 102)
+        trace.take(Answered(h.ProgressKnown(attempt, 20, "/ckpt", 25)), at + 102)
         at += 103
     if not is_same:
         assert trace.outcomes == []
@@ -597,15 +608,14 @@ def test_a_driver_that_is_killed_at_the_same_step_twice_is_tried_again() -> None
         trace.take(accepted(attempt), at + 61)
         ended = job("FAILED", None, f"actor {pid} died", attempt)
         trace.take(ended, at + 5_000)
-        trace.take(Answered(h.OutputRead(attempt, 25)), at + 5_001)
-        trace.take(Answered(h.CheckpointSeen(attempt, 10 * attempt, "/ckpt")), at + 5_001)
+        trace.take(Answered(h.ProgressKnown(attempt, 10 * attempt, "/ckpt", 25)), at + 5_001)
         assert trace.outcomes == []
         at += 5_002
 
 
 def test_a_saved_checkpoint_is_reported_and_counts() -> None:
     """The next attempt says from where it resumes, and a newer checkpoint is progress."""
-    trace = Trace(goal(retries=9), [(0, Answered(h.CheckpointSeen(0, 10, "/ckpt/global_step_10")))])
+    trace = Trace(goal(retries=9), [(0, Answered(h.ProgressKnown(0, 10, "/ckpt/global_step_10")))])
     for attempt in (1, 2, 3):
         at = 90.0 * attempt
         trace.take(nodes(), at)
@@ -613,7 +623,7 @@ def test_a_saved_checkpoint_is_reported_and_counts() -> None:
         trace.take(accepted(attempt), at + 51)
         trace.take(ray_lost("exit 1"), at + 52)
         trace.take(
-            Answered(h.CheckpointSeen(attempt, 10 if attempt < 3 else 20, "/ckpt/x")), at + 53
+            Answered(h.ProgressKnown(attempt, 10 if attempt < 3 else 20, "/ckpt/x")), at + 53
         )
     assert trace.outcomes == []
     trace.take(nodes(), 360)

@@ -115,7 +115,10 @@ def test_no_history_breaks_the_rules(drawn: tuple[HeadGoal, History]) -> None:
     assert len(set(submitted)) == len(submitted) <= of.has_job * (of.retries + 1)
     assert {action.id for action in trace.effects if isinstance(action, StopJob)} <= set(submitted)
     assert actions.count("StopJob") <= len(submitted)
-    assert actions.count("CloseAttempt") == len(trace.state.durable.ended) <= of.retries
+    numbers = [ended.number for ended in trace.state.durable.ended]
+    assert len(numbers) <= of.retries
+    # The boot after the last one may have ended the run at once.
+    assert {0, *numbers} >= {*trace.progress_asked} >= {*numbers[:-1]}
     if of.has_job:
         assert actions.count("RayStarted") <= (RAY_RESTARTS + 1) * (of.retries + 1)
     assert actions.count("Ask") <= len(submitted)

@@ -231,7 +231,7 @@ def test_a_followed_job_that_is_lost_is_followed_by_another_attempt() -> None:
     trace.take(heads.nodes(dead=(2,)), 4.0)
     trace.take(status_of(JobReport("FAILED", driver_exit_code=1)), 5.0)
     trace.take(Answered(h.NodesAsked("rl", {})), 6.0)
-    assert [one.number for one in trace.effects if isinstance(one, h.CloseAttempt)] == [1]
+    assert [one.number for one in trace.state.durable.ended] == trace.progress_asked == [1]
     assert "the list of jobs" not in str([wait.what for wait in head.pending_waits(trace.state)])
 
 

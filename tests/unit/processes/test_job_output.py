@@ -34,7 +34,7 @@ plan = plan_of({**environ, "AGENT_LOG_DIR": sys.argv[1]}, facts, ["true"])
 folder = RunFolder(Path(sys.argv[1]), "run-1", "node-a")
 left = None if folder.former is None else SurvivingProcesses(folder.former, ())
 run = made_run(plan, Redactor(()), folder, time.monotonic(), "run-1", left)
-output, _ = anyio.run(start_job_output, run, "run-1-1", "", JobLines(str))
+output, _ = anyio.run(start_job_output, run, sys.argv[2], "", JobLines(str))
 sys.stdin.readline()
 output.finish(20)
 run.close()
@@ -44,10 +44,10 @@ OUTPUT = b"a line of the job\n" * 100
 
 
 @contextmanager
-def life(root: Path) -> Iterator[subprocess.Popen[bytes]]:
+def life(root: Path, job: str = "run-1-1") -> Iterator[subprocess.Popen[bytes]]:
     """Start that part of an agent; killed at the end in any case."""
     with subprocess.Popen(
-        [sys.executable, "-c", LIFE, root],
+        [sys.executable, "-c", LIFE, root, job],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"},
@@ -81,3 +81,16 @@ def test_each_copy_resumes_where_it_was(tmp_path: Path) -> None:
     with life(tmp_path) as second:
         assert second.communicate(b"\n", 60)[0] == b""
     assert copy.read_bytes() == OUTPUT
+
+
+def test_the_output_of_a_job_that_has_ended_is_not_repeated(tmp_path: Path) -> None:
+    """An agent is killed before the end is durable: the next follows the job; another begins."""
+    folder = tmp_path / "run-1" / "node-a"
+    folder.mkdir(parents=True)
+    again = b"a line of another job\n"
+    (folder / "ray-job.run-1-1.log").write_bytes(OUTPUT)
+    (folder / "ray-job.run-1-2.log").write_bytes(again)
+    for job, expected in (("run-1-1", OUTPUT), ("run-1-1", b""), ("run-1-2", again)):
+        with life(tmp_path, job) as agent:
+            assert agent.communicate(b"\n", 60)[0] == expected
+    assert (folder / "job.log").read_bytes() == OUTPUT + again

@@ -42,7 +42,7 @@ HERE = PidSpace("boot-1", "pid:[1]", "node-a")
 AGENT = StartedProcess("agent", 10, 1000)
 RAY = StartedProcess("ray start", 20, 2000)
 RECORD = NodeRecord(
-    "pod0", "run-1", HERE, AGENT, (RAY,), "/tmp/ray", 12, epoch=3, head_ip="10.0.0.4"
+    "pod0", "run-1", HERE, AGENT, (RAY,), "/tmp/ray", passed_on=12, epoch=3, head_ip="10.0.0.4"
 )
 RUNS = ProcessStat("agent", "S", 1000)
 
@@ -70,6 +70,7 @@ PROCESSES = st.builds(StartedProcess, st.text(), st.integers(), st.integers())
         st.builds(PidSpace, st.text(), st.text(), st.text()),
         PROCESSES,
         st.lists(PROCESSES).map(tuple),
+        st.text(),
         st.text(),
         st.integers(0),
         st.lists(st.text()).map(tuple),

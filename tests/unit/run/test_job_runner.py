@@ -52,14 +52,13 @@ class Runner(JobRunner):
     """The job's runner, without what makes its command and passes on its output."""
 
     make = staticmethod(make_at_once)
-    log: Path | None = None  # of its output
+    copies: Any = None  # of its output
 
     async def _make_submission(self, *, is_followed: bool = False) -> Submission | Outcome:
         return MADE if is_followed else await self.make()
 
     async def _start_output(self, _job_id: str, _line: str) -> Path | None:
-        if self.log is not None:
-            self._output = cast("Any", SimpleNamespace(path=self.log))
+        self._output = self.copies
         return None
 
 
@@ -122,7 +121,7 @@ async def scene(  # noqa: PLR0913 - what a story may need
     *,
     given: bool = False,
     terminate: Callable[[str], str] = str,
-    log: Path | None = None,
+    output: Copies | None = None,
 ) -> AsyncIterator[Scene]:
     """Run the job's runner on an executor."""
     environ = {"AGENT_LOG_DIR": str(root), "RAY_WORKER": "0"}
@@ -133,7 +132,7 @@ async def scene(  # noqa: PLR0913 - what a story may need
     processes = REAL.processes._replace(terminate_driver=terminate)
     effects = REAL._replace(processes=processes)
     run = made_run(plan, redactor, RunFolder(root, "run-1", "a"), effects=effects)
-    steps = SimpleNamespace(begin=_nothing, follow=lambda _number: None)
+    steps = SimpleNamespace(begin=_nothing, follow=lambda _number: None, look=_nothing)
     state = SimpleNamespace(attempt=SimpleNamespace(number=1))
     sent: list[ItemReport] = []
 
@@ -143,7 +142,9 @@ async def scene(  # noqa: PLR0913 - what a story may need
     try:
         with anyio.fail_after(30):
             async with anyio.create_task_group() as tasks:
-                executor = Executor(tasks, lambda _name: runner.run, take)
+                executor = Executor(
+                    tasks, lambda _name: runner.run, take, lambda _name: runner.clear
+                )
                 fakes = cast("Any", (None, None, steps, link, {}))
                 view = HeadView(
                     lambda: cast("Any", state),
@@ -154,7 +155,7 @@ async def scene(  # noqa: PLR0913 - what a story may need
                 store, status, kept, bridge, env = fakes
                 runner = Runner(run, store, status, kept, bridge, env, view)
                 runner.make = make  # type: ignore[assignment]
-                runner.log = log
+                runner.copies = output
                 yield Scene(executor, sent)
                 await executor.close()
     finally:
@@ -266,10 +267,12 @@ def test_a_failed_job_has_the_cause_of_its_output(
 
     monkeypatch.setattr("agent.run.job_runner.find_cause", find)
     log = tmp_path / "job.log"
+    output = Copies(log)
+    output.may_end.set()
     status = "FAILED" if code else "SUCCEEDED"
 
     async def scenario() -> None:
-        async with scene(tmp_path, link, log=log) as there:
+        async with scene(tmp_path, link, output=output) as there:
             await there.wants(SUBMIT)
             link.tell(news("job", report=JobReport(status, driver_exit_code=code)))
             await anyio.wait_all_tasks_blocked()
@@ -322,9 +325,72 @@ def test_without_ray_only_the_command_is_made(tmp_path: Path, want: JobWant) -> 
             is_made = want.may_submit
             assert there.item.step is (Step.READY if is_made else Step.LOST)
             assert there.item.basis == (MADE.basis if is_made else JobBasis())
-            assert (there.item.is_running, there.item.never) == (False, not is_made)
+            assert (there.item.is_running, there.item.never) == (is_made, not is_made)
+            await there.wants(None)  # once the shares have ended
+            assert not there.item.is_running
 
     anyio.run(scenario)
+
+
+class Copies:
+    """Copies of a job's output that end once they may, in a thread."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.may_end = threading.Event()
+        self.limits: list[float] = []
+
+    def finish(self, limit: float) -> None:
+        """Copy the rest."""
+        self.limits.append(limit)
+        self.may_end.wait(20)
+
+
+@pytest.mark.parametrize("is_let_go", [False, True])
+def test_a_job_is_over_once_its_output_was_passed_on(tmp_path: Path, *, is_let_go: bool) -> None:
+    """Its end is reported at once; whether it ended by itself, or is not wanted any more."""
+    link = Link()
+    output = Copies(tmp_path / "job.log")
+
+    async def scenario() -> None:
+        async with scene(tmp_path, link, output=output) as there:
+            await there.wants(SUBMIT)
+            link.tell(RUNNING if is_let_go else SUCCEEDED)
+            await there.wants(None if is_let_go else SUBMIT)
+            assert (there.item.is_running, there.item.was_stopped) == (True, is_let_go)
+            again = replace(SUBMIT, generation=2, id="run-2")
+            await there.wants(again)
+            assert link.orders == ["submit run-1", "forget run-1"]
+            output.may_end.set()
+
+            async def has_begun() -> bool | NotYet:
+                return link.orders[2:] == ["submit run-2"] or NotYet()
+
+            await until(has_begun, None)
+            assert (there.item.generation, there.item.is_running) == (2, True)
+            assert len(output.limits) == 1
+
+    anyio.run(scenario)
+
+
+def test_the_output_of_a_stalled_stream_has_its_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Twice the time that its copies have, whatever holds them up."""
+    monkeypatch.setattr("agent.base.times.STOP_OUTPUT", 0.1)
+    link = Link()
+    output = Copies(tmp_path / "job.log")
+
+    async def scenario() -> None:
+        async with scene(tmp_path, link, output=output) as there:
+            await there.wants(SUBMIT)
+            link.tell(SUCCEEDED)
+            await there.executor.end(JOB)
+            assert (there.item.is_running, there.item.report) == (False, SUCCEEDED.report)
+
+    anyio.run(scenario)
+    assert output.limits == [0.1]
+    output.may_end.set()
 
 
 def test_a_submission_whose_disk_stalls_is_given_up(tmp_path: Path) -> None:

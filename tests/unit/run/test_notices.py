@@ -34,6 +34,7 @@ from support.heads import (
     SubmitJob,
     Trace,
     accepted,
+    asks_progress,
     goal,
     job,
     nodes,
@@ -67,8 +68,9 @@ def taken(workers: int = 1, retries: int = 0, least: int | None = None) -> HeadG
 
 def signals(trace: Trace) -> list[str]:
     """Return the actions on the job and the workers, in order."""
-    kinds = (SaveJob, StopJob, Released, h.CloseAttempt, h.EndRun)
-    return [type(action).__name__ for action in trace.effects if isinstance(action, kinds)]
+    kinds = (SaveJob, StopJob, Released, h.EndRun)
+    others = (one for one in trace.actions if isinstance(one, kinds) or asks_progress(one))
+    return ["ended" if asks_progress(one) else type(one).__name__ for one in others]
 
 
 ONE = noticed(2, 14.0, 10)
@@ -85,11 +87,11 @@ ONE = noticed(2, 14.0, 10)
         ([ONE, noticed(2, 0.0, 12, has_left=True)], ["SaveJob", "StopJob"]),
         (
             [ONE, (12, SAVED), (14, job("STOPPED"))],
-            ["SaveJob", "StopJob", "Released", "CloseAttempt"],
+            ["SaveJob", "StopJob", "Released", "ended"],
         ),
-        ([ONE, (12, job("FAILED", 138))], ["SaveJob", "CloseAttempt", "Released"]),
+        ([ONE, (12, job("FAILED", 138))], ["SaveJob", "ended", "Released"]),
         ([ONE, (12, job("SUCCEEDED", 0))], ["SaveJob", "EndRun"]),
-        ([ONE, (12, ray_lost("exit code 1"))], ["SaveJob", "CloseAttempt", "Released"]),
+        ([ONE, (12, ray_lost("exit code 1"))], ["SaveJob", "Released", "ended"]),
         ([ONE, (12, TERM), (13, TICK), (20, TICK)], ["SaveJob", "StopJob", "Released"]),
         ([ONE, (12, TERM), (13, SAVED)], ["SaveJob", "StopJob", "Released"]),
         ([ONE, (12, TERM), (13, TERM)], ["SaveJob", "StopJob"]),
