@@ -1,4 +1,4 @@
-"""Make this node run what is wanted of it: services, prepare steps, its share of the job.
+"""Make this node run what is wanted of it: Ray, services, prepare steps, and the job.
 
 `apply` takes what is wanted now, by name the generation of each thing. What is not wanted any more,
 or of an earlier generation, is ended; what is wanted and has not begun is started. A generation

@@ -178,7 +178,7 @@ class Questions:
         self._run = run
         self._place = place
         self._report_now = report_now
-        self._heard = NodeWanted("", 0)  # the last message that was read for questions
+        self._latest = NodeWanted("", 0)  # the last message that was read for questions
         self._prober = Prober(run)
         self._diagnostics: Diagnostics | None = None
         self._logs: dict[str, str] = {}
@@ -198,10 +198,10 @@ class Questions:
                 del self._logs[name]
         self._answers = [answer for answer in self._answers if answer not in answers]
 
-    def hear(self, wanted: NodeWanted, tasks: anyio.abc.TaskGroup) -> None:
+    def take(self, wanted: NodeWanted, tasks: anyio.abc.TaskGroup) -> None:
         """Begin to answer what was not asked before, by this agent of the head."""
-        known = self._heard.revision if wanted.by == self._heard.by else 0
-        self._heard = wanted
+        known = self._latest.revision if wanted.by == self._latest.by else 0
+        self._latest = wanted
         for question in wanted.questions:
             if question.number <= known:
                 continue

@@ -303,7 +303,7 @@ class WorkerAgent:
         self._reply = reply
         self._run.join_run(reply.run_id)
         if reply.wanted is not None:
-            self._questions.hear(reply.wanted, self._tasks)
+            self._questions.take(reply.wanted, self._tasks)
 
     def _status(self, reader: Reader) -> WorkerStatus:
         plan = self._plan

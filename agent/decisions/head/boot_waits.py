@@ -213,7 +213,7 @@ def _running_waits(state: HeadState) -> Iterator[Wait]:
     if state.goal.has_job and not state.goal.by_shares:
         report = state.job.report
         status = report.status.lower() if report else "submitted"
-        until = (state.job.last_status_at or 0.0) + state.goal.limits[wait_keys.JOB]
+        until = state.job.last_status_at + state.goal.limits[wait_keys.JOB]
         yield Wait(
             key=wait_keys.JOB,
             what="the job's status from Ray",
@@ -230,7 +230,7 @@ def _resuming_waits(state: HeadState) -> Iterator[Wait]:
     ray = state.ray.item
     if stop is not None:
         yield Wait(wait_keys.STOP, "the job to stop", stop.began_at + _stop_limit(state))
-    elif state.job.last_status_at is None:
+    elif state.job.want is None:
         until = state.deadline_of(wait_keys.HEAD)
         yield Wait(wait_keys.HEAD, state.goal.ray, until, ray.evidence, output=ray.output)
     else:

@@ -379,9 +379,10 @@ def _forget_worker(state: HeadState, key: str) -> HeadState:
 def _apply_items(
     state: HeadState, node: str, items: Iterable[v.ItemReport], now: float
 ) -> HeadState:
-    """Apply what a node reports of its services and its share; of the head's own also the steps.
+    """Apply what a node reports of its services and its share.
 
-    What is left of an earlier start is on its way to its end: nothing follows from it.
+    Of the head's own node also its steps, the job and its save. What is left of an earlier start is
+    on its way to its end: nothing follows from it.
     """
     for report in items:
         if report.name == v.SHARE:

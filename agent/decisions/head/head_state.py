@@ -203,8 +203,8 @@ class JobWatch(Value):
     want: JobWant | None = None  # what this node is to do for it
     begun: int = 0  # how often this agent has submitted or followed a job
     item: JobItem | None = None  # what this node last reported of it
-    last_status_at: float | None = None
-    """When Ray last returned its status; None until this agent submits or follows it."""
+    last_status_at: float = 0.0
+    """When Ray last returned its status, or this agent began to submit or follow it."""
     ended_at: float | None = None  # when the job ended, of which Ray's report may be late
     unreachable_nodes: str = ""  # nodes of a given Ray that did not answer after it failed
 
@@ -384,7 +384,7 @@ class HeadState(Value):
     @property
     def runs_attempt(self) -> bool:
         """Return whether this agent has submitted or followed the attempt, which is not over."""
-        is_known = self.attempt.is_submitted and self.job.last_status_at is not None
+        is_known = self.attempt.is_submitted and self.job.want is not None
         return is_known and self.phase is not HeadPhase.LEAVING
 
     @property

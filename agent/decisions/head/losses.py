@@ -213,9 +213,10 @@ def job_ended_at(state: HeadState, report: JobReport, now: float) -> float | Non
     """
     if not report.ended:
         return None
-    has_status = state.job.report is not None
-    earliest = state.job.last_status_at if has_status else state.attempt.submitted
-    return max(earliest or 0.0, now - report.ended_ago)
+    earliest = state.attempt.submitted or 0.0
+    if state.job.report is not None:
+        earliest = state.job.last_status_at
+    return max(earliest, now - report.ended_ago)
 
 
 def recent_loss(state: HeadState, now: float) -> str:

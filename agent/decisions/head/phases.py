@@ -6,7 +6,7 @@
   it has lost a node or service that it needs. The links between the nodes are probed while others
   are awaited, or else once the job has begun.
 - `judging` asks all nodes after a failure: a lost node may be its cause.
-- `stopping` waits until the job has stopped, for the reason in `verdict`.
+- `stopping` waits until the job has stopped, for the reason in `durable.stop`.
 - `resuming` comes first where a killed agent left a job running: it follows that job.
 
 An attempt ends in `end_attempt`: the next one begins (losses.py), or the head leaves.
@@ -309,7 +309,7 @@ def _end_of_job(state: HeadState, now: float) -> HeadState | None:
 
     # Is Ray silent about the job for too long?
     has_status = state.goal.has_job and not state.goal.by_shares
-    last_status_at = state.job.last_status_at or 0.0
+    last_status_at = state.job.last_status_at
     if has_status and now >= last_status_at + state.goal.limits[wait_keys.JOB]:
         silent = round(now - last_status_at)
         return _give_up_job(state, ends.NO_STATUS_FROM_RAY.outcome(seconds=silent), now)
@@ -354,7 +354,7 @@ def resuming(state: HeadState, event: HeadEvent, now: float) -> HeadState:
     state = losses.record_losses_before_resume(_follow_resumed_job(state, now), now)
     if stop is None:
         return state
-    return _end_job(state.enter(HeadPhase.STOPPING, stop.began_at))
+    return _want_job_stopped(state.enter(HeadPhase.STOPPING, stop.began_at))
 
 
 def on_stop(state: HeadState, event: StopAsked, now: float) -> HeadState:
@@ -403,7 +403,7 @@ def _stop_again(state: HeadState, outcome: Outcome, now: float, *, saves: bool) 
         until = min(saving.until, now + _SAVE_SHARE * state.goal.job_stop_grace)
         saving = replace(saving, until=until, is_of_grace=True)
         return _count_stop_from(state, now).with_ending(saving=saving)
-    return _end_job(state.with_ending(saving=None))
+    return _want_job_stopped(state.with_ending(saving=None))
 
 
 def on_later_head(state: HeadState, event: h.LaterHead, now: float) -> HeadState:
@@ -436,7 +436,7 @@ def stop_job(
     verdict = replace(verdict, phase=state.phase.value)
     state = _follow_resumed_job(state.with_ending(saving=saving), now)
     state = state.with_durable(stop=Stop(verdict, now)).enter(HeadPhase.STOPPING, now)
-    return _end_job(state) if saving is None else state
+    return _want_job_stopped(state) if saving is None else state
 
 
 def _count_stop_from(state: HeadState, at: float) -> HeadState:
@@ -513,10 +513,10 @@ def _stop_after_save(state: HeadState, now: float) -> HeadState:
     if not saving.is_of_grace:
         state = _count_stop_from(state, now)
     state = state.with_ending(saving=None)
-    return _end_job(state.log(f"{why}: stopping the job"))
+    return _want_job_stopped(state.log(f"{why}: stopping the job"))
 
 
-def _end_job(state: HeadState) -> HeadState:
+def _want_job_stopped(state: HeadState) -> HeadState:
     """Want the job, or its shares, to be stopped."""
     want = state.job.want
     if want is not None:

@@ -1,4 +1,4 @@
-"""What the head wants each node to run: Ray, services, prepare steps, its share of the job."""
+"""What the head wants each node to run: Ray, services, prepare steps, the job or its share."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def wanted_of(state: HeadState, node: str) -> Mapping[str, Want]:
 
 
 def _steps_of(state: HeadState, node: str) -> Iterator[tuple[str, Want]]:
-    """Yield the prepare steps that a worker was told to run, which stay wanted there.
+    """Yield the prepare steps that a worker was wanted to run, which stay wanted there.
 
     One that its fence has ended is wanted again once it is its turn: meanwhile another node may
     have got the step on their disk.

@@ -86,7 +86,7 @@ def heard(root: Path, *messages: NodeWanted, monkeypatch: pytest.MonkeyPatch) ->
         async with anyio.create_task_group() as tasks:
             asked = Listener(run, Placeholders, lambda: None)
             for message in messages:
-                asked.hear(message, tasks)
+                asked.take(message, tasks)
 
     anyio.run(scenario)
     run.close()

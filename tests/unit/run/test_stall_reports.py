@@ -212,7 +212,7 @@ class Asks(LinkedWorker):
     def _on_reply(self, reply: Reply) -> None:
         self.asked.clear_sent()
         if reply.wanted is not None:
-            self.asked.hear(reply.wanted, self._tasks)
+            self.asked.take(reply.wanted, self._tasks)
 
 
 def test_a_request_for_stacks_goes_to_a_worker_and_back(run: NodeRun) -> None:
