@@ -27,6 +27,7 @@ PROGRAMS = {
     "fetch-model": "bundled.fetch_model:main",
     "read-ahead": "processes.page_cache:main",
     "compile-caches": "processes.cache_program:main",
+    "front": "front.front_program:main",
     "ray-bridge": "bridge.child:main",
     "ray-facts": "node.python_facts:print_ray_facts",
     "framework-facts": "node.python_facts:print_framework_facts",

@@ -47,7 +47,7 @@ class Program:
     def run(self, hosts: str, port: int, ready: Callable[[], None] = lambda: None) -> int:
         """Serve on `HOST[,HOST]` until a signal: 0 then, 78 if it cannot listen."""
         log_only_bugs()
-        _raise_open_files()
+        raise_open_files()
         try:
             listening = _listening_somewhere(list(dict.fromkeys(hosts.split(","))), port)
         except OSError as problem:
@@ -98,11 +98,11 @@ def _listening_somewhere(hosts: Sequence[str], port: int) -> dict[str, socket.so
     """Listen on these hosts; a port that was free on one and taken on another is chosen anew."""
     for _ in range(_CHOICES if port == 0 else 0):
         with suppress(OSError):
-            return _listening(hosts, port)
-    return _listening(hosts, port)
+            return listening_on(hosts, port)
+    return listening_on(hosts, port)
 
 
-def _listening(hosts: Sequence[str], port: int) -> dict[str, socket.socket]:
+def listening_on(hosts: Sequence[str], port: int) -> dict[str, socket.socket]:
     """Listen on every address of these hosts, by `HOST:PORT`; port 0 is any, the same for all."""
     sockets: dict[str, socket.socket] = {}
     with ExitStack() as until_all:
@@ -128,7 +128,7 @@ def _listen(listener: socket.socket, address: tuple[object, ...]) -> None:
     listener.listen(BACKLOG)
 
 
-def _raise_open_files() -> None:
+def raise_open_files() -> None:
     """Raise the limit of open files as far as allowed: the usual 1024 is few for connections."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(_OPEN_FILES, hard)

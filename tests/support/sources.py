@@ -17,6 +17,7 @@ FOLDERS = (
         "processes",
         "bridge",
         "serving",
+        "front",
         "port",
         "runpod",
         "run",

@@ -40,12 +40,15 @@ PURE = {
     "diagnosis",
 }
 """Folders without effects. In `node` only the files of READ_MACHINE have any."""
+PURE_FILES = {f"agent/front/front_{name}.py" for name in ("members", "traffic")}
+"""Files without effects beside others that have some."""
 READ_MACHINE = {
     f"agent/node/{name}.py" for name in ("read", "gpus", "read_figures", "code_archive")
 }
 READ_ENVIRON = {
     "agent/bridge/light_calls.py",  # in the bridge: the variables that Ray's own clients read
     "agent/processes/cache_program.py",  # a program of its own: a key that no argv may show
+    "agent/front/front_program.py",  # the same
     "agent/cli/command_line.py",
     "agent/cli/other_system.py",
     "agent/__main__.py",
@@ -165,7 +168,7 @@ def test_every_file_lies_in_a_folder_of_the_list() -> None:
     folders = {folder(name) for name in trees()}
     assert folders - set(FOLDERS) - {BUNDLED} == ENTRY_POINTS
     assert set(FOLDERS) <= folders
-    assert set(trees()) >= READ_MACHINE | READ_ENVIRON | SLEEP | IMPORT_RAY
+    assert set(trees()) >= PURE_FILES | READ_MACHINE | READ_ENVIRON | SLEEP | IMPORT_RAY
 
 
 def test_imports_go_one_way() -> None:
@@ -208,6 +211,7 @@ def test_no_file_imports_itself_by_way_of_others() -> None:
 def test_pure_folders_have_no_effects() -> None:
     """Files of pure folders import nothing by which a program acts; of `node` only its readers."""
     pure = [n for n in trees() if folder(n) in PURE | {"node"} and n not in READ_MACHINE]
+    pure += PURE_FILES
     used = {name: sorted(packages(trees()[name]) & EFFECTS) for name in pure}
     assert used.pop(TYPED) == ["threading"]  # a lock alone
     assert {name: effects for name, effects in used.items() if effects} == {}

@@ -1,0 +1,938 @@
+"""A front with real connections: engines that are killed, hang or are paused at any moment."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import socket
+import threading
+from typing import TYPE_CHECKING
+
+import aiohttp
+import msgspec
+import pytest
+from yarl import URL
+
+from agent.front import front_forward, front_members, front_server, front_traffic
+from agent.front.front_members import Front, Ordered, transition
+from agent.front.front_memory import FrontMemory
+from agent.job.front_protocol import FrontOrder, FrontStatus, Slot
+from support.front_engines import PAUSE, RESUME, UPDATE, StandInEngine, running_front
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+    from pathlib import Path
+
+    from support.front_engines import FrontUnderTest
+
+pytestmark = pytest.mark.processes
+
+
+@pytest.fixture(autouse=True)
+def _short_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have what takes a minute in a run take tenths of a second."""
+    for module, name, seconds in (
+        (front_server, "LOOK", 0.02),
+        (front_server, "VERB", 0.3),
+        (front_server, "FIRST_UPDATE", 0.4),
+        (front_server, "UPDATE_LEAST", 0.4),
+        (front_server, "DISCOVERY", 0.3),
+        (front_server, "TRY_AGAIN", 0.05),
+        (front_traffic, "WEDGED_LEAST", 0.4),
+        (front_members, "TRAINER_SENDS", 0.3),
+        (front_members, "REFIT_PAUSE", 0.1),
+    ):
+        monkeypatch.setattr(module, name, seconds)
+
+
+def play(
+    scenario: Callable[[FrontUnderTest], Awaitable[None]],
+    count: int = 2,
+    dialect: str = "sglang",
+) -> None:
+    """Run a scenario with so many engines."""
+
+    async def with_front() -> None:
+        async with running_front(count, dialect) as front:
+            await scenario(front)
+
+    asyncio.run(with_front())
+
+
+# --- data -----------------------------------------------------------------------------------------
+
+
+def test_data_goes_to_the_own_member() -> None:
+    """Each slot has its member; requests are counted there."""
+
+    async def scenario(front: FrontUnderTest) -> None:
+        replies = [await front.generate(slot) for slot in (0, 1, 1)]
+        assert replies == ["e0: start", "e1: start", "e1: start"]
+        assert [front.of(slot).requests for slot in (0, 1)] == [1, 2]
+        assert front.of(0).errors == 0
+
+    play(scenario)
+
+
+def test_data_of_a_member_that_is_down_goes_to_the_one_with_the_fewest_requests() -> None:
+    """A busy one gets none of it."""
+
+    async def scenario(front: FrontUnderTest) -> None:
+        _, busy, _ = front.engines
+        busy.waits["/generate"] = asyncio.Event()
+        waiting = front.begin(1)
+        await front.until(lambda: front.of(1).waiting == 1)
+        front.engines[0].answers = False
+        await front.order()
+        assert await front.generate(0) == "e2: start"
+        busy.waits["/generate"].set()
+        assert await waiting == "e1: start"
+
+    play(scenario, 3)
+
+
+@pytest.mark.parametrize("status", [400, 404, 500, 503])
+def test_answers_of_the_engine_are_sent_on_unchanged(status: int) -> None:
+    """Also its errors; those from 500 on are counted."""
+
+    async def scenario(front: FrontUnderTest) -> None:
+        front.engines[0].statuses["/generate"] = status
+        assert await front.post(0, "/generate") == (status, {"success": False, "by": "e0"})
+        assert front.of(0).errors == (status >= 500)
+
+    play(scenario)
+
+
+def test_path_headers_and_body_are_sent_on_unchanged() -> None:
+    """With its query, and without what a client of ours would add."""
+
+    async def scenario(front: FrontUnderTest) -> None:
+        engine = front.engines[0]
+        headers = {"X-Session-ID": "s1", "Authorization": "Bearer t", "Content-Encoding": "br"}
+        url = URL(front.url(0, "/v1/a%2Fb?x=%20y"), encoded=True)
+        async with front.http.post(url, data=b"\x00body", headers=headers) as reply:
+            assert reply.status == 200
+        assert engine.raw_paths == ["/v1/a%2Fb?x=%20y"]
+        assert engine.bodies == [b"\x00body"]
+        own = {"host", "content-length", "user-agent"}
+        sent = {name.lower(): text for name, text in reply.request_info.headers.items()}
+        assert sent["user-agent"] == engine.headers["user-agent"]
+        assert sent.keys() == engine.headers.keys()
+        for name in sent.keys() - own:
+            assert engine.headers[name] == sent[name]
+
+    play(scenario)
+
+
+def test_a_large_body_and_its_reply_pass() -> None:
+    """8 MiB, sent in parts with its length."""
+
+    async def scenario(front: FrontUnderTest) -> None:
+        content = io.BytesIO(bytes(8 << 20))
+        async with front.http.post(front.url(0, "/generate"), data=content) as reply:
+            assert (await reply.json())["size"] == 8 << 20
+
+    play(scenario)
+
+
+def test_a_body_beyond_the_limit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It cannot be kept to be sent again."""
+    monkeypatch.setattr(front_server, "_LONGEST_BODY", 1000)
+
+    async def scenario(front: FrontUnderTest) -> None:
+        status, reply = await front.post(0, "/generate", "x" * 2000)
+        assert status == 413
+        assert "at most 1000 bytes" in reply["error"]
+        assert front.engines[0].asked == []
+
+    play(scenario)
+
+
+def test_a_reply_is_streamed_as_it_arrives() -> None:
+    """The first event reaches the client before the engine sends the second."""
+
+    async def scenario(front: FrontUnderTest) -> None:
+        parts = front.engines[0].waits["parts"] = asyncio.Event()
+        async with front.http.post(front.url(0, "/stream")) as reply:
+            assert reply.headers["Content-Type"] == "text/event-stream"
+            assert await reply.content.readany() == b"data: 1\n\n"
+            parts.set()
+            assert await reply.read() == b"data: 2\n\n"
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("how", ["killed", "replaced"])
+def test_a_stream_whose_engine_ends_ends_with_an_error(how: str) -> None:
+    """It is not sent again, and does not look complete."""
+
+    async def scenario(front: FrontUnderTest) -> None:
+        first = front.engines[0]
+        first.waits["parts"] = asyncio.Event()
+        async with front.http.post(front.url(0, "/stream")) as reply:
+            assert await reply.content.readany() == b"data: 1\n\n"
+            if how == "killed":
+                await first.kill()
+            else:
+                first.generation += 1
+                await front.order()
+            with pytest.raises(aiohttp.ClientPayloadError):
+                await reply.read()
+        assert front.engines[1].asked == []
+        assert (front.of(0).errors, front.of(0).waiting) == (1, 0)
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("how", ["killed", "refused", "broken"])
+def test_a_request_whose_engine_ends_before_its_reply_is_sent_to_another(how: str) -> None:
+    """Killed while it computes, gone before, or a connection that breaks: no client sees it."""
+
+    async def scenario(front: FrontUnderTest) -> None:
+        first = front.engines[0]
+        if how == "broken":
+            first.breaks.add("/generate")
+        if how == "refused":
+            await first.kill()
+        first.waits["/generate"] = asyncio.Event()
+        if how == "broken":
+            first.waits["/generate"].set()
+        asking = front.begin(0)
+        if how == "killed":
+            await front.until(lambda: first.asked == ["/generate"])
+            await first.kill()
+        assert await asking == "e1: start"
+        assert front.of(0).errors == 1
+
+    play(scenario)
+
+
+def test_a_request_that_crashes_engines_does_not_crash_all() -> None:
+    """After a few of them its client gets a 502."""
+
+    async def scenario(front: FrontUnderTest) -> None:
+        for engine in front.engines:
+            engine.breaks.add("/generate")
+        status, reply = await front.post(0, "/generate")
+        assert status == 502
+        assert reply["error"].startswith("4 members did not answer it: ")
+        assert sum(len(engine.asked) for engine in front.engines) == 4
+
+    play(scenario, 6)
+
+
+@pytest.mark.parametrize("change", ["generation", "address", "removed"])
+def test_requests_of_a_replaced_process_go_to_others(change: str) -> None:
+    """A frozen engine keeps its connections open: the agent's order ends them."""
+
+    async def scenario(front: FrontUnderTest) -> None:
+        first = front.engines[0]
+        first.hangs.add("*")
+        asking = front.begin(0)
+        await front.until(lambda: first.asked == ["/generate"])
+        if change == "generation":
+            first.generation += 1
+            first.answers = False
+        elif change == "address":
+            first.port += 1
+        else:
+            front.engines = front.engines[1:]
+            front.ports = front.ports[1:]
+        await front.order()
+        assert (await asking).startswith("e1")
+
+    play(scenario)
+
+
+def test_requests_are_held_while_no_member_serves() -> None:
+    """And answered once one does, by whichever it is."""
+
+    async def scenario(front: FrontUnderTest) -> None:
+        for engine in front.engines:
+            engine.answers = False
+        status = await front.order()
+        assert status.since > 0
+        asking = [front.begin(slot) for slot in (0, 1, 1)]
+        await front.until_held(3)
+        assert front.log[-1] == "no member serves: requests are held"
+        front.engines[1].answers = True
+        assert (await front.order()).since == 0
+        assert await asyncio.gather(*asking) == 3 * ["e1: start"]
+        assert any(line.startswith("held up to 3 requests for 0.") for line in front.log)
+
+    play(scenario)
+
+
+def test_a_held_request_whose_client_leaves_is_dropped() -> None:
+    """Nobody waits for its reply."""
+
+    async def scenario(front: FrontUnderTest) -> None:
+        for engine in front.engines:
+            engine.answers = False
+        await front.order()
+        asking = front.begin(0)
+        await front.until_held()
+        asking.cancel()
+        await front.until_held(0)
+        front.engines[0].answers = True
+        await front.order()
+        assert front.engines[0].asked == []
+
+    play(scenario)
+
+
+def test_a_request_is_held_while_its_only_engine_refuses_connections() -> None:
+    """The front finds by itself that it accepts them again, without the agent."""
+
+    async def scenario(front: FrontUnderTest) -> None:
+        (engine,) = front.engines
+        await engine.kill()
+        asking = front.begin(0)
+        await front.until(lambda: front.states() == ["down"])
+        assert "cannot connect" in front.of(0).why
+        await engine.start()
+        assert await asking == "e0: start"
+
+    play(scenario, 1)
+
+
+def test_a_member_behind_a_broken_link_is_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It neither accepts a connection nor refuses one; its requests go to others."""
+    monkeypatch.setattr(front_forward, "CONNECT", 0.1)
+
+    async def scenario(front: FrontUnderTest) -> None:
+        with socket.socket() as full, socket.socket() as first, socket.socket() as second:
+            full.bind(("127.0.0.1", 0))
+            full.listen(0)
+            for filler in (first, second):  # from then on it drops what comes
+                filler.setblocking(False)  # noqa: FBT003 - the socket module's own signature
+                filler.connect_ex(full.getsockname())
+            front.engines[0].port = full.getsockname()[1]
+            await front.order()
+            assert await front.generate(0) == "e1: start"
+            assert front.states() == ["down", "serving"]
+
+    play(scenario)
+
+
+# --- verbs ----------------------------------------------------------------------------------------
+
+
+def test_verbs_go_to_exactly_their_member() -> None:
+    """Its own answer is the reply."""
+
+    async def scenario(front: FrontUnderTest) -> None:
+        for path in (PAUSE, UPDATE, RESUME, "/abort_request", "/flush_cache"):
+            body = {"model_path": "/w/1", "weight_version": "1"}
+            status, reply = await front.post(1, path, body)
+            assert (status, reply["by"]) == (200, "e1")
+        assert front.engines[0].asked == []
+        assert front.engines[1].asked == [PAUSE, UPDATE, RESUME, "/abort_request", "/flush_cache"]
+        assert (await front.order()).version == "1"
+
+    play(scenario)
+
+
+def test_an_engine_that_is_busy_may_refuse_to_flush() -> None:
+    """SGLang answers 400 while requests run; slime asks again."""
+
+    async def scenario(front: FrontUnderTest) -> None:
+        front.engines[0].statuses["/flush_cache"] = 400
+        assert (await front.post(0, "/flush_cache"))[0] == 400
+        assert front.states() == ["serving", "serving"]
+
+    play(scenario)
+
+
+@pytest.mark.parametrize(
+    ("path", "reply"),
+    [
+        (PAUSE, {"status": "ok"}),
+        (RESUME, {"status": "ok"}),
+        (UPDATE, {"success": True, "message": "", "num_paused_requests": 0}),
+        ("/v1/loads", {"loads": [{"num_running_reqs": 0, "num_waiting_reqs": 0}]}),
+        ("/flush_cache", None),
+    ],
+)
+def test_the_front_answers_for_a_member_that_is_down(path: str, reply: object) -> None:
+    """A trainer must not end for it."""
+
+    async def scenario(front: FrontUnderTest) -> None:
+        front.engines[0].answers = False
+        await front.order()
+        body = {"model_path": "/w/1", "weight_version": "1"}
+        assert await front.post(0, path, body) == (200, reply)
+        assert front.engines[0].asked == front.engines[1].asked == []
+
+    play(scenario)
+
+
+def test_an_engine_that_is_killed_at_an_update_does_not_end_the_trainer() -> None:
+    """Its next process serves only after the front has sent it what it missed."""
+
+    async def scenario(front: FrontUnderTest) -> None:
+        first = front.engines[0]
+        assert await front.update("1") == [200, 200]
+        first.waits[UPDATE] = asyncio.Event()
+        updating = asyncio.create_task(front.update("2"))
+        await front.until(lambda: first.asked.count(UPDATE) == 2)
+        await first.kill()
+        assert await updating == [200, 200]
+        assert front.states()[1] == "serving"
+        assert await front.generate(0) == "e1: 2"
+        first.answers = False
+        first.generation += 1
+        await front.order()
+        del first.waits[UPDATE]
+        await first.start()
+        first.answers = True
+        await front.order()
+        await front.until(lambda: front.states() == ["serving", "serving"])
+        assert await front.generate(0) == "e0: 2"
+        assert front.of(0).refits == 1
+        assert front.of(0).version == "2"
+        assert first.asked[-3:] == [UPDATE, RESUME, "/generate"]
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("path", [PAUSE, UPDATE, RESUME])
+def test_a_frozen_engine_does_not_hang_the_trainer(path: str) -> None:
+    """The front answers for it after a limit; it is refitted, and wedged if that hangs, too."""
+
+    async def scenario(front: FrontUnderTest) -> None:
+        await front.update("1")
+        first = front.engines[0]
+        first.hangs.add("*")
+        body = {"model_path": "/w/weight_v000002", "weight_version": "2"}
+        status, reply = await front.post(0, path, body)
+        assert status == 200
+        assert "by" not in reply
+        assert f"the front answers {path} for it: no answer within" in " ".join(front.log)
+        assert front.states()[0] == "refitting"
+        await front.until(lambda: front.of(0).is_wedged)
+        assert "last refit failed: no answer within" in front.of(0).why
+
+    play(scenario)
+
+
+def test_a_pause_of_an_engine_that_fails_its_probe_waits_no_longer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is frozen; an update goes on, since an engine that loads may fail its probe."""
+    monkeypatch.setattr(front_server, "VERB", 60.0)
+    monkeypatch.setattr(front_server, "FIRST_UPDATE", 61.0)
+    monkeypatch.setattr(front_server, "UPDATE_LEAST", 61.0)
+
+    async def scenario(front: FrontUnderTest) -> None:
+        first = front.engines[0]
+        first.hangs.add("*")
+        pausing = asyncio.create_task(front.post(0, PAUSE))
+        updating = asyncio.create_task(front.update("1", 0))
+        await front.until(lambda: len(first.asked) == 2)
+        first.answers = False
+        await front.order()
+        assert await pausing == (200, {"status": "ok"})
+        assert not updating.done()
+        first.generation += 1
+        await front.order()
+        assert await updating == [200]
+
+    play(scenario)
+
+
+def test_an_update_that_others_have_ended_long_ago_is_waited_for_no_longer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also the first one, whose limit is not known when it begins."""
+    monkeypatch.setattr(front_server, "FIRST_UPDATE", 60.0)
+
+    async def scenario(front: FrontUnderTest) -> None:
+        front.engines[0].hangs.add("*")
+        assert await front.update("1") == [200, 200]
+        assert front.states() == ["refitting", "serving"]
+
+    play(scenario)
+
+
+def test_a_verb_to_a_frozen_engine_ends_with_its_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The agent replaces it before the limit."""
+
+    async def scenario(front: FrontUnderTest) -> None:
+        await front.update("1")
+        first = front.engines[0]
+        first.hangs.add("*")
+        monkeypatch.setattr(front_server, "UPDATE_LEAST", 60.0)
+        updating = asyncio.create_task(front.update("2", 0))
+        await front.until(lambda: first.asked.count(UPDATE) == 2)
+        first.generation += 1
+        first.answers = False
+        await front.order()
+        assert await updating == [200]
+        assert front.states()[0] == "down"
+
+    play(scenario)
+
+
+@pytest.mark.parametrize(("status", "passed_on"), [(400, 400), (500, 200)])
+def test_an_update_that_fails(status: int, passed_on: int) -> None:
+    """A 400 is the trainer's to know, such as a wrong folder; a 500 is the engine's own fault."""
+
+    async def scenario(front: FrontUnderTest) -> None:
+        front.engines[0].statuses[UPDATE] = status
+        assert await front.update("1") == [passed_on, 200]
+        assert await front.generate(0) == "e1: 1"
+        assert f"{status} " in front.of(0).why
+
+    play(scenario)
+
+
+def test_an_update_of_another_form_is_sent_on_and_not_remembered() -> None:
+    """It names no folder."""
+
+    async def scenario(front: FrontUnderTest) -> None:
+        front.engines[0].statuses[UPDATE] = 418
+        assert (await front.post(0, UPDATE, {"update_info": 1}))[0] == 418
+        assert front.states() == ["serving", "serving"]
+
+    play(scenario)
+
+
+# --- pauses ---------------------------------------------------------------------------------------
+
+
+def test_data_is_held_while_the_group_is_paused() -> None:
+    """From the first pause on, until the first resume."""
+
+    async def scenario(front: FrontUnderTest) -> None:
+        await front.post(1, PAUSE)
+        asking = front.begin(0)
+        await front.until_held()
+        assert (await front.order()).is_paused
+        assert front.engines[0].asked == []
+        await front.post(1, RESUME)
+        assert await asking == "e0: start"
+        assert "no member serves: requests are held" not in front.log
+
+    play(scenario)
+
+
+def test_a_whole_sync_with_a_member_that_comes_back_in_the_middle() -> None:
+    """It is paused, updated and resumed as the others are."""
+
+    async def scenario(front: FrontUnderTest) -> None:
+        first, second = front.engines
+        first.generation += 1
+        first.answers = False
+        await front.order()
+        await front.post(0, f"{PAUSE}?mode=keep", {"mode": "abort"})
+        await front.post(1, f"{PAUSE}?mode=keep", {"mode": "abort"})
+        assert await front.update("1") == [200, 200]
+        first.answers = True
+        await front.order()
+        await front.until(lambda: front.states() == ["serving", "serving"])
+        assert first.asked == [f"{PAUSE}?mode=keep", UPDATE]
+        assert first.bodies[0] == b'{"mode": "abort"}'
+        assert first.is_paused
+        await front.post(0, RESUME)
+        await front.post(1, RESUME)
+        assert not first.is_paused
+        assert await front.generate(0) == "e0: 1"
+        assert second.asked == [f"{PAUSE}?mode=keep", UPDATE, RESUME]
+
+    play(scenario)
+
+
+def test_a_member_whose_refit_outlasts_the_pause_is_resumed() -> None:
+    """The trainer's resume came while it loaded."""
+
+    async def scenario(front: FrontUnderTest) -> None:
+        first = front.engines[0]
+        await front.update("1")
+        await front.post(0, PAUSE)
+        await first.restart()
+        first.waits[UPDATE] = asyncio.Event()
+        await front.order()
+        await front.until(lambda: first.asked[-2:] == [PAUSE, UPDATE])
+        assert front.states() == ["refitting", "serving"]
+        await front.post(1, RESUME)
+        assert await front.generate(0) == "e1: 1"
+        first.waits[UPDATE].set()
+        await front.until(lambda: front.states() == ["serving", "serving"])
+        assert first.asked[-1] == RESUME
+        assert not first.is_paused
+
+    play(scenario)
+
+
+# --- refits ---------------------------------------------------------------------------------------
+
+
+def test_no_reply_has_older_weights_while_engines_restart() -> None:
+    """Clients ask all the time; no reply is older than the newest version when it was asked."""
+
+    async def scenario(front: FrontUnderTest) -> None:
+        newest = 1
+        await front.update("1")
+        stale: list[str] = []
+        is_over = False
+
+        async def ask(slot: int) -> None:
+            while not is_over:
+                at_least = newest
+                reply = await front.generate(slot)
+                if reply.endswith("start") or int(reply.split()[-1]) < at_least:
+                    stale.append(reply)
+
+        clients = [asyncio.create_task(ask(slot % 3)) for slot in range(6)]
+        for number in range(2, 10):
+            engine = front.engines[number % 3]
+            engine.answers = False
+            engine.generation += 1
+            await front.order()
+            await engine.kill()
+            assert await front.update(str(number)) == [200, 200, 200]
+            newest = number
+            await engine.start()
+            engine.answers = True
+            await front.order()
+            await front.until(lambda: front.states() == 3 * ["serving"])
+        is_over = True
+        await asyncio.gather(*clients)
+        assert stale == []
+        assert sum(front.of(slot).refits for slot in range(3)) == 8
+
+    play(scenario, 3)
+
+
+def test_a_newer_update_during_a_refit() -> None:
+    """The trainer's waits for the refit, so that the older weights never come last."""
+
+    async def scenario(front: FrontUnderTest) -> None:
+        first = front.engines[0]
+        await front.update("1")
+        await first.restart()
+        gate = first.waits[UPDATE] = asyncio.Event()
+        await front.order()
+        await front.until(lambda: front.states()[0] == "refitting")
+        updating = asyncio.create_task(front.update("2"))
+        await front.until(lambda: front.of(1).version == "2")
+        assert first.asked.count(UPDATE) == 2
+        gate.set()
+        assert await updating == [200, 200]
+        await front.until(lambda: front.states() == ["serving", "serving"])
+        assert first.weights == "2"
+        assert await front.generate(0) == "e0: 2"
+
+    play(scenario)
+
+
+def test_a_refit_whose_folder_is_gone_waits_for_the_next_update() -> None:
+    """The member stays stale, says why, and gets no requests."""
+
+    async def scenario(front: FrontUnderTest) -> None:
+        first = front.engines[0]
+        await front.update("1")
+        await first.restart()
+        first.statuses[UPDATE] = 400
+        await front.order()
+        await front.until(lambda: front.of(0).why.startswith("last refit failed: 400"))
+        assert front.states() == ["stale", "serving"]
+        assert await front.generate(0) == "e1: 1"
+        del first.statuses[UPDATE]
+        assert await front.update("2") == [200, 200]
+        assert await front.generate(0) == "e0: 2"
+
+    play(scenario)
+
+
+def test_a_refit_that_breaks_is_tried_again() -> None:
+    """The process goes on, so that the agent does not start it again."""
+
+    async def scenario(front: FrontUnderTest) -> None:
+        first = front.engines[0]
+        await front.update("1")
+        await first.restart()
+        first.breaks.add(UPDATE)
+        await front.order()
+        await front.until(lambda: front.of(0).why.startswith("last refit failed"))
+        first.breaks.clear()
+        await front.until(lambda: front.states() == ["serving", "serving"])
+
+    play(scenario)
+
+
+def test_a_refit_that_hangs_is_reported() -> None:
+    """The agent starts the member again; the next process is refitted."""
+
+    async def scenario(front: FrontUnderTest) -> None:
+        first = front.engines[0]
+        await front.update("1")
+        await first.restart()
+        first.hangs.add(UPDATE)
+        await front.order()
+        await front.until(lambda: front.of(0).is_wedged)
+        assert front.states() == ["down", "serving"]
+        await first.restart()
+        await front.order()
+        await front.until(lambda: front.states() == ["serving", "serving"])
+
+    play(scenario)
+
+
+def test_a_slot_that_the_trainer_lacks_is_updated_by_the_front() -> None:
+    """The trainer read its list before."""
+
+    async def scenario(front: FrontUnderTest) -> None:
+        await front.update("1", 0)
+        assert front.states() == ["serving", "stale"]
+        await front.until(lambda: front.states() == ["serving", "serving"])
+        assert front.engines[1].weights == "1"
+
+    play(scenario)
+
+
+def test_a_later_attempt_holds_data_until_its_first_update() -> None:
+    """Engines outlive attempts, with weights of a step that the trainer has gone back from."""
+
+    async def scenario(front: FrontUnderTest) -> None:
+        await front.update("7")
+        front.attempt = 2
+        status = await front.order()
+        assert [one.state for one in status.members] == ["stale", "stale"]
+        assert status.version == ""
+        asking = front.begin(0)
+        await front.until_held()
+        await front.update("1", 1)
+        assert await asking == "e1: 1"
+
+    play(scenario)
+
+
+# --- wedged ---------------------------------------------------------------------------------------
+
+
+def test_an_engine_that_answers_probes_and_no_request_is_wedged() -> None:
+    """Its requests go to the others, and it gets none until it was started again."""
+
+    async def scenario(front: FrontUnderTest) -> None:
+        first = front.engines[0]
+        first.hangs.add("/generate")
+        asking = front.begin(0)
+        await front.until(lambda: first.asked == ["/generate"])
+        while not asking.done():
+            await front.generate(1)
+            await asyncio.sleep(0.01)
+        assert await asking == "e1: start"
+        member = (await front.order()).members[0]
+        assert (member.state, member.is_wedged) == ("down", True)
+        assert member.why.startswith("has answered no request for")
+        await first.restart()
+        member = (await front.order()).members[0]
+        assert (member.state, member.is_wedged) == ("serving", False)
+
+    play(scenario)
+
+
+# --- discovery ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", ["/health", "/server_info", "/model_info", "/v1/models"])
+@pytest.mark.parametrize("fault", ["", "down", "killed", "frozen"])
+def test_discovery_is_answered_by_the_own_member_or_another(path: str, fault: str) -> None:
+    """A job that starts reads all engines' sizes once."""
+
+    async def scenario(front: FrontUnderTest) -> None:
+        first = front.engines[0]
+        if fault == "down":
+            first.answers = False
+            await front.order()
+        elif fault == "killed":
+            await first.kill()
+        elif fault == "frozen":
+            first.hangs.add("*")
+        async with front.http.get(front.url(0, path)) as reply:
+            assert (await reply.json())["by"] == ("e1" if fault else "e0")
+
+    play(scenario)
+
+
+def test_discovery_waits_for_a_member_and_not_for_its_weights() -> None:
+    """A later attempt's trainer asks before its first update."""
+
+    async def scenario(front: FrontUnderTest) -> None:
+        (engine,) = front.engines
+        engine.answers = False
+        front.attempt = 2
+        await front.order()
+        asking = asyncio.create_task(front.http.get(front.url(0, "/server_info")))
+        await asyncio.sleep(0.05)
+        assert not asking.done()
+        engine.answers = True
+        assert (await front.order()).members[0].state == "stale"
+        assert (await asking).status == 200
+
+    play(scenario, 1)
+
+
+# --- the agent ------------------------------------------------------------------------------------
+
+
+def test_orders_need_the_key() -> None:
+    """Nobody else on the head changes the members."""
+
+    async def scenario(front: FrontUnderTest) -> None:
+        body = msgspec.json.encode(FrontOrder(9, ()))
+        assert (await front.put(body, key="other"))[0] == 401
+        assert (await front.put(body, key=""))[0] == 401
+        assert (await front.put(body, path="/generate"))[0] == 404
+        assert (await front.put(b"{}"))[0] == 400
+        assert (await front.put(b'{"attempt": "1", "slots": []}'))[0] == 400
+        assert len(front.server.status().members) == 2
+
+    play(scenario)
+
+
+def test_slots_come_and_go() -> None:
+    """A port is closed with its slot; one that is taken is reported, and tried with each order."""
+
+    async def scenario(front: FrontUnderTest) -> None:
+        taken = StandInEngine("other")
+        await taken.start()
+        slots = [
+            Slot(front.ports[0], "e0", f"127.0.0.1:{front.engines[0].port}", 1, answers=True),
+            Slot(taken.port, "e9", "", 0, answers=False),
+        ]
+        body = msgspec.json.encode(FrontOrder(1, tuple(slots)))
+        _, content = await front.put(body)
+        status = msgspec.json.decode(content, type=FrontStatus)
+        assert status.members[1].why.startswith(f"cannot listen on port {taken.port}: ")
+        with pytest.raises(aiohttp.ClientConnectorError):
+            await front.generate(1)
+        assert await front.generate(0) == "e0: start"
+        await taken.kill()
+        _, content = await front.put(body)
+        assert msgspec.json.decode(content, type=FrontStatus).members[1].why == ""
+        assert sum("cannot listen" in line for line in front.log) == 1
+        front.ports[1] = taken.port
+        assert await front.generate(1) == "e0: start"
+
+    play(scenario)
+
+
+def is_saved(memory: Path) -> bool:
+    """Return whether two members with version 7 are on the disk."""
+    return memory.exists() and memory.read_bytes().count(b'"loaded":1,"version":"7"') == 2
+
+
+def test_the_next_front_goes_on_with_what_members_have_loaded(tmp_path: Path) -> None:
+    """A front that was killed must not let stale members serve."""
+    memory = tmp_path / "front.json"
+    lines: list[str] = []
+
+    async def scenario() -> None:
+        async with running_front(memory=str(memory)) as front:
+            await front.update("7")
+            await front.until(lambda: is_saved(memory))
+            assert memory.stat().st_mode & 0o777 == 0o600
+            saved = FrontMemory(str(memory), lines.append).read(0.0)
+            front.engines[1].generation += 1
+            following = transition(saved, Ordered(front.next_order()), 0.0)
+            states = [following.state_of(member) for member in following.members.values()]
+            assert states == ["serving", "stale"]
+            assert following.newest is not None
+            assert b"weight_v000007" in following.newest.call.body
+
+    asyncio.run(scenario())
+    assert lines == [f"goes on from {memory}, in attempt 1"]
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b'{"attempt": "x"}'])
+def test_a_memory_that_cannot_be_read_is_left(tmp_path: Path, content: bytes) -> None:
+    """The front begins anew, and says so."""
+    memory = tmp_path / "front.json"
+    memory.write_bytes(content)
+    lines: list[str] = []
+    assert FrontMemory(str(memory), lines.append).read(0.0) == Front()
+    assert lines[0].startswith(f"cannot read {memory}: ")
+
+
+def test_an_update_is_on_the_disk_before_it_is_sent_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the next front would send an older one to members that come back."""
+    memory = tmp_path / "front.json"
+    may_write = threading.Event()
+    write = FrontMemory._write  # noqa: SLF001 - a slow disk
+
+    def write_later(self: FrontMemory, content: bytes) -> None:
+        assert may_write.wait(10)
+        write(self, content)
+
+    async def scenario() -> None:
+        async with running_front(memory=str(memory)) as front:
+            monkeypatch.setattr(FrontMemory, "_write", write_later)
+            updating = asyncio.create_task(front.update("7", 0))
+            await front.until(lambda: "the trainer's newest weights are version 7" in front.log)
+            await asyncio.sleep(0.05)
+            assert front.engines[0].asked == []
+            front.engines[0].answers = False
+            await front.order()
+            may_write.set()
+            assert await updating == [200]
+            front.engines[0].answers = True
+            await front.order()
+            await front.until(lambda: front.states()[0] == "serving")
+            saved = FrontMemory(str(memory), print).read(0.0)
+            assert saved.newest is not None
+            assert saved.newest.version == "7"
+
+    asyncio.run(scenario())
+
+
+def test_a_memory_that_cannot_be_written_stops_nothing(tmp_path: Path) -> None:
+    """It is said once."""
+
+    async def scenario() -> None:
+        async with running_front(memory=str(tmp_path / "none" / "front.json")) as front:
+            await front.until(lambda: any("cannot write" in line for line in front.log))
+            await front.update("1")
+            assert await front.generate(0) == "e0: 1"
+            assert sum("cannot write" in line for line in front.log) == 1
+
+    asyncio.run(scenario())
+
+
+# --- prime-rl -------------------------------------------------------------------------------------
+
+
+def test_prime_rl() -> None:
+    """The version is the number of the folder; the query of the pause is sent again."""
+    pause = "/pause?mode=keep&clear_cache=false"
+
+    async def scenario(front: FrontUnderTest) -> None:
+        first, second = front.engines
+        first.answers = False
+        first.generation += 1
+        await front.order()
+        for slot in (0, 1):
+            assert (await front.post(slot, pause))[0] == 200
+        for slot in (0, 1):
+            body = {"weight_dir": "/run/broadcasts/step_7"}
+            assert (await front.post(slot, "/update_weights", body))[0] == 200
+        first.answers = True
+        await front.order()
+        await front.until(lambda: front.states() == ["serving", "serving"])
+        assert first.asked == [pause, "/update_weights"]
+        for slot in (0, 1):
+            assert (await front.post(slot, "/resume"))[0] == 200
+        assert (await front.order()).version == "7"
+        assert second.asked == [pause, "/update_weights", "/resume"]
+
+        await first.restart()
+        await front.order()
+        await front.until(lambda: front.states() == ["serving", "serving"])
+        assert first.asked[-2:] == ["/update_weights", "/resume"]
+        assert front.of(0).version == "7"
+
+    play(scenario, dialect="prime-rl")
