@@ -11,14 +11,11 @@ from msgspec.structs import replace
 
 from agent.base import times
 from agent.decisions import worker
-from agent.decisions.head import head_decide as head
 from agent.decisions.head import head_state as h
-from agent.decisions.head.head_state import HeadPhase
 from agent.decisions.shared import (
     HERE,
     RAY,
     ItemReport,
-    LogLine,
     Step,
 )
 from agent.decisions.worker import worker_state as w
@@ -43,7 +40,6 @@ from support.heads import (
     REWARD_SPEC,
     SUBMITTED,
     TICK,
-    History,
     Started,
     Trace,
     goal,
@@ -52,6 +48,7 @@ from support.heads import (
     ready,
     reported,
 )
+from support.histories import BOOT, LATER, Case, Row, play
 
 if TYPE_CHECKING:
     from agent.decisions.head.head_goal import HeadGoal
@@ -74,263 +71,278 @@ def of(*rows: PrepareStep | ServiceSpec, workers: int = 0) -> HeadGoal:
     return replace(made, max_prepare_seconds=1000.0)
 
 
-def begins(trace: Trace) -> list[str]:
-    """Name the steps and services that the head starts at once, or holds back."""
-    held = [action.sentence for action in trace.state.actions if isinstance(action, LogLine)]
-    return [f"Started {one.name}" for one in trace.at_once] + held
-
-
-def starts(trace: Trace) -> list[str]:
-    """Name the started items, their node, and the items that each waited for."""
-    return [f"{deed.name} {deed.node}" for deed in trace.effects if isinstance(deed, Started)]
-
-
-def says(n: int, *done: str, at: float, rank: int | None = None, pending: str = "") -> h.HeadEvent:
+def says(n: int, *done: str, rank: int | None = None, pending: str = "") -> h.WorkerReported:
     """Return a worker's report about its steps and services."""
     items = tuple(ItemReport(name, Step.READY) for name in done)
     items += tuple(ItemReport(name, Step.PENDING) for name in pending.split())
-    return reported(
-        n, joined=not pending, preparing=bool(pending), reported_at=at, items=items, rank=rank
-    )
+    return reported(n, joined=not pending, preparing=bool(pending), items=items, rank=rank)
 
 
-# --- on the head ---------------------------------------------------------------------------------
+def has_retriever(n: int, step: Step, generation: int) -> h.WorkerReported:
+    """Return a worker's report about a retriever that an earlier head wanted."""
+    item = ItemReport(RETRIEVER, step, "", generation, is_running=step is Step.READY)
+    return reported(n, items=(item,))
 
 
-def test_the_reward_server_waits_for_the_data_and_has_its_time_from_its_own_start() -> None:
-    """Items without dependencies start at once; the data takes longer than the server's limit."""
-    trace = Trace(of(EACH, MAKE, ASKED), [])
-    assert begins(trace) == [
-        f"Started {PREPARE_EACH}",
-        f"{PREPARE} waits for {PREPARE_EACH}",
-        f"{REWARD} waits for {PREPARE_EACH} and {PREPARE}",
-    ]
-    trace.take(nodes(), 3)
-    trace.take(ready(PREPARE_EACH), 90)
-    assert starts(trace) == [f"{PREPARE} {HERE}"]
-    (server, step) = head.pending_waits(trace.state)
-    assert (server.what, server.evidence) == (REWARD, f"not started, waits for {PREPARE}")
-    assert (step.what, step.deadline) == (PREPARE, 190.0)
-    trace.take(TICK, 180)
-    trace.take(ready(PREPARE), 185)
-    assert starts(trace) == [f"{PREPARE} {HERE}", f"{REWARD} {HERE}"]
-    (server,) = head.pending_waits(trace.state)
-    assert (server.evidence, server.deadline) == ("", 185.0 + REWARD_SPEC.within)
-    trace.take(ready(REWARD), 400)
-    assert (trace.state.phase, trace.outcomes) == (HeadPhase.SUBMITTING, [])
+def by_agent(key: str, report: h.WorkerReported) -> h.WorkerReported:
+    """Return a report of another agent on the same node."""
+    return replace(report, worker=replace(report.worker, key=key))
 
 
-@pytest.mark.parametrize(
-    ("history", "reason"),
-    [
-        ([(9, lost(PREPARE_EACH, "exit code 2"))], f"{PREPARE_EACH} failed: exit code 2"),
-        ([(100, TICK)], f"{PREPARE_EACH} not ready in time"),
-        (
-            [(9, ready(PREPARE_EACH)), (109, TICK)],
-            f"{PREPARE} not ready in time",
+# --- on the head and on workers -------------------------------------------------------------------
+
+ON_HEAD_ALONE = replace(RETRIEVER_SPEC, where=ON_HEAD, after=())
+SERVER = replace(REWARD_SPEC, after=(RETRIEVER,))
+ALL_SERVE: list[Row] = [
+    (3, nodes()),
+    (10, ready(RETRIEVER), f"start {REWARD}"),
+    (10, ready(REWARD), "submit run-1"),
+    (10, SUBMITTED),
+]
+
+ON_THE_HEAD: dict[str, Case] = {
+    # The data takes longer than the server's limit, which counts from the server's own start
+    "the reward server waits for the data, and has its time from its own start": Case(
+        of(EACH, MAKE, ASKED),
+        [
+            (0, BOOT, f"start {PREPARE_EACH}", f"{PREPARE} waits…", f"{REWARD} waits…"),
+            (3, nodes()),
+            (90, ready(PREPARE_EACH), f"start {PREPARE}"),
+            (180, TICK),
+            (185, ready(PREPARE), f"start {REWARD}"),
+            (400, ready(REWARD), "submit run-1"),
+        ],
+    ),
+    "what is waited for is named, and why it has not started": Case(
+        of(EACH, MAKE, ASKED),
+        [(3, nodes()), (90, ready(PREPARE_EACH), f"start {PREPARE}")],
+        waits=(
+            f"waiting for {REWARD}, not started, waits for {PREPARE} (15 min 10 s left)",
+            f"waiting for {PREPARE} (100 s left)",
         ),
-        (
-            [(9, ready(PREPARE_EACH)), (10, ready(PREPARE)), (11, LOST)],
-            f"{REWARD} ended before it was ready: exit code 1",
+    ),
+    "a step that fails ends the run, and nothing after it starts": Case(
+        of(EACH, MAKE, ASKED),
+        [
+            (3, nodes()),
+            (9, lost(PREPARE_EACH, "exit code 2"), f"end 69: {PREPARE_EACH} failed: exit code 2"),
+        ],
+    ),
+    "a step that is late ends the run": Case(
+        of(EACH, MAKE, ASKED),
+        [(3, nodes()), (100, TICK, f"end 69: {PREPARE_EACH} not ready in time…")],
+    ),
+    "a later step has its time from its own start": Case(
+        of(EACH, MAKE, ASKED),
+        [
+            (3, nodes()),
+            (9, ready(PREPARE_EACH), f"start {PREPARE}"),
+            (109, TICK, f"end 69: {PREPARE} not ready in time…"),
+        ],
+    ),
+    "a server that ends at once ends the run": Case(
+        of(EACH, MAKE, ASKED),
+        [
+            (3, nodes()),
+            (9, ready(PREPARE_EACH), f"start {PREPARE}"),
+            (10, ready(PREPARE), f"start {REWARD}"),
+            (11, LOST, f"end 69: {REWARD} ended before it was ready: exit code 1"),
+        ],
+    ),
+    "an agent that resumes does not repeat a step, and others still wait for theirs": Case(
+        replace(of(EACH, MAKE, ASKED), finished_steps=frozenset({PREPARE_EACH})),
+        [(0, BOOT, f"start {PREPARE}", f"{REWARD} waits for {PREPARE}")],
+    ),
+    "an agent that resumes has all steps": Case(
+        replace(of(EACH, MAKE, ASKED), finished_steps=frozenset({PREPARE_EACH, PREPARE})),
+        [(0, BOOT, f"start {REWARD}")],
+    ),
+    # AGENT_PREPARE may not be set, and the model may be a path
+    "what a run lacks is not waited for": Case(
+        of(ASKED, replace(FINDER, after=("AGENT_MODEL", "data"))),
+        [(0, BOOT, f"start {REWARD}", f"start {RETRIEVER}")],
+    ),
+    "a restart waits for what is gone, too, and has its time from then": Case(
+        of(ON_HEAD_ALONE, SERVER),
+        [
+            *ALL_SERVE,
+            (20, lost(RETRIEVER, "exit code 1"), f"start {RETRIEVER}, generation 2"),
+            (21, lost(REWARD, "exit code 1")),
+            (100, ready(RETRIEVER, 2), f"start {REWARD}, generation 2"),
+        ],
+        log=(f"{REWARD} waits for {RETRIEVER}",),
+        waits=(
+            "waiting for the job's status from Ray, …",
+            f"waiting for {REWARD} (2 min left)",
         ),
-    ],
-)
-def test_what_fails_ends_the_run_with_its_own_reason(history: History, reason: str) -> None:
-    """Items that depend on it are neither started nor waited for."""
-    trace = Trace(of(EACH, MAKE, ASKED), [(3, nodes()), *history])
-    (end,) = trace.outcomes
-    assert (end.exit_code, end.reason[: len(reason)]) == (69, reason)
+    ),
+    "a restart that waits for what is lost for good ends the run": Case(
+        of(replace(ON_HEAD_ALONE, restarts=1), SERVER),
+        [
+            *ALL_SERVE,
+            (20, lost(RETRIEVER, "exit code 1"), f"start {RETRIEVER}, generation 2"),
+            (21, lost(REWARD, "exit code 1")),
+            (30, lost(RETRIEVER, "exit code 1", 2), "stop run-1"),
+            (LATER, TICK, f"end 69: {RETRIEVER} is lost for good…"),
+        ],
+    ),
+    "what is given up is not waited for, on all nodes": Case(
+        of(
+            replace(ON_HEAD_ALONE, essential=False),
+            SERVER,
+            replace(ON_WORKERS, after=(RETRIEVER,)),
+            workers=1,
+        ),
+        [
+            (3, nodes(2)),
+            (4, says(2)),
+            (20, lost(RETRIEVER, "exit code 1"), f"start {REWARD}", "start cache on agent2"),
+        ],
+        log=("the run goes on without it",),
+    ),
+}
+
+ON_WORKERS_TOO: dict[str, Case] = {
+    "a service of every node waits for its own node": Case(
+        of(EACH, replace(FINDER, after=(PREPARE_EACH,)), workers=2),
+        [
+            (3, nodes(2, 3)),
+            (4, says(2, pending=PREPARE_EACH)),
+            (5, says(3, PREPARE_EACH), f"start {RETRIEVER} on agent3"),
+            (6, ready(PREPARE_EACH), f"start {RETRIEVER}"),
+            (7, ready(RETRIEVER)),
+            (7, says(3, PREPARE_EACH, RETRIEVER)),
+            (500, says(2, PREPARE_EACH), f"start {RETRIEVER} on agent2"),
+        ],
+        log=(f"{RETRIEVER} on pod2 waits for {PREPARE_EACH}",),
+        waits=(f"waiting for {RETRIEVER} on pod2 (5 min left)",),
+    ),
+    "a step of the head and a service of rank 1 start all that waits for them": Case(
+        of(
+            EACH,
+            MAKE,
+            DATA,
+            replace(ON_WORKERS, after=(PREPARE,)),
+            ON_RANK,
+            replace(REWARD_SPEC, after=("judge",)),
+            workers=2,
+        ),
+        [
+            (3, nodes(2, 3)),
+            (4, says(3, pending=f"data {PREPARE_EACH}", rank=2)),
+            (5, ready(PREPARE_EACH), f"start {PREPARE}"),
+            (6, ready(PREPARE), "start data on agent3", "start cache on agent3", "start data"),
+            (
+                7,
+                says(2, "data", PREPARE_EACH, rank=1),
+                "start cache on agent2",
+                "start judge on agent2",
+            ),
+            (8, says(2, "data", PREPARE_EACH, "judge", rank=1), f"start {REWARD}"),
+        ],
+    ),
+    "a wanted step waits for a step of the head; a later worker's is wanted with its report": Case(
+        of(replace(MAKE, after=()), DATA, workers=2),
+        [
+            (3, nodes(2, 3)),
+            (4, says(2, pending="data")),
+            (5, ready(PREPARE), "start data", "start data on agent2"),
+            (6, says(3, pending="data"), "start data on agent3"),
+        ],
+    ),
+    "a wanted step waits for a service elsewhere": Case(
+        of(replace(DATA, after=("judge",)), ON_RANK, workers=2),
+        [
+            (3, nodes(2, 3)),
+            (4, says(2, pending="data", rank=1), "start judge on agent2"),
+            (4, says(3, pending="data", rank=2)),
+            (
+                8,
+                says(2, "judge", pending="data", rank=1),
+                "start data on agent2",
+                "start data",
+                "start data on agent3",
+            ),
+        ],
+    ),
+    # A last resort: the worker itself should have ended long before
+    "a wait for a node that never gets done ends": Case(
+        of(replace(ON_WORKERS, after=(PREPARE_EACH,))),
+        [
+            (4, says(2, pending=PREPARE_EACH)),
+            (4, nodes()),
+            *((at, says(2, pending=PREPARE_EACH)) for at in range(14, 1004, 10)),
+            (1004, TICK, "end 69: cache on pod2 not ready in time: not started, waits for …"),
+        ],
+    ),
+    "the services of as many workers as the run needs are waited for": Case(
+        of(ON_WORKERS, replace(REWARD_SPEC, after=("cache",)), workers=2),
+        [
+            (3, nodes(2, 3)),
+            (4, says(2), "start cache on agent2"),
+            (5, says(2, "cache")),
+            (6, says(3), "start cache on agent3"),
+            (7, says(3, "cache"), f"start {REWARD}"),
+        ],
+    ),
+    "without workers, none of theirs is waited for": Case(
+        of(ON_WORKERS, replace(REWARD_SPEC, after=("cache",))), [(0, BOOT, f"start {REWARD}")]
+    ),
+    "another agent of a node is waited for anew": Case(
+        of(EACH, replace(FINDER, after=(PREPARE_EACH,)), workers=1),
+        [
+            (2, ready(PREPARE_EACH), f"start {RETRIEVER}"),
+            (3, nodes(2)),
+            (4, says(2, pending=PREPARE_EACH)),
+            (5, h.WorkerReplaced("agent2")),
+            (6, by_agent("agent9", says(2, PREPARE_EACH)), f"start {RETRIEVER} on agent9"),
+        ],
+    ),
+    # It runs there already, whatever this head waits for
+    "what runs since an earlier head wanted it is wanted by that generation": Case(
+        of(EACH, MAKE, replace(FINDER, after=(PREPARE,)), workers=1),
+        [
+            (3, nodes(2)),
+            (5, has_retriever(2, Step.READY, 3), f"start {RETRIEVER} on agent2, generation 3"),
+            (6, ready(PREPARE_EACH), f"start {PREPARE}"),
+            (7, ready(PREPARE), f"start {RETRIEVER}"),
+        ],
+    ),
+    "what has ended under an earlier head is started as its next generation": Case(
+        of(replace(FINDER, after=()), workers=1),
+        [
+            (3, nodes(2)),
+            (5, has_retriever(2, Step.LOST, 3), f"start {RETRIEVER} on agent2, generation 4"),
+        ],
+    ),
+    # It has only a service: its last report ends the wait for its rank
+    "a node whose step fails is named": Case(
+        of(EACH, replace(ON_RANK, alone=True, after=(PREPARE_EACH,))),
+        [
+            (2, ready(PREPARE_EACH)),
+            (3, nodes()),
+            (4, says(2, pending=PREPARE_EACH, rank=1)),
+            (
+                9,
+                reported(2, "leaving", joined=False, rank=1, has_left=True, detail="exit code 5"),
+            ),
+            (LATER, TICK, "end 69: rank 1, which is to run judge not ready in time: exit code 5"),
+        ],
+    ),
+}
 
 
-def test_an_agent_that_resumes_has_the_completed_steps() -> None:
-    """A step that a killed agent finished does not run again; others still wait for theirs."""
-    made = of(EACH, MAKE, ASKED)
-    trace = Trace(replace(made, finished_steps=frozenset({PREPARE_EACH})), [])
-    assert begins(trace) == [f"Started {PREPARE}", f"{REWARD} waits for {PREPARE}"]
-    trace = Trace(replace(made, finished_steps=frozenset({PREPARE_EACH, PREPARE})), [])
-    assert begins(trace) == [f"Started {REWARD}"]
+@pytest.mark.parametrize("case", (rows := ON_THE_HEAD | ON_WORKERS_TOO).values(), ids=rows)
+def test_what_starts_after_what(case: Case) -> None:
+    """A service or a step starts once what it needs is ready; otherwise the run ends."""
+    play(case)
+
+
+def test_a_step_that_is_done_has_no_holder_of_its_disk() -> None:
+    """A killed agent finished it: nobody runs it."""
     shared = replace(EACH, once="/data/.done")
     done = Trace(replace(of(shared), finished_steps=frozenset({PREPARE_EACH})), [(1, TICK)])
     assert done.state.steps.holders == {}
-
-
-def test_a_restart_waits_for_what_is_gone_too() -> None:
-    """A service is restarted once its dependency answers; its own limit counts from then."""
-    first = replace(RETRIEVER_SPEC, where=ON_HEAD, after=())
-    trace = Trace(of(first, replace(REWARD_SPEC, after=(RETRIEVER,))), [(3, nodes())])
-    for event in (ready(RETRIEVER), ready(REWARD), SUBMITTED):
-        trace.take(event, 10)
-    trace.take(lost(RETRIEVER, "exit code 1"), 20)
-    trace.take(lost(REWARD, "exit code 1"), 21)
-    assert starts(trace) == [f"{REWARD} {HERE}", f"{RETRIEVER} {HERE}"]
-    assert f"{REWARD} waits for {RETRIEVER}" in trace.log
-    trace.take(ready(RETRIEVER, generation=2), 100)
-    assert trace.effects[-1] == Started(REWARD, HERE, 2)
-    item = trace.state.services.by_key[HERE, REWARD]
-    assert (item.deadline, trace.state.services.blocked) == (
-        100 + REWARD_SPEC.restarted_within,
-        frozenset(),
-    )
-
-
-def test_a_restart_that_waits_in_vain_ends_the_run() -> None:
-    """Its dependency is lost for good; otherwise its own limit would end the run."""
-    first = replace(RETRIEVER_SPEC, where=ON_HEAD, restarts=1)
-    trace = Trace(of(first, replace(REWARD_SPEC, after=(RETRIEVER,))), [(3, nodes())])
-    for event in (ready(RETRIEVER), ready(REWARD), SUBMITTED):
-        trace.take(event, 10)
-    trace.take(lost(RETRIEVER, "exit code 1"), 20)
-    trace.take(lost(REWARD, "exit code 1"), 21)
-    trace.take(lost(RETRIEVER, "exit code 1", 2), 30)
-    assert trace.finish()
-    assert f"{RETRIEVER} is lost for good" in str(trace.state.outcome)
-
-
-def test_what_is_given_up_is_not_waited_for() -> None:
-    """The run continues without it and without the items that depend on it, on all nodes."""
-    first = replace(RETRIEVER_SPEC, where=ON_HEAD, essential=False)
-    server, cache = (replace(one, after=(RETRIEVER,)) for one in (REWARD_SPEC, ON_WORKERS))
-    trace = Trace(of(first, server, cache, workers=1), [(3, nodes(2)), (4, says(2, at=4))])
-    trace.take(lost(RETRIEVER, "exit code 1"), 20)
-    assert starts(trace) == [f"{REWARD} {HERE}", "cache agent2"]
-    assert "the run goes on without it" in trace.log
-
-
-def test_what_a_run_lacks_is_not_waited_for() -> None:
-    """AGENT_PREPARE may not be set, and the model may be a path."""
-    trace = Trace(of(ASKED, replace(FINDER, after=("AGENT_MODEL", "data"))), [])
-    assert begins(trace) == [f"Started {REWARD}", f"Started {RETRIEVER}"]
-
-
-# --- on workers ----------------------------------------------------------------------------------
-
-
-def test_a_service_of_every_node_waits_for_its_own_node() -> None:
-    """The head's starts after the head's step, each worker's after that worker's."""
-    trace = Trace(of(EACH, replace(FINDER, after=(PREPARE_EACH,)), workers=2), [(3, nodes(2, 3))])
-    trace.take(says(2, pending=PREPARE_EACH, at=4), 4)
-    trace.take(says(3, PREPARE_EACH, at=5), 5)
-    assert starts(trace) == [f"{RETRIEVER} agent3"]
-    assert f"{RETRIEVER} on pod2 waits for {PREPARE_EACH}" in trace.log
-    trace.take(ready(PREPARE_EACH), 6)
-    assert starts(trace) == [f"{RETRIEVER} agent3", f"{RETRIEVER} {HERE}"]
-    trace.take(ready(RETRIEVER), 7)
-    trace.take(says(3, PREPARE_EACH, RETRIEVER, at=7), 7)
-    trace.take(says(2, PREPARE_EACH, at=500), 500)
-    assert starts(trace)[2:] == [f"{RETRIEVER} agent2"]
-    item = trace.state.services.by_key["agent2", RETRIEVER]
-    assert item.deadline == 500 + RETRIEVER_SPEC.within
-
-
-def test_what_runs_elsewhere_starts_all_that_waits_for_it() -> None:
-    """A step of the head and a service of rank 1: their dependents start at once."""
-    cache = replace(ON_WORKERS, after=(PREPARE,))
-    server = replace(REWARD_SPEC, after=("judge",))
-    trace = Trace(of(EACH, MAKE, DATA, cache, ON_RANK, server, workers=2), [(3, nodes(2, 3))])
-    trace.take(says(3, pending=f"data {PREPARE_EACH}", rank=2, at=4), 4)
-    assert starts(trace) == []
-    trace.take(ready(PREPARE_EACH), 5)
-    trace.take(ready(PREPARE), 6)
-    assert sorted(starts(trace)[1:]) == ["cache agent3", "data agent3", f"data {HERE}"]
-    trace.take(says(2, "data", PREPARE_EACH, rank=1, at=7), 7)
-    assert starts(trace)[4:] == ["cache agent2", "judge agent2"]
-    trace.take(says(2, "data", PREPARE_EACH, "judge", rank=1, at=8), 8)
-    assert starts(trace)[6:] == [f"{REWARD} {HERE}"]
-
-
-def test_a_wanted_step_waits_for_a_step_of_the_head() -> None:
-    """Every worker that has reported is wanted to run it at once; a later one when it reports."""
-    trace = Trace(of(replace(MAKE, after=()), DATA, workers=2), [(3, nodes(2, 3))])
-    trace.take(says(2, pending="data", at=4), 4)
-    assert starts(trace) == []
-    trace.take(ready(PREPARE), 5)
-    trace.take(says(3, pending="data", at=6), 6)
-    assert starts(trace) == [f"data {HERE}", "data agent2", "data agent3"]
-
-
-def test_a_wait_for_a_node_that_never_gets_done_ends() -> None:
-    """A last resort: the worker itself should have ended long before."""
-    trace = Trace(of(replace(ON_WORKERS, after=(PREPARE_EACH,))), [])
-    for at in range(4, 1004, 10):
-        trace.take(says(2, pending=PREPARE_EACH, at=at), at)
-        trace.take(nodes(), at)
-    assert (trace.outcomes, trace.state.phase) == ([], HeadPhase.BOOTING)
-    trace.take(TICK, 1004)
-    (end,) = trace.outcomes
-    assert end.exit_code == 69
-    assert end.reason.startswith("cache on pod2 not ready in time: not started, waits for")
-
-
-def test_a_wanted_step_waits_for_a_service_elsewhere() -> None:
-    """Every worker that has reported is wanted to run it when rank 1 answers."""
-    asks = replace(DATA, after=("judge",))
-    trace = Trace(of(asks, ON_RANK, workers=2), [(3, nodes(2, 3))])
-    trace.take(says(2, pending="data", rank=1, at=4), 4)
-    trace.take(says(3, pending="data", rank=2, at=4), 4)
-    assert starts(trace) == ["judge agent2"]
-    trace.take(says(2, "judge", pending="data", rank=1, at=8), 8)
-    assert sorted(starts(trace)[1:]) == ["data agent2", "data agent3", f"data {HERE}"]
-
-
-def test_the_services_of_all_workers_are_waited_for() -> None:
-    """An item on the head waits for as many workers as the run needs."""
-    server = replace(REWARD_SPEC, after=("cache",))
-    trace = Trace(of(ON_WORKERS, server, workers=2), [(3, nodes(2, 3))])
-    trace.take(says(2, at=4), 4)
-    trace.take(says(2, "cache", at=5), 5)
-    assert starts(trace) == ["cache agent2"]
-    trace.take(says(3, at=6), 6)
-    trace.take(says(3, "cache", at=7), 7)
-    assert starts(trace)[2:] == [f"{REWARD} {HERE}"]
-    assert begins(Trace(of(ON_WORKERS, server), [])) == [f"Started {REWARD}"]
-
-
-def test_another_agent_of_a_node_is_waited_for_anew() -> None:
-    """A service that waits there ends with its node; only the next agent's step counts."""
-    made = of(EACH, replace(FINDER, after=(PREPARE_EACH,)), workers=1)
-    trace = Trace(made, [(2, ready(PREPARE_EACH)), (3, nodes(2))])
-    trace.take(says(2, pending=PREPARE_EACH, at=4), 4)
-    trace.take(h.WorkerReplaced("agent2"), 5)
-    again = says(2, PREPARE_EACH, at=6)
-    assert isinstance(again, h.WorkerReported)
-    trace.take(replace(again, worker=replace(again.worker, key="agent9")), 6)
-    assert starts(trace) == [f"{RETRIEVER} {HERE}", f"{RETRIEVER} agent9"]
-    assert trace.state.services.blocked == frozenset()
-
-
-def test_what_an_earlier_head_had_started_is_not_started_again() -> None:
-    """It runs there already, independent of this head's waits: that generation is wanted."""
-    made = of(EACH, MAKE, replace(FINDER, after=(PREPARE,)), workers=1)
-    serves = (ItemReport(RETRIEVER, Step.READY, generation=3, is_running=True),)
-    trace = Trace(made, [(3, nodes(2)), (5, reported(2, reported_at=5, items=serves))])
-    assert trace.effects == [Started(RETRIEVER, "agent2", 3)]
-    trace.take(ready(PREPARE_EACH), 6)
-    trace.take(ready(PREPARE), 7)
-    assert starts(trace)[1:] == [f"{PREPARE} {HERE}", f"{RETRIEVER} {HERE}"]
-
-
-def test_what_has_ended_under_an_earlier_head_is_started_as_its_next_generation() -> None:
-    """A generation starts once, whichever head wanted it."""
-    ended = (ItemReport(RETRIEVER, Step.LOST, "exit code 1", generation=3),)
-    trace = Trace(of(replace(FINDER, after=()), workers=1), [(3, nodes(2))])
-    trace.take(reported(2, reported_at=5, items=ended), 5)
-    assert trace.effects == [Started(RETRIEVER, "agent2", 4)]
-
-
-def test_a_node_whose_step_fails_is_named() -> None:
-    """A node with only a service: its last report ends the wait for its rank."""
-    alone = replace(ON_RANK, where=Where("rank", 1), alone=True, after=(PREPARE_EACH,))
-    trace = Trace(of(EACH, alone), [(2, ready(PREPARE_EACH)), (3, nodes())])
-    trace.take(says(2, pending=PREPARE_EACH, rank=1, at=4), 4)
-    assert (trace.state.phase, starts(trace)) == (HeadPhase.BOOTING, [])
-    failed = f"{PREPARE_EACH} failed: exit code 5"
-    trace.take(
-        reported(2, "leaving", joined=False, rank=1, has_left=True, detail=failed, reported_at=9), 9
-    )
-    assert trace.finish()
-    (end,) = trace.outcomes
-    assert end.exit_code == 69
-    assert failed in end.reason
 
 
 ROWS = (EACH, MAKE, DATA, replace(ASKED, after=(PREPARE,)), FINDER, ON_RANK)
@@ -345,7 +357,7 @@ def test_nothing_starts_too_early_and_nothing_waits_for_ever(
     """In any order of results, a start has its dependencies; without events the run ends."""
     trace = Trace(of(*ROWS, workers=2), [(1, nodes(2, 3))])
     for n in (2, 3):
-        trace.take(says(n, rank=n - 1, pending=f"{PREPARE_EACH} data", at=1), 1)
+        trace.take(says(n, rank=n - 1, pending=f"{PREPARE_EACH} data"), 1)
     runs = [(PREPARE_EACH, node, 1) for node in (HERE, "agent2", "agent3")]
     words = {(name, node): Step.PENDING for name, node, _ in runs}
     words |= {("data", node): Step.PENDING for node in ("agent2", "agent3")}
@@ -390,87 +402,104 @@ def test_nothing_starts_too_early_and_nothing_waits_for_ever(
 
 OF_LOCAL = replace(workers.goal(), steps=(EACH, LAST), services=())
 GIVEN = replace(EACH, command="mount {head_ip}")
+GCS_ALONE = workers.replied(epoch=None)
+BOOTING = workers.replied(ready=False)
+OF_TURNS = {**workers.LIMITS, wait_keys.PREPARE: 100.0, wait_keys.BEFORE: 7000.0}
+
+ON_A_WORKER: dict[str, Case] = {
+    "its own steps follow each other without the head": Case(
+        OF_LOCAL,
+        [
+            (0, BOOT, f"start {PREPARE_EACH}"),
+            (95, ready(PREPARE_EACH), "start last"),
+            (120, workers.replied()),
+            (190, ready("last"), f"start {RAY}"),
+        ],
+    ),
+    "what waits on it names what it waits for": Case(
+        OF_LOCAL,
+        [(0, BOOT, f"start {PREPARE_EACH}")],
+        waits=(
+            f"waiting for {PREPARE_EACH} (100 s left)",
+            f"waiting for last, not started, waits for {PREPARE_EACH} (100 s left)",
+            "waiting for the head pod0, …",
+        ),
+    ),
+    "a step that fails ends it, and no other begins": Case(
+        OF_LOCAL,
+        [
+            (0, BOOT, f"start {PREPARE_EACH}"),
+            (9, lost(PREPARE_EACH, "exit code 2"), f"end 69: {PREPARE_EACH} failed: exit code 2"),
+        ],
+    ),
+    "a step after one of another node waits for the head as well": Case(
+        replace(OF_LOCAL, steps=(EACH, DATA)),
+        [(0, BOOT, f"start {PREPARE_EACH}"), (1, workers.replied())],
+        waits=(
+            f"waiting for the head to have data run here, data waits for {PREPARE}; …",
+            f"waiting for {PREPARE_EACH} (99 s left)",
+        ),
+    ),
+    # Its turn comes at the latest after the limits of all that is before it
+    "the time of what it waits for counts before its own": Case(
+        replace(OF_LOCAL, steps=(DATA,), limits=OF_TURNS),
+        [
+            *((at, workers.replied()) for at in range(10, 7100, 50)),
+            (7100, workers.TICK, "end 69: data not ready in time…"),
+        ],
+    ),
+    # The order on this node is kept; what runs on other nodes cannot be waited for
+    "where the head has no agent, nothing is waited for elsewhere": Case(
+        replace(OF_LOCAL, steps=(GIVEN, LAST, DATA)),
+        [
+            (2, GCS_ALONE),
+            (2 + times.PLAIN_RAY, GCS_ALONE, f"start {PREPARE_EACH}", "start data"),
+            (13, ready("data")),
+            (14, ready(PREPARE_EACH), "start last"),
+        ],
+    ),
+    "what waits is not started out of reach: what it waits for runs again first": Case(
+        OF_LOCAL,
+        [
+            (2, BOOTING),
+            (3, w.HeadSilent("no answer")),
+            (51, workers.TICK, f"stop {PREPARE_EACH}"),
+            (60, BOOTING, f"start {PREPARE_EACH}, generation 2"),
+            (70, ready(PREPARE_EACH), "start last"),
+        ],
+    ),
+    "a step that the head wants starts once, also after a head without an agent": Case(
+        replace(OF_LOCAL, steps=(GIVEN, LAST)),
+        [
+            (1, GCS_ALONE),
+            (1 + times.PLAIN_RAY, GCS_ALONE, f"start {PREPARE_EACH}"),
+            (2 + times.PLAIN_RAY, workers.wanted(1, "last"), "start last"),
+            (13, ready(PREPARE_EACH)),
+        ],
+    ),
+}
 
 
-def test_a_workers_own_steps_follow_each_other_without_the_head() -> None:
-    """Its dependencies are on this node, so it does not wait for the head."""
-    trace = workers.WorkerTrace(OF_LOCAL, [])
+@pytest.mark.parametrize("case", ON_A_WORKER.values(), ids=ON_A_WORKER)
+def test_what_starts_after_what_on_a_worker(case: Case) -> None:
+    """Its own steps wait for each other, and for the head's word where they need another node."""
+    play(case)
+
+
+def test_which_steps_only_the_head_can_want() -> None:
+    """Those that need the head's address or another node, and those after them."""
     assert wanted_steps(OF_LOCAL.steps) == ()
-    assert trace.state.running_steps == (PREPARE_EACH,)
-    (one, other) = worker.pending_waits(trace.state)[:2]
-    assert (one.what, other.what, other.evidence) == (
-        *(PREPARE_EACH, "last", f"not started, waits for {PREPARE_EACH}"),
-    )
-    trace.take(ready(PREPARE_EACH), 95)
-    assert trace.effects == [workers.Began("last")]
-    trace.take(workers.replied(), 120)
-    trace.take(ready("last"), 190)
-    assert trace.outcomes == []
-    assert trace.effects[-1] == workers.Began(RAY)
-
-
-def test_a_workers_step_that_fails_ends_it() -> None:
-    """Steps that depend on it do not run."""
-    trace = workers.WorkerTrace(OF_LOCAL, [(9, lost(PREPARE_EACH, "exit code 2"))])
-    (end,) = trace.outcomes
-    assert (end.exit_code, end.reason) == (69, f"{PREPARE_EACH} failed: exit code 2")
-    assert not any(isinstance(deed, workers.Began) for deed in trace.effects)
-
-
-def test_a_step_after_one_that_the_head_wants_waits_for_the_head_as_well() -> None:
-    """So does a step that depends on another node; the wait names the dependency."""
     assert wanted_steps((GIVEN, LAST)) == (GIVEN, LAST)
     assert wanted_steps((EACH, MAKE, DATA, LAST)) == (DATA,)
     assert wanted_steps((LAST, replace(LAST, name="more", after=("last",)))) == ()
+
+
+def test_a_step_that_waits_for_its_turn_is_reported() -> None:
+    """As one that does not run yet."""
     of_data = replace(OF_LOCAL, steps=(EACH, DATA))
     trace = workers.WorkerTrace(of_data, [(1, workers.replied())])
-    turn = next(wait for wait in worker.pending_waits(trace.state) if wait.key == "turn")
-    assert turn.evidence.startswith(f"data waits for {PREPARE}; ")
     items = worker.item_reports(trace.state)
     assert [(item.name, item.is_running) for item in items][-1] == ("data", False)
-
-
-def test_the_time_of_what_it_waits_for_counts_before_its_own() -> None:
-    """A worker gives up its turn only after the limits of all items before it."""
-    limits = {**workers.LIMITS, wait_keys.PREPARE: 100.0, wait_keys.BEFORE: 7000.0}
-    made = replace(OF_LOCAL, steps=(DATA,), limits=limits)
-    kept: workers.History = [(at, workers.replied()) for at in range(10, 7100, 50)]
-    trace = workers.WorkerTrace(made, kept)
-    assert trace.outcomes == []
-    trace.take(workers.TICK, 7100)
-    assert "data not ready in time" in trace.outcomes[0].reason
-
-
-def test_a_plain_head_orders_nothing() -> None:
-    """The order on this node is kept; items on other nodes cannot be waited for."""
-    made = replace(OF_LOCAL, steps=(GIVEN, LAST, DATA))
-    gcs_alone = workers.replied(epoch=None)
-    trace = workers.WorkerTrace(made, [(2, gcs_alone), (2 + times.PLAIN_RAY, gcs_alone)])
-    assert trace.effects == [workers.Began(PREPARE_EACH), workers.Began("data")]
-    trace.take(ready("data"), 13)
-    trace.take(ready(PREPARE_EACH), 14)
-    assert trace.effects[2:] == [workers.Began("last")]
-
-
-def test_what_waits_is_not_started_out_of_reach() -> None:
-    """Its dependency was stopped, and runs again first."""
-    silent = w.HeadSilent("no answer")
-    trace = workers.WorkerTrace(OF_LOCAL, [(2, workers.replied(ready=False)), (3, silent)])
-    trace.take(workers.TICK, 51)
-    assert trace.effects == [workers.Ended(PREPARE_EACH)]
-    trace.take(workers.replied(ready=False), 60)
-    trace.take(ready(PREPARE_EACH), 70)
-    assert trace.effects[1:] == [workers.Began(PREPARE_EACH, 2), workers.Began("last")]
-
-
-def test_an_order_starts_a_step_once() -> None:
-    """Also if the head had no agent before, and the step waits for another of this node."""
-    made = replace(OF_LOCAL, steps=(GIVEN, LAST))
-    gcs_alone, later = workers.replied(epoch=None), 1 + times.PLAIN_RAY
-    trace = workers.WorkerTrace(made, [(1, gcs_alone), (later, gcs_alone)])
-    trace.take(workers.wanted(1, "last"), later + 1)
-    trace.take(ready(PREPARE_EACH), 13)
-    assert trace.effects == [workers.Began(PREPARE_EACH), workers.Began("last")]
 
 
 # --- the plan ------------------------------------------------------------------------------------
