@@ -27,10 +27,8 @@ from agent.decisions.worker import worker_state as w
 from agent.frameworks.recipe import NodeSize
 from agent.job.services import Where
 from agent.job.share import ShareArgs
-from agent.plan import waits as wait_keys
 from support import workers
 from support.heads import (
-    LIMITS,
     PREPARED,
     RETRIEVER,
     RETRIEVER_SPEC,
@@ -46,6 +44,7 @@ from support.heads import (
     ready,
     unfit,
 )
+from support.histories import BOOT, LATER, Case, Row, play
 from support.shares import DONE, STOPPED, by_torchrun, failed, own, share_of
 
 CUT_OFF = replace(STOPPED, lost=True)
@@ -53,14 +52,6 @@ REPLACED = h.WorkerReplaced("agent2")
 MISFIT = unfit(Outcome(Kind.REFUSED, 78, "the recipe does not fit"))
 WORDS = (None, DONE, STOPPED, failed(7), replace(STOPPED, lost=True))
 STARTED: History = [(1.0, share_of(2, at=1.0)), (2.0, SUBMITTED), (3.0, share_of(2, at=3.0))]
-
-
-NEVER_BEGAN = ItemReport(SHARE, Step.LOST, "stopped before it began", 1, was_stopped=True)
-
-
-def never_began(n: int, at: float) -> h.WorkerReported:
-    """Return the event of a worker's report: its share is over, and never began."""
-    return h.WorkerReported(replace(share_of(n, at=at).worker, items=(NEVER_BEGAN,)))
 
 
 def end_of(*history: tuple[float, h.HeadEvent], workers: int = 1) -> Outcome:
@@ -71,26 +62,129 @@ def end_of(*history: tuple[float, h.HeadEvent], workers: int = 1) -> Outcome:
     return end
 
 
-def test_alone_it_starts_at_once() -> None:
-    """With no worker, no service and no step there is nothing to wait for, not even an event."""
-    trace = Trace(by_torchrun(0), [])
-    then = head.deadline(trace.state)
-    assert then is not None
-    trace.take(TICK, then)
-    assert list(trace.kinds()) == ["SubmitJob"]
-    trace.take(SUBMITTED, then)
-    trace.take(own(DONE), 9.0)
-    assert [(end.kind, end.exit_code) for end in trace.outcomes] == [(Kind.DONE, 0)]
+NEVER_BEGAN = ItemReport(SHARE, Step.LOST, "stopped before it began", 1, was_stopped=True)
+REFUSED = ItemReport(SHARE, Step.LOST, "this node's plan has no share to run", 1)
+ASKED_FOR: list[Row] = [(1, share_of(2), "submit run-1")]
+SHARES_RUN: list[Row] = [
+    *ASKED_FOR,
+    (2, SUBMITTED, f"start {SHARE}", f"start {SHARE} on agent2"),
+    (3, share_of(2)),
+]
 
 
-def test_a_service_on_a_rank_is_waited_for() -> None:
-    """There is no Ray, of which the limit would be; that of the workers counts."""
-    judge = replace(RETRIEVER_SPEC, where=Where("rank", 1))
-    trace = Trace(replace(by_torchrun(1), services=(judge,)), [(1.0, TICK)])
-    awaited = {wait.key: wait.deadline for wait in head.pending_waits(trace.state)}
-    assert awaited["retriever rank 1"] == awaited[wait_keys.WORKERS] == LIMITS[wait_keys.WORKERS]
-    trace.take(share_of(2, at=2.0, rank=1), 2.0)
-    assert [*trace.kinds()] == ["Started"]
+def says(n: int, *items: ItemReport) -> h.WorkerReported:
+    """Return the event of a worker's report about these things."""
+    return h.WorkerReported(replace(share_of(n).worker, items=items))
+
+
+JUDGE = replace(RETRIEVER_SPEC, where=Where("rank", 1))
+
+ON_ALL_NODES: dict[str, Case] = {
+    # With no worker, no service and no step there is nothing to wait for, not even an event
+    "a head alone starts it at once": Case(
+        by_torchrun(0),
+        [
+            (0.1, TICK, "submit run-1"),
+            (0.2, SUBMITTED, f"start {SHARE}"),
+            (9, own(DONE), "end 0: the job succeeded"),
+        ],
+    ),
+    # There is no Ray, of which the limit would be: that of the workers counts
+    "the node of a service on a rank is waited for": Case(
+        replace(by_torchrun(1), services=(JUDGE,)),
+        [(1, TICK)],
+        waits=(
+            "waiting for rank 1, which is to run retriever, no report yet (3 min 19 s left)",
+            "waiting for workers, 0 of 1 joined; 1 never reported (3 min 19 s left)",
+        ),
+    ),
+    "a service on a rank starts there, and is waited for": Case(
+        replace(by_torchrun(1), services=(JUDGE,)),
+        [(1, TICK), (2, share_of(2, rank=1), "start retriever on agent2")],
+    ),
+    "the others are stopped by the first failure, and waited for": Case(
+        by_torchrun(),
+        [
+            *SHARES_RUN,
+            (9, own(failed(7)), "stop run-1"),
+            (9.1, share_of(2)),
+            (9.4, share_of(2, STOPPED), "end 7: …exit code 7 (local rank 0 on pod0)"),
+        ],
+    ),
+    # The others failed before its node received that it was wanted
+    "a share that its node never began is not waited for": Case(
+        by_torchrun(),
+        [
+            *SHARES_RUN,
+            (9, own(failed(127)), "stop run-1"),
+            (9.1, share_of(2)),
+            (9.2, says(2, NEVER_BEGAN), "end 127: …"),
+        ],
+    ),
+    "no share is waited for if all are stopped before they are wanted": Case(
+        by_torchrun(),
+        [
+            *ASKED_FOR,
+            (1.9, TERM, "stop run-1"),
+            (2, SUBMITTED),
+            (2.1, ItemsReported((NEVER_BEGAN,))),
+            (2.2, says(2, NEVER_BEGAN), "end 143: …SIGTERM"),
+        ],
+    ),
+    "a share that its node's plan does not have has failed": Case(
+        by_torchrun(),
+        [
+            *SHARES_RUN,
+            (9, says(2, REFUSED), "stop run-1"),
+            (9.5, own(STOPPED), "end 1: …this node's plan has no share to run"),
+        ],
+    ),
+    "asked to stop, the run ends so, whatever the ranks make of their signal": Case(
+        by_torchrun(),
+        [
+            *SHARES_RUN,
+            (9, TERM, "stop run-1"),
+            (9.2, own(failed(1))),
+            (9.4, share_of(2, STOPPED), "end 143: …SIGTERM"),
+        ],
+    ),
+    "shares that all succeed before their stop are a success": Case(
+        by_torchrun(retries=1),
+        [
+            *SHARES_RUN,
+            (9, share_of(2)),
+            (24, TICK),
+            (84.1, TICK, "stop run-1"),
+            (84.2, share_of(2, DONE)),
+            (84.3, own(DONE), "end 0: the job succeeded; before that, lost a needed node…"),
+        ],
+    ),
+    "another attempt after a loss waits for a node in the place of the lost one": Case(
+        by_torchrun(retries=1),
+        [
+            *SHARES_RUN,
+            (9, REPLACED),
+            (9.5, own(failed(1))),
+            (100, share_of(3), "submit run-2"),
+            (101, accepted(2), f"start {SHARE}, generation 2", f"start {SHARE} on agent3, gen…"),
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", ON_ALL_NODES.values(), ids=ON_ALL_NODES)
+def test_shares_on_all_nodes(case: Case) -> None:
+    """All nodes start their shares together, and the first failure stops them."""
+    play(case)
+
+
+def test_a_share_that_is_to_end_is_still_wanted() -> None:
+    """Its node then reports it as over, also if it never began."""
+    of_all: History = [*STARTED, (9.0, own(failed(7)))]
+    before: History = [*STARTED[:1], (1.9, TERM), (2.0, SUBMITTED)]
+    for history, node in ((of_all, "agent2"), (before, HERE)):
+        trace = Trace(by_torchrun(), history)
+        assert wanted_of(trace.state, node)[SHARE] == Want(1, is_over=True)
 
 
 def test_shares_stand_in_the_order_of_ranks() -> None:
@@ -170,70 +264,6 @@ def test_a_lost_node_is_a_loss(history: History, words: str) -> None:
     assert not end.is_jobs_verdict
 
 
-def test_the_others_are_stopped_by_the_first_failure() -> None:
-    """One StopJob, and no outcome before all have reported or their time is over."""
-    trace = Trace(by_torchrun(), STARTED)
-    trace.take(own(failed(7)), 9.0)
-    assert (trace.state.phase, list(trace.kinds())) == (
-        HeadPhase.STOPPING,
-        ["SubmitJob", "Started", "Started", "StopJob"],
-    )
-    assert wanted_of(trace.state, "agent2") == {SHARE: Want(1, is_over=True)}
-    trace.take(share_of(2, at=9.1), 9.1)
-    assert trace.state.phase is HeadPhase.STOPPING
-    trace.take(share_of(2, STOPPED, 9.4), 9.4)
-    assert trace.outcomes[0].exit_code == 7
-
-
-@pytest.mark.parametrize(
-    "history",
-    [
-        [(9.0, own(failed(127))), (9.1, never_began(2, 9.1))],
-        [(9.0, own(failed(127))), (9.1, share_of(2, at=9.1)), (9.2, never_began(2, 9.2))],
-    ],
-)
-def test_a_share_that_its_node_never_began(history: History) -> None:
-    """The others failed before it received that its share was wanted: nothing is waited for."""
-    trace = Trace(by_torchrun(), [*STARTED, *history])
-    assert [end.exit_code for end in trace.outcomes] == [127]
-    assert trace.now == history[-1][0]
-    assert "did not stop in time" not in trace.log
-
-
-def test_a_stop_while_the_shares_are_about_to_be_wanted() -> None:
-    """No node has begun its own, and each reports that; so no grace is waited for."""
-    trace = Trace(by_torchrun(), [*STARTED[:1], (1.9, TERM), (2.0, SUBMITTED)])
-    assert trace.state.phase is HeadPhase.STOPPING
-    assert wanted_of(trace.state, HERE)[SHARE] == Want(1, is_over=True)
-    trace.take(ItemsReported((NEVER_BEGAN,)), 2.1)
-    trace.take(never_began(2, 2.2), 2.2)
-    assert [end.exit_code for end in trace.outcomes] == [143]
-
-
-def test_a_share_that_cannot_run_has_failed() -> None:
-    """Its node's plan has none, though the head wants it there."""
-    refused = ItemReport(SHARE, Step.LOST, "this node's plan has no share to run", 1)
-    said = share_of(2, at=9.0).worker
-    end = end_of((9.0, h.WorkerReported(replace(said, items=(refused,)))), (9.5, own(STOPPED)))
-    assert (end.exit_code, "has no share to run" in end.reason) == (1, True)
-
-
-def test_a_stop_is_no_failure() -> None:
-    """Asked to stop, the run ends with 143, whatever the ranks make of their signal."""
-    end = end_of((9.0, TERM), (9.2, own(failed(1))), (9.4, share_of(2, STOPPED, 9.4)))
-    assert (end.kind, end.exit_code) == (Kind.STOPPED, 143)
-
-
-def test_shares_that_succeed_while_they_are_stopped_for_a_loss() -> None:
-    """Where all have succeeded before their stop, so has the job."""
-    trace = Trace(by_torchrun(retries=1), [*STARTED, (9.0, share_of(2, at=9.0)), (24.0, TICK)])
-    trace.take(TICK, 84.1)
-    assert trace.state.phase is HeadPhase.STOPPING
-    trace.take(share_of(2, DONE, 84.2), 84.2)
-    trace.take(own(DONE), 84.3)
-    assert [end.exit_code for end in trace.outcomes] == [0]
-
-
 @pytest.mark.parametrize(
     ("workers", "history", "status"),
     [
@@ -253,20 +283,6 @@ def test_shares_that_succeed_while_they_are_stopped_for_a_loss() -> None:
 def test_the_status_of_the_job(workers: int, history: History, status: str) -> None:
     """It is in the words of Ray's job API."""
     assert job_status(Trace(by_torchrun(workers), history).state) == status
-
-
-def test_another_attempt_after_a_loss() -> None:
-    """It waits for the node again, and gives new ranks to the nodes that are present."""
-    trace = Trace(by_torchrun(retries=1), [*STARTED, (9.0, REPLACED)])
-    trace.take(own(failed(1)), 9.5)
-    assert [deed.id for deed in trace.effects if isinstance(deed, SubmitJob)] == ["run-1"]
-    assert trace.progress_asked == [1]
-    trace.take(share_of(3, at=100.0), 100.0)
-    assert list(trace.state.shares.by_node) == [HERE, "agent3"]
-    assert [deed.id for deed in trace.effects if isinstance(deed, SubmitJob)] == [
-        "run-1",
-        "run-2",
-    ]
 
 
 ENDS = st.sampled_from([DONE, STOPPED, failed(7), failed(-9), failed(1, ago=1.0), failed(2, None)])
@@ -328,71 +344,83 @@ def test_a_worker_whose_step_the_fence_ended_is_not_ready() -> None:
 # --- the worker ----------------------------------------------------------------------------------
 
 WORKER = replace(workers.goal(), by_shares=True)
+PREPARES = replace(workers.goal(prepare=True), by_shares=True)
+(STEP,) = PREPARES.steps
 SEAT = ShareArgs(1, (NodeSize(8), NodeSize(4)))
 RUN = workers.wanted_share(1, SEAT)
-FOLLOWS: workers.History = [(1.0, workers.replied()), (2.0, RUN)]
+FOLLOWS: list[Row] = [(1, workers.replied()), (2, RUN, f"start {SHARE}")]
+BOTH = replace(
+    workers.replied(), wanted=NodeWanted("head1", 2, {SHARE: Want(1, SEAT), RETRIEVER: Want()})
+)
+
+ON_A_WORKER: dict[str, Case] = {
+    "it follows by its report alone, and starts what the head wants, once": Case(
+        WORKER, [*FOLLOWS, (3, RUN)]
+    ),
+    # The fence ended the step, and the head wants the share as soon as it is reached
+    "a share waits for the steps of its node": Case(
+        PREPARES,
+        [
+            (0, BOOT, f"start {STEP.name}"),
+            (2, workers.replied()),
+            (31, w.HeadSilent("no answer")),
+            (79, workers.TICK, f"stop {STEP.name}"),
+            (90, RUN, f"start {STEP.name}, generation 2"),
+            (91, ready(STEP.name), f"start {SHARE}"),
+        ],
+    ),
+    "a share that is wanted no more ends, and the next attempt's begins": Case(
+        WORKER,
+        [
+            *FOLLOWS,
+            (3, workers.wanted(2), f"stop {SHARE}"),
+            (4, workers.wanted_share(3, SEAT, attempt=2), f"start {SHARE}, generation 2"),
+        ],
+    ),
+    # Rank 0 went with the former head
+    "a head that was started anew has no such job: its first decision ends the share": Case(
+        WORKER,
+        [
+            *FOLLOWS,
+            (5, workers.replied(epoch=2)),
+            (6, workers.wanted(1, by="head2"), f"stop {SHARE}"),
+        ],
+        log=("the head was restarted: following it",),
+    ),
+    # A port is open there, and no agent answers: there is nothing to follow
+    "a plain Ray head is no head for it": Case(
+        WORKER,
+        [
+            (1, workers.replied(epoch=None)),
+            (LATER, workers.TICK, "end 69: the head pod0 not ready in time: no agent answers…"),
+        ],
+    ),
+    "a head that stays silent is left": Case(
+        WORKER,
+        [*FOLLOWS, (LATER, workers.TICK, "end 75: the head pod0 has been silent for 60 s…")],
+    ),
+}
 
 
-def test_a_worker_follows_without_ray_and_starts_its_share() -> None:
-    """It joins by its report alone, and starts what the head wants, once."""
-    trace = workers.WorkerTrace(WORKER, FOLLOWS)
-    trace.take(RUN, 3.0)
-    assert trace.effects == [workers.Began(SHARE)]
-    trace.take(workers.share_over(1, failed(7)), 4.0)
+@pytest.mark.parametrize("case", ON_A_WORKER.values(), ids=ON_A_WORKER)
+def test_a_share_on_a_worker(case: Case) -> None:
+    """It runs as the head wants it, and only while the head is there."""
+    play(case)
+
+
+def test_the_end_of_a_share_is_reported() -> None:
+    """With the result of its ranks."""
+    trace = workers.WorkerTrace(WORKER, [(1, workers.replied()), (2, RUN)])
+    trace.take(workers.share_over(1, failed(7)), 4)
     (item,) = worker.item_reports(trace.state)
     assert (item.share, item.is_running) == (failed(7), False)
 
 
-def test_a_share_waits_for_the_steps_of_its_node() -> None:
-    """The fence ended one, and the head wants the share as soon as it is reached."""
-    of = replace(workers.goal(prepare=True), by_shares=True)
-    silent = w.HeadSilent("no answer")
-    trace = workers.WorkerTrace(of, [(2, workers.replied()), (31, silent), (79, workers.TICK)])
-    trace.take(RUN, 90)
-    (step,) = of.steps
-    assert trace.effects == [workers.Ended(step.name), workers.Began(step.name, 2)]
-    trace.take(ready(step.name), 91)
-    assert trace.effects[2:] == [workers.Began(SHARE)]
-
-
 def test_a_share_is_none_of_a_workers_services() -> None:
     """Its status lists what serves, and not the job."""
-    trace = workers.WorkerTrace(WORKER, FOLLOWS)
-    both = {SHARE: Want(1, SEAT), RETRIEVER: Want()}
-    trace.take(replace(workers.replied(), wanted=NodeWanted("head1", 2, both)), 3.0)
+    trace = workers.WorkerTrace(WORKER, [(1, workers.replied()), (2, RUN), (3, BOTH)])
     assert trace.effects == [workers.Began(SHARE), workers.Began(RETRIEVER)]
     assert [item.name for item in trace.state.services] == [RETRIEVER]
-
-
-def test_a_share_that_is_wanted_no_more_ends() -> None:
-    """So it is once the head stops the job, or begins another attempt."""
-    trace = workers.WorkerTrace(WORKER, [*FOLLOWS, (3.0, workers.wanted(2))])
-    assert trace.effects == [workers.Began(SHARE), workers.Ended(SHARE)]
-    trace.take(workers.wanted_share(3, SEAT, attempt=2), 4.0)
-    assert trace.effects[2:] == [workers.Began(SHARE, 2)]
-
-
-def test_a_head_that_was_started_anew_has_no_such_job() -> None:
-    """Rank 0 went with the former head: this share ends by its first decision."""
-    trace = workers.WorkerTrace(WORKER, [*FOLLOWS, (5.0, workers.replied(epoch=2))])
-    assert trace.state.phase is w.WorkerPhase.FOLLOWING
-    assert trace.effects == [workers.Began(SHARE)]
-    trace.take(workers.wanted(1, by="head2"), 6.0)
-    assert trace.effects[-1] == workers.Ended(SHARE)
-
-
-def test_a_plain_ray_head_is_no_head_for_it() -> None:
-    """Where a port is open and no agent answers, there is nothing to follow: 69 in time."""
-    trace = workers.WorkerTrace(WORKER, [(1.0, workers.replied(epoch=None))])
-    assert trace.finish()
-    assert trace.outcomes[0].exit_code == 69
-
-
-def test_a_silent_head_is_left_with_75() -> None:
-    """As with Ray."""
-    trace = workers.WorkerTrace(WORKER, FOLLOWS)
-    assert trace.finish()
-    assert trace.outcomes[0].exit_code == 75
 
 
 def heard_at(event: h.HeadEvent, now: float) -> h.HeadEvent:
