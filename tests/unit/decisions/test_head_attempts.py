@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
 import pytest
@@ -19,19 +18,15 @@ from agent.decisions.attempts import (
     pause_after,
     retries_exhausted,
 )
-from agent.decisions.head import head_decide as head
 from agent.decisions.head import head_state as h
 from agent.decisions.head.head_state import HeadPhase
 from agent.decisions.shared import CHECK, JOB, SAVE, Answered, ItemReport, Step
 from agent.decisions.stall import Stalled
-from agent.plan import waits as wait_keys
 from support.heads import (
     PAIR,
-    RUNNING,
     TERM,
     TICK,
     History,
-    StopJob,
     SubmitJob,
     Trace,
     accepted,
@@ -45,6 +40,7 @@ from support.heads import (
     signaled,
     status_of,
 )
+from support.histories import ALONE_RUNS, LATER, PAIR_RUNS, Case, Row, play
 
 if TYPE_CHECKING:
     from agent.decisions.shared import ItemsReported
@@ -187,46 +183,6 @@ def test_a_loss_is_followed_by_another_attempt(history: History) -> None:
     assert "2 of 2 node(s)" in trace.log
 
 
-@pytest.mark.parametrize("retries", [0, 1])
-@pytest.mark.parametrize("is_lost", [True, False])
-def test_gcs_reports_a_lost_node_of_a_given_ray_late(retries: int, *, is_lost: bool) -> None:
-    """If a node does not answer, a job's failure is final after GCS had time to report it."""
-    trace = Trace(goal(1, given=True, retries=retries), [*PAIR, FAILED])
-    assert trace.effects[-1] == h.Ask(h.AskNodes("run-1"))
-    trace.take(SILENT, 12)
-    assert trace.state.phase is HeadPhase.JUDGING
-    (wait,) = head.pending_waits(trace.state)
-    why = "pod2: connection refused"
-    assert wait.sentence(12) == f"waiting for GCS to report a lost node, {why} (73 s left)"
-    if is_lost:
-        trace.take(nodes(dead=(2,)), 72)
-    else:
-        trace.take(TICK, 84.9)
-        assert trace.state.phase is HeadPhase.JUDGING
-        trace.take(TICK, 85.1)
-    assert trace.state.attempt.number == (2 if is_lost and retries else 1)
-    reasons = [end.reason for end in trace.outcomes]
-    assert [end.exit_code for end in trace.outcomes] == [1] * len(reasons)
-    assert all(("before that, pod2 was lost" in reason) == is_lost for reason in reasons)
-
-
-def test_a_failure_on_a_given_ray_is_final_where_all_nodes_answer() -> None:
-    """There is no wait."""
-    trace = Trace(goal(1, given=True, retries=1), [*PAIR, FAILED, (10.1, ASKED)])
-    assert [end.exit_code for end in trace.outcomes] == [1]
-
-
-def test_a_job_that_succeeds_while_it_is_stopped_for_a_loss_has_succeeded() -> None:
-    """Its success came before the stop: no other attempt follows, and the code is 0."""
-    for retries in (0, 1):
-        trace = Trace(goal(1, retries=retries), [*PAIR, GONE, (69, TICK)])
-        assert trace.effects[-1] == StopJob("run-1")
-        trace.take(job("SUCCEEDED", 0), 70)
-        (end,) = trace.outcomes
-        assert (end.exit_code, end.kind, end.is_jobs_verdict) == (0, Kind.DONE, True)
-        assert "the job succeeded; before that, lost a needed node" in end.reason
-
-
 def test_no_worker_reports_the_job() -> None:
     """It is the head's own: what a worker says under its names changes nothing."""
     trace = Trace(replace(goal(1), notice_signal=10), PAIR[:2])
@@ -239,88 +195,289 @@ def test_no_worker_reports_the_job() -> None:
     assert (trace.state.phase, "StopJob" in trace.kinds()) == (HeadPhase.STOPPING, False)
 
 
-def test_a_driver_that_handled_sigterm_has_not_succeeded() -> None:
-    """Where Ray did not take the stop, the agent signals the driver, which may exit with 0."""
-    history = [*PAIR, GONE, (69, TICK), (74, signaled())]
-    trace = Trace(goal(1, retries=0), [*history, (75, job("SUCCEEDED", 0))])
-    assert [end.exit_code for end in trace.outcomes] == [75]
+# --- what follows a loss, and what ends the run ---------------------------------------------------
+
+KILLED = ray_lost("exit 1")
+LOST_HEAD = LostAttempt(100.0, "its head was lost")
+ANNOUNCED = replace(LOST_HEAD, announced=True)
+QUOTA = FailureCause("disk quota", "the quota is used up", is_permanent=True)
+SHAPE = FailureCause("illegal access", "a CUDA kernel accessed memory illegally")
+AGAIN = "start Ray, generation 2"
+AGAIN_AGAIN = "start Ray, generation 3"
+STARTED_BY_3: list[Row] = [(3, nodes(), "submit run-3"), (4, accepted(3))]
 
 
-@pytest.mark.parametrize("history", [[(9, TERM)], [GONE, (69, TICK), (70, TERM)]])
-def test_a_stop_that_was_asked_for_outranks_a_success(history: History) -> None:
-    """A signal decides the exit code, with and without a loss before."""
-    trace = Trace(goal(1, retries=1), [*PAIR, *history, (71, job("SUCCEEDED", 0))])
-    assert [end.exit_code for end in trace.outcomes] == [143]
+def failed_by(cause: FailureCause) -> tuple[float, ItemsReported]:
+    """Return the event that the job failed by a cause."""
+    return (10, status_of(JobReport("FAILED", "", 1, cause=cause)))
 
 
-def test_an_attempt_with_fewer_workers_waits_for_its_pause() -> None:
-    """AGENT_PARTIAL=proceed ends the wait for workers, not the pause after a loss."""
-    known = replace(
-        after_losses(*(LostAttempt(1.0),) * 5), attempt=resumed(number=6, required=2).attempt
-    )
-    history: History = [(1, ray_lost("killed")), (3, nodes(2)), (3, reported(2)), (201, TICK)]
-    trace = Trace(goal(2, least=1, retries=9), history, known)
-    assert "going on with 1 worker(s), as AGENT_PARTIAL=proceed" in trace.log
-    (wait,) = head.pending_waits(trace.state)
-    assert (wait.key, wait.deadline) == (wait_keys.PAUSE, 301.0)
-    trace.take(TICK, 301)
-    assert trace.effects[-1] == SubmitJob("run-7")
+def made(attempt: int, step: int | None = None, saved: int | None = None) -> Answered:
+    """Return the event that an attempt's last step and newest checkpoint are known."""
+    return Answered(h.ProgressKnown(attempt, saved, "/ckpt", step))
 
 
-def test_a_lost_node_is_named_by_the_next_attempt() -> None:
-    """One line gives the next attempt and its reason."""
-    trace = Trace(goal(2, retries=2), [(3, nodes(2, 3)), (3, reported(2)), (3, reported(3))])
-    trace.take(accepted(), 5)
-    trace.take(nodes(3, dead=(2,)), 9)
-    trace.take(job("FAILED", 1), 10)
-    trace.take(nodes(2, 3), 12)
-    trace.take(TICK, 20)
-    assert re.search(r"attempt 2 of 3: .*pod2.*; 3 of 3 node\(s\)", trace.log)
+def wedged(attempt: int, long: str, suspects: str, key: str) -> Stalled:
+    """Return the event that a job makes no step."""
+    return Stalled(attempt, f"no step for {long}", suspects, "retry", cause_key=key)
 
 
-def test_what_an_attempt_had_and_does_not_come_back_was_lost() -> None:
-    """A missing worker is 69 at first, and 75 if an earlier attempt had it."""
-    trace = Trace(goal(1, retries=1), [*PAIR, GONE, FAILED, (12, nodes())])
-    assert trace.finish()
-    (end,) = trace.outcomes
-    assert (end.exit_code, end.culprit) == (75, "workers")
-    assert "pod2" in end.reason
-    assert end.phase == "booting"
+# In one function, on whichever node and rank, and whatever else the sentence says
+IN_REWARD = "steps: compute_score reward.py"
+FIRST = ("12 min", "rank 17 on abcx is in `compute_score` (reward.py:44) since 01:12")
+SECOND = ("12 min 30 s", "rank 3 on xyz is in `compute_score` (reward.py:44) (and 1 more group)")
+
+
+def wedged_twice(first: str, second: str, *last: str) -> list[Row]:
+    """Return two attempts that are wedged at step 25, by these causes."""
+    return [
+        (60, nodes(), "submit run-1"),
+        (61, accepted()),
+        (100, wedged(1, *FIRST, first), "stop run-1"),
+        (101, job("STOPPED"), AGAIN),
+        (102, made(1, 25, 20)),
+        (163, nodes(), "submit run-2"),
+        (164, accepted(2)),
+        (203, wedged(2, *SECOND, second), "stop run-2"),
+        (204, job("STOPPED", attempt=2), AGAIN_AGAIN),
+        (205, made(2, 25, 20), *last),
+    ]
+
+
+ATTEMPTS: dict[str, Case] = {
+    # A job's failure on a given Ray: is a lost node behind it?
+    "all nodes answer: it is final at once": Case(
+        goal(1, given=True, retries=1),
+        [
+            *PAIR_RUNS,
+            (*FAILED, "ask the nodes"),
+            (10.1, ASKED, "end 1: the job failed with exit code 1"),
+        ],
+    ),
+    "a node does not answer: GCS has time to report it": Case(
+        goal(1, given=True, retries=1),
+        [*PAIR_RUNS, (*FAILED, "ask the nodes"), (12, SILENT)],
+        waits=("waiting for GCS to report a lost node, pod2: connection refused (73 s left)",),
+    ),
+    "GCS reports it: another attempt follows": Case(
+        goal(1, given=True, retries=1),
+        [
+            *PAIR_RUNS,
+            (*FAILED, "ask the nodes"),
+            (12, SILENT),
+            (72, nodes(dead=(2,)), AGAIN),
+        ],
+    ),
+    "GCS reports it, and no retry is left": Case(
+        goal(1, given=True),
+        [
+            *PAIR_RUNS,
+            (*FAILED, "ask the nodes"),
+            (12, SILENT),
+            (72, nodes(dead=(2,)), "end 1: …exit code 1; before that, …pod2…"),
+        ],
+    ),
+    "GCS does not report it: it is final": Case(
+        goal(1, given=True, retries=1),
+        [
+            *PAIR_RUNS,
+            (*FAILED, "ask the nodes"),
+            (12, SILENT),
+            (84.9, TICK),
+            (85.1, TICK, "end 1: the job failed with exit code 1…"),
+        ],
+    ),
+    # A job that is stopped for a loss, or for a signal
+    "its success came before the stop": Case(
+        goal(1, retries=1),
+        [
+            *PAIR_RUNS,
+            GONE,
+            (69, TICK, "stop run-1"),
+            (70, job("SUCCEEDED", 0), "end 0: the job succeeded; before that, lost a needed node…"),
+        ],
+    ),
+    "a driver that exits with 0 on the agent's SIGTERM has not succeeded": Case(
+        goal(1),
+        [
+            *PAIR_RUNS,
+            GONE,
+            (69, TICK, "stop run-1"),
+            (74, signaled()),
+            (75, job("SUCCEEDED", 0), "end 75: lost a needed node…"),
+        ],
+    ),
+    "a signal outranks a success": Case(
+        goal(1, retries=1),
+        [*PAIR_RUNS, (9, TERM, "stop run-1"), (71, job("SUCCEEDED", 0), "end 143: …SIGTERM…")],
+    ),
+    "a signal outranks a success after a loss": Case(
+        goal(1, retries=1),
+        [
+            *PAIR_RUNS,
+            GONE,
+            (69, TICK, "stop run-1"),
+            (70, TERM),
+            (71, job("SUCCEEDED", 0), "end 143: …SIGTERM…"),
+        ],
+    ),
+    # What the next attempt waits for
+    "AGENT_PARTIAL=proceed ends the wait for workers, not the pause after a loss": Case(
+        goal(2, least=1, retries=9),
+        [
+            (1, KILLED, "start Ray, generation 2"),
+            (3, nodes(2)),
+            (3, reported(2)),
+            (201, TICK),
+            (301, TICK, "submit run-7"),
+        ],
+        durable=replace(
+            after_losses(*(LostAttempt(1.0),) * 5), attempt=resumed(number=6, required=2).attempt
+        ),
+        log=("going on with 1 worker(s), as AGENT_PARTIAL=proceed",),
+    ),
+    "its steps are known, and end the pause": Case(
+        goal(retries=2),
+        [
+            *ALONE_RUNS,
+            (20, KILLED, AGAIN),
+            (22, nodes()),
+            (23, made(1, 5), "submit run-2"),
+        ],
+    ),
+    "it made no step: the pause stays": Case(
+        goal(retries=2),
+        [*ALONE_RUNS, (20, KILLED, AGAIN), (22, nodes()), (23, made(1))],
+        waits=("waiting for attempt 2 to begin, a pause after the loss (7 s left)",),
+    ),
+    "what was there for an attempt and does not come back is a loss, not a missing worker": Case(
+        goal(1, retries=1),
+        [
+            *PAIR_RUNS,
+            GONE,
+            (*FAILED, AGAIN),
+            (12, nodes()),
+            (LATER, TICK, "end 75: workers not ready in time: …pod2…"),
+        ],
+    ),
+    "the next attempt names the node that was lost": Case(
+        goal(2, retries=2),
+        [
+            (3, nodes(2, 3), "submit run-1"),
+            (3, reported(2)),
+            (3, reported(3)),
+            (5, accepted()),
+            (9, nodes(3, dead=(2,))),
+            (10, job("FAILED", 1), AGAIN),
+            (12, nodes(2, 3)),
+            (20, TICK, "submit run-2"),
+        ],
+        log=("attempt 2 of 3: lost a needed node", "pod2", "; 3 of 3 node(s)"),
+    ),
+    # When no other attempt follows
+    "attempts are used up": Case(
+        goal(retries=0), [*ALONE_RUNS, (9, KILLED, "end 75: Ray was lost on the head: exit 1…")]
+    ),
+    "three short attempts in a row made no progress, restarts included": Case(
+        goal(retries=2),
+        [
+            *STARTED_BY_3,
+            (9, KILLED, "start Ray, generation 2"),
+            (9.1, made(3), "end 75: …no progress: 3 attempts in a row…"),
+        ],
+        durable=after_losses(ANNOUNCED, replace(ANNOUNCED, seconds=5.0)),
+    ),
+    "three losses of the head end no run that allows more attempts": Case(
+        goal(retries=3),
+        [*STARTED_BY_3, (9, KILLED, "start Ray, generation 2"), (9.1, made(3))],
+        durable=after_losses(LOST_HEAD, LOST_HEAD),
+    ),
+    "a permanent cause is not tried again": Case(
+        goal(1, retries=3),
+        [
+            *PAIR_RUNS,
+            GONE,
+            (
+                *failed_by(QUOTA),
+                "end 1: …before that, lost a needed node…not tried again…: the quota is used up",
+            ),
+        ],
+    ),
+    "a cause that may pass is tried again": Case(
+        goal(1, retries=3),
+        [*PAIR_RUNS, GONE, (*failed_by(SHAPE), AGAIN)],
+        log=("attempt 1 of 4 is lost",),
+    ),
+    "a permanent cause of a node that is away is tried again": Case(
+        goal(1, retries=3),
+        [*PAIR_RUNS, GONE, (*failed_by(replace(QUOTA, node="pod2")), AGAIN)],
+    ),
+    "a job that is wedged at the same step and place twice is not tried again": Case(
+        goal(retries=40),
+        wedged_twice(
+            IN_REWARD,
+            IN_REWARD,
+            "end 75: …the same cause ended two attempts at step 25: …`compute_score` "
+            "(reward.py:44)…",
+        ),
+    ),
+    "a job that is wedged at another place is tried again": Case(
+        goal(retries=40), wedged_twice("steps: load", "steps: save")
+    ),
+    # Ray has no exit code where its supervisor is killed: the cause may be outside
+    "a driver that is killed at the same step twice is tried again": Case(
+        goal(retries=40),
+        [
+            (60, nodes(), "submit run-1"),
+            (61, accepted()),
+            (5000, job("FAILED", None, "actor 4711 died"), AGAIN),
+            (5001, made(1, 25, 10)),
+            (5062, nodes(), "submit run-2"),
+            (5063, accepted(2)),
+            (9999, job("FAILED", None, "actor 815 died", 2), AGAIN_AGAIN),
+            (10_000, made(2, 25, 20)),
+        ],
+    ),
+    "a newer checkpoint is progress, and the next attempt says from where it resumes": Case(
+        goal(retries=9),
+        [
+            (0, made(0, saved=10)),
+            (90, nodes(), "submit run-1"),
+            (141, accepted()),
+            (142, KILLED, AGAIN),
+            (143, made(1, saved=10)),
+            (180, nodes(), "submit run-2"),
+            (231, accepted(2)),
+            (232, KILLED, AGAIN_AGAIN),
+            (233, made(2, saved=10)),
+            (270, nodes(), "submit run-3"),
+            (321, accepted(3)),
+            (322, KILLED, "start Ray, generation 4"),
+            (323, made(3, saved=20)),
+            (360, nodes()),
+            (410, TICK, "submit run-4"),
+        ],
+        log=(
+            "attempt 4 of 10: Ray was lost on the head: exit 1; 1 of 1 node(s); resumes from /ckpt",
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", ATTEMPTS.values(), ids=ATTEMPTS)
+def test_attempts(case: Case) -> None:
+    """A lost attempt is followed by another one, if that may help."""
+    play(case)
+
+
+# --- the rules -----------------------------------------------------------------------------------
 
 
 def test_attempts_that_are_used_up_are_worth_a_hold() -> None:
     """The last loss ends the run; a restarted pod could do no more."""
-    (end,) = Trace(goal(retries=0), [*RUNNING, (9, ray_lost("exit 1"))]).outcomes
+    history: History = [(3, nodes()), (4, accepted()), (9, KILLED)]
+    (end,) = Trace(goal(retries=0), history).outcomes
     assert (end.exit_code, end.is_jobs_verdict, end.holds_pod) == (75, False, True)
-
-
-LOST_HEAD = LostAttempt(100.0, "its head was lost")
-
-
-@pytest.mark.parametrize("retries", [3, 40])
-def test_many_retries_are_used_however_short_the_attempts_are(retries: int) -> None:
-    """Three losses of the head within 100 s end no run that allows more attempts."""
-    trace = Trace(goal(retries=retries), [(3, nodes())], after_losses(*(LOST_HEAD,) * 2))
-    trace.take(accepted(3), 4)
-    trace.take(ray_lost("exit 1"), 9)
-    trace.take(Answered(h.ProgressKnown(3)), 9.1)
-    assert trace.outcomes == []
-
-
-def test_no_progress() -> None:
-    """The third lost attempt in a row within ten minutes ends the run, restarts included."""
-    before = (replace(LOST_HEAD, announced=True), replace(LOST_HEAD, seconds=5.0, announced=True))
-    trace = Trace(goal(retries=2), [], after_losses(*before))
-    assert trace.state.attempt.number == 3
-    trace.take(nodes(), 3)
-    trace.take(accepted(3), 4)
-    trace.take(ray_lost("exit 1"), 9)
-    assert trace.outcomes == []
-    trace.take(Answered(h.ProgressKnown(3)), 9.1)
-    (end,) = trace.outcomes
-    assert end.exit_code == 75
-    assert "no progress: 3 attempts in a row" in end.reason
-    assert end.holds_pod
 
 
 @pytest.mark.parametrize(
@@ -365,16 +522,6 @@ def test_an_attempt_that_made_steps_is_followed_without_a_pause(
     """Pauses are for attempts that fail at once again; a pod that bills waits for nothing else."""
     tried = [LostAttempt(5, "Ray was lost", last_step=step) for step in steps]
     assert pause_after(tried) == pause
-
-
-@pytest.mark.parametrize(("last_step", "begins"), [(5, True), (None, False)])
-def test_the_pause_is_over_once_its_steps_are_known(last_step: int | None, *, begins: bool) -> None:
-    """They are counted when its output was read to the end, after the decision to go on."""
-    trace = Trace(goal(retries=2), [*RUNNING, (20, ray_lost("exit 1")), (22, nodes())])
-    assert SubmitJob("run-2") not in trace.actions
-    trace.take(Answered(h.ProgressKnown(1, last_step=last_step)), 23)
-    assert trace.persisted[-1].ended[0].last_step == last_step
-    assert (SubmitJob("run-2") in trace.actions) == begins
 
 
 @pytest.mark.parametrize("ended", [0, 1, 2])
@@ -428,33 +575,6 @@ def test_short_attempts_that_made_more_steps_are_not_in_vain() -> None:
     tried = [LostAttempt(5.0, last_step=step) for step in (3, 3, 4)]
     assert end_without_progress(tried, None, 2) is None
     assert end_without_progress([*tried, *tried[:2], tried[0]], None, 2) is not None
-
-
-QUOTA = FailureCause("disk quota", "the quota is used up", is_permanent=True)
-SHAPE = FailureCause("illegal access", "a CUDA kernel accessed memory illegally")
-
-
-def _failed_by(cause: FailureCause) -> History:
-    """Return a job that fails by a cause just after its node was lost."""
-    return [*PAIR, GONE, (10, status_of(JobReport("FAILED", "", 1, cause=cause)))]
-
-
-def test_a_permanent_cause_is_not_tried_again() -> None:
-    """A full quota ends the run though a node was lost just before, and the run says why."""
-    (end,) = Trace(goal(1, retries=3), _failed_by(QUOTA)).outcomes
-    assert (end.exit_code, end.kind) == (1, Kind.JOB_FAILED)
-    assert end.reason.endswith(
-        "; not tried again, since another try on the same nodes cannot help: the quota is used up"
-    )
-    assert "before that, lost a needed node" in end.reason
-
-
-@pytest.mark.parametrize("cause", [SHAPE, replace(QUOTA, node="pod2")])
-def test_other_causes_are_tried_again(cause: FailureCause) -> None:
-    """One that may pass, and one of a node that is away."""
-    trace = Trace(goal(1, retries=3), _failed_by(cause))
-    assert trace.outcomes == []
-    assert "attempt 1 of 4 is lost" in trace.log
 
 
 @pytest.mark.parametrize(
@@ -568,65 +688,3 @@ def test_same_step_and_same_cause_end_every_run(
     end = end_without_progress([*before, own, *outside, later], newest, retries)
     assert end is not None
     assert end.reason == f"the same cause ended two attempts at step {step}: {cause.text}"
-
-
-@pytest.mark.parametrize("is_same", [True, False])
-def test_a_job_that_is_wedged_at_the_same_step_twice_is_not_tried_again(
-    is_same: bool,  # noqa: FBT001 - a row
-) -> None:
-    """In the same function, on whichever node and rank, and whatever else the sentence says."""
-    trace = Trace(goal(retries=40), [])
-    at = 0.0
-    rows = (
-        (1, "12 min", "rank 17 on abcx is in `compute_score` (reward.py:44) since 01:12"),
-        (2, "12 min 30 s", "rank 3 on xyz is in `compute_score` (reward.py:44) (and 1 more group)"),
-    )
-    for attempt, long, suspects in rows:
-        trace.take(nodes(), at + 60)
-        trace.take(accepted(attempt), at + 61)
-        key = "steps: compute_score reward.py" if is_same else f"steps: function_{attempt}"
-        stalled = Stalled(attempt, f"no step for {long}", suspects, "retry", cause_key=key)
-        trace.take(stalled, at + 100)
-        trace.take(job("STOPPED", None, "", attempt), at + 101)
-        assert trace.outcomes == []
-        trace.take(Answered(h.ProgressKnown(attempt, 20, "/ckpt", 25)), at + 102)
-        at += 103
-    if not is_same:
-        assert trace.outcomes == []
-        return
-    (end,) = trace.outcomes
-    assert "the same cause ended two attempts at step 25: " in end.reason
-    assert "`compute_score` (reward.py:44)" in end.reason
-
-
-def test_a_driver_that_is_killed_at_the_same_step_twice_is_tried_again() -> None:
-    """Ray has no exit code where its supervisor dies: who killed it may be outside."""
-    trace = Trace(goal(retries=40), [])
-    at = 0.0
-    for attempt, pid in ((1, 4711), (2, 815)):
-        trace.take(nodes(), at + 60)
-        trace.take(accepted(attempt), at + 61)
-        ended = job("FAILED", None, f"actor {pid} died", attempt)
-        trace.take(ended, at + 5_000)
-        trace.take(Answered(h.ProgressKnown(attempt, 10 * attempt, "/ckpt", 25)), at + 5_001)
-        assert trace.outcomes == []
-        at += 5_002
-
-
-def test_a_saved_checkpoint_is_reported_and_counts() -> None:
-    """The next attempt says from where it resumes, and a newer checkpoint is progress."""
-    trace = Trace(goal(retries=9), [(0, Answered(h.ProgressKnown(0, 10, "/ckpt/global_step_10")))])
-    for attempt in (1, 2, 3):
-        at = 90.0 * attempt
-        trace.take(nodes(), at)
-        trace.take(TICK, at + 50)
-        trace.take(accepted(attempt), at + 51)
-        trace.take(ray_lost("exit 1"), at + 52)
-        trace.take(
-            Answered(h.ProgressKnown(attempt, 10 if attempt < 3 else 20, "/ckpt/x")), at + 53
-        )
-    assert trace.outcomes == []
-    trace.take(nodes(), 360)
-    trace.take(TICK, 410)
-    assert "attempt 4 of 10: Ray was lost" in trace.log
-    assert "1 of 1 node(s); resumes from /ckpt/x" in trace.log
