@@ -18,9 +18,6 @@ from agent.bundled.all_reduce import parsed, processes, serve_store
 from agent.checks import run_checks
 from agent.checks.finding import Level
 from agent.checks.network import all_reduce_result
-from agent.decisions.head import head_decide as head
-from agent.decisions.head import head_state as h
-from agent.decisions.head.head_state import HeadPhase
 from agent.decisions.head.wanted import wanted_of
 from agent.decisions.shared import (
     ALL_REDUCE,
@@ -36,7 +33,6 @@ from agent.frameworks.recipe import NodeSize
 from agent.job.services import Placeholders
 from agent.job.share import ShareArgs
 from agent.node.facts import TorchPython
-from agent.plan import waits as wait_keys
 from agent.plan.show import render
 from agent.record.run_folder import RunFolder
 from agent.run import all_reduce_part
@@ -45,13 +41,10 @@ from agent.run.executor import Executor
 from agent.settings.redact import Redactor
 from support.free_ports import free_port
 from support.heads import (
-    LIMITS,
-    NOTHING_DURABLE,
     REWARD,
     REWARD_SPEC,
     TICK,
-    Started,
-    SubmitJob,
+    History,
     Trace,
     goal,
     nodes,
@@ -61,6 +54,7 @@ from support.heads import (
     reported,
     resumed,
 )
+from support.histories import Case, Row, play
 from support.node_runs import made_run
 from support.worlds import MACHINE, plan_of, settings_of, topology_of
 
@@ -68,16 +62,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from agent.decisions.durable import Durable
-    from agent.decisions.head.head_goal import HeadGoal
+    from agent.decisions.head import head_state as h
     from agent.run.node_run import NodeRun
 
 ASKED = replace(goal(2), node="abc1", preflight=True)
-JOINED: list[tuple[float, h.HeadEvent]] = [
-    (1.0, reported(3)),
-    (1.0, reported(2)),
-    (2.0, nodes(2, 3)),
-]
 SHARES = [("abc1", 8), ("abc2", 8), ("abc3", 8)]
 
 
@@ -149,11 +137,11 @@ def answer(words: str = "", evidence: str = "") -> ItemsReported:
     return ItemsReported((JobItem(ALL_REDUCE, step, evidence, 1, words=words),))
 
 
-def part_of(n: int, at: float, evidence: str = "", generation: int = 1) -> h.WorkerReported:
+def part_of(n: int, evidence: str = "", generation: int = 1) -> h.WorkerReported:
     """Return the event that a worker's ranks have ended."""
     step = Step.LOST if evidence else Step.READY
     ranks = ItemReport(ALL_REDUCE, step, evidence, generation)
-    return reported(n, reported_at=at, items=(ranks,))
+    return reported(n, items=(ranks,))
 
 
 def parts(state: h.HeadState) -> dict[str, ShareArgs | None]:
@@ -162,132 +150,159 @@ def parts(state: h.HeadState) -> dict[str, ShareArgs | None]:
     return {node: own[ALL_REDUCE].share for node, own in wants.items() if ALL_REDUCE in own}
 
 
-def test_all_begin_together_and_the_job_waits() -> None:
-    """Each node gets a rank, the head the first; the job is submitted after the head's result."""
-    trace = Trace(ASKED, JOINED)
-    sizes = (NodeSize(8),) * 3
+SIZES = (NodeSize(8),) * 3
+RANKS_START: list[Row] = [
+    (1, reported(3)),
+    (1, reported(2)),
+    (
+        2,
+        nodes(2, 3),
+        f"start {ALL_REDUCE}",
+        f"start {ALL_REDUCE} on agent3",
+        f"start {ALL_REDUCE} on agent2",
+    ),
+]
+IS_WAITED_FOR = "waiting for an all-reduce over all nodes (AGENT_PREFLIGHT) …"
+
+PREFLIGHTS: dict[str, Case] = {
+    "all begin together, and the job waits for the head's result": Case(
+        ASKED,
+        [*RANKS_START, (8, part_of(2)), (9, answer(came()), "submit run-1")],
+        log=("an all-reduce of 256 MiB over 24 GPUs takes 12.5 ms",),
+    ),
+    "it has its limit": Case(
+        ASKED,
+        RANKS_START,
+        waits=("waiting for an all-reduce over all nodes (AGENT_PREFLIGHT) (2 min 10 s left)",),
+    ),
+    "it takes seconds, and is made only where it was asked for": Case(
+        replace(ASKED, preflight=False),
+        [(1, reported(3)), (1, reported(2)), (2, nodes(2, 3), "submit run-1")],
+    ),
+    "another attempt of the job does not repeat it": Case(
+        replace(ASKED, retries=1),
+        [
+            *RANKS_START,
+            (9, answer(came()), "submit run-1"),
+            (10, ray_lost("killed"), "start Ray, generation 2"),
+            (20, nodes(2, 3), "submit run-2"),
+        ],
+    ),
+    # Its generation is an earlier one, and what a node says of its end does not count
+    "one of a killed agent ends first": Case(
+        ASKED,
+        [
+            (1, reported(3)),
+            (1, part_of(2, "it was stopped", 4)),
+            (
+                2,
+                nodes(2, 3),
+                f"start {ALL_REDUCE}, generation 5",
+                f"start {ALL_REDUCE} on agent3, generation 5",
+                f"start {ALL_REDUCE} on agent2, generation 5",
+            ),
+            (2 + times.HEAD_RESULT, TICK),
+        ],
+        waits=(IS_WAITED_FOR,),
+    ),
+    "a failure ends the run, with the node's name": Case(
+        ASKED,
+        [
+            *RANKS_START,
+            (8.9, part_of(2, "Connection closed by peer")),
+            (
+                9,
+                answer(came(failed=[(12, "CUDA error: ECC")])),
+                "end 78: AGENT_PREFLIGHT: the all-reduce failed: rank 12 on pod3: CUDA error: ECC",
+            ),
+        ],
+    ),
+    # Its report counts if the head has no result a moment later, long before the limit
+    "a node that could not begin": Case(
+        ASKED,
+        [
+            *RANKS_START,
+            (5, part_of(2, "no such Python")),
+            (9.9, TICK),
+            (10, TICK, "end 78: AGENT_PREFLIGHT: the all-reduce failed: pod2: no such Python"),
+        ],
+    ),
+    "without any result the run ends at the limit": Case(
+        ASKED, [*RANKS_START, (131.9, TICK), (132, TICK, "end 78: …it wrote no result…")]
+    ),
+    # It has the same grace as while the job runs
+    "a node that goes meanwhile, and stays away": Case(
+        ASKED,
+        [
+            *RANKS_START,
+            (10, reported(2, has_left=True)),
+            (69.9, TICK),
+            (70, TICK, "end 75: …the all-reduce was aborted after the loss of pod2"),
+        ],
+    ),
+    # All nodes are gone with that Ray; one tick handles both
+    "its limit passes while Ray is started again": Case(
+        ASKED,
+        [
+            *RANKS_START,
+            (6, ray_doubt("its dashboard is stopped")),
+            (1006, TICK, "end 75: …aborted after the loss of pod3 and pod2"),
+        ],
+    ),
+    # The head must not loop until its limit for what else is over meanwhile
+    "the pause after a loss is over meanwhile": Case(
+        replace(ASKED, retries=1),
+        [
+            (1, ray_lost("killed"), "start Ray, generation 2"),
+            (1, reported(3)),
+            (1, reported(2)),
+            (2, nodes(2, 3)),
+            (11, TICK, *RANKS_START[-1][2:]),
+            (12, TICK),
+        ],
+        durable=resumed(required=2),
+        waits=(IS_WAITED_FOR,),
+    ),
+    "a score does not come in time meanwhile": Case(
+        replace(ASKED, services=(REWARD_SPEC,)),
+        [
+            (0.5, ready(REWARD)),
+            (1, reported(3)),
+            (1, reported(2)),
+            (2, nodes(2, 3)),
+            (11.5, TICK, *RANKS_START[-1][2:]),
+            (12, reported(4)),
+            (22, TICK),
+        ],
+        waits=(IS_WAITED_FOR,),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", PREFLIGHTS.values(), ids=PREFLIGHTS)
+def test_the_all_reduce_before_the_job(case: Case) -> None:
+    """All nodes take part, the job waits for the head's result, and a failure is final."""
+    play(case)
+
+
+def test_each_node_gets_a_rank() -> None:
+    """The head the first; nothing is wanted of them once there is a result."""
+    trace = Trace(ASKED, [(at, event) for at, event, *_ in RANKS_START])
     assert parts(trace.state) == {
-        HERE: ShareArgs(0, sizes),
-        "agent3": ShareArgs(1, sizes),
-        "agent2": ShareArgs(2, sizes),
+        HERE: ShareArgs(0, SIZES),
+        "agent3": ShareArgs(1, SIZES),
+        "agent2": ShareArgs(2, SIZES),
     }
-    assert not any(isinstance(action, SubmitJob) for action in trace.actions)
-    (wait,) = head.pending_waits(trace.state)
-    until = 2.0 + times.ALL_REDUCE + times.ALL_REDUCE_SPARE
-    assert (wait.key, wait.deadline) == (wait_keys.PREFLIGHT, until)
-    trace.take(part_of(2, 8.0), 8.0)
-    assert not any(isinstance(action, SubmitJob) for action in trace.actions)
-    trace.take(answer(came()), 9.0)
-    assert trace.state.phase is HeadPhase.SUBMITTING
+    trace.take(answer(came()), 9)
     assert parts(trace.state) == {}
-    assert "an all-reduce of 256 MiB over 24 GPUs takes 12.5 ms" in trace.log
 
 
-def test_it_is_done_once() -> None:
-    """Another attempt of the job does not repeat it."""
-    trace = Trace(replace(ASKED, retries=1), JOINED)
-    trace.take(answer(came()), 9.0)
-    trace.take(ray_lost("killed"), 10.0)
-    for at in (20.0, 90.0):
-        trace.take(nodes(2, 3), at)
-    assert [type(a) for a in trace.actions].count(SubmitJob) == 2
-    begun = [a.node for a in trace.actions if isinstance(a, Started) and a.name == ALL_REDUCE]
-    assert sorted(begun) == ["agent2", "agent3", HERE]
-
-
-def test_one_of_a_killed_agent_ends_first() -> None:
-    """Its generation is an earlier one, and what a node says of its end does not count."""
-    history = [(1.0, reported(3)), (1.0, part_of(2, 1.0, "it was stopped", 4)), JOINED[-1]]
-    trace = Trace(ASKED, history)
-    assert wanted_of(trace.state, "agent2")[ALL_REDUCE].generation == 5
-    assert not trace.outcomes
-    trace.take(TICK, 2.0 + times.HEAD_RESULT)
-    assert not trace.outcomes
-
-
-def test_a_failure_ends_the_run() -> None:
-    """78 with the node's name, and no submission."""
-    trace = Trace(ASKED, JOINED)
-    trace.take(part_of(2, 8.9, "Connection closed by peer"), 8.9)
-    trace.take(answer(came(failed=[(12, "CUDA error: ECC")])), 9.0)
-    (end,) = trace.outcomes
-    assert (end.exit_code, end.culprit) == (78, "AGENT_PREFLIGHT")
-    assert end.reason == "AGENT_PREFLIGHT: the all-reduce failed: rank 12 on pod3: CUDA error: ECC"
+def test_a_failure_names_the_variable() -> None:
+    """By which the run goes on without it."""
+    rows: History = [(at, event) for at, event, *_ in RANKS_START]
+    (end,) = Trace(ASKED, [*rows, (9, answer(came(failed=[(12, "CUDA error")])))]).outcomes
+    assert end.culprit == "AGENT_PREFLIGHT"
     assert "unset AGENT_PREFLIGHT" in end.remedy
-    assert not any(isinstance(action, SubmitJob) for action in trace.actions)
-
-
-def test_a_node_that_could_not_begin() -> None:
-    """Its report counts if the head has no result a moment later, long before the limit."""
-    trace = Trace(ASKED, JOINED)
-    trace.take(part_of(2, 5.0, "no such Python"), 5.0)
-    assert not trace.outcomes
-    then = head.deadline(trace.state)
-    assert then is not None
-    assert 5.0 < then <= 15.0
-    for at in (then, 15.0):
-        trace.take(TICK, at)
-    (end,) = trace.outcomes
-    assert end.reason == "AGENT_PREFLIGHT: the all-reduce failed: pod2: no such Python"
-
-
-def test_it_cannot_hang() -> None:
-    """Without any result the run ends at the deadline."""
-    trace = Trace(ASKED, JOINED)
-    trace.take(TICK, 2.0 + times.ALL_REDUCE + times.ALL_REDUCE_SPARE)
-    (end,) = trace.outcomes
-    assert (end.exit_code, end.culprit) == (78, "AGENT_PREFLIGHT")
-    assert "it wrote no result" in end.reason
-
-
-def test_a_node_that_goes_meanwhile() -> None:
-    """It has the same grace as while the job runs; then the run is lost, with its name."""
-    trace = Trace(ASKED, JOINED)
-    trace.take(reported(2, has_left=True), 10.0)
-    trace.take(TICK, 10.0 + LIMITS[wait_keys.NODE])
-    (end,) = trace.outcomes
-    assert (end.exit_code, end.culprit) == (75, "node")
-    assert end.reason.endswith("the all-reduce was aborted after the loss of pod2")
-
-
-@pytest.mark.parametrize(
-    ("of", "left", "history", "over"),
-    [
-        (
-            replace(ASKED, retries=1),
-            resumed(required=2),
-            [(1.0, ray_lost("killed")), *JOINED, (11.0, TICK)],
-            12.0,
-        ),
-        (
-            replace(ASKED, services=(REWARD_SPEC,)),
-            NOTHING_DURABLE,
-            [(1.5, ready(REWARD)), *JOINED, (11.5, TICK), (12.0, reported(4))],
-            22.0,
-        ),
-    ],
-    ids=["the pause after a loss", "a score that does not come"],
-)
-def test_what_else_is_over_meanwhile(
-    of: HeadGoal, left: Durable, history: list[tuple[float, h.HeadEvent]], over: float
-) -> None:
-    """Only the all-reduce is waited for: the head does not loop until its deadline."""
-    trace = Trace(of, [*history, (over, TICK)], left)
-    (wait,) = head.pending_waits(trace.state)
-    assert (wait.key, head.deadline(trace.state)) == (wait_keys.PREFLIGHT, wait.deadline)
-
-
-def test_its_deadline_passes_while_ray_is_started_again() -> None:
-    """One tick handles both."""
-    trace = Trace(ASKED, [*JOINED, (6.0, ray_doubt("its dashboard is stopped")), (1006.0, TICK)])
-    assert [end.exit_code for end in trace.outcomes] == [75]  # all nodes are gone with that Ray
-
-
-def test_only_where_it_was_asked_for() -> None:
-    """It takes seconds."""
-    trace = Trace(replace(ASKED, preflight=False), JOINED)
-    assert trace.state.phase is HeadPhase.SUBMITTING
-    assert parts(trace.state) == {}
 
 
 # --- on each node --------------------------------------------------------------------------------
