@@ -29,6 +29,7 @@ from support.heads import (
     INT,
     LOST,
     PAIR,
+    REWARD,
     RUNNING,
     SERVED,
     SUBMITTED,
@@ -37,9 +38,7 @@ from support.heads import (
     WITH_REWARD,
     FollowJob,
     History,
-    Started,
     StopJob,
-    SubmitJob,
     Trace,
     goal,
     job,
@@ -47,9 +46,11 @@ from support.heads import (
     nodes,
     ray_lost,
     ray_waits,
+    ready,
     reported,
     resumed,
 )
+from support.histories import ALONE_RUNS, NEXT_AGENT, PAIR_RUNS, Case, Row, play
 from support.run_records import NOW, record_of, store_of, submitted, written
 from support.worlds import plan_of
 
@@ -117,31 +118,173 @@ def test_a_stop_goes_on_as_it_was_meant(of: HeadGoal, history: History, status: 
     assert after.state.phase is trace.state.phase
 
 
-def test_a_stop_keeps_its_deadline() -> None:
-    """It counts from the decision, not from the next agent's start."""
-    trace = Trace(goal(), [*RUNNING, (9, TERM)])
-    after = next_agent(trace, after=4.0)
-    after.take(nodes(), 1)
-    after.take(TICK, 11.9)
-    assert after.outcomes == []
-    after.take(TICK, 12.1)
-    assert [end.exit_code for end in after.outcomes] == [143]
+AFRESH = resumed(required=1, nodes=("pod2",))
+OF = goal(1, retries=1)
+IS_GONE: Row = (9, nodes(dead=(2,)))
+FELL_SILENT: list[Row] = [
+    *PAIR_RUNS,
+    (9, h.WorkerSilent("agent2", "no answer")),
+    (11, NEXT_AGENT),
+    (1, nodes(2), "follow run-1"),
+    (2, SUBMITTED),
+    (3, reported(2)),
+]
+HOPELESS = Outcome(Kind.UNAVAILABLE, 69, "reward server is lost for good", "running")
+TO_BE_STOPPED = replace(on_clock(KNOWN, -100.0), stop=Stop(HOPELESS, -9.0))
+SERVES: list[Row] = [
+    (3, nodes()),
+    (5, ready(REWARD), "submit run-1"),
+    (6, SUBMITTED),
+    (7, job("RUNNING")),
+]
+NO_ANSWER = "timed out after the agent was killed, waiting for "
+
+KILLED_HEADS: dict[str, Case] = {
+    "a stop keeps its deadline, which counts from the decision": Case(
+        goal(),
+        [
+            *ALONE_RUNS,
+            (9, TERM, "stop run-1"),
+            (13, NEXT_AGENT),
+            (1, nodes(), "follow run-1", "stop run-1"),
+            (11.9, TICK),
+            (12.1, TICK, "end 143: …SIGTERM"),
+        ],
+    ),
+    # No wait precedes it as before a submission
+    "a job is followed though its worker is away, whose grace goes on": Case(
+        goal(1),
+        [
+            *PAIR_RUNS,
+            IS_GONE,
+            (11, NEXT_AGENT),
+            (1, nodes(), "follow run-1"),
+            (2, SUBMITTED),
+            (50, job("RUNNING")),
+            (57.9, TICK),
+            (58.1, TICK, "stop run-1"),
+            (60, job("STOPPED"), "end 75: lost a needed node…"),
+        ],
+        log=("attempt 1 goes on: its job is followed again",),
+    ),
+    # GCS never reported the worker, and it is back
+    "a loss that the next agent did not see counts for a minute": Case(
+        goal(1, retries=1),
+        [*FELL_SILENT, (57.9, job("FAILED", 9), "start Ray, generation 2")],
+        log=("all needed nodes are back",),
+    ),
+    "a loss does not count after a minute": Case(
+        goal(1, retries=1),
+        [
+            *FELL_SILENT,
+            (58.1, job("FAILED", 9), "ask the nodes"),
+            (59.1, Answered(h.NodesAsked("run-1")), "end 9: …"),
+        ],
+    ),
+    "a job that started without some of its workers does not wait for them now": Case(
+        goal(2, 1),
+        [
+            (3, nodes(2)),
+            (4, reported(2)),
+            (200, TICK, "submit run-1"),
+            (201, SUBMITTED),
+            (203, NEXT_AGENT),
+            (1, nodes(2), "follow run-1"),
+            (2, SUBMITTED),
+        ],
+        waits=("waiting for the job's status from Ray, …",),
+    ),
+    "a service of a running job counts as ready, and is restarted": Case(
+        WITH_REWARD,
+        [
+            *SERVES,
+            (9, NEXT_AGENT),
+            (1, nodes(), "follow run-1"),
+            (1, job("RUNNING")),
+            (2, LOST, f"start {REWARD}, generation 2"),
+        ],
+    ),
+    "a service that ends before it was ready ends a run without a job": Case(
+        WITH_REWARD, [(1, LOST, "end 69: …")]
+    ),
+    "its Ray is gone: the attempt is lost, and its workers are waited for": Case(
+        OF,
+        [(1, ray_lost("exit 1"), "start Ray, generation 2")],
+        durable=AFRESH,
+        waits=(
+            "waiting for Ray on this node (100 s left)",
+            "waiting for the end of attempt 1 on pod2, …",
+            "waiting for workers, …",
+        ),
+    ),
+    "its Ray is gone, and the outcome was decided": Case(
+        OF,
+        [(1, ray_lost("exit 1"), "end 69: reward server is lost for good")],
+        durable=TO_BE_STOPPED,
+    ),
+    "a job that was never submitted is, once all workers are there": Case(
+        OF,
+        [(1, nodes(), "follow run-1"), (2, never()), (3, nodes(2), "submit run-1")],
+        durable=AFRESH,
+    ),
+    "Ray does not answer: the attempt is lost": Case(
+        OF,
+        [(1, ray_waits("refused")), (100, TICK, "start Ray, generation 2")],
+        durable=AFRESH,
+        log=(f"attempt 1 of 2 is lost: {NO_ANSWER}Ray on this node: refused",),
+    ),
+    "Ray does not answer, and no retry is left": Case(
+        goal(1),
+        [(1, ray_waits("refused")), (100, TICK, f"end 75: {NO_ANSWER}Ray on this node: refused")],
+        durable=AFRESH,
+    ),
+    "Ray has no status of the job: the attempt is lost": Case(
+        OF,
+        [(1, nodes(2), "follow run-1"), (121, TICK, "start Ray, generation 2")],
+        durable=AFRESH,
+        log=(f"attempt 1 of 2 is lost: {NO_ANSWER}the status of attempt 1 from Ray",),
+    ),
+    "Ray has no status of the job, and no retry is left": Case(
+        goal(1),
+        [
+            (1, nodes(2), "follow run-1"),
+            (121, TICK, f"end 75: {NO_ANSWER}the status of attempt 1 from Ray"),
+        ],
+        durable=AFRESH,
+    ),
+    # It may still run there, even long after the limits: no other attempt starts beside it
+    "a job on a given Ray that was to be stopped is stopped before another": Case(
+        goal(1, given=True, retries=1),
+        [
+            *PAIR_RUNS,
+            IS_GONE,
+            (69, TICK, "stop run-1"),
+            (369, NEXT_AGENT),
+            (1, TICK, "follow run-1", "stop run-1"),
+            (1001, nodes(2), "end 75: lost a needed node…"),
+        ],
+    ),
+    "a job on a given Ray that does not answer is stopped before another": Case(
+        goal(1, given=True, retries=1),
+        [
+            *PAIR_RUNS,
+            (306, NEXT_AGENT),
+            (1000, TICK, "follow run-1", "stop run-1"),
+            (1001, nodes(2)),
+        ],
+    ),
+    "asked to stop meanwhile, the job is followed until it is stopped": Case(
+        OF,
+        [(1, TERM, "follow run-1", "stop run-1"), (2, never(), "end 143: …SIGTERM")],
+        durable=AFRESH,
+    ),
+}
 
 
-def test_a_job_is_followed_though_its_worker_is_away() -> None:
-    """No wait precedes it as before a submission: its grace continues, and ends it."""
-    trace = Trace(goal(1), [*PAIR, (9, nodes(dead=(2,)))])
-    after = next_agent(trace)
-    after.take(nodes(), 1)
-    after.take(SUBMITTED, 2)
-    assert after.state.phase is HeadPhase.RUNNING
-    after.take(job("RUNNING"), 50)
-    after.take(TICK, 57.9)
-    assert not [action for action in after.effects if isinstance(action, StopJob)]
-    after.take(TICK, 58.1)
-    assert after.effects[-1] == StopJob("run-1")
-    after.take(job("STOPPED"), 60)
-    assert [(end.exit_code, end.culprit) for end in after.outcomes] == [(75, "node")]
+@pytest.mark.parametrize("case", KILLED_HEADS.values(), ids=KILLED_HEADS)
+def test_the_next_agent_goes_on(case: Case) -> None:
+    """It follows the job by what the killed one persisted, and decides as that would have."""
+    play(case)
 
 
 def test_a_worker_that_was_lost_between_two_agents_is_a_loss() -> None:
@@ -152,96 +295,6 @@ def test_a_worker_that_was_lost_between_two_agents_is_a_loss() -> None:
     after.take(SUBMITTED, 3)
     assert after.state.phase is HeadPhase.RUNNING
     assert after.state.attempt.lost_nodes == ("pod3",)
-
-
-@pytest.mark.parametrize(("at", "attempt"), [(57.9, 2), (58.1, 1)])
-def test_a_loss_counts_for_a_minute(at: float, attempt: int) -> None:
-    """Also for an agent that did not see it; the worker is back, and GCS never reported it."""
-    silent = h.WorkerSilent("agent2", "no answer")
-    trace = Trace(goal(1, retries=1), [*PAIR, (9, silent)])
-    after = next_agent(trace)
-    after.take(nodes(2), 1)
-    after.take(SUBMITTED, 2)
-    assert after.state.losses.below_required_since is not None
-    after.take(reported(2), 3)
-    assert "all needed nodes are back" in after.log
-    after.take(job("FAILED", 9), at)
-    after.take(Answered(h.NodesAsked("run-1")), at + 1)
-    assert after.state.attempt.number == attempt
-    assert [end.exit_code for end in after.outcomes] == [9] * (attempt == 1)
-
-
-def test_fewer_workers_were_enough() -> None:
-    """A job that started without some of its workers does not wait for them now."""
-    trace = Trace(goal(2, 1), [(3, nodes(2)), (4, reported(2)), (200, TICK), (201, SUBMITTED)])
-    after = next_agent(trace)
-    after.take(nodes(2), 1)
-    after.take(SUBMITTED, 2)
-    assert (after.state.phase, after.state.losses.below_required_since) == (HeadPhase.RUNNING, None)
-
-
-AFRESH = resumed(required=1, nodes=("pod2",))
-OF = goal(1, retries=1)
-
-
-def test_its_ray_is_gone() -> None:
-    """The attempt is over: with its decided outcome, else as lost; its workers are waited for."""
-    trace = Trace(OF, [(1, ray_lost("exit 1"))], AFRESH)
-    assert trace.state.attempt.number == 2
-    assert list(trace.state.earlier.leftovers) == ["pod2"]
-    hopeless = replace(STOPPED, exit_code=69, kind=Kind.UNAVAILABLE)
-    stopped = replace(on_clock(KNOWN, -100.0), stop=Stop(hopeless, -9.0))
-    ended = Trace(OF, [(1, ray_lost("exit 1"))], stopped)
-    assert [end.exit_code for end in ended.outcomes] == [69]
-
-
-def test_it_was_never_submitted() -> None:
-    """It is submitted with its number once all workers are there."""
-    trace = Trace(OF, [(1, nodes()), (2, never())], AFRESH)
-    assert trace.effects == [FollowJob("run-1")]
-    assert trace.state.phase is HeadPhase.BOOTING
-    trace.take(nodes(2), 3)
-    trace.take(reported(2), 4)
-    assert trace.effects[-1] == SubmitJob("run-1")
-
-
-@pytest.mark.parametrize(
-    ("history", "what"),
-    [
-        ([(1, ray_waits("refused")), (100, TICK)], "Ray on this node: refused"),
-        ([(1, nodes(2)), (121, TICK)], "the status of attempt 1 from Ray"),
-    ],
-)
-@pytest.mark.parametrize("retries", [0, 1])
-def test_neither_ray_nor_its_job_answers(retries: int, history: History, what: str) -> None:
-    """The attempt is lost; another follows if AGENT_JOB_RETRIES allows it."""
-    trace = Trace(replace(OF, retries=retries), history, AFRESH)
-    assert [end.exit_code for end in trace.outcomes] == [75] * (1 - retries)
-    assert trace.state.attempt.number == 1 + retries
-    end = trace.state.durable.ended[0] if retries else trace.outcomes[0]
-    assert end.reason == f"timed out after the agent was killed, waiting for {what}"
-
-
-@pytest.mark.parametrize("stopped", [True, False])
-def test_a_job_on_a_given_ray_is_stopped_before_another(stopped: bool) -> None:  # noqa: FBT001 - pytest's parameter
-    """It may still run there, even long after the limits: no other attempt starts beside it."""
-    history: History = [(9, nodes(dead=(2,))), (69, TICK)] if stopped else []
-    trace = Trace(goal(1, given=True, retries=1), [*PAIR, *history])
-    after = next_agent(trace, after=300.0)
-    after.take(TICK, 1 if stopped else 1000)
-    after.take(nodes(2), 1001)
-    actions = [
-        action for action in after.effects if isinstance(action, FollowJob | StopJob | SubmitJob)
-    ]
-    assert actions == [FollowJob("run-1"), StopJob("run-1")]
-
-
-def test_a_stop_is_asked_for_meanwhile() -> None:
-    """The job is followed until it is stopped."""
-    trace = Trace(OF, [(1, TERM)], AFRESH)
-    assert [type(action) for action in trace.effects] == [FollowJob, StopJob]
-    trace.take(never(), 2)
-    assert [end.exit_code for end in trace.outcomes] == [143]
 
 
 def test_what_is_known_is_taken_up_whole() -> None:
@@ -315,7 +368,6 @@ def succeeding(root: Path, chosen: ChosenRun, **how: object) -> RunStore:
     return store
 
 
-HOPELESS = Outcome(Kind.UNAVAILABLE, 69, "reward server is lost for good", "running")
 OWN = Outcome(Kind.JOB_FAILED, 7, "the job failed", "running", "job", is_jobs_verdict=True)
 
 
@@ -407,19 +459,6 @@ def test_who_starts_a_run_again_wants_its_job_to_go_on(
     """On a Ray that outlasts its heads; only a lost job is still to be stopped."""
     stop = succeeding(tmp_path, killed(tmp_path, end), job_survives=True).durable.stop
     assert (None if stop is None else stop.outcome) == kept
-
-
-def test_a_service_of_a_running_job_counts_as_ready() -> None:
-    """If it exits before it has answered the next agent, it is restarted; the run continues."""
-    after = next_agent(Trace(WITH_REWARD, SERVED))
-    after.take(nodes(), 1.0)
-    after.take(job("RUNNING"), 1.0)
-    after.take(LOST, 2.0)
-    assert not [one for one in after.actions if isinstance(one, h.EndRun | StopJob)]
-    (again,) = [one for one in after.actions if isinstance(one, Started)]
-    assert again.generation == 2
-    fresh = Trace(WITH_REWARD, [(1.0, LOST)])
-    assert [one.outcome.exit_code for one in fresh.actions if isinstance(one, h.EndRun)] == [69]
 
 
 @pytest.mark.parametrize(
