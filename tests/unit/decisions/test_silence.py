@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import socket
 from functools import partial
 from typing import TYPE_CHECKING
@@ -17,8 +16,7 @@ from agent.base.ports import port_map
 from agent.bridge.child import enable_keepalive
 from agent.decisions.head import head_state as h
 from agent.decisions.head.fleet import NodeState
-from agent.decisions.head.head_state import HeadPhase
-from agent.decisions.stall import Stalled, Then
+from agent.decisions.stall import Stalled
 from agent.port.client import KeepaliveConnector
 from agent.port.node_network import bind
 from agent.processes.waiting import NotYet, until
@@ -28,15 +26,14 @@ from support.heads import (
     RAY_UP,
     TICK,
     History,
-    RayStarted,
     StopJob,
-    SubmitJob,
     Trace,
     goal,
     job,
     nodes,
     reported,
 )
+from support.histories import PAIR_RUNS, Case, Row, play
 from support.report_histories import BYE, LATE, POD1, CountingHead
 
 if TYPE_CHECKING:
@@ -73,17 +70,6 @@ def test_how_a_node_stands(history: History, state: NodeState) -> None:
     assert state_of(Trace(goal(1), history)) is state
 
 
-def test_a_lost_worker_is_named_before_gcs_misses_it() -> None:
-    """Its grace counts from there, although GCS still lists it; a report cancels it."""
-    trace = Trace(goal(1), [*PAIR, (9, SILENT), (9.5, nodes(2))])
-    assert "pod2 is silent, connection refused by 10.0.0.2:8266; nor does its Ray" in trace.log
-    assert "pod2 left Ray" in trace.log
-    assert trace.state.losses.below_required_since == 9
-    trace.take(reported(2), 20)
-    assert trace.state.losses.below_required_since is None
-    assert "all needed nodes are back" in trace.log
-
-
 def test_a_dead_node_does_not_count_for_its_successor() -> None:
     """GCS lists it for a while: only another Ray node ID proves that the new one has joined."""
     again = h.WorkerReported(replace(reported(2).worker, key="another"))
@@ -107,111 +93,178 @@ def test_who_was_only_cut_off_counts_with_the_same_node() -> None:
     assert trace.state.fleet.alive == {"10.0.0.2": "pod2"}
 
 
-def test_a_worker_that_lost_only_its_agent_still_serves() -> None:
-    """The job continues there: no node is missing."""
-    trace = Trace(goal(1), [*PAIR, (9, AGENT_ONLY), (500, job("RUNNING"))])
-    assert "its Ray still answers" in trace.log
-    assert (trace.state.losses.below_required_since, trace.outcomes) == (None, [])
-
-
-def test_a_worker_that_stays_away_costs_the_attempt() -> None:
-    """After AGENT_NODE_GRACE from its silence the job is stopped, with the node's name."""
-    trace = Trace(goal(1), [*PAIR, (9, SILENT), (69, TICK), (70, job("STOPPED"))])
-    (end,) = trace.outcomes
-    assert (end.exit_code, end.culprit) == (75, "node")
-    assert "pod2" in end.reason
-    assert "silent since: connection refused" in end.reason
-
-
-def test_ray_and_an_agent_may_disagree() -> None:
-    """If GCS loses a node whose agent reports, the log says so."""
-    trace = Trace(goal(1), [*PAIR, (9, nodes(dead=(2,)))])
-    assert "pod2 left Ray" in trace.log
-
-
-def test_a_spare_joins_the_next_attempt() -> None:
-    """A worker that joins during an attempt stays unused until the next; the log says so."""
-    trace = Trace(goal(1, retries=1), [*PAIR, (8, reported(3)), (8, nodes(2, 3))])
-    assert "pod3 is one more than the running attempt needs: unused until another" in trace.log
-    trace.take(SILENT, 9)
-    trace.take(job("FAILED", 1), 10)
-    trace.take(nodes(3), 19)
-    trace.take(TICK, 69)  # what is out of reach has ended the first attempt by then
-    assert trace.effects[-1] == SubmitJob("run-2")
-    assert re.search(r"attempt 2 of 2: .*pod2.*; 2 of 2 node\(s\)", trace.log)
-
-
-@pytest.mark.parametrize("comes", [8, 12], ids=["late", "in its place"])
-def test_a_spare_does_not_stand_in(comes: int) -> None:
-    """A job that hangs without one that it had is stopped, though as many are there as it needs."""
-    later: History = [(comes, reported(3)), (comes, nodes(2, 3)), (20, nodes(3)), (68, nodes(3))]
-    history = sorted([*PAIR, (9, SILENT), *later], key=lambda one: one[0])
-    trace = Trace(goal(1, retries=1), history)
-    trace.take(TICK, 69)
-    assert "pod3 is one more than the running attempt needs: unused until another" in trace.log
-    assert trace.effects[-1] == StopJob("run-1")
-    trace.take(job("STOPPED"), 70)
-    assert "attempt 1 of 2 is lost: lost a needed node" in trace.log
-    assert "pod2" in trace.log.partition("attempt 1 of 2 is lost")[2]
-
-
 QUIET = "the job shows no sign of work for 30 min"
 STALLED = Stalled(
     1, QUIET, "rank 1 on pod2 is in `load` (data.py:7)", "lost", cause_key="quiet: load data.py"
 )
-BACK: History = [*PAIR, (9, SILENT), (30, reported(2)), (31, job("RUNNING"))]
+WHY = f"{QUIET} (AGENT_STALL): rank 1 on pod2 is in `load` (data.py:7)"
+SINCE = f"{QUIET} since the loss of pod2 (AGENT_STALL): rank 1 on pod2 is in `load` (data.py:7)"
+CAME_BACK: list[Row] = [*PAIR_RUNS, (9, SILENT), (30, reported(2)), (31, job("RUNNING"))]
+UNUSED = "pod3 is one more than the running attempt needs: unused until another"
+
+SILENCES: dict[str, Case] = {
+    # Its grace counts from there, although GCS still lists it; a report ends it
+    "a lost worker is named before GCS misses it": Case(
+        goal(1),
+        [*PAIR_RUNS, (9, SILENT), (9.5, nodes(2)), (20, reported(2)), (69, TICK)],
+        log=(
+            "pod2 is silent, connection refused by 10.0.0.2:8266; nor does its Ray",
+            "pod2 left Ray",
+            "the job is stopped unless it is back within 60 s",
+            "all needed nodes are back",
+        ),
+    ),
+    "a node that GCS loses while its agent reports is named": Case(
+        goal(1), [*PAIR_RUNS, (9, nodes(dead=(2,)))], log=("pod2 left Ray",)
+    ),
+    "a worker that lost only its agent still serves: no node is missing": Case(
+        goal(1),
+        [*PAIR_RUNS, (9, AGENT_ONLY), (100, job("RUNNING")), (200, job("RUNNING"))],
+        log=("its Ray still answers",),
+    ),
+    "a worker that stays away costs the attempt": Case(
+        goal(1),
+        [
+            *PAIR_RUNS,
+            (9, SILENT),
+            (68.9, TICK),
+            (69, TICK, "stop run-1"),
+            (70, job("STOPPED"), "end 75: …pod2 …silent since: connection refused…"),
+        ],
+    ),
+    # What is out of reach has ended the first attempt by then
+    "a spare joins the next attempt, and is unused until then": Case(
+        goal(1, retries=1),
+        [
+            *PAIR_RUNS,
+            (8, reported(3)),
+            (8, nodes(2, 3)),
+            (9, SILENT),
+            (10, job("FAILED", 1), "start Ray, generation 2"),
+            (19, nodes(3)),
+            (68.9, TICK),
+            (69, TICK, "submit run-2"),
+        ],
+        log=(UNUSED, "attempt 2 of 2: lost a needed node (pod2; ", "; 2 of 2 node(s)"),
+    ),
+    # As many are there as the job needs, and it hangs without the one that it had
+    "a spare that was there before does not stand in": Case(
+        goal(1, retries=1),
+        [
+            *PAIR_RUNS,
+            (8, reported(3)),
+            (8, nodes(2, 3)),
+            (9, SILENT),
+            (68, nodes(3)),
+            (69, TICK, "stop run-1"),
+            (70, job("STOPPED"), "start Ray, generation 2"),
+        ],
+        log=(UNUSED, "attempt 1 of 2 is lost: lost a needed node (pod2; "),
+    ),
+    "a spare that comes later does not stand in": Case(
+        goal(1, retries=1),
+        [
+            *PAIR_RUNS,
+            (9, SILENT),
+            (12, reported(3)),
+            (12, nodes(2, 3)),
+            (68, nodes(3)),
+            (69, TICK, "stop run-1"),
+            (70, job("STOPPED"), "start Ray, generation 2"),
+        ],
+        log=(UNUSED, "attempt 1 of 2 is lost: lost a needed node (…pod2 …"),
+    ),
+}
+
+STALLS: dict[str, Case] = {
+    # The node came back in time, and its actors did not
+    "a stall after a loss is that loss": Case(
+        goal(1, retries=1),
+        [
+            *CAME_BACK,
+            (130, STALLED, "stop run-1"),
+            (135, job("STOPPED"), "start Ray, generation 2"),
+        ],
+        log=(f"{SINCE}: stopping the job",),
+    ),
+    "a stall after a loss, and no retry is left": Case(
+        goal(1),
+        [
+            *CAME_BACK,
+            (130, STALLED, "stop run-1"),
+            (135, job("STOPPED"), f"end 75: {SINCE}"),
+        ],
+    ),
+    "a stall ends nothing where no node was lost": Case(
+        goal(1, retries=1), [*PAIR_RUNS, (41, STALLED)]
+    ),
+    "a stall of another attempt ends nothing": Case(
+        goal(1, retries=1), [*CAME_BACK, (41, replace(STALLED, attempt=2))]
+    ),
+    "a stall of another attempt ends nothing, whatever is to follow": Case(
+        goal(1, retries=1), [*PAIR_RUNS, (41, replace(STALLED, attempt=2, then="stop"))]
+    ),
+    "a stall that is only logged ends nothing": Case(
+        goal(1, retries=1), [*PAIR_RUNS, (41, replace(STALLED, then="log"))]
+    ),
+    "a stall that is to be retried is a loss": Case(
+        goal(1, retries=1),
+        [
+            *PAIR_RUNS,
+            (40, replace(STALLED, then="retry"), "stop run-1"),
+            (45, job("STOPPED"), "start Ray, generation 2"),
+        ],
+        log=(f"attempt 1 of 2 is lost: {WHY}",),
+    ),
+    "a stall that is to be retried, and no retry is left": Case(
+        goal(1),
+        [
+            *PAIR_RUNS,
+            (40, replace(STALLED, then="retry"), "stop run-1"),
+            (45, job("STOPPED"), f"end 75: {WHY}"),
+        ],
+    ),
+    "AGENT_ON_STALL=stop ends the run, whatever retries are left": Case(
+        goal(1, retries=1),
+        [
+            *PAIR_RUNS,
+            (40, replace(STALLED, then="stop"), "stop run-1"),
+            (45, job("STOPPED"), f"end 75: {WHY}"),
+        ],
+    ),
+    "a job that succeeds before its stop was not stalled": Case(
+        goal(1, retries=1),
+        [
+            *PAIR_RUNS,
+            (40, replace(STALLED, then="stop"), "stop run-1"),
+            (41, job("SUCCEEDED", 0), "end 0: the job succeeded"),
+        ],
+    ),
+}
 
 
-@pytest.mark.parametrize(("retries", "last"), [(1, RayStarted), (0, h.EndRun)])
-def test_a_stall_after_a_loss_is_that_loss(retries: int, last: type) -> None:
-    """The node came back in time, and its actors did not: the attempt is lost."""
-    trace = Trace(goal(1, retries=retries), [*BACK, (130, STALLED)])
-    assert trace.effects[-1] == StopJob("run-1")
-    trace.take(job("STOPPED"), 135)
-    assert isinstance(trace.effects[-1], last)
-    why = f"{QUIET} since the loss of pod2 (AGENT_STALL): {STALLED.suspects}"
-    assert f"{why}: stopping the job" in trace.log
-    assert [(end.exit_code, end.culprit, end.reason) for end in trace.outcomes] == [
-        (75, "node", why)
-    ] * (retries == 0)
+@pytest.mark.parametrize("case", (rows := SILENCES | STALLS).values(), ids=rows)
+def test_what_follows_from_silence_and_stalls(case: Case) -> None:
+    """A node that stays away costs the attempt, and so may a job without progress."""
+    play(case)
 
 
-@pytest.mark.parametrize(
-    ("history", "event"),
-    [
-        (PAIR, STALLED),
-        (BACK, replace(STALLED, attempt=2)),
-        (PAIR, replace(STALLED, then="log")),
-        (PAIR, replace(STALLED, attempt=2, then="stop")),
-    ],
-)
-def test_a_stall_alone_ends_nothing(history: History, event: h.HeadEvent) -> None:
-    """Where no node was lost, in another attempt, or where it is only logged."""
-    trace = Trace(goal(1, retries=1), [*history, (40, job("RUNNING")), (41, event)])
-    assert trace.state.phase is HeadPhase.RUNNING
-
-
-def test_a_stall_is_a_loss_where_it_is_to_be_retried() -> None:
-    """The decision is saved before the job is stopped; another attempt follows, if one may."""
+def test_a_stall_is_saved_before_the_job_is_stopped() -> None:
+    """The next agent goes on with the stop."""
     trace = Trace(goal(1, retries=1), [*PAIR, (40, replace(STALLED, then="retry"))])
     *before, stop = trace.actions
     assert stop == StopJob("run-1")
     saved = next(action for action in reversed(before) if isinstance(action, h.Persist))
     assert saved.must_be_on_disk
     assert saved.durable.stop is not None
-    assert saved.durable.stop.outcome.reason == f"{QUIET} (AGENT_STALL): {STALLED.suspects}"
+    assert saved.durable.stop.outcome.reason == WHY
     assert saved.durable.attempt.stall_key == STALLED.cause_key
-    trace.take(job("STOPPED"), 45)
-    assert f"attempt 1 of 2 is lost: {QUIET} (AGENT_STALL): rank 1 on pod2" in trace.log
-    assert not trace.outcomes
 
 
-@pytest.mark.parametrize(("retries", "then"), [(1, "stop"), (0, "retry")])
-def test_a_stall_ends_a_run_where_no_attempt_is_to_follow(retries: int, then: Then) -> None:
-    """By AGENT_ON_STALL=stop, or for want of a retry: 75, and a pod that is to be held is held."""
-    trace = Trace(goal(1, retries=retries), [*PAIR, (40, replace(STALLED, then=then))])
-    trace.take(job("STOPPED"), 45)
-    (end,) = trace.outcomes
+def test_the_end_by_a_stall_holds_the_pod_and_names_the_stacks() -> None:
+    """A person has to look at them."""
+    history: History = [*PAIR, (40, replace(STALLED, then="stop")), (45, job("STOPPED"))]
+    (end,) = Trace(goal(1), history).outcomes
     assert (end.exit_code, end.culprit, end.holds_pod) == (75, "job", True)
     assert end.remedy == (
         "All stacks are in stacks-1.log in the head's run folder. Remove the cause and run again; "
@@ -231,13 +284,6 @@ def test_the_setting_of_a_stall_is_in_its_parenthesis() -> None:
     reason = f"{what} (usually 3 min, AGENT_FIRST_STEP): rank 1 on pod2 "
     assert end.reason.startswith(reason)
     assert end.plain == f"{what} (usually 3 min, AGENT_FIRST_STEP)"
-
-
-def test_a_job_that_succeeds_before_its_stop_was_not_stalled() -> None:
-    """Its own end stands."""
-    trace = Trace(goal(1, retries=1), [*PAIR, (40, replace(STALLED, then="stop"))])
-    trace.take(job("SUCCEEDED", 0), 41)
-    assert [end.exit_code for end in trace.outcomes] == [0]
 
 
 # --- how it is noticed -------------------------------------------------------------------------
