@@ -93,21 +93,93 @@ def alarm_after(rules: StallRules, seen: JobSigns, look: Look = IDLE, most: floa
 # --- the limits ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("durations", "limit"),
-    [
-        ((1.0,) * 20, 300.0),  # never sooner than 5 minutes
-        ((99.0,) * 20, 300.0),
-        ((200.0,) * 20, 600.0),  # three medians
-        ((200.0,) * 19 + (900.0,), 1350.0),  # half as long again as the longest
-        ((200.0,), 600.0),
-        ((), 3000.0),  # after the first step: three times what it took with loading
-    ],
-)
-def test_a_step_may_take_three_medians(durations: tuple[float, ...], limit: float) -> None:
-    """At least 5 minutes, and half as long again as the longest so far."""
-    seen = signs(durations, output=1e9)
-    assert limit <= alarm_after(AUTO, seen) <= limit + 2 * AUTO.between_looks
+WRITES = 1e9  # the job writes all the time
+STEADY = (10.0,) * 20  # how long its last steps took
+NO_STEP = signs(last_at=None, output=WRITES)
+NO_SIGN = signs(last_at=None, output=0.0)
+LAST_STEP = signs(STEADY, of=41, output=2000.0)
+HUNG = signs(STEADY, output=WRITES)
+HALF_MINUTE = StallRules(limit=30.0)
+NEVER = math.inf
+
+LIMITS: dict[str, tuple[StallRules, JobSigns, Look, float]] = {
+    # After a step: three medians, half as long again as the longest, and at least 5 minutes
+    "short steps": (AUTO, signs((1.0,) * 20, output=WRITES), IDLE, 300),
+    "steps of 99 s": (AUTO, signs((99.0,) * 20, output=WRITES), IDLE, 300),
+    "long steps": (AUTO, signs((200.0,) * 20, output=WRITES), IDLE, 600),
+    "one very long": (AUTO, signs((200.0,) * 19 + (900.0,), output=WRITES), IDLE, 1350),
+    "two steps": (AUTO, signs((200.0,), output=WRITES), IDLE, 600),
+    "one step: three times what it took, with loading": (AUTO, signs(output=WRITES), IDLE, 3000),
+    # A duration is the limit that the plan shows, five times of it after an evaluation's line
+    "a duration, short steps": (HALF_MINUTE, signs((1.0,) * 20, output=WRITES), IDLE, 30),
+    "a duration, long steps": (HALF_MINUTE, signs((100.0,) * 20, output=WRITES), IDLE, 30),
+    "a duration, and an evaluation": (
+        StallRules(limit=60.0),
+        signs(STEADY, output=WRITES, pause_at=1010.0),
+        IDLE,
+        10 + 5 * 60,
+    ),
+    # Before the first step, while anything of the job writes
+    "the first step": (AUTO, NO_STEP, IDLE, times.FIRST_STEP),
+    "AGENT_FIRST_STEP": (replace(AUTO, first_step=600.0), NO_STEP, IDLE, 600),
+    "AGENT_FIRST_STEP of a job without steps": (StallRules(first_step=600.0), NO_STEP, IDLE, 600),
+    "AGENT_FIRST_STEP beside a duration": (
+        replace(AUTO, limit=60.0, first_step=600.0),
+        NO_STEP,
+        IDLE,
+        600,
+    ),
+    "nodes that work, and another logger": (AUTO, NO_STEP, WORKS, NEVER),
+    "nodes that work, and AGENT_FIRST_STEP": (
+        replace(AUTO, first_step=600.0),
+        NO_STEP,
+        WORKS,
+        600,
+    ),
+    # Where no steps are known, any sign counts
+    "no sign": (StallRules(), NO_SIGN, IDLE, 1800),
+    "no sign, and a duration": (StallRules(limit=1800.0), NO_SIGN, IDLE, 1800),
+    "output": (StallRules(), NO_STEP, IDLE, NEVER),
+    "output, and a duration": (StallRules(limit=1800.0), NO_STEP, IDLE, NEVER),
+    "a node that works": (StallRules(), NO_SIGN, WORKS, NEVER),
+    "a node that works, and a duration": (StallRules(limit=1800.0), NO_SIGN, WORKS, NEVER),
+    "a share that writes": (StallRules(), NO_SIGN, Look(writes=True), NEVER),
+    "a node that does not answer": (StallRules(), NO_SIGN, Look(is_partial=True), NEVER),
+    "a checkpoint that grows": (StallRules(), NO_SIGN, Look(checkpoint_grows=True), NEVER),
+    "a finished task": (StallRules(), NO_SIGN, Look(task_at=1000.0), 1000 + 1800),
+    "after its last step it may evaluate and upload": (RETRY, LAST_STEP, IDLE, 1000 + 1800),
+    # The log stream may pause while nodes work
+    "no output, nodes at work": (AUTO, signs(STEADY, output=1001.0), WORKS, 1800),
+    "no output, a finished task": (
+        AUTO,
+        signs(STEADY, output=1001.0),
+        Look(task_at=1100.0),
+        1800,
+    ),
+    "no output, idle nodes": (AUTO, signs(STEADY, output=1001.0), IDLE, 300),
+    "rank 0 is silent, other shares write": (
+        AUTO,
+        signs(STEADY, output=1001.0),
+        Look(writes=True),
+        300,
+    ),
+    "engines write and work, nobody makes a step": (AUTO, HUNG, WORKS, 300),
+}
+
+
+@pytest.mark.parametrize(("rules", "seen", "look", "limit"), LIMITS.values(), ids=LIMITS)
+def test_when_a_job_is_examined(
+    rules: StallRules, seen: JobSigns, look: Look, limit: float
+) -> None:
+    """So many seconds after its last step, within two looks at the nodes."""
+    assert limit <= alarm_after(rules, seen, look) <= limit + 2 * rules.between_looks
+
+
+def test_after_its_last_step_nothing_ends_a_job() -> None:
+    """It is examined only."""
+    watch = Watch(RETRY, LAST_STEP)
+    watch.until(6e4)
+    assert watch.then == []
 
 
 @given(st.lists(st.floats(0, 1e5), min_size=1, max_size=20), st.floats(0, 1e5))
@@ -117,20 +189,6 @@ def test_no_alarm_before_a_step_is_late(durations: list[float], waited: float) -
     state, _ = stall.after_look(StallState(1, 0.0), AUTO, seen, IDLE, 1000.0 + waited)
     is_late = waited >= max(300.0, 3 * median(durations), 1.5 * max(durations))
     assert (state.alarm is not None) == is_late
-
-
-def test_a_duration_replaces_the_rule() -> None:
-    """It is the limit that the plan shows, whatever the steps took so far."""
-    half = StallRules(limit=30.0)
-    assert 30 <= alarm_after(half, signs((1.0,) * 20, output=1e9)) <= 37
-    assert 30 <= alarm_after(half, signs((100.0,) * 20, output=1e9)) <= 37
-
-
-def test_a_duration_keeps_the_limit_of_an_evaluation() -> None:
-    """Five times the duration, after the line of an evaluation or a checkpoint."""
-    known = signs((10.0,) * 20, output=1e9, pause_at=1010.0)
-    limit = alarm_after(StallRules(limit=60.0), known)
-    assert 10 + 300 <= limit <= 10 + 320
 
 
 @pytest.mark.parametrize("checkpoint", [True, False])
@@ -150,64 +208,6 @@ def test_an_evaluation_or_a_checkpoint_may_take_longer(checkpoint: bool) -> None
     assert watch.then == []
 
 
-@pytest.mark.parametrize(
-    ("rules", "limit"),
-    [
-        (AUTO, times.FIRST_STEP),
-        (replace(AUTO, first_step=600.0), 600.0),
-        (StallRules(first_step=600.0), 600.0),  # set by hand: some step is expected
-        (replace(AUTO, limit=60.0, first_step=600.0), 600.0),
-    ],
-)
-def test_the_first_step_may_take_longer(rules: StallRules, limit: float) -> None:
-    """AGENT_FIRST_STEP, while anything of the job writes."""
-    seen = signs(last_at=None, output=1e9)
-    assert limit <= alarm_after(rules, seen) <= limit + 2 * rules.between_looks
-
-
-def test_a_job_that_works_and_prints_no_steps_is_no_stalled_job() -> None:
-    """It may have another logger; where AGENT_FIRST_STEP is set, a step is due."""
-    seen = signs(last_at=None, output=1e9)
-    assert math.isinf(alarm_after(AUTO, seen, WORKS))
-    assert alarm_after(replace(AUTO, first_step=600.0), seen, WORKS) <= 720
-
-
-@pytest.mark.parametrize("rules", [StallRules(), StallRules(limit=1800.0)])
-def test_without_steps_any_sign_counts(rules: StallRules) -> None:
-    """Output, a node that works or does not answer, a share that writes, a finished task."""
-    seen = signs(last_at=None, output=0.0)
-    assert 1800 <= alarm_after(rules, seen) <= 1920
-    assert math.isinf(alarm_after(rules, replace(seen, last_output=1e9)))
-    for look in (WORKS, Look(writes=True), Look(is_partial=True), Look(checkpoint_grows=True)):
-        assert math.isinf(alarm_after(rules, seen, look))
-    assert 2800 <= alarm_after(rules, seen, Look(task_at=1000.0)) <= 2920
-
-
-def test_after_its_last_step_a_job_has_no_steps() -> None:
-    """It may evaluate and upload for long: then signs of work count."""
-    seen = signs((10.0,) * 20, of=41, output=2000.0)
-    assert 2800 <= alarm_after(RETRY, seen) <= 2960
-    watch = Watch(RETRY, seen)
-    watch.until(6e4)
-    assert watch.then == []
-
-
-@pytest.mark.parametrize(
-    ("output", "look", "limit"),
-    [
-        (1001.0, WORKS, 1800.0),  # silent nodes at work: the log stream may pause
-        (1001.0, Look(task_at=1100.0), 1800.0),
-        (1001.0, IDLE, 300.0),
-        (1001.0, Look(writes=True), 300.0),  # torchrun: other shares write, rank 0 is silent
-        (1e9, WORKS, 300.0),  # engines write and work: nobody makes a step
-    ],
-)
-def test_a_log_stream_may_pause(output: float, look: Look, limit: float) -> None:
-    """Without any output, nodes at work excuse a missing step for half an hour."""
-    seen = signs((10.0,) * 20, output=output)
-    assert limit <= alarm_after(AUTO, seen, look) <= limit + 2 * AUTO.between_looks
-
-
 def test_a_late_look_does_not_raise_an_alarm_about_a_step_that_came() -> None:
     """The nodes are asked for seconds: a step may come meanwhile."""
     late = signs((10.0,) * 20, output=1e9)
@@ -220,9 +220,6 @@ def test_a_late_look_does_not_raise_an_alarm_about_a_step_that_came() -> None:
 
 
 # --- what follows --------------------------------------------------------------------------------
-
-
-HUNG = signs((10.0,) * 20, output=1e9)
 
 
 @pytest.mark.parametrize("action", ["retry", "stop"])
@@ -245,50 +242,36 @@ def test_two_examinations_a_minute_apart_must_agree(action: Literal["retry", "st
     assert len(watch.examined) == 12
 
 
-@pytest.mark.parametrize(
-    ("rules", "seen"),
-    [
-        (AUTO, HUNG),
-        (replace(RETRY, has_debugger=True), HUNG),
-        (RETRY, signs((10.0,) * 20, output=1e9, pause_at=1001.0)),
-        (RETRY, signs(last_at=None)),
-    ],
-    ids=["log", "DEBUG_RAY", "an evaluation", "no step of the run"],
-)
-def test_nothing_follows(rules: StallRules, seen: JobSigns) -> None:
-    """With `log`, a debugger, after a line of an evaluation, before the first step of the run."""
+BY_HAND = replace(RETRY, is_set_by_hand=True)
+LAST_TRY = replace(HUNG, may_be_retried=False)
+FIRST_STEP_DUE = replace(RETRY, first_step=600.0)
+FIRST_STEP_BY_HAND = replace(BY_HAND, first_step=600.0)
+
+FOLLOWS: dict[str, tuple[StallRules, JobSigns, list[Then]]] = {
+    "log, the default": (AUTO, HUNG, []),
+    "retry": (RETRY, HUNG, ["retry"]),
+    "stop": (replace(AUTO, on_stall="stop"), HUNG, ["stop"]),
+    "DEBUG_RAY": (replace(RETRY, has_debugger=True), HUNG, []),
+    "an evaluation": (RETRY, signs(STEADY, output=WRITES, pause_at=1001.0), []),
+    # Where no retry is left, a stall is only logged, unless the action was set by hand
+    "the last attempt": (RETRY, LAST_TRY, []),
+    "the last attempt, set by hand": (BY_HAND, LAST_TRY, ["retry"]),
+    "the last attempt, to be stopped": (replace(BY_HAND, on_stall="stop"), LAST_TRY, ["stop"]),
+    # The default covers the first step only where the run has made steps before
+    "no step of the run": (RETRY, signs(last_at=None), []),
+    "no step of the run within its time": (FIRST_STEP_DUE, signs(last_at=None), []),
+    "no step of the run, set by hand": (FIRST_STEP_BY_HAND, signs(last_at=None), ["retry"]),
+    "no step of a later attempt": (FIRST_STEP_DUE, signs(last_at=None, highest=70), ["retry"]),
+}
+
+
+@pytest.mark.parametrize(("rules", "seen", "then"), FOLLOWS.values(), ids=FOLLOWS)
+def test_what_follows(rules: StallRules, seen: JobSigns, then: list[Then]) -> None:
+    """By the setting and the known steps; a job for which nothing may follow is examined once."""
     watch = Watch(rules, seen)
     watch.until(9000.0)
-    assert len(watch.examined) == 1
-    assert watch.then == []
-
-
-def test_the_last_attempt_is_retried_only_by_hand() -> None:
-    """By default a stall is only logged where no retry is left; set by hand, it ends the run."""
-    last = replace(HUNG, may_be_retried=False)
-    watch = Watch(RETRY, last)
-    watch.until(9000.0)
-    assert (len(watch.examined), watch.then) == (1, [])
-    watch = Watch(replace(RETRY, is_set_by_hand=True), last)
-    watch.until(9000.0)
-    assert [then for _, then in watch.then] == ["retry"]
-    watch = Watch(replace(AUTO, on_stall="stop", is_set_by_hand=True), last)
-    watch.until(9000.0)
-    assert [then for _, then in watch.then] == ["stop"]
-
-
-def test_an_action_set_by_hand_also_covers_the_first_step() -> None:
-    """Its default does so only where the run has made steps before."""
-    first = signs(last_at=None)
-    watch = Watch(replace(RETRY, is_set_by_hand=True, first_step=600.0), first)
-    watch.until(3000.0)
-    assert [then for _, then in watch.then] == ["retry"]
-    watch = Watch(replace(RETRY, first_step=600.0), first)
-    watch.until(3000.0)
-    assert watch.then == []
-    watch.signs = signs(last_at=None, highest=70)  # of an earlier attempt
-    watch.until(6000.0, 3001.0)
-    assert [then for _, then in watch.then] == ["retry"]
+    assert [one for _, one in watch.then] == then
+    assert len(watch.examined) == 1 + len(then)
 
 
 def test_a_job_that_goes_on_after_the_alarm_is_not_ended() -> None:
