@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import pytest
-from msgspec.structs import replace
 
 from agent.base import times
-from agent.decisions.head import head_decide as head
 from agent.decisions.head import head_state as h
 from agent.decisions.head.fleet import RayNode
-from agent.plan import waits as wait_keys
 from support.heads import (
     HEAD,
     NODES,
-    RUNNING,
     TICK,
-    History,
     Trace,
     accepted,
     goal,
@@ -23,88 +18,108 @@ from support.heads import (
     nodes,
     reported,
 )
+from support.histories import ALONE_RUNS, Case, Row, play
 
 CUT = h.WorkerSilent("agent3", "timed out", ray_answers=False)
-SPARE_IS_CUT: History = [(1.0, reported(3)), (1.5, CUT), (1.7, nodes(2, 3)), (2.0, reported(2))]
+SPARE_IS_CUT: list[Row] = [
+    (1, reported(3)),
+    (1.5, CUT),
+    (1.7, nodes(2, 3)),
+    (2, reported(2)),
+]
 """Node 3 is one more than is needed; Ray misses it 15 s later."""
+AGAIN = RayNode("id2b", NODES[2].ip)
+BOTH = h.RaySeen((HEAD, NODES[2], AGAIN))
+LATER_ONE = h.RaySeen((HEAD, AGAIN))
+FAILED_BY_LOSS = (20, job("FAILED", 1), "start Ray, generation 2")
+
+DEAD_NODES: dict[str, Case] = {
+    # Ray would start parts of the job there: it would fail, or hang without a loss
+    "no job is submitted while Ray lists a dead node": Case(
+        goal(1),
+        SPARE_IS_CUT,
+        waits=("waiting for Ray to drop pod3, Ray lists it, and … (75 s left)",),
+    ),
+    "it is submitted once Ray has dropped the node": Case(
+        goal(1), [*SPARE_IS_CUT, (17, nodes(2, dead=(3,)), "submit run-1")]
+    ),
+    "a node whose agent said goodbye": Case(
+        goal(1),
+        [
+            (1, reported(3, has_left=True, joined=False)),
+            (1.5, nodes(2, 3)),
+            (2, reported(2)),
+            (3, nodes(2), "submit run-1"),
+        ],
+    ),
+    "a node whose Ray is started again": Case(
+        goal(1),
+        [
+            (1, reported(3, joined=False)),
+            (1.5, nodes(2, 3)),
+            (2, reported(2)),
+            (3, nodes(2), "submit run-1"),
+        ],
+    ),
+    # An agent runs one Ray: of two at its address, one is dead
+    "a former Ray of a node that is back": Case(
+        goal(1), [(1, reported(2)), (2, BOTH), (9, LATER_ONE, "submit run-1")]
+    ),
+    "two Rays by hand are two nodes": Case(goal(1), [(1, BOTH, "submit run-1")]),
+    # After as long as GCS may take to report a loss the job begins; the loss counts then
+    "a node that Ray never drops ends no run": Case(
+        goal(1, retries=1),
+        [
+            *SPARE_IS_CUT,
+            (1.7 + times.GCS_REPORTS_LOSS, TICK, "submit run-1"),
+            (80, accepted()),
+            (90, nodes(2, dead=(3,))),
+            (95, job("FAILED", 1), "start Ray, generation 2"),
+        ],
+        log=("attempt 1 of 2 is lost: …pod3",),
+    ),
+    "nothing begins on it without a job": Case(goal(1, job=False), SPARE_IS_CUT, waits=()),
+    # Ray uses any node that joins
+    "a listed node that goes is a loss, though nobody counted it": Case(
+        goal(retries=1),
+        [
+            *ALONE_RUNS,
+            (6, reported(2)),
+            (7, nodes(2)),
+            (8, nodes(dead=(2,))),
+            FAILED_BY_LOSS,
+        ],
+        log=("attempt 1 of 2 is lost: …pod2 was lost",),
+    ),
+    "it is, though its agent has not reported that it joined": Case(
+        goal(retries=1),
+        [
+            *ALONE_RUNS,
+            (6, reported(2, joined=False)),
+            (7, nodes(2)),
+            (8, nodes(dead=(2,))),
+            FAILED_BY_LOSS,
+        ],
+        log=("attempt 1 of 2 is lost: …pod2 was lost",),
+    ),
+}
 
 
-def is_submitted(trace: Trace) -> bool:
-    """Return whether the job was submitted."""
-    return "SubmitJob" in trace.kinds()
-
-
-def test_a_job_is_not_submitted_while_ray_lists_a_dead_node() -> None:
-    """Ray would start parts of it there: the job would fail, or hang without a loss."""
-    trace = Trace(goal(1), SPARE_IS_CUT)
-    (wait,) = [one for one in head.pending_waits(trace.state) if one.key == wait_keys.DEAD_NODES]
-    assert (wait.what, wait.deadline) == ("Ray to drop pod3", 1.7 + times.GCS_REPORTS_LOSS)
-    assert not is_submitted(trace)
-    trace.take(nodes(2, dead=(3,)), 17.0)
-    assert is_submitted(trace)
-
-
-def test_a_node_that_left_is_waited_for_too() -> None:
-    """Its agent said goodbye; so did one whose Ray is started again."""
-    for leaves in (reported(3, has_left=True, joined=False), reported(3, joined=False)):
-        trace = Trace(goal(1), [(1.0, leaves), (1.5, nodes(2, 3)), (2.0, reported(2))])
-        assert not is_submitted(trace)
-        trace.take(nodes(2), 3.0)
-        assert is_submitted(trace)
-
-
-def test_a_former_ray_of_a_node_that_is_back_is_waited_for() -> None:
-    """An agent runs one Ray: of two at its address, one is dead."""
-    again = RayNode("id2b", NODES[2].ip)
-    both = h.RaySeen((HEAD, NODES[2], again))
-    trace = Trace(goal(1), [(1.0, reported(2)), (2.0, both)])
-    assert not is_submitted(trace)
-    trace.take(h.RaySeen((HEAD, again)), 9.0)
-    assert is_submitted(trace)
-    assert is_submitted(Trace(goal(1), [(1.0, both)]))  # by hand there may be two
-
-
-def test_ray_that_never_drops_a_node_does_not_end_the_run() -> None:
-    """After as long as GCS may take to report a loss the job begins; the loss counts then."""
-    trace = Trace(goal(1, retries=1), SPARE_IS_CUT)
-    trace.take(TICK, 1.7 + times.GCS_REPORTS_LOSS)
-    assert is_submitted(trace)
-    trace.take(accepted(), 80.0)
-    trace.take(nodes(2, dead=(3,)), 90.0)
-    assert trace.state.attempt.lost_nodes == ("pod3",)
-    trace.take(job("FAILED", 1), 95.0)
-    assert (trace.state.attempt.number, trace.outcomes) == (2, [])
-
-
-@pytest.mark.parametrize("joined", [False, True])
-def test_a_listed_node_that_goes_is_a_loss_whoever_counted_it(joined: bool) -> None:  # noqa: FBT001 - a table
-    """Ray uses any node that joins, also one whose agent has not reported that it joined."""
-    trace = Trace(goal(retries=1), RUNNING)
-    trace.take(reported(2, joined=joined), 6.0)
-    trace.take(nodes(2), 7.0)
-    trace.take(nodes(dead=(2,)), 8.0)
-    assert trace.state.attempt.lost_nodes == ("pod2",)
-    assert "pod2 was lost" in trace.state.losses.last
-    trace.take(job("FAILED", 1), 20.0)
-    assert (trace.state.attempt.number, trace.outcomes) == (2, [])
-
-
-def test_a_cluster_without_a_job_is_up_at_once() -> None:
-    """Nothing begins on the dead node."""
-    trace = Trace(replace(goal(1), has_job=False), SPARE_IS_CUT)
-    assert trace.state.phase is h.HeadPhase.RUNNING
+@pytest.mark.parametrize("case", DEAD_NODES.values(), ids=DEAD_NODES)
+def test_dead_nodes(case: Case) -> None:
+    """The job waits for Ray to drop them, within limits, and what it loses with them is a loss."""
+    play(case)
 
 
 @pytest.mark.parametrize("has_agent", [True, False])
 def test_a_node_that_is_back_before_ray_missed_it_is_a_loss(has_agent: bool) -> None:  # noqa: FBT001 - a table
     """The job's processes on its former Ray are gone; two Rays by hand are two nodes."""
-    again = RayNode("id2b", NODES[2].ip)
     trace = Trace(goal(1, retries=1), [(1.0, nodes(2)), (5.0, accepted())])
     if has_agent:
         trace.take(reported(2), 6.0)
-    trace.take(h.RaySeen((HEAD, NODES[2], again)), 8.0)
+    trace.take(BOTH, 8.0)
     assert trace.state.attempt.lost_nodes == ()
-    trace.take(h.RaySeen((HEAD, again)), 20.0)
+    trace.take(LATER_ONE, 20.0)
     assert trace.state.attempt.lost_nodes == (("pod2",) if has_agent else ())
     assert trace.state.phase is h.HeadPhase.RUNNING
 
@@ -112,15 +127,14 @@ def test_a_node_that_is_back_before_ray_missed_it_is_a_loss(has_agent: bool) -> 
 @pytest.mark.parametrize("is_cut_off", [True, False])
 def test_a_loss_that_counted_does_not_count_again_when_ray_misses_it(is_cut_off: bool) -> None:  # noqa: FBT001 - a table
     """It is back on another Ray since; what fails later is the job's own."""
-    again = RayNode("id2b", NODES[2].ip)
     trace = Trace(goal(1, retries=1), [(1.0, nodes(2)), (1.5, reported(2))])
     trace.take(accepted(), 5.0)
     if is_cut_off:
         trace.take(h.WorkerSilent("agent2", "timed out", ray_answers=False), 100.0)
     trace.take(reported(2, joined=False), 100.0)
-    trace.take(h.RaySeen((HEAD, NODES[2], again)), 103.0)
+    trace.take(BOTH, 103.0)
     trace.take(reported(2, joined=True), 103.5)
-    trace.take(h.RaySeen((HEAD, again)), 115.0)
+    trace.take(LATER_ONE, 115.0)
     assert trace.state.losses.last_at == 100.0
     trace.take(job("FAILED", 1), 170.0)
     trace.take(TICK, 200.0)
