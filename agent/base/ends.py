@@ -323,6 +323,8 @@ NODE_LOST = _lost(
     "node",
     plain="a needed node is lost for longer than AGENT_NODE_GRACE",
 )
+GROUP_LOST = _lost("{service}: {evidence}", "{name}", "{remedy}", plain="{service}")
+"""A group with `lost = "retry"` has too few members left."""
 NODE_TAKEN = _lost("the platform takes away {nodes}", "node")
 """Announced by a SIGTERM to the worker; the job was sent AGENT_NOTICE_SIGNAL before its stop."""
 SHARE_LOST = _lost("lost a needed node while the job ran: {nodes} (no report of its share)", "node")

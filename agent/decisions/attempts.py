@@ -144,6 +144,8 @@ class Attempt(Value):
     announced_nodes: tuple[str, ...] = ()  # those that their platform takes away, by name
     dead_node_ids: frozenset[str] = frozenset()  # of silent nodes, which GCS may still list
     checkpoint: int | None = None  # the step of the newest checkpoint when it began, if known
+    engines: Mapping[str, int] = field(default_factory=dict)
+    """The generations of engines that got its weights from the trainer alone, by `NODE/NAME`."""
     stall_key: str = ""  # the cause of the stall that it is ended for, if it is
     signaled: bool = False  # the agent sent SIGTERM to the driver: exit code 0 is no success
 

@@ -312,6 +312,10 @@ class Question(Value):
 MAX_QUESTIONS = 1 << 16
 
 
+_HostAndPort = Annotated[str, Meta(max_length=80)]
+Members = Annotated[tuple[_HostAndPort, ...], Meta(max_length=20_000)]
+
+
 class NodeWanted(Value):
     """What the head wants of a node: names and numbers, never a command, path or URL.
 
@@ -325,6 +329,8 @@ class NodeWanted(Value):
     """The nodes of services on a rank, for placeholders; '' for the head."""
     may_leave: bool = False  # nothing waits for a node that its platform takes away
     questions: Annotated[tuple[Question, ...], Meta(max_length=MAX_QUESTIONS)] = ()  # the new ones
+    members: ByName[Members] = field(default_factory=dict)
+    """`HOST:PORT` of the members of services, for placeholders."""
 
     @property
     def shares(self) -> list[ShareArgs]:

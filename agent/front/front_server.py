@@ -47,7 +47,14 @@ from agent.front.front_members import (
     transition,
 )
 from agent.front.front_traffic import Traffic
-from agent.job.front_protocol import CONTROL_PATH, FrontOrder, FrontStatus, Slot, SlotStatus
+from agent.job.front_protocol import (
+    CONTROL_PATH,
+    LIVE_PATH,
+    FrontOrder,
+    FrontStatus,
+    Slot,
+    SlotStatus,
+)
 from agent.job.weight_dialects import Dialect, EngineVerb, update_of
 from agent.serving.bodies import Bodies
 from agent.serving.connections import PortRunner, PortSite, suspend_deadline
@@ -171,6 +178,8 @@ class FrontServer:
 
     async def _control(self, request: web.Request, body: Body) -> web.Response:
         """Take an order of the agent, and reply with the state of all members."""
+        if (request.method, request.path) == ("GET", LIVE_PATH):
+            return web.Response(text="ok")
         if (request.method, request.path) != ("PUT", CONTROL_PATH):
             return error_reply(404, f"expected PUT {CONTROL_PATH}")
         given = request.headers.get("Authorization", "").removeprefix("Bearer ").strip()

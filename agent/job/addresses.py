@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from agent.base.errors import Problem
 from agent.base.text import nearly_equal
-from agent.job.services import REWARD, addressed
+from agent.job.services import REWARD, addressed, listed_members
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -58,9 +58,15 @@ def unknown_addresses(
     texts: Iterable[str], services: Iterable[ServiceSpec], place: Placeholders
 ) -> list[str]:
     """Return the services that these texts name and whose address is not known."""
-    names = {name for text in texts for name in addressed(text)}
-    known = map(name_in_placeholder, services)
-    return [name for name in known if name in names and name not in place.addresses]
+    texts = [*texts]
+    of_nodes = {name for text in texts for name in addressed(text)}
+    of_members = {name for text in texts for name in listed_members(text)}
+    unknown = []
+    for name in map(name_in_placeholder, services):
+        has_no_node = name in of_nodes and name not in place.addresses
+        if has_no_node or (name in of_members and name not in place.members):
+            unknown.append(name)
+    return unknown
 
 
 def address_problems(
@@ -74,6 +80,15 @@ def address_problems(
     known = {name_in_placeholder(spec): spec for spec in services if spec.argv is not None}
     foreign = {name for name in environ if not name.startswith("AGENT_")}
     for where, text in _texts(settings, command, services, file, environ):
+        for name in dict.fromkeys(listed_members(text)):
+            spec = known.get(name)
+            if spec is None or spec.where.kind != "group":
+                groups = [one for one, spec in known.items() if spec.where.kind == "group"]
+                expected = f"a service in a group: {', '.join(groups) or 'the run has none'}"
+                yield Problem(where, f"{{addresses:{name}}}", expected)
+            elif spec.port is None:
+                expected = "its port in ready.http or ready.tcp"
+                yield Problem(where, f"{{addresses:{name}}}, of a service without a port", expected)
         for name in dict.fromkeys(addressed(text)):
             spec = known.get(name)
             got = f"{{address:{name}}}"
@@ -83,9 +98,10 @@ def address_problems(
             if spec is None:
                 names = ", ".join(known) or "none: this run starts no service"
                 yield Problem(where, f"{got}, an unknown service", f"the name of one: {names}")
-            elif spec.where.kind == "workers":
+            elif spec.where.kind in {"workers", "group"}:
                 expected = "one on the head, on a rank, or on every node (there the node's own)"
-                yield Problem(where, f"{got}, which runs on every worker", expected)
+                runs = f"runs on {spec.where.sentence()}"
+                yield Problem(where, f"{got}, which {runs}", expected)
 
 
 def _texts(

@@ -13,6 +13,8 @@ from msgspec import Meta
 from agent.base.value import Attempt, Count, Port, Timestamp, Value
 
 CONTROL_PATH = "/front"
+LIVE_PATH = "/livez"
+"""Answers on the control port, to whoever asks, as long as the front takes orders."""
 KEY = "AGENT_FRONT_KEY"
 """The variable of the front's environment with the key of its control port."""
 

@@ -2,7 +2,8 @@
 
 A service's GPUs are its own: Ray, the job and other services do not see them, and a recipe does not
 count them. Services take theirs from the end, in the order of their tables, so that each gets the
-same ones again after a restart, and the job's begin with the first.
+same ones again after a restart, and the job's begin with the first. A service of a group takes its
+GPUs as often as they fit: each time one of its members.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from agent.base.value import Value
-from agent.job.services import REWARD, ServiceSpec
+from agent.job.services import MOST_MEMBERS, REWARD, ServiceSpec
 from agent.job.share import gpus_of
 from agent.node.facts import HIP, chosen_devices, device_variables
 
@@ -37,7 +38,23 @@ class GpuSplit(Value):
     @property
     def waits_for_rank(self) -> bool:
         """Return whether only the head's reply shows which services take GPUs here."""
-        return self.rank is None and any(spec.where.kind == "rank" for spec in self.services)
+        return self.rank is None and any(spec.where.is_by_rank for spec in self.services)
+
+    @property
+    def fits(self) -> dict[str, int]:
+        """Return how many members of each service of a group a node like this one has.
+
+        They have what the services on every node, or on the workers, leave.
+        """
+        others = [s for s in self.services if s.where.includes(None, is_head=False)]
+        free = len(self.devices) - sum(spec.gpus for spec in others)
+        fits = {spec.name: free // spec.gpus for spec in self.services if spec.has_members}
+        return {name: max(0, min(count, MOST_MEMBERS)) for name, count in fits.items()}
+
+    def members(self, specs: Iterable[ServiceSpec]) -> tuple[ServiceSpec, ...]:
+        """Return what runs of these services on a node like this one, where they run."""
+        fits = self.fits
+        return tuple(one for spec in specs for one in spec.members(fits.get(spec.name, 1)))
 
     def of_services(self, rank: int | None = None) -> dict[str, tuple[str, ...]]:
         """Return the GPUs of each service here; fewer than it asks for where they are too few."""
@@ -55,8 +72,8 @@ class GpuSplit(Value):
 
     def count_for(self, rank: int | None, *, is_head: bool) -> int:
         """Return the job's GPUs of a node with as many GPUs as this one."""
-        places = (spec for spec in self.services if spec.where.includes(rank, is_head=is_head))
-        return max(0, len(self.devices) - sum(spec.gpus for spec in places))
+        there = self._of_rank(rank, is_head=is_head)
+        return max(0, len(self.devices) - sum(spec.gpus for spec in there))
 
     def job_indexes(self, rank: int | None = None) -> frozenset[int] | None:
         """Return the job's GPUs by number; None if no service here has any."""
@@ -66,6 +83,12 @@ class GpuSplit(Value):
 
     def fault(self, rank: int | None = None) -> tuple[str, str]:
         """Return the table and key that ask for more GPUs than are here, and why; or empty."""
+        own = self._own(rank)
+        for spec in self.services:
+            is_here = spec.where.includes(own, is_head=self.is_head)
+            if is_here and self.fits.get(spec.name) == 0:
+                got = f"{spec.gpus}, on a node with {len(self.devices)} GPU(s)"
+                return f"[services.{spec.name}] gpus", got
         asked = 0
         for spec in self._here(rank):
             asked += spec.gpus
@@ -90,9 +113,12 @@ class GpuSplit(Value):
         nothing = "-1" if HIP in self.variables else ""
         return dict.fromkeys(self.variables, ",".join(devices) or nothing)
 
-    def _here(self, rank: int | None) -> list[ServiceSpec]:
-        own = self._own(rank)
-        return [spec for spec in self.services if spec.where.includes(own, is_head=self.is_head)]
+    def _here(self, rank: int | None) -> tuple[ServiceSpec, ...]:
+        return self._of_rank(self._own(rank), is_head=self.is_head)
+
+    def _of_rank(self, rank: int | None, *, is_head: bool) -> tuple[ServiceSpec, ...]:
+        specs = (spec for spec in self.services if spec.where.includes(rank, is_head=is_head))
+        return self.members(specs)
 
     def _own(self, rank: int | None) -> int | None:
         return rank if self.rank is None else self.rank

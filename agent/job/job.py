@@ -25,6 +25,7 @@ from agent.frameworks.recipe import (
     choose,
 )
 from agent.job.checkpoints import CheckpointOwner
+from agent.job.groups import TRAINER
 from agent.node.facts import UploadSize
 from agent.settings.jobs import RecipeInfo
 from agent.settings.rules import reward_choice
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from agent.base.versions import Version
+    from agent.job.groups import NodeGroup
     from agent.job.services import Placeholders
     from agent.node.facts import Framework
     from agent.settings.model import Settings
@@ -42,12 +44,15 @@ _ADAPTERS = "AGENT_LORA_RANK"
 _USUAL_RANK = 32
 COMMAND = "command"  # The name of a job given as a command after `--`
 _SIZES = ("nodes", "gpus_per_node", "total_gpus")
+_OF_TRAINER = (f"nodes:{TRAINER}", f"gpus:{TRAINER}")
 PLACEHOLDERS = (*_SIZES, "head_ip", "reward_url", "log_dir", "attempt", "checkpoints")
 NUMBERS = (*_SIZES, "attempt", "master_port")
 """Those that a command can compute with: `{nodes-1}`, `{total_gpus/2}`."""
 
 
-_BRACES = re.compile(r"\{(\w+)\}|(?<!\$)\{(" + "|".join(NUMBERS) + r")([-+*/])(\d{1,9})\}")
+_OF_GROUP = r"(?:nodes|gpus):[A-Za-z0-9-]+"
+_COMPUTED = "|".join([*NUMBERS, _OF_GROUP])
+_BRACES = re.compile(rf"\{{(\w+|{_OF_GROUP})\}}|(?<!\$)\{{({_COMPUTED})([-+*/])(\d{{1,9}})\}}")
 """A placeholder, or one with a number; `${nodes-1}` is a shell's."""
 _NONE: Mapping[str, str] = {}
 
@@ -105,7 +110,7 @@ def fill(  # noqa: PLR0913 - all that is filled in
         "attempt": str(attempt),
         "checkpoints": checkpoints,
     }
-    known = [place.fill_addresses(word) for word in argv]
+    known = [filled for word in argv for filled in place.words(word)]
     return fill_words(known, {**values, **of_launcher})
 
 
@@ -143,7 +148,9 @@ def _computed(text: str, value: int, sign: str, number: int) -> int:
     return result
 
 
-def fill_expected(argv: Iterable[str], nodes: int, gpus: int) -> list[str]:
+def fill_expected(
+    argv: Iterable[str], nodes: int, gpus: int, groups: Iterable[NodeGroup] = ()
+) -> list[str]:
     """Fill in the sizes, if so many nodes join that have so many GPUs each.
 
     Those of GPUs stay if this machine has none: the nodes may be others. Raises MisfitError.
@@ -151,13 +158,21 @@ def fill_expected(argv: Iterable[str], nodes: int, gpus: int) -> list[str]:
     values = {"nodes": str(nodes)}
     if gpus:
         values |= {"gpus_per_node": str(gpus), "total_gpus": str(nodes * gpus)}
-    return fill_words(argv, values)
+    of_groups = {group.name: (group.nodes, group.nodes * gpus) for group in groups}
+    of_groups[TRAINER] = (nodes, nodes * gpus)
+    return fill_words(argv, {**values, **group_sizes(of_groups)})
+
+
+def group_sizes(of_groups: Mapping[str, tuple[int, int]]) -> dict[str, str]:
+    """Return the values of `{nodes:GROUP}` and `{gpus:GROUP}`; no GPUs are none that are known."""
+    values = {f"nodes:{name}": str(nodes) for name, (nodes, _) in of_groups.items()}
+    return values | {f"gpus:{name}": str(gpus) for name, (_, gpus) in of_groups.items() if gpus}
 
 
 def is_sized(job: Job) -> bool:
     """Return whether the command depends on the number of nodes or GPUs."""
     found = (match[1] or match[2] for word in job.argv for match in _BRACES.finditer(word))
-    return job.recipe is not None or not {*found}.isdisjoint(_SIZES)
+    return job.recipe is not None or not {*found}.isdisjoint((*_SIZES, *_OF_TRAINER))
 
 
 def prints_steps(job: Job) -> bool:

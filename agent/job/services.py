@@ -22,11 +22,13 @@ from agent.base.text import in_url, own_command
 from agent.base.value import Count, Seconds, Value
 from agent.frameworks import recipe_of
 from agent.frameworks.framework import DEFAULT_DIALECT
+from agent.job.front_protocol import LIVE_PATH
+from agent.job.groups import NodeGroup
 from agent.settings.jobs import recipe_info
 from agent.settings.rules import BUNDLED, JUDGE, is_hub_id, is_url, reward_choice, reward_port
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Collection, Iterable, Iterator
 
     from agent.base.fields import Sample
     from agent.base.ports import Ports
@@ -37,13 +39,19 @@ _SERVICE_READY_AGAIN = 120.0  # From a restart of a service to its readiness.
 NODE_IP = "{node_ip}"  # Placeholder for a node's address
 HEAD_IP = "{head_ip}"  # Placeholder for the head's address
 
-NODE_PLACEHOLDERS = ("node_ip", "head_ip", "rank", "log_dir")
+NODE_PLACEHOLDERS = ("node_ip", "head_ip", "rank", "log_dir", "port")
 SHELL = ("/bin/sh", "-c")
 _INERT = re.compile(r"[\w./:,@%+=-]+|\[[0-9A-Fa-f:]+\]|\{\w+\}")  # also an unknown value's name
 _OF_SERVICE = r"address:[A-Za-z0-9-]+"
+_OF_MEMBERS = r"addresses:[A-Za-z0-9-]+(?:\|url)?(?:\|space|\|json)?"
+_OF_SERVICES = rf"{_OF_SERVICE}|{_OF_MEMBERS}"
 _OF_NODE = "|".join(NODE_PLACEHOLDERS)
-_PLACEHOLDER = re.compile(rf"(?<!\$)(//)?\{{({_OF_NODE}|{_OF_SERVICE})\}}(:\d)?")
-_ADDRESS = re.compile(rf"(?<!\$)(//)?\{{({_OF_SERVICE})\}}(:\d)?")
+_PLACEHOLDER = re.compile(
+    rf"(?<!\$)(//)?\{{({_OF_NODE}|{_OF_SERVICES})\}}(:(?:\d|(?=\{{port\}})))?"
+)
+_ADDRESS = re.compile(rf"(?<!\$)(//)?\{{({_OF_SERVICES})\}}(:\d)?")
+_LIST = re.compile(rf"\{{({_OF_MEMBERS})\}}")
+GIVEN_PORT = "{port}"  # Placeholder for the port that the agent gives a service
 
 
 def service_log(name: str) -> str:
@@ -59,25 +67,39 @@ def step_log(name: str) -> str:
 class Where(Value):
     """The nodes on which something runs."""
 
-    kind: Literal["head", "every", "workers", "rank"] = "head"
+    kind: Literal["head", "every", "workers", "rank", "group"] = "head"
     rank: int | None = None
+    group: str = ""  # the name of the group
+    nodes: int = 1  # of a group, which has the ranks from `rank` on
+
+    @property
+    def ranks(self) -> range:
+        """Return the ranks of its nodes, where the place has any."""
+        return range(0) if self.rank is None else range(self.rank, self.rank + self.nodes)
 
     def includes(self, rank: int | None, *, is_head: bool) -> bool:
         """Return whether a node is one of them."""
-        if self.kind == "rank":
-            return rank == self.rank
+        if self.is_by_rank:
+            return rank in self.ranks
         return self.kind == "every" or is_head == (self.kind == "head")
+
+    @property
+    def is_by_rank(self) -> bool:
+        """Return whether a node's rank says that it is one of them."""
+        return self.kind in {"rank", "group"}
 
     def meets(self, other: Where) -> bool:
         """Return whether a node may be in both."""
-        if self.kind == other.kind:
-            return self.rank == other.rank
-        pair = {self.kind, other.kind}
-        return pair not in ({"head", "workers"}, {"head", "rank"})
+        if self.is_by_rank and other.is_by_rank:
+            return not {*self.ranks}.isdisjoint(other.ranks)
+        kinds = {self.kind, other.kind}
+        return len(kinds) == 1 or "every" in kinds or "head" not in kinds
 
     def sentence(self) -> str:
         """Return the nodes in words."""
         names = {"head": "the head", "every": "every node", "workers": "the workers"}
+        if self.kind == "group":
+            return f"the group {self.group}"
         return names.get(self.kind, f"rank {self.rank}")
 
 
@@ -94,6 +116,9 @@ class Placeholders(Value):
     log_dir: str = "{log_dir}"
     addresses: Mapping[str, str] = field(default_factory=dict)
     """Those of nodes by the service that runs there, as far as they are known."""
+    members: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """The `host:port` of each member by the service, as far as they are known."""
+    port: str = GIVEN_PORT  # the one that the agent gives a service
 
     def fill(self, text: str) -> str:
         """Fill in the placeholders; `${…}` of a shell stays.
@@ -103,8 +128,15 @@ class Placeholders(Value):
         return self._fill(text, str)
 
     def fill_addresses(self, text: str) -> str:
-        """Fill in `{address:NAME}` alone."""
+        """Fill in `{address:NAME}` and `{addresses:NAME}` alone."""
         return self._fill(text, str, _ADDRESS)
+
+    def words(self, word: str) -> list[str]:
+        """Fill in the addresses of one word: it is several where it is a list with spaces."""
+        match = _LIST.fullmatch(word)
+        filled = self.fill_addresses(word)
+        is_list = match is not None and word.endswith("|space}") and filled != word
+        return filled.split() if is_list else [filled]
 
     def shell_command(self, script: str) -> list[str]:
         """Return the argv that runs a shell script with the placeholders filled in.
@@ -132,8 +164,12 @@ class Placeholders(Value):
             before = match[1] or ""
             after = match[3] or ""
             kind, _, service = match[2].partition(":")
-            if service and service not in self.addresses:
+            service, *forms = service.split("|")
+            known = self.members if kind == "addresses" else self.addresses
+            if service and service not in known:
                 return match[0]
+            if kind == "addresses":
+                return f"{before}{shown(_list_text(self.members[service], forms))}{after}"
             value = self.addresses[service] if service else getattr(self, kind)
             if before or after:
                 value = in_url(value)
@@ -142,9 +178,29 @@ class Placeholders(Value):
         return pattern.sub(value_of, text)
 
 
+def _list_text(members: Iterable[str], forms: Collection[str]) -> str:
+    """Return a list of `host:port` in the form that a framework takes."""
+    if "url" in forms:
+        members = [f"http://{member}" for member in members]
+    if "json" in forms:
+        return json.dumps([*members])
+    return (" " if "space" in forms else ",").join(members)
+
+
 def addressed(text: str) -> list[str]:
     """Return the services whose node's address a text has as `{address:NAME}`."""
-    return [match[2].partition(":")[2] for match in _ADDRESS.finditer(text)]
+    return [name for name, is_list in _named(text) if not is_list]
+
+
+def listed_members(text: str) -> list[str]:
+    """Return the services whose members' addresses a text has as `{addresses:NAME}`."""
+    return [name for name, is_list in _named(text) if is_list]
+
+
+def _named(text: str) -> Iterator[tuple[str, bool]]:
+    for match in _ADDRESS.finditer(text):
+        kind, _, service = match[2].partition(":")
+        yield service.partition("|")[0], kind == "addresses"
 
 
 PREPARE = "AGENT_PREPARE"
@@ -178,6 +234,11 @@ class PrepareStep(Value):
     def addressed(self) -> tuple[str, ...]:
         """Return the services whose node's address its command has."""
         return tuple(dict.fromkeys(addressed(self.command)))
+
+    @property
+    def listed_members(self) -> tuple[str, ...]:
+        """Return the services whose members' addresses its command has."""
+        return tuple(dict.fromkeys(listed_members(self.command)))
 
     def argv(self, place: Placeholders) -> list[str]:
         """Return the command that runs it on a node."""
@@ -271,6 +332,63 @@ class LogPattern(Value):
     pattern: str
 
 
+Weights = Literal["sglang", "prime-rl", "nccl"]
+"""How a trainer updates an engine's weights: by requests with a folder, as those of SGLang or of
+prime-rl, or by NCCL, where only the trainer can.
+"""
+FRONTED = frozenset({"sglang", "prime-rl"})
+"""Those that the agent can send an engine again: its members stand behind a front."""
+MOST_MEMBERS = 16
+"""Of one service on a node."""
+_FRONT = "-front"
+_FRONT_READY = 60.0  # For its start, on a machine where everything starts.
+_FRONT_RESTARTS = 10
+_MEMBER = "."  # between the name of a service, which has no dot, and the number of its member
+
+
+def service_of(name: str) -> str:
+    """Return the service of a member's name; any other name is that of a service."""
+    return name.partition(_MEMBER)[0]
+
+
+def front_port(spec: ServiceSpec, rank: int, index: int) -> int:
+    """Return the port of the front behind which a member of a service stands."""
+    return spec.front + (rank - (spec.where.rank or 0)) * MOST_MEMBERS + index
+
+
+def control_port(spec: ServiceSpec) -> int:
+    """Return the port, on the head's loopback, on which the agent reaches a service's front."""
+    return front_port(spec, spec.where.rank or 0, spec.where.nodes * MOST_MEMBERS)
+
+
+def front_of(spec: ServiceSpec) -> ServiceSpec:
+    """Return the service on the head that is the front of another one."""
+    control = control_port(spec)
+    argv = own_command(
+        sys.executable,
+        "front",
+        *("--dialect", spec.weights or "", "--control-port", str(control)),
+        *("--host", f"{NODE_IP},{_LOOPBACK}", "--state", f"{{log_dir}}/{spec.name}-front.json"),
+    )
+    return ServiceSpec(
+        name=f"{spec.name}{_FRONT}",
+        asked="",
+        argv=tuple(argv),
+        ready=HttpProbe(f"http://{_LOOPBACK}:{control}{LIVE_PATH}"),
+        within=_FRONT_READY,
+        deadline_variable="fixed",
+        restarts=_FRONT_RESTARTS,
+        port=control,
+        bind=f"{_LOOPBACK}; from {spec.front} on, one port a member: {NODE_IP} and {_LOOPBACK}",
+        is_front=True,
+    )
+
+
+def member_index(name: str) -> int:
+    """Return the number of a member on its node, by its name."""
+    return int(name.partition(_MEMBER)[2] or 0)
+
+
 Readiness = ScoringProbe | HttpProbe | TcpProbe | LogPattern
 
 
@@ -308,6 +426,41 @@ class ServiceSpec(Value):
     gpus: int = 0  # The GPUs of its node that only it sees
     router: str = ""  # The URL of the router that passes the job's requests on to it
     secrets: tuple[str, ...] = ()  # Variables with secrets that only it has in its environment
+    weights: Weights | None = None  # How the trainer updates its weights; None: they never change
+    front: int = 0  # The first port of its front on the head, which has one for each member
+    is_front: bool = False  # It is the front of another service
+
+    @property
+    def has_members(self) -> bool:
+        """Return whether it runs as often as fits on each of its nodes."""
+        return self.where.kind == "group" and self.gpus > 0
+
+    @property
+    def takes_port(self) -> bool:
+        """Return whether the agent gives it a port."""
+        texts = (*(self.argv or ()), *(text for _, text in self.env))
+        return any(GIVEN_PORT in text for text in texts)
+
+    def members(self, count: int) -> tuple[ServiceSpec, ...]:
+        """Return what runs of it on a node where it fits so many times."""
+        if not self.has_members:
+            return (self,)
+        return tuple(self.member(index) for index in range(count))
+
+    def names(self, count: int) -> tuple[str, ...]:
+        """Return the names of what runs of it on such a node."""
+        if not self.has_members:
+            return (self.name,)
+        return tuple(f"{self.name}{_MEMBER}{index}" for index in range(count))
+
+    def member(self, index: int) -> ServiceSpec:
+        """Return one of its members on a node: with its own name, log and port."""
+        port = self.port
+        ready = self.ready
+        if port is not None and self.takes_port:
+            port += index
+            ready = replace(ready, port=port) if isinstance(ready, TcpProbe) else ready
+        return replace(self, name=f"{self.name}{_MEMBER}{index}", port=port, ready=ready)
 
     @property
     def asked_again(self) -> LivenessCheck | None:
@@ -324,8 +477,16 @@ class ServiceSpec(Value):
     @property
     def addressed(self) -> tuple[str, ...]:
         """Return the services whose node's address its command, environment or router has."""
-        texts = [*(self.argv or ()), *(text for _, text in self.env), self.router]
-        return tuple(dict.fromkeys(name for text in texts for name in addressed(text)))
+        return tuple(dict.fromkeys(name for text in self._texts for name in addressed(text)))
+
+    @property
+    def listed_members(self) -> tuple[str, ...]:
+        """Return the services whose members' addresses they have."""
+        return tuple(dict.fromkeys(name for text in self._texts for name in listed_members(text)))
+
+    @property
+    def _texts(self) -> list[str]:
+        return [*(self.argv or ()), *(text for _, text in self.env), self.router]
 
     @property
     def remedy(self) -> str:
@@ -339,13 +500,18 @@ class ServiceSpec(Value):
     def command(self, place: Placeholders) -> list[str]:
         """Return its argv on a node; not for external services."""
         assert self.argv is not None  # noqa: S101 - asked only where there is one
+        place = self.place(place)
         if self.argv[:2] == SHELL:
             return place.shell_command(self.argv[2])
         return [place.fill(word) for word in self.argv]
 
     def environment(self, place: Placeholders) -> dict[str, str]:
         """Return its own environment variables."""
-        return {name: place.fill(text) for name, text in self.env}
+        return {name: self.place(place).fill(text) for name, text in self.env}
+
+    def place(self, place: Placeholders) -> Placeholders:
+        """Return the placeholders with its own port, where the agent gives it one."""
+        return replace(place, port=str(self.port)) if self.takes_port and self.port else place
 
 
 def reward_service(
@@ -403,6 +569,11 @@ def reward_service(
     )
 
 
+def service_only_ranks(services: Iterable[ServiceSpec]) -> frozenset[int]:
+    """Return the ranks of nodes that only run a service and do not join Ray."""
+    return frozenset(rank for spec in services if spec.alone for rank in spec.where.ranks)
+
+
 def reward_url(services: Iterable[ServiceSpec], place: Placeholders) -> str:
     """Return the reward URL for jobs, or ''; `place` is the reward server's node."""
     return next((place.fill(spec.url) for spec in services if spec.url), "")
@@ -426,6 +597,7 @@ class ServicesFile(Value):
 
     services: tuple[ServiceSpec, ...] = ()
     steps: tuple[PrepareStep, ...] = ()
+    groups: tuple[NodeGroup, ...] = ()
     reward: str | None = None
     """AGENT_REWARD as `[services.reward]` sets it: a command or `builtin`; None without it."""
     reward_fields: Mapping[str, Any] = field(default_factory=dict)

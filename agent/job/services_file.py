@@ -1,4 +1,4 @@
-"""Reads the TOML file of AGENT_SERVICES: services and prepare steps.
+"""Reads the TOML file of AGENT_SERVICES: services, prepare steps and groups of nodes.
 
 The problems of all tables are collected, each with file, table and key.
 """
@@ -13,12 +13,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict
 from urllib.parse import urlsplit
 
 from msgspec import Meta, ValidationError
+from msgspec.structs import replace
 
 from agent.base.errors import Problem
 from agent.base.text import is_loopback, parse_toml
 from agent.base.typed import convert
+from agent.job.groups import TRAINER, Lost, NodeGroup
 from agent.job.services import (
     BY_COMMAND,
+    FRONTED,
+    GIVEN_PORT,
     NAMES_IN_AFTER,
     NO_FILE,
     NODE_PLACEHOLDERS,
@@ -33,6 +37,7 @@ from agent.job.services import (
     ServicesFile,
     ServiceSpec,
     TcpProbe,
+    Weights,
     Where,
 )
 from agent.node.facts import CUDA, HIP, ROCR
@@ -61,6 +66,13 @@ _RESERVED_NAMES = frozenset(
 )
 """Names of the agent's logs and waits."""
 _ONE_PROBE = "one of http, tcp and log"
+_PLACES: tuple[Literal["head", "every", "workers"], ...] = ("head", "every", "workers")
+_IN_A_GROUP = "a service in a group: its `where` names one"
+_RESTARTS_OF_MEMBER = 10
+"""Within the time after which they are forgotten: the trainer goes on without a member."""
+_FIRST_GIVEN_PORT = 31_000
+_PORTS_OF_SERVICE = 64
+"""The ports that `{port}` is: of the first service these and the next 63, and so on."""
 
 
 # --- the keys of the tables -----------------------------------------------------------------------
@@ -73,11 +85,19 @@ _Number = Annotated[int, Meta(ge=0, le=1000)]
 class _File(TypedDict, total=False):
     services: dict[str, Table]
     prepare: dict[str, Table]
+    groups: dict[str, Table]
+
+
+class _Group(TypedDict, total=False):
+    nodes: Annotated[int, Meta(ge=1, le=10_000)]
+    ray: bool
+    min: Annotated[int, Meta(ge=1, le=100_000)]
+    lost: Lost
 
 
 class _Ready(TypedDict, total=False):
     http: _Text
-    tcp: Annotated[int, Meta(ge=1, le=65_535)]
+    tcp: Annotated[int, Meta(ge=1, le=65_535)] | str
     log: _Text
     body: _Text
     expect: _Text
@@ -129,8 +149,9 @@ _PLACEHOLDERS_OF_ASK = ("query", "prompt", "answer", "label")
 
 
 class _Service(_Reward, total=False):
-    where: Annotated[str, Meta(pattern="^(head|every|workers|rank [0-9]{1,5})$")]
+    where: Annotated[str, Meta(pattern=rf"^(rank [0-9]{{1,5}}|{_NAME.pattern})$")]
     router: Annotated[str, Meta(pattern=r"\Ahttps?://[^\s/]+/?\Z")]
+    weights: Weights
 
 
 class _Step(TypedDict, total=False):
@@ -157,6 +178,7 @@ def parse(text: str, path: str, settings: Settings) -> tuple[ServicesFile, list[
     tables = reader.read("", data, _File)
     services = tables.get("services", {})
     steps = tables.get("prepare", {})
+    groups = reader.groups(tables.get("groups", {}))
     reader.check_names("services", services, ())
     reader.check_names("prepare", steps, services)
 
@@ -175,6 +197,8 @@ def parse(text: str, path: str, settings: Settings) -> tuple[ServicesFile, list[
 
     # The other services, and the steps.
     specs = tuple(reader.service(name, table) for name, table in services.items())
+    specs = tuple(reader.with_given_port(at, spec) for at, spec in enumerate(specs))
+    reader.check_groups(groups, specs)
     prepared = []
     for name, table in steps.items():
         fields = reader.read(f"[prepare.{name}] ", table, _Step, ["command"])
@@ -193,7 +217,7 @@ def parse(text: str, path: str, settings: Settings) -> tuple[ServicesFile, list[
         reader.problems.append(Problem(both, "a reward server in each", "one of the two"))
 
     command = None if reward is None else reward.pop("command", "builtin")
-    file = ServicesFile(specs, tuple(prepared), command, reward or {}, ask)
+    file = ServicesFile(specs, tuple(prepared), groups, command, reward or {}, ask)
     return file, reader.problems
 
 
@@ -216,6 +240,60 @@ class _Reader:
                 self.report(where, f"the name {name!r}", "letters, digits and dashes")
             elif name.lower() in _RESERVED_NAMES or name in taken:
                 self.report(where, f"the name {name!r}, which is taken", "another name")
+
+    def groups(self, tables: Mapping[str, Table]) -> tuple[NodeGroup, ...]:
+        """Read the groups; their names are those of places, too."""
+        groups = []
+        for name, table in tables.items():
+            where = f"[groups.{name}]"
+            if not _NAME.fullmatch(name):
+                self.report(where, f"the name {name!r}", "letters, digits and dashes")
+            elif name in {*_PLACES, TRAINER}:
+                self.report(where, f"the name {name!r}, which is taken", "another name")
+            fields = self.read(f"{where} ", table, _Group, ["nodes"])
+            groups.append(NodeGroup(name, **{"nodes": 1, **fields}))
+        return tuple(groups)
+
+    def check_groups(self, groups: tuple[NodeGroup, ...], specs: tuple[ServiceSpec, ...]) -> None:
+        """Check that each service has a place, and each group something that runs there."""
+        names = {group.name for group in groups}
+        for spec in specs:
+            label = f"[services.{spec.name}]"
+            where = spec.where
+            if where.kind == "group" and where.group not in names:
+                places = ", ".join([*_PLACES, '"rank N"', *sorted(names)])
+                self.report(f"{label} where", f"{where.group!r}", f"one of {places}")
+            if spec.weights is not None and where.kind != "group":
+                self.report(f"{label} weights", f"a service on {where.sentence()}", _IN_A_GROUP)
+            if spec.weights in FRONTED and spec.port is None:
+                got = "no port that the agent knows"
+                self.report(f"{label} ready", got, "ready.http or ready.tcp with the engine's port")
+        for group in groups:
+            own = [spec for spec in specs if spec.where.group == group.name]
+            with_gpus = [spec.name for spec in own if spec.gpus]
+            if not own and not group.ray:
+                got = "a group without a service, whose nodes join no Ray"
+                expected = f'a service with where = "{group.name}", or ray = true'
+                self.report(f"[groups.{group.name}]", got, expected)
+            if len(with_gpus) > 1:
+                got = f"{' and '.join(with_gpus)} with GPUs on each node of {group.name}"
+                expected = "one service with gpus in a group: it has as many members as fit"
+                self.report(f"[services.{with_gpus[1]}] gpus", got, expected)
+
+    def with_given_port(self, at: int, spec: ServiceSpec) -> ServiceSpec:
+        """Return a service with the port that the agent gives it, if it takes one."""
+        names_port = GIVEN_PORT in str(spec.ready) or spec.ready == TcpProbe(0)
+        if spec.takes_port:
+            port = _FIRST_GIVEN_PORT + at * _PORTS_OF_SERVICE
+            ready = TcpProbe(port) if spec.ready == TcpProbe(0) else spec.ready
+            if not names_port:
+                got = "{port} in its command alone"
+                self.report(f"[services.{spec.name}] ready", got, "{port} in ready, too")
+            return replace(spec, port=port, ready=ready)
+        if names_port and spec.argv != (*SHELL, ""):
+            got = "{port}, which its command does not have"
+            self.report(f"[services.{spec.name}] ready", got, "{port} in its command, too")
+        return spec
 
     def read(self, prefix: str, table: Table, kind: type, required: Collection[str] = ()) -> Fields:
         """Return the values that a table sets, ready for use; {} if one of them is wrong."""
@@ -244,8 +322,7 @@ class _Reader:
             except ValueError as error:  # noqa: PERF203 - each is a problem
                 self.report(f"{prefix}{key}", str(fields.pop(key)), str(error))
         if "where" in fields:
-            kind_of_place, _, rank = fields["where"].partition(" ")
-            fields["where"] = Where(kind_of_place, int(rank) if rank else None)
+            fields["where"] = _place(fields["where"])
         if "after" in fields:
             names = (NAMES_IN_AFTER.get(name, name) for name in fields["after"])
             fields["after"] = tuple(dict.fromkeys(names))
@@ -255,10 +332,12 @@ class _Reader:
         """Read one service; what is missing is a problem, and gets a stand-in here."""
         given = self.fields(name, table, _Service, ["command", "ready"])
         command = given.pop("command", "")
-        ready = given.pop("ready", TcpProbe(0))
+        ready = given.pop("ready", LogPattern(""))
         argv = (*SHELL, command)
         variable = f"services.{name}, ready.within"
         fields = {"within": 600.0, "deadline_variable": variable, "bind": BY_COMMAND, **given}
+        if fields.get("where", ON_HEAD).kind == "group":
+            fields = {"restarts": _RESTARTS_OF_MEMBER, **fields}
         return ServiceSpec(name, command, argv, ready, **fields)
 
     def fields(self, name: str, table: Table, kind: type, required: Collection[str] = ()) -> Fields:
@@ -311,6 +390,12 @@ class _Reader:
                 self.report(f"{label} ready.http", given["http"], expected)
         elif given.keys() & {"body", "expect"}:
             self.report(f"{label} ready", "body or expect without http", "ready.http beside it")
+        elif given.get("tcp") == GIVEN_PORT:
+            fields["ready"] = TcpProbe(0)
+        elif isinstance(given.get("tcp"), str):
+            self.report(
+                f"{label} ready.tcp", repr(given["tcp"]), f"a port's number, or {GIVEN_PORT}"
+            )
         elif "tcp" in given:
             fields |= {"ready": TcpProbe(given["tcp"]), "port": given["tcp"]}
         elif "log" in given:
@@ -375,9 +460,17 @@ class _Reader:
             self.report(rows[cycle[0]][0], got, "dependencies without a cycle")
 
 
+def _place(text: str) -> Where:
+    """Return the nodes that a text names: `rank N`, a kind of nodes, or a group."""
+    if text in _PLACES:
+        return Where(text)
+    kind, _, rank = text.partition(" ")
+    return Where("rank", int(rank)) if rank else Where("group", group=kind)
+
+
 def _own_port(url: str) -> int | None:
     """Return the port that a URL names on its own node; raise ValueError if it is no URL."""
-    parts = urlsplit(Placeholders("127.0.0.1", "head", "0", "/").fill(url))
+    parts = urlsplit(Placeholders("127.0.0.1", "head", "0", "/", port="1").fill(url))
     host = parts.hostname or "{"
 
     # A remaining brace is an unknown placeholder.

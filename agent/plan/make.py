@@ -46,7 +46,6 @@ from agent.plan.plan_job import gpus_of_nodes, plan_job, plan_recipe_job
 from agent.plan.plan_services import (
     all_services,
     plan_steps,
-    service_only_ranks,
     with_reward,
 )
 from agent.plan.ray_start import OwnRay
@@ -97,10 +96,15 @@ def make_plan(  # noqa: PLR0913 - all inputs of a plan
     topology = _without_service_nodes(topology, settings, services)
     rank = topology.own_rank
     is_head = topology.is_head
-    here = tuple(spec for spec in services if spec.where.includes(rank, is_head=is_head))
-    possible = tuple(
-        spec for spec in services if spec in here or (rank is None and spec.where.kind == "rank")
+    split = split_gpus(services, settings, facts, environ, rank, is_head=is_head)
+    at_this_rank = tuple(spec for spec in services if spec.where.includes(rank, is_head=is_head))
+    at_any_rank = tuple(
+        spec
+        for spec in services
+        if spec in at_this_rank or (rank is None and spec.where.is_by_rank)
     )
+    here = split.members(at_this_rank)
+    possible = split.members(at_any_rank)
 
     # Which steps come before them?
     node = CheckedNode(facts, settings, topology)
@@ -111,12 +115,11 @@ def make_plan(  # noqa: PLR0913 - all inputs of a plan
 
     # What starts the job's processes, and within which time do they stop?
     budget = stop_budget(settings.stop_grace)
-    split = split_gpus(services, settings, facts, environ, rank, is_head=is_head)
     launch = _launch(node, split, ports, budget)
 
     # What is the job?
     effective = replace(node, settings=with_reward(settings, file))
-    expected = gpus_of_nodes(split, topology, services)
+    expected = gpus_of_nodes(split, topology, services, file.groups)
     recipe = plan_recipe_job(effective, loaded.command, basis, expected)
     job = plan_job(node, loaded.command, recipe, runtime_env, upload)
 
@@ -142,6 +145,7 @@ def make_plan(  # noqa: PLR0913 - all inputs of a plan
         services=here,
         possible_services=possible,
         all_services=services,
+        groups=file.groups,
         budget=budget,
         on_done=on_done,
         caches=caches,
@@ -159,11 +163,15 @@ def make_plan(  # noqa: PLR0913 - all inputs of a plan
 def _without_service_nodes(
     topology: Topology, settings: Settings, services: tuple[ServiceSpec, ...]
 ) -> Topology:
-    """Count no node as a worker that only runs a service, unless the user gave the number."""
+    """Count no node as a worker that only runs a service.
+
+    EXPECTED_WORKERS counts the nodes of groups, and none that has a service of its own rank alone.
+    """
+    alone = work.service_only_ranks(services)
     if settings.expected_workers is not None:
-        return topology
-    workers = topology.expected_workers - len(service_only_ranks(services))
-    return replace(topology, expected_workers=max(0, workers))
+        of_groups = tuple(spec for spec in services if spec.where.kind == "group")
+        alone = work.service_only_ranks(of_groups)
+    return replace(topology, expected_workers=max(0, topology.expected_workers - len(alone)))
 
 
 def _launch(node: CheckedNode, split: GpuSplit, ports: Ports, budget: StopBudget) -> Launch:
@@ -279,7 +287,7 @@ def _findings(
         yield from unasked_framework(plan.job)
     yield from placeholder_slips(_texts_with_placeholders(plan))
     if plan.topology.is_head and plan.job is not None:
-        nodes = plan.topology.expected_workers + 1
+        nodes = plan.trainer_nodes
         yield from unexpanded_variables(plan.job.argv)
         yield from command_sizes(plan.job.argv, nodes, plan.gpus)
     key, asked = plan.gpu_split.fault()
@@ -329,7 +337,7 @@ def _notes(plan: Plan) -> Iterator[str]:
     hours = settings.max_hours
     price = settings.price_per_hour
     if hours is not None and topology.is_head:
-        nodes = topology.expected_workers + 1
+        nodes = plan.nodes
         cost = ""
         if price:
             cost = f", at most ${NodePrice(price).cost(hours, nodes):.2f} for {nodes} node(s)"
@@ -339,6 +347,6 @@ def _notes(plan: Plan) -> Iterator[str]:
     if limit is not None and topology.is_head:
         lasts = "after RunPod has given the price of this pod"
         if price is not None:
-            nodes = topology.expected_workers + 1
+            nodes = plan.nodes
             lasts = f"after {NodePrice(price).hours(limit, nodes):.1f} h of {nodes} node(s)"
         yield f"AGENT_MAX_COST={limit:g}: then the job is stopped, {lasts}"

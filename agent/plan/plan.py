@@ -13,8 +13,16 @@ from agent.base.value import Value
 from agent.checks.finding import Finding, Level
 from agent.job.compile_caches import CompileCaches
 from agent.job.gpu_split import GpuSplit
+from agent.job.groups import NodeGroup
 from agent.job.job import Job
-from agent.job.services import HttpProbe, PrepareStep, ServiceSpec, service_log, step_log
+from agent.job.services import (
+    HttpProbe,
+    PrepareStep,
+    ServiceSpec,
+    service_log,
+    service_only_ranks,
+    step_log,
+)
 from agent.node.facts import Facts
 from agent.plan import environment
 from agent.plan.ray_start import OwnRay
@@ -166,6 +174,7 @@ class Plan(Value):
     services: tuple[ServiceSpec, ...]  # the services of this node
     possible_services: tuple[ServiceSpec, ...]  # with those that its rank may add
     all_services: tuple[ServiceSpec, ...]  # the services of the whole run
+    groups: tuple[NodeGroup, ...]  # of nodes beside the trainer, with their ranks
     budget: StopBudget
     on_done: str
     processes: tuple[PlannedProcess, ...] = ()
@@ -181,6 +190,17 @@ class Plan(Value):
     def joins_cluster(self) -> bool:
         """Return whether this node runs Ray or a share of the job, not only a service."""
         return not self.topology.is_idle and not any(spec.alone for spec in self.services)
+
+    @property
+    def nodes(self) -> int:
+        """Return how many nodes the run has, with those that join no Ray."""
+        return self.topology.expected_workers + 1 + len(service_only_ranks(self.all_services))
+
+    @property
+    def trainer_nodes(self) -> int:
+        """Return how many nodes the job counts: those that join Ray, without those of a group."""
+        in_groups = sum(group.nodes for group in self.groups if group.ray)
+        return self.topology.expected_workers + 1 - in_groups
 
     @property
     def own_ray(self) -> OwnRay | None:

@@ -10,14 +10,15 @@ from msgspec.structs import replace
 from agent.frameworks.recipe import NodeSize
 from agent.job.checkpoints import folder_of
 from agent.job.job import COMMAND, Job, plan_recipe, recipe_input, version_of
+from agent.job.services import service_only_ranks
 from agent.plan.plan import log_root
-from agent.plan.plan_services import service_only_ranks
 from agent.settings.jobs import recipe_info, runs_by_shares
 
 if TYPE_CHECKING:
     from agent.checks.finding import CheckedNode
     from agent.frameworks.recipe import JobBasis
     from agent.job.gpu_split import GpuSplit
+    from agent.job.groups import NodeGroup
     from agent.job.job import RecipeJob
     from agent.job.services import ServiceSpec
     from agent.node.facts import UploadSize
@@ -26,16 +27,23 @@ if TYPE_CHECKING:
 
 
 def gpus_of_nodes(
-    split: GpuSplit, topology: Topology, services: tuple[ServiceSpec, ...]
+    split: GpuSplit,
+    topology: Topology,
+    services: tuple[ServiceSpec, ...],
+    groups: tuple[NodeGroup, ...] = (),
 ) -> tuple[int, ...]:
-    """Return the job's GPUs of the head and of each expected worker, all of them like this node."""
+    """Return the job's GPUs of the head and of each expected worker, all of them like this node.
+
+    The nodes of groups are not the trainer's.
+    """
     head = 0
     if topology.is_head and topology.own_rank is not None:
         head = topology.own_rank
 
     # The workers have the lowest ranks that neither the head nor a node for a service only has.
-    left_out = {head, *service_only_ranks(services)}
-    expected = topology.expected_workers
+    with_ray = [rank for group in groups if group.ray for rank in group.ranks]
+    left_out = {head, *service_only_ranks(services), *with_ray}
+    expected = topology.expected_workers - len(with_ray)
     workers = [rank for rank in range(expected + len(left_out)) if rank not in left_out]
     counts = [split.count_for(rank, is_head=False) for rank in workers[:expected]]
     return (split.count_for(head, is_head=True), *counts)

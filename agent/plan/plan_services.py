@@ -12,7 +12,9 @@ from agent.base.errors import Problem
 from agent.base.ports import DEFAULTS, conflicts_of
 from agent.base.value import MOST_ITEMS
 from agent.job import services as work
+from agent.job.groups import TRAINER, group_of, place_groups
 from agent.plan.listeners import ports_here
+from agent.settings.jobs import runs_by_shares
 from agent.settings.rules import JUDGE
 
 if TYPE_CHECKING:
@@ -21,11 +23,15 @@ if TYPE_CHECKING:
     from agent.base.ports import Ports
     from agent.checks.finding import CheckedNode
     from agent.job.compile_caches import CompileCaches
+    from agent.job.groups import NodeGroup
     from agent.job.services import PrepareStep, ServicesFile, ServiceSpec
     from agent.platforms.resolve import Topology
     from agent.settings.model import Settings
 
 _JUDGE_TABLE = "[services.judge]"
+FIRST_FRONT_PORT = 22_000
+"""Of the fronts on the head: each has a port for each member, and one for the agent."""
+_END_OF_FRONT_PORTS = 31_000
 MOST_ON_ONE_NODE = MOST_ITEMS - 14
 """Of services and prepare steps of a file: a report has as many items, some of them the agent's."""
 _ONLY_HEAD = "head: no agent runs on the nodes of a platform's Ray"
@@ -51,11 +57,30 @@ def with_reward(settings: Settings, file: ServicesFile) -> Settings:
     return settings if file.reward is None else replace(settings, reward=file.reward)
 
 
-def service_only_ranks(services: tuple[ServiceSpec, ...]) -> frozenset[int]:
-    """Return the ranks of nodes that only run a service and do not join Ray."""
-    return frozenset(
-        spec.where.rank for spec in services if spec.alone and spec.where.rank is not None
-    )
+def with_places(file: ServicesFile, topology: Topology) -> ServicesFile:
+    """Return the file with the ranks of each group, and of the services that run there."""
+    if not file.groups:
+        return file
+    groups = place_groups(file.groups, topology.expected_workers + 1)
+    by_name = {group.name: group for group in groups}
+    services: list[ServiceSpec] = []
+    port = FIRST_FRONT_PORT
+    for asked in file.services:
+        spec = _with_place(asked, by_name.get(asked.where.group))
+        if spec.weights in work.FRONTED and spec.where.rank is not None:
+            spec = replace(spec, front=port)
+            services.append(work.front_of(spec))
+            port = work.control_port(spec) + 1
+        services.append(spec)
+    return replace(file, groups=groups, services=tuple(services))
+
+
+def _with_place(spec: ServiceSpec, group: NodeGroup | None) -> ServiceSpec:
+    """Return a service with the ranks of its group; what follows from its loss is the group's."""
+    if group is None:
+        return spec
+    where = replace(spec.where, rank=group.first_rank, nodes=group.nodes)
+    return replace(spec, where=where, alone=not group.ray, essential=False)
 
 
 def plan_steps(
@@ -88,6 +113,7 @@ def service_problems(
     """Yield problems of the services file on this platform."""
     table = f"AGENT_SERVICES={settings.services}"
     yield from _judge_problems(settings, file)
+    yield from _group_problems(settings, topology, file)
     services = all_services(settings, command, file, topology.platform.ports)
     nodes = _known_nodes(settings, topology, services)
     on_one_node = _most_on_one_node(services) + len(file.steps)
@@ -100,6 +126,9 @@ def service_problems(
         name = "reward" if spec.name == work.REWARD else spec.name
         where = f"{table} [services.{name}]"
         yield from _place_problems(spec, topology, nodes, where)
+        if spec.front and work.control_port(spec) >= _END_OF_FRONT_PORTS:
+            got = f"members on {spec.where.nodes} node(s), each with a port of its front"
+            yield Problem(f"{where} weights", got, "fewer nodes in the groups with `weights`")
         if spec.port is not None:
             beside = [other for other in services[:at] if other.where.meets(spec.where)]
             for conflict in _port_conflicts(settings, topology, spec, spec.port, beside):
@@ -111,10 +140,44 @@ def service_problems(
             yield Problem(where, step.where.kind, _ONLY_HEAD)
 
 
+def _group_problems(
+    settings: Settings, topology: Topology, file: ServicesFile
+) -> Iterator[Problem]:
+    """Yield problems of the groups on this platform, and of this node's own."""
+    groups = file.groups
+    nodes = topology.expected_workers + 1
+    in_groups = sum(group.nodes for group in groups)
+    if groups and topology.given_ray is not None:
+        table = f"AGENT_SERVICES={settings.services} [groups.{groups[0].name}]"
+        yield Problem(table, "a group", _ONLY_HEAD)
+    elif runs_by_shares(settings) and any(group.ray for group in groups):
+        with_ray = next(group.name for group in groups if group.ray)
+        table = f"AGENT_SERVICES={settings.services} [groups.{with_ray}] ray"
+        yield Problem(table, "true", "false: no Ray runs where a launcher starts the job")
+    elif groups and in_groups >= nodes:
+        tables = f"AGENT_SERVICES={settings.services} [groups] + EXPECTED_WORKERS"
+        got = f"{in_groups} node(s) in groups, of {nodes} in all"
+        yield Problem(tables, got, "a node for the trainer: EXPECTED_WORKERS counts all workers")
+
+    # Is this node's own group one of them, and the one of its rank?
+    own = settings.group
+    rank = topology.own_rank
+    names = [TRAINER, *(group.name for group in groups)]
+    if own is not None and own not in names:
+        expected = f"one of {', '.join(names)}" if groups else "unset: the run has no groups"
+        yield Problem("AGENT_GROUP", own, expected)
+    elif own is not None and rank is not None and in_groups < nodes:
+        group = group_of(groups, rank)
+        by_rank = TRAINER if group is None else group.name
+        if own != by_rank:
+            got = f"{own} on rank {rank}, which is of {by_rank}"
+            yield Problem("AGENT_GROUP", got, f"{by_rank}, or the groups in the order of the ranks")
+
+
 def _most_on_one_node(services: tuple[ServiceSpec, ...]) -> int:
     """Return how many services may run on one node: those of one rank, and those of no rank."""
-    ranks = Counter(spec.where.rank for spec in services)
-    of_no_rank = ranks.pop(None, 0)
+    ranks = Counter(rank for spec in services for rank in spec.where.ranks[:1])
+    of_no_rank = sum(not spec.where.is_by_rank for spec in services)
     return of_no_rank + max(ranks.values(), default=0)
 
 
@@ -130,7 +193,8 @@ def _known_nodes(
     if not knows_nodes:
         return None
     workers = topology.expected_workers
-    service_only = len(service_only_ranks(services))
+    alone = tuple(spec for spec in services if spec.where.kind == "rank")
+    service_only = len(work.service_only_ranks(alone))  # the nodes of a group are expected ones
     if settings.expected_workers is None:  # some of the expected nodes may only run a service
         return 1 + max(workers, service_only)
     return 1 + workers + service_only

@@ -161,7 +161,8 @@ def _nodes_text(plan: Plan) -> str:
         kinds = Counter(plan.expected_gpus).items()
         size = f": {listed(f'{count} x {gpus}' for gpus, count in kinds)} GPU(s) for the job"
         alike = "".join(f"; {text}" for text in _own_gpus(plan))
-    return f"{topology.expected_workers + 1}{size}{alike}, by {source}"
+    groups = "".join(f"; {group.sentence()}" for group in plan.groups)
+    return f"{plan.nodes}{size}{alike}, by {source}{groups}"
 
 
 def _own_gpus(plan: Plan) -> Iterator[str]:
@@ -186,7 +187,7 @@ def _job_text(plan: Plan) -> str:
         return _cut(shell_line(_sized(plan, job)), _LONGEST_JOB)
 
     # A recipe, by what it was sized for.
-    nodes = f"{plan.topology.expected_workers + 1} node(s) like this one"
+    nodes = f"{plan.trainer_nodes} node(s) like this one"
     if recipe.expected_command is None:
         return f"{job.name} does not fit {nodes}: {recipe.misfit}"
     if job.name == DEFAULT:
@@ -423,7 +424,7 @@ def _job_argv(plan: Plan, job: Job) -> list[str]:
 def _sized(plan: Plan, job: Job) -> list[str]:
     """Return the job's argv with its sizes, if all expected nodes join and are like this one."""
     try:
-        return fill_expected(job.argv, plan.topology.expected_workers + 1, plan.gpus)
+        return fill_expected(job.argv, plan.trainer_nodes, plan.gpus, plan.groups)
     except MisfitError:  # a finding says why
         return list(job.argv)
 

@@ -25,6 +25,8 @@ _SHARE_REPORTS = 8.0  # With torchrun: for every node's report after the job fai
 JOINS_RAY = "Ray on this node to join"
 HEAD = "head"  # on the head its Ray, on a worker the head
 WORKERS = "workers"
+MEMBERS = "members"  # for enough members of a group to serve
+GROUP_NODES = "nodes of a group"  # for the addresses of all of them, which the job gets
 PREPARE = "prepare"
 BEFORE = "before"  # everything that a service or step waits for before it starts
 SUBMIT = "submit"
@@ -92,7 +94,7 @@ def _on_the_head(plan: Plan, before: Mapping[str, float]) -> Iterator[PlannedWai
     for spec in services:
         where = "" if spec.where.kind == "head" else f" on {spec.where.sentence()}"
         yield PlannedWait(spec.name, f"the {spec.name}{where}", spec.within, spec.deadline_variable)
-    if workers or any(spec.where.kind == "rank" for spec in services):
+    if workers or any(spec.where.is_by_rank for spec in services):
         count = f"{workers} worker(s)"
         yield PlannedWait(WORKERS, count, settings.wait_workers, "AGENT_WAIT_WORKERS")
 

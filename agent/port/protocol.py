@@ -45,7 +45,7 @@ from agent.node.figures import Figures
 V = TypeVar("V", bound=Value)
 Name = Annotated[str, Meta(min_length=1, max_length=255)]  # Of a host or pod
 Release = Annotated[str, Meta(max_length=80)]  # Of a program, for example 3.11.7
-VERSION = 12  # The protocol's version; agents of different versions refuse each other
+VERSION = 13  # The protocol's version; agents of different versions refuse each other
 REPORT_PATH = "/report"
 SAMPLE_PATH = "/sample"
 SAMPLE_RUN = "run"
@@ -130,6 +130,9 @@ class Hello(Value):
     job: str = ""  # A digest of the job's command, for a torchrun job
     torch: Release = ""  # The version of torch of that job
     gpus: Gpus = 0  # The GPUs of its share of that job
+    group: str = ""  # Its group, where that is set on its node
+    members: ByName[Count] = field(default_factory=dict)
+    """By service of a group: how many members a node like this one has."""
     facts: Facts | None = None  # Facts about its machine
     clock: Timestamp | None = None  # Its clock when the hello was sent, in seconds since 1970
     findings: Items[Finding] = ()  # The findings of its own checks at its start

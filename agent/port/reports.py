@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, TypeVar
 
 import anyio
@@ -32,7 +33,7 @@ from agent.processes.waiting import Inbox
 from agent.record.log import say
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable
 
     from agent.decisions.shared import Wants
     from agent.port.protocol import Bye, Hello, Reply, Report, WorkerStats
@@ -116,6 +117,8 @@ class Expected(Value):
     torch: str
     services: str
     job: str = ""  # The digest of a torchrun job's command; '' for other jobs
+    ranks_of: Mapping[str, range] = field(default_factory=dict)
+    """The ranks of each group, by its name."""
 
     def refusal_of(self, hello: Hello) -> str:
         """Return why a worker cannot take part, or ''; None or '' is an unknown version."""
@@ -203,14 +206,21 @@ class Reports:
         key: str,
         wants: Wants,
         addresses: Mapping[str, str] | None = None,
+        members: Mapping[str, tuple[str, ...]] | None = None,
         *,
         may_leave: bool = False,
     ) -> None:
         """Send one worker what its node is to run, and whether it may leave.
 
-        `addresses` are those of services on a rank.
+        `addresses` are those of services on a rank, `members` those of services in a group.
         """
-        self._change(key, wants=wants, addresses=addresses or {}, may_leave=may_leave)
+        self._change(
+            key,
+            wants=wants,
+            addresses=addresses or {},
+            members=members or {},
+            may_leave=may_leave,
+        )
 
     def ask(self, key: str, kind: QuestionKind, name: str, at: str = "") -> None:
         """Ask one worker; its answer comes with a report."""
@@ -425,7 +435,7 @@ class Reports:
         self._make_space()
         namesakes = self._namesakes.setdefault((hello.name, hello.rank), [])
         needs_rank = not refusal and hello.rank is None
-        rank = self._assign_rank(hello.name) if needs_rank else None
+        rank = self._assign_rank(hello) if needs_rank else None
         agent = self._agents[key] = _Agent(hello, refusal, rank, ip=report.ip)
         _add(self._by_address, report.ip or None, key)
         _add(self._by_rank, agent.effective_rank, key)
@@ -434,17 +444,34 @@ class Reports:
             self._emit(WorkerIntroduced(key, hello.name, hello.facts, hello.findings))
         return agent
 
-    def _assign_rank(self, name: str) -> int:
-        """Return the rank of a node: its former one, a new one, or at the limit any free one."""
+    def _assign_rank(self, hello: Hello) -> int:
+        """Return the rank of a node: its former one, a new one, or at the limit any free one.
+
+        A node that names its group gets one of the group's, also that of a node that has gone.
+        """
+        names = self._rank_names
         in_use = {agent.rank for agent in self._agents.values()}
-        former = [rank for rank, other in enumerate(self._rank_names, 1) if other == name]
-        new = len(self._rank_names) + 1
+        former = [rank for rank, other in enumerate(names, 1) if other == hello.name]
+        new = next((rank for rank, name in enumerate(names, 1) if not name), len(names) + 1)
         others = [new] if new <= self._most else [*range(1, new)]
+        of_group = self._expected.ranks_of.get(hello.group)
+        if of_group is not None:
+            former = [rank for rank in former if rank in of_group]
+            free = [rank for rank in of_group if rank > len(names) or not names[rank - 1]]
+            gone = {agent.rank for key, agent in self._agents.items() if self._is_gone_from(key)}
+            others = [*free, *(rank for rank in of_group if rank in gone), *others]
+            in_use -= gone
         rank: int = next(rank for rank in former + others if rank not in in_use)
         if rank not in former:
-            self._rank_names[rank - 1 : rank] = [name]
-            self._keep_ranks(tuple(self._rank_names))
+            names.extend([""] * (rank - len(names)))
+            names[rank - 1] = hello.name
+            self._keep_ranks(tuple(names))
         return rank
+
+    def _is_gone_from(self, key: str) -> bool:
+        """Return whether an agent has left its rank, or does not report any more."""
+        agent = self._agents[key]
+        return agent.said_goodbye or self._is_overdue(agent)
 
     def _make_space(self) -> None:
         """At the limit, forget the agent that departed first; raise if none has departed."""
@@ -539,6 +566,7 @@ class Reports:
             answers=report.answers,
             given_rank=agent.rank,
             gpus=agent.hello.gpus,
+            members=agent.hello.members,
             memory=report.memory,
             notice=report.notice,
         )

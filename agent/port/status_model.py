@@ -21,6 +21,7 @@ from agent.base.fields import (
     CLOCK,
     NUMBERS,
     Label,
+    Metric,
     Sample,
     combined,
     count,
@@ -36,6 +37,7 @@ from agent.base.value import Value
 from agent.checks.finding import Finding
 from agent.decisions.head.fleet import NodeState
 from agent.decisions.head.head_state import HeadPhase
+from agent.decisions.head.members import MemberState
 from agent.decisions.receipt import ReceiptStatus
 from agent.decisions.worker.worker_state import WorkerPhase
 from agent.job.series import SeriesPart
@@ -46,6 +48,7 @@ from agent.record.run_folder import OutageRecord
 from agent.record.run_record import AttemptOutcome
 
 if TYPE_CHECKING:
+    from agent.decisions.head.members import GroupMember
     from agent.decisions.shared import Item, ItemReport, Wait
     from agent.diagnosis.advice import Advice
     from agent.node.figures import Figures
@@ -68,13 +71,14 @@ class Reader(Enum):
     LOCAL = "local"  # without a token, on this node
     ANYONE = "anyone"  # without a token, from elsewhere
 
-    def evidence_of(self, known: Item | ItemReport | Wait) -> str:
+    def evidence_of(self, known: Item | GroupMember | ItemReport | Wait) -> str:
         """Return the evidence of an item or a wait; what was printed last is text of a log."""
         return known.evidence if self is Reader.ANYONE else known.in_full
 
 
 Clock = Annotated[float, CLOCK]
 
+_MEMBER_STATES = tuple(state.value for state in MemberState)
 _JOB_STATES = ("not submitted", "pending", "running", "succeeded", "failed", "stopped")
 """Each has a sample, from 0 on."""
 
@@ -298,6 +302,60 @@ class ServiceStatus(Value):
     judge: Annotated[JudgeCost | None, says("what the judge was asked"), CLOCK]
 
 
+class MemberStatus(Value):
+    """One process of a group's service."""
+
+    name: Annotated[str, Label("member")]
+    node: str
+    state: Annotated[
+        str,
+        Metric(
+            "gauge",
+            "member_state",
+            "The state of a group's member; 1 for the current one.",
+            ("group", "service", "member"),
+            one_of(_MEMBER_STATES, "state"),
+        ),
+    ]
+    detail: str
+    restarts: Whole
+    version: Annotated[str, says("of its weights, as its front has sent or seen them")] = ""
+    requests: Annotated[Whole, says("that its front has passed on to it")] = 0
+    errors: Annotated[Whole, says("of these, answered with 5xx or not at all")] = 0
+
+
+class GroupServiceStatus(Value):
+    """A service of a group: how many of its members serve, and the rest."""
+
+    name: Annotated[str, Label("service")]
+    serving: Annotated[
+        Whole,
+        Metric(
+            "gauge",
+            "members_serving",
+            "The members of a group's service that serve.",
+            ("group", "service"),
+        ),
+    ]
+    needed: Whole
+    members: tuple[MemberStatus, ...]
+    short: Annotated[str, says("why too few serve; '' while enough do")] = ""
+    short_since: Annotated[float | None, says("on the run's clock")] = None
+    version: Annotated[str, says("of the trainer's newest weights")] = ""
+    held: Annotated[Whole, says("requests that wait for a member that serves")] = 0
+
+
+class GroupStatus(Value):
+    """A group of nodes beside the trainer."""
+
+    name: Annotated[str, Label("group")]
+    nodes: Whole
+    joined: Annotated[Whole, says("nodes whose agent has reported and is there")]
+    ray: bool
+    lost: Annotated[str, says("what follows when too few members are left")]
+    services: tuple[GroupServiceStatus, ...]
+
+
 class JobStatus(Value):
     """The job, and the number of its attempt."""
 
@@ -467,6 +525,7 @@ class CommonStatus(Value, kw_only=True):
     waits: Annotated[tuple[WaitStatus, ...], _WAITS]
     more_refused: Annotated[Whole, says("refused agents that are not among the nodes")]
     services: tuple[ServiceStatus, ...]
+    groups: tuple[GroupStatus, ...] = ()
     prepare: tuple[ItemStatus, ...]
     outages: tuple[OutageRecord, ...]
     job: JobStatus | None

@@ -550,6 +550,24 @@ def new_key() -> str:
     return secrets.token_hex(_KEY_LENGTH // 2)
 
 
+_FRONT_KEY_FILE = "front.key"
+
+
+def front_key(folder: Path) -> str:
+    """Return the key of the fronts of a run without a token, which a run folder keeps.
+
+    If its disk takes none, it is a new one: fronts that a later agent finds get no more orders.
+    """
+    path = folder / _FRONT_KEY_FILE
+    with suppress(OSError, ValueError):
+        known = read_small(path)
+        if re.fullmatch(_KEY_FORM, known):
+            return known
+    key = new_key()
+    write_atomically(path, key, mode=0o600)
+    return key
+
+
 def write_key(folder: Path, key: str) -> bool:
     """Write the key where only this node's users find it; return whether that worked."""
     return write_atomically(folder / KEY_FILE, key, mode=0o600) is None

@@ -126,7 +126,7 @@ def _environment(
 
     Its command is filled as if all expected nodes were like this one.
     """
-    gpus = [plan.gpus] * (plan.topology.expected_workers + 1)
+    gpus = [plan.gpus] * plan.trainer_nodes
     url = reward_url(plan.all_services, place)
     checkpoints = "" if plan.job is None else plan.job.checkpoints
     argv = fill(question.argv, gpus, place, url, 1, checkpoints, _OF_NODE_LAUNCHER)

@@ -33,6 +33,7 @@ from agent.decisions.head.losses import end_of_attempt
 from agent.decisions.head.service_addresses import (
     addresses_by_rank,
     known_place,
+    members_by_service,
 )
 from agent.decisions.head.wanted import wanted_of
 from agent.decisions.shared import (
@@ -67,6 +68,7 @@ from agent.run.end import end_role, write_outcome_early
 from agent.run.executor import Executor
 from agent.run.failure_bundle import Bundled, make_bundle, parts_of_workers, request_logs
 from agent.run.framework_answer import FrameworkAsker
+from agent.run.front_link import LOOK, FrontLink
 from agent.run.job_runner import HeadView, JobRunner
 from agent.run.job_share import JobShare
 from agent.run.job_steps import StepKeeper
@@ -147,6 +149,11 @@ class HeadAgent:
         self._share = JobShare(
             run, lambda: known_place(self._placeholders, self._state), self._job.pass_on
         )
+        self._status.fronts = {
+            spec.name: FrontLink(run, spec, lambda: self._state, inbox.put)
+            for spec in run.plan.all_services
+            if spec.front
+        }
         self._prober = Prober(run)
         self._all_reduce = all_reduce_runner(run, lambda: self._placeholders)
         self._framework = FrameworkAsker(run, started.env, lambda: self._placeholders)
@@ -305,6 +312,10 @@ class HeadAgent:
         start(stall.run)
         start(watch_silent_workers, self._reports, self._plan.ports, put, self._run.effects)
 
+        # The fronts of groups, and their members.
+        for front in self._status.fronts.values():
+            start(every, LOOK, "an order to a front", front.look)
+
         # Looks at intervals, without which the run goes on.
         status = self._status
         start(every, _RECEIPT_LOOK, "a look at what the run does", status.look_at_run)
@@ -437,13 +448,14 @@ class HeadAgent:
     def _publish_wanted(self, nodes: tuple[str, ...]) -> None:
         """Have nodes run what is wanted of them now."""
         addresses = addresses_by_rank(self._state)
+        members = members_by_service(self._state, self._placeholders.head_ip)
         for node in nodes:
             wants = wanted_of(self._state, node)
             if node == HERE:
                 self._executor.apply(wants)
             else:
                 may_leave = node in self._state.notices.released
-                self._reports.want(node, wants, addresses, may_leave=may_leave)
+                self._reports.want(node, wants, addresses, members, may_leave=may_leave)
 
     async def _persist(self, durable: Durable, *, waits: bool = True) -> None:
         """Write what is durable; `waits` until it is on disk, within a limit."""

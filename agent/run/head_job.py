@@ -20,6 +20,7 @@ from agent.base.ends import Outcome
 from agent.base.text import listed, mib
 from agent.base.value import Value
 from agent.decisions.head.head_state import ProgressKnown
+from agent.decisions.head.members import group_sizes_of
 from agent.decisions.head.probes import slowest_link
 from agent.decisions.shared import JobWant, LogLine, Step
 from agent.diagnosis.end_lines import RunEnd
@@ -27,11 +28,14 @@ from agent.frameworks.recipe import CONFIG, JobBasis, MisfitError, shape_of
 from agent.job import checkpoints
 from agent.job.addresses import unknown_addresses
 from agent.job.checkpoints import resumes_from, step_of
+from agent.job.groups import TRAINER
 from agent.job.job import (
     checkpoint_owner,
     entrypoint,
     fill,
+    group_sizes,
     is_sized_by_links,
+    sizes,
 )
 from agent.job.services import addressed
 from agent.job.share import SharePlace
@@ -268,10 +272,7 @@ class SubmissionMaker:
         attempt = state.attempt.number
         place = replace(placeholders, head_ip=state.ray.head_ip or placeholders.head_ip)
         gpus = [node.gpus for node in state.nodes()]
-        own: Mapping[str, str] = {}
-        if self._plan.share_launcher is not None:
-            here = SharePlace("{rank}", str(len(gpus)), place.head_ip, "")
-            own = self._plan.share_launcher.placeholders(here)
+        own = self._further_values(gpus, place)
         try:
             words = fill(argv, gpus, place, reward_url, attempt, job.checkpoints, own)
         except MisfitError as error:
@@ -291,6 +292,15 @@ class SubmissionMaker:
             size = f"{job.upload.files} file(s), {mib(job.upload.size)}"
             messages.append(LogLine(f"uploading {runtime_env['working_dir']} to Ray: {size}"))
         return Submission(line, runtime_env, tuple(messages), self._basis, secrets, file)
+
+    def _further_values(self, gpus: list[int], place: Placeholders) -> Mapping[str, str]:
+        """Return the values of a launcher's placeholders, and of those of groups."""
+        own: Mapping[str, str] = {}
+        if self._plan.share_launcher is not None:
+            here = SharePlace("{rank}", str(len(gpus)), place.head_ip, "")
+            own = self._plan.share_launcher.placeholders(here)
+        of_groups = {TRAINER: (sizes(gpus)[0], sum(gpus)), **group_sizes_of(self._state)}
+        return {**own, **group_sizes(of_groups)}
 
     async def _size_recipe(
         self, job: Job, recipe: RecipeJob

@@ -13,14 +13,14 @@ from agent.base import times
 from agent.base.text import listed, map_texts
 from agent.checks.finding import Level, group_findings
 from agent.decisions.head import head_decide as head
-from agent.decisions.head import shares
+from agent.decisions.head import members, shares
 from agent.decisions.head.boot_waits import service_title
 from agent.decisions.head.fleet import Worker
 from agent.decisions.head.head_decide import is_worker_needed
 from agent.decisions.head.head_state import HeadPhase, WorkerReported
 from agent.decisions.shared import HERE, QuestionKind, StopAsked
 from agent.decisions.stall import Stalled
-from agent.job.services import REWARD, digest
+from agent.job.services import REWARD, digest, front_port
 from agent.plan import waits as planned
 from agent.plan.plan import AGENT_LOG, JOB_LOG, RAY_LOG, log_files, versions
 from agent.plan.show import what_runs
@@ -31,11 +31,14 @@ from agent.port.status_model import (
     AdviceStatus,
     FindingsStatus,
     GpuHistoryStatus,
+    GroupServiceStatus,
+    GroupStatus,
     HeadStatus,
     ItemStatus,
     JobStatus,
     LogPart,
     MachineStatus,
+    MemberStatus,
     NodesFinding,
     NodeStatus,
     PartStatus,
@@ -72,9 +75,12 @@ if TYPE_CHECKING:
     from agent.decisions.shared import Item
     from agent.diagnosis.advice import Advice
     from agent.diagnosis.searched_log import Log
+    from agent.job.groups import NodeGroup
     from agent.job.series import SeriesPart
+    from agent.job.services import ServiceSpec
     from agent.plan.plan import Plan
     from agent.port.protocol import WorkerStats
+    from agent.run.front_link import FrontLink
     from agent.run.node_run import NodeRun
     from agent.run.run_store import RunStore
 
@@ -169,7 +175,8 @@ async def make_key(folder: Path) -> str:
 def make_expected(plan: Plan, store: RunStore) -> Expected:
     """Return what workers must agree on: versions, services, and torchrun's command."""
     job = "" if plan.share_launcher is None else store.durable.fingerprint
-    return Expected(*versions(plan), digest(plan.all_services, plan.steps), job)
+    ranks_of = {group.name: group.ranks for group in plan.groups}
+    return Expected(*versions(plan), digest(plan.all_services, plan.steps), job, ranks_of)
 
 
 def count_possible_callers(plan: Plan, sockets: Sequence[socket.socket], state: HeadState) -> int:
@@ -223,6 +230,7 @@ class RunStatus:
         self.job_lines = JobLines(run.redactor.clean, run.now)
         self.stalls: tuple[Finding, ...] = ()  # findings about attempts that showed no sign of work
         self.worker_stats: Mapping[str, WorkerStats] = {}  # from workers' reports, by agent
+        self.fronts: Mapping[str, FrontLink] = {}  # by service
         self.receipt = RunReceipt(run, store, get_state, lambda: self.job_lines.progress)
         self.machines = MachineWatch(run, get_state, lambda: self.job_lines.progress)
         self.command = ""  # of the present attempt, as a shell command, once it is submitted to Ray
@@ -306,6 +314,7 @@ class RunStatus:
                 self._service(state, key, item, now, reader)
                 for key, item in state.services.by_key.items()
             ),
+            groups=tuple(self._group(state, group, reader) for group in state.goal.groups),
             prepare=tuple(
                 ItemStatus(name, item.step.value, reader.evidence_of(item))
                 for (_, name), item in state.steps.by_key.items()
@@ -451,6 +460,60 @@ class RunStatus:
             outage_since=None if since is None else round(since, 1),
             latency=None if stats is None else stats.latencies.get(name),
             judge=judge,
+        )
+
+    def _group(self, state: HeadState, group: NodeGroup, reader: Reader) -> GroupStatus:
+        nodes = members.nodes_of(state, group.ranks).values()
+        return GroupStatus(
+            name=group.name,
+            nodes=group.nodes,
+            joined=sum(not (worker.has_left or worker.silent) for worker in nodes),
+            ray=group.ray,
+            lost=group.lost,
+            services=tuple(
+                self._group_service(state, group, spec, reader)
+                for spec in members.services_of(state, group)
+            ),
+        )
+
+    def _group_service(
+        self, state: HeadState, group: NodeGroup, spec: ServiceSpec, reader: Reader
+    ) -> GroupServiceStatus:
+        own = members.members_of(state, spec)
+        missing = members.missing_ranks(state, spec)
+        front = self.fronts.get(spec.name)
+        seen = None if front is None else front.status
+        by_port = {} if seen is None else {one.port: one for one in seen.members}
+
+        rows = []
+        for member in own:
+            port = front_port(spec, member.rank, member.index)
+            traffic = by_port.get(port)
+            worker = state.fleet.workers[member.key[0]]
+            rows.append(
+                MemberStatus(
+                    name=member.key[1],
+                    node=worker.name,
+                    state=member.state.value,
+                    detail=reader.evidence_of(member),
+                    restarts=member.generation - 1,
+                    version="" if member.seen is None else member.seen.version,
+                    requests=0 if traffic is None else traffic.requests,
+                    errors=0 if traffic is None else traffic.errors,
+                )
+            )
+
+        short = state.groups.short.get(spec.name)
+        is_all = reader is not Reader.ANYONE
+        return GroupServiceStatus(
+            name=spec.name,
+            serving=sum(member.state is members.MemberState.SERVING for member in own),
+            needed=members.needed(group, own, missing),
+            members=tuple(rows),
+            short="" if short is None else members.shortage(state, group, spec, in_full=is_all),
+            short_since=None if short is None else round(short.since, 1),
+            version=state.groups.versions.get(spec.name, ""),
+            held=0 if seen is None else seen.held,
         )
 
     def _advice(self, state: HeadState) -> tuple[Advice, ...]:

@@ -20,6 +20,7 @@ from agent.base.ends import exit_sentence
 from agent.base.text import error_text, iso_time
 from agent.decisions.shared import Step
 from agent.job.compile_caches import SEAL, seal_of
+from agent.job.front_protocol import KEY
 from agent.job.services import CACHES, HttpProbe
 from agent.plan import environment
 from agent.plan.plan import READ_AHEAD
@@ -28,6 +29,7 @@ from agent.processes.probing import ReadinessProbe, until_dead
 from agent.processes.waiting import NotYet, TimedOutError, until
 from agent.record.background import NO_THREAD, in_background, in_thread
 from agent.record.log import say
+from agent.run.front_link import front_key_of
 from agent.settings.model import secret_texts
 
 if TYPE_CHECKING:
@@ -196,8 +198,8 @@ class LocalWork:
     async def serve(self, name: str, _want: Want, progress: OnProgress) -> str:
         """Run a service until it ends; return why it did."""
         plan = self._run.plan
-        place = self._place()
         spec = next(spec for spec in plan.possible_services if spec.name == name)
+        place = spec.place(self._place())
 
         # Does it run elsewhere? Then there is nothing to start.
         if spec.argv is None:
@@ -208,6 +210,8 @@ class LocalWork:
         env |= plan.gpu_split.service_environment(name, self._run.rank)
         env |= spec.environment(place)
         env |= secret_texts(plan.settings, spec.secrets)
+        if spec.is_front:
+            env[KEY] = await front_key_of(self._run)
         argv = spec.command(place)
         grace = plan.budget.services
         async with self._run.running(name, argv, env, spec.log, grace=grace) as child:

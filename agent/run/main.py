@@ -331,7 +331,7 @@ def _run_role(node_run: NodeRun, store: RunStore | None) -> Outcome:
 def _title(node_run: NodeRun) -> str:
     """Return the first line about a run: version, platform, this node and its role, the run."""
     topology = node_run.plan.topology
-    nodes = topology.expected_workers + 1
+    nodes = node_run.plan.nodes
     role = f"head of {nodes}" if nodes > 1 else "head, alone"
     if not topology.is_head:
         place = "" if topology.own_rank is None else f", rank {topology.own_rank} of {nodes}"

@@ -12,6 +12,7 @@ from agent.frameworks.recipe import NodeSize
 from agent.job.addresses import ranked_and_named
 from agent.job.framework_question import question_of
 from agent.job.job import is_sized, is_sized_by_links
+from agent.job.services import listed_members
 from agent.plan import waits as wait_keys
 from agent.plan.node_price import NodePrice
 from agent.plan.page_address import page_address
@@ -22,8 +23,18 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from agent.base.ends import Outcome
+    from agent.job.services import PrepareStep, ServiceSpec
     from agent.plan.plan import Plan
     from agent.run.run_store import RunStore
+
+
+def named_lists(plan: Plan) -> frozenset[str]:
+    """Return the services whose members' addresses a service, a step or the job names."""
+    rows: tuple[ServiceSpec | PrepareStep, ...] = (*plan.all_services, *plan.all_steps)
+    named = [name for row in rows for name in row.listed_members]
+    job = () if plan.job is None else plan.job.argv
+    texts = (*job, *plan.settings.job_args, *plan.environ.values())
+    return frozenset((*named, *(name for text in texts for name in listed_members(text))))
 
 
 def make_goal(
@@ -104,7 +115,9 @@ def make_goal(
         has_former_ray=store.has_former_ray and plan.own_ray is not None,
         submission_id=submission_id,
         services=plan.all_services,
+        groups=plan.groups,
         addressed=ranked_and_named(plan.all_services, (*plan.all_services, *plan.all_steps)),
+        listed=named_lists(plan),
         steps=plan.steps,
         max_prepare_seconds=preparing,
         has_record=store.has_record,

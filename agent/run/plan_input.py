@@ -48,7 +48,7 @@ from agent.plan.listeners import port_clashes
 from agent.plan.make import make_plan, private_folder
 from agent.plan.plan import log_root
 from agent.plan.plan_job import checkpoint_folder
-from agent.plan.plan_services import all_services, service_problems
+from agent.plan.plan_services import all_services, service_problems, with_places
 from agent.platforms.rank_variables import PlatformInfo
 from agent.platforms.resolve import Topology, detect_platform, resolve
 from agent.processes import parent
@@ -107,7 +107,7 @@ def plan_from_environment(
         facts,
         environ,
         runtime_env=job.runtime_env,
-        file=machine.services,
+        file=with_places(machine.services, topology),
         upload=job.upload,
         basis=_read_basis(environ, given),
         caches=caches,
@@ -282,7 +282,7 @@ def _read_job(environ: Mapping[str, str], given: Given, machine: Machine, place:
     if platform is not None:
         problems += port_clashes(settings, given.words, platform.ports, platform.given_ray)
     if topology is not None:
-        file = machine.services
+        file = with_places(machine.services, topology)
         problems += service_problems(settings, given.words, topology, file)
         services = all_services(settings, given.words, file, topology.platform.ports)
         if settings.services is None or file is not NO_FILE:  # else its own problems come first

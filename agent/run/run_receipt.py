@@ -89,7 +89,7 @@ class RunReceipt:
     def price(self) -> float | None:
         """Return the dollars an hour of all nodes; None if not known."""
         goal = self._get_state().goal
-        return None if goal.price is None else goal.price.cost(1.0, goal.expected_workers + 1)
+        return None if goal.price is None else goal.price.cost(1.0, goal.nodes)
 
     def _now(self) -> float:
         return self._later(self._run.now())

@@ -42,9 +42,8 @@ from agent.decisions.shared import (
 from agent.decisions.worker import worker_state as w
 from agent.job.addresses import with_addresses
 from agent.job.job import job_identity
-from agent.job.services import Placeholders, digest
+from agent.job.services import Placeholders, digest, service_only_ranks
 from agent.plan.plan import versions
-from agent.plan.plan_services import service_only_ranks
 from agent.port.client import HeadLink
 from agent.port.protocol import Applied, Bye, Hello, Reply, Report
 from agent.port.server import AgentServer
@@ -231,6 +230,7 @@ class WorkerAgent:
             rank="" if rank is None else str(rank),
             log_dir=str(self._run.folder.path),
         )
+        place = replace(place, members=self._state.members)
         return with_addresses(place, self._plan.all_services, self._state.addresses)
 
     async def _serve(self, local_socket: socket.socket) -> None:
@@ -456,6 +456,8 @@ def make_hello(plan: Plan, last: Reply | None, clean: Callable[[str], str]) -> H
         services=digest(plan.all_services, plan.steps),
         job=job,
         gpus=plan.gpus,
+        group=plan.settings.group or "",
+        members=plan.gpu_split.fits,
         run_id="" if last is None else last.run_id,
         attempt=0 if last is None else last.submitted,
         fingerprint="" if last is None else last.fingerprint,

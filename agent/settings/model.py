@@ -54,6 +54,9 @@ class Settings(Value, kw_only=True):
     head: str | None = var(
         v.reachable_host, "head host or IP, where the platform does not provide it"
     )
+    group: str | None = var(
+        v.text, "this node's group of `[groups.NAME]`, or `trainer`", shown="by its rank"
+    )
     node_ip: str | None = var(v.ip, "this node's address", shown="by route to the head")
     partial: Literal["fail", "proceed"] = var(
         v.one_of("fail", "proceed"), "workers missing at the deadline: `fail` or `proceed`", "fail"

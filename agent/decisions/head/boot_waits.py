@@ -13,6 +13,7 @@ from agent.base.text import first_names, listed
 from agent.decisions.attempts import may_be_retried
 from agent.decisions.head import losses, own_ray
 from agent.decisions.head.head_state import HeadPhase, HeadState, Uncounted
+from agent.decisions.head.members import group_waits
 from agent.decisions.head.preflight import preflight_waits
 from agent.decisions.head.probes import probe_waits
 from agent.decisions.shared import Step, Wait
@@ -93,6 +94,7 @@ def _required_waits(state: HeadState) -> Iterator[Wait]:
 
     # Services, prepare steps, and the end of the last attempt.
     yield from _service_waits(state)
+    yield from group_waits(state)
     yield from _rank_waits(state)
     yield from _step_waits(state)
     yield from losses.clearing_waits(state)
@@ -150,7 +152,11 @@ def _service_waits(state: HeadState) -> Iterator[Wait]:
     """Yield a wait per service that is not ready, one for all of its nodes."""
     for name, pending in state.services.pending.items():
         spec = state.goal.service(name)
-        remedy = f"{spec.remedy}, or raise {spec.deadline_variable}"
+        if spec.where.kind == "group":
+            continue  # they wait together: members.py
+        remedy = spec.remedy
+        if not spec.is_front:  # its limit is no user's
+            remedy = f"{remedy}, or raise {spec.deadline_variable}"
         nodes = {
             node: until for node, until in pending.items() if needs_service(state, (node, name))
         }

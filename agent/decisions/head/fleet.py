@@ -55,6 +55,8 @@ class Worker(Value):
     answers: tuple[Answer, ...] = ()  # the results of probes since the last report
     given_rank: int | None = None  # the rank that the head assigned, if the platform has none
     gpus: int = 0  # the GPUs of its node
+    members: Mapping[str, int] = field(default_factory=dict)
+    """By service of a group: how many members its node has, where it is of the group."""
     memory: str = ""  # what the kernel's OOM killer did there last, or ''
     silent: str = ""  # why it stopped reporting; '' while it reports
     silent_since: float = 0.0  # when it was found to be silent

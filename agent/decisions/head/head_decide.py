@@ -15,6 +15,7 @@ from agent.decisions.head import (
     framework_check,
     limits_of_run,
     losses,
+    members,
     notices,
     own_ray,
     phases,
@@ -211,6 +212,7 @@ STEPS: tuple[tuple[Callable[[HeadState, Turn], HeadState], str], ...] = (
         service_order.order_services,
         "before the phase, which waits for the services of a new worker",
     ),
+    (members.restart_wedged, "before the phase, which restarts what has ended"),
     (probes.advance_probes, "before the phase, which submits once no probe is awaited"),
     (_continue_phase, "after all that it decides on"),
     (notices.answer_notices, "after the phase, which may have ended the run by the job's own end"),
@@ -248,6 +250,7 @@ def deadline(state: HeadState) -> float | None:
     if phase in {HeadPhase.BOOTING, HeadPhase.RUNNING}:
         others += [state.services.by_key[key].restart_at for key in state.services.lost]
         others.append(service_order.service_node_deadline(state))
+        others.append(members.group_deadline(state))
     if phase is HeadPhase.BOOTING and math.isfinite(goal.boot_limit):
         moments.append(state.phase_since + goal.boot_limit)
     if phase is HeadPhase.STOPPING:
@@ -295,6 +298,11 @@ def apply_event(state: HeadState, event: HeadEvent, now: float) -> HeadState:  #
         # An earlier attempt: its last step, the checkpoint to resume from
         case v.Answered(h.ProgressKnown() as made):
             return losses.apply_progress(state, made)
+
+        case v.Answered(h.FrontSeen(service, seen, version)):
+            groups = state.groups
+            fronts = {**groups.fronts, service: seen}
+            return state.with_groups(fronts=fronts, versions={**groups.versions, service: version})
 
         # The nodes of a failed job
         case v.Answered(h.NodesAsked(_, silent)) if silent:

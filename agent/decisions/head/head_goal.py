@@ -8,10 +8,16 @@ from collections.abc import Mapping
 from agent.base.ends import Outcome
 from agent.base.value import Timestamp, Value
 from agent.frameworks.recipe import NodeSize
-from agent.job.services import PrepareStep, ServiceSpec
+from agent.job.groups import NodeGroup
+from agent.job.services import (
+    PrepareStep,
+    ServiceSpec,
+    member_index,
+    service_of,
+    service_only_ranks,
+)
 from agent.node.facts import Facts
 from agent.plan.node_price import NodePrice
-from agent.plan.plan_services import service_only_ranks
 
 OUR_RAY = "Ray on this node"
 
@@ -30,8 +36,10 @@ class HeadGoal(Value):
     is_sized_by_links: bool = False  # its arguments depend on links that are not yet measured
     submission_id: str | None = None  # as the owner of a given Ray expects the first
     services: tuple[ServiceSpec, ...] = ()  # all services of the run, on every node
+    groups: tuple[NodeGroup, ...] = ()  # of nodes beside the trainer, with their ranks
     addressed: frozenset[str] = frozenset()
     """Services on a rank whose node's address something names: it starts once that is known."""
+    listed: frozenset[str] = frozenset()  # services whose members' addresses something names
     steps: tuple[PrepareStep, ...] = ()  # the head's own prepare steps, in their order
     max_prepare_seconds: float = 0.0  # while a worker reports; also the limit of a blocked start
     has_record: bool = False  # of the run by an earlier agent: it has what that one wanted
@@ -72,7 +80,7 @@ class HeadGoal(Value):
     @property
     def nodes(self) -> int:
         """Return the nodes of the run, which bill whether or not they have joined."""
-        return self.expected_workers + 1
+        return self.last_rank + 1
 
     @property
     def step_names(self) -> frozenset[str]:
@@ -111,9 +119,10 @@ class HeadGoal(Value):
     @property
     def last_rank(self) -> int:
         """Return the highest rank that the expected nodes have."""
-        ranks = {service.where.rank for service in self.services if service.alone}
-        return self.expected_workers + len(ranks)
+        return self.expected_workers + len(self.service_only_ranks)
 
     def service(self, name: str) -> ServiceSpec:
-        """Return the service of this name."""
-        return next(spec for spec in self.services if spec.name == name)
+        """Return the service of this name, or one of its members."""
+        of_all = service_of(name)
+        spec = next(spec for spec in self.services if spec.name == of_all)
+        return spec if of_all == name else spec.member(member_index(name))

@@ -32,6 +32,7 @@ from agent.decisions.shared import (
     Step,
 )
 from agent.frameworks.recipe import NodeSize
+from agent.job.groups import group_of
 from agent.job.share import ShareArgs, ShareEnd
 from agent.node.facts import Facts  # noqa: TC001 - of an event, whose fields are read
 from agent.plan.node_price import NodePrice  # noqa: TC001 - same
@@ -172,6 +173,40 @@ class ServicesState(Value):
     blocked: frozenset[Key] = frozenset()  # a dependency is not ready; the head's own steps, too
 
 
+class SeenMember(Value):
+    """What the front of a service has seen of one member."""
+
+    port: int  # of the front
+    generation: int  # the member's, as the front knew it
+    state: str
+    version: str = ""  # of its weights
+    why: str = ""  # why it does not serve
+    is_wedged: bool = False  # it answers its probe and no request
+
+
+class Shortage(Value):
+    """Too few members of a service serve."""
+
+    since: float
+    nothing_serves: bool
+
+
+class GroupsState(Value):
+    """The members of groups, beyond what each node reports of them."""
+
+    fronts: Mapping[str, tuple[SeenMember, ...]] = field(default_factory=dict)
+    """By service: what its front reports."""
+    versions: Mapping[str, str] = field(default_factory=dict)
+    """By service: the trainer's newest weights, as its front has received them."""
+    short: Mapping[str, Shortage] = field(default_factory=dict)
+    """By service, while too few of its members serve."""
+    goes_on: bool = False  # without the nodes of groups that have not reported
+
+    def seen(self, service: str, port: int) -> SeenMember | None:
+        """Return what a service's front has seen behind one of its ports."""
+        return next((one for one in self.fronts.get(service, ()) if one.port == port), None)
+
+
 class StepsState(Value):
     """The prepare steps."""
 
@@ -303,6 +338,7 @@ class HeadState(Value):
     """What runs on the head's own node, or did, as last reported, by name."""
     ray: RayState = field(default_factory=RayState)
     services: ServicesState = field(default_factory=ServicesState)
+    groups: GroupsState = field(default_factory=GroupsState)
     steps: StepsState = field(default_factory=StepsState)
     shares: JobShares = field(default_factory=JobShares)  # of an attempt by torchrun
 
@@ -341,6 +377,10 @@ class HeadState(Value):
     def with_services(self, **changes: object) -> HeadState:
         """Change fields of `services`."""
         return replace(self, services=replace(self.services, **changes))
+
+    def with_groups(self, **changes: object) -> HeadState:
+        """Change fields of `groups`."""
+        return replace(self, groups=replace(self.groups, **changes))
 
     def with_steps(self, **changes: object) -> HeadState:
         """Change fields of `steps`."""
@@ -450,9 +490,16 @@ class HeadState(Value):
     def without_services_on(self, node: str) -> HeadState:
         """Remove the services of a node that left."""
         state = self
-        for spec in self.goal.services:
-            state = state.without_service((node, spec.name))
+        for name in self.service_names(node):
+            state = state.without_service((node, name))
         return state
+
+    def service_names(self, node: str) -> Iterator[str]:
+        """Yield the names of all services and members that may run on a node."""
+        worker = self.fleet.workers.get(node)
+        for spec in self.goal.services:
+            count = 1 if worker is None else worker.members.get(spec.name, 1)
+            yield from spec.names(count)
 
     def service_home(self, name: str) -> str | None:
         """Return the node of a service that runs once, the latest one; None if none has it."""
@@ -468,9 +515,10 @@ class HeadState(Value):
         """
         if worker.rank is not None:
             return worker.gpus
-        places = [spec for spec in self.goal.services if spec.where.kind == "rank"]
+        places = [spec for spec in self.goal.services if spec.where.is_by_rank]
         rank = worker.effective_rank
-        taken = sum(spec.gpus for spec in places if spec.where.rank == rank)
+        there = [spec for spec in places if rank in spec.where.ranks]
+        taken = sum(spec.gpus * len(spec.names(worker.members.get(spec.name, 1))) for spec in there)
         return max(0, worker.gpus - taken)
 
     @property
@@ -485,13 +533,14 @@ class HeadState(Value):
         return replace(self, phase=phase, phase_since=now)
 
     def nodes(self) -> tuple[NodeSize, ...]:
-        """Return the sizes of the head and of each worker that counts."""
+        """Return the sizes of the head and of each worker of the trainer that counts."""
         if self.goal.by_shares:
             return self.shares.sizes
         fleet = self.fleet
         head = self.ray.head_ip
         nodes = {} if head is None else {head: self.goal.facts}
-        nodes |= {ip: fleet.facts.get(fleet.agent_at.get(ip, "")) for ip in fleet.alive}
+        of_trainer = (ip for ip in fleet.alive if not self.is_in_group(ip))
+        nodes |= {ip: fleet.facts.get(fleet.agent_at.get(ip, "")) for ip in of_trainer}
         sizes = []
         for ip, facts in nodes.items():  # Ray has a node's GPUs and CPUs, its agent all its memory
             size = self.ray.node_sizes.get(ip, NodeSize(0))
@@ -500,6 +549,12 @@ class HeadState(Value):
                 size = replace(size, memory=memory, gpu_memory=facts.gpu_memory)
             sizes.append(size)
         return tuple(sizes)
+
+    def is_in_group(self, ip: str) -> bool:
+        """Return whether the node at an address is of a group beside the trainer."""
+        worker = self.fleet.workers.get(self.fleet.agent_at.get(ip, ""))
+        rank = None if worker is None else worker.effective_rank
+        return group_of(self.goal.groups, rank) is not None
 
     def expects(self, worker: Worker) -> bool:
         """Return whether a worker is one of the run: by its rank, in Ray, or in the attempt.
@@ -546,6 +601,14 @@ class WorkerIntroduced(HeadEvent):
     name: str
     facts: Facts
     findings: tuple[Finding, ...] = ()  # the findings of its own checks
+
+
+class FrontSeen(LocalAnswer):
+    """What the front of a service reports, after a change."""
+
+    service: str
+    members: tuple[SeenMember, ...]
+    version: str = ""  # the trainer's newest weights
 
 
 class RunRemembered(HeadEvent):

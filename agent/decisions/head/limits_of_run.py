@@ -38,7 +38,7 @@ def end_by_hours(state: HeadState, turn: Turn) -> HeadState:
         return state
 
     if not state.ending.hours_warned:
-        nodes = goal.expected_workers + 1
+        nodes = goal.nodes
         left = max(0.0, goal.ends_at - now)
         cost = "" if goal.price is None else f", ${goal.price.cost(goal.max_hours, nodes):.2f}"
         used = f"{goal.max_hours:g} h of {nodes} node(s){cost}"

@@ -27,6 +27,7 @@ from agent.decisions.attempts import JobReport, may_be_retried
 from agent.decisions.head import head_state as h
 from agent.decisions.head import shares
 from agent.decisions.head.head_state import HeadPhase, HeadState, leave
+from agent.decisions.head.members import renew_members
 from agent.decisions.shared import JOB, RAY, SHARE, Step, Wait
 from agent.plan import waits as wait_keys
 
@@ -317,7 +318,7 @@ def begin_next_attempt(state: HeadState, end: Outcome, now: float) -> HeadState:
 
     # The boot begins again: with all expected workers, once the nodes are clear.
     state = record_leftovers(state, now)
-    state = state.with_earlier(number=state.earlier.number + 1, former_workers=())
+    state = renew_members(state.with_earlier(number=state.earlier.number + 1, former_workers=()))
     state = replace(state, durable=durable.before_attempt(state.goal.expected_workers))
     state = replace(state, job=state.job.of_next(), began=now, not_before=now + pause)
     return state.enter(HeadPhase.BOOTING, now)

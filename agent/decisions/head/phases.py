@@ -26,6 +26,7 @@ from agent.decisions.durable import Losses, Stop
 from agent.decisions.head import (
     boot_waits,
     losses,
+    members,
     own_ray,
     preflight,
     probes,
@@ -77,6 +78,8 @@ def booting(state: HeadState, event: HeadEvent, now: float) -> HeadState:
             end = ends.STEP_FAILED.outcome(name=name, evidence=item.in_full)
             return leave(state, end, now)
     state, broken = service_order.restart_services(state, now)
+    if broken is None:
+        broken = members.end_of_boot(state, now)
     if broken is not None:
         return leave(state, broken, now)
 
@@ -91,6 +94,7 @@ def _is_leaving(state: HeadState) -> bool:
 def _check_waits(state: HeadState, now: float) -> HeadState:
     """Submit once no wait is left; end the run if a wait is over its deadline."""
     state = losses.expire_leftovers(state, now)
+    state = members.go_on_without(state, now)
     if now >= state.not_before:  # a deadline in the past would loop for ever
         state = replace(state, not_before=state.began)
     state = boot_waits.recount_uncounted(state, now)
@@ -154,6 +158,7 @@ def _finish_boot(state: HeadState, now: float) -> HeadState:
 
     newest = state.earlier.newest_checkpoint
     state = state.with_attempt(submitted=now, start=state.utc(now), checkpoint=newest)
+    state = members.note_weights(state)
     state = _without_memory_kills(_begin_job(state, now, may_submit=True))
     state = losses.fix_required_workers(state).enter(HeadPhase.SUBMITTING, now)
     if state.attempt.number > 1:
@@ -251,6 +256,8 @@ def running(state: HeadState, event: HeadEvent, now: float) -> HeadState:
         return stop_job(state, ends.NODE_LOST.outcome(loss=loss), now)
 
     state, broken = service_order.restart_services(state, now)
+    if broken is None:
+        state, broken = members.watch_groups(state, now)
     return state if broken is None else stop_job(state, broken, now)
 
 

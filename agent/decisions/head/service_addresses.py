@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
+from agent.decisions.head.members import addresses_of, missing_ranks
 from agent.decisions.shared import HERE
 from agent.job.addresses import name_in_placeholder, with_addresses
 
@@ -17,7 +20,8 @@ def addresses_by_rank(state: HeadState) -> dict[str, str]:
 
     That of the head is ''. Of several workers with one rank the last that reported has it.
     """
-    ranks = {spec.where.rank for spec in state.goal.services} - {None}
+    places = (spec.where for spec in state.goal.services)
+    ranks = {place.rank for place in places if place.kind == "rank"}
     if not ranks:
         return {}
     workers = [
@@ -30,7 +34,7 @@ def addresses_by_rank(state: HeadState) -> dict[str, str]:
     addresses = {}
     for spec in state.goal.services:
         rank = spec.where.rank
-        if rank is None:
+        if rank is None or spec.where.kind != "rank":
             continue
         if rank == state.goal.rank:
             addresses[name_in_placeholder(spec)] = ""
@@ -39,18 +43,38 @@ def addresses_by_rank(state: HeadState) -> dict[str, str]:
     return addresses
 
 
+def members_by_service(state: HeadState, head_ip: str) -> dict[str, tuple[str, ...]]:
+    """Return where the members of groups are reached, of services that something names so.
+
+    All of a service's nodes must have reported: what gets the list may read it once only.
+    """
+    known = {}
+    for spec in state.goal.services:
+        is_complete = state.groups.goes_on or not missing_ranks(state, spec)
+        if spec.name in state.goal.listed and is_complete:
+            known[spec.name] = addresses_of(state, spec, head_ip)
+    return known
+
+
 def known_place(place: Placeholders, state: HeadState) -> Placeholders:
     """Return the head's placeholders with the addresses of services that are known now."""
-    return with_addresses(place, state.goal.services, addresses_by_rank(state))
+    members = members_by_service(state, place.head_ip)
+    known = with_addresses(place, state.goal.services, addresses_by_rank(state))
+    return replace(known, members=members)
 
 
 def unknown_nodes(state: HeadState, row: PrepareStep | ServiceSpec) -> tuple[str, ...]:
     """Return what a service or step waits for: addresses of nodes that have not reported."""
-    if state.goal.addressed.isdisjoint(row.addressed):
-        return ()
-    known = addresses_by_rank(state)
-    needed = (name for name in row.addressed if name in state.goal.addressed)
-    return tuple(f"the address of {name}'s node" for name in needed if name not in known)
+    waits_for: list[str] = []
+    if not state.goal.addressed.isdisjoint(row.addressed):
+        known = addresses_by_rank(state)
+        needed = (name for name in row.addressed if name in state.goal.addressed)
+        waits_for += [f"the address of {name}'s node" for name in needed if name not in known]
+    if row.listed_members:
+        members = members_by_service(state, "")
+        unknown = (name for name in row.listed_members if name not in members)
+        waits_for += [f"the nodes of {name}" for name in unknown]
+    return tuple(waits_for)
 
 
 def service_address(state: HeadState, name: str) -> str | None:

@@ -12,9 +12,10 @@ from agent.decisions.durable import StepHolder
 from agent.decisions.head import head_state as h
 from agent.decisions.head.boot_waits import needs_service, service_title
 from agent.decisions.head.head_state import HeadPhase, HeadState
+from agent.decisions.head.members import nodes_of
 from agent.decisions.head.service_addresses import addresses_by_rank, unknown_nodes
 from agent.decisions.shared import HERE, Item, LogLine, Step, Tick
-from agent.job.services import ServiceSpec, wanted_steps
+from agent.job.services import ServiceSpec, service_of, wanted_steps
 from agent.plan import waits as wait_keys
 
 if TYPE_CHECKING:
@@ -74,7 +75,8 @@ def _block(state: HeadState, key: Key, missing: tuple[str, ...], now: float) -> 
 
 def _spec(state: HeadState, key: Key) -> ServiceSpec | PrepareStep:
     specs = state.goal.steps if key in state.steps.by_key else state.goal.services
-    return next(spec for spec in specs if spec.name == key[1])
+    name = service_of(key[1])
+    return next(spec for spec in specs if spec.name == name)
 
 
 def start_unblocked(state: HeadState, turn: Turn) -> HeadState:
@@ -88,7 +90,7 @@ def start_unblocked(state: HeadState, turn: Turn) -> HeadState:
     event = turn.event
     if isinstance(event, h.WorkerReported) and not _unblocks_other_nodes(turn.before, state):
         own = event.worker.key
-        keys = blocked.intersection((own, spec.name) for spec in state.goal.services)
+        keys = blocked.intersection((own, name) for name in state.service_names(own))
 
     # Without those whose node left, or that already run.
     items = {key: state.steps.by_key.get(key) or state.services.by_key.get(key) for key in keys}
@@ -169,11 +171,13 @@ def order_services(state: HeadState, turn: Turn) -> HeadState:
     # Its services that the head does not know yet, and that no other node runs.
     new = []
     for spec in specs:
-        key = (worker.key, spec.name)
-        is_own = spec.where.includes(worker.effective_rank, is_head=False)
-        is_known = key in state.services.by_key or key in state.services.abandoned
-        if is_own and not is_known and not _has_other_home(state, worker, spec.name):
-            new.append(key)
+        if not spec.where.includes(worker.effective_rank, is_head=False):
+            continue
+        for name in spec.names(worker.members.get(spec.name, 1)):
+            key = (worker.key, name)
+            is_known = key in state.services.by_key or key in state.services.abandoned
+            if not is_known and not _has_other_home(state, worker, name):
+                new.append(key)
 
     reported = {item.name: item for item in worker.items}
     for key in new:
@@ -189,10 +193,15 @@ def order_services(state: HeadState, turn: Turn) -> HeadState:
 
 
 def _has_other_home(state: HeadState, worker: Worker, name: str) -> bool:
-    """Return whether a service of one rank runs on another node, which still reports."""
-    if state.goal.service(name).where.kind != "rank":
+    """Return whether the service of a rank runs on another node of it, which still reports."""
+    where = state.goal.service(name).where
+    if where.kind == "group":
+        of_rank = nodes_of(state, range(rank := worker.effective_rank or 0, rank + 1))
+        home = of_rank.get(rank)
+    elif where.kind == "rank":
+        home = state.fleet.workers.get(state.service_home(name) or HERE)
+    else:
         return False
-    home = state.fleet.workers.get(state.service_home(name) or HERE)
     return home is not None and home.ip != worker.ip and not (home.has_left or home.silent)
 
 
@@ -211,8 +220,8 @@ def restart_services(state: HeadState, now: float) -> tuple[HeadState, Outcome |
 
     # Those that ended, and those that are late: restarted, given up, or the end of the run.
     for key in (*sorted(state.services.lost), *late):
-        item = state.services.by_key[key]
         spec = state.goal.service(key[1])
+        item = _with_lateness(state.services.by_key[key], spec, now)
         broken = _lost_for_good(state, key, item, now)
         if broken is not None and spec.essential and needs_service(state, key):
             return state, broken
@@ -229,6 +238,14 @@ def restart_services(state: HeadState, now: float) -> tuple[HeadState, Outcome |
             loss = f"lost a needed node ({worker.label}, which runs {spec.name})"
             return state, ends.NODE_LOST.outcome(loss=loss)
     return state, None
+
+
+def _with_lateness(item: Item, spec: ServiceSpec, now: float) -> Item:
+    """Return a member of a group as ended that is not ready in time: it is started again."""
+    if spec.where.kind != "group" or item.step is not Step.PENDING or now < item.deadline:
+        return item
+    late = f"not ready in time: {item.evidence or 'no answer'}"
+    return replace(item.lost(late), restart_at=now)
 
 
 def _restart(state: HeadState, key: Key, item: Item, now: float) -> HeadState:
@@ -296,7 +313,7 @@ def _lost_for_good(state: HeadState, key: Key, item: Item, now: float) -> Outcom
     first = item.restarted_at is None and spec.essential and state.phase is HeadPhase.BOOTING
     overdue = item.step is Step.PENDING and not first and now >= item.deadline
 
-    if ended and not item.was_ready:
+    if ended and not item.was_ready and spec.where.kind != "group":
         what = f"{title} ended before it was ready"
     elif no_restart_left or overdue:
         what = f"{title} is lost for good"

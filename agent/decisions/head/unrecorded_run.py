@@ -51,7 +51,10 @@ def unrecorded_attempts(state: HeadState, event: HeadEvent) -> h.RunRemembered |
     if not state.goal.has_job:  # workers count a running cluster as an attempt
         event = replace(event, attempt=0)
     is_known = (event.run_id, event.attempt, event.epoch) == (state.durable.run_id, 0, 0)
-    return None if is_known else event
+    was_asked_for = (
+        state.has_resumed and event.run_id == state.durable.run_id
+    )  # Ray has no such job
+    return None if is_known or (was_asked_for and not event.epoch) else event
 
 
 def _newest_job(run_id: str, fixed: str | None, ids: Collection[str]) -> int:

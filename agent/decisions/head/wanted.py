@@ -36,11 +36,11 @@ def wanted_of(state: HeadState, node: str) -> Mapping[str, Want]:
     for key, step in state.steps.by_key.items():
         if key[0] == node and step.step is Step.PENDING and key not in blocked:
             wants[key[1]] = Want(step.generation)
-    for spec in state.goal.services:
-        key = (node, spec.name)
+    for name in state.service_names(node):
+        key = (node, name)
         service = state.services.by_key.get(key)
         if service is not None and service.step is not Step.LOST and key not in blocked:
-            wants[spec.name] = Want(service.generation)
+            wants[name] = Want(service.generation)
     shares = state.shares.wanted
     if node in shares:
         wants[SHARE] = Want(state.attempt.number, shares[node], is_over=shares[node] is None)

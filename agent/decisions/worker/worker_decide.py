@@ -268,7 +268,11 @@ def _apply_answer(state: WorkerState, event: HeadSpoke, now: float) -> WorkerSta
     if event.wanted is not None and event.wanted.is_later_than(wanted):
         wants = state.head_wants if event.wanted.wants is None else event.wanted.wants
         wanted = replace(event.wanted, wants=wants, questions=())
-        state = replace(state, addresses=wanted.addresses or state.addresses)
+        state = replace(
+            state,
+            addresses=wanted.addresses or state.addresses,
+            members=wanted.members or state.members,
+        )
 
     last = event.phase
     if not last:

@@ -96,6 +96,8 @@ class WorkerState(Value):
     wanted: NodeWanted | None = None  # the head's last message about this node
     addresses: Mapping[str, str] = field(default_factory=dict)
     """Of services on a rank, by the head's last message that had them; '' for the head's."""
+    members: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Of services in a group: where their members are reached."""
 
     def with_surviving_ray(self, generation: int) -> WorkerState:
         """Return the state of a worker that keeps a killed agent's Ray and follows at once.

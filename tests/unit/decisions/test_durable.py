@@ -80,6 +80,7 @@ BESIDE = {
     "actions": "what the last event led to: what must not be lost of it is durable",
     "ray": "what this node's Ray answers; its restarts count for each agent",
     "items": "the node runs them, and reports them to each agent",
+    "groups": "nodes and fronts report their members; what the log said of a shortage is repeated",
     "services": "the nodes report them; their restarts count for each agent",
     "steps": "the nodes report them; who may run one on a disk is durable, by name",
     "shares": "a launcher's processes end with their agent, and the attempt with them",

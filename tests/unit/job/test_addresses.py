@@ -119,7 +119,7 @@ def test_in_commands_and_environments() -> None:
             "AGENT_SERVICES=None [services.tool] env",
             "b",
         ),
-        ({}, ("{address:many}",), (spec("many", Where("workers")),), "--", "on every worker"),
+        ({}, ("{address:many}",), (spec("many", Where("workers")),), "--", "runs on the workers"),
         ({}, ("{address:reward}",), (replace(SERVER, argv=None),), "--", "an unknown service"),
     ],
 )

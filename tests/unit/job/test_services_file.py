@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from agent.job.groups import NodeGroup
 from agent.job.services import (
     NO_FILE,
     ON_EVERY,
@@ -68,6 +69,47 @@ def wrong(text: str, **environ: str) -> list[str]:
 def service(lines: str) -> str:
     """Return a file of one service."""
     return f"[services.retriever]\n{lines}"
+
+
+ENGINE = "[services.engine]\ncommand = 'serve {port}'\nwhere = 'rollout'\ngpus = 2\n"
+
+
+def group(lines: str) -> str:
+    """Return a file of one group, and a service that runs there."""
+    return f"[groups.rollout]\n{lines}\n{ENGINE}ready.tcp = '{{port}}'\n"
+
+
+def test_a_group() -> None:
+    """Its service has members, each with a port that the agent gives it."""
+    found = read(group("nodes = 4\nmin = 2\nlost = 'retry'"))
+    assert found.groups == (NodeGroup("rollout", 4, min=2, lost="retry"),)
+    (spec,) = found.services
+    assert (spec.where, spec.restarts) == (Where("group", group="rollout"), 10)
+    first, second = spec.members(2)
+    assert [(one.name, one.log) for one in (first, second)] == [
+        ("engine.0", "engine.0.log"),
+        ("engine.1", "engine.1.log"),
+    ]
+    assert first.command(Placeholders()) == ["/bin/sh", "-c", "serve 31000"]
+    assert second.command(Placeholders()) == ["/bin/sh", "-c", "serve 31001"]
+    assert second.ready == TcpProbe(31_001)
+
+
+@pytest.mark.parametrize(
+    ("word", "words"),
+    [
+        ("{addresses:engine}", ["a:1,b:2"]),
+        ("--to={addresses:engine}", ["--to=a:1,b:2"]),
+        ("{addresses:engine|space}", ["a:1", "b:2"]),
+        ("{addresses:engine|url|space}", ["http://a:1", "http://b:2"]),
+        ("{addresses:engine|json}", ['["a:1", "b:2"]']),
+        ("{addresses:engine|url}", ["http://a:1,http://b:2"]),
+        ("{addresses:other|space}", ["{addresses:other|space}"]),
+    ],
+)
+def test_a_list_of_members(word: str, words: list[str]) -> None:
+    """Each framework takes another form; with spaces it is several words."""
+    assert Placeholders(members={"engine": ("a:1", "b:2")}).words(word) == words
 
 
 def test_every_key() -> None:
@@ -145,7 +187,7 @@ def test_the_port_of_a_service(ready: str, port: int | None) -> None:
         (service("command = ' '\n" + READY), "[services.retriever] command", "`str`"),
         (service(COMMAND), "[services.retriever] ready", "nothing; expected a value"),
         (service(COMMAND + READY + "ready.log = 'x'"), "ready", "got log, tcp"),
-        (service(COMMAND + "ready.tcp = '1'"), "[services.retriever] ready.tcp", "got `str`"),
+        (service(COMMAND + "ready.tcp = '1'"), "[services.retriever] ready.tcp", "or {port}"),
         (service(COMMAND + "ready.tcp = 70000"), "[services.retriever] ready.tcp", "<= 65535"),
         (service(COMMAND + "ready.log = '('"), "[services.retriever] ready.log", "missing )"),
         (service(COMMAND + "ready.http = 'x'"), "[services.retriever] ready.http", "a URL"),
@@ -158,7 +200,7 @@ def test_the_port_of_a_service(ready: str, port: int | None) -> None:
         (service(COMMAND + READY + "ready.within = true"), "ready.within", "got `bool`"),
         (service(COMMAND + READY + "ready.x = 1"), "ready.x", "an unknown key"),
         (service(COMMAND + "ready = 1"), "[services.retriever] ready", "got `int`"),
-        (service(COMMAND + READY + "where = 'all'"), "where", "head|every|workers|rank"),
+        (service(COMMAND + READY + "where = 'all'"), "where", "head, every, workers"),
         (service(COMMAND + READY + "where = 2"), "where", "got `int`"),
         (service(COMMAND + READY + "alone = true"), "alone", 'where = "rank N"'),
         (service(COMMAND + READY + "alone = true\nwhere = 'rank 0'"), "alone", "from 1 on"),
@@ -213,6 +255,38 @@ def test_the_port_of_a_service(ready: str, port: int | None) -> None:
             service(COMMAND + READY) + "[prepare.retriever]\ncommand = 'x'",
             "[prepare.retriever]",
             "is taken",
+        ),
+        (group(""), "[groups.rollout] nodes", "got nothing"),
+        (group("nodes = 0"), "[groups.rollout] nodes", "`int` >= 1"),
+        (group("nodes = 1\nlost = 'no'"), "[groups.rollout] lost", "'no'"),
+        ("[groups.trainer]\nnodes = 1\nray = true", "[groups.trainer]", "is taken"),
+        ("[groups.rollout]\nnodes = 1", "[groups.rollout]", "without a service"),
+        (group("nodes = 1") + service(COMMAND + READY + "where = 'judges'"), "where", "rollout"),
+        (service(COMMAND + READY + "weights = 'nccl'"), "weights", "in a group"),
+        (
+            group("nodes = 1\n")
+            .replace("{port}", "1")
+            .replace("tcp = '1'", "log = 'up'\nweights = 'sglang'"),
+            "[services.engine] ready",
+            "no port",
+        ),
+        (
+            group("nodes = 1\n")
+            + "[services.other]\nwhere = 'rollout'\ngpus = 1\n"
+            + COMMAND
+            + READY,
+            "[services.other] gpus",
+            "one service with gpus in a group",
+        ),
+        (
+            service("command = 'serve {port}'\n" + READY),
+            "[services.retriever] ready",
+            "{port} in ready, too",
+        ),
+        (
+            service(COMMAND + "ready.tcp = '{port}'"),
+            "[services.retriever] ready",
+            "{port} in its command, too",
         ),
     ],
 )

@@ -267,7 +267,7 @@ def test_the_version_names_the_wire_format_of_facts() -> None:
     sent = json.loads(
         json.dumps(Report("agent1", "", "p", hello=Hello("pod1", 1, facts=facts)).to_dict())
     )
-    assert sent["protocol"] == VERSION == 12
+    assert sent["protocol"] == VERSION == 13
     assert sent["hello"]["facts"]["taken_ports"] == {"8265": "another Ray"}
     assert Report.from_dict(sent).hello == Hello("pod1", 1, facts=facts)
     assert "version mismatch" in protocol_mismatch({**sent, "protocol": 2}, "this worker")

@@ -1,0 +1,102 @@
+"""Send a front the members of its service, and read which of them serve.
+
+The front is a service on the head (bundled; agent/front). Twice a second it is sent its slots, and
+its reply is what it has seen of each member: a change is an event for the head's decisions.
+"""
+
+from __future__ import annotations
+
+import hmac
+from functools import partial
+from typing import TYPE_CHECKING
+
+from msgspec import DecodeError, json
+
+from agent.base import times
+from agent.base.typed import decode
+from agent.decisions.head.head_state import FrontSeen, SeenMember
+from agent.decisions.head.members import slots_of
+from agent.decisions.shared import Answered
+from agent.job.front_protocol import CONTROL_PATH, FrontOrder, FrontStatus
+from agent.job.services import control_port
+from agent.processes.probing import send_request
+from agent.record.background import in_thread
+from agent.record.run_folder import front_key
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from agent.decisions.head.head_state import HeadEvent, HeadState
+    from agent.job.services import ServiceSpec
+    from agent.run.node_run import NodeRun
+
+LOOK = 0.5
+"""Between two messages to a front."""
+_ANSWERS = 3.0  # A front that computes nothing; the machine may be busy.
+
+
+class FrontLink:
+    """The link to the front of one service."""
+
+    def __init__(
+        self,
+        run: NodeRun,
+        spec: ServiceSpec,
+        get_state: Callable[[], HeadState],
+        send: Callable[[HeadEvent], None],
+    ) -> None:
+        self._run = run
+        self._spec = spec
+        self._get_state = get_state
+        self._send = send
+        self._seen: FrontSeen | None = None
+        self.status: FrontStatus | None = None
+        """The last reply."""
+
+    async def look(self) -> None:
+        """Send the slots, and pass on what has changed."""
+        state = self._get_state()
+        slots = slots_of(state, self._spec)
+        order = FrontOrder(state.attempt.number, slots)
+        reply = await send_request(
+            "PUT",
+            f"http://127.0.0.1:{control_port(self._spec)}{CONTROL_PATH}",
+            _ANSWERS,
+            body=json.encode(order).decode(),
+            token=await front_key_of(self._run),
+        )
+        if isinstance(reply, str) or not reply.is_success:
+            return  # its own probe says what is wrong
+        try:
+            self.status = decode(reply.body, FrontStatus)
+        except (DecodeError, RecursionError):
+            return
+        # While the trainer updates one member after the other, the others are stale for a moment.
+        if self.status.is_paused and not any(one.is_wedged for one in self.status.members):
+            return
+
+        # What has changed?
+        generations = {slot.port: slot.generation for slot in slots}
+        members = tuple(
+            SeenMember(
+                one.port, generations[one.port], one.state, one.version, one.why, one.is_wedged
+            )
+            for one in self.status.members
+            if one.port in generations
+        )
+        seen = FrontSeen(self._spec.name, members, self.status.version)
+        if seen != self._seen:
+            self._seen = seen
+            self._send(Answered(seen))
+
+
+async def front_key_of(run: NodeRun) -> str:
+    """Return the key of this run's fronts, which an agent that replaces this one reads, too.
+
+    With a token it follows from it; else it is in a file that only this node's user can read.
+    """
+    token = run.plan.secret()
+    if token is not None:
+        return hmac.new(token.encode(), f"front {run.run_id}".encode(), "sha256").hexdigest()
+    key = await in_thread(partial(front_key, run.folder.path), times.STALLED_DISK)
+    return key or ""

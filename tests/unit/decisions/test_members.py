@@ -1,0 +1,242 @@
+"""The members of groups, by a table of histories: their states, and what follows from them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import pytest
+from msgspec.structs import replace
+
+from agent.decisions.head import head_state as h
+from agent.decisions.head.head_goal import HeadGoal
+from agent.decisions.head.members import addresses_of, members_of, slots_of
+from agent.decisions.head.wanted import wanted_of
+from agent.decisions.shared import Answered, ItemReport, Step, Want
+from agent.job.groups import NodeGroup
+from agent.job.services import ServiceSpec, TcpProbe, Where, front_port
+from support.heads import LIMITS, SUBMITTED, TICK, Trace, job, nodes, ray_open, reported
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from agent.job.services import Weights
+
+UP = [(1.0, ray_open()), (2.0, nodes())]
+GROUP = NodeGroup("rollout", 2, min=2, first_rank=1)
+ENGINE = ServiceSpec(
+    "engine",
+    "serve {port}",
+    ("serve", "{port}"),
+    TcpProbe(31_000),
+    100.0,
+    "within",
+    where=Where("group", 1, "rollout", 2),
+    restarts=2,
+    essential=False,
+    port=31_000,
+    alone=True,
+    gpus=4,
+)
+FIRST, SECOND, THIRD, FOURTH = ("2/0", "2/1", "3/0", "3/1")
+"""The members: the node's number and the member's on it."""
+
+
+def a_goal(group: NodeGroup = GROUP, weights: Weights | None = None) -> HeadGoal:
+    """Return the goal of a run with a head, and two nodes of two engines each."""
+    spec = replace(ENGINE, weights=weights, front=22_000 if weights == "sglang" else 0)
+    return HeadGoal(
+        limits=LIMITS,
+        job_stop_grace=16.0,
+        retries=1,
+        services=(spec,),
+        groups=(group,),
+        listed=frozenset({"engine"}),
+    )
+
+
+def says(node: int, *steps: str, generation: int = 1, at: float = 0.0) -> h.WorkerReported:
+    """Return a report of a node of the group, with the step of each of its members."""
+    items = tuple(
+        ItemReport(f"engine.{n}", Step(step), "", generation, is_running=step != "lost")
+        for n, step in enumerate(steps)
+    )
+    event = reported(node, joined=False, rank=node - 1, items=items, reported_at=at)
+    return h.WorkerReported(replace(event.worker, members={"engine": 2}))
+
+
+def front(*states: str, generations: tuple[int, ...] = (1, 1, 1, 1)) -> Answered:
+    """Return what the front sees of the members, in order; `wedged` is one that hangs."""
+    spec = a_goal(weights="sglang").services[0]
+    ports = [front_port(spec, rank, index) for rank in (1, 2) for index in (0, 1)]
+    seen = tuple(
+        h.SeenMember(port, generation, "down" if state == "wedged" else state)
+        if state != "wedged"
+        else h.SeenMember(port, generation, "serving", why="no answer", is_wedged=True)
+        for port, generation, state in zip(ports, generations, states, strict=True)
+    )
+    return Answered(h.FrontSeen("engine", seen, "7"))
+
+
+class Row(NamedTuple):
+    """A history, and what it leaves."""
+
+    events: Sequence[tuple[float, h.HeadEvent]]
+    states: str  # of the members, a letter each
+    phase: str = "running"
+    weights: Weights | None = None
+    group: NodeGroup = GROUP
+    line: str = ""  # in the log
+    end: str = ""  # of the attempt, or of the run
+
+
+FIRST_NODE = [(3.0, says(2)), (3.5, says(2, "ready", "ready"))]
+READY = [*FIRST_NODE, (4.0, says(3)), (4.5, says(3, "ready", "ready"))]
+RUNS = [*READY, (5.0, SUBMITTED), (6.0, job("RUNNING"))]
+ROWS = {
+    "no node has reported": Row([], "", "booting"),
+    "one of two nodes": Row([(3.0, says(2))], "LL", "booting"),
+    "enough serve, and the other node lacks": Row(FIRST_NODE, "SS", "booting"),
+    "the other node lacks for AGENT_WAIT_WORKERS": Row(
+        [*FIRST_NODE, (201.0, TICK)], "SS", "submitting", line="going on without rank 2 of rollout"
+    ),
+    "one loads, and two serve": Row(
+        [*FIRST_NODE, (4.0, says(3)), (4.5, says(3, "ready", "pending"))], "SSSL", "submitting"
+    ),
+    "too few serve": Row(
+        [(3.0, says(2)), (3.5, says(2, "ready", "pending")), (4.0, says(3))], "SLLL", "booting"
+    ),
+    "the job runs": Row(RUNS, "SSSS"),
+    "one ends, and is started again": Row(
+        [*RUNS, (7.0, says(2, "lost", "ready"))], "LSSS", line="engine.0 on rank 1 (pod2) is down"
+    ),
+    "two of four are enough": Row([*RUNS, (7.0, says(2, "lost", "lost"))], "LLSS"),
+    "too few, and the trainer waits": Row(
+        [*RUNS, (7.0, says(2, "lost", "lost")), (8.0, says(3, "lost", "ready"))],
+        "LLLS",
+        line="engine: 1 of 4 serve, 2 needed",
+    ),
+    "nothing serves": Row(
+        [*RUNS, (7.0, says(2, "lost", "lost")), (8.0, says(3, "lost", "lost"))],
+        "LLLL",
+        line="no engine serves since",
+    ),
+    "behind a front a member serves once the front says so": Row(
+        [*READY, (5.0, front("stale", "serving", "serving", "serving"))],
+        "TSSS",
+        "submitting",
+        "sglang",
+    ),
+    "a restarted member is stale until its front has sent it the weights": Row(
+        [
+            *RUNS,
+            (7.0, front("serving", "serving", "serving", "serving")),
+            (8.0, says(2, "lost", "ready")),
+            (9.0, says(2, "ready", "ready", generation=2)),
+        ],
+        "TTSS",
+        weights="sglang",
+    ),
+    "then it serves": Row(
+        [
+            *RUNS,
+            (8.0, says(2, "lost", "lost")),
+            (9.0, says(2, "ready", "ready", generation=2)),
+            (9.5, front("serving", "stale", "serving", "serving", generations=(2, 2, 1, 1))),
+        ],
+        "STSS",
+        weights="sglang",
+    ),
+    "one that answers its probe and no request is started again": Row(
+        [*RUNS, (7.0, front("wedged", "serving", "serving", "serving"))],
+        "LSSS",
+        weights="sglang",
+        line="engine.0 on rank 1 (pod2) is down (no answer)",
+    ),
+    "by NCCL only the next attempt sends weights": Row(
+        [
+            *RUNS,
+            (7.0, says(2, "lost", "ready")),
+            (9.0, says(2, "ready", "ready", generation=2)),
+        ],
+        "TTSS",
+        weights="nccl",
+        group=replace(GROUP, min=None),
+    ),
+    "a group that ends the run: both nodes are gone": Row(
+        [
+            *RUNS,
+            *((7.0, h.WorkerSilent(f"agent{n}", "no answer", ray_answers=False)) for n in (2, 3)),
+            (68.0, TICK),
+        ],
+        "DDDD",
+        "stopping",
+        group=replace(GROUP, lost="end"),
+        end="too few members of engine are left in the group rollout: 0 of 4 serve",
+    ),
+    "a group that waits: both nodes are gone": Row(
+        [
+            *RUNS,
+            *((7.0, h.WorkerSilent(f"agent{n}", "no answer", ray_answers=False)) for n in (2, 3)),
+            (68.0, TICK),
+        ],
+        "DDDD",
+        line="no engine serves since",
+    ),
+}
+LETTERS = {
+    "pending": "P",
+    "loading": "L",
+    "stale": "T",
+    "serving": "S",
+    "dead": "D",
+    "retired": "R",
+}
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_histories(name: str) -> None:
+    """Each history leaves these members and this phase, and has this line in its log."""
+    row = ROWS[name]
+    trace = Trace(a_goal(row.group, row.weights), [*UP, *row.events])
+    members = members_of(trace.state, trace.state.goal.services[0])
+    assert "".join(LETTERS[member.state.value] for member in members) == row.states
+    assert trace.state.phase.value == row.phase
+    assert row.line in trace.log
+    end = trace.state.outcome
+    assert row.end in ("" if end is None else end.reason)
+
+
+def test_a_member_that_keeps_failing_is_given_up() -> None:
+    """Its restarts are used up; the others go on, and the next attempt tries it again."""
+    trace = Trace(a_goal(), [*UP, *RUNS])
+    now = 10.0
+    for generation in (1, 2, 3):
+        trace.take(says(2, "lost", "ready", generation=generation, at=now), now)
+        now += 5.0
+        trace.take(TICK, now)
+    (first, *_) = members_of(trace.state, trace.state.goal.services[0])
+    assert first.state.value == "retired"
+    assert "engine.0" not in wanted_of(trace.state, "agent2")
+    assert "the run goes on without it" in trace.log
+
+
+def test_what_its_nodes_run() -> None:
+    """Each node of the group runs its members, and no Ray."""
+    trace = Trace(a_goal(), [*UP, *READY])
+    assert wanted_of(trace.state, "agent2") == {"engine.0": Want(1), "engine.1": Want(1)}
+
+
+def test_addresses() -> None:
+    """A job gets the members' own addresses, or the ports of their front, by rank and number."""
+    trace = Trace(a_goal(), [*UP, *READY])
+    spec = trace.state.goal.services[0]
+    own = ("10.0.0.2:31000", "10.0.0.2:31001", "10.0.0.3:31000", "10.0.0.3:31001")
+    assert addresses_of(trace.state, spec, "10.0.0.1") == own
+    fronted = replace(spec, weights="sglang", front=22_000)
+    of_front = tuple(f"10.0.0.1:{port}" for port in (22_000, 22_001, 22_016, 22_017))
+    assert addresses_of(trace.state, fronted, "10.0.0.1") == of_front
+    slots = slots_of(trace.state, fronted)
+    assert [(slot.port, slot.address) for slot in slots] == [
+        (int(front.rpartition(":")[2]), address)
+        for front, address in zip(of_front, own, strict=True)
+    ]
