@@ -523,8 +523,9 @@ class FrontServer:
         if current is None or current.process != member.process:
             return BrokenError("its process was replaced")
         scopes = self._calls.setdefault(port, {})
+        began = anyio.current_time()
         with anyio.move_on_after(limit) as scope:
-            scopes[scope] = anyio.current_time() if limit >= UPDATE_LEAST else 0.0
+            scopes[scope] = began if limit >= UPDATE_LEAST else 0.0
             try:
                 return await self._forwarder.call(
                     member.slot.address, method, path, content, headers
@@ -536,7 +537,9 @@ class FrontServer:
                 return problem
             finally:
                 del scopes[scope]
-        return _late(limit)
+        if anyio.current_time() < scope.deadline:
+            return BrokenError("its process was replaced, or fails its probe")
+        return _late(scope.deadline - began)
 
     # --- Refits -----------------------------------------------------------------------------------
 

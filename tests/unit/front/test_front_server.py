@@ -680,6 +680,29 @@ def test_a_refit_that_hangs_is_reported() -> None:
     play(scenario)
 
 
+def test_a_refit_is_not_given_up_for_a_probe_that_fails_once() -> None:
+    """The member is no more wedged than before."""
+
+    async def scenario(front: FrontUnderTest) -> None:
+        first = front.engines[0]
+        await front.update("1")
+        await front.post(0, PAUSE)
+        await first.restart()
+        first.waits[PAUSE] = asyncio.Event()
+        await front.order()
+        await front.until(lambda: first.asked[-1] == PAUSE)
+        first.answers = False
+        await front.order()
+        await front.until(lambda: "fails its probe" in front.of(0).why)
+        first.answers = True
+        first.waits[PAUSE].set()
+        await front.order()
+        await front.until(lambda: front.states() == ["serving", "serving"])
+        assert not front.of(0).is_wedged
+
+    play(scenario)
+
+
 def test_a_slot_that_the_trainer_lacks_is_updated_by_the_front() -> None:
     """The trainer read its list before."""
 
