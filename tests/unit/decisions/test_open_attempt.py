@@ -127,7 +127,6 @@ FELL_SILENT: list[Row] = [
     (11, NEXT_AGENT),
     (1, nodes(2), "follow run-1"),
     (2, SUBMITTED),
-    (3, reported(2)),
 ]
 HOPELESS = Outcome(Kind.UNAVAILABLE, 69, "reward server is lost for good", "running")
 TO_BE_STOPPED = replace(on_clock(KNOWN, -100.0), stop=Stop(HOPELESS, -9.0))
@@ -167,16 +166,21 @@ KILLED_HEADS: dict[str, Case] = {
         ],
         log=("attempt 1 goes on: its job is followed again",),
     ),
+    "a worker that fell silent is missed, though GCS still lists it": Case(
+        goal(1, retries=1),
+        [*FELL_SILENT, (50, job("RUNNING")), (57.9, TICK), (58.1, TICK, "stop run-1")],
+    ),
     # GCS never reported the worker, and it is back
     "a loss that the next agent did not see counts for a minute": Case(
         goal(1, retries=1),
-        [*FELL_SILENT, (57.9, job("FAILED", 9), "start Ray, generation 2")],
+        [*FELL_SILENT, (3, reported(2)), (57.9, job("FAILED", 9), "start Ray, generation 2")],
         log=("all needed nodes are back",),
     ),
     "a loss does not count after a minute": Case(
         goal(1, retries=1),
         [
             *FELL_SILENT,
+            (3, reported(2)),
             (58.1, job("FAILED", 9), "ask the nodes"),
             (59.1, Answered(h.NodesAsked("run-1")), "end 9: …"),
         ],
