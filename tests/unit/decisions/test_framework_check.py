@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
 from msgspec.structs import replace
 
 from agent.base import ends
 from agent.decisions.head import head_decide as head
-from agent.decisions.head.head_state import HeadPhase
 from agent.decisions.head.wanted import wanted_of
 from agent.decisions.shared import CHECK, HERE
 from support.heads import (
@@ -17,7 +17,6 @@ from support.heads import (
     RUNNING,
     SUBMITTED,
     TICK,
-    Started,
     Trace,
     checked,
     goal,
@@ -25,6 +24,7 @@ from support.heads import (
     nodes,
     reported,
 )
+from support.histories import Case, play
 
 if TYPE_CHECKING:
     from agent.decisions.head.head_goal import HeadGoal
@@ -46,96 +46,73 @@ def asking(workers: int = 0, *, prepare: bool = False, given: bool = False) -> H
     return replace(goal(workers, prepare=prepare, given=given), framework="verl 0.9.7")
 
 
-def asked(trace: Trace) -> list[int]:
-    """Return the generations of the check that are wanted in this history."""
-    started = (action for action in trace.actions if isinstance(action, Started))
-    return [action.generation for action in started if action.name == CHECK]
+ASKED_AGAIN = f"start {CHECK}, generation 2"
+EACH, MAKE = PREPARED
+"""The events that the prepare steps are done."""
+
+CHECKS: dict[str, Case] = {
+    "a refusal before the submission ends the run, with the framework's words": Case(
+        asking(3),
+        [(1.5, REFUSED, "end 78: verl 0.9.7 refuses x in AGENT_JOB_ARGS: no x")],
+    ),
+    "it is asked once": Case(
+        asking(), [(1, ACCEPTED), (3, nodes(), "submit run-1"), (4, SUBMITTED), (9, TICK)]
+    ),
+    "nothing waits for the answer, and a refusal after the submission is a warning": Case(
+        asking(1),
+        [(3, nodes(2), "submit run-1"), (4, reported(2)), (5, SUBMITTED), (6, REFUSED)],
+        log=("no x; the job goes on, since it is submitted already. Correct it there",),
+    ),
+    "what cannot be asked is a warning, never a refusal": Case(
+        asking(),
+        [(1, UNKNOWN), (3, nodes(), "submit run-1")],
+        log=("verl 0.9.7 cannot be asked: verl is not installed for python3",),
+    ),
+    # Prepare steps may install it, or another version: a refusal before their end is no verdict
+    "after a refusal it is asked again after the steps": Case(
+        asking(prepare=True),
+        [(1, REFUSED), (3, nodes()), (9, EACH), (10, MAKE, ASKED_AGAIN, "submit run-1")],
+        log=("asked again after the prepare steps",),
+    ),
+    "where it was not installed, too, and a refusal then counts": Case(
+        asking(1, prepare=True),
+        [(1, UNKNOWN), (9, EACH), (10, MAKE, ASKED_AGAIN), (11, REFUSED, "end 78: …no x")],
+    ),
+    "an answer that comes late would be about the former version": Case(
+        asking(1, prepare=True), [(2, EACH), (2, MAKE, ASKED_AGAIN)]
+    ),
+    "what was accepted is not asked again": Case(
+        asking(1, prepare=True), [(1, ACCEPTED), (9, EACH), (10, MAKE)]
+    ),
+    "a step that fails ends the run, whatever the framework has said": Case(
+        asking(prepare=True),
+        [(1, REFUSED), (2, lost("AGENT_PREPARE", "code 1"), "end 69: AGENT_PREPARE failed: …")],
+    ),
+    # The driver may run on another machine, with another version
+    "on a given Ray nothing waits": Case(asking(given=True), [(3, nodes(), "submit run-1")]),
+    "on a given Ray a refusal is a warning": Case(
+        asking(1, given=True), [(1, REFUSED)], log=("Ray may run it elsewhere",)
+    ),
+}
 
 
-def ends_of(trace: Trace) -> list[tuple[int, str, str]]:
-    """Return code, reason and culprit of the ends."""
-    return [(end.exit_code, end.reason, end.culprit) for end in trace.outcomes]
+@pytest.mark.parametrize("case", CHECKS.values(), ids=CHECKS)
+def test_the_frameworks_check(case: Case) -> None:
+    """A refusal ends the run before the submission, and nothing waits for the answer."""
+    play(case)
 
 
-def test_a_refusal_before_the_submission_ends_the_run() -> None:
-    """With the framework's words, while Ray starts or workers are awaited."""
-    trace = Trace(asking(3), [(1.5, REFUSED)])
-    assert ends_of(trace) == [
-        (78, "verl 0.9.7 refuses x in AGENT_JOB_ARGS: no x", "AGENT_JOB_ARGS")
-    ]
-    assert trace.outcomes[0].phase == "booting"
+def test_a_refusal_names_its_variable() -> None:
+    """The phase is that of the boot."""
+    (end,) = Trace(asking(3), [(1.5, REFUSED)]).outcomes
+    assert (end.culprit, end.phase) == ("AGENT_JOB_ARGS", "booting")
 
 
-def test_the_framework_is_asked_at_the_start_and_only_then() -> None:
-    """One question for a run; none for a command without a known framework."""
+def test_only_a_known_framework_is_asked() -> None:
+    """Once, at the start; nothing is asked about a job that a killed agent has left running."""
     for of, is_asked in ((asking(), True), (goal(), False)):
         first = head.first_state(of, NOTHING_DURABLE)
         assert (CHECK in wanted_of(first, HERE)) is is_asked
-    trace = Trace(asking(), [(1.0, ACCEPTED), (3.0, nodes()), (4.0, SUBMITTED), (9.0, TICK)])
-    assert asked(trace) == []
-
-
-def test_nothing_waits_for_the_answer() -> None:
-    """A refusal after the submission is a warning."""
-    trace = Trace(asking(1), [(3.0, nodes(2)), (4.0, reported(2))])
-    assert list(trace.kinds())[-1:] == ["SubmitJob"]
-    trace.take(SUBMITTED, 5.0)
-    trace.take(REFUSED, 6.0)
-    assert trace.outcomes == []
-    assert trace.state.phase is HeadPhase.RUNNING
-    assert "no x; the job goes on, since it is submitted already. Correct it there" in trace.log
-
-
-def test_what_cannot_be_asked_is_a_warning() -> None:
-    """Never a refusal."""
-    trace = Trace(asking(), [(1.0, UNKNOWN), (3.0, nodes())])
-    assert "SubmitJob" in list(trace.kinds())
-    assert "verl 0.9.7 cannot be asked: verl is not installed for python3" in trace.log
-
-
-def test_prepare_steps_may_install_another_version() -> None:
-    """A refusal before their end is no verdict: it is asked again after them."""
-    trace = Trace(asking(prepare=True), [(1.0, REFUSED), (3.0, nodes())])
-    assert trace.outcomes == []
-    assert "asked again after the prepare steps" in trace.log
-    for event in PREPARED:
-        trace.take(event, 10.0)
-    assert asked(trace) == [2]
-
-    awaiting = Trace(asking(1, prepare=True), [(1.0, UNKNOWN)])
-    for event in PREPARED:
-        awaiting.take(event, 10.0)
-    assert "cannot be asked" not in awaiting.log
-    awaiting.take(REFUSED, 11.0)
-    assert [code for code, *_ in ends_of(awaiting)] == [78]
-
-    # The first question may be unanswered still: its answer would be about the former version.
-    late = Trace(asking(1, prepare=True), [(2.0, event) for event in PREPARED])
-    assert asked(late) == [2]
-
-    accepted = Trace(asking(1, prepare=True), [(1.0, ACCEPTED)])
-    for event in PREPARED:
-        accepted.take(event, 10.0)
-    assert asked(accepted) == []
-
-
-def test_a_step_that_fails_ends_the_run_as_always() -> None:
-    """Whatever the framework has said before."""
-    trace = Trace(asking(prepare=True), [(1.0, REFUSED), (2.0, lost("AGENT_PREPARE", "code 1"))])
-    assert [code for code, *_ in ends_of(trace)] == [69]
-
-
-def test_on_a_given_ray_a_refusal_is_a_warning() -> None:
-    """The driver may run on another machine, with another version; nothing waits."""
-    trace = Trace(asking(given=True), [(3.0, nodes())])
-    assert "SubmitJob" in list(trace.kinds())
-    other = Trace(asking(1, given=True), [(1.0, REFUSED)])
-    assert other.outcomes == []
-    assert "Ray may run it elsewhere" in other.log
-
-
-def test_a_job_that_runs_already_is_not_asked_about() -> None:
-    """A killed agent's job goes on."""
-    first = Trace(asking(), [(1.0, ACCEPTED), *RUNNING])
-    again = head.first_state(asking(), first.state.durable)
+    before = Trace(asking(), [(1.0, ACCEPTED), *RUNNING])
+    again = head.first_state(asking(), before.state.durable)
     assert CHECK not in wanted_of(again, HERE)
