@@ -12,18 +12,15 @@ import pytest
 
 from agent.decisions.head import head_decide as head
 from agent.decisions.head import head_state as h
-from agent.decisions.head.head_state import HeadPhase
 from agent.decisions.shared import ItemsReported
 from agent.processes.process import Child
 from agent.processes.ray_parts import stopped_helper, watch_helpers
 from agent.processes.waiting import BestEffort, NotYet, until
 from support.heads import (
     PAIR,
-    RUNNING,
     SERVING,
     SUBMITTED,
     TICK,
-    History,
     Trace,
     goal,
     nodes,
@@ -32,146 +29,136 @@ from support.heads import (
     ray_open,
     reported,
 )
+from support.histories import ALONE_RUNS, PAIR_RUNS, Case, play
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from agent.decisions.head.head_goal import HeadGoal
 
 STOPPED = ray_doubt("its dashboard (pid 7) is stopped")
 BESIDE = ray_doubt("its dashboard (pid 7) is stopped", beside_job=True)
 GOES_ON = ray_doubt()
-AGAIN = "Ray was lost on the head: its dashboard (pid 7) is stopped for 30 s; starting it again: "
+HANGS = "Ray hangs, its dashboard (pid 7) is stopped"
+IS_LOST = "its dashboard (pid 7) is stopped for 30 s"
+RAY_AGAIN = "start Ray, generation 2"
 
-CASES: dict[str, tuple[HeadGoal, History, HeadPhase, list[str]]] = {
-    "borne for half a minute": (
+HANGING: dict[str, Case] = {
+    "borne for half a minute, before the workers are there": Case(
         goal(1),
-        [(3, nodes()), (5, STOPPED), (34, TICK)],
-        HeadPhase.BOOTING,
-        [],
+        [(3, nodes()), (5, STOPPED), (34.9, TICK), (35, TICK, RAY_AGAIN)],
+        log=(
+            f"{HANGS}: Ray is started again unless it continues within 30 s",
+            f"Ray was lost on the head: {IS_LOST}; starting it again: 1 of 2",
+        ),
     ),
-    "a job is not submitted to it meanwhile": (
+    "a job is not submitted to it meanwhile, and to the next one": Case(
         goal(1),
-        [(3, nodes()), (5, STOPPED), (9, nodes(2)), (10, reported(2)), (34, TICK)],
-        HeadPhase.BOOTING,
-        [],
+        [
+            (3, nodes()),
+            (5, STOPPED),
+            (9, nodes(2)),
+            (10, reported(2)),
+            (34.9, TICK),
+            (35, TICK, RAY_AGAIN),
+            (40, nodes(2), "submit run-1"),
+        ],
     ),
-    "it goes on, and the job is submitted": (
+    "it goes on, and the job is submitted": Case(
         goal(),
-        [(2, STOPPED), (3, nodes()), (20, GOES_ON)],
-        HeadPhase.SUBMITTING,
-        ["SubmitJob"],
+        [(2, STOPPED), (3, nodes()), (20, GOES_ON, "submit run-1")],
+        log=(HANGS, "Ray runs again: none of its processes is stopped"),
     ),
-    "started again before the job": (
-        goal(1),
-        [(3, nodes()), (5, STOPPED), (35, TICK), (40, nodes(2)), (41, reported(2))],
-        HeadPhase.SUBMITTING,
-        ["RayStarted", "SubmitJob"],
-    ),
-    "a Ray that is not up yet is started again": (
+    "one that is not up yet is started again": Case(
         goal(),
-        [(1, ray_open()), (2, STOPPED), (32, TICK), (40, nodes())],
-        HeadPhase.SUBMITTING,
-        ["RayStarted", "SubmitJob"],
+        [
+            (1, ray_open()),
+            (2, STOPPED),
+            (32, TICK, RAY_AGAIN),
+            (40, nodes(), "submit run-1"),
+        ],
     ),
-    "under the submission it is waited for": (
+    "it is waited for under the submission": Case(
         goal(retries=1),
-        [(3, nodes()), (5, STOPPED), (100, TICK), (101, GOES_ON), (102, SUBMITTED)],
-        HeadPhase.RUNNING,
-        ["SubmitJob"],
+        [
+            (3, nodes(), "submit run-1"),
+            (5, STOPPED),
+            (100, TICK),
+            (101, GOES_ON),
+            (102, SUBMITTED),
+        ],
     ),
-    "a submission that Ray has taken, though it did not say so": (
+    "Ray has the job, though it did not say so": Case(
+        goal(), [(3, nodes(), "submit run-1"), (5, BESIDE), (60, TICK)]
+    ),
+    "under a job it is left alone": Case(
         goal(),
-        [(3, nodes()), (5, BESIDE), (60, TICK)],
-        HeadPhase.SUBMITTING,
-        ["SubmitJob"],
+        [*ALONE_RUNS, (9, STOPPED), (100, TICK)],
+        log=(f"{HANGS}: left alone, since a job runs that does not need it",),
     ),
-    "under a job it is left alone": (
-        goal(),
-        [*RUNNING, (9, STOPPED), (100, TICK)],
-        HeadPhase.RUNNING,
-        ["SubmitJob"],
+    "where Ray only serves it is started again": Case(
+        SERVING, [(3, nodes(2)), (9, STOPPED), (38.9, TICK), (39, TICK, RAY_AGAIN)]
     ),
-    "started again where Ray only serves": (
+    "a job runs that another has submitted: its time counts from that job's end": Case(
         SERVING,
-        [(3, nodes(2)), (9, STOPPED), (39, TICK)],
-        HeadPhase.BOOTING,
-        ["RayStarted"],
+        [
+            (3, nodes(2)),
+            (9, BESIDE),
+            (100, STOPPED),
+            (129.9, TICK),
+            (130, TICK, RAY_AGAIN),
+        ],
     ),
-    "left alone where a job runs that another has submitted": (
-        SERVING,
-        [(3, nodes(2)), (9, BESIDE), (100, TICK)],
-        HeadPhase.RUNNING,
-        [],
+    "it is started again twice, then the run ends with the cause": Case(
+        goal(1),
+        [
+            (3, nodes()),
+            (4, STOPPED),
+            (34, TICK, RAY_AGAIN),
+            (39, nodes()),
+            (40, STOPPED),
+            (70, TICK, "start Ray, generation 3"),
+            (75, nodes()),
+            (76, STOPPED),
+            (106, TICK, f"end 69: …{IS_LOST}"),
+        ],
     ),
-    "time counts from that job's end": (
-        SERVING,
-        [(3, nodes(2)), (9, BESIDE), (100, STOPPED), (129, TICK)],
-        HeadPhase.RUNNING,
-        [],
+    # What was stopped of a lost Ray is gone with it
+    "the next attempt has a Ray of its own, and nothing runs again": Case(
+        goal(1, retries=1),
+        [
+            *PAIR_RUNS,
+            (9, STOPPED),
+            (10, ray_lost("its raylet is gone"), RAY_AGAIN),
+            (12, nodes(2)),
+            (19.9, TICK),
+            (20, TICK, "submit run-2"),
+        ],
     ),
-    "half a minute after that job's end": (
-        SERVING,
-        [(3, nodes(2)), (9, BESIDE), (100, STOPPED), (130, TICK)],
-        HeadPhase.BOOTING,
-        ["RayStarted"],
+    # Workers may be awaited longer than the head's Ray was, and must join again
+    "where Ray is lost late, all have their time anew": Case(
+        goal(1),
+        [(3, nodes()), (150, ray_lost("its raylet is gone"), RAY_AGAIN)],
+        waits=(
+            "waiting for Ray on this node, its raylet is gone (100 s left)",
+            "waiting for workers, 0 of 1 joined; … (3 min 20 s left)",
+        ),
+    ),
+    "one that is slow to start is not started again once its time is over": Case(
+        goal(1), [(100, ray_lost("exit 1"), "end 69: Ray did not start: exit 1")]
     ),
 }
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_what_follows(case: str) -> None:
+@pytest.mark.parametrize("case", HANGING.values(), ids=HANGING)
+def test_what_follows(case: Case) -> None:
     """Ray is restarted only if a job is to be submitted, or none runs."""
-    of, history, phase, actions = CASES[case]
-    trace = Trace(of, history)
-    assert (trace.state.phase, list(trace.kinds())) == (phase, actions)
+    play(case)
 
 
-def test_the_half_minute_is_a_deadline() -> None:
-    """The head checks at the deadline itself, before and after the job's nodes are present."""
-    for of in (goal(1), SERVING):
-        trace = Trace(of, [(3, nodes()), (5, STOPPED)])
-        assert head.deadline(trace.state) == 35
-
-
-def test_it_is_logged_once_with_its_consequence() -> None:
-    """The effect, the reason; and the recovery."""
-    trace = Trace(goal(1), [(3, nodes()), (5, STOPPED), (9, GOES_ON)])
-    hangs = "Ray hangs, its dashboard (pid 7) is stopped"
-    assert trace.log.splitlines()[-2:] == [
-        f"{hangs}: Ray is started again unless it continues within 30 s",
-        "Ray runs again: none of its processes is stopped",
-    ]
-    trace = Trace(goal(), [*RUNNING, (9, STOPPED)])
-    assert trace.log.endswith(f"{hangs}: left alone, since a job runs that does not need it")
-
-
-def test_it_is_bounded_as_other_restarts_are() -> None:
-    """Twice; the third time the run ends, with the cause."""
-    trace = Trace(goal(1), [(3, nodes())])
-    for number in (1, 2):
-        trace.take(STOPPED, trace.now + 1)
-        trace.take(TICK, trace.now + 30)
-        assert trace.log.endswith(f"{AGAIN}{number} of 2")
-        trace.take(nodes(), trace.now + 5)
-    trace.take(STOPPED, trace.now + 1)
-    trace.take(TICK, trace.now + 30)
-    (end,) = trace.outcomes
-    assert (end.exit_code, end.culprit) == (69, "ray")
-    assert "its dashboard (pid 7) is stopped for 30 s" in end.reason
-
-
-def test_where_ray_is_lost_late_all_have_their_time_anew() -> None:
-    """Workers may be awaited longer than the head's Ray was, and must join again."""
-    trace = Trace(goal(1), [(3, nodes()), (150, ray_lost("its raylet is gone"))])
-    assert list(trace.kinds()) == ["RayStarted"]
-    assert [wait.deadline for wait in head.pending_waits(trace.state)] == [
-        250,
-        350,
-    ]  # Ray's, the workers'
-    trace.take(nodes(2), 160)
-    trace.take(reported(2), 161)
-    assert trace.state.phase is HeadPhase.SUBMITTING
+def test_a_lost_ray_does_not_run_again() -> None:
+    """What was stopped of it is gone with it."""
+    trace = Trace(goal(1, retries=1), [*PAIR, (9, STOPPED), (10, ray_lost("exit 1"))])
+    assert "Ray runs again" not in trace.log
 
 
 def test_what_is_repeated_of_ray_with_other_items_changes_nothing() -> None:
@@ -192,26 +179,6 @@ def test_a_former_ray_that_is_still_being_ended_is_named_in_the_wait() -> None:
     trace.take(ray_lost("exit 1", generation=1, doubt="python (pid 7) cannot be ended"), 12)
     (wait, _) = head.pending_waits(trace.state)
     assert (wait.what, wait.evidence) == ("Ray on this node", "python (pid 7) cannot be ended")
-
-
-def test_a_lost_ray_does_not_run_again() -> None:
-    """What was stopped of it is gone with it."""
-    trace = Trace(goal(1, retries=1), [*PAIR, (9, STOPPED), (10, ray_lost("exit 1"))])
-    assert "Ray runs again" not in trace.log
-
-
-def test_ray_that_is_slow_to_start_is_not_started_again_once_its_time_is_over() -> None:
-    """At the moment itself, too."""
-    trace = Trace(goal(1), [(100, ray_lost("exit 1"))])
-    assert [end.culprit for end in trace.outcomes] == ["ray"]
-
-
-def test_the_next_attempt_starts_without_it() -> None:
-    """It has a new Ray."""
-    history = [*PAIR, (9, STOPPED), (10, ray_lost("its raylet is gone"))]
-    trace = Trace(goal(1, retries=1), history)
-    assert trace.state.ray.doubt == ""
-    assert trace.state.durable.ended[0].id == "run-1"
 
 
 def test_a_stopped_dashboard_is_found_below_ray(tmp_path: Path) -> None:
