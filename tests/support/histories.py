@@ -1,7 +1,8 @@
 """Histories as tables: when, what happens, and what the head or a worker does about it.
 
 A row is a time, an event, and in words what is begun, asked or ended since then; a row without
-words is an event after which nothing new is done. `…` stands for any words.
+words is an event after which nothing new is done. `…` stands for any words. What is done at a tick
+was due by then: nobody else wakes the head or a worker.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from agent.decisions.durable import on_clock
 from agent.decisions.head import head_decide as head
 from agent.decisions.head import head_state as h
 from agent.decisions.head.head_goal import HeadGoal
-from agent.decisions.shared import HERE, LogLine
+from agent.decisions.shared import HERE, LogLine, Tick
 from agent.decisions.worker import worker_state as w
 from support.heads import (
     NOTHING_DURABLE,
@@ -102,13 +103,18 @@ def _play_row(trace: Trace | WorkerTrace, at: float, event: Any) -> list[str]:  
     if event is BOOT:
         return _begun(trace)
     before = len(trace.effects)
+    due = _deadline(trace)
     if at == LATER:
         assert trace.finish(200)
     else:
         if isinstance(event, h.WorkerReported):  # it is sent when it arrives
             event = h.WorkerReported(replace(event.worker, last_report_at=at))
         trace.take(event, at)
-    return [in_words(action) for action in trace.effects[before:]]
+    done = [in_words(action) for action in trace.effects[before:]]
+    if isinstance(event, Tick) and done:
+        assert due is not None, f"{at}: no tick would come"
+        assert due <= at, f"{at}: the next tick comes at {due}"
+    return done
 
 
 def _begun(trace: Trace | WorkerTrace) -> list[str]:
@@ -116,6 +122,12 @@ def _begun(trace: Trace | WorkerTrace) -> list[str]:
         return [f"start {name}" for name in trace.items]
     held_back = [one.sentence for one in trace.state.actions if isinstance(one, LogLine)]
     return [in_words(action) for action in trace.at_once] + held_back
+
+
+def _deadline(trace: Trace | WorkerTrace) -> float | None:
+    if isinstance(trace, WorkerTrace):
+        return worker.deadline(trace.state)
+    return head.deadline(trace.state)
 
 
 def _waits(trace: Trace | WorkerTrace) -> list[str]:
