@@ -334,8 +334,8 @@ def end_of_attempt(state: HeadState, end: Outcome, now: float) -> Durable:
 def ask_progress(state: HeadState, turn: Turn) -> HeadState:
     """Ask what an attempt has made once it has ended, and its output was read to its end."""
     has_ended = state.earlier.number > turn.before.earlier.number
-    was_read = is_output_left(turn.before)
-    if is_output_left(state) or not (has_ended or was_read):
+    was_left = is_output_left(turn.before)
+    if is_output_left(state) or not (has_ended or was_left):
         return state
     return ask_of_last(state)
 
