@@ -1,8 +1,10 @@
 """Histories as tables: when, what happens, and what the head or a worker does about it.
 
-A row is a time, an event, and in words what is begun, asked or ended since then; a row without
-words is an event after which nothing new is done. `…` stands for any words. What is done at a tick
-was due by then: nobody else wakes the head or a worker.
+A case is a list: its goal, what is durable if an earlier agent has left something, and rows. A row
+is a time, an event, and in words what is begun, asked or ended since then; one without words is an
+event after which nothing new is done. `…` stands for any words. What is done at a tick was due by
+then: nobody else wakes the head or a worker. Between rows stands what is logged so far (`Logged`),
+and all that is waited for (`Waits`).
 """
 
 from __future__ import annotations
@@ -14,14 +16,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from msgspec.structs import replace
 
 from agent.decisions import worker
-from agent.decisions.durable import on_clock
+from agent.decisions.durable import Durable, on_clock
 from agent.decisions.head import head_decide as head
 from agent.decisions.head import head_state as h
-from agent.decisions.head.head_goal import HeadGoal
 from agent.decisions.shared import HERE, LogLine, Tick
 from agent.decisions.worker import worker_state as w
+from agent.decisions.worker.worker_state import WorkerGoal
 from support.heads import (
-    NOTHING_DURABLE,
     SUBMITTED,
     FollowJob,
     RayStarted,
@@ -40,9 +41,7 @@ from support.workers import Began, Ended, WorkerTrace
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from agent.decisions.durable import Durable
     from agent.decisions.shared import HeadAction, WorkerAction
-    from agent.decisions.worker.worker_state import WorkerGoal
 
 Row = tuple[Any, ...]
 """A time, an event, and words."""
@@ -54,14 +53,21 @@ LATER = math.inf
 """Instead of a time: only time passes, until nothing more is waited for."""
 
 
-class Case(NamedTuple):
-    """A history, and what else is so at its end."""
+Case = list[Any]
+"""A goal, perhaps what is durable, and rows."""
 
-    of: HeadGoal | WorkerGoal
-    rows: list[Row]
-    durable: Durable = NOTHING_DURABLE
-    log: tuple[str, ...] = ()  # words of lines that were logged on the way
-    waits: tuple[str, ...] | None = None  # what is waited for, as it is logged
+
+class Logged(NamedTuple):
+    """Words of a line that was logged so far."""
+
+    words: str
+
+
+class Waits:
+    """All that is waited for, as it is logged."""
+
+    def __init__(self, *sentences: str) -> None:
+        self.sentences = sentences
 
 
 ALONE_RUNS: list[Row] = [(3, nodes(), "submit run-1"), (4, SUBMITTED), (5, job("RUNNING"))]
@@ -76,26 +82,30 @@ PAIR_RUNS: list[Row] = [
 
 
 def play(case: Case) -> None:
-    """Play a history; check what is done about each event, and what is so at the end."""
-    trace: Trace | WorkerTrace
-    if isinstance(case.of, HeadGoal):
-        trace = Trace(case.of, (), case.durable)
-    else:
-        trace = WorkerTrace(case.of, ())
+    """Play a history; check what is done about each event, and what is so between them."""
+    goal, *rows = case
+    is_worker = isinstance(goal, WorkerGoal)
+    trace: Trace | WorkerTrace = WorkerTrace(goal, ()) if is_worker else Trace(goal, ())
     wrong = []
-    for at, event, *words in case.rows:
-        if event is NEXT_AGENT and isinstance(trace, Trace):
-            trace = Trace(trace.state.goal, (), on_clock(trace.persisted[-1], -at))
-            continue
-        done = _play_row(trace, at, event)
-        if not _are_as(done, words):
-            wrong.append(f"{at}: {done}, not {words}")
+    for row in rows:
+        match row:
+            case Durable():
+                trace = Trace(goal, (), row)
+            case Logged(words):
+                if not re.search(_pattern(words), trace.log):
+                    wrong.append(f"{words} is not in the log:\n{trace.log}")
+            case Waits():
+                waits = _waits(trace)
+                if not _are_as(waits, row.sentences):
+                    wrong.append(f"it waits for {waits}")
+            case (at, event, *_) if event is NEXT_AGENT:
+                assert isinstance(trace, Trace)
+                trace = Trace(goal, (), on_clock(trace.persisted[-1], -at))
+            case (at, event, *expected):
+                done = _play_row(trace, at, event)
+                if not _are_as(done, expected):
+                    wrong.append(f"{at}: {done}, not {expected}")
     assert not wrong, "\n".join(wrong)
-
-    missing = [words for words in case.log if not re.search(_pattern(words), trace.log)]
-    assert not missing, f"{missing} not in\n{trace.log}"
-    waits = _waits(trace)
-    assert case.waits is None or _are_as(waits, case.waits), waits
 
 
 def _play_row(trace: Trace | WorkerTrace, at: float, event: Any) -> list[str]:  # noqa: ANN401 - of either

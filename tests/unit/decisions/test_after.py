@@ -48,7 +48,7 @@ from support.heads import (
     ready,
     reported,
 )
-from support.histories import BOOT, LATER, Case, Row, play
+from support.histories import BOOT, LATER, Case, Logged, Row, Waits, play
 
 if TYPE_CHECKING:
     from agent.decisions.head.head_goal import HeadGoal
@@ -102,122 +102,100 @@ ALL_SERVE: list[Row] = [
 
 ON_THE_HEAD: dict[str, Case] = {
     # The data takes longer than the server's limit, which counts from the server's own start
-    "the reward server waits for the data, and has its time from its own start": Case(
+    "the reward server waits for the data, and has its time from its own start": [
         of(EACH, MAKE, ASKED),
-        [
-            (0, BOOT, f"start {PREPARE_EACH}", f"{PREPARE} waits…", f"{REWARD} waits…"),
-            (3, nodes()),
-            (90, ready(PREPARE_EACH), f"start {PREPARE}"),
-            (180, TICK),
-            (185, ready(PREPARE), f"start {REWARD}"),
-            (400, ready(REWARD), "submit run-1"),
-        ],
-    ),
-    "what is waited for is named, and why it has not started": Case(
-        of(EACH, MAKE, ASKED),
-        [(3, nodes()), (90, ready(PREPARE_EACH), f"start {PREPARE}")],
-        waits=(
+        (0, BOOT, f"start {PREPARE_EACH}", f"{PREPARE} waits…", f"{REWARD} waits…"),
+        (3, nodes()),
+        (90, ready(PREPARE_EACH), f"start {PREPARE}"),
+        Waits(
             f"waiting for {REWARD}, not started, waits for {PREPARE} (15 min 10 s left)",
             f"waiting for {PREPARE} (100 s left)",
         ),
-    ),
-    "a step that fails ends the run, and nothing after it starts": Case(
+        (180, TICK),
+        (185, ready(PREPARE), f"start {REWARD}"),
+        (400, ready(REWARD), "submit run-1"),
+    ],
+    "a step that fails ends the run, and nothing after it starts": [
         of(EACH, MAKE, ASKED),
-        [
-            (3, nodes()),
-            (9, lost(PREPARE_EACH, "exit code 2"), f"end 69: {PREPARE_EACH} failed: exit code 2"),
-        ],
-    ),
-    "a step that is late ends the run": Case(
+        (3, nodes()),
+        (9, lost(PREPARE_EACH, "exit code 2"), f"end 69: {PREPARE_EACH} failed: exit code 2"),
+    ],
+    "a step that is late ends the run": [
         of(EACH, MAKE, ASKED),
-        [(3, nodes()), (100, TICK, f"end 69: {PREPARE_EACH} not ready in time…")],
-    ),
-    "a later step has its time from its own start": Case(
+        (3, nodes()),
+        (100, TICK, f"end 69: {PREPARE_EACH} not ready in time…"),
+    ],
+    "a later step has its time from its own start": [
         of(EACH, MAKE, ASKED),
-        [
-            (3, nodes()),
-            (9, ready(PREPARE_EACH), f"start {PREPARE}"),
-            (109, TICK, f"end 69: {PREPARE} not ready in time…"),
-        ],
-    ),
-    "a server that ends at once ends the run": Case(
+        (3, nodes()),
+        (9, ready(PREPARE_EACH), f"start {PREPARE}"),
+        (109, TICK, f"end 69: {PREPARE} not ready in time…"),
+    ],
+    "a server that ends at once ends the run": [
         of(EACH, MAKE, ASKED),
-        [
-            (3, nodes()),
-            (9, ready(PREPARE_EACH), f"start {PREPARE}"),
-            (10, ready(PREPARE), f"start {REWARD}"),
-            (11, LOST, f"end 69: {REWARD} ended before it was ready: exit code 1"),
-        ],
-    ),
-    "an agent that resumes does not repeat a step, and others still wait for theirs": Case(
+        (3, nodes()),
+        (9, ready(PREPARE_EACH), f"start {PREPARE}"),
+        (10, ready(PREPARE), f"start {REWARD}"),
+        (11, LOST, f"end 69: {REWARD} ended before it was ready: exit code 1"),
+    ],
+    "an agent that resumes does not repeat a step, and others still wait for theirs": [
         replace(of(EACH, MAKE, ASKED), finished_steps=frozenset({PREPARE_EACH})),
-        [(0, BOOT, f"start {PREPARE}", f"{REWARD} waits for {PREPARE}")],
-    ),
-    "an agent that resumes has all steps": Case(
+        (0, BOOT, f"start {PREPARE}", f"{REWARD} waits for {PREPARE}"),
+    ],
+    "an agent that resumes has all steps": [
         replace(of(EACH, MAKE, ASKED), finished_steps=frozenset({PREPARE_EACH, PREPARE})),
-        [(0, BOOT, f"start {REWARD}")],
-    ),
+        (0, BOOT, f"start {REWARD}"),
+    ],
     # AGENT_PREPARE may not be set, and the model may be a path
-    "what a run lacks is not waited for": Case(
+    "what a run lacks is not waited for": [
         of(ASKED, replace(FINDER, after=("AGENT_MODEL", "data"))),
-        [(0, BOOT, f"start {REWARD}", f"start {RETRIEVER}")],
-    ),
-    "a restart waits for what is gone, too, and has its time from then": Case(
+        (0, BOOT, f"start {REWARD}", f"start {RETRIEVER}"),
+    ],
+    "a restart waits for what is gone, too, and has its time from then": [
         of(ON_HEAD_ALONE, SERVER),
-        [
-            *ALL_SERVE,
-            (20, lost(RETRIEVER, "exit code 1"), f"start {RETRIEVER}, generation 2"),
-            (21, lost(REWARD, "exit code 1")),
-            (100, ready(RETRIEVER, 2), f"start {REWARD}, generation 2"),
-        ],
-        log=(f"{REWARD} waits for {RETRIEVER}",),
-        waits=(
-            "waiting for the job's status from Ray, …",
-            f"waiting for {REWARD} (2 min left)",
-        ),
-    ),
-    "a restart that waits for what is lost for good ends the run": Case(
+        *ALL_SERVE,
+        (20, lost(RETRIEVER, "exit code 1"), f"start {RETRIEVER}, generation 2"),
+        (21, lost(REWARD, "exit code 1")),
+        (100, ready(RETRIEVER, 2), f"start {REWARD}, generation 2"),
+        Logged(f"{REWARD} waits for {RETRIEVER}"),
+        Waits("waiting for the job's status from Ray, …", f"waiting for {REWARD} (2 min left)"),
+    ],
+    "a restart that waits for what is lost for good ends the run": [
         of(replace(ON_HEAD_ALONE, restarts=1), SERVER),
-        [
-            *ALL_SERVE,
-            (20, lost(RETRIEVER, "exit code 1"), f"start {RETRIEVER}, generation 2"),
-            (21, lost(REWARD, "exit code 1")),
-            (30, lost(RETRIEVER, "exit code 1", 2), "stop run-1"),
-            (LATER, TICK, f"end 69: {RETRIEVER} is lost for good…"),
-        ],
-    ),
-    "what is given up is not waited for, on all nodes": Case(
+        *ALL_SERVE,
+        (20, lost(RETRIEVER, "exit code 1"), f"start {RETRIEVER}, generation 2"),
+        (21, lost(REWARD, "exit code 1")),
+        (30, lost(RETRIEVER, "exit code 1", 2), "stop run-1"),
+        (LATER, TICK, f"end 69: {RETRIEVER} is lost for good…"),
+    ],
+    "what is given up is not waited for, on all nodes": [
         of(
             replace(ON_HEAD_ALONE, essential=False),
             SERVER,
             replace(ON_WORKERS, after=(RETRIEVER,)),
             workers=1,
         ),
-        [
-            (3, nodes(2)),
-            (4, says(2)),
-            (20, lost(RETRIEVER, "exit code 1"), f"start {REWARD}", "start cache on agent2"),
-        ],
-        log=("the run goes on without it",),
-    ),
+        (3, nodes(2)),
+        (4, says(2)),
+        (20, lost(RETRIEVER, "exit code 1"), f"start {REWARD}", "start cache on agent2"),
+        Logged("the run goes on without it"),
+    ],
 }
 
 ON_WORKERS_TOO: dict[str, Case] = {
-    "a service of every node waits for its own node": Case(
+    "a service of every node waits for its own node": [
         of(EACH, replace(FINDER, after=(PREPARE_EACH,)), workers=2),
-        [
-            (3, nodes(2, 3)),
-            (4, says(2, pending=PREPARE_EACH)),
-            (5, says(3, PREPARE_EACH), f"start {RETRIEVER} on agent3"),
-            (6, ready(PREPARE_EACH), f"start {RETRIEVER}"),
-            (7, ready(RETRIEVER)),
-            (7, says(3, PREPARE_EACH, RETRIEVER)),
-            (500, says(2, PREPARE_EACH), f"start {RETRIEVER} on agent2"),
-        ],
-        log=(f"{RETRIEVER} on pod2 waits for {PREPARE_EACH}",),
-        waits=(f"waiting for {RETRIEVER} on pod2 (5 min left)",),
-    ),
-    "a step of the head and a service of rank 1 start all that waits for them": Case(
+        (3, nodes(2, 3)),
+        (4, says(2, pending=PREPARE_EACH)),
+        (5, says(3, PREPARE_EACH), f"start {RETRIEVER} on agent3"),
+        (6, ready(PREPARE_EACH), f"start {RETRIEVER}"),
+        (7, ready(RETRIEVER)),
+        (7, says(3, PREPARE_EACH, RETRIEVER)),
+        (500, says(2, PREPARE_EACH), f"start {RETRIEVER} on agent2"),
+        Logged(f"{RETRIEVER} on pod2 waits for {PREPARE_EACH}"),
+        Waits(f"waiting for {RETRIEVER} on pod2 (5 min left)"),
+    ],
+    "a step of the head and a service of rank 1 start all that waits for them": [
         of(
             EACH,
             MAKE,
@@ -227,108 +205,91 @@ ON_WORKERS_TOO: dict[str, Case] = {
             replace(REWARD_SPEC, after=("judge",)),
             workers=2,
         ),
-        [
-            (3, nodes(2, 3)),
-            (4, says(3, pending=f"data {PREPARE_EACH}", rank=2)),
-            (5, ready(PREPARE_EACH), f"start {PREPARE}"),
-            (6, ready(PREPARE), "start data on agent3", "start cache on agent3", "start data"),
-            (
-                7,
-                says(2, "data", PREPARE_EACH, rank=1),
-                "start cache on agent2",
-                "start judge on agent2",
-            ),
-            (8, says(2, "data", PREPARE_EACH, "judge", rank=1), f"start {REWARD}"),
-        ],
-    ),
-    "a wanted step waits for a step of the head; a later worker's is wanted with its report": Case(
+        (3, nodes(2, 3)),
+        (4, says(3, pending=f"data {PREPARE_EACH}", rank=2)),
+        (5, ready(PREPARE_EACH), f"start {PREPARE}"),
+        (6, ready(PREPARE), "start data on agent3", "start cache on agent3", "start data"),
+        (
+            7,
+            says(2, "data", PREPARE_EACH, rank=1),
+            "start cache on agent2",
+            "start judge on agent2",
+        ),
+        (8, says(2, "data", PREPARE_EACH, "judge", rank=1), f"start {REWARD}"),
+    ],
+    "a wanted step waits for a step of the head; a later worker's is wanted with its report": [
         of(replace(MAKE, after=()), DATA, workers=2),
-        [
-            (3, nodes(2, 3)),
-            (4, says(2, pending="data")),
-            (5, ready(PREPARE), "start data", "start data on agent2"),
-            (6, says(3, pending="data"), "start data on agent3"),
-        ],
-    ),
-    "a wanted step waits for a service elsewhere": Case(
+        (3, nodes(2, 3)),
+        (4, says(2, pending="data")),
+        (5, ready(PREPARE), "start data", "start data on agent2"),
+        (6, says(3, pending="data"), "start data on agent3"),
+    ],
+    "a wanted step waits for a service elsewhere": [
         of(replace(DATA, after=("judge",)), ON_RANK, workers=2),
-        [
-            (3, nodes(2, 3)),
-            (4, says(2, pending="data", rank=1), "start judge on agent2"),
-            (4, says(3, pending="data", rank=2)),
-            (
-                8,
-                says(2, "judge", pending="data", rank=1),
-                "start data on agent2",
-                "start data",
-                "start data on agent3",
-            ),
-        ],
-    ),
+        (3, nodes(2, 3)),
+        (4, says(2, pending="data", rank=1), "start judge on agent2"),
+        (4, says(3, pending="data", rank=2)),
+        (
+            8,
+            says(2, "judge", pending="data", rank=1),
+            "start data on agent2",
+            "start data",
+            "start data on agent3",
+        ),
+    ],
     # A last resort: the worker itself should have ended long before
-    "a wait for a node that never gets done ends": Case(
+    "a wait for a node that never gets done ends": [
         of(replace(ON_WORKERS, after=(PREPARE_EACH,))),
-        [
-            (4, says(2, pending=PREPARE_EACH)),
-            (4, nodes()),
-            *((at, says(2, pending=PREPARE_EACH)) for at in range(14, 1004, 10)),
-            (1004, TICK, "end 69: cache on pod2 not ready in time: not started, waits for …"),
-        ],
-    ),
-    "the services of as many workers as the run needs are waited for": Case(
+        (4, says(2, pending=PREPARE_EACH)),
+        (4, nodes()),
+        *((at, says(2, pending=PREPARE_EACH)) for at in range(14, 1004, 10)),
+        (1004, TICK, "end 69: cache on pod2 not ready in time: not started, waits for …"),
+    ],
+    "the services of as many workers as the run needs are waited for": [
         of(ON_WORKERS, replace(REWARD_SPEC, after=("cache",)), workers=2),
-        [
-            (3, nodes(2, 3)),
-            (4, says(2), "start cache on agent2"),
-            (5, says(2, "cache")),
-            (6, says(3), "start cache on agent3"),
-            (7, says(3, "cache"), f"start {REWARD}"),
-        ],
-    ),
-    "without workers, none of theirs is waited for": Case(
-        of(ON_WORKERS, replace(REWARD_SPEC, after=("cache",))), [(0, BOOT, f"start {REWARD}")]
-    ),
-    "another agent of a node is waited for anew": Case(
+        (3, nodes(2, 3)),
+        (4, says(2), "start cache on agent2"),
+        (5, says(2, "cache")),
+        (6, says(3), "start cache on agent3"),
+        (7, says(3, "cache"), f"start {REWARD}"),
+    ],
+    "without workers, none of theirs is waited for": [
+        of(ON_WORKERS, replace(REWARD_SPEC, after=("cache",))),
+        (0, BOOT, f"start {REWARD}"),
+    ],
+    "another agent of a node is waited for anew": [
         of(EACH, replace(FINDER, after=(PREPARE_EACH,)), workers=1),
-        [
-            (2, ready(PREPARE_EACH), f"start {RETRIEVER}"),
-            (3, nodes(2)),
-            (4, says(2, pending=PREPARE_EACH)),
-            (5, h.WorkerReplaced("agent2")),
-            (6, by_agent("agent9", says(2, PREPARE_EACH)), f"start {RETRIEVER} on agent9"),
-        ],
-    ),
+        (2, ready(PREPARE_EACH), f"start {RETRIEVER}"),
+        (3, nodes(2)),
+        (4, says(2, pending=PREPARE_EACH)),
+        (5, h.WorkerReplaced("agent2")),
+        (6, by_agent("agent9", says(2, PREPARE_EACH)), f"start {RETRIEVER} on agent9"),
+    ],
     # It runs there already, whatever this head waits for
-    "what runs since an earlier head wanted it is wanted by that generation": Case(
+    "what runs since an earlier head wanted it is wanted by that generation": [
         of(EACH, MAKE, replace(FINDER, after=(PREPARE,)), workers=1),
-        [
-            (3, nodes(2)),
-            (5, has_retriever(2, Step.READY, 3), f"start {RETRIEVER} on agent2, generation 3"),
-            (6, ready(PREPARE_EACH), f"start {PREPARE}"),
-            (7, ready(PREPARE), f"start {RETRIEVER}"),
-        ],
-    ),
-    "what has ended under an earlier head is started as its next generation": Case(
+        (3, nodes(2)),
+        (5, has_retriever(2, Step.READY, 3), f"start {RETRIEVER} on agent2, generation 3"),
+        (6, ready(PREPARE_EACH), f"start {PREPARE}"),
+        (7, ready(PREPARE), f"start {RETRIEVER}"),
+    ],
+    "what has ended under an earlier head is started as its next generation": [
         of(replace(FINDER, after=()), workers=1),
-        [
-            (3, nodes(2)),
-            (5, has_retriever(2, Step.LOST, 3), f"start {RETRIEVER} on agent2, generation 4"),
-        ],
-    ),
+        (3, nodes(2)),
+        (5, has_retriever(2, Step.LOST, 3), f"start {RETRIEVER} on agent2, generation 4"),
+    ],
     # It has only a service: its last report ends the wait for its rank
-    "a node whose step fails is named": Case(
+    "a node whose step fails is named": [
         of(EACH, replace(ON_RANK, alone=True, after=(PREPARE_EACH,))),
-        [
-            (2, ready(PREPARE_EACH)),
-            (3, nodes()),
-            (4, says(2, pending=PREPARE_EACH, rank=1)),
-            (
-                9,
-                reported(2, "leaving", joined=False, rank=1, has_left=True, detail="exit code 5"),
-            ),
-            (LATER, TICK, "end 69: rank 1, which is to run judge not ready in time: exit code 5"),
-        ],
-    ),
+        (2, ready(PREPARE_EACH)),
+        (3, nodes()),
+        (4, says(2, pending=PREPARE_EACH, rank=1)),
+        (
+            9,
+            reported(2, "leaving", joined=False, rank=1, has_left=True, detail="exit code 5"),
+        ),
+        (LATER, TICK, "end 69: rank 1, which is to run judge not ready in time: exit code 5"),
+    ],
 }
 
 
@@ -407,76 +368,61 @@ BOOTING = workers.replied(ready=False)
 OF_TURNS = {**workers.LIMITS, wait_keys.PREPARE: 100.0, wait_keys.BEFORE: 7000.0}
 
 ON_A_WORKER: dict[str, Case] = {
-    "its own steps follow each other without the head": Case(
+    "its own steps follow each other without the head": [
         OF_LOCAL,
-        [
-            (0, BOOT, f"start {PREPARE_EACH}"),
-            (95, ready(PREPARE_EACH), "start last"),
-            (120, workers.replied()),
-            (190, ready("last"), f"start {RAY}"),
-        ],
-    ),
-    "what waits on it names what it waits for": Case(
-        OF_LOCAL,
-        [(0, BOOT, f"start {PREPARE_EACH}")],
-        waits=(
+        (0, BOOT, f"start {PREPARE_EACH}"),
+        Waits(
             f"waiting for {PREPARE_EACH} (100 s left)",
             f"waiting for last, not started, waits for {PREPARE_EACH} (100 s left)",
             "waiting for the head pod0, …",
         ),
-    ),
-    "a step that fails ends it, and no other begins": Case(
+        (95, ready(PREPARE_EACH), "start last"),
+        (120, workers.replied()),
+        (190, ready("last"), f"start {RAY}"),
+    ],
+    "a step that fails ends it, and no other begins": [
         OF_LOCAL,
-        [
-            (0, BOOT, f"start {PREPARE_EACH}"),
-            (9, lost(PREPARE_EACH, "exit code 2"), f"end 69: {PREPARE_EACH} failed: exit code 2"),
-        ],
-    ),
-    "a step after one of another node waits for the head as well": Case(
+        (0, BOOT, f"start {PREPARE_EACH}"),
+        (9, lost(PREPARE_EACH, "exit code 2"), f"end 69: {PREPARE_EACH} failed: exit code 2"),
+    ],
+    "a step after one of another node waits for the head as well": [
         replace(OF_LOCAL, steps=(EACH, DATA)),
-        [(0, BOOT, f"start {PREPARE_EACH}"), (1, workers.replied())],
-        waits=(
+        (0, BOOT, f"start {PREPARE_EACH}"),
+        (1, workers.replied()),
+        Waits(
             f"waiting for the head to have data run here, data waits for {PREPARE}; …",
             f"waiting for {PREPARE_EACH} (99 s left)",
         ),
-    ),
+    ],
     # Its turn comes at the latest after the limits of all that is before it
-    "the time of what it waits for counts before its own": Case(
+    "the time of what it waits for counts before its own": [
         replace(OF_LOCAL, steps=(DATA,), limits=OF_TURNS),
-        [
-            *((at, workers.replied()) for at in range(10, 7100, 50)),
-            (7100, workers.TICK, "end 69: data not ready in time…"),
-        ],
-    ),
+        *((at, workers.replied()) for at in range(10, 7100, 50)),
+        (7100, workers.TICK, "end 69: data not ready in time…"),
+    ],
     # The order on this node is kept; what runs on other nodes cannot be waited for
-    "where the head has no agent, nothing is waited for elsewhere": Case(
+    "where the head has no agent, nothing is waited for elsewhere": [
         replace(OF_LOCAL, steps=(GIVEN, LAST, DATA)),
-        [
-            (2, GCS_ALONE),
-            (2 + times.PLAIN_RAY, GCS_ALONE, f"start {PREPARE_EACH}", "start data"),
-            (13, ready("data")),
-            (14, ready(PREPARE_EACH), "start last"),
-        ],
-    ),
-    "what waits is not started out of reach: what it waits for runs again first": Case(
+        (2, GCS_ALONE),
+        (2 + times.PLAIN_RAY, GCS_ALONE, f"start {PREPARE_EACH}", "start data"),
+        (13, ready("data")),
+        (14, ready(PREPARE_EACH), "start last"),
+    ],
+    "what waits is not started out of reach: what it waits for runs again first": [
         OF_LOCAL,
-        [
-            (2, BOOTING),
-            (3, w.HeadSilent("no answer")),
-            (51, workers.TICK, f"stop {PREPARE_EACH}"),
-            (60, BOOTING, f"start {PREPARE_EACH}, generation 2"),
-            (70, ready(PREPARE_EACH), "start last"),
-        ],
-    ),
-    "a step that the head wants starts once, also after a head without an agent": Case(
+        (2, BOOTING),
+        (3, w.HeadSilent("no answer")),
+        (51, workers.TICK, f"stop {PREPARE_EACH}"),
+        (60, BOOTING, f"start {PREPARE_EACH}, generation 2"),
+        (70, ready(PREPARE_EACH), "start last"),
+    ],
+    "a step that the head wants starts once, also after a head without an agent": [
         replace(OF_LOCAL, steps=(GIVEN, LAST)),
-        [
-            (1, GCS_ALONE),
-            (1 + times.PLAIN_RAY, GCS_ALONE, f"start {PREPARE_EACH}"),
-            (2 + times.PLAIN_RAY, workers.wanted(1, "last"), "start last"),
-            (13, ready(PREPARE_EACH)),
-        ],
-    ),
+        (1, GCS_ALONE),
+        (1 + times.PLAIN_RAY, GCS_ALONE, f"start {PREPARE_EACH}"),
+        (2 + times.PLAIN_RAY, workers.wanted(1, "last"), "start last"),
+        (13, ready(PREPARE_EACH)),
+    ],
 }
 
 

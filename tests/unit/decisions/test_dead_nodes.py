@@ -18,7 +18,7 @@ from support.heads import (
     nodes,
     reported,
 )
-from support.histories import ALONE_RUNS, Case, Row, play
+from support.histories import ALONE_RUNS, Case, Logged, Row, Waits, play
 
 CUT = h.WorkerSilent("agent3", "timed out", ray_answers=False)
 SPARE_IS_CUT: list[Row] = [
@@ -35,73 +35,64 @@ FAILED_BY_LOSS = (20, job("FAILED", 1), "start Ray, generation 2")
 
 DEAD_NODES: dict[str, Case] = {
     # Ray would start parts of the job there: it would fail, or hang without a loss
-    "no job is submitted while Ray lists a dead node": Case(
+    "no job is submitted before Ray has dropped a dead node": [
         goal(1),
-        SPARE_IS_CUT,
-        waits=("waiting for Ray to drop pod3, Ray lists it, and … (75 s left)",),
-    ),
-    "it is submitted once Ray has dropped the node": Case(
-        goal(1), [*SPARE_IS_CUT, (17, nodes(2, dead=(3,)), "submit run-1")]
-    ),
-    "a node whose agent said goodbye": Case(
+        *SPARE_IS_CUT,
+        Waits("waiting for Ray to drop pod3, Ray lists it, and … (75 s left)"),
+        (17, nodes(2, dead=(3,)), "submit run-1"),
+    ],
+    "a node whose agent said goodbye": [
         goal(1),
-        [
-            (1, reported(3, has_left=True, joined=False)),
-            (1.5, nodes(2, 3)),
-            (2, reported(2)),
-            (3, nodes(2), "submit run-1"),
-        ],
-    ),
-    "a node whose Ray is started again": Case(
+        (1, reported(3, has_left=True, joined=False)),
+        (1.5, nodes(2, 3)),
+        (2, reported(2)),
+        (3, nodes(2), "submit run-1"),
+    ],
+    "a node whose Ray is started again": [
         goal(1),
-        [
-            (1, reported(3, joined=False)),
-            (1.5, nodes(2, 3)),
-            (2, reported(2)),
-            (3, nodes(2), "submit run-1"),
-        ],
-    ),
+        (1, reported(3, joined=False)),
+        (1.5, nodes(2, 3)),
+        (2, reported(2)),
+        (3, nodes(2), "submit run-1"),
+    ],
     # An agent runs one Ray: of two at its address, one is dead
-    "a former Ray of a node that is back": Case(
-        goal(1), [(1, reported(2)), (2, BOTH), (9, LATER_ONE, "submit run-1")]
-    ),
-    "two Rays by hand are two nodes": Case(goal(1), [(1, BOTH, "submit run-1")]),
+    "a former Ray of a node that is back": [
+        goal(1),
+        (1, reported(2)),
+        (2, BOTH),
+        (9, LATER_ONE, "submit run-1"),
+    ],
+    "two Rays by hand are two nodes": [goal(1), (1, BOTH, "submit run-1")],
     # After as long as GCS may take to report a loss the job begins; the loss counts then
-    "a node that Ray never drops ends no run": Case(
+    "a node that Ray never drops ends no run": [
         goal(1, retries=1),
-        [
-            *SPARE_IS_CUT,
-            (1.7 + times.GCS_REPORTS_LOSS, TICK, "submit run-1"),
-            (80, accepted()),
-            (90, nodes(2, dead=(3,))),
-            (95, job("FAILED", 1), "start Ray, generation 2"),
-        ],
-        log=("attempt 1 of 2 is lost: …pod3",),
-    ),
-    "nothing begins on it without a job": Case(goal(1, job=False), SPARE_IS_CUT, waits=()),
+        *SPARE_IS_CUT,
+        (1.7 + times.GCS_REPORTS_LOSS, TICK, "submit run-1"),
+        (80, accepted()),
+        (90, nodes(2, dead=(3,))),
+        (95, job("FAILED", 1), "start Ray, generation 2"),
+        Logged("attempt 1 of 2 is lost: …pod3"),
+    ],
+    "nothing begins on it without a job": [goal(1, job=False), *SPARE_IS_CUT, Waits()],
     # Ray uses any node that joins
-    "a listed node that goes is a loss, though nobody counted it": Case(
+    "a listed node that goes is a loss, though nobody counted it": [
         goal(retries=1),
-        [
-            *ALONE_RUNS,
-            (6, reported(2)),
-            (7, nodes(2)),
-            (8, nodes(dead=(2,))),
-            FAILED_BY_LOSS,
-        ],
-        log=("attempt 1 of 2 is lost: …pod2 was lost",),
-    ),
-    "it is, though its agent has not reported that it joined": Case(
+        *ALONE_RUNS,
+        (6, reported(2)),
+        (7, nodes(2)),
+        (8, nodes(dead=(2,))),
+        FAILED_BY_LOSS,
+        Logged("attempt 1 of 2 is lost: …pod2 was lost"),
+    ],
+    "it is, though its agent has not reported that it joined": [
         goal(retries=1),
-        [
-            *ALONE_RUNS,
-            (6, reported(2, joined=False)),
-            (7, nodes(2)),
-            (8, nodes(dead=(2,))),
-            FAILED_BY_LOSS,
-        ],
-        log=("attempt 1 of 2 is lost: …pod2 was lost",),
-    ),
+        *ALONE_RUNS,
+        (6, reported(2, joined=False)),
+        (7, nodes(2)),
+        (8, nodes(dead=(2,))),
+        FAILED_BY_LOSS,
+        Logged("attempt 1 of 2 is lost: …pod2 was lost"),
+    ],
 }
 
 

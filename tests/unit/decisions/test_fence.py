@@ -11,7 +11,7 @@ from agent.decisions.shared import RAY, SHARE
 from agent.frameworks.recipe import NodeSize
 from agent.job.share import ShareArgs, ShareEnd
 from support.heads import RETRIEVER, ready
-from support.histories import BOOT, LATER, Case, Row, play
+from support.histories import BOOT, LATER, Case, Logged, Row, Waits, play
 from support.workers import (
     GOAL,
     RAY_UP,
@@ -42,146 +42,129 @@ PREPARES: list[Row] = [(0, BOOT, f"start {STEP.name}"), (2, CLEARS), (3, SILENT)
 
 FENCES: dict[str, Case] = {
     # At 0.8 of AGENT_NODE_GRACE, and not before
-    "Ray ends, and is started again by the same head's reply": Case(
+    "Ray ends, and is started again by the same head's reply": [
         GOAL,
-        [
-            *OUT_OF_REACH,
-            (78.9, SILENT),
-            (79, TICK, f"stop {RAY}"),
-            (85, SILENT),
-            (88, replied(), f"start {RAY}, generation 2"),
-            (95, RAY_UP),
-        ],
-        log=("neither the head pod0 nor its GCS was reached for 48 s", "Ray is up on this node"),
-        waits=("waiting for a reply from the head pod0, …",),
-    ),
-    "a head that came back elsewhere is joined, too": Case(
+        *OUT_OF_REACH,
+        (78.9, SILENT),
+        (79, TICK, f"stop {RAY}"),
+        (85, SILENT),
+        (88, replied(), f"start {RAY}, generation 2"),
+        (95, RAY_UP),
+        Logged("neither the head pod0 nor its GCS was reached for 48 s"),
+        Logged("Ray is up on this node"),
+        Waits("waiting for a reply from the head pod0, …"),
+    ],
+    "a head that came back elsewhere is joined, too": [
         GOAL,
-        [
-            *OUT_OF_REACH,
-            (79, TICK, f"stop {RAY}"),
-            (80, replied(epoch=2, ip="10.0.0.9"), f"start {RAY}, generation 2"),
-        ],
-        log=("joining Ray at the head pod0 (10.0.0.9)",),
-    ),
-    "AGENT_HEAD_GRACE stays as it is": Case(
+        *OUT_OF_REACH,
+        (79, TICK, f"stop {RAY}"),
+        (80, replied(epoch=2, ip="10.0.0.9"), f"start {RAY}, generation 2"),
+        Logged("joining Ray at the head pod0 (10.0.0.9)"),
+    ],
+    "AGENT_HEAD_GRACE stays as it is": [
         GOAL,
-        [
-            *OUT_OF_REACH,
-            (79, TICK, f"stop {RAY}"),
-            (89, SILENT),
-            (90, TICK, "end 75: waited too long for the head pod0 to come back: …"),
-        ],
-    ),
-    "an answer of the agent is enough: the limit begins again": Case(
-        GOAL, [*OUT_OF_REACH, (60, replied()), (61, SILENT), (85, TICK)]
-    ),
-    "an answer of GCS is enough": Case(GOAL, [*OUT_OF_REACH, (60, GCS), (61, SILENT), (85, TICK)]),
-    "time without a reply before the loss was noticed counts": Case(
-        GOAL, [*FOLLOWS, (20, replied()), (35, SILENT), (76, SILENT), (77, TICK, f"stop {RAY}")]
-    ),
+        *OUT_OF_REACH,
+        (79, TICK, f"stop {RAY}"),
+        (89, SILENT),
+        (90, TICK, "end 75: waited too long for the head pod0 to come back: …"),
+    ],
+    "an answer of the agent is enough: the limit begins again": [
+        GOAL,
+        *OUT_OF_REACH,
+        (60, replied()),
+        (61, SILENT),
+        (85, TICK),
+    ],
+    "an answer of GCS is enough": [GOAL, *OUT_OF_REACH, (60, GCS), (61, SILENT), (85, TICK)],
+    "time without a reply before the loss was noticed counts": [
+        GOAL,
+        *FOLLOWS,
+        (20, replied()),
+        (35, SILENT),
+        (76, SILENT),
+        (77, TICK, f"stop {RAY}"),
+    ],
     # Ray itself detects the loss of such a head
-    "a head without an agent makes no attempts: nothing ends": Case(
+    "a head without an agent makes no attempts: nothing ends": [
         GOAL,
-        [
-            (2, GCS),
-            (2 + times.PLAIN_RAY, GCS, f"start {RAY}"),
-            (13, RAY_UP),
-            (14, GCS),
-            (15, SILENT),
-            (65, TICK),
-        ],
-    ),
-    "a service ends, once, also where no Ray runs yet": Case(
+        (2, GCS),
+        (2 + times.PLAIN_RAY, GCS, f"start {RAY}"),
+        (13, RAY_UP),
+        (14, GCS),
+        (15, SILENT),
+        (65, TICK),
+    ],
+    "a service ends, once, also where no Ray runs yet": [
         GOAL,
-        [
-            (2, CLEARS),
-            (3, wanted(1, RETRIEVER), f"start {RETRIEVER}"),
-            (4, SILENT),
-            (52, TICK, f"stop {RETRIEVER}"),
-            (53, TICK),
-        ],
-    ),
-    "a service and Ray end, once": Case(
+        (2, CLEARS),
+        (3, wanted(1, RETRIEVER), f"start {RETRIEVER}"),
+        (4, SILENT),
+        (52, TICK, f"stop {RETRIEVER}"),
+        (53, TICK),
+    ],
+    "a service and Ray end, once": [
         GOAL,
-        [
-            *FOLLOWS,
-            (30, replace(replied(), wanted=wanted(1, RETRIEVER).wanted), f"start {RETRIEVER}"),
-            (31, SILENT),
-            (79, TICK, f"stop {RETRIEVER}", f"stop {RAY}"),
-            (80, TICK),
-        ],
-    ),
+        *FOLLOWS,
+        (30, replace(replied(), wanted=wanted(1, RETRIEVER).wanted), f"start {RETRIEVER}"),
+        (31, SILENT),
+        (79, TICK, f"stop {RETRIEVER}", f"stop {RAY}"),
+        (80, TICK),
+    ],
     # The head learns that it is lost, and wants the next generation
-    "a service starts again by a later decision alone": Case(
+    "a service starts again by a later decision alone": [
         GOAL,
-        [
-            (2, wanted(1, RETRIEVER), f"start {RETRIEVER}"),
-            (4, SILENT),
-            (52, TICK, f"stop {RETRIEVER}"),
-            (53, CLEARS),
-            (54, wanted(2, RETRIEVER, generation=2), f"start {RETRIEVER}, generation 2"),
-        ],
-    ),
+        (2, wanted(1, RETRIEVER), f"start {RETRIEVER}"),
+        (4, SILENT),
+        (52, TICK, f"stop {RETRIEVER}"),
+        (53, CLEARS),
+        (54, wanted(2, RETRIEVER, generation=2), f"start {RETRIEVER}, generation 2"),
+    ],
     # Another node may take its turn meanwhile; the worker joins after its steps are done
-    "prepare steps end, and run again with their whole time": Case(
+    "prepare steps end, and run again with their whole time": [
         OF_STEP,
-        [
-            *PREPARES,
-            (50, SILENT),
-            (51, TICK, f"stop {STEP.name}"),
-            (55, SILENT),
-            (60, replied(), f"start {STEP.name}, generation 2"),
-        ],
-        waits=(f"waiting for {STEP.name} (2 h left)",),
-    ),
-    "Ray starts once the step that ran again is done": Case(
+        *PREPARES,
+        (50, SILENT),
+        (51, TICK, f"stop {STEP.name}"),
+        (55, SILENT),
+        (60, replied(), f"start {STEP.name}, generation 2"),
+        Waits(f"waiting for {STEP.name} (2 h left)"),
+        (70, ready(STEP.name), f"start {RAY}"),
+    ],
+    "a step that the head wants, too, runs again once": [
         OF_STEP,
-        [
-            *PREPARES,
-            (51, TICK, f"stop {STEP.name}"),
-            (60, replied(), f"start {STEP.name}, generation 2"),
-            (70, ready(STEP.name), f"start {RAY}"),
-        ],
-    ),
-    "a step that the head wants, too, runs again once": Case(
-        OF_STEP,
-        [
-            *PREPARES,
-            (51, TICK, f"stop {STEP.name}"),
-            (59, wanted(1, STEP.name), f"start {STEP.name}, generation 2"),
-            (60, CLEARS),
-            (61, wanted(2, STEP.name)),
-        ],
-    ),
+        *PREPARES,
+        (51, TICK, f"stop {STEP.name}"),
+        (59, wanted(1, STEP.name), f"start {STEP.name}, generation 2"),
+        (60, CLEARS),
+        (61, wanted(2, STEP.name)),
+    ],
     # It does not run: the wait for the head ends by its own deadline
-    "the time of a step that is stopped does not count": Case(
+    "the time of a step that is stopped does not count": [
         SHORT_STEP,
-        [
-            *PREPARES,
-            (51, TICK, f"stop {STEP.name}"),
-            (53, TICK),
-            (99, TICK),
-            (LATER, TICK, "end 69: the head pod0 not ready in time…"),
-        ],
-    ),
+        *PREPARES,
+        (51, TICK, f"stop {STEP.name}"),
+        (53, TICK),
+        (99, TICK),
+        (LATER, TICK, "end 69: the head pod0 not ready in time…"),
+    ],
     # The turns' limit of a start may be long over when a node is cut off
-    "a turn is waited for anew": Case(
+    "a turn is waited for anew": [
         replace(OF_STEP, steps=(LATE,)),
-        [
-            (2, replied()),
-            (60, wanted(1, LATE.name), f"start {LATE.name}"),
-            (90, CLEARS),
-            (91, SILENT),
-            (139, TICK, f"stop {LATE.name}"),
-            (140, SILENT),
-            (145, CLEARS),
-            (150, wanted(9, LATE.name, generation=2), f"start {LATE.name}, generation 2"),
-        ],
-    ),
-    "workers may start long before their head: no step ends": Case(
-        OF_STEP, [(2, SILENT), (60, SILENT), (99, TICK)]
-    ),
+        (2, replied()),
+        (60, wanted(1, LATE.name), f"start {LATE.name}"),
+        (90, CLEARS),
+        (91, SILENT),
+        (139, TICK, f"stop {LATE.name}"),
+        (140, SILENT),
+        (145, CLEARS),
+        (150, wanted(9, LATE.name, generation=2), f"start {LATE.name}, generation 2"),
+    ],
+    "workers may start long before their head: no step ends": [
+        OF_STEP,
+        (2, SILENT),
+        (60, SILENT),
+        (99, TICK),
+    ],
 }
 
 

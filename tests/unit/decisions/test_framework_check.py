@@ -24,7 +24,7 @@ from support.heads import (
     nodes,
     reported,
 )
-from support.histories import Case, play
+from support.histories import Case, Logged, play
 
 if TYPE_CHECKING:
     from agent.decisions.head.head_goal import HeadGoal
@@ -51,48 +51,70 @@ EACH, MAKE = PREPARED
 """The events that the prepare steps are done."""
 
 CHECKS: dict[str, Case] = {
-    "a refusal before the submission ends the run, with the framework's words": Case(
+    "a refusal before the submission ends the run, with the framework's words": [
         asking(3),
-        [(1.5, REFUSED, "end 78: verl 0.9.7 refuses x in AGENT_JOB_ARGS: no x")],
-    ),
-    "it is asked once": Case(
-        asking(), [(1, ACCEPTED), (3, nodes(), "submit run-1"), (4, SUBMITTED), (9, TICK)]
-    ),
-    "nothing waits for the answer, and a refusal after the submission is a warning": Case(
-        asking(1),
-        [(3, nodes(2), "submit run-1"), (4, reported(2)), (5, SUBMITTED), (6, REFUSED)],
-        log=("no x; the job goes on, since it is submitted already. Correct it there",),
-    ),
-    "what cannot be asked is a warning, never a refusal": Case(
+        (1.5, REFUSED, "end 78: verl 0.9.7 refuses x in AGENT_JOB_ARGS: no x"),
+    ],
+    "it is asked once": [
         asking(),
-        [(1, UNKNOWN), (3, nodes(), "submit run-1")],
-        log=("verl 0.9.7 cannot be asked: verl is not installed for python3",),
-    ),
+        (1, ACCEPTED),
+        (3, nodes(), "submit run-1"),
+        (4, SUBMITTED),
+        (9, TICK),
+    ],
+    "nothing waits for the answer, and a refusal after the submission is a warning": [
+        asking(1),
+        (3, nodes(2), "submit run-1"),
+        (4, reported(2)),
+        (5, SUBMITTED),
+        (6, REFUSED),
+        Logged("no x; the job goes on, since it is submitted already. Correct it there"),
+    ],
+    "what cannot be asked is a warning, never a refusal": [
+        asking(),
+        (1, UNKNOWN),
+        (3, nodes(), "submit run-1"),
+        Logged("verl 0.9.7 cannot be asked: verl is not installed for python3"),
+    ],
     # Prepare steps may install it, or another version: a refusal before their end is no verdict
-    "after a refusal it is asked again after the steps": Case(
+    "after a refusal it is asked again after the steps": [
         asking(prepare=True),
-        [(1, REFUSED), (3, nodes()), (9, EACH), (10, MAKE, ASKED_AGAIN, "submit run-1")],
-        log=("asked again after the prepare steps",),
-    ),
-    "where it was not installed, too, and a refusal then counts": Case(
+        (1, REFUSED),
+        (3, nodes()),
+        (9, EACH),
+        (10, MAKE, ASKED_AGAIN, "submit run-1"),
+        Logged("asked again after the prepare steps"),
+    ],
+    "where it was not installed, too, and a refusal then counts": [
         asking(1, prepare=True),
-        [(1, UNKNOWN), (9, EACH), (10, MAKE, ASKED_AGAIN), (11, REFUSED, "end 78: …no x")],
-    ),
-    "an answer that comes late would be about the former version": Case(
-        asking(1, prepare=True), [(2, EACH), (2, MAKE, ASKED_AGAIN)]
-    ),
-    "what was accepted is not asked again": Case(
-        asking(1, prepare=True), [(1, ACCEPTED), (9, EACH), (10, MAKE)]
-    ),
-    "a step that fails ends the run, whatever the framework has said": Case(
+        (1, UNKNOWN),
+        (9, EACH),
+        (10, MAKE, ASKED_AGAIN),
+        (11, REFUSED, "end 78: …no x"),
+    ],
+    "an answer that comes late would be about the former version": [
+        asking(1, prepare=True),
+        (2, EACH),
+        (2, MAKE, ASKED_AGAIN),
+    ],
+    "what was accepted is not asked again": [
+        asking(1, prepare=True),
+        (1, ACCEPTED),
+        (9, EACH),
+        (10, MAKE),
+    ],
+    "a step that fails ends the run, whatever the framework has said": [
         asking(prepare=True),
-        [(1, REFUSED), (2, lost("AGENT_PREPARE", "code 1"), "end 69: AGENT_PREPARE failed: …")],
-    ),
+        (1, REFUSED),
+        (2, lost("AGENT_PREPARE", "code 1"), "end 69: AGENT_PREPARE failed: …"),
+    ],
     # The driver may run on another machine, with another version
-    "on a given Ray nothing waits": Case(asking(given=True), [(3, nodes(), "submit run-1")]),
-    "on a given Ray a refusal is a warning": Case(
-        asking(1, given=True), [(1, REFUSED)], log=("Ray may run it elsewhere",)
-    ),
+    "on a given Ray nothing waits": [asking(given=True), (3, nodes(), "submit run-1")],
+    "on a given Ray a refusal is a warning": [
+        asking(1, given=True),
+        (1, REFUSED),
+        Logged("Ray may run it elsewhere"),
+    ],
 }
 
 

@@ -29,7 +29,7 @@ from support.heads import (
     ray_open,
     reported,
 )
-from support.histories import ALONE_RUNS, PAIR_RUNS, Case, play
+from support.histories import ALONE_RUNS, PAIR_RUNS, Case, Logged, Waits, play
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -43,109 +43,112 @@ IS_LOST = "its dashboard (pid 7) is stopped for 30 s"
 RAY_AGAIN = "start Ray, generation 2"
 
 HANGING: dict[str, Case] = {
-    "borne for half a minute, before the workers are there": Case(
+    "borne for half a minute, before the workers are there": [
         goal(1),
-        [(3, nodes()), (5, STOPPED), (34.9, TICK), (35, TICK, RAY_AGAIN)],
-        log=(
-            f"{HANGS}: Ray is started again unless it continues within 30 s",
-            f"Ray was lost on the head: {IS_LOST}; starting it again: 1 of 2",
-        ),
-    ),
-    "a job is not submitted to it meanwhile, and to the next one": Case(
+        (3, nodes()),
+        (5, STOPPED),
+        (34.9, TICK),
+        (35, TICK, RAY_AGAIN),
+        Logged(f"{HANGS}: Ray is started again unless it continues within 30 s"),
+        Logged(f"Ray was lost on the head: {IS_LOST}; starting it again: 1 of 2"),
+    ],
+    "a job is not submitted to it meanwhile, and to the next one": [
         goal(1),
-        [
-            (3, nodes()),
-            (5, STOPPED),
-            (9, nodes(2)),
-            (10, reported(2)),
-            (34.9, TICK),
-            (35, TICK, RAY_AGAIN),
-            (40, nodes(2), "submit run-1"),
-        ],
-    ),
-    "it goes on, and the job is submitted": Case(
+        (3, nodes()),
+        (5, STOPPED),
+        (9, nodes(2)),
+        (10, reported(2)),
+        (34.9, TICK),
+        (35, TICK, RAY_AGAIN),
+        (40, nodes(2), "submit run-1"),
+    ],
+    "it goes on, and the job is submitted": [
         goal(),
-        [(2, STOPPED), (3, nodes()), (20, GOES_ON, "submit run-1")],
-        log=(HANGS, "Ray runs again: none of its processes is stopped"),
-    ),
-    "one that is not up yet is started again": Case(
+        (2, STOPPED),
+        (3, nodes()),
+        (20, GOES_ON, "submit run-1"),
+        Logged(HANGS),
+        Logged("Ray runs again: none of its processes is stopped"),
+    ],
+    "one that is not up yet is started again": [
         goal(),
-        [
-            (1, ray_open()),
-            (2, STOPPED),
-            (32, TICK, RAY_AGAIN),
-            (40, nodes(), "submit run-1"),
-        ],
-    ),
-    "it is waited for under the submission": Case(
+        (1, ray_open()),
+        (2, STOPPED),
+        (32, TICK, RAY_AGAIN),
+        (40, nodes(), "submit run-1"),
+    ],
+    "it is waited for under the submission": [
         goal(retries=1),
-        [
-            (3, nodes(), "submit run-1"),
-            (5, STOPPED),
-            (100, TICK),
-            (101, GOES_ON),
-            (102, SUBMITTED),
-        ],
-    ),
-    "Ray has the job, though it did not say so": Case(
-        goal(), [(3, nodes(), "submit run-1"), (5, BESIDE), (60, TICK)]
-    ),
-    "under a job it is left alone": Case(
+        (3, nodes(), "submit run-1"),
+        (5, STOPPED),
+        (100, TICK),
+        (101, GOES_ON),
+        (102, SUBMITTED),
+    ],
+    "Ray has the job, though it did not say so": [
         goal(),
-        [*ALONE_RUNS, (9, STOPPED), (100, TICK)],
-        log=(f"{HANGS}: left alone, since a job runs that does not need it",),
-    ),
-    "where Ray only serves it is started again": Case(
-        SERVING, [(3, nodes(2)), (9, STOPPED), (38.9, TICK), (39, TICK, RAY_AGAIN)]
-    ),
-    "a job runs that another has submitted: its time counts from that job's end": Case(
+        (3, nodes(), "submit run-1"),
+        (5, BESIDE),
+        (60, TICK),
+    ],
+    "under a job it is left alone": [
+        goal(),
+        *ALONE_RUNS,
+        (9, STOPPED),
+        (100, TICK),
+        Logged(f"{HANGS}: left alone, since a job runs that does not need it"),
+    ],
+    "where Ray only serves it is started again": [
         SERVING,
-        [
-            (3, nodes(2)),
-            (9, BESIDE),
-            (100, STOPPED),
-            (129.9, TICK),
-            (130, TICK, RAY_AGAIN),
-        ],
-    ),
-    "it is started again twice, then the run ends with the cause": Case(
+        (3, nodes(2)),
+        (9, STOPPED),
+        (38.9, TICK),
+        (39, TICK, RAY_AGAIN),
+    ],
+    "a job runs that another has submitted: its time counts from that job's end": [
+        SERVING,
+        (3, nodes(2)),
+        (9, BESIDE),
+        (100, STOPPED),
+        (129.9, TICK),
+        (130, TICK, RAY_AGAIN),
+    ],
+    "it is started again twice, then the run ends with the cause": [
         goal(1),
-        [
-            (3, nodes()),
-            (4, STOPPED),
-            (34, TICK, RAY_AGAIN),
-            (39, nodes()),
-            (40, STOPPED),
-            (70, TICK, "start Ray, generation 3"),
-            (75, nodes()),
-            (76, STOPPED),
-            (106, TICK, f"end 69: …{IS_LOST}"),
-        ],
-    ),
+        (3, nodes()),
+        (4, STOPPED),
+        (34, TICK, RAY_AGAIN),
+        (39, nodes()),
+        (40, STOPPED),
+        (70, TICK, "start Ray, generation 3"),
+        (75, nodes()),
+        (76, STOPPED),
+        (106, TICK, f"end 69: …{IS_LOST}"),
+    ],
     # What was stopped of a lost Ray is gone with it
-    "the next attempt has a Ray of its own, and nothing runs again": Case(
+    "the next attempt has a Ray of its own, and nothing runs again": [
         goal(1, retries=1),
-        [
-            *PAIR_RUNS,
-            (9, STOPPED),
-            (10, ray_lost("its raylet is gone"), RAY_AGAIN),
-            (12, nodes(2)),
-            (19.9, TICK),
-            (20, TICK, "submit run-2"),
-        ],
-    ),
+        *PAIR_RUNS,
+        (9, STOPPED),
+        (10, ray_lost("its raylet is gone"), RAY_AGAIN),
+        (12, nodes(2)),
+        (19.9, TICK),
+        (20, TICK, "submit run-2"),
+    ],
     # Workers may be awaited longer than the head's Ray was, and must join again
-    "where Ray is lost late, all have their time anew": Case(
+    "where Ray is lost late, all have their time anew": [
         goal(1),
-        [(3, nodes()), (150, ray_lost("its raylet is gone"), RAY_AGAIN)],
-        waits=(
+        (3, nodes()),
+        (150, ray_lost("its raylet is gone"), RAY_AGAIN),
+        Waits(
             "waiting for Ray on this node, its raylet is gone (100 s left)",
             "waiting for workers, 0 of 1 joined; … (3 min 20 s left)",
         ),
-    ),
-    "one that is slow to start is not started again once its time is over": Case(
-        goal(1), [(100, ray_lost("exit 1"), "end 69: Ray did not start: exit 1")]
-    ),
+    ],
+    "one that is slow to start is not started again once its time is over": [
+        goal(1),
+        (100, ray_lost("exit 1"), "end 69: Ray did not start: exit 1"),
+    ],
 }
 
 

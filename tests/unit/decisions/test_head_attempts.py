@@ -40,7 +40,7 @@ from support.heads import (
     signaled,
     status_of,
 )
-from support.histories import ALONE_RUNS, LATER, PAIR_RUNS, Case, Row, play
+from support.histories import ALONE_RUNS, LATER, PAIR_RUNS, Case, Logged, Row, Waits, play
 
 if TYPE_CHECKING:
     from agent.decisions.shared import ItemsReported
@@ -246,221 +246,203 @@ def wedged_twice(first: str, second: str, *last: str) -> list[Row]:
 
 ATTEMPTS: dict[str, Case] = {
     # A job's failure on a given Ray: is a lost node behind it?
-    "all nodes answer: it is final at once": Case(
+    "all nodes answer: it is final at once": [
         goal(1, given=True, retries=1),
-        [
-            *PAIR_RUNS,
-            (*FAILED, "ask the nodes"),
-            (10.1, ASKED, "end 1: the job failed with exit code 1"),
-        ],
-    ),
-    "a node does not answer: GCS has time to report it": Case(
+        *PAIR_RUNS,
+        (*FAILED, "ask the nodes"),
+        (10.1, ASKED, "end 1: the job failed with exit code 1"),
+    ],
+    "GCS reports it: another attempt follows": [
         goal(1, given=True, retries=1),
-        [*PAIR_RUNS, (*FAILED, "ask the nodes"), (12, SILENT)],
-        waits=("waiting for GCS to report a lost node, pod2: connection refused (73 s left)",),
-    ),
-    "GCS reports it: another attempt follows": Case(
-        goal(1, given=True, retries=1),
-        [
-            *PAIR_RUNS,
-            (*FAILED, "ask the nodes"),
-            (12, SILENT),
-            (72, nodes(dead=(2,)), AGAIN),
-        ],
-    ),
-    "GCS reports it, and no retry is left": Case(
+        *PAIR_RUNS,
+        (*FAILED, "ask the nodes"),
+        (12, SILENT),
+        (72, nodes(dead=(2,)), AGAIN),
+    ],
+    "GCS reports it, and no retry is left": [
         goal(1, given=True),
-        [
-            *PAIR_RUNS,
-            (*FAILED, "ask the nodes"),
-            (12, SILENT),
-            (72, nodes(dead=(2,)), "end 1: …exit code 1; before that, …pod2…"),
-        ],
-    ),
-    "GCS does not report it: it is final": Case(
+        *PAIR_RUNS,
+        (*FAILED, "ask the nodes"),
+        (12, SILENT),
+        (72, nodes(dead=(2,)), "end 1: …exit code 1; before that, …pod2…"),
+    ],
+    "GCS does not report it: it is final": [
         goal(1, given=True, retries=1),
-        [
-            *PAIR_RUNS,
-            (*FAILED, "ask the nodes"),
-            (12, SILENT),
-            (84.9, TICK),
-            (85.1, TICK, "end 1: the job failed with exit code 1…"),
-        ],
-    ),
+        *PAIR_RUNS,
+        (*FAILED, "ask the nodes"),
+        (12, SILENT),
+        Waits("waiting for GCS to report a lost node, pod2: connection refused (73 s left)"),
+        (84.9, TICK),
+        (85.1, TICK, "end 1: the job failed with exit code 1…"),
+    ],
     # A job that is stopped for a loss, or for a signal
-    "its success came before the stop": Case(
+    "its success came before the stop": [
         goal(1, retries=1),
-        [
-            *PAIR_RUNS,
-            GONE,
-            (69, TICK, "stop run-1"),
-            (70, job("SUCCEEDED", 0), "end 0: the job succeeded; before that, lost a needed node…"),
-        ],
-    ),
-    "a driver that exits with 0 on the agent's SIGTERM has not succeeded": Case(
+        *PAIR_RUNS,
+        GONE,
+        (69, TICK, "stop run-1"),
+        (70, job("SUCCEEDED", 0), "end 0: the job succeeded; before that, lost a needed node…"),
+    ],
+    "a driver that exits with 0 on the agent's SIGTERM has not succeeded": [
         goal(1),
-        [
-            *PAIR_RUNS,
-            GONE,
-            (69, TICK, "stop run-1"),
-            (74, signaled()),
-            (75, job("SUCCEEDED", 0), "end 75: lost a needed node…"),
-        ],
-    ),
-    "a signal outranks a success": Case(
+        *PAIR_RUNS,
+        GONE,
+        (69, TICK, "stop run-1"),
+        (74, signaled()),
+        (75, job("SUCCEEDED", 0), "end 75: lost a needed node…"),
+    ],
+    "a signal outranks a success": [
         goal(1, retries=1),
-        [*PAIR_RUNS, (9, TERM, "stop run-1"), (71, job("SUCCEEDED", 0), "end 143: …SIGTERM…")],
-    ),
-    "a signal outranks a success after a loss": Case(
+        *PAIR_RUNS,
+        (9, TERM, "stop run-1"),
+        (71, job("SUCCEEDED", 0), "end 143: …SIGTERM…"),
+    ],
+    "a signal outranks a success after a loss": [
         goal(1, retries=1),
-        [
-            *PAIR_RUNS,
-            GONE,
-            (69, TICK, "stop run-1"),
-            (70, TERM),
-            (71, job("SUCCEEDED", 0), "end 143: …SIGTERM…"),
-        ],
-    ),
+        *PAIR_RUNS,
+        GONE,
+        (69, TICK, "stop run-1"),
+        (70, TERM),
+        (71, job("SUCCEEDED", 0), "end 143: …SIGTERM…"),
+    ],
     # What the next attempt waits for
-    "AGENT_PARTIAL=proceed ends the wait for workers, not the pause after a loss": Case(
+    "AGENT_PARTIAL=proceed ends the wait for workers, not the pause after a loss": [
         goal(2, least=1, retries=9),
-        [
-            (1, KILLED, "start Ray, generation 2"),
-            (3, nodes(2)),
-            (3, reported(2)),
-            (201, TICK),
-            (301, TICK, "submit run-7"),
-        ],
-        durable=replace(
+        replace(
             after_losses(*(LostAttempt(1.0),) * 5), attempt=resumed(number=6, required=2).attempt
         ),
-        log=("going on with 1 worker(s), as AGENT_PARTIAL=proceed",),
-    ),
-    "its steps are known, and end the pause": Case(
+        (1, KILLED, "start Ray, generation 2"),
+        (3, nodes(2)),
+        (3, reported(2)),
+        (201, TICK),
+        (301, TICK, "submit run-7"),
+        Logged("going on with 1 worker(s), as AGENT_PARTIAL=proceed"),
+    ],
+    "its steps are known, and end the pause": [
         goal(retries=2),
-        [
-            *ALONE_RUNS,
-            (20, KILLED, AGAIN),
-            (22, nodes()),
-            (23, made(1, 5), "submit run-2"),
-        ],
-    ),
-    "it made no step: the pause stays": Case(
+        *ALONE_RUNS,
+        (20, KILLED, AGAIN),
+        (22, nodes()),
+        (23, made(1, 5), "submit run-2"),
+    ],
+    "it made no step: the pause stays": [
         goal(retries=2),
-        [*ALONE_RUNS, (20, KILLED, AGAIN), (22, nodes()), (23, made(1))],
-        waits=("waiting for attempt 2 to begin, a pause after the loss (7 s left)",),
-    ),
-    "what was there for an attempt and does not come back is a loss, not a missing worker": Case(
+        *ALONE_RUNS,
+        (20, KILLED, AGAIN),
+        (22, nodes()),
+        (23, made(1)),
+        Waits("waiting for attempt 2 to begin, a pause after the loss (7 s left)"),
+    ],
+    "what was there for an attempt and does not come back is a loss, not a missing worker": [
         goal(1, retries=1),
-        [
-            *PAIR_RUNS,
-            GONE,
-            (*FAILED, AGAIN),
-            (12, nodes()),
-            (LATER, TICK, "end 75: workers not ready in time: …pod2…"),
-        ],
-    ),
-    "the next attempt names the node that was lost": Case(
+        *PAIR_RUNS,
+        GONE,
+        (*FAILED, AGAIN),
+        (12, nodes()),
+        (LATER, TICK, "end 75: workers not ready in time: …pod2…"),
+    ],
+    "the next attempt names the node that was lost": [
         goal(2, retries=2),
-        [
-            (3, nodes(2, 3), "submit run-1"),
-            (3, reported(2)),
-            (3, reported(3)),
-            (5, accepted()),
-            (9, nodes(3, dead=(2,))),
-            (10, job("FAILED", 1), AGAIN),
-            (12, nodes(2, 3)),
-            (20, TICK, "submit run-2"),
-        ],
-        log=("attempt 2 of 3: lost a needed node", "pod2", "; 3 of 3 node(s)"),
-    ),
+        (3, nodes(2, 3), "submit run-1"),
+        (3, reported(2)),
+        (3, reported(3)),
+        (5, accepted()),
+        (9, nodes(3, dead=(2,))),
+        (10, job("FAILED", 1), AGAIN),
+        (12, nodes(2, 3)),
+        (20, TICK, "submit run-2"),
+        Logged("attempt 2 of 3: lost a needed node"),
+        Logged("pod2"),
+        Logged("; 3 of 3 node(s)"),
+    ],
     # When no other attempt follows
-    "attempts are used up": Case(
-        goal(retries=0), [*ALONE_RUNS, (9, KILLED, "end 75: Ray was lost on the head: exit 1…")]
-    ),
-    "three short attempts in a row made no progress, restarts included": Case(
+    "attempts are used up": [
+        goal(retries=0),
+        *ALONE_RUNS,
+        (9, KILLED, "end 75: Ray was lost on the head: exit 1…"),
+    ],
+    "three short attempts in a row made no progress, restarts included": [
         goal(retries=2),
-        [
-            *STARTED_BY_3,
-            (9, KILLED, "start Ray, generation 2"),
-            (9.1, made(3), "end 75: …no progress: 3 attempts in a row…"),
-        ],
-        durable=after_losses(ANNOUNCED, replace(ANNOUNCED, seconds=5.0)),
-    ),
-    "three losses of the head end no run that allows more attempts": Case(
+        after_losses(ANNOUNCED, replace(ANNOUNCED, seconds=5.0)),
+        *STARTED_BY_3,
+        (9, KILLED, "start Ray, generation 2"),
+        (9.1, made(3), "end 75: …no progress: 3 attempts in a row…"),
+    ],
+    "three losses of the head end no run that allows more attempts": [
         goal(retries=3),
-        [*STARTED_BY_3, (9, KILLED, "start Ray, generation 2"), (9.1, made(3))],
-        durable=after_losses(LOST_HEAD, LOST_HEAD),
-    ),
-    "a permanent cause is not tried again": Case(
+        after_losses(LOST_HEAD, LOST_HEAD),
+        *STARTED_BY_3,
+        (9, KILLED, "start Ray, generation 2"),
+        (9.1, made(3)),
+    ],
+    "a permanent cause is not tried again": [
         goal(1, retries=3),
-        [
-            *PAIR_RUNS,
-            GONE,
-            (
-                *failed_by(QUOTA),
-                "end 1: …before that, lost a needed node…not tried again…: the quota is used up",
-            ),
-        ],
-    ),
-    "a cause that may pass is tried again": Case(
+        *PAIR_RUNS,
+        GONE,
+        (
+            *failed_by(QUOTA),
+            "end 1: …before that, lost a needed node…not tried again…: the quota is used up",
+        ),
+    ],
+    "a cause that may pass is tried again": [
         goal(1, retries=3),
-        [*PAIR_RUNS, GONE, (*failed_by(SHAPE), AGAIN)],
-        log=("attempt 1 of 4 is lost",),
-    ),
-    "a permanent cause of a node that is away is tried again": Case(
+        *PAIR_RUNS,
+        GONE,
+        (*failed_by(SHAPE), AGAIN),
+        Logged("attempt 1 of 4 is lost"),
+    ],
+    "a permanent cause of a node that is away is tried again": [
         goal(1, retries=3),
-        [*PAIR_RUNS, GONE, (*failed_by(replace(QUOTA, node="pod2")), AGAIN)],
-    ),
-    "a job that is wedged at the same step and place twice is not tried again": Case(
+        *PAIR_RUNS,
+        GONE,
+        (*failed_by(replace(QUOTA, node="pod2")), AGAIN),
+    ],
+    "a job that is wedged at the same step and place twice is not tried again": [
         goal(retries=40),
-        wedged_twice(
+        *wedged_twice(
             IN_REWARD,
             IN_REWARD,
             "end 75: …the same cause ended two attempts at step 25: …`compute_score` "
             "(reward.py:44)…",
         ),
-    ),
-    "a job that is wedged at another place is tried again": Case(
-        goal(retries=40), wedged_twice("steps: load", "steps: save")
-    ),
-    # Ray has no exit code where its supervisor is killed: the cause may be outside
-    "a driver that is killed at the same step twice is tried again": Case(
+    ],
+    "a job that is wedged at another place is tried again": [
         goal(retries=40),
-        [
-            (60, nodes(), "submit run-1"),
-            (61, accepted()),
-            (5000, job("FAILED", None, "actor 4711 died"), AGAIN),
-            (5001, made(1, 25, 10)),
-            (5062, nodes(), "submit run-2"),
-            (5063, accepted(2)),
-            (9999, job("FAILED", None, "actor 815 died", 2), AGAIN_AGAIN),
-            (10_000, made(2, 25, 20)),
-        ],
-    ),
-    "a newer checkpoint is progress, and the next attempt says from where it resumes": Case(
+        *wedged_twice("steps: load", "steps: save"),
+    ],
+    # Ray has no exit code where its supervisor is killed: the cause may be outside
+    "a driver that is killed at the same step twice is tried again": [
+        goal(retries=40),
+        (60, nodes(), "submit run-1"),
+        (61, accepted()),
+        (5000, job("FAILED", None, "actor 4711 died"), AGAIN),
+        (5001, made(1, 25, 10)),
+        (5062, nodes(), "submit run-2"),
+        (5063, accepted(2)),
+        (9999, job("FAILED", None, "actor 815 died", 2), AGAIN_AGAIN),
+        (10_000, made(2, 25, 20)),
+    ],
+    "a newer checkpoint is progress, and the next attempt says from where it resumes": [
         goal(retries=9),
-        [
-            (0, made(0, saved=10)),
-            (90, nodes(), "submit run-1"),
-            (141, accepted()),
-            (142, KILLED, AGAIN),
-            (143, made(1, saved=10)),
-            (180, nodes(), "submit run-2"),
-            (231, accepted(2)),
-            (232, KILLED, AGAIN_AGAIN),
-            (233, made(2, saved=10)),
-            (270, nodes(), "submit run-3"),
-            (321, accepted(3)),
-            (322, KILLED, "start Ray, generation 4"),
-            (323, made(3, saved=20)),
-            (360, nodes()),
-            (410, TICK, "submit run-4"),
-        ],
-        log=(
-            "attempt 4 of 10: Ray was lost on the head: exit 1; 1 of 1 node(s); resumes from /ckpt",
+        (0, made(0, saved=10)),
+        (90, nodes(), "submit run-1"),
+        (141, accepted()),
+        (142, KILLED, AGAIN),
+        (143, made(1, saved=10)),
+        (180, nodes(), "submit run-2"),
+        (231, accepted(2)),
+        (232, KILLED, AGAIN_AGAIN),
+        (233, made(2, saved=10)),
+        (270, nodes(), "submit run-3"),
+        (321, accepted(3)),
+        (322, KILLED, "start Ray, generation 4"),
+        (323, made(3, saved=20)),
+        (360, nodes()),
+        (410, TICK, "submit run-4"),
+        Logged(
+            "attempt 4 of 10: Ray was lost on the head: exit 1; 1 of 1 node(s); resumes from /ckpt"
         ),
-    ),
+    ],
 }
 
 

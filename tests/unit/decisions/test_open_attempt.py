@@ -50,7 +50,7 @@ from support.heads import (
     reported,
     resumed,
 )
-from support.histories import ALONE_RUNS, NEXT_AGENT, PAIR_RUNS, Case, Row, play
+from support.histories import ALONE_RUNS, NEXT_AGENT, PAIR_RUNS, Case, Logged, Row, Waits, play
 from support.run_records import NOW, record_of, store_of, submitted, written
 from support.worlds import plan_of
 
@@ -139,149 +139,145 @@ SERVES: list[Row] = [
 NO_ANSWER = "timed out after the agent was killed, waiting for "
 
 KILLED_HEADS: dict[str, Case] = {
-    "a stop keeps its deadline, which counts from the decision": Case(
+    "a stop keeps its deadline, which counts from the decision": [
         goal(),
-        [
-            *ALONE_RUNS,
-            (9, TERM, "stop run-1"),
-            (13, NEXT_AGENT),
-            (1, nodes(), "follow run-1", "stop run-1"),
-            (11.9, TICK),
-            (12.1, TICK, "end 143: …SIGTERM"),
-        ],
-    ),
+        *ALONE_RUNS,
+        (9, TERM, "stop run-1"),
+        (13, NEXT_AGENT),
+        (1, nodes(), "follow run-1", "stop run-1"),
+        (11.9, TICK),
+        (12.1, TICK, "end 143: …SIGTERM"),
+    ],
     # No wait precedes it as before a submission
-    "a job is followed though its worker is away, whose grace goes on": Case(
+    "a job is followed though its worker is away, whose grace goes on": [
         goal(1),
-        [
-            *PAIR_RUNS,
-            IS_GONE,
-            (11, NEXT_AGENT),
-            (1, nodes(), "follow run-1"),
-            (2, SUBMITTED),
-            (50, job("RUNNING")),
-            (57.9, TICK),
-            (58.1, TICK, "stop run-1"),
-            (60, job("STOPPED"), "end 75: lost a needed node…"),
-        ],
-        log=("attempt 1 goes on: its job is followed again",),
-    ),
-    "a worker that fell silent is missed, though GCS still lists it": Case(
+        *PAIR_RUNS,
+        IS_GONE,
+        (11, NEXT_AGENT),
+        (1, nodes(), "follow run-1"),
+        (2, SUBMITTED),
+        (50, job("RUNNING")),
+        (57.9, TICK),
+        (58.1, TICK, "stop run-1"),
+        (60, job("STOPPED"), "end 75: lost a needed node…"),
+        Logged("attempt 1 goes on: its job is followed again"),
+    ],
+    "a worker that fell silent is missed, though GCS still lists it": [
         goal(1, retries=1),
-        [*FELL_SILENT, (50, job("RUNNING")), (57.9, TICK), (58.1, TICK, "stop run-1")],
-    ),
+        *FELL_SILENT,
+        (50, job("RUNNING")),
+        (57.9, TICK),
+        (58.1, TICK, "stop run-1"),
+    ],
     # GCS never reported the worker, and it is back
-    "a loss that the next agent did not see counts for a minute": Case(
+    "a loss that the next agent did not see counts for a minute": [
         goal(1, retries=1),
-        [*FELL_SILENT, (3, reported(2)), (57.9, job("FAILED", 9), "start Ray, generation 2")],
-        log=("all needed nodes are back",),
-    ),
-    "a loss does not count after a minute": Case(
+        *FELL_SILENT,
+        (3, reported(2)),
+        (57.9, job("FAILED", 9), "start Ray, generation 2"),
+        Logged("all needed nodes are back"),
+    ],
+    "a loss does not count after a minute": [
         goal(1, retries=1),
-        [
-            *FELL_SILENT,
-            (3, reported(2)),
-            (58.1, job("FAILED", 9), "ask the nodes"),
-            (59.1, Answered(h.NodesAsked("run-1")), "end 9: …"),
-        ],
-    ),
-    "a job that started without some of its workers does not wait for them now": Case(
+        *FELL_SILENT,
+        (3, reported(2)),
+        (58.1, job("FAILED", 9), "ask the nodes"),
+        (59.1, Answered(h.NodesAsked("run-1")), "end 9: …"),
+    ],
+    "a job that started without some of its workers does not wait for them now": [
         goal(2, 1),
-        [
-            (3, nodes(2)),
-            (4, reported(2)),
-            (200, TICK, "submit run-1"),
-            (201, SUBMITTED),
-            (203, NEXT_AGENT),
-            (1, nodes(2), "follow run-1"),
-            (2, SUBMITTED),
-        ],
-        waits=("waiting for the job's status from Ray, …",),
-    ),
-    "a service of a running job counts as ready, and is restarted": Case(
+        (3, nodes(2)),
+        (4, reported(2)),
+        (200, TICK, "submit run-1"),
+        (201, SUBMITTED),
+        (203, NEXT_AGENT),
+        (1, nodes(2), "follow run-1"),
+        (2, SUBMITTED),
+        Waits("waiting for the job's status from Ray, …"),
+    ],
+    "a service of a running job counts as ready, and is restarted": [
         WITH_REWARD,
-        [
-            *SERVES,
-            (9, NEXT_AGENT),
-            (1, nodes(), "follow run-1"),
-            (1, job("RUNNING")),
-            (2, LOST, f"start {REWARD}, generation 2"),
-        ],
-    ),
-    "a service that ends before it was ready ends a run without a job": Case(
-        WITH_REWARD, [(1, LOST, "end 69: …")]
-    ),
-    "its Ray is gone: the attempt is lost, and its workers are waited for": Case(
+        *SERVES,
+        (9, NEXT_AGENT),
+        (1, nodes(), "follow run-1"),
+        (1, job("RUNNING")),
+        (2, LOST, f"start {REWARD}, generation 2"),
+    ],
+    "a service that ends before it was ready ends a run without a job": [
+        WITH_REWARD,
+        (1, LOST, "end 69: …"),
+    ],
+    "its Ray is gone: the attempt is lost, and its workers are waited for": [
         OF,
-        [(1, ray_lost("exit 1"), "start Ray, generation 2")],
-        durable=AFRESH,
-        waits=(
+        AFRESH,
+        (1, ray_lost("exit 1"), "start Ray, generation 2"),
+        Waits(
             "waiting for Ray on this node (100 s left)",
             "waiting for the end of attempt 1 on pod2, …",
             "waiting for workers, …",
         ),
-    ),
-    "its Ray is gone, and the outcome was decided": Case(
+    ],
+    "its Ray is gone, and the outcome was decided": [
         OF,
-        [(1, ray_lost("exit 1"), "end 69: reward server is lost for good")],
-        durable=TO_BE_STOPPED,
-    ),
-    "a job that was never submitted is, once all workers are there": Case(
+        TO_BE_STOPPED,
+        (1, ray_lost("exit 1"), "end 69: reward server is lost for good"),
+    ],
+    "a job that was never submitted is, once all workers are there": [
         OF,
-        [(1, nodes(), "follow run-1"), (2, never()), (3, nodes(2), "submit run-1")],
-        durable=AFRESH,
-    ),
-    "Ray does not answer: the attempt is lost": Case(
+        AFRESH,
+        (1, nodes(), "follow run-1"),
+        (2, never()),
+        (3, nodes(2), "submit run-1"),
+    ],
+    "Ray does not answer: the attempt is lost": [
         OF,
-        [(1, ray_waits("refused")), (100, TICK, "start Ray, generation 2")],
-        durable=AFRESH,
-        log=(f"attempt 1 of 2 is lost: {NO_ANSWER}Ray on this node: refused",),
-    ),
-    "Ray does not answer, and no retry is left": Case(
+        AFRESH,
+        (1, ray_waits("refused")),
+        (100, TICK, "start Ray, generation 2"),
+        Logged(f"attempt 1 of 2 is lost: {NO_ANSWER}Ray on this node: refused"),
+    ],
+    "Ray does not answer, and no retry is left": [
         goal(1),
-        [(1, ray_waits("refused")), (100, TICK, f"end 75: {NO_ANSWER}Ray on this node: refused")],
-        durable=AFRESH,
-    ),
-    "Ray has no status of the job: the attempt is lost": Case(
+        AFRESH,
+        (1, ray_waits("refused")),
+        (100, TICK, f"end 75: {NO_ANSWER}Ray on this node: refused"),
+    ],
+    "Ray has no status of the job: the attempt is lost": [
         OF,
-        [(1, nodes(2), "follow run-1"), (121, TICK, "start Ray, generation 2")],
-        durable=AFRESH,
-        log=(f"attempt 1 of 2 is lost: {NO_ANSWER}the status of attempt 1 from Ray",),
-    ),
-    "Ray has no status of the job, and no retry is left": Case(
+        AFRESH,
+        (1, nodes(2), "follow run-1"),
+        (121, TICK, "start Ray, generation 2"),
+        Logged(f"attempt 1 of 2 is lost: {NO_ANSWER}the status of attempt 1 from Ray"),
+    ],
+    "Ray has no status of the job, and no retry is left": [
         goal(1),
-        [
-            (1, nodes(2), "follow run-1"),
-            (121, TICK, f"end 75: {NO_ANSWER}the status of attempt 1 from Ray"),
-        ],
-        durable=AFRESH,
-    ),
+        AFRESH,
+        (1, nodes(2), "follow run-1"),
+        (121, TICK, f"end 75: {NO_ANSWER}the status of attempt 1 from Ray"),
+    ],
     # It may still run there, even long after the limits: no other attempt starts beside it
-    "a job on a given Ray that was to be stopped is stopped before another": Case(
+    "a job on a given Ray that was to be stopped is stopped before another": [
         goal(1, given=True, retries=1),
-        [
-            *PAIR_RUNS,
-            IS_GONE,
-            (69, TICK, "stop run-1"),
-            (369, NEXT_AGENT),
-            (1, TICK, "follow run-1", "stop run-1"),
-            (1001, nodes(2), "end 75: lost a needed node…"),
-        ],
-    ),
-    "a job on a given Ray that does not answer is stopped before another": Case(
+        *PAIR_RUNS,
+        IS_GONE,
+        (69, TICK, "stop run-1"),
+        (369, NEXT_AGENT),
+        (1, TICK, "follow run-1", "stop run-1"),
+        (1001, nodes(2), "end 75: lost a needed node…"),
+    ],
+    "a job on a given Ray that does not answer is stopped before another": [
         goal(1, given=True, retries=1),
-        [
-            *PAIR_RUNS,
-            (306, NEXT_AGENT),
-            (1000, TICK, "follow run-1", "stop run-1"),
-            (1001, nodes(2)),
-        ],
-    ),
-    "asked to stop meanwhile, the job is followed until it is stopped": Case(
+        *PAIR_RUNS,
+        (306, NEXT_AGENT),
+        (1000, TICK, "follow run-1", "stop run-1"),
+        (1001, nodes(2)),
+    ],
+    "asked to stop meanwhile, the job is followed until it is stopped": [
         OF,
-        [(1, TERM, "follow run-1", "stop run-1"), (2, never(), "end 143: …SIGTERM")],
-        durable=AFRESH,
-    ),
+        AFRESH,
+        (1, TERM, "follow run-1", "stop run-1"),
+        (2, never(), "end 143: …SIGTERM"),
+    ],
 }
 
 

@@ -54,7 +54,7 @@ from support.heads import (
     reported,
     resumed,
 )
-from support.histories import Case, Row, play
+from support.histories import Case, Logged, Row, Waits, play
 from support.node_runs import made_run
 from support.worlds import MACHINE, plan_of, settings_of, topology_of
 
@@ -165,117 +165,104 @@ RANKS_START: list[Row] = [
 IS_WAITED_FOR = "waiting for an all-reduce over all nodes (AGENT_PREFLIGHT) …"
 
 PREFLIGHTS: dict[str, Case] = {
-    "all begin together, and the job waits for the head's result": Case(
+    "all begin together, and the job waits for the head's result": [
         ASKED,
-        [*RANKS_START, (8, part_of(2)), (9, answer(came()), "submit run-1")],
-        log=("an all-reduce of 256 MiB over 24 GPUs takes 12.5 ms",),
-    ),
-    "it has its limit": Case(
-        ASKED,
-        RANKS_START,
-        waits=("waiting for an all-reduce over all nodes (AGENT_PREFLIGHT) (2 min 10 s left)",),
-    ),
-    "it takes seconds, and is made only where it was asked for": Case(
+        *RANKS_START,
+        Waits("waiting for an all-reduce over all nodes (AGENT_PREFLIGHT) (2 min 10 s left)"),
+        (8, part_of(2)),
+        (9, answer(came()), "submit run-1"),
+        Logged("an all-reduce of 256 MiB over 24 GPUs takes 12.5 ms"),
+    ],
+    "it takes seconds, and is made only where it was asked for": [
         replace(ASKED, preflight=False),
-        [(1, reported(3)), (1, reported(2)), (2, nodes(2, 3), "submit run-1")],
-    ),
-    "another attempt of the job does not repeat it": Case(
+        (1, reported(3)),
+        (1, reported(2)),
+        (2, nodes(2, 3), "submit run-1"),
+    ],
+    "another attempt of the job does not repeat it": [
         replace(ASKED, retries=1),
-        [
-            *RANKS_START,
-            (9, answer(came()), "submit run-1"),
-            (10, ray_lost("killed"), "start Ray, generation 2"),
-            (20, nodes(2, 3), "submit run-2"),
-        ],
-    ),
+        *RANKS_START,
+        (9, answer(came()), "submit run-1"),
+        (10, ray_lost("killed"), "start Ray, generation 2"),
+        (20, nodes(2, 3), "submit run-2"),
+    ],
     # Its generation is an earlier one, and what a node says of its end does not count
-    "one of a killed agent ends first": Case(
+    "one of a killed agent ends first": [
         ASKED,
-        [
-            (1, reported(3)),
-            (1, part_of(2, "it was stopped", 4)),
-            (
-                2,
-                nodes(2, 3),
-                f"start {ALL_REDUCE}, generation 5",
-                f"start {ALL_REDUCE} on agent3, generation 5",
-                f"start {ALL_REDUCE} on agent2, generation 5",
-            ),
-            (2 + times.HEAD_RESULT, TICK),
-        ],
-        waits=(IS_WAITED_FOR,),
-    ),
-    "a failure ends the run, with the node's name": Case(
+        (1, reported(3)),
+        (1, part_of(2, "it was stopped", 4)),
+        (
+            2,
+            nodes(2, 3),
+            f"start {ALL_REDUCE}, generation 5",
+            f"start {ALL_REDUCE} on agent3, generation 5",
+            f"start {ALL_REDUCE} on agent2, generation 5",
+        ),
+        (2 + times.HEAD_RESULT, TICK),
+        Waits(IS_WAITED_FOR),
+    ],
+    "a failure ends the run, with the node's name": [
         ASKED,
-        [
-            *RANKS_START,
-            (8.9, part_of(2, "Connection closed by peer")),
-            (
-                9,
-                answer(came(failed=[(12, "CUDA error: ECC")])),
-                "end 78: AGENT_PREFLIGHT: the all-reduce failed: rank 12 on pod3: CUDA error: ECC",
-            ),
-        ],
-    ),
+        *RANKS_START,
+        (8.9, part_of(2, "Connection closed by peer")),
+        (
+            9,
+            answer(came(failed=[(12, "CUDA error: ECC")])),
+            "end 78: AGENT_PREFLIGHT: the all-reduce failed: rank 12 on pod3: CUDA error: ECC",
+        ),
+    ],
     # Its report counts if the head has no result a moment later, long before the limit
-    "a node that could not begin": Case(
+    "a node that could not begin": [
         ASKED,
-        [
-            *RANKS_START,
-            (5, part_of(2, "no such Python")),
-            (9.9, TICK),
-            (10, TICK, "end 78: AGENT_PREFLIGHT: the all-reduce failed: pod2: no such Python"),
-        ],
-    ),
-    "without any result the run ends at the limit": Case(
-        ASKED, [*RANKS_START, (131.9, TICK), (132, TICK, "end 78: …it wrote no result…")]
-    ),
+        *RANKS_START,
+        (5, part_of(2, "no such Python")),
+        (9.9, TICK),
+        (10, TICK, "end 78: AGENT_PREFLIGHT: the all-reduce failed: pod2: no such Python"),
+    ],
+    "without any result the run ends at the limit": [
+        ASKED,
+        *RANKS_START,
+        (131.9, TICK),
+        (132, TICK, "end 78: …it wrote no result…"),
+    ],
     # It has the same grace as while the job runs
-    "a node that goes meanwhile, and stays away": Case(
+    "a node that goes meanwhile, and stays away": [
         ASKED,
-        [
-            *RANKS_START,
-            (10, reported(2, has_left=True)),
-            (69.9, TICK),
-            (70, TICK, "end 75: …the all-reduce was aborted after the loss of pod2"),
-        ],
-    ),
+        *RANKS_START,
+        (10, reported(2, has_left=True)),
+        (69.9, TICK),
+        (70, TICK, "end 75: …the all-reduce was aborted after the loss of pod2"),
+    ],
     # All nodes are gone with that Ray; one tick handles both
-    "its limit passes while Ray is started again": Case(
+    "its limit passes while Ray is started again": [
         ASKED,
-        [
-            *RANKS_START,
-            (6, ray_doubt("its dashboard is stopped")),
-            (1006, TICK, "end 75: …aborted after the loss of pod3 and pod2"),
-        ],
-    ),
+        *RANKS_START,
+        (6, ray_doubt("its dashboard is stopped")),
+        (1006, TICK, "end 75: …aborted after the loss of pod3 and pod2"),
+    ],
     # The head must not loop until its limit for what else is over meanwhile
-    "the pause after a loss is over meanwhile": Case(
+    "the pause after a loss is over meanwhile": [
         replace(ASKED, retries=1),
-        [
-            (1, ray_lost("killed"), "start Ray, generation 2"),
-            (1, reported(3)),
-            (1, reported(2)),
-            (2, nodes(2, 3)),
-            (11, TICK, *RANKS_START[-1][2:]),
-            (12, TICK),
-        ],
-        durable=resumed(required=2),
-        waits=(IS_WAITED_FOR,),
-    ),
-    "a score does not come in time meanwhile": Case(
+        resumed(required=2),
+        (1, ray_lost("killed"), "start Ray, generation 2"),
+        (1, reported(3)),
+        (1, reported(2)),
+        (2, nodes(2, 3)),
+        (11, TICK, *RANKS_START[-1][2:]),
+        (12, TICK),
+        Waits(IS_WAITED_FOR),
+    ],
+    "a score does not come in time meanwhile": [
         replace(ASKED, services=(REWARD_SPEC,)),
-        [
-            (0.5, ready(REWARD)),
-            (1, reported(3)),
-            (1, reported(2)),
-            (2, nodes(2, 3)),
-            (11.5, TICK, *RANKS_START[-1][2:]),
-            (12, reported(4)),
-            (22, TICK),
-        ],
-        waits=(IS_WAITED_FOR,),
-    ),
+        (0.5, ready(REWARD)),
+        (1, reported(3)),
+        (1, reported(2)),
+        (2, nodes(2, 3)),
+        (11.5, TICK, *RANKS_START[-1][2:]),
+        (12, reported(4)),
+        (22, TICK),
+        Waits(IS_WAITED_FOR),
+    ],
 }
 
 

@@ -25,7 +25,7 @@ from support.heads import (
     ready,
     reported,
 )
-from support.histories import Case, Row, play
+from support.histories import Case, Row, Waits, play
 
 ALONE = replace(REWARD_SPEC, where=Where("rank", 2), alone=True)
 OF_ALONE = replace(goal(1), services=(ALONE,))
@@ -69,93 +69,80 @@ SPARE: list[Row] = [
 FELL_SILENT = h.WorkerSilent("agent3", "no answer", ray_answers=False)
 
 SERVICES: dict[str, Case] = {
-    "a service on every node is one wait, with the first few nodes": Case(
+    "a service on every node is one wait, with the first few nodes": [
         WITH_RETRIEVER,
-        [
-            (3, nodes(2, 3)),
-            (4, reported(2), f"start {RETRIEVER} on agent2"),
-            (4, reported(3), f"start {RETRIEVER} on agent3"),
-            (5, reported(2, items=REFUSED)),
-        ],
-        waits=(
-            (
-                "waiting for retriever on every node, 3 not ready; retriever: no report yet; "
-                "retriever on pod2: connection refused; retriever on pod3: no report yet (…)"
-            ),
+        (3, nodes(2, 3)),
+        (4, reported(2), f"start {RETRIEVER} on agent2"),
+        (4, reported(3), f"start {RETRIEVER} on agent3"),
+        (5, reported(2, items=REFUSED)),
+        Waits(
+            "waiting for retriever on every node, 3 not ready; retriever: no report yet; "
+            "retriever on pod2: connection refused; retriever on pod3: no report yet (…)"
         ),
-    ),
-    "one that is not ready in time ends the run": Case(
+    ],
+    "one that is not ready in time ends the run": [
         goal(services=(RETRIEVER,)),
-        [(3, nodes()), (300, TICK, "end 69: retriever not ready in time: no report yet")],
-    ),
-    "one that its node stopped has its whole time anew": Case(
+        (3, nodes()),
+        (300, TICK, "end 69: retriever not ready in time: no report yet"),
+    ],
+    "one that its node stopped has its whole time anew": [
         goal(1, services=(RETRIEVER,)),
-        [
-            (3, nodes(2)),
-            (4, reported(2), f"start {RETRIEVER} on agent2"),
-            (5, ready(RETRIEVER)),
-            (60, reported(2, items=CUT_OFF), f"start {RETRIEVER} on agent2, generation 2"),
-        ],
-        waits=("waiting for retriever on pod2, its node stopped it (5 min left)",),
-    ),
-    "a node of its own is waited for": Case(
+        (3, nodes(2)),
+        (4, reported(2), f"start {RETRIEVER} on agent2"),
+        (5, ready(RETRIEVER)),
+        (60, reported(2, items=CUT_OFF), f"start {RETRIEVER} on agent2, generation 2"),
+        Waits("waiting for retriever on pod2, its node stopped it (5 min left)"),
+    ],
+    "a node of its own is no worker, and the job waits for its service": [OF_ALONE, *IN_ITS_PLACE],
+    "a node of its own that never comes": [
         OF_ALONE,
-        [(3, nodes(2)), (4, reported(2))],
-        waits=(
-            "waiting for rank 2, which is to run reward server, no report yet (3 min 16 s left)",
-        ),
-    ),
-    "a node of its own is no worker, and the job waits for its service": Case(
-        OF_ALONE, IN_ITS_PLACE
-    ),
-    "a node of its own that never comes": Case(
-        OF_ALONE,
-        [
-            (3, nodes(2)),
-            (4, reported(2)),
-            (200, TICK, "end 69: rank 2, which is to run reward server not ready in time…"),
-        ],
-    ),
+        (3, nodes(2)),
+        (4, reported(2)),
+        Waits("waiting for rank 2, which is to run reward server, no report yet (3 min 16 s left)"),
+        (200, TICK, "end 69: rank 2, which is to run reward server not ready in time…"),
+    ],
     # Ray does not list it: AGENT_NODE_GRACE counts from its last report
-    "a node of its own that falls silent": Case(
+    "a node of its own that falls silent": [
         OF_ALONE,
-        [
-            *IN_ITS_PLACE,
-            (65.9, TICK),
-            (66, TICK, "stop run-1"),
-            (67, job("STOPPED"), f"end 75: {LOST_ITS_SERVER}…"),
-        ],
-    ),
-    "a node of its own that leaves": Case(
-        OF_ALONE, [*IN_ITS_PLACE, (10, apart(has_left=True)), (69, TICK), (70, TICK, "stop run-1")]
-    ),
-    "a node of its own that reported at a time that floats round": Case(
-        OF_ALONE, [*IN_ITS_PLACE, (16.1, apart()), (75.1, TICK), (76.1, TICK, "stop run-1")]
-    ),
+        *IN_ITS_PLACE,
+        (65.9, TICK),
+        (66, TICK, "stop run-1"),
+        (67, job("STOPPED"), f"end 75: {LOST_ITS_SERVER}…"),
+    ],
+    "a node of its own that leaves": [
+        OF_ALONE,
+        *IN_ITS_PLACE,
+        (10, apart(has_left=True)),
+        (69, TICK),
+        (70, TICK, "stop run-1"),
+    ],
+    "a node of its own that reported at a time that floats round": [
+        OF_ALONE,
+        *IN_ITS_PLACE,
+        (16.1, apart()),
+        (75.1, TICK),
+        (76.1, TICK, "stop run-1"),
+    ],
     # As many nodes are ready as the job needs
-    "the service of a lost worker in whose place another is there": Case(
+    "the service of a lost worker in whose place another is there": [
         WITH_RETRIEVER,
-        [
-            *BY_RANK,
-            *SPARE,
-            (5, nodes(2, 3, 4)),
-            (6, FELL_SILENT),
-            (7, nodes(2, 4), "submit run-1"),
-        ],
-    ),
-    "the service of a lost worker that is missed": Case(
+        *BY_RANK,
+        *SPARE,
+        (5, nodes(2, 3, 4)),
+        (6, FELL_SILENT),
+        (7, nodes(2, 4), "submit run-1"),
+    ],
+    "the service of a lost worker that is missed": [
         WITH_RETRIEVER,
-        [
-            *BY_RANK,
-            (5, nodes(2, 3)),
-            (6, FELL_SILENT),
-            (7, nodes(2)),
-        ],
-        waits=(
+        *BY_RANK,
+        (5, nodes(2, 3)),
+        (6, FELL_SILENT),
+        (7, nodes(2)),
+        Waits(
             "waiting for retriever on rank 2 (pod3), connection refused (…)",
             "waiting for workers, 1 of 2 joined; …",
         ),
-    ),
+    ],
 }
 
 

@@ -44,7 +44,7 @@ from support.heads import (
     ready,
     unfit,
 )
-from support.histories import BOOT, LATER, Case, Row, play
+from support.histories import BOOT, LATER, Case, Logged, Row, Waits, play
 from support.shares import DONE, STOPPED, by_torchrun, failed, own, share_of
 
 CUT_OFF = replace(STOPPED, lost=True)
@@ -81,94 +81,75 @@ JUDGE = replace(RETRIEVER_SPEC, where=Where("rank", 1))
 
 ON_ALL_NODES: dict[str, Case] = {
     # With no worker, no service and no step there is nothing to wait for, not even an event
-    "a head alone starts it at once": Case(
+    "a head alone starts it at once": [
         by_torchrun(0),
-        [
-            (0.1, TICK, "submit run-1"),
-            (0.2, SUBMITTED, f"start {SHARE}"),
-            (9, own(DONE), "end 0: the job succeeded"),
-        ],
-    ),
+        (0.1, TICK, "submit run-1"),
+        (0.2, SUBMITTED, f"start {SHARE}"),
+        (9, own(DONE), "end 0: the job succeeded"),
+    ],
     # There is no Ray, of which the limit would be: that of the workers counts
-    "the node of a service on a rank is waited for": Case(
+    "the node of a service on a rank is waited for, and starts it": [
         replace(by_torchrun(1), services=(JUDGE,)),
-        [(1, TICK)],
-        waits=(
+        (1, TICK),
+        Waits(
             "waiting for rank 1, which is to run retriever, no report yet (3 min 19 s left)",
             "waiting for workers, 0 of 1 joined; 1 never reported (3 min 19 s left)",
         ),
-    ),
-    "a service on a rank starts there, and is waited for": Case(
-        replace(by_torchrun(1), services=(JUDGE,)),
-        [(1, TICK), (2, share_of(2, rank=1), "start retriever on agent2")],
-    ),
-    "the others are stopped by the first failure, and waited for": Case(
+        (2, share_of(2, rank=1), "start retriever on agent2"),
+    ],
+    "the others are stopped by the first failure, and waited for": [
         by_torchrun(),
-        [
-            *SHARES_RUN,
-            (9, own(failed(7)), "stop run-1"),
-            (9.1, share_of(2)),
-            (9.4, share_of(2, STOPPED), "end 7: …exit code 7 (local rank 0 on pod0)"),
-        ],
-    ),
+        *SHARES_RUN,
+        (9, own(failed(7)), "stop run-1"),
+        (9.1, share_of(2)),
+        (9.4, share_of(2, STOPPED), "end 7: …exit code 7 (local rank 0 on pod0)"),
+    ],
     # The others failed before its node received that it was wanted
-    "a share that its node never began is not waited for": Case(
+    "a share that its node never began is not waited for": [
         by_torchrun(),
-        [
-            *SHARES_RUN,
-            (9, own(failed(127)), "stop run-1"),
-            (9.1, share_of(2)),
-            (9.2, says(2, NEVER_BEGAN), "end 127: …"),
-        ],
-    ),
-    "no share is waited for if all are stopped before they are wanted": Case(
+        *SHARES_RUN,
+        (9, own(failed(127)), "stop run-1"),
+        (9.1, share_of(2)),
+        (9.2, says(2, NEVER_BEGAN), "end 127: …"),
+    ],
+    "no share is waited for if all are stopped before they are wanted": [
         by_torchrun(),
-        [
-            *ASKED_FOR,
-            (1.9, TERM, "stop run-1"),
-            (2, SUBMITTED),
-            (2.1, ItemsReported((NEVER_BEGAN,))),
-            (2.2, says(2, NEVER_BEGAN), "end 143: …SIGTERM"),
-        ],
-    ),
-    "a share that its node's plan does not have has failed": Case(
+        *ASKED_FOR,
+        (1.9, TERM, "stop run-1"),
+        (2, SUBMITTED),
+        (2.1, ItemsReported((NEVER_BEGAN,))),
+        (2.2, says(2, NEVER_BEGAN), "end 143: …SIGTERM"),
+    ],
+    "a share that its node's plan does not have has failed": [
         by_torchrun(),
-        [
-            *SHARES_RUN,
-            (9, says(2, REFUSED), "stop run-1"),
-            (9.5, own(STOPPED), "end 1: …this node's plan has no share to run"),
-        ],
-    ),
-    "asked to stop, the run ends so, whatever the ranks make of their signal": Case(
+        *SHARES_RUN,
+        (9, says(2, REFUSED), "stop run-1"),
+        (9.5, own(STOPPED), "end 1: …this node's plan has no share to run"),
+    ],
+    "asked to stop, the run ends so, whatever the ranks make of their signal": [
         by_torchrun(),
-        [
-            *SHARES_RUN,
-            (9, TERM, "stop run-1"),
-            (9.2, own(failed(1))),
-            (9.4, share_of(2, STOPPED), "end 143: …SIGTERM"),
-        ],
-    ),
-    "shares that all succeed before their stop are a success": Case(
+        *SHARES_RUN,
+        (9, TERM, "stop run-1"),
+        (9.2, own(failed(1))),
+        (9.4, share_of(2, STOPPED), "end 143: …SIGTERM"),
+    ],
+    "shares that all succeed before their stop are a success": [
         by_torchrun(retries=1),
-        [
-            *SHARES_RUN,
-            (9, share_of(2)),
-            (24, TICK),
-            (84.1, TICK, "stop run-1"),
-            (84.2, share_of(2, DONE)),
-            (84.3, own(DONE), "end 0: the job succeeded; before that, lost a needed node…"),
-        ],
-    ),
-    "another attempt after a loss waits for a node in the place of the lost one": Case(
+        *SHARES_RUN,
+        (9, share_of(2)),
+        (24, TICK),
+        (84.1, TICK, "stop run-1"),
+        (84.2, share_of(2, DONE)),
+        (84.3, own(DONE), "end 0: the job succeeded; before that, lost a needed node…"),
+    ],
+    "another attempt after a loss waits for a node in the place of the lost one": [
         by_torchrun(retries=1),
-        [
-            *SHARES_RUN,
-            (9, REPLACED),
-            (9.5, own(failed(1))),
-            (100, share_of(3), "submit run-2"),
-            (101, accepted(2), f"start {SHARE}, generation 2", f"start {SHARE} on agent3, gen…"),
-        ],
-    ),
+        *SHARES_RUN,
+        (9, REPLACED),
+        (9.5, own(failed(1))),
+        (100, share_of(3), "submit run-2"),
+        (101, accepted(2), f"start {SHARE}, generation 2", f"start {SHARE} on agent3, gen…"),
+    ],
 }
 
 
@@ -354,51 +335,46 @@ BOTH = replace(
 )
 
 ON_A_WORKER: dict[str, Case] = {
-    "it follows by its report alone, and starts what the head wants, once": Case(
-        WORKER, [*FOLLOWS, (3, RUN)]
-    ),
+    "it follows by its report alone, and starts what the head wants, once": [
+        WORKER,
+        *FOLLOWS,
+        (3, RUN),
+    ],
     # The fence ended the step, and the head wants the share as soon as it is reached
-    "a share waits for the steps of its node": Case(
+    "a share waits for the steps of its node": [
         PREPARES,
-        [
-            (0, BOOT, f"start {STEP.name}"),
-            (2, workers.replied()),
-            (31, w.HeadSilent("no answer")),
-            (79, workers.TICK, f"stop {STEP.name}"),
-            (90, RUN, f"start {STEP.name}, generation 2"),
-            (91, ready(STEP.name), f"start {SHARE}"),
-        ],
-    ),
-    "a share that is wanted no more ends, and the next attempt's begins": Case(
+        (0, BOOT, f"start {STEP.name}"),
+        (2, workers.replied()),
+        (31, w.HeadSilent("no answer")),
+        (79, workers.TICK, f"stop {STEP.name}"),
+        (90, RUN, f"start {STEP.name}, generation 2"),
+        (91, ready(STEP.name), f"start {SHARE}"),
+    ],
+    "a share that is wanted no more ends, and the next attempt's begins": [
         WORKER,
-        [
-            *FOLLOWS,
-            (3, workers.wanted(2), f"stop {SHARE}"),
-            (4, workers.wanted_share(3, SEAT, attempt=2), f"start {SHARE}, generation 2"),
-        ],
-    ),
+        *FOLLOWS,
+        (3, workers.wanted(2), f"stop {SHARE}"),
+        (4, workers.wanted_share(3, SEAT, attempt=2), f"start {SHARE}, generation 2"),
+    ],
     # Rank 0 went with the former head
-    "a head that was started anew has no such job: its first decision ends the share": Case(
+    "a head that was started anew has no such job: its first decision ends the share": [
         WORKER,
-        [
-            *FOLLOWS,
-            (5, workers.replied(epoch=2)),
-            (6, workers.wanted(1, by="head2"), f"stop {SHARE}"),
-        ],
-        log=("the head was restarted: following it",),
-    ),
+        *FOLLOWS,
+        (5, workers.replied(epoch=2)),
+        (6, workers.wanted(1, by="head2"), f"stop {SHARE}"),
+        Logged("the head was restarted: following it"),
+    ],
     # A port is open there, and no agent answers: there is nothing to follow
-    "a plain Ray head is no head for it": Case(
+    "a plain Ray head is no head for it": [
         WORKER,
-        [
-            (1, workers.replied(epoch=None)),
-            (LATER, workers.TICK, "end 69: the head pod0 not ready in time: no agent answers…"),
-        ],
-    ),
-    "a head that stays silent is left": Case(
+        (1, workers.replied(epoch=None)),
+        (LATER, workers.TICK, "end 69: the head pod0 not ready in time: no agent answers…"),
+    ],
+    "a head that stays silent is left": [
         WORKER,
-        [*FOLLOWS, (LATER, workers.TICK, "end 75: the head pod0 has been silent for 60 s…")],
-    ),
+        *FOLLOWS,
+        (LATER, workers.TICK, "end 75: the head pod0 has been silent for 60 s…"),
+    ],
 }
 
 

@@ -33,7 +33,7 @@ from support.heads import (
     nodes,
     reported,
 )
-from support.histories import PAIR_RUNS, Case, Row, play
+from support.histories import PAIR_RUNS, Case, Logged, Row, play
 from support.report_histories import BYE, LATE, POD1, CountingHead
 
 if TYPE_CHECKING:
@@ -104,142 +104,138 @@ UNUSED = "pod3 is one more than the running attempt needs: unused until another"
 
 SILENCES: dict[str, Case] = {
     # Its grace counts from there, although GCS still lists it; a report ends it
-    "a lost worker is named before GCS misses it": Case(
+    "a lost worker is named before GCS misses it": [
         goal(1),
-        [*PAIR_RUNS, (9, SILENT), (9.5, nodes(2)), (20, reported(2)), (69, TICK)],
-        log=(
-            "pod2 is silent, connection refused by 10.0.0.2:8266; nor does its Ray",
-            "pod2 left Ray",
-            "the job is stopped unless it is back within 60 s",
-            "all needed nodes are back",
-        ),
-    ),
-    "a node that GCS loses while its agent reports is named": Case(
-        goal(1), [*PAIR_RUNS, (9, nodes(dead=(2,)))], log=("pod2 left Ray",)
-    ),
-    "a worker that lost only its agent still serves: no node is missing": Case(
+        *PAIR_RUNS,
+        (9, SILENT),
+        (9.5, nodes(2)),
+        (20, reported(2)),
+        (69, TICK),
+        Logged("pod2 is silent, connection refused by 10.0.0.2:8266; nor does its Ray"),
+        Logged("pod2 left Ray"),
+        Logged("the job is stopped unless it is back within 60 s"),
+        Logged("all needed nodes are back"),
+    ],
+    "a node that GCS loses while its agent reports is named": [
         goal(1),
-        [*PAIR_RUNS, (9, AGENT_ONLY), (100, job("RUNNING")), (200, job("RUNNING"))],
-        log=("its Ray still answers",),
-    ),
-    "a worker that stays away costs the attempt": Case(
+        *PAIR_RUNS,
+        (9, nodes(dead=(2,))),
+        Logged("pod2 left Ray"),
+    ],
+    "a worker that lost only its agent still serves: no node is missing": [
         goal(1),
-        [
-            *PAIR_RUNS,
-            (9, SILENT),
-            (68.9, TICK),
-            (69, TICK, "stop run-1"),
-            (70, job("STOPPED"), "end 75: …pod2 …silent since: connection refused…"),
-        ],
-    ),
+        *PAIR_RUNS,
+        (9, AGENT_ONLY),
+        (100, job("RUNNING")),
+        (200, job("RUNNING")),
+        Logged("its Ray still answers"),
+    ],
+    "a worker that stays away costs the attempt": [
+        goal(1),
+        *PAIR_RUNS,
+        (9, SILENT),
+        (68.9, TICK),
+        (69, TICK, "stop run-1"),
+        (70, job("STOPPED"), "end 75: …pod2 …silent since: connection refused…"),
+    ],
     # What is out of reach has ended the first attempt by then
-    "a spare joins the next attempt, and is unused until then": Case(
+    "a spare joins the next attempt, and is unused until then": [
         goal(1, retries=1),
-        [
-            *PAIR_RUNS,
-            (8, reported(3)),
-            (8, nodes(2, 3)),
-            (9, SILENT),
-            (10, job("FAILED", 1), "start Ray, generation 2"),
-            (19, nodes(3)),
-            (68.9, TICK),
-            (69, TICK, "submit run-2"),
-        ],
-        log=(UNUSED, "attempt 2 of 2: lost a needed node (pod2; ", "; 2 of 2 node(s)"),
-    ),
+        *PAIR_RUNS,
+        (8, reported(3)),
+        (8, nodes(2, 3)),
+        (9, SILENT),
+        (10, job("FAILED", 1), "start Ray, generation 2"),
+        (19, nodes(3)),
+        (68.9, TICK),
+        (69, TICK, "submit run-2"),
+        Logged(UNUSED),
+        Logged("attempt 2 of 2: lost a needed node (pod2; "),
+        Logged("; 2 of 2 node(s)"),
+    ],
     # As many are there as the job needs, and it hangs without the one that it had
-    "a spare that was there before does not stand in": Case(
+    "a spare that was there before does not stand in": [
         goal(1, retries=1),
-        [
-            *PAIR_RUNS,
-            (8, reported(3)),
-            (8, nodes(2, 3)),
-            (9, SILENT),
-            (68, nodes(3)),
-            (69, TICK, "stop run-1"),
-            (70, job("STOPPED"), "start Ray, generation 2"),
-        ],
-        log=(UNUSED, "attempt 1 of 2 is lost: lost a needed node (pod2; "),
-    ),
-    "a spare that comes later does not stand in": Case(
+        *PAIR_RUNS,
+        (8, reported(3)),
+        (8, nodes(2, 3)),
+        (9, SILENT),
+        (68, nodes(3)),
+        (69, TICK, "stop run-1"),
+        (70, job("STOPPED"), "start Ray, generation 2"),
+        Logged(UNUSED),
+        Logged("attempt 1 of 2 is lost: lost a needed node (pod2; "),
+    ],
+    "a spare that comes later does not stand in": [
         goal(1, retries=1),
-        [
-            *PAIR_RUNS,
-            (9, SILENT),
-            (12, reported(3)),
-            (12, nodes(2, 3)),
-            (68, nodes(3)),
-            (69, TICK, "stop run-1"),
-            (70, job("STOPPED"), "start Ray, generation 2"),
-        ],
-        log=(UNUSED, "attempt 1 of 2 is lost: lost a needed node (…pod2 …"),
-    ),
+        *PAIR_RUNS,
+        (9, SILENT),
+        (12, reported(3)),
+        (12, nodes(2, 3)),
+        (68, nodes(3)),
+        (69, TICK, "stop run-1"),
+        (70, job("STOPPED"), "start Ray, generation 2"),
+        Logged(UNUSED),
+        Logged("attempt 1 of 2 is lost: lost a needed node (…pod2 …"),
+    ],
 }
 
 STALLS: dict[str, Case] = {
     # The node came back in time, and its actors did not
-    "a stall after a loss is that loss": Case(
+    "a stall after a loss is that loss": [
         goal(1, retries=1),
-        [
-            *CAME_BACK,
-            (130, STALLED, "stop run-1"),
-            (135, job("STOPPED"), "start Ray, generation 2"),
-        ],
-        log=(f"{SINCE}: stopping the job",),
-    ),
-    "a stall after a loss, and no retry is left": Case(
+        *CAME_BACK,
+        (130, STALLED, "stop run-1"),
+        (135, job("STOPPED"), "start Ray, generation 2"),
+        Logged(f"{SINCE}: stopping the job"),
+    ],
+    "a stall after a loss, and no retry is left": [
         goal(1),
-        [
-            *CAME_BACK,
-            (130, STALLED, "stop run-1"),
-            (135, job("STOPPED"), f"end 75: {SINCE}"),
-        ],
-    ),
-    "a stall ends nothing where no node was lost": Case(
-        goal(1, retries=1), [*PAIR_RUNS, (41, STALLED)]
-    ),
-    "a stall of another attempt ends nothing": Case(
-        goal(1, retries=1), [*CAME_BACK, (41, replace(STALLED, attempt=2))]
-    ),
-    "a stall of another attempt ends nothing, whatever is to follow": Case(
-        goal(1, retries=1), [*PAIR_RUNS, (41, replace(STALLED, attempt=2, then="stop"))]
-    ),
-    "a stall that is only logged ends nothing": Case(
-        goal(1, retries=1), [*PAIR_RUNS, (41, replace(STALLED, then="log"))]
-    ),
-    "a stall that is to be retried is a loss": Case(
+        *CAME_BACK,
+        (130, STALLED, "stop run-1"),
+        (135, job("STOPPED"), f"end 75: {SINCE}"),
+    ],
+    "a stall ends nothing where no node was lost": [goal(1, retries=1), *PAIR_RUNS, (41, STALLED)],
+    "a stall of another attempt ends nothing": [
         goal(1, retries=1),
-        [
-            *PAIR_RUNS,
-            (40, replace(STALLED, then="retry"), "stop run-1"),
-            (45, job("STOPPED"), "start Ray, generation 2"),
-        ],
-        log=(f"attempt 1 of 2 is lost: {WHY}",),
-    ),
-    "a stall that is to be retried, and no retry is left": Case(
+        *CAME_BACK,
+        (41, replace(STALLED, attempt=2)),
+    ],
+    "a stall of another attempt ends nothing, whatever is to follow": [
+        goal(1, retries=1),
+        *PAIR_RUNS,
+        (41, replace(STALLED, attempt=2, then="stop")),
+    ],
+    "a stall that is only logged ends nothing": [
+        goal(1, retries=1),
+        *PAIR_RUNS,
+        (41, replace(STALLED, then="log")),
+    ],
+    "a stall that is to be retried is a loss": [
+        goal(1, retries=1),
+        *PAIR_RUNS,
+        (40, replace(STALLED, then="retry"), "stop run-1"),
+        (45, job("STOPPED"), "start Ray, generation 2"),
+        Logged(f"attempt 1 of 2 is lost: {WHY}"),
+    ],
+    "a stall that is to be retried, and no retry is left": [
         goal(1),
-        [
-            *PAIR_RUNS,
-            (40, replace(STALLED, then="retry"), "stop run-1"),
-            (45, job("STOPPED"), f"end 75: {WHY}"),
-        ],
-    ),
-    "AGENT_ON_STALL=stop ends the run, whatever retries are left": Case(
+        *PAIR_RUNS,
+        (40, replace(STALLED, then="retry"), "stop run-1"),
+        (45, job("STOPPED"), f"end 75: {WHY}"),
+    ],
+    "AGENT_ON_STALL=stop ends the run, whatever retries are left": [
         goal(1, retries=1),
-        [
-            *PAIR_RUNS,
-            (40, replace(STALLED, then="stop"), "stop run-1"),
-            (45, job("STOPPED"), f"end 75: {WHY}"),
-        ],
-    ),
-    "a job that succeeds before its stop was not stalled": Case(
+        *PAIR_RUNS,
+        (40, replace(STALLED, then="stop"), "stop run-1"),
+        (45, job("STOPPED"), f"end 75: {WHY}"),
+    ],
+    "a job that succeeds before its stop was not stalled": [
         goal(1, retries=1),
-        [
-            *PAIR_RUNS,
-            (40, replace(STALLED, then="stop"), "stop run-1"),
-            (41, job("SUCCEEDED", 0), "end 0: the job succeeded"),
-        ],
-    ),
+        *PAIR_RUNS,
+        (40, replace(STALLED, then="stop"), "stop run-1"),
+        (41, job("SUCCEEDED", 0), "end 0: the job succeeded"),
+    ],
 }
 
 
