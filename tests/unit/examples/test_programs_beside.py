@@ -1,4 +1,4 @@
-"""The services files on the page about programs beside the job are right."""
+"""The services files on the page about programs beside the job, and of groups, are right."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ from support.worlds import MACHINE
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs/programs-beside-the-job.md").read_text()
 EXAMPLES = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
+EXAMPLES += [(ROOT / "examples/services/groups.toml").read_text()]
 COMMANDS = re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL)
 
 
 @pytest.mark.parametrize("text", EXAMPLES, ids=range(len(EXAMPLES)))
 def test_each_example_is_a_services_file(text: str) -> None:
     """Every table and key; each address that a service or a command names; each port."""
-    environ = {"AGENT_SERVICES": "s.toml", "EXPECTED_WORKERS": "1"}
+    environ = {"AGENT_SERVICES": "s.toml", "EXPECTED_WORKERS": "2"}
     if "ask." in text:
         environ["AGENT_REWARD"] = "judge"
     loaded = load(environ, ["true"])

@@ -1,0 +1,1 @@
+"""The demo of groups, in the lab."""
