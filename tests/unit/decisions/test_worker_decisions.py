@@ -19,6 +19,7 @@ from agent.decisions.shared import (
 from agent.decisions.worker import worker_state as w
 from agent.decisions.worker.worker_state import WorkerPhase
 from support.heads import RETRIEVER, lost, pending, ready
+from support.histories import Case, Waits, play
 from support.workers import (
     DOWN,
     GOAL,
@@ -327,14 +328,6 @@ def test_waits_have_their_deadlines(history: History, waits: dict[str, float]) -
     assert worker.deadline(state) == min(waits.values(), default=None)
 
 
-def test_a_second_join_has_no_evidence_of_the_first() -> None:
-    """State about an earlier raylet does not apply to the next one."""
-    refused = pending(RAY, "connection refused by 10.0.0.2:8268")
-    history: History = [(2, replied()), (3, refused), (8, RAY_UP), (30, replied(epoch=2))]
-    (wait,) = worker.pending_waits(WorkerTrace(GOAL, history).state)
-    assert (wait.what, wait.evidence) == ("Ray on this node to join", "")
-
-
 @pytest.mark.parametrize(
     ("event", "must"),
     [
@@ -359,26 +352,53 @@ def test_a_tick_is_nothing_by_itself() -> None:
     assert trace.state == before
 
 
-def test_a_repeated_or_late_message_changes_nothing() -> None:
-    """What is wanted counts by its number, for each of the head's agents.
-
-    A name that is not in the plan is for the executor to refuse.
-    """
-    history: History = [
-        (2, wanted(1, RETRIEVER)),
+HELD = replied(epoch=1, phase="held", ready=False, held=True)
+MESSAGES: dict[str, Case] = {
+    # What is wanted counts by its number, for each of the head's agents
+    "a repeated or late message changes nothing": [
+        GOAL,
+        (2, wanted(1, RETRIEVER), f"start {RETRIEVER}"),
         (3, wanted(1, RETRIEVER)),
-        (4, wanted(3, RETRIEVER, generation=2)),
+        (4, wanted(3, RETRIEVER, generation=2), f"start {RETRIEVER}, generation 2"),
         (5, wanted(2, RETRIEVER)),
-        (6, wanted(1, RETRIEVER, "rm -rf /", by="head2", generation=2)),
-    ]
-    trace = WorkerTrace(GOAL, history)
-    assert trace.effects == [Began(RETRIEVER), Began(RETRIEVER, 2), Began("rm -rf /", 2)]
+        (6, wanted(1, RETRIEVER, by="head2", generation=2)),
+    ],
+    "a name that is not in the plan is for the executor to refuse": [
+        GOAL,
+        (2, wanted(1, "rm -rf /"), "start rm -rf /"),
+    ],
+    "what is wanted no more is ended": [
+        GOAL,
+        (2, wanted(1, RETRIEVER), f"start {RETRIEVER}"),
+        (3, wanted(2), f"stop {RETRIEVER}"),
+    ],
+    # A head that only holds an earlier run's verdict is waited for until it is started again
+    "a held verdict is not for a newcomer": [
+        GOAL,
+        (1, HELD),
+        (50, HELD),
+        (60, replied(epoch=2), f"start {RAY}, generation 2"),
+    ],
+    "a held verdict is waited for in time": [
+        GOAL,
+        (1, HELD),
+        (100, HELD, "end 69: …holds the verdict of an earlier run…"),
+    ],
+    "a second join has no evidence of the first": [
+        GOAL,
+        (2, replied(), f"start {RAY}"),
+        (3, pending(RAY, "connection refused by 10.0.0.2:8268")),
+        (8, RAY_UP),
+        (30, replied(epoch=2), f"start {RAY}, generation 2"),
+        Waits("waiting for Ray on this node to join (2 min left)"),
+    ],
+}
 
 
-def test_what_is_wanted_no_more_is_ended() -> None:
-    """A service of this node that the head has given up."""
-    trace = WorkerTrace(GOAL, [(2, wanted(1, RETRIEVER)), (3, wanted(2))])
-    assert trace.effects == [Began(RETRIEVER), Ended(RETRIEVER)]
+@pytest.mark.parametrize("case", MESSAGES.values(), ids=MESSAGES)
+def test_what_the_heads_messages_change(case: Case) -> None:
+    """Each counts once, and for its own Ray and run."""
+    play(case)
 
 
 def test_a_wanted_service_is_reported() -> None:
@@ -389,16 +409,6 @@ def test_a_wanted_service_is_reported() -> None:
     trace.take(lost(RETRIEVER, "exit code 1"), 5)
     (item,) = worker.item_reports(trace.state)
     assert (item.step, item.evidence, item.is_running) == (Step.LOST, "exit code 1", False)
-
-
-def test_a_held_verdict_is_not_for_a_newcomer() -> None:
-    """A head that only holds an earlier run's verdict is waited for until it is started again."""
-    held = replied(epoch=1, phase="held", ready=False, held=True)
-    trace = WorkerTrace(GOAL, [(1, held), (50, held), (60, replied(epoch=2))])
-    assert trace.effects == [AGAIN]
-    trace = WorkerTrace(GOAL, [(1, held), (100, held)])
-    assert trace.outcomes[0].exit_code == 69
-    assert "holds the verdict of an earlier run" in trace.outcomes[0].reason
 
 
 def test_a_silent_head_is_a_wait_to_log() -> None:
