@@ -6,18 +6,13 @@ import pytest
 from msgspec.structs import replace
 
 from agent.base import times
-from agent.decisions.head import head_decide as head
 from agent.decisions.head import head_state as h
 from agent.decisions.head.wanted import wanted_of
 from agent.decisions.shared import RAY, Answered, ItemReport, Step
 from agent.decisions.worker import worker_state as w
 from agent.decisions.worker.worker_state import WorkerPhase
-from agent.plan import waits as wait_keys
 from support import heads
 from support.heads import (
-    FollowJob,
-    Started,
-    SubmitJob,
     accepted,
     never,
     nodes,
@@ -25,6 +20,7 @@ from support.heads import (
     ready,
     reported,
 )
+from support.histories import PAIR_RUNS, Case, Row, Waits, play
 from support.workers import RAY_UP, TICK, Began, Ended, WorkerTrace, goal, replied
 
 KEPT = w.WorkerState(goal(), epoch=1, head_ip="10.0.0.1", run_id="run")
@@ -69,53 +65,90 @@ def test_the_fence_counts_from_the_killed_agents_word(unreached: float | None, f
     assert trace.effects == [Ended(RAY)]
 
 
-def test_its_head_misses_nothing() -> None:
-    """Another agent speaks for the same Ray: no node left, and a job's own failure is its own."""
+OF_FORMER_RAY = replace(heads.goal(1), has_former_ray=True)
+RESTARTED = replace(heads.goal(2, services=(heads.RETRIEVER,)), has_former_ray=True)
+"""Of an agent that replaces one which was killed during the boot."""
+SERVES = (ItemReport(heads.RETRIEVER, Step.READY),)
+ITS_NEXT_AGENT = h.WorkerReported(replace(reported(2).worker, key="agent2.2"))
+REMEMBERED: list[Row] = [(0.5, ray_open()), (0.6, h.RunRemembered("run", 1))]
+"""A worker has followed attempt 1, of which the disk of the killed agent has no record."""
+
+SURVIVING: dict[str, Case] = {
+    # Another agent speaks for the same Ray: no node left, and a job's own failure is its own
+    "the head misses nothing of a worker whose agent is replaced": [
+        heads.goal(1, retries=1),
+        *PAIR_RUNS,
+        (8, h.WorkerSilent("agent2", "connection refused", ray_answers=True)),
+        (9, ITS_NEXT_AGENT),
+        (9, h.WorkerReplaced("agent2")),
+        (10, heads.job("FAILED", 7), "ask the nodes"),
+        (11, Answered(h.NodesAsked("run-1", {})), "end 7: the job failed with exit code 7"),
+    ],
+    # GCS lists them already; the job begins once their services are ready
+    "nodes whose agents have not reported yet are waited for": [
+        RESTARTED,
+        (0.5, ready(heads.RETRIEVER)),
+        (1, nodes(2, 3)),
+        Waits("waiting for a report from 10.0.0.2 and 10.0.0.3, … (14 s left)"),
+        (2, reported(2), "start retriever on agent2"),
+        (3, reported(3), "start retriever on agent3"),
+        (20, reported(2, items=SERVES)),
+        (20, reported(3, items=SERVES), "submit run-1"),
+    ],
+    "nodes that have joined by hand are waited for as long as a report takes": [
+        OF_FORMER_RAY,
+        (1, nodes(2)),
+        (times.AGENT_SILENT - 0.1, heads.TICK),
+        (times.AGENT_SILENT, heads.TICK, "submit run-1"),
+    ],
+    "a Ray that this agent started has no node that reported before": [
+        heads.goal(1),
+        (1, nodes(2), "submit run-1"),
+    ],
+    # Ray is asked for its job, which nothing else may do as long as it runs
+    "a remembered attempt is followed on the same Ray": [
+        OF_FORMER_RAY,
+        *REMEMBERED,
+        (1, nodes(2), "follow run-1"),
+        (1.5, reported(2)),
+        (2, accepted()),
+        (9, heads.job("FAILED", 7), "ask the nodes"),
+        (9.1, Answered(h.NodesAsked("run-1")), "end 7: …"),
+    ],
+    # The agent was killed before Ray received it
+    "a remembered attempt that Ray does not have begins": [
+        OF_FORMER_RAY,
+        *REMEMBERED,
+        (1, nodes(2), "follow run-1"),
+        (1.5, reported(2)),
+        (2, never(), "submit run-1"),
+    ],
+    "a remembered attempt of a Ray before this agent's is lost": [
+        heads.goal(1),
+        (0.6, h.RunRemembered("run", 1), "end 75: …"),
+    ],
+    "a remembered attempt is lost whose workers follow a later Ray": [
+        OF_FORMER_RAY,
+        (0.6, h.RunRemembered("run", 1, 9), "end 75: …"),
+    ],
+}
+
+
+@pytest.mark.parametrize("case", SURVIVING.values(), ids=SURVIVING)
+def test_a_head_on_a_ray_that_survives(case: Case) -> None:
+    """It waits for the nodes that Ray has, and follows the job that runs there."""
+    play(case)
+
+
+def test_another_agent_of_a_node_is_no_loss() -> None:
+    """No node left Ray."""
     trace = heads.Trace(heads.goal(1, retries=1), [(3, nodes(2)), (4, reported(2))])
     trace.take(accepted(), 5)
-    trace.take(heads.job("RUNNING"), 6)
     trace.take(h.WorkerSilent("agent2", "connection refused", ray_answers=True), 8)
-    again = replace(reported(2).worker, key="agent2.2")
-    trace.take(h.WorkerReported(again), 9)
+    trace.take(ITS_NEXT_AGENT, 9)
     trace.take(h.WorkerReplaced("agent2"), 9)
     assert "left Ray" not in trace.log
     assert (trace.state.losses.below_required_since, trace.state.losses.last) == (None, "")
-    trace.take(heads.job("FAILED", 7), 10)
-    trace.take(Answered(h.NodesAsked("run-1", {})), 11)
-    assert [end.exit_code for end in trace.outcomes] == [7]
-
-
-RESTARTED = replace(heads.goal(2, services=(heads.RETRIEVER,)), has_former_ray=True)
-"""Of an agent that replaces one which was killed during the boot."""
-
-
-def submitted(trace: heads.Trace) -> bool:
-    """Return whether the job was submitted."""
-    return "SubmitJob" in trace.kinds()
-
-
-def test_nodes_whose_agents_have_not_reported_yet_are_waited_for() -> None:
-    """GCS lists them already; the job begins once their services are ready."""
-    trace = heads.Trace(RESTARTED, [(0.5, ready(heads.RETRIEVER)), (1.0, nodes(2, 3))])
-    (wait,) = [one for one in head.pending_waits(trace.state) if one.key == wait_keys.REPORTS]
-    assert (wait.what, wait.deadline) == ("a report from 10.0.0.2 and 10.0.0.3", times.AGENT_SILENT)
-    for number, at in ((2, 2.0), (3, 3.0)):
-        trace.take(reported(number), at)
-    started = [one.node for one in trace.effects if isinstance(one, Started)]
-    assert (started, submitted(trace)) == (["agent2", "agent3"], False)
-    for number in (2, 3):
-        serves = ItemReport(heads.RETRIEVER, Step.READY)
-        trace.take(reported(number, items=(serves,)), 20.0)
-        assert submitted(trace) == (number == 3)
-
-
-def test_nodes_without_an_agent_are_waited_for_as_long_as_a_report_takes() -> None:
-    """They have joined by hand; a Ray that this agent started has none that reported before."""
-    trace = heads.Trace(replace(heads.goal(1), has_former_ray=True), [(1.0, nodes(2))])
-    assert not submitted(trace)
-    trace.take(heads.TICK, times.AGENT_SILENT)
-    assert submitted(trace)
-    assert submitted(heads.Trace(heads.goal(1), [(1.0, nodes(2))]))
 
 
 def test_a_worker_that_joined_while_the_head_had_no_agent_has_not_joined() -> None:
@@ -141,38 +174,3 @@ def test_a_ray_of_a_former_head_is_replaced_however_often_it_was_restarted() -> 
     assert not worker.joined
     assert "agent2" in trace.state.earlier.leftovers
     assert want is None or want.generation > ray.generation
-
-
-REMEMBERED: heads.History = [(0.5, ray_open()), (0.6, h.RunRemembered("run", 1))]
-"""A worker has followed attempt 1, of which the disk of the killed agent has no record."""
-
-
-def test_a_remembered_attempt_is_followed_on_the_same_ray() -> None:
-    """It is not lost: Ray is asked for its job, which nothing else may do as long as it runs."""
-    trace = heads.Trace(replace(heads.goal(1), has_former_ray=True), REMEMBERED)
-    assert trace.effects == []
-    assert [one.open_attempt is not None for one in trace.persisted] == [True]
-    trace.take(nodes(2), 1.0)
-    trace.take(reported(2), 1.5)
-    assert trace.effects == [FollowJob("run-1")]
-    trace.take(accepted(), 2.0)
-    trace.take(heads.job("FAILED", 7), 9.0)
-    trace.take(Answered(h.NodesAsked("run-1")), 9.1)
-    assert [end.exit_code for end in trace.outcomes] == [7]
-    assert "SubmitJob" not in trace.kinds()
-
-
-def test_a_remembered_attempt_that_ray_does_not_have_begins() -> None:
-    """The agent was killed before Ray received it: it is the same attempt, and none is lost."""
-    trace = heads.Trace(replace(heads.goal(1), has_former_ray=True), REMEMBERED)
-    trace.take(nodes(2), 1.0)
-    trace.take(reported(2), 1.5)
-    trace.take(never(), 2.0)
-    assert trace.effects[-1] == SubmitJob("run-1")
-
-
-def test_a_remembered_attempt_of_another_ray_is_lost() -> None:
-    """This agent has started Ray anew, or its workers follow a later one."""
-    for of, epoch in ((heads.goal(1), 0), (replace(heads.goal(1), has_former_ray=True), 9)):
-        trace = heads.Trace(of, [(0.6, h.RunRemembered("run", 1, epoch))])
-        assert [end.exit_code for end in trace.outcomes] == [75]
