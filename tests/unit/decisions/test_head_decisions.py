@@ -37,7 +37,6 @@ from support.heads import (
     TICK,
     WITH_REWARD,
     History,
-    Started,
     Trace,
     goal,
     job,
@@ -49,6 +48,7 @@ from support.heads import (
     unfit,
     waits,
 )
+from support.histories import ALONE_RUNS, Case, Logged, Row, play
 
 if TYPE_CHECKING:
     from agent.decisions.head.head_goal import HeadGoal
@@ -216,40 +216,100 @@ def test_under_way(of: HeadGoal, history: History, phase: HeadPhase, actions: li
     assert list(trace.kinds()) == actions
 
 
-def test_messages_on_the_way() -> None:
-    """Every change is one log line that a person can grep."""
-    names = {"job": "train.py", "gcs_port": 6379, "watch": "ssh -L 8266:localhost:8266 pod0"}
-    trace = Trace(
-        replace(WITH_REWARD, **names),
-        [*SERVED, (9, LOST), (12, ready(REWARD)), (13, TERM), (29, TICK)],
-    )
-    sentences = [
-        "Ray 10.0.0.1:6379",
-        "reward server scored a test answer",
-        "nodes 1 of 1",
-        "job train.py, attempt 1 of 1",
-        "watch ssh -L 8266:localhost:8266 pod0",
-        "reward server is down (exit code 1): restart 1 of 3",
-        "asked to stop by SIGTERM: stopping the job",
-        "the job did not stop in time",
-    ]
-    assert [s for s in sentences if s not in trace.log] == []
+NAMED = replace(WITH_REWARD, job="train.py", gcs_port=6379, watch="ssh -L 8266:localhost:8266 pod0")
+NOT_ESSENTIAL = replace(goal(), services=(replace(SPECS[REWARD], essential=False, restarts=0),))
+GIVEN_UP = replace(goal(1), services=(replace(SPECS[RETRIEVER], essential=False, restarts=0),))
+HAS_ENDED = (ItemReport(RETRIEVER, Step.LOST, "exit code 1"),)
+WAITS_FOR_RAY: list[Row] = [
+    (3, nodes(), "submit run-1"),
+    (9, waits("No agent")),
+    (10, TERM, "stop run-1"),
+    (11, waits("No agent")),
+]
+
+ON_THE_WAY: dict[str, Case] = {
+    "every change is a line that a person can grep": [
+        NAMED,
+        (3, nodes()),
+        Logged("Ray 10.0.0.1:6379"),
+        (5, ready(REWARD), "submit run-1"),
+        Logged("reward server scored a test answer"),
+        Logged("nodes 1 of 1"),
+        (6, SUBMITTED),
+        Logged("job train.py, attempt 1 of 1"),
+        Logged("watch ssh -L 8266:localhost:8266 pod0"),
+        (7, job("RUNNING")),
+        (9, LOST, f"start {REWARD}, generation 2"),
+        Logged("reward server is down (exit code 1): restart 1 of 3"),
+        (12, ready(REWARD)),
+        (13, TERM, "stop run-1"),
+        Logged("asked to stop by SIGTERM: stopping the job"),
+        (29, TICK, "end 143: …SIGTERM"),
+        Logged("the job did not stop in time"),
+    ],
+    # Nobody sent the SIGTERM for which it stands
+    "a stop on request is named so": [
+        goal(),
+        *ALONE_RUNS,
+        (9, StopAsked(15, on_request=True), "stop run-1"),
+        Logged("asked to stop by `pod-agent stop` or the page: stopping the job"),
+        (10, job("STOPPED"), "end 143: …"),
+    ],
+    "nodes that join and leave are named, or given by address": [
+        goal(2),
+        (2, reported(2)),
+        (3, nodes(2, 3), "submit run-1"),
+        Logged("pod2 joined Ray"),
+        Logged("10.0.0.3 joined Ray"),
+        (4, nodes(3, dead=(2,))),
+        Logged("pod2 left Ray"),
+    ],
+    "a service that is not essential is done without": [
+        NOT_ESSENTIAL,
+        (3, nodes()),
+        (5, ready(REWARD), "submit run-1"),
+        (6, SUBMITTED),
+        (9, LOST),
+        (10, TICK),
+        Logged("reward server is lost for good: exit code 1; the run goes on without it"),
+    ],
+    "a service that is not essential is not waited for longer than its limit": [
+        NOT_ESSENTIAL,
+        (3, nodes()),
+        (300, TICK, "submit run-1"),
+    ],
+    "a service that was given up on a worker is not started again": [
+        GIVEN_UP,
+        (1, reported(2), f"start {RETRIEVER} on agent2"),
+        (2, reported(2, items=HAS_ENDED)),
+        (3, reported(2, items=HAS_ENDED)),
+        Logged("the run goes on without it"),
+    ],
+    # Only Ray's answer ends the wait for a job that it may still accept, or its grace
+    "silence is no proof that a given Ray has no such job": [
+        goal(given=True),
+        *WAITS_FOR_RAY,
+        (25.9, TICK),
+        (26, TICK, "end 143: …"),
+    ],
+    "a given Ray has no such job": [
+        goal(given=True),
+        *WAITS_FOR_RAY,
+        (12, waits("stopped", canceled=True), "end 143: …"),
+    ],
+}
 
 
-def test_a_stop_on_request() -> None:
-    """The end names the request: nobody sent the SIGTERM for which it stands."""
-    stop = StopAsked(15, on_request=True)
-    trace = Trace(goal(), [*RUNNING, (9, stop), (10, job("STOPPED"))])
-    assert "asked to stop by `pod-agent stop` or the page: stopping the job" in trace.log
-    assert [end.exit_code for end in trace.outcomes] == [143]
+@pytest.mark.parametrize("case", ON_THE_WAY.values(), ids=ON_THE_WAY)
+def test_on_the_way(case: Case) -> None:
+    """What is done about each event, and what is logged."""
+    play(case)
 
 
-def test_joining_and_leaving_are_logged_by_name() -> None:
-    """Workers are named, or given by address if they have no agent."""
-    trace = Trace(goal(2), [(2, reported(2)), (3, nodes(2, 3)), (4, nodes(3, dead=(2,)))])
-    assert "pod2 joined Ray" in trace.log
-    assert "10.0.0.3 joined Ray" in trace.log
-    assert "pod2 left Ray" in trace.log
+def test_the_loss_of_a_service_that_is_not_essential_is_logged_once() -> None:
+    """Whatever follows."""
+    trace = Trace(NOT_ESSENTIAL, [*SERVED, (9, LOST), (10, TICK), (11, TICK)])
+    assert trace.log.count("the run goes on without it") == 1
 
 
 def test_nodes_of_a_large_run_are_logged_together() -> None:
@@ -281,40 +341,6 @@ def test_a_node_whose_agent_left_is_not_counted_for_gcs_still_lists_it() -> None
     assert gone.state.fleet.alive == {"10.0.0.2": "10.0.0.2"}
     back = Trace(goal(2), [*history, (5, reported(2)), (6, nodes(2))])
     assert back.state.fleet.alive == {"10.0.0.2": "pod2"}
-
-
-def test_a_service_that_is_not_essential_is_done_without() -> None:
-    """Its loss is logged once, and the run continues."""
-    extra = replace(SPECS[REWARD], essential=False, restarts=0)
-    trace = Trace(replace(goal(), services=(extra,)), [*SERVED, (9, LOST), (10, TICK), (11, TICK)])
-    assert trace.state.phase is HeadPhase.RUNNING
-    sentence = "reward server is lost for good: exit code 1; the run goes on without it"
-    assert trace.log.count(sentence) == 1
-    late = Trace(replace(goal(), services=(extra,)), [(3, nodes()), (300, TICK), (301, SUBMITTED)])
-    assert late.state.phase is HeadPhase.RUNNING
-
-
-def test_a_service_that_was_given_up_on_a_worker_is_not_ordered_again() -> None:
-    """The worker's next report finds nothing missing."""
-    extra = replace(SPECS[RETRIEVER], essential=False, restarts=0)
-    gone = ItemReport(RETRIEVER, Step.LOST, "exit code 1")
-    history: History = [
-        (1, reported(2)),
-        (2, reported(2, items=(gone,))),
-        (3, reported(2, items=(gone,))),
-    ]
-    trace = Trace(replace(goal(1), services=(extra,)), history)
-    assert "the run goes on without it" in trace.log
-    ordered = [action for action in trace.effects if isinstance(action, Started)]
-    assert [(action.name, action.node) for action in ordered] == [(RETRIEVER, "agent2")]
-
-
-def test_silence_is_no_proof_that_a_given_ray_has_no_such_job() -> None:
-    """Only Ray's answer ends the wait for a job that it may still accept, or its grace."""
-    history: History = [(3, nodes()), (9, waits("No agent")), (10, TERM), (11, waits("No agent"))]
-    assert Trace(goal(given=True), history).state.phase is HeadPhase.STOPPING
-    stopped = Trace(goal(given=True), [*history, (12, waits("stopped", canceled=True))])
-    assert stopped.outcomes[0].exit_code == 143
 
 
 def gpus_of(state: h.HeadState) -> tuple[int, int, int]:
