@@ -27,7 +27,7 @@ from agent.decisions.attempts import (
     may_be_retried,
     submission_id_of,
 )
-from agent.decisions.shared import Outage
+from agent.decisions.shared import Outage, Shortage
 
 V = TypeVar("V", bound=Value)
 
@@ -69,6 +69,7 @@ class Durable(Value):
     stop: Stop | None = None  # the job is being stopped
     verdict: Outcome | None = None  # the outcome of the run; workers may not have received it yet
     outages: tuple[Outage, ...] = ()  # when services did not answer, the newest last
+    shortages: tuple[Shortage, ...] = ()  # when too few members of groups served, the newest last
     holders: tuple[StepHolder, ...] = ()  # the workers that may run a step on a disk
 
     @property
@@ -96,6 +97,28 @@ class Durable(Value):
         """Return whether a Ray that runs is to be replaced, or has run an attempt that is over."""
         is_between = bool(self.ended) and not self.attempt.is_submitted
         return self.replaces_ray or (is_between and self.ended[-1].epoch == self.epoch)
+
+    def outages_of(self, service: str, node: str) -> tuple[Outage, ...]:
+        """Return the outages of a service on a node, by the node's name."""
+        return tuple(one for one in self.outages if (one.service, one.node) == (service, node))
+
+    def shortage_of(self, service: str) -> Shortage | None:
+        """Return the shortage of a group's service that lasts; None without one."""
+        open_ones = (one for one in self.shortages if one.until is None)
+        return next((one for one in open_ones if one.service == service), None)
+
+    def with_shortage(self, shortage: Shortage) -> Durable:
+        """Return it with a new shortage, or with the present form of one that lasts."""
+        before = self.shortage_of(shortage.service)
+        if before is None:
+            return replace(self, shortages=(*self.shortages, shortage)[-_MOST_SHORTAGES:])
+        shortages = tuple(shortage if one == before else one for one in self.shortages)
+        return replace(self, shortages=shortages)
+
+    def without_shortage(self, now: float) -> Durable:
+        """Return it with all shortages over: between attempts nothing of a group is missed."""
+        shortages = tuple(one.over(now) if one.until is None else one for one in self.shortages)
+        return replace(self, shortages=shortages)
 
     def before_attempt(self, required: int, fixed_id: str | None = None) -> Durable:
         """Return it with the next attempt, not submitted yet; what the last one lost is forgotten.
@@ -152,6 +175,7 @@ EPOCH_STEP = 10_000
 
 A worker's Ray has the epoch's number as its first generation, and one more with each restart.
 """
+_MOST_SHORTAGES = 100
 _SIGNALED = 128  # exit codes above are those of a signal
 
 

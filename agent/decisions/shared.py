@@ -144,6 +144,7 @@ class Item(Value):
     restart_at: float | None = None  # when it is to be restarted, if it has ended
     was_stopped: bool = False  # it is lost since its node stopped it, and has not failed
     output: str = ""  # what it printed last, if the evidence is its end
+    last_end: str = ""  # the evidence of its last end, until it is ready again
 
     @property
     def in_full(self) -> str:
@@ -152,12 +153,12 @@ class Item(Value):
 
     def ready(self) -> Item:
         """Return it as ready."""
-        item = self.with_evidence("")
+        item = replace(self.with_evidence(""), last_end="")
         return replace(item, step=Step.READY, was_ready=True, deadline=math.inf, restart_at=None)
 
     def lost(self, evidence: str, output: str = "") -> Item:
         """Return it as ended or failed."""
-        return replace(self.with_evidence(evidence, output), step=Step.LOST)
+        return replace(self.with_evidence(evidence, output), step=Step.LOST, last_end=evidence)
 
     def with_evidence(self, evidence: str, output: str = "") -> Item:
         """Return it with other evidence; the output of an earlier end does not belong to it."""
@@ -177,6 +178,42 @@ class Outage(Value):
     node: str  # the worker by name, or HERE
     since: RunTime
     until: RunTime | None = None  # None while it lasts
+
+    def seconds(self, now: float) -> float:
+        """Return how long it lasted, or has lasted so far."""
+        return (now if self.until is None else self.until) - self.since
+
+
+class Shortage(Value):
+    """A period in which fewer members of a group's service served than it needs."""
+
+    group: str
+    service: str
+    since: RunTime
+    until: RunTime | None = None  # None while it lasts
+    nothing_since: RunTime | None = None  # since when no member serves; None while one does
+    nothing_seconds: float = 0.0  # of it, while no member served; without the open part
+    why: str = ""  # why too few served, the worst that was seen
+
+    def seconds(self, now: float) -> float:
+        """Return how long it lasted, or has lasted so far."""
+        return max(0.0, (now if self.until is None else self.until) - self.since)
+
+    def seconds_without_any(self, now: float) -> float:
+        """Return for how long of it no member served."""
+        open_part = 0.0 if self.nothing_since is None else max(0.0, now - self.nothing_since)
+        return self.nothing_seconds + open_part
+
+    def with_serving(self, now: float, *, any_serves: bool) -> Shortage:
+        """Return it with whether any member serves from now on."""
+        if not any_serves:
+            since = now if self.nothing_since is None else self.nothing_since
+            return replace(self, nothing_since=since)
+        return replace(self, nothing_since=None, nothing_seconds=self.seconds_without_any(now))
+
+    def over(self, now: float) -> Shortage:
+        """Return it as over."""
+        return replace(self.with_serving(now, any_serves=True), until=now)
 
 
 RAY = "Ray on this node"

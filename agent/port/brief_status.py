@@ -15,7 +15,7 @@ from msgspec import UNSET
 from agent.base.text import Line, duration_text, number_text
 from agent.job.progress import meant
 from agent.port.glance import SIGNS, exceptions_of, money, step_time
-from agent.port.status import one_line, prepare_lines
+from agent.port.status import one_line, prepare_lines, service_parts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -32,7 +32,7 @@ _BARS = "▁▂▃▄▅▆▇█"
 _MOST_BARS = 16
 _OF_NODES = ("suspect", "slow", "fault", "full soon", "silent", "lost", "booting", "left")
 """The states of rows about nodes, in the order in which they are counted."""
-_BAD = {"lost", "silent", "fault", "failed", "down"}
+_BAD = {"lost", "silent", "fault", "failed", "down", "dead", "retired"}
 _CLOCKS = re.compile(r"(?<![\w-])[-+▲▼$]?[\d.,:]+(?: (?:s|min|h|%))?(?![\w-])|[▁-█]+")
 """Numbers, their units, and bars: what changes in a line without being news."""
 
@@ -46,6 +46,7 @@ def brief_lines(status: JudgedStatus) -> list[Line]:
         *_progress(status),
         *_prepare_steps(status),
         *_nodes(status, rows),
+        *_groups(status),
         *_exceptions(rows),
     ]
 
@@ -184,6 +185,13 @@ def _nodes(status: JudgedStatus, rows: Sequence[GlanceException]) -> Iterator[Li
     if missing > 0:
         parts.append(f"{missing} never reported")
     yield _row("nodes", " · ".join(parts))
+
+
+def _groups(status: JudgedStatus) -> Iterator[Line]:
+    """Yield a line for each service of a group."""
+    for group in status.groups:
+        for service in group.services:
+            yield _row(group.name, " · ".join(service_parts(service)))
 
 
 def _exceptions(rows: Sequence[GlanceException]) -> Iterator[Line]:

@@ -5,8 +5,8 @@ result, so that all give the same judgment. It quotes only what its reader may r
 applies it to the status that it is about to send.
 
 The first situation that applies makes the sentences: the run has ended; no job runs yet; the job's
-metrics are broken; it hangs; nodes or services are missing; its money is nearly used; something
-differs; fine.
+metrics are broken; nothing of a group serves; it hangs; nodes, members of groups or services are
+missing; its money is nearly used; something differs; fine.
 """
 
 from __future__ import annotations
@@ -24,12 +24,13 @@ from agent.plan.node_price import MOST_OF_COST
 from agent.port.status_model import Glance, GlanceException, JudgedStatus, State, extended
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from agent.base.ends import Outcome
     from agent.port.status_model import (
         HeadStatus,
         MachineStatus,
+        MemberStatus,
         NodeStatus,
         ProgressStatus,
         WaitStatus,
@@ -46,8 +47,8 @@ SOON_FULL = 2 * 3600  # seconds ahead from which a full memory or disk makes the
 SOON_OVER = 120  # seconds left of a wait from which it makes the state `look`
 _MOST_NAMED = 3
 _WORST_FIRST = (
-    *("lost", "silent", "fault", "failed", "down", "suspect", "slow", "full soon"),
-    *("booting", "left"),
+    *("lost", "silent", "fault", "failed", "down", "suspect", "dead", "retired", "slow"),
+    *("full soon", "stale", "loading", "pending", "booting", "left"),
 )
 _NO_REPORT_AFTER = 15  # seconds
 _AWAY = {NodeState.LOST, NodeState.SILENT}
@@ -190,6 +191,23 @@ def _broken_metrics(status: HeadStatus, _rows: Sequence[GlanceException]) -> _Se
     return _Sentences("end", f"{_capitalized(broken[0].what)}.", details)
 
 
+def _nothing_serves(status: HeadStatus, _rows: Sequence[GlanceException]) -> _Sentences | None:
+    """Judge a group of which nothing serves: the job waits for it, whatever else it shows."""
+    services = [(group, service) for group in status.groups for service in group.services]
+    starved = [pair for pair in services if pair[1].nothing_since is not None]
+    if not starved:
+        return None
+    group, service = starved[0]
+    more = [other.short for _, other in starved[1:]]
+    follows = "Its members are started again; the job goes on once one serves."
+    if not service.may_recover:
+        follows = f"Its members are given up, or their nodes are gone (lost = {group.lost})."
+    stall = "" if status.stall is None else status.stall.what
+    is_final = not service.may_recover and group.lost == "wait"
+    details = _joined(*more, follows, stall, _saved(status), _hourly(status))
+    return _Sentences("end" if is_final else "look", f"{_capitalized(service.short)}.", details)
+
+
 def _stalled(status: HeadStatus, _rows: Sequence[GlanceException]) -> _Sentences | None:
     """Judge a job that was examined since it makes no progress."""
     stall = status.stall
@@ -218,6 +236,16 @@ def _losing_nodes(status: HeadStatus, rows: Sequence[GlanceException]) -> _Sente
         what = "A needed node is missing."
     ends = f"The attempt ends in {duration_text(left)} unless all are back (AGENT_NODE_GRACE)."
     return _Sentences("look", what, _joined(ends, _next_attempt(status)))
+
+
+def _short_of_members(status: HeadStatus, _rows: Sequence[GlanceException]) -> _Sentences | None:
+    """Judge groups of which fewer members serve than needed."""
+    short = [
+        service.short for group in status.groups for service in group.services if service.short
+    ]
+    if not short:
+        return None
+    return _Sentences("look", f"{short[0]}.", _joined(*short[1:], _progress(status)))
 
 
 def _missing(status: HeadStatus, rows: Sequence[GlanceException]) -> _Sentences | None:
@@ -441,7 +469,7 @@ def _joined(*parts: str) -> str:
 
 def exceptions_of(status: HeadStatus) -> list[GlanceException]:
     """Return the nodes, services and prepare steps that differ, the worst first."""
-    rows = [*_service_rows(status)]
+    rows = [*_service_rows(status), *_member_rows(status)]
     is_running = status.phase in _PART_OF_RUN
     for name, figures in _machines(status):
         rows += _machine_rows(name, figures)
@@ -537,7 +565,24 @@ def _service_rows(status: HeadStatus) -> list[GlanceException]:
     return rows
 
 
+def _member_rows(status: HeadStatus) -> Iterator[GlanceException]:
+    """Yield a row for the members of a group's service that share a state and do not serve."""
+    if status.verdict is not None:
+        return
+    for service in (service for group in status.groups for service in group.services):
+        by_state: dict[str, list[MemberStatus]] = {}
+        for member in service.members:
+            by_state.setdefault(member.state, []).append(member)
+        by_state.pop("serving", None)
+        for state, members in by_state.items():
+            names = first_names([f"{one.name} on {one.node}" for one in members], _MOST_NAMED)
+            why = next((one.detail for one in members if one.detail), "")
+            figure = f"{len(members)} of {sum(service.states.values())}"
+            yield GlanceException(service.name, state, figure, f"{names}{why and f': {why}'}")
+
+
 _JUDGES = (
-    *(_broken_metrics, _stalled, _losing_nodes, _missing, _no_step, _advised, _costly, _differs),
+    *(_broken_metrics, _nothing_serves, _stalled, _losing_nodes, _short_of_members, _missing),
+    *(_no_step, _advised, _costly, _differs),
 )
 """Of a running job, in their order: the first that finds something makes the sentences."""

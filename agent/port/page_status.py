@@ -1,14 +1,19 @@
 """The status as the page reads it every two seconds: small, whatever the number of nodes.
 
-A node is one short row: those that differ are in the judgment's exceptions, with their figures.
+A node is one short row: those that differ are in the judgment's exceptions, with their figures. Of
+a group's members the numbers by state are sent, and the first of those that do not serve.
 """
 
 from __future__ import annotations
 
+from itertools import islice
 from statistics import median
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from agent.decisions.head.fleet import NodeState
+from agent.decisions.head.member_states import MemberState
 from agent.port.status_model import GpusStatus, PageStatus, extended
 
 if TYPE_CHECKING:
@@ -18,15 +23,29 @@ if TYPE_CHECKING:
         Cell,
         GpuColumn,
         GpuColumns,
+        GroupServiceStatus,
+        GroupStatus,
         JudgedStatus,
         MachineStatus,
         Values,
     )
 
+_MOST_MEMBERS = 8
+
 
 def page_status(status: JudgedStatus) -> PageStatus:
     """Return a head's status for the page."""
-    return extended(PageStatus, status, cells=tuple(_cells(status)), gpus=_gpus(status))
+    page = extended(PageStatus, status, cells=tuple(_cells(status)), gpus=_gpus(status))
+    return replace(page, groups=tuple(map(_group, status.groups)))
+
+
+def _group(group: GroupStatus) -> GroupStatus:
+    return replace(group, services=tuple(map(_group_service, group.services)))
+
+
+def _group_service(service: GroupServiceStatus) -> GroupServiceStatus:
+    away = (member for member in service.members if member.state != MemberState.SERVING.value)
+    return replace(service, members=tuple(islice(away, _MOST_MEMBERS)))
 
 
 def _cells(status: JudgedStatus) -> Iterator[Cell]:

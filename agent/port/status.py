@@ -14,7 +14,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from agent.base.text import Tone
-    from agent.port.status_model import HeadStatus, NodeStatus, ProgressStatus
+    from agent.port.status_model import (
+        GroupServiceStatus,
+        HeadStatus,
+        MemberStatus,
+        NodeStatus,
+        ProgressStatus,
+    )
 
 _STALL = "stall"
 _OF_RUN = (_STALL, "slow node", "full soon", "training")
@@ -22,16 +28,18 @@ _OF_RUN = (_STALL, "slow node", "full soon", "training")
 diagnosis/advice.py); others are about machines and settings."""
 _MAX_TEXT = 400  # Characters of one text
 _SILENT_AFTER = 15
+_FEW_MEMBERS = 16  # of a service: all of them have a line; of more only those that do not serve
+_MOST_MEMBERS = 32  # lines of members of one service
 _WORST_FIRST = (
     *(NodeState.LOST, NodeState.SILENT, NodeState.BOOTING, NodeState.LEFT, NodeState.JOINED),
 )
 _TONES: Mapping[str, Tone] = {
-    **dict.fromkeys(("lost", "silent", "failed"), "bad"),
-    **dict.fromkeys(("booting", "pending"), "busy"),
-    **dict.fromkeys(("joined", "ready", "running", "succeeded"), "good"),
+    **dict.fromkeys(("lost", "silent", "failed", "dead", "retired"), "bad"),
+    **dict.fromkeys(("booting", "pending", "loading", "stale"), "busy"),
+    **dict.fromkeys(("joined", "ready", "running", "succeeded", "serving"), "good"),
     "left": "dim",
 }
-"""By the state of a node, a service, a prepare step or the job."""
+"""By the state of a node, a service, a member of a group, a prepare step or the job."""
 
 
 def status_lines(status: HeadStatus) -> list[Line]:
@@ -47,6 +55,7 @@ def run_lines(status: HeadStatus) -> list[Line]:
         _receipt(status),
         _waits(status),
         _services(status),
+        _groups(status),
         _prepare_steps(status),
         _caches(status),
     )
@@ -144,6 +153,62 @@ def _services(status: HeadStatus) -> Iterator[Line]:
         name = f"service {service.name}"
         tone = _TONES.get(service.state, "")
         yield _line(tone, name, service.state, "; ".join(details), service.detail)
+
+
+def _groups(status: HeadStatus) -> Iterator[Line]:
+    """Yield a line for each service of a group, and for its members: of many, those that differ."""
+    for group in status.groups:
+        for service in group.services:
+            tone: Tone = "bad" if service.nothing_since is not None else "good"
+            if service.short and tone == "good":
+                tone = "busy"
+            title = f"group {group.name}"
+            nodes = f"{group.joined} of {group.nodes} nodes"
+            yield _line(tone, title, nodes, "; ".join(service_parts(service)), service.short)
+
+            shown = service.members
+            if len(shown) > _FEW_MEMBERS:
+                shown = tuple(member for member in shown if member.state != "serving")
+            for member in shown[:_MOST_MEMBERS]:
+                name = f"  {member.name} on {member.node}"
+                details = "; ".join(_member_parts(member))
+                yield _line(
+                    _TONES.get(member.state, ""), name, member.state, details, member.detail
+                )
+            more = len(shown) - _MOST_MEMBERS
+            if more > 0:
+                yield _line("", f"  {more} more members of {service.name} do not serve")
+
+
+def service_parts(service: GroupServiceStatus) -> Iterator[str]:
+    """Yield what there is to say of a group's service: members by state, weights, requests."""
+    total = sum(service.states.values())
+    needed = f", {service.needed} needed" if service.needed != total else ""
+    yield f"{service.name}: {service.serving} of {total} serve{needed}"
+    for state, count in service.states.items():
+        if state != "serving":
+            yield f"{count} {state}"
+    if service.version:
+        yield f"weights {service.version}"
+    if service.requests_per_second is not None:
+        yield f"{service.requests_per_second:g} requests a second"
+    if service.errors:
+        yield f"errors: {service.errors}"
+    if service.held:
+        yield f"requests held: {service.held}"
+
+
+def _member_parts(member: MemberStatus) -> Iterator[str]:
+    if member.version:
+        yield f"weights {member.version}"
+    if member.requests:
+        yield f"{member.requests_per_second:g} requests a second"
+    if member.errors:
+        yield f"errors: {member.errors}"
+    if member.restarts:
+        yield f"restarts: {member.restarts}"
+    if member.outages:
+        yield f"outages: {member.outages}, {duration_text(member.outage_seconds)}"
 
 
 def _prepare_steps(status: HeadStatus) -> Iterator[Line]:

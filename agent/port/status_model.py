@@ -37,7 +37,7 @@ from agent.base.value import Value
 from agent.checks.finding import Finding
 from agent.decisions.head.fleet import NodeState
 from agent.decisions.head.head_state import HeadPhase
-from agent.decisions.head.members import MemberState
+from agent.decisions.head.member_states import MemberState
 from agent.decisions.receipt import ReceiptStatus
 from agent.decisions.worker.worker_state import WorkerPhase
 from agent.job.series import SeriesPart
@@ -48,7 +48,7 @@ from agent.record.run_folder import OutageRecord
 from agent.record.run_record import AttemptOutcome
 
 if TYPE_CHECKING:
-    from agent.decisions.head.members import GroupMember
+    from agent.decisions.head.member_states import GroupMember
     from agent.decisions.shared import Item, ItemReport, Wait
     from agent.diagnosis.advice import Advice
     from agent.node.figures import Figures
@@ -318,10 +318,31 @@ class MemberStatus(Value):
         ),
     ]
     detail: str
-    restarts: Whole
+    restarts: Annotated[
+        Whole,
+        Metric(
+            "counter",
+            "member_restarts_total",
+            "Restarts of a group's member.",
+            ("group", "service", "member"),
+        ),
+    ]
     version: Annotated[str, says("of its weights, as its front has sent or seen them")] = ""
-    requests: Annotated[Whole, says("that its front has passed on to it")] = 0
-    errors: Annotated[Whole, says("of these, answered with 5xx or not at all")] = 0
+    requests: Annotated[Whole, says("that its front has passed on to it"), CLOCK] = 0
+    errors: Annotated[
+        Whole,
+        says("of these, answered with 5xx or not at all"),
+        Metric(
+            "counter",
+            "member_errors_total",
+            "Requests that a group's member answered with 5xx, or not at all.",
+            ("group", "service", "member"),
+        ),
+    ] = 0
+    requests_per_second: Annotated[float, says("over the last ten seconds"), CLOCK] = 0.0
+    outages: Whole = 0
+    outage_seconds: Clock = 0.0
+    latency: Annotated[Latency | None, says("how quickly it answers probes"), CLOCK] = None
 
 
 class GroupServiceStatus(Value):
@@ -338,11 +359,30 @@ class GroupServiceStatus(Value):
         ),
     ]
     needed: Whole
-    members: tuple[MemberStatus, ...]
-    short: Annotated[str, says("why too few serve; '' while enough do")] = ""
+    states: Annotated[Mapping[str, Whole], says("the number of members by state")]
+    members: Annotated[
+        tuple[MemberStatus, ...], says("for the page only those that do not serve, the first ones")
+    ]
+    short: Annotated[str, says("that too few serve, and why; '' while enough do")] = ""
     short_since: Annotated[float | None, says("on the run's clock")] = None
+    nothing_since: Annotated[
+        float | None, says("since when none serves, on the run's clock, while the job runs")
+    ] = None
+    may_recover: Annotated[bool, says("enough members serve, or are started again")] = True
     version: Annotated[str, says("of the trainer's newest weights")] = ""
-    held: Annotated[Whole, says("requests that wait for a member that serves")] = 0
+    held: Annotated[Whole, says("requests that wait for a member that serves"), CLOCK] = 0
+    requests_per_second: Annotated[
+        float | None,
+        says("over the last ten seconds; null without a front, which counts them"),
+        Metric(
+            "gauge",
+            "group_requests_per_second",
+            "Requests that the members of a group's service get.",
+            ("group", "service"),
+        ),
+        CLOCK,
+    ] = None
+    errors: Annotated[Whole, says("of all its members")] = 0
 
 
 class GroupStatus(Value):

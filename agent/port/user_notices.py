@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 Moment = Literal["start", "loss", "stall", "advice", "cost", "end"]
 
 LONGEST_CONTENT = 2000  # characters that Discord accepts in `content`
+STARVED = 60.0  # seconds without a member that serves, from which a message is sent
 _MENTION = re.compile(r"@(?=everyone|here)|<(?=[!@#])")  # in Discord, in Slack
 _URL = re.compile(r"https?://[^\s()]+")
 
@@ -60,6 +61,7 @@ class Noticed(Value):
     ended: int = 0  # the last attempt whose end was
     stalled: int = 0  # the last attempt whose stall was
     is_losing: bool = False  # the missing nodes were
+    is_starved: bool = False  # that nothing of a group serves was
     is_advised: bool = False  # the advice to end the run was
     has_lost_reward: bool = False  # the reward that was lost was
     has_cost: bool | None = None  # whether the last notice about AGENT_MAX_COST had a cost
@@ -101,6 +103,7 @@ def notices_of(before: Noticed, status: HeadStatus) -> tuple[Noticed, tuple[Noti
     # All others are moments of a running job.
     if status.phase is not HeadPhase.RUNNING:
         after = replace(after, is_losing=False, is_advised=False, has_lost_reward=False)
+        after = replace(after, is_starved=False)
         return after, tuple(notices)
     attempt = job.attempt
     if attempt > before.started:
@@ -114,6 +117,16 @@ def notices_of(before: Noticed, status: HeadStatus) -> tuple[Noticed, tuple[Noti
     is_losing = status.loss_seconds_left is not None
     if is_losing and not before.is_losing:
         notices.append(_notice("loss", replace(status, stall=None, advice=())))
+
+    # Has nothing of a group served for a while? A restart may be over within it.
+    is_starved = any(
+        service.nothing_since is not None and status.seconds >= service.nothing_since + STARVED
+        for group in status.groups
+        for service in group.services
+    )
+    if is_starved and not before.is_starved:
+        notices.append(_notice("loss", replace(status, stall=None, advice=())))
+    after = replace(after, is_starved=is_starved)
 
     # Does the job hang, or should it be ended for another reason?
     has_stalled = status.stall is not None

@@ -7,6 +7,7 @@ its reply is what it has seen of each member: a change is an event for the head'
 from __future__ import annotations
 
 import hmac
+from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -24,7 +25,7 @@ from agent.record.background import in_thread
 from agent.record.run_folder import front_key
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from agent.decisions.head.head_state import HeadEvent, HeadState
     from agent.job.services import ServiceSpec
@@ -32,7 +33,36 @@ if TYPE_CHECKING:
 
 LOOK = 0.5
 """Between two messages to a front."""
+_RATE_OVER = 10.0  # seconds over which requests are counted
 _ANSWERS = 3.0  # A front that computes nothing; the machine may be busy.
+
+
+class RequestRates:
+    """How many requests a second the members behind a front get, over the last seconds."""
+
+    def __init__(self) -> None:
+        self._counts: deque[tuple[float, Mapping[int, int]]] = deque()  # when, and by port
+
+    def add(self, now: float, status: FrontStatus) -> None:
+        """Add what a front replies at a moment."""
+        counts = self._counts
+        if counts and now <= counts[-1][0]:
+            return
+        counts.append((now, {one.port: one.requests for one in status.members}))
+        while len(counts) > 2 and counts[1][0] <= now - _RATE_OVER:
+            counts.popleft()
+
+    def by_port(self) -> dict[int, float]:
+        """Return the requests a second of each member; {} before there are two replies."""
+        if len(self._counts) < 2:
+            return {}
+        began, first = self._counts[0]
+        ended, last = self._counts[-1]
+        # A front that was started again counts anew.
+        return {
+            port: max(0, count - first.get(port, 0)) / (ended - began)
+            for port, count in last.items()
+        }
 
 
 class FrontLink:
@@ -52,6 +82,7 @@ class FrontLink:
         self._seen: FrontSeen | None = None
         self.status: FrontStatus | None = None
         """The last reply."""
+        self.rates = RequestRates()
 
     async def look(self) -> None:
         """Send the slots, and pass on what has changed."""
@@ -71,6 +102,8 @@ class FrontLink:
             self.status = decode(reply.body, FrontStatus)
         except (DecodeError, RecursionError):
             return
+        self.rates.add(self._run.now(), self.status)
+
         # While the trainer updates one member after the other, the others are stale for a moment.
         if self.status.is_paused and not any(one.is_wedged for one in self.status.members):
             return

@@ -13,14 +13,14 @@ from agent.base import times
 from agent.base.text import listed, map_texts
 from agent.checks.finding import Level, group_findings
 from agent.decisions.head import head_decide as head
-from agent.decisions.head import members, shares
+from agent.decisions.head import shares
 from agent.decisions.head.boot_waits import service_title
 from agent.decisions.head.fleet import Worker
 from agent.decisions.head.head_decide import is_worker_needed
 from agent.decisions.head.head_state import HeadPhase, WorkerReported
 from agent.decisions.shared import HERE, QuestionKind, StopAsked
 from agent.decisions.stall import Stalled
-from agent.job.services import REWARD, digest, front_port
+from agent.job.services import REWARD, digest
 from agent.plan import waits as planned
 from agent.plan.plan import AGENT_LOG, JOB_LOG, RAY_LOG, log_files, versions
 from agent.plan.show import what_runs
@@ -31,14 +31,11 @@ from agent.port.status_model import (
     AdviceStatus,
     FindingsStatus,
     GpuHistoryStatus,
-    GroupServiceStatus,
-    GroupStatus,
     HeadStatus,
     ItemStatus,
     JobStatus,
     LogPart,
     MachineStatus,
-    MemberStatus,
     NodesFinding,
     NodeStatus,
     PartStatus,
@@ -60,6 +57,7 @@ from agent.record.run_folder import OutageRecord, new_key, write_key
 from agent.record.run_record import outcomes_of, proof_of
 from agent.record.summary import Timeline
 from agent.run.checkpoint_watch import CheckpointWatch
+from agent.run.group_status import groups_status
 from agent.run.machine_watch import MachineWatch
 from agent.run.run_receipt import RunReceipt
 from agent.settings.jobs import on_stall
@@ -75,9 +73,7 @@ if TYPE_CHECKING:
     from agent.decisions.shared import Item
     from agent.diagnosis.advice import Advice
     from agent.diagnosis.searched_log import Log
-    from agent.job.groups import NodeGroup
     from agent.job.series import SeriesPart
-    from agent.job.services import ServiceSpec
     from agent.plan.plan import Plan
     from agent.port.protocol import WorkerStats
     from agent.run.front_link import FrontLink
@@ -313,8 +309,9 @@ class RunStatus:
             services=tuple(
                 self._service(state, key, item, now, reader)
                 for key, item in state.services.by_key.items()
+                if not state.goal.is_of_group(key[1])
             ),
-            groups=tuple(self._group(state, group, reader) for group in state.goal.groups),
+            groups=groups_status(state, self.fronts, self._stats_of, reader, now),
             prepare=tuple(
                 ItemStatus(name, item.step.value, reader.evidence_of(item))
                 for (_, name), item in state.steps.by_key.items()
@@ -438,16 +435,9 @@ class RunStatus:
         node, name = key
         worker = state.fleet.workers.get(node)
         where = HERE if worker is None else worker.name
-        known = state.durable.outages
-        outages = [outage for outage in known if (outage.service, outage.node) == (name, where)]
+        outages = state.durable.outages_of(name, where)
         since = next((outage.since for outage in outages if outage.until is None), None)
-
-        # How long was it away in all, and how does it answer now?
-        seconds = 0.0
-        for outage in outages:
-            seconds += (now if outage.until is None else outage.until) - outage.since
-
-        stats = self._run.stats.snapshot() if node == HERE else self.worker_stats.get(node)
+        stats = self._stats_of(node)
         judge = stats.judge if stats is not None and name == REWARD else None
         return ServiceStatus(
             name=service_title(state, key),
@@ -456,65 +446,14 @@ class RunStatus:
             detail=reader.evidence_of(item),
             restarts=item.generation - 1,
             outages=len(outages),
-            outage_seconds=round(seconds, 1),
+            outage_seconds=round(sum(outage.seconds(now) for outage in outages), 1),
             outage_since=None if since is None else round(since, 1),
             latency=None if stats is None else stats.latencies.get(name),
             judge=judge,
         )
 
-    def _group(self, state: HeadState, group: NodeGroup, reader: Reader) -> GroupStatus:
-        nodes = members.nodes_of(state, group.ranks).values()
-        return GroupStatus(
-            name=group.name,
-            nodes=group.nodes,
-            joined=sum(not (worker.has_left or worker.silent) for worker in nodes),
-            ray=group.ray,
-            lost=group.lost,
-            services=tuple(
-                self._group_service(state, group, spec, reader)
-                for spec in members.services_of(state, group)
-            ),
-        )
-
-    def _group_service(
-        self, state: HeadState, group: NodeGroup, spec: ServiceSpec, reader: Reader
-    ) -> GroupServiceStatus:
-        own = members.members_of(state, spec)
-        missing = members.missing_ranks(state, spec)
-        front = self.fronts.get(spec.name)
-        seen = None if front is None else front.status
-        by_port = {} if seen is None else {one.port: one for one in seen.members}
-
-        rows = []
-        for member in own:
-            port = front_port(spec, member.rank, member.index)
-            traffic = by_port.get(port)
-            worker = state.fleet.workers[member.key[0]]
-            rows.append(
-                MemberStatus(
-                    name=member.key[1],
-                    node=worker.name,
-                    state=member.state.value,
-                    detail=reader.evidence_of(member),
-                    restarts=member.generation - 1,
-                    version="" if member.seen is None else member.seen.version,
-                    requests=0 if traffic is None else traffic.requests,
-                    errors=0 if traffic is None else traffic.errors,
-                )
-            )
-
-        short = state.groups.short.get(spec.name)
-        is_all = reader is not Reader.ANYONE
-        return GroupServiceStatus(
-            name=spec.name,
-            serving=sum(member.state is members.MemberState.SERVING for member in own),
-            needed=members.needed(group, own, missing),
-            members=tuple(rows),
-            short="" if short is None else members.shortage(state, group, spec, in_full=is_all),
-            short_since=None if short is None else round(short.since, 1),
-            version=state.groups.versions.get(spec.name, ""),
-            held=0 if seen is None else seen.held,
-        )
+    def _stats_of(self, node: str) -> WorkerStats | None:
+        return self._run.stats.snapshot() if node == HERE else self.worker_stats.get(node)
 
     def _advice(self, state: HeadState) -> tuple[Advice, ...]:
         return self.job_lines.advice(state.durable.outages)

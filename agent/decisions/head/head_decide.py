@@ -64,6 +64,7 @@ def first_state(goal: HeadGoal, durable: Durable) -> HeadState:
     if not is_open:
         former_workers = ()
         leftovers = former_nodes(goal, durable)
+        durable = durable.without_shortage(0.0)
         durable = durable.before_attempt(goal.expected_workers, goal.submission_id)
     steps = {(v.HERE, step.name): v.Item() for step in goal.steps}
     for key, item in steps.items():

@@ -121,6 +121,10 @@ class HeadGoal(Value):
         """Return the highest rank that the expected nodes have."""
         return self.expected_workers + len(self.service_only_ranks)
 
+    def is_of_group(self, name: str) -> bool:
+        """Return whether this is the name of a service of a group, or of a member of one."""
+        return self.service(name).where.kind == "group"
+
     def service(self, name: str) -> ServiceSpec:
         """Return the service of this name, or one of its members."""
         of_all = service_of(name)

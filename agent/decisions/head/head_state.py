@@ -184,13 +184,6 @@ class SeenMember(Value):
     is_wedged: bool = False  # it answers its probe and no request
 
 
-class Shortage(Value):
-    """Too few members of a service serve."""
-
-    since: float
-    nothing_serves: bool
-
-
 class GroupsState(Value):
     """The members of groups, beyond what each node reports of them."""
 
@@ -198,13 +191,7 @@ class GroupsState(Value):
     """By service: what its front reports."""
     versions: Mapping[str, str] = field(default_factory=dict)
     """By service: the trainer's newest weights, as its front has received them."""
-    short: Mapping[str, Shortage] = field(default_factory=dict)
-    """By service, while too few of its members serve."""
     goes_on: bool = False  # without the nodes of groups that have not reported
-
-    def seen(self, service: str, port: int) -> SeenMember | None:
-        """Return what a service's front has seen behind one of its ports."""
-        return next((one for one in self.fronts.get(service, ()) if one.port == port), None)
 
 
 class StepsState(Value):

@@ -319,7 +319,8 @@ def begin_next_attempt(state: HeadState, end: Outcome, now: float) -> HeadState:
     # The boot begins again: with all expected workers, once the nodes are clear.
     state = record_leftovers(state, now)
     state = renew_members(state.with_earlier(number=state.earlier.number + 1, former_workers=()))
-    state = replace(state, durable=durable.before_attempt(state.goal.expected_workers))
+    durable = durable.without_shortage(now).before_attempt(state.goal.expected_workers)
+    state = replace(state, durable=durable)
     state = replace(state, job=state.job.of_next(), began=now, not_before=now + pause)
     return state.enter(HeadPhase.BOOTING, now)
 

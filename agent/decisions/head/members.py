@@ -9,16 +9,14 @@ were given up, or their nodes are gone for longer than AGENT_NODE_GRACE.
 
 from __future__ import annotations
 
-from enum import Enum
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
 from agent.base import ends
-from agent.base.text import first_names, in_url, with_output
-from agent.base.value import Value
-from agent.decisions.head.head_state import Key, SeenMember, Shortage
-from agent.decisions.shared import Step, Wait
+from agent.base.text import duration_text, first_names, in_url
+from agent.decisions.head.member_states import GroupMember, MemberState, reasons_text
+from agent.decisions.shared import Shortage, Step, Wait
 from agent.job.front_protocol import Slot
 from agent.job.services import FRONTED, front_port, service_of
 from agent.plan import waits as wait_keys
@@ -28,50 +26,12 @@ if TYPE_CHECKING:
 
     from agent.base.ends import Outcome
     from agent.decisions.head.fleet import Worker
-    from agent.decisions.head.head_state import HeadState, Turn
+    from agent.decisions.head.head_state import HeadState, Key, SeenMember, Turn
     from agent.decisions.shared import Item
     from agent.job.groups import NodeGroup
     from agent.job.services import ServiceSpec
 
 _MOST_NAMED = 8
-_CONSUMER_WAITS = "what needs it waits"
-
-
-class MemberState(str, Enum):
-    """The state of a member, as status and page show it."""
-
-    PENDING = "pending"  # not started: something else comes first
-    LOADING = "loading"  # started, and does not answer yet
-    STALE = "stale"  # answers, with older weights than the trainer's
-    SERVING = "serving"
-    DEAD = "dead"  # ended or silent; it is started again
-    RETIRED = "retired"  # given up, or its node has left
-
-
-class GroupMember(Value):
-    """One process of a group's service."""
-
-    key: Key
-    title: str  # `engine.0 on n5`
-    rank: int
-    index: int  # on its node
-    state: MemberState
-    address: str = ""  # its own `HOST:PORT`
-    generation: int = 1
-    answers: bool = False
-    evidence: str = ""
-    output: str = ""  # what it printed last, if the evidence is its end
-    seen: SeenMember | None = None  # by its front
-
-    @property
-    def in_full(self) -> str:
-        """Return the evidence with what it printed last."""
-        return with_output(self.evidence, self.output)
-
-    @property
-    def may_serve(self) -> bool:
-        """Return whether it is not given up."""
-        return self.state is not MemberState.RETIRED
 
 
 # --- which members there are ---------------------------------------------------------------------
@@ -96,25 +56,33 @@ def nodes_of(state: HeadState, ranks: range) -> Mapping[int, Worker]:
 def members_of(state: HeadState, spec: ServiceSpec) -> tuple[GroupMember, ...]:
     """Return the members of a service whose nodes have reported, by rank and number."""
     nodes = nodes_of(state, spec.where.ranks)
+    by_port = {one.port: one for one in state.groups.fronts.get(spec.name, ())}
     return tuple(
-        _member(state, spec, nodes[rank], index)
+        _member(state, spec, nodes[rank], index, by_port)
         for rank in sorted(nodes)
         for index in range(nodes[rank].members.get(spec.name, 1))
     )
 
 
-def _member(state: HeadState, spec: ServiceSpec, worker: Worker, index: int) -> GroupMember:
+def _member(
+    state: HeadState,
+    spec: ServiceSpec,
+    worker: Worker,
+    index: int,
+    by_port: Mapping[int, SeenMember],
+) -> GroupMember:
     one = spec.member(index) if spec.has_members else spec
     key = (worker.key, one.name)
     item = state.services.by_key.get(key)
     rank = worker.effective_rank or 0
-    seen = state.groups.seen(spec.name, front_port(spec, rank, index))
+    seen = by_port.get(front_port(spec, rank, index))
     if seen is not None and (item is None or seen.generation != item.generation):
         seen = None
     member_state, evidence = _state_of(state, spec, worker, key, item, seen)
     return GroupMember(
         key=key,
         title=f"{one.name} on {worker.name}",
+        node=worker.name,
         rank=rank,
         index=index,
         state=member_state,
@@ -123,6 +91,7 @@ def _member(state: HeadState, spec: ServiceSpec, worker: Worker, index: int) -> 
         answers=item is not None and item.step is Step.READY and not worker.silent,
         evidence=evidence,
         output=item.output if item is not None and evidence == item.evidence else "",
+        last_end="" if item is None else item.last_end,
         seen=seen,
     )
 
@@ -137,11 +106,11 @@ def _state_of(  # noqa: PLR0911, PLR0913 - one state, one return; all that it de
 ) -> tuple[MemberState, str]:
     """Return the state of a member, and why it is not the one that serves."""
     if worker.has_left:
-        return MemberState.RETIRED, f"{worker.name} has left"
+        return MemberState.RETIRED, "its node has left"
     if key in state.services.abandoned:
         return MemberState.RETIRED, "given up"
     if worker.silent:
-        return MemberState.DEAD, f"{worker.name} is silent, {worker.silent}"
+        return MemberState.DEAD, f"its node is silent, {worker.silent}"
     if item is None:
         return MemberState.PENDING, "not started"
     if item.step is Step.LOST:
@@ -253,21 +222,38 @@ def shortage(
     """Describe how many members serve, and why the others do not; in full for the log."""
     members = members_of(state, spec)
     missing = missing_ranks(state, spec)
-    serving = sum(member.state is MemberState.SERVING for member in members)
-    parts = [f"{serving} of {len(members)} serve, {needed(group, members, missing)} needed"]
-    others = [member for member in members if member.state is not MemberState.SERVING]
-    parts += [_others_sentence(member, in_full=in_full) for member in others[:_MOST_NAMED]]
-    if len(others) > _MOST_NAMED:
-        parts.append(f"{len(others) - _MOST_NAMED} more")
+    need = needed(group, members, missing)
+    serving = sum(member.serves for member in members)
+    reasons = _reasons(members, missing, in_full=in_full)
+    return f"{serving} of {len(members)} serve, {need} needed{reasons and f'; {reasons}'}"
+
+
+def shortage_sentence(
+    state: HeadState, group: NodeGroup, spec: ServiceSpec, *, in_full: bool = False
+) -> str:
+    """Return what is to be said of a service of which too few members serve; '' while enough do.
+
+    If none serves, it says since when, why, and what waits for it.
+    """
+    known = state.durable.shortage_of(spec.name)
+    if known is None:
+        return ""
+    if known.nothing_since is None:
+        return f"{spec.name}: {shortage(state, group, spec, in_full=in_full)}"
+    since = state.utc(known.nothing_since)[11:16]
+    reasons = _reasons(members_of(state, spec), missing_ranks(state, spec), in_full=in_full)
+    waits = "what needs it waits" if spec.weights is None else "the trainer waits for samples"
+    return f"no {spec.name} serves since {since} UTC: {reasons}; {waits}"
+
+
+def _reasons(
+    members: tuple[GroupMember, ...], missing: tuple[int, ...], *, in_full: bool = False
+) -> str:
+    """Return why the members that do not serve do not, and which ranks have not reported."""
+    parts = [reasons_text(members, in_full=in_full)]
     if missing:
         parts.append(f"no report from rank {first_names(map(str, missing), _MOST_NAMED)}")
-    return "; ".join(parts)
-
-
-def _others_sentence(member: GroupMember, *, in_full: bool) -> str:
-    evidence = member.in_full if in_full else member.evidence
-    why = f" ({evidence})" if evidence else ""
-    return f"{member.title} is {member.state.value}{why}"
+    return "; ".join(filter(None, parts))
 
 
 def go_on_without(state: HeadState, now: float) -> HeadState:
@@ -314,54 +300,57 @@ def watch_groups(state: HeadState, now: float) -> tuple[HeadState, Outcome | Non
     """Log which groups are short, and since when; return the end that follows of a lost one."""
     for group in state.goal.groups:
         for spec in services_of(state, group):
-            state = _log_shortage(state, group, spec, now)
-            if group.lost != "wait" and _is_lost(state, group, spec, now):
+            state = _follow_shortage(state, group, spec, now)
+            if group.lost != "wait" and is_lost(state, group, spec, now):
                 return state, _end(state, group, spec)
     return state, None
 
 
-def _log_shortage(state: HeadState, group: NodeGroup, spec: ServiceSpec, now: float) -> HeadState:
-    """Log that a group becomes short, that nothing of it serves, or that enough serve again."""
+def _follow_shortage(
+    state: HeadState, group: NodeGroup, spec: ServiceSpec, now: float
+) -> HeadState:
+    """Record and log a shortage: its begin, that nothing serves, its end."""
     members = members_of(state, spec)
-    missing = missing_ranks(state, spec)
-    serving = sum(member.state is MemberState.SERVING for member in members)
-    need = needed(group, members, missing)
-    known = state.groups.short.get(spec.name)
-    if serving >= need:
+    serving = sum(member.serves for member in members)
+    known = state.durable.shortage_of(spec.name)
+
+    # Do enough serve, or again?
+    if serving >= needed(group, members, missing_ranks(state, spec)):
         if known is None:
             return state
-        others = {name: short for name, short in state.groups.short.items() if name != spec.name}
-        took = round(now - known.since)
-        what = f"{spec.name}: {serving} of {len(members)} serve again, after {took} s"
-        return state.with_groups(short=others).log(what)
+        state = replace(state, durable=state.durable.with_shortage(known.over(now)))
+        took = duration_text(round(known.seconds(now)))
+        return state.log(f"{spec.name}: {serving} of {len(members)} serve again, after {took}")
 
     # Is it news that it is short, or that nothing serves?
-    nothing = serving == 0
-    if known is not None and (known.nothing_serves or not nothing):
-        if known.nothing_serves == nothing:
-            return state
-        short = {**state.groups.short, spec.name: replace(known, nothing_serves=False)}
-        return state.with_groups(short=short)
-    since = now if known is None else known.since
-    short = {**state.groups.short, spec.name: Shortage(since, nothing)}
-    why = shortage(state, group, spec, in_full=True)
-    what = f"{spec.name}: {why}"
-    if nothing:
-        what = f"no {spec.name} serves since {state.utc(now)}: {why}; {_CONSUMER_WAITS}"
-    return state.with_groups(short=short).log(what, "warning")
+    is_news = known is None or (known.nothing_since is None and serving == 0)
+    short = known or Shortage(group.name, spec.name, now)
+    short = short.with_serving(now, any_serves=serving > 0)
+    if is_news:
+        short = replace(short, why=shortage(state, group, spec))
+    if short == known:
+        return state
+    state = replace(state, durable=state.durable.with_shortage(short))
+    if not is_news:
+        return state
+    return state.log(shortage_sentence(state, group, spec, in_full=True), "warning")
 
 
-def _is_lost(state: HeadState, group: NodeGroup, spec: ServiceSpec, now: float) -> bool:
+def is_lost(state: HeadState, group: NodeGroup, spec: ServiceSpec, now: float) -> bool:
     """Return whether too few members are left that serve or may serve again."""
-    grace = state.goal.limits[wait_keys.NODE]
     members = members_of(state, spec)
-    workers = state.fleet.workers
+    return _count_left(state, members, now) < needed(group, members, missing_ranks(state, spec))
+
+
+def _count_left(state: HeadState, members: tuple[GroupMember, ...], now: float) -> int:
+    """Return how many members serve or may serve again."""
+    grace = state.goal.limits[wait_keys.NODE]
     left = 0
     for member in members:
-        worker = workers[member.key[0]]
+        worker = state.fleet.workers[member.key[0]]
         is_away = bool(worker.silent) and now >= worker.silent_since + grace
         left += member.may_serve and not is_away
-    return left < needed(group, members, missing_ranks(state, spec))
+    return left
 
 
 def end_of_boot(state: HeadState, now: float) -> Outcome | None:
@@ -371,7 +360,7 @@ def end_of_boot(state: HeadState, now: float) -> Outcome | None:
     """
     for group in state.goal.groups:
         for spec in services_of(state, group):
-            if not missing_ranks(state, spec) and _is_lost(state, group, spec, now):
+            if not missing_ranks(state, spec) and is_lost(state, group, spec, now):
                 return _end(state, group, spec)
     return None
 
@@ -404,8 +393,7 @@ def renew_members(state: HeadState) -> HeadState:
     """Give the members that were given up another chance, as the next attempt begins."""
     groups = {spec.name for spec in state.goal.services if spec.where.kind == "group"}
     kept = frozenset(key for key in state.services.abandoned if service_of(key[1]) not in groups)
-    state = state.with_services(abandoned=kept)
-    return state.with_groups(short={}, goes_on=False)
+    return state.with_services(abandoned=kept).with_groups(goes_on=False)
 
 
 # --- what its front has seen of a member ---------------------------------------------------------

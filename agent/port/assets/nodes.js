@@ -7,6 +7,7 @@ const MOST_ROWS = 10;
 const GONE = new Set(["lost", "silent"]);
 const ROW_KINDS = {
   suspect: "bad", lost: "bad", silent: "bad", fault: "bad", failed: "bad", down: "bad",
+  dead: "bad", retired: "bad", stale: "warn", loading: "warn", pending: "warn",
   slow: "warn", "full soon": "warn", booting: "warn", left: "quiet",
 };
 const ROW_SIGNS = { bad: "✕", warn: "▲", quiet: "–" };
@@ -22,8 +23,43 @@ function drawNodes(status) {
   const rows = status.glance.exceptions;
   suspects = new Set(status.stall ? status.stall.nodes : []);
   setText(at("nodes-sum"), nodesSum(status, cells));
+  drawGroups(status.groups || []);
   drawExceptions(status, rows);
   drawGrid();
+}
+
+// A row for each service of a group; its members that do not serve are exceptions.
+function drawGroups(groups) {
+  const rows = groups.flatMap((group) => group.services.map((part) => ({ group, part })));
+  show(at("groups"), rows.length > 0);
+  each(at("groups").tBodies[0], rows, addRow, (row, { group, part }) => {
+    const kind = part.nothing_since !== null ? "bad" : part.short ? "warn" : "good";
+    const total = Object.values(part.states).reduce((sum, count) => sum + count, 0);
+    const rate = part.requests_per_second;
+    setText(row.children[0], `${group.name}: ${part.name}`);
+    setText(row.children[1], `${ROW_SIGNS[kind] || "●"} ${part.serving} of ${total} serve`);
+    setClass(row.children[1], kind);
+    setText(row.children[2], isNumber(rate) ? `${numberText(rate)}/s` : "");
+    setText(row.children[3], groupDetail(group, part, total));
+  });
+}
+
+function groupDetail(group, part, total) {
+  const others = Object.entries(part.states).filter(([state]) => state !== "serving");
+  return [
+    part.needed !== total ? `${part.needed} needed` : "",
+    ...others.map(([state, count]) => `${count} ${state}`),
+    part.version ? `weights ${part.version}` : "",
+    part.errors ? `errors: ${part.errors}` : "",
+    part.held ? `requests held: ${part.held}` : "",
+    group.joined < group.nodes ? `${group.joined} of ${group.nodes} nodes` : "",
+  ].filter(Boolean).join("; ");
+}
+
+function addRow(parent) {
+  const row = made("tr", parent);
+  made("th", row).scope = "row";
+  for (let cell = 0; cell < 3; cell += 1) made("td", row);
 }
 
 function nodesSum(status, all) {
@@ -64,11 +100,7 @@ function drawExceptions(status, rows) {
   const more = status.glance.more_exceptions + ordered.length - shown.length;
   const body = at("differ").tBodies[0];
   show(at("differ"), shown.length > 0);
-  each(body, shown, (parent) => {
-    const row = made("tr", parent);
-    made("th", row).scope = "row";
-    for (let cell = 0; cell < 3; cell += 1) made("td", row);
-  }, (row, { name, state, figure, detail, kind }) => {
+  each(body, shown, addRow, (row, { name, state, figure, detail, kind }) => {
     setText(row.children[0], name);
     setText(row.children[1], `${state === "suspect" ? "!" : ROW_SIGNS[kind] || "●"} ${state}`);
     setClass(row.children[1], kind);

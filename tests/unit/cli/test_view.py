@@ -23,7 +23,7 @@ from agent.port.brief_status import bars, brief_lines, lines_by_content
 from agent.port.glance import judged
 from agent.port.status import status_lines
 from agent.port.status_model import ItemStatus, StepStatus, WaitStatus, WarningStatus
-from support.statuses import altered
+from support.statuses import A_HEAD, a_group, a_member, altered
 from tools.page.runs import status as run_of
 
 if TYPE_CHECKING:
@@ -327,3 +327,28 @@ def test_lines_about_changes() -> None:
     assert any(line.startswith("▲ look") and "pod1" in line for line in found)
     assert "  lost    pod1     its Ray is gone\\x1b[2J" in found
     assert changes(after, after) == []
+
+
+def test_a_group() -> None:
+    """A group's service has a line with states, weights, requests and errors; so have members."""
+    dead = a_member(3, "dead", "exit code 1", restarts=2, errors=1)
+    group = a_group(*(a_member(n, version="7", requests=5) for n in range(3)), dead, errors=1)
+    run = replace(A_HEAD, groups=(group,))
+    head = "group rollout  2 of 2 nodes  engine: 3 of 4 serve, 2 needed; 1 dead; weights 7; "
+    assert [line for line in lines(run) if "engine" in line] == [
+        f"{head}12.5 requests a second; errors: 1",
+        "  engine.0 on pod4  serving  weights 7; 0 requests a second",
+        "  engine.1 on pod4  serving  weights 7; 0 requests a second",
+        "  engine.0 on pod5  serving  weights 7; 0 requests a second",
+        "  engine.1 on pod5  dead  errors: 1; restarts: 2  exit code 1",
+    ]
+
+
+def test_a_large_group() -> None:
+    """Of many members only those that do not serve have lines, and not all of them."""
+    members = [a_member(n, "loading" if n < 40 else "serving") for n in range(512)]
+    run = replace(A_HEAD, groups=(a_group(*members),))
+    assert sum("loading" in line for line in lines(run)) == 33
+    assert "  8 more members of engine do not serve" in lines(run)
+    shown = "rollout   engine: 472 of 512 serve, 2 needed · 40 loading · weights 7"
+    assert any(line.startswith(shown) for line in brief(run, 120))

@@ -8,73 +8,27 @@ import pytest
 from msgspec.structs import replace
 
 from agent.decisions.head import head_state as h
-from agent.decisions.head.head_goal import HeadGoal
-from agent.decisions.head.members import addresses_of, members_of, slots_of
+from agent.decisions.head.members import addresses_of, members_of, shortage_sentence, slots_of
 from agent.decisions.head.wanted import wanted_of
-from agent.decisions.shared import Answered, ItemReport, Step, Want
-from agent.job.groups import NodeGroup
-from agent.job.services import ServiceSpec, TcpProbe, Where, front_port
-from support.heads import LIMITS, SUBMITTED, TICK, Trace, job, nodes, ray_open, reported
+from agent.decisions.shared import Want
+from support.groups import (
+    FIRST_NODE,
+    GROUP,
+    READY,
+    RUNS,
+    UP,
+    a_goal,
+    ends_with,
+    front,
+    says,
+)
+from support.heads import TICK, Trace
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from agent.job.groups import NodeGroup
     from agent.job.services import Weights
-
-UP = [(1.0, ray_open()), (2.0, nodes())]
-GROUP = NodeGroup("rollout", 2, min=2, first_rank=1)
-ENGINE = ServiceSpec(
-    "engine",
-    "serve {port}",
-    ("serve", "{port}"),
-    TcpProbe(31_000),
-    100.0,
-    "within",
-    where=Where("group", 1, "rollout", 2),
-    restarts=2,
-    essential=False,
-    port=31_000,
-    alone=True,
-    gpus=4,
-)
-FIRST, SECOND, THIRD, FOURTH = ("2/0", "2/1", "3/0", "3/1")
-"""The members: the node's number and the member's on it."""
-
-
-def a_goal(group: NodeGroup = GROUP, weights: Weights | None = None) -> HeadGoal:
-    """Return the goal of a run with a head, and two nodes of two engines each."""
-    spec = replace(ENGINE, weights=weights, front=22_000 if weights == "sglang" else 0)
-    return HeadGoal(
-        limits=LIMITS,
-        job_stop_grace=16.0,
-        retries=1,
-        services=(spec,),
-        groups=(group,),
-        listed=frozenset({"engine"}),
-    )
-
-
-def says(node: int, *steps: str, generation: int = 1, at: float = 0.0) -> h.WorkerReported:
-    """Return a report of a node of the group, with the step of each of its members."""
-    items = tuple(
-        ItemReport(f"engine.{n}", Step(step), "", generation, is_running=step != "lost")
-        for n, step in enumerate(steps)
-    )
-    event = reported(node, joined=False, rank=node - 1, items=items, reported_at=at)
-    return h.WorkerReported(replace(event.worker, members={"engine": 2}))
-
-
-def front(*states: str, generations: tuple[int, ...] = (1, 1, 1, 1)) -> Answered:
-    """Return what the front sees of the members, in order; `wedged` is one that hangs."""
-    spec = a_goal(weights="sglang").services[0]
-    ports = [front_port(spec, rank, index) for rank in (1, 2) for index in (0, 1)]
-    seen = tuple(
-        h.SeenMember(port, generation, "down" if state == "wedged" else state)
-        if state != "wedged"
-        else h.SeenMember(port, generation, "serving", why="no answer", is_wedged=True)
-        for port, generation, state in zip(ports, generations, states, strict=True)
-    )
-    return Answered(h.FrontSeen("engine", seen, "7"))
 
 
 class Row(NamedTuple):
@@ -89,9 +43,6 @@ class Row(NamedTuple):
     end: str = ""  # of the attempt, or of the run
 
 
-FIRST_NODE = [(3.0, says(2)), (3.5, says(2, "ready", "ready"))]
-READY = [*FIRST_NODE, (4.0, says(3)), (4.5, says(3, "ready", "ready"))]
-RUNS = [*READY, (5.0, SUBMITTED), (6.0, job("RUNNING"))]
 ROWS = {
     "no node has reported": Row([], "", "booting"),
     "one of two nodes": Row([(3.0, says(2))], "LL", "booting"),
@@ -240,3 +191,45 @@ def test_addresses() -> None:
         (int(front.rpartition(":")[2]), address)
         for front, address in zip(of_front, own, strict=True)
     ]
+
+
+OOM = "exit code 1 (CUDA out of memory)"
+
+
+def test_members_that_ended_in_the_same_way_are_one_reason() -> None:
+    """What the log says of a group of which nothing serves, whether they load again or not."""
+    events = [*RUNS, (7.0, ends_with(2, OOM)), (8.0, ends_with(3, OOM))]
+    trace = Trace(a_goal(replace(GROUP, min=None), "nccl"), [*UP, *events])
+    all_of_it = f"all 4 on pod2 and pod3: {OOM}"
+    since = "no engine serves since 00:00 UTC"
+    assert f"{since}: {all_of_it}; last output: a line; the trainer waits for samples" in trace.log
+    trace.take(says(2, "pending", "pending", generation=2), 9.0)
+    group, spec = trace.state.goal.groups[0], trace.state.goal.services[0]
+    words = f"{since}: {all_of_it}; the trainer waits for samples"
+    assert shortage_sentence(trace.state, group, spec) == words
+
+
+def test_other_reasons_stand_beside_it() -> None:
+    """Each reason once, with the most members first; who is silent and who loads differs."""
+    silent = h.WorkerSilent("agent3", "no answer for 5 s", ray_answers=False)
+    trace = Trace(a_goal(), [*UP, *RUNS, (7.0, says(2, "lost", "ready")), (8.0, silent)])
+    group, spec = trace.state.goal.groups[0], trace.state.goal.services[0]
+    assert shortage_sentence(trace.state, group, spec) == (
+        "engine: 1 of 4 serve, 2 needed; engine.0 on pod3 and engine.1 on pod3 are dead "
+        "(its node is silent, no answer for 5 s); engine.0 on pod2 is loading"
+    )
+
+
+def test_a_shortage_is_durable_and_measured() -> None:
+    """How long too few served, and none, is kept for the next agent, and over with the attempt."""
+    none_serves = [(7.0, ends_with(2, OOM)), (9.0, ends_with(3, OOM))]
+    trace = Trace(a_goal(), [*UP, *RUNS, *none_serves])
+    (short,) = trace.state.durable.shortages
+    assert (short.group, short.service, short.since) == ("rollout", "engine", 9.0)
+    assert short.nothing_since == 9.0
+    trace.take(says(2, "ready", "pending", generation=2), 19.0)
+    trace.take(says(2, "ready", "ready", generation=2), 29.0)
+    (short,) = trace.state.durable.shortages
+    assert (short.seconds(99.0), short.seconds_without_any(99.0)) == (20.0, 10.0)
+    assert OOM in short.why
+    assert trace.state.durable.shortage_of("engine") is None

@@ -12,7 +12,7 @@ from agent.decisions.head.fleet import NodeState
 from agent.decisions.head.head_state import HeadPhase
 from agent.port.glance import MOST_EXCEPTIONS, glance_of
 from agent.port.status_model import AdviceStatus, Glance, StallStatus
-from support.statuses import altered
+from support.statuses import a_group, a_member, altered
 from tools.page import situations
 
 made_run = cache(situations.made_run)
@@ -193,3 +193,54 @@ def test_without_the_token_nothing_quotes_a_log() -> None:
 def test_money_is_named_where_the_price_is_known(cost: float | None, shown: bool) -> None:  # noqa: FBT001 - a row
     """A failed run says what it has cost."""
     assert ("and $12.50" in judged("failed", cost=cost).details) is shown
+
+
+OOM = "no engine serves since 14:02 UTC: all 4 on pod4 and pod5: exit code 1 (CUDA out of memory)"
+WAITS = f"{OOM}; the trainer waits for samples"
+DEAD = [a_member(n, "dead", "exit code 1 (CUDA out of memory)") for n in range(4)]
+SERVING = [a_member(n) for n in range(4)]
+
+
+@pytest.mark.parametrize(
+    ("members", "more", "state", "words"),
+    [
+        (SERVING, {}, "keep", "Nothing to do"),
+        ([*SERVING[:3], DEAD[3]], {}, "keep", "Nothing to do"),
+        (
+            [SERVING[0], *DEAD[1:]],
+            {"short": "engine: 1 of 4 serve, 2 needed"},
+            "look",
+            "engine: 1 of 4 serve, 2 needed.",
+        ),
+        (DEAD, {"short": WAITS, "nothing_since": 40.0}, "look", f"N{WAITS[1:]}. Its members are"),
+        (
+            DEAD,
+            {"short": WAITS, "nothing_since": 40.0, "may_recover": False},
+            "end",
+            "Its members are given up, or their nodes are gone (lost = wait).",
+        ),
+    ],
+)
+def test_a_group_of_which_too_few_serve(
+    members: list[Any], more: dict[str, Any], state: str, words: str
+) -> None:
+    """The members that may be missed change nothing; without any the group is the sentence."""
+    found = judged("ok", groups=(a_group(*members, **more),))
+    assert (found.state, words in f"{found.sentence} {found.details}") == (state, True), found
+
+
+def test_a_stall_does_not_hide_that_nothing_serves() -> None:
+    """The group is the cause, and the stall stands beside it."""
+    group = a_group(*DEAD, short=WAITS, nothing_since=40.0)
+    found = judged("hang", groups=(group,))
+    assert found.sentence.startswith("No engine serves since 14:02 UTC")
+    assert "No step for 14 min 20 s since step 212." in found.details
+
+
+def test_members_in_one_state_are_one_row() -> None:
+    """Of hundreds, three are named."""
+    members = [a_member(n, "dead" if n < 100 else "serving") for n in range(512)]
+    rows = judged("ok", groups=(a_group(*members),)).exceptions
+    assert (rows[0].name, rows[0].state, rows[0].figure) == ("engine", "dead", "100 of 512")
+    assert "engine" not in {row.name for row in rows[1:]}
+    assert rows[0].detail == "engine.0 on pod4, engine.1 on pod4, engine.0 on pod5 and 97 more"

@@ -23,7 +23,10 @@ from agent.port.status_model import (
     CheckpointStatus,
     Glance,
     GpusStatus,
+    GroupServiceStatus,
+    GroupStatus,
     JobStatus,
+    LogPart,
     PageStatus,
     ProgressStatus,
     ServiceStatus,
@@ -51,6 +54,7 @@ from support.heads import (
     ready,
 )
 from support.schemas import validator_of
+from support.statuses import a_group, a_member
 from support.worlds import SECRET, plan_of
 from tools.http.description import PAGE
 from tools.page.rules import color_complaints
@@ -171,6 +175,8 @@ READS: dict[str, tuple[type[Struct], ...]] = {
     "known": (PageStatus, WorkerStatus),
     "progress": (ProgressStatus,),
     "service": (ServiceStatus,),
+    "group": (GroupStatus,),
+    "part": (GroupServiceStatus, LogPart),
     "attempt": (AttemptOutcome,),
     "outage": (OutageRecord,),
     "gpus": (GpusStatus,),
@@ -309,3 +315,14 @@ def test_a_very_long_command_is_cut() -> None:
     """The page asks for it every two seconds."""
     plan = plan_of({}, command=["python3", "train.py", "x" * 100_000])
     assert len(what_runs_of(status_of(Trace(goal(0), ()).state, plan)).command) < 10_000
+
+
+def test_the_page_gets_only_some_members() -> None:
+    """Of hundreds of members it gets the numbers by state, and the first that do not serve."""
+    members = [a_member(n, "dead" if n % 2 else "serving") for n in range(512)]
+    whole = replace(made_run("ok", 3).status, groups=(a_group(*members),))
+    (group,) = page_status(judged(whole)).groups
+    (service,) = group.services
+    assert service.states == {"serving": 256, "dead": 256}
+    assert len(service.members) == 8
+    assert {member.state for member in service.members} == {"dead"}

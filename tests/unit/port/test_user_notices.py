@@ -18,7 +18,7 @@ from agent.port.user_notices import (
     notice_of_end,
     notices_of,
 )
-from support.statuses import altered
+from support.statuses import a_group, a_member, altered
 from tools.page.situations import made_run
 
 if TYPE_CHECKING:
@@ -62,6 +62,17 @@ def test_a_stall_and_advice_to_end() -> None:
     assert notices[0].sentence == "No step for 14 min 20 s since step 212."
     assert notices[1].sentence.startswith("The mean reward fell from 0.")
     assert {notice.sign for notice in notices} == {"■"}
+
+
+def test_nothing_of_a_group_serves() -> None:
+    """One message, once that has lasted a minute, and another one after an end of it."""
+    short = "no engine serves since 14:02 UTC: all 2 on pod4: exit code 1"
+    since = OK.seconds - 59.0
+    starved = replace(OK, groups=(a_group(a_member(0, "dead"), short=short, nothing_since=since),))
+    later = replace(starved, seconds=OK.seconds + 1.0)
+    notices = sent(OK, starved, later, later, OK, later)[2:]
+    assert [notice.moment for notice in notices] == ["loss", "loss"]
+    assert notices[0].sentence == "No engine serves since 14:02 UTC: all 2 on pod4: exit code 1."
 
 
 def test_a_lost_reward() -> None:

@@ -1,0 +1,52 @@
+"""The status of groups: states of members, requests and errors by their front, and outages."""
+
+from __future__ import annotations
+
+from agent.job.front_protocol import FrontStatus, SlotStatus
+from agent.port.status_model import Reader
+from agent.run.front_link import RequestRates
+from agent.run.group_status import groups_status
+from support.groups import RUNS, UP, a_goal, ends_with
+from support.heads import Trace
+
+
+def status_of_front(*requests: int) -> FrontStatus:
+    """Return what a front replies whose members have got so many requests."""
+    members = tuple(
+        SlotStatus(22_000 + n, "serving", "7", count, 0, 0, 0, "", is_wedged=False)
+        for n, count in enumerate(requests)
+    )
+    return FrontStatus(members, "7", held=0, since=0.0, is_paused=False)
+
+
+def test_the_rate_of_requests() -> None:
+    """It is that of the last ten seconds; a front that was started again counts anew."""
+    rates = RequestRates()
+    assert rates.by_port() == {}
+    rates.add(0.0, status_of_front(0, 100))
+    assert rates.by_port() == {}
+    rates.add(5.0, status_of_front(10, 100))
+    assert rates.by_port() == {22_000: 2.0, 22_001: 0.0}
+    rates.add(10.0, status_of_front(10, 200))
+    rates.add(15.0, status_of_front(10, 200))
+    assert rates.by_port() == {22_000: 0.0, 22_001: 10.0}
+    rates.add(20.0, status_of_front(1, 0))
+    assert rates.by_port() == {22_000: 0.0, 22_001: 0.0}
+
+
+def test_a_group_of_which_nothing_serves() -> None:
+    """States are counted; the sentence says since when none serves, and outages are added up."""
+    oom = "exit code 1 (CUDA out of memory)"
+    events = [*RUNS, (7.0, ends_with(2, oom)), (8.0, ends_with(3, oom))]
+    trace = Trace(a_goal(), [*UP, *events])
+    (group,) = groups_status(trace.state, {}, lambda _node: None, Reader.ANYONE, 18.0)
+    (service,) = group.services
+    assert (group.name, group.joined, group.nodes) == ("rollout", 2, 2)
+    assert (service.serving, service.states, service.nothing_since) == (0, {"loading": 4}, 8.0)
+    since = "no engine serves since 00:00 UTC"
+    assert service.short == f"{since}: all 4 on pod2 and pod3: {oom}; what needs it waits"
+    assert service.may_recover
+    assert service.requests_per_second is None
+    first = service.members[0]
+    assert (first.name, first.node, first.restarts) == ("engine.0", "pod2", 1)
+    assert (first.outages, first.outage_seconds) == (1, 11.0)
