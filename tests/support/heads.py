@@ -78,9 +78,9 @@ def ready(name: str, generation: int = OF_NOW) -> ItemsReported:
     return ItemsReported((ItemReport(name, Step.READY, "", generation),))
 
 
-def lost(name: str, evidence: str, generation: int = OF_NOW) -> ItemsReported:
+def lost(name: str, evidence: str, generation: int = OF_NOW, *, output: str = "") -> ItemsReported:
     """Return the event that a service or step of this node has ended or failed."""
-    return ItemsReported((ItemReport(name, Step.LOST, evidence, generation),))
+    return ItemsReported((ItemReport(name, Step.LOST, evidence, generation, output=output),))
 
 
 def pending(name: str, evidence: str, generation: int = OF_NOW) -> ItemsReported:

@@ -13,6 +13,7 @@ from agent.decisions.head import head_state as h
 from agent.decisions.head.fleet import RayNode
 from agent.decisions.head.head_state import HeadPhase
 from agent.decisions.shared import (
+    RAY,
     ItemReport,
     Step,
     StopAsked,
@@ -40,6 +41,7 @@ from support.heads import (
     Trace,
     goal,
     job,
+    lost,
     nodes,
     pending,
     ray_lost,
@@ -48,7 +50,7 @@ from support.heads import (
     unfit,
     waits,
 )
-from support.histories import ALONE_RUNS, Case, Logged, Row, play
+from support.histories import ALONE_RUNS, Case, Logged, Row, Waits, play
 
 if TYPE_CHECKING:
     from agent.decisions.head.head_goal import HeadGoal
@@ -246,6 +248,44 @@ ON_THE_WAY: dict[str, Case] = {
         Logged("asked to stop by SIGTERM: stopping the job"),
         (29, TICK, "end 143: …SIGTERM"),
         Logged("the job did not stop in time"),
+    ],
+    "what a service printed last is in the log, and in the reason": [
+        WITH_REWARD,
+        (3, nodes()),
+        (5, ready(REWARD), "submit run-1"),
+        (6, SUBMITTED),
+        (9, lost(REWARD, "exit code 1", output="no port"), f"start {REWARD}, generation 2"),
+        Logged("reward server is down (exit code 1; last output: no port): restart 1 of 3"),
+        Waits(
+            "waiting for the job's status from Ray, …",
+            "waiting for reward server, exit code 1; last output: no port (2 min left)",
+        ),
+        (12, pending(REWARD, "connection refused")),
+        Waits(
+            "waiting for the job's status from Ray, …",
+            "waiting for reward server, connection refused (117 s left)",
+        ),
+    ],
+    "what a step printed last is in the reason": [
+        goal(prepare=True),
+        (3, nodes()),
+        (
+            9,
+            lost("AGENT_PREPARE", "exit code 2", output="no set"),
+            "end 69: AGENT_PREPARE failed: exit code 2; last output: no set",
+        ),
+    ],
+    "what `ray start` printed last is in the log, and in the reason": [
+        goal(),
+        (1, lost(RAY, "exit code 1", output="no port"), "start Ray, generation 2"),
+        Logged("Ray did not start: exit code 1; last output: no port; starting it again: 1 of 2"),
+        Waits("waiting for Ray on this node, exit code 1; last output: no port (99 s left)"),
+        (2, lost(RAY, "exit code 1", output="no port"), "start Ray, generation 3"),
+        (
+            3,
+            lost(RAY, "exit code 1", output="no memory"),
+            "end 69: Ray did not start: exit code 1; last output: no memory",
+        ),
     ],
     # Nobody sent the SIGTERM for which it stands
     "a stop on request is named so": [

@@ -19,7 +19,7 @@ from agent.decisions.shared import (
 from agent.decisions.worker import worker_state as w
 from agent.decisions.worker.worker_state import WorkerPhase
 from support.heads import RETRIEVER, lost, pending, ready
-from support.histories import Case, Waits, play
+from support.histories import Case, Logged, Waits, play
 from support.workers import (
     DOWN,
     GOAL,
@@ -383,6 +383,17 @@ MESSAGES: dict[str, Case] = {
         GOAL,
         (1, HELD),
         (100, HELD, "end 69: …holds the verdict of an earlier run…"),
+    ],
+    "what `ray start` printed last is in the log, and in the reason": [
+        GOAL,
+        (2, replied(), f"start {RAY}"),
+        (3, lost(RAY, "exit code 1", output="no memory")),
+        Logged("`ray start` ended (exit code 1; last output: no memory): trying again"),
+        (
+            122,
+            TICK,
+            "end 69: Ray on this node could not join: exit code 1; last output: no memory",
+        ),
     ],
     "a second join has no evidence of the first": [
         GOAL,
