@@ -193,6 +193,7 @@ class Shortage(Value):
     until: RunTime | None = None  # None while it lasts
     nothing_since: RunTime | None = None  # since when no member serves; None while one does
     nothing_seconds: float = 0.0  # of it, while no member served; without the open part
+    served_at: RunTime | None = None  # when a member served last after a time without any
     why: str = ""  # why too few served, the worst that was seen
 
     def seconds(self, now: float) -> float:
@@ -209,7 +210,10 @@ class Shortage(Value):
         if not any_serves:
             since = now if self.nothing_since is None else self.nothing_since
             return replace(self, nothing_since=since)
-        return replace(self, nothing_since=None, nothing_seconds=self.seconds_without_any(now))
+        if self.nothing_since is None:
+            return self
+        spent = self.seconds_without_any(now)
+        return replace(self, nothing_since=None, nothing_seconds=spent, served_at=now)
 
     def over(self, now: float) -> Shortage:
         """Return it as over."""

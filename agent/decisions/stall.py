@@ -7,6 +7,9 @@ Three rules can raise an alarm, and AGENT_STALL sets their limits:
 - It is to print steps and has printed none (`StallRule.FIRST_STEP`): AGENT_FIRST_STEP.
 - Else (`StallRule.QUIET`): no output, no finished Ray task, and nothing of it works on any node.
 
+While nothing of a group serves that may serve again, nothing but a line in the log follows: the job
+can only wait. Limits count anew from when it serves.
+
 `tick` runs at intervals. Where a limit is near, it asks for a look at the nodes; `after_look`
 asks for an examination if the alarm stands. A second one follows after a minute if it could have
 consequences: `after_examination` returns what AGENT_ON_STALL says once two of them agree.
@@ -137,6 +140,8 @@ class JobSigns(Value):
     last_output: float | None = None
     progress: Progress | None = None
     may_be_retried: bool = True  # AGENT_JOB_RETRIES allows another attempt after this one
+    is_starved: bool = False  # nothing of a group serves, and its members may serve again
+    served_at: float = -math.inf  # when a group served again of which nothing had served
 
     @property
     def steps(self) -> Progress | None:
@@ -369,7 +374,7 @@ def _dues(state: StallState, rules: StallRules, signs: JobSigns) -> Iterator[_Du
     pause_at = max(signs.pause_at, state.checkpoint_at)
     if steps is not None and steps.last_at is not None and not signs.is_complete:
         has_pause = pause_at > steps.last_at
-        since = pause_at if has_pause else steps.last_at
+        since = max(pause_at if has_pause else steps.last_at, signs.served_at)
         yield _Due(StallRule.STEPS, since, _step_limit(rules, steps, has_pause=has_pause))
         return
 
@@ -377,10 +382,12 @@ def _dues(state: StallState, rules: StallRules, signs: JobSigns) -> Iterator[_Du
     is_expected = rules.prints_steps or rules.first_step is not None or signs.has_begun
     if steps is None and is_expected:
         limit = times.FIRST_STEP if rules.first_step is None else rules.first_step
-        yield _Due(StallRule.FIRST_STEP, max(signs.began_at, pause_at), limit)
+        since = max(signs.began_at, pause_at, signs.served_at)
+        yield _Due(StallRule.FIRST_STEP, since, limit)
         if rules.limit is None and not state.has_lost_node:
             return
-    yield _Due(StallRule.QUIET, state.quiet_since, rules.quiet, rules.between_looks)
+    since = max(state.quiet_since, signs.served_at)
+    yield _Due(StallRule.QUIET, since, rules.quiet, rules.between_looks)
 
 
 def _step_limit(rules: StallRules, steps: Progress, *, has_pause: bool) -> float:
@@ -432,7 +439,7 @@ def _is_only_logged(rules: StallRules, signs: JobSigns) -> bool:
 def _may_follow(state: StallState, rules: StallRules, signs: JobSigns, now: float) -> bool:
     """Return whether anything but a line in the log may follow this alarm."""
     alarm = state.alarm
-    if alarm is None or alarm.is_acted_on or rules.has_debugger:
+    if alarm is None or alarm.is_acted_on or rules.has_debugger or signs.is_starved:
         return False
     if _is_lost(state, alarm):
         return rules.on_stall != "log" or not rules.is_set_by_hand
@@ -475,7 +482,8 @@ def _followed(state: StallState | None, signs: JobSigns, now: float) -> StallSta
     for at in (signs.last_output, None if steps is None else steps.last_at):
         if at is not None and at > state.quiet_since:
             state = replace(state, quiet_since=at)
-    return replace(state, alarm=None) if is_over(state, signs) else state
+    has_served = state.alarm is not None and signs.served_at > state.alarm.at
+    return replace(state, alarm=None) if has_served or is_over(state, signs) else state
 
 
 def is_over(state: StallState, signs: JobSigns) -> bool:

@@ -11,6 +11,7 @@ output with the limits of AGENT_STALL. Where one is near:
 
 from __future__ import annotations
 
+import math
 import time
 from functools import partial
 from typing import TYPE_CHECKING
@@ -25,6 +26,7 @@ from agent.base.typed import convert
 from agent.checks.finding import Finding, Level
 from agent.decisions import stall
 from agent.decisions.head.head_state import HeadPhase
+from agent.decisions.head.starvation import Starved, last_served_again, starved_services
 from agent.decisions.shared import HERE
 from agent.decisions.stall import JobSigns, Next, NodeActivity, Stalled, StallRules, look_of
 from agent.diagnosis.stacks import same_suspects
@@ -136,6 +138,10 @@ _REMEDY = (
     "Look at the named process first; `pod-agent stop` ends the run. AGENT_ON_STALL=retry ends a "
     "stalled attempt; a longer {setting} delays this alarm"
 )
+_REMEDY_OF_GROUP = (
+    "See the logs of {service} on its nodes: the job goes on once one serves. `pod-agent stop` "
+    "ends the run"
+)
 LEAST = "POD_AGENT_STALL_LEAST"
 """For tests: the least limit of a step, in seconds."""
 
@@ -155,6 +161,15 @@ def rules_of(plan: Plan) -> StallRules | None:
         has_debugger=settings.debug_ray != "0",
         least=float(plan.environ.get(LEAST, times.STALL_LEAST)),
     )
+
+
+def _agree(first: Examination | Starved | None, second: Examination | Starved) -> bool:
+    """Return whether two examinations found the same."""
+    if isinstance(first, Starved) and isinstance(second, Starved):
+        return first.cause_key == second.cause_key
+    if first is None or isinstance(first, Starved) or isinstance(second, Starved):
+        return False
+    return same_suspects(first, second)
 
 
 class StallWatch:
@@ -181,7 +196,7 @@ class StallWatch:
         self._examiner = JobExaminer(run, link, place, self._ask_all, elsewhere)
         self._rules = rules_of(run.plan)
         self._state: StallState | None = None
-        self._last_found: Examination | None = None  # of the alarm that stands
+        self._last_found: Examination | Starved | None = None  # of the alarm that stands
 
     async def run(self) -> None:
         """Watch until canceled, if AGENT_STALL is set."""
@@ -210,6 +225,7 @@ class StallWatch:
             return None
         attempt = state.attempt
         lines = self._status.job_lines
+        served_at = last_served_again(state)
         return JobSigns(
             attempt.number,
             began_at=attempt.submitted or 0.0,
@@ -217,6 +233,8 @@ class StallWatch:
             last_output=self._run.run_time(lines.last_output),
             progress=lines.progress,
             may_be_retried=state.last_attempt_number > attempt.number,
+            is_starved=any(one.may_recover for one in starved_services(state, self._run.now())),
+            served_at=-math.inf if served_at is None else served_at,
         )
 
     async def _look(self, rules: StallRules, signs: JobSigns) -> None:
@@ -250,9 +268,12 @@ class StallWatch:
             say(f"{stalled.with_setting}: {doing}", "warning")
         since = self._run.utc(alarm.since)[11:16]
         examined = await self._examiner.examine(signs.attempt, since)
-        former = None if is_first else self._last_found
-        agrees = former is not None and same_suspects(former, examined)
-        self._last_found = examined
+
+        # Does nothing of a group serve? Then the job waits for it, wherever its processes are.
+        starved = next(starved_services(self._get_state(), self._run.now()), None)
+        found = examined if starved is None else starved
+        agrees = not is_first and _agree(self._last_found, found)
+        self._last_found = found
 
         # Has it gone on meanwhile?
         latest = self._signs()
@@ -265,24 +286,26 @@ class StallWatch:
 
         # The finding, and what follows.
         if is_first:
-            self._report(stalled, examined)
+            self._report(stalled, found)
         if is_first or then != "log":
             examination = replace(
                 stalled,
-                suspects=examined.sentence,
+                suspects=found.sentence,
                 then=then,
-                cause_key=f"{alarm.rule.value}: {examined.cause_key}",
-                nodes=examined.suspected_nodes,
+                cause_key=f"{alarm.rule.value}: {found.cause_key}",
+                nodes=found.suspected_nodes,
             )
             self._send(examination)
 
-    def _report(self, stalled: Stalled, examined: Examination) -> None:
+    def _report(self, stalled: Stalled, found: Examination | Starved) -> None:
         """Log a stall, and show it among the warnings."""
-        for line in examined.evidence:
+        for line in found.evidence:
             say(f"stall: {line}")
         path = self._run.folder.file(stacks_file(stalled.attempt))
-        where = f"{examined.sentence}; all stacks are in {path}"
+        where = f"{found.sentence}; all stacks are in {path}"
         remedy = _REMEDY.format(setting=stalled.setting)
+        if isinstance(found, Starved):
+            remedy = _REMEDY_OF_GROUP.format(service=found.service)
         finding = Finding("stall", Level.WARN, f"{stalled.sentence}: {where}", remedy)
         self._status.stalls = (*self._status.stalls, finding)[-_MOST_FINDINGS:]
         say(finding.sentence(), "warning")
@@ -294,6 +317,8 @@ class StallWatch:
         if before.attempt != after.attempt or before.has_lost_node != after.has_lost_node:
             return
         self._status.stalled = None
+        if not stall.is_over(replace(after, alarm=before.alarm), signs):
+            return  # nothing of a group served, and now it does: the limits count anew
         went_on = stall.after_stall(before.alarm, signs, self._run.now())
         say(went_on)
         if before.alarm.examinations and self._status.stalls:

@@ -468,3 +468,41 @@ def test_a_stall_is_described(alarm: Alarm, seen: JobSigns, text: str) -> None:
     setting = "AGENT_FIRST_STEP" if alarm.rule is StallRule.FIRST_STEP else "AGENT_STALL"
     without_end = text[:-1] + ", " if text.endswith(")") else f"{text} ("
     assert stalled.with_setting == f"{without_end}{setting})"
+
+
+# --- groups of which nothing serves ---------------------------------------------------------------
+
+
+def test_nothing_follows_while_a_group_may_serve_again() -> None:
+    """The job is examined once, for the log; once nothing is started again, a stall is one."""
+    watch = Watch(RETRY, replace(HUNG, is_starved=True))
+    watch.until(9000.0)
+    assert len(watch.examined) == 1
+    assert watch.then == []
+    watch.signs = replace(HUNG, is_starved=False)
+    watch.until(9200.0, 9001.0)
+    assert [then for _, then in watch.then] == ["retry"]
+
+
+def test_the_limits_count_from_when_a_group_serves_again() -> None:
+    """The alarm is over, and the next step has its usual time."""
+    watch = Watch(RETRY, replace(HUNG, is_starved=True))
+    watch.until(2000.0)
+    assert watch.alarm is not None
+    watch.signs = replace(HUNG, served_at=2000.0)
+    watch.until(2250.0, 2001.0)
+    assert watch.alarm is None
+    watch.until(2400.0, 2251.0)
+    assert len(watch.examined) == 3
+    assert 2300.0 <= watch.examined[1] < 2331.0
+    assert [then for _, then in watch.then] == ["retry"]
+
+
+@pytest.mark.parametrize("seen", [NO_STEP, NO_SIGN])
+def test_a_job_without_steps_waits_for_a_group_too(seen: JobSigns) -> None:
+    """Whichever rule applies, its limit counts from when the group serves."""
+    rules = StallRules(limit=60.0, first_step=60.0)
+    late = replace(seen, served_at=500.0)
+    watch = Watch(rules, late)
+    watch.until(700.0)
+    assert 560.0 <= watch.examined[0] < 580.0

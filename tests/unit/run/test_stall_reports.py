@@ -38,7 +38,8 @@ from agent.run.questions import Prober, Questions
 from agent.run.stall import Diagnostics, StallWatch, activity_of, rules_of
 from agent.settings.redact import MASK, Redactor
 from support.free_ports import free_port
-from support.heads import NOTHING_DURABLE, after_losses, goal, reported
+from support.groups import RUNS, UP, a_goal, ends_with
+from support.heads import NOTHING_DURABLE, Trace, after_losses, goal, reported
 from support.linked_worker import LinkedWorker, head_at
 from support.node_runs import made_run
 from support.worlds import SECRET, plan_of
@@ -325,7 +326,7 @@ class OneHead:
         return self.run.redactor.clean(self.answers[what])
 
     async def _sent(self, _reports: object, key: str, what: str, _limit: float) -> str | None:
-        assert key == "agent2"
+        assert key in {"agent2", "agent3"}
         return self.workers.get(what)
 
     def look(self, at: float) -> None:
@@ -558,3 +559,35 @@ def test_it_can_be_turned_off(tmp_path: Path) -> None:
 
     anyio.run(ends)
     run.close()
+
+
+def test_a_group_of_which_nothing_serves_is_the_cause(
+    run: NodeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The stall names it and not the trainer's stacks, and is over once a member serves."""
+    one = OneHead(run, monkeypatch)
+    oom = "exit code 1 (CUDA out of memory)"
+    events = [*RUNS, (7.0, ends_with(2, oom)), (8.0, ends_with(3, oom))]
+    one.state = Trace(a_goal(weights="sglang"), [*UP, *events]).state
+    one.look(8.0)
+    one.look(18.5)
+    (stalled,) = one.events
+    assert isinstance(stalled, Stalled)
+    since = "no engine serves since 00:00 UTC"
+    waits = f"{since}: all 4 on pod2 and pod3: {oom}; the trainer waits for samples"
+    assert stalled.suspects == waits
+    assert stalled.nodes == ("pod2", "pod3")
+    assert stalled.cause_key == "quiet: nothing of engine serves"
+    assert f"{waits}; all stacks are in" in one.said[-1]
+    assert "See the logs of engine on its nodes" in one.said[-1]
+    count = len(one.said)
+
+    # A member serves again: that is no step of the job, and no stall.
+    durable = one.state.durable
+    short = durable.shortage_of("engine")
+    assert short is not None
+    one.state = replace(one.state, durable=durable.with_shortage(short.over(20.0)))
+    one.look(21.0)
+    assert len(one.said) == count
+    one.look(30.5)
+    assert "compute_score" in cast("Stalled", one.events[-1]).suspects
