@@ -64,12 +64,11 @@ class RunReceipt:
         self._stalls = stalls
         activity = activity_of(state, self._get_progress(), self._later, is_stalled=is_stalled)
         self._meter = self._meter.at_moment(activity, self._now())
-        self._seen = (state.phase, state.attempt.number)
+        self._seen = _changes_of(state)
 
     def look_at_change(self, stalls: tuple[Finding, ...]) -> None:
-        """Look at the run if its phase or its attempt has changed, and record that."""
-        state = self._get_state()
-        if self._seen != (state.phase, state.attempt.number):
+        """Look at the run, and record it, if its phase, attempt or a wait for a group changed."""
+        if self._seen != _changes_of(self._get_state()):
             self.look(stalls)
             self.save()
 
@@ -99,6 +98,19 @@ class RunReceipt:
         return at + self._run.started - self._started
 
 
+def _changes_of(state: HeadState) -> tuple[object, ...]:
+    return state.phase, state.attempt.number, _group_waited_for(state)
+
+
+def _group_waited_for(state: HeadState) -> str:
+    """Return the first group of which nothing serves while the job runs; '' without one."""
+    if state.phase is not HeadPhase.RUNNING:
+        return ""
+    shortages = state.durable.shortages
+    open_ones = (one for one in shortages if one.until is None and one.nothing_since is not None)
+    return next((one.group for one in open_ones), "")
+
+
 def _has_new(before: tuple[Finding, ...], after: tuple[Finding, ...]) -> bool:
     """Return whether a stall was found; one that is said to have gone on is no new one."""
     return len(after) > len(before) or after[:-1] != before[:-1]
@@ -124,8 +136,9 @@ def activity_of(
         return RunActivity("training", number)
 
     # A job: its steps decide, once they are those of this attempt.
+    group = _group_waited_for(state)
     if progress is None or progress.attempt != number:
-        return RunActivity("job", number, is_stalled=is_stalled)
+        return RunActivity("job", number, is_stalled=is_stalled, waits_for=group)
     activity = RunActivity.of_job(number, progress)
     step_at = None if activity.step_at is None else to_clock(activity.step_at)
-    return replace(activity, step_at=step_at, is_stalled=is_stalled)
+    return replace(activity, step_at=step_at, is_stalled=is_stalled, waits_for=group)

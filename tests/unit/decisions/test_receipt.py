@@ -106,6 +106,37 @@ def test_a_stall_counts_from_its_last_step_on() -> None:
     assert spent(samples, 820) == {"first_step": 5, "stalled": 795, "training": 20}
 
 
+def test_a_group_of_which_nothing_serves() -> None:
+    """Its time is taken from the step in which it passed, to the second; a stall hides it not."""
+    starved = {"waits_for": "rollout"}
+    samples: list[tuple[float, RunActivity]] = [
+        (0, job()),
+        (5, job(1, 5)),
+        (20, job(1, 5, **starved)),
+        (30, job(1, 5, is_stalled=True, **starved)),
+        (50, job(1, 5)),
+        (62, job(2, 60)),
+        (70, job(2, 60, waits_for="judges")),
+    ]
+    parts = {"first_step": 5, "group": 30, "stalled": 25, "training": 10}
+    assert spent(samples, 70) == parts
+    assert spent(samples, 90) == {**parts, "group": 50}
+
+
+def test_the_receipt_names_the_group_that_was_waited_for() -> None:
+    """Each group has a row, with its share of the cost, and the time trained nothing."""
+    meter = Meter()
+    samples = [(0, job()), (10, job(1, 10, waits_for="rollout"))]
+    for at, activity in [*samples, (610, job(1, 10, waits_for="judges")), (910, job(2, 910))]:
+        meter = meter.at_moment(activity, at)
+    status = meter.receipt(910.0).to_status(36.0)
+    assert status.groups == {"rollout": 600.0, "judges": 300.0}
+    assert status.wasted == 900.0
+    line = status.sentence()
+    both = "waited for the group rollout 10 min ($6.00), waited for the group judges 5 min ($3.00)"
+    assert both in line
+
+
 def test_steps_after_a_loss_are_redone() -> None:
     """An attempt that resumes at step 2 of 4 repeats what lies between; then it trains."""
     samples: list[tuple[float, RunActivity]] = [(0, job()), (5, job(1, 5))]
@@ -195,6 +226,7 @@ LOOKS = st.lists(
             st.none() | st.floats(0, 100),
             st.booleans(),
             st.booleans(),
+            st.sampled_from(["", "rollout", "judges"]),
         ),
         st.sampled_from(["", "", "", "killed", "killed with its job"]),
     ),
@@ -220,4 +252,5 @@ def test_the_parts_sum_to_the_run(
             now = latest = 7.0
     receipt = meter.receipt(latest + more)
     assert receipt.total == pytest.approx(before + latest + more, rel=1e-9, abs=1e-6)
+    assert sum(receipt.groups.values()) == pytest.approx(receipt.group)
     assert 0 <= receipt.away <= receipt.wait + 1e-6

@@ -15,6 +15,8 @@ from agent.job.progress import Progress
 from agent.record.run_record import RUN_FILE, ChosenRun, Measured, SavedMeter
 from agent.run.run_receipt import RunReceipt, activity_of
 from agent.run.run_store import RunStore
+from support.groups import RUNS as GROUP_RUNS
+from support.groups import UP, a_goal, ends_with, says
 from support.heads import PAIR, History, Trace, goal, job
 from support.run_records import record_of, written
 
@@ -45,6 +47,16 @@ def test_what_a_head_does() -> None:
     assert activity_of(running, progress.next_attempt(2, 10.0)) == RunActivity("job", 1)
     ended = state_of([*RUNS, (9.0, job("SUCCEEDED"))])
     assert activity_of(ended, progress).part == "hold"
+
+
+def test_what_a_job_waits_for() -> None:
+    """A group of which nothing serves, while the job runs."""
+    oom = "exit code 1"
+    events = [*GROUP_RUNS, (7.0, ends_with(2, oom)), (8.0, ends_with(3, oom))]
+    trace = Trace(a_goal(), [*UP, *events])
+    assert activity_of(trace.state, None).waits_for == "rollout"
+    trace.take(says(2, "ready", "pending", generation=2), 9.0)
+    assert activity_of(trace.state, None).waits_for == ""
 
 
 class Rig:
