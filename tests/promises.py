@@ -58,6 +58,10 @@ OFTEN = (
         "test_reward.py::test_a_reward_server_that_hangs_or_fails_is_restarted",
     ),
     Promise(
+        "an engine is killed every few seconds: one attempt, no stale sample",
+        "test_groups.py::test_an_engine_is_killed_every_few_seconds",
+    ),
+    Promise(
         "a prepare step that fails ends the run with 69 and last output",
         "test_prepare.py::test_a_failed_step_ends_the_run",
     ),
@@ -121,6 +125,10 @@ MORE = (
     Promise(
         "a service with gpus has GPUs that Ray does not see; the job gets the address of its node",
         "test_gpu_services.py::test_a_service_has_a_gpu_that_ray_does_not_see",
+    ),
+    Promise(
+        "a group survives a killed head agent, a cut-off node, a lost node, engines that hang",
+        "test_groups.py::test_what_a_group_survives",
     ),
     Promise(
         "a judge beside the job grades, is restarted, and only its reward server has its key",

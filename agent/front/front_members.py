@@ -216,14 +216,20 @@ def _after(member: Member, event: VerbEnded | RefitEnded | Reached | Wedged, now
 
 
 def _on_order(front: Front, order: FrontOrder) -> Front:
-    """Take the members, and begin another attempt."""
+    """Take the members, and begin another attempt.
+
+    Within an attempt a slot stays that an order lacks: the trainer has its address. An agent that
+    replaces a killed one learns of the nodes one after the other.
+    """
+    kept = front.members
     if order.attempt != front.attempt:
+        kept = {}
         front = replace(front, attempt=order.attempt, newest=None, pause=None)
         # Only the first attempt can begin with the weights with which the engines started.
         if order.attempt > 1:
             front = replace(front, numbered=front.numbered + 1, needed=front.numbered + 1)
     members = {slot.port: _in_slot(front.members.get(slot.port), slot) for slot in order.slots}
-    return replace(front, members=members)
+    return replace(front, members={**kept, **members})
 
 
 def _in_slot(former: Member | None, slot: Slot) -> Member:
@@ -272,7 +278,14 @@ def _after_verb(member: Member, event: VerbEnded) -> Member:
         if event.result == "done":
             return _loaded(member, event.number, event.version)
         refused = event.number if event.result == "refused" else member.refused
-        return replace(member, loaded=UNKNOWN, refused=refused, why=event.why)
+        hangs = event.result == "late"  # another update would hang, too, and the trainer with it
+        return replace(
+            member,
+            loaded=UNKNOWN,
+            refused=refused,
+            is_wedged=member.is_wedged or hangs,
+            why=event.why,
+        )
     if event.kind in {"pause", "resume"} and event.result in {"lost", "late"}:
         return replace(member, loaded=UNKNOWN, why=event.why)
     return member

@@ -190,8 +190,8 @@ class FrontServer:
         except (msgspec.MsgspecError, UnicodeDecodeError) as problem:
             return error_reply(400, f"body: {problem}")
         async with self._ordering:
-            await self._open_slots(order)
             self._apply(Ordered(order))
+            await self._open_slots()
         return web.Response(
             body=msgspec.json.encode(self.status()), content_type="application/json"
         )
@@ -224,9 +224,9 @@ class FrontServer:
             is_wedged=member.is_wedged,
         )
 
-    async def _open_slots(self, order: FrontOrder) -> None:
-        """Listen on the ports of an order, and no more on others."""
-        wanted = {slot.port: slot for slot in order.slots}
+    async def _open_slots(self) -> None:
+        """Listen on the ports of all slots, and no more on others."""
+        wanted = {port: member.slot for port, member in self._front.members.items()}
         for port in [*self._sites.keys() - wanted.keys() - {self._control_port}]:
             for site in self._sites.pop(port):
                 await site.stop()

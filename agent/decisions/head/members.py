@@ -88,12 +88,18 @@ def _member(
         state=member_state,
         address=f"{in_url(worker.ip)}:{one.port}" if worker.ip and one.port else "",
         generation=1 if item is None else item.generation,
-        answers=item is not None and item.step is Step.READY and not worker.silent,
+        answers=item is not None and _answers(item) and not worker.silent,
         evidence=evidence,
         output=item.output if item is not None and evidence == item.evidence else "",
         last_end="" if item is None else item.last_end,
         seen=seen,
     )
+
+
+def _answers(item: Item) -> bool:
+    """Return whether it answers its probe, as what an earlier agent has left is taken to do."""
+    is_kept = item.step is Step.PENDING and item.was_ready and item.restarted_at is None
+    return item.step is Step.READY or (is_kept and not item.evidence)
 
 
 def _state_of(  # noqa: PLR0911, PLR0913 - one state, one return; all that it depends on
@@ -313,6 +319,8 @@ def _follow_shortage(
     members = members_of(state, spec)
     serving = sum(member.serves for member in members)
     known = state.durable.shortage_of(spec.name)
+    if spec.weights in FRONTED and spec.name not in state.groups.fronts:
+        return state  # its front has not reported to this agent yet
 
     # Do enough serve, or again?
     if serving >= needed(group, members, missing_ranks(state, spec)):

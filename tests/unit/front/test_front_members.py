@@ -216,10 +216,16 @@ def test_a_slot_that_the_trainer_does_not_know_is_updated_by_the_front() -> None
     assert history.later(1).due == {B}
 
 
-@pytest.mark.parametrize("result", ["lost", "late"])
-def test_an_update_without_an_answer_is_sent_again(result: Result) -> None:
+def test_an_update_that_hangs_shows_a_wedged_member() -> None:
+    """Another update would hang, too, and the trainer with it: it is restarted."""
+    history = synced("7").update("8", (A, "done"), (B, "late"))
+    assert history.states == ("serving 8", "down")
+    assert history.front.members[B].is_wedged
+
+
+def test_an_update_without_an_answer_is_sent_again() -> None:
     """Nobody knows what the member has: it gets it from the front at once."""
-    history = synced("7").update("8", (A, "done"), (B, result))
+    history = synced("7").update("8", (A, "done"), (B, "lost"))
     assert history.states == ("serving 8", "stale")
     assert history.refit(B).states == ("serving 8", "serving 8")
     assert history.front.members[B].refits == 1
@@ -386,12 +392,20 @@ def test_a_wedged_member_gets_requests_only_after_a_restart() -> None:
     assert history.order(b=BACK).states == ("serving 8", "stale")
 
 
-def test_a_slot_that_is_removed_is_forgotten() -> None:
-    """What happens there later changes nothing."""
+def test_a_slot_stays_within_an_attempt() -> None:
+    """An agent that replaces a killed one does not know all nodes yet."""
     history = synced("7")
     slot = Slot(A, "a", UP.address, 1, answers=True)
     history.apply(Ordered(FrontOrder(1, (slot,))))
-    assert history.lost == [B]
+    assert history.states == ("serving 7", "serving 7")
+
+
+def test_a_slot_that_the_next_attempt_lacks_is_forgotten() -> None:
+    """What happens there later changes nothing."""
+    history = synced("7")
+    slot = Slot(A, "a", UP.address, 1, answers=True)
+    history.apply(Ordered(FrontOrder(2, (slot,))))
+    assert B in history.lost
     before = history.front
     history.apply(Reached(B, (1, UP.address), is_reached=False))
     history.apply(RefitBegan(B))
