@@ -351,6 +351,11 @@ def service_of(name: str) -> str:
     return name.partition(_MEMBER)[0]
 
 
+def is_member(name: str) -> bool:
+    """Return whether a name is that of one of several members of a service on a node."""
+    return name.partition(_MEMBER)[2].isdecimal()
+
+
 def front_port(spec: ServiceSpec, rank: int, index: int) -> int:
     """Return the port of the front behind which a member of a service stands."""
     return spec.front + (rank - (spec.where.rank or 0)) * MOST_MEMBERS + index

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from agent.decisions.head.fleet import NodeState
 from agent.decisions.head.member_states import MemberState
+from agent.job.services import service_of
 from agent.port.status_model import GpusStatus, PageStatus, extended
 
 if TYPE_CHECKING:
@@ -31,12 +32,21 @@ if TYPE_CHECKING:
     )
 
 _MOST_MEMBERS = 8
+_MOST_SHORTAGES = 20
 
 
 def page_status(status: JudgedStatus) -> PageStatus:
     """Return a head's status for the page."""
     page = extended(PageStatus, status, cells=tuple(_cells(status)), gpus=_gpus(status))
-    return replace(page, groups=tuple(map(_group, status.groups)))
+    services = {service.name for group in status.groups for service in group.services}
+    return replace(
+        page,
+        groups=tuple(map(_group, status.groups)),
+        shortages=status.shortages[-_MOST_SHORTAGES:],
+        outages=tuple(
+            outage for outage in status.outages if service_of(outage.service) not in services
+        ),
+    )
 
 
 def _group(group: GroupStatus) -> GroupStatus:

@@ -44,7 +44,7 @@ from agent.job.series import SeriesPart
 from agent.job.services import JudgeCost, Latency
 from agent.node.facts import MIB
 from agent.port.protocol import NodeValues
-from agent.record.run_folder import OutageRecord
+from agent.record.run_folder import OutageRecord, ShortageRecord
 from agent.record.run_record import AttemptOutcome
 
 if TYPE_CHECKING:
@@ -568,6 +568,9 @@ class CommonStatus(Value, kw_only=True):
     groups: tuple[GroupStatus, ...] = ()
     prepare: tuple[ItemStatus, ...]
     outages: tuple[OutageRecord, ...]
+    shortages: Annotated[
+        tuple[ShortageRecord, ...], says("when too few members of groups served"), CLOCK
+    ] = ()
     job: JobStatus | None
     verdict: Outcome | None
     attempts: tuple[AttemptOutcome, ...]

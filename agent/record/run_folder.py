@@ -38,8 +38,9 @@ from agent.record.node_record import NodeRecord, own_record
 from agent.record.run_record import RUN_FILE, RunRecord, outcomes_of
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
+    from agent.decisions.shared import Shortage
     from agent.record.run_record import AttemptOutcome
 
 _FOLDER_MOVE = 0.1  # For a blocked writer before the run folder moves: the next reply tries again.
@@ -55,11 +56,37 @@ class OutageRecord(Value):
     until: str | None = field(name="to", default=None)
 
 
+class ShortageRecord(Value):
+    """A time in which fewer members of a group's service served than needed; UTC, ISO 8601."""
+
+    group: str
+    service: str
+    since: str = field(name="from")
+    until: str | None = field(name="to", default=None)
+    seconds: float = 0.0
+    seconds_without_any: float = 0.0
+    why: str = ""
+
+    @classmethod
+    def of(cls, shortage: Shortage, now: float, utc: Callable[[float], str]) -> ShortageRecord:
+        """Return a shortage as a record; `utc` formats a time of its clock."""
+        return cls(
+            shortage.group,
+            shortage.service,
+            since=utc(shortage.since),
+            until=None if shortage.until is None else utc(shortage.until),
+            seconds=round(shortage.seconds(now), 1),
+            seconds_without_any=round(shortage.seconds_without_any(now), 1),
+            why=shortage.why,
+        )
+
+
 class RunFacts(NamedTuple):
     """What outcome.json has of the run as a whole; a worker does not know it."""
 
     attempts: Sequence[AttemptOutcome] = ()
     outages: Sequence[OutageRecord] = ()
+    shortages: Sequence[ShortageRecord] = ()  # of groups
     cost: float | None = None  # dollars of all nodes, where the price is known
     price_source: str | None = None
     receipt: ReceiptStatus | None = None  # what the time was spent on
@@ -75,6 +102,8 @@ def outcome_text(outcome: Outcome, facts: RunFacts = NO_FACTS, bundle: str = "")
         "attempts": to_builtins([*facts.attempts]),
         "outages": to_builtins(facts.outages),
     }
+    if facts.shortages:
+        data["shortages"] = to_builtins(facts.shortages)
     if bundle:
         data["bundle"] = bundle
     if facts.cost is not None:
@@ -93,6 +122,7 @@ def facts_of(record: RunRecord, head: str) -> RunFacts:
     return RunFacts(
         attempts=outcomes_of(record.durable),
         outages=_outages(record, head),
+        shortages=_shortages(record),
         cost=round(measured.paid, 2) if has_price else None,
         price_source=measured.price_source,
         receipt=_receipt(record),
@@ -110,6 +140,12 @@ def _outages(record: RunRecord, head: str) -> list[OutageRecord]:
         )
         for outage in record.durable_at(0.0).outages
     ]
+
+
+def _shortages(record: RunRecord) -> list[ShortageRecord]:
+    now = time.time()
+    known = record.durable_at(0.0).shortages
+    return [ShortageRecord.of(one, 0.0, lambda at: iso_time(now + at)) for one in known]
 
 
 def _receipt(record: RunRecord) -> ReceiptStatus | None:

@@ -33,6 +33,7 @@ from agent.decisions.stall import Stalled
 from agent.decisions.worker.worker_state import WorkerPhase
 from agent.diagnosis.advice import advise, failures_of
 from agent.job.progress import reward_text
+from agent.job.services import is_member, service_of
 from agent.record.events import (
     EVENTS_FILE,
     Began,
@@ -65,7 +66,7 @@ if TYPE_CHECKING:
     from agent.base.ends import Outcome
     from agent.decisions.head.head_state import HeadEvent, HeadState
     from agent.decisions.receipt import Meter, ReceiptStatus
-    from agent.decisions.shared import Outage
+    from agent.decisions.shared import Outage, Shortage
     from agent.record.series_file import SavedSteps
 
 V = TypeVar("V", bound=Value)
@@ -161,8 +162,10 @@ def explain(folder: Path) -> list[str]:
         *_stalled(events, node),
         *_advice(saved, record, began),
         *_attempts(record),
+        *_shortages(record, began, lasted),
         *_noticed(events),
         *_failures(events),
+        *_members(events),
     ]
     goes_on = not is_over and agent_runs(node) is not False
     details = [*_waits(events, lasted, goes_on=goes_on), *_joined(events)]
@@ -386,22 +389,72 @@ def _joined(events: list[_Event]) -> list[str]:
     return lines
 
 
+def _shortages(record: RunRecord | NoRecord, began: str, lasted: float) -> list[str]:
+    """Return of which services of groups too few members served, how often, how long and why."""
+    if not isinstance(record, RunRecord):
+        return []
+    now = seconds_between(began, iso_time(time.time()))
+    by_service: dict[tuple[str, str], list[Shortage]] = {}
+    for shortage in record.durable_at(now).shortages:
+        by_service.setdefault((shortage.group, shortage.service), []).append(shortage)
+
+    texts = []
+    for (group, service), shortages in by_service.items():
+        spent = sum(one.seconds(lasted) for one in shortages)
+        without = sum(one.seconds_without_any(lasted) for one in shortages)
+        longest = max(shortages, key=lambda one: one.seconds(lasted))
+        at = iso_time(seconds_of(began) + longest.since)[11:16]
+        none = f", {_time(without)} of it without any" if without else ""
+        times = "once" if len(shortages) == 1 else f"{len(shortages)} x"
+        since = f"from {at} UTC" if len(shortages) == 1 else f"the longest from {at} UTC"
+        length = "" if len(shortages) == 1 else f" for {_time(longest.seconds(lasted))}"
+        what = f"{group} had too few members of {service} {times}, {_time(spent)}{none}"
+        texts.append(f"{what} ({since}{length}: {longest.why})")
+    return [f"groups: {'; '.join(texts)}"] if texts else []
+
+
+def _items(events: list[_Event]) -> Iterator[tuple[str, ItemReport]]:
+    """Yield what all nodes reported of what runs there, each with ` on NODE` for a worker."""
+    for _, reported in _of_kind(events, ItemsReported):
+        for item in reported.items:
+            yield "", item
+    for _, report in _of_kind(events, _SeenReport, WorkerReported):
+        for item in report.worker.items:
+            yield f" on {report.worker.name}", item
+
+
 def _failures(events: list[_Event]) -> list[str]:
     """Return the services and steps that failed, how often, and the last reason."""
-    reports = [("", reported.items) for _, reported in _of_kind(events, ItemsReported)]
-    for _, report in _of_kind(events, _SeenReport, WorkerReported):
-        reports.append((f" on {report.worker.name}", report.worker.items))
-
     failed: dict[str, dict[int, str]] = {}
-    for where, items in reports:
-        for item in items:
-            is_failure = item.step is Step.LOST and not item.was_stopped
-            if is_failure and item.name not in {ALL_REDUCE, CHECK, JOB, SHARE, SAVE}:
-                failed.setdefault(f"{item.name}{where}", {})[item.generation] = item.in_full
+    for where, item in _items(events):
+        is_failure = item.step is Step.LOST and not item.was_stopped and not is_member(item.name)
+        if is_failure and item.name not in {ALL_REDUCE, CHECK, JOB, SHARE, SAVE}:
+            failed.setdefault(f"{item.name}{where}", {})[item.generation] = item.in_full
     if not failed:
         return []
     texts = [f"{name} failed {len(why)} x ({[*why.values()][-1]})" for name, why in failed.items()]
     return [f"services and steps: {'; '.join(texts)}"]
+
+
+def _members(events: list[_Event]) -> list[str]:
+    """Return how often members of groups were started again, the worst first, and why last."""
+    restarts: dict[str, dict[str, int]] = {}
+    reasons: dict[str, str] = {}
+    for where, item in _items(events):
+        if not is_member(item.name):
+            continue
+        service = service_of(item.name)
+        if item.step is Step.LOST and not item.was_stopped:
+            reasons[service] = item.in_full
+        if item.generation > 1:
+            restarts.setdefault(service, {})[f"{item.name}{where}"] = item.generation - 1
+    texts = []
+    for service, by_member in restarts.items():
+        worst = sorted(by_member.items(), key=lambda member: -member[1])
+        names = first_names(f"{name} {count} x" for name, count in worst)
+        why = f" (last: {reasons[service]})" if service in reasons else ""
+        texts.append(f"{service} {sum(by_member.values())} x: {names}{why}")
+    return [f"members started again: {'; '.join(texts)}"] if texts else []
 
 
 def _noticed(events: list[_Event]) -> list[str]:

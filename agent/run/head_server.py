@@ -53,7 +53,7 @@ from agent.record.background import in_thread
 from agent.record.events import GoodbyeReceived
 from agent.record.files import reading
 from agent.record.job_lines import JobLines
-from agent.record.run_folder import OutageRecord, new_key, write_key
+from agent.record.run_folder import OutageRecord, ShortageRecord, new_key, write_key
 from agent.record.run_record import outcomes_of, proof_of
 from agent.record.summary import Timeline
 from agent.run.checkpoint_watch import CheckpointWatch
@@ -317,6 +317,9 @@ class RunStatus:
                 for (_, name), item in state.steps.by_key.items()
             ),
             outages=self.outages(),
+            shortages=tuple(
+                ShortageRecord.of(one, now, self._run.utc) for one in durable.shortages
+            ),
             job=job,
             verdict=state.outcome,
             attempts=outcomes_of(durable),

@@ -49,7 +49,16 @@ function spansOf(status, series) {
   const out = (status.outages || []).map((outage) => ({
     from: Date.parse(outage.from), to: outage.to ? Date.parse(outage.to) : now, kind: "out", words: `${outage.service} out`,
   }));
-  return { began, now, lanes: { run, saved, out } };
+  const short = (status.shortages || []).map((shortage) => ({
+    from: Date.parse(shortage.from), to: shortage.to ? Date.parse(shortage.to) : now, kind: "out", words: shortageWords(shortage),
+  }));
+  return { began, now, lanes: { run, saved, out: [...out, ...short] } };
+}
+
+function shortageWords(shortage) {
+  const none = shortage.seconds_without_any ? `, ${durationText(shortage.seconds_without_any)} without any` : "";
+  const span = shortage.to ? `for ${durationText(shortage.seconds)}` : "since then";
+  return `too few members of ${shortage.service} (${shortage.group}) served ${span}${none}`;
 }
 
 function drawLanes({ began, now, lanes }, status) {
@@ -116,6 +125,7 @@ function sentencesOf(status, series) {
     const words = seconds === null ? `${outage.service} does not answer` : `${outage.service} was out for ${durationText(seconds)}`;
     add(outage.from, `▲ ${words}`, "warn");
   }
+  for (const shortage of status.shortages || []) add(shortage.from, `▲ ${shortageWords(shortage)}`, "warn");
   for (const [step, moment] of (series.checkpoints || []).slice(-3)) add(moment, `checkpoint ${step}`);
   const { began } = limitsOf(status);
   found.push({ at: began, words: beginning(status), kind: "" });

@@ -35,7 +35,7 @@ from agent.port.status_model import (
     WhatRunsStatus,
     WorkerStatus,
 )
-from agent.record.run_folder import OutageRecord
+from agent.record.run_folder import OutageRecord, ShortageRecord
 from agent.record.run_record import AttemptOutcome
 from support.fake_runs import status_of
 from support.head_status import EVIL, SERVED, status_after
@@ -179,6 +179,7 @@ READS: dict[str, tuple[type[Struct], ...]] = {
     "part": (GroupServiceStatus, LogPart),
     "attempt": (AttemptOutcome,),
     "outage": (OutageRecord,),
+    "shortage": (ShortageRecord,),
     "gpus": (GpusStatus,),
     "saved": (CheckpointStatus,),
     "wait": (WaitStatus,),
@@ -326,3 +327,22 @@ def test_the_page_gets_only_some_members() -> None:
     assert service.states == {"serving": 256, "dead": 256}
     assert len(service.members) == 8
     assert {member.state for member in service.members} == {"dead"}
+
+
+def test_the_page_gets_shortages_in_place_of_members_outages() -> None:
+    """The newest of them; the outages of other services stay."""
+    whole = made_run("ok", 3).status
+    outages = tuple(OutageRecord(f"engine.{n}", "pod4", "T") for n in range(9))
+    short = tuple(ShortageRecord("rollout", "engine", f"{n}") for n in range(30))
+    page = page_status(
+        judged(
+            replace(
+                whole,
+                groups=(a_group(a_member(0)),),
+                outages=(*whole.outages, *outages),
+                shortages=short,
+            )
+        )
+    )
+    assert page.outages == whole.outages
+    assert page.shortages == short[10:]

@@ -20,12 +20,12 @@ from agent.decisions.durable import Durable
 from agent.decisions.head.fleet import Worker
 from agent.decisions.head.head_state import WorkerReported
 from agent.decisions.receipt import Meter, Receipt, RunActivity
-from agent.decisions.shared import JOB, ItemReport, ItemsReported, JobItem, Step
+from agent.decisions.shared import JOB, ItemReport, ItemsReported, JobItem, Shortage, Step
 from agent.decisions.stall import Stalled
 from agent.record import events as e
 from agent.record.node_record import NODE_FILE, Moment, own_record, process_of
 from agent.record.run_folder import RunFacts, RunFolder, outcome_text, write_outcome
-from agent.record.run_record import Measured, SavedMeter
+from agent.record.run_record import Measured, RunRecord, SavedMeter
 from agent.record.series_file import SERIES_FILE, SavedLine
 from agent.record.summary import explain
 from agent.settings.redact import Redactor
@@ -111,6 +111,53 @@ def test_a_whole_run(tmp_path: Path) -> None:
         "end: job-failed, exit code 7: the job failed with exit code 7",
         "remedy: job.log shows why: a GPU ran out of memory",
     ]
+
+
+def test_groups(tmp_path: Path) -> None:
+    """Which group was short, when and how long, and how often each member was started again."""
+    run = tmp_path / "run-1"
+
+    def engine(node: int, number: int, generation: int, step: Step = Step.READY) -> WorkerReported:
+        evidence = "exit code 1 (CUDA out of memory)" if step is Step.LOST else ""
+        items = (ItemReport(f"engine.{number}", step, evidence, generation),)
+        return WorkerReported(Worker(f"k{node}", f"pod{node}", items=items))
+
+    write(
+        run / "pod0",
+        (14.0, e.PhaseEntered("running")),
+        (60.0, engine(1, 0, 1, Step.LOST)),
+        (62.0, engine(1, 0, 2)),
+        (70.0, engine(1, 0, 3)),
+        (71.0, engine(2, 1, 2)),
+        (72.0, engine(2, 0, 1)),
+        (400.0, e.PhaseEntered("leaving")),
+        (402.0, e.Ended(402.0)),
+    )
+    write_outcome(run / "pod0", outcome_text(FAILED))
+    why = "0 of 4 serve, 2 needed; all 4 on pod1 and pod2: exit code 1 (CUDA out of memory)"
+    first = Shortage("rollout", "engine", 60.0, 240.0, nothing_seconds=90.0, why=why)
+    durable = Durable("run-1", "f", 1, head="pod0", shortages=(first,))
+    (run / "run.json").parent.mkdir(exist_ok=True)
+    RunRecord(Moment(START), durable, Measured()).write(run / "run.json")
+    lines = explain(run)
+    assert (
+        "groups: rollout had too few members of engine once, 3 min, 90 s of it without any "
+        f"(from 06:49 UTC: {why})"
+    ) in lines
+    assert (
+        "members started again: engine 3 x: engine.0 on pod1 2 x and engine.1 on pod2 1 x "
+        "(last: exit code 1 (CUDA out of memory))"
+    ) in lines
+    assert not any(line.startswith("services and steps") for line in lines)
+
+    # Several shortages: all of them together, and the longest; one that lasts until the end.
+    second = Shortage("rollout", "engine", 300.0, nothing_since=330.0, why="0 of 4 serve")
+    durable = replace(durable, shortages=(first, second))
+    RunRecord(Moment(START), durable, Measured()).write(run / "run.json")
+    (line,) = [line for line in explain(run) if line.startswith("groups: ")]
+    both = "2 x, 4 min 42 s, 2 min 42 s of it without any"
+    assert line.startswith(f"groups: rollout had too few members of engine {both}")
+    assert "(the longest from 06:49 UTC for 3 min: 0 of 4 serve, 2 needed" in line
 
 
 def test_the_jobs_steps(tmp_path: Path) -> None:

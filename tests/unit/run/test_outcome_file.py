@@ -7,6 +7,7 @@ import os
 from typing import TYPE_CHECKING
 
 from agent.base.ends import Kind, Outcome
+from agent.decisions.shared import Shortage
 from agent.record import node_record, run_folder
 from agent.record.background import DiskAlarm
 from agent.record.files import NoRecord
@@ -15,6 +16,7 @@ from agent.record.run_folder import (
     OutageRecord,
     RunFacts,
     RunFolder,
+    ShortageRecord,
     outcome_text,
     read_outcome,
     write_outcome,
@@ -93,3 +95,22 @@ def test_a_verdict_is_found_by_the_agent_after_a_killed_one(tmp_path: Path) -> N
     assert isinstance(broken, NoRecord)
     assert not broken.is_missing
     folder.close()
+
+
+def test_the_outcome_has_the_shortages_of_groups() -> None:
+    """When too few members served, how long, how long none did, and why."""
+    why = "0 of 4 serve, 2 needed"
+    short = Shortage("rollout", "engine", 60.0, 240.0, nothing_seconds=90.0, why=why)
+    record = ShortageRecord.of(short, 500.0, lambda at: f"T{at:g}")
+    text = outcome_text(Outcome(Kind.DONE, 0, "done"), RunFacts(shortages=[record]))
+    assert json.loads(text)["shortages"] == [
+        {
+            "group": "rollout",
+            "service": "engine",
+            "from": "T60",
+            "to": "T240",
+            "seconds": 180.0,
+            "seconds_without_any": 90.0,
+            "why": why,
+        }
+    ]
