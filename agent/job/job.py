@@ -160,13 +160,16 @@ def fill_expected(
         values |= {"gpus_per_node": str(gpus), "total_gpus": str(nodes * gpus)}
     of_groups = {group.name: (group.nodes, group.nodes * gpus) for group in groups}
     of_groups[TRAINER] = (nodes, nodes * gpus)
-    return fill_words(argv, {**values, **group_sizes(of_groups)})
+    known = group_sizes(of_groups)
+    if not gpus:
+        known = {name: value for name, value in known.items() if not name.startswith("gpus:")}
+    return fill_words(argv, {**values, **known})
 
 
 def group_sizes(of_groups: Mapping[str, tuple[int, int]]) -> dict[str, str]:
-    """Return the values of `{nodes:GROUP}` and `{gpus:GROUP}`; no GPUs are none that are known."""
+    """Return the values of `{nodes:GROUP}` and `{gpus:GROUP}`."""
     values = {f"nodes:{name}": str(nodes) for name, (nodes, _) in of_groups.items()}
-    return values | {f"gpus:{name}": str(gpus) for name, (_, gpus) in of_groups.items() if gpus}
+    return values | {f"gpus:{name}": str(gpus) for name, (_, gpus) in of_groups.items()}
 
 
 def is_sized(job: Job) -> bool:

@@ -210,3 +210,21 @@ def test_weights_as_prime_rl_sends_them(cluster: Cluster, shared: Path) -> None:
             "both serve", lambda: sorted(members(head).values()) == ["serving"] * 2, 30, step=0.5
         )
     assert ends(agents) == [0, 0], head.tail()
+
+
+@pytest.mark.pods(3)
+def test_a_group_whose_nodes_join_ray(cluster: Cluster) -> None:
+    """Ray has all nodes; the job counts the trainer's, and a node may name its group."""
+    for pod in cluster.pods:
+        (pod.tmp / "services.toml").write_text("[groups.rollout]\nnodes = 1\nray = true\n")
+    cluster.env |= {"AGENT_SERVICES": "/tmp/services.toml", "AGENT_NUM_GPUS": "2"}
+    words = "{nodes} {total_gpus} {nodes:rollout} {gpus:rollout} {nodes:trainer}"
+    look = f"import ray; ray.init(); print({words!r}, int(ray.cluster_resources()['GPU']))"
+    job = (sys.executable, "-c", look)
+    agents = [
+        cluster.agent(0, *job),
+        cluster.agent(1, *job, env={"AGENT_GROUP": "rollout"}),
+        cluster.agent(2, *job, env={"AGENT_GROUP": "trainer"}),
+    ]
+    assert ends(agents) == [0, 0, 0], agents[0].tail()
+    assert agents[0].stdout().splitlines()[-1] == "2 4 1 2 2 6"

@@ -137,9 +137,11 @@ def group_sizes_of(state: HeadState) -> dict[str, tuple[int, int]]:
     """Return the nodes and the GPUs of each group, for the job's command."""
     sizes = {}
     for group in state.goal.groups:
-        nodes = nodes_of(state, group.ranks)
-        facts = (state.fleet.facts.get(worker.key) for worker in nodes.values())
-        gpus = sum(known.gpus for known in facts if known is not None)
+        gpus = 0
+        for worker in nodes_of(state, group.ranks).values():
+            gpus += state.gpus_for_job(worker)
+            for spec in services_of(state, group):
+                gpus += spec.gpus * len(spec.names(worker.members.get(spec.name, 1)))
         sizes[group.name] = (group.nodes, gpus)
     return sizes
 
