@@ -360,6 +360,7 @@ class GroupServiceStatus(Value):
     ]
     needed: Whole
     states: Annotated[Mapping[str, Whole], says("the number of members by state")]
+    names: Annotated[tuple[str, ...], says("of members on a node, each with a log of its own")]
     members: Annotated[
         tuple[MemberStatus, ...], says("for the page only those that do not serve, the first ones")
     ]

@@ -288,6 +288,11 @@ class Child:
         """Return a sentence with its exit code and the end of its output, as logs have it."""
         return with_output(exit_sentence(code), self.tail())
 
+    @property
+    def last_output(self) -> str:
+        """The end of its output, with secrets in it, as far as it is kept in memory."""
+        return self._output.end.decode(errors="replace")
+
     def tail(self, lines: int = 3, longest: int = 300) -> str:
         """Return the last non-empty lines of its output, masked, on one line."""
         return informative_lines(self._output.end, lines, longest, mask)

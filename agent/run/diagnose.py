@@ -2,7 +2,9 @@
 
 1. An attempt of the job has failed: `find_cause` searches its output, for the decision whether
    another attempt may help.
-2. The run has failed: `explain_end` searches this node's logs, what other nodes' shares of the job
+2. A service has failed: `cause_of_program` searches its last output, for the line about its
+   restart.
+3. The run has failed: `explain_end` searches this node's logs, what other nodes' shares of the job
    wrote, and, where an actor died without a word, that actor's log. The cause becomes part of the
    outcome's remedy.
 The rules for this are in diagnosis/.
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
     from agent.run.node_run import NodeRun
 
 CAUSE_SEARCH = 10.0  # For the search of the logs, whose bytes are bounded, on a machine under load.
+_PROGRAM_SEARCH = 2.0  # For the same in the last output of a service, which then is started again.
 _DEAD_ACTORS = 6.0  # For Ray to return why actors died, and the ends of their logs.
 RAY_LOGS = (
     *("raylet.out", "raylet.err", "gcs_server.out", "gcs_server.err", "runtime_env_agent.log"),
@@ -120,6 +123,19 @@ async def cause_so_far(run: NodeRun, elsewhere: Elsewhere) -> str:
     """Return what the end of a job that makes no progress would say now; '' for nothing."""
     diagnosis = await _diagnose(run, Kind.JOB_FAILED, elsewhere)
     return "" if diagnosis is None else run.redactor.clean(diagnosis.remedy())
+
+
+async def cause_of_program(name: str, output: str) -> str:
+    """Return the known cause in the last output of a program that has failed; '' without one.
+
+    It quotes nothing of the output, and has no numbers: programs that fail alike have it in common.
+    """
+    log = Log("", f"{name}.log", output, of_ray=False, program=name)
+    diagnosis = await in_thread(partial(search_logs, [log]), _PROGRAM_SEARCH)
+    row = None if diagnosis is None else diagnosis.row
+    if row is None or row.kind != "cause":
+        return ""
+    return row.key if "{" in row.cause else row.cause
 
 
 async def with_cause(run: NodeRun, outcome: Outcome, diagnosis: Diagnosis | None) -> ExplainedEnd:

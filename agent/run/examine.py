@@ -120,7 +120,8 @@ class NodeExaminer:
 
     def _services(self) -> list[JobProcess]:
         """Return the processes of the services that run here."""
-        names = {spec.name for spec in self._run.plan.all_services}
+        plan = self._run.plan
+        names = {spec.name for spec in (*plan.all_services, *plan.possible_services)}
         processes = []
         for started in self._run.node.record.started:
             if started.name in names:

@@ -94,6 +94,7 @@ def _service_status(  # noqa: PLR0913 - what it is read from
         serving=sum(member.serves for member in own),
         needed=members.needed(group, own, missing),
         states=Counter(member.state.value for member in own),
+        names=tuple(dict.fromkeys(row.name for row in rows)),
         members=tuple(rows),
         short=members.shortage_sentence(state, group, spec, in_full=is_all),
         short_since=None if short is None else _rounded(short.since),

@@ -20,7 +20,7 @@ from agent.decisions.head.head_decide import is_worker_needed
 from agent.decisions.head.head_state import HeadPhase, WorkerReported
 from agent.decisions.shared import HERE, QuestionKind, StopAsked
 from agent.decisions.stall import Stalled
-from agent.job.services import REWARD, digest
+from agent.job.services import REWARD, digest, service_log
 from agent.plan import waits as planned
 from agent.plan.plan import AGENT_LOG, JOB_LOG, RAY_LOG, log_files, versions
 from agent.plan.show import what_runs
@@ -548,13 +548,16 @@ class RunStatus:
         # Which log is it? A caller may use its name or that of its file.
         wanted = log_files(name)
         logs = {"agent": AGENT_LOG, "ray": RAY_LOG, "job": JOB_LOG, **plan.logs()}
-        logs |= {spec.name: spec.log for spec in plan.all_services}
+        workers = self._get_state().fleet.workers.values()
+        present = {worker.name: worker for worker in workers if not worker.has_left}
+        members = present[node].members if node in present else {}
+        for spec in plan.all_services:  # of a group's service each member has a log
+            names = spec.names(members.get(spec.name, 1))
+            logs |= {own: service_log(own) for own in names}
         known_name = next((known for known, file in logs.items() if file in wanted), name)
 
         # This node's is read; a worker sends it.
         file = plan.logs().get(known_name)
-        workers = self._get_state().fleet.workers.values()
-        present = {worker.name: worker.key for worker in workers if not worker.has_left}
         if node in {HERE, own_name} and file is not None:
             path = self._run.folder.file(file)
             if before is None:
@@ -562,12 +565,12 @@ class RunStatus:
             return await self._read_earlier(path, before)
         if node in present and known_name in logs:
             limit = times.LOG_LINES_AWAITED
-            text = await request_log(reports, present[node], known_name, limit)
+            text = await request_log(reports, present[node].key, known_name, limit)
             if text is not None:
                 return LogPart(self._run.redactor.clean(f"{text.rstrip()}\n"), None)
 
-        names = listed([file.removesuffix(".log") for file in logs.values()])
-        known = f"nodes are {listed([own_name, *present])}; logs {names}"
+        its_logs = listed([file.removesuffix(".log") for file in logs.values()])
+        known = f"nodes are {listed([own_name, *present])}; logs {its_logs}"
         if node == HERE:
             return f"{own_name} has no log {name!r}: {known}"
         return f"{node} has no log {name!r}, or did not send it in time: {known}"

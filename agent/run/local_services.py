@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import time
 from functools import partial
+from signal import SIGKILL, SIGTERM
 from typing import TYPE_CHECKING
 
 import anyio
@@ -29,6 +30,7 @@ from agent.processes.probing import ReadinessProbe, until_dead
 from agent.processes.waiting import NotYet, TimedOutError, until
 from agent.record.background import NO_THREAD, in_background, in_thread
 from agent.record.log import say
+from agent.run.diagnose import cause_of_program
 from agent.run.front_link import front_key_of
 from agent.settings.model import secret_texts
 
@@ -45,6 +47,8 @@ if TYPE_CHECKING:
 _SERVICE_FIRST_PROBE = 10.0  # One probe while a service starts.
 _SERVICE_GRACE = 1.0  # The grace of a service that no longer answers.
 _STEP_GRACE = 1.0  # Of a prepare step that is stopped.
+_STOPPED_FROM_OUTSIDE = {0, 128 + SIGTERM, 128 + SIGKILL}
+"""Exit codes of which a service's output does not show the cause."""
 _ROUTER_ASKED_AGAIN = 30.0  # A restarted engine is listed within this of its router's start.
 _STEP_PROGRESS = 2.0  # Between two reads of a step's progress.
 _LONGEST_LINE = 200
@@ -250,7 +254,11 @@ class LocalWork:
         if silence:
             return silence
         progress(output=child.tail())
-        return exit_sentence(code)
+        sentence = exit_sentence(code)
+        if code in _STOPPED_FROM_OUTSIDE:
+            return sentence
+        cause = await cause_of_program(spec.name, child.last_output)
+        return f"{sentence} ({cause})" if cause else sentence
 
     async def _probe(
         self,

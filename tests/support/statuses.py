@@ -66,7 +66,13 @@ def a_group(*members: MemberStatus, **more: Any) -> GroupStatus:  # noqa: ANN401
     states = Counter(member.state for member in members)
     fields: dict[str, Any] = {"requests_per_second": 12.5, "version": "7", **more}
     service = GroupServiceStatus(
-        "engine", states["serving"], 2, states=states, members=members, **fields
+        "engine",
+        states["serving"],
+        2,
+        states=states,
+        names=("engine.0", "engine.1"),
+        members=members,
+        **fields,
     )
     nodes = (len(members) + 1) // 2
     return GroupStatus("rollout", nodes, nodes, ray=False, lost="wait", services=(service,))

@@ -42,7 +42,8 @@ function tellingLog({ name, stall, attempts }) {
 // The logs that a node has: those of the head by its services; others by the same names.
 function offerLogs(status) {
   const services = (status.services || []).map(({ name }) => name.replace(/ .*$/, ""));
-  const names = [...new Set(["job", "agent", "ray", ...services, ...(status.prepare || []).map(({ name }) => name)])];
+  const members = (status.groups || []).flatMap((group) => group.services.flatMap((part) => part.names));
+  const names = [...new Set(["job", "agent", "ray", ...services, ...members, ...(status.prepare || []).map(({ name }) => name)])];
   const select = at("log-name");
   const chosen = select.value;
   each(select, names, (parent) => made("option", parent), (option, name) => {

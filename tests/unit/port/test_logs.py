@@ -11,7 +11,9 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import anyio
+import anyio.lowlevel
 import pytest
+from msgspec.structs import replace
 
 from agent.base import times
 from agent.base.errors import UnavailableError
@@ -29,6 +31,7 @@ from agent.run.head_server import RunStatus
 from agent.settings.redact import MASK, redactor_for
 from support import served
 from support.free_ports import free_port
+from support.groups import ENGINE
 from support.node_runs import made_run
 from support.run_folders import leave_run
 from support.served import KEY, SECONDS, a_head, environ_of, leave_key
@@ -417,3 +420,30 @@ def test_a_job_may_print_any_time(lines: list[str]) -> None:
     start = datetime(2026, 11, 26, tzinfo=timezone.utc)
     text = "\n".join(lines)
     assert LogFilter(since=start).apply(text, start) in text
+
+
+def test_a_members_log_is_requested_from_its_node(asked: Asked) -> None:
+    """By the name of the member; the node says how many of a service it has."""
+    asked.run.plan = replace(asked.run.plan, all_services=(ENGINE,))
+    worker = Worker("k1", "pod1", members={"engine": 2})
+    asked.state = SimpleNamespace(
+        fleet=SimpleNamespace(workers={"k1": worker}), phase=HeadPhase.RUNNING
+    )
+
+    async def ask() -> LogPart | str:
+        found: list[LogPart | str] = []
+
+        async def request() -> None:
+            found.append(await asked.status.read_log(asked.reports, "pod1", "engine.1", None))
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(request)
+            await anyio.lowlevel.checkpoint()
+            asked.reports.logs["k1", "engine.1"] = "loading\nCUDA out of memory"
+        return found[0]
+
+    assert anyio.run(ask) == LogPart("loading\nCUDA out of memory\n", None)
+    refused = asked.part("pod1", "engine.2")
+    assert isinstance(refused, str)
+    assert "logs agent, ray" in refused
+    assert "engine.0 and engine.1" in refused

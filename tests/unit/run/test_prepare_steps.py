@@ -96,6 +96,33 @@ def test_what_has_failed_is_reported_apart_from_what_it_printed_last(tmp_path: P
     }
 
 
+@pytest.mark.parametrize(
+    ("command", "evidence"),
+    [
+        (
+            "echo torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.5 GiB.; exit 1",
+            "exit code 1 (a GPU ran out of memory)",
+        ),
+        ("echo nothing that is known; exit 1", "exit code 1"),
+        ("echo torch.OutOfMemoryError: CUDA out of memory.; kill -9 $$", "exit code 137 (SIGKILL)"),
+    ],
+)
+def test_the_end_of_a_service_names_a_known_cause(
+    tmp_path: Path, command: str, evidence: str
+) -> None:
+    """By its own output, unless it was killed from outside."""
+    run = node_run_with(tmp_path, (), AGENT_REWARD=command)
+    ends: list[str] = []
+
+    async def scenario() -> None:
+        with anyio.fail_after(60):
+            ends.append(await LocalWork(run, Placeholders).serve(REWARD, Want(), unheard))
+
+    anyio.run(scenario)
+    run.close()
+    assert ends == [evidence]
+
+
 def with_marker(root: Path, marker: Path) -> tuple[NodeRun, LocalWork]:
     """Return a run whose one step has this marker."""
     run = node_run_with(
