@@ -310,6 +310,7 @@ class Want(Value):
     generation: Count = 1
     share: ShareArgs | None = None  # of what several nodes run together: what only the head knows
     is_over: bool = False  # it is to end, and is reported as over where it has not begun
+    is_stale: bool = False  # its weights are old ones: no router lists it
 
 
 class JobWant(Want):

@@ -265,6 +265,10 @@ class _Reader:
                 self.report(f"{label} where", f"{where.group!r}", f"one of {places}")
             if spec.weights is not None and where.kind != "group":
                 self.report(f"{label} weights", f"a service on {where.sentence()}", _IN_A_GROUP)
+            if spec.weights in FRONTED and spec.router:
+                got = f'a router, beside weights = "{spec.weights}"'
+                expected = "no router: its workers are the ports of the front, {addresses:NAME}"
+                self.report(f"{label} router", got, expected)
             if spec.weights in FRONTED and spec.port is None:
                 got = "no port that the agent knows"
                 self.report(f"{label} ready", got, "ready.http or ready.tcp with the engine's port")

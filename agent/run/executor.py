@@ -63,6 +63,8 @@ Runner = Callable[[str, "Want", OnProgress], Coroutine[None, None, str]]
 
 Canceled, it ends what it has started, within this node's own grace.
 """
+UntilWanted = Callable[[str, Callable[["Want"], bool]], Coroutine[None, None, None]]
+"""Waits until a thing, which goes on meanwhile, is wanted in a certain way."""
 Clear = Callable[[OnProgress], Coroutine[None, None, None]]
 """Ends what a thing has left once it has ended; returns when nothing of it is left."""
 

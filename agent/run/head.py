@@ -138,6 +138,7 @@ class HeadAgent:
         self._work = LocalWork(
             run,
             lambda: known_place(self._placeholders, self._state),
+            self._executor.until_wanted,
             lambda: self._state.fleet.addresses(),  # noqa: PLW0108 - of the state at that time
         )
         self._link = self._make_link()

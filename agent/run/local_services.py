@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from agent.decisions.shared import Want
     from agent.job.services import Placeholders, PrepareStep, ServiceSpec
     from agent.processes.process import Child
-    from agent.run.executor import OnProgress, Runner
+    from agent.run.executor import OnProgress, Runner, UntilWanted
     from agent.run.node_run import NodeRun
 
 _SERVICE_FIRST_PROBE = 10.0  # One probe while a service starts.
@@ -54,6 +54,10 @@ _STEP_PROGRESS = 2.0  # Between two reads of a step's progress.
 _LONGEST_LINE = 200
 
 
+async def _at_once(_name: str, _is_so: object) -> None:
+    """Wait for nothing: all that runs is wanted as it is."""
+
+
 class LocalWork:
     """Runs this node's prepare steps and services."""
 
@@ -61,9 +65,11 @@ class LocalWork:
         self,
         run: NodeRun,
         place: Callable[[], Placeholders],
+        until_wanted: UntilWanted = _at_once,
         nodes: Callable[[], Collection[str]] = tuple,
     ) -> None:
         """`nodes` are the addresses of the run's nodes, as far as they are known here."""
+        self._until_wanted = until_wanted
         self._run = run
         self._place = place
         self._nodes = nodes
@@ -234,9 +240,13 @@ class LocalWork:
 
         async with anyio.create_task_group() as tasks:
 
+            async def enter(router: EngineRouter) -> None:
+                await self._until_wanted(spec.name, lambda want: not want.is_stale)
+                await _enter(router, spec.name)
+
             def enter_router() -> None:
                 if router is not None:
-                    tasks.start_soon(_enter, router, spec.name)
+                    tasks.start_soon(enter, router)
 
             async def probe_until_dead() -> None:
                 nonlocal silence

@@ -102,10 +102,10 @@ class WorkerAgent:
 
         # What runs on this node.
         self._ray = WorkerRay(run, lambda: self._state)
-        self._work = LocalWork(run, self._place)
         self._share = JobShare(run, self._place)
         self._all_reduce = all_reduce_runner(run, self._place)
         self._executor = Executor(tasks, self._runner_of, self._inbox.put, self._clear_of)
+        self._work = LocalWork(run, self._place, self._executor.until_wanted)
 
         # Addresses of this node.
         self._own_ip = ""

@@ -128,7 +128,7 @@ def _state_of(  # noqa: PLR0911, PLR0913 - one state, one return; all that it de
     if spec.weights in FRONTED:
         if seen is None or seen.state != "serving":
             return MemberState.STALE, "" if seen is None else seen.why
-    elif spec.weights == "nccl" and not _was_sent_weights(state, worker, key[1], item):
+    elif lacks_weights(state, key, item):
         return MemberState.STALE, "restarted: only the trainer can send it the weights, by NCCL"
     return MemberState.SERVING, ""
 
@@ -292,10 +292,15 @@ def note_weights(state: HeadState) -> HeadState:
     return state.with_attempt(engines=ready)
 
 
-def _was_sent_weights(state: HeadState, worker: Worker, name: str, item: Item) -> bool:
-    """Return whether a member was there when the attempt began; before it, all may be."""
+def lacks_weights(state: HeadState, key: Key, item: Item) -> bool:
+    """Return whether only the trainer can send a member its weights, and has not.
+
+    It sends them to those that are there when an attempt begins; before it, all may be.
+    """
     known = state.attempt.engines
-    return not known or known.get(f"{worker.name}/{name}") == item.generation
+    if not known or state.goal.service(key[1]).weights != "nccl":
+        return False
+    return known.get(_engine(state, key)) != item.generation
 
 
 def _engine(state: HeadState, key: Key) -> str:

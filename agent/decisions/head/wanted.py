@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from agent.decisions.head.head_state import HeadPhase, HeadState, WorkerReported
+from agent.decisions.head.members import lacks_weights
 from agent.decisions.head.service_order import disk_of
 from agent.decisions.shared import (
     ALL_REDUCE,
@@ -40,7 +41,7 @@ def wanted_of(state: HeadState, node: str) -> Mapping[str, Want]:
         key = (node, name)
         service = state.services.by_key.get(key)
         if service is not None and service.step is not Step.LOST and key not in blocked:
-            wants[name] = Want(service.generation)
+            wants[name] = Want(service.generation, is_stale=lacks_weights(state, key, service))
     shares = state.shares.wanted
     if node in shares:
         wants[SHARE] = Want(state.attempt.number, shares[node], is_over=shares[node] is None)

@@ -171,6 +171,19 @@ def test_a_member_that_keeps_failing_is_given_up() -> None:
     assert "the run goes on without it" in trace.log
 
 
+def test_a_member_that_only_the_trainer_can_update_stays_out_of_its_router() -> None:
+    """Its node learns by the want that it is stale; the next attempt sends it the weights."""
+    history = [
+        *RUNS,
+        (7.0, says(2, "lost", "ready")),
+        (9.0, says(2, "ready", "ready", generation=2)),
+    ]
+    trace = Trace(a_goal(replace(GROUP, min=None), "nccl"), [*UP, *history])
+    assert wanted_of(trace.state, "agent2")["engine.0"] == Want(2, is_stale=True)
+    trace.state = trace.state.with_attempt(engines={})
+    assert wanted_of(trace.state, "agent2")["engine.0"] == Want(2)
+
+
 def test_what_its_nodes_run() -> None:
     """Each node of the group runs its members, and no Ray."""
     trace = Trace(a_goal(), [*UP, *READY])
