@@ -105,6 +105,8 @@ class Front(Value):
     newest: Update | None = None
     pause: Call | None = None
     """The trainer's pause, until it resumes."""
+    folders: tuple[str, ...] = ()
+    """Those of the trainer's updates that the front has not removed, the newest last."""
 
     def state_of(self, member: Member) -> MemberState:
         """Return the state of a member."""
@@ -184,7 +186,13 @@ class Wedged(Value):
     why: str
 
 
-Event = Ordered | VerbCame | VerbEnded | RefitBegan | RefitEnded | Reached | Wedged
+class FolderRemoved(Value):
+    """The front removes the folder of an older update."""
+
+    folder: str
+
+
+Event = Ordered | VerbCame | VerbEnded | RefitBegan | RefitEnded | Reached | Wedged | FolderRemoved
 
 
 def transition(front: Front, event: Event, now: float) -> Front:
@@ -193,6 +201,8 @@ def transition(front: Front, event: Event, now: float) -> Front:
         return _on_order(front, event.order)
     if isinstance(event, VerbCame):
         return _on_verb(_remember(front, event, now), event)
+    if isinstance(event, FolderRemoved):
+        return replace(front, folders=_without(front.folders, event.folder))
     member = front.members.get(event.port)
     if member is None:
         return front  # its slot was removed meanwhile
@@ -269,7 +279,12 @@ def _remember(front: Front, event: VerbCame, now: float) -> Front:
         return front  # the same one, for another member or once more
     number = front.numbered + 1
     update = Update(number, event.version, event.folder, event.call, now)
-    return replace(front, numbered=number, needed=number, newest=update)
+    folders = (*_without(front.folders, event.folder), event.folder)
+    return replace(front, numbered=number, needed=number, newest=update, folders=folders)
+
+
+def _without(folders: tuple[str, ...], removed: str) -> tuple[str, ...]:
+    return tuple(folder for folder in folders if folder != removed)
 
 
 def _after_verb(member: Member, event: VerbEnded) -> Member:
@@ -333,6 +348,22 @@ def due(front: Front, now: float) -> Iterator[Member]:
             and now >= member.refit_after
         ):
             yield member
+
+
+def superseded(front: Front, keep: int) -> Iterator[str]:
+    """Yield the folders of older updates, which no member needs, without the newest `keep`.
+
+    Only folders with a number at their end are removed, beside that of the newest update: a trainer
+    may also send the folder of a model.
+    """
+    newest = front.newest
+    if not keep or newest is None or front.pause is not None:
+        return  # while the trainer updates the members, one of them may still load an older one
+    parent = newest.folder.rstrip("/").rpartition("/")[0]
+    for folder in front.folders[:-keep]:
+        is_beside = parent != "" and folder.rstrip("/").rpartition("/")[0] == parent
+        if is_beside and folder.rstrip("/")[-1:].isdecimal():
+            yield folder
 
 
 def lost(before: Front, after: Front) -> Iterator[int]:

@@ -44,9 +44,13 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
     add("--dialect", choices=(*DIALECTS,), default="sglang", help=dialect)
     state = "a file with what the members have loaded, for the next front of this run"
     add("--state", default="", metavar="FILE", help=state)
+    keep = "remove the folders of older updates than the newest N; 0: none (%(default)s)"
+    add("--keep", type=int, default=0, metavar="N", help=keep)
     options = parser.parse_args(argv)
     if not 0 <= options.control_port < 65536:
         parser.error("--control-port: expected 0 to 65535")
+    if options.keep < 0:
+        parser.error("--keep: expected 0 or more")
     return options
 
 
@@ -60,6 +64,7 @@ async def _serve(options: argparse.Namespace, key: str, control: Sequence[socket
         key,
         FrontMemory(options.state, say),
         say,
+        options.keep,
     )
     await server.serve(
         control,

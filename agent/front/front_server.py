@@ -15,7 +15,9 @@ front_members.py decides who serves, front_traffic.py who is wedged; here is wha
 from __future__ import annotations
 
 import hmac
+import shutil
 import time
+from functools import partial
 from typing import TYPE_CHECKING
 
 import anyio
@@ -30,6 +32,7 @@ from agent.front.front_members import (
     START,
     Call,
     Event,
+    FolderRemoved,
     Member,
     Ordered,
     Reached,
@@ -44,6 +47,7 @@ from agent.front.front_members import (
     lost,
     sentences,
     silent,
+    superseded,
     transition,
 )
 from agent.front.front_traffic import Traffic
@@ -56,6 +60,7 @@ from agent.job.front_protocol import (
     SlotStatus,
 )
 from agent.job.weight_dialects import Dialect, EngineVerb, update_of
+from agent.record.background import result_in_thread
 from agent.serving.bodies import Bodies
 from agent.serving.connections import PortRunner, PortSite, suspend_deadline
 from agent.serving.program import listening_on
@@ -96,15 +101,19 @@ _Process = tuple[int, tuple[int, str]]
 
 
 class FrontServer:
-    """All slots of one service; `say` writes a sentence to the log."""
+    """All slots of one service; `say` writes a sentence to the log.
 
-    def __init__(
+    It removes the folders of older updates than the newest `keep`; 0: none.
+    """
+
+    def __init__(  # noqa: PLR0913 - all that a front is made of
         self,
         dialect: Dialect,
         hosts: Sequence[str],
         key: str,
         memory: FrontMemory,
         say: Callable[[str], None],
+        keep: int = 0,
     ) -> None:
         self._verbs = {verb.path: verb for verb in dialect.verbs}
         self._resume = Call(dialect.resume[0], dialect.resume[1].encode(), _JSON)
@@ -112,6 +121,7 @@ class FrontServer:
         self._key = key.encode()
         self._memory = memory
         self._say = say
+        self._keep = keep
         self._bodies = Bodies(_LONGEST_BODY, _MOST_MEMORY)
         self._traffic = Traffic()
         self._front = memory.read(time.monotonic())
@@ -261,6 +271,7 @@ class FrontServer:
         """Take an event, and send the updates that are due then."""
         self._take(event)
         self._start_refits()
+        self._remove_folders()
 
     def _take(self, event: Event) -> None:
         """Make an event part of the state, and log and save what it changes."""
@@ -304,6 +315,20 @@ class FrontServer:
                 return
             self._take(RefitBegan(member.slot.port))
             self._tasks.start_soon(self._refit, member, newest)
+
+    def _remove_folders(self) -> None:
+        """Begin to remove the folders of updates that no member needs any more."""
+        for folder in [*superseded(self._front, self._keep)]:
+            self._take(FolderRemoved(folder))
+            self._tasks.start_soon(self._remove_folder, folder)
+
+    async def _remove_folder(self, folder: str) -> None:
+        try:
+            await result_in_thread(partial(shutil.rmtree, folder))
+        except FileNotFoundError:
+            return  # the trainer has removed it
+        except OSError as problem:
+            self._say(f"cannot remove {folder}: {problem.strerror or problem}")
 
     def _cancel(self, port: int) -> None:
         """Cancel what was sent to a member: it gets no more requests."""

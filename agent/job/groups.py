@@ -34,6 +34,8 @@ class NodeGroup(Value):
     """The serving members of each of its services from which the job starts; None for all."""
     lost: Lost = "wait"
     """What follows below that: nothing, another attempt, or the end of the run."""
+    part: tuple[int, int] | None = None
+    """Its nodes as a part of all, as (1, 2); None for a fixed number of them."""
     first_rank: int = 0  # known once the number of nodes is
 
     @property
@@ -49,14 +51,24 @@ class NodeGroup(Value):
 
 
 def place_groups(groups: Iterable[NodeGroup], nodes: int) -> tuple[NodeGroup, ...]:
-    """Return the groups with their ranks in a run of so many nodes: together the last ones."""
-    groups = tuple(groups)
+    """Return the groups with their ranks in a run of so many nodes: together the last ones.
+
+    A part of the nodes is rounded down, and has at least one.
+    """
+    groups = tuple(_with_part(group, nodes) for group in groups)
     first = nodes - sum(group.nodes for group in groups)
     placed = []
     for group in groups:
         placed.append(replace(group, first_rank=first))
         first += group.nodes
     return tuple(placed)
+
+
+def _with_part(group: NodeGroup, nodes: int) -> NodeGroup:
+    if group.part is None:
+        return group
+    part, whole = group.part
+    return replace(group, nodes=max(1, nodes * part // whole))
 
 
 def group_of(groups: Iterable[NodeGroup], rank: int | None) -> NodeGroup | None:

@@ -375,6 +375,8 @@ def front_of(spec: ServiceSpec) -> ServiceSpec:
         *("--dialect", spec.weights or "", "--control-port", str(control)),
         *("--host", f"{NODE_IP},{_LOOPBACK}", "--state", f"{{log_dir}}/{spec.name}-front.json"),
     )
+    if spec.keep:
+        argv += ["--keep", str(spec.keep)]
     return ServiceSpec(
         name=f"{spec.name}{_FRONT}",
         asked="",
@@ -432,6 +434,7 @@ class ServiceSpec(Value):
     router: str = ""  # The URL of the router that passes the job's requests on to it
     secrets: tuple[str, ...] = ()  # Variables with secrets that only it has in its environment
     weights: Weights | None = None  # How the trainer updates its weights; None: they never change
+    keep: int = 0  # The newest folders of weights that its front keeps; 0: it removes none
     front: int = 0  # The first port of its front on the head, which has one for each member
     is_front: bool = False  # It is the front of another service
 

@@ -89,7 +89,7 @@ class _File(TypedDict, total=False):
 
 
 class _Group(TypedDict, total=False):
-    nodes: Annotated[int, Meta(ge=1, le=10_000)]
+    nodes: Annotated[int, Meta(ge=1, le=10_000)] | Annotated[str, Meta(pattern="^[1-9]/[2-9]$")]
     ray: bool
     min: Annotated[int, Meta(ge=1, le=100_000)]
     lost: Lost
@@ -152,6 +152,7 @@ class _Service(_Reward, total=False):
     where: Annotated[str, Meta(pattern=rf"^(rank [0-9]{{1,5}}|{_NAME.pattern})$")]
     router: Annotated[str, Meta(pattern=r"\Ahttps?://[^\s/]+/?\Z")]
     weights: Weights
+    keep: Annotated[int, Meta(ge=2, le=1000)]
 
 
 class _Step(TypedDict, total=False):
@@ -165,11 +166,17 @@ class _Step(TypedDict, total=False):
 # --- the tables -----------------------------------------------------------------------------------
 
 
-def parse(text: str, path: str, settings: Settings) -> tuple[ServicesFile, list[Problem]]:
-    """Parse the file's text; return its contents and all problems."""
-    reader = _Reader(f"{_VARIABLE}={path}")
+def parse(
+    text: str, path: str, settings: Settings, brought: Table | None = None
+) -> tuple[ServicesFile, list[Problem]]:
+    """Parse the file's text; return its contents and all problems.
+
+    `brought` are the tables that the job's recipe has: the file replaces them key by key. Without
+    a file they are all there is, and `path` is ''.
+    """
+    reader = _Reader(f"{_VARIABLE}={path}" if path else f"AGENT_JOB={settings.job}")
     try:
-        data = parse_toml(text)
+        data = merged(brought or {}, parse_toml(text))
     except (ValueError, RecursionError) as error:
         reader.report("", f"text that is no TOML ({error})", "tables such as [services.retriever]")
         return NO_FILE, reader.problems
@@ -221,6 +228,18 @@ def parse(text: str, path: str, settings: Settings) -> tuple[ServicesFile, list[
     return file, reader.problems
 
 
+def merged(brought: Table, given: Table) -> Table:
+    """Return tables in which each given key replaces the one that is brought."""
+    result = {**brought}
+    for key, value in given.items():
+        former = brought.get(key)
+        if isinstance(value, dict) and isinstance(former, dict):
+            result[key] = merged(former, value)
+        else:
+            result[key] = value
+    return result
+
+
 class _Reader:
     """Reads tables, and collects the problems of all of them."""
 
@@ -251,8 +270,18 @@ class _Reader:
             elif name in {*_PLACES, TRAINER}:
                 self.report(where, f"the name {name!r}, which is taken", "another name")
             fields = self.read(f"{where} ", table, _Group, ["nodes"])
-            groups.append(NodeGroup(name, **{"nodes": 1, **fields}))
+            groups.append(NodeGroup(name, **{"nodes": 1, **fields, **self._part(where, fields)}))
         return tuple(groups)
+
+    def _part(self, where: str, fields: Fields) -> Fields:
+        """Return the nodes of a group that are a part of all nodes."""
+        text = fields.get("nodes")
+        if not isinstance(text, str):
+            return {}
+        part, whole = map(int, text.split("/"))
+        if part >= whole:
+            self.report(f"{where} nodes", text, 'a part below 1, as "1/2"')
+        return {"nodes": 1, "part": (part, whole)}
 
     def check_groups(self, groups: tuple[NodeGroup, ...], specs: tuple[ServiceSpec, ...]) -> None:
         """Check that each service has a place, and each group something that runs there."""
@@ -269,6 +298,10 @@ class _Reader:
                 got = f'a router, beside weights = "{spec.weights}"'
                 expected = "no router: its workers are the ports of the front, {addresses:NAME}"
                 self.report(f"{label} router", got, expected)
+            if spec.keep and spec.weights not in FRONTED:
+                fronted = " or ".join(f'"{name}"' for name in sorted(FRONTED))
+                got = "folders to keep of a service without a front"
+                self.report(f"{label} keep", got, f"weights = {fronted} beside it")
             if spec.weights in FRONTED and spec.port is None:
                 got = "no port that the agent knows"
                 self.report(f"{label} ready", got, "ready.http or ready.tcp with the engine's port")

@@ -119,14 +119,16 @@ class StandInEngine:
 class FrontUnderTest:
     """A front in this event loop, its engines, its log, and requests to it."""
 
-    def __init__(self, engines: tuple[StandInEngine, ...], dialect: str, memory: str) -> None:
+    def __init__(
+        self, engines: tuple[StandInEngine, ...], dialect: str, memory: str, keep: int = 0
+    ) -> None:
         self.engines = engines
         self.ports = [free_port() for _ in engines]
         self.log: list[str] = []
         self.attempt = 1
         say = self.log.append
         its_memory = FrontMemory(memory, say)
-        self.server = FrontServer(DIALECTS[dialect], ["127.0.0.1"], KEY, its_memory, say)
+        self.server = FrontServer(DIALECTS[dialect], ["127.0.0.1"], KEY, its_memory, say, keep)
         self.http = aiohttp.ClientSession()
 
     def url(self, slot: int, path: str) -> str:
@@ -197,13 +199,13 @@ class FrontUnderTest:
 
 @asynccontextmanager
 async def running_front(
-    count: int = 2, dialect: str = "sglang", memory: str = ""
+    count: int = 2, dialect: str = "sglang", memory: str = "", keep: int = 0
 ) -> AsyncIterator[FrontUnderTest]:
     """Run engines and a front that has had its first order."""
     engines = tuple(StandInEngine(f"e{number}") for number in range(count))
     for engine in engines:
         await engine.start()
-    front = FrontUnderTest(engines, dialect, memory)
+    front = FrontUnderTest(engines, dialect, memory, keep)
     stop, ready = anyio.Event(), anyio.Event()
     control = [*listening_on(["127.0.0.1"], 0).values()]
     serving = asyncio.create_task(front.server.serve(control, stop, ready.set))

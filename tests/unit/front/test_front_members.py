@@ -13,6 +13,7 @@ from agent.front.front_members import (
     TRAINER_SENDS,
     Call,
     Event,
+    FolderRemoved,
     Front,
     Ordered,
     Reached,
@@ -27,6 +28,7 @@ from agent.front.front_members import (
     lost,
     restored,
     sentences,
+    superseded,
     transition,
 )
 from agent.job.front_protocol import FrontOrder, Slot
@@ -540,3 +542,39 @@ def test_no_member_serves_with_older_weights_in_any_history() -> None:
             world.step()
             serving += world.check()
     assert serving > 1000  # they do serve
+
+
+# --- Folders of older updates ---------------------------------------------------------------------
+
+
+def test_older_folders_are_removed_once_the_trainer_resumes() -> None:
+    """The newest two stay: a member may still load the one before."""
+    history = History().order()
+    for version in ("1", "2", "3"):
+        history.verb("pause", A).update(version, (A, "done"), (B, "done"))
+    assert [*superseded(history.front, 2)] == []
+    history.verb("resume", A)
+    assert [*superseded(history.front, 0)] == []
+    assert [*superseded(history.front, 2)] == ["/w/1"]
+    history.apply(FolderRemoved("/w/1"))
+    assert history.front.folders == ("/w/2", "/w/3")
+    assert [*superseded(history.front, 2)] == []
+
+
+def test_a_later_attempt_writes_the_same_folders_anew() -> None:
+    """A folder that is written again is a new one, and those of the former attempt are removed."""
+    history = History().order()
+    for version in ("1", "2"):
+        history.update(version, (A, "done"), (B, "done"))
+    history.order(attempt=2).update("1", (A, "done"), (B, "done"))
+    assert history.front.folders == ("/w/2", "/w/1")
+    history.update("2", (A, "done"), (B, "done"))
+    assert history.front.folders == ("/w/1", "/w/2")
+    assert [*superseded(history.front, 2)] == []
+
+
+def test_only_numbered_folders_beside_the_newest_are_removed() -> None:
+    """A trainer may also send the folder of a model."""
+    front = Front(folders=("/models/qwen", "/other/v1", "/w/base", "/w/1", "/w/2", "/w/3"))
+    newest = Update(1, "3", "/w/3", Call("/u"), 0.0)
+    assert [*superseded(msgspec.structs.replace(front, newest=newest), 2)] == ["/w/1"]

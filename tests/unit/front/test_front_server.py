@@ -966,3 +966,24 @@ def test_prime_rl() -> None:
         assert front.of(0).version == "7"
 
     play(scenario, dialect="prime-rl")
+
+
+def test_older_folders_are_removed(tmp_path: Path) -> None:
+    """With --keep 2 the newest two stay; one that cannot be removed costs a line of the log."""
+    folders = [tmp_path / f"weight_v{version:06}" for version in range(1, 5)]
+    for folder in folders:
+        folder.mkdir()
+    folders[1].rmdir()
+    folders[1].write_text("no folder")
+
+    async def scenario() -> None:
+        async with running_front(keep=2) as front:
+            for version, folder in enumerate(folders):
+                body = {"model_path": str(folder), "weight_version": str(version)}
+                for path, given in ((PAUSE, {}), (UPDATE, body), (RESUME, {})):
+                    await asyncio.gather(*(front.post(slot, path, given) for slot in (0, 1)))
+            await front.until(lambda: any("cannot remove" in line for line in front.log))
+            await front.until(lambda: not folders[0].exists())
+
+    asyncio.run(scenario())
+    assert [folder.exists() for folder in folders] == [False, True, True, True]

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from agent.job.groups import NodeGroup
+from agent.job.groups import NodeGroup, place_groups
 from agent.job.services import (
     NO_FILE,
     ON_EVERY,
@@ -23,7 +23,7 @@ from agent.job.services import (
     Where,
     wanted_steps,
 )
-from agent.job.services_file import parse
+from agent.job.services_file import merged, parse
 from support.worlds import settings_of
 
 SETTINGS = settings_of({})
@@ -93,6 +93,52 @@ def test_a_group() -> None:
     assert first.command(Placeholders()) == ["/bin/sh", "-c", "serve 31000"]
     assert second.command(Placeholders()) == ["/bin/sh", "-c", "serve 31001"]
     assert second.ready == TcpProbe(31_001)
+
+
+def test_a_part_of_the_nodes() -> None:
+    """It is rounded down, has at least one node, and is that of the whole run."""
+    (half,) = read(group("nodes = '1/2'")).groups
+    assert half.part == (1, 2)
+    sizes = [place_groups((half,), nodes)[0] for nodes in (1, 2, 3, 8)]
+    assert [(one.nodes, one.first_rank) for one in sizes] == [(1, 0), (1, 1), (1, 2), (4, 4)]
+
+
+def test_tables_that_a_recipe_brings() -> None:
+    """The file replaces them key by key; without a file they are all there is."""
+    brought = {
+        "groups": {"rollout": {"nodes": "1/2"}},
+        "services": {
+            "engine": {
+                "command": "serve {port}",
+                "where": "rollout",
+                "ready": {"tcp": "{port}", "within": "30m"},
+            }
+        },
+    }
+    found, problems = parse("", "", SETTINGS, brought)
+    assert problems == []
+    assert found.groups[0].part == (1, 2)
+    text = "[groups.rollout]\nnodes = 3\n[services.engine]\nready.within = '1h'\n"
+    found, problems = parse(text, "s.toml", SETTINGS, brought)
+    assert problems == []
+    assert (found.groups[0].nodes, found.groups[0].part) == (3, None)
+    (spec,) = found.services
+    assert (spec.asked, spec.ready, spec.within) == ("serve {port}", TcpProbe(31_000), 3600.0)
+    assert brought["groups"] == {"rollout": {"nodes": "1/2"}}, "it is not changed"
+
+
+def test_what_is_wrong_with_a_recipes_tables() -> None:
+    """The recipe is named where no file is."""
+    settings = settings_of({})
+    _, problems = parse("", "", replace(settings, job="slime-grpo"), {"groups": {"a": {}}})
+    assert problems[0].sentence().startswith("AGENT_JOB=slime-grpo [groups.a] nodes")
+
+
+def test_merged() -> None:
+    """A value takes the place of a table, and a table that of a value."""
+    assert merged({"a": {"b": 1, "c": 2}}, {"a": {"b": 3}}) == {"a": {"b": 3, "c": 2}}
+    assert merged({"a": {"b": 1}}, {"a": 2}) == {"a": 2}
+    assert merged({"a": 1}, {"a": {"b": 2}, "d": 3}) == {"a": {"b": 2}, "d": 3}
 
 
 @pytest.mark.parametrize(
@@ -258,6 +304,9 @@ def test_the_port_of_a_service(ready: str, port: int | None) -> None:
         ),
         (group(""), "[groups.rollout] nodes", "got nothing"),
         (group("nodes = 0"), "[groups.rollout] nodes", "`int` >= 1"),
+        (group("nodes = '2/2'"), "[groups.rollout] nodes", 'a part below 1, as "1/2"'),
+        (group("nodes = 'half'"), "[groups.rollout] nodes", "matching regex"),
+        (group("nodes = 1") + "keep = 2\n", "[services.engine] keep", "without a front"),
         (group("nodes = 1\nlost = 'no'"), "[groups.rollout] lost", "'no'"),
         ("[groups.trainer]\nnodes = 1\nray = true", "[groups.trainer]", "is taken"),
         ("[groups.rollout]\nnodes = 1", "[groups.rollout]", "without a service"),
