@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from agent.base.errors import PreflightError
+from agent.base.errors import PreflightError, Problem, SettingsError
 from agent.base.text import shell_line
 from agent.cli.options import (
     JSON,
@@ -23,17 +23,23 @@ from agent.cli.options import (
 from agent.frameworks import recipe_of
 from agent.frameworks.recipe import Command, JobBasis, MisfitError, ModelShape, NodeSize
 from agent.frameworks.sizing import GIB
+from agent.job.groups import place_groups
 from agent.job.job import command_of, recipe_input, version_of
+from agent.job.recipe_services import recipe_tables
 from agent.node.facts import Framework
 from agent.node.read import columns_of, find_framework, find_ray
 from agent.plan.plan_job import checkpoint_folder
 from agent.run.model_shape import read_shape
+from agent.run.plan_files import read_services
 from agent.settings import load
 from agent.settings.jobs import BY_NAME
 from agent.settings.redact import redactor_for
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    from agent.job.groups import NodeGroup
+    from agent.settings.model import Settings
 
 OPTIONS = (
     JSON,
@@ -114,20 +120,48 @@ def recipe_command(
         framework = find_framework(package, python, ".")
     chosen, warning = version_of(known, framework)
 
+    shape = model or read_shape(settings, environ)
     given = replace(
         recipe_input(known, settings, chosen, folder, _PYTHON, nodes),
         is_nearest=bool(warning),
         columns=columns_of(settings.train_data or "", python),
-        basis=JobBasis(model or read_shape(settings, environ)),
+        basis=JobBasis(shape),
     )
     try:
-        made = command_of(known, given)
+        groups = groups_of(settings, shape, len(nodes))
+        made = command_of(known, replace(given, nodes=nodes_that_train(nodes, groups)))
     except MisfitError as error:
         what = f"{known.name} does not fit"
         raise PreflightError(what, why=str(error), culprit="AGENT_JOB") from None
+    if groups:
+        split = "; ".join(group.sentence() for group in groups)
+        made = replace(made, notes=(f"{split}; the others train", *made.notes))
     if known.launcher == "torchrun":
         made = replace(made, notes=(*made.notes, "after -- it wants AGENT_LAUNCHER=torchrun"))
     return made, f"{known.framework} {warning}" if warning else ""
+
+
+def groups_of(settings: Settings, model: ModelShape | None, nodes: int) -> tuple[NodeGroup, ...]:
+    """Return the groups that a recipe brings, as the file of AGENT_SERVICES changes them."""
+    brought = recipe_tables(settings, None, model)
+    if not brought:
+        return ()
+    problems: list[Problem] = []
+    file = read_services(settings, brought, problems)
+    if problems:
+        raise SettingsError(tuple(problems))
+    return place_groups(file.groups, nodes)
+
+
+def nodes_that_train(
+    nodes: tuple[NodeSize, ...], groups: tuple[NodeGroup, ...]
+) -> tuple[NodeSize, ...]:
+    """Return the nodes that are in no group; raise MisfitError if there are none."""
+    left = len(nodes) - sum(group.nodes for group in groups)
+    if left < 1:
+        named = " and ".join(group.sentence() for group in groups)
+        raise MisfitError(f"no node of {len(nodes)} trains ({named}): join more nodes")
+    return nodes[:left]
 
 
 def command_json(made: Command) -> str:

@@ -20,6 +20,7 @@ class CheckpointFormat(Value, forbid_unknown_fields=True):
     """How a framework writes checkpoints, and when it can resume from them."""
 
     prefix: str = ""  # The name of a checkpoint's folder before the number of its step
+    digits: int = 0  # Of that number, which zeros fill up; 0 if nothing does
     tracker: str = ""
     """The file with the step of the last complete checkpoint, without which it starts at 0."""
     last_file: str = ""  # The file, in JSON, that it writes last into a checkpoint, if known
@@ -39,6 +40,9 @@ class FrameworkInfo(Value, forbid_unknown_fields=True):
     package: Package | None = None  # How it is found on a Python's path
     checkpoints: CheckpointFormat = CheckpointFormat()
     steps: StepFormat | None = None  # how it prints its steps
+    services: str = ""
+    """The file beside its table with the groups and services that its recipes bring, or ''."""
+    loads_folder: bool = False  # Whether it needs the folder of a model, and takes no id of the hub
     is_sized_by_links: bool = False  # Whether its arguments depend on the links between the nodes
     dialect: Literal["openrlhf", "openrlhf-m"] = DEFAULT_DIALECT  # What its reward client reads
     settings: tuple[tuple[str, str], ...] = ()  # Its names of the engines' settings, by theirs

@@ -157,6 +157,18 @@ def with_cpu_optimizer(part: float) -> Layout:
     )
 
 
+# slime's engines have other GPUs, so that nothing moves between phases.
+SLIME_CPU = replace(
+    RESIDENT,
+    name="optimizer in CPU memory",
+    busy=Split(own=6),
+    idle=Split(own=6),
+    asleep=Split(own=6),
+    host=Split(16),
+    saving=Split(own=2),
+    on_cpu=1.0,
+)
+SLIME = (RESIDENT, SLIME_CPU)
 CPU_OPTIMIZER = with_cpu_optimizer(1.0)
 MEGATRON = (RESIDENT, OFFLOAD, CPU_OPTIMIZER)
 MEGATRON_ADAPTERS = (RESIDENT, OFFLOAD)

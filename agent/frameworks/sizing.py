@@ -62,6 +62,7 @@ _MOST_TOKENS = 24_576  # Tokens of a micro batch beyond which it does not become
 _ADAPTER = 16  # Bytes of a parameter of adapters: weight, gradient and Adam in float32
 _LEAST_SHARE = 0.4  # Of each GPU for engines, if there is room: below it they hold few sequences
 _MOST_SHARE = 0.95
+_MOST_OF_ENGINE = 8  # GPUs of an engine on one node
 _MOST_NODES = 64
 _LEAST_TOKENS = 1024  # Shorter samples are no remedy
 _FIELDS = ("layout", "tensor_parallel", "share", "tokens", "sequence")
@@ -573,6 +574,18 @@ def engine_sizes(load: Workload, model: ModelShape) -> tuple[int, ...]:
     spanning = [load.gpus * nodes for nodes in divisors(len(load.nodes))]
     fitting = [size for size in spanning if not model.heads or model.heads % size == 0]
     return tuple(size for size in fitting if size > within[-1]) or within
+
+
+def least_engine(model: ModelShape | None) -> int:
+    """Return the GPUs of an engine that shares them with no training: as few as leave it a cache.
+
+    Its weights take half of a GPU's memory at most; the GPUs of other nodes are not known here.
+    """
+    size = 1
+    most = _ASSUMED_MEMORY * GIB / 2
+    while model is not None and model.weights / size > most and size < _MOST_OF_ENGINE:
+        size *= 2
+    return size
 
 
 @cache

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from agent.base.errors import Problem
 from agent.base.text import nearly_equal
 from agent.job.services import REWARD, addressed, listed_members
+from agent.settings.jobs import services_source
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -120,7 +121,7 @@ def _texts(
         if not name.startswith("AGENT_"):
             yield name, text
 
-    table = f"AGENT_SERVICES={settings.services}"
+    table = services_source(settings)
     for spec in services:
         is_variable = spec.name == REWARD and file.reward is None
         where = f"{table} [services.{name_in_placeholder(spec)}]"

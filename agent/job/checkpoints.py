@@ -164,7 +164,7 @@ def resumes_from(contents: FolderContents, framework: str) -> str:
         return contents.newest
     if not contents.tracked:
         return ""
-    return f"{checkpoints.prefix}{contents.tracked}"
+    return f"{checkpoints.prefix}{contents.tracked.zfill(checkpoints.digits)}"
 
 
 def newest_complete(contents: FolderContents, framework: str) -> str:

@@ -14,7 +14,7 @@ from agent.base.value import MOST_ITEMS
 from agent.job import services as work
 from agent.job.groups import TRAINER, group_of, place_groups
 from agent.plan.listeners import ports_here
-from agent.settings.jobs import runs_by_shares
+from agent.settings.jobs import runs_by_shares, services_source
 from agent.settings.rules import JUDGE
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ def service_problems(
     settings: Settings, command: tuple[str, ...] | None, topology: Topology, file: ServicesFile
 ) -> Iterator[Problem]:
     """Yield problems of the services file on this platform."""
-    table = f"AGENT_SERVICES={settings.services}"
+    table = services_source(settings)
     yield from _judge_problems(settings, file)
     yield from _group_problems(settings, topology, file)
     services = all_services(settings, command, file, topology.platform.ports)
@@ -148,14 +148,14 @@ def _group_problems(
     nodes = topology.expected_workers + 1
     in_groups = sum(group.nodes for group in groups)
     if groups and topology.given_ray is not None:
-        table = f"AGENT_SERVICES={settings.services} [groups.{groups[0].name}]"
+        table = f"{services_source(settings)} [groups.{groups[0].name}]"
         yield Problem(table, "a group", _ONLY_HEAD)
     elif runs_by_shares(settings) and any(group.ray for group in groups):
         with_ray = next(group.name for group in groups if group.ray)
-        table = f"AGENT_SERVICES={settings.services} [groups.{with_ray}] ray"
+        table = f"{services_source(settings)} [groups.{with_ray}] ray"
         yield Problem(table, "true", "false: no Ray runs where a launcher starts the job")
     elif groups and in_groups >= nodes:
-        tables = f"AGENT_SERVICES={settings.services} [groups] + EXPECTED_WORKERS"
+        tables = f"{services_source(settings)} [groups] + EXPECTED_WORKERS"
         got = f"{in_groups} node(s) in groups, of {nodes} in all"
         yield Problem(tables, got, "a node for the trainer: EXPECTED_WORKERS counts all workers")
 
@@ -252,7 +252,7 @@ def _judge_request(settings: Settings, file: ServicesFile) -> str:
 
 def _judge_problems(settings: Settings, file: ServicesFile) -> Iterator[Problem]:
     """Yield why there is no judge, or more than one."""
-    table = f"AGENT_SERVICES={settings.services} {_JUDGE_TABLE}"
+    table = f"{services_source(settings)} {_JUDGE_TABLE}"
     spec = _judge_of(file)
     if settings.reward != JUDGE:
         if file.ask:

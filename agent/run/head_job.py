@@ -24,6 +24,7 @@ from agent.decisions.head.members import group_sizes_of
 from agent.decisions.head.probes import slowest_link
 from agent.decisions.shared import JobWant, LogLine, Step
 from agent.diagnosis.end_lines import RunEnd
+from agent.frameworks import recipe_of
 from agent.frameworks.recipe import CONFIG, JobBasis, MisfitError, shape_of
 from agent.job import checkpoints
 from agent.job.addresses import unknown_addresses
@@ -185,7 +186,8 @@ async def read_basis(plan: Plan, state: HeadState) -> JobBasis:
     if not plan.facts.model_is_here:
         folder = await in_thread(lambda: cached_model(model, environ, revision))
         if folder is not None:
-            pinned = str(folder) if revision else ""
+            framework = recipe_of(recipe.known).FRAMEWORK
+            pinned = str(folder) if revision or framework.loads_folder else ""
             basis = replace(basis, commit=folder.name, folder=pinned)
 
     # Is the shape only guessed from the model's name so far?

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from agent.base.errors import Problem
 from agent.base.text import first_names, mib
@@ -39,15 +39,22 @@ _NODE_ENVIRONMENT = (
 )
 
 
-def read_services(settings: Settings, problems: list[Problem]) -> ServicesFile:
-    """Return the services and steps of the AGENT_SERVICES file; add its errors to `problems`."""
-    if settings.services is None:
+def read_services(
+    settings: Settings, brought: Mapping[str, Any], problems: list[Problem]
+) -> ServicesFile:
+    """Return the services and steps of the AGENT_SERVICES file, and those that a recipe brings.
+
+    Its errors are added to `problems`.
+    """
+    if settings.services is None and not brought:
         return NO_FILE
-    wanted = "the path of a TOML file, there on every node"
-    text = _read_text("AGENT_SERVICES", settings.services, wanted, problems)
+    text: str | None = ""
+    if settings.services is not None:
+        wanted = "the path of a TOML file, there on every node"
+        text = _read_text("AGENT_SERVICES", settings.services, wanted, problems)
     if text is None:
         return NO_FILE
-    file, errors = parse(text, settings.services, settings)
+    file, errors = parse(text, settings.services or "", settings, {**brought})
     problems += errors
     return NO_FILE if errors else file
 

@@ -38,6 +38,7 @@ from agent.job.checkpoints import (
 )
 from agent.job.job import checkpoint_owner
 from agent.job.node_command import node_problems
+from agent.job.recipe_services import recipe_tables
 from agent.job.services import NO_FILE, ServicesFile
 from agent.job.torchrun_command import split_python, torchrun_problems
 from agent.node import gpus, read
@@ -185,7 +186,8 @@ def _read_machine(environ: Mapping[str, str], given: Given, *, wants_job: bool) 
     facts = replace(
         facts, torch=_find_torch(path, ray, given), script_lines=_find_script_lines(given)
     )
-    services = read_services(settings, problems)
+    brought = recipe_tables(settings, given.words, read_shape(settings, environ))
+    services = read_services(settings, brought, problems)
     return Machine(facts, services, tuple(problems))
 
 

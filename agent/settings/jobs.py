@@ -22,7 +22,7 @@ _REWARD_MODEL_FLAGS = ("--reward.model_name_or_path", "--reward_pretrain")
 """Flags by which AGENT_JOB_ARGS names a reward model."""
 _OTHER_REWARD_FLAGS = (
     *("--reward.remote_url", "--remote_rm_url", "--train.agent_func_path", "--agent_func_path"),
-    "--reward-url",
+    *("--reward-url", "--rm-type", "--custom-rm-path"),
 )
 """Flags by which AGENT_JOB_ARGS names another source of rewards: a server or a program."""
 
@@ -105,6 +105,7 @@ RECIPES = (  # name, module, framework
         notice_signal="SIGUSR1",
         takes=("AGENT_LORA_RANK",),
     ),
+    RecipeInfo("slime-grpo", "slime", "slime", reward="needed"),
 )
 """Every recipe, in the order of `pod-agent recipes`."""
 
@@ -156,6 +157,13 @@ def notice_signal(settings: Settings) -> int:
     own = "" if known is None else known.notice_signal
     name = own if settings.notice_signal is None else settings.notice_signal
     return Signals[name] if name else 0
+
+
+def services_source(settings: Settings) -> str:
+    """Return what the run has its services from: a file, or else the job's recipe."""
+    if settings.services is None:
+        return f"AGENT_JOB={settings.job}"
+    return f"AGENT_SERVICES={settings.services}"
 
 
 def launcher(settings: Settings) -> Literal["ray", "torchrun", "node"]:

@@ -11,7 +11,13 @@ from agent.cli.start_files import (
     runpod_files,
     slurm_files,
 )
-from agent.cli.start_files.request import Request, StartFiles, preset_of, runs_by_torchrun
+from agent.cli.start_files.request import (
+    Request,
+    StartFiles,
+    brings_services,
+    preset_of,
+    runs_by_torchrun,
+)
 
 _BY_PIP = (
     "a wheel of 1 MB, which each node installs by pip into an environment of its own, beside the"
@@ -100,6 +106,8 @@ def misfit(platform: str, variant: str, job: str, nodes: int) -> str:
             needs = "is started by torchrun on every node"
         elif preset.services:
             needs = "has a service on every node"
+        elif brings_services(job):
+            needs = "has services on nodes of their own"
         if needs:
             return (
                 f"{job} {needs}, and on KubeRay the operator runs the nodes:"

@@ -137,6 +137,12 @@ def runs_by_torchrun(job: str) -> bool:
     return known is not None and known.launcher != "ray"
 
 
+def brings_services(job: str) -> bool:
+    """Return whether a recipe brings services and nodes of their own."""
+    known = BY_NAME.get(job)
+    return known is not None and recipe_of(known).FRAMEWORK.services != ""
+
+
 class Folders(Value, frozen=True):
     """Where things are on a platform."""
 

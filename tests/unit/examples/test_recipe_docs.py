@@ -69,7 +69,7 @@ AGENT_JOB={name} AGENT_MODEL={model} {environment} pod-agent
 {sizes}
 
 These are [estimates](README.md#memory) for nodes of 1 TiB, without a reward model and adapters.
-
+{story}
 ## Its settings beside those of its framework's scripts
 """
 
@@ -136,6 +136,8 @@ def beginning(name: str) -> str:
     facts = {key: page[key] for key in ("model", "packages", "columns", "leaves")}
     if "{versions}" in facts["packages"]:
         facts["packages"] = facts["packages"].replace("{versions}", known_versions(name))
+    story = FOLDER / f"{name}.md"
+    facts["story"] = f"\n{story.read_text(encoding='utf-8')}" if story.is_file() else ""
     return BEGINNING.format(name=name, environment=environment, sizes="\n".join(rows), **facts)
 
 

@@ -18,6 +18,10 @@ ROWS = [
     ("openrlhf-m", "openrlhf", "global_step7", True, False, "Global step 7: {'reward': 0.5}"),
     ("search-r1", "verl", "global_step_7", False, True, "step:7 - critic/rewards/mean:0.5"),
     ("trl", "trl", "checkpoint-7", True, True, "step 7/40 mean reward 0.5"),
+    (
+        *("slime", "slime", "iter_0000007", True, False),
+        "step 7: {'train/loss': 0.1, 'rollout/raw_reward': 0.5}",  # a line of its own, in fact
+    ),
 ]
 
 

@@ -8,6 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from agent.base.errors import Problem, SettingsError
+from agent.job.recipe_services import recipe_tables
 from agent.job.services import Placeholders, digest, reward_url, wanted_steps
 from agent.job.services_file import parse
 from agent.node import read
@@ -375,3 +376,16 @@ def test_the_example_is_right() -> None:
     made = plan(HEAD, text)
     assert [(spec.name, spec.port) for spec in made.all_services] == [("retriever", 8000)]
     assert made.steps[0].once == "/root/data/.prepared-index"
+
+
+def test_the_example_for_slime_is_right() -> None:
+    """It changes the tables that the recipe brings, and keeps all other keys."""
+    text = (EXAMPLES / "services/slime-grpo.toml").read_text(encoding="utf-8")
+    settings = settings_of(
+        {"AGENT_JOB": "slime-grpo", "AGENT_MODEL": "/v/m", "AGENT_TRAIN_DATA": "/v/t.jsonl"}
+    )
+    file, problems = parse(text, "s.toml", settings, recipe_tables(settings, None, None))
+    assert problems == []
+    (group,), (spec,) = file.groups, file.services
+    assert (group.nodes, group.part, group.min, group.lost) == (3, None, 2, "retry")
+    assert (spec.within, spec.keep, spec.weights) == (3600.0, 2, "sglang")
