@@ -130,7 +130,9 @@ async def cause_of_program(name: str, output: str) -> str:
 
     It quotes nothing of the output, and has no numbers: programs that fail alike have it in common.
     """
-    log = Log("", f"{name}.log", output, of_ray=False, program=name)
+    if not output.strip():
+        return ""
+    log = Log("", f"{name}.log", output, program=name)
     diagnosis = await in_thread(partial(search_logs, [log]), _PROGRAM_SEARCH)
     row = None if diagnosis is None else diagnosis.row
     if row is None or row.kind != "cause":

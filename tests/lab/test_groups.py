@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from agent.record.summary import explain
 from support.scenario import AGENT, BOOT, Cluster, await_true, ends, kill_agent, status_of_head
 
 if TYPE_CHECKING:
@@ -103,7 +104,7 @@ def test_an_engine_is_killed_every_few_seconds(cluster: Cluster, shared: Path) -
 
 @pytest.mark.pods(3)
 def test_nothing_serves(cluster: Cluster, shared: Path) -> None:
-    """The log says that no engine serves, and requests wait for the first one that is back."""
+    """That no engine serves is in log, receipt and `explain`; requests wait for the first one."""
     set_up(cluster, shared)
     agents = cluster.agents(*trainer(shared, 30, "--seconds-per-step", "0.5"))
     head = agents[0]
@@ -111,10 +112,19 @@ def test_nothing_serves(cluster: Cluster, shared: Path) -> None:
     for agent in agents[1:]:
         for engine in engines_in(agent):
             os.kill(engine, signal.SIGKILL)
-    head.wait_for("no engine serves since .*; what needs it waits", timeout=20)
-    head.wait_for("engine: . of 4 serve again", timeout=30)
+    why = r"no engine serves since ..:.. UTC: .*exit code 137 \(SIGKILL\)"
+    head.wait_for(f"{why}.*; the trainer waits for samples", timeout=20)
+    head.wait_for("engine: . of 4 serve again, after", timeout=30)
     await_true("all serve", lambda: set(members(head).values()) == {"serving"}, 30)
     assert ends(agents) == [0, 0, 0], head.tail()
+    outcome = cluster.outcome(0)
+    (short,) = outcome["shortages"]
+    assert (short["group"], short["service"]) == ("rollout", "engine")
+    assert 0 < short["seconds_without_any"] <= short["seconds"] < 60
+    assert outcome["receipt"]["groups"].keys() == {"rollout"}
+    lines = explain(cluster.file(0, "outcome.json").parent)
+    assert any("rollout had too few members of engine" in line for line in lines), lines
+    assert any(line.startswith("members started again: engine") for line in lines), lines
 
 
 def step_of(head: Container) -> int:

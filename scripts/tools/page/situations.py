@@ -23,10 +23,13 @@ from agent.port.status_model import (
     AdviceStatus,
     CheckpointStatus,
     GpuHistoryStatus,
+    GroupServiceStatus,
+    GroupStatus,
     HeadStatus,
     ItemStatus,
     JobStatus,
     MachineStatus,
+    MemberStatus,
     NodeStatus,
     PartStatus,
     ProgressStatus,
@@ -37,7 +40,7 @@ from agent.port.status_model import (
     WhatRunsStatus,
 )
 from agent.record.job_lines import JobLines
-from agent.record.run_folder import OutageRecord
+from agent.record.run_folder import OutageRecord, ShortageRecord
 from agent.record.run_record import AttemptOutcome
 from tools.page.runs import EVIL, service
 
@@ -46,9 +49,9 @@ if TYPE_CHECKING:
 
 SITUATIONS = ("ok", "boot", "hang", "collapse", "lost", "failed", "ended")
 """Those of every size."""
-FURTHER = ("cluster", "early", "stepless", "single")
-"""Those of three nodes only: without a job, ended before its job, and commands of the user without
-steps, and with steps and one metric."""
+FURTHER = ("cluster", "early", "stepless", "single", "groups")
+"""Those of three nodes only: without a job, ended before its job, commands of the user without
+steps, and with steps and one metric, and with groups of which one has nothing that serves."""
 _WITHOUT_JOB = {"boot", "cluster", "early"}
 _OWN_COMMAND = {"stepless", "single"}
 TOTAL = 400
@@ -236,6 +239,8 @@ def _status(situation: str, nodes: int, now: float, lines: JobLines) -> HeadStat
         nodes=tuple(_node(situation, nodes, number) for number in range(1, nodes)),
         services=_services(situation),
         prepare=(ItemStatus("gsm8k", "ready", ""),),
+        groups=_groups() if situation == "groups" else (),
+        shortages=_shortages(now) if situation == "groups" else (),
         outages=(away,) if is_recipe else (),
         job=_job(situation),
         verdict=_verdict(situation, nodes),
@@ -384,6 +389,53 @@ def _services(situation: str) -> tuple[ServiceStatus, ...]:
     latency = Latency().with_answer(0.031)
     shown = service("reward server", "ready", restarts=1, outages=1, seconds=8.0, latency=latency)
     return (shown,)
+
+
+STARVED = (
+    "no engine serves since 22:14 UTC: all 4 on pod1 and pod2: exit code 1 (a GPU ran out of "
+    "memory); the trainer waits for samples"
+)
+
+
+def _groups() -> tuple[GroupStatus, ...]:
+    """Return a group of which nothing serves, and one of which all members do."""
+    why = "exit code 1 (a GPU ran out of memory)"
+    engines = tuple(
+        MemberStatus(f"engine.{n % 2}", f"pod{1 + n // 2}", "dead", why, 3, "212", 9_000, 14)
+        for n in range(4)
+    )
+    engine = GroupServiceStatus(
+        "engine",
+        0,
+        2,
+        states={"dead": 4},
+        names=("engine.0", "engine.1"),
+        members=engines,
+        short=STARVED,
+        short_since=9_000.0,
+        nothing_since=9_000.0,
+        version="213",
+        held=64,
+        requests_per_second=0.0,
+        errors=56,
+    )
+    judge = GroupServiceStatus(
+        "judge",
+        8,
+        6,
+        states={"serving": 8},
+        names=("judge",),
+        members=tuple(MemberStatus("judge", f"pod{n}", "serving", "", 0) for n in range(8)),
+    )
+    return (
+        GroupStatus("rollout", 2, 2, ray=False, lost="wait", services=(engine,)),
+        GroupStatus("judges", 8, 8, ray=False, lost="wait", services=(judge,)),
+    )
+
+
+def _shortages(now: float) -> tuple[ShortageRecord, ...]:
+    began = iso_time(START + now - 300)
+    return (ShortageRecord("rollout", "engine", began, None, 300.0, 280.0, "0 of 4 serve"),)
 
 
 def _slow_node(nodes: int) -> int | None:

@@ -54,7 +54,7 @@ _SHOWN_IN = """(() => {
   };
   return {
     log: `${value('log-node')}/${value('log-name')}`, lines: text('lines'),
-    strip: text('details'), nodes: text('differ'), what: text('runs'),
+    strip: text('details'), nodes: text('differ'), groups: text('groups'), what: text('runs'),
     sentences: text('sentences'), curves: text('plots'), vitals: text('vitals'),
     grid: document.getElementById('grid').getAttribute('aria-label'),
     marks: hasColor(document.getElementById('grid'), '--bad') ? 'there are some' : 'none',
@@ -82,6 +82,11 @@ SHOWN = {
         "sentences": "the run began; 2 of 3 nodes joined",
     },
     "stepless": {"what": "python3 train.py --epochs 3", "vitals": "running"},
+    "groups": {
+        "groups": "0 of 4 serve",
+        "nodes": "engine.0 on pod1, engine.1 on pod1, engine.0 on pod2 and 1 more",
+        "sentences": "too few members of engine (rollout) served since then",
+    },
     "single": {"what": "python3 train.py --epochs 3", "curves": "loss"},
 }
 """Texts of the page by their places, in the situations that have them."""

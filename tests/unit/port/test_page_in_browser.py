@@ -44,7 +44,7 @@ def visited(visit: Callable[[Tab], Awaitable[list[str]]]) -> list[str]:
     ("situation", "nodes"),
     [
         *(("hang", 3), ("lost", 256)),
-        *((situation, 3) for situation in ("early", "stepless", "single")),
+        *((situation, 3) for situation in ("early", "stepless", "single", "groups")),
     ],
 )
 def test_a_run_is_shown(situation: str, nodes: int, tmp_path: Path) -> None:
