@@ -346,6 +346,16 @@ STALL_STOPS = _row(
     attempts_are_used_up=True,
 )
 """The same with `stop`: no attempt follows, and a pod that is held by AGENT_ON_DONE is held."""
+_AFTER_LOST_REWARD = (
+    "Steps without rewards teach nothing, or wrong: look at what failed; the job goes on from its "
+    "newest checkpoint once it answers"
+)
+REWARD_LOST = _lost("{what}", "reward", _AFTER_LOST_REWARD)
+"""The reward fell in the step in which a service failed, and AGENT_ON_STALL is `retry`."""
+REWARD_LOST_STOPS = _row(
+    Kind.LOST, 75, "{what}", "reward", _AFTER_LOST_REWARD, attempts_are_used_up=True
+)
+"""The same with `stop`."""
 FAILED_AFTER_LOSS = _lost(
     "{loss}, and {failure}", "node", plain="the job failed just after the loss of a node"
 )

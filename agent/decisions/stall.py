@@ -232,6 +232,7 @@ class Stalled(HeadEvent):
     cause_key: str = ""  # rule and suspects without names and times: equal for the same cause
     nodes: tuple[str, ...] = ()  # of the suspects, by name; () where no node stands out
     usual: str = ""  # as "usually 20 s", if it is known
+    is_without_reward: bool = False  # it makes steps, and their rewards are lost
 
     @property
     def sentence(self) -> str:

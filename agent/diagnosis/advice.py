@@ -71,6 +71,7 @@ class Advice(Value):
     plain: str = ""  # `what` without the metrics' names, which are text of the job's output
     meaning: Meaning | None = None  # of the metric, where it is one
     is_reward_lost: bool = False  # whether the reward was lost at once, and not by the policy
+    lost_by: str = ""  # the service that failed in that step, as a sentence, if one did
 
 
 class RewardFailure(Value):
@@ -283,7 +284,8 @@ def _without_reward(
         for begin in _steps_at(progress, rewards, failure):
             loss = _loss(values, begin)
             if loss is not None:
-                yield _lost_reward(rewards[begin][0], *loss, failure)
+                advice = _lost_reward(rewards[begin][0], *loss, failure)
+                yield replace(advice, lost_by=failure.plain or failure.what)
                 return
 
     # Did it turn to 0 at once?

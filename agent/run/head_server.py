@@ -337,7 +337,7 @@ class RunStatus:
             attempts_allowed=state.last_attempt_number,
             loss_seconds_left=self._loss_seconds_left(state, now),
             stall=self._stall(state),
-            advice=tuple(AdviceStatus.of(advice) for advice in self._advice(state)),
+            advice=tuple(AdviceStatus.of(advice) for advice in self.advice()),
             checkpoint=self.checkpoints.to_status(),
             caches=None if caches is None else PartStatus(*caches),
             price=self.receipt.price(),
@@ -458,8 +458,9 @@ class RunStatus:
     def _stats_of(self, node: str) -> WorkerStats | None:
         return self._run.stats.snapshot() if node == HERE else self.worker_stats.get(node)
 
-    def _advice(self, state: HeadState) -> tuple[Advice, ...]:
-        return self.job_lines.advice(state.durable.outages)
+    def advice(self) -> tuple[Advice, ...]:
+        """Return the advice on the running job."""
+        return self.job_lines.advice(self._get_state().durable.outages)
 
     def with_private(self, status: HeadStatus) -> HeadStatus:
         """Add texts of logs and findings, which only callers with a token may read."""
@@ -471,7 +472,7 @@ class RunStatus:
         found = [self._cleaned(finding) for finding in findings if finding.level is not Level.OK]
         warnings = [
             *map(WarningStatus.of, (*found, *self.job_lines.known.warnings())),
-            *map(WarningStatus.of_advice, self._advice(state)),
+            *map(WarningStatus.of_advice, self.advice()),
         ]
 
         # What each node's prepare steps print at present.

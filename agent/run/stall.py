@@ -197,6 +197,7 @@ class StallWatch:
         self._rules = rules_of(run.plan)
         self._state: StallState | None = None
         self._last_found: Examination | Starved | None = None  # of the alarm that stands
+        self._without_reward = 0  # the last attempt whose rewards were lost
 
     async def run(self) -> None:
         """Watch until canceled, if AGENT_STALL is set."""
@@ -214,6 +215,7 @@ class StallWatch:
         self._state, follows = stall.tick(before, rules, signs, self._run.now())
         if signs is None or self._state is None:
             return
+        self._look_at_rewards(rules, signs)
         self._log_progress(before, self._state, signs)
         if follows is Next.LOOK:
             await self._look(rules, signs)
@@ -235,6 +237,32 @@ class StallWatch:
             may_be_retried=state.last_attempt_number > attempt.number,
             is_starved=any(one.may_recover for one in starved_services(state, self._run.now())),
             served_at=-math.inf if served_at is None else served_at,
+        )
+
+    def _look_at_rewards(self, rules: StallRules, signs: JobSigns) -> None:
+        """Have an attempt ended whose rewards were lost as a service failed: before it saves them.
+
+        What turned to 0 without a failure that was seen is only advised on.
+        """
+        if self._without_reward == signs.attempt:
+            return
+        lost = [advice for advice in self._status.advice() if advice.lost_by]
+        if not lost:
+            return
+        self._without_reward = signs.attempt
+        then = rules.on_stall
+        may_end = signs.may_be_retried or rules.is_set_by_hand
+        if then == "log" or not may_end:
+            return  # the advice says it
+        self._send(
+            Stalled(
+                signs.attempt,
+                lost[0].plain,
+                then=then,
+                setting="AGENT_ON_STALL",
+                cause_key=f"reward: {lost[0].lost_by}",
+                is_without_reward=True,
+            )
         )
 
     async def _look(self, rules: StallRules, signs: JobSigns) -> None:

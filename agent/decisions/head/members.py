@@ -326,7 +326,8 @@ def _follow_shortage(
     members = members_of(state, spec)
     serving = sum(member.serves for member in members)
     known = state.durable.shortage_of(spec.name)
-    if spec.weights in FRONTED and spec.name not in state.groups.fronts:
+    is_unknown = spec.weights in FRONTED and spec.name not in state.groups.fronts
+    if is_unknown and state.has_resumed:
         return state  # its front has not reported to this agent yet
 
     # Do enough serve, or again?

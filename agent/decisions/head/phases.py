@@ -265,7 +265,10 @@ def _end_of_stall(state: HeadState, event: Stalled) -> Outcome | None:
     """Return the end of a stalled attempt; None if it is only logged (AGENT_ON_STALL)."""
     lost = state.attempt.lost_nodes
     suspects = f": {event.suspects}" if event.suspects else ""
-    if event.then == "lost" and lost:
+    if event.is_without_reward and event.then in {"retry", "stop"}:
+        row = ends.REWARD_LOST if event.then == "retry" else ends.REWARD_LOST_STOPS
+        what = f"{event.what} ({event.setting})"
+    elif event.then == "lost" and lost:
         row = ends.STALLED_SINCE_LOSS
         what = event.since_loss(listed(lost))
     elif event.then == "retry":

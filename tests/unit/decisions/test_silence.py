@@ -102,7 +102,17 @@ SINCE = f"{QUIET} since the loss of pod2 (AGENT_STALL): rank 1 on pod2 is in `lo
 CAME_BACK: list[Row] = [*PAIR_RUNS, (9, SILENT), (30, reported(2)), (31, job("RUNNING"))]
 UNUSED = "pod3 is one more than the running attempt needs: unused until another"
 
+FELL = "the mean reward fell from 0.6 to 0 in one step, at step 41: the judge did not answer"
+WITHOUT_REWARD = Stalled(1, FELL, then="retry", setting="AGENT_ON_STALL", is_without_reward=True)
+
 SILENCES: dict[str, Case] = {
+    "rewards that are lost as a service fails cost the attempt": [
+        goal(1),
+        *PAIR_RUNS,
+        (9, WITHOUT_REWARD, "stop run-1"),
+        (10, job("STOPPED"), f"end 75: {FELL} (AGENT_ON_STALL)"),
+        Logged(f"{FELL} (AGENT_ON_STALL): stopping the job"),
+    ],
     # Its grace counts from there, although GCS still lists it; a report ends it
     "a lost worker is named before GCS misses it": [
         goal(1),

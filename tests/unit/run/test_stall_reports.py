@@ -20,6 +20,7 @@ from agent.decisions.head import head_decide as head
 from agent.decisions.head.head_state import HeadPhase
 from agent.decisions.shared import HERE, SAMPLE, SCORE, Answer, Question, QuestionKind
 from agent.decisions.stall import NodeActivity, Stalled
+from agent.diagnosis.advice import Advice
 from agent.diagnosis.node_findings import NodeFindings, decode, encode
 from agent.diagnosis.stacks import Frame, ProcessStack, ThreadStack
 from agent.job.progress import Progress
@@ -257,6 +258,11 @@ class Shown:
     def __init__(self) -> None:
         self.job_lines = Job()
         self.stalls: tuple[object, ...] = ()
+        self.advised: tuple[Advice, ...] = ()
+
+    def advice(self) -> tuple[Advice, ...]:
+        """Return the advice on the job."""
+        return self.advised
 
 
 class Ray(RayLink):
@@ -541,6 +547,32 @@ def test_a_job_that_prints_is_not_examined(watched: OneHead) -> None:
         watched.shown.job_lines = Job(float(at))
         watched.look(float(at) + 0.5)
     assert watched.asked == []
+
+
+@pytest.mark.parametrize(
+    ("setting", "lost_by", "then"),
+    [
+        ("retry", "the reward server did not answer", "retry"),
+        ("stop", "the reward server did not answer", "stop"),
+        ("log", "the reward server did not answer", ""),
+        ("retry", "", ""),  # nothing has failed that is known: it is only advised on
+    ],
+)
+def test_rewards_that_are_lost_end_an_attempt_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, setting: str, lost_by: str, then: str
+) -> None:
+    """As AGENT_ON_STALL says, where a service failed in that step."""
+    environ = {"AGENT_LOG_DIR": str(tmp_path), "AGENT_ON_STALL": setting, "PATH": str(tmp_path)}
+    plan = plan_of(environ, command=[sys.executable])
+    run = made_run(plan, Redactor(()), RunFolder(tmp_path, "run-1", "node-a"), 0.0, "run-1")
+    watched = OneHead(run, monkeypatch)
+    advice = Advice("the reward fell", "mend it", is_reward_lost=True, lost_by=lost_by)
+    watched.shown.advised = (advice,)
+    watched.look(1.0)
+    watched.look(2.0)
+    sent = [event.then for event in watched.events if isinstance(event, Stalled)]
+    assert sent == ([then] if then else [])
+    run.close()
 
 
 def test_it_can_be_turned_off(tmp_path: Path) -> None:
