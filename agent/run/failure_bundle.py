@@ -56,7 +56,8 @@ _MOST_ASKED = 64  # number of workers whose logs are requested when the job is s
 def request_logs(run: NodeRun, before: h.HeadPhase, state: h.HeadState, reports: Reports) -> None:
     """Ask for the tails of the workers' logs when a failing run begins to stop.
 
-    Some of the workers may be killed before they send a goodbye.
+    Some of the workers may be killed before they send a goodbye. Of services those are asked for
+    that have ended, and are not ready since.
     """
     begins_to_stop = state.phase is h.HeadPhase.STOPPING and before is not h.HeadPhase.STOPPING
     verdict = state.outcome
@@ -65,8 +66,11 @@ def request_logs(run: NodeRun, before: h.HeadPhase, state: h.HeadState, reports:
 
     names = ("agent",) if run.plan.own_ray is None else ("agent", "ray")
     present = (worker for worker in state.fleet.workers.values() if not worker.has_left)
+    ended = [key for key, item in state.services.by_key.items() if item.last_end]
+    ended += state.services.abandoned
     for worker in islice(present, _MOST_ASKED):
-        for name in names:
+        services = (name for node, name in ended if node == worker.key)
+        for name in (*names, *sorted(services)):
             reports.ask(worker.key, QuestionKind.LOG, name)
 
 

@@ -15,7 +15,7 @@ from agent.decisions.head import head_decide as head
 from agent.decisions.head import head_state as h
 from agent.decisions.head.fleet import Worker
 from agent.decisions.head.head_state import HeadPhase
-from agent.decisions.shared import QuestionKind
+from agent.decisions.shared import Item, QuestionKind
 from agent.port.protocol import Bye, Hello, Reply, Report
 from agent.port.reports import Expected, Reports
 from agent.record.run_folder import RunFolder
@@ -120,6 +120,22 @@ def test_who_is_there_when_the_job_is_stopped(
     trace.decided(before=HeadPhase.STOPPING)
     assert names(trace.say(2, hello=None)) == asked
     assert trace.say(3, hello=None) == ()
+
+
+def test_services_that_have_ended(trace: Story) -> None:
+    """Their logs are asked for, too, also those of members that were given up."""
+    trace.note(reported(2))
+    by_key = {
+        ("agent2", "engine.0"): Item().lost("exit code 1"),
+        ("agent2", "engine.1"): Item().ready(),
+        ("agent3", "engine.0"): Item().lost("exit code 1"),
+    }
+    given_up = frozenset({("agent2", "engine.2")})
+    trace.state = replace(trace.state, phase=HeadPhase.STOPPING)
+    trace.state = trace.state.with_durable(stop=Stop(LOST, 0.0))
+    trace.state = trace.state.with_services(by_key=by_key, abandoned=given_up)
+    trace.decided()
+    assert names(trace.say(2, hello=None)) == ["agent", "ray", "engine.0", "engine.2"]
 
 
 def test_logs_of_a_goodbye_and_last_words_of_the_silent(trace: Story) -> None:
