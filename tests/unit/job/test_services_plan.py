@@ -389,3 +389,30 @@ def test_the_example_for_slime_is_right() -> None:
     (group,), (spec,) = file.groups, file.services
     assert (group.nodes, group.part, group.min, group.lost) == (3, None, 2, "retry")
     assert (spec.within, spec.keep, spec.weights) == (3600.0, 2, "sglang")
+
+
+@pytest.mark.parametrize(
+    ("name", "environ", "nodes"),
+    [
+        (
+            "trl-generation",
+            {"AGENT_JOB": "trl-grpo", "AGENT_JOB_ARGS": "--vllm-server {addresses:generation|url}"},
+            1,
+        ),
+        ("prime-rl", {"AGENT_LAUNCHER": "node"}, 2),
+    ],
+)
+def test_the_examples_with_groups(name: str, environ: dict[str, str], nodes: int) -> None:
+    """Four nodes train, those of the group run the engines, and the port is the agent's."""
+    text = (EXAMPLES / f"services/{name}.toml").read_text(encoding="utf-8")
+    needed = (
+        {"AGENT_MODEL": "/v/m", "AGENT_TRAIN_DATA": "/v/t.jsonl"} if "AGENT_JOB" in environ else {}
+    )
+    settings = settings_of({**environ, **needed})
+    file, problems = parse(text, "s.toml", settings)
+    assert problems == []
+    (group,) = file.groups
+    assert group.nodes == nodes
+    engine = next(spec for spec in file.services if spec.where.kind == "group")
+    assert engine.weights in {"nccl", "prime-rl"}
+    assert (engine.port or 0) >= 31_000
