@@ -47,14 +47,25 @@ def a_goal(group: NodeGroup = GROUP, weights: Weights | None = None) -> HeadGoal
     )
 
 
-def says(node: int, *steps: str, generation: int = 1, at: float = 0.0) -> h.WorkerReported:
-    """Return a report of a node of the group, with the step of each of its members."""
+def says(
+    node: int, *steps: str, generation: int = 1, at: float = 0.0, agent: int = 0
+) -> h.WorkerReported:
+    """Return a report of a node of the group, with the step of each of its members.
+
+    `agent` is the number of the one that follows its first agent.
+    """
     items = tuple(
         ItemReport(f"engine.{n}", Step(step), "", generation, is_running=step != "lost")
         for n, step in enumerate(steps)
     )
     event = reported(node, joined=False, rank=node - 1, items=items, reported_at=at)
-    return h.WorkerReported(replace(event.worker, members={"engine": 2}))
+    worker = replace(event.worker, members={"engine": 2})
+    return h.WorkerReported(replace(worker, key=f"agent{agent}") if agent else worker)
+
+
+def left(node: int) -> h.WorkerReported:
+    """Return the goodbye of a node of the group."""
+    return h.WorkerReported(replace(says(node, "ready", "ready").worker, has_left=True))
 
 
 def front(*states: str, generations: tuple[int, ...] = (1, 1, 1, 1)) -> Answered:

@@ -251,6 +251,8 @@ def deadline(state: HeadState) -> float | None:
     if phase in {HeadPhase.BOOTING, HeadPhase.RUNNING}:
         others += [state.services.by_key[key].restart_at for key in state.services.lost]
         others.append(service_order.service_node_deadline(state))
+        others.append(service_order.late_member_deadline(state))
+    if phase is HeadPhase.RUNNING:
         others.append(members.group_deadline(state))
     if phase is HeadPhase.BOOTING and math.isfinite(goal.boot_limit):
         moments.append(state.phase_since + goal.boot_limit)

@@ -9,7 +9,9 @@ were given up, or their nodes are gone for longer than AGENT_NODE_GRACE.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from functools import partial
+from operator import is_
+from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec.structs import replace
 
@@ -43,39 +45,102 @@ def services_of(state: HeadState, group: NodeGroup) -> tuple[ServiceSpec, ...]:
 
 
 def nodes_of(state: HeadState, ranks: range) -> Mapping[int, Worker]:
-    """Return the worker of each of these ranks, where one has reported: the one that is there."""
+    """Return the worker of each of these ranks, where one has reported.
+
+    Of several that is the one that is there, and of these the first: its members run.
+    """
+    known = _nodes.get(ranks)
+    if known is not None and known.workers is state.fleet.workers:
+        return known.by_rank
+    _nodes[ranks] = found = _Nodes(state.fleet.workers, _find_nodes(state, ranks))
+    return found.by_rank
+
+
+def _find_nodes(state: HeadState, ranks: range) -> Mapping[int, Worker]:
     workers = [
         worker
-        for worker in state.fleet.workers.values()
+        for worker in reversed([*state.fleet.workers.values()])
         if worker.effective_rank in ranks and not worker.refused
     ]
-    workers.sort(key=lambda worker: (not worker.has_left, not worker.lost, worker.last_report_at))
+    workers.sort(key=lambda worker: (not worker.has_left, not worker.lost, not worker.silent))
     return {worker.effective_rank or 0: worker for worker in workers}
 
 
 def members_of(state: HeadState, spec: ServiceSpec) -> tuple[GroupMember, ...]:
     """Return the members of a service whose nodes have reported, by rank and number."""
+    services = state.services
+    seen = state.groups.fronts.get(spec.name, ())
+    shared = (spec, state.goal, services.abandoned, services.blocked, seen, state.attempt.engines)
+    basis = (*shared, state.fleet.workers, services.by_key)
+    known = _members.get(spec.name)
+    if known is not None and all(map(is_, basis, known.basis)):
+        return known.members
+
+    # Without a change of what all depend on, only those are others whose node or item is.
+    own: Mapping[Key, _Known] = {}
+    if known is not None and all(map(is_, shared, known.basis)):
+        own = known.by_key
     nodes = nodes_of(state, spec.where.ranks)
-    by_port = {one.port: one for one in state.groups.fronts.get(spec.name, ())}
-    return tuple(
-        _member(state, spec, nodes[rank], index, by_port)
-        for rank in sorted(nodes)
-        for index in range(nodes[rank].members.get(spec.name, 1))
-    )
+    by_port = {one.port: one for one in seen}
+    by_key: dict[Key, _Known] = {}
+    for rank in sorted(nodes):
+        worker = nodes[rank]
+        for index, name in enumerate(spec.names(worker.members.get(spec.name, 1))):
+            key = (worker.key, name)
+            item = services.by_key.get(key)
+            one = own.get(key)
+            if one is None or one.worker is not worker or one.item is not item:
+                of_front = by_port.get(front_port(spec, rank, index))
+                member = _member(state, spec, worker, key, index, of_front)
+                one = _Known(worker, item, member)
+            by_key[key] = one
+    members = tuple(one.member for one in by_key.values())
+    _members[spec.name] = _Members(basis, by_key, members)
+    return members
 
 
-def _member(
+class _Nodes(NamedTuple):
+    """The nodes of some ranks, as they follow from these workers."""
+
+    workers: Mapping[str, Worker]
+    by_rank: Mapping[int, Worker]
+
+
+class _Known(NamedTuple):
+    """A member, as it follows from its node and its item."""
+
+    worker: Worker
+    item: Item | None
+    member: GroupMember
+
+
+class _Members(NamedTuple):
+    """The members of a service, as they follow from these parts of a state."""
+
+    basis: tuple[object, ...]
+    by_key: Mapping[Key, _Known]
+    members: tuple[GroupMember, ...]
+
+
+_nodes: dict[range, _Nodes] = {}
+_members: dict[str, _Members] = {}
+"""What was found last: of a thousand nodes an event changes one, and a decision asks often.
+
+The parts are compared by identity: what is found is the same as without these.
+"""
+
+
+def _member(  # noqa: PLR0913 - all that it depends on
     state: HeadState,
     spec: ServiceSpec,
     worker: Worker,
+    key: Key,
     index: int,
-    by_port: Mapping[int, SeenMember],
+    seen: SeenMember | None,
 ) -> GroupMember:
     one = spec.member(index) if spec.has_members else spec
-    key = (worker.key, one.name)
     item = state.services.by_key.get(key)
     rank = worker.effective_rank or 0
-    seen = by_port.get(front_port(spec, rank, index))
     if seen is not None and (item is None or seen.generation != item.generation):
         seen = None
     member_state, evidence = _state_of(state, spec, worker, key, item, seen)
@@ -211,15 +276,16 @@ def group_waits(state: HeadState) -> Iterator[Wait]:
             if not short and (not missing or state.groups.goes_on):
                 continue
             deadlines = state.services.pending
+            loading = (member for member in members if member.state is MemberState.LOADING)
             last = max(
-                (deadlines.get(member.key[1], {}).get(member.key[0], until) for member in members),
+                (deadlines.get(member.key[1], {}).get(member.key[0], until) for member in loading),
                 default=until,
             )
             yield Wait(
                 key=wait_keys.MEMBERS if short else wait_keys.GROUP_NODES,
                 what=f"{spec.name} on {spec.where.sentence()}",
                 deadline=max(last, until) if short else until,
-                source=shortage(state, group, spec),
+                source=partial(shortage, state, group, spec),
                 remedy=f"See the logs of {spec.name} on its nodes, or lower min of {group.name}",
             )
 
@@ -292,6 +358,15 @@ def note_weights(state: HeadState) -> HeadState:
     return state.with_attempt(engines=ready)
 
 
+def next_generation(state: HeadState, key: Key) -> int:
+    """Return the generation with which a member starts on a node that reports none.
+
+    A pod that is replaced has lost its records: its member counts on from the one that was sent the
+    attempt's weights, which it would be taken for.
+    """
+    return state.attempt.engines.get(_engine(state, key), 0) + 1
+
+
 def lacks_weights(state: HeadState, key: Key, item: Item) -> bool:
     """Return whether only the trainer can send a member its weights, and has not.
 
@@ -329,6 +404,8 @@ def _follow_shortage(
     is_unknown = spec.weights in FRONTED and spec.name not in state.groups.fronts
     if is_unknown and state.has_resumed:
         return state  # its front has not reported to this agent yet
+    if _may_report(state, spec, now):
+        return state
 
     # Do enough serve, or again?
     if serving >= needed(group, members, missing_ranks(state, spec)):
@@ -354,8 +431,16 @@ def _follow_shortage(
 
 def is_lost(state: HeadState, group: NodeGroup, spec: ServiceSpec, now: float) -> bool:
     """Return whether too few members are left that serve or may serve again."""
+    if _may_report(state, spec, now):
+        return False
     members = members_of(state, spec)
     return _count_left(state, members, now) < needed(group, members, missing_ranks(state, spec))
+
+
+def _may_report(state: HeadState, spec: ServiceSpec, now: float) -> bool:
+    """Return whether nodes that a killed agent knew may not have reported to this one yet."""
+    is_in_time = state.has_resumed and now < state.goal.limits[wait_keys.NODE]
+    return is_in_time and bool(missing_ranks(state, spec))
 
 
 def _count_left(state: HeadState, members: tuple[GroupMember, ...], now: float) -> int:
@@ -369,16 +454,28 @@ def _count_left(state: HeadState, members: tuple[GroupMember, ...], now: float) 
     return left
 
 
-def end_of_boot(state: HeadState, now: float) -> Outcome | None:
-    """Return the end of a boot in which a group has too few members left; None without one.
+def end_of_boot(state: HeadState) -> Outcome | None:
+    """Return the end of a boot in which too many members were given up; None without one.
 
-    What an earlier attempt had is lost; a group that never came up is unavailable.
+    Nodes that have left or are silent may be back until AGENT_WAIT_WORKERS, as the trainer's.
     """
+    abandoned = state.services.abandoned
+    if not abandoned:
+        return None
     for group in state.goal.groups:
         for spec in services_of(state, group):
-            if not missing_ranks(state, spec) and is_lost(state, group, spec, now):
+            members = members_of(state, spec)
+            given_up = sum(_is_given_up(state, member) for member in members)
+            missing = missing_ranks(state, spec)
+            if given_up and not missing and len(members) - given_up < needed(group, members, ()):
                 return _end(state, group, spec)
     return None
+
+
+def _is_given_up(state: HeadState, member: GroupMember) -> bool:
+    """Return whether a member was given up on a node that has not left."""
+    has_left = state.fleet.workers[member.key[0]].has_left
+    return member.key in state.services.abandoned and not has_left
 
 
 def _end(state: HeadState, group: NodeGroup, spec: ServiceSpec) -> Outcome:
@@ -392,16 +489,19 @@ def _end(state: HeadState, group: NodeGroup, spec: ServiceSpec) -> Outcome:
 
 
 def group_deadline(state: HeadState) -> float | None:
-    """Return when a silent node of a group may be lost; None if none is awaited."""
-    if all(group.lost == "wait" for group in state.goal.groups):
-        return None
+    """Return when the first group will be lost if its silent nodes stay away; None if none will."""
     grace = state.goal.limits[wait_keys.NODE]
-    ends_at = [
-        worker.silent_since + grace
-        for group in state.goal.groups
-        for worker in nodes_of(state, group.ranks).values()
-        if worker.silent
-    ]
+    ends_at = []
+    for group in state.goal.groups:
+        if group.lost == "wait":
+            continue
+        workers = nodes_of(state, group.ranks).values()
+        moments = {worker.silent_since + grace for worker in workers if worker.silent}
+        if state.has_resumed and len(workers) < group.nodes:
+            moments.add(grace)  # until then they may report
+        for spec in services_of(state, group):
+            lost_at = (at for at in sorted(moments) if is_lost(state, group, spec, at))
+            ends_at += [*lost_at][:1]
     return min(ends_at, default=None)
 
 

@@ -46,6 +46,11 @@ if TYPE_CHECKING:
     from agent.base.ends import Outcome
     from agent.decisions.head.head_state import HeadEvent, HeadState
 
+_OF_EARLIER_ATTEMPTS = {
+    *(wait_keys.WORKERS, wait_keys.HEAD, wait_keys.CLEAR),
+    *(wait_keys.MEMBERS, wait_keys.GROUP_NODES),
+}
+"""Waits for what an earlier attempt had."""
 _SAVE_SHARE = 0.5  # Of the job's grace: for a new checkpoint, before the job is stopped.
 
 
@@ -79,7 +84,7 @@ def booting(state: HeadState, event: HeadEvent, now: float) -> HeadState:
             return leave(state, end, now)
     state, broken = service_order.restart_services(state, now)
     if broken is None:
-        broken = members.end_of_boot(state, now)
+        broken = members.end_of_boot(state)
     if broken is not None:
         return leave(state, broken, now)
 
@@ -113,7 +118,7 @@ def _check_waits(state: HeadState, now: float) -> HeadState:
 
     # Is a wait, or the whole boot, over its limit? What an earlier attempt had is lost.
     if late is not None:
-        had_it = late.key in {wait_keys.WORKERS, wait_keys.HEAD, wait_keys.CLEAR}
+        had_it = late.key in _OF_EARLIER_ATTEMPTS
         row = ends.NOT_BACK_IN_TIME if had_it and state.attempt.number > 1 else ends.NOT_IN_TIME
         evidence = late.in_full or "no report yet"
         end = row.outcome(what=late.what, evidence=evidence, remedy=late.remedy)

@@ -12,7 +12,7 @@ from agent.decisions.durable import StepHolder
 from agent.decisions.head import head_state as h
 from agent.decisions.head.boot_waits import needs_service, service_title
 from agent.decisions.head.head_state import HeadPhase, HeadState
-from agent.decisions.head.members import nodes_of
+from agent.decisions.head.members import next_generation, nodes_of
 from agent.decisions.head.service_addresses import addresses_by_rank, unknown_nodes
 from agent.decisions.shared import HERE, Item, LogLine, Step, Tick
 from agent.job.services import ServiceSpec, service_of, wanted_steps
@@ -181,11 +181,15 @@ def order_services(state: HeadState, turn: Turn) -> HeadState:
 
     reported = {item.name: item for item in worker.items}
     for key in new:
-        item = Item(was_ready=state.has_resumed)
         known = reported.get(key[1])
         runs = known is not None and known.step is not Step.LOST
+        generation = next_generation(state, key)
         if known is not None:
-            item = replace(item, generation=known.generation + (not runs))
+            generation = known.generation if runs else max(generation, known.generation + 1)
+        item = Item(was_ready=state.has_resumed, generation=generation)
+        if known is not None and known.step is Step.READY:  # it need not report so again
+            state = state.with_item(key, item.ready())
+            continue
         state = state.with_item(key, item)
         start = _start(state, key, turn.now)  # what runs has what it depends on
         state = start if runs else start_items(state, (key,), turn.now)
@@ -196,13 +200,14 @@ def _has_other_home(state: HeadState, worker: Worker, name: str) -> bool:
     """Return whether the service of a rank runs on another node of it, which still reports."""
     where = state.goal.service(name).where
     if where.kind == "group":
-        of_rank = nodes_of(state, range(rank := worker.effective_rank or 0, rank + 1))
-        home = of_rank.get(rank)
+        home = nodes_of(state, where.ranks).get(worker.effective_rank or 0)
     elif where.kind == "rank":
         home = state.fleet.workers.get(state.service_home(name) or HERE)
     else:
         return False
-    return home is not None and home.ip != worker.ip and not (home.has_left or home.silent)
+    if home is None or home.has_left or home.silent:
+        return False
+    return home.ip != worker.ip and home.name != worker.name
 
 
 def restart_services(state: HeadState, now: float) -> tuple[HeadState, Outcome | None]:
@@ -215,7 +220,7 @@ def restart_services(state: HeadState, now: float) -> tuple[HeadState, Outcome |
         for name, nodes in state.services.pending.items()
         if nodes and now >= min(nodes.values())
         for node in nodes
-        if now >= nodes[node]
+        if now >= nodes[node] and _may_be_late(state, (node, name))
     ]
 
     # Those that ended, and those that are late: restarted, given up, or the end of the run.
@@ -246,6 +251,29 @@ def _with_lateness(item: Item, spec: ServiceSpec, now: float) -> Item:
         return item
     late = f"not ready in time: {item.evidence or 'no answer'}"
     return replace(item.lost(late), restart_at=now)
+
+
+def _may_be_late(state: HeadState, key: Key) -> bool:
+    """Return whether a service may be late: a member only once it starts on a present node."""
+    return not state.goal.is_of_group(key[1]) or _is_starting(state, key)
+
+
+def _is_starting(state: HeadState, key: Key) -> bool:
+    worker = state.fleet.workers.get(key[0])
+    is_away = worker is not None and (worker.has_left or bool(worker.silent))
+    return key not in state.services.blocked and not is_away
+
+
+def late_member_deadline(state: HeadState) -> float | None:
+    """Return when the first member of a group will be late; None if none loads."""
+    moments = [
+        until
+        for name, nodes in state.services.pending.items()
+        if nodes and state.goal.is_of_group(name)
+        for node, until in nodes.items()
+        if _is_starting(state, (node, name))
+    ]
+    return min(moments, default=None)
 
 
 def _restart(state: HeadState, key: Key, item: Item, now: float) -> HeadState:

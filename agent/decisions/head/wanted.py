@@ -134,6 +134,8 @@ def _touched(before: HeadState, after: HeadState, event: HeadEvent) -> Iterator[
         yield from _changed_keys(before.services.by_key, after.services.by_key)
     if before.services.blocked is not after.services.blocked:
         yield from (node for node, _ in sorted(before.services.blocked ^ after.services.blocked))
+    if before.attempt.engines is not after.attempt.engines:  # who has lacked weights since
+        yield from dict.fromkeys(node for node, _ in after.services.by_key)
     if any(was is not now for was, now in zip(_here(before), _here(after), strict=True)):
         yield HERE
     if before.preflight is not after.preflight:

@@ -20,14 +20,15 @@ from support.groups import (
     a_goal,
     ends_with,
     front,
+    left,
     says,
 )
-from support.heads import TICK, Trace
+from support.heads import SUBMITTED, TICK, Trace, job
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from agent.job.groups import NodeGroup
+    from agent.job.groups import Lost, NodeGroup
     from agent.job.services import Weights
 
 
@@ -134,6 +135,58 @@ ROWS = {
         line="no engine serves since",
     ),
 }
+SILENT = tuple((7.0, h.WorkerSilent(f"agent{n}", "no answer", ray_answers=False)) for n in (2, 3))
+STATUS = ((100.0, job("RUNNING")),)
+ROWS |= {
+    "one of two nodes stays away, and enough serve": Row(
+        [*RUNS, SILENT[0], (68.0, TICK)], "DDSS", group=replace(GROUP, lost="end")
+    ),
+    "a node that left during the boot may be back": Row(
+        [*FIRST_NODE, (5.0, left(2)), (6.0, TICK)], "RR", "booting", group=replace(GROUP, nodes=1)
+    ),
+    "it is not back by AGENT_WAIT_WORKERS": Row(
+        [*FIRST_NODE, (5.0, left(2)), (201.0, TICK)],
+        "RR",
+        "leaving",
+        group=replace(GROUP, nodes=1),
+        end="engine on the group rollout not ready in time: 0 of 2 serve, 2 needed",
+    ),
+    "both nodes are silent during the boot, for longer than AGENT_NODE_GRACE": Row(
+        [*FIRST_NODE, (4.0, says(3)), *SILENT, (68.0, TICK)],
+        "DDDD",
+        "booting",
+        group=replace(GROUP, min=None),
+    ),
+    "a pod that is replaced has no weights by NCCL": Row(
+        [
+            *RUNS,
+            SILENT[0],
+            (9.0, says(2, agent=4)),
+            (10.0, says(2, "ready", "ready", generation=2, agent=4)),
+        ],
+        "TTSS",
+        weights="nccl",
+        group=replace(GROUP, min=None),
+    ),
+    "a member that loads as the trainer sends its weights by NCCL": Row(
+        [
+            *((3.0, says(2)), (3.5, says(2, "ready", "pending")), (4.0, says(3))),
+            *((5.0, SUBMITTED), (6.0, job("RUNNING")), (7.0, says(2, "ready", "ready"))),
+        ],
+        "STLL",
+        weights="nccl",
+        group=replace(GROUP, min=1),
+    ),
+    "one that loads for too long is started again": Row(
+        [*RUNS, (7.0, says(2, "lost", "ready")), (8.0, TICK), *STATUS, (129.0, TICK)],
+        "LSSS",
+        line="engine.0 on rank 1 (pod2) is down (not ready in time: no answer): restart 2 of 2",
+    ),
+    "no restart is used while its node is away": Row(
+        [*RUNS, (7.0, says(2, "lost", "ready")), (9.0, SILENT[0][1]), *STATUS, (199.0, TICK)],
+        "DDSS",
+    ),
+}
 LETTERS = {
     "pending": "P",
     "loading": "L",
@@ -182,6 +235,37 @@ def test_a_member_that_only_the_trainer_can_update_stays_out_of_its_router() -> 
     assert wanted_of(trace.state, "agent2")["engine.0"] == Want(2, is_stale=True)
     trace.state = trace.state.with_attempt(engines={})
     assert wanted_of(trace.state, "agent2")["engine.0"] == Want(2)
+
+
+@pytest.mark.parametrize("lost", ["wait", "end"])
+def test_the_next_agent_waits_for_reports(lost: Lost) -> None:
+    """An agent that follows a killed one takes no group for lost before its nodes may report."""
+    group = replace(GROUP, lost=lost)
+    before = Trace(a_goal(group), [*UP, *RUNS]).state.durable
+    follows = [*UP, (3.0, job("RUNNING"))]
+    trace = Trace(a_goal(group), follows, before)
+    assert trace.state.phase.value == "running"
+    assert "serve" not in trace.log
+    reports = [(6.0, says(2, "ready", "ready")), (7.0, says(3, "ready", "ready"))]
+    assert "serve" not in Trace(a_goal(group), [*follows, *reports, (61.0, TICK)], before).log
+
+    # If none has reported after the grace, they are lost.
+    trace.take(TICK, 61.0)
+    assert "no engine serves since" in trace.log
+    assert trace.state.phase.value == ("running" if lost == "wait" else "stopping")
+
+
+def test_of_two_nodes_with_one_rank_one_runs_members() -> None:
+    """The first that reported has them, however often the other one reports; then the other."""
+    other = h.WorkerReported(replace(says(2, agent=4).worker, name="pod4", ip="10.0.0.4"))
+    trace = Trace(a_goal(), [*UP, *RUNS, (7.0, other)])
+    assert not wanted_of(trace.state, "agent4").keys() & {"engine.0", "engine.1"}
+    spec = trace.state.goal.services[0]
+    assert {member.node for member in members_of(trace.state, spec)} == {"pod2", "pod3"}
+    trace.take(h.WorkerSilent("agent2", "no answer", ray_answers=False), 8.0)
+    trace.take(other, 9.0)
+    assert {"engine.0", "engine.1"} <= wanted_of(trace.state, "agent4").keys()
+    assert {member.node for member in members_of(trace.state, spec)} == {"pod4", "pod3"}
 
 
 def test_what_its_nodes_run() -> None:
