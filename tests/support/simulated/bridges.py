@@ -10,6 +10,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from support.simulated.programs import Process
+from support.simulated.rays import gpus_in
 
 if TYPE_CHECKING:
     from support.simulated.rays import Cluster
@@ -107,8 +108,8 @@ class Bridge(Process):
         if cluster.has_gcs and cluster.lives:
             alive = cluster.listed.values()
             nodes = [
-                *([_node("head", cluster.machine.ip, is_head=True)] if cluster.is_up else []),
-                *(_node(one.id, one.machine.ip, port=RAYLET_PORT) for one in alive),
+                *([_head_of(cluster)] if cluster.is_up else []),
+                *(_node(one.id, one.machine.ip, port=RAYLET_PORT, gpus=one.gpus) for one in alive),
                 *(_node(one.id, one.machine.ip, alive=False) for one in cluster.dead.values()),
             ]
             if nodes != self._nodes:
@@ -215,8 +216,19 @@ class Bridge(Process):
         self._send(event="stop-taken", id=id_)
 
 
-def _node(
-    node_id: str, ip: str, *, port: int = 0, alive: bool = True, is_head: bool = False
+def _head_of(cluster: Cluster) -> dict[str, object]:
+    """Return a cluster's head as the bridge sends it."""
+    return _node("head", cluster.machine.ip, is_head=True, gpus=gpus_in(cluster.process))
+
+
+def _node(  # noqa: PLR0913 - what differs between nodes
+    node_id: str,
+    ip: str,
+    *,
+    port: int = 0,
+    alive: bool = True,
+    is_head: bool = False,
+    gpus: float = 0.0,
 ) -> dict[str, object]:
     """Return a node as the bridge sends it."""
     return {
@@ -225,7 +237,7 @@ def _node(
         "port": port,
         "alive": alive,
         "is_head": is_head,
-        "gpus": 0.0,
+        "gpus": gpus,
         "cpus": 0.0,
         "memory": 0.0,
     }

@@ -16,6 +16,10 @@ if TYPE_CHECKING:
 
 
 _OF_ANY_MACHINE = {"pause_agent", "torn_writes", "link_blinks", "one_way_blinks"}
+_OF_ONE_WORKER = {
+    *("worker_dies", "worker_blinks", "worker_moves", "worker_is_replaced"),
+    *("cut_worker", "one_way", "stop_worker"),
+}
 _BORNE_MUTE = 70.0
 """Seconds for which Ray may return no status of a job."""
 _KNOWN_READY = 12.0
@@ -31,7 +35,10 @@ class Faults:
     def happens(self, name: str, index: int) -> None:
         """Inject a fault; the index selects the target, or the variant."""
         self._world.note("FAULT", f"{name} {index}")
-        self._world.harms.happens(name)
+        is_borne = name in _OF_ONE_WORKER and self._world.group_judges.may_be_lost(
+            self._worker(index)
+        )
+        self._world.harms.happens(name, is_borne=is_borne)
         getattr(self, f"_{name}")(index)
 
     def of_decision(self, machine: Machine, action: str) -> None:
@@ -185,10 +192,12 @@ class Faults:
 
     def _worker_is_replaced(self, index: int) -> None:
         self._worker_dies(index)
-        self._world.later(self._world.random.choice((5.0, 30.0)), self._machine_comes)
+        group = self._worker(index).group
+        self._world.later(self._world.random.choice((5.0, 30.0)), self._machine_comes, group)
 
-    def _machine_comes(self) -> None:
+    def _machine_comes(self, group: str) -> None:
         machine = self._world.add_machine()
+        machine.group = group
         self._disturb(machine)
         machine.boot()
 

@@ -43,9 +43,9 @@ class Harms:
         self._silences: dict[str, list[tuple[float, float]]] = {}
         self._counts: dict[str, list[float]] = {}
 
-    def happens(self, name: str) -> None:
-        """Note a fault that is about to happen."""
-        if name not in HARMLESS:
+    def happens(self, name: str, *, is_borne: bool = False) -> None:
+        """Note a fault that is about to happen; one that hits a group that waits is borne."""
+        if name not in HARMLESS and not is_borne:
             self.add(name)
 
     def add(self, why: str) -> None:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _JUST_NOW = 15.0
 """Seconds within which a head may not know yet that a service ended on one of its nodes."""
-_IN_BOOT = 230.0
+IN_BOOT = 230.0
 """Above each limit of the boot: what was there for so long was there in time."""
 _FOLLOWING = w.WorkerPhase.FOLLOWING
 
@@ -84,6 +84,8 @@ class Judges:
         for key, rank, machine in nodes:
             is_head = key == HERE
             for spec in state.goal.services:
+                if spec.where.kind == "group":
+                    continue  # `min` of them suffice: group_judges.py
                 is_given_up = (key, spec.name) in state.services.abandoned
                 if spec.where.includes(rank, is_head=is_head) and not is_given_up:
                     self._is_ready(machine, spec.name)
@@ -93,15 +95,15 @@ class Judges:
 
     def _is_ready(self, machine: Machine, name: str) -> None:
         is_ready = any(one.name == name and one.is_ready for one in machine.services)
-        if not is_ready and not self._changed_just_now(machine):
+        if not is_ready and not self.changed_just_now(machine):
             self._breaks("services are ready at submission", f"{name} on {machine.label}")
 
     def _is_done(self, machine: Machine, name: str, marker: str) -> None:
         is_done = (self._world.data_of(machine) / marker.strip("/")).exists()
-        if not is_done and not self._changed_just_now(machine):
+        if not is_done and not self.changed_just_now(machine):
             self._breaks("steps are done at submission", f"{name} on {machine.label}")
 
-    def _changed_just_now(self, machine: Machine) -> bool:
+    def changed_just_now(self, machine: Machine) -> bool:
         """Return whether the head may not know yet how it is there."""
         disturbed = self._world.disturbed.get(machine.label, -math.inf)
         since = max(machine.service_ended_at, disturbed)
@@ -150,6 +152,8 @@ class Judges:
             return
         if any(end.culprit == spec.name for spec in agent.state.goal.services):
             return  # a service that a fault ended, which no calm machine shows
+        if not self._world.group_judges.is_complete():
+            return
         if self._is_calm_head(agent) and len([*self._calm_workers()]) >= agent.state.required:
             self._breaks("what is there is not missed", end.sentence())
 
@@ -157,12 +161,14 @@ class Judges:
         """Return whether nothing happened on the head for as long as a boot may wait."""
         cluster = self._world.given or agent.machine.cluster
         mute_until = 0.0 if cluster is None else cluster.mute_until
-        was_mute = bool(mute_until) and self._world.now < mute_until + _IN_BOOT
-        return not was_mute and self.is_calm(agent.machine, _IN_BOOT)
+        was_mute = bool(mute_until) and self._world.now < mute_until + IN_BOOT
+        return not was_mute and self.is_calm(agent.machine, IN_BOOT)
 
     def _calm_workers(self) -> Iterator[Machine]:
         given = self._world.given
         for machine in self._world.workers:
             there = machine.raylet is not None if given is not None else machine.agent is not None
-            if machine.is_on and there and self.is_calm(machine, _IN_BOOT):
+            group = self._world.group_judges.group_of(machine)
+            is_beside = group is not None and not group.ray
+            if machine.is_on and there and not is_beside and self.is_calm(machine, IN_BOOT):
                 yield machine

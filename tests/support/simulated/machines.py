@@ -44,6 +44,8 @@ class Machine:
         self.ip = f"10.0.0.{number + 1}"
         self.name = self.label
         """The name that its agent uses; a platform may give it to another machine, too."""
+        self.group = ""
+        """The group that it names (AGENT_GROUP), or ''."""
         self.disk = disk
         """The folder of its disk; two machines may share a disk."""
         self.failing_writes = 0
@@ -124,8 +126,9 @@ class Machine:
             return self.agent is not None
         if what == "gcs":
             return self.cluster is not None and self.cluster.has_gcs
-        if what == "service":
-            return any(service.is_ready for service in self.services)
+        if what.startswith("service"):
+            ready = (one for one in self.services if one.is_ready)
+            return any(one.port == int(what.split()[1]) for one in ready)
         own = self.cluster is not None and self.cluster.is_up
         return own or (self.raylet is not None and self.raylet.is_up and self.raylet.lives)
 

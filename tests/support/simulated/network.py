@@ -14,6 +14,7 @@ from agent.port.proof import PROOF_HEADER, Claim
 from agent.port.protocol import REPORT_PATH
 from agent.processes.connecting import ConnectionRefused
 from agent.processes.resolving import NoDnsAnswer
+from support.simulated.programs import FIRST_GIVEN_PORT, SERVICE_PORT
 from support.simulated.virtual import here, is_over
 
 if TYPE_CHECKING:
@@ -377,7 +378,9 @@ async def resolve(host: str, limit: float = 2.0) -> tuple[str, ...] | str:
 async def port_answers(host: str, port: int, limit: float = 2.0) -> str:
     """Probe a port."""
     world = here().world
-    what = {world.gcs_port: "gcs", 8000: "service"}.get(port, "raylet")
+    what = {world.gcs_port: "gcs"}.get(port, "raylet")
+    if port == SERVICE_PORT or port >= FIRST_GIVEN_PORT:
+        what = f"service {port}"
     return await world.network.probe(host, what, limit)
 
 

@@ -6,6 +6,7 @@ import asyncio
 import json
 import math
 import os
+import re
 from contextvars import copy_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
     from support.simulated.world import World
 
 _getpid = os.getpid
+SERVICE_PORT = 8000
+FIRST_GIVEN_PORT = 31_000
+"""Services to which the agent gives a port have this one, or a later one."""
 REDUCED = json.dumps(
     {
         "failed": [],
@@ -146,6 +150,9 @@ class Service(Process):
 
     def begin(self) -> None:
         """Listen later."""
+        self.began_at = self.world.now
+        given = re.search(r"serve ([0-9]+)", " ".join(self.argv))
+        self.port = SERVICE_PORT if given is None else int(given[1])
         self.world.later(self.world.random.uniform(0.3, 4), self._ready)
 
     def _ready(self) -> None:

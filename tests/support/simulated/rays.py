@@ -19,6 +19,15 @@ MISSED_AFTER = 17.0
 """Seconds for which GCS lists a node that does not answer."""
 
 
+_NUM_GPUS = "--num-gpus="
+
+
+def gpus_in(process: Process | None) -> float:
+    """Return the GPUs that a `ray start` says; none without a process, on a given Ray."""
+    words = () if process is None else process.argv
+    return next((float(word[len(_NUM_GPUS) :]) for word in words if word.startswith(_NUM_GPUS)), 0)
+
+
 class Raylet:
     """Ray on a node other than the cluster's head."""
 
@@ -30,6 +39,11 @@ class Raylet:
         self.is_dead_for_gcs = False
         self.process: Process | None = None  # none of a node of a given Ray
         cluster.world.later(cluster.world.random.uniform(0.5, 3), self._join)
+
+    @property
+    def gpus(self) -> float:
+        """Return the GPUs that it counts."""
+        return gpus_in(self.process)
 
     def _join(self) -> None:
         cluster = self.cluster

@@ -128,6 +128,7 @@ class Rules:
         """Of a node's Ray nothing is left when another starts."""
         if others:
             self.breaks("one Ray at a time", f"{machine.name} starts another")
+        self._world.group_judges.ray_begins(machine)
 
     def step_begins(self, new: Execution) -> None:
         """A step with a marker runs once per disk: neither again, nor twice in parallel."""
@@ -199,6 +200,7 @@ class Rules:
             self._stalled.add(agent.machine.label)
         self._codes |= {one.outcome.exit_code for one in actions if isinstance(one, h.EndRun)}
         self._world.judges.head_decided(agent, before, actions)
+        self._world.group_judges.head_decided(agent, before, actions)
 
     def report_sent(self, machine: Machine, body: bytes) -> None:
         """Record a worker's report, in order."""
@@ -245,6 +247,7 @@ class Rules:
 
     def agent_left(self, agent: Agent, end: Outcome, _file: Path) -> None:
         """Check the end of an agent."""
+        self._world.group_judges.agent_left(agent.machine)
         if end.kind is Kind.REFUSED:  # a world of refused agents tests nothing
             self.breaks("no node is refused", f"{agent.machine.name}: {end.reason}")
         if agent.state is None:

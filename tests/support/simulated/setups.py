@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from itertools import count
 from random import Random
 
 from msgspec import field
 from msgspec.structs import replace
 
 from agent.base.value import Value
+from agent.job.groups import TRAINER, NodeGroup
 from support.simulated import harms
 from support.simulated.harms import TORCHRUN
 from support.simulated.platforms import NEVER
@@ -67,6 +69,12 @@ class Setup(Value):
     token: str | None = None
     platform: str = NEVER
     """Which containers are started again."""
+    group: NodeGroup | None = None
+    """The group of nodes beside the trainer; `workers` counts its nodes."""
+    names_groups: bool = False
+    """Each node names its group (AGENT_GROUP); else the head places nodes as they report."""
+    lists_members: bool = False
+    """The job's command has the addresses of the group's members."""
 
     @property
     def notices(self) -> int:
@@ -78,6 +86,12 @@ class Setup(Value):
     def has_job(self) -> bool:
         """Return whether the run has a job: without one it lasts until it is stopped."""
         return self.environ.get("AGENT_JOB") != "none"
+
+    def group_of(self, number: int) -> str:
+        """Return the group that a machine names: the first workers are the group's."""
+        if self.group is None or not self.names_groups:
+            return ""
+        return self.group.name if 1 <= number <= self.group.nodes else TRAINER
 
 
 SKEWS = (-300.0, 300.0)
@@ -117,6 +131,20 @@ where = "{step}"
 once = "/data/.done"
 """
 AFTER = '= 8000\nafter = ["data"]'
+
+
+GROUP_FILE = """
+[groups.pool]
+nodes = {nodes}
+{rows}
+"""
+POOL_FILE = """
+[services.pool-server]
+command = "serve {port}"
+ready.tcp = "{port}"
+where = "pool"
+"""
+GPUS_OF_NODE = 4
 
 
 _OF_ANY = (
@@ -194,6 +222,59 @@ def _kills(draw: Random) -> frozenset[tuple[str, int]]:
     return frozenset((label, number) for number in again)
 
 
+def _with_group(setup: Setup, draw: Random) -> Setup:
+    """Return a setup with a group of nodes, beside as many workers of the trainer as before."""
+    is_ray = setup.kind == RAY and draw.random() < 0.15
+    has_service = not is_ray or draw.random() < 0.5
+    group = NodeGroup(
+        name="pool",
+        nodes=draw.choice((1, 2, 2)),
+        ray=is_ray,
+        min=draw.choice((1, None)),
+        lost=draw.choice(("wait", "wait", "retry", "end")),
+    )
+    rows = [f'lost = "{group.lost}"', f"ray = {str(is_ray).lower()}"]
+    rows += [] if group.min is None else [f"min = {group.min}"]
+    services = setup.services + GROUP_FILE.format(nodes=group.nodes, rows="\n".join(rows))
+
+    # Its service: one member a node, or two by GPUs; it may need the data of a step.
+    environ = {**setup.environ}
+    keys = []
+    if has_service and draw.random() < 0.4:
+        keys.append("gpus = 2")
+        environ["AGENT_NUM_GPUS"] = str(GPUS_OF_NODE)
+    if draw.random() < 0.5:
+        keys.append('weights = "nccl"')
+    if "[prepare.data]" in services and draw.random() < 0.4:
+        keys.append('after = ["data"]')
+    if has_service:
+        services += POOL_FILE + "\n".join(keys)
+    return replace(
+        setup,
+        workers=setup.workers + group.nodes,
+        environ=environ,
+        services=services,
+        group=group,
+        names_groups=draw.random() < 0.5,
+        lists_members=has_service and draw.random() < 0.5,
+    )
+
+
+def setup_of_group(seed: int) -> Setup:
+    """Draw a setup with a group of nodes, from the worlds that may have one."""
+    worlds = map(_setup_of, count(seed, 10_000))
+    of = next(one for one in worlds if one.kind != GIVEN)
+    return _with_group(of, _random(seed * 31 + 7))
+
+
+def setup_of(seed: int) -> Setup:
+    """Draw a setup, in some worlds with a group."""
+    setup = _setup_of(seed)
+    draw = _random(seed * 43)
+    has_group = setup.kind != GIVEN and draw.random() < 0.15
+    return _with_group(setup, draw) if has_group else setup
+
+
 def harmless_setup_of(seed: int) -> Setup:
     """Draw a setup whose faults must cost nothing: one attempt, and the job's own code."""
     draw = _random(seed * 13 + 1)
@@ -214,8 +295,8 @@ def harmless_setup_of(seed: int) -> Setup:
     )
 
 
-def setup_of(seed: int) -> Setup:
-    """Draw a setup."""
+def _setup_of(seed: int) -> Setup:
+    """Draw a setup without a group."""
     draw = Random(seed)  # noqa: S311 - worlds, no secret
     kind = draw.choice((RAY, RAY, RAY, RAY, RAY, TORCHRUN, GIVEN, GIVEN))
     workers = draw.choice((1, 1, 2, 2, 3))

@@ -25,11 +25,13 @@ from agent.job.services import NO_FILE
 from agent.job.services_file import parse
 from agent.node.facts import TorchPython
 from agent.plan.make import make_plan
+from agent.plan.plan_services import with_places
 from agent.platforms.resolve import resolve
 from agent.record.run_record import RUN_FILE
 from agent.settings import load
 from support.simulated.disks import no_space
 from support.simulated.faults import Faults
+from support.simulated.group_judges import GroupJudges
 from support.simulated.harms import TORCHRUN, Harms
 from support.simulated.judges import Judges
 from support.simulated.machines import Machine
@@ -77,6 +79,7 @@ class World:
         self.faults = Faults(self)
         self.harms = Harms(self)
         self.judges = Judges(self)
+        self.group_judges = GroupJudges(self)
         self._counts: Counter[tuple[str, str]] = Counter()
         self.disks_are_slow = False
         self.disks_are_full = False
@@ -145,6 +148,7 @@ class World:
         number = len(self.machines)
         clock = Clock(self._loop, *self.setup.clocks[number % len(self.setup.clocks)])
         machine = Machine(self, number, clock, disk or self.new_disk())
+        machine.group = self.setup.group_of(number)
         self.machines.append(machine)
         return machine
 
@@ -221,7 +225,12 @@ class World:
             environ["RAY_AUTH_TOKEN"] = setup.token
         if setup.kind == TORCHRUN:
             environ["AGENT_LAUNCHER"] = "torchrun"
-        command = ["train.py", *(["{nodes}"] if setup.is_sized else [])] if setup.has_job else None
+        if machine.group:
+            environ["AGENT_GROUP"] = machine.group
+        words = ["train.py"]
+        words += ["{nodes}"] if setup.is_sized else []
+        words += ["{addresses:pool-server}"] if setup.lists_members else []
+        command = words if setup.has_job else None
         facts = replace(
             MACHINE,
             hostname=machine.name,
@@ -239,7 +248,7 @@ class World:
         topology = resolve(environ, loaded.settings, facts)
         if setup.fixed_run_id and setup.kind != GIVEN:
             topology = replace(topology, platform=replace(topology.platform, run_id="run"))
-        return make_plan(loaded, topology, facts, environ, {}, file)
+        return make_plan(loaded, topology, facts, environ, {}, with_places(file, topology))
 
     def group_of(self, share: Share, size: int) -> Group:
         """Return the group that a node's torchrun joins; the head's begins one."""

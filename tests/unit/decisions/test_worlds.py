@@ -14,7 +14,7 @@ import pytest
 from msgspec.structs import replace
 
 from support.simulated.playing import broken_rules, on_platforms
-from support.simulated.setups import RAY, Setup, harmless_setup_of, setup_of
+from support.simulated.setups import RAY, Setup, harmless_setup_of, setup_of, setup_of_group
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -49,6 +49,20 @@ KEPT = (30, 73, 441, 485, 714, 1256, 2024)
 def test_worlds_that_broke_a_rule() -> None:
     """Heads and workers without a record, and clusters without a job, whose agents are killed."""
     found = broken_rules(KEPT)
+    if found:
+        pytest.fail(found, pytrace=False)
+
+
+GROUPS_KEPT = (9, 30, 35, 39, 48, 59)
+"""Worlds with a group that once broke a rule: by the product."""
+
+
+@pytest.mark.parametrize(
+    "seeds", [GROUPS_KEPT, range(3), pytest.param(range(3, 150), marks=pytest.mark.slow)], ids=str
+)
+def test_groups_beside_the_trainer(seeds: Iterable[int]) -> None:
+    """Their members serve with current weights, and a loss of them costs what the file says."""
+    found = broken_rules(seeds, setup_of_group)
     if found:
         pytest.fail(found, pytrace=False)
 
