@@ -12,6 +12,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Mapping
+from itertools import count
 from typing import TYPE_CHECKING, TypeVar
 
 import anyio
@@ -452,7 +453,7 @@ class Reports:
         names = self._rank_names
         in_use = {agent.rank for agent in self._agents.values()}
         former = [rank for rank, other in enumerate(names, 1) if other == hello.name]
-        new = next((rank for rank, name in enumerate(names, 1) if not name), len(names) + 1)
+        new = next(rank for rank in count(1) if self._is_unused(rank, hello.group))
         others = [new] if new <= self._most else [*range(1, new)]
         of_group = self._expected.ranks_of.get(hello.group)
         if of_group is not None:
@@ -467,6 +468,21 @@ class Reports:
             names[rank - 1] = hello.name
             self._keep_ranks(tuple(names))
         return rank
+
+    def _is_unused(self, rank: int, group: str) -> bool:
+        """Return whether no node has had a rank, and none of another group than this is to have it.
+
+        A node that names its group may only be a spare beyond its ranks.
+        """
+        if rank <= len(self._rank_names) and self._rank_names[rank - 1]:
+            return False
+        ranks_of = self._expected.ranks_of
+        if not group or not ranks_of:
+            return True
+        is_of_trainer = rank < min(ranks.start for ranks in ranks_of.values())
+        if is_of_trainer:
+            return group not in ranks_of
+        return all(rank not in ranks for name, ranks in ranks_of.items() if name != group)
 
     def _is_gone_from(self, key: str) -> bool:
         """Return whether an agent has left its rank, or does not report any more."""

@@ -210,6 +210,25 @@ def test_ranks_are_given_again() -> None:
     assert kept == [("c", "b")]
 
 
+def test_no_node_gets_the_rank_of_another_group() -> None:
+    """Beyond the ranks of the group that it names it is a spare, whoever reports first."""
+    expected = Expected(None, "", "", "", ranks_of={"pool": range(3, 5)})
+    reports = Reports(FIRST, expected, lambda _: None, lambda: 0.0)
+
+    def rank(name: str, group: str) -> int | None:
+        hello = Hello(name, group=group)
+        report = Report(f"of {name}", f"10.0.0.{ord(name)}", "joining", hello=hello)
+        return anyio.run(reports.handle, report).rank
+
+    assert [rank(name, "pool") for name in "ab"] == [3, 4]
+    assert rank("c", "pool") == 5
+    assert [rank(name, "trainer") for name in "def"] == [1, 2, 6]
+
+    reports = Reports(FIRST, expected, lambda _: None, lambda: 0.0)
+    assert [rank(name, "trainer") for name in "abc"] == [1, 2, 5]
+    assert [rank(name, "pool") for name in "de"] == [3, 4]
+
+
 def test_names_of_an_attempt() -> None:
     """The record keeps the nodes of the attempt that are present, and the latest of the others."""
     state = Trace(goal(1), PAIR).state
