@@ -24,6 +24,10 @@ class Ports(Value):
     first_worker: int = 10_002
     last_worker: int = 19_999
     reward: int = 5000  # the bundled reward server's
+    # Of groups: the range of the fronts on the head, and the first port that `{port}` is
+    first_front: int = 22_000
+    last_front: int = 30_999
+    given: int = 31_000
     # Ray's internal ports, which follow the agent's: one number moves them all
     node_manager: int = 8267
     object_manager: int = 8268
@@ -34,7 +38,7 @@ class Ports(Value):
 
 
 DEFAULTS = Ports()
-_INTERNAL = Ports.__struct_fields__[7:]
+_INTERNAL = Ports.__struct_fields__[10:]
 
 
 def port_map(
@@ -53,6 +57,7 @@ def ports_for_job(job_id: int) -> Ports:
 
     Ids that agree in the last digit share the range of Ray's workers, where Ray skips ports in
     use. Ids that agree in the last three conflict: the check of free ports refuses the second job.
+    The ports of groups differ for ids that are near: there are too few for all.
     """
     block = 20_000 + job_id % 1000 * 10
     workers = 10_000 + job_id % 10 * 1000
@@ -64,12 +69,15 @@ def ports_for_job(job_id: int) -> Ports:
         first_worker=workers,
         last_worker=workers + 999,
         reward=30_000 + job_id % 1000,
+        first_front=20_000 + job_id % 10 * 500,  # fronts leave out the job's own block
+        last_front=29_999,
+        given=31_000 + job_id % 8 * 192,
     )
 
 
 def single_ports(ports: Ports) -> dict[str, int]:
-    """Return the port of every listener of agent and Ray, without the range of Ray's workers."""
-    others = {"first_worker", "last_worker", "reward"}
+    """Return the port of every listener of agent and Ray, without ranges and services."""
+    others = {"first_worker", "last_worker", "reward", "first_front", "last_front", "given"}
     return {
         name.replace("_", " "): port for name, port in asdict(ports).items() if name not in others
     }

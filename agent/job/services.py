@@ -386,7 +386,7 @@ def front_of(spec: ServiceSpec) -> ServiceSpec:
         deadline_variable="fixed",
         restarts=_FRONT_RESTARTS,
         port=control,
-        bind=f"{_LOOPBACK}; from {spec.front} on, one port a member: {NODE_IP} and {_LOOPBACK}",
+        bind=_LOOPBACK,
         is_front=True,
     )
 
@@ -590,10 +590,13 @@ def reward_url(services: Iterable[ServiceSpec], place: Placeholders) -> str:
 def digest(services: Iterable[ServiceSpec], steps: Iterable[PrepareStep] = ()) -> str:
     """Return a hash of the services and steps that must be equal on all nodes.
 
-    Those of the head alone are left out, and so are argvs: paths of programs differ between nodes.
+    Those of the head alone are left out, and so are argvs, since paths of programs differ between
+    nodes, and the ports of fronts, which only the head uses.
     """
     rows = [
-        {**to_builtins(spec), "argv": None} for spec in services if spec.where.kind != ON_HEAD.kind
+        {**to_builtins(spec), "argv": None, "front": 0}
+        for spec in services
+        if spec.where.kind != ON_HEAD.kind
     ]
     rows += [to_builtins(step) for step in wanted_steps(steps)]
     text = json.dumps(rows, sort_keys=True, default=str)

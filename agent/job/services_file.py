@@ -16,6 +16,7 @@ from msgspec import Meta, ValidationError
 from msgspec.structs import replace
 
 from agent.base.errors import Problem
+from agent.base.ports import DEFAULTS
 from agent.base.text import is_loopback, parse_toml
 from agent.base.typed import convert
 from agent.job.groups import TRAINER, Lost, NodeGroup
@@ -70,9 +71,10 @@ _PLACES: tuple[Literal["head", "every", "workers"], ...] = ("head", "every", "wo
 _IN_A_GROUP = "a service in a group: its `where` names one"
 _RESTARTS_OF_MEMBER = 10
 """Within the time after which they are forgotten: the trainer goes on without a member."""
-_FIRST_GIVEN_PORT = 31_000
 _PORTS_OF_SERVICE = 64
-"""The ports that `{port}` is: of the first service these and the next 63, and so on."""
+"""The ports that `{port}` is: of the first service these and the next 63, and so on. A platform
+whose jobs share hosts has others.
+"""
 
 
 # --- the keys of the tables -----------------------------------------------------------------------
@@ -321,7 +323,7 @@ class _Reader:
         """Return a service with the port that the agent gives it, if it takes one."""
         names_port = GIVEN_PORT in str(spec.ready) or spec.ready == TcpProbe(0)
         if spec.takes_port:
-            port = _FIRST_GIVEN_PORT + at * _PORTS_OF_SERVICE
+            port = DEFAULTS.given + at * _PORTS_OF_SERVICE
             ready = TcpProbe(port) if spec.ready == TcpProbe(0) else spec.ready
             if not names_port:
                 got = "{port} in its command alone"

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from agent.base.errors import Problem
 from agent.base.ports import port_conflicts, port_map, single_ports
-from agent.job.services import NODE_IP
+from agent.job.services import NODE_IP, control_port
 from agent.plan.page_address import proxied_ip
 from agent.plan.plan import Listener
 from agent.settings.jobs import runs_by_shares
@@ -46,9 +46,17 @@ def listeners_of(plan: Plan) -> Iterator[Listener]:
         yield from _of_ray(ray, ports, is_head=topology.is_head)
 
     for spec in plan.services:
-        if spec.port is not None:
+        if spec.is_front:
+            yield Listener(str(spec.port), f"{spec.name}, for the agent", spec.bind, "key")
+        elif spec.port is not None:
             guard = "none (scores only)" if spec.url else "as its command has it"
             yield Listener(str(spec.port), spec.name, spec.bind, guard)
+
+    # The fronts on the head have a port for each member, which a trainer uses as an engine's.
+    for spec in plan.all_services if topology.is_head else ():
+        if spec.front:
+            members = f"{spec.front}-{control_port(spec) - 1}"
+            yield Listener(members, f"front of {spec.name}, a port a member", _NEAR, "none")
 
     # The all-reduce before the job: its store has the last port of Ray's workers, used last by Ray.
     if is_ours and settings.preflight is not None:

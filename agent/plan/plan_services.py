@@ -29,9 +29,6 @@ if TYPE_CHECKING:
     from agent.settings.model import Settings
 
 _JUDGE_TABLE = "[services.judge]"
-FIRST_FRONT_PORT = 22_000
-"""Of the fronts on the head: each has a port for each member, and one for the agent."""
-_END_OF_FRONT_PORTS = 31_000
 MOST_ON_ONE_NODE = MOST_ITEMS - 14
 """Of services and prepare steps of a file: a report has as many items, some of them the agent's."""
 _ONLY_HEAD = "head: no agent runs on the nodes of a platform's Ray"
@@ -57,22 +54,58 @@ def with_reward(settings: Settings, file: ServicesFile) -> Settings:
     return settings if file.reward is None else replace(settings, reward=file.reward)
 
 
-def with_places(file: ServicesFile, topology: Topology) -> ServicesFile:
-    """Return the file with the ranks of each group, and of the services that run there."""
-    if not file.groups:
+def with_places(file: ServicesFile, topology: Topology, settings: Settings) -> ServicesFile:
+    """Return the file with the ranks of each group, and the ports of services on this platform."""
+    if not file.services and not file.groups:
         return file
+    base = topology.platform.ports
     groups = place_groups(file.groups, topology.expected_workers + 1)
     by_name = {group.name: group for group in groups}
+    specs = tuple(_with_given_port(spec, base) for spec in file.services)
+    taken = _ports_on_head(settings, topology, specs)
     services: list[ServiceSpec] = []
-    port = FIRST_FRONT_PORT
-    for asked in file.services:
+    port = base.first_front
+    for asked in specs:
         spec = _with_place(asked, by_name.get(asked.where.group))
         if spec.weights in work.FRONTED and spec.where.rank is not None:
-            spec = replace(spec, front=port)
+            spec = _with_front(spec, port, taken)
             services.append(work.front_of(spec))
             port = work.control_port(spec) + 1
         services.append(spec)
     return replace(file, groups=groups, services=tuple(services))
+
+
+def _with_given_port(spec: ServiceSpec, base: Ports) -> ServiceSpec:
+    """Return a service with the port that the agent gives it on this platform."""
+    if not spec.takes_port or spec.port is None:
+        return spec
+    port = spec.port - DEFAULTS.given + base.given
+    ready = work.TcpProbe(port) if isinstance(spec.ready, work.TcpProbe) else spec.ready
+    return replace(spec, port=port, ready=ready)
+
+
+def _ports_on_head(
+    settings: Settings, topology: Topology, specs: tuple[ServiceSpec, ...]
+) -> frozenset[int]:
+    """Return the ports on the head that no front can have."""
+    base = topology.platform.ports
+    single, _ = ports_here(settings, base, topology.given_ray)
+    of_services = {spec.port for spec in specs if spec.port and spec.where.meets(work.ON_HEAD)}
+    reward = settings.reward_port or base.reward
+    return frozenset({*single.values(), *of_services, reward})
+
+
+def _with_front(spec: ServiceSpec, first: int, taken: frozenset[int]) -> ServiceSpec:
+    """Return a service whose front has the first ports from here on of which none is taken.
+
+    A front has a port for each member that there may be, and one for the agent.
+    """
+    while True:
+        spec = replace(spec, front=first)
+        met = [port for port in taken if first <= port <= work.control_port(spec)]
+        if not met:
+            return spec
+        first = max(met) + 1
 
 
 def _with_place(spec: ServiceSpec, group: NodeGroup | None) -> ServiceSpec:
@@ -126,7 +159,7 @@ def service_problems(
         name = "reward" if spec.name == work.REWARD else spec.name
         where = f"{table} [services.{name}]"
         yield from _place_problems(spec, topology, nodes, where)
-        if spec.front and work.control_port(spec) >= _END_OF_FRONT_PORTS:
+        if spec.front and work.control_port(spec) > topology.platform.ports.last_front:
             got = f"members on {spec.where.nodes} node(s), each with a port of its front"
             yield Problem(f"{where} weights", got, "fewer nodes in the groups with `weights`")
         if spec.port is not None:

@@ -184,7 +184,9 @@ DSTACK = RankVariables(
 )
 # SkyPilot's Ray (0.5 to 0.8): GCS 6380, dashboard 8266, workers from 11002 on, and Ray's defaults
 # for the rest, such as 10001 for the client.
-SKYPILOT_PORTS = Ports(agent=8276, client=20_001, first_worker=20_002, last_worker=29_999)
+SKYPILOT_PORTS = Ports(
+    agent=8276, client=20_001, first_worker=20_002, last_worker=25_999, first_front=26_000
+)
 SKYPILOT = RankVariables(
     PlatformInfo("skypilot", ports=SKYPILOT_PORTS),
     rank="SKYPILOT_NODE_RANK",

@@ -108,7 +108,7 @@ def plan_from_environment(
         facts,
         environ,
         runtime_env=job.runtime_env,
-        file=with_places(machine.services, topology),
+        file=with_places(machine.services, topology, given.settings),
         upload=job.upload,
         basis=_read_basis(environ, given),
         caches=caches,
@@ -284,7 +284,7 @@ def _read_job(environ: Mapping[str, str], given: Given, machine: Machine, place:
     if platform is not None:
         problems += port_clashes(settings, given.words, platform.ports, platform.given_ray)
     if topology is not None:
-        file = with_places(machine.services, topology)
+        file = with_places(machine.services, topology, settings)
         problems += service_problems(settings, given.words, topology, file)
         services = all_services(settings, given.words, file, topology.platform.ports)
         if settings.services is None or file is not NO_FILE:  # else its own problems come first

@@ -26,8 +26,9 @@ def ports_of(job: int) -> Ports:
 
 
 def single(ports: Ports) -> set[int]:
-    """Return the ports that must be had, the workers' range aside."""
-    return {n for name, n in asdict(ports).items() if not name.endswith("_worker")}
+    """Return the ports that must be had, without ranges."""
+    ranges = ("_worker", "_front", "given")
+    return {n for name, n in asdict(ports).items() if not name.endswith(ranges)}
 
 
 def workers(ports: Ports) -> range:

@@ -1,0 +1,140 @@
+"""The ports of groups: of fronts on the head, and those that the agent gives members."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from agent.base.ports import DEFAULTS, port_map, ports_for_job, single_ports
+from agent.job.services import ServiceSpec, TcpProbe, control_port, digest
+from agent.job.services_file import parse
+from agent.plan.make import make_plan
+from agent.plan.plan_services import service_problems, with_places
+from agent.platforms.rank_variables import SKYPILOT_PORTS
+from agent.platforms.resolve import Topology, resolve
+from agent.settings import load
+from support.worlds import MACHINE
+
+FILE = """
+[groups.rollout]
+nodes = 4
+[services.engine]
+where = "rollout"
+gpus = 1
+weights = "sglang"
+command = "serve {port}"
+ready.tcp = "{port}"
+"""
+DSTACK = {"DSTACK_NODES_NUM": "8", "DSTACK_MASTER_NODE_IP": "10.0.0.5", "DSTACK_NODE_RANK": "0"}
+SKYPILOT = {
+    "SKYPILOT_NUM_NODES": "8",
+    "SKYPILOT_NODE_RANK": "0",
+    "SKYPILOT_NODE_IPS": "10.0.0.5\n" + "\n".join(f"10.0.1.{n}" for n in range(7)),
+}
+NODES = "n[0-7]"
+SLURM = {
+    "SLURM_JOB_ID": "70203",
+    "SLURM_NODEID": "0",
+    "SLURM_JOB_NODELIST": NODES,
+    "SLURM_STEP_NODELIST": NODES,
+    "SLURM_STEP_ID": "0",
+}
+PLATFORMS = [DSTACK, SKYPILOT, SLURM]
+
+
+def topology_of(environ: dict[str, str]) -> Topology:
+    """Return where this node is by the platform's variables."""
+    return resolve(environ, load(environ, ["true"]).settings, MACHINE)
+
+
+def placed(environ: dict[str, str], text: str = FILE) -> dict[str, ServiceSpec]:
+    """Return the services of a run by name, which must have no problem."""
+    environ = {**environ, "AGENT_SERVICES": "s.toml"}
+    settings = load(environ, ["true"]).settings
+    topology = topology_of(environ)
+    read, wrong = parse(text, "s.toml", settings)
+    file = with_places(read, topology, settings)
+    found = [*wrong, *service_problems(settings, ("true",), topology, file)]
+    assert [problem.sentence() for problem in found] == []
+    return {spec.name: spec for spec in file.services}
+
+
+def front_ports(spec: ServiceSpec) -> range:
+    """Return the ports of a service's front, its control port included."""
+    return range(spec.front, control_port(spec) + 1)
+
+
+@pytest.mark.parametrize("environ", PLATFORMS)
+def test_a_fronts_ports_are_no_others(environ: dict[str, str]) -> None:
+    """They are neither those of Ray and agent nor in the range of Ray's workers or the kernel's."""
+    engine = placed(environ)["engine"]
+    ports = topology_of(environ).platform.ports
+    own = port_map(None, None, None, ports)
+    taken = {*single_ports(own).values(), *range(own.first_worker, own.last_worker + 1)}
+    assert engine.port is not None
+    given = range(engine.port, engine.port + 16)
+    assert not taken & {*front_ports(engine), *given}
+    assert not {*given} & {*front_ports(engine), ports.reward}
+    assert max(*given, *front_ports(engine)) < 32_768
+
+
+def test_a_front_leaves_out_what_is_set_by_hand() -> None:
+    """A port that the user has set, or that a service on the head has, is not one of its."""
+    there = '[services.cache]\ncommand = "serve"\nready.tcp = 22090\n'
+    engine = placed({**DSTACK, "AGENT_PORT": "22010"}, FILE + there)["engine"]
+    assert not {*range(22_010, 22_017), 22_090} & {*front_ports(engine)}
+
+
+def test_workers_need_not_know_a_fronts_ports() -> None:
+    """A head whose own ports differ agrees with its workers about their services."""
+    one = placed(DSTACK)
+    other = placed({**DSTACK, "AGENT_PORT": "22010"})
+    assert one["engine"].front != other["engine"].front
+    assert digest(one.values()) == digest(other.values())
+
+
+def test_two_groups_have_fronts_apart() -> None:
+    """The second front begins after the first one's control port."""
+    more = FILE.replace("rollout", "judges").replace("engine", "judge").replace("nodes = 4", "nodes = 1")
+    found = placed(DSTACK, FILE + more)
+    assert not {*front_ports(found["engine"])} & {*front_ports(found["judge"])}
+
+
+@pytest.mark.parametrize("apart", [1, 2, 3, 7])
+def test_jobs_with_neighboring_ids_have_ports_apart(apart: int) -> None:
+    """Two jobs of Slurm on one host share none where their ids are near."""
+    one = placed(SLURM)["engine"]
+    other = placed({**SLURM, "SLURM_JOB_ID": str(70203 + apart)})["engine"]
+    assert not {*front_ports(one)} & {*front_ports(other)}
+    assert one.port is not None
+    assert other.port is not None
+    assert abs(one.port - other.port) >= 64
+    assert other.ready == TcpProbe(other.port)
+
+
+def test_the_ports_of_a_front_are_shown_with_who_may_use_them() -> None:
+    """The agent's orders need a key; a trainer's requests, as those to an engine, nothing."""
+    environ = {**DSTACK, "AGENT_SERVICES": "s.toml"}
+    loaded = load(environ, ["true"])
+    topology = topology_of(environ)
+    read, _ = parse(FILE, "s.toml", loaded.settings)
+    file = with_places(read, topology, loaded.settings)
+    made = make_plan(loaded, topology, MACHINE, environ, {}, file)
+    shown = {(one.port, one.bind, one.guard) for one in made.listeners if "engine" in one.who}
+    assert shown == {
+        ("22000-22063", "{node_ip}, 127.0.0.1", "none"),
+        ("22064", "127.0.0.1", "key"),
+    }
+
+
+@pytest.mark.parametrize("ports", [DEFAULTS, SKYPILOT_PORTS, ports_for_job(70203)])
+def test_too_many_nodes_for_the_ports_are_refused(ports: object) -> None:
+    """The remedy is fewer nodes."""
+    environ = {**DSTACK, "DSTACK_NODES_NUM": "701", "AGENT_SERVICES": "s.toml"}
+    settings = load(environ, ["true"]).settings
+    topology = topology_of(environ)
+    topology = replace(topology, platform=replace(topology.platform, ports=ports))
+    read, _ = parse(FILE.replace("nodes = 4", "nodes = 700"), "s.toml", settings)
+    file = with_places(read, topology, settings)
+    (problem,) = service_problems(settings, ("true",), topology, file)
+    assert "fewer nodes in the groups" in problem.sentence()
