@@ -107,6 +107,8 @@ class Front(Value):
     """The trainer's pause, until it resumes."""
     folders: tuple[str, ...] = ()
     """Those of the trainer's updates that the front has not removed, the newest last."""
+    began: float = 0.0
+    """The time at which the run's first front began: an older folder is not the trainer's."""
 
     def state_of(self, member: Member) -> MemberState:
         """Return the state of a member."""

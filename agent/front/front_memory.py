@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -35,15 +36,16 @@ class FrontMemory:
 
     def read(self, now: float) -> Front:
         """Return the front as it was saved, or a new one."""
+        new = Front(began=time.time())
         if not self._path:
-            return Front()
+            return new
         try:
             saved = decode(Path(self._path).read_bytes(), Front)
         except FileNotFoundError:
-            return Front()
+            return new
         except (OSError, msgspec.MsgspecError) as problem:
             self._say(f"cannot read {self._path}: {problem}")
-            return Front()
+            return new
         self._say(f"goes on from {self._path}, in attempt {saved.attempt}")
         return restored(saved, now)
 

@@ -18,6 +18,7 @@ import hmac
 import shutil
 import time
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import anyio
@@ -224,7 +225,7 @@ class FrontServer:
         traffic = self._traffic.of(port)
         return SlotStatus(
             port=port,
-            state=self._front.state_of(member),
+            state="down" if port in self._unbound else self._front.state_of(member),
             version=member.version,
             requests=traffic.requests,
             errors=traffic.errors,
@@ -324,7 +325,9 @@ class FrontServer:
 
     async def _remove_folder(self, folder: str) -> None:
         try:
-            await result_in_thread(partial(shutil.rmtree, folder))
+            is_old = await result_in_thread(partial(_remove, folder, self._front.began))
+            if is_old:
+                self._say(f"{folder} stays: it was there before the run")
         except FileNotFoundError:
             return  # the trainer has removed it
         except OSError as problem:
@@ -616,6 +619,14 @@ class FrontServer:
             for scope, load_began in scopes.items():
                 if load_began:
                     scope.deadline = load_began + self._update_limit()
+
+
+def _remove(folder: str, began: float) -> bool:
+    """Remove a folder, unless it is older than the run; return whether it is."""
+    if Path(folder).lstat().st_mtime < began:
+        return True
+    shutil.rmtree(folder)
+    return False
 
 
 def _late(limit: float) -> TimeoutError:

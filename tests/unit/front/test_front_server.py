@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import io
+import os
 import socket
 import threading
+import time
 from typing import TYPE_CHECKING
 
 import aiohttp
@@ -826,6 +828,7 @@ def test_slots_come_and_go() -> None:
         body = msgspec.json.encode(FrontOrder(1, tuple(slots)))
         _, content = await front.put(body)
         assert why_of(content, taken.port).startswith(f"cannot listen on port {taken.port}: ")
+        assert front.of(2).state == "down", "no request to its port reaches it"
         assert await front.generate(1) == "e1: start"
         assert await front.generate(0) == "e0: start"
         await taken.kill()
@@ -883,7 +886,8 @@ def test_a_memory_that_cannot_be_read_is_left(tmp_path: Path, content: bytes) ->
     memory = tmp_path / "front.json"
     memory.write_bytes(content)
     lines: list[str] = []
-    assert FrontMemory(str(memory), lines.append).read(0.0) == Front()
+    front = FrontMemory(str(memory), lines.append).read(0.0)
+    assert msgspec.structs.replace(front, began=0.0) == Front()
     assert lines[0].startswith(f"cannot read {memory}: ")
 
 
@@ -968,16 +972,44 @@ def test_prime_rl() -> None:
     play(scenario, dialect="prime-rl")
 
 
+def test_what_was_there_before_the_run_is_not_removed(tmp_path: Path) -> None:
+    """A trainer may begin with a folder of an earlier run, or of a model, beside its own."""
+    folders = [tmp_path / f"step_{version}" for version in range(1, 5)]
+    memory = str(tmp_path / "front.json")
+
+    async def update(front: FrontUnderTest, folder: Path) -> None:
+        body = {"model_path": str(folder), "weight_version": folder.name}
+        await front.post(0, UPDATE, body)
+
+    async def scenario() -> None:
+        async with running_front(keep=2, memory=memory) as front:
+            for folder in folders:
+                folder.mkdir()
+            hour_ago = time.time() - 3600.0
+            os.utime(folders[0], (hour_ago, hour_ago))
+            for folder in folders[:3]:
+                await update(front, folder)
+            await front.until(lambda: any("step_1 stays" in line for line in front.log))
+
+        # A front that goes on from its file still knows which are the run's.
+        async with running_front(keep=2, memory=memory) as front:
+            await update(front, folders[3])
+            await front.until(lambda: not folders[1].exists())
+
+    asyncio.run(scenario())
+    assert [folder.exists() for folder in folders] == [True, False, True, True]
+
+
 def test_older_folders_are_removed(tmp_path: Path) -> None:
     """With --keep 2 the newest two stay; one that cannot be removed costs a line of the log."""
     folders = [tmp_path / f"weight_v{version:06}" for version in range(1, 5)]
-    for folder in folders:
-        folder.mkdir()
-    folders[1].rmdir()
-    folders[1].write_text("no folder")
 
     async def scenario() -> None:
         async with running_front(keep=2) as front:
+            for folder in folders:
+                folder.mkdir()
+            folders[1].rmdir()
+            folders[1].write_text("no folder")
             for version, folder in enumerate(folders):
                 body = {"model_path": str(folder), "weight_version": str(version)}
                 for path, given in ((PAUSE, {}), (UPDATE, body), (RESUME, {})):

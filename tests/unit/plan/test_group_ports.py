@@ -95,8 +95,8 @@ def test_workers_need_not_know_a_fronts_ports() -> None:
 
 def test_two_groups_have_fronts_apart() -> None:
     """The second front begins after the first one's control port."""
-    more = FILE.replace("rollout", "judges").replace("engine", "judge").replace("nodes = 4", "nodes = 1")
-    found = placed(DSTACK, FILE + more)
+    more = FILE.replace("rollout", "judges").replace("engine", "judge")
+    found = placed(DSTACK, FILE + more.replace("nodes = 4", "nodes = 1"))
     assert not {*front_ports(found["engine"])} & {*front_ports(found["judge"])}
 
 
