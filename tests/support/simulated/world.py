@@ -248,7 +248,9 @@ class World:
         topology = resolve(environ, loaded.settings, facts)
         if setup.fixed_run_id and setup.kind != GIVEN:
             topology = replace(topology, platform=replace(topology.platform, run_id="run"))
-        return make_plan(loaded, topology, facts, environ, {}, with_places(file, topology))
+        return make_plan(
+            loaded, topology, facts, environ, {}, with_places(file, topology, loaded.settings)
+        )
 
     def group_of(self, share: Share, size: int) -> Group:
         """Return the group that a node's torchrun joins; the head's begins one."""
