@@ -94,6 +94,7 @@ must not crash all of them.
 _LONGEST_BODY = 64 << 20
 _MOST_MEMORY = 1 << 30  # Of all bodies, which are kept until the reply begins
 _LAST_REQUESTS = 1.0  # Twice this is waited for at the end, within the 3 s of a stop.
+_CLOCKS_DIFFER = 60.0  # Seconds by which the clock of a shared disk may be behind
 _SHOWN = 200  # characters of an engine's answer to an update
 _REPEATED_HEADERS = ("Content-Type", "Authorization")
 _JSON = (("Content-Type", "application/json"),)
@@ -623,7 +624,7 @@ class FrontServer:
 
 def _remove(folder: str, began: float) -> bool:
     """Remove a folder, unless it is older than the run; return whether it is."""
-    if Path(folder).lstat().st_mtime < began:
+    if Path(folder).lstat().st_mtime < began - _CLOCKS_DIFFER:
         return True
     shutil.rmtree(folder)
     return False
