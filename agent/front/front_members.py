@@ -78,6 +78,8 @@ class Member(Value):
     """The number of an update that it refused: it gets that one only from the trainer."""
     refits: int = 0
     is_unreachable: bool = False
+    is_mute: bool = False
+    """A verb had no answer in time: the next ones are not sent to it until it has been refitted."""
     is_wedged: bool = False
     why: str = ""
 
@@ -86,6 +88,11 @@ class Member(Value):
         """Whether requests can be sent to it."""
         known = self.slot.answers and bool(self.slot.address)
         return known and not self.is_unreachable and not self.is_wedged
+
+    @property
+    def takes_verbs(self) -> bool:
+        """Whether the trainer's verbs are sent to it."""
+        return self.is_up and not self.is_mute
 
     @property
     def process(self) -> tuple[int, str]:
@@ -260,9 +267,9 @@ def _on_verb(front: Front, event: VerbCame) -> Front:
         return front
     if event.kind == "update" and front.newest is not None and event.folder:
         member = replace(member, sent=front.newest.number)
-        if member.is_up:
+        if member.takes_verbs:
             member = replace(member, loading=member.loading + 1)
-    elif event.kind in {"pause", "resume"} and not member.is_up:
+    elif event.kind in {"pause", "resume"} and not member.takes_verbs:
         # Its process may come back in the former state: a refit ends that, too.
         member = replace(member, loaded=UNKNOWN)
     return _with(front, member)
@@ -303,7 +310,9 @@ def _after_verb(member: Member, event: VerbEnded) -> Member:
             is_wedged=member.is_wedged or hangs,
             why=event.why,
         )
-    if event.kind in {"pause", "resume"} and event.result in {"lost", "late"}:
+    if event.result == "late":
+        return replace(member, loaded=UNKNOWN, is_mute=True, why=event.why)
+    if event.kind in {"pause", "resume"} and event.result == "lost":
         return replace(member, loaded=UNKNOWN, why=event.why)
     return member
 
@@ -311,6 +320,7 @@ def _after_verb(member: Member, event: VerbEnded) -> Member:
 def _after_refit(member: Member, event: RefitEnded, now: float) -> Member:
     member = replace(member, is_refitting=False)
     if event.result == "done":
+        member = replace(member, is_mute=False)
         return replace(
             _loaded(member, event.update.number, event.update.version), refits=member.refits + 1
         )

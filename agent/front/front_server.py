@@ -74,10 +74,13 @@ if TYPE_CHECKING:
     from agent.front.front_memory import FrontMemory
     from agent.serving.bodies import Body
 
-VERB = 20.0
+FIRST_VERB = 20.0
 """Seconds for a pause, a resume or another verb: engines handle them between two steps of their
 loop, of which a long prefill takes seconds.
 """
+VERB_LEAST = 3.0
+VERB_TIMES = 5
+"""After others: so many times the longest so far. Who is late is refitted, which costs little."""
 FIRST_UPDATE = 720.0  # For an update while none has ended yet: prime-rl allows as much.
 UPDATE_LEAST = 120.0
 """For an update after others have ended: one engine may read the folder from a disk, others from
@@ -140,6 +143,7 @@ class FrontServer:
         self._calls: dict[int, dict[anyio.CancelScope, float]] = {}
         """The verbs that each member has not answered; when one that loads began, else 0."""
         self._longest_update = 0.0
+        self._longest_verb = 0.0
         self._control_port = 0
 
     async def serve(
@@ -493,7 +497,7 @@ class FrontServer:
             call = Call(request.raw_path, content, headers)
             self._apply(VerbCame(port, verb.kind, call, folder, version))
         member = self._front.members.get(port)
-        if member is None or not member.is_up:
+        if member is None or not member.takes_verbs:
             return _minimal(verb)
 
         newest = self._front.newest
@@ -513,7 +517,7 @@ class FrontServer:
             result, why = _result_of(answer)
             ended = replace(ended, result=result, why=f"{verb.path}: {why}")
         finally:
-            if counts:
+            if counts or ended.result == "late":
                 self._apply(ended)
         if not isinstance(answer, MemberReply) or (counts and result == "lost"):
             self._say(f"{member.slot.name}: the front answers {verb.path} for it: {why}")
@@ -526,11 +530,15 @@ class FrontServer:
         """Send a verb to a process; an update waits for a refit that is under way."""
         call = (request.method, request.raw_path, content, request.headers.items())
         if verb.kind != "update":
-            limit = self._update_limit() if verb.takes_long else VERB
-            return await self._call(member, limit, *call)
+            limit = self._update_limit() if verb.takes_long else self._verb_limit()
+            sent_at = time.monotonic()
+            answer = await self._call(member, limit, *call)
+            if isinstance(answer, MemberReply) and not verb.takes_long:
+                self._longest_verb = max(self._longest_verb, time.monotonic() - sent_at)
+            return answer
         limit = self._update_limit()
         began = time.monotonic()
-        answer: MemberReply | Exception = _late(limit)
+        answer = _late(limit)
         with anyio.move_on_after(limit):
             async with self._load_of(member):
                 answer = await self._call(member, limit, *call)
@@ -587,13 +595,13 @@ class FrontServer:
     async def _load(self, member: Member, update: Update, limit: float) -> MemberReply | Exception:
         """Send pause, update and resume, as the trainer has or has not paused the members."""
         if self._front.pause is not None:
-            paused = await self._repeat(member, self._front.pause, VERB)
+            paused = await self._repeat(member, self._front.pause, FIRST_VERB)
             if isinstance(paused, Exception):
                 return paused
         loaded = await self._repeat(member, update.call, limit)
         if _result_of(loaded)[0] == "done" and self._front.pause is None:
             # It may have missed a resume, also while it loaded.
-            resumed = await self._repeat(member, self._resume, VERB)
+            resumed = await self._repeat(member, self._resume, FIRST_VERB)
             if isinstance(resumed, Exception):
                 return resumed
         return loaded
@@ -604,6 +612,12 @@ class FrontServer:
     def _load_of(self, member: Member) -> anyio.Lock:
         """Return the lock of a process's loads: one with older weights must not end last."""
         return self._loads.setdefault((member.slot.port, member.process), anyio.Lock())
+
+    def _verb_limit(self) -> float:
+        """Return how long a pause and the like may take, by those before."""
+        if not self._longest_verb:
+            return FIRST_VERB
+        return min(FIRST_VERB, max(VERB_LEAST, VERB_TIMES * self._longest_verb))
 
     def _update_limit(self) -> float:
         """Return how long an update may take, by those before."""

@@ -19,8 +19,6 @@ from agent.base.value import Value
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-TRAINER = "trainer"
-"""The name of the nodes that are in no group."""
 Lost = Literal["wait", "retry", "end"]
 
 

@@ -25,10 +25,9 @@ from agent.frameworks.recipe import (
     choose,
 )
 from agent.job.checkpoints import CheckpointOwner
-from agent.job.groups import TRAINER
 from agent.node.facts import UploadSize
 from agent.settings.jobs import RecipeInfo
-from agent.settings.rules import reward_choice
+from agent.settings.rules import TRAINER, reward_choice
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

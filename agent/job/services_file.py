@@ -19,7 +19,7 @@ from agent.base.errors import Problem
 from agent.base.ports import DEFAULTS
 from agent.base.text import is_loopback, parse_toml
 from agent.base.typed import convert
-from agent.job.groups import TRAINER, Lost, NodeGroup
+from agent.job.groups import Lost, NodeGroup
 from agent.job.services import (
     BY_COMMAND,
     FRONTED,
@@ -42,7 +42,7 @@ from agent.job.services import (
     Where,
 )
 from agent.node.facts import CUDA, HIP, ROCR
-from agent.settings.rules import JUDGE
+from agent.settings.rules import JUDGE, TRAINER
 from agent.settings.values import duration
 
 if TYPE_CHECKING:

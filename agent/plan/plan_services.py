@@ -12,10 +12,10 @@ from agent.base.errors import Problem
 from agent.base.ports import DEFAULTS, conflicts_of
 from agent.base.value import MOST_ITEMS
 from agent.job import services as work
-from agent.job.groups import TRAINER, group_of, place_groups
+from agent.job.groups import group_of, place_groups
 from agent.plan.listeners import ports_here
 from agent.settings.jobs import runs_by_shares, services_source
-from agent.settings.rules import JUDGE
+from agent.settings.rules import JUDGE, TRAINER
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -193,18 +193,28 @@ def _group_problems(
         yield Problem(tables, got, "a node for the trainer: EXPECTED_WORKERS counts all workers")
 
     # Is this node's own group one of them, and the one of its rank?
-    own = settings.group
+    own = settings.group or topology.platform.group or None
+    variable = "AGENT_GROUP" if settings.group else f"{topology.platform.name}'s task"
     rank = topology.own_rank
     names = [TRAINER, *(group.name for group in groups)]
     if own is not None and own not in names:
         expected = f"one of {', '.join(names)}" if groups else "unset: the run has no groups"
-        yield Problem("AGENT_GROUP", own, expected)
+        yield Problem(variable, own, expected)
     elif own is not None and rank is not None and in_groups < nodes:
         group = group_of(groups, rank)
         by_rank = TRAINER if group is None else group.name
         if own != by_rank:
             got = f"{own} on rank {rank}, which is of {by_rank}"
-            yield Problem("AGENT_GROUP", got, f"{by_rank}, or the groups in the order of the ranks")
+            yield Problem(variable, got, f"{by_rank}, or the groups in the order of the ranks")
+
+    # Are they as large as the platform's?
+    sizes = topology.platform.group_sizes
+    asked = (nodes - in_groups, *(group.nodes for group in groups))
+    if groups and len(sizes) > 1 and sizes != asked and in_groups < nodes:
+        table = f"AGENT_SERVICES={settings.services} [groups]"
+        got = f"{' + '.join(map(str, asked))} nodes, the trainer's first"
+        expected = f"those of the job's components: {' + '.join(map(str, sizes))}"
+        yield Problem(table, got, expected)
 
 
 def _most_on_one_node(services: tuple[ServiceSpec, ...]) -> int:

@@ -15,6 +15,7 @@ from agent.base.text import in_url, is_loopback
 from agent.base.typed import decode
 from agent.base.value import Value
 from agent.settings import values
+from agent.settings.rules import TRAINER
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -66,6 +67,8 @@ class PlatformInfo(Value):
     restarts_groups: bool = False
     """True if the platform starts all pods of the run anew when one has ended, with 0 too."""
     given_ray: GivenRay | None = None
+    group: str = ""  # this node's, where the platform names it
+    group_sizes: tuple[int, ...] = ()  # the nodes of each of its groups, the trainer's first
     unread_ranks: str = ""  # torch's ranks of several nodes or processes, which decide nothing
 
 
@@ -196,6 +199,59 @@ SKYPILOT = RankVariables(
     run_id=("SKYPILOT_TASK_ID",),
     numbered_nodes=True,
 )
+SKY_GROUP = "SKYPILOT_JOBGROUP_NAME"
+_SKY_TASK = "SKYPILOT_TASK_ID"
+
+
+def detect_sky_group(environ: Mapping[str, str], settings: Settings) -> PlatformInfo | None:
+    """Detect a node of a task in a SkyPilot job group: each task is a cluster, with ranks from 0.
+
+    The task's name is within its id: `sky-managed-TIME_GROUP_TASK_JOB-INDEX`.
+    """
+    name = environ.get(SKY_GROUP, "").strip()
+    info = SKYPILOT.detect(environ, settings) if name else None
+    if info is None:
+        return None
+    task_id = environ.get(_SKY_TASK, "")
+    task = task_id.partition(f"_{name}_")[2].rpartition("_")[0]
+    if not task:
+        expected = f"an id with the task's name behind {name!r}, the name of the job group"
+        raise platform_error(_SKY_TASK, repr(task_id), expected)
+    return of_group(info, task, settings.head or f"{TRAINER}-0.{name}", SKY_GROUP)
+
+
+def detect_lws(environ: Mapping[str, str], settings: Settings) -> PlatformInfo | None:
+    """Detect a pod of a LeaderWorkerSet; with AGENT_GROUP it is one of several, each with ranks."""
+    info = LWS.detect(environ, settings)
+    if info is None or settings.group is None:
+        return info
+    head = settings.head or (info.head_host if settings.group == TRAINER else None)
+    return of_group(info, settings.group, head, "AGENT_GROUP")
+
+
+def of_group(info: PlatformInfo, group: str, head: str | None, variable: str) -> PlatformInfo:
+    """Return a node whose platform counts ranks within each group: only the trainer's are used.
+
+    The head gives the others theirs; how many nodes there are is in EXPECTED_WORKERS.
+    """
+    name = f"{group}-{info.rank}"
+    if group == TRAINER:
+        return replace(info, nodes=None, group=group, head_host=head, node_name=name)
+    return replace(
+        info,
+        is_head=False,
+        evidence=(f"{variable} (group {group})", *info.evidence),
+        role_variable=variable,
+        head_host=head,
+        own_names=(),
+        rank=None,
+        nodes=None,
+        run_id=None,
+        group=group,
+        node_name=name,
+    )
+
+
 LWS = RankVariables(
     # made for servers: a container that ends, with 0 too, is started again
     PlatformInfo("lws", owns_machine=True, restarts_groups=True),

@@ -8,7 +8,7 @@ from agent.base.errors import Problem, SettingsError
 from agent.base.ports import DEFAULTS
 from agent.base.value import Value
 from agent.platforms import kuberay, rank_variables, slurm
-from agent.platforms.rank_variables import DSTACK, LWS, PlatformInfo, own_pod
+from agent.platforms.rank_variables import DSTACK, PlatformInfo, own_pod
 from agent.settings.jobs import runs_by_shares
 from agent.settings.model import TOKEN_MODE
 from agent.settings.rules import NEEDS_PRICE, POD_ACTIONS, changed
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 PLATFORMS: tuple[tuple[str, Detector], ...] = (
     # Platforms that run on other platforms come first: the variables of both are set.
     ("dstack", DSTACK.detect),  # also on RunPod's pods, which have no ranks
+    ("skypilot-group", rank_variables.detect_sky_group),
     ("skypilot", rank_variables.SKYPILOT.detect),  # also on RunPod, Kubernetes and Slurm
     # srun passes on the caller's environment, such as that of a cloud's login node.
     ("slurm", slurm.detect_slurm),
@@ -33,7 +34,7 @@ PLATFORMS: tuple[tuple[str, Detector], ...] = (
     ("runpod-cluster", rank_variables.RUNPOD_CLUSTER.detect),
     # Kubernetes: KubeRay first, since it decides where Ray already runs.
     ("kuberay", kuberay.detect_kuberay),
-    ("lws", LWS.detect),
+    ("lws", rank_variables.detect_lws),
     ("kubeflow-trainer", rank_variables.KUBEFLOW_TRAINER.detect),
     # after Trainer, which also sets PET_NODE_RANK
     ("pytorchjob", rank_variables.detect_pytorchjob),
@@ -106,7 +107,9 @@ class Topology(Value):
         """Describe this node in one line: worker, rank 2 of 3: DSTACK_NODE_RANK=2, …."""
         rank = self.platform.rank
         nodes = self.platform.nodes
-        place = "" if rank is None else f", rank {rank} of {nodes}"
+        place = "" if rank is None else f", rank {rank}"
+        if place and nodes is not None:
+            place += f" of {nodes}"
         return f"{self.role}{place}: {', '.join(self.evidence)}"
 
 

@@ -76,6 +76,11 @@ def detect_slurm(environ: Mapping[str, str], settings: Settings) -> PlatformInfo
     # Is this one step over the job's nodes? A batch script has no SLURM_STEP* variables.
     hosts = _hosts(environ, JOB_NODES)
     in_step = _hosts(environ, STEP_NODES) if environ.get(STEP_NODES, "").strip() else hosts
+    components = _components(environ)
+    if {*in_step} == {host for component in components for host in component}:
+        in_step = tuple(host for component in components for host in component)
+    else:  # a step of some components, or a job without any
+        components = ()
     is_step = any(name.startswith("SLURM_STEP") and text for name, text in environ.items())
     is_all = len(hosts) == 1 or (is_step and len(in_step) > 1)
     if "SLURM_NODEID" in environ and is_all:
@@ -98,6 +103,7 @@ def detect_slurm(environ: Mapping[str, str], settings: Settings) -> PlatformInfo
 
     return replace(
         info,
+        group_sizes=tuple(map(len, components)),
         node_name=environ.get("SLURMD_NODENAME", "").strip() or info.node_name,
         gpus_per_node=sum(gpus) if gpus else None,
         cpus=sum(cpus) or None,
@@ -106,6 +112,13 @@ def detect_slurm(environ: Mapping[str, str], settings: Settings) -> PlatformInfo
         job_id=job,
         ports=ports_for_job(int(job)),
     )
+
+
+def _components(environ: Mapping[str, str]) -> tuple[tuple[str, ...], ...]:
+    """Return the hosts of each component of a heterogeneous job, in their order; () for another."""
+    count = read_number(environ, "SLURM_HET_SIZE", 1, 128) or 0
+    names = [f"{JOB_NODES}_HET_GROUP_{number}" for number in range(count)]
+    return tuple(_hosts(environ, name) for name in names)
 
 
 def _info_with_rank(

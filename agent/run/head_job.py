@@ -29,7 +29,6 @@ from agent.frameworks.recipe import CONFIG, JobBasis, MisfitError, shape_of
 from agent.job import checkpoints
 from agent.job.addresses import unknown_addresses
 from agent.job.checkpoints import resumes_from, step_of
-from agent.job.groups import TRAINER
 from agent.job.job import (
     checkpoint_owner,
     entrypoint,
@@ -49,6 +48,7 @@ from agent.record.background import in_thread
 from agent.record.files import safe_name
 from agent.record.log import say
 from agent.settings.jobs import notice_signal
+from agent.settings.rules import TRAINER
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

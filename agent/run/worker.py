@@ -456,7 +456,7 @@ def make_hello(plan: Plan, last: Reply | None, clean: Callable[[str], str]) -> H
         services=digest(plan.all_services, plan.steps),
         job=job,
         gpus=plan.gpus,
-        group=plan.settings.group or "",
+        group=plan.settings.group or plan.topology.platform.group,
         members=plan.gpu_split.fits,
         run_id="" if last is None else last.run_id,
         attempt=0 if last is None else last.submitted,

@@ -31,6 +31,8 @@ _EXPECTED = {
     "AGENT_TRAIN_DATA": "training data, by an absolute path or as its framework names it",
 }
 
+TRAINER = "trainer"
+"""The name of the nodes that are in no group (AGENT_GROUP)."""
 JUDGE = "judge"
 BUNDLED = ("builtin", JUDGE)
 """The values of AGENT_REWARD that start the bundled reward server."""

@@ -90,7 +90,7 @@ def test_a_front_ends_on_sigterm_although_requests_are_held() -> None:
             began = time.monotonic()
             process.send_signal(signal.SIGTERM)
             assert process.wait(timeout=10) == 0
-            assert time.monotonic() - began < 3
+            assert time.monotonic() - began < 5  # on a busy machine
             assert [line for line in process.stderr if "held up to 1 requests" not in line] == []
 
 

@@ -35,7 +35,7 @@ def _short_times(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have what takes a minute in a run take tenths of a second."""
     for module, name, seconds in (
         (front_server, "LOOK", 0.02),
-        (front_server, "VERB", 0.3),
+        (front_server, "FIRST_VERB", 0.3),
         (front_server, "FIRST_UPDATE", 0.4),
         (front_server, "UPDATE_LEAST", 0.4),
         (front_server, "DISCOVERY", 0.3),
@@ -419,7 +419,7 @@ def test_a_pause_of_an_engine_that_fails_its_probe_waits_no_longer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It is frozen; an update goes on, since an engine that loads may fail its probe."""
-    monkeypatch.setattr(front_server, "VERB", 60.0)
+    monkeypatch.setattr(front_server, "FIRST_VERB", 60.0)
     monkeypatch.setattr(front_server, "FIRST_UPDATE", 61.0)
     monkeypatch.setattr(front_server, "UPDATE_LEAST", 61.0)
 
