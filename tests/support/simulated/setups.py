@@ -11,7 +11,8 @@ from msgspec import field
 from msgspec.structs import replace
 
 from agent.base.value import Value
-from agent.job.groups import TRAINER, NodeGroup
+from agent.job.groups import NodeGroup
+from agent.settings.rules import TRAINER
 from support.simulated import harms
 from support.simulated.harms import TORCHRUN
 from support.simulated.platforms import NEVER
