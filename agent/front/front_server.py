@@ -230,6 +230,7 @@ class FrontServer:
         traffic = self._traffic.of(port)
         return SlotStatus(
             port=port,
+            generation=member.slot.generation,
             state="down" if port in self._unbound else self._front.state_of(member),
             version=member.version,
             requests=traffic.requests,

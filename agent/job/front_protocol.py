@@ -47,6 +47,8 @@ class SlotStatus(Value):
     """What the front reports of one slot and its member."""
 
     port: Port
+    generation: int
+    """Of the process that it was last sent requests for."""
     state: MemberState
     version: str
     """Of its weights, as the trainer names it; '' for unknown ones, or those of its start."""

@@ -104,23 +104,29 @@ class FrontLink:
             return
         self.rates.add(self._run.now(), self.status)
 
-        # While the trainer updates one member after the other, the others are stale for a moment.
-        if self.status.is_paused and not any(one.is_wedged for one in self.status.members):
-            return
-
         # What has changed?
-        generations = {slot.port: slot.generation for slot in slots}
-        members = tuple(
-            SeenMember(
-                one.port, generations[one.port], one.state, one.version, one.why, one.is_wedged
-            )
-            for one in self.status.members
-            if one.port in generations
-        )
-        seen = FrontSeen(self._spec.name, members, self.status.version)
+        seen = front_seen(self._spec.name, self.status, self._seen)
         if seen != self._seen:
             self._seen = seen
             self._send(Answered(seen))
+
+
+def front_seen(service: str, status: FrontStatus, former: FrontSeen | None) -> FrontSeen:
+    """Return what the head's decisions need of a front's reply; `former` is that of the last one.
+
+    While the trainer updates one member after the other, the others are stale for a moment: they
+    stay as they were, unless their process is another one or one is wedged.
+    """
+    is_update = status.is_paused and not any(one.is_wedged for one in status.members)
+    kept = {}
+    if is_update and former is not None:
+        kept = {(one.port, one.generation): one for one in former.members}
+    members = tuple(
+        kept.get((one.port, one.generation))
+        or SeenMember(one.port, one.generation, one.state, one.version, one.why, one.is_wedged)
+        for one in status.members
+    )
+    return FrontSeen(service, members, status.version)
 
 
 async def front_key_of(run: NodeRun) -> str:

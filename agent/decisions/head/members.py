@@ -20,7 +20,7 @@ from agent.base.text import duration_text, first_names, in_url
 from agent.decisions.head.member_states import GroupMember, MemberState, reasons_text
 from agent.decisions.shared import Shortage, Step, Wait
 from agent.job.front_protocol import Slot
-from agent.job.services import FRONTED, front_port, service_of
+from agent.job.services import FRONTED, front_port, member_index, service_of
 from agent.plan import waits as wait_keys
 
 if TYPE_CHECKING:
@@ -358,13 +358,23 @@ def note_weights(state: HeadState) -> HeadState:
     return state.with_attempt(engines=ready)
 
 
-def next_generation(state: HeadState, key: Key) -> int:
+def next_generation(state: HeadState, spec: ServiceSpec, key: Key) -> int | None:
     """Return the generation with which a member starts on a node that reports none.
 
-    A pod that is replaced has lost its records: its member counts on from the one that was sent the
-    attempt's weights, which it would be taken for.
+    A pod that is replaced has lost its records: its member counts on from the former one, for which
+    it would be taken otherwise, with its weights. None: only its front knows of that one, and has
+    not reported to this agent yet.
     """
-    return state.attempt.engines.get(_engine(state, key), 0) + 1
+    former = state.attempt.engines.get(_engine(state, key), 0)
+    if spec.weights not in FRONTED:
+        return former + 1
+    seen = state.groups.fronts.get(spec.name)
+    if seen is None and state.has_resumed:
+        return None
+    node, name = key
+    port = front_port(spec, state.fleet.workers[node].effective_rank or 0, member_index(name))
+    of_port = (one.generation for one in seen or () if one.port == port)
+    return max(of_port, default=former) + 1
 
 
 def lacks_weights(state: HeadState, key: Key, item: Item) -> bool:

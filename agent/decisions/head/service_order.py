@@ -177,15 +177,19 @@ def order_services(state: HeadState, turn: Turn) -> HeadState:
             key = (worker.key, name)
             is_known = key in state.services.by_key or key in state.services.abandoned
             if not is_known and not _has_other_home(state, worker, name):
-                new.append(key)
+                new.append((spec, key))
 
     reported = {item.name: item for item in worker.items}
-    for key in new:
+    for spec, key in new:
         known = reported.get(key[1])
         runs = known is not None and known.step is not Step.LOST
-        generation = next_generation(state, key)
-        if known is not None:
-            generation = known.generation if runs else max(generation, known.generation + 1)
+        if known is not None and runs:
+            generation = known.generation
+        else:
+            counted = next_generation(state, spec, key)
+            if counted is None:
+                continue
+            generation = counted if known is None else max(counted, known.generation + 1)
         item = Item(was_ready=state.has_resumed, generation=generation)
         if known is not None and known.step is Step.READY:  # it need not report so again
             state = state.with_item(key, item.ready())

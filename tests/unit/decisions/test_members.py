@@ -330,3 +330,37 @@ def test_a_shortage_is_durable_and_measured() -> None:
     assert (short.seconds(99.0), short.seconds_without_any(99.0)) == (20.0, 10.0)
     assert OOM in short.why
     assert trace.state.durable.shortage_of("engine") is None
+
+
+FRONT_SEES = (7.0, front("serving", "serving", "serving", "serving"))
+
+
+@pytest.mark.parametrize(
+    ("before", "generation"),
+    [
+        ([SILENT[0]], 2),
+        ([(8.0, left(2))], 2),
+        ([(8.0, front(*["serving"] * 4, generations=(5, 1, 1, 1))), (8.5, left(2))], 6),
+    ],
+)
+def test_a_pod_that_is_replaced_has_another_process_behind_its_front(
+    before: Sequence[tuple[float, h.HeadEvent]], generation: int
+) -> None:
+    """Its front must not take it for the former one, which had the weights, at its address."""
+    trace = Trace(a_goal(weights="sglang"), [*UP, *RUNS, FRONT_SEES, *before])
+    trace.take(says(2, agent=4, at=9.0), 9.0)
+    slot = slots_of(trace.state, trace.state.goal.services[0])[0]
+    assert (slot.address, slot.generation) == ("10.0.0.2:31000", generation)
+    assert wanted_of(trace.state, "agent4")["engine.0"] == Want(generation)
+
+
+def test_the_next_agent_asks_the_front_which_process_was_there() -> None:
+    """A pod that was replaced while no agent was on the head starts nothing before."""
+    trace = Trace(a_goal(weights="sglang"), [*UP, *RUNS])
+    trace.state = replace(trace.state, has_resumed=True)
+    trace.take(h.WorkerReplaced("agent2"), 8.0)
+    trace.take(says(2, agent=4, at=9.0), 9.0)
+    assert wanted_of(trace.state, "agent4") == {}
+    trace.take(front("down", "down", "serving", "serving", generations=(3, 1, 1, 1)), 9.5)
+    trace.take(says(2, agent=4, at=10.0), 10.0)
+    assert wanted_of(trace.state, "agent4") == {"engine.0": Want(4), "engine.1": Want(2)}

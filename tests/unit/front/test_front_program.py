@@ -68,6 +68,7 @@ def test_a_front_ends_on_sigterm_although_requests_are_held() -> None:
         assert reply["members"] == [
             {
                 "port": port,
+                "generation": 0,
                 "state": "down",
                 "version": "",
                 "requests": 0,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from agent.job.front_protocol import FrontStatus, SlotStatus
 from agent.port.status_model import Reader
-from agent.run.front_link import RequestRates
+from agent.run.front_link import RequestRates, front_seen
 from agent.run.group_status import groups_status
 from support.groups import RUNS, UP, a_goal, ends_with
 from support.heads import Trace
@@ -13,7 +15,7 @@ from support.heads import Trace
 def status_of_front(*requests: int) -> FrontStatus:
     """Return what a front replies whose members have got so many requests."""
     members = tuple(
-        SlotStatus(22_000 + n, "serving", "7", count, 0, 0, 0, "", is_wedged=False)
+        SlotStatus(22_000 + n, 1, "serving", "7", count, 0, 0, 0, "", is_wedged=False)
         for n, count in enumerate(requests)
     )
     return FrontStatus(members, "7", held=0, since=0.0, is_paused=False)
@@ -50,3 +52,17 @@ def test_a_group_of_which_nothing_serves() -> None:
     first = service.members[0]
     assert (first.name, first.node, first.restarts) == ("engine.0", "pod2", 1)
     assert (first.outages, first.outage_seconds) == (1, 11.0)
+
+
+def test_a_member_is_stale_for_a_moment_while_the_trainer_updates_the_others() -> None:
+    """During a pause a member stays as it was; another process behind its port is seen at once."""
+    before = front_seen("engine", status_of_front(0, 0), None)
+    assert [one.state for one in before.members] == ["serving", "serving"]
+    first, second = status_of_front(0, 0).members
+    stale = replace(first, state="stale")
+    other = replace(second, state="down", generation=2)
+    paused = FrontStatus((stale, other), "8", held=0, since=0.0, is_paused=True)
+    during = front_seen("engine", paused, before)
+    assert [(one.state, one.generation) for one in during.members] == [("serving", 1), ("down", 2)]
+    after = front_seen("engine", replace(paused, is_paused=False), during)
+    assert [one.state for one in after.members] == ["stale", "down"]
