@@ -27,7 +27,7 @@ from agent.decisions.attempts import JobReport, may_be_retried
 from agent.decisions.head import head_state as h
 from agent.decisions.head import shares
 from agent.decisions.head.head_state import HeadPhase, HeadState, leave
-from agent.decisions.head.members import renew_members
+from agent.decisions.head.members import lost_engine, renew_members
 from agent.decisions.shared import JOB, RAY, SHARE, Step, Wait
 from agent.plan import waits as wait_keys
 
@@ -227,6 +227,9 @@ def recent_loss(state: HeadState, now: float) -> str:
     """
     if state.ray.item.step is Step.LOST:
         return ray_lost_outcome(state).reason
+    engine = lost_engine(state)
+    if engine:  # the job fails once it needs it: at the next weight sync, or the next request
+        return engine
     lost_at = state.losses.last_at
     ended_at = state.job.ended_at
     if ended_at is None:

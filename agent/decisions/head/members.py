@@ -388,6 +388,21 @@ def lacks_weights(state: HeadState, key: Key, item: Item) -> bool:
     return known.get(_engine(state, key)) != item.generation
 
 
+def lost_engine(state: HeadState) -> str:
+    """Return the member without which the running attempt cannot go on, and why, or ''.
+
+    It had the attempt's weights by NCCL: no other process can take its place in the group of ranks.
+    """
+    had_weights = state.attempt.engines
+    for group in state.goal.groups if had_weights else ():
+        for spec in services_of(state, group):
+            for member in members_of(state, spec):
+                if _engine(state, member.key) in had_weights and not member.serves:
+                    why = f" ({member.last_end or member.evidence})"
+                    return f"{member.title} was lost{why}, and by NCCL no other takes its place"
+    return ""
+
+
 def _engine(state: HeadState, key: Key) -> str:
     node, name = key
     worker = state.fleet.workers.get(node)

@@ -17,6 +17,7 @@ from agent.base.text import listed
 from agent.decisions import attempts
 from agent.decisions.attempts import JobReport
 from agent.decisions.head.head_state import HeadPhase, JobShares, NodeShare
+from agent.decisions.head.members import lost_engine
 from agent.decisions.head.service_addresses import service_address
 from agent.decisions.shared import HERE
 from agent.frameworks.recipe import NodeSize
@@ -149,7 +150,13 @@ def shares_verdict(state: HeadState) -> Outcome:
         return ends.SHARE_LOST.outcome(nodes=absent)
     report = job_report(state)
     assert report is not None  # noqa: S101 - one failed, or all have ended
-    return attempts.verdict_of(report, state.losses.last)
+    verdict = attempts.verdict_of(report, state.losses.last)
+
+    # Did it fail since it has lost an engine, which a further attempt has again?
+    engine = lost_engine(state)
+    if engine and verdict.kind is ends.Kind.JOB_FAILED and state.another_follows:
+        return ends.FAILED_AFTER_LOSS.outcome(loss=engine, failure=verdict.reason)
+    return verdict
 
 
 def silent_shares_deadline(state: HeadState) -> float | None:

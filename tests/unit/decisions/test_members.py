@@ -114,6 +114,19 @@ ROWS = {
         weights="nccl",
         group=replace(GROUP, min=None),
     ),
+    "a job that fails without such a member is tried again": Row(
+        [
+            *RUNS,
+            (7.0, says(2, "lost", "ready")),
+            (9.0, says(2, "ready", "ready", generation=2)),
+            (300.0, job("FAILED", 1)),
+        ],
+        "SSSS",
+        "booting",
+        weights="nccl",
+        group=replace(GROUP, min=None),
+        line="engine.0 on pod2 was lost",
+    ),
     "a group that ends the run: both nodes are gone": Row(
         [
             *RUNS,
