@@ -47,7 +47,7 @@ def starved_services(state: HeadState, now: float) -> Iterator[Starved]:
             short = state.durable.shortage_of(spec.name)
             if short is None or short.nothing_since is None:
                 continue
-            nodes = (worker.name for worker in nodes_of(state, group.ranks).values())
+            nodes = (worker.name for _, worker in sorted(nodes_of(state, group.ranks).items()))
             yield Starved(
                 group.name,
                 spec.name,

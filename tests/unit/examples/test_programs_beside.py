@@ -37,7 +37,7 @@ def test_each_example_is_a_services_file(text: str) -> None:
 
 
 def test_the_commands_name_services_of_the_page() -> None:
-    """`{address:NAME}` in a command is a service of an example."""
-    names = set(re.findall(r"\{address:([a-z-]+)\}", " ".join(COMMANDS)))
+    """`{address:NAME}` or `{addresses:NAME}` in a command is a service of an example."""
+    names = set(re.findall(r"\{address(?:es)?:([a-z-]+)", " ".join(COMMANDS)))
     assert names == {"generation", "engine", "rollout"}
     assert names <= set(re.findall(r"\[services\.([a-z-]+)\]", PAGE))
