@@ -9,7 +9,16 @@ import json
 import math
 import re
 from graphlib import CycleError, TopologicalSorter
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    Literal,
+    TypedDict,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 from urllib.parse import urlsplit
 
 from msgspec import Meta, ValidationError
@@ -91,7 +100,10 @@ class _File(TypedDict, total=False):
 
 
 class _Group(TypedDict, total=False):
-    nodes: Annotated[int, Meta(ge=1, le=10_000)] | Annotated[str, Meta(pattern="^[1-9]/[2-9]$")]
+    nodes: Annotated[
+        Annotated[int, Meta(ge=1, le=10_000)] | Annotated[str, Meta(pattern="^[1-9]/[2-9]$")],
+        Meta(description='a number from 1 on, or a part of all nodes, as "1/2"'),
+    ]
     ray: bool
     min: Annotated[int, Meta(ge=1, le=100_000)]
     lost: Lost
@@ -310,7 +322,7 @@ class _Reader:
         for group in groups:
             own = [spec for spec in specs if spec.where.group == group.name]
             with_gpus = [spec.name for spec in own if spec.gpus]
-            if not own and not group.ray:
+            if not own and not group.ray and not self.problems:  # else it may follow from those
                 got = "a group without a service, whose nodes join no Ray"
                 expected = f'a service with where = "{group.name}", or ray = true'
                 self.report(f"[groups.{group.name}]", got, expected)
@@ -351,7 +363,11 @@ class _Reader:
         except ValidationError as error:
             what, _, place = str(error).partition(" - at `$.")
             expected, _, got = what.removeprefix("Expected ").partition(", got ")
-            self.report(f"{prefix}{place[:-1]}", got or "another value", expected)
+            key = place[:-1]
+            in_words = _expected_in_words(kind, key)
+            if in_words:
+                got, expected = repr(table.get(key)), in_words
+            self.report(f"{prefix}{key}", got or "another value", expected)
             return {}
 
         # Durations become seconds, places nodes, and dependencies names in a run, each once.
@@ -497,6 +513,17 @@ class _Reader:
             cycle = error.args[1][::-1]
             got = f"a cycle ({' waits for '.join(cycle)})"
             self.report(rows[cycle[0]][0], got, "dependencies without a cycle")
+
+
+def _expected_in_words(kind: type, key: str) -> str:
+    """Return the values that a key may have: its choices or its description; '' for neither."""
+    hint = get_type_hints(kind, include_extras=True).get(key)
+    described = [one.description for one in get_args(hint) if isinstance(one, Meta)]
+    if get_origin(hint) is Annotated and described:
+        return described[0] or ""
+    if get_origin(hint) is Literal:
+        return f"one of {', '.join(get_args(hint))}"
+    return ""
 
 
 def _place(text: str) -> Where:

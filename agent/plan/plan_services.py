@@ -179,10 +179,15 @@ def _group_problems(
     """Yield problems of the groups on this platform, and of this node's own."""
     groups = file.groups
     nodes = topology.expected_workers + 1
+    is_known = settings.expected_workers is not None or topology.platform.nodes is not None
     in_groups = sum(group.nodes for group in groups)
     if groups and topology.given_ray is not None:
         table = f"{services_source(settings)} [groups.{groups[0].name}]"
         yield Problem(table, "a group", _ONLY_HEAD)
+    elif groups and not is_known and not topology.is_head:
+        got = "nothing, on a worker of a run with groups"
+        expected = "the head's value: the ranks of groups follow from it on every node"
+        yield Problem("EXPECTED_WORKERS", got, expected)
     elif runs_by_shares(settings) and any(group.ray for group in groups):
         with_ray = next(group.name for group in groups if group.ray)
         table = f"{services_source(settings)} [groups.{with_ray}] ray"
@@ -191,6 +196,11 @@ def _group_problems(
         tables = f"{services_source(settings)} [groups] + EXPECTED_WORKERS"
         got = f"{in_groups} node(s) in groups, of {nodes} in all"
         yield Problem(tables, got, "a node for the trainer: EXPECTED_WORKERS counts all workers")
+    elif topology.is_head and (of_head := group_of(groups, topology.own_rank)) is not None:
+        got = f"the head, rank {topology.own_rank}, as a node of {of_head.name}"
+        table = f"{services_source(settings)} [groups.{of_head.name}]"
+        yield Problem(table, got, "a head among the first ranks, which are the trainer's")
+    yield from _min_problems(settings, file)
 
     # Is this node's own group one of them, and the one of its rank?
     own = settings.group or topology.platform.group or None
@@ -217,9 +227,24 @@ def _group_problems(
         yield Problem(table, got, expected)
 
 
+def _min_problems(settings: Settings, file: ServicesFile) -> Iterator[Problem]:
+    """Yield a problem for each group whose `min` is above the members that a service can have."""
+    for group in file.groups:
+        for spec in file.services:
+            most = group.nodes * (work.MOST_MEMBERS if spec.has_members else 1)
+            if group.min is None or spec.where.group != group.name or group.min <= most:
+                continue
+            got = f"{group.min}, though {spec.name} has at most {most} member(s)"
+            expected = f"at most {most}: it counts for each service of the group"
+            yield Problem(f"{services_source(settings)} [groups.{group.name}] min", got, expected)
+
+
 def _most_on_one_node(services: tuple[ServiceSpec, ...]) -> int:
     """Return how many services may run on one node: those of one rank, and those of no rank."""
-    ranks = Counter(rank for spec in services for rank in spec.where.ranks[:1])
+    ranks = Counter[int]()
+    for spec in services:
+        for rank in spec.where.ranks[:1]:
+            ranks[rank] += work.MOST_MEMBERS if spec.has_members else 1
     of_no_rank = sum(not spec.where.is_by_rank for spec in services)
     return of_no_rank + max(ranks.values(), default=0)
 
@@ -256,7 +281,8 @@ def _place_problems(
     if rank is not None and nodes is not None and rank >= nodes:
         expected = f"a rank from 0 to {nodes - 1}, or a larger EXPECTED_WORKERS"
         yield Problem(f"{where} where", f"rank {rank} of {nodes} node(s)", expected)
-    if spec.alone and topology.is_head and topology.own_rank == rank:
+    is_of_rank = spec.where.kind == "rank"
+    if is_of_rank and spec.alone and topology.is_head and topology.own_rank == rank:
         expected = "the rank of another node: the head runs Ray"
         yield Problem(f"{where} alone", "true on the head's own rank", expected)
 

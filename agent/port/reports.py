@@ -132,7 +132,10 @@ class Expected(Value):
                     "use one image on all nodes"
                 )
         if hello.services != self.services:
-            return "its AGENT_SERVICES differ from the head's; use one value and file on all nodes"
+            return (
+                "its AGENT_SERVICES differ from the head's; use one value and file on all nodes, "
+                "and with groups one EXPECTED_WORKERS"
+            )
         if hello.job != self.job:
             return (
                 f"the job of {hello.name} differs from the head's; give every node the same "

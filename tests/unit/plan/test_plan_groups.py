@@ -1,4 +1,4 @@
-"""The ports of groups: of fronts on the head, and those that the agent gives members."""
+"""Groups on a platform: the ports of fronts and members, and what is refused."""
 
 from __future__ import annotations
 
@@ -57,6 +57,18 @@ def placed(environ: dict[str, str], text: str = FILE) -> dict[str, ServiceSpec]:
     found = [*wrong, *service_problems(settings, ("true",), topology, file)]
     assert [problem.sentence() for problem in found] == []
     return {spec.name: spec for spec in file.services}
+
+
+def refused(environ: dict[str, str], text: str) -> list[str]:
+    """Return the problems of groups that a node reports."""
+    environ = {**environ, "AGENT_SERVICES": "s.toml"}
+    settings = load(environ, ["true"]).settings
+    topology = topology_of(environ)
+    read, wrong = parse(text, "s.toml", settings)
+    assert wrong == []
+    file = with_places(read, topology, settings)
+    found = service_problems(settings, ("true",), topology, file)
+    return [problem.sentence() for problem in found]
 
 
 def front_ports(spec: ServiceSpec) -> range:
@@ -138,3 +150,42 @@ def test_too_many_nodes_for_the_ports_are_refused(ports: object) -> None:
     file = with_places(read, topology, settings)
     (problem,) = service_problems(settings, ("true",), topology, file)
     assert "fewer nodes in the groups" in problem.sentence()
+
+
+def test_more_members_than_there_can_be_are_refused() -> None:
+    """`min` counts for each service of the group: one without gpus has one member a node."""
+    judge = '[services.judge]\ncommand = "serve"\nready.tcp = 9000\nwhere = "rollout"\n'
+    text = FILE.replace("nodes = 4", "nodes = 4\nmin = 6") + judge
+    (problem,) = refused(DSTACK, text)
+    assert "[groups.rollout] min: got 6, though judge has at most 4 member(s)" in problem
+    (problem,) = refused(DSTACK, FILE.replace("nodes = 4", "nodes = 4\nmin = 65"))
+    assert "expected at most 64" in problem
+
+
+def test_a_worker_needs_the_number_of_nodes() -> None:
+    """The ranks of groups follow from it: without it a worker would differ from its head."""
+    worker = {"RUNPOD_POD_ID": "b", "HEAD_POD_ID": "a"}
+    for nodes in (1, 4):
+        (problem,) = refused(worker, FILE.replace("nodes = 4", f"nodes = {nodes}"))
+        assert problem.startswith("EXPECTED_WORKERS: got nothing, on a worker of a run with groups")
+
+
+def test_too_many_nodes_in_groups_are_one_problem() -> None:
+    """Nothing that follows from it is reported beside it."""
+    (problem,) = refused(DSTACK, FILE.replace("nodes = 4", "nodes = 8"))
+    assert "got 8 node(s) in groups, of 8 in all" in problem
+
+
+def test_the_head_is_a_node_of_the_trainer() -> None:
+    """Its role may be set against the platform's rank."""
+    head = {"RAY_WORKER": "0", "AGENT_HEAD": "10.0.0.5", **DSTACK, "DSTACK_NODE_RANK": "6"}
+    (problem,) = refused(head, FILE)
+    assert "[groups.rollout]: got the head, rank 6, as a node of rollout" in problem
+
+
+def test_all_members_of_a_node_are_in_its_report() -> None:
+    """A report has 64 items: a service with GPUs counts as often as it may fit."""
+    more = "".join(f'[prepare.p{n}]\ncommand = "make"\n' for n in range(35))
+    (problem,) = refused(DSTACK, FILE + more)
+    assert "services and prepare steps on one node" in problem
+    assert refused(DSTACK, FILE + more.partition("[prepare.p33]")[0]) == []
