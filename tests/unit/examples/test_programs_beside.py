@@ -9,7 +9,7 @@ import pytest
 
 from agent.job.addresses import address_problems
 from agent.job.services_file import parse
-from agent.plan.plan_services import all_services, service_problems
+from agent.plan.plan_services import all_services, service_problems, with_places
 from agent.platforms.resolve import resolve
 from agent.settings import load
 from support.worlds import MACHINE
@@ -24,13 +24,14 @@ COMMANDS = re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL)
 @pytest.mark.parametrize("text", EXAMPLES, ids=range(len(EXAMPLES)))
 def test_each_example_is_a_services_file(text: str) -> None:
     """Every table and key; each address that a service or a command names; each port."""
-    environ = {"AGENT_SERVICES": "s.toml", "EXPECTED_WORKERS": "2"}
+    environ = {"AGENT_SERVICES": "s.toml", "EXPECTED_WORKERS": "4"}
     if "ask." in text:
         environ["AGENT_REWARD"] = "judge"
     loaded = load(environ, ["true"])
     file, problems = parse(text, "s.toml", loaded.settings)
-    services = all_services(loaded.settings, ("true",), file)
     topology = resolve(environ, loaded.settings, MACHINE)
+    file = with_places(file, topology, loaded.settings)
+    services = all_services(loaded.settings, ("true",), file)
     problems += service_problems(loaded.settings, ("true",), topology, file)
     problems += address_problems(loaded.settings, (), services, file, environ)
     assert problems == []
