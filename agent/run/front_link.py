@@ -1,7 +1,7 @@
 """Send a front the members of its service, and read which of them serve.
 
-The front is a service on the head (bundled; agent/front). Twice a second it is sent its slots, and
-its reply is what it has seen of each member: a change is an event for the head's decisions.
+The front is a service on the head, a program of its own (agent/front). Twice a second it is sent
+its slots, and replies with the state of each member: a change is an event for the head's decisions.
 """
 
 from __future__ import annotations
@@ -80,12 +80,14 @@ class FrontLink:
         self._get_state = get_state
         self._send = send
         self._seen: FrontSeen | None = None
+        self._key = ""
         self.status: FrontStatus | None = None
         """The last reply."""
         self.rates = RequestRates()
 
     async def look(self) -> None:
         """Send the slots, and pass on what has changed."""
+        self._key = self._key or await front_key_of(self._run)
         state = self._get_state()
         slots = slots_of(state, self._spec)
         order = FrontOrder(state.attempt.number, slots)
@@ -94,7 +96,7 @@ class FrontLink:
             f"http://127.0.0.1:{control_port(self._spec)}{CONTROL_PATH}",
             _ANSWERS,
             body=json.encode(order).decode(),
-            token=await front_key_of(self._run),
+            token=self._key,
         )
         if isinstance(reply, str) or not reply.is_success:
             return  # its own probe says what is wrong

@@ -9,8 +9,11 @@ from msgspec.structs import replace
 
 from agent.decisions.head import head_state as h
 from agent.decisions.head.members import addresses_of, members_of, shortage_sentence, slots_of
+from agent.decisions.head.shares import shares_verdict
 from agent.decisions.head.wanted import wanted_of
-from agent.decisions.shared import Want
+from agent.decisions.shared import HERE, Want
+from agent.frameworks.recipe import NodeSize
+from agent.job.share import ShareEnd
 from support.groups import (
     FIRST_NODE,
     GROUP,
@@ -279,6 +282,20 @@ def test_of_two_nodes_with_one_rank_one_runs_members() -> None:
     trace.take(other, 9.0)
     assert {"engine.0", "engine.1"} <= wanted_of(trace.state, "agent4").keys()
     assert {member.node for member in members_of(trace.state, spec)} == {"pod4", "pod3"}
+
+
+@pytest.mark.parametrize(("step", "culprit"), [("lost", "node"), ("ready", "job")])
+def test_a_launchers_job_that_fails_without_such_a_member(step: str, culprit: str) -> None:
+    """It is a loss, which another attempt may mend; with all members it is the job's failure."""
+    history = [*RUNS, (7.0, says(2, step, "ready"))]
+    trace = Trace(a_goal(replace(GROUP, min=None), "nccl"), [*UP, *history])
+    failed = h.NodeShare("head", 0, NodeSize(8), ShareEnd(1, local_rank=0))
+    state = replace(
+        trace.state,
+        goal=replace(trace.state.goal, shares_by="torchrun"),
+        shares=h.JobShares({HERE: failed}),
+    )
+    assert shares_verdict(state).culprit == culprit
 
 
 def test_what_its_nodes_run() -> None:
