@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 import sys
-from contextlib import contextmanager
 from datetime import datetime, timezone
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -22,7 +21,7 @@ from agent.record.files import appending, rotate
 from agent.settings.redact import Redactor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from structlog.typing import EventDict, Processor
@@ -41,25 +40,9 @@ _BOLD = "\033[1m"
 _DATE = "%Y-%m-%d"
 
 
-@contextmanager
-def _missing(*names: str) -> Iterator[None]:
-    """Let modules that are not loaded seem not to be installed; None is Python's mark for that."""
-    hidden = [name for name in names if name not in sys.modules]
-    sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]  # None: missing
-    try:
-        yield
-    finally:
-        for name in hidden:
-            del sys.modules[name]
-
-
 def _logger(redactor: Redactor, node: str, *, as_json: bool, names_node: bool) -> Any:  # noqa: ANN401 - structlog's own type is Any
     """Return a logger that returns the line of a sentence, in JSON always with the node's name."""
-    # Some verbs log nothing. With these, which only its console renderer needs, it takes 58 ms to
-    # load instead of 12 (the one file has rich). They cannot be left out otherwise: up to 26.1 any
-    # of its modules imports all of them.
-    with _missing("rich", "better_exceptions", "twisted"):
-        import structlog  # noqa: PLC0415 - see above
+    import structlog  # noqa: PLC0415 - it brings rich, 50 ms that verbs without a log do not need
 
     # The steps from an event to its line.
 
