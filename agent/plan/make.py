@@ -109,7 +109,7 @@ def make_plan(  # noqa: PLR0913 - all inputs of a plan
     # Which steps come before them?
     node = CheckedNode(facts, settings, topology)
     ports = port_map(settings.ray_port, settings.dashboard_port, settings.port, platform.ports)
-    alone = tuple(spec for spec in here if spec.alone)
+    alone = tuple(spec for spec in at_this_rank if spec.alone)
     all_steps = plan_steps(node, file, alone, caches)
     steps = tuple(step for step in all_steps if step.where.includes(rank, is_head=is_head))
 

@@ -189,7 +189,15 @@ class Plan(Value):
     @property
     def joins_cluster(self) -> bool:
         """Return whether this node runs Ray or a share of the job, not only a service."""
-        return not self.topology.is_idle and not any(spec.alone for spec in self.services)
+        is_service_only = self.topology.own_rank in service_only_ranks(self.all_services)
+        return not self.topology.is_idle and not is_service_only
+
+    @property
+    def may_join_ray(self) -> bool:
+        """Return whether this node joins Ray, as far as it is known before the head gives ranks."""
+        own = self.settings.group or self.topology.platform.group
+        is_outside = any(group.name == own and not group.ray for group in self.groups)
+        return self.joins_cluster and not is_outside
 
     @property
     def nodes(self) -> int:

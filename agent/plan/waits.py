@@ -68,7 +68,7 @@ def planned_waits(plan: Plan) -> Iterator[PlannedWait]:
         yield PlannedWait(HEAD, head, settings.wait_head, "AGENT_WAIT_HEAD")
         here = tuple(step for step in plan.all_steps if step.where.kind == ON_EVERY.kind)
         yield from _of_steps(settings, here, before)
-        if plan.share_launcher is None:
+        if plan.share_launcher is None and plan.joins_cluster:
             yield PlannedWait(JOIN, f"{JOINS_RAY}, per join", _RAY_JOINS)
         out_of_reach = "head and GCS out of reach, until all here is stopped"
         yield PlannedWait(FENCE, out_of_reach, fence, "AGENT_NODE_GRACE")

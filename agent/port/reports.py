@@ -451,34 +451,56 @@ class Reports:
     def _assign_rank(self, hello: Hello) -> int:
         """Return the rank of a node: its former one, a new one, or at the limit any free one.
 
-        A node that names its group gets one of the group's, also that of a node that has gone.
+        In a run with groups it may also be that of a node that has gone.
         """
         names = self._rank_names
-        in_use = {agent.rank for agent in self._agents.values()}
-        former = [rank for rank, other in enumerate(names, 1) if other == hello.name]
+        former = [
+            rank
+            for rank, other in enumerate(names, 1)
+            if other == hello.name and self._may_have(rank, hello.group)
+        ]
         new = next(rank for rank in count(1) if self._is_unused(rank, hello.group))
         others = [new] if new <= self._most else [*range(1, new)]
-        of_group = self._expected.ranks_of.get(hello.group)
-        if of_group is not None:
-            former = [rank for rank in former if rank in of_group]
-            free = [rank for rank in of_group if rank > len(names) or not names[rank - 1]]
-            gone = {agent.rank for key, agent in self._agents.items() if self._is_gone_from(key)}
-            others = [*free, *(rank for rank in of_group if rank in gone), *others]
-            in_use -= gone
-        rank: int = next(rank for rank in former + others if rank not in in_use)
+        of_groups = self._ranks_without_node(hello.group, new)
+        in_use = {agent.rank for agent in self._agents.values()} - {*of_groups}
+        rank: int = next(rank for rank in (*former, *of_groups, *others) if rank not in in_use)
         if rank not in former:
             names.extend([""] * (rank - len(names)))
             names[rank - 1] = hello.name
             self._keep_ranks(tuple(names))
         return rank
 
-    def _is_unused(self, rank: int, group: str) -> bool:
-        """Return whether no node has had a rank, and none of another group than this is to have it.
+    def _ranks_without_node(self, group: str, new: int) -> list[int]:
+        """Return the ranks of groups that a node may fill: those of no node, then of gone ones.
 
-        A node that names its group may only be a spare beyond its ranks.
+        A node that names no group may be one of the trainer's, too: it fills a rank of a group only
+        once each expected rank has been given (`new` is beyond them) and the trainer lacks no node.
         """
-        if rank <= len(self._rank_names) and self._rank_names[rank - 1]:
-            return False
+        present = {a.rank for key, a in self._agents.items() if not self._is_gone_from(key)}
+        ranks_of = self._expected.ranks_of
+        ranges = [ranks_of[group]] if group in ranks_of else []
+        if ranks_of and not group:
+            in_groups = {rank for ranks in ranks_of.values() for rank in ranks}
+            of_trainer = present - in_groups - {None}
+            lacks_none = len(of_trainer) >= min(in_groups) - 1
+            ranges = [*ranks_of.values()] if lacks_none and new > max(in_groups) else []
+
+        ranks = [rank for ranks in ranges for rank in ranks if rank not in present]
+        names = self._rank_names
+        free = [rank for rank in ranks if rank > len(names) or not names[rank - 1]]
+        gone = {agent.rank for agent in self._agents.values()}
+        return [*free, *(rank for rank in ranks if rank in gone)]
+
+    def _is_unused(self, rank: int, group: str) -> bool:
+        """Return whether no node has had a rank, and a node of this group may have it."""
+        names = self._rank_names
+        return (rank > len(names) or not names[rank - 1]) and self._may_have(rank, group)
+
+    def _may_have(self, rank: int, group: str) -> bool:
+        """Return whether a rank is none of another group than the one that a node names.
+
+        Beyond the ranks of its group a node may only be a spare.
+        """
         ranks_of = self._expected.ranks_of
         if not group or not ranks_of:
             return True

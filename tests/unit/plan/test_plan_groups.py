@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 from msgspec.structs import replace
 
@@ -10,10 +12,14 @@ from agent.job.services import ServiceSpec, TcpProbe, control_port, digest
 from agent.job.services_file import parse
 from agent.plan.make import make_plan
 from agent.plan.plan_services import service_problems, with_places
+from agent.plan.show import summary
 from agent.platforms.rank_variables import SKYPILOT_PORTS
 from agent.platforms.resolve import Topology, resolve
 from agent.settings import load
 from support.worlds import MACHINE
+
+if TYPE_CHECKING:
+    from agent.plan.plan import Plan
 
 FILE = """
 [groups.rollout]
@@ -31,6 +37,7 @@ SKYPILOT = {
     "SKYPILOT_NODE_RANK": "0",
     "SKYPILOT_NODE_IPS": "10.0.0.5\n" + "\n".join(f"10.0.1.{n}" for n in range(7)),
 }
+POD = {"EXPECTED_WORKERS": "7", "HEAD_POD_ID": "a", "RUNPOD_POD_ID": "b"}
 NODES = "n[0-7]"
 SLURM = {
     "SLURM_JOB_ID": "70203",
@@ -124,14 +131,34 @@ def test_jobs_with_neighboring_ids_have_ports_apart(apart: int) -> None:
     assert other.ready == TcpProbe(other.port)
 
 
-def test_the_ports_of_a_front_are_shown_with_who_may_use_them() -> None:
-    """The agent's orders need a key; a trainer's requests, as those to an engine, nothing."""
-    environ = {**DSTACK, "AGENT_SERVICES": "s.toml"}
+def planned(environ: dict[str, str]) -> Plan:
+    """Return the plan of a node of a run with a group."""
+    environ = {**environ, "AGENT_SERVICES": "s.toml"}
     loaded = load(environ, ["true"])
     topology = topology_of(environ)
     read, _ = parse(FILE, "s.toml", loaded.settings)
     file = with_places(read, topology, loaded.settings)
-    made = make_plan(loaded, topology, MACHINE, environ, {}, file)
+    return make_plan(loaded, topology, MACHINE, environ, {}, file)
+
+
+@pytest.mark.parametrize(
+    ("own", "joins"),
+    [
+        ({**DSTACK, "DSTACK_NODE_RANK": "3"}, True),
+        ({**DSTACK, "DSTACK_NODE_RANK": "7"}, False),
+        ({**POD, "AGENT_GROUP": "trainer"}, True),
+        ({**POD, "AGENT_GROUP": "rollout"}, False),
+    ],
+)
+def test_a_node_outside_ray_does_not_wait_for_it(own: dict[str, str], joins: bool) -> None:
+    """The summary of a group's node names no wait for its Ray, by rank or by the group's name."""
+    waits = [line.text for line in summary(planned(own)) if line.label.startswith("waits")]
+    assert ["Ray on this node to join" in text for text in waits] == [joins]
+
+
+def test_the_ports_of_a_front_are_shown_with_who_may_use_them() -> None:
+    """The agent's orders need a key; a trainer's requests, as those to an engine, nothing."""
+    made = planned(DSTACK)
     shown = {(one.port, one.bind, one.guard) for one in made.listeners if "engine" in one.who}
     assert shown == {
         ("22000-22063", "{node_ip}, 127.0.0.1", "none"),

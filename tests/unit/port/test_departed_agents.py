@@ -229,6 +229,54 @@ def test_no_node_gets_the_rank_of_another_group() -> None:
     assert [rank(name, "pool") for name in "de"] == [3, 4]
 
 
+class Ranks:
+    """The ranks that a head gives to the nodes of a run: two of the trainer's, two of a pool."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        expected = Expected(None, "", "", "", ranks_of={"pool": range(3, 5)})
+        self._reports = Reports(FIRST, expected, lambda _: None, lambda: self.now)
+
+    def of(self, name: str, group: str = "") -> int | None:
+        """Let a node report for the first time, or as another process; return its rank."""
+        hello = Hello(name, group=group)
+        report = Report(f"{name}@{self.now}", f"10.0.0.{ord(name)}", "joining", hello=hello)
+        return anyio.run(self._reports.handle, report).rank
+
+    def again(self, *names: str) -> None:
+        """Let nodes report again, half a minute later: all others are silent."""
+        self.now += 30.0
+        for name in names:
+            report = Report(f"{name}@0.0", f"10.0.0.{ord(name)}", "joining")
+            anyio.run(self._reports.handle, report)
+
+
+def test_a_replaced_node_gets_the_rank_of_the_gone_one() -> None:
+    """Also if it names no group, where the trainer has all its nodes; and only once."""
+    ranks = Ranks()
+    assert [ranks.of(name) for name in "abcd"] == [1, 2, 3, 4]
+    ranks.again("a", "b", "d")
+    assert [ranks.of(name) for name in "ef"] == [3, 5]
+    ranks.again("a", "d")
+    assert ranks.of("g") == 6  # the trainer lacks one, too
+
+    ranks = Ranks()
+    assert [ranks.of(name, "pool") for name in "ab"] == [3, 4]
+    ranks.again("b")
+    assert [ranks.of(name, "pool") for name in "cd"] == [3, 5]
+
+
+def test_a_node_comes_back_in_another_group() -> None:
+    """It gets no rank of the former one, also under its own name."""
+    ranks = Ranks()
+    groups = {"a": "trainer", "b": "trainer", "c": "pool", "d": "pool"}
+    assert [ranks.of(*node) for node in groups.items()] == [1, 2, 3, 4]
+    ranks.again("b", "c", "d")
+    assert ranks.of("a", "pool") == 5
+    ranks.again("b", "d")
+    assert ranks.of("c", "trainer") == 6
+
+
 def test_names_of_an_attempt() -> None:
     """The record keeps the nodes of the attempt that are present, and the latest of the others."""
     state = Trace(goal(1), PAIR).state
