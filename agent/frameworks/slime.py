@@ -59,6 +59,11 @@ _REWARDS = ("rm-type", "custom-rm-path")
 _SIZES = (TENSOR, PIPELINE, CONTEXT, EXPERT, EXPERT_TENSOR)
 _MEMORY = ("optimizer-cpu-offload", "recompute-granularity", "max-tokens-per-gpu", "num-layers")
 """Flags that change the memory that a model takes, in a way that is not counted."""
+_SPLIT = (
+    "[groups.rollout] nodes generate, half of all by default: with as many GPUs it takes about as "
+    "long to generate answers as to train on them, longer ones longer; after 20 steps the log says "
+    "whether another division is faster"
+)
 _PROMPTS = 32
 _GROUP = 8
 _ANSWER = 8192
@@ -120,6 +125,7 @@ def make(asked: RecipeInput) -> Command:
     described = f"{model_args} of slime's folder describes the model to Megatron" * bool(model_args)
     notes = (
         f"{count_of(world, 'GPU')} train {copies} × the model; {batch}",
+        _SPLIT,
         *filter(None, [described]),
         *sizing.notes,
     )

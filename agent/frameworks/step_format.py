@@ -31,6 +31,8 @@ Meaning = Literal[
     "rollout_difference",
     "staleness",
     "explained_variance",
+    "samples_seconds",
+    "engines_idle",
     "validation",  # last: a run may have dozens, and only so many keys are kept
 ]
 """What people and rules look at, whatever a framework calls it."""
@@ -65,6 +67,8 @@ class KeyMeaning(Value, forbid_unknown_fields=True):
     rollout_difference: tuple[str, ...] = ()  # the same as a mean absolute difference
     staleness: tuple[str, ...] = ()  # how many versions older the weights of the samples are
     explained_variance: tuple[str, ...] = ()  # the share of the returns' variance, of a critic
+    samples_seconds: tuple[str, ...] = ()  # seconds of a step until its samples are there
+    engines_idle: tuple[str, ...] = ()  # the share of a step in which the engines have no request
 
     def names(self, meaning: Meaning) -> tuple[str, ...]:
         """Return the names with a meaning."""
@@ -161,10 +165,17 @@ SLIME = (
         for sign in ("rollout ", "perf ", "eval ")
     ),
 )
-"""The lines of slime and miles, for which there is no recipe."""
+"""The lines of slime and miles, which are also read without the recipe."""
+PRIME_RL = LineFormat(
+    "values",
+    " | Reward ",
+    rf"Step \d{{1,12}} \| {{1,8}}[\w.: ]{{1,20}} \| Reward (?P<reward>{NUMBER})(?![\w.])",
+)
+"""The line of prime-rl's orchestrator; its trainer's metrics come by AGENT_PROGRESS_FILE."""
 GENERAL = StepFormat(
     lines=(
         *SLIME,
+        PRIME_RL,
         LineFormat(
             "step",
             "/",
@@ -201,15 +212,20 @@ GENERAL = StepFormat(
             *("rollout/response_len/mean", "rollout/response_lengths"),
         ),
         clipped=("clipped_ratio", "truncated_rate", "rollout/truncated_ratio", "rollout/truncated"),
-        entropy=("entropy", "train/entropy_loss"),
-        gradient_norm=("grad_norm", "gradient_norm", "total_norm", "train/grad_norm"),
-        step_seconds=("step_time", "step_seconds", "perf/step_time"),
+        entropy=("entropy", "train/entropy_loss", "entropy/all/mean"),
+        gradient_norm=(
+            *("grad_norm", "gradient_norm", "total_norm"),
+            *("train/grad_norm", "optim/grad_norm"),
+        ),
+        step_seconds=("step_time", "step_seconds", "perf/step_time", "time/step"),
         throughput=("tokens_per_second", "throughput"),
         validation=("eval/reward", "eval_reward", "val_reward", "val/reward", "eval/accuracy"),
         clip_fraction=("train/pg_clipfrac", "clipfrac", "clip_fraction"),
+        rollout_kl=("mismatch_kl/all/mean",),
         rollout_difference=("train/train_rollout_logprob_abs_diff",),
         staleness=("staleness", "staleness/mean"),
         explained_variance=("explained_variance", "train/explained_variance"),
+        samples_seconds=("samples_seconds", "perf/train_wait_time", "time/wait_for_batch"),
     ),
     of_evaluation=("eval_", "eval/", "val_", "val/"),
     shown=("reward", "loss", "kl", "entropy", "grad_norm", "lr", "learning_rate"),

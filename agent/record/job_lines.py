@@ -13,6 +13,7 @@ from agent.base.text import escaped, without_controls
 from agent.checks.finding import Finding, Level
 from agent.decisions.shared import place
 from agent.diagnosis.advice import RewardFailure, advise, failures_of
+from agent.diagnosis.node_split import advise_split
 from agent.diagnosis.searched_log import Log
 from agent.job.progress import LONGEST_LINE, Progress, ProgressReader
 from agent.job.series import Series
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from agent.decisions.shared import Known, Outage
     from agent.diagnosis.advice import Advice
     from agent.diagnosis.live_errors import LiveErrors
+    from agent.diagnosis.node_split import NodeSplit
     from agent.diagnosis.rows import Row
     from agent.job.progress import Reading
     from agent.job.series import SeriesPart
@@ -369,6 +371,14 @@ class JobLines:
                 self._advice_of = basis
                 self._advice = advise(known, self._series.last, failures)
             return self._advice
+
+    def split_advice(self, split: NodeSplit) -> Advice | None:
+        """Return advice on how the run divides its nodes, if there is any."""
+        known = self._progress
+        if known is None:
+            return None
+        with self._lock:
+            return advise_split(known, self._series.last, split)
 
     def series(self, since: int | None = None) -> SeriesPart:
         """Return the metrics by step, as `/series` has them."""

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 LOOK = 0.5
 """Between two messages to a front."""
 _RATE_OVER = 10.0  # seconds over which requests are counted
+_MOST_CHANGES = 10_000  # between engines with and without requests, for some 20 steps
 _ANSWERS = 3.0  # A front that computes nothing; the machine may be busy.
 
 
@@ -65,6 +66,37 @@ class RequestRates:
         }
 
 
+class IdleTimes:
+    """When no member behind a front had a request: the engines waited for the trainer."""
+
+    def __init__(self) -> None:
+        self._changes: deque[tuple[float, bool]] = deque(maxlen=_MOST_CHANGES)
+        self._requests = 0
+
+    def add(self, now: float, status: FrontStatus) -> None:
+        """Add what a front replies at a moment."""
+        requests = sum(one.requests for one in status.members)
+        waiting = status.held + sum(one.waiting for one in status.members)
+        is_idle = not waiting and requests == self._requests
+        self._requests = requests
+        if not self._changes or self._changes[-1][1] != is_idle:
+            self._changes.append((now, is_idle))
+
+    def share(self, began: float, ended: float) -> float | None:
+        """Return the share of a period without a request; None if that is not known."""
+        changes = [*self._changes]
+        if not changes or changes[0][0] > began or began >= ended:
+            return None
+        idle = 0.0
+        until = ended
+        for at, is_idle in reversed(changes):
+            since = max(at, began)
+            if is_idle and since < until:
+                idle += until - since
+            until = min(until, since)
+        return idle / (ended - began)
+
+
 class FrontLink:
     """The link to the front of one service."""
 
@@ -84,6 +116,7 @@ class FrontLink:
         self.status: FrontStatus | None = None
         """The last reply."""
         self.rates = RequestRates()
+        self.idle = IdleTimes()
 
     async def look(self) -> None:
         """Send the slots, and pass on what has changed."""
@@ -105,6 +138,7 @@ class FrontLink:
         except (DecodeError, RecursionError):
             return
         self.rates.add(self._run.now(), self.status)
+        self.idle.add(self._run.now(), self.status)
 
         # What has changed?
         seen = front_seen(self._spec.name, self.status, self._seen)

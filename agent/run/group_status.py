@@ -1,4 +1,4 @@
-"""The status of groups: their members' states, weights, requests and errors."""
+"""The status of groups: their members' states, weights, requests and errors, and their part."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from agent.decisions.head import members
+from agent.diagnosis.node_split import NodeSplit
 from agent.job.services import front_port
 from agent.port.status_model import GroupServiceStatus, GroupStatus, MemberStatus, Reader
 
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 
     from agent.decisions.head.head_state import HeadState
     from agent.job.groups import NodeGroup
+    from agent.job.progress import Progress
     from agent.job.services import ServiceSpec
     from agent.port.protocol import WorkerStats
     from agent.run.front_link import FrontLink
@@ -47,6 +49,33 @@ def groups_status(
         )
         for group in state.goal.groups
     )
+
+
+def node_split(
+    state: HeadState, fronts: Mapping[str, FrontLink], progress: Progress | None
+) -> NodeSplit | None:
+    """Return how the run divides its nodes between its trainer and one group of engines.
+
+    None where it does not, or where a shortage of engines explains why the trainer waited.
+    """
+    groups = [group for group in state.goal.groups if group.ray or _engines_of(state, group)]
+    if len(groups) != 1 or progress is None or progress.last_at is None:
+        return None
+    (group,) = groups
+    began = progress.last_at - sum(progress.durations)
+    for shortage in state.durable.shortages:
+        is_before = shortage.until is not None and shortage.until < began
+        if shortage.group == group.name and not is_before:
+            return None
+    services = [spec.name for spec in _engines_of(state, group)]
+    idle = [fronts[name].idle.share(began, progress.last_at) for name in services if name in fronts]
+    in_ray = sum(other.nodes for other in state.goal.groups if other.ray)
+    trainer = state.goal.expected_workers + 1 - in_ray
+    return NodeSplit(group.name, trainer, group.nodes, idle[0] if idle else None)
+
+
+def _engines_of(state: HeadState, group: NodeGroup) -> list[ServiceSpec]:
+    return [spec for spec in members.services_of(state, group) if spec.weights]
 
 
 def _service_status(  # noqa: PLR0913 - what it is read from

@@ -33,9 +33,15 @@ until [ -d "$ready" ]; do
   waited=$((waited + 1))
 done
 
+# Its metrics, step by step, go to the agent; the file is on the first node alone.
+metrics=()
+if [ "$NODE_RANK" = 0 ] && [ -n "${AGENT_PROGRESS_FILE:-}" ]; then
+  metrics=(--monitors.file.path "$AGENT_PROGRESS_FILE")
+fi
 torchrun --role=trainer --nnodes="$NNODES" --node-rank="$NODE_RANK" --nproc-per-node="$NPROC_PER_NODE" \
   --rdzv-endpoint="$MASTER_ADDR:$MASTER_PORT" --rdzv-id="$AGENT_ATTEMPT_ID" --local-ranks-filter=0 \
-  -m prime_rl.trainer.rl.train @ "$configs/trainer.json" --rollout_transport.host "$MASTER_ADDR" &
+  -m prime_rl.trainer.rl.train @ "$configs/trainer.json" --rollout_transport.host "$MASTER_ADDR" \
+  "${metrics[@]}" &
 must_succeed=("$!")
 
 if [ "$NODE_RANK" = 0 ]; then

@@ -49,6 +49,7 @@ def run(
             "MASTER_ADDR": "10.0.0.1",
             "MASTER_PORT": "6379",
             "AGENT_ATTEMPT_ID": "r-1",
+            "AGENT_PROGRESS_FILE": "/run/progress-1.jsonl",
         },
         capture_output=True,
         text=True,
@@ -68,6 +69,7 @@ def test_all_goes_well(tmp_path: Path) -> None:
     assert f"{urls} --rollout_transport.host 10.0.0.1" in calls
     assert "--nnodes=2 --node-rank=0 --nproc-per-node=8 --rdzv-endpoint=10.0.0.1:6379" in calls
     assert "env-server @" in calls
+    assert "--rollout_transport.host 10.0.0.1 --monitors.file.path /run/progress-1.jsonl" in calls
 
 
 @pytest.mark.parametrize(
@@ -101,3 +103,4 @@ def test_another_node_runs_its_trainer_alone(tmp_path: Path) -> None:
     assert code == 0
     assert calls.splitlines()[0].startswith("torchrun --role=trainer --nnodes=2 --node-rank=1")
     assert "orchestrator" not in calls
+    assert "--monitors" not in calls

@@ -242,6 +242,13 @@ def test_slimes_other_lines_are_metrics_of_the_last_step() -> None:
     assert values == ValuesSeen(None, {"eval/aime": 0.25}, 0.0)
 
 
+def test_prime_rls_reward_is_a_metric_of_the_trainers_step() -> None:
+    """Its orchestrator prints the batch that it has sent, which the trainer's step may follow."""
+    colors = "\x1b[2m10:11:12\x1b[0m\x1b[32m\x1b[1m SUCCESS\x1b[0m \x1b[32m\x1b[1m\x1b[22m"
+    line = f"{colors}Step 8 |   1m 12s | Reward 0.4100 | Trainable 60/64 (93.8%) | Turns 1.0"
+    assert read(line) == (ValuesSeen(None, {"reward": 0.41}, 0.0),)
+
+
 def test_steps_of_epochs_add_up() -> None:
     """SFT, reward models and DPO of OpenRLHF count anew in each epoch."""
     epochs = "Train epoch:   0%|          | 0/2 [00:00<?, ?it/s]"

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
+from agent.decisions.shared import Shortage
 from agent.job.front_protocol import FrontStatus, SlotStatus
+from agent.job.progress import Progress
 from agent.port.status_model import Reader
-from agent.run.front_link import RequestRates, front_seen
-from agent.run.group_status import groups_status
+from agent.run.front_link import IdleTimes, RequestRates, front_seen
+from agent.run.group_status import groups_status, node_split
 from support.groups import RUNS, UP, a_goal, ends_with
 from support.heads import Trace
 
@@ -34,6 +36,36 @@ def test_the_rate_of_requests() -> None:
     assert rates.by_port() == {22_000: 0.0, 22_001: 10.0}
     rates.add(20.0, status_of_front(1, 0))
     assert rates.by_port() == {22_000: 0.0, 22_001: 0.0}
+
+
+def test_how_long_engines_were_idle() -> None:
+    """No request waits and none was answered since the last look: for that time they are idle."""
+    idle = IdleTimes()
+    assert idle.share(0.0, 1.0) is None
+    for now, requests, waiting in ((0, 5, 1), (10, 6, 0), (20, 6, 0), (30, 7, 1), (40, 9, 0)):
+        status = status_of_front(requests)
+        members = tuple(replace(one, waiting=waiting) for one in status.members)
+        idle.add(float(now), replace(status, members=members))
+    assert idle.share(0.0, 40.0) == 0.25  # from 20 to 30
+    assert idle.share(25.0, 30.0) == 1.0
+    assert idle.share(-1.0, 40.0) is None
+    assert idle.share(40.0, 40.0) is None
+
+
+def test_which_nodes_train_and_which_generate() -> None:
+    """Those of a group that the trainer updates; none while a shortage explains its waiting."""
+    goal = replace(a_goal(weights="nccl"), expected_workers=1)
+    trace = Trace(goal, UP)
+    progress = Progress(1, 0.0, first=1, last=30, last_at=30.0, durations=(1.0,) * 20)
+    split = node_split(trace.state, {}, progress)
+    assert split is not None
+    assert (split.group, split.trainer, split.engines, split.idle) == ("rollout", 2, 2, None)
+    assert node_split(trace.state, {}, None) is None
+    for since, until, is_split in ((15.0, None, False), (1.0, 11.0, False), (1.0, 9.0, True)):
+        shortage = Shortage("rollout", "engine", since, until)
+        durable = trace.state.durable.with_shortage(shortage)
+        found = node_split(replace(trace.state, durable=durable), {}, progress)
+        assert (found is not None) == is_split
 
 
 def test_a_group_of_which_nothing_serves() -> None:
