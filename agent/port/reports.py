@@ -73,6 +73,7 @@ class _Agent(Struct):
     ip: str = ""
     is_cut_off: bool = False  # Its connection broke, and no report has followed
     sequence: int = 0  # The number of its last report
+    applied: Applied = Applied()  # What it had received with that
     is_silent: bool = False  # It did not answer either, until its next report
     wake: anyio.Event = field(default_factory=anyio.Event)  # Set by news
     reported: anyio.Event = field(default_factory=anyio.Event)
@@ -367,14 +368,22 @@ class Reports:
         ]
 
     async def _reports_still(self, key: str, limit: float) -> bool:
-        """Return whether an agent reports within `limit` seconds; a held report is answered now."""
+        """Return whether an agent receives within `limit` seconds what is wanted of it as of now.
+
+        A report by itself shows less: while this head was stopped, one that has ended since may
+        have sent several. A report that is held is answered now.
+        """
         agent = self._agents.get(key)
         if agent is None:
             return False
+        if agent.wanted is not None:
+            self._change(key)
         agent.wake.set()
         with anyio.move_on_after(limit):
             await agent.reported.wait()
-            return True
+            while agent.news_since(agent.applied) is not None:
+                await agent.reported.wait()
+            return not agent.said_goodbye
         return False
 
     async def _hold(self, agent: _Agent, report: Report, limit: float) -> None:
@@ -586,6 +595,7 @@ class Reports:
         agent.is_silent = False
         agent.is_cut_off = False
         agent.sequence = report.sequence
+        agent.applied = report.applied
         agent.reported.set()
         agent.reported = anyio.Event()
         if not agent.refusal:

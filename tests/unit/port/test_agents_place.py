@@ -157,6 +157,24 @@ def test_an_agent_between_two_reports(monkeypatch: pytest.MonkeyPatch) -> None:
     assert port.workers[-1].key == "agent2"
 
 
+def test_a_late_report_of_an_ended_agent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reports that it sent while this head was stopped show no living agent at its address."""
+    monkeypatch.setattr(times, "HOLDER_REPORTS", 0.05)
+    port = Port()
+
+    async def scenario() -> None:
+        await port.reports.handle(POD1)
+        port.reports.want("agent1", {})
+        async with anyio.create_task_group() as tasks:
+            for number in (1, 2):
+                late = replace(POD1, hello=None, sequence=number)
+                tasks.start_soon(port.reports.handle, late)
+            reply = await port.reports.handle(replace(POD1, id="agent2"))
+        assert (reply.wants_hello, reply.refusal) == (True, "")
+
+    anyio.run(scenario)
+
+
 # --- the sender's address ------------------------------------------------------------------------
 
 
