@@ -6,10 +6,11 @@ For each answer one request goes to the judge, at most `parallel` of them at onc
 - `classify`: the template as a text; the number of a class or a reward model (vLLM, SGLang)
 - `score`: prompt and answer as a pair of texts; the score of the pair (vLLM, SGLang)
 
-A judge that is down, busy or slow is asked again, and so is one whose reply has no grade. An answer
-that stays without a grade fails its whole batch with a sentence: no reward is made up for it,
-unless the user has set `ungraded`. Grades are remembered for a while: a client may send a batch
-again.
+There may be several judges: requests go to them in turn. While none of them answers or has room, a
+request is held as long as its client waits. A judge that fails is asked again, and so is one whose
+reply has no grade. An answer that stays without a grade fails its whole batch with a sentence: no
+reward is made up for it, unless the user has set `ungraded`. Grades are remembered for a while: a
+client may send a batch again.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from agent.base.proxy import proxy_for
 from agent.base.text import escaped
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
 
 ScoredItem = tuple[str, "str | None", "str | float | None"]
@@ -54,16 +55,20 @@ GRADE = r"Grade:[\s*]*([-+]?[0-9]*\.?[0-9]+)"
 KEY = "AGENT_JUDGE_KEY"
 
 _PLACEHOLDER = re.compile(r"\{(query|prompt|answer|label)\}")
+_MODELS = "/v1/models"
 _PATHS = {"chat": "/v1/chat/completions", "classify": "/classify", "score": "/v1/score"}
 _OPTIONS: dict[str, dict[str, Any]] = {"chat": {"temperature": 0.0, "max_tokens": 1024}}
 _RETRY_TEMPERATURE = 0.7  # a reply without a grade would be the same again
 _MOST_REPLY = 1 << 20  # bytes
 _MOST_TOKENS = 1 << 40  # of one reply, as a usage that can be true
 _SHOWN = 120  # characters of a reply in a sentence
-_LONGEST_PAUSE = 20.0
+_LONGEST_PAUSE = 20.0  # of a judge that has no room
+_DOWN_PAUSE = 1.0  # until one is asked again that accepts no connection
+_THERE = 10.0  # Seconds for a judge to show that it is there, after a grade that did not come
 _REMEMBERED = 600.0  # seconds
+_SOON = 2.0  # Seconds for a new grade; then one that was given longer ago is given again
 _MOST_REMEMBERED = 1 << 16
-_LATER = {408, 425, 429}  # statuses after which a request may succeed; so may it after 5xx
+_LATER = {408, 425, 429}  # statuses of a judge that has no room; so has 502 and what follows
 _OF_THE_TEXT = {400, 413, 422}  # statuses that refuse this text, such as one that is too long
 
 
@@ -72,11 +77,16 @@ class NoGradeError(Exception):
 
 
 class _AskAgainError(Exception):
-    """The judge is down, busy or slow."""
+    """The judge is there, and has failed."""
 
-    def __init__(self, why: str, after: float = 0.0) -> None:
+
+class _AwayError(Exception):
+    """The judge does not answer, or has no room: that is no fault of the text."""
+
+    def __init__(self, why: str, pause: float, longest: float) -> None:
         super().__init__(why)
-        self.after = after  # seconds, by its Retry-After
+        self.pause = pause  # seconds until it is asked again; doubled each time
+        self.longest = longest
 
 
 class _NoGradeInReplyError(Exception):
@@ -86,7 +96,7 @@ class _NoGradeInReplyError(Exception):
 class JudgeSpec(Struct, forbid_unknown_fields=True):
     """Where the judge is, and how it is asked; from the keys `ask.` of [services.judge]."""
 
-    url: str
+    url: str  # of several judges with commas between them
     api: Literal["chat", "classify", "score"] = "chat"
     path: str = ""  # instead of the API's usual one
     model: str = ""  # '' for the first one that the server lists
@@ -122,17 +132,62 @@ class JudgeTotals(Struct):
         return " ".join(f"{name}={getattr(self, name)}" for name in self.__struct_fields__)
 
 
-class Judge:
-    """Asks one judge; used within one event loop."""
+class _Reply(NamedTuple):
+    """A whole reply of a judge."""
 
-    def __init__(self, spec: JudgeSpec, key: str = "") -> None:
+    status: int
+    retry_after: str
+    text: bytes
+
+
+class _Server:
+    """One judge: whether it is away, and until when it is not asked."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.failures = 0
+        self.away_until = 0.0
+
+    def note_away(self, problem: _AwayError) -> None:
+        """Do not ask it for a while, longer each time."""
+        pause = min(problem.longest, problem.pause * 2.0**self.failures)
+        self.failures += 1
+        self.away_until = time.monotonic() + pause
+
+    def note_reply(self) -> None:
+        """Note that it is there."""
+        self.failures = 0
+        self.away_until = 0.0
+
+
+class _Asking:
+    """An answer whose grade is asked for, and how many clients wait for it."""
+
+    def __init__(self) -> None:
+        self.clients = 0
+        self.task: asyncio.Task[GivenGrade]
+
+
+class Judge:
+    """Asks the judges; used within one event loop. `say` writes a sentence to the log."""
+
+    def __init__(
+        self, spec: JudgeSpec, key: str = "", say: Callable[[str], None] = lambda _line: None
+    ) -> None:
         self._spec = spec
         self._key = key
+        self._say = say
         self._model = spec.model
+        self._servers: list[_Server] = []
+        self.use(spec.url)
+        self._turn = 0
+        self._held_since: float | None = None
+        self.why_away = ""
+        """Why no judge answers; '' if one does."""
         self._slots = asyncio.Semaphore(spec.parallel)
         self._session: aiohttp.ClientSession | None = None
         self._known: OrderedDict[bytes, tuple[float, GivenGrade]] = OrderedDict()
-        self._pending: dict[bytes, asyncio.Task[GivenGrade]] = {}
+        self._pending: dict[bytes, _Asking] = {}
         self.totals = JudgeTotals()
 
         # Is it the usual template, whose grades are from 0 to 1?
@@ -141,6 +196,12 @@ class Judge:
         self._range = spec.range
         if spec.range is None and spec.api == "chat" and not spec.template:
             self._range = (0.0, 1.0)
+
+    def use(self, urls: str) -> None:
+        """Ask the judges at these URLs from now on; '': there will be none any more."""
+        known = {server.url: server for server in self._servers}
+        wanted = dict.fromkeys(url for url in urls.split(",") if url)
+        self._servers = [known.get(url) or _Server(url) for url in wanted]
 
     async def grade(self, items: Sequence[ScoredItem]) -> list[GivenGrade]:
         """Return the verdicts in order; raise NoGradeError if one answer has none."""
@@ -164,9 +225,10 @@ class Judge:
 
     async def close(self) -> None:
         """End all requests, and close the connections."""
-        for task in self._pending.values():
+        tasks = [asking.task for asking in self._pending.values()]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._pending.values(), return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         if self._session is not None:
             await self._session.close()
 
@@ -174,59 +236,108 @@ class Judge:
         """Return a verdict that is remembered, or ask for it.
 
         A request goes on if its client leaves: a slow judge would otherwise never be in time, since
-        the client that asks again has to wait for as long.
+        the client that asks again has to wait for as long. A verdict that was given long ago is
+        given again if the judge has no new one at once.
         """
         digest = hashlib.sha256(msgspec.json.encode(item)).digest()
         at, known = self._known.get(digest, (-math.inf, None))
+        if known is not None:
+            self._known.move_to_end(digest)
         if known is not None and time.monotonic() < at + _REMEMBERED:
             return known
-        task = self._pending.get(digest)
-        if task is None:
-            task = asyncio.ensure_future(self._ask_in_turn(digest, item))
-            self._pending[digest] = task
-            task.add_done_callback(lambda done: self._forget(digest, done))
-        return await asyncio.shield(task)
+        asking = self._pending.get(digest)
+        if asking is None:
+            asking = self._pending[digest] = _Asking()
+            asking.task = asyncio.ensure_future(self._ask_in_turn(digest, item, asking))
+            asking.task.add_done_callback(lambda done: self._forget(digest, done))
+        asking.clients += 1
+        try:
+            if known is not None:
+                done, _ = await asyncio.wait([asking.task], timeout=_SOON)
+                return asking.task.result() if done else known
+            return await asyncio.shield(asking.task)
+        finally:
+            asking.clients -= 1
 
     def _forget(self, digest: bytes, done: asyncio.Task[GivenGrade]) -> None:
         self._pending.pop(digest, None)
         if not done.cancelled():
             done.exception()  # it may have no client any more to which it matters
 
-    async def _ask_in_turn(self, digest: bytes, item: ScoredItem) -> GivenGrade:
+    async def _ask_in_turn(self, digest: bytes, item: ScoredItem, asking: _Asking) -> GivenGrade:
         """Ask once there is a free slot, and remember the verdict."""
         async with self._slots:
-            verdict = await self._ask(item)
+            verdict = await self._ask(item, asking)
         self._known[digest] = time.monotonic(), verdict
         self._known.move_to_end(digest)
         while len(self._known) > _MOST_REMEMBERED:
             self._known.popitem(last=False)
         return verdict
 
-    async def _ask(self, item: ScoredItem) -> GivenGrade:
-        """Ask for a grade, several times if need be."""
+    async def _ask(self, item: ScoredItem, asking: _Asking) -> GivenGrade:
+        """Ask for a grade: several times if a judge fails, and as long as none is there."""
         spec = self._spec
+        tries = 0
         why = ""
         has_answered = False
-        for number in range(1, spec.tries + 1):
-            pause = 0.0
+        while tries < spec.tries:
+            server = await self._choose()
             try:
-                reply = await self._send(self._body(item, is_again=has_answered))
+                reply = await self._send(server, self._body(item, is_again=has_answered))
                 return GivenGrade(self._grade_in(reply))
+            except _AwayError as problem:
+                self._note_away(server, problem)
+                if not asking.clients:
+                    raise NoGradeError("no client waits for the grade any more") from None
             except _AskAgainError as problem:
+                tries += 1
                 has_answered = False
                 why = str(problem)
-                pause = min(_LONGEST_PAUSE, max(problem.after, 0.5 * 2.0**number))
+                if tries < spec.tries:
+                    await asyncio.sleep(min(_LONGEST_PAUSE, 0.5 * 2.0**tries))
             except _NoGradeInReplyError as problem:
+                tries += 1
                 has_answered = True
                 why = str(problem)
-            if number < spec.tries and pause:
-                await asyncio.sleep(pause)
 
         # The judge works, and has no grade for this answer: is there a reward for that?
         if has_answered and spec.ungraded is not None:
             self.totals.ungraded += 1
             return GivenGrade(spec.ungraded, is_graded=False)
-        raise NoGradeError(f"the judge at {spec.url}: {self._masked(why)} ({spec.tries} tries)")
+        raise NoGradeError(f"the judge at {server.url}: {self._masked(why)} ({tries} tries)")
+
+    async def _choose(self) -> _Server:
+        """Return the judge whose turn it is of those that are there; wait until one may be."""
+        while self._servers:
+            now = time.monotonic()
+            self._turn += 1
+            turn = self._turn % len(self._servers)
+            in_turn = [*self._servers[turn:], *self._servers[:turn]]
+            server = min(in_turn, key=lambda server: max(now, server.away_until))
+            if server.away_until <= now:
+                return server
+            await asyncio.sleep(server.away_until - now)
+        raise NoGradeError("the judge was given up: see its log")
+
+    def _note_away(self, server: _Server, problem: _AwayError) -> None:
+        """Ask this judge no more for a while; log the first time that none is there."""
+        server.note_away(problem)
+        now = time.monotonic()
+        if any(other.away_until <= now for other in self._servers):
+            return
+        self.why_away = f"the judge at {server.url}: {self._masked(str(problem))}"
+        if self._held_since is None:
+            self._held_since = now
+            self._say(f"requests are held until it answers: {self.why_away}")
+
+    def _note_reply(self, server: _Server) -> None:
+        """Note that a judge is there; log it if none was."""
+        server.note_reply()
+        self.why_away = ""
+        if self._held_since is not None:
+            held = time.monotonic() - self._held_since
+            self._held_since = None
+            self._say(f"the judge at {server.url} answers again after {held:.0f} s")
 
     def _body(self, item: ScoredItem, *, is_again: bool) -> dict[str, Any]:
         """Return the request for one answer."""
@@ -246,68 +357,100 @@ class Judge:
             return {**body, "input": text}
         return {**body, "messages": [{"role": "user", "content": text}]}
 
-    async def _send(self, body: dict[str, Any]) -> Any:  # noqa: ANN401 - any JSON
+    async def _send(self, server: _Server, body: dict[str, Any]) -> Any:  # noqa: ANN401 - any JSON
         """Send a request; return the JSON of its reply, and count what it cost."""
         if not self._model:
-            self._model = body["model"] = await self._first_model()
+            self._model = await self._first_model(server)
+        body["model"] = self._model
         self.totals.requests += 1
-        reply = await self._request("POST", self._spec.path or _PATHS[self._spec.api], body)
+        reply = await self._request(server, "POST", self._path, body)
         usage = reply.get("usage") if isinstance(reply, dict) else None
         if isinstance(usage, dict):
             self.totals.prompt_tokens += _tokens(usage.get("prompt_tokens"))
             self.totals.completion_tokens += _tokens(usage.get("completion_tokens"))
         return reply
 
-    async def _first_model(self) -> str:
+    @property
+    def _path(self) -> str:
+        return self._spec.path or _PATHS[self._spec.api]
+
+    async def _first_model(self, server: _Server) -> str:
         """Return the first model that the server lists."""
-        reply = await self._request("GET", "/v1/models", None)
+        reply = await self._request(server, "GET", _MODELS, None)
         models = reply.get("data") if isinstance(reply, dict) else None
         first = models[0] if isinstance(models, list) and models else None
         name = first.get("id") if isinstance(first, dict) else None
         if not isinstance(name, str) or not name:
-            raise NoGradeError(f"the judge at {self._spec.url} lists no model: set ask.model")
+            raise NoGradeError(f"the judge at {server.url} lists no model: set ask.model")
         return name
 
-    async def _request(self, method: str, path: str, body: object) -> Any:  # noqa: ANN401 - any JSON
+    async def _request(self, server: _Server, method: str, path: str, body: object) -> Any:  # noqa: ANN401 - any JSON
         """Return the JSON of a reply; raise what its status or its silence means."""
-        url = _joined(self._spec.url, path)
+        try:
+            reply = await self._exchange(server, method, path, body, self._spec.within)
+        except (asyncio.TimeoutError, TimeoutError):  # two things until Python 3.11
+            late = f"no answer within {self._spec.within:g} s"
+            if await self._is_there(server):
+                raise _AskAgainError(late) from None
+            raise _AwayError(late, _DOWN_PAUSE, _DOWN_PAUSE) from None
+        except aiohttp.ClientConnectorError as problem:
+            why = f"{type(problem).__name__}: {problem}"
+            raise _AwayError(why, _DOWN_PAUSE, _DOWN_PAUSE) from None
+        except (aiohttp.ClientError, OSError) as problem:
+            raise _AskAgainError(f"{type(problem).__name__}: {problem}") from None
+        self._raise_for(server, reply)
+        self._note_reply(server)
+        try:
+            return msgspec.json.decode(reply.text)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            raise _NoGradeInReplyError(f"its reply is no JSON: {_excerpt(reply.text)}") from None
+
+    async def _exchange(
+        self, server: _Server, method: str, path: str, body: object, within: float
+    ) -> _Reply:
+        """Send a request; return the whole reply."""
+        url = _joined(server.url, path)
         headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
         if self._session is None:
             self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
-        try:
-            async with self._session.request(
-                method,
-                url,
-                data=None if body is None else msgspec.json.encode(body),
-                headers={"Content-Type": "application/json", **headers},
-                timeout=aiohttp.ClientTimeout(total=self._spec.within),
-                allow_redirects=False,  # the key is for this server
-                proxy=proxy_for(url),
-            ) as reply:
-                text = b""
-                async for chunk in reply.content.iter_any():
-                    text += chunk
-                    if len(text) > _MOST_REPLY:
-                        raise _NoGradeInReplyError(f"its reply is longer than {_MOST_REPLY} bytes")
-                self._raise_for(reply, text)
-        except (asyncio.TimeoutError, TimeoutError):  # two things until Python 3.11
-            raise _AskAgainError(f"no answer within {self._spec.within:g} s") from None
-        except (aiohttp.ClientError, OSError) as problem:
-            raise _AskAgainError(f"{type(problem).__name__}: {problem}") from None
-        try:
-            return msgspec.json.decode(text)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-            raise _NoGradeInReplyError(f"its reply is no JSON: {_excerpt(text)}") from None
+        async with self._session.request(
+            method,
+            url,
+            data=None if body is None else msgspec.json.encode(body),
+            headers={"Content-Type": "application/json", **headers},
+            timeout=aiohttp.ClientTimeout(total=within),
+            allow_redirects=False,  # the key is for this server
+            proxy=proxy_for(url),
+        ) as reply:
+            text = b""
+            async for chunk in reply.content.iter_any():
+                text += chunk
+                if len(text) > _MOST_REPLY:
+                    raise _NoGradeInReplyError(f"its reply is longer than {_MOST_REPLY} bytes")
+            return _Reply(reply.status, reply.headers.get("Retry-After", ""), text)
 
-    def _raise_for(self, reply: aiohttp.ClientResponse, text: bytes) -> None:
+    async def _is_there(self, server: _Server) -> bool:
+        """Return whether a judge from which no grade came answers anything at all."""
+        try:
+            await self._exchange(server, "GET", _MODELS, None, _THERE)
+        except (aiohttp.ClientError, OSError, asyncio.TimeoutError, TimeoutError):
+            return False
+        except _NoGradeInReplyError:
+            return True
+        return True
+
+    def _raise_for(self, server: _Server, reply: _Reply) -> None:
         """Raise what a status other than 200 means."""
         status = reply.status
         if status == 200:
             return
-        why = f"it answered {status}: {_excerpt(text)}"
-        if status in _LATER or status >= 500:
-            after = reply.headers.get("Retry-After", "")
-            raise _AskAgainError(why, float(after) if after.isdecimal() else 0.0)
+        why = f"it answered {status}: {_excerpt(reply.text)}"
+        if status in _LATER or status > 500:
+            pause = float(reply.retry_after) if reply.retry_after.isdecimal() else 1.0
+            raise _AwayError(why, pause, max(pause, _LONGEST_PAUSE))
+        self._note_reply(server)
+        if status == 500:
+            raise _AskAgainError(why)
         if status in _OF_THE_TEXT:
             raise _NoGradeInReplyError(why)
 
@@ -320,7 +463,7 @@ class Judge:
         if 300 <= status < 400:
             why = f"it redirects ({status}), which is not followed: set its own URL"
         hint = hints.get(status, "")
-        raise NoGradeError(f"the judge at {self._spec.url}: {self._masked(why)}{hint}")
+        raise NoGradeError(f"the judge at {server.url}: {self._masked(why)}{hint}")
 
     def _grade_in(self, reply: Any) -> float:  # noqa: ANN401 - any JSON
         """Return the grade that a reply has; raise if it has none."""

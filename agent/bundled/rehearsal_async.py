@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from concurrent.futures import Future
 
-_REWARD_SECONDS = 300.0
+_REWARD_SECONDS = 1800.0
 _TRIES = 60  # of a request for answers
 _KEPT_CHECKPOINTS = 2
 _PREFIX = "checkpoint-"

@@ -8,7 +8,9 @@ Requests and replies:
 
 OpenRLHF-M turns every key of a reply into a tensor: each is a list of numbers there.
 
-With `--judge` a model is asked for each grade (judge.py); the replies to batches keep their form.
+With `--judge` models are asked for each grade (judge.py); the replies to batches keep their form.
+While no judge answers, requests are held as long as their clients wait; the agent's probes, which
+name the judges of a run, get a 503 with the reason.
 
 Numbers and texts are compared here, expressions by math-verify if it is installed. A pair that
 needs more than its CPU time scores 0. A batch that cannot be scored within --limit, or whose
@@ -52,6 +54,7 @@ T = TypeVar("T")
 _CHUNK = 256
 # Clients wait for 180 s (OpenRLHF 0.5 to 0.9, five times): they need a 503 before that to retry.
 _REQUEST_SECONDS = 120.0
+_PROBE_SECONDS = 5.0  # of a probe while no judge answers: the agent waits for 10 s
 _MAX_BODY = 64 << 20
 _MOST_MEMORY = 256 << 20  # of all requests together
 _MOST_ITEMS = 1 << 18  # of one request
@@ -67,6 +70,11 @@ OPENRLHF = "openrlhf"
 OPENRLHF_M = "openrlhf-m"
 NODES = "Run-Nodes"
 """The header of the agent's probes with the addresses of the run's nodes: they come first."""
+JUDGES = "Run-Judges"
+"""The header of the agent's probes with the judges' URLs as they are now; '': all are given up."""
+PROBE_KEY = "Probe-Key"
+"""The header by which a probe shows that it is the agent's, with what KEY_VARIABLE has."""
+KEY_VARIABLE = "AGENT_FRONT_KEY"
 _STRANGERS = "strangers"  # The client as which all others take turns
 TOTALS = "Judge-Totals"
 """The header of each reply with what the judge was asked, and what it cost."""
@@ -197,11 +205,13 @@ class RewardServer:
         token: str = "",
         judge: JudgeSpec | None = None,
         key: str = "",
+        probe_key: str = "",
     ) -> None:
-        self._judge = None if judge is None else Judge(judge, key)
+        self._judge = None if judge is None else Judge(judge, key, say)
         self._limit = limit
         self._dialect = dialect
         self._token = token
+        self._probe_key = probe_key
         self._pool = MathVerifyPool(Turns())
         self._nodes: frozenset[str] = frozenset()  # Of the run, as far as its agent sent them
         self._bodies = Bodies(_MAX_BODY, _MOST_MEMORY, self._is_own)
@@ -216,6 +226,8 @@ class RewardServer:
         if is_local(request) and NODES in request.headers:
             lists = request.headers.getall(NODES)
             self._nodes = frozenset([ip, *(node for text in lists for node in text.split(","))])
+        if self._judge is not None and JUDGES in request.headers and self._is_agents(request):
+            self._judge.use(request.headers[JUDGES])
         if self._token or ip in self._nodes:
             trust(request)
         try:
@@ -224,10 +236,26 @@ class RewardServer:
         except BadRequestError as problem:
             return error_reply(400, str(problem))
         except (NoVerdictError, NoGradeError, asyncio.TimeoutError) as problem:
-            why = str(problem) or f"not all is scored within {self._limit:g} s"
+            away = "" if self._judge is None else self._judge.why_away
+            why = str(problem) or away or f"not all is scored within {self._limit:g} s"
             say(f"no rewards, the client has to retry: {why}")
             retry = {"Retry-After": str(RETRY_AFTER)}
             return error_reply(503, f"no rewards yet, retry: {why}", retry)
+
+    def _is_agents(self, request: web.Request) -> bool:
+        """Return whether a request is a probe of this node's agent."""
+        given = request.headers.get(PROBE_KEY, "").encode(errors="replace")
+        is_right = hmac.compare_digest(given, self._probe_key.encode())
+        return bool(self._probe_key) and is_right and is_local(request)
+
+    def _limit_of(self, request: web.Request) -> float | None:
+        """Return the seconds within which a request is answered; None for no limit.
+
+        With a judge a client waits as long as it likes, and an agent's probe for a moment.
+        """
+        if self._judge is None:
+            return self._limit
+        return _PROBE_SECONDS if is_local(request) and NODES in request.headers else None
 
     def _is_own(self, ip: str) -> bool:
         """Return whether a client belongs to the run; who shows the token does."""
@@ -243,7 +271,7 @@ class RewardServer:
         await body.take(min(memory_of(body.data), _MOST_MEMORY // 2))
         ip = request.remote or ""
         scoring = self._score(body, quota_key(ip) if self._is_own(ip) else _STRANGERS)
-        reply = await asyncio.wait_for(scoring, self._limit)
+        reply = await asyncio.wait_for(scoring, self._limit_of(request))
         body.keep(len(reply))
         headers = {} if self._judge is None else {TOTALS: self._judge.totals.header()}
         return await send(request, reply, headers)
@@ -294,11 +322,11 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
     add("--host", default="127.0.0.1", metavar="HOST[,HOST]", help=hosts)
     add("--port", type=int, default=5000, help="0 for any free one (%(default)s)")
     add("--path", default="/get_reward", help="path of the requests (%(default)s)")
-    limit = "seconds for a batch, then 503 with Retry-After (%(default)g)"
+    limit = "seconds for a batch, then 503 with Retry-After; none with a judge (%(default)g)"
     add("--limit", type=float, default=_REQUEST_SECONDS, help=limit)
     dialect = "the keys of a reply to a batch (%(default)s)"
     add("--dialect", choices=(OPENRLHF, OPENRLHF_M), default=OPENRLHF, help=dialect)
-    judge = f"JSON: ask a model for the grades, as [services.judge] has it; its key is in {KEY}"
+    judge = f"JSON: ask models for the grades, as [services.judge] has it; their key is in {KEY}"
     add("--judge", type=read_judge, default=None, metavar="JSON", help=judge)
     options = parser.parse_args(argv)
     if not options.path.startswith("/") or "{" in options.path:
@@ -315,7 +343,15 @@ def main(argv: list[str]) -> int:
     options = _arguments(argv)
     token = os.environ.get("AGENT_REWARD_TOKEN", "").strip()
     key = os.environ.get(KEY, "").strip()
-    server = RewardServer(options.path, options.limit, options.dialect, token, options.judge, key)
+    server = RewardServer(
+        options.path,
+        options.limit,
+        options.dialect,
+        token,
+        options.judge,
+        key,
+        os.environ.get(KEY_VARIABLE, "").strip(),
+    )
 
     def ready() -> None:
         if options.judge is not None:

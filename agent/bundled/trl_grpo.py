@@ -83,7 +83,7 @@ def parser() -> argparse.ArgumentParser:
     add("--label-key", default="label", help="column of the right answer; '' for none")
     add("--chat", action="store_true", help="send a text prompt as the user message of a chat")
     add("--reward-url", required=True, help="URL of the reward server")
-    add("--reward-seconds", type=float, default=300.0, help="seconds for which it may be down")
+    add("--reward-seconds", type=float, default=1800.0, help="seconds for which it may be down")
 
     # Checkpoints and steps.
     add("--checkpoints", required=True, help="folder to save to and resume from")

@@ -35,7 +35,7 @@ async def compute_score(  # noqa: PLR0913 - verl's names
     extra_info: dict[str, Any] | None = None,
     *,
     url: str,
-    within: float = 300.0,
+    within: float = 1800.0,
     parallel: int = 64,
     **_others: object,
 ) -> float:

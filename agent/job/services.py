@@ -437,6 +437,7 @@ class ServiceSpec(Value):
     keep: int = 0  # The newest folders of weights that its front keeps; 0: it removes none
     front: int = 0  # The first port of its front on the head, which has one for each member
     is_front: bool = False  # It is the front of another service
+    judges: str = ""  # The URLs of the judges that it asks, where the run has them
 
     @property
     def has_members(self) -> bool:
@@ -526,9 +527,9 @@ def reward_service(
     settings: Settings,
     command: tuple[str, ...] | None,
     base: Ports = DEFAULTS,
-    judge: str = "",
+    judge: Mapping[str, Any] | None = None,
 ) -> ServiceSpec | None:
-    """Return the reward server of this run, or None; `judge` is what it asks, as JSON.
+    """Return the reward server of this run, or None; `judge` is what it asks, for its --judge.
 
     The agent's own Python runs the bundled one: the image installs math-verify there.
     """
@@ -559,10 +560,11 @@ def reward_service(
         dialect = DEFAULT_DIALECT if job is None else recipe_of(job).FRAMEWORK.dialect
         if dialect != DEFAULT_DIALECT:
             flags += ["--dialect", dialect]
-        if judge:
-            flags += ["--judge", judge]
-            waits_for = (JUDGE,) if settings.judge_url is None else ()
-            external = replace(external, after=waits_for, secrets=("AGENT_JUDGE_KEY",))
+        if judge is not None:
+            flags += ["--judge", json.dumps(judge)]
+            external = replace(external, secrets=("AGENT_JUDGE_KEY",))
+        if judge is not None and settings.judge_url is None:
+            external = replace(external, after=(JUDGE,), judges=judge["url"])
         argv = tuple(own_command(sys.executable, "reward-server", *flags))
         return replace(external, argv=argv, port=port, bind=f"{NODE_IP} and {_LOOPBACK}")
 
@@ -696,6 +698,12 @@ class Latency(Value):
 
 RUN_NODES = "Run-Nodes"
 """The header of a probe with the run's nodes, which the bundled reward server serves first."""
+RUN_JUDGES = "Run-Judges"
+"""The header of a probe with the URLs of the run's judges, as the bundled reward server asks them;
+'': all are given up.
+"""
+PROBE_KEY = "Probe-Key"
+"""The header with the key by which a probe may name other judges."""
 JUDGE_TOTALS = "Judge-Totals"
 """The header of the bundled reward server's replies with what its judge was asked so far."""
 

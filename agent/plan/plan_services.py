@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
@@ -18,7 +17,7 @@ from agent.settings.jobs import runs_by_shares, services_source
 from agent.settings.rules import JUDGE, TRAINER
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from agent.base.ports import Ports
     from agent.checks.finding import CheckedNode
@@ -304,19 +303,21 @@ def _port_conflicts(
 # --- the judge of AGENT_REWARD=judge -------------------------------------------------------------
 
 
-def _judge_request(settings: Settings, file: ServicesFile) -> str:
-    """Return what the reward server asks the judge, as JSON for its --judge; '' without one."""
+def _judge_request(settings: Settings, file: ServicesFile) -> Mapping[str, Any] | None:
+    """Return what the reward server asks the judge, for its --judge; None without one."""
     if settings.reward != JUDGE:
-        return ""
+        return None
     spec = _judge_of(file)
     url = settings.judge_url
-    if url is None:
+    if url is None and spec is not None and spec.where.kind == "group":
+        url = f"{{addresses:{JUDGE}|url}}"
+    elif url is None:
         port = 0 if spec is None else spec.port
         url = f"http://{{address:{JUDGE}}}:{port}"
     asked = {"url": url, **file.ask}
     if settings.judge_model is not None:
         asked["model"] = settings.judge_model
-    return json.dumps(asked)
+    return asked
 
 
 def _judge_problems(settings: Settings, file: ServicesFile) -> Iterator[Problem]:
@@ -340,7 +341,7 @@ def _judge_problems(settings: Settings, file: ServicesFile) -> Iterator[Problem]
             expected = "ready.http or ready.tcp, which has the port that the reward server asks"
             yield Problem(f"{table} ready", "a judge without a port", expected)
         if spec.where.kind == "workers":
-            expected = "one node: the head or a rank; or every node"
+            expected = "the head, a rank, a group or every node"
             yield Problem(f"{table} where", "workers", expected)
     if settings.judge_model is not None and "model" in file.ask:
         both = f"AGENT_JUDGE_MODEL + {table} ask.model"

@@ -53,6 +53,7 @@ REWARD_REQUEST = {
 }
 _CHUNK = 1 << 20
 _NODES_OF_HEADER = 100
+_NO_HEADERS: Mapping[str, str] = {}
 _BUSY = {429, 503}  # Codes of a server that has no room for a request
 _BUSY_SHARE = 0.02  # Of a core: a busy service uses more, and one that hangs uses none
 
@@ -92,16 +93,19 @@ def check_reward_reply(body: bytes) -> str:
     return "" if math.isfinite(reward) else f"its reward is not a finite number: {excerpt}"
 
 
-async def reward_answers(
+async def reward_answers(  # noqa: PLR0913 - what a request has
     url: str,
     limit: float = 10.0,
     token: str | None = None,
     on_headers: Callable[[Mapping[str, str]], None] = lambda _headers: None,
     nodes: Collection[str] = (),
+    headers: Mapping[str, str] = _NO_HEADERS,
 ) -> str:
     """Request one score; return '' for a valid reply, else what is wrong."""
     body = json.dumps(REWARD_REQUEST)
-    reply = await send_request("POST", url, limit, body=body, token=token, nodes=nodes)
+    reply = await send_request(
+        "POST", url, limit, body=body, token=token, nodes=nodes, headers=headers
+    )
     if isinstance(reply, str):
         return reply
     if not reply.is_success:
@@ -153,13 +157,14 @@ async def send_request(  # noqa: PLR0913 - what a request has
     token: str | None = None,
     follows_redirects: bool = True,
     nodes: Collection[str] = (),
+    headers: Mapping[str, str] = _NO_HEADERS,
 ) -> ServerReply | str:
     """Send one request; return the reply, or why there is none."""
-    headers = [(RUN_NODES, ",".join(some)) for some in _groups([*nodes])]
+    sent = [*headers.items(), *((RUN_NODES, ",".join(some)) for some in _groups([*nodes]))]
     if body is not None:
-        headers.append(("Content-Type", "application/json"))
+        sent.append(("Content-Type", "application/json"))
     if token is not None:
-        headers.append(("Authorization", f"Bearer {token}"))
+        sent.append(("Authorization", f"Bearer {token}"))
 
     text = b""
     try:
@@ -170,7 +175,7 @@ async def send_request(  # noqa: PLR0913 - what a request has
                 trust_env=not is_ip(urlsplit(url).hostname or ""),  # addresses need no proxy
             ) as session,
             session.request(
-                method, url, data=body, headers=headers, allow_redirects=follows_redirects
+                method, url, data=body, headers=sent, allow_redirects=follows_redirects
             ) as reply,
         ):
             async for chunk in reply.content.iter_any():
@@ -191,7 +196,10 @@ def _groups(nodes: Sequence[str]) -> Iterator[Sequence[str]]:
 
 
 class ReadinessProbe:
-    """Probes whether one service is ready; `token` and `nodes` are sent to a reward server."""
+    """Probes whether one service is ready.
+
+    A reward server gets `token`, `nodes`, and `headers` as they are at each probe.
+    """
 
     def __init__(  # noqa: PLR0913 - what a probe sends, most with a default
         self,
@@ -201,6 +209,7 @@ class ReadinessProbe:
         token: str | None = None,
         connect: PortAnswers = port_answers,
         nodes: Callable[[], Collection[str]] = tuple,
+        headers: Callable[[], Mapping[str, str]] = dict,
     ) -> None:
         self._ready = ready
         self._placeholders = place
@@ -208,6 +217,7 @@ class ReadinessProbe:
         self._token = token
         self._port_answers = connect
         self._nodes = nodes
+        self._headers = headers
         self._offset = log.stat().st_size if log.exists() else 0
         self.judge_cost: JudgeCost | None = None  # By a reward server's last reply
         self._rest = ""  # The start of a line of the log whose end was not written yet
@@ -218,7 +228,12 @@ class ReadinessProbe:
         match self._ready:
             case ScoringProbe(url):
                 return await reward_answers(
-                    place.fill(url), limit, self._token, self._read_cost, self._nodes()
+                    place.fill(url),
+                    limit,
+                    self._token,
+                    self._read_cost,
+                    self._nodes(),
+                    self._headers(),
                 )
             case HttpProbe(url, body, expect):
                 return await reply_evidence(place.fill(url), body, expect, limit)

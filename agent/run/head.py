@@ -32,6 +32,7 @@ from agent.decisions.head import head_state as h
 from agent.decisions.head.losses import end_of_attempt
 from agent.decisions.head.service_addresses import (
     addresses_by_rank,
+    judges_now,
     known_place,
     members_by_service,
 )
@@ -140,6 +141,7 @@ class HeadAgent:
             lambda: known_place(self._placeholders, self._state),
             self._executor.until_wanted,
             lambda: self._state.fleet.addresses(),  # noqa: PLW0108 - of the state at that time
+            lambda urls: judges_now(urls, self._placeholders, self._state),
         )
         self._link = self._make_link()
         self._link_scope = anyio.CancelScope()

@@ -22,7 +22,7 @@ from agent.base.text import error_text, iso_time
 from agent.decisions.shared import Step
 from agent.job.compile_caches import SEAL, seal_of
 from agent.job.front_protocol import KEY
-from agent.job.services import CACHES, HttpProbe
+from agent.job.services import CACHES, PROBE_KEY, RUN_JUDGES, HttpProbe
 from agent.plan import environment
 from agent.plan.plan import READ_AHEAD
 from agent.processes.engine_router import EngineRouter
@@ -35,7 +35,7 @@ from agent.run.front_link import front_key_of
 from agent.settings.model import secret_texts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Mapping
     from pathlib import Path
 
     from agent.decisions.shared import Want
@@ -67,12 +67,17 @@ class LocalWork:
         place: Callable[[], Placeholders],
         until_wanted: UntilWanted = _at_once,
         nodes: Callable[[], Collection[str]] = tuple,
+        judges: Callable[[str], str] | None = None,
     ) -> None:
-        """`nodes` are the addresses of the run's nodes, as far as they are known here."""
+        """`nodes` are the addresses of the run's nodes, as far as they are known here.
+
+        `judges` fills in the URLs that a reward server asks, as they are now.
+        """
         self._until_wanted = until_wanted
         self._run = run
         self._place = place
         self._nodes = nodes
+        self._judges = judges or (lambda urls: self._place().fill(urls))
         self._unfinished = {step.name for step in run.plan.steps} - {*run.finished_steps}
         self._reading: anyio.CancelScope | None = None  # while the model is read ahead
 
@@ -220,7 +225,7 @@ class LocalWork:
         env |= plan.gpu_split.service_environment(name, self._run.rank)
         env |= spec.environment(place)
         env |= secret_texts(plan.settings, spec.secrets)
-        if spec.is_front:
+        if spec.is_front or spec.judges:
             env[KEY] = await front_key_of(self._run)
         argv = spec.command(place)
         grace = plan.budget.services
@@ -283,7 +288,9 @@ class LocalWork:
         token = self._run.plan.secret("AGENT_REWARD_TOKEN")
         port_answers = self._run.effects.network.port_answers
         nodes = tuple if spec.argv is None else self._nodes  # nobody else's server gets them
-        probe = ReadinessProbe(spec.ready, place, log, token, port_answers, nodes)
+        key = await front_key_of(self._run) if spec.judges else ""
+        headers = partial(self._headers_of, spec, key)
+        probe = ReadinessProbe(spec.ready, place, log, token, port_answers, nodes, headers)
 
         async def probe_once(limit: float) -> str:
             began = anyio.current_time()
@@ -307,6 +314,11 @@ class LocalWork:
             await anyio.sleep_forever()
             return ""
         return await until_dead(probe_once, spec.asked_again, cpu)
+
+    def _headers_of(self, spec: ServiceSpec, key: str) -> Mapping[str, str]:
+        """Return the headers that name a reward server's judges, once their nodes are known."""
+        urls = self._judges(spec.judges) if spec.judges else "{"
+        return {} if "{" in urls else {RUN_JUDGES: urls, PROBE_KEY: key}
 
 
 # --- the router of an engine ----------------------------------------------------------------------

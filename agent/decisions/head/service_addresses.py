@@ -9,6 +9,8 @@ from msgspec.structs import replace
 from agent.decisions.head.members import addresses_of, missing_ranks
 from agent.decisions.shared import HERE
 from agent.job.addresses import name_in_placeholder, with_addresses
+from agent.job.services import service_of
+from agent.settings.rules import JUDGE
 
 if TYPE_CHECKING:
     from agent.decisions.head.head_state import HeadState
@@ -61,6 +63,15 @@ def known_place(place: Placeholders, state: HeadState) -> Placeholders:
     members = members_by_service(state, place.head_ip)
     known = with_addresses(place, state.goal.services, addresses_by_rank(state))
     return replace(known, members=members)
+
+
+def judges_now(urls: str, place: Placeholders, state: HeadState) -> str:
+    """Fill in the URLs of the judges as they are now; '' once all of them are given up."""
+    services = state.services
+    is_given_up = any(service_of(name) == JUDGE for _, name in services.abandoned)
+    if is_given_up and not any(service_of(name) == JUDGE for _, name in services.by_key):
+        return ""
+    return known_place(place, state).fill(urls)
 
 
 def unknown_nodes(state: HeadState, row: PrepareStep | ServiceSpec) -> tuple[str, ...]:

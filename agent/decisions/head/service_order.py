@@ -12,7 +12,7 @@ from agent.decisions.durable import StepHolder
 from agent.decisions.head import head_state as h
 from agent.decisions.head.boot_waits import needs_service, service_title
 from agent.decisions.head.head_state import HeadPhase, HeadState
-from agent.decisions.head.members import next_generation, nodes_of
+from agent.decisions.head.members import is_short, next_generation, nodes_of
 from agent.decisions.head.service_addresses import addresses_by_rank, unknown_nodes
 from agent.decisions.shared import HERE, Item, LogLine, Step, Tick
 from agent.job.services import ServiceSpec, service_of, wanted_steps
@@ -129,7 +129,11 @@ def _is_dependency_ready(state: HeadState, node: str, name: str) -> bool:
     known = state.services.by_key
     abandoned = state.services.abandoned
     if spec.where.includes(rank, is_head=node == HERE):
-        keys = {(node, name)}
+        count = 1 if worker is None else worker.members.get(name, 1)
+        keys = {(node, member) for member in spec.names(count)}
+    elif spec.where.kind == "group":
+        group = next(group for group in state.goal.groups if group.name == spec.where.group)
+        return not is_short(state, group, spec)
     elif spec.where.kind == "workers":
         keys = {key for key in (*known, *abandoned) if key[1] == name and needs_service(state, key)}
         if len(keys) < state.required:

@@ -4,22 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import anyio
 import pytest
 
+from agent.bundled import judge as judges
 from agent.bundled.judge import GRADE, GivenGrade, Judge, JudgeSpec, NoGradeError
-from agent.bundled.reward_server import OPENRLHF_M, main, reply_of_judge
-from support.fake_server import Answer, Asked, by_turns
+from agent.bundled.reward_server import KEY_VARIABLE, OPENRLHF_M, main, reply_of_judge
+from agent.processes.probing import REWARD_REQUEST, send_request
+from support.fake_server import Answer, Asked, FakeServer, by_turns
 from support.free_ports import free_port
 from support.judge_server import chat, classes, judge_server, judging, posted, right_if_equal
-from support.reward_process import ask, reward_server
+from support.reward_process import Reply, ask, reward_server
 from support.worlds import SECRET
 
 if TYPE_CHECKING:
+    from typing_extensions import Self
+
     from agent.bundled.judge import ScoredItem
 
+PROBE = json.dumps(REWARD_REQUEST)
 RIGHT: ScoredItem = ("What is 1+1? It is 2", "What is 1+1?", "2")
 WRONG: ScoredItem = ("What is 1+1? It is 3", "What is 1+1?", "2")
 
@@ -152,7 +160,6 @@ def test_the_engines_own_scores(  # noqa: PLR0913 - a row of a table
         (Answer(b"[" * 100_000), "its reply is no JSON"),
         (Answer(b"{" + b" " * (2 << 20)), "its reply is longer than"),
         (Answer({"error": "too long"}, 400), "it answered 400"),
-        (Answer(b"busy", 503), "it answered 503: busy"),
         (Answer(b"", 500), "it answered 500: nothing"),
         (Answer({"error": "key"}, 401), "is AGENT_JUDGE_KEY right?"),
         (Answer({"error": "model"}, 404), "are ask.path and ask.model right?"),
@@ -208,12 +215,136 @@ def test_a_wrong_key_is_not_tried_again_nor_repeated() -> None:
     assert "Bearer ********" in sentence
 
 
-def test_a_judge_that_is_down_or_slow() -> None:
-    """Each has its sentence; the deadline of a request holds."""
-    down = failure(f"http://127.0.0.1:{free_port()}", tries=1, model="m")
-    assert "ClientConnectorError" in down
+def test_a_judge_that_is_slow() -> None:
+    """The deadline of a request holds: it counts where the judge answers other requests."""
     with judge_server(lambda _: Answer(b"", after=1.0)) as server:
-        assert "no answer within 0.2 s" in failure(server.url, within=0.2, tries=1)
+        assert "no answer within 0.2 s (2 tries)" in failure(server.url, within=0.2, tries=2)
+
+
+# --- judges that are away -------------------------------------------------------------------------
+
+
+class Held:
+    """A batch that is held for a judge, and what is logged."""
+
+    def __init__(self, url: str, **spec: Any) -> None:  # noqa: ANN401 - its fields
+        self.said: list[str] = []
+        self.judge = Judge(JudgeSpec(url, tries=1, model="m", **spec), say=self.said.append)
+
+    async def __aenter__(self) -> Self:
+        """Send the batch, and wait until it is held."""
+        self.batch = asyncio.ensure_future(self.judge.grade([RIGHT]))
+        with anyio.fail_after(10):
+            while not self.said:
+                assert not self.batch.done()
+                await asyncio.sleep(0.02)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """End all."""
+        self.batch.cancel()
+        await asyncio.gather(self.batch, return_exceptions=True)
+        await self.judge.close()
+
+
+@pytest.mark.parametrize("away", ["down", "busy", "frozen"])
+def test_a_batch_is_held_until_the_judge_is_back(
+    monkeypatch: pytest.MonkeyPatch, away: str
+) -> None:
+    """Down, without room, or frozen: none of that is a try, and each is logged once."""
+    monkeypatch.setattr(judges, "_THERE", 0.2)
+    port = free_port()
+
+    async def wait() -> None:
+        async with Held(f"http://127.0.0.1:{port}", within=0.2) as held:
+            await asyncio.sleep(1.5)
+            assert len(held.said) == 1
+            assert "requests are held until it answers: the judge at" in held.said[0]
+            back.set()
+            with anyio.fail_after(10):
+                assert await held.batch == [GivenGrade(1.0)]
+            assert "answers again after" in held.said[1]
+
+    def serve() -> None:
+        if away == "down":
+            back.wait()
+        server = FakeServer(answer, "127.0.0.1", port)
+        with server.running():
+            over.wait()
+
+    def answer(asked: Asked) -> Answer:
+        if back.is_set():
+            return judging(right_if_equal)(asked)
+        return Answer(b"", 503) if away == "busy" else Answer(b"", after=1.0)
+
+    back = threading.Event()
+    over = threading.Event()
+    thread = threading.Thread(target=serve)
+    thread.start()
+    try:
+        anyio.run(wait)
+    finally:
+        back.set()
+        over.set()
+        thread.join()
+
+
+def test_of_several_judges_those_that_are_there_grade() -> None:
+    """In turn; one that is down costs no try, and a batch is held for none of them."""
+    items: list[ScoredItem] = [(f"It is {n}", "", str(n % 2)) for n in range(12)]
+    down = f"http://127.0.0.1:{free_port()}"
+    with judge_server() as one, judge_server() as other:
+        urls = f"{down},{one.url},{other.url}"
+        verdicts, judge = graded(urls, *items, tries=1, parallel=2)
+        assert len(verdicts) == 12
+        assert judge.why_away == ""
+        assert min(len(posted(one)), len(posted(other))) >= 4
+        assert len(posted(one)) + len(posted(other)) == 12
+
+
+def test_judges_that_are_given_up_hold_nothing() -> None:
+    """Nor does one whose client has left; another address is asked from then on."""
+
+    async def run(url: str) -> None:
+        async with Held(f"http://127.0.0.1:{free_port()}") as held:
+            held.judge.use("")
+            with pytest.raises(NoGradeError, match="given up"), anyio.fail_after(10):
+                await held.batch
+            held.judge.use(url)
+            with anyio.fail_after(10):
+                assert await held.judge.grade([RIGHT]) == [GivenGrade(1.0)]
+
+        port = free_port()
+        async with Held(f"http://127.0.0.1:{port}") as held:
+            held.batch.cancel()
+            await asyncio.sleep(1.5)  # longer than until it is asked again
+            server = FakeServer(judging(right_if_equal), "127.0.0.1", port)
+            with server.running():
+                await asyncio.sleep(1.5)
+            assert not server.asked
+
+    with judge_server() as server:
+        anyio.run(run, server.url)
+
+
+def test_a_former_grade_is_given_again_while_the_judge_is_away(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """So the agent's check of the reward server does not depend on its judge."""
+    monkeypatch.setattr(judges, "_REMEMBERED", 0.0)
+    monkeypatch.setattr(judges, "_SOON", 0.2)
+
+    async def run() -> None:
+        with judge_server() as server:
+            judge = Judge(JudgeSpec(server.url))
+            assert await judge.grade([RIGHT]) == [GivenGrade(1.0)]
+            assert await judge.grade([RIGHT]) == [GivenGrade(1.0)]
+            assert len(posted(server)) == 2
+        with anyio.fail_after(10):
+            assert await judge.grade([RIGHT]) == [GivenGrade(1.0)]
+        await judge.close()
+
+    anyio.run(run)
 
 
 def test_as_many_at_once_as_allowed() -> None:
@@ -266,13 +397,13 @@ def test_a_client_that_leaves_finds_the_grade_later() -> None:
 
 
 def test_what_the_user_sets_for_answers_without_a_grade() -> None:
-    """Counted, and marked in the reply; a judge that is down still fails the batch."""
+    """Counted, and marked in the reply; a judge that fails still fails the batch."""
     with judge_server(lambda _: Answer({"error": "too long"}, 400)) as server:
         verdicts, judge = graded(server.url, RIGHT, ungraded=-1.0, tries=2)
     assert verdicts == [GivenGrade(-1.0, is_graded=False)]
     assert judge.totals.ungraded == 1
-    with judge_server(lambda _: Answer(b"", 503)) as server:
-        assert "503" in failure(server.url, ungraded=0.0, tries=1)
+    with judge_server(lambda _: Answer(b"", 500)) as server:
+        assert "500" in failure(server.url, ungraded=0.0, tries=1)
 
 
 def test_the_usual_pattern() -> None:
@@ -315,6 +446,38 @@ def test_the_reward_server_asks_it() -> None:
             _, log = server.stop()
     assert posted(judge)[0].headers["Authorization"] == f"Bearer {SECRET}"
     assert SECRET not in log
+
+
+@pytest.mark.processes
+def test_the_reward_server_holds_requests_while_the_judge_is_away() -> None:
+    """Beyond --limit; a probe gets the reason, and may name another judge with the agent's key."""
+    with judge_server() as judge:
+        spec = json.dumps({"url": f"http://127.0.0.1:{free_port()}", "model": "m"})
+        flags = ("--judge", spec, "--limit", "1")
+        with (
+            reward_server(*flags, env={KEY_VARIABLE: SECRET}) as server,
+            ThreadPoolExecutor() as threads,
+        ):
+            batch: dict[str, object] = {"query": [RIGHT[0]], "labels": ["2"]}
+            held = threads.submit(ask, server.url, batch)
+            nodes = {"Run-Nodes": "127.0.0.1"}
+            wrong = {"Run-Judges": judge.url, "Probe-Key": "guessed"}
+            probe = asked_with(server.url, {**nodes, **wrong})
+            assert probe.status == 503
+            assert "the judge at http://127.0.0.1" in probe.body["error"]
+            assert not held.done()
+            assert not judge.asked
+
+            right = {"Run-Judges": judge.url, "Probe-Key": SECRET}
+            assert asked_with(server.url, {**nodes, **right}).body["rewards"] == [1.0]
+            assert held.result(20).body["rewards"] == [1.0]
+
+
+def asked_with(url: str, headers: dict[str, str]) -> Reply:
+    """Send what the agent's probes send, with these headers."""
+    reply = anyio.run(partial(send_request, "POST", url, 20.0, body=PROBE, headers=headers))
+    assert not isinstance(reply, str)
+    return Reply(reply.status, json.loads(reply.body))
 
 
 def test_the_form_of_openrlhf_m() -> None:

@@ -9,12 +9,15 @@ from msgspec.structs import replace
 
 from agent.decisions.head import head_state as h
 from agent.decisions.head.members import addresses_of, members_of, shortage_sentence, slots_of
+from agent.decisions.head.service_addresses import judges_now
 from agent.decisions.head.shares import shares_verdict
 from agent.decisions.head.wanted import wanted_of
-from agent.decisions.shared import HERE, Want
+from agent.decisions.shared import HERE, ItemReport, Step, Want
 from agent.frameworks.recipe import NodeSize
+from agent.job.services import Placeholders
 from agent.job.share import ShareEnd
 from support.groups import (
+    ENGINE,
     FIRST_NODE,
     GROUP,
     READY,
@@ -26,7 +29,7 @@ from support.groups import (
     left,
     says,
 )
-from support.heads import SUBMITTED, TICK, Trace, job
+from support.heads import REWARD_SPEC, SUBMITTED, TICK, Trace, job, reported
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -318,6 +321,45 @@ def test_addresses() -> None:
         (int(front.rpartition(":")[2]), address)
         for front, address in zip(of_front, own, strict=True)
     ]
+
+
+def test_what_needs_a_group_starts_once_enough_of_it_serve() -> None:
+    """Two of four members are enough here; it is blocked until then, with a line."""
+    asks = replace(REWARD_SPEC, after=("engine",))
+    made = replace(a_goal(), max_prepare_seconds=1000.0)
+    nodes = [(3.0, says(2)), (3.5, says(3))]
+    trace = Trace(replace(made, services=(*made.services, asks)), [*UP, *nodes])
+    assert (HERE, asks.name) in trace.state.services.blocked
+    assert trace.state.services.by_key[HERE, asks.name].evidence == "waits for engine"
+    trace.take(says(2, "ready"), 4.0)
+    assert (HERE, asks.name) in trace.state.services.blocked
+    trace.take(says(3, "pending", "ready"), 5.0)
+    assert (HERE, asks.name) not in trace.state.services.blocked
+
+
+def test_where_the_judges_are() -> None:
+    """The reward server gets the addresses of all of them, until all are given up."""
+    judge = replace(ENGINE, name="judge", gpus=0, restarts=0)
+    made = replace(a_goal(), services=(judge,), listed=frozenset({"judge"}))
+
+    def reports(node: int, step: Step, ip: str = "") -> h.WorkerReported:
+        items = (ItemReport("judge", step, "exit code 1", 1, is_running=step is Step.READY),)
+        worker = reported(node, joined=False, rank=node - 1, items=items).worker
+        return h.WorkerReported(replace(worker, ip=ip or worker.ip))
+
+    both = [(3.0, reports(2, Step.READY)), (3.1, reports(3, Step.READY))]
+    trace = Trace(made, [*UP, *both, (3.2, SUBMITTED), (3.3, job("RUNNING"))])
+
+    def urls() -> str:
+        return judges_now("{addresses:judge|url}", Placeholders(head_ip="10.0.0.1"), trace.state)
+
+    assert urls() == "http://10.0.0.2:31000,http://10.0.0.3:31000"
+    trace.take(reports(2, Step.READY, "10.0.0.9"), 4.0)
+    assert urls() == "http://10.0.0.9:31000,http://10.0.0.3:31000"
+    trace.take(reports(2, Step.LOST, "10.0.0.9"), 5.0)
+    assert urls()
+    trace.take(reports(3, Step.LOST), 6.0)
+    assert urls() == ""
 
 
 OOM = "exit code 1 (CUDA out of memory)"

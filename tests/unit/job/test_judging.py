@@ -12,7 +12,7 @@ from agent.bundled.reward_server import read_judge
 from agent.job.services import JudgeCost, Placeholders, ServicesFile
 from agent.job.services_file import parse
 from agent.plan import environment
-from agent.plan.plan_services import all_services, service_problems
+from agent.plan.plan_services import all_services, service_problems, with_places
 from agent.platforms.resolve import resolve
 from agent.processes.probing import REWARD_REQUEST
 from agent.run.node_run import NodeStats
@@ -70,6 +70,22 @@ def test_a_judge_beside_the_job() -> None:
     assert reward.addressed == ("judge",)
     assert reward.secrets == ("AGENT_JUDGE_KEY",)
     assert asked(INSIDE) == JudgeSpec("http://10.0.0.2:8001")
+
+
+def test_judges_in_a_group() -> None:
+    """All members are asked, once the group's nodes are known."""
+    text = "[groups.judges]\nnodes = 1\n" + INSIDE.replace("rank 1", "judges")
+    settings, file, _ = read(text)
+    file = with_places(file, resolve({}, settings, MACHINE), settings)
+    assert [*service_problems(settings, ("true",), resolve({}, settings, MACHINE), file)] == []
+    reward = all_services(settings, ("true",), file)[0]
+    assert reward.after == ("judge",)
+    assert reward.listed_members == ("judge",)
+    assert reward.judges == "{addresses:judge|url}"
+    place = Placeholders(members={"judge": ("10.0.0.2:8001", "[fd00::3]:8001")})
+    argv = reward.command(place)
+    spec = read_judge(argv[argv.index("--judge") + 1])
+    assert spec.url == "http://10.0.0.2:8001,http://[fd00::3]:8001"
 
 
 def test_how_it_is_asked() -> None:
