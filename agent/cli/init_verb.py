@@ -22,14 +22,16 @@ from agent.cli.start_files.agent_file import (
     packed_wheel,
 )
 from agent.cli.start_files.own_code import CodeError, command_warnings, find_code
+from agent.cli.start_files.platform_files import SERVICES, on_kubernetes
 from agent.cli.start_files.platforms_of_init import (
     PLATFORMS,
     default_variant,
     misfit,
+    missing_disk,
     missing_image,
     missing_python,
 )
-from agent.cli.start_files.recipe_check import recipe_warnings
+from agent.cli.start_files.recipe_check import recipe_warnings, with_groups
 from agent.cli.start_files.request import (
     OWN_COMMAND,
     Request,
@@ -154,13 +156,28 @@ OPTIONS = (
         " existing claim of Kubernetes",
         _word,
     ),
+    value(
+        "--services",
+        "FILE",
+        "a file for AGENT_SERVICES, which is sent along; default: what that variable names here",
+        Path,
+    ),
+    value(
+        "--group-nodes",
+        "WHERE",
+        "of groups, for cheaper nodes. Slurm: another partition; Kubernetes: LABEL=VALUE",
+        _word,
+    ),
     value("--fleet", "FLEET", "dstack: a fleet that exists; default: one is made", _word),
     value("--partition", "NAME", "Slurm", _word),
     value("--account", "NAME", "Slurm", _word),
     value("--time", "LIMIT", "Slurm: time limit; default: 1-00:00:00", _time_limit),
     value("--python", "PATH", "Slurm without a container: the framework's Python", _word),
     value("--hosts", "A,B,…", "ssh: the machines, the head first, as all reach them", _hosts),
-    flag("--spot", "dstack, SkyPilot: machines that may be taken away"),
+    flag(
+        "--spot",
+        "dstack, SkyPilot: machines that may be taken away; SkyPilot's groups: only theirs",
+    ),
     flag("--wandb", "the platform's store of secrets has WANDB_API_KEY"),
     flag("--hf-token", "the platform's store of secrets has HF_TOKEN, for gated models"),
     value(
@@ -180,7 +197,7 @@ OPTIONS = (
 )
 _OF_SOME_PLATFORMS = {
     *("image", "container", "kind", "gpu_type", "center", "volume", "fleet", "partition"),
-    *("account", "time", "python", "hosts", "spot", "wandb", "hf_token"),
+    *("account", "time", "python", "hosts", "spot", "wandb", "hf_token", "services", "group_nodes"),
 }
 """Options that not every platform takes."""
 
@@ -192,8 +209,10 @@ def run(environ: Mapping[str, str], options: argparse.Namespace) -> int:
     """
     try:
         request, platform = _request(options)
+        services = _services(options, environ, platform, request)
         sizes = (options.gpu_memory, options.host_memory)
-        warnings = [*recipe_warnings(request, environ, *sizes)]
+        warnings = [*recipe_warnings(request, environ, services, *sizes)]
+        request = _with_groups(request, services, platform)
         request, about_code = _with_code(request, platform, options)
         if request.command:
             warnings += _command_warnings(request, options)
@@ -350,6 +369,7 @@ def _request(options: argparse.Namespace) -> tuple[Request, str]:
         center=options.center or "",
         volume=options.volume or "",
         partition=options.partition or "",
+        group_nodes=options.group_nodes or "",
         account=options.account or "",
         time=options.time or "",
         python=options.python or "",
@@ -383,9 +403,11 @@ def _check_runpod(options: argparse.Namespace, nodes: int, gpus: int, *, in_clus
 
 def _check_place(options: argparse.Namespace, platform: str) -> None:
     """Raise for a volume or a place in another form than the platform reads."""
-    if platform == "skypilot" and options.volume and "://" not in options.volume:
+    is_mounted = "://" in (options.volume or "") or on_kubernetes(options.center or "")
+    if platform == "skypilot" and options.volume and not is_mounted:
         known = f"--volume {options.volume}: a bucket has its store before it"
-        raise _RefusedError(f"{known}, as in s3://{options.volume} or gs://{options.volume}")
+        buckets = f"s3://{options.volume} or gs://{options.volume}"
+        raise _RefusedError(f"{known}, as in {buckets}; a volume of SkyPilot is for --center k8s")
     if platform == "dstack" and options.center:
         if not options.volume:
             raise _RefusedError("--center is where dstack makes the volume: add --volume NAME")
@@ -441,6 +463,42 @@ def _ask_for_the_job(
             " apptainer, pyxis or podman"
         )
         options.python = questions.answer(options.python, "--python", what, _word)
+
+
+# --- services and groups ------------------------------------------------------------------------
+
+
+def _services(
+    options: argparse.Namespace, environ: Mapping[str, str], platform: str, request: Request
+) -> Path | None:
+    """Return the user's own file for AGENT_SERVICES; None without one."""
+    named = environ.get("AGENT_SERVICES", "").strip()
+    path: Path | None = options.services
+    if path is None and named and "services" in PLATFORMS[platform].takes:
+        path = Path(named).expanduser()
+    if path is not None and request.preset.services:
+        own = f"{request.job} writes a {SERVICES} of its own: add your tables to that one"
+        raise _RefusedError(f"--services {path}: {own}")
+    return path
+
+
+def _with_groups(request: Request, services: Path | None, platform: str) -> Request:
+    """Return the request with its groups; raise for nodes or disks on which they cannot run."""
+    try:
+        request = with_groups(request, services)
+    except ValueError as error:
+        raise _RefusedError(str(error)) from None
+    where = request.group_nodes
+    if where and not request.groups:
+        raise _RefusedError(f"--group-nodes {where}: the run has no groups")
+    if where and platform == "kubernetes" and not all(where.partition("=")):
+        raise _RefusedError(f"--group-nodes {where}: expected a label of nodes, LABEL=VALUE")
+    if where and request.variant in {"trainjob", "pytorchjob"}:
+        raise _RefusedError(f"--group-nodes {where}: {request.variant} has one kind of pods; lws")
+    lacks = missing_disk(platform, request)
+    if lacks:
+        raise _RefusedError(lacks)
+    return request
 
 
 # --- the code of a command ----------------------------------------------------------------------

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from agent.job.groups import NodeGroup
+    from agent.job.services import ServicesFile
     from agent.settings.model import Settings
 
 OPTIONS = (
@@ -143,14 +144,19 @@ def recipe_command(
 
 def groups_of(settings: Settings, model: ModelShape | None, nodes: int) -> tuple[NodeGroup, ...]:
     """Return the groups that a recipe brings, as the file of AGENT_SERVICES changes them."""
-    brought = recipe_tables(settings, None, model)
-    if not brought:
-        return ()
+    return place_groups(services_of(settings, None, model).groups, nodes)
+
+
+def services_of(
+    settings: Settings, command: tuple[str, ...] | None, model: ModelShape | None
+) -> ServicesFile:
+    """Return the file of AGENT_SERVICES with what the recipe brings; raises SettingsError."""
+    brought = recipe_tables(settings, command, model)
     problems: list[Problem] = []
     file = read_services(settings, brought, problems)
     if problems:
         raise SettingsError(tuple(problems))
-    return place_groups(file.groups, nodes)
+    return file
 
 
 def nodes_that_train(

@@ -217,11 +217,15 @@ def detect_sky_group(environ: Mapping[str, str], settings: Settings) -> Platform
     if not task:
         expected = f"an id with the task's name behind {name!r}, the name of the job group"
         raise platform_error(_SKY_TASK, repr(task_id), expected)
-    return of_group(info, task, settings.head or f"{TRAINER}-0.{name}", SKY_GROUP)
+    node = of_group(info, task, settings.head or f"{TRAINER}-0.{name}", SKY_GROUP)
+    return replace(node, node_name=f"{task}-{info.rank}")
 
 
 def detect_lws(environ: Mapping[str, str], settings: Settings) -> PlatformInfo | None:
-    """Detect a pod of a LeaderWorkerSet; with AGENT_GROUP it is one of several, each with ranks."""
+    """Detect a pod of a LeaderWorkerSet; with AGENT_GROUP it is one of several, each with ranks.
+
+    A group may be one pod, started again alone: the host's name is the pod's, and tells them apart.
+    """
     info = LWS.detect(environ, settings)
     if info is None or settings.group is None:
         return info
@@ -234,9 +238,8 @@ def of_group(info: PlatformInfo, group: str, head: str | None, variable: str) ->
 
     The head gives the others theirs; how many nodes there are is in EXPECTED_WORKERS.
     """
-    name = f"{group}-{info.rank}"
     if group == TRAINER:
-        return replace(info, nodes=None, group=group, head_host=head, node_name=name)
+        return replace(info, nodes=None, group=group, head_host=head)
     return replace(
         info,
         is_head=False,
@@ -248,7 +251,6 @@ def of_group(info: PlatformInfo, group: str, head: str | None, variable: str) ->
         nodes=None,
         run_id=None,
         group=group,
-        node_name=name,
     )
 
 

@@ -79,6 +79,39 @@ def _slurm(rank: int, nodes: int) -> dict[str, str]:
     }
 
 
+def _slurm_groups(rank: int, nodes: int) -> dict[str, str]:
+    """Return a node of a heterogeneous job of two components of the same size."""
+    trainers = nodes // 2
+    parts = [f"gpu-[000-{trainers - 1:03d}]", f"gpu-[{trainers:03d}-{nodes - 1:03d}]"]
+    by_part = {f"SLURM_JOB_NODELIST_HET_GROUP_{number}": part for number, part in enumerate(parts)}
+    return {
+        **_slurm(rank, nodes),
+        "SLURM_HET_SIZE": "2",
+        "SLURM_JOB_NODELIST": ",".join(parts),
+        **by_part,
+    }
+
+
+def _skypilot_group(rank: int, nodes: int) -> dict[str, str]:
+    """Return a node of a job group with a task `trainer` and a task `rollout` of the same size."""
+    trainers = nodes // 2
+    task, own = ("trainer", rank) if rank < trainers else ("rollout", rank - trainers)
+    return {
+        **_skypilot(own, trainers),
+        "SKYPILOT_JOBGROUP_NAME": "slime-grpo",
+        "SKYPILOT_TASK_ID": f"sky-managed-2026-11-01-10-20-30-123456_slime-grpo_{task}_7-0",
+    }
+
+
+def _lws_groups(rank: int, nodes: int) -> dict[str, str]:
+    """Return a pod of a LeaderWorkerSet that trains, or of one whose pods stand alone."""
+    trainers = nodes // 2
+    if rank < trainers:
+        return _lws(rank, trainers)
+    name = f"slime-grpo-rollout-{rank - trainers}"
+    return {**_lws(0, 1), "HOSTNAME": name, "LWS_LEADER_ADDRESS": f"{name}.rl.default"}
+
+
 def _instant(rank: int, nodes: int) -> dict[str, str]:
     return {
         "RUNPOD_POD_ID": f"pod{rank}",
@@ -184,6 +217,13 @@ CLUSTERS: dict[str, Callable[[int, int], dict[str, str]]] = {
     "plain": _plain,
     "vast": _vast,
 }
+WITH_GROUPS: dict[str, Callable[[int, int], dict[str, str]]] = {
+    "slurm, groups": _slurm_groups,
+    "dstack, groups": _dstack,
+    "skypilot, groups": _skypilot_group,
+    "lws, groups": _lws_groups,
+}
+"""Half of the nodes train, the others are of a group that the platform knows."""
 
 
 def cluster(platform: str, nodes: int, more: Mapping[str, str] | None = None) -> list[Node]:
@@ -191,5 +231,5 @@ def cluster(platform: str, nodes: int, more: Mapping[str, str] | None = None) ->
     names = {"head.rl.default": (address(0),), "pod0.runpod.internal": (address(0),)}
     names |= {f"algo-{rank + 1}": (address(rank),) for rank in range(nodes)}
     names |= {f"gpu-{rank:03d}": (address(rank),) for rank in range(nodes)}
-    build = CLUSTERS[platform]
+    build = {**CLUSTERS, **WITH_GROUPS}[platform]
     return [node(rank, {**build(rank, nodes), **(more or {})}, names) for rank in range(nodes)]

@@ -23,8 +23,11 @@ from support.launches import (
     Shell,
     documents,
     dstack,
+    dstack_groups,
     instant_cluster,
+    job_group,
     launched,
+    leader_worker_sets,
     pods,
     runpod_pods,
     sbatch,
@@ -38,6 +41,7 @@ if TYPE_CHECKING:
 
 VERL = "verl.trainer.main_ppo"
 OPENRLHF = "openrlhf.cli.train_ppo_ray"
+SLIME = "train.py"
 IN_THE_CONTAINER = {"/run/pod-agent/token": TOKEN}
 """The secret files that an example mounts."""
 
@@ -119,7 +123,7 @@ class Example(Value):
     cluster: str
     nodes: int
     program: str | None
-    """The module that the job runs; None for the rehearsal."""
+    """The module or program that the job runs; None for the rehearsal."""
     reward: str | None
     """How the reward server is started; None if the framework scores by itself."""
     on_done: str = "exit"
@@ -152,6 +156,24 @@ EXAMPLE = {
     "slurm/amd.sbatch": Example(
         partial(by_sbatch, "slurm/amd.sbatch"), "slurm", 2, VERL, None, retries=3
     ),
+    "slurm/groups.sbatch": Example(
+        partial(by_sbatch, "slurm/groups.sbatch"), "slurm, groups", 4, SLIME, BUNDLED, retries=3
+    ),
+    "dstack/groups.dstack.yml": Example(
+        dstack_groups, "dstack, groups", 4, SLIME, BUNDLED, grace=300, retries=3
+    ),
+    "skypilot/groups.yaml": Example(
+        job_group,
+        "skypilot, groups",
+        4,
+        SLIME,
+        BUNDLED,
+        retries=3,
+        taken=frozenset({"6380", "8266"}),
+    ),
+    "kubernetes/groups.yaml": Example(
+        leader_worker_sets, "lws, groups", 4, SLIME, BUNDLED, "hold", 120, retries=3
+    ),
     "skypilot/search-r1.yaml": Example(
         skypilot, "skypilot", 2, VERL, None, taken=frozenset({"6380", "8266"})
     ),
@@ -164,7 +186,13 @@ EXAMPLE = {
     ),
     "ssh/loop.sh": Example(by_ssh, "plain", 3, None, BUNDLED),
 }
-PLATFORM = {"pytorchjob, by PET": "pytorchjob"}
+PLATFORM = {
+    "pytorchjob, by PET": "pytorchjob",
+    "slurm, groups": "slurm",
+    "dstack, groups": "dstack",
+    "skypilot, groups": "skypilot",
+    "lws, groups": "lws",
+}
 
 
 def read_secret(path: str) -> str:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from support.clusters import CLUSTERS, address
+from support.clusters import CLUSTERS, WITH_GROUPS, address
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,7 +36,12 @@ PROGRAMS = (
     *("git", "pip", "python3", "sha256sum", "enroot"),
 )
 FOLDERS = (
-    *("opt/Search-R1", "opt/OpenRLHF-M", "opt/pod-agent/lib/python3.12/site-packages"),
+    *(
+        "opt/Search-R1",
+        "opt/OpenRLHF-M",
+        "root/slime",
+        "opt/pod-agent/lib/python3.12/site-packages",
+    ),
     *("root", "workspace", "usr/local/bin"),
 )
 """Folders of images and disks that the examples use."""
@@ -188,6 +193,15 @@ def dstack(folder: Path) -> list[Launch]:
     return by_shell(folder, "dstack", task["nodes"], env, " && ".join(task["commands"]))
 
 
+def dstack_groups(folder: Path) -> list[Launch]:
+    """Return the nodes of a dstack task with groups, whose ranks follow their order."""
+    (task,) = documents("dstack/groups.dstack.yml")
+    scripts = [" && ".join(group["commands"]) for group in task["groups"]]
+    assert [*dict.fromkeys(scripts)] == scripts[:1]
+    nodes = sum(group["nodes"] for group in task["groups"])
+    return by_shell(folder, "dstack", nodes, from_secrets(task["env"]), scripts[0])
+
+
 def skypilot(folder: Path) -> list[Launch]:
     """Return the nodes of a SkyPilot task: a shell runs `run` on each."""
     (task,) = documents("skypilot/search-r1.yaml")
@@ -195,6 +209,22 @@ def skypilot(folder: Path) -> list[Launch]:
     env = {**task["envs"], "RAY_AUTH_TOKEN": TOKEN}
     script = f"{task['setup']}\n{task['run']}"
     return by_shell(folder, "skypilot", task["num_nodes"], env, script)
+
+
+def job_group(folder: Path) -> list[Launch]:
+    """Return the nodes of a SkyPilot job group: those of its first task, then of the second."""
+    header, *tasks = documents("skypilot/groups.yaml")
+    assert header["name"] == "slime-grpo"
+    assert [task["name"] for task in tasks] == ["trainer", "rollout"]
+    shell = Shell.make(folder)
+    nodes = sum(task["num_nodes"] for task in tasks)
+    for rank in range(nodes):
+        task = tasks[rank // tasks[0]["num_nodes"]]
+        own = WITH_GROUPS["skypilot, groups"](rank, nodes)
+        given = {**task["envs"], "RAY_AUTH_TOKEN": TOKEN, **own, "STAND_IN_PLACE": str(rank)}
+        script = f"{task['setup']}\n{task['run']}"
+        assert shell.run(["bash", "-c", shell.here(script)], given) == 0
+    return launched(shell, is_first_process=False)
 
 
 def by_shell(
@@ -218,8 +248,10 @@ def launched(shell: Shell, *, is_first_process: bool) -> list[Launch]:
 
 def sbatch(shell: Shell, path: str, code: int = 0, restarts: int = 0) -> int:
     """Run a batch script on the first of the nodes that its directives request."""
-    nodes = int(directives(path)["nodes"])
-    given = [CLUSTERS["slurm"](rank, nodes) for rank in range(nodes)]
+    components = directives_of_components(path)
+    nodes = sum(int(component["nodes"]) for component in components)
+    build = CLUSTERS["slurm"] if len(components) == 1 else WITH_GROUPS["slurm, groups"]
+    given = [build(rank, nodes) for rank in range(nodes)]
     steps = [{name: text for name, text in node.items() if "STEP" in name} for node in given]
     batch = {name: text for name, text in given[0].items() if name not in steps[0]}
     environ = {
@@ -235,13 +267,22 @@ def sbatch(shell: Shell, path: str, code: int = 0, restarts: int = 0) -> int:
 
 
 def directives(path: str) -> dict[str, str]:
-    """Parse the options of a batch script, which end at its first command."""
-    found = {}
+    """Parse the options of a batch script with one component."""
+    (found,) = directives_of_components(path)
+    return found
+
+
+def directives_of_components(path: str) -> list[dict[str, str]]:
+    """Parse the options of a batch script, which end at its first command, by component."""
+    found: list[dict[str, str]] = [{}]
     for line in (EXAMPLES / path).read_text(encoding="utf-8").splitlines():
         if line.startswith("#SBATCH "):
             for word in shlex.split(line.removeprefix("#SBATCH "), comments=True):
                 name, _, value = word.removeprefix("--").partition("=")
-                found[name] = value
+                if name == "hetjob":
+                    found.append({})
+                else:
+                    found[-1][name] = value
         elif line and not line.startswith("#"):
             break
     return found
@@ -250,10 +291,33 @@ def directives(path: str) -> dict[str, str]:
 def pods(folder: Path, template: dict[str, Any], platform: str, nodes: int) -> list[Launch]:
     """Return the pods that a Kubernetes controller makes from one template."""
     (container,) = template["spec"]["containers"]
-    env = {item["name"]: value(item) for item in container["env"]}
-    given = {name: text for name, text in env.items() if text is not None}
+    given = variables(container)
     envs = [{**KUBERNETES, **given, **CLUSTERS[platform](rank, nodes)} for rank in range(nodes)]
     return by_words(folder, container["command"], envs)
+
+
+def leader_worker_sets(folder: Path) -> list[Launch]:
+    """Return the pods of a LeaderWorkerSet that trains and of one whose pods stand alone."""
+    trainer, rollout = (one["spec"] for one in documents("kubernetes/groups.yaml"))
+    assert rollout["leaderWorkerTemplate"]["size"] == 1
+    trainers = trainer["leaderWorkerTemplate"]["size"]
+    nodes = trainers + rollout["replicas"]
+    envs = []
+    commands = []
+    for rank in range(nodes):
+        template = (trainer if rank < trainers else rollout)["leaderWorkerTemplate"]
+        (container,) = template["workerTemplate"]["spec"]["containers"]
+        own = WITH_GROUPS["lws, groups"](rank, nodes)
+        envs.append({**KUBERNETES, **variables(container), **own})
+        commands.append(container["command"])
+    assert commands == [commands[0]] * nodes
+    return by_words(folder, commands[0], envs)
+
+
+def variables(container: dict[str, Any]) -> dict[str, str]:
+    """Return a container's variables; optional secrets are missing."""
+    env = {item["name"]: value(item) for item in container["env"]}
+    return {name: text for name, text in env.items() if text is not None}
 
 
 def value(item: dict[str, Any]) -> str | None:

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from agent.cli.start_files.agent_file import ONE_FILE, AgentFile
+from agent.cli.start_files.platform_files import SERVICES
+from agent.cli.start_files.recipe_check import with_groups
 from agent.cli.start_files.request import OWN_COMMAND, Request
 from agent.cli.start_files.slurm_files import slurm
 from support.scenario import AGENT, BOOT, await_true, read_outcome
@@ -152,8 +154,11 @@ class SlurmCluster:
         """Run a Slurm command on the first node, in the shared folder."""
         return next(iter(self.nodes.values())).exec(argv, cwd=self._shared)
 
-    def submit(self, name: str, job: str, *options: str) -> Job:
-        """Submit what `init` writes for a command; `job` is shell text. One line is replaced."""
+    def submit(self, name: str, job: str, *options: str, services: Path | None = None) -> Job:
+        """Submit what `init` writes for a command; `job` is shell text. One line is replaced.
+
+        `services` is a file for AGENT_SERVICES, whose groups become components of the job.
+        """
         asked = Request(
             job=OWN_COMMAND,
             nodes=len(self.nodes),
@@ -163,7 +168,11 @@ class SlurmCluster:
             command=tuple(shlex.split(job)),
             python=sys.executable,
         )
-        text = slurm(asked).files[0].text
+        made = slurm(with_groups(asked, services))
+        for file in made.files:
+            if file.name == SERVICES:
+                (self._shared / file.name).write_bytes(file.content)
+        text = made.files[0].text
         (before,) = [line for line in text.splitlines() if line.startswith("agent=")]
         print(f"replaced in {EXAMPLE}: {before}")  # the lab runs the checkout, not the one file
         text = text.replace(before, f"agent={AGENT}")
@@ -195,8 +204,9 @@ class Job:
         return self.output.read_text(errors="replace") if self.output.exists() else ""
 
     def fields(self) -> dict[str, str]:
-        """Return the fields of `scontrol show job`."""
-        words = self.cluster.run("scontrol", "show", "job", "--oneliner", self.id).stdout.split()
+        """Return the fields of `scontrol show job`, of a heterogeneous one those of its leader."""
+        shown = self.cluster.run("scontrol", "show", "job", "--oneliner", self.id).stdout
+        words = shown.partition("\n")[0].split()
         return dict(word.split("=", 1) for word in words if "=" in word)
 
     def wait_for(self, pattern: str, timeout: float = BOOT) -> None:

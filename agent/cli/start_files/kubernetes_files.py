@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from agent.cli.start_files.agent_file import HOME
 from agent.cli.start_files.platform_files import (
@@ -10,6 +10,7 @@ from agent.cli.start_files.platform_files import (
     SERVICES,
     packing_files,
     sent_files,
+    services_text,
     start_commands,
 )
 from agent.cli.start_files.request import (
@@ -28,6 +29,9 @@ from agent.cli.start_files.request import (
 )
 from agent.cli.start_files.template_text import fill, yaml_env
 from agent.node.code_archive import ARCHIVE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
 
 _SHARED = "/workspace"
 _CLAIM = "rl-workspace"
@@ -89,29 +93,36 @@ def kubernetes(request: Request) -> StartFiles:
         variables["AGENT_ON_DONE"] = "hold"
     variables |= job_variables(request, folders, restarted=is_restarted)
 
-    # The pod, alike in all kinds, and the manifest around it.
+    # The pod, alike in all kinds and groups, and the manifest around it.
     resources = "cpu: 8, memory: 32Gi"
     if request.gpus:
         resources = f"nvidia.com/gpu: {request.gpus}"
-    has_services = bool(request.preset.services)
-    pod = fill(
-        "kubernetes_pod.yaml",
-        request,
-        container=container,
-        resources=f"{{limits: {{{resources}}}}}",
-        shared_memory="128Gi" if request.gpus else "8Gi",
-        before=f"the claim of {_WORKSPACE} with the agent's file, and the secret `pod-agent`",
-        claim=_claim(request),
-        commands="\n".join(start_commands(request, folders, place)),
-        variables=yaml_env(variables, 6),
-        services=has_services,
-        **{known: known == kind for known in MANIFESTS},
-    )
-    text = fill(f"kubernetes_{kind}.yaml", request, pod=pod)
+    services = services_text(request, folders)
 
-    if has_services:
-        models = folders.models
-        services = fill(request.preset.services, request, data=folders.data, models=models)
+    def pod(variables: Mapping[str, str], node_label: str = "", *, leads: bool = True) -> str:
+        key, _, text = node_label.partition("=")
+        return fill(
+            "kubernetes_pod.yaml",
+            request,
+            container=container,
+            resources=f"{{limits: {{{resources}}}}}",
+            shared_memory="128Gi" if request.gpus else "8Gi",
+            before=f"the claim of {_WORKSPACE} with the agent's file, and the secret `pod-agent`",
+            claim=_claim(request),
+            commands="\n".join(start_commands(request, folders, place)),
+            variables=yaml_env(variables, 6),
+            services=bool(services),
+            leads=leads,
+            node_label=key,
+            node_value=text,
+            **{known: known == kind for known in MANIFESTS},
+        )
+
+    if kind == "lws" and request.groups:
+        text = _leader_worker_sets(request, variables, pod)
+    else:
+        text = fill(f"kubernetes_{kind}.yaml", request, pod=pod(variables))
+    if services:
         text += fill("kubernetes_services.yaml", request, services=services)
 
     once = _once(request, needs_token=True)
@@ -123,6 +134,29 @@ def kubernetes(request: Request) -> StartFiles:
     files = (text_file(name, text), once.file, *_shared_files(request))
     data = variables.get("AGENT_TRAIN_DATA", "")
     return StartFiles(files, tuple(steps), _model(request, folders), train_data=data)
+
+
+def _leader_worker_sets(
+    request: Request, variables: Mapping[str, str], pod: Callable[..., str]
+) -> str:
+    """Return a LeaderWorkerSet of the trainer, and for each group one whose pods stand alone.
+
+    LWS counts ranks within each, and starts a pod of a group again without the others.
+    """
+    head = f"{request.job}-0.{request.job}"  # of the headless service that LWS makes
+    own = {"EXPECTED_WORKERS": str(request.nodes - 1), **variables}
+    (trainer, trainers), *groups = request.parts
+    trains = pod({"AGENT_GROUP": trainer, **own})
+    manifests = [fill("kubernetes_lws.yaml", request, nodes=trainers, pod=trains)]
+    for group, nodes in groups:
+        generates = pod(
+            {"AGENT_GROUP": group, "AGENT_HEAD": head, **own}, request.group_nodes, leads=False
+        )
+        name = f"{request.job}-{group.lower()}"
+        manifests.append(
+            fill("kubernetes_lws_group.yaml", request, name=name, nodes=nodes, pod=generates)
+        )
+    return "".join(manifests)
 
 
 def kuberay(request: Request) -> StartFiles:

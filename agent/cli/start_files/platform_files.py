@@ -21,9 +21,10 @@ from agent.cli.start_files.request import (
 )
 from agent.cli.start_files.template_text import fill, yaml_block
 from agent.node.code_archive import ARCHIVE
+from agent.settings.rules import TRAINER
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
 RANDOM = "$(openssl rand -hex 32)"
 SERVICES = "services.toml"
@@ -48,12 +49,18 @@ def packing_files(request: Request) -> list[StartFile]:
 
 
 def services_files(request: Request, folders: Folders) -> list[StartFile]:
-    """Return the file for AGENT_SERVICES, where the recipe has services."""
+    """Return the file for AGENT_SERVICES: the user's own, or the recipe's."""
+    text = services_text(request, folders)
+    return [text_file(SERVICES, text)] if text else []
+
+
+def services_text(request: Request, folders: Folders) -> str:
+    """Return the content of the file for AGENT_SERVICES; '' if there is none."""
     template = request.preset.services
-    if not template:
-        return []
+    if request.services or not template:
+        return request.services
     models = folders.models or "/root/.cache/huggingface"
-    return [text_file(SERVICES, fill(template, request, data=folders.data, models=models))]
+    return fill(template, request, data=folders.data, models=models)
 
 
 def start_commands(request: Request, folders: Folders, place: str) -> list[str]:
@@ -106,14 +113,20 @@ def dstack(request: Request) -> StartFiles:
 
     variables = job_variables(request, _ON_DSTACK, restarted=True)
 
+    trainer, *groups = request.parts
+    commands = start_commands(request, _ON_DSTACK, place)
     text = fill(
         "dstack.yml",
         request,
+        alone=not groups,
+        groups=bool(groups),
+        trainers=trainer[1],
+        others=_dstack_groups(groups),
         resources=resources,
         fleet=request.fleet or _FLEET,
         variables=yaml_block(variables, 2),
         sent="\n".join(f"- {file.name}:/opt/{file.name}" for file in files),
-        commands=yaml_block(start_commands(request, _ON_DSTACK, place), 2),
+        commands=yaml_block(commands, 6 if groups else 2),
         about_volume=about_volume,
         volume=volume_line,
     )
@@ -145,23 +158,6 @@ def dstack(request: Request) -> StartFiles:
         files.append(text_file("volume.dstack.yml", volume))
         steps.append("dstack apply -y -f volume.dstack.yml")
 
-    # A file above the server's limit is refused by it.
-    notes = []
-    smaller = {
-        request.agent.name: "leave --agent out (a wheel of 1 MB)",
-        ARCHIVE: "leave more out by .gitignore",
-    }
-    notes += [
-        f"dstack's server takes files of 2 MiB, and {file.name} is larger: {smaller[file.name]}, or"
-        " start the server with DSTACK_SERVER_CODE_UPLOAD_LIMIT=0"
-        for file in sent_files(request)
-        if len(file.content) > _UPLOAD_LIMIT
-    ]
-    if not request.volume:
-        notes.append(
-            "On the backends runpod and vastai instances have no folder that outlives a run: add"
-            " --volume NAME (with --center BACKEND/REGION it is made)"
-        )
     once = " && ".join(steps)
     steps = [f"{once}   # once", f"{packed_again(request)}dstack apply -f {name}"]
 
@@ -179,7 +175,43 @@ def dstack(request: Request) -> StartFiles:
         )
         files.append(text_file(_GET, get))
     data = variables.get("AGENT_TRAIN_DATA", "")
-    return StartFiles(tuple(files), tuple(steps), _model_on_dstack(request), tuple(notes), data)
+    notes = tuple(_dstack_notes(request))
+    return StartFiles(tuple(files), tuple(steps), _model_on_dstack(request), notes, data)
+
+
+def _dstack_notes(request: Request) -> Iterator[str]:
+    """Yield what to know before the first step."""
+    # A file above the server's limit is refused by it.
+    smaller = {
+        request.agent.name: "leave --agent out (a wheel of 1 MB)",
+        ARCHIVE: "leave more out by .gitignore",
+    }
+    for file in sent_files(request):
+        if len(file.content) > _UPLOAD_LIMIT:
+            yield (
+                f"dstack's server takes files of 2 MiB, and {file.name} is larger:"
+                f" {smaller[file.name]}, or start the server with DSTACK_SERVER_CODE_UPLOAD_LIMIT=0"
+            )
+    if request.groups and request.is_spot:
+        yield (
+            "--spot is for the nodes of all groups: a task has one policy, and all its nodes are"
+            " started anew when one is taken away"
+        )
+    if request.shares_weights and request.volume:
+        yield (
+            f"The engines load each new model from the volume {request.volume}, which all nodes"
+            " mount at once: of dstack's backends runpod's volumes can be"
+        )
+    elif request.shares_weights:
+        yield (
+            "The engines load each new model from /checkpoints, which must be one folder of all"
+            f" instances of the fleet {request.fleet} (NFS)"
+        )
+    if not request.volume:
+        yield (
+            "On the backends runpod and vastai instances have no folder that outlives a run: add"
+            " --volume NAME (with --center BACKEND/REGION it is made)"
+        )
 
 
 def _model_on_dstack(request: Request) -> ModelPlace:
@@ -201,6 +233,14 @@ def _model_on_dstack(request: Request) -> ModelPlace:
     )
 
 
+def _dstack_groups(groups: Iterable[tuple[str, int]]) -> str:
+    """Return groups whose nodes run the trainer's commands on the trainer's kind of machine."""
+    return "\n".join(
+        f"- name: {name.lower()[:40]}\n  nodes: {nodes}\n  resources: *node\n  commands: *start"
+        for name, nodes in groups
+    )
+
+
 def _dstack_resources(request: Request) -> str:
     if not request.gpus:
         return "cpu: 8..\nmemory: 32GB..\nshm_size: 8GB"
@@ -211,7 +251,7 @@ def _dstack_resources(request: Request) -> str:
 
 
 def skypilot(request: Request) -> StartFiles:
-    """Return a task of SkyPilot; the agent's file is a file mount."""
+    """Return a task of SkyPilot, or a job group of several; the agent's file is a file mount."""
     name = f"{request.job}.sky.yaml"
     place = f"/root/{request.agent.name}"
     disk = "/checkpoints" if request.volume else "/root"
@@ -227,47 +267,88 @@ def skypilot(request: Request) -> StartFiles:
     )
     variables = job_variables(request, folders, restarted=bool(request.volume))
     files = [*sent_files(request), *services_files(request, folders)]
-    mounts = {f"/root/{file.name}": f"./{file.name}" for file in files}
-    lines = yaml_block(mounts, 2)
-    if request.volume:
-        lines += f"\n/checkpoints:\n  source: {request.volume}\n  mode: MOUNT"
-
-    # Where, and on what.
-    resources = [f"accelerators: {request.gpu_type or 'H100'}:{request.gpus}"]
-    if not request.gpus:
-        resources = ["cpus: 8+", "memory: 32+"]
-    if request.center:
-        resources.append(f"infra: {request.center}")
-    if request.is_spot:
-        resources.append("use_spot: true")
+    mounts: dict[str, object] = {f"/root/{file.name}": f"./{file.name}" for file in files}
+    if "://" in request.volume:
+        mounts["/checkpoints"] = {"source": request.volume, "mode": "MOUNT"}
 
     # Installed once, before `run`, which becomes the agent.
     *setup, start = start_commands(request, folders, place)
     enter = enter_commands(request, folders)
     setup = [command for command in setup if command not in enter]
-    text = fill(
-        "skypilot.yaml",
-        request,
-        resources="\n".join(resources),
-        mounts=lines,
-        variables=yaml_block(variables, 2),
-        setup="\n".join(setup),
-        run="\n".join([*enter, start]),
-    )
+    values = {
+        "mounts": yaml_block(mounts, 2) if mounts else "",
+        "volume": "" if "://" in request.volume else request.volume,
+        "variables": yaml_block(variables, 2),
+        "setup": "\n".join(setup),
+        "run": "\n".join([*enter, start]),
+    }
+    is_group = _is_job_group(request)
+    if is_group:
+        text = _job_group(request, values)
+    else:
+        resources = _sky_resources(request, is_spot=request.is_spot)
+        own = {"task": request.job, "group": "", "leads": True, "in_group": False}
+        text = fill("skypilot.yaml", request, resources=resources, **own, **values)
+
+    # A job group is a managed job, which gives its machines back.
     secrets = "".join(f" --secret {secret}" for secret in secret_names(request))
     model = _model_on_skypilot(request, checkpoints_of(request, folders))
+    launch = f"sky launch -c {request.job} --secret RAY_AUTH_TOKEN{secrets} {name}"
     copy = ""
     if not request.volume and not request.is_rehearsal:
         copy = f"{model.get[0]} && "
-    launch = f"sky launch -c {request.job} --secret RAY_AUTH_TOKEN{secrets} {name}"
-    steps = (
-        f"export RAY_AUTH_TOKEN={RANDOM}",
-        f"{packed_again(request)}{launch}",
-        f"{copy}sky down {request.job}   # after the run: the cluster bills until then",
-    )
+    last = f"{copy}sky down {request.job}   # after the run: the cluster bills until then"
+    if is_group:
+        launch = f"sky jobs launch -y --secret RAY_AUTH_TOKEN{secrets} {name}"
+        last = f"sky jobs cancel -y --name {request.job}   # to end it before its end"
+    steps = (f"export RAY_AUTH_TOKEN={RANDOM}", f"{packed_again(request)}{launch}", last)
     files = [text_file(name, text), *files, *packing_files(request)]
     data = variables.get("AGENT_TRAIN_DATA", "")
-    return StartFiles(tuple(files), steps, model, train_data=data)
+    notes = tuple(_sky_notes(request))
+    return StartFiles(tuple(files), steps, model, notes, data)
+
+
+def on_kubernetes(infra: str) -> bool:
+    """Return whether SkyPilot's infra is a cluster of Kubernetes."""
+    return infra.partition("/")[0] in {"k8s", "kubernetes"}
+
+
+def _is_job_group(request: Request) -> bool:
+    """Return whether each part is a task of its own: only there have tasks names for each other."""
+    return bool(request.groups) and on_kubernetes(request.center)
+
+
+def _job_group(request: Request, values: Mapping[str, object]) -> str:
+    """Return a job group: a task for the trainer, and one for each group, alone taken away."""
+    tasks = [fill("skypilot_group.yaml", request, trainer=TRAINER)]
+    for task, nodes in request.parts:
+        group = "" if task == TRAINER else task
+        resources = _sky_resources(request, is_spot=request.is_spot and bool(group))
+        own = {"task": task, "nodes": nodes, "group": group, "leads": not group, "in_group": True}
+        tasks.append(fill("skypilot.yaml", request, resources=resources, **own, **values))
+    return "---\n".join(tasks)
+
+
+def _sky_resources(request: Request, *, is_spot: bool) -> str:
+    """Return where, and on what, the nodes of a task run."""
+    resources = [f"accelerators: {request.gpu_type or 'H100'}:{request.gpus}"]
+    if not request.gpus:
+        resources = ["cpus: 8+", "memory: 32+"]
+    if request.center:
+        resources.append(f"infra: {request.center}")
+    if is_spot:
+        resources.append("use_spot: true")
+    return "\n".join(resources)
+
+
+def _sky_notes(request: Request) -> Iterator[str]:
+    """Yield what to know before the first step."""
+    if request.groups and not _is_job_group(request):
+        yield (
+            "One task has all nodes, and the last ranks are of the groups: only on Kubernetes"
+            " (--center k8s) has SkyPilot names between tasks, of which each is then started again"
+            " alone"
+        )
 
 
 def _model_on_skypilot(request: Request, folder: str) -> ModelPlace:
@@ -279,6 +360,8 @@ def _model_on_skypilot(request: Request, folder: str) -> ModelPlace:
             "The cluster has the only copy, and `sky down` deletes it: copy it before, or add"
             " --volume s3://BUCKET",
         )
+    if "://" not in request.volume:
+        return ModelPlace(f"{folder} on the volume {request.volume}")
     place = f"{request.volume}{folder.removeprefix('/checkpoints')}"
     programs = {"s3": "aws s3 sync", "gs": "gcloud storage rsync --recursive"}
     program = programs.get(request.volume.partition("://")[0])
@@ -334,7 +417,11 @@ def ssh(request: Request) -> StartFiles:
     folder = f"pod-agent/checkpoints/{request.job}"
     model = ModelPlace(f"~/{folder} on {head}", (f"scp -r {head}:{folder} .",))
     steps = (f"export RAY_AUTH_TOKEN={RANDOM}{keys}", "bash loop.sh")
-    return StartFiles((loop, *files), steps, model, train_data=data)
+    notes: tuple[str, ...] = ()
+    if request.shares_weights:
+        shared = "which must be one folder of all machines (NFS)"
+        notes = (f"The engines load each new model from ~/{folder}, {shared}",)
+    return StartFiles((loop, *files), steps, model, notes, data)
 
 
 def _docker_variables(variables: Mapping[str, str]) -> str:

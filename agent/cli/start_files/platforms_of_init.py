@@ -56,37 +56,43 @@ PLATFORMS = {
         why_one_file=_ON_SHARED_DISK,
         flag="container",
         variants=("none", "apptainer", "pyxis", "podman"),
-        takes=("container", "partition", "account", "time", "python", "image"),
+        takes=(
+            *("container", "partition", "account", "time", "python", "image"),
+            *("services", "group_nodes"),
+        ),
     ),
     "runpod": Platform(
         runpod_files.runpod,
         rehearsal_gpus=1,
         flag="kind",
         variants=("pods", "cluster"),
-        takes=("kind", "gpu_type", "center", "volume", "image", "wandb", "hf_token"),
+        takes=("kind", "gpu_type", "center", "volume", "image", "wandb", "hf_token", "services"),
         asks_volume="id of a network volume",
     ),
     "dstack": Platform(
         platform_files.dstack,
         takes=(
             *("gpu_type", "center", "volume", "fleet", "image"),
-            *("spot", "wandb", "hf_token"),
+            *("spot", "wandb", "hf_token", "services"),
         ),
         asks_volume="name of a network volume",
     ),
     "skypilot": Platform(
         platform_files.skypilot,
-        takes=("gpu_type", "center", "volume", "image", "spot", "wandb", "hf_token"),
+        takes=(
+            *("gpu_type", "center", "volume", "image", "spot", "wandb", "hf_token"),
+            "services",
+        ),
         asks_volume="a bucket such as s3://mine",
     ),
     "kubernetes": Platform(
         kubernetes_files.kubernetes,
         flag="kind",
         variants=("lws", "trainjob", "pytorchjob"),
-        takes=("kind", "volume", "image", "wandb", "hf_token"),
+        takes=("kind", "volume", "image", "wandb", "hf_token", "services", "group_nodes"),
     ),
     "kuberay": Platform(kubernetes_files.kuberay, takes=("volume", "image", "wandb", "hf_token")),
-    "ssh": Platform(platform_files.ssh, takes=("hosts", "image", "wandb", "hf_token")),
+    "ssh": Platform(platform_files.ssh, takes=("hosts", "image", "wandb", "hf_token", "services")),
 }
 
 
@@ -118,6 +124,15 @@ def misfit(platform: str, variant: str, job: str, nodes: int) -> str:
     if variant == "cluster" and nodes == 1:
         return "an Instant Cluster has two pods at least: --kind pods"
     return ""
+
+
+def missing_disk(platform: str, request: Request) -> str:
+    """Return what to add where engines load weights from a disk that the nodes do not share."""
+    has_disk = bool(request.volume or request.fleet) or not PLATFORMS[platform].asks_volume
+    if has_disk or not request.shares_weights or request.nodes == 1:
+        return ""
+    what = "the engines load each new model from a disk that all nodes share"
+    return f"{what}. Add --volume: {PLATFORMS[platform].asks_volume}"
 
 
 def missing_image(platform: str, variant: str, job: str) -> str:

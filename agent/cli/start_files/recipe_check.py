@@ -1,20 +1,26 @@
-"""Whether the recipe of a start file fits its nodes: asked before anything is rented."""
+"""Whether a job fits the nodes of its start file, and which of them are in groups."""
 
 from __future__ import annotations
 
 import re
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from agent.base.errors import PreflightError
 from agent.base.versions import version_text
-from agent.cli.recipe_verb import node_sizes, recipe_command
+from agent.cli.recipe_verb import node_sizes, recipe_command, services_of
 from agent.cli.start_files.request import Folders, Request, job_variables
 from agent.cli.start_files.runpod_gpus import gpus_named
 from agent.frameworks import recipe_of
+from agent.job.groups import place_groups
+from agent.job.services import FRONTED
+from agent.settings import load
 from agent.settings.jobs import BY_NAME
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
 _FOLDERS = Folders("/data", "/code", "/checkpoints")
 _USUAL_MEMORY = 80  # GB of a GPU, where nothing says more
@@ -27,18 +33,22 @@ _GIGABYTES = re.compile(r"(\d{1,6})\s{0,4}GB", re.IGNORECASE)
 
 
 def recipe_warnings(
-    request: Request, environ: Mapping[str, str], gpu_memory: int | None, host_memory: int | None
+    request: Request,
+    environ: Mapping[str, str],
+    services: Path | None,
+    gpu_memory: int | None,
+    host_memory: int | None,
 ) -> tuple[str, ...]:
     """Return what `recipe` warns of for these nodes; raises its refusal.
 
-    `gpu_memory` and `host_memory` are what the user says, in GB.
+    `services` is the user's own file; `gpu_memory` and `host_memory` are what the user says, in GB.
     """
     if request.command or request.is_rehearsal:
         return ()
     memory = gpu_memory or memory_of(request.gpu_type) or _USUAL_MEMORY
     nodes = node_sizes(request.nodes, [request.gpus], None, memory, host_memory)
     here = {name: environ[name] for name in _OF_THIS_MACHINE if name in environ}
-    variables = {**job_variables(request, _FOLDERS, restarted=False), **here}
+    variables = {**_variables(request, services), **here}
     try:
         made, _ = recipe_command(variables, request.job, nodes, version_of_file(request))
     except PreflightError as refusal:
@@ -47,6 +57,34 @@ def recipe_warnings(
             refusal.remedy = _REMEDY
         raise
     return made.warnings
+
+
+def with_groups(request: Request, services: Path | None) -> Request:
+    """Return a request with the user's own file of services, and the groups of nodes.
+
+    Raises SettingsError for a file that a node would refuse, ValueError if no node would train.
+    """
+    settings = load(_variables(request, services), request.command or None).settings
+    file = services_of(settings, request.command or None, None)
+    request = replace(
+        request,
+        services=services.read_text(encoding="utf-8") if services is not None else "",
+        groups=place_groups(file.groups, request.nodes),
+        shares_weights=any(spec.weights in FRONTED for spec in file.services),
+    )
+    trainers = request.parts[0][1]
+    if trainers < 1:
+        listed = " and ".join(f"{group.nodes} of {group.name}" for group in request.groups)
+        raise ValueError(f"--nodes {request.nodes}: no node trains beside {listed}")
+    return request
+
+
+def _variables(request: Request, services: Path | None) -> dict[str, str]:
+    """Return the job's variables as they are read here."""
+    variables = job_variables(request, _FOLDERS, restarted=False)
+    if services is not None:
+        variables["AGENT_SERVICES"] = str(services)
+    return variables
 
 
 def memory_of(gpu_type: str) -> int | None:

@@ -11,8 +11,10 @@ from agent.cli.start_files.agent_file import AgentFile
 from agent.cli.start_files.own_code import PACK, OwnCode
 from agent.frameworks import recipe_of
 from agent.frameworks.framework import Preset
+from agent.job.groups import NodeGroup
 from agent.node.code_archive import ARCHIVE
 from agent.settings.jobs import BY_NAME, RECIPES
+from agent.settings.rules import TRAINER
 
 _PLAIN = re.compile(r"[\w@%+=:./-]*(?:\{\w+\}[\w@%+=:./-]*)*")
 """A word that no shell changes; it may have placeholders such as {nodes}."""
@@ -37,6 +39,7 @@ class Request(Value, frozen=True):
     center: str = ""  # Data center or region
     volume: str = ""  # What outlives the nodes, by the platform's name
     partition: str = ""
+    group_nodes: str = ""  # Where groups run: Slurm's partition, or a label of Kubernetes' nodes
     account: str = ""
     time: str = ""  # Slurm's limit
     python: str = ""  # Slurm without a container: the framework's Python
@@ -45,6 +48,16 @@ class Request(Value, frozen=True):
     is_spot: bool = False
     has_wandb: bool = False  # Whether the platform's store has a secret for Weights & Biases
     has_hf_token: bool = False
+    services: str = ""  # The text of the user's own file for AGENT_SERVICES
+    groups: tuple[NodeGroup, ...] = ()  # With their ranks, which follow the trainer's
+    shares_weights: bool = False  # Whether engines load weights from a disk of all nodes
+
+    @property
+    def parts(self) -> tuple[tuple[str, int], ...]:
+        """Return the name and the nodes of the trainer and of each group, in their order."""
+        groups = tuple((group.name, group.nodes) for group in self.groups)
+        in_groups = sum(nodes for _, nodes in groups)
+        return ((TRAINER, self.nodes - in_groups), *groups)
 
     @property
     def preset(self) -> Preset:
@@ -213,7 +226,11 @@ def checkpoints_of(request: Request, folders: Folders) -> str:
 def job_variables(request: Request, folders: Folders, *, restarted: bool) -> dict[str, str]:
     """Return the variables of the job; `restarted`: the platform starts a lost node again."""
     preset = request.preset
-    common = {"AGENT_LOG_DIR": folders.logs}
+    has_services = bool(preset.services or request.services)
+    common = {
+        "AGENT_SERVICES": folders.services if has_services else "",
+        "AGENT_LOG_DIR": folders.logs,
+    }
     if request.is_rehearsal:
         return {name: text for name, text in common.items() if text}
 
@@ -255,7 +272,6 @@ def job_variables(request: Request, folders: Folders, *, restarted: bool) -> dic
         "AGENT_JOB_ARGS": " ".join(args),
         "AGENT_JOB_RETRIES": "3" if restarted and preset.resumes else "",
         "AGENT_REWARD": preset.reward.format_map(known),
-        "AGENT_SERVICES": folders.services if preset.services else "",
         **common,
         "PYTHONPATH": code,
         "HF_HOME": folders.models,

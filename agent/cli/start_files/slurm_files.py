@@ -22,6 +22,7 @@ from agent.cli.start_files.request import (
     usual_data,
 )
 from agent.cli.start_files.template_text import fill, shell_exports
+from agent.settings.rules import TRAINER
 
 AMD_IMAGE = "rocm/verl:verl-0.7.1.amd0_rocm7.0.2_ubuntu22.04_py3.12_vllm0.20.2"
 """For AMD GPUs, where podman or docker is the usual container."""
@@ -40,6 +41,11 @@ _FOLDERS = Folders(
     has_hub=False,
     services=f"$PWD/{SERVICES}",
 )
+_NODES_END = (
+    "A node that fails ends the others at once; their 143 may hide its code from srun, but not its"
+    " outcome.json."
+)
+_GROUPS_END = "A node that fails or is lost ends no other: the head decides what follows."
 _ENVIRONMENT = "pod-agent-venv"
 """The folder of the agent's environment, where fetch.sh installs a wheel."""
 _ON_HUB = re.compile(r"[\w.-]+/[\w.-]+")
@@ -72,9 +78,13 @@ def slurm(request: Request) -> StartFiles:
         "slurm.sbatch",
         request,
         how=_HOW[variant],
-        time=request.time or "1-00:00:00",
-        partition=request.partition,
-        account=request.account,
+        options=_options(request),
+        step=_step(request),
+        trainers=_trainers(request),
+        beside=_beside(request),
+        ends=_GROUPS_END if request.groups else _NODES_END,
+        groups=bool(request.groups),
+        alone=not request.groups,
         agent=f"$PWD/{_ENVIRONMENT}/bin/pod-agent" if is_wheel else f"$PWD/{request.agent.name}",
         variables=shell_exports(variables),
         python_folder=python,
@@ -91,6 +101,7 @@ def slurm(request: Request) -> StartFiles:
 
     # The files, and what to type.
     files = (text_file(name, text), text_file("fetch.sh", fetch, is_program=True))
+    own_services = [text_file(SERVICES, request.services)] if request.services else []
     follow = f"tail -F {request.job}-${{job%%;*}}.out"
     about = "the file appears when the job starts; its `watch` line opens the page"
     steps = (
@@ -100,9 +111,67 @@ def slurm(request: Request) -> StartFiles:
     notes = []
     if variant == "podman":
         notes.append("--container podman is for AMD GPUs; NVIDIA's are apptainer's and pyxis' part")
+    if request.group_nodes and any(nodes == 1 for _, nodes in request.parts):
+        notes.append(
+            "Slurm ends a component of one node with any lost node of the job, which is then"
+            " requeued: with two nodes or more in each it goes on without a lost engine"
+        )
     model = ModelPlace(f"checkpoints/{request.job} in the folder of {name}")
     trained = variables.get("AGENT_TRAIN_DATA", "")
-    return StartFiles((*files, *sent_files(request)), steps, model, tuple(notes), trained)
+    sent = (*sent_files(request), *own_services)
+    return StartFiles((*files, *sent), steps, model, tuple(notes), trained)
+
+
+def _options(request: Request) -> str:
+    """Return the directives of the nodes: for groups those of a component for each, in order."""
+    components = []
+    for part, nodes in _components(request):
+        partition = request.partition
+        if part != TRAINER and request.group_nodes:
+            partition = request.group_nodes
+        stays = " --no-kill" if request.groups else ""
+        limit = request.time or "1-00:00:00"
+        words = [f"--nodes={nodes} --ntasks-per-node=1 --exclusive --mem=0 --time={limit}{stays}"]
+        words += [f"--gpus-per-node={request.gpus}"] * bool(request.gpus)
+        words += [f"--partition={partition}"] * bool(partition)
+        words += [f"--account={request.account}"] * bool(request.account)
+        components.append("\n".join(f"#SBATCH {word}" for word in words))
+    return "\n#SBATCH hetjob\n".join(components)
+
+
+def _components(request: Request) -> tuple[tuple[str, int], ...]:
+    """Return the parts that are components of a heterogeneous job; one with all nodes for another.
+
+    Slurm (22.05, and later by its sources) takes a lost node for one of every component, and ends a
+    component of one node with it, whatever `--no-kill` says: a part of one node gets none.
+    """
+    if not request.group_nodes and any(nodes == 1 for _, nodes in request.parts):
+        return ((TRAINER, request.nodes),)
+    return request.parts
+
+
+def _trainers(request: Request) -> str:
+    """Return the hosts that train, as a shell makes their list."""
+    if len(_components(request)) > 1:
+        return '"$SLURM_JOB_NODELIST_HET_GROUP_0"'
+    trainers = request.parts[0][1]
+    return f'$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n {trainers} | paste -sd,)'
+
+
+def _beside(request: Request) -> str:
+    """Return the options of a step on another node than the first: one that trains, if there is."""
+    if len(_components(request)) == 1:
+        return "--relative=1"
+    return "--het-group=0 --relative=1" if request.parts[0][1] > 1 else "--het-group=1"
+
+
+def _step(request: Request) -> str:
+    """Return the options of the step over all nodes: whether the end of one ends the others."""
+    if not request.groups:
+        return "--kill-on-bad-exit=1"
+    stays = "--kill-on-bad-exit=0 --no-kill"
+    components = ",".join(str(number) for number, _ in enumerate(_components(request)))
+    return stays if components == "0" else f"--het-group={components} {stays}"
 
 
 def _fetch_values(request: Request, data: _Data, image: str, python: str) -> dict[str, object]:

@@ -21,6 +21,13 @@ ONE_FILE = "dist/pod-agent"
 SERVICES = "services/search-r1.toml"
 ONCE = {"kubernetes/lws.yaml", "kuberay/rayjob.yaml"}
 """The examples beside which once.sh stays: those of other manifests differ in the agent's file."""
+ALONE = {
+    "slurm/groups.sbatch",
+    "dstack/groups.dstack.yml",
+    "skypilot/groups.yaml",
+    "kubernetes/groups.yaml",
+}
+"""The examples beside which nothing stays: it is as beside the others of their platform."""
 
 
 def commands() -> dict[str, list[str]]:
@@ -58,9 +65,11 @@ def place_of(name: str, path: str, words: list[str]) -> str | None:
         return None
     if name == "services.toml":
         return SERVICES
-    if name == "fetch.sh":
+    if name == "fetch.sh" and path not in ALONE:
         return str(example.with_name(f"{example.stem}-fetch.sh"))
     is_main = name == example.name or name.startswith((f"{words[2]}.", "loop."))
+    if path in ALONE:
+        return path if is_main or name == "lws.yaml" else None
     return path if is_main else str(example.with_name(name))
 
 

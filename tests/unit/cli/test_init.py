@@ -88,6 +88,8 @@ def words_for(name: str, flag: str, variant: str, job: str) -> tuple[str, ...] |
         words += [f"--{flag}", variant]
     if missing_image(name, variant, job):
         words += ["--image", "ghcr.io/acme/rl:1"]
+    if job == "slime-grpo" and name in {"runpod", "dstack", "skypilot"}:
+        words += ["--volume", "s3://disk"]
     if variant == "none":
         words += ["--python", "/home/me/venv/bin/python"]
     return tuple(words)
@@ -483,7 +485,7 @@ def test_the_examples_are_its_output(tmp_path: Path) -> None:
     environ = {**os.environ, "PYTHON": sys.executable}
     subprocess.run([ROOT / "scripts/examples", tmp_path], check=True, env=environ)
     made = [path for path in tmp_path.rglob("*") if path.is_file()]
-    assert len(made) == 25
+    assert len(made) == 29
     for path in made:
         example = ROOT / "examples" / path.relative_to(tmp_path)
         assert example.read_bytes() == path.read_bytes(), "run ./scripts/examples"

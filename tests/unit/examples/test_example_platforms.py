@@ -17,11 +17,20 @@ from agent.base.ends import Kind, Outcome
 from agent.job.services import Placeholders
 from agent.job.services_file import parse
 from agent.processes.probing import ReadinessProbe
-from agent.record.run_folder import outcome_text
+from agent.record.run_folder import RunFacts, outcome_text
+from agent.record.run_record import AttemptOutcome
 from agent.settings import load
 from support.example_table import IN_THE_CONTAINER, make_pods, runtime_template
 from support.free_ports import free_port
-from support.launches import EXAMPLES, TOKEN, Shell, directives, documents, sbatch
+from support.launches import (
+    EXAMPLES,
+    TOKEN,
+    Shell,
+    directives,
+    directives_of_components,
+    documents,
+    sbatch,
+)
 from support.worlds import settings_of
 
 if TYPE_CHECKING:
@@ -78,6 +87,42 @@ def test_slurm_requeues_what_was_lost(  # noqa: PLR0913 - a table's row
     assert asked == ([("requeue", "4711")] if again else [])
     assert "requeue" in directives(path)
     assert directives(path)["open-mode"] == "append"
+
+
+@pytest.mark.parametrize(
+    ("kind", "own", "of_srun", "code"),
+    [
+        (Kind.DONE, 0, 137, 0),
+        (Kind.JOB_FAILED, 7, 137, 7),
+        (Kind.LOST, 75, 143, 75),
+        (None, 0, 78, 78),
+    ],
+)
+def test_a_lost_node_of_a_group_is_no_failure(
+    kind: Kind | None, own: int, of_srun: int, code: int, tmp_path: Path
+) -> None:
+    """Slurm goes on without it, and the job ends with the head's code, not with srun's."""
+    path = "slurm/groups.sbatch"
+    for component in directives_of_components(path):
+        assert "no-kill" in component
+        assert component["ntasks-per-node"] == "1"
+    shell = Shell.make(tmp_path)
+    if kind is not None:
+        folder = tmp_path / "home" / "agent-logs" / "4711" / "gpu-000"
+        folder.mkdir(parents=True)
+        attempts = (AttemptOutcome(1, "2026-11-01", None, "a node is lost", 75),)
+        text = outcome_text(Outcome(kind, own, "why"), RunFacts(attempts=attempts))
+        (folder / "outcome.json").write_text(text, encoding="utf-8")
+    assert sbatch(shell, path, of_srun) == code
+    calls = shell.calls()
+    step, watch = sorted(
+        (call for call in calls if call.program == "srun"),
+        key=lambda call: "--overlap" in call.argv,
+    )
+    assert {"--het-group=0", "--relative=1"} <= {*watch.argv}
+    assert {"--het-group=0,1", "--no-kill", "--kill-on-bad-exit=0"} <= {*step.argv}
+    asked = [call.argv for call in calls if call.program == "scontrol"]
+    assert asked == ([("requeue", "4711")] if kind is Kind.LOST else [])
 
 
 def test_pyxis_finds_the_token_in_its_container(tmp_path: Path) -> None:
