@@ -477,6 +477,10 @@ class Reports:
             names.extend([""] * (rank - len(names)))
             names[rank - 1] = hello.name
             self._keep_ranks(tuple(names))
+        ranks = self._expected.ranks_of.get(hello.group, range(rank, rank + 1))
+        if rank not in ranks:
+            why = f"{hello.group} has all of its {len(ranks)} node(s)"
+            say(f"{hello.name} is a spare: {why}, and it follows the next one that goes")
         return rank
 
     def _ranks_without_node(self, group: str, new: int) -> list[int]:
@@ -499,6 +503,23 @@ class Reports:
         free = [rank for rank in ranks if rank > len(names) or not names[rank - 1]]
         gone = {agent.rank for agent in self._agents.values()}
         return [*free, *(rank for rank in ranks if rank in gone)]
+
+    def _end_as_spare(self, key: str, agent: _Agent) -> None:
+        """Give a spare of a group the rank of a node that has gone since it reported first."""
+        hello = agent.hello
+        ranks = self._expected.ranks_of.get(hello.group, range(0))
+        if not ranks or agent.rank is None or agent.rank in ranks or agent.said_goodbye:
+            return
+        left = self._ranks_without_node(hello.group, agent.rank)
+        if not left:
+            return
+        _remove(self._by_rank, agent.rank, key)
+        self._rank_names[agent.rank - 1] = ""
+        agent.rank = left[0]
+        _add(self._by_rank, agent.rank, key)
+        self._rank_names[agent.rank - 1] = hello.name
+        self._keep_ranks(tuple(self._rank_names))
+        say(f"{hello.name} takes the place of a node of {hello.group} that has gone")
 
     def _is_unused(self, rank: int, group: str) -> bool:
         """Return whether no node has had a rank, and a node of this group may have it."""
@@ -600,6 +621,7 @@ class Reports:
         agent.reported = anyio.Event()
         if not agent.refusal:
             self._replace_others(report.id, agent.hello, self._is_overdue)
+            self._end_as_spare(report.id, agent)
 
         # Pass it on to the head's decisions, then the agents that it replaces: their node may
         # never have left.
@@ -616,6 +638,7 @@ class Reports:
             items=report.items,
             answers=report.answers,
             given_rank=agent.rank,
+            group=agent.hello.group,
             gpus=agent.hello.gpus,
             members=agent.hello.members,
             memory=report.memory,

@@ -369,6 +369,7 @@ def worker_goal(plan: Plan) -> w.WorkerGoal:
         without_job=plan.settings.job == NO_JOB,
         rank=plan.topology.platform.rank,
         service_only_ranks=service_only_ranks(plan.all_services),
+        names_group_outside_ray=not plan.may_join_ray,
         by_shares=plan.share_launcher is not None,
         gpu_split=plan.gpu_split,
     )

@@ -54,6 +54,7 @@ class Worker(Value):
     items: tuple[ItemReport, ...] = ()  # what runs on it, or did
     answers: tuple[Answer, ...] = ()  # the results of probes since the last report
     given_rank: int | None = None  # the rank that the head assigned, if the platform has none
+    group: str = ""  # its group, where its node names it
     gpus: int = 0  # the GPUs of its node
     members: Mapping[str, int] = field(default_factory=dict)
     """By service of a group: how many members its node has, where it is of the group."""

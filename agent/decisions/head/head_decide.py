@@ -356,7 +356,7 @@ def _with_what_items_show(state: HeadState, worker: Worker, before: Worker | Non
     """Return a worker with what follows from the things on its node."""
     steps = state.goal.step_names
     preparing = any(item.name in steps and item.step is v.Step.PENDING for item in worker.items)
-    service_only = worker.effective_rank in state.goal.service_only_ranks
+    service_only = state.goal.is_outside_ray(worker.effective_rank, worker.group)
 
     # Has it joined: with a Ray of this epoch, or, where none runs, once it has prepared?
     ray = worker.item(v.RAY)

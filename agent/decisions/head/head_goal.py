@@ -116,6 +116,14 @@ class HeadGoal(Value):
         """Return whether this head starts Ray itself."""
         return not self.ray_is_given and not self.by_shares
 
+    def is_outside_ray(self, rank: int | None, group: str) -> bool:
+        """Return whether a node joins no Ray: by its rank, or by the group that it names.
+
+        A spare of such a group has a rank beyond the last.
+        """
+        names = (one.name for one in self.groups if not one.ray)
+        return rank in self.service_only_ranks or group in names
+
     @property
     def last_rank(self) -> int:
         """Return the highest rank that the expected nodes have."""

@@ -50,6 +50,7 @@ class WorkerGoal(Value):
     without_job: bool = False  # AGENT_JOB=none: a stop is then the expected end, with code 0
     rank: int | None = None  # this node's rank, if its platform has one
     service_only_ranks: frozenset[int] = frozenset()  # of nodes that do not join Ray
+    names_group_outside_ray: bool = False  # this node is of one, also as a spare beyond its ranks
     gpu_split: GpuSplit = GpuSplit()  # this node's GPUs, between its services and the job
     by_shares: bool = False  # true if a launcher starts its share of the job and no Ray runs
 
@@ -133,7 +134,8 @@ class WorkerState(Value):
     @property
     def service_only(self) -> bool:
         """Return whether this node only runs a service and does not join Ray."""
-        return self.rank in self.goal.service_only_ranks
+        goal = self.goal
+        return goal.names_group_outside_ray or self.rank in goal.service_only_ranks
 
     @property
     def joined(self) -> bool:

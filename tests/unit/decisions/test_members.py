@@ -301,6 +301,23 @@ def test_a_launchers_job_that_fails_without_such_a_member(step: str, culprit: st
     assert shares_verdict(state).culprit == culprit
 
 
+def test_a_spare_of_a_group() -> None:
+    """It joins no Ray and runs nothing, until it gets the rank of a node that has gone."""
+
+    def spare(rank: int, at: float) -> h.WorkerReported:
+        worker = replace(says(4, at=at).worker, rank=None, given_rank=rank, group="rollout")
+        return h.WorkerReported(worker)
+
+    trace = Trace(a_goal(), [*UP, *RUNS, (7.0, spare(9, 7.0))])
+    assert trace.state.fleet.workers["agent4"].service_only
+    assert wanted_of(trace.state, "agent4") == {}
+    trace.take(h.WorkerSilent("agent2", "no answer", ray_answers=False), 8.0)
+    trace.take(spare(1, 9.0), 9.0)
+    assert {"engine.0", "engine.1"} == wanted_of(trace.state, "agent4").keys()
+    spec = trace.state.goal.services[0]
+    assert {member.node for member in members_of(trace.state, spec)} == {"pod4", "pod3"}
+
+
 def test_what_its_nodes_run() -> None:
     """Each node of the group runs its members, and no Ray."""
     trace = Trace(a_goal(), [*UP, *READY])

@@ -168,6 +168,9 @@ def test_a_node_of_its_own_follows() -> None:
         False,
         2,
     )
+    names_group = w.WorkerGoal("pod0", LIMITS, names_group_outside_ray=True)
+    spare = WorkerTrace(names_group, [(1, ordered_start(9))]).state
+    assert (spare.phase, spare.service_only) == (WorkerPhase.FOLLOWING, True)
     alone = [(1, replied(epoch=None)), (20, replied(epoch=None)), (100, TICK)]
     bare = WorkerTrace(replace(OF_ALONE, rank=2), alone)
     assert bare.outcomes[0].exit_code == 69

@@ -243,12 +243,11 @@ class Ranks:
         report = Report(f"{name}@{self.now}", f"10.0.0.{ord(name)}", "joining", hello=hello)
         return anyio.run(self._reports.handle, report).rank
 
-    def again(self, *names: str) -> None:
-        """Let nodes report again, half a minute later: all others are silent."""
+    def again(self, *names: str) -> list[int | None]:
+        """Let nodes report again, half a minute later; return their ranks. Others are silent."""
         self.now += 30.0
-        for name in names:
-            report = Report(f"{name}@0.0", f"10.0.0.{ord(name)}", "joining")
-            anyio.run(self._reports.handle, report)
+        reports = (Report(f"{name}@0.0", f"10.0.0.{ord(name)}", "joining") for name in names)
+        return [anyio.run(self._reports.handle, report).rank for report in reports]
 
 
 def test_a_replaced_node_gets_the_rank_of_the_gone_one() -> None:
@@ -264,6 +263,18 @@ def test_a_replaced_node_gets_the_rank_of_the_gone_one() -> None:
     assert [ranks.of(name, "pool") for name in "ab"] == [3, 4]
     ranks.again("b")
     assert [ranks.of(name, "pool") for name in "cd"] == [3, 5]
+
+
+def test_a_spare_of_a_group_follows_a_node_that_goes() -> None:
+    """With its next report, and says so; a spare that names no group stays with the trainer."""
+    ranks = Ranks()
+    assert [ranks.of(name, "pool") for name in "abc"] == [3, 4, 5]
+    assert [ranks.of(name) for name in "de"] == [1, 2]
+    assert ranks.of("f") == 6
+    ranks.again("a", "d", "e", "f")
+    assert ranks.again("a", "c") == [3, 4]
+    assert ranks.again("a", "c") == [3, 4]
+    assert ranks.of("g", "pool") == 5
 
 
 def test_a_node_comes_back_in_another_group() -> None:
