@@ -498,11 +498,14 @@ class Reports:
             lacks_none = len(of_trainer) >= min(in_groups) - 1
             ranges = [*ranks_of.values()] if lacks_none and new > max(in_groups) else []
 
+        # An agent that replaces a killed one hears of the nodes one after the other.
+        may_report = self._clock() < times.AGENT_SILENT
+        gone = {agent.rank for agent in self._agents.values()}
         ranks = [rank for ranks in ranges for rank in ranks if rank not in present]
         names = self._rank_names
         free = [rank for rank in ranks if rank > len(names) or not names[rank - 1]]
-        gone = {agent.rank for agent in self._agents.values()}
-        return [*free, *(rank for rank in ranks if rank in gone)]
+        had_one = [rank for rank in ranks if rank not in free]
+        return [*free, *(rank for rank in had_one if rank in gone or not may_report)]
 
     def _end_as_spare(self, key: str, agent: _Agent) -> None:
         """Give a spare of a group the rank of a node that has gone since it reported first."""

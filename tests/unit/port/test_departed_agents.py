@@ -287,6 +287,12 @@ def test_a_node_comes_back_in_another_group() -> None:
     ranks.again("b", "d")
     assert ranks.of("c", "trainer") == 6
 
+    ranks = Ranks()
+    assert [ranks.of(*node) for node in groups.items()] == [1, 2, 3, 4]
+    ranks.again("a", "b", "d")
+    assert ranks.of("c", "trainer") == 5
+    assert ranks.of("e", "pool") == 3
+
 
 def test_names_of_an_attempt() -> None:
     """The record keeps the nodes of the attempt that are present, and the latest of the others."""
