@@ -77,3 +77,8 @@ def group_of(groups: Iterable[NodeGroup], rank: int | None) -> NodeGroup | None:
 def nodes_outside_ray(groups: Iterable[NodeGroup]) -> int:
     """Return how many nodes join no Ray, since their group does not."""
     return sum(group.nodes for group in groups if not group.ray)
+
+
+def nodes_in_ray(groups: Iterable[NodeGroup]) -> int:
+    """Return how many nodes of groups join Ray."""
+    return sum(group.nodes for group in groups if group.ray)

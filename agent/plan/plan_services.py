@@ -200,6 +200,11 @@ def _group_problems(
         table = f"{services_source(settings)} [groups.{of_head.name}]"
         yield Problem(table, got, "a head among the first ranks, which are the trainer's")
     yield from _min_problems(settings, file)
+    least = settings.min_workers
+    of_trainer = nodes - in_groups - 1
+    if groups and is_known and least is not None and least > of_trainer >= 0:
+        got = f"{least}, of {of_trainer} worker(s) in no group"
+        yield Problem("AGENT_MIN_WORKERS", got, f"at most {of_trainer}: groups have their own min")
 
     # Is this node's own group one of them, and the one of its rank?
     own = settings.group or topology.platform.group or None

@@ -11,6 +11,7 @@ from agent.decisions.head.head_goal import OUR_RAY, HeadGoal
 from agent.frameworks.recipe import NodeSize
 from agent.job.addresses import ranked_and_named
 from agent.job.framework_question import question_of
+from agent.job.groups import nodes_in_ray
 from agent.job.job import is_sized, is_sized_by_links
 from agent.job.services import listed_members
 from agent.plan import waits as wait_keys
@@ -56,10 +57,10 @@ def make_goal(
         plan.job is not None and is_sized(plan.job)
     )
 
-    # May the run proceed with fewer workers?
+    # May the run proceed with fewer workers of the trainer?
     min_workers = expected
     if settings.partial == "proceed" and settings.min_workers is not None:
-        min_workers = settings.min_workers
+        min_workers = settings.min_workers + nodes_in_ray(plan.groups)
 
     # Whose Ray is it? On a given one an earlier head may have submitted the job, and no notice is
     # passed on.

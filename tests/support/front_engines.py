@@ -13,6 +13,7 @@ import anyio
 import msgspec
 from aiohttp import web
 
+from agent.base.text import in_url
 from agent.front.front_memory import FrontMemory
 from agent.front.front_server import FrontServer
 from agent.job.front_protocol import FrontOrder, FrontStatus, Slot, SlotStatus
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
 KEY = "key"
+HOST = "127.0.0.1"
 UPDATE = "/update_weights_from_disk"
 PAUSE = "/pause_generation"
 RESUME = "/continue_generation"
@@ -32,8 +34,9 @@ RESUME = "/continue_generation"
 class StandInEngine:
     """One engine: its weights, what it was asked, and the faults that it has now."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, host: str = HOST) -> None:
         self.name = name
+        self.host = host
         self.port = free_port()
         self.generation = 1
         self.answers = True
@@ -63,7 +66,7 @@ class StandInEngine:
             app, access_log=None, shutdown_timeout=0.01, auto_decompress=False
         )
         await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", self.port).start()
+        await web.TCPSite(self._runner, self.host, self.port).start()
 
     async def kill(self) -> None:
         """End as a killed process does: all connections are reset."""
@@ -120,20 +123,27 @@ class FrontUnderTest:
     """A front in this event loop, its engines, its log, and requests to it."""
 
     def __init__(
-        self, engines: tuple[StandInEngine, ...], dialect: str, memory: str, keep: int = 0
+        self,
+        engines: tuple[StandInEngine, ...],
+        dialect: str,
+        memory: str,
+        keep: int = 0,
+        host: str = HOST,
     ) -> None:
         self.engines = engines
+        self._host = in_url(host)
         self.ports = [free_port() for _ in engines]
         self.log: list[str] = []
         self.attempt = 1
         say = self.log.append
         its_memory = FrontMemory(memory, say)
-        self.server = FrontServer(DIALECTS[dialect], ["127.0.0.1"], KEY, its_memory, say, keep)
+        hosts = [*dict.fromkeys([host, HOST])]
+        self.server = FrontServer(DIALECTS[dialect], hosts, KEY, its_memory, say, keep)
         self.http = aiohttp.ClientSession()
 
     def url(self, slot: int, path: str) -> str:
         """Return an URL of a slot."""
-        return f"http://127.0.0.1:{self.ports[slot]}{path}"
+        return f"http://{self._host}:{self.ports[slot]}{path}"
 
     async def order(self) -> FrontStatus:
         """Send an order with the engines as they are; return the reply."""
@@ -144,7 +154,7 @@ class FrontUnderTest:
     def next_order(self) -> FrontOrder:
         """Return the order that describes the engines as they are."""
         slots = (
-            Slot(port, one.name, f"127.0.0.1:{one.port}", one.generation, one.answers)
+            Slot(port, one.name, f"{self._host}:{one.port}", one.generation, one.answers)
             for port, one in zip(self.ports, self.engines, strict=True)
         )
         return FrontOrder(self.attempt, tuple(slots))
@@ -199,13 +209,13 @@ class FrontUnderTest:
 
 @asynccontextmanager
 async def running_front(
-    count: int = 2, dialect: str = "sglang", memory: str = "", keep: int = 0
+    count: int = 2, dialect: str = "sglang", memory: str = "", keep: int = 0, host: str = HOST
 ) -> AsyncIterator[FrontUnderTest]:
     """Run engines and a front that has had its first order."""
-    engines = tuple(StandInEngine(f"e{number}") for number in range(count))
+    engines = tuple(StandInEngine(f"e{number}", host) for number in range(count))
     for engine in engines:
         await engine.start()
-    front = FrontUnderTest(engines, dialect, memory, keep)
+    front = FrontUnderTest(engines, dialect, memory, keep, host)
     stop, ready = anyio.Event(), anyio.Event()
     control = [*listening_on(["127.0.0.1"], 0).values()]
     serving = asyncio.create_task(front.server.serve(control, stop, ready.set))

@@ -20,6 +20,7 @@ from agent.base.text import duration_text, first_names, in_url
 from agent.decisions.head.member_states import GroupMember, MemberState, reasons_text
 from agent.decisions.shared import Shortage, Step, Wait
 from agent.job.front_protocol import Slot
+from agent.job.groups import nodes_in_ray
 from agent.job.services import FRONTED, front_port, member_index, service_of
 from agent.plan import waits as wait_keys
 
@@ -344,6 +345,15 @@ def go_on_without(state: HeadState, now: float) -> HeadState:
             ranks = first_names(missing, _MOST_NAMED)
             state = state.log(f"going on without rank {ranks} of {group.name}", "warning")
     return state
+
+
+def are_in_ray(state: HeadState) -> bool:
+    """Return whether Ray has the nodes of groups that join it: they are all needed."""
+    groups = [group for group in state.goal.groups if group.ray]
+    if not groups:
+        return True
+    there = sum(state.is_in_group(ip) for ip in state.fleet.alive)
+    return there >= nodes_in_ray(groups)
 
 
 def note_weights(state: HeadState) -> HeadState:

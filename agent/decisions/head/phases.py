@@ -109,7 +109,7 @@ def _check_waits(state: HeadState, now: float) -> HeadState:
 
     # Are the workers late, and do those that joined suffice (AGENT_PARTIAL)?
     least = state.goal.min_workers
-    may_shrink = least < state.required and len(alive) >= least
+    may_shrink = least < state.required and len(alive) >= least and members.are_in_ray(state)
     if late is not None and late.key == wait_keys.WORKERS and may_shrink:
         missing = state.fleet.describe_missing(state.required)
         what = f"going on with {len(alive)} worker(s), as AGENT_PARTIAL=proceed; {missing}"

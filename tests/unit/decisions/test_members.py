@@ -8,12 +8,19 @@ import pytest
 from msgspec.structs import replace
 
 from agent.decisions.head import head_state as h
-from agent.decisions.head.members import addresses_of, members_of, shortage_sentence, slots_of
-from agent.decisions.head.service_addresses import judges_now
+from agent.decisions.head.members import (
+    addresses_of,
+    group_sizes_of,
+    members_of,
+    shortage_sentence,
+    slots_of,
+)
+from agent.decisions.head.service_addresses import judges_now, known_place
 from agent.decisions.head.shares import shares_verdict
 from agent.decisions.head.wanted import wanted_of
 from agent.decisions.shared import HERE, ItemReport, Step, Want
 from agent.frameworks.recipe import NodeSize
+from agent.job.groups import NodeGroup
 from agent.job.services import Placeholders
 from agent.job.share import ShareEnd
 from support.groups import (
@@ -29,12 +36,12 @@ from support.groups import (
     left,
     says,
 )
-from support.heads import REWARD_SPEC, SUBMITTED, TICK, Trace, job, reported
+from support.heads import REWARD_SPEC, SUBMITTED, TICK, Trace, goal, job, nodes, reported
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from agent.job.groups import Lost, NodeGroup
+    from agent.job.groups import Lost
     from agent.job.services import Weights
 
 
@@ -377,6 +384,45 @@ def test_where_the_judges_are() -> None:
     assert urls()
     trace.take(reports(3, Step.LOST), 6.0)
     assert urls() == ""
+
+
+def test_nodes_of_a_group_with_other_numbers_of_gpus() -> None:
+    """Each has as many members as fit: ports, sizes and what is needed follow from both."""
+    small = replace(says(3, "ready").worker, members={"engine": 1}, gpus=0)
+    history = [*FIRST_NODE, (4.0, h.WorkerReported(replace(small, items=())))]
+    trace = Trace(a_goal(replace(GROUP, min=None)), [*UP, *history])
+    assert trace.state.phase.value == "booting"
+    trace.take(h.WorkerReported(small), 4.3)
+    assert trace.state.phase.value == "submitting"
+    spec = replace(trace.state.goal.services[0], weights="sglang", front=22_000)
+    assert [slot.port for slot in slots_of(trace.state, spec)] == [22_000, 22_001, 22_016]
+    assert wanted_of(trace.state, "agent3") == {"engine.0": Want(1)}
+    assert group_sizes_of(trace.state) == {"rollout": (2, 12)}
+
+
+def test_addresses_with_ipv6() -> None:
+    """A port stands behind brackets, in each form of the list."""
+    there = [replace(says(n, "ready", "ready").worker, ip=f"fd00::{n}") for n in (2, 3)]
+    trace = Trace(a_goal(), [*UP, *((3.0, h.WorkerReported(one)) for one in there)])
+    spec = trace.state.goal.services[0]
+    assert addresses_of(trace.state, spec, "fd00::1")[0] == "[fd00::2]:31000"
+    fronted = replace(spec, weights="sglang", front=22_000)
+    assert addresses_of(trace.state, fronted, "fd00::1")[0] == "[fd00::1]:22000"
+    place = known_place(Placeholders(head_ip="fd00::1"), trace.state)
+    assert place.fill("{addresses:engine|url|json}").startswith('["http://[fd00::2]:31000", ')
+    _, _, script, _, words = place.shell_command("serve {addresses:engine|url|space}")
+    assert script == "serve ${1}"
+    assert words.split()[0] == "http://[fd00::2]:31000"
+
+
+@pytest.mark.parametrize(("there", "begins"), [((2, 3), 0), ((2, 4), 1), ((3, 4), 1), ((4,), 0)])
+def test_a_partial_start_is_about_the_trainer(there: tuple[int, ...], begins: int) -> None:
+    """Of three workers one is of a group that joins Ray: AGENT_PARTIAL does not go without it."""
+    group = NodeGroup("rollout", 1, ray=True, first_rank=3)
+    made = replace(goal(3, least=2), groups=(group,))
+    reports = [(2.5, reported(n, rank=n - 1)) for n in there]
+    trace = Trace(made, [*UP, (2.2, nodes(*there)), *reports, (200.0, TICK)])
+    assert trace.state.phase.value == ("submitting" if begins else "leaving")
 
 
 OOM = "exit code 1 (CUDA out of memory)"

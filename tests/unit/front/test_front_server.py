@@ -19,7 +19,7 @@ from agent.front import front_forward, front_members, front_server, front_traffi
 from agent.front.front_members import Front, Ordered, transition
 from agent.front.front_memory import FrontMemory
 from agent.job.front_protocol import FrontOrder, FrontStatus, Slot
-from support.front_engines import PAUSE, RESUME, UPDATE, StandInEngine, running_front
+from support.front_engines import HOST, PAUSE, RESUME, UPDATE, StandInEngine, running_front
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -51,11 +51,12 @@ def play(
     scenario: Callable[[FrontUnderTest], Awaitable[None]],
     count: int = 2,
     dialect: str = "sglang",
+    host: str = HOST,
 ) -> None:
     """Run a scenario with so many engines."""
 
     async def with_front() -> None:
-        async with running_front(count, dialect) as front:
+        async with running_front(count, dialect, host=host) as front:
             await scenario(front)
 
     asyncio.run(with_front())
@@ -74,6 +75,23 @@ def test_data_goes_to_the_own_member() -> None:
         assert front.of(0).errors == 0
 
     play(scenario)
+
+
+def test_nodes_with_ipv6() -> None:
+    """Slots and members have such addresses; one that is back is reached, and gets the weights."""
+
+    async def scenario(front: FrontUnderTest) -> None:
+        assert await front.update("7") == [200, 200]
+        await front.engines[0].kill()
+        assert await front.generate(0) == "e1: 7"
+        await front.until(lambda: front.of(0).state == "down")
+        await front.engines[0].start()
+        front.engines[0].generation += 1
+        await front.order()
+        await front.until(lambda: front.of(0).state == "serving")
+        assert await front.generate(0) == "e0: 7"
+
+    play(scenario, host="::1")
 
 
 def test_data_of_a_member_that_is_down_goes_to_the_one_with_the_fewest_requests() -> None:

@@ -189,6 +189,14 @@ def test_more_members_than_there_can_be_are_refused() -> None:
     assert "expected at most 64" in problem
 
 
+def test_a_minimum_of_workers_that_counts_groups_is_refused() -> None:
+    """AGENT_MIN_WORKERS is about the trainer's workers: three of eight nodes, beside the head."""
+    partial = {"AGENT_PARTIAL": "proceed", "AGENT_MIN_WORKERS": "4", "EXPECTED_WORKERS": "7"}
+    (problem,) = refused({**DSTACK, **partial}, FILE)
+    assert problem.startswith("AGENT_MIN_WORKERS: got 4, of 3 worker(s) in no group")
+    assert refused({**DSTACK, **partial, "AGENT_MIN_WORKERS": "3"}, FILE) == []
+
+
 def test_a_worker_needs_the_number_of_nodes() -> None:
     """The ranks of groups follow from it: without it a worker would differ from its head."""
     worker = {"RUNPOD_POD_ID": "b", "HEAD_POD_ID": "a"}
