@@ -11,7 +11,7 @@ from agent.node.python_facts import CUDA, LIBRARIES, NCCL, TORCH
 from agent.settings.jobs import FRAMEWORKS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
     from agent.node.facts import Facts
 
@@ -20,14 +20,17 @@ if TYPE_CHECKING:
 _CLOCKS_DIFFER = 5.0  # A first report may take three; a larger difference comes from the clock.
 _UNSET = "not set"
 _LIBRARIES = tuple(dict.fromkeys((TORCH, CUDA, NCCL, *LIBRARIES.values(), *FRAMEWORKS)))
+_OF_TRAINER = {"GPUs", "GPU model"}
 _MAY_DIFFER = {"transformers", "flash-attn"}
 
 
-def agreement(nodes: Nodes, *, brings_libraries: bool = False) -> tuple[Finding, ...]:
+def agreement(
+    nodes: Nodes, *, brings_libraries: bool = False, in_groups: Collection[str] = ()
+) -> tuple[Finding, ...]:
     """Compare the nodes of a run; return a finding for each difference.
 
     Differences that break the run fail: versions and the debugger. Different libraries only warn
-    where the job brings its own.
+    where the job brings its own. Nodes of groups, by name, may have other GPUs than the trainer's.
     """
     if len(nodes) < 2:
         return ()
@@ -36,7 +39,7 @@ def agreement(nodes: Nodes, *, brings_libraries: bool = False) -> tuple[Finding,
     for check, values, level, remedy in _compared(machines, brings_libraries=brings_libraries):
         groups: dict[str, list[str]] = {}
         for (name, _), value in zip(nodes, values, strict=True):
-            if value:
+            if value and not (check in _OF_TRAINER and name in in_groups):
                 groups.setdefault(value, []).append(name)
         if len(groups) > 1:
             findings.append(Finding(check, level, _differences(groups), remedy))

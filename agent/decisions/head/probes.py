@@ -274,7 +274,8 @@ def compare_nodes(state: HeadState, now: float) -> HeadState:
         keys = ((fleet.agent_at.get(ip, ""), name) for ip, name in fleet.alive.items())
         workers = [(name, fleet.facts[key]) for key, name in keys if key in fleet.facts]
         nodes = [(goal.node, goal.facts), *workers]
-        differing = agreement(nodes, brings_libraries=goal.brings_libraries)
+        in_groups = {name for ip, name in fleet.alive.items() if state.is_in_group(ip)}
+        differing = agreement(nodes, brings_libraries=goal.brings_libraries, in_groups=in_groups)
         differences = (*differing, *gpus_missing_in_ray([*_gpu_counts(state)]))
 
         # Warn of each difference that is new.

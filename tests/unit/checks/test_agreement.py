@@ -128,6 +128,15 @@ def test_differences(machines: list[Facts], expected: list[tuple[str, Level, str
     assert all(one.remedy for one in found)
 
 
+def test_nodes_of_a_group_may_have_other_gpus() -> None:
+    """Of a group that joins Ray; its versions must be the trainer's."""
+    nodes = [("n0", GPUS), ("n1", has(replace(GPUS, gpus=4), torch="2.6.0")), ("n2", GPUS)]
+    assert [one.check for one in agreement(nodes)] == ["GPUs"]
+    assert agreement(nodes, in_groups={"n1"}) == ()
+    nodes[0] = ("n0", has(GPUS, torch="2.7.0"))
+    assert [one.check for one in agreement(nodes, in_groups={"n1"})] == ["torch"]
+
+
 def test_a_runtime_env_may_bring_its_own() -> None:
     """Where the job brings libraries, those of the images only may matter."""
     pair = [("a", has(torch="2.6.0")), ("b", has(torch="2.5.1"))]
