@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from agent.base.value import Value
 from agent.diagnosis.advice import Advice
-from agent.frameworks.recipe import count_of
+from agent.frameworks.recipe import NodeSplit, count_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -29,16 +29,6 @@ _NEAR = 0.05  # of a step
 _TURNS = 0.9
 """Of a step: if the waiting of both adds up to so much, hardly anything is done at a time."""
 _LEAST_OF_TURNS = 0.1  # both wait as long at least: engines that never wait take no turns
-
-
-class NodeSplit(Value):
-    """The nodes of a run that train, and those of the group that generates."""
-
-    group: str
-    trainer: int
-    engines: int
-    idle: float | None = None
-    """The share of the last steps in which no engine had a request; None if it is not known."""
 
 
 class Waits(Value):
@@ -108,8 +98,9 @@ def advise_split(
         who = f"the trainer waited {waits.trainer:.0%} of"
     else:
         who = f"the engines waited {waits.engines:.0%} of"
-    division = f"{count_of(engines, 'node')} of {split.group} and {trainer} of the trainer"
-    remedy = f"For the next training set nodes = {engines} in [groups.{split.group}]"
+    name = split.group or "engines"
+    division = f"{count_of(engines, 'node')} of {name} and {trainer} of the trainer"
+    remedy = f"For the next training set {split.setting.format(engines=engines)}"
     if trainer < split.trainer:
         remedy += f", if {count_of(trainer, 'node')} can hold what trains"
     if waits.take_turns:

@@ -428,6 +428,17 @@ class RecipeInput(Value):
         return self.columns is None or name in self.columns
 
 
+class NodeSplit(Value):
+    """The nodes of a run that train, and those that generate."""
+
+    trainer: int
+    engines: int
+    group: str = ""  # The group of those that generate, if they are one
+    setting: str = ""  # What sets them, with `{engines}` for their number
+    idle: float | None = None
+    """The share of the last steps in which no engine had a request; None if it is not known."""
+
+
 class Command(Value):
     """The output of a recipe; it may contain `{head_ip}`, `{reward_url}` and `{rank}`."""
 
@@ -438,6 +449,7 @@ class Command(Value):
     warnings: tuple[str, ...] = ()  # What may fail, for the user
     format: Mapping[str, str] = field(default_factory=dict)
     """The settings on which the format of its checkpoints depends, by name."""
+    split: NodeSplit | None = None  # Where the command divides the nodes, and no group does
 
 
 def adapter_warning(rate: str, default: str) -> str:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from agent.base.versions import version_text
-from agent.frameworks import verl_megatron
+from agent.frameworks import verl_megatron, verl_separate
 from agent.frameworks.arguments import GivenKeys, merged, quoted, read, texts
 from agent.frameworks.pace import HOUR, StepWork, step_seconds, steps_between_saves
 from agent.frameworks.recipe import (
@@ -48,6 +48,7 @@ from agent.frameworks.verl_keys import (
     SAMPLES,
     STORES_KEY,
     STRATEGY,
+    TENSOR_PARALLEL,
     VERL,
     check_keys,
 )
@@ -74,6 +75,7 @@ if TYPE_CHECKING:
     from agent.frameworks.arguments import Override
     from agent.frameworks.sizing import Sizing
     from agent.frameworks.table import Facts
+    from agent.frameworks.verl_separate import Engines
 
 FRAMEWORK = VERL.framework
 VERSIONS = VERL.versions
@@ -101,7 +103,6 @@ _MOST_WITH_EXPERTS = 100e9
 
 Source: verl-project/verl, examples/grpo_trainer/run_qwen3_next_80b_a3b_fsdp.sh, v0.9.0.
 """
-_ROLLOUT_NODES = f"{ROLLOUT}.nnodes"
 _MERGE = (
     "checkpoints have shards only; `python3 -m verl.model_merger merge --backend fsdp --local_dir "
     "…/global_step_N/actor --target_dir …` makes a model of one"
@@ -140,14 +141,24 @@ def make(asked: RecipeInput) -> Command:
     if has_megatron:
         return _with_megatron(asked, users, given, flags)
 
+    # Do the engines have GPUs of their own? Then the others train.
+    engines = None
+    if verl_separate.is_separate(given):
+        asked, engines = verl_separate.divided(asked, given)
+    else:
+        verl_separate.check_rollout_nodes(given)
+
     # What fits the nodes: layout and engines by memory, then what a checkpoint has.
-    _check_rollout_nodes(given)
     check_sequences(asked, given)
     try:
         sizing, saved = sizing_and_saved(asked, given)
     except MisfitError as refusal:
         raise verl_megatron.with_remedy(asked, given, refusal) from None
-    shards = groups_of(asked.nodes, sizing.tensor_parallel, given).total
+    size = 1 if engines else sizing.tensor_parallel
+    shards = groups_of(asked.nodes, size, given).total
+    if engines is not None:
+        own = given.whole(TENSOR_PARALLEL) or asked.tensor_parallel
+        sizing = verl_separate.with_engines(sizing, asked, engines, own)
     check_collection(asked, given, shards)
     check_adapters(asked)
     backend = fsdp_facts(asked, given, sizing, saved=saved, shards=shards)
@@ -159,10 +170,12 @@ def make(asked: RecipeInput) -> Command:
     elif WHOLE_MODEL not in saved:
         notes.append(_MERGE)
 
-    made = _command(asked, users, given, flags, sizing, {**backend, "megatron": False}, notes)
+    backend = {**backend, "megatron": False}
+    made = _command(asked, users, given, flags, sizing, backend, notes, engines)
     experts = tuple(_expert_warnings(asked))
     return replace(
         made,
+        split=engines.split if engines else None,
         warnings=(*sizing.warnings, *experts, *made.warnings, *_rate_warnings(asked, given)),
         # the critic's are as the actor's
         format={
@@ -178,7 +191,10 @@ def _with_megatron(
     asked: RecipeInput, users: list[Override], given: GivenKeys, flags: tuple[str, ...]
 ) -> Command:
     """Make the command where Megatron trains: see `verl_megatron`."""
-    _check_rollout_nodes(given)
+    if verl_separate.is_separate(given):
+        what = f"AGENT_JOB_ARGS: {verl_separate.MODE_KEY}: with Megatron the recipe has engines on"
+        raise MisfitError(f"{what} the training GPUs; give your own command after --")
+    verl_separate.check_rollout_nodes(given)
     verl_megatron.check(asked)
     sizing = verl_megatron.sizing_of(asked, given)
     check_adapters(asked)
@@ -190,14 +206,6 @@ def _with_megatron(
         warnings=(*sizing.warnings, *made.warnings),
         format=verl_megatron.format_of(asked, given, sizing),
     )
-
-
-def _check_rollout_nodes(given: GivenKeys) -> None:
-    """Refuse engines on nodes of their own: this recipe's memory is for shared GPUs."""
-    if given.whole(_ROLLOUT_NODES, least=0):
-        name = given.written(_ROLLOUT_NODES)
-        what = f"AGENT_JOB_ARGS: {name}: the recipe has engines on the training GPUs"
-        raise MisfitError(f"{what}; docs/frameworks.md has commands with engines on their own")
 
 
 def _has_images(asked: RecipeInput) -> bool:
@@ -213,12 +221,13 @@ def _command(  # noqa: PLR0913 - what both ways to train have made
     sizing: Sizing,
     backend: Facts,
     of_backend: Iterable[str],
+    engines: Engines | None = None,
 ) -> Command:
     """Return the command by verl's table, from the facts of what trains and from all others."""
     grpo = asked.recipe == "verl-grpo"
     images = _has_images(asked)
     bucket, why_bucket = bucket_of(asked, given, megatron=bool(backend["megatron"]))
-    sizes, notes, prompts = _sizes(asked, given, sizing)
+    sizes, notes, prompts = _sizes(asked, given, sizing, engines)
     step = _step_of(asked, given, sizing, prompts)
     save_every, pace = steps_between_saves(asked, step, _EVERY)
     freezes = (
@@ -313,11 +322,16 @@ def _rate_warnings(asked: RecipeInput, given: GivenKeys) -> Iterable[str]:
         yield adapter_warning(_RATE, "verl's default of 1e-6")
 
 
-def _sizes(asked: RecipeInput, given: GivenKeys, sizing: Sizing) -> tuple[Facts, list[str], int]:
-    """Return the facts about sizes, notes about them, and the prompts of a step."""
+def _sizes(
+    asked: RecipeInput, given: GivenKeys, sizing: Sizing, own_engines: Engines | None
+) -> tuple[Facts, list[str], int]:
+    """Return the facts about sizes, notes about them, and the prompts of a step.
+
+    `own_engines` have GPUs that do not train, if there are some.
+    """
     version = asked.version
     grpo = asked.recipe == "verl-grpo"
-    tensor_parallel = sizing.tensor_parallel
+    tensor_parallel = 1 if own_engines else sizing.tensor_parallel
     samples = _answers(asked, given)
 
     # Groups of GPUs, each on one node; verl 0.5 places only one of them on a node.
@@ -350,15 +364,22 @@ def _sizes(asked: RecipeInput, given: GivenKeys, sizing: Sizing) -> tuple[Facts,
     stores = given.whole(STORES_KEY) or placement.fitting_stores(asked.nodes)
     cpu_notes = placement.check(asked.nodes, stores)
 
-    engines = engines_text(groups.total, groups.total // tensor_parallel, tensor_parallel)
+    text = engines_text(groups.total, groups.total // tensor_parallel, tensor_parallel)
+    of_engines: Facts = {"separate": False, "engines": text}
+    if own_engines is not None:
+        verl_separate.check_sync(given, train, mini)
+        verl_separate.check_engine_cpus(own_engines)
+        size = sizing.tensor_parallel
+        of_engines = verl_separate.engine_facts(own_engines, size, train=train, mini=mini)
+        text = f"{count_of(groups.total, 'GPU')} for training, {of_engines['engines']}"
     copies = count_of(ranks, "GPU" if ranks == groups.total else "data-parallel rank")
     even = f"× {samples} answers it is divisible by {copies}"
     facts = {
         "groups": groups.count,
         "gpus": groups.gpus,
         "why_groups": f"equal groups, each on one node, of nodes of {shape} GPUs",
-        "tensor_parallel": tensor_parallel,
-        "engines": engines,
+        "tensor_parallel": sizing.tensor_parallel,
+        **of_engines,
         "samples": samples,
         "why_samples": "GRPO compares the answers to a prompt" if grpo else "PPO needs one",
         "train_batch": train,
@@ -370,7 +391,9 @@ def _sizes(asked: RecipeInput, given: GivenKeys, sizing: Sizing) -> tuple[Facts,
         "usual_stores": STORES,
     }
 
-    notes = [f"{engines}; batch {train} = {train // mini} × {mini}"]
+    notes = [f"{text}; batch {train} = {train // mini} × {mini}"]
+    if own_engines is not None:
+        notes.append("the engines get the weights by NCCL, for which verl needs the package cupy")
     idle = sum(gpus) - groups.total
     if idle:
         notes.append(f"{idle} of {sum(gpus)} GPUs stay idle")

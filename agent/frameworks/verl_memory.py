@@ -30,6 +30,7 @@ from agent.frameworks.verl_keys import (
     VERL,
 )
 from agent.frameworks.verl_placement import equal_nodes
+from agent.frameworks.verl_separate import for_trainer, is_separate
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -132,6 +133,8 @@ def _sizing(asked: RecipeInput, given: GivenKeys, saved: str) -> Sizing:
     )
     if load.rank and load.trained > 1:
         load = _beside_a_critic(load)
+    if is_separate(given):
+        load = for_trainer(load)
     counted = set(map(given.written, _SEQUENCE_KEYS))
     changed = [key for key in given.begin(*MEMORY_KEYS) if key not in counted]
     return sizing_for(asked, changed, load)

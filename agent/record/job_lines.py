@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from agent.decisions.shared import Known, Outage
     from agent.diagnosis.advice import Advice
     from agent.diagnosis.live_errors import LiveErrors
-    from agent.diagnosis.node_split import NodeSplit
     from agent.diagnosis.rows import Row
+    from agent.frameworks.recipe import NodeSplit
     from agent.job.progress import Reading
     from agent.job.series import SeriesPart
     from agent.record.series_file import SavedSteps

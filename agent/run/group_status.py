@@ -6,7 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from agent.decisions.head import members
-from agent.diagnosis.node_split import NodeSplit
+from agent.frameworks.recipe import NodeSplit
 from agent.job.services import front_port
 from agent.port.status_model import GroupServiceStatus, GroupStatus, MemberStatus, Reader
 
@@ -52,12 +52,18 @@ def groups_status(
 
 
 def node_split(
-    state: HeadState, fronts: Mapping[str, FrontLink], progress: Progress | None
+    state: HeadState,
+    fronts: Mapping[str, FrontLink],
+    progress: Progress | None,
+    of_command: NodeSplit | None = None,
 ) -> NodeSplit | None:
-    """Return how the run divides its nodes between its trainer and one group of engines.
+    """Return how the run divides its nodes between its trainer and its engines.
 
-    None where it does not, or where a shortage of engines explains why the trainer waited.
+    One group has them, or the job's own command does. None where there is no division, or where a
+    shortage of engines explains why the trainer waited.
     """
+    if of_command is not None:
+        return of_command
     groups = [group for group in state.goal.groups if group.ray or _engines_of(state, group)]
     if len(groups) != 1 or progress is None or progress.last_at is None:
         return None
@@ -71,7 +77,13 @@ def node_split(
     idle = [fronts[name].idle.share(began, progress.last_at) for name in services if name in fronts]
     in_ray = sum(other.nodes for other in state.goal.groups if other.ray)
     trainer = state.goal.expected_workers + 1 - in_ray
-    return NodeSplit(group.name, trainer, group.nodes, idle[0] if idle else None)
+    return NodeSplit(
+        trainer,
+        group.nodes,
+        group.name,
+        f"nodes = {{engines}} in [groups.{group.name}]",
+        idle[0] if idle else None,
+    )
 
 
 def _engines_of(state: HeadState, group: NodeGroup) -> list[ServiceSpec]:

@@ -25,7 +25,7 @@ from agent.decisions.head.probes import slowest_link
 from agent.decisions.shared import JobWant, LogLine, Step
 from agent.diagnosis.end_lines import RunEnd
 from agent.frameworks import recipe_of
-from agent.frameworks.recipe import CONFIG, JobBasis, MisfitError, shape_of
+from agent.frameworks.recipe import CONFIG, JobBasis, MisfitError, NodeSplit, shape_of
 from agent.job import checkpoints
 from agent.job.addresses import unknown_addresses
 from agent.job.checkpoints import resumes_from, step_of
@@ -167,6 +167,7 @@ class Submission(Value):
     basis: JobBasis = JobBasis()  # what a recipe was sized by
     secrets: str = ""  # the content of the file from which that command reads its secrets
     secrets_file: str = ""
+    split: NodeSplit | None = None  # of the nodes, where a recipe's command has one
 
 
 async def read_basis(plan: Plan, state: HeadState) -> JobBasis:
@@ -239,6 +240,7 @@ class SubmissionMaker:
 
         # The command, and the environment that only the job gets: a recipe is sized by the nodes.
         argv = job.argv
+        split = None
         messages = list[LogLine]()
         job_env = {} if ray is None else without_proxy_to(env, state.fleet.alive)
         if job.recipe is not None:
@@ -247,6 +249,7 @@ class SubmissionMaker:
                 return sized
             command, messages = sized
             argv = command.argv
+            split = command.split
             inherited = {} if ray is None else env
             job_env |= {name: text for name, text in command.env.items() if name not in inherited}
 
@@ -293,7 +296,7 @@ class SubmissionMaker:
         if job.upload is not None:
             size = f"{job.upload.files} file(s), {mib(job.upload.size)}"
             messages.append(LogLine(f"uploading {runtime_env['working_dir']} to Ray: {size}"))
-        return Submission(line, runtime_env, tuple(messages), self._basis, secrets, file)
+        return Submission(line, runtime_env, tuple(messages), self._basis, secrets, file, split)
 
     def _further_values(self, gpus: list[int], place: Placeholders) -> Mapping[str, str]:
         """Return the values of a launcher's placeholders, and of those of groups."""

@@ -74,6 +74,7 @@ if TYPE_CHECKING:
     from agent.decisions.shared import Item
     from agent.diagnosis.advice import Advice
     from agent.diagnosis.searched_log import Log
+    from agent.frameworks.recipe import NodeSplit
     from agent.job.series import SeriesPart
     from agent.plan.plan import Plan
     from agent.port.protocol import WorkerStats
@@ -228,6 +229,7 @@ class RunStatus:
         self.stalls: tuple[Finding, ...] = ()  # findings about attempts that showed no sign of work
         self.worker_stats: Mapping[str, WorkerStats] = {}  # from workers' reports, by agent
         self.fronts: Mapping[str, FrontLink] = {}  # by service
+        self.split: NodeSplit | None = None  # of the present attempt's command
         self._advised_in = 0  # the last attempt in which a division of the nodes was advised
         self.receipt = RunReceipt(run, store, get_state, lambda: self.job_lines.progress)
         self.machines = MachineWatch(run, get_state, lambda: self.job_lines.progress)
@@ -468,7 +470,8 @@ class RunStatus:
         return advice if of_split is None else (*advice, of_split)
 
     def _split_advice(self) -> Advice | None:
-        split = node_split(self._get_state(), self.fronts, self.job_lines.progress)
+        progress = self.job_lines.progress
+        split = node_split(self._get_state(), self.fronts, progress, self.split)
         return None if split is None else self.job_lines.split_advice(split)
 
     def _log_split_advice(self) -> None:

@@ -144,7 +144,7 @@ class JobRunner:
             return ""
 
         # Through Ray. Its output first.
-        mirror = await self._start_output(job.id, submission.line)
+        mirror = await self._start_output(job.id, submission)
 
         # Then the secrets, which the driver reads from a file.
         if submission.secrets:
@@ -164,8 +164,7 @@ class JobRunner:
             return job.never("its shares have ended with their agent")
         self._steps.follow(self._head.state().attempt.number)
         submission = await self._make_submission(is_followed=True)
-        line = submission.line if isinstance(submission, Submission) else ""
-        mirror = await self._start_output(job.id, line)
+        mirror = await self._start_output(job.id, submission)
         await self._link.follow(job.id, mirror, job.news.put)
         return await self._follow_to_end(job)
 
@@ -254,8 +253,13 @@ class JobRunner:
 
     # --- its output -----------------------------------------------------------------------------
 
-    async def _start_output(self, job_id: str, line: str) -> Path | None:
+    async def _start_output(self, job_id: str, submission: Submission | Outcome) -> Path | None:
         """Start to pass on the job's output; return the file that the bridge must write."""
+        line = ""
+        self._status.split = None
+        if isinstance(submission, Submission):
+            line = submission.line
+            self._status.split = submission.split
         self._status.command = line
         watcher = self._status.job_lines
         self._output, mirror = await start_job_output(self._run, job_id, line, watcher)

@@ -14,7 +14,7 @@ from tools.frameworks.clusters import CLUSTERS, Nodes
 from tools.frameworks.faults import Case
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from agent.base.versions import Version
     from agent.frameworks.framework import Recipe
@@ -28,6 +28,13 @@ KNOWN_LATER = {
 }
 """Values for the placeholders that only a run can fill."""
 HOST = 2 << 40  # Bytes of a node, so that offloaded states fit
+SEPARATE: Mapping[str, tuple[Version, tuple[str, ...]]] = {
+    "verl-grpo": ((0, 9, 1), ("trainer.v1.trainer_mode=separate_async",)),
+    "verl-ppo": ((0, 9, 1), ("trainer.v1.trainer_mode=separate_async",)),
+    "openrlhf-grpo": ((0, 10, 2), ("--train.async_enable",)),
+    "openrlhf-ppo": ((0, 10, 2), ("--train.async_enable",)),
+}
+"""Arguments that give the engines GPUs of their own, and since which version they do."""
 DENSE = ModelShape.from_name("Qwen3-8B")
 SPARSE = ModelShape.from_name("Qwen3-30B-A3B")
 
@@ -73,6 +80,9 @@ def asking(job: RecipeInfo, version: Version, nodes: Nodes) -> Iterator[tuple[st
             wandb=full,
         )
         yield how, asked
+        separate = SEPARATE.get(job.name)
+        if not full and separate is not None and version >= separate[0]:
+            yield "separate engines", replace(asked, args=separate[1])
         if not full and "AGENT_ROLLOUT" in job.takes:
             yield "sglang", replace(asked, rollout="sglang")
             yield "sglang with adapters", replace(asked, rollout="sglang", lora_rank=64)

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from agent.diagnosis.node_split import NodeSplit, Waits, best_division
+from agent.diagnosis.node_split import Waits, best_division
+from agent.frameworks.recipe import NodeSplit
 from agent.record.job_lines import JobLines
 
 if TYPE_CHECKING:
@@ -14,7 +15,15 @@ if TYPE_CHECKING:
 
     from agent.diagnosis.advice import Advice
 
-HALVES = NodeSplit("rollout", trainer=4, engines=4)
+SETTING = "nodes = {engines} in [groups.rollout]"
+
+
+def divided(trainer: int, engines: int, idle: float | None = None) -> NodeSplit:
+    """Return nodes that are divided by a group."""
+    return NodeSplit(trainer, engines, "rollout", SETTING, idle)
+
+
+HALVES = divided(4, 4)
 
 
 def advised(
@@ -49,7 +58,7 @@ def test_the_trainer_waits() -> None:
 
 def test_the_engines_wait() -> None:
     """The front has seen no request for half of the time, and the trainer never waits."""
-    split = NodeSplit("rollout", trainer=4, engines=4, idle=0.5)
+    split = divided(4, 4, 0.5)
     advice = advised(lambda _step: 2.0, split)
     assert advice is not None
     assert advice.what.startswith("the engines waited 50% of the last 20 steps: 3 nodes of rollout")
@@ -58,7 +67,7 @@ def test_the_engines_wait() -> None:
 
 def test_engines_and_trainer_take_turns() -> None:
     """A synchronous training has both in a row: as many nodes as the root of the work."""
-    split = NodeSplit("rollout", trainer=4, engines=4, idle=0.1)
+    split = divided(4, 4, 0.1)
     advice = advised(lambda _step: 90.0, split)
     assert advice is not None
     turns = "the trainer and the engines waited for each other, 90% and 10% of the last 20 steps"
@@ -80,12 +89,12 @@ def test_verl_says_itself_how_long_its_engines_wait() -> None:
 @pytest.mark.parametrize(
     ("waited", "split"),
     [
-        (62.0, NodeSplit("rollout", trainer=1, engines=1)),  # no node can move
-        (62.0, NodeSplit("rollout", trainer=1, engines=3)),  # the trainer's last node
+        (62.0, divided(1, 1)),  # no node can move
+        (62.0, divided(1, 3)),  # the trainer's last node
         (30.0, HALVES),  # 5 and 3 would save 7%
         (4.0, HALVES),  # as balanced as it gets
-        (25.0, NodeSplit("rollout", trainer=4, engines=4, idle=0.25)),  # both wait for the sync
-        (50.0, NodeSplit("rollout", trainer=4, engines=4, idle=0.5)),  # in turns, half and half
+        (25.0, divided(4, 4, 0.25)),  # both wait for the sync
+        (50.0, divided(4, 4, 0.5)),  # in turns, half and half
     ],
 )
 def test_no_other_division_helps(waited: float, split: NodeSplit) -> None:
@@ -116,6 +125,6 @@ def test_another_attempt_counts_anew() -> None:
 
 def test_the_best_division_of_many_nodes() -> None:
     """Thrice the work wants three quarters of the nodes; fewer moves are nearly as good."""
-    split = NodeSplit("rollout", trainer=50, engines=50)
+    split = divided(50, 50)
     waits = Waits(trainer=2 / 3, engines=0.0)
     assert best_division(split, waits)[:2] == (30, 70)

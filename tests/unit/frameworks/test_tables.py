@@ -84,6 +84,7 @@ VERLS: tuple[Asked, ...] = (
     ("verl-grpo", UNKNOWN, FAST, {"lora_rank": 64, "rollout": "sglang", "backend": "megatron"}),
     ("verl-grpo", IN_7B, FAST, {"model": "org/model-VL", "lora_rank": 64}),
     ("verl-grpo", IN_30B, FAST, {"model": "org/model-VL", "backend": "megatron"}),
+    ("verl-grpo", IN_7B, FAST, {"args": ("trainer.v1.trainer_mode=separate_async",)}),
 )
 """In all releases together they have every row of verl's table."""
 SEARCH_R1S: tuple[Asked, ...] = (

@@ -588,3 +588,89 @@ def test_a_bucket_that_is_too_small_is_refused() -> None:
     basis = JobBasis(ModelShape.from_config(SEVEN_B))
     with pytest.raises(MisfitError, match=r"is too small: .* = 2,079 MiB"):
         make(replace(asked("2x8", (0, 7, 1), f"{BUCKET}=2048"), basis=basis))
+
+
+SEPARATE = "trainer.v1.trainer_mode=separate_async"
+ENGINES = "actor_rollout_ref.rollout"
+
+
+@pytest.mark.parametrize("recipe", ["verl-grpo", "verl-ppo"])
+@pytest.mark.parametrize(
+    ("shape", "own", "trainer", "engines", "said"),
+    [
+        ("1x8", "", (1, 4), (1, 4), "4 GPUs for training, 4 GPUs = 4 engines × 1"),
+        ("2x8", "", (1, 8), (1, 8), "8 GPUs for training, 8 GPUs = 8 engines × 1"),
+        ("3x8", "", (2, 8), (1, 8), "16 GPUs for training, 8 GPUs = 8 engines × 1"),
+        ("4x8", f"{ENGINES}.nnodes=3", (1, 8), (3, 8), "8 GPUs for training, 24 GPUs = 24"),
+        ("4x8", "trainer.nnodes=3", (3, 8), (1, 8), "24 GPUs for training, 8 GPUs = 8 engines"),
+        ("4x8", f"{TENSOR}=4", (2, 8), (2, 8), "16 GPUs for training, 16 GPUs = 4 engines × 4"),
+        ("1x8", f"{ENGINES}.n_gpus_per_node=6", (1, 2), (1, 6), "2 GPUs for training, 6 GPUs = 6"),
+        ("0,8,8", "", (1, 8), (1, 8), "8 GPUs for training, 8 GPUs = 8 engines × 1"),
+    ],
+)
+def test_engines_on_gpus_of_their_own(  # noqa: PLR0913 - columns of a table
+    recipe: str,
+    shape: str,
+    own: str,
+    trainer: tuple[int, int],
+    engines: tuple[int, int],
+    said: str,
+) -> None:
+    """Half of the nodes generate, or as many as the user says; the batch follows the others."""
+    args = (SEPARATE, own) if own else (SEPARATE,)
+    command = make(asked(shape, (0, 9, 1), *args, recipe=recipe))
+    found = arguments(command)
+    sizes = [
+        (int(found[f"{side}.nnodes"]), int(found[f"{side}.n_gpus_per_node"]))
+        for side in ("trainer", ENGINES)
+    ]
+    assert sizes == [trainer, engines]
+    assert found["actor_rollout_ref.hybrid_engine"] == "False"
+    assert found[f"{ENGINES}.gpu_memory_utilization"] == "0.8"
+    steps = int(found["trainer.v1.separate_async.parameter_sync_step"])
+    assert steps * int(found[MINI]) == int(found["data.train_batch_size"])
+    assert command.notes[0].startswith(said)
+    split = command.split
+    nodes = None if split is None else (split.trainer, split.engines)
+    assert nodes == (None if shape == "1x8" else (trainer[0], engines[0]))
+
+
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [
+        (asked("2x8", (0, 9, 0), SEPARATE), "install 0.9.1"),
+        (asked("2x8", (0, 8, 0), SEPARATE), "verl 0.8.0 has no v1"),
+        (asked("1x1", (0, 9, 1), SEPARATE), "one node of 1 GPU joined"),
+        (asked("8,4", (0, 9, 1), SEPARATE), "divides equal nodes, and these have 8, 4 GPUs"),
+        (asked("2x8", (0, 9, 1), SEPARATE, f"{ENGINES}.nnodes=2"), "engines on 2 nodes of 8 GPUs"),
+        (asked("2x8", (0, 9, 1), f"{ENGINES}.nnodes=1"), f"unless {SEPARATE} is set"),
+        (
+            asked("2x8", (0, 9, 1), SEPARATE, "actor_rollout_ref.hybrid_engine=True"),
+            "the recipe has no engines on the training GPUs",
+        ),
+        (
+            asked("2x8", (0, 9, 1), SEPARATE, "trainer.v1.separate_async.parameter_sync_step=3"),
+            "verl ends where it is not data.train_batch_size",
+        ),
+        (replace(asked("2x8", (0, 9, 1), SEPARATE), lora_rank=64), "AGENT_LORA_RANK"),
+        (replace(asked("2x8", (0, 9, 1), SEPARATE), reward_model="RM-7B"), "AGENT_REWARD_MODEL"),
+        (replace(asked("2x8", (0, 9, 1), SEPARATE), backend="megatron"), "with Megatron"),
+        (asked("2x8", (0, 9, 1), SEPARATE, f"{TENSOR}=3"), "3"),
+        (replace(asked("2x8", (0, 9, 1), SEPARATE, cpus=12)), "Ray would wait forever for CPUs"),
+    ],
+)
+def test_what_does_not_go_with_separate_engines(what: RecipeInput, said: str) -> None:
+    """What verl would end with at its start, or was not tried, is refused with the reason."""
+    with pytest.raises(MisfitError) as refusal:
+        make(what)
+    assert said in str(refusal.value)
+
+
+def test_memory_of_separate_engines() -> None:
+    """Training GPUs hold no engine; an engine has as many GPUs as its weights take of their own."""
+    command = make(on(QWEN2_5_32B, "4x8x80", (0, 9, 1), SEPARATE))
+    assert arguments(command)[TENSOR] == "4"
+    share = command.why["actor_rollout_ref.rollout.gpu_memory_utilization"]
+    assert share == "the engines' GPUs do not train"
+    with pytest.raises(MisfitError, match="an engine of 1 GPU of 48 GB lacks room"):
+        make(on(QWEN2_5_32B, "2x1x48", (0, 9, 1), SEPARATE))

@@ -57,7 +57,7 @@ class Runner(JobRunner):
     async def _make_submission(self, *, is_followed: bool = False) -> Submission | Outcome:
         return MADE if is_followed else await self.make()
 
-    async def _start_output(self, _job_id: str, _line: str) -> Path | None:
+    async def _start_output(self, _job_id: str, _made: Submission | Outcome) -> Path | None:
         self._output = self.copies
         return None
 

@@ -191,8 +191,50 @@ def steps(verl: Verl, config: Any, case: Case) -> list[Fault]:  # noqa: ANN401 -
         if config.actor_rollout_ref.rollout.mode == "async" and verl.server_has_cpu:
             size = config.actor_rollout_ref.rollout.tensor_model_parallel_size
             start_servers(verl.ray.cluster, groups, max(1, gpus // size))
+    engines = start_separate(config, trainer) if is_separate(config) else nodes * gpus
     ranks = copies(config, nodes * gpus, trainer)
-    return rules(config, nodes * gpus, queue=queue, ranks=ranks)
+    return rules(config, engines, queue=queue, ranks=ranks)
+
+
+def is_separate(config: Any) -> bool:  # noqa: ANN401 - the same
+    """Return whether its engines have GPUs of their own (0.9)."""
+    modes = config.trainer.get("v1") or {}
+    return bool(modes.get("trainer_mode") == "separate_async")
+
+
+class ReachedError(Exception):
+    """Verl's own checks of a trainer are over: what follows needs GPUs."""
+
+
+def start_separate(config: Any, trainer: Any) -> int:  # noqa: ANN401 - the same
+    """Run the assertions of its trainer with separate engines, and place those; return their GPUs.
+
+    Each engine gets a pool of its own, as `RolloutReplica.init_standalone` makes it.
+    """
+    module = importlib.import_module("verl.trainer.ppo.v1.trainer_separate_async")
+
+    def reached(*_: object) -> None:
+        raise ReachedError
+
+    own = module.PPOTrainer.__init__
+    module.PPOTrainer.__init__ = reached
+    try:
+        with contextlib.suppress(ReachedError):
+            module.PPOTrainerSeparateAsync(config)
+    finally:
+        module.PPOTrainer.__init__ = own
+
+    rollout = config.actor_rollout_ref.rollout
+    total = rollout.nnodes * rollout.n_gpus_per_node
+    size = rollout.tensor_model_parallel_size
+    each = min(size, rollout.n_gpus_per_node)
+    for number in range(total // size):
+        spec = {f"rollout_pool_{number}": [each] * (size // each)}
+        manager = trainer.ResourcePoolManager(spec, None, max_colocate_count=2)
+        manager.create_resource_pool()
+        for pool in manager.resource_pool_dict.values():
+            pool.get_placement_groups()
+    return int(total)
 
 
 def copies(config: Any, world: int, trainer: Any) -> tuple[int, int]:  # noqa: ANN401 - the same
@@ -238,7 +280,7 @@ def rules(
     queue: bool,
     ranks: tuple[int, int] | None = None,
 ) -> list[Fault]:
-    """Check the rules that otherwise only its workers would check."""
+    """Check the rules that otherwise only its workers would check; `world` generates."""
     rollout, actor = config.actor_rollout_ref.rollout, config.actor_rollout_ref.actor
     faults = []
     of_step, of_update = ranks or (world, world)
