@@ -21,8 +21,12 @@ there. Needs a package index that pip knows, and some 6 GB: torch, three times, 
 parts whose names begin with trl train two processes for eight steps. train-trl trains over two pods
 of the lab, and torchrun-pods has torchrun's own scenarios there; both as root. start-verl and
 start-openrlhf start verl's own main_ppo and OpenRLHF's own train_ppo_ray here, with GPUs that are
-not there. first-sync-verl runs the sender of weights of each verl, adapters-verl its collection of
-adapters, checkpoint-verl its checkpoints. All others only read what they fetch.
+not there. slime and prime-rl, which no index has, are read in checkouts: POD_AGENT_SLIME with
+POD_AGENT_MEGATRON (the commit of slime's Dockerfile), and POD_AGENT_PRIME_RL with
+POD_AGENT_PRIME_RL_PYTHON, a Python 3.12 with the packages of prime-rl-configs, psutil, loguru and
+setproctitle; without them these parts are left out. first-sync-verl runs the sender of weights of
+each verl, adapters-verl its collection of adapters, checkpoint-verl its checkpoints. All others
+only read what they fetch.
 
 examples:
   scripts/frameworks                        every part that is not done
@@ -59,7 +63,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parts = {part.name: part for part in PARTS}
     if unknown := [name for name in options.parts if name not in parts]:
         parser.error(f"no such part: {', '.join(unknown)}; there are {', '.join(parts)}")
-    chosen = [parts[name] for name in options.parts] or list(PARTS)
+    chosen = [parts[name] for name in options.parts]
+    chosen = chosen or [part for part in PARTS if part.is_possible]
     found = {part.name: load(RESULTS, part.name) for part in chosen}
     for part in chosen:
         before = found[part.name]

@@ -25,16 +25,18 @@ KNOWN_LATER = {
     "{head_ip}": "10.0.0.1",
     "{rank}": "0",
     "{log_dir}": "/logs",
+    "{addresses:engine|space}": "10.0.0.2:22000",
 }
 """Values for the placeholders that only a run can fill."""
 HOST = 2 << 40  # Bytes of a node, so that offloaded states fit
-SEPARATE: Mapping[str, tuple[Version, tuple[str, ...]]] = {
+ASYNCHRONOUS: Mapping[str, tuple[Version, tuple[str, ...]]] = {
     "verl-grpo": ((0, 9, 1), ("trainer.v1.trainer_mode=separate_async",)),
     "verl-ppo": ((0, 9, 1), ("trainer.v1.trainer_mode=separate_async",)),
     "openrlhf-grpo": ((0, 10, 2), ("--train.async_enable",)),
     "openrlhf-ppo": ((0, 10, 2), ("--train.async_enable",)),
+    "slime-grpo": ((0,), ("--train-async",)),
 }
-"""Arguments that give the engines GPUs of their own, and since which version they do."""
+"""Arguments of asynchronous training, and since which version a framework has it."""
 DENSE = ModelShape.from_name("Qwen3-8B")
 SPARSE = ModelShape.from_name("Qwen3-30B-A3B")
 
@@ -80,9 +82,9 @@ def asking(job: RecipeInfo, version: Version, nodes: Nodes) -> Iterator[tuple[st
             wandb=full,
         )
         yield how, asked
-        separate = SEPARATE.get(job.name)
-        if not full and separate is not None and version >= separate[0]:
-            yield "separate engines", replace(asked, args=separate[1])
+        asynchronous = ASYNCHRONOUS.get(job.name)
+        if not full and asynchronous is not None and version >= asynchronous[0]:
+            yield "asynchronous", replace(asked, args=asynchronous[1])
         if not full and "AGENT_ROLLOUT" in job.takes:
             yield "sglang", replace(asked, rollout="sglang")
             yield "sglang with adapters", replace(asked, rollout="sglang", lora_rank=64)

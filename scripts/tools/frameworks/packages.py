@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -64,6 +65,13 @@ ENVIRONMENTS = {
 """Each environment, with the calls of pip that fill it."""
 
 
+CHECKOUTS = {
+    "slime": {"slime": "POD_AGENT_SLIME", "megatron": "POD_AGENT_MEGATRON"},
+    "prime-rl": {"prime-rl": "POD_AGENT_PRIME_RL"},
+}
+"""Frameworks that no package index has: the variables that name checkouts of them."""
+
+
 class CannotFetchError(Exception):
     """A package or environment cannot be fetched; the message is pip's."""
 
@@ -78,6 +86,25 @@ def package(name: str, version: str) -> Path:
         argv = [str(python), "-m", "pip", "install", "--quiet", *READ_ONLY, "--target", str(new)]
         run([*argv, f"{name}=={version}"], FETCH_LIMIT)
         new.rename(folder)
+    return folder
+
+
+def has_checkouts(name: str) -> bool:
+    """Return whether the variables of a framework name folders."""
+    return all(Path(os.environ.get(v) or "/nowhere").is_dir() for v in CHECKOUTS[name].values())
+
+
+def checkouts(name: str) -> Path:
+    """Return the folder with links to the checkouts of a framework."""
+    if not has_checkouts(name):
+        needed = " and ".join(CHECKOUTS[name].values())
+        raise CannotFetchError(f"set {needed} to checkouts")
+    folder = FOLDER / "checkouts" / name
+    folder.mkdir(parents=True, exist_ok=True)
+    for part, variable in CHECKOUTS[name].items():
+        link = folder / part
+        link.unlink(missing_ok=True)
+        link.symlink_to(Path(os.environ[variable]).resolve())
     return folder
 
 

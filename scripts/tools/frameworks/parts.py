@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Literal
 from agent.base.versions import release_of
 from agent.frameworks.openrlhf import OPENRLHF
 from agent.frameworks.recipe import MisfitError
+from agent.frameworks.slime import SLIME
 from agent.frameworks.trl import TRL
 from agent.frameworks.verl_keys import VERL
 from tools.frameworks.collected_adapters import collected_adapters, saved_checkpoints
@@ -23,7 +24,16 @@ from tools.frameworks.commands import Made, made
 from tools.frameworks.facts import openrlhf_m, search_r1
 from tools.frameworks.faults import Case, Fault
 from tools.frameworks.first_sync import first_sync
-from tools.frameworks.packages import REPO, CannotFetchError, environment, package
+from tools.frameworks.packages import (
+    CHECKOUTS,
+    REPO,
+    CannotFetchError,
+    checkouts,
+    environment,
+    has_checkouts,
+    package,
+)
+from tools.frameworks.prime_rl_run import read_prime_rl
 from tools.frameworks.results import Result, Verdict
 from tools.frameworks.started_openrlhf import start_openrlhf
 from tools.frameworks.started_verl import start_verl
@@ -51,6 +61,7 @@ STARTED = {
     "first-sync-verl": first_sync,
     "adapters-verl": collected_adapters,
     "checkpoint-verl": saved_checkpoints,
+    "prime-rl": read_prime_rl,
 }
 FACTS = {"openrlhf-m": openrlhf_m.judge_one, "search-r1": search_r1.judge_one}
 
@@ -62,7 +73,12 @@ class Part:
     name: str
     framework: str
     version: str = ""
-    how: Literal["package", "facts", "pods", "started"] = "package"
+    how: Literal["package", "checkout", "facts", "pods", "started"] = "package"
+
+    @property
+    def is_possible(self) -> bool:
+        """Return whether its sources are here, or can be fetched."""
+        return self.framework not in CHECKOUTS or has_checkouts(self.framework)
 
 
 PARTS = (
@@ -71,6 +87,8 @@ PARTS = (
         for framework, versions in PUBLISHED.items()
         for version in versions
     ),
+    Part("slime", "slime", SLIME.releases[-1], how="checkout"),
+    Part("prime-rl", "prime-rl", how="started"),
     *(Part(name, name, how="facts") for name in FACTS),
     Part("train-trl", "trl", how="pods"),
     Part("notice-trl", "trl", how="pods"),
@@ -97,6 +115,9 @@ OF_SOME = {
     "collected_adapters.py": ("adapters-verl", "checkpoint-verl"),
     "inside/collected_adapters.py": ("adapters-verl", "checkpoint-verl"),
     "inside/saved_checkpoint.py": ("checkpoint-verl",),
+    "inside/slime.py": ("slime",),
+    "prime_rl_run.py": ("prime-rl",),
+    "inside/prime_rl_program.py": ("prime-rl",),
     "first_sync.py": ("first-sync-verl", "adapters-verl", "checkpoint-verl"),
     "inside/first_sync.py": ("first-sync-verl",),
 }
@@ -162,9 +183,10 @@ def verdict(command: Made, faults: Mapping[str, Sequence[Fault]]) -> Verdict:
 
 def asked(part: Part, cases: Sequence[Case]) -> dict[str, list[Fault]]:
     """Check the cases beside the framework's package, in the suite's environment."""
-    python = environment("train" if part.framework == "trl" else "judge")
+    python = environment("train" if part.framework in {"trl", "slime"} else "judge")
+    sources = package if part.how == "package" else lambda name, _version: checkouts(name)
     detail = {
-        "package": str(package(part.framework, part.version)),
+        "package": str(sources(part.framework, part.version)),
         "cases": [
             {"name": c.name, "argv": c.argv, "nodes": c.nodes, "module": c.module} for c in cases
         ],

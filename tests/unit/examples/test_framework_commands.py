@@ -9,8 +9,6 @@ from pathlib import Path
 import pytest
 
 from agent.checks.job_needs import placeholder_slips
-from agent.frameworks.arguments import read
-from agent.frameworks.verl_keys import check_keys
 from agent.job.job import NUMBERS, PLACEHOLDERS, fill
 from agent.job.node_command import NODE_PLACEHOLDERS
 from agent.job.services import Placeholders
@@ -46,14 +44,6 @@ def test_each_command_is_filled_in(words: list[str]) -> None:
     filled = fill(tuple(words), [8, 8], PLACE, "http://10.0.0.1:5000/x", 1, "/c", of_launcher)
     names = "|".join({*known, *NUMBERS})
     assert not re.search(rf"(?<!\$)\{{({names})[^}}]*\}}", " ".join(filled))
-
-
-@pytest.mark.parametrize(
-    "words", [words for words in COMMANDS if "verl.trainer.main_ppo" in words], ids=str
-)
-def test_verls_keys_are_known(words: list[str]) -> None:
-    """The version that the page names has each of them."""
-    check_keys([read(word) for word in words[3:]], (0, 9, 1))
 
 
 def test_every_framework_has_a_command() -> None:

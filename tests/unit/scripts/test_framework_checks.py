@@ -11,9 +11,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from tools.frameworks import parts
+from tools.frameworks import packages, parts
 from tools.frameworks.facts import openrlhf_m, search_r1
 from tools.frameworks.faults import Case
+from tools.frameworks.inside import slime
 from tools.frameworks.inside.modelled_ray import PlacedGroup
 from tools.frameworks.inside.uses import names_read
 from tools.frameworks.inside.verl import is_read, rules, start_servers
@@ -287,3 +288,48 @@ def test_a_server_needs_a_cpu_beside_its_group() -> None:
             continue
         with pytest.raises(WaitsForEverError, match="a vLLM server"):
             start_servers(cluster, [group], 8)
+
+
+@pytest.mark.parametrize(
+    ("changes", "gpus", "fault"),
+    [
+        ({}, 8, ""),
+        ({"global_batch_size": 250}, 8, "a batch of 250 for 8 copies"),
+        ({"rollout_batch_size": 33}, 8, "264 answers are no multiple of the batch"),
+        ({}, 4, "of 16 bundles of 1 GPU + 1 CPU only 8 fit"),
+    ],
+)
+def test_what_slimes_parser_does_not_check(changes: dict[str, int], gpus: int, fault: str) -> None:
+    """The answers of an update divide over the copies of the model, and the nodes have the GPUs."""
+    sizes = {
+        "tensor_model_parallel_size": 2,
+        "pipeline_model_parallel_size": 1,
+        "context_parallel_size": 1,
+        "world_size": 16,
+        "global_batch_size": 256,
+        "rollout_batch_size": 32,
+        "n_samples_per_prompt": 8,
+        "actor_num_nodes": 2,
+        "actor_num_gpus_per_node": 8,
+    }
+    args = SimpleNamespace(**{**sizes, **changes})
+    case = Case("x", (), ((gpus, 32), (gpus, 32)))
+    found = [one.what for one in slime.batch_faults(args) + slime.placed(case, args)]
+    assert len(found) == bool(fault)
+    assert all(fault[:20] in one for one in found)
+
+
+def test_frameworks_that_no_index_has(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Their parts run where variables name checkouts, and are left out elsewhere."""
+    for variables in packages.CHECKOUTS.values():
+        for variable in variables.values():
+            monkeypatch.delenv(variable, raising=False)
+    by_name = {part.name: part for part in parts.PARTS}
+    assert not by_name["slime"].is_possible
+    assert by_name["verl-0.9.1"].is_possible
+    with pytest.raises(packages.CannotFetchError, match="POD_AGENT_SLIME and POD_AGENT_MEGATRON"):
+        packages.checkouts("slime")
+    monkeypatch.setattr(packages, "FOLDER", tmp_path / "made")
+    monkeypatch.setenv("POD_AGENT_PRIME_RL", str(tmp_path))
+    assert by_name["prime-rl"].is_possible
+    assert (packages.checkouts("prime-rl") / "prime-rl").resolve() == tmp_path

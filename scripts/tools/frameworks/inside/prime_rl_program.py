@@ -1,0 +1,31 @@
+"""Read the arguments of one of prime-rl's programs by its own configuration, in its Python.
+
+`prime_rl_program.py PROGRAM ARGUMENT...`: exit code 0 if its class takes them. It needs prime-rl's
+sources on PYTHONPATH, and none of its packages for GPUs.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+CLASSES = {
+    "trainer": ("trainer", "TrainerConfig"),
+    "orchestrator": ("orchestrator", "OrchestratorConfig"),
+    "inference": ("inference", "InferenceConfig"),
+    "env-server": ("env_server", "EnvServerConfig"),
+}
+"""The class that the main function of each program gives to `cli`."""
+
+
+def main() -> None:
+    """Read the arguments as the program's main function does."""
+    program, *arguments = sys.argv[1:]
+    module, name = CLASSES[program]
+    config = getattr(importlib.import_module(f"prime_rl.configs.{module}"), name)
+    sys.argv = [program, *arguments]
+    importlib.import_module("prime_rl.utils.config").cli(config)
+
+
+if __name__ == "__main__":
+    main()
