@@ -24,7 +24,7 @@ from agent.decisions.head import (
     shares,
 )
 from agent.decisions.head import head_state as h
-from agent.decisions.head.boot_waits import pending_waits, service_title
+from agent.decisions.head.boot_waits import pending_waits
 from agent.decisions.head.fleet import Fleet, Worker
 from agent.decisions.head.head_state import (
     HeadAction,
@@ -35,7 +35,6 @@ from agent.decisions.head.head_state import (
     answer_of,
 )
 from agent.decisions.head.wanted import changed_nodes
-from agent.job.services import REWARD
 from agent.plan import waits as wait_keys
 
 if TYPE_CHECKING:
@@ -506,9 +505,7 @@ def _messages_of_services(
         former = before.services.by_key.get(key, v.Item())
         item = after.services.by_key.get(key, v.Item())
         if item.step is v.Step.READY and former.step is not v.Step.READY:
-            began = item.restarted_at or after.began
-            what = "scored a test answer" if key[1] == REWARD else "answers"
-            yield v.LogLine(what, "done", service_title(after, key), now - began)
+            yield service_order.line_of_ready(after, key, now)
 
 
 def _messages_of_silence(before: HeadState, after: HeadState, key: str) -> Iterator[v.LogLine]:

@@ -15,7 +15,7 @@ from agent.decisions.head.head_state import HeadPhase, HeadState
 from agent.decisions.head.members import is_short, next_generation, nodes_of
 from agent.decisions.head.service_addresses import addresses_by_rank, unknown_nodes
 from agent.decisions.shared import HERE, Item, LogLine, Step, Tick
-from agent.job.services import ServiceSpec, service_of, wanted_steps
+from agent.job.services import REWARD, ServiceSpec, service_of, wanted_steps
 from agent.plan import waits as wait_keys
 
 if TYPE_CHECKING:
@@ -197,11 +197,19 @@ def order_services(state: HeadState, turn: Turn) -> HeadState:
         item = Item(was_ready=state.has_resumed, generation=generation)
         if known is not None and known.step is Step.READY:  # it need not report so again
             state = state.with_item(key, item.ready())
+            state = state.do(line_of_ready(state, key, turn.now))
             continue
         state = state.with_item(key, item)
         start = _start(state, key, turn.now)  # what runs has what it depends on
         state = start if runs else start_items(state, (key,), turn.now)
     return state
+
+
+def line_of_ready(state: HeadState, key: Key, now: float) -> LogLine:
+    """Return the line about a service that answers."""
+    began = state.services.by_key[key].restarted_at or state.began
+    what = "scored a test answer" if key[1] == REWARD else "answers"
+    return LogLine(what, "done", service_title(state, key), now - began)
 
 
 def _has_other_home(state: HeadState, worker: Worker, name: str) -> bool:

@@ -187,6 +187,13 @@ def test_what_an_earlier_head_started_is_taken_over() -> None:
     assert (item.step, item.generation) == (Step.READY, 3)
 
 
+def test_what_answers_since_an_earlier_head_is_said() -> None:
+    """A worker's first report has a service that answers: the log says so, as of any other."""
+    trace = Trace(goal(1, services=(RETRIEVER,)), [(3, nodes(2))])
+    trace.take(reported(2, items=(ItemReport(RETRIEVER, Step.READY, generation=3),)), 5)
+    assert trace.log.count("retriever on pod2 answers") == 1
+
+
 def test_the_heads_own_rank() -> None:
     """A platform may count the head as another rank than 0."""
     spec = replace(RETRIEVER_SPEC, where=Where("rank", 1))
