@@ -48,17 +48,18 @@ class EngineRouter:
         of_engine = urlsplit(place.fill(ready.url))
         self._engine = f"{of_engine.scheme}://{of_engine.netloc}"
 
-    async def add(self) -> str:
-        """Have the router list the engine; return '' or why it does not."""
+    async def add(self) -> bool | str:
+        """Have the router list the engine; return whether it did not before, or why it does not."""
         listed = await self._list()
         if isinstance(listed, str):
             return listed
         if _name_of(self._engine, listed) is not None:
-            return ""
+            return False
         if isinstance(listed, _Workers):
             body = json.encode({"url": self._engine}).decode()
-            return await self._change("POST", "/workers", body)
-        return await self._change("POST", f"/add_worker?{urlencode({'url': self._engine})}")
+            return await self._change("POST", "/workers", body) or True
+        why = await self._change("POST", f"/add_worker?{urlencode({'url': self._engine})}")
+        return why or True
 
     async def remove(self) -> str:
         """Have the router list the engine no more; return '' or why it still does."""

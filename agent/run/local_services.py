@@ -49,7 +49,7 @@ _SERVICE_GRACE = 1.0  # The grace of a service that no longer answers.
 _STEP_GRACE = 1.0  # Of a prepare step that is stopped.
 _STOPPED_FROM_OUTSIDE = {0, 128 + SIGTERM, 128 + SIGKILL}
 """Exit codes of which a service's output does not show the cause."""
-_ROUTER_ASKED_AGAIN = 30.0  # A restarted engine is listed within this of its router's start.
+_ROUTER_ASKED_AGAIN = 5.0  # A router that was started again lists a ready engine within this.
 _STEP_PROGRESS = 2.0  # Between two reads of a step's progress.
 _LONGEST_LINE = 200
 
@@ -241,13 +241,15 @@ class LocalWork:
         stopped from outside: the run ends, or the head, where the router may be, is out of reach.
         """
         router = _router_of(spec, place)
+        listing = anyio.CancelScope()
         silence = ""
 
         async with anyio.create_task_group() as tasks:
 
             async def enter(router: EngineRouter) -> None:
-                await self._until_wanted(spec.name, lambda want: not want.is_stale)
-                await _enter(router, spec.name)
+                with listing:
+                    await self._until_wanted(spec.name, lambda want: not want.is_stale)
+                    await _stay_listed(router, spec.name)
 
             def enter_router() -> None:
                 if router is not None:
@@ -257,6 +259,7 @@ class LocalWork:
                 nonlocal silence
                 cpu = partial(self._run.effects.processes.cpu_of, child.pid)
                 silence = await self._probe(spec, place, progress, cpu, enter_router)
+                listing.cancel()
                 if router is not None:
                     await _leave(router, spec.name)
                 await child.stop(_SERVICE_GRACE)
@@ -331,18 +334,26 @@ def _router_of(spec: ServiceSpec, place: Placeholders) -> EngineRouter | None:
     return EngineRouter(spec.router, spec.ready, place)
 
 
-async def _enter(router: EngineRouter, name: str) -> None:
-    """Have the router list an engine that is ready, as soon as it answers."""
+async def _stay_listed(router: EngineRouter, name: str) -> None:
+    """Have the router list an engine while it is ready: a router that is started again may not."""
+    is_listed = False
 
-    async def add() -> bool | NotYet:
-        why = await router.add()
-        return NotYet(why) if why else True
+    async def add() -> NotYet:
+        nonlocal is_listed
+        is_new = await router.add()
+        if isinstance(is_new, str):
+            is_listed = False
+            return NotYet(is_new)
+        if is_new or not is_listed:
+            say(f"{name}: in the list of its router {router.url}")
+        is_listed = True
+        return NotYet()
 
     def log(why: str) -> None:
-        say(f"{name}: not in the list of its router {router.url} yet: {why}", "warning")
+        if why:
+            say(f"{name}: not in the list of its router {router.url}: {why}", "warning")
 
     await until(add, None, longest=_ROUTER_ASKED_AGAIN, on_evidence=log)
-    say(f"{name}: in the list of its router {router.url}")
 
 
 async def _leave(router: EngineRouter, name: str) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 from pathlib import Path
 
@@ -47,7 +49,10 @@ alive = {{ every = "1s", within = "1s", misses = 2 }}
 
 @pytest.mark.pods(2)
 def test_an_engine_that_hangs_leaves_the_routers_list(cluster: Cluster) -> None:
-    """Its port answers all the while: only the agent's generation shows that it hangs."""
+    """Its port answers all the while: only the agent's generation shows that it hangs.
+
+    A router that is started again has no engines: they are listed again, too.
+    """
     text = SERVICES.format(python=sys.executable, support=SUPPORT)
     for pod in cluster.pods:
         (pod.tmp / "services.toml").write_text(text)
@@ -70,6 +75,11 @@ def test_an_engine_that_hangs_leaves_the_routers_list(cluster: Cluster) -> None:
     (cluster.pods[1].tmp / "hangs").unlink()
     await_true("it is listed again", lambda: changes()[2:] == [f"+ {url}"], 60)
 
+    # A router that is started again has an empty list.
+    (router,) = [one for one in head.processes() if "support.router_server" in one.cmdline]
+    os.kill(router.host_pid, signal.SIGKILL)
+    await_true("it is listed once more", lambda: changes()[3:] == [f"+ {url}"], 60)
+
     (cluster.pods[0].tmp / "over").touch()
     assert ends([head, worker]) == [0, 0]
-    assert [one["service"] for one in cluster.outcome(0)["outages"]] == ["engine"]
+    assert [one["service"] for one in cluster.outcome(0)["outages"]] == ["engine", "router"]

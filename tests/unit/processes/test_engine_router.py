@@ -30,13 +30,13 @@ def test_an_engine_leaves_the_list_and_comes_back(api: Api) -> None:
         assert router.url == server.url
 
         async def scenario() -> None:
-            assert await router.add() == ""
+            assert await router.add() is False
             assert server.changes == []
             assert await router.remove() == ""
             assert await router.remove() == ""
             assert server.engines == [OTHER]
-            assert await router.add() == ""
-            assert await router.add() == ""
+            assert await router.add() is True
+            assert await router.add() is False
 
         anyio.run(scenario)
         assert server.engines == [OTHER, ENGINE]
@@ -61,6 +61,7 @@ def test_a_server_that_is_no_router(
     with router_server("ids") as server:
         monkeypatch.setattr(server, "listed", lambda _path: (200, content))
         why = anyio.run(of(server.url).add)
+        assert isinstance(why, str)
         assert words in why
         assert "/workers" in why
         assert "/list_workers" in why
