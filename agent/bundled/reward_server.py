@@ -54,7 +54,7 @@ T = TypeVar("T")
 _CHUNK = 256
 # Clients wait for 180 s (OpenRLHF 0.5 to 0.9, five times): they need a 503 before that to retry.
 _REQUEST_SECONDS = 120.0
-_PROBE_SECONDS = 5.0  # of a probe while no judge answers: the agent waits for 10 s
+_PROBE_SECONDS = 8.0  # of a probe for which there is no grade: the agent waits for 10 s
 _MAX_BODY = 64 << 20
 _MOST_MEMORY = 256 << 20  # of all requests together
 _MOST_ITEMS = 1 << 18  # of one request
@@ -236,11 +236,16 @@ class RewardServer:
         except BadRequestError as problem:
             return error_reply(400, str(problem))
         except (NoVerdictError, NoGradeError, asyncio.TimeoutError) as problem:
-            away = "" if self._judge is None else self._judge.why_away
-            why = str(problem) or away or f"not all is scored within {self._limit:g} s"
+            why = str(problem) or self._why_late()
             say(f"no rewards, the client has to retry: {why}")
             retry = {"Retry-After": str(RETRY_AFTER)}
             return error_reply(503, f"no rewards yet, retry: {why}", retry)
+
+    def _why_late(self) -> str:
+        """Return why a request was not answered within its limit."""
+        if self._judge is None:
+            return f"not all is scored within {self._limit:g} s"
+        return self._judge.why_away or "the judge has not graded it yet"
 
     def _is_agents(self, request: web.Request) -> bool:
         """Return whether a request is a probe of this node's agent."""
