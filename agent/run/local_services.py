@@ -249,7 +249,7 @@ class LocalWork:
             async def enter(router: EngineRouter) -> None:
                 with listing:
                     await self._until_wanted(spec.name, lambda want: not want.is_stale)
-                    await _stay_listed(router, spec.name)
+                    await stay_listed(router, spec.name)
 
             def enter_router() -> None:
                 if router is not None:
@@ -334,7 +334,7 @@ def _router_of(spec: ServiceSpec, place: Placeholders) -> EngineRouter | None:
     return EngineRouter(spec.router, spec.ready, place)
 
 
-async def _stay_listed(router: EngineRouter, name: str) -> None:
+async def stay_listed(router: EngineRouter, name: str) -> None:
     """Have the router list an engine while it is ready: a router that is started again may not."""
     is_listed = False
 

@@ -7,6 +7,7 @@ import pytest
 
 from agent.job.services import HttpProbe, Placeholders
 from agent.processes.engine_router import EngineRouter
+from agent.run import local_services
 from support.router_server import Api, router_server
 
 pytestmark = pytest.mark.processes
@@ -41,6 +42,27 @@ def test_an_engine_leaves_the_list_and_comes_back(api: Api) -> None:
         anyio.run(scenario)
         assert server.engines == [OTHER, ENGINE]
         assert server.changes == [f"- {ENGINE}/", f"+ {ENGINE}"]
+
+
+def test_a_router_that_is_started_again_lists_the_engine_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """While the engine is ready, it is looked whether it is in the list."""
+    monkeypatch.setattr(local_services, "_ROUTER_ASKED_AGAIN", 0.05)
+
+    async def scenario() -> None:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(local_services.stay_listed, of(server.url), "engine")
+            with anyio.fail_after(10):
+                for _ in range(2):
+                    while ENGINE not in server.engines:  # noqa: ASYNC110 - of another thread
+                        await anyio.sleep(0.02)
+                    server.engines.clear()
+            tasks.cancel_scope.cancel()
+
+    with router_server("ids", OTHER) as server:
+        anyio.run(scenario)
+        assert server.changes[:2] == [f"+ {ENGINE}"] * 2
 
 
 def test_a_router_that_is_not_there() -> None:
