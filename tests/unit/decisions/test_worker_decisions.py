@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from agent.base import times
 from agent.base.ends import Kind, Outcome
@@ -18,6 +19,7 @@ from agent.decisions.shared import (
 )
 from agent.decisions.worker import worker_state as w
 from agent.decisions.worker.worker_state import WorkerPhase
+from agent.plan import waits as wait_keys
 from support.heads import RETRIEVER, lost, pending, ready
 from support.histories import Case, Logged, Waits, play
 from support.workers import (
@@ -39,6 +41,8 @@ from support.workers import (
 )
 
 PREPARING = goal(prepare=True)
+SAVING = replace(GOAL, limits={**GOAL.limits, wait_keys.SAVE: 25.0})
+"""Under a job that saves on a notice signal."""
 VERDICT = Outcome(Kind.JOB_FAILED, 7, "the job failed", "running", "job", is_jobs_verdict=True)
 GCS_ALONE = replied(epoch=None, phase="")
 BARE: History = [(2.0, GCS_ALONE), (2.0 + times.PLAIN_RAY, GCS_ALONE), (15.0, RAY_UP)]
@@ -251,6 +255,20 @@ ENDS: dict[str, tuple[w.WorkerGoal, History, int, str, list[str]]] = {
         goal(stays=True),
         [*JOINED, (30, TERM)],
         0,
+        "SIGTERM",
+        ["SIGTERM"],
+    ),
+    "stopped while it could ask the head to save, which is silent": (
+        SAVING,
+        [*JOINED, (30, SILENT), (31, TERM)],
+        143,
+        "SIGTERM",
+        ["SIGTERM"],
+    ),
+    "stopped again while the job saves": (
+        SAVING,
+        [*JOINED, (30, TERM), (31, TERM)],
+        143,
         "SIGTERM",
         ["SIGTERM"],
     ),
