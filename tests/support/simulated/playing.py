@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 
 _AGAIN = "POD_AGENT_WORLDS={seed} .venv/bin/pytest tests/unit/decisions/test_worlds.py"
+_LAST_STEPS = 3600.0  # Seconds of the world for its tasks to end
 _decide = NodeRun.decide
 
 
@@ -169,12 +170,18 @@ def play(seed: int, setup: Setup | None = None) -> World:
 
 
 def _clear(world: World, loop: VirtualLoop) -> None:
-    """End all tasks, those of killed agents too, and remove the disks."""
+    """End all tasks, those of killed agents too, and remove the disks.
+
+    A world ends once a rule is broken: a process that was stopped then goes on for ever.
+    """
     world.clear()
     left = asyncio.all_tasks(loop)
     for task in left:
         task.cancel()
-    loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+    if left:
+        loop.run_until_complete(asyncio.wait(left, timeout=_LAST_STEPS))
+    endless = [task for task in left if not task.done()]
+    assert world.rules.broken or not endless, endless
     world.remove()
 
 
