@@ -141,24 +141,19 @@ def make(asked: RecipeInput) -> Command:
     if has_megatron:
         return _with_megatron(asked, users, given, flags)
 
-    # Do the engines have GPUs of their own? Then the others train.
+    # What fits the nodes: layout and engines by memory, then what a checkpoint has. The engines may
+    # have GPUs of their own.
     engines = None
     if verl_separate.is_separate(given):
-        asked, engines = verl_separate.divided(asked, given)
+        asked, engines, sizing, saved = _with_own_engines(asked, given)
     else:
         verl_separate.check_rollout_nodes(given)
-
-    # What fits the nodes: layout and engines by memory, then what a checkpoint has.
-    check_sequences(asked, given)
-    try:
-        sizing, saved = sizing_and_saved(asked, given)
-    except MisfitError as refusal:
-        raise verl_megatron.with_remedy(asked, given, refusal) from None
-    size = 1 if engines else sizing.tensor_parallel
-    shards = groups_of(asked.nodes, size, given).total
-    if engines is not None:
-        own = given.whole(TENSOR_PARALLEL) or asked.tensor_parallel
-        sizing = verl_separate.with_engines(sizing, asked, engines, own)
+        check_sequences(asked, given)
+        try:
+            sizing, saved = sizing_and_saved(asked, given)
+        except MisfitError as refusal:
+            raise verl_megatron.with_remedy(asked, given, refusal) from None
+    shards = groups_of(asked.nodes, 1 if engines else sizing.tensor_parallel, given).total
     check_collection(asked, given, shards)
     check_adapters(asked)
     backend = fsdp_facts(asked, given, sizing, saved=saved, shards=shards)
@@ -185,6 +180,25 @@ def make(asked: RecipeInput) -> Command:
             RANK: rank_of(asked, given),
         },
     )
+
+
+def _with_own_engines(
+    asked: RecipeInput, given: GivenKeys
+) -> tuple[RecipeInput, Engines, Sizing, str]:
+    """Divide the nodes so that the trainer's hold the model, and size both sides."""
+    size = given.whole(TENSOR_PARALLEL) or asked.tensor_parallel
+    misfit: MisfitError | None = None
+    for part, engines in verl_separate.divisions(asked, given):
+        try:
+            check_sequences(part, given)
+            sizing, saved = sizing_and_saved(part, given)
+        except MisfitError as refusal:
+            misfit = refusal
+            continue
+        sizing = verl_separate.with_engines(sizing, part, engines, size)
+        return part, engines, sizing, saved
+    what = f"{misfit}; these are the nodes that train" if misfit else "no node trains"
+    raise MisfitError(what)
 
 
 def _with_megatron(

@@ -29,6 +29,8 @@ from agent.frameworks.sizing import engine_sizes
 from agent.frameworks.verl_keys import MINI_BATCH, NODES, ROLLOUT, TRAIN_BATCH, VERL
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from agent.frameworks.arguments import GivenKeys
     from agent.frameworks.recipe import RecipeInput
     from agent.frameworks.sizing import Sizing, Workload
@@ -71,21 +73,37 @@ def check_rollout_nodes(given: GivenKeys) -> None:
         raise MisfitError(f"{what}, unless {MODE_KEY}={_MODE} is set")
 
 
-def divided(asked: RecipeInput, given: GivenKeys) -> tuple[RecipeInput, Engines]:
-    """Return the input for the nodes that train, and the engines: half of the nodes by default."""
+def divisions(asked: RecipeInput, given: GivenKeys) -> Iterator[tuple[RecipeInput, Engines]]:
+    """Yield the input for the nodes that train, and the engines: the user's, or half of the nodes.
+
+    After half come fewer engines, with which the trainer can hold a larger model.
+    """
     _check(asked, given)
     sizes = {node.gpus for node in asked.gpu_nodes}
     if len(sizes) > 1 or 0 in sizes:
         shape = ", ".join(str(node.gpus) for node in asked.gpu_nodes)
         raise MisfitError(f"{MODE_KEY}={_MODE} divides equal nodes, and these have {shape} GPUs")
     (gpus,) = sizes
-    if len(asked.gpu_nodes) == 1:
-        return _of_one_node(asked, given, gpus)
-
-    # The user's engines, what the user's trainer leaves, or half.
     total = len(asked.gpu_nodes)
     trainers = given.whole(NODES)
-    count = given.whole(_ENGINE_NODES) or (total - trainers if trainers else total // 2)
+    count = given.whole(_ENGINE_NODES) or (total - trainers if trainers else None)
+    if total == 1:
+        yield _of_one_node(asked, given, gpus)
+    elif count is not None:
+        yield _of_nodes(asked, given, count, "as you say")
+    else:
+        half = "half by default: as many GPUs take about as long to generate as to train"
+        yield _of_nodes(asked, given, total // 2, f"{half}, and longer for longer answers")
+        for fewer in range(total // 2 - 1, 0, -1):
+            yield _of_nodes(asked, given, fewer, "the others are as few as can hold the model")
+
+
+def _of_nodes(
+    asked: RecipeInput, given: GivenKeys, count: int, why: str
+) -> tuple[RecipeInput, Engines]:
+    """Divide the nodes: the last ones generate."""
+    total = len(asked.gpu_nodes)
+    gpus = asked.gpu_nodes[0].gpus
     each = given.whole(_ENGINE_GPUS) or gpus
     if not 0 < count < total or each > gpus:
         what = f"engines on {count_of(count, 'node')} of {each} GPUs"
@@ -94,7 +112,8 @@ def divided(asked: RecipeInput, given: GivenKeys) -> tuple[RecipeInput, Engines]
     others = tuple(node for node in asked.nodes if not node.gpus)
     rest = replace(asked, nodes=(*asked.gpu_nodes[: total - count], *others))
     split = NodeSplit(total - count, count, setting=f"{_ENGINE_NODES}={{engines}}")
-    return rest, Engines(GpuGroups(count, each), own, split, f"{count} of {total} nodes generate")
+    reason = f"{count} of {total} nodes generate; {why}"
+    return rest, Engines(GpuGroups(count, each), own, split, reason)
 
 
 def _of_one_node(asked: RecipeInput, given: GivenKeys, gpus: int) -> tuple[RecipeInput, Engines]:
@@ -163,12 +182,11 @@ def with_engines(sizing: Sizing, asked: RecipeInput, engines: Engines, size: int
 def engine_facts(engines: Engines, size: int, *, train: int, mini: int) -> Facts:
     """Return the facts for verl's table about the engines, and how often they get weights."""
     groups = engines.groups
-    half = "half by default: as many GPUs take about as long to generate as to train"
     return {
         "separate": True,
         "engine_nodes": groups.count,
         "engine_gpus": groups.gpus,
-        "why_engines": f"{engines.why}; {half}, and longer for longer answers",
+        "why_engines": engines.why,
         "engines": engines_text(groups.total, groups.total // size, size),
         "sync_step": train // mini,
     }

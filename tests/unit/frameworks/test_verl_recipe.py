@@ -674,3 +674,15 @@ def test_memory_of_separate_engines() -> None:
     assert share == "the engines' GPUs do not train"
     with pytest.raises(MisfitError, match="an engine of 1 GPU of 48 GB lacks room"):
         make(on(QWEN2_5_32B, "2x1x48", (0, 9, 1), SEPARATE))
+
+
+def test_fewer_engines_for_a_model_that_half_of_the_nodes_cannot_hold() -> None:
+    """The trainer gets the nodes that it needs; the reason says so, and a misfit what it counts."""
+    model = replace(QWEN2_5_32B, parameters=140_000_000_000)
+    command = make(on(model, "4x8x80", (0, 9, 1), SEPARATE, memory=1640 << 30))
+    found = arguments(command)
+    assert (found["trainer.nnodes"], found[f"{ENGINES}.nnodes"]) == ("3", "1")
+    why = command.why[f"{ENGINES}.nnodes"]
+    assert why == "1 of 4 nodes generate; the others are as few as can hold the model"
+    with pytest.raises(MisfitError, match=r"140 B on 1×8×80 GB.*these are the nodes that train"):
+        make(on(model, "2x8x80", (0, 9, 1), SEPARATE, memory=1640 << 30))
