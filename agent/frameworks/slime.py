@@ -226,7 +226,11 @@ def _sizing(arguments: Arguments, asked: RecipeInput) -> Sizing:
         ways=ways.ways,
         tensor_parallel=1,  # Its engines have other GPUs
     )
-    return sizing_for(asked, arguments.changed(_MEMORY), load)
+    try:
+        return sizing_for(asked, arguments.changed(_MEMORY), load)
+    except MisfitError as misfit:
+        others = "these are the nodes that train: [groups.rollout] nodes sets the others"
+        raise MisfitError(f"{misfit}; {others}") from None
 
 
 def _copies(arguments: Arguments, sizing: Sizing, world: int) -> int:

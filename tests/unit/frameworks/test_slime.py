@@ -175,3 +175,11 @@ def test_nodes_that_do_not_fit(gpus: tuple[int, ...], words: str) -> None:
     """Each node that trains has as many GPUs."""
     with pytest.raises(MisfitError, match=words):
         make(asked(gpus))
+
+
+def test_a_model_that_the_trainers_nodes_cannot_hold() -> None:
+    """The refusal counts the nodes that train; what the others are is in another file."""
+    with pytest.raises(MisfitError) as refused:
+        make(asked((1,), model="/v/Qwen2.5-32B", shape=QWEN2_5_32B))
+    assert "B on 1×1×80 GB: no" in str(refused.value)
+    assert str(refused.value).endswith("train: [groups.rollout] nodes sets the others")
