@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import tools.lab as podlab
-from support.scenario import BOOT, REPO, need_lab
+from support.scenario import BOOT, REPO, await_true, need_lab
 from support.slurm_cluster import SlurmCluster, need_slurm
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ JOB = (
     " --checkpoints {{checkpoints}} --reward-url {{reward_url}}"
     " --steps {steps} --seconds-per-step 0.5"
 )
+TWICE = "sh -c 'echo attempt $AGENT_ATTEMPT; [ \"$AGENT_ATTEMPT\" = 1 ] || exit 0; sleep 1000'"
 END = 60.0
 """Maximum time from a job's end until Slurm reports it."""
 
@@ -73,3 +74,24 @@ def test_a_lost_node_of_the_engines(slurm: SlurmCluster, shared: Path) -> None:
     outcome = slurm.outcome(job.id, "node1")
     assert (outcome["kind"], len(outcome["attempts"])) == ("done", 1)
     assert "stale samples 0" in job.text()
+
+
+@pytest.mark.timeout(600)
+def test_a_lost_node_of_the_trainer(slurm: SlurmCluster) -> None:
+    """Slurm would keep the job without its head and its batch script: the file has it requeued."""
+    if not slurm.nodes["node4"].running:
+        slurm.bring_back("node4")
+    slurm.run("scontrol", "update", "NodeName=node1", "Weight=100")  # slurmctld's: not for the head
+    settings = f"{SETTINGS},AGENT_JOB_RETRIES=3"
+    job = slurm.submit("trainer", TWICE, settings, services=SERVICES)
+    job.wait_for("^attempt 1$", 2 * BOOT)
+    slurm.nodes["node2"].kill()
+    await_true("it is requeued", lambda: job.fields().get("Restarts") == "1", 3 * BOOT, step=0.5)
+    slurm.bring_back("node2")
+    for component in (job.id, f"{job.id}+1"):
+        slurm.run("scontrol", "update", f"JobId={component}", "StartTime=now+2seconds")
+    job.wait_for("^attempt 2$", 2 * BOOT)
+    assert job.state(END, "COMPLETED", "FAILED")["ExitCode"] == "0:0", job.text()
+    first, second = slurm.outcome(job.id, "node2")["attempts"]
+    assert second["exit_code"] == 0
+    assert first["exit_code"] != 0

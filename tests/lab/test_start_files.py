@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 from typing import TYPE_CHECKING, NamedTuple
@@ -155,6 +156,35 @@ def test_a_command_of_ones_own(name: str, cluster: Cluster, shared: Path, tmp_pa
     assert SENT in head.stdout(), head.tail()
     (line,) = [line for line in head.stderr().splitlines() if "newest checkpoint: " in line]
     assert line.partition(" · ")[0].endswith("/command/checkpoint-3")
+
+
+GROUPS = {
+    "dstack": Start(played.dstack, ("--volume", "disk")),
+    "skypilot": Start(played.skypilot, ("--volume", "disk", "--center", "k8s")),
+    "kubernetes lws": Start(played.kubernetes, ("--kind", "lws")),
+}
+ASYNC = (
+    *("--", "pod-agent", "rehearsal-async", "--engines", "{addresses:engine|space}", "--keep"),
+    *("--weights-dir", "{checkpoints}/weights", "--checkpoints", "{checkpoints}"),
+    *("--reward-url", "{reward_url}", "--steps", "10"),
+)
+
+
+@pytest.mark.pods(4)
+@pytest.mark.parametrize("name", GROUPS)
+def test_the_platforms_groups(name: str, cluster: Cluster, shared: Path, tmp_path: Path) -> None:
+    """Engines on nodes of the platform's own group serve a trainer on those of the other."""
+    start = GROUPS[name]
+    services = ("--services", str(REPO / "examples/services/groups.toml"))
+    words = ("--gpus", "2", *IMAGE, *start.words, *services, *ASYNC)
+    road = walked(tmp_path, name.partition(" ")[0], "--nodes", "4", *words, replaced=RAY)
+    parts = Parts({"AGENT_REWARD": "builtin"}, {})
+    agents = start.play(Platform(cluster, road, shared, parts, gpus=2))
+    finish(name, agents, cluster, shared)
+    head = agents[0]
+    assert "step 10/10" in head.stdout(), head.tail()
+    assert "stale samples 0" in head.stdout()
+    assert len(re.findall(r"engine\.1 on .* answers", head.stderr())) == 2, head.tail()
 
 
 # --- recipes -----------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import yaml
 
-from support.clusters import CLUSTERS, address
+from support.clusters import CLUSTERS, WITH_GROUPS, address
 from support.kuberay_operator import (
     START_RAY,
     head_variables,
@@ -82,7 +82,8 @@ class Platform:
     def variables(self, platform: str, rank: int) -> dict[str, str]:
         """Return the variables that a platform sets on a node, with the pods' addresses."""
         found = {}
-        for name, text in CLUSTERS[platform](rank, len(self.cluster.pods)).items():
+        build = {**CLUSTERS, **WITH_GROUPS}[platform]
+        for name, text in build(rank, len(self.cluster.pods)).items():
             lines = text.split("\n")
             for other, pod in enumerate(self.cluster.pods):
                 lines = [pod.ip if line == address(other) else line for line in lines]
@@ -137,28 +138,50 @@ def dstack(platform: Platform) -> list[Container]:
             source, _, target = line.rpartition(":")
             volumes[target] = road.folder / source
         for line in task["volumes"]:
-            volumes[line.rpartition(":")[2]] = platform.folder(pod, "volume")
+            is_network = not line.startswith("/")
+            place = platform.disk if is_network else platform.folder(pod, "volume")
+            volumes[line.rpartition(":")[2]] = place
         given = {**env, **platform.variables("dstack", rank)}
-        script = " && ".join(task["commands"])
+        part = task if "commands" in task else group_at(task["groups"], rank)
+        script = " && ".join(part["commands"])
         containers.append(platform.start(pod, ["bash", "-c", script], given, volumes))
     return containers
 
 
+def group_at(groups: Sequence[Mapping[str, Any]], rank: int) -> Mapping[str, Any]:
+    """Return dstack's node group of a rank."""
+    of_ranks = [group for group in groups for _ in range(group["nodes"])]
+    return of_ranks[rank]
+
+
 def skypilot(platform: Platform) -> list[Running]:
-    """Run `setup` on all machines, then `run` on each."""
+    """Run `setup` on all machines, then `run` on each, of one task or of a job group."""
     road = platform.road
-    typed = road.typed(without=("rsync", "sky down"))
-    launch = next(call for call in typed if call.argv[0] == "launch")
+    typed = road.typed(without=("rsync", "sky down", "sky jobs cancel"))
+    launch = next(call for call in typed if "launch" in call.argv[:2])
     pairs = itertools.pairwise(launch.argv)
     secrets = [name for flag, name in pairs if flag == "--secret"]
-    task = yaml.safe_load(road.text(launch.argv[-1]))
-    assert set(task["secrets"]) == set(secrets)
+    tasks = list(yaml.safe_load_all(road.text(launch.argv[-1])))
+    group = tasks.pop(0)["name"] if len(tasks) > 1 else ""
+    for task in tasks:
+        assert set(task["secrets"]) == set(secrets)
+    task = tasks[0]
+    assert {one["run"] for one in tasks} == {task["run"]}
     env = {name: str(text) for name, text in task["envs"].items()}
     env |= {name: launch.environ[name] for name in secrets}
     mounts = {at: road.folder / source for at, source in task["file_mounts"].items()}
+    mounts |= dict.fromkeys(task.get("volumes", ()), platform.disk)
     machines = [platform.start(pod, INIT, {}, mounts) for pod in platform.cluster.pods]
 
-    nodes = [{**env, **platform.variables("skypilot", rank)} for rank in range(len(machines))]
+    # A job group has names for its nodes, and its own name in their variables.
+    kind = "skypilot, groups" if group else "skypilot"
+    if group:
+        platform.cluster.lab.publish(f"trainer-0.{group}", platform.cluster.pods[0].ip)
+    nodes = []
+    for rank in range(len(machines)):
+        own = platform.variables(kind, rank)
+        named = {name: text.replace("slime-grpo", group) for name, text in own.items()}
+        nodes.append({**env, **(named if group else own)})
     for step in ("setup", "run"):
         running = [
             machine.spawn(["bash", "-c", task[step]], env=given)
@@ -313,17 +336,26 @@ POD_OF = {
 def kubernetes(platform: Platform) -> list[Container]:
     """Start the pods of a LeaderWorkerSet, a TrainJob or a PyTorchJob, and probe each."""
     given = Kubernetes(platform)
-    (kind,) = {one["kind"] for one in given.documents} & POD_OF.keys()
-    variables, path = POD_OF[kind]
-    spec: Any = given.of_kind(kind)
-    for key in path.split("."):
-        spec = spec[int(key) if key.isdigit() else key]
+    sets = [one for one in given.documents if one["kind"] in POD_OF]
+    variables, path = POD_OF[sets[0]["kind"]]
+    specs = []
+    for found in sets:
+        spec: Any = found
+        for key in path.split("."):
+            spec = spec[int(key) if key.isdigit() else key]
+        specs.append(spec)
+    if len(sets) > 1:
+        variables = "lws, groups"
+        name = sets[0]["metadata"]["name"]
+        platform.cluster.lab.publish(f"{name}-0.{name}", platform.cluster.pods[0].ip)
+    pods = platform.cluster.pods
+    of_pods = [specs[rank * len(sets) // len(pods)] for rank in range(len(pods))]
     containers = [
         given.start(pod, spec, platform.variables(variables, rank))
-        for rank, pod in enumerate(platform.cluster.pods)
+        for rank, (pod, spec) in enumerate(zip(pods, of_pods, strict=True))
     ]
-    for container, pod in zip(containers, platform.cluster.pods, strict=True):
-        probe(container, pod, spec["containers"][0])
+    for container, pod in zip(containers, pods, strict=True):
+        probe(container, pod, specs[0]["containers"][0])
     return containers
 
 
