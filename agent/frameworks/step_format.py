@@ -228,6 +228,6 @@ GENERAL = StepFormat(
         samples_seconds=("samples_seconds", "perf/train_wait_time", "time/wait_for_batch"),
     ),
     of_evaluation=("eval_", "eval/", "val_", "val/"),
-    shown=("reward", "loss", "kl", "entropy", "grad_norm", "lr", "learning_rate"),
+    shown=("reward", "loss", "loss/mean", "kl", "entropy", "grad_norm", "lr", "learning_rate"),
 )
 """Lines of any program: `step 3/40 loss=0.5`, JSON, and bars without a description."""
