@@ -75,6 +75,8 @@ def node_split(
             return None
     services = [spec.name for spec in _engines_of(state, group)]
     idle = [fronts[name].idle.share(began, progress.last_at) for name in services if name in fronts]
+    if idle and idle[0] is None:
+        return None  # the front's replies do not go back so far
     in_ray = sum(other.nodes for other in state.goal.groups if other.ray)
     trainer = state.goal.expected_workers + 1 - in_ray
     return NodeSplit(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 from msgspec.structs import replace
 
 from agent.decisions.shared import Shortage
@@ -61,6 +64,17 @@ def test_which_nodes_train_and_which_generate() -> None:
     assert split is not None
     assert (split.group, split.trainer, split.engines, split.idle) == ("rollout", 2, 2, None)
     assert node_split(trace.state, {}, None) is None
+
+    # What the front has replied counts only where it goes back to the first of the steps.
+    front = SimpleNamespace(idle=IdleTimes())
+    fronts: Any = {"engine": front}
+    assert node_split(trace.state, fronts, progress) is None
+    front.idle.add(9.0, status_of_front(0))
+    front.idle.add(20.0, status_of_front(1))
+    split = node_split(trace.state, fronts, progress)
+    assert split is not None
+    assert split.idle == 0.5
+
     for since, until, is_split in ((15.0, None, False), (1.0, 11.0, False), (1.0, 9.0, True)):
         shortage = Shortage("rollout", "engine", since, until)
         durable = trace.state.durable.with_shortage(shortage)
