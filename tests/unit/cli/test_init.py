@@ -20,7 +20,14 @@ import yaml
 from agent.cli.command_line import main as agent
 from agent.cli.start_files.agent_file import AgentFile
 from agent.cli.start_files.platforms_of_init import PLATFORMS, misfit, missing_image
-from agent.cli.start_files.request import Folders, Request, job_variables, preset_of, presets
+from agent.cli.start_files.request import (
+    Folders,
+    Request,
+    brings_services,
+    job_variables,
+    preset_of,
+    presets,
+)
 from agent.cli.start_files.template_text import shell_exports, yaml_block
 from agent.frameworks import recipe_of
 from agent.frameworks.recipe import NodeSize, RecipeInput
@@ -88,7 +95,7 @@ def words_for(name: str, flag: str, variant: str, job: str) -> tuple[str, ...] |
         words += [f"--{flag}", variant]
     if missing_image(name, variant, job):
         words += ["--image", "ghcr.io/acme/rl:1"]
-    if job == "slime-grpo" and name in {"runpod", "dstack", "skypilot"}:
+    if job != COMMAND and brings_services(job) and name in {"runpod", "dstack", "skypilot"}:
         words += ["--volume", "s3://disk"]
     if variant == "none":
         words += ["--python", "/home/me/venv/bin/python"]

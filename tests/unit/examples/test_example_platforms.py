@@ -119,7 +119,8 @@ def test_a_lost_node_of_a_group_is_no_failure(
         (call for call in calls if call.program == "srun"),
         key=lambda call: "--overlap" in call.argv,
     )
-    assert {"--het-group=0", "--relative=1"} <= {*watch.argv}
+    assert {"--het-group=0", "--relative=1", "--gres=none"} <= {*watch.argv}
+    assert not [name for name in watch.environ if name.startswith("SLURM_GPUS")]
     assert {"--het-group=0,1", "--no-kill", "--kill-on-bad-exit=0"} <= {*step.argv}
     asked = [call.argv for call in calls if call.program == "scontrol"]
     assert asked == ([("requeue", "4711")] if kind is Kind.LOST else [])
