@@ -63,7 +63,8 @@ _MOST_REPLY = 1 << 20  # bytes
 _MOST_TOKENS = 1 << 40  # of one reply, as a usage that can be true
 _SHOWN = 120  # characters of a reply in a sentence
 _LONGEST_PAUSE = 20.0  # of a judge that has no room
-_DOWN_PAUSE = 1.0  # until one is asked again that accepts no connection
+_DOWN_PAUSE = 0.25  # until one is asked again that accepts no connection, doubled each time
+_LONGEST_DOWN = 1.0
 _THERE = 10.0  # Seconds for a judge to show that it is there, after a grade that did not come
 _REMEMBERED = 600.0  # seconds
 _SOON = 2.0  # Seconds for a new grade; then one that was given longer ago is given again
@@ -392,10 +393,10 @@ class Judge:
             late = f"no answer within {self._spec.within:g} s"
             if await self._is_there(server):
                 raise _AskAgainError(late) from None
-            raise _AwayError(late, _DOWN_PAUSE, _DOWN_PAUSE) from None
+            raise _AwayError(late, _DOWN_PAUSE, _LONGEST_DOWN) from None
         except aiohttp.ClientConnectorError as problem:
             why = f"{type(problem).__name__}: {problem}"
-            raise _AwayError(why, _DOWN_PAUSE, _DOWN_PAUSE) from None
+            raise _AwayError(why, _DOWN_PAUSE, _LONGEST_DOWN) from None
         except (aiohttp.ClientError, OSError) as problem:
             raise _AskAgainError(f"{type(problem).__name__}: {problem}") from None
         self._raise_for(server, reply)

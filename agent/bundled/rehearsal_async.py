@@ -3,7 +3,9 @@
 1. It looks for the newest checkpoint, waits for its engines, and has them load the first weights.
 2. Each step learns from the answers of the step before, while the engines generate the next ones;
    then it saves a checkpoint, and has all engines load the new weights (rehearsal_wires.py).
-3. A weight sync that fails ends it, as it ends the frameworks. Requests for answers are retried.
+3. With environments, each question is asked from the next one before its answers are generated.
+4. A weight sync that fails ends it, as it ends the frameworks. Requests for answers and questions
+   are retried.
 
 A sample is *stale* if its engine drew it with older weights than the newest that all engines had
 confirmed when its request was sent, or with weights that this trainer has not written by the time
@@ -46,6 +48,7 @@ from agent.bundled.rehearsal_wires import (
     PrimeWires,
     SlimeWires,
     WireError,
+    ask,
     in_thread,
 )
 
@@ -55,6 +58,7 @@ if TYPE_CHECKING:
 
 _REWARD_SECONDS = 1800.0
 _TRIES = 60  # of a request for answers
+_QUESTION_SECONDS = 10.0  # of an environment
 _KEPT_CHECKPOINTS = 2
 _PREFIX = "checkpoint-"
 _LAST_FILE = "trainer_state.json"
@@ -119,6 +123,7 @@ class Trainer:
         else:
             self._wires = PrimeWires(options.engines, options.weights_dir)
         self._targets = itertools.cycle([options.router] if options.router else options.engines)
+        self._environments = itertools.cycle(options.environments or [""])
         self._slots = threading.Semaphore(options.in_flight)
         self._synced = -1
         self._written = -1
@@ -169,6 +174,7 @@ class Trainer:
     def _request_once(self, prompt: str) -> list[VersionedSample]:
         target = next(self._targets)
         with self._slots:
+            self._ask_environment(prompt)
             synced = self._synced
             try:
                 replies = self._wires.generate(target, prompt, self._options.group)
@@ -177,11 +183,19 @@ class Trainer:
             written = self._written
         return [VersionedSample(prompt, reply, synced, written) for reply in replies]
 
+    def _ask_environment(self, prompt: str) -> None:
+        """Begin an episode in the next environment, which returns its question."""
+        environment = next(self._environments)
+        if environment:
+            asked = ask(environment, "/reset", {"prompt": prompt}, _QUESTION_SECONDS)
+            if not isinstance(asked, dict) or asked.get("prompt") != prompt:
+                raise WireError(environment, f"not the question of an episode: {asked!r}")
+
     # --- learning ---------------------------------------------------------------------------------
 
     def _learn(self, step: int, samples: Sequence[VersionedSample]) -> None:
         """Score the samples, take a step along their gradient, and print its line."""
-        rewards = self._rewards(samples)
+        rewards = self._rewards(step, samples)
         time.sleep(self._options.seconds_per_step)
         by_prompt: dict[str, tuple[list[int], list[float]]] = {}
         for sample, reward in zip(samples, rewards, strict=True):
@@ -198,10 +212,12 @@ class Trainer:
         at = f"step {step}/{self._options.steps} mean reward {mean:.2f}"
         print(f"{at} version {self._synced} stale samples {self.stale}", flush=True)
 
-    def _rewards(self, samples: Sequence[VersionedSample]) -> list[float]:
+    def _rewards(self, step: int, samples: Sequence[VersionedSample]) -> list[float]:
+        """Return the reward of each sample; no two texts are the same, as those of a model."""
         labels = dict(self._problems)
+        texts = (f"{one.prompt} {response_of(one.reply.answer)}" for one in samples)
         request: dict[str, list[str]] = {
-            "query": [f"{one.prompt} {response_of(one.reply.answer)}" for one in samples],
+            "query": [f"{text} ({step}.{number})" for number, text in enumerate(texts)],
             "prompts": [one.prompt for one in samples],
             "labels": [labels[one.prompt] for one in samples],
         }
@@ -249,6 +265,8 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
     engines = "HOST:PORT of each, as words or with commas"
     add("--engines", nargs="+", required=True, metavar="ENGINE", help=engines)
     add("--router", default="", metavar="URL", help="where answers are requested (the engines)")
+    environments = "HOST:PORT of each, asked for a question by POST /reset (none)"
+    add("--environments", nargs="*", default=[], metavar="ENVIRONMENT", help=environments)
     dialect = "whose requests, folders and order of a weight sync (%(default)s: slime's)"
     add("--dialect", choices=("sglang", "prime-rl"), default="sglang", help=dialect)
     weights = "folder that all engines share"
@@ -267,6 +285,7 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
     add("--samples", type=Path, metavar="FILE", help=samples)
     options = parser.parse_args(argv)
     options.engines = [*_addresses(options.engines)]
+    options.environments = [*_addresses(options.environments)]
     if not options.engines:
         parser.error("--engines: expected at least one HOST:PORT")
     if urlsplit(options.reward_url).scheme not in ("http", "https"):

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -15,10 +16,9 @@ from agent.record.summary import explain
 from support.scenario import AGENT, BOOT, Cluster, await_true, ends, kill_agent, status_of_head
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from tools.lab import Container, Pod
 
+SUPPORT = Path(__file__).parents[1]
 FILE = """
 [groups.rollout]
 nodes = 2
@@ -33,6 +33,36 @@ command = '''exec {python} -m agent rehearsal-engine --host {{node_ip}} --port {
 ready.http = "http://{{node_ip}}:{{port}}/health"
 alive = {{ every = "1s", within = "2s", misses = 2 }}
 """
+
+ROUTER = """
+[services.router]
+command = '''exec {python} -m support.group_services router {{node_ip}} 8005 \
+{{addresses:engine|url|space}}'''
+env = {{ PYTHONPATH = "{support}" }}
+ready.http = "http://{{node_ip}}:8005/health"
+alive = {{ every = "1s", within = "2s", misses = 2 }}
+"""
+HELPERS = """
+[groups.helpers]
+nodes = 1
+
+[services.environment]
+where = "helpers"
+command = "exec {python} -m support.group_services environment {{node_ip}} {{port}}"
+env = {{ PYTHONPATH = "{support}" }}
+ready.http = "http://{{node_ip}}:{{port}}/health"
+"""
+
+
+def add_to_file(cluster: Cluster, text: str, **replaced: str) -> None:
+    """Add tables to the file of all pods, and replace values of keys that it has."""
+    more = text.format(python=sys.executable, support=SUPPORT)
+    for pod in cluster.pods:
+        file = pod.tmp / "services.toml"
+        known = file.read_text()
+        for key, value in replaced.items():
+            known = known.replace(f"{key} = 2", f"{key} = {value}")
+        file.write_text(known + more)
 
 
 def set_up(cluster: Cluster, shared: Path, weights: str = "sglang") -> None:
@@ -238,3 +268,63 @@ def test_a_group_whose_nodes_join_ray(cluster: Cluster) -> None:
     ]
     assert ends(agents) == [0, 0, 0], agents[0].tail()
     assert agents[0].stdout().splitlines()[-1] == "2 4 1 2 2 6"
+
+
+@pytest.mark.pods(3)
+def test_a_router_that_dies(cluster: Cluster, shared: Path) -> None:
+    """Requests through it are sent again once it is back, and weights go past it."""
+    set_up(cluster, shared)
+    add_to_file(cluster, ROUTER)
+    job = trainer(shared, 40, "--seconds-per-step", "0.5")
+    agents = cluster.agents(*job, "--router", "http://{address:router}:8005")
+    head = agents[0]
+    head.wait_for("^step 3/", "stdout", timeout=BOOT)
+    for count, number in enumerate((signal.SIGKILL, signal.SIGSTOP, signal.SIGKILL), 1):
+        (router,) = [one for one in head.processes() if "group_services router" in one.cmdline]
+        os.kill(router.host_pid, number)
+        head.wait_for(f"router is down .*: restart {count} of 3", timeout=20)
+        goes_on(head, "a router that died", steps=3)
+    assert ends(agents) == [0, 0, 0], head.tail()
+    assert len(cluster.outcome(0)["attempts"]) == 1
+    assert "stale samples 0" in head.stdout().splitlines()[-1]
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.pods(3)
+def test_nodes_that_come_back_in_another_group(cluster: Cluster, shared: Path) -> None:
+    """The one is a spare of its new group until a node of that goes; the other takes its place."""
+    set_up(cluster, shared)
+    add_to_file(cluster, HELPERS, nodes="1", min="1")
+    job = trainer(shared, 2000, "--seconds-per-step", "0.3")
+
+    def start(pod: int, group: str) -> Container:
+        return cluster.agent(pod, *job, env={"AGENT_GROUP": group})
+
+    head, first, second = start(0, "trainer"), start(1, "rollout"), start(2, "helpers")
+    head.wait_for("^step 3/", "stdout", timeout=BOOT)
+
+    # The engines' node comes back as one of the helpers, of which none lacks.
+    first.kill()
+    first = start(1, "helpers")
+    head.wait_for(r"podb is a spare: helpers has all of its 1 node\(s\)", timeout=60)
+    head.wait_for("no engine serves since", timeout=60)
+
+    # The helpers' node comes back as the engines': each group has its node again.
+    second.kill()
+    second = start(2, "rollout")
+    head.wait_for("podb takes the place of a node of helpers that has gone", timeout=60)
+    goes_on(head, "engines on another node", within=90)
+    groups = {one["name"]: one["services"] for one in status_of_head(head)["groups"]}
+    states = {
+        f"{member['name']} on {member['node']}": member["state"]
+        for services in groups.values()
+        for service in services
+        for member in service["members"]
+    }
+    assert states == dict.fromkeys(
+        ["engine.0 on podc", "engine.1 on podc", "environment on podb"], "serving"
+    )
+    head.exec([AGENT, "stop"])
+    assert ends([head, first, second]) == [143, 143, 143], head.tail()
+    assert len(cluster.outcome(0)["attempts"]) == 1
+    assert not any("stale samples 1" in line for line in head.stdout().splitlines())

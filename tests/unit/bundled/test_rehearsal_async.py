@@ -147,6 +147,31 @@ def test_which_sample_is_stale(version: int, synced: int, written: int, *, is_st
 
 
 @pytest.mark.processes
+def test_an_environment_that_fails_is_asked_again(
+    engines: list[EngineProcess],
+    rewards: FakeServer,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each question is asked from the next environment; no two texts to score are the same."""
+    monkeypatch.setattr("agent.bundled.rehearsal_async.PAUSE", 0.01)
+    rewards.asked.clear()
+
+    def reset(asked: Asked) -> Answer:
+        return Answer({"prompt": asked.body["prompt"]})
+
+    with fake_server(reset) as good, fake_server(by_turns(Answer(b"", 500), Answer({}))) as bad:
+        environments = ["--environments", f"127.0.0.1:{good.port},127.0.0.1:{bad.port}"]
+        done = Trained(tmp_path, capsys, *flags_of(engines, rewards, 2), *environments)
+    assert done.code == 0, done.error
+    assert len(bad.asked) >= 2
+    assert len(good.asked) == 2 * len({one.body["prompt"] for one in good.asked})
+    texts = [text for asked in rewards.asked for text in asked.body["query"]]
+    assert len(texts) == len({*texts})
+
+
+@pytest.mark.processes
 def test_a_killed_engine_ends_slimes_trainer(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
