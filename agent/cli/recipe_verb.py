@@ -25,7 +25,7 @@ from agent.frameworks.recipe import Command, JobBasis, MisfitError, ModelShape, 
 from agent.frameworks.sizing import GIB
 from agent.job.groups import place_groups
 from agent.job.job import command_of, recipe_input, version_of
-from agent.job.recipe_services import recipe_tables
+from agent.job.recipe_services import generation_of, recipe_tables
 from agent.node.facts import Framework
 from agent.node.read import columns_of, find_framework, find_ray
 from agent.plan.plan_job import checkpoint_folder
@@ -129,8 +129,11 @@ def recipe_command(
         basis=JobBasis(shape),
     )
     try:
-        groups = groups_of(settings, shape, len(nodes))
-        made = command_of(known, replace(given, nodes=nodes_that_train(nodes, groups)))
+        file = services_of(settings, None, shape)
+        groups = place_groups(file.groups, len(nodes))
+        training = nodes_that_train(nodes, groups)
+        generation = generation_of(file.services)
+        made = command_of(known, replace(given, nodes=training, generation=generation))
     except MisfitError as error:
         what = f"{known.name} does not fit"
         raise PreflightError(what, why=str(error), culprit="AGENT_JOB") from None
@@ -140,11 +143,6 @@ def recipe_command(
     if known.launcher == "torchrun":
         made = replace(made, notes=(*made.notes, "after -- it wants AGENT_LAUNCHER=torchrun"))
     return made, f"{known.framework} {warning}" if warning else ""
-
-
-def groups_of(settings: Settings, model: ModelShape | None, nodes: int) -> tuple[NodeGroup, ...]:
-    """Return the groups that a recipe brings, as the file of AGENT_SERVICES changes them."""
-    return place_groups(services_of(settings, None, model).groups, nodes)
 
 
 def services_of(

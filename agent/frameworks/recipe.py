@@ -391,6 +391,7 @@ class RecipeInput(Value):
     scores: bool = False  # Whether a reward server scores; its URL is `{reward_url}`
     reward_model: str = ""  # The reward model to load on the training GPUs, or ''
     needs_labels: bool = False  # Whether that server is the bundled one, which needs labels
+    generation: str = ""  # The address of a server that generates on nodes of its own, or ''
     columns: Mapping[str, bool] | None = None  # Of the training data, and whether they hold lists
     infiniband: bool = False  # Whether this node has an InfiniBand device
     platform: str = ""  # The name of the platform, or ''

@@ -70,6 +70,9 @@ def make(asked: RecipeInput) -> Command:
         raise MisfitError("no source of rewards: set AGENT_REWARD to a server or its URL")
 
     # What fits the GPUs, then batches.
+    if asked.generation:
+        why = "[services.generation] of AGENT_SERVICES, in a group of nodes"
+        arguments.add(_SERVER, asked.generation, why=why)
     _check_server(arguments, asked, world)
     sizing = None if arguments.holds("cpu") else _sizing(arguments, asked, world)
     fit = None if sizing is None else sizing.fit
@@ -128,11 +131,12 @@ def _model(asked: RecipeInput, world: int) -> Facts:
 
 def _check_server(arguments: Arguments, asked: RecipeInput, world: int) -> None:
     """Refuse settings of engines on the training GPUs beside a server, and a server for CPUs."""
-    if not arguments.given(_SERVER):
+    if not arguments.holds(_SERVER):
         return
     if not world or arguments.given("cpu"):
+        where = "AGENT_JOB_ARGS" if arguments.given(_SERVER) else "[services.generation]"
         what = "--vllm-server: TRL sends weights to it by NCCL, from GPUs"
-        raise MisfitError(f"AGENT_JOB_ARGS: {what}")
+        raise MisfitError(f"{where}: {what}")
     both = [flag for flag in (_ENGINE, _SHARE_FLAG) if arguments.given(flag)]
     names = [f"--{flag} of AGENT_JOB_ARGS" for flag in both]
     if asked.tensor_parallel is not None:
@@ -182,7 +186,7 @@ def _sizing_of(arguments: Arguments, asked: RecipeInput, world: int, answers: in
     Prompts are not counted: they are usually much shorter than the answers.
     """
     has_reference = _has_reference(arguments)
-    has_engines = not (_has_engines_off(arguments) or arguments.given(_SERVER))
+    has_engines = not (_has_engines_off(arguments) or arguments.holds(_SERVER))
     layouts = LAYOUTS if world > 1 else (FSDP_RESIDENT,)
     rank = arguments.whole("lora-rank")
     if rank:
@@ -290,7 +294,7 @@ def _sharding(arguments: Arguments, sizing: Sizing, world: int) -> Facts:
 def _engines(arguments: Arguments, asked: RecipeInput, sizing: Sizing) -> Facts:
     """Return the facts about engines on the training GPUs."""
     size = sizing.tensor_parallel
-    is_beside = not arguments.given(_SERVER)
+    is_beside = not arguments.holds(_SERVER)
     turned_off = _has_engines_off(arguments)
     counts = sorted({node.gpus for node in asked.nodes})
     if is_beside and not turned_off and any(count % size for count in counts):

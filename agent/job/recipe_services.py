@@ -19,11 +19,14 @@ from agent.job.services import model_words
 from agent.settings.jobs import recipe_info
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from agent.frameworks.recipe import ModelShape
+    from agent.job.services import ServiceSpec
     from agent.settings.model import Settings
 
+GENERATION = "generation"
+"""The service of a group that generates for a recipe which takes one server, as TRL's does."""
 _FOLDER = Path(agent.frameworks.__file__).parent
 
 
@@ -41,6 +44,12 @@ def recipe_tables(
     }
     tables: dict[str, Any] = _filled(parse_toml((_FOLDER / name).read_text("utf-8")), values)
     return tables
+
+
+def generation_of(services: Iterable[ServiceSpec]) -> str:
+    """Return the address of the service `generation`, if it has a group of nodes, or ''."""
+    in_groups = {spec.name for spec in services if spec.where.kind == "group"}
+    return f"{{addresses:{GENERATION}|url}}" if GENERATION in in_groups else ""
 
 
 def _filled(value: Any, values: Mapping[str, str]) -> Any:  # noqa: ANN401 - any TOML

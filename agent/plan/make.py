@@ -120,7 +120,7 @@ def make_plan(  # noqa: PLR0913 - all inputs of a plan
     # What is the job?
     effective = replace(node, settings=with_reward(settings, file))
     expected = gpus_of_nodes(split, topology, services, file.groups)
-    recipe = plan_recipe_job(effective, loaded.command, basis, expected)
+    recipe = plan_recipe_job(effective, loaded.command, basis, expected, services)
     job = plan_job(node, loaded.command, recipe, runtime_env, upload)
 
     # A container that its platform would start again is held.

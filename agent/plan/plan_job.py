@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from agent.frameworks.recipe import NodeSize
 from agent.job.checkpoints import folder_of
 from agent.job.job import COMMAND, Job, plan_recipe, recipe_input, version_of
+from agent.job.recipe_services import generation_of
 from agent.job.services import service_only_ranks
 from agent.plan.plan import log_root
 from agent.settings.jobs import recipe_info, runs_by_shares
@@ -54,6 +55,7 @@ def plan_recipe_job(
     command: tuple[str, ...] | None,
     basis: JobBasis,
     gpus: tuple[int, ...],
+    services: tuple[ServiceSpec, ...],
 ) -> RecipeJob | None:
     """Plan the recipe; raise SettingsError if it does not fit the nodes, with these GPUs of each.
 
@@ -85,6 +87,7 @@ def plan_recipe_job(
         infiniband=bool(facts.rdma),
         platform=platform.name,
         basis=basis,
+        generation=generation_of(services),
     )
     return plan_recipe(known, asked)
 

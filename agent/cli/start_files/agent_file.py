@@ -135,8 +135,12 @@ def _description() -> dict[str, bytes]:
     for folder in PACKAGE.parent.glob("pod_agent-*.dist-info"):
         if all((folder / name).is_file() for name in names):
             return {name: (folder / name).read_bytes() for name in names}
-    installed = metadata.distribution("pod-agent")  # of a checkout
-    return {name: (installed.read_text(name) or "").encode() for name in names}
+    # Of a checkout; a build may have left an egg-info there, which has no METADATA.
+    for installed in metadata.distributions(name="pod-agent"):
+        texts = {name: installed.read_text(name) for name in names}
+        if all(texts.values()):
+            return {name: (text or "").encode() for name, text in texts.items()}
+    raise metadata.PackageNotFoundError("pod-agent")
 
 
 def _hash(content: bytes) -> str:

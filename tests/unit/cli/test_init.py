@@ -258,6 +258,8 @@ def test_the_commands_of_the_pages_can_be_typed(
     code = tmp_path / "code"
     code.mkdir()
     (code / "train.py").touch()
+    for file in (ROOT / "examples/services").glob("*.toml"):
+        (code / file.name).write_bytes(file.read_bytes())
     monkeypatch.chdir(code)
     pages = [ROOT / "README.md", ROOT / "examples/README.md", *(ROOT / "docs").rglob("*.md")]
     lines = {line.strip() for page in pages for line in TYPED.findall(page.read_text())}

@@ -217,6 +217,26 @@ def test_vllm_on_gpus_of_its_own() -> None:
     assert trl_grpo.parser().parse_args(made.argv[2:]).vllm_server == SERVER[1]
 
 
+def test_vllm_on_a_node_of_a_group() -> None:
+    """The recipe takes the server of the group, unless the user names another or leaves it out."""
+    group = "{addresses:generation|url}"
+    what = replace(asked((8, 8)), tensor_parallel=None, generation=group)
+    made = trl.make(what)
+    assert flags_of(made, after=2)["vllm-server"] == (group,)
+    assert (
+        made.why["--vllm-server"] == "[services.generation] of AGENT_SERVICES, in a group of nodes"
+    )
+    by_hand = trl.make(replace(what, generation="", args=("--vllm-server", group)))
+    assert flags_of(made, after=2) == flags_of(by_hand, after=2)
+
+    other = flags_of(trl.make(replace(what, args=SERVER)), after=2)
+    assert other["vllm-server"] == (SERVER[1],)
+    without = flags_of(trl.make(replace(what, args=("--no-vllm-server",))), after=2)
+    assert without == flags_of(trl.make(replace(what, generation="")), after=2)
+    with pytest.raises(MisfitError, match=r"\[services.generation\]: --vllm-server: .* from GPUs"):
+        trl.make(replace(what, nodes=asked((0,)).nodes))
+
+
 @pytest.mark.parametrize(
     ("gpus", "size", "args", "said"),
     [

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from agent.base.errors import Problem, SettingsError
-from agent.job.recipe_services import recipe_tables
+from agent.job.recipe_services import generation_of, recipe_tables
 from agent.job.services import Placeholders, digest, reward_url, wanted_steps
 from agent.job.services_file import parse
 from agent.node import read
@@ -394,11 +394,7 @@ def test_the_example_for_slime_is_right() -> None:
 @pytest.mark.parametrize(
     ("name", "environ", "nodes"),
     [
-        (
-            "trl-generation",
-            {"AGENT_JOB": "trl-grpo", "AGENT_JOB_ARGS": "--vllm-server {addresses:generation|url}"},
-            1,
-        ),
+        ("trl-generation", {"AGENT_JOB": "trl-grpo"}, 1),
         ("prime-rl", {"AGENT_LAUNCHER": "node"}, 2),
     ],
 )
@@ -416,3 +412,7 @@ def test_the_examples_with_groups(name: str, environ: dict[str, str], nodes: int
     engine = next(spec for spec in file.services if spec.where.kind == "group")
     assert engine.weights in {"nccl", "prime-rl"}
     assert (engine.port or 0) >= 31_000
+
+    # A recipe that takes one server of a group is given its address.
+    of_generation = "{addresses:generation|url}" if engine.name == "generation" else ""
+    assert generation_of(file.services) == of_generation
