@@ -56,14 +56,14 @@ class Waits(Value):
 def best_division(split: NodeSplit, waits: Waits) -> tuple[int, int, float]:
     """Return the nodes that would train and generate in a step near the shortest, and its gain.
 
-    Of divisions that are nearly as good the one that moves the fewest nodes.
+    Of divisions that are nearly as good it is the division that moves the fewest nodes.
     """
     total = split.trainer + split.engines
     present = waits.step(split, split.trainer, split.engines)
 
     steps = {trainer: waits.step(split, trainer, total - trainer) for trainer in range(1, total)}
     near = [trainer for trainer, step in steps.items() if step <= min(steps.values()) + _NEAR]
-    trainer = min(near, key=lambda one: (abs(one - split.trainer), steps[one]))
+    trainer = min(near, key=lambda nodes: (abs(nodes - split.trainer), steps[nodes]))
     return trainer, total - trainer, present - steps[trainer]
 
 
@@ -100,7 +100,7 @@ def advise_split(
         who = f"the engines waited {waits.engines:.0%} of"
     name = split.group or "engines"
     division = f"{count_of(engines, 'node')} of {name} and {trainer} of the trainer"
-    remedy = f"For the next training set {split.setting.format(engines=engines)}"
+    remedy = f"For the next training set {split.setting.format(trainer=trainer, engines=engines)}"
     if trainer < split.trainer:
         remedy += f", if {count_of(trainer, 'node')} can hold what trains"
     if waits.take_turns:
@@ -128,7 +128,8 @@ def _engines_share(
     progress: Progress, points: Callable[[Meaning, int], Points], split: NodeSplit
 ) -> float:
     """Return the share of the last steps in which the engines waited; 0 where it is not known."""
-    said = [value for step, value in points("engines_idle", STEPS) if step > (progress.first or 0)]
-    if len(said) == STEPS:
-        return min(1.0, max(0.0, sum(said) / STEPS))
+    first = progress.first or 0
+    shares = [value for step, value in points("engines_idle", STEPS) if step > first]
+    if len(shares) == STEPS:
+        return min(1.0, max(0.0, sum(shares) / STEPS))
     return split.idle or 0.0

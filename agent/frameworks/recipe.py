@@ -435,7 +435,7 @@ class NodeSplit(Value):
     trainer: int
     engines: int
     group: str = ""  # The group of those that generate, if they are one
-    setting: str = ""  # What sets them, with `{engines}` for their number
+    setting: str = ""  # What sets the nodes, with `{engines}` and, if need be, `{trainer}`
     idle: float | None = None
     """The share of the last steps in which no engine had a request; None if it is not known."""
 

@@ -42,6 +42,7 @@ _HYBRID = "actor_rollout_ref.hybrid_engine"
 _ENGINE_NODES = f"{ROLLOUT}.nnodes"
 _ENGINE_GPUS = f"{ROLLOUT}.n_gpus_per_node"
 _SYNC = "trainer.v1.separate_async.parameter_sync_step"
+_SENDER = f"{ROLLOUT}.checkpoint_engine.backend"
 SHARE = 0.8
 """The engines' part of GPUs that do not train.
 
@@ -105,13 +106,20 @@ def _of_nodes(
     total = len(asked.gpu_nodes)
     gpus = asked.gpu_nodes[0].gpus
     each = given.whole(_ENGINE_GPUS) or gpus
-    if not 0 < count < total or each > gpus:
+    trainers = given.whole(NODES)
+    if count <= 0:
+        what = f"AGENT_JOB_ARGS: {given.written(NODES)}={trainers}: {total} nodes of {gpus} GPUs"
+        raise MisfitError(f"{what} joined, and some of them have to generate")
+    if count >= total or each > gpus:
         what = f"engines on {count_of(count, 'node')} of {each} GPUs"
         raise MisfitError(f"AGENT_JOB_ARGS: {what}, and {total} of {gpus} GPUs joined: some train")
     own = asked.gpu_nodes[total - count :]
     others = tuple(node for node in asked.nodes if not node.gpus)
     rest = replace(asked, nodes=(*asked.gpu_nodes[: total - count], *others))
-    split = NodeSplit(total - count, count, setting=f"{_ENGINE_NODES}={{engines}}")
+    setting = f"{_ENGINE_NODES}={{engines}}"
+    if trainers is not None:
+        setting = f"{NODES}={{trainer}} {setting}"
+    split = NodeSplit(min(trainers or total, total - count), count, setting=setting)
     reason = f"{count} of {total} nodes generate; {why}"
     return rest, Engines(GpuGroups(count, each), own, split, reason)
 
@@ -123,7 +131,9 @@ def _of_one_node(asked: RecipeInput, given: GivenKeys, gpus: int) -> tuple[Recip
         what = f"{MODE_KEY}={_MODE}: one node of {count_of(gpus, 'GPU')} joined"
         raise MisfitError(f"{what}: some of them have to train, and some to generate")
     (node,) = asked.gpu_nodes
-    nodes = (replace(node, gpus=gpus - each) if one == node else one for one in asked.nodes)
+    nodes = (
+        replace(joined, gpus=gpus - each) if joined == node else joined for joined in asked.nodes
+    )
     engines = Engines(
         GpuGroups(1, each),
         (replace(node, gpus=each),),
@@ -141,6 +151,9 @@ def _check(asked: RecipeInput, given: GivenKeys) -> None:
     if given.get(_HYBRID, "False").lower() != "false":
         what = f"AGENT_JOB_ARGS: {given.written(_HYBRID)}: with {mode} the recipe has no engines on"
         raise MisfitError(f"{what} the training GPUs; give your own command after --")
+    if given.get(_SENDER) == "naive":
+        what = f"AGENT_JOB_ARGS: {given.written(_SENDER)}=naive: verl ends with {mode} and this one"
+        raise MisfitError(f"{what}: leave it out, since the recipe sets nccl")
     if asked.lora_rank is not None:
         raise MisfitError(f"AGENT_LORA_RANK with {mode} was not tried: unset one of them")
     if asked.reward_model:
@@ -173,8 +186,10 @@ def with_engines(sizing: Sizing, asked: RecipeInput, engines: Engines, size: int
             what = f"an engine of {count_of(size, 'GPU')} of {load.memory} GB lacks room"
             raise MisfitError(f"{MODE_KEY}={_MODE}: {what} for the {model.billions} parameters")
     size = size or 1
-    if engines.groups.gpus % size and engines.groups.total % size:
-        raise engines_misfit(size, (engines.groups.gpus,) * engines.groups.count)
+    gpus = engines.groups.gpus
+    spans_nodes = size % gpus == 0 and engines.groups.total % size == 0
+    if gpus % size and not spans_nodes:
+        raise engines_misfit(size, (gpus,) * engines.groups.count)
     reasons = {**sizing.why, "tensor_parallel": why, "share": "the engines' GPUs do not train"}
     return replace(sizing, tensor_parallel=size, share=SHARE, why=reasons)
 

@@ -656,6 +656,22 @@ def test_engines_on_gpus_of_their_own(  # noqa: PLR0913 - columns of a table
         (replace(asked("2x8", (0, 9, 1), SEPARATE), reward_model="RM-7B"), "AGENT_REWARD_MODEL"),
         (replace(asked("2x8", (0, 9, 1), SEPARATE), backend="megatron"), "with Megatron"),
         (asked("2x8", (0, 9, 1), SEPARATE, f"{TENSOR}=3"), "3"),
+        (
+            asked("3x6", (0, 9, 1), SEPARATE, f"{ENGINES}.nnodes=2", f"{TENSOR}=4"),
+            "engines of 4 GPUs do not fit nodes of 6, 6 GPUs",
+        ),
+        (
+            asked("4x4", (0, 9, 1), SEPARATE, f"{ENGINES}.nnodes=3", f"{TENSOR}=6"),
+            "engines of 6 GPUs do not fit nodes of 4, 4, 4 GPUs",
+        ),
+        (
+            asked("4x8", (0, 9, 1), SEPARATE, "trainer.nnodes=5"),
+            "trainer.nnodes=5: 4 nodes of 8 GPUs joined, and some of them have to generate",
+        ),
+        (
+            asked("2x8", (0, 9, 1), SEPARATE, f"{ENGINES}.checkpoint_engine.backend=naive"),
+            "checkpoint_engine.backend=naive: verl ends with",
+        ),
         (replace(asked("2x8", (0, 9, 1), SEPARATE, cpus=12)), "Ray would wait forever for CPUs"),
     ],
 )
@@ -664,6 +680,34 @@ def test_what_does_not_go_with_separate_engines(what: RecipeInput, said: str) ->
     with pytest.raises(MisfitError) as refusal:
         make(what)
     assert said in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("own", "nodes", "setting"),
+    [
+        ((), (2, 2), f"{ENGINES}.nnodes={{engines}}"),
+        (("trainer.n_gpus_per_node=4",), (2, 2), f"{ENGINES}.nnodes={{engines}}"),
+        (
+            ("trainer.nnodes=1", f"{ENGINES}.nnodes=1"),
+            (1, 1),
+            f"trainer.nnodes={{trainer}} {ENGINES}.nnodes={{engines}}",
+        ),
+    ],
+)
+def test_the_split_is_the_commands(
+    own: tuple[str, ...], nodes: tuple[int, int], setting: str
+) -> None:
+    """It counts the nodes that train by the command; its setting changes all that the user set."""
+    split = make(asked("4x8", (0, 9, 1), SEPARATE, *own)).split
+    assert split is not None
+    assert (split.trainer, split.engines) == nodes
+    assert split.setting == setting
+
+
+def test_an_engine_on_several_nodes() -> None:
+    """An engine of two whole nodes fits: each has as many of its GPUs."""
+    command = make(asked("4x4", (0, 9, 1), SEPARATE, f"{TENSOR}=8"))
+    assert command.notes[0].startswith("8 GPUs for training, 8 GPUs = 1 engine × 8")
 
 
 def test_memory_of_separate_engines() -> None:
