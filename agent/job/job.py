@@ -173,8 +173,16 @@ def group_sizes(of_groups: Mapping[str, tuple[int, int]]) -> dict[str, str]:
 
 def is_sized(job: Job) -> bool:
     """Return whether the command depends on the number of nodes or GPUs."""
-    found = (match[1] or match[2] for word in job.argv for match in _BRACES.finditer(word))
-    return job.recipe is not None or not {*found}.isdisjoint((*_SIZES, *_OF_TRAINER))
+    return job.recipe is not None or not _placeholders(job).isdisjoint((*_SIZES, *_OF_TRAINER))
+
+
+def is_sized_by(job: Job, group: str) -> bool:
+    """Return whether the command has the number of nodes or GPUs of a group."""
+    return not _placeholders(job).isdisjoint((f"nodes:{group}", f"gpus:{group}"))
+
+
+def _placeholders(job: Job) -> set[str]:
+    return {match[1] or match[2] for word in job.argv for match in _BRACES.finditer(word)}
 
 
 def prints_steps(job: Job) -> bool:

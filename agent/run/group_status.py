@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from agent.decisions.head import members
 from agent.frameworks.recipe import NodeSplit
+from agent.job.job import is_sized_by
 from agent.job.services import front_port
 from agent.port.status_model import GroupServiceStatus, GroupStatus, MemberStatus, Reader
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 
     from agent.decisions.head.head_state import HeadState
     from agent.job.groups import NodeGroup
+    from agent.job.job import Job
     from agent.job.progress import Progress
     from agent.job.services import ServiceSpec
     from agent.port.protocol import WorkerStats
@@ -56,15 +58,22 @@ def node_split(
     fronts: Mapping[str, FrontLink],
     progress: Progress | None,
     of_command: NodeSplit | None = None,
+    job: Job | None = None,
 ) -> NodeSplit | None:
     """Return how the run divides its nodes between its trainer and its engines.
 
-    One group has them, or the job's own command does. None where there is no division, or where a
-    shortage of engines explains why the trainer waited.
+    One group has them, or the job's own command does. The engines of a group are a service that the
+    trainer updates; or the job starts them by Ray, on as many nodes as the group has. None where
+    there is no division, or where a shortage of engines explains why the trainer waited.
     """
     if of_command is not None:
         return of_command
-    groups = [group for group in state.goal.groups if group.ray or _engines_of(state, group)]
+    groups = [
+        group
+        for group in state.goal.groups
+        if _engines_of(state, group)
+        or (group.ray and job is not None and is_sized_by(job, group.name))
+    ]
     if len(groups) != 1 or progress is None or progress.last_at is None:
         return None
     (group,) = groups

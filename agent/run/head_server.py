@@ -471,7 +471,8 @@ class RunStatus:
 
     def _split_advice(self) -> Advice | None:
         progress = self.job_lines.progress
-        split = node_split(self._get_state(), self.fronts, progress, self.split)
+        state = self._get_state()
+        split = node_split(state, self.fronts, progress, self.split, self._run.plan.job)
         return None if split is None else self.job_lines.split_advice(split)
 
     def _log_split_advice(self) -> None:

@@ -9,10 +9,13 @@ from msgspec.structs import replace
 
 from agent.decisions.shared import Shortage
 from agent.job.front_protocol import FrontStatus, SlotStatus
+from agent.job.groups import NodeGroup
+from agent.job.job import Job
 from agent.job.progress import Progress
 from agent.port.status_model import Reader
 from agent.run.front_link import IdleTimes, RequestRates, front_seen
 from agent.run.group_status import groups_status, node_split
+from support import heads
 from support.groups import RUNS, UP, a_goal, ends_with
 from support.heads import Trace
 
@@ -79,6 +82,18 @@ def test_which_nodes_train_and_which_generate() -> None:
         shortage = Shortage("rollout", "engine", since, until)
         durable = trace.state.durable.with_shortage(shortage)
         found = node_split(replace(trace.state, durable=durable), {}, progress)
+        assert (found is not None) == is_split
+
+
+def test_a_group_of_environments_does_not_generate() -> None:
+    """A group in Ray has engines where the job's command has its nodes or GPUs; else it may not."""
+    goal = replace(heads.goal(3), groups=(NodeGroup("envs", 2, ray=True, first_rank=2),))
+    trace = Trace(goal, UP)
+    progress = Progress(1, 0.0, first=1, last=30, last_at=30.0, durations=(1.0,) * 20)
+    assert node_split(trace.state, {}, progress) is None
+    for word, is_split in (("{gpus:envs}", True), ("d{nodes:envs*2}", True), ("{nodes}", False)):
+        job = Job("command", ("python3", "train.py", word), {})
+        found = node_split(trace.state, {}, progress, job=job)
         assert (found is not None) == is_split
 
 
