@@ -277,12 +277,14 @@ class _Reader:
     def groups(self, tables: Mapping[str, Table]) -> tuple[NodeGroup, ...]:
         """Read the groups; their names are those of places, too."""
         groups = []
+        taken = {*_PLACES, TRAINER}  # on platforms' own groups, whose names are in lower case
         for name, table in tables.items():
             where = f"[groups.{name}]"
             if not _NAME.fullmatch(name):
                 self.report(where, f"the name {name!r}", "letters, digits and dashes")
-            elif name in {*_PLACES, TRAINER}:
+            elif name.lower() in taken:
                 self.report(where, f"the name {name!r}, which is taken", "another name")
+            taken.add(name.lower())
             fields = self.read(f"{where} ", table, _Group, ["nodes"])
             groups.append(NodeGroup(name, **{"nodes": 1, **fields, **self._part(where, fields)}))
         return tuple(groups)

@@ -310,6 +310,12 @@ def test_the_port_of_a_service(ready: str, port: int | None) -> None:
         (group("nodes = 1\nlost = 'no'"), "lost", "got 'no'; expected one of wait, retry, end"),
         (group("nodes = 1") + "weights = 'vllm'\n", "weights", "one of sglang, prime-rl, nccl"),
         ("[groups.trainer]\nnodes = 1\nray = true", "[groups.trainer]", "is taken"),
+        ("[groups.Trainer]\nnodes = 1\nray = true", "[groups.Trainer]", "is taken"),
+        (
+            "[groups.envs]\nnodes = 1\nray = true\n[groups.Envs]\nnodes = 1\nray = true",
+            "[groups.Envs]",
+            "is taken",
+        ),
         ("[groups.rollout]\nnodes = 1", "[groups.rollout]", "without a service"),
         (group("nodes = 1") + service(COMMAND + READY + "where = 'judges'"), "where", "rollout"),
         (service(COMMAND + READY + "weights = 'nccl'"), "weights", "in a group"),
