@@ -35,7 +35,7 @@ from agent.run.front_link import front_key_of
 from agent.settings.model import secret_texts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Awaitable, Callable, Collection, Mapping
     from pathlib import Path
 
     from agent.decisions.shared import Want
@@ -246,10 +246,12 @@ class LocalWork:
 
         async with anyio.create_task_group() as tasks:
 
+            async def until_current() -> None:
+                await self._until_wanted(spec.name, lambda want: not want.is_stale)
+
             async def enter(router: EngineRouter) -> None:
                 with listing:
-                    await self._until_wanted(spec.name, lambda want: not want.is_stale)
-                    await stay_listed(router, spec.name)
+                    await stay_listed(router, spec.name, until_current)
 
             def enter_router() -> None:
                 if router is not None:
@@ -334,19 +336,26 @@ def _router_of(spec: ServiceSpec, place: Placeholders) -> EngineRouter | None:
     return EngineRouter(spec.router, spec.ready, place)
 
 
-async def stay_listed(router: EngineRouter, name: str) -> None:
-    """Have the router list an engine while it is ready: a router that is started again may not."""
-    is_listed = False
+async def stay_listed(
+    router: EngineRouter, name: str, until_current: Callable[[], Awaitable[None]]
+) -> None:
+    """Have the router list an engine while it is ready: a router that is started again may not.
+
+    `until_current` returns once the engine has the wanted weights: none is added with older ones.
+    """
+    was_added: bool | None = None  # None while it is not known to be in the list
 
     async def add() -> NotYet:
-        nonlocal is_listed
+        nonlocal was_added
+        await until_current()
         is_new = await router.add()
         if isinstance(is_new, str):
-            is_listed = False
+            was_added = None
             return NotYet(is_new)
-        if is_new or not is_listed:
+        # A router that drops it again and again would have one line for each time.
+        if was_added is None or (is_new and not was_added):
             say(f"{name}: in the list of its router {router.url}")
-        is_listed = True
+        was_added = is_new
         return NotYet()
 
     def log(why: str) -> None:
