@@ -20,7 +20,7 @@ from support import played_platforms as played
 from support.lab_frameworks import TORCH
 from support.played_platforms import Parts, Platform
 from support.road import Road, walked
-from support.scenario import BOOT, REPO, Cluster, Process, ends
+from support.scenario import BOOT, REPO, Cluster, Process, ends, stale_samples
 from support.slurm_cluster import Job, SlurmCluster, need_slurm
 from support.stand_in_packages import (
     framework_wheel,
@@ -183,7 +183,7 @@ def test_the_platforms_groups(name: str, cluster: Cluster, shared: Path, tmp_pat
     finish(name, agents, cluster, shared)
     head = agents[0]
     assert "step 10/10" in head.stdout(), head.tail()
-    assert "stale samples 0" in head.stdout()
+    assert stale_samples(head.stdout()) == 0
     assert len(re.findall(r"engine\.1 on .* answers", head.stderr())) == 2, head.tail()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -155,6 +156,12 @@ def ends(containers: Sequence[Process], timeout: float = BOOT) -> list[int]:
 def last_line(container: Container) -> str:
     """Return the last line that an agent wrote to stderr."""
     return container.stderr().strip().splitlines()[-1]
+
+
+def stale_samples(output: str) -> int:
+    """Return how many samples of the rehearsal were stale, as its last step has counted them."""
+    counts = re.findall(r"^step \d+/\d+ .* stale samples (\d+)$", output, re.MULTILINE)
+    return int(counts[-1])
 
 
 def lookup(container: Container, name: str) -> str:
