@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
+from agent.bundled import reward_server
 from agent.bundled.judge import JudgeSpec
 from agent.bundled.reward_server import read_judge
+from agent.job import services
 from agent.job.services import JudgeCost, Placeholders, ServicesFile
 from agent.job.services_file import parse
 from agent.plan import environment
@@ -179,6 +181,13 @@ def test_what_it_cost() -> None:
     for one in (JudgeCost(2, 80, 6), JudgeCost(3, 120, 9, 1), JudgeCost(1, 40, 3)):
         stats.record_judge(one)
     assert stats.snapshot().judge == JudgeCost(4, 160, 12, 1)
+
+
+def test_the_headers_of_its_probes() -> None:
+    """The reward server imports nothing of the agent's, and has the same names of headers."""
+    of_agent = (services.RUN_NODES, services.RUN_JUDGES, services.PROBE_KEY, services.JUDGE_TOTALS)
+    own = (reward_server.NODES, reward_server.JUDGES, reward_server.PROBE_KEY, reward_server.TOTALS)
+    assert own == of_agent
 
 
 def test_its_first_request_can_be_graded() -> None:
