@@ -43,8 +43,9 @@ _START_ONE = "start it with `ray start --head`, or let `pod-agent` boot it and s
 
 # --- rewards --------------------------------------------------------------------------------------
 
-_REQUEST_SECONDS = 180.0  # longer than the 120 s after which the bundled server replies 503,
-# and short enough to notice a server that is gone with its node while it holds the request
+# Longer than the 120 s after which the bundled server replies 503, and short enough to notice a
+# server that is gone with its node while it holds the request.
+_REQUEST_SECONDS = 180.0
 _FIRST_PAUSE = 0.2
 _LONGEST_PAUSE = 10.0
 _LONGEST_REPLY = 64 << 20  # bytes; more cannot be the numbers of a batch

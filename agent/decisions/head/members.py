@@ -372,8 +372,8 @@ def next_generation(state: HeadState, spec: ServiceSpec, key: Key) -> int | None
     """Return the generation with which a member starts on a node that reports none.
 
     A pod that is replaced has lost its records: its member counts on from the former one, for which
-    it would be taken otherwise, with its weights. None: only its front knows of that one, and has
-    not reported to this agent yet.
+    it would be taken otherwise, with its weights. None: only its front has that one's number,
+    and has not reported to this agent yet.
     """
     former = state.attempt.engines.get(_engine(state, key), 0)
     if spec.weights not in FRONTED:
